@@ -1,0 +1,325 @@
+"""Every setting, once: name, type, unit, default, help, and what a change means when a run is resumed.
+
+`.env.example` is written from this file (`python -m train.config env-example`) and a test holds the two
+equal. settings.py tells where values come from; everything below is about what they mean.
+"""
+
+import dataclasses
+import math
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from train.settings import (FREE, FROZEN, TRACKED, ROOT, Declared, SettingsError, declared_fields, format_value,
+                            resolve, rule_of, setting)
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """The resolved settings of a run. Built by `Config.load`, then passed; nothing else reads settings."""
+
+    # ---- Run
+    preset: str = setting("tiny", help="the recipe: presets/PRESET.env")
+    env_file: str = setting(".env", help="the file that holds your own settings")
+    run_name: str = setting("", help="the run's folder and W&B name; the same name resumes. Default: the preset's",
+                            pattern=r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", example="tiny-lr3e-3-s1")
+    runs_dir: str = setting("runs", help="the folder that holds the runs")
+    seed: int = setting(1337, help="of the weights and of the data order", minimum=0, maximum=2**31 - 1, resume=FROZEN)
+
+    # ---- Machine
+    device: str = setting("auto", help="auto takes the GPUs if there are any", choices=("auto", "cpu", "cuda"),
+                          resume=TRACKED)
+    nproc: int | None = setting(None, help="processes on this machine, one a GPU. Default: all visible GPUs, "
+                                "or 1 on CPU", minimum=1, maximum=1024, resume=TRACKED, example="2")
+    dtype: str = setting("float32", help="of activations and matrix products; weights, moments and reductions "
+                         "stay float32", choices=("float32", "bfloat16"), resume=TRACKED)
+
+    # ---- Model
+    vocab_size: int = setting(4096, help="rows of the embedding; a trained tokenizer gets as many entries",
+                              unit="tokens", minimum=300, maximum=2**24, resume=FROZEN)
+    n_layer: int = setting(4, help="transformer blocks", minimum=1, resume=FROZEN)
+    n_head: int = setting(4, help="attention heads", minimum=1, resume=FROZEN)
+    n_kv_head: int | None = setting(None, help="key and value heads, shared by groups of heads. Default: N_HEAD",
+                                    minimum=1, resume=FROZEN, example="2")
+    n_embd: int = setting(256, help="width of the residual stream", minimum=2, resume=FROZEN)
+    mlp_dim: int | None = setting(None, help="width inside the SwiGLU. Default: 8/3 of N_EMBD, rounded up to a "
+                                  "multiple of 64", minimum=1, resume=FROZEN, example="704")
+    qk_norm: bool = setting(False, help="RMS-normalise queries and keys by head (as Qwen3)", resume=FROZEN)
+    tie_embeddings: bool = setting(True, help="the head is the embedding table", resume=FROZEN)
+    rope_theta: float = setting(10000.0, help="base of the rotary wavelengths", above=0, resume=FROZEN)
+    norm_eps: float = setting(1e-5, help="added to the mean square in RMSNorm", above=0, maximum=0.1, resume=FROZEN)
+
+    # ---- Batch and schedule
+    seq_len: int = setting(256, help="context length", unit="tokens", minimum=2, resume=FROZEN)
+    batch_tokens: int = setting(8192, help="of an optimizer step, over all processes", unit="tokens", minimum=2,
+                                resume=FROZEN)
+    micro_batch_size: int = setting(16, help="sequences in one forward pass of a process, at most; accumulation "
+                                    "follows from it", unit="sequences", minimum=1, resume=TRACKED)
+    train_tokens: int = setting(10_000_000, help="horizon of the schedule; past it the rate stays at its minimum",
+                                unit="tokens", minimum=1, resume=TRACKED)
+    max_steps: int | None = setting(None, help="stop after this step. Default: at TRAIN_TOKENS", minimum=1,
+                                    unit="steps", example="1000")
+    learning_rate: float = setting(1e-3, help="at its peak", above=0, maximum=10, resume=TRACKED)
+    min_learning_rate: float | None = setting(None, help="at the end of the cosine. Default: a tenth of the peak",
+                                              minimum=0, maximum=10, resume=TRACKED, example="1e-4")
+    warmup_tokens: int = setting(0, help="linear warm-up from zero", unit="tokens", minimum=0, resume=TRACKED)
+
+    # ---- Optimizer
+    optimizer: str = setting("adamw", help="of all weights", choices=("adamw",), resume=FROZEN)
+    adam_beta1: float = setting(0.9, help="decay of the first moment", minimum=0, maximum=0.9999, resume=TRACKED)
+    adam_beta2: float = setting(0.95, help="decay of the second moment", minimum=0, maximum=0.99999, resume=TRACKED)
+    adam_eps: float = setting(1e-8, help="added to the root of the second moment", above=0, maximum=1,
+                              resume=TRACKED)
+    weight_decay: float = setting(0.1, help="decoupled, on matrices only", minimum=0, maximum=10, resume=TRACKED)
+    grad_clip: float = setting(1.0, help="largest norm of the whole gradient; 0 does not clip", minimum=0,
+                               resume=TRACKED)
+
+    # ---- Data
+    data_mix: str = setting("python-stdlib:1", help="sources and their integer weights, by token; "
+                            "train/corpus.py names the sources", resume=FROZEN,
+                            pattern=r"[a-z0-9-]+:[1-9][0-9]{0,5}(,[a-z0-9-]+:[1-9][0-9]{0,5})*")
+    data_dir: str = setting("data", help="the folder that holds token shards", resume=FREE)
+    data_tokens: int | None = setting(None, help="tokens to prepare of a source on the hub, at most. Default: its "
+                                      "share of TRAIN_TOKENS", unit="tokens", minimum=1, example="100000000")
+    shard_tokens: int = setting(100_000_000, help="a shard is sealed at the first document end past this",
+                                unit="tokens", minimum=1000, resume=FROZEN)
+    group_shards: int = setting(8, help="windows are shuffled within groups of this many shards", unit="shards",
+                                minimum=1, resume=FROZEN)
+    tokenizer: str = setting("train", help="train one on the mixture; or the path of a tokenizer.json, or a "
+                             "repository on the Hugging Face hub", resume=FROZEN)
+
+    # ---- Evaluation
+    eval_every: int = setting(1000, help="validation loss after so many steps; 0: only at the end", unit="steps",
+                              minimum=0)
+    eval_tokens: int = setting(65536, help="of validation text while training, a fixed subset. The end of a run "
+                               "takes all, up to 20 times as much", unit="tokens", minimum=256, resume=TRACKED)
+    sample_tokens: int = setting(160, help="length of the text sample at the end; 0: none", unit="tokens", minimum=0)
+
+    # ---- Checkpoints
+    checkpoints: str = setting("on", help="off trains without any: a killed run is lost", choices=("on", "off"))
+    save_every: int | None = setting(None, help="checkpoint after so many steps, beside SAVE_MINUTES", unit="steps",
+                                     minimum=1, example="1000",
+                                     hint="to train without checkpoints say CHECKPOINTS=off")
+    save_minutes: float = setting(15, help="checkpoint after so much wall time", unit="minutes", above=0)
+    keep_last: int = setting(3, help="checkpoints kept; the two newest that verify always are", minimum=2)
+    keep_every: int = setting(0, help="keep the checkpoints of multiples of this step for ever; 0: none",
+                              unit="steps", minimum=0)
+
+    # ---- Log
+    log_every: int = setting(10, help="console line every so many steps; the record has them all", unit="steps",
+                             minimum=1)
+
+    # ---- Secrets: from the environment or the env file only, never written anywhere
+    hf_token: str = setting("", help="Hugging Face token, for gated data sets", secret=True)
+
+    @classmethod
+    def load(cls, environ: Mapping[str, str] | None = None, root: Any = ROOT) -> "Config":
+        """Resolve the settings of this process. Raises SettingsError with every problem found."""
+        return cls.load_with_remarks(environ, root)[0]
+
+    @classmethod
+    def load_with_remarks(cls, environ: Mapping[str, str] | None = None,
+                          root: Any = ROOT) -> tuple["Config", list[str]]:
+        """The settings, and what the start of a run should say about where they came from."""
+        resolved = resolve(cls, environ, root)
+        config = cls(**{name.lower(): value for name, value in resolved.values.items()}).derived()
+        problems = list(resolved.problems)
+        for names, check in CHECKS:
+            if not resolved.refused & set(names) and (problem := check(config)):
+                problems.append(problem)
+        if problems:
+            raise SettingsError(problems, resolved.remarks)
+        return config, resolved.remarks
+
+    def derived(self) -> "Config":
+        """The same with the defaults that follow from other settings filled in."""
+        fill: dict[str, Any] = {}
+        if self.run_name == "":
+            fill["run_name"] = self.preset
+        if self.n_kv_head is None:
+            fill["n_kv_head"] = self.n_head
+        if self.mlp_dim is None:
+            fill["mlp_dim"] = -(-8 * self.n_embd // (3 * 64)) * 64
+        if self.min_learning_rate is None:
+            fill["min_learning_rate"] = self.learning_rate / 10
+        return dataclasses.replace(self, **fill)
+
+    # ---- What follows from the settings
+
+    @property
+    def head_dim(self) -> int:
+        return self.n_embd // self.n_head
+
+    @property
+    def batch_windows(self) -> int:
+        """Sequences of one optimizer step, over all processes."""
+        return self.batch_tokens // self.seq_len
+
+    @property
+    def last_step(self) -> int:
+        """The step after which the run is done."""
+        return self.max_steps or math.ceil(self.train_tokens / self.batch_tokens)
+
+    @property
+    def mixture(self) -> dict[str, int]:
+        """Source -> integer weight."""
+        return {name: int(weight) for name, weight in (part.split(":") for part in self.data_mix.split(","))}
+
+    def micro_batch(self, world_size: int) -> int:
+        """Sequences of one forward pass: MICRO_BATCH_SIZE, or all that a process has where that is less."""
+        return min(self.micro_batch_size, self.batch_windows // world_size)
+
+    def stored(self) -> dict[str, Any]:
+        """Setting -> value for config.json, without secrets."""
+        return {name: getattr(self, field.name) for name, field in declared_fields(Config).items()
+                if not field.metadata["declared"].secret}
+
+
+# ---------------------------------------------------------------------------------------------------
+# Rules that name more than one setting: (the settings read, the check). A check returns its complaint.
+# ---------------------------------------------------------------------------------------------------
+
+def check_heads(c: Config) -> str | None:
+    if c.n_embd % c.n_head or c.head_dim % 2:
+        fits = [n for n in range(1, c.n_embd + 1) if c.n_embd % (2 * n) == 0]
+        nearest = f"for example N_HEAD={min(fits, key=lambda n: abs(n - c.n_head))}" if fits else "make N_EMBD even"
+        return f"N_EMBD={c.n_embd} must be an even multiple of N_HEAD={c.n_head} (rotary pairs); {nearest}"
+    return None
+
+
+def check_kv_heads(c: Config) -> str | None:
+    if c.n_head % (c.n_kv_head or c.n_head):
+        fits = [n for n in range(1, c.n_head + 1) if c.n_head % n == 0]
+        return (f"N_HEAD={c.n_head} must be a multiple of N_KV_HEAD={c.n_kv_head}; "
+                f"for example N_KV_HEAD={min(fits, key=lambda n: abs(n - (c.n_kv_head or 1)))}")
+    return None
+
+
+def check_batch(c: Config) -> str | None:
+    return batch_problem(c, c.nproc or 1)
+
+
+def batch_problem(c: Config, world_size: int) -> str | None:
+    """Why BATCH_TOKENS cannot be split evenly over `world_size` processes, or None."""
+    unit, micro = world_size * c.seq_len, c.micro_batch_size
+    factors = f"SEQ_LEN * processes = {c.seq_len} * {world_size}"
+    if c.batch_tokens > unit * micro:  # more than one micro-batch: each must be full
+        unit, factors = unit * micro, f"MICRO_BATCH_SIZE * {factors.replace('= ', f'= {micro} * ')}"
+    if c.batch_tokens % unit == 0:
+        return None
+    valid = max(1, round(c.batch_tokens / unit)) * unit
+    return f"BATCH_TOKENS={c.batch_tokens} is not a multiple of {factors} = {unit}; nearest: BATCH_TOKENS={valid}"
+
+
+def check_rates(c: Config) -> str | None:
+    if (c.min_learning_rate or 0) > c.learning_rate:
+        return (f"MIN_LEARNING_RATE={c.min_learning_rate:g} is above LEARNING_RATE={c.learning_rate:g}; "
+                f"for example MIN_LEARNING_RATE={c.learning_rate / 10:g}")
+    return None
+
+
+def check_horizon(c: Config) -> str | None:
+    if c.train_tokens < c.batch_tokens:
+        return (f"TRAIN_TOKENS={c.train_tokens} is less than one step of BATCH_TOKENS={c.batch_tokens}; "
+                f"for example TRAIN_TOKENS={100 * c.batch_tokens}")
+    if c.warmup_tokens >= c.train_tokens:
+        return (f"WARMUP_TOKENS={c.warmup_tokens} must be less than TRAIN_TOKENS={c.train_tokens}; "
+                f"for example WARMUP_TOKENS={c.train_tokens // 100}")
+    return None
+
+
+def check_mix(c: Config) -> str | None:
+    names = [part.split(":")[0] for part in c.data_mix.split(",")]
+    if len(set(names)) < len(names):
+        return f"DATA_MIX={c.data_mix} names a source twice; add its weights up"
+    return None
+
+
+def check_shard(c: Config) -> str | None:
+    if c.shard_tokens <= c.seq_len:
+        return f"SHARD_TOKENS={c.shard_tokens} must exceed SEQ_LEN={c.seq_len}; for example SHARD_TOKENS=100000000"
+    return None
+
+
+CHECKS: list[tuple[tuple[str, ...], Callable[[Config], str | None]]] = [
+    (("N_EMBD", "N_HEAD"), check_heads),
+    (("N_HEAD", "N_KV_HEAD"), check_kv_heads),
+    (("BATCH_TOKENS", "SEQ_LEN", "MICRO_BATCH_SIZE", "NPROC"), check_batch),
+    (("MIN_LEARNING_RATE", "LEARNING_RATE"), check_rates),
+    (("TRAIN_TOKENS", "BATCH_TOKENS", "WARMUP_TOKENS"), check_horizon),
+    (("DATA_MIX",), check_mix),
+    (("SHARD_TOKENS", "SEQ_LEN"), check_shard),
+]
+
+
+# ---------------------------------------------------------------------------------------------------
+# Resuming, and what the shell asks for
+# ---------------------------------------------------------------------------------------------------
+
+def compare_for_resume(stored: dict[str, Any], config: Config) -> tuple[list[str], dict[str, list]]:
+    """(complaints about frozen settings, tracked differences as NAME -> [before, now]).
+
+    A setting that the stored run did not know yet counts as having had its default.
+    """
+    complaints: list[str] = []
+    tracked: dict[str, list] = {}
+    defaults = Config().derived().stored()
+    for name, field in declared_fields(Config).items():
+        declared: Declared = field.metadata["declared"]
+        before, now = stored.get(name, defaults.get(name)), getattr(config, field.name)
+        if declared.resume == FREE or before == now:
+            continue
+        if declared.resume == TRACKED:
+            tracked[name] = [before, now]
+            continue
+        complaints.append(f"{name}={format_value(now)}: the run was started with {name}={format_value(before)} and "
+                          f"cannot change it; go on with {name}={format_value(before)}, or choose another RUN_NAME")
+    return complaints, tracked
+
+
+def env_example() -> str:
+    """The text of .env.example."""
+    groups = group_titles()
+    lines = ["# Written by `make env-example` from train/config.py; copy to .env and uncomment what you change.",
+             "# NAME=value, nothing else: no quotes, blanks, $ or # in a value. Empty means the default.",
+             "# Precedence: make NAME=value > environment > this file > presets/PRESET.env > the default here.", "#",
+             "# On resume a setting is frozen (a difference is refused), tracked (printed and recorded) or free."]
+    for name, field in declared_fields(Config).items():
+        declared: Declared = field.metadata["declared"]
+        if field.name in groups:
+            lines += ["", f"# ==== {groups[field.name]}"]
+        lines += [f"# {declared.help}.", f"# {rule_of(field)}" + ("" if declared.secret else f"; {declared.resume}"),
+                  f"#{name}={format_value(field.default)}"]
+    return "\n".join(lines) + "\n"
+
+
+def group_titles() -> dict[str, str]:
+    """First field of a group -> the group's title."""
+    return {"preset": "Run", "device": "Machine", "vocab_size": "Model", "seq_len": "Batch and schedule",
+            "optimizer": "Optimizer", "data_mix": "Data", "eval_every": "Evaluation",
+            "checkpoints": "Checkpoints", "log_every": "Log", "hf_token": "Secrets"}
+
+
+def main(argv: list[str]) -> int:
+    """`python -m train.config check|show|get NAME...|env-example`; exit code 64 on a bad setting."""
+    command, names = (argv or ["check"])[0], argv[1:]
+    if command == "env-example":
+        sys.stdout.write(env_example())
+        return 0
+    try:
+        config, remarks = Config.load_with_remarks()
+    except SettingsError as error:
+        sys.stderr.write(f"{error}\n")
+        return 64
+    if command == "get":
+        sys.stdout.write("".join(f"{format_value(getattr(config, n.lower()))}\n" for n in names))
+    elif command == "show":
+        sys.stdout.write("".join(f"{n}={format_value(v)}\n" for n, v in config.stored().items()))
+    else:
+        sys.stderr.write("".join(f"{r}\n" for r in remarks))
+        sys.stdout.write(f"settings are good: preset {config.preset}, run {config.run_name}, {config.last_step} steps\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,98 @@
+"""The record of a run: one JSON object a line in metrics.jsonl, and the console line made from the same values.
+
+    {"schema": 1, "event": "step", "time": ..., "mono_s": ..., "host": ..., "attempt": 0, "step": 1200, ...}
+    step=1200/18865 loss=3.4127 lr=6.000e-04 grad_norm=0.410 step_ms=353.4 tokens_per_s=1483200 ...
+
+New optional keys do not change `schema`, and readers keep the keys they do not know. After a resume the
+steps past the checkpoint are written again: readers keep the last record of a step. Values are raw;
+smoothing is for plots. What cannot be known is null (n/a on the console). JSON has no NaN: a value that
+is not finite is written as null, and named in a `nonfinite` event. Standard library only.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+SCHEMA = 1
+
+EVENTS = ("start", "step", "eval", "checkpoint", "resume", "signal", "skip", "rollback", "nonfinite", "end")
+
+# Key -> unit, of a step record beside the common ones.
+STEP_UNITS = {
+    "loss": "nats/token, mean over all scored tokens of the global batch",
+    "lr": "learning rate of this update",
+    "grad_norm": "L2 norm of the whole gradient before clipping",
+    "step_ms": "milliseconds, whole step, data included",
+    "tokens_per_s": "tokens/s of the whole job",
+    "mfu": "per cent of the devices' peak, 6 N + 12 L d T (flops.py)",
+    "mfu_causal": "per cent, counting only the causal half of attention",
+    "mem_gib": "GiB, the largest rank's peak: allocated on a GPU, resident on CPU",
+    "data_wait_s": "seconds this step waited for its batch",
+    "checkpoint_stall_s": "seconds that saving took from training after this step",
+}
+
+EVAL_UNITS = {
+    "val_loss": "nats/token on validation text",
+    "val_bpb": "bits per byte on the same",
+    "scored_tokens": "validation tokens scored",
+    "eval_s": "seconds",
+    "full": "true where the set was the final, larger one",
+}
+
+# How a value looks on the console; anything else is printed with %g.
+FORMATS = {"loss": ".4f", "lr": ".3e", "grad_norm": ".3f", "step_ms": ".1f", "tokens_per_s": ".0f", "mfu": ".1f",
+           "mem_gib": ".2f", "val_loss": ".4f", "val_bpb": ".4f", "data_wait_s": ".3f", "eval_s": ".1f",
+           "checkpoint_stall_s": ".2f"}
+
+CONSOLE_KEYS = ("loss", "lr", "grad_norm", "step_ms", "tokens_per_s", "mfu", "mem_gib", "tokens")
+
+
+def to_json(record: Mapping[str, Any]) -> str:
+    """One line of metrics.jsonl, without its line end."""
+    return json.dumps({key: finite_or_none(value) for key, value in record.items()}, allow_nan=False)
+
+
+def finite_or_none(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def to_console(record: Mapping[str, Any], last_step: int, keys: Iterable[str] = CONSOLE_KEYS) -> str:
+    """The console line of a step or evaluation: the record's keys and values, fewer digits."""
+    words = [f"step={record['step']}/{last_step}"]
+    for key in keys:
+        if key in record:
+            value = record[key]
+            words.append(f"{key}=n/a" if value is None else f"{key}={format(value, FORMATS.get(key, ''))}")
+    return " ".join(words)
+
+
+def read(path: Path) -> Iterator[dict[str, Any]]:
+    """The records of metrics.jsonl in order. A last line that a kill cut short is left out.
+
+    Raises ValueError naming file and line for anything else that is not a record, and for a newer schema.
+    """
+    with open(path, encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            if not line.endswith("\n"):
+                return
+            try:
+                record = json.loads(line)
+                schema = record["schema"]
+            except (ValueError, KeyError, TypeError):
+                raise ValueError(f"{path} line {number} is not a record of a run: {line[:60]!r}") from None
+            if schema != SCHEMA:
+                raise ValueError(f"{path} line {number} has schema {schema}; this version reads {SCHEMA}")
+            yield record
+
+
+def last_of_each_step(records: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Step records in step order, without those that a resume went back behind."""
+    by_step: dict[int, Mapping[str, Any]] = {}
+    for record in records:
+        if record["event"] == "step":
+            by_step[record["step"]] = record
+        elif record["event"] in ("start", "resume", "rollback"):
+            by_step = {step: r for step, r in by_step.items() if step <= record["step"]}
+    return [by_step[step] for step in sorted(by_step)]

@@ -1,0 +1,65 @@
+"""Every path under runs/RUN_NAME/. Standard library only: the monitor and the plots read it too."""
+
+import dataclasses
+from pathlib import Path
+
+
+@dataclasses.dataclass(frozen=True)
+class RunPaths:
+    """Where a run keeps what. Nothing here creates anything."""
+
+    folder: Path
+
+    @classmethod
+    def of(cls, runs_dir: str, run_name: str, root: Path) -> "RunPaths":
+        """The run's paths; a relative RUNS_DIR is taken from the repository's root."""
+        return cls((root / runs_dir / run_name).absolute())
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    @property
+    def config(self) -> Path:
+        """The resolved settings and the provenance of the run."""
+        return self.folder / "config.json"
+
+    @property
+    def metrics(self) -> Path:
+        """The record: one JSON object a line (record.py)."""
+        return self.folder / "metrics.jsonl"
+
+    @property
+    def train_log(self) -> Path:
+        """What rank 0 said, in words."""
+        return self.folder / "train.log"
+
+    def node_log(self, node: int) -> Path:
+        """What a node's first process said; one writer a file."""
+        return self.folder / "logs" / f"node_{node}.log"
+
+    @property
+    def status(self) -> Path:
+        """What the run is doing now, and a heartbeat."""
+        return self.folder / "STATUS.json"
+
+    @property
+    def lock(self) -> Path:
+        """Held by the process that trains this run."""
+        return self.folder / ".lock"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.folder / "checkpoints"
+
+    def checkpoint(self, step: int) -> Path:
+        return self.checkpoints / f"step_{step:07d}"
+
+    @property
+    def plots(self) -> Path:
+        return self.folder / "plots"
+
+    @property
+    def sample(self) -> Path:
+        """The text sample of the end of the run."""
+        return self.folder / "sample.txt"

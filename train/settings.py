@@ -1,0 +1,278 @@
+"""The machinery behind settings: declare once, read from five places, report every problem at once.
+
+    make NAME=value  >  environment  >  ENV_FILE (.env)  >  presets/PRESET.env  >  default in config.py
+
+make hands its command-line variables on through the environment, and their names in MAKE_SETTINGS, so
+one reader serves make, the shell and Python. Nobody else parses an env file: make's include, bash's
+source, docker and kustomize read the same line in four ways. What is declared is in config.py.
+"""
+
+import dataclasses
+import difflib
+import math
+import os
+import re
+import types
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# What a difference from the stored run means when it is resumed.
+FROZEN = "frozen"    # refused, by name: the run would not be the same run
+TRACKED = "tracked"  # accepted, printed and recorded
+FREE = "free"        # of no consequence to the result
+
+# make's own variables and the names that scripts pass between themselves; legal, but not settings.
+NOT_SETTINGS = {"MAKE_SETTINGS", "MAKEFLAGS", "MAKELEVEL", "MFLAGS", "SHELL", "VENV", "PYTHON"}
+
+
+class SettingsError(Exception):
+    """One or more settings that cannot be used. `problems` holds a sentence for each."""
+
+    def __init__(self, problems: list[str], remarks: Iterable[str] = ()):
+        self.problems = problems
+        count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+        super().__init__("\n  ".join([f"{count} in the settings:", *problems, *(f"({r})" for r in remarks)]))
+
+
+@dataclasses.dataclass(frozen=True)
+class Declared:
+    """What the declaration of a setting says besides its name, type and default."""
+
+    help: str
+    unit: str = ""
+    resume: str = FREE
+    secret: bool = False
+    choices: tuple[str, ...] = ()
+    minimum: float | None = None
+    above: float | None = None
+    maximum: float | None = None
+    pattern: str = ""
+    example: str = ""
+    hint: str = ""  # said behind the rule when a value is refused
+
+
+def setting(default: Any, **declared: Any) -> Any:
+    """A dataclass field that is a setting; its name in upper case is the setting's name."""
+    return dataclasses.field(default=default, metadata={"declared": Declared(**declared)})
+
+
+def declared_fields(config_class: type) -> dict[str, dataclasses.Field]:
+    """Setting name -> dataclass field, in the order of declaration."""
+    return {f.name.upper(): f for f in dataclasses.fields(config_class)}
+
+
+def value_type(field: dataclasses.Field) -> type:
+    """int, float, bool or str; `int | None` counts as int (None: derived, or off)."""
+    if get_origin(field.type) is types.UnionType:
+        return next(t for t in get_args(field.type) if t is not type(None))
+    return field.type  # type: ignore[return-value]
+
+
+# ---------------------------------------------------------------------------------------------------
+# One value
+# ---------------------------------------------------------------------------------------------------
+
+def rule_of(field: dataclasses.Field) -> str:
+    """The rule a value must keep, in words: 'a whole number of tokens, at least 1'."""
+    d: Declared = field.metadata["declared"]
+    if d.choices:
+        return "one of " + ", ".join(d.choices)
+    words = {int: "a whole number", float: "a number", bool: "0 or 1", str: "text"}[value_type(field)]
+    if d.unit:
+        words += f" ({d.unit})"
+    bounds = [f"{word} {format_value(bound)}" for word, bound in
+              (("at least", d.minimum), ("above", d.above), ("at most", d.maximum)) if bound is not None]
+    if d.pattern:
+        bounds.append(f"matching {d.pattern}")
+    return ", ".join([words, *filter(None, bounds)])
+
+
+def example_of(name: str, field: dataclasses.Field) -> str:
+    """A value that would be accepted, as NAME=value."""
+    d: Declared = field.metadata["declared"]
+    if d.example:
+        return f"{name}={d.example}"
+    if field.default is not None and field.default != "":
+        return f"{name}={format_value(field.default)}"
+    return f"{name}={d.choices[0] if d.choices else format_value(d.minimum or 1)}"
+
+
+def format_value(value: Any) -> str:
+    """A value as it is written in an env file."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "1" if value else "0"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def parse_value(field: dataclasses.Field, text: str) -> Any:
+    """The typed value of `text`. Raises ValueError, without a message, where it breaks the rule."""
+    d: Declared = field.metadata["declared"]
+    kind = value_type(field)
+    if kind is bool:
+        if text not in ("0", "1"):
+            raise ValueError
+        return text == "1"
+    if kind is int:
+        if not re.fullmatch(r"[+-]?[0-9]+", text):
+            raise ValueError
+        value: Any = int(text)
+    elif kind is float:
+        value = float(text)
+        if not math.isfinite(value):
+            raise ValueError
+    else:
+        value = text
+        if (d.choices and text not in d.choices) or (d.pattern and not re.fullmatch(d.pattern, text)):
+            raise ValueError
+        return value
+    # written so that a NaN fails
+    if not (d.minimum is None or value >= d.minimum) or not (d.above is None or value > d.above) \
+            or not (d.maximum is None or value <= d.maximum):
+        raise ValueError
+    return value
+
+
+# ---------------------------------------------------------------------------------------------------
+# The sources
+# ---------------------------------------------------------------------------------------------------
+
+def read_env_file(path: Path) -> tuple[dict[str, tuple[str, str]], list[str]]:
+    """NAME -> (value, where) of an env file, and the problems found in it.
+
+    A line is NAME=value, a comment that begins with #, or blank. Quotes, blanks, $, #, backslashes and
+    `export` are refused, since every other reader of such files understands them differently.
+    """
+    values: dict[str, tuple[str, str]] = {}
+    problems: list[str] = []
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        return {}, [f"{shown(path)}: cannot be read ({reason}); it must hold NAME=value lines in UTF-8"]
+    for number, line in enumerate(text.split("\n"), 1):
+        where = f"{shown(path)} line {number}"
+        if line == "" or line.startswith("#"):
+            continue
+        match = re.fullmatch(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", line)
+        if "\r" in line:
+            problems.append(f"{where}: ends in a carriage return; save the file with Unix line ends")
+        elif not match:
+            problems.append(f"{where}: {line.strip()[:60]!r} is not NAME=value (no blanks round '=', no export)")
+        elif bad := re.search(r"""[\s'"`$#\\]""", match[2]):
+            problems.append(f"{where}: {match[1]} has {bad[0]!r} in its value; quotes, blanks, $, #, ` and \\ "
+                            f"are not allowed: write {match[1]}=value and comments on their own line")
+        elif match[1] in values:
+            problems.append(f"{where}: {match[1]} was set before, at {values[match[1]][1]}; keep one of the two")
+        else:
+            values[match[1]] = (match[2], where)
+    return values, problems
+
+
+def shown(path: Path) -> str:
+    """The path relative to the repository where it lies inside it."""
+    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)
+
+
+def nearest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """The most similar name, or None."""
+    found = difflib.get_close_matches(name.upper(), list(names), n=1, cutoff=cutoff)
+    return found[0] if found else None
+
+
+@dataclasses.dataclass
+class Resolved:
+    """Typed values by setting name, where each came from, and what is to be said about them.
+
+    A setting in `refused` has its default as value, so that the others can still be checked.
+    """
+
+    values: dict[str, Any]
+    origin: dict[str, str]
+    problems: list[str]
+    refused: set[str]
+    remarks: list[str]
+
+
+def resolve(config_class: type, environ: Mapping[str, str] | None = None, root: Path = ROOT) -> Resolved:
+    """Read every source and return typed values, with the problems found.
+
+    An empty value counts as unset. An unknown name is an error in an env file and on make's command
+    line; the environment is full of other programs' names, so there only a near miss is remarked on.
+    """
+    env = dict(os.environ if environ is None else environ)
+    fields = declared_fields(config_class)
+    problems: list[str] = []
+    remarks: list[str] = []
+    from_make = set(env.get("MAKE_SETTINGS", "").split())
+    for name in sorted(from_make - fields.keys() - NOT_SETTINGS):
+        problems.append(unknown(name, "make's command line", fields))
+
+    layers: list[dict[str, tuple[str, str]]] = [
+        {n: (env[n], "make's command line" if n in from_make else "environment") for n in fields if env.get(n)}]
+    for name in sorted(env.keys() - fields.keys() - from_make):
+        if (guess := nearest(name, fields, cutoff=0.9)) and guess not in env:
+            remarks.append(f"the environment has {name}, which is no setting; was {guess} meant?")
+
+    for chosen in ("ENV_FILE", "PRESET"):
+        path = env_file_path(chosen, layers, fields, root, problems)
+        if path is None:
+            continue
+        values, found = read_env_file(path)
+        problems += found
+        if chosen == "PRESET" and (nested := values.keys() & {"PRESET", "ENV_FILE"}):
+            problems.append(f"{shown(path)}: a preset cannot set {', '.join(sorted(nested))}")
+        problems += [unknown(n, where, fields) for n, (_, where) in values.items() if n not in fields]
+        layers.append({n: v for n, v in values.items() if n in fields and v[0] != ""})
+
+    resolved = Resolved({}, {}, problems, set(), remarks)
+    for name, field in fields.items():
+        text, where = next((layer[name] for layer in layers if name in layer), (None, "default"))
+        resolved.origin[name] = where
+        resolved.values[name] = field.default
+        if text is None:
+            continue
+        try:
+            resolved.values[name] = parse_value(field, text)
+        except ValueError:
+            hint = field.metadata["declared"].hint
+            problems.append(f"{name}={mask(field, text)} ({where}): must be {rule_of(field)}; "
+                            f"for example {example_of(name, field)}" + (f"; {hint}" if hint else ""))
+            resolved.refused.add(name)
+    if listed := [f"{n}={mask(fields[n], env[n])}" for n, w in resolved.origin.items() if w == "environment"]:
+        remarks.append("taken from the environment: " + " ".join(listed))
+    return resolved
+
+
+def env_file_path(chosen: str, layers: list, fields: dict, root: Path, problems: list[str]) -> Path | None:
+    """The file that ENV_FILE or PRESET points to; None where there is none to read."""
+    default = (fields[chosen].default, "default")
+    text, where = next((layer[chosen] for layer in layers if chosen in layer), default)
+    if chosen == "PRESET":
+        path = root / "presets" / f"{text}.env"
+        if not path.is_file():
+            names = sorted(p.stem for p in (root / "presets").glob("*.env"))
+            near = nearest(text.lower(), names) if text else None
+            problems.append(f"PRESET={text} ({where}): there is no presets/{text}.env; "
+                            f"{f'did you mean {near}? ' if near else ''}there are: {', '.join(names)}")
+            return None
+        return path
+    path = root / text
+    if path.is_file():
+        return path
+    if where != "default":
+        problems.append(f"ENV_FILE={text} ({where}): no such file; leave it out, or copy .env.example to {text}")
+    return None
+
+
+def unknown(name: str, where: str, fields: Iterable[str]) -> str:
+    guess = nearest(name, fields)
+    return f"{name} ({where}): no such setting; " + (f"did you mean {guess}?" if guess else "`make settings` lists them")
+
+
+def mask(field: dataclasses.Field, text: str) -> str:
+    return "(secret)" if field.metadata["declared"].secret else text
