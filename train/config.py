@@ -31,6 +31,9 @@ class Config:
                           resume=TRACKED)
     nproc: int | None = setting(None, help="processes on this machine, one a GPU. Default: all visible GPUs, "
                                 "or 1 on CPU", minimum=1, maximum=1024, resume=TRACKED, example="2")
+    detach: bool = setting(False, help="make train returns at once and the run goes on without the terminal")
+    torch_backend: str = setting("auto", help="the torch build that make setup installs: auto fits the driver; else "
+                                 "cpu, cu126, cu130 and so on", pattern=r"[a-z0-9.]+", example="cpu")
     dtype: str = setting("float32", help="of activations and matrix products; weights, moments and reductions "
                          "stay float32", choices=("float32", "bfloat16"), resume=TRACKED)
 
@@ -317,7 +320,8 @@ def main(argv: list[str]) -> int:
         sys.stdout.write("".join(f"{n}={format_value(v)}\n" for n, v in config.stored().items()))
     else:
         sys.stderr.write("".join(f"{r}\n" for r in remarks))
-        sys.stdout.write(f"settings are good: preset {config.preset}, run {config.run_name}, {config.last_step} steps\n")
+        sys.stdout.write(f"settings are good: preset {config.preset}, run {config.run_name}, "
+                         f"{config.last_step} steps\n")
     return 0
 
 

@@ -30,7 +30,7 @@ STEP_UNITS = {
     "mfu_causal": "per cent, counting only the causal half of attention",
     "mem_gib": "GiB, the largest rank's peak: allocated on a GPU, resident on CPU",
     "data_wait_s": "seconds this step waited for its batch",
-    "checkpoint_stall_s": "seconds that saving took from training after this step",
+    "checkpoint_stall_s": "seconds that saving took from training before this step",
 }
 
 EVAL_UNITS = {

@@ -254,7 +254,7 @@ def env_file_path(chosen: str, layers: list, fields: dict, root: Path, problems:
     text, where = next((layer[chosen] for layer in layers if chosen in layer), default)
     if chosen == "PRESET":
         path = root / "presets" / f"{text}.env"
-        if not path.is_file():
+        if not os.path.isfile(path):
             names = sorted(p.stem for p in (root / "presets").glob("*.env"))
             near = nearest(text.lower(), names) if text else None
             problems.append(f"PRESET={text} ({where}): there is no presets/{text}.env; "
@@ -262,7 +262,7 @@ def env_file_path(chosen: str, layers: list, fields: dict, root: Path, problems:
             return None
         return path
     path = root / text
-    if path.is_file():
+    if os.path.isfile(path):  # False, and no error, also in a folder that may not be read
         return path
     if where != "default":
         problems.append(f"ENV_FILE={text} ({where}): no such file; leave it out, or copy .env.example to {text}")
@@ -271,7 +271,8 @@ def env_file_path(chosen: str, layers: list, fields: dict, root: Path, problems:
 
 def unknown(name: str, where: str, fields: Iterable[str]) -> str:
     guess = nearest(name, fields)
-    return f"{name} ({where}): no such setting; " + (f"did you mean {guess}?" if guess else "`make settings` lists them")
+    remedy = f"did you mean {guess}?" if guess else "`make settings` lists them"
+    return f"{name} ({where}): no such setting; {remedy}"
 
 
 def mask(field: dataclasses.Field, text: str) -> str:

@@ -1,0 +1,169 @@
+"""What the page and the picture both show: the panels, the smoothed line, the points drawn, the summary.
+
+    columns -> (points drawn) + (mean over a window round each step)        evals, events -> markers
+"""
+
+import dataclasses
+import datetime
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from analysis.load import Run
+
+POINTS_DRAWN = 20_000  # at most, of a run or of all that share a page; more makes a page slow
+FEW = 60               # points, up to which each is marked: the line of a single step cannot be seen
+
+
+@dataclasses.dataclass(frozen=True)
+class Panel:
+    """One diagram: column `y` over column `x` of every run."""
+
+    title: str
+    x: str                    # "step" or "minutes"
+    y: str                    # a column of the step records
+    smooth: bool = True       # with a mean line over the raw one
+    evals: bool = False       # with val_loss marked
+    log: bool = False         # logarithmic y axis
+    from_zero: bool = False   # the y axis begins at 0, so that a dip looks as deep as it is
+
+
+PANELS = (
+    Panel("Loss by step (nats/token)", "step", "loss", evals=True),
+    Panel("Loss by training time (nats/token)", "minutes", "loss", evals=True),
+    Panel("Throughput (tokens/s, whole job)", "step", "tokens_per_s", from_zero=True),
+    Panel("Learning rate", "step", "lr", smooth=False, from_zero=True),
+    Panel("Gradient norm before clipping", "step", "grad_norm", log=True),
+)
+X_TITLES = {"step": "step", "minutes": "training time (minutes)"}
+
+# Blue, vermilion, green and purple of Okabe and Ito (2008), which the colour-blind can tell apart too; a
+# little darker or lighter where the ground asks for it. Past four runs the line is dashed.
+RUN_COLOURS = {"light": ("#0072b2", "#d55e00", "#009e73", "#b3568d"),
+               "dark": ("#56b4e9", "#e8743b", "#1fb58a", "#cc79a7")}
+DASHES = ("solid", "dash", "dot", "dashdot")
+
+
+def smoothing_window(steps: int) -> int:
+    """Steps that a smoothed point is the mean of: a fiftieth of the run, odd, from 5 to 501.
+
+    More than 501 would cut the corner where the loss first falls, and hides no more noise that matters.
+    """
+    return min(501, max(5, steps // 50 // 2 * 2 + 1))
+
+
+def smoothed(values: np.ndarray, window: int) -> np.ndarray:
+    """Mean of the finite values in the window centred on each; NaN where none is finite.
+
+    Centred, so that the line lies in the raw one and does not lag behind it. Where the values begin, and
+    fall steeply, the window is narrower on both sides; where they end only on the right, so that the line
+    stays calm.
+    """
+    known = np.isfinite(values)
+    sums = np.concatenate(([0.0], np.cumsum(np.where(known, values, 0.0))))
+    counts = np.concatenate(([0], np.cumsum(known)))
+    place = np.arange(len(values))
+    reach = np.minimum(window // 2, place)
+    left, right = place - reach, np.minimum(place + reach, len(values) - 1) + 1
+    count = counts[right] - counts[left]
+    return np.where(count > 0, (sums[right] - sums[left]) / np.maximum(count, 1), np.nan)
+
+
+def drawn_points(run: Run, limit: int = POINTS_DRAWN) -> np.ndarray:
+    """Indices of the steps to draw: all, or past `limit` each panel's lowest and highest in every bucket."""
+    n = len(run.columns["step"])
+    if n <= limit:
+        return np.arange(n)
+    keys = dict.fromkeys(panel.y for panel in PANELS)
+    size = -(-n // max(1, (limit - 2) // (2 * len(keys))))
+    chosen = [np.array([0, n - 1])]
+    for key in keys:
+        chosen += [extremes(sign * run.columns[key], size) for sign in (1, -1)]
+    return np.unique(np.concatenate(chosen))
+
+
+def extremes(values: np.ndarray, size: int) -> np.ndarray:
+    """The index of the lowest finite value in each bucket of `size`; the bucket's first where none is."""
+    padded = np.full(-(-len(values) // size) * size, np.inf)
+    padded[: len(values)] = np.where(np.isfinite(values), values, np.inf)
+    return padded.reshape(-1, size).argmin(axis=1) + np.arange(0, len(padded), size)
+
+
+# ---------------------------------------------------------------------------------------------------
+# In words and numbers
+# ---------------------------------------------------------------------------------------------------
+
+def state(run: Run) -> str:
+    """complete, stopped or running, as far as the record says."""
+    step = int(run.columns["step"][-1])
+    if run.last_step:
+        progress = f"{100 * step / run.last_step:.1f}% (step {step:,} of {run.last_step:,})"
+    else:
+        progress = f"step {step:,}"
+    reason = None
+    for event in run.events:
+        if event["event"] in ("start", "resume"):
+            reason = None
+        elif event["event"] == "end":
+            reason = event.get("reason")
+    if reason == "done":
+        return f"complete at step {step:,}"
+    if reason is not None:
+        return f"{reason} at {progress}"
+    seen = datetime.datetime.fromtimestamp(run.columns["time"][-1], datetime.UTC)
+    return (f"running as far as the record says, at {progress}; "
+            f"last step recorded {seen:%Y-%m-%d %H:%M:%S} UTC")
+
+
+def summary(run: Run) -> dict[str, str]:
+    """Heading -> value, the row of a run in the table; n/a where the record is silent."""
+    loss, step = run.columns["loss"], run.columns["step"]
+    known = np.flatnonzero(np.isfinite(loss))
+    evals = [e for e in run.evals if e.get("val_loss") is not None]
+    last_eval: Mapping[str, Any] = evals[-1] if evals else {}
+    where = f" (step {last_eval['step']:,}{', full set' if last_eval.get('full') else ''})" if evals else ""
+    best = known[loss[known].argmin()] if known.size else None
+    return {
+        "steps": f"{len(step):,}" + (f" ({run.lost_steps:,} more taken and lost)" if run.lost_steps else ""),
+        "first loss": number(loss[known[0]], ".4f") if known.size else "n/a",
+        "last loss": number(loss[known[-1]], ".4f") if known.size else "n/a",
+        "lowest loss": "n/a" if best is None else f"{loss[best]:.4f} (step {step[best]:,.0f})",
+        "validation loss": number(last_eval.get("val_loss"), ".4f") + where,
+        "validation bpb": number(last_eval.get("val_bpb"), ".4f"),
+        "tokens": number(run.columns["tokens"][-1], ",.0f"),
+        "mean tokens/s": number(mean_throughput(run), ",.0f"),
+        "training time": duration(run.minutes_at(int(step[-1]))),
+    }
+
+
+def number(value: float | None, form: str) -> str:
+    return "n/a" if value is None or not np.isfinite(value) else format(value, form)
+
+
+def duration(minutes: float) -> str:
+    """Minutes as a person says them; n/a for none."""
+    if not minutes:
+        return "n/a"
+    return f"{minutes:.1f} min" if minutes < 120 else f"{minutes / 60:.1f} h"
+
+
+def mean_throughput(run: Run) -> float | None:
+    """Tokens/s over the training time, so that a slow step counts for as long as it took."""
+    rate, took = run.columns["tokens_per_s"], run.columns["step_ms"]
+    known = np.isfinite(rate) & np.isfinite(took)
+    total = took[known].sum()
+    return float((rate[known] * took[known]).sum() / total) if total > 0 else None
+
+
+def event_words(event: Mapping[str, Any]) -> str:
+    """One event in a few words, for the hover text."""
+    kind = event["event"]
+    if kind == "checkpoint":
+        size, took = event.get("bytes"), event.get("seconds")
+        return ", ".join(["checkpoint", *([f"{size / 2**20:,.1f} MiB"] if size is not None else []),
+                          *([f"{took:.2f} s"] if took is not None else [])])
+    words = {"resume": f"resumed, attempt {event.get('attempt', 'n/a')}",
+             "end": f"end: {event.get('reason', 'n/a')}", "signal": f"signal {event.get('name', 'n/a')}",
+             "nonfinite": "loss or gradient not finite"}
+    return words.get(kind, kind)

@@ -1,0 +1,131 @@
+"""Runs to one PNG with the panels of curves.py, for a README or a chat; drawn without a display."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from analysis.curves import (
+    DASHES,
+    FEW,
+    PANELS,
+    POINTS_DRAWN,
+    RUN_COLOURS,
+    X_TITLES,
+    Panel,
+    drawn_points,
+    smoothed,
+    smoothing_window,
+    state,
+    summary,
+)
+from analysis.load import Run
+
+if TYPE_CHECKING:  # imported where it is drawn: half a second that a failing call need not spend
+    from matplotlib.axes import Axes
+
+INCHES, DPI = (15.0, 8.0), 100
+EVAL_MARKS = ((False, "o", 30, "validation"), (True, "*", 150, "validation, full set"))
+CROWDED = ("3.000", "4.000", "6.000", "7.000", "8.000", "9.000")  # ticks without a label past one decade
+COLOURS = RUN_COLOURS["light"]
+
+
+def write_picture(path: Path, runs: Sequence[Run], names: Sequence[str]) -> Path:
+    """Write the picture of these runs, shown under `names`; returns its path."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    figure = Figure(figsize=INCHES, dpi=DPI, layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12))
+    FigureCanvasAgg(figure)
+    *cells, words = figure.subplots(2, 3).flat
+    points = [drawn_points(run, POINTS_DRAWN // len(runs)) for run in runs]
+    for panel, axes in zip(PANELS, cells, strict=True):
+        for i, (run, chosen) in enumerate(zip(runs, points, strict=True)):
+            draw_run(axes, panel, run, chosen, i)
+        if len(runs) == 1:  # the events of several runs would cover each other
+            draw_events(axes, panel, runs[0])
+        finish(axes, panel, runs)
+    title = f"{names[0]}\n{state(runs[0])}" if len(runs) == 1 else f"{len(runs)} training runs"
+    figure.suptitle(title, fontsize=12, parse_math=False)
+    describe(words, runs, names)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+    return path
+
+
+def line_of(i: int) -> dict[str, Any]:
+    """Colour and dash of the run with this number."""
+    dash = DASHES[i // len(COLOURS) % len(DASHES)]
+    style = {"dash": "dashed", "dot": "dotted"}.get(dash, dash)  # plotly's words in matplotlib's
+    return {"color": COLOURS[i % len(COLOURS)], "linestyle": style}
+
+
+def draw_run(axes: "Axes", panel: Panel, run: Run, chosen: np.ndarray, i: int) -> None:
+    """The raw line, the mean over it, and the evaluations of one run."""
+    x, y = run.columns[panel.x], run.columns[panel.y]
+    look: dict[str, Any] = {"alpha": 0.4, "linewidth": 0.7} if panel.smooth else {"linewidth": 1.6}
+    axes.plot(x[chosen], y[chosen], marker="." if len(chosen) <= FEW else "", **line_of(i), **look)
+    if panel.smooth:
+        mean = smoothed(y, smoothing_window(len(y)))
+        axes.plot(x[chosen], mean[chosen], **line_of(i), linewidth=1.6)
+    if not panel.evals:
+        return
+    for full, marker, size, words in EVAL_MARKS:
+        evals = [e for e in run.evals if bool(e.get("full")) is full and e.get("val_loss") is not None]
+        if evals:
+            axes.scatter([e["step"] if panel.x == "step" else run.minutes_at(e["step"]) for e in evals],
+                         [e["val_loss"] for e in evals], s=size, marker=marker, zorder=3, label=words,
+                         color=COLOURS[i % len(COLOURS)], edgecolors="black", linewidths=0.7)
+
+
+def draw_events(axes: "Axes", panel: Panel, run: Run) -> None:
+    """Checkpoints and troubles on the lower edge; a thin upright line for each resume."""
+    for event in run.events:
+        if event["event"] in ("start", "end") or event.get("step") is None:
+            continue
+        place = event["step"] if panel.x == "step" else run.minutes_at(event["step"])
+        if event["event"] == "resume":
+            axes.axvline(place, color="0.45", linewidth=0.8, linestyle="dotted")
+        else:
+            marker, colour = ("^", "0.45") if event["event"] == "checkpoint" else ("x", "#b00020")
+            axes.plot([place], [0], marker=marker, color=colour, markersize=5, clip_on=False,
+                      transform=axes.get_xaxis_transform())
+
+
+def finish(axes: "Axes", panel: Panel, runs: Sequence[Run]) -> None:
+    """Titles, scales and grid."""
+    axes.set_title(panel.title, fontsize=11, loc="left")
+    axes.set_xlabel(X_TITLES[panel.x], fontsize=9)
+    axes.tick_params(which="both", labelsize=8)
+    axes.grid(color="0.9")
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    if panel.log and any((run.columns[panel.y] > 0).any() for run in runs):
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter("{x:g}")
+        low, high = axes.get_ylim()
+        bare = CROWDED if high > 10 * low else ()
+        axes.yaxis.set_minor_formatter(lambda value, _: "" if f"{value:.3e}"[:5] in bare else f"{value:g}")
+    elif panel.from_zero:
+        axes.set_ylim(bottom=0)
+    axes.set_xlim(left=0)
+    if panel.evals and len(runs) == 1 and axes.get_legend_handles_labels()[0]:
+        axes.legend(fontsize=9, frameon=False, loc="upper right")
+
+
+def describe(axes: "Axes", runs: Sequence[Run], names: Sequence[str]) -> None:
+    """The sixth place: the summary of one run, or the names of several."""
+    axes.axis("off")
+    if len(runs) == 1:
+        notes = ["", f"thick line: mean over {smoothing_window(len(runs[0].columns['step']))} steps",
+                 "triangle: checkpoint", "dotted line: resume", "cross: signal or trouble"]
+        lines = [f"{key:<17}{value}" for key, value in summary(runs[0]).items()]
+        axes.text(0, 1, "\n".join(lines + notes), va="top", family="monospace", fontsize=9, linespacing=1.7,
+                  parse_math=False)
+        return
+    for i, name in enumerate(names):
+        axes.plot([], [], **line_of(i), label=name)
+    for text in axes.legend(loc="upper left", frameon=False, fontsize=10).get_texts():
+        text.set_parse_math(False)

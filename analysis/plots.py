@@ -1,0 +1,112 @@
+"""`make plots`: the records of runs to CSV, an interactive page and a picture.
+
+    python -m analysis.plots [RUN_FOLDER ...] [--runs-dir DIR] [--output DIR]
+
+Writes into each run's folder training_*.csv, plots/loss_curves.html and plots/loss_curves.png; with --output
+also one page and one picture that hold all the runs given. Without a folder it takes the run of the settings.
+A run that cannot be drawn is named with what to do, and the others are drawn. Exit codes: 0 all drawn,
+64 bad settings or arguments, 78 a record that is missing or unreadable, or a folder that cannot be written.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from analysis.load import RecordError, Run, load
+from analysis.page import write_page
+from analysis.picture import write_picture
+from analysis.tables import write_tables
+from train.config import Config
+from train.runs import RunPaths
+from train.settings import ROOT, SettingsError
+
+DONE, BAD_SETTING, BAD_DATA = 0, 64, 78
+
+
+def main(argv: Sequence[str]) -> int:
+    """Draw what the arguments or the settings name; returns the exit code."""
+    try:
+        arguments = parser().parse_args(argv)
+        folders = run_folders(arguments.run_folders, arguments.runs_dir)
+    except SystemExit as stop:  # argparse has said what is wrong, and its own code for that is 2
+        return BAD_SETTING if stop.code else DONE
+    except SettingsError as error:
+        sys.stderr.write(f"{error}\n")
+        return BAD_SETTING
+    runs: list[Run] = []
+    written: list[Path] = []
+    troubles: list[str] = []
+    for folder in folders:
+        try:
+            run = load(folder)
+            written.extend(draw_run(run))
+            runs.append(run)
+        except RecordError as error:
+            troubles.append(str(error))
+        except OSError as error:
+            troubles.append(not_written(error, folder))
+    try:
+        if arguments.output and runs:
+            written.extend(draw_together(arguments.output, runs))
+    except OSError as error:
+        troubles.append(not_written(error, arguments.output))
+    sys.stderr.write("".join(f"{trouble}\n" for trouble in troubles))
+    sys.stdout.write("".join(f"{shown(path)}\n" for path in written))
+    return BAD_DATA if troubles else DONE
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(prog="python -m analysis.plots", allow_abbrev=False,
+                                   description="Draw training runs: CSV, page and picture.")
+    made.add_argument("run_folders", nargs="*", metavar="RUN_FOLDER",
+                      help="a folder that holds metrics.jsonl, or the name of a run in --runs-dir; default: "
+                      "the run of the settings (RUN_NAME)")
+    made.add_argument("--runs-dir", metavar="DIR", help="holds the runs; default: the setting RUNS_DIR")
+    made.add_argument("--output", type=Path, metavar="DIR",
+                      help="also draw all the runs in one page and one picture there")
+    return made
+
+
+def run_folders(given: Sequence[str], runs_dir: str | None) -> list[Path]:
+    """The folders to draw, each once. Raises SettingsError where none is given and the settings are bad."""
+    if given:
+        parent = Path(runs_dir or "")
+        found = (Path(name) if Path(name).is_dir() else parent / name for name in given)
+        return list(dict.fromkeys(path.absolute() for path in found))
+    config = Config.load()
+    chosen = str(Path(runs_dir).absolute()) if runs_dir else config.runs_dir
+    return [RunPaths.of(chosen, config.run_name, ROOT).folder]
+
+
+def draw_run(run: Run) -> Iterator[Path]:
+    """Write a run's own files; yields the path of each that is written."""
+    yield from write_tables(run)
+    yield write_page(run.paths.plots / "loss_curves.html", [run], [run.name])
+    yield write_picture(run.paths.plots / "loss_curves.png", [run], [run.name])
+
+
+def draw_together(folder: Path, runs: Sequence[Run]) -> Iterator[Path]:
+    """Write one page and one picture of all runs; yields the path of each that is written."""
+    names = [run.name for run in runs]
+    if len(set(names)) < len(names):  # two folders of one name: tell them apart
+        names = [str(run.paths.folder) for run in runs]
+    yield write_page(folder / "loss_curves.html", runs, names)
+    yield write_picture(folder / "loss_curves.png", runs, names)
+
+
+def not_written(error: OSError, folder: Path) -> str:
+    """The error in one sentence; a full disk does not name the file."""
+    path = error.filename or folder
+    return f"{path} cannot be written ({error.strerror}): make its folder writable or free its disk"
+
+
+def shown(path: Path) -> str:
+    """The path from the current folder where it lies below it."""
+    here, there = Path(os.path.abspath(os.curdir)), path.absolute()
+    return str(there.relative_to(here)) if there.is_relative_to(here) else str(there)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+# Start the trainer on this machine: directly for one process, under torchrun for more.
+#
+#   usage: scripts/launch.sh
+#   reads: NPROC, DEVICE (settings); OMP_NUM_THREADS if it is set
+#   exits: with the trainer's own code (train/main.py), which torchrun would turn into 1
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source scripts/lib.sh
+
+# Visible GPUs, or 1 where there are none.
+default_processes() {
+  local gpus=0
+  if [[ $1 != cpu && -n ${CUDA_VISIBLE_DEVICES-} ]]; then
+    gpus=$(tr ',' '\n' <<<"$CUDA_VISIBLE_DEVICES" | grep -c .)
+  elif [[ $1 != cpu && -z ${CUDA_VISIBLE_DEVICES+set} ]] && command -v nvidia-smi >/dev/null; then
+    gpus=$(nvidia-smi --list-gpus 2>/dev/null | grep -c '^GPU' || true)
+  fi
+  echo $((gpus > 0 ? gpus : 1))
+}
+
+main() {
+  local settings nproc device code=0 cores
+  settings=$("$PY" -m train.config get NPROC DEVICE) || exit $?
+  { read -r nproc && read -r device; } <<<"$settings"
+  nproc=${nproc:-$(default_processes "$device")}
+  cores=$("$PY" -c 'import os; print(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())')
+  export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((cores > nproc ? cores / nproc : 1))}
+  if ((nproc == 1)); then
+    exec "$PY" -m train.main
+  fi
+
+  # Workers get this long after SIGTERM to save; torchrun's own default is 30 s.
+  export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=${TORCH_ELASTIC_SHUTDOWN_TIMEOUT:-120}
+  EXIT_CODE_FILE=$(mktemp -u "${TMPDIR:-/tmp}/exit-code.XXXXXXXX")
+  export EXIT_CODE_FILE
+  run_child "$PY" -m torch.distributed.run --standalone --nproc-per-node="$nproc" -m train.main || code=$?
+  if [[ -s $EXIT_CODE_FILE ]]; then
+    code=$(<"$EXIT_CODE_FILE")
+    rm -f "$EXIT_CODE_FILE"
+  fi
+  exit "$code"
+}
+
+main "$@"

@@ -1,0 +1,80 @@
+#!/usr/bin/env bash
+# Make the virtual environment: the pinned packages, and the build of torch that fits this machine's driver.
+#
+#   usage: scripts/setup.sh [--dev]      (--dev: also what the tests and linters need)
+#   reads: VENV (default .venv), PYTHON (a Python >= 3.11), TORCH_BACKEND (auto, cpu, cu126, cu130 ...)
+#   makes: $VENV; its stamps .ready and .ready-dev come last, so a setup that was cut short counts as none
+# Says nothing when all is in place. Exit codes: 64 usage, 78 nothing to build on, 1 an install failed.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+export VENV=${VENV:-.venv}
+BASE=(requirements.txt requirements-torch.txt)
+
+say() { echo "setup: $*" >&2; }
+die() { say "${@:2}"; exit "$1"; }
+failed() {  # an environment that worked is mended where it is, later; one that is new will be made anew
+  [[ -z ${update:-} ]] || echo "unfinished none" > "$VENV/.ready"
+  die 1 "$1 failed, see above. Check network and proxy (HTTPS_PROXY), try again; TORCH_BACKEND=cpu takes a small torch"
+}
+digest() { cat "$@" | { sha256sum 2> /dev/null || shasum -a 256; } | cut -d ' ' -f 1; }
+
+base_is_ready() {
+  local sum build
+  [[ -x $VENV/bin/python && -f $VENV/.ready ]] && read -r sum build < "$VENV/.ready" &&
+    [[ $sum == "$(digest "${BASE[@]}")" && ( ${TORCH_BACKEND:-auto} == auto || $TORCH_BACKEND == "$build" ) ]]
+}
+dev_is_ready() { [[ $# == 0 || $(cat "$VENV/.ready-dev" 2> /dev/null) == "$(digest requirements-dev.txt)" ]]; }
+
+choose_python() {
+  local names=(python3 python3.13 python3.12 python3.11)
+  [[ -z ${PYTHON:-} ]] || names=("$PYTHON")
+  for python in "${names[@]}"; do
+    "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2> /dev/null || continue
+    "$python" -c 'import ensurepip, venv' 2> /dev/null && return
+    die 78 "$python lacks the venv module: apt-get install ${python##*/}-venv, or set PYTHON to another one"
+  done
+  die 78 "no Python >= 3.11 (tried: ${names[*]}): install one (Debian 12, Ubuntu 24.04:" \
+    "apt-get install python3 python3-venv; macOS: brew install python@3.13), or set PYTHON to the path of one"
+}
+
+take_lock() {  # until this process and all it started are gone; by Python, since macOS has no flock command
+  [[ -e $VENV/.setup.lock || -z $(ls -A "$VENV" 2> /dev/null) ]] ||
+    die 78 "$VENV was not made by this script and is left as it is: remove it, or set VENV to another folder"
+  mkdir -p "$VENV" && exec 9>> "$VENV/.setup.lock"
+  "$python" -c 'import fcntl; fcntl.flock(9, fcntl.LOCK_EX | fcntl.LOCK_NB)' 2> /dev/null && return
+  say "waiting for another setup of $VENV to end"
+  "$python" -c 'import fcntl; fcntl.flock(9, fcntl.LOCK_EX)'
+}
+
+pip_install() {  # what a lock file pins; the filter is for pip's remarks on folders in its configuration
+  say "installing $1 in $VENV"
+  "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile --only-binary :all: \
+    --require-hashes --no-deps -r "$1" 2>&1 | { grep -v 'is ignored: it is neither' >&2 || true; } || failed pip
+}
+
+install_base() {
+  local sum found update
+  sum=$(digest "${BASE[@]}")  # now: the files may change meanwhile
+  if [[ -x $VENV/bin/python && -f $VENV/.ready ]]; then
+    update=yes
+    rm -f "$VENV/.ready" "$VENV/.ready-dev"
+  else
+    find "$VENV" -mindepth 1 -maxdepth 1 ! -name .setup.lock -exec rm -rf {} +
+    "$python" -m venv "$VENV" || die 78 "$python -m venv failed, see above"
+  fi
+  pip_install requirements.txt
+  found=$(scripts/setup_torch.sh) || failed "installing torch"
+  echo "$sum ${found%% *}" > "$VENV/.ready"
+  say "ready in $SECONDS s: ${found#* }"
+}
+
+main() {
+  [[ -z $* || $* == --dev ]] || die 64 "usage: scripts/setup.sh [--dev]"
+  if base_is_ready && dev_is_ready "$@"; then return; fi
+  choose_python
+  take_lock
+  base_is_ready || install_base
+  dev_is_ready "$@" || { pip_install requirements-dev.txt; digest requirements-dev.txt > "$VENV/.ready-dev"; }
+}
+
+main "$@"

@@ -1,0 +1,10 @@
+#!/usr/bin/env bash
+# Run the tests; arguments go to pytest.
+#
+#   usage: scripts/test.sh [pytest arguments]
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source scripts/lib.sh
+
+# One thread a process: the tests' models are tiny, and several of them train at once.
+OMP_NUM_THREADS=1 exec "$PY" -m pytest "$@"

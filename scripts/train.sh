@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# The main job on this machine: data if absent, training, evaluation and sample, plots.
+#
+#   usage: scripts/train.sh
+#   reads: the settings (make settings)
+#   makes: DATA_DIR/, RUNS_DIR/RUN_NAME/
+#   exits: 0 done, 64 bad setting, 75 saved and stopped on request, 78 bad data or environment
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source scripts/lib.sh
+
+main() {
+  local settings runs_dir run_name detach
+  settings=$("$PY" -m train.config get RUNS_DIR RUN_NAME DETACH) || exit $?
+  { read -r runs_dir && read -r run_name && read -r detach; } <<<"$settings"
+  if [[ $detach == 1 ]]; then
+    mkdir -p "$runs_dir/$run_name"
+    DETACH=0 setsid nohup "$0" >"$runs_dir/$run_name/console.log" 2>&1 </dev/null &
+    echo "training in the background: make status, make attach, make stop (RUN_NAME=$run_name)"
+    return
+  fi
+  run_child "$PY" -m train.prepare || exit $?
+  run_child scripts/launch.sh || exit $?
+  "$PY" -m analysis.plots
+}
+
+main "$@"

@@ -1,0 +1,117 @@
+"""Several processes train what one would: the same losses, the same weights on all, through any change of their number."""
+
+import dataclasses
+import os
+from pathlib import Path
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+
+from tests.running import ROOT, environment, losses, same, tensors, train
+from tests.unit.test_step import masked_batch
+from train import checkpoint, distributed
+from train.batch import Batch
+from train.config import Config
+from train.model import build
+from train.optim import build_optimizer, set_rate
+from train.parallel import bare, parallelize, settle
+from train.step import train_step
+
+LAUNCH = [str(ROOT / "scripts" / "launch.sh")]
+
+
+def launch(folder: Path, data: dict[str, str], nproc: int, max_steps: int, **settings: object) -> Path:
+    env = environment(folder, data, NPROC=nproc, MAX_STEPS=max_steps, RUN_NAME=f"run{settings.pop('name', nproc)}", **settings)
+    out = train(env, command=LAUNCH)
+    assert f"processes={nproc} " in out
+    return folder / env["RUN_NAME"]
+
+
+def relative(one: dict, other: dict) -> float:
+    assert one.keys() == other.keys()
+    return max(abs(one[s][0] / other[s][0] - 1) for s in one)
+
+
+@pytest.fixture(scope="module")
+def one_process(tmp_path_factory: pytest.TempPathFactory, data: dict[str, str]) -> Path:
+    return launch(tmp_path_factory.mktemp("one"), data, 1, 20, MICRO_BATCH_SIZE=16)
+
+
+@pytest.mark.parametrize(("nproc", "micro"), [(2, 4), (4, 4), (4, 1)])
+def test_any_number_of_processes_follows_one(tmp_path: Path, data: dict[str, str], one_process: Path, nproc: int,
+                                             micro: int) -> None:
+    run = launch(tmp_path, data, nproc, 20, MICRO_BATCH_SIZE=micro)
+    assert len(losses(run)) == 20
+    assert relative(losses(run), losses(one_process)) < 1e-5
+    weights, reference = tensors(run, 20), tensors(one_process, 20)
+    for name, value in reference.items():
+        torch.testing.assert_close(weights[name], value, rtol=1e-3, atol=1e-5)
+
+
+def test_the_number_of_processes_may_change_at_each_resume(tmp_path: Path, data: dict[str, str], one_process: Path) -> None:
+    for nproc, steps in ((1, 6), (2, 13), (1, 20)):
+        run = launch(tmp_path, data, nproc, steps, name="changing")
+    assert relative(losses(run), losses(one_process)) < 1e-5
+
+
+def test_four_processes_stopped_and_started_go_on_to_the_bit(tmp_path: Path, data: dict[str, str]) -> None:
+    whole = launch(tmp_path, data, 4, 12, name="whole", SAVE_EVERY=5)
+    launch(tmp_path, data, 4, 7, name="killed", SAVE_EVERY=5)
+    killed = launch(tmp_path, data, 4, 12, name="killed", SAVE_EVERY=5)
+    assert losses(killed) == losses(whole)
+    assert same(tensors(killed, 12), tensors(whole, 12))
+
+
+def test_the_launcher_returns_the_trainers_own_code(tmp_path: Path, data: dict[str, str]) -> None:
+    out = train(environment(tmp_path, data, NPROC=3), command=LAUNCH, code=64)
+    assert "BATCH_TOKENS=512 is not a multiple of" in out and "nearest: BATCH_TOKENS=" in out
+    out = train(environment(tmp_path, data, NPROC=2, DATA_DIR=tmp_path / "nowhere"), command=LAUNCH, code=78)
+    assert "make data" in out
+
+
+# ---------------------------------------------------------------------------------------------------
+# Inside the processes
+# ---------------------------------------------------------------------------------------------------
+
+def masked_steps(rank: int, size: int, folder: str, c: Config) -> None:
+    """Train a few steps on this rank's part of a batch whose sequences score unequal numbers of tokens."""
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank), MASTER_ADDR="127.0.0.1",
+                      MASTER_PORT=os.environ["TEST_PORT"])
+    torch.set_num_threads(1)
+    world = distributed.join(c)
+    model = parallelize(build(c, world.device), world)
+    optimizer = build_optimizer(bare(model), c)
+    tokens, targets = masked_batch(c, 16)
+    share = slice(rank * 16 // size, (rank + 1) * 16 // size)
+    micro = list(zip(tokens[share].split(2), targets[share].split(2), strict=True))
+    batch = Batch(micro, int((targets >= 0).sum()), range(share.start, share.stop))
+    settle(model, tokens[share][:2])
+    set_rate(optimizer, 1e-2, c)
+    numbers = [train_step(model, optimizer, batch, 1.0, world, stop=rank == size - 1) for _ in range(6)]
+    torch.save({"losses": [n.loss for n in numbers], "stops": [n.stop for n in numbers],
+                "weights": {n: w.detach() for n, w in bare(model).named_parameters()}}, f"{folder}/{size}-{rank}.pt")
+    checkpoint.save(Path(folder) / f"ckpt-{size}", 6, model, optimizer, {"data": {}}, world)
+    distributed.leave()
+
+
+def test_unequal_masks_weigh_each_token_the_same_and_ranks_stay_equal(tmp_path: Path, tiny: Config, free_port: int,
+                                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TEST_PORT", str(free_port))
+    c = dataclasses.replace(tiny, device="cpu")
+    results = {}
+    for size in (1, 2, 4):
+        mp.spawn(masked_steps, (size, str(tmp_path), c), nprocs=size)
+        results[size] = [torch.load(tmp_path / f"{size}-{rank}.pt") for rank in range(size)]
+    one = results[1][0]
+    assert one["losses"][-1] < one["losses"][0] - 0.1
+    for size in (2, 4):
+        for part in results[size]:
+            assert part["losses"] == results[size][0]["losses"] and all(part["stops"])
+            assert part["losses"] == pytest.approx(one["losses"], rel=1e-5)
+            for name, weight in part["weights"].items():
+                assert torch.equal(weight, results[size][0]["weights"][name]), name
+        files = checkpoint.read_manifest(tmp_path / f"ckpt-{size}" / "step_0000006")["files"]
+        assert {f"__{rank}_0.distcp" for rank in range(size)} <= files.keys()  # each rank writes its part
+
+

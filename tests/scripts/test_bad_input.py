@@ -1,0 +1,146 @@
+"""What is wrong is said in one sentence before training, with the exit code that tells whether to retry."""
+
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import make_data
+from tests.running import environment, train
+from train import record
+
+
+def no_training(folder: Path) -> bool:
+    return not (folder / "run" / "metrics.jsonl").exists()
+
+
+def test_settings_are_refused_together_with_code_64(tmp_path: Path, data: dict[str, str]) -> None:
+    env = environment(tmp_path, data, LEARNING_RATE="nan", N_HEAD=5, SAVE_EVERY=-1, GRAD_CLIP="big")
+    out = train(env, code=64)
+    assert "4 problems in the settings" in out
+    for name in ("LEARNING_RATE=nan", "N_HEAD=5", "SAVE_EVERY=-1", "CHECKPOINTS=off", "GRAD_CLIP=big"):
+        assert name in out
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_gpu_that_is_not_there_is_an_error_and_no_slow_run(tmp_path: Path, data: dict[str, str]) -> None:
+    out = train(environment(tmp_path, data, DEVICE="cuda", CUDA_VISIBLE_DEVICES=""), code=64)
+    assert "DEVICE=cuda" in out and "DEVICE=cpu" in out and "Traceback" not in out
+
+
+def test_missing_data_names_the_command(tmp_path: Path, data: dict[str, str]) -> None:
+    out = train(environment(tmp_path, data, DATA_DIR=tmp_path / "nowhere"), code=78)
+    assert "make data" in out and "Traceback" not in out and no_training(tmp_path)
+
+
+def test_an_error_page_as_shard_is_named_with_its_size(tmp_path: Path) -> None:
+    own = make_data(tmp_path / "data")
+    shard = next((tmp_path / "data").rglob("train_00001.bin"))
+    shard.write_bytes(b"<?xml version='1.0'?><Error><Code>AccessDenied</Code></Error>".ljust(278))
+    out = train(environment(tmp_path, own), code=78)
+    assert f"{shard}: not a token shard (278 bytes, starts with" in out and "error page" in out and "make data" in out
+    assert no_training(tmp_path)
+
+
+def test_a_flipped_bit_in_a_shard_is_found_before_it_is_trained_on(tmp_path: Path) -> None:
+    own = make_data(tmp_path / "data")
+    shard = next((tmp_path / "data").rglob("train_00000.bin"))
+    content = bytearray(shard.read_bytes())
+    content[-5] ^= 4
+    shard.write_bytes(content)
+    out = train(environment(tmp_path, own), code=78)
+    assert f"{shard}: damaged" in out
+    assert not [r for r in record.read(tmp_path / "run" / "metrics.jsonl") if r["event"] == "step"]
+
+
+def test_an_id_beyond_the_vocabulary_is_refused(tmp_path: Path) -> None:
+    own = make_data(tmp_path / "data")
+    manifest = next((tmp_path / "data").rglob("manifest.json"))
+    content = json.loads(manifest.read_text())
+    content["shards"]["train"][0]["max_id"] = 600
+    manifest.write_text(json.dumps(content))
+    out = train(environment(tmp_path, own), code=78)
+    assert "token id 600" in out and "VOCAB_SIZE=512" in out and "601" in out
+
+
+def test_a_vocabulary_too_small_for_the_tokenizer_is_refused(tmp_path: Path, data: dict[str, str]) -> None:
+    out = train(environment(tmp_path, data, VOCAB_SIZE=384), code=78)
+    assert "512 entries" in out and "VOCAB_SIZE=512" in out
+
+
+def test_a_second_trainer_on_a_run_folder_is_turned_away(tmp_path: Path, data: dict[str, str]) -> None:
+    (tmp_path / "run").mkdir()
+    with open(tmp_path / "run" / ".lock", "w") as lock:
+        lock.write("pid 4711 on elsewhere")
+        lock.flush()
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        out = train(environment(tmp_path, data), code=78)
+    assert "another process trains this run (pid 4711 on elsewhere)" in out and "RUN_NAME" in out
+    train(environment(tmp_path, data, MAX_STEPS=2))
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_an_unwritable_run_folder_is_named(data: dict[str, str]) -> None:
+    script = "import os, sys, train.main\n" \
+             "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n" \
+             "sys.exit(train.main.main())"
+    with tempfile.TemporaryDirectory() as folder:  # pytest's own folders are closed to other users
+        os.chmod(folder, 0o755)
+        out = train(environment(Path(folder), data), command=[sys.executable, "-c", script], code=78)
+    assert f"{folder}/run: cannot be written (Permission denied)" in out and "RUNS_DIR" in out
+    assert "Traceback" not in out
+
+
+@pytest.mark.skipif(os.getuid() != 0 or shutil.which("mount") is None, reason="needs root to mount a small disk")
+def test_a_full_disk_is_said_before_training(tmp_path: Path, data: dict[str, str]) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300k", "none", small], check=False).returncode:
+        pytest.skip("this machine lets nobody mount")
+    try:
+        out = train(environment(tmp_path, data, RUNS_DIR=small), code=78)
+        assert "a checkpoint takes" in out and "free; make room" in out and "Traceback" not in out
+        assert no_training(small)
+    finally:
+        subprocess.run(["umount", small], check=True)
+
+
+def test_a_nan_stops_the_run_and_names_step_and_samples(tmp_path: Path, data: dict[str, str]) -> None:
+    script = "import sys; from train import loop, main; f = loop.Loader.batch\n" \
+             "import torch\n" \
+             "def poisoned(self, step, gaps=()):\n" \
+             "    if step == 6: job.embed_tokens.weight.data[:] = float('nan')\n" \
+             "    return f(self, step, gaps)\n" \
+             "loop.Loader.batch = main.Loader.batch = poisoned\n" \
+             "b = main.build\n" \
+             "def build(*a):\n    global job\n    job = b(*a); return job\n" \
+             "main.build = build; sys.exit(main.main())"
+    out = train(environment(tmp_path, data, SAVE_EVERY=4), command=[sys.executable, "-c", script], code=1)
+    assert "step 7: loss=nan" in out and "the weights were not touched" in out and "Traceback" not in out
+    assert "python-stdlib:epoch 0:train_0000" in out
+    records = list(record.read(tmp_path / "run" / "metrics.jsonl"))
+    fault = next(r for r in records if r["event"] == "nonfinite")
+    assert fault["step"] == 7 and fault["loss"] is None and fault["samples"] == list(range(96, 112))
+    assert [r["step"] for r in records if r["event"] == "checkpoint"] == [4]
+    assert json.loads((tmp_path / "run" / "STATUS.json").read_text())["phase"] == "crashed"
+
+
+def test_a_save_that_fails_on_the_way_does_not_end_the_run(tmp_path: Path, data: dict[str, str]) -> None:
+    script = "import sys; from train import checkpoint, main; f = checkpoint.check_space; calls = []\n" \
+             "def full(root, need):\n    calls.append(1)\n" \
+             "    if len(calls) == 3: raise checkpoint.CheckpointError('disk full')\n" \
+             "checkpoint.check_space = full; sys.exit(main.main())"
+    out = train(environment(tmp_path, data, SAVE_EVERY=4, MAX_STEPS=12), command=[sys.executable, "-c", script])
+    assert "checkpoint failed" in out and "disk full" in out and "Training goes on" in out
+    assert sorted(p.name for p in (tmp_path / "run" / "checkpoints").iterdir()) == ["step_0000004", "step_0000012"]
+
+
+def test_without_checkpoints_in_words_nothing_is_saved(tmp_path: Path, data: dict[str, str]) -> None:
+    train(environment(tmp_path, data, CHECKPOINTS="off", MAX_STEPS=4))
+    assert not list((tmp_path / "run" / "checkpoints").iterdir())

@@ -1,0 +1,123 @@
+"""Runs that are killed and go on equal runs that were left alone, to the bit."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.running import ROOT, environment, losses, same, tensors, train, train_and_kill, wait_for
+from train import record
+
+KILLS = [("in a step", 7), ("before files", 1), ("before the manifest", 1), ("before the rename", 1),
+         ("before pruning", 2), ("in an evaluation", 2)]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, data: dict[str, str]) -> Path:
+    folder = tmp_path_factory.mktemp("undisturbed")
+    out = train(environment(folder, data, SAVE_EVERY=8, EVAL_EVERY=12, KEEP_LAST=9))
+    assert "step=40/40" in out and "bits per byte" in out
+    return folder / "run"
+
+
+def test_killed_at_every_kind_of_moment_it_ends_the_same(tmp_path: Path, data: dict[str, str],
+                                                         undisturbed: Path) -> None:
+    env = environment(tmp_path, data, SAVE_EVERY=8, EVAL_EVERY=12, KEEP_LAST=9)
+    for point, n in KILLS:
+        train_and_kill(env, point, n)
+    out = train(env)
+    assert "resumed from step_" in out
+    run = tmp_path / "run"
+    assert losses(run) == losses(undisturbed)
+    assert len(losses(run)) == 40
+    assert same(tensors(run, 40), tensors(undisturbed, 40))
+    assert not list((run / "checkpoints").glob("*tmp*"))
+    attempts = json.loads((run / "config.json").read_text())["attempts"]
+    assert len(attempts) == len(KILLS) + 1
+    assert [a["step"] for a in attempts[:3]] == [0, 0, 0] and attempts[-1]["step"] == 16
+    assert [r["step"] for r in record.read(run / "metrics.jsonl") if r["event"] == "eval"] == [12, 24, 36, 40]
+    events = [r["event"] for r in record.read(run / "metrics.jsonl")]
+    assert events.count("resume") == 2 and events[-1] == "end"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_and_the_same_command_goes_on(tmp_path: Path, data: dict[str, str], undisturbed: Path,
+                                                     number: signal.Signals) -> None:
+    env = environment(tmp_path, data, KEEP_LAST=9, EVAL_EVERY=12)
+    run = tmp_path / "run"
+    slow = "import time; from train import loop, main; f = loop.lr_at\n" \
+           "def slowly(*a):\n    time.sleep(0.1); return f(*a)\n" \
+           "loop.lr_at = slowly; raise SystemExit(main.main())"
+    process = subprocess.Popen([sys.executable, "-c", slow], env=env, cwd=ROOT, text=True, stdout=subprocess.PIPE)
+    wait_for(run / "metrics.jsonl", '"step": 3,')
+    process.send_signal(number)
+    process.send_signal(number)  # a terminal and the launcher both pass it on; twice at once is once
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 75, out
+    assert f"stopped by {number.name} behind step" in out and "the same command goes on" in out
+    state = json.loads((run / "STATUS.json").read_text())
+    assert (state["phase"], state["exit_code"]) == ("stopped", 75)
+    step = state["step"]
+    assert (run / "checkpoints" / f"step_{step:07d}").is_dir()
+    assert f"resumed from step_{step:07d}" in train(env)
+    assert losses(run) == losses(undisturbed)
+    assert same(tensors(run, 40), tensors(undisturbed, 40))
+
+
+def test_a_run_that_is_done_says_so_and_how_to_go_on(data: dict[str, str], undisturbed: Path) -> None:
+    env = environment(undisturbed.parent, data, SAVE_EVERY=8, EVAL_EVERY=12, KEEP_LAST=9)
+    before = (undisturbed / "metrics.jsonl").read_bytes()
+    out = train(env)
+    assert "run run is done: 40 of 40 steps" in out
+    assert "MAX_STEPS=" in out and "RUN_NAME=" in out and "make plots" in out
+    assert (undisturbed / "metrics.jsonl").read_bytes() == before
+
+
+def test_steps_past_the_horizon_train_on_at_the_lowest_rate(tmp_path: Path, data: dict[str, str]) -> None:
+    env = environment(tmp_path, data, TRAIN_TOKENS=5120)
+    train(env)
+    out = train(env | {"MAX_STEPS": "14"})
+    assert "resumed from step_0000010 at step 10/14" in out
+    steps = record.last_of_each_step(record.read(tmp_path / "run" / "metrics.jsonl"))
+    assert [r["lr"] for r in steps[9:]] == [pytest.approx(3e-4)] * 5
+
+
+def test_a_frozen_setting_is_refused_by_name_and_a_tracked_one_recorded(tmp_path: Path, data: dict[str, str]) -> None:
+    env = environment(tmp_path, data, MAX_STEPS=4)
+    train(env)
+    out = train(env | {"MAX_STEPS": "6", "N_EMBD": "64", "SEED": "5"}, code=64)
+    assert "N_EMBD=64: the run was started with N_EMBD=32" in out and "SEED=5" in out and "RUN_NAME" in out
+    out = train(env | {"MAX_STEPS": "6", "LEARNING_RATE": "1e-3"})
+    assert "changed since then: LEARNING_RATE=0.001, was 0.003" in out
+    resume = [r for r in record.read(tmp_path / "run" / "metrics.jsonl") if r["event"] == "resume"]
+    assert resume[-1]["changes"]["LEARNING_RATE"] == [0.003, 0.001]
+    stored = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert stored["settings"]["LEARNING_RATE"] == 0.001 and stored["attempts"][-1]["changes"]
+
+
+def test_other_data_under_a_run_is_refused(tmp_path: Path, data: dict[str, str]) -> None:
+    from tests.conftest import make_data
+    env = environment(tmp_path, data, MAX_STEPS=4)
+    train(env)
+    other = make_data(tmp_path / "other", tokens=18_000)
+    out = train(env | {"MAX_STEPS": "6", "DATA_DIR": other["DATA_DIR"], "TOKENIZER": data["TOKENIZER"]}, code=78)
+    assert "was trained on other data" in out and "RUN_NAME" in out
+
+
+def test_flipped_bits_are_found_and_the_checkpoint_before_is_taken(tmp_path: Path, data: dict[str, str]) -> None:
+    env = environment(tmp_path, data, MAX_STEPS=8, SAVE_EVERY=4)
+    train(env)
+    run = tmp_path / "run"
+    path = run / "checkpoints" / "step_0000008" / "__0_0.distcp"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 3] ^= 16
+    path.write_bytes(content)
+    out = train(env | {"MAX_STEPS": "10"})
+    assert "step_0000008: __0_0.distcp is damaged (its hash differs); falling back to step_0000004" in out
+    (run / "checkpoints" / "step_0000004" / "MANIFEST.json").write_text("{}")
+    (run / "checkpoints" / "step_0000010" / "MANIFEST.json").write_text("{}")
+    out = train(env | {"MAX_STEPS": "12"}, code=78)
+    assert "no valid checkpoint" in out and "3 found" in out

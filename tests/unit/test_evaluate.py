@@ -1,0 +1,97 @@
+"""Validation loss and bits per byte, and sampling."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from train import prepare
+from train.config import Config
+from train.distributed import World
+from train.evaluate import Evaluator
+from train.model import build
+from train.sample import continue_text
+
+ALONE = World(0, 0, 0, 1, torch.device("cpu"), "CPU", "here")
+
+
+@pytest.fixture
+def parts(tiny: Config, data: dict[str, str]):
+    c = dataclasses.replace(tiny, data_dir=data["DATA_DIR"], tokenizer=data["TOKENIZER"])
+    vocabulary = prepare.vocabulary(c)
+    sources = prepare.open_sources(c, vocabulary)
+    return c, vocabulary, sources, Evaluator(c, sources, vocabulary.byte_lengths(), ALONE)
+
+
+def test_the_full_set_scores_every_validation_token_but_the_first(parts) -> None:
+    c, vocabulary, sources, evaluator = parts
+    model = build(c, ALONE.device)
+    result = evaluator(model, full=True)
+    ids = np.fromfile(sources["python-stdlib"].folder / "validation_00000.bin", dtype="<u2")[128:].astype(np.int64)
+    nats = 0.0
+    with torch.no_grad():
+        for begin in range(0, len(ids) - 1, c.seq_len):
+            window = torch.from_numpy(ids[begin:begin + c.seq_len + 1])
+            nats += F.cross_entropy(model(window[None, :-1])[0], window[1:], reduction="sum").item()
+    text_bytes = sum(len(vocabulary.tokenizer.id_to_token(int(i))) for i in ids[1:])  # one character a byte
+    assert evaluator.full_is_all
+    assert (result.tokens, result.text_bytes) == (len(ids) - 1, text_bytes)
+    assert result.loss == pytest.approx(nats / (len(ids) - 1), rel=1e-5)
+    assert result.bpb == pytest.approx(nats / math.log(2) / text_bytes, rel=1e-5)
+
+
+def test_the_subset_is_fixed_and_of_the_size_asked_for(parts) -> None:
+    c, vocabulary, sources, evaluator = parts
+    again = Evaluator(dataclasses.replace(c, seed=9), sources, vocabulary.byte_lengths(), ALONE)
+    assert evaluator.subset == again.subset and len(evaluator.subset) == c.eval_tokens // c.seq_len
+    assert set(evaluator.subset) < set(evaluator.full)
+
+
+def test_ranks_share_the_windows_out_without_overlap(parts) -> None:
+    c, vocabulary, sources, evaluator = parts
+    model, whole = build(c, ALONE.device), None
+    whole = evaluator(model, full=True)
+    shares = []
+    for rank in range(3):
+        mine = Evaluator(c, sources, vocabulary.byte_lengths(), dataclasses.replace(ALONE, rank=rank, size=3))
+        shares.append(mine(model, full=True))
+    assert sum(s.tokens for s in shares) == whole.tokens
+    assert sum(s.nats for s in shares) == pytest.approx(whole.nats, rel=1e-6)
+
+
+def test_an_interrupted_evaluation_gives_no_number(parts) -> None:
+    c, _, _, evaluator = parts
+    assert evaluator(build(c, ALONE.device), interrupted=lambda: True) is None
+
+
+def test_a_sample_continues_its_prompt_and_repeats_with_its_seed(parts) -> None:
+    c, vocabulary, _, _ = parts
+    model = build(c, ALONE.device)
+    one = continue_text(model, vocabulary, "abcd ", 40, seed=1)
+    assert one.startswith("abcd ") and len(one) > len("abcd ")
+    assert one == continue_text(model, vocabulary, "abcd ", 40, seed=1)
+    assert one != continue_text(model, vocabulary, "abcd ", 40, seed=2)
+
+
+def test_greedy_sampling_takes_the_likeliest_token_each_time(parts) -> None:
+    c, vocabulary, _, _ = parts
+    model = build(c, ALONE.device)
+    ids = [vocabulary.end_of_text, *vocabulary.encode("abcd")]
+    with torch.no_grad():
+        for _ in range(10):
+            ids.append(int(model(torch.tensor([ids]))[0, -1].argmax()))
+    expected = ids[1:] if vocabulary.end_of_text not in ids[1:] else ids[1:ids.index(vocabulary.end_of_text, 1)]
+    assert continue_text(model, vocabulary, "abcd", 10, seed=0, temperature=0) == vocabulary.decode(expected)
+
+
+def test_rows_without_a_token_are_never_sampled(parts) -> None:
+    c, vocabulary, _, _ = parts
+    wide = dataclasses.replace(c, vocab_size=640)
+    model = build(wide, ALONE.device)
+    with torch.no_grad():  # make the padding rows by far the likeliest
+        model.lm_head.weight[512:] = 100 * model.lm_head.weight[512:].sign()
+    text = continue_text(model, vocabulary, "abcd", 30, seed=3)
+    assert all(i < 512 for i in vocabulary.encode(text))

@@ -1,0 +1,123 @@
+"""One optimizer step: what is summed, what is read, and what happens when it is not finite."""
+
+import copy
+import dataclasses
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from train.batch import Batch
+from train.config import Config
+from train.distributed import World
+from train.loss import IGNORED
+from train.model import build
+from train.optim import build_optimizer, set_rate
+from train.step import NonFiniteStep, train_step
+
+ALONE = World(0, 0, 0, 1, torch.device("cpu"), "CPU", "here")
+
+
+def masked_batch(c: Config, sequences: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sequences of which each scores another number of tokens, the last none."""
+    g = torch.Generator().manual_seed(2)
+    tokens = torch.randint(c.vocab_size, (sequences, c.seq_len), generator=g)
+    targets = torch.randint(c.vocab_size, (sequences, c.seq_len), generator=g)
+    for row in range(sequences):
+        targets[row, :row * c.seq_len // (sequences - 1)] = IGNORED
+    return tokens, targets
+
+
+def as_batch(tokens: torch.Tensor, targets: torch.Tensor, micro: int) -> Batch:
+    pairs = list(zip(tokens.split(micro), targets.split(micro), strict=True))
+    return Batch(pairs, int((targets != IGNORED).sum()), range(100, 100 + len(tokens)))
+
+
+@pytest.mark.parametrize("micro", [1, 3, 8])
+def test_accumulated_gradient_is_that_of_the_mean_over_scored_tokens(tiny: Config, micro: int) -> None:
+    c = dataclasses.replace(tiny, grad_clip=0.0)
+    tokens, targets = masked_batch(c, 8)
+    model, reference = build(c, ALONE.device), build(c, ALONE.device)
+    seen = {}
+    optimizer = build_optimizer(model, c)
+    optimizer.step = lambda: seen.update({n: w.grad.clone() for n, w in model.named_parameters()})
+    numbers = train_step(model, optimizer, as_batch(tokens, targets, micro), c.grad_clip, ALONE)
+
+    mean = F.cross_entropy(reference(tokens).flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
+    mean.backward()
+    assert numbers.loss == pytest.approx(mean.item(), rel=1e-6)
+    for name, weight in reference.named_parameters():
+        torch.testing.assert_close(seen[name], weight.grad, rtol=1e-4, atol=1e-7)
+    norm = torch.cat([w.grad.flatten() for w in reference.parameters()]).norm().item()
+    assert numbers.grad_norm == pytest.approx(norm, rel=1e-5)
+
+
+def test_clipping_scales_the_whole_gradient_to_the_limit(tiny: Config) -> None:
+    tokens, targets = masked_batch(tiny, 8)
+    model = build(tiny, ALONE.device)
+    optimizer = build_optimizer(model, tiny)
+    lengths = []
+    optimizer.step = lambda: lengths.append(torch.cat([w.grad.flatten() for w in model.parameters()]).norm().item())
+    numbers = train_step(model, optimizer, as_batch(tokens, targets, 4), 0.01, ALONE)
+    assert numbers.grad_norm > 0.02
+    assert lengths[0] == pytest.approx(0.01, rel=1e-3)
+
+
+def test_a_nan_stops_before_weights_and_moments_are_touched(tiny: Config) -> None:
+    tokens, targets = masked_batch(tiny, 8)
+    model = build(tiny, ALONE.device)
+    optimizer = build_optimizer(model, tiny)
+    set_rate(optimizer, 1e-2, tiny)
+    train_step(model, optimizer, as_batch(tokens, targets, 4), 1.0, ALONE)
+    row = int(tokens[6, -1])
+    with torch.no_grad():
+        model.embed_tokens.weight[row] = float("nan")
+    weights, moments = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())
+    clean = [i for i in range(8) if not (tokens[i] == row).any()]
+    assert clean, "the test needs a sequence without the damaged token"
+    untied = dataclasses.replace(tiny, tie_embeddings=False)
+    assert untied.vocab_size == tiny.vocab_size
+    with pytest.raises(NonFiniteStep) as caught:
+        train_step(model, optimizer, as_batch(tokens, targets, 4), 1.0, ALONE)
+    assert set(caught.value.samples) <= set(range(100, 108))
+    for name, before in weights.items():
+        assert torch.equal(model.state_dict()[name].nan_to_num(7), before.nan_to_num(7)), name
+    for index, state in optimizer.state_dict()["state"].items():
+        for key, value in state.items():
+            assert torch.equal(value, moments["state"][index][key]), key
+
+
+def test_the_samples_named_are_those_of_the_micro_batch_with_the_nan(tiny: Config) -> None:
+    c = dataclasses.replace(tiny, tie_embeddings=False)
+    tokens = torch.arange(8 * c.seq_len).view(8, -1) % c.vocab_size
+    targets = torch.ones_like(tokens)
+    model = build(c, ALONE.device)
+    with torch.no_grad():
+        model.embed_tokens.weight[tokens[5, 3]] = float("inf")
+    with pytest.raises(NonFiniteStep) as caught:
+        train_step(model, build_optimizer(model, c), as_batch(tokens, targets, 2), 1.0, ALONE)
+    assert caught.value.samples == [104, 105]
+
+
+def test_stop_and_save_are_read_back(tiny: Config) -> None:
+    tokens, targets = masked_batch(tiny, 4)
+    model = build(tiny, ALONE.device)
+    optimizer = build_optimizer(model, tiny)
+    batch = as_batch(tokens, targets, 4)
+    answers = [train_step(model, optimizer, batch, 1.0, ALONE, stop=stop, save=save)
+               for stop, save in [(False, False), (True, False), (False, True)]]
+    assert [(a.stop, a.save) for a in answers] == [(False, False), (True, False), (False, True)]
+    assert 0.05 < answers[0].mem_gib < 8
+
+
+def test_matrices_decay_and_norms_do_not(tiny: Config) -> None:
+    model = build(tiny, ALONE.device)
+    optimizer = build_optimizer(model, tiny)
+    set_rate(optimizer, 0.1, tiny)
+    before = {n: w.detach().clone() for n, w in model.named_parameters()}
+    for weight in model.parameters():
+        weight.grad = torch.zeros_like(weight)
+    optimizer.step()
+    for name, weight in model.named_parameters():
+        factor = 1.0 if "norm" in name else 1 - 0.1 * tiny.weight_decay
+        torch.testing.assert_close(weight.detach(), before[name] * factor)

@@ -1,0 +1,245 @@
+"""Checkpoints: written whole or not at all, verified before they are read, never overwritten.
+
+    checkpoints/step_0001000/MANIFEST.json   sizes and hashes of all files, and the small states
+                             .metadata, __0_0.distcp ...   torch.distributed.checkpoint: weights and moments
+
+A checkpoint is written into a fresh temporary folder, flushed to disk, hashed, described by its manifest
+and then renamed: the rename is the commit. `latest` is not stored; it is the highest step whose manifest
+and hashes hold. (DCP itself notices no flipped bit, and overwriting a folder destroys what was there.)
+
+Tensors are keyed by the model's own names, without any wrapper's prefix, so that a checkpoint loads into
+any number of ranks and any way of spreading the model over them. States are named and may grow.
+"""
+
+import json
+import logging
+import os
+import re
+import shutil
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+import xxhash
+from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict import (StateDictOptions, get_optimizer_state_dict,
+                                                     set_optimizer_state_dict)
+
+from train.distributed import World, from_all, from_first
+from train.parallel import bare
+
+log = logging.getLogger(__name__)
+
+logging.getLogger("torch.distributed.checkpoint").setLevel(logging.ERROR)  # says what we say better
+SCHEMA = 1
+NAME = re.compile(r"step_([0-9]{7,})")
+FLAT = StateDictOptions(flatten_optimizer_state_dict=True)  # one key a moment: "state.NAME.exp_avg"
+
+
+class CheckpointError(Exception):
+    """A checkpoint that cannot be written, or none that can be read; the message says what to do."""
+
+
+# ---------------------------------------------------------------------------------------------------
+# States
+# ---------------------------------------------------------------------------------------------------
+
+def tensor_states(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """What goes through DCP: {"model": name -> weight, "optimizer": state.name.moment -> tensor}."""
+    weights = {name: weight.detach() for name, weight in bare(model).named_parameters()}  # a tied head counts once
+    moments = get_optimizer_state_dict(bare(model), optimizer, options=FLAT)
+    # the settings say what the groups hold; the moments are all that a checkpoint has to keep
+    return {"model": weights, "optimizer": {k: v for k, v in moments.items() if k.startswith("state.")}}
+
+
+def load_into(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Read weights and moments of a verified checkpoint in place."""
+    states = tensor_states(model, optimizer)
+    groups = get_optimizer_state_dict(bare(model), optimizer, options=FLAT)
+    try:
+        dcp.load(states, checkpoint_id=folder, no_dist=not dist.is_initialized())
+    except (Exception, CheckpointException) as error:
+        raise CheckpointError(f"{folder}: does not fit this model: {cause(error)}; go on with the settings that "
+                              "config.json holds") from error
+    set_optimizer_state_dict(bare(model), optimizer, groups | states["optimizer"], options=FLAT)
+
+
+def cause(error: BaseException) -> str:
+    """What went wrong, in a line. DCP wraps the errors of all ranks in one, which is no Exception."""
+    if isinstance(error, CheckpointException) and error.failures:
+        error = next(iter(error.failures.values()))[0]
+    return (str(error).strip() or repr(error)).splitlines()[0]
+
+
+def needed_bytes(model: nn.Module) -> int:
+    """Size of a checkpoint, at most: weights, two moments and a counter, and DCP's 3 KiB beside each tensor."""
+    weights = list(bare(model).parameters())
+    return 3 * sum(w.numel() * w.element_size() for w in weights) + 4 * len(weights) * 3072 + 2**16
+
+
+# ---------------------------------------------------------------------------------------------------
+# Writing
+# ---------------------------------------------------------------------------------------------------
+
+def save(root: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, small: dict[str, Any],
+         world: World) -> tuple[Path, int, float]:
+    """Write checkpoints/step_N, on all ranks together. Returns (folder, bytes, seconds).
+
+    small: states that go into the manifest as JSON. An existing, committed folder is left alone.
+    Raises CheckpointError, on all ranks, and leaves nothing behind if it cannot be written.
+    """
+    began, target = time.perf_counter(), root / f"step_{step:07d}"
+    temporary = from_first(root / f"{target.name}.tmp-{uuid.uuid4().hex[:8]}")
+    if from_first(target.exists()):
+        return target, 0, 0.0
+    problem = None
+    try:
+        check_space(root, needed_bytes(model))
+        temporary.mkdir(parents=True, exist_ok=True)
+        writer = dcp.FileSystemWriter(temporary, sync_files=True, single_file_per_rank=True)
+        dcp.save(tensor_states(model, optimizer), storage_writer=writer, no_dist=world.size == 1)
+        files = {path.name: describe(path) for path in temporary.iterdir()
+                 if world.is_first or path.name.startswith(f"__{world.rank}_")}
+    except (Exception, CheckpointException) as error:  # whatever it is, training must be able to go on
+        problem, files = cause(error), {}
+    gathered = from_all((problem, files))
+    if failed := [(rank, p) for rank, (p, _) in enumerate(gathered) if p]:
+        if world.is_first:
+            shutil.rmtree(temporary, ignore_errors=True)
+        free = shutil.disk_usage(existing_parent(root)).free / 2**30
+        raise CheckpointError(f"{target}: could not be written on rank {failed[0][0]}: {failed[0][1]}; the disk has "
+                              f"{free:.2f} GiB free. Make room, or keep fewer with KEEP_LAST")
+    all_files = {name: facts for _, part in gathered for name, facts in part.items()}
+    if world.is_first:
+        commit(temporary, target, {"schema": SCHEMA, "step": step, **small, "torch": torch.__version__,
+                                   "world_size": world.size, "files": all_files})
+    from_first(None)  # nobody goes on before the commit
+    return target, sum(size for size, _ in all_files.values()), time.perf_counter() - began
+
+
+def commit(temporary: Path, target: Path, manifest: dict[str, Any]) -> None:
+    """Write the manifest, make everything durable, and rename."""
+    with open(temporary / "MANIFEST.json", "w", encoding="utf-8") as file:
+        json.dump(manifest, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+    flush_folder(temporary)
+    os.rename(temporary, target)
+    flush_folder(target.parent)
+
+
+def flush_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.close(descriptor)
+
+
+def describe(path: Path) -> tuple[int, str]:
+    """(size, xxh3) of a file."""
+    digest = xxhash.xxh3_64()
+    with open(path, "rb") as file:
+        while piece := file.read(2**24):
+            digest.update(piece)
+    return path.stat().st_size, digest.hexdigest()
+
+
+def check_space(root: Path, need: int) -> None:
+    """Raises CheckpointError if the disk has no room for one more checkpoint."""
+    free = shutil.disk_usage(existing_parent(root)).free
+    if free < need:
+        raise CheckpointError(f"{root}: a checkpoint takes {need / 2**30:.2f} GiB and the disk has "
+                              f"{free / 2**30:.2f} GiB free; make room, or put RUNS_DIR on another disk")
+
+
+def existing_parent(path: Path) -> Path:
+    return path if path.exists() else existing_parent(path.parent)
+
+
+def prune(root: Path, keep_last: int, keep_every: int) -> list[int]:
+    """Delete old checkpoints and leftovers of killed saves; returns the steps deleted.
+
+    Kept are the newest keep_last, and the multiples of keep_every. Renamed first, so that a kill in
+    between leaves no half a checkpoint under a valid name.
+    """
+    for leftover in [*root.glob("step_*.tmp-*"), *root.glob(".trash-*")]:
+        shutil.rmtree(leftover, ignore_errors=True)
+    steps = committed(root)
+    old = [step for step in steps[:-keep_last] if not (keep_every and step % keep_every == 0)]
+    for step in old:
+        trash = root / f".trash-{step}-{uuid.uuid4().hex[:8]}"
+        os.rename(root / f"step_{step:07d}", trash)
+        shutil.rmtree(trash, ignore_errors=True)
+    return old
+
+
+# ---------------------------------------------------------------------------------------------------
+# Finding and reading
+# ---------------------------------------------------------------------------------------------------
+
+def committed(root: Path) -> list[int]:
+    """Steps that have a folder under its final name, ascending. Nothing is verified."""
+    found = (NAME.fullmatch(path.name) for path in root.iterdir()) if root.is_dir() else ()
+    return sorted(int(match[1]) for match in found if match)
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint after every file was found whole. Raises CheckpointError."""
+    try:
+        manifest = json.loads((folder / "MANIFEST.json").read_text(encoding="utf-8"))
+        files = manifest["files"]
+        schema = manifest["schema"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{folder.name}: MANIFEST.json is missing or damaged ({error!r})") from None
+    if schema != SCHEMA:
+        raise CheckpointError(f"{folder.name}: has format {schema}; this version reads {SCHEMA}")
+    for name, (size, digest) in files.items():
+        path = folder / name
+        if not path.is_file():
+            raise CheckpointError(f"{folder.name}: {name} is missing")
+        if path.stat().st_size != size:
+            raise CheckpointError(f"{folder.name}: {name} has {path.stat().st_size} bytes, not {size}")
+        if describe(path)[1] != digest:
+            raise CheckpointError(f"{folder.name}: {name} is damaged (its hash differs)")
+    return manifest
+
+
+def find_latest(root: Path) -> tuple[Path, dict[str, Any]] | None:
+    """The newest checkpoint that verifies, and its manifest; None if there has never been one.
+
+    Falls back to older ones with a warning each. Raises CheckpointError if none of several verifies:
+    starting over silently would throw a run away.
+    """
+    reasons = []
+    for step in reversed(committed(root)):
+        folder = root / f"step_{step:07d}"
+        try:
+            manifest = read_manifest(folder)
+        except CheckpointError as error:
+            reasons.append(str(error))
+            continue
+        for reason in reasons:
+            log.warning("checkpoint %s; falling back to %s", reason, folder.name)
+        return folder, manifest
+    if reasons:
+        raise CheckpointError(f"no valid checkpoint in {root} ({len(reasons)} found: {'; '.join(reasons)}). "
+                              "To start over, choose another RUN_NAME or move that folder away")
+    return None
+
+
+def latest_for_all(root: Path) -> tuple[Path, dict[str, Any]] | None:
+    """`find_latest` by the first rank, the same answer on all."""
+    answer: Any = None
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        try:
+            answer = find_latest(root)
+        except CheckpointError as error:
+            answer = error
+    answer = from_first(answer)
+    if isinstance(answer, CheckpointError):
+        raise answer
+    return answer

@@ -1,0 +1,36 @@
+"""SIGTERM and SIGINT: remembered, and acted on where nothing is lost.
+
+While weights are being trained a signal only sets a flag, which travels with the step's numbers, so that
+all ranks stop behind the same step and save. Before that there is nothing to save: the process leaves.
+"""
+
+import os
+import signal
+import time
+from types import FrameType
+
+PATIENCE_S = 3.0  # one Ctrl-C arrives several times, from the terminal and from the launcher
+
+
+class Stopped(BaseException):
+    """Told to stop while there was nothing to save. Not an Exception, so that nothing swallows it."""
+
+
+class Interrupt:
+    """Handles the signals of this process from its creation on."""
+
+    def __init__(self) -> None:
+        self.asked: str | None = None  # name of the first signal
+        self.asked_at = 0.0
+        self.training = False          # whether a checkpoint will follow
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self.handle)
+
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if self.asked is None:
+            self.asked, self.asked_at = signal.Signals(number).name, now
+            if not self.training:
+                raise Stopped(self.asked)
+        elif now - self.asked_at > PATIENCE_S:  # asked again: a rank may hang and never reach the next step
+            os._exit(128 + number)

@@ -1,0 +1,112 @@
+"""Where the numbers of a run go: metrics.jsonl always, the console now and then."""
+
+import logging
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any, TextIO
+
+from train import record
+from train.runs import RunPaths
+
+log = logging.getLogger(__name__)
+
+
+class Recorder:
+    """Appends records to metrics.jsonl and says some of them aloud. Only the first rank has one that is `active`."""
+
+    def __init__(self, paths: RunPaths, active: bool, attempt: int, last_step: int, log_every: int):
+        self.active, self.attempt, self.last_step, self.log_every = active, attempt, last_step, log_every
+        self.file: TextIO | None = None
+        if active:
+            drop_partial_line(paths.metrics)
+            self.file = open(paths.metrics, "a", encoding="utf-8")  # noqa: SIM115 (open as long as the run)
+        self.progress = Progress(last_step) if active and sys.stdout.isatty() else None
+
+    def event(self, name: str, step: int, tokens: int, /, **values: Any) -> dict[str, Any]:
+        """Write one record; returns it."""
+        assert name in record.EVENTS, name
+        entry = {"schema": record.SCHEMA, "event": name, "time": time.time(), "mono_s": time.monotonic(),
+                 "host": socket.gethostname(), "attempt": self.attempt, "step": step, "tokens": tokens, **values}
+        if self.file:
+            self.file.write(record.to_json(entry) + "\n")
+            self.file.flush()
+        return entry
+
+    def step(self, step: int, tokens: int, first: bool, **values: Any) -> None:
+        """Record a step; on the console every LOG_EVERY steps, and the first and last of an attempt."""
+        entry = self.event("step", step, tokens, **values)
+        if not self.active:
+            return
+        if step % self.log_every == 0 or first or step == self.last_step:
+            self.say(record.to_console(entry, self.last_step))
+        if self.progress:
+            self.progress.show(entry)
+
+    def evaluation(self, step: int, tokens: int, **values: Any) -> None:
+        """Record an evaluation and say it."""
+        entry = self.event("eval", step, tokens, **values)
+        if self.active:
+            self.say(record.to_console(entry, self.last_step, ("val_loss", "val_bpb", "scored_tokens", "eval_s")))
+
+    def say(self, line: str) -> None:
+        """A line for the console and train.log, above the progress line if there is one."""
+        if self.progress:
+            self.progress.clear()
+        log.info("%s", line)
+
+    def close(self) -> None:
+        if self.progress:
+            self.progress.clear()
+        if self.file:
+            self.file.close()
+
+
+class Progress:
+    """One line on a terminal that is written over, with the time that is left."""
+
+    WIDTH = 30
+
+    def __init__(self, last_step: int):
+        self.last_step = last_step
+        self.began: tuple[int, float] | None = None  # (step, time) at the first step shown
+        self.shown_at = 0.0
+
+    def show(self, entry: dict[str, Any]) -> None:
+        now = time.monotonic()
+        if self.began is None:
+            self.began = (entry["step"], now)
+        if now - self.shown_at < 0.2:
+            return
+        self.shown_at = now
+        done = int(self.WIDTH * entry["step"] / self.last_step)
+        steps = entry["step"] - self.began[0]
+        left = f"{duration((self.last_step - entry['step']) * (now - self.began[1]) / steps)} left" if steps else ""
+        bar = "#" * done + "-" * (self.WIDTH - done)
+        sys.stdout.write(f"\r\033[K[{bar}] {entry['step']}/{self.last_step} loss {entry['loss']:.3f} {left}")
+        sys.stdout.flush()
+
+    def clear(self) -> None:
+        sys.stdout.write("\r\033[K")
+        sys.stdout.flush()
+
+
+def duration(seconds: float) -> str:
+    """1:02:03 or 2:03."""
+    hours, rest = divmod(round(seconds), 3600)
+    return f"{hours}:{rest // 60:02}:{rest % 60:02}" if hours else f"{rest // 60}:{rest % 60:02}"
+
+
+def drop_partial_line(path: Path) -> None:
+    """Cut a last line that a kill left without its end, so that what follows starts on a line of its own."""
+    if not path.exists():
+        return
+    with open(path, "rb+") as file:
+        content = file.read()
+        whole = content.rfind(b"\n") + 1
+        if whole < len(content):
+            file.truncate(whole)
+            file.flush()
+            os.fsync(file.fileno())

@@ -1,0 +1,191 @@
+"""A decoder-only transformer, and the loss inside its forward pass.
+
+    tokens (B, T) -> embedding -> n_layer x [ + attention(norm) , + swiglu(norm) ] -> norm -> head
+
+RMSNorm, rotary positions, grouped-query attention, SwiGLU, no biases, no dropout. With the same weights
+it computes what the Llama classes of Hugging Face compute, and with QK_NORM the Qwen3 classes, so that
+a checkpoint exports to them exactly; the names of the weights are theirs without the leading `model.`.
+
+Weights are float32. In bfloat16 the activations and each matrix product are bfloat16; norms, rotary
+angles, softmax and loss are computed in float32.
+
+Initialisation, all normal with mean 0; o and down further divided by sqrt(2 n_layer), the number of branches
+that are summed, so that the stream keeps its size:
+                        head tied     head untied
+    embedding           0.02          1                   the stream that branches of size 1 are added to
+    head                (the same)    0.02                logits near 0
+    all others          0.02          1 / sqrt(width in)  keeps the size of activations
+    norms               1             1
+"""
+
+import hashlib
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from train.attention import causal_attention
+from train.config import Config
+from train.loss import summed_loss
+
+
+class Linear(nn.Linear):
+    """A bias-free product in the type of its input; the float32 weight is cast on use."""
+
+    def __init__(self, width_in: int, width_out: int):
+        super().__init__(width_in, width_out, bias=False)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return F.linear(input, self.weight.to(input.dtype))
+
+
+class RMSNorm(nn.Module):
+    """x / root mean square of x, times a weight; computed in float32 (Zhang and Sennrich 2019)."""
+
+    def __init__(self, width: int, eps: float):
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dtype == torch.float32:
+            return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        return self.weight.to(x.dtype) * F.rms_norm(x.float(), self.weight.shape, None, self.eps).to(x.dtype)
+
+
+def rotary_table(seq_len: int, head_dim: int, theta: float, device: torch.device | None = None) -> Tensor:
+    """(2, T, D) float32: cosine and sine of position * theta^(-2i/D), each of the D/2 angles twice over."""
+    frequency = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim)
+    angle = torch.outer(torch.arange(seq_len, dtype=torch.float32, device=device), frequency)  # (T, D/2)
+    angle = torch.cat((angle, angle), dim=1)
+    return torch.stack((angle.cos(), angle.sin()))
+
+
+def rotate(x: Tensor, rotary: Tensor) -> Tensor:
+    """x (B, H, T, D) with each pair (i, i + D/2) turned by its angle, Llama's pairing."""
+    first, second = x.chunk(2, dim=-1)
+    cos, sin = rotary.to(x.dtype)
+    return x * cos + torch.cat((-second, first), dim=-1) * sin
+
+
+class Attention(nn.Module):
+
+    def __init__(self, c: Config):
+        super().__init__()
+        self.head_dim = c.head_dim
+        kv_dim = (c.n_kv_head or c.n_head) * c.head_dim
+        self.q_proj = Linear(c.n_embd, c.n_embd)
+        self.k_proj = Linear(c.n_embd, kv_dim)
+        self.v_proj = Linear(c.n_embd, kv_dim)
+        self.o_proj = Linear(c.n_embd, c.n_embd)
+        self.q_norm = RMSNorm(c.head_dim, c.norm_eps) if c.qk_norm else nn.Identity()
+        self.k_norm = RMSNorm(c.head_dim, c.norm_eps) if c.qk_norm else nn.Identity()
+
+    def forward(self, x: Tensor, rotary: Tensor) -> Tensor:
+        B, T, C = x.shape
+        q = self.q_norm(self.q_proj(x).view(B, T, -1, self.head_dim)).transpose(1, 2)  # (B, H, T, D)
+        k = self.k_norm(self.k_proj(x).view(B, T, -1, self.head_dim)).transpose(1, 2)  # (B, H_kv, T, D)
+        v = self.v_proj(x).view(B, T, -1, self.head_dim).transpose(1, 2)
+        y = causal_attention(rotate(q, rotary), rotate(k, rotary), v)
+        return self.o_proj(y.transpose(1, 2).reshape(B, T, C))
+
+
+class MLP(nn.Module):
+    """SwiGLU: down(silu(gate x) * up x) (Shazeer 2020)."""
+
+    def __init__(self, c: Config):
+        super().__init__()
+        assert c.mlp_dim is not None  # filled in by Config.load
+        self.gate_proj = Linear(c.n_embd, c.mlp_dim)
+        self.up_proj = Linear(c.n_embd, c.mlp_dim)
+        self.down_proj = Linear(c.mlp_dim, c.n_embd)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Block(nn.Module):
+
+    def __init__(self, c: Config):
+        super().__init__()
+        self.input_layernorm = RMSNorm(c.n_embd, c.norm_eps)
+        self.self_attn = Attention(c)
+        self.post_attention_layernorm = RMSNorm(c.n_embd, c.norm_eps)
+        self.mlp = MLP(c)
+
+    def forward(self, x: Tensor, rotary: Tensor) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), rotary)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Transformer(nn.Module):
+    """forward(tokens) -> logits; forward(tokens, targets) -> (summed loss in nats, scored tokens)."""
+
+    rotary: Tensor
+
+    def __init__(self, c: Config):
+        super().__init__()
+        self.dtype = getattr(torch, c.dtype)
+        self.embed_tokens = nn.Embedding(c.vocab_size, c.n_embd)
+        self.layers = nn.ModuleList(Block(c) for _ in range(c.n_layer))
+        self.norm = RMSNorm(c.n_embd, c.norm_eps)
+        self.lm_head = Linear(c.n_embd, c.vocab_size)
+        if c.tie_embeddings:
+            self.lm_head.weight = self.embed_tokens.weight
+        self.register_buffer("rotary", rotary_table(c.seq_len, c.head_dim, c.rope_theta), persistent=False)
+
+    def hidden(self, tokens: Tensor) -> Tensor:
+        """(B, T, C): what the head reads."""
+        x = self.embed_tokens(tokens).to(self.dtype)
+        rotary = self.rotary[:, :tokens.shape[1]]
+        for layer in self.layers:
+            x = layer(x, rotary)
+        return self.norm(x)
+
+    def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+        """tokens (B, T) int64, T at most SEQ_LEN; targets (B, T) int64, -1 where not scored.
+
+        Without targets: logits (B, T, V) float32. With: see loss.py.
+        """
+        x = self.hidden(tokens)
+        if targets is None:
+            return self.lm_head(x).float()
+        return summed_loss(x.flatten(0, 1), self.lm_head.weight, targets.flatten())
+
+
+def build(c: Config, device: torch.device) -> Transformer:
+    """The model on `device` with the initial weights that SEED gives, the same on every device and rank."""
+    with torch.device("meta"):
+        model = Transformer(c)
+    model.to_empty(device=device)
+    if c.tie_embeddings:  # to_empty gives each module a tensor of its own
+        model.lm_head.weight = model.embed_tokens.weight
+    model.rotary = rotary_table(c.seq_len, c.head_dim, c.rope_theta, device)
+    for name, weight in model.named_parameters():
+        initialise(weight, name, c)
+    return model
+
+
+def initialise(weight: Tensor, name: str, c: Config) -> None:
+    """Fill a weight as the table at the top says. Its random stream depends on SEED and its name alone,
+    so that adding a layer or splitting the model over ranks changes no other weight."""
+    if weight.ndim == 1:
+        weight.data.fill_(1.0)
+        return
+    std = 0.02
+    if not c.tie_embeddings and "lm_head" not in name:
+        std = 1.0 if "embed_tokens" in name else 1 / math.sqrt(weight.shape[1])
+    if name.endswith(("o_proj.weight", "down_proj.weight")):
+        std /= math.sqrt(2 * c.n_layer)
+    digest = hashlib.sha256(f"{c.seed} {name}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+    weight.data.copy_(torch.empty(weight.shape).normal_(0.0, std, generator=generator))
+
+
+def matmul_weights(model: nn.Module) -> int:
+    """Weights that take part in matrix products for each token: all but norms, the embedding table only as
+    a head. This is N of 6 N + 12 L d T."""
+    head = model.get_parameter("lm_head.weight").numel()
+    return head + sum(p.numel() for name, p in model.named_parameters()
+                      if p.ndim == 2 and "embed_tokens" not in name and "lm_head" not in name)

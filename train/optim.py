@@ -1,0 +1,21 @@
+"""AdamW over two groups of weights: matrices decay, vectors (the norms) do not."""
+
+import torch
+from torch import nn
+
+from train.config import Config
+
+
+def build_optimizer(model: nn.Module, c: Config) -> torch.optim.Optimizer:
+    """AdamW (Loshchilov and Hutter 2019), torch's fused kernel; the rate is set anew at each step."""
+    weights = list(model.parameters())
+    groups = [{"params": [w for w in weights if w.ndim >= 2], "weight_decay": c.weight_decay},
+              {"params": [w for w in weights if w.ndim < 2], "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=c.learning_rate, betas=(c.adam_beta1, c.adam_beta2), eps=c.adam_eps, fused=True)
+
+
+def set_rate(optimizer: torch.optim.Optimizer, rate: float, c: Config) -> None:
+    """Set what the settings say, over whatever a checkpoint brought along."""
+    for group in optimizer.param_groups:
+        group["lr"], group["betas"], group["eps"] = rate, (c.adam_beta1, c.adam_beta2), c.adam_eps
+        group["weight_decay"] = c.weight_decay if group["params"][0].ndim >= 2 else 0.0

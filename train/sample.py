@@ -1,0 +1,32 @@
+"""Text from a model, a token at a time."""
+
+import torch
+
+from train.model import Transformer
+from train.tokenizer import Vocabulary
+
+
+@torch.no_grad()
+def continue_text(model: Transformer, vocabulary: Vocabulary, prompt: str, n_tokens: int, seed: int,
+                  temperature: float = 0.8, top_k: int = 50) -> str:
+    """The prompt and up to n_tokens more, ended early by the end-of-text token.
+
+    Samples from the top_k most likely entries at the temperature (0: always the likeliest). Rows of the
+    embedding that the tokenizer has no entry for are never chosen.
+    """
+    device = model.rotary.device
+    generator = torch.Generator().manual_seed(seed)
+    ids = [vocabulary.end_of_text, *vocabulary.encode(prompt)]
+    for _ in range(n_tokens):
+        window = torch.tensor([ids[-model.rotary.shape[1]:]], device=device)
+        hidden = model.hidden(window)[:, -1:]
+        logits = model.lm_head(hidden)[0, 0, :vocabulary.size].float().cpu()
+        if temperature == 0:
+            choice = int(logits.argmax())
+        else:
+            best, entries = logits.topk(min(top_k, vocabulary.size))
+            choice = int(entries[torch.multinomial((best / temperature).softmax(0), 1, generator=generator)])
+        if choice == vocabulary.end_of_text:
+            break
+        ids.append(choice)
+    return vocabulary.decode(ids[1:])
