@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # Runs the trainer and kills it, as kill -9 does, at a chosen point: argument 1, see POINTS.
 KILLER = """
 import os, signal, sys
+import torch.distributed.checkpoint as dcp
 from train import checkpoint, evaluate, loop, main
 
 def die(*_, **__):
@@ -39,7 +40,7 @@ point, n = sys.argv[1], int(sys.argv[2])
 if point == "in a step":
     loop.train_step = at("after", n, loop.train_step)
 elif point == "before files":
-    checkpoint.dcp.save = at("before", n, checkpoint.dcp.save)
+    dcp.save = at("before", n, dcp.save)
 elif point == "before the manifest":
     checkpoint.commit = at("before", n, checkpoint.commit)
 elif point == "before the rename":

@@ -7,15 +7,18 @@ A checkpoint is written into a fresh temporary folder, flushed to disk, hashed, 
 and then renamed: the rename is the commit. `latest` is not stored; it is the highest step whose manifest
 and hashes hold. (DCP itself notices no flipped bit, and overwriting a folder destroys what was there.)
 
-Tensors are keyed by the model's own names, without any wrapper's prefix, so that a checkpoint loads into
+torch.distributed.checkpoint takes 2 s to import. A new run's first step does not wait for it: `warm_up`
+imports it beside the training that follows. Tensors are keyed by the model's own names, without any wrapper's prefix, so that a checkpoint loads into
 any number of ranks and any way of spreading the model over them. States are named and may grow.
 """
 
+import importlib
 import json
 import logging
 import os
 import re
 import shutil
+import threading
 import time
 import uuid
 from pathlib import Path
@@ -23,12 +26,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 import xxhash
 from torch import nn
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.state_dict import (StateDictOptions, get_optimizer_state_dict,
-                                                     set_optimizer_state_dict)
 
 from train.distributed import World, from_all, from_first
 from train.parallel import bare
@@ -38,7 +37,6 @@ log = logging.getLogger(__name__)
 logging.getLogger("torch.distributed.checkpoint").setLevel(logging.ERROR)  # says what we say better
 SCHEMA = 1
 NAME = re.compile(r"step_([0-9]{7,})")
-FLAT = StateDictOptions(flatten_optimizer_state_dict=True)  # one key a moment: "state.NAME.exp_avg"
 
 
 class CheckpointError(Exception):
@@ -52,27 +50,36 @@ class CheckpointError(Exception):
 def tensor_states(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """What goes through DCP: {"model": name -> weight, "optimizer": state.name.moment -> tensor}."""
     weights = {name: weight.detach() for name, weight in bare(model).named_parameters()}  # a tied head counts once
-    moments = get_optimizer_state_dict(bare(model), optimizer, options=FLAT)
+    moments = optimizer_state(model, optimizer)
     # the settings say what the groups hold; the moments are all that a checkpoint has to keep
     return {"model": weights, "optimizer": {k: v for k, v in moments.items() if k.startswith("state.")}}
 
 
+def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """One key a moment, "state.NAME.exp_avg", and one a group's option, "param_groups.NAME.lr"."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
+    return get_optimizer_state_dict(bare(model), optimizer, options=StateDictOptions(flatten_optimizer_state_dict=True))
+
+
 def load_into(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Read weights and moments of a verified checkpoint in place."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_optimizer_state_dict
     states = tensor_states(model, optimizer)
-    groups = get_optimizer_state_dict(bare(model), optimizer, options=FLAT)
+    groups = optimizer_state(model, optimizer)
     try:
         dcp.load(states, checkpoint_id=folder, no_dist=not dist.is_initialized())
-    except (Exception, CheckpointException) as error:
+    except (Exception, dcp.api.CheckpointException) as error:
         raise CheckpointError(f"{folder}: does not fit this model: {cause(error)}; go on with the settings that "
                               "config.json holds") from error
-    set_optimizer_state_dict(bare(model), optimizer, groups | states["optimizer"], options=FLAT)
+    set_optimizer_state_dict(bare(model), optimizer, groups | states["optimizer"],
+                             options=StateDictOptions(flatten_optimizer_state_dict=True))
 
 
 def cause(error: BaseException) -> str:
     """What went wrong, in a line. DCP wraps the errors of all ranks in one, which is no Exception."""
-    if isinstance(error, CheckpointException) and error.failures:
-        error = next(iter(error.failures.values()))[0]
+    if failures := getattr(error, "failures", None):
+        error = next(iter(failures.values()))[0]
     return (str(error).strip() or repr(error)).splitlines()[0]
 
 
@@ -80,6 +87,12 @@ def needed_bytes(model: nn.Module) -> int:
     """Size of a checkpoint, at most: weights, two moments and a counter, and DCP's 3 KiB beside each tensor."""
     weights = list(bare(model).parameters())
     return 3 * sum(w.numel() * w.element_size() for w in weights) + 4 * len(weights) * 3072 + 2**16
+
+
+def warm_up() -> None:
+    """Import, in the background, what the first save will need."""
+    threading.Thread(target=importlib.import_module, args=("torch.distributed.checkpoint.state_dict",),
+                     daemon=True).start()
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -93,6 +106,7 @@ def save(root: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimiz
     small: states that go into the manifest as JSON. An existing, committed folder is left alone.
     Raises CheckpointError, on all ranks, and leaves nothing behind if it cannot be written.
     """
+    import torch.distributed.checkpoint as dcp
     began, target = time.perf_counter(), root / f"step_{step:07d}"
     temporary = from_first(root / f"{target.name}.tmp-{uuid.uuid4().hex[:8]}")
     if from_first(target.exists()):
@@ -105,7 +119,7 @@ def save(root: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimiz
         dcp.save(tensor_states(model, optimizer), storage_writer=writer, no_dist=world.size == 1)
         files = {path.name: describe(path) for path in temporary.iterdir()
                  if world.is_first or path.name.startswith(f"__{world.rank}_")}
-    except (Exception, CheckpointException) as error:  # whatever it is, training must be able to go on
+    except (Exception, dcp.api.CheckpointException) as error:  # whatever it is, training must be able to go on
         problem, files = cause(error), {}
     gathered = from_all((problem, files))
     if failed := [(rank, p) for rank, (p, _) in enumerate(gathered) if p]:

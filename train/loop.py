@@ -76,6 +76,8 @@ def train(job: Job) -> str:
         values = rates.of_step(numbers, time.perf_counter() - began)
         if first:
             job.status.phase("training")
+            if c.checkpoints == "on":
+                checkpoint.warm_up()
 
         # recorded before it is saved: a checkpoint never knows a step that the record does not
         job.recorder.step(job.step, job.tokens, first, lr=rate, data_wait_s=data_wait_s, **stall, **values)

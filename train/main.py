@@ -94,6 +94,10 @@ def main() -> int:
     job = None  # the engine goes before the process group that it uses: the other way round hangs at exit
     gc.collect()
     leave()
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:  # nobody reads any more; without this Python would exit with 120
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return code
 
 

@@ -36,8 +36,18 @@ class Linear(nn.Linear):
     def __init__(self, width_in: int, width_out: int):
         super().__init__(width_in, width_out, bias=False)
 
+    def reset_parameters(self) -> None:
+        """Left to `initialise`."""
+
     def forward(self, input: Tensor) -> Tensor:
         return F.linear(input, self.weight.to(input.dtype))
+
+
+class Embedding(nn.Embedding):
+    """The table of token embeddings."""
+
+    def reset_parameters(self) -> None:
+        """Left to `initialise`."""
 
 
 class RMSNorm(nn.Module):
@@ -54,10 +64,10 @@ class RMSNorm(nn.Module):
         return self.weight.to(x.dtype) * F.rms_norm(x.float(), self.weight.shape, None, self.eps).to(x.dtype)
 
 
-def rotary_table(seq_len: int, head_dim: int, theta: float, device: torch.device | None = None) -> Tensor:
+def rotary_table(seq_len: int, head_dim: int, theta: float) -> Tensor:
     """(2, T, D) float32: cosine and sine of position * theta^(-2i/D), each of the D/2 angles twice over."""
-    frequency = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim)
-    angle = torch.outer(torch.arange(seq_len, dtype=torch.float32, device=device), frequency)  # (T, D/2)
+    frequency = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+    angle = torch.outer(torch.arange(seq_len, dtype=torch.float32), frequency)  # (T, D/2)
     angle = torch.cat((angle, angle), dim=1)
     return torch.stack((angle.cos(), angle.sin()))
 
@@ -127,7 +137,7 @@ class Transformer(nn.Module):
     def __init__(self, c: Config):
         super().__init__()
         self.dtype = getattr(torch, c.dtype)
-        self.embed_tokens = nn.Embedding(c.vocab_size, c.n_embd)
+        self.embed_tokens = Embedding(c.vocab_size, c.n_embd)
         self.layers = nn.ModuleList(Block(c) for _ in range(c.n_layer))
         self.norm = RMSNorm(c.n_embd, c.norm_eps)
         self.lm_head = Linear(c.n_embd, c.vocab_size)
@@ -156,12 +166,8 @@ class Transformer(nn.Module):
 
 def build(c: Config, device: torch.device) -> Transformer:
     """The model on `device` with the initial weights that SEED gives, the same on every device and rank."""
-    with torch.device("meta"):
+    with device:
         model = Transformer(c)
-    model.to_empty(device=device)
-    if c.tie_embeddings:  # to_empty gives each module a tensor of its own
-        model.lm_head.weight = model.embed_tokens.weight
-    model.rotary = rotary_table(c.seq_len, c.head_dim, c.rope_theta, device)
     for name, weight in model.named_parameters():
         initialise(weight, name, c)
     return model
@@ -180,7 +186,8 @@ def initialise(weight: Tensor, name: str, c: Config) -> None:
         std /= math.sqrt(2 * c.n_layer)
     digest = hashlib.sha256(f"{c.seed} {name}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
-    weight.data.copy_(torch.empty(weight.shape).normal_(0.0, std, generator=generator))
+    values = torch.empty(weight.shape, device="cpu").normal_(0.0, std, generator=generator)  # the same on any device
+    weight.data.copy_(values)
 
 
 def matmul_weights(model: nn.Module) -> int:

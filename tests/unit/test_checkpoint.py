@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed.checkpoint
 
 from tests.unit.test_step import as_batch, masked_batch
 from train import checkpoint
@@ -119,7 +120,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_and_no_half_one(tiny: Config, tm
     def no_space(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoint.dcp, "save", no_space)
+    monkeypatch.setattr(torch.distributed.checkpoint, "save", no_space)
     with pytest.raises(CheckpointError, match=r"step_0000002.*No space left.*KEEP_LAST"):
         write(tmp_path, 2, tiny)
     assert [p.name for p in tmp_path.iterdir()] == ["step_0000001"]

@@ -1,0 +1,89 @@
+"""What a run leaves in its folder and says on the way."""
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.running import ROOT, environment, train
+from train import record
+
+SECRET = "hf_" + "q7Zk" * 8
+
+
+@pytest.fixture(scope="module")
+def said_and_run(tmp_path_factory: pytest.TempPathFactory, data: dict[str, str]) -> tuple[str, Path]:
+    folder = tmp_path_factory.mktemp("run")
+    out = train(environment(folder, data, EVAL_EVERY=15, SAVE_EVERY=20, HF_TOKEN=SECRET))
+    return out, folder / "run"
+
+
+def test_every_step_has_a_record_with_all_keys_and_the_console_repeats_some(said_and_run) -> None:
+    out, run = said_and_run
+    records = list(record.read(run / "metrics.jsonl"))
+    steps = [r for r in records if r["event"] == "step"]
+    assert [r["step"] for r in steps] == list(range(1, 41)) and [r["tokens"] for r in steps[:2]] == [512, 1024]
+    common = {"schema", "event", "time", "mono_s", "host", "attempt", "step", "tokens"}
+    for r in steps:
+        assert common | {"loss", "lr", "grad_norm", "step_ms", "tokens_per_s", "mfu", "mem_gib", "data_wait_s"} <= r.keys()
+        assert r["mfu"] is None  # the peak of a CPU is not known
+        assert r["tokens_per_s"] == pytest.approx(512 / (r["step_ms"] / 1000))
+    assert [r["step"] for r in steps if "checkpoint_stall_s" in r] == [21]
+    assert [r["event"] for r in records if r["event"] != "step"] == [
+        "start", "eval", "checkpoint", "eval", "checkpoint", "eval", "end"]
+    lines = re.findall(r"^step=(\d+)/40 loss=([0-9.]+) lr=(\S+) grad_norm=\S+ step_ms=\S+ tokens_per_s=\d+ mfu=n/a "
+                       r"mem_gib=\S+ tokens=\d+$", out, re.MULTILINE)
+    assert [int(step) for step, _, _ in lines] == [1, 5, 10, 15, 20, 25, 30, 35, 40]
+    for step, loss, rate in lines:
+        assert float(loss) == pytest.approx(steps[int(step) - 1]["loss"], abs=5e-5)
+        assert float(rate) == pytest.approx(steps[int(step) - 1]["lr"], rel=1e-3)
+
+
+def test_the_folder_holds_what_the_readme_says(said_and_run) -> None:
+    out, run = said_and_run
+    config = json.loads((run / "config.json").read_text())
+    assert config["settings"]["N_EMBD"] == 32 and config["attempts"][0]["torch"]
+    state = json.loads((run / "STATUS.json").read_text())
+    assert (state["phase"], state["step"], state["last_step"]) == ("done", 40, 40)
+    train_log, node_log = (run / "train.log").read_text(), (run / "logs" / "node_0.log").read_text()
+    assert "step=40/40" in train_log and "step=40/40" in node_log
+    assert (run / "sample.txt").read_text().startswith("def ") and "sample, step 40" in out
+    assert "bits per byte on" in out
+
+
+def test_a_secret_is_found_nowhere_in_the_folder_nor_in_what_is_said(said_and_run) -> None:
+    out, run = said_and_run
+    assert SECRET not in out
+    files = [path for path in run.rglob("*") if path.is_file()]
+    assert len(files) > 8
+    assert not [path for path in files if SECRET.encode() in path.read_bytes()]
+
+
+def test_a_terminal_sees_the_progress_and_the_log_does_not(tmp_path: Path, data: dict[str, str]) -> None:
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen([sys.executable, "-m", "train.main"], cwd=ROOT, stdout=theirs, stderr=theirs,
+                               env=environment(tmp_path, data, LOG_EVERY=20))
+    os.close(theirs)
+    seen = b""
+    while True:
+        try:
+            seen += os.read(ours, 4096)
+        except OSError:  # the other end is closed
+            break
+    assert process.wait() == 0
+    assert re.search(rb"\r\x1b\[K\[#*-+\] \d+/40 loss \d\.\d{3} ", seen)
+    assert b"left" in seen and b"step=20/40" in seen
+    assert "\r" not in (tmp_path / "run" / "train.log").read_text()
+
+
+def test_a_closed_pipe_does_not_end_a_run(tmp_path: Path, data: dict[str, str]) -> None:
+    env = environment(tmp_path, data)
+    command = f"{sys.executable} -m train.main | head -1; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], env=env, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads((tmp_path / "run" / "STATUS.json").read_text())["phase"] == "done"

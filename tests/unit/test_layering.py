@@ -1,0 +1,121 @@
+"""What may import what, and how long a file may be: read from the source, nothing is run but one import."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from train.settings import ROOT
+
+# A module imports only from those before it. The record and the settings come first, then the flow, one way.
+ORDER = ["settings", "config", "runs", "record", "schedule", "flops", "status",
+         "corpus", "tokenizer", "shards", "prepare", "mixture",
+         "interrupt", "metrics", "distributed", "batch",
+         "attention", "loss", "model", "optim", "parallel", "step", "evaluate", "sample", "checkpoint", "loop", "main"]
+STANDARD_LIBRARY_ONLY = ["settings", "config", "runs", "record", "schedule", "flops", "status", "interrupt", "metrics"]
+READS_ENVIRONMENT = {"train/settings.py", "train/distributed.py"}
+KNOWS_PROCESSES = {"train/distributed.py", "train/parallel.py", "train/checkpoint.py"}
+LONGEST_FILE, LONGEST_LINE = 400, 120
+
+ROOMS = [path for room in ("train", "monitor", "analysis") for path in sorted((ROOT / room).rglob("*.py"))]
+TRAIN = {path.stem: path for path in ROOMS if path.parent.name == "train" and path.stem != "__init__"}
+SOURCES = ROOMS + sorted((ROOT / "tests").rglob("*.py")) + sorted((ROOT / "scripts").rglob("*"))
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def imported(tree: ast.AST) -> set[str]:
+    """Dotted names of all that is imported anywhere in the tree, also inside functions: 'train.step', 'os.path'."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "relative imports hide where a name comes from"
+            names |= {f"{node.module}.{alias.name}" for alias in node.names} | {str(node.module)}
+    return names
+
+
+def train_modules(tree: ast.AST) -> set[str]:
+    """The modules of train/ that a tree imports."""
+    return {name.split(".")[1] for name in imported(tree) if name.startswith("train.")} & TRAIN.keys()
+
+
+def uses(tree: ast.AST, dotted: str) -> bool:
+    """Whether a dotted name is imported or written out: os.environ, torch.distributed."""
+    written = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    return any(name == dotted or name.startswith(dotted + ".") for name in written | imported(tree))
+
+
+TREES = {path: ast.parse(path.read_text()) for path in ROOMS}
+
+
+def test_every_module_has_its_place_in_the_order() -> None:
+    assert sorted(TRAIN) == sorted(ORDER)
+
+
+@pytest.mark.parametrize("module", ORDER)
+def test_a_module_imports_only_those_before_it(module: str) -> None:
+    assert train_modules(TREES[TRAIN[module]]) <= set(ORDER[:ORDER.index(module)])
+
+
+@pytest.mark.parametrize("module", STANDARD_LIBRARY_ONLY)
+def test_what_everything_reads_needs_the_standard_library_only(module: str) -> None:
+    packages = {name.split(".")[0] for name in imported(TREES[TRAIN[module]])} - {"train"}
+    assert packages <= sys.stdlib_module_names
+    assert train_modules(TREES[TRAIN[module]]) <= set(STANDARD_LIBRARY_ONLY)
+
+
+def test_the_loop_is_the_last_but_one_and_nothing_imports_main() -> None:
+    assert ORDER[-2:] == ["loop", "main"]
+    assert not [name_of(path) for path, tree in TREES.items() if "main" in train_modules(tree)]
+
+
+def test_no_monitor_and_no_analysis_reaches_torch() -> None:
+    def reaches_torch(path: Path, seen: frozenset[str] = frozenset()) -> bool:
+        if any(name.split(".")[0] in ("torch", "transformers", "torchft") for name in imported(TREES[path])):
+            return True
+        return any(reaches_torch(TRAIN[m], seen | {m}) for m in train_modules(TREES[path]) - seen)
+
+    assert reaches_torch(TRAIN["loop"])
+    outside = [path for path in ROOMS if path.parent.name != "train"]
+    assert outside
+    assert not [name_of(path) for path in outside if reaches_torch(path)]
+
+
+def test_drawing_plots_loads_no_torch() -> None:
+    code = "import sys, analysis.plots; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+def test_the_environment_is_read_in_two_places() -> None:
+    readers = {name_of(path) for path, tree in TREES.items()
+               if any(uses(tree, name) for name in ("os.environ", "os.environb", "os.getenv", "os.putenv"))}
+    assert readers == READS_ENVIRONMENT
+
+
+def test_processes_are_known_in_three_places() -> None:
+    knowing = {name_of(path) for path, tree in TREES.items()
+               if uses(tree, "torch.distributed") or uses(tree, "torch.nn.parallel")}
+    assert knowing == KNOWS_PROCESSES
+
+
+def test_nothing_is_printed_past_the_log() -> None:
+    printing = [f"{name_of(path)}:{node.lineno}" for path, tree in TREES.items() for node in ast.walk(tree)
+                if isinstance(node, ast.Name) and node.id == "print"]
+    assert printing == []
+
+
+@pytest.mark.parametrize("path", ROOMS, ids=name_of)
+def test_a_file_holds_one_idea(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= LONGEST_FILE
+
+
+def test_no_line_is_longer_than_a_screen() -> None:
+    long = [f"{name_of(path)}:{number} has {len(line)}" for path in SOURCES if path.is_file() and "__pycache__" not in
+            path.parts for number, line in enumerate(path.read_text().splitlines(), 1) if len(line) > LONGEST_LINE]
+    assert long == []

@@ -1,0 +1,231 @@
+"""train/status.py: what a run says of itself, and the targets that look after runs."""
+
+import fcntl
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import types
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from train import status
+from train.runs import RunPaths
+from train.status import Status
+
+# A stand-in for a trainer: holds the lock as train/main.py does, and obeys or ignores SIGTERM.
+HOLDER = """
+import fcntl, os, signal, sys
+lock = open(sys.argv[1], "a+")
+fcntl.flock(lock, fcntl.LOCK_EX)
+lock.write(f"pid {os.getpid()} on here")
+lock.flush()
+signal.signal(signal.SIGTERM, signal.SIG_IGN if sys.argv[2] == "deaf" else signal.SIG_DFL)
+print("held", flush=True)
+signal.pause()
+"""
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> RunPaths:
+    (tmp_path / "a-run").mkdir()
+    return RunPaths(tmp_path / "a-run")
+
+
+def write_status(paths: RunPaths, **facts: object) -> None:
+    facts = {"schema": 1, "pid": os.getpid(), "host": socket.gethostname(), "phase": "training", "since": 1.0,
+             "heartbeat": time.time(), "step": 7, "last_step": 20, "loss": 2.5} | facts
+    paths.status.write_text(json.dumps(facts))
+
+
+@pytest.fixture
+def processes() -> Iterator[list[subprocess.Popen]]:
+    """Whatever is put in here is gone at the end of the test."""
+    started: list[subprocess.Popen] = []
+    yield started
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def hold(paths: RunPaths, processes: list[subprocess.Popen], manner: str = "good") -> subprocess.Popen:
+    """A process that holds the run."""
+    command = [sys.executable, "-c", HOLDER, str(paths.lock), manner]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    processes.append(process)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    return process
+
+
+# ---- Writing
+
+def test_a_status_says_phase_since_when_and_that_it_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(status, "time", types.SimpleNamespace(time=lambda: 1e9 + now[0], monotonic=lambda: now[0]))
+    state = Status(tmp_path / "STATUS.json", active=True, run="r", last_step=20)
+    state.phase("training", step=3)
+    now[0] += 5
+    state.beat(step=4, loss=2.0)
+    assert status.read(tmp_path / "STATUS.json") == {
+        "schema": 1, "pid": os.getpid(), "run": "r", "last_step": 20, "phase": "training", "since": 1e9 + 100,
+        "step": 4, "loss": 2.0, "heartbeat": 1e9 + 105}
+
+
+def test_beats_within_a_second_are_not_written_but_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(status, "time", types.SimpleNamespace(time=lambda: now[0], monotonic=lambda: now[0]))
+    state = Status(tmp_path / "STATUS.json", active=True)
+    state.phase("training")
+    seen = []
+    for step in range(1, 31):
+        now[0] += 0.1
+        state.beat(step=step)
+        seen.append(status.read(state.path).get("step"))
+    assert len(set(seen) - {None}) in (2, 3)  # three seconds
+    state.phase("done")
+    assert status.read(state.path)["step"] == 30
+
+
+def test_only_the_first_rank_writes(tmp_path: Path) -> None:
+    state = Status(tmp_path / "STATUS.json", active=False)
+    state.phase("training")
+    state.beat(step=1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_status_is_replaced_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "STATUS.json"
+    state = Status(path, active=True)
+    state.phase("data")
+    before = path.read_bytes()
+    replaced: list[bytes] = []
+    replace = os.replace
+
+    def look(source: Path, target: Path) -> None:
+        assert path.read_bytes() == before
+        replaced.append(Path(source).read_bytes())
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", look)
+    state.phase("training")
+    assert replaced == [path.read_bytes()] and json.loads(replaced[0])["phase"] == "training"
+    assert [p.name for p in tmp_path.iterdir()] == ["STATUS.json"]
+
+
+# ---- Describing
+
+def test_a_run_is_held_while_a_process_has_its_lock(paths: RunPaths) -> None:
+    assert not status.is_held(paths)
+    with open(paths.lock, "w") as lock:
+        assert not status.is_held(paths)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert status.is_held(paths)
+        fcntl.flock(lock, fcntl.LOCK_UN)
+        assert not status.is_held(paths)
+
+
+def test_a_run_that_trains_is_described_with_step_loss_and_heartbeat(paths: RunPaths) -> None:
+    write_status(paths, heartbeat=time.time() - 3)
+    with open(paths.lock, "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        line = status.describe(paths)
+    host = re.escape(socket.gethostname())
+    assert re.fullmatch(rf"a-run +training +step 7/20  loss 2\.5000  [34] s ago on {host}", line)
+
+
+def test_a_run_whose_process_is_gone_was_killed(paths: RunPaths) -> None:
+    write_status(paths, phase="evaluating")
+    paths.lock.write_text("pid 1 on here")
+    assert "killed while evaluating" in status.describe(paths)
+
+
+@pytest.mark.parametrize("phase", ["done", "stopped", "crashed"])
+def test_a_run_that_is_over_was_not_killed(paths: RunPaths, phase: str) -> None:
+    write_status(paths, phase=phase)
+    line = status.describe(paths)
+    assert phase in line and "killed" not in line and "ago" not in line
+
+
+def test_nothing_is_claimed_of_a_process_on_another_host(paths: RunPaths) -> None:
+    write_status(paths, host="elsewhere")
+    line = status.describe(paths)
+    assert "training" in line and "killed" not in line and "on elsewhere" in line
+
+
+def test_a_folder_without_a_status_is_a_run_that_has_not_started(paths: RunPaths) -> None:
+    assert status.describe(paths).split(maxsplit=1) == ["a-run", "not started"]
+
+
+# ---- Stopping and following
+
+def test_stop_asks_the_process_and_waits_until_it_is_gone(paths: RunPaths, processes: list) -> None:
+    process = hold(paths, processes)
+    write_status(paths, pid=process.pid)
+    text = status.stop(paths, patience_s=20)
+    assert process.wait(5) == -signal.SIGTERM
+    assert text.startswith("a-run")
+
+
+def test_stop_says_so_when_nothing_runs(paths: RunPaths) -> None:
+    write_status(paths, pid=os.getpid())  # which would end this test
+    assert status.stop(paths) == "run a-run is not running here"
+
+
+def test_stop_tells_of_a_process_that_does_not_stop(paths: RunPaths, processes: list) -> None:
+    process = hold(paths, processes, "deaf")
+    write_status(paths, pid=process.pid)
+    text = status.stop(paths, patience_s=0.2)
+    assert process.poll() is None
+    assert f"pid {process.pid}" in text and "has not stopped" in text and str(paths.train_log) in text
+
+
+def test_stop_never_asks_a_process_of_an_earlier_attempt(paths: RunPaths, processes: list) -> None:
+    """A trainer holds the lock before its first status; until then the pid in STATUS.json may be anyone's by now."""
+    bystander = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+    processes.append(bystander)
+    process = hold(paths, processes)
+    write_status(paths, pid=bystander.pid, phase="crashed")
+    status.stop(paths, patience_s=1)
+    assert bystander.poll() is None
+    assert process.wait(5) == -signal.SIGTERM
+
+
+def test_attach_shows_the_whole_log_of_a_run_that_is_over(paths: RunPaths, capsys: pytest.CaptureFixture) -> None:
+    paths.train_log.write_text("first\nlast\n")
+    status.attach(paths)
+    assert capsys.readouterr().out == "first\nlast\n"
+
+
+# ---- The targets
+
+def test_runs_lists_each_run_and_its_state(paths: RunPaths, monkeypatch: pytest.MonkeyPatch,
+                                           capsys: pytest.CaptureFixture) -> None:
+    write_status(paths, phase="done")
+    (paths.folder.parent / "no-run").mkdir()
+    monkeypatch.setenv("RUNS_DIR", str(paths.folder.parent))
+    assert status.main(["runs"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 1 and lines[0].split()[:2] == ["a-run", "done"]
+
+
+def test_a_target_on_a_run_that_does_not_exist_says_where_it_looked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                                    capsys: pytest.CaptureFixture) -> None:
+    monkeypatch.setenv("RUNS_DIR", str(tmp_path))
+    monkeypatch.setenv("RUN_NAME", "absent")
+    for command in ("status", "stop", "attach"):
+        assert status.main([command]) == 78
+        assert f"there is no run absent in {tmp_path}; make runs lists them" in capsys.readouterr().err
+
+
+def test_a_target_with_a_bad_setting_ends_with_64(monkeypatch: pytest.MonkeyPatch,
+                                                  capsys: pytest.CaptureFixture) -> None:
+    monkeypatch.setenv("RUN_NAME", "a b")
+    assert status.main(["status"]) == 64
+    assert "RUN_NAME=a b" in capsys.readouterr().err
