@@ -14,7 +14,8 @@ PY := $(VENV)/bin/python
 ##@ Start
 .PHONY: help
 help: ## This list
-	@awk 'BEGIN {FS = ":.*## "} /^##@ / {printf "%s%s\n", n++ ? "\n" : "", substr($$0, 5)} /^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' Makefile
+	@awk 'BEGIN {FS = ":.*## "} /^##@ / {printf "%s%s\n", n++ ? "\n" : "", substr($$0, 5)} \
+		/^[a-z0-9-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' Makefile
 
 .PHONY: setup
 setup: ## .venv with pinned packages and the torch build that fits this machine
@@ -22,7 +23,7 @@ setup: ## .venv with pinned packages and the torch build that fits this machine
 
 ##@ Train
 .PHONY: train
-train: setup ## Data if absent, train or resume RUN_NAME (PRESET=tiny), evaluate, sample, plot. DETACH=1 frees the terminal
+train: setup ## Train or resume RUN_NAME (PRESET=tiny), evaluate, sample, plot; DETACH=1 frees the terminal
 	@scripts/train.sh
 
 .PHONY: data

@@ -92,8 +92,6 @@ def read_all(paths: RunPaths) -> list[dict[str, Any]]:
         raise RecordError(f"{path} does not exist: {advice(paths)}") from None
     except OSError as error:
         raise RecordError(f"{path} cannot be read ({error.strerror}): make it a readable file") from None
-    except UnicodeDecodeError:
-        raise RecordError(f"{path} is not UTF-8, so not a record of a run: restore it from a copy") from None
     except ValueError as error:
         raise RecordError(f"{error}: restore it from a copy, or use the version that wrote it") from None
     return records

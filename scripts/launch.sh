@@ -20,13 +20,13 @@ default_processes() {
 }
 
 main() {
-  local settings nproc device code=0 cores
+  local settings processes device code=0 cores
   settings=$("$PY" -m train.config get NPROC DEVICE) || exit $?
-  { read -r nproc && read -r device; } <<<"$settings"
-  nproc=${nproc:-$(default_processes "$device")}
-  cores=$("$PY" -c 'import os; print(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())')
-  export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((cores > nproc ? cores / nproc : 1))}
-  if ((nproc == 1)); then
+  { read -r processes && read -r device; } <<<"$settings"
+  processes=${processes:-$(default_processes "$device")}
+  cores=$(nproc 2>/dev/null || sysctl -n hw.physicalcpu)
+  export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((cores > processes ? cores / processes : 1))}
+  if ((processes == 1)); then
     exec "$PY" -m train.main
   fi
 
@@ -34,7 +34,7 @@ main() {
   export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=${TORCH_ELASTIC_SHUTDOWN_TIMEOUT:-120}
   EXIT_CODE_FILE=$(mktemp -u "${TMPDIR:-/tmp}/exit-code.XXXXXXXX")
   export EXIT_CODE_FILE
-  run_child "$PY" -m torch.distributed.run --standalone --nproc-per-node="$nproc" -m train.main || code=$?
+  run_child "$PY" -m torch.distributed.run --standalone --nproc-per-node="$processes" -m train.main || code=$?
   if [[ -s $EXIT_CODE_FILE ]]; then
     code=$(<"$EXIT_CODE_FILE")
     rm -f "$EXIT_CODE_FILE"

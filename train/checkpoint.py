@@ -7,9 +7,11 @@ A checkpoint is written into a fresh temporary folder, flushed to disk, hashed, 
 and then renamed: the rename is the commit. `latest` is not stored; it is the highest step whose manifest
 and hashes hold. (DCP itself notices no flipped bit, and overwriting a folder destroys what was there.)
 
-torch.distributed.checkpoint takes 2 s to import. A new run's first step does not wait for it: `warm_up`
-imports it beside the training that follows. Tensors are keyed by the model's own names, without any wrapper's prefix, so that a checkpoint loads into
+Tensors are keyed by the model's own names, without any wrapper's prefix, so that a checkpoint loads into
 any number of ranks and any way of spreading the model over them. States are named and may grow.
+
+torch.distributed.checkpoint takes 2 s to import. A new run's first step does not wait for it: `warm_up`
+imports it beside the training that follows.
 """
 
 import importlib

@@ -19,7 +19,7 @@ class Config:
     """The resolved settings of a run. Built by `Config.load`, then passed; nothing else reads settings."""
 
     # ---- Run
-    preset: str = setting("tiny", help="the recipe: presets/PRESET.env")
+    preset: str = setting("tiny", help="the recipe: presets/PRESET.env", pattern=r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
     env_file: str = setting(".env", help="the file that holds your own settings")
     run_name: str = setting("", help="the run's folder and W&B name; the same name resumes. Default: the preset's",
                             pattern=r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", example="tiny-lr3e-3-s1")
@@ -40,11 +40,11 @@ class Config:
     # ---- Model
     vocab_size: int = setting(4096, help="rows of the embedding; a trained tokenizer gets as many entries",
                               unit="tokens", minimum=300, maximum=2**24, resume=FROZEN)
-    n_layer: int = setting(4, help="transformer blocks", minimum=1, resume=FROZEN)
-    n_head: int = setting(4, help="attention heads", minimum=1, resume=FROZEN)
+    n_layer: int = setting(4, help="transformer blocks", minimum=1, maximum=4096, resume=FROZEN)
+    n_head: int = setting(4, help="attention heads", minimum=1, maximum=4096, resume=FROZEN)
     n_kv_head: int | None = setting(None, help="key and value heads, shared by groups of heads. Default: N_HEAD",
                                     minimum=1, resume=FROZEN, example="2")
-    n_embd: int = setting(256, help="width of the residual stream", minimum=2, resume=FROZEN)
+    n_embd: int = setting(256, help="width of the residual stream", minimum=2, maximum=2**18, resume=FROZEN)
     mlp_dim: int | None = setting(None, help="width inside the SwiGLU. Default: 8/3 of N_EMBD, rounded up to a "
                                   "multiple of 64", minimum=1, resume=FROZEN, example="704")
     qk_norm: bool = setting(False, help="RMS-normalise queries and keys by head (as Qwen3)", resume=FROZEN)
@@ -128,7 +128,7 @@ class Config:
         config = cls(**{name.lower(): value for name, value in resolved.values.items()}).derived()
         problems = list(resolved.problems)
         for names, check in CHECKS:
-            if not resolved.refused & set(names) and (problem := check(config)):
+            if not resolved.refused & {*names, "PRESET", "ENV_FILE"} and (problem := check(config)):
                 problems.append(problem)
         if problems:
             raise SettingsError(problems, resolved.remarks)
@@ -266,10 +266,11 @@ def compare_for_resume(stored: dict[str, Any], config: Config) -> tuple[list[str
     """
     complaints: list[str] = []
     tracked: dict[str, list] = {}
-    defaults = Config().derived().stored()
+    known = {name.lower(): value for name, value in stored.items() if name in declared_fields(Config)}
+    earlier = Config(**known).derived().stored()
     for name, field in declared_fields(Config).items():
         declared: Declared = field.metadata["declared"]
-        before, now = stored.get(name, defaults.get(name)), getattr(config, field.name)
+        before, now = earlier.get(name), getattr(config, field.name)
         if declared.resume == FREE or before == now:
             continue
         if declared.resume == TRACKED:
@@ -291,6 +292,8 @@ def env_example() -> str:
         declared: Declared = field.metadata["declared"]
         if field.name in groups:
             lines += ["", f"# ==== {groups[field.name]}"]
+        if name == "ENV_FILE":  # which file this is cannot be said in it
+            continue
         lines += [f"# {declared.help}.", f"# {rule_of(field)}" + ("" if declared.secret else f"; {declared.resume}"),
                   f"#{name}={format_value(field.default)}"]
     return "\n".join(lines) + "\n"

@@ -10,8 +10,9 @@ import dataclasses
 import hashlib
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 
 class CorpusError(Exception):
@@ -118,7 +119,16 @@ def hub_documents(s: Source, at_revision: str, skip: int, token: str) -> Iterato
     except Exception as error:
         raise CorpusError(f"cannot open {s.repository}: {error}; check the network, and HF_TOKEN if the data set "
                           "is gated") from error
-    for number, row in enumerate(rows.skip(skip) if skip else rows, skip):
+    for number, row in enumerate(guarded(s, rows.skip(skip) if skip else rows), skip):
         if s.text_column not in row:
             raise CorpusError(f"{s.repository} row {number} has no column {s.text_column!r}; it has: {', '.join(row)}")
         yield Document(str(row.get(s.name_column, number)), row[s.text_column] or "")
+
+
+def guarded(s: Source, rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The rows, with whatever the reading of them raises as a CorpusError."""
+    try:
+        yield from rows
+    except Exception as error:
+        raise CorpusError(f"cannot read {s.repository}: {error}; check the network, and the files if it is a folder; "
+                          "the same command goes on behind the last shard") from error

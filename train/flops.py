@@ -10,6 +10,8 @@ N counts matmul weights: the head once, the embedding table never (it is read, n
 The causal count takes half the second term, since half the positions are masked. Recomputation is not counted.
 """
 
+import re
+
 # Dense bfloat16 peak in TFLOP/s by what torch calls the device, from NVIDIA's data sheets; the first name that is
 # part of the device's name counts. A device that is not here has an unknown peak, and its MFU is n/a.
 BF16_PEAK_TFLOPS = (
@@ -27,6 +29,8 @@ def flops_per_token(matmul_weights: int, n_layer: int, attention_width: int, seq
 def peak_tflops(device_name: str, dtype: str) -> float | None:
     """Peak of one device in TFLOP/s, or None where it is not known (CPUs, float32, cards not in the table)."""
     if dtype != "bfloat16":
+        return None
+    if re.search(r"Laptop| D$| Ti\b|SUPER|Max-Q", device_name):  # other cards with the start of a name in the table
         return None
     return next((peak for name, peak in BF16_PEAK_TFLOPS if name in device_name), None)
 

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 import warnings
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 import numpy
 import tokenizers
@@ -34,7 +34,7 @@ from train.interrupt import Interrupt, Stopped
 from train.loop import Job
 from train.metrics import Recorder
 from train.mixture import Gap
-from train.model import build
+from train.model import Transformer, build
 from train.optim import build_optimizer
 from train.parallel import bare, parallelize, settle
 from train.runs import RunPaths
@@ -129,15 +129,14 @@ def stopped(job: Job) -> int:
 def conclude(job: Job, bpb: float, text_bytes: int) -> None:
     """The last words of a run: bits per byte beside general compressors, and a sample."""
     c = job.config
-    names = list(job.loader.mixture.names)
     others = job.compressed_bpb if job.evaluator.full_is_all else {}
     beside = "".join(f"; {name} needs {value:.3f}" for name, value in others.items())
     job.recorder.say(f"validation: {bpb:.3f} bits per byte on {text_bytes} held-out bytes{beside}")
     if not c.sample_tokens:
         return
     job.status.phase("sampling")
-    model = bare(job.model)
-    text = continue_text(model, job.vocabulary, source(names[0]).prompt, c.sample_tokens, c.seed)  # type: ignore[arg-type]
+    model, prompt = cast(Transformer, bare(job.model)), source(job.loader.mixture.names[0]).prompt
+    text = continue_text(model, job.vocabulary, prompt, c.sample_tokens, c.seed)
     write_whole(job.paths.sample, (text + "\n").encode())
     job.recorder.say(f"sample, step {job.step}:\n" + "\n".join("    " + line for line in text.splitlines()))
 
@@ -154,7 +153,7 @@ def open_run_folder(paths: RunPaths, world: World) -> TextIO | None:
             paths.checkpoints.mkdir(parents=True, exist_ok=True)
             paths.plots.mkdir(exist_ok=True)
             lock = open(paths.lock, "a+", encoding="utf-8")  # noqa: SIM115 (held until the process ends)
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            take(lock)
             lock.truncate(0)
             lock.write(f"pid {os.getpid()} on {world.host}")
             lock.flush()
@@ -168,6 +167,16 @@ def open_run_folder(paths: RunPaths, world: World) -> TextIO | None:
     if problem := from_first(problem):
         raise RunFolderError(problem)
     return lock
+
+
+def take(lock: TextIO) -> None:
+    """Lock the run. Tried for a second: `make status` holds the lock for an instant to see whether it is free."""
+    for _ in range(10):
+        try:
+            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(0.1)
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def log_to_files(paths: RunPaths, world: World) -> None:

@@ -108,8 +108,16 @@ def open_sources(c: Config, v: Vocabulary) -> dict[str, ShardSet]:
     for name in c.mixture:
         opened[name] = ShardSet(source_folder(c, corpus.source(name), v))
         opened[name].check_vocabulary(v.sha256, c.vocab_size)
-        if not opened[name].total("validation", "tokens"):
-            raise DataError(f"{opened[name].folder}: holds no validation document; prepare more with DATA_TOKENS")
+        for split, word in (("train", "training"), ("validation", "validation")):
+            if not opened[name].total(split, "tokens"):
+                raise DataError(f"{opened[name].folder}: holds no {word} document; prepare more with DATA_TOKENS")
+        if (made := opened[name].manifest.get("shard_tokens", c.shard_tokens)) != c.shard_tokens:
+            raise DataError(f"{opened[name].folder}: was prepared with SHARD_TOKENS={made}, not {c.shard_tokens}; "
+                            f"set that, or {opened[name].remedy()}")
+        have, limit = opened[name].total("train", "tokens"), token_limit(c, corpus.source(name))
+        if have < limit and not opened[name].manifest.get("complete", True):
+            raise DataError(f"{opened[name].folder}: holds {have} training tokens and {limit} are asked for; "
+                            f"DATA_TOKENS={have} makes do with these, or {opened[name].remedy()}")
     return opened
 
 
@@ -144,9 +152,11 @@ class SourceWriter:
 
     def resume(self) -> None:
         """Take over what sealed shards hold, and remove files of an unsealed one."""
-        for line in self.progress.read_text().splitlines(keepends=True) if self.progress.exists() else ():
-            if not line.endswith("\n"):
-                break
+        written = self.progress.read_text() if self.progress.exists() else ""
+        whole = written[:written.rfind("\n") + 1]
+        if whole != written:  # the line that a full disk cut short
+            write_whole(self.progress, whole.encode())
+        for line in whole.splitlines():
             entry = json.loads(line)
             self.documents, self.empty = entry["documents"], entry["empty"]
             for split in SPLITS:
@@ -162,17 +172,20 @@ class SourceWriter:
         """Training tokens, sealed or not."""
         return sum(info.tokens for info in self.shards["train"]) + self.pending["train"].tokens
 
-    def add(self, batch: list[Document]) -> None:
-        """Encode documents, in order."""
-        texts = [d for d in batch if d.text]
-        self.documents += len(batch)
-        self.empty += len(batch) - len(texts)
-        for document, ids in zip(texts, self.v.encode_batch([d.text for d in texts]), strict=True):
+    def add(self, batch: list[Document], limit: float) -> None:
+        """Encode documents, in order, up to the one that reaches the limit; seal behind each that fills a shard."""
+        for document, ids in zip(batch, self.v.encode_batch([d.text for d in batch]), strict=True):
+            if self.tokens() >= limit:
+                return
+            self.documents += 1
+            if not document.text:
+                self.empty += 1
+                continue
             split = "validation" if corpus.is_validation(self.s, document.name) else "train"
             with_end = np.array([self.v.end_of_text, *ids], dtype=np.uint32)
             self.pending[split].add(with_end, len(document.text.encode(errors="surrogatepass")))
-        if self.pending["train"].tokens >= self.c.shard_tokens:
-            self.seal()
+            if self.pending["train"].tokens >= self.c.shard_tokens:
+                self.seal()
 
     def seal(self) -> None:
         """Write what is pending as one shard a split and record it."""
@@ -189,12 +202,14 @@ class SourceWriter:
         with open(self.progress, "a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")
 
-    def finish(self, revision: str) -> None:
-        """Seal the rest and turn the account into the manifest."""
-        self.seal()
+    def finish(self, revision: str, complete: bool) -> None:
+        """Seal the rest and turn the account into the manifest. complete: the source has no more."""
+        if any(self.pending[split].ids for split in SPLITS):
+            self.seal()
         manifest = {
             "schema": 1, "source": self.s.name, "revision": revision, "tokenizer_sha256": self.v.sha256,
             "tokenizer_size": self.v.size, "documents": self.documents, "dropped": {"empty": self.empty},
+            "complete": complete, "shard_tokens": self.c.shard_tokens,
             "compressed_bpb": compressed_bpb(self.s, revision) if self.s.compressors else {},
             "shards": {split: [dataclasses.asdict(info) for info in self.shards[split]] for split in SPLITS}}
         write_whole(self.folder / "manifest.json", json.dumps(manifest, indent=1).encode())
@@ -206,14 +221,14 @@ def make_source(c: Config, s: Source, v: Vocabulary) -> None:
     began = last = time.perf_counter()
     revision, writer, limit = revision_of(c, s), SourceWriter(c, s, v, source_folder(c, s, v)), token_limit(c, s)
     for batch in batches(corpus.documents(s, revision, skip=writer.documents, token=c.hf_token), BATCH_BYTES):
-        writer.add(batch)
+        writer.add(batch, limit)
         if writer.tokens() >= limit:
             break
         if time.perf_counter() - last > 10:
             last = time.perf_counter()
             log.info("source %s: %.1f M tokens of %s", s.name, writer.tokens() / 1e6,
                      "all" if math.isinf(limit) else f"{limit / 1e6:.0f} M")
-    writer.finish(revision)
+    writer.finish(revision, complete=writer.tokens() < limit)
     seconds = time.perf_counter() - began
     log.info("source %s: %d documents (%d empty, dropped), %.2f M training tokens, in %.1f s", s.name, writer.documents,
              writer.empty, writer.tokens() / 1e6, seconds)

@@ -41,7 +41,7 @@ EVAL_UNITS = {
     "full": "true where the set was the final, larger one",
 }
 
-# How a value looks on the console; anything else is printed with %g.
+# How a value looks on the console; anything else as str() has it.
 FORMATS = {"loss": ".4f", "lr": ".3e", "grad_norm": ".3f", "step_ms": ".1f", "tokens_per_s": ".0f", "mfu": ".1f",
            "mem_gib": ".2f", "val_loss": ".4f", "val_bpb": ".4f", "data_wait_s": ".3f", "eval_s": ".1f",
            "checkpoint_stall_s": ".2f"}
@@ -73,7 +73,7 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
 
     Raises ValueError naming file and line for anything else that is not a record, and for a newer schema.
     """
-    with open(path, encoding="utf-8") as file:
+    with open(path, encoding="utf-8", errors="replace") as file:
         for number, line in enumerate(file, 1):
             if not line.endswith("\n"):
                 return

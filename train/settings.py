@@ -25,7 +25,8 @@ TRACKED = "tracked"  # accepted, printed and recorded
 FREE = "free"        # of no consequence to the result
 
 # make's own variables and the names that scripts pass between themselves; legal, but not settings.
-NOT_SETTINGS = {"MAKE_SETTINGS", "MAKEFLAGS", "MAKELEVEL", "MFLAGS", "SHELL", "VENV", "PYTHON"}
+NOT_SETTINGS = {"MAKE_SETTINGS", "MAKEFLAGS", "MAKELEVEL", "MFLAGS", "SHELL", "VENV", "PYTHON",
+                "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"}
 
 
 class SettingsError(Exception):
@@ -56,7 +57,8 @@ class Declared:
 
 def setting(default: Any, **declared: Any) -> Any:
     """A dataclass field that is a setting; its name in upper case is the setting's name."""
-    return dataclasses.field(default=default, metadata={"declared": Declared(**declared)})
+    return dataclasses.field(default=default, repr=not declared.get("secret"),
+                             metadata={"declared": Declared(**declared)})
 
 
 def declared_fields(config_class: type) -> dict[str, dataclasses.Field]:
@@ -106,7 +108,9 @@ def format_value(value: Any) -> str:
         return ""
     if isinstance(value, bool):
         return "1" if value else "0"
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):  # short where that is exact
+        return f"{value:g}" if float(f"{value:g}") == value else repr(value)
+    return str(value)
 
 
 def parse_value(field: dataclasses.Field, text: str) -> Any:
@@ -122,6 +126,8 @@ def parse_value(field: dataclasses.Field, text: str) -> Any:
             raise ValueError
         value: Any = int(text)
     elif kind is float:
+        if not re.fullmatch(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?", text):  # also nan and inf
+            raise ValueError
         value = float(text)
         if not math.isfinite(value):
             raise ValueError
@@ -150,7 +156,7 @@ def read_env_file(path: Path) -> tuple[dict[str, tuple[str, str]], list[str]]:
     values: dict[str, tuple[str, str]] = {}
     problems: list[str] = []
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_bytes().decode()  # read_text would hide carriage returns
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
         return {}, [f"{shown(path)}: cannot be read ({reason}); it must hold NAME=value lines in UTF-8"]
@@ -162,7 +168,8 @@ def read_env_file(path: Path) -> tuple[dict[str, tuple[str, str]], list[str]]:
         if "\r" in line:
             problems.append(f"{where}: ends in a carriage return; save the file with Unix line ends")
         elif not match:
-            problems.append(f"{where}: {line.strip()[:60]!r} is not NAME=value (no blanks round '=', no export)")
+            start = re.split(r"[=:]", line, maxsplit=1)[0][:30]  # what follows may be a secret
+            problems.append(f"{where}: {start!r}... is not NAME=value (no blanks round '=', no export)")
         elif bad := re.search(r"""[\s'"`$#\\]""", match[2]):
             problems.append(f"{where}: {match[1]} has {bad[0]!r} in its value; quotes, blanks, $, #, ` and \\ "
                             f"are not allowed: write {match[1]}=value and comments on their own line")
@@ -180,7 +187,7 @@ def shown(path: Path) -> str:
 
 def nearest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
     """The most similar name, or None."""
-    found = difflib.get_close_matches(name.upper(), list(names), n=1, cutoff=cutoff)
+    found = difflib.get_close_matches(name, list(names), n=1, cutoff=cutoff)
     return found[0] if found else None
 
 
@@ -208,28 +215,38 @@ def resolve(config_class: type, environ: Mapping[str, str] | None = None, root: 
     fields = declared_fields(config_class)
     problems: list[str] = []
     remarks: list[str] = []
+    refused: set[str] = set()
     from_make = set(env.get("MAKE_SETTINGS", "").split())
     for name in sorted(from_make - fields.keys() - NOT_SETTINGS):
         problems.append(unknown(name, "make's command line", fields))
 
+    for name in sorted(from_make & fields.keys()):
+        if fields[name].metadata["declared"].secret:
+            problems.append(f"{name} (make's command line): a secret, and command lines are seen by everyone; "
+                            "it belongs into the environment or ENV_FILE")
     layers: list[dict[str, tuple[str, str]]] = [
         {n: (env[n], "make's command line" if n in from_make else "environment") for n in fields if env.get(n)}]
     for name in sorted(env.keys() - fields.keys() - from_make):
-        if (guess := nearest(name, fields, cutoff=0.9)) and guess not in env:
+        if (guess := nearest(name.upper(), fields, cutoff=0.9)) and guess not in env:
             remarks.append(f"the environment has {name}, which is no setting; was {guess} meant?")
 
     for chosen in ("ENV_FILE", "PRESET"):
+        count = len(problems)
         path = env_file_path(chosen, layers, fields, root, problems)
         if path is None:
+            refused |= {chosen} if len(problems) > count else set()
             continue
         values, found = read_env_file(path)
         problems += found
-        if chosen == "PRESET" and (nested := values.keys() & {"PRESET", "ENV_FILE"}):
-            problems.append(f"{shown(path)}: a preset cannot set {', '.join(sorted(nested))}")
+        for name in sorted(values.keys() & ({"PRESET", "ENV_FILE"} if chosen == "PRESET" else {"ENV_FILE"})):
+            problems.append(f"{name} ({values[name][1]}): cannot be set here, since this file was found by it")
+        if chosen == "PRESET":
+            problems += [f"{n} ({where}): a secret; it belongs into the environment or ENV_FILE"
+                         for n, (_, where) in values.items() if n in fields and fields[n].metadata["declared"].secret]
         problems += [unknown(n, where, fields) for n, (_, where) in values.items() if n not in fields]
         layers.append({n: v for n, v in values.items() if n in fields and v[0] != ""})
 
-    resolved = Resolved({}, {}, problems, set(), remarks)
+    resolved = Resolved({}, {}, problems, refused, remarks)
     for name, field in fields.items():
         text, where = next((layer[name] for layer in layers if name in layer), (None, "default"))
         resolved.origin[name] = where
@@ -270,7 +287,7 @@ def env_file_path(chosen: str, layers: list, fields: dict, root: Path, problems:
 
 
 def unknown(name: str, where: str, fields: Iterable[str]) -> str:
-    guess = nearest(name, fields)
+    guess = nearest(name.upper(), fields)
     remedy = f"did you mean {guess}?" if guess else "`make settings` lists them"
     return f"{name} ({where}): no such setting; {remedy}"
 

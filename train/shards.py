@@ -103,10 +103,13 @@ class ShardSet:
                             f"{self.remedy()}")
         if size != info.bytes:
             raise DataError(f"{path}: {size} bytes, but the manifest says {info.bytes}; {self.remedy()}")
-        _, layout, width, tokens, _, tokenizer, _ = HEADER.unpack(head[:HEADER.size])
+        _, layout, width, tokens, documents, tokenizer, _ = HEADER.unpack(head[:HEADER.size])
         if layout != FORMAT or width not in DTYPES or tokens * width + HEADER_BYTES != size:
             raise DataError(f"{path}: header says format {layout}, {tokens} tokens of {width} bytes, which does not "
                             f"fit its {size} bytes; {self.remedy()}")
+        if (tokens, documents) != (info.tokens, info.documents):
+            raise DataError(f"{path}: holds {tokens} tokens of {documents} documents, but the manifest says "
+                            f"{info.tokens} of {info.documents}; {self.remedy()}")
         if tokenizer.hex() != self.tokenizer_sha256:
             raise DataError(f"{path}: made with tokenizer {tokenizer.hex()[:12]}, but the manifest says "
                             f"{self.tokenizer_sha256[:12]}; {self.remedy()}")

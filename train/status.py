@@ -7,9 +7,11 @@ evaluating, saving, sampling, stopped, crashed, done. A phase before `stopped` w
 that the run was killed; the same command that started it goes on from its last checkpoint.
 """
 
+import contextlib
 import fcntl
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -91,17 +93,18 @@ def describe(paths: RunPaths) -> str:
 
 def stop(paths: RunPaths, patience_s: float = 150.0) -> str:
     """Ask the run's process to save and stop, and wait for it. Returns what happened."""
-    state = read(paths.status)
-    if not is_held(paths):
-        return f"run {paths.name} is not running here"
-    os.kill(state["pid"], signal.SIGTERM)
-    deadline = time.monotonic() + patience_s
+    deadline, pid = time.monotonic() + patience_s, None
     while is_held(paths):
+        holder = re.match(r"pid (\d+)", paths.lock.read_text())  # not STATUS.json: it may be of an earlier attempt
+        if pid is None and holder:
+            pid = int(holder[1])
+            with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
+                os.kill(pid, signal.SIGTERM)
         if time.monotonic() > deadline:
-            return (f"run {paths.name} has not stopped in {patience_s:.0f} s (pid {state['pid']}); look at "
+            return (f"run {paths.name} has not stopped in {patience_s:.0f} s (pid {pid}); look at "
                     f"{paths.train_log}, and kill it if it hangs: its last checkpoint is safe")
         time.sleep(0.1)
-    return describe(paths)
+    return describe(paths) if pid else f"run {paths.name} is not running here"
 
 
 def attach(paths: RunPaths) -> None:

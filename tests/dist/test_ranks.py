@@ -1,4 +1,4 @@
-"""Several processes train what one would: the same losses, the same weights on all, through any change of their number."""
+"""Several processes train what one would: equal losses, equal weights on all, through any change of their number."""
 
 import dataclasses
 import os
@@ -22,10 +22,11 @@ LAUNCH = [str(ROOT / "scripts" / "launch.sh")]
 
 
 def launch(folder: Path, data: dict[str, str], nproc: int, max_steps: int, **settings: object) -> Path:
-    env = environment(folder, data, NPROC=nproc, MAX_STEPS=max_steps, RUN_NAME=f"run{settings.pop('name', nproc)}", **settings)
+    name = f"run{settings.pop('name', nproc)}"
+    env = environment(folder, data, NPROC=nproc, MAX_STEPS=max_steps, RUN_NAME=name, **settings)
     out = train(env, command=LAUNCH)
     assert f"processes={nproc} " in out
-    return folder / env["RUN_NAME"]
+    return folder / name
 
 
 def relative(one: dict, other: dict) -> float:
@@ -49,7 +50,8 @@ def test_any_number_of_processes_follows_one(tmp_path: Path, data: dict[str, str
         torch.testing.assert_close(weights[name], value, rtol=1e-3, atol=1e-5)
 
 
-def test_the_number_of_processes_may_change_at_each_resume(tmp_path: Path, data: dict[str, str], one_process: Path) -> None:
+def test_the_number_of_processes_may_change_at_each_resume(tmp_path: Path, data: dict[str, str],
+                                                           one_process: Path) -> None:
     for nproc, steps in ((1, 6), (2, 13), (1, 20)):
         run = launch(tmp_path, data, nproc, steps, name="changing")
     assert relative(losses(run), losses(one_process)) < 1e-5

@@ -124,7 +124,7 @@ def test_the_stamp_is_the_first_start_in_utc(tmp_path, monkeypatch):
     ('{"schema": 1, "eve\n', ["metrics.jsonl line 1 is not a record", "restore it"]),
     ('{"schema": 2, "event": "step"}\n', ["metrics.jsonl line 1 has schema 2", "the version that wrote it"]),
     ('{"schema": 1, "event": "step", "time": 1}\n', ["metrics.jsonl has a record without 'step'"]),
-    (b"\xff\xfe\n", ["metrics.jsonl is not UTF-8"]),
+    (b"\xff\xfe\n", ["metrics.jsonl line 1 is not a record", "restore it"]),
 ])
 def test_a_record_that_cannot_be_drawn_is_named_with_what_to_do(tmp_path, text, words):
     (tmp_path / "metrics.jsonl").write_bytes(text if isinstance(text, bytes) else text.encode())

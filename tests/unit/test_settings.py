@@ -134,8 +134,14 @@ def test_a_file_that_is_not_there_is_named_with_what_to_do(root: Path, environ: 
 
 def test_a_preset_cannot_choose_a_preset_or_an_env_file(root: Path) -> None:
     (root / "presets" / "tiny.env").write_text("PRESET=big\nENV_FILE=x\n")
-    (found,) = problems(root)
-    assert "a preset cannot set ENV_FILE, PRESET" in found
+    found = problems(root)
+    assert [complaint.split(" (")[0] for complaint in found] == ["ENV_FILE", "PRESET"]
+    assert all("presets/tiny.env line" in complaint and "cannot be set here" in complaint for complaint in found)
+
+
+def test_an_env_file_cannot_choose_another(root: Path) -> None:
+    (found,) = problems(root, "ENV_FILE=other.env\n")
+    assert "ENV_FILE" in found and ".env line 1" in found and "cannot be set here" in found
 
 
 # ---- The syntax of an env file
@@ -403,7 +409,7 @@ def test_env_example_is_what_the_declaration_gives() -> None:
 
 def test_each_line_of_env_example_uncommented_is_good_and_changes_nothing(root: Path) -> None:
     lines = [line[1:] for line in env_example().splitlines() if re.match(r"#[A-Z0-9_]+=", line)]
-    assert [line.split("=")[0] for line in lines] == list(FIELDS)
+    assert [line.split("=")[0] for line in lines] == [name for name in FIELDS if name != "ENV_FILE"]
     for line in lines:
         assert problems(root, line + "\n") == []
     (root / ".env").write_text("\n".join(lines) + "\n")
@@ -413,6 +419,8 @@ def test_each_line_of_env_example_uncommented_is_good_and_changes_nothing(root: 
 def test_env_example_has_each_setting_with_help_rule_and_a_group() -> None:
     text = env_example()
     for name, field in FIELDS.items():
+        if name == "ENV_FILE":  # cannot be set in itself
+            continue
         declared: Declared = field.metadata["declared"]
         assert re.search(rf"^# {re.escape(declared.help)}\.\n# .+\n#{name}=", text, re.MULTILINE), name
     assert re.findall("^# ==== (.+)$", text, re.MULTILINE) == [
