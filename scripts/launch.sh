@@ -8,22 +8,12 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/lib.sh
 
-# Visible GPUs, or 1 where there are none.
-default_processes() {
-  local gpus=0
-  if [[ $1 != cpu && -n ${CUDA_VISIBLE_DEVICES-} ]]; then
-    gpus=$(tr ',' '\n' <<<"$CUDA_VISIBLE_DEVICES" | grep -c .)
-  elif [[ $1 != cpu && -z ${CUDA_VISIBLE_DEVICES+set} ]] && command -v nvidia-smi >/dev/null; then
-    gpus=$(nvidia-smi --list-gpus 2>/dev/null | grep -c '^GPU' || true)
-  fi
-  echo $((gpus > 0 ? gpus : 1))
-}
-
 main() {
-  local settings processes device code=0 cores
+  local settings processes device gpus cores code=0
   settings=$("$PY" -m train.config get NPROC DEVICE) || exit $?
   { read -r processes && read -r device; } <<<"$settings"
-  processes=${processes:-$(default_processes "$device")}
+  gpus=$([[ $device == cpu ]] || visible_gpus)
+  processes=${processes:-$((gpus > 0 ? gpus : 1))}
   cores=$(nproc 2>/dev/null || sysctl -n hw.physicalcpu)
   export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((cores > processes ? cores / processes : 1))}
   if ((processes == 1)); then

@@ -10,6 +10,17 @@ die() {
   exit "$1"
 }
 
+# visible_gpus: how many GPUs a process started here would see, without asking torch, which takes seconds.
+visible_gpus() {
+  if [[ -n ${CUDA_VISIBLE_DEVICES-} ]]; then
+    tr ',' '\n' <<<"$CUDA_VISIBLE_DEVICES" | grep -c . || true
+  elif [[ -z ${CUDA_VISIBLE_DEVICES+set} ]] && command -v nvidia-smi >/dev/null; then
+    nvidia-smi --list-gpus 2>/dev/null | grep -c '^GPU' || true
+  else
+    echo 0
+  fi
+}
+
 # run_child COMMAND...: run it and return its exit code; SIGTERM and SIGINT are handed on to it.
 # A shell waiting for a foreground child would not see them before the child ends.
 run_child() {

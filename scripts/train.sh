@@ -10,9 +10,12 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/lib.sh
 
 main() {
-  local settings runs_dir run_name detach
-  settings=$("$PY" -m train.config get RUNS_DIR RUN_NAME DETACH) || exit $?
-  { read -r runs_dir && read -r run_name && read -r detach; } <<<"$settings"
+  local settings runs_dir run_name detach device
+  settings=$("$PY" -m train.config get RUNS_DIR RUN_NAME DETACH DEVICE) || exit $?
+  { read -r runs_dir && read -r run_name && read -r detach && read -r device; } <<<"$settings"
+  if [[ $device == cuda && $(visible_gpus) == 0 ]]; then # said before hours of preparing data
+    die 64 "DEVICE=cuda: there is no GPU here (nvidia-smi lists none); choose DEVICE=cpu, or another PRESET"
+  fi
   if [[ $detach == 1 ]]; then
     mkdir -p "$runs_dir/$run_name"
     DETACH=0 setsid nohup "$0" >"$runs_dir/$run_name/console.log" 2>&1 </dev/null &

@@ -98,6 +98,14 @@ def test_a_frozen_setting_is_refused_by_name_and_a_tracked_one_recorded(tmp_path
     assert stored["settings"]["LEARNING_RATE"] == 0.001 and stored["attempts"][-1]["changes"]
 
 
+def test_wall_time_asks_for_checkpoints_too_and_few_are_kept(tmp_path: Path, data: dict[str, str]) -> None:
+    train(environment(tmp_path, data, MAX_STEPS=6, SAVE_MINUTES=1e-9, KEEP_LAST=2, KEEP_EVERY=3))
+    run = tmp_path / "run"
+    saved = [r["step"] for r in record.read(run / "metrics.jsonl") if r["event"] == "checkpoint"]
+    assert saved == [1, 2, 3, 4, 5, 6]
+    assert sorted(p.name for p in (run / "checkpoints").iterdir()) == [f"step_{s:07d}" for s in (3, 5, 6)]
+
+
 def test_other_data_under_a_run_is_refused(tmp_path: Path, data: dict[str, str]) -> None:
     from tests.conftest import make_data
     env = environment(tmp_path, data, MAX_STEPS=4)

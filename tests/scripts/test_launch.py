@@ -1,0 +1,94 @@
+"""The launcher's bash: how many processes, with how many threads, and whose exit code."""
+
+import os
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.running import ROOT, wait_for
+
+STUB = """#!/usr/bin/env bash
+# Stands in for .venv/bin/python: answers the questions about settings, and prints what else it is asked to run.
+if [[ "$2 $3" == "train.config get" ]]; then
+  for name in "${@:4}"; do echo "${!name-}"; done
+  exit
+fi
+[[ -z ${WAIT-} ]] || sleep "$WAIT"
+echo "threads=$OMP_NUM_THREADS run: $*"
+[[ -z ${REPORT-} || -z ${EXIT_CODE_FILE-} ]] || echo "$REPORT" > "$EXIT_CODE_FILE"
+exit "${CODE-0}"
+"""
+
+
+@pytest.fixture
+def env(tmp_path: Path) -> dict[str, str]:
+    """An environment with a stub for Python, and no GPU."""
+    (tmp_path / "venv" / "bin").mkdir(parents=True)
+    (tmp_path / "bin").mkdir()
+    executable(tmp_path / "venv" / "bin" / "python", STUB)
+    return {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "VENV": str(tmp_path / "venv"), "DEVICE": "auto",
+            "TMPDIR": str(tmp_path), "DETACH": "0", "RUNS_DIR": "runs", "RUN_NAME": "x"}
+
+
+def executable(path: Path, text: str) -> None:
+    path.write_text(text)
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+
+def launch(env: dict[str, str], script: str = "launch.sh", **changes: str) -> tuple[int, str]:
+    done = subprocess.run([ROOT / "scripts" / script], env=env | changes, text=True, check=False,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=30)
+    return done.returncode, done.stdout
+
+
+def gpus(tmp_path: Path, count: int) -> None:
+    lines = "\\n".join(f"GPU {i}: NVIDIA A100 (UUID: GPU-{i})" for i in range(count))
+    executable(tmp_path / "bin" / "nvidia-smi", f"#!/usr/bin/env bash\nprintf '{lines}\\n'\n")
+
+
+def test_one_process_runs_the_trainer_directly_with_all_cores(env: dict[str, str]) -> None:
+    cores = len(os.sched_getaffinity(0))
+    assert launch(env) == (0, f"threads={cores} run: -m train.main\n")
+    assert launch(env, OMP_NUM_THREADS="1") == (0, "threads=1 run: -m train.main\n")
+
+
+def test_all_visible_gpus_get_a_process_each(env: dict[str, str], tmp_path: Path) -> None:
+    gpus(tmp_path, 3)
+    assert "torch.distributed.run --standalone --nproc-per-node=3 -m train.main" in launch(env)[1]
+    assert "--nproc-per-node=2 " in launch(env, CUDA_VISIBLE_DEVICES="0,2")[1]
+    assert "run: -m train.main" in launch(env, CUDA_VISIBLE_DEVICES="1")[1]
+    assert "run: -m train.main" in launch(env, CUDA_VISIBLE_DEVICES="")[1]
+    assert "run: -m train.main" in launch(env, DEVICE="cpu")[1]
+    assert "--nproc-per-node=5 " in launch(env, NPROC="5")[1]
+
+
+def test_the_code_that_the_trainer_reported_beats_that_of_torchrun(env: dict[str, str], tmp_path: Path) -> None:
+    assert launch(env, NPROC="2", CODE="1", REPORT="78")[0] == 78
+    assert launch(env, NPROC="2", CODE="0", REPORT="75")[0] == 75
+    assert launch(env, NPROC="2", CODE="1")[0] == 1
+    assert launch(env, CODE="64")[0] == 64
+    assert not list(tmp_path.glob("exit-code*"))
+
+
+def test_a_recipe_for_gpus_stops_at_once_where_there_are_none(env: dict[str, str], tmp_path: Path) -> None:
+    code, out = launch(env, "train.sh", DEVICE="cuda")
+    assert code == 64 and "DEVICE=cuda: there is no GPU here" in out and "run:" not in out
+    gpus(tmp_path, 1)
+    code, out = launch(env, "train.sh", DEVICE="cuda")
+    assert code == 0
+    stages = [line.split("run: ")[1] for line in out.splitlines()]
+    assert stages == ["-m train.prepare", "-m train.main", "-m analysis.plots"]
+
+
+def test_a_failing_stage_ends_the_job_with_its_code(env: dict[str, str]) -> None:
+    code, out = launch(env, "train.sh", CODE="78")
+    assert code == 78 and out.count("run:") == 1
+
+
+def test_a_detached_run_outlives_the_shell_that_started_it(env: dict[str, str], tmp_path: Path) -> None:
+    shell = subprocess.run(["bash", "-c", f"{ROOT}/scripts/train.sh; kill -HUP $$"], text=True, check=False,
+                           stdout=subprocess.PIPE, env=env | {"DETACH": "1", "RUNS_DIR": str(tmp_path), "WAIT": "1"})
+    assert shell.returncode == -1 and "make attach" in shell.stdout and "run:" not in shell.stdout
+    wait_for(tmp_path / "x" / "console.log", "run: -m analysis.plots", seconds=20)
