@@ -29,7 +29,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import xxhash
-from torch import nn
+from torch import Tensor, nn
 
 from train.distributed import World, from_all, from_first
 from train.parallel import bare
@@ -50,32 +50,36 @@ class CheckpointError(Exception):
 # ---------------------------------------------------------------------------------------------------
 
 def tensor_states(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """What goes through DCP: {"model": name -> weight, "optimizer": state.name.moment -> tensor}."""
-    weights = {name: weight.detach() for name, weight in bare(model).named_parameters()}  # a tied head counts once
-    moments = optimizer_state(model, optimizer)
-    # the settings say what the groups hold; the moments are all that a checkpoint has to keep
-    return {"model": weights, "optimizer": {k: v for k, v in moments.items() if k.startswith("state.")}}
+    """What goes through DCP: {"model": name -> weight, "optimizer": state.name.moment -> tensor}.
 
-
-def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """One key a moment, "state.NAME.exp_avg", and one a group's option, "param_groups.NAME.lr"."""
-    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
-    return get_optimizer_state_dict(bare(model), optimizer, options=StateDictOptions(flatten_optimizer_state_dict=True))
+    The settings say what the optimizer's groups hold, so that its moments are all there is to keep.
+    """
+    weights = dict(bare(model).named_parameters())  # a tied head counts once
+    moments = {f"state.{name}.{key}": value for name, weight in weights.items()
+               for key, value in optimizer.state.get(weight, {}).items()}
+    return {"model": {name: weight.detach() for name, weight in weights.items()}, "optimizer": moments}
 
 
 def load_into(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Read weights and moments of a verified checkpoint in place."""
     import torch.distributed.checkpoint as dcp
-    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_optimizer_state_dict
-    states = tensor_states(model, optimizer)
-    groups = optimizer_state(model, optimizer)
     try:
-        dcp.load(states, checkpoint_id=folder, no_dist=not dist.is_initialized())
+        stored = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
+        for name, weight in bare(model).named_parameters():
+            prefix = f"optimizer.state.{name}."
+            optimizer.state[weight] = {key.removeprefix(prefix): blank(weight, stored[key])
+                                       for key in stored if key.startswith(prefix)}
+        dcp.load(tensor_states(model, optimizer), checkpoint_id=folder, no_dist=not dist.is_initialized())
     except (Exception, dcp.api.CheckpointException) as error:
         raise CheckpointError(f"{folder}: does not fit this model: {cause(error)}; go on with the settings that "
                               "config.json holds") from error
-    set_optimizer_state_dict(bare(model), optimizer, groups | states["optimizer"],
-                             options=StateDictOptions(flatten_optimizer_state_dict=True))
+
+
+def blank(weight: Tensor, stored: Any) -> Tensor:
+    """A tensor to read a moment of this weight into: of the weight's shape, spread as it is, or a counter."""
+    if stored.size == weight.shape:
+        return torch.zeros_like(weight, dtype=stored.properties.dtype)
+    return torch.zeros(stored.size, dtype=stored.properties.dtype, device=weight.device)
 
 
 def cause(error: BaseException) -> str:
@@ -93,7 +97,7 @@ def needed_bytes(model: nn.Module) -> int:
 
 def warm_up() -> None:
     """Import, in the background, what the first save will need."""
-    threading.Thread(target=importlib.import_module, args=("torch.distributed.checkpoint.state_dict",),
+    threading.Thread(target=importlib.import_module, args=("torch.distributed.checkpoint",),
                      daemon=True).start()
 
 
