@@ -21,18 +21,18 @@ visible_gpus() {
   fi
 }
 
-# run_child COMMAND...: run it and return its exit code; SIGTERM and SIGINT are handed on to it.
+# run_child COMMAND...: run it and return its exit code; SIGTERM, SIGINT and SIGHUP are handed on to it.
 # A shell waiting for a foreground child would not see them before the child ends.
 run_child() {
   local child code signalled
   "$@" &
   child=$!
-  trap 'signalled=1; kill -TERM "$child" 2>/dev/null || true' TERM INT
+  trap 'signalled=1; kill -TERM "$child" 2>/dev/null || true' TERM INT HUP
   while :; do
     signalled=0
     wait "$child" && code=0 || code=$?
     [[ $signalled == 0 ]] && break # else a signal only interrupted the wait
   done
-  trap - TERM INT
+  trap - TERM INT HUP
   return "$code"
 }

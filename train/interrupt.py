@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT: remembered, and acted on where nothing is lost.
+"""SIGTERM, SIGINT and a closed terminal's SIGHUP: remembered, and acted on where nothing is lost.
 
 While weights are being trained a signal only sets a flag, which travels with the step's numbers, so that
 all ranks stop behind the same step and save. Before that there is nothing to save: the process leaves.
@@ -23,8 +23,16 @@ class Interrupt:
         self.asked: str | None = None  # name of the first signal
         self.asked_at = 0.0
         self.training = False          # whether a checkpoint will follow
-        for number in (signal.SIGTERM, signal.SIGINT):
+        self.numbers = [signal.SIGTERM, signal.SIGINT]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # a detached run is to outlive its terminal
+            self.numbers.append(signal.SIGHUP)
+        for number in self.numbers:
             signal.signal(number, self.handle)
+
+    def release(self) -> None:
+        """Give the signals back: nothing is left to save, and a process that hangs at its end must be stoppable."""
+        for number in self.numbers:
+            signal.signal(number, signal.SIG_DFL)
 
     def handle(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()

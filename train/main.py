@@ -91,12 +91,13 @@ def main() -> int:
     if job and code:
         job.status.phase("stopped" if code == 75 else "crashed", exit_code=code)
     report_exit(code)
+    interrupt.release()
     job = None  # the engine goes before the process group that it uses: the other way round hangs at exit
     gc.collect()
     leave()
     try:
         sys.stdout.flush()
-    except BrokenPipeError:  # nobody reads any more; without this Python would exit with 120
+    except OSError:  # nobody reads any more; without this Python would exit with 120
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return code
 

@@ -85,12 +85,17 @@ class Progress:
         steps = entry["step"] - self.began[0]
         left = f"{duration((self.last_step - entry['step']) * (now - self.began[1]) / steps)} left" if steps else ""
         bar = "#" * done + "-" * (self.WIDTH - done)
-        sys.stdout.write(f"\r\033[K[{bar}] {entry['step']}/{self.last_step} loss {entry['loss']:.3f} {left}")
-        sys.stdout.flush()
+        self.write(f"\r\033[K[{bar}] {entry['step']}/{self.last_step} loss {entry['loss']:.3f} {left}")
 
     def clear(self) -> None:
-        sys.stdout.write("\r\033[K")
-        sys.stdout.flush()
+        self.write("\r\033[K")
+
+    def write(self, text: str) -> None:
+        try:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+        except OSError:  # the terminal was closed: no reason to end a run
+            pass
 
 
 def duration(seconds: float) -> str:

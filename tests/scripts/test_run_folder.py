@@ -4,13 +4,14 @@ import json
 import os
 import pty
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.running import ROOT, environment, train
+from tests.running import ROOT, environment, train, wait_for
 from train import record
 
 SECRET = "hf_" + "q7Zk" * 8
@@ -80,6 +81,27 @@ def test_a_terminal_sees_the_progress_and_the_log_does_not(tmp_path: Path, data:
     assert re.search(rb"\r\x1b\[K\[#*-+\] \d+/40 loss \d\.\d{3} ", seen)
     assert b"left" in seen and b"step=20/40" in seen
     assert "\r" not in (tmp_path / "run" / "train.log").read_text()
+
+
+def test_closing_the_terminal_saves_and_stops_and_a_lost_one_does_no_harm(tmp_path: Path, data: dict[str, str]) -> None:
+    slow = "import time; from train import loop, main; f = loop.lr_at\n" \
+           "def slowly(*a):\n    time.sleep(0.1); return f(*a)\n" \
+           "loop.lr_at = slowly; raise SystemExit(main.main())"
+    for name, hang_up in (("hung up", True), ("lost", False)):
+        folder = tmp_path / name
+        folder.mkdir()
+        pid, terminal = pty.fork()
+        if pid == 0:
+            if not hang_up:
+                signal.signal(signal.SIGHUP, signal.SIG_IGN)
+            os.chdir(ROOT)
+            os.execve(sys.executable, [sys.executable, "-c", slow], environment(folder, data))
+        wait_for(folder / "run" / "metrics.jsonl", '"step": 3,')
+        os.close(terminal)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        state = json.loads((folder / "run" / "STATUS.json").read_text())
+        assert (code, state["phase"]) == ((75, "stopped") if hang_up else (0, "done"))
+        assert (folder / "run" / "checkpoints" / f"step_{state['step']:07d}").is_dir()
 
 
 def test_a_closed_pipe_does_not_end_a_run(tmp_path: Path, data: dict[str, str]) -> None:
