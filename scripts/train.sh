@@ -10,11 +10,14 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/lib.sh
 
 main() {
-  local settings runs_dir run_name detach device
-  settings=$("$PY" -m train.config get RUNS_DIR RUN_NAME DETACH DEVICE) || exit $?
-  { read -r runs_dir && read -r run_name && read -r detach && read -r device; } <<<"$settings"
+  local settings runs_dir run_name detach device attention
+  settings=$("$PY" -m train.config get RUNS_DIR RUN_NAME DETACH DEVICE ATTENTION) || exit $?
+  { read -r runs_dir && read -r run_name && read -r detach && read -r device && read -r attention; } <<<"$settings"
   if [[ $device == cuda && $(visible_gpus) == 0 ]]; then # said before hours of preparing data
     die 64 "DEVICE=cuda: there is no GPU here (nvidia-smi lists none); choose DEVICE=cpu, or another PRESET"
+  fi
+  if [[ $attention == @(fa3|flash-attn) && $(visible_gpus) == 0 ]]; then
+    die 64 "ATTENTION=$attention runs on NVIDIA GPUs only, and there is none here; set ATTENTION=auto or sdpa"
   fi
   if [[ $detach == 1 ]]; then
     mkdir -p "$runs_dir/$run_name"

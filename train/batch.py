@@ -3,7 +3,7 @@
     sample indices -> (source, shard, window) -> seq_len + 1 tokens each -> tokens (B, T), targets (B, T)
 
 A window's targets are its tokens shifted by one, so that each token of a shard but the first is a target
-once an epoch.
+once an epoch. With DOC_MASK the bounds of documents travel along, found here, where tokens are still on the host.
 """
 
 import dataclasses
@@ -25,11 +25,12 @@ LOOK_AHEAD = 4096  # samples located at once: the cost of a numpy call is shared
 class Batch:
     """What one process trains on in one step.
 
-    micro_batches: (tokens, targets) pairs, int64 (B, T) on the device. scored: targets of the whole step,
-    over all processes. samples: this process's indices in the order of the run.
+    micro_batches: what the model's forward takes: tokens and targets, int64 (B, T) on the device, and with
+    DOC_MASK the bounds of documents. scored: targets of the whole step, over all processes. samples: this
+    process's indices in the order of the run.
     """
 
-    micro_batches: list[tuple[Tensor, Tensor]]
+    micro_batches: Sequence[tuple[Tensor, ...]]
     scored: int
     samples: range
 
@@ -37,8 +38,8 @@ class Batch:
 class Loader:
     """Batches by global step; it has no state of its own, so any step can be asked for at any time."""
 
-    def __init__(self, c: Config, sources: Mapping[str, ShardSet], world: World):
-        self.c, self.world, self.sources = c, world, list(sources.values())
+    def __init__(self, c: Config, sources: Mapping[str, ShardSet], world: World, end_of_text: int = -1):
+        self.c, self.world, self.sources, self.end_of_text = c, world, list(sources.values()), end_of_text
         windows = {name: shards.windows("train", c.seq_len) for name, shards in sources.items()}
         self.mixture = Mixture(windows, c.mixture, c.seed, c.group_shards)
         self.micro_batch = c.micro_batch(world.size)
@@ -48,12 +49,14 @@ class Loader:
         """The batch of the step after `step` committed ones. Every position of pre-training text is scored."""
         samples = self.samples(step, gaps)
         located, offset = self.locate(step, samples, gaps)
-        windows = torch.from_numpy(self.read(located, offset, len(samples)))
-        device = self.world.device
-        if device.type == "cuda":
-            windows = windows.pin_memory().to(device, non_blocking=True)
-        pairs = [(part[:, :-1], part[:, 1:]) for part in windows.split(self.micro_batch)]
-        return Batch(pairs, self.c.batch_windows * self.c.seq_len, samples)
+        windows = self.read(located, offset, len(samples))
+        parts: list[tuple[Tensor, ...]] = [
+            (part[:, :-1], part[:, 1:]) for part in to_device(windows, self.world.device).split(self.micro_batch)]
+        if self.c.doc_mask:
+            for i, part in enumerate(parts):
+                tokens = windows[i * self.micro_batch:(i + 1) * self.micro_batch, :-1]
+                parts[i] = (*part, to_device(document_bounds(tokens, self.end_of_text), self.world.device))
+        return Batch(parts, self.c.batch_windows * self.c.seq_len, samples)
 
     def samples(self, step: int, gaps: Sequence[Gap]) -> range:
         return sample_range(step, self.c.batch_windows, rank=self.world.rank, ranks=self.world.size, gaps=gaps)
@@ -83,3 +86,22 @@ class Loader:
         at = self.mixture.locate(np.asarray(samples, dtype=np.int64))
         return [f"{self.mixture.names[s]}:epoch {e}:{self.sources[s].shards['train'][k].file}:window {w}"
                 for s, e, k, w in zip(at.source, at.epoch, at.shard, at.window, strict=True)]
+
+
+def to_device(values: np.ndarray, device: torch.device) -> Tensor:
+    """The array on the device; to a GPU without waiting for it."""
+    tensor = torch.from_numpy(values)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+
+
+def document_bounds(tokens: np.ndarray, end_of_text: int) -> np.ndarray:
+    """(K + 1,) int32: where the documents in tokens (B, T) begin, taken as one row, and at the end B T.
+
+    A document begins with end_of_text, and at the start of each window. K is filled up to a power of two,
+    at least 64, with empty documents at the end: compiled code is made anew for every shape it meets.
+    """
+    begins = tokens == end_of_text
+    begins[:, 0] = True
+    starts = np.flatnonzero(begins)
+    size = 1 << max(6, (len(starts) - 1).bit_length())
+    return np.concatenate((starts, np.full(size + 1 - len(starts), tokens.size))).astype(np.int32)

@@ -32,6 +32,7 @@ import xxhash
 from torch import Tensor, nn
 
 from train.distributed import World, from_all, from_first
+from train.optim import Optimizer
 from train.parallel import bare
 
 log = logging.getLogger(__name__)
@@ -49,26 +50,26 @@ class CheckpointError(Exception):
 # States
 # ---------------------------------------------------------------------------------------------------
 
-def tensor_states(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+def tensor_states(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
     """What goes through DCP: {"model": name -> weight, "optimizer": state.name.moment -> tensor}.
 
     The settings say what the optimizer's groups hold, so that its moments are all there is to keep.
     """
     weights = dict(bare(model).named_parameters())  # a tied head counts once
     moments = {f"state.{name}.{key}": value for name, weight in weights.items()
-               for key, value in optimizer.state.get(weight, {}).items()}
+               for key, value in optimizer.moments(weight).items()}
     return {"model": {name: weight.detach() for name, weight in weights.items()}, "optimizer": moments}
 
 
-def load_into(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+def load_into(folder: Path, model: nn.Module, optimizer: Optimizer) -> None:
     """Read weights and moments of a verified checkpoint in place."""
     import torch.distributed.checkpoint as dcp
     try:
         stored = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
         for name, weight in bare(model).named_parameters():
             prefix = f"optimizer.state.{name}."
-            optimizer.state[weight] = {key.removeprefix(prefix): blank(weight, stored[key])
-                                       for key in stored if key.startswith(prefix)}
+            optimizer.set_moments(weight, {key.removeprefix(prefix): blank(weight, stored[key])
+                                           for key in stored if key.startswith(prefix)})
         dcp.load(tensor_states(model, optimizer), checkpoint_id=folder, no_dist=not dist.is_initialized())
     except (Exception, dcp.api.CheckpointException) as error:
         raise CheckpointError(f"{folder}: does not fit this model: {cause(error)}; go on with the settings that "
@@ -105,7 +106,7 @@ def warm_up() -> None:
 # Writing
 # ---------------------------------------------------------------------------------------------------
 
-def save(root: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, small: dict[str, Any],
+def save(root: Path, step: int, model: nn.Module, optimizer: Optimizer, small: dict[str, Any],
          world: World) -> tuple[Path, int, float]:
     """Write checkpoints/step_N, on all ranks together. Returns (folder, bytes, seconds).
 

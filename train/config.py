@@ -7,9 +7,10 @@ equal. settings.py tells where values come from; everything below is about what 
 import dataclasses
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
+from train.rules import CHECKS
 from train.settings import (FREE, FROZEN, TRACKED, ROOT, Declared, SettingsError, declared_fields, format_value,
                             resolve, rule_of, setting)
 
@@ -35,7 +36,15 @@ class Config:
     torch_backend: str = setting("auto", help="the torch build that make setup installs: auto fits the driver; else "
                                  "cpu, cu126, cu130 and so on", pattern=r"[a-z0-9.]+", example="cpu")
     dtype: str = setting("float32", help="of activations and matrix products; weights, moments and reductions "
-                         "stay float32", choices=("float32", "bfloat16"), resume=TRACKED)
+                         "stay float32", choices=("float32", "bfloat16"), resume=TRACKED,
+                         hint="float16 is not offered: it would need its losses scaled")
+    compile: str = setting("auto", help="torch.compile, block by block; auto takes it on a GPU, and on CPU where the "
+                           "run is long enough to repay it", choices=("auto", "1", "0"), resume=TRACKED)
+    attention: str = setting("auto", help="the kernel; auto takes the fastest that is installed and fits",
+                             choices=("auto", "sdpa", "flash-attn", "fa3"), resume=TRACKED)
+    activation_checkpointing: str = setting(
+        "none", help="what backward computes anew to save memory: nothing, all but matrix products and attention, or "
+        "whole blocks", choices=("none", "selective", "full"), resume=TRACKED)
 
     # ---- Model
     vocab_size: int = setting(4096, help="rows of the embedding; a trained tokenizer gets as many entries",
@@ -63,12 +72,20 @@ class Config:
     max_steps: int | None = setting(None, help="stop after this step. Default: at TRAIN_TOKENS", minimum=1,
                                     unit="steps", example="1000")
     learning_rate: float = setting(1e-3, help="at its peak", above=0, maximum=10, resume=TRACKED)
-    min_learning_rate: float | None = setting(None, help="at the end of the cosine. Default: a tenth of the peak",
+    min_learning_rate: float | None = setting(None, help="at the end of the schedule. Default: a tenth of the peak",
                                               minimum=0, maximum=10, resume=TRACKED, example="1e-4")
     warmup_tokens: int = setting(0, help="linear warm-up from zero", unit="tokens", minimum=0, resume=TRACKED)
+    lr_schedule: str = setting("cosine", help="behind the warm-up: a cosine down to the minimum, or wsd, constant and "
+                               "then straight down", choices=("cosine", "wsd"), resume=TRACKED)
+    decay_tokens: int | None = setting(None, help="length of wsd's way down, which ends at TRAIN_TOKENS. Default: a "
+                                       "fifth of TRAIN_TOKENS", unit="tokens", minimum=1, resume=TRACKED,
+                                       example="2000000")
 
     # ---- Optimizer
-    optimizer: str = setting("adamw", help="of all weights", choices=("adamw",), resume=FROZEN)
+    optimizer: str = setting("adamw", help="of all weights; or muon on the matrices inside blocks and AdamW on the "
+                             "rest, both with LEARNING_RATE", choices=("adamw", "muon"), resume=FROZEN)
+    muon_momentum: float | None = setting(None, help="of Muon (Nesterov). Default: 0.95", minimum=0, maximum=0.9999,
+                                          resume=TRACKED, example="0.95")
     adam_beta1: float = setting(0.9, help="decay of the first moment", minimum=0, maximum=0.9999, resume=TRACKED)
     adam_beta2: float = setting(0.95, help="decay of the second moment", minimum=0, maximum=0.99999, resume=TRACKED)
     adam_eps: float = setting(1e-8, help="added to the root of the second moment", above=0, maximum=1,
@@ -86,6 +103,8 @@ class Config:
                                       "share of TRAIN_TOKENS", unit="tokens", minimum=1, example="100000000")
     shard_tokens: int = setting(100_000_000, help="a shard is sealed at the first document end past this",
                                 unit="tokens", minimum=1000, resume=FROZEN)
+    doc_mask: bool = setting(False, help="a token attends within its own document only, where a window holds several",
+                             resume=FROZEN)
     group_shards: int = setting(8, help="windows are shuffled within groups of this many shards", unit="shards",
                                 minimum=1, resume=FROZEN)
     tokenizer: str = setting("train", help="train one on the mixture; or the path of a tokenizer.json, or a "
@@ -107,6 +126,11 @@ class Config:
     keep_last: int = setting(3, help="checkpoints kept; the two newest that verify always are", minimum=2)
     keep_every: int = setting(0, help="keep the checkpoints of multiples of this step for ever; 0: none",
                               unit="steps", minimum=0)
+
+    # ---- Benchmark
+    bench_shapes: str = setting("s4k,s50k", help="what make bench runs; bench/shapes.py names the shapes",
+                                pattern=r"[a-z0-9-]+(,[a-z0-9-]+)*")
+    peers_dir: str = setting("", help="a folder with a checkout of nanoGPT, to be run beside", example="../peers")
 
     # ---- Log
     log_every: int = setting(10, help="console line every so many steps; the record has them all", unit="steps",
@@ -145,6 +169,10 @@ class Config:
             fill["mlp_dim"] = -(-8 * self.n_embd // (3 * 64)) * 64
         if self.min_learning_rate is None:
             fill["min_learning_rate"] = self.learning_rate / 10
+        if self.decay_tokens is None and self.lr_schedule == "wsd":
+            fill["decay_tokens"] = self.train_tokens // 5
+        if self.muon_momentum is None and self.optimizer == "muon":
+            fill["muon_momentum"] = 0.95
         return dataclasses.replace(self, **fill)
 
     # ---- What follows from the settings
@@ -176,83 +204,6 @@ class Config:
         """Setting -> value for config.json, without secrets."""
         return {name: getattr(self, field.name) for name, field in declared_fields(Config).items()
                 if not field.metadata["declared"].secret}
-
-
-# ---------------------------------------------------------------------------------------------------
-# Rules that name more than one setting: (the settings read, the check). A check returns its complaint.
-# ---------------------------------------------------------------------------------------------------
-
-def check_heads(c: Config) -> str | None:
-    if c.n_embd % c.n_head or c.head_dim % 2:
-        fits = [n for n in range(1, c.n_embd + 1) if c.n_embd % (2 * n) == 0]
-        nearest = f"for example N_HEAD={min(fits, key=lambda n: abs(n - c.n_head))}" if fits else "make N_EMBD even"
-        return f"N_EMBD={c.n_embd} must be an even multiple of N_HEAD={c.n_head} (rotary pairs); {nearest}"
-    return None
-
-
-def check_kv_heads(c: Config) -> str | None:
-    if c.n_head % (c.n_kv_head or c.n_head):
-        fits = [n for n in range(1, c.n_head + 1) if c.n_head % n == 0]
-        return (f"N_HEAD={c.n_head} must be a multiple of N_KV_HEAD={c.n_kv_head}; "
-                f"for example N_KV_HEAD={min(fits, key=lambda n: abs(n - (c.n_kv_head or 1)))}")
-    return None
-
-
-def check_batch(c: Config) -> str | None:
-    return batch_problem(c, c.nproc or 1)
-
-
-def batch_problem(c: Config, world_size: int) -> str | None:
-    """Why BATCH_TOKENS cannot be split evenly over `world_size` processes, or None."""
-    unit, micro = world_size * c.seq_len, c.micro_batch_size
-    factors = f"SEQ_LEN * processes = {c.seq_len} * {world_size}"
-    if c.batch_tokens > unit * micro:  # more than one micro-batch: each must be full
-        unit, factors = unit * micro, f"MICRO_BATCH_SIZE * {factors.replace('= ', f'= {micro} * ')}"
-    if c.batch_tokens % unit == 0:
-        return None
-    valid = max(1, round(c.batch_tokens / unit)) * unit
-    return f"BATCH_TOKENS={c.batch_tokens} is not a multiple of {factors} = {unit}; nearest: BATCH_TOKENS={valid}"
-
-
-def check_rates(c: Config) -> str | None:
-    if (c.min_learning_rate or 0) > c.learning_rate:
-        return (f"MIN_LEARNING_RATE={c.min_learning_rate:g} is above LEARNING_RATE={c.learning_rate:g}; "
-                f"for example MIN_LEARNING_RATE={c.learning_rate / 10:g}")
-    return None
-
-
-def check_horizon(c: Config) -> str | None:
-    if c.train_tokens < c.batch_tokens:
-        return (f"TRAIN_TOKENS={c.train_tokens} is less than one step of BATCH_TOKENS={c.batch_tokens}; "
-                f"for example TRAIN_TOKENS={100 * c.batch_tokens}")
-    if c.warmup_tokens >= c.train_tokens:
-        return (f"WARMUP_TOKENS={c.warmup_tokens} must be less than TRAIN_TOKENS={c.train_tokens}; "
-                f"for example WARMUP_TOKENS={c.train_tokens // 100}")
-    return None
-
-
-def check_mix(c: Config) -> str | None:
-    names = [part.split(":")[0] for part in c.data_mix.split(",")]
-    if len(set(names)) < len(names):
-        return f"DATA_MIX={c.data_mix} names a source twice; add its weights up"
-    return None
-
-
-def check_shard(c: Config) -> str | None:
-    if c.shard_tokens <= c.seq_len:
-        return f"SHARD_TOKENS={c.shard_tokens} must exceed SEQ_LEN={c.seq_len}; for example SHARD_TOKENS=100000000"
-    return None
-
-
-CHECKS: list[tuple[tuple[str, ...], Callable[[Config], str | None]]] = [
-    (("N_EMBD", "N_HEAD"), check_heads),
-    (("N_HEAD", "N_KV_HEAD"), check_kv_heads),
-    (("BATCH_TOKENS", "SEQ_LEN", "MICRO_BATCH_SIZE", "NPROC"), check_batch),
-    (("MIN_LEARNING_RATE", "LEARNING_RATE"), check_rates),
-    (("TRAIN_TOKENS", "BATCH_TOKENS", "WARMUP_TOKENS"), check_horizon),
-    (("DATA_MIX",), check_mix),
-    (("SHARD_TOKENS", "SEQ_LEN"), check_shard),
-]
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -303,7 +254,7 @@ def group_titles() -> dict[str, str]:
     """First field of a group -> the group's title."""
     return {"preset": "Run", "device": "Machine", "vocab_size": "Model", "seq_len": "Batch and schedule",
             "optimizer": "Optimizer", "data_mix": "Data", "eval_every": "Evaluation",
-            "checkpoints": "Checkpoints", "log_every": "Log", "hf_token": "Secrets"}
+            "checkpoints": "Checkpoints", "bench_shapes": "Benchmark", "log_every": "Log", "hf_token": "Secrets"}
 
 
 def main(argv: list[str]) -> int:

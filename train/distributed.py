@@ -14,7 +14,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from train.config import Config, batch_problem
+from train.config import Config
+from train.rules import batch_problem
 from train.settings import SettingsError
 
 START_TIMEOUT = datetime.timedelta(minutes=10)  # for peers to join and the first collectives

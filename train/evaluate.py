@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from train.batch import document_bounds, to_device
 from train.config import Config
 from train.distributed import World, sum_over_ranks
 from train.loss import IGNORED
@@ -46,8 +47,9 @@ class Evaluator:
     shard may be short: what is missing is not scored, so that the full set scores every token but the first.
     """
 
-    def __init__(self, c: Config, sources: Mapping[str, ShardSet], byte_lengths: np.ndarray, world: World):
-        self.c, self.world = c, world
+    def __init__(self, c: Config, sources: Mapping[str, ShardSet], byte_lengths: np.ndarray, world: World,
+                 end_of_text: int = -1):
+        self.c, self.world, self.end_of_text = c, world, end_of_text
         self.byte_lengths = byte_lengths
         candidates = {name: self.candidates(name, shards) for name, shards in sources.items()}
         self.subset = self.choose(candidates, c.eval_tokens)
@@ -73,27 +75,28 @@ class Evaluator:
         """Score; None if `interrupted` said so in between, on any rank."""
         windows = (self.full if full else self.subset)[self.world.rank::self.world.size]
         sums = torch.zeros(4, dtype=torch.float64)  # nats, tokens, bytes, interrupted
-        size = self.c.micro_batch_size
+        size = self.c.micro_batch(self.world.size)  # as in training, for which alone the model may be compiled
         for start in range(0, len(windows), size):
             if interrupted():
                 sums[3] = 1
                 break
-            tokens, targets = self.padded(windows[start:start + size])
-            nats, scored = model(tokens.to(self.world.device), targets.to(self.world.device))
-            ids = targets[targets != IGNORED].numpy()
+            tokens, targets = self.padded(windows[start:start + size], size)
+            inputs = [tokens, targets, *([document_bounds(tokens, self.end_of_text)] if self.c.doc_mask else [])]
+            nats, scored = model(*(to_device(values, self.world.device) for values in inputs))
+            ids = targets[targets != IGNORED]
             sums[0] += nats.double().cpu()
             sums[1] += scored.double().cpu()
             sums[2] += int(self.byte_lengths[ids].sum())
         nats_sum, tokens_sum, bytes_sum, stopped = sum_over_ranks(sums).tolist()
         return None if stopped else Validation(nats_sum, int(tokens_sum), int(bytes_sum))
 
-    def padded(self, windows: list[tuple[str, int, int]]) -> tuple[torch.Tensor, torch.Tensor]:
-        """(tokens, targets), each (B, T) int64; a short window is filled up with unscored positions."""
+    def padded(self, windows: list[tuple[str, int, int]], rows: int) -> tuple[np.ndarray, np.ndarray]:
+        """(tokens, targets), each (rows, T) int64; what windows leave over is filled up with unscored positions."""
         length = self.c.seq_len
-        tokens = torch.zeros(len(windows), length, dtype=torch.int64)
-        targets = torch.full((len(windows), length), IGNORED, dtype=torch.int64)
+        tokens = np.zeros((rows, length), dtype=np.int64)
+        targets = np.full((rows, length), IGNORED, dtype=np.int64)
         for row, (name, shard, window) in enumerate(windows):
             whole = self.sources[name].tokens("validation", shard)
-            ids = torch.from_numpy(whole[window * length:(window + 1) * length + 1].astype(np.int64))
+            ids = whole[window * length:(window + 1) * length + 1]
             tokens[row, :len(ids) - 1], targets[row, :len(ids) - 1] = ids[:-1], ids[1:]
         return tokens, targets

@@ -4,7 +4,6 @@ import dataclasses
 import logging
 import time
 
-import torch
 from torch import nn
 
 from train import checkpoint
@@ -18,7 +17,7 @@ from train.interrupt import Interrupt
 from train.metrics import Recorder
 from train.mixture import Gap
 from train.model import matmul_weights
-from train.optim import set_rate
+from train.optim import Optimizer, set_rate
 from train.parallel import bare
 from train.runs import RunPaths
 from train.schedule import lr_at
@@ -37,7 +36,7 @@ class Job:
     paths: RunPaths
     world: World
     model: nn.Module
-    optimizer: torch.optim.Optimizer
+    optimizer: Optimizer
     loader: Loader
     evaluator: Evaluator
     recorder: Recorder

@@ -7,6 +7,7 @@ gradient of a chunk is formed while its logits are at hand, in the forward pass;
 No product is computed twice.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,12 +15,46 @@ from torch import Tensor
 
 IGNORED = -1          # target of a position that is not scored
 CHUNK_TOKENS = 2048   # 2048 x 50,304 float32 logits are 0.4 GiB; smaller chunks starve a GPU's matrix units
+ROWS_IN_CACHE = 32    # on CPU: 32 x 50,304 float32 are 6 MiB
+
+# (logits (n, V), targets (n,)) -> (sum of the losses, d loss / d logits (n, V) of the logits' type)
+SoftmaxPart = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+def softmax_part(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """(sum of the losses in nats, its gradient by the logits); computed in float32. May overwrite the logits.
+
+    On CPU by few rows at a time, which then stay in the processor's cache for the passes over them.
+    """
+    rows = ROWS_IN_CACHE if logits.device.type == "cpu" else max(1, len(logits))
+    total = torch.zeros((), dtype=torch.float32, device=logits.device)
+    for part, index in zip(logits.split(rows), targets.split(rows), strict=True):
+        scored, index = (index != IGNORED)[:, None], index.clamp(min=0)[:, None]  # (n, 1)
+        values = part.float()
+        probability = values.softmax(dim=1)
+        # log of the sum of exp, from the largest entry: its probability is at least 1 / V, so no precision is lost
+        log_z = values.amax(dim=1, keepdim=True) - probability.amax(dim=1, keepdim=True).log()
+        total += torch.where(scored, log_z - values.gather(1, index), 0.0).sum()
+        probability.scatter_add_(1, index, torch.full_like(log_z, -1.0))  # softmax - one hot
+        torch.mul(probability, scored, out=part)
+    return total, logits
+
+
+def softmax_part_to_compile(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """The same as one formula, which torch.compile turns into two passes over the logits."""
+    scored, index = (targets != IGNORED)[:, None], targets.clamp(min=0)[:, None]
+    values = logits.float()
+    log_z = values.logsumexp(dim=1, keepdim=True)
+    total = torch.where(scored, log_z - values.gather(1, index), 0.0).sum()
+    hot = torch.arange(values.shape[1], device=values.device) == index
+    grad = ((values - log_z).exp() - hot.float()) * scored
+    return total, grad.to(logits.dtype)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, targets: Tensor, chunk: int) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, targets: Tensor, chunk: int, part_of: SoftmaxPart) -> Tensor:
         w = weight.to(x.dtype)
         need_x, need_w = ctx.needs_input_grad[:2]
         dx = torch.empty_like(x) if need_x else None
@@ -27,18 +62,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         total = torch.zeros((), dtype=torch.float32, device=x.device)
         for start in range(0, x.shape[0], chunk):
             part = slice(start, start + chunk)
-            logits = (x[part] @ w.t()).float()                                    # (n, V)
-            scored = targets[part] != IGNORED                                     # (n,)
-            index = targets[part].clamp(min=0)[:, None]                           # (n, 1)
-            log_z = torch.logsumexp(logits, dim=1, keepdim=True)                  # (n, 1)
-            losses = (log_z - logits.gather(1, index)).squeeze(1)
-            total += torch.where(scored, losses, 0.0).sum()
-            if dx is None and dw is None:
-                continue
-            # d loss / d logits = softmax - one hot, in place of the logits; zero where not scored
-            grad = logits.sub_(log_z).exp_()
-            grad.scatter_add_(1, index, torch.full_like(log_z, -1.0))
-            grad = grad.mul_(scored[:, None]).to(x.dtype)
+            loss, grad = part_of(x[part] @ w.t(), targets[part])
+            total += loss
             if dx is not None:
                 torch.mm(grad, w, out=dx[part])
             if dw is not None:
@@ -50,19 +75,19 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return total
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
         dx, dw = ctx.gradients
-        if dx is None and dw is None:
-            return None, None, None, None
         ctx.gradients = (None, None)
         scale = grad_outputs[0]
-        return (None if dx is None else dx.mul_(scale.to(dx.dtype)), None if dw is None else dw.mul_(scale), None, None)
+        return (None if dx is None else dx.mul_(scale.to(dx.dtype)), None if dw is None else dw.mul_(scale),
+                None, None, None)
 
 
-def summed_loss(x: Tensor, weight: Tensor, targets: Tensor, chunk: int = CHUNK_TOKENS) -> tuple[Tensor, Tensor]:
+def summed_loss(x: Tensor, weight: Tensor, targets: Tensor, chunk: int = CHUNK_TOKENS,
+                part: SoftmaxPart = softmax_part) -> tuple[Tensor, Tensor]:
     """(sum of the losses in nats, number of scored tokens), both scalars on the device.
 
     x (N, C) hidden states; weight (V, C) of the head, cast to x's type; targets (N,) int64, IGNORED where
     not scored. Softmax and sum in float32. Backward may be called once.
     """
-    return _LinearCrossEntropy.apply(x, weight, targets, chunk), (targets != IGNORED).sum()
+    return _LinearCrossEntropy.apply(x, weight, targets, chunk, part), (targets != IGNORED).sum()

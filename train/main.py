@@ -23,7 +23,7 @@ import numpy
 import tokenizers
 import torch
 
-from train import attention, checkpoint, loop, prepare, status
+from train import attention, checkpoint, compilation, loop, prepare, status
 from train.batch import Loader
 from train.checkpoint import CheckpointError
 from train.config import Config, compare_for_resume
@@ -247,12 +247,15 @@ def put_together(c: Config, paths: RunPaths, world: World, interrupt: Interrupt)
 
     state.phase("model")
     torch.set_float32_matmul_precision("highest")
-    model = build(c, world.device)
+    kernel = attention.choose(c, world.device)
+    model = build(c, world.device, kernel)
+    attention.log_choice(kernel, c, world.device)
+    if compilation.wanted(c, world.device, model):
+        compilation.compile_model(model)
     optimizer = build_optimizer(model, c)
-    loader = Loader(c, sources, world)
+    loader = Loader(c, sources, world, vocabulary.end_of_text)
     if c.checkpoints == "on" and world.is_first:
         checkpoint.check_space(paths.checkpoints, checkpoint.needed_bytes(model))
-    attention.log_choice(world.device.type)
     weights = sum(w.numel() for w in model.parameters())
     log.info("run=%s device=%s processes=%d dtype=%s parameters=%.2fM steps=%d batch_tokens=%d = %d x %d x %d x %d "
              "(processes x accumulation x sequences x tokens)", c.run_name, world.device_name, world.size, c.dtype,
@@ -260,16 +263,22 @@ def put_together(c: Config, paths: RunPaths, world: World, interrupt: Interrupt)
              -(-c.batch_windows // (world.size * loader.micro_batch)), loader.micro_batch, c.seq_len)
 
     job = Job(c, paths, world, parallelize(model, world), optimizer, loader,
-              Evaluator(c, sources, padded_lengths(vocabulary, c), world),
+              Evaluator(c, sources, padded_lengths(vocabulary, c), world, vocabulary.end_of_text),
               Recorder(paths, world.is_first, attempt, c.last_step, c.log_every), state, interrupt,
               data_fingerprint(loader, vocabulary, sources), vocabulary, compressed(sources))
     resume(job, changes)
     if world.is_first:
-        attempts = [*before.get("attempts", []), provenance(world) | {"step": job.step, "changes": changes}]
+        attempts = [*before.get("attempts", []), provenance(world) | {
+            "attention": kernel.name, "compiled": model.compiled, "step": job.step, "changes": changes}]
         content = {"schema": 1, "settings": c.stored(), "data_fingerprint": job.data_fingerprint, "attempts": attempts}
         write_whole(paths.config, json.dumps(content, indent=1).encode())
     job.recorder.event("resume" if job.step else "start", job.step, job.tokens, changes=changes, world_size=world.size)
-    settle(job.model, loader.batch(job.step, job.gaps).micro_batches[0][0])
+    if model.compiled:
+        state.phase("compiling")
+    began = time.perf_counter()
+    settle(job.model, loader.batch(job.step, job.gaps).micro_batches[0])
+    if model.compiled:
+        log.info("compiled in %.1f s", time.perf_counter() - began)
     return job
 
 

@@ -6,7 +6,7 @@ RMSNorm, rotary positions, grouped-query attention, SwiGLU, no biases, no dropou
 it computes what the Llama classes of Hugging Face compute, and with QK_NORM the Qwen3 classes, so that
 a checkpoint exports to them exactly; the names of the weights are theirs without the leading `model.`.
 
-Weights are float32. In bfloat16 the activations and each matrix product are bfloat16; norms, rotary
+Weights are float32. With DTYPE=bfloat16 the activations and each matrix product are bfloat16; norms, rotary
 angles, softmax and loss are computed in float32.
 
 Initialisation, all normal with mean 0; o and down further divided by sqrt(2 n_layer), the number of branches
@@ -20,14 +20,16 @@ that are summed, so that the stream keeps its size:
 
 import hashlib
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from train.attention import causal_attention
+from train.attention import SDPA, Kernel
 from train.config import Config
-from train.loss import summed_loss
+from train.loss import softmax_part, summed_loss
+from train.recompute import recomputed
 
 
 class Linear(nn.Linear):
@@ -51,7 +53,7 @@ class Embedding(nn.Embedding):
 
 
 class RMSNorm(nn.Module):
-    """x / root mean square of x, times a weight; computed in float32 (Zhang and Sennrich 2019)."""
+    """x / root mean square of x, times a weight; the mean in float32 (Zhang and Sennrich 2019)."""
 
     def __init__(self, width: int, eps: float):
         super().__init__()
@@ -59,31 +61,54 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(width))
 
     def forward(self, x: Tensor) -> Tensor:
+        if x.device.type == "cpu" and not torch.compiler.is_compiling():
+            return _RMSNormOnCPU.apply(x, self.weight, self.eps)
         if x.dtype == torch.float32:
             return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
         return self.weight.to(x.dtype) * F.rms_norm(x.float(), self.weight.shape, None, self.eps).to(x.dtype)
 
 
+class _RMSNormOnCPU(torch.autograd.Function):
+    """The same in fewer passes over memory: torch has no kernel of its own for it on CPU. Two to three times faster."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        square = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32).square_()
+        scale = square.div_(x.shape[-1]).add_(eps).rsqrt_()
+        normal = torch.mul(x, scale, out=torch.empty_like(x))
+        ctx.save_for_backward(normal, scale, weight)
+        return normal * weight.to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, None]:
+        (dy,), (normal, scale, weight) = grad_outputs, ctx.saved_tensors
+        d_weight = (dy * normal).flatten(0, -2).sum(0, dtype=torch.float32)
+        dx = dy * weight.to(dy.dtype)
+        # dx = scale (dy w - normal mean(dy w normal))
+        dx.addcmul_(normal, (dx * normal).sum(-1, keepdim=True), value=-1 / dx.shape[-1])
+        return torch.mul(dx, scale, out=dx), d_weight, None
+
+
 def rotary_table(seq_len: int, head_dim: int, theta: float) -> Tensor:
-    """(2, T, D) float32: cosine and sine of position * theta^(-2i/D), each of the D/2 angles twice over."""
+    """(2, T, 1, D) float32: cosine and signed sine of position * theta^(-2i/D), each of the D/2 angles twice over;
+    the sine is negative in the first half, as `rotate` wants it."""
     frequency = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
-    angle = torch.outer(torch.arange(seq_len, dtype=torch.float32), frequency)  # (T, D/2)
-    angle = torch.cat((angle, angle), dim=1)
-    return torch.stack((angle.cos(), angle.sin()))
+    angle = torch.outer(torch.arange(seq_len, dtype=torch.float32), frequency)[:, None]  # (T, 1, D/2)
+    cos, sin = angle.cos(), angle.sin()
+    return torch.stack((torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)))
 
 
 def rotate(x: Tensor, rotary: Tensor) -> Tensor:
-    """x (B, H, T, D) with each pair (i, i + D/2) turned by its angle, Llama's pairing."""
-    first, second = x.chunk(2, dim=-1)
-    cos, sin = rotary.to(x.dtype)
-    return x * cos + torch.cat((-second, first), dim=-1) * sin
+    """x (B, T, H, D) with each pair (i, i + D/2) turned by its angle, Llama's pairing."""
+    cos, sin = rotary
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin)
 
 
 class Attention(nn.Module):
 
-    def __init__(self, c: Config):
+    def __init__(self, c: Config, kernel: Kernel):
         super().__init__()
-        self.head_dim = c.head_dim
+        self.head_dim, self.kernel = c.head_dim, kernel
         kv_dim = (c.n_kv_head or c.n_head) * c.head_dim
         self.q_proj = Linear(c.n_embd, c.n_embd)
         self.k_proj = Linear(c.n_embd, kv_dim)
@@ -92,13 +117,13 @@ class Attention(nn.Module):
         self.q_norm = RMSNorm(c.head_dim, c.norm_eps) if c.qk_norm else nn.Identity()
         self.k_norm = RMSNorm(c.head_dim, c.norm_eps) if c.qk_norm else nn.Identity()
 
-    def forward(self, x: Tensor, rotary: Tensor) -> Tensor:
+    def forward(self, x: Tensor, rotary: Tensor, apart: Tensor | None) -> Tensor:
         B, T, C = x.shape
-        q = self.q_norm(self.q_proj(x).view(B, T, -1, self.head_dim)).transpose(1, 2)  # (B, H, T, D)
-        k = self.k_norm(self.k_proj(x).view(B, T, -1, self.head_dim)).transpose(1, 2)  # (B, H_kv, T, D)
-        v = self.v_proj(x).view(B, T, -1, self.head_dim).transpose(1, 2)
-        y = causal_attention(rotate(q, rotary), rotate(k, rotary), v)
-        return self.o_proj(y.transpose(1, 2).reshape(B, T, C))
+        three = [proj.weight for proj in (self.q_proj, self.k_proj, self.v_proj)]
+        q, k, v = (part.view(B, T, -1, self.head_dim)  # (B, T, H or H_kv, D); one product is faster than three
+                   for part in F.linear(x, torch.cat(three).to(x.dtype)).split([len(w) for w in three], dim=-1))
+        y = self.kernel.attend(rotate(self.q_norm(q), rotary), rotate(self.k_norm(k), rotary), v, apart)
+        return self.o_proj(y.reshape(B, T, C))
 
 
 class MLP(nn.Module):
@@ -117,15 +142,21 @@ class MLP(nn.Module):
 
 class Block(nn.Module):
 
-    def __init__(self, c: Config):
+    def __init__(self, c: Config, kernel: Kernel):
         super().__init__()
         self.input_layernorm = RMSNorm(c.n_embd, c.norm_eps)
-        self.self_attn = Attention(c)
+        self.self_attn = Attention(c, kernel)
         self.post_attention_layernorm = RMSNorm(c.n_embd, c.norm_eps)
         self.mlp = MLP(c)
+        self.recompute = c.activation_checkpointing
 
-    def forward(self, x: Tensor, rotary: Tensor) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), rotary)
+    def forward(self, x: Tensor, rotary: Tensor, apart: Tensor | None) -> Tensor:
+        if self.recompute == "none" or not torch.is_grad_enabled():
+            return self.body(x, rotary, apart)
+        return recomputed(self.body, self.recompute, x, rotary, apart)
+
+    def body(self, x: Tensor, rotary: Tensor, apart: Tensor | None) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), rotary, apart)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
@@ -134,40 +165,44 @@ class Transformer(nn.Module):
 
     rotary: Tensor
 
-    def __init__(self, c: Config):
+    def __init__(self, c: Config, kernel: Kernel = SDPA):
         super().__init__()
-        self.dtype = getattr(torch, c.dtype)
+        self.dtype, self.kernel = getattr(torch, c.dtype), kernel
         self.embed_tokens = Embedding(c.vocab_size, c.n_embd)
-        self.layers = nn.ModuleList(Block(c) for _ in range(c.n_layer))
+        self.layers = nn.ModuleList(Block(c, kernel) for _ in range(c.n_layer))
         self.norm = RMSNorm(c.n_embd, c.norm_eps)
         self.lm_head = Linear(c.n_embd, c.vocab_size)
         if c.tie_embeddings:
             self.lm_head.weight = self.embed_tokens.weight
+        self.softmax_part, self.compiled = softmax_part, False  # compilation.py changes both
         self.register_buffer("rotary", rotary_table(c.seq_len, c.head_dim, c.rope_theta), persistent=False)
 
-    def hidden(self, tokens: Tensor) -> Tensor:
+    def hidden(self, tokens: Tensor, bounds: Tensor | None = None) -> Tensor:
         """(B, T, C): what the head reads."""
         x = self.embed_tokens(tokens).to(self.dtype)
-        rotary = self.rotary[:, :tokens.shape[1]]
+        rotary = self.rotary[:, :tokens.shape[1]].to(self.dtype)
+        apart = None if bounds is None else self.kernel.apart(bounds, *tokens.shape)
         for layer in self.layers:
-            x = layer(x, rotary)
+            x = layer(x, rotary, apart)
         return self.norm(x)
 
-    def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
-        """tokens (B, T) int64, T at most SEQ_LEN; targets (B, T) int64, -1 where not scored.
+    def forward(self, tokens: Tensor, targets: Tensor | None = None,
+                bounds: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+        """tokens (B, T) int64, T at most SEQ_LEN; targets (B, T) int64, -1 where not scored; bounds of documents
+        that are to be kept apart, as attention.document_mask has them, or None.
 
         Without targets: logits (B, T, V) float32. With: see loss.py.
         """
-        x = self.hidden(tokens)
+        x = self.hidden(tokens, bounds)
         if targets is None:
             return self.lm_head(x).float()
-        return summed_loss(x.flatten(0, 1), self.lm_head.weight, targets.flatten())
+        return summed_loss(x.flatten(0, 1), self.lm_head.weight, targets.flatten(), part=self.softmax_part)
 
 
-def build(c: Config, device: torch.device) -> Transformer:
+def build(c: Config, device: torch.device, kernel: Kernel = SDPA) -> Transformer:
     """The model on `device` with the initial weights that SEED gives, the same on every device and rank."""
     with device:
-        model = Transformer(c)
+        model = Transformer(c, kernel)
     for name, weight in model.named_parameters():
         initialise(weight, name, c)
     return model

@@ -6,7 +6,7 @@ gradients meet; train_step opens it on the last micro-batch of a step.
 
 import contextlib
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -49,14 +49,14 @@ def grad_sync(model: nn.Module, enabled: bool) -> Iterator[None]:
         yield
 
 
-def settle(model: nn.Module, tokens: torch.Tensor) -> None:
-    """Let the engine fix its buckets before the first step.
+def settle(model: nn.Module, micro_batch: Sequence[torch.Tensor]) -> None:
+    """Let what is decided at the first use be decided before the first step: buckets, and compiled code.
 
     DistributedDataParallel orders them anew after its first reduction, and with three ranks or more the
     order of summation follows. Without this, the first step after a resume would round differently from
     the same step in a run that was never stopped.
     """
-    if isinstance(model, DistributedDataParallel):
-        loss, _ = model(tokens, tokens)
+    if isinstance(model, DistributedDataParallel) or bare(model).compiled:
+        loss, _ = model(*micro_batch)
         (loss * 0.0).backward()
         model.zero_grad(set_to_none=True)

@@ -1,5 +1,7 @@
 """Text from a model, a token at a time."""
 
+import contextlib
+
 import torch
 
 from train.model import Transformer
@@ -17,9 +19,12 @@ def continue_text(model: Transformer, vocabulary: Vocabulary, prompt: str, n_tok
     device = model.rotary.device
     generator = torch.Generator().manual_seed(seed)
     ids = [vocabulary.end_of_text, *vocabulary.encode(prompt)]
+    # each length would be compiled anew; setting the stance imports the compiler
+    as_written = torch.compiler.set_stance("force_eager") if model.compiled else contextlib.nullcontext()
     for _ in range(n_tokens):
         window = torch.tensor([ids[-model.rotary.shape[1]:]], device=device)
-        hidden = model.hidden(window)[:, -1:]
+        with as_written:
+            hidden = model.hidden(window)[:, -1:]
         logits = model.lm_head(hidden)[0, 0, :vocabulary.size].float().cpu()
         if temperature == 0:
             choice = int(logits.argmax())

@@ -2,7 +2,7 @@
 
     python -m train.status runs|status|attach|stop      over the runs on this machine
 
-Replaced as a whole, so that a reader never sees half of it. Phases: data, model, first step, training,
+Replaced as a whole, so that a reader never sees half of it. Phases: data, model, compiling, first step, training,
 evaluating, saving, sampling, stopped, crashed, done. A phase before `stopped` whose process is gone means
 that the run was killed; the same command that started it goes on from its last checkpoint.
 """

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from train.batch import Batch
 from train.distributed import World, from_all, sum_over_ranks
+from train.optim import Optimizer
 from train.parallel import grad_sync
 
 
@@ -36,7 +37,7 @@ class StepNumbers:
     mem_gib: float
 
 
-def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch, grad_clip: float, world: World,
+def train_step(model: nn.Module, optimizer: Optimizer, batch: Batch, grad_clip: float, world: World,
                stop: bool = False, save: bool = False) -> StepNumbers:
     """Forward, loss, backward, synchronise, clip, update. The learning rate is already set.
 
@@ -44,9 +45,9 @@ def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch,
     Raises NonFiniteStep, on all ranks alike and before the update.
     """
     losses = []
-    for i, (tokens, targets) in enumerate(batch.micro_batches):
+    for i, micro_batch in enumerate(batch.micro_batches):
         with grad_sync(model, enabled=i == len(batch.micro_batches) - 1):
-            loss, _ = model(tokens, targets)               # summed, in nats
+            loss, _ = model(*micro_batch)                  # summed, in nats
             (loss * (world.size / batch.scored)).backward()  # the engine divides by its ranks: undone here
         losses.append(loss.detach())                       # no .item(): it would stall a GPU
     grad_norm = clip(model, grad_clip)
@@ -83,7 +84,7 @@ def culprits(losses: list[Tensor], batch: Batch) -> list[int]:
     """Samples in the micro-batches whose loss is not finite, of all ranks; if none is, all of the step."""
     mine: list[int] = []
     first = batch.samples.start
-    for loss, (tokens, _) in zip(losses, batch.micro_batches, strict=True):
+    for loss, (tokens, *_) in zip(losses, batch.micro_batches, strict=True):
         if not math.isfinite(loss.item()):
             mine += range(first, first + len(tokens))
         first += len(tokens)

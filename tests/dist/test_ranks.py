@@ -88,7 +88,7 @@ def masked_steps(rank: int, size: int, folder: str, c: Config) -> None:
     share = slice(rank * 16 // size, (rank + 1) * 16 // size)
     micro = list(zip(tokens[share].split(2), targets[share].split(2), strict=True))
     batch = Batch(micro, int((targets >= 0).sum()), range(share.start, share.stop))
-    settle(model, tokens[share][:2])
+    settle(model, micro[0])
     set_rate(optimizer, 1e-2, c)
     numbers = [train_step(model, optimizer, batch, 1.0, world, stop=rank == size - 1) for _ in range(6)]
     torch.save({"losses": [n.loss for n in numbers], "stops": [n.stop for n in numbers],

@@ -10,11 +10,13 @@ import pytest
 from train.settings import ROOT
 
 # A module imports only from those before it. The record and the settings come first, then the flow, one way.
-ORDER = ["settings", "config", "runs", "record", "schedule", "flops", "status",
+ORDER = ["settings", "rules", "config", "runs", "record", "schedule", "flops", "status",
          "corpus", "tokenizer", "shards", "prepare", "mixture",
          "interrupt", "metrics", "distributed", "batch",
-         "attention", "loss", "model", "optim", "parallel", "step", "evaluate", "sample", "checkpoint", "loop", "main"]
-STANDARD_LIBRARY_ONLY = ["settings", "config", "runs", "record", "schedule", "flops", "status", "interrupt", "metrics"]
+         "attention", "loss", "recompute", "model", "compilation", "optim", "parallel", "step", "evaluate", "sample",
+         "checkpoint", "loop", "main"]
+STANDARD_LIBRARY_ONLY = ["settings", "rules", "config", "runs", "record", "schedule", "flops", "status", "interrupt",
+                         "metrics"]
 READS_ENVIRONMENT = {"train/settings.py", "train/distributed.py"}
 KNOWS_PROCESSES = {"train/distributed.py", "train/parallel.py", "train/checkpoint.py"}
 LONGEST_FILE, LONGEST_LINE = 400, 120

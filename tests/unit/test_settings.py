@@ -19,13 +19,18 @@ INTEGER = [name for name in NUMERIC if value_type(FIELDS[name]) is int]
 # Stated here a second time, by hand: what a resumed run may not change, and what it records when it does.
 FROZEN = {"SEED", "VOCAB_SIZE", "N_LAYER", "N_HEAD", "N_KV_HEAD", "N_EMBD", "MLP_DIM", "QK_NORM", "TIE_EMBEDDINGS",
           "ROPE_THETA", "NORM_EPS", "SEQ_LEN", "BATCH_TOKENS", "OPTIMIZER", "DATA_MIX", "SHARD_TOKENS", "GROUP_SHARDS",
-          "TOKENIZER"}
-TRACKED = {"DEVICE", "NPROC", "DTYPE", "MICRO_BATCH_SIZE", "TRAIN_TOKENS", "LEARNING_RATE", "MIN_LEARNING_RATE",
-           "WARMUP_TOKENS", "ADAM_BETA1", "ADAM_BETA2", "ADAM_EPS", "WEIGHT_DECAY", "GRAD_CLIP", "EVAL_TOKENS"}
+          "TOKENIZER", "DOC_MASK"}
+TRACKED = {"DEVICE", "NPROC", "DTYPE", "COMPILE", "ATTENTION", "ACTIVATION_CHECKPOINTING", "MICRO_BATCH_SIZE",
+           "TRAIN_TOKENS", "LEARNING_RATE", "MIN_LEARNING_RATE", "WARMUP_TOKENS", "LR_SCHEDULE", "DECAY_TOKENS",
+           "MUON_MOMENTUM", "ADAM_BETA1", "ADAM_BETA2", "ADAM_EPS", "WEIGHT_DECAY", "GRAD_CLIP", "EVAL_TOKENS"}
 
 # The numbers for which zero has a meaning; each other one must be above it.
 ZERO_IS_GOOD = {"SEED", "MIN_LEARNING_RATE", "WARMUP_TOKENS", "ADAM_BETA1", "ADAM_BETA2", "WEIGHT_DECAY", "GRAD_CLIP",
-                "EVAL_EVERY", "SAMPLE_TOKENS", "KEEP_EVERY"}
+                "EVAL_EVERY", "SAMPLE_TOKENS", "KEEP_EVERY", "MUON_MOMENTUM"}
+
+# What a setting needs beside itself to mean anything.
+WITH = {"DECAY_TOKENS": {"LR_SCHEDULE": "wsd"}, "MUON_MOMENTUM": {"OPTIMIZER": "muon"},
+        "ATTENTION": {"DTYPE": "bfloat16"}}
 
 
 @pytest.fixture
@@ -220,16 +225,17 @@ def bad_values(name: str) -> list[str]:
 @pytest.mark.parametrize("name", [name for name in FIELDS if bad_values(name)])
 def test_a_refused_value_is_named_with_an_example_that_is_good(root: Path, name: str) -> None:
     for text in bad_values(name):
-        found = [p for p in problems(root, **{name: text}) if p.startswith(f"{name}={text} (environment): must be ")]
+        found = [p for p in problems(root, **WITH.get(name, {}), **{name: text})
+                 if p.startswith(f"{name}={text} (environment): must be ")]
         assert len(found) == 1, f"{name}={text}"
         example = re.search(r"; for example ([A-Z0-9_]+)=([^;\s]+)", found[0])
         assert example is not None and example[1] == name, found[0]
-        assert problems(root, **{name: example[2]}) == [], found[0]
+        assert problems(root, **WITH.get(name, {}), **{name: example[2]}) == [], found[0]
 
 
 def test_every_number_refuses_what_is_below_zero_and_says_what_zero_means(root: Path) -> None:
-    assert {name for name in NUMERIC if not problems(root, **{name: "-1"})} == set()
-    assert {name for name in NUMERIC if not problems(root, **{name: "0"})} == ZERO_IS_GOOD
+    assert {name for name in NUMERIC if not problems(root, **WITH.get(name, {}), **{name: "-1"})} == set()
+    assert {name for name in NUMERIC if not problems(root, **WITH.get(name, {}), **{name: "0"})} == ZERO_IS_GOOD
 
 
 def test_a_whole_number_takes_no_exponent_and_a_rate_takes_one(root: Path) -> None:
@@ -424,8 +430,8 @@ def test_env_example_has_each_setting_with_help_rule_and_a_group() -> None:
         declared: Declared = field.metadata["declared"]
         assert re.search(rf"^# {re.escape(declared.help)}\.\n# .+\n#{name}=", text, re.MULTILINE), name
     assert re.findall("^# ==== (.+)$", text, re.MULTILINE) == [
-        "Run", "Machine", "Model", "Batch and schedule", "Optimizer", "Data", "Evaluation", "Checkpoints", "Log",
-        "Secrets"]
+        "Run", "Machine", "Model", "Batch and schedule", "Optimizer", "Data", "Evaluation", "Checkpoints",
+        "Benchmark", "Log", "Secrets"]
 
 
 @pytest.mark.parametrize("preset", sorted(path.stem for path in (ROOT / "presets").glob("*.env")))

@@ -1,0 +1,61 @@
+"""torch.compile, block by block: one block is compiled and serves all layers, with static shapes.
+
+The names of weights stay as they are, since a module is compiled in place. Text samples, whose length grows
+with each token, run as they are written (sample.py).
+"""
+
+import logging
+import shutil
+
+import torch
+
+from train.config import Config
+from train.flops import flops_per_token
+from train.loss import softmax_part_to_compile
+from train.model import Transformer, matmul_weights
+from train.settings import SettingsError
+
+log = logging.getLogger(__name__)
+
+# Compiling takes a minute and gains 5 to 30% on a CPU: this is an hour's work for two cores.
+FLOPS_WORTH_COMPILING_ON_CPU = 1e15
+
+
+def wanted(c: Config, device: torch.device, model: Transformer) -> bool:
+    """Whether to compile, by COMPILE; says so, and why. Raises SettingsError where it is asked for and cannot be."""
+    reason = "COMPILE"
+    if c.compile == "auto":
+        work = c.last_step * c.batch_tokens * flops_per_token(matmul_weights(model), c.n_layer, c.n_embd, c.seq_len)
+        if device.type == "cpu" and work < FLOPS_WORTH_COMPILING_ON_CPU:
+            log.info("compile=no (a run of %.1e FLOPs; on a CPU it pays from about %.0e on)", work,
+                     FLOPS_WORTH_COMPILING_ON_CPU)
+            return False
+        reason = "it pays on a GPU" if device.type != "cpu" else f"a run of {work:.1e} FLOPs"
+    if c.compile != "0" and not has_compiler(device):
+        language, package = ("C++", "g++") if device.type == "cpu" else ("C", "gcc")
+        missing = f"there is no {language} compiler: install {package}"
+        if c.compile == "1":
+            raise SettingsError([f"COMPILE=1: {missing}, or set COMPILE=0"])
+        log.warning("compile=no (it would pay, but %s)", missing)
+        return False
+    log.info("compile=%s (%s)", "no" if c.compile == "0" else "yes, block by block", reason)
+    return c.compile != "0"
+
+
+def has_compiler(device: torch.device) -> bool:
+    """Whether torch finds the compiler that it will call: of C++ for a CPU, of C for Triton's launchers on a GPU."""
+    if device.type != "cpu":
+        return any(map(shutil.which, ("gcc", "clang", "cc")))
+    from torch._inductor import cpp_builder, exc  # not above: this takes two seconds
+    try:
+        return bool(cpp_builder.get_cpp_compiler())
+    except exc.InvalidCxxCompiler:
+        return False
+
+
+def compile_model(model: Transformer) -> None:
+    """Have the blocks, and the softmax part of the loss, compiled at their first use."""
+    for layer in model.layers:
+        layer.compile(dynamic=False)
+    model.softmax_part = torch.compile(softmax_part_to_compile, dynamic=False)
+    model.compiled = True

@@ -1,0 +1,110 @@
+"""Rules that name more than one setting: each check returns its complaint, with a valid value, or None.
+
+`c` is a Config whose values each keep their own rule; config.py calls the checks, so it is typed Any here.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+
+def check_heads(c: Any) -> str | None:
+    if c.n_embd % c.n_head or c.head_dim % 2:
+        fits = [n for n in range(1, c.n_embd + 1) if c.n_embd % (2 * n) == 0]
+        nearest = f"for example N_HEAD={min(fits, key=lambda n: abs(n - c.n_head))}" if fits else "make N_EMBD even"
+        return f"N_EMBD={c.n_embd} must be an even multiple of N_HEAD={c.n_head} (rotary pairs); {nearest}"
+    return None
+
+
+def check_kv_heads(c: Any) -> str | None:
+    if c.n_head % (c.n_kv_head or c.n_head):
+        fits = [n for n in range(1, c.n_head + 1) if c.n_head % n == 0]
+        return (f"N_HEAD={c.n_head} must be a multiple of N_KV_HEAD={c.n_kv_head}; "
+                f"for example N_KV_HEAD={min(fits, key=lambda n: abs(n - (c.n_kv_head or 1)))}")
+    return None
+
+
+def check_batch(c: Any) -> str | None:
+    return batch_problem(c, c.nproc or 1)
+
+
+def batch_problem(c: Any, world_size: int) -> str | None:
+    """Why BATCH_TOKENS cannot be split evenly over `world_size` processes, or None."""
+    unit, micro = world_size * c.seq_len, c.micro_batch_size
+    factors = f"SEQ_LEN * processes = {c.seq_len} * {world_size}"
+    if c.batch_tokens > unit * micro:  # more than one micro-batch: each must be full
+        unit, factors = unit * micro, f"MICRO_BATCH_SIZE * {factors.replace('= ', f'= {micro} * ')}"
+    if c.batch_tokens % unit == 0:
+        return None
+    valid = max(1, round(c.batch_tokens / unit)) * unit
+    return f"BATCH_TOKENS={c.batch_tokens} is not a multiple of {factors} = {unit}; nearest: BATCH_TOKENS={valid}"
+
+
+def check_rates(c: Any) -> str | None:
+    if (c.min_learning_rate or 0) > c.learning_rate:
+        return (f"MIN_LEARNING_RATE={c.min_learning_rate:g} is above LEARNING_RATE={c.learning_rate:g}; "
+                f"for example MIN_LEARNING_RATE={c.learning_rate / 10:g}")
+    return None
+
+
+def check_horizon(c: Any) -> str | None:
+    if c.train_tokens < c.batch_tokens:
+        return (f"TRAIN_TOKENS={c.train_tokens} is less than one step of BATCH_TOKENS={c.batch_tokens}; "
+                f"for example TRAIN_TOKENS={100 * c.batch_tokens}")
+    if c.warmup_tokens >= c.train_tokens:
+        return (f"WARMUP_TOKENS={c.warmup_tokens} must be less than TRAIN_TOKENS={c.train_tokens}; "
+                f"for example WARMUP_TOKENS={c.train_tokens // 100}")
+    return None
+
+
+def check_attention(c: Any) -> str | None:
+    if c.attention in ("flash-attn", "fa3") and c.device == "cpu":
+        return f"ATTENTION={c.attention} runs on NVIDIA GPUs only, and DEVICE=cpu; set ATTENTION=auto or sdpa"
+    if c.attention in ("flash-attn", "fa3") and c.dtype != "bfloat16":
+        return f"ATTENTION={c.attention} has no DTYPE={c.dtype}; set DTYPE=bfloat16, or ATTENTION=auto or sdpa"
+    return None
+
+
+def check_mix(c: Any) -> str | None:
+    names = [part.split(":")[0] for part in c.data_mix.split(",")]
+    if len(set(names)) < len(names):
+        return f"DATA_MIX={c.data_mix} names a source twice; add its weights up"
+    return None
+
+
+def check_shard(c: Any) -> str | None:
+    if c.shard_tokens <= c.seq_len:
+        return f"SHARD_TOKENS={c.shard_tokens} must exceed SEQ_LEN={c.seq_len}; for example SHARD_TOKENS=100000000"
+    return None
+
+
+def check_decay(c: Any) -> str | None:
+    if c.lr_schedule != "wsd":
+        return None if c.decay_tokens is None else (
+            f"DECAY_TOKENS={c.decay_tokens}: LR_SCHEDULE={c.lr_schedule} has no such part; leave it out, or set "
+            "LR_SCHEDULE=wsd")
+    if c.decay_tokens + c.warmup_tokens > c.train_tokens:
+        return (f"DECAY_TOKENS={c.decay_tokens} and WARMUP_TOKENS={c.warmup_tokens} do not fit into "
+                f"TRAIN_TOKENS={c.train_tokens}; "
+                f"for example DECAY_TOKENS={max(1, (c.train_tokens - c.warmup_tokens) // 5)}")
+    return None
+
+
+def check_muon(c: Any) -> str | None:
+    if c.optimizer != "muon" and c.muon_momentum is not None:
+        return (f"MUON_MOMENTUM={c.muon_momentum:g}: OPTIMIZER={c.optimizer} has none; leave it out, or set "
+                "OPTIMIZER=muon")
+    return None
+
+
+CHECKS: list[tuple[tuple[str, ...], Callable[[Any], str | None]]] = [
+    (("N_EMBD", "N_HEAD"), check_heads),
+    (("N_HEAD", "N_KV_HEAD"), check_kv_heads),
+    (("BATCH_TOKENS", "SEQ_LEN", "MICRO_BATCH_SIZE", "NPROC"), check_batch),
+    (("MIN_LEARNING_RATE", "LEARNING_RATE"), check_rates),
+    (("TRAIN_TOKENS", "BATCH_TOKENS", "WARMUP_TOKENS"), check_horizon),
+    (("LR_SCHEDULE", "DECAY_TOKENS", "WARMUP_TOKENS", "TRAIN_TOKENS"), check_decay),
+    (("OPTIMIZER", "MUON_MOMENTUM"), check_muon),
+    (("ATTENTION", "DEVICE", "DTYPE"), check_attention),
+    (("DATA_MIX",), check_mix),
+    (("SHARD_TOKENS", "SEQ_LEN"), check_shard),
+]
