@@ -32,7 +32,7 @@ class Source:
     """What a name in DATA_MIX stands for.
 
     kind: "stdlib" or "hub". For the hub: repository (or a local folder in the same layout), config,
-    text and name columns. validation_fraction: share of documents held out. prompt: what the text
+    text and name columns; a template makes the text of several columns instead. validation_fraction: share of documents held out. prompt: what the text
     sample at the end of a run continues. compressors: held-out text is small enough to compress.
     """
 
@@ -43,6 +43,7 @@ class Source:
     repository: str = ""
     config: str | None = None
     text_column: str = "text"
+    template: str = ""
     name_column: str = "id"
     compressors: bool = False
 
@@ -50,7 +51,12 @@ class Source:
 SOURCES = {source.name: source for source in (
     Source("python-stdlib", "stdlib", validation_fraction=0.05, prompt="def ", compressors=True),
     Source("fineweb-edu", "hub", validation_fraction=0.001, prompt="The", repository="HuggingFaceFW/fineweb-edu",
-           config="sample-10BT"),
+           config="sample-100BT"),
+    Source("finepdfs", "hub", validation_fraction=0.001, prompt="The", repository="HuggingFaceFW/finepdfs",
+           config="eng_Latn"),
+    Source("usmle", "hub", validation_fraction=0.02, prompt="Question:", repository="GBaker/MedQA-USMLE-4-options",
+           template="Question: {question}\nA. {options[A]}\nB. {options[B]}\nC. {options[C]}\nD. {options[D]}\n"
+                    "Answer: {answer_idx}. {answer}"),
 )}
 
 
@@ -120,9 +126,11 @@ def hub_documents(s: Source, at_revision: str, skip: int, token: str) -> Iterato
         raise CorpusError(f"cannot open {s.repository}: {error}; check the network, and HF_TOKEN if the data set "
                           "is gated") from error
     for number, row in enumerate(guarded(s, rows.skip(skip) if skip else rows), skip):
-        if s.text_column not in row:
-            raise CorpusError(f"{s.repository} row {number} has no column {s.text_column!r}; it has: {', '.join(row)}")
-        yield Document(str(row.get(s.name_column, number)), row[s.text_column] or "")
+        try:
+            text = s.template.format(**row) if s.template else row[s.text_column] or ""
+        except KeyError as missing:
+            raise CorpusError(f"{s.repository} row {number} has no column {missing}; it has: {', '.join(row)}") from None
+        yield Document(str(row.get(s.name_column, number)), text)
 
 
 def guarded(s: Source, rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:

@@ -23,6 +23,6 @@ def lr_at(step: int, config: Config) -> float:
         return peak * tokens / config.warmup_tokens
     if config.lr_schedule == "wsd":
         left = (config.train_tokens - tokens) / (config.decay_tokens or config.train_tokens)
-        return low + (peak - low) * min(1.0, max(0.0, left))
+        return peak if left >= 1 else low + (peak - low) * max(0.0, left)
     progress = min(1.0, (tokens - config.warmup_tokens) / (config.train_tokens - config.warmup_tokens))
     return low + (peak - low) * 0.5 * (1.0 + math.cos(math.pi * progress))

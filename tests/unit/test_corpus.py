@@ -1,5 +1,6 @@
 """train/corpus.py: the same documents in the same order, from any document on, and a split that needs no list."""
 
+import dataclasses
 import hashlib
 import json
 import sys
@@ -111,6 +112,17 @@ def test_a_row_without_text_is_an_empty_document_and_one_without_a_name_has_its_
 def test_rows_without_the_text_column_are_named_with_the_columns_that_they_have(own_cache: Path) -> None:
     s = folder_source(own_cache, a=[{"id": "1", "body": "x"}])
     with pytest.raises(CorpusError, match="row 0 has no column 'text'; it has: id, body"):
+        list(corpus.documents(s, "local"))
+
+
+def test_a_template_makes_the_text_of_several_columns(own_cache: Path) -> None:
+    row = {"question": "Which nerve?", "options": {"A": "Ulnar", "B": "Median", "C": "Radial", "D": "Vagus"},
+           "answer_idx": "B", "answer": "Median"}
+    s = dataclasses.replace(folder_source(own_cache, a=[row]), template=corpus.source("usmle").template)
+    (document,) = corpus.documents(s, "local")
+    assert document.text == "Question: Which nerve?\nA. Ulnar\nB. Median\nC. Radial\nD. Vagus\nAnswer: B. Median"
+    s = dataclasses.replace(s, template="{question} {choices}")
+    with pytest.raises(CorpusError, match="row 0 has no column 'choices'; it has: question, options"):
         list(corpus.documents(s, "local"))
 
 

@@ -32,11 +32,59 @@ def test_the_arithmetic_at_the_top_of_a_preset_is_right(path: Path, tmp_path: Pa
     assert int(said["steps"]) == c.last_step
     assert int(said["FLOPs/token"]) == flops
     assert float(said["FLOPs"]) == pytest.approx(flops * c.train_tokens, rel=0.005)
-    rate = re.search(r"hours +([0-9.]+) +at ([0-9]+)% MFU of .*\(([0-9.]+) TFLOP/s\)", path.read_text())
+    rate = re.search(r"hours +([0-9.]+) +at ([0-9.]+)% MFU of .*\(([0-9.]+) TFLOP/s\)", path.read_text())
     assert rate, "a preset says its hours at a stated MFU"
     hours = flops * c.train_tokens / (float(rate[2]) / 100 * float(rate[3]) * 1e12) / 3600
     assert float(rate[1]) == pytest.approx(hours, rel=0.02)
 
 
 def test_there_are_the_presets_that_the_readme_names() -> None:
-    assert {"tiny", "gpt2-124m"} <= {path.stem for path in PRESETS}
+    assert {path.stem for path in PRESETS} == {
+        "tiny", "gpt2-124m", "xlarge-8xa100", "d16-2xh100", "d20-2xh100", "d24-2xh100", "d32-8xh100"}
+
+
+def load(name: str, tmp_path: Path) -> tuple[Config, Transformer]:
+    (tmp_path / "empty.env").touch()
+    c = Config.load({"PRESET": name, "ENV_FILE": str(tmp_path / "empty.env")})
+    with torch.device("meta"):
+        return c, Transformer(c)
+
+
+def test_xlarge_is_the_labs_recipe(tmp_path: Path) -> None:
+    c, model = load("xlarge-8xa100", tmp_path)
+    assert sum(w.numel() for w in model.parameters()) == pytest.approx(1.336e9, rel=5e-4)
+    assert sum(w.numel() for w in model.parameters()) + 50_304 * 2048 == pytest.approx(1.44e9, rel=5e-3)  # untied
+    assert (c.n_layer, c.n_embd, c.n_head, c.vocab_size, c.seq_len) == (24, 2048, 16, 50_304, 2048)
+    assert (c.train_tokens, c.last_step, c.batch_tokens, c.micro_batch_size) == (100 * 10**9, 190_735, 524_288, 8)
+    assert (c.optimizer, c.learning_rate, c.min_learning_rate, c.lr_schedule) == ("adamw", 3e-4, 3e-5, "cosine")
+    assert (c.warmup_tokens, c.weight_decay, c.grad_clip, c.dtype) == (100_000_000, 0.1, 1.0, "bfloat16")
+    assert (c.save_every, c.log_every) == (1000, 10)
+    assert c.mixture == {"fineweb-edu": 65, "finepdfs": 34, "usmle": 1}
+
+
+@pytest.mark.parametrize(("name", "depth", "parameters", "steps"), [
+    ("d16-2xh100", 16, 338e6, 12_800), ("d20-2xh100", 20, None, None),
+    ("d24-2xh100", 24, 880_803_840, 33_600), ("d32-8xh100", 32, None, None)])
+def test_a_depth_fixes_the_rest(tmp_path: Path, name: str, depth: int, parameters: float, steps: int) -> None:
+    c, model = load(name, tmp_path)
+    counted = sum(w.numel() for w in model.parameters())
+    assert (c.n_layer, c.n_embd, c.head_dim, c.vocab_size, c.tie_embeddings) == (depth, 64 * depth, 128, 65_536, False)
+    mlp = sum(w.numel() for n, w in model.named_parameters() if ".mlp." in n) / depth
+    assert mlp == pytest.approx(8 * c.n_embd**2, rel=0.02)
+    assert c.train_tokens == pytest.approx(20 * counted, rel=0.005)
+    assert (c.batch_tokens, c.seq_len, c.micro_batch_size, c.save_every) == (524_288, 2048, 8, 3000)
+    assert c.optimizer == "muon" and c.mixture == {"fineweb-edu": 1}
+    assert parameters is None or counted == pytest.approx(parameters, rel=0.02)
+    assert steps is None or c.last_step == pytest.approx(steps, rel=0.02)
+
+
+@pytest.mark.parametrize("path", PRESETS, ids=lambda p: p.stem)
+def test_no_preset_sets_a_target_time(path: Path) -> None:
+    assert "TARGET_" not in path.read_text()
+
+
+def test_the_processes_that_a_presets_name_promises_divide_its_batch() -> None:
+    for path in PRESETS:
+        if found := re.search(r"-([0-9]+)x", path.stem):
+            c = Config.load({"PRESET": path.stem, "NPROC": found[1]})
+            assert c.batch_windows % (int(found[1]) * c.micro_batch_size) == 0

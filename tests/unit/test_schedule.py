@@ -53,3 +53,29 @@ def test_where_a_run_stops_does_not_bend_the_schedule() -> None:
 def test_the_rate_follows_tokens_so_that_half_the_batch_takes_twice_the_steps() -> None:
     half = recipe(batch_tokens=50)
     assert [lr_at(2 * step, half) for step in range(1, 101)] == [lr_at(step, recipe()) for step in range(1, 101)]
+
+
+# ---- wsd
+
+def wsd(**changes: object) -> Config:
+    """The same 100 steps, the last 25 of them down."""
+    return recipe(lr_schedule="wsd", decay_tokens=2500, **changes)
+
+
+def test_wsd_is_constant_and_then_a_straight_line_to_the_minimum() -> None:
+    assert [lr_at(step, wsd()) for step in (5, 10, 40, 75)] == pytest.approx([0.005, 0.01, 0.01, 0.01])
+    down = [lr_at(step, wsd()) for step in range(75, 101)]
+    assert down == pytest.approx([0.01 - 0.009 * k / 25 for k in range(26)])
+    assert [lr_at(step, wsd()) for step in (101, 10**6)] == [0.001, 0.001]
+
+
+def test_a_longer_run_has_the_same_rates_up_to_where_the_shorter_decays() -> None:
+    longer = wsd(train_tokens=20_000)
+    assert [lr_at(step, longer) for step in range(1, 76)] == [lr_at(step, wsd()) for step in range(1, 76)]
+    assert lr_at(175, longer) == 0.01 and lr_at(200, longer) == pytest.approx(0.001)
+
+
+def test_wsd_decays_over_a_fifth_by_default() -> None:
+    c = dataclasses.replace(Config(), lr_schedule="wsd", train_tokens=1000).derived()
+    assert c.decay_tokens == 200
+    assert Config().derived().decay_tokens is None
