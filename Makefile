@@ -78,7 +78,7 @@ test: setup-dev ## All tests
 	@scripts/test.sh
 
 .PHONY: lint
-lint: setup-dev ## ruff, mypy, shellcheck
+lint: setup-dev ## ruff, mypy, shellcheck; no secret in tree and history
 	@scripts/lint.sh
 
 .PHONY: lock
