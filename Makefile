@@ -28,45 +28,45 @@ train: setup ## Train or resume RUN_NAME (PRESET=tiny), evaluate, sample, plot; 
 
 .PHONY: data
 data: setup ## The token shards of the preset's mixture, verified
-	@$(PY) -m train.prepare
+	@"$(PY)" -m train.prepare
 
 .PHONY: data-verify
 data-verify: setup ## Check every hash of those shards
-	@$(PY) -m train.prepare verify
+	@"$(PY)" -m train.prepare verify
 
 ##@ Watch
 .PHONY: runs
 runs: setup ## All runs: state, step, loss
-	@$(PY) -m train.status runs
+	@"$(PY)" -m train.status runs
 
 .PHONY: status
 status: setup ## What RUN_NAME is doing now
-	@$(PY) -m train.status status
+	@"$(PY)" -m train.status status
 
 .PHONY: attach
 attach: setup ## Follow the log of RUN_NAME; Ctrl-C leaves it running
-	@$(PY) -m train.status attach
+	@"$(PY)" -m train.status attach
 
 .PHONY: stop
 stop: setup ## Tell RUN_NAME to save and stop
-	@$(PY) -m train.status stop
+	@"$(PY)" -m train.status stop
 
 .PHONY: plots
 plots: setup ## loss_curves.html, loss_curves.png and CSV of RUN_NAME
-	@$(PY) -m analysis.plots
+	@"$(PY)" -m analysis.plots
 
 ##@ Settings
 .PHONY: check-env
 check-env: setup ## Check the settings from every source, all problems at once
-	@$(PY) -m train.config check
+	@"$(PY)" -m train.config check
 
 .PHONY: settings
 settings: setup ## Every setting with its value, as the targets would see it
-	@$(PY) -m train.config show
+	@"$(PY)" -m train.config show
 
 .PHONY: env-example
 env-example: setup ## Write .env.example from train/config.py
-	@$(PY) -m train.config env-example > .env.example
+	@"$(PY)" -m train.config env-example > .env.example
 
 ##@ Develop
 .PHONY: setup-dev

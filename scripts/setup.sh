@@ -16,6 +16,10 @@ failed() {  # an environment that worked is mended where it is, later; one that 
   [[ -z ${update:-} ]] || echo "unfinished none" > "$VENV/.ready"
   die 1 "$1 failed, see above. Check network and proxy (HTTPS_PROXY), try again; TORCH_BACKEND=cpu takes a small torch"
 }
+interrupted() {  # Ctrl-C: pip ends with an ordinary failure, which is not the network's
+  [[ -z ${update:-} ]] || echo "unfinished none" > "$VENV/.ready"
+  die 130 "interrupted; the same command goes on"
+}
 digest() { cat "$@" | { sha256sum 2> /dev/null || shasum -a 256; } | cut -d ' ' -f 1; }
 
 base_is_ready() {
@@ -59,7 +63,7 @@ install_base() {
     update=yes
     rm -f "$VENV/.ready" "$VENV/.ready-dev"
   else
-    find "$VENV" -mindepth 1 -maxdepth 1 ! -name .setup.lock -exec rm -rf {} +
+    find -H "$VENV" -mindepth 1 -maxdepth 1 ! -name .setup.lock -exec rm -rf {} +
     "$python" -m venv "$VENV" || die 78 "$python -m venv failed, see above"
   fi
   pip_install requirements.txt
@@ -73,6 +77,7 @@ main() {
   if base_is_ready && dev_is_ready "$@"; then return; fi
   choose_python
   take_lock
+  trap interrupted INT
   base_is_ready || install_base
   dev_is_ready "$@" || { pip_install requirements-dev.txt; digest requirements-dev.txt > "$VENV/.ready-dev"; }
 }

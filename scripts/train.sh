@@ -9,6 +9,19 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/lib.sh
 
+# detach FOLDER: this job again, apart from the terminal. It holds a lock on its log, from the first stage to the last;
+# by Python, since macOS has no flock command. It has no setsid either, and does with nohup.
+detach() {
+  local apart
+  mkdir -p "$1"
+  exec 8>>"$1/console.log"
+  "$PY" -c 'import fcntl; fcntl.flock(8, fcntl.LOCK_EX | fcntl.LOCK_NB)' 2>/dev/null ||
+    die 78 "$1 is being trained in the background already: make status, make attach, make stop"
+  : >"$1/console.log"
+  apart=$(command -v setsid) || apart=""
+  DETACH=0 ${apart:+setsid} nohup scripts/train.sh >&8 2>&1 8>&- </dev/null &
+}
+
 main() {
   local settings runs_dir run_name detach device attention
   settings=$("$PY" -m train.config get RUNS_DIR RUN_NAME DETACH DEVICE ATTENTION) || exit $?
@@ -20,8 +33,7 @@ main() {
     die 64 "ATTENTION=$attention runs on NVIDIA GPUs only, and there is none here; set ATTENTION=auto or sdpa"
   fi
   if [[ $detach == 1 ]]; then
-    mkdir -p "$runs_dir/$run_name"
-    DETACH=0 setsid nohup "$0" >"$runs_dir/$run_name/console.log" 2>&1 </dev/null &
+    detach "$runs_dir/$run_name"
     echo "training in the background: make status, make attach, make stop (RUN_NAME=$run_name)"
     return
   fi

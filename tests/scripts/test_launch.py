@@ -1,8 +1,11 @@
 """The launcher's bash: how many processes, with how many threads, and whose exit code."""
 
 import os
+import shlex
+import shutil
 import stat
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,11 +13,12 @@ import pytest
 from tests.running import ROOT, wait_for
 
 STUB = """#!/usr/bin/env bash
-# Stands in for .venv/bin/python: answers the questions about settings, and prints what else it is asked to run.
+# Stands in for .venv/bin/python: answers questions about settings, runs -c, prints what else it is asked to run.
 if [[ "$2 $3" == "train.config get" ]]; then
   for name in "${@:4}"; do echo "${!name-}"; done
   exit
 fi
+[[ $1 != -c ]] || exec PYTHON "$@"
 [[ -z ${WAIT-} ]] || sleep "$WAIT"
 echo "threads=$OMP_NUM_THREADS run: $*"
 [[ -z ${REPORT-} || -z ${EXIT_CODE_FILE-} ]] || echo "$REPORT" > "$EXIT_CODE_FILE"
@@ -27,7 +31,7 @@ def env(tmp_path: Path) -> dict[str, str]:
     """An environment with a stub for Python, and no GPU."""
     (tmp_path / "venv" / "bin").mkdir(parents=True)
     (tmp_path / "bin").mkdir()
-    executable(tmp_path / "venv" / "bin" / "python", STUB)
+    executable(tmp_path / "venv" / "bin" / "python", STUB.replace("PYTHON", shlex.quote(sys.executable)))
     return {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "VENV": str(tmp_path / "venv"), "DEVICE": "auto",
             "TMPDIR": str(tmp_path), "DETACH": "0", "RUNS_DIR": "runs", "RUN_NAME": "x"}
 
@@ -91,4 +95,25 @@ def test_a_detached_run_outlives_the_shell_that_started_it(env: dict[str, str], 
     shell = subprocess.run(["bash", "-c", f"{ROOT}/scripts/train.sh; kill -HUP $$"], text=True, check=False,
                            stdout=subprocess.PIPE, env=env | {"DETACH": "1", "RUNS_DIR": str(tmp_path), "WAIT": "1"})
     assert shell.returncode == -1 and "make attach" in shell.stdout and "run:" not in shell.stdout
+    wait_for(tmp_path / "x" / "console.log", "run: -m analysis.plots", seconds=20)
+
+
+def test_a_second_detached_start_is_refused_and_leaves_the_log_alone(env: dict[str, str], tmp_path: Path) -> None:
+    env |= {"DETACH": "1", "RUNS_DIR": str(tmp_path)}
+    code, out = launch(env, "train.sh", WAIT="1")
+    assert code == 0 and "in the background" in out
+    code, out = launch(env, "train.sh")
+    assert code == 78 and "is being trained in the background already" in out
+    wait_for(tmp_path / "x" / "console.log", "run: -m analysis.plots", seconds=20)
+    log = (tmp_path / "x" / "console.log").read_text()
+    assert log.count("run: -m train.prepare") == 1 and "\0" not in log
+
+
+def test_detaching_needs_no_setsid_and_no_certain_folder(env: dict[str, str], tmp_path: Path) -> None:
+    for name in ("bash", "cat", "dirname", "mkdir", "nohup", "nproc", "sleep", "tr", "grep"):
+        (tmp_path / "bin" / name).symlink_to(str(shutil.which(name)))
+    env |= {"DETACH": "1", "RUNS_DIR": str(tmp_path), "PATH": str(tmp_path / "bin")}
+    done = subprocess.run(["bash", "train.sh"], env=env, cwd=ROOT / "scripts", text=True, check=False,
+                          capture_output=True)
+    assert done.returncode == 0, done.stderr
     wait_for(tmp_path / "x" / "console.log", "run: -m analysis.plots", seconds=20)

@@ -183,6 +183,30 @@ def test_the_environment_of_another_place_serves_as_well(root: Path, tmp_path: P
     assert setting(root, "SEED", VENV=str(tmp_path / "elsewhere")) == "1337"
 
 
+def test_a_blank_in_the_path_of_the_clone_does_no_harm(tmp_path: Path) -> None:
+    blank = copy_of_repository(tmp_path / "with blank")
+    for target in ("check-env", "settings", "runs", "env-example"):
+        done = make(blank, target)
+        assert done.returncode == 0, done.stderr
+    bare = [line for line in (ROOT / "Makefile").read_text().splitlines() if "$(PY)" in line.replace('"$(PY)"', "")]
+    assert bare == []
+
+
+def test_from_another_folder_it_is_the_same(root: Path, tmp_path: Path) -> None:
+    assert make(tmp_path, "-C", str(root), "check-env").returncode == 0
+
+
+def test_what_is_linked_from_another_disk_is_ignored_too(tmp_path: Path) -> None:
+    env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
+    subprocess.run(["git", "init", "--quiet"], cwd=tmp_path, env=env, check=True)
+    shutil.copy(ROOT / ".gitignore", tmp_path)
+    for name in (".venv", "data", "runs"):
+        (tmp_path / name).symlink_to("/nowhere")
+    shown = subprocess.run(["git", "status", "--porcelain"], cwd=tmp_path, env=env, check=True, text=True,
+                           capture_output=True).stdout
+    assert shown == "?? .gitignore\n"
+
+
 def test_env_example_is_written_from_the_declaration(root: Path) -> None:
     assert make(root, "env-example").returncode == 0
     assert (root / ".env.example").read_text() == env_example()

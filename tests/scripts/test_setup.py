@@ -20,9 +20,11 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 TOOLS = ("bash", "cat", "cp", "cut", "dirname", "env", "find", "grep", "id", "ls", "mkdir", "rm", "sed", "sha256sum",
          "shasum", "sleep", "tr")
 
-# Python, and pip in it. PIP_CODE: its exit code; GATE: a file it waits for; WHEEL: a local build; OLD, NO_VENV: its
-# faults; HAVE: the torch in the environment. Anything else it is asked goes to a real Python.
+# Python, and pip in it. PIP_CODE: its exit code; GATE: a file it waits for; IGNORE_INT: as pip, it does not die of
+# SIGINT; WHEEL: a local build; OLD, NO_VENV: its faults; HAVE: the torch in the environment. Anything else it is
+# asked goes to a real Python.
 PYTHON = f"""#!/usr/bin/env bash
+[[ -z ${{IGNORE_INT:-}} ]] || trap : INT
 echo "python ${{*//$'\\n'/ }}" >> "$LOG"
 case "$*" in
   *version_info*) [[ -z ${{OLD:-}} ]] ;;
@@ -213,6 +215,30 @@ def test_a_killed_update_leaves_no_stamp(machine: Machine, tmp_path: Path) -> No
     assert not machine.ready
     machine.setup()
     assert machine.calls("-m venv")
+
+
+def test_ctrl_c_is_not_blamed_on_the_network(machine: Machine, tmp_path: Path) -> None:
+    """pip takes SIGINT for an error like any other; here it is the stand-in, which is let go with exit code 1."""
+    gate = tmp_path / "gate"
+    process = machine.start(GATE=str(gate), PIP_CODE="1", IGNORE_INT="yes")
+    wait_for(lambda: machine.calls("pip install"))
+    os.killpg(process.pid, signal.SIGINT)
+    gate.touch()
+    said, _ = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert "setup: interrupted; the same command goes on" in said and "network" not in said
+    assert not machine.ready
+    machine.setup()
+
+
+def test_an_environment_on_another_disk_is_made_anew_there(machine: Machine, tmp_path: Path) -> None:
+    (tmp_path / "scratch").mkdir()
+    machine.venv.symlink_to(tmp_path / "scratch")
+    machine.setup(code=1, PIP_CODE="1")
+    (tmp_path / "scratch" / "half").write_text("a file of a package that is not all there")
+    machine.setup()
+    assert machine.ready and machine.venv.is_symlink()
+    assert not (tmp_path / "scratch" / "half").exists()
 
 
 def test_a_failed_update_keeps_the_environment_and_is_tried_again(machine: Machine) -> None:
