@@ -13,7 +13,8 @@ die() {
 # visible_gpus: how many GPUs a process started here would see, without asking torch, which takes seconds.
 visible_gpus() {
   if [[ -n ${CUDA_VISIBLE_DEVICES-} ]]; then
-    tr ',' '\n' <<<"$CUDA_VISIBLE_DEVICES" | grep -c . || true
+    # CUDA takes those before the first negative one: -1 hides all. Slurm says NoDevFiles where it gave none.
+    tr ',' '\n' <<<"$CUDA_VISIBLE_DEVICES" | sed '/^ *-/,$d; /^NoDevFiles$/d' | grep -c . || true
   elif [[ -z ${CUDA_VISIBLE_DEVICES+set} ]] && command -v nvidia-smi >/dev/null; then
     nvidia-smi --list-gpus 2>/dev/null | grep -c '^GPU' || true
   else

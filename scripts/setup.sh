@@ -44,7 +44,9 @@ choose_python() {
 take_lock() {  # until this process and all it started are gone; by Python, since macOS has no flock command
   [[ -e $VENV/.setup.lock || -z $(ls -A "$VENV" 2> /dev/null) ]] ||
     die 78 "$VENV was not made by this script and is left as it is: remove it, or set VENV to another folder"
-  mkdir -p "$VENV" && exec 9>> "$VENV/.setup.lock"
+  { mkdir -p "$VENV" && : >> "$VENV/.setup.lock"; } 2> /dev/null ||
+    die 78 "cannot write to $VENV: set VENV to a folder that you may write to, or to an environment that is complete"
+  exec 9>> "$VENV/.setup.lock"
   "$python" -c 'import fcntl; fcntl.flock(9, fcntl.LOCK_EX | fcntl.LOCK_NB)' 2> /dev/null && return
   say "waiting for another setup of $VENV to end"
   "$python" -c 'import fcntl; fcntl.flock(9, fcntl.LOCK_EX)'

@@ -63,7 +63,10 @@ def test_all_visible_gpus_get_a_process_each(env: dict[str, str], tmp_path: Path
     assert "torch.distributed.run --standalone --nproc-per-node=3 -m train.main" in launch(env)[1]
     assert "--nproc-per-node=2 " in launch(env, CUDA_VISIBLE_DEVICES="0,2")[1]
     assert "run: -m train.main" in launch(env, CUDA_VISIBLE_DEVICES="1")[1]
-    assert "run: -m train.main" in launch(env, CUDA_VISIBLE_DEVICES="")[1]
+    for none in ("", "-1", "NoDevFiles"):
+        assert "run: -m train.main" in launch(env, CUDA_VISIBLE_DEVICES=none)[1]
+        assert launch(env, "train.sh", CUDA_VISIBLE_DEVICES=none, DEVICE="cuda")[0] == 64
+    assert "--nproc-per-node=2 " in launch(env, CUDA_VISIBLE_DEVICES="0,1,-1,2")[1]
     assert "run: -m train.main" in launch(env, DEVICE="cpu")[1]
     assert "--nproc-per-node=5 " in launch(env, NPROC="5")[1]
 
@@ -110,7 +113,7 @@ def test_a_second_detached_start_is_refused_and_leaves_the_log_alone(env: dict[s
 
 
 def test_detaching_needs_no_setsid_and_no_certain_folder(env: dict[str, str], tmp_path: Path) -> None:
-    for name in ("bash", "cat", "dirname", "mkdir", "nohup", "nproc", "sleep", "tr", "grep"):
+    for name in ("bash", "cat", "dirname", "grep", "mkdir", "nohup", "nproc", "sed", "sleep", "tr"):
         (tmp_path / "bin" / name).symlink_to(str(shutil.which(name)))
     env |= {"DETACH": "1", "RUNS_DIR": str(tmp_path), "PATH": str(tmp_path / "bin")}
     done = subprocess.run(["bash", "train.sh"], env=env, cwd=ROOT / "scripts", text=True, check=False,

@@ -147,6 +147,12 @@ def test_a_folder_of_somebody_else_is_left_alone(machine: Machine) -> None:
     assert [path.name for path in machine.venv.iterdir()] == ["thesis.tex"]
 
 
+def test_a_place_that_cannot_be_written_to_is_told_with_the_way_out(machine: Machine, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    said = machine.setup(code=78, VENV=str(tmp_path / "file" / "venv"))
+    assert said.startswith("setup: cannot write to ") and "set VENV to a folder that you may write to" in said
+
+
 def test_an_unknown_argument_is_refused(machine: Machine) -> None:
     assert "usage: scripts/setup.sh" in machine.setup("--fast", code=64)
 
