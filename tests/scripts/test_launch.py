@@ -95,7 +95,7 @@ def test_a_failing_stage_ends_the_job_with_its_code(env: dict[str, str]) -> None
 
 
 def test_a_detached_run_outlives_the_shell_that_started_it(env: dict[str, str], tmp_path: Path) -> None:
-    shell = subprocess.run(["bash", "-c", f"{ROOT}/scripts/train.sh; kill -HUP $$"], text=True, check=False,
+    shell = subprocess.run(["bash", "-c", f"'{ROOT}'/scripts/train.sh; kill -HUP $$"], text=True, check=False,
                            stdout=subprocess.PIPE, env=env | {"DETACH": "1", "RUNS_DIR": str(tmp_path), "WAIT": "1"})
     assert shell.returncode == -1 and "make attach" in shell.stdout and "run:" not in shell.stdout
     wait_for(tmp_path / "x" / "console.log", "run: -m analysis.plots", seconds=20)
