@@ -55,6 +55,10 @@ stop: setup ## Tell RUN_NAME to save and stop
 plots: setup ## loss_curves.html, loss_curves.png and CSV of RUN_NAME
 	@"$(PY)" -m analysis.plots
 
+.PHONY: mirror
+mirror: setup ## Upload RUN_NAME to Weights & Biases now; a run in training does so by itself
+	@$(PY) -m train.mirror
+
 ##@ Settings
 .PHONY: check-env
 check-env: setup ## Check the settings from every source, all problems at once

@@ -136,8 +136,18 @@ class Config:
     log_every: int = setting(10, help="console line every so many steps; the record has them all", unit="steps",
                              minimum=1)
 
+    # ---- W&B, a mirror of the record
+    wandb_mode: str = setting("auto", help="mirror the run at Weights & Biases; auto: online where there is a key, "
+                              "else disabled", choices=("auto", "online", "offline", "disabled"))
+    wandb_project: str = setting("pure-transformer", help="the project there",
+                                 pattern=r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+    wandb_entity: str = setting("", help="the team or user there. Default: that of the key",
+                                pattern=r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", example="my-team")
+
     # ---- Secrets: from the environment or the env file only, never written anywhere
     hf_token: str = setting("", help="Hugging Face token, for gated data sets", secret=True)
+    wandb_api_key: str = setting("", help="Weights & Biases key; what wandb login left in .netrc serves too",
+                                 secret=True)
 
     @classmethod
     def load(cls, environ: Mapping[str, str] | None = None, root: Any = ROOT) -> "Config":
@@ -254,7 +264,8 @@ def group_titles() -> dict[str, str]:
     """First field of a group -> the group's title."""
     return {"preset": "Run", "device": "Machine", "vocab_size": "Model", "seq_len": "Batch and schedule",
             "optimizer": "Optimizer", "data_mix": "Data", "eval_every": "Evaluation",
-            "checkpoints": "Checkpoints", "bench_shapes": "Benchmark", "log_every": "Log", "hf_token": "Secrets"}
+            "checkpoints": "Checkpoints", "bench_shapes": "Benchmark", "log_every": "Log", "wandb_mode": "W&B",
+            "hf_token": "Secrets"}
 
 
 def main(argv: list[str]) -> int:

@@ -15,6 +15,7 @@ from train.evaluate import Evaluator, Validation
 from train.flops import flops_per_token, mfu, peak_tflops
 from train.interrupt import Interrupt
 from train.metrics import Recorder
+from train.mirror import Mirror
 from train.mixture import Gap
 from train.model import matmul_weights
 from train.optim import Optimizer, set_rate
@@ -49,6 +50,7 @@ class Job:
     gaps: tuple[Gap, ...] = ()
     evaluated_at: int = 0  # the last step with a validation loss
     saved_at: float = dataclasses.field(default_factory=time.monotonic)
+    mirror: Mirror | None = None
 
     @property
     def tokens(self) -> int:

@@ -33,6 +33,7 @@ from train.evaluate import Evaluator
 from train.interrupt import Interrupt, Stopped
 from train.loop import Job
 from train.metrics import Recorder
+from train.mirror import Mirror
 from train.mixture import Gap
 from train.model import Transformer, build
 from train.optim import build_optimizer
@@ -91,6 +92,8 @@ def main() -> int:
     if job and code:
         job.status.phase("stopped" if code == 75 else "crashed", exit_code=code)
     report_exit(code)
+    if job and job.mirror:
+        job.mirror.close(hurried=lambda: code not in (0, 75) or interrupt.asked is not None)
     interrupt.release()
     job = None  # the engine goes before the process group that it uses: the other way round hangs at exit
     gc.collect()
@@ -273,6 +276,8 @@ def put_together(c: Config, paths: RunPaths, world: World, interrupt: Interrupt)
         content = {"schema": 1, "settings": c.stored(), "data_fingerprint": job.data_fingerprint, "attempts": attempts}
         write_whole(paths.config, json.dumps(content, indent=1).encode())
     job.recorder.event("resume" if job.step else "start", job.step, job.tokens, changes=changes, world_size=world.size)
+    if world.is_first:
+        job.mirror = Mirror.start(c, paths, job.recorder.say)
     if model.compiled:
         state.phase("compiling")
     began = time.perf_counter()

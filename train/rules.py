@@ -6,6 +6,8 @@
 from collections.abc import Callable
 from typing import Any
 
+from train.wandb_env import has_key
+
 
 def check_heads(c: Any) -> str | None:
     if c.n_embd % c.n_head or c.head_dim % 2:
@@ -96,6 +98,13 @@ def check_muon(c: Any) -> str | None:
     return None
 
 
+def check_wandb(c: Any) -> str | None:
+    if c.wandb_mode == "online" and not has_key(c.wandb_api_key):
+        return ("WANDB_MODE=online: there is no key; set WANDB_API_KEY in the environment or ENV_FILE, or run wandb "
+                "login; without one, for example WANDB_MODE=offline")
+    return None
+
+
 CHECKS: list[tuple[tuple[str, ...], Callable[[Any], str | None]]] = [
     (("N_EMBD", "N_HEAD"), check_heads),
     (("N_HEAD", "N_KV_HEAD"), check_kv_heads),
@@ -107,4 +116,5 @@ CHECKS: list[tuple[tuple[str, ...], Callable[[Any], str | None]]] = [
     (("ATTENTION", "DEVICE", "DTYPE"), check_attention),
     (("DATA_MIX",), check_mix),
     (("SHARD_TOKENS", "SEQ_LEN"), check_shard),
+    (("WANDB_MODE", "WANDB_API_KEY"), check_wandb),
 ]

@@ -49,6 +49,26 @@ class RunPaths:
         return self.folder / ".lock"
 
     @property
+    def wandb(self) -> Path:
+        """W&B's own files."""
+        return self.folder / "wandb"
+
+    @property
+    def wandb_state(self) -> Path:
+        """The run's id at W&B, its URL, and the last step there."""
+        return self.folder / "wandb.json"
+
+    @property
+    def wandb_log(self) -> Path:
+        """What the mirror said, and W&B beside it."""
+        return self.folder / "logs" / "wandb.log"
+
+    @property
+    def wandb_lock(self) -> Path:
+        """Held by the process that mirrors this run."""
+        return self.folder / ".wandb.lock"
+
+    @property
     def checkpoints(self) -> Path:
         return self.folder / "checkpoints"
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from train.config import Config
 from train.runs import RunPaths
-from train.settings import ROOT, SettingsError
+from train.settings import ROOT, SettingsError, shown
 
 BEAT_S = 1.0  # at most one heartbeat in this time
 
@@ -91,6 +91,19 @@ def describe(paths: RunPaths) -> str:
     return f"{paths.name:30} {phase:14} step {state.get('step', 0)}/{state.get('last_step')}  {loss}  {ago}".rstrip()
 
 
+def mirrored(paths: RunPaths) -> str:
+    """A line of where the run is at W&B; empty if it is not."""
+    state = read(paths.wandb_state)
+    offline = f"offline; to upload it: {sync_command(paths)}" if state.get("mode") == "offline" else None
+    where = state.get("url") or offline
+    return f"\n{'':30} W&B: {where}" if where else ""
+
+
+def sync_command(paths: RunPaths) -> str:
+    """What uploads the files of all attempts that were mirrored offline."""
+    return f"{shown(Path(sys.prefix))}/bin/wandb sync {shown(paths.wandb)}/offline-run-*"
+
+
 def stop(paths: RunPaths, patience_s: float = 150.0) -> str:
     """Ask the run's process to save and stop, and wait for it. Returns what happened."""
     deadline, pid = time.monotonic() + patience_s, None
@@ -141,7 +154,7 @@ def main(argv: list[str]) -> int:
             sys.stdout.write("\n")
         return 0
     else:
-        text = describe(paths)
+        text = describe(paths) + mirrored(paths)
     sys.stdout.write(text + "\n")
     return 0
 

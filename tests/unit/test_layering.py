@@ -10,14 +10,14 @@ import pytest
 from train.settings import ROOT
 
 # A module imports only from those before it. The record and the settings come first, then the flow, one way.
-ORDER = ["settings", "rules", "config", "runs", "record", "schedule", "flops", "status",
+ORDER = ["settings", "wandb_env", "rules", "config", "runs", "record", "schedule", "flops", "status",
          "corpus", "tokenizer", "shards", "prepare", "mixture",
-         "interrupt", "metrics", "distributed", "batch",
+         "interrupt", "metrics", "mirror", "wandb_mirror", "distributed", "batch",
          "attention", "loss", "recompute", "model", "compilation", "optim", "parallel", "step", "evaluate", "sample",
          "checkpoint", "loop", "main"]
-STANDARD_LIBRARY_ONLY = ["settings", "rules", "config", "runs", "record", "schedule", "flops", "status", "interrupt",
-                         "metrics"]
-READS_ENVIRONMENT = {"train/settings.py", "train/distributed.py"}
+STANDARD_LIBRARY_ONLY = ["settings", "wandb_env", "rules", "config", "runs", "record", "schedule", "flops", "status",
+                         "interrupt", "metrics", "mirror"]
+READS_ENVIRONMENT = {"train/settings.py", "train/wandb_env.py", "train/distributed.py"}
 KNOWS_PROCESSES = {"train/distributed.py", "train/parallel.py", "train/checkpoint.py"}
 LONGEST_FILE, LONGEST_LINE = 400, 120
 
@@ -94,7 +94,7 @@ def test_drawing_plots_loads_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 
-def test_the_environment_is_read_in_two_places() -> None:
+def test_the_environment_is_read_in_three_places() -> None:
     readers = {name_of(path) for path, tree in TREES.items()
                if any(uses(tree, name) for name in ("os.environ", "os.environb", "os.getenv", "os.putenv"))}
     assert readers == READS_ENVIRONMENT
@@ -104,6 +104,11 @@ def test_processes_are_known_in_three_places() -> None:
     knowing = {name_of(path) for path, tree in TREES.items()
                if uses(tree, "torch.distributed") or uses(tree, "torch.nn.parallel")}
     assert knowing == KNOWS_PROCESSES
+
+
+def test_wandb_is_known_to_the_mirror_process_only_and_no_module_imports_that() -> None:
+    assert [name_of(path) for path, tree in TREES.items() if uses(tree, "wandb")] == ["train/wandb_mirror.py"]
+    assert not [name_of(path) for path, tree in TREES.items() if "wandb_mirror" in train_modules(tree)]
 
 
 def test_nothing_is_printed_past_the_log() -> None:

@@ -431,7 +431,7 @@ def test_env_example_has_each_setting_with_help_rule_and_a_group() -> None:
         assert re.search(rf"^# {re.escape(declared.help)}\.\n# .+\n#{name}=", text, re.MULTILINE), name
     assert re.findall("^# ==== (.+)$", text, re.MULTILINE) == [
         "Run", "Machine", "Model", "Batch and schedule", "Optimizer", "Data", "Evaluation", "Checkpoints",
-        "Benchmark", "Log", "Secrets"]
+        "Benchmark", "Log", "W&B", "Secrets"]
 
 
 @pytest.mark.parametrize("preset", sorted(path.stem for path in (ROOT / "presets").glob("*.env")))

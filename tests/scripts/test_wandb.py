@@ -1,0 +1,223 @@
+"""A run and its mirror at W&B, offline and against a server on the loopback interface that is good or is not."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests import wandb_file
+from tests.running import ROOT, environment, losses, train, train_and_kill, wait_for
+from tests.wandb_server import server
+from train import record
+
+KEYS = [("0123456789abcdef" * 3)[:40], "wandb_v1_" + "aB3_" * 19 + "xyz"]
+STEP = {"train/loss": "loss", "train/lr": "lr", "train/grad_norm": "grad_norm", "perf/step_ms": "step_ms",
+        "perf/tokens_per_s": "tokens_per_s", "perf/mfu": "mfu"}
+EVAL = {"val/loss": "val_loss", "val/bpb": "val_bpb"}
+MIRRORED = [1, 5, 10, 15, 20, 25, 30, 35, 40]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, data: dict[str, str]) -> dict:
+    """The losses of a run without W&B."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    assert "W&B" not in train(environment(folder, data))
+    assert not list((folder / "run").rglob("*wandb*"))
+    return losses(folder / "run")
+
+
+def state(run: Path) -> dict:
+    return json.loads((run / "wandb.json").read_text())
+
+
+def holders(secret: str, folder: Path) -> list[Path]:
+    """The files in which a text stands."""
+    return [path for path in folder.rglob("*") if path.is_file() and secret.encode() in path.read_bytes()]
+
+
+def wait_until_gone(run: Path, seconds: float = 60) -> None:
+    """Until no process mirrors the run."""
+    deadline = time.monotonic() + seconds
+    while mirrors(run):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def mirrors(run: Path) -> list[int]:
+    """The mirror processes of a run."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if b"train.wandb_mirror" in (folder / "cmdline").read_bytes() \
+                    and f"RUNS_DIR={run.parent}\0".encode() in (folder / "environ").read_bytes():
+                found.append(int(folder.name))
+    return found
+
+
+def record_as_rows(run: Path) -> dict[int, dict]:
+    """Step -> what W&B is to have, by the record."""
+    records = list(record.read(run / "metrics.jsonl"))
+    final = {r["step"]: r for r in record.last_of_each_step(records)}
+    rows = {step: {there: final[step][here] for there, here in STEP.items() if final[step][here] is not None}
+            | {"train/perplexity": pytest.approx(2.718281828459045 ** final[step]["loss"])} for step in MIRRORED}
+    for r in records:
+        if r["event"] == "eval":
+            rows.setdefault(r["step"], {}).update({there: r[here] for there, here in EVAL.items()})
+    return dict(sorted(rows.items()))
+
+
+def test_an_offline_run_reads_back_as_its_record(tmp_path: Path, data: dict[str, str], undisturbed: dict) -> None:
+    run = tmp_path / "run"
+    out = train(environment(tmp_path, data, WANDB_MODE="offline", WANDB_API_KEY=KEYS[0], EVAL_EVERY=12,
+                            WANDB_RUN_ID="mine", WANDB_RESUME="must", WANDB_NAME="another", WANDB_DIR="/nowhere"))
+    assert losses(run) == undisturbed
+    (line,) = [line for line in out.splitlines() if line.startswith("W&B")]
+    assert "offline" in line and f"wandb sync {run}/wandb/offline-run-*" in line
+    rows = wandb_file.rows(run)
+    own = {"_step", "_timestamp", "_runtime"}
+    assert {row["_step"]: {k: v for k, v in row.items() if k not in own} for row in rows} == record_as_rows(run)
+    assert [row["_step"] for row in rows] == sorted({*MIRRORED, 12, 24, 36})
+    times = {r["step"]: r["time"] for r in record.read(run / "metrics.jsonl") if r["event"] in ("step", "eval")}
+    assert [row["_timestamp"] for row in rows] == [pytest.approx(times[row["_step"]], abs=1e-3) for row in rows]
+    (path,) = wandb_file.files(run)
+    messages = {m.WhichOneof("record_type"): m for m in wandb_file.messages(path)}
+    about = messages["run"].run
+    assert (about.project, about.entity, about.display_name) == ("pure-transformer", "", "run")
+    assert about.run_id == state(run)["id"] != "mine"
+    config = {item.key: json.loads(item.value_json) for item in about.config.update if item.key[0] != "_"}
+    assert config == json.loads((run / "config.json").read_text())["settings"]
+    assert messages["exit"].exit.exit_code == 0
+    assert holders(KEYS[0], run) == []
+    status = subprocess.run([sys.executable, "-m", "train.status", "status"], cwd=ROOT, text=True, check=True,
+                            env=environment(tmp_path, data), stdout=subprocess.PIPE).stdout
+    assert "wandb sync" in status
+
+
+def test_killed_and_resumed_it_is_one_run_without_doubled_steps(tmp_path: Path, data: dict[str, str],
+                                                                undisturbed: dict) -> None:
+    run, env = tmp_path / "run", environment(tmp_path, data, WANDB_MODE="offline", SAVE_EVERY=16, EVAL_EVERY=12)
+    train_and_kill(env, "in a step", 31)  # step 16 is saved
+    wait_until_gone(run)
+    first = state(run)
+    given = [row["_step"] for row in wandb_file.rows(run)]
+    assert given == [1, 5, 10, 12, 15, 20, 24, 25, 30]
+    assert [m.exit.exit_code for m in wandb_file.messages(wandb_file.files(run)[0]) if m.HasField("exit")] == [1]
+    assert "resumed from step_0000016" in train(env)
+    assert losses(run) == undisturbed
+    assert state(run)["id"] == first["id"]
+    assert {m.run.run_id for path in wandb_file.files(run) for m in wandb_file.messages(path)
+            if m.WhichOneof("record_type") == "run"} == {first["id"]}
+    rows = wandb_file.rows(run)
+    assert [row["_step"] for row in rows] == [*given, 35, 36, 40]
+    assert [row["train/loss"] for row in rows if "train/loss" in row] == [undisturbed[step][0] for step in MIRRORED]
+
+
+def test_a_restart_while_the_old_mirror_still_works_waits_for_it(tmp_path: Path, data: dict[str, str]) -> None:
+    env = environment(tmp_path, data, WANDB_MODE="offline", SAVE_EVERY=16)
+    train_and_kill(env, "in a step", 20)
+    train(env)  # at once
+    wait_until_gone(tmp_path / "run")
+    rows = [row["_step"] for row in wandb_file.rows(tmp_path / "run")]
+    assert rows == sorted(set(rows)) and set(rows) >= set(MIRRORED)
+
+
+def test_online_a_run_is_uploaded_and_a_restart_continues_it(tmp_path: Path, data: dict[str, str],
+                                                             undisturbed: dict) -> None:
+    run = tmp_path / "run"
+    with server("good") as there:
+        env = environment(tmp_path, data, WANDB_BASE_URL=there.url, WANDB_API_KEY=KEYS[1], SAVE_EVERY=16)
+        train_and_kill(env, "in a step", 31)
+        wait_until_gone(run)
+        one = state(run)["id"]
+        assert there.ended == [(one, 1)]
+        assert [row["_step"] for row in there.history(one)] == [1, 5, 10, 15, 20, 25, 30]
+        out = train(env)
+        wait_until_gone(run)
+        assert f"W&B: {there.url}/a-team/pure-transformer/runs/{one}" in out
+        assert list(there.lines) == [one] and there.ended[-1] == (one, 0)
+        rows = there.history(one)
+        assert [row["_step"] for row in rows] == MIRRORED
+        assert [row["train/loss"] for row in rows] == [undisturbed[step][0] for step in MIRRORED]
+        status = subprocess.run([sys.executable, "-m", "train.status", "status"], cwd=ROOT, text=True, check=True,
+                                env=env, stdout=subprocess.PIPE).stdout
+        assert f"W&B: {there.url}/a-team/pure-transformer/runs/{one}" in status
+    assert holders(KEYS[1], tmp_path) == []
+
+
+@pytest.mark.parametrize("manner", ["refuses", "hangs", "401", "500"])
+def test_a_server_that_misbehaves_changes_nothing_of_a_run(tmp_path: Path, data: dict[str, str], undisturbed: dict,
+                                                           manner: str) -> None:
+    with server(manner) as there:
+        began = time.monotonic()
+        out = train(environment(tmp_path, data, WANDB_BASE_URL=there.url, WANDB_API_KEY=KEYS[0], WANDB_MODE="online"))
+        assert time.monotonic() - began < 60
+        assert losses(tmp_path / "run") == undisturbed
+        lines = [line for line in out.splitlines() if line.startswith("W&B")]
+        assert lines and len(lines) <= 3 and len(set(lines)) == len(lines)
+        assert "Traceback" not in out and "make mirror RUN_NAME=run" in lines[-1]
+        wait_until_gone(tmp_path / "run")
+    assert holders(KEYS[0], tmp_path) == []
+    assert state(tmp_path / "run")["url"] is None
+
+
+def test_what_could_not_be_uploaded_is_uploaded_later(tmp_path: Path, data: dict[str, str]) -> None:
+    train(environment(tmp_path, data))
+    with server("good") as there:
+        env = environment(tmp_path, data, WANDB_BASE_URL=there.url, WANDB_API_KEY=KEYS[0])
+        assert there.url in train(env, command=[sys.executable, "-m", "train.mirror"])
+        (rows,) = [there.history(one) for one in there.lines]
+        assert [row["_step"] for row in rows] == MIRRORED and [code for _, code in there.ended] == [0]
+
+
+def test_without_the_package_the_run_says_so_once_and_goes_on(tmp_path: Path, data: dict[str, str],
+                                                              undisturbed: dict) -> None:
+    (tmp_path / "stub").mkdir()
+    (tmp_path / "stub" / "wandb.py").write_text("raise ImportError('not here')\n")
+    env = environment(tmp_path, data, WANDB_MODE="offline")
+    out = train(env | {"PYTHONPATH": f"{tmp_path / 'stub'}:{ROOT}"})
+    (line,) = [line for line in out.splitlines() if "W&B" in line]
+    assert "not here" in line and "make setup" in line
+    assert losses(tmp_path / "run") == undisturbed
+
+
+def test_a_mirror_that_is_killed_is_no_harm_and_the_next_attempt_has_one(tmp_path: Path, data: dict[str, str]) -> None:
+    run, env = tmp_path / "run", environment(tmp_path, data, WANDB_MODE="offline", MAX_STEPS=3000)
+    process = subprocess.Popen([sys.executable, "-m", "train.main"], env=env, cwd=ROOT, text=True,
+                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    wait_for(run / "train.log", "W&B: offline")
+    (mirror,) = mirrors(run)
+    os.kill(mirror, signal.SIGKILL)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 75, out
+    stopped = json.loads((run / "STATUS.json").read_text())["step"]
+    assert "resumed from" in train(env | {"MAX_STEPS": str(stopped + 7)})
+    wait_until_gone(run)
+    rows = [row["_step"] for row in wandb_file.rows(run)]
+    assert len(rows) == len(set(rows)) and rows[-1] == stopped + 7
+    assert len({path.stem for path in wandb_file.files(run)}) == 1
+
+
+def test_a_run_that_was_told_to_stop_counts_as_preempted(tmp_path: Path, data: dict[str, str]) -> None:
+    run, env = tmp_path / "run", environment(tmp_path, data, WANDB_MODE="offline", MAX_STEPS=3000)
+    process = subprocess.Popen([sys.executable, "-m", "train.main"], env=env, cwd=ROOT, text=True,
+                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    wait_for(run / "train.log", "W&B: offline")
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 75, out
+    wait_until_gone(run)
+    kinds = [m.WhichOneof("record_type") for m in wandb_file.messages(wandb_file.files(run)[0])]
+    assert "preempting" in kinds and kinds[-1] == "exit"
+
+
+def test_online_without_a_key_is_a_bad_setting(tmp_path: Path, data: dict[str, str]) -> None:
+    out = train(environment(tmp_path, data, WANDB_MODE="online") | {"HOME": str(tmp_path)}, code=64)
+    assert "WANDB_MODE=online: there is no key" in out
