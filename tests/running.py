@@ -61,6 +61,7 @@ def environment(folder: Path, data: dict[str, str], **settings: object) -> dict[
     base = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH") if name in os.environ}
     return base | {"OMP_NUM_THREADS": "1", "ENV_FILE": str(empty), "RUNS_DIR": str(folder), "RUN_NAME": "run",
                    "VENV": str(Path(sys.executable).parent.parent), "PYTHONPATH": str(ROOT), "DEVICE": "cpu",
+                   "WANDB_MODE": "disabled",  # a developer may be logged in
                    **TINY, **data, **{name: str(value) for name, value in settings.items()}}
 
 

@@ -222,6 +222,9 @@ class Sidecar:
             except BlockingIOError:
                 self.say("the mirror of an earlier attempt is not finished; waiting for it")
                 fcntl.flock(lock, fcntl.LOCK_EX)
+            lock.truncate(0)
+            lock.write(f"pid {os.getpid()}")
+            lock.flush()
             try:
                 import wandb
             except ImportError as error:
