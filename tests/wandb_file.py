@@ -39,6 +39,11 @@ def files(run: Path) -> list[Path]:
     return sorted((run / "wandb").glob("*run-*/*.wandb"))
 
 
+def folders(run: Path) -> list[Path]:
+    """The folders of those files."""
+    return [path.parent for path in files(run)]
+
+
 def rows(run: Path) -> list[dict[str, Any]]:
     """The history of a run, all its files together, each row with its _step."""
     found = []

@@ -180,6 +180,7 @@ class Sidecar:
         self.paths = RunPaths.of(c.runs_dir, c.run_name, ROOT)
         self.gone = threading.Event()     # the trainer is
         self.reached = threading.Event()  # W&B is
+        self.obstacle = "was not reached"
         self.began = time.monotonic()
         self.said: set[str] = set()
         threading.Thread(target=self.watch, daemon=True).start()
@@ -202,7 +203,7 @@ class Sidecar:
             pass
         self.gone.set()
         if not self.reached.wait(max(0.5, REACH_S - (time.monotonic() - self.began))):
-            self.give_up("was not reached")
+            self.give_up(self.obstacle)
         time.sleep(UPLOAD_S)
         self.give_up("did not take everything in time")
 
@@ -220,8 +221,10 @@ class Sidecar:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                self.say("the mirror of an earlier attempt is not finished; waiting for it")
+                self.obstacle = "another process still mirrors this run"
+                self.say(f"{self.obstacle}; waiting for it")
                 fcntl.flock(lock, fcntl.LOCK_EX)
+            self.obstacle = "was not reached"
             lock.truncate(0)
             lock.write(f"pid {os.getpid()}")
             lock.flush()
@@ -243,8 +246,9 @@ class Sidecar:
         except (FileNotFoundError, ValueError):
             state = {"schema": 1, "id": secrets.token_hex(4), "step": 0}
         if any(state.get(name, target[name]) != target[name] for name in ("project", "entity")):
-            state["step"] = 0
-        return state | target | {"url": None}
+            state |= {"step": 0, "url": None}
+        url = state.get("url") if c.wandb_mode == "online" else None
+        return state | target | {"url": url}
 
     def write_state(self, **facts: Any) -> None:
         self.state |= facts
@@ -275,7 +279,7 @@ class Sidecar:
                 doubt = "; is WANDB_API_KEY right?" if "401" in str(error) else ""
                 self.say(f"cannot be reached ({error}){doubt} Trying again now and then; the run goes on")
             if self.gone.wait(pause):
-                self.give_up("was not reached")
+                self.give_up(self.obstacle)
             pause = min(2 * pause, most)
         self.reached.set()
         if online:
