@@ -32,8 +32,9 @@ class Source:
     """What a name in DATA_MIX stands for.
 
     kind: "stdlib" or "hub". For the hub: repository (or a local folder in the same layout), config,
-    text and name columns; a template makes the text of several columns instead. validation_fraction: share of documents held out. prompt: what the text
-    sample at the end of a run continues. compressors: held-out text is small enough to compress.
+    text and name columns; a template makes the text of several columns instead.
+    validation_fraction: share of documents held out. prompt: what the text sample at the end of a run
+    continues. compressors: held-out text is small enough to compress.
     """
 
     name: str
@@ -129,7 +130,8 @@ def hub_documents(s: Source, at_revision: str, skip: int, token: str) -> Iterato
         try:
             text = s.template.format(**row) if s.template else row[s.text_column] or ""
         except KeyError as missing:
-            raise CorpusError(f"{s.repository} row {number} has no column {missing}; it has: {', '.join(row)}") from None
+            raise CorpusError(f"{s.repository} row {number} has no column {missing}; "
+                              f"it has: {', '.join(row)}") from None
         yield Document(str(row.get(s.name_column, number)), text)
 
 

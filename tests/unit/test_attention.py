@@ -3,6 +3,7 @@
 import dataclasses
 import importlib.machinery
 import importlib.util
+import itertools
 import math
 import sys
 import types
@@ -71,7 +72,8 @@ def test_a_document_in_a_window_is_read_as_if_it_were_alone(tiny: Config) -> Non
     c = dataclasses.replace(tiny, n_kv_head=1)
     model = build(c, CPU)
     g = torch.Generator().manual_seed(1)
-    documents = [torch.cat((torch.tensor([END]), torch.randint(10, c.vocab_size, (n,), generator=g))) for n in (7, 3, 12)]
+    documents = [torch.cat((torch.tensor([END]), torch.randint(10, c.vocab_size, (length,), generator=g)))
+                 for length in (7, 3, 12)]
     window = torch.cat(documents)[None]
     with torch.no_grad():
         packed = model.lm_head(model.hidden(window, torch.from_numpy(document_bounds(window.numpy(), END))))[0]
@@ -89,7 +91,7 @@ def check_varlen(q: torch.Tensor, cu: torch.Tensor, longest: int) -> None:
 
 def by_bounds(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu: torch.Tensor) -> torch.Tensor:
     """(N, H, D): each stretch between two bounds by itself."""
-    parts = [by_hand(*(x[None, a:b] for x in (q, k, v)))[0] for a, b in zip(cu[:-1], cu[1:], strict=True) if b > a]
+    parts = [by_hand(*(x[None, a:b] for x in (q, k, v)))[0] for a, b in itertools.pairwise(cu) if b > a]
     return torch.cat(parts)
 
 
@@ -172,9 +174,10 @@ def test_auto_takes_the_fastest_that_fits(monkeypatch: pytest.MonkeyPatch) -> No
     fake_module(monkeypatch, "flash_attn", flash_attn_varlen_func=None, flash_attn_func=None)
     both = ("flash_attn", "flash_attn_interface")
     taken = {}
-    for capability, packages in (((9, 0), both), ((8, 0), both), ((9, 0), ("flash_attn",)), ((9, 0), ()), ((7, 0), both)):
-        kernel = attention.choose(recipe(), card(monkeypatch, capability, *packages))
-        taken[capability, packages] = (kernel.name, kernel.by_bounds)
+    cases = ((9, both), (8, both), (9, ("flash_attn",)), (9, ()), (7, both))
+    for generation, packages in cases:
+        kernel = attention.choose(recipe(), card(monkeypatch, (generation, 0), *packages))
+        taken[generation, packages] = (kernel.name, kernel.by_bounds)
     assert list(taken.values()) == [("fa3", True), ("flash-attn", True), ("flash-attn", True), ("sdpa", True),
                                     ("sdpa", True)]
     assert activated == ["FA3"]

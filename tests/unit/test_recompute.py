@@ -54,7 +54,8 @@ def test_gradients_are_the_same_and_what_is_cheap_is_computed_anew(tiny: Config,
             assert torch.equal(grad, none[name]), (how, name)
         assert found[how][1]["aten.silu"] == 2 * calls["aten.silu"] > 0
         assert found[how][2] < 0.3 * bytes_kept
-    products = {how: sum(calls[f"aten.{name}"] for name in ("mm", "addmm", "bmm")) for how, (_, calls, _) in found.items()}
+    products = {how: sum(calls[f"aten.{name}"] for name in ("mm", "addmm", "bmm"))
+                for how, (_, calls, _) in found.items()}
     flash = {how: calls["aten._scaled_dot_product_flash_attention_for_cpu"] for how, (_, calls, _) in found.items()}
     assert products["selective"] == products["none"] < products["full"]
     assert flash["selective"] == flash["none"] == tiny.n_layer and flash["full"] == 2 * tiny.n_layer
