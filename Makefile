@@ -59,6 +59,11 @@ plots: setup ## loss_curves.html, loss_curves.png and CSV of RUN_NAME
 mirror: setup ## Upload RUN_NAME to Weights & Biases now; a run in training does so by itself
 	@$(PY) -m train.mirror
 
+##@ Measure
+.PHONY: bench
+bench: setup ## Speed of a training step as table and JSON (BENCH_SHAPES, BENCH_ROUNDS, PEERS_DIR)
+	@scripts/bench.sh
+
 ##@ Settings
 .PHONY: check-env
 check-env: setup ## Check the settings from every source, all problems at once

@@ -2,20 +2,19 @@
 # Start the trainer on this machine: directly for one process, under torchrun for more.
 #
 #   usage: scripts/launch.sh
-#   reads: NPROC, DEVICE (settings); OMP_NUM_THREADS if it is set
+#   reads: NPROC, DEVICE (settings); OMP_NUM_THREADS, MALLOC_* and THP_MEM_ALLOC_ENABLE if they are set
 #   exits: with the trainer's own code (train/main.py), which torchrun would turn into 1
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/lib.sh
 
 main() {
-  local settings processes device gpus cores code=0
+  local settings processes device gpus code=0
   settings=$("$PY" -m train.config get NPROC DEVICE) || exit $?
   { read -r processes && read -r device; } <<<"$settings"
-  gpus=$([[ $device == cpu ]] || visible_gpus)
+  gpus=$([[ $device == cpu ]] && echo 0 || visible_gpus)
   processes=${processes:-$((gpus > 0 ? gpus : 1))}
-  cores=$(nproc 2>/dev/null || sysctl -n hw.physicalcpu)
-  export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((cores > processes ? cores / processes : 1))}
+  tune "$processes" "$gpus"
   if ((processes == 1)); then
     exec "$PY" -m train.main
   fi

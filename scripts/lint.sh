@@ -8,7 +8,7 @@ source scripts/lib.sh
 
 bin=$(dirname "$PY")
 "$bin/ruff" check .
-"$bin/mypy" train analysis scripts/scan_secrets.py
+"$bin/mypy" train analysis bench scripts/scan_secrets.py
 "$(command -v "$bin/shellcheck" || command -v shellcheck)" --external-sources scripts/*.sh .ci/run
 "$PY" scripts/scan_secrets.py
 echo "lint: no complaint"

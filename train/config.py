@@ -130,6 +130,7 @@ class Config:
     # ---- Benchmark
     bench_shapes: str = setting("s4k,s50k", help="what make bench runs; bench/shapes.py names the shapes",
                                 pattern=r"[a-z0-9-]+(,[a-z0-9-]+)*")
+    bench_rounds: int = setting(5, help="of each cell of make bench, in which all take turns", minimum=1)
     peers_dir: str = setting("", help="a folder with a checkout of nanoGPT, to be run beside", example="../peers")
 
     # ---- Log

@@ -21,7 +21,7 @@ READS_ENVIRONMENT = {"train/settings.py", "train/wandb_env.py", "train/distribut
 KNOWS_PROCESSES = {"train/distributed.py", "train/parallel.py", "train/checkpoint.py"}
 LONGEST_FILE, LONGEST_LINE = 400, 120
 
-ROOMS = [path for room in ("train", "monitor", "analysis") for path in sorted((ROOT / room).rglob("*.py"))]
+ROOMS = [path for room in ("train", "monitor", "analysis", "bench") for path in sorted((ROOT / room).rglob("*.py"))]
 TRAIN = {path.stem: path for path in ROOMS if path.parent.name == "train" and path.stem != "__init__"}
 SOURCES = ROOMS + sorted((ROOT / "tests").rglob("*.py")) + sorted((ROOT / "scripts").rglob("*"))
 

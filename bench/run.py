@@ -1,0 +1,192 @@
+"""`make bench`: throughput of a training step, beside the machine's own ceiling and beside peers, as table and JSON.
+
+    for each shape x type x mode:   start all, one after the other -> first step -> rounds in which all take turns
+
+Turns make the ratios of one run comparable on a machine whose speed drifts: each round has its own ceiling, its own
+peers, and its own share of processor time that went to others (foreign load). Rounds with more than FOREIGN of that
+are left out where enough others remain; quote ratios, with their spread.
+"""
+
+import contextlib
+import itertools
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TextIO, cast
+
+from bench.load import Foreign
+from bench.shapes import SHAPES, Shape
+from train.config import Config
+from train.settings import ROOT, SettingsError
+
+FOREIGN = 5.0   # per cent of the machine
+ENOUGH = 3      # rounds that must remain
+TURN_S = 2.0    # a turn has as many steps as take about this long
+NANOGPT = "nanoGPT"
+
+
+class Worker:
+    """A benchmarked process (worker.py)."""
+
+    def __init__(self, module: str, *arguments: str, cache: str):
+        self.name = " ".join((module, *arguments))
+        # a compiler's cache of its own, so that the first step is a cold one
+        self.process = subprocess.Popen(
+            ["env", f"TORCHINDUCTOR_CACHE_DIR={cache}", sys.executable, "-m", f"bench.{module}",
+             *arguments[:3], str(time.time()), *arguments[3:]],
+            cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.first_step_s = self.answer()["first_step_s"]
+        self.steps = 1
+        while (took := sum(self.turn()["seconds"])) < TURN_S / 2:  # also warms up
+            self.steps = max(self.steps + 1, round(self.steps * min(10.0, TURN_S / took)))
+
+    def answer(self) -> dict[str, Any]:
+        line = cast(TextIO, self.process.stdout).readline()
+        if not line:
+            raise RuntimeError(f"{self.name} ended with exit code {self.process.wait()}, see above")
+        return dict(json.loads(line))
+
+    def turn(self) -> dict[str, Any]:
+        """Take this worker's steps."""
+        pipe = cast(TextIO, self.process.stdin)
+        pipe.write(f"{self.steps}\n")
+        pipe.flush()
+        return self.answer()
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+def measure(shape: Shape, dtype: str, mode: str, peers: dict[str, Path], rounds: int, on_gpu: bool) -> dict[str, Any]:
+    """One cell of the table: all rounds, and what follows from them."""
+    from bench import ceiling
+    with contextlib.ExitStack() as stack:
+        def start(module: str, *more: str) -> Worker:
+            cache = stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
+            worker = Worker(module, shape.name, dtype, mode, *more, cache=cache)
+            stack.callback(worker.close)
+            return worker
+
+        workers = {"ceiling": start("ceiling"), "ours": start("ours")}
+        workers |= {name: start(name.lower(), str(path)) for name, path in peers.items()}
+        pids = [worker.process.pid for worker in workers.values()]
+        taken = []
+        for _ in range(rounds):
+            foreign = Foreign(pids, time.monotonic())
+            answers = {name: worker.turn() for name, worker in workers.items()}
+            load = foreign.percent(time.monotonic())
+            speeds = {name: shape.tokens / statistics.median(answer["seconds"]) for name, answer in answers.items()}
+            product_s = statistics.median(answers["ceiling"]["seconds"])
+            speeds["ceiling"] = ceiling.flops("cuda" if on_gpu else "cpu") / product_s / shape.flops_per_token
+            taken.append({"foreign_percent": load, "tokens_per_s": speeds})
+        return {"shape": shape.name, "dtype": dtype, "mode": mode, "rounds": taken,
+                "steps_a_turn": {name: worker.steps for name, worker in workers.items()},
+                "peak_mib": {name: answer["peak_mib"] for name, answer in answers.items()},
+                "loss": {name: answer["loss"] for name, answer in answers.items()},
+                "first_step_s": {name: worker.first_step_s for name, worker in workers.items()}}
+
+
+def chosen(cell: dict[str, Any]) -> tuple[list[dict[str, Any]], bool]:
+    """(the rounds that count, whether the others were disturbed and left out, or too few to be)."""
+    quiet = [r for r in cell["rounds"] if r["foreign_percent"] is None or r["foreign_percent"] <= FOREIGN]
+    return (quiet, True) if len(quiet) >= min(ENOUGH, len(cell["rounds"])) else (cell["rounds"], False)
+
+
+def spread(values: list[float], digits: int = 0) -> str:
+    """'median (least-most)'"""
+    low, middle, high = (f"{v:.{digits}f}" for v in (min(values), statistics.median(values), max(values)))
+    return f"{middle} ({low}-{high})"
+
+
+HEADER = ("| shape | type | mode | tokens/s | of the matmul ceiling, % | peak MiB | first step, s "
+          "| foreign load, % | times as fast as |", "|---|---|---|---|---|---|---|---|---|")
+
+
+def row(cell: dict[str, Any]) -> str:
+    """A line of the table: medians over rounds, with the least and the most."""
+    rounds, quiet = chosen(cell)
+    speeds = [r["tokens_per_s"] for r in rounds]
+    loads = [r["foreign_percent"] for r in rounds if r["foreign_percent"] is not None]
+    peers = [name for name in speeds[0] if name not in ("ours", "ceiling")]
+    beside = [f"{name}: {spread([s['ours'] / s[name] for s in speeds], 2)}, which has "
+              f"{spread([s[name] for s in speeds])} tokens/s, {cell['peak_mib'][name]:.0f} MiB, first step "
+              f"{cell['first_step_s'][name]:.1f} s" for name in peers]
+    load = (f"{max(loads):.0f}" if loads else "n/a") + ("" if quiet else " (disturbed)")
+    return "| " + " | ".join([
+        cell["shape"], cell["dtype"], cell["mode"], spread([s["ours"] for s in speeds]),
+        spread([100 * s["ours"] / s["ceiling"] for s in speeds]), f"{cell['peak_mib']['ours']:.0f}",
+        f"{cell['first_step_s']['ours']:.1f}", load, "; ".join(beside) or "no peer given"]) + " |"
+
+
+def machine() -> dict[str, Any]:
+    """What a figure depends on besides the code."""
+    import torch
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    cpu = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError, StopIteration):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        cpu = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    git = ["git", "-C", str(ROOT)]
+    commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
+    dirty = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True, check=False).stdout != ""
+    return {"date": time.strftime("%Y-%m-%d"), "cpu": cpu, "cores": os.cpu_count(), "gpu": gpu,
+            "threads": torch.get_num_threads(), "python": platform.python_version(), "torch": torch.__version__,
+            "system": platform.platform(), "commit": commit or None, "commit_dirty": dirty}
+
+
+def peers_in(folder: str) -> dict[str, Path]:
+    """Peer -> its checkout, below PEERS_DIR. Raises SettingsError where there is none."""
+    if not folder:
+        return {}
+    path = (ROOT / folder).absolute()
+    found = {NANOGPT: path / NANOGPT} if (path / NANOGPT / "model.py").is_file() else {}
+    if not found:
+        raise SettingsError([f"PEERS_DIR={folder}: holds no checkout of {NANOGPT} ({path / NANOGPT}/model.py is not "
+                             f"there); for example git clone https://github.com/karpathy/{NANOGPT} in it"])
+    return found
+
+
+def cells(c: Config, on_gpu: bool) -> Iterator[tuple[Shape, str, str]]:
+    """Shape, type and mode of each cell. Raises SettingsError for a shape that is none."""
+    names = c.bench_shapes.split(",")
+    if unknown := [name for name in names if name not in SHAPES]:
+        raise SettingsError([f"BENCH_SHAPES={c.bench_shapes}: {unknown[0]} is no shape; there are {', '.join(SHAPES)}"])
+    types = ("bfloat16",) if on_gpu else ("float32", "bfloat16")
+    for name, dtype, mode in itertools.product(names, types, ("eager", "compiled")):
+        yield SHAPES[name], dtype, mode
+
+
+def main() -> int:
+    try:
+        c = Config.load()
+        peers = peers_in(c.peers_dir)
+        facts = machine()
+        planned = list(cells(c, facts["gpu"] is not None))
+    except SettingsError as error:
+        sys.stderr.write(f"{error}\n")
+        return 64
+    say = sys.stdout.write
+    say("".join(f"{name}: {value}\n" for name, value in facts.items()) + "\n" + "\n".join(HEADER) + "\n")
+    sys.stdout.flush()
+    results = []
+    for shape, dtype, mode in planned:
+        results.append(measure(shape, dtype, mode, peers, c.bench_rounds, facts["gpu"] is not None))
+        say(row(results[-1]) + "\n")
+        sys.stdout.flush()
+    path = ROOT / "bench" / "results" / time.strftime("bench_%Y%m%d_%H%M%S.json")
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps({"schema": 1, "machine": facts, "cells": results}, indent=1) + "\n")
+    say(f"\n{path.relative_to(ROOT)} has all rounds\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# Benchmarks, with the threads and the allocator that training has.
+#
+#   usage: scripts/bench.sh
+#   reads: BENCH_SHAPES, BENCH_ROUNDS, PEERS_DIR (settings)
+#   makes: bench/results/bench_DATE_TIME.json
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source scripts/lib.sh
+
+tune 1 "$(visible_gpus)"
+exec "$PY" -m bench.run

@@ -1,0 +1,133 @@
+"""torch.compile: when it is used, that it changes no result, and that one compiled block serves all layers."""
+
+import dataclasses
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.unit.test_parity import batches
+from train import checkpoint, compilation
+from train.batch import Batch
+from train.config import Config
+from train.distributed import World
+from train.loss import IGNORED, softmax_part, softmax_part_to_compile
+from train.model import Transformer, build
+from train.optim import build_optimizer, set_rate
+from train.sample import continue_text
+from train.settings import SettingsError
+from train.step import train_step
+from train.tokenizer import train as train_tokenizer
+
+CPU = torch.device("cpu")
+ALONE = World(0, 0, 0, 1, CPU, "CPU", "here")
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs g++ on a CPU")
+
+
+def steps(c: Config, compiled: bool) -> tuple[list[float], Transformer, object]:
+    model = build(c, CPU)
+    if compiled:
+        compilation.compile_model(model)
+    optimizer = build_optimizer(model, c)
+    set_rate(optimizer, 1e-2, c)
+    losses = []
+    for windows in batches(c, 8):
+        micro = [(part[:, :-1], part[:, 1:]) for part in windows.split(4)]
+        losses.append(train_step(model, optimizer, Batch(micro, c.batch_tokens, range(16)), 1.0, ALONE).loss)
+    return losses, model, optimizer
+
+
+@needs_compiler
+def test_a_compiled_model_trains_as_the_written_one_and_is_compiled_once_for_all_layers(
+        tiny: Config, tmp_path: Path) -> None:
+    c = dataclasses.replace(tiny, n_layer=3, n_kv_head=1, activation_checkpointing="selective")
+    eager, _, _ = steps(c, compiled=False)
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    compiled, model, optimizer = steps(c, compiled=True)
+    assert compiled == pytest.approx(eager, rel=1e-5)
+    assert eager[-1] < eager[0] - 0.05
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    assert graphs == 2  # a block, and the softmax part of the loss
+    assert not torch._dynamo.utils.counters["graph_break"]
+
+    vocabulary = train_tokenizer((f"word{i} " * 5 for i in range(200)), 300, tmp_path / "tokenizer.json")
+    continue_text(model, vocabulary, "word", 5, seed=1)  # of five lengths, and nothing is compiled for it
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs
+    states = checkpoint.tensor_states(model, optimizer)  # type: ignore[arg-type]
+    assert set(states["model"]) == {name for name, _ in build(c, CPU).named_parameters()}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_both_ways_to_write_the_softmax_give_the_plain_gradient(dtype: torch.dtype) -> None:
+    g = torch.Generator().manual_seed(0)
+    logits = (8 * torch.randn(70, 50, generator=g)).to(dtype)  # 70 rows: more than stay in the cache at once
+    targets = torch.randint(50, (70,), generator=g)
+    targets[::7] = IGNORED
+    logits[3] = -100.0
+    logits[3, 5] = 100.0
+    targets[3] = 9  # a loss of 200 nats: its probability is zero in float32
+    exact = logits.double().requires_grad_()
+    plain = torch.nn.functional.cross_entropy(exact, targets, ignore_index=IGNORED, reduction="sum")
+    plain.backward()
+    for function in (softmax_part, softmax_part_to_compile):
+        total, grad = function(logits.clone(), targets)
+        assert total.item() == pytest.approx(plain.item(), rel=1e-6)
+        assert grad.dtype == dtype
+        torch.testing.assert_close(grad.double(), exact.grad, rtol=0, atol=1e-6 if dtype == torch.float32 else 4e-3)
+
+
+def test_a_loss_in_bfloat16_and_many_chunks_has_the_gradient_of_one_in_float32() -> None:
+    from train.loss import summed_loss
+    g = torch.Generator().manual_seed(0)
+    x, w = torch.randn(300, 16, generator=g), 0.3 * torch.randn(40, 16, generator=g)
+    targets = torch.randint(40, (300,), generator=g)
+    exact = w.double().requires_grad_()
+    torch.nn.functional.cross_entropy(x.double() @ exact.t(), targets, reduction="sum").backward()
+    weight = w.clone().requires_grad_()
+    loss, _ = summed_loss(x.bfloat16(), weight, targets, chunk=64)
+    (loss * 1.003).backward()
+    assert weight.grad is not None and exact.grad is not None
+    error = (weight.grad.double() / 1.003 - exact.grad).norm() / exact.grad.norm()
+    assert error < 0.01  # chunks that overwrote each other would leave most of it out
+
+
+def choice(c: Config, device: str = "cpu", compiler: bool = True, monkeypatch: pytest.MonkeyPatch | None = None) -> bool:
+    if monkeypatch:
+        monkeypatch.setattr(compilation, "has_compiler", lambda device: compiler)
+    with torch.device("meta"):
+        model = Transformer(c)
+    return compilation.wanted(c, torch.device(device), model)
+
+
+def test_auto_compiles_on_a_gpu_and_where_a_cpu_has_an_hours_work(tiny: Config, monkeypatch: pytest.MonkeyPatch,
+                                                                  caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    long = dataclasses.replace(tiny, train_tokens=10**12)
+    found = {(kind, name): choice(c, kind, monkeypatch=monkeypatch)
+             for kind in ("cpu", "cuda") for name, c in (("short", tiny), ("long", long))}
+    assert found == {("cpu", "short"): False, ("cpu", "long"): True, ("cuda", "short"): True, ("cuda", "long"): True}
+    assert "compile=no (a run of" in caplog.text and "compile=yes, block by block (it pays on a GPU)" in caplog.text
+    assert not choice(dataclasses.replace(long, compile="0"), "cuda", monkeypatch=monkeypatch)
+    assert choice(dataclasses.replace(tiny, compile="1"), monkeypatch=monkeypatch)
+
+
+def test_without_a_compiler_auto_says_so_and_an_order_is_refused(tiny: Config, monkeypatch: pytest.MonkeyPatch,
+                                                                 caplog: pytest.LogCaptureFixture) -> None:
+    long = dataclasses.replace(tiny, train_tokens=10**12)
+    assert not choice(long, compiler=False, monkeypatch=monkeypatch)
+    assert "compile=no (it would pay, but there is no C++ compiler: install g++)" in caplog.text
+    with pytest.raises(SettingsError, match=r"COMPILE=1: there is no C\+\+ compiler: install g\+\+, or set COMPILE=0"):
+        choice(dataclasses.replace(tiny, compile="1"), compiler=False, monkeypatch=monkeypatch)
+    with pytest.raises(SettingsError, match="there is no C compiler: install gcc"):
+        choice(dataclasses.replace(tiny, compile="1"), "cuda", compiler=False, monkeypatch=monkeypatch)
+
+
+def test_the_compiler_is_looked_for_where_torch_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch._inductor.config as inductor
+    assert compilation.has_compiler(CPU) == (shutil.which("g++") is not None)
+    monkeypatch.setattr(inductor.cpp, "cxx", ("no-such-compiler",))
+    assert not compilation.has_compiler(CPU)
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert not compilation.has_compiler(torch.device("cuda", 0))
