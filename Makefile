@@ -64,6 +64,10 @@ mirror: setup ## Upload RUN_NAME to Weights & Biases now; a run in training does
 bench: setup ## Speed of a training step as table and JSON (BENCH_SHAPES, BENCH_ROUNDS, PEERS_DIR)
 	@scripts/bench.sh
 
+.PHONY: gpu-check
+gpu-check: setup-dev ## What only a GPU can show, and the benchmark, in under 9 minutes
+	@scripts/gpu_check.sh
+
 ##@ Settings
 .PHONY: check-env
 check-env: setup ## Check the settings from every source, all problems at once

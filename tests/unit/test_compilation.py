@@ -93,9 +93,8 @@ def test_a_loss_in_bfloat16_and_many_chunks_has_the_gradient_of_one_in_float32()
     assert error < 0.01  # chunks that overwrote each other would leave most of it out
 
 
-def choice(c: Config, device: str = "cpu", compiler: bool = True, monkeypatch: pytest.MonkeyPatch | None = None) -> bool:
-    if monkeypatch:
-        monkeypatch.setattr(compilation, "has_compiler", lambda device: compiler)
+def choice(c: Config, device: str = "cpu", compiler: bool = True, *, monkeypatch: pytest.MonkeyPatch) -> bool:
+    monkeypatch.setattr(compilation, "has_compiler", lambda device: compiler)
     with torch.device("meta"):
         model = Transformer(c)
     return compilation.wanted(c, torch.device(device), model)
