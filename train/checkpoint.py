@@ -6,6 +6,7 @@
 A checkpoint is written into a fresh temporary folder, flushed to disk, hashed, described by its manifest
 and then renamed: the rename is the commit. `latest` is not stored; it is the highest step whose manifest
 and hashes hold. (DCP itself notices no flipped bit, and overwriting a folder destroys what was there.)
+A trainer that resumes sets aside what it finds damaged, as .damaged-step_N-..., and never deletes it.
 
 Tensors are keyed by the model's own names, without any wrapper's prefix, so that a checkpoint loads into
 any number of ranks and any way of spreading the model over them. States are named and may grow.
@@ -23,6 +24,7 @@ import shutil
 import threading
 import time
 import uuid
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +46,10 @@ NAME = re.compile(r"step_([0-9]{7,})")
 
 class CheckpointError(Exception):
     """A checkpoint that cannot be written, or none that can be read; the message says what to do."""
+
+
+class OtherFormat(CheckpointError):
+    """A checkpoint of another version of this code: nothing is wrong with it."""
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -122,6 +128,10 @@ def save(root: Path, step: int, model: nn.Module, optimizer: Optimizer, small: d
     try:
         check_space(root, needed_bytes(model))
         temporary.mkdir(parents=True, exist_ok=True)
+    except (OSError, CheckpointError) as error:
+        problem = cause(error)
+    refuse_if_any(from_all(problem), target, temporary, world)  # before DCP's collectives, which all ranks must enter
+    try:
         writer = dcp.FileSystemWriter(temporary, sync_files=True, single_file_per_rank=True)
         dcp.save(tensor_states(model, optimizer), storage_writer=writer, no_dist=world.size == 1)
         files = {path.name: describe(path) for path in temporary.iterdir()
@@ -129,18 +139,26 @@ def save(root: Path, step: int, model: nn.Module, optimizer: Optimizer, small: d
     except (Exception, dcp.api.CheckpointException) as error:  # whatever it is, training must be able to go on
         problem, files = cause(error), {}
     gathered = from_all((problem, files))
-    if failed := [(rank, p) for rank, (p, _) in enumerate(gathered) if p]:
-        if world.is_first:
-            shutil.rmtree(temporary, ignore_errors=True)
-        free = shutil.disk_usage(existing_parent(root)).free / 2**30
-        raise CheckpointError(f"{target}: could not be written on rank {failed[0][0]}: {failed[0][1]}; the disk has "
-                              f"{free:.2f} GiB free. Make room, or keep fewer with KEEP_LAST")
+    refuse_if_any([problem for problem, _ in gathered], target, temporary, world)
     all_files = {name: facts for _, part in gathered for name, facts in part.items()}
     if world.is_first:
-        commit(temporary, target, {"schema": SCHEMA, "step": step, **small, "torch": torch.__version__,
-                                   "world_size": world.size, "files": all_files})
-    from_first(None)  # nobody goes on before the commit
+        try:
+            commit(temporary, target, {"schema": SCHEMA, "step": step, **small, "torch": torch.__version__,
+                                       "world_size": world.size, "files": all_files})
+        except OSError as error:
+            problem = cause(error)
+    refuse_if_any([from_first(problem)], target, temporary, world)  # nobody goes on before the commit
     return target, sum(size for size, _ in all_files.values()), time.perf_counter() - began
+
+
+def refuse_if_any(problems: list[str | None], target: Path, temporary: Path, world: World) -> None:
+    """Raises CheckpointError with the first of the ranks' problems, the same on all of them."""
+    if failed := [(rank, problem) for rank, problem in enumerate(problems) if problem]:
+        if world.is_first:
+            shutil.rmtree(temporary, ignore_errors=True)
+        free = shutil.disk_usage(existing_parent(target)).free / 2**30
+        raise CheckpointError(f"{target}: could not be written on rank {failed[0][0]}: {failed[0][1]}; the disk has "
+                              f"{free:.2f} GiB free. Make room, or keep fewer with KEEP_LAST")
 
 
 def commit(temporary: Path, target: Path, manifest: dict[str, Any]) -> None:
@@ -181,21 +199,44 @@ def existing_parent(path: Path) -> Path:
     return path if path.exists() else existing_parent(path.parent)
 
 
-def prune(root: Path, keep_last: int, keep_every: int) -> list[int]:
+def prune(root: Path, keep_last: int, keep_every: int, sound: Collection[int] = ()) -> list[int]:
     """Delete old checkpoints and leftovers of killed saves; returns the steps deleted.
 
-    Kept are the newest keep_last, and the multiples of keep_every. Renamed first, so that a kill in
-    between leaves no half a checkpoint under a valid name.
+    Kept are the newest keep_last, the multiples of keep_every, and the two newest that verify: steps in
+    `sound` are known to, others are hashed. Renamed first, so that a kill in between leaves no half a
+    checkpoint under a valid name.
     """
     for leftover in [*root.glob("step_*.tmp-*"), *root.glob(".trash-*")]:
         shutil.rmtree(leftover, ignore_errors=True)
-    steps = committed(root)
-    old = [step for step in steps[:-keep_last] if not (keep_every and step % keep_every == 0)]
-    for step in old:
+    steps, deleted = committed(root), []
+    kept = set(newest_valid(root, steps, 2, sound)) if len(steps) > keep_last else set(steps)
+    for step in steps[:-keep_last]:
+        if step in kept or (keep_every and step % keep_every == 0):
+            continue
         trash = root / f".trash-{step}-{uuid.uuid4().hex[:8]}"
-        os.rename(root / f"step_{step:07d}", trash)
+        try:
+            os.rename(root / f"step_{step:07d}", trash)
+        except OSError as error:  # as a network disk does for a folder that is being read
+            log.warning("checkpoint step_%07d could not be deleted (%s); training goes on", step, error.strerror)
+            continue
         shutil.rmtree(trash, ignore_errors=True)
-    return old
+        deleted.append(step)
+    return deleted
+
+
+def newest_valid(root: Path, steps: list[int], count: int, sound: Collection[int]) -> list[int]:
+    """The `count` newest of these steps whose checkpoints are in `sound` or verify."""
+    found: list[int] = []
+    for step in reversed(steps):
+        if len(found) == count:
+            break
+        try:
+            if step not in sound:
+                read_manifest(root / f"step_{step:07d}")
+            found.append(step)
+        except CheckpointError as error:
+            log.warning("checkpoint %s; an older one is kept in its place", error)
+    return found
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -217,14 +258,19 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{folder.name}: MANIFEST.json is missing or damaged ({error!r})") from None
     if schema != SCHEMA:
-        raise CheckpointError(f"{folder.name}: has format {schema}; this version reads {SCHEMA}")
+        raise OtherFormat(f"{folder}: has format {schema}; this version reads {SCHEMA}. Go on with the version that "
+                          "wrote it, or choose another RUN_NAME")
     for name, (size, digest) in files.items():
         path = folder / name
         if not path.is_file():
             raise CheckpointError(f"{folder.name}: {name} is missing")
         if path.stat().st_size != size:
             raise CheckpointError(f"{folder.name}: {name} has {path.stat().st_size} bytes, not {size}")
-        if describe(path)[1] != digest:
+        try:
+            found = describe(path)[1]
+        except OSError as error:
+            raise CheckpointError(f"{folder.name}: {name} cannot be read ({error.strerror})") from None
+        if found != digest:
             raise CheckpointError(f"{folder.name}: {name} is damaged (its hash differs)")
     return manifest
 
@@ -233,13 +279,15 @@ def find_latest(root: Path) -> tuple[Path, dict[str, Any]] | None:
     """The newest checkpoint that verifies, and its manifest; None if there has never been one.
 
     Falls back to older ones with a warning each. Raises CheckpointError if none of several verifies:
-    starting over silently would throw a run away.
+    starting over silently would throw a run away. OtherFormat is raised too: nothing is damaged there.
     """
     reasons = []
     for step in reversed(committed(root)):
         folder = root / f"step_{step:07d}"
         try:
             manifest = read_manifest(folder)
+        except OtherFormat:
+            raise
         except CheckpointError as error:
             reasons.append(str(error))
             continue
@@ -252,12 +300,28 @@ def find_latest(root: Path) -> tuple[Path, dict[str, Any]] | None:
     return None
 
 
+def set_aside(root: Path, after: int) -> None:
+    """Take the checkpoints past a step, which were found damaged, out of the way of those that training will write."""
+    for step in committed(root):
+        if step > after:
+            name = f"step_{step:07d}"
+            aside = root / f".damaged-{name}-{uuid.uuid4().hex[:8]}"
+            try:
+                os.rename(root / name, aside)
+            except OSError as error:
+                raise CheckpointError(f"{root / name}: is damaged and cannot be renamed ({error.strerror}); move it "
+                                      "away, so that training can write that step again") from None
+            log.warning("checkpoint %s was set aside as %s; delete it when you have no more use for it", name, aside)
+
+
 def latest_for_all(root: Path) -> tuple[Path, dict[str, Any]] | None:
-    """`find_latest` by the first rank, the same answer on all."""
+    """`find_latest` by the first rank, the same answer on all. Damaged ones past it are set aside."""
     answer: Any = None
     if not dist.is_initialized() or dist.get_rank() == 0:
         try:
             answer = find_latest(root)
+            if answer:
+                set_aside(root, after=int(answer[0].name.removeprefix("step_")))
         except CheckpointError as error:
             answer = error
     answer = from_first(answer)

@@ -96,6 +96,44 @@ def test_if_no_checkpoint_verifies_nothing_starts_over(tiny: Config, tmp_path: P
     assert checkpoint.find_latest(tmp_path / "absent") is None
 
 
+def damage(root: Path, *steps: int) -> None:
+    for step in steps:
+        os.truncate(root / f"step_{step:07d}" / "__0_0.distcp", 10)
+
+
+def test_a_resume_sets_damaged_checkpoints_aside_so_that_their_steps_are_written_again(
+        tiny: Config, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for step in (1, 2, 3):
+        write(tmp_path, step, tiny)
+    damage(tmp_path, 2, 3)
+    assert checkpoint.find_latest(tmp_path)[0].name == "step_0000001"
+    assert checkpoint.committed(tmp_path) == [1, 2, 3]  # a reader renames nothing
+    assert checkpoint.latest_for_all(tmp_path)[0].name == "step_0000001"
+    assert checkpoint.committed(tmp_path) == [1]
+    aside = sorted(path.name.rsplit("-", 1)[0] for path in tmp_path.glob(".damaged-*"))
+    assert aside == [".damaged-step_0000002", ".damaged-step_0000003"]
+    assert "step_0000003 was set aside as" in caplog.text
+    assert checkpoint.read_manifest(write(tmp_path, 3, tiny))["step"] == 3
+    assert checkpoint.prune(tmp_path, keep_last=2, keep_every=0) == [] and len(list(tmp_path.glob(".damaged-*"))) == 2
+
+
+def test_where_none_verifies_nothing_is_set_aside(tiny: Config, tmp_path: Path) -> None:
+    write(tmp_path, 1, tiny)
+    damage(tmp_path, 1)
+    with pytest.raises(CheckpointError, match="no valid checkpoint"):
+        checkpoint.latest_for_all(tmp_path)
+    assert checkpoint.committed(tmp_path) == [1]
+
+
+def test_a_checkpoint_of_a_later_version_is_neither_passed_over_nor_set_aside(tiny: Config, tmp_path: Path) -> None:
+    write(tmp_path, 1, tiny)
+    manifest = write(tmp_path, 2, tiny) / "MANIFEST.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"schema": 2}))
+    with pytest.raises(CheckpointError, match=r"step_0000002: has format 2; this version reads 1.*RUN_NAME"):
+        checkpoint.latest_for_all(tmp_path)
+    assert checkpoint.committed(tmp_path) == [1, 2]
+
+
 def test_a_committed_step_is_never_written_again(tiny: Config, tmp_path: Path) -> None:
     folder = write(tmp_path, 1, tiny)
     before = {p.name: p.stat().st_mtime_ns for p in folder.iterdir()}
@@ -113,6 +151,45 @@ def test_pruning_keeps_the_newest_and_the_permanent_and_clears_leftovers(tiny: C
     assert sorted(p.name for p in tmp_path.iterdir()) == [f"step_{s:07d}" for s in (4, 8, 9)]
 
 
+def test_pruning_never_deletes_the_two_newest_that_verify(tiny: Config, tmp_path: Path,
+                                                            caplog: pytest.LogCaptureFixture) -> None:
+    template = write(tmp_path, 1, tiny)
+    for step in (2, 3, 4, 5, 6, 7):
+        shutil.copytree(template, tmp_path / f"step_{step:07d}")
+    damage(tmp_path, 4, 6, 7)
+    assert checkpoint.prune(tmp_path, keep_last=3, keep_every=0) == [1, 2, 4]
+    assert checkpoint.committed(tmp_path) == [3, 5, 6, 7]
+    assert "step_0000007" in caplog.text and "an older one is kept" in caplog.text
+
+
+def test_pruning_hashes_nothing_that_is_known_to_be_sound(tiny: Config, tmp_path: Path,
+                                                          monkeypatch: pytest.MonkeyPatch) -> None:
+    template = write(tmp_path, 1, tiny)
+    for step in (2, 3, 4):
+        shutil.copytree(template, tmp_path / f"step_{step:07d}")
+    monkeypatch.setattr(checkpoint, "read_manifest", lambda folder: pytest.fail(f"{folder} was hashed"))
+    assert checkpoint.prune(tmp_path, keep_last=4, keep_every=0) == []  # nothing to delete, nothing to know
+    assert checkpoint.prune(tmp_path, keep_last=2, keep_every=0, sound={1, 3, 4}) == [1, 2]
+
+
+def test_what_cannot_be_deleted_is_said_and_ends_nothing(tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                         caplog: pytest.LogCaptureFixture) -> None:
+    template = write(tmp_path, 1, tiny)
+    for step in (2, 3, 4):
+        shutil.copytree(template, tmp_path / f"step_{step:07d}")
+    rename = os.rename
+
+    def busy(source: Path, target: Path) -> None:
+        if source.name == "step_0000001":
+            raise OSError(16, "Device or resource busy")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", busy)
+    assert checkpoint.prune(tmp_path, keep_last=2, keep_every=0) == [2]
+    assert checkpoint.committed(tmp_path) == [1, 3, 4]
+    assert "step_0000001 could not be deleted (Device or resource busy)" in caplog.text
+
+
 def test_a_full_disk_leaves_the_last_checkpoint_and_no_half_one(tiny: Config, tmp_path: Path,
                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, 1, tiny)
@@ -122,6 +199,11 @@ def test_a_full_disk_leaves_the_last_checkpoint_and_no_half_one(tiny: Config, tm
 
     monkeypatch.setattr(torch.distributed.checkpoint, "save", no_space)
     with pytest.raises(CheckpointError, match=r"step_0000002.*No space left.*KEEP_LAST"):
+        write(tmp_path, 2, tiny)
+    assert [p.name for p in tmp_path.iterdir()] == ["step_0000001"]
+    monkeypatch.undo()
+    monkeypatch.setattr(checkpoint, "flush_folder", no_space)  # past all the files, in the commit
+    with pytest.raises(CheckpointError, match=r"step_0000002.*No space left"):
         write(tmp_path, 2, tiny)
     assert [p.name for p in tmp_path.iterdir()] == ["step_0000001"]
     monkeypatch.setattr(checkpoint.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 1000}))
