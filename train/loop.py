@@ -49,6 +49,7 @@ class Job:
     step: int = 0
     gaps: tuple[Gap, ...] = ()
     evaluated_at: int = 0  # the last step with a validation loss
+    sound: set[int] = dataclasses.field(default_factory=set)  # checkpoints that this process verified or wrote
     saved_at: float = dataclasses.field(default_factory=time.monotonic)
     mirror: Mirror | None = None
 
@@ -64,8 +65,9 @@ def train(job: Job) -> str:
     rates = Rates(job)
     job.interrupt.training = True
     job.status.phase("first step", step=job.step)
-    if evaluation_due(job):  # stopped between this step and its evaluation
-        evaluate(job, full=False)
+    # due if the last attempt stopped before it was done; told to stop again, this one leaves the checkpoint as it is
+    if evaluation_due(job) and evaluate(job, full=False) is None:
+        return stop(job)
     while job.step < c.last_step:
         began = time.perf_counter()
         batch = job.loader.batch(job.step, job.gaps)
@@ -84,14 +86,20 @@ def train(job: Job) -> str:
         job.recorder.step(job.step, job.tokens, first, lr=rate, data_wait_s=data_wait_s, **stall, **values)
         job.status.beat(step=job.step, last_step=c.last_step, loss=numbers.loss)
         first, last, stall = False, job.step == c.last_step, {}
-        if evaluation_due(job) and not numbers.stop:
-            evaluate(job, full=False)
-        if numbers.stop or numbers.save or last or (c.save_every and job.step % c.save_every == 0):
-            stall = save(job, must=numbers.stop or last)
-        if numbers.stop:
-            job.recorder.event("signal", job.step, job.tokens, name=job.interrupt.asked or "on another rank")
-            return "stopped"
+        told = numbers.stop
+        if evaluation_due(job) and not told:
+            told = evaluate(job, full=False) is None  # the resumed run evaluates here first
+        if told or numbers.save or last or (c.save_every and job.step % c.save_every == 0):
+            stall = save(job, must=told or last)
+        if told:
+            return stop(job)
     return "done"
+
+
+def stop(job: Job) -> str:
+    """Told to stop, and saved."""
+    job.recorder.event("signal", job.step, job.tokens, name=job.interrupt.asked or "on another rank")
+    return "stopped"
 
 
 def step_or_stop(job: Job, batch: Batch) -> StepNumbers:
@@ -136,7 +144,7 @@ def evaluation_due(job: Job) -> bool:
 
 
 def evaluate(job: Job, full: bool) -> Validation | None:
-    """Validation loss into the record; None if a signal came in between."""
+    """Validation loss into the record; None, on all ranks, if a signal came to any in between."""
     job.status.phase("evaluating")
     began = time.perf_counter()
     result = job.evaluator(bare(job.model), full, interrupted=lambda: job.interrupt.asked is not None)
@@ -161,6 +169,7 @@ def save(job: Job, must: bool) -> dict[str, float]:
             "fingerprint": job.data_fingerprint}
     small = {"tokens": job.tokens, "evaluated_at": job.evaluated_at, "data": data}
     job.saved_at = time.monotonic()
+    job.recorder.sync()
     try:
         folder, size, seconds = checkpoint.save(job.paths.checkpoints, job.step, job.model, job.optimizer, small,
                                                 job.world)
@@ -168,10 +177,12 @@ def save(job: Job, must: bool) -> dict[str, float]:
         if must:
             raise
         job.recorder.say(f"checkpoint failed: {error}. Training goes on; the last good one is untouched")
+        job.status.phase("training")
         return {"checkpoint_stall_s": time.perf_counter() - began}
     if job.world.is_first and size:
         job.recorder.event("checkpoint", job.step, job.tokens, seconds=seconds, bytes=size)
         job.recorder.say(f"checkpoint {folder.name}: {size / 2**20:.0f} MiB in {seconds:.2f} s")
-        checkpoint.prune(job.paths.checkpoints, c.keep_last, c.keep_every)
+        job.sound.add(job.step)
+        checkpoint.prune(job.paths.checkpoints, c.keep_last, c.keep_every, job.sound)
     job.status.phase("training")
     return {"checkpoint_stall_s": time.perf_counter() - began}

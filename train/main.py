@@ -141,7 +141,10 @@ def conclude(job: Job, bpb: float, text_bytes: int) -> None:
     job.status.phase("sampling")
     model, prompt = cast(Transformer, bare(job.model)), source(job.loader.mixture.names[0]).prompt
     text = continue_text(model, job.vocabulary, prompt, c.sample_tokens, c.seed)
-    write_whole(job.paths.sample, (text + "\n").encode())
+    try:
+        write_whole(job.paths.sample, (text + "\n").encode())
+    except OSError as error:  # it is said below, and the run is whole without it
+        job.recorder.say(f"{job.paths.sample}: cannot be written ({error.strerror})")
     job.recorder.say(f"sample, step {job.step}:\n" + "\n".join("    " + line for line in text.splitlines()))
 
 
@@ -301,6 +304,7 @@ def resume(job: Job, changes: dict[str, list]) -> None:
     checkpoint.load_into(folder, job.model, job.optimizer)
     job.evaluated_at = manifest["evaluated_at"]
     job.step, job.gaps = data["step"], tuple(Gap(*gap) for gap in data["gaps"])
+    job.sound.add(job.step)
     log.info("resumed from %s at step %d/%d", folder.name, job.step, job.config.last_step)
     for name, (old, new) in changes.items():
         log.info("changed since then: %s=%s, was %s", name, new, old)

@@ -1,12 +1,13 @@
 """Where the numbers of a run go: metrics.jsonl always, the console now and then."""
 
+import contextlib
 import logging
 import os
 import socket
 import sys
 import time
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, BinaryIO
 
 from train import record
 from train.runs import RunPaths
@@ -15,14 +16,18 @@ log = logging.getLogger(__name__)
 
 
 class Recorder:
-    """Appends records to metrics.jsonl and says some of them aloud. Only the first rank has one that is `active`."""
+    """Appends records to metrics.jsonl and says some of them aloud. Only the first rank has one that is `active`.
+
+    What a full disk does not take is kept, and written before the next record: no line is lost or torn in the middle.
+    """
 
     def __init__(self, paths: RunPaths, active: bool, attempt: int, last_step: int, log_every: int):
         self.active, self.attempt, self.last_step, self.log_every = active, attempt, last_step, log_every
-        self.file: TextIO | None = None
+        self.file: BinaryIO | None = None
+        self.waiting, self.failed = b"", False  # bytes not yet in the file; whether that was said
         if active:
             drop_partial_line(paths.metrics)
-            self.file = open(paths.metrics, "a", encoding="utf-8")  # noqa: SIM115 (open as long as the run)
+            self.file = open(paths.metrics, "ab", buffering=0)  # noqa: SIM115 (open as long as the run)
         self.progress = Progress(last_step) if active and sys.stdout.isatty() else None
 
     def event(self, name: str, step: int, tokens: int, /, **values: Any) -> dict[str, Any]:
@@ -31,9 +36,26 @@ class Recorder:
         entry = {"schema": record.SCHEMA, "event": name, "time": time.time(), "mono_s": time.monotonic(),
                  "host": socket.gethostname(), "attempt": self.attempt, "step": step, "tokens": tokens, **values}
         if self.file:
-            self.file.write(record.to_json(entry) + "\n")
-            self.file.flush()
+            self.waiting += record.to_json(entry).encode() + b"\n"
+            self.write_waiting()
         return entry
+
+    def write_waiting(self) -> None:
+        try:
+            while self.file and self.waiting:
+                self.waiting = self.waiting[self.file.write(self.waiting):]
+            self.failed = False
+        except OSError as error:
+            if not self.failed:
+                self.say(f"metrics.jsonl: cannot be written ({error.strerror}); its lines wait in memory. Make room")
+            self.failed = True
+
+    def sync(self) -> None:
+        """Make the record durable, as a checkpoint is that must not know more than the record."""
+        if self.file:
+            self.write_waiting()
+            with contextlib.suppress(OSError):  # said by the next write
+                os.fsync(self.file.fileno())
 
     def step(self, step: int, tokens: int, first: bool, **values: Any) -> None:
         """Record a step; on the console every LOG_EVERY steps, and the first and last of an attempt."""
@@ -61,7 +83,10 @@ class Recorder:
         if self.progress:
             self.progress.clear()
         if self.file:
-            self.file.close()
+            self.sync()
+            with contextlib.suppress(OSError):  # a network disk reports here what it could not keep
+                self.file.close()
+            self.file = None
 
 
 class Progress:

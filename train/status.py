@@ -10,6 +10,7 @@ that the run was killed; the same command that started it goes on from its last 
 import contextlib
 import fcntl
 import json
+import logging
 import os
 import re
 import signal
@@ -23,6 +24,8 @@ from train.config import Config
 from train.runs import RunPaths
 from train.settings import ROOT, SettingsError, shown
 
+log = logging.getLogger(__name__)
+
 BEAT_S = 1.0  # at most one heartbeat in this time
 
 
@@ -32,7 +35,7 @@ class Status:
     def __init__(self, path: Path, active: bool, **facts: Any):
         self.path, self.active = path, active
         self.facts: dict[str, Any] = {"schema": 1, "pid": os.getpid(), **facts}
-        self.last_beat = 0.0
+        self.last_beat, self.failed = 0.0, False
 
     def phase(self, name: str, **facts: Any) -> None:
         """Enter a phase."""
@@ -46,20 +49,30 @@ class Status:
             self.write()
 
     def write(self) -> None:
+        """Replace the file. A disk that is full, or gone for now, is said once and ends no run."""
         if not self.active:
             return
         self.last_beat = time.monotonic()
         temporary = self.path.with_name(f"{self.path.name}.tmp-{os.getpid()}")
-        temporary.write_text(json.dumps(self.facts | {"heartbeat": time.time()}, indent=1) + "\n")
-        os.replace(temporary, self.path)
+        try:
+            temporary.write_text(json.dumps(self.facts | {"heartbeat": time.time()}, indent=1) + "\n")
+            os.replace(temporary, self.path)
+            self.failed = False
+        except OSError as error:
+            if not self.failed:
+                log.warning("%s: cannot be written (%s); what it says is old", self.path, error.strerror)
+            self.failed = True
+            with contextlib.suppress(OSError):
+                temporary.unlink()
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The last status of a run; {} if there is none."""
+    """The last status of a run; {} if there is none, or a crash of the machine left none that can be read."""
     try:
-        return dict(json.loads(path.read_text()))
-    except FileNotFoundError:
+        state = json.loads(path.read_text())
+    except (FileNotFoundError, ValueError):
         return {}
+    return state if isinstance(state, dict) else {}
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -82,7 +95,7 @@ def describe(paths: RunPaths) -> str:
     """One line: name, phase, step, loss, heartbeat."""
     state = read(paths.status)
     if not state:
-        return f"{paths.name:30} not started"
+        return f"{paths.name:30} " + ("STATUS.json cannot be read" if paths.status.exists() else "not started")
     phase, over = state.get("phase", "?"), ("stopped", "crashed", "done")
     if phase not in over and state.get("host") == socket.gethostname() and not is_held(paths):
         phase = f"killed while {phase}"
@@ -102,22 +115,37 @@ def mirrored(paths: RunPaths) -> str:
 def sync_command(paths: RunPaths) -> str:
     """What uploads the files of all attempts that were mirrored offline."""
     return f"{shown(Path(sys.prefix))}/bin/wandb sync {shown(paths.wandb)}/offline-run-*"
+class StopError(Exception):
+    """The run goes on; the message says why and what to do."""
 
 
 def stop(paths: RunPaths, patience_s: float = 150.0) -> str:
-    """Ask the run's process to save and stop, and wait for it. Returns what happened."""
+    """Ask the run's process to save and stop, and wait for it. Returns what happened; StopError if it goes on."""
     deadline, pid = time.monotonic() + patience_s, None
     while is_held(paths):
-        holder = re.match(r"pid (\d+)", paths.lock.read_text())  # not STATUS.json: it may be of an earlier attempt
+        # not STATUS.json: it may be of an earlier attempt
+        holder = re.match(r"pid (\d+) on (\S+)", paths.lock.read_text())
         if pid is None and holder:
-            pid = int(holder[1])
-            with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
-                os.kill(pid, signal.SIGTERM)
+            pid = ask(paths, int(holder[1]), holder[2])
         if time.monotonic() > deadline:
-            return (f"run {paths.name} has not stopped in {patience_s:.0f} s (pid {pid}); look at "
-                    f"{paths.train_log}, and kill it if it hangs: its last checkpoint is safe")
+            raise StopError(f"run {paths.name} has not stopped in {patience_s:.0f} s (pid {pid}); look at "
+                            f"{paths.train_log}, and kill it if it hangs: its last checkpoint is safe")
         time.sleep(0.1)
     return describe(paths) if pid else f"run {paths.name} is not running here"
+
+
+def ask(paths: RunPaths, pid: int, host: str) -> int:
+    """Signal a process that holds the run; returns its pid. A shared disk shows the lock on every machine."""
+    if host != socket.gethostname():
+        raise StopError(f"run {paths.name} is trained on {host} (pid {pid}), and this is {socket.gethostname()}: "
+                        f"run make stop RUN_NAME={paths.name} there")
+    try:
+        os.kill(pid, signal.SIGTERM)
+    except ProcessLookupError:  # it has just ended by itself
+        pass
+    except PermissionError:
+        raise StopError(f"run {paths.name} belongs to another user (pid {pid}), who alone may stop it") from None
+    return pid
 
 
 def attach(paths: RunPaths) -> None:
@@ -146,7 +174,11 @@ def main(argv: list[str]) -> int:
         sys.stderr.write(f"there is no run {config.run_name} in {paths.folder.parent}; make runs lists them\n")
         return 78
     elif argv == ["stop"]:
-        text = stop(paths)
+        try:
+            text = stop(paths)
+        except StopError as error:
+            sys.stderr.write(f"{error}\n")
+            return 1
     elif argv == ["attach"]:
         try:
             attach(paths)

@@ -111,6 +111,34 @@ def test_a_full_disk_is_said_before_training(tmp_path: Path, data: dict[str, str
         subprocess.run(["umount", small], check=True)
 
 
+@pytest.mark.skipif(os.getuid() != 0 or shutil.which("mount") is None, reason="needs root to mount a small disk")
+def test_a_disk_that_fills_up_on_the_way_ends_nothing(tmp_path: Path, data: dict[str, str]) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "none", small], check=False).returncode:
+        pytest.skip("this machine lets nobody mount")
+    script = "import sys; from pathlib import Path; from train import loop, main, status; f = loop.lr_at\n" \
+             "status.BEAT_S = 0; filler = Path(sys.argv[1]) / 'filler'\n" \
+             "def fill(step, c):\n" \
+             "    if step == 6:\n" \
+             "        with open(filler, 'wb', buffering=0) as file:\n" \
+             "            try:\n                while file.write(bytes(4096)): pass\n" \
+             "            except OSError: pass\n" \
+             "    if step == 11 and sys.argv[2] == 'freed': filler.unlink()\n" \
+             "    return f(step, c)\n" \
+             "loop.lr_at = fill; sys.exit(main.main())"
+    try:
+        for name, code in (("freed", 0), ("full", 78)):
+            env = environment(tmp_path, data, RUNS_DIR=small, RUN_NAME=name, SAVE_EVERY=4, MAX_STEPS=16)
+            out = train(env, command=[sys.executable, "-c", script, str(small), name], code=code)
+            assert "checkpoint failed" in out and "Traceback" not in out and not list(small.rglob("*tmp*"))
+            assert out.count("STATUS.json: cannot be written (No space left on device)") == 1
+            steps = [r["step"] for r in record.read(small / name / "metrics.jsonl") if r["event"] == "step"]
+            assert steps == list(range(1, 17 if name == "freed" else len(steps) + 1)) and len(steps) >= 5
+    finally:
+        subprocess.run(["umount", small], check=True)
+
+
 def test_a_nan_stops_the_run_and_names_step_and_samples(tmp_path: Path, data: dict[str, str]) -> None:
     script = "import sys; from train import loop, main; f = loop.Loader.batch\n" \
              "import torch\n" \

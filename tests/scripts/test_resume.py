@@ -67,6 +67,24 @@ def test_a_signal_saves_and_the_same_command_goes_on(tmp_path: Path, data: dict[
     assert same(tensors(run, 40), tensors(undisturbed, 40))
 
 
+def test_a_signal_in_an_evaluation_stops_there_and_the_evaluation_is_made_up_for(
+        tmp_path: Path, data: dict[str, str], undisturbed: Path) -> None:
+    env = environment(tmp_path, data, KEEP_LAST=9, EVAL_EVERY=12)
+    run = tmp_path / "run"
+    told = "import os, signal; from train import evaluate, main; f = evaluate.Evaluator.padded\n" \
+           "def padded(*a):\n    os.kill(os.getpid(), signal.SIGTERM); return f(*a)\n" \
+           "evaluate.Evaluator.padded = padded; raise SystemExit(main.main())"
+    for _ in range(2):  # the second time nothing is trained, and nothing lost
+        out = train(env, command=[sys.executable, "-c", told], code=75)
+        assert "stopped by SIGTERM behind step 12/40" in out
+        assert [path.name for path in (run / "checkpoints").iterdir()] == ["step_0000012"]
+    train(env)
+    records = list(record.read(run / "metrics.jsonl"))
+    assert [r["step"] for r in records if r["event"] == "eval"] == [12, 24, 36, 40]
+    assert [r["step"] for r in records if r["event"] == "signal"] == [12, 12]
+    assert losses(run) == losses(undisturbed)
+
+
 def test_a_run_that_is_done_says_so_and_how_to_go_on(data: dict[str, str], undisturbed: Path) -> None:
     env = environment(undisturbed.parent, data, SAVE_EVERY=8, EVAL_EVERY=12, KEEP_LAST=9)
     before = (undisturbed / "metrics.jsonl").read_bytes()
@@ -125,7 +143,20 @@ def test_flipped_bits_are_found_and_the_checkpoint_before_is_taken(tmp_path: Pat
     path.write_bytes(content)
     out = train(env | {"MAX_STEPS": "10"})
     assert "step_0000008: __0_0.distcp is damaged (its hash differs); falling back to step_0000004" in out
+    assert "step_0000008 was set aside" in out and len(list((run / "checkpoints").glob(".damaged-*"))) == 1
     (run / "checkpoints" / "step_0000004" / "MANIFEST.json").write_text("{}")
     (run / "checkpoints" / "step_0000010" / "MANIFEST.json").write_text("{}")
+    (run / "checkpoints" / "step_0000008" / "MANIFEST.json").write_text("{}")
     out = train(env | {"MAX_STEPS": "12"}, code=78)
     assert "no valid checkpoint" in out and "3 found" in out
+
+
+def test_the_last_checkpoint_is_written_again_if_it_was_found_damaged(tmp_path: Path, data: dict[str, str]) -> None:
+    env = environment(tmp_path, data, MAX_STEPS=8, SAVE_EVERY=4)
+    train(env)
+    run = tmp_path / "run"
+    weights = tensors(run, 8)
+    (run / "checkpoints" / "step_0000008" / "MANIFEST.json").write_text("{}")
+    (run / "STATUS.json").write_text("")  # torn, as by a crash of the machine: it is derived, and blocks nothing
+    assert "resumed from step_0000004" in train(env)
+    assert same(tensors(run, 8), weights)

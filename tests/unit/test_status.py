@@ -24,7 +24,7 @@ HOLDER = """
 import fcntl, os, signal, sys
 lock = open(sys.argv[1], "a+")
 fcntl.flock(lock, fcntl.LOCK_EX)
-lock.write(f"pid {os.getpid()} on here")
+lock.write(f"pid {os.getpid()} on {sys.argv[3]}")
 lock.flush()
 signal.signal(signal.SIGTERM, signal.SIG_IGN if sys.argv[2] == "deaf" else signal.SIG_DFL)
 print("held", flush=True)
@@ -54,9 +54,10 @@ def processes() -> Iterator[list[subprocess.Popen]]:
         process.wait()
 
 
-def hold(paths: RunPaths, processes: list[subprocess.Popen], manner: str = "good") -> subprocess.Popen:
+def hold(paths: RunPaths, processes: list[subprocess.Popen], manner: str = "good",
+         host: str | None = None) -> subprocess.Popen:
     """A process that holds the run."""
-    command = [sys.executable, "-c", HOLDER, str(paths.lock), manner]
+    command = [sys.executable, "-c", HOLDER, str(paths.lock), manner, host or socket.gethostname()]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     processes.append(process)
     assert process.stdout is not None
@@ -117,6 +118,33 @@ def test_a_status_is_replaced_as_a_whole(tmp_path: Path, monkeypatch: pytest.Mon
     state.phase("training")
     assert replaced == [path.read_bytes()] and json.loads(replaced[0])["phase"] == "training"
     assert [p.name for p in tmp_path.iterdir()] == ["STATUS.json"]
+
+
+def test_a_disk_that_takes_no_status_is_said_once_and_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                                    caplog: pytest.LogCaptureFixture) -> None:
+    state = Status(tmp_path / "STATUS.json", active=True)
+    state.phase("data")
+
+    def no_space(path: Path, text: str) -> None:
+        path.write_bytes(text.encode()[:5])  # as much as there was room for
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", no_space)
+        state.phase("training", step=1)
+        state.phase("saving", step=2)
+    assert [p.name for p in tmp_path.iterdir()] == ["STATUS.json"]
+    assert status.read(state.path)["phase"] == "data"
+    assert caplog.text.count("STATUS.json: cannot be written (No space left on device)") == 1
+    state.phase("training")
+    assert status.read(state.path)["step"] == 2
+
+
+@pytest.mark.parametrize("text", ["", '{"phase": "tra', "[]", "\x00\x00", "\xff"])
+def test_a_torn_status_is_read_as_none(paths: RunPaths, text: str) -> None:
+    paths.status.write_bytes(text.encode("latin-1"))
+    assert status.read(paths.status) == {}
+    assert "STATUS.json cannot be read" in status.describe(paths)
 
 
 # ---- Describing
@@ -181,9 +209,34 @@ def test_stop_says_so_when_nothing_runs(paths: RunPaths) -> None:
 def test_stop_tells_of_a_process_that_does_not_stop(paths: RunPaths, processes: list) -> None:
     process = hold(paths, processes, "deaf")
     write_status(paths, pid=process.pid)
-    text = status.stop(paths, patience_s=0.2)
+    with pytest.raises(status.StopError, match=f"has not stopped.*pid {process.pid}.*{paths.train_log}"):
+        status.stop(paths, patience_s=0.2)
     assert process.poll() is None
-    assert f"pid {process.pid}" in text and "has not stopped" in text and str(paths.train_log) in text
+
+
+def test_stop_signals_nobody_for_a_run_on_another_machine(paths: RunPaths, processes: list) -> None:
+    """The lock is seen over a shared disk; its pid is somebody else's here."""
+    process = hold(paths, processes, host="elsewhere")
+    with pytest.raises(status.StopError, match=f"trained on elsewhere .pid {process.pid}.*make stop RUN_NAME=a-run"):
+        status.stop(paths, patience_s=1)
+    assert process.poll() is None
+
+
+def test_stop_says_that_a_run_belongs_to_another_user(paths: RunPaths, processes: list,
+                                                      monkeypatch: pytest.MonkeyPatch,
+                                                      capsys: pytest.CaptureFixture) -> None:
+    hold(paths, processes)
+    write_status(paths)
+
+    def not_ours(pid: int, number: int) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "kill", not_ours)
+    monkeypatch.setenv("RUNS_DIR", str(paths.folder.parent))
+    monkeypatch.setenv("RUN_NAME", "a-run")
+    assert status.main(["stop"]) == 1
+    monkeypatch.undo()
+    assert "run a-run belongs to another user" in capsys.readouterr().err
 
 
 def test_stop_never_asks_a_process_of_an_earlier_attempt(paths: RunPaths, processes: list) -> None:
