@@ -80,9 +80,9 @@ def leave() -> None:
 def report_exit(code: int) -> None:
     """Tell the launcher this process's exit code, which torchrun would turn into 1.
 
-    The first process to report wins: the others fail because of it.
+    The first process to fail wins: the others fail because of it. Success is not reported: another may still fail.
     """
-    if path := os.environ.get("EXIT_CODE_FILE"):
+    if code and (path := os.environ.get("EXIT_CODE_FILE")):
         try:
             with open(Path(path), "x") as file:
                 file.write(f"{code}\n")

@@ -1,6 +1,7 @@
 """Several processes train what one would: equal losses, equal weights on all, through any change of their number."""
 
 import dataclasses
+import datetime
 import os
 from pathlib import Path
 
@@ -80,6 +81,28 @@ def test_the_launcher_returns_the_trainers_own_code(tmp_path: Path, data: dict[s
     assert "make data" in out
 
 
+# What goes wrong in one rank only: sitecustomize is what Python runs first, in every process.
+FAULT = """
+import os, sys
+if os.environ.get("RANK") == "{rank}":
+    import signal, time
+    from train import checkpoint, interrupt, loop, main, prepare, sample
+    {fault}
+"""
+
+
+def with_fault(env: dict[str, str], folder: Path, rank: int, *lines: str) -> dict[str, str]:
+    """The environment in which one rank runs these lines before it trains."""
+    (folder / "sitecustomize.py").write_text(FAULT.format(rank=rank, fault="\n    ".join(lines)))
+    return env | {"PYTHONPATH": f"{folder}:{ROOT}"}
+
+
+def test_a_rank_that_fails_after_the_others_are_done_is_not_a_success(tmp_path: Path, data: dict[str, str]) -> None:
+    env = with_fault(environment(tmp_path, data, NPROC=2, MAX_STEPS=2), tmp_path, 0,
+                     "sample.continue_text = lambda *_: (time.sleep(1), 1 / 0)")
+    assert "ZeroDivisionError" in train(env, command=LAUNCH, code=1)
+
+
 # ---------------------------------------------------------------------------------------------------
 # Inside the processes
 # ---------------------------------------------------------------------------------------------------
@@ -125,3 +148,31 @@ def test_unequal_masks_weigh_each_token_the_same_and_ranks_stay_equal(tmp_path: 
         assert {f"__{rank}_0.distcp" for rank in range(size)} <= files.keys()  # each rank writes its part
 
 
+def no_room_on_one(rank: int, size: int, folder: str, c: Config) -> None:
+    """Save where the last rank finds no room, and once more where all do."""
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank), MASTER_ADDR="127.0.0.1",
+                      MASTER_PORT=os.environ["TEST_PORT"])
+    distributed.START_TIMEOUT = datetime.timedelta(seconds=20)
+    torch.set_num_threads(1)
+    world = distributed.join(c)
+    model = parallelize(build(c, world.device), world)
+    optimizer = build_optimizer(bare(model), c)
+    room = checkpoint.check_space
+
+    def no_room(*_: object) -> None:
+        if rank == size - 1:
+            raise checkpoint.CheckpointError("no room here")
+
+    checkpoint.check_space = no_room
+    with pytest.raises(checkpoint.CheckpointError, match="could not be written on rank 1: no room here"):
+        checkpoint.save(Path(folder) / "ckpt", 1, model, optimizer, {"data": {}}, world)
+    checkpoint.check_space = room
+    checkpoint.save(Path(folder) / "ckpt", 2, model, optimizer, {"data": {}}, world)
+    distributed.leave()
+
+
+def test_a_rank_that_cannot_save_holds_nobody_up(tmp_path: Path, tiny: Config, free_port: int,
+                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TEST_PORT", str(free_port))
+    mp.spawn(no_room_on_one, (2, str(tmp_path), dataclasses.replace(tiny, device="cpu")), nprocs=2)
+    assert [path.name for path in (tmp_path / "ckpt").iterdir()] == ["step_0000002"]
