@@ -12,7 +12,8 @@ main() {
   local settings processes device gpus code=0
   settings=$("$PY" -m train.config get NPROC DEVICE) || exit $?
   { read -r processes && read -r device; } <<<"$settings"
-  gpus=$([[ $device == cpu ]] && echo 0 || visible_gpus)
+  gpus=0
+  [[ $device == cpu ]] || gpus=$(visible_gpus)
   processes=${processes:-$((gpus > 0 ? gpus : 1))}
   tune "$processes" "$gpus"
   if ((processes == 1)); then
@@ -27,6 +28,9 @@ main() {
   if [[ -s $EXIT_CODE_FILE ]]; then
     code=$(<"$EXIT_CODE_FILE")
     rm -f "$EXIT_CODE_FILE"
+  fi
+  if [[ $code == "75?" ]]; then # SIGTERM before training, which torchrun sends too when another process has died
+    code=$((ASKED ? 75 : 1))
   fi
   exit "$code"
 }

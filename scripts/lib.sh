@@ -40,13 +40,15 @@ tune() {
   echo "$said"
 }
 
-# run_child COMMAND...: run it and return its exit code; SIGTERM, SIGINT and SIGHUP are handed on to it.
+# run_child COMMAND...: run it and return its exit code; SIGTERM, SIGINT and SIGHUP are handed on to it. ASKED: whether
+# any came.
 # A shell waiting for a foreground child would not see them before the child ends.
 run_child() {
   local child code signalled
+  ASKED=0
   "$@" &
   child=$!
-  trap 'signalled=1; kill -TERM "$child" 2>/dev/null || true' TERM INT HUP
+  trap 'signalled=1 ASKED=1; kill -TERM "$child" 2>/dev/null || true' TERM INT HUP
   while :; do
     signalled=0
     wait "$child" && code=0 || code=$?

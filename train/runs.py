@@ -38,6 +38,15 @@ class RunPaths:
         """What a node's first process said; one writer a file."""
         return self.folder / "logs" / f"node_{node}.log"
 
+    def rank_log(self, rank: int) -> Path:
+        """What went wrong in a process that is not its node's first; absent as long as nothing did."""
+        return self.folder / "logs" / f"rank_{rank}.log"
+
+    @property
+    def console_log(self) -> Path:
+        """What a detached job said."""
+        return self.folder / "console.log"
+
     @property
     def status(self) -> Path:
         """What the run is doing now, and a heartbeat."""
@@ -67,6 +76,11 @@ class RunPaths:
     def wandb_lock(self) -> Path:
         """Held by the process that mirrors this run."""
         return self.folder / ".wandb.lock"
+
+    @property
+    def job(self) -> Path:
+        """Held by scripts/train.sh from before data is prepared until the plots are drawn; says what it does."""
+        return self.folder / ".job"
 
     @property
     def checkpoints(self) -> Path:

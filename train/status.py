@@ -1,6 +1,7 @@
 """STATUS.json: what a run is doing now, since when, and a heartbeat. Standard library only.
 
     python -m train.status runs|status|attach|stop      over the runs on this machine
+    python -m train.status hold DESCRIPTOR PID          for scripts/train.sh
 
 Replaced as a whole, so that a reader never sees half of it. Phases: data, model, compiling, first step, training,
 evaluating, saving, sampling, stopped, crashed, done. A phase before `stopped` whose process is gone means
@@ -18,7 +19,7 @@ import socket
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from train.config import Config
 from train.runs import RunPaths
@@ -26,6 +27,7 @@ from train.settings import ROOT, SettingsError, shown
 
 log = logging.getLogger(__name__)
 
+OVER = ("stopped", "crashed", "done")
 BEAT_S = 1.0  # at most one heartbeat in this time
 
 
@@ -47,6 +49,11 @@ class Status:
         self.facts |= facts
         if time.monotonic() - self.last_beat >= BEAT_S:
             self.write()
+
+    @property
+    def is_going_on(self) -> bool:
+        """Whether a phase was entered, and not yet the last one."""
+        return self.facts.get("phase", "done") not in OVER
 
     def write(self) -> None:
         """Replace the file. A disk that is full, or gone for now, is said once and ends no run."""
@@ -79,10 +86,19 @@ def read(path: Path) -> dict[str, Any]:
 # The targets that look after runs
 # ---------------------------------------------------------------------------------------------------
 
-def is_held(paths: RunPaths) -> bool:
-    """Whether a process on this machine trains the run now."""
+def take(lock: TextIO | int) -> None:
+    """Lock a run or job. Tried for a second: `make status` holds a lock for an instant to see whether it is free."""
+    for _ in range(10):
+        try:
+            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(0.1)
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def is_locked(path: Path) -> bool:
     try:
-        with open(paths.lock, "rb") as lock:
+        with open(path, "rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except FileNotFoundError:
         return False
@@ -91,16 +107,30 @@ def is_held(paths: RunPaths) -> bool:
     return False
 
 
+def is_held(paths: RunPaths) -> bool:
+    """Whether a process on this machine trains the run now."""
+    return is_locked(paths.lock)
+
+
+def has_job(paths: RunPaths) -> bool:
+    """Whether scripts/train.sh is at work on the run: preparing data, training, drawing."""
+    return is_locked(paths.job)
+
+
 def describe(paths: RunPaths) -> str:
     """One line: name, phase, step, loss, heartbeat."""
-    state = read(paths.status)
+    state, stage = read(paths.status), ""
+    if has_job(paths) and not is_held(paths):
+        stage = paths.job.read_text().partition(": ")[2].strip() or "starting"
     if not state:
-        return f"{paths.name:30} " + ("STATUS.json cannot be read" if paths.status.exists() else "not started")
-    phase, over = state.get("phase", "?"), ("stopped", "crashed", "done")
-    if phase not in over and state.get("host") == socket.gethostname() and not is_held(paths):
+        otherwise = "STATUS.json cannot be read" if paths.status.exists() else "not started"
+        return f"{paths.name:30} {stage or otherwise}"
+    phase = stage or state.get("phase", "?")
+    over = bool(stage) or phase in OVER
+    if not over and state.get("host") == socket.gethostname() and not is_held(paths):
         phase = f"killed while {phase}"
     loss = f"loss {state['loss']:.4f}" if isinstance(state.get("loss"), float) else ""
-    ago = "" if state["phase"] in over else f"{time.time() - state['heartbeat']:.0f} s ago on {state.get('host')}"
+    ago = "" if over else f"{time.time() - state.get('heartbeat', 0):.0f} s ago on {state.get('host')}"
     return f"{paths.name:30} {phase:14} step {state.get('step', 0)}/{state.get('last_step')}  {loss}  {ago}".rstrip()
 
 
@@ -115,18 +145,24 @@ def mirrored(paths: RunPaths) -> str:
 def sync_command(paths: RunPaths) -> str:
     """What uploads the files of all attempts that were mirrored offline."""
     return f"{shown(Path(sys.prefix))}/bin/wandb sync {shown(paths.wandb)}/offline-run-*"
+
+
 class StopError(Exception):
     """The run goes on; the message says why and what to do."""
 
 
 def stop(paths: RunPaths, patience_s: float = 150.0) -> str:
-    """Ask the run's process to save and stop, and wait for it. Returns what happened; StopError if it goes on."""
+    """Ask the run's process to save and stop, and wait for it. Returns what happened; StopError if it goes on.
+
+    Where none trains, the job's script is asked. The trainer is sent SIGINT, which none but a user sends:
+    torchrun ends those that are left of several processes with SIGTERM when one has died.
+    """
     deadline, pid = time.monotonic() + patience_s, None
-    while is_held(paths):
+    while (trains := is_held(paths)) or has_job(paths):
         # not STATUS.json: it may be of an earlier attempt
-        holder = re.match(r"pid (\d+) on (\S+)", paths.lock.read_text())
+        holder = re.match(r"pid (\d+) on ([^\s:]+)", (paths.lock if trains else paths.job).read_text())
         if pid is None and holder:
-            pid = ask(paths, int(holder[1]), holder[2])
+            pid = ask(paths, int(holder[1]), holder[2], signal.SIGINT if trains else signal.SIGTERM)
         if time.monotonic() > deadline:
             raise StopError(f"run {paths.name} has not stopped in {patience_s:.0f} s (pid {pid}); look at "
                             f"{paths.train_log}, and kill it if it hangs: its last checkpoint is safe")
@@ -134,13 +170,13 @@ def stop(paths: RunPaths, patience_s: float = 150.0) -> str:
     return describe(paths) if pid else f"run {paths.name} is not running here"
 
 
-def ask(paths: RunPaths, pid: int, host: str) -> int:
+def ask(paths: RunPaths, pid: int, host: str, number: int) -> int:
     """Signal a process that holds the run; returns its pid. A shared disk shows the lock on every machine."""
     if host != socket.gethostname():
         raise StopError(f"run {paths.name} is trained on {host} (pid {pid}), and this is {socket.gethostname()}: "
                         f"run make stop RUN_NAME={paths.name} there")
     try:
-        os.kill(pid, signal.SIGTERM)
+        os.kill(pid, number)
     except ProcessLookupError:  # it has just ended by itself
         pass
     except PermissionError:
@@ -149,15 +185,35 @@ def ask(paths: RunPaths, pid: int, host: str) -> int:
 
 
 def attach(paths: RunPaths) -> None:
-    """Follow train.log until the run is over or Ctrl-C."""
-    with open(paths.train_log, encoding="utf-8") as log:
-        while True:
-            over = not is_held(paths)
-            sys.stdout.write(log.read())
+    """Follow train.log, and before there is one what a detached job says, until it is over or Ctrl-C."""
+    shown = {paths.console_log: 0, paths.train_log: 0}
+    while True:
+        over = not is_held(paths) and not has_job(paths)
+        path = paths.train_log if paths.train_log.exists() else paths.console_log
+        if path.exists():
+            with open(path, encoding="utf-8", errors="replace") as said:
+                said.seek(shown[path])
+                sys.stdout.write(said.read())
+                shown[path] = said.tell()
             sys.stdout.flush()
-            if over:
-                return
-            time.sleep(0.5)
+        if over:
+            return
+        time.sleep(0.5)
+
+
+def hold(paths: RunPaths, descriptor: int, pid: int) -> int:
+    """Lock the job for the shell script `pid` that has opened paths.job as this descriptor. Returns an exit code."""
+    try:
+        take(descriptor)
+    except BlockingIOError:
+        sys.stderr.write(f"run {paths.name} is at work already ({paths.job.read_text().strip()}); make status, attach "
+                         "and stop look after it, or choose another RUN_NAME\n")
+        return 78
+    holder = f"pid {pid} on {socket.gethostname()}"
+    os.ftruncate(descriptor, 0)
+    os.write(descriptor, holder.encode())
+    sys.stdout.write(holder + "\n")
+    return 0
 
 
 def main(argv: list[str]) -> int:
@@ -167,10 +223,13 @@ def main(argv: list[str]) -> int:
         sys.stderr.write(f"{error}\n")
         return 64
     paths = RunPaths.of(config.runs_dir, config.run_name, ROOT)
+    if argv[:1] == ["hold"]:
+        return hold(paths, int(argv[1]), int(argv[2]))
     if argv == ["runs"]:
-        found = sorted(p for p in paths.folder.parent.glob("*") if (p / "STATUS.json").exists())
-        text = "\n".join(describe(RunPaths(p)) for p in found) or f"no runs in {paths.folder.parent}"
-    elif not paths.status.exists():
+        found = [run for run in map(RunPaths, sorted(paths.folder.parent.glob("*")))
+                 if run.status.exists() or (run.folder.is_dir() and has_job(run))]
+        text = "\n".join(map(describe, found)) or f"no runs in {paths.folder.parent}"
+    elif not paths.status.exists() and not has_job(paths):
         sys.stderr.write(f"there is no run {config.run_name} in {paths.folder.parent}; make runs lists them\n")
         return 78
     elif argv == ["stop"]:

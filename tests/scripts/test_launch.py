@@ -13,12 +13,12 @@ import pytest
 from tests.running import ROOT, wait_for
 
 STUB = """#!/usr/bin/env bash
-# Stands in for .venv/bin/python: answers questions about settings, runs -c, prints what else it is asked to run.
+# Stands in for .venv/bin/python: answers questions about settings, locks jobs, prints what else it is asked to run.
 if [[ "$2 $3" == "train.config get" ]]; then
   for name in "${@:4}"; do echo "${!name-}"; done
   exit
 fi
-[[ $1 != -c ]] || exec PYTHON "$@"
+[[ $2 != train.status ]] || exec PYTHON "$@"
 [[ -z ${WAIT-} ]] || sleep "$WAIT"
 echo "threads=$OMP_NUM_THREADS run: $*"
 [[ -z ${REPORT-} || -z ${EXIT_CODE_FILE-} ]] || echo "$REPORT" > "$EXIT_CODE_FILE"
@@ -33,7 +33,8 @@ def env(tmp_path: Path) -> dict[str, str]:
     (tmp_path / "bin").mkdir()
     executable(tmp_path / "venv" / "bin" / "python", STUB.replace("PYTHON", shlex.quote(sys.executable)))
     return {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "VENV": str(tmp_path / "venv"), "DEVICE": "auto",
-            "TMPDIR": str(tmp_path), "DETACH": "0", "RUNS_DIR": "runs", "RUN_NAME": "x"}
+            "TMPDIR": str(tmp_path), "DETACH": "0", "RUNS_DIR": str(tmp_path / "runs"), "RUN_NAME": "x",
+            "ATTENTION": "auto"}
 
 
 def executable(path: Path, text: str) -> None:
@@ -74,6 +75,7 @@ def test_all_visible_gpus_get_a_process_each(env: dict[str, str], tmp_path: Path
 def test_the_code_that_the_trainer_reported_beats_that_of_torchrun(env: dict[str, str], tmp_path: Path) -> None:
     assert launch(env, NPROC="2", CODE="1", REPORT="78")[0] == 78
     assert launch(env, NPROC="2", CODE="0", REPORT="75")[0] == 75
+    assert launch(env, NPROC="2", CODE="1", REPORT="75?")[0] == 1  # it may be torchrun that stopped a rank
     assert launch(env, NPROC="2", CODE="1")[0] == 1
     assert launch(env, CODE="64")[0] == 64
     assert not list(tmp_path.glob("exit-code*"))
@@ -106,7 +108,8 @@ def test_a_second_detached_start_is_refused_and_leaves_the_log_alone(env: dict[s
     code, out = launch(env, "train.sh", WAIT="1")
     assert code == 0 and "in the background" in out
     code, out = launch(env, "train.sh")
-    assert code == 78 and "is being trained in the background already" in out
+    assert code == 78 and "run x is at work already (pid " in out
+    assert launch(env, "train.sh", DETACH="0")[0] == 78
     wait_for(tmp_path / "x" / "console.log", "run: -m analysis.plots", seconds=20)
     log = (tmp_path / "x" / "console.log").read_text()
     assert log.count("run: -m train.prepare") == 1 and "\0" not in log
@@ -120,3 +123,16 @@ def test_detaching_needs_no_setsid_and_no_certain_folder(env: dict[str, str], tm
                           capture_output=True)
     assert done.returncode == 0, done.stderr
     wait_for(tmp_path / "x" / "console.log", "run: -m analysis.plots", seconds=20)
+
+
+def test_a_job_that_prepares_data_is_known_to_status_and_stopped_by_stop(env: dict[str, str], tmp_path: Path) -> None:
+    def of(command: str) -> str:
+        return subprocess.run([sys.executable, "-m", "train.status", command], env=env, cwd=ROOT, text=True, check=True,
+                              capture_output=True, timeout=30).stdout
+
+    job = subprocess.Popen([ROOT / "scripts" / "train.sh"], env=env | {"WAIT": "60"}, stdout=subprocess.DEVNULL)
+    wait_for(tmp_path / "runs" / "x" / ".job", "preparing data", seconds=20)
+    assert of("status").split() == ["x", "preparing", "data"] and of("runs") == of("status")
+    assert of("stop").split() == ["x", "not", "started"]
+    assert job.wait(10) == 75
+    assert of("runs").startswith("no runs in")

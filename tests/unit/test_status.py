@@ -19,14 +19,14 @@ from train import status
 from train.runs import RunPaths
 from train.status import Status
 
-# A stand-in for a trainer: holds the lock as train/main.py does, and obeys or ignores SIGTERM.
+# A stand-in for a trainer: holds the lock as train/main.py does, and obeys or ignores a signal.
 HOLDER = """
 import fcntl, os, signal, sys
 lock = open(sys.argv[1], "a+")
 fcntl.flock(lock, fcntl.LOCK_EX)
-lock.write(f"pid {os.getpid()} on {sys.argv[3]}")
+lock.write(f"pid {os.getpid()} on {sys.argv[3]}{sys.argv[5]}")
 lock.flush()
-signal.signal(signal.SIGTERM, signal.SIG_IGN if sys.argv[2] == "deaf" else signal.SIG_DFL)
+signal.signal(int(sys.argv[4]), signal.SIG_IGN if sys.argv[2] == "deaf" else signal.SIG_DFL)
 print("held", flush=True)
 signal.pause()
 """
@@ -55,9 +55,11 @@ def processes() -> Iterator[list[subprocess.Popen]]:
 
 
 def hold(paths: RunPaths, processes: list[subprocess.Popen], manner: str = "good",
-         host: str | None = None) -> subprocess.Popen:
+         host: str | None = None, lock: Path | None = None, number: int = signal.SIGINT,
+         says: str = "") -> subprocess.Popen:
     """A process that holds the run."""
-    command = [sys.executable, "-c", HOLDER, str(paths.lock), manner, host or socket.gethostname()]
+    command = [sys.executable, "-c", HOLDER, str(lock or paths.lock), manner, host or socket.gethostname(),
+               str(int(number)), says]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     processes.append(process)
     assert process.stdout is not None
@@ -197,7 +199,7 @@ def test_stop_asks_the_process_and_waits_until_it_is_gone(paths: RunPaths, proce
     process = hold(paths, processes)
     write_status(paths, pid=process.pid)
     text = status.stop(paths, patience_s=20)
-    assert process.wait(5) == -signal.SIGTERM
+    assert process.wait(5) == -signal.SIGINT
     assert text.startswith("a-run")
 
 
@@ -247,7 +249,38 @@ def test_stop_never_asks_a_process_of_an_earlier_attempt(paths: RunPaths, proces
     write_status(paths, pid=bystander.pid, phase="crashed")
     status.stop(paths, patience_s=1)
     assert bystander.poll() is None
-    assert process.wait(5) == -signal.SIGTERM
+    assert process.wait(5) == -signal.SIGINT
+
+
+@pytest.fixture
+def job(paths: RunPaths, processes: list) -> subprocess.Popen:
+    """A stand-in for scripts/train.sh, that prepares data."""
+    return hold(paths, processes, lock=paths.job, number=signal.SIGTERM, says=": preparing data")
+
+
+def test_a_job_that_prepares_data_says_so_whatever_the_last_attempt_said(paths: RunPaths, job) -> None:
+    assert status.describe(paths).split() == ["a-run", "preparing", "data"]
+    write_status(paths, phase="stopped")
+    assert re.fullmatch(r"a-run +preparing data +step 7/20  loss 2\.5000", status.describe(paths))
+    with open(paths.lock, "w") as lock:  # its trainer speaks for itself
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        write_status(paths, phase="training")
+        assert "training" in status.describe(paths)
+
+
+def test_a_job_without_a_trainer_is_stopped(paths: RunPaths, job) -> None:
+    assert status.stop(paths, patience_s=20).split() == ["a-run", "not", "started"]
+    assert job.wait(5) == -signal.SIGTERM
+
+
+def test_attach_shows_what_a_job_says_before_there_is_a_trainer(paths: RunPaths, capsys: pytest.CaptureFixture,
+                                                                monkeypatch: pytest.MonkeyPatch) -> None:
+    paths.console_log.write_text("tokenizing\n")
+    works = iter([True, True, False])
+    monkeypatch.setattr(status, "has_job", lambda _: next(works))
+    monkeypatch.setattr(time, "sleep", lambda _: paths.train_log.write_text("first step\n"))
+    status.attach(paths)
+    assert capsys.readouterr().out == "tokenizing\nfirst step\n"
 
 
 def test_attach_shows_the_whole_log_of_a_run_that_is_over(paths: RunPaths, capsys: pytest.CaptureFixture) -> None:
