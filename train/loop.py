@@ -113,9 +113,10 @@ def step_or_stop(job: Job, batch: Batch) -> StepNumbers:
         job.recorder.event("nonfinite", job.step + 1, job.tokens, samples=fault.samples, names=names,
                            loss=fault.loss, grad_norm=fault.grad_norm)
         shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-        log.error("step %d: loss=%s grad_norm=%s; the weights were not touched. Samples %d to %d: %s. Lower "
-                  "LEARNING_RATE, or look at these samples; the run can go on from its last checkpoint",
-                  job.step + 1, fault.loss, fault.grad_norm, min(fault.samples), max(fault.samples), shown)
+        if job.world.is_first:
+            log.error("step %d: loss=%s grad_norm=%s; the weights were not touched. Samples %d to %d: %s. Lower "
+                      "LEARNING_RATE, or look at these samples; the run can go on from its last checkpoint",
+                      job.step + 1, fault.loss, fault.grad_norm, min(fault.samples), max(fault.samples), shown)
         raise
 
 

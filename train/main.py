@@ -6,7 +6,6 @@ Exit codes: 0 done, 64 a setting is bad, 75 saved and stopped on request, 78 dat
 1 anything else.
 """
 
-import fcntl
 import gc
 import hashlib
 import json
@@ -59,7 +58,9 @@ def main() -> int:
     logging.raiseExceptions = False  # a closed terminal must not end a run, nor fill its log
     warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # DCP, in one process
     interrupt = Interrupt()
+    state: Status | None = None
     job: Job | None = None
+    in_doubt = False
     try:
         c, remarks = Config.load_with_remarks()
         world = join(c)
@@ -70,10 +71,12 @@ def main() -> int:
         log_to_files(paths, world)
         for remark in remarks:
             log.info("%s", remark)
-        if already_done(c, paths):
-            return 0
-        job = put_together(c, paths, world, interrupt)
-        code = run(job)
+        if nothing_left(c, paths, world):
+            code = 0
+        else:
+            state = status_of(c, paths, world)
+            job = put_together(c, paths, world, interrupt, state)
+            code = run(job)
         del lock
     except SettingsError as error:
         log.error("%s", error)
@@ -83,15 +86,18 @@ def main() -> int:
         code = 78
     except Stopped as stop:
         log.info("stopped by %s before training; there is nothing to save", stop)
-        code = 75
+        code, in_doubt = 75, str(stop) == "SIGTERM"
     except NonFiniteStep:
         code = 1  # said where it happened
     except Exception:
         log.exception("the trainer failed")
         code = 1
-    if job and code:
-        job.status.phase("stopped" if code == 75 else "crashed", exit_code=code)
-    report_exit(code)
+    if job and code not in (0, 75):
+        job.recorder.event("end", job.step, job.tokens, reason="crashed")
+        job.recorder.close()
+    if state and code and state.is_going_on:
+        state.phase("stopped" if code == 75 else "crashed", exit_code=code)
+    report_exit(code, in_doubt)
     if job and job.mirror:
         job.mirror.close(hurried=lambda: code not in (0, 75) or interrupt.asked is not None)
     interrupt.release()
@@ -127,6 +133,8 @@ def stopped(job: Job) -> int:
     job.recorder.say(f"stopped by {job.interrupt.asked or 'another rank'} behind step "
                      f"{job.step}/{job.config.last_step}, {kept}; the same command goes on")
     job.recorder.close()
+    job.status.phase("stopped", step=job.step, exit_code=75)
+    from_first(None)  # leave together: torchrun ends the others as soon as one has left
     return 75
 
 
@@ -160,7 +168,7 @@ def open_run_folder(paths: RunPaths, world: World) -> TextIO | None:
             paths.checkpoints.mkdir(parents=True, exist_ok=True)
             paths.plots.mkdir(exist_ok=True)
             lock = open(paths.lock, "a+", encoding="utf-8")  # noqa: SIM115 (held until the process ends)
-            take(lock)
+            status.take(lock)
             lock.truncate(0)
             lock.write(f"pid {os.getpid()} on {world.host}")
             lock.flush()
@@ -176,41 +184,44 @@ def open_run_folder(paths: RunPaths, world: World) -> TextIO | None:
     return lock
 
 
-def take(lock: TextIO) -> None:
-    """Lock the run. Tried for a second: `make status` holds the lock for an instant to see whether it is free."""
-    for _ in range(10):
-        try:
-            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            time.sleep(0.1)
-    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
 def log_to_files(paths: RunPaths, world: World) -> None:
-    """train.log from the first rank, logs/node_N.log from the first process of each node."""
+    """train.log from the first rank, logs/node_N.log from the first process of each node, and from the others
+    logs/rank_N.log, if they have anything to complain of."""
     files = [paths.train_log] if world.is_first else []
-    if world.local_rank == 0:
-        files.append(paths.node_log(world.node_rank))
+    files.append(paths.rank_log(world.rank) if world.local_rank else paths.node_log(world.node_rank))
     for path in files:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handler = logging.FileHandler(path, encoding="utf-8")
+        handler = logging.FileHandler(path, encoding="utf-8", delay=world.local_rank > 0)
         rank = "" if world.is_first else f"rank={world.rank} "
         handler.setFormatter(logging.Formatter(f"%(asctime)s {rank}%(message)s"))
         logging.getLogger().addHandler(handler)
 
 
-def already_done(c: Config, paths: RunPaths) -> bool:
+def nothing_left(c: Config, paths: RunPaths, world: World) -> bool:
     """Whether this run has nothing left to do; says how to go on."""
-    state = status.read(paths.status)
-    if from_first(state.get("phase") != "done" or state.get("step", 0) < c.last_step):
-        return False
-    log.info("run %s is done: %d of %d steps, in %s\n"
-             "  train it further:  make train RUN_NAME=%s MAX_STEPS=%d   (the rate stays at its minimum)\n"
-             "  train another:     make train RUN_NAME=%s-2 SEED=%d\n"
-             "  draw it again:     make plots RUN_NAME=%s",
-             c.run_name, state["step"], c.last_step, paths.folder, c.run_name, 2 * state["step"], c.run_name,
-             c.seed + 1, c.run_name)
-    return True
+    text = None
+    if world.is_first:
+        state, saved = status.read(paths.status), checkpoint.committed(paths.checkpoints)
+        done = state.get("phase") == "done"
+        at = state.get("step", 0) if done else max(saved, default=0)
+        if at > c.last_step:
+            text = f"run {c.run_name} is already at step {at}, past MAX_STEPS={c.last_step}: nothing is left to do"
+        elif done and at == c.last_step:
+            text = f"run {c.run_name} is done: {at} of {c.last_step} steps, in {paths.folder}"
+        if text and saved:
+            text += (f"\n  train it further:  make train RUN_NAME={c.run_name} MAX_STEPS={2 * at}   "
+                     "(the rate stays at its minimum)")
+    if text := from_first(text):
+        log.info("%s\n  train another:     make train RUN_NAME=%s-2 SEED=%d\n"
+                 "  draw it again:     make plots RUN_NAME=%s", text, c.run_name, c.seed + 1, c.run_name)
+    return text is not None
+
+
+def status_of(c: Config, paths: RunPaths, world: World) -> Status:
+    """The run's status, with step and loss of the last attempt until this one has its own."""
+    last = status.read(paths.status)
+    return Status(paths.status, world.is_first, run=c.run_name, host=world.host, last_step=c.last_step,
+                  **{key: last[key] for key in ("step", "loss") if key in last})
 
 
 def stored_config(paths: RunPaths) -> dict[str, Any]:
@@ -237,16 +248,14 @@ def provenance(world: World) -> dict[str, Any]:
 # Putting a run together
 # ---------------------------------------------------------------------------------------------------
 
-def put_together(c: Config, paths: RunPaths, world: World, interrupt: Interrupt) -> Job:
+def put_together(c: Config, paths: RunPaths, world: World, interrupt: Interrupt, state: Status) -> Job:
     """Everything the loop needs, at the step of the newest checkpoint."""
     before = stored_config(paths)
     complaints, changes = compare_for_resume(before["settings"], c) if before else ([], {})
     if complaints:
         raise SettingsError([f"{complaint} [{paths.config}]" for complaint in complaints])
     attempt = len(before.get("attempts", []))
-    state = Status(paths.status, world.is_first, run=c.run_name, host=world.host, attempt=attempt,
-                   last_step=c.last_step)
-    state.phase("data")
+    state.phase("data", attempt=attempt)  # from here on the run is touched, and its status says so
     vocabulary = prepare.vocabulary(c)
     sources = prepare.open_sources(c, vocabulary)
     say_data(c, sources)

@@ -18,8 +18,8 @@ from train.distributed import World
 # Buffers are not sent at each step: the only one is the table of rotary angles. The flag is called
 # broadcast_buffers before torch 2.13, which warns of the old name.
 NO_BUFFERS: dict[str, Any] = {
-    name: False for name in ("forward_sync_buffers", "broadcast_buffers")
-    if name in inspect.signature(DistributedDataParallel.__init__).parameters}
+    next(name for name in ("forward_sync_buffers", "broadcast_buffers")
+         if name in inspect.signature(DistributedDataParallel.__init__).parameters): False}
 
 
 def parallelize(model: nn.Module, world: World) -> nn.Module:

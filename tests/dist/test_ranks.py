@@ -2,21 +2,25 @@
 
 import dataclasses
 import datetime
+import json
 import os
+import signal
+import subprocess
 from pathlib import Path
 
 import pytest
 import torch
 import torch.multiprocessing as mp
 
-from tests.running import ROOT, environment, losses, same, tensors, train
+from tests.running import ROOT, environment, losses, same, tensors, train, wait_for
 from tests.unit.test_step import masked_batch
-from train import checkpoint, distributed
+from train import checkpoint, distributed, parallel, record, status, step
 from train.batch import Batch
 from train.config import Config
 from train.model import build
 from train.optim import build_optimizer, set_rate
 from train.parallel import bare, parallelize, settle
+from train.runs import RunPaths
 from train.step import train_step
 
 LAUNCH = [str(ROOT / "scripts" / "launch.sh")]
@@ -81,26 +85,87 @@ def test_the_launcher_returns_the_trainers_own_code(tmp_path: Path, data: dict[s
     assert "make data" in out
 
 
-# What goes wrong in one rank only: sitecustomize is what Python runs first, in every process.
+# What goes wrong in some ranks only: sitecustomize is what Python runs first, in every process.
 FAULT = """
-import os, sys
-if os.environ.get("RANK") == "{rank}":
+import os
+if rank := os.environ.get("RANK"):
     import signal, time
-    from train import checkpoint, interrupt, loop, main, prepare, sample
+    from train import checkpoint, interrupt, loop, prepare, sample
+    def kill(number): os.kill(os.getpid(), number)
+    def fail(error): raise error
     {fault}
 """
 
 
-def with_fault(env: dict[str, str], folder: Path, rank: int, *lines: str) -> dict[str, str]:
-    """The environment in which one rank runs these lines before it trains."""
-    (folder / "sitecustomize.py").write_text(FAULT.format(rank=rank, fault="\n    ".join(lines)))
+def with_fault(env: dict[str, str], folder: Path, *lines: str) -> dict[str, str]:
+    """The environment in which each process of a job runs these lines before it trains; `rank` is a string."""
+    (folder / "sitecustomize.py").write_text(FAULT.format(fault="\n    ".join(lines)))
     return env | {"PYTHONPATH": f"{folder}:{ROOT}"}
 
 
+def status_of(folder: Path) -> tuple[str, int]:
+    state = json.loads((folder / "run" / "STATUS.json").read_text())
+    return state["phase"], state["exit_code"]
+
+
 def test_a_rank_that_fails_after_the_others_are_done_is_not_a_success(tmp_path: Path, data: dict[str, str]) -> None:
-    env = with_fault(environment(tmp_path, data, NPROC=2, MAX_STEPS=2), tmp_path, 0,
+    env = with_fault(environment(tmp_path, data, NPROC=2, MAX_STEPS=2), tmp_path,
                      "sample.continue_text = lambda *_: (time.sleep(1), 1 / 0)")
     assert "ZeroDivisionError" in train(env, command=LAUNCH, code=1)
+    records = list(record.read(tmp_path / "run" / "metrics.jsonl"))
+    assert (records[-1]["event"], records[-1]["reason"], records[-1]["step"]) == ("end", "crashed", 2)
+    assert status_of(tmp_path) == ("crashed", 1)
+
+
+def test_ranks_that_stop_leave_together_however_long_the_first_takes(tmp_path: Path, data: dict[str, str]) -> None:
+    env = with_fault(environment(tmp_path, data, NPROC=2), tmp_path, "interrupt.PATIENCE_S = 0.1",
+                     "prune, rate = checkpoint.prune, loop.lr_at",
+                     "checkpoint.prune = lambda *args: (time.sleep(1), prune(*args))",
+                     "told = lambda step: rank == '0' and step == 3 and kill(signal.SIGTERM)",
+                     "loop.lr_at = lambda step, c: (told(step), rate(step, c))[1]")
+    out = train(env, command=LAUNCH, code=75)
+    assert "stopped by SIGTERM behind step 3/40, saved" in out
+    assert status_of(tmp_path) == ("stopped", 75)
+    assert [r["event"] for r in record.read(tmp_path / "run" / "metrics.jsonl")][-3:] == ["checkpoint", "signal", "end"]
+
+
+def test_a_rank_killed_before_training_is_no_stop_on_request(tmp_path: Path, data: dict[str, str]) -> None:
+    env = with_fault(environment(tmp_path, data, NPROC=2), tmp_path,
+                     "prepare.open_sources = lambda *_: time.sleep(60) if rank == '0' else kill(signal.SIGKILL)")
+    assert "stopped by SIGTERM before training" in train(env, command=LAUNCH, code=1)
+
+
+@pytest.mark.parametrize("asked", ["launcher", "make stop"])
+def test_a_stop_before_training_is_one_on_request(tmp_path: Path, data: dict[str, str], asked: str) -> None:
+    env = with_fault(environment(tmp_path, data, NPROC=2), tmp_path, "prepare.open_sources = lambda *_: time.sleep(60)")
+    process = subprocess.Popen(LAUNCH, env=env, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait_for(tmp_path / "run" / "STATUS.json", '"data"')
+    if asked == "launcher":
+        process.send_signal(signal.SIGTERM)
+    else:
+        assert "stopped" in status.stop(RunPaths(tmp_path / "run"), patience_s=30)
+    assert process.wait(60) == 75
+    assert status_of(tmp_path) == ("stopped", 75)
+
+
+def test_the_cause_of_a_failure_is_in_the_log_of_its_rank(tmp_path: Path, data: dict[str, str]) -> None:
+    env = with_fault(environment(tmp_path, data, NPROC=2), tmp_path,
+                     "prepare.open_sources = lambda *_: time.sleep(60) if rank == '0' else 1 / 0")
+    train(env, command=LAUNCH, code=1)
+    logs = {path.name: path.read_text() for path in (tmp_path / "run" / "logs").iterdir()}
+    assert "rank=1 the trainer failed" in logs["rank_1.log"] and "ZeroDivisionError" in logs["rank_1.log"]
+    assert "ZeroDivisionError" not in logs["node_0.log"]
+
+
+def test_a_step_that_is_not_finite_is_said_once(tmp_path: Path, data: dict[str, str]) -> None:
+    env = with_fault(environment(tmp_path, data, NPROC=2), tmp_path,
+                     "loop.train_step = lambda *_, **__: fail(loop.NonFiniteStep(float('nan'), 1.0, [1, 2]))")
+    assert train(env, command=LAUNCH, code=1).count("the weights were not touched") == 1
+    assert [p.name for p in (tmp_path / "run" / "logs").iterdir()] == ["node_0.log"]
+
+
+def test_the_engine_gets_one_name_of_the_flag_that_was_renamed() -> None:
+    assert parallel.NO_BUFFERS in ({"forward_sync_buffers": False}, {"broadcast_buffers": False})
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -120,9 +185,11 @@ def masked_steps(rank: int, size: int, folder: str, c: Config) -> None:
     micro = list(zip(tokens[share].split(2), targets[share].split(2), strict=True))
     batch = Batch(micro, int((targets >= 0).sum()), range(share.start, share.stop))
     settle(model, micro[0])
+    step.peak_memory_gib = lambda _: 8.0 - rank  # the first rank's is the largest
     set_rate(optimizer, 1e-2, c)
     numbers = [train_step(model, optimizer, batch, 1.0, world, stop=rank == size - 1) for _ in range(6)]
     torch.save({"losses": [n.loss for n in numbers], "stops": [n.stop for n in numbers],
+                "norms": [n.grad_norm for n in numbers], "memory": [n.mem_gib for n in numbers],
                 "weights": {n: w.detach() for n, w in bare(model).named_parameters()}}, f"{folder}/{size}-{rank}.pt")
     checkpoint.save(Path(folder) / f"ckpt-{size}", 6, model, optimizer, {"data": {}}, world)
     distributed.leave()
@@ -142,6 +209,8 @@ def test_unequal_masks_weigh_each_token_the_same_and_ranks_stay_equal(tmp_path: 
         for part in results[size]:
             assert part["losses"] == results[size][0]["losses"] and all(part["stops"])
             assert part["losses"] == pytest.approx(one["losses"], rel=1e-5)
+            assert part["norms"] == pytest.approx(one["norms"], rel=1e-4)
+            assert part["memory"] == [8.0] * 6
             for name, weight in part["weights"].items():
                 assert torch.equal(weight, results[size][0]["weights"][name]), name
         files = checkpoint.read_manifest(tmp_path / f"ckpt-{size}" / "step_0000006")["files"]

@@ -94,6 +94,46 @@ def test_a_run_that_is_done_says_so_and_how_to_go_on(data: dict[str, str], undis
     assert (undisturbed / "metrics.jsonl").read_bytes() == before
 
 
+def test_a_last_step_that_lies_behind_is_said_and_nothing_is_done(tmp_path: Path, data: dict[str, str]) -> None:
+    env = environment(tmp_path, data)
+    run = tmp_path / "run"
+    train(env | {"MAX_STEPS": "10"})
+    before = {path: path.read_bytes() for path in run.glob("*.*") if path.name not in (".lock", "train.log")}
+    for text in (before[run / "STATUS.json"], b'{"phase": "crashed", "step": 10}'):
+        (run / "STATUS.json").write_bytes(text)
+        out = train(env | {"MAX_STEPS": "5"})
+        assert "is already at step 10, past MAX_STEPS=5" in out and "MAX_STEPS=20" in out and "bits per byte" not in out
+        assert (run / "STATUS.json").read_bytes() == text
+    for path, text in before.items():
+        assert path.name == "STATUS.json" or path.read_bytes() == text
+
+
+def test_a_run_without_checkpoints_cannot_be_trained_further(tmp_path: Path, data: dict[str, str]) -> None:
+    env = environment(tmp_path, data, CHECKPOINTS="off", MAX_STEPS=2)
+    train(env)
+    out = train(env)
+    assert "run run is done: 2 of 2 steps" in out and "train another" in out and "train it further" not in out
+
+
+def test_an_attempt_that_ends_before_training_keeps_what_the_last_one_reached(tmp_path: Path,
+                                                                              data: dict[str, str]) -> None:
+    env = environment(tmp_path, data, MAX_STEPS=4)
+    path = tmp_path / "run" / "STATUS.json"
+    train(env)
+    done = json.loads(path.read_text())
+    train(env | {"MAX_STEPS": "6", "N_EMBD": "64"}, code=64)
+    assert json.loads(path.read_text()) == done  # refused before anything was touched
+    told = "import os, signal; from train import main, prepare\n" \
+           "prepare.open_sources = lambda *_: os.kill(os.getpid(), signal.SIGTERM)\n" \
+           "raise SystemExit(main.main())"
+    for changes, command, phase, code in (({"DATA_DIR": str(tmp_path / "nowhere")}, None, "crashed", 78),
+                                          ({}, [sys.executable, "-c", told], "stopped", 75)):
+        train(env | {"MAX_STEPS": "6"} | changes, command=command, code=code)
+        state = json.loads(path.read_text())
+        assert (state["phase"], state["exit_code"], state["step"], state["last_step"]) == (phase, code, 4, 6)
+        assert state["loss"] == done["loss"]
+
+
 def test_steps_past_the_horizon_train_on_at_the_lowest_rate(tmp_path: Path, data: dict[str, str]) -> None:
     env = environment(tmp_path, data, TRAIN_TOKENS=5120)
     train(env)
