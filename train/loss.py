@@ -78,9 +78,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
         dx, dw = ctx.gradients
         ctx.gradients = (None, None)
-        scale = grad_outputs[0]
-        return (None if dx is None else dx.mul_(scale.to(dx.dtype)), None if dw is None else dw.mul_(scale),
-                None, None, None)
+        scale = grad_outputs[0].view(1, 1)  # of two dimensions, since torch rounds a scalar to the other's type first
+        return None if dx is None else dx.mul_(scale), None if dw is None else dw.mul_(scale), None, None, None
 
 
 def summed_loss(x: Tensor, weight: Tensor, targets: Tensor, chunk: int = CHUNK_TOKENS,

@@ -50,6 +50,26 @@ def test_the_subset_is_fixed_and_of_the_size_asked_for(parts) -> None:
     assert set(evaluator.subset) < set(evaluator.full)
 
 
+def test_each_source_is_scored_in_proportion_to_its_weight_and_not_from_its_beginning(parts) -> None:
+    c, vocabulary, sources, _ = parts
+    shards = sources["python-stdlib"]
+    c = dataclasses.replace(c, data_mix="python-stdlib:3,fineweb-edu:1")
+    assert c.mixture == {"python-stdlib": 3, "fineweb-edu": 1}
+    two = Evaluator(c, {"python-stdlib": shards, "fineweb-edu": shards}, vocabulary.byte_lengths(), ALONE)
+    chosen = c.eval_tokens // c.seq_len
+    per_source = {name: [w for source, _, w in two.subset if source == name] for name in c.mixture}
+    assert {name: len(windows) for name, windows in per_source.items()} == {
+        "python-stdlib": chosen * 3 // 4, "fineweb-edu": chosen // 4}
+    assert per_source["python-stdlib"] != sorted(per_source["python-stdlib"])
+    assert max(per_source["python-stdlib"]) > 2 * chosen  # of 63
+
+
+def test_the_end_of_a_run_says_whether_it_scored_all(parts) -> None:
+    c, vocabulary, sources, evaluator = parts
+    few = Evaluator(dataclasses.replace(c, eval_tokens=64), sources, vocabulary.byte_lengths(), ALONE)
+    assert len(few.full) == 40 < len(evaluator.full) and not few.full_is_all and evaluator.full_is_all
+
+
 def test_ranks_share_the_windows_out_without_overlap(parts) -> None:
     c, vocabulary, sources, evaluator = parts
     model, whole = build(c, ALONE.device), None

@@ -70,6 +70,22 @@ def test_chunked_loss_and_gradients_equal_plain_cross_entropy(chunk: int) -> Non
     torch.testing.assert_close(w1.grad, w2.grad)
 
 
+def test_chunks_in_bfloat16_add_up_to_the_gradient_in_float32() -> None:
+    g = torch.Generator().manual_seed(0)
+    x, w = torch.randn(64, 16, generator=g), torch.randn(50, 16, generator=g)
+    targets = torch.randint(50, (64,), generator=g)
+    x1, w1, x2, w2 = (t.bfloat16().float().requires_grad_() for t in (x, w, x, w))
+    half = x1.bfloat16()
+    half.retain_grad()
+    scale = 1 / 3  # bfloat16 has 0.33398
+    (scale * summed_loss(half, w1, targets, chunk=8)[0]).backward()
+    (scale * summed_loss(x2, w2, targets)[0]).backward()
+    for ours, reference in ((half.grad.float(), x2.grad), (w1.grad, w2.grad)):
+        assert (ours - reference).norm() < 0.01 * reference.norm()
+        common_factor = (ours * reference).sum() / (reference * reference).sum()
+        assert common_factor.item() == pytest.approx(1, abs=1e-3)
+
+
 def test_the_loss_of_a_step_never_holds_all_logits(tiny: Config) -> None:
     largest = 0
 
@@ -131,6 +147,18 @@ def test_first_loss_is_near_that_of_a_uniform_guess(tiny: Config) -> None:
     tokens = torch.randint(tiny.vocab_size, (8, tiny.seq_len), generator=torch.Generator().manual_seed(3))
     loss, scored = model(tokens, tokens.roll(-1, 1))
     assert (loss / scored).item() == pytest.approx(math.log(tiny.vocab_size), abs=0.15)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_what_writes_into_the_residual_starts_smaller_by_the_depth(tiny: Config, tied: bool) -> None:
+    c = recipe(tiny, tie_embeddings=tied, n_layer=8)
+    model = build(c, CPU)
+    for name, weight in model.named_parameters():
+        if "layers.0." in name and weight.ndim == 2:
+            expected = 0.02 if tied else weight.shape[1] ** -0.5
+            if name.endswith(("o_proj.weight", "down_proj.weight")):
+                expected /= 4  # sqrt(2 x 8)
+            assert weight.std().item() == pytest.approx(expected, rel=0.05), name
 
 
 def test_initial_weights_follow_the_seed_and_not_the_depth(tiny: Config) -> None:

@@ -72,6 +72,13 @@ def test_the_rest_is_updated_as_by_adamw_alone(muon: Config) -> None:
     assert same == {name for name, w in one.items() if w.ndim == 1 or "layers." not in name}
 
 
+def test_the_settings_reach_the_optimizers_at_once(muon: Config) -> None:
+    c = dataclasses.replace(muon, adam_beta1=0.8, adam_beta2=0.9, adam_eps=1e-6)
+    for part in build_optimizer(build(c, ALONE.device), c).parts:
+        for group in part.param_groups:
+            assert isinstance(part, Muon) or (group["betas"], group["eps"]) == ((0.8, 0.9), 1e-6)
+
+
 def test_the_settings_reach_the_optimizers_at_each_step(muon: Config) -> None:
     model = build(muon, ALONE.device)
     optimizer = build_optimizer(model, muon)
