@@ -17,16 +17,17 @@ IGNORED = -1          # target of a position that is not scored
 CHUNK_TOKENS = 2048   # 2048 x 50,304 float32 logits are 0.4 GiB; smaller chunks starve a GPU's matrix units
 ROWS_IN_CACHE = 32    # on CPU: 32 x 50,304 float32 are 6 MiB
 
-# (logits (n, V), targets (n,)) -> (sum of the losses, d loss / d logits (n, V) of the logits' type)
-SoftmaxPart = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+# (logits (n, V), targets (n,)) -> sum of the losses; leaves d loss / d logits where the logits were
+SoftmaxPart = Callable[[Tensor, Tensor], Tensor]
 
 
-def softmax_part(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """(sum of the losses in nats, its gradient by the logits); computed in float32. May overwrite the logits.
+def softmax_part(logits: Tensor, targets: Tensor) -> Tensor:
+    """The sum of the losses in nats; overwrites the logits with its gradient by them. Computed in float32.
 
     On CPU by few rows at a time, which then stay in the processor's cache for the passes over them.
     """
-    rows = ROWS_IN_CACHE if logits.device.type == "cpu" else max(1, len(logits))
+    on_cpu = logits.device.type == "cpu"
+    rows = ROWS_IN_CACHE if on_cpu else max(1, len(logits))
     total = torch.zeros((), dtype=torch.float32, device=logits.device)
     for part, index in zip(logits.split(rows), targets.split(rows), strict=True):
         scored, index = (index != IGNORED)[:, None], index.clamp(min=0)[:, None]  # (n, 1)
@@ -36,19 +37,22 @@ def softmax_part(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         log_z = values.amax(dim=1, keepdim=True) - probability.amax(dim=1, keepdim=True).log()
         total += torch.where(scored, log_z - values.gather(1, index), 0.0).sum()
         probability.scatter_add_(1, index, torch.full_like(log_z, -1.0))  # softmax - one hot
-        torch.mul(probability, scored, out=part)
-    return total, logits
+        if on_cpu and bool(scored.all()):  # a GPU is not asked: the host would wait for it
+            part.copy_(probability)
+        else:
+            torch.mul(probability, scored, out=part)
+    return total
 
 
-def softmax_part_to_compile(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+def softmax_part_to_compile(logits: Tensor, targets: Tensor) -> Tensor:
     """The same as one formula, which torch.compile turns into two passes over the logits."""
     scored, index = (targets != IGNORED)[:, None], targets.clamp(min=0)[:, None]
     values = logits.float()
     log_z = values.logsumexp(dim=1, keepdim=True)
     total = torch.where(scored, log_z - values.gather(1, index), 0.0).sum()
     hot = torch.arange(values.shape[1], device=values.device) == index
-    grad = ((values - log_z).exp() - hot.float()) * scored
-    return total, grad.to(logits.dtype)
+    logits.copy_(((values - log_z).exp() - hot.float()) * scored)
+    return total
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -58,19 +62,23 @@ class _LinearCrossEntropy(torch.autograd.Function):
         w = weight.to(x.dtype)
         need_x, need_w = ctx.needs_input_grad[:2]
         dx = torch.empty_like(x) if need_x else None
-        dw = torch.zeros_like(weight) if need_w else None
+        dw = torch.empty_like(weight) if need_w else None
+        # blocks of memory that all chunks use in turn: fresh ones would cost a CPU more than the softmax does
+        block = x.new_empty(min(chunk, len(x)), len(w))
+        dw_part = None if dw is None or dw.dtype == x.dtype else torch.empty_like(w)
         total = torch.zeros((), dtype=torch.float32, device=x.device)
         for start in range(0, x.shape[0], chunk):
             part = slice(start, start + chunk)
-            loss, grad = part_of(x[part] @ w.t(), targets[part])
-            total += loss
+            logits = torch.mm(x[part], w.t(), out=block[:len(x[part])])
+            total += part_of(logits, targets[part])
+            grad = logits
             if dx is not None:
                 torch.mm(grad, w, out=dx[part])
-            if dw is not None:
-                if x.dtype == dw.dtype:
-                    dw.addmm_(grad.t(), x[part])
-                else:
-                    dw += grad.t() @ x[part]
+            if dw is not None and dw_part is None:
+                dw.addmm_(grad.t(), x[part], beta=1 if start else 0)
+            elif dw is not None:
+                product = torch.mm(grad.t(), x[part], out=dw_part)
+                dw = dw.add_(product) if start else dw.copy_(product)
         ctx.gradients = (dx, dw)
         return total
 

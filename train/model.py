@@ -101,7 +101,7 @@ def rotary_table(seq_len: int, head_dim: int, theta: float) -> Tensor:
 def rotate(x: Tensor, rotary: Tensor) -> Tensor:
     """x (B, T, H, D) with each pair (i, i + D/2) turned by its angle, Llama's pairing."""
     cos, sin = rotary
-    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin)
+    return (x * cos).addcmul_(x.roll(x.shape[-1] // 2, dims=-1), sin)
 
 
 class Attention(nn.Module):
