@@ -30,6 +30,7 @@ class Shape:
 
 
 SHAPES = {shape.name: shape for shape in (
+    Shape("tiny", 2, 64, 2, 512, 64, 4),         # for tests of the benchmark
     Shape("s4k", 6, 384, 6, 4096, 256, 16),      # for CPUs: blocks dominate
     Shape("s50k", 6, 384, 6, 50304, 256, 16),    # for CPUs: head and loss dominate
     Shape("gpt2", 12, 768, 12, 50304, 1024, 16),

@@ -4,6 +4,8 @@
 
     sdpa         torch's scaled_dot_product_attention: on CPU its flash kernel, on a GPU the one it finds fastest
     flash-attn   the package of that name (Dao 2023)
+    math         the formula as it stands, two batched products: in bfloat16 on a CPU twice as fast as sdpa for short
+                 windows, and as precise as bfloat16 scores are
     fa3          FlashAttention-3 (Shah et al. 2024) for Hopper, which torch's own entry points then call
 
 The choice is made once, at the start, and logged once. With DOC_MASK a token attends to earlier ones of its own
@@ -54,6 +56,23 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
 
 
 SDPA = Kernel("sdpa", sdpa, by_bounds=False)
+
+
+def by_products(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+    """The same, with all T x T scores in memory; with a mask as sdpa does it."""
+    if mask is not None:
+        return sdpa(q, k, v, mask)
+    B, T, H, D = q.shape
+    if k.shape[2] != H:
+        k, v = (x.repeat_interleave(H // k.shape[2], dim=2) for x in (k, v))
+    q, k, v = (x.transpose(1, 2).reshape(B * H, T, D) for x in (q, k, v))
+    future = torch.full((T, T), float("-inf"), dtype=q.dtype, device=q.device).triu(1)
+    scores = torch.baddbmm(future, q, k.transpose(1, 2), alpha=D**-0.5)
+    return (scores.softmax(dim=-1) @ v).view(B, H, T, D).transpose(1, 2)
+
+
+MATH = Kernel("math", by_products, by_bounds=False)
+SHORT = 512  # tokens, up to which MATH was measured to be the faster on a CPU
 
 
 def sdpa_varlen() -> Attend:
@@ -110,6 +129,9 @@ def document_mask(bounds: Tensor, B: int, T: int) -> Tensor:
 
 def choose(c: Config, device: torch.device) -> Kernel:
     """The kernel that ATTENTION asks for. Raises SettingsError where it cannot be used."""
+    if c.attention == "math" or (c.attention == "auto" and device.type == "cpu" and c.dtype == "bfloat16"
+                                 and c.seq_len <= SHORT):
+        return MATH
     name = "sdpa"
     if c.attention != "sdpa":
         problems = {other: why_not(other, c, device) for other in ("fa3", "flash-attn")}
@@ -152,6 +174,6 @@ def log_choice(kernel: Kernel, c: Config, device: torch.device) -> None:
     """Say which kernel attention uses, and how documents are kept apart."""
     chosen = {"cpu": "torch's flash kernel for CPU", "cuda": "torch chooses flash, efficient or math by shape"}
     detail = {"sdpa": chosen.get(device.type, "torch chooses"), "fa3": "through torch's own entry points",
-              "flash-attn": "the package"}[kernel.name]
+              "flash-attn": "the package", "math": "two batched products"}[kernel.name]
     apart = (", documents kept apart by " + ("their bounds" if kernel.by_bounds else "a mask")) if c.doc_mask else ""
     log.info("attention=%s (%s)%s", kernel.name, detail, apart)

@@ -41,7 +41,7 @@ class Config:
     compile: str = setting("auto", help="torch.compile, block by block; auto takes it on a GPU, and on CPU where the "
                            "run is long enough to repay it", choices=("auto", "1", "0"), resume=TRACKED)
     attention: str = setting("auto", help="the kernel; auto takes the fastest that is installed and fits",
-                             choices=("auto", "sdpa", "flash-attn", "fa3"), resume=TRACKED)
+                             choices=("auto", "sdpa", "math", "flash-attn", "fa3"), resume=TRACKED)
     activation_checkpointing: str = setting(
         "none", help="what backward computes anew to save memory: nothing, all but matrix products and attention, or "
         "whole blocks", choices=("none", "selective", "full"), resume=TRACKED)

@@ -115,7 +115,7 @@ END = 0
 
 @pytest.mark.parametrize("apart", [False, True], ids=["one document", "many"])
 @pytest.mark.parametrize("heads", [(8, 8), (8, 2)], ids=str)
-@pytest.mark.parametrize("name", ["sdpa", "flash-attn", "fa3"])
+@pytest.mark.parametrize("name", ["sdpa", "math", "flash-attn", "fa3"])
 def test_a_kernel_equals_float32(name: str, heads: tuple[int, int], apart: bool) -> None:
     """Result and gradients against a softmax written out in float32."""
     device = torch.device("cuda", 0)

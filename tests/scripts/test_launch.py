@@ -55,8 +55,25 @@ def gpus(tmp_path: Path, count: int) -> None:
 
 def test_one_process_runs_the_trainer_directly_with_all_cores(env: dict[str, str]) -> None:
     cores = len(os.sched_getaffinity(0))
-    assert launch(env) == (0, f"threads={cores} run: -m train.main\n")
-    assert launch(env, OMP_NUM_THREADS="1") == (0, "threads=1 run: -m train.main\n")
+    for threads, changes in ((cores, {}), (1, {"OMP_NUM_THREADS": "1"})):
+        code, out = launch(env, **changes)
+        assert code == 0
+        assert f"launch: processes=1 threads={threads}" in out
+        assert out.endswith(f"threads={threads} run: -m train.main\n")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's allocator")
+def test_without_gpus_large_blocks_are_kept_and_it_is_said(env: dict[str, str], tmp_path: Path) -> None:
+    names = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "THP_MEM_ALLOC_ENABLE")
+    show = " ".join(f"{name}=${{{name}-}}" for name in names)
+    stub = tmp_path / "venv" / "bin" / "python"
+    stub.write_text(stub.read_text().replace('echo "threads', f'echo "given {show}"; echo "threads'))
+    said = launch(env)[1]
+    given = said.split("given ")[1].split("\n")[0]
+    assert all(int(word.split("=")[1]) > 0 for word in given.split()) and f"({given})" in said
+    assert f"{names[0]}=5 " in launch(env, MALLOC_MMAP_THRESHOLD_="5")[1].split("given ")[1]  # the user's own stays
+    gpus(tmp_path, 1)
+    assert f"given {' '.join(f'{name}=' for name in names)}\n" in launch(env)[1]
 
 
 def test_all_visible_gpus_get_a_process_each(env: dict[str, str], tmp_path: Path) -> None:
@@ -87,7 +104,7 @@ def test_a_recipe_for_gpus_stops_at_once_where_there_are_none(env: dict[str, str
     gpus(tmp_path, 1)
     code, out = launch(env, "train.sh", DEVICE="cuda")
     assert code == 0
-    stages = [line.split("run: ")[1] for line in out.splitlines()]
+    stages = [line.split("run: ")[1] for line in out.splitlines() if "run: " in line]
     assert stages == ["-m train.prepare", "-m train.main", "-m analysis.plots"]
 
 

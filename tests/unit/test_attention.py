@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from train import attention
-from train.attention import SDPA, Kernel
+from train.attention import MATH, SDPA, Kernel
 from train.batch import document_bounds
 from train.config import Config
 from train.model import build
@@ -50,8 +50,12 @@ def random_qkv(heads: int, kv_heads: int) -> list[torch.Tensor]:
 def test_attention_is_what_its_formula_says(heads: int, kv_heads: int, apart: bool) -> None:
     q, k, v = random_qkv(heads, kv_heads)
     bounds = torch.from_numpy(document_bounds(np.array(ROWS), END)) if apart else None
-    y = SDPA.attend(q, k, v, None if bounds is None else SDPA.apart(bounds, 3, 8))
-    torch.testing.assert_close(y, by_hand(q, k, v, ROWS if apart else None))
+    for kernel in (SDPA, MATH):
+        y = kernel.attend(q, k, v, None if bounds is None else kernel.apart(bounds, 3, 8))
+        torch.testing.assert_close(y, by_hand(q, k, v, ROWS if apart else None))
+        half = kernel.attend(q.bfloat16(), k.bfloat16(), v.bfloat16(), bounds if bounds is None else
+                             kernel.apart(bounds, 3, 8))
+        assert (half.float() - y).norm() < 0.01 * y.norm()
 
 
 def test_bounds_are_where_documents_and_windows_begin_and_then_the_end() -> None:
@@ -118,7 +122,8 @@ def test_flash_attn_is_called_as_its_package_wants_it(monkeypatch: pytest.Monkey
 
 
 def test_torchs_own_kernel_is_called_by_either_of_its_signatures(monkeypatch: pytest.MonkeyPatch) -> None:
-    def new(q, k, v, cu_q, cu_k, max_q, max_k, *, window_size=(-1, -1), enable_gqa=False):  # type: ignore[no-untyped-def]
+    def new(q, k, v, cu_q, cu_k, max_q, max_k, *,  # type: ignore[no-untyped-def]
+            window_size=(-1, -1), enable_gqa=False):
         assert window_size == (-1, 0) and enable_gqa == (q.shape[1] != k.shape[1])
         check_varlen(q, cu_q, max_q)
         return by_bounds(q, k, v, cu_q)
@@ -181,4 +186,8 @@ def test_auto_takes_the_fastest_that_fits(monkeypatch: pytest.MonkeyPatch) -> No
     assert list(taken.values()) == [("fa3", True), ("flash-attn", True), ("flash-attn", True), ("sdpa", True),
                                     ("sdpa", True)]
     assert activated == ["FA3"]
-    assert attention.choose(recipe(), CPU) == SDPA
+    assert attention.choose(recipe(seq_len=512), CPU) == MATH
+    assert attention.choose(recipe(seq_len=513), CPU) == SDPA
+    assert attention.choose(dataclasses.replace(recipe(), dtype="float32"), CPU) == SDPA
+    assert attention.choose(recipe(attention="sdpa"), CPU) == SDPA
+    assert attention.choose(dataclasses.replace(recipe(attention="math"), dtype="float32"), CPU) == MATH

@@ -84,7 +84,7 @@ def test_no_monitor_and_no_analysis_reaches_torch() -> None:
         return any(reaches_torch(TRAIN[m], seen | {m}) for m in train_modules(TREES[path]) - seen)
 
     assert reaches_torch(TRAIN["loop"])
-    outside = [path for path in ROOMS if path.parent.name != "train"]
+    outside = [path for path in ROOMS if path.parent.name not in ("train", "bench")]
     assert outside
     assert not [name_of(path) for path in outside if reaches_torch(path)]
 
