@@ -206,7 +206,8 @@ def hold(paths: RunPaths, descriptor: int, pid: int) -> int:
     try:
         take(descriptor)
     except BlockingIOError:
-        sys.stderr.write(f"run {paths.name} is at work already ({paths.job.read_text().strip()}); make status, attach "
+        who = paths.job.read_text().strip() or "it has just begun"
+        sys.stderr.write(f"run {paths.name} is at work already ({who}); make status, attach "
                          "and stop look after it, or choose another RUN_NAME\n")
         return 78
     holder = f"pid {pid} on {socket.gethostname()}"
