@@ -57,7 +57,7 @@ plots: setup ## loss_curves.html, loss_curves.png and CSV of RUN_NAME
 
 .PHONY: mirror
 mirror: setup ## Upload RUN_NAME to Weights & Biases now; a run in training does so by itself
-	@$(PY) -m train.mirror
+	@"$(PY)" -m train.mirror
 
 ##@ Measure
 .PHONY: bench

@@ -404,6 +404,7 @@ def test_ci_stops_at_the_first_failure_with_its_code(machine: Machine) -> None:
     (machine.root / ".ci").mkdir()
     shutil.copy(ROOT / ".ci" / "run", machine.root / ".ci" / "run")
     machine.add("git", "#!/usr/bin/env bash\n")
+    machine.add("g++", "#!/usr/bin/env bash\n")
     machine.add("make", '#!/usr/bin/env bash\necho "make $*" >> "$LOG"; [[ $* != "${FAILS:-}" ]] || exit 3\n')
     for fails, code, wanted in (("lint", 3, ["setup", "lint"]), ("", 0, ["setup", "lint", "train", "test"])):
         machine.log.write_text("")
