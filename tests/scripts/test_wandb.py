@@ -112,7 +112,8 @@ def test_killed_and_resumed_it_is_one_run_without_doubled_steps(tmp_path: Path, 
     assert [row["train/loss"] for row in rows if "train/loss" in row] == [undisturbed[step][0] for step in MIRRORED]
     with server("good") as there:  # the command that is printed makes one run of the two files
         subprocess.run([str(Path(sys.executable).with_name("wandb")), "sync", *map(str, wandb_file.folders(run))],
-                       env=env | {"WANDB_BASE_URL": there.url, "WANDB_API_KEY": KEYS[0]}, check=True, timeout=120)
+                       env=env | {"WANDB_BASE_URL": there.url, "WANDB_API_KEY": KEYS[0]}, check=True, timeout=120,
+                       cwd=tmp_path)  # where it leaves its own logs
         assert [row["_step"] for row in there.history(first["id"])] == [row["_step"] for row in rows]
         assert there.history(first["id"])[-1]["val/loss"] == rows[-1]["val/loss"]
         assert list(there.lines) == [first["id"]] and there.ended == [(first["id"], 1), (first["id"], 0)]
