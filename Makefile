@@ -26,13 +26,21 @@ setup: ## .venv with pinned packages and the torch build that fits this machine
 train: setup ## Train or resume RUN_NAME (PRESET=tiny), evaluate, sample, plot; DETACH=1 frees the terminal
 	@scripts/train.sh
 
+.PHONY: train-node
+train-node: setup ## One node of a run on several machines (NODES, NODE_RANK, MASTER_ADDR); docs/two-nodes.md
+	@scripts/train.sh node
+
 .PHONY: data
 data: setup ## The token shards of the preset's mixture, verified
-	@"$(PY)" -m train.prepare
+	@"$(PY)" -m train.prepare data
 
 .PHONY: data-verify
 data-verify: setup ## Check every hash of those shards
 	@"$(PY)" -m train.prepare verify
+
+.PHONY: data-report
+data-report: setup ## What is in them: lengths, duplicates, windows to read, overlaps with REPORT_TASKS
+	@"$(PY)" -m train.report
 
 ##@ Watch
 .PHONY: runs
@@ -87,8 +95,12 @@ setup-dev: ## The same .venv with what tests and linters need
 	@scripts/setup.sh --dev
 
 .PHONY: test
-test: setup-dev ## All tests
+test: setup-dev ## All tests but those that take long
 	@scripts/test.sh
+
+.PHONY: test-faults
+test-faults: setup-dev ## Each fault of docs/faults.md, and CHAOS_MINUTES=10 of random kills; 20 minutes
+	@scripts/test_faults.sh
 
 .PHONY: lint
 lint: setup-dev ## ruff, mypy, shellcheck; no secret in tree and history

@@ -12,6 +12,9 @@ import numpy as np
 
 from analysis.load import Run
 
+FAILED = "evaluation failed"  # a kind of mark: an evaluation without a result
+REASONS = {"loss": "loss out of bounds", "grad_norm": "gradient norm out of bounds", "nonfinite": "not finite"}
+
 POINTS_DRAWN = 20_000  # at most, of a run or of all that share a page; more makes a page slow
 FEW = 60               # points, up to which each is marked: the line of a single step cannot be seen
 
@@ -90,6 +93,20 @@ def extremes(values: np.ndarray, size: int) -> np.ndarray:
     return padded.reshape(-1, size).argmin(axis=1) + np.arange(0, len(padded), size)
 
 
+def marks(run: Run) -> dict[str, list[Mapping[str, Any]]]:
+    """Kind -> what happened to the run at a step, to be marked there: events, and evaluations that failed."""
+    kinds: dict[str, list[Mapping[str, Any]]] = {}
+    for i, event in enumerate(run.events):
+        if event["event"] == "start" or event.get("step") is None:
+            continue
+        if event["event"] == "nonfinite" and [e["event"] for e in run.events[i + 1:i + 2]] == ["skip"]:
+            continue  # the skip says it too
+        kinds.setdefault(event["event"], []).append(event)
+    if failed := [e for e in run.evals if e.get("val_loss") is None]:
+        kinds[FAILED] = failed
+    return kinds
+
+
 # ---------------------------------------------------------------------------------------------------
 # In words and numbers
 # ---------------------------------------------------------------------------------------------------
@@ -163,7 +180,17 @@ def event_words(event: Mapping[str, Any]) -> str:
         size, took = event.get("bytes"), event.get("seconds")
         return ", ".join(["checkpoint", *([f"{size / 2**20:,.1f} MiB"] if size is not None else []),
                           *([f"{took:.2f} s"] if took is not None else [])])
+    if kind == "skip":
+        reason = event.get("reason") or "reason n/a"
+        values = [f"{name} {event[key]:.5g}" for key, name in (("loss", "loss"), ("grad_norm", "gradient norm"))
+                  if event.get(key) is not None]
+        return "; ".join([f"skipped, {REASONS.get(reason, reason)}", *values])
+    if kind == "rollback":
+        passed = event.get("passed_over")
+        return (f"rolled back from step {number(event.get('from'), ',d')}"
+                + (f"; {passed:,} windows of text passed over" if passed is not None else ""))
     words = {"resume": f"resumed, attempt {event.get('attempt', 'n/a')}",
+             "eval": f"evaluation failed: {event.get('error', 'no result')}",
              "end": f"end: {event.get('reason', 'n/a')}", "signal": f"signal {event.get('name', 'n/a')}",
              "nonfinite": "loss or gradient not finite"}
     return words.get(kind, kind)

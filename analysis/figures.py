@@ -16,12 +16,14 @@ import numpy as np
 
 from analysis.curves import (
     DASHES,
+    FAILED,
     FEW,
     PANELS,
     RUN_COLOURS,
     X_TITLES,
     Panel,
     event_words,
+    marks,
     smoothed,
     smoothing_window,
 )
@@ -29,8 +31,10 @@ from analysis.load import Run
 
 # event -> plotly symbol, colour; the rest are the troubles
 MARKS = {"checkpoint": ("triangle-up", "--muted"), "resume": ("triangle-right", "--ink"),
-         "end": ("square", "--ink")}
+         "rollback": ("triangle-left", "--trouble"), FAILED: ("circle-open", "--trouble"), "end": ("square", "--ink")}
 TROUBLE = ("x", "--trouble")
+IN_LEGEND = {"resume": "resume", "rollback": "rollback", "skip": "skipped step", FAILED: FAILED}
+LINES = {"resume": ("--muted", "dot"), "rollback": ("--trouble", "dot")}  # upright, where the run was taken up again
 EVAL_MARKS = ((False, "validation", "circle", 9), (True, "validation, full set", "star", 14))
 
 
@@ -39,7 +43,7 @@ def figure(panel: Panel, runs: Sequence[Run], names: Sequence[str],
     """Traces and layout of one panel."""
     made = layout(panel, len(runs))
     if len(runs) == 1:  # the events of several runs would cover each other
-        made["shapes"] = resume_lines(runs[0], panel)
+        made["shapes"] = upright_lines(runs[0], panel)
         lines = traces(0, runs[0], panel, "", len(points[0])) + event_traces(runs[0], panel)
     else:
         lines = [trace for i, (run, name, chosen) in enumerate(zip(runs, names, points, strict=True))
@@ -136,24 +140,23 @@ def along(run: Run, panel: Panel, step: int) -> float:
 
 def event_traces(run: Run, panel: Panel) -> list[dict[str, Any]]:
     """Marks on the lower edge for what happened to the run; one trace a kind."""
-    kinds: dict[str, list[Mapping[str, Any]]] = {}
-    for event in run.events:
-        if event["event"] != "start" and event.get("step") is not None:
-            kinds.setdefault(event["event"], []).append(event)
     return [{
-        "type": "scatter", "mode": "markers", "yaxis": "y2", "showlegend": False, "name": plotly_text(kind),
+        "type": "scatter", "mode": "markers", "yaxis": "y2", "name": plotly_text(IN_LEGEND.get(kind, kind)),
+        "showlegend": kind in IN_LEGEND and panel.x == "step",  # once is enough
         "x": [along(run, panel, e["step"]) for e in events], "y": [0.02] * len(events),
-        "marker": {"symbol": MARKS.get(kind, TROUBLE)[0], "color": MARKS.get(kind, TROUBLE)[1], "size": 8},
+        "marker": {"symbol": MARKS.get(kind, TROUBLE)[0], "color": MARKS.get(kind, TROUBLE)[1],
+                   "size": 6 if kind == "skip" else 8},
         "hovertemplate": [f"{plotly_text(event_words(e))}<extra>step {e['step']:,}</extra>"
                           for e in events],
-    } for kind, events in kinds.items()]
+    } for kind, events in marks(run).items()]
 
 
-def resume_lines(run: Run, panel: Panel) -> list[dict[str, Any]]:
-    """A thin upright line where the run was taken up again."""
-    places = sorted({along(run, panel, e["step"]) for e in run.events if e["event"] == "resume"})
+def upright_lines(run: Run, panel: Panel) -> list[dict[str, Any]]:
+    """A thin one where the run was taken up again, from a checkpoint or by a rollback."""
     return [{"type": "line", "x0": x, "x1": x, "yref": "paper", "y0": 0, "y1": 1,
-             "line": {"color": "--muted", "width": 1, "dash": "dot"}} for x in places]
+             "line": {"color": colour, "width": 1, "dash": dash}}
+            for kind, (colour, dash) in LINES.items()
+            for x in sorted({along(run, panel, e["step"]) for e in run.events if e["event"] == kind})]
 
 
 def layout(panel: Panel, runs: int) -> dict[str, Any]:
@@ -168,7 +171,8 @@ def layout(panel: Panel, runs: int) -> dict[str, Any]:
         "hoverlabel": {"bgcolor": "--paper", "bordercolor": "--muted", "font": {"color": "--ink"}},
         "margin": {"l": 64, "r": 16, "t": 44, "b": 48}, "height": 360,
         "showlegend": panel.evals and runs == 1,  # of several runs the table is the legend
-        "legend": {"x": 1, "xanchor": "right", "y": 1, "yanchor": "top", "bgcolor": "--veil"},
+        "legend": {"x": 1, "xanchor": "right", "y": 1, "yanchor": "top", "bgcolor": "--veil",
+                   "tracegroupgap": 0},
         "xaxis": axis | {"title": {"text": X_TITLES[panel.x]}, "unifiedhovertitle": {"text": unified},
                          "rangemode": "tozero"},
         "yaxis": axis | {"type": "log" if panel.log else "linear",

@@ -3,8 +3,9 @@
     records -> the last of each step -> one float column a key, NaN where the record is silent
 
 Evaluations follow the same rule as steps: what a resume went back behind was done again, and only the last
-is kept. Training time is the sum of the kept steps' step_ms, so it leaves out evaluations, saving, waiting
-between attempts, and work that was lost. The whole record is held in memory, about 1 KiB a step.
+is kept; one that failed does not displace one that did not. Training time is the sum of the kept steps'
+step_ms, so it leaves out evaluations, saving, waiting between attempts, and work that was lost.
+The whole record is held in memory, about 1 KiB a step.
 """
 
 import dataclasses
@@ -17,13 +18,13 @@ from typing import Any
 import numpy as np
 
 from train.config import Config
-from train.record import STEP_UNITS, last_of_each_step, read
+from train.goodput import Goodput, account
+from train.record import GOES_BACK, STEP_UNITS, last_of_each_step, read
 from train.runs import RunPaths
 from train.settings import declared_fields
 
 COMMON = ("step", "tokens", "time")
-GOES_BACK = ("start", "resume", "rollback")  # to the step they name
-PLACED = ("step", "eval", *GOES_BACK)        # meaningless without a step
+PLACED = ("step", "eval", *GOES_BACK)  # meaningless without a step
 
 
 class RecordError(Exception):
@@ -39,6 +40,7 @@ class Run:
     evals: Sequence[Mapping[str, Any]]   # by step; a subset's before the full one
     events: Sequence[Mapping[str, Any]]  # every record that is neither step nor evaluation, as written
     started: float                       # Unix seconds of the first start
+    goodput: Goodput                     # where the time from the first start to the last record went
     lost_steps: int                      # steps that were taken and then gone back behind
     last_step: int | None                # where the settings say that the run is done
 
@@ -75,6 +77,7 @@ def load(folder: Path) -> Run:
     return Run(paths=paths, columns=columns, evals=last_of_each_eval(records),
                events=[r for r in records if r["event"] not in ("step", "eval")],
                started=next((r["time"] for r in records if r["event"] == "start"), records[0]["time"]),
+               goodput=account(records),
                lost_steps=sum(r["event"] == "step" for r in records) - len(steps),
                last_step=config.last_step if config else None)
 
@@ -154,7 +157,9 @@ def last_of_each_eval(records: Iterable[Mapping[str, Any]]) -> list[Mapping[str,
     kept: dict[tuple[int, bool], Mapping[str, Any]] = {}
     for record in records:
         if record["event"] == "eval":
-            kept[record["step"], bool(record.get("full"))] = record
+            key = (record["step"], bool(record.get("full")))
+            if key not in kept or record.get("val_loss") is not None:
+                kept[key] = record
         elif record["event"] in GOES_BACK:
             kept = {key: r for key, r in kept.items() if key[0] <= record["step"]}
     return [kept[key] for key in sorted(kept)]

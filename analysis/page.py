@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from analysis import bar
 from analysis.curves import PANELS, POINTS_DRAWN, RUN_COLOURS, drawn_points, state, summary
 from analysis.figures import figure, line_of, page_columns
 from analysis.load import Run
@@ -29,7 +30,8 @@ def write_page(path: Path, runs: Sequence[Run], names: Sequence[str]) -> Path:
         columns |= page_columns(i, run, chosen)
     numbers = {"columns": columns, "panels": [figure(panel, runs, names, points) for panel in PANELS]}
     title, below = (names[0], state(runs[0])) if len(runs) == 1 else (f"{len(runs)} training runs", "")
-    text = document(title, below, table(runs, names), remarks(runs, points), numbers, get_plotlyjs())
+    text = document(title, below, table(runs, names), bar.bars_html(runs, names), remarks(runs, points),
+                    numbers, get_plotlyjs())
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
     return path
@@ -66,8 +68,12 @@ def remarks(runs: Sequence[Run], points: Sequence[np.ndarray]) -> list[str]:
             "validation loss; star: on the full set at the end. Training time is the sum of the steps, "
             "without evaluations, saving and lost work."]
     if len(runs) == 1:
-        said.append("On the lower edge: checkpoints (triangles), resumes (with a dotted line), the end (a "
-                    "square); crosses are signals and troubles.")
+        said.append("On the lower edge: checkpoints (triangles), resumes and rollbacks (with a dotted line), the "
+                    "end (a square); crosses are skipped steps, signals and troubles.")
+    if bar.enough(runs):
+        said.append("Goodput: the share of the time since the first start that trained the steps which the run "
+                    "still has. Lost work are steps gone back behind, or skipped; down is the time between an "
+                    "attempt's last record and the start of the next one.")
     for run, chosen in zip(runs, points, strict=True):
         if len(chosen) < (n := len(run.columns["step"])):
             said.append(f"Thinned: {len(chosen):,} of the {n:,} steps of {run.name} are drawn, the lowest "
@@ -75,9 +81,9 @@ def remarks(runs: Sequence[Run], points: Sequence[np.ndarray]) -> list[str]:
     return said
 
 
-def document(title: str, below: str, summary_table: str, said: Sequence[str], data: Mapping[str, Any],
+def document(title: str, below: str, summary_table: str, bars: str, said: Sequence[str], data: Mapping[str, Any],
              plotly: str) -> str:
-    """The text of the page: heading, a line below it, table, panels, remarks, numbers and scripts."""
+    """The text of the page: heading, a line below it, table, panels, bars, remarks, numbers and scripts."""
     # in a script element "<" could end the script; JSON may write it as an escape
     numbers = json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     places = "\n".join(f'<div class="panel" id="panel{i}"></div>' for i in range(len(data["panels"])))
@@ -102,6 +108,7 @@ style-src 'unsafe-inline'; img-src data: blob:">
 <div class="panels">
 {places}
 </div>
+{bars}
 {"".join(f"<p>{html.escape(line)}</p>" for line in said)}
 <script type="application/json" id="data">{numbers}</script>
 <script>{plotly}</script>
@@ -137,7 +144,7 @@ td.state { white-space: normal; min-width: 16rem; }
 .panels { display: grid; gap: 0.5rem 1rem;
   grid-template-columns: repeat(auto-fit, minmax(min(100%, 34rem), 1fr)); }
 .panel:first-child { grid-column: 1 / -1; }
-.panel { min-width: 0; }""".replace("LIGHT", colours("light")).replace("DARK", colours("dark"))
+.panel { min-width: 0; }""".replace("LIGHT", colours("light")).replace("DARK", colours("dark")) + bar.STYLE
 
 SCRIPT = """const {columns, panels} = JSON.parse(document.getElementById("data").textContent);
 // Named one by one: the default bar has a button that uploads the data.

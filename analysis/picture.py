@@ -1,13 +1,16 @@
 """Runs to one PNG with the panels of curves.py, for a README or a chat; drawn without a display."""
 
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from analysis import bar
 from analysis.curves import (
     DASHES,
+    FAILED,
     FEW,
     PANELS,
     POINTS_DRAWN,
@@ -15,6 +18,7 @@ from analysis.curves import (
     X_TITLES,
     Panel,
     drawn_points,
+    marks,
     smoothed,
     smoothing_window,
     state,
@@ -26,7 +30,17 @@ if TYPE_CHECKING:  # imported where it is drawn: half a second that a failing ca
     from matplotlib.axes import Axes
 
 INCHES, DPI = (15.0, 8.0), 100
+BAR_INCHES = 0.9  # more for each run's bar
+NOTE_WIDTH = 58   # letters
+NO_BREAK = "\xa0"
 EVAL_MARKS = ((False, "o", 30, "validation"), (True, "*", 150, "validation, full set"))
+# event -> marker, colour, size, line upward, words below the summary; the rest are the troubles
+MARKS = {"checkpoint": ("^", "0.45", 5, "", "triangle: checkpoint"),
+         "resume": ("", "0.45", 0, "dotted", "dotted line: resume"),
+         "rollback": ("<", "#b00020", 5, "dotted", "red dotted line: rollback"),
+         "skip": ("x", "#b00020", 4, "", "small cross: skipped step"),
+         FAILED: ("o", "#b00020", 5, "", "circle: evaluation failed")}
+TROUBLE = ("x", "#b00020", 6, "", "cross: signal or trouble")
 CROWDED = ("3.000", "4.000", "6.000", "7.000", "8.000", "9.000")  # ticks without a label past one decade
 COLOURS = RUN_COLOURS["light"]
 
@@ -37,9 +51,14 @@ def write_picture(path: Path, runs: Sequence[Run], names: Sequence[str]) -> Path
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    figure = Figure(figsize=INCHES, dpi=DPI, layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12))
+    (width, height), bars = INCHES, sum(bool(bar.shares(run)) for run in runs) * BAR_INCHES
+    figure = Figure(figsize=(width, height + bars), dpi=DPI,
+                    layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12))
     FigureCanvasAgg(figure)
-    *cells, words = figure.subplots(2, 3).flat
+    grid = figure.add_gridspec(3 if bars else 2, 3, height_ratios=[height / 2, height / 2, *([bars] if bars else [])])
+    *cells, words = (figure.add_subplot(grid[row, column]) for row in (0, 1) for column in (0, 1, 2))
+    if bars:
+        bar.draw_bars(figure.add_subplot(grid[2, :]), runs, names)
     points = [drawn_points(run, POINTS_DRAWN // len(runs)) for run in runs]
     for panel, axes in zip(PANELS, cells, strict=True):
         for i, (run, chosen) in enumerate(zip(runs, points, strict=True)):
@@ -81,17 +100,16 @@ def draw_run(axes: "Axes", panel: Panel, run: Run, chosen: np.ndarray, i: int) -
 
 
 def draw_events(axes: "Axes", panel: Panel, run: Run) -> None:
-    """Checkpoints and troubles on the lower edge; a thin upright line for each resume."""
-    for event in run.events:
-        if event["event"] in ("start", "end") or event.get("step") is None:
+    """Marks on the lower edge; a thin upright line where the run was taken up again. The end is the line's own."""
+    for kind, events in marks(run).items():
+        if kind == "end":
             continue
-        place = event["step"] if panel.x == "step" else run.minutes_at(event["step"])
-        if event["event"] == "resume":
-            axes.axvline(place, color="0.45", linewidth=0.8, linestyle="dotted")
-        else:
-            marker, colour = ("^", "0.45") if event["event"] == "checkpoint" else ("x", "#b00020")
-            axes.plot([place], [0], marker=marker, color=colour, markersize=5, clip_on=False,
-                      transform=axes.get_xaxis_transform())
+        marker, colour, size, line, _ = MARKS.get(kind, TROUBLE)
+        places = sorted({e["step"] if panel.x == "step" else run.minutes_at(e["step"]) for e in events})
+        for place in places if line else ():
+            axes.axvline(place, color=colour, linewidth=0.8, linestyle=line)
+        axes.plot(places, [0] * len(places), marker=marker, color=colour, markersize=size, linestyle="", clip_on=False,
+                  fillstyle="none" if kind == FAILED else "full", transform=axes.get_xaxis_transform())
 
 
 def finish(axes: "Axes", panel: Panel, runs: Sequence[Run]) -> None:
@@ -119,11 +137,13 @@ def describe(axes: "Axes", runs: Sequence[Run], names: Sequence[str]) -> None:
     """The sixth place: the summary of one run, or the names of several."""
     axes.axis("off")
     if len(runs) == 1:
-        notes = ["", f"thick line: mean over {smoothing_window(len(runs[0].columns['step']))} steps",
-                 "triangle: checkpoint", "dotted line: resume", "cross: signal or trouble"]
+        said = dict.fromkeys([f"thick line: mean over {smoothing_window(len(runs[0].columns['step']))} steps"])
+        said |= dict.fromkeys(MARKS.get(kind, TROUBLE)[-1] for kind in marks(runs[0]) if kind != "end")
+        whole = "; ".join(note.replace(" ", NO_BREAK) for note in said)
+        notes = ["", *(line.replace(NO_BREAK, " ") for line in textwrap.wrap(whole, NOTE_WIDTH))]
         lines = [f"{key:<17}{value}" for key, value in summary(runs[0]).items()]
         axes.text(0, 1, "\n".join(lines + notes), va="top", family="monospace", fontsize=9, linespacing=1.7,
-                  parse_math=False)
+                  parse_math=False, in_layout=False)  # the panels' size is theirs
         return
     for i, name in enumerate(names):
         axes.plot([], [], **line_of(i), label=name)

@@ -1,7 +1,8 @@
-"""A run to two CSV files beside its record, named by the run's first start, so that they are rewritten.
+"""A run to three CSV files beside its record, named by the run's first start, so that they are rewritten.
 
     training_YYYYMMDD_HHMMSS.csv        a line for each step
     training_YYYYMMDD_HHMMSS_evals.csv  a line for each evaluation
+    training_YYYYMMDD_HHMMSS_events.csv a line for each start, checkpoint, skipped step, rollback and so on
 
 Numbers are written in full; a cell is empty where the record is silent, which is never the same as 0.
 """
@@ -23,17 +24,23 @@ STEP_COLUMNS = {
 }
 WHOLE_NUMBERS = ("step", "tokens")
 
-EVAL_COLUMNS = ("step", "tokens", "val_loss", "val_bpb", "scored_tokens", "full")
+EVAL_COLUMNS = ("step", "tokens", "val_loss", "val_bpb", "scored_tokens", "full", "error")
+
+# The keys of the records; details beyond these are in metrics.jsonl.
+EVENT_COLUMNS = ("event", "time", "attempt", "step", "tokens", "reason", "name", "loss", "grad_norm", "step_ms", "from",
+                 "passed_over", "seconds", "bytes")
 
 
 def write_tables(run: Run) -> list[Path]:
-    """Write both files; returns their paths."""
+    """Write the files; returns their paths."""
     steps = run.paths.folder / f"training_{run.stamp}.csv"
     evals = run.paths.folder / f"training_{run.stamp}_evals.csv"
+    events = run.paths.folder / f"training_{run.stamp}_events.csv"
     columns = [cells(run.columns[key], key in WHOLE_NUMBERS) for key in STEP_COLUMNS.values()]
     write_csv(steps, list(STEP_COLUMNS), zip(*columns, strict=True))
     write_csv(evals, EVAL_COLUMNS, ([cell(e.get(key)) for key in EVAL_COLUMNS] for e in run.evals))
-    return [steps, evals]
+    write_csv(events, EVENT_COLUMNS, ([cell(e.get(key)) for key in EVENT_COLUMNS] for e in run.events))
+    return [steps, evals, events]
 
 
 def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
@@ -49,7 +56,9 @@ def cells(values: np.ndarray, whole: bool) -> list[str]:
 
 
 def cell(value: Any) -> str:
-    """The text of a value of an evaluation: its shortest exact form, true or false, or empty for null."""
+    """The text of a value of a record: its shortest exact form, true or false, or empty for null."""
     if value is None:
         return ""
+    if isinstance(value, str):
+        return value
     return str(value).lower() if isinstance(value, bool) else repr(value)

@@ -21,15 +21,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO, cast
 
+from bench import data, saving
 from bench.load import Foreign
 from bench.shapes import SHAPES, Shape
 from train.config import Config
+from train.provenance import commit
 from train.settings import ROOT, SettingsError
 
 FOREIGN = 5.0   # per cent of the machine
 ENOUGH = 3      # rounds that must remain
 TURN_S = 2.0    # a turn has as many steps as take about this long
 NANOGPT = "nanoGPT"
+SAVING = "checkpoint"  # in BENCH_SHAPES: what a checkpoint costs (saving.py)
+DATA = "data"          # in BENCH_SHAPES: what data cost (data.py)
 
 
 class Worker:
@@ -134,12 +138,11 @@ def machine() -> dict[str, Any]:
     with contextlib.suppress(OSError, StopIteration):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         cpu = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    git = ["git", "-C", str(ROOT)]
-    commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
-    dirty = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True, check=False).stdout != ""
+    code = commit()
     return {"date": time.strftime("%Y-%m-%d"), "cpu": cpu, "cores": os.cpu_count(), "gpu": gpu,
             "threads": torch.get_num_threads(), "python": platform.python_version(), "torch": torch.__version__,
-            "system": platform.platform(), "commit": commit or None, "commit_dirty": dirty}
+            "system": platform.platform(), "commit": code["git"],
+            "commit_dirty": code["git_dirty"]}
 
 
 def peers_in(folder: str) -> dict[str, Path]:
@@ -156,12 +159,31 @@ def peers_in(folder: str) -> dict[str, Path]:
 
 def cells(c: Config, on_gpu: bool) -> Iterator[tuple[Shape, str, str]]:
     """Shape, type and mode of each cell. Raises SettingsError for a shape that is none."""
-    names = c.bench_shapes.split(",")
+    names = [name for name in c.bench_shapes.split(",") if name not in (SAVING, DATA)]
     if unknown := [name for name in names if name not in SHAPES]:
-        raise SettingsError([f"BENCH_SHAPES={c.bench_shapes}: {unknown[0]} is no shape; there are {', '.join(SHAPES)}"])
+        raise SettingsError([f"BENCH_SHAPES={c.bench_shapes}: {unknown[0]} is no shape; there are "
+                             f"{', '.join([*SHAPES, SAVING, DATA])}"])
     types = ("bfloat16",) if on_gpu else ("float32", "bfloat16")
     for name, dtype, mode in itertools.product(names, types, ("eager", "compiled")):
         yield SHAPES[name], dtype, mode
+
+
+def measure_saving(rounds: int, gpus: int) -> Iterator[dict[str, Any]]:
+    """What saving.py finds alone, and with several processes in both ways of spreading a model over them."""
+    many = gpus or 2
+    for processes, how in [(1, "ddp"), *([(many, "ddp"), (many, "fsdp")] if many > 1 else [])]:
+        several = ["torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", "-m"] * (processes > 1)
+        done = subprocess.run([sys.executable, "-m", *several, "bench.saving", how, str(rounds + 1)], cwd=ROOT,
+                              text=True, stdout=subprocess.PIPE, check=True)
+        yield json.loads(done.stdout.splitlines()[-1])
+
+
+def measure_data(rounds: int, tokenizer: str) -> Iterator[dict[str, Any]]:
+    """What data.py finds, each part in a process of its own."""
+    for part in data.PARTS:
+        done = subprocess.run([sys.executable, "-m", "bench.data", part, str(rounds), tokenizer], cwd=ROOT, text=True,
+                              stdout=subprocess.PIPE, check=True)
+        yield from map(json.loads, done.stdout.splitlines())
 
 
 def main() -> int:
@@ -181,9 +203,25 @@ def main() -> int:
         results.append(measure(shape, dtype, mode, peers, c.bench_rounds, facts["gpu"] is not None))
         say(row(results[-1]) + "\n")
         sys.stdout.flush()
+    saves = []
+    if SAVING in c.bench_shapes.split(","):
+        import torch
+        say("\n" + "\n".join(saving.HEADER) + "\n")
+        for found in measure_saving(c.bench_rounds, torch.cuda.device_count()):
+            saves.append(found)
+            say(saving.row(found) + "\n")
+            sys.stdout.flush()
+    parts = []
+    if DATA in c.bench_shapes.split(","):
+        say("\n" + "\n".join(data.HEADER_ROWS) + "\n")
+        for found in measure_data(c.bench_rounds, c.tokenizer if c.tokenizer.endswith(".json") else "train"):
+            parts.append(found)
+            say(data.row(found, spread) + "\n")
+            sys.stdout.flush()
     path = ROOT / "bench" / "results" / time.strftime("bench_%Y%m%d_%H%M%S.json")
     path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps({"schema": 1, "machine": facts, "cells": results}, indent=1) + "\n")
+    content = {"schema": 1, "machine": facts, "cells": results, "checkpoints": saves, "data": parts}
+    path.write_text(json.dumps(content, indent=1) + "\n")
     say(f"\n{path.relative_to(ROOT)} has all rounds\n")
     return 0
 

@@ -8,7 +8,6 @@ input: after N steps. So several can be started, and then take turns.
 """
 
 import json
-import resource
 import sys
 import time
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from collections.abc import Callable
 import torch
 
 from bench.shapes import SHAPES, Shape
+from train.step import peak_memory_gib
 
 
 def device() -> torch.device:
@@ -42,19 +42,12 @@ def serve(set_up: Callable[..., Callable[[], float]]) -> None:
             loss = step()
             synchronize()
             seconds.append(time.perf_counter() - began)
-        say(seconds=seconds, loss=loss, peak_mib=peak_mib())
+        say(seconds=seconds, loss=loss, peak_mib=peak_memory_gib(device()) * 1024)
 
 
 def synchronize() -> None:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
-
-
-def peak_mib() -> float:
-    """Most memory held: allocated on a GPU, resident on CPU."""
-    if torch.cuda.is_available():
-        return torch.cuda.max_memory_allocated() / 2**20
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
 
 
 def say(**values: object) -> None:

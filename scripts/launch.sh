@@ -1,38 +1,104 @@
 #!/usr/bin/env bash
-# Start the trainer on this machine: directly for one process, under torchrun for more.
+# Start the trainer on this machine, and again when it fails: directly for one process, under torchrun for more, and
+# behind a roll call of all nodes where there are several. On a laptop as in a container, whose entry it can be.
 #
 #   usage: scripts/launch.sh
-#   reads: NPROC, DEVICE (settings); OMP_NUM_THREADS, MALLOC_* and THP_MEM_ALLOC_ENABLE if they are set
-#   exits: with the trainer's own code (train/main.py), which torchrun would turn into 1
+#   reads: NPROC, DEVICE, NODES, NODE_RANK, MASTER_ADDR, MASTER_PORT, MAX_RESTARTS, START_TIMEOUT_S, SHUTDOWN_TIMEOUT_S,
+#          RUNS_DIR, RUN_NAME (settings); what tune and guard set stays as it is where it is set already
+#   makes: RUNS_DIR/RUN_NAME/hang/ where there are GPUs
+#   exits: with the trainer's own code (train/main.py), which torchrun would turn into 1; and 69 nodes are missing,
+#          70 no new checkpoint in spite of MAX_RESTARTS restarts, 143 told to stop where no trainer could save
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/lib.sh
 
 main() {
-  local settings processes device gpus code=0
-  settings=$("$PY" -m train.config get NPROC DEVICE) || exit $?
-  { read -r processes && read -r device; } <<<"$settings"
-  gpus=0
+  local settings processes master_addr runs_dir run_name device nodes node_rank master_port max_restarts
+  local start_timeout shutdown_timeout gpus=0 trainer scratch met=0 code
+  hand_on_signals
+  settings=$("$PY" -m train.config get NPROC MASTER_ADDR RUNS_DIR RUN_NAME DEVICE NODES NODE_RANK MASTER_PORT \
+    MAX_RESTARTS START_TIMEOUT_S SHUTDOWN_TIMEOUT_S) || exit $?
+  { read -r processes && read -r master_addr && read -r runs_dir && read -r run_name && read -r device &&
+    read -r nodes && read -r node_rank && read -r master_port && read -r max_restarts && read -r start_timeout &&
+    read -r shutdown_timeout; } <<<"$settings"
   [[ $device == cpu ]] || gpus=$(visible_gpus)
   processes=${processes:-$((gpus > 0 ? gpus : 1))}
   tune "$processes" "$gpus"
-  if ((processes == 1)); then
-    exec "$PY" -m train.main
-  fi
+  guard "$shutdown_timeout" "$gpus" "$runs_dir/$run_name/hang"
 
-  # Workers get this long after SIGTERM to save; torchrun's own default is 30 s.
-  export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=${TORCH_ELASTIC_SHUTDOWN_TIMEOUT:-120}
-  EXIT_CODE_FILE=$(mktemp -u "${TMPDIR:-/tmp}/exit-code.XXXXXXXX")
-  export EXIT_CODE_FILE
-  run_child "$PY" -m torch.distributed.run --standalone --nproc-per-node="$processes" -m train.main || code=$?
-  if [[ -s $EXIT_CODE_FILE ]]; then
-    code=$(<"$EXIT_CODE_FILE")
-    rm -f "$EXIT_CODE_FILE"
+  trainer=("$PY" -m torch.distributed.run --standalone)
+  if ((nodes > 1)); then
+    trainer=("$PY" -m torch.distributed.run --nnodes="$nodes" --node-rank="$node_rank" --master-addr="$master_addr"
+      --master-port="$master_port" --rdzv-conf="timeout=$start_timeout")
   fi
-  if [[ $code == "75?" ]]; then # SIGTERM before training, which torchrun sends too when another process has died
-    code=$((ASKED ? 75 : 1))
+  trainer+=(--max-restarts=0 --nproc-per-node="$processes" -m train.main)
+  ((nodes > 1 || processes > 1)) || trainer=("$PY" -m train.main)
+
+  scratch=$(mktemp -d "${TMPDIR:-/tmp}/launch.XXXXXXXX") || die 78 "launch: set TMPDIR to a folder that can be written"
+  trap 'rm -rf "$scratch"' EXIT
+  export EXIT_CODE_FILE=$scratch/exit-code PROGRESS_FILE=$scratch/progress # the trainer writes them
+  export LAUNCHER_PID=$$                                                   # it ends with its parent
+  ((nodes > 1 || processes > 1)) || unset EXIT_CODE_FILE                   # a child's own code is seen
+  supervise
+  if ((met && code)); then
+    "$PY" -m train.rendezvous over "$code" || true # the other nodes may be on their way to the roll call
   fi
   exit "$code"
+}
+
+# supervise: attempts, until one ends in a way that another cannot mend, or MAX_RESTARTS made no headway. Sets code.
+supervise() {
+  local attempts=0 failures=0 saved=0 step pause how said
+  until attempt || ((max_restarts == 0)); do
+    attempts=$((attempts + 1))
+    step=$(grep -E '^[0-9]{1,15}$' "$PROGRESS_FILE" 2>/dev/null | tail -n 1) || step=0
+    if ((10#$step > saved)); then
+      saved=$((10#$step)) failures=0
+    fi
+    how="code $code"
+    ((code <= 128)) || how="signal $(kill -l $((code - 128)) 2>/dev/null || echo $((code - 128)))"
+    said="launch: attempt $attempts ended with $how; "
+    ((saved)) && said+="last checkpoint: step $saved" || said+="no new checkpoint yet"
+    if ((failures == max_restarts)); then
+      code=70
+      echo "$said. That makes $((failures + 1)) attempts in a row without a new one, and MAX_RESTARTS=$max_restarts:" \
+        "starting again does not help. Look at what the trainer said last, in $runs_dir/$run_name/logs/" >&2
+      return
+    fi
+    pause=$((failures < 5 ? 1 << failures : 30))
+    failures=$((failures + 1))
+    echo "$said; starting again in $pause s (restart $failures of $max_restarts without a new checkpoint)"
+    run_child sleep "$pause" || true
+    if ((ASKED)); then
+      code=143
+      return
+    fi
+    "$PY" -m train.status settle || true # the workers of a torchrun that was killed end a moment later
+  done
+}
+
+# attempt: one start of the trainer, on all nodes together. Sets code; fails where another attempt may do better.
+attempt() {
+  local reported=""
+  code=0 met=0
+  if ((nodes > 1)); then
+    run_child "$PY" -m train.rendezvous meet "$processes" && met=1 || code=$?
+    ((ASKED == 0)) || code=143
+    ((code == 0)) || return 0 # all nodes have been told the same, or will be
+  fi
+  rm -f "${EXIT_CODE_FILE-}"
+  run_child "${trainer[@]}" || code=$?
+  [[ ! -s ${EXIT_CODE_FILE-} ]] || reported=$(<"$EXIT_CODE_FILE")
+  case $reported in
+    64 | 70 | 75 | 78) code=$reported ;;
+    "75?") code=$((ASKED ? 75 : 1)) ;; # SIGTERM before training, which torchrun sends too when another process has died
+    ?*) ((code > 128)) || code=$reported ;;
+  esac
+  case $code in
+    0 | 64 | 70 | 75 | 78) return 0 ;;
+    130) ASKED=1 ;; # SIGINT, which none but a user sends
+  esac
+  ((ASKED)) && code=143
 }
 
 main "$@"

@@ -6,7 +6,7 @@ PY=${VENV:-$PWD/.venv}/bin/python
 
 # die CODE MESSAGE: one line on standard error, then exit.
 die() {
-  printf '%s\n' "$2" >&2
+  printf "%s\n" "${*:2}" >&2
   exit "$1"
 }
 
@@ -24,7 +24,7 @@ visible_gpus() {
 
 # tune PROCESSES GPUS: threads and memory for that many trainers on this machine; says what it chose. What the user
 # has set stays. Without GPUs large blocks are kept for the next step, which otherwise gets each page anew from the
-# system (a fifth of a step's time); glibc reads MALLOC_*, torch THP_MEM_ALLOC_ENABLE.
+# system, zeroed, at the cost of page faults; glibc reads MALLOC_*, torch THP_MEM_ALLOC_ENABLE.
 tune() {
   local cores said
   cores=$(nproc 2>/dev/null || sysctl -n hw.physicalcpu)
@@ -40,20 +40,37 @@ tune() {
   echo "$said"
 }
 
-# run_child COMMAND...: run it and return its exit code; SIGTERM, SIGINT and SIGHUP are handed on to it. ASKED: whether
-# any came.
-# A shell waiting for a foreground child would not see them before the child ends.
+# guard SECONDS GPUS FOLDER: how long workers have to save after SIGTERM, for which torchrun's own default is 30 s; and
+# with GPUs that NCCL notes its last operations, and writes them to the folder when one of them hangs. What the user has
+# set stays.
+guard() {
+  export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=${TORCH_ELASTIC_SHUTDOWN_TIMEOUT:-$1}
+  [[ $2 != 0 ]] || return 0
+  mkdir -p "$3" 2>/dev/null || true # the trainer says it better
+  export TORCH_NCCL_DUMP_ON_TIMEOUT=${TORCH_NCCL_DUMP_ON_TIMEOUT:-1}
+  export TORCH_FR_BUFFER_SIZE=${TORCH_FR_BUFFER_SIZE:-${TORCH_NCCL_TRACE_BUFFER_SIZE:-2000}}
+  export TORCH_FR_DUMP_TEMP_FILE=${TORCH_FR_DUMP_TEMP_FILE:-${TORCH_NCCL_DEBUG_INFO_TEMP_FILE:-$3/nccl_rank_}}
+}
+
+# hand_on_signals: from here on SIGTERM, SIGINT and SIGHUP end this script no more. They are handed on to the child that
+# runs, as SIGTERM; ASKED says whether any came.
+ASKED=0 CHILD=""
+hand_on_signals() {
+  trap 'ASKED=1 SIGNALLED=1; [[ -z $CHILD ]] || kill -TERM "$CHILD" 2>/dev/null || true' TERM INT HUP
+}
+
+# run_child COMMAND...: run it and return its exit code.
+# A shell waiting for a foreground child would not see signals before the child ends.
 run_child() {
-  local child code signalled
-  ASKED=0
+  local code
   "$@" &
-  child=$!
-  trap 'signalled=1 ASKED=1; kill -TERM "$child" 2>/dev/null || true' TERM INT HUP
+  CHILD=$!
+  [[ $ASKED == 0 ]] || kill -TERM "$CHILD" 2>/dev/null || true # told to stop before there was a child to tell
   while :; do
-    signalled=0
-    wait "$child" && code=0 || code=$?
-    [[ $signalled == 0 ]] && break # else a signal only interrupted the wait
+    SIGNALLED=0
+    wait "$CHILD" && code=0 || code=$?
+    [[ $SIGNALLED == 0 ]] && break # else a signal only interrupted the wait
   done
-  trap - TERM INT HUP
+  CHILD=""
   return "$code"
 }

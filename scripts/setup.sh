@@ -12,13 +12,13 @@ BASE=(requirements.txt requirements-torch.txt)
 
 say() { echo "setup: $*" >&2; }
 die() { say "${@:2}"; exit "$1"; }
-failed() {  # an environment that worked is mended where it is, later; one that is new will be made anew
+break_off() {  # an environment that worked is mended where it is, later; one that is new will be made anew
   [[ -z ${update:-} ]] || echo "unfinished none" > "$VENV/.ready"
-  die 1 "$1 failed, see above. Check network and proxy (HTTPS_PROXY), try again; TORCH_BACKEND=cpu takes a small torch"
+  die "$@"
 }
-interrupted() {  # Ctrl-C: pip ends with an ordinary failure, which is not the network's
-  [[ -z ${update:-} ]] || echo "unfinished none" > "$VENV/.ready"
-  die 130 "interrupted; the same command goes on"
+failed() {
+  break_off 1 "$1 failed, see above. Check network and proxy (HTTPS_PROXY), try again;" \
+    "TORCH_BACKEND=cpu takes a small torch"
 }
 digest() { cat "$@" | { sha256sum 2> /dev/null || shasum -a 256; } | cut -d ' ' -f 1; }
 
@@ -79,7 +79,8 @@ main() {
   if base_is_ready && dev_is_ready "$@"; then return; fi
   choose_python
   take_lock
-  trap interrupted INT
+  # pip ends a Ctrl-C as an ordinary failure, which is not the network's
+  trap 'break_off 130 "interrupted; the same command goes on"' INT
   base_is_ready || install_base
   dev_is_ready "$@" || { pip_install requirements-dev.txt; digest requirements-dev.txt > "$VENV/.ready-dev"; }
 }

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Run the tests; arguments go to pytest.
+# Run the tests, all but those that take long (make test-faults has them); arguments go to pytest.
 #
 #   usage: scripts/test.sh [pytest arguments]
 set -euo pipefail
@@ -7,4 +7,4 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/lib.sh
 
 # One thread a process: the tests' models are tiny, and several of them train at once.
-OMP_NUM_THREADS=1 exec "$PY" -m pytest "$@"
+OMP_NUM_THREADS=1 exec "$PY" -m pytest -m "not slow" "$@"

@@ -1,31 +1,38 @@
 #!/usr/bin/env bash
 # The main job on this machine: data if absent, training, evaluation and sample, plots.
 #
-#   usage: scripts/train.sh [detached]     (detached: started by itself, with the job's lock open as 9)
+#   usage: scripts/train.sh [node | detached]     (node: for one of several machines; detached: started by itself,
+#          with the job's lock open as 9)
 #   reads: the settings (make settings)
 #   makes: DATA_DIR/, RUNS_DIR/RUN_NAME/
-#   exits: 0 done, 64 bad setting, 75 saved and stopped on request, 78 bad data or environment, or at work already
+#   exits: 0 done, 64 bad setting, 69 nodes are missing, 70 no progress after repeated restarts, 75 saved and stopped
+#          on request, 78 bad data or environment, or at work already, 143 told to stop
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/lib.sh
 
-# detach FOLDER: this job again, apart from the terminal; the lock is handed on. macOS has no setsid, and does with
+# detach CONSOLE: this job again, apart from the terminal; the lock is handed on. macOS has no setsid, and does with
 # nohup.
 detach() {
   local apart
   apart=$(command -v setsid) || apart=""
-  DETACH=0 ${apart:+setsid} nohup scripts/train.sh detached >>"$1/console.log" 2>&1 </dev/null &
+  DETACH=0 ${apart:+setsid} nohup scripts/train.sh detached >>"$1" 2>&1 </dev/null &
 }
 
 # stage WORDS: what make status says as long as no trainer speaks for itself.
 stage() {
-  printf '%s: %s\n' "$holder" "$1" >"$folder/.job"
+  printf '%s: %s\n' "$holder" "$1" >"$job"
 }
 
 main() {
-  local settings runs_dir run_name detach device attention folder holder
-  settings=$("$PY" -m train.config get RUNS_DIR RUN_NAME DETACH DEVICE ATTENTION) || exit $?
-  { read -r runs_dir && read -r run_name && read -r detach && read -r device && read -r attention; } <<<"$settings"
+  local settings runs_dir run_name detach device attention nodes node_rank folder job console holder
+  settings=$("$PY" -m train.config get RUNS_DIR RUN_NAME DETACH DEVICE ATTENTION NODES NODE_RANK) || exit $?
+  { read -r runs_dir && read -r run_name && read -r detach && read -r device && read -r attention && read -r nodes &&
+    read -r node_rank; } <<<"$settings"
+  if [[ ${1-} == node && $nodes == 1 ]]; then
+    die 64 "NODES=1: train-node is for one of several machines; set NODES to their number, NODE_RANK to which this" \
+      "is, from 0, and MASTER_ADDR to the first one's address. On one machine it is make train"
+  fi
   if [[ $device == cuda && $(visible_gpus) == 0 ]]; then # said before hours of preparing data
     die 64 "DEVICE=cuda: there is no GPU here (nvidia-smi lists none); choose DEVICE=cpu, or another PRESET"
   fi
@@ -34,23 +41,28 @@ main() {
   fi
   # A lock for as long as this script is at work, so that make status, attach and stop know of it before there is a
   # trainer. What it starts does not hold it, and may outlive it.
-  folder=$runs_dir/$run_name
+  folder=$runs_dir/$run_name job=$folder/.job console=$folder/console.log # as train/runs.py has them
+  if ((node_rank)); then # a shared disk shows each node the others' locks
+    job=$folder/.job_node_$node_rank console=$folder/console_node_$node_rank.log
+  fi
   if [[ ${1-} != detached ]]; then
-    { mkdir -p "$folder" && exec 9>>"$folder/.job"; } 2>/dev/null ||
+    { mkdir -p "$folder" && exec 9>>"$job"; } 2>/dev/null ||
       die 78 "$folder: cannot be written; choose another place with RUNS_DIR, or mend its permissions"
   fi
   holder=$("$PY" -m train.status hold 9 $$) || exit $?
   if [[ $detach == 1 ]]; then
-    detach "$folder"
+    detach "$console"
     echo "training in the background: make status, make attach, make stop (RUN_NAME=$run_name)"
     return
   fi
+  hand_on_signals
   stage "preparing data"
   run_child "$PY" -m train.prepare 9>&- || exit $((ASKED ? 75 : $?)) # it goes on behind its last sealed shard
-  stage "starting"
+  if ((nodes == 1)); then stage "starting"; else stage "training as node $node_rank of $nodes"; fi
   run_child scripts/launch.sh 9>&- || exit $?
+  ((node_rank == 0)) || return 0
   stage "drawing plots"
-  "$PY" -m analysis.plots 9>&-
+  run_child "$PY" -m analysis.plots 9>&-
 }
 
 main "$@"

@@ -1,7 +1,7 @@
 """What tests share: a tiny recipe, and token shards of it that need no corpus."""
 
 import dataclasses
-import json
+import signal
 import socket
 from pathlib import Path
 
@@ -10,7 +10,8 @@ import pytest
 
 from train import tokenizer
 from train.config import Config
-from train.shards import write_shard
+from train.corpus.pin import pin
+from train.shards import Seal, manifest_of, write_shard
 
 SHARED = Path(__file__).resolve().parent.parent.parent / "shared" / "data"
 
@@ -18,6 +19,12 @@ SHARED = Path(__file__).resolve().parent.parent.parent / "shared" / "data"
 TINY = {"VOCAB_SIZE": "512", "N_LAYER": "2", "N_HEAD": "2", "N_EMBD": "32", "SEQ_LEN": "32", "BATCH_TOKENS": "512",
         "MICRO_BATCH_SIZE": "4", "TRAIN_TOKENS": "20480", "WARMUP_TOKENS": "2048", "LEARNING_RATE": "3e-3",
         "EVAL_TOKENS": "512", "SAMPLE_TOKENS": "8", "LOG_EVERY": "5"}
+
+
+# What is started in the background of a shell ignores these from birth, and so would all that the tests start.
+for number in (signal.SIGINT, signal.SIGHUP):
+    if signal.getsignal(number) == signal.SIG_IGN:
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
 @pytest.fixture
@@ -37,21 +44,20 @@ def make_data(folder: Path, tokens: int = 20_000) -> dict[str, str]:
     vocabulary = tokenizer.train(text, 512, path)
     settings = {"DATA_DIR": str(folder), "TOKENIZER": str(path)}
     c = dataclasses.replace(Config(), data_dir=str(folder), tokenizer=str(path), vocab_size=512)
-    shards = prepare.source_folder(c, prepare.corpus.source("python-stdlib"), vocabulary)
+    pinned = pin(prepare.source_of(c, "python-stdlib"), folder / "python-stdlib")
+    shards = prepare.source_folder(c, "python-stdlib", vocabulary)
     shards.mkdir(parents=True)
-    lengths = vocabulary.byte_lengths()
-    entries: dict[str, list] = {"train": [], "validation": []}
-    for split, sizes in (("train", [tokens // 2, tokens // 3]), ("validation", [2000])):
-        for k, size in enumerate(sizes):
-            ids = np.repeat(rng.integers(7, 512, -(-size // 2)), 2)[:size]  # pairs: something to learn
-            path = shards / f"{split}_{k:05d}.bin"
-            info = write_shard(path, ids, 3, int(lengths[ids].sum()), vocabulary.sha256, "python-stdlib", 512)
-            entries[split].append(dataclasses.asdict(info))
-    revision = prepare.revision_of(c, prepare.corpus.source("python-stdlib"))
-    manifest = {"schema": 1, "source": "python-stdlib", "revision": revision,
-                "tokenizer_sha256": vocabulary.sha256, "tokenizer_size": 512, "documents": 9, "dropped": {"empty": 0},
-                "compressed_bpb": {}, "shards": entries}
-    (shards / "manifest.json").write_text(json.dumps(manifest))
+    lengths, made = vocabulary.byte_lengths(), {}
+    for name, size in (("train_00000", tokens // 2), ("train_00001", tokens // 3), ("validation_00000", 2000)):
+        ids = np.repeat(rng.integers(7, 512, -(-size // 2)), 2)[:size]  # pairs: something to learn
+        info = write_shard(shards / f"{name}.bin", ids, 3, int(lengths[ids].sum()), vocabulary.sha256,
+                           "python-stdlib", 512)
+        made[name] = info
+    seals = [Seal((0, 0), 6, {}, made["train_00000"], made["validation_00000"]),
+             Seal((6, 0), 3, {}, made["train_00001"], None)]
+    (shards / "manifest.json").write_bytes(manifest_of(
+        seals, source="python-stdlib", revision=pinned.revision, key=pinned.key, tokenizer_sha256=vocabulary.sha256,
+        shard_tokens=c.shard_tokens, end="all"))
     return settings
 
 

@@ -62,6 +62,8 @@ def environment(folder: Path, data: dict[str, str], **settings: object) -> dict[
     return base | {"OMP_NUM_THREADS": "1", "ENV_FILE": str(empty), "RUNS_DIR": str(folder), "RUN_NAME": "run",
                    "VENV": str(Path(sys.executable).parent.parent), "PYTHONPATH": str(ROOT), "DEVICE": "cpu",
                    "WANDB_MODE": "disabled",  # a developer may be logged in
+                   "ALLOW_REPEAT": "python-stdlib",  # there is little of it, and some runs are long
+                   "MAX_RESTARTS": "0",  # the trainer's own code is seen, and at once
                    **TINY, **data, **{name: str(value) for name, value in settings.items()}}
 
 

@@ -3,10 +3,10 @@
     q (B, T, H, D), k and v (B, T, H_kv, D) -> (B, T, H, D)
 
     sdpa         torch's scaled_dot_product_attention: on CPU its flash kernel, on a GPU the one it finds fastest
-    flash-attn   the package of that name (Dao 2023)
     math         the formula as it stands, two batched products: in bfloat16 on a CPU twice as fast as sdpa for short
                  windows, and as precise as bfloat16 scores are
     fa3          FlashAttention-3 (Shah et al. 2024) for Hopper, which torch's own entry points then call
+    flash-attn   the package of that name (Dao 2023)
 
 The choice is made once, at the start, and logged once. With DOC_MASK a token attends to earlier ones of its own
 document only: through a kernel for sequences of varying length where there is one, else through a mask.
@@ -63,9 +63,7 @@ def by_products(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> 
     if mask is not None:
         return sdpa(q, k, v, mask)
     B, T, H, D = q.shape
-    if k.shape[2] != H:
-        k, v = (x.repeat_interleave(H // k.shape[2], dim=2) for x in (k, v))
-    q, k, v = (x.transpose(1, 2).reshape(B * H, T, D) for x in (q, k, v))
+    q, k, v = (x.transpose(1, 2).reshape(B * H, T, D) for x in (q, ungrouped(k, H), ungrouped(v, H)))
     future = torch.full((T, T), float("-inf"), dtype=q.dtype, device=q.device).triu(1)
     scores = torch.baddbmm(future, q, k.transpose(1, 2), alpha=D**-0.5)
     return (scores.softmax(dim=-1) @ v).view(B, H, T, D).transpose(1, 2)
@@ -73,6 +71,11 @@ def by_products(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> 
 
 MATH = Kernel("math", by_products, by_bounds=False)
 SHORT = 512  # tokens, up to which MATH was measured to be the faster on a CPU
+
+
+def ungrouped(x: Tensor, heads: int) -> Tensor:
+    """Keys or values (B, T, H_kv, D) with each head repeated for the query heads that share it: (B, T, H, D)."""
+    return x if x.shape[2] == heads else x.repeat_interleave(heads // x.shape[2], dim=2)
 
 
 def sdpa_varlen() -> Attend:
@@ -86,11 +89,9 @@ def sdpa_varlen() -> Attend:
         if bounds is None:
             return sdpa(q, k, v)
         B, T, H, D = q.shape
-        more = dict(options)
-        if k.shape[2] != H and grouped:
-            more["enable_gqa"] = True
-        elif k.shape[2] != H:
-            k, v = (x.repeat_interleave(H // k.shape[2], dim=2) for x in (k, v))
+        more = options | ({"enable_gqa": True} if grouped and k.shape[2] != H else {})
+        if not grouped:
+            k, v = ungrouped(k, H), ungrouped(v, H)
         q, k, v = (x.reshape(B * T, -1, D) for x in (q, k, v))
         return cast(Tensor, varlen_attn(q, k, v, bounds, bounds, T, T, **more)).view(B, T, H, D)
 

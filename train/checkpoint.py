@@ -9,33 +9,29 @@ and hashes hold. (DCP itself notices no flipped bit, and overwriting a folder de
 A trainer that resumes sets aside what it finds damaged, as .damaged-step_N-..., and never deletes it.
 
 Tensors are keyed by the model's own names, without any wrapper's prefix, so that a checkpoint loads into
-any number of ranks and any way of spreading the model over them. States are named and may grow.
+any number of ranks and any way of spreading the model over them. States are named and may grow. The ranks of
+one copy of the weights write it, so that it is whole on their disk; saver.py says when, and does it beside training.
 
-torch.distributed.checkpoint takes 2 s to import. A new run's first step does not wait for it: `warm_up`
-imports it beside the training that follows.
+torch.distributed.checkpoint takes 2 s to import. A new run's first step does not wait for it (Saver.warm_up).
 """
 
-import importlib
 import json
 import logging
 import os
 import re
 import shutil
-import threading
-import time
 import uuid
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import xxhash
 from torch import Tensor, nn
 
 from train.distributed import World, from_all, from_first
 from train.optim import Optimizer
-from train.parallel import bare
+from train.parallel import replicate, weights_of
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +48,10 @@ class OtherFormat(CheckpointError):
     """A checkpoint of another version of this code: nothing is wrong with it."""
 
 
+def folder_of(root: Path, step: int) -> Path:
+    return root / f"step_{step:07d}"
+
+
 # ---------------------------------------------------------------------------------------------------
 # States
 # ---------------------------------------------------------------------------------------------------
@@ -61,32 +61,57 @@ def tensor_states(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
 
     The settings say what the optimizer's groups hold, so that its moments are all there is to keep.
     """
-    weights = dict(bare(model).named_parameters())  # a tied head counts once
+    weights = weights_of(model)
     moments = {f"state.{name}.{key}": value for name, weight in weights.items()
                for key, value in optimizer.moments(weight).items()}
     return {"model": {name: weight.detach() for name, weight in weights.items()}, "optimizer": moments}
 
 
-def load_into(folder: Path, model: nn.Module, optimizer: Optimizer) -> None:
-    """Read weights and moments of a verified checkpoint in place."""
+def stager(on_gpu: bool) -> Any:
+    """DCP's copier of states into host memory, which it keeps for the next time: `stage(states)` returns the copy."""
+    from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+    return DefaultStager(StagingOptions(use_pinned_memory=on_gpu, use_shared_memory=False, use_async_staging=False,
+                                        use_non_blocking_copy=on_gpu))
+
+
+def load_into(folder: Path, model: nn.Module, optimizer: Optimizer, shared: bool = True) -> None:
+    """Read weights and moments of a verified checkpoint in place, on all ranks together.
+
+    Each rank reads its own part. shared: all see the folder; else those of the first node read it, and the others
+    get what they hold copies of. Raises CheckpointError, on all ranks.
+    """
     import torch.distributed.checkpoint as dcp
+    problem, stored = None, {}
     try:
-        stored = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
-        for name, weight in bare(model).named_parameters():
-            prefix = f"optimizer.state.{name}."
-            optimizer.set_moments(weight, {key.removeprefix(prefix): blank(weight, stored[key])
-                                           for key in stored if key.startswith(prefix)})
-        dcp.load(tensor_states(model, optimizer), checkpoint_id=folder, no_dist=not dist.is_initialized())
+        if (folder / ".metadata").exists():
+            stored = {key: (facts.size, facts.properties.dtype) for key, facts in
+                      dcp.FileSystemReader(folder).read_metadata().state_dict_metadata.items()
+                      if isinstance(facts, dcp.metadata.TensorStorageMetadata)}
     except (Exception, dcp.api.CheckpointException) as error:
-        raise CheckpointError(f"{folder}: does not fit this model: {cause(error)}; go on with the settings that "
-                              "config.json holds") from error
+        problem = cause(error)
+    stored = from_first(stored)
+    try:
+        for name, weight in weights_of(model).items():
+            prefix = f"optimizer.state.{name}."
+            optimizer.set_moments(weight, {key.removeprefix(prefix): blank(weight, *stored[key])
+                                           for key in stored if key.startswith(prefix)})
+        if shared or folder.exists():
+            dcp.load(tensor_states(model, optimizer), checkpoint_id=folder, no_dist=True)
+    except (Exception, dcp.api.CheckpointException) as error:
+        problem = problem or cause(error)
+    if failed := [problem for problem in from_all(problem) if problem]:
+        raise CheckpointError(f"{folder}: does not fit this model: {failed[0]}; go on with the settings that "
+                              "config.json holds")
+    if not shared:
+        states = tensor_states(model, optimizer)
+        replicate([*states["model"].values(), *states["optimizer"].values()])
 
 
-def blank(weight: Tensor, stored: Any) -> Tensor:
+def blank(weight: Tensor, size: torch.Size, dtype: torch.dtype) -> Tensor:
     """A tensor to read a moment of this weight into: of the weight's shape, spread as it is, or a counter."""
-    if stored.size == weight.shape:
-        return torch.zeros_like(weight, dtype=stored.properties.dtype)
-    return torch.zeros(stored.size, dtype=stored.properties.dtype, device=weight.device)
+    if size == weight.shape:
+        return torch.zeros_like(weight, dtype=dtype)
+    return torch.zeros(size, dtype=dtype, device=weight.device)
 
 
 def cause(error: BaseException) -> str:
@@ -98,57 +123,52 @@ def cause(error: BaseException) -> str:
 
 def needed_bytes(model: nn.Module) -> int:
     """Size of a checkpoint, at most: weights, two moments and a counter, and DCP's 3 KiB beside each tensor."""
-    weights = list(bare(model).parameters())
+    weights = list(model.parameters())
     return 3 * sum(w.numel() * w.element_size() for w in weights) + 4 * len(weights) * 3072 + 2**16
-
-
-def warm_up() -> None:
-    """Import, in the background, what the first save will need."""
-    threading.Thread(target=importlib.import_module, args=("torch.distributed.checkpoint",),
-                     daemon=True).start()
 
 
 # ---------------------------------------------------------------------------------------------------
 # Writing
 # ---------------------------------------------------------------------------------------------------
 
-def save(root: Path, step: int, model: nn.Module, optimizer: Optimizer, small: dict[str, Any],
-         world: World) -> tuple[Path, int, float]:
-    """Write checkpoints/step_N, on all ranks together. Returns (folder, bytes, seconds).
+def write(root: Path, step: int, states: dict[str, Any], need: int, small: dict[str, Any], world: World,
+          group: Any = None) -> tuple[Path, int]:
+    """Write checkpoints/step_N, on the ranks of a group together. Returns (folder, bytes).
 
-    small: states that go into the manifest as JSON. An existing, committed folder is left alone.
-    Raises CheckpointError, on all ranks, and leaves nothing behind if it cannot be written.
+    states: as tensor_states has them; need: the bytes they take at most. small: states that go into the manifest
+    as JSON. An existing, committed folder is left alone. Raises CheckpointError, on all ranks of the group, and
+    leaves nothing behind if it cannot be written; whatever else is raised, a rank is gone.
     """
     import torch.distributed.checkpoint as dcp
-    began, target = time.perf_counter(), root / f"step_{step:07d}"
-    temporary = from_first(root / f"{target.name}.tmp-{uuid.uuid4().hex[:8]}")
-    if from_first(target.exists()):
-        return target, 0, 0.0
+    target = folder_of(root, step)
+    temporary = from_first(root / f"{target.name}.tmp-{uuid.uuid4().hex[:8]}", group)
+    if from_first(target.exists(), group):
+        return target, 0
     problem = None
     try:
-        check_space(root, needed_bytes(model))
+        check_space(root, need)
         temporary.mkdir(parents=True, exist_ok=True)
     except (OSError, CheckpointError) as error:
         problem = cause(error)
-    refuse_if_any(from_all(problem), target, temporary, world)  # before DCP's collectives, which all ranks must enter
+    refuse_if_any(from_all(problem, group), target, temporary, world)  # before DCP's collectives: all must enter them
     try:
         writer = dcp.FileSystemWriter(temporary, sync_files=True, single_file_per_rank=True)
-        dcp.save(tensor_states(model, optimizer), storage_writer=writer, no_dist=world.size == 1)
-        files = {path.name: describe(path) for path in temporary.iterdir()
-                 if world.is_first or path.name.startswith(f"__{world.rank}_")}
+        dcp.save(states, storage_writer=writer, no_dist=group is None, process_group=group)
+        files = {path.name: describe(path) for path in temporary.iterdir()  # .metadata is the first's
+                 if path.name.startswith(f"__{world.rank}_") or (world.is_first and path.name[:2] != "__")}
     except (Exception, dcp.api.CheckpointException) as error:  # whatever it is, training must be able to go on
         problem, files = cause(error), {}
-    gathered = from_all((problem, files))
+    gathered = from_all((problem, files), group)
     refuse_if_any([problem for problem, _ in gathered], target, temporary, world)
     all_files = {name: facts for _, part in gathered for name, facts in part.items()}
     if world.is_first:
         try:
             commit(temporary, target, {"schema": SCHEMA, "step": step, **small, "torch": torch.__version__,
                                        "world_size": world.size, "files": all_files})
-        except OSError as error:
+        except Exception as error:  # the others wait to hear of it
             problem = cause(error)
-    refuse_if_any([from_first(problem)], target, temporary, world)  # nobody goes on before the commit
-    return target, sum(size for size, _ in all_files.values()), time.perf_counter() - began
+    refuse_if_any([from_first(problem, group)], target, temporary, world)  # nobody goes on before the commit
+    return target, sum(size for size, _ in all_files.values())
 
 
 def refuse_if_any(problems: list[str | None], target: Path, temporary: Path, world: World) -> None:
@@ -206,8 +226,7 @@ def prune(root: Path, keep_last: int, keep_every: int, sound: Collection[int] = 
     `sound` are known to, others are hashed. Renamed first, so that a kill in between leaves no half a
     checkpoint under a valid name.
     """
-    for leftover in [*root.glob("step_*.tmp-*"), *root.glob(".trash-*")]:
-        shutil.rmtree(leftover, ignore_errors=True)
+    clear_leftovers(root)
     steps, deleted = committed(root), []
     kept = set(newest_valid(root, steps, 2, sound)) if len(steps) > keep_last else set(steps)
     for step in steps[:-keep_last]:
@@ -215,13 +234,19 @@ def prune(root: Path, keep_last: int, keep_every: int, sound: Collection[int] = 
             continue
         trash = root / f".trash-{step}-{uuid.uuid4().hex[:8]}"
         try:
-            os.rename(root / f"step_{step:07d}", trash)
+            os.rename(folder_of(root, step), trash)
         except OSError as error:  # as a network disk does for a folder that is being read
             log.warning("checkpoint step_%07d could not be deleted (%s); training goes on", step, error.strerror)
             continue
         shutil.rmtree(trash, ignore_errors=True)
         deleted.append(step)
     return deleted
+
+
+def clear_leftovers(root: Path) -> None:
+    """Delete what killed saves and deletions have left."""
+    for leftover in [*root.glob("step_*.tmp-*"), *root.glob(".trash-*")]:
+        shutil.rmtree(leftover, ignore_errors=True)
 
 
 def newest_valid(root: Path, steps: list[int], count: int, sound: Collection[int]) -> list[int]:
@@ -232,7 +257,7 @@ def newest_valid(root: Path, steps: list[int], count: int, sound: Collection[int
             break
         try:
             if step not in sound:
-                read_manifest(root / f"step_{step:07d}")
+                read_manifest(folder_of(root, step))
             found.append(step)
         except CheckpointError as error:
             log.warning("checkpoint %s; an older one is kept in its place", error)
@@ -275,15 +300,18 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return manifest
 
 
-def find_latest(root: Path) -> tuple[Path, dict[str, Any]] | None:
-    """The newest checkpoint that verifies, and its manifest; None if there has never been one.
+def find_latest(root: Path, before: int | None = None) -> tuple[Path, dict[str, Any]] | None:
+    """The newest checkpoint that verifies, of those below the step `before` if given, and its manifest.
 
-    Falls back to older ones with a warning each. Raises CheckpointError if none of several verifies:
-    starting over silently would throw a run away. OtherFormat is raised too: nothing is damaged there.
+    None if there has never been one, or with `before` none that verifies. Falls back to older ones with a warning
+    each. Raises CheckpointError if none of several verifies: starting over silently would throw a run away.
+    OtherFormat is raised too: nothing is damaged there.
     """
     reasons = []
     for step in reversed(committed(root)):
-        folder = root / f"step_{step:07d}"
+        if before is not None and step >= before:
+            continue
+        folder = folder_of(root, step)
         try:
             manifest = read_manifest(folder)
         except OtherFormat:
@@ -294,34 +322,36 @@ def find_latest(root: Path) -> tuple[Path, dict[str, Any]] | None:
         for reason in reasons:
             log.warning("checkpoint %s; falling back to %s", reason, folder.name)
         return folder, manifest
-    if reasons:
+    if reasons and before is None:
         raise CheckpointError(f"no valid checkpoint in {root} ({len(reasons)} found: {'; '.join(reasons)}). "
                               "To start over, choose another RUN_NAME or move that folder away")
     return None
 
 
-def set_aside(root: Path, after: int) -> None:
-    """Take the checkpoints past a step, which were found damaged, out of the way of those that training will write."""
+def set_aside(root: Path, after: int, what: str = "damaged") -> None:
+    """Take the checkpoints past a step, which are of no use, out of the way of those that training will write."""
     for step in committed(root):
         if step > after:
-            name = f"step_{step:07d}"
-            aside = root / f".damaged-{name}-{uuid.uuid4().hex[:8]}"
+            folder = folder_of(root, step)
+            aside = root / f".{what}-{folder.name}-{uuid.uuid4().hex[:8]}"
             try:
-                os.rename(root / name, aside)
+                os.rename(folder, aside)
             except OSError as error:
-                raise CheckpointError(f"{root / name}: is damaged and cannot be renamed ({error.strerror}); move it "
+                raise CheckpointError(f"{folder}: is {what} and cannot be renamed ({error.strerror}); move it "
                                       "away, so that training can write that step again") from None
-            log.warning("checkpoint %s was set aside as %s; delete it when you have no more use for it", name, aside)
+            log.warning("checkpoint %s was set aside as %s; delete it when you have no more use for it", folder.name,
+                        aside)
 
 
-def latest_for_all(root: Path) -> tuple[Path, dict[str, Any]] | None:
-    """`find_latest` by the first rank, the same answer on all. Damaged ones past it are set aside."""
+def latest_for_all(root: Path, world: World, before: int | None = None,
+                   what: str = "damaged") -> tuple[Path, dict[str, Any]] | None:
+    """`find_latest` by the first rank, the same answer on all. Those past it are set aside."""
     answer: Any = None
-    if not dist.is_initialized() or dist.get_rank() == 0:
+    if world.is_first:
         try:
-            answer = find_latest(root)
+            answer = find_latest(root, before)
             if answer:
-                set_aside(root, after=int(answer[0].name.removeprefix("step_")))
+                set_aside(root, answer[1]["step"], what)
         except CheckpointError as error:
             answer = error
     answer = from_first(answer)

@@ -17,7 +17,8 @@ from train.settings import SettingsError
 
 log = logging.getLogger(__name__)
 
-# Compiling takes a minute and gains 5 to 30% on a CPU: this is an hour's work for two cores.
+# On two CPU cores compiling takes half a minute and gains up to 17% at bfloat16 (BENCHMARKS.md); this many FLOPs are
+# an hour or two of their work.
 FLOPS_WORTH_COMPILING_ON_CPU = 1e15
 
 
@@ -56,6 +57,7 @@ def has_compiler(device: torch.device) -> bool:
 def compile_model(model: Transformer) -> None:
     """Have the blocks, and the softmax part of the loss, compiled at their first use."""
     for layer in model.layers:
-        layer.compile(dynamic=False)
+        # the pass itself and not the call of the module, in which FSDP2 gathers weights
+        layer.forward = torch.compile(layer.forward, dynamic=False)
     model.softmax_part = torch.compile(softmax_part_to_compile, dynamic=False)
     model.compiled = True

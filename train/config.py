@@ -46,9 +46,25 @@ class Config:
         "none", help="what backward computes anew to save memory: nothing, all but matrix products and attention, or "
         "whole blocks", choices=("none", "selective", "full"), resume=TRACKED)
 
+    # ---- Parallel
+    parallel: str = setting("ddp", help="how weights and moments lie: a copy on each process (ddp), split over all "
+                            "(fsdp: FSDP2), or split within groups that are copies of each other (hsdp)",
+                            choices=("ddp", "fsdp", "hsdp"), resume=TRACKED)
+    shard_ranks: int | None = setting(None, help="processes that share one copy under PARALLEL=hsdp. Default: those "
+                                      "of a node", minimum=1, resume=TRACKED, example="2")
+    grad_sync: str = setting("step", help="when fsdp and hsdp reduce gradients: once a step, or in each micro-batch, "
+                             "which sends more and holds less", choices=("step", "micro-batch"), resume=TRACKED)
+    nodes: int = setting(1, help="machines of the run, of equal NPROC each", minimum=1, maximum=4096, resume=TRACKED)
+    node_rank: int = setting(0, help="which of them this is; 0 is the first", minimum=0)
+    master_addr: str = setting("", help="name or address of the first, at which the others reach it",
+                               pattern=r"[A-Za-z0-9][A-Za-z0-9.:-]*", example="10.0.0.5")
+    master_port: int = setting(29500, help="a port of the first that is free and open to the others", minimum=1024,
+                               maximum=65535)
+
     # ---- Model
-    vocab_size: int = setting(4096, help="rows of the embedding; a trained tokenizer gets as many entries",
-                              unit="tokens", minimum=300, maximum=2**24, resume=FROZEN)
+    vocab_size: int = setting(4096, help="entries of the vocabulary; a trained tokenizer gets as many. The embedding "
+                              "is padded to a multiple of 128", unit="tokens", minimum=300, maximum=2**24,
+                              resume=FROZEN)
     n_layer: int = setting(4, help="transformer blocks", minimum=1, maximum=4096, resume=FROZEN)
     n_head: int = setting(4, help="attention heads", minimum=1, maximum=4096, resume=FROZEN)
     n_kv_head: int | None = setting(None, help="key and value heads, shared by groups of heads. Default: N_HEAD",
@@ -60,6 +76,8 @@ class Config:
     tie_embeddings: bool = setting(True, help="the head is the embedding table", resume=FROZEN)
     rope_theta: float = setting(10000.0, help="base of the rotary wavelengths", above=0, resume=FROZEN)
     norm_eps: float = setting(1e-5, help="added to the mean square in RMSNorm", above=0, maximum=0.1, resume=FROZEN)
+    init_from: str = setting("", help="a folder with config.json and safetensors of a Llama or Qwen3, whose weights a "
+                             "new run starts from. Default: random ones", resume=FROZEN, example="models/qwen3-1.7b")
 
     # ---- Batch and schedule
     seq_len: int = setting(256, help="context length", unit="tokens", minimum=2, resume=FROZEN)
@@ -95,12 +113,22 @@ class Config:
                                resume=TRACKED)
 
     # ---- Data
-    data_mix: str = setting("python-stdlib:1", help="sources and their integer weights, by token; "
-                            "train/corpus.py names the sources", resume=FROZEN,
+    data_mix: str = setting("python-stdlib:1", help="sources and their integer weights, by token; each is declared in "
+                            "SOURCES_DIR/NAME.toml", resume=FROZEN,
                             pattern=r"[a-z0-9-]+:[1-9][0-9]{0,5}(,[a-z0-9-]+:[1-9][0-9]{0,5})*")
+    sources_dir: str = setting("sources", help="the folder that declares sources", resume=FREE)
     data_dir: str = setting("data", help="the folder that holds token shards", resume=FREE)
-    data_tokens: int | None = setting(None, help="tokens to prepare of a source on the hub, at most. Default: its "
-                                      "share of TRAIN_TOKENS", unit="tokens", minimum=1, example="100000000")
+    data_tokens: int | None = setting(None, help="training tokens to prepare, of each source its share. Default: "
+                                      "TRAIN_TOKENS for sources on the hub, and other sources whole", unit="tokens",
+                                      minimum=1, example="100000000")
+    data_stream: str = setting("auto", help="make shards while training: 1; or all of them before: 0; auto streams "
+                               "where a source is on the hub and its shards are not there", choices=("auto", "0", "1"))
+    data_cache_gb: float = setting(50, help="of training shards on disk while streaming; groups that are through are "
+                                   "deleted beyond it", unit="GB", above=0)
+    data_timeout_s: int = setting(900, help="training waits so long for a producer of data that comes no further",
+                                  unit="seconds", minimum=5)
+    allow_repeat: str = setting("", help="sources, with commas between, whose text may be repeated more than 16 times",
+                                pattern=r"[a-z0-9-]+(,[a-z0-9-]+)*", example="usmle")
     shard_tokens: int = setting(100_000_000, help="a shard is sealed at the first document end past this",
                                 unit="tokens", minimum=1000, resume=FROZEN)
     doc_mask: bool = setting(False, help="a token attends within its own document only, where a window holds several",
@@ -109,12 +137,19 @@ class Config:
                                 minimum=1, resume=FROZEN)
     tokenizer: str = setting("train", help="train one on the mixture; or the path of a tokenizer.json, or a "
                              "repository on the Hugging Face hub", resume=FROZEN)
+    report_tasks: str = setting("", help="folders or files of evaluation tasks, with commas between, whose text make "
+                                "data-report looks for; of a folder every *.jsonl below. Default: none",
+                                resume=FREE, example="../tasks/core,../tasks/medqa.jsonl")
+    report_tokens: int = setting(50_000_000, help="of each source that make data-report compares with them, evenly "
+                                 "spread over its documents; 0: all", unit="tokens", minimum=0, resume=FREE)
 
     # ---- Evaluation
     eval_every: int = setting(1000, help="validation loss after so many steps; 0: only at the end", unit="steps",
                               minimum=0)
     eval_tokens: int = setting(65536, help="of validation text while training, a fixed subset. The end of a run "
                                "takes all, up to 20 times as much", unit="tokens", minimum=256, resume=TRACKED)
+    eval_minutes: float = setting(10, help="an evaluation that takes longer is given up, that of the end after 20 "
+                                  "times as long; the run goes on", unit="minutes", above=0)
     sample_tokens: int = setting(160, help="length of the text sample at the end; 0: none", unit="tokens", minimum=0)
 
     # ---- Checkpoints
@@ -127,8 +162,31 @@ class Config:
     keep_every: int = setting(0, help="keep the checkpoints of multiples of this step for ever; 0: none",
                               unit="steps", minimum=0)
 
+    # ---- Failures
+    max_restarts: int = setting(3, help="a trainer that fails is started again, this often without a new checkpoint "
+                                "in between; 0: never", minimum=0)
+    start_timeout_s: int = setting(300, help="for all nodes to join, and for anything before the first step",
+                                   unit="seconds", minimum=10)
+    train_timeout_s: int = setting(120, help="for a collective in training. A step that takes half of it, and ten "
+                                   "times what steps took, hangs: all processes write their stacks and start again",
+                                   unit="seconds", minimum=4)
+    checkpoint_timeout_s: int = setting(300, help="for processes to wait for each other in a checkpoint",
+                                        unit="seconds", minimum=4)
+    shutdown_timeout_s: int = setting(120, help="a trainer that was told to stop has this long to save", minimum=1,
+                                      unit="seconds")
+    grace_period_s: int = setting(180, help="what the cluster leaves between telling a pod to stop and ending it",
+                                  unit="seconds", minimum=2)
+    spike_sigmas: float = setting(8, help="a step whose loss or gradient norm exceeds the median of the last 128 by so "
+                                  "many robust standard deviations is skipped; 0: only what is not finite",
+                                  minimum=0, resume=TRACKED)
+    max_skips: int = setting(3, help="steps skipped in a row before the run goes back to its last good checkpoint",
+                             unit="steps", minimum=1, resume=TRACKED)
+    max_rollbacks: int = setting(3, help="times that a run goes back so without getting any further, before it ends",
+                                 minimum=0, resume=TRACKED)
+
     # ---- Benchmark
-    bench_shapes: str = setting("s4k,s50k", help="what make bench runs; bench/shapes.py names the shapes",
+    bench_shapes: str = setting("s4k,s50k,checkpoint", help="what make bench runs: shapes of bench/shapes.py, "
+                                "checkpoint, what a save costs, and data, what reading and preparing it cost",
                                 pattern=r"[a-z0-9-]+(,[a-z0-9-]+)*")
     bench_rounds: int = setting(5, help="of each cell of make bench, in which all take turns", minimum=1)
     peers_dir: str = setting("", help="a folder with a checkout of nanoGPT, to be run beside", example="../peers")
@@ -193,6 +251,11 @@ class Config:
         return self.n_embd // self.n_head
 
     @property
+    def padded_vocab_size(self) -> int:
+        """Rows of the embedding and of the head: VOCAB_SIZE up to a multiple of 128, which suits matrix units."""
+        return -(-self.vocab_size // 128) * 128
+
+    @property
     def batch_windows(self) -> int:
         """Sequences of one optimizer step, over all processes."""
         return self.batch_tokens // self.seq_len
@@ -206,6 +269,11 @@ class Config:
     def mixture(self) -> dict[str, int]:
         """Source -> integer weight."""
         return {name: int(weight) for name, weight in (part.split(":") for part in self.data_mix.split(","))}
+
+    @property
+    def repeats(self) -> list[str]:
+        """Sources that may be repeated as often as it takes."""
+        return [name for name in self.allow_repeat.split(",") if name]
 
     def micro_batch(self, world_size: int) -> int:
         """Sequences of one forward pass: MICRO_BATCH_SIZE, or all that a process has where that is less."""
@@ -263,10 +331,10 @@ def env_example() -> str:
 
 def group_titles() -> dict[str, str]:
     """First field of a group -> the group's title."""
-    return {"preset": "Run", "device": "Machine", "vocab_size": "Model", "seq_len": "Batch and schedule",
-            "optimizer": "Optimizer", "data_mix": "Data", "eval_every": "Evaluation",
-            "checkpoints": "Checkpoints", "bench_shapes": "Benchmark", "log_every": "Log", "wandb_mode": "W&B",
-            "hf_token": "Secrets"}
+    return {"preset": "Run", "device": "Machine", "parallel": "Parallel", "vocab_size": "Model",
+            "seq_len": "Batch and schedule", "optimizer": "Optimizer", "data_mix": "Data", "eval_every": "Evaluation",
+            "checkpoints": "Checkpoints", "max_restarts": "Failures", "bench_shapes": "Benchmark", "log_every": "Log",
+            "wandb_mode": "W&B", "hf_token": "Secrets"}
 
 
 def main(argv: list[str]) -> int:

@@ -1,12 +1,17 @@
 """Validation loss, in nats per token and in bits per byte, so that tokenizers compare.
 
-Each rank sums over its share of a fixed set of windows; one all-reduce at the end.
+Each rank sums over its share of a fixed set of windows; one all-reduce at the end. What goes wrong here costs the
+number, never the run: all ranks learn of it in that all-reduce.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import math
-from collections.abc import Callable, Mapping
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from types import FrameType
 
 import numpy as np
 import torch
@@ -14,11 +19,20 @@ from torch import nn
 
 from train.batch import document_bounds, to_device
 from train.config import Config
-from train.distributed import World, sum_over_ranks
+from train.distributed import World, from_all, sum_over_ranks
 from train.loss import IGNORED
+from train.parallel import waits_in_forward
 from train.shards import ShardSet
 
 FULL_SET = 20  # the end of a run scores at most this many times EVAL_TOKENS
+
+
+class EvaluationFailed(Exception):
+    """There is no number; the message says why, the same on all ranks."""
+
+
+class _OverTime(BaseException):
+    """EVAL_MINUTES have passed. Not an Exception, so that nothing in between swallows it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,18 +62,22 @@ class Evaluator:
     """
 
     def __init__(self, c: Config, sources: Mapping[str, ShardSet], byte_lengths: np.ndarray, world: World,
-                 end_of_text: int = -1):
+                 end_of_text: int = -1, shards: Mapping[str, int] | None = None):
+        """shards: take the first so many of each source only, those that there were when the run began."""
         self.c, self.world, self.end_of_text = c, world, end_of_text
+        self.shards = shards or {}
         self.byte_lengths = byte_lengths
         candidates = {name: self.candidates(name, shards) for name, shards in sources.items()}
         self.subset = self.choose(candidates, c.eval_tokens)
         self.full = self.choose(candidates, FULL_SET * c.eval_tokens)
         self.full_is_all = len(self.full) == sum(map(len, candidates.values()))
         self.sources = sources
+        for name, shard in {(name, shard) for name, shard, _ in self.full}:
+            sources[name].tokens("validation", shard)  # verified now, not hours into the run
 
     def candidates(self, name: str, shards: ShardSet) -> list[tuple[str, int, int]]:
         """(source, shard, window) of every validation window, in the order of their hashes."""
-        windows = [(name, k, w) for k, info in enumerate(shards.shards["validation"])
+        windows = [(name, k, w) for k, info in enumerate(shards.shards["validation"][:self.shards.get(name)])
                    for w in range(-(-max(0, info.tokens - 1) // self.c.seq_len))]
         return sorted(windows, key=lambda window: hashlib.sha256(repr(window).encode()).digest())
 
@@ -70,25 +88,64 @@ class Evaluator:
                 for window in candidates[name][:max(1, tokens * weight // total)]]
 
     @torch.no_grad()
-    def __call__(self, model: nn.Module, full: bool = False,
-                 interrupted: Callable[[], bool] = lambda: False) -> Validation | None:
-        """Score; None if `interrupted` said so in between, on any rank."""
-        windows = (self.full if full else self.subset)[self.world.rank::self.world.size]
-        sums = torch.zeros(4, dtype=torch.float64)  # nats, tokens, bytes, interrupted
-        size = self.c.micro_batch(self.world.size)  # as in training, for which alone the model may be compiled
-        for start in range(0, len(windows), size):
-            if interrupted():
-                sums[3] = 1
-                break
-            tokens, targets = self.padded(windows[start:start + size], size)
-            inputs = [tokens, targets, *([document_bounds(tokens, self.end_of_text)] if self.c.doc_mask else [])]
-            nats, scored = model(*(to_device(values, self.world.device) for values in inputs))
-            ids = targets[targets != IGNORED]
-            sums[0] += nats.double().cpu()
-            sums[1] += scored.double().cpu()
-            sums[2] += int(self.byte_lengths[ids].sum())
-        nats_sum, tokens_sum, bytes_sum, stopped = sum_over_ranks(sums).tolist()
+    def __call__(self, model: nn.Module, full: bool = False, interrupted: Callable[[], bool] = lambda: False,
+                 limit_s: float = math.inf, progress: Callable[[str], None] = lambda what: None) -> Validation | None:
+        """Score; None if `interrupted` said so in between, on any rank.
+
+        progress: called with "batch" at each, and with "others" before they are waited for.
+        Raises EvaluationFailed, on all ranks, where one failed or needed longer than limit_s.
+        """
+        # nats, tokens, bytes, ranks that were interrupted, ranks that failed
+        sums, problem = torch.zeros(5, dtype=torch.float64, device=self.world.device), ""
+        together = waits_in_forward(model)  # then all ranks stop at the same batch, or some would wait for ever
+        try:
+            with overtime(limit_s, anywhere=not together) as clock:
+                problem = self.add_up(sums, model, full, together, clock, interrupted, progress)
+        except (Exception, _OverTime) as error:
+            if together:  # in a forward pass, in which the others wait: no agreement is possible
+                raise
+            problem = self.words(error)
+            sums[4] += 1
+        progress("others")
+        nats_sum, tokens_sum, bytes_sum, stopped, failed = sum_over_ranks(sums).tolist()
+        if failed:
+            problems = [f"rank {rank}: {text}" for rank, text in enumerate(from_all(problem)) if text]
+            raise EvaluationFailed(problems[0])
         return None if stopped else Validation(nats_sum, int(tokens_sum), int(bytes_sum))
+
+    def add_up(self, sums: torch.Tensor, model: nn.Module, full: bool, together: bool, clock: "_Clock",
+               interrupted: Callable[[], bool], progress: Callable[[str], None]) -> str:
+        """Score this rank's share into the sums, as many batches on each rank; returns what is wrong on this one."""
+        chosen, size = self.full if full else self.subset, self.c.micro_batch(self.world.size)  # as in training
+        mine, most = chosen[self.world.rank::self.world.size], -(-len(chosen) // self.world.size)
+        for start in range(0, most, size):
+            problem = ""
+            try:
+                with clock.may_raise():
+                    tokens, targets = self.padded(mine[start:start + size], size)
+            except (Exception, _OverTime) as error:
+                if not together:
+                    raise
+                problem = self.words(error)
+            progress("batch")
+            flags = torch.tensor([interrupted(), bool(problem)], dtype=torch.float64)
+            if (sum_over_ranks(flags) if together else flags).any():
+                sums[3:] += flags.to(sums.device)
+                return problem
+            sums[:3] += self.score(model, tokens, targets)
+        return ""
+
+    def words(self, error: BaseException) -> str:
+        if isinstance(error, _OverTime):
+            return f"it took longer than EVAL_MINUTES={self.c.eval_minutes:g}; lower EVAL_TOKENS"
+        return f"{type(error).__name__}: {error}"
+
+    def score(self, model: nn.Module, tokens: np.ndarray, targets: np.ndarray) -> torch.Tensor:
+        """(3,) float64 on the device: nats, tokens and bytes of a batch."""
+        inputs = [tokens, targets, *([document_bounds(tokens, self.end_of_text)] if self.c.doc_mask else [])]
+        nats, scored = model(*(to_device(values, self.world.device) for values in inputs))
+        text = float(self.byte_lengths[targets[targets != IGNORED]].sum())
+        return torch.stack([nats.double(), scored.double(), nats.new_tensor(text, dtype=torch.float64)])
 
     def padded(self, windows: list[tuple[str, int, int]], rows: int) -> tuple[np.ndarray, np.ndarray]:
         """(tokens, targets), each (rows, T) int64; what windows leave over is filled up with unscored positions."""
@@ -100,3 +157,42 @@ class Evaluator:
             ids = whole[window * length:(window + 1) * length + 1]
             tokens[row, :len(ids) - 1], targets[row, :len(ids) - 1] = ids[:-1], ids[1:]
         return tokens, targets
+
+
+class _Clock:
+    """Lets the alarm raise where that harms nobody."""
+
+    def __init__(self, anywhere: bool):
+        self.late, self.harmless = False, anywhere
+
+    @contextlib.contextmanager
+    def may_raise(self) -> Iterator[None]:
+        before, self.harmless = self.harmless, True
+        try:
+            if self.late:
+                raise _OverTime
+            yield
+        finally:
+            self.harmless = before
+
+    def ring(self, number: int, frame: FrameType | None) -> None:
+        self.late = True
+        if self.harmless:
+            raise _OverTime
+
+
+@contextlib.contextmanager
+def overtime(limit_s: float, anywhere: bool) -> Iterator[_Clock]:
+    """Raises _OverTime inside once the time is over, also where Python sleeps or reads: wherever it is, or else only
+    in a part marked by may_raise."""
+    clock = _Clock(anywhere)
+    if math.isinf(limit_s) or threading.current_thread() is not threading.main_thread():
+        yield clock
+        return
+    before = signal.signal(signal.SIGALRM, clock.ring)
+    signal.setitimer(signal.ITIMER_REAL, limit_s)
+    try:
+        yield clock
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

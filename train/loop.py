@@ -1,96 +1,96 @@
 """The training loop: batch, step, record; now and then evaluate and save."""
 
-import dataclasses
 import logging
 import time
+from typing import Any
 
-from torch import nn
-
-from train import checkpoint
-from train.batch import Batch, Loader
+from train import checkpoint, recovery
 from train.checkpoint import CheckpointError
-from train.config import Config
-from train.distributed import World
-from train.evaluate import Evaluator, Validation
+from train.distributed import from_all, from_first
+from train.evaluate import FULL_SET, EvaluationFailed, Validation
 from train.flops import flops_per_token, mfu, peak_tflops
-from train.interrupt import Interrupt
-from train.metrics import Recorder
-from train.mirror import Mirror
-from train.mixture import Gap
+from train.job import Job
 from train.model import matmul_weights
-from train.optim import Optimizer, set_rate
+from train.optim import set_rate
 from train.parallel import bare
-from train.runs import RunPaths
+from train.saver import Saved
 from train.schedule import lr_at
-from train.status import Status
-from train.step import NonFiniteStep, StepNumbers, train_step
-from train.tokenizer import Vocabulary
+from train.shards import DataError
+from train.step import Clock, StepNumbers, train_step
+from train.straggler import Stragglers
 
 log = logging.getLogger(__name__)
 
-
-@dataclasses.dataclass
-class Job:
-    """All that training needs, put together by main.py. `step` counts committed optimizer steps."""
-
-    config: Config
-    paths: RunPaths
-    world: World
-    model: nn.Module
-    optimizer: Optimizer
-    loader: Loader
-    evaluator: Evaluator
-    recorder: Recorder
-    status: Status
-    interrupt: Interrupt
-    data_fingerprint: str
-    vocabulary: Vocabulary
-    compressed_bpb: dict[str, float]
-    step: int = 0
-    gaps: tuple[Gap, ...] = ()
-    evaluated_at: int = 0  # the last step with a validation loss
-    sound: set[int] = dataclasses.field(default_factory=set)  # checkpoints that this process verified or wrote
-    saved_at: float = dataclasses.field(default_factory=time.monotonic)
-    mirror: Mirror | None = None
-
-    @property
-    def tokens(self) -> int:
-        return self.step * self.config.batch_tokens
+LOOK_S = 0.2   # between two looks at whether data have come
+SAID_S = 60.0  # between two lines about a long wait
 
 
 def train(job: Job) -> str:
     """Train from where the job stands; returns "done", or "stopped" when told to stop, saved either way."""
-    c, first = job.config, True
-    stall: dict[str, float] = {}
-    rates = Rates(job)
+    c, first, waited_s = job.config, True, 0.0
+    clock, rates, stragglers = Clock(job.world.device), Rates(job), Stragglers(job.world.hosts)
     job.interrupt.training = True
     job.status.phase("first step", step=job.step)
     # due if the last attempt stopped before it was done; told to stop again, this one leaves the checkpoint as it is
-    if evaluation_due(job) and evaluate(job, full=False) is None:
+    if job.starved:
+        told, waited_s = wait_for_data(job)
+        if told:
+            return stop(job)
+        recovery.check_data(job)
+    if evaluation_due(job) and evaluate(job, full=False)[0]:
         return stop(job)
     while job.step < c.last_step:
+        if job.starved:
+            told, more_s = wait_for_data(job)
+            if told:
+                save(job, must=True)
+                return stop(job)
+            waited_s += more_s
+        tell_producer(job)
+        job.pace.begin(job.step + 1)
+        clock.start()
         began = time.perf_counter()
         batch = job.loader.batch(job.step, job.gaps)
         data_wait_s = time.perf_counter() - began
         rate = lr_at(job.step + 1, c)
         set_rate(job.optimizer, rate, c)
-        numbers = step_or_stop(job, batch)
+        numbers = train_step(job.model, job.optimizer, batch, c.grad_clip, job.world, clock=clock,
+                             stop=job.interrupt.asked is not None, save=wants_save(job), starved=will_starve(job),
+                             judge=job.guard.judge)
+        seconds = time.perf_counter() - began
+        job.starved = numbers.starved or (numbers.refused is not None and job.feed is not None)
+        note(job, job.saver.poll())
+        if numbers.refused:
+            recovery.refuse(job, numbers, seconds)
+            if numbers.stop:
+                save(job, must=True)
+                return stop(job)
+            continue
         job.step += 1
-        values = rates.of_step(numbers, time.perf_counter() - began)
+        job.guard.taken(job.step, numbers.loss, numbers.grad_norm)
         if first:
             job.status.phase("training")
             if c.checkpoints == "on":
-                checkpoint.warm_up()
+                job.saver.warm_up(job.model, job.optimizer)
+        job.pace.end(seconds)
 
         # recorded before it is saved: a checkpoint never knows a step that the record does not
-        job.recorder.step(job.step, job.tokens, first, lr=rate, data_wait_s=data_wait_s, **stall, **values)
-        job.status.beat(step=job.step, last_step=c.last_step, loss=numbers.loss)
-        first, last, stall = False, job.step == c.last_step, {}
+        values = rates.of_step(numbers, seconds + waited_s)
+        if slow := stragglers.find(job.step, numbers.own_s):
+            values["straggler"] = slow
+            job.recorder.say(f"straggler: rank {slow['rank']} on {slow['host']} takes {slow['times']:.1f} times as "
+                             "long as the others, who wait for it")
+        if job.last_stall_s:
+            values["checkpoint_stall_s"], job.last_stall_s = job.last_stall_s, 0.0
+        job.recorder.step(job.step, job.tokens, first, lr=rate, data_wait_s=data_wait_s + waited_s,
+                          **values)
+        job.status.beat(step=job.step, last_step=c.last_step, loss=numbers.loss, step_s=seconds)
+        first, last, waited_s = False, job.step == c.last_step, 0.0
         told = numbers.stop
         if evaluation_due(job) and not told:
-            told = evaluate(job, full=False) is None  # the resumed run evaluates here first
+            told, _ = evaluate(job, full=False)  # the resumed run evaluates here first
         if told or numbers.save or last or (c.save_every and job.step % c.save_every == 0):
-            stall = save(job, must=told or last)
+            save(job, must=told or last)
         if told:
             return stop(job)
     return "done"
@@ -102,22 +102,9 @@ def stop(job: Job) -> str:
     return "stopped"
 
 
-def step_or_stop(job: Job, batch: Batch) -> StepNumbers:
-    """One optimizer step; a loss or gradient that is not finite is recorded, and ends the run."""
-    wants_save = time.monotonic() - job.saved_at > 60 * job.config.save_minutes
-    try:
-        return train_step(job.model, job.optimizer, batch, job.config.grad_clip, job.world,
-                          stop=job.interrupt.asked is not None, save=wants_save)
-    except NonFiniteStep as fault:
-        names = job.loader.names(fault.samples)
-        job.recorder.event("nonfinite", job.step + 1, job.tokens, samples=fault.samples, names=names,
-                           loss=fault.loss, grad_norm=fault.grad_norm)
-        shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-        if job.world.is_first:
-            log.error("step %d: loss=%s grad_norm=%s; the weights were not touched. Samples %d to %d: %s. Lower "
-                      "LEARNING_RATE, or look at these samples; the run can go on from its last checkpoint",
-                      job.step + 1, fault.loss, fault.grad_norm, min(fault.samples), max(fault.samples), shown)
-        raise
+def wants_save(job: Job) -> bool:
+    """Whether this rank would have a checkpoint behind the step that begins; the first rank's wish counts."""
+    return job.save_soon or time.monotonic() - job.saved_at > 60 * job.config.save_minutes
 
 
 class Rates:
@@ -138,52 +125,150 @@ class Rates:
                 "mfu_causal": mfu(speed, self.causal, self.devices, self.peak), "mem_gib": numbers.mem_gib}
 
 
+# ---------------------------------------------------------------------------------------------------
+# Data that are still being made
+# ---------------------------------------------------------------------------------------------------
+
+def will_starve(job: Job) -> bool:
+    """Whether this rank has not the data of the step after the one that begins."""
+    return job.feed is not None and job.step + 1 < job.config.last_step and \
+        bool(job.loader.lacking(job.step + 1, job.gaps))
+
+
+def wait_for_data(job: Job) -> tuple[bool, float]:
+    """All ranks together, until each has the data of the next step: (told to stop, seconds waited).
+
+    Raises DataError, on all ranks and with a checkpoint behind it, where there is no use in waiting.
+    """
+    assert job.feed
+    c, began, waited_s, say_at_s = job.config, time.perf_counter(), 0.0, 2.0
+    job.pace.allow("waiting for data", c.start_timeout_s, "DATA_TIMEOUT_S")
+    while True:
+        tell_producer(job, now=True)
+        job.watch.expect("waiting for data", c.start_timeout_s, "DATA_TIMEOUT_S")
+        lacking, told, broken = zip(*from_all((job.loader.lacking(job.step, job.gaps), job.interrupt.asked is not None,
+                                               job.feed.broken)), strict=True)
+        if (stopping := any(told)) or not any(lacking):
+            break
+        if problem := max(broken) or from_first(job.feed.why_not(waited_s, lacking)):
+            saved = ", saved" if job.step and c.checkpoints == "on" else ""
+            if saved:
+                save(job, must=True)
+            raise DataError(f"{problem}. The run stands at step {job.step}{saved}; the same command goes on")
+        time.sleep(LOOK_S)
+        waited_s = time.perf_counter() - began
+        if waited_s > say_at_s:
+            job.status.phase("data")
+            names = ", ".join(sorted(set(lacking) - {""}))
+            job.recorder.say(f"waiting for data: {names}, for {waited_s:.0f} s so far"
+                             f"{job.feed.progress()}")
+            say_at_s = waited_s + min(max(waited_s, 5.0), SAID_S)
+    job.pace.restore()
+    job.starved = False
+    if waited_s > 2.0 and not stopping:
+        job.recorder.say(f"waited {waited_s:.1f} s for data at step {job.step}: their producer is slower than training")
+        job.status.phase("training")
+    return stopping, waited_s
+
+
+def tell_producer(job: Job, now: bool = False) -> None:
+    """Tell the producer where training is, now and then, and delete what it is through with; where too much is left,
+    that is behind no checkpoint, have one made."""
+    if job.feed is None or not job.world.is_first or not (now or job.feed.due):
+        return
+    saved = checkpoint.committed(job.paths.checkpoints)
+    behind = saved[-2] if len(saved) > 1 else 0  # an older one may be asked for, where the newest does not verify
+    at, until, beyond = (job.loader.taken(step, job.gaps) for step in range(job.step, job.step + 3))
+    through = at if job.config.checkpoints == "off" else job.loader.taken(min(behind, job.step), job.gaps)
+    job.feed.tell(at, until)
+    # other ranks may be looking already whether they have the step behind the one that begins
+    job.feed.make_room(job.loader.sources, job.loader.mixture.orders, at, beyond, through)
+    if job.feed.over and job.loader.groups(at) != job.loader.groups(through):
+        job.save_soon = True
+
+
+# ---------------------------------------------------------------------------------------------------
+# Evaluation
+# ---------------------------------------------------------------------------------------------------
+
 def evaluation_due(job: Job) -> bool:
     """Whether EVAL_EVERY asks for a validation loss at this step; the last has its own, by all the text."""
     every, c = job.config.eval_every, job.config
     return every > 0 and 0 < job.step < c.last_step and job.step % every == 0 and job.evaluated_at != job.step
 
 
-def evaluate(job: Job, full: bool) -> Validation | None:
-    """Validation loss into the record; None, on all ranks, if a signal came to any in between."""
+def evaluate(job: Job, full: bool) -> tuple[bool, Validation | None]:
+    """Validation loss into the record: whether a signal came to any rank in between, and the numbers, if there are
+    any, on all ranks. Where it fails the run goes on without them."""
     job.status.phase("evaluating")
-    began = time.perf_counter()
-    result = job.evaluator(bare(job.model), full, interrupted=lambda: job.interrupt.asked is not None)
-    if result:
+    began, limit_s = time.perf_counter(), 60 * job.config.eval_minutes * (FULL_SET if full else 1)
+    patience_s = limit_s + job.config.train_timeout_s
+
+    def progress(what: str) -> None:
+        batch_s = max(job.pace.limit_s, job.config.start_timeout_s)  # the first may be compiled
+        job.watch.expect("an evaluation", patience_s if what == "others" else batch_s, "EVAL_MINUTES")
+
+    job.pace.allow("an evaluation", patience_s, "EVAL_MINUTES")
+    result, values = None, dict[str, Any](val_loss=None, val_bpb=None, scored_tokens=0)
+    try:
+        result = job.evaluator(job.model, full, interrupted=lambda: job.interrupt.asked is not None, limit_s=limit_s,
+                               progress=progress)
+        if result:
+            values = {"val_loss": result.loss, "val_bpb": result.bpb, "scored_tokens": result.tokens}
+    except EvaluationFailed as error:
+        values["error"] = str(error)
+        job.recorder.say(f"the evaluation at step {job.step} failed, and training goes on: {error}")
+    told = result is None and "error" not in values
+    if not told:
         job.evaluated_at = job.step
-        job.recorder.evaluation(job.step, job.tokens, val_loss=result.loss, val_bpb=result.bpb,
-                                scored_tokens=result.tokens, eval_s=time.perf_counter() - began, full=full)
+        job.recorder.evaluation(job.step, job.tokens, **values, eval_s=time.perf_counter() - began, full=full)
+    job.pace.restore()
     job.status.phase("training")
-    return result
+    return told, result
 
 
-def save(job: Job, must: bool) -> dict[str, float]:
-    """Write a checkpoint and delete old ones; returns what the next step's record says of it.
+# ---------------------------------------------------------------------------------------------------
+# Checkpoints
+# ---------------------------------------------------------------------------------------------------
 
-    A failure is said and training goes on, unless nothing could be saved after this (`must`).
+def save(job: Job, must: bool) -> None:
+    """Begin a checkpoint, which training waits for only as long as it takes to copy; `must`: to its end.
+
+    A failure is said and training goes on, unless nothing could be saved after this (`must`): CheckpointError.
     """
     c, began = job.config, time.perf_counter()
     if c.checkpoints == "off":
-        return {}
+        return
     job.status.phase("saving")
-    data = {"step": job.step, "gaps": [dataclasses.astuple(gap) for gap in job.gaps],
-            "fingerprint": job.data_fingerprint}
-    small = {"tokens": job.tokens, "evaluated_at": job.evaluated_at, "data": data}
-    job.saved_at = time.monotonic()
+    job.pace.allow("a checkpoint", job.saver.limit_s, "CHECKPOINT_TIMEOUT_S")
+    job.saved_at, job.save_soon = time.monotonic(), False
     job.recorder.sync()
-    try:
-        folder, size, seconds = checkpoint.save(job.paths.checkpoints, job.step, job.model, job.optimizer, small,
-                                                job.world)
-    except CheckpointError as error:
-        if must:
-            raise
-        job.recorder.say(f"checkpoint failed: {error}. Training goes on; the last good one is untouched")
-        job.status.phase("training")
-        return {"checkpoint_stall_s": time.perf_counter() - began}
-    if job.world.is_first and size:
-        job.recorder.event("checkpoint", job.step, job.tokens, seconds=seconds, bytes=size)
-        job.recorder.say(f"checkpoint {folder.name}: {size / 2**20:.0f} MiB in {seconds:.2f} s")
-        job.sound.add(job.step)
-        checkpoint.prune(job.paths.checkpoints, c.keep_last, c.keep_every, job.sound)
+    job.saver.wait()
+    note(job, job.saver.poll())
+    job.saver.start(job.step, job.model, job.optimizer, recovery.states(job))
+    if must:
+        job.saver.wait()
+        ended = job.saver.poll()
+        note(job, ended)
+        if problem := from_first(ended and ended.problem):
+            raise CheckpointError(problem)
+    from_all(None)  # one may have had to write without a copy: the others' next step would wait for it in vain
+    job.pace.restore()
+    job.last_stall_s += time.perf_counter() - began
     job.status.phase("training")
-    return {"checkpoint_stall_s": time.perf_counter() - began}
+
+
+def note(job: Job, ended: Saved | None) -> None:
+    """Say and record how a save has ended, on the first rank."""
+    if ended is None or not job.world.is_first:
+        return
+    if ended.problem:
+        again = job.saver.misses == 1
+        job.save_soon = again
+        job.recorder.say(f"checkpoint failed: {ended.problem}. Training goes on, the last good one is untouched; "
+                         + ("it is tried again now" if again else f"{job.saver.misses} in a row have failed"))
+    elif ended.size:
+        job.recorder.event("checkpoint", ended.step, ended.step * job.config.batch_tokens, seconds=ended.seconds,
+                           bytes=ended.size)
+        job.recorder.say(f"checkpoint {ended.folder.name}: {ended.size / 2**20:.0f} MiB in {ended.seconds:.2f} s")
+        job.status.beat(save_s=ended.seconds)

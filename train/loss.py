@@ -62,7 +62,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         w = weight.to(x.dtype)
         need_x, need_w = ctx.needs_input_grad[:2]
         dx = torch.empty_like(x) if need_x else None
-        dw = torch.empty_like(weight) if need_w else None
+        dw = torch.empty_like(weight, dtype=torch.float32) if need_w else None  # a sum over chunks
         # blocks of memory that all chunks use in turn: fresh ones would cost a CPU more than the softmax does
         block = x.new_empty(min(chunk, len(x)), len(w))
         dw_part = None if dw is None or dw.dtype == x.dtype else torch.empty_like(w)
@@ -79,7 +79,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             elif dw is not None:
                 product = torch.mm(grad.t(), x[part], out=dw_part)
                 dw = dw.add_(product) if start else dw.copy_(product)
-        ctx.gradients = (dx, dw)
+        ctx.gradients, ctx.weight_dtype = (dx, dw), weight.dtype
         return total
 
     @staticmethod
@@ -87,7 +87,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         dx, dw = ctx.gradients
         ctx.gradients = (None, None)
         scale = grad_outputs[0].view(1, 1)  # of two dimensions, since torch rounds a scalar to the other's type first
-        return None if dx is None else dx.mul_(scale), None if dw is None else dw.mul_(scale), None, None, None
+        return (None if dx is None else dx.mul_(scale), None if dw is None else dw.mul_(scale).to(ctx.weight_dtype),
+                None, None, None)
 
 
 def summed_loss(x: Tensor, weight: Tensor, targets: Tensor, chunk: int = CHUNK_TOKENS,

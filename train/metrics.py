@@ -30,11 +30,15 @@ class Recorder:
             self.file = open(paths.metrics, "ab", buffering=0)  # noqa: SIM115 (open as long as the run)
         self.progress = Progress(last_step) if active and sys.stdout.isatty() else None
 
+    def entry(self, name: str, step: int, tokens: int, /, **values: Any) -> dict[str, Any]:
+        """A record of now."""
+        assert name in record.EVENTS, name
+        return {"schema": record.SCHEMA, "event": name, "time": time.time(), "mono_s": time.monotonic(),
+                "host": socket.gethostname(), "attempt": self.attempt, "step": step, "tokens": tokens, **values}
+
     def event(self, name: str, step: int, tokens: int, /, **values: Any) -> dict[str, Any]:
         """Write one record; returns it."""
-        assert name in record.EVENTS, name
-        entry = {"schema": record.SCHEMA, "event": name, "time": time.time(), "mono_s": time.monotonic(),
-                 "host": socket.gethostname(), "attempt": self.attempt, "step": step, "tokens": tokens, **values}
+        entry = self.entry(name, step, tokens, **values)
         if self.file:
             self.waiting += record.to_json(entry).encode() + b"\n"
             self.write_waiting()
@@ -108,7 +112,8 @@ class Progress:
         self.shown_at = now
         done = int(self.WIDTH * entry["step"] / self.last_step)
         steps = entry["step"] - self.began[0]
-        left = f"{duration((self.last_step - entry['step']) * (now - self.began[1]) / steps)} left" if steps else ""
+        seconds = (self.last_step - entry["step"]) * (now - self.began[1]) / steps if steps else 0.0
+        left = f"{record.duration(seconds)} left" if steps else ""
         bar = "#" * done + "-" * (self.WIDTH - done)
         self.write(f"\r\033[K[{bar}] {entry['step']}/{self.last_step} loss {entry['loss']:.3f} {left}")
 
@@ -121,12 +126,6 @@ class Progress:
             sys.stdout.flush()
         except OSError:  # the terminal was closed: no reason to end a run
             pass
-
-
-def duration(seconds: float) -> str:
-    """1:02:03 or 2:03."""
-    hours, rest = divmod(round(seconds), 3600)
-    return f"{hours}:{rest // 60:02}:{rest % 60:02}" if hours else f"{rest // 60}:{rest % 60:02}"
 
 
 def drop_partial_line(path: Path) -> None:

@@ -5,7 +5,9 @@
 The order is the same whatever the number of ranks, and may be entered anywhere. Sources are interleaved
 in blocks as long as the sum of their integer weights; each block holds each source exactly as often as
 its weight, in an order of its own. Within a source every window comes once an epoch. Windows are shuffled
-inside groups of consecutive shards, and groups follow one another, so that only the open group is read.
+inside groups of consecutive shards, and groups follow one another, so that only the open group is read. The
+first groups are small, of 1, 1, 2, 4 shards, so that a source that is still being made may begin; its order is
+the one that it has when it is finished.
 
 Permutations are Feistel networks with cycle walking: a bijection on [0, n) in O(1) memory, defined here
 to the bit. (A library's shuffle may change with its version, and with it the order of a resumed run.)
@@ -14,7 +16,7 @@ to the bit. (A library's shuffle may change with its version, and with it the or
 import dataclasses
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -68,6 +70,17 @@ class Gap:
     windows: int
 
 
+def with_gap(gaps: Sequence[Gap], step: int, windows: int, since: int | None = None) -> tuple[Gap, ...]:
+    """The gaps of a run that, having done `step` steps, passes over the next `windows` samples.
+
+    since: it goes back, and passes over all samples from that step on, those of earlier gaps included.
+    """
+    begin = step if since is None else since
+    kept = [gap for gap in gaps if gap.step < begin]
+    inside = sum(gap.windows for gap in gaps if gap.step >= begin)
+    return (*kept, Gap(begin, inside + windows))
+
+
 def sample_range(step: int, batch_windows: int, *, replica: int = 0, replicas: int = 1, rank: int = 0, ranks: int = 1,
                  gaps: Sequence[Gap] = ()) -> range:
     """Sample indices that one rank trains on in the step after `step` committed ones.
@@ -84,6 +97,20 @@ def sample_range(step: int, batch_windows: int, *, replica: int = 0, replicas: i
     return range(first, first + share)
 
 
+def group_ends(shards: int, group_shards: int, ended: bool) -> list[int]:
+    """Behind which shards the groups end: of 1, 1, 2, 4, ... and then group_shards shards each.
+
+    The last group may be smaller, once the source has ended; until then it is not there.
+    """
+    ends: list[int] = []
+    size = 1
+    while not ends or ends[-1] < shards:
+        ends.append((ends[-1] if ends else 0) + min(size, group_shards))
+        size *= 2 if len(ends) > 1 else 1
+    whole = [end for end in ends if end <= shards]
+    return [*whole, shards] if ended and shards and (not whole or whole[-1] < shards) else whole
+
+
 @dataclasses.dataclass(frozen=True)
 class Located:
     """Where samples lie, as int64 arrays of equal length: index into the sources, epoch, shard, window."""
@@ -94,22 +121,34 @@ class Located:
     window: np.ndarray
 
 
-class SourceOrder:
-    """The order of one source's windows: groups in sequence, shuffled within, anew each epoch."""
+class NotSealed(Exception):
+    """Samples are asked for that lie in a group which is not whole yet."""
 
-    def __init__(self, name: str, shard_windows: Sequence[int], group_shards: int, seed: int):
-        self.key = key_of(seed, name)
+
+class SourceOrder:
+    """The order of one source's windows: groups in sequence, shuffled within, anew each epoch.
+
+    shard_windows: windows of each shard that there is; ended: there will be no more.
+    """
+
+    def __init__(self, name: str, shard_windows: Sequence[int], group_shards: int, seed: int, ended: bool = True):
+        self.name, self.key, self.ended = name, key_of(seed, name), ended
         self.shard_ends = np.cumsum(np.asarray(shard_windows, dtype=np.int64))
         self.shard_begins = np.concatenate(([0], self.shard_ends[:-1]))
-        self.n_windows = int(self.shard_ends[-1]) if len(shard_windows) else 0
-        last = [min(i + group_shards, len(shard_windows)) - 1 for i in range(0, len(shard_windows), group_shards)]
-        self.group_ends = self.shard_ends[last]
-        if self.n_windows == 0:
+        self.group_shard_ends = group_ends(len(shard_windows), group_shards, ended)
+        self.group_ends = self.shard_ends[[end - 1 for end in self.group_shard_ends]]
+        self.sealed = int(self.group_ends[-1]) if len(self.group_ends) else 0  # windows in whole groups
+        if self.sealed == 0 and ended:
             raise ValueError(f"source {name} has no window to train on: it is shorter than SEQ_LEN + 1 tokens")
 
     def locate(self, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(epoch, shard, window in the shard) of the source's counts-th samples ever. counts (k,) int64."""
-        epoch, position = np.divmod(counts, self.n_windows)
+        """(epoch, shard, window in the shard) of the source's counts-th samples ever. counts (k,) int64.
+
+        Raises NotSealed.
+        """
+        if not self.ended and len(counts) and int(counts.max()) >= self.sealed:
+            raise NotSealed(self.name)
+        epoch, position = np.divmod(counts, max(1, self.sealed))
         group = np.searchsorted(self.group_ends, position, side="right")
         keys = mix64(self.key ^ mix64((epoch * len(self.group_ends) + group).astype(_U64)))
         place = np.empty_like(position)
@@ -121,22 +160,61 @@ class SourceOrder:
         shard = np.searchsorted(self.shard_ends, place, side="right")
         return epoch, shard, place - self.shard_begins[shard]
 
+    def group_of(self, count: int) -> int:
+        """The group that the source's count-th sample lies in; the next to be made if that is not whole."""
+        if not self.ended and count >= self.sealed:
+            return len(self.group_ends)
+        return int(np.searchsorted(self.group_ends, count % self.sealed, side="right"))
+
+    def groups(self, begin: int, end: int) -> list[int]:
+        """The groups that the source's samples from `begin` up to `end` lie in, each once; end > begin, all sealed."""
+        if end - begin >= self.sealed:
+            return list(range(len(self.group_ends)))
+        first, last = self.group_of(begin), self.group_of(end - 1)
+        if first == last and (end - 1) // self.sealed > begin // self.sealed:  # all the way round
+            return list(range(len(self.group_ends)))
+        return [(first + i) % len(self.group_ends) for i in range((last - first) % len(self.group_ends) + 1)]
+
+    def shards_of(self, group: int) -> range:
+        """The shards of a group that is whole; of none where it is not."""
+        if group >= len(self.group_shard_ends):
+            return range(0)
+        return range(self.group_shard_ends[group - 1] if group else 0, self.group_shard_ends[group])
+
 
 class Mixture:
     """The order of all samples of a run.
 
-    sources: name -> windows of each shard; weights: name -> positive integer; all of equal keys.
+    sources: name -> windows of each shard; weights: name -> positive integer; all of equal keys. growing: sources of
+    which more shards will come.
     """
 
-    def __init__(self, sources: Mapping[str, Sequence[int]], weights: Mapping[str, int], seed: int, group_shards: int):
-        self.names = list(sources)
+    def __init__(self, sources: Mapping[str, Sequence[int]], weights: Mapping[str, int], seed: int, group_shards: int,
+                 growing: Collection[str] = ()):
+        self.names, self.seed, self.group_shards = list(sources), seed, group_shards
         divisor = math.gcd(*weights.values())
         self.weights = [weights[name] // divisor for name in self.names]
         self.block, self.key = sum(self.weights), key_of(seed, "block")
-        self.orders = [SourceOrder(name, sources[name], group_shards, seed) for name in self.names]
+        self.orders = [SourceOrder(name, sources[name], group_shards, seed, name not in growing) for name in self.names]
         self._slots = np.repeat(np.arange(len(self.names)), self.weights)
-        text = repr((self.names, self.weights, seed, group_shards, [list(sources[n]) for n in self.names]))
-        self.fingerprint = hashlib.sha256(text.encode()).hexdigest()[:16]
+        text = repr(("groups of 1, 1, 2, 4", self.names, self.weights, seed, group_shards))
+        self.fingerprint = hashlib.sha256(text.encode()).hexdigest()[:16]  # of the order, whatever the shards
+
+    def grow(self, name: str, shard_windows: Sequence[int], ended: bool) -> None:
+        """A source has more shards; the order of those that it had stays."""
+        self.orders[self.names.index(name)] = SourceOrder(name, shard_windows, self.group_shards, self.seed, ended)
+
+    def counts(self, samples: int) -> list[int]:
+        """How many of the first `samples` of the run are of each source."""
+        blocks = samples // self.block
+        rest, _ = self.interleave(np.arange(blocks * self.block, samples, dtype=np.int64))
+        part = np.bincount(rest, minlength=len(self.names))
+        return [blocks * weight + int(more) for weight, more in zip(self.weights, part, strict=True)]
+
+    def lacking(self, samples: int) -> str:
+        """The first source of which the first `samples` of the run need a group that is not whole; "" if none does."""
+        needed = zip(self.orders, self.counts(samples), strict=True)
+        return next((order.name for order, count in needed if not order.ended and count > order.sealed), "")
 
     def locate(self, samples: np.ndarray) -> Located:
         """Where each sample of the run lies. samples (k,) int64."""

@@ -16,6 +16,9 @@ that are summed, so that the stream keeps its size:
     head                (the same)    0.02                logits near 0
     all others          0.02          1 / sqrt(width in)  keeps the size of activations
     norms               1             1
+
+Embedding and head have rows up to a multiple of 128, so that any VOCAB_SIZE is fast. The padding computes nothing: its
+logits are -inf in the loss, so that it gets no probability and no gradient, and they are cut off otherwise.
 """
 
 import hashlib
@@ -119,9 +122,8 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, rotary: Tensor, apart: Tensor | None) -> Tensor:
         B, T, C = x.shape
-        three = [proj.weight for proj in (self.q_proj, self.k_proj, self.v_proj)]
-        q, k, v = (part.view(B, T, -1, self.head_dim)  # (B, T, H or H_kv, D); one product is faster than three
-                   for part in F.linear(x, torch.cat(three).to(x.dtype)).split([len(w) for w in three], dim=-1))
+        q, k, v = (proj(x).view(B, T, -1, self.head_dim)  # (B, T, H or H_kv, D)
+                   for proj in (self.q_proj, self.k_proj, self.v_proj))
         y = self.kernel.attend(rotate(self.q_norm(q), rotary), rotate(self.k_norm(k), rotary), v, apart)
         return self.o_proj(y.reshape(B, T, C))
 
@@ -167,11 +169,11 @@ class Transformer(nn.Module):
 
     def __init__(self, c: Config, kernel: Kernel = SDPA):
         super().__init__()
-        self.dtype, self.kernel = getattr(torch, c.dtype), kernel
-        self.embed_tokens = Embedding(c.vocab_size, c.n_embd)
+        self.dtype, self.kernel, self.vocab_size = getattr(torch, c.dtype), kernel, c.vocab_size
+        self.embed_tokens = Embedding(c.padded_vocab_size, c.n_embd)
         self.layers = nn.ModuleList(Block(c, kernel) for _ in range(c.n_layer))
         self.norm = RMSNorm(c.n_embd, c.norm_eps)
-        self.lm_head = Linear(c.n_embd, c.vocab_size)
+        self.lm_head = Linear(c.n_embd, c.padded_vocab_size)
         if c.tie_embeddings:
             self.lm_head.weight = self.embed_tokens.weight
         self.softmax_part, self.compiled = softmax_part, False  # compilation.py changes both
@@ -195,20 +197,34 @@ class Transformer(nn.Module):
         """
         x = self.hidden(tokens, bounds)
         if targets is None:
-            return self.lm_head(x).float()
-        return summed_loss(x.flatten(0, 1), self.lm_head.weight, targets.flatten(), part=self.softmax_part)
+            return self.lm_head(x)[..., :self.vocab_size].float()
+        return summed_loss(x.flatten(0, 1), self.lm_head.weight, targets.flatten(), part=self.softmax_of_entries)
+
+    def softmax_of_entries(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """The softmax part of the loss over logits (n, padded V), in which the padding has no share."""
+        logits[:, self.vocab_size:] = -math.inf
+        return self.softmax_part(logits, targets)
 
 
-def build(c: Config, device: torch.device, kernel: Kernel = SDPA) -> Transformer:
-    """The model on `device` with the initial weights that SEED gives, the same on every device and rank."""
-    with device:
+def build(c: Config, device: torch.device, kernel: Kernel = SDPA,
+          sharding: Any = None) -> Transformer:
+    """The model on `device` with the initial weights that SEED gives, the same on every device and rank.
+
+    sharding: how the weights are split over processes (parallel.Sharding), or None. They are before they take any
+    memory, so that no process ever holds the whole model.
+    """
+    with torch.device("meta") if sharding else device:
         model = Transformer(c, kernel)
+    if sharding:
+        sharding.split(model)
+        model.to_empty(device=device)
+        model.rotary.copy_(rotary_table(c.seq_len, c.head_dim, c.rope_theta))
     for name, weight in model.named_parameters():
-        initialise(weight, name, c)
+        initialise(weight, name, c, sharding)
     return model
 
 
-def initialise(weight: Tensor, name: str, c: Config) -> None:
+def initialise(weight: Tensor, name: str, c: Config, sharding: Any = None) -> None:
     """Fill a weight as the table at the top says. Its random stream depends on SEED and its name alone,
     so that adding a layer or splitting the model over ranks changes no other weight."""
     if weight.ndim == 1:
@@ -222,7 +238,7 @@ def initialise(weight: Tensor, name: str, c: Config) -> None:
     digest = hashlib.sha256(f"{c.seed} {name}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
     values = torch.empty(weight.shape, device="cpu").normal_(0.0, std, generator=generator)  # the same on any device
-    weight.data.copy_(values)
+    weight.data.copy_(sharding.part(values, weight) if sharding else values)
 
 
 def matmul_weights(model: nn.Module) -> int:

@@ -1,75 +1,95 @@
 """Entry point: the sources of DATA_MIX -> tokenizer -> verified token shards under DATA_DIR.
 
     python -m train.prepare          what is absent is made; what is there is checked and left alone
+    python -m train.prepare data     the same, also where make train would stream
     python -m train.prepare verify   every hash of every shard
 
     DATA_DIR/tokenizers/NAME/tokenizer.json
     DATA_DIR/SOURCE/REVISION/TOKENIZER/{manifest.json, train_*.bin, validation_*.bin}
 
-A killed run goes on behind the last sealed shard: progress.jsonl counts the documents that sealed ones
-hold, and becomes the manifest at the end. Train and validation shards are sealed together.
+A killed run goes on behind the last sealed shard. This is the one process of a job that speaks to the hub before
+training; while a run streams, its producer is (stream.py).
 """
 
 import contextlib
-import dataclasses
 import fcntl
+import functools
 import gzip
-import json
+import hashlib
 import logging
 import lzma
 import math
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-
-from train import corpus, tokenizer
 from train.config import Config
-from train.corpus import CorpusError, Document, Source
+from train.corpus.fetch import Files
+from train.corpus.pin import Pinned, pin, pinned
+from train.corpus.rows import Document, documents
+from train.corpus.source import CorpusError, Source, declared, is_validation
+from train.making import Maker, rows_dropped
+from train.progress import Progress
 from train.settings import ROOT, SettingsError
-from train.shards import SPLITS, DataError, ShardInfo, ShardSet, write_shard
-from train.tokenizer import TokenizerError, Vocabulary, write_whole
+from train.shards import SPLITS, DataError, ShardSet, read_manifest
+from train.tokenizer import TokenizerError, Vocabulary, from_hub, load
+from train.tokenizer import train as train_tokenizer
 
 log = logging.getLogger(__name__)
 
 TOKENIZER_TEXT_BYTES = 200_000_000  # of training text, over all sources, that a tokenizer is trained on
-BATCH_BYTES = 4_000_000             # of text handed to the tokenizer at once, to keep all cores busy
+MANY_EPOCHS = 4  # up to which repeated text is worth nearly as much as new text (Muennighoff et al. 2023)
+MAX_EPOCHS = 16  # beyond which it is worth little, by the same work: to be asked for by name
 
 
 def data_dir(c: Config) -> Path:
     return (ROOT / c.data_dir).absolute()
 
 
-def revision_of(c: Config, s: Source) -> str:
-    """The revision of a source; that of a hub data set is looked up once and then kept in DATA_DIR."""
-    if s.kind == "stdlib":
-        return corpus.revision(s)
-    path = data_dir(c) / s.name / "REVISION"
-    if not path.is_file():
-        write_whole(path, corpus.revision(s, c.hf_token).encode())
-    return path.read_text().strip()
+def source_of(c: Config, name: str) -> Source:
+    """The declaration of a source. Raises CorpusError."""
+    return declared(name, ROOT / c.sources_dir)
+
+
+def pinned_of(c: Config, name: str) -> Pinned:
+    """A source of the mixture at the revision that was prepared; asks no network. Raises CorpusError."""
+    return pinned(source_of(c, name), data_dir(c) / name)
+
+
+def files_of(c: Config, p: Pinned) -> Files:
+    return files_in(data_dir(c) / p.source.name, p, c.hf_token)
+
+
+@functools.cache
+def files_in(folder: Path, p: Pinned, token: str) -> Files:
+    """One for each source in a process: two would fetch the same file, and clear away what the other has half of."""
+    return Files(p, folder, token)
+
+
+def tokenizer_path(c: Config) -> Path:
+    """Where the run's tokenizer is, or will be."""
+    if c.tokenizer != "train" and (path := ROOT / c.tokenizer).suffix == ".json":
+        return path
+    name = c.tokenizer.replace("/", "--")
+    if c.tokenizer == "train":
+        trained_on = [(source, weight, pinned_of(c, source).key) for source, weight in c.mixture.items()]
+        digest = hashlib.sha256(repr(trained_on).encode()).hexdigest()
+        name = f"{'+'.join(c.mixture)}-{digest[:8]}-bpe{c.vocab_size}"
+    return data_dir(c) / "tokenizers" / name / "tokenizer.json"
 
 
 def vocabulary(c: Config, make: bool = False) -> Vocabulary:
     """The run's tokenizer. With `make`, trained or fetched if it is absent; else TokenizerError."""
-    if c.tokenizer != "train" and (path := ROOT / c.tokenizer).suffix == ".json":
-        return tokenizer.load(path)
-    if c.tokenizer != "train":
-        name = c.tokenizer.replace("/", "--")
-    else:
-        name = "+".join(f"{n}-{revision_of(c, corpus.source(n))[:12]}" for n in c.mixture) + f"-bpe{c.vocab_size}"
-    target = data_dir(c) / "tokenizers" / name / "tokenizer.json"
-    if target.is_file():
-        return tokenizer.load(target)
+    target = tokenizer_path(c)
+    if target.is_file() or not target.is_relative_to(data_dir(c) / "tokenizers"):
+        return load(target)
     if not make:
         raise TokenizerError(f"{target}: there is no tokenizer yet; prepare the data with: make data")
     if c.tokenizer != "train":
-        return tokenizer.from_hub(c.tokenizer, c.hf_token, target)
+        return from_hub(c.tokenizer, c.hf_token, target)
     began = time.perf_counter()
-    trained = tokenizer.train(tokenizer_text(c), c.vocab_size, target)
+    trained = train_tokenizer(tokenizer_text(c), c.vocab_size, target)
     log.info("tokenizer: trained a BPE of %d tokens, sha256 %s, in %.1f s", trained.size, trained.sha256[:12],
              time.perf_counter() - began)
     return trained
@@ -78,188 +98,172 @@ def vocabulary(c: Config, make: bool = False) -> Vocabulary:
 def tokenizer_text(c: Config) -> Iterator[str]:
     """Training text of every source in proportion to its weight."""
     for name, weight in c.mixture.items():
-        s = corpus.source(name)
+        p = pinned_of(c, name)
         left = TOKENIZER_TEXT_BYTES * weight // sum(c.mixture.values())
-        for document in corpus.documents(s, revision_of(c, s), token=c.hf_token):
+        for item in documents(p, files_of(c, p)):  # what is dropped is counted when shards are made
             if left <= 0:
                 break
-            if document.text and not corpus.is_validation(s, document.name):
-                left -= len(document.text)
-                yield document.text
+            if isinstance(item, Document) and not is_validation(p.source, item.name):
+                left -= len(item.text)
+                yield item.text
 
 
-def source_folder(c: Config, s: Source, v: Vocabulary) -> Path:
-    return data_dir(c) / s.name / revision_of(c, s)[:12] / v.sha256[:12]
+def source_folder(c: Config, name: str, v: Vocabulary) -> Path:
+    return data_dir(c) / name / pinned_of(c, name).key / v.sha256[:12]
 
 
 def token_limit(c: Config, s: Source) -> float:
-    """Training tokens to prepare of a source; a local one is taken whole."""
-    if s.kind == "stdlib":
-        return math.inf
-    return c.data_tokens or math.ceil(c.train_tokens * c.mixture[s.name] / sum(c.mixture.values()))
+    """Training tokens to prepare of a source: its share of DATA_TOKENS, or on the hub of TRAIN_TOKENS."""
+    wanted = c.data_tokens or (c.train_tokens if s.kind == "hub" else math.inf)
+    return wanted if math.isinf(wanted) else math.ceil(wanted * c.mixture[s.name] / sum(c.mixture.values()))
 
 
-def open_sources(c: Config, v: Vocabulary) -> dict[str, ShardSet]:
-    """The prepared shards of each source of the mixture, checked against the tokenizer and VOCAB_SIZE."""
-    if v.size > c.vocab_size:
-        raise DataError(f"the tokenizer has {v.size} entries, but VOCAB_SIZE={c.vocab_size}; "
-                        f"set VOCAB_SIZE={-(-v.size // 128) * 128}")
+def streams(c: Config, v: Vocabulary) -> bool:
+    """Whether shards are made while the run trains: where DATA_STREAM says so, or a source on the hub has none."""
+    unfinished = [source_of(c, name) for name in c.mixture if not is_finished(c, name, v)]
+    if c.data_stream == "auto":
+        return any(s.kind == "hub" for s in unfinished)
+    return c.data_stream == "1" and bool(unfinished)
+
+
+def is_finished(c: Config, name: str, v: Vocabulary) -> bool:
+    """Whether all shards of a source that the settings ask for are there."""
+    folder = source_folder(c, name, v)
+    try:
+        manifest, seals = read_manifest(folder)
+    except FileNotFoundError:
+        return False
+    except DataError:
+        return True  # there is one, and opening it says what is wrong
+    made = sum(seal.train.tokens for seal in seals if seal.train)
+    enough = manifest["end"] == "all" or (manifest["end"] and made >= token_limit(c, source_of(c, name)))
+    there = {path.name for path in folder.glob("*.bin")}
+    return bool(enough) and all(info.file in there for seal in seals for info in seal.infos())
+
+
+def open_sources(c: Config, v: Vocabulary, partial: bool = False) -> dict[str, ShardSet]:
+    """The prepared shards of each source of the mixture, checked against the tokenizer and VOCAB_SIZE.
+
+    partial: of a source that is being streamed what there is; its manifest must be there.
+    """
+    check_tokenizer(c, v)
     opened = {}
     for name in c.mixture:
-        opened[name] = ShardSet(source_folder(c, corpus.source(name), v))
-        opened[name].check_vocabulary(v.sha256, c.vocab_size)
+        opened[name] = shards = ShardSet(source_folder(c, name, v), partial)
+        shards.check_vocabulary(v.sha256, c.vocab_size)
         for split, word in (("train", "training"), ("validation", "validation")):
-            if not opened[name].total(split, "tokens"):
-                raise DataError(f"{opened[name].folder}: holds no {word} document; prepare more with DATA_TOKENS")
-        if (made := opened[name].manifest.get("shard_tokens", c.shard_tokens)) != c.shard_tokens:
-            raise DataError(f"{opened[name].folder}: was prepared with SHARD_TOKENS={made}, not {c.shard_tokens}; "
-                            f"set that, or {opened[name].remedy()}")
-        have, limit = opened[name].total("train", "tokens"), token_limit(c, corpus.source(name))
-        if have < limit and not opened[name].manifest.get("complete", True):
-            raise DataError(f"{opened[name].folder}: holds {have} training tokens and {limit} are asked for; "
-                            f"DATA_TOKENS={have} makes do with these, or {opened[name].remedy()}")
+            if not shards.total(split, "tokens"):
+                raise DataError(f"{shards.folder}: holds no {word} document; prepare more with DATA_TOKENS")
+        if shards.ended and not sum(shards.windows("train", c.seq_len)):
+            raise DataError(f"{shards.folder}: holds no training shard of SEQ_LEN + 1 = {c.seq_len + 1} tokens; "
+                            "prepare more, or take a shorter SEQ_LEN")
+        if (made := shards.manifest["shard_tokens"]) != c.shard_tokens:
+            raise DataError(f"{shards.folder}: was prepared with SHARD_TOKENS={made}, not {c.shard_tokens}; "
+                            f"set that, or {shards.remedy()}")
+        have, limit = shards.total("train", "tokens"), token_limit(c, source_of(c, name))
+        if have < limit and shards.manifest["end"] == "limit":
+            raise DataError(f"{shards.folder}: holds {have} training tokens and {limit} are asked for; run: make data")
     return opened
+
+
+def not_begun(c: Config, v: Vocabulary, held_out: Mapping[str, int]) -> str:
+    """The first source of a run that streams which has nothing yet to train on, or fewer validation shards than
+    `held_out` has of it; "" if there is none."""
+    for name in c.mixture:
+        try:
+            manifest, seals = read_manifest(source_folder(c, name, v))
+            trained, validated = (sum(getattr(seal, split) is not None for seal in seals) for split in SPLITS)
+            if manifest["end"] is None and not (trained and validated >= held_out.get(name, 1)):
+                return name
+        except FileNotFoundError:
+            return name
+        except DataError:  # opening it says what is wrong
+            continue
+    return ""
+
+
+def check_tokenizer(c: Config, v: Vocabulary) -> None:
+    """Raises DataError where the model has no row for some of the tokenizer's entries."""
+    if v.size > c.vocab_size:
+        raise DataError(f"the tokenizer has {v.size} entries, but VOCAB_SIZE={c.vocab_size}; set VOCAB_SIZE={v.size}")
+
+
+def planned_epochs(c: Config, shards: ShardSet, name: str) -> float:
+    """How often the run will see each window of a source that has ended."""
+    windows = sum(shards.windows("train", c.seq_len))
+    planned = c.last_step * c.batch_tokens * c.mixture[name] / sum(c.mixture.values())
+    return planned / max(1, windows * c.seq_len)
+
+
+def refuse_repetition(c: Config, sources: dict[str, ShardSet], begun: bool = False) -> None:
+    """Warn where text is repeated often; raises DataError where it is so beyond what ALLOW_REPEAT names, unless the run
+    has begun already: how large a source is that is streamed shows late."""
+    refused: dict[str, str] = {}
+    for name, shards in sources.items():
+        epochs = planned_epochs(c, shards, name) if shards.ended else 0.0
+        tokens = sum(shards.windows("train", c.seq_len)) * c.seq_len
+        share, total = c.mixture[name] / sum(c.mixture.values()), c.last_step * c.batch_tokens
+        said = (f"{name} is repeated {epochs:,.1f} times: {100 * share:.3g}% of {total:,} tokens are "
+                f"{round(share * total):,}, and it has {tokens:,}")
+        if epochs > MAX_EPOCHS and name not in c.repeats and not begun:
+            refused[name] = said
+        elif epochs > MANY_EPOCHS:
+            log.warning("warning: %s%s", said, ", as ALLOW_REPEAT allows" if name in c.repeats else
+                        f"; beyond {MANY_EPOCHS} times it is worth less than new text")
+    if refused:
+        names = ",".join([*c.repeats, *refused])
+        raise DataError(f"{'; '.join(refused.values())}. Beyond {MAX_EPOCHS} times text teaches little and is learned "
+                        f"by heart: give it less weight in DATA_MIX, or allow it with ALLOW_REPEAT={names}")
 
 
 # ---------------------------------------------------------------------------------------------------
 # Making shards
 # ---------------------------------------------------------------------------------------------------
 
-class Pending:
-    """Documents of one split that are encoded and not sealed yet."""
-
-    def __init__(self) -> None:
-        self.ids: list[np.ndarray] = []
-        self.tokens = self.text_bytes = 0
-
-    def add(self, ids: np.ndarray, text_bytes: int) -> None:
-        self.ids.append(ids)
-        self.tokens += len(ids)
-        self.text_bytes += text_bytes
+def maker_of(c: Config, name: str, v: Vocabulary) -> Maker:
+    p = pinned_of(c, name)
+    return Maker(p, v, source_folder(c, name, v), c.shard_tokens, files_of(c, p))
 
 
-class SourceWriter:
-    """Seals shards of one source and keeps the account that lets a killed run go on."""
-
-    def __init__(self, c: Config, s: Source, v: Vocabulary, folder: Path):
-        self.c, self.s, self.v, self.folder = c, s, v, folder
-        self.progress = folder / "progress.jsonl"
-        self.shards: dict[str, list[ShardInfo]] = {split: [] for split in SPLITS}
-        self.documents = self.empty = 0  # taken from the source so far; of those without text
-        self.pending = {split: Pending() for split in SPLITS}
-        folder.mkdir(parents=True, exist_ok=True)
-        self.resume()
-
-    def resume(self) -> None:
-        """Take over what sealed shards hold, and remove files of an unsealed one."""
-        written = self.progress.read_text() if self.progress.exists() else ""
-        whole = written[:written.rfind("\n") + 1]
-        if whole != written:  # the line that a full disk cut short
-            write_whole(self.progress, whole.encode())
-        for line in whole.splitlines():
-            entry = json.loads(line)
-            self.documents, self.empty = entry["documents"], entry["empty"]
-            for split in SPLITS:
-                self.shards[split] += [ShardInfo(**info) for info in entry[split]]
-        kept = {info.file for split in SPLITS for info in self.shards[split]}
-        for path in self.folder.glob("*.bin*"):
-            if path.name not in kept:
-                path.unlink()
-        if self.documents:
-            log.info("source %s: going on behind document %d, %d shards sealed", self.s.name, self.documents, len(kept))
-
-    def tokens(self) -> int:
-        """Training tokens, sealed or not."""
-        return sum(info.tokens for info in self.shards["train"]) + self.pending["train"].tokens
-
-    def add(self, batch: list[Document], limit: float) -> None:
-        """Encode documents, in order, up to the one that reaches the limit; seal behind each that fills a shard."""
-        for document, ids in zip(batch, self.v.encode_batch([d.text for d in batch]), strict=True):
-            if self.tokens() >= limit:
-                return
-            self.documents += 1
-            if not document.text:
-                self.empty += 1
-                continue
-            split = "validation" if corpus.is_validation(self.s, document.name) else "train"
-            with_end = np.array([self.v.end_of_text, *ids], dtype=np.uint32)
-            self.pending[split].add(with_end, len(document.text.encode(errors="surrogatepass")))
-            if self.pending["train"].tokens >= self.c.shard_tokens:
-                self.seal()
-
-    def seal(self) -> None:
-        """Write what is pending as one shard a split and record it."""
-        entry: dict[str, Any] = {"documents": self.documents, "empty": self.empty}
-        for split in SPLITS:
-            pending, entry[split] = self.pending[split], []
-            if pending.ids:
-                path = self.folder / f"{split}_{len(self.shards[split]):05d}.bin"
-                info = write_shard(path, np.concatenate(pending.ids), len(pending.ids), pending.text_bytes,
-                                   self.v.sha256, self.s.name, self.v.size)
-                self.shards[split].append(info)
-                entry[split] = [dataclasses.asdict(info)]
-            self.pending[split] = Pending()
-        with open(self.progress, "a", encoding="utf-8") as file:
-            file.write(json.dumps(entry) + "\n")
-
-    def finish(self, revision: str, complete: bool) -> None:
-        """Seal the rest and turn the account into the manifest. complete: the source has no more."""
-        if any(self.pending[split].ids for split in SPLITS):
-            self.seal()
-        manifest = {
-            "schema": 1, "source": self.s.name, "revision": revision, "tokenizer_sha256": self.v.sha256,
-            "tokenizer_size": self.v.size, "documents": self.documents, "dropped": {"empty": self.empty},
-            "complete": complete, "shard_tokens": self.c.shard_tokens,
-            "compressed_bpb": compressed_bpb(self.s, revision) if self.s.compressors else {},
-            "shards": {split: [dataclasses.asdict(info) for info in self.shards[split]] for split in SPLITS}}
-        write_whole(self.folder / "manifest.json", json.dumps(manifest, indent=1).encode())
-        self.progress.unlink()
-
-
-def make_source(c: Config, s: Source, v: Vocabulary) -> None:
+def make_source(c: Config, name: str, v: Vocabulary) -> None:
     """Prepare the shards of one source, from wherever an earlier run was killed."""
-    began = last = time.perf_counter()
-    revision, writer, limit = revision_of(c, s), SourceWriter(c, s, v, source_folder(c, s, v)), token_limit(c, s)
-    for batch in batches(corpus.documents(s, revision, skip=writer.documents, token=c.hf_token), BATCH_BYTES):
-        writer.add(batch, limit)
-        if writer.tokens() >= limit:
-            break
-        if time.perf_counter() - last > 10:
-            last = time.perf_counter()
-            log.info("source %s: %.1f M tokens of %s", s.name, writer.tokens() / 1e6,
-                     "all" if math.isinf(limit) else f"{limit / 1e6:.0f} M")
-    writer.finish(revision, complete=writer.tokens() < limit)
-    seconds = time.perf_counter() - began
-    log.info("source %s: %d documents (%d empty, dropped), %.2f M training tokens, in %.1f s", s.name, writer.documents,
-             writer.empty, writer.tokens() / 1e6, seconds)
+    began, maker = time.perf_counter(), maker_of(c, name, v)
+    limit, before = token_limit(c, maker.pinned.source), maker.tokens()
+    files = maker.pinned.files
+    plain = all(file.name.endswith((".jsonl", ".json", ".txt", ".py")) for file in files)
+    with contextlib.closing(maker.files), Progress(name, limit, [file.bytes for file in files], before,
+                                                   plain) as progress:
+        maker.progress = progress.at
+        if maker.pinned.source.compressors and not maker.compressed_bpb:  # before the end is written, which is the end
+            maker.compressed_bpb = compressed_bpb(maker.pinned, maker.files)
+        for k in maker.absent():
+            log.info("source %s: making shard %d again, which is not there", name, k)
+            maker.remake(k)
+        for _ in maker.make(limit):
+            pass
+        for i in range(len(maker.pinned.files)):  # the limit may end in the middle of one, with another fetched ahead
+            maker.files.done(i)
+    seconds, made = time.perf_counter() - began, maker.tokens() - before
+    log.info("source %s: %d documents, %.2f M training tokens; rows dropped: %s; %.1f s, %.2f M tokens/s", name,
+             sum(seal.documents for seal in maker.seals), maker.tokens() / 1e6, rows_dropped(maker.dropped.counts),
+             seconds, made / seconds / 1e6)
+    for example in maker.dropped.examples:
+        log.info("  dropped: %s, row %d: %s", example["file"], example["row"], example["what"])
 
 
-def batches(documents: Iterator[Document], size: int) -> Iterator[list[Document]]:
-    """Documents in lists of about `size` bytes of text."""
-    batch: list[Document] = []
-    held = 0
-    for document in documents:
-        batch.append(document)
-        held += len(document.text)
-        if held >= size:
-            yield batch
-            batch, held = [], 0
-    if batch:
-        yield batch
-
-
-def compressed_bpb(s: Source, revision: str) -> dict[str, float]:
+def compressed_bpb(p: Pinned, files: Files) -> dict[str, float]:
     """Bits per byte that general compressors need for the held-out documents, all in one file."""
-    held_out = b"".join(d.text.encode() for d in corpus.documents(s, revision) if corpus.is_validation(s, d.name))
+    held_out = b"".join(item.text.encode() for item in documents(p, files)
+                        if isinstance(item, Document) and is_validation(p.source, item.name))
     return {"gzip -9": 8 * len(gzip.compress(held_out, 9, mtime=0)) / len(held_out),
-            "xz -9": 8 * len(lzma.compress(held_out, preset=9)) / len(held_out)}
+            "xz -9": 8 * len(lzma.compress(held_out, preset=9)) / len(held_out)} if held_out else {}
 
 
 # ---------------------------------------------------------------------------------------------------
 
 @contextlib.contextmanager
 def one_at_a_time(folder: Path) -> Iterator[None]:
-    """Hold DATA_DIR against another process that prepares there."""
+    """Hold a folder of DATA_DIR against another process that prepares there."""
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / ".lock", "w") as lock:
         try:
@@ -270,38 +274,77 @@ def one_at_a_time(folder: Path) -> Iterator[None]:
         yield
 
 
-def prepare(c: Config) -> None:
-    """Make what is absent, then open everything, so that a fault shows now and not in training."""
+def prepare(c: Config, whole: bool = False) -> None:
+    """Make what is absent, then open everything, so that a fault shows now and not in training.
+
+    whole: also what would be streamed. Other nodes than the first make nothing, so that one process of a job speaks to
+    the hub: they wait for what the first prepares on a disk that they share, or get it when training starts (relay.py).
+    """
+    if c.node_rank:
+        log.info("data: node %d takes what the first node prepares", c.node_rank)
+        for folder in (data_dir(c), *(data_dir(c) / name for name in c.mixture)):
+            with one_at_a_time(folder):
+                pass
+        return
     try:
         with one_at_a_time(data_dir(c)):
-            v = vocabulary(c, make=True)
             for name in c.mixture:
-                s = corpus.source(name)
-                if not (source_folder(c, s, v) / "manifest.json").is_file():
-                    make_source(c, s, v)
+                pin(source_of(c, name), data_dir(c) / name, c.hf_token)
+            v = vocabulary(c, make=True)
+        check_tokenizer(c, v)
+        if not whole and streams(c, v):
+            unfinished = [name for name in c.mixture if not is_finished(c, name, v)]
+            log.info("data: %s will be streamed while the run trains; make data prepares all of it beforehand",
+                     ", ".join(unfinished))
+            return
+        for name in c.mixture:
+            if not is_finished(c, name, v):
+                with one_at_a_time(data_dir(c) / name):
+                    make_source(c, name, v)
     except OSError as error:
         raise DataError(f"{error.filename or data_dir(c)}: cannot be written ({error.strerror}); choose another folder "
                         "with DATA_DIR, or make room") from error
-    for name, shards in open_sources(c, v).items():
+    sources = open_sources(c, v)
+    for name, shards in sources.items():
         log.info("data: %s %s, %.2f M training and %.2f M validation tokens in %s", name,
                  shards.manifest["revision"][:12], shards.total("train", "tokens") / 1e6,
                  shards.total("validation", "tokens") / 1e6, shards.folder)
+    refuse_repetition(c, sources)
 
 
 def verify(c: Config) -> None:
-    """Check every hash of every shard of the mixture."""
-    for name, shards in open_sources(c, vocabulary(c)).items():
-        for split in SPLITS:
-            for info in shards.shards[split]:
+    """Check size, header and hash of every shard of the mixture; all that is wrong is said."""
+    problems, v = list[str](), vocabulary(c)
+    for name in c.mixture:
+        found = len(problems)
+        try:
+            shards = ShardSet(source_folder(c, name, v), check=False)
+        except DataError as error:
+            problems.append(str(error))
+            continue
+        infos = [info for seal in shards.seals for info in seal.infos()]
+        for info in infos:
+            try:
+                shards.check_header(info)
                 shards.check_hash(info)
-        log.info("data: %s is whole, %d shards", name, sum(len(shards.shards[split]) for split in SPLITS))
+            except DataError as error:
+                problems.append(str(error))
+        if len(problems) == found:
+            log.info("data: %s is whole, %d shards", name, len(infos))
+    if problems:
+        raise DataError("\n".join(problems))
+    open_sources(c, v)
 
 
-def main(argv: list[str]) -> int:
+def main(argv: Sequence[str]) -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    return exit_code(lambda: verify(Config.load()) if "verify" in argv else prepare(Config.load(), "data" in argv))
+
+
+def exit_code(action: Callable[[], None]) -> int:
+    """Do something with data; what is wrong is said, and is the exit code of the process."""
     try:
-        verify(Config.load()) if argv == ["verify"] else prepare(Config.load())
+        action()
     except SettingsError as error:
         log.error("%s", error)
         return 64

@@ -17,7 +17,7 @@ aten = torch.ops.aten
 # The costly operations, by the names that torch's dispatcher gives them; of each, every overload counts.
 KEPT = {aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten._scaled_dot_product_flash_attention,
         aten._scaled_dot_product_efficient_attention, aten._scaled_dot_product_cudnn_attention,
-        aten._scaled_dot_product_flash_attention_for_cpu, aten._scaled_dot_product_attention_math_for_mps}
+        aten._scaled_dot_product_flash_attention_for_cpu}
 KEPT_NAMES = ("flash_attn", "varlen_attn")  # operations of packages, which may not be there
 
 

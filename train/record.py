@@ -18,6 +18,7 @@ from typing import Any
 SCHEMA = 1
 
 EVENTS = ("start", "step", "eval", "checkpoint", "resume", "signal", "skip", "rollback", "nonfinite", "end")
+GOES_BACK = ("start", "resume", "rollback")  # to the step they name; what was recorded past it is lost
 
 # Key -> unit, of a step record beside the common ones.
 STEP_UNITS = {
@@ -34,11 +35,45 @@ STEP_UNITS = {
 }
 
 EVAL_UNITS = {
-    "val_loss": "nats/token on validation text",
+    "val_loss": "nats/token on validation text; null where the evaluation failed",
     "val_bpb": "bits per byte on the same",
     "scored_tokens": "validation tokens scored",
     "eval_s": "seconds",
     "full": "true where the set was the final, larger one",
+    "error": "in words, why an evaluation failed or ran out of time; training went on",
+}
+
+# Event -> key -> unit, beside the common ones; of `nonfinite`, just before its `skip`, the same as there.
+BEGINNING = {
+    "startup_s": "phase -> seconds, from the process's start until it could train: by this it began before the record",
+    "changes": "settings that differ from the last attempt's",
+    "world_size": "processes",
+}
+EVENT_UNITS: dict[str, dict[str, str]] = {
+    "start": BEGINNING,
+    "resume": BEGINNING,
+    "checkpoint": {"seconds": "until it was safe on disk, training going on meanwhile", "bytes": "its size"},
+    "signal": {"name": "of the signal, or which rank it came to"},
+    "skip": {
+        "step": "the step whose update was not taken",
+        "reason": "loss, grad_norm or nonfinite: what was out of bounds",
+        "loss": "nats/token, of that step",
+        "grad_norm": "L2 norm, of that step",
+        "samples": "[first, last] sample of it",
+        "names": "where these samples come from",
+        "step_ms": "milliseconds, the whole step, all of it lost",
+    },
+    "rollback": {
+        "step": "the step gone back to",
+        "from": "the step it was at; those between are lost",
+        "passed_over": "windows of text that are left out from here on",
+        "seconds": "until training went on",
+    },
+    "end": {
+        "reason": "done, stopped or crashed",
+        "stall_s": "seconds that the last save took, where no step follows to tell it",
+        "goodput": "category -> seconds since the first start (goodput.py)",
+    },
 }
 
 # How a value looks on the console; anything else as str() has it.
@@ -68,6 +103,12 @@ def to_console(record: Mapping[str, Any], last_step: int, keys: Iterable[str] = 
     return " ".join(words)
 
 
+def duration(seconds: float) -> str:
+    """1:02:03 or 2:03."""
+    hours, rest = divmod(round(seconds), 3600)
+    return f"{hours}:{rest // 60:02}:{rest % 60:02}" if hours else f"{rest // 60}:{rest % 60:02}"
+
+
 def read(path: Path) -> Iterator[dict[str, Any]]:
     """The records of metrics.jsonl in order. A last line that a kill cut short is left out.
 
@@ -93,6 +134,6 @@ def last_of_each_step(records: Iterable[Mapping[str, Any]]) -> list[Mapping[str,
     for record in records:
         if record["event"] == "step":
             by_step[record["step"]] = record
-        elif record["event"] in ("start", "resume", "rollback"):
+        elif record["event"] in GOES_BACK:
             by_step = {step: r for step, r in by_step.items() if step <= record["step"]}
     return [by_step[step] for step in sorted(by_step)]

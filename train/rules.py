@@ -26,7 +26,7 @@ def check_kv_heads(c: Any) -> str | None:
 
 
 def check_batch(c: Any) -> str | None:
-    return batch_problem(c, c.nproc or 1)
+    return batch_problem(c, c.nodes * (c.nproc or 1))
 
 
 def batch_problem(c: Any, world_size: int) -> str | None:
@@ -73,6 +73,13 @@ def check_mix(c: Any) -> str | None:
     return None
 
 
+def check_init(c: Any) -> str | None:
+    if c.init_from and c.tokenizer == "train":
+        return (f"INIT_FROM={c.init_from}: its weights know the tokens of their own tokenizer, and TOKENIZER=train "
+                f"makes another; set TOKENIZER={c.init_from.rstrip('/')}/tokenizer.json")
+    return None
+
+
 def check_shard(c: Any) -> str | None:
     if c.shard_tokens <= c.seq_len:
         return f"SHARD_TOKENS={c.shard_tokens} must exceed SEQ_LEN={c.seq_len}; for example SHARD_TOKENS=100000000"
@@ -98,6 +105,33 @@ def check_muon(c: Any) -> str | None:
     return None
 
 
+def check_nodes(c: Any) -> str | None:
+    if c.node_rank >= c.nodes:
+        return (f"NODE_RANK={c.node_rank} with NODES={c.nodes}: nodes are counted from 0; "
+                f"the last is NODE_RANK={c.nodes - 1}")
+    if c.nodes > 1 and not c.master_addr:
+        return f"NODES={c.nodes} needs MASTER_ADDR, the first node's name or address; for example MASTER_ADDR=10.0.0.5"
+    return None
+
+
+def check_shards(c: Any) -> str | None:
+    if c.parallel != "hsdp" and c.shard_ranks is not None:
+        return f"SHARD_RANKS={c.shard_ranks}: PARALLEL={c.parallel} has no groups; leave it out, or set PARALLEL=hsdp"
+    if c.parallel == "ddp" and c.grad_sync != "step":
+        return f"GRAD_SYNC={c.grad_sync}: PARALLEL=ddp reduces once a step; set GRAD_SYNC=step, or PARALLEL=fsdp"
+    if c.parallel != "ddp" and c.optimizer == "muon":
+        return (f"OPTIMIZER=muon needs whole matrices, and PARALLEL={c.parallel} splits them over processes; set "
+                "OPTIMIZER=adamw, or PARALLEL=ddp")
+    return None
+
+
+def check_shutdown(c: Any) -> str | None:
+    if c.shutdown_timeout_s >= c.grace_period_s:
+        return (f"SHUTDOWN_TIMEOUT_S={c.shutdown_timeout_s} must be less than GRACE_PERIOD_S={c.grace_period_s}, or "
+                f"the cluster ends a save half-way; for example GRACE_PERIOD_S={c.shutdown_timeout_s + 60}")
+    return None
+
+
 def check_wandb(c: Any) -> str | None:
     if c.wandb_mode == "online" and not has_key(c.wandb_api_key):
         return ("WANDB_MODE=online: there is no key; set WANDB_API_KEY in the environment or ENV_FILE, or run wandb "
@@ -108,13 +142,17 @@ def check_wandb(c: Any) -> str | None:
 CHECKS: list[tuple[tuple[str, ...], Callable[[Any], str | None]]] = [
     (("N_EMBD", "N_HEAD"), check_heads),
     (("N_HEAD", "N_KV_HEAD"), check_kv_heads),
-    (("BATCH_TOKENS", "SEQ_LEN", "MICRO_BATCH_SIZE", "NPROC"), check_batch),
+    (("BATCH_TOKENS", "SEQ_LEN", "MICRO_BATCH_SIZE", "NPROC", "NODES"), check_batch),
     (("MIN_LEARNING_RATE", "LEARNING_RATE"), check_rates),
     (("TRAIN_TOKENS", "BATCH_TOKENS", "WARMUP_TOKENS"), check_horizon),
     (("LR_SCHEDULE", "DECAY_TOKENS", "WARMUP_TOKENS", "TRAIN_TOKENS"), check_decay),
     (("OPTIMIZER", "MUON_MOMENTUM"), check_muon),
     (("ATTENTION", "DEVICE", "DTYPE"), check_attention),
+    (("NODES", "NODE_RANK", "MASTER_ADDR"), check_nodes),
+    (("PARALLEL", "SHARD_RANKS", "GRAD_SYNC", "OPTIMIZER"), check_shards),
+    (("SHUTDOWN_TIMEOUT_S", "GRACE_PERIOD_S"), check_shutdown),
     (("DATA_MIX",), check_mix),
+    (("INIT_FROM", "TOKENIZER"), check_init),
     (("SHARD_TOKENS", "SEQ_LEN"), check_shard),
     (("WANDB_MODE", "WANDB_API_KEY"), check_wandb),
 ]

@@ -6,14 +6,18 @@ from pathlib import Path
 
 @dataclasses.dataclass(frozen=True)
 class RunPaths:
-    """Where a run keeps what. Nothing here creates anything."""
+    """Where a run keeps what. Nothing here creates anything.
+
+    node: which of several machines asks. They may share the folder, and each has its own job and console in it.
+    """
 
     folder: Path
+    node: int = 0
 
     @classmethod
-    def of(cls, runs_dir: str, run_name: str, root: Path) -> "RunPaths":
+    def of(cls, runs_dir: str, run_name: str, root: Path, node: int = 0) -> "RunPaths":
         """The run's paths; a relative RUNS_DIR is taken from the repository's root."""
-        return cls((root / runs_dir / run_name).absolute())
+        return cls((root / runs_dir / run_name).absolute(), node)
 
     @property
     def name(self) -> str:
@@ -45,7 +49,7 @@ class RunPaths:
     @property
     def console_log(self) -> Path:
         """What a detached job said."""
-        return self.folder / "console.log"
+        return self.folder / (f"console_node_{self.node}.log" if self.node else "console.log")
 
     @property
     def status(self) -> Path:
@@ -54,8 +58,13 @@ class RunPaths:
 
     @property
     def lock(self) -> Path:
-        """Held by the process that trains this run."""
+        """Held by the process of node 0 that trains this run, or calls the roll before it does."""
         return self.folder / ".lock"
+
+    @property
+    def hang(self) -> Path:
+        """The stacks of processes that made no progress."""
+        return self.folder / "hang"
 
     @property
     def wandb(self) -> Path:
@@ -73,6 +82,11 @@ class RunPaths:
         return self.folder / "logs" / "wandb.log"
 
     @property
+    def producer_log(self) -> Path:
+        """What the producer of a run that streams said."""
+        return self.folder / "logs" / "producer.log"
+
+    @property
     def wandb_lock(self) -> Path:
         """Held by the process that mirrors this run."""
         return self.folder / ".wandb.lock"
@@ -80,14 +94,11 @@ class RunPaths:
     @property
     def job(self) -> Path:
         """Held by scripts/train.sh from before data is prepared until the plots are drawn; says what it does."""
-        return self.folder / ".job"
+        return self.folder / (f".job_node_{self.node}" if self.node else ".job")
 
     @property
     def checkpoints(self) -> Path:
         return self.folder / "checkpoints"
-
-    def checkpoint(self, step: int) -> Path:
-        return self.checkpoints / f"step_{step:07d}"
 
     @property
     def plots(self) -> Path:

@@ -1,6 +1,7 @@
 """Text from a model, a token at a time."""
 
 import contextlib
+from collections.abc import Callable
 
 import torch
 
@@ -10,9 +11,10 @@ from train.tokenizer import Vocabulary
 
 @torch.no_grad()
 def continue_text(model: Transformer, vocabulary: Vocabulary, prompt: str, n_tokens: int, seed: int,
-                  temperature: float = 0.8, top_k: int = 50) -> str:
+                  temperature: float = 0.8, top_k: int = 50, agree: Callable[[int], int] | None = None) -> str:
     """The prompt and up to n_tokens more, ended early by the end-of-text token.
 
+    agree: where all processes of a split model sample together, what makes one choice of theirs.
     Samples from the top_k most likely entries at the temperature (0: always the likeliest). Rows of the
     embedding that the tokenizer has no entry for are never chosen.
     """
@@ -23,14 +25,15 @@ def continue_text(model: Transformer, vocabulary: Vocabulary, prompt: str, n_tok
     as_written = torch.compiler.set_stance("force_eager") if model.compiled else contextlib.nullcontext()
     for _ in range(n_tokens):
         window = torch.tensor([ids[-model.rotary.shape[1]:]], device=device)
-        with as_written:
-            hidden = model.hidden(window)[:, -1:]
-        logits = model.lm_head(hidden)[0, 0, :vocabulary.size].float().cpu()
+        with as_written:  # a split model has its weights only within its own forward pass
+            logits = model(window)[:, -1] if agree else model.lm_head(model.hidden(window)[:, -1])
+        logits = logits[0, :vocabulary.size].float().cpu()
         if temperature == 0:
             choice = int(logits.argmax())
         else:
             best, entries = logits.topk(min(top_k, vocabulary.size))
             choice = int(entries[torch.multinomial((best / temperature).softmax(0), 1, generator=generator)])
+        choice = agree(choice) if agree else choice
         if choice == vocabulary.end_of_text:
             break
         ids.append(choice)

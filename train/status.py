@@ -2,10 +2,11 @@
 
     python -m train.status runs|status|attach|stop      over the runs on this machine
     python -m train.status hold DESCRIPTOR PID          for scripts/train.sh
+    python -m train.status settle                       for scripts/launch.sh: until no process trains the run
 
-Replaced as a whole, so that a reader never sees half of it. Phases: data, model, compiling, first step, training,
-evaluating, saving, sampling, stopped, crashed, done. A phase before `stopped` whose process is gone means
-that the run was killed; the same command that started it goes on from its last checkpoint.
+Replaced as a whole, so that a reader never sees half of it. Phases: waiting for peers i/n, data, model, rehearsing or
+compiling, first step, training, evaluating, saving, sampling, stopped, crashed, done. A phase before `stopped` whose
+process is gone means that the run was killed; the same command that started it goes on from its last checkpoint.
 """
 
 import contextlib
@@ -28,7 +29,12 @@ from train.settings import ROOT, SettingsError, shown
 log = logging.getLogger(__name__)
 
 OVER = ("stopped", "crashed", "done")
-BEAT_S = 1.0  # at most one heartbeat in this time
+BEAT_S = 1.0     # at most one heartbeat in this time
+SETTLE_S = 10.0  # a trainer whose torchrun was killed holds its run this much longer, at most
+
+
+class RunFolderError(Exception):
+    """The run folder cannot be used; the message says why and what to do."""
 
 
 class Status:
@@ -73,6 +79,14 @@ class Status:
                 temporary.unlink()
 
 
+def of_run(c: Config, paths: RunPaths, active: bool) -> Status:
+    """The run's status, with what the last attempt knew until this one knows better: step, loss, and the seconds that
+    a step and a save took."""
+    last = read(paths.status)
+    return Status(paths.status, active, run=c.run_name, host=socket.gethostname(), last_step=c.last_step,
+                  **{key: last[key] for key in ("step", "loss", "step_s", "save_s") if key in last})
+
+
 def read(path: Path) -> dict[str, Any]:
     """The last status of a run; {} if there is none, or a crash of the machine left none that can be read."""
     try:
@@ -86,9 +100,10 @@ def read(path: Path) -> dict[str, Any]:
 # The targets that look after runs
 # ---------------------------------------------------------------------------------------------------
 
-def take(lock: TextIO | int) -> None:
+def take(lock: TextIO | int, patience_s: float = 1.0) -> None:
     """Lock a run or job. Tried for a second: `make status` holds a lock for an instant to see whether it is free."""
-    for _ in range(10):
+    deadline = time.monotonic() + patience_s
+    while time.monotonic() < deadline:
         try:
             return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -108,8 +123,37 @@ def is_locked(path: Path) -> bool:
 
 
 def is_held(paths: RunPaths) -> bool:
-    """Whether a process on this machine trains the run now."""
-    return is_locked(paths.lock)
+    """Whether a process on this machine, the first of the run's, trains it now."""
+    return paths.node == 0 and is_locked(paths.lock)
+
+
+def hold_run(paths: RunPaths, patience_s: float = 1.0) -> TextIO:
+    """Make the run's folder, and hold it against a second trainer for as long as the returned file is open.
+
+    Raises RunFolderError where that fails, or another process has it.
+    """
+    try:
+        for folder in (paths.checkpoints, paths.plots):
+            folder.mkdir(parents=True, exist_ok=True)
+        lock = open(paths.lock, "a+", encoding="utf-8")  # noqa: SIM115 (held until it is closed)
+        take(lock, patience_s)
+        lock.truncate(0)
+        lock.write(f"pid {os.getpid()} on {socket.gethostname()}")
+        lock.flush()
+    except BlockingIOError:
+        raise RunFolderError(f"{paths.folder}: another process trains this run ({paths.lock.read_text()}); wait for "
+                             "it, stop it, or choose another RUN_NAME") from None
+    except OSError as error:
+        raise RunFolderError(f"{error.filename or paths.folder}: cannot be written ({error.strerror}); choose another "
+                             "place with RUNS_DIR, or mend its permissions") from None
+    return lock
+
+
+def settle(paths: RunPaths, patience_s: float = SETTLE_S) -> None:
+    """Wait until no process trains the run, for as long as one may take that dies with its parent."""
+    deadline = time.monotonic() + patience_s
+    while is_held(paths) and time.monotonic() < deadline:
+        time.sleep(0.1)
 
 
 def has_job(paths: RunPaths) -> bool:
@@ -127,7 +171,7 @@ def describe(paths: RunPaths) -> str:
         return f"{paths.name:30} {stage or otherwise}"
     phase = stage or state.get("phase", "?")
     over = bool(stage) or phase in OVER
-    if not over and state.get("host") == socket.gethostname() and not is_held(paths):
+    if not over and state.get("host") == socket.gethostname() and not is_locked(paths.lock):
         phase = f"killed while {phase}"
     loss = f"loss {state['loss']:.4f}" if isinstance(state.get("loss"), float) else ""
     ago = "" if over else f"{time.time() - state.get('heartbeat', 0):.0f} s ago on {state.get('host')}"
@@ -155,13 +199,14 @@ def stop(paths: RunPaths, patience_s: float = 150.0) -> str:
     """Ask the run's process to save and stop, and wait for it. Returns what happened; StopError if it goes on.
 
     Where none trains, the job's script is asked. The trainer is sent SIGINT, which none but a user sends:
-    torchrun ends those that are left of several processes with SIGTERM when one has died.
+    torchrun ends those that are left of several processes with SIGTERM when one has died. A trainer that failed
+    just then is started again: that one is asked too.
     """
     deadline, pid = time.monotonic() + patience_s, None
     while (trains := is_held(paths)) or has_job(paths):
         # not STATUS.json: it may be of an earlier attempt
         holder = re.match(r"pid (\d+) on ([^\s:]+)", (paths.lock if trains else paths.job).read_text())
-        if pid is None and holder:
+        if holder and (pid is None or (trains and pid != int(holder[1]))):
             pid = ask(paths, int(holder[1]), holder[2], signal.SIGINT if trains else signal.SIGTERM)
         if time.monotonic() > deadline:
             raise StopError(f"run {paths.name} has not stopped in {patience_s:.0f} s (pid {pid}); look at "
@@ -185,16 +230,17 @@ def ask(paths: RunPaths, pid: int, host: str, number: int) -> int:
 
 
 def attach(paths: RunPaths) -> None:
-    """Follow train.log, and before there is one what a detached job says, until it is over or Ctrl-C."""
-    shown = {paths.console_log: 0, paths.train_log: 0}
+    """Follow the run's log, and before there is one what a detached job says, until it is over or Ctrl-C."""
+    own = paths.node_log(paths.node) if paths.node else paths.train_log
+    position = {paths.console_log: 0, own: 0}
     while True:
         over = not is_held(paths) and not has_job(paths)
-        path = paths.train_log if paths.train_log.exists() else paths.console_log
+        path = own if own.exists() else paths.console_log
         if path.exists():
             with open(path, encoding="utf-8", errors="replace") as said:
-                said.seek(shown[path])
+                said.seek(position[path])
                 sys.stdout.write(said.read())
-                shown[path] = said.tell()
+                position[path] = said.tell()
             sys.stdout.flush()
         if over:
             return
@@ -223,11 +269,14 @@ def main(argv: list[str]) -> int:
     except SettingsError as error:
         sys.stderr.write(f"{error}\n")
         return 64
-    paths = RunPaths.of(config.runs_dir, config.run_name, ROOT)
+    paths = RunPaths.of(config.runs_dir, config.run_name, ROOT, config.node_rank)
     if argv[:1] == ["hold"]:
         return hold(paths, int(argv[1]), int(argv[2]))
+    if argv == ["settle"]:
+        settle(paths)
+        return 0
     if argv == ["runs"]:
-        found = [run for run in map(RunPaths, sorted(paths.folder.parent.glob("*")))
+        found = [run for run in (RunPaths(path, paths.node) for path in sorted(paths.folder.parent.glob("*")))
                  if run.status.exists() or (run.folder.is_dir() and has_job(run))]
         text = "\n".join(map(describe, found)) or f"no runs in {paths.folder.parent}"
     elif not paths.status.exists() and not has_job(paths):

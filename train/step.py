@@ -4,6 +4,8 @@ import dataclasses
 import math
 import resource
 import sys
+import time
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -11,73 +13,121 @@ from torch import Tensor, nn
 from train.batch import Batch
 from train.distributed import World, from_all, sum_over_ranks
 from train.optim import Optimizer
-from train.parallel import grad_sync
-
-
-class NonFiniteStep(Exception):
-    """The loss or the gradient is NaN or infinite; the weights were not touched."""
-
-    def __init__(self, loss: float, grad_norm: float, samples: list[int]):
-        super().__init__(f"loss={loss} grad_norm={grad_norm}")
-        self.loss, self.grad_norm, self.samples = loss, grad_norm, samples
+from train.parallel import copies, grad_sync, local, settle, waits_in_forward
 
 
 @dataclasses.dataclass(frozen=True)
 class StepNumbers:
     """What the host reads in a step, the same on all ranks.
 
-    loss in nats/token over the global batch; grad_norm before clipping; stop and save: whether any rank
-    was told to stop, or the first wants a checkpoint; mem_gib: the largest rank's peak.
+    loss in nats/token over the global batch; grad_norm before clipping; stop, save and starved: whether any rank
+    was told to stop, the first wants a checkpoint, or any has not the data of the next step; mem_gib: the largest
+    rank's peak; own_s: seconds that each rank worked before it first had to wait for others. refused: why the
+    weights were not updated, and samples: those that may be the cause.
     """
 
     loss: float
     grad_norm: float
     stop: bool
     save: bool
+    starved: bool
     mem_gib: float
+    own_s: tuple[float, ...] = ()
+    refused: str | None = None
+    samples: tuple[int, ...] = ()
+
+
+def not_finite(loss: float, grad_norm: float) -> str | None:
+    """The least that a step must fulfil: why it is refused, or None."""
+    return None if math.isfinite(loss) and math.isfinite(grad_norm) else "nonfinite"
 
 
 def train_step(model: nn.Module, optimizer: Optimizer, batch: Batch, grad_clip: float, world: World,
-               stop: bool = False, save: bool = False) -> StepNumbers:
+               stop: bool = False, save: bool = False, starved: bool = False, clock: "Clock | None" = None,
+               judge: Callable[[float, float], str | None] = not_finite) -> StepNumbers:
     """Forward, loss, backward, synchronise, clip, update. The learning rate is already set.
 
-    The gradient is that of the summed loss over the step's global number of scored tokens.
-    Raises NonFiniteStep, on all ranks alike and before the update.
+    The gradient is that of the summed loss over the step's global number of scored tokens. judge(loss, grad_norm)
+    says why the update must not be made, or None; it must say the same on all ranks.
     """
-    losses = []
+    losses, clock = [], clock or Clock(world.device)
+    if waits_in_forward(model):
+        clock.worked()
     for i, micro_batch in enumerate(batch.micro_batches):
-        with grad_sync(model, enabled=i == len(batch.micro_batches) - 1):
+        last = i == len(batch.micro_batches) - 1
+        with grad_sync(model, enabled=last):
             loss, _ = model(*micro_batch)                  # summed, in nats
+            if last and not waits_in_forward(model):
+                clock.worked()
             (loss * (world.size / batch.scored)).backward()  # the engine divides by its ranks: undone here
         losses.append(loss.detach())                       # no .item(): it would stall a GPU
-    grad_norm = clip(model, grad_clip)
+    gradients = [local(weight.grad) for weight in model.parameters() if weight.grad is not None]
 
-    numbers = read_numbers(torch.stack(losses).sum() / batch.scored, grad_norm, stop, save, world)
-    if not (math.isfinite(numbers.loss) and math.isfinite(numbers.grad_norm)):
-        raise NonFiniteStep(numbers.loss, numbers.grad_norm, culprits(losses, batch))
-    optimizer.step()
+    numbers = read_numbers(torch.stack(losses).sum() / batch.scored, nn.utils.get_total_norm(gradients),
+                           copies(model, world), (stop, save, starved), clock.own_s, world)
+    if reason := judge(numbers.loss, numbers.grad_norm):
+        samples = culprits(losses, batch)
+        numbers = dataclasses.replace(numbers, refused=reason, samples=tuple(samples))
+    else:
+        clip(gradients, numbers.grad_norm, grad_clip)
+        optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return numbers
 
 
-def clip(model: nn.Module, largest: float) -> Tensor:
-    """Scale the gradient to norm `largest` if it is longer; 0: never. Returns the norm it had, on the device."""
-    return nn.utils.clip_grad_norm_(model.parameters(), largest if largest > 0 else math.inf)
+def clip(gradients: list[Tensor], norm: float, largest: float) -> None:
+    """Scale gradients whose norm, over all ranks, is longer than `largest` down to that; 0: never."""
+    if 0 < largest < norm:
+        torch._foreach_mul_(gradients, largest / (norm + 1e-6))
 
 
-def read_numbers(loss_part: Tensor, grad_norm: Tensor, stop: bool, save: bool, world: World) -> StepNumbers:
+def read_numbers(loss_part: Tensor, norm_here: Tensor, held_by: int, wishes: tuple[bool, bool, bool], own_s: float,
+                 world: World) -> StepNumbers:
     """The step's one all-reduce and its one read by the host, before the update.
 
-    Each rank adds its part of the loss and its wish to stop; the first its wish to save; memory has a
-    place for each rank, so that the sum holds the maximum.
+    Each rank adds its part of the loss, the square of its gradients' norm, over the ranks that hold the same ones,
+    and its wishes to stop, to save (the first's counts) and for data. Memory and time have a place for each rank.
     """
-    values = torch.zeros(4 + world.size, dtype=torch.float64)
-    values[2], values[3] = float(stop), float(save and world.is_first)
-    values[4 + world.rank] = peak_memory_gib(world.device)
+    stop, save, starved = wishes
+    values = torch.zeros(5 + 2 * world.size, dtype=torch.float64)
+    values[2], values[3], values[4] = float(stop), float(save and world.is_first), float(starved)
+    values[5 + world.rank] = peak_memory_gib(world.device)
+    values[5 + world.size + world.rank] = own_s
     values = values.to(world.device, non_blocking=True)
-    values[0], values[1] = loss_part, grad_norm / world.size
-    loss, norm, stops, saves, *memory = sum_over_ranks(values).tolist()
-    return StepNumbers(loss, norm, stops > 0, saves > 0, max(memory))
+    values[0], values[1] = loss_part, norm_here.double().square() / held_by
+    loss, square, stops, saves, starving, *by_rank = sum_over_ranks(values).tolist()
+    return StepNumbers(loss, math.sqrt(square) if square >= 0 else math.nan, stops > 0, saves > 0, starving > 0,
+                       max(by_rank[:world.size]), tuple(by_rank[world.size:]))
+
+
+class Clock:
+    """How long a rank works in a step before it waits for others: a slow one is found by it.
+
+    On a GPU the host is ahead of it: two events are compared once the step has been read, and what is told is the
+    step before.
+    """
+
+    def __init__(self, device: torch.device):
+        self.gpu, self.own_s = device.type == "cuda", 0.0
+        self.events = [torch.cuda.Event(enable_timing=True) for _ in range(2)] if self.gpu else []
+        self.ran, self.began, self.host_s = False, time.perf_counter(), 0.0
+
+    def start(self) -> None:
+        """A step begins, with the wait for its batch."""
+        if self.gpu:
+            if self.ran:
+                self.own_s = max(self.host_s, self.events[0].elapsed_time(self.events[1]) / 1000)
+            self.events[0].record()
+        self.began = time.perf_counter()
+
+    def worked(self) -> None:
+        """All is done that needs no other rank."""
+        self.host_s = time.perf_counter() - self.began
+        if self.gpu:
+            self.events[1].record()
+            self.ran = True
+        else:
+            self.own_s = self.host_s
 
 
 def culprits(losses: list[Tensor], batch: Batch) -> list[int]:
@@ -98,3 +148,21 @@ def peak_memory_gib(device: torch.device) -> float:
         return torch.cuda.max_memory_allocated(device) / 2**30
     unit = 1 if sys.platform == "darwin" else 1024  # ru_maxrss is in bytes there, in KiB on Linux
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
+
+
+def rehearse(model: nn.Module, optimizer: Optimizer, micro_batch: Sequence[Tensor]) -> None:
+    """A step's forward, backward and room for moments at full shape, which changes nothing.
+
+    What is decided at the first use is decided here (parallel.settle), and memory that does not suffice shows.
+    """
+    settle(model, micro_batch)
+    room = [torch.empty_like(local(weight)) for weight in model.parameters() for _ in range(2)
+            if not optimizer.moments(weight)]
+    del room
+    model.zero_grad(set_to_none=True)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory did not suffice; torch has a class of its own for GPUs only."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
+        isinstance(error, RuntimeError) and ("allocate memory" in str(error) or "not enough memory" in str(error)))

@@ -4,6 +4,7 @@
 """
 
 import dataclasses
+import time
 import warnings
 from pathlib import Path
 
@@ -13,15 +14,16 @@ import torch
 
 from tests.running import environment, losses, train
 from tests.unit.test_parity import batches
-from train import attention, compilation
+from train import attention, checkpoint, compilation
 from train.batch import Batch, document_bounds
 from train.config import Config
 from train.distributed import World
 from train.model import build
 from train.optim import build_optimizer, set_rate
+from train.saver import Saver
 from train.schedule import lr_at
 from train.settings import SettingsError
-from train.step import train_step
+from train.step import Clock, train_step
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")]
 
@@ -85,6 +87,44 @@ def test_a_run_on_a_gpu_goes_on_where_it_stopped(tmp_path: Path, data: dict[str,
     train(env | {"MAX_STEPS": "20"})
     whole, parts = losses(tmp_path / "whole"), losses(tmp_path / "run")
     assert [parts[s][0] for s in whole] == pytest.approx([whole[s][0] for s in whole], rel=1e-3)
+
+
+def test_a_checkpoint_holds_what_training_had_when_it_began_though_it_goes_on(tiny: Config, tmp_path: Path) -> None:
+    here = world("cuda")
+    c = dataclasses.replace(tiny, n_embd=512, n_head=8, vocab_size=8192, mlp_dim=2048).derived()
+    model = build(c, here.device)
+    optimizer, saver = build_optimizer(model, c), Saver(tmp_path, c, here, 2**20)
+    tokens = torch.randint(c.vocab_size, (16, c.seq_len + 1), device=here.device)
+    batch = Batch([(tokens[:, :-1], tokens[:, 1:])], 16 * c.seq_len, range(16))
+    train_step(model, optimizer, batch, 1.0, here)
+    for step in (1, 2):  # the second copy goes to where the first was
+        before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+        saver.start(step, model, optimizer, {"data": {}})
+        for _ in range(3):
+            train_step(model, optimizer, batch, 1.0, here)
+        saver.wait()
+        ended = saver.poll()
+        assert ended is not None and ended.problem is None
+        other = build(c, here.device)
+        checkpoint.load_into(ended.folder, other, build_optimizer(other, c))
+        assert all(torch.equal(weight, before[name]) for name, weight in other.named_parameters())
+
+
+def test_the_clock_tells_how_long_the_gpu_worked(tiny: Config) -> None:
+    here = world("cuda")
+    c = dataclasses.replace(tiny, n_embd=1024, n_head=8, n_layer=8, seq_len=512, mlp_dim=4096).derived()
+    model, clock = build(c, here.device), Clock(here.device)
+    optimizer = build_optimizer(model, c)
+    tokens = torch.randint(c.vocab_size, (8, c.seq_len + 1), device=here.device)
+    batch = Batch([(tokens[:, :-1], tokens[:, 1:])], 8 * c.seq_len, range(8))
+    own, took = 0.0, 0.0
+    for _ in range(4):
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        clock.start()
+        own = train_step(model, optimizer, batch, 1.0, here, clock=clock).own_s[0]
+        took = time.perf_counter() - began
+    assert 0.15 * took < own < 0.7 * took  # forward is a third of a step
 
 
 # ---- Compiled code, Muon

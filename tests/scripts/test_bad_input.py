@@ -20,6 +20,7 @@ def no_training(folder: Path) -> bool:
     return not (folder / "run" / "metrics.jsonl").exists()
 
 
+@pytest.mark.fault(24)
 def test_settings_are_refused_together_with_code_64(tmp_path: Path, data: dict[str, str]) -> None:
     env = environment(tmp_path, data, LEARNING_RATE="nan", N_HEAD=5, SAVE_EVERY=-1, GRAD_CLIP="big")
     out = train(env, code=64)
@@ -29,6 +30,7 @@ def test_settings_are_refused_together_with_code_64(tmp_path: Path, data: dict[s
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.fault(22)
 def test_a_gpu_that_is_not_there_is_an_error_and_no_slow_run(tmp_path: Path, data: dict[str, str]) -> None:
     out = train(environment(tmp_path, data, DEVICE="cuda", CUDA_VISIBLE_DEVICES=""), code=64)
     assert "DEVICE=cuda" in out and "DEVICE=cpu" in out and "Traceback" not in out
@@ -39,6 +41,7 @@ def test_missing_data_names_the_command(tmp_path: Path, data: dict[str, str]) ->
     assert "make data" in out and "Traceback" not in out and no_training(tmp_path)
 
 
+@pytest.mark.fault(11)
 def test_an_error_page_as_shard_is_named_with_its_size(tmp_path: Path) -> None:
     own = make_data(tmp_path / "data")
     shard = next((tmp_path / "data").rglob("train_00001.bin"))
@@ -48,6 +51,7 @@ def test_an_error_page_as_shard_is_named_with_its_size(tmp_path: Path) -> None:
     assert no_training(tmp_path)
 
 
+@pytest.mark.fault(10)
 def test_a_flipped_bit_in_a_shard_is_found_before_it_is_trained_on(tmp_path: Path) -> None:
     own = make_data(tmp_path / "data")
     shard = next((tmp_path / "data").rglob("train_00000.bin"))
@@ -59,11 +63,12 @@ def test_a_flipped_bit_in_a_shard_is_found_before_it_is_trained_on(tmp_path: Pat
     assert not [r for r in record.read(tmp_path / "run" / "metrics.jsonl") if r["event"] == "step"]
 
 
+@pytest.mark.fault(27)
 def test_an_id_beyond_the_vocabulary_is_refused(tmp_path: Path) -> None:
     own = make_data(tmp_path / "data")
     manifest = next((tmp_path / "data").rglob("manifest.json"))
     content = json.loads(manifest.read_text())
-    content["shards"]["train"][0]["max_id"] = 600
+    content["seals"][0]["train"]["max_id"] = 600
     manifest.write_text(json.dumps(content))
     out = train(environment(tmp_path, own), code=78)
     assert "token id 600" in out and "VOCAB_SIZE=512" in out and "601" in out
@@ -74,6 +79,7 @@ def test_a_vocabulary_too_small_for_the_tokenizer_is_refused(tmp_path: Path, dat
     assert "512 entries" in out and "VOCAB_SIZE=512" in out
 
 
+@pytest.mark.fault(32)
 def test_a_second_trainer_on_a_run_folder_is_turned_away(tmp_path: Path, data: dict[str, str]) -> None:
     (tmp_path / "run").mkdir()
     with open(tmp_path / "run" / ".lock", "w") as lock:
@@ -85,6 +91,7 @@ def test_a_second_trainer_on_a_run_folder_is_turned_away(tmp_path: Path, data: d
     train(environment(tmp_path, data, MAX_STEPS=2))
 
 
+@pytest.mark.fault(8)
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 def test_an_unwritable_run_folder_is_named(data: dict[str, str]) -> None:
     script = "import os, sys, train.main\n" \
@@ -97,6 +104,7 @@ def test_an_unwritable_run_folder_is_named(data: dict[str, str]) -> None:
     assert "Traceback" not in out
 
 
+@pytest.mark.fault(7)
 @pytest.mark.skipif(os.getuid() != 0 or shutil.which("mount") is None, reason="needs root to mount a small disk")
 def test_a_full_disk_is_said_before_training(tmp_path: Path, data: dict[str, str]) -> None:
     small = tmp_path / "small"
@@ -111,6 +119,7 @@ def test_a_full_disk_is_said_before_training(tmp_path: Path, data: dict[str, str
         subprocess.run(["umount", small], check=True)
 
 
+@pytest.mark.fault(7)
 @pytest.mark.skipif(os.getuid() != 0 or shutil.which("mount") is None, reason="needs root to mount a small disk")
 def test_a_disk_that_fills_up_on_the_way_ends_nothing(tmp_path: Path, data: dict[str, str]) -> None:
     small = tmp_path / "small"
@@ -120,8 +129,8 @@ def test_a_disk_that_fills_up_on_the_way_ends_nothing(tmp_path: Path, data: dict
     script = "import sys; from pathlib import Path; from train import loop, main, status; f = loop.lr_at\n" \
              "status.BEAT_S = 0; filler = Path(sys.argv[1]) / 'filler'\n" \
              "def fill(step, c):\n" \
-             "    if step == 6:\n" \
-             "        with open(filler, 'wb', buffering=0) as file:\n" \
+             "    if 6 <= step < 11 or step > 11 and sys.argv[2] == 'full':\n" \
+             "        with open(filler, 'ab', buffering=0) as file:  # again: a save that failed gave its room back\n" \
              "            try:\n                while file.write(bytes(4096)): pass\n" \
              "            except OSError: pass\n" \
              "    if step == 11 and sys.argv[2] == 'freed': filler.unlink()\n" \
@@ -139,34 +148,68 @@ def test_a_disk_that_fills_up_on_the_way_ends_nothing(tmp_path: Path, data: dict
         subprocess.run(["umount", small], check=True)
 
 
-def test_a_nan_stops_the_run_and_names_step_and_samples(tmp_path: Path, data: dict[str, str]) -> None:
-    script = "import sys; from train import loop, main; f = loop.Loader.batch\n" \
-             "import torch\n" \
-             "def poisoned(self, step, gaps=()):\n" \
-             "    if step == 6: job.embed_tokens.weight.data[:] = float('nan')\n" \
-             "    return f(self, step, gaps)\n" \
-             "loop.Loader.batch = main.Loader.batch = poisoned\n" \
-             "b = main.build\n" \
-             "def build(*a):\n    global job\n    job = b(*a); return job\n" \
-             "main.build = build; sys.exit(main.main())"
-    out = train(environment(tmp_path, data, SAVE_EVERY=4), command=[sys.executable, "-c", script], code=1)
-    assert "step 7: loss=nan" in out and "the weights were not touched" in out and "Traceback" not in out
-    assert "python-stdlib:epoch 0:train_0000" in out
+POISON = """
+import sys, time
+from train import assemble, batch, checkpoint, main
+read = checkpoint.read_manifest
+checkpoint.read_manifest = lambda folder: (time.sleep(2.5), read(folder))[1]  # a large one on a slow disk
+build, batch_of, times = assemble.build, batch.Loader.batch, int(sys.argv[1])
+
+def poisoned(self, step, gaps=()):
+    global times
+    if step == 6 and times:
+        times -= 1
+        main.model.embed_tokens.weight.data[:] = float("nan")
+    return batch_of(self, step, gaps)
+
+def remembered(*args):
+    main.model = build(*args)
+    return main.model
+
+batch.Loader.batch, assemble.build = poisoned, remembered
+sys.exit(main.main())
+"""
+
+
+@pytest.mark.fault(16)
+def test_weights_that_are_nan_are_those_of_the_last_checkpoint_again(tmp_path: Path, data: dict[str, str]) -> None:
+    env = environment(tmp_path, data, SAVE_EVERY=4, MAX_STEPS=12, TRAIN_TIMEOUT_S=4)
+    out = train(env, command=[sys.executable, "-c", POISON, "1"])
+    assert "step 7: loss=nan" in out and "the step is skipped" in out and "Traceback" not in out
+    assert "python-stdlib:epoch 0:train_0000" in out and "went back to step_0000004" in out
     records = list(record.read(tmp_path / "run" / "metrics.jsonl"))
     fault = next(r for r in records if r["event"] == "nonfinite")
     assert fault["step"] == 7 and fault["loss"] is None and fault["samples"] == list(range(96, 112))
-    assert [r["step"] for r in records if r["event"] == "checkpoint"] == [4]
+    assert [r["samples"] for r in records if r["event"] == "skip"] == [[96, 111], [112, 127], [128, 143]]
+    (back,) = [r for r in records if r["event"] == "rollback"]
+    assert (back["step"], back["from"], back["passed_over"]) == (4, 6, 5 * 16)  # steps 5, 6 and what was skipped
+    assert [r["step"] for r in record.last_of_each_step(records)] == list(range(1, 13))
+
+
+@pytest.mark.slow
+def test_a_run_that_goes_astray_again_and_again_ends_with_a_code_that_nobody_retries(tmp_path: Path,
+                                                                                     data: dict[str, str]) -> None:
+    env = environment(tmp_path, data, SAVE_EVERY=4, MAX_STEPS=12, MAX_ROLLBACKS=2)
+    out = train(env, command=[sys.executable, "-c", POISON, "99"], code=70)
+    assert "going back 2 times (MAX_ROLLBACKS=2) did not help. Lower LEARNING_RATE" in out and "Traceback" not in out
     assert json.loads((tmp_path / "run" / "STATUS.json").read_text())["phase"] == "crashed"
+    out = train(environment(tmp_path, data, RUN_NAME="none", MAX_STEPS=12),
+                command=[sys.executable, "-c", POISON, "99"], code=70)
+    assert "there is no checkpoint to go back to" in out
 
 
-def test_a_save_that_fails_on_the_way_does_not_end_the_run(tmp_path: Path, data: dict[str, str]) -> None:
+@pytest.mark.fault(7)
+def test_a_save_that_fails_on_the_way_is_tried_again_and_does_not_end_the_run(tmp_path: Path,
+                                                                              data: dict[str, str]) -> None:
     script = "import sys; from train import checkpoint, main; f = checkpoint.check_space; calls = []\n" \
              "def full(root, need):\n    calls.append(1)\n" \
              "    if len(calls) == 3: raise checkpoint.CheckpointError('disk full')\n" \
              "checkpoint.check_space = full; sys.exit(main.main())"
-    out = train(environment(tmp_path, data, SAVE_EVERY=4, MAX_STEPS=12), command=[sys.executable, "-c", script])
-    assert "checkpoint failed" in out and "disk full" in out and "Training goes on" in out
-    assert sorted(p.name for p in (tmp_path / "run" / "checkpoints").iterdir()) == ["step_0000004", "step_0000012"]
+    env = environment(tmp_path, data, SAVE_EVERY=8, MAX_STEPS=40, KEEP_LAST=9)
+    out = train(env, command=[sys.executable, "-c", script])
+    assert "checkpoint failed" in out and "disk full" in out and "it is tried again now" in out
+    saved = [int(p.name.removeprefix("step_")) for p in (tmp_path / "run" / "checkpoints").iterdir()]
+    assert {8, 24, 32, 40} < set(saved) and 16 not in saved and any(16 < step < 24 for step in saved)
 
 
 def test_without_checkpoints_in_words_nothing_is_saved(tmp_path: Path, data: dict[str, str]) -> None:

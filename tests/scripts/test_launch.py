@@ -4,9 +4,11 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -35,7 +37,8 @@ def env(tmp_path: Path) -> dict[str, str]:
     executable(tmp_path / "venv" / "bin" / "python", STUB.replace("PYTHON", shlex.quote(sys.executable)))
     return {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "VENV": str(tmp_path / "venv"), "DEVICE": "auto",
             "TMPDIR": str(tmp_path), "DETACH": "0", "RUNS_DIR": str(tmp_path / "runs"), "RUN_NAME": "x",
-            "ATTENTION": "auto"}
+            "ATTENTION": "auto", "NODES": "1", "NODE_RANK": "0", "MASTER_PORT": "29500", "MAX_RESTARTS": "0",
+            "START_TIMEOUT_S": "40", "SHUTDOWN_TIMEOUT_S": "50"}
 
 
 def executable(path: Path, text: str) -> None:
@@ -79,7 +82,7 @@ def test_without_gpus_large_blocks_are_kept_and_it_is_said(env: dict[str, str], 
 
 def test_all_visible_gpus_get_a_process_each(env: dict[str, str], tmp_path: Path) -> None:
     gpus(tmp_path, 3)
-    assert "torch.distributed.run --standalone --nproc-per-node=3 -m train.main" in launch(env)[1]
+    assert "torch.distributed.run --standalone --max-restarts=0 --nproc-per-node=3 -m train.main" in launch(env)[1]
     assert "--nproc-per-node=2 " in launch(env, CUDA_VISIBLE_DEVICES="0,2")[1]
     assert "run: -m train.main" in launch(env, CUDA_VISIBLE_DEVICES="1")[1]
     for none in ("", "-1", "NoDevFiles"):
@@ -96,9 +99,10 @@ def test_the_code_that_the_trainer_reported_beats_that_of_torchrun(env: dict[str
     assert launch(env, NPROC="2", CODE="1", REPORT="75?")[0] == 1  # it may be torchrun that stopped a rank
     assert launch(env, NPROC="2", CODE="1")[0] == 1
     assert launch(env, CODE="64")[0] == 64
-    assert not list(tmp_path.glob("exit-code*"))
+    assert not list(tmp_path.glob("launch.*"))
 
 
+@pytest.mark.fault(22)
 def test_a_recipe_for_gpus_stops_at_once_where_there_are_none(env: dict[str, str], tmp_path: Path) -> None:
     code, out = launch(env, "train.sh", DEVICE="cuda")
     assert code == 64 and "DEVICE=cuda: there is no GPU here" in out and "run:" not in out
@@ -121,20 +125,22 @@ def test_a_detached_run_outlives_the_shell_that_started_it(env: dict[str, str], 
     wait_for(tmp_path / "x" / "console.log", "run: -m analysis.plots", seconds=20)
 
 
+@pytest.mark.slow
+@pytest.mark.fault(32)
 def test_a_second_detached_start_is_refused_and_leaves_the_log_alone(env: dict[str, str], tmp_path: Path) -> None:
     env |= {"DETACH": "1", "RUNS_DIR": str(tmp_path)}
-    code, out = launch(env, "train.sh", WAIT="1")
+    code, out = launch(env, "train.sh", WAIT="3")
     assert code == 0 and "in the background" in out
     code, out = launch(env, "train.sh")
     assert code == 78 and re.search(r"run x is at work already \((pid |it has just begun)", out)
     assert launch(env, "train.sh", DETACH="0")[0] == 78
-    wait_for(tmp_path / "x" / "console.log", "run: -m analysis.plots", seconds=20)
+    wait_for(tmp_path / "x" / "console.log", "run: -m analysis.plots", seconds=60)
     log = (tmp_path / "x" / "console.log").read_text()
     assert log.count("run: -m train.prepare") == 1 and "\0" not in log
 
 
 def test_detaching_needs_no_setsid_and_no_certain_folder(env: dict[str, str], tmp_path: Path) -> None:
-    for name in ("bash", "cat", "dirname", "grep", "mkdir", "nohup", "nproc", "sed", "sleep", "tr"):
+    for name in ("bash", "cat", "dirname", "grep", "mkdir", "mktemp", "nohup", "nproc", "rm", "sed", "sleep", "tr"):
         (tmp_path / "bin" / name).symlink_to(str(shutil.which(name)))
     env |= {"DETACH": "1", "RUNS_DIR": str(tmp_path), "PATH": str(tmp_path / "bin")}
     done = subprocess.run(["bash", "train.sh"], env=env, cwd=ROOT / "scripts", text=True, check=False,
@@ -154,3 +160,213 @@ def test_a_job_that_prepares_data_is_known_to_status_and_stopped_by_stop(env: di
     assert of("stop").split() == ["x", "not", "started"]
     assert job.wait(10) == 75
     assert of("runs").startswith("no runs in")
+
+
+# ---- Starting again
+
+# In the place of the trainer: the n-th start does what the n-th word of PLAY says: exit with a code, die of a signal
+# (k9), commit a checkpoint before that (s10:1 is step 10, then code 1), and report a code as torchrun's workers do
+# (r78:1). What is behind the last word is that word again.
+PLAYER = """
+count=$(($(cat "$TMPDIR/count" 2>/dev/null || echo 0) + 1)); echo $count >"$TMPDIR/count"
+words=($PLAY); word=${words[$((count > ${#words[@]} ? ${#words[@]} - 1 : count - 1))]}
+for part in ${word//:/ }; do
+  case $part in
+    s*) echo "${part#s}" >"$PROGRESS_FILE" ;;
+    r*) echo "${part#r}" >"$EXIT_CODE_FILE" ;;
+    k*) kill -"${part#k}" $$ ;;
+    wait) trap 'echo 75 >"${EXIT_CODE_FILE:-/dev/null}"; exit 75' TERM; sleep 60 & wait; wait ;;
+    *) exit "$part" ;;
+  esac
+done
+"""
+
+
+@pytest.fixture
+def play(env: dict[str, str], tmp_path: Path) -> dict[str, str]:
+    """The environment of a trainer that is told how to end, and of a sleep that only says for how long."""
+    stub = tmp_path / "venv" / "bin" / "python"
+    trainer = f'if [[ "$*" == *train.main ]]; then\n{PLAYER}\nfi\n'
+    stub.write_text(stub.read_text().replace("[[ -z ${WAIT-} ]]", trainer + "[[ -z ${WAIT-} ]]"))
+    executable(tmp_path / "bin" / "sleep", '#!/bin/bash\necho "pause $1" >>"$TMPDIR/pauses"\n'
+               '[[ -z ${SLOW-} && $1 != 60 ]] || exec /bin/sleep 60\n')
+    return env | {"MAX_RESTARTS": "3", "NPROC": "2"}
+
+
+def starts(tmp_path: Path) -> int:
+    return int((tmp_path / "count").read_text())
+
+
+@pytest.mark.parametrize("code", ["0", "64", "70", "75", "78"])
+@pytest.mark.parametrize("nproc", ["1", "2"])
+def test_what_another_start_cannot_mend_is_returned_at_once(play: dict[str, str], tmp_path: Path, code: str,
+                                                            nproc: str) -> None:
+    word = code if nproc == "1" or code == "0" else f"r{code}:1"
+    assert launch(play, PLAY=word, NPROC=nproc)[0] == int(code)
+    assert starts(tmp_path) == 1 and not list(tmp_path.glob("launch.*"))
+
+
+def test_a_trainer_that_fails_is_started_again_and_it_is_said(play: dict[str, str], tmp_path: Path) -> None:
+    code, out = launch(play, PLAY="s10:r1:1 k9 0")
+    assert code == 0 and starts(tmp_path) == 3
+    assert "launch: attempt 1 ended with code 1; last checkpoint: step 10; starting again in 1 s (restart 1 of 3" in out
+    assert "launch: attempt 2 ended with signal KILL; last checkpoint: step 10; starting again in 2 s (restart 2" in out
+
+
+def test_the_budget_is_one_of_progress(play: dict[str, str], tmp_path: Path) -> None:
+    code, out = launch(play, PLAY="s5:1 s10:1 1 1 s11:1 1 1 1")
+    assert code == 70 and starts(tmp_path) == 8
+    pauses = (tmp_path / "pauses").read_text().split()[1::2]
+    assert pauses == ["1", "1", "2", "4", "1", "2", "4"]
+    assert "attempt 8 ended with code 1; last checkpoint: step 11. That makes 4 attempts in a row without a" in out
+    assert f"{tmp_path}/runs/x/logs/" in out
+
+
+def test_going_back_behind_a_checkpoint_is_no_progress(play: dict[str, str], tmp_path: Path) -> None:
+    assert launch(play, PLAY="s10:1 s8:1 s9:1 s10:1")[0] == 70
+    assert starts(tmp_path) == 4
+
+
+def test_pauses_grow_up_to_half_a_minute(play: dict[str, str], tmp_path: Path) -> None:
+    assert launch(play, PLAY="1", MAX_RESTARTS="7")[0] == 70
+    assert (tmp_path / "pauses").read_text().split()[1::2] == ["1", "2", "4", "8", "16", "30", "30"]
+
+
+def test_without_restarts_the_trainers_own_code_is_returned(play: dict[str, str], tmp_path: Path) -> None:
+    assert launch(play, PLAY="1", MAX_RESTARTS="0")[0] == 1
+    assert launch(play, PLAY="k9", MAX_RESTARTS="0", NPROC="1")[0] == 137
+    assert launch(play, PLAY="r75?:1", MAX_RESTARTS="0")[0] == 1
+    assert starts(tmp_path) == 3 and not (tmp_path / "pauses").exists()
+
+
+def test_a_code_in_doubt_is_a_failure_where_nobody_asked(play: dict[str, str], tmp_path: Path) -> None:
+    assert launch(play, PLAY="r75?:1 0")[0] == 0
+    assert starts(tmp_path) == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(("play_it", "code"), [("wait", 75), ("r75?:wait", 75), ("1", 143)])
+def test_who_is_told_to_stop_starts_nothing_again(play: dict[str, str], tmp_path: Path, number: signal.Signals,
+                                                  play_it: str, code: int) -> None:
+    """While the trainer runs, and in a pause."""
+    process = subprocess.Popen([ROOT / "scripts" / "launch.sh"], env=play | {"PLAY": play_it, "SLOW": "1"},
+                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait_for(tmp_path / "pauses", "pause 1" if play_it == "1" else "pause 60", seconds=20)
+    process.send_signal(number)
+    assert process.wait(10) == code
+    assert starts(tmp_path) == 1 and not list(tmp_path.glob("launch.*"))
+
+
+def test_a_trainer_that_dies_of_the_stop_had_nothing_to_save(play: dict[str, str], tmp_path: Path) -> None:
+    stub = tmp_path / "venv" / "bin" / "python"
+    stub.write_text(stub.read_text().replace("trap 'echo 75", "trap 'kill -9 $$ #'; false 'echo 75"))
+    process = subprocess.Popen([ROOT / "scripts" / "launch.sh"], env=play | {"PLAY": "wait"})
+    wait_for(tmp_path / "pauses", "pause 60", seconds=20)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(10) == 143
+
+
+def test_a_second_ctrl_c_sent_by_make_stop_is_no_failure(play: dict[str, str], tmp_path: Path) -> None:
+    assert launch(play, PLAY="130", NPROC="1")[0] == 143
+    assert starts(tmp_path) == 1
+
+
+def test_a_restart_waits_until_the_trainer_before_has_let_the_run_go(play: dict[str, str], tmp_path: Path) -> None:
+    """As do workers whose torchrun was killed: they end a moment later, and hold the run until then."""
+    run = tmp_path / "runs" / "x"
+    run.mkdir(parents=True)
+    holder = subprocess.Popen([sys.executable, "-c", "import fcntl, sys, time\nlock = open(sys.argv[1], 'w')\n"
+                               "fcntl.flock(lock, fcntl.LOCK_EX)\nprint(flush=True)\ntime.sleep(2)", run / ".lock"],
+                              stdout=subprocess.PIPE)
+    assert holder.stdout is not None
+    holder.stdout.readline()
+    began = time.monotonic()
+    assert launch(play, PLAY="k9 0")[0] == 0
+    assert time.monotonic() - began > 1.5 and holder.wait(5) == 0
+
+
+def test_workers_learn_how_long_they_have_and_nccl_what_to_note(env: dict[str, str], tmp_path: Path) -> None:
+    names = ("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_FR_BUFFER_SIZE",
+             "TORCH_FR_DUMP_TEMP_FILE")
+    stub = tmp_path / "venv" / "bin" / "python"
+    stub.write_text(stub.read_text().replace('echo "threads', 'echo "given ' + " ".join(
+        f"${{{name}-none}}" for name in names) + '"; echo "threads'))
+
+    def given(**changes: str) -> list[str]:
+        return launch(env, **changes)[1].split("given ")[1].split("\n")[0].split()
+
+    assert given() == ["50", "none", "none", "none"]
+    gpus(tmp_path, 2)
+    assert given() == ["50", "1", "2000", f"{tmp_path}/runs/x/hang/nccl_rank_"]
+    assert (tmp_path / "runs" / "x" / "hang").is_dir()
+    assert given(**dict.fromkeys(names, "7")) == ["7"] * 4
+    assert given(TORCH_NCCL_TRACE_BUFFER_SIZE="9")[2] == "9"
+
+
+# ---- Several nodes
+
+NODES = {"NODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "10.0.0.5", "NPROC": "1"}
+
+
+def test_torchrun_starts_behind_the_roll_call(env: dict[str, str]) -> None:
+    code, out = launch(env, **NODES)
+    assert code == 0
+    assert re.findall(r"run: (.+)", out) == [
+        "-m train.rendezvous meet 1",
+        "-m torch.distributed.run --nnodes=2 --node-rank=1 --master-addr=10.0.0.5 --master-port=29500 "
+        "--rdzv-conf=timeout=40 --max-restarts=0 --nproc-per-node=1 -m train.main"]
+
+
+def roll_call_ends_with(tmp_path: Path, code: int) -> None:
+    stub = tmp_path / "venv" / "bin" / "python"
+    stub.write_text(stub.read_text().replace('exit "${CODE', f'[[ "$3" != meet ]] || exit {code}\nexit "${{CODE'))
+
+
+@pytest.mark.parametrize("code", [64, 69, 75, 78, 143])
+def test_what_the_roll_call_says_is_final(env: dict[str, str], tmp_path: Path, code: int) -> None:
+    roll_call_ends_with(tmp_path, code)
+    got, out = launch(env, **NODES, MAX_RESTARTS="3")
+    assert got == code and out.count("run:") == 1
+
+
+def test_a_node_that_ends_for_good_tells_the_others(play: dict[str, str]) -> None:
+    code, out = launch(play | NODES, PLAY="r78:1")
+    assert code == 78 and out.endswith("run: -m train.rendezvous over 78\n")
+
+
+def test_a_node_that_is_stopped_as_all_are_about_to_start_tells_the_others(env: dict[str, str], tmp_path: Path) -> None:
+    stub = tmp_path / "venv" / "bin" / "python"
+    stub.write_text(stub.read_text().replace('exit "${CODE', '[[ "$3" != meet ]] || { trap "" TERM; kill -TERM $PPID; '
+                                             'sleep 0.5; exit 0; }\nexit "${CODE'))
+    code, out = launch(env, **NODES)
+    assert code == 143
+    assert re.findall("run: -m (.+)", out) == ["train.rendezvous meet 1", "train.rendezvous over 143"]
+
+
+def test_a_node_goes_back_to_the_roll_call(play: dict[str, str], tmp_path: Path) -> None:
+    code, out = launch(play | NODES, PLAY="s5:1 r1:1 0")
+    assert code == 0 and out.count("-m train.rendezvous meet 1") == 3 and " over " not in out
+
+
+def test_each_node_has_its_own_job_and_only_the_first_draws(env: dict[str, str], tmp_path: Path) -> None:
+    """They may share RUNS_DIR."""
+    first = subprocess.Popen([ROOT / "scripts" / "train.sh", "node"], stdout=subprocess.PIPE, text=True,
+                             env=env | NODES | {"NODE_RANK": "0", "WAIT": "1"})
+    wait_for(tmp_path / "runs" / "x" / ".job", "preparing data", seconds=20)
+    done = subprocess.run([ROOT / "scripts" / "train.sh", "node"], env=env | NODES, text=True, check=True,
+                          capture_output=True)
+    assert "train.main" in done.stdout and "analysis.plots" not in done.stdout
+    assert re.search(r"pid \d+ on \S+: training as node 1 of 2", (tmp_path / "runs" / "x" / ".job_node_1").read_text())
+    assert "analysis.plots" in first.communicate(timeout=30)[0]
+
+
+def test_a_detached_node_has_its_own_console(env: dict[str, str], tmp_path: Path) -> None:
+    assert launch(env | NODES, "train.sh", DETACH="1")[0] == 0
+    wait_for(tmp_path / "runs" / "x" / "console_node_1.log", "--node-rank=1", seconds=20)
+
+
+def test_a_node_of_a_run_on_one_machine_is_refused() -> None:
+    done = subprocess.run(["make", "train-node", "ENV_FILE=", "PRESET=tiny"], cwd=ROOT, text=True, check=False,
+                          capture_output=True, env={"PATH": os.environ["PATH"], "HOME": os.environ["HOME"],
+                                                    "VENV": str(Path(sys.executable).parent.parent)})
+    assert "NODES=1: train-node is for one of several machines; set NODES" in done.stderr and "Error 64" in done.stderr

@@ -93,7 +93,7 @@ def test_a_failed_setup_ends_the_target(root: Path) -> None:
 
 
 def test_the_tests_and_linters_ask_for_what_only_they_need(root: Path) -> None:
-    for target in ("test", "lint", "lock"):
+    for target in ("test", "test-faults", "lint", "lock"):
         assert "scripts/setup.sh --dev" in make(root, "-n", target).stdout
     assert "--dev" not in make(root, "-n", "train").stdout
 

@@ -23,6 +23,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, data: dict[str, str]) 
     return folder / "run"
 
 
+@pytest.mark.fault(1, 2)
 def test_killed_at_every_kind_of_moment_it_ends_the_same(tmp_path: Path, data: dict[str, str],
                                                          undisturbed: Path) -> None:
     env = environment(tmp_path, data, SAVE_EVERY=8, EVAL_EVERY=12, KEEP_LAST=9)
@@ -43,6 +44,7 @@ def test_killed_at_every_kind_of_moment_it_ends_the_same(tmp_path: Path, data: d
     assert events.count("resume") == 2 and events[-1] == "end"
 
 
+@pytest.mark.fault(4)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_saves_and_the_same_command_goes_on(tmp_path: Path, data: dict[str, str], undisturbed: Path,
                                                      number: signal.Signals) -> None:
@@ -67,6 +69,8 @@ def test_a_signal_saves_and_the_same_command_goes_on(tmp_path: Path, data: dict[
     assert same(tensors(run, 40), tensors(undisturbed, 40))
 
 
+@pytest.mark.slow
+@pytest.mark.fault(6)
 def test_a_signal_in_an_evaluation_stops_there_and_the_evaluation_is_made_up_for(
         tmp_path: Path, data: dict[str, str], undisturbed: Path) -> None:
     env = environment(tmp_path, data, KEEP_LAST=9, EVAL_EVERY=12)
@@ -94,6 +98,7 @@ def test_a_run_that_is_done_says_so_and_how_to_go_on(data: dict[str, str], undis
     assert (undisturbed / "metrics.jsonl").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_a_last_step_that_lies_behind_is_said_and_nothing_is_done(tmp_path: Path, data: dict[str, str]) -> None:
     env = environment(tmp_path, data)
     run = tmp_path / "run"
@@ -115,6 +120,7 @@ def test_a_run_without_checkpoints_cannot_be_trained_further(tmp_path: Path, dat
     assert "run run is done: 2 of 2 steps" in out and "train another" in out and "train it further" not in out
 
 
+@pytest.mark.slow
 def test_an_attempt_that_ends_before_training_keeps_what_the_last_one_reached(tmp_path: Path,
                                                                               data: dict[str, str]) -> None:
     env = environment(tmp_path, data, MAX_STEPS=4)
@@ -124,7 +130,7 @@ def test_an_attempt_that_ends_before_training_keeps_what_the_last_one_reached(tm
     train(env | {"MAX_STEPS": "6", "N_EMBD": "64"}, code=64)
     assert json.loads(path.read_text()) == done  # refused before anything was touched
     told = "import os, signal; from train import main, prepare\n" \
-           "prepare.open_sources = lambda *_: os.kill(os.getpid(), signal.SIGTERM)\n" \
+           "prepare.open_sources = lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM)\n" \
            "raise SystemExit(main.main())"
     for changes, command, phase, code in (({"DATA_DIR": str(tmp_path / "nowhere")}, None, "crashed", 78),
                                           ({}, [sys.executable, "-c", told], "stopped", 75)):
@@ -134,6 +140,7 @@ def test_an_attempt_that_ends_before_training_keeps_what_the_last_one_reached(tm
         assert state["loss"] == done["loss"]
 
 
+@pytest.mark.slow
 def test_steps_past_the_horizon_train_on_at_the_lowest_rate(tmp_path: Path, data: dict[str, str]) -> None:
     env = environment(tmp_path, data, TRAIN_TOKENS=5120)
     train(env)
@@ -143,6 +150,7 @@ def test_steps_past_the_horizon_train_on_at_the_lowest_rate(tmp_path: Path, data
     assert [r["lr"] for r in steps[9:]] == [pytest.approx(3e-4)] * 5
 
 
+@pytest.mark.fault(31)
 def test_a_frozen_setting_is_refused_by_name_and_a_tracked_one_recorded(tmp_path: Path, data: dict[str, str]) -> None:
     env = environment(tmp_path, data, MAX_STEPS=4)
     train(env)
@@ -164,6 +172,7 @@ def test_wall_time_asks_for_checkpoints_too_and_few_are_kept(tmp_path: Path, dat
     assert sorted(p.name for p in (run / "checkpoints").iterdir()) == [f"step_{s:07d}" for s in (3, 5, 6)]
 
 
+@pytest.mark.slow
 def test_other_data_under_a_run_is_refused(tmp_path: Path, data: dict[str, str]) -> None:
     from tests.conftest import make_data
     env = environment(tmp_path, data, MAX_STEPS=4)
@@ -173,6 +182,8 @@ def test_other_data_under_a_run_is_refused(tmp_path: Path, data: dict[str, str])
     assert "was trained on other data" in out and "RUN_NAME" in out
 
 
+@pytest.mark.slow
+@pytest.mark.fault(13, 15)
 def test_flipped_bits_are_found_and_the_checkpoint_before_is_taken(tmp_path: Path, data: dict[str, str]) -> None:
     env = environment(tmp_path, data, MAX_STEPS=8, SAVE_EVERY=4)
     train(env)
@@ -191,6 +202,8 @@ def test_flipped_bits_are_found_and_the_checkpoint_before_is_taken(tmp_path: Pat
     assert "no valid checkpoint" in out and "3 found" in out
 
 
+@pytest.mark.slow
+@pytest.mark.fault(14)
 def test_the_last_checkpoint_is_written_again_if_it_was_found_damaged(tmp_path: Path, data: dict[str, str]) -> None:
     env = environment(tmp_path, data, MAX_STEPS=8, SAVE_EVERY=4)
     train(env)

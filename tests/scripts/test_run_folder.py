@@ -58,6 +58,7 @@ def test_the_folder_holds_what_the_readme_says(said_and_run) -> None:
     assert "bits per byte on" in out
 
 
+@pytest.mark.fault(21)
 def test_a_secret_is_found_nowhere_in_the_folder_nor_in_what_is_said(said_and_run) -> None:
     out, run = said_and_run
     assert SECRET not in out
@@ -83,6 +84,7 @@ def test_a_terminal_sees_the_progress_and_the_log_does_not(tmp_path: Path, data:
     assert "\r" not in (tmp_path / "run" / "train.log").read_text()
 
 
+@pytest.mark.slow
 def test_closing_the_terminal_saves_and_stops_and_a_lost_one_does_no_harm(tmp_path: Path, data: dict[str, str]) -> None:
     slow = "import time; from train import loop, main; f = loop.lr_at\n" \
            "def slowly(*a):\n    time.sleep(0.1); return f(*a)\n" \

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests import wandb_file
+from tests.faults.inject import Fault, faulty
 from tests.running import ROOT, environment, losses, train, train_and_kill, wait_for
 from tests.wandb_server import MANNERS, server
 from train import record
@@ -93,6 +94,7 @@ def test_an_offline_run_reads_back_as_its_record(tmp_path: Path, data: dict[str,
     assert "wandb sync" in status
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_it_is_one_run_without_doubled_steps(tmp_path: Path, data: dict[str, str],
                                                                 undisturbed: dict) -> None:
     run, env = tmp_path / "run", environment(tmp_path, data, WANDB_MODE="offline", SAVE_EVERY=16, EVAL_EVERY=12)
@@ -119,6 +121,7 @@ def test_killed_and_resumed_it_is_one_run_without_doubled_steps(tmp_path: Path, 
         assert list(there.lines) == [first["id"]] and there.ended == [(first["id"], 1), (first["id"], 0)]
 
 
+@pytest.mark.slow
 def test_a_restart_while_the_old_mirror_still_works_waits_for_it(tmp_path: Path, data: dict[str, str]) -> None:
     env = environment(tmp_path, data, WANDB_MODE="offline", SAVE_EVERY=16)
     train_and_kill(env, "in a step", 20)
@@ -152,6 +155,8 @@ def test_online_a_run_is_uploaded_and_a_restart_continues_it(tmp_path: Path, dat
     assert holders(KEYS[1], tmp_path) == []
 
 
+@pytest.mark.slow
+@pytest.mark.fault(21)
 def test_servers_that_misbehave_change_nothing_of_a_run(tmp_path: Path, data: dict[str, str],
                                                         undisturbed: dict) -> None:
     def check(manner: str) -> None:
@@ -171,6 +176,29 @@ def test_servers_that_misbehave_change_nothing_of_a_run(tmp_path: Path, data: di
     assert holders(KEYS[0], tmp_path) == []
 
 
+@pytest.mark.slow
+@pytest.mark.fault(21)
+@pytest.mark.parametrize("manner", ["hangs", "500"])
+def test_a_server_that_is_lost_on_the_way_changes_nothing_of_a_run(tmp_path: Path, data: dict[str, str],
+                                                                   undisturbed: dict, manner: str) -> None:
+    with server("good") as there:
+        env = environment(tmp_path, data, WANDB_MODE="auto", WANDB_BASE_URL=there.url, WANDB_API_KEY=KEYS[0])
+        env = faulty(env, tmp_path, Fault("step", "sleep", value=0.2, every=True))
+        process = subprocess.Popen([sys.executable, "-m", "train.main"], env=env, cwd=ROOT, text=True,
+                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        wait_for(tmp_path / "run" / "metrics.jsonl", '"step": 15,')
+        there.manner = manner
+        out, _ = process.communicate(timeout=120)
+        assert process.returncode == 0 and "Traceback" not in out, out
+        # said once: by then it has given up, or is told to be still at it
+        lines = [line for line in out.splitlines() if line.startswith("W&B: ") and "/runs/" not in line]
+        assert len(lines) == 1 and ("make mirror" in lines[0] or "this one does not wait" in lines[0]), out
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int((tmp_path / "run" / ".wandb.lock").read_text().removeprefix("pid ")), signal.SIGKILL)
+    assert losses(tmp_path / "run") == undisturbed
+    assert holders(KEYS[0], tmp_path) == []
+
+
 def test_what_could_not_be_uploaded_is_uploaded_later(tmp_path: Path, data: dict[str, str]) -> None:
     train(environment(tmp_path, data))
     with server("good") as there:
@@ -180,6 +208,7 @@ def test_what_could_not_be_uploaded_is_uploaded_later(tmp_path: Path, data: dict
         assert [row["_step"] for row in rows] == MIRRORED and [code for _, code in there.ended] == [0]
 
 
+@pytest.mark.fault(21)
 def test_without_the_package_the_run_says_so_once_and_goes_on(tmp_path: Path, data: dict[str, str],
                                                               undisturbed: dict) -> None:
     (tmp_path / "stub").mkdir()
@@ -191,6 +220,8 @@ def test_without_the_package_the_run_says_so_once_and_goes_on(tmp_path: Path, da
     assert losses(tmp_path / "run") == undisturbed
 
 
+@pytest.mark.slow
+@pytest.mark.fault(21)
 def test_a_mirror_that_is_killed_is_no_harm_and_the_next_attempt_has_one(tmp_path: Path, data: dict[str, str]) -> None:
     run, env = tmp_path / "run", environment(tmp_path, data, WANDB_MODE="offline", MAX_STEPS=3000)
     process = subprocess.Popen([sys.executable, "-m", "train.main"], env=env, cwd=ROOT, text=True,
@@ -222,6 +253,7 @@ def test_a_run_that_was_told_to_stop_counts_as_preempted(tmp_path: Path, data: d
     assert "preempting" in kinds and kinds[-1] == "exit"
 
 
+@pytest.mark.fault(21)
 def test_online_without_a_key_is_a_bad_setting(tmp_path: Path, data: dict[str, str]) -> None:
     out = train(environment(tmp_path, data, WANDB_MODE="online", HOME=tmp_path), code=64)
     assert "WANDB_MODE=online: there is no key" in out

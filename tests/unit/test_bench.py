@@ -1,5 +1,6 @@
 """The benchmark: what it counts, what it leaves out, and one real cell of it."""
 
+import json
 import re
 import subprocess
 import sys
@@ -8,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from bench import data as bench_data
 from bench import load, run
 from bench.shapes import SHAPES
 from train.config import Config
 from train.settings import SettingsError
+from train.tokenizer import Vocabulary
 
 
 def cell(loads: list[float | None], ours: list[float], peer: list[float] | None = None) -> dict:
@@ -71,6 +74,7 @@ def test_a_shape_or_a_peer_that_is_not_there_is_refused(tmp_path: Path) -> None:
     assert run.peers_in("") == {}
     modes = [(s.name, dtype, mode) for s, dtype, mode in run.cells(Config(bench_shapes="s4k"), on_gpu=False)]
     assert modes == [("s4k", d, m) for d in ("float32", "bfloat16") for m in ("eager", "compiled")]
+    assert list(run.cells(Config(bench_shapes="checkpoint,data"), on_gpu=False)) == []
     assert [d for _, d, _ in run.cells(Config(bench_shapes="s4k"), on_gpu=True)] == ["bfloat16"] * 2
 
 
@@ -90,3 +94,65 @@ def test_a_cell_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_worker_that_fails_is_named() -> None:
     with pytest.raises(RuntimeError, match="ours no-such-shape float32 eager ended with exit code 1"):
         run.Worker("ours", "no-such-shape", "float32", "eager", cache="/tmp")
+
+
+# ---- Data
+
+def test_opening_and_finding_samples_are_measured_over_holes_of_the_right_size() -> None:
+    found = {part["part"]: part for part in bench_data.many(2, shards=100, shard_tokens=1_000_000)}
+    assert list(found) == ["start", "sampler", "sampler, one of 8"]
+    assert all(0 < taken["seconds"] < 5 for taken in found["start"]["rounds"])
+    assert all(0 < taken["microseconds"] < 100 for taken in found["sampler"]["rounds"])
+    rows = [bench_data.row(part, run.spread) for part in found.values()]
+    assert re.match(r"\| opening 0 billion tokens in 100 shards, s \| 0\.\d{3} \(", rows[0])
+    assert re.match(r"\| sampler, one of 8, microseconds a window \| \d+\.\d\d \(.*\| under 2 \|", rows[2])
+
+
+def test_holes_have_the_mixture_of_shards_and_take_no_room(tmp_path: Path) -> None:
+    folders = bench_data.make_holes(tmp_path, {"web": 3, "papers": 2, "exams": 1}, 10_000_000)
+    c = bench_data.recipe(2048, 2**19)
+    loader = bench_data.open_loader(c, folders)
+    assert [source.total("train", "tokens") for source in loader.sources] == [30_000_000, 20_000_000, 10_000_000]
+    assert loader.mixture.weights == [65, 34, 1]
+    assert sum(path.stat().st_blocks * 512 for path in tmp_path.rglob("*.bin")) < 200_000
+
+
+def test_the_loader_is_measured_on_whole_batches() -> None:
+    (found,) = bench_data.loader(1, shard_tokens=200_000)
+    assert 1e6 < found["rounds"][0]["tokens_per_s"] < 1e11
+    assert bench_data.row(found, run.spread).startswith("| loader, M tokens/s on one core | ")
+
+
+def test_text_is_the_same_each_time_and_of_documents_of_many_lengths(tmp_path: Path) -> None:
+    texts = []
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        paths = bench_data.write_text(tmp_path / name, 2_000_000)
+        texts.append([json.loads(line) for path in paths for line in path.read_text().splitlines()])
+    assert texts[0] == texts[1]
+    assert 2_000_000 <= sum(len(row["text"].encode()) for row in texts[0]) < 2_200_000
+    assert len({row["id"] for row in texts[0]}) == len(texts[0]) > 80
+    assert max(len(row["text"]) for row in texts[0]) > 4 * min(len(row["text"]) for row in texts[0])
+
+
+def test_the_tokenizer_alone_encodes_all_the_text(tmp_path: Path, data: dict[str, str],
+                                                  capsys: pytest.CaptureFixture[str]) -> None:
+    vocabulary: Vocabulary = bench_data.tokenizer.load(Path(data["TOKENIZER"]))
+    texts = ["abcd efgh", "\u00e9" * 10]
+    (tmp_path / "text.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    bench_data.main("alone", data["TOKENIZER"], str(tmp_path / "text.jsonl"))
+    found = json.loads(capsys.readouterr().out)
+    assert (found["tokens"], found["bytes"]) == (sum(len(vocabulary.encode(text)) for text in texts), 29)
+
+
+def test_making_data_is_measured_beside_the_tokenizer_on_the_same_text(data: dict[str, str]) -> None:
+    (found,) = bench_data.prepare(1, data["TOKENIZER"], size=1_000_000)
+    (taken,) = found["rounds"]
+    assert taken["tokens"] == taken["alone_tokens"] + taken["documents"]  # each with its separator
+    assert 0 < taken["ratio"] < 10 and taken["text_bytes_per_s"] > 1e4
+    assert bench_data.row(found, run.spread).startswith("| make data, of encode_batch alone | ")
+
+
+def test_a_process_of_the_benchmark_that_fails_says_all_that_it_said() -> None:
+    with pytest.raises(RuntimeError, match=r"(?s)train\.prepare ended with exit code 64: .*VOCAB_SIZE=7"):
+        bench_data.run("train.prepare", VOCAB_SIZE="7")

@@ -1,19 +1,27 @@
 """Validation loss and bits per byte, and sampling."""
 
 import dataclasses
+import itertools
+import json
 import math
+import shutil
+import signal
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
+from tests.conftest import make_data
 from train import prepare
 from train.config import Config
 from train.distributed import World
-from train.evaluate import Evaluator
+from train.evaluate import EvaluationFailed, Evaluator, overtime
 from train.model import build
 from train.sample import continue_text
+from train.shards import DataError, ShardSet, write_shard
 
 ALONE = World(0, 0, 0, 1, torch.device("cpu"), "CPU", "here")
 
@@ -50,6 +58,39 @@ def test_the_subset_is_fixed_and_of_the_size_asked_for(parts) -> None:
     assert set(evaluator.subset) < set(evaluator.full)
 
 
+def test_documents_that_share_a_window_are_scored_apart(parts) -> None:
+    """A batch at a time, as the bounds that the model is given say, against each document by itself."""
+    c, vocabulary, sources, _ = parts
+    ids = np.fromfile(sources["python-stdlib"].folder / "validation_00000.bin", dtype="<u2")[128:].astype(np.int64)
+    often = int(np.bincount(ids).argmax())
+    c = dataclasses.replace(c, doc_mask=True)
+    model = build(c, ALONE.device)
+    given: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def watched(tokens: torch.Tensor, targets: torch.Tensor, bounds: torch.Tensor) -> object:
+        given.append((tokens, bounds))
+        return model(tokens, targets, bounds)
+
+    result = Evaluator(c, sources, vocabulary.byte_lengths(), ALONE, often)(watched, full=True)
+    for tokens, bounds in given:
+        flat = tokens.flatten().tolist()
+        begins = [i for i, token in enumerate(flat) if token == often or i % c.seq_len == 0]
+        assert bounds[:len(begins)].tolist() == begins and set(bounds[len(begins):].tolist()) == {len(flat)}
+    nats, inner = 0.0, 0
+    with torch.no_grad():
+        for begin in range(0, len(ids) - 1, c.seq_len):
+            window = ids[begin:begin + c.seq_len + 1]
+            starts = [0, *(i for i in range(1, len(window) - 1) if window[i] == often), len(window) - 1]
+            inner += len(starts) - 2
+            for a, b in itertools.pairwise(starts):
+                part = torch.from_numpy(window[a:b + 1])
+                logits = model.lm_head(model.hidden(part[None, :-1]))[0]
+                nats += F.cross_entropy(logits, part[1:], reduction="sum").item()
+    assert inner > 5
+    assert result.tokens == len(ids) - 1
+    assert result.nats == pytest.approx(nats, rel=1e-5)
+
+
 def test_each_source_is_scored_in_proportion_to_its_weight_and_not_from_its_beginning(parts) -> None:
     c, vocabulary, sources, _ = parts
     shards = sources["python-stdlib"]
@@ -68,6 +109,24 @@ def test_the_end_of_a_run_says_whether_it_scored_all(parts) -> None:
     c, vocabulary, sources, evaluator = parts
     few = Evaluator(dataclasses.replace(c, eval_tokens=64), sources, vocabulary.byte_lengths(), ALONE)
     assert len(few.full) == 40 < len(evaluator.full) and not few.full_is_all and evaluator.full_is_all
+
+
+def test_a_run_scores_the_shards_that_there_were_when_it_began(parts, tmp_path: Path) -> None:
+    """While more are made, or its losses would not be of the same text."""
+    c, vocabulary, sources, evaluator = parts
+    folder, before = tmp_path / "shards", sources["python-stdlib"]
+    shutil.copytree(before.folder, folder)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    ids = np.arange(1500) % 512
+    manifest["seals"][1]["validation"] = vars(write_shard(folder / "validation_00001.bin", ids, 1, 3000,
+                                                          vocabulary.sha256, "python-stdlib", 512))
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    grown = {"python-stdlib": ShardSet(folder)}
+    lengths = vocabulary.byte_lengths()
+    then = Evaluator(c, grown, lengths, ALONE, shards={"python-stdlib": 1})
+    assert (then.full, then.subset) == (evaluator.full, evaluator.subset)
+    assert then.full_is_all
+    assert {shard for _, shard, _ in Evaluator(c, grown, lengths, ALONE).full} == {0, 1}
 
 
 def test_ranks_share_the_windows_out_without_overlap(parts) -> None:
@@ -107,11 +166,62 @@ def test_greedy_sampling_takes_the_likeliest_token_each_time(parts) -> None:
     assert continue_text(model, vocabulary, "abcd", 10, seed=0, temperature=0) == vocabulary.decode(expected)
 
 
-def test_rows_without_a_token_are_never_sampled(parts) -> None:
+@pytest.mark.parametrize("vocab_size", [640, 513])  # of which 512 are the tokenizer's; 513 is padded to 640
+def test_rows_without_a_token_are_never_sampled(parts, vocab_size: int) -> None:
     c, vocabulary, _, _ = parts
-    wide = dataclasses.replace(c, vocab_size=640)
+    wide = dataclasses.replace(c, vocab_size=vocab_size)
     model = build(wide, ALONE.device)
     with torch.no_grad():  # make the padding rows by far the likeliest
         model.lm_head.weight[512:] = 100 * model.lm_head.weight[512:].sign()
     text = continue_text(model, vocabulary, "abcd", 30, seed=3)
     assert all(i < 512 for i in vocabulary.encode(text))
+
+
+# ---- What goes wrong
+
+@pytest.mark.fault(37)
+def test_what_fails_costs_the_number_and_says_why(parts, monkeypatch: pytest.MonkeyPatch) -> None:
+    c, _, _, evaluator = parts
+    model, seen = build(c, ALONE.device), []
+    monkeypatch.setattr(evaluator, "padded", lambda *_: 1 / 0)
+    with pytest.raises(EvaluationFailed, match=r"rank 0: ZeroDivisionError: division by zero"):
+        evaluator(model, progress=seen.append)
+    monkeypatch.undo()
+    assert evaluator(model, progress=seen.append).tokens == c.eval_tokens
+    assert seen == ["others"] + ["batch"] * (c.eval_tokens // c.seq_len // c.micro_batch(1)) + ["others"]
+
+
+@pytest.mark.fault(37)
+@pytest.mark.parametrize("where", ["reading", "the model"])
+def test_what_takes_too_long_is_given_up_wherever_it_is(parts, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    c, _, _, evaluator = parts
+    model = build(c, ALONE.device)
+    target, name = (evaluator, "padded") if where == "reading" else (evaluator, "score")
+    monkeypatch.setattr(target, name, lambda *_: time.sleep(30))
+    before, began = signal.getsignal(signal.SIGALRM), time.monotonic()
+    with pytest.raises(EvaluationFailed, match=r"it took longer than EVAL_MINUTES=10; lower EVAL_TOKENS"):
+        evaluator(model, limit_s=0.3)
+    assert time.monotonic() - began < 10
+    assert signal.getsignal(signal.SIGALRM) == before and signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+def test_the_alarm_rings_only_where_it_harms_nobody() -> None:
+    with overtime(0.1, anywhere=False) as clock:
+        time.sleep(0.3)  # as in a pass through a split model: the others would wait for this rank's part
+        assert clock.late
+        with pytest.raises(BaseException, match=r"^$") as raised, clock.may_raise():
+            pass
+    assert type(raised.value).__name__ == "_OverTime"
+
+
+@pytest.mark.fault(10)
+def test_damaged_validation_text_is_found_before_training(tiny: Config, tmp_path: Path) -> None:
+    c = dataclasses.replace(tiny, data_dir=make_data(tmp_path)["DATA_DIR"], tokenizer=str(tmp_path / "tokenizer.json"))
+    vocabulary = prepare.vocabulary(c)
+    sources = prepare.open_sources(c, vocabulary)
+    path = sources["python-stdlib"].folder / "validation_00000.bin"
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"validation_00000.bin: damaged"):
+        Evaluator(c, sources, vocabulary.byte_lengths(), ALONE)

@@ -1,8 +1,10 @@
 """What may import what, and how long a file may be: read from the source, nothing is run but one import."""
 
 import ast
+import fnmatch
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -10,20 +12,25 @@ import pytest
 from train.settings import ROOT
 
 # A module imports only from those before it. The record and the settings come first, then the flow, one way.
-ORDER = ["settings", "wandb_env", "rules", "config", "runs", "record", "schedule", "flops", "status",
-         "corpus", "tokenizer", "shards", "prepare", "mixture",
-         "interrupt", "metrics", "mirror", "wandb_mirror", "distributed", "batch",
-         "attention", "loss", "recompute", "model", "compilation", "optim", "parallel", "step", "evaluate", "sample",
-         "checkpoint", "loop", "main"]
-STANDARD_LIBRARY_ONLY = ["settings", "wandb_env", "rules", "config", "runs", "record", "schedule", "flops", "status",
+ORDER = ["settings", "wandb_env", "rules", "config", "runs", "durable", "record", "goodput", "schedule", "flops",
+         "status", "provenance", "rollcall", "rendezvous", "corpus.source", "corpus.hub", "corpus.pin", "corpus.fetch",
+         "corpus.formats", "corpus.rows", "tokenizer", "shards", "making", "progress", "prepare", "overlap",
+         "report_text", "report", "mixture", "stream", "guard", "straggler", "watchdog", "interrupt", "metrics",
+         "mirror", "wandb_mirror", "distributed", "relay", "feed", "batch", "attention", "loss", "recompute", "model",
+         "compilation", "optim", "foreign", "parallel", "step", "evaluate", "sample", "checkpoint", "saver", "job",
+         "recovery", "run_folder", "assemble", "loop", "main"]
+STANDARD_LIBRARY_ONLY = ["settings", "wandb_env", "rules", "config", "runs", "durable", "record", "goodput", "schedule",
+                         "flops", "status", "provenance", "rollcall", "rendezvous", "guard", "straggler", "watchdog",
                          "interrupt", "metrics", "mirror"]
 READS_ENVIRONMENT = {"train/settings.py", "train/wandb_env.py", "train/distributed.py"}
 KNOWS_PROCESSES = {"train/distributed.py", "train/parallel.py", "train/checkpoint.py"}
 LONGEST_FILE, LONGEST_LINE = 400, 120
 
 ROOMS = [path for room in ("train", "monitor", "analysis", "bench") for path in sorted((ROOT / room).rglob("*.py"))]
-TRAIN = {path.stem: path for path in ROOMS if path.parent.name == "train" and path.stem != "__init__"}
-SOURCES = ROOMS + sorted((ROOT / "tests").rglob("*.py")) + sorted((ROOT / "scripts").rglob("*"))
+TRAIN = {".".join(path.relative_to(ROOT / "train").with_suffix("").parts): path for path in ROOMS
+         if path.is_relative_to(ROOT / "train") and path.stem != "__init__"}
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
+SOURCES = ROOMS + TESTS + sorted((ROOT / "scripts").rglob("*"))
 
 
 def name_of(path: Path) -> str:
@@ -44,7 +51,7 @@ def imported(tree: ast.AST) -> set[str]:
 
 def train_modules(tree: ast.AST) -> set[str]:
     """The modules of train/ that a tree imports."""
-    return {name.split(".")[1] for name in imported(tree) if name.startswith("train.")} & TRAIN.keys()
+    return {module for module in TRAIN for name in imported(tree) if f"{name}.".startswith(f"train.{module}.")}
 
 
 def uses(tree: ast.AST, dotted: str) -> bool:
@@ -84,7 +91,7 @@ def test_no_monitor_and_no_analysis_reaches_torch() -> None:
         return any(reaches_torch(TRAIN[m], seen | {m}) for m in train_modules(TREES[path]) - seen)
 
     assert reaches_torch(TRAIN["loop"])
-    outside = [path for path in ROOMS if path.parent.name not in ("train", "bench")]
+    outside = [path for path in ROOMS if path.relative_to(ROOT).parts[0] not in ("train", "bench")]
     assert outside
     assert not [name_of(path) for path in outside if reaches_torch(path)]
 
@@ -117,9 +124,16 @@ def test_nothing_is_printed_past_the_log() -> None:
     assert printing == []
 
 
-@pytest.mark.parametrize("path", ROOMS, ids=name_of)
+@pytest.mark.parametrize("path", ROOMS + TESTS, ids=name_of)
 def test_a_file_holds_one_idea(path: Path) -> None:
     assert len(path.read_text().splitlines()) <= LONGEST_FILE
+
+
+def test_pytest_looks_into_every_folder_of_tests() -> None:
+    options = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
+    folders = {path.parent.name for path in (ROOT / "tests").rglob("test_*.py")}
+    assert {"dist", "faults", "unit"} <= folders
+    assert not [name for name in folders if any(fnmatch.fnmatch(name, left) for left in options["norecursedirs"])]
 
 
 def test_no_line_is_longer_than_a_screen() -> None:

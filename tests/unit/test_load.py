@@ -75,6 +75,15 @@ def test_an_evaluation_done_again_at_the_same_step_counts_once(tmp_path):
     assert [e["val_loss"] for e in run.evals] == [4.5]
 
 
+def test_an_evaluation_that_failed_does_not_displace_one_that_did_not(tmp_path):
+    failed = evaluation(1, 0.0) | {"val_loss": None, "error": "no memory"}
+    run = load(write_run(tmp_path, [
+        {"event": "start", "step": 0}, step(1, 5.0), evaluation(1, 4.5), {"event": "resume", "step": 1}, failed,
+        step(2, 5.0), failed | {"step": 2}, {"event": "resume", "step": 2}, evaluation(2, 4.25),
+        step(3, 5.0), failed | {"step": 3}]))
+    assert [(e["step"], e["val_loss"]) for e in run.evals] == [(1, 4.5), (2, 4.25), (3, None)]
+
+
 def test_training_time_sums_the_kept_steps_only(tmp_path):
     run = load(write_run(tmp_path, [
         {"event": "start", "step": 0}, step(1, 5.0, step_ms=60000.0), step(2, 4.0, step_ms=999999.0),

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -9,12 +10,17 @@ from typing import cast
 import pytest
 import torch
 
-from train import checkpoint, loop
+from train import checkpoint, loop, record
 from train.config import Config
 from train.distributed import World
-from train.loop import Job
+from train.evaluate import EvaluationFailed
+from train.guard import Guard
+from train.job import Job, Pace
 from train.metrics import Recorder
+from train.model import build
+from train.optim import build_optimizer
 from train.runs import RunPaths
+from train.saver import Saver
 from train.status import Status
 
 ALONE = World(0, 0, 0, 1, torch.device("cpu"), "CPU", "here")
@@ -23,10 +29,17 @@ ALONE = World(0, 0, 0, 1, torch.device("cpu"), "CPU", "here")
 def job(c: Config, folder: Path, **facts: object) -> Job:
     """As much of a job as there is in a save."""
     paths = RunPaths(folder)
-    common = {"config": c, "paths": paths, "world": ALONE, "model": None, "optimizer": None, "gaps": (), "sound": set(),
-              "tokens": 0, "data_fingerprint": "", "recorder": Recorder(paths, True, 0, 20, 5),
-              "status": Status(paths.status, True)}
-    return cast(Job, SimpleNamespace(**(common | facts)))
+    model = build(c, ALONE.device)
+    common = {"config": c, "paths": paths, "world": ALONE, "model": model, "optimizer": build_optimizer(model, c),
+              "gaps": (), "tokens": 0, "data_fingerprint": "", "recorder": Recorder(paths, True, 0, 20, 5),
+              "status": Status(paths.status, True), "save_soon": False,
+              "saver": Saver(paths.checkpoints, c, ALONE, 2**20),
+              "watch": SimpleNamespace(expect=lambda *_, **__: None, patience_s=0.0), "guard": Guard(8, 3, 3),
+              "last_stall_s": 0.0, "feed": None, "starved": False, "shares": {},
+              "vocabulary": SimpleNamespace(sha256=""), "loader": SimpleNamespace(opened=lambda step, gaps: {})}
+    found = SimpleNamespace(**(common | facts))
+    found.pace = Pace(c, model, found.watch)
+    return cast(Job, found)
 
 
 def test_an_evaluation_is_due_once_at_its_step_and_not_at_the_last(tiny: Config, tmp_path: Path) -> None:
@@ -39,33 +52,99 @@ def test_an_evaluation_is_due_once_at_its_step_and_not_at_the_last(tiny: Config,
 
 def test_the_record_is_durable_before_a_checkpoint_is(tiny: Config, tmp_path: Path,
                                                       monkeypatch: pytest.MonkeyPatch) -> None:
-    order, fsync = [], os.fsync
+    order, fsync, write = [], os.fsync, checkpoint.write
     this = job(tiny, tmp_path, step=3, evaluated_at=0)
     this.recorder.event("step", 3, 0)
 
     def sync(descriptor: int) -> None:
         order.append(("record", os.fstat(descriptor).st_size == (tmp_path / "metrics.jsonl").stat().st_size > 0))
+        monkeypatch.setattr(os, "fsync", fsync)
         fsync(descriptor)
 
-    def save(*_: object) -> tuple[Path, int, float]:
-        order.append(("checkpoint", True))
-        return tmp_path / "step_0000003", 1, 0.1
-
     monkeypatch.setattr(os, "fsync", sync)
-    monkeypatch.setattr(checkpoint, "save", save)
-    loop.save(this, must=False)
+    monkeypatch.setattr(checkpoint, "write", lambda *args: (order.append(("checkpoint", True)), write(*args))[1])
+    loop.save(this, must=True)
     assert order == [("record", True), ("checkpoint", True)]
-    assert this.sound == {3}
+    assert this.saver.sound == {3} and this.last_stall_s > 0
+    assert [r["event"] for r in record.read(tmp_path / "metrics.jsonl")] == ["step", "checkpoint"]
 
 
-def test_a_save_that_fails_is_no_longer_what_the_run_does(tiny: Config, tmp_path: Path,
-                                                          monkeypatch: pytest.MonkeyPatch) -> None:
-    def save(*_: object) -> None:
+def test_training_goes_on_while_a_checkpoint_is_written_and_what_it_changes_is_not_in_it(
+        tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    this, go, write = job(tiny, tmp_path, step=3, evaluated_at=0), threading.Event(), checkpoint.write
+    monkeypatch.setattr(checkpoint, "write", lambda *args: (go.wait(30), write(*args))[1])
+    before = {name: weight.detach().clone() for name, weight in this.model.named_parameters()}
+    loop.save(this, must=False)
+    assert this.saver.busy and this.saver.poll() is None
+    with torch.no_grad():
+        for weight in this.model.parameters():
+            weight.add_(1.0)
+    go.set()
+    this.saver.wait()
+    ended = this.saver.poll()
+    assert ended.problem is None and ended.step == 3 and this.saver.poll() is None
+    checkpoint.load_into(ended.folder, this.model, this.optimizer)
+    assert all(torch.equal(weight, before[name]) for name, weight in this.model.named_parameters())
+
+
+@pytest.mark.fault(7, 35)
+def test_a_save_that_fails_is_said_tried_once_more_and_ends_the_run_only_if_it_must_be(
+        tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def fail(*_: object) -> None:
         raise checkpoint.CheckpointError("no room")
 
-    monkeypatch.setattr(checkpoint, "save", save)
+    caplog.set_level("INFO")
+    monkeypatch.setattr(checkpoint, "write", fail)
     this = job(tiny, tmp_path, step=3, evaluated_at=0)
-    assert "checkpoint_stall_s" in loop.save(this, must=False)
-    assert this.status.facts["phase"] == "training" and this.sound == set()
-    with pytest.raises(checkpoint.CheckpointError):
+    for soon in (True, False, False):
+        loop.save(this, must=False)
+        this.saver.wait()
+        loop.note(this, this.saver.poll())
+        assert this.save_soon is soon
+    assert this.status.facts["phase"] == "training" and this.saver.sound == set()
+    assert "checkpoint failed: no room. Training goes on" in caplog.text and "3 in a row" in caplog.text
+    with pytest.raises(checkpoint.CheckpointError, match="no room"):
         loop.save(this, must=True)
+    this.saver.misses = 5
+    with pytest.raises(checkpoint.CheckpointError, match="5 checkpoints in a row"):
+        loop.save(this, must=False)
+
+
+@pytest.mark.fault(37)
+def test_an_evaluation_that_fails_costs_its_number_and_is_not_tried_again(tiny: Config, tmp_path: Path,
+                                                                          caplog: pytest.LogCaptureFixture) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise EvaluationFailed("rank 1: no such file")
+
+    caplog.set_level("INFO")
+    c = dataclasses.replace(tiny, eval_every=4, max_steps=12)
+    this = job(c, tmp_path, step=4, evaluated_at=0, evaluator=fail)
+    assert loop.evaluate(this, full=False) == (False, None)
+    assert not loop.evaluation_due(this) and this.status.facts["phase"] == "training"
+    (entry,) = record.read(tmp_path / "metrics.jsonl")
+    assert entry["val_loss"] is None and entry["error"] == "rank 1: no such file" and entry["eval_s"] >= 0
+    assert "the evaluation at step 4 failed, and training goes on" in caplog.text
+
+
+def test_what_is_slow_by_nature_does_not_hang(tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple] = []
+    times: list[float] = []
+    monkeypatch.setattr("train.job.set_timeout", lambda seconds, groups: times.append(seconds))
+    this = job(dataclasses.replace(tiny, start_timeout_s=300, train_timeout_s=120), tmp_path, step=0, evaluated_at=0,
+               watch=SimpleNamespace(expect=lambda *args, **_: told.append(args), patience_s=0.0))
+    pace = this.pace
+    pace.begin(1)
+    assert told[-1] == ("step 1", 300, "TRAIN_TIMEOUT_S")         # the first may load, compile and wait for others
+    for seconds in (1.0, 1.2, 0.9):
+        pace.end(seconds)
+    pace.begin(1)
+    assert told[-1] == ("step 1", 60, "TRAIN_TIMEOUT_S")  # half of what a collective has
+    assert times == [120] and this.watch.patience_s == pytest.approx(20 + 3.6)
+    for _ in range(9):
+        pace.end(50.0)
+    pace.begin(1)
+    assert told[-1] == ("step 1", 500, "TRAIN_TIMEOUT_S") and times[-1] == 1000
+    pace.allow("evaluation", 700, "EVAL_MINUTES")
+    assert told[-1] == ("evaluation", 700, "EVAL_MINUTES") and times[-1] == 1400
+    pace.restore()
+    assert times[-1] == 1000

@@ -109,6 +109,13 @@ def test_rows_are_every_nth_step_the_first_and_last_of_an_attempt_and_all_evalua
     assert list(rows_of([entry("resume", 7), *steps(8, 11)])) == [8, 10]
 
 
+def test_an_evaluation_that_failed_and_what_was_skipped_add_nothing_to_the_rows() -> None:
+    nothing = entry("eval", 10, val_loss=None, val_bpb=None, error="HTTP 403", eval_s=1.0)
+    skipped = entry("skip", 12, reason="nonfinite", loss=None, grad_norm=None, step_ms=2.0)
+    rows = rows_of([entry("start", 0), *steps(1, 10), nothing, *steps(11, 11), skipped, *steps(12, 22)])
+    assert rows == rows_of([entry("start", 0), *steps(1, 22)])
+
+
 def test_a_loss_that_is_not_known_or_too_large_has_no_perplexity() -> None:
     huge, unknown = entry("step", 5, loss=1e4), entry("step", 10, loss=None, lr=0.5)
     assert rows_of([huge, unknown], eval_every=0) == {5: {"train/loss": 1e4}, 10: {"train/lr": 0.5}}

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from train.mixture import Gap, Mixture, key_of, permute, sample_range
+from train.mixture import Gap, Mixture, NotSealed, SourceOrder, group_ends, key_of, permute, sample_range, with_gap
 
 M64 = 2**64 - 1
 Sample = tuple[int, int, int, int]  # source, epoch, shard, window
@@ -44,6 +44,17 @@ def permuted(i: int, n: int, key: int) -> int:
             return i
 
 
+def groups_of(shards: int, group_shards: int) -> list[range]:
+    """Shards in groups of 1, 1, 2, 4, ..., at most group_shards; the last may be smaller."""
+    sizes = itertools.chain([1], (min(2**i, group_shards) for i in itertools.count()))
+    ends = itertools.accumulate(sizes)
+    found, begin = [], 0
+    while begin < shards:
+        found.append(range(begin, min(end := next(ends), shards)))
+        begin = end
+    return found
+
+
 class Reference:
     """The documented order: blocks with exact shares, epochs of each source, groups of shards in sequence."""
 
@@ -64,7 +75,7 @@ class Reference:
     def place(self, source: int, count: int) -> tuple[int, int, int]:
         shards = self.sources[self.names[source]]
         epoch, position = divmod(count, sum(shards))
-        groups = [range(k, min(k + self.group_shards, len(shards))) for k in range(0, len(shards), self.group_shards)]
+        groups = groups_of(len(shards), self.group_shards)
         for g, group in enumerate(groups):
             windows = [(shard, window) for shard in group for window in range(shards[shard])]
             if position < len(windows):
@@ -120,14 +131,14 @@ def test_the_order_equals_the_one_worked_out_sample_by_sample() -> None:
 
 
 def test_the_order_is_frozen() -> None:
-    """Numbers written down on the first day: no version of numpy, Python or this repository may change them."""
+    """Numbers written down when groups became 1, 1, 2, 4: no version of numpy, Python or of this may change them."""
     assert located(mixture(), range(6)) == [
-        (0, 0, 0, 321), (1, 0, 0, 82), (0, 0, 1, 259), (0, 0, 0, 294), (1, 0, 0, 114), (0, 0, 1, 326)]
+        (0, 0, 0, 21), (1, 0, 0, 82), (0, 0, 0, 323), (0, 0, 0, 203), (1, 0, 0, 114), (0, 0, 0, 274)]
     assert located(mixture(), range(10**9, 10**9 + 6)) == [
-        (0, 556506, 2, 105), (1, 678642, 2, 33), (0, 556506, 2, 392), (0, 556506, 2, 126), (0, 556506, 2, 32),
-        (0, 556506, 2, 55)]
+        (0, 556506, 2, 140), (1, 678642, 2, 81), (0, 556506, 2, 194), (0, 556506, 2, 184), (0, 556506, 2, 153),
+        (0, 556506, 2, 246)]
     assert permute(np.arange(10), 10, key_of("frozen", 1)).tolist() == [5, 1, 8, 4, 3, 0, 9, 7, 2, 6]
-    assert mixture().fingerprint == "4e2ff5a69d4d4a47"
+    assert mixture().fingerprint == "2f05ca8b44e32c3a"
 
 
 def test_one_order_whatever_the_ranks_and_their_changes() -> None:
@@ -187,20 +198,15 @@ def test_each_window_comes_once_an_epoch() -> None:
 
 
 def test_groups_of_shards_follow_one_another_and_are_shuffled_within() -> None:
-    shards = [40, 30, 50, 20, 10]
+    shards = [15, 20, 40, 30, 50, 20, 10]
     m = Mixture({"only": shards}, {"only": 1}, 7, 2)
-    order = [(shard, window) for _, _, shard, window in located(m, range(2 * 150))]
-    for epoch in (order[:150], order[150:]):
-        assert [sorted({shard for shard, _ in part}) for part in (epoch[:70], epoch[70:140], epoch[140:])] == [
-            [0, 1], [2, 3], [4]]
-        changes = sum(a != b for (a, _), (b, _) in itertools.pairwise(epoch[:70]))
+    order = [(shard, window) for _, _, shard, window in located(m, range(2 * 185))]
+    for epoch in (order[:185], order[185:]):
+        parts = epoch[:15], epoch[15:35], epoch[35:105], epoch[105:175], epoch[175:]
+        assert [sorted({shard for shard, _ in part}) for part in parts] == [[0], [1], [2, 3], [4, 5], [6]]
+        changes = sum(a != b for (a, _), (b, _) in itertools.pairwise(parts[2]))
         assert changes > 20  # two shards after one another would have one
-    assert order[:150] != order[150:]
-
-
-def test_a_shard_that_is_added_leaves_the_order_of_finished_groups_as_it_was() -> None:
-    few, more = (Mixture({"only": shards}, {"only": 1}, 7, 2) for shards in ([40, 30, 50, 20], [40, 30, 50, 20, 60]))
-    assert located(few, range(140)) == located(more, range(140))
+    assert order[:185] != order[185:]
 
 
 def test_epochs_seeds_and_sources_have_orders_of_their_own() -> None:
@@ -242,10 +248,123 @@ def test_a_source_without_a_window_is_refused_by_name() -> None:
             Mixture({"web": [3], "papers": shards}, {"web": 1, "papers": 1}, 7, 2)
 
 
-def test_the_fingerprint_tells_apart_all_that_changes_the_order() -> None:
+def test_the_fingerprint_tells_apart_all_that_changes_the_order_and_shards_do_not() -> None:
+    """They may be still to come."""
     made = [Mixture(WINDOWS, WEIGHTS, 7, 2), Mixture(WINDOWS, WEIGHTS, 8, 2), Mixture(WINDOWS, WEIGHTS, 7, 3),
-            Mixture(WINDOWS, WEIGHTS | {"exams": 2}, 7, 2), Mixture(WINDOWS | {"exams": [5, 7]}, WEIGHTS, 7, 2),
-            Mixture(dict(reversed(WINDOWS.items())), WEIGHTS, 7, 2),
+            Mixture(WINDOWS, WEIGHTS | {"exams": 2}, 7, 2), Mixture(dict(reversed(WINDOWS.items())), WEIGHTS, 7, 2),
             Mixture({f"{name}s": n for name, n in WINDOWS.items()}, {f"{n}s": w for n, w in WEIGHTS.items()}, 7, 2)]
     assert len({m.fingerprint for m in made}) == len(made)
-    assert Mixture(WINDOWS, WEIGHTS, 7, 2).fingerprint == made[0].fingerprint
+    for other in (Mixture(WINDOWS | {"exams": [5, 7]}, WEIGHTS, 7, 2), Mixture(WINDOWS, WEIGHTS, 7, 2, ["web"])):
+        assert other.fingerprint == made[0].fingerprint
+
+
+# ---- Exact shares, far out and whatever the ranks
+
+@pytest.mark.parametrize("begin", [0, 10**10, 10**10 + 700, 10**12])
+def test_every_hundred_have_the_exact_shares_however_far_out_and_whatever_the_ranks(begin: int) -> None:
+    m, batch, steps = mixture(), 400, 3
+    assert begin % 100 == 0
+    for ranks in (1, 5, 16, 400):
+        rows = [m.locate(np.arange(part.start, part.stop) + begin) for step in range(steps) for rank in range(ranks)
+                if (part := sample_range(step, batch, rank=rank, ranks=ranks))]
+        source = np.concatenate([at.source for at in rows])
+        assert {tuple(np.bincount(block, minlength=3)) for block in source.reshape(-1, 100)} == {(65, 34, 1)}
+
+
+def test_counts_are_those_of_the_samples_one_by_one() -> None:
+    m, reference = mixture(), Reference(WINDOWS, WEIGHTS, 7, 2)
+    seen = collections.Counter[int]()
+    for i in range(1203):
+        if i % 7 == 0 or i % 100 in (0, 1, 99):
+            assert m.counts(i) == [seen[s] for s in range(3)]
+        seen[reference[i][0]] += 1
+    far = 10**10
+    assert m.counts(far) == [far // 100 * weight for weight in (65, 34, 1)]
+    assert m.counts(far + 57) == [n + [reference[far + i][0] for i in range(57)].count(s)
+                                  for s, n in enumerate(m.counts(far))]
+
+
+# ---- Groups, and sources that are still being made
+
+def test_groups_have_one_one_two_four_and_then_as_many_shards_as_asked_for() -> None:
+    assert group_ends(40, 8, ended=True) == [1, 2, 4, 8, 16, 24, 32, 40]
+    assert group_ends(41, 8, ended=True) == [1, 2, 4, 8, 16, 24, 32, 40, 41]
+    assert group_ends(7, 1, ended=True) == [1, 2, 3, 4, 5, 6, 7]
+    assert group_ends(9, 3, ended=True) == [1, 2, 4, 7, 9]
+    assert group_ends(0, 8, ended=True) == group_ends(0, 8, ended=False) == []
+    for group_shards, shards in itertools.product((1, 2, 3, 5, 8), range(60)):
+        groups = groups_of(shards, group_shards)
+        assert group_ends(shards, group_shards, ended=True) == [group.stop for group in groups]
+        whole = [group.stop for group, more in zip(groups, groups_of(shards + 100, group_shards), strict=False)
+                 if group == more]
+        assert group_ends(shards, group_shards, ended=False) == whole
+
+
+SIZES = [7, 0, 5, 9, 3, 0, 8, 6, 4, 11, 2, 5]  # windows of the shards of a source
+
+
+@pytest.mark.parametrize("group_shards", [1, 2, 4, 8])
+def test_the_order_of_a_source_that_grows_is_at_every_moment_that_of_the_finished_one(group_shards: int) -> None:
+    finished = Mixture({"a": SIZES, "b": [40]}, {"a": 2, "b": 1}, 7, group_shards)
+    growing = Mixture({"a": [], "b": [40]}, {"a": 2, "b": 1}, 7, group_shards, growing=["a"])
+    handed_out = []
+    for made in range(len(SIZES) + 1):
+        growing.grow("a", SIZES[:made], ended=False)
+        whole = [group for group in groups_of(len(SIZES) + 100, group_shards) if group.stop <= made]
+        windows = sum(SIZES[:whole[-1].stop]) if whole else 0
+        there = next(i for i in itertools.count() if finished.counts(i + 1)[0] > windows)  # samples before one too far
+        assert located(growing, range(there)) == located(finished, range(there))
+        assert growing.lacking(there) == "" and growing.lacking(there + 1) == "a"
+        for samples in (range(there + 1), range(there, there + 1), range(10**6, 10**6 + 100)):
+            with pytest.raises(NotSealed, match=r"^a$"):
+                located(growing, samples)
+        handed_out.append(there)
+    assert handed_out == sorted(handed_out) and len(set(handed_out)) > 3
+    growing.grow("a", SIZES, ended=True)
+    assert located(growing, range(1000)) == located(finished, range(1000))
+    assert growing.lacking(10**9) == ""
+
+
+def test_a_source_of_which_nothing_is_made_yet_is_lacking_from_its_first_sample() -> None:
+    m = Mixture({"a": [9], "b": []}, {"a": 3, "b": 1}, 7, 8, growing=["b"])
+    first = next(i for i in range(4) if m.counts(i + 1)[1])
+    assert m.lacking(first) == "" and m.lacking(first + 1) == "b"
+    assert m.orders[1].group_of(0) == 0 and list(m.orders[1].shards_of(0)) == []
+    with pytest.raises(ValueError, match="source b has no window"):
+        m.grow("b", [0], ended=True)
+
+
+@pytest.mark.parametrize("group_shards", [1, 2, 4])
+def test_groups_of_a_stretch_and_their_shards_are_those_of_its_samples(group_shards: int) -> None:
+    order = SourceOrder("a", SIZES, group_shards, 7)
+    groups, total = groups_of(len(SIZES), group_shards), sum(SIZES)
+    of_shard = {shard: g for g, group in enumerate(groups) for shard in group}
+    _, shards, _ = order.locate(np.arange(3 * total))
+    of_sample = [of_shard[shard] for shard in shards.tolist()]
+    assert [order.group_of(i) for i in range(3 * total)] == of_sample
+    assert [order.shards_of(g) for g in range(len(groups) + 2)] == [*groups, range(0), range(0)]
+    filled = {g for g, group in enumerate(groups) if any(SIZES[k] for k in group)}
+    for begin in range(total + 2):
+        for end in range(begin + 1, 2 * total + 2, 1 if begin % 7 == 0 else 5):
+            found = order.groups(begin, end)
+            assert len(found) == len(set(found))
+            assert set(found) & filled == set(of_sample[begin:end]), (begin, end)
+            assert found[0] == of_sample[begin] or len(set(of_sample[begin:end])) == len(filled)
+
+
+def test_the_group_of_a_sample_that_is_not_made_yet_is_the_next_to_be_made() -> None:
+    order = SourceOrder("a", [5, 6, 7], 8, 7, ended=False)  # whole are those of shard 0 and of shard 1
+    assert [order.group_of(i) for i in (0, 4, 5, 10, 11, 17, 100)] == [0, 0, 1, 1, 2, 2, 2]
+    assert order.groups(3, 7) == [0, 1]
+
+
+# ---- Gaps
+
+def test_a_run_that_goes_back_passes_over_all_from_there_on() -> None:
+    gaps: tuple[Gap, ...] = ()
+    gaps = with_gap(gaps, 5, 30)
+    assert sample_range(5, 10, gaps=gaps) == range(80, 90)
+    gaps = with_gap(gaps, 9, 4)
+    assert sample_range(9, 10, gaps=gaps) == range(124, 134)
+    gaps = with_gap(gaps, 12, 10, since=7)  # the gap at step 9 is within what it passes over
+    assert gaps == (Gap(5, 30), Gap(7, 14))

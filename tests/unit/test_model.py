@@ -8,12 +8,13 @@ import torch
 import torch.nn.functional as F
 
 from train.config import Config
-from train.loss import IGNORED, summed_loss
+from train.loss import IGNORED, SoftmaxPart, softmax_part, softmax_part_to_compile, summed_loss
 from train.model import Transformer, build, matmul_weights
 
 CPU = torch.device("cpu")
 VARIANTS = [{}, {"n_kv_head": 1}, {"tie_embeddings": False, "rope_theta": 500_000.0}, {"qk_norm": True, "n_kv_head": 2},
-            {"qk_norm": True, "tie_embeddings": False, "norm_eps": 1e-6}]
+            {"qk_norm": True, "tie_embeddings": False, "norm_eps": 1e-6}, {"vocab_size": 501},
+            {"vocab_size": 501, "tie_embeddings": False}]
 
 
 def recipe(tiny: Config, **changes: object) -> Config:
@@ -22,7 +23,7 @@ def recipe(tiny: Config, **changes: object) -> Config:
 
 
 def hugging_face(model: Transformer, c: Config) -> torch.nn.Module:
-    """A Llama, or with QK-norm a Qwen3, of Hugging Face with the same weights."""
+    """A Llama, or with QK-norm a Qwen3, of Hugging Face with the same weights, and no padding of the vocabulary."""
     import transformers
     common = {"vocab_size": c.vocab_size, "hidden_size": c.n_embd, "intermediate_size": c.mlp_dim,
               "num_hidden_layers": c.n_layer, "num_attention_heads": c.n_head, "num_key_value_heads": c.n_kv_head,
@@ -33,7 +34,9 @@ def hugging_face(model: Transformer, c: Config) -> torch.nn.Module:
         other = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**common))
     else:
         other = transformers.LlamaForCausalLM(transformers.LlamaConfig(**common, mlp_bias=False))
-    ours = {name if name.startswith("lm_head") else f"model.{name}": w for name, w in model.state_dict().items()}
+    ours = {name if name.startswith("lm_head") else f"model.{name}":
+            w[:c.vocab_size] if name in ("lm_head.weight", "embed_tokens.weight") else w
+            for name, w in model.state_dict().items()}
     missing = other.load_state_dict(ours, strict=True)
     assert not missing.missing_keys and not missing.unexpected_keys
     return other.eval()
@@ -112,6 +115,31 @@ def test_forward_with_targets_is_the_loss_of_its_logits(tiny: Config) -> None:
     plain = F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum")
     torch.testing.assert_close(loss, plain)
     assert scored.item() == 2 * (tiny.seq_len - 1)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("part", [softmax_part, softmax_part_to_compile])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_rows_that_pad_the_vocabulary_compute_nothing(tiny: Config, tied: bool, part: SoftmaxPart, dtype: str) -> None:
+    c = recipe(tiny, vocab_size=501, tie_embeddings=tied, dtype=dtype)
+    model = build(c, CPU)
+    model.softmax_part = part
+    assert model.embed_tokens.weight.shape == model.lm_head.weight.shape == (512, c.n_embd)
+    tokens = torch.randint(501, (2, c.seq_len), generator=torch.Generator().manual_seed(1))
+    found = []
+    for row in (1.0, 100.0):  # whatever they hold
+        with torch.no_grad():
+            model.lm_head.weight[501:], model.embed_tokens.weight[501:] = row, row
+        loss, _ = model(tokens, tokens.roll(-1, 1))
+        model.zero_grad()
+        loss.backward()
+        found.append([loss.detach(), *(weight.grad for weight in model.parameters())])
+        assert all(not weight.grad[501:].any() for weight in (model.lm_head.weight, model.embed_tokens.weight))
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    logits = model(tokens)
+    plain = F.cross_entropy(logits.flatten(0, 1), tokens.roll(-1, 1).flatten(), reduction="sum")
+    assert logits.shape == (2, c.seq_len, 501)
+    torch.testing.assert_close(loss, plain, rtol=1e-5 if dtype == "float32" else 2e-3, atol=0)
 
 
 def test_bfloat16_stays_close_to_float32_and_its_gradients_are_float32(tiny: Config) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.multiprocessing as mp
 
-from tests.unit.test_checkpoint import go_on, trained
+from tests.unit.test_checkpoint import go_on, save, trained
 from train import checkpoint
 from train.config import Config
 from train.distributed import World
@@ -99,7 +99,7 @@ def test_the_settings_reach_the_optimizers_at_each_step(muon: Config) -> None:
 
 def test_a_run_with_muon_goes_on_to_the_bit_from_a_checkpoint(muon: Config, tmp_path) -> None:
     model, optimizer = trained(muon, 5)
-    folder, size, _ = checkpoint.save(tmp_path, 5, model, optimizer, {"data": {"step": 5}}, ALONE)
+    folder, size = save(tmp_path, 5, model, optimizer, {"data": {"step": 5}})
     expected = go_on(muon, model, optimizer, 5)
     other = build(dataclasses.replace(muon, seed=99), ALONE.device)
     other_optimizer = build_optimizer(other, muon)

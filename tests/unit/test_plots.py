@@ -47,9 +47,17 @@ step,loss,grad_norm,lrm,dt_ms,tok_per_sec,mfu,total_time_min,lr,tokens,mem_gib,d
 4,6.5,0.5,0.1,12000.0,682.625,20.125,0.5,0.0001,32768,1.75,,1763719209.0
 """
 EVALS_CSV = """\
-step,tokens,val_loss,val_bpb,scored_tokens,full
-2,16384,7.25,3.0,4096,false
-4,32768,6.75,2.5,65536,true
+step,tokens,val_loss,val_bpb,scored_tokens,full,error
+2,16384,7.25,3.0,4096,false,
+4,32768,6.75,2.5,65536,true,
+"""
+EVENTS_CSV = """\
+event,time,attempt,step,tokens,reason,name,loss,grad_norm,step_ms,from,passed_over,seconds,bytes
+start,1763719200.0,0,0,,,,,,,,,,
+checkpoint,1763719204.0,,2,,,,,,,,,0.5,1048576
+resume,1763719206.0,1,2,,,,,,,,,,
+nonfinite,1763719208.0,,3,,,,,,,,,,
+end,1763719211.0,,4,,done,,,,,,,,
 """
 
 
@@ -88,12 +96,14 @@ def drawn(tmp_path_factory):
 def test_the_csv_has_the_kept_steps_in_full_and_empty_cells_where_the_record_is_silent(drawn):
     assert (drawn / "training_20251121_100000.csv").read_text("utf-8") == STEPS_CSV
     assert (drawn / "training_20251121_100000_evals.csv").read_text("utf-8") == EVALS_CSV
+    assert (drawn / "training_20251121_100000_events.csv").read_text("utf-8") == EVENTS_CSV
 
 
 def test_a_second_call_rewrites_its_files_and_adds_none(drawn):
     assert sorted(str(p.relative_to(drawn)) for p in drawn.rglob("*") if p.is_file()) == [
         "config.json", "metrics.jsonl", "plots/loss_curves.html", "plots/loss_curves.png",
-        "training_20251121_100000.csv", "training_20251121_100000_evals.csv"]
+        "training_20251121_100000.csv", "training_20251121_100000_evals.csv",
+        "training_20251121_100000_events.csv"]
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -195,7 +205,7 @@ def test_a_long_run_is_thinned_and_the_page_says_so(tmp_path, monkeypatch):
 def test_the_picture_has_something_in_each_of_its_six_places(drawn):
     from matplotlib.image import imread
     pixels = imread(drawn / "plots/loss_curves.png")[:, :, :3]
-    assert pixels.shape == (800, 1500, 3)
+    assert pixels.shape == (890, 1500, 3)  # the bar below is 90 high
     inked = (pixels < 0.5).any(axis=2)
     shares = [inked[y:y + 370, x:x + 500].mean() for y in (60, 430) for x in (0, 500, 1000)]
     assert all(0.002 < share < 0.5 for share in shares), shares
@@ -203,7 +213,7 @@ def test_the_picture_has_something_in_each_of_its_six_places(drawn):
 
 def test_the_pictures_learning_rate_rises_and_falls_where_the_record_does(drawn):
     from matplotlib.image import imread
-    pixels = imread(drawn / "plots/loss_curves.png")[430:, :500, :3]  # the fourth panel, one line
+    pixels = imread(drawn / "plots/loss_curves.png")[430:800, :500, :3]  # the fourth panel, one line
     blue = np.abs(pixels - np.array([0, 0x72, 0xB2]) / 255).max(axis=2) < 0.02
     rows, columns = np.nonzero(blue)
     left, right = columns.min(), columns.max()
@@ -270,7 +280,8 @@ def test_the_run_of_the_settings_is_drawn_and_its_files_are_named_from_here(tmp_
     assert plots.main([]) == 0
     named = capsys.readouterr().out.splitlines()
     assert named == ["tiny-s1/training_20251121_100000.csv", "tiny-s1/training_20251121_100000_evals.csv",
-                     "tiny-s1/plots/loss_curves.html", "tiny-s1/plots/loss_curves.png"]
+                     "tiny-s1/training_20251121_100000_events.csv", "tiny-s1/plots/loss_curves.html",
+                     "tiny-s1/plots/loss_curves.png"]
     assert all(Path(name).stat().st_size > 0 for name in named)
 
 

@@ -46,6 +46,17 @@ def test_every_key_of_the_console_has_a_unit() -> None:
     assert set(record.CONSOLE_KEYS) - {"tokens"} <= record.STEP_UNITS.keys()
 
 
+def test_what_goes_back_and_what_has_units_are_events() -> None:
+    assert set(record.GOES_BACK) <= set(record.EVENTS)
+    assert record.EVENT_UNITS.keys() <= set(record.EVENTS)
+    assert all(units and all(units.values()) for units in record.EVENT_UNITS.values())
+
+
+def test_a_time_is_minutes_and_seconds_with_hours_where_there_are_any() -> None:
+    times = (0.0, 0.4, 59.6, 3599.4, 3599.6, 3723.0, 90_000.0)
+    assert [record.duration(s) for s in times] == ["0:00", "0:00", "1:00", "59:59", "1:00:00", "1:02:03", "25:00:00"]
+
+
 def test_records_are_read_in_order_with_keys_that_this_version_does_not_know(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     written = [STEP | {"step": step, "of_the_future": [1]} for step in (1, 2, 3)]

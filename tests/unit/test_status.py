@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from train import status
+from train.config import Config
 from train.runs import RunPaths
 from train.status import Status
 
@@ -241,6 +242,46 @@ def test_stop_says_that_a_run_belongs_to_another_user(paths: RunPaths, processes
     assert "run a-run belongs to another user" in capsys.readouterr().err
 
 
+def test_stop_asks_a_trainer_that_was_started_again_meanwhile(paths: RunPaths, processes: list,
+                                                              monkeypatch: pytest.MonkeyPatch) -> None:
+    first, started = hold(paths, processes), []
+    write_status(paths)
+    end = os.kill
+
+    def crash(pid: int, number: int) -> None:  # it fails just then, and the launcher starts another
+        end(pid, signal.SIGKILL if pid == first.pid else number)
+        if pid == first.pid:
+            first.wait(5)
+            paths.lock.write_text("")
+            started.append(hold(paths, processes))
+
+    monkeypatch.setattr(os, "kill", crash)
+    status.stop(paths, patience_s=20)
+    assert started[0].wait(5) == -signal.SIGINT
+
+
+def test_a_node_that_is_not_the_first_asks_its_own_job(paths: RunPaths, processes: list) -> None:
+    """On a shared disk it sees the lock of the first, whose process is on another machine."""
+    own = RunPaths(paths.folder, 1)
+    hold(paths, processes, host="elsewhere")
+    job = hold(paths, processes, lock=own.job, number=signal.SIGTERM, says=": training as node 1 of 2")
+    assert own.job != paths.job and own.console_log != paths.console_log
+    write_status(paths, host="elsewhere")
+    assert "training as node 1 of 2 step 7/20" in status.describe(own)
+    status.stop(own, patience_s=20)
+    assert job.wait(5) == -signal.SIGTERM and status.is_held(paths)
+
+
+def test_a_run_may_be_let_go_a_moment_later(paths: RunPaths, processes: list) -> None:
+    process = hold(paths, processes)
+    began = time.monotonic()
+    status.settle(paths, patience_s=0.3)
+    assert time.monotonic() - began >= 0.3 and status.is_held(paths)
+    process.kill()
+    status.settle(paths, patience_s=20)
+    assert not status.is_held(paths)
+
+
 def test_stop_never_asks_a_process_of_an_earlier_attempt(paths: RunPaths, processes: list) -> None:
     """A trainer holds the lock before its first status; until then the pid in STATUS.json may be anyone's by now."""
     bystander = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
@@ -315,3 +356,22 @@ def test_a_target_with_a_bad_setting_ends_with_64(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("RUN_NAME", "a b")
     assert status.main(["status"]) == 64
     assert "RUN_NAME=a b" in capsys.readouterr().err
+
+
+def test_what_the_last_attempt_knew_is_kept_by_whoever_opens_the_status_next(tmp_path: Path) -> None:
+    c, paths = Config(), RunPaths(tmp_path)
+    known = {"step": 7, "loss": 2.5, "step_s": 1.5, "save_s": 20.0}
+    Status(paths.status, True, **known).phase("crashed", exit_code=1)
+    status.of_run(c, paths, active=True).phase("waiting for peers 1/2")  # as the roll call does
+    status.of_run(c, paths, active=True).phase("data")
+    found = status.read(paths.status)
+    assert {key: found[key] for key in known} == known and "exit_code" not in found
+
+
+def test_a_run_folder_that_cannot_be_is_named_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(status.RunFolderError, match=r"file.*cannot be written.*RUNS_DIR"):
+        status.hold_run(RunPaths(tmp_path / "file" / "run"))
+    with status.hold_run(RunPaths(tmp_path / "run")), \
+            pytest.raises(status.RunFolderError, match=rf"another process trains this run \(pid {os.getpid()} on"):
+        status.hold_run(RunPaths(tmp_path / "run"), patience_s=0.1)

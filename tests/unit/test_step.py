@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import time
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from train.distributed import World
 from train.loss import IGNORED
 from train.model import build
 from train.optim import build_optimizer, set_rate
-from train.step import NonFiniteStep, train_step
+from train.step import Clock, train_step
 
 ALONE = World(0, 0, 0, 1, torch.device("cpu"), "CPU", "here")
 
@@ -76,8 +77,8 @@ def test_a_nan_stops_before_weights_and_moments_are_touched(tiny: Config) -> Non
     weights = copy.deepcopy(model.state_dict())
     moments = {name: copy.deepcopy(optimizer.moments(model.get_parameter(name))) for name in names}
     assert all(set(kept) == {"step", "exp_avg", "exp_avg_sq"} for kept in moments.values())
-    with pytest.raises(NonFiniteStep):
-        train_step(model, optimizer, as_batch(tokens, targets, 4), 1.0, ALONE)
+    numbers = train_step(model, optimizer, as_batch(tokens, targets, 4), 1.0, ALONE)
+    assert numbers.refused == "nonfinite"
     for name, before in weights.items():
         assert torch.equal(model.state_dict()[name].nan_to_num(7), before.nan_to_num(7)), name
     for name in names:
@@ -92,9 +93,41 @@ def test_the_samples_named_are_those_of_the_micro_batch_with_the_nan(tiny: Confi
     model = build(c, ALONE.device)
     with torch.no_grad():
         model.embed_tokens.weight[tokens[5, 3]] = float("inf")
-    with pytest.raises(NonFiniteStep) as caught:
-        train_step(model, build_optimizer(model, c), as_batch(tokens, targets, 2), 1.0, ALONE)
-    assert caught.value.samples == [104, 105]
+    numbers = train_step(model, build_optimizer(model, c), as_batch(tokens, targets, 2), 1.0, ALONE)
+    assert numbers.samples == (104, 105)
+
+
+def test_a_step_that_is_refused_changes_nothing_and_names_all_its_samples(tiny: Config) -> None:
+    model = build(tiny, ALONE.device)
+    optimizer = build_optimizer(model, tiny)
+    before = copy.deepcopy(model.state_dict())
+    asked = []
+    numbers = train_step(model, optimizer, as_batch(*masked_batch(tiny, 8), 4), 1.0, ALONE,
+                         judge=lambda *values: asked.append(values) or "loss")
+    assert asked == [(numbers.loss, numbers.grad_norm)]
+    assert numbers.refused == "loss" and numbers.samples == tuple(range(100, 108))
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(weight.grad is None for weight in model.parameters())
+
+
+def test_the_clock_tells_what_a_rank_did_before_it_waits(tiny: Config) -> None:
+    class Slow(torch.nn.Module):
+        def __init__(self, model: torch.nn.Module, seconds: float):
+            super().__init__()
+            self.model, self.seconds = model, seconds
+
+        def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+            time.sleep(self.seconds)
+            return self.model(*inputs)
+
+    model = build(tiny, ALONE.device)
+    optimizer, clock = build_optimizer(model, tiny), Clock(ALONE.device)
+    own = []
+    for seconds in (0.0, 0.2):
+        clock.start()
+        own += train_step(Slow(model, seconds), optimizer, as_batch(*masked_batch(tiny, 8), 4), 1.0, ALONE,
+                          clock=clock).own_s
+    assert own[1] >= 0.4 > own[0] > 0  # two micro-batches
 
 
 def test_stop_and_save_are_read_back(tiny: Config) -> None:

@@ -1,0 +1,83 @@
+"""What a checkpoint costs training: a process of several, or alone, that trains, saves and goes on training.
+
+    python -m bench.saving PARALLEL ROUNDS      (under torchrun for several processes)
+
+Writes a JSON line: the seconds that each save kept training (stall_s), until it was durable (durable_s), and the
+bytes. State: 26M float32 weights with AdamW's two moments, 300 MB.
+"""
+
+import dataclasses
+import os
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from bench import worker
+from train import checkpoint, distributed, parallel
+from train.batch import Batch
+from train.config import Config
+from train.model import build
+from train.optim import build_optimizer, set_rate
+from train.saver import Saver
+from train.settings import ROOT
+from train.step import train_step
+
+
+def main(how: str, rounds: int) -> None:
+    """Steps, with a save behind every second."""
+    c = dataclasses.replace(Config(), vocab_size=8192, n_layer=8, n_head=8, n_embd=480, seq_len=64, batch_tokens=512,
+                            micro_batch_size=8, parallel=how, keep_last=2).derived()
+    world = distributed.join(c)
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // world.size))
+    folder = distributed.from_first(tempfile.mkdtemp(dir=ROOT / "bench") if world.is_first else None)
+    sharding = parallel.Sharding(c, world) if parallel.is_split(c, world) else None
+    model = parallel.parallelize(build(c, world.device, sharding=sharding), c, world)
+    optimizer = build_optimizer(parallel.bare(model), c)
+    set_rate(optimizer, 1e-4, c)
+    tokens = torch.randint(c.vocab_size, (8 // world.size, 65), device=world.device)
+    batch = Batch([(tokens[:, :-1], tokens[:, 1:])], c.batch_tokens, range(len(tokens)))
+    saver, stalls, durable, size = Saver(Path(folder), c, world, checkpoint.needed_bytes(model)), [], [], 0
+    for step in range(1, 2 * rounds + 1):
+        train_step(model, optimizer, batch, 1.0, world)
+        if step % 2:
+            continue
+        if step == 2:
+            saver.warm_up(model, optimizer)  # as training does behind its first step
+            saver.wait()
+        worker.synchronize()
+        began = time.perf_counter()
+        saver.start(step, model, optimizer, {"data": {"step": step}})
+        stalls.append(time.perf_counter() - began)
+        train_step(model, optimizer, batch, 1.0, world)  # beside it
+        saver.wait()
+        if ended := saver.poll():
+            assert ended.problem is None, ended.problem
+            durable.append(ended.seconds)
+            size = ended.size
+    distributed.from_first(None)
+    if world.is_first:
+        shutil.rmtree(folder)
+        worker.say(processes=world.size, parallel=how, bytes=size, stall_s=stalls, durable_s=durable)
+    sys.stdout.flush()
+    os._exit(0)
+
+
+HEADER = ("| state MB | processes | training waits, s | durable after, s |", "|---|---|---|---|")
+
+
+def row(found: dict) -> str:
+    """A line of the table: the first save, which makes room for the copy, and the median (least-most) of the others."""
+    def others(values: list[float]) -> str:
+        rest = sorted(values[1:]) or values
+        return f"{values[0]:.2f}, then {rest[len(rest) // 2]:.2f} ({rest[0]:.2f}-{rest[-1]:.2f})"
+
+    return (f"| {found['bytes'] / 1e6:.0f} | {found['processes']} {found['parallel']} | {others(found['stall_s'])} | "
+            f"{others(found['durable_s'])} |")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

@@ -1,0 +1,218 @@
+"""Faults in a trainer's processes, put there from outside: product code knows nothing of them.
+
+    test: faulty(env, folder, Fault("numbers", "kill", step=7, rank=1))
+    process: site/sitecustomize.py -> install -> a function of the trainer is wrapped, and fails when its time has come
+
+A fault happens once in a run, however often the run is started again, unless `every` is set.
+"""
+
+import ctypes
+import dataclasses
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+@dataclasses.dataclass(frozen=True)
+class Fault:
+    """What happens where: at one step (the one being made, counted from 1), in one rank, at the n-th call."""
+
+    where: str  # POINTS; or "start", before anything of the trainer is imported
+    do: str     # ACTIONS
+    step: int | None = None
+    rank: int | None = None
+    n: int | None = None
+    samples: tuple[int, int] | None = None  # any of the process's samples lies in [a, b)
+    value: float = 0.0
+    every: bool = False
+
+
+# Where: module, function, and whether the fault comes before it or behind it.
+POINTS = {
+    "data": ("prepare", "open_sources", "before"),
+    "rehearsal": ("assemble", "rehearse", "before"),
+    "resuming": ("recovery", "resume", "before"),
+    "step": ("batch", "Loader.batch", "behind"),
+    "forward": ("model", "Transformer.forward", "behind"),
+    "numbers": ("step", "read_numbers", "before"),
+    "evaluation": ("evaluate", "Evaluator.padded", "before"),
+    "save": ("checkpoint", "write", "before"),
+    "commit": ("checkpoint", "commit", "before"),
+    "committed": ("checkpoint", "prune", "before"),
+    # in the producer of a run that streams; their step is the number of shards that the source has
+    "document": ("making", "Maker.add", "before"),
+    "seal": ("making", "Maker.write_manifest", "before"),
+}
+IN_THE_PRODUCER = ("document", "seal")
+
+
+class Injected(Exception):
+    """A fault that no part of the trainer can have foreseen."""
+
+
+def faulty(env: dict[str, str], folder: Path, *faults: Fault) -> dict[str, str]:
+    """The environment in which trainers have these faults; `folder` remembers which have happened."""
+    assert all(fault.where in {"start", *POINTS} and fault.do in ACTIONS for fault in faults)
+    return env | {"PYTHONPATH": f"{ROOT / 'tests' / 'faults' / 'site'}:{ROOT}", "FAULTS_FOLDER": str(folder),
+                  "FAULTS": json.dumps([dataclasses.asdict(fault) for fault in faults])}
+
+
+def processes(folder: Path) -> list[tuple[int, str]]:
+    """(pid, command line) of all processes that train in this folder, or were started by those that do."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            if f"RUNS_DIR={folder}\0" in (path / "environ").read_text():
+                found.append((int(path.name), (path / "cmdline").read_text().replace("\0", " ").strip()))
+        except (OSError, UnicodeDecodeError):  # it has just ended, or is somebody else's
+            continue
+    return found
+
+
+# ---------------------------------------------------------------------------------------------------
+# In the trainer
+# ---------------------------------------------------------------------------------------------------
+
+def no_memory(_: float) -> None:
+    import torch
+    raise torch.OutOfMemoryError("tried to allocate 80.00 GiB")
+
+
+def no_room(_: float) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def fail(_: float) -> None:
+    raise Injected("injected")
+
+
+def sleep_with_the_lock(seconds: float) -> None:
+    """As C code does that is stuck: no other thread of Python runs, and no signal ends it."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
+    ctypes.PyDLL(None).sleep(int(seconds))
+
+
+def set_clock(seconds: float) -> None:
+    """As a time server does that finds the clock wrong."""
+    real = time.time
+    time.time = lambda: real() + seconds
+
+
+ACTIONS: dict[str, Callable[[float], Any]] = {
+    "kill": lambda _: os.kill(os.getpid(), signal.SIGKILL),
+    "kill the parent": lambda _: os.kill(os.getppid(), signal.SIGKILL),
+    "term": lambda _: os.kill(os.getpid(), signal.SIGTERM),
+    "sleep": time.sleep,
+    "sleep with the lock": sleep_with_the_lock,
+    "fail": fail,
+    "no room": no_room,
+    "no memory": no_memory,
+    "set the clock": set_clock,
+    "multiply": lambda factor: factor,
+}
+
+
+class Now:
+    """Where the trainer is."""
+
+    step: int | None = None
+    samples = range(0)
+    training = False
+    calls: dict[int, int] = {}  # noqa: RUF012 (there is one)
+
+
+def is_due(fault: Fault, number: int) -> bool:
+    """Whether it happens at this call, which is counted."""
+    if fault.rank is not None and fault.rank != int(os.environ.get("RANK", 0)):
+        return False
+    if fault.step is not None and fault.step != Now.step:
+        return False
+    if fault.where == "forward" and not learning():
+        return False
+    if fault.samples and (Now.samples.stop <= fault.samples[0] or Now.samples.start >= fault.samples[1]):
+        return False
+    Now.calls[number] = Now.calls.get(number, 0) + 1
+    if fault.n is not None and fault.n != Now.calls[number]:
+        return False
+    if fault.every:
+        return True
+    try:
+        mark = Path(os.environ["FAULTS_FOLDER"], f".fault_{number}_rank_{os.environ.get('RANK', 0)}")
+        mark.open("x").close()
+    except FileExistsError:
+        return False
+    return True
+
+
+def learning() -> bool:
+    """Whether a step is made, and not an evaluation or the rehearsal of a step."""
+    import torch
+    return torch.is_grad_enabled() and Now.training
+
+
+def wrap(function: Callable, faults: list[tuple[int, Fault]], when: str) -> Callable:
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        if hasattr(args[0] if args else None, "seals"):
+            Now.step = len(args[0].seals)  # in the producer: of the source whose shards are made
+        if when == "before":
+            act(None)
+        result = function(*args, **kwargs)
+        return act(result) if when == "behind" else result
+
+    def act(result: Any) -> Any:
+        for number, fault in faults:
+            if is_due(fault, number):
+                done = ACTIONS[fault.do](fault.value)
+                if fault.do == "multiply":
+                    result = (result[0] * done, *result[1:])
+        return result
+
+    return wrapped
+
+
+def follow_steps() -> None:
+    """Keep Now as the trainer goes on."""
+    from train import loop
+    from train.batch import Loader
+    batch = Loader.batch
+
+    def followed(self: Any, step: int, *args: Any) -> Any:
+        result = batch(self, step, *args)
+        Now.step, Now.samples = step + 1, result.samples
+        return result
+
+    Loader.batch = followed  # type: ignore[method-assign]
+    loop_train = loop.train
+
+    def train(*args: Any) -> Any:
+        Now.training = True
+        return loop_train(*args)
+
+    loop.train = train
+
+
+def install(producer: bool = False) -> None:
+    """Put the faults that the environment names where they belong, in the trainer or in its producer of data."""
+    import importlib
+    faults = list(enumerate(Fault(**fault) for fault in json.loads(os.environ["FAULTS"])))
+    for number, fault in faults:
+        if fault.where == "start" and not producer and is_due(fault, number):
+            ACTIONS[fault.do](fault.value)
+    if not producer:
+        follow_steps()
+    for point, (module_name, name, when) in POINTS.items():
+        here = [(number, fault) for number, fault in faults if fault.where == point
+                and (point in IN_THE_PRODUCER) == producer]
+        if here:
+            owner: Any = importlib.import_module(f"train.{module_name}")
+            *path, last = name.split(".")
+            for part in path:
+                owner = getattr(owner, part)
+            setattr(owner, last, wrap(getattr(owner, last), here, when))
+

@@ -1,0 +1,7 @@
+"""Python runs this first, in each process that has this folder on PYTHONPATH: a trainer then gets its faults."""
+
+import sys
+
+if sys.orig_argv[-2:-1] == ["-m"] and sys.orig_argv[-1] in ("train.main", "train.stream"):
+    from tests.faults import inject  # and not in torchrun, the questions about settings, or the mirror
+    inject.install(producer=sys.orig_argv[-1] == "train.stream")

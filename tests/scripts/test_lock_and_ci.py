@@ -1,0 +1,65 @@
+"""The lock files: whole, hashed, agreeing with each other; and .ci/run, which stops where something fails."""
+
+import importlib.metadata
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from tests.scripts.test_setup import ROOT, Machine, machine
+
+__all__ = ["machine"]  # a fixture
+
+
+# ---- The lock files
+
+@pytest.mark.parametrize("name", ["requirements.txt", "requirements-dev.txt"])
+def test_a_lock_file_pins_with_hashes_and_names_no_index(name: str) -> None:
+    text = (ROOT / name).read_text()
+    assert not re.search(r"https?:|--(extra-)?index|--find-links|file:", text)
+    assert "#    scripts/lock.sh" in text
+    pins = re.findall(r"^[a-z0-9]\S*.*?(?=^[a-z0-9]|\Z)", text, re.M | re.S)
+    assert len(pins) > 30
+    assert [pin.split()[0] for pin in pins if "==" not in pin.split()[0] or "--hash=sha256:" not in pin] == []
+
+
+def pinned(name: str) -> dict[str, set[str]]:
+    pins: dict[str, set[str]] = {}
+    for package, version in re.findall(r"^([a-z0-9][a-z0-9._-]*)==([^\s;]+)", (ROOT / name).read_text(), re.M):
+        pins.setdefault(package, set()).add(version)
+    return pins
+
+
+def test_dev_pins_agree_with_the_base() -> None:
+    base, dev = pinned("requirements.txt"), pinned("requirements-dev.txt")
+    assert base.keys() & dev.keys()
+    assert {name: dev[name] for name in base.keys() & dev.keys() if not dev[name] <= base[name]} == {}
+
+
+def test_torch_is_pinned_in_one_place_and_all_it_needs_is_locked() -> None:
+    pins = pinned("requirements.txt")
+    assert "torch" not in pins.keys() | pinned("requirements-dev.txt").keys()
+    assert len(pinned("requirements-torch.txt")["torch"]) == 1
+    needs = [re.split(r"[^A-Za-z0-9_.-]", line)[0] for line in importlib.metadata.requires("torch") or []
+             if "extra ==" not in line]
+    assert len(needs) > 5
+    assert [name for name in needs if name not in pins and not re.match("nvidia-|cuda-|triton", name)] == []
+
+
+# ---- .ci/run
+
+def test_ci_stops_at_the_first_failure_with_its_code(machine: Machine) -> None:
+    (machine.root / ".ci").mkdir()
+    shutil.copy(ROOT / ".ci" / "run", machine.root / ".ci" / "run")
+    machine.add("git", "#!/usr/bin/env bash\n")
+    machine.add("g++", "#!/usr/bin/env bash\n")
+    machine.add("make", '#!/usr/bin/env bash\necho "make $*" >> "$LOG"; [[ $* != "${FAILS:-}" ]] || exit 3\n')
+    whole = ["setup", "lint", "train", "test", "test-faults"]
+    for fails, code, wanted in (("lint", 3, whole[:2]), ("", 0, whole)):
+        machine.log.write_text("")
+        done = subprocess.run([".ci/run"], cwd=machine.root, env=machine.env | {"FAILS": fails}, text=True,
+                              capture_output=True)
+        assert done.returncode == code, done.stderr
+        assert machine.calls("^make") == [f"make {target}" for target in wanted]
+        assert re.search(rf"ci: make {wanted[min(1, code)]} took \d+ s, exit code {code}", done.stdout)

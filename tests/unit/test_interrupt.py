@@ -1,0 +1,82 @@
+"""train/interrupt.py: a process that outlives nobody, and one that is asked twice."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from train import interrupt
+from train.interrupt import Interrupt, Stopped
+from train.settings import ROOT
+
+PARENT = """
+import os, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", '''
+import signal, sys, time
+from train.interrupt import end_with_parent
+if sys.argv[1] == "15":
+    signal.signal(signal.SIGTERM, lambda *_: (print("told", flush=True), sys.exit()))
+end_with_parent(int(sys.argv[1]))
+print("ready", flush=True)
+time.sleep(60)
+''', sys.argv[1]])
+print(child.pid, flush=True)
+time.sleep(60)
+"""
+
+
+def alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8") as stat:
+            return stat.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.fault(3)
+@pytest.mark.skipif(sys.platform != "linux", reason="a service of Linux")
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_process_ends_with_the_one_that_started_it_even_if_that_was_killed(number: signal.Signals) -> None:
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(int(number))], cwd=ROOT, text=True,
+                              stdout=subprocess.PIPE)
+    lines = {parent.stdout.readline().strip() for _ in range(2)}
+    (pid,) = (int(line) for line in lines if line.isdigit())
+    parent.kill()
+    parent.wait()
+    deadline = time.monotonic() + 20
+    while alive(pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not alive(pid)
+    assert ("told" in parent.stdout.read()) == (number == signal.SIGTERM)
+
+
+@pytest.fixture
+def handlers():
+    """Give back what a test takes of this process's signals."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_asked_again_after_a_while_it_says_its_code_and_ends_at_once(handlers: None,
+                                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    this, ends = Interrupt(), []
+    monkeypatch.setattr(os, "_exit", lambda code: ends.append(code))
+    this.training, this.at_force = True, lambda code: ends.append(f"said {code}")
+    os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), signal.SIGTERM)  # one Ctrl-C arrives several times
+    assert this.asked == "SIGTERM" and this.told_at == this.asked_at > 0 and ends == []
+    monkeypatch.setattr(interrupt, "PATIENCE_S", 0.0)
+    os.kill(os.getpid(), signal.SIGINT)
+    assert ends == ["said 130", 130]
+
+
+def test_before_training_it_leaves_from_wherever_it_is(handlers: None) -> None:
+    this = Interrupt()
+    assert this.told_at is None
+    with pytest.raises(Stopped, match="SIGTERM"):
+        os.kill(os.getpid(), signal.SIGTERM)

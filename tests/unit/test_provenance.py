@@ -1,0 +1,38 @@
+"""Where a run comes from, told as it is."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+
+from train import provenance
+
+
+def test_a_commit_is_told_with_whether_files_differ_from_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(provenance, "ROOT", tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert provenance.commit() == {"git": None, "git_dirty": False}
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@example.org"]
+    for command in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "one"]):
+        subprocess.run([*git, *command], check=True)
+    head = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+    assert provenance.commit() == {"git": head, "git_dirty": False}
+    (tmp_path / "new").touch()
+    assert provenance.commit() == {"git": head, "git_dirty": True}
+
+
+def test_a_machine_without_git_is_no_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert shutil.which("git") is None
+    assert provenance.commit() == {"git": None, "git_dirty": False}
+
+
+def test_an_attempt_has_the_keys_that_config_json_had() -> None:
+    found = provenance.provenance("here", 4, "CPU", 2)
+    assert list(found) == ["time", "host", "world_size", "device", "threads", "python", "torch", "numpy", "tokenizers",
+                           "git", "git_dirty"]
+    assert (found["host"], found["world_size"], found["device"], found["threads"]) == ("here", 4, "CPU", 2)
+    assert found["torch"] == torch.__version__ and found["numpy"] == numpy.__version__

@@ -1,0 +1,97 @@
+"""Steps that would harm the model: found by their numbers, skipped, and after several in a row undone.
+
+A step is refused where its loss or gradient norm is not finite, or exceeds
+
+    median + SPIKE_SIGMAS x spread      of the last WINDOW steps that were taken
+
+spread is the median distance from the median, scaled to be the standard deviation of a normal distribution;
+it is taken to be at least a part of the median, so that a quiet stretch does not make the guard nervous. The
+same numbers reach all ranks, so that all decide alike; the window is in the checkpoint, so that a resumed run
+decides as one that was never stopped. Standard library only.
+"""
+
+import dataclasses
+import math
+from collections import deque
+from statistics import median
+from typing import Any
+
+WINDOW = 128         # steps
+ARMED_FROM = 32      # steps in the window before spikes are looked for
+NORMAL = 1.4826      # median distance from the median -> standard deviation
+LEAST_SPREAD = {"loss": 0.02, "grad_norm": 0.25}  # parts of the median: 8 sigmas are 16% of a loss, 3 times a norm
+LOOK_BACK = 100      # steps whose samples a rollback passes over: those before a spike often lead to it
+
+
+class GuardError(Exception):
+    """The run does not get over a place where its steps are refused; the message says what to do."""
+
+
+@dataclasses.dataclass
+class Guard:
+    """Judges each step. What it remembers is `state`."""
+
+    sigmas: float
+    max_skips: int
+    max_rollbacks: int
+    loss: deque[float] = dataclasses.field(default_factory=lambda: deque(maxlen=WINDOW))
+    grad_norm: deque[float] = dataclasses.field(default_factory=lambda: deque(maxlen=WINDOW))
+    skips: int = 0           # in a row
+    rollbacks: int = 0       # since the run last got well beyond where it went back from
+    beyond: int = 0          # that step
+    went_to: int = 0         # the step that the last of them went back to
+
+    def judge(self, loss: float, grad_norm: float) -> str | None:
+        """Why a step of these numbers must not be taken: "nonfinite", "loss", "grad_norm"; or None."""
+        if not (math.isfinite(loss) and math.isfinite(grad_norm)):
+            return "nonfinite"
+        if self.sigmas and loss > self.bound("loss"):
+            return "loss"
+        if self.sigmas and grad_norm > self.bound("grad_norm"):
+            return "grad_norm"
+        return None
+
+    def bound(self, name: str) -> float:
+        """The largest loss or gradient norm that is taken; infinite as long as too few steps are known."""
+        window: deque[float] = getattr(self, name)
+        if len(window) < ARMED_FROM:
+            return math.inf
+        middle = median(window)
+        spread = NORMAL * median(abs(value - middle) for value in window)
+        return middle + self.sigmas * max(spread, LEAST_SPREAD[name] * abs(middle))
+
+    def taken(self, step: int, loss: float, grad_norm: float) -> None:
+        """A step was taken, and is now the last one."""
+        self.loss.append(loss)
+        self.grad_norm.append(grad_norm)
+        self.skips = 0
+        if step > self.beyond:
+            self.rollbacks = 0
+
+    def skipped(self) -> bool:
+        """A step was refused. Returns whether the run must go back to a checkpoint."""
+        self.skips += 1
+        return self.skips >= self.max_skips
+
+    def went_back(self, step: int, to: int) -> None:
+        """The run went back from this step to that of a checkpoint."""
+        self.beyond, self.went_to, self.skips = max(self.beyond, step + LOOK_BACK), to, 0
+        self.rollbacks += 1
+
+    @property
+    def gives_up(self) -> bool:
+        """Whether no further rollback is allowed."""
+        return self.rollbacks >= self.max_rollbacks
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        return {"loss": list(self.loss), "grad_norm": list(self.grad_norm), "skips": self.skips,
+                "rollbacks": self.rollbacks, "beyond": self.beyond, "went_to": self.went_to}
+
+    def load(self, state: dict[str, Any], history: bool = True) -> None:
+        """Take up what a checkpoint kept; without history only the window of numbers."""
+        self.loss = deque(state.get("loss", []), maxlen=WINDOW)
+        self.grad_norm = deque(state.get("grad_norm", []), maxlen=WINDOW)
+        if history:
+            for name in ("skips", "rollbacks", "beyond", "went_to"):
+                setattr(self, name, state.get(name, 0))

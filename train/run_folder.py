@@ -1,0 +1,75 @@
+"""A run's folder: opened for one trainer, its logs, and what an earlier attempt left in it."""
+
+import json
+import logging
+from typing import Any, TextIO
+
+from train import checkpoint, status
+from train.config import Config
+from train.distributed import World, from_first, who_sees
+from train.runs import RunPaths
+from train.status import RunFolderError
+
+log = logging.getLogger(__name__)
+
+
+def open_run_folder(paths: RunPaths, world: World) -> tuple[TextIO | None, bool]:
+    """Create the folder and hold it against a second trainer; the lock goes with the process.
+
+    Returns the lock, and whether the processes of all nodes see the same folder.
+    """
+    problem, lock = None, None
+    if world.is_first:
+        try:
+            lock = status.hold_run(paths)
+        except RunFolderError as error:
+            problem = str(error)
+    if problem := from_first(problem):
+        raise RunFolderError(problem)
+    try:
+        return lock, all(who_sees(paths.folder, world))
+    except OSError as error:
+        raise RunFolderError(f"{paths.folder}: cannot be written ({error.strerror}); mend its permissions") from None
+
+
+def log_to_files(paths: RunPaths, world: World) -> None:
+    """train.log from the first rank, logs/node_N.log from the first process of each node, and from the others
+    logs/rank_N.log, if they have anything to complain of."""
+    files = [paths.train_log] if world.is_first else []
+    files.append(paths.rank_log(world.rank) if world.local_rank else paths.node_log(world.node_rank))
+    for path in files:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handler = logging.FileHandler(path, encoding="utf-8", delay=world.local_rank > 0)
+        rank = "" if world.is_first else f"rank={world.rank} "
+        handler.setFormatter(logging.Formatter(f"%(asctime)s {rank}%(message)s"))
+        logging.getLogger().addHandler(handler)
+
+
+def nothing_left(c: Config, paths: RunPaths, world: World) -> bool:
+    """Whether this run has nothing left to do; says how to go on."""
+    text = None
+    if world.is_first:
+        state, saved = status.read(paths.status), checkpoint.committed(paths.checkpoints)
+        done = state.get("phase") == "done"
+        at = state.get("step", 0) if done else max(saved, default=0)
+        if at > c.last_step:
+            text = f"run {c.run_name} is already at step {at}, past MAX_STEPS={c.last_step}: nothing is left to do"
+        elif done and at == c.last_step:
+            text = f"run {c.run_name} is done: {at} of {c.last_step} steps, in {paths.folder}"
+        if text and saved:
+            text += (f"\n  train it further:  make train RUN_NAME={c.run_name} MAX_STEPS={2 * at}   "
+                     "(the rate stays at its minimum)")
+    if text := from_first(text):
+        log.info("%s\n  train another:     make train RUN_NAME=%s-2 SEED=%d\n"
+                 "  draw it again:     make plots RUN_NAME=%s", text, c.run_name, c.seed + 1, c.run_name)
+    return text is not None
+
+
+def stored_config(paths: RunPaths) -> dict[str, Any]:
+    """config.json of an earlier attempt; {} for a new run."""
+    try:
+        return dict(json.loads(paths.config.read_text()))
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise RunFolderError(f"{paths.config}: damaged ({error}); restore it, or choose another RUN_NAME") from None

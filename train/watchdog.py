@@ -1,0 +1,153 @@
+"""A process that makes no progress says where it stands, and ends, so that the launcher can start the job again.
+
+    hang/rank_N.txt   the Python stacks of each process, written when the time for what it was doing was over
+
+Whoever makes progress calls `expect` again. Two alarms watch that: a thread, which also says in the log which rank
+hangs at which line, and behind it a timer in C (faulthandler), which works where Python itself is stuck: a call that
+never gives the interpreter's lock back. All ranks wait for the one that hangs, so that all write their stacks, at
+about the same time, and long before the collective would time out. Standard library only.
+"""
+
+import atexit
+import contextlib
+import faulthandler
+import logging
+import os
+import re
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TextIO
+
+log = logging.getLogger(__name__)
+
+HUNG = 1            # exit code: the launcher starts the job again
+BEHIND_S = 5.0      # the timer in C is set so much later
+GATHER_S = 3.0      # the first rank waits so long for the others' stacks
+LOOK_S = 0.25       # how often the thread looks
+FRAME = re.compile(r'  File "(.+)", line (\d+) in (.+)')
+
+
+class Watchdog:
+    """Watches this process from its creation on; `release` ends that.
+
+    folder: where the stacks go. told_at: when the process was told to stop (monotonic seconds), or None: in what was
+    begun as `impatient` it then has `patience_s` to come to where that is noticed. at_end: called before the process
+    ends, for what must be said.
+    """
+
+    def __init__(self, folder: Path, rank: int, host: str, told_at: Callable[[], float | None] = lambda: None,
+                 patience_s: float = 30.0, at_end: Callable[[], Any] = lambda: None):
+        self.folder, self.rank, self.host = folder, rank, host
+        self.told_at, self.patience_s, self.at_end = told_at, patience_s, at_end
+        self.doing, self.limit_s, self.since, self.impatient = "starting", float("inf"), time.monotonic(), False
+        self.setting = ""
+        self.over = threading.Event()
+        self.file: TextIO | None = None
+        with contextlib.suppress(OSError):  # without a place for them there are no stacks, and all else works
+            folder.mkdir(exist_ok=True)
+            self.file = open(folder / f"rank_{rank}.txt", "w", encoding="utf-8")  # noqa: SIM115
+        atexit.register(self.release)
+        threading.Thread(target=self.watch, name="watchdog", daemon=True).start()
+
+    def expect(self, doing: str, limit_s: float, setting: str = "START_TIMEOUT_S", impatient: bool = False) -> None:
+        """There was progress; the next is due within so many seconds, by a setting. Cheap enough for every step."""
+        self.doing, self.limit_s, self.since, self.impatient = doing, limit_s, time.monotonic(), impatient
+        self.setting = setting
+        if self.file:
+            faulthandler.dump_traceback_later(limit_s + BEHIND_S, exit=True, file=self.file)
+
+    def release(self) -> None:
+        """Watch no longer, and leave no empty file behind."""
+        self.over.set()
+        faulthandler.cancel_dump_traceback_later()
+        if self.file:
+            self.file.close()
+            path, self.file = Path(self.file.name), None
+            with contextlib.suppress(OSError):
+                if path.stat().st_size == 0:
+                    path.unlink()
+                    self.folder.rmdir()  # only if it is empty
+
+    def watch(self) -> None:
+        """The thread."""
+        while not self.over.wait(LOOK_S):
+            now, told_at = time.monotonic(), self.told_at()
+            if now - self.since > self.limit_s:
+                self.bark(f"no progress in {self.doing} for {now - self.since:.0f} s (see {self.setting})")
+            if self.impatient and told_at is not None and now - max(self.since, told_at) > self.patience_s:
+                self.bark(f"told to stop {now - told_at:.0f} s ago, and still in {self.doing}")
+
+    def bark(self, why: str) -> None:
+        """Write the stacks, say where this process stands, and end it."""
+        if self.file:
+            self.file.write(f"rank {self.rank} on {self.host}: {why}\n")
+            self.file.flush()
+            faulthandler.dump_traceback(self.file, all_threads=True)
+            self.file.flush()
+        log.error("rank=%d host=%s: %s; %s", self.rank, self.host, why,
+                  place(self.folder / f"rank_{self.rank}.txt") or "where it stands is not known")
+        time.sleep(GATHER_S if self.rank == 0 else 2 * GATHER_S)  # whoever ends breaks the others' connections
+        if self.rank == 0:
+            for line in report(self.folder):
+                log.error("%s", line)
+        with contextlib.suppress(Exception):
+            self.at_end()
+        os._exit(HUNG)
+
+
+def main_stack(path: Path) -> list[tuple[str, int, str]]:
+    """(file, line, function) of the main thread in a file of stacks, innermost first; [] if there is none."""
+    try:
+        blocks = re.split(r"^(?:Current thread|Thread) .*$", path.read_text(encoding="utf-8", errors="replace"),
+                          flags=re.MULTILINE)
+    except OSError:
+        return []
+    # the main thread is the oldest, and listed last
+    return [(file, int(line), function) for file, line, function in FRAME.findall(blocks[-1])] if blocks[1:] else []
+
+
+def place(path: Path) -> str:
+    """Where a process stands, in words: the innermost line of ours, and what it called there; "" if not known."""
+    stack = main_stack(path)
+    if not stack:
+        return ""
+    ours = next((frame for frame in stack if "/train/" in frame[0] and "site-packages" not in frame[0]), stack[0])
+    text = "it is at {}:{} in {}".format(*ours)
+    return text if ours == stack[0] else f"{text}, inside {stack[0][2]} ({stack[0][0]}:{stack[0][1]})"
+
+
+def waits(path: Path) -> bool:
+    """Whether a process only waits for others, as far as its innermost line shows."""
+    stack = main_stack(path)
+    inner = stack[0] if stack else ("", 0, "")
+    return "torch/distributed" in inner[0] or inner[2] in ("_engine_run_backward", "read_numbers", "sum_over_ranks")
+
+
+def report(folder: Path) -> list[str]:
+    """A line for each rank that left its stacks, those first that did not merely wait for others."""
+    paths = [path for path in folder.glob("rank_*.txt") if path.stat().st_size]
+    paths.sort(key=lambda path: (waits(path), int(path.stem.removeprefix("rank_"))))
+    lines = []
+    for path in paths:
+        head = path.read_text(encoding="utf-8", errors="replace").split("\n", 1)[0]
+        rank = path.stem.replace("_", " ")
+        who = head if head.startswith(rank) else f"{rank}: stuck, and with it Python itself"
+        lines.append(f"{'waits for others' if waits(path) else 'HANGS'}: {who}; {place(path)} ({path})")
+    return lines
+
+
+def put_away(folder: Path) -> list[str]:
+    """What the last attempt's stacks say, for this one to repeat; they are kept as hang/attempt_TIME/."""
+    if not folder.is_dir():
+        return []
+    lines = report(folder)
+    kept = folder / time.strftime("attempt_%Y%m%d_%H%M%S")
+    for path in folder.glob("rank_*.txt"):
+        if path.stat().st_size == 0:
+            path.unlink()
+            continue
+        kept.mkdir(exist_ok=True)
+        path.rename(kept / path.name)
+    return [line.replace(str(folder), str(kept)) for line in lines]
