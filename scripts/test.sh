@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Run the tests, all but those that take long (make test-faults has them); arguments go to pytest.
+# Run the tests, all but those that take long (make test-faults has them), a few files at a time; with arguments, which
+# go to pytest, one after the other.
 #
 #   usage: scripts/test.sh [pytest arguments]
 set -euo pipefail
@@ -7,4 +8,5 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/lib.sh
 
 # One thread a process: the tests' models are tiny, and several of them train at once.
+[[ $# -gt 0 ]] || set -- "${SIDE_BY_SIDE[@]}"
 OMP_NUM_THREADS=1 exec "$PY" -m pytest -m "not slow" "$@"

@@ -18,7 +18,10 @@ STEPS = {"MAX_STEPS": 24, "SAVE_EVERY": 8, "EVAL_TOKENS": 256, "SAMPLE_TOKENS": 
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder for all processes that test at the same time."""
-    return Path(os.environ.get("FAULTS_SHARED") or tmp_path_factory.mktemp("shared"))
+    own = tmp_path_factory.getbasetemp()
+    folder = (own.parent if os.environ.get("PYTEST_XDIST_WORKER") else own) / "shared"
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 @contextlib.contextmanager
