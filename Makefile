@@ -87,7 +87,7 @@ settings: setup ## Every setting with its value, as the targets would see it
 
 .PHONY: env-example
 env-example: setup ## Write .env.example from train/config.py
-	@"$(PY)" -m train.config env-example > .env.example
+	@"$(PY)" -m train.env_example > .env.example
 
 ##@ Develop
 .PHONY: setup-dev

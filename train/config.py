@@ -1,7 +1,8 @@
 """Every setting, once: name, type, unit, default, help, and what a change means when a run is resumed.
 
-`.env.example` is written from this file (`python -m train.config env-example`) and a test holds the two
-equal. settings.py tells where values come from; everything below is about what they mean.
+Those of what is round a run, image and cluster, are in outside.py. `.env.example` is written from both by
+env_example.py, and a test holds them equal. settings.py tells where values come from; everything below is about
+what they mean.
 """
 
 import dataclasses
@@ -10,13 +11,14 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from train.outside import Outside
 from train.rules import CHECKS
 from train.settings import (FREE, FROZEN, TRACKED, ROOT, Declared, SettingsError, declared_fields, format_value,
-                            resolve, rule_of, setting)
+                            resolve, setting)
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(Outside):
     """The resolved settings of a run. Built by `Config.load`, then passed; nothing else reads settings."""
 
     # ---- Run
@@ -214,10 +216,10 @@ class Config:
         return cls.load_with_remarks(environ, root)[0]
 
     @classmethod
-    def load_with_remarks(cls, environ: Mapping[str, str] | None = None,
-                          root: Any = ROOT) -> tuple["Config", list[str]]:
+    def load_with_remarks(cls, environ: Mapping[str, str] | None = None, root: Any = ROOT,
+                          defaults: Mapping[str, str] | None = None) -> tuple["Config", list[str]]:
         """The settings, and what the start of a run should say about where they came from."""
-        resolved = resolve(cls, environ, root)
+        resolved = resolve(cls, environ, root, defaults)
         config = cls(**{name.lower(): value for name, value in resolved.values.items()}).derived()
         problems = list(resolved.problems)
         for names, check in CHECKS:
@@ -311,38 +313,9 @@ def compare_for_resume(stored: dict[str, Any], config: Config) -> tuple[list[str
     return complaints, tracked
 
 
-def env_example() -> str:
-    """The text of .env.example."""
-    groups = group_titles()
-    lines = ["# Written by `make env-example` from train/config.py; copy to .env and uncomment what you change.",
-             "# NAME=value, nothing else: no quotes, blanks, $ or # in a value. Empty means the default.",
-             "# Precedence: make NAME=value > environment > this file > presets/PRESET.env > the default here.", "#",
-             "# On resume a setting is frozen (a difference is refused), tracked (printed and recorded) or free."]
-    for name, field in declared_fields(Config).items():
-        declared: Declared = field.metadata["declared"]
-        if field.name in groups:
-            lines += ["", f"# ==== {groups[field.name]}"]
-        if name == "ENV_FILE":  # which file this is cannot be said in it
-            continue
-        lines += [f"# {declared.help}.", f"# {rule_of(field)}" + ("" if declared.secret else f"; {declared.resume}"),
-                  f"#{name}={format_value(field.default)}"]
-    return "\n".join(lines) + "\n"
-
-
-def group_titles() -> dict[str, str]:
-    """First field of a group -> the group's title."""
-    return {"preset": "Run", "device": "Machine", "parallel": "Parallel", "vocab_size": "Model",
-            "seq_len": "Batch and schedule", "optimizer": "Optimizer", "data_mix": "Data", "eval_every": "Evaluation",
-            "checkpoints": "Checkpoints", "max_restarts": "Failures", "bench_shapes": "Benchmark", "log_every": "Log",
-            "wandb_mode": "W&B", "hf_token": "Secrets"}
-
-
 def main(argv: list[str]) -> int:
-    """`python -m train.config check|show|get NAME...|env-example`; exit code 64 on a bad setting."""
+    """`python -m train.config check|show|get NAME...`; exit code 64 on a bad setting."""
     command, names = (argv or ["check"])[0], argv[1:]
-    if command == "env-example":
-        sys.stdout.write(env_example())
-        return 0
     try:
         config, remarks = Config.load_with_remarks()
     except SettingsError as error:

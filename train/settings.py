@@ -205,9 +205,11 @@ class Resolved:
     remarks: list[str]
 
 
-def resolve(config_class: type, environ: Mapping[str, str] | None = None, root: Path = ROOT) -> Resolved:
+def resolve(config_class: type, environ: Mapping[str, str] | None = None, root: Path = ROOT,
+            defaults: Mapping[str, str] | None = None) -> Resolved:
     """Read every source and return typed values, with the problems found.
 
+    defaults: NAME -> text that a make target puts in the place of the declared default.
     An empty value counts as unset. An unknown name is an error in an env file and on make's command
     line; the environment is full of other programs' names, so there only a near miss is remarked on.
     """
@@ -232,7 +234,8 @@ def resolve(config_class: type, environ: Mapping[str, str] | None = None, root: 
 
     for chosen in ("ENV_FILE", "PRESET"):
         count = len(problems)
-        path = env_file_path(chosen, layers, fields, root, problems)
+        default = str((defaults or {}).get(chosen, fields[chosen].default))
+        path = env_file_path(chosen, default, layers, root, problems)
         if path is None:
             refused |= {chosen} if len(problems) > count else set()
             continue
@@ -246,6 +249,7 @@ def resolve(config_class: type, environ: Mapping[str, str] | None = None, root: 
         problems += [unknown(n, where, fields) for n, (_, where) in values.items() if n not in fields]
         layers.append({n: v for n, v in values.items() if n in fields and v[0] != ""})
 
+    layers.append({n: (text, "default") for n, text in (defaults or {}).items()})
     resolved = Resolved({}, {}, problems, refused, remarks)
     for name, field in fields.items():
         text, where = next((layer[name] for layer in layers if name in layer), (None, "default"))
@@ -265,10 +269,9 @@ def resolve(config_class: type, environ: Mapping[str, str] | None = None, root: 
     return resolved
 
 
-def env_file_path(chosen: str, layers: list, fields: dict, root: Path, problems: list[str]) -> Path | None:
+def env_file_path(chosen: str, default: str, layers: list, root: Path, problems: list[str]) -> Path | None:
     """The file that ENV_FILE or PRESET points to; None where there is none to read."""
-    default = (fields[chosen].default, "default")
-    text, where = next((layer[chosen] for layer in layers if chosen in layer), default)
+    text, where = next((layer[chosen] for layer in layers if chosen in layer), (default, "default"))
     if chosen == "PRESET":
         path = root / "presets" / f"{text}.env"
         if not os.path.isfile(path):

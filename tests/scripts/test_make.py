@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from train.config import Config, env_example
+from train.config import Config
+from train.env_example import env_example
 from train.settings import ROOT, declared_fields
 
 SETUP = "#!/usr/bin/env bash\necho \"setup $*\" >> setup.log\n"

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from train.config import Config, compare_for_resume, env_example
+from train.config import Config, compare_for_resume
+from train.env_example import env_example
 from train.settings import ROOT, Declared, SettingsError, declared_fields, read_env_file, resolve, value_type
 
 FIELDS = declared_fields(Config)
@@ -22,12 +23,12 @@ FROZEN = {"SEED", "VOCAB_SIZE", "N_LAYER", "N_HEAD", "N_KV_HEAD", "N_EMBD", "MLP
 TRACKED = {"DEVICE", "NPROC", "DTYPE", "COMPILE", "ATTENTION", "ACTIVATION_CHECKPOINTING", "MICRO_BATCH_SIZE",
            "TRAIN_TOKENS", "LEARNING_RATE", "MIN_LEARNING_RATE", "WARMUP_TOKENS", "LR_SCHEDULE", "DECAY_TOKENS",
            "MUON_MOMENTUM", "ADAM_BETA1", "ADAM_BETA2", "ADAM_EPS", "WEIGHT_DECAY", "GRAD_CLIP", "EVAL_TOKENS",
-           "PARALLEL", "SHARD_RANKS", "GRAD_SYNC", "NODES", "SPIKE_SIGMAS", "MAX_SKIPS", "MAX_ROLLBACKS"}
+           "PARALLEL", "SHARD_RANKS", "SYNC", "GRAD_SYNC", "NODES", "SPIKE_SIGMAS", "MAX_SKIPS", "MAX_ROLLBACKS"}
 
 # The numbers for which zero has a meaning; each other one must be above it.
 ZERO_IS_GOOD = {"SEED", "MIN_LEARNING_RATE", "WARMUP_TOKENS", "ADAM_BETA1", "ADAM_BETA2", "WEIGHT_DECAY", "GRAD_CLIP",
                 "EVAL_EVERY", "SAMPLE_TOKENS", "KEEP_EVERY", "MUON_MOMENTUM",
-                "NODE_RANK", "MAX_RESTARTS", "SPIKE_SIGMAS", "MAX_ROLLBACKS", "REPORT_TOKENS"}
+                "NODE_RANK", "MAX_RESTARTS", "SPIKE_SIGMAS", "MAX_ROLLBACKS", "REPORT_TOKENS", "NODE"}
 
 # What a setting needs beside itself to mean anything.
 WITH = {"DECAY_TOKENS": {"LR_SCHEDULE": "wsd"}, "MUON_MOMENTUM": {"OPTIMIZER": "muon"},
@@ -82,6 +83,15 @@ def test_env_file_and_preset_are_chosen_by_the_sources_above_them(root: Path) ->
     config = Config.load({"ENV_FILE": "mine"}, root)
     assert (config.seed, config.preset, config.n_layer, config.run_name) == (9, "big", 7, "big")
     assert Config.load({"ENV_FILE": "mine", "PRESET": "tiny"}, root).n_layer == 4
+
+
+def test_a_target_s_own_defaults_rank_below_presets_and_above_the_declared(root: Path) -> None:
+    (root / "presets" / "big.env").write_text("N_LAYER=7\n")
+    defaults = {"PRESET": "big", "N_LAYER": "5", "SEED": "6"}
+    config, _ = Config.load_with_remarks({}, root, defaults)
+    assert (config.preset, config.n_layer, config.seed, config.run_name) == ("big", 7, 6, "big")
+    config, _ = Config.load_with_remarks({"PRESET": "tiny", "SEED": "8"}, root, defaults)
+    assert (config.preset, config.n_layer, config.seed) == ("tiny", 5, 8)
 
 
 def test_an_empty_value_is_an_unset_one_at_every_level(root: Path) -> None:
@@ -356,7 +366,7 @@ def test_env_example_is_what_the_declaration_gives() -> None:
 
 def test_each_line_of_env_example_uncommented_is_good_and_changes_nothing(root: Path) -> None:
     lines = [line[1:] for line in env_example().splitlines() if re.match(r"#[A-Z0-9_]+=", line)]
-    assert [line.split("=")[0] for line in lines] == [name for name in FIELDS if name != "ENV_FILE"]
+    assert sorted(line.split("=")[0] for line in lines) == sorted(FIELDS.keys() - {"ENV_FILE"})
     for line in lines:
         assert problems(root, line + "\n") == []
     (root / ".env").write_text("\n".join(lines) + "\n")
@@ -372,7 +382,7 @@ def test_env_example_has_each_setting_with_help_rule_and_a_group() -> None:
         assert re.search(rf"^# {re.escape(declared.help)}\.\n# .+\n#{name}=", text, re.MULTILINE), name
     assert re.findall("^# ==== (.+)$", text, re.MULTILINE) == [
         "Run", "Machine", "Parallel", "Model", "Batch and schedule", "Optimizer", "Data", "Evaluation", "Checkpoints",
-        "Failures", "Benchmark", "Log", "W&B", "Secrets"]
+        "Failures", "Image", "Cluster", "Benchmark", "Log", "W&B", "Secrets"]
 
 
 @pytest.mark.parametrize("preset", sorted(path.stem for path in (ROOT / "presets").glob("*.env")))
