@@ -280,13 +280,13 @@ def prepare(c: Config, whole: bool = False) -> None:
     whole: also what would be streamed. Other nodes than the first make nothing, so that one process of a job speaks to
     the hub: they wait for what the first prepares on a disk that they share, or get it when training starts (relay.py).
     """
-    if c.node_rank:
-        log.info("data: node %d takes what the first node prepares", c.node_rank)
-        for folder in (data_dir(c), *(data_dir(c) / name for name in c.mixture)):
-            with one_at_a_time(folder):
-                pass
-        return
     try:
+        if c.node_rank:
+            log.info("data: node %d takes what the first node prepares", c.node_rank)
+            for folder in (data_dir(c), *(data_dir(c) / name for name in c.mixture)):
+                with one_at_a_time(folder):
+                    pass
+            return
         with one_at_a_time(data_dir(c)):
             for name in c.mixture:
                 pin(source_of(c, name), data_dir(c) / name, c.hf_token)

@@ -44,6 +44,22 @@ def test_what_is_on_the_hub_and_has_no_shards_streams(web: Config) -> None:
     assert streams(web) == {"auto": False, "0": False, "1": False}
 
 
+def test_other_nodes_than_the_first_make_nothing_and_ask_no_hub(web: Config, monkeypatch: pytest.MonkeyPatch,
+                                                                tmp_path: Path) -> None:
+    def asked(*_: Any, **__: Any) -> None:
+        raise AssertionError("a node that is not the first")
+
+    other = dataclasses.replace(web, nodes=2, node_rank=1, master_addr="a", data_dir=str(tmp_path / "other"))
+    for name in ("pin", "vocabulary", "make_source", "source_of"):
+        monkeypatch.setattr(prepare, name, asked)
+    for whole in (False, True):
+        prepare.prepare(other, whole=whole)
+    assert [path.name for path in (tmp_path / "other").rglob("*") if path.is_file()] == 3 * [".lock"]
+    (tmp_path / "file").touch()
+    with pytest.raises(DataError, match="DATA_DIR"):
+        prepare.prepare(dataclasses.replace(other, data_dir=str(tmp_path / "file")))
+
+
 def test_a_source_is_finished_when_its_limit_is_reached_and_every_file_is_there(web: Config) -> None:
     prepare.prepare(web, whole=True)
     folder = opened(web, "web").folder
