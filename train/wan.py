@@ -1,0 +1,78 @@
+"""What it costs to keep nodes at several sites in step, computed before the first one. Standard library only.
+
+    every step    compute, then all-reduce the gradients between the sites: 2 (S - 1) / S of their bytes leave each
+                  of S sites in a ring, over a link that is slow beside a node's own
+
+Nothing overlaps here and links are as fast as they say, so the truth is somewhere between this and, on a link that
+loses packets, much worse. What is said is marked as computed.
+"""
+
+from train.config import Config
+from train.flops import flops_per_token, peak_tflops
+
+ROUND_TRIP_S = 0.03      # between universities of one continent: 10 to 50 ms
+SPEEDS = (1.0, 10.0)     # Gbit/s between two sites: what is got as a rule, and what is hoped for
+UTILISATION = 0.5        # of the peak, by the causal count of FLOPs: what a tuned step reaches inside one node
+
+
+def sync_s(gradient_bytes: float, sites: int, gbit_per_s: float, round_trip_s: float = ROUND_TRIP_S) -> float:
+    """Seconds that a ring all-reduce between sites takes: 2 (S - 1) hops, each of 1/S of the bytes."""
+    hops = 2 * (sites - 1)
+    return hops * (gradient_bytes / sites * 8 / (gbit_per_s * 1e9) + round_trip_s / 2)
+
+
+def sync_efficiency(step_s: float, gradient_bytes: float, sites: int, gbit_per_s: float,
+                    round_trip_s: float = ROUND_TRIP_S) -> float:
+    """The share of time spent computing, 0 to 1, when every step of step_s is followed by such an all-reduce."""
+    return step_s / (step_s + sync_s(gradient_bytes, sites, gbit_per_s, round_trip_s))
+
+
+def weights(c: Config) -> tuple[int, int]:
+    """How many the model has, and how many of them take part in matrix products, without building it (model.py)."""
+    assert c.n_kv_head and c.mlp_dim  # filled in by Config.load
+    queries, keys = c.n_head * c.head_dim, c.n_kv_head * c.head_dim
+    layer = c.n_embd * (2 * queries + 2 * keys + 3 * c.mlp_dim)
+    table = c.padded_vocab_size * c.n_embd
+    norms = c.n_layer * (2 * c.n_embd + (2 * c.head_dim if c.qk_norm else 0)) + c.n_embd
+    matmul = c.n_layer * layer + table
+    return matmul + norms + (0 if c.tie_embeddings else table), matmul
+
+
+def gradient_bytes(c: Config) -> float:
+    """Of a step: they are float32, whatever DTYPE is."""
+    return 4.0 * weights(c)[0]
+
+
+def compute_s(c: Config, devices: int, device_name: str) -> float | None:
+    """Seconds that a step computes on so many devices, or None where their peak is not known."""
+    peak = peak_tflops(device_name, c.dtype)
+    if peak is None:
+        return None
+    flops = flops_per_token(weights(c)[1], c.n_layer, c.n_head * c.head_dim, c.seq_len, causal=True)
+    return c.batch_tokens * flops / (devices * peak * 1e12 * UTILISATION)
+
+
+def sentence(c: Config, sites: int, devices: int, device_name: str) -> str:
+    """What nodes at so many sites are in for, with all their devices together, and what to do about it."""
+    size, step_s = gradient_bytes(c), compute_s(c, devices, device_name)
+    waits = [sync_s(size, sites, speed) for speed in SPEEDS]
+    slow, fast = (f"{speed:g} Gbit/s" for speed in SPEEDS)
+    said = (f"in every step {amount(2 * (sites - 1) / sites * size)} of gradients leave each of {sites} sites; "
+            f"computed, that takes {seconds(waits[0])} at {slow} and {seconds(waits[1])} at {fast}")
+    if step_s is None:
+        said += f", beside computing, whose time is not known for {device_name or 'these devices'}"
+    else:
+        shares = [f"{100 * sync_efficiency(step_s, size, sites, speed):.0f}%" for speed in SPEEDS]
+        said += (f", beside {seconds(step_s)} of computing ({devices} {device_name.removeprefix('NVIDIA ')} at "
+                 f"{100 * UTILISATION:.0f}% of their peak): {shares[0]} or {shares[1]} of the time is spent computing, "
+                 "the rest waiting, while the GPUs show 100% utilisation")
+    return (said + ". make restart SITE=ZONE keeps all pods at one site (make sites lists them); make restart "
+            "SYNC=diloco, which would synchronise every so many steps only, is not in this version yet")
+
+
+def amount(size: float) -> str:
+    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
+
+
+def seconds(value: float) -> str:
+    return f"{value:.0f} s" if value >= 10 else f"{value:.2g} s"
