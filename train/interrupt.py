@@ -7,12 +7,15 @@ all ranks stop behind the same step and save. Before that there is nothing to sa
 import ctypes
 import os
 import signal
+import socket
 import sys
+import threading
 import time
 from collections.abc import Callable
 from types import FrameType
 
 PATIENCE_S = 3.0  # one Ctrl-C arrives several times, from the terminal and from the launcher
+DEAF_S = 10.0     # before training: a main thread that has not heard of a signal by then waits outside of Python
 
 
 def end_with_parent(number: int) -> None:
@@ -38,12 +41,16 @@ class Interrupt:
         self.asked: str | None = None  # name of the first signal
         self.asked_at = 0.0
         self.training = False          # whether a checkpoint will follow
-        self.at_force: Callable[[int], None] = lambda code: None  # what is done before ending with it at once
+        self.at_force: Callable[..., None] = lambda *_: None  # what is done with a code before ending with it at once
         self.numbers = [signal.SIGTERM, signal.SIGINT]
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # a detached run is to outlive its terminal
             self.numbers.append(signal.SIGHUP)
         for number in self.numbers:
             signal.signal(number, self.handle)
+        heard, self.wake = socket.socketpair()
+        self.wake.setblocking(False)
+        signal.set_wakeup_fd(self.wake.fileno(), warn_on_full_buffer=False)
+        threading.Thread(target=self.watch, args=(heard,), name="signals", daemon=True).start()
 
     @property
     def told_at(self) -> float | None:
@@ -54,13 +61,36 @@ class Interrupt:
         """Give the signals back: nothing is left to save, and a process that hangs at its end must be stoppable."""
         for number in self.numbers:
             signal.signal(number, signal.SIG_DFL)
+        signal.set_wakeup_fd(-1)
+        self.wake.close()
 
     def handle(self, number: int, frame: FrameType | None) -> None:
-        now = time.monotonic()
         if self.asked is None:
-            self.asked, self.asked_at = signal.Signals(number).name, now
+            self.asked, self.asked_at = signal.Signals(number).name, time.monotonic()
             if not self.training and sys.exc_info()[0] is None:  # else an error is being told of already
                 raise Stopped(self.asked)
-        elif now - self.asked_at > PATIENCE_S:  # asked again: a rank may hang and never reach the next step
-            self.at_force(128 + number)
-            os._exit(128 + number)
+
+    def watch(self, heard: socket.socket) -> None:
+        """End the process where its main thread will not, since that comes to `handle` only between two lines of
+        Python, and not while it waits for ranks that are gone: at a second signal, and before training when the first
+        was not heard of."""
+        first, told_at = 0, 0.0
+        while True:
+            unheard = first and not self.training and self.asked is None
+            heard.settimeout(max(0.01, told_at + DEAF_S - time.monotonic()) if unheard else None)
+            try:
+                number = int.from_bytes(heard.recv(1))
+            except TimeoutError:
+                if not self.training and self.asked is None:
+                    self.end(75, first == signal.SIGTERM)
+                continue
+            if not number:  # released
+                return heard.close()
+            if number in self.numbers and not first:
+                first, told_at = number, time.monotonic()
+            elif number in self.numbers and time.monotonic() - told_at > PATIENCE_S:
+                self.end(128 + number)
+
+    def end(self, code: int, in_doubt: bool = False) -> None:
+        self.at_force(code, in_doubt)
+        os._exit(code)
