@@ -1,0 +1,141 @@
+"""The manifests of a run: k8s/base with an overlay, filled in by kustomize from the checked settings.
+
+kustomize reads no file outside the folder that it is given, so that is a temporary copy with a top of our making. Its
+values are in a ConfigMap which is not in the output; k8s/fields/ says where each of them lands.
+"""
+
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from k8s.shape import overlay_of, pod_environment
+from train.config import Config
+from train.settings import ROOT
+
+K8S = ROOT / "k8s"
+FIELDS = {"nrp": ("pods", "peers", "together", "gpus"), "pinned-site": ("pods", "peers", "gpus"),
+          "single-node": ("pods", "gpus"), "cpu-smoke": ("pods", "peers"), "data": ("pods",),
+          "claim": ("claim",), "reader": ("reader",)}
+LABELS = "app.kubernetes.io"
+UNSET = "pure-transformer/rendered: unset"  # as base/job.yaml has it
+
+DATA_CPUS, DATA_MEMORY_GB = 8, 32  # of the pod that prepares data, at most: more would lie idle
+
+
+def render(c: Config, image: str, *, data_job: bool = False) -> str:
+    """All that a run needs but its volume and its Secret, as YAML; with data_job that of make data."""
+    overlay = "data" if data_job else overlay_of(c)
+    text = build(overlay, values_of(c, image, data_job), patches_of(c, "gpus" in FIELDS[overlay]),
+                 pod_environment(c), c)
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    return text.replace(UNSET, f'pure-transformer/rendered: "{digest}"')
+
+
+def claim(c: Config) -> str:
+    """The volume's claim, as YAML."""
+    patches = [{"op": "add", "path": "/spec/storageClassName", "value": c.storage_class}] if c.storage_class else []
+    values = {"VOLUME": c.volume, "VOLUME_SIZE": f"{c.volume_gb}Gi"}
+    return build("claim", values, patch("PersistentVolumeClaim", patches), {}, c)
+
+
+def reader_pod(c: Config, image: str, name: str) -> dict[str, Any]:
+    """A pod that reads the volume when no other is there."""
+    secrets = pull_secret(c)
+    patches = [{"op": "add", "path": "/spec/imagePullSecrets", "value": secrets}] if secrets else []
+    values = {"NAME": name, "JOB_NAME": c.job_name, "IMAGE": image, "VOLUME": c.volume}
+    return objects(build("reader", values, patch("Pod", patches), {}, c))[0]
+
+
+def objects(text: str) -> list[dict[str, Any]]:
+    """The objects of a YAML text."""
+    return [document for document in yaml.safe_load_all(text) if document]
+
+
+def values_of(c: Config, image: str, data_job: bool) -> dict[str, str]:
+    """What k8s/fields/ can name, as text; kustomize turns it into a number where the field holds one."""
+    cpus, memory = (min(DATA_CPUS, c.pod_cpus), min(DATA_MEMORY_GB, c.pod_memory_gb)) if data_job else (
+        c.pod_cpus, c.pod_memory_gb)
+    nodes = 1 if data_job else c.nodes
+    return {"NAME": f"{c.job_name}-data" if data_job else c.job_name, "JOB_NAME": c.job_name, "RUN_NAME": c.run_name,
+            "ENVIRONMENT": f"{c.job_name}-env", "IMAGE": image, "NODES": str(nodes), "FAILURES": str(25 * nodes),
+            "GPUS_PER_NODE": str(c.gpus_per_node), "MASTER_PORT": str(c.master_port), "CPUS": str(cpus),
+            "MEMORY": f"{memory}Gi", "DISK": f"{c.pod_disk_gb}Gi", "SHM": f"{1 if data_job else c.shm_gb}Gi",
+            "GRACE_PERIOD_S": str(c.grace_period_s), "VOLUME": c.volume, "SECRET_NAME": c.secret_name,
+            "SITE": c.site}
+
+
+def patches_of(c: Config, gpus: bool) -> list[dict[str, Any]]:
+    """Lists, and what is there only where a setting asks for it."""
+    pod, found = "/spec/template/spec", list[dict[str, Any]]()
+    if gpus:
+        found.append({"op": "replace", "value": c.gpu_products.split(","),
+                      "path": f"{pod}/affinity/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution"
+                              "/nodeSelectorTerms/0/matchExpressions/0/values"})
+    if tolerated := [toleration(text) for text in c.tolerations.split(",") if text]:
+        found.append({"op": "add", "path": f"{pod}/tolerations", "value": tolerated})
+    if c.priority_class:
+        found.append({"op": "add", "path": f"{pod}/priorityClassName", "value": c.priority_class})
+    if secrets := pull_secret(c):
+        found.append({"op": "add", "path": f"{pod}/imagePullSecrets", "value": secrets})
+    return patch("Job", found)
+
+
+def toleration(text: str) -> dict[str, str]:
+    """KEY or KEY=VALUE, whatever the effect of the taint."""
+    key, _, value = text.partition("=")
+    return {"key": key, "operator": "Equal", "value": value} if value else {"key": key, "operator": "Exists"}
+
+
+def pull_secret(c: Config) -> list[dict[str, str]]:
+    return [{"name": c.image_pull_secret}] if c.image_pull_secret else []
+
+
+def patch(kind: str, operations: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The patches of a kustomization, for all objects of a kind."""
+    return [{"target": {"kind": kind}, "patch": json.dumps(operations)}] if operations else []
+
+
+def build(folder: str, values: Mapping[str, str], patches: list[dict[str, Any]], environment: Mapping[str, str],
+          c: Config) -> str:
+    """What kustomize makes of a folder of k8s/ with these values."""
+    fields = FIELDS[folder]
+    top: dict[str, Any] = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization"}
+    overlay = f"k8s/overlays/{folder}" if (K8S / "overlays" / folder).is_dir() else f"k8s/{folder}"
+    top["resources"] = [overlay, "values.yaml"]
+    if "pods" in fields and values["SITE"]:
+        fields = (*fields, "site")
+        if folder != "pinned-site":
+            top["components"] = ["k8s/site"]
+    if environment:
+        top["configMapGenerator"] = [{
+            "name": values["ENVIRONMENT"], "literals": [f"{name}={value}" for name, value in environment.items()],
+            "options": {"labels": {f"{LABELS}/name": "pure-transformer", f"{LABELS}/instance": c.job_name}}}]
+    if c.namespace:
+        top["namespace"] = c.namespace
+    top["patches"] = patches
+    top["replacements"] = [{"path": f"k8s/fields/{name}.yaml"} for name in fields]
+    with tempfile.TemporaryDirectory(prefix="kustomize-") as scratch:
+        work = Path(scratch)
+        shutil.copytree(K8S, work / "k8s", ignore=lambda _, names: {n for n in names if n.endswith((".py", ".pyc"))})
+        (work / "values.yaml").write_text(json.dumps({
+            "apiVersion": "v1", "kind": "ConfigMap", "data": dict(values), "metadata": {
+                "name": "values", "annotations": {"config.kubernetes.io/local-config": "true"}}}))
+        (work / "kustomization.yaml").write_text(json.dumps(top))
+        return kustomize(work)
+
+
+def kustomize(folder: Path) -> str:
+    """The output of kubectl kustomize, which asks no server."""
+    command = [shutil.which("kubectl") or str(Path(sys.executable).with_name("kubectl")), "kustomize", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"kubectl kustomize: {done.stderr.strip()}")
+    return done.stdout

@@ -1,0 +1,184 @@
+"""What a run in the cluster is: its settings, checked as the pods will see them, and the overlay that it takes.
+
+A setting has the same five sources as everywhere. A few have other defaults there, since a job in the cluster is larger
+than one on this machine; and what speaks of this machine only is left here.
+"""
+
+import dataclasses
+import subprocess
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from train import rules
+from train.config import Config
+from train.corpus.source import CorpusError, declared
+from train.outside import Outside
+from train.settings import ROOT, SettingsError, declared_fields, format_value, read_env_file, resolve
+
+DEFAULTS = {"PRESET": "xlarge-8xa100", "NODES": "4", "GPUS_PER_NODE": "2", "PEER_STOP": "wait",
+            "START_TIMEOUT_S": "1800"}  # pods of one job start whenever each finds room
+SMALL = {"POD_CPUS": 2, "POD_MEMORY_GB": 6, "POD_DISK_GB": 10, "SHM_GB": 1}  # defaults where there are no GPUs to feed
+
+VOLUME_AT, CODE_AT = "/volume/", "/app/"  # in a pod
+IN_POD = {"RUNS_DIR": f"{VOLUME_AT}runs", "DATA_DIR": f"{VOLUME_AT}data", "PEER_STOP": "wait"}
+
+# What pods are not told: secrets, what is of this machine, and what the manifests themselves say.
+SENT_OF_OUTSIDE = {"SYNC", "JOB_NAME", "NETWORK", "PEER_STOP"}
+NOT_SENT = ({field.name.upper() for field in dataclasses.fields(Outside)} - SENT_OF_OUTSIDE) | {
+    "PRESET", "ENV_FILE", "SOURCES_DIR", "DETACH", "TORCH_BACKEND", "NODE_RANK", "BENCH_SHAPES", "BENCH_ROUNDS",
+    "PEERS_DIR", "REPORT_TASKS", "REPORT_TOKENS"} | {
+    name for name, field in declared_fields(Config).items() if field.metadata["declared"].secret}
+
+STAND_IN = "in-the-secret"  # for a key that the Secret brings; no Config with it leaves this file
+
+
+def cluster_config(environ: Mapping[str, str] | None = None) -> tuple[Config, list[str]]:
+    """The settings of a run in the cluster, and what is to be said of where they came from. Raises SettingsError."""
+    resolved = resolve(Config, environ, ROOT, DEFAULTS)
+    values, origin = resolved.values, resolved.origin
+    asked = values["NPROC"] if origin["NPROC"] in ("make's command line", "environment") else None
+    if values["DEVICE"] == "cpu" or values["OVERLAY"] == "cpu-smoke":
+        values |= {name: value for name, value in SMALL.items() if origin[name] == "default"}
+    job, key = values["JOB_NAME"], values["WANDB_API_KEY"]
+    values |= {"NPROC": values["GPUS_PER_NODE"], "NODE_RANK": 0, "WANDB_API_KEY": key or STAND_IN,
+               "MASTER_ADDR": f"{job}-0.{job}" if values["NODES"] > 1 else ""}
+    c = Config(**{name.lower(): value for name, value in values.items()}).derived()
+    problems = list(resolved.problems)
+    if asked not in (None, c.nproc):
+        problems.append(f"NPROC={asked} ({origin['NPROC']}): a pod runs one process for each of its GPUS_PER_NODE="
+                        f"{c.gpus_per_node}; leave it out, or set GPUS_PER_NODE={asked}")
+    for names, check in [*rules.CHECKS, *CHECKS]:
+        if not resolved.refused & {*names, "PRESET", "ENV_FILE"} and (problem := check(c)):
+            problems.append(problem)
+    if problems:
+        raise SettingsError(problems, resolved.remarks)
+    c = dataclasses.replace(c, wandb_api_key=key)
+    pod_environment(c)
+    return c, resolved.remarks
+
+
+# ---------------------------------------------------------------------------------------------------
+# What can be said here already, and would fail there
+# ---------------------------------------------------------------------------------------------------
+
+def check_overlay(c: Config) -> str | None:
+    overlay = overlay_of(c)
+    if overlay == "single-node" and c.nodes > 1:
+        return (f"OVERLAY=single-node is one pod, and NODES={c.nodes}; leave OVERLAY out, or set NODES=1 and "
+                f"GPUS_PER_NODE={c.nodes * (c.gpus_per_node or 1)}")
+    if overlay == "pinned-site" and not c.site:
+        return "OVERLAY=pinned-site needs SITE, a zone that make sites lists; for example SITE=ucsd"
+    if overlay == "nrp" and c.site:
+        return f"SITE={c.site}: OVERLAY=nrp takes any site; leave OVERLAY out, or set OVERLAY=pinned-site"
+    if overlay == "cpu-smoke" and c.device == "cuda":
+        return ("OVERLAY=cpu-smoke: its pods have no GPU, and DEVICE=cuda; set DEVICE=cpu, and a small PRESET, for "
+                "example PRESET=tiny")
+    if overlay != "cpu-smoke" and c.device == "cpu":
+        return (f"OVERLAY={overlay}: its pods would hold GPUs that DEVICE=cpu leaves idle; leave OVERLAY out, or set "
+                "DEVICE=cuda")
+    return None
+
+
+def check_memory(c: Config) -> str | None:
+    if c.shm_gb >= c.pod_memory_gb:
+        return (f"SHM_GB={c.shm_gb} is a part of POD_MEMORY_GB={c.pod_memory_gb} and must be less; for example "
+                f"SHM_GB={max(1, c.pod_memory_gb // 6)}")
+    return None
+
+
+def check_paths(c: Config) -> str | None:
+    there = f"a folder below {VOLUME_AT} on the volume"
+    if c.init_from and not c.init_from.startswith((VOLUME_AT, CODE_AT)):
+        return (f"INIT_FROM={c.init_from} is on this machine, where pods do not reach it; copy it to {there}, for "
+                f"example INIT_FROM={VOLUME_AT}models/qwen3-1.7b")
+    if c.tokenizer.endswith(".json") and not c.tokenizer.startswith((VOLUME_AT, CODE_AT)):
+        return (f"TOKENIZER={c.tokenizer} is on this machine, where pods do not reach it; copy it to {there}, for "
+                f"example TOKENIZER={VOLUME_AT}tokenizer.json, or name a repository on the hub")
+    return None
+
+
+def check_sources(c: Config) -> str | None:
+    if (ROOT / c.sources_dir).resolve() != ROOT / "sources":
+        return (f"SOURCES_DIR={c.sources_dir} is on this machine, and the image holds sources/ only; put the "
+                "declarations there, commit them, and leave SOURCES_DIR out")
+    for name in c.mixture:
+        try:
+            source = declared(name, ROOT / "sources")
+        except CorpusError as error:
+            return f"DATA_MIX={c.data_mix}: {error}"
+        if here := [pattern for pattern in source.files if not pattern.startswith(VOLUME_AT)]:
+            return (f"DATA_MIX={c.data_mix}: the files of sources/{name}.toml, {here[0]}, are on this machine, where "
+                    f"pods do not reach them; copy them to the volume, for example files = [\"{VOLUME_AT}{name}/*\"]")
+        if problem := not_committed(f"sources/{name}.toml"):
+            return f"DATA_MIX={c.data_mix}: {problem}"
+    return None
+
+
+def check_preset(c: Config) -> str | None:
+    problem = not_committed(f"presets/{c.preset}.env")
+    return f"PRESET={c.preset}: {problem}" if problem else None
+
+
+def not_committed(path: str) -> str:
+    """What to do about a file that is not in the image as it is here; "" if it is committed, or nobody can tell."""
+    try:
+        done = subprocess.run(["git", "status", "--porcelain", "--ignored", "--", path], cwd=ROOT, capture_output=True,
+                              text=True, check=False)
+    except OSError:  # no git here
+        return ""
+    return (f"{path} is not committed as it stands, and the image holds what is; commit it, then make image push"
+            if done.stdout.strip() else "")
+
+
+CHECKS: list[tuple[tuple[str, ...], Callable[[Config], str | None]]] = [
+    (("OVERLAY", "NODES", "SITE", "DEVICE"), check_overlay),
+    (("SHM_GB", "POD_MEMORY_GB"), check_memory),
+    (("INIT_FROM", "TOKENIZER"), check_paths),
+    (("SOURCES_DIR", "DATA_MIX"), check_sources),
+    (("PRESET",), check_preset),
+]
+
+
+# ---------------------------------------------------------------------------------------------------
+# What follows from the settings
+# ---------------------------------------------------------------------------------------------------
+
+def overlay_of(c: Config) -> str:
+    """The folder of k8s/overlays that OVERLAY says, or what follows from the other settings."""
+    if c.overlay != "auto":
+        return c.overlay
+    if c.device == "cpu":
+        return "cpu-smoke"
+    if c.nodes == 1:
+        return "single-node"
+    return "pinned-site" if c.site else "nrp"
+
+
+def network_of(c: Config) -> str:
+    """The file of k8s/network that NETWORK says, or what follows from the other settings."""
+    return c.network if c.network != "auto" else "site" if c.site or c.nodes == 1 else "wan"
+
+
+def pod_environment(c: Config) -> dict[str, str]:
+    """The settings as the pods get them, and the variables of the network. Raises SettingsError where pods would."""
+    network, problems = read_env_file(ROOT / "k8s" / "network" / f"{network_of(c)}.env")
+    if problems:
+        raise SettingsError(problems)
+    asked = dataclasses.replace(c, network=network_of(c), nproc=c.gpus_per_node,
+                                device="cpu" if overlay_of(c) == "cpu-smoke" else c.device)
+    declared_defaults = Config()
+    values: dict[str, Any] = {name: getattr(asked, name.lower()) for name in declared_fields(Config)
+                              if name not in NOT_SENT}
+    environment = {name: value for name, (value, _) in network.items()} | {"PRESET": c.preset} | {
+        name: format_value(value) for name, value in values.items()
+        if value != getattr(declared_defaults, name.lower())} | IN_POD
+    seen = as_a_pod_sees(environment)
+    environment |= {name: format_value(value) for name, value in values.items()  # where the preset has another
+                    if name not in environment and value != getattr(seen, name.lower())}
+    as_a_pod_sees(environment)
+    return dict(sorted(environment.items()))
+
+
+def as_a_pod_sees(environment: Mapping[str, str]) -> Config:
+    """What this environment gives where there is no env file, but a Secret."""
+    return Config.load_with_remarks(environment, ROOT, {"ENV_FILE": "none-in-a-pod", "WANDB_API_KEY": STAND_IN})[0]
