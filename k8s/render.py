@@ -7,8 +7,6 @@ values are in a ConfigMap which is not in the output; k8s/fields/ says where eac
 import hashlib
 import json
 import shutil
-import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from k8s.kubectl import BAD_ENVIRONMENT, Refused, kubectl
 from k8s.shape import overlay_of, pod_environment
 from train.config import Config
 from train.settings import ROOT
@@ -133,9 +132,9 @@ def build(folder: str, values: Mapping[str, str], patches: list[dict[str, Any]],
 
 
 def kustomize(folder: Path) -> str:
-    """The output of kubectl kustomize, which asks no server."""
-    command = [shutil.which("kubectl") or str(Path(sys.executable).with_name("kubectl")), "kustomize", str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"kubectl kustomize: {done.stderr.strip()}")
-    return done.stdout
+    """The output of kubectl kustomize, which asks no server. Raises Refused."""
+    done = kubectl("kustomize", str(folder))
+    if done.code:
+        raise Refused(BAD_ENVIRONMENT, f"kubectl kustomize: {done.complaint}; an old kubectl cannot do it: `make "
+                      "setup-dev` puts one that can beside python, and another on PATH goes before it")
+    return done.out

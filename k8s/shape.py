@@ -19,8 +19,8 @@ DEFAULTS = {"PRESET": "xlarge-8xa100", "NODES": "4", "GPUS_PER_NODE": "2", "PEER
             "START_TIMEOUT_S": "1800"}  # pods of one job start whenever each finds room
 SMALL = {"POD_CPUS": 2, "POD_MEMORY_GB": 6, "POD_DISK_GB": 10, "SHM_GB": 1}  # defaults where there are no GPUs to feed
 
-VOLUME_AT, CODE_AT = "/volume/", "/app/"  # in a pod
-IN_POD = {"RUNS_DIR": f"{VOLUME_AT}runs", "DATA_DIR": f"{VOLUME_AT}data", "PEER_STOP": "wait"}
+VOLUME_AT, CODE_AT = "/volume", "/app"  # in a pod
+IN_POD = {"RUNS_DIR": f"{VOLUME_AT}/runs", "DATA_DIR": f"{VOLUME_AT}/data", "PEER_STOP": "wait"}
 
 # What pods are not told: secrets, what is of this machine, and what the manifests themselves say.
 SENT_OF_OUTSIDE = {"SYNC", "JOB_NAME", "NETWORK", "PEER_STOP"}
@@ -87,14 +87,18 @@ def check_memory(c: Config) -> str | None:
 
 
 def check_paths(c: Config) -> str | None:
-    there = f"a folder below {VOLUME_AT} on the volume"
-    if c.init_from and not c.init_from.startswith((VOLUME_AT, CODE_AT)):
-        return (f"INIT_FROM={c.init_from} is on this machine, where pods do not reach it; copy it to {there}, for "
-                f"example INIT_FROM={VOLUME_AT}models/qwen3-1.7b")
-    if c.tokenizer.endswith(".json") and not c.tokenizer.startswith((VOLUME_AT, CODE_AT)):
-        return (f"TOKENIZER={c.tokenizer} is on this machine, where pods do not reach it; copy it to {there}, for "
-                f"example TOKENIZER={VOLUME_AT}tokenizer.json, or name a repository on the hub")
+    there = f"where pods do not reach it; copy it to a folder below {VOLUME_AT} on the volume, for example"
+    if c.init_from and not in_a_pod(c.init_from):
+        return f"INIT_FROM={c.init_from} is on this machine, {there} INIT_FROM={VOLUME_AT}/models/qwen3-1.7b"
+    if c.tokenizer.endswith(".json") and not in_a_pod(c.tokenizer):
+        return (f"TOKENIZER={c.tokenizer} is on this machine, {there} TOKENIZER={VOLUME_AT}/tokenizer.json, or name a "
+                "repository on the hub")
     return None
+
+
+def in_a_pod(path: str) -> bool:
+    """Whether pods reach a path: on the volume, or in the image."""
+    return path.startswith((f"{VOLUME_AT}/", f"{CODE_AT}/"))
 
 
 def check_sources(c: Config) -> str | None:
@@ -106,9 +110,9 @@ def check_sources(c: Config) -> str | None:
             source = declared(name, ROOT / "sources")
         except CorpusError as error:
             return f"DATA_MIX={c.data_mix}: {error}"
-        if here := [pattern for pattern in source.files if not pattern.startswith(VOLUME_AT)]:
+        if here := [pattern for pattern in source.files if not in_a_pod(pattern)]:
             return (f"DATA_MIX={c.data_mix}: the files of sources/{name}.toml, {here[0]}, are on this machine, where "
-                    f"pods do not reach them; copy them to the volume, for example files = [\"{VOLUME_AT}{name}/*\"]")
+                    f'pods do not reach them; copy them to the volume, for example files = ["{VOLUME_AT}/{name}/*"]')
         if problem := not_committed(f"sources/{name}.toml"):
             return f"DATA_MIX={c.data_mix}: {problem}"
     return None
@@ -166,12 +170,13 @@ def pod_environment(c: Config) -> dict[str, str]:
         raise SettingsError(problems)
     asked = dataclasses.replace(c, network=network_of(c), nproc=c.gpus_per_node,
                                 device="cpu" if overlay_of(c) == "cpu-smoke" else c.device)
-    declared_defaults = Config()
     values: dict[str, Any] = {name: getattr(asked, name.lower()) for name in declared_fields(Config)
                               if name not in NOT_SENT}
-    environment = {name: value for name, (value, _) in network.items()} | {"PRESET": c.preset} | {
+    defaults = Config()
+    environment = {name: value for name, (value, _) in network.items()} | {
+        "PRESET": c.preset, "OMP_NUM_THREADS": str(max(1, c.pod_cpus // (c.gpus_per_node or 1)))} | {
         name: format_value(value) for name, value in values.items()
-        if value != getattr(declared_defaults, name.lower())} | IN_POD
+        if value != getattr(defaults, name.lower())} | IN_POD
     seen = as_a_pod_sees(environment)
     environment |= {name: format_value(value) for name, value in values.items()  # where the preset has another
                     if name not in environment and value != getattr(seen, name.lower())}
