@@ -44,16 +44,20 @@ tune() {
   echo "$said"
 }
 
-# guard SECONDS GPUS FOLDER: how long workers have to save after SIGTERM, for which torchrun's own default is 30 s; and
-# with GPUs that NCCL notes its last operations, and writes them to the folder when one of them hangs. What the user has
-# set stays.
+# guard SECONDS GPUS RUN_FOLDER NODE: how long workers have to save after SIGTERM, for which torchrun's own default is
+# 30 s; and with GPUs that NCCL notes its last operations, writes them to hang/ when one of them hangs, and tells in
+# logs/ which ways it takes (train/nccl_log.py reads it). What the user has set stays.
 guard() {
   export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=${TORCH_ELASTIC_SHUTDOWN_TIMEOUT:-$1}
   [[ $2 != 0 ]] || return 0
-  mkdir -p "$3" 2>/dev/null || true # the trainer says it better
+  mkdir -p "$3/hang" "$3/logs" 2>/dev/null || true # the trainer says it better
   export TORCH_NCCL_DUMP_ON_TIMEOUT=${TORCH_NCCL_DUMP_ON_TIMEOUT:-1}
   export TORCH_FR_BUFFER_SIZE=${TORCH_FR_BUFFER_SIZE:-${TORCH_NCCL_TRACE_BUFFER_SIZE:-2000}}
-  export TORCH_FR_DUMP_TEMP_FILE=${TORCH_FR_DUMP_TEMP_FILE:-${TORCH_NCCL_DEBUG_INFO_TEMP_FILE:-$3/nccl_rank_}}
+  export TORCH_FR_DUMP_TEMP_FILE=${TORCH_FR_DUMP_TEMP_FILE:-${TORCH_NCCL_DEBUG_INFO_TEMP_FILE:-$3/hang/nccl_rank_}}
+  if [[ -z ${NCCL_DEBUG-} ]]; then
+    export NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=${NCCL_DEBUG_SUBSYS:-INIT,ENV,NET,GRAPH}
+    export NCCL_DEBUG_FILE=${NCCL_DEBUG_FILE:-$3/logs/nccl_node_$4.%h.%p} # NCCL puts in host and process
+  fi
 }
 
 # hand_on_signals: from here on SIGTERM, SIGINT and SIGHUP end this script no more. They are handed on to the child that

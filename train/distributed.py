@@ -159,8 +159,8 @@ def leave() -> None:
         dist.destroy_process_group()
 
 
-def report_exit(code: int, in_doubt: bool = False) -> None:
-    """Tell the launcher this process's exit code, which torchrun would turn into 1.
+def report_exit(code: int, in_doubt: bool = False, why: str = "") -> None:
+    """Tell the launcher this process's exit code, which torchrun would turn into 1, and why it ends so.
 
     The first process to fail wins: the others fail because of it. Success is not reported: another may still fail.
     in_doubt: stopped by a SIGTERM that torchrun also sends when another process has died; the launcher knows.
@@ -168,7 +168,7 @@ def report_exit(code: int, in_doubt: bool = False) -> None:
     if code and (path := os.environ.get("EXIT_CODE_FILE")):
         try:
             with open(Path(path), "x") as file:
-                file.write(f"{code}{'?' if in_doubt else ''}\n")
+                file.write(f"{code}{'?' if in_doubt else ''}\n{why[:1500]}\n")
         except FileExistsError:
             pass
 

@@ -58,7 +58,7 @@ def main() -> int:
     started = Stopwatch()
     state: Status | None = None
     job: Job | None = None
-    in_doubt = False
+    in_doubt, why = False, ""
     try:
         c, remarks = Config.load_with_remarks()
         world = join(c)
@@ -80,30 +80,31 @@ def main() -> int:
         del lock
     except SettingsError as error:
         log.error("%s", error)
-        code = 64
+        code, why = 64, str(error)
     except PeersMissing as error:
         log.error("%s", error)
-        code = 69
+        code, why = 69, str(error)
     except GuardError as error:
         log.error("%s", error)
-        code = 70
+        code, why = 70, str(error)
     except (DataError, TokenizerError, CorpusError, CheckpointError, ForeignError, RunFolderError,
             PeersDiffer) as error:
         log.error("%s", error)
-        code = 78
+        code, why = 78, str(error)
     except Stopped as stop:
         log.info("stopped by %s before training; there is nothing to save", stop)
         code, in_doubt = 75, str(stop) == "SIGTERM"
     except Exception as error:
         log.exception("the trainer failed")
+        code, why = 1, f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
         if job and is_out_of_memory(error):
-            log.error("out of memory: %s", memory_advice(job.config, job.world))
-        code = 1
+            why = f"out of memory: {memory_advice(job.config, job.world)}"
+            log.error("%s", why)
     if job and code not in (0, 75):
         end_record(job, "crashed")
     if state and code and state.is_going_on:
         state.phase("stopped" if code == 75 else "crashed", exit_code=code)
-    report_exit(code, in_doubt)
+    report_exit(code, in_doubt, why)
     if job and job.feed:
         job.feed.close()
     if job and job.mirror:

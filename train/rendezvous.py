@@ -1,7 +1,8 @@
 """The roll call before torchrun starts on several nodes: who is there, who is missing, and whether all fit together.
 
-    python -m train.rendezvous meet PROCESSES      until all NODES have joined; exit code 0: start torchrun now
-    python -m train.rendezvous over CODE           tell the others that this node will not come back
+    python -m train.rendezvous meet PROCESSES [SITE [MACHINE]]    until all NODES have joined; exit code 0: start
+                                                                  torchrun now, 10: the run is done
+    python -m train.rendezvous over CODE                          tell the others that this node will not come back
 
 Node 0 listens at MASTER_ADDR:MASTER_PORT, where its torchrun will in a moment (rollcall.py); the others call until
 they are heard. Both send lines of JSON. Node 0 greets first, so that a caller knows whom it has reached: between two
@@ -10,6 +11,9 @@ attempts it may be the store of a torchrun that is about to end, or another prog
     caller   {"node_rank": 1, "host": ..., versions, settings}     I am here; or {"over": 75, ...}: I shall not be
     node 0   {"waiting": "2 of 4 nodes have joined ..."}           every few seconds; the caller answers {}
     node 0   {"code": 0, "why": ""}                                go, or the exit code of all nodes and the reason
+
+With PEER_STOP=wait, as in pods, a node that is told to stop just leaves: it will be started again, and the others wait
+for it. Once all are there node 0 says where each is, and what it costs where they are at several sites (wan.py).
 
 Anyone who reaches the port can take part, as with torchrun's own: it belongs into a private network.
 """
@@ -22,6 +26,7 @@ import logging
 import platform
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -30,13 +35,16 @@ from typing import Any
 from train import status
 from train.config import Config
 from train.provenance import git, version
-from train.rollcall import HELLO, LINGER_S, REMIND_S, SILENT_S, Line, Lost, RollCall, Told, Verdict, last_word
+from train.rollcall import (HELLO, LINGER_S, REMIND_S, SILENT_S, Line, Lost, RollCall, Told, Verdict, last_word, named,
+                            settings_of)
 from train.runs import RunPaths
 from train.settings import FREE, ROOT, SettingsError, declared_fields
 from train.status import RunFolderError, Status
+from train.wan import sentence
 
 log = logging.getLogger(__name__)
 
+DONE = 10         # exit code of `meet` for a run that has nothing left to do; for scripts/launch.sh only
 CONNECT_S = 5.0   # for node 0 to take a call, and to greet
 PORT_S = 60.0     # for whoever has the port to let it go: a torchrun that is about to end
 
@@ -45,37 +53,49 @@ class Unreachable(Exception):
     """Node 0 cannot be talked to now; the message says how far it went, and what to look at."""
 
 
-def meet(c: Config, processes: int) -> Verdict:
-    """Join the roll call of all nodes, on node 0 hold it. Returns what all of them do next."""
-    facts = facts_of(c, processes)
+class LostSight(Unreachable):
+    """Node 0 was there, and is gone."""
+
+
+def meet(c: Config, processes: int, site: str = "", machine: str = "") -> Verdict:
+    """Join the roll call of all nodes, on node 0 hold it. Returns what all of them do next.
+
+    Of a run that is done there is none: the others have left, or will by themselves.
+    """
+    paths = RunPaths.of(c.runs_dir, c.run_name, ROOT)
+    if done := finished(c, paths):
+        return Verdict(DONE, done)
+    facts = facts_of(c, processes) | {"site": site, "machine": machine, "device": device_of(c)}
     if c.node_rank:
         return call(c, facts, c.start_timeout_s)
-    paths = RunPaths.of(c.runs_dir, c.run_name, ROOT)
     try:
-        lock = status.hold_run(paths, status.SETTLE_S)
+        # a machine that is gone may keep its lock for minutes, on a disk that it shared
+        lock = status.hold_run(paths, c.start_timeout_s if c.peer_stop == "wait" else status.SETTLE_S)
     except RunFolderError as error:
         return Verdict(78, str(error))
     with lock:
         state = status_of(c, paths)
         state.phase(f"waiting for peers 1/{c.nodes}")
-        verdict = receive(c, facts, state, c.start_timeout_s)
+        verdict, members = receive(c, facts, state, c.start_timeout_s)
         if verdict.code:
             state.phase("stopped" if verdict.code in (75, 143) else "crashed", exit_code=verdict.code)
+        else:
+            say_where(c, members, paths)
     return verdict
 
 
-def receive(c: Config, facts: dict[str, Any], state: Status, timeout_s: float) -> Verdict:
-    """Hold the roll call, as soon as MASTER_ADDR has an address and MASTER_PORT is free."""
+def receive(c: Config, facts: dict[str, Any], state: Status, timeout_s: float) -> tuple[Verdict, list[dict[str, Any]]]:
+    """Hold the roll call, as soon as MASTER_ADDR has an address and MASTER_PORT is free. Returns also who came."""
     deadline = time.monotonic() + timeout_s
     try:
         listeners = listen(c, state, deadline)
     except Told:
-        return last_word(facts, 143)
+        return last_word(facts, 143), []
     if isinstance(listeners, Verdict):
-        return listeners
-    roll_call = RollCall(facts, listeners, where(c), deadline - time.monotonic(), state)
+        return listeners, []
+    roll_call = RollCall(facts, listeners, where(c), deadline - time.monotonic(), state, c.peer_stop == "wait")
     roll_call.say()
-    return roll_call.hold()
+    return roll_call.hold(), roll_call.members
 
 
 def over(c: Config, code: int) -> None:
@@ -99,7 +119,9 @@ def call(c: Config, content: dict[str, Any], timeout_s: float) -> Verdict:
     while True:
         try:
             with reached(c) as line:
-                return talk(line, content, reminder)
+                return talk(line, content, reminder, comes_back=c.peer_stop == "wait")
+        except LostSight as error:  # it was there: as long again for it to come back
+            trouble, deadline = str(error), time.monotonic() + timeout_s
         except Unreachable as error:
             trouble = str(error)
         except Told:
@@ -134,8 +156,11 @@ def reached(c: Config) -> Iterator[Line]:
         yield Line(connection)
 
 
-def talk(line: Line, content: dict[str, Any], reminder: "Reminder") -> Verdict:
-    """Say who this is and wait for the verdict. Raises Unreachable where the connection does not last."""
+def talk(line: Line, content: dict[str, Any], reminder: "Reminder", comes_back: bool) -> Verdict:
+    """Say who this is and wait for the verdict. Raises Unreachable where the connection does not last.
+
+    comes_back: whether a node that is told to stop will be started again.
+    """
     greeted = False
     heard = time.monotonic()
     try:
@@ -156,12 +181,12 @@ def talk(line: Line, content: dict[str, Any], reminder: "Reminder") -> Verdict:
                 raise Lost("it says nothing")
     except Lost as lost:
         if greeted:
-            raise Unreachable(f"the connection to node 0 was lost ({lost})") from None
+            raise LostSight(f"the connection to node 0 was lost ({lost})") from None
         raise Unreachable("something answers where node 0 should, but it calls no roll: an attempt of node 0 may still "
                           "be ending, or MASTER_PORT is another program's there") from None
     except Told:
         with contextlib.suppress(Lost):
-            if greeted:
+            if greeted and not comes_back:
                 line.send(content | {"over": 143})
         raise
 
@@ -271,11 +296,66 @@ def facts_of(c: Config, processes: int) -> dict[str, Any]:
                      "settings": settings | {"RUN_NAME": c.run_name, "NPROC": processes}}
 
 
+def device_of(c: Config) -> str:
+    """The name of this node's first GPU as torch has it, without loading torch; CPU where there is none."""
+    if c.device == "cpu":
+        return "CPU"
+    try:
+        said = subprocess.run(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], capture_output=True,
+                              text=True, check=True, timeout=60).stdout
+    except (OSError, subprocess.SubprocessError):
+        return "CPU"
+    return next(iter(said.splitlines()), "CPU").strip()
+
+
+def is_done(c: Config, last: dict[str, Any]) -> bool:
+    """Whether this is the status of a run that has made all steps, and been evaluated."""
+    return last.get("phase") == "done" and isinstance(at := last.get("step"), int) and at >= c.last_step
+
+
 def status_of(c: Config, paths: RunPaths) -> Status:
     """The run's status. That of a run which has nothing left to do stays as it is."""
+    return status.of_run(c, paths, active=not is_done(c, status.read(paths.status)))
+
+
+def finished(c: Config, paths: RunPaths) -> str:
+    """What to say of a run that has nothing left to do, as all nodes see; empty where it has, or not all see it.
+
+    They share the folder where each has its log in it. A checkpoint of the last step is not enough: the evaluation
+    behind it wants all nodes.
+    """
+    if not all(paths.node_log(node).exists() for node in range(c.nodes)):
+        return ""
     last = status.read(paths.status)
-    finished = last.get("phase") == "done" and last.get("step", 0) >= c.last_step
-    return status.of_run(c, paths, active=not finished)
+    if is_done(c, last):
+        return f"run {c.run_name} is done: {last['step']} of {c.last_step} steps, in {paths.folder}"
+    saved = max((int(path.name[5:]) for path in paths.checkpoints.glob("step_*") if path.name[5:].isdecimal()),
+                default=0)
+    if saved > c.last_step:
+        return f"run {c.run_name} is already at step {saved}, past step {c.last_step}: nothing is left to do"
+    return ""
+
+
+def say_where(c: Config, members: list[dict[str, Any]], paths: RunPaths) -> None:
+    """Say which node is where, and warn where they are at several sites."""
+    lines = [(logging.INFO, f"{named(node)}: site={node.get('site') or 'unknown'} "
+              f"machine={node.get('machine') or 'unknown'} processes={settings_of(node).get('NPROC', 'n/a')} "
+              f"device={node.get('device') or 'n/a'}") for node in members]
+    sites = sorted({str(node.get("site") or "") for node in members} - {""})
+    unknown = [str(node["node_rank"]) for node in members if not node.get("site")]
+    if len(sites) > 1:
+        devices = sum(int(settings_of(node).get("NPROC", 1)) for node in members)
+        others = f" (that of node {', '.join(unknown)} is not known)" if unknown else ""
+        lines.append((logging.WARNING, f"the nodes are at {len(sites)} sites: {', '.join(sites)}{others}; "
+                      + sentence(c, len(sites), devices, str(members[0].get("device") or ""))))
+    elif unknown:
+        lines.append((logging.INFO, "sites: unknown"))
+    else:
+        lines.append((logging.INFO, f"one site: {sites[0]}"))
+    for level, line in lines:
+        log.log(level, "%s", line)
+    with contextlib.suppress(OSError), open(paths.train_log, "a", encoding="utf-8") as file:  # it outlives a pod's log
+        file.writelines(f"{time.strftime('%Y-%m-%d %H:%M:%S')} roll call: {line}\n" for _, line in lines)
 
 
 def where(c: Config) -> str:
@@ -303,7 +383,7 @@ def main(argv: list[str]) -> int:
         if argv[0] == "over":
             over(c, int(argv[1]))
             return 0
-        verdict = meet(c, int(argv[1]))
+        verdict = meet(c, int(argv[1]), *argv[2:4])
     except SettingsError as error:
         log.error("%s", error)
         return 64

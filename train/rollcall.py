@@ -120,11 +120,13 @@ class RollCall:
     """Hears callers until all nodes have joined, or it is clear that they will not."""
 
     def __init__(self, facts: dict[str, Any], listeners: list[socket.socket], where: str, timeout_s: float,
-                 state: Status):
+                 state: Status, patient: bool = False):
+        """patient: whether the others wait for this node to come back when it is told to stop."""
         self.facts, self.listeners, self.where, self.timeout_s, self.state = facts, listeners, where, timeout_s, state
-        self.size: int = facts["nodes"]
+        self.patient, self.size = patient, int(facts["nodes"])
         self.callers: list[Caller] = []
         self.joined: dict[int, Caller] = {}
+        self.members: list[dict[str, Any]] = []  # what all nodes said of themselves, by rank, once they are there
         self.verdict: Verdict | None = None
         self.told: set[int] = set()           # ranks that know it
         self.complaints: list[Verdict] = []
@@ -153,7 +155,8 @@ class RollCall:
                 self.hear()
         except Told:
             self.verdict = last_word(self.facts, 143)
-            self.tell(self.verdict)
+            if not self.patient:
+                self.tell(self.verdict)
             return self.verdict
         finally:
             self.close(wait_s=1.0 if self.verdict and self.verdict.code == 0 else 0.0)
@@ -164,6 +167,7 @@ class RollCall:
         if self.complaints:
             return Verdict(self.complaints[0].code, "; ".join(complaint.why for complaint in self.complaints))
         if len(self.joined) == self.size - 1:
+            self.members = [self.facts, *(self.joined[rank].facts for rank in sorted(self.joined))]
             return Verdict(0)
         return Verdict(69, f"after {self.timeout_s:.0f} s {self.roll()}. Look whether those were started, with this "
                        "address and port, and whether a firewall keeps the port closed") if late else None

@@ -22,7 +22,7 @@ if [[ "$2 $3" == "train.config get" ]]; then
   exit
 fi
 [[ $2 != train.status ]] || exec PYTHON "$@"
-[[ -z ${WAIT-} ]] || sleep "$WAIT"
+[[ -z ${PAUSE-} ]] || sleep "$PAUSE"
 echo "threads=$OMP_NUM_THREADS run: $*"
 [[ -z ${REPORT-} || -z ${EXIT_CODE_FILE-} ]] || echo "$REPORT" > "$EXIT_CODE_FILE"
 exit "${CODE-0}"
@@ -38,7 +38,7 @@ def env(tmp_path: Path) -> dict[str, str]:
     return {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "VENV": str(tmp_path / "venv"), "DEVICE": "auto",
             "TMPDIR": str(tmp_path), "DETACH": "0", "RUNS_DIR": str(tmp_path / "runs"), "RUN_NAME": "x",
             "ATTENTION": "auto", "NODES": "1", "NODE_RANK": "0", "MASTER_PORT": "29500", "MAX_RESTARTS": "0",
-            "START_TIMEOUT_S": "40", "SHUTDOWN_TIMEOUT_S": "50"}
+            "START_TIMEOUT_S": "40", "SHUTDOWN_TIMEOUT_S": "50", "PEER_STOP": "end"}
 
 
 def executable(path: Path, text: str) -> None:
@@ -120,7 +120,7 @@ def test_a_failing_stage_ends_the_job_with_its_code(env: dict[str, str]) -> None
 
 def test_a_detached_run_outlives_the_shell_that_started_it(env: dict[str, str], tmp_path: Path) -> None:
     shell = subprocess.run(["bash", "-c", f"'{ROOT}'/scripts/train.sh; kill -HUP $$"], text=True, check=False,
-                           stdout=subprocess.PIPE, env=env | {"DETACH": "1", "RUNS_DIR": str(tmp_path), "WAIT": "1"})
+                           stdout=subprocess.PIPE, env=env | {"DETACH": "1", "RUNS_DIR": str(tmp_path), "PAUSE": "1"})
     assert shell.returncode == -1 and "make attach" in shell.stdout and "run:" not in shell.stdout
     wait_for(tmp_path / "x" / "console.log", "run: -m analysis.plots", seconds=20)
 
@@ -129,7 +129,7 @@ def test_a_detached_run_outlives_the_shell_that_started_it(env: dict[str, str], 
 @pytest.mark.fault(32)
 def test_a_second_detached_start_is_refused_and_leaves_the_log_alone(env: dict[str, str], tmp_path: Path) -> None:
     env |= {"DETACH": "1", "RUNS_DIR": str(tmp_path)}
-    code, out = launch(env, "train.sh", WAIT="3")
+    code, out = launch(env, "train.sh", PAUSE="3")
     assert code == 0 and "in the background" in out
     code, out = launch(env, "train.sh")
     assert code == 78 and re.search(r"run x is at work already \((pid |it has just begun)", out)
@@ -154,7 +154,7 @@ def test_a_job_that_prepares_data_is_known_to_status_and_stopped_by_stop(env: di
         return subprocess.run([sys.executable, "-m", "train.status", command], env=env, cwd=ROOT, text=True, check=True,
                               capture_output=True, timeout=30).stdout
 
-    job = subprocess.Popen([ROOT / "scripts" / "train.sh"], env=env | {"WAIT": "60"}, stdout=subprocess.DEVNULL)
+    job = subprocess.Popen([ROOT / "scripts" / "train.sh"], env=env | {"PAUSE": "60"}, stdout=subprocess.DEVNULL)
     wait_for(tmp_path / "runs" / "x" / ".job", "preparing data", seconds=20)
     assert of("status").split() == ["x", "preparing", "data"] and of("runs") == of("status")
     assert of("stop").split() == ["x", "not", "started"]
@@ -187,7 +187,7 @@ def play(env: dict[str, str], tmp_path: Path) -> dict[str, str]:
     """The environment of a trainer that is told how to end, and of a sleep that only says for how long."""
     stub = tmp_path / "venv" / "bin" / "python"
     trainer = f'if [[ "$*" == *train.main ]]; then\n{PLAYER}\nfi\n'
-    stub.write_text(stub.read_text().replace("[[ -z ${WAIT-} ]]", trainer + "[[ -z ${WAIT-} ]]"))
+    stub.write_text(stub.read_text().replace("[[ -z ${PAUSE-} ]]", trainer + "[[ -z ${PAUSE-} ]]"))
     executable(tmp_path / "bin" / "sleep", '#!/bin/bash\necho "pause $1" >>"$TMPDIR/pauses"\n'
                '[[ -z ${SLOW-} && $1 != 60 ]] || exec /bin/sleep 60\n')
     return env | {"MAX_RESTARTS": "3", "NPROC": "2"}
@@ -309,10 +309,10 @@ NODES = {"NODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "10.0.0.5", "NPROC": "1"
 
 
 def test_torchrun_starts_behind_the_roll_call(env: dict[str, str]) -> None:
-    code, out = launch(env, **NODES)
+    code, out = launch(env, **NODES, POD_SITE="a-zone", K8S_NODE="a-machine")
     assert code == 0
     assert re.findall(r"run: (.+)", out) == [
-        "-m train.rendezvous meet 1",
+        "-m train.rendezvous meet 1 a-zone a-machine",
         "-m torch.distributed.run --nnodes=2 --node-rank=1 --master-addr=10.0.0.5 --master-port=29500 "
         "--rdzv-conf=timeout=40 --max-restarts=0 --nproc-per-node=1 -m train.main"]
 
@@ -340,7 +340,7 @@ def test_a_node_that_is_stopped_as_all_are_about_to_start_tells_the_others(env: 
                                              'sleep 0.5; exit 0; }\nexit "${CODE'))
     code, out = launch(env, **NODES)
     assert code == 143
-    assert re.findall("run: -m (.+)", out) == ["train.rendezvous meet 1", "train.rendezvous over 143"]
+    assert re.findall(r"run: -m (.+\b)", out) == ["train.rendezvous meet 1", "train.rendezvous over 143"]
 
 
 def test_a_node_goes_back_to_the_roll_call(play: dict[str, str], tmp_path: Path) -> None:
@@ -351,7 +351,7 @@ def test_a_node_goes_back_to_the_roll_call(play: dict[str, str], tmp_path: Path)
 def test_each_node_has_its_own_job_and_only_the_first_draws(env: dict[str, str], tmp_path: Path) -> None:
     """They may share RUNS_DIR."""
     first = subprocess.Popen([ROOT / "scripts" / "train.sh", "node"], stdout=subprocess.PIPE, text=True,
-                             env=env | NODES | {"NODE_RANK": "0", "WAIT": "1"})
+                             env=env | NODES | {"NODE_RANK": "0", "PAUSE": "1"})
     wait_for(tmp_path / "runs" / "x" / ".job", "preparing data", seconds=20)
     done = subprocess.run([ROOT / "scripts" / "train.sh", "node"], env=env | NODES, text=True, check=True,
                           capture_output=True)

@@ -44,7 +44,7 @@ class Nodes:
             if rank:
                 told.put(rendezvous.call(c, content, patience))
             else:
-                told.put(rendezvous.receive(c, content, rendezvous.status_of(c, self.paths), patience))
+                told.put(rendezvous.receive(c, content, rendezvous.status_of(c, self.paths), patience)[0])
 
         threading.Thread(target=node, daemon=True).start()
 
