@@ -3,7 +3,8 @@
 #
 #   usage: scripts/train.sh [node | detached]     (node: for one of several machines; detached: started by itself,
 #          with the job's lock open as 9)
-#   reads: the settings (make settings)
+#   reads: the settings (make settings). It is what a pod runs, of one node or of several alike: with PEER_STOP=wait
+#          it waits for a run that another holds, since a machine that is gone may keep its locks for minutes
 #   makes: DATA_DIR/, RUNS_DIR/RUN_NAME/
 #   exits: 0 done, 64 bad setting, 69 nodes are missing, 70 no progress after repeated restarts, 75 saved and stopped
 #          on request, 78 bad data or environment, or at work already, 143 told to stop
@@ -19,16 +20,36 @@ detach() {
   DETACH=0 ${apart:+setsid} nohup scripts/train.sh detached >>"$1" 2>&1 </dev/null &
 }
 
-# stage WORDS: what make status says as long as no trainer speaks for itself.
+# stage WORDS: what make status says as long as no trainer speaks for itself. A full disk does not end the job here:
+# who needs the room says it better.
 stage() {
-  printf '%s: %s\n' "$holder" "$1" >"$job"
+  { printf '%s: %s\n' "$holder" "$1" >"$job"; } 2>/dev/null || true
+}
+
+# take_job PATIENCE: hold the job's lock, open as 9, for as long as this script is at work; where another holds it wait
+# so many seconds. Sets holder.
+take_job() {
+  local deadline=$((SECONDS + ${1:-0})) said=0 code
+  until holder=$("$PY" -m train.status hold 9 $$ 2>&1); do
+    code=$?
+    if [[ $code != 78 ]]; then
+      die 78 "$folder: cannot be written (${holder##*] }); make room, or choose another place with RUNS_DIR"
+    fi
+    ((SECONDS < deadline)) || die "$code" "$holder"
+    if ((said++ == 0)); then
+      echo "$holder; waiting for up to $1 s, since a machine that is gone may keep its lock for a while"
+    fi
+    sleep 2
+  done
 }
 
 main() {
-  local settings runs_dir run_name detach device attention nodes node_rank folder job console holder
-  settings=$("$PY" -m train.config get RUNS_DIR RUN_NAME DETACH DEVICE ATTENTION NODES NODE_RANK) || exit $?
+  local settings runs_dir run_name detach device attention nodes node_rank peer_stop start_timeout
+  local folder job console holder why
+  settings=$("$PY" -m train.config get RUNS_DIR RUN_NAME DETACH DEVICE ATTENTION NODES NODE_RANK PEER_STOP \
+    START_TIMEOUT_S) || exit $?
   { read -r runs_dir && read -r run_name && read -r detach && read -r device && read -r attention && read -r nodes &&
-    read -r node_rank; } <<<"$settings"
+    read -r node_rank && read -r peer_stop && read -r start_timeout; } <<<"$settings"
   if [[ ${1-} == node && $nodes == 1 ]]; then
     die 64 "NODES=1: train-node is for one of several machines; set NODES to their number, NODE_RANK to which this" \
       "is, from 0, and MASTER_ADDR to the first one's address. On one machine it is make train"
@@ -46,10 +67,13 @@ main() {
     job=$folder/.job_node_$node_rank console=$folder/console_node_$node_rank.log
   fi
   if [[ ${1-} != detached ]]; then
-    { mkdir -p "$folder" && exec 9>>"$job"; } 2>/dev/null ||
-      die 78 "$folder: cannot be written; choose another place with RUNS_DIR, or mend its permissions"
+    if ! why=$({ mkdir -p "$folder" && : >>"$job"; } 2>&1); then
+      die 78 "$folder: cannot be written (${why##*: }); choose another place with RUNS_DIR, make room, or mend its" \
+        "permissions"
+    fi
+    exec 9>>"$job"
   fi
-  holder=$("$PY" -m train.status hold 9 $$) || exit $?
+  take_job "$([[ $peer_stop != wait ]] || echo "$start_timeout")"
   if [[ $detach == 1 ]]; then
     detach "$console"
     echo "training in the background: make status, make attach, make stop (RUN_NAME=$run_name)"
