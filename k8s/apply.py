@@ -1,0 +1,101 @@
+"""What changes the cluster: server-side apply, and deleting what was applied. The volume is only ever made."""
+
+import json
+import re
+
+from k8s.kubectl import BAD_ENVIRONMENT, BAD_SETTING, Done, Refused, kubectl, refusal, short, start, succeed
+from k8s.render import objects
+from k8s.secret import MANAGER
+from k8s.standing import INSTANCE_LABEL, NAME_LABEL, OURS, config_map_of
+from train.config import Config
+
+
+def labels(c: Config) -> dict[str, str]:
+    """What every object of a job carries."""
+    return {NAME_LABEL: OURS, INSTANCE_LABEL: c.job_name}
+
+
+def selector(c: Config) -> str:
+    return ",".join(f"{name}={value}" for name, value in labels(c).items())
+
+
+def server_side(text: str, namespace: str) -> Done:
+    return kubectl("apply", "--server-side", f"--field-manager={MANAGER}", "-n", namespace, "-f", "-", stdin=text)
+
+
+def apply(text: str, namespace: str, again: str) -> str:
+    """Apply YAML; returns what was applied, in words. Refused says what the cluster would not have, and what to do."""
+    done = server_side(text, namespace)
+    if done.code == 0:
+        names = re.findall(r"^(\S+) serverside-applied", done.out, re.MULTILINE)
+        return f"applied: {', '.join(names)}"
+    said = done.complaint
+    if re.search(r"field is immutable", said):
+        found = re.search(r'"([^"]+)" is invalid', said)
+        raise Refused(BAD_SETTING, f"Job {found[1] if found else ''} is there already and differs, and a Job cannot be "
+                      f"changed: {again} saves, stops and replaces it; volume and checkpoints stay")
+    if re.search(r"Apply failed with \d+ conflict", said):
+        raise Refused(BAD_ENVIRONMENT, f"somebody has changed by hand what was applied here before ({short(said)}); "
+                      f"delete the object that this names (kubectl delete KIND NAME -n {namespace}), then try again")
+    raise refusal(done, ("apply", "manifests"))
+
+
+def apply_claim(text: str, namespace: str) -> None:
+    """Make the volume; one that somebody has made meanwhile stays as it is."""
+    done = server_side(text, namespace)
+    if done.code and not re.search(r"is immutable|can not be less than|Apply failed with", done.complaint):
+        raise refusal(done, ("apply", "volume"))
+
+
+def delete_job(name: str, namespace: str, patience_s: float) -> None:
+    """Delete a Job and wait until its pods are gone too."""
+    done = kubectl("delete", "job", name, "-n", namespace, "--ignore-not-found", "--cascade=foreground", "--wait=true",
+                   f"--timeout={patience_s:.0f}s", timeout=patience_s + 30)
+    if done.code:
+        raise not_gone(done, name, namespace, patience_s)
+
+
+def wait_until_gone(name: str, namespace: str, patience_s: float) -> None:
+    """Wait for a Job that somebody has deleted."""
+    done = kubectl("wait", "--for=delete", f"job/{name}", "-n", namespace, f"--timeout={patience_s:.0f}s",
+                   timeout=patience_s + 30)
+    if done.code and "(NotFound)" not in done.err:
+        raise not_gone(done, name, namespace, patience_s)
+
+
+def not_gone(done: Done, name: str, namespace: str, patience_s: float) -> Refused:
+    if "timed out" in done.complaint:
+        return Refused(BAD_ENVIRONMENT, f"Job {name} is not gone after {patience_s:.0f} s; kubectl get pods -n "
+                       f"{namespace} -l job-name={name} shows which pods do not end; then try again")
+    return refusal(done, ("delete", "job"))
+
+
+def sweep(c: Config, namespace: str) -> None:
+    """Remove the ConfigMaps of earlier launches that no Job uses any more; who may not, leaves them."""
+    jobs = kubectl("get", "jobs", "-n", namespace, "-l", selector(c), "-o", "json")
+    maps = kubectl("get", "configmaps", "-n", namespace, "-l", selector(c), "-o", "name")
+    if jobs.code or maps.code:
+        return
+    used = {config_map_of(job) for job in json.loads(jobs.out)["items"]}
+    if old := [name for name in maps.out.split() if name.removeprefix("configmap/") not in used]:
+        kubectl("delete", *old, "-n", namespace, "--ignore-not-found")
+
+
+def take_back(c: Config, text: str, namespace: str) -> None:
+    """Delete what a launch that is given up has applied, but for what another Job of the same name uses.
+
+    In a session of its own: Ctrl-C asks all processes of the terminal to end, and this must not.
+    """
+    things = [(thing["kind"], thing["metadata"]["name"]) for thing in objects(text)]
+    job = next(name for kind, name in things if kind == "Job")
+    quietly("delete", "job", job, namespace)
+    left = succeed("get", "jobs", "-n", namespace, "-l", selector(c), "-o", "name").split()
+    for kind, name in things:
+        if kind in ("Service", "NetworkPolicy") and not left:
+            quietly("delete", kind.lower(), name, namespace)
+    sweep(c, namespace)
+
+
+def quietly(verb: str, kind: str, name: str, namespace: str) -> None:
+    """Run it to its end, whoever presses Ctrl-C."""
+    start(verb, kind, name, "-n", namespace, "--ignore-not-found", "--wait=false", start_new_session=True).communicate()

@@ -1,0 +1,322 @@
+"""Sends a run to the cluster: checks, plan, Secret, volume, manifests; then where its pods are, and what to type next.
+
+    python -m k8s.launch             make train-8xa100; DRY_RUN=1 prints the manifests, WAIT=1 tries until all fit
+    python -m k8s.launch restart     make restart: the Job anew; volume and Secret stay
+    python -m k8s.launch data        make data: as a Job without GPUs where WHERE says the cluster, else here
+
+Nothing is changed before all checks have passed. A run that is sent leaves RUNS_DIR/RUN_NAME/cluster.json.
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from k8s import apply, placement, plan, secret
+from k8s.checks import Found, check, claim_bytes
+from k8s.image_ref import image_of
+from k8s.kubectl import BAD_SETTING, UNAVAILABLE, Context, Refused, reach
+from k8s.render import claim, objects, render
+from k8s.shape import cluster_config
+from k8s.standing import Standing, of_kind, standing
+from k8s.where import SENT, decide
+from train.config import Config
+from train.runs import RunPaths
+from train.settings import ROOT, SettingsError, format_value
+
+PLACE_S = 60.0   # a launch waits so long for its pods to have nodes
+FIT_S = 120.0    # so long it does in each try with WAIT=1
+TOLD_TO_STOP = 143
+
+
+class Told(Exception):
+    """A signal that asks this process to end."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Order:
+    """What is to be sent where."""
+
+    c: Config
+    here: Context
+    namespace: str
+    image: str
+    text: str       # YAML of all but volume and Secret
+    again: str      # the command that sends it anew
+    data: bool = False
+
+    @property
+    def job(self) -> str:
+        name: str = of_kind("Job", objects(self.text))["metadata"]["name"]
+        return name
+
+    @property
+    def pods(self) -> int:
+        return 1 if self.data else self.c.nodes
+
+    def look(self) -> placement.Placed:
+        return placement.look(self.job, self.namespace, self.pods, self.image, self.again)
+
+
+def say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def remark(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+
+
+# ---------------------------------------------------------------------------------------------------
+# Before anything is changed
+# ---------------------------------------------------------------------------------------------------
+
+def send(command: str) -> int:
+    """make train-8xa100, restart or data in the cluster."""
+    data, again = command == "data", "make data WHERE=cluster" if command == "data" else "make restart"
+    c, remarks = cluster_config()
+    for text in remarks:
+        remark(text)
+    image, missing = "", list[str]()
+    try:
+        image = image_of(c)
+    except Refused as refused:
+        missing = refused.sentences
+    text = render(c, image or "unknown", data_job=data)
+    if c.dry_run:
+        if missing:
+            raise Refused(BAD_SETTING, *missing)
+        sys.stdout.write(f"{claim(c).rstrip()}\n---\n{text}")
+        return 0
+    here = reach()
+    order = Order(c, here, c.namespace or here.namespace, image, text, again, data)
+    if command == "restart":
+        check_place(order)
+    found = check(c, order.namespace, on_gpus=not data)
+    found.setting(*missing)
+    stands = stand(order, found) if image and found.namespace_is_there else Standing("none")
+    if stands.state == "same" and command != "restart":
+        say(stands.sentence)
+        say(next_steps(order))
+        return 0
+    if stands.state == "differs" and command != "restart":
+        found.setting(stands.sentence)
+    elif stands.state in ("complete", "failed") and command == "train":
+        found.environment(stands.sentence)  # of a data Job that has ended nothing is to be kept
+    found.refuse()
+    for text in found.remarks:
+        remark(text)
+    step_s = tell_plan(order, found)
+    return carry_out(order, found, stands, step_s)
+
+
+def stand(order: Order, found: Found) -> Standing:
+    """The Job that is there; what a user may not see has been named by the checks."""
+    again = f"kubectl delete job {order.job} -n {order.namespace}, then {order.again}" if order.data else order.again
+    try:
+        return standing(objects(order.text), order.namespace, again)
+    except Refused as refused:
+        if "you may not" not in refused.sentence:
+            found.problems += [(refused.code, sentence) for sentence in refused.sentences]
+        return Standing("none")
+
+
+def check_place(order: Order) -> None:
+    """A restart in another place than the run was sent to would be a second run of the same name."""
+    sent = read_sent(order.c)
+    if sent.get("context", order.here.name) != order.here.name:
+        raise Refused(BAD_SETTING, f"run {order.c.run_name} was sent to context {sent['context']}, and kubectl uses "
+                      f"{order.here.name}: kubectl config use-context {sent['context']}, or send it here by make "
+                      "train-8xa100")
+    if sent.get("namespace", order.namespace) != order.namespace:
+        raise Refused(BAD_SETTING, f"run {order.c.run_name} was sent to namespace {sent['namespace']}, and this is "
+                      f"about {order.namespace}: set NAMESPACE={sent['namespace']}, or send it here by make train-8xa100")
+
+
+def tell_plan(order: Order, found: Found) -> float | None:
+    """Print what it will cost; returns the seconds that a step computes, where they are known."""
+    c = dataclasses.replace(order.c, data_stream="0") if order.data else order.c
+    p = plan.plan(c)
+    if order.data:
+        say(f"plan (computed, not measured): {plan.size_told(plan.disk_of_shards(c))} of shards and downloads at most, "
+            f"on VOLUME={c.volume}")
+    else:
+        sys.stdout.write(plan.told(c, p))
+    if too_large := plan.too_large(c, p, claim_bytes(found.claim) if found.claim else None):
+        remark(too_large)
+    return p.step_s
+
+
+# ---------------------------------------------------------------------------------------------------
+# From here on things change
+# ---------------------------------------------------------------------------------------------------
+
+def carry_out(order: Order, found: Found, stands: Standing, step_s: float | None) -> int:
+    """Secret, volume and manifests; then where the pods are. Returns an exit code."""
+    c, patience_s = order.c, order.c.grace_period_s + 60
+    if sent := secret.send(c, order.namespace, apply.labels(c)):
+        say(f"Secret {c.secret_name}: {' and '.join(sent)} sent")
+    if found.claim is None:
+        apply.apply_claim(claim(c), order.namespace)
+        say(f"VOLUME={c.volume} of {c.volume_gb} GiB is made; no target ever deletes it")
+    if stands.state == "leaving":
+        say(f"{stands.sentence}: waiting for that, up to {patience_s} s")
+        apply.wait_until_gone(order.job, order.namespace, patience_s)
+    elif stands.state != "none":
+        say(f"stopping Job {order.job}: its pods save and end, up to {patience_s} s")
+        apply.delete_job(order.job, order.namespace, patience_s)
+    with told_by_signals():
+        placed = gather(order) if c.wait else once(order)
+    if not order.data:
+        write_sent(order)
+    sys.stdout.write(placement.table(placed, found.nodes))
+    if placed.problem:
+        raise Refused(placed.code, placed.problem)
+    if not placed.all_have_nodes:
+        say(f"{placement.why_not(placed, order.job, order.namespace)}. Pods that have one hold their GPUs meanwhile: "
+            "make stop gives them back, make train-8xa100 WAIT=1 tries until all fit, make sites lists what there is")
+    elif not placed.all_run and (said := placement.warnings(placed, order.job, order.namespace)):
+        say(f"the cluster's last complaint: {said}")
+    if across := placement.across_sites(placed, found.nodes, c, step_s):
+        say(across)
+    say(next_steps(order))
+    return 0
+
+
+def once(order: Order) -> placement.Placed:
+    """Apply, and look at the pods for a while; the Job stays whatever comes of it."""
+    try:
+        say(apply.apply(order.text, order.namespace, order.again))
+        apply.sweep(order.c, order.namespace)
+        if not order.data:
+            write_sent(order)  # the pods are on their way, whether or not anybody watches
+        return placement.wait(order.look, PLACE_S, say)
+    except Told:
+        say(f"Job {order.job} stays in the cluster; {next_steps(order)}")
+        raise
+
+
+def gather(order: Order) -> placement.Placed:
+    """Try until all pods have a node: a Job of which only some fit is taken away, so that it holds no GPU idle."""
+    minutes = format_value(order.c.wait_minutes)
+    try:
+        while True:
+            try:
+                say(apply.apply(order.text, order.namespace, order.again))
+                placed = placement.wait(order.look, FIT_S, say)
+                if placed.all_have_nodes and not placed.problem:
+                    apply.sweep(order.c, order.namespace)
+                    return placed
+                reason = placed.problem or placement.why_not(placed, order.job, order.namespace)
+                apply.delete_job(order.job, order.namespace, order.c.grace_period_s + 60)
+                if placed.problem:
+                    raise Refused(placed.code, placed.problem)
+                say(f"{reason}; taken back, the next try is in {minutes} minutes (Ctrl-C gives up)")
+            except Refused as refused:
+                if refused.code != UNAVAILABLE:
+                    raise
+                say(f"{refused.sentence}; the next try is in {minutes} minutes")
+            time.sleep(order.c.wait_minutes * 60)
+    except (Told, Refused):
+        with ignoring_signals():
+            say("giving up: what was sent is taken back; volume and Secret stay")
+            apply.take_back(order.c, order.text, order.namespace)
+        raise
+
+
+def next_steps(order: Order) -> str:
+    if order.data:
+        return (f"next: kubectl logs -n {order.namespace} -f job/{order.job}; kubectl delete job {order.job} -n "
+                f"{order.namespace} stops it, and it goes on behind the last sealed shard")
+    run = "" if order.c.run_name == order.c.preset else f" RUN_NAME={order.c.run_name}"
+    return (f"next: make status{run}, make logs{run}, make stop{run} (saves and stops; make train-8xa100 then goes on "
+            "from the last checkpoint)")
+
+
+# ---------------------------------------------------------------------------------------------------
+# Signals, and the note of where a run was sent
+# ---------------------------------------------------------------------------------------------------
+
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@contextlib.contextmanager
+def told_by_signals() -> Iterator[None]:
+    """Within, a signal that asks to end raises Told."""
+    def tell(number: int, _: FrameType | None) -> None:
+        raise Told(signal.Signals(number).name)
+
+    with handling(tell):
+        yield
+
+
+@contextlib.contextmanager
+def ignoring_signals() -> Iterator[None]:
+    """Within, what is being put in order is not interrupted."""
+    with handling(signal.SIG_IGN):
+        yield
+
+
+@contextlib.contextmanager
+def handling(handler: Any) -> Iterator[None]:
+    before = {number: signal.signal(number, handler) for number in ENDING}
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
+
+
+def sent_path(c: Config) -> Path:
+    return RunPaths.of(c.runs_dir, c.run_name, ROOT).folder / SENT
+
+
+def read_sent(c: Config) -> dict[str, Any]:
+    try:
+        found = json.loads(sent_path(c).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def write_sent(order: Order) -> None:
+    """Note where the run is, for the commands that look after it."""
+    path = sent_path(order.c)
+    note = {"job_name": order.job, "namespace": order.namespace, "context": order.here.name, "image": order.image,
+            "volume": order.c.volume, "sent": int(time.time())}
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
+        temporary.write_text(json.dumps(note, indent=1) + "\n")
+        os.replace(temporary, path)
+    except OSError as error:
+        remark(f"{path}: cannot be written ({error.strerror}), so say WHERE=cluster to the commands that look after "
+               "the run")
+
+
+def main(argv: list[str]) -> int:
+    """`python -m k8s.launch [restart|data]`; exit code 64, 69, 78 or 143."""
+    command = (argv or ["train"])[0]
+    try:
+        if command == "data" and not decide().cluster:
+            os.execv(sys.executable, [sys.executable, "-m", "train.prepare", "data"])
+        return send(command)
+    except SettingsError as error:
+        remark(str(error))
+        return BAD_SETTING
+    except Refused as refused:
+        remark(refused.sentence)
+        return refused.code
+    except (Told, KeyboardInterrupt):
+        return TOLD_TO_STOP
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

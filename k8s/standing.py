@@ -1,0 +1,132 @@
+"""The Job that is there already: whether it is what would be sent now, and if not, in what it differs.
+
+A Job's pods cannot be changed once it is there, so a changed setting needs a new one: make restart.
+"""
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from k8s.kubectl import BAD_SETTING, Refused, kubectl, refusal, short
+
+RENDERED = "pure-transformer/rendered"
+NAME_LABEL, OURS = "app.kubernetes.io/name", "pure-transformer"
+INSTANCE_LABEL = "app.kubernetes.io/instance"
+MANY = 8  # differences that are listed
+
+
+@dataclasses.dataclass(frozen=True)
+class Standing:
+    """state: none, same, differs, leaving, complete or failed; sentence: what is to be said of it."""
+
+    state: str
+    sentence: str = ""
+
+
+def get(kind: str, name: str, namespace: str) -> dict[str, Any] | None:
+    """An object of the namespace, or None where there is none."""
+    done = kubectl("get", kind, name, "-n", namespace, "-o", "json")
+    if done.code == 0:
+        found: dict[str, Any] = json.loads(done.out)
+        return found
+    if "(NotFound)" in done.err:
+        return None
+    raise refusal(done, ("get", kind))
+
+
+def of_kind(kind: str, objects: list[dict[str, Any]]) -> dict[str, Any]:
+    """The one object of a kind that was rendered; {} where there is none."""
+    return next((thing for thing in objects if thing["kind"] == kind), {})
+
+
+def config_map_of(job: Mapping[str, Any]) -> str:
+    """The name of the ConfigMap that a Job's container has its settings from."""
+    sources = trainer_of(job).get("envFrom") or []
+    return next((source["configMapRef"]["name"] for source in sources if "configMapRef" in source), "")
+
+
+def trainer_of(job: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = job["spec"]["template"]["spec"]["containers"][0]
+    return found
+
+
+def standing(wanted: list[dict[str, Any]], namespace: str, again: str) -> Standing:
+    """How the Job of the rendered objects stands in the cluster. again: the command that replaces it."""
+    ours = of_kind("Job", wanted)
+    name = ours["metadata"]["name"]
+    theirs = get("job", name, namespace)
+    if theirs is None:
+        return Standing("none")
+    if (theirs["metadata"].get("labels") or {}).get(NAME_LABEL) != OURS:
+        raise Refused(BAD_SETTING, f"JOB_NAME={name}: namespace {namespace} has a Job of that name that is none of "
+                      "ours; choose another JOB_NAME")
+    if theirs["metadata"].get("deletionTimestamp"):
+        return Standing("leaving", f"Job {name} is on its way out: its pods save and end")
+    status = theirs.get("status") or {}
+    for condition in status.get("conditions") or []:
+        if condition["type"] in ("Complete", "Failed") and condition["status"] == "True":
+            return over(name, condition, again)
+    if rendered(theirs) == rendered(ours) and rendered(ours):
+        return Standing("same", f"Job {name} is in namespace {namespace} already, with these settings and this image; "
+                        "nothing was applied")
+    changes = list(differences(ours, theirs, wanted, namespace))
+    more = f"; and {len(changes) - MANY} more" if len(changes) > MANY else ""
+    listed = "; ".join(changes[:MANY]) + more if changes else "in what earlier manifests had beside these"
+    return Standing("differs", f"Job {name} is in namespace {namespace} already and differs ({listed}), and a Job "
+                    f"cannot be changed: {again} saves, stops and replaces it; volume and checkpoints stay")
+
+
+def over(name: str, condition: Mapping[str, Any], again: str) -> Standing:
+    """A Job that has ended and is still there."""
+    at = condition.get("lastTransitionTime", "")
+    if condition["type"] == "Complete":
+        return Standing("complete", f"Job {name} is done{f' since {at}' if at else ''} and still there: make fetch-run "
+                        f"brings its results; {again} takes its place, for which TRAIN_TOKENS or MAX_STEPS must be "
+                        "larger, or RUN_NAME another")
+    why = short(": ".join(filter(None, (condition.get("reason", ""), condition.get("message", "")))))
+    return Standing("failed", f"Job {name} has failed{f' at {at}' if at else ''} ({why or 'no reason given'}) and is "
+                    f"still there: make logs ONLY=errors says more; once that is mended, {again} goes on from the "
+                    "last checkpoint")
+
+
+def rendered(job: Mapping[str, Any]) -> str:
+    """The hash of the text that a Job was applied from."""
+    found: str = (job["metadata"].get("annotations") or {}).get(RENDERED, "")
+    return found
+
+
+def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any], wanted: list[dict[str, Any]],
+                namespace: str) -> Iterator[str]:
+    """In words: image, settings, and whatever else of the Job differs."""
+    before, now = (trainer_of(job).get("image", "") for job in (theirs, ours))
+    if before != now:
+        yield f"image {before} there, {now} now"
+    if (name := config_map_of(theirs)) != config_map_of(ours):
+        there = get("configmap", name, namespace) if name else None
+        if there is None:
+            yield f"its settings cannot be told, as ConfigMap {name or '(none)'} is gone"
+        else:
+            yield from changed_settings(there.get("data") or {}, of_kind("ConfigMap", wanted).get("data") or {})
+    for path, before, now in changed(ours["spec"], theirs["spec"], "spec"):
+        if not path.endswith((".image", ".configMapRef.name")):
+            yield f"{path} {before} there, {now} now"
+
+
+def changed_settings(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
+    for name in sorted(before.keys() | now.keys()):
+        if before.get(name) != now.get(name):
+            yield f"{name}={before.get(name, '(default)')} there, {now.get(name, '(default)')} now"
+
+
+def changed(ours: Any, theirs: Any, path: str) -> Iterator[tuple[str, str, str]]:
+    """(path, there, now) of what ours says and theirs says differently; what the cluster has filled in is left out."""
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        for key, value in ours.items():
+            yield from changed(value, theirs.get(key), f"{path}.{key}")
+    elif isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):
+        for number, (value, there) in enumerate(zip(ours, theirs, strict=True)):
+            label = value.get("name", number) if isinstance(value, dict) else number
+            yield from changed(value, there, f"{path}[{label}]")
+    elif str(ours) != str(theirs) and not (theirs is None and ours in ({}, [], "", False)):
+        yield path, short(json.dumps(theirs), 60), short(json.dumps(ours), 60)
