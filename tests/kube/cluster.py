@@ -17,6 +17,7 @@ import yaml
 
 from tests.kube import rules
 from tests.kube.api import handler_for
+from tests.kube.controller import JobController
 from tests.kube.kinds import KINDS, Kind, kind_of
 from tests.kube.store import Key, Refusal, Store, Thing
 
@@ -176,13 +177,28 @@ class Cluster:
 
     def start_kubelet(self, *, processes: bool = True, **options: Any) -> Any:
         """Let Jobs make pods, and pods run: as processes of this machine, or as set_pod() says."""
-        from tests.kube.controller import JobController
-        from tests.kube.kubelet import Kubelet
         if processes:
+            from tests.kube.kubelet import Kubelet
             self.kubelet = Kubelet(self, **options)
-            options = {}
-        self.controller = JobController(self, **options)
+        self.controller = JobController(self)
         return self.kubelet
+
+    def event(self, about: Thing, type_: str, reason: str, message: str) -> None:
+        """What kubectl describe and get events show; told again, it is counted."""
+        meta = about["metadata"]
+        with self.store.changed:
+            for other in self.store.list(kind_of("Event"), meta.get("namespace")):
+                if (other["involvedObject"].get("uid"), other["reason"], other["message"]) == (
+                        meta["uid"], reason, message):
+                    other |= {"count": other["count"] + 1, "lastTimestamp": rules.now()}
+                    self.put(other)
+                    return
+            self.put({"kind": "Event", "apiVersion": "v1", "type": type_, "reason": reason, "message": message,
+                      "metadata": {"name": f"{meta['name']}.{rules.suffix(16)}", "namespace": meta["namespace"]},
+                      "involvedObject": {"kind": about["kind"], "apiVersion": about["apiVersion"], "uid": meta["uid"],
+                                         "name": meta["name"], "namespace": meta["namespace"]},
+                      "count": 1, "firstTimestamp": rules.now(), "lastTimestamp": rules.now(),
+                      "source": {"component": "job-controller" if about["kind"] == "Job" else "kubelet"}})
 
     # ---- Rights
     def allowed(self, verb: str, resource: str) -> bool:

@@ -19,6 +19,12 @@ def now() -> str:
     return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
+def age_s(time_stamp: str) -> float:
+    """Seconds since a time stamp."""
+    made = datetime.datetime.fromisoformat(time_stamp)
+    return (datetime.datetime.now(datetime.UTC) - made).total_seconds()
+
+
 def suffix(length: int = 5) -> str:
     return "".join(secrets.choice(LETTERS) for _ in range(length))
 
