@@ -173,9 +173,14 @@ def describe(paths: RunPaths) -> str:
     over = bool(stage) or phase in OVER
     if not over and state.get("host") == socket.gethostname() and not is_locked(paths.lock):
         phase = f"killed while {phase}"
+    return line_of(paths.name, state, phase, over, time.time())
+
+
+def line_of(name: str, state: dict[str, Any], phase: str, over: bool, now: float) -> str:
+    """What a status says, in a line; over: nobody is expected to be at work."""
     loss = f"loss {state['loss']:.4f}" if isinstance(state.get("loss"), float) else ""
-    ago = "" if over else f"{time.time() - state.get('heartbeat', 0):.0f} s ago on {state.get('host')}"
-    return f"{paths.name:30} {phase:14} step {state.get('step', 0)}/{state.get('last_step')}  {loss}  {ago}".rstrip()
+    ago = "" if over else f"{now - state.get('heartbeat', 0):.0f} s ago on {state.get('host')}"
+    return f"{name:30} {phase:14} step {state.get('step', 0)}/{state.get('last_step')}  {loss}  {ago}".rstrip()
 
 
 def mirrored(paths: RunPaths) -> str:

@@ -1,0 +1,140 @@
+"""make describe: what a job is made of. What `kubectl describe job` is used for, without what nobody looks at."""
+
+import json
+import sys
+import time
+from typing import Any
+
+from k8s import words
+from k8s.target import RUN, Target, Thing, annotation, name_of, newest, no_job
+from k8s.where import Place
+from train.config import Config
+from train.record import duration
+from train.runs import RunPaths
+from train.settings import ROOT, declared_fields, format_value, read_env_file, shown
+
+ITS_OWN = {"PRESET", "RUNS_DIR", "DATA_DIR"}  # every pod has them, and they say nothing
+CONDITIONS = ("PodScheduled", "PodReadyToStartContainers", "Initialized", "ContainersReady", "Ready",
+              "DisruptionTarget")
+
+
+def of_cluster(place: Place, target: Target) -> int:
+    """Print it. Raises Refused where there is no Job."""
+    job = target.job()
+    if job is None:
+        raise no_job(target)
+    pods = target.pods()
+    lines = [f"Job {target.job_name} in {target.words}, made {words.age(job['metadata'].get('creationTimestamp'))} ago: "
+             f"{words.state(job, pods)}", *shape(job, place), *settings(target, job), *volume(place, target)]
+    for pod in newest(pods):
+        lines.append(f"pod {name_of(pod)}: {words.phase(pod)} on {pod['spec'].get('nodeName') or 'no node yet'}"
+                     + (f"; {wrong}" if (wrong := words.trouble(pod)) else ""))
+        lines += [f"  {line}" for line in conditions(pod)]
+    events = words.event_lines(target.events(), most=20)
+    lines += ["events, newest last:", *(f"  {line}" for line in events)] if events else ["no events are left"]
+    sys.stdout.write("\n".join(lines) + "\n")
+    return 0
+
+
+def shape(job: Thing, place: Place) -> list[str]:
+    """What the Job asks for."""
+    spec = job["spec"]
+    pod = spec["template"]["spec"]
+    container = pod["containers"][0]
+    limits = (container.get("resources") or {}).get("limits") or {}
+    gpus = limits.get("nvidia.com/gpu", "0")
+    asked = ", ".join(f"{limits[key]} {name}" for key, name in
+                      (("cpu", "CPU"), ("memory", "memory"), ("ephemeral-storage", "disk")) if key in limits)
+    terms = ((((pod.get("affinity") or {}).get("nodeAffinity") or {})
+              .get("requiredDuringSchedulingIgnoredDuringExecution") or {}).get("nodeSelectorTerms") or [])
+    products = [value for term in terms for rule in term.get("matchExpressions") or []
+                if rule.get("key") == "nvidia.com/gpu.product" for value in rule.get("values") or []]
+    pinned = (pod.get("nodeSelector") or {}).get("topology.kubernetes.io/zone")
+    pods = int(spec.get("completions") or 1)
+    kind = "no GPU, as cpu-smoke has it" if gpus == "0" else f"{gpus} GPUs each"
+    return [f"run: {annotation(job, RUN) or place.paths.name}",
+            f"shape: {pods} {'pod' if pods == 1 else 'pods'}, {kind}; {asked}; {pod.get('terminationGracePeriodSeconds')}"
+            " s to save when told to stop",
+            f"nodes: {'with ' + ' or '.join(products) if products else 'any'}"
+            + (f", at {pinned} only" if pinned else ""),
+            f"image: {container.get('image')}",
+            f"pods that failed: {(job.get('status') or {}).get('failed', 0)} of {spec.get('backoffLimit')} that may"]
+
+
+def settings(target: Target, job: Thing) -> list[str]:
+    """The settings that pods get and that are not the preset's."""
+    sources = job["spec"]["template"]["spec"]["containers"][0].get("envFrom") or []
+    names = [source["configMapRef"]["name"] for source in sources if "configMapRef" in source]
+    found = target.get("configmap", names[0]) if names else None
+    if found is None:
+        return ["settings: their ConfigMap is gone; make restart makes it anew"] if names else []
+    data: dict[str, str] = found.get("data") or {}
+    preset = data.get("PRESET", "tiny")
+    of_preset, problems = read_env_file(ROOT / "presets" / f"{preset}.env")
+    if problems:
+        of_preset = {}
+    declared = declared_fields(Config)
+    default = {name: format_value(field.default) for name, field in declared.items()}
+    own = [f"{name}={value}" for name, value in sorted(data.items()) if name not in ITS_OWN
+           and value != (of_preset[name][0] if name in of_preset else default.get(name))]
+    return [f"settings: PRESET={preset}" + (" and " + " ".join(own) if own else ", nothing else")]
+
+
+def volume(place: Place, target: Target) -> list[str]:
+    name = place.value("volume")
+    claim = target.get("pvc", name)
+    if claim is None:
+        return [f"volume: VOLUME={name} is not there; make train-8xa100 makes it"]
+    status, spec = claim.get("status") or {}, claim["spec"]
+    size = (status.get("capacity") or {}).get("storage") or spec["resources"]["requests"]["storage"]
+    return [f"volume: {name}, {size}, {status.get('phase', 'Pending')}, {'/'.join(spec.get('accessModes') or [])}, "
+            f"storage class {spec.get('storageClassName') or 'of the cluster'}"]
+
+
+def conditions(pod: Thing) -> list[str]:
+    """The conditions of a pod that do not hold, or that say why it is taken away."""
+    found = []
+    for kind in CONDITIONS:
+        one = words.condition(pod, kind)
+        if one and (one.get("status") != "True") != (kind == "DisruptionTarget"):
+            said = words.one_line(str(one.get("message", "")), 200)
+            found.append(f"{kind}={one['status']} {one.get('reason', '')}{': ' + said if said else ''}".rstrip())
+    return found
+
+
+# ---------------------------------------------------------------------------------------------------
+# A run on this machine
+# ---------------------------------------------------------------------------------------------------
+
+def of_here(paths: RunPaths) -> tuple[int, str]:
+    """(exit code, what config.json says of a run and its attempts, in words)."""
+    try:
+        stored: dict[str, Any] = json.loads(paths.config.read_text(encoding="utf-8"))
+        attempts = list(stored["attempts"])
+        values = dict(stored["settings"])
+    except FileNotFoundError:
+        return 78, f"run {paths.name} has no config.json in {paths.folder}: no trainer of it has begun; make runs lists runs"
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return 78, f"{paths.config}: cannot be read ({type(error).__name__}); restore it, or choose another RUN_NAME"
+    preset = str(values.get("PRESET", "tiny"))
+    of_preset, problems = read_env_file(ROOT / "presets" / f"{preset}.env")
+    plain = Config(**{name.lower(): value for name, value in values.items() if name in declared_fields(Config)
+                      and name not in of_preset}) if problems else Config()
+    default = {name: format_value(getattr(plain.derived(), field.name))
+               for name, field in declared_fields(Config).items()}
+    own = [f"{name}={format_value(value)}" for name, value in values.items() if name not in {*ITS_OWN, "ENV_FILE"}
+           and name in default and value is not None
+           and format_value(value) != (of_preset[name][0] if name in of_preset else default[name])]
+    lines = [f"run {paths.name} in {shown(paths.folder)}: {len(attempts)} {'attempt' if len(attempts) == 1 else 'attempts'}",
+             f"settings: PRESET={preset}" + (" and " + " ".join(own) if own else ", nothing else")]
+    lines += [f"attempt {number}: {attempt(facts)}" for number, facts in enumerate(attempts)]
+    return 0, "\n".join(lines)
+
+
+def attempt(facts: dict[str, Any]) -> str:
+    """Where and with what an attempt ran."""
+    commit = str(facts.get("git") or "")[:12]
+    processes = facts.get("world_size", 1)
+    text = f"begun {duration(max(0.0, time.time() - facts.get('time', time.time())))} ago on {facts.get('host')}, " \
+        f"{processes} {'process' if processes == 1 else 'processes'} on {facts.get('device')}, torch {facts.get('torch')}"
+    return text + (f", commit {commit}{' with changes' if facts.get('git_dirty') else ''}" if commit else "")

@@ -1,0 +1,209 @@
+"""The targets that look after a run wherever it is: on this machine, or as a Job in a cluster (where.py decides).
+
+    python -m k8s.job status|logs|attach|stop|restart|describe|checkpoints|fetch-run
+
+Nothing here deletes a run, a volume or a Secret: stop takes away the Job, whose pods save before they leave. Exit
+codes: those of README.md; status has the code that ended a Job that failed.
+"""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from types import FrameType
+
+from k8s import checkpoints, describe, fetch, logs, overview, words
+from k8s.kubectl import BAD_SETTING, Refused, context
+from k8s.reader import Volume, say
+from k8s.shape import cluster_config
+from k8s.target import Target, name_of, newest, no_job, runs
+from k8s.where import Place, decide
+from train import status
+from train.settings import ROOT, SettingsError
+
+COMMANDS = ("status", "logs", "attach", "stop", "restart", "describe", "checkpoints", "fetch-run")
+LEAVE_S = 60  # beyond the grace period, for the cluster to take pods away
+SAVED = re.compile(r"\bcheckpoint step_0*(\d+): ")
+
+
+def target_of(place: Place) -> Target:
+    """Where the Job is; says so where it is not where kubectl would look."""
+    name, namespace, said = place.target()
+    for sentence in said:
+        say(sentence)
+    return Target(name if name != context().name else "", namespace, place.value("job_name"))
+
+
+# ---------------------------------------------------------------------------------------------------
+# In the cluster
+# ---------------------------------------------------------------------------------------------------
+
+def in_cluster(command: str, place: Place) -> int:
+    target = target_of(place)
+    if command == "status":
+        return overview.show(place, target)
+    if command in ("logs", "attach"):
+        with logs.only_watching():
+            return logs.of_cluster(place, target, follow=command == "attach" or sys.stdout.isatty())
+        return 0
+    if command == "stop":
+        return stop(place, target)
+    if command == "restart":
+        return restart(place, target)
+    if command == "describe":
+        return describe.of_cluster(place, target)
+    with Volume(place, target) as volume:
+        if command == "fetch-run":
+            text = fetch.fetch(volume, place.paths, place.config.step)
+        else:
+            found, clock = checkpoints.on_volume(volume)
+            text = checkpoints.listing(found, "whole (fetch-run compares hashes)", clock) if found else \
+                f"run {place.paths.name} has no checkpoint on volume {place.value('volume')} yet; make status says " \
+                "how far it is"
+    sys.stdout.write(text + "\n")
+    return 0
+
+
+def stop(place: Place, target: Target) -> int:
+    """Take the Job away, and wait until its pods have saved and left."""
+    job = target.job()
+    if job is None:
+        text = no_job(target).sentence
+        if "no such namespace" in text:
+            raise Refused(78, text)
+        sys.stdout.write(f"Job {target.job_name} is not in {target.words}: it was stopped already, or never sent; runs "
+                         f"and data on volume {place.value('volume')} are untouched\n")
+        return 0
+    grace = int(job["spec"]["template"]["spec"].get("terminationGracePeriodSeconds") or place.config.grace_period_s)
+    was, pods = words.ended(job), target.pods()
+    first = next((pod for pod in newest(pods) if runs(pod)), None)
+    sys.stdout.write(f"stopping Job {target.job_name}: " + ("it is over; its pods are taken away\n" if was else
+                     f"its pods save and leave, within {grace} s; Ctrl-C stops the waiting, not the stopping\n"))
+    sys.stdout.flush()
+    listener = Listener(target, name_of(first)) if first else None
+    try:
+        done = target.call("delete", "job", target.job_name, "--cascade=foreground", "--wait=true", "--ignore-not-found",
+                           f"--timeout={grace + LEAVE_S}s", timeout=grace + LEAVE_S + 30)
+        if done.code and not re.search(r"timed out", done.err):
+            target.ask("get", "job", target.job_name, "--ignore-not-found")  # says it where the cluster is out of reach
+            raise Refused(78, f"Job {target.job_name} could not be stopped ({done.complaint}); ask the administrator of "
+                          f"{target.words} for the right to delete jobs")
+    except KeyboardInterrupt:
+        sys.stdout.write("\nno longer waiting; the pods go on saving and leave: make status\n")
+        return 130
+    finally:
+        saved = listener.close() if listener else None
+    if left := [name_of(pod) for pod in target.pods()]:
+        raise Refused(1, f"of Job {target.job_name} {', '.join(left)} did not leave in {grace + LEAVE_S} s; their nodes "
+                      f"may be gone: kubectl delete pod {left[0]} --grace-period=0 --force {' '.join(target.flags)}")
+    sys.stdout.write(f"Job {target.job_name} is stopped" + (f"; last checkpoint: step {saved}" if saved else
+                     "; make checkpoints lists what is saved") + f". Volume {place.value('volume')}, its runs and data "
+                     "stay; make train-8xa100 goes on from there\n")
+    return 0
+
+
+class Listener:
+    """Hears, from the log of a pod that is told to stop, which checkpoint it wrote last."""
+
+    def __init__(self, target: Target, pod: str):
+        self.saved: str | None = None
+        self.process = target.start("logs", pod, "-c", "trainer", "-f", "--tail=2000", stdout=subprocess.PIPE,
+                                    stderr=subprocess.DEVNULL, text=True, errors="replace")
+        self.thread = threading.Thread(target=self.listen, daemon=True)
+        self.thread.start()
+
+    def listen(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if found := SAVED.search(line):
+                self.saved = found[1]
+
+    def close(self) -> str | None:
+        """The step of the last checkpoint that was heard of."""
+        self.thread.join(5)
+        self.process.kill()
+        self.process.wait()
+        self.thread.join(5)
+        return self.saved
+
+
+def restart(place: Place, target: Target) -> int:
+    """The Job anew, with the settings as they are now: what k8s/launch.py does, for the run that is meant."""
+    c, _ = cluster_config()
+    if c.run_name != place.paths.name:
+        raise Refused(BAD_SETTING, f"run {place.paths.name} was sent to the cluster, and these settings would send "
+                      f"{c.run_name}: give make restart what make train-8xa100 was given, for example "
+                      f"PRESET={place.config.preset} RUN_NAME={place.paths.name}")
+    if target.context:
+        raise Refused(BAD_SETTING, f"a run is restarted where kubectl is: kubectl config use-context {target.context}, "
+                      "and make restart again")
+    from k8s import launch
+    return launch.main(["restart"])
+
+
+# ---------------------------------------------------------------------------------------------------
+# On this machine
+# ---------------------------------------------------------------------------------------------------
+
+def here(command: str, place: Place) -> int:
+    """As ever, and the same for the commands that the cluster brought."""
+    paths = place.paths
+    if command in ("status", "stop", "attach"):
+        return status.main([command])
+    if command == "restart":
+        code = status.main(["stop"])
+        if code:
+            return code
+        os.chdir(ROOT)
+        os.execv("scripts/train.sh", ["scripts/train.sh"])
+    if command == "fetch-run":
+        raise Refused(78, f"run {paths.name} is on this machine, in {paths.folder}: there is nothing to fetch; for one of "
+                      "the cluster add WHERE=cluster, or its RUN_NAME")
+    if not paths.folder.is_dir():
+        sys.stderr.write(f"there is no run {paths.name} in {paths.folder.parent}; make runs lists them\n")
+        return 78
+    if command == "logs":
+        with logs.only_watching():
+            return logs.of_here(place, follow=sys.stdout.isatty())
+        return 0
+    if command == "describe":
+        code, text = describe.of_here(paths)
+        (sys.stderr if code else sys.stdout).write(text + "\n")
+        return code
+    found = checkpoints.here(paths)
+    sys.stdout.write((checkpoints.listing(found, "whole, all hashes hold") if found else
+                      f"run {paths.name} has no checkpoint in {paths.checkpoints} yet; make status says how far it is")
+                     + "\n")
+    return 0
+
+
+def told_to_stop(number: int, _: FrameType | None) -> None:
+    raise SystemExit(128 + number)  # what is open is closed on the way out: a reader pod, a half file
+
+
+def main(argv: list[str]) -> int:
+    """`python -m k8s.job COMMAND`"""
+    if len(argv) != 1 or argv[0] not in COMMANDS:
+        say(f"usage: python -m k8s.job {'|'.join(COMMANDS)}")
+        return BAD_SETTING
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        with contextlib.suppress(ValueError):  # not in the main thread
+            signal.signal(number, told_to_stop)
+    try:
+        place = decide()
+        return (in_cluster if place.cluster else here)(argv[0], place)
+    except SettingsError as error:
+        say(str(error))
+        return BAD_SETTING
+    except Refused as refused:
+        say(refused.sentence)
+        return refused.code
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,170 @@
+"""make logs and make attach: of a pod while there is one, else of the files of its node, on the volume or here."""
+
+import contextlib
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from k8s import lines
+from k8s.kubectl import Refused
+from k8s.reader import Volume
+from k8s.target import Target, Thing, container_of, index_of, name_of, no_job, runs
+from k8s.where import Place
+from k8s.words import trouble
+from train import status
+from train.runs import RunPaths
+
+POLL_S = 0.5
+
+# Of the run's folder: the log of a node, else what its first process said in all; and with "all" those that may hold
+# complaints of others.
+NODE_LOG = 'cd "$1" || exit 2; if [ -f "$2" ]; then cat "$2"; elif [ -f "$3" ]; then cat "$3"; else echo "$2" >&2; exit 4; fi'
+ALL_LOGS = ('cd "$1" || exit 2; for f in train.log logs/node_*.log logs/rank_*.log; do [ -f "$f" ] || continue; '
+            'printf "==> %s <==\\n" "$f"; cat "$f"; done')
+
+
+def show(found: Iterable[str], only: str) -> None:
+    """Print the lines that are asked for, as they come."""
+    for line in lines.chosen(found, only):
+        sys.stdout.write(line if line.endswith("\n") else line + "\n")
+        sys.stdout.flush()
+
+
+# ---------------------------------------------------------------------------------------------------
+# In the cluster
+# ---------------------------------------------------------------------------------------------------
+
+def of_cluster(place: Place, target: Target, follow: bool) -> int:
+    """The log of the pod of an index, followed while it lives; of the volume where no pod is left. An exit code."""
+    node, only = place.config.node or 0, place.config.only
+    pods = [pod for pod in target.pods() if index_of(pod) in (node, -1)]
+    begun = [pod for pod in pods if set(container_of(pod)) & {"running", "terminated"}]
+    if begun:
+        return of_pod(target, begun[-1], only, follow)
+    if pods:
+        why = trouble(pods[-1]) or "its image is being fetched, or its volume mounted"
+        raise Refused(69, f"pod {name_of(pods[-1])} has said nothing yet: {why}; make status shows all pods")
+    job = target.job()
+    if job and node >= int(job["spec"].get("completions") or 1):
+        raise Refused(64, f"NODE={node}: the Job has {job['spec']['completions']} pods, of 0 to "
+                      f"{int(job['spec']['completions']) - 1}")
+    try:
+        with Volume(place, target) as volume:
+            show(of_volume(volume, place), only)
+    except Refused as refused:
+        raise (no_job(target) if job is None and "no such claim" in refused.sentence else refused) from None
+    return 0
+
+
+def of_pod(target: Target, pod: Thing, only: str, follow: bool) -> int:
+    """`kubectl logs` of a pod, filtered; Ctrl-C ends only the watching."""
+    name = name_of(pod)
+    command = ["logs", name, "-c", "trainer", *(["-f"] if follow and runs(pod) else [])]
+    process = target.start(*command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace")
+    try:
+        assert process.stdout is not None and process.stderr is not None
+        show(process.stdout, only)
+        complaint = process.stderr.read().strip()
+        if process.wait():
+            raise Refused(69, f"the log of pod {name} cannot be read ({complaint}); make status says how it is, and "
+                          "once it is gone make logs reads the volume")
+    finally:
+        process.kill()
+        process.wait()
+    return 0
+
+
+def of_volume(volume: Volume, place: Place) -> Iterator[str]:
+    """The lines of a node's log on the volume; all logs where errors are looked for and no node was named."""
+    if is_search(place):
+        found = volume.ask("sh", "-c", ALL_LOGS, "sh", volume.folder, timeout=600)
+        yield from each_once(found.splitlines(keepends=True))
+        return
+    node = place.config.node or 0
+    done = volume.run("sh", "-c", NODE_LOG, "sh", volume.folder, f"logs/node_{node}.log",
+                      "train.log" if node == 0 else f"console_node_{node}.log", timeout=600)
+    if done.code == 4:
+        raise Refused(78, f"NODE={node}: run {place.paths.name} has no log of that node on the volume; it may never "
+                      "have begun. make status says what is known of it")
+    if done.code:
+        raise volume.refused(done)
+    yield from done.out.splitlines(keepends=True)
+
+
+def is_search(place: Place) -> bool:
+    return place.config.only == "errors" and place.config.node is None
+
+
+def each_once(found: Iterable[str]) -> Iterator[str]:
+    """All lines, but those of a node's log that the first one's train.log has too."""
+    seen: set[str] = set()
+    file = ""
+    for line in found:
+        if line.startswith("==> "):
+            file = line.split()[1]
+        elif file == "train.log":
+            seen.add(line)
+        elif file == "logs/node_0.log" and line in seen and line[:1].isdigit():
+            continue
+        yield line
+
+
+# ---------------------------------------------------------------------------------------------------
+# On this machine
+# ---------------------------------------------------------------------------------------------------
+
+def of_here(place: Place, follow: bool) -> int:
+    """The same of a run on this machine. An exit code."""
+    paths, node = place.paths, place.config.node or 0
+    if is_search(place):
+        files = [paths.train_log, *sorted((paths.folder / "logs").glob("node_*.log")),
+                 *sorted((paths.folder / "logs").glob("rank_*.log"))]
+        marked = (line for path in files if path.exists() for line in
+                  [f"==> {path.relative_to(paths.folder)} <==\n", *read(path)])
+        show(each_once(marked), "errors")
+        return 0
+    own = paths.node_log(node)
+    candidates = [own, paths.train_log, paths.console_log] if node == 0 else \
+        [own, RunPaths(paths.folder, node).console_log]
+    if not any(path.exists() for path in candidates):
+        if status.has_job(paths) and follow:
+            status.attach(paths)
+            return 0
+        raise Refused(78, f"NODE={node}: run {paths.name} has no log of that node in {paths.folder}; it may never have "
+                      "begun, or have been on another machine")
+    path = next(path for path in candidates if path.exists())
+    show(followed(path, paths) if follow else read(path), place.config.only)
+    return 0
+
+
+def read(path: Path) -> Iterator[str]:
+    with open(path, encoding="utf-8", errors="replace") as file:
+        yield from file
+
+
+def followed(path: Path, paths: RunPaths) -> Iterator[str]:
+    """The lines of a file, and those that are added, until the run is over."""
+    rest = ""
+    with open(path, encoding="utf-8", errors="replace") as file:
+        while True:
+            over = not status.is_held(paths) and not status.has_job(paths)
+            *whole, rest = (rest + file.read()).split("\n")
+            yield from (line + "\n" for line in whole)
+            if over:
+                if rest:
+                    yield rest
+                return
+            time.sleep(POLL_S)
+
+
+@contextlib.contextmanager
+def only_watching() -> Iterator[None]:
+    """Ctrl-C ends the watching, and nothing else."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        sys.stdout.write("\n")
+    except BrokenPipeError:  # head, or a pager that was left
+        sys.stderr.close()

@@ -1,0 +1,143 @@
+"""make status of a run in the cluster: the Job and its pods, what keeps them, what the run says of itself, and what to
+type next."""
+
+import json
+import sys
+from typing import Any
+
+from k8s import words
+from k8s.kubectl import Refused
+from k8s.reader import Volume
+from k8s.target import RUN, Target, Thing, annotation, name_of, newest, no_job, runs
+from k8s.where import Place
+from train import record, status
+
+SILENT_S = 180.0      # without a heartbeat, a run that trains is looked at with suspicion
+EVENT_MINUTES = 20.0
+READER_S = 90.0       # status waits no longer for a reader pod
+
+# Of the run's folder: the clock there, its status, and the last lines of its record.
+LOOK = ('date +%s; cd "$1" 2>/dev/null || exit 0; [ -f STATUS.json ] && tr -d "\\n" <STATUS.json; echo; '
+        '[ -f metrics.jsonl ] && tail -n 60 metrics.jsonl; exit 0')
+
+
+def show(place: Place, target: Target) -> int:
+    """Print all of it. Returns 0 where the run is at work or done, else the code that ended the Job."""
+    job, pods = target.job(), target.pods()
+    lines, code = [], 0
+    if job is None:
+        lines.append(f"Job {target.job_name} in {target.words}: is not there: stopped, never sent, or over for a week")
+    else:
+        lines.append(f"Job {target.job_name} in {target.words}: {words.state(job, pods)}")
+        code = words.exit_code(job, pods) if words.ended(job) == "Failed" else 0
+        lines += of_another_run(job, place)
+    data = target.job("-data")
+    if data:
+        lines.append(f"Job {target.job_name}-data (make data): {words.state(data, [])}")
+    if pods:
+        lines += words.pod_table(pods, sites := target.sites(pods)) + apart(pods, sites)
+    if pending := [name_of(pod) for pod in newest(pods) if not runs(pod)]:
+        if events := words.event_lines(target.events([*pending, target.job_name]), EVENT_MINUTES):
+            lines += ["events of the last minutes:", *(f"  {line}" for line in events)]
+    sys.stdout.write("\n".join(lines) + "\n")
+    sys.stdout.flush()
+    at_work = job is not None and not words.ended(job)
+    known = of_run(place, target, pods, at_work)
+    if not known and job is None and not place.sent:
+        raise no_job(target)
+    sys.stdout.write(f"next: {next_step(job, pods, code, place)}\n")
+    return code
+
+
+def of_another_run(job: Thing, place: Place) -> list[str]:
+    """A sentence where the Job is not about the run that was asked for."""
+    name = annotation(job, RUN)
+    if not name or name == place.paths.name:
+        return []
+    return [f"that Job trains run {name}, and this asks for {place.paths.name}: add RUN_NAME={name}"]
+
+
+def apart(pods: list[Thing], sites: dict[str, str]) -> list[str]:
+    """A sentence where the pods that run are at several sites."""
+    found: dict[str, int] = {}
+    for pod in newest(pods):
+        if site := sites.get(name_of(pod), ""):
+            found[site] = found.get(site, 0) + 1
+    if len(found) < 2:
+        return []
+    listed = ", ".join(f"{site} ({count})" for site, count in sorted(found.items()))
+    return [f"the pods are at {len(found)} sites: {listed}; every step waits for the network between them. SITE=NAME "
+            "with make restart keeps them together (make sites)"]
+
+
+def of_run(place: Place, target: Target, pods: list[Thing], at_work: bool) -> bool:
+    """Print what the run says of itself; whether anything is known."""
+    live = any(runs(pod) for pod in pods)
+    stuck = [pod for pod in pods if not live and "image" in words.trouble(pod)]
+    if stuck:  # a reader pod needs the same image
+        sys.stdout.write("what the run last said cannot be read as long as the image cannot be fetched\n")
+        return False
+    try:
+        with Volume(place, target, start_s=READER_S) as volume:
+            clock, state, records = parsed(volume.ask("sh", "-c", LOOK, "sh", volume.folder))
+    except Refused as refused:
+        sys.stdout.write(f"what the run says of itself is not known: {refused.sentence}\n")
+        return False
+    if not state and not records:
+        sys.stdout.write(f"run {place.paths.name} has written nothing on volume {place.value('volume')} yet\n")
+        return False
+    sys.stdout.write("\n".join(told(place.paths.name, state, records, clock, at_work, live)) + "\n")
+    return True
+
+
+def parsed(text: str) -> tuple[float, dict[str, Any], list[dict[str, Any]]]:
+    """What LOOK prints: the clock, the status, and the records that are whole."""
+    clock, _, rest = text.partition("\n")
+    first, _, tail = rest.partition("\n")
+    return float(clock or 0), (as_object(first) or {}), [found for line in tail.splitlines() if (found := as_object(line))]
+
+
+def as_object(text: str) -> dict[str, Any] | None:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def told(name: str, state: dict[str, Any], records: list[dict[str, Any]], clock: float, at_work: bool,
+         live: bool) -> list[str]:
+    """The lines of what a run says of itself, in the words of `make status` on one machine."""
+    lines = []
+    if state:
+        phase = str(state.get("phase", "?"))
+        over = phase in status.OVER
+        if not over and not live:
+            phase = f"killed while {phase}" if not at_work else f"{phase}, when its pods were lost"
+            over = True
+        lines.append(status.line_of(name, state, phase, over, clock))
+        silent = clock - float(state.get("heartbeat") or clock)
+        if not over and silent > SILENT_S:
+            lines.append(f"no heartbeat for {record.duration(silent)}: it hangs, or its volume does; make logs "
+                         "ONLY=errors, and make restart goes on from the last checkpoint")
+    last = next((r for r in reversed(records) if r.get("event") == "step" and "step" in r), None)
+    if last:
+        lines.append(record.to_console(last, state.get("last_step") or 0))
+    held = next((r for r in reversed(records) if r.get("event") == "checkpoint" and "step" in r), None)
+    if held:
+        lines.append(f"last checkpoint: step {held['step']}, {words.short_time(clock - held.get('time', clock))} ago")
+    return lines
+
+
+def next_step(job: Thing | None, pods: list[Thing], code: int, place: Place) -> str:
+    """What to type next."""
+    name = f" RUN_NAME={place.paths.name}" if "RUN_NAME" in place.given else ""
+    if job is None:
+        return f"make train-8xa100{name} goes on from the last checkpoint; make fetch-run{name} brings the results"
+    if words.ended(job) == "Complete":
+        return f"make fetch-run{name}"
+    if words.ended(job) == "Failed":
+        return f"make logs{name} ONLY=errors; then {words.HINT.get(code, 'make restart' + name)}"
+    if words.state(job, pods).startswith("waiting"):
+        return f"make sites shows where GPUs are; make stop{name} gives back those that wait for the others"
+    return f"make logs{name}; make stop{name} saves and stops"
