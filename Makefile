@@ -30,9 +30,13 @@ train: setup ## Train or resume RUN_NAME (PRESET=tiny), evaluate, sample, plot; 
 train-node: setup ## One node of a run on several machines (NODES, NODE_RANK, MASTER_ADDR); docs/two-nodes.md
 	@scripts/train.sh node
 
+.PHONY: train-8xa100
+train-8xa100: setup ## The xlarge preset on a cluster: 4 pods x 2 GPUs (NODES, GPUS_PER_NODE); docs/kubernetes.md
+	@"$(PY)" -m k8s.launch
+
 .PHONY: data
-data: setup ## The token shards of the preset's mixture, verified
-	@"$(PY)" -m train.prepare data
+data: setup ## The token shards of the preset's mixture, verified; WHERE=cluster makes them there
+	@"$(PY)" -m k8s.launch data
 
 .PHONY: data-verify
 data-verify: setup ## Check every hash of those shards
@@ -42,22 +46,46 @@ data-verify: setup ## Check every hash of those shards
 data-report: setup ## What is in them: lengths, duplicates, windows to read, overlaps with REPORT_TASKS
 	@"$(PY)" -m train.report
 
-##@ Watch
+##@ Watch, here or in the cluster (WHERE)
 .PHONY: runs
-runs: setup ## All runs: state, step, loss
+runs: setup ## All runs here: state, step, loss
 	@"$(PY)" -m train.status runs
 
 .PHONY: status
 status: setup ## What RUN_NAME is doing now
-	@"$(PY)" -m train.status status
+	@"$(PY)" -m k8s.job status
 
 .PHONY: attach
 attach: setup ## Follow the log of RUN_NAME; Ctrl-C leaves it running
-	@"$(PY)" -m train.status attach
+	@"$(PY)" -m k8s.job attach
+
+.PHONY: logs
+logs: setup ## Its log, of NODE=0; ONLY=metrics, nccl, ranks or errors
+	@"$(PY)" -m k8s.job logs
+
+.PHONY: describe
+describe: setup ## Its shape, settings, pods and events
+	@"$(PY)" -m k8s.job describe
+
+.PHONY: checkpoints
+checkpoints: setup ## Its checkpoints, and which are whole
+	@"$(PY)" -m k8s.job checkpoints
 
 .PHONY: stop
-stop: setup ## Tell RUN_NAME to save and stop
-	@"$(PY)" -m train.status stop
+stop: setup ## Tell RUN_NAME to save and stop; nothing is deleted but the job
+	@"$(PY)" -m k8s.job stop
+
+.PHONY: restart
+restart: setup ## Stop it and start it again, with the settings as they are now
+	@"$(PY)" -m k8s.job restart
+
+.PHONY: fetch-run
+fetch-run: setup ## Bring a run from the cluster: record, logs, plots, a checkpoint (STEP), verified
+	@"$(PY)" -m k8s.job fetch-run
+
+.PHONY: sites
+sites: setup ## The cluster's GPUs by site and product
+	@"$(PY)" -m k8s.sites
 
 .PHONY: plots
 plots: setup ## loss_curves.html, loss_curves.png and CSV of RUN_NAME
@@ -66,6 +94,19 @@ plots: setup ## loss_curves.html, loss_curves.png and CSV of RUN_NAME
 .PHONY: mirror
 mirror: setup ## Upload RUN_NAME to Weights & Biases now; a run in training does so by itself
 	@"$(PY)" -m train.mirror
+
+##@ Image
+.PHONY: image
+image: setup ## Build the image of this commit (docker, podman or buildah); docs/image.md
+	@scripts/image.sh
+
+.PHONY: push
+push: setup ## Push it to IMAGE and note its digest, which pods then take
+	@scripts/push.sh
+
+.PHONY: image-test
+image-test: setup-dev ## Build it without a registry and run the main job in it: trained, killed, resumed
+	@scripts/image_test.sh
 
 ##@ Measure
 .PHONY: bench
