@@ -3,6 +3,7 @@ only: the roll call of nodes compares versions before any of them loads torch.""
 
 import importlib.metadata
 import platform
+import re
 import subprocess
 import time
 from typing import Any
@@ -26,8 +27,20 @@ def version(package: str) -> str:
 
 
 def commit() -> dict[str, Any]:
-    """The commit of this code, None where there is no git or no repository, and whether anything differs from it."""
-    return {"git": git("rev-parse", "HEAD") or None, "git_dirty": bool(git("status", "--porcelain"))}
+    """The commit of this code, and whether anything differs from it; None where neither git nor an image tells."""
+    if head := git("rev-parse", "HEAD"):
+        return {"git": head, "git_dirty": bool(git("status", "--porcelain"))}
+    if built := re.fullmatch(r"([0-9a-f]{40,64})(-dirty)?\n?", revision_file()):
+        return {"git": built[1], "git_dirty": built[2] is not None}
+    return {"git": None, "git_dirty": False}
+
+
+def revision_file() -> str:
+    """What the build of an image noted of its commit, `-dirty` behind it where files differed; "" outside an image."""
+    try:
+        return (ROOT / "REVISION").read_text()
+    except (OSError, UnicodeDecodeError):
+        return ""
 
 
 def git(*arguments: str) -> str:

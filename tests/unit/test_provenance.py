@@ -30,6 +30,31 @@ def test_a_machine_without_git_is_no_fault(tmp_path: Path, monkeypatch: pytest.M
     assert provenance.commit() == {"git": None, "git_dirty": False}
 
 
+@pytest.mark.parametrize(("noted", "told"), [
+    ("0123456789" * 4 + "\n", {"git": "0123456789" * 4, "git_dirty": False}),
+    ("0123456789" * 4 + "-dirty\n", {"git": "0123456789" * 4, "git_dirty": True}),
+    ("unknown\n", {"git": None, "git_dirty": False}),
+    ("", {"git": None, "git_dirty": False}),
+])
+def test_an_image_has_no_git_and_tells_what_it_was_built_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                              noted: str, told: dict[str, object]) -> None:
+    monkeypatch.setattr(provenance, "ROOT", tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (tmp_path / "REVISION").write_text(noted)
+    assert provenance.commit() == told
+
+
+def test_where_there_is_a_repository_it_is_believed_rather_than_a_file(tmp_path: Path,
+                                                                       monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(provenance, "ROOT", tmp_path)
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@example.org"]
+    for command in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "one"]):
+        subprocess.run([*git, *command], check=True)
+    (tmp_path / "REVISION").write_text("0123456789" * 4)
+    found = provenance.commit()
+    assert found["git_dirty"] and found["git"] not in (None, "0123456789" * 4)
+
+
 def test_an_attempt_has_the_keys_that_config_json_had() -> None:
     found = provenance.provenance("here", 4, "CPU", 2)
     assert list(found) == ["time", "host", "world_size", "device", "threads", "python", "torch", "numpy", "tokenizers",

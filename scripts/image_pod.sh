@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# A stand-in for a pod: run a command in an image that is unpacked in a folder, as uid 1000 without any rights, with
+# nothing to write to but /tmp, /dev/shm and /volume, and without a network. A part of scripts/image_test.sh.
+#
+#   usage: unshare --mount --pid --net --ipc --fork --kill-child scripts/image_pod.sh ROOT VOLUME PIDFILE WORKDIR
+#          [NAME=VALUE...] COMMAND...
+#   makes: PIDFILE, which tells the command's number to those outside. All mounts are of its own name space, and end
+#          with it, however it ends
+set -euo pipefail
+
+main() {
+  local root=$1 volume=$2 pidfile=$3 workdir=$4 pid device
+  read -r pid _ </proc/self/stat # this /proc is still that of outside
+  echo "$pid" >"$pidfile"
+  mount --make-rprivate /
+  mount --bind "$root" "$root"
+  mount -o remount,bind,ro "$root"
+  mount -t tmpfs -o mode=1777,size=4g tmpfs "$root/tmp"
+  mount --bind "$volume" "$root/volume"
+  mount -t proc proc "$root/proc"
+  mount -t tmpfs -o mode=755,size=1m tmpfs "$root/dev"
+  for device in null zero full random urandom tty; do
+    : >"$root/dev/$device"
+    mount --bind "/dev/$device" "$root/dev/$device"
+  done
+  mkdir "$root/dev/shm"
+  mount -t tmpfs -o mode=1777,size=1g tmpfs "$root/dev/shm"
+  ln -s /proc/self/fd "$root/dev/fd"
+  exec env -i "PATH=$PATH" chroot "$root" /usr/bin/setpriv --reuid=1000 --regid=1000 --clear-groups --no-new-privs \
+    --bounding-set=-all --inh-caps=-all /usr/bin/env -i --chdir="$workdir" "${@:5}"
+}
+
+main "$@"
