@@ -102,7 +102,11 @@ look_inside() {
   [[ $(<"$root/app/REVISION") == "$COMMIT${VERSION:12}" ]]
   (cd "$root/app" && find . -type f ! -name '*.pyc' ! -name REVISION -printf '%P\n' | sort) >"$work/inside"
   git ls-files --cached --others --exclude-standard | sort >"$work/tracked"
-  [[ -s $work/inside && -z $(comm -23 "$work/inside" "$work/tracked") ]]
+  [[ -s $work/inside && -z $(comm -23 "$work/inside" "$work/tracked") ]] || {
+    echo "git does not know these:"; comm -23 "$work/inside" "$work/tracked"; return 1
+  }
+  grep -E '^(train|analysis)/.*\.py$' "$work/tracked" | comm -13 "$work/inside" - >"$work/left-out"
+  [[ ! -s $work/left-out ]] || { echo "left out by .dockerignore:"; cat "$work/left-out"; return 1; }
   name=$(find "$root" -xdev \( -name .env -o -name .git -o -name .netrc -o -name 'id_rsa*' -o -name pip.conf -o \
     -name runs -path '*/app/*' \) -print -quit)
   [[ -z $name ]] || { echo "$name is in the image"; return 1; }
@@ -138,8 +142,8 @@ rights() {
   cat "$work/console"
   [[ $code == 0 ]] && diff <(tr -s '\t' ' ' <"$work/console") - <<<"1000
 1000
-CapBnd: 0000000000000000
 CapEff: 0000000000000000
+CapBnd: 0000000000000000
 NoNewPrivs: 1
 can write to its own"
 }
@@ -206,7 +210,7 @@ inside() {
   step "the same as an image" import_base
   step "what .dockerignore lets through" entering
   step "make image" build_image
-  grep -E '^image: ' "$work/log"
+  grep -E '^image: [a-z]+  ' "$work/log" # what it says of itself
   step "labels, user, files" look_inside
   root=$(<"$work/root")
   say "size: $(du -sm --apparent-size "$root" | cut -f 1) MiB unpacked, without CUDA"
