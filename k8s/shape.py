@@ -20,7 +20,7 @@ DEFAULTS = {"PRESET": "xlarge-8xa100", "NODES": "4", "GPUS_PER_NODE": "2", "PEER
 SMALL = {"POD_CPUS": 2, "POD_MEMORY_GB": 6, "POD_DISK_GB": 10, "SHM_GB": 1}  # defaults where there are no GPUs to feed
 
 VOLUME_AT, CODE_AT = "/volume", "/app"  # in a pod
-IN_POD = {"RUNS_DIR": f"{VOLUME_AT}/runs", "DATA_DIR": f"{VOLUME_AT}/data", "PEER_STOP": "wait"}
+IN_POD = {"RUNS_DIR": f"{VOLUME_AT}/runs", "DATA_DIR": f"{VOLUME_AT}/data"}
 
 # What pods are not told: secrets, what is of this machine, and what the manifests themselves say.
 SENT_OF_OUTSIDE = {"SYNC", "JOB_NAME", "NETWORK", "PEER_STOP"}
@@ -43,12 +43,14 @@ def cluster_config(environ: Mapping[str, str] | None = None) -> tuple[Config, li
     values |= {"NPROC": values["GPUS_PER_NODE"], "NODE_RANK": 0, "WANDB_API_KEY": key or STAND_IN,
                "MASTER_ADDR": f"{job}-0.{job}" if values["NODES"] > 1 else ""}
     c = Config(**{name.lower(): value for name, value in values.items()}).derived()
-    problems = list(resolved.problems)
+    problems, refused = list(resolved.problems), resolved.refused
+    if "GPUS_PER_NODE" in refused:
+        refused.add("NPROC")
     if asked not in (None, c.nproc):
         problems.append(f"NPROC={asked} ({origin['NPROC']}): a pod runs one process for each of its GPUS_PER_NODE="
                         f"{c.gpus_per_node}; leave it out, or set GPUS_PER_NODE={asked}")
     for names, check in [*rules.CHECKS, *CHECKS]:
-        if not resolved.refused & {*names, "PRESET", "ENV_FILE"} and (problem := check(c)):
+        if not refused & {*names, "PRESET", "ENV_FILE"} and (problem := check(c)):
             problems.append(problem)
     if problems:
         raise SettingsError(problems, resolved.remarks)
