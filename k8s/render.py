@@ -123,7 +123,7 @@ def build(folder: str, values: Mapping[str, str], patches: list[dict[str, Any]],
     top["replacements"] = [{"path": f"k8s/fields/{name}.yaml"} for name in fields]
     with tempfile.TemporaryDirectory(prefix="kustomize-") as scratch:
         work = Path(scratch)
-        shutil.copytree(K8S, work / "k8s", ignore=lambda _, names: {n for n in names if n.endswith((".py", ".pyc"))})
+        shutil.copytree(K8S, work / "k8s", ignore=shutil.ignore_patterns("*.py", "__pycache__"))
         (work / "values.yaml").write_text(json.dumps({
             "apiVersion": "v1", "kind": "ConfigMap", "data": dict(values), "metadata": {
                 "name": "values", "annotations": {"config.kubernetes.io/local-config": "true"}}}))

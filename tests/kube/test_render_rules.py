@@ -1,6 +1,7 @@
 """Every overlay against Kubernetes' own schemas, and against rules that schemas do not know."""
 
 import copy
+import json
 import re
 import subprocess
 import sys
@@ -11,8 +12,10 @@ from typing import Any
 import kubernetes_validate
 import pytest
 
+from k8s.kubectl import kubectl
 from k8s.render import claim, objects, reader_pod, render
 from k8s.shape import cluster_config
+from tests.kube.cluster import Cluster
 from train.settings import ROOT
 
 IMAGE = "registry.example.org/lab/pure-transformer:v1"
@@ -39,7 +42,7 @@ def rendered(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         made[name] = render(c, IMAGE)
         made[f"{name}: data"] = render(c, IMAGE, data_job=True)
         made[f"{name}: claim"] = claim(c)
-        made[f"{name}: reader"] = str(reader_pod(c, IMAGE, f"{c.job_name}-reader"))  # Python's own, which YAML reads
+        made[f"{name}: reader"] = json.dumps(reader_pod(c, IMAGE, f"{c.job_name}-reader"))
     return made
 
 
@@ -53,6 +56,22 @@ def test_the_api_knows_every_field(rendered: dict[str, str], version: str) -> No
             kubernetes_validate.validate(thing, version, strict=True)
             checked += 1
     assert checked == sum(map(len, map(objects, rendered.values()))) > 4 * len(SHAPES)
+
+
+def test_the_api_takes_every_shape_and_changes_nothing_when_it_is_sent_again(
+        rendered: dict[str, str], cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in cluster.env.items():
+        monkeypatch.setenv(name, value)
+    names = [f"{shape}{part}" for shape in ("nrp", "longest") for part in (": claim", "", ": data", ": reader")]
+    for name in names:
+        for _ in range(2):
+            done = kubectl("apply", "--server-side", "-f", "-", stdin=rendered[name])
+            assert done.code == 0, (name, done.err)
+    sent = {(thing["kind"], thing["metadata"]["name"]) for name in names for thing in objects(rendered[name])}
+    assert {(kind, thing["metadata"]["name"]) for kind in {kind for kind, _ in sent}
+            for thing in cluster.objects(kind)} >= sent
+    job = next(thing for thing in cluster.objects("Job") if thing["metadata"]["name"] == "pure-transformer-8xa100")
+    assert job["metadata"]["generation"] == 1
 
 
 def test_a_field_that_is_not_there_would_be_noticed(rendered: dict[str, str]) -> None:
