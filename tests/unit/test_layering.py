@@ -13,15 +13,15 @@ from train.settings import ROOT
 
 # A module imports only from those before it. The record and the settings come first, then the flow, one way.
 ORDER = ["settings", "wandb_env", "outside", "rules", "config", "env_example", "runs", "durable", "record", "goodput",
-         "schedule", "flops", "wan", "status", "provenance", "rollcall", "rendezvous", "corpus.source", "corpus.hub",
-         "corpus.pin", "corpus.fetch", "corpus.formats", "corpus.rows", "tokenizer", "shards", "making", "progress",
-         "prepare", "overlap", "report_text", "report", "mixture", "stream", "guard", "straggler", "watchdog",
-         "interrupt", "metrics", "mirror", "wandb_mirror", "distributed", "relay", "feed", "batch", "attention", "loss",
-         "recompute", "model", "compilation", "optim", "foreign", "parallel", "step", "evaluate", "sample",
-         "checkpoint", "saver", "job", "recovery", "run_folder", "assemble", "loop", "main"]
+         "schedule", "flops", "wan", "nccl_log", "status", "provenance", "rollcall", "rendezvous", "corpus.source",
+         "corpus.hub", "corpus.pin", "corpus.fetch", "corpus.formats", "corpus.rows", "tokenizer", "shards", "making",
+         "progress", "prepare", "overlap", "report_text", "report", "mixture", "stream", "guard", "straggler",
+         "watchdog", "interrupt", "metrics", "mirror", "wandb_mirror", "distributed", "relay", "feed", "batch",
+         "attention", "loss", "recompute", "model", "compilation", "optim", "foreign", "parallel", "step", "evaluate",
+         "sample", "checkpoint", "saver", "job", "recovery", "run_folder", "assemble", "loop", "main"]
 STANDARD_LIBRARY_ONLY = ["settings", "wandb_env", "outside", "rules", "config", "env_example", "runs", "durable",
-                         "record", "goodput", "schedule", "flops", "wan", "status", "provenance", "rollcall",
-                         "rendezvous", "guard", "straggler", "watchdog", "interrupt", "metrics", "mirror"]
+                         "record", "goodput", "schedule", "flops", "wan", "nccl_log", "status", "provenance",
+                         "rollcall", "rendezvous", "guard", "straggler", "watchdog", "interrupt", "metrics", "mirror"]
 READS_ENVIRONMENT = {"train/settings.py", "train/wandb_env.py", "train/distributed.py"}
 KNOWS_PROCESSES = {"train/distributed.py", "train/parallel.py", "train/checkpoint.py"}
 LONGEST_FILE, LONGEST_LINE = 400, 120
