@@ -32,6 +32,7 @@ take_job() {
   local deadline=$((SECONDS + ${1:-0})) said=0 code
   until holder=$("$PY" -m train.status hold 9 $$ 2>&1); do
     code=$?
+    [[ $code != 64 ]] || die 64 "$holder"
     if [[ $code != 78 ]]; then
       die 78 "$folder: cannot be written (${holder##*] }); make room, or choose another place with RUNS_DIR"
     fi

@@ -285,88 +285,34 @@ def test_a_restart_waits_until_the_trainer_before_has_let_the_run_go(play: dict[
     assert time.monotonic() - began > 1.5 and holder.wait(5) == 0
 
 
+def variables(env: dict[str, str], tmp_path: Path, *names: str, **changes: str) -> list[str]:
+    """What the trainer is given in these variables; none where one is not set."""
+    stub = tmp_path / "venv" / "bin" / "python"
+    before = stub.read_text()
+    stub.write_text(before.replace('echo "threads', 'echo "given ' + " ".join(f"${{{name}-none}}" for name in names)
+                                   + '"; echo "threads'))
+    said = launch(env, **changes)[1].split("given ")[1].split("\n")[0].split()
+    stub.write_text(before)
+    return said
+
+
 def test_workers_learn_how_long_they_have_and_nccl_what_to_note(env: dict[str, str], tmp_path: Path) -> None:
     names = ("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_FR_BUFFER_SIZE",
              "TORCH_FR_DUMP_TEMP_FILE")
-    stub = tmp_path / "venv" / "bin" / "python"
-    stub.write_text(stub.read_text().replace('echo "threads', 'echo "given ' + " ".join(
-        f"${{{name}-none}}" for name in names) + '"; echo "threads'))
-
-    def given(**changes: str) -> list[str]:
-        return launch(env, **changes)[1].split("given ")[1].split("\n")[0].split()
-
-    assert given() == ["50", "none", "none", "none"]
+    assert variables(env, tmp_path, *names) == ["50", "none", "none", "none"]
     gpus(tmp_path, 2)
-    assert given() == ["50", "1", "2000", f"{tmp_path}/runs/x/hang/nccl_rank_"]
+    assert variables(env, tmp_path, *names) == ["50", "1", "2000", f"{tmp_path}/runs/x/hang/nccl_rank_"]
     assert (tmp_path / "runs" / "x" / "hang").is_dir()
-    assert given(**dict.fromkeys(names, "7")) == ["7"] * 4
-    assert given(TORCH_NCCL_TRACE_BUFFER_SIZE="9")[2] == "9"
+    assert variables(env, tmp_path, *names, **dict.fromkeys(names, "7")) == ["7"] * 4
+    assert variables(env, tmp_path, *names, TORCH_NCCL_TRACE_BUFFER_SIZE="9")[2] == "9"
 
 
-# ---- Several nodes
-
-NODES = {"NODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "10.0.0.5", "NPROC": "1"}
-
-
-def test_torchrun_starts_behind_the_roll_call(env: dict[str, str]) -> None:
-    code, out = launch(env, **NODES, POD_SITE="a-zone", K8S_NODE="a-machine")
-    assert code == 0
-    assert re.findall(r"run: (.+)", out) == [
-        "-m train.rendezvous meet 1 a-zone a-machine",
-        "-m torch.distributed.run --nnodes=2 --node-rank=1 --master-addr=10.0.0.5 --master-port=29500 "
-        "--rdzv-conf=timeout=40 --max-restarts=0 --nproc-per-node=1 -m train.main"]
-
-
-def roll_call_ends_with(tmp_path: Path, code: int) -> None:
-    stub = tmp_path / "venv" / "bin" / "python"
-    stub.write_text(stub.read_text().replace('exit "${CODE', f'[[ "$3" != meet ]] || exit {code}\nexit "${{CODE'))
-
-
-@pytest.mark.parametrize("code", [64, 69, 75, 78, 143])
-def test_what_the_roll_call_says_is_final(env: dict[str, str], tmp_path: Path, code: int) -> None:
-    roll_call_ends_with(tmp_path, code)
-    got, out = launch(env, **NODES, MAX_RESTARTS="3")
-    assert got == code and out.count("run:") == 1
-
-
-def test_a_node_that_ends_for_good_tells_the_others(play: dict[str, str]) -> None:
-    code, out = launch(play | NODES, PLAY="r78:1")
-    assert code == 78 and out.endswith("run: -m train.rendezvous over 78\n")
-
-
-def test_a_node_that_is_stopped_as_all_are_about_to_start_tells_the_others(env: dict[str, str], tmp_path: Path) -> None:
-    stub = tmp_path / "venv" / "bin" / "python"
-    stub.write_text(stub.read_text().replace('exit "${CODE', '[[ "$3" != meet ]] || { trap "" TERM; kill -TERM $PPID; '
-                                             'sleep 0.5; exit 0; }\nexit "${CODE'))
-    code, out = launch(env, **NODES)
-    assert code == 143
-    assert re.findall(r"run: -m (.+\b)", out) == ["train.rendezvous meet 1", "train.rendezvous over 143"]
-
-
-def test_a_node_goes_back_to_the_roll_call(play: dict[str, str], tmp_path: Path) -> None:
-    code, out = launch(play | NODES, PLAY="s5:1 r1:1 0")
-    assert code == 0 and out.count("-m train.rendezvous meet 1") == 3 and " over " not in out
-
-
-def test_each_node_has_its_own_job_and_only_the_first_draws(env: dict[str, str], tmp_path: Path) -> None:
-    """They may share RUNS_DIR."""
-    first = subprocess.Popen([ROOT / "scripts" / "train.sh", "node"], stdout=subprocess.PIPE, text=True,
-                             env=env | NODES | {"NODE_RANK": "0", "PAUSE": "1"})
-    wait_for(tmp_path / "runs" / "x" / ".job", "preparing data", seconds=20)
-    done = subprocess.run([ROOT / "scripts" / "train.sh", "node"], env=env | NODES, text=True, check=True,
-                          capture_output=True)
-    assert "train.main" in done.stdout and "analysis.plots" not in done.stdout
-    assert re.search(r"pid \d+ on \S+: training as node 1 of 2", (tmp_path / "runs" / "x" / ".job_node_1").read_text())
-    assert "analysis.plots" in first.communicate(timeout=30)[0]
-
-
-def test_a_detached_node_has_its_own_console(env: dict[str, str], tmp_path: Path) -> None:
-    assert launch(env | NODES, "train.sh", DETACH="1")[0] == 0
-    wait_for(tmp_path / "runs" / "x" / "console_node_1.log", "--node-rank=1", seconds=20)
-
-
-def test_a_node_of_a_run_on_one_machine_is_refused() -> None:
-    done = subprocess.run(["make", "train-node", "ENV_FILE=", "PRESET=tiny"], cwd=ROOT, text=True, check=False,
-                          capture_output=True, env={"PATH": os.environ["PATH"], "HOME": os.environ["HOME"],
-                                                    "VENV": str(Path(sys.executable).parent.parent)})
-    assert "NODES=1: train-node is for one of several machines; set NODES" in done.stderr and "Error 64" in done.stderr
+def test_nccl_writes_what_it_does_to_the_run_and_the_users_own_wish_stays(env: dict[str, str], tmp_path: Path) -> None:
+    names = ("NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE")
+    assert variables(env, tmp_path, *names) == ["none"] * 3
+    gpus(tmp_path, 2)
+    logs = tmp_path / "runs" / "x" / "logs"
+    assert variables(env, tmp_path, *names) == ["INFO", "INIT,ENV,NET,GRAPH", f"{logs}/nccl_node_0.%h.%p"]
+    assert logs.is_dir()
+    assert variables(env, tmp_path, *names, NCCL_DEBUG="WARN") == ["WARN", "none", "none"]
+    assert variables(env, tmp_path, *names, NCCL_DEBUG_FILE="a") == ["INFO", "INIT,ENV,NET,GRAPH", "a"]
