@@ -16,12 +16,12 @@ from train.settings import ROOT
 __all__ = ["nodes"]  # a fixture
 
 
-def command(nodes: Nodes, rank: int, *arguments: str) -> subprocess.Popen[str]:
+def command(nodes: Nodes, rank: int, *arguments: str, **changes: str) -> subprocess.Popen[str]:
     c = nodes.config
     env = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ} | {
         "PYTHONPATH": str(ROOT), "RUNS_DIR": str(nodes.folder), "RUN_NAME": "run", "NODES": str(c.nodes),
         "BATCH_TOKENS": "12288", "NODE_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(c.master_port),
-        "START_TIMEOUT_S": "20"}
+        "START_TIMEOUT_S": "20", "DEVICE": "cpu"} | changes
     return subprocess.Popen([sys.executable, "-m", "train.rendezvous", *arguments], env=env, cwd=ROOT, text=True,
                             stdout=subprocess.PIPE)
 
