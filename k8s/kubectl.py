@@ -42,7 +42,7 @@ class Done:
     def complaint(self) -> str:
         """kubectl's last words, without its own prefixes, on one line."""
         lines = [line.strip() for line in (self.err or self.out).splitlines()
-                 if line.strip() and not re.match(r"[EWI]\d{4} ", line) and not line.startswith("Warning:")]
+                 if line.strip() and not re.match(r"[EWI]\d{4} ", line) and not line.lower().startswith("warning:")]
         text = re.sub(r"^([Ee]rror: )+", "", " ".join(lines))
         return re.sub(r"^Error from server( \(\w+\))?: ", "", text) or f"code {self.code}"
 

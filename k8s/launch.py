@@ -130,14 +130,14 @@ def stand(order: Order, found: Found) -> Standing:
 
 def check_place(order: Order) -> None:
     """A restart in another place than the run was sent to would be a second run of the same name."""
-    sent = read_sent(order.c)
+    sent, run = read_sent(order.c), order.c.run_name
     if sent.get("context", order.here.name) != order.here.name:
-        raise Refused(BAD_SETTING, f"run {order.c.run_name} was sent to context {sent['context']}, and kubectl uses "
+        raise Refused(BAD_SETTING, f"run {run} was sent to context {sent['context']}, and kubectl uses "
                       f"{order.here.name}: kubectl config use-context {sent['context']}, or send it here by make "
                       "train-8xa100")
     if sent.get("namespace", order.namespace) != order.namespace:
-        raise Refused(BAD_SETTING, f"run {order.c.run_name} was sent to namespace {sent['namespace']}, and this is "
-                      f"about {order.namespace}: set NAMESPACE={sent['namespace']}, or send it here by make train-8xa100")
+        raise Refused(BAD_SETTING, f"run {run} was sent to namespace {sent['namespace']}, and this is about "
+                      f"{order.namespace}: set NAMESPACE={sent['namespace']}, or send it here by make train-8xa100")
 
 
 def tell_plan(order: Order, found: Found) -> float | None:
