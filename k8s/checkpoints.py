@@ -15,7 +15,7 @@ from typing import Any
 
 import xxhash
 
-from k8s.reader import Volume
+from k8s.volume import Volume
 from k8s.words import short_time, table
 from train.runs import RunPaths
 

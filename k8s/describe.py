@@ -24,8 +24,9 @@ def of_cluster(place: Place, target: Target) -> int:
     if job is None:
         raise no_job(target)
     pods = target.pods()
-    lines = [f"Job {target.job_name} in {target.words}, made {words.age(job['metadata'].get('creationTimestamp'))} ago: "
-             f"{words.state(job, pods)}", *shape(job, place), *settings(target, job), *volume(place, target)]
+    made = words.age(job["metadata"].get("creationTimestamp"))
+    lines = [f"Job {target.job_name} in {target.words}, made {made} ago: {words.state(job, pods)}",
+             *shape(job, place), *settings(target, job), *volume(place, target)]
     for pod in newest(pods):
         lines.append(f"pod {name_of(pod)}: {words.phase(pod)} on {pod['spec'].get('nodeName') or 'no node yet'}"
                      + (f"; {wrong}" if (wrong := words.trouble(pod)) else ""))
@@ -53,8 +54,8 @@ def shape(job: Thing, place: Place) -> list[str]:
     pods = int(spec.get("completions") or 1)
     kind = "no GPU, as cpu-smoke has it" if gpus == "0" else f"{gpus} GPUs each"
     return [f"run: {annotation(job, RUN) or place.paths.name}",
-            f"shape: {pods} {'pod' if pods == 1 else 'pods'}, {kind}; {asked}; {pod.get('terminationGracePeriodSeconds')}"
-            " s to save when told to stop",
+            f"shape: {pods} {'pod' if pods == 1 else 'pods'}, {kind}; {asked}; "
+            f"{pod.get('terminationGracePeriodSeconds')} s to save when told to stop",
             f"nodes: {'with ' + ' or '.join(products) if products else 'any'}"
             + (f", at {pinned} only" if pinned else ""),
             f"image: {container.get('image')}",
@@ -113,7 +114,8 @@ def of_here(paths: RunPaths) -> tuple[int, str]:
         attempts = list(stored["attempts"])
         values = dict(stored["settings"])
     except FileNotFoundError:
-        return 78, f"run {paths.name} has no config.json in {paths.folder}: no trainer of it has begun; make runs lists runs"
+        return 78, f"run {paths.name} has no config.json in {paths.folder}: no trainer of it has begun; make runs " \
+            "lists those there are"
     except (OSError, ValueError, KeyError, TypeError) as error:
         return 78, f"{paths.config}: cannot be read ({type(error).__name__}); restore it, or choose another RUN_NAME"
     preset = str(values.get("PRESET", "tiny"))
@@ -125,7 +127,8 @@ def of_here(paths: RunPaths) -> tuple[int, str]:
     own = [f"{name}={format_value(value)}" for name, value in values.items() if name not in {*ITS_OWN, "ENV_FILE"}
            and name in default and value is not None
            and format_value(value) != (of_preset[name][0] if name in of_preset else default[name])]
-    lines = [f"run {paths.name} in {shown(paths.folder)}: {len(attempts)} {'attempt' if len(attempts) == 1 else 'attempts'}",
+    count = "1 attempt" if len(attempts) == 1 else f"{len(attempts)} attempts"
+    lines = [f"run {paths.name} in {shown(paths.folder)}: {count}",
              f"settings: PRESET={preset}" + (" and " + " ".join(own) if own else ", nothing else")]
     lines += [f"attempt {number}: {attempt(facts)}" for number, facts in enumerate(attempts)]
     return 0, "\n".join(lines)
@@ -136,5 +139,6 @@ def attempt(facts: dict[str, Any]) -> str:
     commit = str(facts.get("git") or "")[:12]
     processes = facts.get("world_size", 1)
     text = f"begun {duration(max(0.0, time.time() - facts.get('time', time.time())))} ago on {facts.get('host')}, " \
-        f"{processes} {'process' if processes == 1 else 'processes'} on {facts.get('device')}, torch {facts.get('torch')}"
+        f"{processes} {'process' if processes == 1 else 'processes'} on {facts.get('device')}, " \
+        f"torch {facts.get('torch')}"
     return text + (f", commit {commit}{' with changes' if facts.get('git_dirty') else ''}" if commit else "")

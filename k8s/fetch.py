@@ -1,8 +1,8 @@
 """make fetch-run: a run from the cluster's volume to RUNS_DIR/RUN_NAME here, checked file by file.
 
-    RUNS_DIR/RUN_NAME/fetched.json            what was brought, from where, with hashes: what a second call compares with
-                      .fetch/                 what is half here; the next call goes on with it
-                      checkpoints/.fetch-step_N/   a checkpoint that is not yet whole, under a name that no trainer takes
+    RUNS_DIR/RUN_NAME/fetched.json   what was brought, from where, with hashes: what a second call compares with
+                      .fetch/        what is half here; the next call goes on with it
+                      checkpoints/.fetch-step_N/   a checkpoint that is not whole yet: no trainer takes such a name
 
 Brought are settings, record, status, logs, plots and one checkpoint: STEP, else the newest that is whole. A folder
 that holds a run of this machine, or one that was trained further here since, is left alone.
@@ -22,7 +22,7 @@ from typing import Any
 from k8s import checkpoints, transfer
 from k8s.checkpoints import Checkpoint, size_words
 from k8s.kubectl import Refused
-from k8s.reader import Volume
+from k8s.volume import Volume
 from k8s.transfer import Meter, Vanished
 from k8s.where import is_run
 from train import status
@@ -74,7 +74,7 @@ class Record:
     def is_brought(self, name: str, path: Path) -> bool:
         """Whether what is here was brought by us, this time or the time before a kill."""
         was = self.files.get(name)
-        return not path.exists() or bool(was) and transfer.sha256(path) in (was["sha256"], was.get("before"))
+        return not path.exists() or (was is not None and transfer.sha256(path) in (was["sha256"], was.get("before")))
 
     def note(self, file: File, digest: str) -> None:
         before = (self.files.get(file.name) or {}).get("sha256")
@@ -113,8 +113,8 @@ def fetch(volume: Volume, paths: RunPaths, step: int | None) -> str:
         if chosen and half:
             fetch_checkpoint(volume, chosen, half, paths, record, meter)
     except Vanished as gone:
-        raise Refused(1, f"{gone} was deleted on the volume while it was fetched (KEEP_LAST, or a new attempt); the same "
-                      "command takes what is there now" + ("" if step is None else ", without STEP")) from None
+        raise Refused(1, f"{gone} was deleted on the volume while it was fetched (KEEP_LAST, or a new attempt); the "
+                      "same command takes what is there now" + ("" if step is None else ", without STEP")) from None
     except OSError as error:
         raise Refused(78, f"{error.filename or paths.folder}: cannot be written ({error.strerror}); make room or mend "
                       "its permissions, and the same command goes on") from None
@@ -223,7 +223,7 @@ def check_space(paths: RunPaths, need: int) -> None:
 def fetch_file(volume: Volume, file: File, paths: RunPaths, record: Record, meter: Meter) -> None:
     """Bring one file; what has only grown is continued."""
     final, partial = paths.folder / file.name, paths.folder / HALF / file.name
-    if not partial.exists() and transfer.SMALL < file.size and final.is_file() and \
+    if not partial.exists() and file.size > transfer.SMALL and final.is_file() and \
             final.stat().st_size <= file.size and record.is_brought(file.name, final):
         partial.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(final, partial)

@@ -17,7 +17,7 @@ from types import FrameType
 
 from k8s import checkpoints, describe, fetch, logs, overview, words
 from k8s.kubectl import BAD_SETTING, Refused, context
-from k8s.reader import Volume, say
+from k8s.volume import Volume, say
 from k8s.shape import cluster_config
 from k8s.target import Target, name_of, newest, no_job, runs
 from k8s.where import Place, decide
@@ -46,9 +46,7 @@ def in_cluster(command: str, place: Place) -> int:
     if command == "status":
         return overview.show(place, target)
     if command in ("logs", "attach"):
-        with logs.only_watching():
-            return logs.of_cluster(place, target, follow=command == "attach" or sys.stdout.isatty())
-        return 0
+        return logs.watching(lambda: logs.of_cluster(place, target, command == "attach" or sys.stdout.isatty()))
     if command == "stop":
         return stop(place, target)
     if command == "restart":
@@ -85,20 +83,21 @@ def stop(place: Place, target: Target) -> int:
     sys.stdout.flush()
     listener = Listener(target, name_of(first)) if first else None
     try:
-        done = target.call("delete", "job", target.job_name, "--cascade=foreground", "--wait=true", "--ignore-not-found",
-                           f"--timeout={grace + LEAVE_S}s", timeout=grace + LEAVE_S + 30)
+        done = target.call("delete", "job", target.job_name, "--cascade=foreground", "--ignore-not-found",
+                           "--wait=true", f"--timeout={grace + LEAVE_S}s", timeout=grace + LEAVE_S + 30)
         if done.code and not re.search(r"timed out", done.err):
             target.ask("get", "job", target.job_name, "--ignore-not-found")  # says it where the cluster is out of reach
-            raise Refused(78, f"Job {target.job_name} could not be stopped ({done.complaint}); ask the administrator of "
-                          f"{target.words} for the right to delete jobs")
+            raise Refused(78, f"Job {target.job_name} could not be stopped ({done.complaint}); ask the administrator "
+                          f"of {target.words} for the right to delete jobs")
     except KeyboardInterrupt:
         sys.stdout.write("\nno longer waiting; the pods go on saving and leave: make status\n")
         return 130
     finally:
         saved = listener.close() if listener else None
     if left := [name_of(pod) for pod in target.pods()]:
-        raise Refused(1, f"of Job {target.job_name} {', '.join(left)} did not leave in {grace + LEAVE_S} s; their nodes "
-                      f"may be gone: kubectl delete pod {left[0]} --grace-period=0 --force {' '.join(target.flags)}")
+        raise Refused(1, f"of Job {target.job_name} {', '.join(left)} did not leave in {grace + LEAVE_S} s; their "
+                      "nodes may be gone: "
+                      f"kubectl delete pod {left[0]} --grace-period=0 --force {' '.join(target.flags)}")
     sys.stdout.write(f"Job {target.job_name} is stopped" + (f"; last checkpoint: step {saved}" if saved else
                      "; make checkpoints lists what is saved") + f". Volume {place.value('volume')}, its runs and data "
                      "stay; make train-8xa100 goes on from there\n")
@@ -160,15 +159,13 @@ def here(command: str, place: Place) -> int:
         os.chdir(ROOT)
         os.execv("scripts/train.sh", ["scripts/train.sh"])
     if command == "fetch-run":
-        raise Refused(78, f"run {paths.name} is on this machine, in {paths.folder}: there is nothing to fetch; for one of "
-                      "the cluster add WHERE=cluster, or its RUN_NAME")
+        raise Refused(78, f"run {paths.name} is on this machine, in {paths.folder}: there is nothing to fetch; for "
+                      "one of the cluster add WHERE=cluster, or its RUN_NAME")
     if not paths.folder.is_dir():
         sys.stderr.write(f"there is no run {paths.name} in {paths.folder.parent}; make runs lists them\n")
         return 78
     if command == "logs":
-        with logs.only_watching():
-            return logs.of_here(place, follow=sys.stdout.isatty())
-        return 0
+        return logs.watching(lambda: logs.of_here(place, sys.stdout.isatty()))
     if command == "describe":
         code, text = describe.of_here(paths)
         (sys.stderr if code else sys.stdout).write(text + "\n")

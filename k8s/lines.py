@@ -35,12 +35,13 @@ LINKS = ("During handling of the above exception", "The above exception was the 
 RULER = re.compile(r"={20,}$")  # torchrun's table of what failed stands between two
 ORDINARY = re.compile(rf"{CLOCK}|step=\d|launch: |roll call: |checkpoint |goodput |run=|data=|node \d|stopped by |"
                       r"[EWIF]\d{4} \d\d:|\S+:\d+:\d+ \[\d+\] NCCL ")
+FILE = re.compile(r"==> \S+ <==$")
 LONGEST_MESSAGE = 25  # lines of an exception's own words, behind its frames
 LONGEST_TABLE = 80    # lines between torchrun's rulers
 
 
 class Complaints:
-    """Takes tracebacks whole, tables of torchrun, and every line that may be a complaint with what is indented below."""
+    """Takes tracebacks whole, tables of torchrun, and every line that may be a complaint with what is below it."""
 
     def __init__(self) -> None:
         self.open: dict[str, int] = {}  # who speaks -> lines that its exception's message may still have; 0: frames
@@ -88,8 +89,7 @@ class Complaints:
 def chosen(lines: Iterable[str], only: str) -> Iterator[str]:
     """Those of the lines that ONLY asks for, as they come; "" takes all."""
     if only == "errors":
-        complaints = Complaints()
-        yield from (line for line in lines if complaints.takes(line.rstrip("\n")))
+        yield from complaints_of(lines)
         return
     pattern = {"metrics": METRICS, "nccl": NCCL, "ranks": RANKS}.get(only)
     indented_is_sample = False
@@ -101,4 +101,17 @@ def chosen(lines: Iterable[str], only: str) -> Iterator[str]:
             continue
         indented_is_sample = words.startswith("sample, step ") or (indented_is_sample and line[:1].isspace())
         if not indented_is_sample and (pattern.search(words) or (only == "ranks" and RANKS.search(line))):
+            yield line
+
+
+def complaints_of(lines: Iterable[str]) -> Iterator[str]:
+    """Complaints; of several files behind each other each with its name, where it has any."""
+    complaints, heading = Complaints(), ""
+    for line in lines:
+        if FILE.match(line):
+            complaints, heading = Complaints(), line
+        elif complaints.takes(line.rstrip("\n")):
+            if heading:
+                yield heading
+            heading = ""
             yield line

@@ -1,15 +1,15 @@
 """make logs and make attach: of a pod while there is one, else of the files of its node, on the volume or here."""
 
-import contextlib
+import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from k8s import lines
 from k8s.kubectl import Refused
-from k8s.reader import Volume
+from k8s.volume import Volume
 from k8s.target import Target, Thing, container_of, index_of, name_of, no_job, runs
 from k8s.where import Place
 from k8s.words import trouble
@@ -18,10 +18,11 @@ from train.runs import RunPaths
 
 POLL_S = 0.5
 
-# Of the run's folder: the log of a node, else what its first process said in all; and with "all" those that may hold
-# complaints of others.
-NODE_LOG = 'cd "$1" || exit 2; if [ -f "$2" ]; then cat "$2"; elif [ -f "$3" ]; then cat "$3"; else echo "$2" >&2; exit 4; fi'
-ALL_LOGS = ('cd "$1" || exit 2; for f in train.log logs/node_*.log logs/rank_*.log; do [ -f "$f" ] || continue; '
+# Of the run's folder: the log of a node, else what else there is of it; and all logs, each behind its name. That of
+# node 0 is the same as train.log.
+NODE_LOG = ('cd "$1" || exit 2; if [ -f "$2" ]; then cat "$2"; elif [ -f "$3" ]; then cat "$3"; '
+            'else echo "$2" >&2; exit 4; fi')
+ALL_LOGS = ('cd "$1" || exit 2; for f in train.log logs/node_[1-9]*.log logs/rank_*.log; do [ -f "$f" ] || continue; '
             'printf "==> %s <==\\n" "$f"; cat "$f"; done')
 
 
@@ -80,7 +81,7 @@ def of_volume(volume: Volume, place: Place) -> Iterator[str]:
     """The lines of a node's log on the volume; all logs where errors are looked for and no node was named."""
     if is_search(place):
         found = volume.ask("sh", "-c", ALL_LOGS, "sh", volume.folder, timeout=600)
-        yield from each_once(found.splitlines(keepends=True))
+        yield from found.splitlines(keepends=True)
         return
     node = place.config.node or 0
     done = volume.run("sh", "-c", NODE_LOG, "sh", volume.folder, f"logs/node_{node}.log",
@@ -97,20 +98,6 @@ def is_search(place: Place) -> bool:
     return place.config.only == "errors" and place.config.node is None
 
 
-def each_once(found: Iterable[str]) -> Iterator[str]:
-    """All lines, but those of a node's log that the first one's train.log has too."""
-    seen: set[str] = set()
-    file = ""
-    for line in found:
-        if line.startswith("==> "):
-            file = line.split()[1]
-        elif file == "train.log":
-            seen.add(line)
-        elif file == "logs/node_0.log" and line in seen and line[:1].isdigit():
-            continue
-        yield line
-
-
 # ---------------------------------------------------------------------------------------------------
 # On this machine
 # ---------------------------------------------------------------------------------------------------
@@ -119,11 +106,11 @@ def of_here(place: Place, follow: bool) -> int:
     """The same of a run on this machine. An exit code."""
     paths, node = place.paths, place.config.node or 0
     if is_search(place):
-        files = [paths.train_log, *sorted((paths.folder / "logs").glob("node_*.log")),
+        files = [paths.train_log, *sorted((paths.folder / "logs").glob("node_[1-9]*.log")),
                  *sorted((paths.folder / "logs").glob("rank_*.log"))]
         marked = (line for path in files if path.exists() for line in
                   [f"==> {path.relative_to(paths.folder)} <==\n", *read(path)])
-        show(each_once(marked), "errors")
+        show(marked, "errors")
         return 0
     own = paths.node_log(node)
     candidates = [own, paths.train_log, paths.console_log] if node == 0 else \
@@ -159,12 +146,12 @@ def followed(path: Path, paths: RunPaths) -> Iterator[str]:
             time.sleep(POLL_S)
 
 
-@contextlib.contextmanager
-def only_watching() -> Iterator[None]:
-    """Ctrl-C ends the watching, and nothing else."""
+def watching(show_it: Callable[[], int]) -> int:
+    """An exit code. Ctrl-C ends the watching and nothing else."""
     try:
-        yield
+        return show_it()
     except KeyboardInterrupt:
         sys.stdout.write("\n")
     except BrokenPipeError:  # head, or a pager that was left
-        sys.stderr.close()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0

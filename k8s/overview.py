@@ -7,7 +7,7 @@ from typing import Any
 
 from k8s import words
 from k8s.kubectl import Refused
-from k8s.reader import Volume
+from k8s.volume import Volume
 from k8s.target import RUN, Target, Thing, annotation, name_of, newest, no_job, runs
 from k8s.where import Place
 from train import record, status
@@ -36,9 +36,9 @@ def show(place: Place, target: Target) -> int:
         lines.append(f"Job {target.job_name}-data (make data): {words.state(data, [])}")
     if pods:
         lines += words.pod_table(pods, sites := target.sites(pods)) + apart(pods, sites)
-    if pending := [name_of(pod) for pod in newest(pods) if not runs(pod)]:
-        if events := words.event_lines(target.events([*pending, target.job_name]), EVENT_MINUTES):
-            lines += ["events of the last minutes:", *(f"  {line}" for line in events)]
+    pending = [name_of(pod) for pod in newest(pods) if not runs(pod)]
+    events = words.event_lines(target.events([*pending, target.job_name]), EVENT_MINUTES) if pending else []
+    lines += ["events of the last minutes:", *(f"  {line}" for line in events)] if events else []
     sys.stdout.write("\n".join(lines) + "\n")
     sys.stdout.flush()
     at_work = job is not None and not words.ended(job)
@@ -94,7 +94,8 @@ def parsed(text: str) -> tuple[float, dict[str, Any], list[dict[str, Any]]]:
     """What LOOK prints: the clock, the status, and the records that are whole."""
     clock, _, rest = text.partition("\n")
     first, _, tail = rest.partition("\n")
-    return float(clock or 0), (as_object(first) or {}), [found for line in tail.splitlines() if (found := as_object(line))]
+    records = [found for line in tail.splitlines() if (found := as_object(line))]
+    return float(clock or 0), as_object(first) or {}, records
 
 
 def as_object(text: str) -> dict[str, Any] | None:

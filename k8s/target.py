@@ -52,7 +52,7 @@ class Target:
             return None
         raise refusal(done, ("get", kind, name))
 
-    def list(self, kind: str, *selector: str) -> list[Thing]:
+    def all_of(self, kind: str, *selector: str) -> list[Thing]:
         """All objects of a kind; with a selector those that it takes. Raises Refused."""
         chosen = ("-l", ",".join(selector)) if selector else ()
         return list(json.loads(self.ask("get", kind, "-o", "json", *chosen))["items"])
@@ -62,7 +62,7 @@ class Target:
 
     def pods(self) -> list[Thing]:
         """The pods of the Job, by index, those of an index by age."""
-        found = [pod for pod in self.list("pods", f"{INSTANCE}={self.job_name}")
+        found = [pod for pod in self.all_of("pods", f"{INSTANCE}={self.job_name}")
                  if label(pod, OF_JOB) == self.job_name]
         return sorted(found, key=lambda pod: (index_of(pod), pod["metadata"].get("creationTimestamp") or ""))
 
@@ -76,7 +76,7 @@ class Target:
                 and (about in names if names is not None else own.match(about))]
         return sorted(mine, key=when)
 
-    def sites(self, pods: "list[Thing]") -> dict[str, str]:
+    def sites(self, pods: list[Thing]) -> dict[str, str]:
         """Pod -> its node's zone. "" where that is not known."""
         known = {name_of(pod): label(pod, ZONE) for pod in pods}
         if any(not known[name_of(pod)] and pod["spec"].get("nodeName") for pod in pods):

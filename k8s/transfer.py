@@ -19,7 +19,7 @@ from pathlib import Path
 
 from k8s.checkpoints import size_words
 from k8s.kubectl import Refused
-from k8s.reader import Volume
+from k8s.volume import Volume
 
 PIECE = 2**20
 SMALL = 2**20      # bytes up to which content and hash come in one answer
@@ -77,8 +77,8 @@ def bring(volume: Volume, remote: str, size: int, partial: Path, meter: Meter) -
             break
         failures = 0 if got else failures + 1
         if failures >= TRIES:
-            raise Refused(69, f"{remote} comes no further than {have} of {size} bytes ({why or 'the connection breaks'}) "
-                          f"after {TRIES} tries; the same command goes on from there")
+            raise Refused(69, f"{remote} comes no further than {have} of {size} bytes in {TRIES} tries "
+                          f"({why or 'the connection breaks'}); the same command goes on from there")
         time.sleep(PAUSE_S * 2**max(0, failures - 1))
         volume.lost()
     with open(partial, "ab") as file:
@@ -95,8 +95,8 @@ def part(volume: Volume, remote: str, offset: int, count: int, partial: Path, me
     with open(partial, "ab") as file, tempfile.TemporaryFile() as complaints:
         process = volume.target.start("exec", pod, "-c", container, "--", "sh", "-c", PART, "sh", str(offset + 1),
                                       remote, str(count), stdout=subprocess.PIPE, stderr=complaints)
+        assert process.stdout is not None
         try:
-            assert process.stdout is not None
             source = process.stdout.fileno()
             while got < count and select.select([source], [], [], STALL_S)[0]:
                 piece = os.read(source, min(PIECE, count - got))

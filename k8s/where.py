@@ -1,7 +1,7 @@
 """Whose job a command is about: one on this machine, or one that was sent to a cluster.
 
-WHERE=local and WHERE=cluster say it. WHERE=auto asks the run's folder: cluster.json is there where the run was sent to a
-cluster from here, other files where it was trained here. Nothing here talks to a cluster; `Place.target` reads the
+WHERE=local and WHERE=cluster say it. WHERE=auto asks the run's folder: cluster.json is there where the run was sent to
+a cluster from here, other files where it was trained here. Nothing here talks to a cluster; `Place.target` reads the
 kubeconfig.
 
 A command that only looks must not be refused for what matters to training alone (NODES that do not divide a batch),

@@ -3,6 +3,7 @@
 import datetime
 import re
 import time
+from collections.abc import Sequence
 
 from k8s.target import Thing, container_of, index_of, name_of, newest, runs, when
 from train.record import duration
@@ -174,8 +175,8 @@ def waits(waiting: Thing, pod: Thing) -> str:
     reason, message = str(waiting.get("reason", "")), one_line(str(waiting.get("message", "")))
     image = str(next(iter(pod["spec"].get("containers") or [{}])).get("image", ""))
     if reason in ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"):
-        return f"its image cannot be fetched ({reason}): {image}{f': {message}' if message else ''}; is it pushed (make " \
-            "push), and does IMAGE_PULL_SECRET name a login for it?"
+        return f"its image cannot be fetched ({reason}): {image}{f': {message}' if message else ''}; is it pushed " \
+            "(make push), and does IMAGE_PULL_SECRET name a login for it?"
     if reason == "CreateContainerConfigError":
         return f"its container cannot be made: {message}; is there the Secret or ConfigMap that this names?"
     if reason in ("", "ContainerCreating", "PodInitializing"):
@@ -198,7 +199,7 @@ def one_line(text: str, most: int = 400) -> str:
 # Tables
 # ---------------------------------------------------------------------------------------------------
 
-def table(rows: list[tuple[str, ...]]) -> list[str]:
+def table(rows: Sequence[tuple[str, ...]]) -> list[str]:
     """Columns under each other; the last one is as long as it likes."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

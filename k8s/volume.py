@@ -110,8 +110,8 @@ class Volume:
 
     def no_run(self) -> Refused:
         return Refused(78, f"there is no run {self.origin.paths.name} on volume {self.origin.value('volume')} of "
-                       f"{self.target.words}: it has written nothing yet, or RUN_NAME or VOLUME is another; make status "
-                       "says what its pods do")
+                       f"{self.target.words}: it has written nothing yet, or RUN_NAME or VOLUME is another; make "
+                       "status says what its pods do")
 
     # ---- The pod
 
