@@ -13,7 +13,7 @@ CLOCK = r"(?:\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} )"
 HEAD = re.compile(rf"{CLOCK}?(?P<who>\[(?:rank|default)\d+\]:|rank=\d+(?= )(?! host=))? ?")
 
 METRICS = re.compile(r"step=\d+/\d+ |train/loss|\bloss[:=] ?\S+.*\btok(?:ens)?(?:/|_per_)s|\btokens/s(?:ec)?\b|"
-                     r"step \d+(?:/\d+)?\b.*\bloss\b")
+                     r"step:? +\d+(?:/\d+)?\b.*\bloss\b")
 NCCL = re.compile(r"nccl|NET/(?:Socket|IB|OFI)\b", re.IGNORECASE)
 RANKS = re.compile(r"roll call: |\b\d+ of \d+ (?:nodes|processes)\b.*\bjoined|all nodes have joined|"
                    r"waiting for peers|node \d+(?: \([^)]*\))?(?:: host=| has left| was told to stop| has ended)|"
