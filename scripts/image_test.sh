@@ -157,11 +157,11 @@ until_step() {
   done
 }
 
-# ends CODE: wait for the job's end, which must be this one.
+# ends CODE...: wait for the job's end, which must be one of these.
 ends() {
   local code=0
   wait "$pod" || code=$?
-  [[ $code == "$1" ]] || { cat "$work/console"; echo "the job ended with $code, not with $1"; return 1; }
+  [[ " $* " == *" $code "* ]] || { cat "$work/console"; echo "the job ended with $code, not with $*"; return 1; }
 }
 
 train_and_kill() {
@@ -170,7 +170,7 @@ train_and_kill() {
   until_step $KILLED_AT
   grep -q "^Uid:.1000.1000.1000.1000$" "/proc/$(<"$work/pid")/status"
   kill -KILL "$(<"$work/pid")"
-  ends 137
+  ends 137 1 # unshare of Debian 12 fails to end by the signal itself
 }
 
 train_and_stop() {

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Linters over Python and bash, and a scan of the tree and the history for secrets; the first to complain ends it.
+# Linters over Python, bash, the Dockerfile and the manifests, and a scan of the tree and the history for secrets; the
+# first to complain ends it.
 #
 #   usage: scripts/lint.sh
 set -euo pipefail
@@ -8,7 +9,13 @@ source scripts/lib.sh
 
 bin=$(dirname "$PY")
 "$bin/ruff" check .
-"$bin/mypy" train analysis bench scripts/scan_secrets.py
-"$(command -v "$bin/shellcheck" || command -v shellcheck)" --external-sources scripts/*.sh .ci/run
+"$bin/mypy" train analysis bench k8s docker/check.py scripts/*.py
+"$(command -v "$bin/shellcheck" || command -v shellcheck)" --external-sources scripts/*.sh docker/*.sh .ci/run
+if hadolint=$(command -v "$bin/hadolint" || command -v hadolint); then
+  "$hadolint" docker/Dockerfile
+else
+  echo "lint: docker/Dockerfile was not looked at: hadolint has no wheel for this machine ($(uname -sm))"
+fi
+"$bin/yamllint" --strict k8s
 "$PY" scripts/scan_secrets.py
 echo "lint: no complaint"
