@@ -47,7 +47,7 @@ make_base() {
 import_base() {
   local container
   container=$(buildah from scratch)
-  buildah add --quiet "$container" "$kept" /
+  tar -C "$(buildah mount "$container")" -xf "$kept"
   buildah commit --quiet --rm "$container" localhost/base:test
 }
 
