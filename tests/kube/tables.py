@@ -7,6 +7,7 @@ from typing import Any
 from tests.kube.kinds import Kind
 
 Thing = dict[str, Any]
+MODES = {"ReadWriteOnce": "RWO", "ReadOnlyMany": "ROX", "ReadWriteMany": "RWX", "ReadWriteOncePod": "RWOP"}
 Column = tuple[str, Callable[[Thing], object]]
 
 
@@ -67,8 +68,7 @@ COLUMNS: dict[str, list[Column]] = {
         ("Status", lambda claim: claim.get("status", {}).get("phase", "")),
         ("Volume", lambda claim: claim["spec"].get("volumeName", "")),
         ("Capacity", lambda claim: claim.get("status", {}).get("capacity", {}).get("storage", "")),
-        ("Access Modes", lambda claim: ",".join(
-            "".join(letter for letter in mode if letter.isupper()) for mode in claim["spec"]["accessModes"])),
+        ("Access Modes", lambda claim: ",".join(MODES[mode] for mode in claim["spec"]["accessModes"])),
         ("StorageClass", lambda claim: claim["spec"].get("storageClassName", ""))],
     "StorageClass": [("Provisioner", lambda thing: thing["provisioner"])],
     "ConfigMap": [("Data", lambda thing: len(thing.get("data", {})))],
