@@ -1,4 +1,5 @@
-"""Two nodes of one run, on loopback: each has its launcher, its torchrun and its process, and either may be lost."""
+"""Two nodes of one run, or three, on loopback: each has its launcher, its torchrun and its process, and any may be
+lost."""
 
 import json
 import os
@@ -22,17 +23,19 @@ pytestmark = pytest.mark.slow
 
 
 class Job:
-    """Two launchers that share RUNS_DIR, and whatever they have started."""
+    """A launcher for each of NODES, which share RUNS_DIR, and whatever they have started."""
 
     def __init__(self, folder: Path, env: dict[str, str], **of_the_second: str):
-        self.run = RunPaths(folder / "run")
-        self.logs = [folder / f"console_{rank}" for rank in (0, 1)]
-        self.nodes = []
-        for rank, log in enumerate(self.logs):
-            with open(log, "w") as out:
-                changes = {"NODE_RANK": str(rank)} | (of_the_second if rank else {})
-                self.nodes.append(subprocess.Popen([ROOT / "scripts" / "launch.sh"], env=env | changes, cwd=ROOT,
-                                                   stdout=out, stderr=subprocess.STDOUT))
+        self.run, self.env = RunPaths(folder / "run"), env
+        self.logs = [folder / f"console_{rank}" for rank in range(int(env["NODES"]))]
+        self.nodes: list[subprocess.Popen[bytes]] = []
+        for rank in range(len(self.logs)):
+            self.nodes.append(self.start(rank, **(of_the_second if rank == 1 else {})))
+
+    def start(self, rank: int, **changes: str) -> "subprocess.Popen[bytes]":
+        with open(self.logs[rank], "a") as out:
+            return subprocess.Popen([ROOT / "scripts" / "launch.sh"], env=self.env | {"NODE_RANK": str(rank)} | changes,
+                                    cwd=ROOT, stdout=out, stderr=subprocess.STDOUT)
 
     def ends(self, *codes: int) -> list[str]:
         """What each said, once it has ended with its code."""
@@ -46,6 +49,14 @@ class Job:
         """kill -9 of a node's torchrun and of what it started; its launcher stays."""
         for pid in descendants(self.nodes[rank].pid):
             os.kill(pid, signal.SIGKILL)
+
+    def lose(self, rank: int) -> None:
+        """kill -9 of all there is of a node, as when its machine is gone; another takes its place."""
+        everything = [self.nodes[rank].pid, *descendants(self.nodes[rank].pid)]
+        for pid in everything:
+            os.kill(pid, signal.SIGKILL)
+        self.nodes[rank].wait()
+        self.nodes[rank] = self.start(rank)
 
 
 def descendants(pid: int) -> list[int]:
@@ -174,3 +185,74 @@ def test_nodes_with_other_settings_end_before_torch_is_loaded(tmp_path: Path, en
         assert "SEED=1337 on node 0" in said and "SEED=5 on node 1" in said
     state = json.loads(job.run.status.read_text())
     assert (state["phase"], state["exit_code"]) == ("crashed", 64)
+
+
+# ---- As in pods
+
+# Steps that take long enough to be stopped between them.
+SLOWLY = ("from train import loop", "step = loop.train_step",
+          "loop.train_step = lambda *args, **named: (time.sleep(0.1), step(*args, **named))[1]")
+
+
+@pytest.mark.parametrize("stopped", [0, 1])
+def test_a_node_that_was_told_to_stop_comes_back_and_the_other_has_waited(tmp_path: Path, data: dict[str, str],
+                                                                          env: dict[str, str], jobs: list[Job],
+                                                                          stopped: int) -> None:
+    """A pod that is preempted saves and leaves with 75; the others' steps go on once it has been started elsewhere."""
+    (tmp_path / "one").mkdir()
+    train(environment(tmp_path / "one", data, MAX_STEPS=40))
+    env = with_fault(env, tmp_path, *SLOWLY)
+    job = Job(tmp_path, env | {"PEER_STOP": "wait", "MAX_RESTARTS": "0", "SAVE_EVERY": "1000"})
+    jobs.append(job)
+    wait_for(job.run.metrics, '"step": 5,')
+    job.nodes[stopped].send_signal(signal.SIGTERM)
+    assert job.nodes[stopped].wait(60) == 75
+    (saved,) = job.run.checkpoints.iterdir()
+    wait_for(job.logs[1 - stopped], "Another node was told to stop; waiting for it to come back (PEER_STOP=wait)")
+    assert job.nodes[1 - stopped].poll() is None
+    job.nodes[stopped] = job.start(stopped)
+    said = job.ends(0, 0)
+    assert "roll call: sites: unknown" in said[0]
+    events = [r["event"] for r in record.read(job.run.metrics)]
+    assert events.count("resume") == 1 and events.count("start") == 1
+    assert f"resumed from {saved.name}" in job.run.train_log.read_text()
+    assert relative(losses(job.run.folder), losses(tmp_path / "one" / "run")) < 1e-5
+
+    # all have left: of a run that is done no node waits for another, and one that is to go on wants both
+    before = job.run.status.read_text()
+    began = time.monotonic()
+    again = job.start(1 - stopped)
+    assert again.wait(30) == 0 and time.monotonic() - began < 15
+    assert "roll call: run run is done: 40 of 40 steps" in job.logs[1 - stopped].read_text()
+    assert job.run.status.read_text() == before
+    longer = {"MAX_STEPS": "44"}
+    job.nodes = [job.start(rank, **longer) for rank in (0, 1)]
+    job.ends(0, 0)
+    assert max(losses(job.run.folder)) == 44
+
+
+@pytest.mark.parametrize("lost", [0, 2])
+def test_three_nodes_of_which_one_is_gone_and_replaced(tmp_path: Path, data: dict[str, str], env: dict[str, str],
+                                                       jobs: list[Job], lost: int) -> None:
+    env = with_fault(env, tmp_path, *SLOWLY)
+    job = Job(tmp_path, env | {"NODES": "3", "BATCH_TOKENS": "768", "PEER_STOP": "wait"})
+    jobs.append(job)
+    wait_for(job.run.metrics, '"event": "checkpoint"')
+    job.lose(lost)
+    said = job.ends(0, 0, 0)
+    for rank in {0, 1, 2} - {lost}:
+        assert "launch: attempt 1 ended with" in said[rank] and "restart 1 of 3" in said[rank]
+    events = [r["event"] for r in record.read(job.run.metrics)]
+    assert events.count("resume") == 1 and max(losses(job.run.folder)) == 40
+
+
+def test_a_node_with_bad_data_ends_all_at_once_and_says_why_last(tmp_path: Path, env: dict[str, str],
+                                                                 jobs: list[Job]) -> None:
+    env = with_fault(env, tmp_path, "from train.shards import DataError",
+                     "def broken(*_, **__): raise DataError('shard 7 is damaged')",
+                     "if rank == '1': prepare.open_sources = broken")
+    job = Job(tmp_path, env | {"PEER_STOP": "wait"})
+    jobs.append(job)
+    said = job.ends(78, 78)
+    assert said[1].splitlines()[-1] == "launch: exit code 78: shard 7 is damaged"
+    assert "ended with exit code 78" in said[0]
