@@ -268,7 +268,7 @@ def say_transport(paths: RunPaths, world: World, wan: bool) -> None:
         node = nccl_log.Node(logs, world.local_size, world.nodes)
         log.log(level, "%s", node.line())
         for warning in node.warnings(peer_access(world), nccl_log.ib_devices(nccl_log.FOLDER), wan):
-            log.warning("%s", warning)
+            log.warning("NCCL: %s", warning)
     except Exception as error:  # the run is whole without it
         log.log(level, "NCCL's transport: n/a (%s: %s)", type(error).__name__, error)
 

@@ -12,7 +12,7 @@ from train.flops import flops_per_token, peak_tflops
 
 ROUND_TRIP_S = 0.03      # between universities of one continent: 10 to 50 ms
 SPEEDS = (1.0, 10.0)     # Gbit/s between two sites: what is got as a rule, and what is hoped for
-UTILISATION = 0.5        # of the peak, by the causal count of FLOPs: what a tuned step reaches inside one node
+MFU = 0.5                # what a tuned step reaches inside one node
 
 
 def sync_s(gradient_bytes: float, sites: int, gbit_per_s: float, round_trip_s: float = ROUND_TRIP_S) -> float:
@@ -44,12 +44,12 @@ def gradient_bytes(c: Config) -> float:
 
 
 def compute_s(c: Config, devices: int, device_name: str) -> float | None:
-    """Seconds that a step computes on so many devices, or None where their peak is not known."""
+    """Seconds that a step computes on so many devices, computed, or None where their peak is not known."""
     peak = peak_tflops(device_name, c.dtype)
     if peak is None:
         return None
-    flops = flops_per_token(weights(c)[1], c.n_layer, c.n_head * c.head_dim, c.seq_len, causal=True)
-    return c.batch_tokens * flops / (devices * peak * 1e12 * UTILISATION)
+    flops = flops_per_token(weights(c)[1], c.n_layer, c.n_head * c.head_dim, c.seq_len)
+    return c.batch_tokens * flops / (devices * peak * 1e12 * MFU)
 
 
 def sentence(c: Config, sites: int, devices: int, device_name: str) -> str:
@@ -64,7 +64,7 @@ def sentence(c: Config, sites: int, devices: int, device_name: str) -> str:
     else:
         shares = [f"{100 * sync_efficiency(step_s, size, sites, speed):.0f}%" for speed in SPEEDS]
         said += (f", beside {seconds(step_s)} of computing ({devices} {device_name.removeprefix('NVIDIA ')} at "
-                 f"{100 * UTILISATION:.0f}% of their peak): {shares[0]} or {shares[1]} of the time is spent computing, "
+                 f"{100 * MFU:.0f}% MFU): {shares[0]} or {shares[1]} of the time is spent computing, "
                  "the rest waiting, while the GPUs show 100% utilisation")
     return (said + ". make restart SITE=ZONE keeps all pods at one site (make sites lists them); make restart "
             "SYNC=diloco, which would synchronise every so many steps only, is not in this version yet")

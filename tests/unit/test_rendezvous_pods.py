@@ -167,7 +167,7 @@ def test_nodes_at_several_sites_are_told_what_that_costs(nodes: Nodes, caplog: p
     device = "NVIDIA A100-SXM4-80GB"
     *_, (level, text) = where(nodes, caplog, members("ksu", "osu", "sdsu", "mu", device=device), xlarge)
     assert level == "WARNING" and "the nodes are at 4 sites: ksu, mu, osu, sdsu; in every step 8.0 GB of" in text
-    assert "5% or 36% of the time" in text and "SYNC=diloco" in text
+    assert "6% or 37% of the time" in text and "SYNC=diloco" in text
     assert text.endswith(wan.sentence(xlarge, 4, 8, device))
     assert f"roll call: {text}\n" in nodes.paths.train_log.read_text()
     *_, (_, text) = where(nodes, caplog, members("ksu", "", "mu"))

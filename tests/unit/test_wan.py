@@ -47,9 +47,10 @@ def test_weights_are_counted_as_the_model_has_them(changes: dict) -> None:
 
 def test_the_sentence_for_the_labs_recipe(xlarge: Config) -> None:
     said = wan.sentence(xlarge, 4, 8, A100)
-    # 1.5 x 4 bytes x 1,336,248,320 weights; 1,336 M weights at 1 and 10 Gbit/s
+    # 1.5 x 4 bytes x 1,336,248,320 weights; 524,288 tokens x 9,224,847,360 FLOPs over half of 8 x 312 TFLOP/s
+    assert wan.compute_s(xlarge, 8, A100) == pytest.approx(3.875, abs=0.001)
     for part in ("8.0 GB of gradients leave each of 4 sites", "computed, that takes 64 s at 1 Gbit/s and 6.5 s at 10",
-                 "3.6 s of computing (8 A100-SXM4-80GB at 50% of their peak): 5% or 36% of the time",
+                 "3.9 s of computing (8 A100-SXM4-80GB at 50% MFU): 6% or 37% of the time",
                  "SITE=", "SYNC=diloco", "not in this version yet"):
         assert part in said, said
     assert "\n" not in said
