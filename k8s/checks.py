@@ -22,7 +22,10 @@ NEEDED = (("get", "jobs", ""), ("create", "jobs", ""), ("patch", "jobs", ""), ("
 GROUPS = {"jobs": "batch", "networkpolicies": "networking.k8s.io"}  # of all others it is ""
 FOR_A_CLAIM = (("create", "persistentvolumeclaims", ""), ("patch", "persistentvolumeclaims", ""))
 FOR_A_SECRET = (("create", "secrets", ""), ("patch", "secrets", ""))
-HANDY = {("get", "pods", ""): "make status says less", ("create", "pods", "exec"): "make fetch-run cannot work",
+HANDY = {("get", "pods", ""): "make status says less",
+         ("list", "jobs", ""): "settings of earlier launches stay behind",
+         ("watch", "jobs", ""): "make stop and restart cannot wait for its end",
+         ("create", "pods", "exec"): "make fetch-run cannot work",
          ("delete", "configmaps", ""): "settings of earlier launches stay behind"}
 
 
@@ -194,6 +197,9 @@ def check_storage(found: Found, c: Config) -> None:
     if phase == "Lost":
         found.environment(f"VOLUME={c.volume}: the disk behind this claim is gone, and what was on it; choose another "
                           "VOLUME, and ask the cluster's administrators about the old one")
+    elif phase == "Pending" and classes is None:
+        found.remarks.append(f"VOLUME={c.volume}: this claim still waits for its disk, perhaps for its first pod; "
+                             f"kubectl describe pvc {c.volume} -n {found.namespace} says for what")
     elif phase == "Pending" and not waits:
         found.environment(f"VOLUME={c.volume}: this claim still waits for its disk ({last_warning(found, c.volume)}); "
                           f"see kubectl describe pvc {c.volume} -n {found.namespace}, or choose another VOLUME and "

@@ -9,6 +9,7 @@ Nothing is changed before all checks have passed. A run that is sent leaves RUNS
 
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import signal
@@ -24,7 +25,7 @@ from k8s.checks import Found, check, claim_bytes
 from k8s.image_ref import image_of
 from k8s.kubectl import BAD_SETTING, UNAVAILABLE, Context, Refused, reach
 from k8s.render import claim, objects, render
-from k8s.shape import cluster_config
+from k8s.shape import DEFAULTS, cluster_config, overlay_of
 from k8s.standing import Standing, of_kind, standing
 from k8s.where import SENT, decide
 from train.config import Config
@@ -52,7 +53,7 @@ class Order:
     again: str      # the command that sends it anew
     data: bool = False
 
-    @property
+    @functools.cached_property
     def job(self) -> str:
         name: str = of_kind("Job", objects(self.text))["metadata"]["name"]
         return name
@@ -82,6 +83,8 @@ def send(command: str) -> int:
     """make train-8xa100, restart or data in the cluster."""
     data, again = command == "data", "make data WHERE=cluster" if command == "data" else "make restart"
     c, remarks = cluster_config()
+    if overlay_of(c) == "cpu-smoke":
+        c = dataclasses.replace(c, device="cpu")  # as its pods will have it
     for text in remarks:
         remark(text)
     image, missing = "", list[str]()
@@ -182,7 +185,11 @@ def carry_out(order: Order, found: Found, stands: Standing, step_s: float | None
     if not placed.all_have_nodes:
         say(f"{placement.why_not(placed, order.job, order.namespace)}. Pods that have one hold their GPUs meanwhile: "
             "make stop gives them back, make train-8xa100 WAIT=1 tries until all fit, make sites lists what there is")
-    elif not placed.all_run and (said := placement.warnings(placed, order.job, order.namespace)):
+    for pod in placed.pods:
+        if pod.state == "Failed":
+            say(f"pod {pod.name} has ended with code {pod.exit_code}, and the Job makes another; make logs says more")
+    waits = placed.all_have_nodes and not placed.all_run
+    if waits and (said := placement.warnings(placed, order.job, order.namespace)):
         say(f"the cluster's last complaint: {said}")
     if across := placement.across_sites(placed, found.nodes, c, step_s):
         say(across)
@@ -235,7 +242,7 @@ def next_steps(order: Order) -> str:
     if order.data:
         return (f"next: kubectl logs -n {order.namespace} -f job/{order.job}; kubectl delete job {order.job} -n "
                 f"{order.namespace} stops it, and it goes on behind the last sealed shard")
-    run = "" if order.c.run_name == order.c.preset else f" RUN_NAME={order.c.run_name}"
+    run = "" if order.c.run_name == DEFAULTS["PRESET"] else f" RUN_NAME={order.c.run_name}"
     return (f"next: make status{run}, make logs{run}, make stop{run} (saves and stops; make train-8xa100 then goes on "
             "from the last checkpoint)")
 

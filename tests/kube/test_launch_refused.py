@@ -168,7 +168,8 @@ def test_a_job_of_that_name_that_is_none_of_ours(user: User, cluster: Cluster) -
 # ---- The volume
 
 def claim(size: str = "500Gi", **changes: Any) -> dict[str, Any]:
-    return {"kind": "PersistentVolumeClaim", "apiVersion": "v1", "metadata": {"name": "pure-transformer", "namespace": "lab"},
+    return {"kind": "PersistentVolumeClaim", "apiVersion": "v1",
+            "metadata": {"name": "pure-transformer", "namespace": "lab"},
             "spec": {"accessModes": ["ReadWriteMany"], "storageClassName": "standard",
                      "resources": {"requests": {"storage": size}}} | changes.pop("spec", {}), **changes}
 
