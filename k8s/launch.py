@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from k8s import apply, placement, plan, secret
+from k8s import apply, placement, plan, secret, sites
 from k8s.checks import Found, check, claim_bytes
 from k8s.image_ref import image_of
 from k8s.kubectl import BAD_SETTING, UNAVAILABLE, Context, Refused, reach
@@ -107,6 +107,8 @@ def send(command: str) -> int:
     stands = stand(order, found) if image and found.namespace_is_there else Standing("none")
     if stands.state == "same" and command != "restart":
         say(stands.sentence)
+        if sent := secret.to_send(c):
+            say(f"{' and '.join(sent)}: not sent again; where it has changed, {again} sends it")
         say(next_steps(order))
         return 0
     if stands.state == "differs" and command != "restart":
@@ -163,23 +165,19 @@ def tell_plan(order: Order, found: Found) -> float | None:
 
 def carry_out(order: Order, found: Found, stands: Standing, step_s: float | None) -> int:
     """Secret, volume and manifests; then where the pods are. Returns an exit code."""
-    c, patience_s = order.c, order.c.grace_period_s + 60
+    c = order.c
     if sent := secret.send(c, order.namespace, apply.labels(c)):
         say(f"Secret {c.secret_name}: {' and '.join(sent)} sent")
     if found.claim is None:
         apply.apply_claim(claim(c), order.namespace)
         say(f"VOLUME={c.volume} of {c.volume_gb} GiB is made; no target ever deletes it")
-    if stands.state == "leaving":
-        say(f"{stands.sentence}: waiting for that, up to {patience_s} s")
-        apply.wait_until_gone(order.job, order.namespace, patience_s)
-    elif stands.state != "none":
-        say(f"stopping Job {order.job}: its pods save and end, up to {patience_s} s")
-        apply.delete_job(order.job, order.namespace, patience_s)
     with told_by_signals():
+        make_way(order, stands)
         placed = gather(order) if c.wait else once(order)
     if not order.data:
         write_sent(order)
-    sys.stdout.write(placement.table(placed, found.nodes))
+    nodes = sites.nodes() if found.nodes is not None else None  # there may be others after a long wait
+    sys.stdout.write(placement.table(placed, nodes))
     if placed.problem:
         raise Refused(placed.code, placed.problem)
     if not placed.all_have_nodes:
@@ -191,10 +189,26 @@ def carry_out(order: Order, found: Found, stands: Standing, step_s: float | None
     waits = placed.all_have_nodes and not placed.all_run
     if waits and (said := placement.warnings(placed, order.job, order.namespace)):
         say(f"the cluster's last complaint: {said}")
-    if across := placement.across_sites(placed, found.nodes, c, step_s):
+    if across := placement.across_sites(placed, nodes, c, step_s):
         say(across)
     say(next_steps(order))
     return 0
+
+
+def make_way(order: Order, stands: Standing) -> None:
+    """Wait until the Job that is there is gone, and tell it to go where it has not been told."""
+    patience_s = order.c.grace_period_s + 60
+    try:
+        if stands.state == "leaving":
+            say(f"{stands.sentence}: waiting for that, up to {patience_s} s")
+            apply.wait_until_gone(order.job, order.namespace, patience_s)
+        elif stands.state != "none":
+            say(f"stopping Job {order.job}: its pods save and end, up to {patience_s} s")
+            apply.delete_job(order.job, order.namespace, patience_s)
+    except Told:
+        say(f"Job {order.job} is on its way out, and no other was sent: "
+            f"{order.again if order.data else 'make train-8xa100'} sends it")
+        raise
 
 
 def once(order: Order) -> placement.Placed:

@@ -19,8 +19,9 @@ ALL = ("Job", "Service", "ConfigMap", "NetworkPolicy", "PersistentVolumeClaim", 
 user = a_user
 
 
-def test_a_launch_makes_all_that_a_run_needs_and_says_what_to_type_next(user: User, cluster: Cluster) -> None:
-    done = user.launch()
+def test_a_launch_tells_its_plan_makes_all_that_a_run_needs_and_says_what_to_type_next(user: User,
+                                                                                       cluster: Cluster) -> None:
+    before, done = time.time(), user.launch(RUN_NAME="first")
     assert done.code == 0, done.err
     job = cluster.get("Job", "pure-transformer-8xa100")
     assert job["spec"]["completions"] == job["spec"]["parallelism"] == 4
@@ -34,24 +35,18 @@ def test_a_launch_makes_all_that_a_run_needs_and_says_what_to_type_next(user: Us
     claim = cluster.get("PersistentVolumeClaim", "pure-transformer")
     assert claim["spec"]["resources"]["requests"]["storage"] == "500Gi"
     assert cluster.objects("Secret") == []  # none is set, and none is made
-    assert "make status" in done.out and "make logs" in done.out and "make stop" in done.out
+    for command in ("make status RUN_NAME=first", "make logs RUN_NAME=first", "make stop RUN_NAME=first"):
+        assert command in done.out
     owners = {field["manager"] for field in job["metadata"].get("managedFields", [])}
     assert not owners or "pure-transformer" in owners
     applied = [request for request in cluster.requests if request.method == "PATCH"]
     assert applied and all(request.query["fieldManager"] == "pure-transformer" for request in applied)
 
 
-def test_the_plan_is_told_before_anything_is_applied(user: User, cluster: Cluster) -> None:
-    out = user.launch().out
-    plan, applied = out.index("plan (computed, not measured)"), out.index("applied:")
-    assert plan < applied
-    assert "1,336,248,320 parameters" in out and "190,735 steps of 524,288" in out
-    assert "205 hours at the 50% MFU that presets/xlarge-8xa100.env states" in out and "1,643 GPU-hours" in out
-
-
-def test_a_run_that_was_sent_leaves_a_note_of_where(user: User, cluster: Cluster) -> None:
-    before = time.time()
-    assert user.launch(RUN_NAME="first").code == 0
+    plan, rest = done.out.split("applied:")
+    assert plan.startswith("plan (computed, not measured)") and "INDEX" in rest
+    assert "1,336,248,320 parameters" in plan and "190,735 steps of 524,288" in plan
+    assert "205 hours at the 50% MFU that presets/xlarge-8xa100.env states" in plan and "1,643 GPU-hours" in plan
     note = json.loads((user.runs / "first" / "cluster.json").read_text())
     assert before - 1 <= note.pop("sent") <= time.time()
     assert note == {"job_name": "pure-transformer-8xa100", "namespace": "lab", "context": "test",
@@ -85,7 +80,8 @@ def test_the_same_again_changes_nothing(user: User, cluster: Cluster) -> None:
     assert user.launch().code == 0
     before = {kind: cluster.objects(kind) for kind in ALL}
     cluster.requests.clear()
-    again = user.launch()
+    again = user.launch(HF_TOKEN="hf-one")
+    assert "HF_TOKEN: not sent again; where it has changed, make restart sends it" in again.out
     assert again.code == 0
     assert "is in namespace lab already, with these settings and this image; nothing was applied" in again.out
     assert {request.method for request in cluster.requests} <= {"GET", "POST"}  # POST: reviews of rights

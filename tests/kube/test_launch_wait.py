@@ -182,3 +182,17 @@ def test_pods_that_a_quota_forbids_are_told_in_the_clusters_words(user: User, cl
     thread.join()
     assert done.code == 0
     assert "4 of 4 pods have no node (pods are forbidden: exceeded quota: gpus)" in done.out
+
+
+def test_who_interrupts_a_restart_is_told_that_nothing_runs(user: User, cluster: Cluster,
+                                                            monkeypatch: pytest.MonkeyPatch) -> None:
+    assert user.launch().code == 0
+
+    def interrupted(name: str, namespace: str, patience_s: float) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(5)
+
+    monkeypatch.setattr(launch.apply, "delete_job", interrupted)
+    done = user.launch("restart")
+    assert done.code == 143
+    assert f"Job {JOB} is on its way out, and no other was sent: make train-8xa100 sends it" in done.out
