@@ -16,7 +16,6 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -27,7 +26,7 @@ from k8s.kubectl import BAD_SETTING, UNAVAILABLE, Context, Refused, reach
 from k8s.render import claim, objects, render
 from k8s.shape import DEFAULTS, cluster_config, overlay_of
 from k8s.standing import Standing, of_kind, standing
-from k8s.where import SENT, decide
+from k8s.where import SENT, look, read_sent
 from train.config import Config
 from train.runs import RunPaths
 from train.settings import ROOT, SettingsError, format_value
@@ -57,6 +56,11 @@ class Order:
     def job(self) -> str:
         name: str = of_kind("Job", objects(self.text))["metadata"]["name"]
         return name
+
+    @property
+    def run(self) -> RunPaths:
+        """The run's folder here."""
+        return RunPaths.of(self.c.runs_dir, self.c.run_name, ROOT)
 
     @property
     def pods(self) -> int:
@@ -135,7 +139,7 @@ def stand(order: Order, found: Found) -> Standing:
 
 def check_place(order: Order) -> None:
     """A restart in another place than the run was sent to would be a second run of the same name."""
-    sent, run = read_sent(order.c), order.c.run_name
+    sent, run = read_sent(order.run), order.c.run_name
     if sent.get("context", order.here.name) != order.here.name:
         raise Refused(BAD_SETTING, f"run {run} was sent to context {sent['context']}, and kubectl uses "
                       f"{order.here.name}: kubectl config use-context {sent['context']}, or send it here by make "
@@ -295,21 +299,9 @@ def handling(handler: Any) -> Iterator[None]:
             signal.signal(number, earlier)
 
 
-def sent_path(c: Config) -> Path:
-    return RunPaths.of(c.runs_dir, c.run_name, ROOT).folder / SENT
-
-
-def read_sent(c: Config) -> dict[str, Any]:
-    try:
-        found = json.loads(sent_path(c).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
 def write_sent(order: Order) -> None:
     """Note where the run is, for the commands that look after it."""
-    path = sent_path(order.c)
+    path = order.run.folder / SENT
     note = {"job_name": order.job, "namespace": order.namespace, "context": order.here.name, "image": order.image,
             "volume": order.c.volume, "sent": int(time.time())}
     try:
@@ -322,11 +314,17 @@ def write_sent(order: Order) -> None:
                "the run")
 
 
+def in_cluster() -> bool:
+    """Whether make data is to work there: WHERE says so, or the very run that the settings name was sent there."""
+    place = look(None, ROOT, {})
+    return place.config.where == "cluster" or (place.config.where == "auto" and bool(place.sent))
+
+
 def main(argv: list[str]) -> int:
     """`python -m k8s.launch [restart|data]`; exit code 64, 69, 78 or 143."""
     command = (argv or ["train"])[0]
     try:
-        if command == "data" and not decide().cluster:
+        if command == "data" and not in_cluster():
             os.execv(sys.executable, [sys.executable, "-m", "train.prepare", "data"])
         return send(command)
     except SettingsError as error:

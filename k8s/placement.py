@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from k8s import words
 from k8s.checks import site_of
 from k8s.kubectl import BAD_ENVIRONMENT, kubectl, refusal, short, succeed
 from k8s.sites import Node, room
@@ -154,12 +155,10 @@ def wait(look_again: Callable[[], Placed], seconds: float, say: Callable[[str], 
 
 def table(placed: Placed, nodes: Sequence[Node] | None) -> str:
     """index, pod, node and site of each pod."""
-    rows = [("INDEX", "POD", "STATE", "NODE", "SITE")]
+    rows: list[tuple[str, ...]] = [("INDEX", "POD", "STATE", "NODE", "SITE")]
     rows += [(str(pod.index), pod.name, pod.state, pod.node or "-", site_of(nodes, pod.node) or "-")
              for pod in placed.pods]
-    widths = [max(len(row[column]) for row in rows) for column in range(5)]
-    return "".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() + "\n"
-                   for row in rows)
+    return "\n".join(words.table(rows)) + "\n"
 
 
 def across_sites(placed: Placed, nodes: Sequence[Node] | None, c: Config, step_s: float | None) -> str:

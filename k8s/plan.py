@@ -126,8 +126,8 @@ def told(c: Config, p: Plan) -> str:
               f"{hours_told(p.hours / share)}, {p.gpus * p.hours / share:,.0f} GPU-hours")
              for speed, share in reversed(p.at_sites.items()) if p.hours]
     rows += [("data", data_told(c, p)),
-             ("disk", f"up to {size_told(p.disk_bytes)} on VOLUME={c.volume}: {size_told(disk_of_shards(c))} of shards "
-              f"and downloads, {size_told(disk_of_checkpoints(c))} of checkpoints")]
+             ("disk", f"up to {size_told(p.disk_bytes)} on VOLUME={c.volume}: {shards_told(c)}, "
+              f"{size_told(disk_of_checkpoints(c))} of checkpoints")]
     width = max(len(name) for name, _ in rows)
     return "plan (computed, not measured):\n" + "".join(f"  {name.ljust(width)}  {text}\n" for name, text in rows)
 
@@ -181,6 +181,11 @@ def size_told(size: float) -> str:
         if size >= power:
             return f"{size / power:.3g} {unit}"
     return f"{size / 1e3:.3g} kB"
+
+
+def shards_told(c: Config) -> str:
+    known = disk_of_shards(c)
+    return f"{size_told(known)} of shards and downloads" if known else "shards as large as their sources"
 
 
 def rate_told(bytes_per_s: float) -> str:

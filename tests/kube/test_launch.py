@@ -212,10 +212,16 @@ def test_data_here_is_what_it_always_was(user: User, cluster: Cluster, monkeypat
         raise SystemExit(0)  # it never returns
 
     monkeypatch.setattr(launch.os, "execv", execute)
-    with pytest.raises(SystemExit):
-        user.launch("data", WHERE="auto")
-    assert started == [[sys.executable, sys.executable, "-m", "train.prepare", "data"]]
+    folder = user.runs / "xlarge-8xa100"
+    folder.mkdir(parents=True)
+    (folder / "cluster.json").write_text('{"job_name": "pure-transformer-8xa100"}')
+    for settings in ({}, {"WHERE": "local", "RUN_NAME": "xlarge-8xa100"}):  # that another run was sent says nothing
+        with pytest.raises(SystemExit):
+            user.launch("data", **settings)
+    assert started == 2 * [[sys.executable, sys.executable, "-m", "train.prepare", "data"]]
     assert cluster.requests == []
+    assert user.launch("data", RUN_NAME="xlarge-8xa100").code == 0  # that one itself
+    assert [job["metadata"]["name"] for job in cluster.objects("Job")] == ["pure-transformer-8xa100-data"]
 
 
 # ---- Where the pods are

@@ -137,6 +137,7 @@ def test_a_run_on_cpus_has_no_hours(tmp_path: Path) -> None:
     c = configured(tmp_path, PRESET="tiny", DEVICE="cpu", NODES="2", GPUS_PER_NODE="1", BATCH_TOKENS="2048")
     said = plan.told(c, plan.plan(c))
     assert "n/a: no peak is known for DEVICE=cpu" in said and "2 pods of 1 process on CPU" in said
+    assert "shards as large as their sources, " in said
 
 
 def test_a_preset_that_states_no_mfu_is_no_guess(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
