@@ -3,6 +3,7 @@
 import json
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from k8s import words
@@ -11,9 +12,9 @@ from k8s.where import Place
 from train.config import Config
 from train.record import duration
 from train.runs import RunPaths
-from train.settings import ROOT, declared_fields, format_value, read_env_file, shown
+from train.settings import ROOT, declared_fields, format_value, parse_value, read_env_file, shown
 
-ITS_OWN = {"PRESET", "RUNS_DIR", "DATA_DIR"}  # every pod has them, and they say nothing
+ITS_OWN = {"PRESET", "RUN_NAME", "RUNS_DIR", "DATA_DIR"}  # said elsewhere, or the same in all pods
 CONDITIONS = ("PodScheduled", "PodReadyToStartContainers", "Initialized", "ContainersReady", "Ready",
               "DisruptionTarget")
 
@@ -70,15 +71,30 @@ def settings(target: Target, job: Thing) -> list[str]:
     if found is None:
         return ["settings: their ConfigMap is gone; make restart makes it anew"] if names else []
     data: dict[str, str] = found.get("data") or {}
-    preset = data.get("PRESET", "tiny")
-    of_preset, problems = read_env_file(ROOT / "presets" / f"{preset}.env")
-    if problems:
-        of_preset = {}
-    declared = declared_fields(Config)
-    default = {name: format_value(field.default) for name, field in declared.items()}
-    own = [f"{name}={value}" for name, value in sorted(data.items()) if name not in ITS_OWN
-           and value != (of_preset[name][0] if name in of_preset else default.get(name))]
-    return [f"settings: PRESET={preset}" + (" and " + " ".join(own) if own else ", nothing else")]
+    return [settings_line(data)]
+
+
+def settings_line(values: Mapping[str, Any]) -> str:
+    """The preset and what differs from it, of settings as text or typed."""
+    preset, fields = str(values.get("PRESET", "tiny")), declared_fields(Config)
+    said, _ = read_env_file(ROOT / "presets" / f"{preset}.env")
+
+    def typed(name: str, value: Any) -> Any:
+        try:
+            return parse_value(fields[name], value) if isinstance(value, str) else value
+        except ValueError:  # of another version
+            return value
+
+    of_preset = Config(**{name.lower(): typed(name, text) for name, (text, _) in said.items() if name in fields})
+    own = []
+    for name, value in sorted(values.items()):
+        if name in ITS_OWN or value in (None, ""):
+            continue
+        if name not in fields:
+            own.append(f"{name}={value}")  # of the network, or the launcher
+        elif typed(name, value) not in (getattr(of_preset, name.lower()), getattr(of_preset.derived(), name.lower())):
+            own.append(f"{name}={format_value(value)}")
+    return f"settings: PRESET={preset}" + (" and " + " ".join(own) if own else ", nothing else")
 
 
 def volume(place: Place, target: Target) -> list[str]:
@@ -118,18 +134,9 @@ def of_here(paths: RunPaths) -> tuple[int, str]:
             "lists those there are"
     except (OSError, ValueError, KeyError, TypeError) as error:
         return 78, f"{paths.config}: cannot be read ({type(error).__name__}); restore it, or choose another RUN_NAME"
-    preset = str(values.get("PRESET", "tiny"))
-    of_preset, problems = read_env_file(ROOT / "presets" / f"{preset}.env")
-    plain = Config(**{name.lower(): value for name, value in values.items() if name in declared_fields(Config)
-                      and name not in of_preset}) if problems else Config()
-    default = {name: format_value(getattr(plain.derived(), field.name))
-               for name, field in declared_fields(Config).items()}
-    own = [f"{name}={format_value(value)}" for name, value in values.items() if name not in {*ITS_OWN, "ENV_FILE"}
-           and name in default and value is not None
-           and format_value(value) != (of_preset[name][0] if name in of_preset else default[name])]
     count = "1 attempt" if len(attempts) == 1 else f"{len(attempts)} attempts"
     lines = [f"run {paths.name} in {shown(paths.folder)}: {count}",
-             f"settings: PRESET={preset}" + (" and " + " ".join(own) if own else ", nothing else")]
+             settings_line({name: value for name, value in values.items() if name != "ENV_FILE"})]
     lines += [f"attempt {number}: {attempt(facts)}" for number, facts in enumerate(attempts)]
     return 0, "\n".join(lines)
 
