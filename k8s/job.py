@@ -6,7 +6,6 @@ Nothing here deletes a run, a volume or a Secret: stop takes away the Job, whose
 codes: those of README.md; status has the code that ended a Job that failed.
 """
 
-import contextlib
 import os
 import re
 import signal
@@ -186,9 +185,6 @@ def main(argv: list[str]) -> int:
     if len(argv) != 1 or argv[0] not in COMMANDS:
         say(f"usage: python -m k8s.job {'|'.join(COMMANDS)}")
         return BAD_SETTING
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        with contextlib.suppress(ValueError):  # not in the main thread
-            signal.signal(number, told_to_stop)
     try:
         place = decide()
         return (in_cluster if place.cluster else here)(argv[0], place)
@@ -203,4 +199,6 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    for told in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(told, told_to_stop)
     sys.exit(main(sys.argv[1:]))
