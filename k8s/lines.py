@@ -9,12 +9,12 @@ import re
 from collections.abc import Iterable, Iterator
 
 # What may stand before the words: the clock of a log file, and who speaks.
-CLOCK = r"(?:\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} )"
+CLOCK = r"(?:\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:,\d{3})? )"
 HEAD = re.compile(rf"{CLOCK}?(?P<who>\[(?:rank|default)\d+\]:|rank=\d+(?= )(?! host=))? ?")
 
 METRICS = re.compile(r"step=\d+/\d+ |train/loss|\bloss[:=] ?\S+.*\btok(?:ens)?(?:/|_per_)s|\btokens/s(?:ec)?\b|"
                      r"step:? +\d+(?:/\d+)?\b.*\bloss\b")
-NCCL = re.compile(r"nccl|NET/(?:Socket|IB|OFI)\b", re.IGNORECASE)
+NCCL = re.compile(r"nccl|NET/(?:Socket|IB|OFI)\b|(?:nodes|of one node) talk (?:over|through) ", re.IGNORECASE)
 RANKS = re.compile(r"roll call: |\b\d+ of \d+ (?:nodes|processes)\b.*\bjoined|all nodes have joined|"
                    r"waiting for peers|node \d+(?: \([^)]*\))?(?:: host=| has left| was told to stop| has ended)|"
                    r"\b(?:the|all \d+) nodes (?:do not )?share |launch: processes=|run=\S+ device=|rank=\d+ host=|"
@@ -28,7 +28,8 @@ COMPLAINT = re.compile(
     r"\bnot reached\b|\bhas left\b|\bhas (?:stopped|ended with)\b|\bstill in\b|\bslower than\b|"
     r"\battempts? \d+ ended\b|\bthe attempt before\b|\bdoes not (?:resolve|answer)\b|\bcalls no roll\b|"
     r"\bwaiting for data\b|\d problems?\b|\bloss=(?:n/a|nan|inf)\b|\bweights were not\b|^[EWFC]\d{4} \d\d:|"
-    r"segmentation fault|core dumped", re.IGNORECASE)
+    r"segmentation fault|core dumped|\bare at \d+ sites\b|(?:nodes|of one node) talk (?:over|through) |_DISABLE is set|"
+    r"NCCL took .* instead", re.IGNORECASE)
 
 TRACEBACK = re.compile(r"(?:  ?[|+] ?)*(?:\+ )?(?:Exception Group )?Traceback \(most recent call last\)")
 LINKS = ("During handling of the above exception", "The above exception was the direct cause")

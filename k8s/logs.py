@@ -26,6 +26,11 @@ ALL_LOGS = ('cd "$1" || exit 2; for f in train.log logs/node_[1-9]*.log logs/ran
             'printf "==> %s <==\\n" "$f"; cat "$f"; done')
 
 
+# NCCL's own words, a file for each process: of a node the newest, each behind its name.
+NCCL_FILES = ('cd "$1" || exit 2; for f in $(ls -t logs/nccl_node_"$2".* 2>/dev/null | head -n 8); do '
+              'printf "==> %s <==\\n" "$f"; tail -n 1000 "$f"; done')
+
+
 def show(found: Iterable[str], only: str) -> None:
     """Print the lines that are asked for, as they come."""
     for line in lines.chosen(found, only):
@@ -43,6 +48,10 @@ def of_cluster(place: Place, target: Target, follow: bool) -> int:
     pods = [pod for pod in target.pods() if index_of(pod) in (node, -1)]
     begun = [pod for pod in pods if set(container_of(pod)) & {"running", "terminated"}]
     if begun:
+        if only == "nccl" and runs(begun[-1]):
+            said = target.execute(name_of(begun[-1]), "trainer", "sh", "-c", NCCL_FILES, "sh",
+                                  Volume(place, target).folder, str(node))
+            sys.stdout.write(said.out if said.code == 0 else "")
         return of_pod(target, begun[-1], only, follow)
     if pods:
         why = trouble(pods[-1]) or "its image is being fetched, or its volume mounted"
@@ -84,6 +93,8 @@ def of_volume(volume: Volume, place: Place) -> Iterator[str]:
         yield from found.splitlines(keepends=True)
         return
     node = place.config.node or 0
+    if place.config.only == "nccl":
+        sys.stdout.write(volume.ask("sh", "-c", NCCL_FILES, "sh", volume.folder, str(node)))
     done = volume.run("sh", "-c", NODE_LOG, "sh", volume.folder, f"logs/node_{node}.log",
                       "train.log" if node == 0 else f"console_node_{node}.log", timeout=600)
     if done.code == 4:
@@ -122,6 +133,10 @@ def of_here(place: Place, follow: bool) -> int:
         raise Refused(78, f"NODE={node}: run {paths.name} has no log of that node in {paths.folder}; it may never have "
                       "begun, or have been on another machine")
     path = next(path for path in candidates if path.exists())
+    if place.config.only == "nccl":
+        files = sorted((paths.folder / "logs").glob(f"nccl_node_{node}.*"), key=lambda file: -file.stat().st_mtime)
+        for file in files[:8]:
+            sys.stdout.write(f"==> {file.relative_to(paths.folder)} <==\n" + "".join(read(file)))
     show(followed(path, paths) if follow else read(path), place.config.only)
     return 0
 

@@ -121,6 +121,22 @@ def test_when_pods_are_gone_the_volume_has_their_logs(user, cluster: Cluster, tm
     assert cluster.objects("Pod") == []
 
 
+def test_what_nccl_wrote_into_files_of_its_own_is_shown_before(user, cluster: Cluster, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "volume")
+    (run / "logs" / "nccl_node_0.a-0.17").write_text("a-0:17:17 [0] NCCL INFO NET/Socket\n")
+    (run / "logs" / "nccl_node_1.a-1.17").write_text("of another\n")
+    own = "==> logs/nccl_node_0.a-0.17 <==\na-0:17:17 [0] NCCL INFO NET/Socket\n"
+    put_job(cluster, pods=1)
+    cluster.logs[put_pod(cluster, 0, phase="Running", node="a")] = LOG
+    assert user("logs", ONLY="nccl")[1] == own + "NCCL INFO NET/Socket : Using eth0\n"
+    cluster.forbid("create", "pods/exec")
+    assert user("logs", ONLY="nccl")[:2] == (0, "NCCL INFO NET/Socket : Using eth0\n")
+    cluster.forbidden.clear()
+    user("stop")
+    with ReaderRuns(cluster):
+        assert user("logs", ONLY="nccl")[1] == own
+
+
 def test_another_context_than_kubectls_own_is_used_and_said(user, cluster: Cluster) -> None:
     config = Path(cluster.env["KUBECONFIG"])
     content = yaml.safe_load(config.read_text())

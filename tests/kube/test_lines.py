@@ -98,7 +98,8 @@ def test_ranks_are_who_takes_part() -> None:
     assert only("\n".join(lab[:2]), "ranks") == lab[:2]
     said = ["roll call: node 1 (a-1) has left (no sign of life for 30 s)", "roll call: node 1 (a-1) was told to stop",
             "2026-11-22 00:41:31,000 rank=4 node 2: host=c ranks=4-5 of 8 device=CPU torch=2.13.0 nccl=none",
-            "2026-11-22 00:41:31,000 all 4 nodes share /volume/runs/x"]
+            "2026-11-22 00:41:31,000 all 4 nodes share /volume/runs/x",
+            "2026-11-22 00:41:31 roll call: node 2 (c): site=ucsd machine=n1 processes=2 device=H100"]
     assert only("\n".join(said), "ranks") == said
 
 
@@ -113,6 +114,9 @@ step=1/40 loss=6.2530
 data=python-stdlib windows=520
 """
     assert only(text, "nccl") == text.splitlines()[:5]
+    slow = ("nodes talk over TCP sockets, though there is mlx5_0 (InfiniBand or RoCE) (NCCL_IB_DISABLE is set); right "
+            "between sites, slow inside one")
+    assert only(slow, "nccl") == only(slow, "errors") == [slow]
     assert only(text, "errors") == text.splitlines()[2:4]
 
 
