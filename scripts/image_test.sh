@@ -253,7 +253,7 @@ main() {
   exec 9>"$work/lock" # held by all that is started here, for as long as it lives
   flock 9
   trap 'exec 9>&-; flock --wait 60 "$work/lock" true; rm -rf "$work"' EXIT
-  trap 'kill -KILL "$child"; wait "$child" || true; die 143 "image-test: told to stop"' TERM INT HUP
+  trap 'kill -KILL "$child"; wait "$child" 2>/dev/null || true; die 143 "image-test: told to stop"' TERM INT HUP
   setpriv --pdeathsig KILL unshare --mount --pid --ipc --fork --kill-child --mount-proc "$0" inside "$work" &
   child=$!
   wait "$child" || code=$?
