@@ -124,6 +124,8 @@ class JobController:
             job = self.store.find(kind_of("Job"), pod["metadata"]["namespace"], owner["name"])
         except Refusal:
             return  # it went first
+        if job["metadata"]["uid"] != owner["uid"]:
+            return  # this is another of that name
         action, words = judge(job["spec"].get("podFailurePolicy", {}), pod)
         if action == "FailJob" and progress.verdict is None:
             progress.verdict = ("PodFailurePolicy", words)

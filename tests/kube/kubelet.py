@@ -199,15 +199,15 @@ class Kubelet:
         if policy == "FallbackToLogsOnError" and code:
             lines = running.log.read_bytes()[-MESSAGE_BYTES:].decode(errors="replace").splitlines(keepends=True)
             message = "".join(lines[-MESSAGE_LINES:])
-        status = self.report(
+        self.report(
             running.key, phase="Failed" if code or running.reason[0] else "Succeeded", why=running.reason,
             state={"terminated": {
                 "exitCode": code, "reason": "Error" if code else "Completed", "message": message,
                 "startedAt": pod["status"].get("startTime", rules.now()), "finishedAt": rules.now()}})
         del self.running[running.uid]
         if "deletionTimestamp" in pod["metadata"]:
-            self.store.delete(running.key, grace=0)
-        return status
+            with contextlib.suppress(Refusal):  # somebody was faster
+                self.store.delete(running.key, grace=0)
 
     def report(self, key: Key, *, phase: str = "", node: str = "", state: Thing | None = None,
                condition: Thing | None = None, why: tuple[str, str] = ("", "")) -> None:
@@ -231,7 +231,8 @@ class Kubelet:
                     "name": container["name"], "image": container["image"], "imageID": "", "restartCount": 0,
                     "ready": "running" in state, "started": "running" in state, "state": state}
                     for container in pod["spec"]["containers"]]
-                condition = condition or {"type": "Ready", "status": str("running" in state)}
+                ended = {"reason": "PodCompleted"} if phase == "Succeeded" else {}
+                condition = condition or {"type": "Ready", "status": str("running" in state), **ended}
             if condition:
                 status["conditions"] = [c for c in status.get("conditions", []) if c["type"] != condition["type"]]
                 status["conditions"].append(condition)

@@ -43,7 +43,7 @@ class Lab:
 
     def make(self, target: str, run: str, code: int = 0, **settings: str) -> str:
         """What make says about a run whose Job has its name."""
-        done = subprocess.run(["make", "-o", "setup", target], cwd=ROOT, text=True, check=False, timeout=100,
+        done = subprocess.run(["make", "-o", "setup", target], cwd=ROOT, text=True, check=False, timeout=150,
                               env=self.env | {"RUN_NAME": run, "JOB_NAME": f"job-{run}"} | settings,
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         assert (done.returncode == 0) == (code == 0), f"make {target}: {done.returncode}\n{done.stdout}"
@@ -190,6 +190,18 @@ def test_nothing_of_that_is_seen_in_the_losses(lab: Lab, story: Story, plain: st
     shaken = losses(lab.paths("shaken").folder)
     assert sorted(shaken) == list(range(1, story.last + 1))
     assert shaken == losses(lab.paths("plain").folder)
+
+
+def test_results_come_home_when_the_pods_are_gone(lab: Lab, plain: str) -> None:
+    lab.make("fetch-run", "plain")
+    there, here = lab.paths("plain").folder, lab.folder / "runs" / "plain"
+    newest = max((there / "checkpoints").iterdir())
+    for path in [there / "metrics.jsonl", there / "plots" / "loss_curves.png", *newest.iterdir()]:
+        assert (here / path.relative_to(there)).read_bytes() == path.read_bytes()
+    assert newest.name.removeprefix("step_").lstrip("0") in lab.make("checkpoints", "plain")
+    said = lab.make("logs", "plain", ONLY="metrics").splitlines()
+    assert any(line.startswith("step=") or " step=" in line for line in said)
+    assert not [pod for pod in lab.cluster.objects("Pod") if pod["metadata"]["name"].endswith("-reader")]
 
 
 @pytest.mark.parametrize(("run", "settings", "code", "words"), [
