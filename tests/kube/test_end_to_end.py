@@ -79,7 +79,7 @@ class Lab:
         path = self.paths(run).metrics
         return [r for r in record.read(path) if r["event"] == event] if path.exists() else []
 
-    def until(self, condition: Callable[[], object], what: str, seconds: float = 100) -> None:
+    def until(self, condition: Callable[[], object], what: str, seconds: float = 150) -> None:
         """Wait; what pods said is shown where it takes too long."""
         deadline = time.monotonic() + seconds
         while not condition():
