@@ -257,7 +257,7 @@ def test_one_site_is_not_remarked_on(user: User, cluster: Cluster) -> None:
 
 def test_pods_that_wait_are_told_with_the_schedulers_reason(user: User, cluster: Cluster,
                                                             monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "PLACE_S", 3.0)
+    monkeypatch.setattr(launch, "PLACE_S", 5.0)
     with user.scheduler(lambda index: "gpu-0" if index < 2 else None):
         done = user.launch()
     assert done.code == 0
