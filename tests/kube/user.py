@@ -11,6 +11,7 @@ import pytest
 
 from k8s import launch, sites
 from tests.kube.cluster import Cluster
+from tests.kube.store import Refusal
 from train.config import Config
 from train.settings import declared_fields
 
@@ -76,7 +77,7 @@ class User:
                     if pod["metadata"]["uid"] in seen:
                         continue
                     seen.add(pod["metadata"]["uid"])
-                    with contextlib.suppress(KeyError):  # it has just been deleted
+                    with contextlib.suppress(KeyError, Refusal):  # it has just been deleted
                         if (node := place(int(index))) is None:
                             self.cluster.set_pod(name, message=FULL)
                             continue
