@@ -18,7 +18,7 @@ from k8s import checkpoints, describe, fetch, logs, overview, words
 from k8s.kubectl import BAD_SETTING, Refused, context
 from k8s.volume import Volume, say
 from k8s.shape import cluster_config
-from k8s.target import Target, name_of, newest, no_job, runs
+from k8s.target import Target, check_namespace, name_of, newest, runs
 from k8s.where import Place, decide
 from train import status
 from train.settings import ROOT, SettingsError
@@ -68,9 +68,7 @@ def stop(place: Place, target: Target) -> int:
     """Take the Job away, and wait until its pods have saved and left."""
     job = target.job()
     if job is None:
-        text = no_job(target).sentence
-        if "no such namespace" in text:
-            raise Refused(78, text)
+        check_namespace(target)
         sys.stdout.write(f"Job {target.job_name} is not in {target.words}: it was stopped already, or never sent; runs "
                          f"and data on volume {place.value('volume')} are untouched\n")
         return 0

@@ -7,8 +7,9 @@ from typing import Any
 
 from k8s import words
 from k8s.kubectl import Refused
-from k8s.volume import Volume
+from k8s.shape import DEFAULTS
 from k8s.target import RUN, Target, Thing, annotation, name_of, newest, no_job, runs
+from k8s.volume import Volume
 from k8s.where import Place
 from train import record, status
 
@@ -16,9 +17,10 @@ SILENT_S = 180.0      # without a heartbeat, a run that trains is looked at with
 EVENT_MINUTES = 20.0
 READER_S = 90.0       # status waits no longer for a reader pod
 
-# Of the run's folder: the clock there, its status, and the last lines of its record.
+# Of the run's folder: the clock there, its status, the record of its last checkpoint and the last of all.
 LOOK = ('date +%s; cd "$1" 2>/dev/null || exit 0; [ -f STATUS.json ] && tr -d "\\n" <STATUS.json; echo; '
-        '[ -f metrics.jsonl ] && tail -n 60 metrics.jsonl; exit 0')
+        '[ -f metrics.jsonl ] && { tail -c 16000000 metrics.jsonl | grep -a \'"event": "checkpoint"\' | tail -n 1; '
+        'tail -n 60 metrics.jsonl; }; exit 0')
 
 
 def show(place: Place, target: Target) -> int:
@@ -43,8 +45,10 @@ def show(place: Place, target: Target) -> int:
     sys.stdout.flush()
     at_work = job is not None and not words.ended(job)
     known = of_run(place, target, pods, at_work)
-    if not known and job is None and not place.sent:
-        raise no_job(target)
+    if not known and job is None:
+        refused = no_job(target)
+        if not place.sent:
+            raise refused
     sys.stdout.write(f"next: {next_step(job, pods, code, place)}\n")
     return code
 
@@ -134,7 +138,9 @@ def next_step(job: Thing | None, pods: list[Thing], code: int, place: Place) -> 
     """What to type next."""
     name = f" RUN_NAME={place.paths.name}" if "RUN_NAME" in place.given else ""
     if job is None:
-        return f"make train-8xa100{name} goes on from the last checkpoint; make fetch-run{name} brings the results"
+        preset = f" PRESET={place.config.preset}" if place.config.preset != DEFAULTS["PRESET"] else ""
+        return f"make train-8xa100{preset}{name} goes on from the last checkpoint; make fetch-run{name} brings the " \
+            "results"
     if words.ended(job) == "Complete":
         return f"make fetch-run{name}"
     if words.ended(job) == "Failed":

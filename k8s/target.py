@@ -137,11 +137,16 @@ def newest(pods: list[Thing]) -> list[Thing]:
     return [*{index_of(pod): pod for pod in pods}.values()]
 
 
-def no_job(target: Target) -> Refused:
-    """The sentence where a command needs a Job that is not there."""
+def check_namespace(target: Target) -> None:
+    """Raises Refused where the namespace is not there, which the API does not say when asked for what is in it."""
     done = target.call("get", "namespace", target.namespace)
-    if done.code and "not found" in done.err:  # who may not look learns of the Job only
-        return Refused(78, no_namespace(target.namespace))
+    if done.code and "not found" in done.err:  # who may not look is not told
+        raise Refused(78, no_namespace(target.namespace))
+
+
+def no_job(target: Target) -> Refused:
+    """The sentence where a command needs a Job that is not there. Raises that of a namespace which is not."""
+    check_namespace(target)
     return Refused(78, f"there is no Job {target.job_name} in {target.words}: it was stopped, or never sent there, or "
                    "was removed a week after its end; make train-8xa100 sends it, and a run that is on the volume goes "
                    "on")

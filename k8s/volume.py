@@ -19,7 +19,7 @@ from k8s import render
 from k8s.image_ref import image_of
 from k8s.kubectl import Done, Refused
 from k8s.shape import VOLUME_AT
-from k8s.target import Target, Thing, container_of, runs
+from k8s.target import Target, Thing, check_namespace, container_of, runs
 from k8s.where import Place
 from k8s.words import seconds_of, trouble
 
@@ -192,6 +192,7 @@ class Volume:
         """Raises Refused where there is no such volume."""
         volume = self.origin.value("volume")
         if self.target.get("pvc", volume) is None:
+            check_namespace(self.target)
             raise Refused(78, f"VOLUME={volume}: there is no such claim in {self.target.words}, so nothing of a run "
                           "is kept there; make train-8xa100 makes it, and VOLUME names another")
 

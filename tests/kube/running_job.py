@@ -108,6 +108,7 @@ def write_run(volume: Path, steps: tuple[int, ...] = (1000, 2000), **state: Any)
              "heartbeat": now - 2} | state
     (run / "STATUS.json").write_text(json.dumps(facts, indent=1) + "\n")
     records = [{"schema": 1, "event": "checkpoint", "time": now - 90, "step": 2000, "seconds": 1.0, "bytes": 1},
+               *({"schema": 1, "event": "step", "time": now - 80, "step": step} for step in range(2001, 2100)),
                {"schema": 1, "event": "step", "time": now - 2, "step": 2100, "loss": 3.25, "lr": 3e-4,
                 "grad_norm": 0.4, "step_ms": 3900.0, "tokens_per_s": 134432.0, "mfu": 49.7, "mem_gib": 56.1,
                 "tokens": 2100 * 524288}]

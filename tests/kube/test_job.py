@@ -1,6 +1,10 @@
 """k8s/job.py: the targets that look after a run in the cluster, by the real kubectl against an API in memory."""
 
 import json
+import os
+import subprocess
+import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -9,6 +13,7 @@ from k8s import job, volume
 from tests.kube.cluster import Cluster
 from tests.kube.running_job import (JOB, RUN, ReaderRuns, put_event, put_job, put_pod, put_volume, shell, stamp,
                                     write_run)
+from train.settings import ROOT
 
 Texts = tuple[int, str, str]
 
@@ -262,6 +267,26 @@ def test_a_reader_is_removed_after_ctrl_c_too(user, cluster: Cluster, tmp_path: 
     assert code == 130 and len(reader.made) == 1 and cluster.objects("Pod") == []
 
 
+def test_a_reader_is_removed_when_the_command_is_ended(user, cluster: Cluster, tmp_path: Path) -> None:
+    put_volume(cluster)
+    reached, over = threading.Event(), threading.Event()
+
+    def hangs(*_: object, **__: bytes) -> tuple[int, bytes]:
+        reached.set()
+        over.wait(30)
+        return 0, b""
+
+    cluster.exec = hangs
+    with ReaderRuns(cluster) as reader:
+        command = subprocess.Popen([sys.executable, "-m", "k8s.job", "checkpoints"], cwd=ROOT, env=dict(os.environ),
+                                   stderr=subprocess.DEVNULL)
+        assert reached.wait(30)
+        command.terminate()
+        assert command.wait(30) == 143
+    over.set()
+    assert len(reader.made) == 1 and cluster.objects("Pod") == []
+
+
 # ---- stop, describe, checkpoints
 
 def test_stop_takes_the_job_and_its_pods_away_and_nothing_else(user, cluster: Cluster, tmp_path: Path) -> None:
@@ -312,4 +337,4 @@ def test_checkpoints_are_listed_with_what_is_wrong_with_them(user, cluster: Clus
     assert states["step_0003000"].endswith("damaged: __0_0.distcp has 5 bytes, not 3000")
     assert states["step_0004000"].endswith("damaged: MANIFEST.json is missing or cannot be read")
     assert states["step_0005000.tmp-1234"].endswith("being written, or left by a killed save")
-    assert states["step_0001000"].split()[1:5] == ["1000", "6.2", "KiB", "0s"]
+    assert states["step_0001000"].split()[1:4] == ["1000", "6.2", "KiB"]
