@@ -113,6 +113,8 @@ def conditions(pod: Thing) -> list[str]:
     found = []
     for kind in CONDITIONS:
         one = words.condition(pod, kind)
+        if one.get("reason") == "PodCompleted":
+            continue
         if one and (one.get("status") != "True") != (kind == "DisruptionTarget"):
             said = words.one_line(str(one.get("message", "")), 200)
             found.append(f"{kind}={one['status']} {one.get('reason', '')}{': ' + said if said else ''}".rstrip())

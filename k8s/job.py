@@ -78,6 +78,7 @@ def stop(place: Place, target: Target) -> int:
     sys.stdout.write(f"stopping Job {target.job_name}: " + ("it is over; its pods are taken away\n" if was else
                      f"its pods save and leave, within {grace} s; Ctrl-C stops the waiting, not the stopping\n"))
     sys.stdout.flush()
+    saved = last_saved(target, name_of(first)) if first else None
     listener = Listener(target, name_of(first)) if first else None
     try:
         done = target.call("delete", "job", target.job_name, "--cascade=foreground", "--ignore-not-found",
@@ -90,7 +91,7 @@ def stop(place: Place, target: Target) -> int:
         sys.stdout.write("\nno longer waiting; the pods go on saving and leave: make status\n")
         return 130
     finally:
-        saved = listener.close() if listener else None
+        saved = (listener.close() if listener else None) or saved
     if left := [name_of(pod) for pod in target.pods()]:
         raise Refused(1, f"of Job {target.job_name} {', '.join(left)} did not leave in {grace + LEAVE_S} s; their "
                       "nodes may be gone: "
@@ -99,6 +100,12 @@ def stop(place: Place, target: Target) -> int:
                      "; make checkpoints lists what is saved") + f". Volume {place.value('volume')}, its runs and data "
                      "stay; make train-8xa100 goes on from there\n")
     return 0
+
+
+def last_saved(target: Target, pod: str) -> str | None:
+    """The step of the last checkpoint that a pod's log tells of."""
+    said = target.call("logs", pod, "-c", "trainer", "--tail=2000").out
+    return max(SAVED.findall(said), key=int, default=None)
 
 
 class Listener:
@@ -156,8 +163,9 @@ def here(command: str, place: Place) -> int:
         os.chdir(ROOT)
         os.execv("scripts/train.sh", ["scripts/train.sh"])
     if command == "fetch-run":
-        raise Refused(78, f"run {paths.name} is on this machine, in {paths.folder}: there is nothing to fetch; for "
-                      "one of the cluster add WHERE=cluster, or its RUN_NAME")
+        there = f"is on this machine, in {paths.folder}" if paths.folder.is_dir() else "was sent nowhere from here"
+        raise Refused(78, f"run {paths.name} {there}: there is nothing to fetch; for one of the cluster add its "
+                      "RUN_NAME, and WHERE=cluster if somebody else has sent it")
     if not paths.folder.is_dir():
         sys.stderr.write(f"there is no run {paths.name} in {paths.folder.parent}; make runs lists them\n")
         return 78

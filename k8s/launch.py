@@ -24,7 +24,7 @@ from k8s.checks import Found, check, claim_bytes
 from k8s.image_ref import image_of
 from k8s.kubectl import BAD_SETTING, UNAVAILABLE, Context, Refused, reach
 from k8s.render import claim, objects, render
-from k8s.shape import DEFAULTS, cluster_config, overlay_of
+from k8s.shape import cluster_config, overlay_of
 from k8s.standing import Standing, of_kind, standing
 from k8s.where import SENT, look, read_sent
 from train.config import Config
@@ -260,7 +260,7 @@ def next_steps(order: Order) -> str:
     if order.data:
         return (f"next: kubectl logs -n {order.namespace} -f job/{order.job}; kubectl delete job {order.job} -n "
                 f"{order.namespace} stops it, and it goes on behind the last sealed shard")
-    run = "" if order.c.run_name == DEFAULTS["PRESET"] else f" RUN_NAME={order.c.run_name}"
+    run = f" RUN_NAME={order.c.run_name}"  # which no run of this machine takes the place of
     return (f"next: make status{run}, make logs{run}, make stop{run} (saves and stops; make train-8xa100 then goes on "
             "from the last checkpoint)")
 

@@ -9,6 +9,7 @@ from k8s.target import Thing, container_of, index_of, name_of, newest, runs, whe
 from train.record import duration
 
 # The trainer's and the launcher's exit codes, as README.md has them, and those of the system.
+LAUNCHER = re.compile("^launch: exit code [0-9]+: ")  # the last word of scripts/launch.sh
 MEANING = {0: "done", 1: "the trainer failed", 64: "a setting is bad", 69: "other nodes are missing",
            70: "no progress in spite of restarts", 75: "saved and stopped on request",
            78: "data or environment are bad", 137: "killed: out of memory, or by its node", 143: "told to stop"}
@@ -185,9 +186,10 @@ def waits(waiting: Thing, pod: Thing) -> str:
 
 
 def last_words(text: str) -> str:
-    """The last line of a termination message that is not empty."""
+    """What the launcher says at its end, all of it; of a termination message without that the last line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return one_line(lines[-1]) if lines else ""
+    begins = next((n for n in reversed(range(len(lines))) if LAUNCHER.match(lines[n])), len(lines) - 1)
+    return one_line(LAUNCHER.sub("", " ".join(lines[begins:]))) if lines else ""
 
 
 def one_line(text: str, most: int = 400) -> str:

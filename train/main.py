@@ -103,7 +103,7 @@ def main() -> int:
     if job and code not in (0, 75):
         end_record(job, "crashed")
     if state and code and state.is_going_on:
-        state.phase("stopped" if code == 75 else "crashed", exit_code=code)
+        state.end(code)
     report_exit(code, in_doubt, why)
     if job and job.feed:
         job.feed.close()

@@ -35,8 +35,8 @@ from typing import Any
 from train import status
 from train.config import Config
 from train.provenance import git, version
-from train.rollcall import (HELLO, LINGER_S, REMIND_S, SILENT_S, Line, Lost, RollCall, Told, Verdict, last_word, named,
-                            settings_of)
+from train.rollcall import (HELLO, LINGER_S, REMIND_S, SILENT_S, WAITING, Line, Lost, RollCall, Told, Verdict,
+                            last_word, named, settings_of)
 from train.runs import RunPaths
 from train.settings import FREE, ROOT, SettingsError, declared_fields
 from train.status import RunFolderError, Status
@@ -75,10 +75,10 @@ def meet(c: Config, processes: int, site: str = "", machine: str = "") -> Verdic
         return Verdict(78, str(error))
     with lock:
         state = status_of(c, paths)
-        state.phase(f"waiting for peers 1/{c.nodes}")
+        state.phase(f"{WAITING} 1/{c.nodes}")
         verdict, members = receive(c, facts, state, c.start_timeout_s)
         if verdict.code:
-            state.phase("stopped" if verdict.code in (75, 143) else "crashed", exit_code=verdict.code)
+            state.end(verdict.code)
         else:
             say_where(c, members, paths)
     return verdict
@@ -103,7 +103,10 @@ def over(c: Config, code: int) -> None:
     if c.node_rank:
         call(c, who(c) | {"over": code}, LINGER_S)
         return
-    state = Status(RunPaths.of(c.runs_dir, c.run_name, ROOT).status, active=False)
+    paths = RunPaths.of(c.runs_dir, c.run_name, ROOT)
+    if str(status.read(paths.status).get("phase", "")).startswith(WAITING):  # the trainer ended before it said more
+        status_of(c, paths).end(code)
+    state = Status(paths.status, active=False)
     listeners = listen(c, state, time.monotonic() + 1)
     if not isinstance(listeners, Verdict):
         RollCall(who(c), listeners, where(c), LINGER_S, state).hold(last_word(who(c), code))

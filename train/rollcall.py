@@ -18,6 +18,7 @@ from train.status import Status
 log = logging.getLogger(__name__)
 
 HELLO = {"roll_call": 1}
+WAITING = "waiting for peers"  # the phase of a run, with "i/n" behind
 LONGEST_LINE = 2**16   # bytes; a node's facts take 3 kB
 TOUCH_S = 5.0          # between two signs of life
 SILENT_S = 30.0        # without any a node, or node 0, counts as gone
@@ -207,7 +208,7 @@ class RollCall:
             return
         log.info("%s", self.roll())
         self.reminded = time.monotonic()
-        self.state.phase(f"waiting for peers {len(self.joined) + 1}/{self.size}")
+        self.state.phase(f"{WAITING} {len(self.joined) + 1}/{self.size}")
 
     def keep_in_touch(self, now: float) -> None:
         """Signs of life both ways, and an end of those who give none."""

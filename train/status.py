@@ -50,6 +50,10 @@ class Status:
         self.facts |= {"phase": name, "since": time.time(), **facts}
         self.write()
 
+    def end(self, code: int) -> None:
+        """Enter the last phase of an attempt that ended with an exit code which is not 0."""
+        self.phase("stopped" if code in (75, 143) else "crashed", exit_code=code)
+
     def beat(self, **facts: Any) -> None:
         """Say that the phase goes on; cheap enough for every step."""
         self.facts |= facts

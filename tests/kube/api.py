@@ -26,6 +26,7 @@ class Handler(BaseHTTPRequestHandler):
     """One connection of kubectl."""
 
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # answers are small, and each is waited for
     cluster: "Cluster"  # of the subclass that serves it
 
     def log_message(self, format: str, *args: object) -> None:

@@ -103,7 +103,7 @@ def test_describe_tells_settings_and_attempts(run: Path, capsys: pytest.CaptureF
 
 def test_a_run_of_here_is_not_fetched_and_one_that_is_not_is_said(run: Path, monkeypatch: pytest.MonkeyPatch,
                                                                   capsys: pytest.CaptureFixture) -> None:
-    assert job.main(["fetch-run"]) == 78 and "add WHERE=cluster" in capsys.readouterr().err
+    assert job.main(["fetch-run"]) == 78 and "WHERE=cluster" in capsys.readouterr().err
     monkeypatch.setenv("RUN_NAME", "absent")
     for command in ("logs", "describe", "checkpoints"):
         assert job.main([command]) == 78 and "there is no run absent in" in capsys.readouterr().err

@@ -41,3 +41,10 @@ def test_each_message_is_said_by_the_code() -> None:
             continue
         fixed = max(re.split(r"\d+(?::\d+)?|\.\.\.|\(\w+\)|: 0/12.*", message), key=len).strip()
         assert fixed in code or fixed == "Pending", message
+
+
+def test_the_launchers_last_word_is_told_whole() -> None:
+    said = "  raise ChildFailed(\nlaunch: exit code 64: 2 problems in the settings:\n  N_EMBD=64: no\n  MLP_DIM=1: no\n"
+    assert words.last_words(said) == "2 problems in the settings: N_EMBD=64: no MLP_DIM=1: no"
+    assert words.last_words("a\nlaunch: exit code 1: a\nb\nlaunch: exit code 78: c\n\n") == "c"
+    assert words.last_words("a\nKilled\n") == "Killed" and words.last_words("\n") == ""

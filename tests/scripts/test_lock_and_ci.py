@@ -52,10 +52,10 @@ def test_torch_is_pinned_in_one_place_and_all_it_needs_is_locked() -> None:
 def test_ci_stops_at_the_first_failure_with_its_code(machine: Machine) -> None:
     (machine.root / ".ci").mkdir()
     shutil.copy(ROOT / ".ci" / "run", machine.root / ".ci" / "run")
-    machine.add("git", "#!/usr/bin/env bash\n")
-    machine.add("g++", "#!/usr/bin/env bash\n")
+    for name in ("git", "g++", "buildah", "debootstrap"):
+        machine.add(name, "#!/usr/bin/env bash\n")
     machine.add("make", '#!/usr/bin/env bash\necho "make $*" >> "$LOG"; [[ $* != "${FAILS:-}" ]] || exit 3\n')
-    whole = ["setup", "lint", "train", "test", "test-faults"]
+    whole = ["setup", "lint", "train", "test", "image-test", "test-faults"]
     for fails, code, wanted in (("lint", 3, whole[:2]), ("", 0, whole)):
         machine.log.write_text("")
         done = subprocess.run([".ci/run"], cwd=machine.root, env=machine.env | {"FAILS": fails}, text=True,

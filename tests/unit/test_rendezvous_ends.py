@@ -1,5 +1,6 @@
 """train/rendezvous.py as a command: a node that is told to stop or ends for good tells those that wait for it."""
 
+import json
 import os
 import signal
 import socket
@@ -66,6 +67,17 @@ def test_nodes_that_all_end_keep_nobody_waiting(nodes: Nodes) -> None:
     for process in [command(nodes, rank, "over", "75") for rank in range(3)]:
         assert said(process) == (0, "")
     assert time.monotonic() - began < 8
+
+
+@pytest.mark.parametrize(("phase", "code", "after"), [
+    ("waiting for peers 3/3", 64, ("crashed", 64)), ("waiting for peers 1/3", 75, ("stopped", 75)),
+    ("crashed", 78, ("crashed", 1)), ("training", 1, ("training", 1))])
+def test_a_trainer_that_ended_before_it_said_anything_waits_for_no_peers(nodes: Nodes, phase: str, code: int,
+                                                                         after: tuple[str, int]) -> None:
+    nodes.paths.status.write_text(json.dumps({"schema": 1, "phase": phase, "exit_code": 1, "step": 7}))
+    assert said(command(nodes, 0, "over", str(code)))[0] == 0
+    state = status.read(nodes.paths.status)
+    assert (state["phase"], state["exit_code"], state["step"]) == (*after, 7)
 
 
 def test_a_run_that_another_process_trains_is_left_to_it(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
