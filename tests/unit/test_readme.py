@@ -34,7 +34,7 @@ def test_each_target_and_setting_that_is_named_exists() -> None:
 
 def test_each_test_that_stands_for_a_promise_exists() -> None:
     promises = README.split("## What is promised")[1].split("##")[0]
-    named = re.findall(r"`((?:unit|dist|scripts|faults)/\w+\.py)`", promises)
+    named = re.findall(r"`((?:unit|dist|scripts|faults|kube)/\w+\.py)`", promises)
     assert len(named) >= 10 and all((ROOT / "tests" / name).is_file() for name in named)
 
 
