@@ -111,6 +111,7 @@ attempt() {
   case $reported in
     64 | 70 | 75 | 78) code=$reported ;;
     "75?") code=$((ASKED ? 75 : 1)) ;; # SIGTERM before training, which torchrun sends too when another process has died
+    "75!") code=75 ASKED=1 ;;          # SIGINT, as make stop sends it to the trainer alone
     ?*) ((code > 128)) || code=$reported ;;
   esac
   if ((code == 75 && nodes > 1 && ASKED == 0)) && [[ $peer_stop == wait ]]; then

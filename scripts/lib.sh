@@ -61,10 +61,16 @@ guard() {
 }
 
 # hand_on_signals: from here on SIGTERM, SIGINT and SIGHUP end this script no more. They are handed on to the child that
-# runs, as SIGTERM; ASKED says whether any came.
-ASKED=0 CHILD=""
+# runs, as SIGTERM; ASKED says whether any came. What comes to a whole group of processes comes to a child several
+# times: it is handed on once in 3 s, since a second SIGTERM has torchrun leave its workers behind.
+ASKED=0 CHILD="" HANDED_ON=-9
 hand_on_signals() {
-  trap 'ASKED=1 SIGNALLED=1; [[ -z $CHILD ]] || kill -TERM "$CHILD" 2>/dev/null || true' TERM INT HUP
+  trap 'ASKED=1 SIGNALLED=1; hand_on' TERM INT HUP
+}
+hand_on() {
+  [[ -n $CHILD ]] && ((SECONDS - HANDED_ON > 3)) || return 0
+  HANDED_ON=$SECONDS
+  kill -TERM "$CHILD" 2>/dev/null || true
 }
 
 # run_child COMMAND...: run it and return its exit code.
@@ -72,8 +78,8 @@ hand_on_signals() {
 run_child() {
   local code
   "$@" &
-  CHILD=$!
-  [[ $ASKED == 0 ]] || kill -TERM "$CHILD" 2>/dev/null || true # told to stop before there was a child to tell
+  CHILD=$! HANDED_ON=-9
+  [[ $ASKED == 0 ]] || hand_on # told to stop before there was a child to tell
   while :; do
     SIGNALLED=0
     wait "$CHILD" && code=0 || code=$?

@@ -36,7 +36,7 @@ take_job() {
     if [[ $code != 78 ]]; then
       die 78 "$folder: cannot be written (${holder##*] }); make room, or choose another place with RUNS_DIR"
     fi
-    ((SECONDS < deadline)) || die "$code" "$holder"
+    ((SECONDS < deadline)) || die "$((${1:-0} ? 69 : code))" "$holder" # of pods: another try may do better
     if ((said++ == 0)); then
       echo "$holder; waiting for up to $1 s, since a machine that is gone may keep its lock for a while"
     fi
@@ -46,7 +46,7 @@ take_job() {
 
 main() {
   local settings runs_dir run_name detach device attention nodes node_rank peer_stop start_timeout
-  local folder job console holder why
+  local folder job console holder why code
   settings=$("$PY" -m train.config get RUNS_DIR RUN_NAME DETACH DEVICE ATTENTION NODES NODE_RANK PEER_STOP \
     START_TIMEOUT_S) || exit $?
   { read -r runs_dir && read -r run_name && read -r detach && read -r device && read -r attention && read -r nodes &&
@@ -87,7 +87,10 @@ main() {
   run_child scripts/launch.sh 9>&- || exit $?
   ((node_rank == 0)) || return 0
   stage "drawing plots"
-  run_child "$PY" -m analysis.plots 9>&-
+  run_child "$PY" -m analysis.plots 9>&- && return
+  code=$?
+  [[ $peer_stop == wait ]] || return "$code"
+  echo "the run is done; its plots were not drawn (code $code), make plots draws them" >&2 # no pod for that alone
 }
 
 main "$@"

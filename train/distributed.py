@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from train.config import Config
+from train.interrupt import BY_USER
 from train.rules import batch_problem
 from train.settings import SettingsError
 
@@ -159,16 +160,16 @@ def leave() -> None:
         dist.destroy_process_group()
 
 
-def report_exit(code: int, in_doubt: bool = False, why: str = "") -> None:
+def report_exit(code: int, mark: str = "", why: str = "") -> None:
     """Tell the launcher this process's exit code, which torchrun would turn into 1, and why it ends so.
 
     The first process to fail wins: the others fail because of it. Success is not reported: another may still fail.
-    in_doubt: stopped by a SIGTERM that torchrun also sends when another process has died; the launcher knows.
+    mark: of interrupt.py, for the launcher to judge by. BY_USER wins over the first.
     """
     if code and (path := os.environ.get("EXIT_CODE_FILE")):
         try:
-            with open(Path(path), "x") as file:
-                file.write(f"{code}{'?' if in_doubt else ''}\n{why[:1500]}\n")
+            with open(Path(path), "w" if mark == BY_USER else "x") as file:
+                file.write(f"{code}{mark}\n{why[:1500]}\n")
         except FileExistsError:
             pass
 

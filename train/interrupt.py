@@ -15,6 +15,8 @@ from collections.abc import Callable
 from types import FrameType
 
 PATIENCE_S = 3.0  # one Ctrl-C arrives several times, from the terminal and from the launcher
+IN_DOUBT = "?"    # SIGTERM: torchrun sends it too, when another process has died
+BY_USER = "!"     # SIGINT and SIGHUP, which nothing else sends
 DEAF_S = 10.0     # before training: a main thread that has not heard of a signal by then waits outside of Python
 
 
@@ -28,6 +30,11 @@ def end_with_parent(number: int) -> None:
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, number)
         if os.getppid() != parent:  # it died just now
             os.kill(os.getpid(), number)
+
+
+def mark_of(asked: str | None) -> str:
+    """What the launcher is told beside the exit code of a process that a signal ended before training."""
+    return {"SIGTERM": IN_DOUBT, None: ""}.get(asked, BY_USER)
 
 
 class Stopped(BaseException):
@@ -48,6 +55,7 @@ class Interrupt:
         for number in self.numbers:
             signal.signal(number, self.handle)
         heard, self.wake = socket.socketpair()
+        os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))  # a child's signals are not ours
         self.wake.setblocking(False)
         signal.set_wakeup_fd(self.wake.fileno(), warn_on_full_buffer=False)
         threading.Thread(target=self.watch, args=(heard,), name="signals", daemon=True).start()
@@ -82,7 +90,7 @@ class Interrupt:
                 number = int.from_bytes(heard.recv(1))
             except TimeoutError:
                 if not self.training and self.asked is None:
-                    self.end(75, first == signal.SIGTERM)
+                    self.end(75, mark_of(signal.Signals(first).name))
                 continue
             if not number:  # released
                 return heard.close()
@@ -91,6 +99,6 @@ class Interrupt:
             elif number in self.numbers and time.monotonic() - told_at > PATIENCE_S:
                 self.end(128 + number)
 
-    def end(self, code: int, in_doubt: bool = False) -> None:
-        self.at_force(code, in_doubt)
+    def end(self, code: int, mark: str = "") -> None:
+        self.at_force(code, mark)
         os._exit(code)

@@ -26,7 +26,7 @@ from train.distributed import (PeersDiffer, PeersMissing, from_first, introduce,
 from train.durable import write_whole
 from train.foreign import ForeignError
 from train.guard import GuardError
-from train.interrupt import Interrupt, Stopped, end_with_parent
+from train.interrupt import BY_USER, Interrupt, Stopped, end_with_parent, mark_of
 from train.job import Job
 from train.model import Transformer
 from train.parallel import bare
@@ -58,7 +58,7 @@ def main() -> int:
     started = Stopwatch()
     state: Status | None = None
     job: Job | None = None
-    in_doubt, why = False, ""
+    mark, why = "", ""
     try:
         c, remarks = Config.load_with_remarks()
         world = join(c)
@@ -93,7 +93,7 @@ def main() -> int:
         code, why = 78, str(error)
     except Stopped as stop:
         log.info("stopped by %s before training; there is nothing to save", stop)
-        code, in_doubt = 75, str(stop) == "SIGTERM"
+        code, mark = 75, mark_of(str(stop))
     except Exception as error:
         log.exception("the trainer failed")
         code, why = 1, f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
@@ -104,7 +104,9 @@ def main() -> int:
         end_record(job, "crashed")
     if state and code and state.is_going_on:
         state.end(code)
-    report_exit(code, in_doubt, why)
+    if code == 75 and interrupt.asked not in (None, "SIGTERM"):
+        mark = BY_USER
+    report_exit(code, mark, why)
     if job and job.feed:
         job.feed.close()
     if job and job.mirror:

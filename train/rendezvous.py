@@ -36,11 +36,11 @@ from train import status
 from train.config import Config
 from train.provenance import git, version
 from train.rollcall import (HELLO, LINGER_S, REMIND_S, SILENT_S, WAITING, Line, Lost, RollCall, Told, Verdict,
-                            last_word, named, settings_of)
+                            last_word)
 from train.runs import RunPaths
 from train.settings import FREE, ROOT, SettingsError, declared_fields
-from train.status import RunFolderError, Status
-from train.wan import sentence
+from train.status import RunFolderError, RunIsHeld, Status
+from train.wan import whereabouts
 
 log = logging.getLogger(__name__)
 
@@ -71,8 +71,8 @@ def meet(c: Config, processes: int, site: str = "", machine: str = "") -> Verdic
     try:
         # a machine that is gone may keep its lock for minutes, on a disk that it shared
         lock = status.hold_run(paths, c.start_timeout_s if c.peer_stop == "wait" else status.SETTLE_S)
-    except RunFolderError as error:
-        return Verdict(78, str(error))
+    except RunFolderError as error:  # in a pod another try may find it free
+        return Verdict(69 if c.peer_stop == "wait" and isinstance(error, RunIsHeld) else 78, str(error))
     with lock:
         state = status_of(c, paths)
         state.phase(f"{WAITING} 1/{c.nodes}")
@@ -340,25 +340,15 @@ def finished(c: Config, paths: RunPaths) -> str:
 
 
 def say_where(c: Config, members: list[dict[str, Any]], paths: RunPaths) -> None:
-    """Say which node is where, and warn where they are at several sites."""
-    lines = [(logging.INFO, f"{named(node)}: site={node.get('site') or 'unknown'} "
-              f"machine={node.get('machine') or 'unknown'} processes={settings_of(node).get('NPROC', 'n/a')} "
-              f"device={node.get('device') or 'n/a'}") for node in members]
-    sites = sorted({str(node.get("site") or "") for node in members} - {""})
-    unknown = [str(node["node_rank"]) for node in members if not node.get("site")]
-    if len(sites) > 1:
-        devices = sum(int(settings_of(node).get("NPROC", 1)) for node in members)
-        others = f" (that of node {', '.join(unknown)} is not known)" if unknown else ""
-        lines.append((logging.WARNING, f"the nodes are at {len(sites)} sites: {', '.join(sites)}{others}; "
-                      + sentence(c, len(sites), devices, str(members[0].get("device") or ""))))
-    elif unknown:
-        lines.append((logging.INFO, "sites: unknown"))
-    else:
-        lines.append((logging.INFO, f"one site: {sites[0]}"))
-    for level, line in lines:
-        log.log(level, "%s", line)
-    with contextlib.suppress(OSError), open(paths.train_log, "a", encoding="utf-8") as file:  # it outlives a pod's log
-        file.writelines(f"{time.strftime('%Y-%m-%d %H:%M:%S')} roll call: {line}\n" for _, line in lines)
+    """Say which node is where, here and in the run's log, which outlives a pod's."""
+    try:
+        lines = whereabouts(c, members)
+        for level, line in lines:
+            log.log(level, "%s", line)
+        with open(paths.train_log, "a", encoding="utf-8") as file:
+            file.writelines(f"{time.strftime('%Y-%m-%d %H:%M:%S')} roll call: {line}\n" for _, line in lines)
+    except Exception as error:  # all nodes have been told to start, and the run is whole without it
+        log.warning("where the nodes are cannot be told: %r", error)
 
 
 def where(c: Config) -> str:

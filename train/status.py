@@ -37,6 +37,10 @@ class RunFolderError(Exception):
     """The run folder cannot be used; the message says why and what to do."""
 
 
+class RunIsHeld(RunFolderError):
+    """Another process trains the run."""
+
+
 class Status:
     """Writes the status of a run. Only the first rank has one that is `active`."""
 
@@ -145,8 +149,8 @@ def hold_run(paths: RunPaths, patience_s: float = 1.0) -> TextIO:
         lock.write(f"pid {os.getpid()} on {socket.gethostname()}")
         lock.flush()
     except BlockingIOError:
-        raise RunFolderError(f"{paths.folder}: another process trains this run ({paths.lock.read_text()}); wait for "
-                             "it, stop it, or choose another RUN_NAME") from None
+        raise RunIsHeld(f"{paths.folder}: another process trains this run ({paths.lock.read_text()}); wait for "
+                        "it, stop it, or choose another RUN_NAME") from None
     except OSError as error:
         raise RunFolderError(f"{error.filename or paths.folder}: cannot be written ({error.strerror}); choose another "
                              "place with RUNS_DIR, or mend its permissions") from None

@@ -7,8 +7,12 @@ Nothing overlaps here and links are as fast as they say, so the truth is somewhe
 loses packets, much worse. What is said is marked as computed.
 """
 
+import logging
+from typing import Any
+
 from train.config import Config
 from train.flops import flops_per_token, peak_tflops
+from train.rollcall import named, settings_of
 
 ROUND_TRIP_S = 0.03      # between universities of one continent: 10 to 50 ms
 SPEEDS = (1.0, 10.0)     # Gbit/s between two sites: what is got as a rule, and what is hoped for
@@ -76,3 +80,25 @@ def amount(size: float) -> str:
 
 def seconds(value: float) -> str:
     return f"{value:.0f} s" if value >= 10 else f"{value:.2g} s"
+
+
+def whereabouts(c: Config, members: list[dict[str, Any]]) -> list[tuple[int, str]]:
+    """(level of logging, line): which node is where, and a warning where that is at several sites.
+
+    members: the facts of each node, as rendezvous.py gathers them.
+    """
+    lines = [(logging.INFO, f"{named(node)}: site={node.get('site') or 'unknown'} "
+              f"machine={node.get('machine') or 'unknown'} processes={settings_of(node).get('NPROC', 'n/a')} "
+              f"device={node.get('device') or 'n/a'}") for node in members]
+    sites = sorted({str(node.get("site") or "") for node in members} - {""})
+    unknown = [str(node["node_rank"]) for node in members if not node.get("site")]
+    devices = sum(int(settings_of(node).get("NPROC", 1)) for node in members)
+    device = str(members[0].get("device") or "")
+    if len(sites) > 1:
+        others = f" (that of node {', '.join(unknown)} is not known)" if unknown else ""
+        cost = sentence(c, len(sites), devices, device)
+        return [*lines, (logging.WARNING, f"the nodes are at {len(sites)} sites: {', '.join(sites)}{others}; {cost}")]
+    if unknown and c.network == "wan":  # pods that nothing keeps together, of a cluster that does not tell them
+        return [*lines, (logging.WARNING, "the nodes do not know their sites (make status does); if each is at one of "
+                         f"its own: {sentence(c, len(members), devices, device)}")]
+    return [*lines, (logging.INFO, "sites: unknown" if unknown else f"one site: {sites[0]}")]

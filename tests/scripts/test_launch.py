@@ -257,6 +257,29 @@ def test_who_is_told_to_stop_starts_nothing_again(play: dict[str, str], tmp_path
     assert starts(tmp_path) == 1 and not list(tmp_path.glob("launch.*"))
 
 
+COUNTING = """
+cd {root}; source scripts/lib.sh; hand_on_signals
+run_child bash -c 'trap "echo told" TERM; echo ready; for i in $(seq 300); do sleep 0.1; done' || true
+"""
+
+
+def test_a_stop_that_comes_several_times_is_handed_on_once_and_a_later_one_again(tmp_path: Path) -> None:
+    """As to a whole group of processes, each of which hands it on; torchrun leaves its workers behind at the second."""
+    with open(tmp_path / "out", "w") as out:
+        process = subprocess.Popen(["bash", "-c", COUNTING.format(root=shlex.quote(str(ROOT)))], stdout=out)
+    wait_for(tmp_path / "out", "ready", seconds=20)
+    for _ in range(3):
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.2)
+    wait_for(tmp_path / "out", "told", seconds=20)
+    time.sleep(0.5)
+    assert (tmp_path / "out").read_text().count("told") == 1
+    time.sleep(4)
+    process.send_signal(signal.SIGTERM)
+    wait_for(tmp_path / "out", "told\ntold", seconds=20)
+    process.kill()
+
+
 def test_a_trainer_that_dies_of_the_stop_had_nothing_to_save(play: dict[str, str], tmp_path: Path) -> None:
     stub = tmp_path / "venv" / "bin" / "python"
     stub.write_text(stub.read_text().replace("trap 'echo 75", "trap 'kill -9 $$ #'; false 'echo 75"))

@@ -88,6 +88,12 @@ def test_a_node_that_was_told_itself_leaves_and_keeps_nobody(play: dict[str, str
     assert starts(tmp_path) == 1 and " over " not in (tmp_path / "out").read_text()
 
 
+def test_make_stop_on_a_node_is_about_that_node(play: dict[str, str], tmp_path: Path) -> None:
+    """It tells the trainer alone, by SIGINT."""
+    code, out = launch(play | WAITING, PLAY="r75!:1 0")
+    assert code == 75 and starts(tmp_path) == 1 and "Another node" not in out
+
+
 @pytest.mark.parametrize("code", [64, 69, 70, 78, 143])
 def test_other_ends_are_final_for_a_node_that_waits_too(env: dict[str, str], tmp_path: Path, code: int) -> None:
     roll_call_ends_with(tmp_path, code)
@@ -167,6 +173,15 @@ def test_a_pod_waits_for_a_run_that_a_machine_which_is_gone_still_holds(env: dic
     assert said_once.count("waiting for up to 40 s") == 1 and "run: -m analysis.plots" in said_once
 
 
+@pytest.mark.parametrize(("peer_stop", "code"), [("end", 78), ("wait", 0)])
+def test_no_pod_is_made_anew_for_plots_alone(env: dict[str, str], tmp_path: Path, peer_stop: str, code: int) -> None:
+    stub = tmp_path / "venv" / "bin" / "python"
+    stub.write_text(stub.read_text().replace('exit "${CODE', '[[ $2 != analysis.plots ]] || exit 78\nexit "${CODE'))
+    got, out = launch(env, "train.sh", PEER_STOP=peer_stop)
+    assert got == code and "run: -m analysis.plots" in out
+    assert ("its plots were not drawn (code 78)" in out) == (code == 0)
+
+
 @pytest.mark.slow
 def test_a_pod_waits_no_longer_than_it_may(env: dict[str, str], tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "x"
@@ -174,4 +189,4 @@ def test_a_pod_waits_no_longer_than_it_may(env: dict[str, str], tmp_path: Path) 
     with open(folder / ".job", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         code, out = launch(env, "train.sh", PEER_STOP="wait", START_TIMEOUT_S="10")
-    assert code == 78 and "run x is at work already" in out.splitlines()[-1]
+    assert code == 69 and "run x is at work already" in out.splitlines()[-1]

@@ -13,7 +13,7 @@ from train.settings import ROOT
 
 # A module imports only from those before it. The record and the settings come first, then the flow, one way.
 ORDER = ["settings", "wandb_env", "outside", "rules", "config", "env_example", "runs", "durable", "record", "goodput",
-         "schedule", "flops", "wan", "nccl_log", "status", "provenance", "rollcall", "rendezvous", "corpus.source",
+         "schedule", "flops", "nccl_log", "status", "provenance", "rollcall", "wan", "rendezvous", "corpus.source",
          "corpus.hub", "corpus.pin", "corpus.fetch", "corpus.formats", "corpus.rows", "tokenizer", "shards", "making",
          "progress", "prepare", "overlap", "report_text", "report", "mixture", "stream", "guard", "straggler",
          "watchdog", "interrupt", "metrics", "mirror", "wandb_mirror", "distributed", "relay", "feed", "batch",

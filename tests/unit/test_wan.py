@@ -1,6 +1,7 @@
 """train/wan.py: what nodes at several sites are in for."""
 
 import dataclasses
+import logging
 from pathlib import Path
 
 import pytest
@@ -59,3 +60,18 @@ def test_the_sentence_for_the_labs_recipe(xlarge: Config) -> None:
 def test_on_a_device_of_unknown_peak_no_share_is_guessed(xlarge: Config) -> None:
     said = wan.sentence(dataclasses.replace(xlarge, dtype="float32"), 2, 2, "CPU")
     assert "%" not in said and "whose time is not known for CPU" in said and "5.3 GB of gradients" in said
+
+
+@pytest.mark.parametrize(("network", "sites", "level", "words"), [
+    ("auto", ["a", "a"], logging.INFO, "one site: a"), ("auto", ["", ""], logging.INFO, "sites: unknown"),
+    ("wan", ["", ""], logging.WARNING, "if each is at one of its own: in every step 5.3 GB of gradients"),
+    ("wan", ["a", "b"], logging.WARNING, "the nodes are at 2 sites: a, b; in every step")])
+def test_what_is_said_of_where_the_nodes_are(xlarge: Config, network: str, sites: list[str], level: int,
+                                             words: str) -> None:
+    members = [{"node_rank": rank, "host": f"h{rank}", "site": site, "device": A100, "settings": {"NPROC": 2}}
+               for rank, site in enumerate(sites)]
+    lines = wan.whereabouts(dataclasses.replace(xlarge, network=network), members)
+    assert lines[-1][0] == level and words in lines[-1][1]
+    assert [said for _, said in lines[:-1]] == [
+        f"node {rank} (h{rank}): site={site or 'unknown'} machine=unknown processes=2 device={A100}"
+        for rank, site in enumerate(sites)]
