@@ -170,7 +170,7 @@ def tell_plan(order: Order, found: Found) -> float | None:
 def carry_out(order: Order, found: Found, stands: Standing, step_s: float | None) -> int:
     """Secret, volume and manifests; then where the pods are. Returns an exit code."""
     c = order.c
-    if sent := secret.send(c, order.namespace, apply.labels(c)):
+    if sent := secret.send(c, order.namespace):
         say(f"Secret {c.secret_name}: {' and '.join(sent)} sent")
     if found.claim is None:
         apply.apply_claim(claim(c), order.namespace)

@@ -1,7 +1,8 @@
 """The Secret with HF_TOKEN and WANDB_API_KEY: values travel on kubectl's standard input, and nowhere else.
 
 What is set here is sent. What is not is taken from a Secret that is there already, of which no value is ever asked
-for. Each key is applied under a manager of its own, so that sending one of them leaves the other as it is.
+for. Each key is applied under a manager of its own, so that sending one of them leaves the other as it is; and the
+Secret carries no job's name, so that several jobs can have their keys from it.
 """
 
 import base64
@@ -9,7 +10,8 @@ import json
 import re
 from typing import Any
 
-from k8s.kubectl import BAD_ENVIRONMENT, Refused, kubectl, refusal
+from k8s.kubectl import BAD_ENVIRONMENT, Refused, kubectl, refusal, short
+from k8s.standing import NAME_LABEL, OURS
 from train.config import Config
 
 KEYS = ("HF_TOKEN", "WANDB_API_KEY")
@@ -34,20 +36,21 @@ def keys_there(c: Config, namespace: str) -> set[str] | None:
     raise refusal(done, ("get", "secret"))
 
 
-def send(c: Config, namespace: str, labels: dict[str, str]) -> list[str]:
+def send(c: Config, namespace: str) -> list[str]:
     """Apply what is set here; returns the names of the keys."""
     for name, value in to_send(c).items():
         secret: dict[str, Any] = {
             "apiVersion": "v1", "kind": "Secret", "type": "Opaque",
-            "metadata": {"name": c.secret_name, "namespace": namespace, "labels": labels},
+            "metadata": {"name": c.secret_name, "namespace": namespace, "labels": {NAME_LABEL: OURS}},
             "data": {name: base64.b64encode(value.encode()).decode()}}
         manager = f"{MANAGER}-{name.lower().replace('_', '-')}"
         done = kubectl("apply", "--server-side", f"--field-manager={manager}", "-n", namespace, "-f", "-",
                        stdin=json.dumps(secret))
         if done.code and (found := re.search(r'conflicts? with "([^"]+)"', done.err)):
-            raise Refused(BAD_ENVIRONMENT, f"SECRET_NAME={c.secret_name}: that Secret has another {name}, which "
-                          f"{found[1]} has put there; choose a SECRET_NAME of your own, leave {name} out here, or "
-                          f"delete it: kubectl delete secret {c.secret_name} -n {namespace}")
+            what = (f"that Secret has another {name}, which {found[1]} has put there" if f".data.{name}" in done.err
+                    else f"something else than {name} is {found[1]}'s in that Secret ({short(done.complaint)})")
+            raise Refused(BAD_ENVIRONMENT, f"SECRET_NAME={c.secret_name}: {what}; choose a SECRET_NAME of your own, "
+                          f"leave {name} out here, or delete it: kubectl delete secret {c.secret_name} -n {namespace}")
         if done.code:
             raise refusal(done, ("apply", "secret"))
     return list(to_send(c))

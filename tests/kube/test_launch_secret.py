@@ -1,6 +1,7 @@
 """Secrets on their way to the cluster: on standard input, and nowhere else, wherever one might look."""
 
 import base64
+import json
 import os
 import subprocess
 import sys
@@ -58,7 +59,7 @@ def test_a_secret_is_on_standard_input_and_nowhere_else(user: User, cluster: Clu
     secret, = cluster.objects("Secret")
     assert {name: base64.b64decode(value).decode() for name, value in secret["data"].items()} == {
         "HF_TOKEN": TOKEN, "WANDB_API_KEY": KEY}
-    assert secret["metadata"]["labels"]["app.kubernetes.io/instance"] == "pure-transformer-8xa100"
+    assert secret["metadata"]["labels"] == {"app.kubernetes.io/name": "pure-transformer"}  # of no one job
     calls = said.read_bytes()
     assert b"apply --server-side" in calls and not seen_in(calls)
     assert any(b"apply" in line for line in lines) and not any(map(seen_in, lines))
@@ -105,6 +106,26 @@ def test_somebody_elses_key_is_not_replaced(user: User, cluster: Cluster) -> Non
     assert base64.b64decode(secret["data"]["HF_TOKEN"]) == b"hf_theirs"
     assert cluster.objects("Job") == []
     assert user.launch(HF_TOKEN=TOKEN, SECRET_NAME="mine").code == 0
+
+
+def test_jobs_of_other_names_share_a_secret(user: User, cluster: Cluster) -> None:
+    for name in ("first", "second"):
+        done = user.launch(JOB_NAME=name, HF_TOKEN=TOKEN, WANDB_API_KEY=KEY)
+        assert done.code == 0, done.err
+    secret, = cluster.objects("Secret")
+    assert set(secret["data"]) == {"HF_TOKEN", "WANDB_API_KEY"}
+    assert {job["metadata"]["name"] for job in cluster.objects("Job")} == {"first", "second"}
+
+
+def test_what_is_no_key_and_anothers_is_not_said_to_be_a_key(user: User, cluster: Cluster) -> None:
+    k.succeed("create", "-f", "-", stdin=json.dumps({
+        "apiVersion": "v1", "kind": "Secret", "metadata": {
+            "name": "pure-transformer-secrets", "labels": {"app.kubernetes.io/name": "theirs"}}}))
+    done = user.launch(HF_TOKEN=TOKEN)
+    assert done.code == 78 and "another HF_TOKEN" not in done.err
+    assert "something else than HF_TOKEN is kubectl-create's in that Secret (Apply failed with 1 conflict" in done.err
+    assert "app.kubernetes.io/name" in done.err and "choose a SECRET_NAME of your own" in done.err
+    assert not seen_in((done.out + done.err).encode()) and cluster.objects("Job") == []
 
 
 def test_a_secret_on_makes_command_line_is_refused(user: User, cluster: Cluster) -> None:
