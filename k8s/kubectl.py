@@ -4,25 +4,32 @@ Nothing here talks to a cluster in another way. What is secret goes in on standa
 everyone on the machine.
 """
 
+import contextlib
 import dataclasses
 import json
 import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
 BAD_SETTING, UNAVAILABLE, BAD_ENVIRONMENT = 64, 69, 78  # exit codes, as scripts/launch.sh has them
 PATIENCE_S = 60.0    # for a call that asks or applies
 ANSWER_S = 10        # for the server's first answer, so that one that is out of reach is soon known
+KEPT_TO: ContextVar[tuple[str, ...]] = ContextVar("KEPT_TO", default=())  # flags that keep all calls to one context
 
 
 class Refused(Exception):
-    """It cannot be done as it stands: an exit code, and a sentence for each reason that says what to do."""
+    """It cannot be done as it stands: an exit code, and a sentence for each reason that says what to do.
 
-    def __init__(self, code: int, *sentences: str):
-        self.code, self.sentences = code, list(sentences)
+    kind: "rights" where the user may not do it, "" else.
+    """
+
+    def __init__(self, code: int, *sentences: str, kind: str = ""):
+        self.code, self.sentences, self.kind = code, list(sentences), kind
         super().__init__("\n".join(sentences))
 
     @property
@@ -56,6 +63,16 @@ class Context:
     server: str
 
 
+@contextlib.contextmanager
+def keeping_to(here: Context) -> Iterator[None]:
+    """Within, all calls go to this context, whatever `kubectl config use-context` says meanwhile."""
+    token = KEPT_TO.set(("--context", here.name) if here.name else ())
+    try:
+        yield
+    finally:
+        KEPT_TO.reset(token)
+
+
 def program() -> str:
     """The path of kubectl: that of PATH, else the one that make setup-dev installs."""
     beside = Path(sys.prefix) / "bin" / "kubectl"
@@ -68,8 +85,9 @@ def program() -> str:
 def kubectl(*args: str, stdin: str | None = None, timeout: float = PATIENCE_S) -> Done:
     """Run `kubectl args...` and wait for it. What comes on its standard output and error is kept, not shown."""
     try:
-        done = subprocess.run([program(), *args], input=stdin, capture_output=True, text=True, errors="replace",
-                              timeout=timeout, check=False, stdin=subprocess.DEVNULL if stdin is None else None)
+        done = subprocess.run([program(), *KEPT_TO.get(), *args], input=stdin, capture_output=True, text=True,
+                              errors="replace", timeout=timeout, check=False,
+                              stdin=subprocess.DEVNULL if stdin is None else None)
     except subprocess.TimeoutExpired:
         raise Refused(UNAVAILABLE, f"the cluster has not answered `kubectl {' '.join(args[:2])}` in {timeout:.0f} s; "
                       "see whether `kubectl get pods` answers, and try again") from None
@@ -78,7 +96,7 @@ def kubectl(*args: str, stdin: str | None = None, timeout: float = PATIENCE_S) -
 
 def start(*args: str, **options: Any) -> subprocess.Popen:
     """Start `kubectl args...` for what streams: logs that are followed, archives. The options are Popen's."""
-    return subprocess.Popen([program(), *args], **{"stdin": subprocess.DEVNULL, **options})
+    return subprocess.Popen([program(), *KEPT_TO.get(), *args], **{"stdin": subprocess.DEVNULL, **options})
 
 
 def succeed(*args: str, stdin: str | None = None, timeout: float = PATIENCE_S) -> str:
@@ -103,7 +121,7 @@ def refusal(done: Done, args: tuple[str, ...] = ()) -> Refused:
     if found := re.search(r'cannot (\w+) resource "([^"]+)".*?(?: in the namespace "([^"]+)"|$)', said):
         where = f" in namespace {found[3]}" if found[3] else ""
         return Refused(BAD_ENVIRONMENT, f"you may not {found[1]} {found[2]}{where}; ask its administrator for that "
-                       "right, or choose another NAMESPACE or context: kubectl config get-contexts")
+                       "right, or choose another NAMESPACE or context: kubectl config get-contexts", kind="rights")
     if found := re.search(r"exceeded quota: .*", said):
         return Refused(BAD_ENVIRONMENT, f"the namespace's quota is used up ({short(found[0])}); see it with kubectl "
                        "describe quota, and ask for less, or for more quota")
@@ -147,7 +165,8 @@ def context() -> Context:
 def reach() -> Context:
     """The context in use, of a cluster that has just answered; Refused, in words, where it does not."""
     here = context()
-    done = kubectl("get", "--raw", "/version", f"--request-timeout={ANSWER_S}s")
+    with keeping_to(here):
+        done = kubectl("get", "--raw", "/version", f"--request-timeout={ANSWER_S}s")
     if done.code and not re.search(r"[Ff]orbidden", done.err):  # who may not see its version still reached it
         raise refusal(done, ("get", "--raw"))
     return here

@@ -74,6 +74,16 @@ def test_the_context_is_the_users(kubeconfig: Path, free_port: int) -> None:
     assert k.namespace_of("") == "default"
 
 
+def test_a_context_is_kept_to(kubeconfig: Path, free_port: int) -> None:
+    here = k.context()
+    text = kubeconfig.read_text().replace("current-context: lab", "current-context: other").replace(
+        "contexts: [", "contexts: [{name: other, context: {cluster: lab, user: me}}, ")
+    with k.keeping_to(here):
+        kubeconfig.write_text(text)
+        assert k.context() == here
+    assert k.context().name == "other"
+
+
 @pytest.mark.parametrize("current", ['""', "gone"])
 def test_no_context_is_told_with_how_to_choose_one(kubeconfig: Path, current: str) -> None:
     kubeconfig.write_text(CONTEXT.format(current=current, namespace="", port=1))
@@ -109,6 +119,7 @@ def test_a_complaint_becomes_a_sentence(said: str, sentence: str) -> None:
     refused = refusal(Done(1, "", said), ("get", "x"))
     assert sentence in refused.sentence and "\n" not in refused.sentence
     assert refused.code == 78
+    assert refused.kind == ("rights" if "cannot" in said else "")
 
 
 def test_kubectls_own_log_lines_and_warnings_are_no_part_of_its_complaint() -> None:
