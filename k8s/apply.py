@@ -3,10 +3,21 @@
 import json
 import re
 
-from k8s.kubectl import BAD_ENVIRONMENT, BAD_SETTING, Done, Refused, kubectl, refusal, short, start, succeed
+from k8s.kubectl import (
+    BAD_ENVIRONMENT,
+    BAD_SETTING,
+    UNAVAILABLE,
+    Done,
+    Refused,
+    kubectl,
+    refusal,
+    short,
+    start,
+    succeed,
+)
 from k8s.render import objects
 from k8s.secret import MANAGER
-from k8s.standing import INSTANCE_LABEL, NAME_LABEL, OURS, config_map_of
+from k8s.standing import INSTANCE_LABEL, NAME_LABEL, OURS, config_map_of, get, of_kind, rendered
 from train.config import Config
 
 
@@ -47,6 +58,13 @@ def apply_claim(text: str, namespace: str) -> None:
         raise refusal(done, ("apply", "volume"))
 
 
+def is_there(text: str, namespace: str) -> bool:
+    """Whether the Job of this YAML, and not another of its name, is in the cluster."""
+    ours = of_kind("Job", objects(text))
+    theirs = get("job", ours["metadata"]["name"], namespace)
+    return theirs is not None and rendered(theirs) == rendered(ours)
+
+
 def delete_job(name: str, namespace: str, patience_s: float) -> None:
     """Delete a Job and wait until its pods are gone too."""
     done = kubectl("delete", "job", name, "-n", namespace, "--ignore-not-found", "--cascade=foreground", "--wait=true",
@@ -65,7 +83,7 @@ def wait_until_gone(name: str, namespace: str, patience_s: float) -> None:
 
 def not_gone(done: Done, name: str, namespace: str, patience_s: float) -> Refused:
     if "timed out" in done.complaint:
-        return Refused(BAD_ENVIRONMENT, f"Job {name} is not gone after {patience_s:.0f} s; kubectl get pods -n "
+        return Refused(UNAVAILABLE, f"Job {name} is not gone after {patience_s:.0f} s; kubectl get pods -n "
                        f"{namespace} -l job-name={name} shows which pods do not end; then try again")
     return refusal(done, ("delete", "job"))
 
@@ -82,13 +100,18 @@ def sweep(c: Config, namespace: str) -> None:
 
 
 def take_back(c: Config, text: str, namespace: str) -> None:
-    """Delete what a launch that is given up has applied, but for what another Job of the same name uses.
+    """Delete what a launch that is given up has applied, but for what another Job uses, of the same name or beside it.
 
     In a session of its own: Ctrl-C asks all processes of the terminal to end, and this must not.
     """
     things = [(thing["kind"], thing["metadata"]["name"]) for thing in objects(text)]
     job = next(name for kind, name in things if kind == "Job")
-    quietly("delete", "job", job, namespace)
+    try:
+        ours = is_there(text, namespace)
+    except Refused:  # Ctrl-C again, or no answer: it was ours when it was last seen
+        ours = True
+    if ours:
+        quietly("delete", "job", job, namespace)
     left = succeed("get", "jobs", "-n", namespace, "-l", selector(c), "-o", "name").split()
     for kind, name in things:
         if kind in ("Service", "NetworkPolicy") and not left:

@@ -6,12 +6,13 @@ What a user may not see is no fault: it is remarked on and left unchecked.
 import dataclasses
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from k8s import secret, sites
 from k8s.kubectl import BAD_ENVIRONMENT, BAD_SETTING, Refused, kubectl, no_namespace, refusal, short
 from k8s.standing import get
+from k8s.target import when
 from train.config import Config
 
 # What a launch does, and what the commands after it do: (verb, resource, subresource).
@@ -23,9 +24,12 @@ GROUPS = {"jobs": "batch", "networkpolicies": "networking.k8s.io"}  # of all oth
 FOR_A_CLAIM = (("create", "persistentvolumeclaims", ""), ("patch", "persistentvolumeclaims", ""))
 FOR_A_SECRET = (("create", "secrets", ""), ("patch", "secrets", ""))
 HANDY = {("get", "pods", ""): "make status says less",
+         ("get", "configmaps", ""): "in what settings a Job that is there differs is not told",
          ("list", "jobs", ""): "settings of earlier launches stay behind",
          ("watch", "jobs", ""): "make stop and restart cannot wait for its end",
          ("create", "pods", "exec"): "make fetch-run cannot work",
+         ("create", "pods", ""): "make checkpoints and fetch-run cannot read the volume without a pod of the run",
+         ("delete", "pods", ""): "the pod by which make checkpoints and fetch-run read the volume stays for a while",
          ("delete", "configmaps", ""): "settings of earlier launches stay behind"}
 
 
@@ -85,7 +89,7 @@ def get_or_none(found: Found, kind: str, name: str) -> dict[str, Any] | None:
     try:
         return get(kind, name, found.namespace)
     except Refused as refused:
-        if "you may not" not in refused.sentence:
+        if refused.kind != "rights":
             raise
         return None
 
@@ -146,9 +150,9 @@ def check_secrets(found: Found, c: Config) -> None:
     if "(NotFound)" in done.err:
         found.environment(
             f"IMAGE_PULL_SECRET={c.image_pull_secret}: there is no such Secret in namespace {found.namespace}; make it "
-            f"of the file that a login to the registry has left: kubectl create secret generic {c.image_pull_secret} "
-            f"-n {found.namespace} --type=kubernetes.io/dockerconfigjson "
-            "--from-file=.dockerconfigjson=$HOME/.docker/config.json")
+            "of a login to that registry alone: docker --config FOLDER login HOST, then kubectl create secret generic "
+            f"{c.image_pull_secret} -n {found.namespace} --type=kubernetes.io/dockerconfigjson "
+            "--from-file=.dockerconfigjson=FOLDER/config.json")
     elif "(Forbidden)" in done.err:
         found.remarks.append(f"IMAGE_PULL_SECRET={c.image_pull_secret} is unchecked: you may not see Secrets")
 
@@ -169,7 +173,10 @@ def check_priority(found: Found, c: Config) -> None:
 # ---------------------------------------------------------------------------------------------------
 
 CLASSES = ("custom-columns=NAME:.metadata.name,"
-           r"DEFAULT:.metadata.annotations.storageclass\.kubernetes\.io/is-default-class,BINDING:.volumeBindingMode")
+           r"DEFAULT:.metadata.annotations.storageclass\.kubernetes\.io/is-default-class,BINDING:.volumeBindingMode,"
+           "PROVISIONER:.provisioner")
+# Who makes disks that one node at a time may write to; a claim for many nodes waits for ever for one of these.
+OF_ONE_NODE = re.compile(r"rbd\.csi|/rbd$|\bebs\b|pd\.csi|gce-pd|disk\.csi|azure-disk|\bcinder\b")
 
 
 def check_storage(found: Found, c: Config) -> None:
@@ -178,7 +185,7 @@ def check_storage(found: Found, c: Config) -> None:
     if done.code:
         if found.claim is None and c.storage_class:
             found.remarks.append(f"STORAGE_CLASS={c.storage_class} is unchecked: you may not list storage classes")
-        classes, default = None, None
+        rows, classes, default = [], None, None
     else:
         rows = [line.split() for line in done.out.splitlines() if line.split()]
         classes = {row[0]: row[2] for row in rows}
@@ -190,6 +197,7 @@ def check_storage(found: Found, c: Config) -> None:
         elif classes is not None and not c.storage_class and default is None:
             found.setting(f"STORAGE_CLASS is not set, and this cluster has no default class; there are "
                           f"{sites.some(classes)}: take one that many nodes can write to, such as CephFS or NFS")
+        found.setting(*of_one_node({row[0]: row[3] for row in rows}, c.storage_class or default or "", c))
         return
     phase = (found.claim.get("status") or {}).get("phase")
     its_class = found.claim["spec"].get("storageClassName") or default or ""
@@ -206,13 +214,24 @@ def check_storage(found: Found, c: Config) -> None:
                           "STORAGE_CLASS")
 
 
+def of_one_node(provisioners: Mapping[str, str], wanted: str, c: Config) -> list[str]:
+    """What is to be said where many pods are to write to a volume that one node at a time may have."""
+    if c.nodes == 1 or not OF_ONE_NODE.search(provisioners.get(wanted, "")):
+        return []
+    may_do = [name for name, provisioner in provisioners.items() if not OF_ONE_NODE.search(provisioner)]
+    whose = "" if c.storage_class else f", and {wanted} is this cluster's default"
+    return [f"STORAGE_CLASS={c.storage_class}{whose}: {provisioners[wanted]} makes disks that one node at a time can "
+            f"write to, and NODES={c.nodes} pods are to; of the others these may do: {sites.some(may_do)} (CephFS and "
+            "NFS do)"]
+
+
 def last_warning(found: Found, name: str) -> str:
     """What the cluster last complained of about an object."""
     done = kubectl("get", "events", "-n", found.namespace, "--field-selector", f"involvedObject.name={name}", "-o",
                    "json")
     events = json.loads(done.out)["items"] if done.code == 0 else []
     said = [event for event in events if event.get("type") == "Warning"]
-    return short(said[-1].get("message", "")) if said else "no reason given"
+    return short(sorted(said, key=when)[-1].get("message", "")) if said else "no reason given"
 
 
 def check_claim(found: Found, c: Config) -> None:
@@ -258,12 +277,13 @@ def check_nodes(found: Found, c: Config, on_gpus: bool) -> None:
     try:
         found.nodes = sites.nodes()
     except Refused as refused:
-        if "you may not" not in refused.sentence:
+        if refused.kind != "rights":
             raise
         found.remarks.append("GPU_PRODUCTS and SITE are unchecked: you may not list nodes")
         return
     if on_gpus and found.nodes:
         found.setting(*sites.problems(found.nodes, c))
+        found.remarks += filter(None, [sites.waits_for(found.nodes, c)])
 
 
 def site_of(nodes: Sequence[sites.Node] | None, node: str) -> str:

@@ -22,7 +22,7 @@ from typing import Any
 from k8s import apply, placement, plan, secret, sites
 from k8s.checks import Found, check, claim_bytes
 from k8s.image_ref import image_of
-from k8s.kubectl import BAD_SETTING, UNAVAILABLE, Context, Refused, reach
+from k8s.kubectl import BAD_SETTING, UNAVAILABLE, Context, Refused, keeping_to, reach
 from k8s.render import claim, objects, render
 from k8s.shape import cluster_config, overlay_of
 from k8s.standing import Standing, of_kind, standing
@@ -104,18 +104,27 @@ def send(command: str) -> int:
         return 0
     here = reach()
     order = Order(c, here, c.namespace or here.namespace, image, text, again, data)
+    with keeping_to(here):
+        return send_there(command, order, missing)
+
+
+def send_there(command: str, order: Order, missing: list[str]) -> int:
+    """What is left to be done by asking and telling the cluster. missing: why there is no image."""
+    c, again = order.c, order.again
     if command == "restart":
         check_place(order)
-    found = check(c, order.namespace, on_gpus=not data)
+    found = check(c, order.namespace, on_gpus=not order.data)
     found.setting(*missing)
-    stands = stand(order, found) if image and found.namespace_is_there else Standing("none")
+    stands = stand(order, found) if order.image and found.namespace_is_there else Standing("none")
     if stands.state == "same" and command != "restart":
         say(stands.sentence)
         if sent := secret.to_send(c):
             say(f"{' and '.join(sent)}: not sent again; where it has changed, {again} sends it")
         say(next_steps(order))
         return 0
-    if stands.state == "differs" and command != "restart":
+    if whose := of_another_run(order, stands):
+        found.setting(whose)
+    elif stands.state == "differs" and command != "restart":
         found.setting(stands.sentence)
     elif stands.state in ("complete", "failed") and command == "train":
         found.environment(stands.sentence)  # of a data Job that has ended nothing is to be kept
@@ -132,9 +141,20 @@ def stand(order: Order, found: Found) -> Standing:
     try:
         return standing(objects(order.text), order.namespace, again)
     except Refused as refused:
-        if "you may not" not in refused.sentence:
+        if refused.kind != "rights":
             found.problems += [(refused.code, sentence) for sentence in refused.sentences]
         return Standing("none")
+
+
+def of_another_run(order: Order, stands: Standing) -> str:
+    """What is to be said where the Job that is there is another run's, which nothing may replace; one that leaves has
+    been stopped by somebody already."""
+    if order.data or stands.state == "leaving" or stands.run in ("", order.c.run_name):
+        return ""
+    trains = "trained" if stands.state in ("complete", "failed") else "trains"
+    return (f"JOB_NAME={order.job}: the Job of that name in namespace {order.namespace} {trains} run {stands.run}, and "
+            f"this is run {order.c.run_name}: choose another JOB_NAME, or stop it first with make stop "
+            f"RUN_NAME={stands.run} JOB_NAME={order.job} WHERE=cluster")
 
 
 def check_place(order: Order) -> None:
@@ -186,7 +206,8 @@ def carry_out(order: Order, found: Found, stands: Standing, step_s: float | None
         raise Refused(placed.code, placed.problem)
     if not placed.all_have_nodes:
         say(f"{placement.why_not(placed, order.job, order.namespace)}. Pods that have one hold their GPUs meanwhile: "
-            "make stop gives them back, make train-8xa100 WAIT=1 tries until all fit, make sites lists what there is")
+            "make stop gives them back, make train-8xa100 WAIT=1 tries until all fit, make sites lists what there is"
+            + ("" if order.data else f"; where the others land: make status RUN_NAME={c.run_name}"))
     for pod in placed.pods:
         if pod.state == "Failed":
             say(f"pod {pod.name} has ended with code {pod.exit_code}, and the Job makes another; make logs says more")
@@ -230,19 +251,27 @@ def once(order: Order) -> placement.Placed:
 
 def gather(order: Order) -> placement.Placed:
     """Try until all pods have a node: a Job of which only some fit is taken away, so that it holds no GPU idle."""
-    minutes = format_value(order.c.wait_minutes)
+    minutes, patience_s = format_value(order.c.wait_minutes), order.c.grace_period_s + 60
+    leaving = False  # an earlier try's Job was told to go, and nobody has seen it gone
     try:
         while True:
             try:
+                if leaving and apply.is_there(order.text, order.namespace):
+                    apply.delete_job(order.job, order.namespace, patience_s)  # told again, if it was not heard
+                leaving = False
                 say(apply.apply(order.text, order.namespace, order.again))
                 placed = placement.wait(order.look, FIT_S, say)
                 if placed.all_have_nodes and not placed.problem:
                     apply.sweep(order.c, order.namespace)
                     return placed
                 reason = placed.problem or placement.why_not(placed, order.job, order.namespace)
-                apply.delete_job(order.job, order.namespace, order.c.grace_period_s + 60)
                 if placed.problem:
+                    with contextlib.suppress(Refused):  # else it is taken back below, and not waited for
+                        apply.delete_job(order.job, order.namespace, patience_s)
                     raise Refused(placed.code, placed.problem)
+                leaving = True
+                apply.delete_job(order.job, order.namespace, patience_s)
+                leaving = False
                 say(f"{reason}; taken back, the next try is in {minutes} minutes (Ctrl-C gives up)")
             except Refused as refused:
                 if refused.code != UNAVAILABLE:

@@ -11,6 +11,7 @@ from k8s import words
 from k8s.checks import site_of
 from k8s.kubectl import BAD_ENVIRONMENT, kubectl, refusal, short, succeed
 from k8s.sites import Node, room
+from k8s.target import when
 from train import wan
 from train.config import Config
 
@@ -120,8 +121,8 @@ def warnings(placed: Placed, job: str, namespace: str) -> str:
     names = {job, *(pod.name for pod in placed.pods if pod.state not in ("Running", "Succeeded"))}
     done = kubectl("get", "events", "-n", namespace, "--field-selector", "type=Warning", "-o", "json")
     events = json.loads(done.out)["items"] if done.code == 0 else []
-    said = [event.get("message", "") for event in events if event.get("involvedObject", {}).get("name") in names]
-    return short(" ".join(said[-1].split())) if said else ""
+    said = [event for event in events if event.get("involvedObject", {}).get("name") in names]
+    return short(" ".join(str(sorted(said, key=when)[-1].get("message", "")).split())) if said else ""
 
 
 def why_not(placed: Placed, job: str, namespace: str) -> str:

@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 
-from k8s.kubectl import BAD_SETTING, Refused, reach, succeed
+from k8s.kubectl import BAD_SETTING, Refused, keeping_to, reach, succeed
 from k8s.shape import cluster_config
 from train.config import Config
 from train.settings import SettingsError
@@ -62,17 +62,18 @@ def products_of(c: Config) -> list[str]:
     return c.gpu_products.split(",")
 
 
-def room(listed: Iterable[Node], c: Config) -> dict[str, int]:
-    """Zone -> how many pods of the wished shape its nodes could hold, if nothing else ran."""
+def room(listed: Iterable[Node], c: Config, all_of_them: bool = False) -> dict[str, int]:
+    """Zone -> how many pods of the wished shape its nodes could hold, if nothing else ran: those that take pods now,
+    or all of them, since one that is cordoned or not ready comes back."""
     held: dict[str, int] = {}
     for node in listed:
-        if node.takes_pods and node.product in products_of(c):
+        if (all_of_them or node.takes_pods) and node.product in products_of(c):
             held[node.zone] = held.get(node.zone, 0) + node.gpus // (c.gpus_per_node or 1)
     return held
 
 
 def problems(listed: Sequence[Node], c: Config) -> list[str]:
-    """Why the wished shape cannot fit even an idle cluster, as sentences."""
+    """Why the wished shape cannot fit even an idle cluster with all its nodes at work, as sentences."""
     wished, zones = products_of(c), {node.zone for node in listed if node.zone}
     if c.site and c.site not in zones:
         return [f"SITE={c.site}: no node is in such a zone; there are {some(zones)} (make sites)"]
@@ -85,15 +86,29 @@ def problems(listed: Sequence[Node], c: Config) -> list[str]:
         elsewhere = sorted({node.zone for node in listed if node.product in wished and node.zone})
         remedy = f"; they are at {some(elsewhere)}" if elsewhere else f"; there are {some(there)}"
         return [f"GPU_PRODUCTS={c.gpu_products}: no node{where} has any of these{remedy} (make sites)"]
-    held = room(here, c)
-    if (total := sum(held.values())) >= c.nodes:
+    if (total := sum(room(here, c, True).values())) >= c.nodes:
         return []
-    best = max((node.gpus for node in here if node.takes_pods and node.product in wished), default=0)
-    others = [zone for zone, pods in sorted(room(listed, c).items()) if pods >= c.nodes and zone != c.site and zone]
-    return [f"NODES={c.nodes} GPUS_PER_NODE={c.gpus_per_node}: the nodes{where} that are ready and have "
+    best = max((node.gpus for node in here if node.product in wished), default=0)
+    others = [zone for zone, pods in sorted(room(listed, c, True).items())
+              if pods >= c.nodes and zone != c.site and zone]
+    return [f"NODES={c.nodes} GPUS_PER_NODE={c.gpus_per_node}: the nodes{where} that have "
             f"{' or '.join(wished)} could hold {total} such pods at most, and none has more than {best} GPUs; "
             + (f"choose another site (SITE={others[0]}), " if c.site and others else "choose ")
             + "another shape, or more GPU_PRODUCTS (make sites)"]
+
+
+def waits_for(listed: Sequence[Node], c: Config) -> str:
+    """What is to be said where the wished shape fits only once nodes are back; "" where it fits those that take pods,
+    or not even all of them."""
+    here = [node for node in listed if not c.site or node.zone == c.site]
+    now, total = (sum(room(here, c, every).values()) for every in (False, True))
+    if c.device == "cpu" or now >= c.nodes or total < c.nodes:
+        return ""
+    away = sum(node.product in products_of(c) and not node.takes_pods for node in here)
+    return (f"{away} {'node' if away == 1 else 'nodes'}{f' at SITE={c.site}' if c.site else ''} with GPUs of "
+            f"GPU_PRODUCTS {'is' if away == 1 else 'are'} cordoned or not ready: without "
+            f"{'it' if away == 1 else 'them'} there is room for {now} such pods, of NODES={c.nodes}, and the others "
+            "wait (make sites)")
 
 
 def some(names: Iterable[str]) -> str:
@@ -133,8 +148,8 @@ def main() -> int:
     """`python -m k8s.sites`"""
     try:
         c, _ = cluster_config()
-        reach()
-        sys.stdout.write(table(nodes(), c))
+        with keeping_to(reach()):
+            sys.stdout.write(table(nodes(), c))
     except SettingsError as error:
         sys.stderr.write(f"{error}\n")
         return BAD_SETTING

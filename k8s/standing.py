@@ -10,7 +10,7 @@ from typing import Any
 
 from k8s.kubectl import BAD_SETTING, Refused, kubectl, refusal, short
 
-RENDERED = "pure-transformer/rendered"
+RENDERED, RUN = "pure-transformer/rendered", "pure-transformer/run-name"
 NAME_LABEL, OURS = "app.kubernetes.io/name", "pure-transformer"
 INSTANCE_LABEL = "app.kubernetes.io/instance"
 MANY = 8  # differences that are listed
@@ -22,6 +22,7 @@ class Standing:
 
     state: str
     sentence: str = ""
+    run: str = ""  # which it trains
 
 
 def get(kind: str, name: str, namespace: str) -> dict[str, Any] | None:
@@ -58,23 +59,24 @@ def standing(wanted: list[dict[str, Any]], namespace: str, again: str) -> Standi
     theirs = get("job", name, namespace)
     if theirs is None:
         return Standing("none")
+    run = str((theirs["metadata"].get("annotations") or {}).get(RUN, ""))
     if (theirs["metadata"].get("labels") or {}).get(NAME_LABEL) != OURS:
         raise Refused(BAD_SETTING, f"JOB_NAME={name}: namespace {namespace} has a Job of that name that is none of "
                       "ours; choose another JOB_NAME")
     if theirs["metadata"].get("deletionTimestamp"):
-        return Standing("leaving", f"Job {name} is on its way out: its pods save and end")
+        return Standing("leaving", f"Job {name} is on its way out: its pods save and end", run)
     status = theirs.get("status") or {}
     for condition in status.get("conditions") or []:
         if condition["type"] in ("Complete", "Failed") and condition["status"] == "True":
-            return over(name, condition, again)
+            return dataclasses.replace(over(name, condition, again), run=run)
     if rendered(theirs) == rendered(ours) and rendered(ours):
         return Standing("same", f"Job {name} is in namespace {namespace} already, with these settings and this image; "
-                        "nothing was applied")
+                        "nothing was applied", run)
     changes = list(differences(ours, theirs, wanted, namespace))
     more = f"; and {len(changes) - MANY} more" if len(changes) > MANY else ""
     listed = "; ".join(changes[:MANY]) + more if changes else "in what earlier manifests had beside these"
     return Standing("differs", f"Job {name} is in namespace {namespace} already and differs ({listed}), and a Job "
-                    f"cannot be changed: {again} saves, stops and replaces it; volume and checkpoints stay")
+                    f"cannot be changed: {again} saves, stops and replaces it; volume and checkpoints stay", run)
 
 
 def over(name: str, condition: Mapping[str, Any], again: str) -> Standing:
@@ -83,7 +85,7 @@ def over(name: str, condition: Mapping[str, Any], again: str) -> Standing:
     if condition["type"] == "Complete":
         return Standing("complete", f"Job {name} is done{f' since {at}' if at else ''} and still there: make fetch-run "
                         f"brings its results; {again} takes its place, for which TRAIN_TOKENS or MAX_STEPS must be "
-                        "larger, or RUN_NAME another")
+                        "larger; another run wants another JOB_NAME, or make stop first")
     why = short(": ".join(filter(None, (condition.get("reason", ""), condition.get("message", "")))))
     return Standing("failed", f"Job {name} has failed{f' at {at}' if at else ''} ({why or 'no reason given'}) and is "
                     f"still there: make logs ONLY=errors says more; once that is mended, {again} goes on from the "
@@ -103,14 +105,25 @@ def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any], wanted: list
     if before != now:
         yield f"image {before} there, {now} now"
     if (name := config_map_of(theirs)) != config_map_of(ours):
-        there = get("configmap", name, namespace) if name else None
-        if there is None:
-            yield f"its settings cannot be told, as ConfigMap {name or '(none)'} is gone"
+        try:
+            there = get("configmap", name, namespace) if name else None
+        except Refused as refused:
+            if refused.kind != "rights":
+                raise
+            yield "its settings, which you may not see"
         else:
-            yield from changed_settings(there.get("data") or {}, of_kind("ConfigMap", wanted).get("data") or {})
+            yield from told_settings(there, name, wanted)
     for path, before, now in changed(ours["spec"], theirs["spec"], "spec"):
         if not path.endswith((".image", ".configMapRef.name")):
             yield f"{path} {before} there, {now} now"
+
+
+def told_settings(there: Mapping[str, Any] | None, name: str, wanted: list[dict[str, Any]]) -> Iterator[str]:
+    """In words: how the settings of the ConfigMap that is there differ."""
+    if there is None:
+        yield f"its settings cannot be told, as ConfigMap {name or '(none)'} is gone"
+    else:
+        yield from changed_settings(there.get("data") or {}, of_kind("ConfigMap", wanted).get("data") or {})
 
 
 def changed_settings(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:

@@ -262,7 +262,8 @@ def test_pods_that_wait_are_told_with_the_schedulers_reason(user: User, cluster:
         done = user.launch()
     assert done.code == 0
     assert "2 of 4 pods have no node (0/2 nodes are available: 2 Insufficient nvidia.com/gpu.)" in done.out
-    assert "make train-8xa100 WAIT=1 tries until all fit" in done.out and "make status" in done.out
+    assert "make train-8xa100 WAIT=1 tries until all fit" in done.out
+    assert "; where the others land: make status RUN_NAME=xlarge-8xa100\n" in done.out
     assert "waiting for nodes: 2 of 4 pods have one" in done.out
 
 

@@ -1,5 +1,6 @@
 """The plan's arithmetic, against the model itself, the presets' own and hand-made numbers."""
 
+import json
 import dataclasses
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import torch
 
 from k8s import placement, plan, sites
 from k8s.shape import cluster_config
+from k8s.kubectl import Done
 from k8s.sites import Node
 from tests.kube.user import A100
 from train import shards, wan
@@ -185,3 +187,11 @@ def test_a_site_is_refused_where_it_cannot_hold_the_shape(tmp_path: Path) -> Non
     problem, = sites.problems(nodes, c)
     assert "could hold 2 such pods at most" in problem and "another site (SITE=ucsd)" in problem
     assert sites.problems([*nodes, node("c", "ksu", gpus=4)], c) == []
+
+
+def test_the_newest_warning_is_told_wherever_it_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    events = [{"metadata": {}, "involvedObject": {"name": "job"}, "message": message, "lastTimestamp": stamp}
+              for message, stamp in (("older", "2026-01-01T00:00:01Z"), ("the newest", "2026-01-01T00:00:09Z"),
+                                     ("oldest", "2026-01-01T00:00:00Z"))]
+    monkeypatch.setattr(placement, "kubectl", lambda *_: Done(0, json.dumps({"items": events}), ""))
+    assert placement.warnings(placement.Placed([], 1), "job", "lab") == "the newest"

@@ -50,8 +50,12 @@ def test_rights_that_are_missing_are_named_together(user: User, cluster: Cluster
 
 def test_a_right_that_is_only_handy_is_remarked_on(user: User, cluster: Cluster) -> None:
     cluster.forbid("create", "pods/exec")
+    for verb, resource in (("create", "pods"), ("delete", "pods"), ("get", "configmaps")):
+        cluster.forbid(verb, resource)
     done = user.launch()
     assert done.code == 0
+    for right in ("create pods", "delete pods", "get configmaps"):
+        assert f"you may not {right} in namespace lab: " in done.err
     assert "you may not create pods/exec in namespace lab: make fetch-run cannot work" in done.err
 
 
@@ -96,10 +100,20 @@ def test_a_site_that_is_unknown_or_has_other_gpus(user: User, cluster: Cluster) 
 
 def test_a_shape_that_cannot_fit(user: User, cluster: Cluster) -> None:
     cluster.nodes({"name": "far", "zone": "ksu", "product": A100, "gpus": 16})
-    said = refused(user, cluster, 64, "NODES=3 GPUS_PER_NODE=8: the nodes at SITE=ucsd that are ready", NODES="3",
+    said = refused(user, cluster, 64, "NODES=3 GPUS_PER_NODE=8: the nodes at SITE=ucsd that have", NODES="3",
                    GPUS_PER_NODE="8", SITE="ucsd", BATCH_TOKENS="393216")
     assert "could hold 2 such pods at most, and none has more than 8 GPUs" in said
     assert user.launch(NODES="3", GPUS_PER_NODE="8", BATCH_TOKENS="393216").code == 0
+
+
+@pytest.mark.parametrize("state", [{"spec": {"unschedulable": True}}, {"status": {"conditions": [
+    {"type": "Ready", "status": "False"}]}}])
+def test_nodes_that_come_back_are_waited_for(user: User, cluster: Cluster, state: dict[str, Any]) -> None:
+    cluster.put(cluster.get("Node", "gpu-1") | state)
+    done = user.launch(NODES="2", GPUS_PER_NODE="8")
+    assert done.code == 0, done.err
+    assert ("1 node with GPUs of GPU_PRODUCTS is cordoned or not ready: without it there is room for 1 such pods, of "
+            "NODES=2, and the others wait") in done.err
 
 
 def test_a_job_name_that_is_no_dns_label(user: User, cluster: Cluster) -> None:
@@ -121,7 +135,8 @@ def test_an_image_that_was_never_pushed_is_told_with_all_else(user: User, cluste
 
 def test_what_logs_in_to_the_registry_is_missing(user: User, cluster: Cluster) -> None:
     refused(user, cluster, 78, "IMAGE_PULL_SECRET=login: there is no such Secret in namespace lab; make it of",
-            "kubectl create secret generic login -n lab --type=kubernetes.io/dockerconfigjson",
+            "docker --config FOLDER login HOST, then kubectl create secret generic login -n lab "
+            "--type=kubernetes.io/dockerconfigjson --from-file=.dockerconfigjson=FOLDER/config.json",
             IMAGE_PULL_SECRET="login")
 
 
@@ -165,6 +180,26 @@ def test_a_job_of_that_name_that_is_none_of_ours(user: User, cluster: Cluster) -
                 command=command, JOB_NAME="theirs")
 
 
+def test_another_runs_job_is_not_replaced(user: User, cluster: Cluster) -> None:
+    assert user.launch(RUN_NAME="theirs").code == 0
+    before = cluster.get("Job", "pure-transformer-8xa100")
+    cluster.requests.clear()
+    for command in ("train", "restart"):
+        said = refused(user, cluster, 64, "JOB_NAME=pure-transformer-8xa100: the Job of that name in namespace lab "
+                       "trains run theirs, and this is run mine: choose another JOB_NAME, or stop it first with make "
+                       "stop RUN_NAME=theirs", command=command, RUN_NAME="mine")
+        assert len(said.splitlines()) == 1
+    assert cluster.get("Job", "pure-transformer-8xa100") == before
+    assert user.launch("restart", RUN_NAME="theirs", MICRO_BATCH_SIZE="4").code == 0
+
+
+def test_settings_that_may_not_be_seen_do_not_make_a_job_none(user: User, cluster: Cluster) -> None:
+    assert user.launch().code == 0
+    cluster.requests.clear()
+    cluster.forbid("get", "configmaps")
+    refused(user, cluster, 64, "already and differs (its settings, which you may not see)", MICRO_BATCH_SIZE="4")
+
+
 # ---- The volume
 
 def claim(size: str = "500Gi", **changes: Any) -> dict[str, Any]:
@@ -196,6 +231,42 @@ def test_why_a_volume_waits_is_told_in_the_clusters_words(user: User, cluster: C
     thing = cluster.get("PersistentVolumeClaim", "pure-transformer")
     cluster.event(thing, "Warning", "ProvisioningFailed", "no room there")
     refused(user, cluster, 78, "this claim still waits for its disk (no room there)")
+
+
+def test_of_what_a_volume_waits_for_the_newest_is_told(user: User, cluster: Cluster) -> None:
+    put(cluster, claim(status={"phase": "Pending"}))
+    thing = cluster.get("PersistentVolumeClaim", "pure-transformer")
+    for name, time, message in (("a", "2026-01-01T00:00:02Z", "the newest"), ("b", "2026-01-01T00:00:01Z", "older")):
+        cluster.put({"kind": "Event", "apiVersion": "v1", "type": "Warning", "reason": "ProvisioningFailed",
+                     "message": message, "metadata": {"name": name, "namespace": "lab"}, "lastTimestamp": time,
+                     "involvedObject": {"kind": thing["kind"], "name": "pure-transformer", "namespace": "lab"}})
+    refused(user, cluster, 78, "this claim still waits for its disk (the newest)")
+
+
+def storage_class(name: str, provisioner: str, **annotations: str) -> dict[str, Any]:
+    return {"kind": "StorageClass", "apiVersion": "storage.k8s.io/v1", "provisioner": provisioner,
+            "metadata": {"name": name, "annotations": annotations}}
+
+
+def test_a_class_of_disks_for_one_node_is_refused_for_many(user: User, cluster: Cluster) -> None:
+    cluster.put(storage_class("rook-ceph-block", "rook-system.rbd.csi.ceph.com"))
+    refused(user, cluster, 64, "STORAGE_CLASS=rook-ceph-block: rook-system.rbd.csi.ceph.com makes disks that one node "
+            "at a time can write to, and NODES=4 pods are to; of the others these may do: standard",
+            STORAGE_CLASS="rook-ceph-block")
+    cluster.put(storage_class("standard", "ebs.csi.aws.com", **{"storageclass.kubernetes.io/is-default-class": "true"}))
+    cluster.put(storage_class("rook-cephfs", "rook-system.cephfs.csi.ceph.com"))
+    refused(user, cluster, 64, "STORAGE_CLASS=, and standard is this cluster's default: ebs.csi.aws.com makes disks",
+            "these may do: rook-cephfs (CephFS")
+    assert user.launch(STORAGE_CLASS="rook-cephfs").code == 0
+
+
+@pytest.mark.parametrize(("provisioner", "one"), [
+    ("rook-system.rbd.csi.ceph.com", True), ("kubernetes.io/rbd", True), ("kubernetes.io/aws-ebs", True),
+    ("pd.csi.storage.gke.io", True), ("kubernetes.io/gce-pd", True), ("disk.csi.azure.com", True),
+    ("rook-system.cephfs.csi.ceph.com", False), ("openebs.io/nfsrwx", False), ("file.csi.azure.com", False),
+    ("efs.csi.aws.com", False), ("filestore.csi.storage.gke.io", False)])
+def test_who_makes_disks_for_one_node(provisioner: str, one: bool) -> None:
+    assert bool(checks.OF_ONE_NODE.search(provisioner)) is one
 
 
 def test_a_volume_that_waits_for_its_first_pod_is_fine(user: User, cluster: Cluster) -> None:

@@ -9,8 +9,10 @@ import time
 from collections.abc import Callable
 
 import pytest
+import yaml
 
 from k8s import launch
+from k8s.kubectl import Done
 from tests.kube.cluster import Cluster
 from tests.kube.user import User, a_user
 from train.settings import ROOT
@@ -103,6 +105,70 @@ def test_a_cluster_that_does_not_answer_for_once_is_tried_again(user: User, clus
         done = user.launch(WAIT="1", WAIT_MINUTES="0.001")
     assert done.code == 0 and len(calls) == 2
     assert "the cluster does not answer; the next try is in 0.001 minutes" in done.out
+
+
+def test_a_job_that_leaves_slowly_does_not_end_the_waiting(user: User, cluster: Cluster,
+                                                           monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "FIT_S", 1.0)
+    real, asked = launch.apply.delete_job, list[int]()
+
+    def slow(name: str, namespace: str, patience_s: float) -> None:
+        asked.append(made(cluster))
+        if len(asked) == 1:
+            raise launch.apply.not_gone(Done(1, "", "error: timed out waiting for the condition"), name, namespace, 9)
+        real(name, namespace, patience_s)
+
+    monkeypatch.setattr(launch.apply, "delete_job", slow)
+    with user.scheduler(lambda index: "gpu-0" if index < 3 or len(asked) >= 2 else None):
+        done = user.launch(WAIT="1", WAIT_MINUTES="0.001")
+    assert done.code == 0, done.err
+    assert f"Job {JOB} is not gone after 9 s" in done.out and "the next try is in 0.001 minutes" in done.out
+    assert asked[:2] == [1, 1]  # the next try begins with what is left of the one before
+    assert len(cluster.objects("Pod")) == 4
+
+
+def test_who_changes_the_context_meanwhile_changes_nothing_here(user: User, cluster: Cluster,
+                                                                monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "FIT_S", 1.0)
+    there, path = list[int](), cluster.folder / "kubeconfig"
+
+    def pause(seconds: float) -> None:
+        there.append(made(cluster))
+        config = yaml.safe_load(path.read_text())
+        config["clusters"].append({"name": "other", "cluster": {"server": "http://127.0.0.1:9"}})
+        config["contexts"].append({"name": "other", "context": {"cluster": "other", "user": "lab-user"}})
+        path.write_text(yaml.safe_dump(config | {"current-context": "other"}))
+        if len(there) > 1:
+            raise launch.Told("it has gone elsewhere")
+
+    class Time:
+        sleep, time = staticmethod(pause), staticmethod(time.time)
+
+    monkeypatch.setattr(launch, "time", Time)
+    with user.scheduler(lambda index: "gpu-0" if index < 3 or there else None):
+        done = user.launch(WAIT="1", RUN_NAME="steady")
+    assert done.code == 0, done.out + done.err
+    assert there == [1] and made(cluster) == 2
+    assert '"context": "test"' in (user.runs / "steady" / "cluster.json").read_text()
+
+
+def test_who_gives_up_leaves_the_job_of_somebody_else(user: User, cluster: Cluster,
+                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "FIT_S", 0.0)
+
+    def pause(_: float) -> None:
+        theirs = {"kind": "Job", "apiVersion": "batch/v1", "metadata": {"name": JOB, "labels": {
+            "app.kubernetes.io/name": "pure-transformer"}}, "spec": {"template": {"spec": {
+                "restartPolicy": "Never", "containers": [{"name": "trainer", "image": "x"}]}}}}
+        cluster.put(theirs)
+        raise launch.Told("Ctrl-C")
+
+    class Time:
+        sleep, time = staticmethod(pause), staticmethod(time.time)
+
+    monkeypatch.setattr(launch, "time", Time)
+    assert user.launch(WAIT="1").code == 143
+    assert [job["metadata"]["name"] for job in cluster.objects("Job")] == [JOB]
 
 
 # ---- Without it
