@@ -13,6 +13,8 @@ LAUNCHER = re.compile("^launch: exit code [0-9]+: ")  # the last word of scripts
 MEANING = {0: "done", 1: "the trainer failed", 64: "a setting is bad", 69: "other nodes are missing",
            70: "no progress in spite of restarts", 75: "saved and stopped on request",
            78: "data or environment are bad", 137: "killed: out of memory, or by its node", 143: "told to stop"}
+FULL = re.compile("No space left on device|Disk quota exceeded")  # the latter is what CephFS says of a full claim
+OVERDUE_S = 60.0  # beyond its grace period, for a pod to leave
 FINAL = (64, 70, 78)  # these end the Job: another try cannot help
 
 HINT = {64: "mend the setting that the pod's log names, then make restart",
@@ -136,6 +138,8 @@ def trouble(pod: Thing) -> str:
     status = pod.get("status") or {}
     container = container_of(pod)
     disrupted = condition(pod, "DisruptionTarget")
+    if stays := lingers(pod, str(disrupted.get("reason")) if disrupted.get("status") == "True" else ""):
+        return stays
     if disrupted.get("status") == "True" or status.get("reason") in ("Evicted", "Preempting", "Preempted"):
         return gone(status, disrupted)
     if (over := container.get("terminated")) and status.get("phase") != "Succeeded":
@@ -146,6 +150,23 @@ def trouble(pod: Thing) -> str:
     if scheduled.get("status") == "False":
         return f"finds no node: {one_line(str(scheduled.get('message') or scheduled.get('reason') or ''))}"
     return waits(container.get("waiting") or {}, pod)
+
+
+def lingers(pod: Thing, disrupted: str) -> str:
+    """What to do about a pod that was told to leave and whose node may never say that it has; "" of any other. As long
+    as it is not over, the Job makes no other (podReplacementPolicy: Failed)."""
+    until, meta = pod["metadata"].get("deletionTimestamp"), pod["metadata"]
+    if (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed") or not until:
+        return ""
+    late = time.time() - seconds_of(until)  # the time stamp has the grace period in it
+    force = f"the Job makes no other before it is gone: kubectl delete pod {name_of(pod)} --grace-period=0 --force" + \
+        (f" -n {meta['namespace']}" if meta.get("namespace") else "")
+    if late > OVERDUE_S:
+        return f"its node does not answer (it should have left {short_time(late)} ago), and {force}"
+    if disrupted == "DeletionByTaintManager":
+        return f"its node was tainted, or does not answer; it has {short_time(-late)} left to save, and should it " \
+            f"stay then, {force}"
+    return ""
 
 
 def gone(status: Thing, disrupted: Thing) -> str:
@@ -163,7 +184,7 @@ def failed(over: Thing) -> str:
     """What a container ended with."""
     code = int(over.get("exitCode", 1))
     said = last_words(str(over.get("message") or ""))
-    if "No space left on device" in str(over.get("message") or ""):
+    if FULL.search(str(over.get("message") or "")):
         return f"the volume or the pod's own disk is full (exit code {code}): {said}; make room, with make " \
             "checkpoints to see what is there, or a larger VOLUME_GB"
     if over.get("reason") == "OOMKilled":
@@ -179,7 +200,7 @@ def waits(waiting: Thing, pod: Thing) -> str:
         return f"its image cannot be fetched ({reason}): {image}{f': {message}' if message else ''}; is it pushed " \
             "(make push), and does IMAGE_PULL_SECRET name a login for it?"
     if reason == "CreateContainerConfigError":
-        return f"its container cannot be made: {message}; is there the Secret or ConfigMap that this names?"
+        return f"its container cannot be made: {message}; make restart makes what this names anew"
     if reason in ("", "ContainerCreating", "PodInitializing"):
         return ""
     return f"{reason}{f': {message}' if message else ''}"
