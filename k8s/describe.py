@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from k8s import words
-from k8s.target import RUN, Target, Thing, annotation, name_of, newest, no_job
+from k8s.target import DATA, RUN, Target, Thing, annotation, name_of, newest, no_job
 from k8s.where import Place
 from train.config import Config
 from train.record import duration
@@ -21,12 +21,14 @@ CONDITIONS = ("PodScheduled", "PodReadyToStartContainers", "Initialized", "Conta
 
 def of_cluster(place: Place, target: Target) -> int:
     """Print it. Raises Refused where there is no Job."""
-    job = target.job()
+    part, job = "", target.job()
+    if job is None:  # that of make data then
+        part, job = DATA, target.job(DATA)
     if job is None:
         raise no_job(target)
-    pods = target.pods()
+    pods = target.pods(part)
     made = words.age(job["metadata"].get("creationTimestamp"))
-    lines = [f"Job {target.job_name} in {target.words}, made {made} ago: {words.state(job, pods)}",
+    lines = [f"Job {name_of(job)} in {target.words}, made {made} ago: {words.state(job, pods)}",
              *shape(job, place), *settings(target, job), *volume(place, target)]
     for pod in newest(pods):
         lines.append(f"pod {name_of(pod)}: {words.phase(pod)} on {pod['spec'].get('nodeName') or 'no node yet'}"
@@ -44,7 +46,7 @@ def shape(job: Thing, place: Place) -> list[str]:
     pod = spec["template"]["spec"]
     container = pod["containers"][0]
     limits = (container.get("resources") or {}).get("limits") or {}
-    gpus = limits.get("nvidia.com/gpu", "0")
+    gpus, resource = gpus_of(container.get("resources") or {})
     asked = ", ".join(f"{limits[key]} {name}" for key, name in
                       (("cpu", "CPU"), ("memory", "memory"), ("ephemeral-storage", "disk")) if key in limits)
     terms = ((((pod.get("affinity") or {}).get("nodeAffinity") or {})
@@ -53,7 +55,8 @@ def shape(job: Thing, place: Place) -> list[str]:
                 if rule.get("key") == "nvidia.com/gpu.product" for value in rule.get("values") or []]
     pinned = (pod.get("nodeSelector") or {}).get("topology.kubernetes.io/zone")
     pods = int(spec.get("completions") or 1)
-    kind = "no GPU, as cpu-smoke has it" if gpus == "0" else f"{gpus} GPUs each"
+    kind = "no GPU" if gpus == "0" else \
+        f"{gpus} GPUs each" + (f", as {resource}" if resource != "nvidia.com/gpu" else "")
     return [f"run: {annotation(job, RUN) or place.paths.name}",
             f"shape: {pods} {'pod' if pods == 1 else 'pods'}, {kind}; {asked}; "
             f"{pod.get('terminationGracePeriodSeconds')} s to save when told to stop",
@@ -61,6 +64,15 @@ def shape(job: Thing, place: Place) -> list[str]:
             + (f", at {pinned} only" if pinned else ""),
             f"image: {container.get('image')}",
             f"pods that failed: {(job.get('status') or {}).get('failed', 0)} of {spec.get('backoffLimit')} that may"]
+
+
+def gpus_of(resources: Thing) -> tuple[str, str]:
+    """How many GPUs a container asks for, and by which name: clusters have names of their own for some products, as
+    nvidia.com/a100. ("0", "") where it asks for none."""
+    asked = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
+    named = sorted((key for key in asked if "/" in key and not key.startswith(("rdma/", "hugepages"))),
+                   key=lambda key: not key.startswith("nvidia.com/"))
+    return next(((str(asked[key]), key) for key in named), ("0", ""))
 
 
 def settings(target: Target, job: Thing) -> list[str]:

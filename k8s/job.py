@@ -18,7 +18,7 @@ from k8s import checkpoints, describe, fetch, logs, overview, words
 from k8s.kubectl import BAD_SETTING, Refused, context
 from k8s.volume import Volume, say
 from k8s.shape import cluster_config
-from k8s.target import Target, check_namespace, name_of, newest, runs
+from k8s.target import DATA, Target, Thing, check_namespace, name_of, newest, runs
 from k8s.where import Place, decide
 from train import status
 from train.settings import ROOT, SettingsError
@@ -65,41 +65,64 @@ def in_cluster(command: str, place: Place) -> int:
 
 
 def stop(place: Place, target: Target) -> int:
-    """Take the Job away, and wait until its pods have saved and left."""
-    job = target.job()
-    if job is None:
+    """Take the run's Job away, and that of make data, and wait until their pods have saved and left."""
+    jobs = of_the_run(place, target)
+    if not jobs:
         check_namespace(target)
         sys.stdout.write(f"Job {target.job_name} is not in {target.words}: it was stopped already, or never sent; runs "
                          f"and data on volume {place.value('volume')} are untouched\n")
         return 0
-    grace = int(job["spec"]["template"]["spec"].get("terminationGracePeriodSeconds") or place.config.grace_period_s)
-    was, pods = words.ended(job), target.pods()
-    first = next((pod for pod in newest(pods) if runs(pod)), None)
-    sys.stdout.write(f"stopping Job {target.job_name}: " + ("it is over; its pods are taken away\n" if was else
-                     f"its pods save and leave, within {grace} s; Ctrl-C stops the waiting, not the stopping\n"))
+    job, names = jobs.get(""), [name_of(found) for found in jobs.values()]
+    grace = max(int(found["spec"]["template"]["spec"].get("terminationGracePeriodSeconds")
+                    or place.config.grace_period_s) for found in jobs.values())
+    first = next((pod for pod in newest(target.pods()) if runs(pod)), None) if job else None
+    for found in jobs.values():
+        sys.stdout.write(f"stopping Job {name_of(found)}: " + (
+            "it is over; its pods are taken away\n" if words.ended(found) else
+            f"its pods save and leave, within {grace} s; Ctrl-C stops the waiting, not the stopping\n"))
     sys.stdout.flush()
     saved = last_saved(target, name_of(first)) if first else None
     listener = Listener(target, name_of(first)) if first else None
     try:
-        done = target.call("delete", "job", target.job_name, "--cascade=foreground", "--ignore-not-found",
+        done = target.call("delete", "job", *names, "--cascade=foreground", "--ignore-not-found",
                            "--wait=true", f"--timeout={grace + LEAVE_S}s", timeout=grace + LEAVE_S + 30)
         if done.code and not re.search(r"timed out", done.err):
-            target.ask("get", "job", target.job_name, "--ignore-not-found")  # says it where the cluster is out of reach
-            raise Refused(78, f"Job {target.job_name} could not be stopped ({done.complaint}); ask the administrator "
+            target.ask("get", "job", names[0], "--ignore-not-found")  # says it where the cluster is out of reach
+            raise Refused(78, f"Job {names[0]} could not be stopped ({done.complaint}); ask the administrator "
                           f"of {target.words} for the right to delete jobs")
     except KeyboardInterrupt:
         sys.stdout.write("\nno longer waiting; the pods go on saving and leave: make status\n")
         return 130
     finally:
         saved = (listener.close() if listener else None) or saved
-    if left := [name_of(pod) for pod in target.pods()]:
-        raise Refused(1, f"of Job {target.job_name} {', '.join(left)} did not leave in {grace + LEAVE_S} s; their "
+    if left := [name_of(pod) for part in jobs for pod in target.pods(part)]:
+        raise Refused(1, f"of Job {' and '.join(names)} {', '.join(left)} did not leave in {grace + LEAVE_S} s; their "
                       "nodes may be gone: "
                       f"kubectl delete pod {left[0]} --grace-period=0 --force {' '.join(target.flags)}")
-    sys.stdout.write(f"Job {target.job_name} is stopped" + (f"; last checkpoint: step {saved}" if saved else
-                     "; make checkpoints lists what is saved") + f". Volume {place.value('volume')}, its runs and data "
-                     "stay; make train-8xa100 goes on from there\n")
+    if DATA in jobs:
+        sys.stdout.write(f"Job {name_of(jobs[DATA])} is stopped; the shards that are whole stay on volume "
+                         f"{place.value('volume')}, and make data WHERE=cluster goes on behind them\n")
+    if job:
+        sys.stdout.write(f"Job {target.job_name} is stopped" + (f"; last checkpoint: step {saved}" if saved else
+                         "; make checkpoints lists what is saved") + f". Volume {place.value('volume')}, its runs and "
+                         "data stay; make train-8xa100 goes on from there\n")
     return 0
+
+
+def of_the_run(place: Place, target: Target) -> dict[str, Thing]:
+    """The Jobs that stop is to take away, "" that of the run and DATA that of make data. JOB_NAME is the same for all
+    who leave it alone, so what another run's name is on stays. Raises Refused where nothing but that is there."""
+    there = {part: job for part in ("", DATA) if (job := target.job(part))}
+    others = {part: overview.another_run(job, place) for part, job in there.items()}
+    for part, other in others.items():
+        if other and (part == "" or "" not in there):
+            raise Refused(BAD_SETTING, f"Job {name_of(there[part])} in {target.words} is that of run {other}, and this "
+                          f"asks for {place.paths.name}: make stop RUN_NAME={other} stops it; where "
+                          f"{place.paths.name} has a Job of its own, add its JOB_NAME")
+        if other:
+            sys.stdout.write(f"Job {name_of(there[part])} goes on: it was sent with RUN_NAME={other}, with which make "
+                             "stop stops it\n")
+    return {part: job for part, job in there.items() if not others[part]}
 
 
 def last_saved(target: Target, pod: str) -> str | None:
@@ -143,6 +166,11 @@ def restart(place: Place, target: Target) -> int:
     if target.context:
         raise Refused(BAD_SETTING, f"a run is restarted where kubectl is: kubectl config use-context {target.context}, "
                       "and make restart again")
+    job = target.job()
+    if job and not words.ended(job) and (other := overview.another_run(job, place)):
+        raise Refused(BAD_SETTING, f"Job {target.job_name} in {target.words} is at work on run {other}, and this asks "
+                      f"for {place.paths.name}: make stop RUN_NAME={other} first, or give {place.paths.name} another "
+                      "JOB_NAME")
     from k8s import launch
     return launch.main(["restart"])
 

@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from k8s import lines
+from k8s import lines, overview
 from k8s.kubectl import Refused
-from k8s.volume import Volume
-from k8s.target import Target, Thing, container_of, index_of, name_of, no_job, runs
+from k8s.volume import Volume, say
+from k8s.target import DATA, Target, Thing, container_of, index_of, name_of, newest, no_job, runs
 from k8s.where import Place
 from k8s.words import trouble
 from train import status
@@ -45,8 +45,19 @@ def show(found: Iterable[str], only: str) -> None:
 def of_cluster(place: Place, target: Target, follow: bool) -> int:
     """The log of the pod of an index, followed while it lives; of the volume where no pod is left. An exit code."""
     node, only = place.config.node or 0, place.config.only
-    pods = [pod for pod in target.pods() if index_of(pod) in (node, -1)]
+    found = target.pods()
+    other = overview.another_run(found[-1], place) if found else ""
+    if not found and target.job() is None and target.job(DATA):
+        say(f"Job {target.job_name} is not there; this is what {target.job_name}{DATA} says, the Job of make data")
+        found = target.pods(DATA)
+    if other:  # whose log was asked for is clear, and the volume has it, however little of it: not those of its pods
+        say(f"Job {target.job_name}: {overview.another(other, place)}; this is what the volume has of "
+            f"{place.paths.name}")
+        found = []
+    pods = [pod for pod in found if is_search(place) or index_of(pod) in (node, -1)]
     begun = [pod for pod in pods if set(container_of(pod)) & {"running", "terminated"}]
+    if begun and is_search(place):
+        return of_all_pods(target, newest(begun))
     if begun:
         if only == "nccl" and runs(begun[-1]):
             said = target.execute(name_of(begun[-1]), "trainer", "sh", "-c", NCCL_FILES, "sh",
@@ -56,7 +67,7 @@ def of_cluster(place: Place, target: Target, follow: bool) -> int:
     if pods:
         why = trouble(pods[-1]) or "its image is being fetched, or its volume mounted"
         raise Refused(69, f"pod {name_of(pods[-1])} has said nothing yet: {why}; make status shows all pods")
-    job = target.job()
+    job = None if other else target.job()
     if job and node >= int(job["spec"].get("completions") or 1):
         raise Refused(64, f"NODE={node}: the Job has {job['spec']['completions']} pods, of 0 to "
                       f"{int(job['spec']['completions']) - 1}")
@@ -65,6 +76,31 @@ def of_cluster(place: Place, target: Target, follow: bool) -> int:
             show(of_volume(volume, place), only)
     except Refused as refused:
         raise (no_job(target) if job is None and "no such claim" in refused.sentence else refused) from None
+    return 0
+
+
+def of_all_pods(target: Target, pods: list[Thing]) -> int:
+    """The complaints of all pods, each behind its name: which one is the cause is not known before they are read."""
+    unread: list[str] = []
+
+    def said() -> Iterator[str]:
+        for pod in pods:
+            try:
+                done = target.call("logs", name_of(pod), "-c", "trainer", timeout=300)
+            except Refused as refused:  # it took too long: the others may be read
+                unread.append(refused.sentence)
+                continue
+            yield f"==> {name_of(pod)} <==\n"
+            yield from done.out.splitlines(keepends=True)
+            if done.code:
+                unread.append(f"the log of pod {name_of(pod)} cannot be read ({done.complaint}); make status says how "
+                              "it is")
+
+    show(said(), "errors")
+    if len(unread) == len(pods):
+        raise Refused(69, unread[0])
+    for sentence in unread:
+        say(sentence)
     return 0
 
 

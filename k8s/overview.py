@@ -8,7 +8,7 @@ from typing import Any
 from k8s import words
 from k8s.kubectl import Refused
 from k8s.shape import DEFAULTS
-from k8s.target import RUN, Target, Thing, annotation, name_of, newest, no_job, runs
+from k8s.target import DATA, RUN, Target, Thing, annotation, name_of, newest, no_job, runs
 from k8s.volume import Volume
 from k8s.where import Place
 from train import record, status
@@ -26,39 +26,50 @@ LOOK = ('date +%s; cd "$1" 2>/dev/null || exit 0; [ -f STATUS.json ] && tr -d "\
 def show(place: Place, target: Target) -> int:
     """Print all of it. Returns 0 where the run is at work or done, else the code that ended the Job."""
     job, pods = target.job(), target.pods()
-    lines, code = [], 0
+    lines, code, alone, other = [], 0, False, another_run(job, place) if job else ""
     if job is None:
         lines.append(f"Job {target.job_name} in {target.words}: is not there: stopped, never sent, or over for a week")
     else:
         lines.append(f"Job {target.job_name} in {target.words}: {words.state(job, pods)}")
-        code = words.exit_code(job, pods) if words.ended(job) == "Failed" else 0
-        lines += of_another_run(job, place)
-    data = target.job("-data")
+        code = words.exit_code(job, pods) if words.ended(job) == "Failed" and not other else 0
+        lines += [another(other, place)] if other else []
+    data = target.job(DATA)
     if data:
-        lines.append(f"Job {target.job_name}-data (make data): {words.state(data, [])}")
+        its_pods = target.pods(DATA)
+        lines.append(f"Job {name_of(data)} (make data): {words.state(data, its_pods)}")
+        if alone := job is None and not pods:  # its pods are those to look at
+            pods, code = its_pods, words.exit_code(data, its_pods) if words.ended(data) == "Failed" else 0
     if pods:
         lines += words.pod_table(pods, sites := target.sites(pods)) + apart(pods, sites)
     pending = [name_of(pod) for pod in newest(pods) if not runs(pod)]
-    events = words.event_lines(target.events([*pending, target.job_name]), EVENT_MINUTES) if pending else []
+    about = [*pending, target.job_name, target.job_name + DATA]
+    events = words.event_lines(target.events(about), EVENT_MINUTES) if pending else []
     lines += ["events of the last minutes:", *(f"  {line}" for line in events)] if events else []
     sys.stdout.write("\n".join(lines) + "\n")
     sys.stdout.flush()
-    at_work = job is not None and not words.ended(job)
-    known = of_run(place, target, pods, at_work)
-    if not known and job is None:
+    at_work = job is not None and not words.ended(job) and not other
+    known = of_run(place, target, [] if other or alone else pods, at_work)
+    if not known and job is None and data is None:
         refused = no_job(target)
         if not place.sent:
             raise refused
-    sys.stdout.write(f"next: {next_step(job, pods, code, place)}\n")
+    if other:
+        step = f"make status RUN_NAME={other} for that Job; another JOB_NAME to send {place.paths.name} beside it"
+    else:
+        step = next_of_data(data, code, place) if data and alone else next_step(job, pods, code, place)
+    sys.stdout.write(f"next: {step}\n")
     return code
 
 
-def of_another_run(job: Thing, place: Place) -> list[str]:
+def another_run(thing: Thing, place: Place) -> str:
+    """The run that a Job or a pod is of, where that is not the one that was asked for; else ""."""
+    name = annotation(thing, RUN)
+    return name if name != place.paths.name else ""
+
+
+def another(other: str, place: Place) -> str:
     """A sentence where the Job is not about the run that was asked for."""
-    name = annotation(job, RUN)
-    if not name or name == place.paths.name:
-        return []
-    return [f"that Job trains run {name}, and this asks for {place.paths.name}: add RUN_NAME={name}"]
+    return f"that Job trains run {other}, and this asks for {place.paths.name}: add RUN_NAME={other}"
 
 
 def apart(pods: list[Thing], sites: dict[str, str]) -> list[str]:
@@ -132,6 +143,19 @@ def told(name: str, state: dict[str, Any], records: list[dict[str, Any]], clock:
     if held:
         lines.append(f"last checkpoint: step {held['step']}, {words.short_time(clock - held.get('time', clock))} ago")
     return lines
+
+
+def next_of_data(data: Thing, code: int, place: Place) -> str:
+    """What to type next where only the Job of make data is there."""
+    name = ("" if place.sent else " WHERE=cluster") + \
+        (f" RUN_NAME={place.paths.name}" if "RUN_NAME" in place.given else "")
+    if words.ended(data) == "Complete":
+        return f"make train-8xa100{name.replace(' WHERE=cluster', '')}"
+    if words.ended(data) == "Failed":
+        return f"make logs{name}, where the reason of exit code {code} stands; make stop{name} takes the Job away, " \
+            "and make data WHERE=cluster goes on behind the last whole shard"
+    return f"make logs{name}; make stop{name} stops it, and make data WHERE=cluster goes on behind the last whole " \
+        "shard"
 
 
 def next_step(job: Thing | None, pods: list[Thing], code: int, place: Place) -> str:

@@ -13,6 +13,7 @@ Thing = dict[str, Any]  # an object of Kubernetes
 
 INSTANCE, OF_JOB, INDEX = "app.kubernetes.io/instance", "batch.kubernetes.io/job-name", \
     "batch.kubernetes.io/job-completion-index"
+DATA = "-data"  # behind JOB_NAME: the Job of make data
 RUN, ZONE = "pure-transformer/run-name", "topology.kubernetes.io/zone"
 
 
@@ -57,13 +58,13 @@ class Target:
         chosen = ("-l", ",".join(selector)) if selector else ()
         return list(json.loads(self.ask("get", kind, "-o", "json", *chosen))["items"])
 
-    def job(self, suffix: str = "") -> Thing | None:
-        return self.get("job", self.job_name + suffix)
+    def job(self, part: str = "") -> Thing | None:
+        return self.get("job", self.job_name + part)
 
-    def pods(self) -> list[Thing]:
+    def pods(self, part: str = "") -> list[Thing]:
         """The pods of the Job, by index, those of an index by age."""
         found = [pod for pod in self.all_of("pods", f"{INSTANCE}={self.job_name}")
-                 if label(pod, OF_JOB) == self.job_name]
+                 if label(pod, OF_JOB) == self.job_name + part]
         return sorted(found, key=lambda pod: (index_of(pod), pod["metadata"].get("creationTimestamp") or ""))
 
     def events(self, names: list[str] | None = None) -> list[Thing]:

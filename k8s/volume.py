@@ -19,7 +19,7 @@ from k8s import render
 from k8s.image_ref import image_of
 from k8s.kubectl import Done, Refused
 from k8s.shape import VOLUME_AT
-from k8s.target import Target, Thing, check_namespace, container_of, runs
+from k8s.target import DATA, Target, Thing, check_namespace, container_of, runs
 from k8s.where import Place
 from k8s.words import seconds_of, trouble
 
@@ -118,7 +118,8 @@ class Volume:
     def place(self) -> tuple[str, str]:
         """A pod that runs and has the volume, and its container. Raises Refused."""
         if self.pod is None:
-            live = [pod for pod in self.target.pods() if runs(pod)]
+            live = [pod for pod in self.target.pods() if runs(pod)] or \
+                [pod for pod in self.target.pods(DATA) if runs(pod)]
             self.pod = (live[0]["metadata"]["name"], "trainer") if live else (self.read_through(), "reader")
         return self.pod
 

@@ -10,15 +10,42 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import xxhash
 
+from k8s import job, volume
 from tests.kube.cluster import Cluster
 
 JOB, RUN, IMAGE, VOLUME = "pure-transformer-8xa100", "a-run", "registry.example.org/lab/image:1", "pure-transformer"
 LABELS = {"app.kubernetes.io/name": "pure-transformer", "app.kubernetes.io/instance": JOB}
 OF_JOB, INDEX = "batch.kubernetes.io/job-name", "batch.kubernetes.io/job-completion-index"
+RUN_OF = "pure-transformer/run-name"
 
 Exec = Callable[..., tuple[int, bytes, bytes]]
+
+
+def sender(cluster: Cluster, folder: Path, monkeypatch: pytest.MonkeyPatch,
+           capsys: pytest.CaptureFixture) -> Callable[..., tuple[int, str, str]]:
+    """Somebody at a terminal who sent the run `a-run` to the cluster; called with a command, returns how it ended."""
+    runs = folder / "runs-here"
+    (runs / RUN).mkdir(parents=True)
+    (folder / "empty.env").touch()
+    (runs / RUN / "cluster.json").write_text(json.dumps(
+        {"job_name": JOB, "namespace": "lab", "context": "test", "image": IMAGE, "volume": VOLUME, "sent": 1}))
+    settings = {"RUNS_DIR": str(runs), "RUN_NAME": RUN, "ENV_FILE": str(folder / "empty.env"), **cluster.env}
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(volume, "POLL_S", 0.05)
+    cluster.exec = shell(folder / "volume")
+
+    def call(command: str, **more: str) -> tuple[int, str, str]:
+        with monkeypatch.context() as patch:
+            for name, value in more.items():
+                patch.setenv(name, value)
+            code = job.main([command])
+        return (code, *capsys.readouterr())
+
+    return call
 
 
 def stamp(ago_s: float = 0) -> str:
@@ -32,7 +59,7 @@ def pod_spec(container: str = "trainer") -> dict[str, Any]:
                        "requests": {"cpu": "16", "memory": "96Gi", "nvidia.com/gpu": "2"}}}]}
 
 
-def put_job(cluster: Cluster, pods: int = 4, **status: Any) -> dict[str, Any]:
+def put_job(cluster: Cluster, pods: int = 4, run: str = RUN, **status: Any) -> dict[str, Any]:
     """The Job, its ConfigMap and its volume's claim."""
     cluster.put({"kind": "ConfigMap", "apiVersion": "v1", "metadata": {"name": f"{JOB}-env-abc"},
                  "data": {"PRESET": "xlarge-8xa100", "RUNS_DIR": "/volume/runs", "DATA_DIR": "/volume/data",
@@ -40,13 +67,32 @@ def put_job(cluster: Cluster, pods: int = 4, **status: Any) -> dict[str, Any]:
     put_volume(cluster)
     job = cluster.put({
         "kind": "Job", "apiVersion": "batch/v1", "metadata": {
-            "name": JOB, "labels": LABELS, "annotations": {"pure-transformer/run-name": RUN}},
+            "name": JOB, "labels": LABELS, "annotations": {"pure-transformer/run-name": run}},
         "spec": {"completionMode": "Indexed", "completions": pods, "parallelism": pods, "backoffLimit": 100,
                  "template": {"metadata": {"labels": LABELS}, "spec": pod_spec()}}})
     if status:
         job["status"] = status
         job = cluster.put(job)
     return job
+
+
+def put_data_job(cluster: Cluster, run: str = RUN, **how: Any) -> str:
+    """The Job of make data and its pod, which has no index; how: as Cluster.set_pod takes it. Returns its name."""
+    name, pod = f"{JOB}-data", f"{JOB}-data-bbbbb"
+    notes = {RUN_OF: run}
+    spec = pod_spec()
+    spec["containers"][0]["resources"] = {"limits": {"cpu": "8"}, "requests": {"cpu": "8"}}
+    job = cluster.put({"kind": "Job", "apiVersion": "batch/v1",
+                       "metadata": {"name": name, "labels": LABELS, "annotations": notes},
+                       "spec": {"completions": 1, "parallelism": 1, "backoffLimit": 25,
+                                "template": {"metadata": {"labels": LABELS, "annotations": notes}, "spec": spec}}})
+    cluster.put({"kind": "Pod", "apiVersion": "v1", "spec": spec, "metadata": {
+        "name": pod, "labels": LABELS | {OF_JOB: name}, "annotations": notes,
+        "ownerReferences": [{"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": job["metadata"]["uid"],
+                             "controller": True, "blockOwnerDeletion": True}]}})
+    if how:
+        cluster.set_pod(pod, **how)
+    return pod
 
 
 def put_volume(cluster: Cluster) -> None:
@@ -57,9 +103,11 @@ def put_volume(cluster: Cluster) -> None:
 def put_pod(cluster: Cluster, index: int, suffix: str = "aaaaa", **how: Any) -> str:
     """A pod of the Job; how: as Cluster.set_pod takes it. Returns its name."""
     name = f"{JOB}-{index}-{suffix}"
-    owner = cluster.get("Job", JOB)["metadata"]["uid"]
+    meta = cluster.get("Job", JOB)["metadata"]
+    owner, run_of = meta["uid"], meta["annotations"][RUN_OF]
     cluster.put({"kind": "Pod", "apiVersion": "v1", "spec": pod_spec(), "metadata": {
-        "name": name, "labels": LABELS | {OF_JOB: JOB, INDEX: str(index)}, "annotations": {INDEX: str(index)},
+        "name": name, "labels": LABELS | {OF_JOB: JOB, INDEX: str(index)},
+        "annotations": {INDEX: str(index), RUN_OF: run_of},
         "ownerReferences": [{"apiVersion": "batch/v1", "kind": "Job", "name": JOB, "uid": owner, "controller": True,
                              "blockOwnerDeletion": True}]}})
     if how:

@@ -9,39 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from k8s import job, volume
+from k8s import volume
 from tests.kube.cluster import Cluster
-from tests.kube.running_job import (JOB, RUN, ReaderRuns, put_event, put_job, put_pod, put_volume, shell, stamp,
-                                    write_run)
+from tests.kube.running_job import (JOB, RUN, ReaderRuns, put_event, put_job, put_pod, put_volume, sender,
+                                    stamp, write_run)
 from train.settings import ROOT
-
-Texts = tuple[int, str, str]
 
 
 @pytest.fixture
 def user(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture):
     """Somebody at a terminal who sent the run `a-run` to the cluster; called with a command, returns how it ended."""
-    runs = tmp_path / "runs-here"
-    (runs / RUN).mkdir(parents=True)
-    (tmp_path / "empty.env").touch()
-    sent = {"job_name": JOB, "namespace": "lab", "context": "test", "image": "registry.example.org/lab/image:1",
-            "volume": "pure-transformer", "sent": 1}
-    (runs / RUN / "cluster.json").write_text(json.dumps(sent))
-    settings = {"RUNS_DIR": str(runs), "RUN_NAME": RUN, "ENV_FILE": str(tmp_path / "empty.env"), **cluster.env}
-    for name, value in settings.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(volume, "POLL_S", 0.05)
-    cluster.exec = shell(tmp_path / "volume")
-
-    def call(command: str, **more: str) -> Texts:
-        with monkeypatch.context() as patch:
-            for name, value in more.items():
-                patch.setenv(name, value)
-            code = job.main([command])
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return call
+    return sender(cluster, tmp_path, monkeypatch, capsys)
 
 
 # ---- status
@@ -122,10 +100,11 @@ def test_too_many_failures_are_told_with_code_1(user, cluster: Cluster, tmp_path
 
 
 def test_preemption_memory_and_a_full_volume_are_told_apart(user, cluster: Cluster, tmp_path: Path) -> None:
-    put_job(cluster)
+    put_job(cluster, pods=5)
     preempted, killed = put_pod(cluster, 0, exit_code=143), put_pod(cluster, 1, exit_code=137)
     put_pod(cluster, 2, exit_code=78, message="OSError: [Errno 28] No space left on device")
-    put_pod(cluster, 3, phase="Running", node="a")
+    put_pod(cluster, 3, exit_code=78, message="OSError: [Errno 122] Disk quota exceeded: '/volume/runs/a'")  # CephFS
+    put_pod(cluster, 4, phase="Running", node="a")
     pod = cluster.get("Pod", preempted)
     pod["status"]["conditions"] = [{"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler",
                                     "message": "default-scheduler: preempting to accommodate a higher priority pod"}]
@@ -137,7 +116,8 @@ def test_preemption_memory_and_a_full_volume_are_told_apart(user, cluster: Clust
     _, out, _ = user("status")
     assert "pod 0: preempted: a pod of higher priority took its place" in out and "not counted as a failure" in out
     assert "pod 1: killed: it used more memory than POD_MEMORY_GB allows" in out
-    assert "pod 2: the volume or the pod's own disk is full (exit code 78)" in out and "VOLUME_GB" in out
+    for index in (2, 3):
+        assert f"pod {index}: the volume or the pod's own disk is full (exit code 78)" in out and "VOLUME_GB" in out
 
 
 def test_a_run_that_is_done_is_told_when_its_pods_are_gone(user, cluster: Cluster, tmp_path: Path) -> None:
@@ -168,6 +148,7 @@ def test_a_job_of_another_run_is_said(user, cluster: Cluster, tmp_path: Path) ->
     put_pod(cluster, 0, phase="Running", node="a")
     _, out, _ = user("status", RUN_NAME="another", WHERE="cluster")
     assert f"that Job trains run {RUN}, and this asks for another: add RUN_NAME={RUN}" in out
+    assert f"next: make status RUN_NAME={RUN} for that Job" in out and "make stop" not in out
 
 
 # ---- What is missing

@@ -1,6 +1,5 @@
 """make logs, attach and restart of a run in the cluster: what is shown, filtered and followed, and handed on."""
 
-import json
 import os
 import signal
 import sys
@@ -11,9 +10,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from k8s import job, launch, volume
+from k8s import launch
 from tests.kube.cluster import Cluster
-from tests.kube.running_job import IMAGE, JOB, RUN, ReaderRuns, put_job, put_pod, put_volume, shell, write_run
+from tests.kube.running_job import ReaderRuns, put_job, put_pod, put_volume, sender, write_run
 
 LOG = ("launch: processes=2 threads=8\nroll call: all nodes have joined\nNCCL INFO NET/Socket : Using eth0\n"
        "step=10/40 loss=6.1 lr=1e-3\ncheckpoint failed: No space left on device\n")
@@ -22,29 +21,10 @@ LOG = ("launch: processes=2 threads=8\nroll call: all nodes have joined\nNCCL IN
 @pytest.fixture
 def user(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture):
     """Somebody who sent the run `a-run` to the cluster; called with a command, returns how it ended."""
-    (tmp_path / "here" / RUN).mkdir(parents=True)
-    (tmp_path / "empty.env").touch()
-    (tmp_path / "here" / RUN / "cluster.json").write_text(json.dumps(
-        {"job_name": JOB, "namespace": "lab", "context": "test", "image": IMAGE, "volume": "pure-transformer"}))
-    for name, value in {"RUNS_DIR": str(tmp_path / "here"), "RUN_NAME": RUN, "ENV_FILE": str(tmp_path / "empty.env"),
-                        **cluster.env}.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(volume, "POLL_S", 0.05)
-    cluster.exec = shell(tmp_path / "volume")
-
-    def call(command: str, **more: str) -> tuple[int, str, str]:
-        with monkeypatch.context() as patch:
-            for name, value in more.items():
-                patch.setenv(name, value)
-            code = job.main([command])
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return call
+    return sender(cluster, tmp_path, monkeypatch, capsys)
 
 
-@pytest.mark.parametrize(("only", "lines"), [("", [0, 1, 2, 3, 4]), ("metrics", [3]), ("nccl", [2]), ("ranks", [0, 1]),
-                                             ("errors", [4])])
+@pytest.mark.parametrize(("only", "lines"), [("", [0, 1, 2, 3, 4]), ("metrics", [3]), ("nccl", [2]), ("ranks", [0, 1])])
 def test_the_log_of_the_first_pod_is_shown_filtered(user, cluster: Cluster, only: str, lines: list[int]) -> None:
     put_job(cluster, pods=2)
     names = [put_pod(cluster, index, phase="Running", node="a") for index in range(2)]
@@ -158,8 +138,8 @@ def test_restart_is_handed_to_the_launcher_for_the_run_that_is_meant(user, clust
     monkeypatch.setattr(launch, "main", lambda argv: asked.append(argv) or 7)
     small = {"DEVICE": "cpu", "NODES": "1", "GPUS_PER_NODE": "1"}
     assert user("restart", PRESET="tiny", **small)[0] == 7 and asked == [["restart"]]
-    (tmp_path / "here" / "tiny").mkdir()
-    (tmp_path / "here" / "tiny" / "cluster.json").write_text('{"job_name": "a"}')
+    (tmp_path / "runs-here" / "tiny").mkdir()
+    (tmp_path / "runs-here" / "tiny" / "cluster.json").write_text('{"job_name": "a"}')
     monkeypatch.delenv("RUN_NAME")
     code, _, err = user("restart")  # of `tiny`, by make's own default: the launcher's is another
     assert code == 64 and asked == [["restart"]]
