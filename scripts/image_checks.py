@@ -28,7 +28,7 @@ def declared(image: Path, revision: str, version: str) -> None:
     assert "torch=cpu" in labels["pure-transformer.built-with"]
     assert config["User"] == "1000:1000", config["User"]
     assert config["WorkingDir"] == "/app", config["WorkingDir"]
-    assert config["Entrypoint"] == ["tini", "-g", "--"], config["Entrypoint"]
+    assert config["Entrypoint"] == ["tini", "--"], config["Entrypoint"]
     assert config["Cmd"] == ["scripts/train.sh"], config["Cmd"]
     environment = dict(line.split("=", 1) for line in config["Env"])
     assert environment["VENV"] == "/opt/venv"

@@ -94,14 +94,14 @@ class Sandbox:
         self.environment["HOSTNAME"] = pod["spec"].get("hostname", pod["metadata"]["name"])
         self.folder = self.paths.here(self.container.get("workingDir", "/app"))
 
-    def command(self) -> tuple[list[str], bool]:
-        """What the container runs, and whether tini would hand its signals on to the whole group."""
+    def command(self) -> list[str]:
+        """What the container runs, without tini: this machine has another first process."""
         argv = self.container.get("command", self.image.entry[:-1] if "args" in self.container else self.image.entry)
         argv = [self.expand(word, self.environment) for word in [*argv, *self.container.get("args", [])]]
         if argv[0] not in TINI:
-            return [self.paths.here(word) for word in argv], False
+            return [self.paths.here(word) for word in argv]
         last = next((at for at, word in enumerate(argv) if at and not word.startswith("-")), len(argv))
-        return [self.paths.here(word) for word in argv[last:]], "-g" in argv[1:last]
+        return [self.paths.here(word) for word in argv[last:]]
 
     # ---- Volumes
     def volume(self, volume: Thing, folder: Path, claims: Path) -> Path:

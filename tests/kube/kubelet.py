@@ -41,7 +41,6 @@ class Running:
     uid: str
     process: subprocess.Popen[bytes]
     sandbox: Sandbox
-    group: bool                   # SIGTERM goes to the whole group
     log: Path
     since: float
     told: float | None = None     # when it got SIGTERM
@@ -156,7 +155,7 @@ class Kubelet:
         except NotYet as why:
             self.cluster.event(pod, "Warning", "Failed", str(why))
             return self.report(key, state={"waiting": {"reason": why.reason, "message": str(why)}})
-        argv, group = sandbox.command()
+        argv = sandbox.command()
         log = folder / "log"
         log.parent.mkdir(parents=True, exist_ok=True)
         name, _, uid = mark(meta["uid"]).partition("=")
@@ -171,7 +170,7 @@ class Kubelet:
             return self.report(key, phase="Failed", state={"terminated": {
                 "exitCode": 128, "reason": "StartError", "message": str(error), "finishedAt": rules.now()}})
         self.cluster.log_files[meta["name"]] = log
-        self.running[meta["uid"]] = Running(key, meta["uid"], process, sandbox, group, log, time.monotonic())
+        self.running[meta["uid"]] = Running(key, meta["uid"], process, sandbox, log, time.monotonic())
         self.report(key, phase="Running", state={"running": {"startedAt": rules.now()}})
         self.cluster.event(pod, "Normal", "Started", f"Started container {container['name']}")
 
@@ -186,7 +185,7 @@ class Kubelet:
         if running.told is None and ("deletionTimestamp" in meta or running.reason[0]):
             running.told = time.monotonic()
             self.cluster.event(pod, "Normal", "Killing", f"Stopping container {running.sandbox.container['name']}")
-            (os.killpg if running.group else os.kill)(running.process.pid, signal.SIGTERM)
+            os.kill(running.process.pid, signal.SIGTERM)  # it alone, as by tini without -g
         grace = meta.get("deletionGracePeriodSeconds", pod["spec"]["terminationGracePeriodSeconds"])
         if running.told is not None and time.monotonic() - running.told > grace:
             kill_all(running)

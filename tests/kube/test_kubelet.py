@@ -73,7 +73,7 @@ def test_the_image_holds_what_dockerignore_lets_in_and_starts_as_the_dockerfile_
     assert {"train/main.py", "scripts/train.sh", "presets/tiny.env", "REVISION"} <= held
     assert not [name for name in held if name.startswith(("tests/", "k8s/", ".")) or not (
         name == "REVISION" or (ROOT / name).exists())]
-    assert image.entry == ["tini", "-g", "--", "scripts/train.sh"]
+    assert image.entry == ["tini", "--", "scripts/train.sh"]
     assert image.environment["VENV"] == "/opt/venv" and image.environment["HOME"] == "/tmp"
     assert image.environment["PATH"].startswith("/opt/venv/bin:/usr/local/")
 
@@ -227,12 +227,14 @@ def test_the_first_pod_is_found_by_the_name_that_a_headless_service_gives(
     assert said == (["127.0.0.1", f"{kubelet.ports['job-0.job']}\n"] if found else ["job-0.job", "\n"])
 
 
-def test_without_tini_its_group_is_told_all_the_same(cluster: Cluster, kubelet: Kubelet, kubectl: Kubectl) -> None:
-    script = "sh -c 'trap \"echo told; exit 3\" TERM; echo there; while :; do sleep 0.05; done'; echo $?"
-    cluster.put(changed(POD, f"{SPEC}.command", ["tini", "-g", "--", "sh", "-c", f"trap : TERM; {script}"]))
+def test_the_first_process_alone_is_told_and_what_it_starts_is_not(cluster: Cluster, kubelet: Kubelet,
+                                                                     kubectl: Kubectl) -> None:
+    child = "trap 'echo child' TERM; echo there; while :; do sleep 0.05; done"
+    script = f"({child}) & trap 'echo first; sleep 0.3; exit 3' TERM; wait"
+    cluster.put(changed(POD, f"{SPEC}.command", ["tini", "--", "sh", "-c", script]))
     until(lambda: (cluster.log_of("pod") or b"") == b"there\n")
     kubectl("delete", "pod", "pod")
-    assert (cluster.log_of("pod") or b"").splitlines()[-2:] == [b"told", b"3"]
+    assert (cluster.log_of("pod") or b"").splitlines() == [b"there", b"first"]
 
 
 def test_nothing_outlives_the_cluster(tmp_path: Path) -> None:

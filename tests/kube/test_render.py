@@ -62,7 +62,7 @@ def expected_pod(environment: str, gpus: int) -> dict[str, Any]:
     """The pod of a single node, by hand."""
     amounts = {"cpu": "16", "memory": "96Gi", "ephemeral-storage": "50Gi", "nvidia.com/gpu": str(gpus)}
     trainer = {
-        "name": "trainer", "image": IMAGE, "workingDir": "/app", "command": ["tini", "-g", "--", "scripts/train.sh"],
+        "name": "trainer", "image": IMAGE, "workingDir": "/app", "command": ["tini", "--", "scripts/train.sh"],
         "envFrom": [{"configMapRef": {"name": environment}},
                     {"secretRef": {"name": "pure-transformer-secrets", "optional": True}}],
         "env": [field_ref("NODE_RANK", "metadata.labels['batch.kubernetes.io/job-completion-index']"),
@@ -221,7 +221,7 @@ def test_data_is_made_by_one_pod_without_gpus_on_the_same_volume(load: Load) -> 
     del pod["affinity"]
     amounts = {"cpu": "8", "memory": "32Gi", "ephemeral-storage": "50Gi"}
     trainer = pod["containers"][0]
-    trainer |= {"command": ["tini", "-g", "--", "/opt/venv/bin/python", "-m", "train.prepare", "data"],
+    trainer |= {"command": ["tini", "--", "/opt/venv/bin/python", "-m", "train.prepare", "data"],
                 "resources": {"requests": amounts, "limits": amounts}, "env": trainer["env"][1:]}
     pod["volumes"][2]["emptyDir"]["sizeLimit"] = "1Gi"
     job = expected_job(1, pod | {"tolerations": [{"key": "key", "operator": "Exists"}]})
@@ -248,7 +248,7 @@ def test_a_reader_sees_the_volume_for_a_quarter_of_an_hour_and_no_secret(load: L
                  "imagePullSecrets": [{"name": "login"}],
                  "containers": [{
                      "name": "reader", "image": IMAGE, "workingDir": "/app",
-                     "command": ["tini", "-g", "--", "sleep", "900"], "securityContext": TIGHTLY,
+                     "command": ["tini", "--", "sleep", "900"], "securityContext": TIGHTLY,
                      "resources": {"requests": amounts, "limits": amounts},
                      "terminationMessagePolicy": "FallbackToLogsOnError",
                      "volumeMounts": [{"name": "volume", "mountPath": "/volume", "readOnly": True},

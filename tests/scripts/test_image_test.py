@@ -83,7 +83,7 @@ def test_what_pip_is_told_here_reaches_the_build_by_other_names(tmp_path: Path) 
 # ---- What it holds an image and a run against
 
 IMAGE: dict[str, Any] = {
-    "User": "1000:1000", "WorkingDir": "/app", "Entrypoint": ["tini", "-g", "--"], "Cmd": ["scripts/train.sh"],
+    "User": "1000:1000", "WorkingDir": "/app", "Entrypoint": ["tini", "--"], "Cmd": ["scripts/train.sh"],
     "Env": ["PATH=/opt/venv/bin:/usr/bin", "VENV=/opt/venv", "HOME=/tmp", "HF_HOME=/tmp/a", "XDG_CACHE_HOME=/tmp/b",
             "MPLCONFIGDIR=/tmp/c", "NVIDIA_DRIVER_CAPABILITIES=compute,utility"],
     "Labels": {"org.opencontainers.image.title": "pure-transformer", "org.opencontainers.image.licenses": "MIT",
@@ -100,7 +100,7 @@ def declared(folder: Path, **changes: Any) -> subprocess.CompletedProcess[str]:
 
 def test_an_image_is_run_by_what_it_declares(tmp_path: Path) -> None:
     lines = declared(tmp_path).stdout.splitlines()
-    assert lines == ["/app", *IMAGE["Env"], "", "tini", "-g", "--", "scripts/train.sh"]
+    assert lines == ["/app", *IMAGE["Env"], "", "tini", "--", "scripts/train.sh"]
 
 
 @pytest.mark.parametrize("changes", [
