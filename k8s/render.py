@@ -20,9 +20,9 @@ from train.config import Config
 from train.settings import ROOT
 
 K8S = ROOT / "k8s"
-FIELDS = {"nrp": ("pods", "peers", "together", "gpus"), "pinned-site": ("pods", "peers", "gpus"),
-          "single-node": ("pods", "gpus"), "cpu-smoke": ("pods", "peers"), "data": ("pods",),
-          "claim": ("claim",), "reader": ("reader",)}
+FIELDS = {"nrp": ("pods", "peers", "together"), "pinned-site": ("pods", "peers"), "single-node": ("pods",),
+          "cpu-smoke": ("pods", "peers"), "data": ("pods",), "claim": ("claim",), "reader": ("reader",)}
+WITHOUT_GPUS = ("cpu-smoke", "data")
 LABELS = "app.kubernetes.io"
 UNSET = "pure-transformer/rendered: unset"  # as base/job.yaml has it
 
@@ -32,10 +32,18 @@ DATA_CPUS, DATA_MEMORY_GB = 8, 32  # of the pod that prepares data, at most: mor
 def render(c: Config, image: str, *, data_job: bool = False) -> str:
     """All that a run needs but its volume and its Secret, as YAML; with data_job that of make data."""
     overlay = "data" if data_job else overlay_of(c)
-    text = build(overlay, values_of(c, image, data_job), patches_of(c, "gpus" in FIELDS[overlay]),
+    text = build(overlay, values_of(c, image, data_job), patches_of(c, overlay not in WITHOUT_GPUS),
                  pod_environment(c), c)
-    digest = hashlib.sha256(text.encode()).hexdigest()
-    return text.replace(UNSET, f'pure-transformer/rendered: "{digest}"')
+    return text.replace(UNSET, f'pure-transformer/rendered: "{digest(objects(text))}"')
+
+
+def digest(things: list[dict[str, Any]]) -> str:
+    """A hash of what is sent, alike for all who send the same: whichever version of kubectl writes the YAML, and
+    whether the namespace is a setting of theirs or of their kubectl's context."""
+    things = [thing | {"metadata": {name: value for name, value in thing["metadata"].items() if name != "namespace"}}
+              for thing in things]
+    things.sort(key=lambda thing: (thing["kind"], thing["metadata"]["name"]))
+    return hashlib.sha256(json.dumps(things, sort_keys=True).encode()).hexdigest()
 
 
 def claim(c: Config) -> str:
@@ -65,19 +73,22 @@ def values_of(c: Config, image: str, data_job: bool) -> dict[str, str]:
     nodes = 1 if data_job else c.nodes
     return {"NAME": f"{c.job_name}-data" if data_job else c.job_name, "JOB_NAME": c.job_name, "RUN_NAME": c.run_name,
             "ENVIRONMENT": f"{c.job_name}-env", "IMAGE": image, "NODES": str(nodes), "FAILURES": str(25 * nodes),
-            "GPUS_PER_NODE": str(c.gpus_per_node), "MASTER_PORT": str(c.master_port), "CPUS": str(cpus),
+            "MASTER_PORT": str(c.master_port), "CPUS": str(cpus),
             "MEMORY": f"{memory}Gi", "DISK": f"{c.pod_disk_gb}Gi", "SHM": f"{1 if data_job else c.shm_gb}Gi",
             "GRACE_PERIOD_S": str(c.grace_period_s), "VOLUME": c.volume, "SECRET_NAME": c.secret_name,
             "SITE": c.site}
 
 
 def patches_of(c: Config, gpus: bool) -> list[dict[str, Any]]:
-    """Lists, and what is there only where a setting asks for it."""
+    """Lists, what is there only where a setting asks for it, and GPUs, of which a setting is the field's name."""
     pod, found = "/spec/template/spec", list[dict[str, Any]]()
     if gpus:
         found.append({"op": "replace", "value": c.gpu_products.split(","),
                       "path": f"{pod}/affinity/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution"
                               "/nodeSelectorTerms/0/matchExpressions/0/values"})
+        found += [{"op": "add", "value": str(c.gpus_per_node),  # "/" is ~1 in a path of JSON Patch
+                   "path": f"{pod}/containers/0/resources/{part}/{c.gpu_resource.replace('/', '~1')}"}
+                  for part in ("requests", "limits")]
     if tolerated := [toleration(text) for text in c.tolerations.split(",") if text]:
         found.append({"op": "add", "path": f"{pod}/tolerations", "value": tolerated})
     if c.priority_class:

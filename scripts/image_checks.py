@@ -33,6 +33,7 @@ def declared(image: Path, revision: str, version: str) -> None:
     environment = dict(line.split("=", 1) for line in config["Env"])
     assert environment["VENV"] == "/opt/venv"
     assert environment["NVIDIA_DRIVER_CAPABILITIES"] == "compute,utility"
+    assert "NVIDIA_VISIBLE_DEVICES" not in environment, "a pod that asks for no GPU would see all of its node"
     assert all(environment[name].startswith("/tmp") for name in ("HOME", "HF_HOME", "XDG_CACHE_HOME", "MPLCONFIGDIR"))
     leaked = [name for name in environment if re.search(r"PIP_|SSL_|PROXY|KEY|TOKEN|SECRET|PASSWORD", name.upper())]
     assert not leaked, f"the image keeps {leaked} of its build"

@@ -40,6 +40,9 @@ class Outside:
     gpu_products: str = setting("NVIDIA-A100-SXM4-80GB,NVIDIA-A100-80GB-PCIe", help="those that will do, with commas "
                                 "between; make sites lists what there is",
                                 pattern=r"[A-Za-z0-9][A-Za-z0-9._-]*(,[A-Za-z0-9][A-Za-z0-9._-]*)*")
+    gpu_resource: str = setting("nvidia.com/gpu", help="the name by which pods ask for them; some clusters give large "
+                                "GPUs one of their own, such as nvidia.com/a100", example="nvidia.com/a100",
+                                pattern=r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
     site: str = setting("", help="the zone that all pods shall be in; make sites lists them. Default: any, the same "
                         "one if there is room", example="ucsd",
                         pattern=r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")

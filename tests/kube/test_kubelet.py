@@ -75,6 +75,7 @@ def test_the_image_holds_what_dockerignore_lets_in_and_starts_as_the_dockerfile_
         name == "REVISION" or (ROOT / name).exists())]
     assert image.entry == ["tini", "--", "scripts/train.sh"]
     assert image.environment["VENV"] == "/opt/venv" and image.environment["HOME"] == "/tmp"
+    assert "NVIDIA_VISIBLE_DEVICES" not in image.environment  # which would show a pod GPUs that it did not ask for
     assert image.environment["PATH"].startswith("/opt/venv/bin:/usr/local/")
 
 

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from k8s.kubectl import Refused
-from k8s.render import claim, objects, reader_pod, render
+from k8s.render import claim, digest, objects, reader_pod, render
 from k8s.shape import cluster_config, pod_environment
 from train.config import Config
 
@@ -42,6 +43,9 @@ def labels(component: str = "") -> dict[str, str]:
 
 def field_ref(name: str, path: str) -> dict[str, Any]:
     return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
+
+
+NO_GPUS = {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}  # else a node's runtime may show all that it has
 
 
 def near(weight: int, key: str) -> dict[str, Any]:
@@ -164,7 +168,10 @@ def test_a_smoke_test_holds_no_gpu_and_little_else(load: Load) -> None:
     pod = kinds["Job"]["spec"]["template"]["spec"]
     small = {"cpu": "2", "memory": "6Gi", "ephemeral-storage": "10Gi"}
     assert pod["containers"][0]["resources"] == {"requests": small, "limits": small}
-    assert "affinity" not in pod and "nvidia" not in str(kinds)
+    trainer = pod["containers"][0]
+    assert trainer["env"] == [*expected_pod("", 0)["containers"][0]["env"], NO_GPUS]
+    trainer["env"].remove(NO_GPUS)
+    assert "affinity" not in pod and "nvidia" not in str(kinds).lower()
     assert pod["subdomain"] == JOB and "Service" in kinds and kinds["Job"]["spec"]["completions"] == 2
     assert kinds["ConfigMap"]["data"]["DEVICE"] == "cpu"
 
@@ -198,6 +205,20 @@ def test_every_size_and_name_comes_from_its_setting(load: Load) -> None:
     assert kinds["Service"]["spec"]["ports"][0]["port"] == 4000
 
 
+@pytest.mark.parametrize("shape", [{}, {"SITE": "ucsd"}, {"NODES": "1", "GPUS_PER_NODE": "8"}], ids=str)
+def test_gpus_are_asked_for_by_the_name_that_the_cluster_gives_them(load: Load, shape: dict[str, str]) -> None:
+    usual, named = (by_kind(render(load(**shape, **setting), IMAGE)) for setting in (
+        {}, {"GPU_RESOURCE": "nvidia.com/a100"}))
+    resources = named["Job"]["spec"]["template"]["spec"]["containers"][0]["resources"]
+    amounts = {"cpu": "16", "memory": "96Gi", "ephemeral-storage": "50Gi",
+               "nvidia.com/a100": shape.get("GPUS_PER_NODE", "2")}
+    assert resources == {"requests": amounts, "limits": amounts}
+    for part in resources.values():
+        part["nvidia.com/gpu"] = part.pop("nvidia.com/a100")
+    assert rendered_job(named) == rendered_job(usual) and named == usual  # and that is all
+    assert "nvidia.com/a100" not in str(by_kind(render(load(GPU_RESOURCE="nvidia.com/a100"), IMAGE, data_job=True)))
+
+
 def test_without_a_namespace_none_is_written(load: Load) -> None:
     assert "namespace" not in render(load(), IMAGE)
 
@@ -222,7 +243,7 @@ def test_data_is_made_by_one_pod_without_gpus_on_the_same_volume(load: Load) -> 
     amounts = {"cpu": "8", "memory": "32Gi", "ephemeral-storage": "50Gi"}
     trainer = pod["containers"][0]
     trainer |= {"command": ["tini", "--", "/opt/venv/bin/python", "-m", "train.prepare", "data"],
-                "resources": {"requests": amounts, "limits": amounts}, "env": trainer["env"][1:]}
+                "resources": {"requests": amounts, "limits": amounts}, "env": [*trainer["env"][1:], NO_GPUS]}
     pod["volumes"][2]["emptyDir"]["sizeLimit"] = "1Gi"
     job = expected_job(1, pod | {"tolerations": [{"key": "key", "operator": "Exists"}]})
     job["metadata"]["name"] = f"{JOB}-data"
@@ -248,7 +269,7 @@ def test_a_reader_sees_the_volume_for_a_quarter_of_an_hour_and_no_secret(load: L
                  "imagePullSecrets": [{"name": "login"}],
                  "containers": [{
                      "name": "reader", "image": IMAGE, "workingDir": "/app",
-                     "command": ["tini", "--", "sleep", "900"], "securityContext": TIGHTLY,
+                     "command": ["tini", "--", "sleep", "900"], "env": [NO_GPUS], "securityContext": TIGHTLY,
                      "resources": {"requests": amounts, "limits": amounts},
                      "terminationMessagePolicy": "FallbackToLogsOnError",
                      "volumeMounts": [{"name": "volume", "mountPath": "/volume", "readOnly": True},
@@ -263,9 +284,18 @@ def test_a_reader_sees_the_volume_for_a_quarter_of_an_hour_and_no_secret(load: L
 def test_the_same_settings_give_the_same_bytes_and_the_job_says_which(load: Load) -> None:
     text = render(load(), IMAGE)
     assert text == render(load(), IMAGE)
+    things = sorted(objects(text), key=lambda thing: str(thing["kind"]))
+    annotations = by_kind(text)["Job"]["metadata"]["annotations"]
+    unset = json.dumps(things, sort_keys=True).replace(annotations["pure-transformer/rendered"], "unset")
+    assert annotations["pure-transformer/rendered"] == hashlib.sha256(unset.encode()).hexdigest()
+
+
+def test_another_kubectl_and_another_way_to_name_the_namespace_send_the_same(load: Load) -> None:
+    text, named = render(load(), IMAGE), render(load(NAMESPACE="lab"), IMAGE)
     said = by_kind(text)["Job"]["metadata"]["annotations"]["pure-transformer/rendered"]
-    without = text.replace(f'pure-transformer/rendered: "{said}"', "pure-transformer/rendered: unset")
-    assert said == hashlib.sha256(without.encode()).hexdigest() and said not in without
+    assert by_kind(named)["Job"]["metadata"]["annotations"]["pure-transformer/rendered"] == said != digest([])
+    otherwise = yaml.safe_dump_all(reversed(objects(named)), default_flow_style=True, sort_keys=False)
+    assert otherwise != text and digest(objects(otherwise)) == digest(objects(text))
 
 
 @pytest.mark.parametrize(("settings", "image", "environment_changes"), [

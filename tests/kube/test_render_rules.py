@@ -22,8 +22,9 @@ IMAGE = "registry.example.org/lab/pure-transformer:v1"
 SECRETS = {"HF_TOKEN": "hf-not-to-be-seen", "WANDB_API_KEY": "key-not-to-be-seen"}
 SHAPES: dict[str, dict[str, str]] = {
     "nrp": {},
-    "nrp-2x4": {"NODES": "2", "GPUS_PER_NODE": "4", "NAMESPACE": "lab", "IMAGE_PULL_SECRET": "login",
-                "TOLERATIONS": "nautilus.io/hardware=a100,b", "PRIORITY_CLASS": "low", "STORAGE_CLASS": "a.b"},
+    "nrp-2x4": {"NODES": "2", "GPUS_PER_NODE": "4", "GPU_RESOURCE": "nvidia.com/a100", "NAMESPACE": "lab",
+                "IMAGE_PULL_SECRET": "login", "TOLERATIONS": "nautilus.io/hardware=a100,b",
+                "PRIORITY_CLASS": "low", "STORAGE_CLASS": "a.b"},
     "single-node": {"NODES": "1", "GPUS_PER_NODE": "8"}, "pinned-site": {"SITE": "UCSD.Example_1"},
     "cpu-smoke": {"PRESET": "tiny", "DEVICE": "cpu", "NODES": "2"},
     "longest": {"JOB_NAME": "j" * 50, "NODES": "4096", "GPUS_PER_NODE": "1", "BATCH_TOKENS": str(4096 * 2048)},

@@ -19,9 +19,9 @@ FIELDS = declared_fields(Config)
 OF_THIS_MACHINE = {"ENV_FILE", "SOURCES_DIR", "DETACH", "TORCH_BACKEND", "NODE_RANK", "BENCH_SHAPES", "BENCH_ROUNDS",
                    "PEERS_DIR", "REPORT_TASKS", "REPORT_TOKENS", "IMAGE_BUILDER", "BASE_IMAGE", "FLASH_ATTN_WHEEL",
                    "WHERE", "WAIT", "WAIT_MINUTES", "DRY_RUN", "ONLY", "NODE", "STEP"}
-OF_THE_MANIFESTS = {"IMAGE", "NAMESPACE", "OVERLAY", "GPUS_PER_NODE", "GPU_PRODUCTS", "SITE", "STORAGE_CLASS", "VOLUME",
-                    "VOLUME_GB", "POD_CPUS", "POD_MEMORY_GB", "POD_DISK_GB", "SHM_GB", "TOLERATIONS", "PRIORITY_CLASS",
-                    "SECRET_NAME", "IMAGE_PULL_SECRET"}
+OF_THE_MANIFESTS = {"IMAGE", "NAMESPACE", "OVERLAY", "GPUS_PER_NODE", "GPU_PRODUCTS", "GPU_RESOURCE", "SITE",
+                    "STORAGE_CLASS", "VOLUME", "VOLUME_GB", "POD_CPUS", "POD_MEMORY_GB", "POD_DISK_GB", "SHM_GB",
+                    "TOLERATIONS", "PRIORITY_CLASS", "SECRET_NAME", "IMAGE_PULL_SECRET"}
 SECRETS = {"HF_TOKEN", "WANDB_API_KEY"}
 
 Load = Callable[..., Config]
@@ -186,6 +186,7 @@ def test_online_needs_no_key_here_since_the_secret_has_it(load: Load, tmp_path: 
     ({"JOB_NAME": "Upper"}, r"JOB_NAME=Upper .*a DNS label"),
     ({"JOB_NAME": "a" * 51}, r"JOB_NAME=a+ .*a DNS label, with room for a suffix"),
     ({"NPROC": "4"}, r"NPROC=4 \(environment\): .*GPUS_PER_NODE=2; .*GPUS_PER_NODE=4"),
+    ({"GPU_RESOURCE": "a100"}, r"GPU_RESOURCE=a100 .*nvidia\.com/a100"),
     ({"GPUS_PER_NODE": "none"}, r"GPUS_PER_NODE=none .*a whole number"),
 ])
 def test_one_sentence_says_what_is_wrong_and_what_would_do(load: Load, settings: dict[str, str], said: str) -> None:

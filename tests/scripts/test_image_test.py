@@ -105,6 +105,7 @@ def test_an_image_is_run_by_what_it_declares(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("changes", [
     {"User": ""}, {"User": "0:0"}, {"Entrypoint": ["scripts/train.sh"]}, {"Cmd": None}, {"WorkingDir": "/"},
+    {"Env": [*IMAGE["Env"], "NVIDIA_VISIBLE_DEVICES=all"]},
     {"Env": [*IMAGE["Env"], "PIP_CONFIG_FILE=/mnt/pip.conf"]}, {"Env": [*IMAGE["Env"], "HF_TOKEN="]},
     {"Labels": IMAGE["Labels"] | {"org.opencontainers.image.revision": "abd"}}], ids=str)
 def test_an_image_that_declares_something_else_fails(tmp_path: Path, changes: dict[str, Any]) -> None:
