@@ -91,11 +91,12 @@ def test_failures_follow_each_other_more_and_more_slowly(jobs: Cluster) -> None:
     waits = []
     for _ in range(4):
         until(lambda: pods(jobs))
-        jobs.set_pod(pods(jobs)[0], exit_code=1)
-        start = time.monotonic()
+        name = pods(jobs)[0]
+        start = time.monotonic()  # the controller counts from when it sees the end, which is later
+        jobs.set_pod(name, exit_code=1)
         until(lambda: pods(jobs))
         waits.append(time.monotonic() - start)
-    assert all(wait >= 0.08 * 2 ** number for number, wait in enumerate(waits)), waits
+    assert all(wait >= 0.1 * 2 ** number for number, wait in enumerate(waits)), waits
 
 
 @pytest.mark.parametrize("code", [64, 70, 78])
