@@ -48,13 +48,25 @@ class Running:
 
 
 class Ports(collections.defaultdict[str, int]):
-    """A free port of this machine for each address of a first pod, always the same."""
+    """A free port of this machine for each address of a first pod, always the same.
+
+    A pod listens there long after it was found free. So it is none of those that the kernel gives to whoever asks for
+    any (from 32768 on), and each of the processes that run tests side by side has a hundred of its own.
+    """
+
+    FIRST, EACH, SLOTS = 15000, 100, 170
 
     def __missing__(self, address: str) -> int:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self[address] = probe.getsockname()[1]
-        return self[address]
+        worker = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
+        slot = os.getppid() + int(worker) if worker else os.getpid()  # workers have one parent
+        first = self.FIRST + slot % self.SLOTS * self.EACH
+        for port in range(first, first + self.EACH):
+            if port in self.values():
+                continue
+            with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+                self[address] = port
+                return port
+        raise AssertionError(f"none of the ports {first} to {first + self.EACH - 1} is free")
 
 
 class Kubelet:
