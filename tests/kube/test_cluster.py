@@ -266,11 +266,16 @@ def test_logs(cluster: Cluster, kubectl: Kubectl) -> None:
     assert "not in this API: sinceSeconds" in kubectl("logs", "pod", "--since=5s", code=1)
     follow = subprocess.Popen([KUBECTL, "logs", "-f", "pod"], env=os.environ | cluster.env, text=True,
                               stdout=subprocess.PIPE)
-    time.sleep(0.5)
-    cluster.logs["pod"] += "four\n"
-    time.sleep(0.2)
+    assert follow.stdout is not None
+    patience = threading.Timer(20, follow.kill)
+    patience.start()
+    assert [follow.stdout.readline() for _ in range(3)] == ["one\n", "two\n", "three\n"], "it is at the end"
+    for line in ("four\n", "five\n"):
+        cluster.logs["pod"] += line
+        assert follow.stdout.readline() == line, "while the pod runs"
     cluster.set_pod("pod", exit_code=0)
-    assert follow.communicate(timeout=10)[0] == "one\ntwo\nthree\nfour\n"
+    assert follow.communicate(timeout=10)[0] == "" and follow.returncode == 0
+    patience.cancel()
 
 
 def test_exec_carries_bytes_both_ways_and_the_exit_code(cluster: Cluster) -> None:

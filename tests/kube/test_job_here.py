@@ -62,18 +62,22 @@ def test_logs_of_a_run_are_filtered(run: Path, monkeypatch: pytest.MonkeyPatch, 
 def test_a_log_of_here_is_followed_until_the_run_is_over(run: Path, monkeypatch: pytest.MonkeyPatch,
                                                          capsys: pytest.CaptureFixture) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    shown, write = threading.Event(), sys.stdout.write
+    monkeypatch.setattr(sys.stdout, "write", lambda text: (write(text), shown.set())[0])
     (run / "logs" / "node_0.log").write_text("step=1/2 loss=1\nstep=2")
     with open(run / ".job", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
 
         def go_on() -> None:
-            time.sleep(0.3)
+            shown.wait(20)
             with open(run / "logs" / "node_0.log", "a") as log:
                 log.write("/2 loss=1\n")
             fcntl.flock(lock, fcntl.LOCK_UN)
 
-        threading.Thread(target=go_on).start()
+        thread = threading.Thread(target=go_on)
+        thread.start()
         assert job.main(["logs"]) == 0
+        thread.join()
     assert capsys.readouterr().out == "step=1/2 loss=1\nstep=2/2 loss=1\n"
 
 
