@@ -16,7 +16,8 @@ from train.outside import Outside
 from train.settings import ROOT, SettingsError, declared_fields, format_value, read_env_file, resolve
 
 DEFAULTS = {"PRESET": "xlarge-8xa100", "NODES": "4", "GPUS_PER_NODE": "2", "PEER_STOP": "wait",
-            "START_TIMEOUT_S": "1800"}  # pods of one job start whenever each finds room
+            "START_TIMEOUT_S": "1800",  # pods of one job start whenever each finds room
+            "MAX_RESTARTS": "10"}       # pods that die take the others' attempts with them
 SMALL = {"POD_CPUS": 2, "POD_MEMORY_GB": 6, "POD_DISK_GB": 10, "SHM_GB": 1}  # defaults where there are no GPUs to feed
 
 VOLUME_AT, CODE_AT = "/volume", "/app"  # in a pod

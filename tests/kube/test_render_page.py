@@ -15,7 +15,8 @@ PAGE = (ROOT / "docs" / "manifests.md").read_text()
 OTHER = {"JOB_NAME": "mine", "RUN_NAME": "other", "NAMESPACE": "lab", "IMAGE_PULL_SECRET": "login", "NODES": "2",
          "GPUS_PER_NODE": "4", "GPU_PRODUCTS": "A", "GPU_RESOURCE": "nvidia.com/a100", "SITE": "x",
          "POD_CPUS": "8", "POD_MEMORY_GB": "80", "POD_DISK_GB": "20", "SHM_GB": "4", "VOLUME": "disk",
-         "SECRET_NAME": "keys", "GRACE_PERIOD_S": "500", "MASTER_PORT": "4000", "TOLERATIONS": "k", "PRIORITY_CLASS": "low"}
+         "SECRET_NAME": "keys", "GRACE_PERIOD_S": "500", "MASTER_PORT": "4000", "TOLERATIONS": "k",
+         "PRIORITY_CLASS": "low"}
 OF_THE_CLAIM = {"VOLUME_GB": "9", "STORAGE_CLASS": "fast"}
 ROWS = {name: fields for names, fields in re.findall(r"^\| (`[A-Z_]+`(?:, `[A-Z_]+`)*) \| (.*) \|$", PAGE, re.MULTILINE)
         for name in re.findall(r"[A-Z_]+", names)}

@@ -106,7 +106,7 @@ def test_the_environment_of_a_pod(load: Load) -> None:
         "MASTER_ADDR": "pure-transformer-8xa100-0.pure-transformer-8xa100", "MICRO_BATCH_SIZE": "8",
         "MIN_LEARNING_RATE": "3e-05", "MLP_DIM": "5632", "NCCL_NSOCKS_PERTHREAD": "4", "NCCL_SOCKET_NTHREADS": "4",
         "NETWORK": "site", "NODES": "4", "NPROC": "2", "N_EMBD": "2048", "N_HEAD": "16", "N_KV_HEAD": "16",
-        "N_LAYER": "24", "OMP_NUM_THREADS": "8", "PEER_STOP": "wait", "PRESET": "xlarge-8xa100",
+        "MAX_RESTARTS": "10", "N_LAYER": "24", "OMP_NUM_THREADS": "8", "PEER_STOP": "wait", "PRESET": "xlarge-8xa100",
         "PYTORCH_ALLOC_CONF": "expandable_segments:True", "RUNS_DIR": "/volume/runs", "RUN_NAME": "xlarge-8xa100",
         "SAVE_EVERY": "1000", "SEQ_LEN": "2048", "START_TIMEOUT_S": "1800", "TOKENIZER": "openai-community/gpt2",
         "TRAIN_TOKENS": "100000000000", "VOCAB_SIZE": "50304", "WARMUP_TOKENS": "100000000"}
