@@ -1,7 +1,7 @@
 """The plan's arithmetic, against the model itself, the presets' own and hand-made numbers."""
 
-import json
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
