@@ -52,7 +52,7 @@ def test_what_keeps_pods_is_said_in_words_with_the_events(user, cluster: Cluster
     put_pod(cluster, 1, message="0/12 nodes are available: 12 Insufficient nvidia.com/gpu.")
     put_pod(cluster, 2, "first", exit_code=1, node="a")
     put_pod(cluster, 2, "second", phase="Pending", waiting_reason="ImagePullBackOff", message="Back-off pulling image")
-    put_pod(cluster, 3, phase="Pending", waiting_reason="CreateContainerConfigError", message='secret "x" not found')
+    put_pod(cluster, 3, phase="Pending", waiting_reason="CreateContainerConfigError", message='configmap "x" not found')
     put_event(cluster, f"{JOB}-1-aaaaa", "FailedScheduling", "no preemption victims found")
     put_event(cluster, "another-job", "FailedScheduling", "not ours")
     write_run(tmp_path / "volume")
@@ -62,7 +62,7 @@ def test_what_keeps_pods_is_said_in_words_with_the_events(user, cluster: Cluster
     assert "pod 1: finds no node: 0/12 nodes are available: 12 Insufficient nvidia.com/gpu." in out
     assert "pod 2: its image cannot be fetched (ImagePullBackOff): registry.example.org/lab/image:1" in out
     assert "make push" in out and "IMAGE_PULL_SECRET" in out
-    assert 'pod 3: its container cannot be made: secret "x" not found' in out
+    assert 'pod 3: its container cannot be made: configmap "x" not found; make restart makes' in out
     restarts = {line.split()[0]: line.split()[-2] for line in out.splitlines() if line[:1].isdigit()}
     assert restarts == {"0": "0", "1": "0", "2": "1", "3": "0"}
     assert "FailedScheduling: no preemption victims found" in out and "not ours" not in out
