@@ -1,4 +1,5 @@
-"""docs/manifests.md: its table of settings and fields is what changing each setting does to the manifests."""
+"""docs/manifests.md: its table of settings and fields is what changing each setting does to the manifests; and the list
+of what is in k8s/."""
 
 import re
 from collections.abc import Iterator
@@ -7,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import k8s
 from k8s.render import FIELDS, claim, objects, render
 from k8s.shape import cluster_config
 from train.settings import ROOT
@@ -81,3 +83,10 @@ def test_the_page_names_every_folder_and_every_overlay_has_its_fields() -> None:
     named = set(re.findall(r"^\| `([a-z/-]+)/`", PAGE, re.MULTILINE))
     assert folders - named == {"site"}  # a part of pinned-site
     assert {folder.split("/")[-1] for folder in folders} - {"base", "site"} == FIELDS.keys()
+
+
+def test_the_package_lists_its_modules_and_folders() -> None:
+    listed = re.findall(r"^    (\w+) +\S", str(k8s.__doc__), re.MULTILINE)
+    assert sorted(listed) == sorted(path.stem for path in (ROOT / "k8s").glob("*.py") if path.stem != "__init__")
+    folders = {path.name for path in (ROOT / "k8s").iterdir() if any(path.glob("**/*.yaml")) or any(path.glob("*.env"))}
+    assert {name for name in re.findall(r"(\w+)/", str(k8s.__doc__)) if name != "docs"} == folders
