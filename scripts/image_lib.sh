@@ -102,6 +102,8 @@ build() {
   for argument in "${arguments[@]}"; do command+=(--build-arg "$argument"); done
   source=$(source_address "$(git remote get-url origin 2>/dev/null || true)")
   [[ -z $source ]] || command+=(--label "org.opencontainers.image.source=$source")
+  # pods run on PCs' processors, also where this machine has an Arm one: they would say "exec format error"
+  [[ " $*" == *" --platform"[=\ ]* ]] || command+=(--platform linux/amd64)
   # without these the digest would hang on the time of the build, and a push would be of several manifests
   BUILDX_NO_DEFAULT_ATTESTATIONS=1 "${command[@]}" --file docker/Dockerfile --tag "$TAG" "$@" . ||
     die 1 "$ME: $BUILDER could not build the image, see its last lines above; where it could not download something," \

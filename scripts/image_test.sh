@@ -81,14 +81,17 @@ entering() {
 
 # build_image: as make image does it. Folders that pip is told to take packages from are lent to the build at /mnt.
 build_image() {
+  local machine
+  machine=$(uname -m) # that of the Debian
+  machine=${machine/x86_64/amd64}
   mkdir -p "$work/lent"
   "$PY" scripts/image_pip.py "$work/lent"
   while read -r here there; do
     if [[ -d $here ]]; then mkdir "$there"; else : >"$there"; fi
     mount --bind "$here" "$there"
   done <"$work/lent/mounts"
-  BASE_IMAGE=localhost/base:test scripts/image.sh -- --layers=false --isolation chroot --pull-never \
-    --volume "$work/lent:/mnt:ro,rbind" --build-arg PIP_CONFIG_FILE=/mnt/pip.conf
+  BASE_IMAGE=localhost/base:test scripts/image.sh -- --platform "linux/${machine/aarch64/arm64}" --layers=false \
+    --isolation chroot --pull-never --volume "$work/lent:/mnt:ro,rbind" --build-arg PIP_CONFIG_FILE=/mnt/pip.conf
 }
 
 # look_inside: what the image declares, and that nothing else than this commit's files is in it.

@@ -59,6 +59,15 @@ def test_options_behind_two_dashes_go_to_the_builder(clone: Clone) -> None:
     assert clone.calls("buildah bud ")[0].endswith(" --network host .")
 
 
+@pytest.mark.parametrize("builder", BUILDS)
+def test_it_is_for_the_processors_of_the_cluster_whatever_this_machine_has(clone: Clone, builder: str) -> None:
+    clone.install(builder)
+    for options, platform in (((), "linux/amd64"), (("--platform", "linux/arm64"), "linux/arm64"),
+                              (("--quiet", "--platform=linux/arm64"), "linux/arm64")):
+        assert clone.run("image", "--", *options, IMAGE_BUILDER=builder).returncode == 0
+        assert re.findall(r" --platform[ =](\S+)", clone.calls(f" {BUILDS[builder]}")[0]) == [platform]
+
+
 def test_nothing_to_build_with_is_one_sentence(clone: Clone) -> None:
     said = one_sentence(clone.run("image"), 78)
     assert "nothing to build an image with; install docker, podman or buildah" in said and "apt-get" in said

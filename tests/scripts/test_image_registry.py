@@ -102,14 +102,21 @@ def registry() -> Iterator[Registry]:
 
 
 @pytest.fixture
-def built(clone: Clone, tmp_path: Path, registry: Registry) -> Clone:
-    """A clone whose image is there: a small one, labelled as make image labels it."""
+def real(clone: Clone, tmp_path: Path, registry: Registry) -> Clone:
+    """A clone whose builder is this machine's buildah, with a store of its own."""
     (tmp_path / "storage.conf").write_text(f'[storage]\ndriver = "vfs"\ngraphroot = "{tmp_path}/graph"\n'
                                            f'runroot = "{tmp_path}/run"\n')
     # the clone's PATH has no tools but the script's own
     clone.env |= {"PATH": os.environ["PATH"], "CONTAINERS_STORAGE_CONF": str(tmp_path / "storage.conf"),
                   "BUILDAH_ISOLATION": "chroot", "IMAGE_BUILDER": "buildah", "TMPDIR": str(tmp_path),
                   "IMAGE": f"127.0.0.1:{registry.server_address[1]}/lab/name"}
+    return clone
+
+
+@pytest.fixture
+def built(real: Clone, tmp_path: Path) -> Clone:
+    """A clone whose image is there: a small one, labelled as make image labels it."""
+    clone = real
     base = re.search(r"^ARG BASE_IMAGE=(.*)$", (clone.root / "docker" / "Dockerfile").read_text(), re.M)
     assert base
     commit = clone.git("rev-parse", "HEAD")
@@ -120,6 +127,21 @@ def built(clone: Clone, tmp_path: Path, registry: Registry) -> Clone:
     subprocess.run(["buildah", "bud", "--quiet", "--file", tmp_path / "Dockerfile", "--tag",
                     f"{clone.env['IMAGE']}:{commit[:12]}", tmp_path], env=clone.env, check=True, capture_output=True)
     return clone
+
+
+def test_an_image_upon_a_local_base_is_for_the_processors_of_the_cluster(real: Clone) -> None:
+    def buildah(*arguments: str | Path) -> str:
+        return subprocess.run(["buildah", *arguments], env=real.env, check=True, capture_output=True, text=True).stdout
+
+    dockerfile = real.root / "docker" / "Dockerfile"
+    dockerfile.write_text("ARG BASE_IMAGE=scratch\nFROM ${BASE_IMAGE}\nCOPY train/main.py /\n")
+    buildah("bud", "--quiet", "--platform", "linux/amd64", "--file", dockerfile, "--tag",
+            "localhost/base:test", real.root)
+    done = real.run("image", "--", "--pull-never", BASE_IMAGE="localhost/base:test", TORCH_BACKEND="cpu")
+    assert done.returncode == 0, done.stdout + done.stderr
+    tag = f"{real.env['IMAGE']}:{real.git('rev-parse', 'HEAD')[:12]}-dirty"
+    made = json.loads(buildah("inspect", "--type", "image", tag))
+    assert (made["OCIv1"]["os"], made["OCIv1"]["architecture"]) == ("linux", "amd64")
 
 
 def test_the_digest_that_is_noted_is_what_the_registry_keeps(built: Clone, registry: Registry) -> None:
