@@ -287,8 +287,9 @@ def gather(order: Order) -> placement.Placed:
 
 def next_steps(order: Order) -> str:
     if order.data:
-        return (f"next: kubectl logs -n {order.namespace} -f job/{order.job}; kubectl delete job {order.job} -n "
-                f"{order.namespace} stops it, and it goes on behind the last sealed shard")
+        there = f" WHERE=cluster RUN_NAME={order.c.run_name}"
+        return (f"next: make logs{there}; make stop{there} stops it, and make data WHERE=cluster goes on behind the "
+                "last sealed shard")
     run = f" RUN_NAME={order.c.run_name}"  # which no run of this machine takes the place of
     return (f"next: make status{run}, make logs{run}, make stop{run} (saves and stops; make train-8xa100 then goes on "
             "from the last checkpoint)")

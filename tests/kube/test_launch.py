@@ -178,7 +178,7 @@ def test_data_becomes_a_job_without_gpus(user: User, cluster: Cluster) -> None:
     assert job["metadata"]["name"] == "pure-transformer-8xa100-data"
     assert "nvidia.com/gpu" not in container["resources"]["limits"] and container["command"][-1] == "data"
     assert "plan (computed, not measured): 215 GB of shards and downloads at most" in done.out
-    assert "kubectl logs -n lab -f job/pure-transformer-8xa100-data" in done.out
+    assert "make logs WHERE=cluster RUN_NAME=xlarge-8xa100" in done.out
     assert not (user.runs / "xlarge-8xa100").exists()  # no run was sent
 
 
