@@ -26,7 +26,7 @@ from k8s.volume import Volume
 from k8s.transfer import Meter, Vanished
 from k8s.where import is_run
 from train import status
-from train.durable import write_whole
+from train.durable import flush_folder, write_whole
 from train.runs import RunPaths
 from train.settings import shown
 
@@ -260,9 +260,3 @@ def fetch_checkpoint(volume: Volume, chosen: Checkpoint, half: Path, paths: RunP
         os.rename(final, paths.checkpoints / f".replaced-{chosen.name}-{uuid.uuid4().hex[:8]}")
     os.rename(half, final)
     flush_folder(paths.checkpoints)
-
-
-def flush_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    os.fsync(descriptor)
-    os.close(descriptor)

@@ -15,7 +15,6 @@ from train.corpus.source import Source, declared
 from train.flops import flops_per_token, peak_tflops
 from train.settings import ROOT, format_value
 
-SPEEDS = (1.0, 10.0)     # Gbit/s between sites: what is often had, and what is hoped for
 DOWNLOAD_BYTES = 5e9     # of a source on the hub: the file that is read and the next one, of about 2 GB each
 BYTES_OF_A_WEIGHT = 4    # float32, as are moments
 
@@ -66,7 +65,7 @@ def plan(c: Config) -> Plan:
         flops = c.batch_tokens * flops_per_token(matmul, c.n_layer, c.n_head * c.head_dim, c.seq_len)
         step_s = flops / (gpus * peak * 1e12 * percent / 100)
     at_sites = {speed: wan.sync_efficiency(step_s, wan.gradient_bytes(c), c.nodes, speed)
-                for speed in SPEEDS if step_s and c.nodes > 1 and not c.site}
+                for speed in wan.SPEEDS if step_s and c.nodes > 1 and not c.site}
     tokens = c.last_step * c.batch_tokens
     shard_bytes = float(tokens * token_bytes(c))
     return Plan(gpus, parameters, percent, step_s, step_s * c.last_step / 3600 if step_s else None, at_sites,

@@ -30,6 +30,7 @@ import xxhash
 from torch import Tensor, nn
 
 from train.distributed import World, from_all, from_first
+from train.durable import flush_folder
 from train.optim import Optimizer
 from train.parallel import replicate, weights_of
 
@@ -190,12 +191,6 @@ def commit(temporary: Path, target: Path, manifest: dict[str, Any]) -> None:
     flush_folder(temporary)
     os.rename(temporary, target)
     flush_folder(target.parent)
-
-
-def flush_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    os.fsync(descriptor)
-    os.close(descriptor)
 
 
 def describe(path: Path) -> tuple[int, str]:

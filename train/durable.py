@@ -18,3 +18,10 @@ def write_whole(path: Path, content: bytes) -> None:
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def flush_folder(folder: Path) -> None:
+    """Have what was renamed in a folder survive a power failure. Raises OSError."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.close(descriptor)
