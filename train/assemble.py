@@ -36,7 +36,8 @@ from train.run_folder import stored_config
 from train.runs import RunPaths
 from train.saver import Saver
 from train.settings import SettingsError
-from train.shards import DataError, ShardSet
+from train.manifest import DataError
+from train.shards import ShardSet
 from train.status import Status
 from train.step import is_out_of_memory, rehearse
 from train.tokenizer import Vocabulary

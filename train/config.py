@@ -8,7 +8,7 @@ what they mean.
 import dataclasses
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from train.outside import Outside
@@ -188,7 +188,9 @@ class Config(Outside):
 
     # ---- Benchmark
     bench_shapes: str = setting("s4k,s50k,checkpoint", help="what make bench runs: shapes of bench/shapes.py, "
-                                "checkpoint, what a save costs, and data, what reading and preparing it cost",
+                                "checkpoint, what a save costs, data, what reading and preparing it cost, sampler, "
+                                "what the GPU sampler costs, plan, what make plan predicts beside what is, and logs, "
+                                "how fast logs of others are read",
                                 pattern=r"[a-z0-9-]+(,[a-z0-9-]+)*")
     bench_rounds: int = setting(5, help="of each cell of make bench, in which all take turns", minimum=1)
     peers_dir: str = setting("", help="a folder with a checkout of nanoGPT, to be run beside", example="../peers")
@@ -217,17 +219,29 @@ class Config(Outside):
 
     @classmethod
     def load_with_remarks(cls, environ: Mapping[str, str] | None = None, root: Any = ROOT,
-                          defaults: Mapping[str, str] | None = None) -> tuple["Config", list[str]]:
-        """The settings, and what the start of a run should say about where they came from."""
+                          defaults: Mapping[str, str] | None = None,
+                          without: Collection[Callable[[Any], str | None]] = (),
+                          ) -> tuple["Config", list[str]]:
+        """The settings, and what the start of a run should say about where they came from.
+
+        without: rules that are not asked, by who judges their matter better.
+        """
         resolved = resolve(cls, environ, root, defaults)
         config = cls(**{name.lower(): value for name, value in resolved.values.items()}).derived()
         problems = list(resolved.problems)
         for names, check in CHECKS:
+            if check in without:
+                continue
             if not resolved.refused & {*names, "PRESET", "ENV_FILE"} and (problem := check(config)):
                 problems.append(problem)
         if problems:
             raise SettingsError(problems, resolved.remarks)
         return config, resolved.remarks
+
+    @classmethod
+    def of_preset(cls, **settings: str) -> "Config":
+        """A preset as it stands, with these settings, whatever is in the environment and in .env."""
+        return cls.load_with_remarks(settings, ROOT, {"ENV_FILE": "of-no-user"})[0]
 
     def derived(self) -> "Config":
         """The same with the defaults that follow from other settings filled in."""
@@ -314,10 +328,14 @@ def compare_for_resume(stored: dict[str, Any], config: Config) -> tuple[list[str
 
 
 def main(argv: list[str]) -> int:
-    """`python -m train.config check|show|get NAME...`; exit code 64 on a bad setting."""
-    command, names = (argv or ["check"])[0], argv[1:]
+    """`python -m train.config check|show|get [NAME=default]... NAME...`; exit code 64 on a bad setting.
+
+    NAME=default: what a target puts in the place of the declared default.
+    """
+    command, names = (argv or ["check"])[0], [word for word in argv[1:] if "=" not in word]
+    defaults = dict(word.split("=", 1) for word in argv[1:] if "=" in word)
     try:
-        config, remarks = Config.load_with_remarks()
+        config, remarks = Config.load_with_remarks(defaults=defaults)
     except SettingsError as error:
         sys.stderr.write(f"{error}\n")
         return 64

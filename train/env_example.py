@@ -9,7 +9,8 @@ from train.settings import Declared, declared_fields, format_value, rule_of
 GROUPS = {"PRESET": "Run", "DEVICE": "Machine", "PARALLEL": "Parallel", "VOCAB_SIZE": "Model",
           "SEQ_LEN": "Batch and schedule", "OPTIMIZER": "Optimizer", "DATA_MIX": "Data", "EVAL_EVERY": "Evaluation",
           "CHECKPOINTS": "Checkpoints", "MAX_RESTARTS": "Failures", "IMAGE": "Image", "SYNC": "Cluster",
-          "BENCH_SHAPES": "Benchmark", "LOG_EVERY": "Log", "WANDB_MODE": "W&B", "HF_TOKEN": "Secrets"}
+          "CARDS": "Plan and doctor", "INTERVAL_MS": "Monitor", "LOG_DIR": "Plots", "BENCH_SHAPES": "Benchmark",
+          "LOG_EVERY": "Log", "WANDB_MODE": "W&B", "HF_TOKEN": "Secrets"}
 
 
 def env_example() -> str:

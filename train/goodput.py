@@ -8,19 +8,25 @@ which may be on two machines, it is the wall clock's, and never negative. A reco
 most what has passed and is not booked yet; what no record claims is `other`. Training and data wait of a step that
 the run goes back behind become lost work, as does a step whose update was not taken. An evaluation stays one, and
 what an attempt did after its last record is down time, as nobody knows of it. The first step of an attempt, with
-all that it sets up, is training. Standard library only.
+all that it sets up, is training. `Timeline` says of each second also when it was. Standard library only.
 """
 
+import copy
 import dataclasses
+import math
 from array import array
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
+from operator import add, sub
+from typing import Any, NamedTuple
 
 from train.record import GOES_BACK, duration
 
 # Category -> how it is called, in the order in which it is said.
 CATEGORIES = {"training": "training", "start_up": "start-up", "evaluation": "evaluation", "checkpoint": "checkpoint",
               "data_wait": "data wait", "lost_work": "lost work", "down": "down", "other": "other"}
+
+SET_S = 0.01  # a clock on the wall that moved by more than that against the monotonic one was set
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,6 +126,27 @@ class Books:
         elif event == "end":
             self.book("checkpoint", number(record, "stall_s"))
 
+    def enter_steps(self, steps: Sequence[int], mono_s: Sequence[float], took: Sequence[float],
+                    waited: Sequence[float], stalls: Sequence[float], last: Mapping[str, Any]) -> bool:
+        """Take steps of this attempt that count up, all at once; seconds, 0 where a record is silent, and the wait for
+        data no longer than the step. False, and none is taken, where they must be entered one by one: as they are of
+        another attempt, go back, or claim more time than has passed."""
+        if not self.last or last.get("attempt", self.attempt) != self.attempt or self.mono_s is None or \
+                mono_s[0] <= self.mono_s or (self.steps and steps[0] <= self.steps[-1]):
+            return False
+        passed = map(sub, mono_s, (self.mono_s, *mono_s))
+        rest = [*accumulate(map(sub, passed, map(add, took, stalls)), initial=self.unbooked)]
+        if min(rest) < 0:
+            return False
+        trained = [*map(sub, took, waited)]
+        for category, seconds in (("training", trained), ("data_wait", waited), ("checkpoint", stalls)):
+            self.seconds[category] += math.fsum(seconds)
+        self.steps.extend(steps)
+        self.trained.extend(trained)
+        self.waited.extend(waited)
+        self.unbooked, self.mono_s, self.last = rest[-1], mono_s[-1], last
+        return True
+
     def begin(self, record: Mapping[str, Any], announces: bool) -> None:
         """An attempt's first record: the attempt began earlier, by the start-up it tells of."""
         self.rest_is_other()
@@ -175,6 +202,12 @@ class Books:
         self.seconds["other"] += self.unbooked
         self.unbooked = 0.0
 
+    def so_far(self) -> Goodput:
+        """As they would be closed at the last record; they stay open."""
+        books = copy.copy(self)
+        books.seconds = dict(self.seconds)
+        return books.close(None)
+
     def close(self, now: float | None) -> Goodput:
         """The books as they stand after the last record, or at `now`."""
         self.rest_is_other()
@@ -183,6 +216,143 @@ class Books:
             self.seconds[since] += max(0.0, now - self.last["time"])
         seconds = {category: max(0.0, value) for category, value in self.seconds.items()}  # -1e-12 is rounding
         return Goodput(seconds, self.start_up, self.lost_steps, self.skipped_steps, self.attempts)
+
+
+# ---------------------------------------------------------------------------------------------------
+# When it was
+# ---------------------------------------------------------------------------------------------------
+
+@dataclasses.dataclass
+class Attempt:
+    """What an attempt's records say of where it ran. number: its place in config.json. offsets: Unix seconds less those
+    of its clock, one for each time that the clock on the wall was set; none where the records have no monotonic clock
+    and are told by the wall's."""
+
+    host: str | None = None
+    world_size: int | None = None
+    number: int | None = None
+    offsets: list[float] = dataclasses.field(default_factory=list)
+
+
+class Stretch(NamedTuple):
+    """Time of one category. begin, end: (attempt, counted from 0; seconds on its clock), of two attempts where the run
+    was down between them."""
+
+    begin: tuple[int, float]
+    end: tuple[int, float]
+    category: str
+    seconds: float
+
+
+class Timeline(Books):
+    """Books that also know when each second was, on the monotonic clock of its attempt.
+
+    What a record claims was just before it, in the order in which it is booked: a save, then the wait for data, then
+    the step. Where too little time is left since the record before, the latest that nothing has claimed is taken.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ran: list[Attempt] = []
+        self.down_s: list[float] = []  # before each attempt
+        # stretches in the order in which they were placed: attempt, from, to, category
+        self.of, self.begins, self.ends, self.categories = array("q"), array("d"), array("d"), list[str]()
+        # of the steps that the run has: attempt, when it ended, how long it took, its first stretch and that behind it
+        self.step_of, self.step_ends, self.step_s = array("q"), array("d"), array("d")
+        self.first, self.behind = array("q"), array("q")
+        self.now = 0.0                             # where the attempt's clock stands
+        self.free: list[tuple[float, float]] = []  # has passed, and no record has claimed it; the latest last
+        self.claims: list[tuple[str, float]] = []  # of this record
+
+    def enter(self, record: Mapping[str, Any]) -> None:
+        self.claims.clear()
+        super().enter(record)
+        attempt = self.ran[-1]
+        attempt.host = record.get("host", attempt.host)
+        attempt.world_size = record.get("world_size", attempt.world_size)
+        attempt.number = record.get("attempt", attempt.number)
+        if (mono_s := record.get("mono_s")) is not None:
+            offset = record["time"] - mono_s
+            if not attempt.offsets or abs(offset - attempt.offsets[-1]) > SET_S:
+                attempt.offsets.append(offset)
+        first = len(self.of)
+        for category, seconds in reversed(self.claims):
+            self.place(category, seconds)
+        if record["event"] == "step":
+            took = record.get("step_ms")
+            self.step_of.append(len(self.ran) - 1)
+            self.step_ends.append(self.now)
+            self.step_s.append(took / 1000 if isinstance(took, int | float) else float("nan"))
+            self.first.append(first)
+            self.behind.append(len(self.of))
+
+    def enter_steps(self, *_: Any) -> bool:
+        return False  # each has its own place
+
+    def begin(self, record: Mapping[str, Any], announces: bool) -> None:
+        before = self.seconds["down"]
+        super().begin(record, announces)
+        self.ran.append(Attempt())
+        self.down_s.append(self.seconds["down"] - before)
+        self.now = record["time"] if self.mono_s is None else self.mono_s
+        took = sum(phases(record).values()) if announces else 0.0
+        self.add(self.now - took, self.now, "start_up")  # of no length too: the attempt was there
+
+    def pass_time(self, record: Mapping[str, Any]) -> None:
+        before = self.unbooked
+        super().pass_time(record)
+        if (passed := self.unbooked - before) > 0:
+            self.free.append((self.now, self.now + passed))
+            self.now += passed
+
+    def book(self, category: str, seconds: float) -> float:
+        booked = super().book(category, seconds)
+        if booked > 0:
+            self.claims.append((category, booked))
+        return booked
+
+    def go_back(self, step: int) -> None:
+        super().go_back(step)
+        while len(self.first) > len(self.steps):
+            for i in range(self.first.pop(), self.behind.pop()):
+                if self.categories[i] in ("training", "data_wait"):
+                    self.categories[i] = "lost_work"
+            for column in (self.step_of, self.step_ends, self.step_s):
+                column.pop()
+
+    def rest_is_other(self) -> None:
+        super().rest_is_other()
+        for begin, end in self.free:
+            self.add(begin, end, "other")
+        self.free.clear()
+
+    def place(self, category: str, seconds: float) -> None:
+        """Give the latest free time to a claim."""
+        while seconds > 0 and self.free:
+            begin, end = self.free.pop()
+            cut = end - seconds
+            if cut > begin:
+                self.free.append((begin, cut))
+                seconds = 0.0  # not by subtraction: what rounding leaves would never be placed
+            else:
+                cut, seconds = begin, seconds - (end - begin)
+            if cut < end:
+                self.add(cut, end, category)
+
+    def add(self, begin: float, end: float, category: str) -> None:
+        self.of.append(len(self.ran) - 1)
+        self.begins.append(begin)
+        self.ends.append(end)
+        self.categories.append(category)
+
+    def stretches(self) -> list[Stretch]:
+        """All time from the first start to the last record, in order and without gaps; once the books are closed."""
+        found: list[Stretch] = []
+        for of, begin, end, category in sorted(zip(self.of, self.begins, self.ends, self.categories, strict=True)):
+            if found and found[-1].end[0] != of:
+                found.append(Stretch(found[-1].end, (of, begin), "down", self.down_s[of]))
+            found.append(Stretch((of, begin), (of, end), category, end - begin))
+        return found
 
 
 def number(record: Mapping[str, Any], key: str) -> float:

@@ -15,7 +15,7 @@ from train.optim import set_rate
 from train.parallel import bare
 from train.saver import Saved
 from train.schedule import lr_at
-from train.shards import DataError
+from train.manifest import DataError
 from train.step import Clock, StepNumbers, train_step
 from train.straggler import Stragglers
 

@@ -34,7 +34,7 @@ from train.run_folder import log_to_files, nothing_left, open_run_folder
 from train.runs import RunPaths
 from train.sample import continue_text
 from train.settings import ROOT, SettingsError
-from train.shards import DataError
+from train.manifest import DataError
 from train.status import RunFolderError, Status
 from train.step import is_out_of_memory
 from train.tokenizer import TokenizerError
@@ -103,7 +103,7 @@ def main() -> int:
     if job and code not in (0, 75):
         end_record(job, "crashed")
     if state and code and state.is_going_on:
-        state.end(code)
+        state.end(code, why)
     if code == 75 and interrupt.asked not in (None, "SIGTERM"):
         mark = BY_USER
     report_exit(code, mark, why)

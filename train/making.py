@@ -21,8 +21,8 @@ from train.corpus.pin import Pinned
 from train.corpus.rows import Cursor, Document, Dropped, documents
 from train.corpus.source import is_validation
 from train.durable import write_whole
-from train.shards import (DTYPES, SPLITS, DataError, Seal, ShardInfo, make_anew, manifest_of, read_manifest,
-                          token_bytes, write_shard)
+from train.manifest import SPLITS, DataError, Seal, ShardInfo, make_anew, manifest_of, read_manifest
+from train.shards import DTYPES, token_bytes, write_shard
 from train.tokenizer import Vocabulary
 
 log = logging.getLogger(__name__)

@@ -208,7 +208,15 @@ class Transformer(nn.Module):
 
 def build(c: Config, device: torch.device, kernel: Kernel = SDPA,
           sharding: Any = None) -> Transformer:
-    """The model on `device` with the initial weights that SEED gives, the same on every device and rank.
+    """The model on `device` with the initial weights that SEED gives, the same on every device and rank."""
+    model = unfilled(c, device, kernel, sharding)
+    for name, weight in model.named_parameters():
+        initialise(weight, name, c, sharding)
+    return model
+
+
+def unfilled(c: Config, device: torch.device, kernel: Kernel = SDPA, sharding: Any = None) -> Transformer:
+    """The model on `device`, of whatever its memory held before.
 
     sharding: how the weights are split over processes (parallel.Sharding), or None. They are before they take any
     memory, so that no process ever holds the whole model.
@@ -219,8 +227,6 @@ def build(c: Config, device: torch.device, kernel: Kernel = SDPA,
         sharding.split(model)
         model.to_empty(device=device)
         model.rotary.copy_(rotary_table(c.seq_len, c.head_dim, c.rope_theta))
-    for name, weight in model.named_parameters():
-        initialise(weight, name, c, sharding)
     return model
 
 

@@ -1,4 +1,4 @@
-"""The settings of what is round a run: the image, and the cluster that it is sent to. A part of config.py's Config."""
+"""The settings of what is round a run: image, cluster, plan, doctor, monitor. A part of config.py's Config."""
 
 import dataclasses
 
@@ -77,3 +77,97 @@ class Outside:
     node: int | None = setting(None, help="whose lines make logs shows. Default: the first's", minimum=0, example="0")
     step: int | None = setting(None, help="the checkpoint that make fetch-run brings. Default: the newest", minimum=1,
                                example="1000")
+
+    # ---- Plan and doctor
+    cards: str = setting("", help="the GPUs that make plan is about, as NUMBERxCARD with commas between, or cpu; here: "
+                         "those of this machine. Default: the preset's, else those of this machine",
+                         pattern=r"here|cpu|[1-9][0-9]{0,3}x[a-z0-9-]+(,[1-9][0-9]{0,3}x[a-z0-9-]+)*",
+                         example="8xa100-80gb-sxm", hint="docs/plans.md lists the cards")
+    sites: int = setting(1, help="places over which make plan spreads the NODES evenly, with a WAN in between",
+                         minimum=1, maximum=4096)
+    wan_gbit: float = setting(1, help="between two sites, each way", unit="Gbit/s", above=0)
+    wan_rtt_ms: float = setting(30, help="from one site to another and back", unit="milliseconds", minimum=0)
+    lan_gbit: float = setting(25, help="between nodes of one site, each way", unit="Gbit/s", above=0)
+    storage_mb_s: float | None = setting(None, help="at which a checkpoint is written. Default: what make doctor "
+                                         "PROBE=1 measured here, else 500", unit="MB/s", above=0, example="900")
+    mfu: float | None = setting(None, help="to plan with, of the cards' peak. Default: what make doctor PROBE=1 "
+                                "measured for this shape, else the preset's, else what the card is known for",
+                                unit="per cent", above=0, maximum=100, example="45")
+    price_gpu_hour: float | None = setting(None, help="of one GPU for an hour, in your currency; make plan then says "
+                                           "the cost", above=0, example="2.5")
+    price_kwh: float | None = setting(None, help="of a kWh, in your currency; where the power is yours to pay",
+                                      above=0, example="0.3")
+    target_hours: float | None = setting(None, help="the run, or what is left of it, must be through in so much time "
+                                         "from now on, or make plan and make train refuse it and say what would",
+                                         unit="hours", above=0, example="48")
+    target_tokens_per_s: float | None = setting(None, help="the run must be that fast, or it is refused alike",
+                                                unit="tokens/s", above=0, example="400000")
+    sweep: str = setting("", help="make plan compares depths (1 or depth), micro-batches or numbers of GPUs, and "
+                         "recommends one. Default: none", choices=("depth", "micro-batch", "gpus", "1"),
+                         example="depth")
+    json: bool = setting(False, help="make plan and make doctor print JSON")
+    probe: bool = setting(False, help="make doctor measures for a minute: products, memory, disk, links, one real step")
+    allow_fail: str = setting("", help="checks, with commas between, by the names that make doctor and make plan "
+                              "print, whose FAIL does not keep a run from starting",
+                              pattern=r"[a-z0-9-]+(,[a-z0-9-]+)*", example="disk,target-hours")
+
+    # ---- Monitor
+    interval_ms: float = setting(10, help="between two samples of the GPU sampler", unit="milliseconds", minimum=1,
+                                 maximum=1000)
+    gpu_fields: str = setting("all", help="what it takes in each of them: power and temperature (basic), or instant "
+                              "power and energy too; memory, clocks and network come once a second in any case",
+                              choices=("all", "basic"))
+    once: bool = setting(False, help="make monitor looks once and prints plain text; exit code 1 where something is "
+                         "wrong")
+    refresh_s: float = setting(2, help="between two looks of make monitor at this machine; at a cluster it looks every "
+                               "10 at most often", unit="seconds", minimum=0.5, maximum=3600)
+    alert_cmd: str = setting("", help="a program that make monitor runs once for each new fault, and at the end of "
+                             "the run, with a sentence as its one argument", example="scripts/my_alert.sh")
+    alert_minutes: float = setting(5, help="a fault that was away for so long, and is back, is a new one",
+                                   unit="minutes", above=0)
+    verdict_minutes: float = setting(30, help="of training, after which make monitor says on plan, below plan or "
+                                     "failing", unit="minutes", above=0)
+    pending_minutes: float = setting(10, help="a pod may wait so long for a node, or on it for its volume",
+                                     unit="minutes", above=0)
+    pull_minutes: float = setting(20, help="its image may take so long to arrive", unit="minutes", above=0)
+    peers_minutes: float = setting(3, help="nodes may wait so long for each other", unit="minutes", above=0)
+    setup_minutes: float = setting(10, help="opening the data, building the model, the first step, the sample and "
+                                   "the plots may take so long, each", unit="minutes", above=0)
+    compile_minutes: float = setting(20, help="compiling, or rehearsing a step, may take so long, and reading the "
+                                     "checkpoint with it", unit="minutes", above=0)
+    silent_minutes: float = setting(3, help="a pod may tell nothing of its node for so long", unit="minutes", above=0)
+    hang_factor: float = setting(8, help="no step for so many times as long as one takes, and for HANG_S, is a hang",
+                                 minimum=1)
+    hang_s: float = setting(30, help="and what is shorter is none", unit="seconds", above=0)
+    hang_power_percent: float = setting(60, help="of what a GPU draws in training, or else of its limit: one that is "
+                                        "busy with less only waits", unit="per cent", above=0, maximum=100)
+    busy_percent: float = setting(90, help="a GPU of such utilisation counts as busy", unit="per cent", above=0,
+                                  maximum=100)
+    idle_percent: float = setting(5, help="and one of less than this as idle", unit="per cent", above=0, maximum=100)
+    imbalance_percent: float = setting(50, help="GPUs of one run may differ so much in utilisation", unit="points",
+                                       above=0, maximum=100)
+    clock_percent: float = setting(75, help="of a GPU's highest clock, or else of the others', below which its power "
+                                   "limit holds it back", unit="per cent", above=0, maximum=100)
+    saturated_percent: float = setting(80, help="of a link's speed, from which on it is full", unit="per cent",
+                                       above=0, maximum=100)
+    slow_percent: float = setting(80, help="of the plan's tokens/s, below which a run is below plan", unit="per cent",
+                                  above=0, maximum=100)
+    starved_percent: float = setting(10, help="of a step's time may be spent waiting for data", unit="per cent",
+                                     above=0, maximum=100)
+    overhead_percent: float = setting(10, help="of a run's time may go into evaluations, and as much into checkpoints",
+                                      unit="per cent", above=0, maximum=100)
+    spike_factor: float = setting(1.3, help="a loss above so many times the median of the last steps is a spike",
+                                  above=1)
+    skipped_steps: int = setting(2, help="of the last steps may be skipped", unit="steps", minimum=1)
+    checkpoint_factor: float = setting(3, help="the last checkpoint may be so many times as old as the next is due "
+                                       "after", above=1)
+    disk_factor: float = setting(1.5, help="checkpoints for which there must be room where they are written",
+                                 minimum=1)
+    memory_percent: float = setting(95, help="of a machine's or pod's memory may be in use", unit="per cent", above=0,
+                                    maximum=100)
+    memory_hours: float = setting(12, help="memory that grows, and at this rate is full within, is a fault",
+                                  unit="hours", above=0)
+
+    # ---- Plots
+    log_dir: str = setting("", help="a folder of training logs, of this trainer or others, that make plots turns into "
+                           "CSV and curves there; docs/logs.md. Default: none, it draws RUN_NAME", example="logs")

@@ -25,7 +25,7 @@ import numpy as np
 import xxhash
 
 from train.settings import ROOT, SettingsError
-from train.shards import DataError
+from train.manifest import DataError
 from train.tokenizer import Vocabulary
 
 GRAM, SHORTEST = 13, 8               # words

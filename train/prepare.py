@@ -15,10 +15,8 @@ import contextlib
 import fcntl
 import functools
 import gzip
-import hashlib
 import logging
 import lzma
-import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,35 +24,22 @@ from pathlib import Path
 
 from train.config import Config
 from train.corpus.fetch import Files
-from train.corpus.pin import Pinned, pin, pinned
+from train.corpus.pin import Pinned, pin
 from train.corpus.rows import Document, documents
-from train.corpus.source import CorpusError, Source, declared, is_validation
+from train.corpus.source import CorpusError, is_validation
 from train.making import Maker, rows_dropped
+from train.prepared import (MANY_EPOCHS, MAX_EPOCHS, data_dir, pinned_of, repeated, shard_folder, source_of,
+                            token_limit, tokenizer_path, too_often, wanted_tokens, worth_less)
 from train.progress import Progress
-from train.settings import ROOT, SettingsError
-from train.shards import SPLITS, DataError, ShardSet, read_manifest
+from train.settings import SettingsError
+from train.manifest import SPLITS, DataError, read_manifest
+from train.shards import ShardSet
 from train.tokenizer import TokenizerError, Vocabulary, from_hub, load
 from train.tokenizer import train as train_tokenizer
 
 log = logging.getLogger(__name__)
 
 TOKENIZER_TEXT_BYTES = 200_000_000  # of training text, over all sources, that a tokenizer is trained on
-MANY_EPOCHS = 4  # up to which repeated text is worth nearly as much as new text (Muennighoff et al. 2023)
-MAX_EPOCHS = 16  # beyond which it is worth little, by the same work: to be asked for by name
-
-
-def data_dir(c: Config) -> Path:
-    return (ROOT / c.data_dir).absolute()
-
-
-def source_of(c: Config, name: str) -> Source:
-    """The declaration of a source. Raises CorpusError."""
-    return declared(name, ROOT / c.sources_dir)
-
-
-def pinned_of(c: Config, name: str) -> Pinned:
-    """A source of the mixture at the revision that was prepared; asks no network. Raises CorpusError."""
-    return pinned(source_of(c, name), data_dir(c) / name)
 
 
 def files_of(c: Config, p: Pinned) -> Files:
@@ -65,18 +50,6 @@ def files_of(c: Config, p: Pinned) -> Files:
 def files_in(folder: Path, p: Pinned, token: str) -> Files:
     """One for each source in a process: two would fetch the same file, and clear away what the other has half of."""
     return Files(p, folder, token)
-
-
-def tokenizer_path(c: Config) -> Path:
-    """Where the run's tokenizer is, or will be."""
-    if c.tokenizer != "train" and (path := ROOT / c.tokenizer).suffix == ".json":
-        return path
-    name = c.tokenizer.replace("/", "--")
-    if c.tokenizer == "train":
-        trained_on = [(source, weight, pinned_of(c, source).key) for source, weight in c.mixture.items()]
-        digest = hashlib.sha256(repr(trained_on).encode()).hexdigest()
-        name = f"{'+'.join(c.mixture)}-{digest[:8]}-bpe{c.vocab_size}"
-    return data_dir(c) / "tokenizers" / name / "tokenizer.json"
 
 
 def vocabulary(c: Config, make: bool = False) -> Vocabulary:
@@ -109,13 +82,7 @@ def tokenizer_text(c: Config) -> Iterator[str]:
 
 
 def source_folder(c: Config, name: str, v: Vocabulary) -> Path:
-    return data_dir(c) / name / pinned_of(c, name).key / v.sha256[:12]
-
-
-def token_limit(c: Config, s: Source) -> float:
-    """Training tokens to prepare of a source: its share of DATA_TOKENS, or on the hub of TRAIN_TOKENS."""
-    wanted = c.data_tokens or (c.train_tokens if s.kind == "hub" else math.inf)
-    return wanted if math.isinf(wanted) else math.ceil(wanted * c.mixture[s.name] / sum(c.mixture.values()))
+    return shard_folder(c, name, v.sha256)
 
 
 def streams(c: Config, v: Vocabulary) -> bool:
@@ -191,8 +158,7 @@ def check_tokenizer(c: Config, v: Vocabulary) -> None:
 def planned_epochs(c: Config, shards: ShardSet, name: str) -> float:
     """How often the run will see each window of a source that has ended."""
     windows = sum(shards.windows("train", c.seq_len))
-    planned = c.last_step * c.batch_tokens * c.mixture[name] / sum(c.mixture.values())
-    return planned / max(1, windows * c.seq_len)
+    return wanted_tokens(c, name) / max(1, windows * c.seq_len)
 
 
 def refuse_repetition(c: Config, sources: dict[str, ShardSet], begun: bool = False) -> None:
@@ -202,18 +168,13 @@ def refuse_repetition(c: Config, sources: dict[str, ShardSet], begun: bool = Fal
     for name, shards in sources.items():
         epochs = planned_epochs(c, shards, name) if shards.ended else 0.0
         tokens = sum(shards.windows("train", c.seq_len)) * c.seq_len
-        share, total = c.mixture[name] / sum(c.mixture.values()), c.last_step * c.batch_tokens
-        said = (f"{name} is repeated {epochs:,.1f} times: {100 * share:.3g}% of {total:,} tokens are "
-                f"{round(share * total):,}, and it has {tokens:,}")
+        said = repeated(c, name, epochs, f"{tokens:,}")
         if epochs > MAX_EPOCHS and name not in c.repeats and not begun:
             refused[name] = said
         elif epochs > MANY_EPOCHS:
-            log.warning("warning: %s%s", said, ", as ALLOW_REPEAT allows" if name in c.repeats else
-                        f"; beyond {MANY_EPOCHS} times it is worth less than new text")
+            log.warning("warning: %s%s", said, worth_less(c, name))
     if refused:
-        names = ",".join([*c.repeats, *refused])
-        raise DataError(f"{'; '.join(refused.values())}. Beyond {MAX_EPOCHS} times text teaches little and is learned "
-                        f"by heart: give it less weight in DATA_MIX, or allow it with ALLOW_REPEAT={names}")
+        raise DataError(f"{'; '.join(refused.values())}. {too_often(c, list(refused))}")
 
 
 # ---------------------------------------------------------------------------------------------------

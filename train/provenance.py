@@ -6,16 +6,27 @@ import platform
 import re
 import subprocess
 import time
+from pathlib import Path
 from typing import Any
 
 from train.settings import ROOT
+
+BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 def provenance(host: str, world_size: int, device: str, threads: int) -> dict[str, Any]:
     """Where and with what an attempt runs."""
     return {"time": time.time(), "host": host, "world_size": world_size, "device": device, "threads": threads,
             "python": platform.python_version(), **{name: version(name) for name in ("torch", "numpy", "tokenizers")},
-            **commit()}
+            **commit(), "boot_id": boot_id()}
+
+
+def boot_id() -> str | None:
+    """Of this boot of the machine: monotonic clocks compare within one only. Pods on one machine share it and them."""
+    try:
+        return BOOT.read_text().strip() or None
+    except OSError:
+        return None
 
 
 def version(package: str) -> str:

@@ -27,7 +27,7 @@ STEP_UNITS = {
     "grad_norm": "L2 norm of the whole gradient before clipping",
     "step_ms": "milliseconds, whole step, data included",
     "tokens_per_s": "tokens/s of the whole job",
-    "mfu": "per cent of the devices' peak, 6 N + 12 L d T (flops.py)",
+    "mfu": "per cent of the devices' peak in DTYPE (cards.py), 6 N + 12 L d T (flops.py)",
     "mfu_causal": "per cent, counting only the causal half of attention",
     "mem_gib": "GiB, the largest rank's peak: allocated on a GPU, resident on CPU",
     "data_wait_s": "seconds this step waited for its batch",
@@ -118,14 +118,19 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
         for number, line in enumerate(file, 1):
             if not line.endswith("\n"):
                 return
-            try:
-                record = json.loads(line)
-                schema = record["schema"]
-            except (ValueError, KeyError, TypeError):
-                raise ValueError(f"{path} line {number} is not a record of a run: {line[:60]!r}") from None
-            if schema != SCHEMA:
-                raise ValueError(f"{path} line {number} has schema {schema}; this version reads {SCHEMA}")
-            yield record
+            yield of_line(path, number, line)
+
+
+def of_line(path: Path, number: int, line: str) -> dict[str, Any]:
+    """The record that stands in a line of a file. Raises ValueError as read() does."""
+    try:
+        record: dict[str, Any] = json.loads(line)
+        schema = record["schema"]
+    except (ValueError, KeyError, TypeError):
+        raise ValueError(f"{path} line {number} is not a record of a run: {line[:60]!r}") from None
+    if schema != SCHEMA:
+        raise ValueError(f"{path} line {number} has schema {schema}; this version reads {SCHEMA}")
+    return record
 
 
 def last_of_each_step(records: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

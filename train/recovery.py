@@ -17,7 +17,7 @@ from train import checkpoint
 from train.guard import LOOK_BACK, GuardError
 from train.job import Job
 from train.mixture import Gap, with_gap
-from train.shards import DataError
+from train.manifest import DataError
 from train.step import StepNumbers
 
 log = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ from train.config import Config
 from train.distributed import World, broadcast, from_all, from_first, group_of, who_sees
 from train.durable import write_whole
 from train.mixture import SourceOrder
-from train.shards import DataError, parse_manifest
+from train.manifest import DataError, parse_manifest
 from train.tokenizer import Vocabulary
 
 log = logging.getLogger(__name__)

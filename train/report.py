@@ -26,7 +26,8 @@ from train import overlap, prepare, report_text
 from train.config import Config
 from train.durable import write_whole
 from train.overlap import Task
-from train.shards import SPLITS, DataError, ShardSet
+from train.manifest import SPLITS, DataError
+from train.shards import ShardSet
 from train.tokenizer import Vocabulary
 
 log = logging.getLogger(__name__)

@@ -208,7 +208,8 @@ class RollCall:
             return
         log.info("%s", self.roll())
         self.reminded = time.monotonic()
-        self.state.phase(f"{WAITING} {len(self.joined) + 1}/{self.size}")
+        missing = [rank for rank in range(1, self.size) if rank not in self.joined]
+        self.state.phase(f"{WAITING} {len(self.joined) + 1}/{self.size}", missing=missing)
 
     def keep_in_touch(self, now: float) -> None:
         """Signs of life both ways, and an end of those who give none."""

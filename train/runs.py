@@ -91,6 +91,28 @@ class RunPaths:
         """Held by the process that mirrors this run."""
         return self.folder / ".wandb.lock"
 
+    def gpu_metrics(self, stamp: str) -> Path:
+        """Power and temperature of the GPUs, from a moment YYYYMMDD_HHMMSS on."""
+        return self.folder / f"gpu_metrics_{stamp}.csv"
+
+    def gpu_slow(self, stamp: str) -> Path:
+        """Their memory, utilisation and clocks, and the network, once a second."""
+        return self.folder / f"gpu_slow_{stamp}.csv"
+
+    def gpu_sidecar(self, stamp: str) -> Path:
+        """What is known of both files."""
+        return self.folder / f"gpu_metrics_{stamp}.json"
+
+    @property
+    def gpu_lock(self) -> Path:
+        """Held by the process that samples this node's GPUs into the folder."""
+        return self.folder / (f".gpu_sampler_node_{self.node}" if self.node else ".gpu_sampler")
+
+    @property
+    def gpu_log(self) -> Path:
+        """What a sampler said that was started beside training."""
+        return self.folder / "logs" / (f"gpu_sampler_node_{self.node}.log" if self.node else "gpu_sampler.log")
+
     @property
     def job(self) -> Path:
         """Held by scripts/train.sh from before data is prepared until the plots are drawn; says what it does."""

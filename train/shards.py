@@ -4,125 +4,30 @@
                                          train_00000.bin validation_00000.bin ...
 
 A shard is a 256-byte header and little-endian token ids, uint16 where the vocabulary fits and uint32
-where not. Documents never cross a shard; each begins with the end-of-text token. The manifest is rewritten
-whole behind each seal, which is a training shard, the validation shard of the same stretch of the source, and
-where in the source that stretch begins: any shard can be made again. Opening a source checks every size and
-header; a shard's hash is checked, by a thread ahead of training, before its tokens are first handed out.
+where not. Documents never cross a shard; each begins with the end-of-text token. The manifest
+(manifest.py) is rewritten whole behind each seal and tells where in the source a shard begins: any can be made again.
+Opening a source checks every size and header; a shard's hash is checked, by a thread ahead of training, before its
+tokens are first handed out.
 """
 
-import dataclasses
-import json
 import os
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import xxhash
 
+from train.manifest import SPLITS, DataError, Seal, ShardInfo, make_anew, read_manifest
+from train.prepared import token_bytes
+
 MAGIC = b"PTTOKENS"
 HEADER = struct.Struct("<8sIIQQ32s64s")  # magic, format, bytes a token, tokens, documents, tokenizer, source
 HEADER_BYTES = 256
 FORMAT = 1   # of a shard
-SCHEMA = 2   # of a manifest
 DTYPES: dict[int, np.dtype] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
-SPLITS = ("train", "validation")
-KEYS = ("source", "revision", "key", "tokenizer_sha256", "shard_tokens", "end", "next", "documents", "dropped",
-        "dropped_examples", "compressed_bpb")  # of a manifest, beside schema and seals
-
-
-class DataError(Exception):
-    """Data that cannot be trained on; the message names the file, what is wrong and the remedy."""
-
-
-@dataclasses.dataclass(frozen=True)
-class ShardInfo:
-    """One shard's entry in the manifest. `text_bytes` are those of the documents, in UTF-8."""
-
-    file: str
-    bytes: int
-    tokens: int
-    documents: int
-    text_bytes: int
-    max_id: int
-    xxh3: str
-
-    def windows(self, seq_len: int) -> int:
-        """Windows of seq_len + 1 tokens, each starting seq_len after the last."""
-        return max(0, self.tokens - 1) // seq_len
-
-
-@dataclasses.dataclass(frozen=True)
-class Seal:
-    """What was sealed together: a stretch of the source, from (file, row) on.
-
-    documents: those in the two shards; dropped: reason -> rows left out.
-    """
-
-    begins: tuple[int, int]
-    documents: int
-    dropped: dict[str, int]
-    train: ShardInfo | None
-    validation: ShardInfo | None
-
-    @classmethod
-    def of(cls, entry: dict[str, Any]) -> "Seal":
-        """From the manifest's JSON. Raises KeyError, TypeError, ValueError."""
-        train, validation = (ShardInfo(**entry[split]) if entry[split] else None for split in SPLITS)
-        file, row = entry["begins"]
-        return cls((file, row), entry["documents"], entry["dropped"], train, validation)
-
-    def infos(self) -> list[ShardInfo]:
-        return [info for info in (self.train, self.validation) if info]
-
-
-def manifest_of(seals: Sequence[Seal], *, source: str, revision: str, key: str, tokenizer_sha256: str,
-                shard_tokens: int, end: str | None, next: tuple[int, int] = (0, 0),
-                dropped: Mapping[str, int] = MappingProxyType({}), dropped_examples: Sequence[Mapping[str, Any]] = (),
-                compressed_bpb: Mapping[str, float] = MappingProxyType({})) -> bytes:
-    """The text of manifest.json.
-
-    key: of the declaration at its revision; end: "all" where the source has no more, "limit" where more was not
-    wanted, None while more is made, from the place `next` on.
-    """
-    content = {"schema": SCHEMA, "source": source, "revision": revision, "key": key,
-               "tokenizer_sha256": tokenizer_sha256, "shard_tokens": shard_tokens, "end": end, "next": next,
-               "documents": sum(seal.documents for seal in seals), "dropped": dict(dropped),
-               "dropped_examples": list(dropped_examples), "compressed_bpb": dict(compressed_bpb),
-               "seals": [dataclasses.asdict(seal) for seal in seals]}
-    return json.dumps(content, indent=1).encode()
-
-
-def read_manifest(folder: Path) -> tuple[dict[str, Any], list[Seal]]:
-    """The manifest of a folder of shards. Raises FileNotFoundError, and DataError where it is none."""
-    path = folder / "manifest.json"
-    return parse_manifest(path, path.read_bytes())
-
-
-def parse_manifest(path: Path, content: bytes) -> tuple[dict[str, Any], list[Seal]]:
-    """A manifest with all of its keys, and its seals. Raises DataError with the path."""
-    try:
-        manifest = json.loads(content)
-        if manifest["schema"] != SCHEMA:
-            raise DataError(f"{path}: has format {manifest['schema']}; this version reads {SCHEMA}; "
-                            f"{make_anew(path.parent)}")
-        seals = [Seal.of(entry) for entry in manifest["seals"]]
-        return {key: manifest[key] for key in KEYS} | manifest, seals
-    except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path}: not a manifest of token shards ({error!r}); {make_anew(path.parent)}") from None
-
-
-def make_anew(folder: Path) -> str:
-    """The remedy where a folder of shards as a whole is not what it should be."""
-    return f"delete {folder} and run: make data"
-
-
-def token_bytes(vocab_size: int) -> int:
-    """Bytes that a token takes in a shard of that tokenizer."""
-    return 2 if vocab_size <= 2**16 else 4
 
 
 def write_shard(path: Path, ids: np.ndarray, documents: int, text_bytes: int, tokenizer_sha256: str,

@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 
 OVER = ("stopped", "crashed", "done")
 BEAT_S = 1.0     # at most one heartbeat in this time
+LONGEST_WHY = 300
 SETTLE_S = 10.0  # a trainer whose torchrun was killed holds its run this much longer, at most
 
 
@@ -50,13 +51,16 @@ class Status:
         self.last_beat, self.failed = 0.0, False
 
     def phase(self, name: str, **facts: Any) -> None:
-        """Enter a phase."""
-        self.facts |= {"phase": name, "since": time.time(), **facts}
+        """Enter a phase. One that is entered again goes on, whatever numbers are in its name."""
+        goes_on = re.sub("[0-9]", "", name) == re.sub("[0-9]", "", str(self.facts.get("phase", "")))
+        since = self.facts["since"] if goes_on else time.time()
+        self.facts |= {"phase": name, "since": since, **facts}
         self.write()
 
-    def end(self, code: int) -> None:
-        """Enter the last phase of an attempt that ended with an exit code which is not 0."""
-        self.phase("stopped" if code in (75, 143) else "crashed", exit_code=code)
+    def end(self, code: int, why: str = "") -> None:
+        """Enter the last phase of an attempt that ended with an exit code which is not 0; why: in words."""
+        told = {"why": " ".join(why.split())[:LONGEST_WHY]} if why else {}
+        self.phase("stopped" if code in (75, 143) else "crashed", exit_code=code, **told)
 
     def beat(self, **facts: Any) -> None:
         """Say that the phase goes on; cheap enough for every step."""

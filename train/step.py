@@ -6,6 +6,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -146,7 +147,10 @@ def peak_memory_gib(device: torch.device) -> float:
     """Most memory this process has held: allocated on a GPU, resident on CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**30
-    unit = 1 if sys.platform == "darwin" else 1024  # ru_maxrss is in bytes there, in KiB on Linux
+    status = Path("/proc/self/status")
+    if status.exists():  # Linux, whose ru_maxrss also counts what the process was before it became this program
+        return int(next(line.split()[1] for line in status.read_text().splitlines() if "VmHWM" in line)) / 2**20  # KiB
+    unit = 1 if sys.platform == "darwin" else 1024  # ru_maxrss is in bytes there
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
 
 

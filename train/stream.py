@@ -32,7 +32,8 @@ from train.making import Maker
 from train.mixture import SourceOrder
 from train.prepare import data_dir, maker_of, token_limit, vocabulary
 from train.settings import SettingsError
-from train.shards import DataError, Seal, token_bytes
+from train.manifest import DataError, Seal
+from train.shards import token_bytes
 from train.status import take
 from train.tokenizer import TokenizerError
 

@@ -11,8 +11,9 @@ import logging
 from typing import Any
 
 from train.config import Config
-from train.flops import flops_per_token, peak_tflops
+from train.flops import peak_tflops
 from train.rollcall import named, settings_of
+from train.sizes import flops_of, parameters
 
 ROUND_TRIP_S = 0.03      # between universities of one continent: 10 to 50 ms
 SPEEDS = (1.0, 10.0)     # Gbit/s between two sites: what is got as a rule, and what is hoped for
@@ -31,20 +32,9 @@ def sync_efficiency(step_s: float, gradient_bytes: float, sites: int, gbit_per_s
     return step_s / (step_s + sync_s(gradient_bytes, sites, gbit_per_s, round_trip_s))
 
 
-def weights(c: Config) -> tuple[int, int]:
-    """How many the model has, and how many of them take part in matrix products, without building it (model.py)."""
-    assert c.n_kv_head and c.mlp_dim  # filled in by Config.load
-    queries, keys = c.n_head * c.head_dim, c.n_kv_head * c.head_dim
-    layer = c.n_embd * (2 * queries + 2 * keys + 3 * c.mlp_dim)
-    table = c.padded_vocab_size * c.n_embd
-    norms = c.n_layer * (2 * c.n_embd + (2 * c.head_dim if c.qk_norm else 0)) + c.n_embd
-    matmul = c.n_layer * layer + table
-    return matmul + norms + (0 if c.tie_embeddings else table), matmul
-
-
 def gradient_bytes(c: Config) -> float:
     """Of a step: they are float32, whatever DTYPE is."""
-    return 4.0 * weights(c)[0]
+    return 4.0 * parameters(c).total
 
 
 def compute_s(c: Config, devices: int, device_name: str) -> float | None:
@@ -52,7 +42,7 @@ def compute_s(c: Config, devices: int, device_name: str) -> float | None:
     peak = peak_tflops(device_name, c.dtype)
     if peak is None:
         return None
-    flops = flops_per_token(weights(c)[1], c.n_layer, c.n_head * c.head_dim, c.seq_len)
+    flops = flops_of(c)
     return c.batch_tokens * flops / (devices * peak * 1e12 * MFU)
 
 

@@ -21,17 +21,32 @@ DEFAULT_URL = "https://api.wandb.ai"
 
 def has_key(setting: str) -> bool:
     """Whether W&B will find a key: the setting, an identity token, or the entry that `wandb login` writes."""
-    if setting or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
-        return True
-    host = urlsplit(os.environ.get("WANDB_BASE_URL") or DEFAULT_URL).netloc
+    return bool(has_identity() or key(setting))
+
+
+def has_identity() -> bool:
+    """Whether a file with an identity token takes the place of a key."""
+    return bool(os.environ.get("WANDB_IDENTITY_TOKEN_FILE"))
+
+
+def key(setting: str) -> str:
+    """The key itself: the setting, or the entry that `wandb login` writes; "" if there is none."""
+    if setting:
+        return setting
+    host = urlsplit(server()).netloc
     paths = [os.environ["NETRC"]] if os.environ.get("NETRC") else ["~/.netrc", "~/_netrc"]
     for path in map(os.path.expanduser, paths):
         try:
             if entry := netrc.netrc(path).hosts.get(host):
-                return bool(entry[2])
+                return entry[2] or ""
         except (OSError, UnicodeDecodeError, netrc.NetrcParseError):
             continue  # no file, or none that W&B could read
-    return False
+    return ""
+
+
+def server() -> str:
+    """The address of the server that W&B talks to."""
+    return os.environ.get("WANDB_BASE_URL") or DEFAULT_URL
 
 
 def environment(values: Mapping[str, str]) -> dict[str, str]:

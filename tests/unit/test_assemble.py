@@ -16,7 +16,7 @@ from train.config import Config
 from train.distributed import World
 from train.runs import RunPaths
 from train.settings import SettingsError
-from train.shards import DataError
+from train.manifest import DataError
 from train.status import Status
 
 

@@ -15,7 +15,8 @@ from train.batch import Loader
 from train.config import Config
 from train.distributed import World
 from train.mixture import Gap, NotSealed, sample_range
-from train.shards import DataError, Seal, ShardSet, manifest_of, write_shard
+from train.manifest import DataError, Seal, manifest_of
+from train.shards import ShardSet, write_shard
 
 END = 3  # no token of the test data
 

@@ -21,7 +21,8 @@ from train.distributed import World
 from train.evaluate import EvaluationFailed, Evaluator, overtime
 from train.model import build
 from train.sample import continue_text
-from train.shards import DataError, ShardSet, write_shard
+from train.manifest import DataError
+from train.shards import ShardSet, write_shard
 
 ALONE = World(0, 0, 0, 1, torch.device("cpu"), "CPU", "here")
 

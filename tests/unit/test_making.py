@@ -24,7 +24,8 @@ from train.corpus.rows import Cursor, Document, Dropped
 from train.corpus.source import Source
 from train.making import EXAMPLES, Maker
 from train.settings import ROOT
-from train.shards import HEADER_BYTES, DataError, Seal
+from train.manifest import DataError, Seal
+from train.shards import HEADER_BYTES
 from train.tokenizer import Vocabulary
 
 SHARD_TOKENS = 800

@@ -19,7 +19,7 @@ from train import making, tokenizer
 from train.corpus.fetch import Files
 from train.corpus.pin import Pinned
 from train.corpus.rows import Cursor, Document, Dropped, documents
-from train.shards import DataError, ShardInfo
+from train.manifest import DataError, ShardInfo
 from train.tokenizer import Vocabulary
 
 __all__ = ["papers", "v"]  # fixtures

@@ -11,7 +11,7 @@ import pytest
 from train import overlap, tokenizer
 from train.overlap import Pool, Scanner, read_tasks
 from train.settings import SettingsError
-from train.shards import DataError
+from train.manifest import DataError
 from train.tokenizer import Vocabulary
 
 WORDS = ["apple", "Don't", "naïve", "x-ray", "ÉCOLE", "42", "3.5", "日本", "_name_", "—", "“so”", "end."]

@@ -17,7 +17,8 @@ from train import making, prepare
 from train.config import Config
 from train.corpus import pin
 from train.corpus.source import is_validation
-from train.shards import DataError, ShardSet
+from train.manifest import DataError
+from train.shards import ShardSet
 
 EMPTY = (5, 41)  # numbers of the documents without text
 

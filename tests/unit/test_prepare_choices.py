@@ -12,7 +12,7 @@ from tests.unit.test_prepare import config, opened, settings, web
 from train import prepare
 from train.config import Config
 from train.corpus import pin
-from train.shards import DataError
+from train.manifest import DataError
 
 __all__ = ["config", "web"]  # fixtures
 

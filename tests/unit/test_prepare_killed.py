@@ -16,7 +16,7 @@ from tests.killing import killed_at
 from tests.unit.test_prepare import config, content, declare_papers, opened
 from train import making, prepare, tokenizer
 from train.config import Config
-from train.shards import DataError
+from train.manifest import DataError
 
 __all__ = ["config"]  # a fixture
 

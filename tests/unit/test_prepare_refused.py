@@ -17,7 +17,7 @@ from train import prepare
 from train.config import Config
 from train.corpus.source import CorpusError
 from train.settings import ROOT
-from train.shards import DataError
+from train.manifest import DataError
 
 __all__ = ["config"]  # a fixture
 

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from plan.fleet import fleet_of
+from plan.memory import memory
 from train.config import Config
 from train.flops import flops_per_token
 from train.model import Transformer, matmul_weights
@@ -36,6 +38,26 @@ def test_the_arithmetic_at_the_top_of_a_preset_is_right(path: Path, tmp_path: Pa
     assert rate, "a preset says its hours at a stated MFU"
     hours = flops * c.train_tokens / (float(rate[2]) / 100 * float(rate[3]) * 1e12) / 3600
     assert float(rate[1]) == pytest.approx(hours, rel=0.02)
+    if c.cards:
+        fleet = fleet_of(c)
+        need = memory(c, fleet.processes, fleet.processes_of_a_node, on_cpu=False).total
+        assert float(said["memory"]) == pytest.approx(need / 2**30, abs=0.6)
+
+
+@pytest.mark.parametrize(("name", "cards", "tflops"), [  # the peak of one, of its data sheet
+    ("gpt2-124m", "1xrtx4090", 165.2), ("d16-2xh100", "2xh100-sxm", 989), ("d20-2xh100", "2xh100-sxm", 989),
+    ("d24-2xh100", "2xh100-sxm", 989), ("d32-8xh100", "8xh100-sxm", 989), ("xlarge-8xa100", "8xa100-80gb-sxm", 312)])
+def test_a_preset_is_planned_on_the_cards_of_its_header(name: str, cards: str, tflops: float, tmp_path: Path) -> None:
+    c, _ = load(name, tmp_path)
+    fleet = fleet_of(c)
+    assert (c.cards, f"{fleet.processes}x{fleet.slowest(c.dtype).key}") == (cards, cards)
+    said = re.search(r"hours .* MFU of .*\(([0-9.]+) TFLOP/s\)", (ROOT / "presets" / f"{name}.env").read_text())
+    assert said and float(said[1]) == pytest.approx(fleet.processes * tflops)
+    assert fleet.slowest(c.dtype).peak(c.dtype) == tflops
+
+
+def test_only_the_preset_for_a_cpu_names_no_cards(tmp_path: Path) -> None:
+    assert [path.stem for path in PRESETS if not load(path.stem, tmp_path)[0].cards] == ["tiny"]
 
 
 def test_there_are_the_presets_that_the_readme_names() -> None:
@@ -88,3 +110,13 @@ def test_the_processes_that_a_presets_name_promises_divide_its_batch() -> None:
         if found := re.search(r"-([0-9]+)x", path.stem):
             c = Config.load({"PRESET": path.stem, "NPROC": found[1]})
             assert c.batch_windows % (int(found[1]) * c.micro_batch_size) == 0
+
+
+def test_a_preset_as_it_stands_takes_nothing_from_a_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("train.config.ROOT", tmp_path)
+    (tmp_path / "presets").mkdir()
+    (tmp_path / "presets" / "tiny.env").write_text("SEED=2\n")
+    (tmp_path / ".env").write_text("SEED=3\nN_LAYER=7\n")
+    monkeypatch.setenv("SEED", "4")
+    c = Config.of_preset(PRESET="tiny", N_HEAD="2")
+    assert (c.seed, c.n_layer, c.n_head) == (2, 4, 2)

@@ -55,9 +55,19 @@ def test_where_there_is_a_repository_it_is_believed_rather_than_a_file(tmp_path:
     assert found["git_dirty"] and found["git"] not in (None, "0123456789" * 4)
 
 
-def test_an_attempt_has_the_keys_that_config_json_had() -> None:
+def test_an_attempt_has_the_keys_of_config_json() -> None:
     found = provenance.provenance("here", 4, "CPU", 2)
     assert list(found) == ["time", "host", "world_size", "device", "threads", "python", "torch", "numpy", "tokenizers",
-                           "git", "git_dirty"]
+                           "git", "git_dirty", "boot_id"]
+    assert found["boot_id"] == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     assert (found["host"], found["world_size"], found["device"], found["threads"]) == ("here", 4, "CPU", 2)
     assert found["torch"] == torch.__version__ and found["numpy"] == numpy.__version__
+
+
+@pytest.mark.parametrize("text", [None, "\n"])
+def test_a_system_without_the_name_of_its_boot_has_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+                                                        text: str | None) -> None:
+    if text is not None:
+        (tmp_path / "boot").write_text(text)
+    monkeypatch.setattr(provenance, "BOOT", tmp_path / "boot")
+    assert provenance.boot_id() is None

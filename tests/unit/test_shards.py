@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import xxhash
 
-from train.shards import HEADER_BYTES, KEYS, MAGIC, DataError, Seal, ShardInfo, ShardSet, manifest_of, write_shard
+from train.manifest import KEYS, DataError, Seal, ShardInfo, manifest_of
+from train.shards import HEADER_BYTES, MAGIC, ShardSet, write_shard
 
 TOKENIZER = hashlib.sha256(b"a tokenizer").hexdigest()
 OTHER = hashlib.sha256(b"another").hexdigest()
@@ -40,8 +41,7 @@ def make(folder: Path, sizes: tuple[int, ...] = (300, 200), vocab: int = 500, to
 def written(folder: Path, file: str, count: int, documents: int = 1, vocab: int = 500,
             tokenizer: str = TOKENIZER) -> dict[str, Any]:
     """A shard's entry; the file is left alone where it is there already."""
-    path = folder / file
-    kept = path.read_bytes() if path.exists() else b""
+    kept = path.read_bytes() if (path := folder / file).exists() else b""
     info = write_shard(path, numbers(count, vocab), documents, 3 * count, tokenizer, "a-source", vocab)
     if kept:
         path.write_bytes(kept)

@@ -31,11 +31,13 @@ def refused(folder: Path, content: str) -> str:
 
 def test_the_declared_sources_are_those_of_the_labs_mixture_and_the_embedded_one() -> None:
     assert {path.stem for path in HERE.glob("*")} == {"python-stdlib", "fineweb-edu", "finepdfs", "usmle"}
-    assert declared("python-stdlib", HERE) == Source("python-stdlib", "stdlib", 0.05, prompt="def ", compressors=True)
+    assert declared("python-stdlib", HERE) == Source("python-stdlib", "stdlib", 0.05, prompt="def ", compressors=True,
+                                                       tokens=3_700_000)
     fineweb = declared("fineweb-edu", HERE)
     assert (fineweb.kind, fineweb.repository, fineweb.config, fineweb.split, fineweb.text, fineweb.id) == \
         ("hub", "HuggingFaceFW/fineweb-edu", "sample-100BT", "train", "text", "id")
     assert declared("finepdfs", HERE).config == "eng_Latn"
+    assert [declared(name, HERE).tokens for name in ("fineweb-edu", "finepdfs", "usmle")] == [10**11, 10**12, 2 * 10**6]
     for path in HERE.glob("*.toml"):
         assert path.read_text().startswith("# ") and "licence" in path.read_text() and "size" in path.read_text()
 
@@ -53,9 +55,9 @@ def test_a_question_of_usmle_becomes_text_by_its_template() -> None:
 
 def test_a_declaration_of_files_gives_every_key_its_place(tmp_path: Path) -> None:
     s = of(tmp_path, 'files = ["a/*.jsonl", "~/b.txt"]\ntext = "body"\nid = "url"\nvalidation_fraction = 0.25\n'
-                     'prompt = "Once"\ncompressors = true\nmax_dropped = 0.1\n')
+                     'prompt = "Once"\ncompressors = true\nmax_dropped = 0.1\ntokens = 5_000\n')
     assert s == Source("mine", "files", 0.25, files=("a/*.jsonl", "~/b.txt"), text="body", id="url", prompt="Once",
-                       compressors=True, max_dropped=0.1)
+                       compressors=True, max_dropped=0.1, tokens=5000)
     s = of(tmp_path, f'repository = "a/b"\nconfig = "c"\nsplit = "s"\nrevision = "{"0f" * 20}"\n'
                      'template = "{q}"\nvalidation_fraction = 0.1')
     assert s == Source("mine", "hub", 0.1, repository="a/b", config="c", split="s", revision="0f" * 20, template="{q}")
@@ -79,6 +81,9 @@ def test_an_unknown_source_is_named_with_those_that_there_are(tmp_path: Path) ->
     (FILES + "compressors = 1", "compressors is 1, but must be true or false; for example: compressors = false"),
     (FILES + "max_dropped = true", "max_dropped is True, but must be a number"),
     (FILES + "max_dropped = 1.5", "max_dropped = 1.5 must be a share of rows"),
+    (FILES + "tokens = 1e9", "tokens is 1000000000.0, but must be a whole number; for example: tokens = "),
+    (FILES + "tokens = true", "tokens is True, but must be a whole number"),
+    (FILES + "tokens = 0", "tokens = 0 must be about how many tokens the source has, or left out"),
     ('files = "a.jsonl"\nvalidation_fraction = 0.1', "files is 'a.jsonl', but must be a list of strings; for example: "
                                                      'files = ["~/papers/*.jsonl.gz"]'),
     ("files = []\nvalidation_fraction = 0.1", "files is empty, but must be a list of strings"),
@@ -130,7 +135,8 @@ def test_the_identity_changes_with_what_decides_the_text_and_with_nothing_else()
                              "files": ("x",), "text": "t", "template": "{x}", "id": "url", "validation_fraction": 0.2}
     seen = {s.identity} | {dataclasses.replace(s, **{key: value}).identity for key, value in other.items()}
     assert len(seen) == 1 + len(other) and all(len(identity) == 8 for identity in seen)
-    same: dict[str, Any] = {"name": "b", "prompt": "x", "compressors": True, "max_dropped": 0.1, "revision": "0" * 40}
+    same: dict[str, Any] = {"name": "b", "prompt": "x", "compressors": True, "max_dropped": 0.1, "revision": "0" * 40,
+                            "tokens": 7}
     assert {field.name for field in dataclasses.fields(s)} == other.keys() | same.keys()
     assert {dataclasses.replace(s, **{key: value}).identity for key, value in same.items()} == {s.identity}
 

@@ -15,7 +15,7 @@ from train import stream
 from train.config import Config
 from train.making import Maker
 from train.mixture import SourceOrder, group_ends
-from train.shards import Seal, ShardInfo
+from train.manifest import Seal, ShardInfo
 from train.stream import Producer, Stream, groups_ahead
 
 SEQ_LEN = 4

@@ -39,7 +39,8 @@ class Source:
     document's text and name; a template makes the text of several columns instead.
     validation_fraction: share of documents held out. prompt: what the text sample at the end of a run
     continues. compressors: held-out text is small enough to compress. max_dropped: share of a file's rows that may
-    be dropped.
+    be dropped. tokens: about how many the source has, by whoever counted them; make plan reckons with it until there
+    are shards.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Source:
     id: str = "id"
     compressors: bool = False
     max_dropped: float = 0.5
+    tokens: int | None = None
 
     @property
     def identity(self) -> str:
@@ -91,8 +93,9 @@ KEYS: dict[str, tuple[type, str, str]] = {
     "prompt": (str, 'prompt = "The"', "hub files stdlib"),
     "compressors": (bool, "compressors = false", "hub files stdlib"),
     "max_dropped": (float, "max_dropped = 0.5", "hub files stdlib"),
+    "tokens": (int, "tokens = 100_000_000_000", "hub files stdlib"),
 }
-TYPES = {str: "a string", list: "a list of strings", float: "a number", bool: "true or false"}
+TYPES = {str: "a string", list: "a list of strings", float: "a number", int: "a whole number", bool: "true or false"}
 KINDS = {"repository": "hub", "files": "files", "embedded": "stdlib"}
 
 
@@ -134,8 +137,8 @@ def check_type(path: Path, key: str, value: Any) -> None:
     right = isinstance(value, kind)
     if isinstance(value, list):
         right = kind is list and all(isinstance(item, str) and item for item in value)
-    if kind is float:
-        right = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if kind in (float, int):
+        right = isinstance(value, (int, kind)) and not isinstance(value, bool)
     if not right or value in ("", []):
         is_empty = "is empty" if right else f"is {value!r}"
         raise CorpusError(f"{shown(path)}: {key} {is_empty}, but must be {TYPES[kind]}; for example: {example}")
@@ -166,6 +169,8 @@ def check_values(path: Path, content: dict[str, Any]) -> None:
         raise wrong("validation_fraction", "must be the share of documents held out, between 0 and 1")
     if not 0 <= content.get("max_dropped", 0.5) <= 1:
         raise wrong("max_dropped", "must be a share of rows, from 0 to 1")
+    if content.get("tokens", 1) < 1:
+        raise wrong("tokens", "must be about how many tokens the source has, or left out")
     if content.get("embedded", EMBEDDED) != EMBEDDED:
         raise wrong("embedded", f"must be {EMBEDDED}, the only text that is everywhere")
     if not re.fullmatch(r"[\w.-]+/[\w.-]+|[\w.-]+", content.get("repository", "a/b")):
