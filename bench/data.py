@@ -35,7 +35,8 @@ from train.corpus.pin import pin
 from train.corpus.rows import Document, documents
 from train.corpus.source import declared
 from train.settings import ROOT
-from train.shards import HEADER, HEADER_BYTES, Seal, ShardInfo, ShardSet, manifest_of, write_shard
+from train.manifest import Seal, ShardInfo, manifest_of
+from train.shards import HEADER, HEADER_BYTES, ShardSet, write_shard
 
 PARTS = ("prepare", "loader", "many")
 MIX = {"web": 65, "papers": 34, "exams": 1}

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO, cast
 
-from bench import data, saving
+from bench import data, logs, pages, planned, sampler, saving
 from bench.load import Foreign
 from bench.shapes import SHAPES, Shape
 from train.config import Config
@@ -34,6 +34,10 @@ TURN_S = 2.0    # a turn has as many steps as take about this long
 NANOGPT = "nanoGPT"
 SAVING = "checkpoint"  # in BENCH_SHAPES: what a checkpoint costs (saving.py)
 DATA = "data"          # in BENCH_SHAPES: what data cost (data.py)
+SAMPLER = "sampler"    # in BENCH_SHAPES: what the GPU sampler costs (sampler.py)
+PLAN = "plan"          # in BENCH_SHAPES: what make plan predicts, beside what is (planned.py)
+LOGS = "logs"          # in BENCH_SHAPES: how fast logs are read (logs.py), pages made (pages.py)
+OTHERS = (SAVING, DATA, SAMPLER, PLAN, LOGS)
 
 
 class Worker:
@@ -159,10 +163,10 @@ def peers_in(folder: str) -> dict[str, Path]:
 
 def cells(c: Config, on_gpu: bool) -> Iterator[tuple[Shape, str, str]]:
     """Shape, type and mode of each cell. Raises SettingsError for a shape that is none."""
-    names = [name for name in c.bench_shapes.split(",") if name not in (SAVING, DATA)]
+    names = [name for name in c.bench_shapes.split(",") if name not in OTHERS]
     if unknown := [name for name in names if name not in SHAPES]:
         raise SettingsError([f"BENCH_SHAPES={c.bench_shapes}: {unknown[0]} is no shape; there are "
-                             f"{', '.join([*SHAPES, SAVING, DATA])}"])
+                             f"{', '.join([*SHAPES, *OTHERS])}"])
     types = ("bfloat16",) if on_gpu else ("float32", "bfloat16")
     for name, dtype, mode in itertools.product(names, types, ("eager", "compiled")):
         yield SHAPES[name], dtype, mode
@@ -186,12 +190,27 @@ def measure_data(rounds: int, tokenizer: str) -> Iterator[dict[str, Any]]:
         yield from map(json.loads, done.stdout.splitlines())
 
 
+def measure_sampler(rounds: int) -> Iterator[dict[str, Any]]:
+    """What sampler.py finds, each part in a process of its own."""
+    for part in sampler.PARTS:
+        done = subprocess.run([sys.executable, "-m", "bench.sampler", part, str(rounds)], cwd=ROOT, text=True,
+                              stdout=subprocess.PIPE, check=True)
+        yield from map(json.loads, done.stdout.splitlines())
+
+
+def apart(module: str, rounds: int) -> Iterator[dict[str, Any]]:
+    """What a benchmark finds that measures in a process of its own."""
+    done = subprocess.run([sys.executable, "-m", f"bench.{module}", str(rounds)], cwd=ROOT, text=True,
+                          stdout=subprocess.PIPE, check=True)
+    yield from map(json.loads, done.stdout.splitlines())
+
+
 def main() -> int:
     try:
         c = Config.load()
         peers = peers_in(c.peers_dir)
         facts = machine()
-        planned = list(cells(c, facts["gpu"] is not None))
+        todo = list(cells(c, facts["gpu"] is not None))
     except SettingsError as error:
         sys.stderr.write(f"{error}\n")
         return 64
@@ -199,7 +218,7 @@ def main() -> int:
     say("".join(f"{name}: {value}\n" for name, value in facts.items()) + "\n" + "\n".join(HEADER) + "\n")
     sys.stdout.flush()
     results = []
-    for shape, dtype, mode in planned:
+    for shape, dtype, mode in todo:
         results.append(measure(shape, dtype, mode, peers, c.bench_rounds, facts["gpu"] is not None))
         say(row(results[-1]) + "\n")
         sys.stdout.flush()
@@ -218,9 +237,32 @@ def main() -> int:
             parts.append(found)
             say(data.row(found, spread) + "\n")
             sys.stdout.flush()
+    samplers = []
+    if SAMPLER in c.bench_shapes.split(","):
+        say("\n" + "\n".join(sampler.HEADER_ROWS) + "\n")
+        for found in measure_sampler(c.bench_rounds):
+            samplers.append(found)
+            say(sampler.row(found, spread) + "\n")
+            sys.stdout.flush()
+    plans = []
+    if PLAN in c.bench_shapes.split(","):
+        import torch
+        say("\n" + "\n".join(planned.HEADER) + "\n")
+        for found in planned.measure(torch.cuda.device_count()):
+            plans.append(found)
+            say(planned.line(found) + "\n")
+            sys.stdout.flush()
+    read: dict[str, list[dict[str, Any]]] = {"logs": [], "pages": []}
+    for name, bench in (("logs", logs), ("pages", pages)) if LOGS in c.bench_shapes.split(",") else ():
+        say("\n" + "\n".join(bench.HEADER_ROWS) + "\n")
+        for found in apart(name, c.bench_rounds):
+            read[name].append(found)
+            say(bench.row(found, spread) + "\n")
+            sys.stdout.flush()
     path = ROOT / "bench" / "results" / time.strftime("bench_%Y%m%d_%H%M%S.json")
     path.parent.mkdir(exist_ok=True)
-    content = {"schema": 1, "machine": facts, "cells": results, "checkpoints": saves, "data": parts}
+    content = {"schema": 1, "machine": facts, "cells": results, "checkpoints": saves, "data": parts,
+               "sampler": samplers, "planned": plans, **read}
     path.write_text(json.dumps(content, indent=1) + "\n")
     say(f"\n{path.relative_to(ROOT)} has all rounds\n")
     return 0

@@ -1,0 +1,110 @@
+"""make doctor: looks at what the run of the settings will stand on, and says what would go wrong, and the fix.
+
+    WHERE=local, cluster      this machine, or the cluster that kubectl knows; auto: both, if kubectl knows one
+    PROBE=1                   measures this machine for a minute, for make plan
+    python -m doctor          a line a check, what fails last; JSON=1: the same as JSON
+    exit code                 0; 78 or 64 where something fails that ALLOW_FAIL does not name
+
+It changes nothing but, with PROBE=1, what is known of this machine (plan/probe.py).
+"""
+
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from doctor import cluster, local, probed, probing
+from k8s import where
+from k8s.shape import cluster_config
+from plan.finding import FAIL, PASS, WARN, Finding, code_of, lines, split, told
+from train.config import Config
+from train.settings import SettingsError
+
+SCHEMA = 1
+ORDER = (PASS, WARN, FAIL)  # what matters stands where the eye is when it is through
+
+
+def text(found: Sequence[Finding], allow_fail: str, seconds: float) -> str:
+    stopping, allowed = split(allow_fail, found)
+    counts = ", ".join(f"{sum(f.level == level for f in found)} {level}" for level in ORDER)
+    said = [*lines(sorted(found, key=lambda finding: ORDER.index(finding.level))),
+            f"doctor: {counts}, in {seconds:.1f} s"]
+    if allowed:
+        said.append(f"ALLOW_FAIL lets a run start in spite of {names(allowed)}")
+    if stopping:
+        said.append(f"a run would be stopped by {names(stopping)}; to start it all the same: "
+                    f"ALLOW_FAIL={','.join(dict.fromkeys([*filter(None, allow_fail.split(',')), *unique(stopping)]))}")
+    return "".join(f"{line}\n" for line in said)
+
+
+def names(found: Sequence[Finding]) -> str:
+    return ", ".join(unique(found))
+
+
+def unique(found: Sequence[Finding]) -> list[str]:
+    return list(dict.fromkeys(finding.name for finding in found))
+
+
+def as_json(found: Sequence[Finding], allow_fail: str, seconds: float) -> str:
+    stopping, _ = split(allow_fail, found)
+    content = {"schema": SCHEMA, "code": code_of(stopping), "stops": unique(stopping), "seconds": round(seconds, 1),
+               "findings": [dataclasses.asdict(finding) for finding in found]}
+    return json.dumps(content, indent=1) + "\n"
+
+
+def look(c: Config) -> list[Finding]:
+    """Both sides at once: each waits for others most of the time. Raises SettingsError."""
+    if c.where == "cluster":
+        return cluster.findings(cluster_config()[0])
+    with ThreadPoolExecutor() as pool:
+        there = pool.submit(of_cluster) if c.where == "auto" and cluster.has_context() else None
+        found = local.findings(c)
+        return found + (there.result() if there else [])
+
+
+def of_cluster() -> list[Finding]:
+    """Of a cluster that was not asked for by name: settings that only a launch would refuse are a warning."""
+    try:
+        return cluster.findings(cluster_config()[0])
+    except SettingsError as error:
+        return [told("cluster", WARN, f"not looked at: {problem}; WHERE=local leaves it out")
+                for problem in error.problems]
+
+
+def measure(c: Config) -> list[Finding]:
+    """PROBE=1, after all else, which would disturb it. What it does is said on standard error."""
+    def say(text: str) -> None:
+        sys.stderr.write(f"probe: {text}\n")
+        sys.stderr.flush()
+
+    measured = probing.measure(c, say)
+    found = probed.findings(c, measured)
+    try:
+        probing.keep(c, measured)
+    except OSError as error:
+        found.append(Finding("probe-kept", WARN, f"what was measured cannot be kept for make plan ({error.strerror})",
+                             "mend what is wrong with RUNS_DIR"))
+    return found
+
+
+def main() -> int:
+    """Returns the exit code."""
+    began = time.monotonic()
+    try:
+        c = where.decide().config  # of a cluster's run, which Config.load would check as one of this machine
+        c = c if c.where == "cluster" else Config.load()
+        found = look(c)
+    except SettingsError as error:
+        sys.stderr.write(f"{error}\n")
+        return 64
+    if c.probe and c.where != "cluster":
+        found += measure(c)
+    say = as_json if c.json else text
+    sys.stdout.write(say(found, c.allow_fail, time.monotonic() - began))
+    return code_of(split(c.allow_fail, found)[0])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

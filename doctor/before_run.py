@@ -1,0 +1,61 @@
+"""What make train does first: the quick part of make doctor and of make plan. It prints the hours, and what is wrong.
+
+    python -m doctor.before_run       exits 0, or with the code of what fails: 64 or 78 (plan/finding.py)
+
+It loads no torch, asks no network and writes nothing: half a second that may save hours.
+"""
+
+import dataclasses
+import datetime
+import sys
+
+from doctor.quick import quick
+from plan.finding import FAIL, PASS, Finding, code_of, lines, split
+from plan.fleet import fleet_of
+from plan.told import brief
+from plan.whole import plan
+from train.config import Config
+from train.corpus.source import CorpusError
+from train.settings import SettingsError
+
+
+def look(c: Config) -> tuple[list[Finding], str]:
+    """What is not as it should be, and the plan in a line."""
+    found = [finding for finding in quick(c) if finding.level != PASS]
+    if any(finding.name == "gpus" and finding.level == FAIL for finding in found):
+        return found, ""  # there is nothing to plan for
+    here = dataclasses.replace(c, cards="here")
+    try:
+        p = plan(here, fleet_of(here), datetime.datetime.now())
+    except SettingsError as error:  # a card that nothing is known of trains all the same
+        return found, f"plan: n/a: {'; '.join(error.problems)}"
+    except CorpusError as error:    # said better by what prepares the data
+        return found, f"plan: n/a: {error}"
+    if p.fleet.on_cpu and any(finding.name == "memory" for finding in p.findings):
+        found = [finding for finding in found if finding.name != "host-memory"]  # the same, and the plan says what fits
+    said = {finding.name for finding in found}
+    return found + [finding for finding in p.findings if finding.name not in said], brief(p, c)
+
+
+def main() -> int:
+    try:
+        c = Config.load()
+    except SettingsError as error:
+        sys.stderr.write(f"{error}\n")
+        return 64
+    found, planned = look(c)
+    stopping, _ = split(c.allow_fail, found)
+    for line in lines([finding for finding in found if finding not in stopping]):
+        sys.stdout.write(f"{line}\n")
+    if planned and not c.node_rank:
+        sys.stdout.write(f"{planned}\n")
+    sys.stdout.flush()
+    if stopping:
+        allowed = ",".join(dict.fromkeys([*filter(None, c.allow_fail.split(",")), *(f.name for f in stopping)]))
+        sys.stderr.write("".join(f"{line}\n" for line in lines(stopping))
+                         + f"nothing was started; ALLOW_FAIL={allowed} starts it all the same\n")
+    return code_of(stopping)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,216 @@
+"""Whether a namespace's quotas and limits let the Job of a run in: what its pods ask for against what there is.
+
+    ResourceQuota    sums over the namespace: hard, and used by everybody in it
+    LimitRange       one container, pod or claim: smallest, largest, and what is filled in where nothing is asked for
+
+Pods ask for as much as they may take (requests are limits), so both kinds of sum are the same. Secrets are not counted:
+that of a run is there before, or is one of many.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from k8s.checks import quantity
+from k8s.kubectl import BAD_SETTING, kubectl, refusal
+from k8s.shape import overlay_of
+from plan.finding import FAIL, PASS, WARN, Finding
+from train.config import Config
+
+Thing = Mapping[str, Any]
+ENDED = ("Succeeded", "Failed")
+IN_BYTES = ("memory", "storage", "ephemeral-storage")
+SETTING = {"cpu": "POD_CPUS", "memory": "POD_MEMORY_GB", "ephemeral-storage": "POD_DISK_GB", "storage": "VOLUME_GB"}
+MANY = 4  # amounts that a line lists
+
+
+def findings(c: Config, namespace: str, own: Iterable[Thing], *, has_job: bool, has_claim: bool) -> list[Finding]:
+    """Both kinds, asked for by one call. own: the pods of a Job of ours that is there, which a new one replaces."""
+    done = kubectl("get", "resourcequotas,limitranges", "-n", namespace, "-o", "json")
+    hidden = [kind for kind in ("resourcequotas", "limitranges") if f'cannot list resource "{kind}"' in done.err]
+    if done.code and not hidden:
+        raise refusal(done, ("get", "resourcequotas"))
+    listed = json.loads(done.out or "{}").get("items") or []
+    found = []
+    for name, kind, plural, check in (("quota", "ResourceQuota", "resourcequotas", quota),
+                                      ("limits", "LimitRange", "limitranges", limits)):
+        things = [thing for thing in listed if thing["kind"] == kind]
+        if plural in hidden:
+            found.append(Finding(name, WARN, f"unchecked: you may not list {plural} in namespace {namespace}",
+                                 "ask its administrator what the namespace may hold"))
+        elif not things:
+            found.append(Finding(name, PASS, f"no {kind} in namespace {namespace}"))
+        elif check is quota:
+            found += quota(c, things, asked(c, has_job=has_job, has_claim=has_claim), held(own))
+        else:
+            found += limits(c, things, has_claim=has_claim)
+    return found
+
+
+def pod_asks(c: Config) -> dict[str, float]:
+    """Resource -> amount that one pod of the run asks for and may take; bytes where it is counted in them."""
+    asks = {"cpu": float(c.pod_cpus), "memory": c.pod_memory_gb * 2.0**30, "ephemeral-storage": c.pod_disk_gb * 2.0**30}
+    return asks | ({c.gpu_resource: float(c.gpus_per_node or 1)} if c.device != "cpu" else {})
+
+
+# ---------------------------------------------------------------------------------------------------
+# Quota
+# ---------------------------------------------------------------------------------------------------
+
+def asked(c: Config, *, has_job: bool, has_claim: bool) -> dict[str, float]:
+    """Name in a quota -> what the run wants of it: pods, the Job and what comes with it, and the claim."""
+    wants = {name: c.nodes * amount for what, amount in pod_asks(c).items() for name in names_of(what)}
+    wants |= dict.fromkeys(("pods", "count/pods"), float(c.nodes))
+    if not has_job:  # else they are there as well
+        wants |= dict.fromkeys(("count/jobs.batch", "configmaps", "count/configmaps",
+                                "count/networkpolicies.networking.k8s.io"), 1.0)
+        if overlay_of(c) != "single-node":
+            wants |= dict.fromkeys(("services", "count/services"), 1.0)
+    if not has_claim:
+        of_class = f"{c.storage_class}.storageclass.storage.k8s.io/"
+        for prefix in ("", of_class) if c.storage_class else ("",):
+            wants |= {f"{prefix}requests.storage": c.volume_gb * 2.0**30, f"{prefix}persistentvolumeclaims": 1.0}
+        wants["count/persistentvolumeclaims"] = 1.0
+    return wants
+
+
+def names_of(resource: str) -> tuple[str, ...]:
+    """By which a quota can count a resource; those with a slash, such as GPUs, by requests only."""
+    both = (f"requests.{resource}", f"limits.{resource}")
+    return both if "/" in resource else (resource, *both)
+
+
+def held(pods: Iterable[Thing]) -> dict[str, float]:
+    """The same of pods that are there and have not ended, which count as used until they are replaced."""
+    sums: dict[str, float] = {}
+    for pod in pods:
+        if (pod.get("status") or {}).get("phase") in ENDED:
+            continue
+        amounts = dict.fromkeys(("pods", "count/pods"), 1.0)
+        for container in pod["spec"]["containers"]:
+            for part in ("requests", "limits"):
+                for what, text in ((container.get("resources") or {}).get(part) or {}).items():
+                    for name in (f"{part}.{what}", *((what,) if part == "requests" else ())):
+                        amounts[name] = amounts.get(name, 0.0) + (quantity(str(text)) or 0.0)
+        for name, amount in amounts.items():
+            sums[name] = sums.get(name, 0.0) + amount
+    return sums
+
+
+def quota(c: Config, quotas: Iterable[Thing], wants: Mapping[str, float], own: Mapping[str, float]) -> list[Finding]:
+    """Each amount that does not fit, or that all do."""
+    found, fits = [], []
+    for thing in quotas:
+        status, name = thing.get("status") or {}, thing["metadata"]["name"]
+        hard = status.get("hard") or (thing.get("spec") or {}).get("hard") or {}
+        for what, text in hard.items():
+            limit, want = quantity(str(text)), wants.get(what, 0.0)
+            if not want or limit is None or not applies(c, thing):
+                continue
+            mine = own.get(what, 0.0)
+            used = max(0.0, (quantity(str((status.get("used") or {}).get(what, "0"))) or 0.0) - mine)
+            line = f"quota {name}: {what}={amount(what, limit)}, and the run asks for {amount(what, want)}"
+            more = f"{amount(what, used)} used{' by others' if mine else ''}"
+            if want > limit:
+                found.append(Finding("quota", FAIL, line, remedy(c, what, limit), BAD_SETTING))
+            elif used + want > limit:
+                found.append(Finding("quota", FAIL, f"{line} with {more}, so {amount(what, limit - used)} left",
+                                     f"wait until others of the namespace end, or {remedy(c, what, limit - used)}"))
+            else:
+                fits.append(((used + want) / limit, f"{what} {amount(what, want)} asked for, {more}, of "
+                             f"{amount(what, limit)}"))
+    if found:
+        return found
+    tightest = [text for _, text in sorted(fits, reverse=True)]
+    rest = f"; and {len(fits) - MANY} more" if len(fits) > MANY else ""
+    return [Finding("quota", PASS, "; ".join(tightest[:MANY]) + rest if fits else "none counts what the run asks for")]
+
+
+def applies(c: Config, thing: Thing) -> bool:
+    """Whether a quota counts our pods: they have no deadline, ask for what they may take, and have PRIORITY_CLASS."""
+    spec = thing.get("spec") or {}
+    scopes = set(spec.get("scopes") or [])
+    if "PriorityClass" in scopes and not c.priority_class:
+        return False
+    if {"Terminating", "BestEffort", "CrossNamespacePodAffinity"} & scopes:
+        return False
+    for term in (spec.get("scopeSelector") or {}).get("matchExpressions") or []:
+        scope, operator, values = term.get("scopeName"), term.get("operator"), term.get("values") or []
+        if scope in ("Terminating", "BestEffort", "CrossNamespacePodAffinity"):
+            return False
+        if scope == "PriorityClass" and not {
+                "In": c.priority_class in values, "NotIn": c.priority_class not in values,
+                "Exists": bool(c.priority_class), "DoesNotExist": not c.priority_class}.get(operator, True):
+            return False
+    return True
+
+
+def remedy(c: Config, what: str, left: float) -> str:
+    """What would fit into what is left, if anything of a run does."""
+    of_pod = {name: each for resource, each in pod_asks(c).items() for name in names_of(resource)}
+    of_pod |= dict.fromkeys(("pods", "count/pods"), 1.0)
+    if what.endswith("requests.storage"):
+        return (f"set VOLUME_GB={left // 2**30:.0f} or less, or " if left >= 2**30 else "") + \
+            "use a claim that is there, with VOLUME, or ask for more quota"
+    if what not in of_pod:
+        return "remove what is not needed any more, or ask for more quota"
+    pods = int(left // of_pod[what])
+    return (f"ask for less (NODES={pods} of these pods would fit) or for more quota" if pods else
+            "ask for more quota, or make the pods smaller: not one of these fits")
+
+
+def amount(what: str, value: float) -> str:
+    return f"{value / 2**30:.4g}Gi" if what.endswith(IN_BYTES) else f"{value:.6g}"
+
+
+# ---------------------------------------------------------------------------------------------------
+# Limits of one pod
+# ---------------------------------------------------------------------------------------------------
+
+def limits(c: Config, ranges: Sequence[Thing], *, has_claim: bool) -> list[Finding]:
+    """Each limit that would refuse a pod or the claim, or change a pod."""
+    found = []
+    for thing in ranges:
+        name = thing["metadata"]["name"]
+        for item in (thing.get("spec") or {}).get("limits") or []:
+            kind = item.get("type", "")
+            if kind in ("Container", "Pod"):
+                found += of_pod(c, name, item)
+            elif kind == "PersistentVolumeClaim" and not has_claim:
+                found += outside(c, name, item, {"storage": c.volume_gb * 2.0**30})
+    names = " and ".join(thing["metadata"]["name"] for thing in ranges)
+    return found or [Finding("limits", PASS, f"a pod and its volume keep to LimitRange {names}")]
+
+
+def of_pod(c: Config, name: str, item: Thing) -> list[Finding]:
+    asks = pod_asks(c)
+    found = outside(c, name, item, asks)
+    added = {what: value for what, value in (item.get("default") or {}).items() if what not in asks}
+    if added:
+        said = ", ".join(f"{what}={value}" for what, value in sorted(added.items()))
+        found.append(Finding("limits", WARN, f"LimitRange {name} gives each container what it does not ask for: {said}",
+                             "ask the namespace's administrator to leave that out, if pods then find no node"))
+    return found
+
+
+def outside(c: Config, name: str, item: Thing, asks: Mapping[str, float]) -> list[Finding]:
+    """What is more than the largest or less than the smallest amount, or is not asked for and must be."""
+    found, kind = [], item["type"].lower()
+    filled_in = {"max": item.get("default") or {}, "min": item.get("defaultRequest") or item.get("default") or {}}
+    for side, words in (("max", "may have at most"), ("min", "must have at least")):
+        for what, text in (item.get(side) or {}).items():
+            bound, have = quantity(str(text)), asks.get(what)
+            if bound is None or (have is None and what in filled_in[side]):
+                continue
+            if have is None:
+                found.append(Finding("limits", FAIL, f"LimitRange {name}: a {kind} must ask for {what}, as it "
+                                     f"{words} {amount(what, bound)}, and those of the run do not",
+                                     "ask the namespace's administrator to leave it out, or take another NAMESPACE"))
+            elif have > bound if side == "max" else have < bound:
+                setting = SETTING.get(what, "GPUS_PER_NODE")
+                value = int(bound / (2**30 if what in IN_BYTES else 1))
+                exact = value if side == "max" else value + (value * (2**30 if what in IN_BYTES else 1) < bound)
+                found.append(Finding("limits", FAIL, f"LimitRange {name}: a {kind} {words} {what}="
+                                     f"{amount(what, bound)}, and {setting} makes it {amount(what, have)}",
+                                     f"set {setting}={exact}" if exact else "take another NAMESPACE", BAD_SETTING))
+    return found

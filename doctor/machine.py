@@ -1,0 +1,241 @@
+"""What the system grants to processes: memory, shared memory, open files, a port, a compiler, a clock.
+
+Each is gathered by one function and judged by another, on facts alone.
+"""
+
+import ctypes
+import dataclasses
+import errno
+import math
+import re
+import resource
+import shutil
+import socket
+import struct
+import sys
+import sysconfig
+from collections.abc import Sequence
+from pathlib import Path
+
+from doctor.host_memory import Memory
+from plan import memory as plan_memory
+from plan import storage
+from plan.finding import FAIL, PASS, WARN, Finding
+from train.config import Config
+
+GIB = 2.0**30
+LOADED_ON_GPU_BYTES = 1e9        # of a process with torch's CUDA libraries, in the machine's memory: a low estimate
+SHM_OF_CONTAINERS = 64 * 2**20   # what docker and Kubernetes give, if they are not told otherwise
+SHM_OF_NCCL = 2**30              # what NCCL's user guide has containers started with ("Runtime and MPI issues")
+FILES = 128                      # of a trainer on CPU: 14 were counted in one, and a save opens more
+FILES_OF_NCCL = 1024             # more, between several: up to 64 sockets a connection (NCCL_NSOCKS_PERTHREAD)
+UNSYNCHRONISED = 0x40            # STA_UNSYNC of adjtimex(2)
+
+
+# ---------------------------------------------------------------------------------------------------
+# Memory
+# ---------------------------------------------------------------------------------------------------
+
+def needed_bytes(c: Config, processes: int, on_gpus: bool) -> float:
+    """What the processes of this machine take of its own memory, computed: on CPU all of a step. For a save weights and
+    moments are copied there, from a GPU too, by the processes that hold one whole copy (parallel.writers)."""
+    world = processes * c.nodes
+    if on_gpus:
+        step = LOADED_ON_GPU_BYTES
+    else:
+        step = plan_memory.memory(c, world, processes, on_cpu=True).total
+    writers = {"ddp": processes, "fsdp": world, "hsdp": c.shard_ranks or processes}[c.parallel]
+    here = min(1.0, processes / writers) if c.node_rank * processes < writers else 0.0
+    saved = here * storage.checkpoint_bytes(c) if c.checkpoints == "on" else 0.0
+    return processes * step + saved
+
+
+def memory(c: Config, m: Memory, processes: int, on_gpus: bool) -> Finding:
+    """The machine's own, beside that of its GPUs."""
+    need = needed_bytes(c, processes, on_gpus)
+    where = "" if m.limit_free is None or m.limit_free >= m.available else (
+        f" of the {(m.limit or 0) / GIB:.1f} GiB that this container may take")
+    said = f"{m.free / GIB:.1f} GiB free{where}, {need / GIB:.1f} GiB needed (computed)"
+    if need <= m.free:
+        return Finding("host-memory", PASS, said)
+    what = "a save copies weights and moments there" if on_gpus else "a step, and the copy that a save makes"
+    if need <= m.most:
+        return Finding("host-memory", WARN, f"{said}: {what}", "end what takes the rest, or wait for it to end")
+    return Finding("host-memory", FAIL, f"{said}: {what}", ("" if on_gpus else "lower MICRO_BATCH_SIZE, ") + "take "
+                   "fewer processes (NPROC) or a smaller model, or give the machine or container more memory")
+
+
+# ---------------------------------------------------------------------------------------------------
+# /dev/shm, open files
+# ---------------------------------------------------------------------------------------------------
+
+def shm_free(path: str = "/dev/shm") -> tuple[float, float] | None:
+    """(size, free) in bytes; None where there is no such folder, as on macOS."""
+    try:
+        usage = shutil.disk_usage(path)
+    except OSError:
+        return None
+    return float(usage.total), float(usage.free)
+
+
+def shm(found: tuple[float, float] | None, processes: int, on_gpus: bool) -> Finding | None:
+    """Shared memory is what NCCL talks through between processes of a machine; nothing else here uses it."""
+    if found is None:
+        return None
+    size, free = found
+    said = f"/dev/shm has {size_of(free)} free of {size_of(size)}"
+    if not on_gpus or processes == 1:
+        return Finding("shm", PASS, f"{said}; only several GPUs need any")
+    fix = ("start the container with --shm-size=1g or more (in a pod: SHM_GB); what killed programs left there may be "
+           "deleted: /dev/shm/nccl-*")
+    if free <= SHM_OF_CONTAINERS:
+        return Finding("shm", FAIL, f"{said}: too little for NCCL between {processes} GPUs", fix)
+    if free < SHM_OF_NCCL:
+        return Finding("shm", WARN, f"{said}: NCCL asks for 1 GiB in containers", fix)
+    return Finding("shm", PASS, said)
+
+
+def size_of(size: float) -> str:
+    return f"{size / GIB:.1f} GiB" if size >= GIB else f"{size / 2**20:.0f} MiB"
+
+
+def files_limit() -> tuple[int, int]:
+    """(soft, hard) limit of open files of a process; a very large number where there is none."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = (2**31 if limit == resource.RLIM_INFINITY else limit for limit in (soft, hard))
+    return soft, hard
+
+
+def files_needed(c: Config, processes: int, on_gpus: bool) -> int:
+    """Open files of a trainer, at most. A shard that is mapped counts as one: the training shards of two groups of each
+    source (batch.py lets go of others), and all validation shards, of which there is one for each SHARD_TOKENS."""
+    shards = 0
+    for weight in c.mixture.values():
+        tokens = (c.data_tokens or c.train_tokens) * weight / sum(c.mixture.values())
+        shards += 2 * c.group_shards + math.ceil(tokens / c.shard_tokens)
+    return FILES + shards + (FILES_OF_NCCL if on_gpus and processes * c.nodes > 1 else 0)
+
+
+def open_files(limits: tuple[int, int], need: int) -> Finding:
+    soft, hard = limits
+    said = f"a process may open {soft:,} files" + (f" (up to {hard:,} if it asks)" if hard > soft else "")
+    if soft >= need:
+        return Finding("open-files", PASS, said)
+    fix = f"ulimit -n {min(hard, max(4096, need))}" if hard >= need else (
+        f"have an administrator raise nofile to {max(4096, need)} (/etc/security/limits.conf; docker run --ulimit "
+        f"nofile={max(4096, need)})")
+    return Finding("open-files", WARN, f"{said}, and the run may need {need:,}: shards, connections, GPUs", fix)
+
+
+# ---------------------------------------------------------------------------------------------------
+# Port
+# ---------------------------------------------------------------------------------------------------
+
+@dataclasses.dataclass(frozen=True)
+class Meeting:
+    """Of several nodes. addresses: those of MASTER_ADDR, none where it has none; taken: why MASTER_PORT cannot be
+    listened on here, "" where it can or need not be."""
+
+    addresses: tuple[str, ...]
+    taken: str = ""
+
+
+def meeting(c: Config) -> Meeting:
+    try:
+        found = socket.getaddrinfo(c.master_addr, c.master_port, type=socket.SOCK_STREAM)
+        addresses = tuple(sorted({str(address[0]) for *_, address in found}))
+    except OSError:
+        addresses = ()
+    if c.node_rank:
+        return Meeting(addresses)
+    try:
+        socket.create_server(("", c.master_port)).close()
+    except OSError as error:
+        return Meeting(addresses, "another program listens there" if error.errno == errno.EADDRINUSE else
+                       str(error.strerror))
+    return Meeting(addresses)
+
+
+def ports(c: Config, m: Meeting) -> Finding:
+    """Where several nodes meet. Whether a firewall lets the others through shows only when they call."""
+    if m.taken:
+        other = c.master_port + 1 if c.master_port < 65535 else c.master_port - 1
+        return Finding("ports", FAIL, f"MASTER_PORT={c.master_port}: cannot be listened on ({m.taken})", "end that, or "
+                       f"choose another on all nodes, for example MASTER_PORT={other}", 64)
+    if not m.addresses:
+        return Finding("ports", FAIL, f"MASTER_ADDR={c.master_addr}: no address is found for this name", "name the "
+                       "first node as this machine knows it, for example by its number: MASTER_ADDR=10.0.0.5", 64)
+    where = f"MASTER_ADDR={c.master_addr} is {', '.join(m.addresses)}"
+    if c.node_rank:
+        return Finding("ports", PASS, f"{where}; whether a firewall lets this node through shows when it calls")
+    return Finding("ports", PASS, f"MASTER_PORT={c.master_port} is free here, and {where}; whether a firewall lets the "
+                   "others through shows when they call")
+
+
+# ---------------------------------------------------------------------------------------------------
+# Compiler, processor
+# ---------------------------------------------------------------------------------------------------
+
+@dataclasses.dataclass(frozen=True)
+class Compiler:
+    """What torch.compile calls: the names of a C and a C++ compiler, "" where there is none; headers: of Python, which
+    all that it compiles includes."""
+
+    c: str
+    cxx: str
+    headers: bool
+
+
+def compiler_here() -> Compiler:
+    """By the names that Triton looks for; torch takes g++, clang++ on macOS, or what CXX names, which may be any."""
+    return Compiler(first(("gcc", "clang", "cc")), first(("g++", "clang++", "c++")),
+                    (Path(sysconfig.get_paths()["include"]) / "Python.h").is_file())
+
+
+def first(names: Sequence[str]) -> str:
+    return next((name for name in names if shutil.which(name)), "")
+
+
+def compiler(c: Config, found: Compiler, on_gpus: bool, worth: bool | None) -> Finding | None:
+    """Whether COMPILE can do what it says. worth: whether auto would compile on the CPU, None where that is not known
+    and nothing is to be said."""
+    wanted = c.compile == "1" or (c.compile == "auto" and (on_gpus or worth))
+    if not wanted:
+        said = "COMPILE=0" if c.compile == "0" else "a run so short is not compiled on a CPU"
+        return None if worth is None else Finding("compiler", PASS, f"none is needed: {said}")
+    language, name, package = ("C", found.c, "gcc") if on_gpus else ("C++", found.cxx, "g++")
+    level = FAIL if c.compile == "1" else WARN  # auto goes on without
+    if not name:
+        return Finding("compiler", level, f"COMPILE={c.compile}: there is no {language} compiler; the run is slower "
+                       "without", f"apt-get install {package}, or set COMPILE=0", 64)
+    if not found.headers:
+        return Finding("compiler", FAIL, f"COMPILE={c.compile}: Python's own headers (Python.h) are not there, and "
+                       "what torch compiles includes them", "apt-get install python3-dev, or set COMPILE=0", 64)
+    return Finding("compiler", PASS, f"{name} compiles for torch.compile")
+
+
+def cpu_flags(path: Path = Path("/proc/cpuinfo")) -> frozenset[str] | None:
+    """What the processor can, in Linux' words; None where there is no such list, as on macOS or ARM."""
+    try:
+        text = path.read_text(errors="replace")
+    except OSError:
+        return None
+    found = re.search(r"^flags\s*:(.*)$", text, re.MULTILINE)
+    return frozenset(found[1].split()) if found else None
+
+
+# ---------------------------------------------------------------------------------------------------
+# Clock
+# ---------------------------------------------------------------------------------------------------
+
+def is_kept() -> bool | None:
+    """Whether the kernel's clock is kept by NTP or the like; None where it does not say."""
+    if sys.platform != "linux" or struct.calcsize("P") != 8:
+        return None
+    state = ctypes.create_string_buffer(512)  # struct timex, its modes 0: nothing is set
+    try:
+        if ctypes.CDLL(None, use_errno=True).adjtimex(state) < 0:
+            return None
+    except (OSError, AttributeError):
+        return None
+    return not struct.unpack_from("i", state, 40)[0] & UNSYNCHRONISED  # status lies behind five longs

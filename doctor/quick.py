@@ -1,0 +1,33 @@
+"""The part that make train runs before anything else: no torch is loaded, no network asked, nothing written.
+
+It takes what Python takes to start and, where there are GPUs, one question to nvidia-smi.
+"""
+
+from doctor import disk, gpus, installed, machine
+from doctor.host_memory import memory_here
+from plan.finding import Finding
+from train.config import Config
+
+
+def quick(c: Config) -> list[Finding]:
+    """What can be told of this machine at once; those that fail stop a run, but for ALLOW_FAIL (plan.finding.split)."""
+    seen = gpus.see()
+    folders = disk.folders(c)
+    on_gpus, processes = gpus.uses_gpus(c, seen), gpus.processes_of(c, seen)
+    return present(
+        *gpus.gpus(c, seen),
+        gpus.driver(c, seen, installed.torch_build()),
+        gpus.bf16(c, seen, machine.cpu_flags()),
+        gpus.attention(c, seen),
+        machine.compiler(c, machine.compiler_here(), on_gpus, None),
+        machine.memory(c, memory_here(), processes, on_gpus),
+        machine.shm(machine.shm_free(), processes, on_gpus),
+        machine.open_files(machine.files_limit(), machine.files_needed(c, processes, on_gpus)),
+        *disk.rights(folders),
+        *disk.room(disk.places(c, folders)),
+    )
+
+
+def present(*found: Finding | None) -> list[Finding]:
+    """Without those that there was no reason for."""
+    return [finding for finding in found if finding]

@@ -1,0 +1,51 @@
+"""make plan: `python -m plan` prints the plan of the run that the settings describe; JSON=1 as JSON, SWEEP=... a table.
+
+Exit codes: 0, or 64 where the settings ask for what cannot be.
+"""
+
+import datetime
+import json
+import sys
+from typing import Any
+
+from plan import rows, storage, sweep
+from plan.as_json import as_json
+from plan.finding import split
+from plan.fleet import fleet_of
+from plan.told import told
+from plan.whole import plan, probe_of
+from train.config import Config
+from train.corpus.source import CorpusError
+from train.rules import check_batch
+from train.settings import ROOT, SettingsError
+
+BAD_SETTING = 64
+
+
+def main() -> int:
+    try:
+        # a plan of several nodes needs no address of the first; how many processes share BATCH_TOKENS says CARDS
+        c, _ = Config.load_with_remarks(None, ROOT, {"MASTER_ADDR": "planned"}, without=(check_batch,))
+        fleet = fleet_of(c)
+        if c.sweep:
+            swept = sweep.sweep(c, fleet, probe_of(c, fleet))
+            sys.stdout.write(dumped(swept.as_json()) if c.json else rows.text(swept))
+            return 0
+        found = plan(c, fleet, datetime.datetime.now(), storage.places(c) if c.cards in ("", "here") else ())
+    except SettingsError as error:
+        sys.stderr.write(f"{error}\n")
+        return BAD_SETTING
+    except CorpusError as error:
+        sys.stderr.write(f"DATA_MIX: {error}\n")
+        return BAD_SETTING
+    sys.stdout.write(dumped(as_json(found)) if c.json else told(found))
+    stopping, _ = split(c.allow_fail, found.findings)
+    return BAD_SETTING if stopping else 0
+
+
+def dumped(found: dict[str, Any]) -> str:
+    return json.dumps(found, indent=1, allow_nan=False) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,178 @@
+"""docs/plans.md, printed by `python -m plan.examples`; a test holds it equal. Its worked plans are of plan/lab.py."""
+
+import dataclasses
+import datetime
+import re
+import sys
+import textwrap
+
+from plan import lab, scaling, words
+from plan.as_json import KEYS
+from plan.fleet import fleet_of
+from plan.lab import configured, markdown, tokens_per_s
+from plan.memory import memory
+from plan.told import told, wrapped
+from plan.whole import Plan, plan
+from train.cards import CARDS
+from train.config import Config
+from train.sizes import flops_of, parameters
+
+PARAGRAPH = re.compile(r"^(?![#|<])\S.*(?:\n(?![#|<])\S.*)*", re.MULTILINE)   # its lines
+DAY = datetime.datetime(2026, 12, 1, 9, 0)   # when the examples begin, so that their text stays as it is
+
+
+def planned(c: Config) -> Plan:
+    return plan(c, fleet_of(c), DAY)
+
+
+def cards() -> str:
+    rows = [[one.key, "none" if one.bf16_tflops is None else f"{one.bf16_tflops:g}", f"{one.fp32_tflops:g}",
+             f"{one.memory_gib:g}", f"{one.bandwidth_gb_s:,g}", f"{one.link_gb_s:g}", f"{one.watts:g}", one.source]
+            for one in CARDS]
+    return markdown(["CARDS", "bfloat16 TFLOP/s", "float32 TFLOP/s", "memory GiB", "memory GB/s", "to others GB/s", "W",
+                     "source"], rows)
+
+
+def keys() -> str:
+    return markdown(["key", "what it is"], [[", ".join(f"`{key}`" for key in names.split(", ")), text]
+                                            for names, text in KEYS.items()])
+
+
+def refused() -> str:
+    """What TARGET_HOURS=48 brings."""
+    found = planned(configured(PRESET="xlarge-8xa100", TARGET_HOURS="48")).findings
+    one = next(finding for finding in found if finding.name == "target-hours")
+    return "\n".join(wrapped(f"{one.level}  {one.name}  {one.text}; {one.fix}"))
+
+
+def page() -> str:
+    return filled("\n".join([head(), first(), second(), third(), last()]))
+
+
+def filled(text: str) -> str:
+    """With the lines of each paragraph filled; tables, blocks of code and headings as they are."""
+    parts = re.split(r"(^```.*?^```$)", text, flags=re.MULTILINE | re.DOTALL)
+    return "".join(part if part.startswith("```") else PARAGRAPH.sub(
+        lambda found: textwrap.fill(found[0], 120, break_long_words=False, break_on_hyphens=False), part)
+        for part in parts)
+
+
+def head() -> str:
+    return """<!-- Written by `python -m plan.examples > docs/plans.md`: change that, and write it again. -->
+# Plans
+
+`make plan` says what a run will take before it takes it: time, memory, disk, network, money. What cannot be
+it refuses (exit code 64), and says what would do. It needs no GPU and loads no torch.
+
+```
+make plan PRESET=d16-2xh100                     # on the cards that the preset names
+make plan PRESET=d16-2xh100 CARDS=here          # on this machine's; CARDS=4xrtx4090, CARDS=4xa100-80gb-sxm,4xa6000
+make plan PRESET=xlarge-8xa100 NODES=4 SITES=4 WAN_GBIT=10    # four nodes, each at a site of its own
+make plan PRESET=xlarge-8xa100 TARGET_HOURS=48  # refused, with what would be through by then
+make plan PRESET=d16-2xh100 SWEEP=1             # depths 12 to 32; SWEEP=micro-batch, SWEEP=gpus
+make plan PRESET=d16-2xh100 PRICE_GPU_HOUR=2.5 PRICE_KWH=0.3 JSON=1
+```
+
+What is assumed is the MFU, and the plan says where it has it from: MFU=45; or what `make doctor PROBE=1`
+measured of just this run; or what its preset states; or what others reached on such a card; else 40%. A network gives
+what WAN_GBIT and LAN_GBIT say, a disk 500 MB/s unless it was measured. All else follows, by the formulas in `plan/`,
+each with its derivation or source. Where a run of that name has made steps, hours and dates are of what is left.
+
+The three plans below were made by a lab in late 2025. What its notes have is beside what `make plan` computes with.
+"""
+
+
+def first() -> str:
+    c = lab.xlarge()
+    half, best = tokens_per_s(c, 50.0), scaling.rule_tokens(parameters(c).total)
+    four = configured(PRESET="xlarge-8xa100", CARDS="4xa100-80gb-sxm")
+    hours, of_four = (of.train_tokens / tokens_per_s(of, 50.0) / 3600 for of in (c, four))
+    a100, a6000 = (lab.card(key).bf16_tflops or 0.0 for key in ("a100-80gb-sxm", "a6000"))
+    example = told(planned(configured(PRESET="xlarge-8xa100", NODES="4", SITES="4"))).rstrip()
+    shares = {name: f"{100 * (sync.efficiency or 0):.0f}%" for name, sync in lab.at_four_sites(1)[1].items()}
+    return f"""## 1. Eight A100 at four sites, 100B tokens
+A model of {words.count(parameters(c).total)} parameters takes {flops_of(c) / 1e9:.2f} GFLOP a token, and an
+A100 does {a100:g} TFLOP/s at best. Every rate that was planned with is past that, 1.5 to 4.4 times:
+
+{lab.claims()}
+
+The alternatives that they listed, the A100 at 50% MFU and with nothing hidden behind computing:
+
+{lab.alternatives()}
+
+So no network and no arrangement of eight A100 trains this model on 100B tokens in two days; the compute-optimal
+{words.count(best)} tokens take {best / half / 3600:.0f} hours on one node of eight. Who has four GPUs now may wait
+{of_four - hours:.0f} hours for eight and be through as soon. Across sites DDP computes for
+{shares["DDP, float32 gradients"]} of its time at 1 Gbit/s; synchronising every hundred steps would make that
+{shares["DiLoCo, H=100"]}, and is not in this version yet. Cards that differ bring nothing here: at the pace of the
+A6000 eight have {8 * a6000:,.0f} TFLOP/s, and the four A100 alone {4 * a100:,.0f}.
+
+`make plan PRESET=xlarge-8xa100 TARGET_HOURS=48` says
+
+```
+{refused()}
+```
+
+and `make plan PRESET=xlarge-8xa100 NODES=4 SITES=4`, typed on {DAY:%d %B %Y} at {DAY:%H:%M},
+
+```
+{example}
+```
+"""
+
+
+def second() -> str:
+    return f"""## 2. Two H100, depth 16, 20, 24 or 32
+Noted is what the lab estimated, but for d16, which it ran. The MFU of d16 and d24 is the lab's, measured; those
+of d20 and d32 are assumed.
+
+{lab.depths()}
+
+{lab.miscounts()}
+
+{lab.d24_took()}
+
+{lab.memory_by_part()}
+
+What was measured agrees with the counting here. At depth 16 blocks have 0.5% more weights than the lab's, since
+SwiGLU comes in multiples of 64:
+
+{lab.measured()}
+"""
+
+
+def third() -> str:
+    split = dataclasses.replace(configured(PRESET="xlarge-8xa100", CARDS="16xh200", NODES="2"), parallel="fsdp")
+    return f"""## 3. Sixteen H200
+A mixture of experts with 108B parameters (GLM-4.5-Air) was tuned with adapters under FSDP. This version trains
+no such model; the arithmetic of network and memory is the same:
+
+{lab.sixteen()}
+
+What this version does train, on the same cards as two nodes of eight:
+
+{lab.on_sixteen()}
+
+Each GPU holds a whole copy with room to spare (DDP), so splitting gains nothing: with PARALLEL=fsdp it would
+hold {words.gib(memory(split, 16, 8, False).total)} GiB of the first instead, and send more. With 400 Gbit/s between
+the nodes this is what would meet the two days of the first plan.
+"""
+
+
+def last() -> str:
+    return f"""## JSON
+`JSON=1` prints one object. Numbers are seconds, bytes, tokens, FLOPs and FLOP/s, or as a key's end says; null is
+what is not known.
+
+{keys()}
+
+## Cards
+{cards()}
+
+A card that is not here is asked for, not guessed: a row in `train/cards.py` makes it known. On CPU the products
+of the machine are measured, by `make plan` itself in float32 and by `make doctor PROBE=1` in both types.
+"""
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page())
