@@ -64,8 +64,9 @@ def check(c: Config, namespace: str, on_gpus: bool) -> Found:
     if there:
         found.claim = get_or_none(found, "pvc", c.volume)
         check_rights(found, c)
-        check_secrets(found, c)
-    check_storage(found, c)
+        check_keys(found, c)
+        check_pull_secret(found, c)
+    check_storage(found, c, storage_classes())
     if there and found.claim:
         check_claim(found, c)
     check_nodes(found, c, on_gpus)
@@ -134,8 +135,8 @@ def in_words(rights: Iterable[tuple[str, str, str]]) -> str:
 # Secrets and priority
 # ---------------------------------------------------------------------------------------------------
 
-def check_secrets(found: Found, c: Config) -> None:
-    """The keys of the run, and what fetches the image."""
+def check_keys(found: Found, c: Config) -> set[str] | None:
+    """The keys of the run; the names of those that the cluster has, None where that may not be seen."""
     sent = secret.to_send(c)
     there = secret.keys_there(c, found.namespace)
     if there is None and len(sent) < len(secret.KEYS):
@@ -144,6 +145,11 @@ def check_secrets(found: Found, c: Config) -> None:
     found.environment(*secret.problems(c, found.namespace, there))
     if c.wandb_mode == "auto" and "WANDB_API_KEY" not in {*sent, *(there if there is not None else secret.KEYS)}:
         found.remarks.append("no WANDB_API_KEY is set here or in the cluster: the run is not mirrored to W&B")
+    return there
+
+
+def check_pull_secret(found: Found, c: Config) -> None:
+    """What fetches the image, where it is said."""
     if not c.image_pull_secret:
         return
     done = kubectl("get", "secret", c.image_pull_secret, "-n", found.namespace, "-o", "name")
@@ -177,35 +183,58 @@ CLASSES = ("custom-columns=NAME:.metadata.name,"
            "PROVISIONER:.provisioner")
 # Who makes disks that one node at a time may write to; a claim for many nodes waits for ever for one of these.
 OF_ONE_NODE = re.compile(r"rbd\.csi|/rbd$|\bebs\b|pd\.csi|gce-pd|disk\.csi|azure-disk|\bcinder\b")
+# Who makes those that many may write to; of all others that is not known here (kubernetes-csi.github.io/docs/drivers).
+OF_MANY_NODES = re.compile(r"cephfs|nfs|\befs\.csi|file\.csi|azure-file|filestore|lustre|\bfsx\.csi|gluster|beegfs|"
+                           r"\bsmb\.csi|juicefs|\bweka\b|\bgpfs\b|spectrumscale")
 
 
-def check_storage(found: Found, c: Config) -> None:
-    """The class of a volume that is to be made, and whether one that is there waits for something."""
+@dataclasses.dataclass(frozen=True)
+class StorageClass:
+    """A line of `kubectl get storageclass`."""
+
+    name: str
+    default: bool
+    binding: str
+    provisioner: str
+
+
+def storage_classes() -> list[StorageClass] | None:
+    """All classes; None where they may not be listed."""
     done = kubectl("get", "storageclass", "--no-headers", "-o", CLASSES)
     if done.code:
-        if found.claim is None and c.storage_class:
-            found.remarks.append(f"STORAGE_CLASS={c.storage_class} is unchecked: you may not list storage classes")
-        rows, classes, default = [], None, None
-    else:
-        rows = [line.split() for line in done.out.splitlines() if line.split()]
-        classes = {row[0]: row[2] for row in rows}
-        default = next((row[0] for row in rows if row[1] == "true"), None)
+        return None
+    rows = [line.split() for line in done.out.splitlines() if line.split()]
+    return [StorageClass(row[0], row[1] == "true", row[2], row[3]) for row in rows]
+
+
+def default_of(classes: Iterable[StorageClass]) -> str:
+    """The cluster's default class; "" where it has none."""
+    return next((one.name for one in classes if one.default), "")
+
+
+def check_storage(found: Found, c: Config, listed: Sequence[StorageClass] | None) -> None:
+    """The class of a volume that is to be made, and whether one that is there waits for something."""
+    if listed is None and found.claim is None and c.storage_class:
+        found.remarks.append(f"STORAGE_CLASS={c.storage_class} is unchecked: you may not list storage classes")
+    classes = {one.name: one for one in listed or []}
+    default = default_of(listed or [])
     if found.claim is None:
-        if classes is not None and c.storage_class and c.storage_class not in classes:
+        if listed is not None and c.storage_class and c.storage_class not in classes:
             found.setting(f"STORAGE_CLASS={c.storage_class}: there is no such class in this cluster; there are "
                           f"{sites.some(classes)}")
-        elif classes is not None and not c.storage_class and default is None:
+        elif listed is not None and not c.storage_class and not default:
             found.setting(f"STORAGE_CLASS is not set, and this cluster has no default class; there are "
                           f"{sites.some(classes)}: take one that many nodes can write to, such as CephFS or NFS")
-        found.setting(*of_one_node({row[0]: row[3] for row in rows}, c.storage_class or default or "", c))
+        found.setting(*of_one_node({one.name: one.provisioner for one in classes.values()},
+                                   c.storage_class or default, c))
         return
     phase = (found.claim.get("status") or {}).get("phase")
-    its_class = found.claim["spec"].get("storageClassName") or default or ""
-    waits = (classes or {}).get(its_class) == "WaitForFirstConsumer"
+    its_class = classes.get(found.claim["spec"].get("storageClassName") or default)
+    waits = its_class is not None and its_class.binding == "WaitForFirstConsumer"
     if phase == "Lost":
         found.environment(f"VOLUME={c.volume}: the disk behind this claim is gone, and what was on it; choose another "
                           "VOLUME, and ask the cluster's administrators about the old one")
-    elif phase == "Pending" and classes is None:
+    elif phase == "Pending" and listed is None:
         found.remarks.append(f"VOLUME={c.volume}: this claim still waits for its disk, perhaps for its first pod; "
                              f"kubectl describe pvc {c.volume} -n {found.namespace} says for what")
     elif phase == "Pending" and not waits:
@@ -259,10 +288,12 @@ def claim_bytes(claim: dict[str, Any]) -> float | None:
 
 
 def quantity(text: str) -> float | None:
-    """Kubernetes' way to write amounts: 500Gi, 1.5T, 1e9."""
-    found = re.fullmatch(r"([0-9.]+(?:e[0-9]+)?)([KMGTPE]i?|k)?", text)
+    """Kubernetes' way to write amounts: 500Gi, 1.5T, 1e9, 250m."""
+    found = re.fullmatch(r"([0-9.]+(?:e[0-9]+)?)([KMGTPE]i?|k|m)?", text)
     if not found:
         return None
+    if found[2] == "m":
+        return float(found[1]) / 1000
     unit = (found[2] or "").upper()
     power = " KMGTPE".index(unit[0]) if unit else 0
     return float(found[1]) * (1024.0 if unit.endswith("I") else 1000.0)**power

@@ -4,8 +4,9 @@
                       .fetch/        what is half here; the next call goes on with it
                       checkpoints/.fetch-step_N/   a checkpoint that is not whole yet: no trainer takes such a name
 
-Brought are settings, record, status, logs, plots and one checkpoint: STEP, else the newest that is whole. A folder
-that holds a run of this machine, or one that was trained further here since, is left alone.
+Brought are settings, record, status, logs, GPU samples, plots and one checkpoint: STEP, else the newest that is whole.
+make plots brings the same without a checkpoint. A folder that holds a run of this machine, or one that was trained
+further here since, is left alone.
 """
 
 import dataclasses
@@ -35,7 +36,8 @@ SPARE = 64 * 2**20  # bytes that stay free
 # Of the run's folder: the clock, and every file with size and time, but checkpoints and W&B's own.
 LIST = ('cd "$1" || exit 2; date +%s; find . -type f -not -path "./checkpoints/*" -not -path "./wandb/*" '
         '-printf "%P\\t%s\\t%T@\\n"')
-WANTED = re.compile(r"(config\.json|metrics\.jsonl|STATUS\.json|[A-Za-z0-9_.-]+\.(?:log|csv|txt)|"
+WANTED = re.compile(r"(config\.json|metrics\.jsonl|STATUS\.json|gpu_metrics_[0-9_]+\.json|"
+                    r"[A-Za-z0-9_.-]+\.(?:log|csv|txt)|"
                     r"(?:logs|plots|hang)/[A-Za-z0-9_.-]+|hang/[A-Za-z0-9_-]+/[A-Za-z0-9_.-]+)")
 OWN = ("config.json", "metrics.jsonl")  # what training here would change
 
@@ -91,12 +93,12 @@ class Record:
         write_whole(self.path, (json.dumps(self.content, indent=1) + "\n").encode())
 
 
-def fetch(volume: Volume, paths: RunPaths, step: int | None) -> str:
-    """Bring a run; returns what was done, in words. Raises Refused."""
+def fetch(volume: Volume, paths: RunPaths, step: int | None, weights: bool = True) -> str:
+    """Bring a run; returns what was done, in words. weights: a checkpoint too. Raises Refused."""
     record = Record(paths, origin_of(volume))
     refuse_mixture(paths, record)
     files = listed(volume)
-    chosen = choose(volume, step)
+    chosen = choose(volume, step) if weights else None
     missing = [file for file in files if not record.is_here(file, paths.folder / file.name)]
     half = paths.checkpoints / f"{HALF}-{chosen.name}" if chosen else None
     if chosen and is_same(chosen, paths.checkpoints / chosen.name):
@@ -121,6 +123,8 @@ def fetch(volume: Volume, paths: RunPaths, step: int | None) -> str:
     finally:
         meter.end()
     shutil.rmtree(paths.folder / HALF, ignore_errors=True)
+    if not weights:
+        return f"the record of {paths.name}: {size_words(meter.moved)} moved, into {shown(paths.folder)}"
     return summary(paths, chosen, missing, len(files) - len(missing), meter, bool(half))
 
 

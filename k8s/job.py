@@ -1,6 +1,6 @@
 """The targets that look after a run wherever it is: on this machine, or as a Job in a cluster (where.py decides).
 
-    python -m k8s.job status|logs|attach|stop|restart|describe|checkpoints|fetch-run
+    python -m k8s.job status|logs|attach|stop|restart|describe|checkpoints|fetch-run|plots
 
 Nothing here deletes a run, a volume or a Secret: stop takes away the Job, whose pods save before they leave. Exit
 codes: those of README.md; status has the code that ended a Job that failed.
@@ -15,6 +15,7 @@ import threading
 from types import FrameType
 
 from k8s import checkpoints, describe, fetch, logs, overview, words
+from k8s.lines import own
 from k8s.kubectl import BAD_SETTING, Refused, context
 from k8s.volume import Volume, say
 from k8s.shape import cluster_config
@@ -23,8 +24,10 @@ from k8s.where import Place, decide
 from train import status
 from train.settings import ROOT, SettingsError
 
-COMMANDS = ("status", "logs", "attach", "stop", "restart", "describe", "checkpoints", "fetch-run")
+COMMANDS = ("status", "logs", "attach", "stop", "restart", "describe", "checkpoints", "fetch-run",
+            "plots")
 LEAVE_S = 60  # beyond the grace period, for the cluster to take pods away
+LINES = 2000  # of a pod's log, looked through for a checkpoint: hours, with a line of the node every 10 s
 SAVED = re.compile(r"\bcheckpoint step_0*(\d+): ")
 
 
@@ -53,7 +56,9 @@ def in_cluster(command: str, place: Place) -> int:
     if command == "describe":
         return describe.of_cluster(place, target)
     with Volume(place, target) as volume:
-        if command == "fetch-run":
+        if command == "plots":
+            text = fetch.fetch(volume, place.paths, None, weights=False)
+        elif command == "fetch-run":
             text = fetch.fetch(volume, place.paths, place.config.step)
         else:
             found, clock = checkpoints.on_volume(volume)
@@ -61,7 +66,14 @@ def in_cluster(command: str, place: Place) -> int:
                 f"run {place.paths.name} has no checkpoint on volume {place.value('volume')} yet; make status says " \
                 "how far it is"
     sys.stdout.write(text + "\n")
-    return 0
+    sys.stdout.flush()
+    return draw([str(place.paths.folder)]) if command == "plots" else 0
+
+
+def draw(folders: list[str]) -> int:
+    """Curves of these runs; of the settings' run, or of LOG_DIR, where none is named."""
+    from analysis import plots  # numpy and what it reads with, for this alone
+    return plots.main(folders)
 
 
 def stop(place: Place, target: Target) -> int:
@@ -127,8 +139,8 @@ def of_the_run(place: Place, target: Target) -> dict[str, Thing]:
 
 def last_saved(target: Target, pod: str) -> str | None:
     """The step of the last checkpoint that a pod's log tells of."""
-    said = target.call("logs", pod, "-c", "trainer", "--tail=2000").out
-    return max(SAVED.findall(said), key=int, default=None)
+    said = target.call("logs", pod, "-c", "trainer", f"--tail={LINES}").out
+    return max(SAVED.findall("".join(own(said.splitlines(keepends=True)))), key=int, default=None)
 
 
 class Listener:
@@ -136,14 +148,14 @@ class Listener:
 
     def __init__(self, target: Target, pod: str):
         self.saved: str | None = None
-        self.process = target.start("logs", pod, "-c", "trainer", "-f", "--tail=2000", stdout=subprocess.PIPE,
+        self.process = target.start("logs", pod, "-c", "trainer", "-f", f"--tail={LINES}", stdout=subprocess.PIPE,
                                     stderr=subprocess.DEVNULL, text=True, errors="replace")
         self.thread = threading.Thread(target=self.listen, daemon=True)
         self.thread.start()
 
     def listen(self) -> None:
         assert self.process.stdout is not None
-        for line in self.process.stdout:
+        for line in own(self.process.stdout):
             if found := SAVED.search(line):
                 self.saved = found[1]
 
@@ -184,6 +196,8 @@ def here(command: str, place: Place) -> int:
     paths = place.paths
     if command in ("status", "stop", "attach"):
         return status.main([command])
+    if command == "plots":
+        return draw([])
     if command == "restart":
         code = status.main(["stop"])
         if code:
@@ -221,7 +235,8 @@ def main(argv: list[str]) -> int:
         return BAD_SETTING
     try:
         place = decide()
-        return (in_cluster if place.cluster else here)(argv[0], place)
+        logs_of_others = argv[0] == "plots" and place.config.log_dir
+        return (in_cluster if place.cluster and not logs_of_others else here)(argv[0], place)
     except SettingsError as error:
         say(str(error))
         return BAD_SETTING

@@ -25,8 +25,9 @@ from k8s.image_ref import image_of
 from k8s.kubectl import BAD_SETTING, UNAVAILABLE, Context, Refused, keeping_to, reach
 from k8s.render import claim, objects, render
 from k8s.shape import cluster_config, overlay_of
-from k8s.standing import Standing, of_kind, standing
+from k8s.standing import Standing, of_another_run, of_kind, standing
 from k8s.where import SENT, look, read_sent
+from plan.finding import split
 from train.config import Config
 from train.runs import RunPaths
 from train.settings import ROOT, SettingsError, format_value
@@ -122,17 +123,19 @@ def send_there(command: str, order: Order, missing: list[str]) -> int:
             say(f"{' and '.join(sent)}: not sent again; where it has changed, {again} sends it")
         say(next_steps(order))
         return 0
-    if whose := of_another_run(order, stands):
+    whose = of_another_run(stands, order.job, order.namespace, c.run_name)
+    if whose and not order.data:
         found.setting(whose)
     elif stands.state == "differs" and command != "restart":
         found.setting(stands.sentence)
     elif stands.state in ("complete", "failed") and command == "train":
         found.environment(stands.sentence)  # of a data Job that has ended nothing is to be kept
+    p = planned(order, found)
     found.refuse()
+    tell_plan(order, p)
     for text in found.remarks:
         remark(text)
-    step_s = tell_plan(order, found)
-    return carry_out(order, found, stands, step_s)
+    return carry_out(order, found, stands, p.step_s)
 
 
 def stand(order: Order, found: Found) -> Standing:
@@ -144,17 +147,6 @@ def stand(order: Order, found: Found) -> Standing:
         if refused.kind != "rights":
             found.problems += [(refused.code, sentence) for sentence in refused.sentences]
         return Standing("none")
-
-
-def of_another_run(order: Order, stands: Standing) -> str:
-    """What is to be said where the Job that is there is another run's, which nothing may replace; one that leaves has
-    been stopped by somebody already."""
-    if order.data or stands.state == "leaving" or stands.run in ("", order.c.run_name):
-        return ""
-    trains = "trained" if stands.state in ("complete", "failed") else "trains"
-    return (f"JOB_NAME={order.job}: the Job of that name in namespace {order.namespace} {trains} run {stands.run}, and "
-            f"this is run {order.c.run_name}: choose another JOB_NAME, or stop it first with make stop "
-            f"RUN_NAME={stands.run} JOB_NAME={order.job} WHERE=cluster")
 
 
 def check_place(order: Order) -> None:
@@ -169,18 +161,27 @@ def check_place(order: Order) -> None:
                       f"{order.namespace}: set NAMESPACE={sent['namespace']}, or send it here by make train-8xa100")
 
 
-def tell_plan(order: Order, found: Found) -> float | None:
-    """Print what it will cost; returns the seconds that a step computes, where they are known."""
+def planned(order: Order, found: Found) -> plan.Plan:
+    """What it will cost; what of that cannot be is among what is found."""
     c = dataclasses.replace(order.c, data_stream="0") if order.data else order.c
     p = plan.plan(c)
+    has_bytes = claim_bytes(found.claim) if found.claim else None
+    said = plan.too_large(c, p.disk_bytes, has_bytes) if order.data else plan.findings(c, p, has_bytes)
+    stopping, _ = split(c.allow_fail, said)
+    for one in said:
+        if one in stopping:
+            found.setting(f"{one.text}; {one.fix} (ALLOW_FAIL={one.name} sends it all the same)")
+        else:
+            found.remarks.append(f"{one.text}; {one.fix}")
+    return p
+
+
+def tell_plan(order: Order, p: plan.Plan) -> None:
     if order.data:
-        say(f"plan (computed, not measured): {plan.size_told(plan.disk_of_shards(c))} of shards and downloads at most, "
-            f"on VOLUME={c.volume}")
+        c = dataclasses.replace(order.c, data_stream="0")
+        say(f"plan (computed, not measured): {plan.shards_told(c)} at most, on VOLUME={c.volume}")
     else:
-        sys.stdout.write(plan.told(c, p))
-    if too_large := plan.too_large(c, p, claim_bytes(found.claim) if found.claim else None):
-        remark(too_large)
-    return p.step_s
+        sys.stdout.write(plan.told(order.c, p))
 
 
 # ---------------------------------------------------------------------------------------------------

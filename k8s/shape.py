@@ -24,7 +24,8 @@ VOLUME_AT, CODE_AT = "/volume", "/app"  # in a pod
 IN_POD = {"RUNS_DIR": f"{VOLUME_AT}/runs", "DATA_DIR": f"{VOLUME_AT}/data"}
 
 # What pods are not told: secrets, what is of this machine, and what the manifests themselves say.
-SENT_OF_OUTSIDE = {"SYNC", "JOB_NAME", "NETWORK", "PEER_STOP"}
+SENT_OF_OUTSIDE = {"SYNC", "JOB_NAME", "NETWORK", "PEER_STOP", "TARGET_HOURS", "TARGET_TOKENS_PER_S", "ALLOW_FAIL",
+                   "INTERVAL_MS", "GPU_FIELDS"}
 NOT_SENT = ({field.name.upper() for field in dataclasses.fields(Outside)} - SENT_OF_OUTSIDE) | {
     "PRESET", "ENV_FILE", "SOURCES_DIR", "DETACH", "TORCH_BACKEND", "NODE_RANK", "BENCH_SHAPES", "BENCH_ROUNDS",
     "PEERS_DIR", "REPORT_TASKS", "REPORT_TOKENS"} | {

@@ -59,16 +59,9 @@ def standing(wanted: list[dict[str, Any]], namespace: str, again: str) -> Standi
     theirs = get("job", name, namespace)
     if theirs is None:
         return Standing("none")
-    run = str((theirs["metadata"].get("annotations") or {}).get(RUN, ""))
-    if (theirs["metadata"].get("labels") or {}).get(NAME_LABEL) != OURS:
-        raise Refused(BAD_SETTING, f"JOB_NAME={name}: namespace {namespace} has a Job of that name that is none of "
-                      "ours; choose another JOB_NAME")
-    if theirs["metadata"].get("deletionTimestamp"):
-        return Standing("leaving", f"Job {name} is on its way out: its pods save and end", run)
-    status = theirs.get("status") or {}
-    for condition in status.get("conditions") or []:
-        if condition["type"] in ("Complete", "Failed") and condition["status"] == "True":
-            return dataclasses.replace(over(name, condition, again), run=run)
+    if settled := without_comparing(theirs, namespace, again):
+        return settled
+    run = run_of(theirs)
     if rendered(theirs) == rendered(ours) and rendered(ours):
         return Standing("same", f"Job {name} is in namespace {namespace} already, with these settings and this image; "
                         "nothing was applied", run)
@@ -77,6 +70,36 @@ def standing(wanted: list[dict[str, Any]], namespace: str, again: str) -> Standi
     listed = "; ".join(changes[:MANY]) + more if changes else "in what earlier manifests had beside these"
     return Standing("differs", f"Job {name} is in namespace {namespace} already and differs ({listed}), and a Job "
                     f"cannot be changed: {again} saves, stops and replaces it; volume and checkpoints stay", run)
+
+
+def without_comparing(theirs: Mapping[str, Any], namespace: str, again: str) -> Standing | None:
+    """How a Job stands that leaves or has ended; None for one that is at work. Raises Refused where it is not ours."""
+    name, run = theirs["metadata"]["name"], run_of(theirs)
+    if (theirs["metadata"].get("labels") or {}).get(NAME_LABEL) != OURS:
+        raise Refused(BAD_SETTING, f"JOB_NAME={name}: namespace {namespace} has a Job of that name that is none of "
+                      "ours; choose another JOB_NAME")
+    if theirs["metadata"].get("deletionTimestamp"):
+        return Standing("leaving", f"Job {name} is on its way out: its pods save and end", run)
+    for condition in (theirs.get("status") or {}).get("conditions") or []:
+        if condition["type"] in ("Complete", "Failed") and condition["status"] == "True":
+            return dataclasses.replace(over(name, condition, again), run=run)
+    return None
+
+
+def run_of(job: Mapping[str, Any]) -> str:
+    """Which run a Job trains."""
+    return str((job["metadata"].get("annotations") or {}).get(RUN, ""))
+
+
+def of_another_run(stands: Standing, job: str, namespace: str, run: str) -> str:
+    """What is to be said where the Job that is there is another run's, which nothing may replace; one that leaves has
+    been stopped by somebody already."""
+    if stands.state == "leaving" or stands.run in ("", run):
+        return ""
+    trains = "trained" if stands.state in ("complete", "failed") else "trains"
+    return (f"JOB_NAME={job}: the Job of that name in namespace {namespace} {trains} run {stands.run}, and this is run "
+            f"{run}: choose another JOB_NAME, or stop it first with make stop RUN_NAME={stands.run} JOB_NAME={job} "
+            "WHERE=cluster")
 
 
 def over(name: str, condition: Mapping[str, Any], again: str) -> Standing:

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import re
 import subprocess
+from collections.abc import Iterable
 from typing import Any
 
 from k8s import sites
@@ -63,9 +64,7 @@ class Target:
 
     def pods(self, part: str = "") -> list[Thing]:
         """The pods of the Job, by index, those of an index by age."""
-        found = [pod for pod in self.all_of("pods", f"{INSTANCE}={self.job_name}")
-                 if label(pod, OF_JOB) == self.job_name + part]
-        return sorted(found, key=lambda pod: (index_of(pod), pod["metadata"].get("creationTimestamp") or ""))
+        return of_job(self.all_of("pods", f"{INSTANCE}={self.job_name}"), self.job_name + part)
 
     def events(self, names: list[str] | None = None) -> list[Thing]:
         """What happened to the job's own objects, or to those of these names, newest last. [] where that may not be
@@ -112,6 +111,12 @@ def index_of(pod: Thing) -> int:
     """Which pod of the Job it is."""
     text = label(pod, INDEX) or annotation(pod, INDEX)
     return int(text) if text.isdigit() else -1
+
+
+def of_job(pods: Iterable[Thing], job_name: str) -> list[Thing]:
+    """Those of the pods that a Job made, by index, those of an index by age."""
+    return sorted((pod for pod in pods if label(pod, OF_JOB) == job_name),
+                  key=lambda pod: (index_of(pod), pod["metadata"].get("creationTimestamp") or ""))
 
 
 def when(event: Thing) -> str:

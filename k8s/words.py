@@ -5,6 +5,7 @@ import re
 import time
 from collections.abc import Sequence
 
+from k8s.lines import own
 from k8s.target import Thing, container_of, index_of, name_of, newest, runs, when
 from train.record import duration
 
@@ -182,9 +183,9 @@ def gone(status: Thing, disrupted: Thing) -> str:
 
 def failed(over: Thing) -> str:
     """What a container ended with."""
-    code = int(over.get("exitCode", 1))
-    said = last_words(str(over.get("message") or ""))
-    if FULL.search(str(over.get("message") or "")):
+    code, text = int(over.get("exitCode", 1)), message_of(over)
+    said = last_words(text)
+    if FULL.search(text):
         return f"the volume or the pod's own disk is full (exit code {code}): {said}; make room, with make " \
             "checkpoints to see what is there, or a larger VOLUME_GB"
     if over.get("reason") == "OOMKilled":
@@ -204,6 +205,14 @@ def waits(waiting: Thing, pod: Thing) -> str:
     if reason in ("", "ContainerCreating", "PodInitializing"):
         return ""
     return f"{reason}{f': {message}' if message else ''}"
+
+
+def message_of(over: Thing) -> str:
+    """The end of what a container said, without what it told of its node, of which the first line may be a part."""
+    lines = str(over.get("message") or "").splitlines()
+    if len(lines) > 1 and lines[0].endswith("}") and '"' in lines[0]:
+        del lines[0]
+    return "\n".join(own(lines))
 
 
 def last_words(text: str) -> str:

@@ -1,5 +1,6 @@
 """The in-memory API over HTTP: what the real kubectl asks, and what an API server of version 1.32 answers."""
 
+import datetime
 import json
 import time
 from http.server import BaseHTTPRequestHandler
@@ -59,6 +60,7 @@ class Handler(BaseHTTPRequestHandler):
         self.body = self.rfile.read(length) if length else b""
         self.cluster.note(self.command, address.path, self.query, self.body)
         try:
+            self.cluster.check_login()
             self.route(address.path.strip("/").split("/"))
         except Refusal as refusal:
             self.answer(refusal.status(), refusal.code)
@@ -185,7 +187,7 @@ class Handler(BaseHTTPRequestHandler):
         self.chunk()
 
     def logs(self) -> None:
-        unable = self.query.keys() - OF_LOGS
+        unable = self.query.keys() - (OF_LOGS if self.query.get("follow") == "true" else {*OF_LOGS, "timestamps"})
         if unable:
             raise Refusal(400, "BadRequest", f"not in this API: {', '.join(sorted(unable))} of logs")
         pod = self.cluster.store.find(self.kind, self.namespace, self.name)
@@ -205,6 +207,9 @@ class Handler(BaseHTTPRequestHandler):
             said = b"".join(lines[max(0, len(lines) - int(self.query["tailLines"])):])
         if "limitBytes" in self.query:
             said = said[:int(self.query["limitBytes"])]
+        if self.query.get("timestamps") == "true":  # the time of asking: that of writing is not kept
+            clock = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%dT%H:%M:%S.%f}789Z ".encode()
+            said = b"".join(clock + line for line in said.splitlines(keepends=True))
         if self.query.get("follow") != "true":
             return self.answer(said, form="text/plain")
         self.stream("text/plain")

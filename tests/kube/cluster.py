@@ -48,6 +48,8 @@ class Cluster:
         self.requests: list[Request] = []
         self.forbidden: set[tuple[str, str]] = set()
         self.nodes_list_only = True  # as on NRP: kubectl get nodes -L works, -o yaml and describe do not
+        self.own_namespace_only = False  # kubectl get -A is refused
+        self.login_expired = False
         self.logs: dict[str, str | bytes] = {}
         self.log_files: dict[str, Path] = {}  # the kubelet's
         self.exec: Callable[..., tuple[Any, ...]] = echo
@@ -208,7 +210,8 @@ class Cluster:
 
     def check_right(self, verb: str, kind: Kind, sub: str | None, namespace: str | None, name: str) -> None:
         resource = kind.plural + (f"/{sub}" if sub else "")
-        if not self.allowed(verb, resource):
+        of_others = self.own_namespace_only and kind.namespaced and namespace is None
+        if of_others or not self.allowed(verb, resource):
             raise self.refused(verb, kind, resource, namespace, name)
 
     def refused(self, verb: str, kind: Kind, resource: str, namespace: str | None, name: str) -> Refusal:
@@ -216,6 +219,10 @@ class Cluster:
         return Refusal(403, "Forbidden", f'{kind.qualified}{f" {json.dumps(name)}" if name else ""} is forbidden: User '
                        f'"{USER}" cannot {verb} resource "{resource}" in API group "{kind.group}" {where}',
                        {"name": name, "group": kind.group, "kind": kind.plural})
+
+    def check_login(self) -> None:
+        if self.login_expired:
+            raise Refusal(401, "Unauthorized", "Unauthorized")
 
     def check_nodes_shown(self) -> None:
         """Users who may only list nodes get the table of them, and no more."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from monitor.facts import TOLD, Node, of_line
 from tests.conftest import TINY
 from tests.dist.test_ranks import relative
 from tests.kube.cluster import Cluster
@@ -217,6 +218,27 @@ def test_nothing_of_that_is_seen_in_the_losses(lab: Lab, story: Story, plain: st
     shaken = losses(lab.paths("shaken").folder)
     assert sorted(shaken) == list(range(1, story.last + 1))
     assert shaken == losses(lab.paths("plain").folder)
+
+
+def test_each_pod_tells_of_its_node_and_nobody_is_shown_that(lab: Lab, plain: str) -> None:
+    for index in range(PODS):
+        said = lab.cluster.log_files[lab.pods("plain")[index]["metadata"]["name"]].read_text()
+        told = told_by(lab, "plain", index)
+        assert told and len(told) == said.count(TOLD) and {node.node for node in told} == {index}
+        assert all(node.memory_limit_bytes and node.disk_free_bytes and node.gpus_why for node in told)
+        assert (told[-1].status.get("phase"), told[-1].progress is not None) == (("done", True) if index == 0
+                                                                                 else (None, False))
+        assert TOLD not in lab.make("logs", "plain", NODE=str(index))
+        log = "gpu_sampler.log" if index == 0 else f"gpu_sampler_node_{index}.log"
+        assert "no NVIDIA driver here" in (lab.paths("plain").folder / "logs" / log).read_text()
+    last = told_by(lab, "plain", 0)[-1].progress
+    assert last and (last.step, last.end_reason) == (len(lab.events("plain", "step")), "done")
+
+
+def told_by(lab: Lab, run: str, index: int) -> list[Node]:
+    """What a pod told of its node."""
+    said = lab.cluster.log_files[lab.pods(run)[index]["metadata"]["name"]].read_text()
+    return [node for line in said.splitlines() if (node := of_line(line))]
 
 
 def test_results_come_home_when_the_pods_are_gone(lab: Lab, plain: str) -> None:

@@ -80,6 +80,24 @@ def test_a_run_is_brought_whole_and_a_trainer_takes_its_checkpoint(user, tmp_pat
     assert "checkpoint step_0002000, verified by its manifest" in out and "make plots RUN_NAME=a-run" in out
 
 
+def test_plots_of_a_run_in_the_cluster_bring_its_record_and_no_weights(user, tmp_path: Path, runs: Path) -> None:
+    there = write_run(tmp_path / "volume")
+    step = {"schema": 1, "event": "step", "mono_s": 5.0, "host": "pod", "attempt": 0, "loss": 2.5, "lr": 1e-3,
+            "grad_norm": 1.0, "step_ms": 100.0, "tokens_per_s": 5120.0, "mfu": None, "mem_gib": 1.0}
+    records = [{"schema": 1, "event": "start", "time": 1e9, "mono_s": 4.0, "host": "pod", "attempt": 0, "step": 0,
+                "tokens": 0}, *({**step, "time": 1e9 + n, "step": n, "tokens": 512 * n} for n in (1, 2, 3))]
+    (there / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    (there / "gpu_metrics_20260102_030405.json").write_text("{}")
+    code, out, err = user("plots")
+    assert code == 0 and err == "", err
+    assert (runs / RUN / "metrics.jsonl").read_bytes() == (there / "metrics.jsonl").read_bytes()
+    assert (runs / RUN / "gpu_metrics_20260102_030405.json").exists() and not (runs / RUN / "checkpoints").exists()
+    (table,) = (path for path in (runs / RUN).glob("training_*.csv") if "evals" not in path.name and "events" not in
+                path.name)
+    assert [line.split(",")[0] for line in table.read_text().splitlines()] == ["step", "1", "2", "3"]
+    assert (runs / RUN / "plots" / "loss_curves.html").exists() and "loss_curves.png" in out
+
+
 def test_a_second_call_brings_only_what_has_changed(user, cluster: Cluster, tmp_path: Path, runs: Path) -> None:
     there = write_run(tmp_path / "volume")
     assert user()[0] == 0

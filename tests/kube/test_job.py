@@ -273,7 +273,8 @@ def test_a_reader_is_removed_when_the_command_is_ended(user, cluster: Cluster, t
 def test_stop_takes_the_job_and_its_pods_away_and_nothing_else(user, cluster: Cluster, tmp_path: Path) -> None:
     put_job(cluster, pods=2)
     names = [put_pod(cluster, index, phase="Running", node="a") for index in range(2)]
-    cluster.logs[names[0]] = "step=5/10 loss=3\ncheckpoint step_0001200: 39 MiB in 0.12 s\nstopped by SIGTERM\n"
+    cluster.logs[names[0]] = "step=5/10 loss=3\ncheckpoint step_0001200: 39 MiB in 0.12 s\n" \
+        'node-facts {"schema":1,"complaint":"checkpoint step_0009999: damaged"}\nstopped by SIGTERM\n'
     cluster.put({"kind": "Secret", "apiVersion": "v1", "metadata": {"name": "pure-transformer-secrets"}})
     code, out, _ = user("stop")
     assert code == 0 and "last checkpoint: step 1200" in out and "stay; make train-8xa100" in out

@@ -46,7 +46,9 @@ def test_a_launch_tells_its_plan_makes_all_that_a_run_needs_and_says_what_to_typ
     plan, rest = done.out.split("applied:")
     assert plan.startswith("plan (computed, not measured)") and "INDEX" in rest
     assert "1,336,248,320 parameters" in plan and "190,735 steps of 524,288" in plan
-    assert "205 hours at the 50% MFU that presets/xlarge-8xa100.env states" in plan and "1,643 GPU-hours" in plan
+    # 205.3 hours of computing, 0.6 of evaluation, 136 of waiting 2.57 s for gradients in each of 190,735 steps
+    assert "342 h, 2,7" in plan and " GPU-hours with LAN_GBIT=25 between pods: 81," in plan
+    assert "MFU         50% of 8 x a100-80gb-sxm: presets/xlarge-8xa100.env states 50% for it" in plan
     note = json.loads((user.runs / "first" / "cluster.json").read_text())
     assert before - 1 <= note.pop("sent") <= time.time()
     assert note == {"job_name": "pure-transformer-8xa100", "namespace": "lab", "context": "test",
@@ -177,7 +179,7 @@ def test_data_becomes_a_job_without_gpus(user: User, cluster: Cluster) -> None:
     container = job["spec"]["template"]["spec"]["containers"][0]
     assert job["metadata"]["name"] == "pure-transformer-8xa100-data"
     assert "nvidia.com/gpu" not in container["resources"]["limits"] and container["command"][-1] == "data"
-    assert "plan (computed, not measured): 215 GB of shards and downloads at most" in done.out
+    assert "plan (computed, not measured): 208 GB of shards and downloads at most" in done.out
     assert "make logs WHERE=cluster RUN_NAME=xlarge-8xa100" in done.out
     assert not (user.runs / "xlarge-8xa100").exists()  # no run was sent
 

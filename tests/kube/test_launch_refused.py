@@ -280,21 +280,33 @@ def test_a_volume_that_is_there_is_left_as_it_is(user: User, cluster: Cluster) -
     before = put(cluster, claim("100Gi", status={"phase": "Bound"}))
     cluster.put({"kind": "StorageClass", "apiVersion": "storage.k8s.io/v1", "provisioner": "test.example.org",
                  "metadata": {"name": "fast"}})
-    done = user.launch(STORAGE_CLASS="fast")
+    refused = user.launch(STORAGE_CLASS="fast")
+    assert refused.code == 64
+    assert "the plan needs up to 124 GB and the volume has 107 GB; choose another VOLUME" in refused.err
+    done = user.launch(STORAGE_CLASS="fast", ALLOW_FAIL="disk")
     assert done.code == 0
     assert "is there with STORAGE_CLASS=standard, not fast, and is left as it is" in done.err
     assert "is there with 100 GiB, not VOLUME_GB=500" in done.err
-    assert "the plan needs up to 129 GB and the volume has 107 GB; choose another VOLUME" in done.err
+    assert "the plan needs up to 124 GB and the volume has 107 GB; choose another VOLUME" in done.err
     assert cluster.get("PersistentVolumeClaim", "pure-transformer") == before
 
 
 def test_a_volume_that_the_plan_would_fill_is_told(user: User, cluster: Cluster) -> None:
-    assert "set VOLUME_GB=121, or set a smaller DATA_CACHE_GB" in user.launch(VOLUME_GB="100").err
+    refused = user.launch(VOLUME_GB="100")
+    assert refused.code == 64 and "set VOLUME_GB=116, or set a smaller DATA_CACHE_GB" in refused.err
+    assert "ALLOW_FAIL=disk sends it all the same" in refused.err and cluster.objects("Job") == []
+
+
+def test_a_target_that_cannot_be_is_refused(user: User, cluster: Cluster) -> None:
+    """524,288 tokens in 1.31 s a step, and the gradients alone take 2.57 s."""
+    refused = user.launch(TARGET_TOKENS_PER_S="400000")
+    assert refused.code == 64 and cluster.objects("Job") == []
+    assert "TARGET_TOKENS_PER_S=400000: each step waits 2.6 s for the network between nodes" in refused.err
 
 
 @pytest.mark.parametrize(("text", "size"), [
-    ("500Gi", 500 * 2**30), ("1.5T", 1.5e12), ("1e9", 1e9), ("100k", 1e5), ("2Ki", 2048), ("7", 7), ("5 Gi", None),
-    ("1Zi", None)])
+    ("500Gi", 500 * 2**30), ("1.5T", 1.5e12), ("1e9", 1e9), ("250m", 0.25), ("100k", 1e5), ("2Ki", 2048), ("7", 7),
+    ("5 Gi", None), ("1Zi", None)])
 def test_amounts_are_read_as_kubernetes_writes_them(text: str, size: float | None) -> None:
     assert checks.quantity(text) == size
 

@@ -3,7 +3,9 @@ those of NCCL are in the words of its own documentation and of the lab's runs.""
 
 import pytest
 
-from k8s.lines import chosen
+from k8s import words
+from k8s.lines import chosen, own
+from monitor.facts import Node, to_line
 
 QUIET = """\
 launch: processes=2 threads=1 allocator=keeps-large-blocks (MALLOC_MMAP_THRESHOLD_=1073741824)
@@ -192,3 +194,33 @@ def test_lines_come_one_by_one() -> None:
         taken.clear()
         found = chosen(endless() if which != "errors" else (f"error {n}\n" for n in range(10**9)), which)
         assert next(found).strip() and next(found).strip() and len(taken) <= 2
+
+
+# ---- What pods tell of their nodes
+
+NODE = to_line(Node(0, "a-0", 1.0, complaint="checkpoint step_0000900: No space left on device, an error")) + "\n"
+
+
+@pytest.mark.parametrize("only", ["", "metrics", "nccl", "ranks", "errors"])
+@pytest.mark.parametrize("text", [QUIET, TROUBLE, TORCHRUN])
+def test_what_a_pod_tells_of_its_node_is_shown_to_nobody(only: str, text: str) -> None:
+    lines = text.splitlines(keepends=True)
+    among = [NODE]
+    for line in lines:
+        among += [line, NODE]
+    assert list(chosen(iter(among), only)) == list(chosen(lines, only))
+
+
+def test_a_line_in_which_it_came_is_whole_again_and_words_like_it_stay() -> None:
+    assert list(own(["a\n", "rank 1 has " + NODE, "failed\n", "the node-facts of it\n", "no end " + NODE])) == [
+        "a\n", "rank 1 has failed\n", "the node-facts of it\n", "no end "]
+
+
+def test_the_last_words_of_a_pod_are_its_own() -> None:
+    """Of a longer log Kubernetes keeps the last 2048 bytes, which begin within a line."""
+    message = NODE[30:] + NODE + "the trainer failed\n" + NODE + "launch: exit code 70: NaN in a row\n"
+    assert words.failed({"exitCode": 70, "message": message}) == \
+        "exit code 70 (no progress in spite of restarts): NaN in a row"
+    full = NODE[30:] + "launch: exit code 1: No space left on device\n"
+    assert words.failed({"exitCode": 1, "message": full}).startswith("the volume or the pod's own disk is full")
+    assert words.failed({"exitCode": 1, "message": '{"odd": 1}'}) == 'exit code 1 (the trainer failed): {"odd": 1}'

@@ -18,7 +18,15 @@ FIELDS = declared_fields(Config)
 # What pods are not told, stated here a second time: secrets, this machine's own, and what the manifests say themselves.
 OF_THIS_MACHINE = {"ENV_FILE", "SOURCES_DIR", "DETACH", "TORCH_BACKEND", "NODE_RANK", "BENCH_SHAPES", "BENCH_ROUNDS",
                    "PEERS_DIR", "REPORT_TASKS", "REPORT_TOKENS", "IMAGE_BUILDER", "BASE_IMAGE", "FLASH_ATTN_WHEEL",
-                   "WHERE", "WAIT", "WAIT_MINUTES", "DRY_RUN", "ONLY", "NODE", "STEP"}
+                   "WHERE", "WAIT", "WAIT_MINUTES", "DRY_RUN", "ONLY", "NODE",
+                   "STEP", "CARDS", "SITES", "WAN_GBIT",
+                   "WAN_RTT_MS", "LAN_GBIT", "STORAGE_MB_S", "MFU", "PRICE_GPU_HOUR", "PRICE_KWH", "SWEEP", "JSON",
+                   "PROBE", "ONCE", "REFRESH_S", "ALERT_CMD", "LOG_DIR",
+                   "ALERT_MINUTES", "VERDICT_MINUTES", "PENDING_MINUTES", "PULL_MINUTES", "PEERS_MINUTES",
+                   "SETUP_MINUTES", "COMPILE_MINUTES", "SILENT_MINUTES", "HANG_FACTOR", "HANG_S",
+                   "HANG_POWER_PERCENT", "BUSY_PERCENT", "IDLE_PERCENT", "IMBALANCE_PERCENT", "CLOCK_PERCENT",
+                   "SATURATED_PERCENT", "SLOW_PERCENT", "STARVED_PERCENT", "OVERHEAD_PERCENT", "SPIKE_FACTOR",
+                   "SKIPPED_STEPS", "CHECKPOINT_FACTOR", "DISK_FACTOR", "MEMORY_PERCENT", "MEMORY_HOURS"}
 OF_THE_MANIFESTS = {"IMAGE", "NAMESPACE", "OVERLAY", "GPUS_PER_NODE", "GPU_PRODUCTS", "GPU_RESOURCE", "SITE",
                     "STORAGE_CLASS", "VOLUME", "VOLUME_GB", "POD_CPUS", "POD_MEMORY_GB", "POD_DISK_GB", "SHM_GB",
                     "TOLERATIONS", "PRIORITY_CLASS", "SECRET_NAME", "IMAGE_PULL_SECRET"}
@@ -136,12 +144,19 @@ def test_a_pod_is_not_told_what_is_of_this_machine_or_secret(load: Load) -> None
     elsewhere = {"BENCH_ROUNDS": "9", "DETACH": "1", "REPORT_TOKENS": "5", "WAIT": "1", "DRY_RUN": "1", "NODE": "1",
                  "STEP": "4", "IMAGE": "a.example/b:c", "VOLUME": "v", "POD_CPUS": "20", "TOLERATIONS": "a",
                  "HF_TOKEN": "hf-not-to-be-seen", "WANDB_API_KEY": "key-not-to-be-seen", "WHERE": "cluster",
-                 "RUNS_DIR": "/home/me/runs", "DATA_DIR": "/home/me/data", "NODE_RANK": "2"}
+                 "RUNS_DIR": "/home/me/runs", "DATA_DIR": "/home/me/data", "NODE_RANK": "2", "CARDS": "4xt4",
+                 "MFU": "30", "SITES": "2", "PROBE": "1"}
     told = pod_environment(load(**elsewhere))
     assert not told.keys() & (OF_THIS_MACHINE | OF_THE_MANIFESTS | SECRETS)
     assert not [value for value in told.values() if "not-to-be-seen" in value or "/home" in value]
     assert {name for name in FIELDS if name in shape.NOT_SENT} == (
         OF_THIS_MACHINE | OF_THE_MANIFESTS | SECRETS | {"PRESET"})  # which is sent by itself
+
+
+def test_pods_are_told_what_decides_whether_they_start(load: Load) -> None:
+    told = pod_environment(load(TARGET_HOURS="300", TARGET_TOKENS_PER_S="9e4", ALLOW_FAIL="disk,target-hours"))
+    assert [told[name] for name in ("TARGET_HOURS", "TARGET_TOKENS_PER_S", "ALLOW_FAIL")] == [
+        "300", "90000", "disk,target-hours"]
 
 
 def test_threads_are_the_cores_of_the_pod_and_not_of_its_machine(load: Load) -> None:

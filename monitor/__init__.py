@@ -1,0 +1,1 @@
+"""Watches runs and GPUs from beside: processes of their own, that never import torch."""

@@ -1,0 +1,150 @@
+"""make monitor: one screen of a run on this machine or in a cluster (WHERE), and what is wrong with it.
+
+    python -m monitor      a screen, renewed every REFRESH_S, until Ctrl-C or the end of the run
+    ONCE=1                 plain text, once; where standard output is no terminal, anew whenever something changes
+    exit code              0; 1 where something is wrong; 64 a bad setting; 78 no such run
+"""
+
+import os
+import signal
+import sys
+from types import FrameType
+from typing import Any
+
+from k8s.kubectl import BAD_SETTING, Refused
+from k8s.where import decide
+from monitor.watch import NO_RUN, NoRun, View, Watcher, watcher_of
+from train.settings import SettingsError
+
+TICK_S = 1.0  # between two drawings: ages go on between two looks
+
+
+def main() -> int:
+    """Returns the exit code."""
+    try:
+        place = decide()
+        if place.config.alert_cmd:
+            from monitor.alert import command_of
+            command_of(place.config)  # a program that cannot be run is said before a screen hides it
+        watcher = watcher_of(place)
+        if place.config.once:
+            return once(watcher)
+        return live(watcher) if is_screen() else follow(watcher)
+    except SettingsError as error:
+        sys.stderr.write(f"{error}\n")
+        return BAD_SETTING
+    except Refused as refused:
+        sys.stderr.write(f"{refused.sentence}\n")
+        return refused.code
+    except NoRun as error:
+        sys.stderr.write(f"{error}\n")
+        return NO_RUN
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except BrokenPipeError:  # who read this has left, as of make monitor | head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+
+
+def is_screen() -> bool:
+    """Whether standard output is a terminal that a screen can be drawn on."""
+    if not sys.stdout.isatty():
+        return False
+    from rich.console import Console
+    return not Console().is_dumb_terminal
+
+
+def say(view: View) -> None:
+    """Plain text."""
+    from monitor.text import text
+    sys.stdout.write(text(view.seen, view.faults, view.verdict))
+    sys.stdout.write("".join([*([f"look: {view.trouble}\n"] if view.trouble else []),
+                              *(f"alert: {remark}\n" for remark in view.remarks)]))
+    sys.stdout.flush()
+
+
+def end(watcher: Watcher) -> None:
+    """Let what rings ring; say what has gone wrong with it since."""
+    sys.stderr.write("".join(f"{remark}\n" for remark in watcher.end()))
+
+
+def once(watcher: Watcher) -> int:
+    try:
+        view = watcher.once()
+        say(view)
+        return view.code
+    finally:
+        end(watcher)
+
+
+def follow(watcher: Watcher) -> int:
+    """Plain text at first, whenever phase, faults or verdict are others, and at the end: for a log, or a pipe."""
+    watcher.start()
+    said: object = None
+    try:
+        while True:
+            watcher.wait(60)
+            view = watcher.view
+            if view is None:
+                if watcher.gone:
+                    raise watcher.gone
+                continue
+            if view.told != said:
+                if said is not None:
+                    sys.stdout.write("\n")
+                say(view)
+                said = view.told
+            if view.over:
+                return view.code
+    except KeyboardInterrupt:
+        return watcher.view.code if watcher.view else 128 + signal.SIGINT
+    finally:
+        end(watcher)
+
+
+def live(watcher: Watcher) -> int:
+    """The screen, until Ctrl-C or the end of the run; what it showed last stays in the terminal."""
+    from rich.console import Console
+    from rich.live import Live
+    console = Console(highlight=False)
+
+    def drawing(fills: bool = True) -> Any:
+        view = watcher.view
+        if view is None:
+            return f"looking ... {watcher.looking_s:.0f} s"
+        from monitor.screen import Screen
+        return Screen(view.seen, view.faults, view.verdict, view.trouble, view.remarks, fills)
+
+    def resized(_: int, __: FrameType | None) -> None:
+        watcher.told.set()
+
+    before = signal.signal(signal.SIGWINCH, resized)
+    code = 128 + signal.SIGINT
+    try:
+        with Live(console=console, screen=True, auto_refresh=False, get_renderable=drawing) as screen:
+            screen.refresh()
+            watcher.start()  # which loads what it needs beside what is shown already
+            while watcher.gone is None and not (watcher.view and watcher.view.over):
+                watcher.wait(TICK_S)
+                screen.refresh()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        signal.signal(signal.SIGWINCH, before)
+        if watcher.view:
+            console.print(drawing(fills=False))
+            code = watcher.view.code
+        end(watcher)
+    if watcher.gone:
+        raise watcher.gone
+    return code
+
+
+def told_to_stop(number: int, _: FrameType | None) -> None:
+    raise SystemExit(128 + number)  # the terminal is given back on the way out
+
+
+if __name__ == "__main__":
+    for told in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(told, told_to_stop)
+    sys.exit(main())

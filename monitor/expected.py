@@ -1,0 +1,165 @@
+"""What the plan computes for the run that is watched: plan/ on the settings and the devices that it really has.
+
+    here          config.json of the run: its settings, its processes, the name of its device
+    not begun     the settings as they are now, on this machine's devices
+    cluster       the settings that make train-8xa100 would send, for as many pods and sites as there are
+
+A CPU is not measured for this, which would take its cores from the run: without make doctor PROBE=1 its speed is n/a.
+Loaded late, by the thread that looks: plan/ takes a tenth of a second.
+"""
+
+import dataclasses
+import datetime
+import functools
+import json
+from typing import Any
+
+from k8s import plan as cluster_plan
+from k8s.shape import cluster_config
+from k8s.where import Place
+from monitor.facts import Expected
+from plan import fleet as fleets, memory, storage
+from plan.fleet import Fleet
+from plan.hours import Pace, time_of, waiting_s
+from plan.milestones import milestones
+from plan.network import syncs
+from plan.probe import Probe, cpu_name, of_card, read
+from plan.speed import speed
+from train.cards import card_of
+from train.config import Config
+from train.corpus.source import CorpusError
+from train.outside import Outside
+from train.runs import RunPaths
+from train.settings import SettingsError, declared_fields
+
+SHOWN = ("10%", "50%", "100%", "first checkpoint")  # of the plan's milestones
+# What a start record calls the parts of a start-up (train/assemble.py), and the phase of STATUS.json in that time.
+LAPS = {"data": "data", "model": "model", "compile": "compiling", "rehearsal": "rehearsing"}
+HEAD_BYTES = 65_536
+PLACES = {"ENV_FILE", "RUNS_DIR", "DATA_DIR", "RUN_NAME", "NODE_RANK"}  # of whoever looks
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """The run's own settings, and what it is on; fleet: None where that is not known, and why in words."""
+
+    c: Config
+    fleet: Fleet | None
+    why: str = ""
+
+
+def expected(c: Config, fleet: Fleet | None, started: float | None = None, why: str = "") -> Expected:
+    """Computed, for c on these devices; started: Unix seconds of its first start, to which milestones are counted on,
+    steps and evaluations one after the other from then on."""
+    if fleet is None:
+        return Expected(why=why)
+    return of_fleet(c, fleet, started)
+
+
+@functools.lru_cache(maxsize=4)
+def of_fleet(c: Config, fleet: Fleet, started: float | None) -> Expected:
+    probe = probe_of(c, fleet)
+    fast = speed(c, fleet, probe)
+    ways = syncs(c, fleet, fast.step_s, probe.link_gb_s if probe else None)
+    pace = Pace(fast, waiting_s(ways))
+    hours = time_of(c, fast, pace.wait_s)
+    step_s = 3600 * hours.total / c.last_step if hours else None  # with its share of all that recurs
+    between = next((sync.bytes_per_step for sync in ways if sync.chosen), None) if fleet.nodes > 1 else None
+    gbit = c.wan_gbit if fleet.sites > 1 else c.lan_gbit
+    mfu = fast.mfu_percent * fast.step_s / pace.step_s if fast.mfu_percent and fast.step_s and pace.step_s else None
+    need = memory.memory(c, fleet.processes, fleet.processes_of_a_node, fleet.on_cpu)
+    return Expected(
+        tokens_per_s=pace.tokens_per_s, mfu_percent=None if fleet.on_cpu else mfu, why=fast.why, step_s=pace.step_s,
+        needs_gib=least_gib(c, fleet), memory_gib=need.total / memory.GIB, bytes_per_step=between,
+        link_bytes_per_s=1e9 / 8 * gbit if fleet.nodes > 1 else None,
+        checkpoint_bytes=storage.checkpoint_bytes(c) if c.checkpoints == "on" else None,
+        save_every_s=save_every_s(c, pace.step_s), milestones=dated(c, step_s, started),
+        eval_s=c.eval_tokens / (3 * pace.tokens_per_s) if pace.tokens_per_s else None)
+
+
+def probe_of(c: Config, fleet: Fleet) -> Probe | None:
+    """What make doctor PROBE=1 measured of the slowest of these devices, if it did; nothing is measured now."""
+    return of_card(c, fleet.slowest(c.dtype)) if fleet.cards else read(c, cpu_name())
+
+
+def least_gib(c: Config, fleet: Fleet) -> float:
+    """Weights, gradients and moments of one process: a step has all of them at once when it ends."""
+    k = memory.case(c, fleet.processes, fleet.processes_of_a_node, fleet.on_cpu)
+    return (memory.FLOAT * k.p.total / k.shards + memory.gradients(k, whole=True) + memory.moments(k)) / memory.GIB
+
+
+def save_every_s(c: Config, step_s: float | None) -> float | None:
+    """Seconds between two checkpoints: SAVE_MINUTES, or SAVE_EVERY steps where these are through before."""
+    if c.checkpoints != "on":
+        return None
+    by_step = c.save_every * step_s if c.save_every and step_s else None
+    return min(60 * c.save_minutes, by_step) if by_step else 60 * c.save_minutes
+
+
+def dated(c: Config, step_s: float | None, started: float | None) -> tuple[tuple[str, float], ...]:
+    if not step_s or started is None:
+        return ()
+    found = milestones(c, step_s, datetime.datetime.fromtimestamp(started))
+    return tuple((one.name, started + 3600 * one.hours) for one in found if one.name in SHOWN)
+
+
+# ---------------------------------------------------------------------------------------------------
+# Of which run
+# ---------------------------------------------------------------------------------------------------
+
+def of_here(c: Config, paths: RunPaths) -> Run:
+    """The run of this machine: as config.json has it, and before there is one as it would be."""
+    try:
+        content = json.loads(paths.config.read_text(encoding="utf-8"))
+        return recorded(c, content["settings"], content["attempts"][-1])
+    except (OSError, ValueError, LookupError, TypeError):
+        pass
+    try:
+        here = dataclasses.replace(c, cards="here")
+        return Run(here, fleets.fleet_of(here))
+    except SettingsError as error:
+        return Run(c, None, "; ".join(error.problems))
+
+
+def recorded(c: Config, settings: dict[str, Any], attempt: dict[str, Any]) -> Run:
+    """Of what config.json holds; what it does not know, and what is round the run, is as it is now."""
+    known = declared_fields(Config).keys() - declared_fields(Outside).keys() - PLACES
+    own = dataclasses.replace(c, **{name.lower(): value for name, value in settings.items() if name in known})
+    processes, device = int(attempt["world_size"]), str(attempt["device"])
+    nodes = own.nodes if processes % own.nodes == 0 else 1
+    if device == "CPU":
+        return Run(own, Fleet((), processes, nodes))
+    if card := card_of(device):
+        return Run(own, Fleet(((processes, card),), processes, nodes))
+    return Run(own, None, f"nothing is known of {device}")
+
+
+def of_cluster(place: Place, pods: int | None = None, sites: int = 1) -> Run:
+    """The run that was sent to the cluster; pods, sites: as many as there are, where that is known."""
+    try:
+        c = cluster_config()[0]
+    except (SettingsError, CorpusError):
+        c = place.config
+    nodes = pods or c.nodes
+    c = dataclasses.replace(c, nodes=nodes, sites=sites if nodes % sites == 0 else 1)
+    found = cluster_plan.fleet_of(c)
+    if found is None:
+        return Run(c, None, f"one of GPU_PRODUCTS={c.gpu_products} is not known")
+    return Run(c, dataclasses.replace(found, sites=c.sites))
+
+
+def took(paths: RunPaths) -> dict[str, float]:
+    """Phase -> seconds, as an earlier start of this run took; {} of a first start, and where none is recorded."""
+    try:
+        with open(paths.metrics, encoding="utf-8", errors="replace") as file:
+            lines = file.read(HEAD_BYTES).splitlines()
+    except OSError:
+        return {}
+    for line in lines:
+        try:
+            record = json.loads(line)
+            if record["event"] in ("start", "resume"):
+                return {LAPS[lap]: float(s) for lap, s in record["startup_s"].items() if lap in LAPS}
+        except (ValueError, KeyError, TypeError, AttributeError):
+            continue
+    return {}

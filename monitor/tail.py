@@ -1,0 +1,300 @@
+"""How far a run is, from its record: metrics.jsonl, of which each look reads only what has been added since.
+
+    look -> the lines that are whole -> Books of all records, a window of the last RECENT steps -> Progress
+
+A last line without its end waits for the next look. A file that is another one, or shorter than what was read of it,
+begins anew. A line that is no record is counted (`bad`), and passed over. A long record is read from its beginning, a
+slice each look, and beside that from near its end: until both meet `behind` is true, and where the time went is not
+known. Standard library only.
+"""
+
+import io
+import json
+import math
+import os
+from array import array
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from monitor.facts import Progress
+from monitor.growth import Growth
+from train.goodput import Books, number, phases
+from train.record import GOES_BACK, SCHEMA
+
+MILESTONES = (10, 50, 100)  # per cent of a run's steps
+RECENT = 100              # steps of this attempt, without its first, over which rates and medians go
+SLICE_BYTES = 2**23       # of a long record, in a look
+LAST_BYTES = 2**23        # of its end, at once: 20,000 steps
+CHUNK_BYTES = 2**18
+MEMORY_ENOUGH = 11        # values of the memory (growth.py) at least: 5 minutes
+MEMORY_RISES = 3          # a single evaluation that needs more is no creeping
+MEMORY_FLAT = 0.01        # GiB an hour
+# what is reckoned with, where a record has it; a text there is damage
+NUMBERS = frozenset({"mono_s", "attempt", "tokens", "loss", "step_ms", "tokens_per_s", "mfu", "data_wait_s", "mem_gib",
+                     "val_loss", "eval_s", "bytes", "world_size", "checkpoint_stall_s", "seconds", "stall_s"})
+COUNTED = ("step", "skip", *GOES_BACK)  # records that mean nothing without the number of a step
+
+
+class Tail:
+    """Reads a record. bad: lines of it that are none; behind: whether some of it is still to be read."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.begin((0, 0))
+
+    def begin(self, identity: tuple[int, int]) -> None:
+        self.identity, self.whole = identity, Reader()
+        self.recent: Reader | None = None  # that of the end, as long as the other is not there yet
+        self.progress: Progress | None = None
+
+    @property
+    def bad(self) -> int:
+        return self.whole.bad
+
+    @property
+    def behind(self) -> bool:
+        return self.recent is not None
+
+    def look(self) -> Progress | None:
+        """How far the run is now; None where there is no record yet. Raises OSError where it cannot be read."""
+        try:
+            with open(self.path, "rb") as file:
+                found = os.fstat(file.fileno())
+                if (found.st_dev, found.st_ino) != self.identity or found.st_size < self.whole.position:
+                    self.begin((found.st_dev, found.st_ino))
+                if found.st_size > self.whole.position:
+                    self.read(file, found.st_size)
+        except FileNotFoundError:
+            self.begin((0, 0))
+        return self.progress
+
+    def reached(self, last_step: int) -> dict[str, float]:
+        """Milestone -> Unix seconds at which its step was made, of those that are reached and read."""
+        return self.whole.course.reached(last_step)
+
+    def read(self, file: io.BufferedReader, size: int) -> None:
+        reader = self.whole
+        reader.read(file, SLICE_BYTES)
+        if size - reader.position > LAST_BYTES:  # else it is at the end, or will be at once
+            if self.recent is None:
+                self.recent = Reader()
+                self.recent.begin_near_end(file, size)
+            reader = self.recent
+        else:
+            self.recent = None
+        reader.read(file, None)
+        if reader.last:
+            self.progress = reader.told()
+
+
+class Reader:
+    """What is known of a file's lines up to a position."""
+
+    def __init__(self) -> None:
+        self.position, self.bad, self.from_beginning = 0, 0, True
+        self.books, self.window, self.memory, self.course = Books(), Window(), peak_growth(), Course()
+        self.last: Mapping[str, Any] = {}  # the last record
+        self.rested_s = 0.0
+        self.facts = dict[str, Any]()      # those of Progress that single records tell
+
+    def begin_near_end(self, file: io.BufferedReader, size: int) -> None:
+        """Of all the rest the first line only, which says when the run began."""
+        file.seek(0)
+        self.take_lines([file.readline()])
+        file.seek(size - LAST_BYTES)
+        file.readline()
+        self.position, self.from_beginning = file.tell(), False
+
+    def read(self, file: io.BufferedReader, most: int | None) -> None:
+        """Take the whole lines behind the position, of about `most` bytes."""
+        file.seek(self.position)
+        rest, until = b"", math.inf if most is None else self.position + most
+        while self.position < until and (chunk := file.read(CHUNK_BYTES)):
+            *lines, rest = (rest + chunk).split(b"\n")
+            self.take_lines(lines)
+            self.position += sum(map(len, lines)) + len(lines)
+
+    def take_lines(self, lines: list[bytes]) -> None:
+        for record in parsed(lines):
+            if record is None:
+                self.bad += 1
+            else:
+                self.take(record)
+
+    def take(self, record: dict[str, Any]) -> None:
+        event = record["event"]
+        before = self.last.get("attempt")
+        if event in ("start", "resume") or not self.last or record.get("attempt", before) != before:
+            began = record["time"] - sum(phases(record).values())
+            self.facts = {"started": began} | self.facts | {
+                "attempt_started": began, "ready": record["time"], "rollbacks": 0,
+                "processes": record.get("world_size"), "straggler": {}}
+            self.window.begin()
+            self.memory = peak_growth()
+        down = self.books.seconds["down"]
+        self.books.enter(record)
+        if self.last and self.last["event"] == "end" and self.last.get("reason") == "stopped":
+            self.rested_s += self.books.seconds["down"] - down
+        self.last = record
+        if event == "step":
+            self.window.step(record)
+            self.course.step(record)
+            if gib := number(record, "mem_gib"):
+                self.memory.add(number(record, "mono_s") or record["time"], gib)
+            if slow := straggler_of(record):
+                self.facts["straggler"] = slow
+        elif event == "skip":
+            self.window.skip(record)
+        elif event in GOES_BACK:
+            self.window.go_back(record)
+            self.course.go_back(record["step"])
+            self.facts["rollbacks"] += event == "rollback"
+        elif event == "eval":
+            self.facts["eval_s"] = record.get("eval_s")
+            if record.get("val_loss") is not None:
+                self.facts |= {"val_loss": record["val_loss"], "val_step": record.get("step")}
+        elif event == "checkpoint":
+            self.facts |= {"checkpoint_step": record.get("step"), "checkpoint_time": record["time"],
+                           "checkpoint_bytes": record.get("bytes")}
+
+    def told(self) -> Progress:
+        """What is known after the last record."""
+        attempt = self.last.get("attempt")
+        attempt = attempt if isinstance(attempt, int) else 0
+        return Progress(attempt=attempt, attempts=self.books.attempts if self.from_beginning else attempt + 1,
+                        goodput=self.books.so_far().as_dict() if self.from_beginning else {},
+                        rested_s=self.rested_s or None if self.from_beginning else None,
+                        mem_gib_per_hour=self.memory.per_hour(),
+                        end_reason=str(self.last.get("reason", "")) if self.last["event"] == "end" else "",
+                        **self.facts, **self.window.told())
+
+
+class Window:
+    """Where the run is, and the last RECENT steps of an attempt without its first, skipped ones among them."""
+
+    def __init__(self) -> None:
+        self.at: dict[str, Any] = {}
+        self.begin()
+
+    def begin(self) -> None:
+        """An attempt begins."""
+        self.steps = deque[dict[str, Any]](maxlen=RECENT)
+        self.first = True
+        self.last_step_s: float | None = None
+        self.mem_gib: float | None = None
+
+    def step(self, record: dict[str, Any]) -> None:
+        self.add(record)
+        self.stand(record)
+        self.at["step_time"] = record["time"]
+        if record.get("loss") is not None:
+            self.at["loss"] = record["loss"]
+        self.last_step_s, self.mem_gib = number(record, "step_ms") / 1000 or None, record.get("mem_gib")
+
+    def skip(self, record: dict[str, Any]) -> None:
+        self.add(record)
+
+    def add(self, record: dict[str, Any]) -> None:
+        if not self.first:
+            self.steps.append(record)
+        self.first = False
+
+    def go_back(self, record: dict[str, Any]) -> None:
+        """What was trained past it is no longer the run's; that steps were skipped stays known."""
+        self.stand(record)
+        kept = [r for r in self.steps if r["event"] == "skip" or r["step"] <= record["step"]]
+        self.steps = deque(kept, maxlen=RECENT)
+
+    def stand(self, record: dict[str, Any]) -> None:
+        self.at |= {"step": record["step"], "tokens": record.get("tokens") or 0}
+
+    def told(self) -> dict[str, Any]:
+        taken = [(r, number(r, "step_ms") / 1000) for r in self.steps if r["event"] == "step" and number(r, "step_ms")]
+        skips = [r for r in self.steps if r["event"] == "skip"]
+        losses = [r["loss"] for r, _ in taken if r.get("loss") is not None]
+        return self.at | {
+            "skipped_steps": len(skips), "nonfinite_steps": sum(r.get("reason") == "nonfinite" for r in skips),
+            "recent_steps": len(taken), "median_loss": median(losses) if losses else None,
+            "step_s": median(s for _, s in taken) if taken else None, "last_step_s": self.last_step_s,
+            "tokens_per_s": mean_of("tokens_per_s", taken), "mfu_percent": mean_of("mfu", taken),
+            "data_wait_fraction": mean_of("data_wait_s", taken, per_second=False), "mem_gib": self.mem_gib}
+
+
+def mean_of(key: str, steps: list[tuple[dict[str, Any], float]], per_second: bool = True) -> float | None:
+    """Of a rate its mean over the time of the steps that have one; of what is not per second, its sum by their time."""
+    known = [(r[key], seconds) for r, seconds in steps if r.get(key) is not None]
+    total = sum(value * seconds if per_second else value for value, seconds in known)
+    return total / sum(seconds for _, seconds in known) if known else None
+
+
+def peak_growth() -> Growth:
+    """Of the peak of memory in GiB. It only ever rises, so that one rise alone, as of the first evaluation, would be a
+    slope too: below MEMORY_RISES and MEMORY_FLAT it counts as flat."""
+    return Growth(MEMORY_ENOUGH, rises=MEMORY_RISES, least=MEMORY_FLAT)
+
+
+class Course:
+    """When the steps were made that the run has, in order."""
+
+    def __init__(self) -> None:
+        self.steps, self.times = array("q"), array("d")
+
+    def step(self, record: Mapping[str, Any]) -> None:
+        self.go_back(record["step"] - 1)
+        self.steps.append(record["step"])
+        self.times.append(record["time"])
+
+    def go_back(self, step: int) -> None:
+        """What was made past a step is lost."""
+        while self.steps and self.steps[-1] > step:
+            self.steps.pop()
+            self.times.pop()
+
+    def reached(self, last_step: int) -> dict[str, float]:
+        """Milestone -> Unix seconds, of those that are reached."""
+        found = {}
+        for percent in MILESTONES:
+            n = bisect_left(self.steps, max(1, math.ceil(percent / 100 * last_step)))
+            if n < len(self.steps):
+                found[f"{percent}%"] = self.times[n]
+        return found
+
+
+def parsed(lines: list[bytes]) -> list[dict[str, Any] | None]:
+    """The record that each line holds; None where it holds none that this version can read."""
+    try:
+        records = json.loads(b"[" + b",".join(lines) + b"]")  # at once takes half the time of one by one
+    except ValueError:
+        records = []
+    if len(records) != len(lines):
+        records = [value_of(line) for line in lines]
+    return [record if is_record(record) else None for record in records]
+
+
+def value_of(line: bytes) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError:
+        return None
+
+
+def straggler_of(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Who a step names as slow (train/straggler.py), with "step"; {} where it names none."""
+    slow = record.get("straggler")
+    if isinstance(slow, dict) and isinstance(slow.get("rank"), int) and isinstance(slow.get("host"), str) and \
+            isinstance(slow.get("times"), int | float):
+        return {**slow, "step": record["step"]}
+    return {}
+
+
+def is_record(value: Any) -> bool:
+    try:
+        return value["schema"] == SCHEMA and isinstance(value["event"], str) and math.isfinite(value["time"]) and (
+            value["event"] not in COUNTED or isinstance(value["step"], int)) and all(
+            isinstance(value[key], float | int | None) for key in NUMBERS & value.keys())
+    except (KeyError, TypeError, AttributeError):
+        return False

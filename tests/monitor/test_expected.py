@@ -1,0 +1,149 @@
+"""monitor/expected.py: what the plan says of a run that is there, beside the same worked out by hand."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from k8s.where import decide
+from monitor import expected
+from plan.fleet import Fleet
+from train.cards import card_called
+from train.config import Config
+from train.runs import RunPaths
+from train.settings import ROOT
+from train.sizes import flops_of, parameters
+
+D16 = Config.of_preset(PRESET="d16-2xh100")
+XLARGE = Config.of_preset(PRESET="xlarge-8xa100")
+STARTED = 1_800_000_000.0
+
+
+def fleet(key: str, count: int, nodes: int = 1, sites: int = 1) -> Fleet:
+    card = card_called(key)
+    assert card
+    return Fleet(((count, card),), count, nodes, sites)
+
+
+def test_two_h100_as_the_preset_states_it() -> None:
+    found = expected.expected(D16, fleet("h100-sxm", 2), STARTED)
+    # 43.8% of 2 x 989.4 TFLOP/s over the FLOPs of a token
+    tokens_per_s = 0.438 * 2 * 989.4e12 / flops_of(D16)
+    assert found.tokens_per_s == pytest.approx(tokens_per_s, rel=1e-3) and found.mfu_percent == 43.8
+    assert found.step_s == pytest.approx(D16.batch_tokens / tokens_per_s, rel=1e-3)
+    # DDP: weights, gradients and moments whole on each process; this preset takes AdamW or Muon
+    muon = parameters(D16).hidden if D16.optimizer == "muon" else 0
+    assert found.needs_gib == pytest.approx((16 * parameters(D16).total - 4 * muon) / 2**30)
+    assert found.memory_gib is not None and found.needs_gib and found.memory_gib > found.needs_gib
+    assert found.bytes_per_step is None and found.link_bytes_per_s is None  # of one node
+    assert found.save_every_s == 60 * D16.save_minutes
+    names = dict(found.milestones)
+    assert [*names] == ["first checkpoint", "10%", "50%", "100%"]
+    assert names["100%"] - STARTED == pytest.approx(2 * (names["50%"] - STARTED), rel=1e-3)
+    assert names["100%"] - STARTED > D16.last_step * found.step_s
+    assert names["first checkpoint"] - STARTED == pytest.approx(60 * D16.save_minutes, abs=2 * found.step_s)
+
+
+def test_four_nodes_send_their_gradients_through_a_link() -> None:
+    c = dataclasses.replace(XLARGE, nodes=4, parallel="ddp", lan_gbit=25.0, wan_gbit=1.0)
+    found = expected.expected(c, fleet("a100-80gb-sxm", 8, 4), STARTED)
+    gradients = 4 * parameters(c).total
+    assert found.bytes_per_step == pytest.approx(2 * 3 / 4 * gradients)  # of a ring of four
+    assert found.link_bytes_per_s == 25e9 / 8
+    apart = expected.expected(dataclasses.replace(c, sites=4), fleet("a100-80gb-sxm", 8, 4, 4), STARTED)
+    assert apart.link_bytes_per_s == 1e9 / 8 and apart.step_s and found.step_s and apart.step_s > found.step_s
+    assert apart.mfu_percent and found.mfu_percent and apart.mfu_percent < found.mfu_percent
+
+
+def test_split_weights_are_a_share_of_what_a_process_must_hold() -> None:
+    c = dataclasses.replace(XLARGE, nodes=1, parallel="fsdp", optimizer="adamw", grad_sync="micro-batch")
+    assert expected.least_gib(c, fleet("a100-80gb-sxm", 8)) == pytest.approx(16 * parameters(c).total / 8 / 2**30)
+
+
+def test_save_every_is_whatever_comes_first() -> None:
+    assert expected.save_every_s(dataclasses.replace(D16, save_minutes=15, save_every=100), 2.0) == 200
+    assert expected.save_every_s(dataclasses.replace(D16, save_minutes=1, save_every=100), 2.0) == 60
+    assert expected.save_every_s(dataclasses.replace(D16, save_minutes=1, save_every=100), None) == 60
+    assert expected.save_every_s(dataclasses.replace(D16, checkpoints="off"), 2.0) is None
+
+
+def write_config(paths: RunPaths, c: Config, device: str, processes: int) -> None:
+    paths.folder.mkdir(parents=True)
+    attempt = {"world_size": processes, "device": device}
+    attempts = [{"world_size": 9, "device": "x"}, attempt]
+    paths.config.write_text(json.dumps({"settings": c.stored(), "attempts": attempts}))
+
+
+def test_a_run_is_planned_as_it_was_begun_and_not_as_settings_are_now(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path / "run")
+    write_config(paths, D16, "NVIDIA H100 80GB HBM3", 2)
+    run = expected.of_here(Config.of_preset(PRESET="tiny"), paths)
+    assert run.c.n_layer == 16 and run.fleet == fleet("h100-sxm", 2)
+
+
+def test_a_device_that_is_not_known_is_named(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path / "run")
+    write_config(paths, D16, "NVIDIA Titan Y", 2)
+    run = expected.of_here(D16, paths)
+    found = expected.expected(run.c, run.fleet, STARTED, run.why)
+    assert found.tokens_per_s is None and found.why == "nothing is known of NVIDIA Titan Y" and not found.milestones
+
+
+def test_a_cpu_is_not_measured_for_this(tmp_path: Path) -> None:
+    paths, c = RunPaths(tmp_path / "run"), Config.of_preset(PRESET="tiny", RUNS_DIR=str(tmp_path))
+    write_config(paths, c, "CPU", 2)
+    run = expected.of_here(c, paths)
+    assert run.fleet == Fleet((), 2)
+    found = expected.expected(run.c, run.fleet, STARTED)
+    assert found.tokens_per_s is None and found.step_s is None and found.milestones == () and found.eval_s is None
+    assert "make doctor PROBE=1" in found.why and found.needs_gib and found.checkpoint_bytes
+    assert found.needs_gib == pytest.approx(16 * parameters(c).total / 2**30)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"settings": {}}', '{"settings": {}, "attempts": []}'])
+def test_a_torn_config_is_no_config(tmp_path: Path, content: str) -> None:
+    paths = RunPaths(tmp_path / "run")
+    paths.folder.mkdir()
+    paths.config.write_text(content)
+    c = Config.of_preset(PRESET="tiny", DEVICE="cpu", NPROC="2")
+    assert expected.of_here(c, paths).fleet == Fleet((), 2)
+
+
+def test_of_the_cluster_as_many_pods_and_sites_as_there_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "env").touch()
+    for name, value in {"WHERE": "cluster", "ENV_FILE": str(tmp_path / "env"), "RUNS_DIR": str(tmp_path)}.items():
+        monkeypatch.setenv(name, value)
+    place = decide()
+    run = expected.of_cluster(place)
+    assert run.fleet and (run.fleet.processes, run.fleet.nodes, run.fleet.sites) == (8, 4, 1)
+    run = expected.of_cluster(place, 2, 2)
+    assert run.fleet and (run.fleet.processes, run.fleet.nodes, run.fleet.sites) == (4, 2, 2)
+    monkeypatch.setenv("GPU_PRODUCTS", "NVIDIA-Titan-Y")
+    run = expected.of_cluster(place)
+    assert run.fleet is None and "GPU_PRODUCTS=NVIDIA-Titan-Y" in run.why
+
+
+def test_how_long_phases_took_is_of_an_earlier_start(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path / "run")
+    assert expected.took(paths) == {}
+    paths.folder.mkdir()
+    start = {"schema": 1, "event": "start", "startup_s": {"import": 3.0, "data": 0.5, "compile": 190.0}}
+    paths.metrics.write_text("torn\n" + json.dumps(start) + "\n")
+    assert expected.took(paths) == {"data": 0.5, "compiling": 190.0}
+
+
+def test_it_is_reckoned_once_in_a_fraction_of_a_second() -> None:
+    began = time.process_time()
+    first = expected.expected(XLARGE, fleet("a100-80gb-sxm", 8, 4), STARTED)
+    assert time.process_time() - began < 0.5
+    assert expected.expected(XLARGE, fleet("a100-80gb-sxm", 8, 4), STARTED) is first
+
+
+def test_neither_torch_nor_numpy_is_loaded_for_it() -> None:
+    code = "import sys, monitor.expected; sys.exit(str({'torch', 'numpy', 'wandb', 'datasets'} & sys.modules.keys()))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stderr.strip() == "set()"
