@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from analysis.load import Run
-from train.goodput import CATEGORIES
+from train.goodput import CATEGORIES, Goodput
 from train.record import duration
 
 if TYPE_CHECKING:
@@ -28,20 +28,19 @@ DARK = ("#0072b2", "#d55e00", "#7d8590", "#009e73")  # those that carry white le
 
 def enough(runs: Sequence[Run]) -> bool:
     """Whether there is something to show of any of them."""
-    return any(run.goodput.wall_s >= ENOUGH_S for run in runs)
+    return any(run.goodput and run.goodput.wall_s >= ENOUGH_S for run in runs)
 
 
 def shares(run: Run) -> list[tuple[str, float, float]]:
-    """(category, seconds, per cent) of every category that does not round to 0.0%; none for too short a run."""
-    wall_s = run.goodput.wall_s
-    if wall_s < ENOUGH_S:
+    """(category, seconds, per cent) of every category that does not round to 0.0%; none for a log or a short run."""
+    if run.goodput is None or (wall_s := run.goodput.wall_s) < ENOUGH_S:
         return []
     return [(category, seconds, 100 * seconds / wall_s) for category in CATEGORIES
             if (seconds := run.goodput.seconds[category]) >= 0.0005 * wall_s]
 
 
-def heading(run: Run) -> str:
-    return f"Goodput {100 * run.goodput.goodput:.1f}% of {duration(run.goodput.wall_s)}"
+def heading(goodput: Goodput) -> str:
+    return f"Goodput {100 * goodput.goodput:.1f}% of {duration(goodput.wall_s)}"
 
 
 def in_words(category: str, seconds: float, per_cent: float) -> str:
@@ -59,11 +58,11 @@ def letters(category: str) -> str:
 
 def bars_html(runs: Sequence[Run], names: Sequence[str]) -> str:
     """A bar and its legend for every run that is long enough; without any, nothing."""
-    return "\n".join(bar_html(run, name if len(runs) > 1 else "")
-                     for run, name in zip(runs, names, strict=True) if shares(run))
+    return "\n".join(bar_html(run, run.goodput, name if len(runs) > 1 else "")
+                     for run, name in zip(runs, names, strict=True) if run.goodput and shares(run))
 
 
-def bar_html(run: Run, name: str) -> str:
+def bar_html(run: Run, goodput: Goodput, name: str) -> str:
     """One bar; no name where no other run is shown."""
     segments, legend = [], []
     for category, seconds, per_cent in shares(run):
@@ -71,21 +70,12 @@ def bar_html(run: Run, name: str) -> str:
         label = f"{per_cent:.1f}%" if per_cent >= NARROWEST else ""
         segments.append(f'<span class="part" title="{words}" style="width:{per_cent:.4f}%;'
                         f'background:{COLOURS[category]};color:{letters(category)}">{label}</span>')
-        detail = html.escape(run.goodput.detail(category).strip())
+        detail = html.escape(goodput.detail(category).strip())
         legend.append(f'<li><i style="background:{COLOURS[category]}"></i>{words} <small>{detail}</small></li>')
     whose = f"{html.escape(name)}: " if name else ""
-    return (f'<div class="goodput"><h2>{whose}{heading(run)}</h2>\n'
+    return (f'<div class="goodput"><h2>{whose}{heading(goodput)}</h2>\n'
             f'<div class="bar">{"".join(segments)}</div>\n<ul>{"".join(legend)}</ul></div>')
 
-
-STYLE = """
-.goodput { margin: 1rem 0; }
-.goodput h2 { font-size: 15px; font-weight: 400; margin: 0 0 0.4rem; overflow-wrap: anywhere; }
-.bar { display: flex; height: 22px; overflow: hidden; border-radius: 3px; }
-.part { overflow: hidden; text-align: center; font-size: 12px; line-height: 22px; }
-.goodput ul { list-style: none; display: flex; flex-wrap: wrap; gap: 0.2rem 1.4rem; margin: 0.4rem 0; padding: 0; }
-.goodput i { display: inline-block; width: 10px; height: 10px; margin-right: 0.4rem; border-radius: 2px; }
-.goodput small { color: var(--muted); font-size: 12px; }"""
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -98,8 +88,8 @@ def draw_bars(axes: "Axes", runs: Sequence[Run], names: Sequence[str]) -> None:
     from matplotlib.offsetbox import AnnotationBbox, DrawingArea, HPacker, TextArea
     from matplotlib.patches import Rectangle
 
-    shown = [(run, name) for run, name in zip(runs, names, strict=True) if shares(run)]
-    for i, (run, name) in enumerate(shown):
+    shown = [(run, run.goodput, name) for run, name in zip(runs, names, strict=True) if run.goodput and shares(run)]
+    for i, (run, goodput, name) in enumerate(shown):
         left, words = 0.0, list[Artist]()
         for category, seconds, per_cent in shares(run):
             axes.barh(-i, per_cent, left=left, height=0.36, color=COLOURS[category])
@@ -112,7 +102,7 @@ def draw_bars(axes: "Axes", runs: Sequence[Run], names: Sequence[str]) -> None:
             text = TextArea(in_words(category, seconds, per_cent), textprops={"fontsize": 8, "color": "0.3"})
             words.append(HPacker(children=[swatch, text], pad=0, sep=4, align="baseline"))
         whose = f"{name}: " if len(runs) > 1 else ""
-        axes.text(0, 0.25 - i, f"{whose}{heading(run)}", fontsize=10 if len(runs) == 1 else 9, parse_math=False)
+        axes.text(0, 0.25 - i, f"{whose}{heading(goodput)}", fontsize=10 if len(runs) == 1 else 9, parse_math=False)
         axes.add_artist(AnnotationBbox(HPacker(children=words, pad=0, sep=14, align="baseline"), (0, -0.25 - i),
                                        box_alignment=(0, 1), pad=0, frameon=False))
     axes.set_xlim(0, 100)

@@ -1,11 +1,11 @@
-"""What the page and the picture both show: the panels, the smoothed line, the points drawn, the summary.
+"""What the page and the picture both show: the panels, the smoothed line, marks of events, the summary.
 
     columns -> (points drawn) + (mean over a window round each step)        evals, events -> markers
 """
 
 import dataclasses
 import datetime
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,11 @@ from analysis.load import Run
 FAILED = "evaluation failed"  # a kind of mark: an evaluation without a result
 REASONS = {"loss": "loss out of bounds", "grad_norm": "gradient norm out of bounds", "nonfinite": "not finite"}
 
-POINTS_DRAWN = 20_000  # at most, of a run or of all that share a page; more makes a page slow
+POINTS_DRAWN = 20_000  # at most, of a run or of all that share a picture, which has far fewer pixels
 FEW = 60               # points, up to which each is marked: the line of a single step cannot be seen
+
+
+LOSS_TITLE = "Loss (nats/token)"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,20 +34,63 @@ class Panel:
     log: bool = False         # logarithmic y axis
     from_zero: bool = False   # the y axis begins at 0, so that a dip looks as deep as it is
 
+    @property
+    def page_title(self) -> str:
+        """The page says itself what a panel of the loss is drawn over, since that can be chosen there."""
+        return LOSS_TITLE if self.y == "loss" else self.title
+
 
 PANELS = (
     Panel("Loss by step (nats/token)", "step", "loss", evals=True),
     Panel("Loss by training time (nats/token)", "minutes", "loss", evals=True),
     Panel("Throughput (tokens/s, whole job)", "step", "tokens_per_s", from_zero=True),
+    Panel("MFU (% of peak)", "step", "mfu", from_zero=True),
     Panel("Learning rate", "step", "lr", smooth=False, from_zero=True),
     Panel("Gradient norm before clipping", "step", "grad_norm", log=True),
+    Panel("Power of all GPUs (W, mean of each step)", "step", "power_w", from_zero=True),
 )
+
+
+@dataclasses.dataclass(frozen=True)
+class Mark:
+    """How a kind of event is marked on the lower edge, and what it is. colour: a variable of page.css."""
+
+    name: str
+    symbol: str
+    colour: str
+    means: str
+    upright: bool = False   # with a dotted line through the whole panel
+
+
+MARKS = {
+    "checkpoint": Mark("checkpoint", "up", "--muted", "saved to disk"),
+    "resume": Mark("restart", "right", "--ink", "taken up again from a checkpoint", upright=True),
+    "rollback": Mark("rollback", "left", "--trouble", "gone back by itself, to another stretch of text", upright=True),
+    "skip": Mark("skipped step", "cross", "--trouble", "an update that was not taken"),
+    "spike": Mark("spike", "diamond", "--spike", "found here: loss far above that of the steps before"),
+    FAILED: Mark(FAILED, "ring", "--trouble", "without a result; training went on"),
+    "end": Mark("end", "square", "--ink", "an attempt's own end"),
+}
+TROUBLE = Mark("", "cross", "--trouble", "as the record has it")
+
+
+def mark_of(kind: str) -> Mark:
+    return MARKS.get(kind) or dataclasses.replace(TROUBLE, name=kind)
+
+
+def has(panel: Panel, runs: Sequence[Run]) -> bool:
+    """Whether any run has something to draw there; of a panel that is left out nothing is known."""
+    return any((panel.y in run.columns and np.isfinite(run.columns[panel.y]).any()) or (panel.evals and run.evals)
+               for run in runs)
+
+
 X_TITLES = {"step": "step", "minutes": "training time (minutes)"}
 
 # Blue, vermilion, green and purple of Okabe and Ito (2008), which the colour-blind can tell apart too; a
 # little darker or lighter where the ground asks for it. Past four runs the line is dashed.
 RUN_COLOURS = {"light": ("#0072b2", "#d55e00", "#009e73", "#b3568d"),
                "dark": ("#56b4e9", "#e8743b", "#1fb58a", "#cc79a7")}
+SPIKE_WINDOW, SPIKE_SIGMAS = 128, 8  # as train/guard.py has them, but of the mean and not of the median
 DASHES = ("solid", "dash", "dot", "dashdot")
 
 
@@ -73,12 +119,18 @@ def smoothed(values: np.ndarray, window: int) -> np.ndarray:
     return np.where(count > 0, (sums[right] - sums[left]) / np.maximum(count, 1), np.nan)
 
 
+def mean_line(run: Run, key: str) -> np.ndarray:
+    """A column smoothed; the loss as it is where the log has a mean already, which to smooth again would shift it."""
+    values = run.columns[key]
+    return values if key == "loss" and run.loss_is else smoothed(values, smoothing_window(len(values)))
+
+
 def drawn_points(run: Run, limit: int = POINTS_DRAWN) -> np.ndarray:
     """Indices of the steps to draw: all, or past `limit` each panel's lowest and highest in every bucket."""
     n = len(run.columns["step"])
     if n <= limit:
         return np.arange(n)
-    keys = dict.fromkeys(panel.y for panel in PANELS)
+    keys = dict.fromkeys(panel.y for panel in PANELS if panel.y in run.columns)
     size = -(-n // max(1, (limit - 2) // (2 * len(keys))))
     chosen = [np.array([0, n - 1])]
     for key in keys:
@@ -93,6 +145,32 @@ def extremes(values: np.ndarray, size: int) -> np.ndarray:
     return padded.reshape(-1, size).argmin(axis=1) + np.arange(0, len(padded), size)
 
 
+def spikes(run: Run) -> list[int]:
+    """Steps whose loss lies by SPIKE_SIGMAS standard deviations above the mean of the SPIKE_WINDOW steps before.
+
+    Of those that follow each other within a window the first. Nothing is looked for in the first window. The mean of
+    the squares cancels where the loss hardly varies; a thousandth of the mean is the least deviation that counts.
+    """
+    loss, step = run.columns["loss"], run.columns["step"]
+    known = np.flatnonzero(np.isfinite(loss))
+    values, window = loss[known], SPIKE_WINDOW
+    if len(values) <= window:
+        return []
+    shifted = values - values.mean()
+    sums, squares = (np.concatenate(([0.0], np.cumsum(part))) for part in (shifted, shifted**2))
+    mean = (sums[window:-1] - sums[:-window - 1]) / window
+    variance = (squares[window:-1] - squares[:-window - 1]) / window - mean**2
+    least = 1e-3 * np.abs(mean + values.mean())
+    above = shifted[window:] - mean > SPIKE_SIGMAS * np.maximum(np.sqrt(np.maximum(variance, 0)), least)
+    found: list[int] = []
+    last = -window
+    for i in np.flatnonzero(above).tolist():
+        if i - last > window:
+            found.append(int(step[known[i + window]]))
+        last = i
+    return found
+
+
 def marks(run: Run) -> dict[str, list[Mapping[str, Any]]]:
     """Kind -> what happened to the run at a step, to be marked there: events, and evaluations that failed."""
     kinds: dict[str, list[Mapping[str, Any]]] = {}
@@ -102,8 +180,10 @@ def marks(run: Run) -> dict[str, list[Mapping[str, Any]]]:
         if event["event"] == "nonfinite" and [e["event"] for e in run.events[i + 1:i + 2]] == ["skip"]:
             continue  # the skip says it too
         kinds.setdefault(event["event"], []).append(event)
-    if failed := [e for e in run.evals if e.get("val_loss") is None]:
+    if failed := [e for e in run.evals if "val_loss" in e and e["val_loss"] is None]:  # a log may have bpb alone
         kinds[FAILED] = failed
+    if found := spikes(run):
+        kinds["spike"] = [{"event": "spike", "step": step} for step in found]
     return kinds
 
 
@@ -113,6 +193,8 @@ def marks(run: Run) -> dict[str, list[Mapping[str, Any]]]:
 
 def state(run: Run) -> str:
     """complete, stopped or running, as far as the record says."""
+    if run.state:
+        return run.state
     step = int(run.columns["step"][-1])
     if run.last_step:
         progress = f"{100 * step / run.last_step:.1f}% (step {step:,} of {run.last_step:,})"
@@ -139,19 +221,27 @@ def summary(run: Run) -> dict[str, str]:
     known = np.flatnonzero(np.isfinite(loss))
     evals = [e for e in run.evals if e.get("val_loss") is not None]
     last_eval: Mapping[str, Any] = evals[-1] if evals else {}
+    bpb = next((e["val_bpb"] for e in reversed(run.evals) if e.get("val_bpb") is not None), None)
     where = f" (step {last_eval['step']:,}{', full set' if last_eval.get('full') else ''})" if evals else ""
     best = known[loss[known].argmin()] if known.size else None
-    return {
+    found = {
         "steps": f"{len(step):,}" + (f" ({run.lost_steps:,} more taken and lost)" if run.lost_steps else ""),
         "first loss": number(loss[known[0]], ".4f") if known.size else "n/a",
         "last loss": number(loss[known[-1]], ".4f") if known.size else "n/a",
         "lowest loss": "n/a" if best is None else f"{loss[best]:.4f} (step {step[best]:,.0f})",
+        "reduction": reduction(loss[known]),
         "validation loss": number(last_eval.get("val_loss"), ".4f") + where,
-        "validation bpb": number(last_eval.get("val_bpb"), ".4f"),
+        "validation bpb": number(bpb, ".4f"),
         "tokens": number(run.columns["tokens"][-1], ",.0f"),
-        "mean tokens/s": number(mean_throughput(run), ",.0f"),
+        "mean tokens/s": number(mean_in_time(run, "tokens_per_s"), ",.0f"),
+        "mean MFU": number(mean_in_time(run, "mfu"), ".2f") + ("%" if np.isfinite(run.columns["mfu"]).any() else ""),
         "training time": duration(run.minutes_at(int(step[-1]))),
     }
+    if energy := run.energy:
+        part = "" if energy.coverage > 0.995 else f" ({100 * energy.coverage:.0f}% of the time sampled)"
+        found["energy"] = f"{energy.kwh:.4g} kWh{part}"
+        found["cost"] = number(energy.cost, ",.2f")
+    return found
 
 
 def number(value: float | None, form: str) -> str:
@@ -165,9 +255,16 @@ def duration(minutes: float) -> str:
     return f"{minutes:.1f} min" if minutes < 120 else f"{minutes / 60:.1f} h"
 
 
-def mean_throughput(run: Run) -> float | None:
-    """Tokens/s over the training time, so that a slow step counts for as long as it took."""
-    rate, took = run.columns["tokens_per_s"], run.columns["step_ms"]
+def reduction(loss: np.ndarray) -> str:
+    """From the first to the last loss, in nats and per cent of the first."""
+    if not loss.size or not loss[0]:
+        return "n/a"
+    return f"{loss[0] - loss[-1]:.4f} ({100 * (1 - loss[-1] / loss[0]):.1f}%)"
+
+
+def mean_in_time(run: Run, key: str) -> float | None:
+    """The mean of tokens/s or MFU over the training time, so that a slow step counts for as long as it took."""
+    rate, took = run.columns[key], run.columns["step_ms"]
     known = np.isfinite(rate) & np.isfinite(took)
     total = took[known].sum()
     return float((rate[known] * took[known]).sum() / total) if total > 0 else None
@@ -192,5 +289,6 @@ def event_words(event: Mapping[str, Any]) -> str:
     words = {"resume": f"resumed, attempt {event.get('attempt', 'n/a')}",
              "eval": f"evaluation failed: {event.get('error', 'no result')}",
              "end": f"end: {event.get('reason', 'n/a')}", "signal": f"signal {event.get('name', 'n/a')}",
-             "nonfinite": "loss or gradient not finite"}
+             "nonfinite": "loss or gradient not finite",
+             "spike": f"spike: loss {SPIKE_SIGMAS} standard deviations above the {SPIKE_WINDOW} steps before"}
     return words.get(kind, kind)

@@ -5,23 +5,30 @@
 Evaluations follow the same rule as steps: what a resume went back behind was done again, and only the last
 is kept; one that failed does not displace one that did not. Training time is the sum of the kept steps'
 step_ms, so it leaves out evaluations, saving, waiting between attempts, and work that was lost.
-The whole record is held in memory, about 1 KiB a step.
+Steps are read one by one into columns: in memory are eight bytes a number.
 """
 
 import dataclasses
 import datetime
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from analysis.record_blocks import Block, parts_of
 from train.config import Config
-from train.goodput import Goodput, account
-from train.record import GOES_BACK, STEP_UNITS, last_of_each_step, read
+from train.goodput import Books, Goodput, Timeline
+from train.record import GOES_BACK, STEP_UNITS
 from train.runs import RunPaths
 from train.settings import declared_fields
+
+if TYPE_CHECKING:
+    from analysis.energy import Energy
+    from analysis.sampled import Sampled
 
 COMMON = ("step", "tokens", "time")
 PLACED = ("step", "eval", *GOES_BACK)  # meaningless without a step
@@ -33,20 +40,23 @@ class RecordError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """The record of one run, ready to be written or drawn."""
+    """The record of one run, ready to be written or drawn. The optional parts a log of another trainer may have."""
 
-    paths: RunPaths
+    name: str
+    paths: RunPaths                      # its folder; of a log, the one that its files are written to
     columns: Mapping[str, np.ndarray]    # every key with numbers, and `minutes` and `lrm`; (n,) float64 each
     evals: Sequence[Mapping[str, Any]]   # by step; a subset's before the full one
     events: Sequence[Mapping[str, Any]]  # every record that is neither step nor evaluation, as written
     started: float                       # Unix seconds of the first start
-    goodput: Goodput                     # where the time from the first start to the last record went
+    goodput: Goodput | None              # where the time from the first start to the last record went
     lost_steps: int                      # steps that were taken and then gone back behind
     last_step: int | None                # where the settings say that the run is done
-
-    @property
-    def name(self) -> str:
-        return self.paths.name
+    state: str = ""                      # complete or stopped, where a log and no record says so
+    loss_is: str = ""                    # where the loss is a mean already: of what
+    nth: int = 1                         # of runs that started in the same second, for their files' names
+    timeline: Timeline = dataclasses.field(default_factory=Timeline)  # the same, and when; empty without samples
+    energy: "Energy | None" = None       # where its GPUs were sampled, and that was joined
+    sampled: "Sampled | None" = None     # the same as a curve
 
     def minutes_at(self, step: int) -> float:
         """Minutes of training behind the run when `step` was done; 0 before the first."""
@@ -59,45 +69,125 @@ class Run:
     @property
     def stamp(self) -> str:
         """The first start as YYYYMMDD_HHMMSS in UTC, so that every machine names the files alike."""
-        return datetime.datetime.fromtimestamp(self.started, datetime.UTC).strftime("%Y%m%d_%H%M%S")
+        began = datetime.datetime.fromtimestamp(self.started, datetime.UTC).strftime("%Y%m%d_%H%M%S")
+        return began + (f"_{self.nth}" if self.nth > 1 else "")
+
+
+class Steps:
+    """The step records as columns, without those that were gone back behind; of a step that came twice the last."""
+
+    def __init__(self) -> None:
+        self.columns: dict[str, array[float]] = {key: array("d") for key in (*COMMON, *STEP_UNITS)}
+        self.count = self.taken = 0  # that the run has; that were recorded
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        step = record["step"]
+        self.go_back(step - 1)
+        columns, told = self.columns, 0
+        for key, value in record.items():
+            if type(value) is float or type(value) is int:
+                if key not in columns:
+                    columns[key] = array("d", [math.nan]) * self.count
+                columns[key].append(value)
+                told += 1
+        self.count += 1
+        self.taken += 1
+        if told < len(columns):
+            for column in columns.values():
+                if len(column) < self.count:
+                    column.append(math.nan)
+
+    def add_block(self, block: Block) -> None:
+        """Steps that count up."""
+        self.go_back(int(block.columns["step"][0]) - 1)
+        more = len(block.lines)
+        for key, values in block.columns.items():
+            if key not in self.columns:
+                self.columns[key] = array("d", [math.nan]) * self.count
+            self.columns[key].frombytes(values.tobytes())
+        self.count += more
+        self.taken += more
+        for column in self.columns.values():
+            if len(column) < self.count:
+                column.extend(array("d", [math.nan]) * more)
+
+    def go_back(self, step: int) -> None:
+        """What the run has past this step is lost."""
+        numbers = self.columns["step"]
+        while self.count and numbers[-1] > step:
+            self.count -= 1
+            for column in self.columns.values():
+                column.pop()
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """(n,) float64 each; NaN where a record is silent. Whole numbers are exact below 2^53."""
+        return {key: np.frombuffer(column, np.float64).copy() for key, column in self.columns.items()}
 
 
 def load(folder: Path) -> Run:
     """The run in `folder`. Raises RecordError where there is no record, or a broken one, or no step in it."""
     paths = RunPaths(folder)
-    records = read_all(paths)
-    steps = last_of_each_step(records)
-    if not steps:
+    # when each second was is asked for energy alone, and takes longer to book
+    books = Timeline() if any(paths.folder.glob("gpu_metrics_*.csv")) else Books()
+    steps, others = Steps(), list[dict[str, Any]]()
+    started = None
+    for record in records_of(paths, steps, books):
+        books.enter(record)
+        if started is None:
+            started = record["time"]
+        if record["event"] == "step":
+            steps.add(record)
+        else:
+            others.append(record)
+            if record["event"] in GOES_BACK:
+                steps.go_back(record["step"])
+    if not steps.count or started is None:
         raise RecordError(f"{paths.metrics} holds no step yet: call `make plots` again after the first")
     config = stored_config(paths.config)
-    columns = {key: column(steps, key) for key in numeric_keys(steps)}
+    columns = steps.arrays()
     took = columns["step_ms"]  # where it is silent the time is unknown, but not that of all later steps
     columns["minutes"] = np.where(np.isnan(took), np.nan, np.nancumsum(took) / 60_000)
     columns["lrm"] = columns["lr"] / peak_rate(config, columns["lr"])
-    return Run(paths=paths, columns=columns, evals=last_of_each_eval(records),
-               events=[r for r in records if r["event"] not in ("step", "eval")],
-               started=next((r["time"] for r in records if r["event"] == "start"), records[0]["time"]),
-               goodput=account(records),
-               lost_steps=sum(r["event"] == "step" for r in records) - len(steps),
-               last_step=config.last_step if config else None)
+    return Run(name=paths.name, paths=paths, columns=columns, evals=last_of_each_eval(others),
+               events=[r for r in others if r["event"] != "eval"],
+               started=next((r["time"] for r in others if r["event"] == "start"), started),
+               goodput=books.close(None), lost_steps=steps.taken - steps.count,
+               last_step=config.last_step if config else None,
+               timeline=books if isinstance(books, Timeline) else Timeline())
 
 
-def read_all(paths: RunPaths) -> list[dict[str, Any]]:
-    """Every record of the run, each known to have the keys that readers rely on."""
+def records_of(paths: RunPaths, steps: Steps, books: Books) -> Iterator[dict[str, Any]]:
+    """Every record of the run that is not booked, with its steps, as a part of a block; each is known to have the keys
+    that readers rely on."""
     path = paths.metrics
     try:
-        records = list(read(path))
-        for record in records:
-            needed = ("event", "time", "step") if record.get("event") in PLACED else ("event", "time")
-            if missing := [key for key in needed if key not in record]:
-                raise ValueError(f"{path} has a record without {missing[0]!r}: {json.dumps(record)[:60]}")
+        for part in parts_of(path):
+            if isinstance(part, Block) and booked(part, books):
+                steps.add_block(part)
+                continue
+            for record in part.records() if isinstance(part, Block) else (part,):
+                needed = ("event", "time", "step") if record.get("event") in PLACED else ("event", "time")
+                if missing := [key for key in needed if key not in record]:
+                    raise ValueError(f"{path} has a record without {missing[0]!r}: {json.dumps(record)[:60]}")
+                yield record
     except FileNotFoundError:
         raise RecordError(f"{path} does not exist: {advice(paths)}") from None
     except OSError as error:
         raise RecordError(f"{path} cannot be read ({error.strerror}): make it a readable file") from None
     except ValueError as error:
         raise RecordError(f"{error}: restore it from a copy, or use the version that wrote it") from None
-    return records
+
+
+def booked(block: Block, books: Books) -> bool:
+    """Whether the time of these steps could be booked at once."""
+    def of(key: str) -> np.ndarray:
+        values = block.columns.get(key, np.zeros(len(block.lines)))
+        return np.where(values > 0, values, 0.0)  # as goodput.number has it
+
+    took = of("step_ms") / 1000
+    return books.enter_steps(block.columns["step"].astype(int).tolist(), block.columns["mono_s"].tolist(),
+                             took.tolist(), np.minimum(took, of("data_wait_s")).tolist(),
+                             of("checkpoint_stall_s").tolist(), block.last)
 
 
 def advice(paths: RunPaths) -> str:
@@ -124,24 +214,6 @@ def stored_config(path: Path) -> Config | None:
         raise RecordError(f"{path} does not hold the settings of a run ({type(error).__name__}: {error}): "
                           "restore it from a copy, or move it away, and the highest learning rate seen "
                           "counts as the peak") from None
-
-
-def numeric_keys(records: Iterable[Mapping[str, Any]]) -> list[str]:
-    """The keys of STEP_UNITS, silent or not, and whatever else holds a number in any record."""
-    keys = dict.fromkeys((*COMMON, *STEP_UNITS))
-    for record in records:
-        keys.update((key, None) for key, value in record.items() if is_number(value))
-    return list(keys)
-
-
-def column(records: Sequence[Mapping[str, Any]], key: str) -> np.ndarray:
-    """(n,) float64 of the key's values; NaN where a record has none. Whole numbers are exact below 2^53."""
-    values: Iterable[Any] = (record.get(key) for record in records)
-    return np.array([float(value) if is_number(value) else np.nan for value in values], dtype=np.float64)
-
-
-def is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def peak_rate(config: Config | None, rates: np.ndarray) -> float:

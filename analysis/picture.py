@@ -9,7 +9,6 @@ import numpy as np
 
 from analysis import bar
 from analysis.curves import (
-    DASHES,
     FAILED,
     FEW,
     PANELS,
@@ -18,49 +17,54 @@ from analysis.curves import (
     X_TITLES,
     Panel,
     drawn_points,
+    has,
+    mark_of,
     marks,
-    smoothed,
+    mean_line,
     smoothing_window,
     state,
     summary,
 )
 from analysis.load import Run
+from analysis.page_data import line_of as line_in_page
 
 if TYPE_CHECKING:  # imported where it is drawn: half a second that a failing call need not spend
     from matplotlib.axes import Axes
 
-INCHES, DPI = (15.0, 8.0), 100
+WIDE, HIGH, DPI = 5.0, 4.0, 100  # inches of a panel
+PAPER_DPI = 300    # of what goes to print
 BAR_INCHES = 0.9  # more for each run's bar
-NOTE_WIDTH = 58   # letters
+NOTE_WIDTH = 50   # letters
 NO_BREAK = "\xa0"
 EVAL_MARKS = ((False, "o", 30, "validation"), (True, "*", 150, "validation, full set"))
-# event -> marker, colour, size, line upward, words below the summary; the rest are the troubles
-MARKS = {"checkpoint": ("^", "0.45", 5, "", "triangle: checkpoint"),
-         "resume": ("", "0.45", 0, "dotted", "dotted line: resume"),
-         "rollback": ("<", "#b00020", 5, "dotted", "red dotted line: rollback"),
-         "skip": ("x", "#b00020", 4, "", "small cross: skipped step"),
-         FAILED: ("o", "#b00020", 5, "", "circle: evaluation failed")}
-TROUBLE = ("x", "#b00020", 6, "", "cross: signal or trouble")
+SHAPES = {"up": "^", "right": ">", "left": "<", "cross": "x", "diamond": "D", "ring": "o", "square": "s"}
+WORDS = {"up": "triangle up", "right": "triangle right", "left": "triangle left", "cross": "cross",
+         "diamond": "diamond", "ring": "circle", "square": "square"}
+PRINTED = {"--muted": "0.45", "--ink": "0.2", "--trouble": "#b00020", "--spike": "#a06a00"}
 CROWDED = ("3.000", "4.000", "6.000", "7.000", "8.000", "9.000")  # ticks without a label past one decade
 COLOURS = RUN_COLOURS["light"]
 
 
-def write_picture(path: Path, runs: Sequence[Run], names: Sequence[str]) -> Path:
-    """Write the picture of these runs, shown under `names`; returns its path."""
+def write_picture(path: Path, runs: Sequence[Run], names: Sequence[str], dpi: int = DPI) -> Path:
+    """Write the picture of these runs, shown under `names`; returns its path. Panels without numbers are left out."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    (width, height), bars = INCHES, sum(bool(bar.shares(run)) for run in runs) * BAR_INCHES
-    figure = Figure(figsize=(width, height + bars), dpi=DPI,
+    panels = [panel for panel in PANELS if has(panel, runs)]
+    columns = 3 if len(panels) < 6 else 4
+    rows = len(panels) // columns + 1  # with a place for words, which have the rest of the last row
+    bars = sum(bool(bar.shares(run)) for run in runs) * BAR_INCHES
+    figure = Figure(figsize=(columns * WIDE, rows * HIGH + bars), dpi=dpi,
                     layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12))
     FigureCanvasAgg(figure)
-    grid = figure.add_gridspec(3 if bars else 2, 3, height_ratios=[height / 2, height / 2, *([bars] if bars else [])])
-    *cells, words = (figure.add_subplot(grid[row, column]) for row in (0, 1) for column in (0, 1, 2))
+    grid = figure.add_gridspec(rows + bool(bars), columns, height_ratios=[*[HIGH] * rows, *([bars] if bars else [])])
+    cells = [figure.add_subplot(grid[i // columns, i % columns]) for i in range(len(panels))]
+    words = figure.add_subplot(grid[rows - 1, len(panels) % columns:])
     if bars:
-        bar.draw_bars(figure.add_subplot(grid[2, :]), runs, names)
+        bar.draw_bars(figure.add_subplot(grid[rows, :]), runs, names)
     points = [drawn_points(run, POINTS_DRAWN // len(runs)) for run in runs]
-    for panel, axes in zip(PANELS, cells, strict=True):
+    for panel, axes in zip(panels, cells, strict=True):
         for i, (run, chosen) in enumerate(zip(runs, points, strict=True)):
             draw_run(axes, panel, run, chosen, i)
         if len(runs) == 1:  # the events of several runs would cover each other
@@ -75,20 +79,21 @@ def write_picture(path: Path, runs: Sequence[Run], names: Sequence[str]) -> Path
 
 
 def line_of(i: int) -> dict[str, Any]:
-    """Colour and dash of the run with this number."""
-    dash = DASHES[i // len(COLOURS) % len(DASHES)]
-    style = {"dash": "dashed", "dot": "dotted"}.get(dash, dash)  # plotly's words in matplotlib's
+    """Colour and dash of the run with this number, as in the page."""
+    _, dash = line_in_page(i)
+    style = {"dash": "dashed", "dot": "dotted"}.get(dash, dash)
     return {"color": COLOURS[i % len(COLOURS)], "linestyle": style}
 
 
 def draw_run(axes: "Axes", panel: Panel, run: Run, chosen: np.ndarray, i: int) -> None:
     """The raw line, the mean over it, and the evaluations of one run."""
+    if panel.y not in run.columns:  # where other runs were sampled
+        return
     x, y = run.columns[panel.x], run.columns[panel.y]
-    look: dict[str, Any] = {"alpha": 0.4, "linewidth": 0.7} if panel.smooth else {"linewidth": 1.6}
-    axes.plot(x[chosen], y[chosen], marker="." if len(chosen) <= FEW else "", **line_of(i), **look)
+    look = {"alpha": 0.4, "linewidth": 0.7, "linestyle": "solid"} if panel.smooth else {"linewidth": 1.6}
+    axes.plot(x[chosen], y[chosen], marker="." if len(chosen) <= FEW else "", **{**line_of(i), **look})
     if panel.smooth:
-        mean = smoothed(y, smoothing_window(len(y)))
-        axes.plot(x[chosen], mean[chosen], **line_of(i), linewidth=1.6)
+        axes.plot(x[chosen], mean_line(run, panel.y)[chosen], **line_of(i), linewidth=1.6)
     if not panel.evals:
         return
     for full, marker, size, words in EVAL_MARKS:
@@ -104,12 +109,13 @@ def draw_events(axes: "Axes", panel: Panel, run: Run) -> None:
     for kind, events in marks(run).items():
         if kind == "end":
             continue
-        marker, colour, size, line, _ = MARKS.get(kind, TROUBLE)
+        mark = mark_of(kind)
+        colour = PRINTED[mark.colour]
         places = sorted({e["step"] if panel.x == "step" else run.minutes_at(e["step"]) for e in events})
-        for place in places if line else ():
-            axes.axvline(place, color=colour, linewidth=0.8, linestyle=line)
-        axes.plot(places, [0] * len(places), marker=marker, color=colour, markersize=size, linestyle="", clip_on=False,
-                  fillstyle="none" if kind == FAILED else "full", transform=axes.get_xaxis_transform())
+        for place in places if mark.upright else ():
+            axes.axvline(place, color=colour, linewidth=0.8, linestyle="dotted")
+        axes.plot(places, [0] * len(places), marker=SHAPES[mark.symbol], color=colour, markersize=5, linestyle="",
+                  clip_on=False, fillstyle="none" if kind == FAILED else "full", transform=axes.get_xaxis_transform())
 
 
 def finish(axes: "Axes", panel: Panel, runs: Sequence[Run]) -> None:
@@ -120,7 +126,7 @@ def finish(axes: "Axes", panel: Panel, runs: Sequence[Run]) -> None:
     axes.grid(color="0.9")
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    if panel.log and any((run.columns[panel.y] > 0).any() for run in runs):
+    if panel.log and any((run.columns[panel.y] > 0).any() for run in runs if panel.y in run.columns):
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter("{x:g}")
         low, high = axes.get_ylim()
@@ -138,7 +144,8 @@ def describe(axes: "Axes", runs: Sequence[Run], names: Sequence[str]) -> None:
     axes.axis("off")
     if len(runs) == 1:
         said = dict.fromkeys([f"thick line: mean over {smoothing_window(len(runs[0].columns['step']))} steps"])
-        said |= dict.fromkeys(MARKS.get(kind, TROUBLE)[-1] for kind in marks(runs[0]) if kind != "end")
+        said |= dict.fromkeys(f"{WORDS[mark_of(kind).symbol]}: {mark_of(kind).name}" for kind in marks(runs[0])
+                              if kind != "end")
         whole = "; ".join(note.replace(" ", NO_BREAK) for note in said)
         notes = ["", *(line.replace(NO_BREAK, " ") for line in textwrap.wrap(whole, NOTE_WIDTH))]
         lines = [f"{key:<17}{value}" for key, value in summary(runs[0]).items()]

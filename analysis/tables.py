@@ -22,6 +22,7 @@ STEP_COLUMNS = {
     "tok_per_sec": "tokens_per_s", "mfu": "mfu", "total_time_min": "minutes",
     "lr": "lr", "tokens": "tokens", "mem_gib": "mem_gib", "data_wait_s": "data_wait_s", "time": "time",
 }
+SAMPLED = ("energy_j", "power_w")  # where the run's GPUs were sampled: joules of the step, and watts, of all of them
 WHOLE_NUMBERS = ("step", "tokens")
 
 EVAL_COLUMNS = ("step", "tokens", "val_loss", "val_bpb", "scored_tokens", "full", "error")
@@ -36,8 +37,9 @@ def write_tables(run: Run) -> list[Path]:
     steps = run.paths.folder / f"training_{run.stamp}.csv"
     evals = run.paths.folder / f"training_{run.stamp}_evals.csv"
     events = run.paths.folder / f"training_{run.stamp}_events.csv"
-    columns = [cells(run.columns[key], key in WHOLE_NUMBERS) for key in STEP_COLUMNS.values()]
-    write_csv(steps, list(STEP_COLUMNS), zip(*columns, strict=True))
+    names = STEP_COLUMNS | {key: key for key in SAMPLED if run.energy}
+    columns = [cells(run.columns[key], key in WHOLE_NUMBERS) for key in names.values()]
+    write_csv(steps, list(names), zip(*columns, strict=True))
     write_csv(evals, EVAL_COLUMNS, ([cell(e.get(key)) for key in EVAL_COLUMNS] for e in run.evals))
     write_csv(events, EVENT_COLUMNS, ([cell(e.get(key)) for key in EVENT_COLUMNS] for e in run.events))
     return [steps, evals, events]

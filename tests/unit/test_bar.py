@@ -8,7 +8,8 @@ import pytest
 from matplotlib.image import imread
 
 from analysis import bar, plots
-from tests.unit.test_plots import RECORDS, START, numbers_of, trace, write_run
+from tests.unit.pages import page_of
+from tests.unit.test_plots import RECORDS, START, write_run
 
 # Every second of the 11 that the record spans, a record a second; steps say that they took longer than there was.
 BOOKED = {"training": 0.999 + 1 + 1 + 2, "data_wait": 0.001, "evaluation": 1 + 1, "lost_work": 0.099, "down": 1,
@@ -52,27 +53,16 @@ def hurt(tmp_path_factory):
     return folder
 
 
-def test_the_page_marks_skips_rollbacks_and_failed_evaluations_and_names_them_once(hurt):
-    by_step, by_time, *others = numbers_of(hurt / "plots/loss_curves.html")["panels"]
-    marks = {"skipped step": [5, 8], "rollback": [4], "resume": [2], "evaluation failed": [2]}  # that at 4 was lost
-    for panel in (by_step, *others):
-        assert {name: trace(panel, name)["x"] for name in marks} == marks
-        assert not any(t["name"] == "nonfinite" for t in panel["traces"])  # its skip says so
-        assert sorted(s["x0"] for s in panel["layout"]["shapes"]) == [2, 4]
-    assert trace(by_time, "rollback")["x"] == [pytest.approx(8 / 60, rel=1e-6)]
-    words = "\n".join(word for name in marks for word in trace(by_step, name)["hovertemplate"])
-    for said in ("skipped, loss out of bounds; loss 9.25; gradient norm 31.5<extra>step 5<", "skipped, not finite<",
-                 "rolled back from step 7; 1,024 windows of text passed over<extra>step 4<", "resumed, attempt 1",
-                 "evaluation failed: &lt;timed out&gt;"):
-        assert said in words
-    in_legend = [[t["name"] for t in panel["traces"] if t.get("showlegend", True)] for panel in (by_step, by_time)]
-    assert in_legend == [["training", *in_legend[0][1:]], ["training"]] and set(in_legend[0][1:]) == set(marks)
-
-
-def test_a_run_without_troubles_has_no_words_for_them(plain):
-    first = numbers_of(plain / "plots/loss_curves.html")["panels"][0]
-    shown = [t["name"] for t in first["traces"] if t.get("showlegend", True)]
-    assert shown == ["training", "validation", "validation, full set", "resume"]
+def test_the_page_marks_skips_rollbacks_and_failed_evaluations_and_says_what_they_are(hurt):
+    page = page_of(hurt / "plots/loss_curves.html")
+    events = page["runs"][0]["events"]
+    places = {kind: [e["step"] for e in events if e["kind"] == kind] for kind in page["marks"]}
+    assert places == {"skip": [5, 8], "rollback": [4], "resume": [2], "evaluation failed": [2]}  # that at 4 was lost
+    assert {kind for kind, mark in page["marks"].items() if mark["upright"]} == {"rollback", "resume"}
+    assert all(mark["means"] for mark in page["marks"].values())
+    assert [e["words"] for e in events if e["kind"] != "resume"] == [
+        "skipped, loss out of bounds; loss 9.25; gradient norm 31.5", "skipped, not finite",
+        "rolled back from step 7; 1,024 windows of text passed over", "evaluation failed: <timed out>"]
 
 
 def test_the_page_says_where_the_time_went(plain, hurt):
@@ -90,7 +80,7 @@ def test_the_page_says_where_the_time_went(plain, hurt):
 
 def widths_of_the_bar(path: Path) -> dict[str, float]:
     """Category -> per cent of the picture's bar, measured by its colours along one row of pixels."""
-    pixels = (imread(path)[800:, :, :3] * 255).round().astype(int)
+    pixels = (imread(path)[-90:, :, :3] * 255).round().astype(int)
     codes = {category: [int(colour[i:i + 2], 16) for i in (1, 3, 5)] for category, colour in bar.COLOURS.items()}
     counts = {category: (abs(pixels - code).max(axis=2) <= 1).sum(axis=1) for category, code in codes.items()}
     row = sum(counts.values()).argmax()  # that with the most of it, where no letters are
@@ -107,5 +97,5 @@ def test_the_bar_of_the_picture_is_divided_as_the_time_was(plain, hurt):
 def test_a_run_of_a_few_seconds_has_no_bar(tmp_path):
     folder = write_run(tmp_path / "r", RECORDS[:5])
     assert plots.main([str(folder)]) == 0
-    assert imread(folder / "plots/loss_curves.png").shape[:2] == (800, 1500)
+    assert imread(folder / "plots/loss_curves.png").shape[:2] == (800, 2000)
     assert 'class="goodput"' not in (folder / "plots/loss_curves.html").read_text("utf-8")

@@ -1,6 +1,5 @@
 """`python -m analysis.plots`: what it writes, compared with values worked out by hand from the records."""
 
-import html
 import json
 import re
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 from analysis import page, plots
 from analysis.curves import PANELS, drawn_points, smoothed, smoothing_window, state, summary
 from analysis.load import load
+from tests.unit.pages import page_of
 
 START = 1763719200.0  # 2025-11-21 10:00:00 UTC
 
@@ -70,16 +70,6 @@ def write_run(folder: Path, records: list[dict], settings: dict | None = None) -
     return folder
 
 
-def numbers_of(path: Path) -> dict:
-    """What the page draws, read back out of it."""
-    text = path.read_text("utf-8")
-    return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.S)[1])
-
-
-def trace(panel: dict, name: str) -> dict:
-    return next(t for t in panel["traces"] if t["name"] == name)
-
-
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory):
     """A run of the records above, drawn twice through the command line."""
@@ -111,109 +101,95 @@ def test_a_second_call_rewrites_its_files_and_adds_none(drawn):
 # ---------------------------------------------------------------------------------------------------
 
 def test_the_page_holds_the_recorded_values_exactly(drawn):
-    columns = numbers_of(drawn / "plots/loss_curves.html")["columns"]
-    assert columns["0.step"] == [1, 2, 3, 4]
-    assert columns["0.minutes"] == [0.1, 0.2, 0.3, 0.5]
-    assert columns["0.loss"] == [8.5, 7.123456789012345, None, 6.5]
-    assert columns["0.tokens_per_s"] == [1365.25, 1365.25, 1365.25, 682.625]
-    assert columns["0.lr"] == [0.0005, 0.001, 0.00075, 0.0001]
-    assert columns["0.grad_norm"] == [2.5, 1.25, 1.0, 0.5]
+    columns = page_of(drawn / "plots/loss_curves.html")["runs"][0]["columns"]
+    assert columns["step"] == [1, 2, 3, 4]
+    assert columns["tokens"] == [8192, 16384, 24576, 32768]
+    assert columns["minutes"] == [0.1, 0.2, 0.3, 0.5]
+    assert columns["loss"] == [8.5, 7.123456789012345, None, 6.5]
+    assert columns["tokens_per_s"] == [1365.25, 1365.25, 1365.25, 682.625]
+    assert columns["mfu"] == [None, 40.5, 40.25, 20.125]
+    assert columns["lr"] == [0.0005, 0.001, 0.00075, 0.0001]
+    assert columns["grad_norm"] == [2.5, 1.25, 1.0, 0.5]
 
 
-def test_the_page_draws_loss_by_step_and_time_throughput_rate_and_gradient_norm(drawn):
-    panels = numbers_of(drawn / "plots/loss_curves.html")["panels"]
-    assert [(p["traces"][0]["x"], p["traces"][0]["y"]) for p in panels] == [
-        ("0.step", "0.loss"), ("0.minutes", "0.loss"), ("0.step", "0.tokens_per_s"), ("0.step", "0.lr"),
-        ("0.step", "0.grad_norm")]
-    means = [[t["y"] for t in p["traces"] if str(t["y"]).endswith("_mean")] for p in panels]
-    assert means == [["0.loss_mean"], ["0.loss_mean"], ["0.tokens_per_s_mean"], [], ["0.grad_norm_mean"]]
+def test_the_page_draws_loss_by_step_and_time_validation_throughput_mfu_rate_and_gradient_norm(drawn):
+    panels = page_of(drawn / "plots/loss_curves.html")["panels"]
+    assert [(p["y"], p["over"], p["smooth"]) for p in panels] == [
+        ("loss", "chosen", True), ("loss", "other", True), ("tokens_per_s", "", True), ("mfu", "", True),
+        ("lr", "", False), ("grad_norm", "", True)]
 
 
-def test_the_page_marks_evaluations_at_their_step_and_time_and_the_full_one_otherwise(drawn):
-    by_step, by_time, *others = numbers_of(drawn / "plots/loss_curves.html")["panels"]
-    for panel, subset_x, full_x in ((by_step, 2, 4), (by_time, 0.2, 0.5)):
-        subset, full = trace(panel, "validation"), trace(panel, "validation, full set")
-        assert (subset["x"], subset["y"], full["x"], full["y"]) == ([subset_x], [7.25], [full_x], [6.75])
-        assert subset["marker"]["symbol"] != full["marker"]["symbol"]
-        assert "3 bpb" in subset["hovertemplate"][0]
-    assert not any("validation" in t["name"] for p in others for t in p["traces"])
+def test_a_panel_without_any_number_is_left_out_and_the_page_says_so(tmp_path):
+    records = [{"event": "step", "step": i, "loss": 5.0, "step_ms": 1.0, "mfu": None} for i in (1, 2)]
+    path = page.write_page(tmp_path / "p.html", [load(write_run(tmp_path / "r", records))], ["r"])
+    assert [p["y"] for p in page_of(path)["panels"]] == ["loss", "loss"]
+    assert "Not recorded, so not drawn: Throughput (tokens/s, whole job); MFU (% of peak); Learning rate" in \
+        path.read_text("utf-8")
 
 
-def test_the_page_marks_checkpoints_resumes_and_troubles_in_every_panel(drawn):
-    for i, panel in enumerate(numbers_of(drawn / "plots/loss_curves.html")["panels"]):
-        at_2, at_3 = (0.2, 0.3) if i == 1 else (2, 3)
-        assert trace(panel, "checkpoint")["x"] == trace(panel, "resume")["x"] == [at_2]
-        assert trace(panel, "nonfinite")["x"] == [at_3]
-        assert "1.0 MiB, 0.50 s" in trace(panel, "checkpoint")["hovertemplate"][0]
-        assert "attempt 1" in trace(panel, "resume")["hovertemplate"][0]
-        assert [(s["x0"], s["x1"]) for s in panel["layout"]["shapes"]] == [(at_2, at_2)]
+def test_the_page_has_evaluations_and_what_happened_with_their_words(drawn):
+    run = page_of(drawn / "plots/loss_curves.html")["runs"][0]
+    assert run["evals"] == [{"step": 2, "val_loss": 7.25, "val_bpb": 3.0, "full": False},
+                            {"step": 4, "val_loss": 6.75, "val_bpb": 2.5, "full": True}]
+    assert run["events"] == [
+        {"kind": "checkpoint", "step": 2, "words": "checkpoint, 1.0 MiB, 0.50 s"},
+        {"kind": "resume", "step": 2, "words": "resumed, attempt 1"},
+        {"kind": "nonfinite", "step": 3, "words": "loss or gradient not finite"},
+        {"kind": "end", "step": 4, "words": "end: done"}]
 
 
 def test_the_page_says_what_the_record_says(drawn):
     text = (drawn / "plots/loss_curves.html").read_text("utf-8")
     heads = re.findall("<th>(.*?)</th>", text)
-    cells = re.findall("<td class=.*?>(.*?)</td>", text)
+    cells = [re.sub("<.*?>", "", cell) for cell in re.findall("<td class=.*?>(.*?)</td>", text)]
     assert dict(zip(heads, cells, strict=True)) == {
         "steps": "4 (1 more taken and lost)", "first loss": "8.5000", "last loss": "6.5000",
-        "lowest loss": "6.5000 (step 4)", "validation loss": "6.7500 (step 4, full set)",
+        "lowest loss": "6.5000 (step 4)", "reduction": "2.0000 (23.5%)",  # 2 of 8.5
+        "validation loss": "6.7500 (step 4, full set)",
         "validation bpb": "2.5000", "tokens": "32,768", "training time": "0.5 min",
-        "mean tokens/s": "1,092"}  # 32,768 in 30 s
+        "mean tokens/s": "1,092",  # 32,768 in 30 s
+        "mean MFU": "30.25%"}  # 40.5 and 40.25 for 6 s each, 20.125 for 12 s
     assert '<p class="below">complete at step 4</p>' in text
 
 
 def test_the_page_stands_alone_and_a_run_name_cannot_break_it(drawn):
-    from plotly.offline import get_plotlyjs
     text = (drawn / "plots/loss_curves.html").read_text("utf-8")
-    assert text.count(get_plotlyjs()) == 1
-    ours = text.replace(get_plotlyjs(), "")
-    assert not re.search(r"\b(src|href)=|https?:|@import|url\(", ours)
-    assert "default-src 'none'" in ours
-    assert "prefers-color-scheme: dark" in ours
-    assert "<h1>a&lt;b&gt;&amp;c</h1>" in ours
-    assert "a<b>" not in ours
-    assert "<" not in re.search(r'id="data">(.*?)</script>', ours)[1]  # so nothing in it can end the script
+    assert not re.search(r"\b(src|href)=|https?:|@import|url\(|fetch\(|XMLHttpRequest|innerHTML = (?!')", text)
+    assert "default-src 'none'" in text
+    assert "prefers-color-scheme: dark" in text
+    assert "<h1>a&lt;b&gt;&amp;c</h1>" in text
+    assert "a<b>" not in text
+    assert "<" not in re.search(r'id="data">(.*?)</script>', text, re.S)[1]  # so nothing in it can end the script
 
 
-def test_names_of_several_runs_are_shown_literally_and_not_as_plotly_markup(drawn, tmp_path):
-    other = write_run(tmp_path / "other %{x}", RECORDS[:5])
-    named = {"a</script><b>": load(drawn), "other %{x}": load(other)}
-    path = page.write_page(tmp_path / "both.html", list(named.values()), list(named))
+def test_names_of_several_runs_are_kept_as_they_are(drawn, tmp_path):
+    named = ["a</script><b>", "other %{x}"]
+    other = write_run(tmp_path / "other", RECORDS[:5])
+    path = page.write_page(tmp_path / "both.html", [load(drawn), load(other)], named)
     assert "</script><b>" not in path.read_text("utf-8")
-    numbers = numbers_of(path)
-    names = {t["name"] for t in numbers["panels"][3]["traces"]}
-    assert {html.unescape(name) for name in names} == {"a</script><b>: training", "other %{x}: training"}
-    assert not any("<b>" in name or "%{" in name for name in names)
-    assert numbers["columns"]["0.loss"][0] == 8.5
-    assert numbers["columns"]["1.step"] == [1, 2]
-
-
-def test_a_long_run_is_thinned_and_the_page_says_so(tmp_path, monkeypatch):
-    records: list[dict] = [{"event": "step", "step": i, "loss": 5.0, "step_ms": 1.0} for i in range(1, 401)]
-    records[122]["loss"] = 50.0
-    monkeypatch.setattr(page, "POINTS_DRAWN", 100)
-    path = page.write_page(tmp_path / "p.html", [load(write_run(tmp_path / "r", records))], ["r"])
-    shown = numbers_of(path)["columns"]["0.step"]
-    assert len(shown) <= 100
-    assert {1, 123, 400} <= set(shown)
-    assert f"Thinned: {len(shown)} of the 400 steps of r are drawn" in path.read_text("utf-8")
+    first, second = page_of(path)["runs"]
+    assert [first["name"], second["name"]] == named
+    assert (first["columns"]["loss"][0], second["columns"]["step"]) == (8.5, [1, 2])
+    assert (first["colour"], first["dash"]) != (second["colour"], second["dash"])
 
 
 # ---------------------------------------------------------------------------------------------------
 # Picture
 # ---------------------------------------------------------------------------------------------------
 
-def test_the_picture_has_something_in_each_of_its_six_places(drawn):
+def test_the_picture_has_something_in_each_of_its_places(drawn):
     from matplotlib.image import imread
     pixels = imread(drawn / "plots/loss_curves.png")[:, :, :3]
-    assert pixels.shape == (890, 1500, 3)  # the bar below is 90 high
+    assert pixels.shape == (890, 2000, 3)  # the bar below is 90 high
     inked = (pixels < 0.5).any(axis=2)
     shares = [inked[y:y + 370, x:x + 500].mean() for y in (60, 430) for x in (0, 500, 1000)]
+    shares.append(inked[60:430, 1500:].mean())
     assert all(0.002 < share < 0.5 for share in shares), shares
 
 
 def test_the_pictures_learning_rate_rises_and_falls_where_the_record_does(drawn):
     from matplotlib.image import imread
-    pixels = imread(drawn / "plots/loss_curves.png")[430:800, :500, :3]  # the fourth panel, one line
+    pixels = imread(drawn / "plots/loss_curves.png")[430:800, :500, :3]  # the fifth panel, one line
     blue = np.abs(pixels - np.array([0, 0x72, 0xB2]) / 255).max(axis=2) < 0.02
     rows, columns = np.nonzero(blue)
     left, right = columns.min(), columns.max()
@@ -295,9 +271,17 @@ def test_several_runs_are_overlaid_and_a_missing_one_stops_no_other(tmp_path, mo
     assert said.out.splitlines()[-2:] == ["both/loss_curves.html", "both/loss_curves.png"]
     assert said.err == (f"{tmp_path}/runs/gone/metrics.jsonl does not exist: choose another run; "
                         f"in {tmp_path}/runs there is a record of one, two\n")
-    columns = numbers_of(tmp_path / "both/loss_curves.html")["columns"]
-    assert (columns["0.step"], columns["1.step"]) == ([1, 2, 3, 4], [1, 2])
-    assert "0.step" in numbers_of(tmp_path / "runs/two/plots/loss_curves.html")["columns"]
+    both = [run["columns"]["step"] for run in page_of(tmp_path / "both/loss_curves.html")["runs"]]
+    assert both == [[1, 2, 3, 4], [1, 2]]
+    assert len(page_of(tmp_path / "runs/two/plots/loss_curves.html")["runs"]) == 1
+
+
+def test_static_draws_a_picture_for_print_and_nothing_else(tmp_path, capsys):
+    from matplotlib.image import imread
+    assert plots.main([str(write_run(tmp_path, RECORDS)), "--static"]) == 0
+    assert capsys.readouterr().out.splitlines() == [f"{tmp_path}/plots/loss_curves.png"]
+    assert imread(tmp_path / "plots/loss_curves.png").shape[1] == 20 * 300
+    assert sorted(p.name for p in tmp_path.rglob("*") if p.is_file()) == ["loss_curves.png", "metrics.jsonl"]
 
 
 def test_a_run_without_a_step_is_said_so(tmp_path, capsys):
