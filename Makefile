@@ -21,6 +21,15 @@ help: ## This list
 setup: ## .venv with pinned packages and the torch build that fits this machine
 	@scripts/setup.sh
 
+##@ Before a run
+.PHONY: plan
+plan: setup ## What a run will take, and whether it can be (CARDS, TARGET_HOURS, SWEEP=1); docs/plans.md
+	@"$(PY)" -m plan
+
+.PHONY: doctor
+doctor: setup ## Looks at this machine and the cluster (WHERE), PASS or FAIL and the fix; PROBE=1 measures a minute
+	@"$(PY)" -m doctor
+
 ##@ Train
 .PHONY: train
 train: setup ## Train or resume RUN_NAME (PRESET=tiny), evaluate, sample, plot; DETACH=1 frees the terminal
@@ -29,6 +38,10 @@ train: setup ## Train or resume RUN_NAME (PRESET=tiny), evaluate, sample, plot; 
 .PHONY: train-node
 train-node: setup ## One node of a run on several machines (NODES, NODE_RANK, MASTER_ADDR); docs/two-nodes.md
 	@scripts/train.sh node
+
+.PHONY: train-2xh100
+train-2xh100: setup ## The d16-2xh100 preset on 2 GPUs of this machine, the GPU sampler beside it
+	@scripts/train_2xh100.sh
 
 .PHONY: train-8xa100
 train-8xa100: setup ## The xlarge preset on a cluster: 4 pods x 2 GPUs (NODES, GPUS_PER_NODE); docs/kubernetes.md
@@ -55,6 +68,10 @@ runs: setup ## All runs here: state, step, loss
 status: setup ## What RUN_NAME is doing now
 	@"$(PY)" -m k8s.job status
 
+.PHONY: monitor
+monitor: setup ## One live screen of RUN_NAME: pace, GPUs, pods, and what is wrong; ONCE=1 as text; docs/monitor.md
+	@"$(PY)" -m monitor
+
 .PHONY: attach
 attach: setup ## Follow the log of RUN_NAME; Ctrl-C leaves it running
 	@"$(PY)" -m k8s.job attach
@@ -70,6 +87,10 @@ describe: setup ## Its shape, settings, pods and events
 .PHONY: checkpoints
 checkpoints: setup ## Its checkpoints, and which are whole
 	@"$(PY)" -m k8s.job checkpoints
+
+.PHONY: gpu-sampler
+gpu-sampler: setup ## Power and temperature of this machine's GPUs into RUN_NAME, 100 times a second, until Ctrl-C
+	@"$(PY)" -m monitor.gpu_sampler
 
 .PHONY: stop
 stop: setup ## Tell RUN_NAME to save and stop; nothing is deleted but the job
@@ -88,8 +109,12 @@ sites: setup ## The cluster's GPUs by site and product
 	@"$(PY)" -m k8s.sites
 
 .PHONY: plots
-plots: setup ## loss_curves.html, loss_curves.png and CSV of RUN_NAME
-	@"$(PY)" -m analysis.plots
+plots: setup ## loss_curves.html, .png and CSV of RUN_NAME, here or in the cluster, or of logs in LOG_DIR; docs/plots.md
+	@"$(PY)" -m k8s.job plots
+
+.PHONY: energy
+energy: setup ## kWh and cost of RUN_NAME by cause, joules by step and token, from its GPU samples (PRICE_KWH)
+	@"$(PY)" -m analysis.energy
 
 .PHONY: mirror
 mirror: setup ## Upload RUN_NAME to Weights & Biases now; a run in training does so by itself

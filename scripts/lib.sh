@@ -6,7 +6,7 @@ PY=${VENV:-$PWD/.venv}/bin/python
 
 # For pytest: whole files side by side, one more than there are cores, since much of a test is waiting.
 # shellcheck disable=SC2034
-SIDE_BY_SIDE=(-n "$(($(nproc 2>/dev/null || sysctl -n hw.ncpu) + 1))" --dist loadfile)
+SIDE_BY_SIDE=(-n "$(($(nproc 2>/dev/null || sysctl -n hw.ncpu) + 1))" --dist loadfile --no-loadscope-reorder)
 
 # die CODE MESSAGE: one line on standard error, then exit.
 die() {
@@ -87,4 +87,33 @@ run_child() {
   done
   CHILD=""
   return "$code"
+}
+
+# sampler FOLDER NODE: start the GPU sampler beside training: a process apart from the terminal, that stays through
+# restarts of the trainer; macOS has no setsid, and does with nohup. A folder that cannot be written is for the training
+# to complain of.
+COMPANY=()
+sampler() {
+  local apart log=$1/logs/gpu_sampler.log
+  (($2 == 0)) || log=$1/logs/gpu_sampler_node_$2.log # as train/runs.py has them
+  apart=$(command -v setsid) || apart=""
+  { mkdir -p "$1/logs" && : >>"$log"; } 2>/dev/null || return 0
+  ${apart:+setsid} nohup "$PY" -m monitor.gpu_sampler --follow >>"$log" 2>&1 </dev/null 9>&- &
+  COMPANY+=("$!")
+  echo "GPU sampler: process $!, into $1/gpu_metrics_*.csv; what it says is in $log"
+}
+
+# teller: start what tells of this node in the log of its pod.
+teller() {
+  "$PY" -m monitor.teller </dev/null 9>&- &
+  COMPANY+=("$!")
+}
+
+# end_company: have both end, so that their files are whole; what takes longer than 3 s is left behind.
+end_company() {
+  local pid deadline=$((SECONDS + 3))
+  kill -TERM "${COMPANY[@]}" 2>/dev/null || true
+  for pid in "${COMPANY[@]}"; do
+    while ((SECONDS < deadline)) && kill -0 "$pid" 2>/dev/null; do sleep 0.05; done
+  done
 }

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# The main job on this machine: data if absent, training, evaluation and sample, plots.
+# The main job on this machine: a look at it and the plan, data if absent, training, evaluation and sample, plots.
 #
 #   usage: scripts/train.sh [node | detached]     (node: for one of several machines; detached: started by itself,
 #          with the job's lock open as 9)
 #   reads: the settings (make settings). It is what a pod runs, of one node or of several alike: with PEER_STOP=wait
-#          it waits for a run that another holds, since a machine that is gone may keep its locks for minutes
+#          it waits for a run that another holds, since a machine that is gone may keep its locks for minutes. In a
+#          pod (K8S_NODE) the GPU sampler is beside it, and what tells make monitor of the node
 #   makes: DATA_DIR/, RUNS_DIR/RUN_NAME/
 #   exits: 0 done, 64 bad setting, 69 nodes are missing, 70 no progress after repeated restarts, 75 saved and stopped
 #          on request, 78 bad data or environment, or at work already, 143 told to stop
@@ -45,22 +46,18 @@ take_job() {
 }
 
 main() {
-  local settings runs_dir run_name detach device attention nodes node_rank peer_stop start_timeout
+  local settings runs_dir run_name detach nodes node_rank peer_stop start_timeout
   local folder job console holder why code
-  settings=$("$PY" -m train.config get RUNS_DIR RUN_NAME DETACH DEVICE ATTENTION NODES NODE_RANK PEER_STOP \
+  settings=$("$PY" -m train.config get RUNS_DIR RUN_NAME DETACH NODES NODE_RANK PEER_STOP \
     START_TIMEOUT_S) || exit $?
-  { read -r runs_dir && read -r run_name && read -r detach && read -r device && read -r attention && read -r nodes &&
-    read -r node_rank && read -r peer_stop && read -r start_timeout; } <<<"$settings"
+  { read -r runs_dir && read -r run_name && read -r detach && read -r nodes && read -r node_rank &&
+    read -r peer_stop && read -r start_timeout; } <<<"$settings"
   if [[ ${1-} == node && $nodes == 1 ]]; then
     die 64 "NODES=1: train-node is for one of several machines; set NODES to their number, NODE_RANK to which this" \
       "is, from 0, and MASTER_ADDR to the first one's address. On one machine it is make train"
   fi
-  if [[ $device == cuda && $(visible_gpus) == 0 ]]; then # said before hours of preparing data
-    die 64 "DEVICE=cuda: there is no GPU here (nvidia-smi lists none); choose DEVICE=cpu, or another PRESET"
-  fi
-  if [[ $attention == @(fa3|flash-attn) && $(visible_gpus) == 0 ]]; then
-    die 64 "ATTENTION=$attention runs on NVIDIA GPUs only, and there is none here; set ATTENTION=auto or sdpa"
-  fi
+  # said before hours of preparing data; where it is detached, by the one who started it
+  [[ ${1-} == detached ]] || "$PY" -m doctor.before_run || exit $?
   # A lock for as long as this script is at work, so that make status, attach and stop know of it before there is a
   # trainer. What it starts does not hold it, and may outlive it.
   folder=$runs_dir/$run_name job=$folder/.job console=$folder/console.log # as train/runs.py has them
@@ -81,6 +78,11 @@ main() {
     return
   fi
   hand_on_signals
+  if [[ -n ${K8S_NODE-} ]]; then # a pod, by k8s/base/job.yaml
+    trap end_company EXIT
+    sampler "$folder" "$node_rank"
+    teller
+  fi
   stage "preparing data"
   run_child "$PY" -m train.prepare 9>&- || exit $((ASKED ? 75 : $?)) # it goes on behind its last sealed shard
   if ((nodes == 1)); then stage "starting"; else stage "training as node $node_rank of $nodes"; fi

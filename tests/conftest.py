@@ -11,7 +11,8 @@ import pytest
 from train import tokenizer
 from train.config import Config
 from train.corpus.pin import pin
-from train.shards import Seal, manifest_of, write_shard
+from train.manifest import Seal, manifest_of
+from train.shards import write_shard
 
 SHARED = Path(__file__).resolve().parent.parent.parent / "shared" / "data"
 

@@ -249,7 +249,7 @@ def test_three_nodes_of_which_one_is_gone_and_replaced(tmp_path: Path, data: dic
 
 def test_a_node_with_bad_data_ends_all_at_once_and_says_why_last(tmp_path: Path, env: dict[str, str],
                                                                  jobs: list[Job]) -> None:
-    env = with_fault(env, tmp_path, "from train.shards import DataError",
+    env = with_fault(env, tmp_path, "from train.manifest import DataError",
                      "def broken(*_, **__): raise DataError('shard 7 is damaged')",
                      "if rank == '1': prepare.open_sources = broken")
     job = Job(tmp_path, env | {"PEER_STOP": "wait"})

@@ -16,7 +16,8 @@ from tests.faults.conftest import STEPS
 from tests.running import ROOT, environment, train
 from train import prepare, record, tokenizer
 from train.config import Config
-from train.shards import SPLITS, DataError, Seal, manifest_of, write_shard
+from train.manifest import SPLITS, DataError, Seal, manifest_of
+from train.shards import write_shard
 
 PAGE = b"<?xml version='1.0'?><Error><Code>AccessDenied</Code></Error>".ljust(278)
 

@@ -99,7 +99,9 @@ def test_a_producer_slower_than_training_shows_as_waits_that_no_time_out_ends(
     assert max(waits) > 8, waits
     assert out.count("for data at step") == sum(wait > 2 for wait in waits)
     assert "waiting for data: long" in out and "; made so far: long 0.0 M tokens" in out
-    assert "the trainer failed" not in out and "no progress" not in out and "straggler" not in out
+    assert "the trainer failed" not in out and "no progress" not in out
+    # a busy machine has stragglers; a wait that was taken for work would be one of seconds
+    assert all(step["straggler"]["own_s"] < 2 for step in steps(tmp_path) if step.get("straggler"))
     last = [r for r in record.read(tmp_path / "run" / "metrics.jsonl") if r["event"] == "end"][-1]
     assert last["goodput"]["data_wait"] == pytest.approx(sum(waits), abs=0.5)
     assert last["goodput"]["training"] < 10

@@ -119,6 +119,7 @@ def test_a_full_disk_is_said_before_training(tmp_path: Path, data: dict[str, str
         subprocess.run(["umount", small], check=True)
 
 
+@pytest.mark.slow
 @pytest.mark.fault(7)
 @pytest.mark.skipif(os.getuid() != 0 or shutil.which("mount") is None, reason="needs root to mount a small disk")
 def test_a_disk_that_fills_up_on_the_way_ends_nothing(tmp_path: Path, data: dict[str, str]) -> None:
@@ -198,6 +199,7 @@ def test_a_run_that_goes_astray_again_and_again_ends_with_a_code_that_nobody_ret
     assert "there is no checkpoint to go back to" in out
 
 
+@pytest.mark.slow
 @pytest.mark.fault(7)
 def test_a_save_that_fails_on_the_way_is_tried_again_and_does_not_end_the_run(tmp_path: Path,
                                                                               data: dict[str, str]) -> None:

@@ -46,10 +46,12 @@ def test_what_is_nobodys_business_stays_out(path: str) -> None:
 
 
 def test_all_that_a_job_runs_enters() -> None:
-    code = [path for room in ("train", "analysis") for path in (ROOT / room).rglob("*.py")]
+    code = [path for room in ("train", "plan", "doctor", "monitor", "analysis") for path in (ROOT / room).rglob("*.py")]
     needed = [path.relative_to(ROOT).as_posix() for path in code]
     needed += [f"presets/{path.name}" for path in (ROOT / "presets").iterdir() if path.suffix == ".env"]
     needed += [f"sources/{path.name}" for path in (ROOT / "sources").iterdir() if path.suffix == ".toml"]
+    needed += [f"analysis/{path.name}" for path in (ROOT / "analysis").iterdir() if path.suffix in (".js", ".css")]
+    needed += [f"analysis/dialects/{path.name}" for path in (ROOT / "analysis/dialects").iterdir()]
     needed += ["scripts/train.sh", "scripts/launch.sh", "scripts/lib.sh", "scripts/setup.sh", "scripts/setup_torch.sh",
                "docker/system.sh", "docker/flash_attn.sh", "docker/finish.sh", "docker/check.sh", "docker/check.py",
                "requirements.txt", "requirements-torch.txt", "LICENSE"]

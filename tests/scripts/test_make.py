@@ -18,7 +18,7 @@ SETUP = "#!/usr/bin/env bash\necho \"setup $*\" >> setup.log\n"
 
 def copy_of_repository(folder: Path) -> Path:
     """What make needs of it, with a setup that does nothing and this interpreter in the place of .venv's."""
-    for name in ("scripts", "train", "k8s", "presets"):
+    for name in ("scripts", "train", "monitor", "k8s", "presets"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "Makefile", folder)
     (folder / "scripts" / "setup.sh").write_text(SETUP)
@@ -82,7 +82,8 @@ def test_a_dry_run_names_what_is_there_and_does_nothing(root: Path, target: str)
     for script in re.findall(r"\bscripts/\w+\.sh", done.stdout):
         assert os.access(ROOT / script, os.X_OK), script
     for module in re.findall(r"-m ([\w.]+)", done.stdout):
-        assert (ROOT / f"{module.replace('.', '/')}.py").is_file(), module
+        path = ROOT / module.replace(".", "/")
+        assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file(), module
     if "/bin/python" in done.stdout:
         assert done.stdout.index("scripts/setup.sh") < done.stdout.index("/bin/python")
 

@@ -23,6 +23,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, data: dict[str, str]) 
     return folder / "run"
 
 
+@pytest.mark.slow
 @pytest.mark.fault(1, 2)
 def test_killed_at_every_kind_of_moment_it_ends_the_same(tmp_path: Path, data: dict[str, str],
                                                          undisturbed: Path) -> None:

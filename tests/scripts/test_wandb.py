@@ -131,6 +131,7 @@ def test_a_restart_while_the_old_mirror_still_works_waits_for_it(tmp_path: Path,
     assert rows == sorted(set(rows)) and set(rows) >= set(MIRRORED)
 
 
+@pytest.mark.slow
 def test_online_a_run_is_uploaded_and_a_restart_continues_it(tmp_path: Path, data: dict[str, str],
                                                              undisturbed: dict) -> None:
     run = tmp_path / "run"

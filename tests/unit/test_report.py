@@ -16,7 +16,8 @@ from train import prepare, report, report_text, tokenizer
 from train.config import Config
 from train.report import Documents
 from train.settings import ROOT
-from train.shards import SPLITS, Seal, ShardSet, manifest_of, write_shard
+from train.manifest import SPLITS, Seal, manifest_of
+from train.shards import ShardSet, write_shard
 from train.tokenizer import Vocabulary
 
 SHARED = ROOT.parent / "shared" / "data"

@@ -82,6 +82,19 @@ def test_a_status_says_phase_since_when_and_that_it_lives(tmp_path: Path, monkey
         "step": 4, "loss": 2.0, "heartbeat": 1e9 + 105}
 
 
+def test_a_phase_that_is_entered_again_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(status, "time", types.SimpleNamespace(time=lambda: now[0], monotonic=lambda: now[0]))
+    state = Status(tmp_path / "STATUS.json", active=True)
+    seen = []
+    for name in ("waiting for peers 1/12", "waiting for peers 2/12", "waiting for peers 11/12", "data", "data",
+                 "training", "data"):
+        now[0] += 10
+        state.phase(name)
+        seen.append(status.read(state.path)["since"])
+    assert seen == [110, 110, 110, 140, 140, 160, 170]
+
+
 def test_beats_within_a_second_are_not_written_but_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(status, "time", types.SimpleNamespace(time=lambda: now[0], monotonic=lambda: now[0]))
@@ -375,3 +388,13 @@ def test_a_run_folder_that_cannot_be_is_named_with_what_to_do(tmp_path: Path) ->
     with status.hold_run(RunPaths(tmp_path / "run")), \
             pytest.raises(status.RunFolderError, match=rf"another process trains this run \(pid {os.getpid()} on"):
         status.hold_run(RunPaths(tmp_path / "run"), patience_s=0.1)
+
+
+def test_an_attempt_that_ends_badly_says_why_on_one_line(paths: RunPaths) -> None:
+    told = Status(paths.status, True)
+    told.end(78, "the disk has 2 GiB free;\n  make room " + "x" * 400)
+    found = status.read(paths.status)
+    assert (found["phase"], found["exit_code"]) == ("crashed", 78)
+    assert found["why"].startswith("the disk has 2 GiB free; make room xxx") and len(found["why"]) == 300
+    Status(paths.status, True).end(75)
+    assert "why" not in status.read(paths.status)
