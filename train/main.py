@@ -95,11 +95,15 @@ def main() -> int:
         log.info("stopped by %s before training; there is nothing to save", stop)
         code, mark = 75, mark_of(str(stop))
     except Exception as error:
-        log.exception("the trainer failed")
-        code, why = 1, f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
-        if job and is_out_of_memory(error):
-            why = f"out of memory: {memory_advice(job.config, job.world)}"
-            log.error("%s", why)
+        if interrupt.asked and not interrupt.training:  # what it waited for outside of Python has left on request
+            log.info("stopped by %s before training; there is nothing to save (%s)", interrupt.asked, first_line(error))
+            code, mark = 75, mark_of(interrupt.asked)
+        else:
+            log.exception("the trainer failed")
+            code, why = 1, f"{type(error).__name__}: {first_line(error)}"
+            if job and is_out_of_memory(error):
+                why = f"out of memory: {memory_advice(job.config, job.world)}"
+                log.error("%s", why)
     if job and code not in (0, 75):
         end_record(job, "crashed")
     if state and code and state.is_going_on:
@@ -124,6 +128,10 @@ def main() -> int:
     except OSError:  # nobody reads any more; without this Python would exit with 120
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return code
+
+
+def first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), "")
 
 
 def leave_at_once(code: int) -> None:

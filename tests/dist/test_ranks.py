@@ -179,6 +179,18 @@ def test_a_stop_before_training_is_one_on_request(tmp_path: Path, data: dict[str
     assert status_of(tmp_path) == ("stopped", 75)
 
 
+def test_ranks_that_have_left_on_request_are_no_failure_of_the_one_that_waited_for_them(
+        tmp_path: Path, data: dict[str, str]) -> None:
+    """The first rank waits outside of Python, and hears of its peer's end before it hears of the signal."""
+    env = with_fault(environment(tmp_path, data, NPROC=2), tmp_path, "import torch",
+                     "prepare.vocabulary = lambda c: time.sleep(60) if rank == '1' else torch.distributed.barrier()")
+    process = subprocess.Popen(LAUNCH, env=env, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait_for(tmp_path / "run" / "STATUS.json", '"data"')
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 75
+    assert status_of(tmp_path) == ("stopped", 75)
+
+
 def test_the_cause_of_a_failure_is_in_the_log_of_its_rank(tmp_path: Path, data: dict[str, str]) -> None:
     env = with_fault(environment(tmp_path, data, NPROC=2), tmp_path,
                      "prepare.open_sources = lambda *_, **__: time.sleep(60) if rank == '0' else 1 / 0")

@@ -2,6 +2,7 @@
 
 import json
 import re
+import os
 import subprocess
 import sys
 import time
@@ -50,17 +51,20 @@ def test_disturbed_rounds_are_left_out_unless_too_few_remain() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_foreign_load_is_what_others_take_and_not_what_the_benchmark_takes() -> None:
-    burn = [sys.executable, "-c", "import time; end = time.time() + 1.5\nwhile time.time() < end: pass"]
-    found = {}
-    for ours in (True, False):
-        process = subprocess.Popen(burn)
-        foreign = load.Foreign([process.pid] if ours else [], time.monotonic())
-        time.sleep(1.0)
-        found[ours] = foreign.percent(time.monotonic())
-        process.wait()
-    one_core = 100 / (load.os.cpu_count() or 1)
-    assert found[False] is not None and found[True] is not None
-    assert found[False] - found[True] > 0.3 * one_core  # the rest of the machine may be busy in both
+    """Both looks are at the same time, however busy the machine is: they differ by what the process itself says."""
+    burn = ("import time\nwhile time.process_time() < 0.5: pass\n"
+            "print(time.process_time(), flush=True)\ntime.sleep(60)")
+    with subprocess.Popen([sys.executable, "-c", burn], stdout=subprocess.PIPE, text=True) as process:
+        began = time.monotonic()
+        ours, foreign = load.Foreign([process.pid], began), load.Foreign([], began)
+        assert process.stdout
+        burnt_s = float(process.stdout.readline())
+        now = time.monotonic()
+        with_it, without = ours.percent(now), foreign.percent(now)
+        process.kill()
+    assert with_it is not None and without is not None
+    share = 100 * burnt_s / ((now - began) * (os.cpu_count() or 1))
+    assert without - with_it == pytest.approx(share, rel=0.2) and with_it >= 0
 
 
 def test_a_shape_or_a_peer_that_is_not_there_is_refused(tmp_path: Path) -> None:
@@ -85,7 +89,7 @@ def test_a_cell_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     for taken in found["rounds"]:
         speeds = taken["tokens_per_s"]
         assert 0 < speeds["ours"] < speeds["ceiling"]
-    assert 1 < found["first_step_s"]["ours"] < 60
+    assert 0 < found["first_step_s"]["ours"] < 60
     assert 0 < found["loss"]["ours"] < 6.2  # nats; 512 entries, and the same few windows at each step
     assert 100 < found["peak_mib"]["ours"] < 2000
     assert re.match(r"\| tiny \| float32 \| eager \| \d+ \(", run.row(found))
