@@ -82,7 +82,7 @@ def block_of(path: Path, number: int, lines: list[bytes]) -> Block | None:
         table = arrow_json.read_json(io.BytesIO(text), arrow_json.ReadOptions(block_size=len(text) + 1))
         last = of_line(path, number + len(lines) - 1, lines[-1].decode())
     except (pyarrow.ArrowInvalid, pyarrow.ArrowNotImplementedError, ValueError):
-        return None
+        return None  # no JSON, columns of mixed types, or NaN: read one by one, which takes it or names file and line
     columns = {}
     for name, column in zip(table.column_names, table.columns, strict=True):
         if pyarrow.types.is_integer(column.type) or pyarrow.types.is_floating(column.type):

@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.load import Foreign
+from bench.load import Foreign, worst
 from train import tokenizer
 from train.config import Config
 from train.corpus.fetch import Files
@@ -275,8 +275,7 @@ def row(found: dict[str, Any], spread: Callable[[list[float], int], str]) -> str
         value, target = of("seconds", 3), "under 2"
     else:
         what, value, target = f"{part}, microseconds a window", of("microseconds", 2), "under 2"
-    loads = [taken["foreign_percent"] for taken in found["rounds"] if taken["foreign_percent"] is not None]
-    return f"| {what} | {value} | {target} | {f'{max(loads):.0f}' if loads else 'n/a'} |"
+    return f"| {what} | {value} | {target} | {worst(found['rounds'])} |"
 
 
 def say(**values: object) -> None:

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -39,3 +40,9 @@ class Foreign:
             return None
         others = (now - self.busy) - (self.used() - self.own)
         return max(0.0, 100.0 * others / ((wall_s - self.began) * (os.cpu_count() or 1)))
+
+
+def worst(rounds: list[dict[str, Any]]) -> str:
+    """The most of the foreign_percent of these rounds, as a cell of a table."""
+    known = [taken["foreign_percent"] for taken in rounds if taken["foreign_percent"] is not None]
+    return f"{max(known):.0f}" if known else "n/a"

@@ -20,7 +20,7 @@ import numpy as np
 
 from analysis.dialect import read_dialects
 from analysis.log_reader import Reader
-from bench.load import Foreign
+from bench.load import Foreign, worst
 
 BYTES = 100_000_000
 TARGET = 40  # MB/s
@@ -75,10 +75,9 @@ def measure(rounds: int, size: int = BYTES) -> Iterator[dict[str, Any]]:
 
 def row(found: dict[str, Any], spread: Callable[[list[float], int], str]) -> str:
     """A line of the table: medians over rounds, with the least and the most."""
-    loads = [taken["foreign_percent"] for taken in found["rounds"] if taken["foreign_percent"] is not None]
     return (f"| {found['kind']}, {found['bytes'] / 1e6:.0f} MB | {found['rows']:,} | "
             f"{spread([taken['mb_s'] for taken in found['rounds']], 0)} | {TARGET} | {found['peak_mib']:.0f} | "
-            f"{f'{max(loads):.0f}' if loads else 'n/a'} |")
+            f"{worst(found['rounds'])} |")
 
 
 def main(rounds: str) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.load import Foreign
+from bench.load import Foreign, worst
 from bench.logs import KINDS
 from train import record
 from train.settings import ROOT
@@ -81,11 +81,10 @@ def measure(rounds: int, steps: int = STEPS) -> Iterator[dict[str, Any]]:
 
 def row(found: dict[str, Any], spread: Callable[[list[float], int], str]) -> str:
     """A line of the table: medians over rounds, with the least and the most."""
-    loads = [taken["foreign_percent"] for taken in found["rounds"] if taken["foreign_percent"] is not None]
     return (f"| {found['kind']}, {found['steps']:,} steps | {found['bytes'] / 1e6:.0f} | "
             f"{found['page_bytes'] / 1e6:.1f} | {spread([taken['seconds'] for taken in found['rounds']], 1)} | "
             f"{TARGET_S} | "
-            f"{found['peak_mib']:.0f} | {f'{max(loads):.0f}' if loads else 'n/a'} |")
+            f"{found['peak_mib']:.0f} | {worst(found['rounds'])} |")
 
 
 def main(rounds: str) -> None:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, TextIO, cast
 
 from bench import data, logs, pages, planned, sampler, saving
-from bench.load import Foreign
+from bench.load import Foreign, worst
 from bench.shapes import SHAPES, Shape
 from train.config import Config
 from train.provenance import commit
@@ -122,12 +122,11 @@ def row(cell: dict[str, Any]) -> str:
     """A line of the table: medians over rounds, with the least and the most."""
     rounds, quiet = chosen(cell)
     speeds = [r["tokens_per_s"] for r in rounds]
-    loads = [r["foreign_percent"] for r in rounds if r["foreign_percent"] is not None]
     peers = [name for name in speeds[0] if name not in ("ours", "ceiling")]
     beside = [f"{name}: {spread([s['ours'] / s[name] for s in speeds], 2)}, which has "
               f"{spread([s[name] for s in speeds])} tokens/s, {cell['peak_mib'][name]:.0f} MiB, first step "
               f"{cell['first_step_s'][name]:.1f} s" for name in peers]
-    load = (f"{max(loads):.0f}" if loads else "n/a") + ("" if quiet else " (disturbed)")
+    load = worst(rounds) + ("" if quiet else " (disturbed)")
     return "| " + " | ".join([
         cell["shape"], cell["dtype"], cell["mode"], spread([s["ours"] for s in speeds]),
         spread([100 * s["ours"] / s["ceiling"] for s in speeds]), f"{cell['peak_mib']['ours']:.0f}",

@@ -25,7 +25,7 @@ from typing import Any
 
 import pynvml
 
-from bench.load import Foreign
+from bench.load import Foreign, worst
 from bench.shapes import SHAPES
 from monitor import nvml
 from train.settings import ROOT
@@ -161,8 +161,7 @@ def row(found: dict[str, Any], spread: Callable[[list[float], int], str]) -> str
     else:
         what = f"a step of {found['shape']} in {found['dtype']} beside it, {gpus} of the {found['library']} library"
         value, target = f"{of('ratio', 3)} times as long; {of('step_ms', 1)} ms without", "1.00"
-    loads = [taken["foreign_percent"] for taken in found["rounds"] if taken["foreign_percent"] is not None]
-    return f"| {what} | {value} | {target} | {f'{max(loads):.0f}' if loads else 'n/a'} |"
+    return f"| {what} | {value} | {target} | {worst(found['rounds'])} |"
 
 
 def main(part: str, rounds: str) -> None:

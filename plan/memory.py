@@ -43,7 +43,8 @@ COMPILER = 180 * 2**20
 # 50,304 have 0.1 to 0.9 of them in float32 and up to 0.2 in bfloat16 beyond those of activations, or none.
 HOLES = {"float32": 1.4, "bfloat16": 1.1}
 # With one micro-batch a step no gradients lie between activations. make train of such a shape, in float32: its peak is
-# 481 to 661 MiB in six runs of the tiny preset, and 1,060 with 384 by 6 layers and windows of 256.
+# 481 to 661 MiB in six runs of the tiny preset, and 1,060 with 384 by 6 layers and windows of 256. The least is what
+# the first needs beyond its share of activations.
 HOLES_OF_ONE_MICRO_BATCH = {"float32": 0.4, "bfloat16": 0.3}
 HOLES_AT_LEAST = 120 * 2**20
 HOLES_COMPUTED_ANEW = {"selective": 2.0, "full": 3.0}

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -94,16 +94,6 @@ def once(paths: RunPaths, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Capture
         return Done(monitor.main(), *capfd.readouterr())
 
     return look
-
-
-@pytest.fixture
-def processes() -> Iterator[list[subprocess.Popen]]:
-    """Whatever is put in here is gone at the end of the test."""
-    started: list[subprocess.Popen] = []
-    yield started
-    for process in started:
-        process.kill()
-        process.wait()
 
 
 def train(paths: RunPaths, processes: list[subprocess.Popen], last: int = 100_000) -> subprocess.Popen:

@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,33 +19,14 @@ from plan.hours import hours_of, pace_of
 from plan.probe import Probe, Step, shape_of
 from plan.storage import Place, checkpoint_bytes, disk, disk_of_checkpoints
 from plan.words import size
+from tests.plan.conftest import D16, WAN, XLARGE, Given, Load
 from train.config import Config
 from train.settings import ROOT
 from train.sizes import flops_of, parameters
 
-XLARGE = {"PRESET": "xlarge-8xa100", "CARDS": "8xa100-80gb-sxm", "MFU": "50"}
-D16 = {"PRESET": "d16-2xh100", "CARDS": "2xh100-sxm", "MFU": "43.8"}
-WAN = XLARGE | {"NODES": "4", "SITES": "4"}
 STEPS, BATCH, FLOPS = 190_735, 524_288, 9_224_847_360     # of xlarge, as its preset states them
 SCORED = (190 + 20) * 4_194_304 / 3                       # evaluations, a third of a training step's work each
 SIZED = re.compile(r"(?<![A-Z_])[A-Z][A-Z_]+=\S+(?: [A-Z][A-Z_]+=\S+)*")
-
-Given = dict[str, str]
-
-
-@pytest.fixture
-def load(tmp_path: Path) -> Any:
-    """Settings as a user types them, beside an empty env file: (c, fleet)."""
-    (tmp_path / "empty.env").touch()
-
-    def loaded(*typed: Given) -> tuple[Config, Fleet]:
-        given: Given = {"ENV_FILE": str(tmp_path / "empty.env"), "MASTER_ADDR": "planned"}
-        for more in typed:
-            given |= more
-        c = Config.load(given)
-        return c, fleet_of(c, here=())
-
-    return loaded
 
 
 def found(c: Config, fleet: Fleet, name: str, probe: Probe | None = None, capacity: float | None = None,
@@ -76,7 +56,7 @@ def proposed(finding: Finding) -> list[Given]:
 
 @pytest.mark.parametrize(("target", "level"), [("206.5", None), ("150", WARN), ("120", WARN), ("118", FAIL),
                                                ("27", FAIL)])
-def test_the_labs_hours_on_eight_a100(load: Any, target: str, level: str | None) -> None:
+def test_the_labs_hours_on_eight_a100(load: Load, target: str, level: str | None) -> None:
     """9.22e20 FLOPs and 0.3% for evaluation at 50% of 2,496 TFLOP/s: 206 hours; 86.9% is what products reach."""
     finding = found(*load(XLARGE, {"TARGET_HOURS": target}), "target-hours")
     assert (finding.level if finding else None) == level
@@ -88,14 +68,14 @@ def test_the_labs_hours_on_eight_a100(load: Any, target: str, level: str | None)
         assert finding.code == 64
 
 
-def test_more_than_was_ever_published_is_said(load: Any) -> None:
+def test_more_than_was_ever_published_is_said(load: Load) -> None:
     beyond, within = (found(*load(XLARGE, {"TARGET_HOURS": hours}), "target-hours") for hours in ("150", "180"))
     assert beyond and "the most that was published for such a card is 60%" in beyond.text   # 68.7%
     assert within and "published" not in within.text                                        # 57.2%
 
 
 @pytest.mark.parametrize(("target", "percent"), [("1200000", 444), ("400000", 148)])
-def test_the_labs_tokens_a_second(load: Any, target: str, percent: int) -> None:
+def test_the_labs_tokens_a_second(load: Load, target: str, percent: int) -> None:
     """150,000 on each of eight A100, and 400,000 on all: 4.4 and 1.5 times what their peak allows."""
     finding = found(*load(XLARGE, {"TARGET_TOKENS_PER_S": target}), "target-tokens-per-s")
     assert finding and finding.level == FAIL
@@ -104,7 +84,7 @@ def test_the_labs_tokens_a_second(load: Any, target: str, percent: int) -> None:
     assert "on a100-80gb-sxm matrix products alone reach 86.9%" in finding.text
 
 
-def test_what_was_measured_of_the_run_is_the_limit(load: Any) -> None:
+def test_what_was_measured_of_the_run_is_the_limit(load: Load) -> None:
     """120,000 tokens/s, measured: a tenth more may be, and a fifth more cannot, though 60% were published."""
     c, fleet = load({name: value for name, value in XLARGE.items() if name != "MFU"})
     probe = Probe("NVIDIA A100-SXM4-80GB", 0.0, "2.13.0", {}, steps=(Step(shape_of(c), 8, 120_000, 50.0),))
@@ -114,14 +94,14 @@ def test_what_was_measured_of_the_run_is_the_limit(load: Any) -> None:
     assert levels[2] and "a step of just this run was measured at 44.4%" in levels[2].text
 
 
-def test_measured_products_are_the_limit_of_their_card(load: Any) -> None:
+def test_measured_products_are_the_limit_of_their_card(load: Load) -> None:
     c, fleet = load(XLARGE, {"TARGET_HOURS": "150"})   # 68.7% of the peak: 214 TFLOP/s
     for tflops, level in ((200.0, FAIL), (220.0, WARN)):
         finding = found(c, fleet, "target-hours", Probe("", 0.0, "", {"bfloat16": tflops}))
         assert finding and finding.level == level
 
 
-def test_the_network_alone_may_take_longer(load: Any) -> None:
+def test_the_network_alone_may_take_longer(load: Load) -> None:
     """At four sites each step waits 64 s for 1 Gbit/s: 3,400 hours, whatever the chips do."""
     c, fleet = load(WAN, {"TARGET_HOURS": "1000"})
     finding = found(c, fleet, "target-hours")
@@ -130,21 +110,21 @@ def test_the_network_alone_may_take_longer(load: Any) -> None:
     assert pace_of(c, fleet, None).wait_s == pytest.approx(6 * (4 * 1_336_248_320 / 4 * 8 / 1e9 + 0.015), rel=0.01)
 
 
-def test_what_is_needed_while_the_network_is_waited_for(load: Any) -> None:
+def test_what_is_needed_while_the_network_is_waited_for(load: Load) -> None:
     c, fleet = load(WAN, {"WAN_GBIT": "100", "TARGET_HOURS": "220"})
     finding, wait_s = found(c, fleet, "target-hours"), pace_of(c, fleet, None).wait_s
     needs = 100 * (STEPS * BATCH + SCORED) * FLOPS / (220 * 3600 - STEPS * wait_s) / 2496e12
     assert finding and f"{needs:.3g}% of its peak" in finding.text and needs > 55
 
 
-def test_a_speed_that_is_not_known_is_no_reason_to_refuse(load: Any) -> None:
+def test_a_speed_that_is_not_known_is_no_reason_to_refuse(load: Load) -> None:
     c, fleet = load({"PRESET": "tiny", "CARDS": "cpu", "TARGET_HOURS": "0.001", "TARGET_TOKENS_PER_S": "1e9"})
     for name in ("target-hours", "target-tokens-per-s"):
         finding = found(c, fleet, name, capacity=1e12)
         assert finding and finding.level == WARN and "cannot be checked" in finding.text
 
 
-def test_a_cpu_is_held_to_its_own_products(load: Any) -> None:
+def test_a_cpu_is_held_to_its_own_products(load: Load) -> None:
     """0.2 TFLOP/s: 16,515,072 FLOPs a token are at most 12,110 tokens/s, and 70% of it is planned."""
     probe = Probe("cpu", 0.0, "", {"float32": 0.2})
     for rate, level in (("8400", None), ("12000", WARN), ("12200", FAIL)):
@@ -171,7 +151,7 @@ TARGETS = [
 
 
 @pytest.mark.parametrize(("base", "target", "kinds"), TARGETS)
-def test_what_would_meet_a_target_does(load: Any, base: Given, target: Given, kinds: set[str]) -> None:
+def test_what_would_meet_a_target_does(load: Load, base: Given, target: Given, kinds: set[str]) -> None:
     name = "target-hours" if "TARGET_HOURS" in target else "target-tokens-per-s"
     finding = found(*load(base, target), name)
     assert finding
@@ -181,7 +161,7 @@ def test_what_would_meet_a_target_does(load: Any, base: Given, target: Given, ki
         assert found(*load(base, target, given), name) is None, given
 
 
-def test_no_more_tokens_and_no_larger_model_and_no_fewer_cards_would_do(load: Any) -> None:
+def test_no_more_tokens_and_no_larger_model_and_no_fewer_cards_would_do(load: Load) -> None:
     c, fleet = load(D16, {"TARGET_HOURS": "2"})
     pace = pace_of(c, fleet, None)
     tokens = limits.most_tokens(c, fleet, pace, 2.0)
@@ -199,7 +179,7 @@ def test_no_more_tokens_and_no_larger_model_and_no_fewer_cards_would_do(load: An
     assert hours_of(*load(D16, {"CARDS": "4xh100-sxm"}), None) > 2.0
 
 
-def test_a_model_of_the_family_keeps_its_proportions(load: Any) -> None:
+def test_a_model_of_the_family_keeps_its_proportions(load: Load) -> None:
     d16, _ = load(D16)
     assert shape(d16, 20) == {"n_layer": 20, "n_head": 10, "n_embd": 1280}      # as presets/d20-2xh100.env
     xlarge, _ = load(XLARGE)
@@ -210,14 +190,14 @@ def test_a_model_of_the_family_keeps_its_proportions(load: Any) -> None:
     assert sizes == sorted(sizes, reverse=True) and len(sizes) > 2
 
 
-def test_what_a_preset_names_is_typed_though_it_is_what_would_be_filled_in(load: Any) -> None:
+def test_what_a_preset_names_is_typed_though_it_is_what_would_be_filled_in(load: Load) -> None:
     """presets/gpt2-124m.env says MLP_DIM=2048, which 768 would give by itself, and so no smaller model loses it."""
     c, fleet = load({"PRESET": "gpt2-124m", "CARDS": "1xa100-40gb-pcie"})
     smaller = next(smaller_models(c, fleet))
     assert smaller.typed == "N_LAYER=11 N_HEAD=11 N_EMBD=704 MLP_DIM=1856"
 
 
-def test_cards_come_in_numbers_that_split_the_batch_and_fill_their_nodes(load: Any) -> None:
+def test_cards_come_in_numbers_that_split_the_batch_and_fill_their_nodes(load: Load) -> None:
     c, fleet = load(XLARGE)
     assert [(one.fleet.processes, one.fleet.nodes) for one in more_cards(c, fleet)] == [
         (16, 2), (32, 4), (64, 8), (128, 16), (256, 32)]
@@ -240,7 +220,7 @@ MEMORY = [
 
 
 @pytest.mark.parametrize(("base", "more", "kinds"), MEMORY)
-def test_memory_that_does_not_hold_it_and_what_does(load: Any, base: Given, more: Given, kinds: set[str]) -> None:
+def test_memory_that_does_not_hold_it_and_what_does(load: Load, base: Given, more: Given, kinds: set[str]) -> None:
     c, fleet = load(base, more)
     finding, need = found(c, fleet, "memory"), memory_of(c, fleet).total
     assert finding and finding.level == FAIL and finding.code == 64
@@ -251,12 +231,12 @@ def test_memory_that_does_not_hold_it_and_what_does(load: Any, base: Given, more
         assert found(*load(base, more, given), "memory") is None, given
 
 
-def test_memory_that_holds_it_is_no_problem(load: Any) -> None:
+def test_memory_that_holds_it_is_no_problem(load: Load) -> None:
     assert found(*load(XLARGE), "memory") is None and found(*load(D16), "memory") is None
     assert found(*load(D16), "memory", capacity=2.0**30) is not None
 
 
-def test_a_card_without_bfloat16(load: Any) -> None:
+def test_a_card_without_bfloat16(load: Load) -> None:
     """V100: 15.7 TFLOP/s in float32, by NVIDIA's data sheet."""
     c, fleet = load(D16, {"CARDS": "2xv100-32gb-sxm"})
     finding = found(c, fleet, "bf16")
@@ -276,7 +256,7 @@ def test_a_card_without_bfloat16(load: Any) -> None:
     ({"KEEP_EVERY": "1000"}, 0.1, {"KEEP_EVERY"}), ({"KEEP_LAST": "9"}, 0.9, {"KEEP_LAST", "DATA_CACHE_GB"}),
     ({"KEEP_LAST": "9", "DATA_STREAM": "0"}, 0.5, {"DATA_STREAM"}),
     ({"KEEP_EVERY": "1000", "KEEP_LAST": "9"}, 0.03, {"KEEP_LAST"})])
-def test_a_disk_that_fills_and_what_would_not(load: Any, more: Given, share: float, kinds: set[str]) -> None:
+def test_a_disk_that_fills_and_what_would_not(load: Load, more: Given, share: float, kinds: set[str]) -> None:
     c, fleet = load(XLARGE, more)
     total = sum(disk(c).values())
     finding = found(c, fleet, "disk", free=share * total)
@@ -287,7 +267,7 @@ def test_a_disk_that_fills_and_what_would_not(load: Any, more: Given, share: flo
         assert found(*load(XLARGE, more, given), "disk", free=share * total) is None, given
 
 
-def test_a_disk_is_enough_or_is_not_known(load: Any) -> None:
+def test_a_disk_is_enough_or_is_not_known(load: Load) -> None:
     c, fleet = load(XLARGE)
     total = sum(disk(c).values())
     assert found(c, fleet, "disk", free=total) is None and found(c, fleet, "disk") is None
@@ -295,7 +275,7 @@ def test_a_disk_is_enough_or_is_not_known(load: Any) -> None:
     assert finding and f"RUNS_DIR and DATA_DIR on a disk with {size(total)}" in finding.fix
 
 
-def test_a_disk_for_data_alone_is_not_mended_by_fewer_checkpoints(load: Any) -> None:
+def test_a_disk_for_data_alone_is_not_mended_by_fewer_checkpoints(load: Load) -> None:
     c, fleet = load(XLARGE, {"KEEP_LAST": "9"})
     needs = {part: size for part, size in disk(c).items() if part != "checkpoints"}
     data = Place(("DATA_DIR",), Path("/data"), needs, sum(needs.values()) - 5e9)
@@ -304,7 +284,7 @@ def test_a_disk_for_data_alone_is_not_mended_by_fewer_checkpoints(load: Any) -> 
     assert proposed(finding) == [{"DATA_CACHE_GB": "45"}]
 
 
-def test_when_it_is_full_by_hand(load: Any) -> None:
+def test_when_it_is_full_by_hand(load: Load) -> None:
     """A save each 100 steps of 3.6 s; room for the data and five checkpoints and a half. Without KEEP_EVERY 4 are there
     at most; with it one more each 200 steps: at step 400 there are 4 + 2, the sixth of which fills the disk. With two
     there already, and room for three more, it is the same step."""
@@ -318,7 +298,7 @@ def test_when_it_is_full_by_hand(load: Any) -> None:
     assert full_when(unsaid, None, place(c, data + 5.5 * one)) == "checkpoint 6 fills it"
 
 
-def test_nothing_is_wrong_with_what_is_planned_well(load: Any) -> None:
+def test_nothing_is_wrong_with_what_is_planned_well(load: Load) -> None:
     for base in (XLARGE, D16):
         c, fleet = load(base, {"TARGET_HOURS": "210", "TARGET_TOKENS_PER_S": "100000"})
         assert limits.problems(c, fleet, None, capacity_bytes(fleet), [place(c, 1e15)]) == []
@@ -326,7 +306,7 @@ def test_nothing_is_wrong_with_what_is_planned_well(load: Any) -> None:
             float(base["MFU"]) / 100 * sum(n * card.bf16_tflops for n, card in fleet.cards) * 1e12 / flops_of(c))
 
 
-def test_amounts_are_said_as_in_the_rest_of_the_plan(load: Any) -> None:
+def test_amounts_are_said_as_in_the_rest_of_the_plan(load: Load) -> None:
     """plan/words.py has one form for each: 4:23 h as the table above it says, whole per cents, terabytes."""
     hours = found(*load(D16, {"TARGET_HOURS": "0.001"}), "target-hours")
     assert hours and "it takes 4:23 h" in hours.text and "e+" not in hours.text
@@ -344,7 +324,7 @@ def test_amounts_are_said_as_in_the_rest_of_the_plan(load: Any) -> None:
     (XLARGE, {"CARDS": "12xa100-80gb-sxm", "NODES": "4"}, ["BATCH_TOKENS=589824", "CARDS=8xa100-80gb-sxm",
                                                            "CARDS=16xa100-80gb-sxm"]),
     (D16, {"CARDS": "2xh100-sxm,1xa100-80gb-sxm"}, ["BATCH_TOKENS=540672"])])
-def test_a_batch_that_processes_cannot_share(load: Any, base: Given, more: Given, typed: list[str]) -> None:
+def test_a_batch_that_processes_cannot_share(load: Load, base: Given, more: Given, typed: list[str]) -> None:
     """256 sequences in micro-batches of 8 are 32 of these, which 3 or 12 processes cannot have as many of each."""
     c, fleet = load(base, more)
     finding = found(c, fleet, "batch")
@@ -356,7 +336,7 @@ def test_a_batch_that_processes_cannot_share(load: Any, base: Given, more: Given
         assert found(*load(base, more, given), "batch") is None, given
 
 
-def test_a_batch_on_this_machine_is_mended_by_fewer_processes(load: Any) -> None:
+def test_a_batch_on_this_machine_is_mended_by_fewer_processes(load: Load) -> None:
     c = dataclasses.replace(load(D16)[0], cards="here")
     finding = found(c, fleet_of(c, here=("NVIDIA H100 80GB HBM3",) * 3), "batch")
     assert finding and "what would do: BATCH_TOKENS=540672; or NPROC=2" in finding.fix

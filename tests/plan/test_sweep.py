@@ -3,41 +3,21 @@ recommendation is what a search over them finds."""
 
 import dataclasses
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from plan import advice
 from plan.fits import capacity_bytes, memory_of
-from plan.fleet import Fleet, fleet_of
+from plan.fleet import Fleet
 from plan.hours import hours_of
 from plan.probe import Probe
 from plan.rows import Row, Sweep, text
 from plan.scaling import expected_loss, worth
 from plan.sweep import sweep
+from tests.plan.conftest import D16, XLARGE, Given, Load
 from train.config import Config
 from train.settings import SettingsError
 from train.sizes import parameters
-
-D16 = {"PRESET": "d16-2xh100", "CARDS": "2xh100-sxm", "MFU": "43.8"}
-XLARGE = {"PRESET": "xlarge-8xa100", "CARDS": "8xa100-80gb-sxm", "MFU": "50"}
-
-Given = dict[str, str]
-
-
-@pytest.fixture
-def load(tmp_path: Path) -> Any:
-    (tmp_path / "empty.env").touch()
-
-    def loaded(*typed: Given) -> tuple[Config, Fleet]:
-        given: Given = {"ENV_FILE": str(tmp_path / "empty.env"), "MASTER_ADDR": "planned"}
-        for more in typed:
-            given |= more
-        c = Config.load(given)
-        return c, fleet_of(c, here=())
-
-    return loaded
 
 
 def swept(c: Config, fleet: Fleet, probe: Probe | None = None) -> Sweep:
@@ -57,7 +37,7 @@ def row(found: Sweep, label: str) -> Row:
     ({"PRESET": "d32-8xh100", "CARDS": "1xa100-40gb-sxm"}, "depth"), (D16 | {"MAX_STEPS": "5000"}, "1"),
     ({"PRESET": "gpt2-124m", "CARDS": "1xrtx4090"}, "depth"), (D16, "micro-batch"), (D16, "gpus"),
     (XLARGE | {"NODES": "4", "SITES": "4"}, "gpus")])
-def test_each_row_is_what_its_settings_give(load: Any, base: Given, kind: str) -> None:
+def test_each_row_is_what_its_settings_give(load: Load, base: Given, kind: str) -> None:
     found = swept(*load(base, {"SWEEP": kind}))
     assert len(found.rows) >= 8
     for one in found.rows:
@@ -72,7 +52,7 @@ def test_each_row_is_what_its_settings_give(load: Any, base: Given, kind: str) -
             assert not one.fits and memory_of(smaller, fleet).total <= one.capacity_bytes
 
 
-def test_depths_are_the_family_of_the_presets(load: Any) -> None:
+def test_depths_are_the_family_of_the_presets(load: Load) -> None:
     """Parameters and tokens as the presets' own files have them; d18 by hand: width 1,152 = 9 heads of 128, an MLP of
     3,072; 65,536 rows of embedding and head."""
     found = swept(*load(D16, {"SWEEP": "1"}))
@@ -88,7 +68,7 @@ def test_depths_are_the_family_of_the_presets(load: Any) -> None:
     assert row(found, "d20").typed.startswith("PRESET=d20-2xh100")
 
 
-def test_what_is_read_in_the_hours_that_there_are(load: Any) -> None:
+def test_what_is_read_in_the_hours_that_there_are(load: Load) -> None:
     """As many tokens as the hours allow and not one step more, typed with the model."""
     found = swept(*load(D16, {"SWEEP": "depth", "TARGET_HOURS": "10"}))
     assert found.within_hours == 10
@@ -100,7 +80,7 @@ def test_what_is_read_in_the_hours_that_there_are(load: Any) -> None:
         assert one.loss_within == pytest.approx(expected_loss(parameters(c).total, one.tokens_within), abs=1e-12)
 
 
-def test_the_labs_question(load: Any) -> None:
+def test_the_labs_question(load: Load) -> None:
     """On 2 H100, depth 16 took them 4.3 hours, and they recommended depth 20 for its 6 hours and 33 GB: at 20 tokens a
     parameter it takes three times as long, 12.4 by the preset's 45%, and in the 4.3 hours it ends above depth 16."""
     c, fleet = load(D16, {"SWEEP": "depth", "MFU": "45"})
@@ -115,7 +95,7 @@ def test_the_labs_question(load: Any) -> None:
     assert "d20 takes 12:28 h for that, 2.92 times as long" in words and "It is what is set." in words
 
 
-def test_rows_of_different_mfu_are_named_as_such(load: Any) -> None:
+def test_rows_of_different_mfu_are_named_as_such(load: Load) -> None:
     """As presets state it: 43.8 for d16, 50.3 for d24; 42 is known of the card for d18, which no preset has."""
     found = swept(*load({"PRESET": "d16-2xh100", "SWEEP": "depth"}))
     assert [row(found, name).mfu_percent for name in ("d16", "d18", "d24")] == [43.8, 42.0, 50.3]
@@ -123,7 +103,7 @@ def test_rows_of_different_mfu_are_named_as_such(load: Any) -> None:
     assert "MFU=45 is one for all" not in swept(*load(D16, {"SWEEP": "depth"})).title
 
 
-def test_with_more_hours_a_larger_model(load: Any) -> None:
+def test_with_more_hours_a_larger_model(load: Load) -> None:
     """30 hours: by hand the lowest of the losses in time is d24's; d16 is too far above it to stay."""
     found = swept(*load(D16, {"SWEEP": "depth", "TARGET_HOURS": "30"}))
     losses = {one.label: one.loss_within for one in found.rows}
@@ -137,7 +117,7 @@ def test_with_more_hours_a_larger_model(load: Any) -> None:
     assert picked.typed_within in words and ("PRESET=" in picked.typed_within or "LEARNING_RATE=0.003 was" in words)
 
 
-def test_what_another_size_would_have_saved(load: Any) -> None:
+def test_what_another_size_would_have_saved(load: Load) -> None:
     """75 tokens a parameter, three times the law's best: 13% of the compute, by test_scaling's search. Depth 16 at 20
     is close enough to its own best for nothing to be said."""
     words = " ".join(swept(*load(XLARGE, {"SWEEP": "depth"})).reasons)
@@ -146,7 +126,7 @@ def test_what_another_size_would_have_saved(load: Any) -> None:
     assert "tokens a parameter, and the law has" not in " ".join(swept(*load(D16, {"SWEEP": "depth"})).reasons)
 
 
-def test_text_that_repeats_counts_for_less(load: Any) -> None:
+def test_text_that_repeats_counts_for_less(load: Load) -> None:
     """The standard library has 3.5 million tokens of training text: 20 for each of d12's parameters repeat it 500
     times and more, which is worth 16.4 passes, and the larger models can learn no more from it than that either."""
     found = swept(*load({"PRESET": "tiny", "CARDS": "cpu", "SWEEP": "depth"}))
@@ -156,7 +136,7 @@ def test_text_that_repeats_counts_for_less(load: Any) -> None:
         assert one.loss == pytest.approx(expected_loss(one.parameters, 16.387756 * 3_515_000), abs=1e-6)
 
 
-def test_what_does_not_fit_is_not_recommended(load: Any) -> None:
+def test_what_does_not_fit_is_not_recommended(load: Load) -> None:
     """On a card of 16 GB the largest do not fit, or only with less; if nothing does it says so."""
     base = {"PRESET": "d32-8xh100", "CARDS": "1xt4", "DTYPE": "float32", "SWEEP": "depth"}
     found = swept(*load(base))
@@ -168,7 +148,7 @@ def test_what_does_not_fit_is_not_recommended(load: Any) -> None:
     assert none.recommended is None and none.reasons[0].startswith("None: memory holds none of these")
 
 
-def test_without_a_speed_the_largest_that_fits(load: Any) -> None:
+def test_without_a_speed_the_largest_that_fits(load: Load) -> None:
     found = swept(*load({"PRESET": "tiny", "CARDS": "cpu", "SWEEP": "depth"}))
     assert found.within_hours is None and all(one.hours is None for one in found.rows)
     held = [one for one in found.rows if one.fits_with is not None]
@@ -177,7 +157,7 @@ def test_without_a_speed_the_largest_that_fits(load: Any) -> None:
 
 
 @pytest.mark.parametrize("just_fits", ["32 none", "4 selective", "8 full"])
-def test_the_micro_batch_that_is_recommended(load: Any, just_fits: str) -> None:
+def test_the_micro_batch_that_is_recommended(load: Load, just_fits: str) -> None:
     """As little computed anew as lets 8,192 tokens in at once, four sequences, and then as many as fit."""
     c, fleet = load(D16, {"SWEEP": "micro-batch"})
     rows = swept(c, fleet).rows
@@ -190,7 +170,7 @@ def test_the_micro_batch_that_is_recommended(load: Any, just_fits: str) -> None:
     assert nothing.recommended is None and nothing.reasons[0].startswith("None fits.")
 
 
-def test_cards_by_target_hours_or_by_their_cost(load: Any) -> None:
+def test_cards_by_target_hours_or_by_their_cost(load: Load) -> None:
     found = swept(*load(XLARGE, {"SWEEP": "gpus"}))
     one, eight = row(found, "1 GPU, ddp"), row(found, "8 GPUs, ddp")
     assert one.hours == pytest.approx(8 * eight.hours) and one.gpu_hours == pytest.approx(eight.gpu_hours)
@@ -203,7 +183,7 @@ def test_cards_by_target_hours_or_by_their_cost(load: Any) -> None:
     assert none.recommended is None and "None is through in TARGET_HOURS=20" in none.reasons[0]
 
 
-def test_the_labs_four_sites_beside_one_node(load: Any) -> None:
+def test_the_labs_four_sites_beside_one_node(load: Load) -> None:
     """Eight A100 at four universities are slower than two of them alone; in one node they are as fast as eight are."""
     found = swept(*load(XLARGE, {"SWEEP": "gpus", "NODES": "4", "SITES": "4"}))
     spread, two = row(found, "8 GPUs on 4 nodes at 4 sites, ddp"), row(found, "2 GPUs, ddp")
@@ -211,12 +191,12 @@ def test_the_labs_four_sites_beside_one_node(load: Any) -> None:
     assert found.recommended == "8 GPUs, ddp" and "NODES=1 SITES=1" in " ".join(found.reasons)
 
 
-def test_muon_is_exchanged_where_weights_are_split(load: Any) -> None:
+def test_muon_is_exchanged_where_weights_are_split(load: Load) -> None:
     found = swept(*load(D16, {"SWEEP": "gpus"}))
     assert all(("OPTIMIZER=adamw" in one.typed) == (one.parallel == "fsdp") for one in found.rows)
 
 
-def test_there_is_nothing_to_compare(load: Any) -> None:
+def test_there_is_nothing_to_compare(load: Load) -> None:
     with pytest.raises(SettingsError, match="say which card"):
         swept(*load({"PRESET": "tiny", "CARDS": "cpu", "SWEEP": "gpus"}))
     with pytest.raises(SettingsError, match="cannot be split evenly over 3 processes; for example BATCH_TOKENS=6144"):
@@ -224,7 +204,7 @@ def test_there_is_nothing_to_compare(load: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", ["depth", "micro-batch", "gpus"])
-def test_on_one_screen_and_as_json(load: Any, kind: str) -> None:
+def test_on_one_screen_and_as_json(load: Load, kind: str) -> None:
     found = swept(*load({"PRESET": "d32-8xh100", "CARDS": "2xa100-40gb-sxm", "SWEEP": kind}))
     lines = text(found).splitlines()
     assert max(map(len, lines)) <= 100 and len(lines) <= 48
@@ -235,7 +215,7 @@ def test_on_one_screen_and_as_json(load: Any, kind: str) -> None:
     assert [one["fits"] for one in known["rows"]] == [one.fits for one in found.rows]
 
 
-def test_what_the_law_knows_nothing_of_is_not_compared(load: Any) -> None:
+def test_what_the_law_knows_nothing_of_is_not_compared(load: Load) -> None:
     """3.3M parameters are a twentieth of the smallest that it was fitted to, and three steps of d12 would have a
     loss of 13.7, where a guess among 65,536 has 11.1."""
     found = swept(*load({"PRESET": "tiny", "CARDS": "cpu", "SWEEP": "depth"}), Probe("cpu", 0.0, "", {"float32": 0.1}))
@@ -246,12 +226,12 @@ def test_what_the_law_knows_nothing_of_is_not_compared(load: Any) -> None:
     assert short.recommended == "d16" and not any("n/a" in reason or "inf" in reason for reason in short.reasons)
 
 
-def test_a_type_that_a_card_lacks_is_refused(load: Any) -> None:
+def test_a_type_that_a_card_lacks_is_refused(load: Load) -> None:
     with pytest.raises(SettingsError, match="t4 has no bfloat16 units; what would do: DTYPE=float32"):
         swept(*load(D16, {"CARDS": "1xt4", "SWEEP": "depth"}))
 
 
-def test_without_a_speed_it_says_what_to_type(load: Any) -> None:
+def test_without_a_speed_it_says_what_to_type(load: Load) -> None:
     found = swept(*load({"PRESET": "d16-2xh100", "CARDS": "cpu", "SWEEP": "depth"}))
     best = row(found, found.recommended or "")
     assert found.reasons[-1].startswith(f"make train {best.typed} {best.fits_with or ''}".rstrip())

@@ -2,37 +2,18 @@
 
 import dataclasses
 import re
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from plan import limits
 from plan.finding import Finding
-from plan.fleet import Fleet, fleet_of
+from plan.fleet import Fleet
 from plan.hours import hours_of, pace_of, steps_within, time_of
+from tests.plan.conftest import WAN, XLARGE, Given, Load
 from train.config import Config
 from train.sizes import parameters
 
-XLARGE = {"PRESET": "xlarge-8xa100", "CARDS": "8xa100-80gb-sxm", "MFU": "50"}
-WAN = XLARGE | {"NODES": "4", "SITES": "4"}
 SMALL = {"PRESET": "gpt2-124m", "CARDS": "4xrtx4090", "MFU": "40", "NODES": "4", "SITES": "4", "WAN_GBIT": "0.1"}
-
-Given = dict[str, str]
-
-
-@pytest.fixture
-def load(tmp_path: Path) -> Any:
-    (tmp_path / "empty.env").touch()
-
-    def loaded(*typed: Given) -> tuple[Config, Fleet]:
-        given: Given = {"ENV_FILE": str(tmp_path / "empty.env"), "MASTER_ADDR": "planned"}
-        for more in typed:
-            given |= more
-        c = Config.load(given)
-        return c, fleet_of(c, here=())
-
-    return loaded
 
 
 def target(c: Config, fleet: Fleet, done: int = 0) -> Finding | None:
@@ -61,7 +42,7 @@ def typed(said: str) -> Given:
     # 16 have no room in a node of eight
     (XLARGE | {"CARDS": "16xa100-80gb-sxm", "NODES": "2"}, {"TARGET_HOURS": "120"},
      ["LAN_GBIT=200 (only over so fast a network)"])])
-def test_a_network_is_mended_first(load: Any, base: Given, asked: Given, first: list[str]) -> None:
+def test_a_network_is_mended_first(load: Load, base: Given, asked: Given, first: list[str]) -> None:
     finding = target(*load(base, asked))
     assert finding
     said = would(finding)
@@ -71,7 +52,7 @@ def test_a_network_is_mended_first(load: Any, base: Given, asked: Given, first: 
     assert "no number of these cards" not in finding.fix      # as many as there are do
 
 
-def test_hours_of_the_same_cards_nearer_to_each_other_by_hand(load: Any) -> None:
+def test_hours_of_the_same_cards_nearer_to_each_other_by_hand(load: Load) -> None:
     """0.6 hours of evaluation, and 190,735 steps of 3.88 s and of what a ring of 5.345 GB waits: over 25 Gbit/s between
     four nodes 1.5 times its bytes, between two sites at 1 Gbit/s once, and inside each, of two nodes, over 25 too."""
     gbit = 8 * 4 * 1_336_248_320 / 1e9
@@ -80,7 +61,7 @@ def test_hours_of_the_same_cards_nearer_to_each_other_by_hand(load: Any) -> None
         assert hours == pytest.approx(190_735 * (3.8754 + wait_s) / 3600 + 0.6, rel=0.001)
 
 
-def test_no_model_is_proposed_that_the_law_does_not_know(load: Any) -> None:
+def test_no_model_is_proposed_that_the_law_does_not_know(load: Load) -> None:
     """4 RTX 4090 over 0.1 Gbit/s reach 300,000 tokens/s with a model of 3M parameters, which is no advice."""
     for base, asked in ((SMALL, {"TARGET_TOKENS_PER_S": "300000"}), (SMALL, {"TARGET_HOURS": "10"}),
                         (WAN, {"TARGET_TOKENS_PER_S": "100000"}), (WAN, {"TARGET_HOURS": "300"})):
@@ -91,7 +72,7 @@ def test_no_model_is_proposed_that_the_law_does_not_know(load: Any) -> None:
         assert sizes or asked != {"TARGET_HOURS": "300"}      # 598M and 104M are among what does
 
 
-def test_a_target_is_of_what_is_left(load: Any) -> None:
+def test_a_target_is_of_what_is_left(load: Load) -> None:
     """206 hours, of which a half is behind it: 103 with half of the evaluations and all of the last one."""
     c, fleet = load(XLARGE, {"TARGET_HOURS": "110"})
     pace, half = pace_of(c, fleet, None), c.last_step // 2
@@ -109,12 +90,12 @@ def test_a_target_is_of_what_is_left(load: Any) -> None:
         assert time and (time.total <= 90.0) == soon
 
 
-def test_a_run_that_is_through_misses_no_target(load: Any) -> None:
+def test_a_run_that_is_through_misses_no_target(load: Load) -> None:
     c, fleet = load(XLARGE, {"TARGET_HOURS": "1", "TARGET_TOKENS_PER_S": "1e7"})
     assert target(c, fleet) and target(c, fleet, done=c.last_step) is None
 
 
-def test_no_such_model_is_proposed_for_memory_either(load: Any) -> None:
+def test_no_such_model_is_proposed_for_memory_either(load: Load) -> None:
     """A sequence of a million tokens of 1.3B parameters: 15M of them would fit, which nobody asked for."""
     c, fleet = load(XLARGE, {"SEQ_LEN": "1048576", "BATCH_TOKENS": "8388608", "MICRO_BATCH_SIZE": "1"})
     found = {one.name: one for one in limits.problems(c, fleet, None, 74 * 2.0**30)}

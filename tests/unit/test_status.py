@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 import types
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -43,16 +42,6 @@ def write_status(paths: RunPaths, **facts: object) -> None:
     facts = {"schema": 1, "pid": os.getpid(), "host": socket.gethostname(), "phase": "training", "since": 1.0,
              "heartbeat": time.time(), "step": 7, "last_step": 20, "loss": 2.5} | facts
     paths.status.write_text(json.dumps(facts))
-
-
-@pytest.fixture
-def processes() -> Iterator[list[subprocess.Popen]]:
-    """Whatever is put in here is gone at the end of the test."""
-    started: list[subprocess.Popen] = []
-    yield started
-    for process in started:
-        process.kill()
-        process.wait()
 
 
 def hold(paths: RunPaths, processes: list[subprocess.Popen], manner: str = "good",
