@@ -74,16 +74,21 @@ hand_on() {
 }
 
 # run_child COMMAND...: run it and return its exit code.
-# A shell waiting for a foreground child would not see signals before the child ends.
+# A shell that waits for a child in the foreground does not see signals before the child ends, and `wait` loses the exit
+# code of a child that ends while a trapped signal comes, or waits for it for good where there are others (bash 5.2). So
+# it looks every tenth of a second, later twice a second, and waits for what has ended only.
 run_child() {
-  local code
+  local code looks=0
   "$@" &
   CHILD=$! HANDED_ON=-9
   [[ $ASKED == 0 ]] || hand_on # told to stop before there was a child to tell
-  while :; do
+  while kill -0 "$CHILD" 2>/dev/null; do
+    if ((++looks < 100)); then sleep 0.1; else sleep 0.5; fi || true
+  done
+  SIGNALLED=1
+  while [[ $SIGNALLED == 1 ]]; do # else a signal only interrupted the wait
     SIGNALLED=0
     wait "$CHILD" && code=0 || code=$?
-    [[ $SIGNALLED == 0 ]] && break # else a signal only interrupted the wait
   done
   CHILD=""
   return "$code"

@@ -60,7 +60,8 @@ class Cluster:
         self.server.daemon_threads = True
         self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
         self.thread.start()
-        self.env = {"KUBECONFIG": str(self.kubeconfig()), "KUBECACHEDIR": str(folder / "kube-cache")}
+        # GOGC: kubectl lives for a moment, and a fifth of its time would go into collecting garbage
+        self.env = {"KUBECONFIG": str(self.kubeconfig()), "KUBECACHEDIR": str(folder / "kube-cache"), "GOGC": "off"}
         self.put({"kind": "Namespace", "apiVersion": "v1", "metadata": {"name": NAMESPACE}})
         self.put({"kind": "StorageClass", "apiVersion": "storage.k8s.io/v1", "provisioner": "test.example.org",
                   "metadata": {"name": "standard", "annotations": {rules.DEFAULT_CLASS: "true"}}})

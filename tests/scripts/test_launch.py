@@ -1,5 +1,6 @@
 """The launcher's bash: how many processes, with how many threads, and whose exit code."""
 
+import contextlib
 import os
 import re
 import shlex
@@ -189,7 +190,8 @@ def play(env: dict[str, str], tmp_path: Path) -> dict[str, str]:
     stub = tmp_path / "venv" / "bin" / "python"
     trainer = f'if [[ "$*" == *train.main ]]; then\n{PLAYER}\nfi\n'
     stub.write_text(stub.read_text().replace("[[ -z ${PAUSE-} ]]", trainer + "[[ -z ${PAUSE-} ]]"))
-    executable(tmp_path / "bin" / "sleep", '#!/bin/bash\necho "pause $1" >>"$TMPDIR/pauses"\n'
+    executable(tmp_path / "bin" / "sleep", '#!/bin/bash\n[[ $1 != 0.* ]] || exec /bin/sleep "$1"  # between two looks\n'
+               'echo "pause $1" >>"$TMPDIR/pauses"\n'
                '[[ -z ${SLOW-} && $1 != 60 ]] || exec /bin/sleep 60\n')
     return env | {"MAX_RESTARTS": "3", "NPROC": "2"}
 
@@ -279,6 +281,44 @@ def test_a_stop_that_comes_several_times_is_handed_on_once_and_a_later_one_again
     process.send_signal(signal.SIGTERM)
     wait_for(tmp_path / "out", "told\ntold", seconds=20)
     process.kill()
+
+
+# A library that has bash hear SIGTERM just when the system has told it that a child ended, as it may happen by chance.
+AT_ONCE = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+pid_t waitpid(pid_t pid, int *status, int options) {
+  pid_t (*real)(pid_t, int *, int) = dlsym(RTLD_NEXT, "waitpid");
+  pid_t found = real(pid, status, options);
+  if (found > 0 && WIFEXITED(*status) && WEXITSTATUS(*status) == 64) kill(getpid(), SIGTERM);
+  return found;
+}
+"""
+COLLECTING = """
+cd {root}; source scripts/lib.sh; hand_on_signals
+[[ -z {company} ]] || /bin/sleep 60 &
+run_child bash -c 'sleep 0.3; exit 64'
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux" or not shutil.which("gcc"), reason="needs Linux, and gcc")
+@pytest.mark.parametrize("company", ["", "yes"])
+def test_a_stop_that_comes_as_a_child_ends_neither_loses_its_code_nor_waits_for_good(tmp_path: Path,
+                                                                                   company: str) -> None:
+    (tmp_path / "at_once.c").write_text(AT_ONCE)
+    library = tmp_path / "at_once.so"
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", library, tmp_path / "at_once.c", "-ldl"], check=True)
+    script = COLLECTING.format(root=shlex.quote(str(ROOT)), company=shlex.quote(company))
+    process = subprocess.Popen(["bash", "-c", script], env=os.environ | {"LD_PRELOAD": str(library)},
+                               start_new_session=True)
+    try:
+        assert process.wait(20) == 64
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # and the company
 
 
 def test_a_trainer_that_dies_of_the_stop_had_nothing_to_save(play: dict[str, str], tmp_path: Path) -> None:
