@@ -44,8 +44,7 @@ def one_process(tmp_path_factory: pytest.TempPathFactory, data: dict[str, str]) 
     return launch(tmp_path_factory.mktemp("one"), data, 1, 20, MICRO_BATCH_SIZE=16)
 
 
-@pytest.mark.parametrize(("nproc", "micro"), [
-    (2, 4), pytest.param(4, 4, marks=pytest.mark.slow), pytest.param(4, 1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("nproc", "micro"), [(2, 4), pytest.param(4, 1, marks=pytest.mark.slow)])
 def test_any_number_of_processes_follows_one(tmp_path: Path, data: dict[str, str], one_process: Path, nproc: int,
                                              micro: int) -> None:
     run = launch(tmp_path, data, nproc, 20, MICRO_BATCH_SIZE=micro)
@@ -248,12 +247,11 @@ def masked_steps(rank: int, size: int, folder: str, c: Config) -> None:
 
 
 @pytest.mark.parametrize(("how", "sizes"), [
-    ({"parallel": "ddp"}, (1, 2)), pytest.param({"parallel": "ddp"}, (1, 4), marks=pytest.mark.slow),
-    pytest.param({"parallel": "fsdp"}, (1, 2, 4), marks=pytest.mark.slow),
+    ({"parallel": "ddp"}, (1, 2)), pytest.param({"parallel": "fsdp"}, (1, 2, 4), marks=pytest.mark.slow),
     pytest.param({"parallel": "hsdp", "shard_ranks": 2}, (1, 4), marks=pytest.mark.slow),
     pytest.param({"parallel": "fsdp", "grad_sync": "micro-batch"}, (1, 2), marks=pytest.mark.slow),
     pytest.param({"optimizer": "muon", "muon_momentum": 0.95}, (1, 2), marks=pytest.mark.slow),
-], ids=["ddp", "ddp of 4", "fsdp", "hsdp", "fsdp each micro-batch", "muon"])
+], ids=["ddp", "fsdp", "hsdp", "fsdp each micro-batch", "muon"])
 def test_unequal_masks_weigh_each_token_the_same_and_ranks_stay_equal(
         tmp_path: Path, tiny: Config, free_port: int, monkeypatch: pytest.MonkeyPatch, how: dict,
         sizes: tuple[int, ...]) -> None:

@@ -17,6 +17,7 @@ from tests.kube.cluster import Cluster
 from tests.kube.user import User, a_user
 from train.settings import ROOT
 
+pytestmark = pytest.mark.slow  # what is waited for, with twenty calls of kubectl before
 user = a_user
 JOB = "pure-transformer-8xa100"
 OF_A_LAUNCH = ("Job", "Service", "NetworkPolicy", "ConfigMap", "Pod")
