@@ -4,17 +4,18 @@ import dataclasses
 import json
 import os
 import signal
-import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
-import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
 from bench import probe, probe_disk, probe_step, room
 from doctor import probing
@@ -29,28 +30,24 @@ from train.step import is_out_of_memory
 HERE = World(0, 0, 0, 1, torch.device("cpu"), "CPU", "here")
 
 
-def close(ours: Callable[[], float], theirs: Callable[[], float], factor: float) -> bool:
-    """Whether two measurements agree to a factor, in one of three tries: the machine may be busy with other things."""
-    return any(1 / factor < ours() / theirs() < factor for _ in range(3))
-
-
-def timed(work: Callable[[], object], calls: int) -> list[float]:
-    """Seconds of each of some calls, the fastest first."""
-    found = []
-    for _ in range(calls):
-        began = time.perf_counter()
-        work()
-        found.append(time.perf_counter() - began)
-    return sorted(found)
-
-
 # ---- Products, memory, links
 
+def a_hundredth(once: Callable[[], object], seconds: float) -> list[float]:
+    """In place of probe.times: a call took 0.01 s."""
+    once()
+    return [0.01]
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_products_are_as_fast_as_one_that_is_timed_alone(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "SIZES", {"cpu": (256, 512)})
-    a = torch.ones(512, 512, dtype=getattr(torch, dtype))
-    assert close(lambda: probe.products(HERE, dtype, 0.2), lambda: 2 * 512**3 / timed(lambda: a @ a, 40)[20] / 1e12, 2)
+def test_the_speed_of_products_counts_every_multiplication_and_addition(dtype: str,
+                                                                        monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "SIZES", {"cpu": (64, 128)})
+    monkeypatch.setattr(probe, "times", a_hundredth)
+    with FlopCounterMode(display=False) as counter:
+        found = probe.products(HERE, dtype, 1.0)
+    small, large = 2 * 64**3, 2 * 128**3
+    assert counter.get_total_flops() == small + large
+    assert found == pytest.approx(large / 0.01 / 1e12)  # of both sizes took the same
 
 
 def test_no_size_is_tried_that_its_time_does_not_suffice_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,16 +58,26 @@ def test_no_size_is_tried_that_its_time_does_not_suffice_for(monkeypatch: pytest
     assert len(sizes) == 2
 
 
+class Moved(TorchDispatchMode):
+    """Counts bytes of what operations read and write."""
+
+    bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if func is torch.ops.aten.add.out:
+            tensors = [value for value in (*args, *(kwargs or {}).values()) if isinstance(value, torch.Tensor)]
+            self.bytes += sum(tensor.nbytes for tensor in tensors)
+        return func(*args, **kwargs or {})
+
+
 def test_the_triad_is_counted_as_stream_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside numpy's, in two passes over memory instead of one: c written once and read once more."""
+    """Two arrays are read and one is written, in 0.01 s."""
     monkeypatch.setattr(probe, "OF_A_CORE", 0)  # arrays of 256 MiB
-    b, c = (np.ones(2**24, dtype=np.float32) for _ in range(2))
-    a = np.empty_like(b)
-
-    def numpys() -> float:
-        return 5 * 4 * 2**24 / timed(lambda: (np.multiply(c, 3, out=a), np.add(a, b, out=a)), 5)[0] / 1e9
-
-    assert close(lambda: probe.triad_gb_s(HERE, 0.3), numpys, 3)
+    monkeypatch.setattr(probe, "times", a_hundredth)
+    with Moved() as moved:
+        found = probe.triad_gb_s(HERE, 1.0)
+    assert moved.bytes == 3 * 2**28
+    assert found == pytest.approx(moved.bytes / 0.01 / 1e9)
 
 
 def test_calls_are_timed_in_groups_behind_a_first_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,18 +135,15 @@ def test_steps_are_taken_whole_where_there_is_time_for_it(n: int, left: float, r
     assert probe_step.planned(0.7, 0.2, n, left + 1e-6) == (rounds, passes)
 
 
-def test_a_composed_step_takes_as_long_as_a_whole_one(tiny: Config) -> None:
-    c = dataclasses.replace(tiny, n_embd=128, mlp_dim=384, vocab_size=4096, batch_tokens=8 * 4 * tiny.seq_len)
+def test_a_composed_step_takes_as_long_as_a_whole_one(tiny: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that goes on by a second with each operation of a product."""
+    c = dataclasses.replace(tiny, batch_tokens=8 * 4 * tiny.seq_len)
     step = probe_step.Stepper(c, HERE)
-    step.take(1)
-
-    def median(work: Callable[[int], float], argument: int) -> float:
-        return statistics.median(work(argument) for _ in range(5))
-
-    def composed() -> float:
-        return probe_step.composed_s(median(step.take, 1), median(step.take_passes, 3), 8)
-
-    assert close(composed, lambda: median(step.take, 8), 1.5)
+    with FlopCounterMode(display=False) as counter:
+        monkeypatch.setattr(probe_step, "time", SimpleNamespace(perf_counter=counter.get_total_flops))
+        first, further, whole = step.take(1), step.take_passes(3), step.take(8)
+    assert 0 < first == further
+    assert probe_step.composed_s(first, further, 8) == whole == 8 * first
 
 
 @pytest.mark.parametrize(("seconds", "composed"), [(100.0, False), (0.0, True)])
