@@ -233,7 +233,7 @@ def test_a_call_that_hangs_is_given_up(watch: Callable[[], Watch], cluster: Clus
     monkeypatch.setattr(monitor_cluster, "LISTED_S", 0.3)
     began = time.monotonic()
     seen, _ = looking.look(time.time())
-    assert time.monotonic() - began < 5 and "has not answered `kubectl get jobs,pods` in 0 s" in seen.problem
+    assert time.monotonic() - began < 25 and "has not answered `kubectl get jobs,pods` in 0 s" in seen.problem
 
 
 def test_another_runs_job_is_not_taken_for_ones_own(watch: Callable[[], Watch], cluster: Cluster,

@@ -109,7 +109,7 @@ def test_the_newest_rows_of_this_nodes_sampler(paths: RunPaths, sampler: Callabl
     sampler("20260104_000000", host="elsewhere")
     sampler("20260105_000000", ended="told to stop")
     found = Sampled(paths).look()
-    assert found and found[1] and 0 < time.time() - found[1] < 5
+    assert found and found[1] and 0 < time.time() - found[1] < 60
     assert found[0] == (Gpu(0, "H100", 90.0, 40.25, 79.6, 300.125, 700.0, 60.0, 1755.0, ("power_cap",)),
                         Gpu(1, "H100", 91.0, 41.5, 79.6, 290.5, 700.0, 61.0, 1700.0, clock_max_mhz=1980.0))
 

@@ -166,7 +166,7 @@ def test_a_finished_setup_is_silent_quick_and_starts_nothing(machine: Machine) -
         assert machine.setup() == ""
         seconds.append(time.monotonic() - start)
         assert machine.calls() == []
-    assert min(seconds) < 0.1
+    assert min(seconds) < 1
 
 
 def test_a_changed_lock_file_is_installed_into_the_same_environment(machine: Machine) -> None:

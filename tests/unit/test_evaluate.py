@@ -202,7 +202,7 @@ def test_what_takes_too_long_is_given_up_wherever_it_is(parts, monkeypatch: pyte
     before, began = signal.getsignal(signal.SIGALRM), time.monotonic()
     with pytest.raises(EvaluationFailed, match=r"it took longer than EVAL_MINUTES=10; lower EVAL_TOKENS"):
         evaluator(model, limit_s=0.3)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 25
     assert signal.getsignal(signal.SIGALRM) == before and signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 

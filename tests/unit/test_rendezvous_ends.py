@@ -67,7 +67,7 @@ def test_nodes_that_all_end_keep_nobody_waiting(nodes: Nodes) -> None:
     began = time.monotonic()
     for process in [command(nodes, rank, "over", "75") for rank in range(3)]:
         assert said(process) == (0, "")
-    assert time.monotonic() - began < 8
+    assert time.monotonic() - began < 18
 
 
 @pytest.mark.parametrize(("phase", "code", "after"), [
