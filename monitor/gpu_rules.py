@@ -10,6 +10,7 @@ from collections.abc import Callable
 from monitor.facts import Fault, Gpu, Link, Node, Seen
 from monitor.moment import (all_gpus, doing, errors, is_gone, is_over_well, is_slow, is_stepping, listed, make, middle,
                             named, own_gpus, pod_of, restart, slowness)
+from monitor.run_rules import goes_on
 from train.config import Config
 from train.straggler import AGAIN, STEPS
 
@@ -19,19 +20,22 @@ OTHER = {"hw_slowdown"}  # the sum of both; alone where the driver tells no more
 
 
 def lost(seen: Seen, c: Config) -> list[Fault]:
-    """GPUs that no longer answer."""
+    """GPUs that no longer answer. While the run goes on it does without them, as where they are another's."""
     faults = []
-    for node in seen.nodes:
+    for node in () if is_over_well(seen) else seen.nodes:
         gone = [gpu for gpu in node.gpus if gpu.lost]
         if gone:
             name = f" ({gone[0].name})" if gone[0].name else ""
             faults.append(Fault("gpu-lost", f"GPU {listed(gpu.index for gpu in gone)}{name} of {named(seen, node)} no "
-                                "longer answers its driver", after_loss(seen), about=f"node {node.node}",
-                                failing=not is_over_well(seen)))
+                                "longer answers its driver", after_loss(seen, c), about=f"node {node.node}",
+                                failing=not goes_on(seen, c)))
     return faults
 
 
-def after_loss(seen: Seen) -> str:
+def after_loss(seen: Seen, c: Config) -> str:
+    if goes_on(seen, c):
+        return "the run goes on without it; " + ("tell who runs the cluster" if seen.cluster else
+                                                "dmesg | grep -i xid names the cause; reset it when the run is over")
     if seen.cluster:
         return f"tell who runs the cluster; {restart(seen)} on another machine"
     return f"dmesg | grep -i xid names the cause; reset or reboot it, then {restart(seen)}"

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from k8s.words import MEANING
 from monitor.facts import Fault, Gpu, Node, Seen
 from monitor.moment import (ago, all_gpus, at, begun, brief, count, doing, errors, in_phase_s, is_gone, is_over_well,
-                            is_stepping, listed, make, middle, named, no_step_s, pod_of, restart, said, stands_still,
-                            step_s)
+                            listed, make, middle, named, no_step_s, pod_of, restart, said, stands_still, step_s)
 from train.config import Config
 from train.rollcall import WAITING
 
@@ -29,6 +28,7 @@ HINTS = {1: "{logs} shows why", 64: "mend the setting that it names, then {again
 
 WHO = re.compile(r"\[?\brank[ =]?(\d+)\]?", re.IGNORECASE)
 HOST = re.compile(r"\brank[ =]\d+ (?:on |host=)([\w.-]+):", re.IGNORECASE)
+BEFORE = "the attempt before: "  # what the watchdog said of another attempt (complaints.HANGS)
 LOST = "lost the connection to another process"
 # What says that processes do not hear of each other, the plainest first: the watchdog's report, which tells who hangs
 # from who waits; what one process says of itself; NCCL's and gloo's time-outs; a connection that broke.
@@ -208,14 +208,21 @@ def silent(seen: Seen, c: Config) -> list[Fault]:
 # No step comes
 # ---------------------------------------------------------------------------------------------------
 
+def goes_on(seen: Seen, c: Config) -> bool:
+    """This attempt has made a step, and is in no phase for too long, evaluations and saves among them."""
+    between = bool(seen.first and seen.first.stage)  # the script is at something else, and no trainer is there
+    ended = is_gone(seen) or seen.phase == "crashed" or between
+    return begun(seen) and not (ended or stands_still(seen, c) or data_stands_still(seen, c) or phase(seen, c))
+
+
 def nccl(seen: Seen, c: Config) -> list[Fault]:
-    """Processes that do not hear of each other: which rank, and where. Said as long as no step comes."""
-    if is_over_well(seen) or is_stepping(seen, c):
+    """Processes that do not hear of each other: which rank, and where. Of a run that goes on it is an old line."""
+    if is_over_well(seen) or goes_on(seen, c):
         return []
     ends = is_gone(seen) or seen.phase == "crashed" or stands_still(seen, c)
     for pattern, words in BROKEN if ends else BROKEN[:-1]:
         for number, host, line in complaints(seen):
-            if not pattern.search(line):
+            if not pattern.search(line) or (begun(seen) and BEFORE in line):
                 continue
             rank, on = WHO.search(line), HOST.search(line)
             where = by_host(seen, on[1] if on else host, None if on else number)

@@ -46,9 +46,14 @@ def sift(faults: Iterable[Fault], of_pods: Collection[Fault] = ()) -> list[Fault
     of pods are among them, and none of these is left out."""
     found = [*of_pods, *faults]
     by_pods = BY_PODS if {fault.name for fault in of_pods} - NOT_ASKED else set()
-    left_out = set().union(*(EXPLAINS.get(fault.name, set()) for fault in found), by_pods)
+    left_out = set().union(*map(explained_by, found), by_pods)
     kept = [fault for fault in found if fault in of_pods or fault.name not in left_out]
     return sorted(kept, key=lambda fault: not fault.failing)
+
+
+def explained_by(fault: Fault) -> set[str]:
+    """What it leaves out. A GPU that is lost explains nothing of a run that goes on without it."""
+    return EXPLAINS.get(fault.name, set()) if fault.failing or fault.name != "gpu-lost" else set()
 
 
 def found_by(rules: Iterable[Rule], seen: Seen, c: Config) -> list[Fault]:

@@ -17,7 +17,7 @@ ON_PLAN, BELOW_PLAN, FAILING, DONE, STOPPED, NO_PLAN = ("on plan", "below plan",
                                                        "no plan to compare with")
 ROOMY = 0.5     # of a GPU's memory: with less in use a step may be larger
 MOST_TRIES = 3
-HEAVY = {"killed", "crashed", "nccl", "hanging", "not-begun", "gpu-lost"}  # with these there is no pace to speak of
+HEAVY = {"killed", "crashed", "nccl", "hanging", "not-begun"}  # with these there is no pace to speak of
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,9 @@ import pytest
 from monitor import gpu_rules
 from monitor.facts import Gpu, Link, Seen
 from monitor.readings import REASONS
+from monitor.rules import judge
 from monitor.sift import found_by
+from monitor.verdict import verdict
 from tests.monitor.moments import (GPU, LINK, NOW, PLAN, SETTINGS, TRAINING, cluster, gpus, node, only, pod, progress,
                                    seen, status)
 from train.straggler import AGAIN, STEPS, Stragglers
@@ -42,10 +44,37 @@ def test_a_gpu_with_something_else_on_it_is_not_of_the_run() -> None:
 
 # ---- Lost and held back
 
+STILL = dataclasses.replace(TRAINING, step_time=NOW - 250)
+
+
 def test_a_gpu_that_no_longer_answers() -> None:
-    fault = only(gpu_rules.lost(with_gpu(lost=True, utilisation_percent=None), c))
+    fault = only(gpu_rules.lost(with_gpu(STILL, lost=True, utilisation_percent=None), c))
     assert fault.text == "GPU 2 (NVIDIA A100-SXM4-80GB) of node 1 (gpu-b) no longer answers its driver"
     assert fault.failing and "dmesg | grep -i xid" in fault.next and "goes on from step 12,000" in fault.next
+
+
+def test_a_lost_gpu_that_the_run_does_without_is_said_and_hides_nothing() -> None:
+    """4 GPUs, and the run is on 3 of them: steps come. Its verdict is on its own pace, and a slow rank is still told."""
+    past = dataclasses.replace(TRAINING, processes=7, tokens_per_s=130_000, step_s=4.0, recent_steps=100,
+                               straggler={"rank": 1, "host": "gpu-a", "times": 2.0, "step": TRAINING.step})
+    moment = with_gpu(past, lost=True, utilisation_percent=None)
+    faults = judge(moment, c)
+    assert [(fault.name, fault.failing) for fault in faults] == [("gpu-lost", False), ("straggler", False)]
+    assert faults[0].next == "the run goes on without it; dmesg | grep -i xid names the cause; reset it when the run " \
+        "is over"
+    word = verdict(moment, c, faults)
+    assert word and (word.word, word.is_bad) == ("on plan", False)
+    stands = with_gpu(dataclasses.replace(past, step_time=NOW - 250), lost=True)
+    assert [(fault.name, fault.failing) for fault in judge(stands, c)] == [("gpu-lost", True)]
+    word = verdict(stands, c, judge(stands, c))
+    assert word and word.word == "failing"
+
+
+def test_a_lost_gpu_is_nothing_to_a_run_that_is_over_and_saves_do_not_make_it_grave() -> None:
+    lost = tuple(dataclasses.replace(gpu, lost=gpu.index == 3) for gpu in gpus())
+    for phase, failing in (("done", []), ("stopped", []), ("saving", [False]), ("evaluating", [False])):
+        moment = seen(node(0, status=status(phase, 20), gpus=lost), node(1))
+        assert [fault.failing for fault in gpu_rules.lost(moment, c)] == failing
 
 
 @pytest.mark.parametrize(("throttle", "name", "words"), [

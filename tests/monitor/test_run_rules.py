@@ -301,8 +301,32 @@ def test_a_download_whose_connection_broke_is_no_process_that_is_lost(phase: str
     """It is tried again; in a run that stands still, or is gone, it may be what the others wait for."""
     broke = "reading part 3 of 9 again: ConnectionResetError: [Errno 104] Connection reset by peer"
     assert run_rules.nccl(at_phase(phase, 20, complaint=broke), c) == []
-    assert only(run_rules.nccl(at_phase(phase, 20, complaint=GLOO), c)).about == "rank 1"
+    assert run_rules.nccl(at_phase(phase, 20, BEFORE, complaint=broke), c) == []
+    assert only(run_rules.nccl(at_phase(phase, 20, BEFORE, complaint=GLOO), c)).about == "rank 1"
     assert only(run_rules.nccl(at_phase(phase, 20, complaint=broke, at_work=False), c)).name == "nccl"
+
+
+OLD = "the attempt before: HANGS: rank 1 on gpu-b, in forward for 600 s at step 12"
+
+
+@pytest.mark.parametrize("phase", ["training", "data", "evaluating", "saving", "sampling"])
+def test_an_old_line_is_no_fault_of_a_run_that_goes_on(phase: str) -> None:
+    """Neither one that NCCL survived, nor what the watchdog said of the attempt before."""
+    for line in (OLD, f"rank=0 {OLD}", GLOO, TIMED_OUT):
+        well = at_phase(phase, 20, complaint=line)
+        assert names(well) == [] == names(dataclasses.replace(well, cluster=cluster(pod(0), pod(1, lines=(line,)))))
+    limits = {"evaluating": 740, "saving": 1500, "sampling": 800, "data": 250, "training": 250}
+    late = dataclasses.replace(TRAINING, step_time=NOW - 1600)
+    too_long = at_phase(phase, limits[phase], late, complaint=TIMED_OUT)
+    assert only(run_rules.nccl(too_long, c)).about == "rank 5"
+    assert run_rules.nccl(at_phase(phase, limits[phase], late, complaint=OLD), c) == []
+    gone = at_phase(phase, 20, complaint=OLD, at_work=False)
+    assert run_rules.nccl(gone, c) == [] and names(gone) == ["killed"]
+
+
+def test_between_two_attempts_and_before_the_first_step_it_is_said() -> None:
+    assert only(run_rules.nccl(at_phase("evaluating", 20, complaint=GLOO, stage="training"), c)).about == "rank 1"
+    assert only(run_rules.nccl(at_phase("model", 20, BEFORE, complaint=OLD), c)).about == "rank 1"
 
 
 def test_the_watchdog_s_own_words_name_who_hangs_and_where(tmp_path: Path) -> None:
@@ -312,11 +336,11 @@ def test_the_watchdog_s_own_words_name_who_hangs_and_where(tmp_path: Path) -> No
     (hangs,) = [line for line in lines if line.startswith("HANGS")]
     (says,) = [line for line in lines if line.startswith("rank=0")]
     assert "no progress in step 7" in says
-    for line, words in ((hangs, "does not come on"), (says, "made no progress"),
-                        (hangs.replace("HANGS", "waits for others"), "only waits for another one, which hangs"),
-                        (f"the attempt before: {hangs}", "does not come on")):
-        waits = dataclasses.replace(still(250).nodes[0], complaint=line)
-        fault = only(run_rules.nccl(seen(waits, node(1)), c))
+    for line, words, past in ((hangs, "does not come on", TRAINING), (says, "made no progress", TRAINING),
+                              (hangs.replace("HANGS", "waits for others"), "only waits for another one, which hangs",
+                               TRAINING), (f"the attempt before: {hangs}", "does not come on", BEFORE)):
+        late = dataclasses.replace(past, step_time=past.step_time and NOW - 250)
+        fault = only(run_rules.nccl(seen(node(0, progress=late, complaint=line), node(1)), c))
         assert fault.text.startswith(f"rank 0 on node 1 (gpu-b) {words}") and fault.about == "rank 0"
 
 
