@@ -52,7 +52,8 @@ def skips(seen: Seen, c: Config) -> list[Fault]:
 def spike(seen: Seen, c: Config) -> list[Fault]:
     """The last loss stands out."""
     p = seen.progress
-    if p is None or p.loss is None or not p.median_loss or not p.loss > c.spike_factor * p.median_loss:
+    if p is None or p.loss is None or not p.median_loss or not p.loss > c.spike_factor * p.median_loss or \
+            is_over_well(seen) or is_gone(seen):
         return []
     return [Fault("spike", f"the loss jumped to {p.loss:.3f} at step {p.step:,}; the median of the last steps is "
                   f"{p.median_loss:.3f}", f"{make(seen, 'logs', ONLY='metrics')} shows whether it comes down again; if "

@@ -46,6 +46,11 @@ def test_a_loss_that_jumps() -> None:
     assert names(progress(loss=3.37)) == []  # 1.3 x 2.60 = 3.38
     assert "jumped to 3.390 at step 12,345; the median of the last steps is 2.600" in \
         only(train_rules.spike(progress(loss=3.39), c)).text
+    jumped = dataclasses.replace(TRAINING, loss=3.39)
+    assert names(at_phase("evaluating", 20, jumped)) == ["spike"]
+    for phase in ("done", "stopped"):  # nobody can do anything about it any more
+        assert names(at_phase(phase, 20, jumped)) == []
+    assert names(at_phase("training", 20, jumped, at_work=False)) == []
     assert names(progress(loss=None)) == names(progress(loss=9.0, median_loss=None)) == []
 
 
