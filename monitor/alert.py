@@ -7,7 +7,8 @@ rule's name, or end), MONITOR_ABOUT, MONITOR_FAILING (0 or 1) and MONITOR_NEXT. 
 time, and never waited for: one that takes longer than LIMIT_S is ended. Why it fails is said once.
 
 What has rung is kept in the run's folder, .alerts.json, so that a monitor which is started again, or ONCE=1 from cron,
-does not ring for the same fault again. A fault is forgotten, and would ring again, after it was away for ALERT_MINUTES.
+does not ring for the same fault again. A fault is forgotten, and would ring again, after it was away for ALERT_MINUTES;
+how a run ended, as soon as it is in another phase than that in which it did: then another attempt is at work, or over.
 """
 
 import contextlib
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from monitor.facts import Fault, Seen
+from monitor.moment import SURROGATES, since
 from monitor.verdict import Verdict
 from train.config import Config
 from train.durable import write_whole
@@ -31,6 +33,7 @@ from train.runs import RunPaths
 from train.settings import ROOT, SettingsError
 
 STATE = ".alerts.json"
+ENDS = ("crashed", "killed")  # the faults by which an attempt ends
 LIMIT_S = 60.0
 MOST_WAITING = 20  # alerts that are not yet out; beyond it the oldest is dropped, and that is said
 
@@ -73,14 +76,19 @@ class Alerts:
         itself, each problem once."""
         if self.command:
             state = self.read()
-            before = json.dumps(state)
-            for fault in self.new(state["faults"], list(faults), seen.now):
+            before, faults = json.dumps(state), list(faults)
+            if is_another(seen, verdict, state):
+                state["ended"] = ""
+                state["faults"] = {key: gone for key, gone in state["faults"].items() if key.split(" ")[0] not in ENDS}
+            for fault in self.new(state["faults"], faults, seen.now):
                 self.ring(f"{self.run}: {fault.text}; next: {fault.next}", fault.name, fault.about, fault.failing,
                           fault.next)
             ended = self.end_of(seen, verdict)
             if verdict and ended and ended != state["ended"]:
                 self.ring(f"{self.run}: {verdict.sentence}", "end", "", verdict.is_bad, "")
             state["ended"] = ended or state["ended"]
+            if ended or any(fault.name in ENDS for fault in faults):
+                state["since"] = since(seen) or state["since"]
             if json.dumps(state) != before:
                 self.write(state)
         self.poll()
@@ -114,9 +122,11 @@ class Alerts:
         try:
             state = json.loads(self.path.read_text(encoding="utf-8"))
             faults = {str(key): None if gone is None else float(gone) for key, gone in state["faults"].items()}
-            return {"schema": 1, "faults": faults, "ended": str(state["ended"])}
+            began = state.get("since")
+            return {"schema": 1, "faults": faults, "ended": str(state["ended"]),
+                    "since": None if began is None else float(began)}
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
-            return self.kept or {"schema": 1, "faults": {}, "ended": ""}
+            return self.kept or {"schema": 1, "faults": {}, "ended": "", "since": None}
 
     def write(self, state: dict[str, Any]) -> None:
         try:
@@ -132,7 +142,8 @@ class Alerts:
     def ring(self, sentence: str, name: str, about: str, failing: bool, following: str) -> None:
         facts = {"RUN": self.run, "FAULT": name, "ABOUT": about, "FAILING": int(failing), "NEXT": following}
         arguments = ["env", *(f"MONITOR_{key}={value}" for key, value in facts.items()), self.command, sentence]
-        self.waiting.append([argument.replace("\0", "") for argument in arguments])  # a log may hold anything
+        # a log may hold anything, and half of a character can be told to no program
+        self.waiting.append([SURROGATES.sub("\ufffd", argument.replace("\0", "")) for argument in arguments])
         if len(self.waiting) > MOST_WAITING:
             self.waiting.popleft()
             self.say("many", f"more than {MOST_WAITING} alerts wait for ALERT_CMD={self.command}: the oldest are "
@@ -187,3 +198,12 @@ class Alerts:
             time.sleep(0.02)
         said, self.problems = self.problems, []
         return said
+
+
+def is_another(seen: Seen, verdict: Verdict | None, state: dict[str, Any]) -> bool:
+    """Whether what is seen is not of the attempt whose end was told last: the phase began at another moment, which one
+    that is over, or killed, never changes; or the Job that had ended is there anew."""
+    there, began = seen.cluster, since(seen)
+    if there and state["ended"] and not (verdict and verdict.is_last):
+        return bool(there.wanted_pods) and not (there.ended or there.problem or there.unread)
+    return None not in (began, state["since"]) and began != state["since"]

@@ -16,6 +16,7 @@ from train.record import duration
 from train.rollcall import WAITING
 
 OVER_WELL = ("done", "stopped")
+SURROGATES = re.compile("[\ud800-\udfff]")  # halves of characters, which JSON can tell and nothing can print
 SETTLED_STEPS, SETTLED_S = 10, 30.0  # of an attempt, and since it could train, before its pace is judged
 STALE_S = 60.0    # readings of GPUs that are older say nothing of now
 OWN_MEMORY = 0.1  # of the fullest GPU's memory: one with less is not of this run
@@ -212,7 +213,7 @@ def listed(names: Iterable[object], most: int = 4) -> str:
 
 def ago(seconds: float) -> str:
     """'45 s', '4:10', '1:02:03'"""
-    return f"{seconds:.0f} s" if seconds < 60 else duration(seconds)
+    return f"{max(0.0, seconds):.0f} s" if seconds < 60 else duration(seconds)  # a clock may have been set back
 
 
 def brief(seconds: float) -> str:

@@ -12,7 +12,7 @@ from monitor import alert
 from monitor.alert import Alerts, command_of
 from monitor.facts import Fault, Seen
 from monitor.verdict import Verdict
-from tests.monitor.moments import NOW, TRAINING, node, seen
+from tests.monitor.moments import NOW, TRAINING, cluster, node, seen, status
 from train.config import Config
 from train.runs import RunPaths
 from train.settings import SettingsError
@@ -117,7 +117,65 @@ def test_a_monitor_that_is_started_again_remembers(bell: Bell) -> None:
         alerts.close()
     assert bell.names == ["hanging", "end"]
     kept = json.loads((bell.paths.folder / ".alerts.json").read_text())
-    assert kept == {"schema": 1, "faults": {"hanging ": None}, "ended": "done in attempt 0"}
+    assert kept == {"schema": 1, "faults": {"hanging ": None}, "ended": "done in attempt 0", "since": NOW - 1000}
+
+
+CRASHED = Fault("crashed", "crashed: first", "make logs", failing=True)
+FAILED = Verdict("failing", "failing: crashed: first", is_last=True)
+
+
+def in_phase(phase: str, began: float, now: float, **changes: object) -> Seen:
+    found = seen(node(0, status=status(phase, -began) if phase else {}, **changes))
+    return dataclasses.replace(found, now=NOW + now)
+
+
+@pytest.mark.parametrize("looks_between", [True, False])  # from cron the second attempt may never be seen at work
+@pytest.mark.parametrize("name", ["crashed", "killed"])
+def test_a_second_crash_before_the_first_record_rings_again(bell: Bell, looks_between: bool, name: str) -> None:
+    end = dataclasses.replace(CRASHED, name=name)
+    for now in (0, 1):
+        bell_of(bell, in_phase("crashed", -10, now), [end], FAILED)
+    for now in (20, 21) if looks_between else ():
+        bell_of(bell, in_phase("data", 15, now), [], None)
+    for now in (40, 41):
+        bell_of(bell, in_phase("crashed", 30, now), [end], FAILED)
+    assert bell.names == [name, "end"] * 2
+
+
+def bell_of(bell: Bell, found: Seen, faults: list[Fault], verdict: Verdict | None) -> None:
+    """ONCE=1, as from cron."""
+    alerts = bell.alerts()
+    assert alerts.look(found, faults, verdict) == [] == alerts.close()
+
+
+def test_an_end_that_flaps_rings_once(bell: Bell) -> None:
+    """A lock that somebody looks at seems held for an instant, and a status may be torn: the phase is the same."""
+    killed = dataclasses.replace(CRASHED, name="killed")
+    for now in range(12):
+        over, torn = now % 2 == 0, now % 3 == 0
+        found = in_phase("" if torn else "training", -900, now, at_work=not over)
+        bell_of(bell, found, [killed] if over else [], FAILED if over else None)
+    assert bell.names == ["killed", "end"]
+
+
+def test_other_faults_are_not_forgotten_with_the_end(bell: Bell) -> None:
+    bell_of(bell, in_phase("crashed", -10, 0), [CRASHED, HOT], FAILED)
+    bell_of(bell, in_phase("data", 15, 20), [], None)
+    bell_of(bell, in_phase("crashed", 30, 40), [CRASHED, HOT], FAILED)
+    assert bell.names == ["crashed", "throttled-heat", "end", "crashed", "end"]
+
+
+def test_a_job_that_is_there_anew_and_fails_without_a_word_rings_again(bell: Bell) -> None:
+    def job(now: float, **facts: object) -> Seen:
+        return dataclasses.replace(seen(cluster=cluster(**facts)), nodes=(), now=NOW + now)
+
+    bell_of(bell, job(0, ended="Failed"), [CRASHED], FAILED)
+    for now, facts in ((1, {"problem": "it does not answer"}), (2, {"wanted_pods": 0})):
+        bell_of(bell, job(now, **facts), [], None)
+    bell_of(bell, job(3, ended="Failed"), [CRASHED], FAILED)
+    bell_of(bell, job(60), [], None)
+    bell_of(bell, job(90, ended="Failed"), [CRASHED], FAILED)
+    assert bell.names == ["crashed", "end"] * 2
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"schema": 1, "faults": [1], "ended": ""}'])
@@ -173,8 +231,8 @@ def lives(pid: int) -> bool:
 
 
 def test_what_logs_hold_does_not_harm(bell: Bell) -> None:
-    words = "crashed: $(touch gone) `x` 'y' \"z\"; {}rm * \u2026 -n"
-    odd = Fault("crashed", words.format("\0"), "make logs")
+    words = "crashed: $(touch gone) `x` 'y' \"z\"; {}rm * \u2026 \ufffd -n"
+    odd = Fault("crashed", words.format("\0").replace("\ufffd", "\ud800"), "make logs")
     alerts = bell.alerts()
     alerts.look(at(0), [odd])
     assert alerts.close() == []
