@@ -2,7 +2,7 @@
 
     python -m monitor      a screen, renewed every REFRESH_S, until Ctrl-C or the end of the run
     ONCE=1                 plain text, once; where standard output is no terminal, anew whenever something changes
-    exit code              0; 1 where something is wrong; 64 a bad setting; 78 no such run
+    exit code              0; 1 where something is wrong; 64 a bad setting; 78 no such run, or one that may not be read
 """
 
 import os
@@ -13,7 +13,7 @@ from typing import Any
 
 from k8s.kubectl import BAD_SETTING, Refused
 from k8s.where import decide
-from monitor.watch import NO_RUN, NoRun, View, Watcher, watcher_of
+from monitor.watch import NO_RUN, NoRun, View, Watcher, unreadable, watcher_of
 from train.settings import SettingsError
 
 TICK_S = 1.0  # between two drawings: ages go on between two looks
@@ -39,6 +39,9 @@ def main() -> int:
     except NoRun as error:
         sys.stderr.write(f"{error}\n")
         return NO_RUN
+    except PermissionError as error:
+        sys.stderr.write(f"{unreadable(error)}\n")
+        return NO_RUN
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except BrokenPipeError:  # who read this has left, as of make monitor | head
@@ -56,10 +59,11 @@ def is_screen() -> bool:
 
 def say(view: View) -> None:
     """Plain text."""
+    from monitor.phrases import clean
     from monitor.text import text
     sys.stdout.write(text(view.seen, view.faults, view.verdict))
-    sys.stdout.write("".join([*([f"look: {view.trouble}\n"] if view.trouble else []),
-                              *(f"alert: {remark}\n" for remark in view.remarks)]))
+    sys.stdout.write("".join([*([f"look: {clean(view.trouble)}\n"] if view.trouble else []),
+                              *(f"alert: {clean(remark)}\n" for remark in view.remarks)]))
     sys.stdout.flush()
 
 

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from monitor import panels
 from monitor.facts import Fault, Seen
+from monitor.moment import SURROGATES
 from monitor.panels import Style
 from monitor.phrases import CONTROLS
 
@@ -94,7 +95,8 @@ def beside(left: Sequence[Text], right: Sequence[Text], width: int) -> Iterator[
 def fitted(text: Text, width: int) -> Text:
     """One line, no wider than that."""
     one = text.copy()
-    one.plain = CONTROLS.sub(" ", one.plain)  # one for one, so that colours stay where they are
+    # one for one, so that colours stay where they are
+    one.plain = SURROGATES.sub("\ufffd", CONTROLS.sub(" ", one.plain))
     one.no_wrap, one.overflow = True, "ellipsis"
     one.truncate(width, overflow="ellipsis")
     return one

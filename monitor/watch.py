@@ -23,6 +23,12 @@ class NoRun(Exception):
     """There is no such run; the message says what to do."""
 
 
+def unreadable(error: PermissionError) -> str:
+    """Which file or folder of a run this user may not look at, and what to do."""
+    return f"{error.filename} may not be read ({error.strerror}): run make monitor as its owner, or let this user " \
+        "read its folder (chmod a+rx)"
+
+
 @dataclasses.dataclass(frozen=True)
 class View:
     """What one look has brought. phase: in words, and since when; over: nobody is at work on the run, and it will say
@@ -103,10 +109,11 @@ class Watcher:
                     return
                 self.view = dataclasses.replace(self.view, trouble=str(error))
             except (OSError, ValueError, Refused) as error:
+                why = unreadable(error) if isinstance(error, PermissionError) else str(error)
                 if self.view is not None:
-                    self.view = dataclasses.replace(self.view, trouble=" ".join(str(error).split()))
+                    self.view = dataclasses.replace(self.view, trouble=" ".join(why.split()))
                 else:
-                    self.gone = NoRun(str(error))
+                    self.gone = NoRun(why)
                     self.told.set()
                     return
             except Exception as error:  # of which nobody knew: a thread that ends would leave an old screen standing

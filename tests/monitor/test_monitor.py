@@ -2,6 +2,7 @@
 
 import dataclasses
 import fcntl
+import io
 import json
 import os
 import pty
@@ -20,7 +21,12 @@ from pathlib import Path
 
 import pytest
 
+from rich.console import Console
+
 from monitor import __main__ as monitor
+from monitor.facts import Fault
+from monitor.screen import Screen
+from tests.monitor import scenes
 from train.runs import RunPaths
 from train.settings import ROOT
 
@@ -187,6 +193,35 @@ def test_a_torn_file_is_no_crash(once: Once, paths: RunPaths, torn: str) -> None
     path.write_bytes(b'\x00{"schema": 1, "event"' + (path.read_bytes()[:20] if path.exists() else b""))
     told = once()
     assert told.returncode in (0, 1) and "Traceback" not in told.stderr and told.stdout.startswith("run: a-run")
+
+
+def test_what_cannot_be_printed_is_replaced(once: Once, paths: RunPaths) -> None:
+    made(paths, "crashed", 12)
+    state = json.loads(paths.status.read_text()) | {"exit_code": 1, "why": "FileNotFoundError: /data/caf\udce9.txt"}
+    paths.status.write_text(json.dumps(state))
+    told = once()
+    assert told.returncode == 1 and "FileNotFoundError: /data/caf\ufffd.txt" in told.stdout
+    console = Console(file=io.StringIO(), width=80, height=24)
+    fault = Fault("crashed", "/data/caf\udce9.txt", "make logs \ud800")
+    console.print(Screen(scenes.here(), [fault], fault.text, fault.text, [fault.text]))
+    assert "caf\ufffd.txt".encode() in console.file.getvalue().encode()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("settings", [{}, {"ONCE": "0"}, {"WHERE": "auto"}])
+def test_a_run_that_may_not_be_read_is_said_in_a_line(paths: RunPaths, settings: dict[str, str]) -> None:
+    made(paths, "done")
+    humble = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"] if os.geteuid() == 0 else []
+    if humble and not shutil.which("setpriv"):
+        pytest.skip("this is root, who may read everything, and there is no setpriv")
+    paths.folder.chmod(0)
+    try:
+        done = subprocess.run([*humble, sys.executable, "-m", "monitor"], cwd=ROOT, capture_output=True, text=True,
+                              timeout=60, env=environment(paths, **{"ONCE": "1"} | settings), check=False)
+    finally:
+        paths.folder.chmod(0o755)
+    assert (done.returncode, done.stdout) == (78, ""), done.stderr
+    assert done.stderr.count("\n") == 1 and f"{paths.folder}/" in done.stderr
+    assert "may not be read (Permission denied): run make monitor as its owner" in done.stderr
 
 
 def test_alerts_ring_once_for_a_fault(once: Once, paths: RunPaths) -> None:
