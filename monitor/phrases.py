@@ -6,7 +6,7 @@ import math
 import re
 
 from monitor.facts import Gpu, Link, Node, Pod, Seen
-from monitor.moment import all_gpus, no_step_s
+from monitor.moment import SURROGATES, all_gpus, no_step_s
 from monitor.tail import MILESTONES
 from plan import words
 from train.goodput import CATEGORIES
@@ -47,8 +47,8 @@ def size(size_bytes: float) -> str:
 
 
 def clean(text: str) -> str:
-    """Without what would steer a terminal; on one line."""
-    return CONTROLS.sub(" ", SEQUENCES.sub("", text)).rstrip()
+    """Without what would steer a terminal, or cannot be printed; on one line."""
+    return SURROGATES.sub("\ufffd", CONTROLS.sub(" ", SEQUENCES.sub("", text))).rstrip()
 
 
 def number(value: float | None, form: str = ".4f") -> str:
@@ -265,11 +265,20 @@ def energy(seen: Seen, short: bool = False) -> str:
         joules, gpus = sum(node.energy_j or 0.0 for node in counted), sum(len(node.gpus) for node in counted)
         began = min(node.energy_since or 0.0 for node in counted)
         part = f" on {len(counted)} of {len(seen.nodes)} nodes" if len(counted) < len(seen.nodes) else ""
-        by = f" by the counters of {gpus} GPU{'s' * (gpus != 1)}{part}, since their sampler began at"
-        said.append(f"{joules / 3.6e6:.3g} kWh{f'{part} since' if short else by} {clock(began, seen.now)}")
+        used = seen.progress.processes if seen.progress else None
+        more = f", of which the run has {used}" if used and gpus > used else ""  # the sampler was not told which
+        number_of = f"{gpus} GPU{'s' * (gpus != 1)}{part}{more}"
+        by = f" by the counters of {number_of}, since their sampler began at"
+        in_short = f" of {number_of}, since" if more else f"{part} since"
+        said.append(f"{figures(joules / 3.6e6)} kWh{in_short if short else by} {clock(began, seen.now)}")
     if (each := step_j(seen)) is not None:
-        said.append(f"about {f'{each / 1000:.3g} kJ' if each >= 1000 else f'{each:.3g} J'} a step")
+        said.append(f"about {f'{figures(each / 1000)} kJ' if each >= 1000 else f'{figures(each)} J'} a step")
     return "; ".join(said)
+
+
+def figures(value: float) -> str:
+    """Three of them, and from 1000 on all before the point: '0.0123', '567', '1,234'"""
+    return f"{value:,.0f}" if value >= 999.5 else f"{value:.3g}"
 
 
 def step_j(seen: Seen) -> float | None:
