@@ -8,8 +8,9 @@
 An attempt's record and a sampler of the same boot of a machine have one monotonic clock. config.json and the sampler's
 .json name that boot; where one does not, it is known by when their clocks say that it began. Else both are brought to
 the clock on the wall. A stretch or a step takes the counter's joules where that covers it, else integrated power. A
-step that is not covered by a GPU for each process of the run has no energy; causes have that of the part that is
-covered, and say how much that is. Samples may still be growing: the sums go up to the last record.
+step that is not covered by a GPU for each process of the run has no energy, nor one with more; causes have that of the
+part that is covered, and say how much that is. While the run is down after `make stop`, or its end, its GPUs are given
+back: that time counts for none. Samples may still be growing: the sums go up to the last record.
 """
 
 import argparse
@@ -123,12 +124,13 @@ def join(run: Run, prices: Prices) -> Energy | None:
     if not found:
         return None
     ran, stretches, boots = timeline.ran, timeline.stretches(), boots_of(run.paths.config)
+    rested = at_rest(run, stretches)
     nodes = {sampler.node for sampler in found}
     gpus: list[Measured] = []
     for sampler in found:
         shifts, same = zip(*(shift(sampler, each, boots.get(each.number)) for each in ran), strict=True)
         prefix = "" if len(nodes) == 1 else "unknown." if sampler.node is None else f"node{sampler.node}."
-        new = [measured(timeline, stretches, np.array(shifts), meter, f"{prefix}gpu{meter.index}")
+        new = [measured(timeline, stretches, np.array(shifts), meter, f"{prefix}gpu{meter.index}", rested)
                for meter in sampler.measure(moments(timeline, stretches, np.array(shifts)))]
         remarks += [clock_words(sampler, new, same, stretches), *sampler.remarks]
         gpus += new
@@ -138,8 +140,11 @@ def join(run: Run, prices: Prices) -> Energy | None:
     remarks += [f"attempt {k} had {wanted[k]} processes, and {n} {'GPU was' if n == 1 else 'GPUs were'} sampled: the "
                 "joules are theirs alone, and steps have none" for k, n in enumerate(sampled.sum(axis=1))
                 if 0 < n < wanted[k]]
+    remarks += [f"{n} GPUs were sampled and attempt {k} had {wanted[k]} process{'es' * bool(wanted[k] > 1)}: "
+                f"the joules and the cost are of all {n}, and steps have none; CUDA_VISIBLE_DEVICES beside make "
+                "gpu-sampler samples fewer" for k, n in enumerate(sampled.sum(axis=1)) if 0 < wanted[k] < n]
     expected = np.maximum(wanted, sampled.sum(axis=1))
-    causes = by_cause(stretches, gpus, np.where(expected > 0, expected, expected.max()))
+    causes = by_cause(stretches, gpus, np.where(expected > 0, expected, expected.max()), rested)
     energy_j = of_steps(timeline, gpus, sampled, wanted)
     names = sorted({gpu.name for gpu in gpus})
     compared = {name: (sum(gpu.compared[0] for gpu in gpus if gpu.name == name),
@@ -149,6 +154,13 @@ def join(run: Run, prices: Prices) -> Energy | None:
                   {name: together([gpu.steps for gpu in gpus if gpu.name == name]) for name in names},
                   sum(float(gpu.joules[gpu.by_power].sum()) for gpu in gpus),
                   {name: pair for name, pair in compared.items() if pair[0] > 0}, prices, remarks)
+
+
+def at_rest(run: Run, stretches: Sequence[Stretch]) -> np.ndarray:
+    """(stretches,) bool: the run was down since somebody stopped it, or it was done, and not since it crashed."""
+    ends = {event.get("attempt"): event.get("reason") for event in run.events if event["event"] == "end"}
+    return np.array([s.category == "down" and ends.get(run.timeline.ran[s.begin[0]].number) in ("stopped", "done")
+                     for s in stretches])
 
 
 def shift(sampler: Sampler, attempt: Attempt, boot: str | None) -> tuple[float, bool]:
@@ -182,14 +194,17 @@ def moments(timeline: Timeline, stretches: Sequence[Stretch], shifts: np.ndarray
     return np.unique(np.concatenate([*edges(stretches, shifts), *step_edges(timeline, shifts)]))
 
 
-def measured(timeline: Timeline, stretches: Sequence[Stretch], shifts: np.ndarray, meter: Meter, name: str) -> Measured:
+def measured(timeline: Timeline, stretches: Sequence[Stretch], shifts: np.ndarray, meter: Meter, name: str,
+             rested: np.ndarray) -> Measured:
+    """rested: of the stretches, those in which the GPU was not the run's: they have none of what was measured."""
     begins, ends = edges(stretches, shifts)
     joules, covered_s, by_power, compared = chosen(meter, begins, ends)
+    joules, covered_s = (np.where(rested, 0.0, values) for values in (joules, covered_s))
     first, last = step_edges(timeline, shifts)
     step_j, step_s, _, _ = chosen(meter, first, last)
     whole = (last > first) & (step_s >= last - first - NS)
-    return Measured(name, joules, covered_s, by_power, np.where(whole, step_j, np.nan), unsplit(meter, begins, ends),
-                    compared)
+    return Measured(name, joules, covered_s, by_power, np.where(whole, step_j, np.nan),
+                    unsplit(meter, begins, ends, rested), compared)
 
 
 def chosen(meter: Meter, begins: np.ndarray,
@@ -205,24 +220,26 @@ def chosen(meter: Meter, begins: np.ndarray,
             (float(count_j[both].sum()), float(power_j[both].sum())))
 
 
-def unsplit(meter: Meter, begins: np.ndarray, ends: np.ndarray) -> tuple[float, float]:
-    """(joules, seconds) of holes across the bounds of stretches, which the counter tells as a whole and power not."""
+def unsplit(meter: Meter, begins: np.ndarray, ends: np.ndarray, rested: np.ndarray) -> tuple[float, float]:
+    """(joules, seconds) of holes across the bounds of stretches, which the counter tells as a whole and power not;
+    without those that reach into a time at rest."""
     joules, seconds = 0.0, 0.0
     for begin, end, inside in meter.counter.holes:
         k = int(np.searchsorted(begins, begin, side="right")) - 1
-        inner = k >= 0 and end <= ends[k]
-        if not inner and begins[0] <= begin and end <= ends[-1] and not math.isnan(inside) and \
+        apart = (k >= 0 and end <= ends[k]) or rested[max(k, 0):int(np.searchsorted(begins, end))].any()
+        if not apart and begins[0] <= begin and end <= ends[-1] and not math.isnan(inside) and \
                 meter.power.blind_s(begin, end) > end - begin - SURE_S:
             joules, seconds = joules + inside, seconds + end - begin
     return joules, seconds
 
 
-def by_cause(stretches: Sequence[Stretch], gpus: Sequence[Measured], expected: np.ndarray) -> dict[str, Cause]:
-    """expected: GPUs of each attempt; while the run is down, those before."""
+def by_cause(stretches: Sequence[Stretch], gpus: Sequence[Measured], expected: np.ndarray,
+             rested: np.ndarray) -> dict[str, Cause]:
+    """expected: GPUs of each attempt; while the run is down after a crash, those before, and at rest none."""
     joules, covered_s = (np.sum([getattr(gpu, name) for gpu in gpus], axis=0) for name in ("joules", "covered_s"))
     causes = dict.fromkeys(CATEGORIES, Cause())
-    for stretch, part_j, part_s in zip(stretches, joules.tolist(), covered_s.tolist(), strict=True):
-        gpu_s = stretch.seconds * int(expected[stretch.begin[0]])
+    for stretch, part_j, part_s, free in zip(stretches, joules.tolist(), covered_s.tolist(), rested, strict=True):
+        gpu_s = 0.0 if free else stretch.seconds * int(expected[stretch.begin[0]])
         causes[stretch.category] += Cause(stretch.seconds, gpu_s, part_s, part_j)
     if joules_between := sum(gpu.unsplit[0] for gpu in gpus):
         causes[UNSPLIT] = Cause(0.0, 0.0, sum(gpu.unsplit[1] for gpu in gpus), joules_between)
@@ -230,9 +247,11 @@ def by_cause(stretches: Sequence[Stretch], gpus: Sequence[Measured], expected: n
 
 
 def of_steps(timeline: Timeline, gpus: Sequence[Measured], sampled: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Joules of all GPUs in each step; NaN where one that its attempt had is not covered, or was never sampled."""
+    """Joules of all GPUs in each step; NaN where one that its attempt had is not covered, or was never sampled, and
+    where more were sampled than it had."""
     of = np.array(timeline.step_of)
-    joules = np.where(sampled[of].sum(axis=1) >= np.maximum(wanted[of], 1), 0.0, np.nan)
+    number = sampled[of].sum(axis=1)
+    joules = np.where((number > 0) & ((number == wanted[of]) | (wanted[of] == 0)), 0.0, np.nan)
     for i, gpu in enumerate(gpus):
         joules += np.where(sampled[of, i], gpu.steps, 0.0)
     return joules
@@ -268,7 +287,7 @@ def text(name: str, run: Run, energy: Energy) -> str:
     named = [(CATEGORIES.get(key, key), cause) for key, cause in energy.causes.items() if cause.seconds or cause.joules]
     for label, cause in [*named, ("total", total)]:
         cost = energy.prices.cost(cause.joules, cause.gpu_s)
-        rows.append([label, duration(cause.seconds), f"{cause.joules / 3.6e6:.4g}" if cause.covered_s else "n/a",
+        rows.append([label, duration(cause.seconds), figures(cause.joules / 3.6e6) if cause.covered_s else "n/a",
                      f"{100 * cause.joules / total.joules:.1f}%" if total.joules else "n/a", known(cause.mean_w, ".0f"),
                      f"{100 * min(1.0, cause.covered_s / cause.gpu_s):.1f}%" if cause.gpu_s else "n/a",
                      *([known(cost, ".2f")] if priced else [])])
@@ -294,18 +313,23 @@ def per_step(run: Run, energy: Energy) -> list[str]:
     """Medians over the steps that are covered."""
     known_j = energy.energy_j[np.isfinite(energy.energy_j)]
     if not len(known_j):
-        return ["joules of a step n/a: samples cover none on all of its GPUs"]
+        return ["joules of a step n/a: samples cover none on all of its GPUs, and on no other"]
     tokens = per_token(run, energy)
     of = f"{len(known_j):,} of {len(energy.energy_j):,} steps are covered; the median one took" \
         if len(known_j) < len(energy.energy_j) else "the median step took"
-    each = f", {1e3 * float(np.nanmedian(tokens)):.4g} mJ a token" if np.isfinite(tokens).any() else ""
-    return [f"{of} {float(np.median(known_j)):,.4g} J at {float(np.nanmedian(energy.power_w)):,.0f} W{each}"]
+    each = f", {figures(1e3 * float(np.nanmedian(tokens)))} mJ a token" if np.isfinite(tokens).any() else ""
+    return [f"{of} {figures(float(np.median(known_j)))} J at {float(np.nanmedian(energy.power_w)):,.0f} W{each}"]
 
 
 def per_token(run: Run, energy: Energy) -> np.ndarray:
     """Joules a token of each step: watts over tokens/s of the whole job."""
     rate = run.columns["tokens_per_s"]
     return np.divide(energy.power_w, rate, out=np.full(len(rate), np.nan), where=rate > 0)
+
+
+def figures(value: float) -> str:
+    """Four of them, and from 1000 on all before the point: '0.01234', '567.8', '11,200'"""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
 def known(value: float | None, form: str) -> str:

@@ -162,6 +162,50 @@ def test_where_a_node_was_not_sampled_steps_have_no_joules_and_half_is_not_cover
     assert result.remarks[-1].startswith("attempt 0 had 4 processes, and 2 GPUs were sampled")
 
 
+def test_where_more_gpus_were_sampled_than_the_run_had_steps_have_no_joules(tmp_path: Path) -> None:
+    """A process on a machine of 4 GPUs: what the others took is not the run's."""
+    folder = put(tmp_path, Clock().start(model=10.0).steps(1, 10), world_size=1)
+    sampled(folder, gpus=4)
+    result = found(folder)
+    assert np.isnan(result.energy_j).all() and np.isfinite(result.steps["gpu0"]).all()
+    assert result.total.joules == pytest.approx(4 * joules((0, 30)) + (50 + 100 + 150) * 30)
+    assert result.remarks[-1] == ("4 GPUs were sampled and attempt 0 had 1 process: the joules and the cost are of all "
+                                  "4, and steps have none; CUDA_VISIBLE_DEVICES beside make gpu-sampler samples fewer")
+    said = energy.text("r", load(folder), result)
+    assert "J at" not in said and "a token" not in said
+
+
+@pytest.mark.parametrize(("reason", "billed_s"), [("stopped", 0.0), ("done", 0.0), ("crashed", 172_800.0),
+                                                  (None, 172_800.0)])
+def test_after_make_stop_gpus_are_given_back_and_after_a_crash_they_are_paid_for(tmp_path: Path, reason: str | None,
+                                                                                 billed_s: float) -> None:
+    """Two days between two attempts; 30 s of the first, 25 s of the second."""
+    run = Clock().start(model=10.0).steps(1, 10)
+    if reason:
+        run.write("end", 10, 0.0, reason=reason)
+    folder = put(tmp_path, run.resume(10, down=172_800.0, model=5.0).steps(11, 20), world_size=1)
+    sampled(folder, last=45.0)  # the sampler goes on for a while: by then the GPU may be another's
+    result = found(folder, Prices(kwh=1.0, gpu_hour=2.0))
+    assert (result.causes["down"].seconds, result.causes["down"].gpu_s) == pytest.approx((172_800, billed_s))
+    taken = joules((0, 30)) if not billed_s else joules((0, 44.99))
+    assert result.total.joules == pytest.approx(taken, rel=1e-5)
+    assert result.cost == pytest.approx(2 * (55 + billed_s) / 3600 + taken / 3.6e6, rel=1e-5)
+    covered = 30 if not billed_s else 44.99
+    assert result.coverage == pytest.approx(covered / (55 + billed_s), rel=1e-4)
+
+
+def test_what_the_counter_tells_of_a_hole_over_a_time_at_rest_is_not_the_runs(tmp_path: Path) -> None:
+    """Stopped from 30 to 50 s; the sampler is away from 28 to 52 s, and the next attempt is of the same boot."""
+    run = Clock().start(model=10.0).steps(1, 10)
+    run.write("end", 10, 0.0, reason="stopped")
+    run.wall, run.mono, run.attempt = run.wall + 20, run.mono + 20, 1
+    folder = put(tmp_path, run.start(10, "resume", model=5.0).steps(11, 15))
+    sampled(folder, hole=(28.0, 52.0))
+    result = found(folder)
+    assert UNSPLIT not in result.causes
+    assert result.total.joules == pytest.approx(joules((0, 28), (52, 65)), rel=1e-3)
+
+
 def test_time_without_samples_has_no_joules_and_is_said(tmp_path: Path) -> None:
     folder, _ = a_run(tmp_path)
     sampled(folder, first=17.0, last=36.0)
@@ -250,6 +294,17 @@ def test_the_command_prints_a_table_and_writes_a_line_for_each_step(tmp_path: Pa
     first = joules((10, 12))
     assert [float(rows[0][key]) for key in ("joules", "watts", "joules_per_token", "gpu0_j")] == pytest.approx(
         [first, first / 2, first / 100, first], rel=1e-4)
+
+
+def test_large_figures_are_written_out(tmp_path: Path) -> None:
+    """8 GPUs of 700 W: a step of 2 s takes 11,200 J; 50 tokens/s."""
+    folder = put(tmp_path, Clock().start(model=10.0).steps(1, 10), world_size=8)
+    t = np.arange(0, 40, 0.01)
+    write(folder, "1", t, {f"gpu{i}_energy_j": 1e6 + 700 * t for i in range(8)}, sidecar(mono=5000.0, wall=START))
+    assert "the median step took 11,200 J at 5,600 W, 112,000 mJ a token" in energy.text("r", load(folder),
+                                                                                         found(folder))
+    assert [energy.figures(value) for value in (0.012344, 5.0, 999.94, 1000.0, 1234.4, 2.5e6)] == [
+        "0.01234", "5", "999.9", "1,000", "1,234", "2,500,000"]
 
 
 def test_bad_arguments_and_settings_are_64(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
