@@ -1,7 +1,7 @@
 """The samples of a run's GPUs in few numbers, for a curve: BUCKETS stretches of the same length.
 
     gpu_metrics_*.csv -> power: mean, lowest and highest of any GPU; energy: what all had taken by then
-    gpu_slow_*.csv    -> bytes received and sent a second, all interfaces and nodes together
+    gpu_slow_*.csv    -> bytes received and sent a second, all interfaces and the nodes sampled then together
 
 Everything is on the clock on the wall, since a page has runs of several machines. Where samplers paused it is NaN.
 """
@@ -40,7 +40,7 @@ def sampled(folder: Path) -> Sampled | None:
     spans = np.array([np.array(sampler.span) + sampler.offsets[-1] for sampler in found])
     edges = np.linspace(spans.min(), max(spans.max(), spans.min() + 1e-3), BUCKETS + 1)
     power, joules, gpus = Buckets(edges), np.zeros(BUCKETS), set()
-    received, sent = Buckets(edges), Buckets(edges)
+    links: dict[object, tuple[Buckets, Buckets]] = {}  # of each node, since they may not all be sampled at a time
     for sampler in found:
         offset = sampler.offsets[-1]
         for meter in sampler.measure(edges - offset):
@@ -49,11 +49,17 @@ def sampled(folder: Path) -> Sampled | None:
         for table in sampler.tables:
             names = [name for index in table.gpus for name in [power_column(table, index)] if name]
             power.take(table, names, sampler.zero(table) + offset)
+            received, sent = links.setdefault((sampler.node, sampler.host), (Buckets(edges), Buckets(edges)))
             network(table, sampler.zero(table) + offset, received, sent)
-    nodes, sees = len({(sampler.node, sampler.host) for sampler in found}), received.counts.any()
     return Sampled(len(gpus), (edges[1:] + edges[:-1]) / 2, power.mean(), power.least(), power.most(),
-                   np.cumsum(joules) / 3.6e6, received.mean() * nodes if sees else None,
-                   sent.mean() * nodes if sees else None)
+                   np.cumsum(joules) / 3.6e6, *(together([ways[way] for ways in links.values()]) for way in (0, 1)))
+
+
+def together(nodes: "Sequence[Buckets]") -> np.ndarray | None:
+    """The sum over those nodes of which it is known, (BUCKETS,); NaN where it is of none, None without any value."""
+    means = np.array([buckets.mean() for buckets in nodes])
+    known = np.isfinite(means).any(axis=0)
+    return np.where(known, np.nansum(means, axis=0), np.nan) if any(b.counts.any() for b in nodes) else None
 
 
 class Buckets:

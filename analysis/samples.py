@@ -26,7 +26,9 @@ HOLE_S = 2.0     # between two readings, or three intervals of the sampler where
 MOST_W = 10_000  # no GPU takes that; of a counter over a second more than has passed, since a change is seen late
 SAME_S = 0.01    # two clocks on the wall that differ by less are one
 BOOT_S = 1.0     # two boots of a machine are further apart
-ROW = re.compile(rb"[^,\n]*(?:,(?:-?[0-9]+(?:\.[0-9]*)?)?)*")  # a time stamp, then numbers or empty cells
+NUMBER = rb"(?:-?[0-9]+(?:\.[0-9]*)?)?"                 # or an empty cell
+CELL = re.compile(NUMBER)
+ROW = re.compile(rb"[ -+\--~]*(?:," + NUMBER + rb")*")     # a time stamp, then numbers or empty cells
 COLUMN = re.compile(r"gpu(\d+)_(energy_j|power_inst_w|power_w)")
 
 
@@ -172,14 +174,20 @@ class Table:
                 csv.ConvertOptions(include_columns=list(wanted), null_values=[""],
                                    column_types=dict.fromkeys(wanted, pyarrow.float64())))
 
+        def checked() -> bytes:
+            """The rows whose cells are numbers, one by one."""
+            rows, places = data.splitlines(keepends=True), [self.columns.index(name) for name in wanted]
+            good = [row for row in rows if row.isascii()
+                    and len(cells := row.rstrip(b"\r\n").split(b",")) == len(self.columns)
+                    and all(CELL.fullmatch(cells[place]) for place in places)]
+            self.damaged = before + len(rows) - len(good)
+            return b"".join(good)
+
         before = self.damaged
         try:
-            table = read(data)
-        except pyarrow.ArrowInvalid:  # a cell that is no number: row by row
-            rows = data.splitlines(keepends=True)
-            good = [row for row in rows if ROW.fullmatch(row.rstrip(b"\r\n"))]
-            self.damaged = before + len(rows) - len(good)
-            table = read(b"".join(good))
+            table = read(data if data.isascii() else checked())  # pyarrow cannot tell of a row that is no text
+        except pyarrow.ArrowInvalid:  # a cell is no number
+            table = read(checked())
         return {name: table.column(name).combine_chunks().to_numpy(zero_copy_only=False) for name in wanted}
 
 

@@ -48,6 +48,24 @@ def test_power_energy_and_network_of_each_stretch(folder: Path) -> None:
     assert set(found.out_mb_s[np.isfinite(found.out_mb_s)]) == {0.25}
 
 
+def test_the_network_is_of_the_nodes_that_are_sampled_then(tmp_path: Path) -> None:
+    """10 MB/s of node 0 from 0 to 100 s, 30 of node 1 from 50 to 150 s, nothing of either from 150 to 160 s, and node 0
+    again from 160 to 200 s. A row in the slow file that is no text is the only one that is left out."""
+    for stamp, node, begin, end, rate in (("1", 0, 0, 100, 10), ("2", 1, 50, 150, 30), ("3", 0, 160, 200, 10)):
+        t = np.arange(begin, end, 0.1) - begin
+        write(tmp_path, stamp, t, {"gpu0_energy_j": 500 * t}, wall=WALL + begin,
+              about=sidecar(f"h{node}", f"b{node}", 5000.0 + begin, WALL + begin, node=node))
+        rows = "".join(f"x,{s}.0,power_cap,{rate}000000,{2 * rate}000000\n" for s in range(end - begin))
+        (tmp_path / f"gpu_slow_{stamp}.csv").write_bytes(
+            b"timestamp,elapsed_sec,gpu0_throttle,net_e_in_bytes_per_s,net_e_out_bytes_per_s\n" +
+            rows.encode() + b"\377\376\n")
+    found = sampled(tmp_path)
+    assert found and found.in_mb_s is not None and found.out_mb_s is not None
+    at = [int(np.searchsorted(found.time, WALL + second)) for second in (20, 80, 120, 155, 180)]
+    assert found.in_mb_s[at].tolist() == pytest.approx([10, 40, 30, np.nan, 10], nan_ok=True)
+    assert found.out_mb_s[at].tolist() == pytest.approx([20, 80, 60, np.nan, 20], nan_ok=True)
+
+
 def test_without_a_sampler_there_is_nothing_and_without_a_slow_file_no_network(folder: Path, tmp_path: Path) -> None:
     (folder / "gpu_slow_1.csv").unlink()
     found = sampled(folder)

@@ -215,6 +215,21 @@ def test_damaged_rows_are_counted_and_files_of_others_named(tmp_path: Path) -> N
     assert found[0].remarks == ["gpu_metrics_1.csv: 3 damaged rows left out"]
 
 
+@pytest.mark.parametrize("row", [b"\377\376", b"\377\376,1,2", b"2025-11-21T10:00:05.000Z,\377,1500.000"])
+def test_a_row_that_is_no_text_is_a_damaged_one(tmp_path: Path, row: bytes) -> None:
+    t = np.arange(0, 10, 0.01)
+    path = write(tmp_path, "1", t, {"gpu0_energy_j": flat(t)}, sidecar())
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:500], row + b"\n", *lines[500:]]))
+    sampler = only(tmp_path)
+    assert taken(sampler, (1, 9)) == [pytest.approx((2400, 8))]
+    with open(path, "ab") as file:
+        file.write(row + b"\n")
+    sampler = only(tmp_path)
+    assert taken(sampler, (1, 9)) == [pytest.approx((2400, 8))]
+    assert sampler.remarks == ["gpu_metrics_1.csv: 2 damaged rows left out"]
+
+
 def test_power_is_the_instant_one_where_that_is_known_and_garbage_is_none(tmp_path: Path) -> None:
     t = np.arange(0, 10, 0.01)
     instant = np.where(t < 5, 500.0, np.nan)
