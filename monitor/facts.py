@@ -54,7 +54,6 @@ class Progress:
     tokens: int = 0
     last_step: int | None = None
     attempt: int = 0
-    attempts: int = 1
     started: float | None = None          # the run, for the first time
     attempt_started: float | None = None
     step_time: float | None = None        # when the last step was recorded
@@ -64,7 +63,6 @@ class Progress:
     skipped_steps: int = 0                # of the recent ones, for any reason
     rollbacks: int = 0                    # of this attempt
     step_s: float | None = None           # median
-    last_step_s: float | None = None      # of the last
     tokens_per_s: float | None = None     # over the recent steps, by their own step_ms
     mfu_percent: float | None = None
     data_wait_fraction: float | None = None  # of the recent steps' time
@@ -84,6 +82,7 @@ class Progress:
     recent_steps: int | None = None       # of which rates and medians are
     processes: int | None = None          # of this attempt, on all nodes
     rested_s: float | None = None         # of goodput's "down", after attempts that were told to stop
+    damaged_lines: int | None = None      # of the record, which are left out
 
 
 @dataclasses.dataclass(frozen=True)

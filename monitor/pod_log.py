@@ -94,7 +94,7 @@ def of_console(pod: Pod, found: Sequence[Line]) -> Node | None:
     complaints = [*lines.complaints_of(line.text for line in found)]
     progress = Progress(
         int(at[1]), int(latest.get("tokens", 0)), int(at[2]), step_time=last.time, loss=latest.get("loss"),
-        step_s=statistics.median(took) if took else None, last_step_s=took[-1] if took else None,
+        step_s=statistics.median(took) if took else None,
         tokens_per_s=latest.get("tokens_per_s"), mfu_percent=latest.get("mfu"), mem_gib=latest.get("mem_gib"),
         val_loss=evaluated[-1][1] if evaluated else None, val_step=evaluated[-1][0] if evaluated else None)
     return Node(pod.index, pod.name, last.time or 0.0, progress=progress, gpus_why="its image tells nothing of them",

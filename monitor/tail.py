@@ -165,7 +165,7 @@ class Reader:
         """What is known after the last record."""
         attempt = self.last.get("attempt")
         attempt = attempt if isinstance(attempt, int) else 0
-        return Progress(attempt=attempt, attempts=self.books.attempts if self.from_beginning else attempt + 1,
+        return Progress(attempt=attempt, damaged_lines=self.bad or None,
                         goodput=self.books.so_far().as_dict() if self.from_beginning else {},
                         rested_s=self.rested_s or None if self.from_beginning else None,
                         mem_gib_per_hour=self.memory.per_hour(),
@@ -184,7 +184,6 @@ class Window:
         """An attempt begins."""
         self.steps = deque[dict[str, Any]](maxlen=RECENT)
         self.first = True
-        self.last_step_s: float | None = None
         self.mem_gib: float | None = None
 
     def step(self, record: dict[str, Any]) -> None:
@@ -193,7 +192,7 @@ class Window:
         self.at["step_time"] = record["time"]
         if record.get("loss") is not None:
             self.at["loss"] = record["loss"]
-        self.last_step_s, self.mem_gib = number(record, "step_ms") / 1000 or None, record.get("mem_gib")
+        self.mem_gib = record.get("mem_gib")
 
     def skip(self, record: dict[str, Any]) -> None:
         self.add(record)
@@ -219,7 +218,7 @@ class Window:
         return self.at | {
             "skipped_steps": len(skips), "nonfinite_steps": sum(r.get("reason") == "nonfinite" for r in skips),
             "recent_steps": len(taken), "median_loss": median(losses) if losses else None,
-            "step_s": median(s for _, s in taken) if taken else None, "last_step_s": self.last_step_s,
+            "step_s": median(s for _, s in taken) if taken else None,
             "tokens_per_s": mean_of("tokens_per_s", taken), "mfu_percent": mean_of("mfu", taken),
             "data_wait_fraction": mean_of("data_wait_s", taken, per_second=False), "mem_gib": self.mem_gib}
 

@@ -55,6 +55,9 @@ def of_run(seen: Seen) -> Iterator[str]:
             yield f"eta: {span(left)}, at {phrases.clock(seen.now + left, seen.now)}"
         yield f"goodput: {phrases.goodput_words(seen)}"
         yield f"checkpoint: {phrases.saved(seen)}"
+        if p.damaged_lines:
+            lines = "line" if p.damaged_lines == 1 else "lines"
+            yield f"record: {p.damaged_lines:,} damaged {lines} in metrics.jsonl left out"
         if p.skipped_steps or p.rollbacks:
             yield f"skipped: {p.skipped_steps} of the last steps, of which {p.nonfinite_steps} not finite; " \
                 f"{p.rollbacks} rollbacks"

@@ -12,9 +12,9 @@ SETTINGS = dataclasses.replace(Config(), preset="xlarge-8xa100", run_name="big",
 
 GPU = Gpu(0, "NVIDIA A100-SXM4-80GB", utilisation_percent=99, memory_gib=49.0, memory_total_gib=80.0, power_w=380,
           power_limit_w=400, temp_c=64, clock_mhz=1350, clock_max_mhz=1410, throttle=("power_cap",))
-TRAINING = Progress(step=12_345, tokens=12_345 * 524_288, last_step=190_735, attempts=1, started=NOW - 36_000,
+TRAINING = Progress(step=12_345, tokens=12_345 * 524_288, last_step=190_735, started=NOW - 36_000,
                     attempt_started=NOW - 36_000, step_time=NOW - 2, loss=2.61, median_loss=2.60, step_s=2.9,
-                    last_step_s=2.9, tokens_per_s=130_000, mfu_percent=48.1, data_wait_fraction=0.001, mem_gib=48.0,
+                    tokens_per_s=130_000, mfu_percent=48.1, data_wait_fraction=0.001, mem_gib=48.0,
                     checkpoint_step=12_000, checkpoint_time=NOW - 600, checkpoint_bytes=15.0 * GIB,
                     goodput={"training": 34_000.0, "start_up": 200.0, "evaluation": 700.0, "checkpoint": 100.0,
                              "data_wait": 20.0, "other": 10.0})

@@ -13,7 +13,7 @@ HOUR = 3600.0
 # so 900 steps are 2,160 s or 36:00, to 14:36. 10% was step 120.
 PROGRESS = Progress(
     step=300, tokens=300 * 65536, last_step=1200, started=NOW - 1000, attempt_started=NOW - 1000, step_time=NOW - 1,
-    loss=3.58, median_loss=3.6, step_s=2.0, last_step_s=2.1, tokens_per_s=32768.0, mfu_percent=43.8,
+    loss=3.58, median_loss=3.6, step_s=2.0, tokens_per_s=32768.0, mfu_percent=43.8,
     data_wait_fraction=0.005, mem_gib=61.25, val_loss=3.9222, val_step=250, eval_s=8.0, checkpoint_step=200,
     checkpoint_time=NOW - 301, checkpoint_bytes=4 * GB, reached={"10%": NOW - 600},
     goodput={"training": 500.0, "data_wait": 0.0, "evaluation": 60.0, "checkpoint": 40.0, "start_up": 200.0,

@@ -54,7 +54,7 @@ def test_a_gpu_that_no_longer_answers() -> None:
 
 
 def test_a_lost_gpu_that_the_run_does_without_is_said_and_hides_nothing() -> None:
-    """4 GPUs, and the run is on 3 of them: steps come. Its verdict is on its own pace, and a slow rank is still told."""
+    """4 GPUs, and the run is on 3 of them: steps come. The verdict is on its pace, and a slow rank is still told."""
     past = dataclasses.replace(TRAINING, processes=7, tokens_per_s=130_000, step_s=4.0, recent_steps=100,
                                straggler={"rank": 1, "host": "gpu-a", "times": 2.0, "step": TRAINING.step})
     moment = with_gpu(past, lost=True, utilisation_percent=None)

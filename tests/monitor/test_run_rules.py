@@ -179,7 +179,7 @@ def test_an_evaluation_before_counts_for_no_hang_and_old_readings_of_gpus_for_no
 
 
 def test_a_step_of_the_attempt_before_is_no_hang_of_this_one() -> None:
-    old = dataclasses.replace(TRAINING, attempts=2, attempt=1, step_time=NOW - 5000, attempt_started=NOW - 20)
+    old = dataclasses.replace(TRAINING, attempt=1, step_time=NOW - 5000, attempt_started=NOW - 20)
     for facts in (status("training", 15), {"phase": "training"}):  # which may not say since when
         assert names(seen(node(0, status=facts, progress=old))) == []
     late = dataclasses.replace(old, attempt_started=NOW - 40)
@@ -262,6 +262,11 @@ def test_a_pod_that_runs_and_tells_nothing_is_named() -> None:
     assert run_rules.silent(quiet(179), c) == [] == run_rules.silent(quiet(999, "Pending"), c)
     fault = only(run_rules.silent(quiet(181), c))
     assert fault.about == "node 1" and fault.text.startswith("node 1 (machine-1, site sdsc) has told nothing for 3:01")
+
+
+def test_a_clock_that_was_set_back_makes_no_age_below_nothing() -> None:
+    fault = only(run_rules.killed(seen(node(0, at_work=False, status=status("training", heartbeat=NOW + 86_384))), c))
+    assert fault.text.startswith("killed while training at step 12,345 0 s ago: its process is gone")
 
 
 # ---- NCCL and gloo

@@ -3,7 +3,8 @@
 import dataclasses
 import re
 
-from monitor.facts import Cluster, Expected, Gpu, Node, Pod, Progress, Seen
+from monitor import phrases
+from monitor.facts import Cluster, Expected, Fault, Gpu, Node, Pod, Progress, Seen
 from monitor.text import text
 from tests.monitor import scenes
 
@@ -104,7 +105,29 @@ def test_what_the_run_took_and_what_a_step_takes() -> None:
     assert energy_of(counted, other).startswith("6 kWh by the counters of 3 GPUs, since their sampler began at 12:00")
     unknown = dataclasses.replace(some, gpus=(*some.gpus, scenes.gpu(2, power_w=None)))
     assert energy_of(scenes.node(), unknown) == ""
+    large = dataclasses.replace(counted, energy_j=1234.4 * 3.6e6, progress=dataclasses.replace(quick, step_s=1.0))
+    assert energy_of(large) == ("1,234 kWh by the counters of 2 GPUs, since their sampler began at 13:00; about "
+                                "1.34 kJ a step")
+    only_one = dataclasses.replace(counted, progress=dataclasses.replace(scenes.PROGRESS, processes=1))
+    assert energy_of(only_one) == ("5 kWh by the counters of 2 GPUs, of which the run has 1, since their sampler began "
+                                   "at 13:00; about 1.34 kJ a step")  # 671 W, of the GPU with more in its memory
+    assert phrases.energy(scenes.here(nodes=(only_one,)), short=True) == \
+        "5 kWh of 2 GPUs, of which the run has 1, since 13:00; about 1.34 kJ a step"
     assert energy_of(scenes.node(0, 0)) == "" == energy_of(scenes.node(status={"phase": "done"}))
+
+
+def test_damaged_lines_of_the_record_are_told() -> None:
+    for number, words in ((1, "1 damaged line in"), (3, "3 damaged lines in")):
+        progress = dataclasses.replace(scenes.PROGRESS, damaged_lines=number)
+        found = text(scenes.here(nodes=(scenes.node(progress=progress),)), [])
+        assert f"\nrecord: {words} metrics.jsonl left out\n" in found
+    assert "\nrecord: " not in text(scenes.here(), [])
+
+
+def test_half_a_character_is_no_crash() -> None:
+    odd = Fault("crashed", "crashed: FileNotFoundError: /data/caf\udce9.txt", "make logs \ud800")
+    found = text(scenes.here(), [odd], odd.text)
+    assert "caf\ufffd.txt; next: make logs \ufffd\n" in found and found.encode()
 
 
 def test_skipped_steps_and_a_second_attempt_are_told() -> None:
