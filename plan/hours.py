@@ -40,8 +40,13 @@ def time_of(c: Config, fast: Speed, wait_s: float, done: int = 0) -> Time | None
 
 def waiting_s(syncs: list[Sync]) -> float:
     """Seconds a step that the way which is chosen waits for other nodes, where nothing hides it; what is inside nodes
-    is in the MFU."""
-    return next((sync.between_nodes_s for sync in syncs if sync.chosen), 0.0)
+    is in the MFU. 0 for one process, which has no way; of the others one is always chosen."""
+    if not syncs:
+        return 0.0
+    chosen = [sync for sync in syncs if sync.chosen]
+    if len(chosen) != 1:
+        raise ValueError(f"{len(chosen)} of {', '.join(sync.name for sync in syncs)} are chosen")
+    return chosen[0].between_nodes_s
 
 
 @dataclasses.dataclass(frozen=True)

@@ -117,7 +117,7 @@ def syncs(c: Config, fleet: Fleet, step_s: float | None, link_gb_s: float | None
     ways = [("DDP, float32 gradients", Way(count, last=ring(gradients, levels)), True, "ddp"),
             ("DDP, bfloat16 gradients", Way(count, last=ring(gradients / 2, levels)), False, ""),
             ("FSDP2 over all", split_over(c, levels, fleet.processes, count), splits, "fsdp")]
-    if 1 < ranks < fleet.processes:
+    if c.parallel == "hsdp" or 1 < ranks < fleet.processes:  # what is set has its row, with 1 and with all ranks too
         ways.append((f"HSDP, {ranks} a copy", split_over(c, levels, ranks, count), splits, "hsdp"))
     if fleet.nodes > 1:
         ways += [(f"DiLoCo, H={outer}", diloco(gradients, levels, count, outer), False, "") for outer in OUTER_STEPS]

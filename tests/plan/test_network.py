@@ -11,6 +11,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from plan.fleet import Fleet
+from plan.hours import waiting_s
 from plan.network import (Level, Sync, buckets, group_of, levels_of, micro_batches, ring, shard_ranks, split_over,
                           syncs)
 from train.cards import Card, card_called
@@ -173,6 +174,26 @@ def test_gradients_reduced_in_each_micro_batch_cost_a_copy_only(xlarge: Config) 
     reduced = 2 * 0.5 * p.total  # between 2 copies: of 4 bytes a parameter each process holds a quarter
     passes = 4 * (2 * p.total + 2 * (p.total - 50_304 * 2048 - 2048))
     assert once.bytes_per_step == pytest.approx(0.75 * (passes + 4 * p.total) + reduced)
+
+
+@pytest.mark.parametrize(("sites", "ranks", "same_as"), [(8, None, "DDP, float32"), (8, 1, "DDP, float32"),
+                                                         (4, 8, "FSDP2 over all")])
+def test_hsdp_with_copies_of_one_or_of_all_is_waited_for_as_well(xlarge: Config, sites: int, ranks: int | None,
+                                                                 same_as: str) -> None:
+    """With one GPU a node a copy is one GPU's, and gradients go round as with DDP; one copy of all is FSDP2."""
+    c = dataclasses.replace(xlarge, parallel="hsdp", shard_ranks=ranks)
+    found = by_name(syncs(c, fleet(8, sites, sites), 3.875))
+    assert [way.name for way in found.values() if way.chosen] == [f"HSDP, {ranks or 1} a copy"]
+    assert waiting_s(list(found.values())) == pytest.approx(found[same_as].between_nodes_s)
+    if same_as.startswith("DDP"):   # by hand: 14 hops of an eighth of float32 gradients at 1 Gbit/s, 15 ms each
+        assert waiting_s(list(found.values())) == pytest.approx(14 * (4 * 1_336_248_320 / 8 * 8 / 1e9 + 0.015))
+
+
+def test_a_fleet_of_which_no_way_is_chosen_is_an_error_and_not_free(xlarge: Config) -> None:
+    found = syncs(xlarge, fleet(8, 4, 4), 3.875)
+    with pytest.raises(ValueError, match=r"^0 of DDP, bfloat16 gradients, .* are chosen$"):
+        waiting_s([way for way in found if not way.chosen])
+    assert waiting_s(syncs(xlarge, fleet(1, 1, 1), 3.875)) == 0.0
 
 
 def test_one_site_has_no_wan_and_one_process_nothing(xlarge: Config) -> None:
