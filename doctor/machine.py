@@ -7,6 +7,7 @@ import ctypes
 import dataclasses
 import errno
 import math
+import os
 import re
 import resource
 import shutil
@@ -37,17 +38,16 @@ UNSYNCHRONISED = 0x40            # STA_UNSYNC of adjtimex(2)
 # ---------------------------------------------------------------------------------------------------
 
 def needed_bytes(c: Config, processes: int, on_gpus: bool) -> float:
-    """What the processes of this machine take of its own memory, computed: on CPU all of a step. For a save weights and
-    moments are copied there, from a GPU too, by the processes that hold one whole copy (parallel.writers)."""
+    """What the processes of this machine take of its own memory, computed: on CPU all of a step, which has the copy for
+    a save in it. From GPUs weights and moments are copied there for a save, by the processes that hold one whole copy
+    (parallel.writers)."""
     world = processes * c.nodes
-    if on_gpus:
-        step = LOADED_ON_GPU_BYTES
-    else:
-        step = plan_memory.memory(c, world, processes, on_cpu=True).total
+    if not on_gpus:
+        return processes * plan_memory.memory(c, world, processes, on_cpu=True).total
     writers = {"ddp": processes, "fsdp": world, "hsdp": c.shard_ranks or processes}[c.parallel]
     here = min(1.0, processes / writers) if c.node_rank * processes < writers else 0.0
     saved = here * storage.checkpoint_bytes(c) if c.checkpoints == "on" else 0.0
-    return processes * step + saved
+    return processes * LOADED_ON_GPU_BYTES + saved
 
 
 def memory(c: Config, m: Memory, processes: int, on_gpus: bool) -> Finding:
@@ -189,7 +189,7 @@ class Compiler:
 def compiler_here() -> Compiler:
     """By the names that Triton looks for; torch takes g++, clang++ on macOS, or what CXX names, which may be any."""
     return Compiler(first(("gcc", "clang", "cc")), first(("g++", "clang++", "c++")),
-                    (Path(sysconfig.get_paths()["include"]) / "Python.h").is_file())
+                    os.path.isfile(Path(sysconfig.get_paths()["include"]) / "Python.h"))
 
 
 def first(names: Sequence[str]) -> str:

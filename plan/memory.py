@@ -10,6 +10,7 @@ the resident memory of the process.
 """
 
 import dataclasses
+import math
 
 from plan.activations import Block, block, by_mask, compiled, item_bytes, norm_bytes
 from train.cards import Card
@@ -76,12 +77,13 @@ class Memory:
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """What the moments are computed from. shards: processes that share one copy of the weights; tokens: of a
-    micro-batch; accumulates: whether a step has several."""
+    """What the moments are computed from. shards: processes that share one copy of the weights; writers: that write a
+    checkpoint together (parallel.writers); tokens: of a micro-batch; accumulates: whether a step has several."""
 
     c: Config
     processes: int
     shards: int
+    writers: int
     on_cpu: bool
     tokens: int
     accumulates: bool
@@ -112,7 +114,8 @@ def case(c: Config, processes: int, processes_of_a_node: int, on_cpu: bool) -> C
         shards = processes if c.parallel == "fsdp" else c.shard_ranks or processes_of_a_node
     work = c.last_step * c.batch_tokens * flops_of(c)
     by_compiler = compiled(c, on_cpu, work)
-    return Case(c, processes, shards, on_cpu, tokens, c.batch_windows // processes > micro, by_compiler,
+    writers = processes_of_a_node if processes == 1 or c.parallel == "ddp" else shards
+    return Case(c, processes, shards, writers, on_cpu, tokens, c.batch_windows // processes > micro, by_compiler,
                 parameters(c), block(c, tokens, on_cpu, by_compiler))
 
 
@@ -242,7 +245,8 @@ def other(k: Case, parts: dict[str, float]) -> float:
     rotary = 2 * k.c.seq_len * k.c.head_dim * (FLOAT + item_bytes(k.c))
     if not k.on_cpu:
         return CUBLAS + batch + rotary + FRAGMENTS * (parts["activations"] + parts["casts"] + parts["logits"])
-    saved = 3 * FLOAT * k.p.total / k.shards if k.c.checkpoints == "on" else 0  # the copy that a thread writes
+    # the copy that a thread writes: of weights and moments, this process's part
+    saved = (FLOAT * k.p.total + k.shards * moments(k)) / k.writers if k.c.checkpoints == "on" else 0.0
     standing = PYTHON_AND_TORCH + COMPILER * k.compiled + JOINED * (k.processes > 1)
     heap = holes(k) * parts["activations"] + (0 if k.accumulates else HOLES_AT_LEAST)
     return standing + batch + rotary + saved + heap + HOLES_OF_LOGITS * parts["logits"]
@@ -270,7 +274,9 @@ def largest_micro_batch(c: Config, processes: int, processes_of_a_node: int, on_
                         capacity_bytes: float) -> int:
     """The largest MICRO_BATCH_SIZE that fits into so many bytes and divides the batch; 0 where none does."""
     share = c.batch_windows // processes
-    for micro in range(share, 0, -1):
+    # no other size splits it evenly, and of the largest batches there are too many to try each
+    small = [size for size in range(1, math.isqrt(share) + 1) if share % size == 0]
+    for micro in sorted({*small, *(share // size for size in small)}, reverse=True):
         other_c = dataclasses.replace(c, micro_batch_size=micro)
         if batch_problem(other_c, processes) is None and \
                 memory(other_c, processes, processes_of_a_node, on_cpu).total <= capacity_bytes:
