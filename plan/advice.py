@@ -1,8 +1,10 @@
 """What to make of a sweep: which row, and why, in words."""
 
 import math
+import re
 from collections.abc import Sequence
 
+from plan.choices import given
 from plan.fleet import Fleet
 from plan.rows import Row, Sweep
 from plan.scaling import RULE, optimal_parameters, optimal_tokens, wasted
@@ -21,14 +23,17 @@ WASTE = 1.1            # of the fewest GPU-hours: what is given for being throug
 # Depths
 # ---------------------------------------------------------------------------------------------------
 
-def on_depths(c: Config, fleet: Fleet, rows: list[Row], own: Row, within: float | None) -> Sweep:
-    """own: the run as it is set; within: the hours that there are, None where the speed is not known."""
+def on_depths(c: Config, fleet: Fleet, rows: list[Row], own: Row, within: float | None, done: int = 0) -> Sweep:
+    """own: the run as it is set; within: the hours that there are, None where the speed is not known; done: steps that
+    the run of this name has made."""
     title = (f"models on {fleet.text}: computed, not measured. First with {RULE} tokens a parameter"
              + (f", then with what is read in {hours(within)}" if within else "") + ". size: parameters, embeddings "
              "too; loss: expected, in nats/token, by plan/scaling.py, of which only differences mean something, text "
              f"that repeats counted for less; GiB: a process, of {gib(rows[0].capacity_bytes)}")
     if len({row.mfu_percent for row in rows}) > 1:
         title += ". Each at the MFU that make plan has for it, of a preset or known of the card; MFU=45 is one for all"
+    if done:
+        title += f". All from their first step, not from step {done:,}: another depth is another run"
     held = [row for row in rows if row.fits_with is not None]
     if not held:
         return Sweep("depth", title, rows, None, ["None: memory holds none of these; a smaller MICRO_BATCH_SIZE and "
@@ -127,30 +132,45 @@ def balance(own: Row) -> list[str]:
 
 def with_less(rows: Sequence[Row]) -> list[str]:
     found = [f"{row.label} with {row.fits_with}" for row in rows if row.fits_with]
-    return [f"With less: {'; '.join(found)}."] if found else []
+    return [f"With less, and so their hours are: {'; '.join(found)}."] if found else []
 
 
 def to_type(c: Config, best: Row, own: Row) -> list[str]:
     if best.label == own.label and not best.typed_within and not best.fits_with:
         return ["It is what is set."]
     typed = best.typed_within or best.typed
-    if not (of_a_preset := typed.startswith("PRESET=")):
-        typed = f"PRESET={c.preset} {typed}".strip()
-    rate = "" if of_a_preset or best.label == own.label else (
+    rate = "" if typed.startswith("PRESET=") or best.parameters <= own.parameters else (
         f" (LEARNING_RATE={format_value(c.learning_rate)} was chosen for {own.label}: larger models want a lower one)")
-    return [f"make train {' '.join(filter(None, [typed, best.fits_with]))}{rate}"]
+    return [f"{command('make train', c, typed, best.fits_with)}{rate}"]
+
+
+def command(target: str, c: Config, *typed: str | None) -> str:
+    """All that is to be typed: the preset, what a row changes, the later ones winning, and what was given beside the
+    preset and the env file."""
+    changed = dict(pair.split("=", 1) for part in typed if part for pair in re.split(r" (?=[A-Z_0-9]+=)", part))
+    preset = changed.pop("PRESET", c.preset)
+    kept = given(c, another_preset=preset != c.preset)
+    if target == "make train":
+        kept.pop("TARGET_HOURS", None)   # of the sweep, like SWEEP itself
+    pairs = {"PRESET": preset} | changed | {name: value for name, value in kept.items() if name not in changed}
+    return " ".join([target, *(f"{name}={value}" for name, value in pairs.items())])
 
 
 # ---------------------------------------------------------------------------------------------------
 # Micro-batches, cards
 # ---------------------------------------------------------------------------------------------------
 
-def on_micro_batches(c: Config, fleet: Fleet, rows: list[Row]) -> Sweep:
+def left(done: int) -> str:
+    """Of a title, where steps are made."""
+    return f"; hours: of what is left behind step {done:,}" if done else ""
+
+
+def on_micro_batches(c: Config, fleet: Fleet, rows: list[Row], done: int = 0) -> Sweep:
     """Computing anew costs time, and sequences beyond what keeps matrix units busy gain little: so as little of the
     first as lets BUSY tokens in at once, and then as many sequences as fit."""
     title = (f"micro-batches on {fleet.text}, {c.seq_len} tokens a sequence: computed, not measured. The plan knows "
              "no speed of a micro-batch, only what computing anew costs; make doctor PROBE=1 measures the one that is "
-             f"set. GiB: a process, of {gib(rows[0].capacity_bytes)}")
+             f"set. GiB: a process, of {gib(rows[0].capacity_bytes)}{left(done)}")
     held = [row for row in rows if row.fits]
     if not held:
         return Sweep("micro-batch", title, rows, None, ["None fits. PARALLEL=fsdp splits the weights over processes; "
@@ -167,15 +187,15 @@ def on_micro_batches(c: Config, fleet: Fleet, rows: list[Row]) -> Sweep:
         said += (f"with less computed anew not even {enough:,} tokens fit at once, which keep the device busy; "
                  f"{gib(best.memory_bytes)} GiB.")
     return Sweep("micro-batch", title, rows, best.label, [said, (
-        "It is what is set." if not best.typed else f"make train PRESET={c.preset} {best.typed}")])
+        "It is what is set." if not best.typed else command("make train", c, best.typed))])
 
 
-def on_gpus(c: Config, fleet: Fleet, rows: list[Row], card: str) -> Sweep:
+def on_gpus(c: Config, fleet: Fleet, rows: list[Row], card: str, done: int = 0) -> Sweep:
     """The fewest that are through in TARGET_HOURS; without it the most that do not waste GPU-hours on waiting."""
     title = (f"numbers of {card}, {count(rows[0].parameters)} parameters and {count(rows[0].tokens)} tokens: computed, "
              f"not measured. waiting: for gradients between nodes (LAN_GBIT={format_value(c.lan_gbit)}"
              + (f", WAN_GBIT={format_value(c.wan_gbit)}" if fleet.sites > 1 else "")
-             + f"), none of it hidden; GiB: a process, of {gib(rows[0].capacity_bytes)}")
+             + f"), none of it hidden; GiB: a process, of {gib(rows[0].capacity_bytes)}{left(done)}")
     held = [row for row in rows if row.fits_with is not None]
     known = [row for row in held if row.hours is not None and row.gpu_hours is not None]
     if not held:
@@ -204,5 +224,5 @@ def on_gpus(c: Config, fleet: Fleet, rows: list[Row], card: str) -> Sweep:
 
 
 def shown(c: Config, best: Row) -> list[str]:
-    typed = " ".join(filter(None, [best.typed, best.fits_with]))
-    return [f"make plan PRESET={c.preset} {typed}" if typed else "It is what is set."]
+    changed = best.typed or best.fits_with
+    return [command("make plan", c, best.typed, best.fits_with) if changed else "It is what is set."]

@@ -9,15 +9,17 @@ What is typed beside the same PRESET and env file gives these settings, which te
 
 import dataclasses
 import math
+import shlex
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from plan.fleet import Fleet
 from plan.scaling import SMALLEST
+from plan.speed import SHAPE
 from train.cards import Card
 from train.config import Config
 from train.rules import CHECKS, batch_problem, check_batch, check_nodes, check_wandb
-from train.settings import ROOT, format_value, read_env_file
+from train.settings import ROOT, declared_fields, format_value, read_env_file, resolve
 from train.sizes import parameters
 
 # Filled in from others where nobody sets them (Config.derived), with what stands for that.
@@ -26,6 +28,7 @@ FILLED_IN: dict[str, Any] = {"run_name": "", "n_kv_head": None, "mlp_dim": None,
 # What else a plan knows better: processes are the fleet's, and a plan needs neither addresses nor keys.
 NOT_OF_A_PLAN = (check_batch, check_nodes, check_wandb)
 CARDS_OF_A_NODE = 8
+OF_THIS_COMMAND = frozenset({"preset", "env_file", "sweep", "json"})   # not of the run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,6 +91,26 @@ def in_files(c: Config) -> set[str]:
     """The settings that c's preset and its env file name."""
     paths = [ROOT / "presets" / f"{c.preset}.env", ROOT / c.env_file]
     return {name for path in paths if path.is_file() for name in read_env_file(path)[0]}
+
+
+def given(c: Config, another_preset: bool = False) -> dict[str, str]:
+    """NAME -> value, quoted for a shell, of what c has from neither its preset nor its env file, no secret among them.
+
+    another_preset: to be typed beside one, which has a model, a length and what follows from them of its own.
+    """
+    files = {"PRESET": c.preset, "ENV_FILE": c.env_file}
+    own = Config(**{name.lower(): value for name, value in resolve(Config, files).values.items()}).derived()
+    theirs = ({*SHAPE, "train_tokens", "max_steps", *FILLED_IN} - {"run_name"}) if another_preset else set()
+    found = {}
+    for name, field in declared_fields(Config).items():
+        low, value = name.lower(), getattr(c, name.lower())
+        if low in OF_THIS_COMMAND | theirs or value == getattr(own, low) or field.metadata["declared"].secret:
+            continue
+        if (low in FILLED_IN and was_filled_in(c, low)) or (low == "master_addr" and value == "planned"):
+            continue
+        found[name] = shlex.quote(format_value(value)) if value is not None else ""
+    default = declared_fields(Config)["ENV_FILE"].default
+    return found if c.env_file == default else found | {"ENV_FILE": shlex.quote(c.env_file)}
 
 
 # ---------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from plan import advice
+from plan.begun import begun
 from plan.choices import FILLED_IN, Choice, card_of_fleet, choice, in_files, together, was_filled_in, with_cards
 from plan.fits import RECOMPUTE, as_split, capacity_bytes, memory_of, on_the_same
 from plan.fleet import Fleet
@@ -41,17 +42,27 @@ def sweep(c: Config, fleet: Fleet, probe: Probe | None) -> Sweep:
     return of_gpus(c, fleet, probe) if c.sweep == "gpus" else of_depths(c, fleet, probe)
 
 
-def row_of(found: Choice, label: str, probe: Probe | None, **said: Any) -> Row:
-    c, fleet = found.c, found.fleet
-    pace, held = pace_of(c, fleet, probe), capacity_bytes(fleet)
-    time, need = time_of(c, pace.fast, pace.wait_s), memory_of(c, fleet).total
+def row_of(found: Choice, label: str, probe: Probe | None, done: int = 0, **said: Any) -> Row:
+    """done: steps that are made, whose hours are not counted."""
+    fleet, less = found.fleet, smaller(found)
+    c = less.c if less else found.c
+    pace = pace_of(c, fleet, probe)
+    time, need, held = time_of(c, pace.fast, pace.wait_s, done), memory_of(found.c, fleet).total, capacity_bytes(fleet)
     tokens, size = c.last_step * c.batch_tokens, parameters(c).total
-    with_less = on_the_same(c, fleet, held)[:1] if need > held else []
     return Row(label, found.typed, size, tokens, loss_of(c), pace.fast.mfu_percent,
                pace.tokens_per_s, time.total if time else None,
                time.total * fleet.processes if time and not fleet.on_cpu else None,
-               time.waiting / time.total if time else None, need, held,
-               "" if need <= held else with_less[0].typed if with_less else None, **said)
+               time.waiting / time.total if time and time.total else None, need, held,
+               "" if need <= held else less.typed if less else None, **said)
+
+
+def smaller(found: Choice) -> Choice | None:
+    """What is typed beside a run that memory does not hold: fewer sequences at once, or more computed anew, which
+    takes longer. None where it is held, and where nothing here helps."""
+    held = capacity_bytes(found.fleet)
+    if memory_of(found.c, found.fleet).total <= held:
+        return None
+    return next(iter(on_the_same(found.c, found.fleet, held)), None)
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -93,12 +104,12 @@ def of_depths(c: Config, fleet: Fleet, probe: Probe | None) -> Sweep:
     runs = Depths(c, fleet, other_presets(c))
     models = {f"d{depth}": of_depth(c, depth) for depth in DEPTHS}
     own = next((label for label, model in models.items() if same_model(c, model)), "as set")
-    rows = [read_in_time(runs, c, as_set, probe, within)] if own == "as set" else []
+    rows = [read_in_time(runs, Choice(c, fleet, ""), as_set, probe, within)] if own == "as set" else []
     for label, model in models.items():
         steps = round(rule_tokens(parameters(model).total) / c.batch_tokens)
         if found := runs.of(model, max(steps, 1)):
-            rows.append(read_in_time(runs, found.c, row_of(found, label, probe), probe, within))
-    return advice.on_depths(c, fleet, rows, next(row for row in rows if row.label == own), within)
+            rows.append(read_in_time(runs, found, row_of(found, label, probe), probe, within))
+    return advice.on_depths(c, fleet, rows, next(row for row in rows if row.label == own), within, steps_made(c))
 
 
 def of_depth(c: Config, depth: int) -> Config:
@@ -108,11 +119,13 @@ def of_depth(c: Config, depth: int) -> Config:
                                mlp_dim=None).derived()
 
 
-def read_in_time(runs: Depths, model: Config, row: Row, probe: Probe | None, within: float | None) -> Row:
-    """The row with what its model reads in so many hours."""
-    pace = pace_of(model, runs.fleet, probe)
-    steps = steps_within(model, pace, within) if within and pace.step_s else 0
-    if not steps or (found := runs.of(model, steps)) is None:
+def read_in_time(runs: Depths, model: Choice, row: Row, probe: Probe | None, within: float | None) -> Row:
+    """The row with what its model reads in so many hours, at the pace of what memory holds."""
+    less = smaller(model)
+    c = less.c if less else model.c
+    pace = pace_of(c, runs.fleet, probe)
+    steps = steps_within(c, pace, within) if within and pace.step_s else 0
+    if not steps or (found := runs.of(model.c, steps)) is None:
         return row
     read = found.c.last_step * found.c.batch_tokens
     return dataclasses.replace(row, tokens_within=read, loss_within=loss_of(found.c),
@@ -150,17 +163,24 @@ def beside_the_preset(c: Config, preset: Config) -> dict[str, Any]:
 # Micro-batches, cards
 # ---------------------------------------------------------------------------------------------------
 
+def steps_made(c: Config) -> int:
+    """By the run of this name."""
+    found = begun(c)
+    return found.step if found else 0
+
+
 def of_micro_batches(c: Config, fleet: Fleet, probe: Probe | None) -> Sweep:
     """Powers of two up to all that a process has of a step, and the one that is set."""
+    done = steps_made(c)
     most = c.batch_windows // fleet.processes
     sizes = sorted({2**n for n in range(most.bit_length())} | {c.micro_batch(fleet.processes)})
-    rows = [row_of(found, f"{size} {how}", probe, micro_batch_size=size, activation_checkpointing=how)
+    rows = [row_of(found, f"{size} {how}", probe, done, micro_batch_size=size, activation_checkpointing=how)
             for how in RECOMPUTE for size in sizes
             if (found := choice(c, fleet, micro_batch_size=size, activation_checkpointing=how))]
     if not rows:
         raise SettingsError([f"SWEEP=micro-batch: BATCH_TOKENS={c.batch_tokens} cannot be split evenly over "
                              f"{fleet.processes} processes; for example BATCH_TOKENS={fleet.processes * c.seq_len}"])
-    return advice.on_micro_batches(c, fleet, rows)
+    return advice.on_micro_batches(c, fleet, rows, done)
 
 
 def of_gpus(c: Config, fleet: Fleet, probe: Probe | None) -> Sweep:
@@ -169,14 +189,15 @@ def of_gpus(c: Config, fleet: Fleet, probe: Probe | None) -> Sweep:
                              "example CARDS=8xa100-80gb-sxm"])
     numbers = sorted({2**n for n in range(20) if 2**n <= min(MOST_CARDS, c.batch_windows)} | {fleet.processes})
     fleets = [fleet, *([together(fleet)] if fleet.nodes > 1 else [])]
-    rows = [row_of(found, name_of(found), probe, gpus=found.fleet.processes, nodes=found.fleet.nodes,
+    done = steps_made(c)
+    rows = [row_of(found, name_of(found), probe, done, gpus=found.fleet.processes, nodes=found.fleet.nodes,
                    sites=found.fleet.sites, parallel=found.c.parallel)
             for spread_so in fleets for found in spread(c, spread_so, numbers)]
     rows = list({row.label: row for row in rows}.values())
     if not rows:
         raise SettingsError([f"SWEEP=gpus: BATCH_TOKENS={c.batch_tokens} cannot be split evenly over any number of "
                              "cards; for example MICRO_BATCH_SIZE=1"])
-    return advice.on_gpus(c, fleet, rows, card_of_fleet(fleet).key)
+    return advice.on_gpus(c, fleet, rows, card_of_fleet(fleet).key, done)
 
 
 def name_of(found: Choice) -> str:

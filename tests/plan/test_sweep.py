@@ -3,6 +3,7 @@ recommendation is what a search over them finds."""
 
 import dataclasses
 import json
+from pathlib import Path
 
 import pytest
 
@@ -42,14 +43,93 @@ def test_each_row_is_what_its_settings_give(load: Load, base: Given, kind: str) 
     assert len(found.rows) >= 8
     for one in found.rows:
         c, fleet = load(base, as_given(one.typed))
+        held, _ = load(base, as_given(one.typed), as_given(one.fits_with or ""))
         assert (parameters(c).total, c.last_step * c.batch_tokens) == (one.parameters, one.tokens)
-        assert hours_of(c, fleet, None) == pytest.approx(one.hours, rel=1e-9)
+        # of what is typed: computing anew takes longer; a row of the micro-batches is what it says
+        timed = c if found.kind == "micro-batch" else held
+        assert hours_of(timed, fleet, None) == pytest.approx(one.hours, rel=1e-9)
         assert one.gpu_hours == pytest.approx((one.hours or 0) * fleet.processes)
         assert (memory_of(c, fleet).total, capacity_bytes(fleet)) == (one.memory_bytes, one.capacity_bytes)
         assert one.loss == expected_loss(one.parameters, worth(c))
         if one.fits_with:
             smaller, _ = load(base, as_given(one.typed), as_given(one.fits_with))
             assert not one.fits and memory_of(smaller, fleet).total <= one.capacity_bytes
+
+
+def planned_again(load: Load, base: Given, command: str) -> tuple[Config, Fleet]:
+    """The run that a sweep ends in, from its command and the env file alone."""
+    words = command.split(" (")[0].split()
+    assert words[0] == "make" and len({word.split("=")[0] for word in words[2:]}) == len(words[2:])
+    return load({name: value for name, value in base.items() if name == "ENV_FILE"}, as_given(" ".join(words[2:])))
+
+
+def test_the_hours_are_those_of_what_memory_holds(load: Load) -> None:
+    """On two cards of 24 GB depth 28 wants everything computed anew, at three quarters of the speed."""
+    base = {"PRESET": "xlarge-8xa100", "CARDS": "2xrtx4090"}
+    found = swept(*load(base, {"SWEEP": "depth", "TARGET_HOURS": "4000"}))
+    deep = row(found, "d28")
+    assert deep.fits_with == "ACTIVATION_CHECKPOINTING=full" and found.recommended == "d28"
+    c, fleet = planned_again(load, base, found.reasons[-1])
+    assert memory_of(c, fleet).total <= capacity_bytes(fleet)
+    longer = dataclasses.replace(c, train_tokens=c.train_tokens + c.batch_tokens)
+    assert (hours_of(c, fleet, None) or 0) <= 4000 < (hours_of(longer, fleet, None) or 0)
+    assert deep.tokens_within == c.last_step * c.batch_tokens and "with ACTIVATION_CHECKPOINTING=full" in str(
+        found.reasons)
+    c, fleet = load(base, as_given(deep.typed))
+    assert (deep.hours or 0) > 1.3 * (hours_of(c, fleet, None) or 0)
+
+
+@pytest.mark.parametrize("kind", ["micro-batch", "gpus", "depth"])
+def test_the_command_has_all_that_was_given(load: Load, kind: str) -> None:
+    """But no secret, and nothing twice."""
+    given = {"OPTIMIZER": "adamw", "SEQ_LEN": "4096", "RUN_NAME": "mine", "DATA_MIX": "finepdfs:1", "MLP_DIM": "3008",
+             "MIN_LEARNING_RATE": "0.00001", "HF_TOKEN": "hf_not_to_be_seen", "TARGET_HOURS": "5"}
+    c, fleet = load({"PRESET": "d16-2xh100"}, given, {"SWEEP": kind})
+    found = swept(c, fleet)
+    assert "hf_not" not in json.dumps(found.as_json())
+    again, _ = planned_again(load, given, found.reasons[-1])
+    changed = {"micro-batch": {"micro_batch_size"}, "gpus": {"cards"}, "depth": {
+        "n_layer", "n_embd", "n_head", "n_kv_head", "mlp_dim", "train_tokens", "decay_tokens"}}[kind]
+    changed |= {"sweep", "hf_token"} | ({"target_hours"} if kind != "gpus" else set())
+    assert {name for name in vars(c) if getattr(c, name) != getattr(again, name)} <= changed
+    assert again.run_name == "mine" and again.data_mix == "finepdfs:1" and again.seq_len == 4096
+
+
+def test_a_lower_rate_is_asked_for_of_larger_models_only(load: Load) -> None:
+    for target, larger in (("100", True), ("600", False)):
+        c, fleet = load({"PRESET": "xlarge-8xa100", "CARDS": "2xa100-80gb-sxm" if not larger else "64xa100-80gb-sxm"},
+                        {"SWEEP": "depth", "TARGET_HOURS": target})
+        found = swept(c, fleet)
+        best = row(found, found.recommended or "")
+        assert (best.parameters > parameters(c).total) == larger, found.recommended
+        assert ("larger models want a lower one" in found.reasons[-1]) == larger
+
+
+@pytest.mark.parametrize("kind", ["micro-batch", "gpus"])
+def test_of_a_begun_run_the_hours_are_of_what_is_left(load: Load, tmp_path: Path, kind: str) -> None:
+    base = D16 | {"RUNS_DIR": str(tmp_path), "RUN_NAME": "half"}
+    whole = swept(*load(base, {"SWEEP": kind}))
+    made = tmp_path / "half" / "checkpoints" / "step_0009000"
+    made.mkdir(parents=True)
+    (made / "MANIFEST.json").touch()
+    found = swept(*load(base, {"SWEEP": kind}))
+    assert "hours: of what is left behind step 9,000" in found.title and "step 9,000" not in whole.title
+    for one, before in zip(found.rows, whole.rows, strict=True):
+        # of 25 evaluations 17 are made; the twenty times of the end are not
+        c, fleet = load(base, as_given(one.typed), as_given((one.fits_with or "") if kind == "gpus" else ""))
+        assert one.hours == pytest.approx(hours_of(c, fleet, None, 9000))
+        assert (one.hours or 0) < 0.4 * (before.hours or 0)
+
+
+def test_another_depth_is_another_run(load: Load, tmp_path: Path) -> None:
+    base = D16 | {"RUNS_DIR": str(tmp_path), "RUN_NAME": "half", "SWEEP": "depth"}
+    before = swept(*load(base))
+    made = tmp_path / "half" / "checkpoints" / "step_0009000"
+    made.mkdir(parents=True)
+    (made / "MANIFEST.json").touch()
+    found = swept(*load(base))
+    assert found.rows == before.rows
+    assert "All from their first step, not from step 9,000: another depth is another run" in found.title
 
 
 def test_depths_are_the_family_of_the_presets(load: Load) -> None:
@@ -232,6 +312,6 @@ def test_a_type_that_a_card_lacks_is_refused(load: Load) -> None:
 
 
 def test_without_a_speed_it_says_what_to_type(load: Load) -> None:
-    found = swept(*load({"PRESET": "d16-2xh100", "CARDS": "cpu", "SWEEP": "depth"}))
+    found = swept(*load({"PRESET": "d16-2xh100", "CARDS": "cpu", "DEVICE": "cpu", "SWEEP": "depth"}))
     best = row(found, found.recommended or "")
     assert found.reasons[-1].startswith(f"make train {best.typed} {best.fits_with or ''}".rstrip())
