@@ -67,6 +67,9 @@ def fleet_of(c: Config, here: tuple[str, ...] | None = None) -> Fleet:
 
     here: the names of this machine's GPUs; None has nvidia-smi asked.
     """
+    if c.cards == CPU and c.device == "cuda":
+        raise SettingsError(["CARDS=cpu and DEVICE=cuda are two plans; set DEVICE=cpu for one on processors, or "
+                             "another CARDS, for example CARDS=8xa100-80gb-sxm"])
     if c.cards == CPU or (c.cards in ("", "here") and c.device == CPU):
         return on_cpu(c)
     if c.cards in ("", "here"):

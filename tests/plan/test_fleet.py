@@ -57,7 +57,7 @@ def listing(*names: str) -> str:
     ({"cards": "1xrtx4090", "device": "cuda"}, ("1 x rtx4090", 1, 1, 1, 1)),
     ({"cards": "4xa6000,4xa100-80gb-sxm"}, ("4 x a100-80gb-sxm and 4 x a6000", 8, 1, 8, 1)),
     ({"cards": "2xa6000,1xt4,2xa6000,3xh100-sxm"}, ("3 x h100-sxm, 4 x a6000 and 1 x t4", 8, 1, 8, 1)),
-    ({"cards": "cpu", "device": "cuda"}, ("1 process on CPU", 1, 1, 1, 1)),
+    ({"cards": "cpu", "device": "cpu"}, ("1 process on CPU", 1, 1, 1, 1)),
     ({"cards": "cpu", "nproc": 2, "nodes": 2, "sites": 2}, ("4 processes on CPU", 4, 2, 2, 2)),
     ({"device": "cpu"}, ("1 process on CPU", 1, 1, 1, 1)),
     ({"cards": "here", "device": "cpu", "nproc": 3}, ("3 processes on CPU", 3, 1, 3, 1))])
@@ -96,6 +96,8 @@ def test_an_unknown_card_is_asked_for(cards: str, meant: str) -> None:
                                                  ", or CARDS with a multiple of 2",
                                                  "SITES=3: NODES=2 cannot be spread evenly over them; set SITES=2, or "
                                                  "NODES=3"]),
+    ({"cards": "cpu", "device": "cuda"}, ["CARDS=cpu and DEVICE=cuda are two plans; set DEVICE=cpu for one on "
+                                          "processors, or another CARDS, for example CARDS=8xa100-80gb-sxm"]),
     ({"cards": "8xt4", "device": "cpu"}, ["CARDS=8xt4 and DEVICE=cpu are two plans; set CARDS=cpu for one on "
                                           "processors, or DEVICE=cuda for one on those cards"])])
 def test_what_does_not_fit_is_refused_with_what_would(changes: dict[str, object], problems: list[str]) -> None:
