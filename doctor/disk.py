@@ -68,7 +68,7 @@ def places(c: Config, found: Sequence[Folder]) -> list[storage.Place]:
         return []
     try:
         return storage.places(c)
-    except CorpusError:
+    except (CorpusError, storage.FolderError):
         return []
 
 

@@ -7,6 +7,7 @@ the run will; secrets go into a request's header and nowhere else.
 import dataclasses
 import functools
 import json
+import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -111,7 +112,7 @@ def wanted_of(c: Config) -> tuple[Wanted, ...]:
     """What will be fetched. Raises CorpusError for a source that is none."""
     sources = [source_of(c, name) for name in c.mixture]
     found = []
-    if c.tokenizer != "train" and not c.tokenizer.endswith(".json") and not tokenizer_path(c).is_file():
+    if c.tokenizer != "train" and not c.tokenizer.endswith(".json") and not os.path.isfile(tokenizer_path(c)):
         found.append(Wanted("models", c.tokenizer, "TOKENIZER"))
     for s in sources:
         shards = sealed(c, s) if s.kind == "hub" else None

@@ -10,6 +10,7 @@ so settings are checked here one by one, and not against each other.
 
 import dataclasses
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -109,4 +110,5 @@ def read_sent(paths: RunPaths) -> dict[str, Any]:
 
 def is_run(paths: RunPaths) -> bool:
     """Whether a run of this machine is in the folder, or a job of it at work."""
-    return any(path.exists() for path in (paths.status, paths.config, paths.metrics)) or status.has_job(paths)
+    # os.path.exists: a folder that cannot be looked into has none of them, where Path.exists raises
+    return any(map(os.path.exists, (paths.status, paths.config, paths.metrics))) or status.has_job(paths)

@@ -1,6 +1,6 @@
 """make plan: `python -m plan` prints the plan of the run that the settings describe; JSON=1 as JSON, SWEEP=... a table.
 
-Exit codes: 0, or 64 where the settings ask for what cannot be.
+Exit codes: 0; 64 where the settings ask for what cannot be; 78 where RUNS_DIR or DATA_DIR cannot be looked into.
 """
 
 import datetime
@@ -19,7 +19,7 @@ from train.corpus.source import CorpusError
 from train.rules import check_batch
 from train.settings import ROOT, SettingsError
 
-BAD_SETTING = 64
+BAD_SETTING, BAD_FOLDER = 64, 78
 
 
 def main() -> int:
@@ -35,6 +35,9 @@ def main() -> int:
     except SettingsError as error:
         sys.stderr.write(f"{error}\n")
         return BAD_SETTING
+    except storage.FolderError as error:
+        sys.stderr.write(f"{error}\n")
+        return BAD_FOLDER
     except CorpusError as error:
         sys.stderr.write(f"DATA_MIX: {error}\n")
         return BAD_SETTING

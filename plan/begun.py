@@ -38,7 +38,11 @@ def begun(c: Config) -> Begun | None:
 
 
 def newest_checkpoint(folder: Path) -> int | None:
-    names = (NAME.fullmatch(path.parent.name) for path in folder.glob("step_*/MANIFEST.json"))
+    """None where there is none, or the folder cannot be looked into."""
+    try:
+        names = [NAME.fullmatch(path.parent.name) for path in folder.glob("step_*/MANIFEST.json")]
+    except OSError:
+        return None
     return max((int(name[1]) for name in names if name), default=None)
 
 

@@ -90,7 +90,12 @@ def to_json(probe: Probe) -> str:
 
 
 def of_card(c: Config, card: Card) -> Probe | None:
-    """The newest measurement of a card of this kind, whatever its driver calls it."""
-    found = [read(c, path.stem) for path in sorted(path_of(c, "x").parent.glob("*.json"))]
+    """The newest measurement of a card of this kind, whatever its driver calls it; none where the folder cannot be
+    looked into."""
+    try:
+        paths = sorted(path_of(c, "x").parent.glob("*.json"))
+    except OSError:
+        return None
+    found = [read(c, path.stem) for path in paths]
     return max((probe for probe in found if probe and card_of(probe.device) == card),
                key=lambda probe: probe.time, default=None)

@@ -117,15 +117,20 @@ class Place:
         return max(0.0, sum(self.needs.values()) - self.free)
 
 
+class FolderError(Exception):
+    """RUNS_DIR or DATA_DIR is no folder, or cannot be looked into; in a sentence."""
+
+
 def places(c: Config) -> list[Place]:
-    """Each file system once, with what is there of the run already taken off."""
+    """Each file system once, with what is there of the run already taken off. Raises CorpusError, FolderError."""
+    folders = {"RUNS_DIR": existing("RUNS_DIR", RunPaths.of(c.runs_dir, c.run_name, ROOT).folder),
+               "DATA_DIR": existing("DATA_DIR", prepared.data_dir(c))}
     runs = RunPaths.of(c.runs_dir, c.run_name, ROOT)
     parts, there = disk(c), [sealed(c, s) for s in sources(c)]
     ready = all(shards and shards.whole for shards in there)
-    needs = {"RUNS_DIR": {"checkpoints": parts["checkpoints"] - size_of(runs.checkpoints.glob("step_*/*"))},
+    needs = {"RUNS_DIR": {"checkpoints": parts["checkpoints"] - saved_bytes(runs)},
              "DATA_DIR": {"shards": 0.0 if ready else parts["shards"] - sum(shards.size for shards in there if shards),
                           "downloads": 0.0 if ready else parts["downloads"]}}
-    folders = {"RUNS_DIR": existing(runs.folder), "DATA_DIR": existing(prepared.data_dir(c))}
     found: list[Place] = []
     for device in dict.fromkeys(folder.stat().st_dev for folder in folders.values()):
         here = tuple(name for name, folder in folders.items() if folder.stat().st_dev == device)
@@ -135,9 +140,26 @@ def places(c: Config) -> list[Place]:
     return found
 
 
-def existing(path: Path) -> Path:
-    """The folder, or the nearest above it that there is."""
-    return next(folder for folder in (path, *path.parents) if folder.exists())
+def existing(name: str, path: Path) -> Path:
+    """The folder that a setting names, or the nearest above it that there is. Raises FolderError."""
+    try:
+        found = next(folder for folder in (path, *path.parents) if folder.exists())
+        if found.is_dir():
+            return found
+        reason = f"{found} is no folder"
+    except OSError as error:
+        reason = str(error.strerror)
+    raise FolderError(f"{name}: {path} cannot be looked into ({reason}); choose another {name}, or mend its "
+                      "permissions")
+
+
+def saved_bytes(runs: RunPaths) -> float:
+    """Of the checkpoints that there are."""
+    try:
+        return size_of(runs.checkpoints.glob("step_*/*"))
+    except OSError as error:
+        raise FolderError(f"RUNS_DIR: {runs.checkpoints} cannot be looked into ({error.strerror}); choose another "
+                          "RUNS_DIR, or mend its permissions") from None
 
 
 def size_of(files: Iterable[Path]) -> float:

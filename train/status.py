@@ -124,13 +124,14 @@ def take(lock: TextIO | int, patience_s: float = 1.0) -> None:
 
 
 def is_locked(path: Path) -> bool:
+    """Whether a process has it. What is not there, or cannot be looked into, counts as not held."""
     try:
         with open(path, "rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
     except BlockingIOError:
         return True
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return False
     return False
 
 

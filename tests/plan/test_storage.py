@@ -3,6 +3,9 @@
 import dataclasses
 import os
 import shutil
+import subprocess
+import sys
+import tempfile
 from collections import namedtuple
 from pathlib import Path
 
@@ -10,13 +13,16 @@ import pytest
 import torch
 
 from plan import storage
-from plan.probe import Probe
+from plan.begun import begun
+from plan.probe import Probe, of_card
 from tests.conftest import make_data
 from tests.unit.test_checkpoint import save, trained
 from train import shards
+from train.cards import CARDS
 from train.config import Config
 from train.model import Transformer
 from train.optim import build_optimizer
+from train.settings import ROOT
 
 LAB_S = 12 * 1_336_248_320  # float32 weights and two moments of the lab's model
 
@@ -148,3 +154,48 @@ def test_the_disk_s_speed_is_the_setting_s_or_what_was_measured_or_assumed_and_s
     for nothing in (None, dataclasses.replace(probe, disk_mb_s=None)):
         speed, why = storage.write_mb_s(xlarge, nothing)
         assert speed == 500 and why.startswith("assumed")
+
+
+# ---- Folders that nothing can be said of
+
+@pytest.mark.parametrize("name", ["RUNS_DIR", "DATA_DIR"])
+def test_a_file_where_a_folder_is_wanted_is_said_in_a_sentence(tiny: Config, tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").write_text("")
+    c = dataclasses.replace(tiny, runs_dir=str(tmp_path / "runs"), data_dir=str(tmp_path / "data"))
+    assert storage.places(c)
+    c = dataclasses.replace(c, **{name.lower(): str(tmp_path / "file")})
+    assert begun(c) is None and of_card(c, CARDS[0]) is None
+    with pytest.raises(storage.FolderError, match=f"^{name}: {tmp_path}/file.* is no folder.; choose another {name}, "):
+        storage.places(c)
+
+
+AS_NOBODY = """
+import os, sys
+from doctor import before_run
+from k8s import where
+from plan import __main__, begun, here, probe
+from train.cards import CARDS
+from train.cards import CARDS
+from train.config import Config
+c = Config.load()
+__main__.main(), before_run.main()   # what they import may lie where only this user may read
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+assert begun.begun(c) is None and probe.of_card(c, CARDS[0]) is None
+assert where.decide().paths.name == "tiny"
+sys.stdout.write(f"{__main__.main()} {before_run.main()}\\n")
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize("name", ["RUNS_DIR", "DATA_DIR"])
+def test_a_folder_that_is_closed_is_said_in_a_sentence(name: str) -> None:
+    """Of make plan and of what make train does first; that nothing is known of the run is no error."""
+    with tempfile.TemporaryDirectory() as folder:   # closed to other users
+        env = {"PATH": os.environ["PATH"], "PRESET": "tiny", "DEVICE": "cpu", "CUDA_VISIBLE_DEVICES": "",
+               "RUNS_DIR": "/tmp", "DATA_DIR": "/tmp", name: f"{folder}/deeper"}
+        done = subprocess.run([sys.executable, "-c", AS_NOBODY], cwd=ROOT, env=env, capture_output=True, text=True,
+                              check=False)
+    first, second, *_ = done.stderr.splitlines()
+    assert "Traceback" not in done.stderr and done.stdout.splitlines()[-1].endswith("78 78")
+    assert first.startswith(f"{name}: {folder}/deeper") and "cannot be looked into (Permission denied)" in first
+    assert second.startswith(f"FAIL  disk  {name}={folder}/deeper: nothing can be written there (Permission denied)")

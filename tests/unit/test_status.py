@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import types
 from pathlib import Path
@@ -17,6 +18,7 @@ import pytest
 from train import status
 from train.config import Config
 from train.runs import RunPaths
+from train.settings import ROOT
 from train.status import Status
 
 # A stand-in for a trainer: holds the lock as train/main.py does, and obeys or ignores a signal.
@@ -55,6 +57,15 @@ def hold(paths: RunPaths, processes: list[subprocess.Popen], manner: str = "good
     assert process.stdout is not None
     assert process.stdout.readline() == "held\n"
     return process
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_what_cannot_be_looked_into_is_held_by_nobody() -> None:
+    code = "import os, sys; from train import status; os.setuid(65534); print(*map(status.is_locked, sys.argv[1:]))"
+    with tempfile.TemporaryDirectory() as closed:   # to other users
+        paths = [f"{closed}/run.lock", f"{__file__}/run.lock", "/none/run.lock"]
+        done = subprocess.run([sys.executable, "-c", code, *paths], capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout == "False False False\n", done.stderr
 
 
 # ---- Writing
