@@ -76,7 +76,10 @@ make plan PRESET=d16-2xh100 PRICE_GPU_HOUR=2.5 PRICE_KWH=0.3 JSON=1
 What is assumed is the MFU, and the plan says where it has it from: MFU=45; or what `make doctor PROBE=1`
 measured of just this run; or what its preset states; or what others reached on such a card; else 40%. A network gives
 what WAN_GBIT and LAN_GBIT say, a disk 500 MB/s unless it was measured. All else follows, by the formulas in `plan/`,
-each with its derivation or source. Where a run of that name has made steps, hours and dates are of what is left.
+each with its derivation or source. Where a run of that name has made steps, hours and dates are of what is left;
+so are those of SWEEP=gpus and SWEEP=micro-batch, while another depth is another run, from its first step. A row of a
+sweep that memory holds only with less has the hours of what is typed with it. Where RUNS_DIR or DATA_DIR of this machine cannot be looked into,
+the exit code is 78.
 
 The three plans below were made by a lab in late 2025. What its notes have is beside what `make plan` computes with.
 """

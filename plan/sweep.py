@@ -164,9 +164,9 @@ def beside_the_preset(c: Config, preset: Config) -> dict[str, Any]:
 # ---------------------------------------------------------------------------------------------------
 
 def steps_made(c: Config) -> int:
-    """By the run of this name."""
+    """By the run of this name; 0 where it is at its end, since nothing is left of it to compare."""
     found = begun(c)
-    return found.step if found else 0
+    return found.step if found and found.step < c.last_step else 0
 
 
 def of_micro_batches(c: Config, fleet: Fleet, probe: Probe | None) -> Sweep:

@@ -119,6 +119,8 @@ def test_of_a_begun_run_the_hours_are_of_what_is_left(load: Load, tmp_path: Path
         c, fleet = load(base, as_given(one.typed), as_given((one.fits_with or "") if kind == "gpus" else ""))
         assert one.hours == pytest.approx(hours_of(c, fleet, None, 9000))
         assert (one.hours or 0) < 0.4 * (before.hours or 0)
+    made.rename(made.with_name("step_0012800"))   # at its end: of the whole
+    assert swept(*load(base, {"SWEEP": kind})) == whole
 
 
 def test_another_depth_is_another_run(load: Load, tmp_path: Path) -> None:
