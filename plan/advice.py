@@ -153,7 +153,7 @@ def command(target: str, c: Config, *typed: str | None) -> str:
     if target == "make train":
         kept.pop("TARGET_HOURS", None)   # of the sweep, like SWEEP itself
     pairs = {"PRESET": preset} | changed | {name: value for name, value in kept.items() if name not in changed}
-    return " ".join([target, *(f"{name}={value}" for name, value in pairs.items())])
+    return " ".join([target, *(f"{name}={value}" for name, value in pairs.items() if value)])  # empty: as if not typed
 
 
 # ---------------------------------------------------------------------------------------------------

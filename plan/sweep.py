@@ -151,9 +151,10 @@ def loaded(preset: str, c: Config) -> Config | None:
 
 
 def beside_the_preset(c: Config, preset: Config) -> dict[str, Any]:
-    """What c has from neither its preset nor its env file, and its devices; but not the model and its length."""
+    """What c has from neither its preset nor its env file, and its devices; but not the model and its length, and no
+    secret, since it is printed."""
     own = loaded(c.preset, c)
-    other = {field.name for field in dataclasses.fields(c)} - {
+    other = {field.name for field in dataclasses.fields(c) if not field.metadata["declared"].secret} - {
         *SHAPE, *FILLED_IN, "master_addr", "train_tokens", "max_steps", "target_hours", "sweep", "json"}
     changed = {name: getattr(c, name) for name in sorted(other) if own and getattr(c, name) != getattr(own, name)}
     return {"cards": c.cards} | changed if c.cards != preset.cards else changed

@@ -95,6 +95,17 @@ def test_the_command_has_all_that_was_given(load: Load, kind: str) -> None:
     assert again.run_name == "mine" and again.data_mix == "finepdfs:1" and again.seq_len == 4096
 
 
+def test_a_row_of_another_preset_has_what_was_given_and_no_secret(load: Load) -> None:
+    given = {"RUN_NAME": "mine", "HF_TOKEN": "hf_not_to_be_seen", "WANDB_API_KEY": "a" * 40, "TARGET_HOURS": "20",
+             "WEIGHT_DECAY": "0.05"}
+    found = swept(*load({"PRESET": "d20-2xh100"}, given, {"SWEEP": "depth"}))
+    assert found.recommended == "d24" and found.reasons[-1].startswith("make train PRESET=d24-2xh100 ")
+    assert "hf_not" not in json.dumps(found.as_json()) and "a" * 40 not in json.dumps(found.as_json())
+    again, _ = planned_again(load, {}, found.reasons[-1])
+    assert (again.preset, again.run_name, again.weight_decay) == ("d24-2xh100", "mine", 0.05)
+    assert again.last_step * again.batch_tokens == row(found, "d24").tokens_within
+
+
 def test_a_lower_rate_is_asked_for_of_larger_models_only(load: Load) -> None:
     for target, larger in (("100", True), ("600", False)):
         c, fleet = load({"PRESET": "xlarge-8xa100", "CARDS": "2xa100-80gb-sxm" if not larger else "64xa100-80gb-sxm"},
