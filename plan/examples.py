@@ -77,9 +77,9 @@ What is assumed is the MFU, and the plan says where it has it from: MFU=45; or w
 measured of just this run; or what its preset states; or what others reached on such a card; else 40%. A network gives
 what WAN_GBIT and LAN_GBIT say, a disk 500 MB/s unless it was measured. All else follows, by the formulas in `plan/`,
 each with its derivation or source. Where a run of that name has made steps, hours and dates are of what is left;
-so are those of SWEEP=gpus and SWEEP=micro-batch, while another depth is another run, from its first step. A row of a
-sweep that memory holds only with less has the hours of what is typed with it. Where RUNS_DIR or DATA_DIR of this machine cannot be looked into,
-the exit code is 78.
+so are those of SWEEP=gpus and SWEEP=micro-batch, while another depth is another run, from its first step. A row
+of a sweep that memory holds only with less has the hours of what is typed with it. Where RUNS_DIR or DATA_DIR
+of this machine cannot be looked into, the exit code is 78.
 
 The three plans below were made by a lab in late 2025. What its notes have is beside what `make plan` computes with.
 """

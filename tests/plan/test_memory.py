@@ -205,12 +205,11 @@ def test_the_largest_micro_batch_fits_and_divides_and_the_next_does_not() -> Non
 def test_of_a_very_large_share_only_what_divides_it_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     """2^19 sequences of 128 tokens have 20 divisors; 360 have 24, of which all sizes from 1 to 360 agree."""
     tried: list[int] = []
-    counted = memory.memory
-    monkeypatch.setattr(memory, "memory", lambda c, *more: tried.append(c.micro_batch_size) or counted(c, *more))
+    monkeypatch.setattr(memory, "batch_problem", lambda c, n: tried.append(c.micro_batch_size) or batch_problem(c, n))
     c = dataclasses.replace(preset("gpt2-124m"), seq_len=128, batch_tokens=2**26)
     assert largest_micro_batch(c, 1, 1, False, 1.0) == 0 and tried == [2**n for n in range(19, -1, -1)]
     c = dataclasses.replace(c, batch_tokens=360 * 128)
-    sizes = {n: counted(dataclasses.replace(c, micro_batch_size=n), 1, 1, False).total for n in range(1, 361)
+    sizes = {n: memory.memory(dataclasses.replace(c, micro_batch_size=n), 1, 1, False).total for n in range(1, 361)
              if batch_problem(dataclasses.replace(c, micro_batch_size=n), 1) is None}
     assert len(sizes) == 24
     assert [largest_micro_batch(c, 1, 1, False, size) for size in sizes.values()] == list(sizes)
