@@ -75,7 +75,8 @@ def runs_of(stream: Stream) -> list[LoggedRun]:
     changes = [int(np.searchsorted(kept, start)) for start, _ in stream.dialects]
     groups = joined(stretches(rows, changes), changes, rows, kept, stream.marks)
     begins = [int(kept[group[0][0]]) for group in groups]
-    evals = evals_of(stream, begins, [float(rows["step"][group[0][0]]) for group in groups])
+    firsts = [float(rows["step"][group[0][0]]) for group in groups]
+    evals = evals_of(stream, begins, firsts, [before_first(rows["step"], *group[0]) for group in groups])
     for i, group in enumerate(groups):
         first, stop = group[0][0], group[-1][1]
         chosen, backs = last_attempts(rows["step"], group)
@@ -152,6 +153,12 @@ def spacing_of(step: np.ndarray, start: int, stop: int) -> float:
     return float(np.median(np.diff(step[start:stop]))) if stop - start > 1 else 0
 
 
+def before_first(step: np.ndarray, start: int, stop: int) -> float:
+    """The step that a run has behind it when its first line is still to come; SILENT where steps have no number."""
+    first = float(step[start])
+    return first if first == SILENT else max(0.0, first - (spacing_of(step, start, stop) or 1)) if first != 1 else 0.0
+
+
 def last_attempts(step: np.ndarray, parts: Sequence[tuple[int, int]]) -> tuple[np.ndarray, list[Back]]:
     """The rows to keep of a run, and its restarts."""
     chosen = np.arange(*parts[0])
@@ -164,11 +171,13 @@ def last_attempts(step: np.ndarray, parts: Sequence[tuple[int, int]]) -> tuple[n
     return chosen, backs
 
 
-def evals_of(stream: Stream, starts: Sequence[int], firsts: Sequence[float]) -> list[dict[str, np.ndarray]]:
-    """The evaluations of each run, by the row and the step that it begins with.
+def evals_of(stream: Stream, starts: Sequence[int], firsts: Sequence[float],
+             befores: Sequence[float]) -> list[dict[str, np.ndarray]]:
+    """The evaluations of each run, by the row and the step that it begins with, and the step before that one.
 
     One that stands between two runs belongs to the second where its step is the first of that or less. One without a
-    step has that of the line before.
+    step has that of the line before, or before its run's first line the one of `befores`; where that has no number
+    either it is left out.
     """
     columns = stream.evals.arrays()
     if not columns:
@@ -178,10 +187,42 @@ def evals_of(stream: Stream, starts: Sequence[int], firsts: Sequence[float]) -> 
     run = np.clip(np.searchsorted(starts, where, side="left") - 1, 0, None)
     for i in range(1, len(starts)):
         run[(where == starts[i]) & (step != SILENT) & (step <= firsts[i])] = i
-    inside = (step == SILENT) & (where > np.asarray(starts)[run])
-    step[inside] = stream.steps.arrays()["step"][where[inside] - 1]
-    return [{name: column[run == i] for name, column in (columns | {"row": where.astype(float)}).items()}
-            for i in range(len(starts))]
+    steps = stream.steps.arrays()
+    unnumbered = step == SILENT
+    for i in range(1, len(starts)):
+        run[initial(columns, steps, unnumbered, where, starts[i])] = i
+    first = np.asarray(starts)[run]
+    inside, at_start = unnumbered & (where > first), unnumbered & (where <= first)
+    step[inside] = steps["step"][where[inside] - 1]
+    step[at_start] = np.asarray(befores)[run[at_start]]
+    return [{name: column[(run == i) & (step != SILENT)]
+             for name, column in (columns | {"row": where.astype(float)}).items()} for i in range(len(starts))]
+
+
+def initial(columns: dict[str, np.ndarray], steps: dict[str, np.ndarray], unnumbered: np.ndarray, where: np.ndarray,
+            start: int) -> list[int]:
+    """Of the evaluations without a step in front of the row `start` those that the run beginning there has made.
+
+    A trainer evaluates at the end of a run, before the first step of the next one, or both. Of two values of a kind
+    the last is the next run's. A single one is too, where the file begins with such an evaluation, or where the run
+    before has stopped early.
+    """
+    names = [name for name in columns if name not in ("step", CLOCK_COLUMN, "last_step")]
+    kinds: dict[tuple[bool, ...], list[int]] = {}
+    for i in np.flatnonzero(unnumbered & (where == start)).tolist():
+        kinds.setdefault(tuple(bool(columns[name][i] != SILENT) for name in names), []).append(i)
+    total, reached = (steps[key][start - 1] if key in steps else SILENT for key in ("last_step", "step"))
+    next_line = reached + max(1.0, reached - steps["step"][start - 2] if start > 1 else 0.0)
+    stopped = SILENT not in (total, reached) and next_line < total
+    found: list[int] = []
+    for kind, places in kinds.items():
+        said = [tuple(columns[name][i] for name in names) for i in places]
+        last = next((k for k in range(len(said), 0, -1) if said[k - 1] != said[-1]), 0)  # it may be printed twice
+        begins = any(all((columns[name][i] != SILENT) == has for name, has in zip(names, kind, strict=True))
+                     for i in np.flatnonzero(unnumbered & (where == 0)).tolist())
+        if last or begins or stopped:
+            found += places[last:]
+    return found
 
 
 def last_evals(columns: dict[str, np.ndarray], backs: Sequence[tuple[Back, int]]) -> dict[str, np.ndarray]:

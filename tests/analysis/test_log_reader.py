@@ -116,6 +116,37 @@ def test_evaluations_belong_to_their_run_and_what_a_restart_undid_is_gone(read: 
     assert [run.evals["val_loss"].tolist() for run in undone.runs] == [[8.0]]
 
 
+@pytest.mark.parametrize("reached", [100, 60])
+@pytest.mark.parametrize("twice", [1, 2])
+@pytest.mark.parametrize("begins_with_one", [True, False])
+def test_evaluations_without_a_step_go_to_the_run_that_made_them(read: Read, reached: int, twice: int,
+                                                                 begins_with_one: bool) -> None:
+    """llm.c evaluates before its first step, every so many steps, and after its last one."""
+    text, expected = "", []
+    for run, last in enumerate((reached, 100)):
+        expected.append({step: 10 + run - step / 25 for step in range(0, last + 1, 25)})
+        for step in range(last + 1):
+            text += llmc(step) if step else ""
+            text += f"val loss {expected[run][step]:.6f}\n" * twice if step in expected[run] else ""
+    if not begins_with_one:  # the log was cut off at its start
+        text = text.removeprefix("val loss 10.000000\n" * twice)
+        del expected[0][0]
+    log = read(text)
+    assert [dict(zip(run.evals["step"].tolist(), run.evals["val_loss"].tolist(), strict=True)) for run in log.runs
+            ] == expected
+
+
+def test_an_evaluation_before_the_first_line_has_the_step_before_it_or_is_left_out(read: Read) -> None:
+    """Trainers that number from 0, log every tenth step, or were resumed; and one that numbers no steps."""
+    for steps, expected in (((0, 1, 2), 0), ((0, 10, 20), 0), ((10, 20, 30), 0), ((1, 11, 21), 0), ((51, 52), 50),
+                            ((7,), 6)):
+        (run,) = read("val loss 11.5\n" + "".join(llmc(step) for step in steps)).runs
+        assert (run.evals["step"].tolist(), run.evals["val_loss"].tolist()) == ([expected], [11.5])
+    (run,) = read("{'eval_loss': 3.5, 'epoch': 0.1}\n" + "".join(
+        f"{{'loss': 2.5, 'epoch': {epoch}}}\n" for epoch in (0.5, 1.0)) + "{'eval_loss': 3.25, 'epoch': 1.0}\n").runs
+    assert not len(run.evals.get("val_loss", ()))
+
+
 def test_hugging_face_prints_no_step_but_its_bar_does(read: Read) -> None:
     def bar(step: int) -> str:
         return f"\r {10 * step // 3:3d}%|###       | {step}/30 [00:10<00:35,  1.00s/it]"
