@@ -20,7 +20,11 @@ from typing import Any
 
 FOLDER = Path(__file__).resolve().parent / "dialects"
 
-NUMBER = rb"(?:[-+]?(?:[0-9][0-9,]*(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|[-+]?(?:nan|NaN|inf|Infinity)|n/a|None)"
+PLAIN = rb"[-+]?(?:[0-9][0-9,]*(?:\.[0-9]*)?|\.[0-9]+)"
+DECIMAL = PLAIN + rb"(?:[eE][-+]?[0-9]+)?"  # every one is a number for float() too, a torn 6.006.000e-04 is none
+NUMBER = rb"(?:" + DECIMAL + rb"|[-+]?(?:nan|NaN|inf|Infinity)|n/a|None)"
+SHORT_NUMBER = rb"(?:" + PLAIN + rb"[KMBGTP]|" + NUMBER + rb")"
+COUNTS = ("step", "last_step")  # a line whose step is nan is no step
 SHORT = {b"K": "e3", b"M": "e6", b"B": "e9", b"G": "e9", b"T": "e12", b"P": "e15"}
 TOKEN = re.compile(r"\{([a-z_][a-z0-9_]*|~)(:short)?([*/][0-9]+)?\}|(\[\[|\]\])|([\[\]])|( +)|([^{}\[\] ]+)")
 
@@ -161,7 +165,7 @@ def compiled(template: str, behind: bytes = b"") -> Field:
         if name == "~":
             pattern += rb".*?"
         elif name:
-            number = NUMBER + (rb"[KMBGTP]?" if short else b"")
+            number = SHORT_NUMBER if short else PLAIN if name in COUNTS else NUMBER
             pattern += number if name == "_" else b"(" + number + b")"
             columns += [(name, bool(short), scale or "")] if name != "_" else []
         elif bracket:

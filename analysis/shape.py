@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from analysis.dialect import NUMBER, SHORT, Dialect, Line, Number
+from analysis.dialect import DECIMAL, NUMBER, SHORT, SHORT_NUMBER, Dialect, Line, Number
 
 CLOCK = re.compile(rb"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?|\d\d/\d\d/\d{4} \d\d:\d\d:\d\d")
 DIGITS = re.compile(rb"([0-9][0-9.,]*(?:[eE][-+]?[0-9]+)?)|([ \t]+)|([^0-9 \t]+)")
@@ -23,8 +23,7 @@ TAG = re.compile(rb"\[(pod/[^\]]*)\]|\[rank *(\d+)\]|\[default(\d+)\]|\brank[ =]
 EXACT_DIGITS = 15
 
 INT, FLOAT, TEXT = -1, -2, -3   # kinds of number; a positive kind has so many decimals
-PATTERNS = {INT: rb"([0-9][0-9,]{0,%d})" % (EXACT_DIGITS - 1), FLOAT: rb"([-+]?[0-9.,]+(?:[eE][-+]?[0-9]+)?)",
-            TEXT: b"(" + NUMBER + b"[KMBGTP]?)"}
+PATTERNS = {INT: rb"([0-9][0-9,]{0,%d})" % (EXACT_DIGITS - 1), FLOAT: b"(" + DECIMAL + b")", TEXT: b"(" + NUMBER + b")"}
 CLOCK_COLUMN = "time"
 NO_TAG = b"|"
 SILENT = -1.7976931348623157e308  # where a line says nothing, or n/a; a NaN is one that was printed
@@ -83,6 +82,8 @@ def shape_of_parts(dialect: Dialect, kind: str, tag: bytes, literals: tuple[byte
     for number, form, behind in zip(numbers, kinds, literals[1:], strict=True):
         if number.column == CLOCK_COLUMN:
             pattern += b"(" + CLOCK.pattern + b")"
+        elif number.short:
+            pattern += b"(" + SHORT_NUMBER + b")"
         else:
             pattern += PATTERNS.get(form) or rb"([0-9]{1,%d}\.[0-9]{%d})" % (EXACT_DIGITS - form, form)
         pattern += behind

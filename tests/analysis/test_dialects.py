@@ -164,3 +164,47 @@ def test_a_trainer_is_added_by_a_file(tmp_path, read: Read) -> None:
     assert [(n.column, line[n.start:n.end]) for n in found.numbers] == [
         ("step", b"12"), ("loss", b"3.25"), ("grad_norm", b"0.5"), ("step_ms", b"1.5")]
     assert dialect.read(b"[12] loss 3.25; gnorm 0.5; 1.5") is None
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_a_line_that_was_torn_changes_no_other(name: str, read: Read) -> None:
+    """A line that another process wrote into, at every third place: the rest of a line stands behind a part of it."""
+    _, line, expected = LINES[name]
+    torn = line(15)
+    for end in range(1, len(torn), 3):
+        for begin in (0, max(0, end - 9)):
+            lines = [line(step) for step in range(10, 15)] + [torn[:end] + torn[begin:]] + [
+                line(step) for step in range(16, 101)]
+            columns = {}
+            for run in read("".join(text + "\n" for text in lines)).runs:
+                for key, column in run.columns.items():
+                    columns.setdefault(key, []).extend(column.tolist())
+            steps = columns["step"]
+            assert {*range(10, 15), *range(16, 101)} <= {*steps}
+            assert steps[-1] == 100 and columns["loss" if "loss" in expected else "minutes"][-1] == expected.get(
+                "loss", expected.get("minutes"))
+
+
+@pytest.mark.parametrize(("loss", "known"), [
+    ("9.1", True), ("nan", True), ("-inf", True), ("6.006.000e-04", False), ("1,2.3.4", False), ("infK", False),
+    ("1.5e-05K", False), ("n/aK", False), ("1.5K", False), (".", False), (",5", False)])
+def test_what_is_no_number_is_not_understood_and_stops_nothing(read: Read, loss: str, known: bool) -> None:
+    """In a column of wide numbers, in one of short numbers, and in one that was nan before."""
+    for before in ("0.12345678901234567", "9.1234", "nan"):
+        line = "iter {}: loss {}, time 251.30ms, mfu 31.20%\n"
+        log = read("".join(line.format(step, loss if step == 50 else before) for step in range(100)))
+        (run,) = log.runs
+        assert (50 in run.columns["step"], len(run.columns["step"])) == (known, 99 + known)
+        assert log.not_understood == (not known and loss not in ("n/aK", "."))
+    short = LINES["picotron"][1]
+    log = read("".join(short(step).replace("Tokens/s: 234.5K", f"Tokens/s: {loss if step == 50 else '234.5K'}") + "\n"
+                       for step in range(100)))
+    (run,) = log.runs
+    assert (50 in run.columns["step"]) == (known or loss == "1.5K") and len(run.columns["step"]) >= 99
+
+
+def test_a_line_whose_step_is_no_number_is_no_step(read: Read) -> None:
+    line = "iter {}: loss 3.5, time 251.30ms, mfu 31.20%\n"
+    for odd in ("nan", "inf", "n/a", "1e999"):
+        (run,) = read("".join(line.format(step) for step in range(9)) + line.format(odd)).runs
+        assert run.columns["step"].tolist() == list(range(9))
