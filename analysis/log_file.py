@@ -1,5 +1,6 @@
-"""A log file in blocks of whole lines: unpacked, without colours, with one kind of line end."""
+"""A log file in blocks of whole lines: unpacked, in UTF-8, without colours, with one kind of line end."""
 
+import codecs
 import gzip
 import re
 import zlib
@@ -8,6 +9,7 @@ from io import BufferedReader
 from pathlib import Path
 
 BLOCK = 1 << 20
+UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # what PowerShell writes behind `>`
 LONGEST_LINE = 4 << 20  # a longer one is left out
 ESCAPE = re.compile(rb"\x1b(?:\[[0-9;?]*[A-Za-z]|\][^\x07\n]*\x07)")
 COLOUR = re.compile(rb"\[[0-9]{1,3}(?:;[0-9]{1,3})*m")  # of which a logger or a paste has lost the escape
@@ -58,8 +60,9 @@ class Blocks:
 
     def read(self, file: gzip.GzipFile | BufferedReader) -> Iterator[bytes]:
         try:
+            decoder = codecs.getincrementaldecoder("utf-16")("replace") if file.peek(2)[:2] in UTF_16 else None
             # read1, since read would throw away what it has unpacked before a damage
             while block := file.read1(BLOCK) if isinstance(file, gzip.GzipFile) else file.read(BLOCK):
-                yield block
+                yield decoder.decode(block).encode() if decoder else block
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             self.damage = f"the packed file ends early or is damaged ({error}); what could be unpacked was read"

@@ -82,16 +82,21 @@ def read_trainer_state(path: Path, dialects: Sequence[Dialect]) -> Log:
     keys = next((d.keys for d in dialects if d.keys), {})
     dialect = next((d for d in dialects if d.keys), None)
     try:
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        history: list[dict[str, Any]] = content["log_history"]
+        content = json.loads(path.read_text(encoding="utf-8"))
+        history = content["log_history"]
     except (ValueError, KeyError, TypeError):
-        history = []
-    if dialect is None or not history:
+        history = None
+    if dialect is None or not history or not isinstance(history, list):
         return Log(path, [], [], ["no trainer_state.json of Hugging Face: it has no log_history"])
-    stream, total = Stream(NO_TAG), {"last_step": float(content["max_steps"])} if content.get("max_steps") else {}
+    last = content.get("max_steps")
+    stream, total, odd = Stream(NO_TAG), {"last_step": float(last)} if isinstance(last, int) and last else {}, 0
     for entry in history:
-        numbers = {"step": float(entry["step"])} | {
-            column: SILENT if entry[key] is None else float(entry[key]) for key, column in keys.items() if key in entry}
+        try:
+            numbers = {"step": float(int(entry["step"]))} | {column: SILENT if entry[key] is None else float(entry[key])
+                                                             for key, column in keys.items() if key in entry}
+        except (ValueError, KeyError, TypeError, OverflowError):
+            odd += 1
+            continue
         if "loss" in entry:
             stream.is_in(dialect)
             stream.steps.add_row(numbers | total)
@@ -100,7 +105,8 @@ def read_trainer_state(path: Path, dialects: Sequence[Dialect]) -> Log:
         elif "train_runtime" in entry:
             stream.mark("end", b"train_runtime")
     runs = runs_of(stream)
-    return Log(path, runs, names_of(path, len(runs)), [])
+    notes = [f"{odd:,} entries of its log_history without a step, or with a value that is no number, were left out"]
+    return Log(path, runs, names_of(path, len(runs)), notes if odd else [])
 
 
 # ---------------------------------------------------------------------------------------------------

@@ -2,16 +2,18 @@
 
     --csv          training_YYYYMMDD_HHMMSS.csv of every run beside the output, and its evaluations in a second file
     --static       a PNG instead of the page
-    --output FILE  the page or picture; default: loss_curves.html in DIR, or beside the first PATH
+    --output FILE  the page or picture, or a folder for it; default: loss_curves.html in DIR, or beside the first PATH
     --check        what each log implies of itself; writes nothing unless another of these is given
 
 A PATH is a log, packed by gzip or not, a trainer_state.json, a run folder of this repository, or a folder that holds
-such; folders in folders are looked into. Trainers are declared in analysis/dialects (docs/logs.md). Exit codes: 0 at
-least one run was found, 64 bad arguments, 78 no run was found, or something could not be read or written.
+such; folders in folders are looked into, and what links lead to twice is read once. Trainers are declared in
+analysis/dialects (docs/logs.md). Exit codes: 0 at least one run was found, 64 bad arguments, 78 no run was found, none
+that can be drawn, or something could not be read or written.
 """
 
 import argparse
 import dataclasses
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -30,6 +32,7 @@ from train.runs import RunPaths
 DONE, BAD_SETTING, BAD_DATA = 0, 64, 78
 LOGS = (".log", ".txt", ".out", ".err")
 PAGE, PICTURE = "loss_curves.html", "loss_curves.png"
+PAGE_ENDS, PICTURE_ENDS = (".html", ".htm"), (".png",)
 
 
 @dataclasses.dataclass
@@ -38,6 +41,7 @@ class Found:
 
     runs: list[tuple[Run, LoggedRun | None]] = dataclasses.field(default_factory=list)
     troubles: list[str] = dataclasses.field(default_factory=list)
+    seen: set[Path] = dataclasses.field(default_factory=set)  # a link may lead to what was read already
 
 
 def main(argv: Sequence[str]) -> int:
@@ -45,15 +49,21 @@ def main(argv: Sequence[str]) -> int:
         given = parser().parse_args(argv)
         if not given.paths and not given.log_dir:
             parser().error("name a log, a folder of logs or a run folder; for example: runs/tiny, or --log-dir logs")
+        ends = PICTURE_ENDS if given.static else PAGE_ENDS
+        if given.output and not given.output.is_dir() and given.output.suffix.lower() not in ends:
+            parser().error(f"--output {given.output}: the name of a {'picture' if given.static else 'page'} ends in "
+                           f"{' or '.join(ends)}; for example: {given.output.with_suffix(ends[0])}")
     except SystemExit as stop:
         return BAD_SETTING if stop.code else DONE
     paths = [*given.paths, *([given.log_dir] if given.log_dir else [])]
     first = given.log_dir or (paths[0] if paths[0].is_dir() else paths[0].parent)
-    output = given.output or first / (PICTURE if given.static else PAGE)
-    writes = given.csv or given.static or given.output or not given.check
+    name = PICTURE if given.static else PAGE
+    output = given.output or first / name
+    if given.output and output.is_dir():
+        output /= name
     return parse(paths, output.parent, csv=given.csv, check=given.check,
-                 page=output if writes and not given.static and not (given.csv and given.check) else None,
-                 picture=output.with_suffix(".png") if given.static else None)
+                 page=output if not given.static and (given.output or not given.check) else None,
+                 picture=output if given.static else None)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -78,7 +88,7 @@ def parse(paths: Sequence[Path], folder: Path, *, csv: bool, check: bool, page: 
         sys.stderr.write(f"{error}\n")
         return BAD_SETTING
     for path in paths:
-        for file in logs_in(path):
+        for file in logs_in(path, found):
             read_one(file, folder, dialects, check, found)
     if not found.runs:
         found.troubles.append(f"no training step was found in {', '.join(map(str, paths))}: docs/logs.md lists the "
@@ -90,14 +100,16 @@ def parse(paths: Sequence[Path], folder: Path, *, csv: bool, check: bool, page: 
         if csv:
             for run, logged in found.runs:
                 files = write_log_tables(run, logged) if logged else write_tables(run)
-                sys.stdout.write(f"{files[0]}  {run.name}\n")
+                say(f"{files[0]}  {run.name}\n")
         runs = [run for run, _ in found.runs if len(run.columns["step"])]
+        if found.runs and not runs and (page or picture):
+            found.troubles.append(f"{page or picture} was not drawn: no run has numbered steps; --csv writes the rest")
         if runs and page:
             from analysis.page import write_page
-            sys.stdout.write(f"{write_page(page, runs, names_apart(runs))}\n")
+            say(f"{write_page(page, runs, names_apart(runs))}\n")
         if runs and picture:
             from analysis.picture import write_picture
-            sys.stdout.write(f"{write_picture(picture, runs, names_apart(runs), dpi)}\n")
+            say(f"{write_picture(picture, runs, names_apart(runs), dpi)}\n")
     except OSError as error:
         found.troubles.append(f"{error.filename or folder} cannot be written ({error.strerror}): name another place "
                               "with --output FILE")
@@ -105,26 +117,59 @@ def parse(paths: Sequence[Path], folder: Path, *, csv: bool, check: bool, page: 
     return BAD_DATA if found.troubles else DONE
 
 
-def logs_in(path: Path) -> Iterator[Path]:
-    """The logs and run folders of a path. A run folder is one thing: its train.log says the same as its record."""
-    if not path.is_dir() or (path / "metrics.jsonl").is_file():
-        yield path
+def logs_in(path: Path, found: Found) -> Iterator[Path]:
+    """The logs and run folders of a path, each once; a folder that cannot be read is a trouble.
+
+    A run folder is one thing: its train.log says the same as its record.
+    """
+    try:
+        real = path.resolve()
+        if path.name == "metrics.jsonl":
+            real = real.parent
+        if real in found.seen:
+            return
+        found.seen.add(real)
+        inside = None if not path.is_dir() or (path / "metrics.jsonl").is_file() else list(path.iterdir())
+        names = [] if inside is None else sorted(
+            (place.is_symlink(), place.name) for place in inside if is_folder_or_log(place))
+    except (OSError, RuntimeError) as error:  # before Python 3.13 a link to itself is a RuntimeError
+        found.troubles.append(unreadable(path, error))
         return
-    for inside in sorted(path.iterdir()):
-        name = inside.name.removesuffix(".gz")
-        is_log = inside.is_file() and name.endswith((*LOGS, "trainer_state.json"))
-        if is_log or (inside.is_dir() and not inside.name.startswith(".")):
-            yield from logs_in(inside)
+    if inside is None:
+        yield path
+    for _, name in names:
+        yield from logs_in(path / name, found)
+
+
+def is_folder_or_log(path: Path) -> bool:
+    if path.is_dir():
+        return not path.name.startswith(".")
+    return path.name.removesuffix(".gz").endswith((*LOGS, "trainer_state.json")) and path.is_file()
+
+
+def unreadable(path: Path, error: Exception) -> str:
+    said = getattr(error, "strerror", None) or error
+    return f"{path} cannot be read ({said}): name a log, a run folder or a folder of such"
+
+
+def say(text: str) -> None:
+    """Write to the terminal. Where nobody reads on, as behind `| head`, the files are written all the same."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def read_one(path: Path, folder: Path, dialects: Sequence[Dialect], check: bool, found: Found) -> None:
     """Read a file or a run folder, and say what is in it."""
-    say = sys.stdout.write
     try:
         if (path / "metrics.jsonl").is_file() or path.name == "metrics.jsonl":
             run = with_energy(load(path if path.is_dir() else path.parent), prices())
             found.runs.append((dataclasses.replace(run, paths=RunPaths(folder)), None))
             say(f"{path}: a run of this repository, {len(run.columns['step']):,} steps\n")
+            if check:
+                say("".join(f"    {line}\n" for line in log_check.record_checks(run)))
             return
         log = read_log(path, dialects)
         mtime = path.stat().st_mtime
@@ -132,7 +177,7 @@ def read_one(path: Path, folder: Path, dialects: Sequence[Dialect], check: bool,
         found.troubles.append(str(error))
         return
     except OSError as error:
-        found.troubles.append(f"{path} cannot be read ({error.strerror}): name a log, a run folder or a folder of such")
+        found.troubles.append(unreadable(path, error))
         return
     say(f"{path}: " + (f"{len(log.runs)} run{'s' * (len(log.runs) > 1)}" if log.runs else without_steps(log)) + "\n")
     for run_, name in zip(log.runs, log.names, strict=True):

@@ -4,6 +4,9 @@ import csv
 import json
 import os
 import re
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -177,3 +180,111 @@ def test_the_bench_makes_pages_of_its_log_and_of_its_record() -> None:
     assert all(row["page_bytes"] > 10_000 and row["peak_mib"] > 20 and row["bytes"] > 50_000 for row in found)
     assert re.match(r"\| of a log, 500 steps \| 0 \| 0\.\d \| \d+\.\d \(\d+\.\d-\d+\.\d\) \| 10 \| \d+ \| ",
                     pages.row(found[0], run.spread))
+
+
+# ---------------------------------------------------------------------------------------------------
+# What is given, and what cannot be read
+# ---------------------------------------------------------------------------------------------------
+
+def test_a_folder_that_cannot_be_read_is_named_and_the_rest_is_done(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """As another user meets it; who runs the tests may read everything."""
+    at(tmp_path / "a.log", ours(1, 5))
+    at(tmp_path / "closed/b.log", ours(1, 6))
+    at(tmp_path / "open/c.log", ours(1, 7))
+    whole = Path.iterdir
+
+    def listed(path: Path) -> Iterator[Path]:
+        if path.name == "closed":
+            raise PermissionError(13, "Permission denied", str(path))
+        return whole(path)
+    monkeypatch.setattr(Path, "iterdir", listed)
+    assert parse_logs.main([str(tmp_path), "--csv"]) == 78
+    assert f"{tmp_path / 'closed'} cannot be read (Permission denied)" in capsys.readouterr().err
+    assert [len(rows(path)) for path in sorted(tmp_path.glob("*.csv"))] == [5, 7]
+
+
+def test_what_links_lead_to_again_is_read_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    at(tmp_path / "wandb/run-7/output.log", ours(1, 5))
+    (tmp_path / "wandb/latest-run").symlink_to("run-7")
+    (tmp_path / "wandb/all").symlink_to(".")
+    (tmp_path / "wandb/itself.log").symlink_to("itself.log")
+    given = [str(tmp_path), str(tmp_path / "wandb"), str(tmp_path / "wandb/latest-run/output.log")]
+    assert parse_logs.main([*given, "--csv"]) == 0
+    assert [len(rows(path)) for path in tmp_path.glob("*.csv")] == [5]
+    assert f"{tmp_path / 'wandb/run-7/output.log'}: 1 run\n" in capsys.readouterr().out  # under its own name
+
+
+def test_output_is_a_page_a_picture_or_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = str(at(tmp_path / "a.log", ours(1, 5)))
+    (tmp_path / "out.d").mkdir()
+    for more, name in (((), "loss_curves.html"), (("--static",), "loss_curves.png")):
+        assert parse_logs.main([log, "--output", str(tmp_path / "out.d"), *more]) == 0
+        assert (tmp_path / "out.d" / name).is_file()
+    assert parse_logs.main([log, "--csv", "--check", "--output", str(tmp_path / "new/p.htm")]) == 0
+    assert (tmp_path / "new/p.htm").is_file() and len(list((tmp_path / "new").glob("*.csv"))) == 1
+    capsys.readouterr()
+    for name, more in (("p.txt", ()), ("p", ("--csv",)), ("p.png", ()), ("p.html", ("--static",))):
+        assert parse_logs.main([log, "--output", str(tmp_path / name), *more]) == 64
+        said = capsys.readouterr()
+        assert "ends in .png" in said.err if more == ("--static",) else "ends in .html or .htm" in said.err
+        assert said.out == "" and not (tmp_path / name).exists()
+
+
+def test_check_looks_at_our_own_record_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    records = [{"event": "step", "step": s, "loss": 4.0, "lr": 1e-3, "step_ms": 100.0 if s < 9 else 125.0,
+                "tokens_per_s": 40960.0, "tokens": 4096 * s} for s in range(1, 10)]
+    (tmp_path / "metrics.jsonl").write_text("".join(
+        json.dumps({"schema": 1, "time": 1763719200.0} | record) + "\n" for record in records))
+    assert parse_logs.main([str(tmp_path), "--check"]) == 0
+    said = capsys.readouterr().out
+    assert "4,096 tokens a step (median of 9); largest deviation 25.000% at step 9" in said
+    assert "tokens grow by 4,096 a step (median of 8); largest deviation 0 " in said and "total time" not in said
+
+
+def test_a_page_of_runs_without_numbers_is_refused_and_their_csv_written(
+        tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    at(tmp_path / "a.log", "{'loss': 2.5, 'epoch': 0.5}\n{'loss': 2.25, 'epoch': 1.0}\n")
+    for more in ((), ("--static",), ("--csv",)):
+        assert parse_logs.main([str(tmp_path), *more]) == 78
+        assert "was not drawn: no run has numbered steps" in capsys.readouterr().err
+    assert [len(rows(path)) for path in tmp_path.glob("*.csv")] == [2]
+    assert parse_logs.main([str(tmp_path), "--check"]) == 0
+
+
+def test_odd_entries_of_a_trainer_state_are_left_out_and_counted(
+        tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good = [{"step": s, "loss": 5 - s / 10, "learning_rate": 1e-4} for s in (10, 20, 30)]
+    odd = [{"loss": 1.0}, "text", None, {"step": None, "loss": 1.0}, {"step": 40, "loss": [1.0]},
+           {"step": float("nan"), "loss": 1.0}, {"step": 50, "loss": "much"}]
+    path = tmp_path / "trainer_state.json"
+    path.write_text(json.dumps({"log_history": [*odd, *good], "max_steps": "many"}))
+    assert parse_logs.main([str(path), "--csv"]) == 0
+    assert "7 entries of its log_history" in capsys.readouterr().out
+    assert [row["loss"] for row in rows(next(tmp_path.glob("*.csv")))] == ["4", "3", "2"]
+    for content in ([1], {"log_history": {"step": 1}}, {"log_history": 7}, 3):
+        path.write_text(json.dumps(content))
+        assert parse_logs.main([str(path)]) == 78
+        assert "has no log_history" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("coding", ["utf-16", "utf-16-be"])
+def test_a_log_in_utf_16_is_read(tmp_path: Path, coding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "Überschrift ☃\r\n" + ours(1, 400).replace("\n", "\r\n")
+    path = tmp_path / "a.log"
+    path.write_bytes((b"\xfe\xff" if coding == "utf-16-be" else b"") + text.encode(coding))
+    monkeypatch.setattr("analysis.log_file.BLOCK", 1001)  # in the middle of a letter
+    (run_,) = read_log(path, DIALECTS).runs
+    assert run_.columns["step"].tolist() == list(range(1, 401))
+
+
+def test_files_are_written_where_nobody_reads_what_is_said(tmp_path: Path) -> None:
+    for i in range(20):
+        at(tmp_path / f"{i}.log", ours(1, 5))
+    reading, writing = os.pipe()
+    os.close(reading)
+    call = [sys.executable, "-m", "analysis.parse_logs", str(tmp_path), "--csv"]
+    done = subprocess.run(call, stdout=writing, stderr=subprocess.PIPE, text=True)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(list(tmp_path.glob("*.csv"))) == 20 and (tmp_path / "loss_curves.html").is_file()
