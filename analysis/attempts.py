@@ -204,8 +204,8 @@ def initial(columns: dict[str, np.ndarray], steps: dict[str, np.ndarray], unnumb
     """Of the evaluations without a step in front of the row `start` those that the run beginning there has made.
 
     A trainer evaluates at the end of a run, before the first step of the next one, or both. Of two values of a kind
-    the last is the next run's. A single one is too, where the file begins with such an evaluation, or where the run
-    before has stopped early.
+    the last is the next run's. A single one is too, where the run before has stopped early, or where that is not known
+    and the file begins with such an evaluation.
     """
     names = [name for name in columns if name not in ("step", CLOCK_COLUMN, "last_step")]
     kinds: dict[tuple[bool, ...], list[int]] = {}
@@ -213,14 +213,14 @@ def initial(columns: dict[str, np.ndarray], steps: dict[str, np.ndarray], unnumb
         kinds.setdefault(tuple(bool(columns[name][i] != SILENT) for name in names), []).append(i)
     total, reached = (steps[key][start - 1] if key in steps else SILENT for key in ("last_step", "step"))
     next_line = reached + max(1.0, reached - steps["step"][start - 2] if start > 1 else 0.0)
-    stopped = SILENT not in (total, reached) and next_line < total
+    known, stopped = SILENT not in (total, reached), next_line < total
     found: list[int] = []
     for kind, places in kinds.items():
         said = [tuple(columns[name][i] for name in names) for i in places]
         last = next((k for k in range(len(said), 0, -1) if said[k - 1] != said[-1]), 0)  # it may be printed twice
         begins = any(all((columns[name][i] != SILENT) == has for name, has in zip(names, kind, strict=True))
                      for i in np.flatnonzero(unnumbered & (where == 0)).tolist())
-        if last or begins or stopped:
+        if last or (stopped if known else begins):
             found += places[last:]
     return found
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from analysis.dialect import Dialect, Line
+from analysis.dialect import Dialect, Line, wraps
 from analysis.log_file import Blocks
 from analysis.shape import CLOCK, NO_TAG, SILENT, Shape, row, seconds, shape_of, tag_of
 
@@ -27,7 +27,7 @@ LOOKS_LIKE = re.compile(rb"(?i)\b(?:step|iter(?:ation)?)s?\b[ \t:=#]*[0-9].*\blo
 ERROR = re.compile(rb"(?:Error|Exception|Interrupt)\b|\b(?:error|ERROR|FATAL|Killed|CANCELLED)\b")
 ERROR_WORDS = (b"rror", b"xception", b"nterrupt", b"ERROR", b"FATAL", b"Killed", b"CANCELLED")  # one is in each
 WITH_REASON = re.compile(rb"(?:Error|Exception|error|Interrupt): *\S")
-BAR = re.compile(rb"^\s*[0-9]+%\|.*\| ([0-9]+)/([0-9]+) \[")
+BAR = re.compile(rb"(?:^|(?<=[\s:\]]))[0-9]{1,3}%\|[^|]*\| ([0-9]+)/([0-9]+) \[")
 MAIN_LOG = re.compile(rb"s:[0-9]")  # a head that is too short to be a word
 TIME = re.compile(rb"[0-9]:[0-9]{2}:[0-9]{2}")
 WEEKDAY_CLOCK = re.compile(rb"\b(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) ([A-Z][a-z][a-z]) +(\d\d?) (\d\d:\d\d:\d\d) (\d{4})\b")
@@ -117,8 +117,10 @@ class Reader:
         self.not_understood = 0
         self.examples: list[bytes] = []
         self.notes: list[str] = []
-        self.bar_total = b""
+        self.bar_total = self.last_total = b""  # of the bar that counts the steps, once known; of the last one drawn
         self.waiting = False             # the last row came from a dictionary and waits for its step
+        self.expected = b""              # the total of the bar that it waits for
+        self.since: dict[bytes, bytes] = {}  # total -> step of each bar as it was first drawn anew
         self.marks = [(kind, text) for d in dialects for kind, texts in (("end", d.ends), ("resume", d.resumes))
                       for text in texts]
         self.words = words_of(dialects, [text for _, text in self.marks])
@@ -242,7 +244,7 @@ class Reader:
         """Take a line that is no step: a dictionary, a bar, a mark, or one that should have been understood."""
         if b"{'" in line and any(d.keys and self.dictionary(d, line) for d in self.dialects):
             return
-        if bar := BAR.match(line):
+        if (bar := BAR.search(line)) and wraps(line[:bar.start()]):
             self.bar(bar)
             return
         for kind, text in self.marks:
@@ -274,20 +276,34 @@ class Reader:
         stream = self.go_to(tag_of(line[:start]))
         if "train_runtime" in content:
             stream.mark("end", line.strip()[:200])
+            self.bar_total, self.waiting = b"", False  # another training has another bar
         elif "loss" in content:
             stream.is_in(dialect)
+            if self.waiting:  # the row before found no step: the bar is another one by now
+                self.bar_total = b""
+                if self.last_total in self.since:
+                    self.number(self.since[self.last_total], self.last_total)
             stream.steps.add_row({"step": SILENT, **numbers})
-            self.waiting = True
+            self.waiting, self.expected, self.since = True, self.bar_total or self.last_total, {}
         elif "val_loss" in numbers:
             stream.evals.add_row({**numbers, "row": float(stream.steps.rows)})
         return "epoch" in content
 
     def bar(self, bar: re.Match[bytes]) -> None:
-        """Take a progress bar: the first one drawn anew behind a dictionary has its step."""
-        self.bar_total = self.bar_total or bar[2]
-        if self.waiting and bar[2] == self.bar_total:
-            self.stream.steps.amend({"step": float(bar[1]), "last_step": float(bar[2])})
-            self.waiting = False
+        """Take a progress bar: the first one drawn anew behind a dictionary has its step.
+
+        The bar of the steps is that which was drawn last in front of the first dictionary; an evaluation has its own.
+        """
+        self.last_total = bar[2]
+        self.since.setdefault(bar[2], bar[1])
+        if self.waiting and bar[2] == self.expected:
+            self.number(bar[1], bar[2])
+        elif self.waiting and not self.bar_total:
+            self.expected = b""  # which bar it is will be seen at the next dictionary
+
+    def number(self, step: bytes, total: bytes) -> None:
+        self.stream.steps.amend({"step": float(step), "last_step": float(total)})
+        self.bar_total, self.waiting = total, False
 
     def go_to(self, tag: bytes) -> Stream:
         """The stream of a process; what was marked before the first step belongs to it."""

@@ -164,6 +164,33 @@ def test_hugging_face_prints_no_step_but_its_bar_does(read: Read) -> None:
     assert alone.reached is None and column(alone, "epoch") == [0.5, 1.0] and "numbers no steps" in state(alone)
 
 
+@pytest.mark.parametrize("before", ["", "[pod/run-0-x/trainer] 2026-01-02T03:04:05.123456789Z "])
+@pytest.mark.parametrize("on_lines", [True, False])
+@pytest.mark.parametrize("names_its_end", [True, False])
+def test_each_training_of_hugging_face_has_the_bar_in_front_of_it(read: Read, before: str, on_lines: bool,
+                                                                  names_its_end: bool) -> None:
+    """An evaluation first, one in the midst of it, and then a training of another length."""
+    def bars(first: int, last: int, total: int) -> str:
+        drawn = [f"{100 * s // total:3d}%|##  | {s}/{total} [00:10<00:35,  1.00s/it]" for s in range(first, last + 1)]
+        return "".join(f"{before}{text}\n" for text in drawn) if on_lines else before + "\r" + "\r".join(drawn) + "\r\n"
+
+    text = bars(0, 7, 7) + f"{before}{{'eval_loss': 9.5, 'epoch': 0}}\n"
+    for total, every in ((30, 10), (100, 20)):
+        for step in range(every, total + 1, every):
+            text += bars(step - every, step - 1, total) + f"{before}{{'loss': {step / 8}, 'epoch': {step / total}}}\n"
+            text += bars(step, step, total)
+            text += bars(0, 7, 7) + f"{before}{{'eval_loss': {step / 16}, 'epoch': {step / total}}}\n"
+            text += bars(step, step, total)
+        text += f"{before}{{'train_runtime': 9.5, 'train_loss': 2.0, 'epoch': 1.0}}\n" if names_its_end else ""
+    log = read(text)
+    assert steps_of(log) == [[10, 20, 30], [20, 40, 60, 80, 100]]
+    assert [run.last_step for run in log.runs] == [30, 100]
+    for run in log.runs:
+        assert column(run, "loss") == [s / 8 for s in column(run, "step")]
+    assert [dict(zip(run.evals["step"].tolist(), run.evals["val_loss"].tolist(), strict=True)) for run in log.runs
+            ] == [{0: 9.5, 10: 0.625, 20: 1.25, 30: 1.875}, {s: s / 16 for s in range(20, 101, 20)}]
+
+
 def test_blocks_are_whole_lines_wherever_a_read_ends(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = b"one\r\ntwo\rthree\n\x1b[32mfour\x1b[0m\r\n\nlast"
     path = tmp_path / "x.log"
