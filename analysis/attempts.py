@@ -40,7 +40,8 @@ class LoggedRun:
     repeats: int            # rows left out since they were there before
     last_step: int | None   # of how many, as the log has it
     ended: bool             # whether the log says that the run is through
-    error: str              # the last line that tells of an error behind the last step
+    error: str              # the last line that tells of an error behind the last step, and not behind its end
+    outside: str            # the same behind the end that the log tells of: of another launch, or of what followed
     started: float | None   # Unix seconds, of the log's own clock
 
     @property
@@ -89,11 +90,17 @@ def runs_of(stream: Stream) -> list[LoggedRun]:
                       or name == "step"},
             last_evals(evals[i], [(back, int(kept[back.at])) for back in backs]), backs,
             stop_row - start_row - (stop - first), None if total == SILENT else int(total),
-            any(mark.kind == "end" and mark.row == stop_row for mark in stream.marks),
-            next((m.text.decode("utf-8", "replace") for m in reversed(stream.marks)
-                  if m.kind == "error" and m.row == stop_row), ""),
+            *end_of([mark for mark in stream.marks if mark.row == stop_row]),
             began(stream.marks, rows.get(CLOCK_COLUMN), first, start_row)))
     return made
+
+
+def end_of(marks: Sequence[Mark]) -> tuple[bool, str, str]:
+    """Of the marks behind a run's last step: whether it ended, and the last errors before and behind that."""
+    end = next((i for i, mark in enumerate(marks) if mark.kind == "end"), len(marks))
+    before, behind = (next((m.text.decode("utf-8", "replace") for m in reversed(part) if m.kind == "error"), "")
+                      for part in (marks[:end], marks[end:]))
+    return end < len(marks), before, behind
 
 
 def repeats(columns: dict[str, np.ndarray]) -> np.ndarray:

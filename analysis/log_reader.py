@@ -93,10 +93,13 @@ class Stream:
             self.dialects.append((self.steps.rows, dialect))
 
     def mark(self, kind: str, text: bytes) -> None:
-        """Of errors and clocks the last between two steps is kept; of errors rather one that gives a reason."""
+        """Of errors and clocks the last between two steps is kept; of errors rather one that gives a reason.
+
+        An error behind the end of a run is none of that run's, so the one before it stays.
+        """
         here = self.steps.rows
         for i in range(len(self.marks) - 1, -1, -1):
-            if self.marks[i].row != here:
+            if self.marks[i].row != here or (kind, self.marks[i].kind) == ("error", "end"):
                 break
             if self.marks[i].kind == kind:
                 if kind != "error" or WITH_REASON.search(text) or not WITH_REASON.search(self.marks[i].text):

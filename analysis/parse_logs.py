@@ -211,6 +211,8 @@ def described(run: LoggedRun, name: str) -> Iterator[str]:
         yield f"  {run.repeats:,} lines were there twice"
     if run.error:
         yield f"  behind its last step: {run.error}"
+    if run.outside:
+        yield f"  behind its end, outside of any run, the last error: {run.outside}"
 
 
 def names_apart(runs: Sequence[Run]) -> list[str]:

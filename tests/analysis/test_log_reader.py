@@ -92,6 +92,18 @@ def test_another_count_of_steps_or_another_trainer_is_another_run(read: Read) ->
     assert steps_of(read(llmc(99, 100) + llmc(100, 100) + llmc(101, 200))) == [[99, 100, 101]]  # extended
 
 
+def test_an_error_behind_the_end_of_a_run_is_not_that_runs(read: Read) -> None:
+    line = "step {:05d}/00003 (0.08%) | loss: 3.000000 | dt: 50.00ms | tok/sec: 1,000 | total time: 1.00m\n".format
+    run = "".join(map(line, range(3)))
+    end, first, second = "Total training time: 2.39m\n", "ValueError: first\n", "KeyError: second\n"
+    for text, expected in ((run + end, ("", "")), (run + first, ("ValueError: first", "")),
+                           (run + end + first, ("", "ValueError: first")),
+                           (run + first + end + second, ("ValueError: first", "KeyError: second")),
+                           (run + end + first + second, ("", "KeyError: second"))):
+        log = read(text + run + end)
+        assert [(r.ended, r.error, r.outside) for r in log.runs] == [(end in text, *expected), (True, "", "")]
+
+
 def test_logging_every_so_many_steps_begins_at_the_first_of_these(read: Read) -> None:
     log = read("".join(nanogpt(s) for s in (10, 20, 30, 10, 20, 20, 30)))
     assert steps_of(log) == [[10, 20, 30], [10, 20, 30]]
