@@ -227,9 +227,9 @@ def summary(run: Run) -> dict[str, str]:
     found = {
         "steps": f"{len(step):,}" + (f" ({run.lost_steps:,} more taken and lost)" if run.lost_steps else ""),
         "first loss": number(loss[known[0]], ".4f") if known.size else "n/a",
-        "last loss": number(loss[known[-1]], ".4f") if known.size else "n/a",
+        "last loss": last_loss(run),
         "lowest loss": "n/a" if best is None else f"{loss[best]:.4f} (step {step[best]:,.0f})",
-        "reduction": reduction(loss[known]),
+        "reduction": "n/a" if ends_not_finite(run) else reduction(loss[known]),
         "validation loss": number(last_eval.get("val_loss"), ".4f") + where,
         "validation bpb": number(bpb, ".4f"),
         "tokens": number(run.columns["tokens"][-1], ",.0f"),
@@ -242,6 +242,33 @@ def summary(run: Run) -> dict[str, str]:
         found["energy"] = f"{energy.kwh:.4g} kWh{part}"
         found["cost"] = number(energy.cost, ",.2f")
     return found
+
+
+def ends_not_finite(run: Run) -> bool:
+    """Whether the last loss that was recorded is no finite number; lines that name none do not count."""
+    bad = run.not_finite
+    said = np.flatnonzero(bad | np.isfinite(run.columns["loss"]))
+    return bool(said.size and bad[said[-1]])
+
+
+def last_loss(run: Run) -> str:
+    """The last loss as recorded, and of a run that diverged the last finite one before."""
+    loss, step = run.columns["loss"], run.columns["step"]
+    known = np.flatnonzero(np.isfinite(loss))
+    if not ends_not_finite(run):
+        return number(loss[known[-1]], ".4f") if known.size else "n/a"
+    last = loss[np.flatnonzero(run.not_finite)[-1]]
+    word = run.nan_word if np.isnan(last) else str(last)
+    return word + (f" ({loss[known[-1]]:.4f} at step {step[known[-1]]:,.0f} before)" if known.size else "")
+
+
+def not_finite_words(bad: np.ndarray, step: np.ndarray) -> str:
+    """On how many steps the loss is not finite, and where first; nothing where it always is."""
+    if not bad.any():
+        return ""
+    first = step[np.flatnonzero(bad)[0]]
+    place = f", first at step {first:,.0f}" if first >= 0 else ""  # a log may number no steps
+    return f"the loss is not finite on {bad.sum():,} steps{place}"
 
 
 def number(value: float | None, form: str) -> str:

@@ -53,6 +53,7 @@ class Run:
     last_step: int | None                # where the settings say that the run is done
     state: str = ""                      # complete or stopped, where a log and no record says so
     loss_is: str = ""                    # where the loss is a mean already: of what
+    silent: np.ndarray | None = None     # of a log: its lines that name no loss at all, (n,) bool
     nth: int = 1                         # of runs that started in the same second, for their files' names
     timeline: Timeline = dataclasses.field(default_factory=Timeline)  # the same, and when; empty without samples
     energy: "Energy | None" = None       # where its GPUs were sampled, and that was joined
@@ -65,6 +66,17 @@ class Run:
         while done and np.isnan(minutes[done - 1]):
             done -= 1
         return float(minutes[done - 1]) if done else 0.0
+
+    @property
+    def not_finite(self) -> np.ndarray:
+        """(n,) bool: where a loss was recorded that is no finite number; our own record has null for that."""
+        bad = ~np.isfinite(self.columns["loss"])
+        return bad if self.silent is None else bad & ~self.silent
+
+    @property
+    def nan_word(self) -> str:
+        """What the record has there, where no infinity is told from nan."""
+        return "not finite" if self.silent is None else "nan"
 
     @property
     def stamp(self) -> str:

@@ -123,7 +123,8 @@ def drawn(run: LoggedRun, name: str, folder: Path, mtime: float) -> Run:
     return Run(name=name, paths=RunPaths(folder), columns=columns, evals=list(evaluations(run)), events=restarts(run),
                started=mtime if run.started is None else run.started, goodput=None,
                lost_steps=sum(back.rows for back in run.backs), last_step=run.last_step, state=state(run),
-               loss_is=run.dialect.loss_is)
+               loss_is=run.dialect.loss_is,
+               silent=(run.columns.get("loss", np.full(len(numbered), SILENT)) == SILENT)[numbered])
 
 
 def restarts(run: LoggedRun) -> list[dict[str, Any]]:

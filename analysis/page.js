@@ -154,6 +154,7 @@ function linesOf(run, panel, key) {
   }
   if (!run.columns[panel.y]) return [];
   return [{...base, x: run.x[key], y: run.columns[panel.y], isMean: isMean(run, panel.y),
+    nan: panel.y === "loss" ? run.columns.loss_nan : null,
     mean: panel.smooth && !isMean(run, panel.y) ? mean(run, panel.y) : null}];
 }
 
@@ -191,7 +192,7 @@ function hover(chart, pen, value) {
     head.add(where(line, i));
     const row = element("div", "", {}), y = line.y[i];
     const colour = chart.colour(line.colour);
-    row.append(element("i", "", {background: colour}), element("b", full(y)));
+    row.append(element("i", "", {background: colour}), element("b", line.nan && line.nan[i] ? line.run.nan : full(y)));
     if (line.mean && !line.isMean) row.append(` mean ${rounded(line.mean[i], 6)}`);
     if (line.low) row.append(` (${rounded(line.low[i], 5)} to ${rounded(line.high[i], 5)})`);
     if (page.runs.length > 1 || line.name !== line.run.name) row.append(element("small", ` ${line.name}`));

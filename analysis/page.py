@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis import bar
-from analysis.curves import PANELS, RUN_COLOURS, has, state, summary
+from analysis.curves import PANELS, RUN_COLOURS, has, not_finite_words, state, summary
 from analysis.load import Run
 from analysis.page_data import line_of, page_data
 
@@ -89,6 +89,9 @@ def remarks(runs: Sequence[Run]) -> list[str]:
         names = ", ".join(run.name for run in runs if run.loss_is == loss_is)
         said.append(f"The loss of {names} is {loss_is}, as its log has it, and was not smoothed again; beside the raw "
                     "loss of another run it lags.")
+    for run in runs:
+        if words := not_finite_words(run.not_finite, run.columns["step"]):
+            said.append(f"{run.name}: {words}. These steps have no point, and no share in the mean.")
     if any(run.sampled for run in runs):
         said.append("Power, energy and network come from the samplers of the GPUs, and are placed at steps by the "
                     "clock on the wall.")

@@ -65,9 +65,12 @@ def run_data(i: int, run: Run, name: str, packer: Packer) -> dict[str, Any]:
     """A run in the page; its colour and dash are those of its place in the table."""
     colour, dash = line_of(i)
     columns = {key: run.columns[key] for key in IN_PAGE if key in run.columns}
+    if (lost := run.not_finite & np.isnan(run.columns["loss"])).any():  # a gap like that of a silent line otherwise
+        columns["loss_nan"] = lost.astype(float)
     columns["time"] = np.round(run.columns["time"], 2)
     return {
-        "id": i, "name": name, "colour": colour, "dash": dash, "loss_is": run.loss_is, "started": run.started,
+        "id": i, "name": name, "colour": colour, "dash": dash, "loss_is": run.loss_is, "nan": run.nan_word,
+        "started": run.started,
         "window": smoothing_window(len(run.columns["step"])), "heads": packer.columns(columns),
         "evals": [{"step": e["step"], "full": bool(e.get("full"))}
                   | {key: e[key] if finite(e.get(key)) else None for key in VALIDATION}

@@ -18,8 +18,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from analysis import log_check
 from analysis.attempts import LoggedRun
+from analysis.curves import not_finite_words
 from analysis.dialect import Dialect, DialectError, read_dialects
 from analysis.energy import with_energy
 from analysis.load import RecordError, Run, load
@@ -207,6 +210,8 @@ def described(run: LoggedRun, name: str) -> Iterator[str]:
     for back in run.backs:
         yield (f"  went back from step {back.reached:,} to {back.to:,}: {back.rows:,} step lines lost, the last "
                "attempt is kept")
+    if words := not_finite_words(~np.isfinite(run.columns.get("loss", step * 0)), step):
+        yield f"  {words}"
     if run.repeats:
         yield f"  {run.repeats:,} lines were there twice"
     if run.error:

@@ -21,6 +21,7 @@ from analysis.curves import (
     mark_of,
     marks,
     mean_line,
+    not_finite_words,
     smoothing_window,
     state,
     summary,
@@ -146,6 +147,7 @@ def describe(axes: "Axes", runs: Sequence[Run], names: Sequence[str]) -> None:
         said = dict.fromkeys([f"thick line: mean over {smoothing_window(len(runs[0].columns['step']))} steps"])
         said |= dict.fromkeys(f"{WORDS[mark_of(kind).symbol]}: {mark_of(kind).name}" for kind in marks(runs[0])
                               if kind != "end")
+        said |= dict.fromkeys(filter(None, [not_finite_words(runs[0].not_finite, runs[0].columns["step"])]))
         whole = "; ".join(note.replace(" ", NO_BREAK) for note in said)
         notes = ["", *(line.replace(NO_BREAK, " ") for line in textwrap.wrap(whole, NOTE_WIDTH))]
         lines = [f"{key:<17}{value}" for key, value in summary(runs[0]).items()]

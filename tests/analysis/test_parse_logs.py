@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis import log_check, parse_logs, plots
+from analysis import curves, log_check, parse_logs, plots
 from analysis.log_runs import drawn, read_log
 from bench import logs, pages, run
 from tests.analysis.conftest import DIALECTS
@@ -288,3 +288,19 @@ def test_files_are_written_where_nobody_reads_what_is_said(tmp_path: Path) -> No
     os.close(writing)
     assert (done.returncode, done.stderr) == (0, "")
     assert len(list(tmp_path.glob("*.csv"))) == 20 and (tmp_path / "loss_curves.html").is_file()
+
+
+@pytest.mark.parametrize(("bad", "shown"), [("nan", "nan"), ("inf", "inf"), ("-nan", "nan")])
+def test_a_run_that_diverged_is_said_to_have_done_so(
+        tmp_path: Path, capsys: pytest.CaptureFixture[str], bad: str, shown: str) -> None:
+    line = "iter {}: loss {}, time 251.30ms, mfu 31.20%\n"
+    losses = {s: f"{10 - s / 100:.4f}" if s < 200 else bad for s in range(0, 300, 10)}
+    at(tmp_path / "a.log", "".join(line.format(s, loss) for s, loss in losses.items()))
+    assert parse_logs.main([str(tmp_path), "--csv"]) == 0
+    assert "  the loss is not finite on 10 steps, first at step 200\n" in capsys.readouterr().out
+    found = curves.summary(drawn(read_log(tmp_path / "a.log", DIALECTS).runs[0], "a", tmp_path, 5.0))
+    assert (found["last loss"], found["reduction"]) == (f"{shown} (8.1000 at step 190 before)", "n/a")
+    assert "a: the loss is not finite on 10 steps, first at step 200" in (tmp_path / "loss_curves.html").read_text()
+    at(tmp_path / "b.log", "".join(line.format(s, bad) for s in range(3)))
+    found = curves.summary(drawn(read_log(tmp_path / "b.log", DIALECTS).runs[0], "b", tmp_path, 5.0))
+    assert (found["first loss"], found["last loss"], found["reduction"]) == ("n/a", shown, "n/a")

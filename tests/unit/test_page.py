@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from analysis.curves import smoothed, smoothing_window
+from analysis.dialect import read_dialects
 from analysis.load import Run, load
+from analysis.log_runs import drawn, read_log
 from analysis.page import write_page
 from analysis.sampled import Sampled
 from tests.browser import Browser, needs_chromium
@@ -236,3 +238,27 @@ def test_200_000_steps_are_drawn_in_two_seconds(browser: Browser, runs: list[Run
     step = round((begin + end) / 2)
     assert end - begin < 400
     assert said(browser, "Loss (nats/token) by step", step)[1].split(" ")[0] == f"{columns['loss'][step - 1]:.9g}"
+
+
+def test_a_loss_that_is_not_finite_is_called_so(browser: Browser, tmp_path: Path) -> None:
+    """Of a log nan and inf as printed, and n/a where a line names none; our own record has null."""
+    line = (" iteration {:8d}/ 500 | elapsed time per iteration (ms): 50.0 | learning rate: 1.0E-04 |{} number of nan "
+            "iterations: 0 |\n")
+    losses = {40: "nan", 50: "inf", 60: None, 70: "nan"}
+    path = tmp_path / "m.log"
+    path.write_text("".join(line.format(s, "" if (loss := losses.get(s, f"{s / 64:.6E}")) is None else
+                                        f" lm loss: {loss} |") for s in range(1, 71)))
+    (logged,) = read_log(path, read_dialects()).runs
+    browser.open(write_page(tmp_path / "log.html", [drawn(logged, "m", tmp_path, START)], ["m"]))
+    shown = {s: said(browser, "Loss (nats/token) by step", s)[1].split(" ")[0] for s in (39, 40, 50, 60, 70)}
+    assert shown == {39: "0.609375", 40: "nan", 50: "inf", 60: "n/a", 70: "nan"}
+    text = browser.value("document.body.innerText")
+    assert "m: the loss is not finite on 3 steps, first at step 40" in text
+    assert "(1.0781 at step 69 before)" in text  # 69 / 64
+    ours = records(50)
+    for record in ours[-10:]:
+        record["loss"] = None
+    browser.open(write_page(tmp_path / "own.html", [load(write_run(tmp_path / "own", ours))], ["own"]))
+    head, values, *_ = said(browser, "Loss (nats/token) by step", 50)
+    assert head.startswith("step 50 ") and values.startswith("not finite")
+    assert browser.complaints == []
