@@ -152,6 +152,36 @@ KEYS = ("source", "head", "separators", "fields", "optional", "evals", "details"
         "zero_based", "loss_is", "keys")
 
 
+LISTS = ("fields", "optional", "evals", "details", "ends", "resumes")
+TAKEN = ("time", "row")  # the log's clock, and the place of an evaluation
+
+
+def check(content: Mapping[str, Any]) -> None:
+    """Raises ValueError where a key holds something else than it must."""
+    for key in LISTS:
+        texts = content.get(key, [])
+        if not isinstance(texts, list) or not all(isinstance(text, str) and text for text in texts):
+            raise ValueError(f'{key} must be a list of texts, as in: {key} = ["loss {{loss}}"]')
+    if not isinstance(content.get("zero_based", False), bool):
+        raise ValueError("zero_based must be true or false, as in: zero_based = true")
+    keys, unknown = content.get("keys", {}), content.get("unknown", {})
+    if not isinstance(keys, dict) or not all(isinstance(column, str) for column in keys.values()):
+        raise ValueError('keys must be a table of columns, as in: keys = { eval_loss = "val_loss" }')
+    if not isinstance(unknown, dict) or not all(isinstance(values, list) for values in unknown.values()):
+        raise ValueError("unknown must be a table of lists of numbers, as in: unknown = { mfu = [0.0] }")
+    if taken := [column for column in keys.values() if column in TAKEN]:
+        raise ValueError(f"column {taken[0]} is taken, choose another name, as in: {taken[0]}_s")
+
+
+def check_columns(names: Sequence[str]) -> None:
+    """Raises ValueError where the columns of a line are not usable together."""
+    for name in names:
+        if name in TAKEN:
+            raise ValueError(f"column {name} is taken, choose another name, as in: {{{name}_s}}")
+        if names.count(name) > 1:
+            raise ValueError(f"column {name} is there twice in a line; give one another name, as in: {{{name}_mean}}")
+
+
 def compiled(template: str, behind: bytes = b"") -> Field:
     """A template as a regular expression with a group for each number of a column, and `behind` it."""
     pattern, columns, literal, whole, place = b"", list[tuple[str, bool, str]](), b"", True, 0
@@ -160,6 +190,9 @@ def compiled(template: str, behind: bytes = b"") -> Field:
             raise ValueError(f"{template[place:]!r} is no part of a template; one looks like: time {{step_ms}}ms")
         name, short, scale, escaped, bracket, blank, text = token.groups()
         place = token.end()
+        if scale and not re.fullmatch(r"\*10+|/0*[1-9][0-9]*", scale):
+            raise ValueError(f"{{{name}{scale}}} is no unit: multiply by a power of ten or divide by a whole number, "
+                             "as in: {step_ms*1000} or {minutes/60}")
         if name or bracket:
             whole = False
         if name == "~":
@@ -173,6 +206,7 @@ def compiled(template: str, behind: bytes = b"") -> Field:
         else:
             pattern += rb"[ \t]*" if blank else re.escape((escaped[0] if escaped else text).encode())
             literal += (escaped[0] if escaped else blank or text).encode() if whole else b""
+    check_columns([column for column, _, _ in columns])
     return Field(re.compile(pattern + behind), tuple(columns), literal.rstrip())
 
 
@@ -182,6 +216,7 @@ def declared(path: Path) -> Dialect:
         content: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
         if wrong := [key for key in content if key not in KEYS]:
             raise ValueError(f"{wrong[0]} is no key; there are {', '.join(KEYS)}")
+        check(content)
         separators = content.get("separators", "|").encode()
         apart = rb"(?=[ \t]*(?:$|[\r" + re.escape(separators) + rb"]))"
         required = [compiled(text, apart) for text in content.get("fields", ())]
@@ -196,6 +231,8 @@ def declared(path: Path) -> Dialect:
             unknown={key: tuple(map(float, values)) for key, values in content.get("unknown", {}).items()},
             zero_based=content.get("zero_based", False), loss_is=content.get("loss_is", ""),
             keys=content.get("keys", {}))
+        check_columns([column for field in ([made.head] if made.head else []) + required
+                       for column, _, _ in field.columns])
     except (OSError, ValueError, KeyError, TypeError, AttributeError, re.error) as error:
         said = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise DialectError(f"{path} declares no dialect: {said}") from None

@@ -148,7 +148,7 @@ def describe(axes: "Axes", runs: Sequence[Run], names: Sequence[str]) -> None:
         said |= dict.fromkeys(f"{WORDS[mark_of(kind).symbol]}: {mark_of(kind).name}" for kind in marks(runs[0])
                               if kind != "end")
         said |= dict.fromkeys(filter(None, [not_finite_words(runs[0].not_finite, runs[0].columns["step"])]))
-        whole = "; ".join(note.replace(" ", NO_BREAK) for note in said)
+        whole = "; ".join(note.replace(" ", NO_BREAK) if len(note) < NOTE_WIDTH else note for note in said)
         notes = ["", *(line.replace(NO_BREAK, " ") for line in textwrap.wrap(whole, NOTE_WIDTH))]
         lines = [f"{key:<17}{value}" for key, value in summary(runs[0]).items()]
         axes.text(0, 1, "\n".join(lines + notes), va="top", family="monospace", fontsize=9, linespacing=1.7,

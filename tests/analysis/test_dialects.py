@@ -144,6 +144,13 @@ def test_dialects_do_not_take_each_others_lines() -> None:
     ('head = "iter {step}:"', "'source' is missing"),
     ('source = "x"\nhead = "iter {step"', "is no part of a template"),
     ("source = ", "declares no dialect"),
+    *((f'source = "x"\nhead = "iter {{step}}"\n{line}\n', words) for line, words in (
+        ('fields = ["{minutes*60}"]', "{minutes*60} is no unit"),
+        ('fields = ["{minutes/0}"]', "{minutes/0} is no unit"),
+        ('ends = "done"', "ends must be a list"), ('fields = "loss {loss}"', "fields must be a list"),
+        ('zero_based = "no"', "zero_based = true"), ('keys = "a"', "keys must be a table"),
+        ("unknown = { mfu = 0.0 }", "unknown = { mfu = [0.0] }"), ('fields = ["{time} s"]', "time is taken"),
+        ('evals = ["val {row}"]', "row is taken"), ('fields = ["loss {loss}", "mean {loss}"]', "loss is there twice"))),
 ])
 def test_a_declaration_that_cannot_be_used_is_refused_with_the_reason(tmp_path, text: str, words: str) -> None:
     (tmp_path / "mine.toml").write_text(text)
