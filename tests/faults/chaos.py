@@ -150,7 +150,7 @@ def chaos(folder: Path, minutes: float, seed: int) -> None:
     print(f"chaos: seed={seed} minutes={minutes:g}; runs that are left alone took {time.monotonic() - began:.0f} s",
           flush=True)
     while number == 0 or time.monotonic() < until - 60:
-        plan = PLANS[number % len(PLANS)]
+        plan = PLANS[(seed + number) % len(PLANS)]  # a short chaos begins with another one each time
         run = Run(folder / f"run_{number}", data, plan, random.Random(f"{seed} {number}"))
         name = f"run {number} of {' or '.join(map(str, plan))} processes"
         try:
