@@ -214,7 +214,9 @@ def main() -> int:
         sys.stderr.write(f"{error}\n")
         return 64
     say = sys.stdout.write
-    say("".join(f"{name}: {value}\n" for name, value in facts.items()) + "\n" + "\n".join(HEADER) + "\n")
+    say("".join(f"{name}: {value}\n" for name, value in facts.items()))
+    if todo:
+        say("\n" + "\n".join(HEADER) + "\n")
     sys.stdout.flush()
     results = []
     for shape, dtype, mode in todo:
