@@ -35,6 +35,8 @@ if TYPE_CHECKING:  # imported where it is drawn: half a second that a failing ca
 WIDE, HIGH, DPI = 5.0, 4.0, 100  # inches of a panel
 PAPER_DPI = 300    # of what goes to print
 BAR_INCHES = 0.9  # more for each run's bar
+MOST_BESIDE = 12  # names of runs in the last panel's place; more have a row of their own
+NAME_INCHES = 0.25  # high
 NOTE_WIDTH = 50   # letters
 NO_BREAK = "\xa0"
 EVAL_MARKS = ((False, "o", 30, "validation"), (True, "*", 150, "validation, full set"))
@@ -54,14 +56,17 @@ def write_picture(path: Path, runs: Sequence[Run], names: Sequence[str], dpi: in
 
     panels = [panel for panel in PANELS if has(panel, runs)]
     columns = 3 if len(panels) < 6 else 4
-    rows = len(panels) // columns + 1  # with a place for words, which have the rest of the last row
+    crowd = len(runs) > MOST_BESIDE
+    # with a place for words, which have the rest of the last row
+    rows = -(-len(panels) // columns) if crowd else len(panels) // columns + 1
     bars = sum(bool(bar.shares(run)) for run in runs) * BAR_INCHES
-    figure = Figure(figsize=(columns * WIDE, rows * HIGH + bars), dpi=dpi,
+    heights = [*[HIGH] * rows, *filter(None, [bars, (2 - -len(runs) // columns) * NAME_INCHES if crowd else 0])]
+    figure = Figure(figsize=(columns * WIDE, sum(heights)), dpi=dpi,
                     layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12))
     FigureCanvasAgg(figure)
-    grid = figure.add_gridspec(rows + bool(bars), columns, height_ratios=[*[HIGH] * rows, *([bars] if bars else [])])
+    grid = figure.add_gridspec(len(heights), columns, height_ratios=heights)
     cells = [figure.add_subplot(grid[i // columns, i % columns]) for i in range(len(panels))]
-    words = figure.add_subplot(grid[rows - 1, len(panels) % columns:])
+    words = figure.add_subplot(grid[-1, :] if crowd else grid[rows - 1, len(panels) % columns:])
     if bars:
         bar.draw_bars(figure.add_subplot(grid[rows, :]), runs, names)
     points = [drawn_points(run, POINTS_DRAWN // len(runs)) for run in runs]
@@ -73,7 +78,7 @@ def write_picture(path: Path, runs: Sequence[Run], names: Sequence[str], dpi: in
         finish(axes, panel, runs)
     title = f"{names[0]}\n{state(runs[0])}" if len(runs) == 1 else f"{len(runs)} training runs"
     figure.suptitle(title, fontsize=12, parse_math=False)
-    describe(words, runs, names)
+    describe(words, runs, names, columns if crowd else 1)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
     return path
@@ -140,8 +145,8 @@ def finish(axes: "Axes", panel: Panel, runs: Sequence[Run]) -> None:
         axes.legend(fontsize=9, frameon=False, loc="upper right")
 
 
-def describe(axes: "Axes", runs: Sequence[Run], names: Sequence[str]) -> None:
-    """The sixth place: the summary of one run, or the names of several."""
+def describe(axes: "Axes", runs: Sequence[Run], names: Sequence[str], columns: int) -> None:
+    """The sixth place, or a row of its own: the summary of one run, or the names of several in so many columns."""
     axes.axis("off")
     if len(runs) == 1:
         said = dict.fromkeys([f"thick line: mean over {smoothing_window(len(runs[0].columns['step']))} steps"])
@@ -156,5 +161,8 @@ def describe(axes: "Axes", runs: Sequence[Run], names: Sequence[str]) -> None:
         return
     for i, name in enumerate(names):
         axes.plot([], [], **line_of(i), label=name)
-    for text in axes.legend(loc="upper left", frameon=False, fontsize=10).get_texts():
+    legend = axes.legend(loc="upper left", frameon=False, fontsize=10, ncols=columns,
+                         **({"mode": "expand"} if columns > 1 else {}))
+    legend.set_in_layout(False)  # the panels' size is theirs
+    for text in legend.get_texts():
         text.set_parse_math(False)

@@ -1,5 +1,6 @@
 """`python -m analysis.plots`: what it writes, compared with values worked out by hand from the records."""
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -8,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from analysis import page, plots
+from analysis import page, picture, plots
 from analysis.curves import PANELS, drawn_points, smoothed, smoothing_window, state, summary
 from analysis.load import load
 from tests.unit.pages import page_of
@@ -276,6 +277,25 @@ def test_several_runs_are_overlaid_and_a_missing_one_stops_no_other(tmp_path, mo
     both = [run["columns"]["step"] for run in page_of(tmp_path / "both/loss_curves.html")["runs"]]
     assert both == [[1, 2, 3, 4], [1, 2]]
     assert len(page_of(tmp_path / "runs/two/plots/loss_curves.html")["runs"]) == 1
+
+
+@pytest.mark.filterwarnings("error::UserWarning")  # panels that have no room are one
+@pytest.mark.parametrize("count", [2, 12, 13, 35])
+def test_the_names_of_few_runs_and_of_many_are_all_in_the_picture(tmp_path, monkeypatch, count):
+    from matplotlib.figure import Figure
+    write, figures = Figure.savefig, []
+    monkeypatch.setattr(Figure, "savefig", lambda self, path: (figures.append(self), write(self, path)))
+    run = dataclasses.replace(load(write_run(tmp_path, RECORDS)), goodput=None)  # as of a log: no bars below
+    picture.write_picture(tmp_path / "p.png", [run] * count, [f"a run with number {i}" for i in range(count)])
+    (figure,) = figures
+    (legend,) = [found for axes in figure.axes if (found := axes.get_legend())
+                 and len(found.get_texts()) == count]
+    boxes = [text.get_window_extent() for text in legend.get_texts()]
+    assert all(figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1 for box in boxes)
+    assert all(figure.bbox.y0 <= box.y0 and box.y1 <= figure.bbox.y1 for box in boxes)
+    panels = [axes.get_window_extent() for axes in figure.axes if axes.get_title(loc="left")]
+    assert len(panels) > 5 and not any(box.overlaps(panel) for box in boxes for panel in panels)
+    assert min(panel.height for panel in panels) > 250  # of 400
 
 
 def test_static_draws_a_picture_for_print_and_nothing_else(tmp_path, capsys):
