@@ -22,7 +22,6 @@ from collections.abc import Iterator, Sequence
 from plan.fleet import Fleet
 from plan.words import seconds, size
 from train.config import Config
-from train.settings import SettingsError
 from train.sizes import parameters
 from train.wan import gradient_bytes, sync_s
 
@@ -112,7 +111,8 @@ def syncs(c: Config, fleet: Fleet, step_s: float | None, link_gb_s: float | None
     """
     if fleet.processes == 1:
         return []
-    levels, count, ranks = levels_of(c, fleet, link_gb_s), micro_batches(c, fleet), shard_ranks(c, fleet)
+    levels, count = levels_of(c, fleet, link_gb_s), micro_batches(c, fleet)
+    ranks = c.ranks_of_a_copy(fleet.processes, fleet.processes_of_a_node)
     gradients, splits = gradient_bytes(c), c.optimizer != "muon"  # it needs whole matrices
     ways = [("DDP, float32 gradients", Way(count, last=ring(gradients, levels)), True, "ddp"),
             ("DDP, bfloat16 gradients", Way(count, last=ring(gradients / 2, levels)), False, ""),
@@ -151,16 +151,6 @@ def levels_of(c: Config, fleet: Fleet, link_gb_s: float | None = None) -> list[L
 def micro_batches(c: Config, fleet: Fleet) -> int:
     """Forward passes of a process in one step."""
     return max(1, math.ceil(c.batch_windows / fleet.processes / max(1, c.micro_batch(fleet.processes))))
-
-
-def shard_ranks(c: Config, fleet: Fleet) -> int:
-    """Processes that share a copy under HSDP, as train/parallel.py takes them."""
-    ranks = c.shard_ranks or fleet.processes_of_a_node
-    if fleet.processes % ranks:
-        fits = [n for n in range(1, fleet.processes + 1) if fleet.processes % n == 0]
-        raise SettingsError([f"SHARD_RANKS={ranks} does not divide {fleet.processes} processes; for example "
-                             f"SHARD_RANKS={min(fits, key=lambda n: abs(n - ranks))}"])
-    return ranks
 
 
 def group_of(levels: Sequence[Level], ranks: int) -> Iterator[tuple[Level, Level]]:

@@ -295,6 +295,15 @@ class Config(Outside):
         """Sequences of one forward pass: MICRO_BATCH_SIZE, or all that a process has where that is less."""
         return min(self.micro_batch_size, self.batch_windows // world_size)
 
+    def ranks_of_a_copy(self, processes: int, of_a_node: int) -> int:
+        """Processes that share one copy of the weights under PARALLEL=hsdp. Raises SettingsError where they cannot."""
+        ranks = self.shard_ranks or of_a_node
+        if processes % ranks:
+            fits = [n for n in range(1, processes + 1) if processes % n == 0]
+            raise SettingsError([f"SHARD_RANKS={ranks} does not divide {processes} processes; for example "
+                                 f"SHARD_RANKS={min(fits, key=lambda n: abs(n - ranks))}"])
+        return ranks
+
     def stored(self) -> dict[str, Any]:
         """Setting -> value for config.json, without secrets."""
         return {name: getattr(self, field.name) for name, field in declared_fields(Config).items()

@@ -20,7 +20,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from train.config import Config
 from train.distributed import World
-from train.settings import SettingsError
 
 # Buffers are not sent at each step: the only one is the table of rotary angles. The flag is called
 # broadcast_buffers before torch 2.13, which warns of the old name.
@@ -40,12 +39,7 @@ def shard_ranks(c: Config, world: World) -> int:
         return 1
     if c.parallel == "fsdp":
         return world.size
-    ranks = c.shard_ranks or world.local_size
-    if world.size % ranks:
-        fits = [n for n in range(1, world.size + 1) if world.size % n == 0]
-        raise SettingsError([f"SHARD_RANKS={ranks} does not divide {world.size} processes; "
-                             f"for example SHARD_RANKS={min(fits, key=lambda n: abs(n - ranks))}"])
-    return ranks
+    return c.ranks_of_a_copy(world.size, world.local_size)
 
 
 class Sharding:

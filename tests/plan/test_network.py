@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from plan.fleet import Fleet
 from plan.hours import waiting_s
-from plan.network import (Level, Sync, buckets, group_of, levels_of, micro_batches, ring, shard_ranks, split_over,
+from plan.network import (Level, Sync, buckets, group_of, levels_of, micro_batches, ring, split_over,
                           syncs)
 from train.cards import Card, card_called
 from train.config import Config
@@ -219,7 +219,7 @@ def test_what_is_not_known_is_not_guessed(xlarge: Config) -> None:
 
 def test_copies_that_do_not_come_out_even_are_refused(xlarge: Config) -> None:
     with pytest.raises(SettingsError, match="SHARD_RANKS=3 does not divide 8 processes; for example SHARD_RANKS=2"):
-        shard_ranks(dataclasses.replace(xlarge, parallel="hsdp", shard_ranks=3), fleet(8, 4, 4))
+        dataclasses.replace(xlarge, parallel="hsdp", shard_ranks=3).ranks_of_a_copy(8, 2)
 
 
 def test_micro_batches_are_counted_as_the_trainer_makes_them(xlarge: Config) -> None:
@@ -271,7 +271,7 @@ class Counting(TorchDispatchMode):
 def test_fsdp_sends_what_is_counted(tiny: Config, four_ranks: None, how: dict) -> None:
     """Three micro-batches of torch's FSDP2 on four ranks."""
     c = dataclasses.replace(tiny, tie_embeddings=False, **how).derived()
-    ranks = shard_ranks(c, Fleet((), 4))
+    ranks = c.ranks_of_a_copy(4, 4)
     model = build(c, torch.device("cpu"),
                   sharding=Sharding(c, World(0, 0, 0, 4, torch.device("cpu"), "CPU", "here")))
     tokens = torch.zeros(2, c.seq_len, dtype=torch.int64)
