@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from analysis.load import Run
+from train.record import figures
 
 FAILED = "evaluation failed"  # a kind of mark: an evaluation without a result
 REASONS = {"loss": "loss out of bounds", "grad_norm": "gradient norm out of bounds", "nonfinite": "not finite"}
@@ -239,7 +240,7 @@ def summary(run: Run) -> dict[str, str]:
     }
     if energy := run.energy:
         part = "" if energy.coverage > 0.995 else f" ({100 * energy.coverage:.0f}% of the time sampled)"
-        found["energy"] = f"{energy.kwh:.4g} kWh{part}"
+        found["energy"] = f"{figures(energy.kwh)} kWh{part}"
         found["cost"] = number(energy.cost, ",.2f")
     return found
 

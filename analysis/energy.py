@@ -28,7 +28,7 @@ from analysis.sampled import sampled
 from analysis.samples import Meter, Sampler, boots_of, same_boot, samplers
 from analysis.tables import WHOLE_NUMBERS, cells, write_csv
 from train.goodput import CATEGORIES, Attempt, Stretch, Timeline
-from train.record import duration
+from train.record import duration, figures
 from train.settings import SettingsError
 
 DONE, BAD_SETTING, BAD_DATA = 0, 64, 78
@@ -325,11 +325,6 @@ def per_token(run: Run, energy: Energy) -> np.ndarray:
     """Joules a token of each step: watts over tokens/s of the whole job."""
     rate = run.columns["tokens_per_s"]
     return np.divide(energy.power_w, rate, out=np.full(len(rate), np.nan), where=rate > 0)
-
-
-def figures(value: float) -> str:
-    """Four of them, and from 1000 on all before the point: '0.01234', '567.8', '11,200'"""
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
 def known(value: float | None, form: str) -> str:

@@ -10,7 +10,7 @@ from monitor.moment import SURROGATES, all_gpus, no_step_s
 from monitor.tail import MILESTONES
 from plan import words
 from train.goodput import CATEGORIES
-from train.record import duration
+from train.record import duration, figures
 from train.status import OVER
 
 GIB, GB = 2.0**30, 1e9
@@ -270,15 +270,10 @@ def energy(seen: Seen, short: bool = False) -> str:
         number_of = f"{gpus} GPU{'s' * (gpus != 1)}{part}{more}"
         by = f" by the counters of {number_of}, since their sampler began at"
         in_short = f" of {number_of}, since" if more else f"{part} since"
-        said.append(f"{figures(joules / 3.6e6)} kWh{in_short if short else by} {clock(began, seen.now)}")
+        said.append(f"{figures(joules / 3.6e6, 3)} kWh{in_short if short else by} {clock(began, seen.now)}")
     if (each := step_j(seen)) is not None:
-        said.append(f"about {f'{figures(each / 1000)} kJ' if each >= 1000 else f'{figures(each)} J'} a step")
+        said.append(f"about {f'{figures(each / 1000, 3)} kJ' if each >= 1000 else f'{figures(each, 3)} J'} a step")
     return "; ".join(said)
-
-
-def figures(value: float) -> str:
-    """Three of them, and from 1000 on all before the point: '0.0123', '567', '1,234'"""
-    return f"{value:,.0f}" if value >= 999.5 else f"{value:.3g}"
 
 
 def step_j(seen: Seen) -> float | None:

@@ -109,6 +109,11 @@ def duration(seconds: float) -> str:
     return f"{hours}:{rest // 60:02}:{rest % 60:02}" if hours else f"{rest // 60}:{rest % 60:02}"
 
 
+def figures(value: float, digits: int = 4) -> str:
+    """So many digits, and from 1000 on all before the point: '0.01234', '567.8', '11,200'."""
+    return f"{value:,.0f}" if round(value, digits - 3) >= 1000 else f"{value:.{digits}g}"
+
+
 def read(path: Path) -> Iterator[dict[str, Any]]:
     """The records of metrics.jsonl in order. A last line that a kill cut short is left out.
 
