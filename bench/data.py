@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 
+from bench.lines import say
 from bench.load import Foreign, worst
 from train import tokenizer
 from train.config import Config
@@ -276,11 +277,6 @@ def row(found: dict[str, Any], spread: Callable[[list[float], int], str]) -> str
     else:
         what, value, target = f"{part}, microseconds a window", of("microseconds", 2), "under 2"
     return f"| {what} | {value} | {target} | {worst(found['rounds'])} |"
-
-
-def say(**values: object) -> None:
-    sys.stdout.write(json.dumps(values) + "\n")
-    sys.stdout.flush()
 
 
 def main(part: str, *arguments: str) -> None:

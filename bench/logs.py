@@ -7,7 +7,6 @@ long, in the form that the trainer's source prints, with numbers drawn anew in e
 which are no steps, as a compiler or W&B writes them.
 """
 
-import json
 import resource
 import sys
 import tempfile
@@ -20,6 +19,7 @@ import numpy as np
 
 from analysis.dialect import read_dialects
 from analysis.log_reader import Reader
+from bench.lines import say
 from bench.load import Foreign, worst
 
 BYTES = 100_000_000
@@ -82,8 +82,7 @@ def row(found: dict[str, Any], spread: Callable[[list[float], int], str]) -> str
 
 def main(rounds: str) -> None:
     for found in measure(int(rounds)):
-        sys.stdout.write(json.dumps(found) + "\n")
-        sys.stdout.flush()
+        say(**found)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ Writes a JSON line for each: seconds from the start of the process to the page o
 its memory. Logs and records are made here, STEPS long.
 """
 
-import json
 import os
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from bench.lines import say
 from bench.load import Foreign, worst
 from bench.logs import KINDS
 from train import record
@@ -89,8 +89,7 @@ def row(found: dict[str, Any], spread: Callable[[list[float], int], str]) -> str
 
 def main(rounds: str) -> None:
     for found in measure(int(rounds)):
-        sys.stdout.write(json.dumps(found) + "\n")
-        sys.stdout.flush()
+        say(**found)
 
 
 if __name__ == "__main__":

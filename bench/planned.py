@@ -99,7 +99,7 @@ def main(row: Row) -> None:
     """Take the steps, and say what they took."""
     import torch
 
-    from bench import worker
+    from bench import lines, worker
     from train import attention, compilation, distributed, parallel
     from train.batch import Batch
     from train.model import build
@@ -132,7 +132,7 @@ def main(row: Row) -> None:
     found = distributed.from_all((*peak, products_tflops(c.dtype, world.device)))
     if world.is_first:
         taken = seconds[1:]
-        worker.say(parameters=count, step_s=statistics.median(taken), spread_s=[min(taken), max(taken)],
+        lines.say(parameters=count, step_s=statistics.median(taken), spread_s=[min(taken), max(taken)],
                    peak_mib=max(mine[0] for mine in found),
                    reserved_mib=max(mine[1] or 0.0 for mine in found) or None, device=world.device_name,
                    products_tflops=sum(mine[2] for mine in found))

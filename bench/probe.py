@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from bench import probe_step, worker
+from bench import lines, probe_step, worker
 from bench.probe_step import introduce, say
 from train.config import Config
 from train.distributed import World, from_all, from_first, join, leave, sum_over_ranks
@@ -160,14 +160,14 @@ def main(part: str, settings: str, processes: int, until: float, limit: float) -
             ceilings(c, join(c), until)
         leave()
     except SettingsError as error:
-        worker.say(refused=error.problems[0])
+        lines.say(refused=error.problems[0])
         return 64
     except Exception as error:
         if is_out_of_memory(error):
-            worker.say(out_of_memory=str(error).splitlines()[0])
+            lines.say(out_of_memory=str(error).splitlines()[0])
         else:
             traceback.print_exc()
-            worker.say(failed=f"{type(error).__name__}: {(str(error) or '?').splitlines()[0]}")
+            lines.say(failed=f"{type(error).__name__}: {(str(error) or '?').splitlines()[0]}")
         return 1
     return 0
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from bench import room, worker
+from bench import lines, room, worker
 from train import attention, compilation
 from train.batch import Batch, document_bounds, to_device
 from train.config import Config
@@ -136,4 +136,4 @@ def introduce(world: World) -> None:
 def say(world: World, **values: Any) -> None:
     """A line of JSON, of the first process only."""
     if world.is_first:
-        worker.say(**values)
+        lines.say(**values)

@@ -17,11 +17,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TextIO, cast
 
 from bench import data, logs, pages, planned, sampler, saving
+from bench.lines import said
 from bench.load import Foreign, worst
 from bench.shapes import SHAPES, Shape
 from train.config import Config
@@ -37,6 +38,7 @@ DATA = "data"          # in BENCH_SHAPES: what data cost (data.py)
 SAMPLER = "sampler"    # in BENCH_SHAPES: what the GPU sampler costs (sampler.py)
 PLAN = "plan"          # in BENCH_SHAPES: what make plan predicts, beside what is (planned.py)
 LOGS = "logs"          # in BENCH_SHAPES: how fast logs are read (logs.py), pages made (pages.py)
+Row = Callable[[dict[str, Any]], str]  # what was found, as a line of a table
 OTHERS = (SAVING, DATA, SAMPLER, PLAN, LOGS)
 
 
@@ -178,30 +180,35 @@ def measure_saving(rounds: int, gpus: int) -> Iterator[dict[str, Any]]:
         several = ["torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", "-m"] * (processes > 1)
         done = subprocess.run([sys.executable, "-m", *several, "bench.saving", how, str(rounds + 1)], cwd=ROOT,
                               text=True, stdout=subprocess.PIPE, check=True)
-        yield json.loads(done.stdout.splitlines()[-1])
+        yield json.loads(done.stdout.splitlines()[-1])  # torchrun may say something too
 
 
-def measure_data(rounds: int, tokenizer: str) -> Iterator[dict[str, Any]]:
-    """What data.py finds, each part in a process of its own."""
-    for part in data.PARTS:
-        done = subprocess.run([sys.executable, "-m", "bench.data", part, str(rounds), tokenizer], cwd=ROOT, text=True,
-                              stdout=subprocess.PIPE, check=True)
-        yield from map(json.loads, done.stdout.splitlines())
+def tables(c: Config) -> Iterator[tuple[str, Sequence[str], Iterator[dict[str, Any]], Row]]:
+    """The parts of BENCH_SHAPES that are no shapes: key of the results, header, what is found, and its line."""
+    import torch
+    asked, rounds, gpus = c.bench_shapes.split(","), c.bench_rounds, torch.cuda.device_count()
+    tokenizer = c.tokenizer if c.tokenizer.endswith(".json") else "train"
+    if SAVING in asked:
+        yield "checkpoints", saving.HEADER, measure_saving(rounds, gpus), saving.row
+    if DATA in asked:
+        yield "data", data.HEADER_ROWS, each(data.PARTS, "bench.data", str(rounds), tokenizer), spreading(data.row)
+    if SAMPLER in asked:
+        yield "sampler", sampler.HEADER_ROWS, each(sampler.PARTS, "bench.sampler", str(rounds)), spreading(sampler.row)
+    if PLAN in asked:
+        yield "planned", planned.HEADER, planned.measure(gpus), planned.line
+    if LOGS in asked:
+        yield "logs", logs.HEADER_ROWS, said("bench.logs", str(rounds)), spreading(logs.row)
+        yield "pages", pages.HEADER_ROWS, said("bench.pages", str(rounds)), spreading(pages.row)
 
 
-def measure_sampler(rounds: int) -> Iterator[dict[str, Any]]:
-    """What sampler.py finds, each part in a process of its own."""
-    for part in sampler.PARTS:
-        done = subprocess.run([sys.executable, "-m", "bench.sampler", part, str(rounds)], cwd=ROOT, text=True,
-                              stdout=subprocess.PIPE, check=True)
-        yield from map(json.loads, done.stdout.splitlines())
+def each(parts: Sequence[str], module: str, *arguments: str) -> Iterator[dict[str, Any]]:
+    """What a module finds, each part in a process of its own."""
+    for part in parts:
+        yield from said(module, part, *arguments)
 
 
-def apart(module: str, rounds: int) -> Iterator[dict[str, Any]]:
-    """What a benchmark finds that measures in a process of its own."""
-    done = subprocess.run([sys.executable, "-m", f"bench.{module}", str(rounds)], cwd=ROOT, text=True,
-                          stdout=subprocess.PIPE, check=True)
-    yield from map(json.loads, done.stdout.splitlines())
+def spreading(row: Callable[..., str]) -> Row:
+    return lambda found: row(found, spread)
 
 
 def main() -> int:
@@ -223,47 +230,17 @@ def main() -> int:
         results.append(measure(shape, dtype, mode, peers, c.bench_rounds, facts["gpu"] is not None))
         say(row(results[-1]) + "\n")
         sys.stdout.flush()
-    saves = []
-    if SAVING in c.bench_shapes.split(","):
-        import torch
-        say("\n" + "\n".join(saving.HEADER) + "\n")
-        for found in measure_saving(c.bench_rounds, torch.cuda.device_count()):
-            saves.append(found)
-            say(saving.row(found) + "\n")
-            sys.stdout.flush()
-    parts = []
-    if DATA in c.bench_shapes.split(","):
-        say("\n" + "\n".join(data.HEADER_ROWS) + "\n")
-        for found in measure_data(c.bench_rounds, c.tokenizer if c.tokenizer.endswith(".json") else "train"):
-            parts.append(found)
-            say(data.row(found, spread) + "\n")
-            sys.stdout.flush()
-    samplers = []
-    if SAMPLER in c.bench_shapes.split(","):
-        say("\n" + "\n".join(sampler.HEADER_ROWS) + "\n")
-        for found in measure_sampler(c.bench_rounds):
-            samplers.append(found)
-            say(sampler.row(found, spread) + "\n")
-            sys.stdout.flush()
-    plans = []
-    if PLAN in c.bench_shapes.split(","):
-        import torch
-        say("\n" + "\n".join(planned.HEADER) + "\n")
-        for found in planned.measure(torch.cuda.device_count()):
-            plans.append(found)
-            say(planned.line(found) + "\n")
-            sys.stdout.flush()
-    read: dict[str, list[dict[str, Any]]] = {"logs": [], "pages": []}
-    for name, bench in (("logs", logs), ("pages", pages)) if LOGS in c.bench_shapes.split(",") else ():
-        say("\n" + "\n".join(bench.HEADER_ROWS) + "\n")
-        for found in apart(name, c.bench_rounds):
-            read[name].append(found)
-            say(bench.row(found, spread) + "\n")
+    parts: dict[str, list[dict[str, Any]]] = {
+        name: [] for name in ("checkpoints", "data", "sampler", "planned", "logs", "pages")}
+    for name, header, finds, line in tables(c):
+        say("\n" + "\n".join(header) + "\n")
+        for found in finds:
+            parts[name].append(found)
+            say(line(found) + "\n")
             sys.stdout.flush()
     path = ROOT / "bench" / "results" / time.strftime("bench_%Y%m%d_%H%M%S.json")
     path.parent.mkdir(exist_ok=True)
-    content = {"schema": 1, "machine": facts, "cells": results, "checkpoints": saves, "data": parts,
-               "sampler": samplers, "planned": plans, **read}
+    content = {"schema": 1, "machine": facts, "cells": results, **parts}
     path.write_text(json.dumps(content, indent=1) + "\n")
     say(f"\n{path.relative_to(ROOT)} has all rounds\n")
     return 0

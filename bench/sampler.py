@@ -25,6 +25,7 @@ from typing import Any
 
 import pynvml
 
+from bench.lines import say
 from bench.load import Foreign, worst
 from bench.shapes import SHAPES
 from monitor import nvml
@@ -166,8 +167,7 @@ def row(found: dict[str, Any], spread: Callable[[list[float], int], str]) -> str
 
 def main(part: str, rounds: str) -> None:
     for found in cost(int(rounds)) if part == "cost" else effect(int(rounds)):
-        sys.stdout.write(json.dumps(found) + "\n")
-        sys.stdout.flush()
+        say(**found)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from bench import worker
+from bench import lines, worker
 from train import checkpoint, distributed, parallel
 from train.batch import Batch
 from train.config import Config
@@ -61,7 +61,7 @@ def main(how: str, rounds: int) -> None:
     distributed.from_first(None)
     if world.is_first:
         shutil.rmtree(folder)
-        worker.say(processes=world.size, parallel=how, bytes=size, stall_s=stalls, durable_s=durable)
+        lines.say(processes=world.size, parallel=how, bytes=size, stall_s=stalls, durable_s=durable)
     sys.stdout.flush()
     os._exit(0)
 

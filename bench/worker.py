@@ -7,13 +7,13 @@ the process was started. It writes a JSON line when the first step is done and o
 input: after N steps. So several can be started, and then take turns.
 """
 
-import json
 import sys
 import time
 from collections.abc import Callable
 
 import torch
 
+from bench.lines import say
 from bench.shapes import SHAPES, Shape
 from train.step import peak_memory_gib
 
@@ -48,8 +48,3 @@ def serve(set_up: Callable[..., Callable[[], float]]) -> None:
 def synchronize() -> None:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
-
-
-def say(**values: object) -> None:
-    sys.stdout.write(json.dumps(values) + "\n")
-    sys.stdout.flush()
