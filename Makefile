@@ -30,6 +30,10 @@ plan: setup ## What a run will take, and whether it can be (CARDS, TARGET_HOURS,
 doctor: setup ## Looks at this machine and the cluster (WHERE), PASS or FAIL and the fix; PROBE=1 measures a minute
 	@"$(PY)" -m doctor
 
+.PHONY: net-probe
+net-probe: setup ## Bandwidth and latency between the nodes of a job (NODES, NODE_RANK, MASTER_ADDR; WHERE), for make plan
+	@"$(PY)" -m doctor.net
+
 ##@ Train
 .PHONY: train
 train: setup ## Train or resume RUN_NAME (PRESET=tiny), evaluate, sample, plot; DETACH=1 frees the terminal
@@ -46,6 +50,10 @@ train-2xh100: setup ## The d16-2xh100 preset on 2 GPUs of this machine, the GPU 
 .PHONY: train-8xa100
 train-8xa100: setup ## The xlarge preset on a cluster: 4 pods x 2 GPUs (NODES, GPUS_PER_NODE); docs/kubernetes.md
 	@"$(PY)" -m k8s.launch
+
+.PHONY: lighthouse
+lighthouse: setup ## What tells the sites of a SYNC=diloco run of each other (LIGHTHOUSE); docs/four-sites.md
+	@"$(PY)" -m train.sites.lighthouse
 
 .PHONY: data
 data: setup ## The token shards of the preset's mixture, verified; WHERE=cluster makes them there
@@ -137,6 +145,10 @@ image-test: setup-dev ## Build it without a registry and run the main job in it:
 .PHONY: bench
 bench: setup ## Speed of a training step as table and JSON (BENCH_SHAPES, BENCH_ROUNDS, PEERS_DIR)
 	@scripts/bench.sh
+
+.PHONY: wan-lab
+wan-lab: setup ## Four sites and a WAN on this machine, as root: DDP beside DiLoCo, sites killed and cut off (WAN_LAB)
+	@scripts/wan_lab.sh
 
 .PHONY: gpu-check
 gpu-check: setup-dev ## What only a GPU can show, and the benchmark, in under 9 minutes

@@ -22,7 +22,7 @@ NARROWEST = 7.0  # per cent of the bar, below which a segment has no room for it
 
 # Of Okabe and Ito (2008), which the colour-blind can tell apart too, on light and dark ground; greys for the idle.
 COLOURS = {"training": "#009e73", "start_up": "#56b4e9", "evaluation": "#0072b2", "checkpoint": "#cc79a7",
-           "data_wait": "#e6b400", "lost_work": "#d55e00", "down": "#7d8590", "other": "#bcc2c9"}
+           "data_wait": "#e6b400", "exchange": "#f0e442", "lost_work": "#d55e00", "down": "#7d8590", "other": "#bcc2c9"}
 DARK = ("#0072b2", "#d55e00", "#7d8590", "#009e73")  # those that carry white letters
 
 

@@ -11,6 +11,7 @@ A run that cannot be drawn is named with what to do, and the others are drawn. E
 """
 
 import argparse
+import dataclasses
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -86,7 +87,7 @@ def run_folders(given: Sequence[str], runs_dir: str | None) -> list[Path]:
         return list(dict.fromkeys(path.absolute() for path in found))
     config = Config.load()
     chosen = str(Path(runs_dir).absolute()) if runs_dir else config.runs_dir
-    return [RunPaths.of(chosen, config.run_name, ROOT).folder]
+    return [RunPaths.of_node(dataclasses.replace(config, runs_dir=chosen), ROOT).folder]
 
 
 def draw_logs(folder: Path, output: Path | None, static: bool) -> int:

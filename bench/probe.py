@@ -40,7 +40,7 @@ BUFFER = {"cpu": 2**26, "cuda": 2**30}  # bytes of a gradient that are sent, at 
 
 def ceilings(c: Config, world: World, until: float) -> None:
     """Products, memory and links, one after the other, all processes at once."""
-    left = until - time.time()
+    left = from_first(until - time.time())  # that of one: all must make as many calls of each other
     types = ["float32", "bfloat16"] if has_bfloat16(world.device) else ["float32"]
     shares = {"matmul": 0.6 if world.size > 1 else 0.8, "memory": 0.1, "link": 0.2}
     introduce(world)
@@ -132,7 +132,7 @@ def link(c: Config, world: World, seconds: float) -> dict[str, float]:
     for values, calls_at_most in ((gradient, 50), (number, 500)):
         sum_over_ranks(values)  # connects
         send = functools.partial(sum_over_ranks, values)
-        calls = max(3, min(calls_at_most, int(seconds / 2 / from_first(took(send, 3)))))
+        calls = from_first(max(3, min(calls_at_most, int(seconds / 2 / took(send, 3)))))
         medians.append(statistics.median(took(send, 1) for _ in range(calls)))
     return {"bus_gb_s": bus_gb_s(size, medians[0], world.size), "latency_us": medians[1] * 1e6, "bytes": size,
             "seconds": medians[0]}

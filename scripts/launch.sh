@@ -6,7 +6,7 @@
 #   reads: NPROC, DEVICE, NODES, NODE_RANK, MASTER_ADDR, MASTER_PORT, MAX_RESTARTS, START_TIMEOUT_S, SHUTDOWN_TIMEOUT_S,
 #          PEER_STOP, RUNS_DIR, RUN_NAME (settings); POD_SITE and K8S_NODE, where a pod runs; what tune and guard set
 #          stays as it is where it is set already
-#   makes: RUNS_DIR/RUN_NAME/hang/ and logs/ where there are GPUs
+#   makes: hang/ and logs/ in the run's folder, where there are GPUs
 #   exits: with the trainer's own code (train/main.py), which torchrun would turn into 1; and 69 nodes are missing,
 #          70 no new checkpoint in spite of MAX_RESTARTS restarts, 143 told to stop where no trainer could save; why is
 #          the last thing said
@@ -15,18 +15,18 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/lib.sh
 
 main() {
-  local settings processes master_addr runs_dir run_name device nodes node_rank master_port max_restarts
+  local settings processes master_addr folder device nodes node_rank master_port max_restarts
   local start_timeout shutdown_timeout peer_stop gpus=0 trainer scratch met=0 peer=0 why="" code
   hand_on_signals
-  settings=$("$PY" -m train.config get NPROC MASTER_ADDR RUNS_DIR RUN_NAME DEVICE NODES NODE_RANK MASTER_PORT \
+  settings=$("$PY" -m train.config get NPROC MASTER_ADDR RUN_FOLDER DEVICE SITE_NODES RANK_IN_SITE MASTER_PORT \
     MAX_RESTARTS START_TIMEOUT_S SHUTDOWN_TIMEOUT_S PEER_STOP) || exit $?
-  { read -r processes && read -r master_addr && read -r runs_dir && read -r run_name && read -r device &&
+  { read -r processes && read -r master_addr && read -r folder && read -r device &&
     read -r nodes && read -r node_rank && read -r master_port && read -r max_restarts && read -r start_timeout &&
     read -r shutdown_timeout && read -r peer_stop; } <<<"$settings"
   [[ $device == cpu ]] || gpus=$(visible_gpus)
   processes=${processes:-$((gpus > 0 ? gpus : 1))}
   tune "$processes" "$gpus"
-  guard "$shutdown_timeout" "$gpus" "$runs_dir/$run_name" "$node_rank"
+  guard "$shutdown_timeout" "$gpus" "$folder" "$node_rank"
 
   trainer=("$PY" -m torch.distributed.run --standalone)
   if ((nodes > 1)); then
@@ -71,7 +71,7 @@ supervise() {
     elif ((failures == max_restarts)); then
       code=70
       said+=". That makes $((failures + 1)) attempts in a row without a new one, and MAX_RESTARTS=$max_restarts:"
-      said+=" starting again does not help. Look at what the trainer said last, in $runs_dir/$run_name/logs/"
+      said+=" starting again does not help. Look at what the trainer said last, in $folder/logs/"
       echo "$said" >&2
       why=${why:+"the trainer said last: $why"}
       return

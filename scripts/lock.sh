@@ -19,8 +19,11 @@ OPTIONS=(
 main() {
   local uv=$VENV/bin/uv name
   [[ -x $uv ]] || uv=$(command -v uv) || { echo "lock: no uv; run scripts/setup.sh first" >&2; exit 78; }
+  WITHOUT=$(mktemp) # what asks for torch shall not bring it in, with gigabytes of CUDA and no hash that fits all
+  trap 'rm -f "$WITHOUT"' EXIT
+  echo "torch ; sys_platform == 'never'" >"$WITHOUT"
   for name in requirements requirements-dev; do
-    "$uv" pip compile "${OPTIONS[@]}" "$@" "$name.in" --output-file "$name.txt" > /dev/null
+    "$uv" pip compile "${OPTIONS[@]}" --override "$WITHOUT" "$@" "$name.in" --output-file "$name.txt" > /dev/null
     echo "lock: $name.txt has $(grep -c '^[a-z0-9]' "$name.txt") pins"
   done
 }

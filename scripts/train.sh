@@ -45,13 +45,26 @@ take_job() {
   done
 }
 
+# end_pod CODE: end what runs beside, and leave word of how this pod ended, where no other will take its place: for
+# scripts/lighthouse.sh.
+LAST_WORD=""
+end_pod() {
+  end_company
+  [[ -n $LAST_WORD ]] || return 0
+  case $1 in 0 | 64 | 78) { echo "$1" >"$LAST_WORD"; } 2>/dev/null || true ;; esac
+}
+
 main() {
-  local settings runs_dir run_name detach nodes node_rank peer_stop start_timeout
-  local folder job console holder why code
-  settings=$("$PY" -m train.config get RUNS_DIR RUN_NAME DETACH NODES NODE_RANK PEER_STOP \
-    START_TIMEOUT_S) || exit $?
-  { read -r runs_dir && read -r run_name && read -r detach && read -r nodes && read -r node_rank &&
-    read -r peer_stop && read -r start_timeout; } <<<"$settings"
+  local settings folder run_name detach nodes site_nodes node_rank peer_stop start_timeout sync
+  local job console holder why code
+  settings=$("$PY" -m train.config get RUN_FOLDER RUN_NAME DETACH NODES SITE_NODES RANK_IN_SITE PEER_STOP \
+    START_TIMEOUT_S SYNC) || exit $?
+  { read -r folder && read -r run_name && read -r detach && read -r nodes && read -r site_nodes &&
+    read -r node_rank && read -r peer_stop && read -r start_timeout && read -r sync; } <<<"$settings"
+  if [[ -n ${K8S_NODE-} ]]; then # a pod, by k8s/base/job.yaml
+    [[ $sync != diloco ]] || LAST_WORD=$folder/.over
+    trap 'end_pod $?' EXIT
+  fi
   if [[ ${1-} == node && $nodes == 1 ]]; then
     die 64 "NODES=1: train-node is for one of several machines; set NODES to their number, NODE_RANK to which this" \
       "is, from 0, and MASTER_ADDR to the first one's address. On one machine it is make train"
@@ -60,7 +73,7 @@ main() {
   [[ ${1-} == detached ]] || "$PY" -m doctor.before_run || exit $?
   # A lock for as long as this script is at work, so that make status, attach and stop know of it before there is a
   # trainer. What it starts does not hold it, and may outlive it.
-  folder=$runs_dir/$run_name job=$folder/.job console=$folder/console.log # as train/runs.py has them
+  job=$folder/.job console=$folder/console.log # as train/runs.py has them
   if ((node_rank)); then # a shared disk shows each node the others' locks
     job=$folder/.job_node_$node_rank console=$folder/console_node_$node_rank.log
   fi
@@ -78,14 +91,13 @@ main() {
     return
   fi
   hand_on_signals
-  if [[ -n ${K8S_NODE-} ]]; then # a pod, by k8s/base/job.yaml
-    trap end_company EXIT
+  if [[ -n ${K8S_NODE-} ]]; then
     sampler "$folder" "$node_rank"
     teller
   fi
   stage "preparing data"
   run_child "$PY" -m train.prepare 9>&- || exit $((ASKED ? 75 : $?)) # it goes on behind its last sealed shard
-  if ((nodes == 1)); then stage "starting"; else stage "training as node $node_rank of $nodes"; fi
+  if ((site_nodes == 1)); then stage "starting"; else stage "training as node $node_rank of $site_nodes"; fi
   run_child scripts/launch.sh 9>&- || exit $?
   ((node_rank == 0)) || return 0
   stage "drawing plots"

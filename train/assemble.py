@@ -15,7 +15,7 @@ from typing import Any
 import numpy
 import torch
 
-from train import attention, checkpoint, compilation, foreign, nccl_log, parallel, prepare, recovery, watchdog
+from train import attention, checkpoint, compilation, exchange, foreign, nccl_log, parallel, prepare, recovery, watchdog
 from train.batch import Loader
 from train.config import Config, compare_for_resume
 from train.distributed import World, from_all, from_first, report_exit, shutdown_timeout_s
@@ -109,16 +109,15 @@ def put_together(c: Config, paths: RunPaths, world: World, interrupt: Interrupt,
     optimizer = build_optimizer(model, c)
     if c.checkpoints == "on" and world.is_first:
         checkpoint.clear_leftovers(paths.checkpoints)  # they may be what takes the room
-        checkpoint.check_space(paths.checkpoints, checkpoint.needed_bytes(model))
-    weights = sum(w.numel() for w in model.parameters())
+        checkpoint.check_space(paths.checkpoints, checkpoint.needed_bytes(model, c.replicas))
+    weights, everywhere = sum(w.numel() for w in model.parameters()), world.size * c.replicas
     log.info("run=%s device=%s processes=%d parallel=%s dtype=%s parameters=%.2fM steps=%d batch_tokens=%d = %d x %d x "
-             "%d x %d (processes x accumulation x sequences x tokens)", c.run_name, world.device_name, world.size,
-             c.parallel if world.size > 1 else "none", c.dtype, weights / 1e6, c.last_step, c.batch_tokens, world.size,
-             -(-c.batch_windows // (world.size * data.loader.micro_batch)), data.loader.micro_batch,
-             c.seq_len)
+             "%d x %d (processes x accumulation x sequences x tokens)", c.run_name, world.device_name, everywhere,
+             c.parallel if world.size > 1 else "none", c.dtype, weights / 1e6, c.last_step, c.batch_tokens, everywhere,
+             -(-c.batch_windows // (everywhere * data.loader.micro_batch)), data.loader.micro_batch, c.seq_len)
     engine = parallelize(model, c, world)
     recorder = Recorder(paths, world.is_first, attempt, c.last_step, c.log_every)
-    saver = Saver(paths.checkpoints, c, world, checkpoint.needed_bytes(model))
+    saver = Saver(paths.checkpoints, c, world, checkpoint.needed_bytes(model, c.replicas))
     guard = Guard(c.spike_sigmas, c.max_skips, c.max_rollbacks)
     job = Job(c, paths, world, engine, optimizer, data.loader, data.evaluator, recorder, state, interrupt, watch,
               Pace(c, engine, watch), saver, guard, data.fingerprint, data.vocabulary, compressed(data.sources), shared,
@@ -143,6 +142,9 @@ def put_together(c: Config, paths: RunPaths, world: World, interrupt: Interrupt,
     job.pace.allow("reading the checkpoint", 4 * c.start_timeout_s, "START_TIMEOUT_S")  # while the first hashes it
     recovery.resume(job, changes)
     started.lap("checkpoint")
+    if c.replicas > 1:
+        exchange.join(job)
+        started.lap("sites")
     if world.is_first:
         origin = provenance(world.host, world.size, world.device_name, torch.get_num_threads())
         attempt_facts = origin | {"attention": kernel.name, "compiled": model.compiled, "parallel": c.parallel,
@@ -151,7 +153,7 @@ def put_together(c: Config, paths: RunPaths, world: World, interrupt: Interrupt,
         facts = {"schema": 1, "settings": c.stored(), "data_fingerprint": job.data_fingerprint,
                  "validation_shards": data.evaluator.shards, "attempts": [*before.get("attempts", []), attempt_facts]}
         write_whole(paths.config, json.dumps(facts, indent=1).encode())
-    job.recorder.event("resume" if job.step else "start", job.step, job.tokens, changes=changes, world_size=world.size,
+    job.recorder.event("resume" if job.step else "start", job.step, job.tokens, changes=changes, world_size=everywhere,
                        startup_s=started.seconds)
     if world.is_first:
         job.mirror = Mirror.start(c, paths, job.recorder.say)
@@ -205,7 +207,7 @@ def hung(state: Status) -> None:
 
 def memory_advice(c: Config, world: World) -> str:
     """What to change where a step does not fit into memory."""
-    now, share = c.micro_batch(world.size), c.batch_windows // world.size
+    now, share = c.micro_batch(world.size * c.replicas), c.batch_windows // (world.size * c.replicas)
     smaller = max((n for n in range(1, now // 2 + 1) if share % n == 0), default=None)
     total = torch.cuda.get_device_properties(world.device).total_memory if world.device.type == "cuda" else \
         os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -242,9 +244,9 @@ def say_where_it_is_saved(c: Config, paths: RunPaths, world: World, shared: bool
         log.info("all %d nodes share %s", world.nodes, paths.folder)
         return
     if len(ranks) > world.local_size:
+        other = f", or set PARALLEL=hsdp with SHARD_RANKS={world.local_size}" if c.replicas == 1 else ""
         raise SettingsError([f"PARALLEL={c.parallel}: a copy of the weights lies on several nodes, which do not share "
-                             f"{paths.folder}; put RUNS_DIR on a disk that they share, or set PARALLEL=hsdp with "
-                             f"SHARD_RANKS={world.local_size}"])
+                             f"{paths.folder}; put RUNS_DIR on a disk that they share{other}"])
     log.info("the nodes do not share %s: the first keeps the checkpoints, and sends them to the others at a resume",
              paths.folder)
 

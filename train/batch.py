@@ -30,7 +30,7 @@ class Batch:
     """What one process trains on in one step.
 
     micro_batches: what the model's forward takes: tokens and targets, int64 (B, T) on the device, and with
-    DOC_MASK the bounds of documents. scored: targets of the whole step, over all processes. samples: this
+    DOC_MASK the bounds of documents. scored: targets of the whole step, over all processes of a site. samples: this
     process's indices in the order of the run.
     """
 
@@ -47,7 +47,7 @@ class Loader:
         windows = {name: shards.windows("train", c.seq_len) for name, shards in sources.items()}
         growing = [name for name, shards in sources.items() if not shards.ended]
         self.mixture = Mixture(windows, c.mixture, c.seed, c.group_shards, growing)
-        self.micro_batch = c.micro_batch(world.size)
+        self.micro_batch = c.micro_batch(world.size * c.replicas)
         self._ahead: dict[int, tuple[Located, int]] = {}  # first sample of a step -> (located, offset in it)
 
     def batch(self, step: int, gaps: Sequence[Gap] = ()) -> Batch:
@@ -61,7 +61,7 @@ class Loader:
             for i, part in enumerate(parts):
                 tokens = windows[i * self.micro_batch:(i + 1) * self.micro_batch, :-1]
                 parts[i] = (*part, to_device(document_bounds(tokens, self.end_of_text), self.world.device))
-        return Batch(parts, self.c.batch_windows * self.c.seq_len, samples)
+        return Batch(parts, self.c.batch_windows // self.c.replicas * self.c.seq_len, samples)
 
     def blank(self) -> tuple[Tensor, ...]:
         """A micro-batch of the shape that all have, of the first token only; reads no shard."""
@@ -71,7 +71,8 @@ class Loader:
         return (tensor[:, :-1], tensor[:, 1:], *(bounds if self.c.doc_mask else ()))
 
     def samples(self, step: int, gaps: Sequence[Gap]) -> range:
-        return sample_range(step, self.c.batch_windows, rank=self.world.rank, ranks=self.world.size, gaps=gaps)
+        return sample_range(step, self.c.batch_windows, replica=self.c.site_rank, replicas=self.c.replicas,
+                            rank=self.world.rank, ranks=self.world.size, gaps=gaps)
 
     def locate(self, step: int, samples: range, gaps: Sequence[Gap]) -> tuple[Located, int]:
         """Where the samples lie: (arrays, offset of the first sample in them)."""

@@ -15,6 +15,7 @@ one copy of the weights write it, so that it is whole on their disk; saver.py sa
 torch.distributed.checkpoint takes 2 s to import. A new run's first step does not wait for it (Saver.warm_up).
 """
 
+import contextlib
 import json
 import logging
 import os
@@ -57,15 +58,17 @@ def folder_of(root: Path, step: int) -> Path:
 # States
 # ---------------------------------------------------------------------------------------------------
 
-def tensor_states(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
-    """What goes through DCP: {"model": name -> weight, "optimizer": state.name.moment -> tensor}.
+def tensor_states(model: nn.Module, optimizer: Optimizer, outer: dict[str, Tensor] | None = None) -> dict[str, Any]:
+    """What goes through DCP: {"model": name -> weight, "optimizer": state.name.moment -> tensor}, and where there are
+    several sites "outer", what they have in common (sites/diloco.py).
 
     The settings say what the optimizer's groups hold, so that its moments are all there is to keep.
     """
     weights = weights_of(model)
     moments = {f"state.{name}.{key}": value for name, weight in weights.items()
                for key, value in optimizer.moments(weight).items()}
-    return {"model": {name: weight.detach() for name, weight in weights.items()}, "optimizer": moments}
+    states = {"model": {name: weight.detach() for name, weight in weights.items()}, "optimizer": moments}
+    return states | {"outer": outer} if outer else states
 
 
 def stager(on_gpu: bool) -> Any:
@@ -75,11 +78,13 @@ def stager(on_gpu: bool) -> Any:
                                         use_non_blocking_copy=on_gpu))
 
 
-def load_into(folder: Path, model: nn.Module, optimizer: Optimizer, shared: bool = True) -> None:
+def load_into(folder: Path, model: nn.Module, optimizer: Optimizer, shared: bool = True,
+              outer: dict[str, Tensor] | None = None) -> None:
     """Read weights and moments of a verified checkpoint in place, on all ranks together.
 
     Each rank reads its own part. shared: all see the folder; else those of the first node read it, and the others
-    get what they hold copies of. Raises CheckpointError, on all ranks.
+    get what they hold copies of. outer: is filled with what the sites had in common, if the checkpoint has it; None: it
+    is not read. Raises CheckpointError, on all ranks.
     """
     import torch.distributed.checkpoint as dcp
     problem, stored = None, {}
@@ -96,16 +101,19 @@ def load_into(folder: Path, model: nn.Module, optimizer: Optimizer, shared: bool
             prefix = f"optimizer.state.{name}."
             optimizer.set_moments(weight, {key.removeprefix(prefix): blank(weight, *stored[key])
                                            for key in stored if key.startswith(prefix)})
+            for key in (f"weights.{name}", f"momentum.{name}"):
+                if outer is not None and f"outer.{key}" in stored:
+                    outer[key] = blank(weight, *stored[f"outer.{key}"])
         if shared or folder.exists():
-            dcp.load(tensor_states(model, optimizer), checkpoint_id=folder, no_dist=True)
+            dcp.load(tensor_states(model, optimizer, outer), checkpoint_id=folder, no_dist=True)
     except (Exception, dcp.api.CheckpointException) as error:
         problem = problem or cause(error)
     if failed := [problem for problem in from_all(problem) if problem]:
         raise CheckpointError(f"{folder}: does not fit this model: {failed[0]}; go on with the settings that "
                               "config.json holds")
     if not shared:
-        states = tensor_states(model, optimizer)
-        replicate([*states["model"].values(), *states["optimizer"].values()])
+        states = tensor_states(model, optimizer, outer)
+        replicate([tensor for part in states.values() for tensor in part.values()])
 
 
 def blank(weight: Tensor, size: torch.Size, dtype: torch.dtype) -> Tensor:
@@ -122,10 +130,11 @@ def cause(error: BaseException) -> str:
     return (str(error).strip() or repr(error)).splitlines()[0]
 
 
-def needed_bytes(model: nn.Module) -> int:
-    """Size of a checkpoint, at most: weights, two moments and a counter, and DCP's 3 KiB beside each tensor."""
-    weights = list(model.parameters())
-    return 3 * sum(w.numel() * w.element_size() for w in weights) + 4 * len(weights) * 3072 + 2**16
+def needed_bytes(model: nn.Module, sites: int = 1) -> int:
+    """Size of a checkpoint, at most: weights, two moments and a counter, and DCP's 3 KiB beside each tensor; of several
+    sites also the weights that they have in common, and the momentum of those."""
+    weights, copies = list(model.parameters()), 5 if sites > 1 else 3
+    return copies * sum(w.numel() * w.element_size() for w in weights) + (copies + 1) * len(weights) * 3072 + 2**16
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -137,13 +146,14 @@ def write(root: Path, step: int, states: dict[str, Any], need: int, small: dict[
     """Write checkpoints/step_N, on the ranks of a group together. Returns (folder, bytes).
 
     states: as tensor_states has them; need: the bytes they take at most. small: states that go into the manifest
-    as JSON. An existing, committed folder is left alone. Raises CheckpointError, on all ranks of the group, and
-    leaves nothing behind if it cannot be written; whatever else is raised, a rank is gone.
+    as JSON. An existing, committed folder is left alone, unless sites have exchanged something since: then it is
+    replaced. Raises CheckpointError, on all ranks of the group, and leaves nothing behind if it cannot be written;
+    whatever else is raised, a rank is gone.
     """
     import torch.distributed.checkpoint as dcp
     target = folder_of(root, step)
     temporary = from_first(root / f"{target.name}.tmp-{uuid.uuid4().hex[:8]}", group)
-    if from_first(target.exists(), group):
+    if from_first(target.exists() and manifest_of(target).get("sites") == small.get("sites"), group):
         return target, 0
     problem = None
     try:
@@ -189,8 +199,19 @@ def commit(temporary: Path, target: Path, manifest: dict[str, Any]) -> None:
         file.flush()
         os.fsync(file.fileno())
     flush_folder(temporary)
+    old = target.parent / f".trash-{target.name}-{uuid.uuid4().hex[:8]}"
+    if target.exists():
+        os.rename(target, old)
     os.rename(temporary, target)
     flush_folder(target.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def manifest_of(folder: Path) -> dict[str, Any]:
+    """The manifest of a committed checkpoint, whose files nobody has looked at; {} where it cannot be read."""
+    with contextlib.suppress(OSError, ValueError):
+        return dict(json.loads((folder / "MANIFEST.json").read_text(encoding="utf-8")))
+    return {}
 
 
 def describe(path: Path) -> tuple[int, str]:

@@ -1,8 +1,8 @@
 """Every setting, once: name, type, unit, default, help, and what a change means when a run is resumed.
 
-Those of what is round a run, image and cluster, are in outside.py. `.env.example` is written from both by
-env_example.py, and a test holds them equal. settings.py tells where values come from; everything below is about
-what they mean.
+Those of a WAN between sites are in at_sites.py, those of what is round a run, image and cluster, in outside.py.
+`.env.example` is written from all by env_example.py, and a test holds them equal. settings.py tells where values come
+from; everything below is about what they mean.
 """
 
 import dataclasses
@@ -11,14 +11,14 @@ import sys
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from train.outside import Outside
+from train.at_sites import AtSites
 from train.rules import CHECKS
 from train.settings import (FREE, FROZEN, TRACKED, ROOT, Declared, SettingsError, declared_fields, format_value,
                             resolve, setting)
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(Outside):
+class Config(AtSites):
     """The resolved settings of a run. Built by `Config.load`, then passed; nothing else reads settings."""
 
     # ---- Run
@@ -256,6 +256,8 @@ class Config(Outside):
             fill["min_learning_rate"] = self.learning_rate / 10
         if self.decay_tokens is None and self.lr_schedule == "wsd":
             fill["decay_tokens"] = self.train_tokens // 5
+        if self.sync_alpha is None:
+            fill["sync_alpha"] = 0.5 if self.sync_delay else 0.0
         if self.muon_momentum is None and self.optimizer == "muon":
             fill["muon_momentum"] = 0.95
         return dataclasses.replace(self, **fill)
@@ -270,6 +272,31 @@ class Config(Outside):
     def padded_vocab_size(self) -> int:
         """Rows of the embedding and of the head: VOCAB_SIZE up to a multiple of 128, which suits matrix units."""
         return -(-self.vocab_size // 128) * 128
+
+    @property
+    def replicas(self) -> int:
+        """Sites that each train on a part of the batch of their own, under SYNC=diloco; else 1."""
+        return self.sites if self.sync == "diloco" else 1
+
+    @property
+    def site_nodes(self) -> int:
+        """Nodes that a run's processes join: those of a site under SYNC=diloco, else all."""
+        return max(1, self.nodes // self.replicas)
+
+    @property
+    def site_rank(self) -> int:
+        """Which of the replicas this node is a part of."""
+        return self.node_rank // self.site_nodes
+
+    @property
+    def rank_in_site(self) -> int:
+        """Which of the site_nodes this is."""
+        return self.node_rank % self.site_nodes
+
+    @property
+    def run_folder(self) -> str:
+        """The folder of this site's part of the run: of the first the run's own, of each other a whole one in it."""
+        return f"{self.runs_dir}/{self.run_name}" + (f"/site_{self.site_rank}" if self.site_rank else "")
 
     @property
     def batch_windows(self) -> int:
@@ -292,7 +319,10 @@ class Config(Outside):
         return [name for name in self.allow_repeat.split(",") if name]
 
     def micro_batch(self, world_size: int) -> int:
-        """Sequences of one forward pass: MICRO_BATCH_SIZE, or all that a process has where that is less."""
+        """Sequences of one forward pass: MICRO_BATCH_SIZE, or all that a process has where that is less.
+
+        world_size: processes, over all sites.
+        """
         return min(self.micro_batch_size, self.batch_windows // world_size)
 
     def ranks_of_a_copy(self, processes: int, of_a_node: int) -> int:

@@ -7,6 +7,7 @@ Every collective outside the model's own gradients is here by name.
 import contextlib
 import dataclasses
 import datetime
+import importlib.util
 import logging
 import os
 import platform
@@ -69,8 +70,17 @@ def join(c: Config) -> World:
     rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     local_rank, node_rank = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("GROUP_RANK", 0))
     local_size = int(os.environ.get("LOCAL_WORLD_SIZE", size))
-    if problem := batch_problem(c, size):
+    if problem := batch_problem(c, size * c.replicas):
         raise SettingsError([problem])
+    if c.replicas > 1 and not c.lighthouse:
+        raise SettingsError(["SYNC=diloco needs LIGHTHOUSE, the host and port at which all sites reach make "
+                             "lighthouse; for example LIGHTHOUSE=10.0.0.5:29510"])
+    if c.replicas > 1 and importlib.util.find_spec("torchft") is None:
+        raise SettingsError(["SYNC=diloco needs torchft, which has wheels for Linux on x86_64 only: run make setup "
+                             "there, or set SYNC=ddp"])
+    if c.replicas > 1 and size > 1 and c.parallel != "fsdp":
+        raise SettingsError([f"PARALLEL={c.parallel} with SYNC=diloco and {size} processes at a site: each would send "
+                             "all weights over the WAN; set PARALLEL=fsdp, or NPROC=1"])
     device = choose_device(c, local_rank)
     name = "CPU"
     if device.type == "cuda":
@@ -89,15 +99,17 @@ def join(c: Config) -> World:
     return World(rank, local_rank, node_rank, size, device, name, host, local_size, tuple(from_all(host)))
 
 
-def introduce(world: World) -> None:
-    """Each node says what it is, the first process that all are there. Raises PeersDiffer."""
+def introduce(world: World, site: int | None = None) -> None:
+    """Each node says what it is, the first process that all are there. site: which of several that train apart. Raises
+    PeersDiffer."""
     nccl = ".".join(map(str, torch.cuda.nccl.version())) if world.device.type == "cuda" else "none"
     software = {"torch": torch.__version__, "CUDA": torch.version.cuda or "none", "NCCL": nccl,
                 "Python": platform.python_version()}
     if world.local_rank == 0:
         log.log(logging.INFO if world.is_first else logging.WARNING,  # other ranks' words are for their node's log
-                "node %d: host=%s ranks=%d-%d of %d device=%s torch=%s nccl=%s", world.node_rank, world.host,
-                world.rank, world.rank + world.local_size - 1, world.size, world.device_name, software["torch"], nccl)
+                "node %d: host=%s ranks=%d-%d of %d device=%s torch=%s nccl=%s%s", world.node_rank, world.host,
+                world.rank, world.rank + world.local_size - 1, world.size, world.device_name, software["torch"], nccl,
+                "" if site is None else f" site={site}")
     if world.size == 1:
         return
     members = from_all((world.host, world.device_name, software))
@@ -213,6 +225,13 @@ def sum_over_ranks(values: torch.Tensor) -> torch.Tensor:
     """The values summed over all processes, in place."""
     if dist.is_initialized():
         dist.all_reduce(values)
+    return values
+
+
+def sum_over(values: torch.Tensor, group: Any) -> torch.Tensor:
+    """The values summed over a group of group_of, in place."""
+    if group is not None:
+        dist.all_reduce(values, group=group)
     return values
 
 

@@ -24,7 +24,8 @@ from train.record import GOES_BACK, duration
 
 # Category -> how it is called, in the order in which it is said.
 CATEGORIES = {"training": "training", "start_up": "start-up", "evaluation": "evaluation", "checkpoint": "checkpoint",
-              "data_wait": "data wait", "lost_work": "lost work", "down": "down", "other": "other"}
+              "data_wait": "data wait", "exchange": "exchanges between sites", "lost_work": "lost work",
+              "down": "down", "other": "other"}
 
 SET_S = 0.01  # a clock on the wall that moved by more than that against the monotonic one was set
 
@@ -121,7 +122,10 @@ class Books:
         elif event == "skip":
             self.book("lost_work", number(record, "step_ms") / 1000)
             self.skipped_steps += 1
+        elif event == "sync":
+            self.book("exchange", number(record, "stall_s"))
         elif event == "rollback":
+            self.book("exchange", number(record, "stall_s"))
             self.book("checkpoint", number(record, "seconds"))
         elif event == "end":
             self.book("checkpoint", number(record, "stall_s"))

@@ -20,6 +20,7 @@ WINDOW = 128         # steps
 ARMED_FROM = 32      # steps in the window before spikes are looked for
 NORMAL = 1.4826      # median distance from the median -> standard deviation
 LEAST_SPREAD = {"loss": 0.02, "grad_norm": 0.25}  # parts of the median: 8 sigmas are 16% of a loss, 3 times a norm
+UNSETTLED = 5        # steps behind an exchange between sites, in which norms jump without harm
 LOOK_BACK = 100      # steps whose samples a rollback passes over: those before a spike often lead to it
 
 
@@ -40,14 +41,16 @@ class Guard:
     rollbacks: int = 0       # since the run last got well beyond where it went back from
     beyond: int = 0          # that step
     went_to: int = 0         # the step that the last of them went back to
+    unsettled: int = 0       # so many next steps are refused only where they are not finite, and not remembered
 
     def judge(self, loss: float, grad_norm: float) -> str | None:
         """Why a step of these numbers must not be taken: "nonfinite", "loss", "grad_norm"; or None."""
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
             return "nonfinite"
-        if self.sigmas and loss > self.bound("loss"):
+        sigmas = 0 if self.unsettled else self.sigmas
+        if sigmas and loss > self.bound("loss"):
             return "loss"
-        if self.sigmas and grad_norm > self.bound("grad_norm"):
+        if sigmas and grad_norm > self.bound("grad_norm"):
             return "grad_norm"
         return None
 
@@ -62,8 +65,11 @@ class Guard:
 
     def taken(self, step: int, loss: float, grad_norm: float) -> None:
         """A step was taken, and is now the last one."""
-        self.loss.append(loss)
-        self.grad_norm.append(grad_norm)
+        if self.unsettled:
+            self.unsettled -= 1
+        else:
+            self.loss.append(loss)
+            self.grad_norm.append(grad_norm)
         self.skips = 0
         if step > self.beyond:
             self.rollbacks = 0
@@ -72,6 +78,10 @@ class Guard:
         """A step was refused. Returns whether the run must go back to a checkpoint."""
         self.skips += 1
         return self.skips >= self.max_skips
+
+    def exchanged(self, every: int) -> None:
+        """The weights have changed by more than a step, as they do every so many steps; half of these count."""
+        self.unsettled = min(UNSETTLED, every // 2)
 
     def went_back(self, step: int, to: int) -> None:
         """The run went back from this step to that of a checkpoint."""
@@ -86,12 +96,13 @@ class Guard:
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps."""
         return {"loss": list(self.loss), "grad_norm": list(self.grad_norm), "skips": self.skips,
-                "rollbacks": self.rollbacks, "beyond": self.beyond, "went_to": self.went_to}
+                "rollbacks": self.rollbacks, "beyond": self.beyond, "went_to": self.went_to,
+                "unsettled": self.unsettled}
 
     def load(self, state: dict[str, Any], history: bool = True) -> None:
         """Take up what a checkpoint kept; without history only the window of numbers."""
         self.loss = deque(state.get("loss", []), maxlen=WINDOW)
         self.grad_norm = deque(state.get("grad_norm", []), maxlen=WINDOW)
         if history:
-            for name in ("skips", "rollbacks", "beyond", "went_to"):
+            for name in ("skips", "rollbacks", "beyond", "went_to", "unsettled"):
                 setattr(self, name, state.get(name, 0))

@@ -4,9 +4,9 @@ import dataclasses
 import time
 from collections import deque
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from train.batch import Loader
 from train.config import Config
@@ -25,6 +25,10 @@ from train.saver import Saver
 from train.status import Status
 from train.tokenizer import Vocabulary
 from train.watchdog import Watchdog
+
+if TYPE_CHECKING:  # it loads torchft, which takes seconds
+    from train.sites.desk import Desk
+    from train.sites.diloco import Site
 
 TO_STOP_S = 20.0  # told to stop, a process may need so long, and some steps, to the end of its step
 
@@ -94,7 +98,19 @@ class Job:
     saved_at: float = dataclasses.field(default_factory=time.monotonic)
     save_soon: bool = False  # the first rank wants a checkpoint behind the next step
     last_stall_s: float = 0.0  # of a save that no step has reported yet
+    site: "Site | None" = None   # of SYNC=diloco, on all ranks; desk: on the first
+    desk: "Desk | None" = None
+    late: bool = False         # whether the other sites are further than this one
+    away: tuple[tuple[int, int], ...] = ()  # steps that this site took no part in, as (from, to)
+    exchange_stall_s: float = 0.0           # of exchanges that no step has reported yet
+    exchanged_with: int = 0                 # sites that took part in the last one
+    kept_outer: tuple[dict[str, Any], dict[str, Any]] | None = None  # a checkpoint's, until the site stands there
     mirror: Mirror | None = None
+
+    @property
+    def outer(self) -> dict[str, Tensor] | None:
+        """What this site has in common with others, for a checkpoint; None where there are no others."""
+        return self.site.states() if self.site else None
 
     @property
     def tokens(self) -> int:

@@ -4,7 +4,7 @@ import logging
 import time
 from typing import Any
 
-from train import checkpoint, recovery
+from train import checkpoint, exchange, recovery
 from train.checkpoint import CheckpointError
 from train.distributed import from_all, from_first
 from train.evaluate import FULL_SET, EvaluationFailed, Validation
@@ -39,7 +39,15 @@ def train(job: Job) -> str:
         recovery.check_data(job)
     if evaluation_due(job) and evaluate(job, full=False)[0]:
         return stop(job)
-    while job.step < c.last_step:
+    while job.step < c.last_step or exchange.is_unfinished(job):
+        if (job.late or first or job.step >= c.last_step) and job.site:
+            told = exchange.begin(job)
+            if told or job.step >= c.last_step:
+                save(job, must=True)
+            if told:
+                return stop(job)
+            if job.step >= c.last_step:
+                continue
         if job.starved:
             told, more_s = wait_for_data(job)
             if told:
@@ -61,6 +69,7 @@ def train(job: Job) -> str:
         job.starved = numbers.starved or (numbers.refused is not None and job.feed is not None)
         note(job, job.saver.poll())
         if numbers.refused:
+            exchange.settle(job)  # what it may go back to is what the sites have in common then
             recovery.refuse(job, numbers, seconds)
             if numbers.stop:
                 save(job, must=True)
@@ -71,7 +80,7 @@ def train(job: Job) -> str:
         if first:
             job.status.phase("training")
             if c.checkpoints == "on":
-                job.saver.warm_up(job.model, job.optimizer)
+                job.saver.warm_up(job.model, job.optimizer, job.outer)
         job.pace.end(seconds)
 
         # recorded before it is saved: a checkpoint never knows a step that the record does not
@@ -80,13 +89,19 @@ def train(job: Job) -> str:
             values["straggler"] = slow
             job.recorder.say(f"straggler: rank {slow['rank']} on {slow['host']} takes {slow['times']:.1f} times as "
                              "long as the others, who wait for it")
+        if job.site:
+            values["replica"] = c.site_rank
+        if job.exchange_stall_s:
+            values["exchange_stall_s"], job.exchange_stall_s = job.exchange_stall_s, 0.0
         if job.last_stall_s:
             values["checkpoint_stall_s"], job.last_stall_s = job.last_stall_s, 0.0
         job.recorder.step(job.step, job.tokens, first, lr=rate, data_wait_s=data_wait_s + waited_s,
                           **values)
         job.status.beat(step=job.step, last_step=c.last_step, loss=numbers.loss, step_s=seconds)
-        first, last, waited_s = False, job.step == c.last_step, 0.0
         told = numbers.stop
+        if job.site:
+            told = exchange.after_step(job, last=not told) or told
+        first, last, waited_s = False, job.step == c.last_step, 0.0
         if evaluation_due(job) and not told:
             told, _ = evaluate(job, full=False)  # the resumed run evaluates here first
         if told or numbers.save or last or (c.save_every and job.step % c.save_every == 0):
@@ -112,17 +127,19 @@ class Rates:
 
     def __init__(self, job: Job):
         c, weights = job.config, matmul_weights(bare(job.model))
-        self.tokens, self.devices = c.batch_tokens, job.world.size
+        self.tokens, self.devices, self.job = c.batch_tokens, job.world.size * c.replicas, job
         self.flops = flops_per_token(weights, c.n_layer, c.n_embd, c.seq_len)
         self.causal = flops_per_token(weights, c.n_layer, c.n_embd, c.seq_len, causal=True)
         self.peak = peak_tflops(job.world.device_name, c.dtype)
 
     def of_step(self, numbers: StepNumbers, seconds: float) -> dict:
         """The step record's values (record.py has their units)."""
-        speed = self.tokens / seconds
+        c, site = self.job.config, self.job.site
+        there = site.present if site else c.replicas  # a site that is away does nothing
+        speed, devices = self.tokens / seconds * there / c.replicas, self.devices // c.replicas * there
         return {"loss": numbers.loss, "grad_norm": numbers.grad_norm, "step_ms": 1000 * seconds, "tokens_per_s": speed,
-                "mfu": mfu(speed, self.flops, self.devices, self.peak),
-                "mfu_causal": mfu(speed, self.causal, self.devices, self.peak), "mem_gib": numbers.mem_gib}
+                "mfu": mfu(speed, self.flops, devices, self.peak),
+                "mfu_causal": mfu(speed, self.causal, devices, self.peak), "mem_gib": numbers.mem_gib}
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -245,7 +262,8 @@ def save(job: Job, must: bool) -> None:
     job.recorder.sync()
     job.saver.wait()
     note(job, job.saver.poll())
-    job.saver.start(job.step, job.model, job.optimizer, recovery.states(job))
+    exchange.settle(job)
+    job.saver.start(job.step, job.model, job.optimizer, recovery.states(job), job.outer)
     if must:
         job.saver.wait()
         ended = job.saver.poll()

@@ -16,7 +16,7 @@ import sys
 import warnings
 from typing import cast
 
-from train import goodput, loop, parallel, prepare, record, status
+from train import exchange, goodput, loop, parallel, prepare, record, status
 from train.assemble import Stopwatch, memory_advice, put_together
 from train.checkpoint import CheckpointError
 from train.config import Config
@@ -34,6 +34,7 @@ from train.run_folder import log_to_files, nothing_left, open_run_folder
 from train.runs import RunPaths
 from train.sample import continue_text
 from train.settings import ROOT, SettingsError
+from train.sites.outcome import RunIsOver
 from train.manifest import DataError
 from train.status import RunFolderError, Status
 from train.step import is_out_of_memory
@@ -64,10 +65,10 @@ def main() -> int:
         world = join(c)
         if not world.is_first:
             logging.getLogger().setLevel(logging.WARNING)
-        paths = RunPaths.of(c.runs_dir, c.run_name, ROOT)
+        paths = RunPaths.of_node(c, ROOT)
         lock, shared = open_run_folder(paths, world)
         log_to_files(paths, world)
-        introduce(world)
+        introduce(world, c.site_rank if c.replicas > 1 else None)
         started.lap("join")
         for remark in remarks:
             log.info("%s", remark)
@@ -78,6 +79,11 @@ def main() -> int:
             job = put_together(c, paths, world, interrupt, state, shared, started)
             code = run(job)
         del lock
+    except RunIsOver as over:
+        log.info("%s", over)
+        code = 0
+        if state:
+            state.phase("stopped", exit_code=0)
     except SettingsError as error:
         log.error("%s", error)
         code, why = 64, str(error)
@@ -113,12 +119,14 @@ def main() -> int:
     report_exit(code, mark, why)
     if job and job.feed:
         job.feed.close()
+    if job:
+        exchange.leave(job, code)
     if job and job.mirror:
         job.mirror.close(hurried=lambda: code not in (0, 75) or interrupt.asked is not None)
     interrupt.release()
     if job:
         job.watch.expect("leaving", LEAVE_S)  # to the last: a process group may hang when it is left
-    if (code not in (0, 75) and under_torchrun()) or (job and job.saver.busy):
+    if (code not in (0, 75) and under_torchrun()) or (job and (job.saver.busy or (job.site and job.site.is_stuck))):
         leave_at_once(code)  # the others may be gone, and what waits for them would wait for long
     job = None  # the engine goes before the process group that it uses: the other way round hangs at exit
     gc.collect()

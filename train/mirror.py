@@ -98,7 +98,7 @@ def main() -> int:
     except SettingsError as error:
         sys.stderr.write(f"{error}\n")
         return 64
-    paths = RunPaths.of(c.runs_dir, c.run_name, ROOT)
+    paths = RunPaths.of_node(c, ROOT)
     if mode_of(c) == "disabled":
         sys.stderr.write("W&B is disabled: set WANDB_API_KEY in the environment or ENV_FILE, or WANDB_MODE=offline\n")
         return 64

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from train.settings import TRACKED, setting
+from train.settings import setting
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,17 +24,15 @@ class Outside:
                                     + 64 * "0")
 
     # ---- Cluster
-    sync: str = setting("ddp", help="how nodes stay together: in every step", choices=("ddp",), resume=TRACKED,
-                        hint="diloco, for sites joined by a WAN, is not in this version yet")
     where: str = setting("auto", help="whose job status, logs, stop and the like are about, and where make data works; "
                          "auto: the cluster's where RUN_NAME was sent there", choices=("auto", "local", "cluster"))
     job_name: str = setting("pure-transformer-8xa100", help="the Kubernetes Job's name",
                             pattern=r"[a-z]([-a-z0-9]{0,48}[a-z0-9])?", hint="a DNS label, with room for a suffix")
     namespace: str = setting("", help="the Kubernetes namespace. Default: that of kubectl's context",
                              pattern=r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", example="my-lab")
-    overlay: str = setting("auto", help="the manifests, of k8s/overlays; auto: single-node where NODES=1, pinned-site "
-                           "where there is a SITE, cpu-smoke where DEVICE=cpu, else nrp",
-                           choices=("auto", "nrp", "single-node", "pinned-site", "cpu-smoke"))
+    overlay: str = setting("auto", help="the manifests, of k8s/overlays; auto: cpu-smoke where DEVICE=cpu, diloco "
+                           "where SYNC=diloco, single-node where NODES=1, pinned-site where there is a SITE, else nrp",
+                           choices=("auto", "nrp", "diloco", "single-node", "pinned-site", "cpu-smoke"))
     gpus_per_node: int | None = setting(None, help="GPUs of a pod; processes of one where DEVICE=cpu. Default: 2 in "
                                         "the cluster", minimum=1, maximum=64, example="4")
     gpu_products: str = setting("NVIDIA-A100-SXM4-80GB,NVIDIA-A100-80GB-PCIe", help="those that will do, with commas "
@@ -83,8 +81,6 @@ class Outside:
                          "those of this machine. Default: the preset's, else those of this machine",
                          pattern=r"here|cpu|[1-9][0-9]{0,3}x[a-z0-9-]+(,[1-9][0-9]{0,3}x[a-z0-9-]+)*",
                          example="8xa100-80gb-sxm", hint="docs/plans.md lists the cards")
-    sites: int = setting(1, help="places over which make plan spreads the NODES evenly, with a WAN in between",
-                         minimum=1, maximum=4096)
     wan_gbit: float = setting(1, help="between two sites, each way", unit="Gbit/s", above=0)
     wan_rtt_ms: float = setting(30, help="from one site to another and back", unit="milliseconds", minimum=0)
     lan_gbit: float = setting(25, help="between nodes of one site, each way", unit="Gbit/s", above=0)
@@ -171,3 +167,15 @@ class Outside:
     # ---- Plots
     log_dir: str = setting("", help="a folder of training logs, of this trainer or others, that make plots turns into "
                            "CSV and curves there; docs/logs.md. Default: none, it draws RUN_NAME", example="logs")
+
+    # ---- WAN lab
+    wan_lab: str = setting("link,engine,ratio,training", help="parts of make wan-lab, with commas between: link, what "
+                           "the relay gives; engine, the outer all-reduce alone; ratio, the preset of 1.3B parameters "
+                           "scaled down; training, four sites that train, one killed, one cut off; loss, DiLoCo beside "
+                           "DDP on three seeds, an hour and more. WAN_GBIT and WAN_RTT_MS are the WAN that it asks for",
+                           pattern=r"(link|engine|ratio|training|loss)(,(link|engine|ratio|training|loss))*")
+    wan_lab_slower: float = setting(1, help="for the part ratio: link and parameters are divided by so much, so that "
+                                    "bytes take as long and the few cores of this machine, which are four sites, "
+                                    "have so many times the time for them", minimum=1, maximum=1000)
+    wan_loss_percent: float = setting(0, help="of the packets of make wan-lab that are lost on each site's way out",
+                                      unit="per cent", minimum=0, maximum=50)

@@ -242,8 +242,8 @@ def prepare(c: Config, whole: bool = False) -> None:
     the hub: they wait for what the first prepares on a disk that they share, or get it when training starts (relay.py).
     """
     try:
-        if c.node_rank:
-            log.info("data: node %d takes what the first node prepares", c.node_rank)
+        if c.rank_in_site:
+            log.info("data: node %d takes what the first node prepares", c.rank_in_site)
             for folder in (data_dir(c), *(data_dir(c) / name for name in c.mixture)):
                 with one_at_a_time(folder):
                     pass

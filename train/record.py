@@ -17,7 +17,8 @@ from typing import Any
 
 SCHEMA = 1
 
-EVENTS = ("start", "step", "eval", "checkpoint", "resume", "signal", "skip", "rollback", "nonfinite", "end")
+EVENTS = ("start", "step", "eval", "checkpoint", "resume", "signal", "skip", "rollback", "nonfinite", "sync", "gap",
+          "end")
 GOES_BACK = ("start", "resume", "rollback")  # to the step they name; what was recorded past it is lost
 
 # Key -> unit, of a step record beside the common ones.
@@ -32,6 +33,8 @@ STEP_UNITS = {
     "mem_gib": "GiB, the largest rank's peak: allocated on a GPU, resident on CPU",
     "data_wait_s": "seconds this step waited for its batch",
     "checkpoint_stall_s": "seconds that saving took from training before this step",
+    "exchange_stall_s": "seconds that exchanges between sites took from training before this step",
+    "replica": "the site whose step it is, under SYNC=diloco: loss and grad_norm are of its part of the batch",
 }
 
 EVAL_UNITS = {
@@ -68,6 +71,25 @@ EVENT_UNITS: dict[str, dict[str, str]] = {
         "from": "the step it was at; those between are lost",
         "passed_over": "windows of text that are left out from here on",
         "seconds": "until training went on",
+        "stall_s": "seconds that it waited before for an exchange between sites that failed, if that is why",
+    },
+    "sync": {
+        "replica": "the site whose record it is",
+        "outer_step": "exchanges between sites so far",
+        "fragment": "which part of the model it was about",
+        "sites": "that took part",
+        "committed": "true; where an exchange fails there is a rollback",
+        "seconds": "from its begin to its end",
+        "stall_s": "seconds of these that training waited",
+        "bytes": "that this process sent, without those of TCP",
+        "hash": "xxh3 of the part behind it, the same at all sites",
+    },
+    "gap": {
+        "replica": "the site whose record it is",
+        "step": "the step that the site goes on from, with the weights of another",
+        "reason": "away",
+        "from": "the step it was at; it took no part in those between",
+        "to": "the same as step",
     },
     "end": {
         "reason": "done, stopped or crashed",

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from train import checkpoint
+from train.distributed import from_first
 from train.guard import LOOK_BACK, GuardError
 from train.job import Job
 from train.mixture import Gap, with_gap
@@ -57,9 +58,62 @@ def other_data(where: Path, what: str) -> DataError:
 
 
 def load(job: Job, folder: Path, manifest: dict[str, Any]) -> None:
-    checkpoint.load_into(folder, job.model, job.optimizer, job.shared)
+    outer: dict[str, Any] | None = {} if job.config.replicas > 1 else None
+    checkpoint.load_into(folder, job.model, job.optimizer, job.shared, outer)
+    job.kept_outer = (outer, manifest.get("sites", {})) if outer else None
+    job.away = tuple(tuple(span) for span in manifest["data"].get("away", ()))
     job.step, job.evaluated_at = manifest["data"]["step"], manifest["evaluated_at"]
     job.saver.sound = {step for step in job.saver.sound if step < job.step} | {job.step}
+
+
+def stand(job: Job) -> None:
+    """Have the site stand where the checkpoint does that was taken up, or at the run's start."""
+    assert job.site
+    turn = job.site.turn
+    tensors, kept = job.kept_outer or ({}, {})
+    if kept.get("turn") == turn:
+        exchanges, base = kept["exchanges"], kept["base"]
+    else:  # none was kept, or exchanges come in another rhythm now
+        exchanges, base = job.step // turn, 0
+    job.site.adopt(tensors, job.step, exchanges, base)
+    job.site.finished = kept.get("finished", -1)
+    job.kept_outer = None
+
+
+def back_to_common(job: Job, why: str, began: float, stall_s: float = 0.0) -> None:
+    """This site has dropped what it trained since the last exchange. stall_s: for which it waited before. Raises
+    CheckpointError, on all ranks."""
+    assert job.site
+    # that may be due at a later step, where it ended early
+    back_to(job, min(job.step, job.site.common_step), why, began, stall_s)
+
+
+def back_to(job: Job, step: int, why: str, began: float, stall_s: float = 0.0) -> None:
+    """Stand at an earlier step with the weights that are there: the samples since then are passed over, and the
+    checkpoints, which know of steps that are lost, put aside. began: time.perf_counter() when that began.
+
+    Raises CheckpointError, on all ranks.
+    """
+    c, here, problem = job.config, job.step, None
+    assert job.site
+    job.step, job.starved = step, job.feed is not None
+    passed = (here - job.step) * c.batch_windows
+    job.gaps = with_gap(job.gaps, here, passed, job.step)
+    job.saver.wait()
+    if job.world.is_first:
+        try:
+            checkpoint.set_aside(job.paths.checkpoints, job.step, "rolled-back")
+        except checkpoint.CheckpointError as error:
+            problem = error
+    if problem := from_first(problem):
+        raise problem
+    job.saver.sound = {step for step in job.saver.sound if step <= job.step}
+    job.evaluated_at, job.save_soon = min(job.evaluated_at, job.step), True
+    job.guard.exchanged(job.site.turn)
+    job.recorder.event("rollback", job.step, job.tokens, passed_over=passed, seconds=time.perf_counter() - began,
+                       stall_s=stall_s, **{"from": here})
+    job.recorder.say(f"{why}: back to step {job.step}, what the sites have in common; {here - job.step} steps of this "
+                     "site are lost, and their samples are passed over")
 
 
 def states(job: Job) -> dict[str, Any]:
@@ -67,7 +121,11 @@ def states(job: Job) -> dict[str, Any]:
     data = {"step": job.step, "gaps": [dataclasses.astuple(gap) for gap in job.gaps],
             "fingerprint": job.data_fingerprint, "tokenizer_sha256": job.vocabulary.sha256,
             "opened": job.loader.opened(job.step, job.gaps), "shares": job.shares}
-    return {"tokens": job.tokens, "evaluated_at": job.evaluated_at, "data": data, "guard": job.guard.state()}
+    small = {"tokens": job.tokens, "evaluated_at": job.evaluated_at, "data": data, "guard": job.guard.state()}
+    if job.site:
+        data["away"] = job.away
+        small["sites"] = job.site.small()
+    return small
 
 
 def refuse(job: Job, numbers: StepNumbers, seconds: float) -> None:
@@ -96,13 +154,18 @@ def refuse(job: Job, numbers: StepNumbers, seconds: float) -> None:
 
 
 def go_back(job: Job) -> None:
-    """Take up the last good checkpoint, passing over the samples that led here."""
+    """Take up the last good checkpoint, or what the sites have in common, passing over the samples that led here."""
     c, began, here, gaps = job.config, time.perf_counter(), job.step, job.gaps
     what = f"step {here}: {job.guard.skips} steps in a row were skipped"
     advice = "Lower LEARNING_RATE, or look at the samples that metrics.jsonl names"
     if job.guard.gives_up:
         raise GuardError(f"{what}, and going back {job.guard.rollbacks} times (MAX_ROLLBACKS={c.max_rollbacks}) did "
                          f"not help. {advice}")
+    if job.site:
+        job.site.step = here
+        job.site.drop()
+        job.guard.went_back(here, min(here, job.site.common_step))
+        return back_to_common(job, f"{what} ({job.guard.rollbacks} of MAX_ROLLBACKS={c.max_rollbacks})", began)
     job.saver.wait()
     # a checkpoint from which the run went astray once may be the cause itself
     before = job.guard.went_to if job.guard.rollbacks else None

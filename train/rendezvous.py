@@ -62,11 +62,11 @@ def meet(c: Config, processes: int, site: str = "", machine: str = "") -> Verdic
 
     Of a run that is done there is none: the others have left, or will by themselves.
     """
-    paths = RunPaths.of(c.runs_dir, c.run_name, ROOT)
+    paths = RunPaths.of_node(c, ROOT)
     if done := finished(c, paths):
         return Verdict(DONE, done)
     facts = facts_of(c, processes) | {"site": site, "machine": machine, "device": device_of(c)}
-    if c.node_rank:
+    if c.rank_in_site:
         return call(c, facts, c.start_timeout_s)
     try:
         # a machine that is gone may keep its lock for minutes, on a disk that it shared
@@ -75,7 +75,7 @@ def meet(c: Config, processes: int, site: str = "", machine: str = "") -> Verdic
         return Verdict(69 if c.peer_stop == "wait" and isinstance(error, RunIsHeld) else 78, str(error))
     with lock:
         state = status_of(c, paths)
-        state.phase(f"{WAITING} 1/{c.nodes}")
+        state.phase(f"{WAITING} 1/{c.site_nodes}")
         verdict, members = receive(c, facts, state, c.start_timeout_s)
         if verdict.code:
             state.end(verdict.code)
@@ -100,10 +100,10 @@ def receive(c: Config, facts: dict[str, Any], state: Status, timeout_s: float) -
 
 def over(c: Config, code: int) -> None:
     """Tell the other nodes that this one ends for good, for as long as they may be on their way to the roll call."""
-    if c.node_rank:
+    if c.rank_in_site:
         call(c, who(c) | {"over": code}, LINGER_S)
         return
-    paths = RunPaths.of(c.runs_dir, c.run_name, ROOT)
+    paths = RunPaths.of_node(c, ROOT)
     if str(status.read(paths.status).get("phase", "")).startswith(WAITING):  # the trainer ended before it said more
         status_of(c, paths).end(code)
     state = Status(paths.status, active=False)
@@ -284,7 +284,7 @@ def free_port(taken: int) -> int:
 # ---------------------------------------------------------------------------------------------------
 
 def who(c: Config) -> dict[str, Any]:
-    return {"node_rank": c.node_rank, "host": socket.gethostname(), "nodes": c.nodes}
+    return {"node_rank": c.rank_in_site, "host": socket.gethostname(), "nodes": c.site_nodes}
 
 
 def facts_of(c: Config, processes: int) -> dict[str, Any]:
@@ -327,7 +327,7 @@ def finished(c: Config, paths: RunPaths) -> str:
     They share the folder where each has its log in it. A checkpoint of the last step is not enough: the evaluation
     behind it wants all nodes.
     """
-    if not all(paths.node_log(node).exists() for node in range(c.nodes)):
+    if not all(paths.node_log(node).exists() for node in range(c.site_nodes)):
         return ""
     last = status.read(paths.status)
     if is_done(c, last):

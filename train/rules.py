@@ -14,10 +14,10 @@ from train.wandb_env import has_key
 NAMES_OF_CHECKS = (
     "attention", "batch", "bf16", "clock", "cluster", "compiler", "context", "disk", "disk-speed", "driver", "epochs",
     "free-gpus", "gpu-card", "gpu-memory", "gpu-mix", "gpu-products", "gpus", "gpus-torch", "host-memory", "hub",
-    "image", "job", "kubectl", "limits", "memory", "namespace", "nvml", "open-files", "ports", "priority",
+    "image", "job", "kubectl", "lighthouse", "limits", "memory", "namespace", "nvml", "open-files", "ports", "priority",
     "probe-alone", "probe-disk", "probe-kept", "probe-link", "probe-matmul", "probe-memory", "probe-slow-gpu",
     "probe-step", "pull-secret", "python", "quota", "rights", "secret", "shm", "storage", "target-hours",
-    "target-tokens-per-s", "torch", "wandb")
+    "target-tokens-per-s", "torch", "wan", "wandb")
 
 
 def check_allow_fail(c: Any) -> str | None:
@@ -125,12 +125,58 @@ def check_muon(c: Any) -> str | None:
     return None
 
 
+def check_sites(c: Any) -> str | None:
+    if c.sync != "diloco":
+        return None
+    if c.sites == 1:
+        return (f"SYNC=diloco with SITES=1: there is nothing to exchange; say over how many sites the NODES={c.nodes} "
+                f"are spread, for example SITES={max(2, c.nodes)}, or leave SYNC out")
+    if c.nodes % c.sites:
+        return (f"SITES={c.sites}: NODES={c.nodes} cannot be spread evenly over them; for example "
+                f"NODES={-(-c.nodes // c.sites) * c.sites}")
+    if c.min_sites > c.sites:
+        return f"MIN_SITES={c.min_sites} is more than SITES={c.sites}; for example MIN_SITES=1"
+    return None
+
+
+def check_exchange(c: Any) -> str | None:
+    if c.sync != "diloco":
+        return None
+    every, parts = c.sync_every, c.sync_fragments
+    if parts > c.n_layer:
+        return (f"SYNC_FRAGMENTS={parts}: there are only N_LAYER={c.n_layer} blocks; for example "
+                f"SYNC_FRAGMENTS={c.n_layer}")
+    if every % parts:
+        return (f"SYNC_EVERY={every} is not a multiple of SYNC_FRAGMENTS={parts}; for example "
+                f"SYNC_EVERY={-(-every // parts) * parts}")
+    if c.sync_delay >= every // parts:
+        return (f"SYNC_DELAY={c.sync_delay}: an exchange must end before the next begins, {every // parts} steps later "
+                f"(SYNC_EVERY / SYNC_FRAGMENTS); for example SYNC_DELAY={(every // parts - 1) // 2}")
+    return None
+
+
+def check_split(c: Any) -> str | None:
+    if c.sync == "diloco" and (c.nproc or 1) * c.site_nodes > 1 and c.parallel != "fsdp":
+        return (f"PARALLEL={c.parallel} with SYNC=diloco: each process of a site would send all weights over the WAN; "
+                "set PARALLEL=fsdp, with which each sends its part, or one process a site")
+    return None
+
+
+def check_lighthouse(c: Any) -> str | None:
+    port = int(c.lighthouse.rpartition(":")[2] or 29510)
+    if not 1024 <= port < 65535:
+        return f"LIGHTHOUSE={c.lighthouse}: the port must be from 1024 to 65534; for example 29510"
+    return None
+
+
 def check_nodes(c: Any) -> str | None:
     if c.node_rank >= c.nodes:
         return (f"NODE_RANK={c.node_rank} with NODES={c.nodes}: nodes are counted from 0; "
                 f"the last is NODE_RANK={c.nodes - 1}")
-    if c.nodes > 1 and not c.master_addr:
-        return f"NODES={c.nodes} needs MASTER_ADDR, the first node's name or address; for example MASTER_ADDR=10.0.0.5"
+    if c.site_nodes > 1 and not c.master_addr:
+        of = f"NODES={c.nodes}" + (f" at SITES={c.sites}" if c.replicas > 1 else "")
+        where = "the site's first node" if c.replicas > 1 else "the first node"
+        return f"{of} needs MASTER_ADDR, {where}'s name or address; for example MASTER_ADDR=10.0.0.5"
     return None
 
 
@@ -168,7 +214,11 @@ CHECKS: list[tuple[tuple[str, ...], Callable[[Any], str | None]]] = [
     (("LR_SCHEDULE", "DECAY_TOKENS", "WARMUP_TOKENS", "TRAIN_TOKENS"), check_decay),
     (("OPTIMIZER", "MUON_MOMENTUM"), check_muon),
     (("ATTENTION", "DEVICE", "DTYPE"), check_attention),
-    (("NODES", "NODE_RANK", "MASTER_ADDR"), check_nodes),
+    (("SYNC", "SITES", "NODES", "MIN_SITES"), check_sites),
+    (("SYNC", "SYNC_EVERY", "SYNC_FRAGMENTS", "SYNC_DELAY", "N_LAYER"), check_exchange),
+    (("SYNC", "SITES", "NODES", "NPROC", "PARALLEL"), check_split),
+    (("LIGHTHOUSE",), check_lighthouse),
+    (("NODES", "NODE_RANK", "MASTER_ADDR", "SYNC", "SITES"), check_nodes),
     (("PARALLEL", "SHARD_RANKS", "GRAD_SYNC", "OPTIMIZER"), check_shards),
     (("SHUTDOWN_TIMEOUT_S", "GRACE_PERIOD_S"), check_shutdown),
     (("DATA_MIX",), check_mix),

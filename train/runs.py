@@ -1,7 +1,11 @@
 """Every path under runs/RUN_NAME/. Standard library only: the monitor and the plots read it too."""
 
 import dataclasses
+import re
 from pathlib import Path
+from typing import Any
+
+SITE = "site_"  # and a number from 1 on: the folder of another site than the first, in the run's (Config.run_folder)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,9 +23,20 @@ class RunPaths:
         """The run's paths; a relative RUNS_DIR is taken from the repository's root."""
         return cls((root / runs_dir / run_name).absolute(), node)
 
+    @classmethod
+    def of_node(cls, c: Any, root: Path) -> "RunPaths":
+        """Those of the node that a Config is of."""
+        return cls((root / c.run_folder).absolute(), c.rank_in_site)
+
     @property
     def name(self) -> str:
-        return self.folder.name
+        """What the run is called; with its site, where it is not the first."""
+        inner = re.fullmatch(SITE + "[1-9][0-9]*", self.folder.name)
+        return f"{self.folder.parent.name}/{self.folder.name}" if inner else self.folder.name
+
+    def of_site(self, site: int) -> "RunPaths":
+        """Those of another site of this run, asked of the first's."""
+        return dataclasses.replace(self, folder=self.folder / f"{SITE}{site}") if site else self
 
     @property
     def config(self) -> Path:

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from train import checkpoint
 from train.checkpoint import CheckpointError
@@ -65,12 +65,12 @@ class Saver:
     def busy(self) -> bool:
         return self.thread is not None and self.thread.is_alive()
 
-    def warm_up(self, model: nn.Module, optimizer: Optimizer) -> None:
+    def warm_up(self, model: nn.Module, optimizer: Optimizer, outer: dict[str, Tensor] | None = None) -> None:
         """Import what the first save will need, and make room for its copy, beside the training that goes on.
 
         What is copied here is torn, and written nowhere.
         """
-        states = self.share(checkpoint.tensor_states(model, optimizer)) if self.writes else {}
+        states = self.share(checkpoint.tensor_states(model, optimizer, outer)) if self.writes else {}
 
         def prepare() -> None:
             use_device(self.world)
@@ -80,8 +80,11 @@ class Saver:
         self.thread = threading.Thread(target=prepare, name="saver", daemon=True)
         self.thread.start()
 
-    def start(self, step: int, model: nn.Module, optimizer: Optimizer, small: dict[str, Any]) -> None:
+    def start(self, step: int, model: nn.Module, optimizer: Optimizer, small: dict[str, Any],
+              outer: dict[str, Tensor] | None = None) -> None:
         """Begin to save. Returns once weights and moments are copied, and training may change them.
+
+        outer: what several sites have in common.
 
         Raises CheckpointError, on all ranks, after too many failures in a row.
         """
@@ -96,7 +99,7 @@ class Saver:
         self.began = time.perf_counter()
         if not self.writes:
             return
-        states = self.share(checkpoint.tensor_states(model, optimizer))
+        states = self.share(checkpoint.tensor_states(model, optimizer, outer))
         try:
             states = self.copied(states)
         except Exception as error:  # most likely host memory: without the copy it can still be written, if slowly

@@ -287,7 +287,7 @@ def main(argv: list[str]) -> int:
     except SettingsError as error:
         sys.stderr.write(f"{error}\n")
         return 64
-    paths = RunPaths.of(config.runs_dir, config.run_name, ROOT, config.node_rank)
+    paths = RunPaths.of_node(config, ROOT)
     if argv[:1] == ["hold"]:
         return hold(paths, int(argv[1]), int(argv[2]))
     if argv == ["settle"]:

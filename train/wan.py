@@ -60,8 +60,8 @@ def sentence(c: Config, sites: int, devices: int, device_name: str) -> str:
         said += (f", beside {seconds(step_s)} of computing ({devices} {device_name.removeprefix('NVIDIA ')} at "
                  f"{100 * MFU:.0f}% MFU): {shares[0]} or {shares[1]} of the time is spent computing, "
                  "the rest waiting, while the GPUs show 100% utilisation")
-    return (said + ". make restart SITE=ZONE keeps all pods at one site (make sites lists them); make restart "
-            "SYNC=diloco, which would synchronise every so many steps only, is not in this version yet")
+    return (said + ". make restart SITE=ZONE keeps all pods at one site (make sites lists them); SYNC=diloco "
+            "synchronises them every SYNC_EVERY steps only: make plan says what that takes, and costs in loss")
 
 
 def amount(size: float) -> str:

@@ -177,7 +177,7 @@ class Sidecar:
 
     def __init__(self, c: Config, orders: int, voice: int):
         self.config, self.orders, self.voice = c, orders, voice
-        self.paths = RunPaths.of(c.runs_dir, c.run_name, ROOT)
+        self.paths = RunPaths.of_node(c, ROOT)
         self.gone = threading.Event()     # the trainer is
         self.reached = threading.Event()  # W&B is
         self.obstacle = "was not reached"

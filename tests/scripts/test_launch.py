@@ -19,6 +19,7 @@ from tests.running import ROOT, wait_for
 STUB = """#!/usr/bin/env bash
 # Stands in for .venv/bin/python: answers questions about settings, locks jobs, prints what else it is asked to run.
 if [[ "$2 $3" == "train.config get" ]]; then
+  RUN_FOLDER=$RUNS_DIR/$RUN_NAME SITE_NODES=$NODES RANK_IN_SITE=$NODE_RANK SYNC=${SYNC-ddp}  # as Config has them
   for name in "${@:4}"; do echo "${!name-}"; done
   exit
 fi

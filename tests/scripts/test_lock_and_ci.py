@@ -52,14 +52,18 @@ def test_torch_is_pinned_in_one_place_and_all_it_needs_is_locked() -> None:
 def test_ci_stops_at_the_first_failure_with_its_code(machine: Machine) -> None:
     (machine.root / ".ci").mkdir()
     shutil.copy(ROOT / ".ci" / "run", machine.root / ".ci" / "run")
-    for name in ("git", "g++", "buildah", "debootstrap", "chromium"):
+    for name in ("git", "g++", "buildah", "debootstrap", "chromium", "ip"):
         machine.add(name, "#!/usr/bin/env bash\n")
     machine.add("make", '#!/usr/bin/env bash\necho "make $*" >> "$LOG"; [[ $* != "${FAILS:-}" ]] || exit 3\n')
-    whole = ["setup", "lint", "train", "test", "image-test", "test-faults"]
+    whole = ["setup", "lint", "train MAX_STEPS=400", "test", "image-test", "test-faults"]
+    lab = machine.root / "scripts" / "wan_lab.sh"
+    lab.write_text('#!/usr/bin/env bash\necho "lab $WAN_LAB" >> "$LOG"; exit 78\n')
+    lab.chmod(0o755)
     for fails, code, wanted in (("lint", 3, whole[:2]), ("", 0, whole)):
         machine.log.write_text("")
         done = subprocess.run([".ci/run"], cwd=machine.root, env=machine.env | {"FAILS": fails}, text=True,
                               capture_output=True)
         assert done.returncode == code, done.stderr
         assert machine.calls("^make") == [f"make {target}" for target in wanted]
+        assert machine.calls("^lab") == ["lab link,engine"] * (not fails)
         assert re.search(rf"ci: make {wanted[min(1, code)]} took \d+ s, exit code {code}", done.stdout)

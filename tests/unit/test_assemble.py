@@ -64,6 +64,9 @@ def test_nodes_without_a_common_disk_are_told_what_follows(tmp_path: Path, caplo
     say_where_it_is_saved(dataclasses.replace(c, parallel="fsdp"), paths, world(2, 2), shared=False)  # one node
     with pytest.raises(SettingsError, match=r"PARALLEL=fsdp: a copy .* lies on several nodes.*SHARD_RANKS=2"):
         say_where_it_is_saved(dataclasses.replace(c, parallel="fsdp"), paths, world(8, 2), shared=False)
+    apart = dataclasses.replace(c, parallel="fsdp", sync="diloco", sites=2, nodes=8)  # which has no hsdp
+    with pytest.raises(SettingsError, match=r"put RUNS_DIR on a disk that they share$"):
+        say_where_it_is_saved(apart, paths, world(8, 2), shared=False)
 
 
 def test_whether_all_nodes_see_the_folder_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

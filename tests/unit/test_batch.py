@@ -70,6 +70,24 @@ def test_all_ranks_together_read_the_same_batch_in_the_same_order(opened, size: 
     assert {len(t) for part in parts for t, _ in part.micro_batches} == {min(micro, c.batch_windows // size)}
 
 
+def test_all_sites_together_read_the_batch_once_and_a_gap_of_one_is_no_other_sites_turn(opened) -> None:
+    """Three sites, of which one has two processes a site; the second has passed over two steps at its third."""
+    c, sources = opened
+    c = dataclasses.replace(c, sync="diloco", sites=2, nodes=2, micro_batch_size=2)
+    seen: list[int] = []
+    for site, gaps in ((0, ()), (1, (Gap(2, 2 * c.batch_windows),))):
+        for rank in range(2):
+            loader = Loader(dataclasses.replace(c, node_rank=site), sources, world(rank, 2), END)
+            for step in range(6 - 2 * bool(gaps)):
+                batch = loader.batch(step, gaps)
+                assert batch.scored == c.batch_tokens // 2 and len(batch.samples) == c.batch_windows // 4
+                seen += batch.samples
+    passed_over = {2, 3}
+    of_second = [step * c.batch_windows + c.batch_windows // 2 + i for step in passed_over
+                 for i in range(c.batch_windows // 2)]
+    assert sorted(seen) == sorted(set(range(6 * c.batch_windows)) - set(of_second))
+
+
 def test_steps_asked_for_in_any_order_give_the_same_batches(opened) -> None:
     c, sources = opened
     one, other = Loader(c, sources, world(), END), Loader(c, sources, world(), END)

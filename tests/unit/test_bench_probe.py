@@ -113,6 +113,21 @@ def test_bus_bandwidth_does_not_fall_with_the_number_of_processes() -> None:
     assert probe.bus_gb_s(10**9, 1.5, 4) == 1.0
 
 
+def test_processes_whose_clocks_differ_call_each_other_equally_often(tiny: Config,
+                                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that calls once more would wait for another that has left."""
+    said: list[int] = []
+    calls = []
+    monkeypatch.setattr(probe, "took", lambda send, count: [send() for _ in range(count)] and 0.01)
+    for agree, seconds in ((lambda value: said.append(value) or value, 2.0), (lambda value: said.pop(0), 1.0)):
+        sent: list[int] = []
+        monkeypatch.setattr(probe, "sum_over_ranks", lambda values, sent=sent: sent.append(values.numel()))
+        monkeypatch.setattr(probe, "from_first", agree)
+        probe.link(tiny, HERE, seconds)
+        calls.append(sent)
+    assert calls[0] == calls[1] and len(calls[0]) == 2 * (1 + 3) + 50 + 100
+
+
 # ---- A step
 
 def test_a_step_is_composed_of_its_first_micro_batch_and_the_others() -> None:

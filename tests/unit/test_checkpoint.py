@@ -65,6 +65,35 @@ def test_training_goes_on_to_the_bit_from_a_checkpoint(tiny: Config, tmp_path: P
         assert other.lm_head.weight is other.embed_tokens.weight
 
 
+def test_what_sites_have_in_common_is_kept_and_read_where_it_is_asked_for(tiny: Config, tmp_path: Path) -> None:
+    model, optimizer = trained(tiny, 1)
+    outer = {f"{kind}.{name}": torch.randn(w.shape) for name, w in model.named_parameters()
+             for kind in ("weights", "momentum")}
+
+    def written(step: int, small: dict, outer: dict | None) -> Path:
+        states = checkpoint.tensor_states(model, optimizer, outer)
+        folder, size = checkpoint.write(tmp_path, step, states, checkpoint.needed_bytes(model, 2), small, ALONE)
+        assert size <= checkpoint.needed_bytes(model, 2)
+        return folder
+
+    folder = written(1, {"sites": {"exchanges": 1}}, outer)
+    for asked in (None, {}):
+        checkpoint.load_into(folder, *trained(tiny, 2), outer=asked)  # type: ignore[misc]
+        assert asked is None or (set(asked) == set(outer) and all(torch.equal(asked[k], outer[k]) for k in outer))
+    asked = {}
+    checkpoint.load_into(written(2, {}, None), *trained(tiny, 2), outer=asked)  # type: ignore[misc]
+    assert asked == {}  # of one site
+    outer = {key: value + 1 for key, value in outer.items()}
+    assert written(1, {"sites": {"exchanges": 1}}, outer) == folder  # left alone: nothing was exchanged since
+    checkpoint.load_into(folder, model, optimizer, outer=asked)
+    assert not any(torch.equal(asked[key], outer[key]) for key in outer)
+    assert written(1, {"sites": {"exchanges": 2}}, outer) == folder
+    checkpoint.load_into(folder, model, optimizer, outer=asked)
+    assert all(torch.equal(asked[key], outer[key]) for key in outer)
+    assert checkpoint.read_manifest(folder)["sites"] == {"exchanges": 2}
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
 def test_keys_are_the_models_own_names(tiny: Config) -> None:
     states = checkpoint.tensor_states(*trained(tiny, 1))
     assert set(states["model"]) == {name for name, _ in build(tiny, ALONE.device).named_parameters()}

@@ -30,6 +30,8 @@ def test_each_node_says_what_it_is_and_the_first_that_all_are_there(monkeypatch:
     distributed.introduce(world(0))
     assert f"node 0: host=host0 ranks=0-1 of 4 device=CPU torch={torch.__version__} nccl=none" in caplog.text
     assert "4 of 4 processes joined, on host0 (CPU), host1 (CPU)" in caplog.text
+    distributed.introduce(world(0), site=2)
+    assert caplog.messages[-2].endswith("nccl=none site=2")
     caplog.clear()
     caplog.set_level(logging.WARNING)  # as in all but the first process: a node's first speaks in its node's log
     for rank in (1, 2, 3):

@@ -1,6 +1,7 @@
 """Which pods find room on which nodes, and what quotas and limits let in: worked by hand, from objects as the API
 lists them."""
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -190,6 +191,12 @@ def test_what_a_run_asks_of_a_quota() -> None:
     later = quota.asked(c, has_job=True, has_claim=True)
     assert not {"count/jobs.batch", "services", "requests.storage", "persistentvolumeclaims"} & later.keys()
     assert "services" not in quota.asked(config(nodes=1), has_job=False, has_claim=False)
+    sites = quota.asked(dataclasses.replace(c, sync="diloco", sites=4), has_job=False, has_claim=False)
+    assert {name: sites[name] - wants[name] for name in wants if sites[name] != wants[name]} == {  # the lighthouse
+        **dict.fromkeys(("pods", "count/pods", "count/jobs.batch", "services", "count/services"), 1.0),
+        **dict.fromkeys(("cpu", "requests.cpu", "limits.cpu"), 1.0),
+        **dict.fromkeys(("memory", "requests.memory", "limits.memory"), 2 * GIB),
+        **dict.fromkeys(("ephemeral-storage", "requests.ephemeral-storage", "limits.ephemeral-storage"), GIB)}
     assert not [name for name in quota.asked(config(device="cpu"), has_job=True, has_claim=True) if "gpu" in name]
 
 

@@ -64,6 +64,17 @@ def test_a_plain_run_is_start_up_steps_evaluation_and_saving() -> None:
     assert result.goodput == pytest.approx(19.25 / 42.5)
 
 
+def test_exchanges_between_sites_have_a_category_of_their_own() -> None:
+    """Of one that takes 6 s training waited for 4; one that fails is waited for too; who was away comes back later."""
+    run = Clock().start().steps(1, 2).write("sync", 2, 4.0, seconds=6.0, stall_s=4.0).steps(3, 4)
+    run.write("rollback", 2, 5.0, stall_s=4.5, seconds=0.25, **{"from": 4}).steps(3, 3)
+    run.write("gap", 10, 0.0, reason="away", to=10, **{"from": 3}).write("sync", 10, 3.0, seconds=3.0, stall_s=3.0)
+    run.steps(11, 11)
+    assert run.booked() == {"training": 4 * 2.0, "exchange": 4 + 4.5 + 3, "lost_work": 4.0, "checkpoint": 0.25,
+                            "other": 0.25}
+    assert "exchanges between sites 0:1" in account(run.records).summary()
+
+
 def test_killed_and_resumed_loses_the_steps_past_the_checkpoint_and_the_time_between() -> None:
     run = Clock().start(model=4.0).steps(1, 10, wait=0.5).write("checkpoint", 6, 0.0, seconds=1.0).steps(11, 12)
     run.resume(6, down=30.0, model=5.0).steps(7, 8)
@@ -217,7 +228,7 @@ def test_the_summary_says_what_is_not_zero_and_the_end_event_takes_seconds() -> 
         "checkpoint 0:01, lost work 0:22 (10 steps gone back behind, 1 step skipped), down 1:30 (2 attempts)")
     assert result.as_dict() == {
         "training": 3382.0, "start_up": 27.25, "evaluation": 62.0, "checkpoint": 0.75, "data_wait": 0.0,
-        "lost_work": 22.0, "down": 90.0, "other": 0.25}
+        "exchange": 0.0, "lost_work": 22.0, "down": 90.0, "other": 0.25}
     hours = Clock().start().steps(1, 3723, seconds=1.0)
     assert account(hours.records).summary() == "goodput 100.0% of 1:02:03: training 1:02:03"
 

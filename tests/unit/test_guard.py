@@ -44,6 +44,20 @@ def test_a_spike_lies_beyond_so_many_robust_deviations_of_the_window() -> None:
     assert fed(losses, sigmas=0).judge(1e9, 1e9) is None
 
 
+@pytest.mark.parametrize(("every", "unsettled"), [(30, 5), (4, 2), (1, 0)])
+def test_behind_an_exchange_spikes_are_let_pass_and_not_remembered(every: int, unsettled: int) -> None:
+    """For a few steps, and never so many that none is left before the next."""
+    guard = fed([2.0] * 60, [0.5] * 60)
+    guard.exchanged(every)
+    for step in range(unsettled):
+        assert guard.judge(9.0, 9.0) is None and guard.judge(math.nan, 1.0) == "nonfinite"
+        again = Guard(8, 3, 3)
+        again.load(json.loads(json.dumps(guard.state())))
+        assert again.unsettled == unsettled - step
+        guard.taken(61 + step, 9.0, 9.0)
+    assert guard.judge(9.0, 0.5) == "loss" and set(guard.loss) == {2.0}
+
+
 def test_a_quiet_stretch_makes_the_guard_no_more_nervous_than_so() -> None:
     guard = fed([2.0] * 60, [0.5] * 60)
     assert (guard.judge(2.31, 0.5), guard.judge(2.33, 0.5)) == (None, "loss")            # 16% of the median

@@ -36,7 +36,8 @@ def job(c: Config, folder: Path, **facts: object) -> Job:
               "saver": Saver(paths.checkpoints, c, ALONE, 2**20),
               "watch": SimpleNamespace(expect=lambda *_, **__: None, patience_s=0.0), "guard": Guard(8, 3, 3),
               "last_stall_s": 0.0, "feed": None, "starved": False, "shares": {},
-              "vocabulary": SimpleNamespace(sha256=""), "loader": SimpleNamespace(opened=lambda step, gaps: {})}
+              "vocabulary": SimpleNamespace(sha256=""), "loader": SimpleNamespace(opened=lambda step, gaps: {}),
+              "site": None, "outer": None}
     found = SimpleNamespace(**(common | facts))
     found.pace = Pace(c, model, found.watch)
     return cast(Job, found)

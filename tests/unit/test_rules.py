@@ -46,6 +46,9 @@ def test_the_nearest_batch_is_the_nearest_and_is_good(root: Path) -> None:
         assert problems(root, BATCH_TOKENS=str(nearest), **environ) == []
 
 
+SITES = {"SYNC": "diloco", "NODES": "4", "SITES": "2", "MASTER_ADDR": "a", "PARALLEL": "fsdp", "BATCH_TOKENS": "49152"}
+
+
 @pytest.mark.parametrize(("environ", "rule"), [
     ({"N_EMBD": "256", "N_HEAD": "5"}, "N_EMBD=256 must be an even multiple of N_HEAD=5"),
     ({"N_EMBD": "12", "N_HEAD": "4"}, "N_EMBD=12 must be an even multiple of N_HEAD=4"),
@@ -58,12 +61,19 @@ def test_the_nearest_batch_is_the_nearest_and_is_good(root: Path) -> None:
     ({"SHARD_TOKENS": "1000", "SEQ_LEN": "1024"}, "SHARD_TOKENS=1000 must exceed SEQ_LEN=1024"),
     ({"NODES": "2"}, "NODES=2 needs MASTER_ADDR"),
     ({"GRACE_PERIOD_S": "120"}, "SHUTDOWN_TIMEOUT_S=120 must be less than GRACE_PERIOD_S=120"),
+    (SITES | {"SITES": "3"}, "SITES=3: NODES=4 cannot be spread evenly over them"),
+    (SITES | {"MIN_SITES": "3"}, "MIN_SITES=3 is more than SITES=2"),
+    (SITES | {"SYNC_FRAGMENTS": "30", "SYNC_EVERY": "60"}, "SYNC_FRAGMENTS=30: there are only N_LAYER="),
+    (SITES | {"SYNC_FRAGMENTS": "4"}, "SYNC_EVERY=30 is not a multiple of SYNC_FRAGMENTS=4"),
+    (SITES | {"SYNC_FRAGMENTS": "2", "SYNC_DELAY": "15"}, "SYNC_DELAY=15: an exchange must end before the next begins, "
+                                                          "15 steps later"),
+    ({"LIGHTHOUSE": "a:65535"}, "LIGHTHOUSE=a:65535: the port must be from 1024 to 65534"),
 ], ids=lambda value: value if isinstance(value, str) else "")
 def test_values_that_do_not_go_together_are_named_with_one_that_does(root: Path, environ: dict, rule: str) -> None:
     (found,) = problems(root, **environ)
     assert found.startswith(rule)
-    name, value = found.split("for example ")[1].split("=")
-    assert problems(root, **environ | {name: value}) == []
+    name, _, value = found.split("for example ")[1].rpartition("=")
+    assert problems(root, **environ | ({name: value} if name else {"LIGHTHOUSE": f"a:{value}"})) == []
 
 
 def test_an_odd_width_is_told_to_be_even(root: Path) -> None:
@@ -86,7 +96,10 @@ def test_defaults_that_follow_from_others_follow_them(root: Path) -> None:
     ({"SHARD_RANKS": "2"}, ["SHARD_RANKS=2: PARALLEL=ddp", "set PARALLEL=hsdp"]),
     ({"GRAD_SYNC": "micro-batch"}, ["PARALLEL=ddp reduces once a step", "GRAD_SYNC=step, or PARALLEL=fsdp"]),
     ({"OPTIMIZER": "muon", "PARALLEL": "hsdp"}, ["PARALLEL=hsdp splits", "OPTIMIZER=adamw, or PARALLEL=ddp"]),
-], ids=["node", "groups", "micro-batch", "muon"])
+    (SITES | {"SITES": "1"}, ["SYNC=diloco with SITES=1", "SITES=4, or leave SYNC out"]),
+    (SITES | {"PARALLEL": "ddp"}, ["PARALLEL=ddp with SYNC=diloco", "set PARALLEL=fsdp", "or one process a site"]),
+    (SITES | {"MASTER_ADDR": ""}, ["NODES=4 at SITES=2 needs MASTER_ADDR, the site's first node's"]),
+], ids=["node", "groups", "micro-batch", "muon", "one site", "whole weights", "no first node"])
 def test_what_has_no_meaning_beside_another_is_refused_with_both_ways_out(root: Path, environ: dict,
                                                                           words: list[str]) -> None:
     (found,) = problems(root, **environ)
@@ -99,6 +112,16 @@ def test_the_batch_must_divide_over_the_processes_of_all_nodes(root: Path) -> No
     assert problems(root, NODES="3", **nodes) == []
     (found,) = problems(root, NODES="2", **nodes)
     assert "BATCH_TOKENS=384 is not a multiple of SEQ_LEN * processes = 64 * 4 = 256" in found
+
+
+def test_a_site_is_a_run_of_its_own_nodes(root: Path) -> None:
+    c = [Config.load(SITES | {"NODE_RANK": str(rank), "RUN_NAME": "r"}, root) for rank in range(4)]
+    assert [(one.site_rank, one.rank_in_site) for one in c] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert [one.run_folder.rpartition("runs/")[2] for one in c] == ["r", "r", "r/site_1", "r/site_1"]
+    assert {(one.replicas, one.site_nodes) for one in c} == {(2, 2)} and c[0].sync_alpha == 0.0
+    assert Config.load(SITES | {"SYNC_DELAY": "3"}, root).sync_alpha == 0.5
+    ddp = Config.load(SITES | {"SYNC": "ddp", "NODE_RANK": "3"}, root)
+    assert (ddp.replicas, ddp.site_nodes, ddp.site_rank, ddp.rank_in_site) == (1, 4, 0, 3)
 
 
 def test_weights_of_others_come_with_their_own_tokenizer(root: Path) -> None:

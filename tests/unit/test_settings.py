@@ -23,13 +23,15 @@ FROZEN = {"SEED", "VOCAB_SIZE", "N_LAYER", "N_HEAD", "N_KV_HEAD", "N_EMBD", "MLP
 TRACKED = {"DEVICE", "NPROC", "DTYPE", "COMPILE", "ATTENTION", "ACTIVATION_CHECKPOINTING", "MICRO_BATCH_SIZE",
            "TRAIN_TOKENS", "LEARNING_RATE", "MIN_LEARNING_RATE", "WARMUP_TOKENS", "LR_SCHEDULE", "DECAY_TOKENS",
            "MUON_MOMENTUM", "ADAM_BETA1", "ADAM_BETA2", "ADAM_EPS", "WEIGHT_DECAY", "GRAD_CLIP", "EVAL_TOKENS",
-           "PARALLEL", "SHARD_RANKS", "SYNC", "GRAD_SYNC", "NODES", "SPIKE_SIGMAS", "MAX_SKIPS", "MAX_ROLLBACKS"}
+           "PARALLEL", "SHARD_RANKS", "SYNC", "SITES", "SYNC_EVERY", "SYNC_FRAGMENTS", "SYNC_DELAY", "SYNC_ALPHA",
+           "OUTER_LEARNING_RATE", "OUTER_MOMENTUM", "SYNC_DTYPE", "GRAD_SYNC", "NODES", "SPIKE_SIGMAS",
+           "MAX_SKIPS", "MAX_ROLLBACKS"}
 
 # The numbers for which zero has a meaning; each other one must be above it.
 ZERO_IS_GOOD = {"SEED", "MIN_LEARNING_RATE", "WARMUP_TOKENS", "ADAM_BETA1", "ADAM_BETA2", "WEIGHT_DECAY", "GRAD_CLIP",
                 "EVAL_EVERY", "SAMPLE_TOKENS", "KEEP_EVERY", "MUON_MOMENTUM",
                 "NODE_RANK", "MAX_RESTARTS", "SPIKE_SIGMAS", "MAX_ROLLBACKS", "REPORT_TOKENS", "NODE",
-                "WAN_RTT_MS"}
+                "WAN_RTT_MS", "WAN_LOSS_PERCENT", "OUTER_MOMENTUM", "SYNC_DELAY", "SYNC_ALPHA"}
 
 # What a setting needs beside itself to mean anything.
 WITH = {"DECAY_TOKENS": {"LR_SCHEDULE": "wsd"}, "MUON_MOMENTUM": {"OPTIMIZER": "muon"},
@@ -382,8 +384,9 @@ def test_env_example_has_each_setting_with_help_rule_and_a_group() -> None:
         declared: Declared = field.metadata["declared"]
         assert re.search(rf"^# {re.escape(declared.help)}\.\n# .+\n#{name}=", text, re.MULTILINE), name
     assert re.findall("^# ==== (.+)$", text, re.MULTILINE) == [
-        "Run", "Machine", "Parallel", "Model", "Batch and schedule", "Optimizer", "Data", "Evaluation", "Checkpoints",
-        "Failures", "Image", "Cluster", "Plan and doctor", "Monitor", "Plots", "Benchmark", "Log", "W&B", "Secrets"]
+        "Run", "Machine", "Parallel", "Sites", "Model", "Batch and schedule", "Optimizer", "Data", "Evaluation",
+        "Checkpoints", "Failures", "Image", "Cluster", "Plan and doctor", "Monitor", "Plots", "WAN lab",
+        "Benchmark", "Log", "W&B", "Secrets"]
 
 
 @pytest.mark.parametrize("preset", sorted(path.stem for path in (ROOT / "presets").glob("*.env")))

@@ -41,7 +41,7 @@ def test_the_sentence_for_the_labs_recipe(xlarge: Config) -> None:
     assert wan.compute_s(xlarge, 8, A100) == pytest.approx(3.875, abs=0.001)
     for part in ("8.0 GB of gradients leave each of 4 sites", "computed, that takes 64 s at 1 Gbit/s and 6.5 s at 10",
                  "3.9 s of computing (8 A100-SXM4-80GB at 50% MFU): 6% or 37% of the time",
-                 "SITE=", "SYNC=diloco", "not in this version yet"):
+                 "SITE=", "SYNC=diloco synchronises them every SYNC_EVERY steps only: make plan says"):
         assert part in said, said
     assert "\n" not in said
 
