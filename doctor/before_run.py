@@ -10,6 +10,7 @@ import datetime
 import sys
 
 from doctor.quick import quick
+from plan import links
 from plan.finding import FAIL, PASS, Finding, code_of, lines, split
 from plan.fleet import fleet_of
 from plan.told import brief
@@ -39,7 +40,7 @@ def look(c: Config) -> tuple[list[Finding], str]:
 
 def main() -> int:
     try:
-        c = Config.load()
+        c = links.loaded(lambda measured: Config.load_with_remarks(defaults=measured)[0])
     except SettingsError as error:
         sys.stderr.write(f"{error}\n")
         return 64

@@ -21,6 +21,7 @@ Thing = Mapping[str, Any]
 ENDED = ("Succeeded", "Failed")
 IN_BYTES = ("memory", "storage", "ephemeral-storage")
 SETTING = {"cpu": "POD_CPUS", "memory": "POD_MEMORY_GB", "ephemeral-storage": "POD_DISK_GB", "storage": "VOLUME_GB"}
+LIGHTHOUSE = {"cpu": 1.0, "memory": 2 * 2.0**30, "ephemeral-storage": 2.0**30}  # as k8s/lighthouse/job.yaml has it
 MANY = 4  # amounts that a line lists
 
 
@@ -60,12 +61,15 @@ def pod_asks(c: Config) -> dict[str, float]:
 def asked(c: Config, *, has_job: bool, has_claim: bool) -> dict[str, float]:
     """Name in a quota -> what the run wants of it: pods, the Job and what comes with it, and the claim."""
     wants = {name: c.nodes * amount for what, amount in pod_asks(c).items() for name in names_of(what)}
-    wants |= dict.fromkeys(("pods", "count/pods"), float(c.nodes))
+    beside = c.sync == "diloco"  # the lighthouse, a Job and a Service of its own
+    wants |= dict.fromkeys(("pods", "count/pods"), float(c.nodes + beside))
+    if beside:
+        wants |= {name: wants[name] + amount for what, amount in LIGHTHOUSE.items() for name in names_of(what)}
     if not has_job:  # else they are there as well
-        wants |= dict.fromkeys(("count/jobs.batch", "configmaps", "count/configmaps",
-                                "count/networkpolicies.networking.k8s.io"), 1.0)
+        wants |= dict.fromkeys(("configmaps", "count/configmaps", "count/networkpolicies.networking.k8s.io"), 1.0)
+        wants["count/jobs.batch"] = 1.0 + beside
         if overlay_of(c) != "single-node":
-            wants |= dict.fromkeys(("services", "count/services"), 1.0)
+            wants |= dict.fromkeys(("services", "count/services"), 1.0 + beside)
     if not has_claim:
         of_class = f"{c.storage_class}.storageclass.storage.k8s.io/"
         for prefix in ("", of_class) if c.storage_class else ("",):

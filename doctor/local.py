@@ -2,7 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 
-from doctor import disk, gpus, installed, kernels, machine, outside, web
+from doctor import disk, gpus, installed, kernels, machine, outside, sites, web
 from doctor.host_memory import memory_here
 from doctor.quick import present
 from plan.finding import FAIL, Finding
@@ -38,7 +38,8 @@ def findings(c: Config) -> list[Finding]:
         machine.shm(machine.shm_free(), processes, on_gpus),
         machine.open_files(machine.files_limit(), machine.files_needed(c, processes, on_gpus)),
         *disks,
-        machine.ports(c, machine.meeting(c)) if c.nodes > 1 else None,
+        machine.ports(c, machine.meeting(c)) if c.site_nodes > 1 else None,
+        *sites.findings(c),
         *outside.hub(hub),
         outside.wandb(c, wandb),
         outside.clock([wandb, hub.who, *hub.answers], machine.is_kept(), c.nodes > 1 or bool(hub.wanted or wandb)),

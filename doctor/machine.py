@@ -146,7 +146,7 @@ def meeting(c: Config) -> Meeting:
         addresses = tuple(sorted({str(address[0]) for *_, address in found}))
     except OSError:
         addresses = ()
-    if c.node_rank:
+    if c.rank_in_site:
         return Meeting(addresses)
     try:
         socket.create_server(("", c.master_port)).close()
@@ -166,7 +166,7 @@ def ports(c: Config, m: Meeting) -> Finding:
         return Finding("ports", FAIL, f"MASTER_ADDR={c.master_addr}: no address is found for this name", "name the "
                        "first node as this machine knows it, for example by its number: MASTER_ADDR=10.0.0.5", 64)
     where = f"MASTER_ADDR={c.master_addr} is {', '.join(m.addresses)}"
-    if c.node_rank:
+    if c.rank_in_site:
         return Finding("ports", PASS, f"{where}; whether a firewall lets this node through shows when it calls")
     return Finding("ports", PASS, f"MASTER_PORT={c.master_port} is free here, and {where}; whether a firewall lets the "
                    "others through shows when they call")

@@ -3,7 +3,7 @@
 It takes what Python takes to start and, where there are GPUs, one question to nvidia-smi.
 """
 
-from doctor import disk, gpus, installed, machine
+from doctor import disk, gpus, installed, machine, sites
 from doctor.host_memory import memory_here
 from plan.finding import Finding
 from train.config import Config
@@ -25,6 +25,7 @@ def quick(c: Config) -> list[Finding]:
         machine.open_files(machine.files_limit(), machine.files_needed(c, processes, on_gpus)),
         *disk.rights(folders),
         *disk.room(disk.places(c, folders)),
+        *sites.findings(c, ask=False),
     )
 
 

@@ -83,9 +83,11 @@ def probe_of(c: Config, fleet: Fleet) -> Probe | None:
 
 
 def least_gib(c: Config, fleet: Fleet) -> float:
-    """Weights, gradients and moments of one process: a step has all of them at once when it ends."""
+    """Weights, gradients and moments of one process, and what sites have in common: a step has all of them at once
+    when it ends."""
     k = memory.case(c, fleet.processes, fleet.processes_of_a_node, fleet.on_cpu)
-    return (memory.FLOAT * k.p.total / k.shards + memory.gradients(k, whole=True) + memory.moments(k)) / memory.GIB
+    held = memory.FLOAT * k.p.total / k.shards + memory.moments(k) + memory.outer_standing(k)
+    return (held + memory.gradients(k, whole=True)) / memory.GIB
 
 
 def save_every_s(c: Config, step_s: float | None) -> float | None:
@@ -125,12 +127,12 @@ def recorded(c: Config, settings: dict[str, Any], attempt: dict[str, Any]) -> Ru
     """Of what config.json holds; what it does not know, and what is round the run, is as it is now."""
     known = declared_fields(Config).keys() - declared_fields(Outside).keys() - PLACES
     own = dataclasses.replace(c, **{name.lower(): value for name, value in settings.items() if name in known})
-    processes, device = int(attempt["world_size"]), str(attempt["device"])
-    nodes = own.nodes if processes % own.nodes == 0 else 1
+    processes, device = int(attempt["world_size"]) * own.replicas, str(attempt["device"])  # each site counts its own
+    nodes = own.nodes if processes % own.nodes == 0 else own.replicas
     if device == "CPU":
-        return Run(own, Fleet((), processes, nodes))
+        return Run(own, Fleet((), processes, nodes, own.replicas))
     if card := card_of(device):
-        return Run(own, Fleet(((processes, card),), processes, nodes))
+        return Run(own, Fleet(((processes, card),), processes, nodes, own.replicas))
     return Run(own, None, f"nothing is known of {device}")
 
 
@@ -141,7 +143,9 @@ def of_cluster(place: Place, pods: int | None = None, sites: int = 1) -> Run:
     except (SettingsError, CorpusError):
         c = place.config
     nodes = pods or c.nodes
-    c = dataclasses.replace(c, nodes=nodes, sites=sites if nodes % sites == 0 else 1)
+    if c.sync != "diloco":   # whose sites are its own, wherever pods have landed
+        c = dataclasses.replace(c, sites=sites if nodes % sites == 0 else 1)
+    c = dataclasses.replace(c, nodes=nodes)
     found = cluster_plan.fleet_of(c)
     if found is None:
         return Run(c, None, f"one of GPU_PRODUCTS={c.gpu_products} is not known")

@@ -165,7 +165,7 @@ def main(argv: list[str]) -> int:
     except SettingsError as error:
         sys.stderr.write(f"{error}\n")
         return 64
-    paths, end, run = RunPaths.of(c.runs_dir, c.run_name, ROOT, c.node_rank), End(), None
+    paths, end, run = RunPaths.of_node(c, ROOT), End(), None
     try:
         driver = nvml.start()
         if arguments.follow is not None:

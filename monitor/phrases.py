@@ -20,7 +20,8 @@ LATE, LATE_S = 2.0, 5.0  # steps come as long as the last is not older than so m
 SEQUENCES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
 CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 # Phase -> what it shows, where the phase itself is no word for people
-PHASES = {"data": "reading data", "model": "building the model", "rehearsing": "rehearsing a step"}
+PHASES = {"data": "reading data", "model": "building the model", "rehearsing": "rehearsing a step",
+          "exchanging": "exchanging weights with other sites"}
 
 
 def span(seconds: float) -> str:

@@ -93,6 +93,8 @@ def limit_s(phase: str, seen: Seen, c: Config) -> tuple[float, str] | None:
     if phase == "saving":
         size = (seen.progress.checkpoint_bytes if seen.progress else None) or seen.expected.checkpoint_bytes or 0.0
         return 2 * c.checkpoint_timeout_s + size / SLOW_DISK + WATCHDOG_S, "CHECKPOINT_TIMEOUT_S"
+    if phase == "exchanging":  # with other sites, one of which may fetch weights
+        return 2.0 * c.sync_timeout_s, "SYNC_TIMEOUT_S"
     if phase == "sampling":
         return setup + c.sample_tokens, "SETUP_MINUTES"
     return None

@@ -153,7 +153,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, told_to_end)
     try:
         c = Config.load()
-        paths = RunPaths.of(c.runs_dir, c.run_name, ROOT, c.node_rank)
+        paths = RunPaths.of_node(c, ROOT)
         teller = Teller(c, paths, sys.stdout.fileno())
         os.nice(10)
         while os.getppid() == parent and (pause := teller.tell()) is not None:

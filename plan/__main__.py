@@ -8,7 +8,7 @@ import json
 import sys
 from typing import Any
 
-from plan import rows, storage, sweep
+from plan import links, rows, storage, sweep
 from plan.as_json import as_json
 from plan.finding import split
 from plan.fleet import fleet_of
@@ -25,7 +25,8 @@ BAD_SETTING, BAD_FOLDER = 64, 78
 def main() -> int:
     try:
         # a plan of several nodes needs no address of the first; how many processes share BATCH_TOKENS says CARDS
-        c, _ = Config.load_with_remarks(None, ROOT, {"MASTER_ADDR": "planned"}, without=(check_batch,))
+        c = links.loaded(lambda measured: Config.load_with_remarks(
+            None, ROOT, {"MASTER_ADDR": "planned"} | measured, without=(check_batch,))[0])
         fleet = fleet_of(c)
         if c.sweep:
             swept = sweep.sweep(c, fleet, probe_of(c, fleet))

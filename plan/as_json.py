@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from plan import scaling, storage
+from plan import between, scaling, storage
 from plan.whole import Held, Plan
 from train.cards import Card
 from train.sizes import flops_of, parameters
@@ -34,7 +34,9 @@ KEYS = {
             "at bytes_per_s, why; other_site_save_seconds; places: settings, needs_bytes by part, free_bytes",
     "network": "name, bytes (that leave a site, else a node, else a process, in a step), seconds; computing: share of "
                "the time, 0 to 1, where nothing hides, computing_overlapped where all does that may; offered, chosen, "
-               "note",
+               "note; total_seconds of the run with it; loss_percent beyond that of DDP and loss_evidence, as "
+               "published; outer, of DiLoCo: every, fragments, delay",
+    "between_sites": "which of these to take: name, why, command (empty: as it is set); null at one site",
     "data": "source, wanted_tokens, there_tokens, origin, epochs, counted",
     "findings": "name, level (WARN, FAIL), text, fix, code (64: a setting is to be changed)",
 }
@@ -70,7 +72,9 @@ def as_json(p: Plan) -> dict[str, Any]:
                             for one in p.places]},
         "network": [{"name": one.name, "bytes": one.bytes_per_step, "seconds": one.seconds_per_step,
                      "computing": one.efficiency, "computing_overlapped": one.overlapped, "offered": one.offered,
-                     "chosen": one.chosen, "note": one.note} for one in p.syncs],
+                     "chosen": one.chosen, "note": one.note, **of_option(option)}
+                    for one, option in zip(p.syncs, between.options(p), strict=True)],
+        "between_sites": of_verdict(between.verdict(p)),
         "data": [dataclasses.asdict(one) for one in p.epochs],
         "findings": [dataclasses.asdict(one) for one in p.findings]}
 
@@ -94,6 +98,15 @@ def of_time(p: Plan) -> dict[str, float] | None:
         return None
     return {f"{name}_seconds": 3600 * hours for name, hours in
             (dataclasses.asdict(p.time) | {"total": p.time.total}).items()}
+
+
+def of_option(one: between.Option) -> dict[str, Any]:
+    return {"total_seconds": None if one.hours is None else 3600 * one.hours, "loss_percent": one.percent,
+            "loss_evidence": one.says, "outer": dataclasses.asdict(one.sync.outer) if one.sync.outer else None}
+
+
+def of_verdict(found: between.Verdict | None) -> dict[str, str] | None:
+    return None if found is None else {"name": found.option.sync.name, "why": found.said, "command": found.typed}
 
 
 def of_way(one: Held) -> dict[str, Any]:

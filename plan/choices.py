@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from plan.fleet import Fleet
+from plan.outer import of_a_site
 from plan.scaling import SMALLEST
 from plan.speed import SHAPE
 from train.cards import Card
@@ -24,7 +25,7 @@ from train.sizes import parameters
 
 # Filled in from others where nobody sets them (Config.derived), with what stands for that.
 FILLED_IN: dict[str, Any] = {"run_name": "", "n_kv_head": None, "mlp_dim": None, "min_learning_rate": None,
-                             "decay_tokens": None, "muon_momentum": None}
+                             "decay_tokens": None, "muon_momentum": None, "sync_alpha": None}
 # What else a plan knows better: processes are the fleet's, and a plan needs neither addresses nor keys.
 NOT_OF_A_PLAN = (check_batch, check_nodes, check_wandb)
 CARDS_OF_A_NODE = 8
@@ -52,6 +53,8 @@ def choice(c: Config, fleet: Fleet, on: tuple[Card, int] | None = None, **change
         changes = {"cards": f"{number}x{card.key}", "nodes": fleet.nodes} | changes
     fleet = dataclasses.replace(fleet, sites=min(changes.get("sites", fleet.sites), fleet.nodes))
     changes |= {"sites": fleet.sites} if fleet.sites != c.sites else {}
+    if fleet.sites == 1 and c.sync == "diloco":
+        changes = {"sync": "ddp"} | changes   # one site has nobody to exchange with
     named = in_files(c)
     refill = {name: nothing for name, nothing in FILLED_IN.items()
               if name not in changes and name.upper() not in named and was_filled_in(c, name)}
@@ -71,7 +74,7 @@ def choice(c: Config, fleet: Fleet, on: tuple[Card, int] | None = None, **change
 def refused(c: Config, fleet: Fleet) -> bool:
     """Whether a rule that names several settings forbids c on these devices."""
     ranks = c.shard_ranks or fleet.processes_of_a_node
-    if fleet.nodes % fleet.sites or (c.parallel == "hsdp" and fleet.processes % ranks):
+    if fleet.nodes % fleet.sites or (c.parallel == "hsdp" and of_a_site(c, fleet.processes) % ranks):
         return True
     return batch_problem(c, fleet.processes) is not None or any(
         check(c) for _, check in CHECKS if check not in NOT_OF_A_PLAN)

@@ -6,11 +6,12 @@ import re
 import sys
 import textwrap
 
-from plan import lab, scaling, words
+from plan import between, evidence, lab, scaling, words
 from plan.as_json import KEYS
 from plan.fleet import fleet_of
 from plan.lab import configured, markdown, tokens_per_s
 from plan.memory import memory
+from plan.outer import GOOD
 from plan.told import told, wrapped
 from plan.whole import Plan, plan
 from train.cards import CARDS
@@ -58,7 +59,7 @@ def filled(text: str) -> str:
 
 
 def head() -> str:
-    return """<!-- Written by `python -m plan.examples > docs/plans.md`: change that, and write it again. -->
+    return f"""<!-- Written by `python -m plan.examples > docs/plans.md`: change that, and write it again. -->
 # Plans
 
 `make plan` says what a run will take before it takes it: time, memory, disk, network, money. What cannot be
@@ -67,7 +68,8 @@ it refuses (exit code 64), and says what would do. It needs no GPU and loads no 
 ```
 make plan PRESET=d16-2xh100                     # on the cards that the preset names
 make plan PRESET=d16-2xh100 CARDS=here          # on this machine's; CARDS=4xrtx4090, CARDS=4xa100-80gb-sxm,4xa6000
-make plan PRESET=xlarge-8xa100 NODES=4 SITES=4 WAN_GBIT=10    # four nodes, each at a site of its own
+make plan PRESET=xlarge-8xa100 NODES=4 SITES=4 WAN_GBIT=10    # four nodes, each at a site of its own, and what to take
+make net-probe NODES=4 NODE_RANK=0 MASTER_ADDR=10.0.0.5       # measures WAN_GBIT and WAN_RTT_MS between them
 make plan PRESET=xlarge-8xa100 TARGET_HOURS=48  # refused, with what would be through by then
 make plan PRESET=d16-2xh100 SWEEP=1             # depths 12 to 32; SWEEP=micro-batch, SWEEP=gpus
 make plan PRESET=d16-2xh100 PRICE_GPU_HOUR=2.5 PRICE_KWH=0.3 JSON=1
@@ -75,11 +77,28 @@ make plan PRESET=d16-2xh100 PRICE_GPU_HOUR=2.5 PRICE_KWH=0.3 JSON=1
 
 What is assumed is the MFU, and the plan says where it has it from: MFU=45; or what `make doctor PROBE=1`
 measured of just this run; or what its preset states; or what others reached on such a card; else 40%. A network gives
-what WAN_GBIT and LAN_GBIT say, a disk 500 MB/s unless it was measured. All else follows, by the formulas in `plan/`,
-each with its derivation or source. Where a run of that name has made steps, hours and dates are of what is left;
+what WAN_GBIT and LAN_GBIT say, or what `make net-probe` measured, a disk 500 MB/s unless it was measured. All else
+follows, by the formulas in `plan/`, each with its derivation or source.
+Where a run of that name has made steps, hours and dates are of what is left;
 so are those of SWEEP=gpus and SWEEP=micro-batch, while another depth is another run, from its first step. A row
 of a sweep that memory holds only with less has the hours of what is typed with it. Where RUNS_DIR or DATA_DIR
 of this machine cannot be looked into, the exit code is 78.
+
+## Between sites
+With SITES above 1 the table of the network has DDP beside DiLoCo with 30, 100 and 500 steps between exchanges
+(SYNC_EVERY), as it is set, and in fragments with overlap; the hours of each; and what was published of its loss against
+DDP at equal tokens (`plan/evidence.py`). A figure counts where interval and number of sites are the same and the size
+is within a factor of {evidence.NEAR:g}; else the table says "not published", and below it which run comes nearest. Time
+can be computed, that loss cannot: small models lose more, longer intervals and more sites too. What to take is DDP
+where it computes for {100 * between.ENOUGH:.0f}% of the time, else the shortest interval with {100 * GOOD:.0f}%.
+
+`make net-probe` measures what that hangs on, in a minute: on each node `make net-probe NODES=4 NODE_RANK=i
+MASTER_ADDR=host`, node 0's address, with SITES where several nodes share one; or `make net-probe WHERE=cluster` for the
+pods of a job that runs. Each node sends to each other, in rounds that share neither a node nor a site's link, with one
+connection and with SYNC_STREAMS; then all send at once, as an exchange does. The slowest of these and the longest round
+trip are what it prints for make plan, which finds them in RUNS_DIR/net_probe.json where WAN_GBIT and WAN_RTT_MS are not
+set. It is plain Python: links beyond some 20 Gbit/s are measured as that. Ports are those that it finds free, as gloo's
+and NCCL's are: it says which node cannot reach which. It has no password, and belongs into a private network.
 
 The three plans below were made by a lab in late 2025. What its notes have is beside what `make plan` computes with.
 """
@@ -106,8 +125,9 @@ The alternatives that they listed, the A100 at 50% MFU and with nothing hidden b
 So no network and no arrangement of eight A100 trains this model on 100B tokens in two days; the compute-optimal
 {words.count(best)} tokens take {best / half / 3600:.0f} hours on one node of eight. Who has four GPUs now may wait
 {of_four - hours:.0f} hours for eight and be through as soon. Across sites DDP computes for
-{shares["DDP, float32 gradients"]} of its time at 1 Gbit/s; synchronising every hundred steps would make that
-{shares["DiLoCo, H=100"]}, and is not in this version yet. Cards that differ bring nothing here: at the pace of the
+{shares["DDP, float32 gradients"]} of its time at 1 Gbit/s; SYNC=diloco makes that {shares["DiLoCo, H=30"]} with
+SYNC_EVERY=30 and {shares["DiLoCo, H=100"]} with 100, at a loss of which the plan below says what was published. Cards
+that differ bring nothing here: at the pace of the
 A6000 eight have {8 * a6000:,.0f} TFLOP/s, and the four A100 alone {4 * a100:,.0f}.
 
 `make plan PRESET=xlarge-8xa100 TARGET_HOURS=48` says

@@ -59,8 +59,8 @@ def memory_problem(c: Config, fleet: Fleet, capacity_bytes: float) -> Finding | 
 
 
 def what_is_held(c: Config, fleet: Fleet, capacity_bytes: float) -> Iterator[str]:
-    """From what changes least: fewer sequences at once, more computed anew, both; weights that are split; more cards;
-    and the largest model of the family that fits as things are."""
+    """From what changes least: an exchange between sites in fragments; fewer sequences at once, more computed anew,
+    both; weights that are split; more cards; and the largest model of the family that fits as things are."""
     def held(found: Choice) -> bool:
         return memory_of(found.c, found.fleet).total <= capacity_bytes
 
@@ -68,6 +68,8 @@ def what_is_held(c: Config, fleet: Fleet, capacity_bytes: float) -> Iterator[str
         return f"{found.typed} ({gib(memory_of(found.c, found.fleet).total)} GiB)"
 
     here = on_the_same(c, fleet, capacity_bytes)
+    if pieces := next(filter(held, in_fragments(c, fleet)), None):
+        yield told(pieces)
     yield from map(told, here)
     if fleet.processes > 1 and c.parallel == "ddp" and (split := splitting(c, fleet, held)):
         yield told(split)
@@ -75,6 +77,12 @@ def what_is_held(c: Config, fleet: Fleet, capacity_bytes: float) -> Iterator[str
         yield told(more)
     if model := next(filter(held, known_models(c, fleet)), None):
         yield f"{told(model)[:-1]}, {count(parameters(model.c).total)} parameters)"
+
+
+def in_fragments(c: Config, fleet: Fleet) -> Iterator[Choice]:
+    """With SYNC=diloco: more of them than there are, from the fewest."""
+    more = range(c.sync_fragments + 1, min(c.n_layer, c.sync_every) + 1) if c.sync == "diloco" else range(0)
+    return (found for number in more if (found := choice(c, fleet, sync_fragments=number)))
 
 
 def on_the_same(c: Config, fleet: Fleet, capacity_bytes: float) -> list[Choice]:

@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from plan import fits
+from plan import across, fits
 from plan.choices import (CARDS_OF_A_NODE, Choice, cards_together, choice, known_models, more_cards, shape,
                           with_cards)
 from plan.finding import FAIL, WARN, Finding
@@ -66,7 +66,7 @@ def problems(c: Config, fleet: Fleet, probe: Probe | None, capacity_bytes: float
     pace = pace_of(c, fleet, probe)
     targets = [hours(c, fleet, probe, pace, done), tokens_per_s(c, fleet, probe, pace, done)]
     found = [bf16(c, fleet), *(targets if done < c.last_step else []),
-             fits.memory_problem(c, fleet, capacity_bytes),
+             *across.problems(c, fleet, pace), fits.memory_problem(c, fleet, capacity_bytes),
              *(fits.disk_problem(c, fleet, pace.step_s, place) for place in places)]
     return [one for one in found if one]
 
@@ -222,8 +222,10 @@ def what_is_as_fast(c: Config, fleet: Fleet, probe: Probe | None, planned: float
 
 
 def nearer(c: Config, fleet: Fleet, does: Does) -> Iterator[str]:
-    """The same devices with less or more of a network between them: at fewer sites, else all in one node, and over a
-    faster WAN; else at one site over a faster network."""
+    """The same devices with less or more of a network between them: sites that exchange more rarely; at fewer sites,
+    else all in one node, and over a faster WAN; else at one site over a faster network."""
+    if rarely := next(filter(does, across.with_diloco(c, fleet)), None):
+        yield f"{rarely.typed} (at a loss that the table of make plan has)"
     sites = [number for number in range(fleet.sites - 1, 0, -1) if fleet.nodes % number == 0]
     fewer = (found for number in sites if (found := choice(c, fleet, sites=number)))
     moved = next(filter(does, itertools.chain(fewer, in_one_node(c, fleet))), None)

@@ -4,6 +4,7 @@
     backward    all activations, and what the last block's backward adds
     end         all gradients, and what that of the embedding adds
     update      all gradients, and what the optimizer adds
+    exchange    between sites, under SYNC=diloco: pseudo-gradients, and a copy of the site's own weights
 
 The largest of these moments is the peak. On a GPU it is what torch's allocator holds, the CUDA context aside; on CPU
 the resident memory of the process.
@@ -13,6 +14,7 @@ import dataclasses
 import math
 
 from plan.activations import Block, block, by_mask, compiled, item_bytes, norm_bytes
+from plan.outer import fragments, of_a_site
 from train.cards import Card
 from train.config import Config
 from train.rules import batch_problem
@@ -24,6 +26,9 @@ GIB = 2**30
 CHUNK_TOKENS = 2048    # of the loss, and below: loss.py's, which imports torch; a test holds them equal
 ROWS_IN_CACHE = 32
 FLOAT = 4              # bytes of a float32, which weights, gradients, moments and sums are
+# Of each weight under SYNC=diloco, split over the processes of a site: what sites agreed on last, and the momentum of
+# the outer step; and while they exchange, the pseudo-gradient of what is exchanged and a copy of its own weights.
+OUTER_STANDING, OUTER_EXCHANGED = 2 * FLOAT, 2 * FLOAT
 
 # What a process on CPU holds beside tensors, measured of a model of 0.1M parameters with torch 2.13, which is the
 # peak resident memory of `bench.planned` less 6 MiB: Python, torch and its libraries (246 and 256 MiB in float32 and
@@ -77,11 +82,13 @@ class Memory:
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """What the moments are computed from. shards: processes that share one copy of the weights; writers: that write a
-    checkpoint together (parallel.writers); tokens: of a micro-batch; accumulates: whether a step has several."""
+    """What the moments are computed from. together: processes that meet in every step, under SYNC=diloco those of a
+    site; shards: that share one copy of the weights; writers: that write a checkpoint together (parallel.writers);
+    tokens: of a micro-batch; accumulates: whether a step has several."""
 
     c: Config
     processes: int
+    together: int
     shards: int
     writers: int
     on_cpu: bool
@@ -109,24 +116,25 @@ class Case:
 def case(c: Config, processes: int, processes_of_a_node: int, on_cpu: bool) -> Case:
     micro = max(1, c.micro_batch(processes))
     tokens = micro * c.seq_len
-    shards = 1
-    if processes > 1 and c.parallel != "ddp":
-        shards = processes if c.parallel == "fsdp" else c.shard_ranks or processes_of_a_node
+    shards, together = 1, of_a_site(c, processes)
+    if together > 1 and c.parallel != "ddp":
+        shards = together if c.parallel == "fsdp" else c.shard_ranks or processes_of_a_node
     work = c.last_step * c.batch_tokens * flops_of(c)
     by_compiler = compiled(c, on_cpu, work)
-    writers = processes_of_a_node if processes == 1 or c.parallel == "ddp" else shards
-    return Case(c, processes, shards, writers, on_cpu, tokens, c.batch_windows // processes > micro, by_compiler,
-                parameters(c), block(c, tokens, on_cpu, by_compiler))
+    writers = min(together, processes_of_a_node) if processes == 1 or c.parallel == "ddp" else shards
+    accumulates = c.batch_windows // processes > micro
+    return Case(c, processes, together, shards, writers, on_cpu, tokens, accumulates, by_compiler, parameters(c),
+                block(c, tokens, on_cpu, by_compiler))
 
 
 def memory(c: Config, processes: int, processes_of_a_node: int, on_cpu: bool) -> Memory:
     """Of one of so many processes at the peak of a step, gradients of earlier micro-batches and moments being there."""
     k = case(c, processes, processes_of_a_node, on_cpu)
     found = {"loss": at_loss(k), "backward": in_backward(k), "sending": at_sending(k),
-             "end": at_end(k), "update": at_update(k)}
+             "end": at_end(k), "update": at_update(k), "exchange": at_exchange(k)}
     moment, parts = max(found.items(), key=lambda entry: sum(entry[1].values()))
-    standing = {"weights": FLOAT * k.p.total / k.shards, "optimizer": moments(k)}
-    parts = {name: parts.get(name, 0.0) + standing.get(name, 0.0) for name in PARTS}
+    standing = {"weights": FLOAT * k.p.total / k.shards, "optimizer": moments(k), "outer": outer_standing(k)}
+    parts = {name: parts.get(name, 0.0) + standing.get(name, 0.0) for name in parts_of(c)}
     parts["other"] = other(k, parts)
     return Memory(parts, moment)
 
@@ -139,6 +147,25 @@ def moments(k: Case) -> float:
     return FLOAT * (2 * (k.p.total - muon) + muon) / k.shards
 
 
+def parts_of(c: Config) -> tuple[str, ...]:
+    """PARTS, and what sites keep for each other where they do."""
+    return (*PARTS[:3], "outer", *PARTS[3:]) if c.sync == "diloco" else PARTS
+
+
+def exchanging(k: Case) -> float:
+    """What an exchange takes while it runs, of the weights that it is about."""
+    if k.c.sync != "diloco":
+        return 0.0
+    return OUTER_EXCHANGED * k.p.total / k.shards * max(fragments(k.c, k.c.sync_fragments))
+
+
+def outer_standing(k: Case) -> float:
+    """Beside all moments; with SYNC_DELAY an exchange runs beside them as well."""
+    if k.c.sync != "diloco":
+        return 0.0
+    return OUTER_STANDING * k.p.total / k.shards + (exchanging(k) if k.c.sync_delay else 0.0)
+
+
 def gradients(k: Case, whole: bool) -> float:
     """Of all weights: DDP's buckets always, others where an earlier micro-batch left them or `whole`.
 
@@ -148,7 +175,7 @@ def gradients(k: Case, whole: bool) -> float:
         if k.accumulates and k.c.grad_sync == "step":
             return FLOAT * k.p.total
         return FLOAT * k.p.total / k.shards if k.accumulates or whole else 0.0
-    return FLOAT * k.p.total if whole or k.accumulates or k.processes > 1 else 0.0
+    return FLOAT * k.p.total if whole or k.accumulates or k.together > 1 else 0.0
 
 
 def copies(k: Case, blocks: float, head: bool = False, gathered: int = 0) -> float:
@@ -236,6 +263,13 @@ def at_update(k: Case) -> dict[str, float]:
     that it makes orthogonal, the next of it, and their product with the square of its smaller side."""
     largest = k.c.n_embd * max(k.c.n_embd, k.c.mlp_dim or 0) if k.c.optimizer == "muon" else 0
     return {"gradients": gradients(k, whole=True), "casts": largest * (FLOAT + 3 * 2.0)}
+
+
+def at_exchange(k: Case) -> dict[str, float]:
+    """Behind an optimizer step, with gradients still there; beside other moments outer_standing() has it."""
+    if k.c.sync != "diloco" or k.c.sync_delay:
+        return {}
+    return {"outer": exchanging(k), "gradients": gradients(k, whole=True)}
 
 
 def other(k: Case, parts: dict[str, float]) -> float:

@@ -13,6 +13,7 @@ are counted between sites only, where they are felt: of each fetch of weights, a
 
 What may hide: FSDP fetches weights beside the passes; gradients travel beside a backward pass, with GRAD_SYNC=step the
 last of the step only. `efficiency` is without any of this, `overlapped` as if all did that may; the truth lies between.
+Of SYNC=diloco (outer.py) what sites exchange hides for SYNC_DELAY steps in both, since training does not wait for it.
 """
 
 import dataclasses
@@ -20,6 +21,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from plan.fleet import Fleet
+from plan.outer import OUTER_STEPS, Outer, exchange_s, exchanged_bytes, inner, outer_of, stall_s, streaming_of
 from plan.words import seconds, size
 from train.config import Config
 from train.sizes import parameters
@@ -27,7 +29,6 @@ from train.wan import gradient_bytes, sync_s
 
 BACKWARD = 2 / 3              # of a step's computing: twice the forward pass
 BUCKET_BYTES, FIRST_BUCKET_BYTES = 25 * 2**20, 2**20  # of DistributedDataParallel, as it comes
-OUTER_STEPS = (30, 100, 500)  # H of DiLoCo, as published runs have it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,8 +38,8 @@ class Sync:
     bytes_per_step: that leave each site; each node where there is one site, each process where there is one node.
     seconds_per_step: where nothing hides; between_nodes_s: what of it is not inside nodes, as an MFU that was reached
     on a whole node has that in it already. efficiency: the share of time spent computing, 0 to 1, where nothing hides,
-    and overlapped where all does that may. offered: by this version; chosen: by the settings. None: a link's speed, or
-    a step's seconds, are not known.
+    and overlapped where all does that may. offered: by this version; chosen: by the settings; outer: how sites
+    exchange where that is not in every step. None: a link's speed, or a step's seconds, are not known.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Sync:
     between_nodes_s: float = 0.0
     chosen: bool = False
     note: str = ""
+    outer: Outer | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,15 +116,33 @@ def syncs(c: Config, fleet: Fleet, step_s: float | None, link_gb_s: float | None
     levels, count = levels_of(c, fleet, link_gb_s), micro_batches(c, fleet)
     ranks = c.ranks_of_a_copy(fleet.processes, fleet.processes_of_a_node)
     gradients, splits = gradient_bytes(c), c.optimizer != "muon"  # it needs whole matrices
+    own = c.parallel if c.sync == "ddp" or fleet.sites == 1 else ""
     ways = [("DDP, float32 gradients", Way(count, last=ring(gradients, levels)), True, "ddp"),
-            ("DDP, bfloat16 gradients", Way(count, last=ring(gradients / 2, levels)), False, ""),
+            ("DDP, bfloat16 gradients", Way(count, last=ring(gradients / 2, levels)), False, "none"),
             ("FSDP2 over all", split_over(c, levels, fleet.processes, count), splits, "fsdp")]
-    if c.parallel == "hsdp" or 1 < ranks < fleet.processes:  # what is set has its row, with 1 and with all ranks too
+    if own == "hsdp" or 1 < ranks < fleet.processes:  # what is set has its row, with 1 and with all ranks too
         ways.append((f"HSDP, {ranks} a copy", split_over(c, levels, ranks, count), splits, "hsdp"))
-    if fleet.nodes > 1:
-        ways += [(f"DiLoCo, H={outer}", diloco(gradients, levels, count, outer), False, "") for outer in OUTER_STEPS]
-    return [judged(name, way, levels, step_s, offered, parallel == c.parallel,
-                   fetch_note(way) or pieces_note(c, levels, name)) for name, way, offered, parallel in ways]
+    found = [judged(name, way, levels, step_s, offered, parallel == own,
+                    fetch_note(way) or pieces_note(c, levels, name)) for name, way, offered, parallel in ways]
+    return found + (between_sites(c, levels, count, step_s) if fleet.sites > 1 else [])
+
+
+def between_sites(c: Config, levels: Sequence[Level], count: int, step_s: float | None) -> list[Sync]:
+    """SYNC=diloco: in intervals as published, as it is set, and streaming."""
+    sites, own, found = levels[-1].members, outer_of(c), []
+    offered = splits_in_a_site(c, levels)
+    plain = sorted({Outer(every) for every in OUTER_STEPS} | ({own} if c.sync == "diloco" and not own.streaming
+                                                              else set()), key=lambda outer: outer.every)
+    for outer in [*plain, streaming_of(c, sites, step_s)]:
+        one = judged(outer.name, diloco(c, levels, count, outer, step_s), levels, step_s, offered,
+                     c.sync == "diloco" and outer == own, exchange_note(c, outer, sites, step_s))
+        found.append(dataclasses.replace(one, outer=outer))
+    return found
+
+
+def splits_in_a_site(c: Config, levels: Sequence[Level]) -> bool:
+    """Whether the optimizer can do with parts of matrices, where a site has several processes."""
+    return c.optimizer != "muon" or math.prod(level.members for level in levels[:-1]) == 1
 
 
 def judged(name: str, way: Way, levels: Sequence[Level], step_s: float | None, offered: bool, chosen: bool,
@@ -205,26 +225,37 @@ def split_over(c: Config, levels: Sequence[Level], ranks: int, count: int) -> Wa
     return Way(count, forward, again, scattered.plus(reduced))
 
 
-def diloco(gradients: float, levels: Sequence[Level], count: int, outer: int) -> Way:
-    """DDP inside each island, a site or where there is one a node, and every `outer` steps an all-reduce of as many
-    bytes between islands, which waits for all (Douillard et al. 2023)."""
-    top = widest(levels)
-    everything = ring(gradients, levels)
-    island, between = (Traffic(tuple(v if (i == top) == is_top else 0.0 for i, v in enumerate(everything.sizes)),
-                               tuple(v if (i == top) == is_top else 0.0 for i, v in enumerate(everything.seconds)))
-                       for is_top in (False, True))
-    return Way(count, last=island, alone=between.times(1 / outer))
+def diloco(c: Config, levels: Sequence[Level], count: int, outer: Outer, step_s: float | None) -> Way:
+    """FSDP2 over the processes of each site, none where it has one, and beside nothing what training waits for an
+    exchange between sites (Douillard et al. 2023; in fragments: 2025)."""
+    own, sites = [*levels[:-1], dataclasses.replace(levels[-1], members=1)], levels[-1].members
+    each = math.prod(level.members for level in own)
+    inside = Way(count) if each == 1 else split_over(dataclasses.replace(c, **inner(c, each)), own, each, count)
+    sent = 2 * (sites - 1) / sites * exchanged_bytes(c) / outer.every
+    waited_s = stall_s(c, outer, sites, step_s) / outer.every
+    return dataclasses.replace(inside, alone=Traffic((0.0, 0.0, sent), (0.0, 0.0, waited_s)))
 
 
 # ---------------------------------------------------------------------------------------------------
 # What is to be known beside the numbers
 # ---------------------------------------------------------------------------------------------------
 
+def exchange_note(c: Config, outer: Outer, sites: int, step_s: float | None) -> str:
+    """How long an exchange takes, and beside what."""
+    whole = f"of the largest of {outer.fragments} fragments " if outer.fragments > 1 else ""
+    said = f"an exchange {whole}takes {seconds(exchange_s(c, outer, sites))}"
+    if step_s is None:
+        return said
+    if outer.delay:
+        return f"{said}, and training goes on for {seconds(outer.delay * step_s)} beside it"
+    return f"{said} after {seconds(outer.every / outer.fragments * step_s)} of computing"
+
+
 def pieces_note(c: Config, levels: Sequence[Level], name: str) -> str:
     """The round trips of gradients that go between sites in pieces, one behind another; the figures have those of one
     piece, as if all went together."""
     sites = levels[-1]
-    if sites.members == 1 or not sites.round_trip_s or name.startswith("DiLoCo"):
+    if sites.members == 1 or not sites.round_trip_s:
         return ""
     count = buckets(c) if name.startswith("DDP") else c.n_layer + 1
     more_s = (count - 1) * sync_s(0.0, sites.members, sites.gbit_per_s, sites.round_trip_s)

@@ -1,6 +1,7 @@
 """What a run writes: how much, on which disk, whether that has the room, and how long a save takes. Computed.
 
-    checkpoints    weights and moments in float32, those that are kept and the one being written
+    checkpoints    weights and moments in float32, those that are kept and the one being written; under SYNC=diloco
+                   also what sites agreed on last and the momentum of the outer step, and each site writes its own
     shards         of what the mixture takes of each source, or DATA_CACHE_GB while they are streamed
     downloads      of sources on the hub, while shards are made
 """
@@ -32,17 +33,18 @@ MB_PER_S = 500.0            # at which one server's SSD took files that were flu
 
 def checkpoint_bytes(c: Config) -> float:
     """Of a checkpoint as train/checkpoint.py writes it: AdamW keeps two moments and a count of each weight, Muon one
-    of the matrices inside blocks."""
+    of the matrices inside blocks; SYNC=diloco adds what sites agreed on last, and a momentum of it."""
     p = sizes.parameters(c)
     inside = p.hidden if c.optimizer == "muon" else 0
     matrices, norms = 7 * c.n_layer, (2 + 2 * c.qk_norm) * c.n_layer + 1
     weights = matrices + norms + (1 if c.tie_embeddings else 2)
-    tensors = 4 * weights - 2 * (matrices if c.optimizer == "muon" else 0)
-    return float(NUMBER_BYTES * (3 * p.total - inside) + TENSOR_BYTES * tensors)
+    outer = 2 if c.sync == "diloco" else 0
+    tensors = (4 + outer) * weights - 2 * (matrices if c.optimizer == "muon" else 0)
+    return float(NUMBER_BYTES * ((3 + outer) * p.total - inside) + TENSOR_BYTES * tensors)
 
 
 def disk_of_checkpoints(c: Config) -> float:
-    """At most: those that are kept, and the one that is being written."""
+    """At most, of one site: those that are kept, and the one that is being written."""
     if c.checkpoints == "off":
         return 0.0
     kept_for_ever = c.last_step // c.keep_every if c.keep_every else 0

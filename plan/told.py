@@ -4,7 +4,7 @@ import datetime
 import textwrap
 from collections.abc import Sequence
 
-from plan import scaling, storage
+from plan import between, links, scaling, storage
 from plan.finding import Finding, lines
 from plan.network import Sync
 from plan.speed import Speed
@@ -160,6 +160,8 @@ def disk(p: Plan) -> list[str]:
         parts.append(f"shards of {' and '.join(unknown)}, of which nobody said how large")
     free = [f"{size(place.free)} free for {' and '.join(place.settings)}" for place in p.places]
     found = entry("disk", f"up to {', '.join(parts)}" + (f" ({', '.join(free)})" if free else ""))
+    if c.sync == "diloco" and c.sites > 1 and c.checkpoints == "on":
+        found += entry("", f"each of {c.sites} sites writes as many checkpoints, its own")
     if p.save_s is not None:
         found += entry("", f"a checkpoint is {size(storage.checkpoint_bytes(c))}, safe on disk after "
                        f"{seconds(p.save_s)} at {p.write_mb_s:g} MB/s ({p.write_why})")
@@ -173,26 +175,36 @@ def disk(p: Plan) -> list[str]:
 # ---------------------------------------------------------------------------------------------------
 
 def network(p: Plan) -> list[str]:
-    """Each way to keep processes together, with the bytes that leave one of the widest kind there is."""
+    """Each way to keep processes together, with the bytes that leave one of the widest kind there is; between sites
+    also the hours and the loss of each, and which to take."""
     if not p.syncs:
         return []
     c, fleet = p.c, p.fleet
     unit = "site" if fleet.sites > 1 else "node" if fleet.nodes > 1 else "process" if fleet.on_cpu else "GPU"
-    links = [f"WAN_GBIT={c.wan_gbit:g}"] * (fleet.sites > 1) + [f"LAN_GBIT={c.lan_gbit:g}"] * (
-        fleet.nodes > fleet.sites)
+    joined = [f"WAN_GBIT={c.wan_gbit:g} WAN_RTT_MS={c.wan_rtt_ms:g}{links.said(c)}"] * (fleet.sites > 1) + [
+        f"LAN_GBIT={c.lan_gbit:g}"] * (fleet.nodes > fleet.sites)
     rows = [["network, in each step", f"leaves a {unit}", "takes", "time computing", ""],
             *([sync.name + (" *" if sync.chosen else ""), size(sync.bytes_per_step),
                "n/a" if sync.seconds_per_step is None else seconds(sync.seconds_per_step), shares(sync),
                offered(sync)] for sync in p.syncs)]
-    said = [*links, *(sync.note for sync in p.syncs if sync.chosen and sync.note)]
-    return [*table(rows, left=(0, 4)), *(wrapped("; ".join(["* as set", *said]), "  ") if said else [])]
+    said = [*joined, *(sync.note for sync in p.syncs if sync.chosen and sync.note)]
+    if fleet.sites == 1:
+        said += ["one site, which DDP suffices for"] * (fleet.nodes > 1)
+        return [*table(rows, left=(0, 4)), *(wrapped("; ".join(["* as set", *said]), "  ") if said else [])]
+    more = [("hours", "loss, published"), *(
+        ("n/a" if way.hours is None else number(way.hours), way.loss) for way in between.options(p))]
+    named = [True, *(sync.chosen or not sync.name.startswith(("FSDP", "HSDP")) for sync in p.syncs)]
+    rows = [[*row[:4], column, row[4] or loss]
+            for row, (column, loss), shown in zip(rows, more, named, strict=True) if shown]
+    return [*table(rows, left=(0, 5)), *wrapped("; ".join(["* as set", *said]), "  "),
+            *(part for line in between.lines(p) for part in wrapped(line, "  "))]
 
 
 def offered(sync: Sync) -> str:
     """Muon has no split weights; the rest that is not offered is not written yet."""
     if sync.offered:
         return ""
-    return "with OPTIMIZER=adamw" if sync.name.startswith(("FSDP", "HSDP")) else "not in this version"
+    return "not in this version" if sync.name.startswith("DDP") else "with OPTIMIZER=adamw"
 
 
 def shares(sync: Sync) -> str:

@@ -13,6 +13,7 @@ from plan.fleet import Fleet
 from plan.hours import Pace, Time, time_of, waiting_s
 from plan.memory import Memory, largest_micro_batch, memory
 from plan.milestones import Milestone, milestones
+from plan.outer import of_a_site
 from plan.probe import Probe, cpu_name, of_card, read
 from plan.speed import speed
 from train.config import Config
@@ -121,18 +122,20 @@ def probe_of(c: Config, fleet: Fleet) -> Probe | None:
 
 def ways(c: Config, fleet: Fleet) -> list[Config]:
     """DDP and FSDP2, and where it is asked for FSDP2 in replicas, with each of what backward may compute anew; one
-    process has nothing to split."""
+    process, which under SYNC=diloco is one of its site, has nothing to split."""
     as_ddp = dataclasses.replace(c, parallel="ddp", grad_sync="step", shard_ranks=None)
     spread = [c if c.parallel == "ddp" else as_ddp]
-    if fleet.processes > 1:
+    if of_a_site(c, fleet.processes) > 1:
         spread.append(c if c.parallel == "fsdp" else dataclasses.replace(c, shard_ranks=None, **as_split(c) | {
             "parallel": "fsdp"}))
         spread += [c] if c.parallel == "hsdp" else []
+        if c.sync == "diloco" and c.parallel != "ddp":  # whose copies would each send everything to the other sites
+            del spread[0]
     return [dataclasses.replace(way, activation_checkpointing=how) for way in spread for how in RECOMPUTE]
 
 
 def held(of: Config, c: Config, fleet: Fleet, capacity: float) -> Held:
     where = (fleet.processes, fleet.processes_of_a_node, fleet.on_cpu)
     need = memory(of, *where)
-    same = of == c or (fleet.processes == 1 and of.activation_checkpointing == c.activation_checkpointing)
+    same = of == c or (of_a_site(c, fleet.processes) == 1 and of.activation_checkpointing == c.activation_checkpointing)
     return Held(of, need, largest_micro_batch(of, *where, capacity), need.total <= capacity, same)

@@ -85,6 +85,16 @@ def test_a_run_is_planned_as_it_was_begun_and_not_as_settings_are_now(tmp_path: 
     assert run.c.n_layer == 16 and run.fleet == fleet("h100-sxm", 2)
 
 
+def test_a_site_that_trains_apart_is_planned_with_all_others(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path / "run" / "site_1")  # of three, with one process each, and of four, with two
+    write_config(paths, dataclasses.replace(D16, sync="diloco", sites=3, nodes=3), "CPU", 1)
+    run = expected.of_here(D16, paths)
+    assert run.fleet == Fleet((), 3, 3, 3) and expected.expected(run.c, run.fleet).memory_gib
+    paths = RunPaths(tmp_path / "other")
+    write_config(paths, dataclasses.replace(D16, sync="diloco", sites=4, nodes=4), "NVIDIA H100 80GB HBM3", 2)
+    assert expected.of_here(D16, paths).fleet == fleet("h100-sxm", 8, 4, 4)
+
+
 def test_a_device_that_is_not_known_is_named(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path / "run")
     write_config(paths, D16, "NVIDIA Titan Y", 2)
@@ -122,6 +132,10 @@ def test_of_the_cluster_as_many_pods_and_sites_as_there_are(monkeypatch: pytest.
     assert run.fleet and (run.fleet.processes, run.fleet.nodes, run.fleet.sites) == (8, 4, 1)
     run = expected.of_cluster(place, 2, 2)
     assert run.fleet and (run.fleet.processes, run.fleet.nodes, run.fleet.sites) == (4, 2, 2)
+    monkeypatch.setenv("SYNC", "diloco")  # each pod is a site, wherever it is
+    run = expected.of_cluster(place, 4, 1)
+    assert run.fleet and (run.fleet.nodes, run.fleet.sites, run.c.replicas) == (4, 4, 4)
+    monkeypatch.delenv("SYNC")
     monkeypatch.setenv("GPU_PRODUCTS", "NVIDIA-Titan-Y")
     run = expected.of_cluster(place)
     assert run.fleet is None and "GPU_PRODUCTS=NVIDIA-Titan-Y" in run.why

@@ -67,7 +67,7 @@ def test_every_line_is_written_in_one_piece_and_says_what_it_lacks(gpus: int, li
     assert told and told.status["phase"] == node.status["phase"] and told.progress
     assert told.progress.tokens_per_s == 51789.1
     whole = (len(told.gpus), len(told.links), told.complaint, len(told.progress.goodput)) == (
-        gpus, links, complaint, 8) and all(gpu.name and gpu.clock_mhz for gpu in told.gpus)
+        gpus, links, complaint, len(CATEGORIES)) and all(gpu.name and gpu.clock_mhz for gpu in told.gpus)
     assert whole == (told.left_out == ())
     if gpus <= 16:
         assert [(gpu.utilisation_percent, gpu.power_w, gpu.throttle) for gpu in told.gpus] == gpus * [
