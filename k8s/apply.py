@@ -1,7 +1,13 @@
-"""What changes the cluster: server-side apply, and deleting what was applied. The volume is only ever made."""
+"""What changes the cluster: server-side apply, and deleting what was applied. The volume is only ever made.
+
+The lighthouse of several sites is owned by their Job: the cluster takes it away when that goes, whoever deletes it, and
+not before its pods have saved.
+"""
 
 import json
 import re
+from collections.abc import Sequence
+from typing import Any
 
 from k8s.kubectl import (
     BAD_ENVIRONMENT,
@@ -17,7 +23,8 @@ from k8s.kubectl import (
 )
 from k8s.render import objects
 from k8s.secret import MANAGER
-from k8s.standing import INSTANCE_LABEL, NAME_LABEL, OURS, config_map_of, get, of_kind, rendered
+from k8s.shape import LIGHTHOUSE
+from k8s.standing import INSTANCE_LABEL, NAME_LABEL, OURS, config_map_of, get, is_beside, of_kind, rendered
 from train.config import Config
 
 
@@ -36,10 +43,35 @@ def server_side(text: str, namespace: str) -> Done:
 
 def apply(text: str, namespace: str, again: str) -> str:
     """Apply YAML; returns what was applied, in words. Refused says what the cluster would not have, and what to do."""
-    done = server_side(text, namespace)
+    own = [thing for thing in objects(text) if not is_beside(thing)]
+    names = applied(own, namespace, again)
+    return f"applied: {', '.join(names + apply_beside(text, namespace, again))}"
+
+
+def apply_beside(text: str, namespace: str, again: str) -> list[str]:
+    """Apply what of this YAML stands beside the Job, which is there, and is to go with it. Returns the names."""
+    things = [thing for thing in objects(text) if is_beside(thing)]
+    job = get("job", of_kind("Job", objects(text))["metadata"]["name"], namespace) if things else None
+    if job is None:  # somebody has deleted it just now
+        return []
+    for thing in things:  # blockOwnerDeletion: false, since the sites need it until they have left
+        thing["metadata"]["ownerReferences"] = [
+            {"apiVersion": job["apiVersion"], "kind": job["kind"], "name": job["metadata"]["name"],
+             "uid": job["metadata"]["uid"], "blockOwnerDeletion": False}]
+    return applied(things, namespace, again) if things else []
+
+
+def missing_beside(text: str, namespace: str) -> list[dict[str, Any]]:
+    """What of this YAML should stand beside the Job, and is not there."""
+    return [thing for thing in objects(text) if is_beside(thing)
+            and get(thing["kind"].lower(), thing["metadata"]["name"], namespace) is None]
+
+
+def applied(things: Sequence[dict[str, Any]], namespace: str, again: str) -> list[str]:
+    """Apply objects; returns their names. Raises Refused."""
+    done = server_side("".join(f"---\n{json.dumps(thing)}\n" for thing in things), namespace)
     if done.code == 0:
-        names = re.findall(r"^(\S+) serverside-applied", done.out, re.MULTILINE)
-        return f"applied: {', '.join(names)}"
+        return re.findall(r"^(\S+) serverside-applied", done.out, re.MULTILINE)
     said = done.complaint
     if re.search(r"field is immutable", said):
         found = re.search(r'"([^"]+)" is invalid', said)
@@ -63,6 +95,11 @@ def is_there(text: str, namespace: str) -> bool:
     ours = of_kind("Job", objects(text))
     theirs = get("job", ours["metadata"]["name"], namespace)
     return theirs is not None and rendered(theirs) == rendered(ours)
+
+
+def delete_lighthouse(job: str, namespace: str, patience_s: float) -> None:
+    """Delete that of a Job which has gone, and wait until it has, too: the cluster does so only in its own time."""
+    delete_job(job + LIGHTHOUSE, namespace, patience_s)
 
 
 def delete_job(name: str, namespace: str, patience_s: float) -> None:
@@ -105,14 +142,17 @@ def take_back(c: Config, text: str, namespace: str) -> None:
     In a session of its own: Ctrl-C asks all processes of the terminal to end, and this must not.
     """
     things = [(thing["kind"], thing["metadata"]["name"]) for thing in objects(text)]
-    job = next(name for kind, name in things if kind == "Job")
+    job = of_kind("Job", objects(text))["metadata"]["name"]
     try:
         ours = is_there(text, namespace)
     except Refused:  # Ctrl-C again, or no answer: it was ours when it was last seen
         ours = True
     if ours:
-        quietly("delete", "job", job, namespace)
-    left = succeed("get", "jobs", "-n", namespace, "-l", selector(c), "-o", "name").split()
+        for kind, name in things:
+            if kind == "Job":
+                quietly("delete", "job", name, namespace)
+    left = [name for name in succeed("get", "jobs", "-n", namespace, "-l", selector(c), "-o", "name").split()
+            if not name.endswith(f"/{job}{LIGHTHOUSE}")]  # which is on its way out
     for kind, name in things:
         if kind in ("Service", "NetworkPolicy") and not left:
             quietly("delete", kind.lower(), name, namespace)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from k8s import words
-from k8s.target import DATA, RUN, Target, Thing, annotation, name_of, newest, no_job
+from k8s.target import DATA, RUN, Target, Thing, annotation, is_of_sites, name_of, newest, no_job
 from k8s.where import Place
 from train.config import Config
 from train.record import duration
@@ -57,7 +57,8 @@ def shape(job: Thing, place: Place) -> list[str]:
     pods = int(spec.get("completions") or 1)
     kind = "no GPU" if gpus == "0" else \
         f"{gpus} GPUs each" + (f", as {resource}" if resource != "nvidia.com/gpu" else "")
-    return [f"run: {annotation(job, RUN) or place.paths.name}",
+    sites = ["sites: each pod is one, and goes on when others are away (SYNC=diloco)"] if is_of_sites(job) else []
+    return [f"run: {annotation(job, RUN) or place.paths.name}", *sites,
             f"shape: {pods} {'pod' if pods == 1 else 'pods'}, {kind}; {asked}; "
             f"{pod.get('terminationGracePeriodSeconds')} s to save when told to stop",
             f"nodes: {'with ' + ' or '.join(products) if products else 'any'}"

@@ -5,8 +5,8 @@
                       checkpoints/.fetch-step_N/   a checkpoint that is not whole yet: no trainer takes such a name
 
 Brought are settings, record, status, logs, GPU samples, plots and one checkpoint: STEP, else the newest that is whole.
-make plots brings the same without a checkpoint. A folder that holds a run of this machine, or one that was trained
-further here since, is left alone.
+Of a run at several sites these are the first's, and of each other the record. make plots brings the same without a
+checkpoint. A folder that holds a run of this machine, or one that was trained further here since, is left alone.
 """
 
 import dataclasses
@@ -34,10 +34,11 @@ from train.settings import shown
 RECORD, HALF = "fetched.json", ".fetch"
 SPARE = 64 * 2**20  # bytes that stay free
 # Of the run's folder: the clock, and every file with size and time, but checkpoints and W&B's own.
-LIST = ('cd "$1" || exit 2; date +%s; find . -type f -not -path "./checkpoints/*" -not -path "./wandb/*" '
+LIST = ('cd "$1" || exit 2; date +%s; find . -type f -not -path "*/checkpoints/*" -not -path "*/wandb/*" '
         '-printf "%P\\t%s\\t%T@\\n"')
 WANTED = re.compile(r"(config\.json|metrics\.jsonl|STATUS\.json|gpu_metrics_[0-9_]+\.json|"
                     r"[A-Za-z0-9_.-]+\.(?:log|csv|txt)|"
+                    r"site_[0-9]+/(?:config\.json|metrics\.jsonl|STATUS\.json|train\.log)|"
                     r"(?:logs|plots|hang)/[A-Za-z0-9_.-]+|hang/[A-Za-z0-9_-]+/[A-Za-z0-9_.-]+)")
 OWN = ("config.json", "metrics.jsonl")  # what training here would change
 

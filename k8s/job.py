@@ -12,13 +12,14 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from types import FrameType
 
 from k8s import checkpoints, describe, fetch, logs, overview, words
 from k8s.lines import own
 from k8s.kubectl import BAD_SETTING, Refused, context
 from k8s.volume import Volume, say
-from k8s.shape import cluster_config
+from k8s.shape import LIGHTHOUSE, cluster_config
 from k8s.target import DATA, Target, Thing, check_namespace, name_of, newest, runs
 from k8s.where import Place, decide
 from train import status
@@ -77,7 +78,8 @@ def draw(folders: list[str]) -> int:
 
 
 def stop(place: Place, target: Target) -> int:
-    """Take the run's Job away, and that of make data, and wait until their pods have saved and left."""
+    """Take the run's Job away, and that of make data, and wait until their pods have saved and left; then the
+    lighthouse of its sites, which they need until then."""
     jobs = of_the_run(place, target)
     if not jobs:
         check_namespace(target)
@@ -88,7 +90,7 @@ def stop(place: Place, target: Target) -> int:
     grace = max(int(found["spec"]["template"]["spec"].get("terminationGracePeriodSeconds")
                     or place.config.grace_period_s) for found in jobs.values())
     first = next((pod for pod in newest(target.pods()) if runs(pod)), None) if job else None
-    for found in jobs.values():
+    for found in (found for part, found in jobs.items() if part != LIGHTHOUSE or len(jobs) == 1):
         sys.stdout.write(f"stopping Job {name_of(found)}: " + (
             "it is over; its pods are taken away\n" if words.ended(found) else
             f"its pods save and leave, within {grace} s; Ctrl-C stops the waiting, not the stopping\n"))
@@ -96,12 +98,12 @@ def stop(place: Place, target: Target) -> int:
     saved = last_saved(target, name_of(first)) if first else None
     listener = Listener(target, name_of(first)) if first else None
     try:
-        done = target.call("delete", "job", *names, "--cascade=foreground", "--ignore-not-found",
-                           "--wait=true", f"--timeout={grace + LEAVE_S}s", timeout=grace + LEAVE_S + 30)
-        if done.code and not re.search(r"timed out", done.err):
-            target.ask("get", "job", names[0], "--ignore-not-found")  # says it where the cluster is out of reach
-            raise Refused(78, f"Job {names[0]} could not be stopped ({done.complaint}); ask the administrator "
-                          f"of {target.words} for the right to delete jobs")
+        for some in filter(None, ([name for name in names if not name.endswith(LIGHTHOUSE)],
+                                  [name for name in names if name.endswith(LIGHTHOUSE)])):
+            delete(target, some, grace + LEAVE_S)
+        deadline = time.monotonic() + LEAVE_S  # its Job is taken away with the sites', and its pod behind that
+        while LIGHTHOUSE in jobs and target.pods(LIGHTHOUSE) and time.monotonic() < deadline:
+            time.sleep(0.5)
     except KeyboardInterrupt:
         sys.stdout.write("\nno longer waiting; the pods go on saving and leave: make status\n")
         return 130
@@ -114,6 +116,8 @@ def stop(place: Place, target: Target) -> int:
     if DATA in jobs:
         sys.stdout.write(f"Job {name_of(jobs[DATA])} is stopped; the shards that are whole stay on volume "
                          f"{place.value('volume')}, and make data WHERE=cluster goes on behind them\n")
+    if LIGHTHOUSE in jobs:
+        sys.stdout.write(f"Job {name_of(jobs[LIGHTHOUSE])}, by which its sites find each other, is gone\n")
     if job:
         sys.stdout.write(f"Job {target.job_name} is stopped" + (f"; last checkpoint: step {saved}" if saved else
                          "; make checkpoints lists what is saved") + f". Volume {place.value('volume')}, its runs and "
@@ -121,10 +125,21 @@ def stop(place: Place, target: Target) -> int:
     return 0
 
 
+def delete(target: Target, jobs: list[str], patience_s: int) -> None:
+    """Delete Jobs, and wait so long for their pods to leave. Raises Refused where it may not be."""
+    done = target.call("delete", "job", *jobs, "--cascade=foreground", "--ignore-not-found", "--wait=true",
+                       f"--timeout={patience_s}s", timeout=patience_s + 30)
+    if done.code and not re.search(r"timed out", done.err):
+        target.ask("get", "job", jobs[0], "--ignore-not-found")  # says it where the cluster is out of reach
+        raise Refused(78, f"Job {jobs[0]} could not be stopped ({done.complaint}); ask the administrator of "
+                      f"{target.words} for the right to delete jobs")
+
+
 def of_the_run(place: Place, target: Target) -> dict[str, Thing]:
-    """The Jobs that stop is to take away, "" that of the run and DATA that of make data. JOB_NAME is the same for all
-    who leave it alone, so what another run's name is on stays. Raises Refused where nothing but that is there."""
-    there = {part: job for part in ("", DATA) if (job := target.job(part))}
+    """The Jobs that stop is to take away, "" that of the run, DATA that of make data, LIGHTHOUSE. JOB_NAME is the same
+    for all who leave it alone, so what another run's name is on stays. Raises Refused where nothing but that is there.
+    """
+    there = {part: job for part in ("", DATA, LIGHTHOUSE) if (job := target.job(part))}
     others = {part: overview.another_run(job, place) for part, job in there.items()}
     for part, other in others.items():
         if other and (part == "" or "" not in there):

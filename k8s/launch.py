@@ -59,6 +59,10 @@ class Order:
         return name
 
     @property
+    def has_lighthouse(self) -> bool:
+        return self.c.sync == "diloco" and not self.data
+
+    @property
     def run(self) -> RunPaths:
         """The run's folder here."""
         return RunPaths.of(self.c.runs_dir, self.c.run_name, ROOT)
@@ -119,6 +123,9 @@ def send_there(command: str, order: Order, missing: list[str]) -> int:
     stands = stand(order, found) if order.image and found.namespace_is_there else Standing("none")
     if stands.state == "same" and command != "restart":
         say(stands.sentence)
+        if order.has_lighthouse and apply.missing_beside(order.text, order.namespace):
+            names = apply.apply_beside(order.text, order.namespace, again)
+            say(f"its lighthouse was gone, and is applied again: {', '.join(names)}")
         if sent := secret.to_send(c):
             say(f"{' and '.join(sent)}: not sent again; where it has changed, {again} sends it")
         say(next_steps(order))
@@ -206,8 +213,9 @@ def carry_out(order: Order, found: Found, stands: Standing, step_s: float | None
     if placed.problem:
         raise Refused(placed.code, placed.problem)
     if not placed.all_have_nodes:
-        say(f"{placement.why_not(placed, order.job, order.namespace)}. Pods that have one hold their GPUs meanwhile: "
-            "make stop gives them back, make train-8xa100 WAIT=1 tries until all fit, make sites lists what there is"
+        meanwhile = "train without them" if order.has_lighthouse else "hold their GPUs meanwhile"
+        say(f"{placement.why_not(placed, order.job, order.namespace)}. Pods that have one {meanwhile}: make stop gives "
+            "their GPUs back, make train-8xa100 WAIT=1 tries until all fit, make sites lists what there is"
             + ("" if order.data else f"; where the others land: make status RUN_NAME={c.run_name}"))
     for pod in placed.pods:
         if pod.state == "Failed":
@@ -231,6 +239,8 @@ def make_way(order: Order, stands: Standing) -> None:
         elif stands.state != "none":
             say(f"stopping Job {order.job}: its pods save and end, up to {patience_s} s")
             apply.delete_job(order.job, order.namespace, patience_s)
+        if order.has_lighthouse:  # one that is on its way out would take the next with it
+            apply.delete_lighthouse(order.job, order.namespace, patience_s)
     except Told:
         say(f"Job {order.job} is on its way out, and no other was sent: "
             f"{order.again if order.data else 'make train-8xa100'} sends it")
@@ -259,6 +269,8 @@ def gather(order: Order) -> placement.Placed:
             try:
                 if leaving and apply.is_there(order.text, order.namespace):
                     apply.delete_job(order.job, order.namespace, patience_s)  # told again, if it was not heard
+                if leaving and order.has_lighthouse:
+                    apply.delete_lighthouse(order.job, order.namespace, patience_s)
                 leaving = False
                 say(apply.apply(order.text, order.namespace, order.again))
                 placed = placement.wait(order.look, FIT_S, say)
@@ -272,6 +284,8 @@ def gather(order: Order) -> placement.Placed:
                     raise Refused(placed.code, placed.problem)
                 leaving = True
                 apply.delete_job(order.job, order.namespace, patience_s)
+                if order.has_lighthouse:
+                    apply.delete_lighthouse(order.job, order.namespace, patience_s)
                 leaving = False
                 say(f"{reason}; taken back, the next try is in {minutes} minutes (Ctrl-C gives up)")
             except Refused as refused:

@@ -19,15 +19,16 @@ from train.runs import RunPaths
 POLL_S = 0.5
 
 # Of the run's folder: the log of a node, else what else there is of it; and all logs, each behind its name. That of
-# node 0 is the same as train.log.
-NODE_LOG = ('cd "$1" || exit 2; if [ -f "$2" ]; then cat "$2"; elif [ -f "$3" ]; then cat "$3"; '
-            'else echo "$2" >&2; exit 4; fi')
-ALL_LOGS = ('cd "$1" || exit 2; for f in train.log logs/node_[1-9]*.log logs/rank_*.log; do [ -f "$f" ] || continue; '
+# node 0 is the same as train.log. A node that is a site of its own has a folder of its own.
+NODE_LOG = ('cd "$1" || exit 2; for f in "$2" "$3" "$4"; do [ -f "$f" ] && exec cat "$f"; done; echo "$2" >&2; exit 4')
+ALL_LOGS = ('cd "$1" || exit 2; for f in train.log logs/node_[1-9]*.log logs/rank_*.log '
+            'site_*/train.log site_*/logs/rank_*.log; do [ -f "$f" ] || continue; '
             'printf "==> %s <==\\n" "$f"; cat "$f"; done')
 
 
 # NCCL's own words, a file for each process: of a node the newest, each behind its name.
-NCCL_FILES = ('cd "$1" || exit 2; for f in $(ls -t logs/nccl_node_"$2".* 2>/dev/null | head -n 8); do '
+NCCL_FILES = ('cd "$1" || exit 2; for f in $(ls -t logs/nccl_node_"$2".* site_"$2"/logs/nccl_node_* 2>/dev/null | '
+              'head -n 8); do '
               'printf "==> %s <==\\n" "$f"; tail -n 1000 "$f"; done')
 
 
@@ -131,7 +132,7 @@ def of_volume(volume: Volume, place: Place) -> Iterator[str]:
     node = place.config.node or 0
     if place.config.only == "nccl":
         sys.stdout.write(volume.ask("sh", "-c", NCCL_FILES, "sh", volume.folder, str(node)))
-    done = volume.run("sh", "-c", NODE_LOG, "sh", volume.folder, f"logs/node_{node}.log",
+    done = volume.run("sh", "-c", NODE_LOG, "sh", volume.folder, f"site_{node}/train.log", f"logs/node_{node}.log",
                       "train.log" if node == 0 else f"console_node_{node}.log", timeout=600)
     if done.code == 4:
         raise Refused(78, f"NODE={node}: run {place.paths.name} has no log of that node on the volume; it may never "

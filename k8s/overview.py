@@ -2,13 +2,14 @@
 type next."""
 
 import json
+import re
 import sys
 from typing import Any
 
 from k8s import words
 from k8s.kubectl import Refused
-from k8s.shape import DEFAULTS
-from k8s.target import DATA, RUN, Target, Thing, annotation, name_of, newest, no_job, runs
+from k8s.shape import DEFAULTS, LIGHTHOUSE
+from k8s.target import DATA, RUN, Target, Thing, annotation, is_of_sites, name_of, newest, no_job, runs
 from k8s.volume import Volume
 from k8s.where import Place
 from train import record, status
@@ -17,10 +18,13 @@ SILENT_S = 180.0      # without a heartbeat, a run that trains is looked at with
 EVENT_MINUTES = 20.0
 READER_S = 90.0       # status waits no longer for a reader pod
 
-# Of the run's folder: the clock there, its status, the record of its last checkpoint and the last of all.
+# Of the run's folder: the clock there, its status and, behind their numbers, those of its other sites; the records of
+# its last checkpoint and its last exchange between sites, and the last of all.
 LOOK = ('date +%s; cd "$1" 2>/dev/null || exit 0; [ -f STATUS.json ] && tr -d "\\n" <STATUS.json; echo; '
-        '[ -f metrics.jsonl ] && { tail -c 16000000 metrics.jsonl | grep -a \'"event": "checkpoint"\' | tail -n 1; '
-        'tail -n 60 metrics.jsonl; }; exit 0')
+        'for f in site_*/STATUS.json; do [ -f "$f" ] && { printf "%s " "$f"; tr -d "\\n" <"$f"; echo; }; done; '
+        '[ -f metrics.jsonl ] && { for e in checkpoint sync; do tail -c 16000000 metrics.jsonl | '
+        'grep -a "\\"event\\": \\"$e\\"" | tail -n 1; done; tail -n 60 metrics.jsonl; }; exit 0')
+SITE = re.compile(r"site_([0-9]+)/STATUS\.json (.*)")
 
 
 def show(place: Place, target: Target) -> int:
@@ -39,8 +43,12 @@ def show(place: Place, target: Target) -> int:
         lines.append(f"Job {name_of(data)} (make data): {words.state(data, its_pods)}")
         if alone := job is None and not pods:  # its pods are those to look at
             pods, code = its_pods, words.exit_code(data, its_pods) if words.ended(data) == "Failed" else 0
+    lighthouse = target.job(LIGHTHOUSE) if is_of_sites(job) else None
+    if is_of_sites(job):
+        lines += of_lighthouse(target, lighthouse, over=bool(job and words.ended(job)))
     if pods:
-        lines += words.pod_table(pods, sites := target.sites(pods)) + apart(pods, sites)
+        lines += words.pod_table(pods, sites := target.sites(pods))
+        lines += [] if is_of_sites(job) else apart(pods, sites)
     pending = [name_of(pod) for pod in newest(pods) if not runs(pod)]
     about = [*pending, target.job_name, target.job_name + DATA]
     events = words.event_lines(target.events(about), EVENT_MINUTES) if pending else []
@@ -59,6 +67,18 @@ def show(place: Place, target: Target) -> int:
         step = next_of_data(data, code, place) if data and alone else next_step(job, pods, code, place)
     sys.stdout.write(f"next: {step}\n")
     return code
+
+
+def of_lighthouse(target: Target, lighthouse: Thing | None, over: bool) -> list[str]:
+    """What the lighthouse of sites does, and what to do about one that is not there; over: the sites' Job has ended."""
+    name = target.job_name + LIGHTHOUSE
+    if lighthouse is None:
+        return [] if over else [f"Job {name}, by which the sites find each other, is not there: they wait for it at "
+                                "their next exchange; make train-8xa100 with the same settings makes it anew"]
+    pods = target.pods(LIGHTHOUSE)
+    wrong = "".join(f"; {trouble}" for pod in pods[-1:] if (trouble := words.trouble(pod)))
+    line = f"Job {name} (its sites find each other by it): {words.state(lighthouse, pods)}{wrong}"
+    return [line + ("; make stop takes it away too" if over and not words.ended(lighthouse) else "")]
 
 
 def another_run(thing: Thing, place: Place) -> str:
@@ -94,23 +114,26 @@ def of_run(place: Place, target: Target, pods: list[Thing], at_work: bool) -> bo
         return False
     try:
         with Volume(place, target, start_s=READER_S) as volume:
-            clock, state, records = parsed(volume.ask("sh", "-c", LOOK, "sh", volume.folder))
+            clock, state, sites, records = parsed(volume.ask("sh", "-c", LOOK, "sh", volume.folder))
     except Refused as refused:
         sys.stdout.write(f"what the run says of itself is not known: {refused.sentence}\n")
         return False
     if not state and not records:
         sys.stdout.write(f"run {place.paths.name} has written nothing on volume {place.value('volume')} yet\n")
         return False
-    sys.stdout.write("\n".join(told(place.paths.name, state, records, clock, at_work, live)) + "\n")
+    lines = told(place.paths.name, state, records, clock, at_work, live)
+    sys.stdout.write("\n".join(lines + told_of_sites(sites, records, clock)) + "\n")
     return True
 
 
-def parsed(text: str) -> tuple[float, dict[str, Any], list[dict[str, Any]]]:
-    """What LOOK prints: the clock, the status, and the records that are whole."""
+def parsed(text: str) -> tuple[float, dict[str, Any], dict[int, dict[str, Any]], list[dict[str, Any]]]:
+    """What LOOK prints: the clock, the status, those of other sites, and the records that are whole."""
     clock, _, rest = text.partition("\n")
     first, _, tail = rest.partition("\n")
+    others = [match for line in tail.splitlines() if (match := SITE.fullmatch(line))]
+    sites = {int(match[1]): as_object(match[2]) or {} for match in others}
     records = [found for line in tail.splitlines() if (found := as_object(line))]
-    return float(clock or 0), as_object(first) or {}, records
+    return float(clock or 0), as_object(first) or {}, dict(sorted(sites.items())), records
 
 
 def as_object(text: str) -> dict[str, Any] | None:
@@ -145,6 +168,23 @@ def told(name: str, state: dict[str, Any], records: list[dict[str, Any]], clock:
     return lines
 
 
+def told_of_sites(sites: dict[int, dict[str, Any]], records: list[dict[str, Any]], clock: float) -> list[str]:
+    """The other sites of a run, a line each, and when the first exchanged with how many of them."""
+    lines = []
+    for site, state in sites.items():
+        phase = str(state.get("phase", "?"))
+        silent = clock - float(state.get("heartbeat") or clock)
+        away = phase not in status.OVER and silent > SILENT_S
+        lines.append(status.line_of(f"site {site}", state, f"{phase}, and silent" if away else phase,
+                                    phase in status.OVER, clock))
+    last = next((r for r in reversed(records) if r.get("event") == "sync" and "step" in r), None)
+    if last:
+        lines.append(f"last exchange: step {last['step']}, of {last.get('sites', '?')} sites, "
+                     f"{words.short_time(clock - last.get('time', clock))} ago"
+                     + ("" if last.get("committed", True) else "; it failed, and is made up for by the next"))
+    return lines
+
+
 def next_of_data(data: Thing, code: int, place: Place) -> str:
     """What to type next where only the Job of make data is there."""
     name = ("" if place.sent else " WHERE=cluster") + \
@@ -170,5 +210,6 @@ def next_step(job: Thing | None, pods: list[Thing], code: int, place: Place) -> 
     if words.ended(job) == "Failed":
         return f"make logs{name} ONLY=errors; then {words.HINT.get(code, 'make restart' + name)}"
     if words.state(job, pods).startswith("waiting"):
-        return f"make sites shows where GPUs are; make stop{name} gives back those that wait for the others"
+        meanwhile = "train without them" if is_of_sites(job) else "wait for the others"
+        return f"make sites shows where GPUs are; make stop{name} gives back those that {meanwhile}"
     return f"make logs{name}; make stop{name} saves and stops"

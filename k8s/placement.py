@@ -163,11 +163,15 @@ def table(placed: Placed, nodes: Sequence[Node] | None) -> str:
 
 
 def across_sites(placed: Placed, nodes: Sequence[Node] | None, c: Config, step_s: float | None) -> str:
-    """What plain DDP is in for where the pods' sites differ; "" where they do not, or are not known."""
+    """What plain DDP is in for where the pods' sites differ; "" where they do not, or are not known. SYNC=diloco is
+    made for it, and is only told how many there are."""
     where = [site_of(nodes, pod.node) for pod in placed.pods if pod.node]
     found = sorted(set(filter(None, where)))
     if len(found) < 2:
         return ""
+    if c.sync == "diloco":
+        return (f"the pods are at {len(found)} sites ({', '.join(found)}), which SYNC=diloco is made for: they "
+                f"exchange what they have learned once in SYNC_EVERY={c.sync_every} steps, and not in every one")
     sent = 2 * (len(found) - 1) / len(found) * wan.gradient_bytes(c)
     said = (f"the pods are at {len(found)} sites ({', '.join(found)}), and SYNC=ddp sends {wan.amount(sent)} of "
             "gradients out of each site in every step. ")
@@ -187,5 +191,5 @@ def across_sites(placed: Placed, nodes: Sequence[Node] | None, c: Config, step_s
     else:
         said += (f"No site has room for {c.nodes} such pods: another shape may fit one (make sites), with `make "
                  "restart SITE=NAME NODES=... GPUS_PER_NODE=...`. ")
-    return said + ("Made for several sites is SYNC=diloco, which synchronises every so many steps only; it is not in "
-                   "this version yet, and nothing is switched by itself.")
+    return said + ("Made for several sites is SYNC=diloco, which synchronises every SYNC_EVERY steps only, at some "
+                   "cost in loss: `make restart SYNC=diloco`. Nothing is switched by itself.")

@@ -1,7 +1,8 @@
 """What a run will cost, before it is sent: plan/ on the GPUs that are asked for, and what it means for a volume.
 
 It is planned for pods that are all at one site, LAN_GBIT apart, and beside that for a site of its own for each, with as
-little and as much between them as WANs give (wan.SPEEDS). Computed, and marked as such.
+little and as much between them as WANs give (wan.SPEEDS); with SYNC=diloco for sites alone, WAN_GBIT apart. Computed,
+and marked as such.
 """
 
 import dataclasses
@@ -64,7 +65,7 @@ def fleet_of(c: Config, spread: bool = False) -> Fleet | None:
 
 
 def plan(c: Config) -> Plan:
-    fleet = fleet_of(c)
+    fleet = fleet_of(c, spread=c.sync == "diloco")
     pace = pace_of(c, fleet, None) if fleet else None
     time = time_of(c, pace.fast, pace.wait_s) if pace else None
     at_sites: dict[float, float] = {}
@@ -76,7 +77,7 @@ def plan(c: Config) -> Plan:
             if found := time_of(c, pace.fast, pace_of(apart, spread, None).wait_s):
                 at_sites[speed] = found.total
     return Plan(fleet, pace, time, at_sites, float(c.last_step * c.batch_tokens * storage.token_bytes(c)),
-                sum(storage.disk(c).values()))
+                sum(storage.disk(c).values()) + (c.replicas - 1) * storage.disk_of_checkpoints(c))
 
 
 def findings(c: Config, p: Plan, has_bytes: float | None) -> list[Finding]:
@@ -130,6 +131,8 @@ def time_told(c: Config, p: Plan) -> list[tuple[str, str]]:
             f"{p.fleet.slowest(c.dtype).key} has no {c.dtype} units; set DTYPE=float32, or other GPU_PRODUCTS")
         return [("time", f"n/a: {why}")]
     together = f" with LAN_GBIT={c.lan_gbit:g} between pods" if c.nodes > 1 else ""
+    if c.sync == "diloco":
+        together = f" with WAN_GBIT={c.wan_gbit:g} between sites"
     rows = [("time", f"{cost(p, p.time.total)}{together}: {p.pace.tokens_per_s:,.0f} tokens/s"),
             ("MFU", f"{p.pace.fast.mfu_percent:.3g}% of {p.fleet.text}: {p.pace.fast.why}")]
     rows += [(f"at {c.nodes} sites", f"{cost(p, hours)} with {speed:g} Gbit/s between them: "
@@ -165,5 +168,6 @@ def shards_told(c: Config) -> str:
 def saves_told(c: Config) -> str:
     if c.checkpoints == "off":
         return "no checkpoints"
-    return (f"{words.size(storage.disk_of_checkpoints(c))} of checkpoints, {words.size(storage.checkpoint_bytes(c))} "
-            "each")
+    of_sites = f" of {c.replicas} sites" if c.replicas > 1 else ""
+    return (f"{words.size(c.replicas * storage.disk_of_checkpoints(c))} of checkpoints{of_sites}, "
+            f"{words.size(storage.checkpoint_bytes(c))} each")

@@ -15,13 +15,14 @@ from typing import Any
 import yaml
 
 from k8s.kubectl import BAD_ENVIRONMENT, Refused, kubectl
-from k8s.shape import overlay_of, pod_environment
+from k8s.shape import LIGHTHOUSE, overlay_of, pod_environment
 from train.config import Config
 from train.settings import ROOT
 
 K8S = ROOT / "k8s"
-FIELDS = {"nrp": ("pods", "peers", "together"), "pinned-site": ("pods", "peers"), "single-node": ("pods",),
-          "cpu-smoke": ("pods", "peers"), "data": ("pods",), "claim": ("claim",), "reader": ("reader",)}
+FIELDS = {"nrp": ("pods", "peers", "together"), "pinned-site": ("pods", "peers"),
+          "diloco": ("pods", "peers", "together"), "single-node": ("pods",), "cpu-smoke": ("pods", "peers"),
+          "data": ("pods",), "claim": ("claim",), "reader": ("reader",), "lighthouse": ("lighthouse",)}
 WITHOUT_GPUS = ("cpu-smoke", "data")
 LABELS = "app.kubernetes.io"
 UNSET = "pure-transformer/rendered: unset"  # as base/job.yaml has it
@@ -34,7 +35,17 @@ def render(c: Config, image: str, *, data_job: bool = False) -> str:
     overlay = "data" if data_job else overlay_of(c)
     text = build(overlay, values_of(c, image, data_job), patches_of(c, overlay not in WITHOUT_GPUS),
                  pod_environment(c), c)
+    if c.sync == "diloco" and not data_job:
+        text += "---\n" + lighthouse(c, image, text)
     return text.replace(UNSET, f'pure-transformer/rendered: "{digest(objects(text))}"')
+
+
+def lighthouse(c: Config, image: str, text: str) -> str:
+    """What the sites of a run find each other by, as YAML. text: that of the run itself."""
+    settings = next(thing for thing in objects(text) if thing["kind"] == "ConfigMap")
+    values = {"NAME": c.job_name + LIGHTHOUSE, "JOB_NAME": c.job_name, "RUN_NAME": c.run_name, "IMAGE": image,
+              "ENVIRONMENT": settings["metadata"]["name"], "VOLUME": c.volume}
+    return build("lighthouse", values, patch("Job", pod_patches(c)), {}, c)
 
 
 def digest(things: list[dict[str, Any]]) -> str:
@@ -76,7 +87,7 @@ def values_of(c: Config, image: str, data_job: bool) -> dict[str, str]:
             "MASTER_PORT": str(c.master_port), "CPUS": str(cpus),
             "MEMORY": f"{memory}Gi", "DISK": f"{c.pod_disk_gb}Gi", "SHM": f"{1 if data_job else c.shm_gb}Gi",
             "GRACE_PERIOD_S": str(c.grace_period_s), "VOLUME": c.volume, "SECRET_NAME": c.secret_name,
-            "SITE": c.site}
+            "SITE": c.site, "SITE_ADDR": f"{c.job_name}-$(NODE_RANK).{c.job_name}"}
 
 
 def patches_of(c: Config, gpus: bool) -> list[dict[str, Any]]:
@@ -89,13 +100,19 @@ def patches_of(c: Config, gpus: bool) -> list[dict[str, Any]]:
         found += [{"op": "add", "value": str(c.gpus_per_node),  # "/" is ~1 in a path of JSON Patch
                    "path": f"{pod}/containers/0/resources/{part}/{c.gpu_resource.replace('/', '~1')}"}
                   for part in ("requests", "limits")]
+    return patch("Job", found + pod_patches(c))
+
+
+def pod_patches(c: Config) -> list[dict[str, Any]]:
+    """What is in the pods of a Job only where a setting asks for it."""
+    pod, found = "/spec/template/spec", list[dict[str, Any]]()
     if tolerated := [toleration(text) for text in c.tolerations.split(",") if text]:
         found.append({"op": "add", "path": f"{pod}/tolerations", "value": tolerated})
     if c.priority_class:
         found.append({"op": "add", "path": f"{pod}/priorityClassName", "value": c.priority_class})
     if secrets := pull_secret(c):
         found.append({"op": "add", "path": f"{pod}/imagePullSecrets", "value": secrets})
-    return patch("Job", found)
+    return found
 
 
 def toleration(text: str) -> dict[str, str]:
@@ -124,6 +141,10 @@ def build(folder: str, values: Mapping[str, str], patches: list[dict[str, Any]],
         fields = (*fields, "site")
         if folder != "pinned-site":
             top["components"] = ["k8s/site"]
+    if "peers" in fields and c.sync == "diloco":
+        fields = (*fields, "diloco")
+        if folder != "diloco":
+            top["components"] = ["k8s/diloco"]
     if environment:
         top["configMapGenerator"] = [{
             "name": values["ENVIRONMENT"], "literals": [f"{name}={value}" for name, value in environment.items()],

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from train import rules
+from train.at_sites import AtSites
 from train.config import Config
 from train.corpus.source import CorpusError, declared
 from train.outside import Outside
@@ -24,12 +25,16 @@ VOLUME_AT, CODE_AT = "/volume", "/app"  # in a pod
 IN_POD = {"RUNS_DIR": f"{VOLUME_AT}/runs", "DATA_DIR": f"{VOLUME_AT}/data"}
 
 # What pods are not told: secrets, what is of this machine, and what the manifests themselves say.
-SENT_OF_OUTSIDE = {"SYNC", "JOB_NAME", "NETWORK", "PEER_STOP", "TARGET_HOURS", "TARGET_TOKENS_PER_S", "ALLOW_FAIL",
+SENT_OF_OUTSIDE = {"JOB_NAME", "NETWORK", "PEER_STOP", "TARGET_HOURS", "TARGET_TOKENS_PER_S", "ALLOW_FAIL",
                    "INTERVAL_MS", "GPU_FIELDS"}
+AT_SITES = {field.name.upper() for field in dataclasses.fields(AtSites)} - {
+    field.name.upper() for field in dataclasses.fields(Outside)}  # for pods that are sites alone
 NOT_SENT = ({field.name.upper() for field in dataclasses.fields(Outside)} - SENT_OF_OUTSIDE) | {
-    "PRESET", "ENV_FILE", "SOURCES_DIR", "DETACH", "TORCH_BACKEND", "NODE_RANK", "BENCH_SHAPES", "BENCH_ROUNDS",
-    "PEERS_DIR", "REPORT_TASKS", "REPORT_TOKENS"} | {
+    "PRESET", "ENV_FILE", "SOURCES_DIR", "DETACH", "TORCH_BACKEND", "NODE_RANK", "SITE_ADDR", "BENCH_SHAPES",
+    "BENCH_ROUNDS", "PEERS_DIR", "REPORT_TASKS", "REPORT_TOKENS"} | {
     name for name, field in declared_fields(Config).items() if field.metadata["declared"].secret}
+
+LIGHTHOUSE, LIGHTHOUSE_PORT = "-lighthouse", 29510  # behind JOB_NAME: where the sites of a job find each other
 
 STAND_IN = "in-the-secret"  # for a key that the Secret brings; no Config with it leaves this file
 
@@ -43,9 +48,12 @@ def cluster_config(environ: Mapping[str, str] | None = None) -> tuple[Config, li
         values |= {name: value for name, value in SMALL.items() if origin[name] == "default"}
     job, key = values["JOB_NAME"], values["WANDB_API_KEY"]
     values |= {"NPROC": values["GPUS_PER_NODE"], "NODE_RANK": 0, "WANDB_API_KEY": key or STAND_IN,
-               "MASTER_ADDR": f"{job}-0.{job}" if values["NODES"] > 1 else ""}
-    c = Config(**{name.lower(): value for name, value in values.items()}).derived()
+               "MASTER_ADDR": f"{job}-0.{job}" if values["NODES"] > 1 and values["SYNC"] == "ddp" else ""}
     problems, refused = list(resolved.problems), resolved.refused
+    if values["SYNC"] == "diloco" and (found := as_sites(values, origin)):
+        problems += found if "NODES" not in refused else []
+        refused.add("SITES")  # nothing more is to be said of it
+    c = Config(**{name.lower(): value for name, value in values.items()}).derived()
     if "GPUS_PER_NODE" in refused:
         refused.add("NPROC")
     if asked not in (None, c.nproc):
@@ -61,12 +69,35 @@ def cluster_config(environ: Mapping[str, str] | None = None) -> tuple[Config, li
     return c, resolved.remarks
 
 
+def as_sites(values: dict[str, Any], origin: Mapping[str, str]) -> list[str]:
+    """Give each pod to a site of its own, and all of them the lighthouse beside them; what was asked for otherwise is
+    returned as problems. A pod of several GPUs splits the weights over them, so that each sends its part only."""
+    pods, found = values["NODES"], []
+    ours = {"SITES": pods, "LIGHTHOUSE": f"{values['JOB_NAME']}{LIGHTHOUSE}:{LIGHTHOUSE_PORT}"}
+    why = {"SITES": f"each of NODES={pods} pods is a site",
+           "LIGHTHOUSE": "the lighthouse of a job in the cluster is a pod beside the others"}
+    for name, value in ours.items():
+        if origin[name] != "default" and values[name] != value:
+            found.append(f"{name}={values[name]} ({origin[name]}): with SYNC=diloco {why[name]}; leave {name} out")
+    if pods == 1:
+        found.append("SYNC=diloco with NODES=1: each pod is a site, and one alone has nobody to exchange with; set "
+                     "NODES=4 and GPUS_PER_NODE=2, or SYNC=ddp")
+    if (values["GPUS_PER_NODE"] or 1) > 1 and origin["PARALLEL"] == "default":
+        values["PARALLEL"] = "fsdp"
+    values |= ours | {"SITE_ADDR": ""}  # each pod has its own, by the manifests
+    return found
+
+
 # ---------------------------------------------------------------------------------------------------
 # What can be said here already, and would fail there
 # ---------------------------------------------------------------------------------------------------
 
 def check_overlay(c: Config) -> str | None:
     overlay = overlay_of(c)
+    if c.sync == "diloco" and (problem := check_several(c)):
+        return problem
+    if overlay == "diloco" and c.sync != "diloco":
+        return f"OVERLAY=diloco is for SYNC=diloco, and SYNC={c.sync}; leave OVERLAY out, or set SYNC=diloco"
     if overlay == "single-node" and c.nodes > 1:
         return (f"OVERLAY=single-node is one pod, and NODES={c.nodes}; leave OVERLAY out, or set NODES=1 and "
                 f"GPUS_PER_NODE={c.nodes * (c.gpus_per_node or 1)}")
@@ -80,6 +111,18 @@ def check_overlay(c: Config) -> str | None:
     if overlay != "cpu-smoke" and c.device == "cpu":
         return (f"OVERLAY={overlay}: its pods would hold GPUs that DEVICE=cpu leaves idle; leave OVERLAY out, or set "
                 "DEVICE=cuda")
+    return None
+
+
+def check_several(c: Config) -> str | None:
+    """Why SYNC=diloco has no use for the shape that is asked for."""
+    if c.site or c.overlay == "pinned-site":
+        return (f"SYNC=diloco with {f'SITE={c.site}' if c.site else 'OVERLAY=pinned-site'}: pods of one site are quick "
+                "enough to keep in step at every step, which costs nothing in loss; set SYNC=ddp, or leave SITE and "
+                "OVERLAY out")
+    if c.overlay not in ("auto", "diloco", "cpu-smoke"):
+        return (f"OVERLAY={c.overlay} is for SYNC=ddp, and SYNC=diloco has a lighthouse beside its pods; leave OVERLAY "
+                "out, or set SYNC=ddp")
     return None
 
 
@@ -139,7 +182,7 @@ def not_committed(path: str) -> str:
 
 
 CHECKS: list[tuple[tuple[str, ...], Callable[[Config], str | None]]] = [
-    (("OVERLAY", "NODES", "SITE", "DEVICE"), check_overlay),
+    (("OVERLAY", "NODES", "SITE", "DEVICE", "SYNC"), check_overlay),
     (("SHM_GB", "POD_MEMORY_GB"), check_memory),
     (("INIT_FROM", "TOKENIZER"), check_paths),
     (("SOURCES_DIR", "DATA_MIX"), check_sources),
@@ -157,6 +200,8 @@ def overlay_of(c: Config) -> str:
         return c.overlay
     if c.device == "cpu":
         return "cpu-smoke"
+    if c.sync == "diloco":
+        return "diloco"
     if c.nodes == 1:
         return "single-node"
     return "pinned-site" if c.site else "nrp"
@@ -164,7 +209,8 @@ def overlay_of(c: Config) -> str:
 
 def network_of(c: Config) -> str:
     """The file of k8s/network that NETWORK says, or what follows from the other settings."""
-    return c.network if c.network != "auto" else "site" if c.site or c.nodes == 1 else "wan"
+    one_site = c.site or c.nodes == 1 or c.sync == "diloco"  # whose sites NCCL does not join
+    return c.network if c.network != "auto" else "site" if one_site else "wan"
 
 
 def pod_environment(c: Config) -> dict[str, str]:
@@ -175,7 +221,7 @@ def pod_environment(c: Config) -> dict[str, str]:
     asked = dataclasses.replace(c, network=network_of(c), nproc=c.gpus_per_node,
                                 device="cpu" if overlay_of(c) == "cpu-smoke" else c.device)
     values: dict[str, Any] = {name: getattr(asked, name.lower()) for name in declared_fields(Config)
-                              if name not in NOT_SENT}
+                              if name not in NOT_SENT and (c.sync == "diloco" or name not in AT_SITES)}
     defaults = Config()
     environment = {name: value for name, (value, _) in network.items()} | {
         "PRESET": c.preset, "OMP_NUM_THREADS": str(max(1, c.pod_cpus // (c.gpus_per_node or 1)))} | {

@@ -12,7 +12,7 @@ from k8s.kubectl import BAD_SETTING, Refused, kubectl, refusal, short
 
 RENDERED, RUN = "pure-transformer/rendered", "pure-transformer/run-name"
 NAME_LABEL, OURS = "app.kubernetes.io/name", "pure-transformer"
-INSTANCE_LABEL = "app.kubernetes.io/instance"
+INSTANCE_LABEL, COMPONENT_LABEL = "app.kubernetes.io/instance", "app.kubernetes.io/component"
 MANY = 8  # differences that are listed
 
 
@@ -37,8 +37,13 @@ def get(kind: str, name: str, namespace: str) -> dict[str, Any] | None:
 
 
 def of_kind(kind: str, objects: list[dict[str, Any]]) -> dict[str, Any]:
-    """The one object of a kind that was rendered; {} where there is none."""
-    return next((thing for thing in objects if thing["kind"] == kind), {})
+    """The one object of a kind that was rendered, but for the lighthouse's; {} where there is none."""
+    return next((thing for thing in objects if thing["kind"] == kind and not is_beside(thing)), {})
+
+
+def is_beside(thing: Mapping[str, Any]) -> bool:
+    """Whether an object is of the lighthouse, which stands beside a Job of several sites and goes with it."""
+    return (thing["metadata"].get("labels") or {}).get(COMPONENT_LABEL) == "lighthouse"
 
 
 def config_map_of(job: Mapping[str, Any]) -> str:

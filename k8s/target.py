@@ -15,7 +15,7 @@ Thing = dict[str, Any]  # an object of Kubernetes
 INSTANCE, OF_JOB, INDEX = "app.kubernetes.io/instance", "batch.kubernetes.io/job-name", \
     "batch.kubernetes.io/job-completion-index"
 DATA = "-data"  # behind JOB_NAME: the Job of make data
-RUN, ZONE = "pure-transformer/run-name", "topology.kubernetes.io/zone"
+RUN, SYNC, ZONE = "pure-transformer/run-name", "pure-transformer/sync", "topology.kubernetes.io/zone"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,6 +101,11 @@ def label(thing: Thing, name: str) -> str:
 
 def annotation(thing: Thing, name: str) -> str:
     return str((thing["metadata"].get("annotations") or {}).get(name, ""))
+
+
+def is_of_sites(thing: Thing | None) -> bool:
+    """Whether each pod of a Job, or this pod, is a site of its own, which the others do not wait for."""
+    return thing is not None and annotation(thing, SYNC) == "diloco"
 
 
 def name_of(thing: Thing) -> str:

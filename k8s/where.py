@@ -94,7 +94,7 @@ def look(environ: Mapping[str, str] | None, root: Path, defaults: Mapping[str, s
     if resolved.problems:
         raise SettingsError(resolved.problems, resolved.remarks)
     config = Config(**{name.lower(): value for name, value in resolved.values.items()}).derived()
-    paths = RunPaths.of(config.runs_dir, config.run_name, root, config.node_rank)
+    paths = RunPaths.of_node(config, root)
     given = frozenset(name for name, origin in resolved.origin.items() if origin != "default")
     return Place(False, config, paths, given, read_sent(paths))
 

@@ -19,6 +19,7 @@ from tests.kube.store import Refusal, Thing
 
 if TYPE_CHECKING:
     from tests.kube.cluster import Cluster
+    from tests.kube.kubelet import Ports
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 DEBIAN_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -70,7 +71,7 @@ class Paths:
 class Sandbox:
     """The container of a pod, ready to run commands in. Raises NotYet."""
 
-    def __init__(self, cluster: "Cluster", pod: Thing, image: Image, folder: Path, claims: Path, ports: dict[str, int],
+    def __init__(self, cluster: "Cluster", pod: Thing, image: Image, folder: Path, claims: Path, ports: "Ports",
                  extra: dict[str, str]):
         self.cluster, self.pod, self.namespace = cluster, pod, pod["metadata"]["namespace"]
         self.container = pod["spec"]["containers"][0]
@@ -90,6 +91,8 @@ class Sandbox:
         self.environment["TMPDIR"] = self.environment.get("TMPDIR", self.paths.here("/tmp"))
         if named.get("MASTER_ADDR"):
             self.environment |= self.rendezvous(named, ports)
+        if named.get("LIGHTHOUSE"):
+            self.environment |= self.meeting(named, ports)
         self.environment |= extra
         self.environment["HOSTNAME"] = pod["spec"].get("hostname", pod["metadata"]["name"])
         self.folder = self.paths.here(self.container.get("workingDir", "/app"))
@@ -183,25 +186,58 @@ class Sandbox:
         return re.sub(r"\$\(([A-Za-z_]\w*)\)", lambda found: variables.get(found[1], found[0]), text)
 
     # ---- Peers
-    def rendezvous(self, named: dict[str, str], ports: dict[str, int]) -> dict[str, str]:
+    def meeting(self, named: dict[str, str], ports: "Ports") -> dict[str, str]:
+        """The lighthouse's address and this site's own as they are on this machine, as far as the cluster's DNS would
+        know their names, and its policies let the job's pods reach them. Raises NotYet where the Service is still to
+        come: a program in a cluster asks for its name again, and here it is told once."""
+        address, own = named["LIGHTHOUSE"], named.get("SITE_ADDR", "")
+        found = {}
+        if self.serves(address):
+            found["LIGHTHOUSE"] = f"127.0.0.1:{ports.pair(address)}"
+        if own and self.resolves(own, self.pod["spec"].get("hostname", "")) and self.lets_in(
+                self.pod["metadata"]["labels"], self.pod["metadata"]["labels"]):
+            found["SITE_ADDR"] = "127.0.0.1"
+        return found
+
+    def serves(self, address: str) -> bool:
+        """Whether HOST:PORT, and the port behind it, is a Service that leads to a pod of some Job, ready or not, which
+        takes calls of this one."""
+        host, _, port = address.partition(":")
+        service = (self.find("Service", host, f"no such name: {host}", reason="ContainerCreating") or {})["spec"]
+        ports, mine = {one["port"]: one["targetPort"] for one in service["ports"]}, self.pod["metadata"]["labels"]
+        asked = (int(port), int(port) + 1)
+        behind = [labels for job in self.cluster.store.list(kind_of("Job"), self.namespace)
+                  if service["selector"].items() <= (labels := job["spec"]["template"]["metadata"]["labels"]).items()]
+        return bool(service.get("publishNotReadyAddresses") and [ports.get(one) for one in asked] == [*asked]
+                    and len(behind) == 1 and self.lets_in(behind[0], mine))
+
+    def lets_in(self, to: dict[str, str], caller: dict[str, str]) -> bool:
+        """Whether the namespace's policies let pods of some labels be called on any port by those of others."""
+        policies = [policy["spec"] for policy in self.cluster.store.list(kind_of("NetworkPolicy"), self.namespace)
+                    if policy["spec"]["podSelector"].get("matchLabels", {}).items() <= to.items()]
+        return not policies or any(
+            peer["podSelector"].get("matchLabels", {}).items() <= caller.items() for policy in policies
+            for rule in policy.get("ingress", []) if "ports" not in rule for peer in rule.get("from", []))
+
+    def rendezvous(self, named: dict[str, str], ports: "Ports") -> dict[str, str]:
         """The address and port of the first pod as it is on this machine, if the cluster's DNS would know its name."""
         address = named["MASTER_ADDR"]
-        if not self.resolves(address):
+        job = self.pod["metadata"].get("labels", {}).get("batch.kubernetes.io/job-name", "")
+        if not self.resolves(address, f"{job}-0"):
             return {}
         port = str(next((port["containerPort"] for port in self.container.get("ports", [])), ""))
         if port != named.get("MASTER_PORT", port):
             return {}  # nobody listens there
         return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(ports[address])}
 
-    def resolves(self, address: str) -> bool:
-        """Whether HOST.SUBDOMAIN is this Job's first pod, by a headless Service, also before it is ready."""
+    def resolves(self, address: str, name: str) -> bool:
+        """Whether HOST.SUBDOMAIN is this Job's pod of a name, by a headless Service, also before it is ready."""
         host, _, subdomain = address.partition(".")
-        job = self.pod["metadata"].get("labels", {}).get("batch.kubernetes.io/job-name", "")
         try:
             service = self.cluster.store.find(kind_of("Service"), self.namespace, subdomain)["spec"]
         except Refusal:
             return False
-        return bool(host == f"{job}-0" and self.pod["spec"].get("subdomain") == subdomain
+        return bool(host == name and self.pod["spec"].get("subdomain") == subdomain
                     and service.get("clusterIP") == "None" and service.get("publishNotReadyAddresses")
                     and service.get("selector", {}).items() <= self.pod["metadata"]["labels"].items())
 

@@ -2,7 +2,7 @@
 
 As Kubernetes' own: one pod an index, failures judged by podFailurePolicy, a delay that doubles with every failure since
 the last success, none of a pod's followers before it has ended where podReplacementPolicy says so. Left out: scaling
-a Job down, FailIndex, successPolicy and ttlSecondsAfterFinished.
+a Job down, FailIndex and successPolicy.
 """
 
 import dataclasses
@@ -135,6 +135,8 @@ class JobController:
     def tend(self, job: Thing) -> None:
         status = job.setdefault("status", {})
         held = {c["type"] for c in status.get("conditions", []) if c["status"] == "True"}
+        if held & {"Complete", "Failed"} and "deletionTimestamp" not in job["metadata"]:
+            self.tidy(job, status)
         if held & {"Complete", "Failed"} or "deletionTimestamp" in job["metadata"] or job["spec"].get("suspend"):
             return
         progress, spec = self.progress.setdefault(job["metadata"]["uid"], Progress()), job["spec"]
@@ -171,6 +173,14 @@ class JobController:
             status["completedIndexes"] = ranges(progress.completed)
         self.store.update((kind_of("Job"), job["metadata"]["namespace"], job["metadata"]["name"]), job, "controller",
                           system=True)
+
+    def tidy(self, job: Thing, status: Thing) -> None:
+        """Delete a Job that has been over for as long as it says."""
+        over = max(condition["lastTransitionTime"] for condition in status["conditions"])
+        ttl = job["spec"].get("ttlSecondsAfterFinished")
+        if ttl is not None and rules.age_s(over) > self.scale * ttl:
+            self.store.delete((kind_of("Job"), job["metadata"]["namespace"], job["metadata"]["name"]),
+                              propagation="Foreground")
 
     def fail_on_limits(self, job: Thing, progress: Progress) -> None:
         """Too many failures, or too long a time."""

@@ -1,8 +1,9 @@
 """The kubelet: runs each pod's command as processes of this machine, and reports what becomes of them.
 
-As Kubernetes' own, of pods with one container that are started once: scheduling, image, volumes and environment before
-the start; SIGTERM and, after the grace period, SIGKILL at the end; exit codes, logs, exec, evictions, deadlines. Left
-out: probes, limits on memory and disk, a root that is read-only, other users, restartPolicy but Never.
+As Kubernetes' own, of pods with one container: scheduling, image, volumes and environment before the start; SIGTERM
+and, after the grace period, SIGKILL at the end; exit codes, logs, exec, evictions, deadlines; with restartPolicy
+OnFailure one that failed is started again at once. Left out: probes, limits on memory and disk, a root that is
+read-only, other users, restartPolicy Always.
 """
 
 import collections
@@ -45,6 +46,7 @@ class Running:
     since: float
     told: float | None = None     # when it got SIGTERM
     reason: tuple[str, str] = ("", "")  # of its end, if not its own
+    restarts: int = 0
 
 
 class Ports(collections.defaultdict[str, int]):
@@ -56,15 +58,30 @@ class Ports(collections.defaultdict[str, int]):
 
     FIRST, EACH, SLOTS = 15000, 100, 170
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.second: set[int] = set()  # those that belong to a pair
+
     def __missing__(self, address: str) -> int:
+        return self.found(address, 1)
+
+    def pair(self, address: str) -> int:
+        """Likewise, of a port whose next is free too."""
+        return self[address] if address in self else self.found(address, 2)
+
+    def found(self, address: str, count: int) -> int:
         worker = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
         slot = os.getppid() + int(worker) if worker else os.getpid()  # workers have one parent
         first = self.FIRST + slot % self.SLOTS * self.EACH
         for port in range(first, first + self.EACH):
-            if port in self.values():
+            wanted = range(port, port + count)
+            if {*wanted} & {*self.values(), *self.second}:
                 continue
-            with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+                for one in wanted:
+                    stack.enter_context(socket.create_server(("127.0.0.1", one)))
                 self[address] = port
+                self.second |= {*wanted}
                 return port
         raise AssertionError(f"none of the ports {first} to {first + self.EACH - 1} is free")
 
@@ -173,11 +190,7 @@ class Kubelet:
         name, _, uid = mark(meta["uid"]).partition("=")
         sandbox.environment[name] = uid
         try:
-            with open(log, "wb") as out:
-                program = shutil.which(argv[0], path=sandbox.environment["PATH"]) or argv[0]
-                process = subprocess.Popen([program, *argv[1:]], cwd=sandbox.folder, env=sandbox.environment,
-                                           stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
-                                           start_new_session=True)
+            process = begin(sandbox, argv, log)
         except OSError as error:
             return self.report(key, phase="Failed", state={"terminated": {
                 "exitCode": 128, "reason": "StartError", "message": str(error), "finishedAt": rules.now()}})
@@ -190,6 +203,8 @@ class Kubelet:
         """End a pod that is to go or takes too long, and report one that has ended."""
         code, meta = running.process.poll(), pod["metadata"]
         if code is not None:
+            if code and pod["spec"]["restartPolicy"] == "OnFailure" and running.told is None:
+                return self.again(running, code)
             return self.finish(running, pod, code if code >= 0 else 128 - code)
         deadline = pod["spec"].get("activeDeadlineSeconds")
         if running.told is None and deadline and time.monotonic() - running.since > deadline:
@@ -202,6 +217,13 @@ class Kubelet:
         if running.told is not None and time.monotonic() - running.told > grace:
             kill_all(running)
         return None
+
+    def again(self, running: Running, code: int) -> None:
+        """Start a container that has failed once more, in the same pod."""
+        kill_all(running)
+        running.process = begin(running.sandbox, running.sandbox.command(), running.log)
+        running.restarts += 1
+        self.report(running.key, restarts=running.restarts, state={"running": {"startedAt": rules.now()}})
 
     def finish(self, running: Running, pod: Thing, code: int) -> None:
         """Report the end. What the first process left behind ends with it."""
@@ -221,7 +243,7 @@ class Kubelet:
                 self.store.delete(running.key, grace=0)
 
     def report(self, key: Key, *, phase: str = "", node: str = "", state: Thing | None = None,
-               condition: Thing | None = None, why: tuple[str, str] = ("", "")) -> None:
+               condition: Thing | None = None, why: tuple[str, str] = ("", ""), restarts: int = 0) -> None:
         """Write into a pod's status, if it is still there."""
         with self.store.changed:
             try:
@@ -239,7 +261,7 @@ class Kubelet:
                 status |= {"reason": why[0], "message": why[1]}
             if state:
                 status["containerStatuses"] = [{
-                    "name": container["name"], "image": container["image"], "imageID": "", "restartCount": 0,
+                    "name": container["name"], "image": container["image"], "imageID": "", "restartCount": restarts,
                     "ready": "running" in state, "started": "running" in state, "state": state}
                     for container in pod["spec"]["containers"]]
                 ended = {"reason": "PodCompleted"} if phase == "Succeeded" else {}
@@ -248,6 +270,14 @@ class Kubelet:
                 status["conditions"] = [c for c in status.get("conditions", []) if c["type"] != condition["type"]]
                 status["conditions"].append(condition)
             self.store.update(key, pod, "kubelet", system=True)
+
+
+def begin(sandbox: Sandbox, argv: list[str], log: Path) -> subprocess.Popen[bytes]:
+    """Start a container's command; what it says goes behind what is in the log."""
+    program = shutil.which(argv[0], path=sandbox.environment["PATH"]) or argv[0]
+    with open(log, "ab") as out:
+        return subprocess.Popen([program, *argv[1:]], cwd=sandbox.folder, env=sandbox.environment,
+                                stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
 
 
 def kill_all(running: Running) -> None:

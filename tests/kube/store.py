@@ -73,7 +73,7 @@ class Store:
             thing = copy.deepcopy(thing)
             meta = thing.setdefault("metadata", {})
             if not meta.get("name") and meta.get("generateName"):
-                meta["name"] = meta["generateName"] + rules.suffix()
+                meta["name"] = meta["generateName"][:58] + rules.suffix()
             self.check_place(kind, namespace, thing)
             key = (kind, namespace, meta.get("name", ""))
             if key in self.things:
@@ -161,7 +161,9 @@ class Store:
                         thing["spec"]["terminationGracePeriodSeconds"] if grace is None else grace}
                     self.write(key, thing, "MODIFIED")
                 return copy.deepcopy(thing)
-            if propagation == "Foreground" and owned:
+            held = propagation == "Foreground" and [k for k in owned if blocks(self.things[k], thing)]
+            if held:  # what does not block goes when this has gone
+                owned = held
                 thing["metadata"] |= {"deletionTimestamp": rules.now(), "finalizers": ["foregroundDeletion"]}
                 self.write(key, thing, "MODIFIED")
             else:
@@ -189,12 +191,15 @@ class Store:
         self.changed.notify_all()
 
     def collect(self) -> None:
-        """End what waited, in foreground deletion, for its dependants."""
+        """End what waited, in foreground deletion, for its dependants, and then those that it had not waited for."""
         for key, thing in list(self.things.items()):
             waits = "foregroundDeletion" in thing["metadata"].get("finalizers", [])
-            if waits and not any(owner["uid"] == thing["metadata"]["uid"] for other in self.things.values()
-                                 for owner in other["metadata"].get("ownerReferences", [])):
-                self.write(key, thing, "DELETED")
+            if key not in self.things or not waits or any(blocks(other, thing) for other in self.things.values()):
+                continue
+            self.write(key, thing, "DELETED")
+            for inner in [k for k, other in self.things.items() for owner in other["metadata"].get(
+                    "ownerReferences", []) if owner["uid"] == thing["metadata"]["uid"]]:
+                self.delete(inner)
 
     def check_place(self, kind: Kind, namespace: str | None, thing: Thing) -> None:
         if namespace is not None:
@@ -248,6 +253,12 @@ class Store:
     def since(self, version: int) -> Iterator[Change]:
         """The writes after a version. Call with the lock held."""
         return (change for change in self.history if change.version > version)
+
+
+def blocks(thing: Thing, owner: Thing) -> bool:
+    """Whether the deletion of an owner, in the foreground, waits for a thing."""
+    return any(one["uid"] == owner["metadata"]["uid"] and one.get("blockOwnerDeletion")
+               for one in thing["metadata"].get("ownerReferences", []))
 
 
 def plain(thing: Thing) -> Thing:

@@ -243,7 +243,7 @@ def test_the_pods_are_listed_and_sites_that_differ_are_said_to_matter(user: User
     assert f"{percent[1]}% at 1 Gbit/s and {percent[10]}% at 10 Gbit/s" in done.out
     assert "the pods are at 4 sites (ksu, mizzou, okstate, sdsu)" in done.out
     assert "`make restart SITE=sdsu` puts all pods at one site" in done.out
-    assert "SYNC=diloco" in done.out and "not in this version yet" in done.out
+    assert "`make restart SYNC=diloco`" in done.out and "at some cost in loss" in done.out
     assert cluster.get("ConfigMap", config_map_of(cluster))["data"].get("SYNC", "ddp") == "ddp"  # nothing is switched
 
 

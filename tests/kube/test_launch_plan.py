@@ -194,3 +194,15 @@ def test_the_newest_warning_is_told_wherever_it_is_listed(monkeypatch: pytest.Mo
                                      ("oldest", "2026-01-01T00:00:00Z"))]
     monkeypatch.setattr(placement, "kubectl", lambda *_: Done(0, json.dumps({"items": events}), ""))
     assert placement.warnings(placement.Placed([], 1), "job", "lab") == "the newest"
+
+
+def test_sites_are_planned_over_the_wan_and_each_keeps_its_checkpoints(tmp_path: Path) -> None:
+    ddp, sites_ = (configured(tmp_path, **more) for more in ({"PARALLEL": "fsdp"}, {"SYNC": "diloco"}))
+    one, several = plan.plan(ddp), plan.plan(sites_)
+    assert several.fleet and (several.fleet.processes, several.fleet.nodes, several.fleet.sites) == (8, 4, 4)
+    assert one.fleet and one.fleet.sites == 1
+    kept = several.disk_bytes - storage.disk_of_shards(sites_) - storage.disk_of_downloads(sites_)
+    assert kept == 4 * storage.disk_of_checkpoints(sites_) > 0
+    said = plan.told(sites_, several)
+    assert "SYNC=diloco" in said and "of checkpoints of 4 sites, " in said
+    assert "with WAN_GBIT=1 between sites" in said and "LAN_GBIT" not in said

@@ -27,6 +27,10 @@ SHAPES: dict[str, dict[str, str]] = {
                 "PRIORITY_CLASS": "low", "STORAGE_CLASS": "a.b"},
     "single-node": {"NODES": "1", "GPUS_PER_NODE": "8"}, "pinned-site": {"SITE": "UCSD.Example_1"},
     "cpu-smoke": {"PRESET": "tiny", "DEVICE": "cpu", "NODES": "2"},
+    "diloco": {"SYNC": "diloco", "TOLERATIONS": "a", "IMAGE_PULL_SECRET": "login", "NAMESPACE": "lab"},
+    "diloco on cpu": {"SYNC": "diloco", "PRESET": "tiny", "DEVICE": "cpu", "NODES": "2", "GPUS_PER_NODE": "1",
+                      "JOB_NAME": "small"},
+    "longest diloco": {"SYNC": "diloco", "JOB_NAME": "k" * 50},
     "longest": {"JOB_NAME": "j" * 50, "NODES": "4096", "GPUS_PER_NODE": "1", "BATCH_TOKENS": str(4096 * 2048)},
 }
 Things = list[dict[str, Any]]
@@ -63,7 +67,8 @@ def test_the_api_takes_every_shape_and_changes_nothing_when_it_is_sent_again(
         rendered: dict[str, str], cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in cluster.env.items():
         monkeypatch.setenv(name, value)
-    names = [f"{shape}{part}" for shape in ("nrp", "longest") for part in (": claim", "", ": data", ": reader")]
+    names = [f"{shape}{part}" for shape in ("nrp", "longest", "diloco on cpu", "longest diloco")
+             for part in (": claim", "", ": data", ": reader")]
     for name in names:
         for _ in range(2):
             done = kubectl("apply", "--server-side", "-f", "-", stdin=rendered[name])
@@ -89,9 +94,15 @@ def problems(things: Things) -> set[str]:
     found = {f"name {thing['metadata']['name']}" for thing in things
              if not re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", thing["metadata"]["name"])
              and thing["kind"] != "ConfigMap"}  # which may be longer
-    kinds = {thing["kind"]: thing for thing in things}
+    kinds = {thing["kind"]: thing for thing in things if not is_lighthouse(thing)}
+    beside = {thing["kind"]: thing for thing in things if is_lighthouse(thing)}
     for job in (thing for thing in things if thing["kind"] == "Job"):
-        found |= pod_problems(job["spec"]["template"]["spec"]) | job_problems(job, kinds)
+        found |= pod_problems(job["spec"]["template"]["spec"])
+    if "Job" in kinds:
+        found |= job_problems(kinds["Job"], kinds)
+        several = "subdomain" in kinds["Job"]["spec"]["template"]["spec"]  # and not the one of make data
+        if several and kinds["ConfigMap"]["data"].get("SYNC") == "diloco":
+            found |= site_problems(kinds, beside)
     for pod in (thing for thing in things if thing["kind"] == "Pod"):
         found |= pod_problems(pod["spec"])
     return found
@@ -130,6 +141,53 @@ def job_problems(job: dict[str, Any], kinds: dict[str, Any]) -> set[str]:
         found.add("the Job ends otherwise than it should")
     if pod["containers"][0]["envFrom"][0]["configMapRef"]["name"] != kinds["ConfigMap"]["metadata"]["name"]:
         found.add("another ConfigMap")
+    return found
+
+
+def is_lighthouse(thing: dict[str, Any]) -> bool:
+    return thing["metadata"].get("labels", {}).get("app.kubernetes.io/component") == "lighthouse"
+
+
+def site_problems(kinds: dict[str, Any], beside: dict[str, Any]) -> set[str]:
+    """What keeps sites from finding each other: names that lead nowhere, ports, and policies."""
+    job, settings, found = kinds["Job"]["spec"], kinds["ConfigMap"]["data"], set()
+    pod, here = job["template"]["spec"], job["template"]["metadata"]["labels"]
+    if int(settings["SITES"]) != job["completions"]:
+        found.add("not a site a pod")
+    env = {one["name"]: one.get("value", "") for one in pod["containers"][0]["env"]}
+    # Kubernetes puts in what stands before it in the list, and pods have the names JOB-INDEX.SUBDOMAIN
+    names = list(env)
+    if env.get("SITE_ADDR") != f"{kinds['Job']['metadata']['name']}-$(NODE_RANK).{pod['subdomain']}" \
+            or "NODE_RANK" not in names[:names.index("SITE_ADDR")]:
+        found.add("a site has another name")
+    if set(beside) != {"Job", "Service"}:
+        return found | {"no lighthouse"}
+    there, service = beside["Job"]["spec"]["template"], beside["Service"]["spec"]
+    host, _, port = settings["LIGHTHOUSE"].partition(":")
+    if host != beside["Service"]["metadata"]["name"] or not service["publishNotReadyAddresses"]:
+        found.add("the lighthouse has no such name")
+    open_ports = {one["containerPort"] for one in there["spec"]["containers"][0]["ports"]}
+    if {one["port"] for one in service["ports"]} != {int(port), int(port) + 1} or open_ports != {
+            one.get("targetPort", one["port"]) for one in service["ports"]}:
+        found.add("the lighthouse has other ports")
+    if not service["selector"].items() <= there["metadata"]["labels"].items() \
+            or service["selector"].items() <= here.items():
+        found.add("the name leads to other pods")
+    if kinds["Service"]["spec"]["selector"].items() <= there["metadata"]["labels"].items():
+        found.add("the lighthouse is taken for a site")
+    policy = kinds["NetworkPolicy"]["spec"]
+    callers = [peer["podSelector"]["matchLabels"].items() for rule in policy["ingress"] for peer in rule["from"]
+               if "ports" not in rule]
+    for labels in (here, there["metadata"]["labels"]):
+        if not policy["podSelector"]["matchLabels"].items() <= labels.items():
+            found.add("no policy holds others off")
+        if not any(caller <= labels.items() for caller in callers):
+            found.add("a policy keeps pods of the job apart")
+    if there["spec"]["containers"][0]["envFrom"] != [
+            {"configMapRef": {"name": kinds["ConfigMap"]["metadata"]["name"]}}]:
+        found.add("the lighthouse has other settings")
+    if there["spec"]["restartPolicy"] != "OnFailure" or "podFailurePolicy" in beside["Job"]["spec"]:
+        found.add("the lighthouse does not come back")
     return found
 
 
@@ -214,6 +272,41 @@ def test_a_rule_that_is_broken_is_noticed(rendered: dict[str, str], path: str, v
     assert said in problems(things)
 
 
+OF_SITES, AT = "app|kubernetes|io", "spec.template.spec.containers.0"
+
+
+@pytest.mark.parametrize(("beside", "path", "value", "said"), [
+    (False, "ConfigMap.data.SITES", "3", "not a site a pod"),
+    (False, f"Job.{AT}.env.4.value", "job-$(NODE_RANK)", "a site has another name"),
+    (False, f"Job.{AT}.env.0.name", "SITE_ADDR", "a site has another name"),
+    (False, "ConfigMap.data.LIGHTHOUSE", "lighthouse:29510", "the lighthouse has no such name"),
+    (False, "ConfigMap.data.LIGHTHOUSE", "pure-transformer-8xa100-lighthouse:29511", "the lighthouse has other ports"),
+    (True, "Service.spec.ports.1.port", 29512, "the lighthouse has other ports"),
+    (True, f"Job.{AT}.ports.0.containerPort", 29500, "the lighthouse has other ports"),
+    (True, f"Service.spec.selector.{OF_SITES}/component", "trainer", "the name leads to other pods"),
+    (True, f"Job.spec.template.metadata.labels.{OF_SITES}/component", "trainer", "the lighthouse is taken for a site"),
+    (True, f"Job.spec.template.metadata.labels.{OF_SITES}/instance", "x", "a policy keeps pods of the job apart"),
+    (False, f"NetworkPolicy.spec.podSelector.matchLabels.{OF_SITES}/component", "trainer",
+     "no policy holds others off"),
+    (False, f"NetworkPolicy.spec.ingress.0.from.0.podSelector.matchLabels.{OF_SITES}/component", "trainer",
+     "a policy keeps pods of the job apart"),
+    (False, "NetworkPolicy.spec.ingress.0.ports", [{"port": 29510}], "a policy keeps pods of the job apart"),
+    (True, f"Job.{AT}.envFrom.0.configMapRef.name", "x", "the lighthouse has other settings"),
+    (True, "Job.spec.template.spec.restartPolicy", "Never", "the lighthouse does not come back"),
+    (True, f"Job.{AT}.securityContext.readOnlyRootFilesystem", False, "not restricted"),
+])
+def test_a_rule_of_several_sites_that_is_broken_is_noticed(rendered: dict[str, str], beside: bool, path: str,
+                                                           value: Any, said: str) -> None:
+    things = copy.deepcopy(objects(rendered["diloco"]))
+    damage(path, value)([thing for thing in things if is_lighthouse(thing) == beside])
+    assert said in problems(things)
+
+
+def test_sites_without_a_lighthouse_are_noticed(rendered: dict[str, str]) -> None:
+    things = [thing for thing in objects(rendered["diloco"]) if not is_lighthouse(thing)]
+    assert problems(things) == {"no lighthouse"}
+
+
 # ---- Exit codes, secrets, and the files themselves
 
 def exit_codes(script: str) -> set[int]:
@@ -227,10 +320,12 @@ def test_the_job_ends_at_once_by_codes_that_the_launcher_really_gives(rendered: 
     given = exit_codes("train.sh")
     assert given == {0, 64, 69, 70, 75, 78, 143}
     for name, text in rendered.items():
-        for job in (thing for thing in objects(text) if thing["kind"] == "Job"):
+        for job in (thing for thing in objects(text) if thing["kind"] == "Job" and not is_lighthouse(thing)):
             rule, ignored = job["spec"]["podFailurePolicy"]["rules"]
             codes = set(rule["onExitCodes"]["values"])
-            assert codes == {64, 70, 78} and codes < given, name  # another try may mend 69, 75, 143, and any other
+            # another try may mend 69, 75, 143, and any other; of a site 70 too, which the others do without meanwhile
+            of_sites = job["metadata"]["annotations"].get("pure-transformer/sync") == "diloco"
+            assert codes == ({64, 78} if of_sites else {64, 70, 78}) and codes < given, name
             assert ignored["onPodConditions"] == [{"type": "DisruptionTarget", "status": "True"}]
     retried = re.search(r"^\s*([0-9 |]+)\) return 0 ;;", (ROOT / "scripts" / "launch.sh").read_text(), re.MULTILINE)
     assert retried and {64, 70, 78} <= set(map(int, retried[1].split("|")))  # nor does the launcher itself try again

@@ -19,7 +19,7 @@ FIELDS = declared_fields(Config)
 OF_THIS_MACHINE = {"ENV_FILE", "SOURCES_DIR", "DETACH", "TORCH_BACKEND", "NODE_RANK", "BENCH_SHAPES", "BENCH_ROUNDS",
                    "PEERS_DIR", "REPORT_TASKS", "REPORT_TOKENS", "IMAGE_BUILDER", "BASE_IMAGE", "FLASH_ATTN_WHEEL",
                    "WHERE", "WAIT", "WAIT_MINUTES", "DRY_RUN", "ONLY", "NODE",
-                   "STEP", "CARDS", "SITES", "WAN_GBIT",
+                   "STEP", "CARDS", "SITE_ADDR", "WAN_GBIT", "WAN_LAB", "WAN_LAB_SLOWER", "WAN_LOSS_PERCENT",
                    "WAN_RTT_MS", "LAN_GBIT", "STORAGE_MB_S", "MFU", "PRICE_GPU_HOUR", "PRICE_KWH", "SWEEP", "JSON",
                    "PROBE", "ONCE", "REFRESH_S", "ALERT_CMD", "LOG_DIR",
                    "ALERT_MINUTES", "VERDICT_MINUTES", "PENDING_MINUTES", "PULL_MINUTES", "PEERS_MINUTES",
@@ -92,6 +92,8 @@ def test_pods_without_gpus_are_small_unless_told_otherwise(load: Load) -> None:
     ({"NODES": "1", "GPUS_PER_NODE": "8", "SITE": "ucsd"}, "single-node", "site"),
     ({"SITE": "ucsd"}, "pinned-site", "site"),
     ({"SITE": "ucsd", "NETWORK": "wan"}, "pinned-site", "wan"),
+    ({"SYNC": "diloco"}, "diloco", "site"),
+    ({"SYNC": "diloco", "PRESET": "tiny", "DEVICE": "cpu"}, "cpu-smoke", "site"),
     ({"PRESET": "tiny", "DEVICE": "cpu"}, "cpu-smoke", "wan"),
     ({"PRESET": "tiny", "DEVICE": "cpu", "NODES": "1"}, "cpu-smoke", "site"),
     ({"OVERLAY": "nrp", "NETWORK": "site"}, "nrp", "site"),
@@ -120,8 +122,22 @@ def test_the_environment_of_a_pod(load: Load) -> None:
         "TRAIN_TOKENS": "100000000000", "VOCAB_SIZE": "50304", "WARMUP_TOKENS": "100000000"}
 
 
+def test_pods_that_are_sites_are_told_so_and_where_their_lighthouse_is(load: Load) -> None:
+    c = load(SYNC="diloco", SYNC_EVERY="100")
+    told, before = pod_environment(c), pod_environment(load(NETWORK="site"))
+    assert {name: value for name, value in told.items() if before.get(name) != value} == {
+        "SYNC": "diloco", "SITES": "4", "SYNC_EVERY": "100", "SYNC_ALPHA": "0", "PARALLEL": "fsdp",
+        "LIGHTHOUSE": "pure-transformer-8xa100-lighthouse:29510"}
+    assert before.keys() - told.keys() == {"MASTER_ADDR"} and told["PEER_STOP"] == "wait"
+    one = load(SYNC="diloco", GPUS_PER_NODE="1", PARALLEL="")
+    assert one.parallel == "ddp" and (one.sites, one.site_nodes) == (4, 1)
+    assert load(SYNC="diloco", PARALLEL="fsdp", SITES="4").sites == 4
+    assert pod_environment(load(SITES="4", SYNC_EVERY="7")) == pod_environment(load())  # of no use to them
+
+
 @pytest.mark.parametrize("settings", [
-    {}, {"PRESET": "tiny", "DEVICE": "cpu", "NODES": "1", "GPUS_PER_NODE": "1"},
+    {}, {"SYNC": "diloco", "SYNC_FRAGMENTS": "3", "SYNC_DELAY": "2", "MIN_SITES": "2"},
+    {"PRESET": "tiny", "DEVICE": "cpu", "NODES": "1", "GPUS_PER_NODE": "1"},
     {"PRESET": "d24-2xh100", "NODES": "2", "GPUS_PER_NODE": "8", "SITE": "x", "LEARNING_RATE": "1.2345678901234e-4"},
     {"PRESET": "gpt2-124m", "NODES": "1", "GPUS_PER_NODE": "8", "LR_SCHEDULE": "wsd", "MASTER_PORT": "4000"},
 ], ids=str)
@@ -188,6 +204,15 @@ def test_online_needs_no_key_here_since_the_secret_has_it(load: Load, tmp_path: 
     ({"OVERLAY": "single-node"}, r"OVERLAY=single-node .* NODES=4; .* NODES=1 and GPUS_PER_NODE=8"),
     ({"OVERLAY": "pinned-site"}, r"OVERLAY=pinned-site needs SITE, .*make sites.*SITE=ucsd"),
     ({"OVERLAY": "nrp", "SITE": "ucsd"}, r"SITE=ucsd: OVERLAY=nrp takes any site; .*OVERLAY=pinned-site"),
+    ({"OVERLAY": "diloco"}, r"OVERLAY=diloco is for SYNC=diloco, and SYNC=ddp; leave OVERLAY out, or set SYNC=diloco"),
+    ({"SYNC": "diloco", "OVERLAY": "nrp"}, r"OVERLAY=nrp is for SYNC=ddp, .*lighthouse.*; leave OVERLAY out, or"),
+    ({"SYNC": "diloco", "SITE": "ucsd"}, r"SYNC=diloco with SITE=ucsd: .* set SYNC=ddp, or leave SITE and OVERLAY out"),
+    ({"SYNC": "diloco", "OVERLAY": "pinned-site"}, r"SYNC=diloco with OVERLAY=pinned-site: .* set SYNC=ddp, or leave"),
+    ({"SYNC": "diloco", "NODES": "1"}, r"SYNC=diloco with NODES=1: .*; set NODES=4 and GPUS_PER_NODE=2, or SYNC=ddp"),
+    ({"SYNC": "diloco", "SITES": "2"}, r"SITES=2 \(environment\): .*each of NODES=4 pods is a site; leave SITES out"),
+    ({"SYNC": "diloco", "LIGHTHOUSE": "10.0.0.5:29510"}, r"LIGHTHOUSE=10.0.0.5:29510 .* is a pod .*; leave LIGHTHOUSE"),
+    ({"SYNC": "diloco", "PARALLEL": "ddp"}, r"PARALLEL=ddp with SYNC=diloco: .*set PARALLEL=fsdp"),
+    ({"SYNC": "diloco", "MIN_SITES": "5"}, r"MIN_SITES=5 is more than SITES=4"),
     ({"OVERLAY": "cpu-smoke"}, r"OVERLAY=cpu-smoke: .*DEVICE=cuda; set DEVICE=cpu, .*PRESET=tiny"),
     ({"OVERLAY": "nrp", "DEVICE": "cpu"}, r"OVERLAY=nrp: .* DEVICE=cpu leaves idle; leave OVERLAY out"),
     ({"SHM_GB": "96"}, r"SHM_GB=96 is a part of POD_MEMORY_GB=96 and must be less; for example SHM_GB=16"),
@@ -237,7 +262,7 @@ def test_the_longest_job_name_leaves_room_for_index_and_suffix() -> None:
     longest = "a" * 50
     assert re.fullmatch(pattern, longest) and not re.fullmatch(pattern, longest + "a")
     last = FIELDS["NODES"].metadata["declared"].maximum - 1
-    for name in (f"{longest}-{last}", f"{longest}-data-xxxxx", f"{longest}-reader"):
+    for name in (f"{longest}-{last}", f"{longest}-data-xxxxx", f"{longest}-reader", f"{longest}-lighthouse"):
         assert re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", name)
 
 
