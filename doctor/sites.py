@@ -1,11 +1,11 @@
 """What a site needs to find the others, under SYNC=diloco: torchft, an address of its own, and the lighthouse."""
 
-import importlib.util
 import socket
 
-from plan.finding import FAIL, PASS, WARN, Finding
+from plan.finding import FAIL, PASS, WARN, Finding, told
 from train.config import Config
 from train.rendezvous import is_here
+from train.rules import site_problem
 from train.sites.desk import Desk, NoDesk
 
 NAME = "lighthouse"
@@ -15,12 +15,8 @@ def findings(c: Config, ask: bool = True) -> list[Finding]:
     """None where sites do not train apart. ask: the lighthouse too, which has ten seconds to answer."""
     if c.replicas == 1:
         return []
-    if importlib.util.find_spec("torchft") is None:
-        return [Finding(NAME, FAIL, "SYNC=diloco: torchft is not installed", "it has wheels for Linux on x86_64 only: "
-                        "make setup there, or SYNC=ddp", 64)]
-    if not c.lighthouse:
-        return [Finding(NAME, FAIL, "SYNC=diloco: LIGHTHOUSE is not set", "say where all sites reach it, "
-                        "for example LIGHTHOUSE=10.0.0.5:29510, and start make lighthouse there", 64)]
+    if problem := site_problem(c):
+        return [told(NAME, FAIL, problem, 64)]
     return [*address(c), reached(c)] if ask else address(c)
 
 

@@ -7,7 +7,6 @@ Every collective outside the model's own gradients is here by name.
 import contextlib
 import dataclasses
 import datetime
-import importlib.util
 import logging
 import os
 import platform
@@ -21,7 +20,7 @@ import torch.distributed as dist
 
 from train.config import Config
 from train.interrupt import BY_USER
-from train.rules import batch_problem
+from train.rules import batch_problem, site_problem, split_problem
 from train.settings import SettingsError
 
 log = logging.getLogger(__name__)
@@ -70,17 +69,8 @@ def join(c: Config) -> World:
     rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     local_rank, node_rank = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("GROUP_RANK", 0))
     local_size = int(os.environ.get("LOCAL_WORLD_SIZE", size))
-    if problem := batch_problem(c, size * c.replicas):
+    if problem := batch_problem(c, size * c.replicas) or site_problem(c) or split_problem(c, size):
         raise SettingsError([problem])
-    if c.replicas > 1 and not c.lighthouse:
-        raise SettingsError(["SYNC=diloco needs LIGHTHOUSE, the host and port at which all sites reach make "
-                             "lighthouse; for example LIGHTHOUSE=10.0.0.5:29510"])
-    if c.replicas > 1 and importlib.util.find_spec("torchft") is None:
-        raise SettingsError(["SYNC=diloco needs torchft, which has wheels for Linux on x86_64 only: run make setup "
-                             "there, or set SYNC=ddp"])
-    if c.replicas > 1 and size > 1 and c.parallel != "fsdp":
-        raise SettingsError([f"PARALLEL={c.parallel} with SYNC=diloco and {size} processes at a site: each would send "
-                             "all weights over the WAN; set PARALLEL=fsdp, or NPROC=1"])
     device = choose_device(c, local_rank)
     name = "CPU"
     if device.type == "cuda":

@@ -263,7 +263,6 @@ def exchanged(job: Job, outcome: Outcome) -> None:
     job.guard.exchanged(job.site.turn)
     others, job.exchanged_with = job.exchanged_with, outcome.sites
     if others != outcome.sites or outcome.outer % 10 == 0:
-        assert job.site
         away = ", ".join(map(str, job.site.away))
         job.recorder.say(f"exchange {outcome.outer} behind step {job.step}: {outcome.sites} of {job.config.sites} "
                          f"sites{f' (away: {away})' if away else ''}, {outcome.sent / 1e6:.1f} MB in "

@@ -4,6 +4,7 @@
 """
 
 import difflib
+import importlib.util
 from collections.abc import Callable
 from typing import Any
 
@@ -156,9 +157,27 @@ def check_exchange(c: Any) -> str | None:
 
 
 def check_split(c: Any) -> str | None:
-    if c.sync == "diloco" and (c.nproc or 1) * c.site_nodes > 1 and c.parallel != "fsdp":
+    return split_problem(c, (c.nproc or 1) * c.site_nodes)
+
+
+def split_problem(c: Any, processes: int) -> str | None:
+    """Why a site of so many processes cannot train, or None."""
+    if c.sync == "diloco" and processes > 1 and c.parallel != "fsdp":
         return (f"PARALLEL={c.parallel} with SYNC=diloco: each process of a site would send all weights over the WAN; "
                 "set PARALLEL=fsdp, with which each sends its part, or one process a site")
+    return None
+
+
+def site_problem(c: Any) -> str | None:
+    """What a machine lacks to be a part of a site, or None. Not one of CHECKS: in a cluster the pods have it."""
+    if c.sync != "diloco":
+        return None
+    if importlib.util.find_spec("torchft") is None:
+        return ("SYNC=diloco: torchft is not installed; it has wheels for Linux on x86_64 only: make setup there, or "
+                "SYNC=ddp")
+    if not c.lighthouse:
+        return ("SYNC=diloco: LIGHTHOUSE is not set; say where all sites reach it, for example "
+                "LIGHTHOUSE=10.0.0.5:29510, and start make lighthouse there")
     return None
 
 
