@@ -97,14 +97,19 @@ def lighthouse(network: Network, min_sites: str) -> Iterator[str]:
         process = network.start(network.hub, ["env", QUIET, *given, sys.executable, "-m", "train.sites.lighthouse"],
                                 cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
         try:
-            while "lighthouse on port" not in (said := Path(log.name).read_text()):
-                if process.poll() is not None:
-                    raise RuntimeError(f"the lighthouse does not start: {said}")
-                time.sleep(0.1)
+            until_it_listens(process, Path(log.name))
             yield where
         finally:
             process.kill()
             process.wait()
+
+
+def until_it_listens(process: "subprocess.Popen[Any]", log: Path) -> None:
+    """Wait for a lighthouse that writes to this log. Raises RuntimeError where it ends."""
+    while "lighthouse on port" not in (said := log.read_text()):
+        if process.poll() is not None:
+            raise RuntimeError(f"the lighthouse does not start: {said}")
+        time.sleep(0.1)
 
 
 def prepare_data(settings: dict[str, str]) -> None:

@@ -11,7 +11,6 @@ import socket
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from typing import Any
 from bench.run import spread
 from train import record
 from train.settings import ROOT
-from wanlab.crew import QUIET, prepare_data
+from wanlab.crew import QUIET, prepare_data, until_it_listens
 from wanlab.sites import TRAINER
 
 SEEDS = (1, 2, 3)
@@ -83,10 +82,7 @@ def lighthouse_here(log: Path) -> Iterator[str]:
         process = subprocess.Popen(["env", QUIET, f"LIGHTHOUSE={where}", "PRESET=tiny", "DEVICE=cpu", sys.executable,
                                     "-m", "train.sites.lighthouse"], cwd=ROOT, stdout=file, stderr=subprocess.STDOUT)
     try:
-        while "lighthouse on port" not in log.read_text():
-            if process.poll() is not None:
-                raise RuntimeError(f"the lighthouse does not start: {log.read_text()}")
-            time.sleep(0.1)
+        until_it_listens(process, log)
         yield where
     finally:
         process.terminate()

@@ -77,6 +77,13 @@ class Sites:
         """Exchange -> the hash of what the sites then had in common."""
         return {entry["outer_step"]: entry["hash"] for entry in self.events(rank, "sync")}
 
+    def agreed(self, one: int, other: int, behind: int = 0) -> int:
+        """How many exchanges behind this one both have seen, after each of which they had the same in common."""
+        mine, others = self.hashes(one), self.hashes(other)
+        both = [outer for outer in mine if outer > behind and outer in others]
+        assert [mine[outer] for outer in both] == [others[outer] for outer in both]
+        return len(both)
+
     def wait(self, rank: int, exchanges: int, sites: int = 0, seconds: float = 120) -> None:
         """Until a site has seen so many exchanges, the last of them among so many sites, if that matters."""
         deadline = time.monotonic() + seconds

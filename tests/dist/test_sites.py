@@ -202,9 +202,7 @@ def test_a_site_that_is_killed_stops_no_other_and_catches_up(started: Started) -
     assert f"sites (away: {last}), " in job.log(0).read_text()
     (gap,) = job.events(last, "gap")
     assert gap["reason"] == "away" and gap["from"] < gap["to"] == gap["step"]
-    mine, others = job.hashes(last), job.hashes(0)
-    after = [outer for outer in mine if outer > gap["to"] // 10 and outer in others]
-    assert len(after) >= 2 and all(mine[outer] == others[outer] for outer in after)
+    assert job.agreed(last, 0, behind=gap["to"] // 10) >= 2
     for entry in job.events(0, "rollback"):  # an exchange in which it died: what is lost is one turn at most
         assert entry["from"] - entry["step"] <= 10
     saved = max(int(folder.name[5:]) for folder in (job.run(last) / "checkpoints").glob("step_*"))
@@ -247,9 +245,7 @@ def test_an_exchange_that_fails_costs_the_steps_since_the_last_one(started: Star
     job.wait(0, exchanges=job.events(1, "sync")[-1]["outer_step"] + 2)
     job.tell(signal.SIGTERM)
     job.ends(75, 75)
-    mine, others = job.hashes(1), job.hashes(0)
-    after = [outer for outer in mine if outer > last["outer_step"] and outer in others]
-    assert after and all(mine[outer] == others[outer] for outer in after)
+    assert job.agreed(1, 0, behind=last["outer_step"])
 
 
 @pytest.mark.slow
@@ -269,9 +265,7 @@ def test_without_its_lighthouse_a_site_waits_and_goes_on_when_it_is_back(started
     assert job.events(0, "rollback") == undone
     job.tell(signal.SIGTERM)
     job.ends(75, 75)
-    mine, others = job.hashes(0), job.hashes(1)  # one may make some more alone, while the other has stopped already
-    both = [outer for outer in mine if outer in others]
-    assert len(both) >= 5 and all(mine[outer] == others[outer] for outer in both)
+    assert job.agreed(0, 1) >= 5  # one may make some more alone, while the other has stopped already
 
 
 SLOW = """
