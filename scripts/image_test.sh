@@ -119,7 +119,8 @@ look_inside() {
 # ---- The job
 
 # pod COMMAND...: what the image declares and the settings of a pod, with a command behind its entry point; in the
-# background. Sets pod, to be waited for, and what $work/pid will hold: the number of its first process.
+# background. Sets pod, to be waited for, and what $work/pid will hold: the number of its first process. It has one
+# thread: several may add up in another order on some processors, and what is asked here is what a checkpoint holds.
 pod() {
   local environment entry
   { read -r workdir; mapfile -t environment; } < <(sed '/^$/,$d' "$work/declared")
@@ -127,7 +128,8 @@ pod() {
   rm -f "$work/pid"
   unshare --mount --pid --net --ipc --fork --kill-child scripts/image_pod.sh "$root" "$work/volume" "$work/pid" \
     "$workdir" "${environment[@]}" PRESET=tiny RUNS_DIR=/volume/runs DATA_DIR=/volume/data MAX_STEPS=$STEPS \
-    SAVE_EVERY=$SAVE_EVERY EVAL_EVERY=0 EVAL_TOKENS=1024 LOG_EVERY=10 "${@:-${entry[@]}}" >>"$work/console" 2>&1 &
+    SAVE_EVERY=$SAVE_EVERY EVAL_EVERY=0 EVAL_TOKENS=1024 LOG_EVERY=10 OMP_NUM_THREADS=1 \
+    "${@:-${entry[@]}}" >>"$work/console" 2>&1 &
   pod=$!
 }
 

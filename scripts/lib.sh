@@ -27,13 +27,21 @@ visible_gpus() {
 }
 
 # tune PROCESSES GPUS: threads and memory for that many trainers on this machine; says what it chose. What the user
-# has set stays. Without GPUs large blocks are kept for the next step, which otherwise gets each page anew from the
-# system, zeroed, at the cost of page faults; glibc reads MALLOC_*, torch THP_MEM_ALLOC_ENABLE.
+# has set stays. Without GPUs MKL multiplies on several threads in the same order each time: it is free to choose
+# otherwise, and a run that goes on would differ in the last bits. Its mode for that would be slow on other makers'
+# processors. And large blocks are kept for the next step, which otherwise gets each page anew from the system, zeroed,
+# at the cost of page faults; glibc reads MALLOC_*, torch THP_MEM_ALLOC_ENABLE.
 tune() {
   local cores said
   cores=$(nproc 2>/dev/null || sysctl -n hw.physicalcpu)
   export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((cores > $1 ? cores / $1 : 1))}
   said="launch: processes=$1 threads=$OMP_NUM_THREADS"
+  if [[ $2 == 0 ]]; then
+    export MKL_DYNAMIC=${MKL_DYNAMIC:-FALSE}
+    said+=" MKL_DYNAMIC=$MKL_DYNAMIC"
+    if [[ -z ${MKL_CBWR-} ]] && grep -q GenuineIntel /proc/cpuinfo 2>/dev/null; then export MKL_CBWR=AUTO; fi
+    [[ -z ${MKL_CBWR-} ]] || said+=" MKL_CBWR=$MKL_CBWR"
+  fi
   if [[ $2 == 0 && $(uname) == Linux ]]; then
     export MALLOC_MMAP_THRESHOLD_=${MALLOC_MMAP_THRESHOLD_:-1073741824}
     export MALLOC_TRIM_THRESHOLD_=${MALLOC_TRIM_THRESHOLD_:-4294967296}

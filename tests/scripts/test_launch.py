@@ -83,6 +83,20 @@ def test_without_gpus_large_blocks_are_kept_and_it_is_said(env: dict[str, str], 
     assert f"given {' '.join(f'{name}=' for name in names)}\n" in launch(env)[1]
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="asks /proc/cpuinfo")
+def test_without_gpus_threads_add_up_in_the_same_order_each_time(env: dict[str, str], tmp_path: Path) -> None:
+    stub = tmp_path / "venv" / "bin" / "python"
+    show = 'echo "given ${MKL_DYNAMIC-} ${MKL_CBWR-}"; '
+    stub.write_text(stub.read_text().replace('echo "threads', f'{show}echo "threads'))
+    branch = "AUTO" if "GenuineIntel" in Path("/proc/cpuinfo").read_text() else ""
+    said = launch(env)[1]
+    assert f"given FALSE {branch}\n" in said
+    assert f" MKL_DYNAMIC=FALSE {f'MKL_CBWR={branch} ' if branch else ''}allocator" in said
+    assert "given TRUE AVX2\n" in launch(env, MKL_DYNAMIC="TRUE", MKL_CBWR="AVX2")[1]  # the user's own stay
+    gpus(tmp_path, 1)
+    assert "given  \n" in launch(env)[1]
+
+
 def test_all_visible_gpus_get_a_process_each(env: dict[str, str], tmp_path: Path) -> None:
     gpus(tmp_path, 3)
     assert "torch.distributed.run --standalone --max-restarts=0 --nproc-per-node=3 -m train.main" in launch(env)[1]
