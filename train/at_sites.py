@@ -34,7 +34,7 @@ class AtSites(Outside):
     outer_momentum: float = setting(0.9, help="of that step", minimum=0, maximum=0.999, resume=TRACKED)
     sync_dtype: str = setting("bfloat16", help="in which changes travel; they are added up in float32",
                               choices=("bfloat16", "float32"), resume=TRACKED)
-    sync_streams: int = setting(8, help="connections between two sites, which together fill a long link", minimum=1,
+    sync_streams: int = setting(16, help="connections between two sites, which together fill a long link", minimum=1,
                                 maximum=64)
     min_sites: int = setting(1, help="sites that train on when others are away", minimum=1, maximum=4096)
     site_wait_s: int = setting(120, help="an exchange waits so long for a site that is up and not there yet", minimum=1,

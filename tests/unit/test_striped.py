@@ -46,7 +46,7 @@ def summed(members: int, numbers: int, streams: int, dtype: torch.dtype) -> list
 @pytest.mark.parametrize(("members", "numbers", "streams"), [(2, 1, 1), (2, 1000, 3), (3, 10_001, 4), (4, 4_097, 8)])
 def test_all_get_the_sum_rounded_once_each_way(members: int, numbers: int, streams: int,
                                                monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(striped, "PIECE", 256)  # so that a stream has several
+    monkeypatch.setattr(striped, "PIECES", 512)  # so that a stream has several
     expected = sum(values(rank, numbers).bfloat16().double() for rank in range(members))
     found = summed(members, numbers, streams, torch.bfloat16)
     for tensor in found:
@@ -68,7 +68,7 @@ def test_pieces_hold_each_number_once_in_equal_shares(numbers: int, members: int
     assert pieces[0][0] == 0 and pieces[-1][0] < numbers <= pieces[-1][1]
     assert {(end - begin) % members for begin, end in pieces} == {0}
     longest = max(end - begin for begin, end in pieces)
-    assert longest <= striped.PIECE + members and longest * streams <= striped.UNDER_WAY + members * streams
+    assert longest <= striped.PIECES / members + members and longest * streams <= striped.UNDER_WAY + members * streams
 
 
 def test_tensors_follow_one_another_whatever_their_sizes() -> None:

@@ -69,8 +69,10 @@ class Nesterov(torch.optim.SGD):
     """The outer optimizer of a fragment. Its momentum travels and is kept by the names of weights, as local parts."""
 
     def __init__(self, fragment: Fragment, c: Config):
-        super().__init__([weight for _, weight in fragment.named_parameters()], lr=c.outer_learning_rate,
-                         momentum=c.outer_momentum, nesterov=c.outer_momentum > 0)
+        weights = [weight for _, weight in fragment.named_parameters()]
+        in_one_pass = not any(hasattr(weight, "device_mesh") for weight in weights)  # torch has none for split weights
+        super().__init__(weights, lr=c.outer_learning_rate, momentum=c.outer_momentum, nesterov=c.outer_momentum > 0,
+                         fused=in_one_pass)
         self.fragment = fragment
 
     def momentum(self) -> dict[str, Tensor]:
@@ -229,6 +231,12 @@ class Engine(DiLoCo):
     """torchft's DiLoCo, moved on step by step instead of by hooks of an optimizer, and set to where one stood."""
 
     _manager: Quorums
+
+    def __init__(self, *arguments: Any, fragment_update_alpha: float, **named: Any):
+        super().__init__(*arguments, fragment_update_alpha=fragment_update_alpha, **named)
+        for fragment in self._fragments if not fragment_update_alpha else ():
+            # or each exchange would copy all weights once more, to mix in none of them
+            fragment._save_local_parameters = fragment._merge_parameters = lambda: None
 
     @property
     def turn(self) -> int:

@@ -24,8 +24,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torchft.process_group import ProcessGroup, create_store_client
 
-PIECE = 2**21        # numbers of a piece, at most: large beside a message, small beside what a connection sends
-UNDER_WAY = 2**24    # numbers of all streams' pieces, which share a link: at 10 Mbit/s less than STALL_S
+PIECES = 2**21       # numbers of a piece, at most, times the members; what make wan-lab finds best with SYNC_STREAMS
+UNDER_WAY = 2**25    # numbers of all streams' pieces, which share a link: at 10 Mbit/s less than STALL_S
 STALL_S = 60.0       # a piece that has not come through by then never will: the link is down, or a peer hangs
 JOIN_S = 60.0        # for the members to connect
 
@@ -223,5 +223,6 @@ def pieces_of(numbers: int, members: int, streams: int = 1) -> list[tuple[int, i
     behind the numbers. The same on all members."""
     if not numbers:  # FSDP2 leaves some processes none of a small weight
         return []
-    length = math.ceil(numbers / (math.ceil(numbers / min(PIECE, UNDER_WAY // streams)) * members)) * members
+    most = min(PIECES // members, UNDER_WAY // streams)
+    length = math.ceil(numbers / (math.ceil(numbers / most) * members)) * members
     return [(begin, begin + length) for begin in range(0, numbers, length)]
