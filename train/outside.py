@@ -174,8 +174,11 @@ class Outside:
                            "scaled down; training, four sites that train, one killed, one cut off; loss, DiLoCo beside "
                            "DDP on three seeds, an hour and more. WAN_GBIT and WAN_RTT_MS are the WAN that it asks for",
                            pattern=r"(link|engine|ratio|training|loss)(,(link|engine|ratio|training|loss))*")
-    wan_lab_slower: float = setting(1, help="for the part ratio: link and parameters are divided by so much, so that "
-                                    "bytes take as long and the few cores of this machine, which are four sites, "
-                                    "have so many times the time for them", minimum=1, maximum=1000)
+    wan_lab_smaller: float = setting(20, help="for the parts engine and ratio: the preset's parameters and the time of "
+                                     "its steps are divided by so much", minimum=1, maximum=1000)
+    wan_lab_slower: float = setting(1, help="for the part ratio: link, pieces that travel and parameters are divided "
+                                    "by so much once more, so that bytes take as long and the few cores of this "
+                                    "machine, which are four sites, have so many times the time for them", minimum=1,
+                                    maximum=1000)
     wan_loss_percent: float = setting(0, help="of the packets of make wan-lab that are lost on each site's way out",
                                       unit="per cent", minimum=0, maximum=50)

@@ -1,13 +1,13 @@
 """How much of the time is spent computing at the xlarge preset's ratio of compute to traffic: DDP beside DiLoCo.
 
-Parameters and the seconds that a step computes are both divided by SMALLER; the link stays as it is, and so does the
-share of time that bytes take. Round trips are not divided, so that they count SMALLER times as much as they would. The
+Parameters and the seconds that a step computes are both divided by WAN_LAB_SMALLER; the link stays as it is, and so
+does the share of time that bytes take. Round trips are not divided, so that they count as many times as much. The
 seconds are those of make plan, for the preset's own cards. Inner steps are waits: GPUs would compute them, not these
 cores. The exchange is real: the engine of train/sites, in a process a site, with all that it does beside the network:
 changes, their mean and the outer step are passes over all weights, which on a site's GPUs take no time, and here those
 of four sites are done by the cores of one machine, together with the network's work. What the sum over the WAN takes
-of an exchange is said apart, and WAN_LAB_SLOWER=4 divides link and parameters by 4, so that bytes take as long, and
-such passes a quarter.
+of an exchange is said apart, and WAN_LAB_SLOWER=4 divides link, parameters and the pieces in which they travel by 4, so
+that bytes take as long, and such passes a quarter.
 
 Efficiency is the seconds of computing over all seconds of whole rounds, H steps and their exchange; under DDP of steps.
 DDP stands here without any overlap, over one gloo group.
@@ -28,7 +28,6 @@ from wanlab.engine import turns
 from wanlab.network import Link, Network, address_of
 
 PRESET = "xlarge-8xa100"
-SMALLER = 20
 SITES = 4
 DDP_STEPS = 2
 WAYS = (("DiLoCo, H=30", {"SYNC_EVERY": "30"}, 3),
@@ -44,8 +43,8 @@ class Scaled:
 
     parameters: int
     step_s: float
-    smaller: float = SMALLER
-    slower: float = 1
+    smaller: float
+    slower: float
 
     @property
     def elements(self) -> int:
@@ -56,13 +55,13 @@ class Scaled:
         return self.step_s / self.smaller
 
 
-def scaled(slower: float = 1) -> Scaled:
+def scaled(smaller: float = 1, slower: float = 1) -> Scaled:
     """The preset as make plan sees it on its cards."""
     c = Config.load({"PRESET": PRESET})
     card = fleet_of(c).slowest(c.dtype)
     step_s = compute_s(c, fleet_of(c).processes, card.names)
     assert step_s is not None
-    return Scaled(parameters(c).total, step_s, slower=slower)
+    return Scaled(parameters(c).total, step_s, smaller, slower)
 
 
 def ddp(network: Network, scale: Scaled, dtype: str) -> dict[str, Any]:
@@ -78,7 +77,8 @@ def diloco(network: Network, scale: Scaled, name: str, settings: dict[str, str],
     common = {"PRESET": PRESET, "DEVICE": "cpu", "DTYPE": "float32", "SYNC": "diloco", "MIN_SITES": str(SITES),
               "SITES": str(SITES), "NODES": str(SITES), "NPROC": "1", **settings}
     with lighthouse(network, str(SITES)) as where:
-        arguments = [[str(scale.elements), str(scale.wait_s), *(f"{key}={value}" for key, value in (common | {
+        sizes = [str(number) for number in (scale.elements, scale.wait_s, scale.slower)]
+        arguments = [[*sizes, *(f"{key}={value}" for key, value in (common | {
             "NODE_RANK": str(site), "LIGHTHOUSE": where, "SITE_ADDR": address_of(site)}).items())]
             for site in range(SITES)]
         with crew(network, "wanlab.waiting", arguments) as workers:
@@ -109,9 +109,9 @@ def described(scale: Scaled, name: str, steps: int, rounds: list[dict[str, Any]]
         taken | {"efficiency": 100 * taken["compute_s"] / taken["seconds"]} for taken in rounds]}
 
 
-def found(link: Link, streams: int, slower: float) -> Iterator[dict[str, Any]]:
-    """Each way to stay together; slower: see the top."""
-    scale = scaled(slower)
+def found(link: Link, streams: int, smaller: float, slower: float) -> Iterator[dict[str, Any]]:
+    """Each way to stay together; smaller, slower: see the top."""
+    scale = scaled(smaller, slower)
     with Network(SITES, dataclasses.replace(link, gbit=link.gbit / slower)) as network:
         for dtype in ("float32", "bfloat16"):
             yield ddp(network, scale, dtype)

@@ -43,9 +43,11 @@ def parts(c: Config, folder: Path) -> Iterator[Part]:
     if "link" in asked:
         yield "link", link.HEADER, links(wanted), link.row
     if "engine" in asked:
-        yield "engine", engine.HEADER, engine.found(wanted, ratio.scaled().elements, c.sync_streams), engine.row
+        elements = ratio.scaled(c.wan_lab_smaller).elements
+        yield "engine", engine.HEADER, engine.found(wanted, elements, c.sync_streams), engine.row
     if "ratio" in asked:
-        yield "ratio", ratio.HEADER, ratio.found(wanted, c.sync_streams, c.wan_lab_slower), ratio.row
+        yield "ratio", ratio.HEADER, ratio.found(wanted, c.sync_streams, c.wan_lab_smaller,
+                                                c.wan_lab_slower), ratio.row
     if "training" in asked:
         yield "training", training.HEADER, training.found(wanted, folder), training.row
     if "loss" in asked:

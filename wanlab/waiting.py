@@ -1,8 +1,10 @@
-"""One site of a run whose steps are waits: `python -m wanlab.waiting ELEMENTS WAIT_S SITE NAME=VALUE...`, for ratio.py.
+"""One site of a run whose steps are waits: `python -m wanlab.waiting ELEMENTS WAIT_S SLOWER NAME=VALUE...`, for
+ratio.py.
 
 The settings are those of a site under SYNC=diloco. Its model has as many numbers as it is told, in blocks and a table
 as the xlarge preset has them, and each step takes as long as it is told; the exchange between is that of train/sites.
-For each line with a number of steps it takes these, and says what they took.
+Pieces are smaller by SLOWER, since the link holds fewer bytes. For each line with a number of steps it takes these, and
+says what they took.
 """
 
 import sys
@@ -16,6 +18,7 @@ from bench.lines import say
 from train.config import Config
 from train.distributed import World
 from train.optim import Optimizer
+from train.sites import striped
 from train.sites.diloco import Site
 
 TABLE = 0.077  # of xlarge's numbers: the embedding, which is the head too
@@ -52,7 +55,8 @@ def steps(site: Site, made: int, count: int, wait_s: float) -> dict[str, Any]:
             "committed": all(outcome.committed for outcome in ended), "sites": [outcome.sites for outcome in ended]}
 
 
-def main(elements: int, wait_s: float, settings: dict[str, str]) -> None:
+def main(elements: int, wait_s: float, slower: float, settings: dict[str, str]) -> None:
+    striped.PIECES = round(striped.PIECES / slower)
     c = Config.load(settings)
     torch.set_num_threads(1)
     world = World(0, 0, 0, 1, torch.device("cpu"), "CPU", c.site_addr)
@@ -71,4 +75,4 @@ def main(elements: int, wait_s: float, settings: dict[str, str]) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), float(sys.argv[2]), dict(word.split("=", 1) for word in sys.argv[3:]))
+    main(int(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3]), dict(word.split("=", 1) for word in sys.argv[4:]))

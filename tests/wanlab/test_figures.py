@@ -97,8 +97,9 @@ def test_the_scaled_preset_keeps_the_ratio_of_the_preset_s_own_arithmetic() -> N
 
 
 def test_efficiency_is_computing_by_all() -> None:
-    found = ratio.described(ratio.Scaled(1000, 20.0), "DDP", 1, [{"seconds": 4.0, "compute_s": 1.0, "sent_bytes": 8e6,
-                                                                       "foreign_percent": None}])
+    scale = ratio.Scaled(1000, 20.0, 1, 1)
+    found = ratio.described(scale, "DDP", 1, [{"seconds": 4.0, "compute_s": 1.0, "sent_bytes": 8e6,
+                                               "foreign_percent": None}])
     assert found["rounds"][0]["efficiency"] == 25.0
     assert ratio.row(found).count("|") == ratio.HEADER[0].count("|") == ratio.HEADER[1].count("|")
     assert ratio.row(found) == ("| DDP | 0.0 | 1 | 1.00 (1.00-1.00) | 4.00 (4.00-4.00) | 25 (25-25) |  |  |  "
@@ -112,7 +113,7 @@ def test_the_wan_alone_is_the_slowest_sum_beside_the_computing() -> None:
 # ---- Training
 
 def test_on_the_slower_link_traffic_takes_the_same_share_of_a_step() -> None:
-    full = ratio.Scaled(1_000_000_000, 4.0)
+    full = ratio.Scaled(1_000_000_000, 4.0, 1, 1)
     slow = training.slower(Link(1, 15), full, 3_000_000, 0.2)
     assert 3_000_000 / (slow.gbit * 0.2) == pytest.approx(1_000_000_000 / (1 * 4.0))
     assert slow.one_way_ms == 15
