@@ -8,6 +8,7 @@
 import os
 import signal
 import sys
+import time
 from types import FrameType
 from typing import Any
 
@@ -16,7 +17,9 @@ from k8s.where import decide
 from monitor.watch import NO_RUN, NoRun, View, Watcher, unreadable, watcher_of
 from train.settings import SettingsError
 
-TICK_S = 1.0  # between two drawings: ages go on between two looks
+TICK_S = 1.0    # between two drawings: ages go on between two looks
+NOTICE_S = 0.1  # between two looks whether a signal has come
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def main() -> int:
@@ -119,29 +122,46 @@ def live(watcher: Watcher) -> int:
         from monitor.screen import Screen
         return Screen(view.seen, view.faults, view.verdict, view.trouble, view.remarks, fills)
 
-    def resized(_: int, __: FrameType | None) -> None:
-        watcher.told.set()
+    told: list[int] = []
 
-    before = signal.signal(signal.SIGWINCH, resized)
+    def note(number: int, _: FrameType | None) -> None:
+        """Noted only: an exception or a lock here would meet the screen's and the watcher's locks half taken."""
+        if number in told and number != signal.SIGWINCH:
+            raise SystemExit(128 + number)  # told again: it hangs, as where a terminal takes no more
+        told.append(number)
+
+    def wait() -> None:
+        """Until there is something new, a signal, or the time to draw ages anew."""
+        before, deadline = len(told), time.monotonic() + TICK_S
+        while len(told) == before and time.monotonic() < deadline and not watcher.wait(NOTICE_S):
+            pass
+
+    handlers = {number: signal.signal(number, note) for number in (signal.SIGWINCH, *STOPS)}
     code = 128 + signal.SIGINT
     try:
         with Live(console=console, screen=True, auto_refresh=False, get_renderable=drawing) as screen:
             screen.refresh()
             watcher.start()  # which loads what it needs beside what is shown already
-            while watcher.gone is None and not (watcher.view and watcher.view.over):
-                watcher.wait(TICK_S)
+            while not stops(told) and watcher.gone is None and not (watcher.view and watcher.view.over):
+                wait()
                 screen.refresh()
-    except KeyboardInterrupt:
-        pass
     finally:
-        signal.signal(signal.SIGWINCH, before)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
         if watcher.view:
             console.print(drawing(fills=False))
             code = watcher.view.code
         end(watcher)
+    if stops(told) and stops(told)[0] != signal.SIGINT:
+        return 128 + stops(told)[0]
     if watcher.gone:
         raise watcher.gone
     return code
+
+
+def stops(told: list[int]) -> list[int]:
+    """Those of these signals that ask to end."""
+    return [number for number in told if number in STOPS]
 
 
 def told_to_stop(number: int, _: FrameType | None) -> None:

@@ -92,10 +92,11 @@ class Watcher:
         """How long this watcher is at work."""
         return time.time() - self.began
 
-    def wait(self, seconds: float) -> None:
-        """Until there is something new, or so long."""
-        self.told.wait(seconds)
+    def wait(self, seconds: float) -> bool:
+        """Until there is something new, or so long; returns whether there is."""
+        found = self.told.wait(seconds)
         self.told.clear()
+        return found
 
     def work(self) -> None:
         while not self.ended.is_set():
