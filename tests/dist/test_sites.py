@@ -233,10 +233,10 @@ def test_an_exchange_that_fails_costs_the_steps_since_the_last_one(started: Star
     job.lose(1)
     job.again(1, [sys.executable, "-c", DIES])
     assert job.sites[1].wait(120) == 9, job.log(1).read_text()
-    last = job.events(1, "sync")[-1]
     wait_for(job.run(0) / "metrics.jsonl", '"rollback"')
-    job.wait(0, exchanges=last["outer_step"] + 1, sites=1)
     lost = job.events(0, "rollback")[-1]
+    last = [entry for entry in job.events(0, "sync") if entry["time"] < lost["time"]][-1]
+    job.wait(0, exchanges=last["outer_step"] + 1, sites=1)
     assert (lost["from"], lost["step"]) == (last["step"] + 10, last["step"])
     assert lost["passed_over"] == 10 * job.events(0, "step")[0]["tokens"] // Config.load(job.env).seq_len
     assert f"back to step {last['step']}, what the sites have in common; 10 steps" in job.log(0).read_text()

@@ -170,7 +170,8 @@ def test_servers_that_misbehave_change_nothing_of_a_run(tmp_path: Path, data: di
             assert "make mirror RUN_NAME=run" in lines[-1] and len(lines) <= 3 and len({*lines}) == len(lines), out
             assert "Traceback" not in out, out
             wait_until_gone(folder / "run")
-        assert state(folder / "run")["url"] is None, manner
+        if (folder / "run" / "wandb.json").exists():  # not where the run was over before the mirror had begun
+            assert state(folder / "run")["url"] is None, manner
 
     with ThreadPoolExecutor(4) as pool:  # at once, since most of it is waiting
         list(pool.map(check, MANNERS[1:]))
