@@ -16,13 +16,16 @@ from train import record
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# Runs the trainer and kills it, as kill -9 does, at a chosen point: argument 1, see POINTS.
+# Runs the trainer and kills it, as kill -9 does, at a chosen point: argument 1, see POINTS. With arguments 3 and 4 it
+# dies there once a file has a text.
 KILLER = """
-import os, signal, sys
+import os, pathlib, signal, sys, time
 import torch.distributed.checkpoint as dcp
 from train import checkpoint, evaluate, loop, main
 
 def die(*_, **__):
+    while sys.argv[3:] and sys.argv[4] not in pathlib.Path(sys.argv[3]).read_text():
+        time.sleep(0.05)
     os.kill(os.getpid(), signal.SIGKILL)
 
 def at(call, n, function):
@@ -75,10 +78,10 @@ def train(env: dict[str, str], *, command: list[str] | None = None, code: int = 
     return done.stdout
 
 
-def train_and_kill(env: dict[str, str], point: str, n: int) -> None:
-    """Run the trainer until it kills itself at the n-th time that it comes to a point."""
+def train_and_kill(env: dict[str, str], point: str, n: int, once: tuple[Path, str] | None = None) -> None:
+    """Run the trainer until it kills itself at the n-th time that it comes to a point, and once a file has a text."""
     assert point in POINTS
-    train(env, command=[sys.executable, "-c", KILLER, point, str(n)], code=-signal.SIGKILL)
+    train(env, command=[sys.executable, "-c", KILLER, point, str(n), *map(str, once or ())], code=-signal.SIGKILL)
 
 
 def wait_for(path: Path, text: str, seconds: float = 120) -> None:

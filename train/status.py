@@ -199,8 +199,8 @@ def line_of(name: str, state: dict[str, Any], phase: str, over: bool, now: float
 def mirrored(paths: RunPaths) -> str:
     """A line of where the run is at W&B; empty if it is not."""
     state = read(paths.wandb_state)
-    offline = f"offline; to upload it: {sync_command(paths)}" if state.get("mode") == "offline" else None
-    where = state.get("url") or offline
+    offline = state.get("mode") == "offline" and any(paths.wandb.glob("offline-run-*"))
+    where = state.get("url") or (f"offline; to upload it: {sync_command(paths)}" if offline else None)
     return f"\n{'':30} W&B: {where}" if where else ""
 
 

@@ -181,6 +181,7 @@ class Sidecar:
         self.gone = threading.Event()     # the trainer is
         self.reached = threading.Event()  # W&B is
         self.obstacle = "was not reached"
+        self.trying = threading.Event()   # the package is loaded, which takes a busy machine long
         self.began = time.monotonic()
         self.said: set[str] = set()
         threading.Thread(target=self.watch, daemon=True).start()
@@ -209,6 +210,7 @@ class Sidecar:
 
     def remark(self) -> None:
         """In a thread: say that W&B is slow to answer, while a first try may still take a while."""
+        self.trying.wait()
         if not self.reached.wait(REACH_S) and not self.said and not self.gone.is_set():
             self.say("no answer yet; the run goes on, and all of it is uploaded once there is one")
 
@@ -228,13 +230,15 @@ class Sidecar:
             lock.truncate(0)
             lock.write(f"pid {os.getpid()}")
             lock.flush()
+            self.state = self.read_state()
+            self.write_state()  # the id, before anybody else knows it
             try:
                 import wandb
             except ImportError as error:
                 self.say(f"the package wandb cannot be imported ({error}); make setup installs it. "
                          "The run goes on without")
                 return 1
-            self.state = self.read_state()
+            self.trying.set()
             return self.mirror(self.connect(wandb))
 
     def read_state(self) -> dict[str, Any]:
@@ -259,7 +263,6 @@ class Sidecar:
     def connect(self, wandb: ModuleType) -> Any:
         """The run at W&B, tried for as long as the trainer lives."""
         c = self.config
-        self.write_state()  # the id, before anybody else knows it
         online = c.wandb_mode == "online"
         settings = wandb.Settings(
             root_dir=str(self.paths.folder), use_dot_wandb=False, symlink=False, console="off", show_info=False,

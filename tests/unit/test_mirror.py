@@ -248,12 +248,15 @@ def test_a_mirror_that_is_killed_does_not_hold_up_the_end() -> None:
 
 # ---- make status
 
-@pytest.mark.parametrize(("state", "words"), [
-    ({"mode": "online", "url": "https://x/runs/1"}, "W&B: https://x/runs/1"),
-    ({"mode": "offline", "url": None}, "bin/wandb sync {folder}/wandb/offline-run-*"),
-    ({"mode": "online", "url": None}, ""), (None, "")])
-def test_status_says_where_the_run_is_at_wandb(tmp_path: Path, state: dict | None, words: str) -> None:
+@pytest.mark.parametrize(("state", "files", "words"), [
+    ({"mode": "online", "url": "https://x/runs/1"}, False, "W&B: https://x/runs/1"),
+    ({"mode": "offline", "url": None}, True, "bin/wandb sync {folder}/wandb/offline-run-*"),
+    ({"mode": "offline", "url": None}, False, ""),  # the package is missing
+    ({"mode": "online", "url": None}, False, ""), (None, False, "")])
+def test_status_says_where_the_run_is_at_wandb(tmp_path: Path, state: dict | None, files: bool, words: str) -> None:
     paths = RunPaths(tmp_path)
+    if files:
+        (paths.wandb / "offline-run-20261122_101112-abcd").mkdir(parents=True)
     if state:
         paths.wandb_state.write_text(json.dumps(state))
     line = status.mirrored(paths)
