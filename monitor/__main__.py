@@ -125,7 +125,7 @@ def live(watcher: Watcher) -> int:
     told: list[int] = []
 
     def note(number: int, _: FrameType | None) -> None:
-        """Noted only: an exception or a lock here would meet the screen's and the watcher's locks half taken."""
+        """Noted only: an exception or a lock here could meet the screen's and the watcher's locks half taken."""
         if number in told and number != signal.SIGWINCH:
             raise SystemExit(128 + number)  # told again: it hangs, as where a terminal takes no more
         told.append(number)

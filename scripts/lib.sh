@@ -27,10 +27,10 @@ visible_gpus() {
 }
 
 # tune PROCESSES GPUS: threads and memory for that many trainers on this machine; says what it chose. What the user
-# has set stays. Without GPUs MKL multiplies on several threads in the same order each time: it is free to choose
-# otherwise, and a run that goes on would differ in the last bits. Its mode for that would be slow on other makers'
-# processors. And large blocks are kept for the next step, which otherwise gets each page anew from the system, zeroed,
-# at the cost of page faults; glibc reads MALLOC_*, torch THP_MEM_ALLOC_ENABLE.
+# has set stays. Without GPUs MKL is asked to multiply on several threads in the same order each time: it is free to
+# choose otherwise, and a run that goes on may differ in the last bits. MKL_CBWR only on Intel's processors, where it
+# was seen to cost no time. And large blocks are kept for the next step, which otherwise gets each page anew from the
+# system, zeroed, at the cost of page faults; glibc reads MALLOC_*, torch THP_MEM_ALLOC_ENABLE.
 tune() {
   local cores said
   cores=$(nproc 2>/dev/null || sysctl -n hw.physicalcpu)

@@ -172,7 +172,7 @@ class Outside:
     wan_lab: str = setting("link,engine,ratio,training", help="parts of make wan-lab, with commas between: link, what "
                            "the relay gives; engine, the outer all-reduce alone; ratio, the preset of 1.3B parameters "
                            "scaled down; training, four sites that train, one killed, one cut off; loss, DiLoCo beside "
-                           "DDP on three seeds, an hour and more. WAN_GBIT and WAN_RTT_MS are the WAN that it asks for",
+                           "DDP on three seeds, half an hour. WAN_GBIT and WAN_RTT_MS are the WAN that it asks for",
                            pattern=r"(link|engine|ratio|training|loss)(,(link|engine|ratio|training|loss))*")
     wan_lab_smaller: float = setting(20, help="for the parts engine and ratio: the preset's parameters and the time of "
                                      "its steps are divided by so much", minimum=1, maximum=1000)

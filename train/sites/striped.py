@@ -25,7 +25,7 @@ from torch import Tensor
 from torchft.process_group import ProcessGroup, create_store_client
 
 PIECES = 2**21       # numbers of a piece, at most, times the members; what make wan-lab finds best with SYNC_STREAMS
-UNDER_WAY = 2**25    # numbers of all streams' pieces, which share a link: at 10 Mbit/s less than STALL_S
+UNDER_WAY = 2**24    # numbers of all streams' pieces, which share a link: at 10 Mbit/s less than STALL_S
 STALL_S = 60.0       # a piece that has not come through by then never will: the link is down, or a peer hangs
 JOIN_S = 60.0        # for the members to connect
 
