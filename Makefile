@@ -128,6 +128,15 @@ energy: setup ## kWh and cost of RUN_NAME by cause, joules by step and token, fr
 mirror: setup ## Upload RUN_NAME to Weights & Biases now; a run in training does so by itself
 	@"$(PY)" -m train.mirror
 
+##@ Use
+.PHONY: eval
+eval: setup ## Bits per byte and the CORE metric of RUN_NAME (STEP, INIT_FROM, EVAL_EXAMPLES); docs/evaluation.md
+	@scripts/eval.sh
+
+.PHONY: sample
+sample: setup ## Text from RUN_NAME (STEP) or INIT_FROM: PROMPT or standard input, SAMPLES, SAMPLE_TOKENS, CHAT=1
+	@"$(PY)" -m train.sampling
+
 ##@ Image
 .PHONY: image
 image: setup ## Build the image of this commit (docker, podman or buildah); docs/image.md

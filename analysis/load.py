@@ -237,13 +237,15 @@ def peak_rate(config: Config | None, rates: np.ndarray) -> float:
 
 
 def last_of_each_eval(records: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Evaluations by step, without those that a resume went back behind; a step can have one of each set."""
+    """Evaluations by step, without those that a resume went back behind; a step can have one of each set. What one
+    step's records say of different things, validation loss and CORE, is put together."""
     kept: dict[tuple[int, bool], Mapping[str, Any]] = {}
     for record in records:
         if record["event"] == "eval":
             key = (record["step"], bool(record.get("full")))
-            if key not in kept or record.get("val_loss") is not None:
-                kept[key] = record
+            before = kept.get(key, {})
+            if "val_loss" not in before or record.get("val_loss") is not None or "core" in record:
+                kept[key] = {**before, **record}
         elif record["event"] in GOES_BACK:
             kept = {key: r for key, r in kept.items() if key[0] <= record["step"]}
     return [kept[key] for key in sorted(kept)]

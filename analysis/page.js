@@ -161,7 +161,8 @@ function linesOf(run, panel, key) {
 function pointsOf(run, key, of) {
   return run.evals.filter(e => e[of] !== null).map(e => ({run, x: run.x[key][at(run, e.step)], y: e[of], full: e.full,
     colour: run.colour, words: `${e.full ? "validation, full set" : "validation"} `
-      + [[e.val_loss, ""], [e.val_bpb, " bpb"]].filter(pair => pair[0] !== null).map(pair => full(pair[0]) + pair[1])
+      + [[e.val_loss, ""], [e.val_bpb, " bpb"], [e.core, " CORE"], [e.core_partial, " core_partial"]]
+        .filter(pair => pair[0] !== null).map(pair => full(pair[0]) + pair[1])
         .join(", ")
       + ` at step ${full(e.step)}`}));
 }

@@ -18,7 +18,9 @@ from analysis.sampled import Sampled
 
 IN_PAGE = ("step", "tokens", "step_ms", "minutes", "loss", "tokens_per_s", "mfu", "lr", "grad_norm", "energy_j")
 
-VALIDATION = {"val_loss": "Validation loss (nats/token)", "val_bpb": "Validation, bits per byte"}
+VALIDATION = {"val_loss": "Validation loss (nats/token)", "val_bpb": "Validation, bits per byte",
+              "core": "CORE (mean centred accuracy of 22 tasks)",
+              "core_partial": "Mean centred accuracy of those tasks of CORE that there are"}
 
 # What samplers found, and the loss of evaluations and beside another run's: panels that only the page has.
 SAMPLES = (
@@ -50,7 +52,8 @@ def panels(runs: Sequence[Run]) -> list[dict[str, Any]]:
     beside: list[dict[str, Any]] = []
     for key, title in VALIDATION.items():
         if any(sum(finite(e.get(key)) and not e.get("full") for e in run.evals) > 1 for run in runs):
-            beside.append({"title": title, "kind": "evals", "evals": True, "loss": True, "y": key})
+            beside.append({"title": title, "kind": "evals", "evals": True, "loss": not key.startswith("core"),
+                           "y": key})
     if len(runs) > 1:
         beside.append({"title": "Loss less that of the first run shown, smoothed (nats/token)", "kind": "difference"})
     sampled = [run.sampled for run in runs if run.sampled]

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TextIO, cast
 
-from bench import data, logs, pages, planned, sampler, saving
+from bench import core, data, logs, pages, planned, sampler, saving, text
 from bench.lines import said
 from bench.load import Foreign, worst
 from bench.shapes import SHAPES, Shape
@@ -38,8 +38,10 @@ DATA = "data"          # in BENCH_SHAPES: what data cost (data.py)
 SAMPLER = "sampler"    # in BENCH_SHAPES: what the GPU sampler costs (sampler.py)
 PLAN = "plan"          # in BENCH_SHAPES: what make plan predicts, beside what is (planned.py)
 LOGS = "logs"          # in BENCH_SHAPES: how fast logs are read (logs.py), pages made (pages.py)
+TEXT = "text"          # in BENCH_SHAPES: how fast text is written (text.py)
+CORE = "core"          # in BENCH_SHAPES: how fast the tasks of CORE are scored (core.py)
 Row = Callable[[dict[str, Any]], str]  # what was found, as a line of a table
-OTHERS = (SAVING, DATA, SAMPLER, PLAN, LOGS)
+OTHERS = (SAVING, DATA, SAMPLER, PLAN, LOGS, TEXT, CORE)
 
 
 class Worker:
@@ -199,6 +201,10 @@ def tables(c: Config) -> Iterator[tuple[str, Sequence[str], Iterator[dict[str, A
     if LOGS in asked:
         yield "logs", logs.HEADER_ROWS, said("bench.logs", str(rounds)), spreading(logs.row)
         yield "pages", pages.HEADER_ROWS, said("bench.pages", str(rounds)), spreading(pages.row)
+    if TEXT in asked:
+        yield "text", text.HEADER_ROWS, said("bench.text", str(rounds)), spreading(text.row)
+    if CORE in asked:
+        yield "core", core.HEADER_ROWS, each(core.PARTS, "bench.core", str(rounds)), spreading(core.row)
 
 
 def each(parts: Sequence[str], module: str, *arguments: str) -> Iterator[dict[str, Any]]:
@@ -231,7 +237,7 @@ def main() -> int:
         say(row(results[-1]) + "\n")
         sys.stdout.flush()
     parts: dict[str, list[dict[str, Any]]] = {
-        name: [] for name in ("checkpoints", "data", "sampler", "planned", "logs", "pages")}
+        name: [] for name in ("checkpoints", "data", "sampler", "planned", "logs", "pages", "text", "core")}
     for name, header, finds, line in tables(c):
         say("\n" + "\n".join(header) + "\n")
         for found in finds:

@@ -2,7 +2,7 @@
 # Start the trainer on this machine, and again when it fails: directly for one process, under torchrun for more, and
 # behind a roll call of all nodes where there are several. On a laptop as in a container, whose entry it can be.
 #
-#   usage: scripts/launch.sh
+#   usage: scripts/launch.sh [MODULE]      (MODULE: what is started in place of the trainer, train.main)
 #   reads: NPROC, DEVICE, NODES, NODE_RANK, MASTER_ADDR, MASTER_PORT, MAX_RESTARTS, START_TIMEOUT_S, SHUTDOWN_TIMEOUT_S,
 #          PEER_STOP, RUNS_DIR, RUN_NAME (settings); POD_SITE and K8S_NODE, where a pod runs; what tune and guard set
 #          stays as it is where it is set already
@@ -33,8 +33,8 @@ main() {
     trainer=("$PY" -m torch.distributed.run --nnodes="$nodes" --node-rank="$node_rank" --master-addr="$master_addr"
       --master-port="$master_port" --rdzv-conf="timeout=$start_timeout")
   fi
-  trainer+=(--max-restarts=0 --nproc-per-node="$processes" -m train.main)
-  ((nodes > 1 || processes > 1)) || trainer=("$PY" -m train.main)
+  trainer+=(--max-restarts=0 --nproc-per-node="$processes" -m "${1:-train.main}")
+  ((nodes > 1 || processes > 1)) || trainer=("$PY" -m "${1:-train.main}")
 
   scratch=$(mktemp -d "${TMPDIR:-/tmp}/launch.XXXXXXXX") || die 78 "launch: set TMPDIR to a folder that can be written"
   trap 'rm -rf "$scratch"' EXIT

@@ -18,6 +18,7 @@ import torch
 from train import attention, checkpoint, compilation, exchange, foreign, nccl_log, parallel, prepare, recovery, watchdog
 from train.batch import Loader
 from train.config import Config, compare_for_resume
+from train.core.score import open_core
 from train.distributed import World, from_all, from_first, report_exit, shutdown_timeout_s
 from train.durable import write_whole
 from train.evaluate import Evaluator
@@ -91,6 +92,9 @@ def put_together(c: Config, paths: RunPaths, world: World, interrupt: Interrupt,
     data = open_data(c, paths, world, watch, before)
     started.lap("data")
 
+    watch.expect("fetching the CORE bundle", 4 * c.start_timeout_s)
+    core = open_core(c, data.vocabulary, world, keep=True) if c.core_every else None
+
     # later the run's own checkpoints have the weights, and the folder may be gone
     init_from = c.init_from if from_first(not checkpoint.committed(paths.checkpoints)) else ""
     if init_from:
@@ -121,7 +125,7 @@ def put_together(c: Config, paths: RunPaths, world: World, interrupt: Interrupt,
     guard = Guard(c.spike_sigmas, c.max_skips, c.max_rollbacks)
     job = Job(c, paths, world, engine, optimizer, data.loader, data.evaluator, recorder, state, interrupt, watch,
               Pace(c, engine, watch), saver, guard, data.fingerprint, data.vocabulary, compressed(data.sources), shared,
-              data.feed, starved=data.feed is not None)
+              data.feed, starved=data.feed is not None, core=core)
     started.lap("model")
 
     # at full shape, and before a checkpoint is read: what does not fit into memory shows now

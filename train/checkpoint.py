@@ -67,8 +67,13 @@ def tensor_states(model: nn.Module, optimizer: Optimizer, outer: dict[str, Tenso
     weights = weights_of(model)
     moments = {f"state.{name}.{key}": value for name, weight in weights.items()
                for key, value in optimizer.moments(weight).items()}
-    states = {"model": {name: weight.detach() for name, weight in weights.items()}, "optimizer": moments}
+    states = {"model": weights_state(model), "optimizer": moments}
     return states | {"outer": outer} if outer else states
+
+
+def weights_state(model: nn.Module) -> dict[str, Tensor]:
+    """Name -> weight, or this rank's part of it."""
+    return {name: weight.detach() for name, weight in weights_of(model).items()}
 
 
 def stager(on_gpu: bool) -> Any:
@@ -108,12 +113,29 @@ def load_into(folder: Path, model: nn.Module, optimizer: Optimizer, shared: bool
             dcp.load(tensor_states(model, optimizer, outer), checkpoint_id=folder, no_dist=True)
     except (Exception, dcp.api.CheckpointException) as error:
         problem = problem or cause(error)
-    if failed := [problem for problem in from_all(problem) if problem]:
-        raise CheckpointError(f"{folder}: does not fit this model: {failed[0]}; go on with the settings that "
-                              "config.json holds")
+    refuse_misfit(folder, problem)
     if not shared:
         states = tensor_states(model, optimizer, outer)
         replicate([tensor for part in states.values() for tensor in part.values()])
+
+
+def load_weights(folder: Path, model: nn.Module) -> None:
+    """Read the weights of a verified checkpoint in place, on all ranks together, each its own part; no moment is read,
+    and a tensor at a time is twice in memory. Raises CheckpointError, on all ranks."""
+    import torch.distributed.checkpoint as dcp
+    problem = None
+    try:
+        dcp.load({"model": weights_state(model)}, checkpoint_id=folder, no_dist=True)
+    except (Exception, dcp.api.CheckpointException) as error:
+        problem = cause(error)
+    refuse_misfit(folder, problem)
+
+
+def refuse_misfit(folder: Path, problem: str | None) -> None:
+    """Raises CheckpointError, on all ranks, where one of them has a problem with what it read."""
+    if failed := [problem for problem in from_all(problem) if problem]:
+        raise CheckpointError(f"{folder}: does not fit this model: {failed[0]}; go on with the settings that "
+                              "config.json holds")
 
 
 def blank(weight: Tensor, size: torch.Size, dtype: torch.dtype) -> Tensor:
@@ -146,14 +168,15 @@ def write(root: Path, step: int, states: dict[str, Any], need: int, small: dict[
     """Write checkpoints/step_N, on the ranks of a group together. Returns (folder, bytes).
 
     states: as tensor_states has them; need: the bytes they take at most. small: states that go into the manifest
-    as JSON. An existing, committed folder is left alone, unless sites have exchanged something since: then it is
-    replaced. Raises CheckpointError, on all ranks of the group, and leaves nothing behind if it cannot be written;
-    whatever else is raised, a rank is gone.
+    as JSON. A committed folder is replaced only where sites have exchanged something since, or it was evaluated. Raises
+    CheckpointError, on all ranks of the group, leaving nothing behind; whatever else is raised, a rank is gone.
     """
     import torch.distributed.checkpoint as dcp
     target = folder_of(root, step)
     temporary = from_first(root / f"{target.name}.tmp-{uuid.uuid4().hex[:8]}", group)
-    if from_first(target.exists() and manifest_of(target).get("sites") == small.get("sites"), group):
+    old = manifest_of(target)
+    if from_first(target.exists() and old.get("sites") == small.get("sites") and
+                  small.get("val_loss") in (None, old.get("val_loss")), group):
         return target, 0
     problem = None
     try:
@@ -235,18 +258,19 @@ def existing_parent(path: Path) -> Path:
     return path if path.exists() else existing_parent(path.parent)
 
 
-def prune(root: Path, keep_last: int, keep_every: int, sound: Collection[int] = ()) -> list[int]:
+def prune(root: Path, keep_last: int, keep_every: int, sound: Collection[int] = (), always: Collection[int] = (),
+          ) -> list[int]:
     """Delete old checkpoints and leftovers of killed saves; returns the steps deleted.
 
-    Kept are the newest keep_last, the multiples of keep_every, and the two newest that verify: steps in
-    `sound` are known to, others are hashed. Renamed first, so that a kill in between leaves no half a
-    checkpoint under a valid name.
+    Kept are those of `always`, the newest keep_last, the multiples of keep_every, and the two newest that verify: steps
+    in `sound` are known to, others are hashed. Renamed first, so that a kill in between leaves no half a checkpoint
+    under a valid name.
     """
     clear_leftovers(root)
     steps, deleted = committed(root), []
     kept = set(newest_valid(root, steps, 2, sound)) if len(steps) > keep_last else set(steps)
     for step in steps[:-keep_last]:
-        if step in kept or (keep_every and step % keep_every == 0):
+        if step in kept or step in always or (keep_every and step % keep_every == 0):
             continue
         trash = root / f".trash-{step}-{uuid.uuid4().hex[:8]}"
         try:

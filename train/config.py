@@ -1,6 +1,7 @@
 """Every setting, once: name, type, unit, default, help, and what a change means when a run is resumed.
 
-Those of a WAN between sites are in at_sites.py, those of what is round a run, image and cluster, in outside.py.
+Those of evaluation are in of_evaluation.py, those of a WAN between sites in at_sites.py, those of what is round a run,
+image and cluster, in outside.py.
 `.env.example` is written from all by env_example.py, and a test holds them equal. settings.py tells where values come
 from; everything below is about what they mean.
 """
@@ -11,14 +12,14 @@ import sys
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from train.at_sites import AtSites
+from train.of_evaluation import OfEvaluation
 from train.rules import CHECKS
 from train.settings import (FREE, FROZEN, TRACKED, ROOT, Declared, SettingsError, declared_fields, format_value,
                             resolve, setting)
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(AtSites):
+class Config(OfEvaluation):
     """The resolved settings of a run. Built by `Config.load`, then passed; nothing else reads settings."""
 
     # ---- Run
@@ -145,15 +146,6 @@ class Config(AtSites):
     report_tokens: int = setting(50_000_000, help="of each source that make data-report compares with them, evenly "
                                  "spread over its documents; 0: all", unit="tokens", minimum=0, resume=FREE)
 
-    # ---- Evaluation
-    eval_every: int = setting(1000, help="validation loss after so many steps; 0: only at the end", unit="steps",
-                              minimum=0)
-    eval_tokens: int = setting(65536, help="of validation text while training, a fixed subset. The end of a run "
-                               "takes all, up to 20 times as much", unit="tokens", minimum=256, resume=TRACKED)
-    eval_minutes: float = setting(10, help="an evaluation that takes longer is given up, that of the end after 20 "
-                                  "times as long; the run goes on", unit="minutes", above=0)
-    sample_tokens: int = setting(160, help="length of the text sample at the end; 0: none", unit="tokens", minimum=0)
-
     # ---- Checkpoints
     checkpoints: str = setting("on", help="off trains without any: a killed run is lost", choices=("on", "off"))
     save_every: int | None = setting(None, help="checkpoint after so many steps, beside SAVE_MINUTES", unit="steps",
@@ -163,6 +155,8 @@ class Config(AtSites):
     keep_last: int = setting(3, help="checkpoints kept; the two newest that verify always are", minimum=2)
     keep_every: int = setting(0, help="keep the checkpoints of multiples of this step for ever; 0: none",
                               unit="steps", minimum=0)
+    keep_best: bool = setting(False, help="save behind each evaluation that is better than those of all checkpoints, "
+                              "and keep the checkpoint with the lowest validation loss")
 
     # ---- Failures
     max_restarts: int = setting(3, help="a trainer that fails is started again, this often without a new checkpoint "
@@ -189,8 +183,9 @@ class Config(AtSites):
     # ---- Benchmark
     bench_shapes: str = setting("s4k,s50k,checkpoint", help="what make bench runs: shapes of bench/shapes.py, "
                                 "checkpoint, what a save costs, data, what reading and preparing it cost, sampler, "
-                                "what the GPU sampler costs, plan, what make plan predicts beside what is, and logs, "
-                                "how fast logs of others are read",
+                                "what the GPU sampler costs, plan, what make plan predicts beside what is, logs, how "
+                                "fast logs of others are read, text, how fast make sample writes, and core, how fast "
+                                "CORE's questions are scored",
                                 pattern=r"[a-z0-9-]+(,[a-z0-9-]+)*")
     bench_rounds: int = setting(5, help="of each cell of make bench, in which all take turns", minimum=1)
     peers_dir: str = setting("", help="a folder with a checkout of nanoGPT, to be run beside", example="../peers")

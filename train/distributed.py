@@ -61,15 +61,16 @@ class World:
 # Coming together
 # ---------------------------------------------------------------------------------------------------
 
-def join(c: Config) -> World:
+def join(c: Config, trains: bool = True) -> World:
     """Find the device, join the process group if there is one, and check that the batch divides over it.
 
-    Raises SettingsError, PeersMissing.
+    trains: False for a command that takes no step, of which there is nothing to divide. Raises SettingsError,
+    PeersMissing.
     """
     rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     local_rank, node_rank = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("GROUP_RANK", 0))
     local_size = int(os.environ.get("LOCAL_WORLD_SIZE", size))
-    if problem := batch_problem(c, size * c.replicas) or site_problem(c) or split_problem(c, size):
+    if trains and (problem := batch_problem(c, size * c.replicas) or site_problem(c) or split_problem(c, size)):
         raise SettingsError([problem])
     device = choose_device(c, local_rank)
     name = "CPU"

@@ -9,8 +9,9 @@ from train.settings import Declared, declared_fields, format_value, rule_of
 GROUPS = {"PRESET": "Run", "DEVICE": "Machine", "PARALLEL": "Parallel", "SYNC": "Sites", "VOCAB_SIZE": "Model",
           "SEQ_LEN": "Batch and schedule", "OPTIMIZER": "Optimizer", "DATA_MIX": "Data", "EVAL_EVERY": "Evaluation",
           "CHECKPOINTS": "Checkpoints", "MAX_RESTARTS": "Failures", "IMAGE": "Image", "WHERE": "Cluster",
-          "CARDS": "Plan and doctor", "INTERVAL_MS": "Monitor", "LOG_DIR": "Plots", "WAN_LAB": "WAN lab",
-          "BENCH_SHAPES": "Benchmark", "LOG_EVERY": "Log", "WANDB_MODE": "W&B", "HF_TOKEN": "Secrets"}
+          "CARDS": "Plan and doctor", "INTERVAL_MS": "Monitor", "LOG_DIR": "Plots", "PROMPT": "Text",
+          "EXPORT_DTYPE": "Export", "WAN_LAB": "WAN lab", "BENCH_SHAPES": "Benchmark", "LOG_EVERY": "Log",
+          "WANDB_MODE": "W&B", "HF_TOKEN": "Secrets"}
 
 
 def env_example() -> str:

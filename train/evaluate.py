@@ -1,7 +1,7 @@
 """Validation loss, in nats per token and in bits per byte, so that tokenizers compare.
 
-Each rank sums over its share of a fixed set of windows; one all-reduce at the end. What goes wrong here costs the
-number, never the run: all ranks learn of it in that all-reduce.
+Each rank sums over its share of a fixed set of windows, source by source; one all-reduce at the end. What goes wrong
+here costs the number, never the run: all ranks learn of it in that all-reduce.
 """
 
 import contextlib
@@ -37,11 +37,20 @@ class _OverTime(BaseException):
 
 @dataclasses.dataclass(frozen=True)
 class Validation:
-    """nats over tokens, and over the bytes that those tokens stand for."""
+    """nats over tokens, and over the bytes that those tokens stand for; by_source: the same of each source by itself,
+    where anything of it was scored."""
 
     nats: float
     tokens: int
     text_bytes: int
+    by_source: Mapping[str, "Validation"] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def of_sources(cls, sums: Mapping[str, list[float]]) -> "Validation":
+        """From nats, tokens and bytes of each source."""
+        nats, tokens, text_bytes = (sum(column) for column in zip(*sums.values(), strict=True))
+        return cls(nats, int(tokens), int(text_bytes),
+                   {name: cls(n, int(t), int(b)) for name, (n, t, b) in sums.items() if t and b})
 
     @property
     def loss(self) -> float:
@@ -95,8 +104,9 @@ class Evaluator:
         progress: called with "batch" at each, and with "others" before they are waited for.
         Raises EvaluationFailed, on all ranks, where one failed or needed longer than limit_s.
         """
-        # nats, tokens, bytes, ranks that were interrupted, ranks that failed
-        sums, problem = torch.zeros(5, dtype=torch.float64, device=self.world.device), ""
+        # nats, tokens, bytes of each source; then ranks that were interrupted, ranks that failed
+        names = list(self.sources)
+        sums, problem = torch.zeros(3 * len(names) + 2, dtype=torch.float64, device=self.world.device), ""
         together = waits_in_forward(model)  # then all ranks stop at the same batch, or some would wait for ever
         try:
             with overtime(limit_s, anywhere=not together) as clock:
@@ -105,24 +115,26 @@ class Evaluator:
             if together:  # in a forward pass, in which the others wait: no agreement is possible
                 raise
             problem = self.words(error)
-            sums[4] += 1
+            sums[-1] += 1
         progress("others")
-        nats_sum, tokens_sum, bytes_sum, stopped, failed = sum_over_ranks(sums).tolist()
+        *values, stopped, failed = sum_over_ranks(sums).tolist()
         if failed:
             problems = [f"rank {rank}: {text}" for rank, text in enumerate(from_all(problem)) if text]
             raise EvaluationFailed(problems[0])
-        return None if stopped else Validation(nats_sum, int(tokens_sum), int(bytes_sum))
+        return None if stopped else Validation.of_sources({name: values[3 * i:3 * i + 3]
+                                                           for i, name in enumerate(names)})
 
     def add_up(self, sums: torch.Tensor, model: nn.Module, full: bool, together: bool, clock: "_Clock",
                interrupted: Callable[[], bool], progress: Callable[[str], None]) -> str:
         """Score this rank's share into the sums, as many batches on each rank; returns what is wrong on this one."""
-        chosen, size = self.full if full else self.subset, self.c.micro_batch(self.world.size)  # as in training
-        mine, most = chosen[self.world.rank::self.world.size], -(-len(chosen) // self.world.size)
-        for start in range(0, most, size):
-            problem = ""
+        size, places = self.c.micro_batch(self.world.size), {name: 3 * i for i, name in enumerate(self.sources)}
+        batches = self.batches(self.full if full else self.subset, size)  # as large as in training
+        mine, most = batches[self.world.rank::self.world.size], -(-len(batches) // self.world.size)
+        for number in range(most if together else len(mine)):
+            problem, windows = "", mine[number] if number < len(mine) else []
             try:
                 with clock.may_raise():
-                    tokens, targets = self.padded(mine[start:start + size], size)
+                    tokens, targets = self.padded(windows, size)
             except (Exception, _OverTime) as error:
                 if not together:
                     raise
@@ -130,10 +142,19 @@ class Evaluator:
             progress("batch")
             flags = torch.tensor([interrupted(), bool(problem)], dtype=torch.float64)
             if (sum_over_ranks(flags) if together else flags).any():
-                sums[3:] += flags.to(sums.device)
+                sums[-2:] += flags.to(sums.device)
                 return problem
-            sums[:3] += self.score(model, tokens, targets)
+            place = places[windows[0][0]] if windows else 0
+            sums[place:place + 3] += self.score(model, tokens, targets)
         return ""
+
+    @staticmethod
+    def batches(windows: list[tuple[str, int, int]], size: int) -> list[list[tuple[str, int, int]]]:
+        """The windows in batches of one source each, since a model sums over all that it is given."""
+        by_source: dict[str, list[tuple[str, int, int]]] = {}
+        for window in windows:
+            by_source.setdefault(window[0], []).append(window)
+        return [part[start:start + size] for part in by_source.values() for start in range(0, len(part), size)]
 
     def words(self, error: BaseException) -> str:
         if isinstance(error, _OverTime):

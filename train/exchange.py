@@ -289,7 +289,7 @@ def caught_up(job: Job, outcome: Outcome, called: float) -> None:
         return recovery.back_to(job, end, "this site was trained apart, and has the others' weights", called)
     job.step, job.starved = end, job.feed is not None
     job.guard.exchanged(job.site.turn)
-    job.evaluated_at = max(job.evaluated_at, end)
+    job.evaluated_at, job.core_at = max(job.evaluated_at, end), max(job.core_at, end)
     job.away = (*job.away, (begin, end))
     job.save_soon = True
     job.recorder.event("gap", job.step, job.tokens, replica=job.config.site_rank, reason="away", to=end,

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from train.batch import Loader
 from train.config import Config
+from train.core.score import Core
 from train.distributed import World, set_timeout
 from train.evaluate import Evaluator
 from train.feed import Feed
@@ -95,6 +96,10 @@ class Job:
     step: int = 0
     gaps: tuple[Gap, ...] = ()
     evaluated_at: int = 0  # the last step with a validation loss
+    validated: tuple[int, float] | None = None  # the last one's step and loss, where it did not fail
+    core: Core | None = None       # where CORE_EVERY asks for that metric
+    core_at: int = 0               # the last step that has it
+    shares_said: set[str] = dataclasses.field(default_factory=set)  # settings by which evaluation takes much time
     saved_at: float = dataclasses.field(default_factory=time.monotonic)
     save_soon: bool = False  # the first rank wants a checkpoint behind the next step
     last_stall_s: float = 0.0  # of a save that no step has reported yet

@@ -1,11 +1,16 @@
 """The training loop: batch, step, record; now and then evaluate and save."""
 
 import logging
+import math
 import time
+from collections.abc import Callable
+from statistics import median
 from typing import Any
 
 from train import checkpoint, exchange, recovery
 from train.checkpoint import CheckpointError
+from train.core.metric import Result
+from train.core.score import CoreFailed
 from train.distributed import from_all, from_first
 from train.evaluate import FULL_SET, EvaluationFailed, Validation
 from train.flops import flops_per_token, mfu, peak_tflops
@@ -13,7 +18,7 @@ from train.job import Job
 from train.model import matmul_weights
 from train.optim import set_rate
 from train.parallel import bare
-from train.saver import Saved
+from train.saver import Saved, best
 from train.schedule import lr_at
 from train.manifest import DataError
 from train.step import Clock, StepNumbers, train_step
@@ -23,6 +28,7 @@ log = logging.getLogger(__name__)
 
 LOOK_S = 0.2   # between two looks at whether data have come
 SAID_S = 60.0  # between two lines about a long wait
+SHARE = 0.02   # of the time, from which on it is said what evaluations take
 
 
 def train(job: Job) -> str:
@@ -37,7 +43,7 @@ def train(job: Job) -> str:
         if told:
             return stop(job)
         recovery.check_data(job)
-    if evaluation_due(job) and evaluate(job, full=False)[0]:
+    if evaluate_if_due(job):
         return stop(job)
     while job.step < c.last_step or exchange.is_unfinished(job):
         if (job.late or first or job.step >= c.last_step) and job.site:
@@ -102,9 +108,9 @@ def train(job: Job) -> str:
         if job.site:
             told = exchange.after_step(job, last=not told) or told
         first, last, waited_s = False, job.step == c.last_step, 0.0
-        if evaluation_due(job) and not told:
-            told, _ = evaluate(job, full=False)  # the resumed run evaluates here first
-        if told or numbers.save or last or (c.save_every and job.step % c.save_every == 0):
+        if not told:
+            told = evaluate_if_due(job)  # the resumed run evaluates here first
+        if told or numbers.save or last or is_best(job) or (c.save_every and job.step % c.save_every == 0):
             save(job, must=told or last)
         if told:
             return stop(job)
@@ -209,9 +215,24 @@ def tell_producer(job: Job, now: bool = False) -> None:
 # ---------------------------------------------------------------------------------------------------
 
 def evaluation_due(job: Job) -> bool:
-    """Whether EVAL_EVERY asks for a validation loss at this step; the last has its own, by all the text."""
-    every, c = job.config.eval_every, job.config
-    return every > 0 and 0 < job.step < c.last_step and job.step % every == 0 and job.evaluated_at != job.step
+    """Whether EVAL_EVERY asks for a validation loss at this step, or KEEP_BEST at the last, which has another one by
+    all the text."""
+    c, step = job.config, job.step
+    due = step % c.eval_every == 0 if step < c.last_step and c.eval_every else c.keep_best and step == c.last_step
+    return due and step > 0 and job.evaluated_at != step
+
+
+def core_due(job: Job) -> bool:
+    """Whether CORE_EVERY asks for that metric at this step, or it is the last."""
+    every, step = job.config.core_every, job.step
+    return job.core is not None and step > 0 and job.core_at != step and (
+        step % every == 0 or step >= job.config.last_step)
+
+
+def evaluate_if_due(job: Job) -> bool:
+    """What is to be evaluated at this step; returns whether a signal came to any rank in between."""
+    return (evaluation_due(job) and evaluate(job, full=False)[0]) or (
+        job.step < job.config.last_step and core_due(job) and evaluate_core(job))
 
 
 def evaluate(job: Job, full: bool) -> tuple[bool, Validation | None]:
@@ -219,29 +240,93 @@ def evaluate(job: Job, full: bool) -> tuple[bool, Validation | None]:
     any, on all ranks. Where it fails the run goes on without them."""
     job.status.phase("evaluating")
     began, limit_s = time.perf_counter(), 60 * job.config.eval_minutes * (FULL_SET if full else 1)
-    patience_s = limit_s + job.config.train_timeout_s
-
-    def progress(what: str) -> None:
-        batch_s = max(job.pace.limit_s, job.config.start_timeout_s)  # the first may be compiled
-        job.watch.expect("an evaluation", patience_s if what == "others" else batch_s, "EVAL_MINUTES")
-
-    job.pace.allow("an evaluation", patience_s, "EVAL_MINUTES")
     result, values = None, dict[str, Any](val_loss=None, val_bpb=None, scored_tokens=0)
     try:
         result = job.evaluator(job.model, full, interrupted=lambda: job.interrupt.asked is not None, limit_s=limit_s,
-                               progress=progress)
+                               progress=patience(job, limit_s))
         if result:
-            values = {"val_loss": result.loss, "val_bpb": result.bpb, "scored_tokens": result.tokens}
+            values = {"val_loss": result.loss, "val_bpb": result.bpb, "scored_tokens": result.tokens,
+                      "val_loss_by_source": {name: of.loss for name, of in result.by_source.items()},
+                      "val_bpb_by_source": {name: of.bpb for name, of in result.by_source.items()}}
     except EvaluationFailed as error:
         values["error"] = str(error)
         job.recorder.say(f"the evaluation at step {job.step} failed, and training goes on: {error}")
-    told = result is None and "error" not in values
+    told, seconds = result is None and "error" not in values, time.perf_counter() - began
     if not told:
         job.evaluated_at = job.step
-        job.recorder.evaluation(job.step, job.tokens, **values, eval_s=time.perf_counter() - began, full=full)
+        if not full:
+            job.validated = (job.step, result.loss) if result else None
+            say_share(job, "EVAL_EVERY", job.config.eval_every, seconds)
+        job.recorder.evaluation(job.step, job.tokens, **values, eval_s=seconds, full=full)
     job.pace.restore()
     job.status.phase("training")
     return told, result
+
+
+def evaluate_core(job: Job) -> bool:
+    """The CORE metric into the record; returns whether a signal came to any rank in between. Where it fails the run
+    goes on without it."""
+    assert job.core
+    job.status.phase("evaluating")
+    began, limit_s = time.perf_counter(), 60 * job.config.eval_minutes
+    counts, values = None, dict[str, Any](core=None)
+    try:
+        counts = job.core(job.model, interrupted=lambda: job.interrupt.asked is not None, limit_s=limit_s,
+                          progress=patience(job, limit_s))
+        if counts:
+            found = Result.of(job.core.bundle.tasks, counts, job.core.bundle.missing)
+            values = found.record()
+            job.recorder.say(f"step {job.step}: {found.words()}")
+    except CoreFailed as error:
+        values["core_error"] = str(error)
+        job.recorder.say(f"CORE at step {job.step} failed, and training goes on: {error}")
+    told, seconds = counts is None and "core_error" not in values, time.perf_counter() - began
+    if not told:
+        job.core_at = job.step
+        say_share(job, "CORE_EVERY", job.config.core_every, seconds)
+        job.recorder.event("eval", job.step, job.tokens, **values, core_s=seconds, eval_s=seconds)
+    job.pace.restore()
+    job.status.phase("training")
+    return told
+
+
+def patience(job: Job, limit_s: float) -> Callable[[str], None]:
+    """What an evaluation is to call as it goes on, for the watchdog to know how long each part may take."""
+    most_s = limit_s + job.config.train_timeout_s
+    job.pace.allow("an evaluation", most_s, "EVAL_MINUTES")
+
+    def progress(what: str) -> None:
+        batch_s = max(job.pace.limit_s, job.config.start_timeout_s)  # the first may be compiled
+        job.watch.expect("an evaluation", batch_s if what == "batch" else most_s, "EVAL_MINUTES")
+
+    return progress
+
+
+def say_share(job: Job, setting: str, every: int, seconds: float) -> None:
+    """Say, once a setting, that evaluations take more than SHARE of the time, if steps are as long as they were."""
+    if not every or not job.pace.times or setting in job.shares_said:
+        return
+    share = seconds / (seconds + every * median(job.pace.times))
+    if share > SHARE:
+        job.shares_said.add(setting)
+        enough = seconds * (1 / SHARE - 1) / median(job.pace.times)  # steps in between
+        job.recorder.say(f"an evaluation took {seconds:.1f} s, which at {setting}={every} is {100 * share:.1f}% of the "
+                         f"time: {setting}={math.ceil(enough / 100) * 100} or less to score would make it less than "
+                         f"{100 * SHARE:g}%")
+
+
+def is_best(job: Job) -> bool:
+    """Whether KEEP_BEST asks for a checkpoint here: this step was evaluated, and no checkpoint was better.
+
+    Those that are there are asked: one that failed, or was put aside when the run went back, is none.
+    """
+    if not job.config.keep_best or not job.validated or job.validated[0] != job.step:
+        return False
+    job.pace.allow("a checkpoint", job.saver.limit_s, "CHECKPOINT_TIMEOUT_S")
+    job.saver.wait()
+    found, loss = from_first(best(job.paths.checkpoints) if job.world.is_first else None), job.validated[1]
+    job.pace.restore()
+    return not math.isnan(loss) and (found is None or loss < found[0])
 
 
 # ---------------------------------------------------------------------------------------------------

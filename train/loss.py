@@ -99,3 +99,19 @@ def summed_loss(x: Tensor, weight: Tensor, targets: Tensor, chunk: int = CHUNK_T
     not scored. Softmax and sum in float32. Backward may be called once.
     """
     return _LinearCrossEntropy.apply(x, weight, targets, chunk, part), (targets != IGNORED).sum()
+
+
+def scored_answers(x: Tensor, weight: Tensor, answers: Tensor, vocab_size: int,
+                   chunk: int = CHUNK_TOKENS) -> tuple[Tensor, Tensor]:
+    """(nats (n,) float32, whether no entry is likelier (n,) bool; of several as likely the first counts).
+
+    x (n, C) hidden states; weight (V, C) of the head, of which the first vocab_size rows are entries; answers (n,).
+    """
+    found = []
+    for part, index in zip(x.split(chunk), answers.split(chunk), strict=True):
+        logits = torch.mm(part, weight.to(part.dtype).t())[:, :vocab_size].float()
+        nats = logits.logsumexp(dim=1) - logits.gather(1, index[:, None])[:, 0]
+        found.append((nats, logits.argmax(dim=1) == index))
+    if not found:
+        return x.new_empty(0, dtype=torch.float32), x.new_empty(0, dtype=torch.bool)
+    return torch.cat([nats for nats, _ in found]), torch.cat([hit for _, hit in found])

@@ -156,13 +156,16 @@ def run(job: Job) -> int:
     if loop.train(job) == "stopped":
         return stopped(job)
     told, result = loop.evaluate(job, full=True)
-    if told:
+    if told or (loop.core_due(job) and loop.evaluate_core(job)):
         return stopped(job)
     job.pace.allow("the end", c.start_timeout_s + c.sample_tokens, "START_TIMEOUT_S")
     if result:
         others = job.compressed_bpb if job.evaluator.full_is_all else {}
         beside = "".join(f"; {name} needs {value:.3f}" for name, value in others.items())
         job.recorder.say(f"validation: {result.bpb:.3f} bits per byte on {result.text_bytes} held-out bytes{beside}")
+        if len(result.by_source) > 1:
+            job.recorder.say("bits per byte of each source: " + ", ".join(
+                f"{name} {of.bpb:.3f}" for name, of in result.by_source.items()))
     if c.data_mix.count(","):
         seen = [f"{name} {100 * of['share']:.2f}% = {of['tokens'] / 1e6:.2f} M tokens"
                 + (f", {of['epochs']:.2f} epochs" if of["epochs"] else "") for name, of in job.shares.items()]

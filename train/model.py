@@ -29,9 +29,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from train.attention import SDPA, Kernel
+from train.attention import SDPA, Kernel, sdpa
+from train.branches import Branches
 from train.config import Config
-from train.loss import softmax_part, summed_loss
+from train.loss import scored_answers, softmax_part, summed_loss
 from train.recompute import recomputed
 
 
@@ -65,20 +66,27 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if x.device.type == "cpu" and not torch.compiler.is_compiling():
+            if not torch.is_grad_enabled():
+                return normalised(x, self.eps)[0] * self.weight.to(x.dtype)
             return _RMSNormOnCPU.apply(x, self.weight, self.eps)
         if x.dtype == torch.float32:
             return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
         return self.weight.to(x.dtype) * F.rms_norm(x.float(), self.weight.shape, None, self.eps).to(x.dtype)
 
 
+def normalised(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """(x over its root mean square, what it was multiplied by) in few passes over memory."""
+    square = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32).square_()
+    scale = square.div_(x.shape[-1]).add_(eps).rsqrt_()
+    return torch.mul(x, scale, out=torch.empty_like(x)), scale
+
+
 class _RMSNormOnCPU(torch.autograd.Function):
-    """The same in fewer passes over memory: torch has no kernel of its own for it on CPU. Two to three times faster."""
+    """The same with a gradient: torch has no kernel of its own for it on CPU. Two to three times faster."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        square = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32).square_()
-        scale = square.div_(x.shape[-1]).add_(eps).rsqrt_()
-        normal = torch.mul(x, scale, out=torch.empty_like(x))
+        normal, scale = normalised(x, eps)
         ctx.save_for_backward(normal, scale, weight)
         return normal * weight.to(x.dtype)
 
@@ -124,7 +132,8 @@ class Attention(nn.Module):
         B, T, C = x.shape
         q, k, v = (proj(x).view(B, T, -1, self.head_dim)  # (B, T, H or H_kv, D)
                    for proj in (self.q_proj, self.k_proj, self.v_proj))
-        y = self.kernel.attend(rotate(self.q_norm(q), rotary), rotate(self.k_norm(k), rotary), v, apart)
+        attend = sdpa if apart is not None and apart.ndim == 4 else self.kernel.attend  # which may not know masks
+        y = attend(rotate(self.q_norm(q), rotary), rotate(self.k_norm(k), rotary), v, apart)
         return self.o_proj(y.reshape(B, T, C))
 
 
@@ -179,23 +188,32 @@ class Transformer(nn.Module):
         self.softmax_part, self.compiled = softmax_part, False  # compilation.py changes both
         self.register_buffer("rotary", rotary_table(c.seq_len, c.head_dim, c.rope_theta), persistent=False)
 
-    def hidden(self, tokens: Tensor, bounds: Tensor | None = None) -> Tensor:
+    def hidden(self, tokens: Tensor, bounds: Tensor | None = None, branches: Branches | None = None) -> Tensor:
         """(B, T, C): what the head reads."""
-        x = self.embed_tokens(tokens).to(self.dtype)
-        rotary = self.rotary[:, :tokens.shape[1]].to(self.dtype)
+        rotary = self.rotary[:, :tokens.shape[1]] if branches is None else self.rotary[:, branches.positions]
         apart = None if bounds is None else self.kernel.apart(bounds, *tokens.shape)
+        if branches:
+            apart = branches.mask()
+        return self.through(tokens, rotary, apart)
+
+    def through(self, tokens: Tensor, rotary: Tensor, apart: Tensor | None = None) -> Tensor:
+        """(B, T, C): the same of tokens that stand where their rotary angles (2, T, 1, D) or (2, B, T, 1, D) say."""
+        x, rotary = self.embed_tokens(tokens).to(self.dtype), rotary.to(self.dtype)
         for layer in self.layers:
             x = layer(x, rotary, apart)
         return self.norm(x)
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None,
-                bounds: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+                bounds: Tensor | None = None, branches: Branches | None = None) -> Tensor | tuple[Tensor, Tensor]:
         """tokens (B, T) int64, T at most SEQ_LEN; targets (B, T) int64, -1 where not scored; bounds of documents
         that are to be kept apart, as attention.document_mask has them, or None.
 
-        Without targets: logits (B, T, V) float32. With: see loss.py.
+        Without targets: logits (B, T, V) float32. With: see loss.py. With branches, and nothing else: (nats, whether it
+        is the likeliest entry), each (n,), of each of their answers.
         """
-        x = self.hidden(tokens, bounds)
+        x = self.hidden(tokens, bounds, branches)
+        if branches:
+            return scored_answers(x.flatten(0, 1)[branches.at], self.lm_head.weight, branches.answers, self.vocab_size)
         if targets is None:
             return self.lm_head(x)[..., :self.vocab_size].float()
         return summed_loss(x.flatten(0, 1), self.lm_head.weight, targets.flatten(), part=self.softmax_of_entries)

@@ -73,8 +73,8 @@ class Outside:
     only: str = setting("", help="of the lines of make logs: numbers of training, NCCL's, who joined, or complaints. "
                         "Default: all", choices=("metrics", "nccl", "ranks", "errors"), example="metrics")
     node: int | None = setting(None, help="whose lines make logs shows. Default: the first's", minimum=0, example="0")
-    step: int | None = setting(None, help="the checkpoint that make fetch-run brings. Default: the newest", minimum=1,
-                               example="1000")
+    step: int | None = setting(None, help="the checkpoint that make fetch-run brings and make export takes. Default: "
+                               "the newest", minimum=1, example="1000")
 
     # ---- Plan and doctor
     cards: str = setting("", help="the GPUs that make plan is about, as NUMBERxCARD with commas between, or cpu; here: "
@@ -167,6 +167,24 @@ class Outside:
     # ---- Plots
     log_dir: str = setting("", help="a folder of training logs, of this trainer or others, that make plots turns into "
                            "CSV and curves there; docs/logs.md. Default: none, it draws RUN_NAME", example="logs")
+
+    # ---- Text
+    prompt: str = setting("", help="what make sample continues, or with CHAT=1 answers. Default: standard input, and "
+                          "at a terminal what the sample at the end of the run begins with", example="Hello")
+    samples: int = setting(1, help="texts that make sample writes, side by side", minimum=1, maximum=1024)
+    sample_temperature: float = setting(0.8, help="divides the logits before a token is drawn; 0: always the likeliest",
+                                        minimum=0, maximum=100)
+    sample_top_k: int = setting(50, help="tokens among which one is drawn, the likeliest; 0: all", minimum=0)
+    sample_top_p: float = setting(1, help="of the probability: drawn is among the likeliest that make it up", above=0,
+                                  maximum=1)
+    chat: bool = setting(False, help="make sample answers PROMPT as a message, or at a terminal one after the other; "
+                         "for models that were fine-tuned to")
+
+    # ---- Export
+    export_dtype: str = setting("float32", help="of the weights that make export writes; bfloat16 takes half the room "
+                                "and rounds", choices=("float32", "bfloat16"))
+    export_shard_gb: float = setting(5, help="of weights in one of its files, at most; where there are more there are "
+                                     "several files and an index", unit="GB", above=0)
 
     # ---- WAN lab
     wan_lab: str = setting("link,engine,ratio,training", help="parts of make wan-lab, with commas between: link, what "

@@ -40,7 +40,16 @@ STEP_UNITS = {
 EVAL_UNITS = {
     "val_loss": "nats/token on validation text; null where the evaluation failed",
     "val_bpb": "bits per byte on the same",
+    "val_loss_by_source": "source -> nats/token on its validation text",
+    "val_bpb_by_source": "source -> bits per byte on the same",
     "scored_tokens": "validation tokens scored",
+    "core": "the DCLM CORE metric, mean of 22 centred accuracies; null where a task is missing",
+    "core_partial": "then: the mean of those that are there",
+    "core_margin": "half of the 95 % interval of either",
+    "core_tasks": "how many tasks it is the mean of",
+    "core_centred": "task -> centred accuracy, 0 for guessing and 1 for all right",
+    "core_error": "in words, why there is none; training went on",
+    "core_s": "seconds of these that it took",
     "eval_s": "seconds",
     "full": "true where the set was the final, larger one",
     "error": "in words, why an evaluation failed or ran out of time; training went on",
@@ -101,7 +110,7 @@ EVENT_UNITS: dict[str, dict[str, str]] = {
 # How a value looks on the console; anything else as str() has it.
 FORMATS = {"loss": ".4f", "lr": ".3e", "grad_norm": ".3f", "step_ms": ".1f", "tokens_per_s": ".0f", "mfu": ".1f",
            "mem_gib": ".2f", "val_loss": ".4f", "val_bpb": ".4f", "data_wait_s": ".3f", "eval_s": ".1f",
-           "checkpoint_stall_s": ".2f"}
+           "core": ".4f", "core_partial": ".4f", "checkpoint_stall_s": ".2f"}
 
 CONSOLE_KEYS = ("loss", "lr", "grad_norm", "step_ms", "tokens_per_s", "mfu", "mem_gib", "tokens")
 

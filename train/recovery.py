@@ -63,6 +63,8 @@ def load(job: Job, folder: Path, manifest: dict[str, Any]) -> None:
     job.kept_outer = (outer, manifest.get("sites", {})) if outer else None
     job.away = tuple(tuple(span) for span in manifest["data"].get("away", ()))
     job.step, job.evaluated_at = manifest["data"]["step"], manifest["evaluated_at"]
+    job.validated = None if manifest.get("val_loss") is None else (job.step, manifest["val_loss"])
+    job.core_at = manifest.get("core_at", 0)
     job.saver.sound = {step for step in job.saver.sound if step < job.step} | {job.step}
 
 
@@ -108,7 +110,8 @@ def back_to(job: Job, step: int, why: str, began: float, stall_s: float = 0.0) -
     if problem := from_first(problem):
         raise problem
     job.saver.sound = {step for step in job.saver.sound if step <= job.step}
-    job.evaluated_at, job.save_soon = min(job.evaluated_at, job.step), True
+    job.evaluated_at, job.validated, job.save_soon = min(job.evaluated_at, job.step), None, True
+    job.core_at = min(job.core_at, job.step)
     job.guard.exchanged(job.site.turn)
     job.recorder.event("rollback", job.step, job.tokens, passed_over=passed, seconds=time.perf_counter() - began,
                        stall_s=stall_s, **{"from": here})
@@ -121,7 +124,9 @@ def states(job: Job) -> dict[str, Any]:
     data = {"step": job.step, "gaps": [dataclasses.astuple(gap) for gap in job.gaps],
             "fingerprint": job.data_fingerprint, "tokenizer_sha256": job.vocabulary.sha256,
             "opened": job.loader.opened(job.step, job.gaps), "shares": job.shares}
-    small = {"tokens": job.tokens, "evaluated_at": job.evaluated_at, "data": data, "guard": job.guard.state()}
+    loss = job.validated[1] if job.validated and job.validated[0] == job.step else None
+    small = {"tokens": job.tokens, "evaluated_at": job.evaluated_at, "val_loss": loss, "core_at": job.core_at,
+             "data": data, "guard": job.guard.state()}
     if job.site:
         data["away"] = job.away
         small["sites"] = job.site.small()

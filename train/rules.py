@@ -217,6 +217,14 @@ def check_shutdown(c: Any) -> str | None:
     return None
 
 
+def check_best(c: Any) -> str | None:
+    if c.keep_best and (not c.eval_every or c.checkpoints == "off"):
+        lacking = "CHECKPOINTS=off saves none" if c.eval_every else "EVAL_EVERY=0 evaluates none"
+        return f"KEEP_BEST=1 keeps the best checkpoint, and {lacking}; for example " + (
+            "CHECKPOINTS=on" if c.eval_every else "EVAL_EVERY=1000")
+    return None
+
+
 def check_wandb(c: Any) -> str | None:
     if c.wandb_mode == "online" and not has_key(c.wandb_api_key):
         return ("WANDB_MODE=online: there is no key; set WANDB_API_KEY in the environment or ENV_FILE, or run wandb "
@@ -243,6 +251,7 @@ CHECKS: list[tuple[tuple[str, ...], Callable[[Any], str | None]]] = [
     (("DATA_MIX",), check_mix),
     (("INIT_FROM", "TOKENIZER"), check_init),
     (("SHARD_TOKENS", "SEQ_LEN"), check_shard),
+    (("KEEP_BEST", "EVAL_EVERY", "CHECKPOINTS"), check_best),
     (("WANDB_MODE", "WANDB_API_KEY"), check_wandb),
     (("ALLOW_FAIL",), check_allow_fail),
 ]

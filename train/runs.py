@@ -81,6 +81,10 @@ class RunPaths:
         """The stacks of processes that made no progress."""
         return self.folder / "hang"
 
+    def evaluation(self, name: str) -> Path:
+        """What make eval found, of the weights of that name."""
+        return self.folder / "eval" / f"{name}.json"
+
     @property
     def wandb(self) -> Path:
         """W&B's own files."""

@@ -142,7 +142,9 @@ class Saver:
             self.misses = 0
             report_progress(self.world, step)
             if self.world.is_first:
-                checkpoint.prune(self.root, self.c.keep_last, self.c.keep_every, self.sound)
+                found = best(self.root) if self.c.keep_best else None
+                checkpoint.prune(self.root, self.c.keep_last, self.c.keep_every, self.sound,
+                                 always=[found[1]] if found else ())
             self.ended = Saved(step, folder, size, time.perf_counter() - self.began)
         except BaseException as error:
             self.misses += 1
@@ -165,3 +167,13 @@ class Saver:
             return None
         return (f"{self.misses} checkpoints in a row could not be written, so that too much would be lost: see above "
                 "for the reason of each")
+
+
+def best(root: Path) -> tuple[float, int] | None:
+    """(validation loss, step) of the checkpoint with the lowest, of equal ones the earliest; None where none has one.
+
+    Saved in the checkpoint itself, so that a resumed run knows it. No file is verified.
+    """
+    losses = ((checkpoint.manifest_of(checkpoint.folder_of(root, step)).get("val_loss"), step)
+              for step in checkpoint.committed(root))
+    return min(((float(loss), step) for loss, step in losses if loss is not None), default=None)

@@ -269,6 +269,14 @@ def resolve(config_class: type, environ: Mapping[str, str] | None = None, root: 
     return resolved
 
 
+def given(config_class: type, environ: Mapping[str, str] | None = None, root: Path = ROOT) -> set[str]:
+    """Names of the settings that somebody gave for this command: not those that a preset or a default gives."""
+    resolved = resolve(config_class, environ, root)
+    preset = shown(root / "presets" / f"{resolved.values['PRESET']}.env")
+    return {name for name, where in resolved.origin.items()
+            if where != "default" and not where.startswith(f"{preset} line ")}
+
+
 def env_file_path(chosen: str, default: str, layers: list, root: Path, problems: list[str]) -> Path | None:
     """The file that ENV_FILE or PRESET points to; None where there is none to read."""
     text, where = next((layer[chosen] for layer in layers if chosen in layer), (default, "default"))

@@ -34,7 +34,9 @@ from train.wandb_env import visible_gpus
 
 STEP_KEYS = {"loss": "train/loss", "lr": "train/lr", "grad_norm": "train/grad_norm", "step_ms": "perf/step_ms",
              "tokens_per_s": "perf/tokens_per_s", "mfu": "perf/mfu"}
-EVAL_KEYS = {"val_loss": "val/loss", "val_bpb": "val/bpb"}
+EVAL_KEYS = {"val_loss": "val/loss", "val_bpb": "val/bpb", "core": "core/core", "core_partial": "core/partial",
+             "core_margin": "core/margin", "core_tasks": "core/tasks"}
+EVAL_MAPS = {"val_loss_by_source": "val/loss/", "val_bpb_by_source": "val/bpb/", "core_centred": "core/"}
 
 POLL_S = 1.0         # between two looks at the record, and at the GPUs
 PAUSES_S = (5, 300)  # after the first try that fails and, doubled from there, at most
@@ -98,6 +100,9 @@ class Rows:
             self.time = entry["time"]
             if event == "eval":
                 self.values |= numbers(entry, EVAL_KEYS)
+                for key, prefix in EVAL_MAPS.items():
+                    of_each = entry.get(key) or {}
+                    self.values |= numbers(of_each, {name: prefix + name for name in of_each})
             elif step % self.every == 0 or self.first or step == self.last_step:
                 self.values |= numbers(entry, STEP_KEYS)
                 if (loss := entry.get("loss")) is not None and loss < 700:  # exp() has no greater ones

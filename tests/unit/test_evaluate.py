@@ -106,6 +106,35 @@ def test_each_source_is_scored_in_proportion_to_its_weight_and_not_from_its_begi
     assert max(per_source["python-stdlib"]) > 2 * chosen  # of 63
 
 
+def test_each_source_has_its_own_loss_and_bits_per_byte(parts, tmp_path: Path) -> None:
+    """Beside an evaluation of that source alone, whatever the batches and ranks."""
+    c, vocabulary, sources, _ = parts
+    folder, lengths = tmp_path / "shards", vocabulary.byte_lengths()
+    shutil.copytree(sources["python-stdlib"].folder, folder)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    ids = np.arange(700) % 400
+    manifest["seals"][0]["validation"] = vars(write_shard(folder / "validation_00000.bin", ids, 1, 3000,
+                                                          vocabulary.sha256, "fineweb-edu", 512))
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    both = {"python-stdlib": sources["python-stdlib"], "fineweb-edu": ShardSet(folder)}
+    model, c = build(c, ALONE.device), dataclasses.replace(c, data_mix="python-stdlib:2,fineweb-edu:1")
+    found = Evaluator(c, both, lengths, ALONE)(model, full=True)
+    assert found is not None and list(found.by_source) == list(both)
+    for name, shards in both.items():
+        one = Evaluator(dataclasses.replace(c, data_mix=f"{name}:1"), {name: shards}, lengths, ALONE)
+        alone = one(model, full=True)
+        of = found.by_source[name]
+        assert (of.tokens, of.text_bytes) == (alone.tokens, alone.text_bytes)
+        assert (of.loss, of.bpb) == (pytest.approx(alone.loss, rel=1e-6), pytest.approx(alone.bpb, rel=1e-6))
+    assert abs(found.by_source["fineweb-edu"].bpb / found.by_source["python-stdlib"].bpb - 1) > 0.001
+    shares = [Evaluator(c, both, lengths, dataclasses.replace(ALONE, rank=rank, size=3))(model, full=True)
+              for rank in range(3)]
+    for name, of in found.by_source.items():
+        assert sum(share.by_source[name].tokens for share in shares if name in share.by_source) == of.tokens
+        assert sum(share.by_source[name].nats for share in shares if name in share.by_source) == pytest.approx(of.nats)
+    assert found.nats == pytest.approx(sum(of.nats for of in found.by_source.values()))
+
+
 def test_the_end_of_a_run_says_whether_it_scored_all(parts) -> None:
     c, vocabulary, sources, evaluator = parts
     few = Evaluator(dataclasses.replace(c, eval_tokens=64), sources, vocabulary.byte_lengths(), ALONE)

@@ -185,7 +185,7 @@ def job(tiny: Config, monkeypatch: pytest.MonkeyPatch) -> Any:
         config=c, status=quiet, pace=quiet, saver=quiet, recorder=recorder, events=events, desk=None, late=False,
         world=types.SimpleNamespace(is_first=False), guard=Guard(8, 3, 3), step=0, tokens=0, gaps=(), feed=None,
         paths=types.SimpleNamespace(checkpoints=None), exchange_stall_s=0.0, exchanged_with=0, evaluated_at=0,
-        save_soon=False, starved=False, kept_outer=None)
+        save_soon=False, starved=False, kept_outer=None, core_at=0, validated=None)
     return made
 
 

@@ -13,27 +13,29 @@ import pytest
 from train.settings import ROOT
 
 # A module imports only from those before it. The record and the settings come first, then the flow, one way.
-ORDER = ["settings", "wandb_env", "outside", "at_sites", "rules", "config", "env_example", "runs", "durable", "record",
-         "goodput", "schedule", "cards", "flops", "sizes", "nccl_log", "status", "provenance", "rollcall", "wan",
-         "rendezvous", "manifest", "corpus.source", "corpus.hub", "corpus.pin", "prepared", "corpus.fetch",
-         "corpus.formats", "corpus.rows", "tokenizer", "shards", "making", "progress", "prepare", "overlap",
-         "report_text", "report", "mixture", "stream", "guard", "straggler", "watchdog", "interrupt", "metrics",
-         "mirror", "wandb_mirror", "distributed", "relay", "feed", "batch", "attention", "loss", "recompute", "model",
-         "compilation", "optim", "foreign", "parallel", "step", "evaluate", "sample", "checkpoint", "saver",
-         "sites.striped", "sites.desk", "sites.lighthouse", "sites.outcome", "sites.engine", "sites.diloco", "job",
-         "recovery", "exchange", "run_folder", "assemble", "loop", "main"]
-STANDARD_LIBRARY_ONLY = ["settings", "wandb_env", "outside", "at_sites", "rules", "config", "env_example", "runs",
-                         "durable", "record", "goodput", "schedule", "cards", "flops", "sizes", "wan", "nccl_log",
-                         "status", "provenance", "rollcall", "rendezvous", "guard", "straggler", "watchdog",
-                         "interrupt", "metrics", "mirror", "manifest", "sites.desk", "sites.outcome"]
+ORDER = ["settings", "wandb_env", "outside", "at_sites", "of_evaluation", "rules", "config", "env_example", "runs",
+         "durable", "record", "goodput", "schedule", "cards", "flops", "sizes", "nccl_log", "status", "provenance",
+         "rollcall", "wan", "rendezvous", "manifest", "corpus.source", "corpus.hub", "corpus.pin", "prepared",
+         "corpus.fetch", "corpus.formats", "corpus.rows", "tokenizer", "shards", "making", "progress", "prepare",
+         "overlap", "report_text", "report", "mixture", "stream", "guard", "straggler", "watchdog", "interrupt",
+         "metrics", "mirror", "wandb_mirror", "distributed", "relay", "feed", "batch", "attention", "branches", "loss",
+         "recompute", "model", "compilation", "optim", "foreign", "parallel", "step", "evaluate", "core.tasks",
+         "core.download", "core.metric", "core.bundle", "core.prompts", "core.score", "cache", "sample", "chat",
+         "checkpoint", "saver", "sites.striped", "sites.desk", "sites.lighthouse", "sites.outcome", "sites.engine",
+         "sites.diloco", "job", "recovery", "exchange", "run_folder", "trained", "sampling", "assemble", "eval_run",
+         "loop", "main"]
+STANDARD_LIBRARY_ONLY = ["settings", "wandb_env", "outside", "at_sites", "of_evaluation", "rules", "config",
+                         "env_example", "runs", "durable", "record", "goodput", "schedule", "cards", "flops", "sizes",
+                         "wan", "nccl_log", "status", "provenance", "rollcall", "rendezvous", "guard", "straggler",
+                         "watchdog", "interrupt", "metrics", "mirror", "manifest", "sites.desk", "sites.outcome"]
 READS_ENVIRONMENT = {"train/settings.py", "train/wandb_env.py", "train/distributed.py", "train/sites/__init__.py"}
-TORCH_ROOMS = ("train", "bench", "wanlab")
+TORCH_ROOMS = ("train", "export", "bench", "wanlab")
 LOADS_TORCH = "doctor.by_torch"  # the one module outside of TORCH_ROOMS that may: it is started
 KNOWS_PROCESSES = {"train/distributed.py", "train/parallel.py", "train/checkpoint.py", "train/sites/diloco.py",
-                   "train/sites/striped.py", "wanlab/reduce.py"}
+                   "train/sites/striped.py", "wanlab/reduce.py", "export/stored.py"}
 LONGEST_FILE, LONGEST_LINE = 400, 120
 
-ROOMS = [path for room in ("train", "plan", "doctor", "monitor", "analysis", "bench", "wanlab", "k8s")
+ROOMS = [path for room in ("train", "plan", "doctor", "monitor", "analysis", "export", "bench", "wanlab", "k8s")
          for path in sorted((ROOT / room).rglob("*.py"))]
 TRAIN = {".".join(path.relative_to(ROOT / "train").with_suffix("").parts): path for path in ROOMS
          if path.is_relative_to(ROOT / "train") and path.stem != "__init__"}

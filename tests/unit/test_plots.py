@@ -48,9 +48,9 @@ step,loss,grad_norm,lrm,dt_ms,tok_per_sec,mfu,total_time_min,lr,tokens,mem_gib,d
 4,6.5,0.5,0.1,12000.0,682.625,20.125,0.5,0.0001,32768,1.75,,1763719209.0
 """
 EVALS_CSV = """\
-step,tokens,val_loss,val_bpb,scored_tokens,full,error
-2,16384,7.25,3.0,4096,false,
-4,32768,6.75,2.5,65536,true,
+step,tokens,val_loss,val_bpb,scored_tokens,full,error,core,core_partial,core_margin,core_tasks
+2,16384,7.25,3.0,4096,false,,,,,
+4,32768,6.75,2.5,65536,true,,,,,
 """
 EVENTS_CSV = """\
 event,time,attempt,step,tokens,reason,name,loss,grad_norm,step_ms,from,passed_over,seconds,bytes
@@ -130,8 +130,9 @@ def test_a_panel_without_any_number_is_left_out_and_the_page_says_so(tmp_path):
 
 def test_the_page_has_evaluations_and_what_happened_with_their_words(drawn):
     run = page_of(drawn / "plots/loss_curves.html")["runs"][0]
-    assert run["evals"] == [{"step": 2, "val_loss": 7.25, "val_bpb": 3.0, "full": False},
-                            {"step": 4, "val_loss": 6.75, "val_bpb": 2.5, "full": True}]
+    none = {"core": None, "core_partial": None}
+    assert run["evals"] == [{"step": 2, "val_loss": 7.25, "val_bpb": 3.0, "full": False} | none,
+                            {"step": 4, "val_loss": 6.75, "val_bpb": 2.5, "full": True} | none]
     assert run["events"] == [
         {"kind": "checkpoint", "step": 2, "words": "checkpoint, 1.0 MiB, 0.50 s"},
         {"kind": "resume", "step": 2, "words": "resumed, attempt 1"},

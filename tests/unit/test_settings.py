@@ -29,9 +29,10 @@ TRACKED = {"DEVICE", "NPROC", "DTYPE", "COMPILE", "ATTENTION", "ACTIVATION_CHECK
 
 # The numbers for which zero has a meaning; each other one must be above it.
 ZERO_IS_GOOD = {"SEED", "MIN_LEARNING_RATE", "WARMUP_TOKENS", "ADAM_BETA1", "ADAM_BETA2", "WEIGHT_DECAY", "GRAD_CLIP",
-                "EVAL_EVERY", "SAMPLE_TOKENS", "KEEP_EVERY", "MUON_MOMENTUM",
+                "EVAL_EVERY", "SAMPLE_TEMPERATURE", "SAMPLE_TOKENS", "SAMPLE_TOP_K", "KEEP_EVERY", "MUON_MOMENTUM",
                 "NODE_RANK", "MAX_RESTARTS", "SPIKE_SIGMAS", "MAX_ROLLBACKS", "REPORT_TOKENS", "NODE",
-                "WAN_RTT_MS", "WAN_LOSS_PERCENT", "OUTER_MOMENTUM", "SYNC_DELAY", "SYNC_ALPHA"}
+                "WAN_RTT_MS", "WAN_LOSS_PERCENT", "OUTER_MOMENTUM", "SYNC_DELAY", "SYNC_ALPHA",
+                "CORE_EVERY", "EVAL_EXAMPLES"}
 
 # What a setting needs beside itself to mean anything.
 WITH = {"DECAY_TOKENS": {"LR_SCHEDULE": "wsd"}, "MUON_MOMENTUM": {"OPTIMIZER": "muon"},
@@ -385,8 +386,8 @@ def test_env_example_has_each_setting_with_help_rule_and_a_group() -> None:
         assert re.search(rf"^# {re.escape(declared.help)}\.\n# .+\n#{name}=", text, re.MULTILINE), name
     assert re.findall("^# ==== (.+)$", text, re.MULTILINE) == [
         "Run", "Machine", "Parallel", "Sites", "Model", "Batch and schedule", "Optimizer", "Data", "Evaluation",
-        "Checkpoints", "Failures", "Image", "Cluster", "Plan and doctor", "Monitor", "Plots", "WAN lab",
-        "Benchmark", "Log", "W&B", "Secrets"]
+        "Checkpoints", "Failures", "Image", "Cluster", "Plan and doctor", "Monitor", "Plots", "Text", "Export",
+        "WAN lab", "Benchmark", "Log", "W&B", "Secrets"]
 
 
 @pytest.mark.parametrize("preset", sorted(path.stem for path in (ROOT / "presets").glob("*.env")))

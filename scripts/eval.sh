@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# Validation loss, bits per byte and the CORE metric of a run's checkpoint, on as many processes as training takes.
+#
+#   usage: scripts/eval.sh
+#   reads: the settings (make settings); RUN_NAME and STEP or INIT_FROM say of what, NPROC on how many processes
+#   makes: RUNS_DIR/RUN_NAME/eval/step_N.json, or init_NAME.json of INIT_FROM
+#   exits: 0 all was measured, 64 bad setting, 78 weights, data or bundle are not to be had
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+export MAX_RESTARTS=0
+exec scripts/launch.sh train.eval_run
