@@ -137,6 +137,10 @@ eval: setup ## Bits per byte and the CORE metric of RUN_NAME (STEP, INIT_FROM, E
 sample: setup ## Text from RUN_NAME (STEP) or INIT_FROM: PROMPT or standard input, SAMPLES, SAMPLE_TOKENS, CHAT=1
 	@"$(PY)" -m train.sampling
 
+.PHONY: export
+export: setup ## RUN_NAME's newest checkpoint (STEP) for transformers and its like: runs/RUN_NAME/export; docs/export.md
+	@"$(PY)" -m export
+
 ##@ Image
 .PHONY: image
 image: setup ## Build the image of this commit (docker, podman or buildah); docs/image.md

@@ -46,7 +46,8 @@ def test_what_is_nobodys_business_stays_out(path: str) -> None:
 
 
 def test_all_that_a_job_runs_enters() -> None:
-    code = [path for room in ("train", "plan", "doctor", "monitor", "analysis") for path in (ROOT / room).rglob("*.py")]
+    rooms = ("train", "plan", "doctor", "monitor", "analysis", "export")
+    code = [path for room in rooms for path in (ROOT / room).rglob("*.py")]
     needed = [path.relative_to(ROOT).as_posix() for path in code]
     needed += [f"presets/{path.name}" for path in (ROOT / "presets").iterdir() if path.suffix == ".env"]
     needed += [f"sources/{path.name}" for path in (ROOT / "sources").iterdir() if path.suffix == ".toml"]

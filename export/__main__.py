@@ -1,0 +1,208 @@
+"""make export: a checkpoint of RUN_NAME as a folder of Hugging Face's, runs/RUN_NAME/export.
+
+    checkpoint, verified -> weights, one at a time -> config, tokenizer, card -> read back, compared -> its name
+
+Exit codes: 0; 64 a setting is bad; 78 checkpoint, tokenizer or folder are bad; 130 stopped by Ctrl-C. Whatever ends it,
+an export that was there before is as it was, until the new one is whole.
+"""
+
+import hashlib
+import json
+import logging
+import math
+import shutil
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+from analysis.energy import Energy, join
+from analysis.load import RecordError, Run, load
+from analysis.prices import prices
+from export import card, files, place, shards
+from export.stored import Weights
+from train import chat, foreign, trained
+from train.config import Config
+from train.corpus.source import CorpusError
+from train.foreign import their_name
+from train.prepared import data_dir, tokenizer_path
+from train.runs import RunPaths
+from train.settings import ROOT, SettingsError
+from train.settings import given as given_settings
+from train.settings import shown as from_root
+from train.tokenizer import TokenizerError, Vocabulary
+
+BAD_SETTING, BAD_DATA, STOPPED = 64, 78, 130
+
+BESIDE = 2**24  # bytes that all files but the weights and the tokenizer take at most
+
+
+def main() -> int:
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # DCP, in one process
+    try:
+        c, _ = trained.settings_of_command()
+        paths = RunPaths.of(c.runs_dir, c.run_name, ROOT)
+        found = trained.find(c, given_settings(Config))
+        if not found.manifest:
+            raise SettingsError([f"INIT_FROM={c.init_from}: is in Hugging Face's format already; make export takes the "
+                                 "checkpoint of a run: leave INIT_FROM out, and give a RUN_NAME that make runs lists"])
+        with place.alone(paths.folder):
+            export(found, paths, trained.vocabulary_of(found))
+    except SettingsError as error:
+        sys.stderr.write(f"{error}\n")
+        return BAD_SETTING
+    except (*trained.PROBLEMS, CorpusError, place.PlaceError, shards.WeightsError) as error:
+        sys.stderr.write(f"{error}\n")
+        return BAD_DATA
+    except OSError as error:
+        sys.stderr.write(f"{error.filename or paths.folder}: cannot be read or written ({error.strerror}); make room "
+                         "on its disk, or mend its permissions\n")
+        return BAD_DATA
+    except KeyboardInterrupt:
+        sys.stderr.write("stopped; nothing was exported, and what was there is as it was\n")
+        return STOPPED
+    return 0
+
+
+def export(found: trained.Found, paths: RunPaths, vocabulary: Vocabulary) -> None:
+    """Make the folder, check it, and give it its name. Raises what main() catches."""
+    c, target = found.config, paths.folder / "export"
+    place.refuse_to_lose(target)
+    weights = Weights(found.folder)
+    shapes = exported_shapes(c, weights)
+    tokenizer = tokenizer_of(c, vocabulary)
+    size = sum(math.prod(shape) for shape in shapes.values()) * shards.TYPES[c.export_dtype][1]
+    check_space(paths.folder, size + len(tokenizer) + BESIDE)
+    say(f"{c.run_name}, step {found.manifest['step']:,}: {from_root(found.folder)} is whole; writing "
+        f"{size / 1e9:,.3f} GB of weights in {c.export_dtype}")
+    with place.unfinished(paths.folder) as folder:
+        hashes = shards.write(folder, {their_name(name): shape for name, shape in shapes.items()}, c.export_dtype,
+                              c.export_shard_gb * 1e9, Rows(weights, shapes).read)
+        write_beside(folder, found, paths, vocabulary, tokenizer, shapes)
+        if wrong := shards.differing(folder, hashes):
+            raise shards.WeightsError(f"{folder}: read back, {foreign.some(wrong)} are not what was written; the disk "
+                                      "or the memory of this machine is at fault. Call again, elsewhere if it stays so")
+        foreign.check(folder, c)  # the folder by its own config.json and headers, as a start of training
+        place.seal(folder)
+        before = step_before(target)
+        place.replace(folder, target)
+    tell(found, target, before, vocabulary)
+
+
+class Rows:
+    """Weights as they are exported: by their names there, and without the rows that pad the vocabulary."""
+
+    def __init__(self, weights: Weights, shapes: shards.Shapes):
+        self.weights, self.rows = weights, {their_name(name): (name, shape[0]) for name, shape in shapes.items()}
+
+    def read(self, their: str) -> Any:
+        name, rows = self.rows[their]
+        return self.weights.read(name)[:rows]
+
+
+def exported_shapes(c: Config, weights: Weights) -> dict[str, tuple[int, ...]]:
+    """Our name -> shape without padding, in the order of the model. Raises CheckpointError where the checkpoint holds
+    other weights than a model of these settings."""
+    wanted = foreign.expected(c)
+    shapes = {name: (c.vocab_size, *shape[1:]) if name in foreign.OF_ENTRIES else shape
+              for name, shape in weights.shapes.items()}
+    if {their_name(name): shape for name, shape in shapes.items()} != wanted:
+        raise foreign.ForeignError(f"{weights.folder}: its weights are not those of the settings in config.json; "
+                                   "restore that file")
+    order = list(wanted)  # embedding, then each kind of weight of all layers
+    return dict(sorted(shapes.items(), key=lambda item: (layer_of(item[0]), order.index(their_name(item[0])))))
+
+
+def layer_of(name: str) -> float:
+    """Where a weight stands: the embedding before all layers, norm and head behind them."""
+    parts = name.split(".")
+    return int(parts[1]) if parts[0] == "layers" else -1 if parts[0] == "embed_tokens" else math.inf
+
+
+def tokenizer_of(c: Config, vocabulary: Vocabulary) -> bytes:
+    """The tokenizer.json that the vocabulary was read from, by its hash."""
+    for path in [tokenizer_path(c), *sorted((data_dir(c) / "tokenizers").glob("*/tokenizer.json"))]:
+        if path.is_file() and hashlib.sha256(content := path.read_bytes()).hexdigest() == vocabulary.sha256:
+            return files.tokenizer_json(content)
+    raise TokenizerError(f"TOKENIZER={c.tokenizer}: its file has changed while it was read; call again")
+
+
+def check_space(run: Path, need: int) -> None:
+    free = shutil.disk_usage(run).free
+    if free < need:
+        raise place.PlaceError(f"{run}: an export takes {need / 2**30:.2f} GiB beside the one that is there, and the "
+                               f"disk has {free / 2**30:.2f} GiB free; make room, or set EXPORT_DTYPE=bfloat16")
+
+
+def write_beside(folder: Path, found: trained.Found, paths: RunPaths, vocabulary: Vocabulary, tokenizer: bytes,
+                 shapes: shards.Shapes) -> None:
+    """All files but the weights."""
+    c, step = found.config, found.manifest["step"]
+    template, ends = chat_of(vocabulary)
+    for name, content in (("config.json", files.config_json(c, vocabulary, c.export_dtype)),
+                          ("generation_config.json", files.generation_config(vocabulary, ends)),
+                          ("tokenizer_config.json", files.tokenizer_config(c, vocabulary, template))):
+        (folder / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    (folder / "tokenizer.json").write_bytes(tokenizer)
+    run, energy = recorded(paths)
+    (folder / "README.md").write_text(card.card(card.Known(
+        c, shapes, c.export_dtype, step, found.facts, run, energy, card.results_of(paths.folder / "eval", step),
+        template is not None)), encoding="utf-8")
+
+
+def chat_of(vocabulary: Vocabulary) -> tuple[str | None, list[int]]:
+    """(the template of a chat, ids that end an answer) where the vocabulary has the tokens for it; else (None, [])."""
+    if not chat.special_tokens(vocabulary):
+        return None, []
+    return chat.format_of(vocabulary).template, [chat.end_of_message(vocabulary)]
+
+
+def recorded(paths: RunPaths) -> tuple[Run | None, Energy | None]:
+    """The run's record, and the energy of its GPUs; None where there is none, or it cannot be read, which is said."""
+    try:
+        run = load(paths.folder)
+    except RecordError as error:
+        sys.stderr.write(f"the model card is without the record of the run: {error}\n")
+        return None, None
+    try:
+        return run, join(run, prices())
+    except (RecordError, OSError, ValueError) as error:
+        sys.stderr.write(f"the model card is without energy: {error}\n")
+        return run, None
+
+
+def step_before(target: Path) -> str:
+    """What of the export that is replaced its card says; "" where there is none."""
+    if not target.is_dir():
+        return ""
+    try:
+        lines = (target / "README.md").read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return "an export"
+    steps = next((line for line in lines if line.startswith("| steps | ")), "")
+    return f"the export of step {steps.removeprefix('| steps | ').partition(' of ')[0]}" if steps else "an export"
+
+
+def tell(found: trained.Found, target: Path, before: str, vocabulary: Vocabulary) -> None:
+    """What was written, and how it is loaded."""
+    rows = [(path.name, f"{path.stat().st_size:,}") for path in sorted(target.iterdir())]
+    widths = [max(len(row[i]) for row in rows) for i in (0, 1)]
+    say("\n".join(f"  {name:<{widths[0]}}  {size:>{widths[1]}}" for name, size in rows))
+    say("read back: every weight is the checkpoint's"
+        + (", rounded to bfloat16" if found.config.export_dtype == "bfloat16" else " to the bit")
+        + (f"; this replaces {before}" if before else ""))
+    where = from_root(target)
+    say(f"\n{where}\n  check it:     (cd {where} && sha256sum -c SHA256SUMS)"
+        f"\n  in Python:    model = transformers.AutoModelForCausalLM.from_pretrained({str(where)!r})"
+        f"\n                tokenizer = transformers.AutoTokenizer.from_pretrained({str(where)!r})"
+        f"\n  train on:     make train RUN_NAME=... INIT_FROM={where} TOKENIZER={where}/tokenizer.json")
+
+
+def say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
