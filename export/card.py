@@ -24,7 +24,6 @@ from train.record import duration, figures
 from train.settings import FREE, declared_fields, format_value
 
 NA = "n/a"
-PATHS = {"INIT_FROM", "TOKENIZER"}  # which may be paths of this machine
 HEADS = ("embed_tokens.weight", "lm_head.weight")
 
 
@@ -262,7 +261,12 @@ def settings(c: Config) -> list[str]:
     return [f"{name}={format_value(getattr(c, field.name))}" for name, field in fields.items()
             if field.metadata["declared"].resume != FREE and not field.metadata["declared"].secret
             and getattr(c, field.name) != getattr(plain, field.name)
-            and not (name in PATHS and "/" in format_value(getattr(c, field.name)))]
+            and not is_path(name, format_value(getattr(c, field.name)))]
+
+
+def is_path(name: str, value: str) -> bool:
+    """Whether a setting's value is a place of this machine; a repository of the hub is none."""
+    return name == "INIT_FROM" or (name == "TOKENIZER" and (value.endswith(".json") or value.startswith((".", "/"))))
 
 
 def distinct(words: Iterable[str]) -> list[str]:

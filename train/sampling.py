@@ -116,8 +116,7 @@ def continued(opened: Trained, prompt: str) -> None:
     if len(ids) > c.seq_len:
         raise SettingsError([f"PROMPT: the text has {len(ids)} tokens, and the model sees SEQ_LEN={c.seq_len} at once; "
                              "shorten it"])
-    if len(ids) + c.sample_tokens > c.seq_len + 1:
-        log.info("the text may outgrow SEQ_LEN=%d; the model then sees the latest half of it", c.seq_len)
+    warn(c, ids)
     if c.samples == 1:
         put(prompt)
         write(opened, ids)
@@ -127,6 +126,12 @@ def continued(opened: Trained, prompt: str) -> None:
         put(f"==== {number + 1} of {c.samples}, SEED={c.seed + number}\n{prompt}{text}\n")
 
 
+def warn(c: Config, ids: list[int]) -> None:
+    """Say where a text that goes on from these ids may outgrow what the model sees."""
+    if len(ids) + c.sample_tokens > c.seq_len + 1:
+        log.info("the text may outgrow SEQ_LEN=%d; the model then sees the latest half of it", c.seq_len)
+
+
 def reply(opened: Trained, messages: Sequence[Message]) -> str:
     """Write the assistant's next message, and return it."""
     c, v = opened.config, opened.vocabulary
@@ -134,6 +139,7 @@ def reply(opened: Trained, messages: Sequence[Message]) -> str:
     if len(ids) > c.seq_len:
         raise SettingsError([f"PROMPT: the conversation has {len(ids)} tokens, and the model sees SEQ_LEN={c.seq_len}; "
                              "shorten it"])
+    warn(c, ids)
     stop = chat.end_of_message(v)
     if c.samples > 1:
         texts = written(opened, ids, [stop])
@@ -146,8 +152,10 @@ def reply(opened: Trained, messages: Sequence[Message]) -> str:
 
 
 def converse(opened: Trained) -> None:
-    """Ask for messages and answer each, until Ctrl-D. What no longer fits into SEQ_LEN is forgotten, and said to be."""
-    v, messages = opened.vocabulary, list[Message]()
+    """Ask for messages and answer each, until Ctrl-D. What no longer fits into SEQ_LEN, with room for an answer of half
+    of it at most, is forgotten, and said to be."""
+    c, v, messages = opened.config, opened.vocabulary, list[Message]()
+    most = c.seq_len - min(c.sample_tokens, c.seq_len // 2)
     chat.format_of(v)  # before anybody writes
     log.info("a message a line; Ctrl-D ends")
     while True:
@@ -165,11 +173,11 @@ def converse(opened: Trained) -> None:
             log.info("(byte %d of it is not UTF-8; write it again)", error.start)
             continue
         before = len(messages)
-        while len(messages) > 1 and len(chat.render(v, messages)) > opened.config.seq_len:
+        while len(messages) > 1 and len(chat.render(v, messages)) > most:
             del messages[:2]  # a question and its answer
         if len(messages) < before:
             log.info("(the conversation has outgrown SEQ_LEN=%d: its first %d messages are forgotten)",
-                     opened.config.seq_len, before - len(messages))
+                     c.seq_len, before - len(messages))
         try:
             messages.append(Message("assistant", reply(opened, messages)))
         except SettingsError as error:

@@ -22,6 +22,7 @@ KEYS = [("0123456789abcdef" * 3)[:40], "wandb_v1_" + "aB3_" * 19 + "xyz"]
 STEP = {"train/loss": "loss", "train/lr": "lr", "train/grad_norm": "grad_norm", "perf/step_ms": "step_ms",
         "perf/tokens_per_s": "tokens_per_s", "perf/mfu": "mfu"}
 EVAL = {"val/loss": "val_loss", "val/bpb": "val_bpb"}
+BY_SOURCE = {"val/loss/": "val_loss_by_source", "val/bpb/": "val_bpb_by_source"}
 MIRRORED = [1, 5, 10, 15, 20, 25, 30, 35, 40]
 
 # Takes 15 steps and waits there until the file of argument 1 has the text of argument 2: a run is over in a second, and
@@ -82,7 +83,9 @@ def record_as_rows(run: Path) -> dict[int, dict]:
             | {"train/perplexity": pytest.approx(2.718281828459045 ** final[step]["loss"])} for step in MIRRORED}
     for r in records:
         if r["event"] == "eval":
-            rows.setdefault(r["step"], {}).update({there: r[here] for there, here in EVAL.items()})
+            row = rows.setdefault(r["step"], {})
+            row.update({there: r[here] for there, here in EVAL.items()})
+            row.update({there + name: value for there, here in BY_SOURCE.items() for name, value in r[here].items()})
     return dict(sorted(rows.items()))
 
 

@@ -140,6 +140,11 @@ def test_it_is_brought_once_and_compared_from_then_on(server: Server, tmp_path: 
     found = open_bundle(server.url("a.zip"), tmp_path / "data")
     assert len(found.tasks) == 4 and found.path.parent == tmp_path / "data" / "core"
     assert open_bundle(server.url("a.zip"), tmp_path / "data").sha256 == found.sha256
+    lock = found.path.with_suffix(".lock")
+    lock.unlink()
+    lock.mkdir()  # as where nothing can be written
+    assert open_bundle(server.url("a.zip"), tmp_path / "data").sha256 == found.sha256
+    lock.rmdir()
     assert server.asked == [("a.zip", "")]  # once
 
     found.path.write_bytes(PAGE)  # damaged here: brought again

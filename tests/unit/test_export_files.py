@@ -142,6 +142,14 @@ def test_a_card_says_what_is_known_and_n_a_of_the_rest(run: Run, monkeypatch: py
     assert "secret-host" not in text and str(run.folder.parent) not in text
 
 
+@pytest.mark.parametrize(("tokenizer", "shown"), [("openai-community/gpt2", True), ("../models/tokenizer.json", False),
+                                                  ("/srv/models/tokenizer.json", False)])
+def test_a_card_names_repositories_of_the_hub_and_no_path(tiny: Config, tokenizer: str, shown: bool) -> None:
+    said = card.settings(recipe(tiny, tokenizer=tokenizer, init_from="models/llama"))
+    assert (f"TOKENIZER={tokenizer}" in said) is shown
+    assert not [line for line in said if "models" in line]
+
+
 def test_a_card_has_counts_and_evaluations_of_this_step_alone(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     common = {"schema": 1, "host": "h", "attempt": 0, "mono_s": 1.0, "time": 1.7e9, "tokens": 512}
     records = [{"event": "start", "step": 0, "startup_s": {}, "changes": {}, "world_size": 1},

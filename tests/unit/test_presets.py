@@ -44,6 +44,12 @@ def test_the_arithmetic_at_the_top_of_a_preset_is_right(path: Path, tmp_path: Pa
         assert float(said["memory"]) == pytest.approx(need / 2**30, abs=0.6)
 
 
+@pytest.mark.parametrize("path", PRESETS, ids=lambda p: p.stem)
+def test_evaluations_take_less_than_two_per_cent_of_the_time(path: Path, tmp_path: Path) -> None:
+    c, _ = load(path.stem, tmp_path)  # a token scored is a third of one trained on: forward without backward
+    assert 0 < c.eval_tokens / (3 * c.eval_every * c.batch_tokens) < 0.015
+
+
 @pytest.mark.parametrize(("name", "cards", "tflops"), [  # the peak of one, of its data sheet
     ("gpt2-124m", "1xrtx4090", 165.2), ("d16-2xh100", "2xh100-sxm", 989), ("d20-2xh100", "2xh100-sxm", 989),
     ("d24-2xh100", "2xh100-sxm", 989), ("d32-8xh100", "8xh100-sxm", 989), ("xlarge-8xa100", "8xa100-80gb-sxm", 312)])

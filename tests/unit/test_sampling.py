@@ -179,6 +179,17 @@ def test_at_a_terminal_one_message_after_the_other_is_answered(sample: Shell) ->
     assert "outgrown SEQ_LEN=32: its first" in err and "PROMPT: the conversation has" in err
 
 
+def test_a_conversation_leaves_room_for_an_answer(sample: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(sampling, "write", lambda opened, ids, stops: asked.append(len(ids)) or "a")
+    _, err = sample(b"abcd\n" * 12, terminal=True, CHAT=1, SAMPLE_TOKENS=10)
+    assert len(asked) == 12 and 32 - 10 - 8 < max(asked) <= 32 - 10 and "forgotten" in err
+    assert "may outgrow" not in err
+    asked.clear()
+    _, err = sample(b"abcd\n" * 3, terminal=True, CHAT=1, SAMPLE_TOKENS=70)
+    assert max(asked) <= 16 and err.count("may outgrow SEQ_LEN=32") == 3
+
+
 def test_a_tokenizer_without_the_tokens_is_refused_before_anything_is_asked(sample: Shell, run: Run,  # noqa: F811
                                                                             tmp_path: Path, tiny: Config) -> None:
     text = Path(run.config.tokenizer).read_text().replace('"<|assistant|>"', '"<|other|>"')

@@ -144,6 +144,8 @@ def brought(setting: str, folder: Path) -> Path:
     lock = path.with_suffix(".lock.json")
     sources = [entry.partition("@sha256:")[::2] for entry in setting.split(",")]
     try:
+        if is_known(path, lock, sources):  # also where nothing can be written
+            return path
         folder.mkdir(parents=True, exist_ok=True)
         with open(path.with_suffix(".lock"), "a", encoding="utf-8") as turn:
             fcntl.flock(turn, fcntl.LOCK_EX)
@@ -154,15 +156,12 @@ def brought(setting: str, folder: Path) -> Path:
 
 
 def found_or_brought(path: Path, lock: Path, sources: list[tuple[str, str]]) -> Path:
-    first = first_hash(lock)
-    known = {sha for _, sha in sources if sha} or ({first} if first else set())
-    if path.is_file() and known:
-        here = sha256_of(path)
-        if here in known:
-            return path
+    if is_known(path, lock, sources):  # another process was faster
+        return path
+    first, problems = first_hash(lock), []
+    if path.is_file() and (first or any(sha for _, sha in sources)):
         log.warning("%s: is not the bundle that it was (%s); it is brought again", path, no_bundle(path))
         path.unlink()
-    problems = []
     for url, wanted in sources:
         partial = path.with_suffix(".part")
         try:
@@ -188,6 +187,12 @@ def found_or_brought(path: Path, lock: Path, sources: list[tuple[str, str]]) -> 
             partial.unlink(missing_ok=True)
     raise CoreError(f"no CORE bundle could be had: {'; '.join(problems)}. Check the network, or bring it by hand and "
                     "give its path as CORE_BUNDLE")
+
+
+def is_known(path: Path, lock: Path, sources: list[tuple[str, str]]) -> bool:
+    """Whether the bundle is here, with a hash that CORE_BUNDLE gives or that was noted."""
+    known = {sha for _, sha in sources if sha} or {first_hash(lock)}
+    return path.is_file() and sha256_of(path) in known
 
 
 def first_hash(lock: Path) -> str:
