@@ -23,8 +23,10 @@ def digests(folder: Path) -> dict[str, str]:
     return found
 
 
-@pytest.mark.parametrize(("mode", "settings"), [("fsdp 2", {"parallel": "fsdp"}), ("fsdp 4", {"parallel": "fsdp"}), (
-    "hsdp 2 x 2", {"parallel": "hsdp", "shard_ranks": 2})], ids=["2", "4", "2 x 2"])
+@pytest.mark.parametrize(("mode", "settings"), [
+    pytest.param("fsdp 2", {"parallel": "fsdp"}, id="2"),
+    pytest.param("fsdp 4", {"parallel": "fsdp"}, id="4", marks=pytest.mark.slow),
+    pytest.param("hsdp 2 x 2", {"parallel": "hsdp", "shard_ranks": 2}, id="2 x 2", marks=pytest.mark.slow)])
 def test_weights_in_parts_are_exported_whole(tmp_path: Path, tiny: Config, free_port: int, data: dict[str, str],
                                              monkeypatch: pytest.MonkeyPatch, mode: str, settings: dict) -> None:
     monkeypatch.setenv("TEST_PORT", str(free_port))

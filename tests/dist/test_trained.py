@@ -39,6 +39,7 @@ def open_as_rank(rank: int, size: int, c: Config, folder: str, split: bool) -> N
     os._exit(0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mode", "settings"), [("ddp 2", {}), ("fsdp 2", {"parallel": "fsdp"})], ids=["ddp", "fsdp"])
 def test_weights_of_two_processes_come_back_to_the_bit(tmp_path: Path, tiny: Config, free_port: int, mode: str,
                                                        settings: dict, data: dict[str, str],

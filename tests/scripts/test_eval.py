@@ -61,6 +61,7 @@ def test_training_records_core_and_make_eval_finds_the_same(trained: tuple[dict[
     assert "Warning" not in said
 
 
+@pytest.mark.slow
 def test_two_processes_find_what_one_does(trained: tuple[dict[str, str], Path]) -> None:
     env, run = trained
     evaluate(env)

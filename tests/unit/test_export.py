@@ -353,7 +353,7 @@ def large(tmp_path_factory: pytest.TempPathFactory, data: dict[str, str]) -> tup
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="Linux tells the peak of a process there")
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_memory_holds_a_weight_or_two_and_never_the_model(large: tuple[Path, int], dtype: str) -> None:
     """Into one file and back; what loads with a first, small export is not counted."""
     parent, size = large
