@@ -148,7 +148,7 @@ def test_a_rank_that_fails_after_the_others_are_done_is_not_a_success(tmp_path: 
 def test_ranks_that_stop_leave_together_however_long_the_first_takes(tmp_path: Path, data: dict[str, str]) -> None:
     env = with_fault(environment(tmp_path, data, NPROC=2), tmp_path, "interrupt.PATIENCE_S = 0.1",
                      "prune, rate = checkpoint.prune, loop.lr_at",
-                     "checkpoint.prune = lambda *args: (time.sleep(3), prune(*args))",
+                     "checkpoint.prune = lambda *args, **more: (time.sleep(3), prune(*args, **more))",
                      "told = lambda step: rank == '0' and step == 3 and kill(signal.SIGTERM)",
                      "loop.lr_at = lambda step, c: (told(step), rate(step, c))[1]")
     out = train(env, command=LAUNCH, code=75)
