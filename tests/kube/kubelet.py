@@ -47,6 +47,8 @@ class Running:
     told: float | None = None     # when it got SIGTERM
     reason: tuple[str, str] = ("", "")  # of its end, if not its own
     restarts: int = 0
+    # held by who kills its processes: else one that is started again meanwhile would be taken for one of them
+    lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
 
 
 class Ports(collections.defaultdict[str, int]):
@@ -121,7 +123,9 @@ class Kubelet:
     # ---- What tests do to pods
     def kill(self, name: str) -> None:
         """What the kernel does to a pod that is out of memory: SIGKILL to all of its processes."""
-        kill_all(self.of_name(name))
+        running = self.of_name(name)
+        with running.lock:
+            kill_all(running)
 
     def evict(self, name: str) -> None:
         """What the scheduler does to a pod that one of higher priority displaces."""
@@ -220,7 +224,8 @@ class Kubelet:
 
     def again(self, running: Running, code: int) -> None:
         """Start a container that has failed once more, in the same pod."""
-        kill_all(running)
+        with running.lock:
+            kill_all(running)
         running.process = begin(running.sandbox, running.sandbox.command(), running.log)
         running.restarts += 1
         self.report(running.key, restarts=running.restarts, state={"running": {"startedAt": rules.now()}})
