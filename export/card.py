@@ -9,6 +9,7 @@ no name of a host, no path and no address of this machine.
 import dataclasses
 import json
 import math
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -194,8 +195,14 @@ def evaluation(k: Known) -> list[str]:
     for found in k.results.values():
         rows = results(found)
         if rows:
-            lines += ["By `make eval`, of this step:", "", *table(("result", "value"), rows), ""]
+            lines += [f"By `make eval`, of this step{day_of(found)}:", "", *table(("result", "value"), rows), ""]
     return lines[:-1] or [f"{NA}: neither the record nor `eval/` has an evaluation of step {k.step:,}."]
+
+
+def day_of(found: Mapping[str, Any]) -> str:
+    """When it was measured: there may be several, of which make eval keeps all."""
+    when: Any = found.get("time")
+    return time.strftime(", %Y-%m-%d %H:%M UTC", time.gmtime(when)) if is_number(when) and 0 <= when < 2**40 else ""
 
 
 def results(found: Mapping[str, Any]) -> list[tuple[str, str]]:

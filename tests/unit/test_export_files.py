@@ -1,6 +1,7 @@
 """What stands beside exported weights: the tokenizer encodes as ours does, and the card says what is known."""
 
 import dataclasses
+import datetime
 import json
 import re
 from pathlib import Path
@@ -200,6 +201,9 @@ def test_a_card_has_what_make_eval_found_and_nothing_of_where(run: Run, monkeypa
         "half of its 95 % interval": rows["half of its 95 % interval"],
         "arc_easy, 10 shots, accuracy": "0.3750", "arc_easy, 10 shots, centred on guessing": "0.1667"}
     assert "secret-host" not in text and str(run.folder.parent) not in text and "987" not in section
+    when = datetime.datetime.fromtimestamp(json.loads((run.folder / "eval/step_0000003.json").read_text())["time"],
+                                           datetime.UTC)
+    assert f"of this step, {when:%Y-%m-%d %H:%M} UTC:" in section
 
 
 def test_energy_is_that_of_the_samples_and_says_how_much_they_cover() -> None:
