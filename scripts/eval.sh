@@ -7,5 +7,4 @@
 #   exits: 0 all was measured, 64 bad setting, 78 weights, data or bundle are not to be had
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-export MAX_RESTARTS=0
 exec scripts/launch.sh train.eval_run

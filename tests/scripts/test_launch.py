@@ -254,7 +254,10 @@ def test_without_restarts_the_trainers_own_code_is_returned(play: dict[str, str]
     assert launch(play, PLAY="1", MAX_RESTARTS="0")[0] == 1
     assert launch(play, PLAY="k9", MAX_RESTARTS="0", NPROC="1")[0] == 137
     assert launch(play, PLAY="r75?:1", MAX_RESTARTS="0")[0] == 1
-    assert starts(tmp_path) == 3 and not (tmp_path / "pauses").exists()
+    stub = tmp_path / "venv" / "bin" / "python"
+    stub.write_text(stub.read_text().replace("*train.main", "*train.eval_run"))
+    assert launch(play, "eval.sh", PLAY="1", MAX_RESTARTS="3")[0] == 1  # no trainer, and never started again
+    assert starts(tmp_path) == 4 and not (tmp_path / "pauses").exists()
 
 
 def test_a_code_in_doubt_is_a_failure_where_nobody_asked(play: dict[str, str], tmp_path: Path) -> None:
