@@ -7,6 +7,7 @@ or bundle are not to be had (what could be measured is printed and written all t
 """
 
 import dataclasses
+import json
 import logging
 import os
 import signal
@@ -24,10 +25,11 @@ from train.core.metric import Counts, Result, references, table
 from train.core.score import Core, CoreFailed, open_core
 from train.core.tasks import CoreError
 from train.distributed import PeersMissing, World, from_all, from_first, join, leave, report_exit, set_timeout
-from train.durable import write_json
+from train.durable import write_whole
 from train.evaluate import FULL_SET, EvaluationFailed, Evaluator, Validation
 from train.manifest import DataError
 from train.provenance import provenance
+from train.record import finite
 from train.run_folder import stored_config
 from train.runs import RunPaths
 from train.settings import ROOT, SettingsError, shown
@@ -196,7 +198,7 @@ def write(c: Config, trained: Trained, world: World, found: dict[str, Any], prob
     try:
         if path.exists():  # it may have taken hours, and have what this one lacks
             path.replace(path.with_name(f"{path.stem}_until_{time.strftime('%Y%m%d_%H%M%S')}.json"))
-        write_json(path, facts)
+        write_whole(path, (json.dumps(finite(facts), indent=1, allow_nan=False) + "\n").encode())
     except OSError as error:
         problems.append(f"{path}: cannot be written ({error.strerror}); make room, or choose another RUNS_DIR")
         return

@@ -117,10 +117,15 @@ CONSOLE_KEYS = ("loss", "lr", "grad_norm", "step_ms", "tokens_per_s", "mfu", "me
 
 def to_json(record: Mapping[str, Any]) -> str:
     """One line of metrics.jsonl, without its line end."""
-    return json.dumps({key: finite_or_none(value) for key, value in record.items()}, allow_nan=False)
+    return json.dumps(finite(record), allow_nan=False)
 
 
-def finite_or_none(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """The same with None for each number that is infinite or none, also within: JSON has no NaN."""
+    if isinstance(value, Mapping):
+        return {key: finite(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(one) for one in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

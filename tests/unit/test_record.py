@@ -25,6 +25,12 @@ def test_a_line_is_json_that_gives_the_record_back() -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_what_is_no_number_is_null_in_a_map_of_sources_too(value: float) -> None:
+    line = record.to_json({"val_loss_by_source": {"one": value, "other": 2.5}, "list": (value, 1)})
+    assert json.loads(line) == {"val_loss_by_source": {"one": None, "other": 2.5}, "list": [None, 1]}
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_what_is_not_finite_is_written_as_null(value: float) -> None:
     line = record.to_json({"loss": value, "step": 3})
     assert line == '{"loss": null, "step": 3}'
