@@ -142,10 +142,15 @@ def test_ctrl_c_ends_with_130(sample: Shell, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_weights_of_others_begin_from_nothing(sample: Shell, tiny: Config, tmp_path: Path,
                                               data: dict[str, str]) -> None:
-    published(tmp_path / "llama", recipe(tiny, **LLAMA))
+    other = published(tmp_path / "llama", recipe(tiny, **LLAMA))
     shutil.copy(data["TOKENIZER"], tmp_path / "llama" / "tokenizer.json")
-    out, err = sample(RUN_NAME="of-no-run", INIT_FROM=tmp_path / "llama")
-    assert len(out) > 5 and "llama: weights of others" in err
+    vocabulary = load(Path(data["TOKENIZER"]))
+    begin = torch.tensor([[vocabulary.end_of_text, *vocabulary.encode("abcd e")]])
+    whole = other.generate(begin, attention_mask=torch.ones_like(begin), max_new_tokens=12, do_sample=False,
+                           eos_token_id=None, pad_token_id=0)[0, 1:].tolist()
+    assert len(whole) == begin.shape[1] - 1 + 12 and vocabulary.end_of_text not in whole
+    out, err = sample(RUN_NAME="of-no-run", INIT_FROM=tmp_path / "llama", PROMPT="abcd e", SAMPLE_TEMPERATURE=0)
+    assert out == vocabulary.decode(whole) + "\n" and "llama: weights of others" in err
 
 
 def test_characters_survive_any_locale_and_bytes_that_are_none_are_refused(sample: Shell, data: dict[str, str],
