@@ -109,7 +109,7 @@ def put_together(c: Config, paths: RunPaths, world: World, interrupt: Interrupt,
         foreign.load(init_from, model)
         log.info("the weights are those of %s", init_from)
     if compilation.wanted(c, world.device, model):
-        compilation.compile_model(model)
+        compilation.compile_model(model, named=c.profile)
     optimizer = build_optimizer(model, c)
     if c.checkpoints == "on" and world.is_first:
         checkpoint.clear_leftovers(paths.checkpoints)  # they may be what takes the room

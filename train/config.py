@@ -194,6 +194,10 @@ class Config(OfEvaluation):
     log_every: int = setting(10, help="console line every so many steps; the record has them all", unit="steps",
                              minimum=1)
 
+    profile: bool = setting(False, help="have torch's profiler record some steps behind the start: a trace, and where "
+                            "their time went, in the run's folder; docs/profile.md")
+    profile_steps: int = setting(3, help="so many of them", unit="steps", minimum=1, maximum=100)
+
     # ---- W&B, a mirror of the record
     wandb_mode: str = setting("auto", help="mirror the run at Weights & Biases; auto: online where there is a key, "
                               "else disabled", choices=("auto", "online", "offline", "disabled"))

@@ -18,6 +18,7 @@ from train.job import Job
 from train.model import matmul_weights
 from train.optim import set_rate
 from train.parallel import bare
+from train.profiling import Profile
 from train.saver import Saved, best
 from train.schedule import lr_at
 from train.manifest import DataError
@@ -31,7 +32,7 @@ SAID_S = 60.0  # between two lines about a long wait
 SHARE = 0.02   # of the time, from which on it is said what evaluations take
 
 
-def train(job: Job) -> str:
+def train(job: Job, profile: Profile | None = None) -> str:
     """Train from where the job stands; returns "done", or "stopped" when told to stop, saved either way."""
     c, first, waited_s = job.config, True, 0.0
     clock, rates, stragglers = Clock(job.world.device), Rates(job), Stragglers(job.world.hosts)
@@ -62,6 +63,8 @@ def train(job: Job) -> str:
             waited_s += more_s
         tell_producer(job)
         job.pace.begin(job.step + 1)
+        if profile:
+            profile.begin()
         clock.start()
         began = time.perf_counter()
         batch = job.loader.batch(job.step, job.gaps)
@@ -71,6 +74,8 @@ def train(job: Job) -> str:
         numbers = train_step(job.model, job.optimizer, batch, c.grad_clip, job.world, clock=clock,
                              stop=job.interrupt.asked is not None, save=wants_save(job), starved=will_starve(job),
                              judge=job.guard.judge)
+        if profile:
+            profile.end()
         seconds = time.perf_counter() - began
         job.starved = numbers.starved or (numbers.refused is not None and job.feed is not None)
         note(job, job.saver.poll())
@@ -104,6 +109,8 @@ def train(job: Job) -> str:
         job.recorder.step(job.step, job.tokens, first, lr=rate, data_wait_s=data_wait_s + waited_s,
                           **values)
         job.status.beat(step=job.step, last_step=c.last_step, loss=numbers.loss, step_s=seconds)
+        if profile:
+            profile.between()
         told = numbers.stop
         if job.site:
             told = exchange.after_step(job, last=not told) or told

@@ -30,6 +30,7 @@ from train.interrupt import BY_USER, Interrupt, Stopped, end_with_parent, mark_o
 from train.job import Job
 from train.model import Transformer
 from train.parallel import bare
+from train.profiling import Profile
 from train.run_folder import log_to_files, nothing_left, open_run_folder
 from train.runs import RunPaths
 from train.sample import continue_text
@@ -153,7 +154,11 @@ def leave_at_once(code: int) -> None:
 def run(job: Job) -> int:
     """Train, and when all steps are done evaluate and sample. Returns the exit code."""
     c = job.config
-    if loop.train(job) == "stopped":
+    profile = Profile.of(job)
+    how = loop.train(job, profile)
+    if profile:
+        profile.leave()
+    if how == "stopped":
         return stopped(job)
     told, result = loop.evaluate(job, full=True)
     if told or (loop.core_due(job) and loop.evaluate_core(job)):

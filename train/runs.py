@@ -141,6 +141,10 @@ class RunPaths:
     def checkpoints(self) -> Path:
         return self.folder / "checkpoints"
 
+    def profile(self, step: int) -> Path:
+        """What torch's profiler recorded from this step on; the summary is beside it."""
+        return self.folder / "profile" / f"step_{step:07d}.json.gz"
+
     @property
     def plots(self) -> Path:
         return self.folder / "plots"
