@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TextIO, cast
 
-from bench import core, data, logs, pages, planned, sampler, saving, text
+from bench import core, data, logs, pages, planned, sampler, saving, text, waste
 from bench.lines import said
 from bench.load import Foreign, worst
 from bench.shapes import SHAPES, Shape
@@ -40,8 +40,9 @@ PLAN = "plan"          # in BENCH_SHAPES: what make plan predicts, beside what i
 LOGS = "logs"          # in BENCH_SHAPES: how fast logs are read (logs.py), pages made (pages.py)
 TEXT = "text"          # in BENCH_SHAPES: how fast text is written (text.py)
 CORE = "core"          # in BENCH_SHAPES: how fast the tasks of CORE are scored (core.py)
+WASTE = "waste"        # in BENCH_SHAPES: what is no training, and Muon's part (waste.py)
 Row = Callable[[dict[str, Any]], str]  # what was found, as a line of a table
-OTHERS = (SAVING, DATA, SAMPLER, PLAN, LOGS, TEXT, CORE)
+OTHERS = (SAVING, DATA, SAMPLER, PLAN, LOGS, TEXT, CORE, WASTE)
 
 
 class Worker:
@@ -205,6 +206,8 @@ def tables(c: Config) -> Iterator[tuple[str, Sequence[str], Iterator[dict[str, A
         yield "text", text.HEADER_ROWS, said("bench.text", str(rounds)), spreading(text.row)
     if CORE in asked:
         yield "core", core.HEADER_ROWS, each(core.PARTS, "bench.core", str(rounds)), spreading(core.row)
+    if WASTE in asked:
+        yield "waste", waste.HEADER_ROWS, each(waste.PARTS, "bench.waste", str(rounds)), spreading(waste.row)
 
 
 def each(parts: Sequence[str], module: str, *arguments: str) -> Iterator[dict[str, Any]]:
@@ -237,7 +240,7 @@ def main() -> int:
         say(row(results[-1]) + "\n")
         sys.stdout.flush()
     parts: dict[str, list[dict[str, Any]]] = {
-        name: [] for name in ("checkpoints", "data", "sampler", "planned", "logs", "pages", "text", "core")}
+        name: [] for name in ("checkpoints", "data", "sampler", "planned", "logs", "pages", "text", "core", "waste")}
     for name, header, finds, line in tables(c):
         say("\n" + "\n".join(header) + "\n")
         for found in finds:

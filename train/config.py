@@ -184,8 +184,8 @@ class Config(OfEvaluation):
     bench_shapes: str = setting("s4k,s50k,checkpoint", help="what make bench runs: shapes of bench/shapes.py, "
                                 "checkpoint, what a save costs, data, what reading and preparing it cost, sampler, "
                                 "what the GPU sampler costs, plan, what make plan predicts beside what is, logs, how "
-                                "fast logs of others are read, text, how fast make sample writes, and core, how fast "
-                                "CORE's questions are scored",
+                                "fast logs of others are read, text, how fast make sample writes, core, how fast "
+                                "CORE's questions are scored, and waste, what evaluation, saves, log and Muon take",
                                 pattern=r"[a-z0-9-]+(,[a-z0-9-]+)*")
     bench_rounds: int = setting(5, help="of each cell of make bench, in which all take turns", minimum=1)
     peers_dir: str = setting("", help="a folder with a checkout of nanoGPT, to be run beside", example="../peers")
