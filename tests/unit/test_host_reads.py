@@ -1,5 +1,5 @@
-"""One read of the device by the host in a step of the whole loop, with the log, counted at the methods of a tensor that hand
-its numbers to Python. What only a GPU can show, that nothing else waits for it, is in tests/gpu/test_gpu.py."""
+"""One read of the device by the host in a step of the whole loop, with the log, counted at the methods of a tensor that
+hand its numbers to Python. What only a GPU can show, that nothing else waits for it, is in tests/gpu/test_gpu.py."""
 
 import json
 import sys
