@@ -156,7 +156,7 @@ image-test: setup-dev ## Build it without a registry and run the main job in it:
 
 ##@ Measure
 .PHONY: bench
-bench: setup ## Speed of a training step as table and JSON (BENCH_SHAPES, BENCH_ROUNDS, PEERS_DIR)
+bench: setup ## Speed of a training step as table and JSON (BENCH_SHAPES, BENCH_ROUNDS, PEER_NANOGPT ..)
 	@scripts/bench.sh
 
 .PHONY: wan-lab

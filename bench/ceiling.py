@@ -4,8 +4,6 @@ Square, of a size that is good for every machine at hand; forward only, nothing 
 is told as a share of this.
 """
 
-from collections.abc import Callable
-
 import torch
 
 from bench import worker
@@ -19,7 +17,7 @@ def flops(device_type: str) -> float:
     return 2.0 * SIZE[device_type] ** 3
 
 
-def set_up(shape: Shape, dtype: str, compiled: bool) -> Callable[[], float]:
+def set_up(shape: Shape, dtype: str, compiled: bool) -> worker.Step:
     device = worker.device()
     size, kind = SIZE[device.type], getattr(torch, dtype)
     torch.backends.cuda.matmul.allow_tf32 = False
@@ -30,7 +28,7 @@ def set_up(shape: Shape, dtype: str, compiled: bool) -> Callable[[], float]:
         torch.mm(a, b, out=product)
         return 0.0
 
-    return step
+    return worker.Step(step, 0)
 
 
 if __name__ == "__main__":

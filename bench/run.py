@@ -1,9 +1,10 @@
 """`make bench`: throughput of a training step, beside the machine's own ceiling and beside peers, as table and JSON.
 
-    for each shape x type x mode:   start all, one after the other -> first step -> rounds in which all take turns
+    for each shape x type x mode:   start ceiling and ours -> first step
+        for each peer:              start it, as it comes and with our allocator -> rounds in which all take turns
 
 Turns make the ratios of one run comparable on a machine whose speed drifts: each round has its own ceiling, its own
-peers, and its own share of processor time that went to others (foreign load). Rounds with more than FOREIGN of that
+peer, and its own share of processor time that went to others (foreign load). Rounds with more than FOREIGN of that
 are left out where enough others remain; quote ratios, with their spread.
 """
 
@@ -17,22 +18,22 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO, cast
 
-from bench import core, data, logs, pages, planned, sampler, saving, text, waste
+from bench import core, data, logs, pages, peers, planned, sampler, saving, text, waste
 from bench.lines import said
 from bench.load import Foreign, worst
 from bench.shapes import SHAPES, Shape
 from train.config import Config
+from train.flops import mfu, peak_tflops
 from train.provenance import commit
 from train.settings import ROOT, SettingsError
 
 FOREIGN = 5.0   # per cent of the machine
 ENOUGH = 3      # rounds that must remain
 TURN_S = 2.0    # a turn has as many steps as take about this long
-NANOGPT = "nanoGPT"
 SAVING = "checkpoint"  # in BENCH_SHAPES: what a checkpoint costs (saving.py)
 DATA = "data"          # in BENCH_SHAPES: what data cost (data.py)
 SAMPLER = "sampler"    # in BENCH_SHAPES: what the GPU sampler costs (sampler.py)
@@ -46,21 +47,22 @@ OTHERS = (SAVING, DATA, SAMPLER, PLAN, LOGS, TEXT, CORE, WASTE)
 
 
 class Worker:
-    """A benchmarked process (worker.py)."""
+    """A benchmarked process (worker.py). environment: words for env(1), in what it differs from ours."""
 
-    def __init__(self, module: str, *arguments: str, cache: str):
+    def __init__(self, module: str, *arguments: str, cache: str, environment: Sequence[str] = ()):
         self.name = " ".join((module, *arguments))
         # a compiler's cache of its own, so that the first step is a cold one
         self.process = subprocess.Popen(
-            ["env", f"TORCHINDUCTOR_CACHE_DIR={cache}", sys.executable, "-m", f"bench.{module}",
-             *arguments[:3], str(time.time()), *arguments[3:]],
+            ["env", *environment, f"TORCHINDUCTOR_CACHE_DIR={cache}",
+             *peers.command(module, *arguments)],
             cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        self.first_step_s = self.answer()["first_step_s"]
+        self.first = self.answer()
         self.steps = 1
         while (took := sum(self.turn()["seconds"])) < TURN_S / 2:  # also warms up
             self.steps = max(self.steps + 1, round(self.steps * min(10.0, TURN_S / took)))
 
     def answer(self) -> dict[str, Any]:
+        """What it says next. Raises RuntimeError where it ended instead."""
         line = cast(TextIO, self.process.stdout).readline()
         if not line:
             raise RuntimeError(f"{self.name} ended with exit code {self.process.wait()}, see above")
@@ -69,8 +71,9 @@ class Worker:
     def turn(self) -> dict[str, Any]:
         """Take this worker's steps."""
         pipe = cast(TextIO, self.process.stdin)
-        pipe.write(f"{self.steps}\n")
-        pipe.flush()
+        with contextlib.suppress(BrokenPipeError):  # it has ended: the answer says so
+            pipe.write(f"{self.steps}\n")
+            pipe.flush()
         return self.answer()
 
     def close(self) -> None:
@@ -78,39 +81,85 @@ class Worker:
         self.process.wait()
 
 
-def measure(shape: Shape, dtype: str, mode: str, peers: dict[str, Path], rounds: int, on_gpu: bool) -> dict[str, Any]:
-    """One cell of the table: all rounds, and what follows from them."""
+HOSTS = ("ceiling", "ours")  # in all rounds of a cell
+
+
+def measure(shape: Shape, dtype: str, mode: str, beside: Mapping[peers.Peer, str], rounds: int,
+            gpu: str | None) -> dict[str, Any]:
+    """One cell of the table: all rounds, and what follows from them.
+
+    beside: peers and their checkouts. One peer after the other comes for its rounds, with and without our allocator,
+    and leaves: so memory need not hold all of them. One that fails is told of, and the others go on.
+    """
+    cell: dict[str, Any] = {"shape": shape.name, "dtype": dtype, "mode": mode, "gpu": gpu, "rounds": [], "failed": {},
+                            **{key: {} for key in ("steps_a_turn", "peak_mib", "loss", "first_step_s", "parameters")}}
+
+    def start(guests: contextlib.ExitStack, module: str, *more: str, environment: Sequence[str] = ()) -> Worker:
+        cache = guests.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
+        worker = Worker(module, shape.name, dtype, mode, *more, cache=cache, environment=environment)
+        guests.callback(worker.close)
+        return worker
+
+    with contextlib.ExitStack() as house:
+        hosts = {name: start(house, name) for name in HOSTS}
+        for sitting in [variants(peer, path, gpu) for peer, path in beside.items()] or [{}]:
+            with contextlib.ExitStack() as visit:
+                workers = dict(hosts)
+                for name, (peer, path, allocator) in sitting.items():
+                    with noting(cell, name):
+                        workers[name] = start(visit, peer.module, *([path] if path else []),
+                                              environment=peer.environment(dtype, allocator))
+                for _ in range(rounds):
+                    take_round(workers, cell, shape)
+    return cell
+
+
+def variants(peer: peers.Peer, path: str, gpu: str | None) -> dict[str, tuple[peers.Peer, str, bool]]:
+    """A peer as it comes and, where our training has an allocator of its own, with that: (peer, path, whether)."""
+    if gpu is not None or sys.platform != "linux":
+        return {peer.name: (peer, path, True)}
+    return {peer.name: (peer, path, False), peer.name + peers.WITH_OURS: (peer, path, True)}
+
+
+@contextlib.contextmanager
+def noting(cell: dict[str, Any], name: str) -> Iterator[None]:
+    """A peer that fails costs its own row only."""
+    try:
+        yield
+    except RuntimeError as error:
+        cell["failed"][name] = str(error)
+
+
+def take_round(workers: dict[str, Worker], cell: dict[str, Any], shape: Shape) -> None:
+    """All take a turn; a peer that ends in it is dropped from the workers."""
     from bench import ceiling
-    with contextlib.ExitStack() as stack:
-        def start(module: str, *more: str) -> Worker:
-            cache = stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
-            worker = Worker(module, shape.name, dtype, mode, *more, cache=cache)
-            stack.callback(worker.close)
-            return worker
-
-        workers = {"ceiling": start("ceiling"), "ours": start("ours")}
-        workers |= {name: start(name.lower(), str(path)) for name, path in peers.items()}
-        pids = [worker.process.pid for worker in workers.values()]
-        taken = []
-        for _ in range(rounds):
-            foreign = Foreign(pids, time.monotonic())
-            answers = {name: worker.turn() for name, worker in workers.items()}
-            load = foreign.percent(time.monotonic())
-            speeds = {name: shape.tokens / statistics.median(answer["seconds"]) for name, answer in answers.items()}
-            product_s = statistics.median(answers["ceiling"]["seconds"])
-            speeds["ceiling"] = ceiling.flops("cuda" if on_gpu else "cpu") / product_s / shape.flops_per_token
-            taken.append({"foreign_percent": load, "tokens_per_s": speeds})
-        return {"shape": shape.name, "dtype": dtype, "mode": mode, "rounds": taken,
-                "steps_a_turn": {name: worker.steps for name, worker in workers.items()},
-                "peak_mib": {name: answer["peak_mib"] for name, answer in answers.items()},
-                "loss": {name: answer["loss"] for name, answer in answers.items()},
-                "first_step_s": {name: worker.first_step_s for name, worker in workers.items()}}
+    foreign = Foreign([worker.process.pid for worker in workers.values()], time.monotonic())
+    answers: dict[str, dict[str, Any]] = {}
+    for name, worker in list(workers.items()):
+        if name in HOSTS:
+            answers[name] = worker.turn()
+            continue
+        with noting(cell, name):
+            answers[name] = worker.turn()
+        if name not in answers:
+            del workers[name]
+    load = foreign.percent(time.monotonic())
+    speeds = {name: shape.tokens / statistics.median(answer["seconds"]) for name, answer in answers.items()}
+    product_s = statistics.median(answers["ceiling"]["seconds"])
+    speeds["ceiling"] = ceiling.flops("cuda" if cell["gpu"] else "cpu") / product_s / shape.flops_per_token
+    cell["rounds"].append({"foreign_percent": load, "tokens_per_s": speeds})
+    for name, answer in answers.items():
+        worker = workers[name]
+        cell["steps_a_turn"][name] = worker.steps
+        cell["first_step_s"][name], cell["parameters"][name] = worker.first["first_step_s"], worker.first["parameters"]
+        cell["peak_mib"][name], cell["loss"][name] = answer["peak_mib"], answer["loss"]
 
 
-def chosen(cell: dict[str, Any]) -> tuple[list[dict[str, Any]], bool]:
-    """(the rounds that count, whether the others were disturbed and left out, or too few to be)."""
-    quiet = [r for r in cell["rounds"] if r["foreign_percent"] is None or r["foreign_percent"] <= FOREIGN]
-    return (quiet, True) if len(quiet) >= min(ENOUGH, len(cell["rounds"])) else (cell["rounds"], False)
+def chosen(cell: dict[str, Any], name: str = "ours") -> tuple[list[dict[str, Any]], bool]:
+    """(the rounds of one that count, whether the others were disturbed and left out, or too few to be)."""
+    rounds = [r for r in cell["rounds"] if name in r["tokens_per_s"]]
+    quiet = [r for r in rounds if r["foreign_percent"] is None or r["foreign_percent"] <= FOREIGN]
+    return (quiet, True) if len(quiet) >= min(ENOUGH, len(rounds)) else (rounds, False)
 
 
 def spread(values: list[float], digits: int = 0) -> str:
@@ -119,23 +168,33 @@ def spread(values: list[float], digits: int = 0) -> str:
     return f"{middle} ({low}-{high})"
 
 
-HEADER = ("| shape | type | mode | tokens/s | of the matmul ceiling, % | peak MiB | first step, s "
-          "| foreign load, % | times as fast as |", "|---|---|---|---|---|---|---|---|---|")
+HEADER = ("| shape | type | mode | whose step | parameters, M | tokens/s | MFU, % of the peak | of the matmul ceiling, "
+          "% | peak memory, MiB | start to first step, s | ours is so many times as fast | foreign load, % |",
+          "|---" * 12 + "|")
 
 
-def row(cell: dict[str, Any]) -> str:
-    """A line of the table: medians over rounds, with the least and the most."""
-    rounds, quiet = chosen(cell)
-    speeds = [r["tokens_per_s"] for r in rounds]
-    peers = [name for name in speeds[0] if name not in ("ours", "ceiling")]
-    beside = [f"{name}: {spread([s['ours'] / s[name] for s in speeds], 2)}, which has "
-              f"{spread([s[name] for s in speeds])} tokens/s, {cell['peak_mib'][name]:.0f} MiB, first step "
-              f"{cell['first_step_s'][name]:.1f} s" for name in peers]
-    load = worst(rounds) + ("" if quiet else " (disturbed)")
+def rows(cell: dict[str, Any], absent: Mapping[str, str]) -> list[str]:
+    """Lines of the table, one for each whose step was taken, with medians over rounds, the least and the most; and one
+    for peers that are not there (name -> why)."""
+    what = [cell["shape"], cell["dtype"], cell["mode"]]
+    lines = [line(cell, what, name) for name in cell["peak_mib"] if name != "ceiling"]
+    missing = "; ".join(f"{name}: {why}" for name, why in {**cell["failed"], **absent}.items())
+    return lines + ([f"| {' | '.join([*what, f'not run: {missing}', *8 * ['']])} |"] if missing else [])
+
+
+def line(cell: dict[str, Any], what: list[str], name: str) -> str:
+    """One line: rates, and the ratio to ours, are of rounds that both were in."""
+    rounds, quiet = chosen(cell, name)
+    speeds = [taken["tokens_per_s"] for taken in rounds]
+    flops = SHAPES[cell["shape"]].flops_per_token
+    peak = peak_tflops(cell["gpu"] or "CPU", cell["dtype"])
+    used = [share for s in speeds if (share := mfu(s[name], flops, 1, peak)) is not None]
     return "| " + " | ".join([
-        cell["shape"], cell["dtype"], cell["mode"], spread([s["ours"] for s in speeds]),
-        spread([100 * s["ours"] / s["ceiling"] for s in speeds]), f"{cell['peak_mib']['ours']:.0f}",
-        f"{cell['first_step_s']['ours']:.1f}", load, "; ".join(beside) or "no peer given"]) + " |"
+        *what, name, f"{cell['parameters'][name] / 1e6:.1f}", spread([s[name] for s in speeds]),
+        spread(used, 1) if used else "n/a", spread([100 * s[name] / s["ceiling"] for s in speeds]),
+        f"{cell['peak_mib'][name]:.0f}", f"{cell['first_step_s'][name]:.1f}",
+        "" if name == "ours" else spread([s["ours"] / s[name] for s in speeds], 2),
+        worst(rounds) + ("" if quiet else " (disturbed)")]) + " |"
 
 
 def machine() -> dict[str, Any]:
@@ -151,18 +210,6 @@ def machine() -> dict[str, Any]:
             "threads": torch.get_num_threads(), "python": platform.python_version(), "torch": torch.__version__,
             "system": platform.platform(), "commit": code["git"],
             "commit_dirty": code["git_dirty"]}
-
-
-def peers_in(folder: str) -> dict[str, Path]:
-    """Peer -> its checkout, below PEERS_DIR. Raises SettingsError where there is none."""
-    if not folder:
-        return {}
-    path = (ROOT / folder).absolute()
-    found = {NANOGPT: path / NANOGPT} if (path / NANOGPT / "model.py").is_file() else {}
-    if not found:
-        raise SettingsError([f"PEERS_DIR={folder}: holds no checkout of {NANOGPT} ({path / NANOGPT}/model.py is not "
-                             f"there); for example git clone https://github.com/karpathy/{NANOGPT} in it"])
-    return found
 
 
 def cells(c: Config, on_gpu: bool) -> Iterator[tuple[Shape, str, str]]:
@@ -223,9 +270,11 @@ def spreading(row: Callable[..., str]) -> Row:
 def main() -> int:
     try:
         c = Config.load()
-        peers = peers_in(c.peers_dir)
+        checkouts, absent = peers.given({
+            "PEER_NANOGPT": c.peer_nanogpt, "PEER_NANOCHAT": c.peer_nanochat, "PEER_TORCHTITAN": c.peer_torchtitan})
         facts = machine()
         todo = list(cells(c, facts["gpu"] is not None))
+        beside, unfit = peers.fitting(checkouts if todo else {})
     except SettingsError as error:
         sys.stderr.write(f"{error}\n")
         return 64
@@ -236,20 +285,22 @@ def main() -> int:
     sys.stdout.flush()
     results = []
     for shape, dtype, mode in todo:
-        results.append(measure(shape, dtype, mode, peers, c.bench_rounds, facts["gpu"] is not None))
-        say(row(results[-1]) + "\n")
+        results.append(measure(shape, dtype, mode, beside, c.bench_rounds, facts["gpu"]))
+        say("\n".join(rows(results[-1], absent | unfit)) + "\n")
         sys.stdout.flush()
+    if todo:
+        say("\n" + "\n".join(peers.notes(results)) + "\n")
     parts: dict[str, list[dict[str, Any]]] = {
         name: [] for name in ("checkpoints", "data", "sampler", "planned", "logs", "pages", "text", "core", "waste")}
-    for name, header, finds, line in tables(c):
+    for name, header, finds, written in tables(c):
         say("\n" + "\n".join(header) + "\n")
         for found in finds:
             parts[name].append(found)
-            say(line(found) + "\n")
+            say(written(found) + "\n")
             sys.stdout.flush()
     path = ROOT / "bench" / "results" / time.strftime("bench_%Y%m%d_%H%M%S.json")
     path.parent.mkdir(exist_ok=True)
-    content = {"schema": 1, "machine": facts, "cells": results, **parts}
+    content = {"schema": 2, "machine": facts, "cells": results, "peers_absent": absent | unfit, **parts}
     path.write_text(json.dumps(content, indent=1) + "\n")
     say(f"\n{path.relative_to(ROOT)} has all rounds\n")
     return 0

@@ -2,7 +2,7 @@
 # Benchmarks, with the threads and the allocator that training has.
 #
 #   usage: scripts/bench.sh
-#   reads: BENCH_SHAPES, BENCH_ROUNDS, PEERS_DIR, TOKENIZER (settings)
+#   reads: BENCH_SHAPES, BENCH_ROUNDS, PEER_NANOGPT, PEER_NANOCHAT, PEER_TORCHTITAN, TOKENIZER (settings)
 #   makes: bench/results/bench_DATE_TIME.json
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

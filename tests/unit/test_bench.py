@@ -23,8 +23,9 @@ def cell(loads: list[float | None], ours: list[float], peer: list[float] | None 
     speeds = [{"ours": a, "ceiling": 2 * a} | ({"nanoGPT": b} if peer else {})
               for a, b in zip(ours, peer or ours, strict=True)]
     names = speeds[0].keys()
-    return {"shape": "s4k", "dtype": "float32", "mode": "eager", "peak_mib": dict.fromkeys(names, 1000.0),
-            "first_step_s": dict.fromkeys(names, 3.0),
+    return {"shape": "s4k", "dtype": "float32", "mode": "eager", "gpu": None, "failed": {},
+            "peak_mib": dict.fromkeys(names, 1000.0), "first_step_s": dict.fromkeys(names, 3.0),
+            "parameters": dict.fromkeys(names, 12_200_000),
             "rounds": [{"foreign_percent": f, "tokens_per_s": s} for f, s in zip(loads, speeds, strict=True)]}
 
 
@@ -36,9 +37,29 @@ def test_flops_of_the_shapes_are_those_of_their_products() -> None:
 
 
 def test_a_row_has_medians_and_spreads_of_ratios_within_a_round() -> None:
-    row = run.row(cell([0.0, 1.0, 2.0], [100.0, 200.0, 400.0], [100.0, 100.0, 100.0]))
-    assert "| 200 (100-400) | 50 (50-50) | 1000 | 3.0 | 2 | nanoGPT: 2.00 (1.00-4.00), which has 100 (100-100)" in row
-    assert run.row(cell([None] * 3, [1.0, 2.0, 3.0])).endswith("| n/a | no peer given |")
+    ours, peer = run.rows(cell([0.0, 1.0, 2.0], [100.0, 200.0, 400.0], [100.0, 100.0, 100.0]), {})
+    assert ours == ("| s4k | float32 | eager | ours | 12.2 | 200 (100-400) | n/a | 50 (50-50) | 1000 | 3.0 |  | 2 |")
+    assert peer == ("| s4k | float32 | eager | nanoGPT | 12.2 | 100 (100-100) | n/a | 25 (12-50) | 1000 | 3.0 "
+                    "| 2.00 (1.00-4.00) | 2 |")
+    columns = {line.count("|") for line in (*run.HEADER, ours, peer)}
+    assert columns == {13}
+
+
+def test_the_table_says_which_peers_are_not_in_it_and_why() -> None:
+    alone = cell([None] * 3, [1.0, 2.0, 3.0]) | {"failed": {"HF Llama": "llama ended with exit code 1, see above"}}
+    ours, others = run.rows(alone, {"nanoGPT": "PEER_NANOGPT is not set"})
+    assert ours.endswith("|  | n/a |")
+    assert others.startswith("| s4k | float32 | eager | not run: HF Llama: llama ended with exit code 1, see above; "
+                             "nanoGPT: PEER_NANOGPT is not set |") and others.count("|") == 13
+    assert len(run.rows(cell([None] * 3, [1.0, 2.0, 3.0]), {})) == 1
+
+
+def test_mfu_is_of_the_cards_peak() -> None:
+    """s4k: 6 (6 x 12 x 384^2 + 4096 x 384) + 12 x 6 x 384 x 256 FLOPs a token; the H100's sheet has 989 TFLOP/s."""
+    measured = cell([0.0] * 3, [1e6, 2e6, 3e6]) | {"gpu": "NVIDIA H100 80GB HBM3", "dtype": "bfloat16"}
+    flops = 6 * (6 * 12 * 384**2 + 4096 * 384) + 12 * 6 * 384 * 256
+    low, middle, high = (f"{100 * rate * flops / 989e12:.1f}" for rate in (1e6, 2e6, 3e6))
+    assert f"| {middle} ({low}-{high}) | 50 (50-50) |" in run.rows(measured, {})[0]
 
 
 def test_disturbed_rounds_are_left_out_unless_too_few_remain() -> None:
@@ -46,7 +67,14 @@ def test_disturbed_rounds_are_left_out_unless_too_few_remain() -> None:
     assert quiet and [r["tokens_per_s"]["ours"] for r in kept] == [1.0, 3.0, 4.0]
     disturbed = cell([1.0, 50.0, 2.0, 60.0], [1.0, 2.0, 3.0, 4.0])
     assert run.chosen(disturbed) == (disturbed["rounds"], False)
-    assert "(disturbed)" in run.row(disturbed)
+    assert "(disturbed)" in run.rows(disturbed, {})[0]
+
+
+def test_a_peers_rounds_are_those_that_it_was_in() -> None:
+    both = cell([1.0] * 3, [10.0] * 3, [5.0] * 3)
+    both["rounds"] += cell([50.0] * 3, [1.0] * 3)["rounds"]
+    assert [r["tokens_per_s"]["nanoGPT"] for r in run.chosen(both, "nanoGPT")[0]] == [5.0] * 3
+    assert "| 2.00 (2.00-2.00) | 1 |" in run.rows(both, {})[1]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -67,15 +95,9 @@ def test_foreign_load_is_what_others_take_and_not_what_the_benchmark_takes() -> 
     assert without - with_it == pytest.approx(share, rel=0.2) and with_it >= 0
 
 
-def test_a_shape_or_a_peer_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_a_shape_that_is_not_there_is_refused() -> None:
     with pytest.raises(SettingsError, match=r"BENCH_SHAPES=s4k,huge: huge is no shape; there are tiny, s4k, s50k"):
         list(run.cells(Config(bench_shapes="s4k,huge"), on_gpu=False))
-    with pytest.raises(SettingsError, match="holds no checkout of nanoGPT"):
-        run.peers_in(str(tmp_path))
-    (tmp_path / "nanoGPT").mkdir()
-    (tmp_path / "nanoGPT" / "model.py").touch()
-    assert run.peers_in(str(tmp_path)) == {"nanoGPT": tmp_path / "nanoGPT"}
-    assert run.peers_in("") == {}
     modes = [(s.name, dtype, mode) for s, dtype, mode in run.cells(Config(bench_shapes="s4k"), on_gpu=False)]
     assert modes == [("s4k", d, m) for d in ("float32", "bfloat16") for m in ("eager", "compiled")]
     assert list(run.cells(Config(bench_shapes="checkpoint,data"), on_gpu=False)) == []
@@ -85,14 +107,14 @@ def test_a_shape_or_a_peer_that_is_not_there_is_refused(tmp_path: Path) -> None:
 def test_a_cell_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "TURN_S", 0.2)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    found = run.measure(SHAPES["tiny"], "float32", "eager", {}, rounds=2, on_gpu=False)
+    found = run.measure(SHAPES["tiny"], "float32", "eager", {}, rounds=2, gpu=None)
     for taken in found["rounds"]:
         speeds = taken["tokens_per_s"]
         assert 0 < speeds["ours"] < speeds["ceiling"]
     assert 0 < found["first_step_s"]["ours"] < 60
     assert 0 < found["loss"]["ours"] < 6.2  # nats; 512 entries, and the same few windows at each step
     assert 100 < found["peak_mib"]["ours"] < 2000
-    assert re.match(r"\| tiny \| float32 \| eager \| \d+ \(", run.row(found))
+    assert re.match(r"\| tiny \| float32 \| eager \| ours \| 0\.1 \| \d+ \(", run.rows(found, {})[0])
 
 
 def test_a_worker_that_fails_is_named() -> None:
