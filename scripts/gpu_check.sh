@@ -3,7 +3,8 @@
 # Muon, resuming, memory, the GPU sampler; then the benchmark.
 #
 #   usage: scripts/gpu_check.sh
-#   reads: BENCH_SHAPES (default here gpt2,d16,plan,sampler), BENCH_ROUNDS (3), PEER_NANOGPT, PEER_NANOCHAT, PEER_TORCHTITAN
+#   reads: BENCH_SHAPES (default here gpt2,d16,plan,sampler), BENCH_ROUNDS (3), PEER_NANOGPT, PEER_NANOCHAT,
+#          PEER_TORCHTITAN
 #   makes: bench/results/bench_DATE_TIME.json
 #   exits: 78 without a GPU
 set -euo pipefail
