@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Benchmarks, with the threads and the allocator that training has.
+# Benchmarks, with the threads and the allocator that training has; peers also without the latter (bench/peers.py).
 #
 #   usage: scripts/bench.sh
 #   reads: BENCH_SHAPES, BENCH_ROUNDS, PEER_NANOGPT, PEER_NANOCHAT, PEER_TORCHTITAN, TOKENIZER (settings)
