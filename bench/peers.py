@@ -15,8 +15,8 @@ from typing import Any
 
 from train.settings import ROOT, SettingsError
 
-# Variables by which scripts/lib.sh (tune) has glibc and torch keep large blocks, on CPUs with Linux.
-ALLOCATOR = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "THP_MEM_ALLOC_ENABLE")
+# Variables by which scripts/lib.sh (tune) has glibc keep large blocks, in large pages, on CPUs with Linux.
+ALLOCATOR = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES")
 WITH_OURS = " + allocator"  # behind a peer's name: with these
 
 

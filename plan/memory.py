@@ -23,8 +23,8 @@ from train.sizes import Parameters, flops_of, parameters
 PARTS = ("weights", "gradients", "optimizer", "activations", "casts", "logits", "other")
 GIB = 2**30
 
-CHUNK_TOKENS = 2048    # of the loss, and below: loss.py's, which imports torch; a test holds them equal
-ROWS_IN_CACHE = 32
+CHUNK_TOKENS, CHUNK_TOKENS_ON_CPU = 2048, 1536  # of the loss: loss.py's, which imports torch; a test holds them equal
+ROWS_IN_CACHE = 8      # and this one
 FLOAT = 4              # bytes of a float32, which weights, gradients, moments and sums are
 # Of each weight under SYNC=diloco, split over the processes of a site: what sites agreed on last, and the momentum of
 # the outer step; and while they exchange, the pseudo-gradient of what is exchanged and a copy of its own weights.
@@ -206,16 +206,18 @@ def casts_kept(k: Case) -> float:
 
 def at_loss(k: Case) -> dict[str, float]:
     """Within the loss: its gradient by the head's weight and its part of a chunk, a chunk of logits, what the softmax
-    makes of it, and the gradient by the hidden states."""
+    makes of it, the gradient by the hidden states, and those of the chunk times its factors."""
     c, s = k.c, item_bytes(k.c)
-    chunk = min(CHUNK_TOKENS, k.tokens) * c.padded_vocab_size
+    chunks = math.ceil(k.tokens / (CHUNK_TOKENS_ON_CPU if k.on_cpu else CHUNK_TOKENS))
+    tokens = math.ceil(k.tokens / max(1, chunks))
+    chunk = tokens * c.padded_vocab_size
     # as it is written: the logits in float32, where they are not, and their softmax; a CPU takes few rows at a time,
     # and has those before still. Compiled code makes neither
     rows = ROWS_IN_CACHE * c.padded_vocab_size * (2 + (s < FLOAT)) if k.on_cpu else chunk * (1 + (s < FLOAT))
     softmax = 0 if k.compiled else FLOAT * rows
     by_weight = k.table * (FLOAT + (s if s < FLOAT else 0))
     return {"activations": c.n_layer * k.block.kept + last_norm(k),
-            "logits": by_weight + s * chunk + softmax + s * k.tokens * c.n_embd,
+            "logits": by_weight + s * chunk + softmax + s * (k.tokens + tokens) * c.n_embd,
             "casts": copies(k, casts_kept(k), head=True, gathered=1),
             "gradients": gradients(k, whole=False) + waiting(k)}
 

@@ -8,10 +8,11 @@ import logging
 import shutil
 
 import torch
+from torch import Tensor
 
 from train.config import Config
 from train.flops import flops_per_token
-from train.loss import softmax_part_to_compile
+from train.loss import SoftmaxPart, softmax_part_to_compile
 from train.model import Transformer, matmul_weights
 from train.settings import SettingsError
 
@@ -65,5 +66,15 @@ def compile_model(model: Transformer, named: bool = False) -> None:
     for layer in model.layers:
         # the pass itself and not the call of the module, in which FSDP2 gathers weights
         layer.forward = torch.compile(layer.forward, dynamic=False)
-    model.softmax_part = torch.compile(softmax_part_to_compile, dynamic=False)
+    model.softmax_part = of_any_length(torch.compile(softmax_part_to_compile))
     model.compiled = True
+
+
+def of_any_length(part: SoftmaxPart) -> SoftmaxPart:
+    """Compiled once for chunks of any number of tokens: the last one, and those of an evaluation, may have fewer."""
+    def softmax_part(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        for tensor in (logits, targets):
+            torch._dynamo.maybe_mark_dynamic(tensor, 0)
+        return part(logits, targets)
+
+    return softmax_part

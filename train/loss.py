@@ -15,44 +15,58 @@ from torch import Tensor
 
 IGNORED = -1          # target of a position that is not scored
 CHUNK_TOKENS = 2048   # 2048 x 50,304 float32 logits are 0.4 GiB; smaller chunks starve a GPU's matrix units
-ROWS_IN_CACHE = 32    # on CPU: 32 x 50,304 float32 are 6 MiB
+CHUNK_TOKENS_ON_CPU = 1536  # where memory is scarcer; 1,300 and more are as fast, with AMX 1,024 are not
+ROWS_IN_CACHE = 8     # on CPU: 8 x 50,304 float32 are 1.5 MiB
+COLUMNS = 2048        # of logits that a CPU computes at once in bfloat16: with AMX in half the time that all take
+UNLIKELY = 87.0       # nats below the likeliest: beyond, a CPU is slow at exponentials (denormal); they count as here
 
-# (logits (n, V), targets (n,)) -> sum of the losses; leaves d loss / d logits where the logits were
-SoftmaxPart = Callable[[Tensor, Tensor], Tensor]
+# (logits (n, V), targets (n,)) -> sum of the losses, and by how much (n, 1) float32 each row of what is left where the
+# logits were is to be multiplied to be the gradient by them
+SoftmaxPart = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
-def softmax_part(logits: Tensor, targets: Tensor) -> Tensor:
-    """The sum of the losses in nats; overwrites the logits with its gradient by them. Computed in float32.
+def softmax_part(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """The sum of the losses in nats; the logits are overwritten, as SoftmaxPart says. Computed in float32.
 
     On CPU by few rows at a time, which then stay in the processor's cache for the passes over them.
     """
-    on_cpu = logits.device.type == "cpu"
-    rows = ROWS_IN_CACHE if on_cpu else max(1, len(logits))
+    rows = ROWS_IN_CACHE if logits.device.type == "cpu" else max(1, len(logits))
     total = torch.zeros((), dtype=torch.float32, device=logits.device)
-    for part, index in zip(logits.split(rows), targets.split(rows), strict=True):
-        scored, index = (index != IGNORED)[:, None], index.clamp(min=0)[:, None]  # (n, 1)
+    for part, target in zip(logits.split(rows), targets.split(rows), strict=True):
+        scored, index = (target != IGNORED)[:, None], target.clamp(min=0)[:, None]  # (n, 1)
         values = part.float()
-        probability = values.softmax(dim=1)
+        largest, said = values.amax(dim=1, keepdim=True), values.gather(1, index)
+        probability = torch.clamp(values, min=largest - UNLIKELY, out=values).softmax(dim=1)
         # log of the sum of exp, from the largest entry: its probability is at least 1 / V, so no precision is lost
-        log_z = values.amax(dim=1, keepdim=True) - probability.amax(dim=1, keepdim=True).log()
-        total += torch.where(scored, log_z - values.gather(1, index), 0.0).sum()
+        log_z = largest - probability.amax(dim=1, keepdim=True).log()
+        total += torch.where(scored, log_z - said, 0.0).sum()
         probability.scatter_add_(1, index, torch.full_like(log_z, -1.0))  # softmax - one hot
-        if on_cpu and bool(scored.all()):  # a GPU is not asked: the host would wait for it
-            part.copy_(probability)
-        else:
-            torch.mul(probability, scored, out=part)
-    return total
+        part.copy_(probability)
+    return total, (targets != IGNORED)[:, None].float()
 
 
-def softmax_part_to_compile(logits: Tensor, targets: Tensor) -> Tensor:
-    """The same as one formula, which torch.compile turns into two passes over the logits."""
+def softmax_part_to_compile(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """The same as one formula, which torch.compile turns into two passes over the logits: it leaves the exponentials
+    as they are, and what they add up to goes into the factors."""
     scored, index = (targets != IGNORED)[:, None], targets.clamp(min=0)[:, None]
     values = logits.float()
-    log_z = values.logsumexp(dim=1, keepdim=True)
-    total = torch.where(scored, log_z - values.gather(1, index), 0.0).sum()
-    hot = torch.arange(values.shape[1], device=values.device) == index
-    logits.copy_(((values - log_z).exp() - hot.float()) * scored)
-    return total
+    largest, said = values.amax(dim=1, keepdim=True), values.gather(1, index)
+    exponential = (values - largest).clamp(min=-UNLIKELY).exp()
+    z = exponential.sum(dim=1, keepdim=True)
+    total = torch.where(scored, largest + z.log() - said, 0.0).sum()
+    unit = z.to(logits.dtype).float()  # so that minus one, which outweighs the rest of a row, is exact
+    logits.copy_(exponential)
+    logits.scatter_(1, index, ((said - largest).exp() - unit).to(logits.dtype))
+    return total, torch.where(scored, 1 / unit, 0.0)
+
+
+def products(x: Tensor, w: Tensor, out: Tensor) -> Tensor:
+    """x (n, C) times each row of w (V, C), in out (n, V)."""
+    columns = COLUMNS if x.device.type == "cpu" and x.dtype == torch.bfloat16 else len(w)
+    for start in range(0, len(w), columns):
+        part = slice(start, start + columns)
+        torch.mm(x, w[part].t(), out=out[:, part])
+    return out
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -67,19 +81,24 @@ class _LinearCrossEntropy(torch.autograd.Function):
         block = x.new_empty(min(chunk, len(x)), len(w))
         dw_part = None if dw is None or dw.dtype == x.dtype else torch.empty_like(w)
         total = torch.zeros((), dtype=torch.float32, device=x.device)
+        factors = torch.empty(len(x), 1, dtype=torch.float32, device=x.device)
         for start in range(0, x.shape[0], chunk):
             part = slice(start, start + chunk)
-            logits = torch.mm(x[part], w.t(), out=block[:len(x[part])])
-            total += part_of(logits, targets[part])
-            grad = logits
+            logits = products(x[part], w, block[:len(x[part])])
+            loss, factors[part] = part_of(logits, targets[part])
+            total += loss
+            grad = logits  # but for the factors of its rows
             if dx is not None:
                 torch.mm(grad, w, out=dx[part])
-            if dw is not None and dw_part is None:
-                dw.addmm_(grad.t(), x[part], beta=1 if start else 0)
-            elif dw is not None:
-                product = torch.mm(grad.t(), x[part], out=dw_part)
+            if dw is None:
+                continue
+            rows = torch.mul(x[part], factors[part], out=torch.empty_like(x[part]))
+            if dw_part is None:
+                dw.addmm_(grad.t(), rows, beta=1 if start else 0)
+            else:
+                product = torch.mm(grad.t(), rows, out=dw_part)
                 dw = dw.add_(product) if start else dw.copy_(product)
-        ctx.gradients, ctx.weight_dtype = (dx, dw), weight.dtype
+        ctx.gradients, ctx.factors, ctx.weight_dtype = (dx, dw), factors, weight.dtype
         return total
 
     @staticmethod
@@ -87,17 +106,24 @@ class _LinearCrossEntropy(torch.autograd.Function):
         dx, dw = ctx.gradients
         ctx.gradients = (None, None)
         scale = grad_outputs[0].view(1, 1)  # of two dimensions, since torch rounds a scalar to the other's type first
-        return (None if dx is None else dx.mul_(scale), None if dw is None else dw.mul_(scale).to(ctx.weight_dtype),
-                None, None, None)
+        return (None if dx is None else dx.mul_(ctx.factors * scale),
+                None if dw is None else dw.mul_(scale).to(ctx.weight_dtype), None, None, None)
 
 
-def summed_loss(x: Tensor, weight: Tensor, targets: Tensor, chunk: int = CHUNK_TOKENS,
+def chunk_of(tokens: int, device: torch.device) -> int:
+    """Tokens of a chunk, of chunks that are as large as each other."""
+    chunks = -(-tokens // (CHUNK_TOKENS_ON_CPU if device.type == "cpu" else CHUNK_TOKENS))
+    return -(-tokens // max(1, chunks))
+
+
+def summed_loss(x: Tensor, weight: Tensor, targets: Tensor, chunk: int | None = None,
                 part: SoftmaxPart = softmax_part) -> tuple[Tensor, Tensor]:
     """(sum of the losses in nats, number of scored tokens), both scalars on the device.
 
     x (N, C) hidden states; weight (V, C) of the head, cast to x's type; targets (N,) int64, IGNORED where
     not scored. Softmax and sum in float32. Backward may be called once.
     """
+    chunk = chunk or chunk_of(len(x), x.device)
     return _LinearCrossEntropy.apply(x, weight, targets, chunk, part), (targets != IGNORED).sum()
 
 

@@ -17,8 +17,8 @@ that are summed, so that the stream keeps its size:
     all others          0.02          1 / sqrt(width in)  keeps the size of activations
     norms               1             1
 
-Embedding and head have rows up to a multiple of 128, so that any VOCAB_SIZE is fast. The padding computes nothing: its
-logits are -inf in the loss, so that it gets no probability and no gradient, and they are cut off otherwise.
+Embedding and head have rows up to a multiple of 128, so that any VOCAB_SIZE is fast. The padding computes nothing:
+its logits are cut off, and in the loss it gets no gradient.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from train.attention import SDPA, Kernel, sdpa
 from train.branches import Branches
 from train.config import Config
-from train.loss import scored_answers, softmax_part, summed_loss
+from train.loss import SoftmaxPart, scored_answers, softmax_part, summed_loss
 from train.recompute import recomputed
 
 
@@ -112,6 +112,9 @@ def rotary_table(seq_len: int, head_dim: int, theta: float) -> Tensor:
 def rotate(x: Tensor, rotary: Tensor) -> Tensor:
     """x (B, T, H, D) with each pair (i, i + D/2) turned by its angle, Llama's pairing."""
     cos, sin = rotary
+    if torch.compiler.is_compiling():  # which reads each half in one go, and what is rolled entry by entry
+        (a, b), (cos_a, cos_b), (sin_a, sin_b) = (half.chunk(2, dim=-1) for half in (x, cos, sin))
+        return torch.cat((a * cos_a + b * sin_a, b * cos_b + a * sin_b), dim=-1)
     return (x * cos).addcmul_(x.roll(x.shape[-1] // 2, dims=-1), sin)
 
 
@@ -185,7 +188,8 @@ class Transformer(nn.Module):
         self.lm_head = Linear(c.n_embd, c.padded_vocab_size)
         if c.tie_embeddings:
             self.lm_head.weight = self.embed_tokens.weight
-        self.softmax_part, self.compiled = softmax_part, False  # compilation.py changes both
+        self.softmax_part: SoftmaxPart = softmax_part  # compilation.py changes this and the next
+        self.compiled = False
         self.register_buffer("rotary", rotary_table(c.seq_len, c.head_dim, c.rope_theta), persistent=False)
 
     def hidden(self, tokens: Tensor, bounds: Tensor | None = None, branches: Branches | None = None) -> Tensor:
@@ -218,10 +222,10 @@ class Transformer(nn.Module):
             return self.lm_head(x)[..., :self.vocab_size].float()
         return summed_loss(x.flatten(0, 1), self.lm_head.weight, targets.flatten(), part=self.softmax_of_entries)
 
-    def softmax_of_entries(self, logits: Tensor, targets: Tensor) -> Tensor:
+    def softmax_of_entries(self, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """The softmax part of the loss over logits (n, padded V), in which the padding has no share."""
-        logits[:, self.vocab_size:] = -math.inf
-        return self.softmax_part(logits, targets)
+        logits[:, self.vocab_size:] = 0
+        return self.softmax_part(logits[:, :self.vocab_size], targets)
 
 
 def build(c: Config, device: torch.device, kernel: Kernel = SDPA,

@@ -71,14 +71,14 @@ def test_one_process_runs_the_trainer_directly_with_all_cores(env: dict[str, str
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's allocator")
 def test_without_gpus_large_blocks_are_kept_and_it_is_said(env: dict[str, str], tmp_path: Path) -> None:
-    names = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "THP_MEM_ALLOC_ENABLE")
-    show = " ".join(f"{name}=${{{name}-}}" for name in names)
-    stub = tmp_path / "venv" / "bin" / "python"
+    names = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES")
+    stub, show = tmp_path / "venv" / "bin" / "python", " ".join(f"{name}=${{{name}-}}" for name in names)
     stub.write_text(stub.read_text().replace('echo "threads', f'echo "given {show}"; echo "threads'))
-    said = launch(env)[1]
-    given = said.split("given ")[1].split("\n")[0]
-    assert all(int(word.split("=")[1]) > 0 for word in given.split()) and f"({given})" in said
+    kept = r"MALLOC_MMAP_THRESHOLD_=[1-9]\d+ MALLOC_TRIM_THRESHOLD_=[1-9]\d+ GLIBC_TUNABLES=glibc.malloc.hugetlb=1"
+    assert re.search(rf"\({kept}\)(.|\n)*given {kept}\n", launch(env)[1])
     assert f"{names[0]}=5 " in launch(env, MALLOC_MMAP_THRESHOLD_="5")[1].split("given ")[1]  # the user's own stays
+    for own, whole in (("a=1", "a=1:glibc.malloc.hugetlb=1"), ("glibc.malloc.hugetlb=0", "glibc.malloc.hugetlb=0")):
+        assert f"GLIBC_TUNABLES={whole}\n" in launch(env, GLIBC_TUNABLES=own)[1]
     gpus(tmp_path, 1)
     assert f"given {' '.join(f'{name}=' for name in names)}\n" in launch(env)[1]
 
