@@ -159,6 +159,10 @@ image-test: setup-dev ## Build it without a registry and run the main job in it:
 bench: setup ## Speed of a training step as table and JSON (BENCH_SHAPES, BENCH_ROUNDS, PEER_NANOGPT ..)
 	@scripts/bench.sh
 
+.PHONY: bench-quality
+bench-quality: setup ## Bits per byte beside nanoGPT's recipe, equal tokens or time (PEER_NANOGPT, QUALITY_PROSE)
+	@scripts/bench.sh bench.quality
+
 .PHONY: wan-lab
 wan-lab: setup ## Four sites and a WAN on this machine, as root: DDP beside DiLoCo, sites killed and cut off (WAN_LAB)
 	@scripts/wan_lab.sh

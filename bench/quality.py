@@ -1,0 +1,208 @@
+"""`make bench-quality`: validation bits per byte at equal tokens and at equal wall time, beside nanoGPT's recipe.
+
+    for each corpus:  text -> tokenizer and shards, in a temporary folder
+        for each seed:    a process in which all recipes train in turns, and are scored (contest.py)
+
+Corpora: the source of Python's standard library, as `make train` has it, and prose, the files in QUALITY_PROSE, read
+where they are and cut into passages of PASSAGE characters, of which a twentieth is held out by the hash of their names.
+Alike for all: tokens, tokenizer, layers, width, heads, window, batch, type, threads. Not alike, since these are the
+recipes: what a block is made of, tied or untied head, first weights, optimizer, rate and its schedule, windows from
+anywhere or each once an epoch.
+
+The shape, the batch and our rates are the preset's. `tiny` takes QUALITY_TOKENS=512000 in 500 steps: 0.4 of what it
+trains on in `make train`, enough to fall below gzip's 1.96 bits per byte, and as long as 2 corpora x 3 seeds x 5 runs
+may be in 25 minutes on two CPU cores. nanoGPT has the numbers that it gives for models of that size (recipes.py).
+"""
+
+import dataclasses
+import json
+import logging
+import math
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from bench import peers
+from bench.contest import TIME, TOKENS, laid_out
+from bench.load import worst
+from bench.recipes import NANOGPT
+from bench.run import FOREIGN, machine, spread
+from train import prepare
+from train.config import Config
+from train.corpus.formats import FORMATS
+from train.corpus.pin import pin
+from train.corpus.rows import Document, documents
+from train.corpus.source import EMBEDDED, CorpusError, Source
+from train.manifest import DataError
+from train.settings import ROOT, SettingsError, shown
+
+RESULTS = ROOT / "bench" / "results"
+PROSE, PASSAGE, HELD_OUT = "prose", 8192, 0.05
+OFF = 3.0  # per cent: a larger difference in seconds is said
+HEADER = ("| corpus | equal | recipe | bits per byte | tokens, M | seconds of steps | of nanoGPT's in that seed, % | "
+          "foreign load, % |", "|---" * 8 + "|")
+
+
+def checkout_of(c: Config) -> str:
+    """The path of nanoGPT's checkout, which has taken a step. Raises SettingsError where there is none."""
+    peer = next(peer for peer in peers.PEERS if peer.name == NANOGPT)
+    found, _ = peers.given(dict.fromkeys((other.setting for other in peers.PEERS), "") |
+                           {peer.setting: c.peer_nanogpt})
+    if peer not in found:
+        raise SettingsError([f"{peer.setting} is not set, and its recipe is what ours are compared with; git clone "
+                             f"{peer.source} ../nanoGPT, and {peer.setting}=../nanoGPT; tried with {peer.tried}"])
+    peers.fitting({peer: found[peer]})
+    return found[peer]
+
+
+def prose_files(c: Config) -> tuple[str, ...]:
+    """The files of QUALITY_PROSE that can be read, in order. Raises SettingsError."""
+    folder = (ROOT / Path(c.quality_prose).expanduser()).absolute()
+    files = tuple(str(path) for path in sorted(folder.glob("*")) if path.name.lower().endswith(tuple(FORMATS)))
+    if not files:
+        raise SettingsError([f"QUALITY_PROSE={c.quality_prose}: holds no file of text ({folder}); a folder with files "
+                             f"that end in {', '.join(FORMATS)}, or empty to leave prose out"])
+    return files
+
+
+def passages(files: tuple[str, ...], scratch: Path) -> Iterator[tuple[str, str]]:
+    """(name, text) of pieces of about PASSAGE characters, each of whole lines where lines are no longer."""
+    pinned = pin(Source(PROSE, "files", HELD_OUT, files=files), scratch)
+    for item in documents(pinned, prepare.files_in(scratch, pinned, "")):
+        if isinstance(item, Document):
+            part, number = "", 0
+            for line in item.text.splitlines(keepends=True):
+                part += line
+                if len(part) >= PASSAGE:
+                    yield f"{item.name}:{number}", part
+                    part, number = "", number + 1
+            if part:
+                yield f"{item.name}:{number}", part
+
+
+def prose(c: Config, scratch: Path) -> Config:
+    """The settings of a run on the passages, which are written to `scratch` for as long as this process is at work."""
+    sources = scratch / "sources"
+    sources.mkdir()
+    with open(scratch / "prose.jsonl", "w", encoding="utf-8") as out:
+        for name, text in passages(prose_files(c), scratch):
+            out.write(json.dumps({"id": name, "text": text}) + "\n")
+    (sources / f"{PROSE}.toml").write_text(
+        f"files = [{json.dumps(str(scratch / 'prose.jsonl'))}]\nvalidation_fraction = {HELD_OUT}\n")
+    return dataclasses.replace(c, data_mix=f"{PROSE}:1", sources_dir=str(sources))
+
+
+def corpora(c: Config, scratch: Path) -> list[Config]:
+    """The settings of a run on each corpus, whose shards are to be made in `scratch`. Raises CorpusError."""
+    ours = dataclasses.replace(c, data_dir=str(scratch / "data"), tokenizer="train", data_stream="0", data_tokens=None)
+    embedded = dataclasses.replace(ours, data_mix=f"{EMBEDDED}:1", sources_dir="sources")
+    return [embedded, prose(ours, scratch)] if c.quality_prose else [embedded]
+
+
+def hold(c: Config, checkout: str) -> dict[str, Any]:
+    """One seed of one corpus, in a process of its own."""
+    told = json.dumps({"settings": c.stored(), "checkout": checkout})
+    done = subprocess.run([sys.executable, "-m", "bench.contest"], cwd=ROOT, text=True, input=told,
+                          stdout=subprocess.PIPE, check=True)
+    return dict(json.loads(done.stdout))
+
+
+# ---------------------------------------------------------------------------------------------------
+# The table
+# ---------------------------------------------------------------------------------------------------
+
+def by_entrant(contests: list[dict[str, Any]]) -> dict[tuple[str, str], list[dict[str, Any]]]:
+    """(equal, recipe) -> its results, one a seed; nanoGPT's own stand for equal time too."""
+    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for equal in (TOKENS, TIME):
+        for contest in contests:
+            theirs = next(e["seconds"] for e in contest["entrants"] if e["recipe"] == NANOGPT)
+            for entrant in contest["entrants"]:
+                if entrant["equal"] == equal or entrant["recipe"] == NANOGPT:
+                    found.setdefault((equal, entrant["recipe"]), []).append(
+                        entrant | {"of_theirs": 100 * entrant["seconds"] / theirs, "seed": contest["seed"]})
+    return found
+
+
+def bits(results: list[dict[str, Any]]) -> list[float]:
+    return [result["validation"]["bpb"] for result in results]
+
+
+def rows(corpus: str, contests: list[dict[str, Any]]) -> list[str]:
+    """Lines of the table: medians over seeds, with the least and the most."""
+    load = worst(contests)
+    quiet = all(contest["foreign_percent"] is None or contest["foreign_percent"] <= FOREIGN for contest in contests)
+    return ["| " + " | ".join([
+        corpus, "wall time" if equal == TIME else equal, recipe, spread(bits(results), 3),
+        spread([result["tokens"] / 1e6 for result in results], 2), spread([r["seconds"] for r in results], 1),
+        spread([r["of_theirs"] for r in results], 1), load + ("" if quiet else " (disturbed)")]) + " |"
+        for (equal, recipe), results in by_entrant(contests).items()]
+
+
+def verdict(corpus: str, contests: list[dict[str, Any]]) -> list[str]:
+    """Who needs the fewest bits at equal wall time, and whether that is more than seeds make; whose time was not
+    equal."""
+    of = {recipe: results for (equal, recipe), results in by_entrant(contests).items() if equal == TIME}
+    first, *others = sorted(of, key=lambda recipe: statistics.median(bits(of[recipe])))
+    said = [f"{corpus}, equal wall time: {first} has the lowest, {spread(bits(of[first]), 3)} bits per byte"]
+    for other in others:
+        apart = statistics.median(bits(of[other])) - statistics.median(bits(of[first]))
+        beyond = max(bits(of[first])) < min(bits(of[other]))
+        said[0] += (f"; {apart:.3f} below {other}, {'beyond' if beyond else 'within'} the spread of "
+                    f"{len(contests)} seeds")
+    said[0] += "."
+    for recipe, results in of.items():
+        said += [f"{corpus}, seed {result['seed']}: {recipe} had {result['of_theirs']:.1f}% of nanoGPT's seconds, more "
+                 f"than {OFF:g}% off: its steps took another time than those that were tried before."
+                 for result in results if abs(result["of_theirs"] - 100) > OFF]
+    return said
+
+
+def main() -> int:
+    try:
+        c = Config.load()
+        checkout = checkout_of(c)
+        if c.quality_prose:
+            prose_files(c)
+        c = laid_out(c, c.optimizer, math.ceil(c.quality_tokens / c.batch_tokens))
+    except SettingsError as error:
+        sys.stderr.write(f"{error}\n")
+        return 64
+    say, facts = sys.stdout.write, machine()
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    say("".join(f"{name}: {value}\n" for name, value in facts.items()))
+    say(f"preset: {c.preset}, {c.last_step} steps of {c.batch_tokens} tokens, rate {c.learning_rate:g}, "
+        f"{c.dtype}\n\n" + "\n".join(HEADER) + "\n")
+    sys.stdout.flush()
+    found, remarks = dict[str, list[dict[str, Any]]](), list[str]()
+    try:
+        with tempfile.TemporaryDirectory() as scratch:
+            for corpus in corpora(c, Path(scratch)):
+                prepare.prepare(corpus)
+                name = next(iter(corpus.mixture))
+                found[name] = [hold(dataclasses.replace(corpus, seed=c.seed + k), checkout)
+                               for k in range(c.quality_seeds)]
+                say("\n".join(rows(name, found[name])) + "\n")
+                sys.stdout.flush()
+                remarks += verdict(name, found[name])
+    except (DataError, CorpusError) as error:
+        sys.stderr.write(f"{error}\n")
+        return 78
+    if not c.quality_prose:
+        say(f"| {PROSE} | not run: QUALITY_PROSE is not set |{6 * ' |'}\n")
+    say("\n" + "\n".join(remarks) + "\n")
+    path = RESULTS / time.strftime("quality_%Y%m%d_%H%M%S.json")
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"schema": 1, "machine": facts, "settings": c.stored(), "corpora": found}, indent=1)
+                    + "\n")
+    say(f"\n{shown(path)} has all runs\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
