@@ -17,6 +17,7 @@ from train import prepare
 from train.batch import Loader
 from train.config import Config
 from train.corpus.formats import FORMATS
+from train.evaluate import Evaluator
 from train.schedule import lr_at
 
 # A checkout whose model is a table of logits by token, which learns; it prints what is no JSON, as the real one does.
@@ -127,6 +128,19 @@ def test_both_recipes_are_scored_by_what_their_own_forward_computes(corpus: Conf
         found = recipes.bits_per_byte(recipe, one, length)
         assert found["tokens"] == length
         assert found["bpb"] * found["bytes"] * math.log(2) / length == pytest.approx(mean, rel=1e-5)
+
+
+def test_scoring_finds_what_the_trainers_own_evaluation_finds(corpus: Config) -> None:
+    """It reads the same windows, by other code, and takes the loss from inside the model."""
+    text = contest.open_text(corpus)
+    ours = recipes.Ours(contest.laid_out(corpus, "adamw", 10), text)
+    c = dataclasses.replace(corpus, eval_tokens=10**6)
+    evaluator = Evaluator(c, {"prose": text.shards}, text.byte_lengths, ours.world, text.end_of_text)
+    whole = evaluator(ours.model, full=True)
+    found = recipes.bits_per_byte(ours, text, corpus.seq_len)
+    assert evaluator.full_is_all and whole
+    assert (found["tokens"], found["bytes"]) == (whole.tokens, whole.text_bytes)
+    assert found["bpb"] == pytest.approx(whole.bpb, rel=1e-6)
 
 
 def test_passages_are_all_of_the_text_and_the_held_out_ones_are_spread_over_it(prose_folder: Path, corpus: Config,
