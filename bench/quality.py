@@ -99,7 +99,8 @@ def prose(c: Config, scratch: Path) -> Config:
 
 def corpora(c: Config, scratch: Path) -> list[Config]:
     """The settings of a run on each corpus, whose shards are to be made in `scratch`. Raises CorpusError."""
-    ours = dataclasses.replace(c, data_dir=str(scratch / "data"), tokenizer="train", data_stream="0", data_tokens=None)
+    ours = dataclasses.replace(c, data_dir=str(scratch / "data"), tokenizer="train", data_stream="0",
+                               data_tokens=None, sync="ddp", nodes=1, node_rank=0)
     embedded = dataclasses.replace(ours, data_mix=f"{EMBEDDED}:1", sources_dir="sources")
     return [embedded, prose(ours, scratch)] if c.quality_prose else [embedded]
 

@@ -1,6 +1,7 @@
 """Two ways to train a model of one shape on the same tokens, a step at a time, and one way to score what came out.
 
-    ours       the functions that the trainer calls, with the preset's settings: build, Loader, lr_at, train_step
+    ours       the functions that the trainer calls, with the preset's settings: build, Loader, lr_at, train_step;
+               without its record, its checkpoints and its guard against spikes
     nanoGPT    its model and configure_optimizers from a checkout, and around them what its train.py does in a step
 
 nanoGPT's numbers are those that it has for small models: config/train_shakespeare_char.py, and of a CPU's what its
@@ -115,15 +116,19 @@ class NanoGPT:
     def step(self) -> float:
         for group in self.optimizer.param_groups:
             group["lr"] = rate_of_nanogpt(self.done, self.c.last_step, self.rate)
-        tokens, targets = self.batch()
-        with worker.half(self.c.dtype):
-            _, loss = self.model(tokens, targets)
-        loss.backward()
+        total = 0.0
+        size = self.c.micro_batch(1)
+        for tokens, targets in zip(*(part.split(size) for part in self.batch()), strict=True):
+            with worker.half(self.c.dtype):
+                _, loss = self.model(tokens, targets)
+            loss = loss * (len(tokens) / self.c.batch_windows)
+            loss.backward()
+            total += loss.item()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), CLIP)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.done += 1
-        return float(loss.item())
+        return total
 
     def logits(self, tokens: Tensor) -> Tensor:
         with worker.half(self.c.dtype):

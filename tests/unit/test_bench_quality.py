@@ -173,6 +173,20 @@ def test_nanogpts_schedule_warms_up_over_100_steps_and_ends_at_a_tenth() -> None
     assert recipes.rate_of_nanogpt(5, 50) == pytest.approx(6e-3 / 101)  # shorter than its warm-up: never at the peak
 
 
+def test_a_batch_in_parts_gives_nanogpt_the_gradient_of_a_whole_one(corpus: Config, checkout: str,
+                                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    text, losses, gradients = contest.open_text(corpus), [], list[torch.Tensor]()
+    for size in (4, 5, 16):  # of 16 windows; 5 leaves one over
+        recipe = recipes.NanoGPT(dataclasses.replace(corpus, micro_batch_size=size), text, checkout)
+        weight = recipe.model.table.weight
+        monkeypatch.setattr(recipe.optimizer, "step", lambda weight=weight: gradients.append(weight.grad.clone()))
+        losses.append(recipe.step())
+    assert losses[0] == pytest.approx(losses[2], rel=1e-6) and losses[1] == pytest.approx(losses[2], rel=1e-6)
+    assert gradients[2].abs().max() > 1e-4
+    assert torch.allclose(gradients[0], gradients[2], atol=1e-7)
+    assert torch.allclose(gradients[1], gradients[2], atol=1e-7)
+
+
 @pytest.mark.parametrize(("seconds", "step_s", "steps"), [(10.0, 0.1, 100), (10.0, 0.3, 33), (0.1, 0.3, 1)])
 def test_in_equal_time_there_are_as_many_whole_steps_as_fit(seconds: float, step_s: float, steps: int) -> None:
     assert contest.steps_in(seconds + 1e-9, step_s) == steps
