@@ -154,8 +154,9 @@ def verdict(corpus: str, contests: list[dict[str, Any]]) -> list[str]:
     for other in others:
         apart = statistics.median(bits(of[other])) - statistics.median(bits(of[first]))
         beyond = max(bits(of[first])) < min(bits(of[other]))
-        said[0] += (f"; {apart:.3f} below {other}, {'beyond' if beyond else 'within'} the spread of "
-                    f"{len(contests)} seeds")
+        said[0] += f"; {apart:.3f} below {other}, " + (
+            f"{'beyond' if beyond else 'within'} the spread of {len(contests)} seeds" if len(contests) > 1 else
+            "of one seed, which tells no spread")
     said[0] += "."
     for recipe, results in of.items():
         said += [f"{corpus}, seed {result['seed']}: {recipe} had {result['of_theirs']:.1f}% of nanoGPT's seconds, more "

@@ -269,6 +269,7 @@ def test_the_winner_is_named_by_medians_and_beyond_the_spread_only_where_no_seed
     assert first == ("prose, equal wall time: ours, Muon has the lowest, 1.790 (1.780-1.800) bits per byte; 0.020 "
                      "below ours, AdamW, within the spread of 3 seeds; 0.310 below nanoGPT, beyond the spread of 3 "
                      "seeds.")
+    assert "seeds" not in quality.verdict("prose", held[:1])[0]
     assert other.startswith("prose, seed 2: ours, Muon had 105.0% of nanoGPT's seconds, more than 3% off")
     lines = quality.rows("prose", held)
     assert [line.split(" | ")[1:3] for line in lines] == [
