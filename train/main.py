@@ -155,9 +155,11 @@ def run(job: Job) -> int:
     """Train, and when all steps are done evaluate and sample. Returns the exit code."""
     c = job.config
     profile = Profile.of(job)
-    how = loop.train(job, profile)
-    if profile:
-        profile.leave()
+    try:
+        how = loop.train(job, profile)
+    finally:
+        if profile:
+            profile.leave()
     if how == "stopped":
         return stopped(job)
     told, result = loop.evaluate(job, full=True)

@@ -87,7 +87,10 @@ class Profile:
             self.record()
 
     def leave(self) -> None:
-        """Training has ended."""
+        """Training has ended, in whatever way. A profiler that still records then would crash the process at its end.
+        """
+        if self.recording:
+            self.stop()
         if self.steps:
             self.job.recorder.say("PROFILE=1: the run ended before its steps were recorded; nothing is written")
 
@@ -132,9 +135,8 @@ class Profile:
     def finish(self) -> None:
         """Stop, and on the first rank write what was found. Where that fails it is said."""
         job, steps = self.job, self.steps
-        self.recording, self.steps = False, range(0)
-        vars(job.loader).pop("batch", None)
-        self.profiler.stop()
+        self.steps = range(0)
+        self.stop()
         if not job.world.is_first:
             return
         began, trace = time.perf_counter(), job.paths.profile(steps.start)
@@ -150,6 +152,12 @@ class Profile:
         except (OSError, TraceError) as error:
             job.recorder.say(f"PROFILE=1: no profile of the steps {steps.start} to {steps[-1]}, and training goes on: "
                              f"{error}")
+
+    def stop(self) -> None:
+        """Record no more."""
+        self.recording = False
+        vars(self.job.loader).pop("batch", None)
+        self.profiler.stop()
 
     def export(self, path: Path) -> None:
         """The trace under its name only once it is whole."""

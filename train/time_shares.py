@@ -28,6 +28,8 @@ STEP, DATA = "train step", "data wait"  # how the trainer marks them in a trace
 COMMUNICATION = "communication, exposed"
 CLASSES = ("matmul", "attention", "loss", "optimizer", COMMUNICATION, "data wait", "host gaps", "other")
 BIGGEST = 6  # names of `other` that are told
+CALLS = "calls of compiled code"  # what torch.compile does round the kernels that it made
+OF_COMPILER = re.compile(r"## Call CompiledFxGraph|TorchDynamo |Torch-Compiled Region|CompiledFunction|Pregraph")
 
 # Names of operators, of the parts that make up this trainer's model. A batched product is one of attention.
 PRODUCTS = {"aten::mm", "aten::addmm", "aten::addmm_", "aten::linear", "aten::_scaled_mm"}
@@ -192,7 +194,8 @@ def of_cpu(events: list[Mapping[str, Any]], main: tuple[Any, Any]) -> Iterator[S
             if DATA in names:
                 yield Span(begin, end, WAIT, "data wait", DATA)
             elif (kind := class_of(names)) and not (kind == "other" and names[-1] in marks):
-                yield Span(begin, end, WORK, kind, in_head(names) if kind == "matmul" else names[-1])
+                yield Span(begin, end, WORK, kind, in_head(names) if kind == "matmul" else
+                           CALLS if OF_COMPILER.match(names[-1]) else names[-1])
 
 
 def class_of(names: tuple[str, ...]) -> str | None:

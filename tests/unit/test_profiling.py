@@ -3,6 +3,7 @@
 import gzip
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,38 @@ def test_a_run_s_summary_is_what_its_trace_says_read_in_another_way(tmp_path: Pa
     out = train(env | {"MAX_STEPS": "24", "PROFILE": "1"})
     assert "PROFILE=1: nothing is profiled: it takes 5 steps or more, and 24 - 21 are left" in out
     assert len(list(folder.iterdir())) == 4
+
+
+# Runs the trainer, which in its eighth step is told to stop, or fails.
+CUT_SHORT = """
+import os, signal, sys
+from train import loop, main
+from train.manifest import DataError
+
+take, calls = loop.train_step, []
+
+def step(*args, **kwargs):
+    calls.append(1)
+    if len(calls) == 8 and sys.argv[1] == "told":
+        os.kill(os.getpid(), signal.SIGTERM)
+    if len(calls) == 8 and sys.argv[1] == "fails":
+        raise DataError("a shard is gone")
+    return take(*args, **kwargs)
+
+loop.train_step = step
+sys.exit(main.main())
+"""
+
+
+@pytest.mark.parametrize(("how", "code", "said"), [
+    ("told", 75, "stopped by SIGTERM"), ("fails", 78, "a shard is gone")])
+def test_a_run_that_ends_while_it_is_recorded_ends_as_any_other(tmp_path: Path, data: dict[str, str], how: str,
+                                                                code: int, said: str) -> None:
+    """torch's profiler ended the process with a segmentation fault where nobody had stopped it."""
+    env = environment(tmp_path, data, MAX_STEPS=40, PROFILE=1, PROFILE_STEPS=30)
+    out = train(env, command=[sys.executable, "-c", CUT_SHORT, how], code=code)
+    assert said in out and "PROFILE=1: the run ended before its steps were recorded; nothing is written" in out
+    assert not (tmp_path / "run" / "profile").exists()
 
 
 def test_a_profile_that_cannot_be_written_ends_no_run(tmp_path: Path, data: dict[str, str]) -> None:

@@ -74,6 +74,15 @@ def test_operators_of_a_cpu_are_divided_by_what_each_takes_itself() -> None:
     assert sum(found.by_class.values()) == found.wall_ns == 1_000_000
 
 
+def test_what_the_compiler_does_round_its_kernels_has_one_name() -> None:
+    graph = "## Call CompiledFxGraph fnfvihqciwaapywrh62xqtxqcdukkhsn23rpm6gbkhkrhch2ih4n ##"
+    events = [mark(STEP, 0, 100), op("Torch-Compiled Region: 0/0", 0, 50), op("CompiledFunction", 5, 45),
+              op(graph, 10, 40), op("graph_0_cpp_fused_mul_silu_7", 12, 22), op("aten::mm", 22, 30)]
+    found = time_shares.shares(events, on_gpu=False)
+    assert ms(found) == {"matmul": 8, "other": 42, "host gaps": 50}
+    assert found.others == {"calls of compiled code": 32_000, "graph_0_cpp_fused_mul_silu_7": 10_000}
+
+
 def test_what_gloo_sends_is_hidden_behind_operators_and_exposed_where_nothing_runs() -> None:
     events = [mark(STEP, 0, 100), op("aten::mm", 0, 40), mark("gloo:all_reduce", 30, 90, tid=9),
               op("aten::mul", 60, 70), op("c10d::allreduce_", 92, 98), mark("gloo:all_gather", 30, 50, tid=8)]
