@@ -19,10 +19,10 @@ from typing import Any
 
 import torch
 
-from bench import lines, worker
+from bench import lines, ours, worker
 from bench.load import Foreign, worst
 from bench.shapes import SHAPES, Shape
-from train import attention, checkpoint
+from train import attention, checkpoint, compilation
 from train.batch import Batch
 from train.config import Config
 from train.distributed import World
@@ -35,28 +35,30 @@ from train.status import Status
 from train.step import train_step
 
 PARTS = ("intervals", "muon")
+LOGGED = 100  # steps, of which the log is timed
 WANTED = 2.0  # per cent, of all three together at most
 HEADER_ROWS = ("| of the time, at default intervals | % | of it | wanted | foreign load, % |", "|---|---|---|---|---|")
 
 
 class Trainer:
-    """A model with its optimizer, and a batch."""
+    """A model with its optimizer, compiled where there is a GPU, and a batch: so many times that of the shape."""
 
-    def __init__(self, shape: Shape, optimizer: str, **settings: Any):
+    def __init__(self, shape: Shape, optimizer: str, micro_batches: int = 1, **settings: Any):
         device = worker.device()
         on_gpu = device.type == "cuda"
-        self.c = c = dataclasses.replace(
-            Config(), vocab_size=shape.vocab_size, n_layer=shape.n_layer, n_head=shape.n_head, n_embd=shape.n_embd,
-            seq_len=shape.seq_len, batch_tokens=shape.tokens, micro_batch_size=shape.sequences, optimizer=optimizer,
-            dtype="bfloat16" if on_gpu else "float32", tie_embeddings=True, **settings).derived()
+        c = ours.config(shape, "bfloat16" if on_gpu else "float32", compiled=on_gpu)
+        self.c = c = dataclasses.replace(c, optimizer=optimizer, muon_momentum=None,
+                                         batch_tokens=micro_batches * c.batch_tokens, **settings).derived()
         name = torch.cuda.get_device_name(device) if on_gpu else "CPU"
         self.world = World(0, 0, 0, 1, device, name, socket.gethostname())
         self.model = build(c, device, attention.choose(c, device))
+        if on_gpu:
+            compilation.compile_model(self.model)
         self.optimizer = build_optimizer(self.model, c)
         set_rate(self.optimizer, c.learning_rate, c)
         tokens = worker.windows(shape)
         self.part = (tokens[:, :-1], tokens[:, 1:])
-        self.batch = Batch([self.part], shape.tokens, range(shape.sequences))
+        self.batch = Batch(micro_batches * [self.part], c.batch_tokens, range(micro_batches * shape.sequences))
 
     def step(self) -> None:
         train_step(self.model, self.optimizer, self.batch, self.c.grad_clip, self.world)
@@ -64,7 +66,7 @@ class Trainer:
     @torch.no_grad()
     def evaluate(self) -> None:
         """As many tokens as an evaluation while training has."""
-        for _ in range(-(-self.c.eval_tokens // self.c.batch_tokens)):
+        for _ in range(-(-self.c.eval_tokens // self.part[0].numel())):
             self.model(*self.part)
 
 
@@ -91,12 +93,13 @@ def intervals(shape: Shape, rounds: int, scratch: Path, **settings: Any) -> dict
         foreign = Foreign([], time.monotonic())
         step_s = statistics.median(seconds(trainer.step) for _ in range(3))
 
-        def log(step: int) -> None:
-            recorder.step(step, step * c.batch_tokens, False, loss=3.0, lr=1e-3, grad_norm=0.5, step_ms=1.0,
-                          tokens_per_s=1.0, mfu=None, mfu_causal=None, mem_gib=1.0, data_wait_s=0.0)
-            status.beat(step=step, last_step=10**6, loss=3.0, step_s=1.0)
+        def log() -> None:
+            for step in range(1, LOGGED + 1):
+                recorder.step(step, step * c.batch_tokens, False, loss=3.0, lr=1e-3, grad_norm=0.5, step_ms=1.0,
+                              tokens_per_s=1.0, mfu=None, mfu_causal=None, mem_gib=1.0, data_wait_s=0.0)
+                status.beat(step=step, last_step=10**6, loss=3.0, step_s=1.0)
 
-        log_s = seconds(lambda: [log(step) for step in range(1, 101)]) / 100
+        log_s = seconds(log) / LOGGED
         eval_s = seconds(trainer.evaluate)
         save_s = seconds(lambda step=number: saver.start(  # type: ignore[misc]
             step, trainer.model, trainer.optimizer, {"data": {}}))
@@ -122,11 +125,11 @@ def muon(shape: Shape, rounds: int) -> dict[str, Any]:
     trainers = {name: Trainer(shape, name) for name in ("adamw", "muon")}
     for trainer in trainers.values():
         trainer.step()
-    taken = []
+    taken = list[dict[str, float | None]]()
     for _ in range(rounds):
         foreign = Foreign([], time.monotonic())
         took = {name: statistics.median(seconds(trainer.step) for _ in range(3)) for name, trainer in trainers.items()}
-        taken.append(took | {"foreign_percent": foreign.percent(time.monotonic())})
+        taken.append({**took, "foreign_percent": foreign.percent(time.monotonic())})
     return {"part": "muon", "shape": shape.name, "rounds": taken}
 
 
