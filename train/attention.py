@@ -2,7 +2,8 @@
 
     q (B, T, H, D), k and v (B, T, H_kv, D) -> (B, T, H, D)
 
-    sdpa         torch's scaled_dot_product_attention: on CPU its flash kernel, on a GPU the one it finds fastest
+    sdpa         torch's scaled_dot_product_attention: on CPU its flash kernel, on a GPU the one it finds fastest, which
+                 is cuDNN's on Hopper
     math         the formula as it stands, two batched products: in bfloat16 on a CPU twice as fast as sdpa for short
                  windows, and as precise as bfloat16 scores are
     fa3          FlashAttention-3 (Shah et al. 2024) for Hopper, which torch's own entry points then call
@@ -138,11 +139,14 @@ def choose(c: Config, device: torch.device) -> Kernel:
         problems = {other: why_not(other, c, device) for other in ("fa3", "flash-attn")}
         if problem := problems.get(c.attention):
             raise SettingsError([f"ATTENTION={c.attention}: {problem}; set ATTENTION=auto or sdpa"])
+        if device.type == "cuda" and cudnn_first(device) and not c.doc_mask:
+            problems["flash-attn"] = "cuDNN's is faster"
         name = c.attention if c.attention != "auto" else next((n for n, p in problems.items() if p is None), "sdpa")
     if name == "flash-attn":
         return Kernel(name, flash_attn(), by_bounds=True)
     if name == "fa3":
         torch.nn.attention.activate_flash_attention_impl("FA3")
+        torch.backends.cuda.enable_cudnn_sdp(False)  # which is before every flash kernel, by cudnn_first
     if name == "fa3" or (device.type == "cuda" and c.dtype == "bfloat16" and has_varlen() and c.head_dim % 8 == 0):
         return Kernel(name, sdpa_varlen(), by_bounds=True)
     return SDPA
@@ -167,6 +171,13 @@ def why_not(name: str, c: Config, device: torch.device) -> str | None:
     return None
 
 
+def cudnn_first(device: torch.device) -> bool:
+    """Whether torch's scaled_dot_product_attention takes cuDNN's kernel before a flash kernel: from torch 2.10 on, on
+    Hopper and B200 (compute capability 9.0 and 10.0), with a cuDNN later than 9.15.0."""
+    version = torch.backends.cudnn.version() or 0
+    return version > 91500 and torch.cuda.get_device_capability(device) in ((9, 0), (10, 0))
+
+
 def has_varlen() -> bool:
     return importlib.util.find_spec("torch.nn.attention.varlen") is not None
 
@@ -174,6 +185,8 @@ def has_varlen() -> bool:
 def log_choice(kernel: Kernel, c: Config, device: torch.device) -> None:
     """Say which kernel attention uses, and how documents are kept apart."""
     chosen = {"cpu": "torch's flash kernel for CPU", "cuda": "torch chooses flash, efficient or math by shape"}
+    if device.type == "cuda" and cudnn_first(device):
+        chosen["cuda"] = f"torch takes cuDNN's first, version {torch.backends.cudnn.version()}"
     detail = {"sdpa": chosen.get(device.type, "torch chooses"), "fa3": "through torch's own entry points",
               "flash-attn": "the package", "math": "two batched products"}[kernel.name]
     apart = (", documents kept apart by " + ("their bounds" if kernel.by_bounds else "a mask")) if c.doc_mask else ""

@@ -174,8 +174,9 @@ def test_a_kernel_that_cannot_be_is_refused_with_the_reason(monkeypatch: pytest.
 
 
 def test_auto_takes_the_fastest_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    activated = []
+    activated, cudnn = [], []
     monkeypatch.setattr(torch.nn.attention, "activate_flash_attention_impl", activated.append)
+    monkeypatch.setattr(torch.backends.cuda, "enable_cudnn_sdp", cudnn.append)
     fake_module(monkeypatch, "flash_attn", flash_attn_varlen_func=None, flash_attn_func=None)
     both = ("flash_attn", "flash_attn_interface")
     taken = {}
@@ -185,7 +186,14 @@ def test_auto_takes_the_fastest_that_fits(monkeypatch: pytest.MonkeyPatch) -> No
         taken[generation, packages] = (kernel.name, kernel.by_bounds)
     assert list(taken.values()) == [("fa3", True), ("flash-attn", True), ("flash-attn", True), ("sdpa", True),
                                     ("sdpa", True)]
-    assert activated == ["FA3"]
+    assert activated == ["FA3"] and cudnn == [False]  # torch would take cuDNN's before it
+    for version, changes, expected in ((91501, {}, "sdpa"), (91500, {}, "flash-attn"), (91900, {}, "sdpa"),
+                                       (91900, {"doc_mask": True}, "flash-attn")):
+        monkeypatch.setattr(torch.backends.cudnn, "version", lambda known=version: known)
+        assert attention.choose(recipe(**changes), card(monkeypatch, (9, 0), "flash_attn")).name == expected
+        assert attention.choose(recipe(**changes), card(monkeypatch, (8, 0), "flash_attn")).name == "flash-attn"
+    asked = attention.choose(recipe(attention="flash-attn"), card(monkeypatch, (9, 0), "flash_attn"))
+    assert asked.name == "flash-attn"
     assert attention.choose(recipe(seq_len=512), CPU) == MATH
     assert attention.choose(recipe(seq_len=513), CPU) == SDPA
     assert attention.choose(dataclasses.replace(recipe(), dtype="float32"), CPU) == SDPA
