@@ -168,7 +168,7 @@ wan-lab: setup ## Four sites and a WAN on this machine, as root: DDP beside DiLo
 	@scripts/wan_lab.sh
 
 .PHONY: gpu-check
-gpu-check: setup-dev ## What only a GPU can show, and the benchmark, in under 9 minutes
+gpu-check: setup-dev ## What only a GPU can show, and the benchmark, in parts (GPU_CHECK)
 	@scripts/gpu_check.sh
 
 ##@ Settings

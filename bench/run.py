@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO, cast
 
-from bench import core, data, logs, pages, peers, planned, sampler, saving, text, waste
+from bench import core, data, logs, pages, peers, planned, sampler, saving, text, waste, whole
 from bench.lines import said
 from bench.load import Foreign, worst
 from bench.shapes import SHAPES, Shape
@@ -215,11 +215,12 @@ def machine() -> dict[str, Any]:
 def cells(c: Config, on_gpu: bool) -> Iterator[tuple[Shape, str, str]]:
     """Shape, type and mode of each cell. Raises SettingsError for a shape that is none."""
     names = [name for name in c.bench_shapes.split(",") if name not in OTHERS]
-    if unknown := [name for name in names if name not in SHAPES]:
+    if unknown := [name for name in names if name.removeprefix(whole.PREFIX) not in SHAPES]:
         raise SettingsError([f"BENCH_SHAPES={c.bench_shapes}: {unknown[0]} is no shape; there are "
-                             f"{', '.join([*SHAPES, *OTHERS])}"])
+                             f"{', '.join([*SHAPES, *OTHERS])}, and {whole.PREFIX} before a shape"])
     types = ("bfloat16",) if on_gpu else ("float32", "bfloat16")
-    for name, dtype, mode in itertools.product(names, types, ("eager", "compiled")):
+    modes = ("compiled",) if on_gpu else ("eager", "compiled")  # on a GPU training compiles by itself
+    for name, dtype, mode in itertools.product((name for name in names if name in SHAPES), types, modes):
         yield SHAPES[name], dtype, mode
 
 
@@ -255,6 +256,8 @@ def tables(c: Config) -> Iterator[tuple[str, Sequence[str], Iterator[dict[str, A
         yield "core", core.HEADER_ROWS, each(core.PARTS, "bench.core", str(rounds)), spreading(core.row)
     if WASTE in asked:
         yield "waste", waste.HEADER_ROWS, each(waste.PARTS, "bench.waste", str(rounds)), spreading(waste.row)
+    if runs := [name.removeprefix(whole.PREFIX) for name in asked if name.startswith(whole.PREFIX)]:
+        yield "runs", whole.HEADER_ROWS, each(runs, "bench.whole", str(rounds)), spreading(whole.row)
 
 
 def each(parts: Sequence[str], module: str, *arguments: str) -> Iterator[dict[str, Any]]:
@@ -291,7 +294,8 @@ def main() -> int:
     if todo:
         say("\n" + "\n".join(peers.notes(results)) + "\n")
     parts: dict[str, list[dict[str, Any]]] = {
-        name: [] for name in ("checkpoints", "data", "sampler", "planned", "logs", "pages", "text", "core", "waste")}
+        name: [] for name in ("checkpoints", "data", "sampler", "planned", "logs", "pages", "text", "core", "waste",
+                     "runs")}
     for name, header, finds, written in tables(c):
         say("\n" + "\n".join(header) + "\n")
         for found in finds:

@@ -1,22 +1,40 @@
 #!/usr/bin/env bash
-# What only a GPU can show, in under 9 minutes on one: bfloat16, compiled code, each attention kernel against float32,
-# Muon, resuming, memory, the GPU sampler; then the benchmark.
+# What only a GPU can show, in parts, each of which was reckoned to take less than 9 minutes on one (BENCHMARKS.md):
+#
+#   tests                   bfloat16, compiled code, each attention kernel against float32, Muon, resuming, memory, the
+#                           GPU sampler
+#   gpt2, d16, d24, xlarge  a step of that shape beside the matmul ceiling and beside peers
+#   runs                    whole runs of these shapes by the launcher, beside their bare step, profiled
+#   rest                    what make plan predicts, what the sampler costs; evaluation, checkpoints, log, and Muon
 #
 #   usage: scripts/gpu_check.sh
-#   reads: BENCH_SHAPES (default here gpt2,d16,plan,sampler), BENCH_ROUNDS (3), PEER_NANOGPT, PEER_NANOCHAT,
-#          PEER_TORCHTITAN
-#   makes: bench/results/bench_DATE_TIME.json
-#   exits: 78 without a GPU
+#   reads: GPU_CHECK (settings; all parts by default), BENCH_ROUNDS (2 here, in runs 1), BENCH_SHAPES (in place of what
+#          rest runs), PEER_NANOGPT, PEER_NANOCHAT, PEER_TORCHTITAN
+#   makes: bench/results/bench_DATE_TIME.json, one of each part but tests
+#   exits: 78 without a GPU; the first part that fails ends it
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/lib.sh
 
+bench() {
+  BENCH_SHAPES=$1 BENCH_ROUNDS=$2 scripts/bench.sh
+}
+
 main() {
+  local parts part began
+  parts=$("$PY" -m train.config get GPU_CHECK) || exit $?
   [[ $(visible_gpus) != 0 ]] || die 78 "gpu-check: there is no GPU here (nvidia-smi lists none)"
   nvidia-smi --query-gpu=name,driver_version,memory.total,power.limit --format=csv,noheader
-  "$PY" -m pytest tests/gpu -v -rs --durations=0 --durations-min=1
-  BENCH_SHAPES=${BENCH_SHAPES:-gpt2,d16,plan,sampler} BENCH_ROUNDS=${BENCH_ROUNDS:-3} scripts/bench.sh
-  echo "gpu-check: all passed in $SECONDS s"
+  for part in ${parts//,/ }; do
+    began=$SECONDS
+    case $part in
+      tests) "$PY" -m pytest tests/gpu -v -rs --durations=0 --durations-min=1 ;;
+      runs) bench run-gpt2,run-d16,run-d24,run-xlarge 1 ;;
+      rest) bench "${BENCH_SHAPES:-plan,sampler,waste}" "${BENCH_ROUNDS:-2}" ;;
+      *) bench "$part" "${BENCH_ROUNDS:-2}" ;;
+    esac
+    echo "gpu-check: $part passed in $((SECONDS - began)) s"
+  done
 }
 
 main "$@"

@@ -185,7 +185,8 @@ class Config(OfEvaluation):
                                 "checkpoint, what a save costs, data, what reading and preparing it cost, sampler, "
                                 "what the GPU sampler costs, plan, what make plan predicts beside what is, logs, how "
                                 "fast logs of others are read, text, how fast make sample writes, core, how fast "
-                                "CORE's questions are scored, and waste, what evaluation, saves, log and Muon take",
+                                "CORE's questions are scored, waste, what evaluation, saves, log and Muon take, and "
+                                "run- before a shape, a whole run beside its bare step",
                                 pattern=r"[a-z0-9-]+(,[a-z0-9-]+)*")
     bench_rounds: int = setting(5, help="of each cell of make bench, in which all take turns", minimum=1)
     peer_nanogpt: str = setting("", help="a checkout of nanoGPT, whose step make bench takes beside ours; tried: "

@@ -10,7 +10,7 @@ GROUPS = {"PRESET": "Run", "DEVICE": "Machine", "PARALLEL": "Parallel", "SYNC": 
           "SEQ_LEN": "Batch and schedule", "OPTIMIZER": "Optimizer", "DATA_MIX": "Data", "EVAL_EVERY": "Evaluation",
           "CHECKPOINTS": "Checkpoints", "MAX_RESTARTS": "Failures", "IMAGE": "Image", "WHERE": "Cluster",
           "CARDS": "Plan and doctor", "INTERVAL_MS": "Monitor", "LOG_DIR": "Plots", "PROMPT": "Text",
-          "EXPORT_DTYPE": "Export", "WAN_LAB": "WAN lab", "QUALITY_TOKENS": "Benchmark",
+          "EXPORT_DTYPE": "Export", "WAN_LAB": "WAN lab", "QUALITY_TOKENS": "Benchmark", "GPU_CHECK": "Benchmark",
           "BENCH_SHAPES": "Benchmark", "LOG_EVERY": "Log", "WANDB_MODE": "W&B", "HF_TOKEN": "Secrets"}
 
 

@@ -201,9 +201,13 @@ class Outside:
     wan_loss_percent: float = setting(0, help="of the packets of make wan-lab that are lost on each site's way out",
                                       unit="per cent", minimum=0, maximum=50)
 
-    # ---- Benchmark of quality
+    # ---- Benchmark
     quality_tokens: int = setting(512_000, help="that each recipe of make bench-quality trains on; nanoGPT's time for "
                                   "them is what all have", unit="tokens", minimum=1)
     quality_seeds: int = setting(3, help="of each of its cells, from SEED on", minimum=1, maximum=100)
     quality_prose: str = setting("", help="a folder of text files, its second corpus, which are read where they are. "
                                  "Default: none", example="../shared/data/prose")
+    gpu_check: str = setting("tests,gpt2,d16,d24,xlarge,runs,rest", help="parts of make gpu-check, with commas in "
+                             "between, each of less than 9 minutes: tests; a step of a shape, beside peers; runs, "
+                             "whole runs of these shapes; rest, what plan, sampler and waste of BENCH_SHAPES show",
+                             pattern="{0}(,{0})*".format("(tests|gpt2|d16|d24|xlarge|runs|rest)"))

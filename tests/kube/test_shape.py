@@ -17,7 +17,7 @@ FIELDS = declared_fields(Config)
 
 # What pods are not told, stated here a second time: secrets, this machine's own, and what the manifests say themselves.
 OF_THIS_MACHINE = {"ENV_FILE", "SOURCES_DIR", "DETACH", "TORCH_BACKEND", "NODE_RANK", "BENCH_SHAPES", "BENCH_ROUNDS",
-                   "PEER_NANOGPT", "PEER_NANOCHAT", "PEER_TORCHTITAN", "REPORT_TASKS", "REPORT_TOKENS",
+                   "PEER_NANOGPT", "PEER_NANOCHAT", "PEER_TORCHTITAN", "GPU_CHECK", "REPORT_TASKS", "REPORT_TOKENS",
                    "IMAGE_BUILDER", "BASE_IMAGE", "FLASH_ATTN_WHEEL", "WHERE", "WAIT",
                    "WAIT_MINUTES", "DRY_RUN", "ONLY", "NODE",
                    "STEP", "EXPORT_DTYPE", "EXPORT_SHARD_GB", "CARDS", "SITE_ADDR", "WAN_GBIT", "WAN_LAB",

@@ -100,8 +100,10 @@ def test_a_shape_that_is_not_there_is_refused() -> None:
         list(run.cells(Config(bench_shapes="s4k,huge"), on_gpu=False))
     modes = [(s.name, dtype, mode) for s, dtype, mode in run.cells(Config(bench_shapes="s4k"), on_gpu=False)]
     assert modes == [("s4k", d, m) for d in ("float32", "bfloat16") for m in ("eager", "compiled")]
-    assert list(run.cells(Config(bench_shapes="checkpoint,data"), on_gpu=False)) == []
-    assert [d for _, d, _ in run.cells(Config(bench_shapes="s4k"), on_gpu=True)] == ["bfloat16"] * 2
+    assert list(run.cells(Config(bench_shapes="checkpoint,data,run-d24"), on_gpu=False)) == []
+    with pytest.raises(SettingsError, match=r"run-huge is no shape; .* xlarge, .*and run- before a shape"):
+        list(run.cells(Config(bench_shapes="run-s4k,run-huge"), on_gpu=False))
+    assert [(d, m) for _, d, m in run.cells(Config(bench_shapes="s4k"), on_gpu=True)] == [("bfloat16", "compiled")]
 
 
 def test_a_cell_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:

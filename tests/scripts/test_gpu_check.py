@@ -1,0 +1,62 @@
+"""scripts/gpu_check.sh: which parts it runs, with a Python that only notes what it is asked for."""
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.running import ROOT
+
+PYTHON = f"""#!/usr/bin/env bash
+[[ $2 != train.config ]] || exec {sys.executable} "$@"
+echo "$2 $3 ${{BENCH_SHAPES-}} ${{BENCH_ROUNDS-}}" >>"$NOTES"
+[[ ${{BENCH_SHAPES-}} != "$FAILS" ]]
+"""
+SMI = "#!/usr/bin/env bash\n[[ $1 == --list-gpus ]] && echo 'GPU 0: one (UUID: GPU-0)' || echo one\n"
+
+
+def check(folder: Path, gpus: bool = True, fails: str = "none", **settings: str) -> tuple[int, str, list[str]]:
+    """Its exit code, what it said, and what it ran."""
+    (folder / "bin").mkdir(exist_ok=True)
+    for name, text in [("python", PYTHON), *([("nvidia-smi", SMI)] if gpus else [])]:
+        path = folder / "bin" / name
+        path.write_text(text)
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    notes, empty = folder / "notes", folder / "empty.env"
+    notes.write_text("")
+    empty.touch()
+    env = {"PATH": f"{folder}/bin:{os.environ['PATH']}", "HOME": str(folder), "VENV": str(folder), "NOTES": str(notes),
+           "FAILS": fails, "ENV_FILE": str(empty), "PYTHONPATH": str(ROOT), **settings}
+    if not gpus:
+        env["CUDA_VISIBLE_DEVICES"] = ""
+    done = subprocess.run([ROOT / "scripts" / "gpu_check.sh"], env=env, cwd=ROOT, text=True, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, check=False)
+    return done.returncode, done.stdout, notes.read_text().splitlines()
+
+
+RUNS = "run-gpt2,run-d16,run-d24,run-xlarge"
+
+
+def test_all_parts_are_run_in_turn_and_each_is_timed(tmp_path: Path) -> None:
+    code, out, ran = check(tmp_path)
+    assert code == 0, out
+    assert [line.split() for line in ran] == [
+        ["pytest", "tests/gpu"], *(["bench.run", shape, "2"] for shape in ("gpt2", "d16", "d24", "xlarge")),
+        ["bench.run", RUNS, "1"], ["bench.run", "plan,sampler,waste", "2"]]
+    assert out.count(" passed in ") == 7
+
+
+def test_parts_can_be_asked_for_one_by_one(tmp_path: Path) -> None:
+    code, _, ran = check(tmp_path, GPU_CHECK="runs,xlarge", BENCH_ROUNDS="5", BENCH_SHAPES="waste")
+    assert code == 0 and [line.split()[1:] for line in ran] == [[RUNS, "1"], ["xlarge", "5"]]
+    assert [line.split()[1:] for line in check(tmp_path, GPU_CHECK="rest", BENCH_SHAPES="waste")[2]] == [["waste", "2"]]
+    code, out, ran = check(tmp_path, GPU_CHECK="d32")
+    assert code == 64 and "GPU_CHECK=d32" in out and not ran
+
+
+def test_a_part_that_fails_ends_it_and_without_a_gpu_none_is_run(tmp_path: Path) -> None:
+    code, out, ran = check(tmp_path, fails="d16")
+    assert code != 0 and len(ran) == 3 and "gpt2 passed" in out and "d16 passed" not in out
+    code, out, ran = check(tmp_path, gpus=False)
+    assert code == 78 and "there is no GPU here" in out and not ran
