@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.unit.test_parity import batches
-from train import checkpoint, compilation
+from train import checkpoint, compilation, loss
 from train.batch import Batch
 from train.config import Config
 from train.distributed import World
@@ -93,6 +93,40 @@ def test_a_loss_in_bfloat16_and_many_chunks_has_the_gradient_of_one_in_float32()
     assert weight.grad is not None and exact.grad is not None
     error = (weight.grad.double() / 1.003 - exact.grad).norm() / exact.grad.norm()
     assert error < 0.01  # chunks that overwrote each other would leave most of it out
+
+
+@pytest.mark.parametrize(("tokens", "on_cpu", "on_gpu"), [
+    (1, 1, 1), (1536, 1536, 1536), (1537, 769, 1537), (4096, 1366, 2048), (16384, 1490, 2048)])
+def test_chunks_are_as_large_as_each_other_and_none_is_larger_than_it_may_be(tokens: int, on_cpu: int,
+                                                                             on_gpu: int) -> None:
+    assert (loss.chunk_of(tokens, torch.device("cpu")), loss.chunk_of(tokens, torch.device("cuda"))) == (on_cpu, on_gpu)
+    for chunk in (on_cpu, on_gpu):
+        assert -(-tokens // chunk) * chunk - tokens < -(-tokens // chunk)  # the last lacks less than one of each
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_logits_that_are_computed_by_columns_are_those_of_one_product(dtype: torch.dtype) -> None:
+    g = torch.Generator().manual_seed(0)
+    x, w = (torch.randint(-4, 5, shape, generator=g).to(dtype) for shape in ((3, 8), (2 * loss.COLUMNS + 5, 8)))
+    out = torch.full((3, len(w)), torch.nan, dtype=dtype)
+    assert loss.products(x, w, out) is out
+    assert torch.equal(out.double(), (x.double() @ w.double().t()))  # small whole numbers: exact in either type
+
+
+def test_a_compiled_softmax_part_is_compiled_once_for_chunks_of_any_length() -> None:
+    compiled = list[int]()
+
+    def backend(graph: torch.fx.GraphModule, examples: list[torch.Tensor]) -> torch.fx.GraphModule:
+        compiled.append(len(examples))
+        return graph
+
+    torch._dynamo.reset()
+    part = compilation.of_any_length(torch.compile(softmax_part_to_compile, backend=backend))
+    for rows in (7, 5, 64):
+        logits, targets = torch.randn(rows, 40), torch.arange(rows) % 40
+        expected = torch.nn.functional.cross_entropy(logits, targets, reduction="sum")
+        assert part(logits.clone(), targets)[0].item() == pytest.approx(expected.item(), rel=1e-5)
+    assert len(compiled) == 1
 
 
 def choice(c: Config, device: str = "cpu", compiler: bool = True, *, monkeypatch: pytest.MonkeyPatch) -> bool:
