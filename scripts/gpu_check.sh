@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # What only a GPU can show, in parts, each of which was reckoned to take less than 9 minutes on one (BENCHMARKS.md):
 #
-#   tests                   bfloat16, compiled code, each attention kernel against float32, Muon, resuming, memory, the
-#                           GPU sampler
+#   tests                   bfloat16, compiled code, each attention kernel against float32, Muon, resuming, memory,
+#                           PROFILE=1
+#   machine                 memory as planned, PROBE=1, the GPU sampler
 #   gpt2, d16, d24, xlarge  a step of that shape beside the matmul ceiling and beside peers
 #   runs                    whole runs of these shapes by the launcher, beside their bare step, profiled
 #   rest                    what make plan predicts, what the sampler costs; evaluation, checkpoints, log, and Muon
@@ -16,6 +17,9 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/lib.sh
 
+MACHINE=(tests/gpu/test_planned.py tests/gpu/test_probe.py tests/gpu/test_sampler.py)
+TOLD=(-v -rs --durations=0 --durations-min=1)
+
 bench() {
   BENCH_SHAPES=$1 BENCH_ROUNDS=$2 scripts/bench.sh
 }
@@ -28,7 +32,8 @@ main() {
   for part in ${parts//,/ }; do
     began=$SECONDS
     case $part in
-      tests) "$PY" -m pytest tests/gpu -v -rs --durations=0 --durations-min=1 ;;
+      tests) "$PY" -m pytest tests/gpu "${MACHINE[@]/#/--ignore=}" "${TOLD[@]}" ;;
+      machine) "$PY" -m pytest "${MACHINE[@]}" "${TOLD[@]}" ;;
       runs) bench run-gpt2,run-d16,run-d24,run-xlarge 1 ;;
       rest) bench "${BENCH_SHAPES:-plan,sampler,waste}" "${BENCH_ROUNDS:-2}" ;;
       *) bench "$part" "${BENCH_ROUNDS:-2}" ;;

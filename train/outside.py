@@ -207,7 +207,8 @@ class Outside:
     quality_seeds: int = setting(3, help="of each of its cells, from SEED on", minimum=1, maximum=100)
     quality_prose: str = setting("", help="a folder of text files, its second corpus, which are read where they are. "
                                  "Default: none", example="../shared/data/prose")
-    gpu_check: str = setting("tests,gpt2,d16,d24,xlarge,runs,rest", help="parts of make gpu-check, with commas in "
-                             "between, each of less than 9 minutes: tests; a step of a shape, beside peers; runs, "
-                             "whole runs of these shapes; rest, what plan, sampler and waste of BENCH_SHAPES show",
-                             pattern="{0}(,{0})*".format("(tests|gpt2|d16|d24|xlarge|runs|rest)"))
+    gpu_check: str = setting("tests,machine,gpt2,d16,d24,xlarge,runs,rest", help="parts of make gpu-check, with commas "
+                             "in between, each of some 5 to 9 minutes: tests; of the machine; a step of a shape, "
+                             "beside peers; runs, whole runs of these shapes; rest, what plan, sampler and waste of "
+                             "BENCH_SHAPES show",
+                             pattern="{0}(,{0})*".format("(tests|machine|gpt2|d16|d24|xlarge|runs|rest)"))

@@ -42,9 +42,10 @@ def test_all_parts_are_run_in_turn_and_each_is_timed(tmp_path: Path) -> None:
     code, out, ran = check(tmp_path)
     assert code == 0, out
     assert [line.split() for line in ran] == [
-        ["pytest", "tests/gpu"], *(["bench.run", shape, "2"] for shape in ("gpt2", "d16", "d24", "xlarge")),
+        ["pytest", "tests/gpu"], ["pytest", "tests/gpu/test_planned.py"],
+        *(["bench.run", shape, "2"] for shape in ("gpt2", "d16", "d24", "xlarge")),
         ["bench.run", RUNS, "1"], ["bench.run", "plan,sampler,waste", "2"]]
-    assert out.count(" passed in ") == 7
+    assert out.count(" passed in ") == 8
 
 
 def test_parts_can_be_asked_for_one_by_one(tmp_path: Path) -> None:
@@ -57,6 +58,6 @@ def test_parts_can_be_asked_for_one_by_one(tmp_path: Path) -> None:
 
 def test_a_part_that_fails_ends_it_and_without_a_gpu_none_is_run(tmp_path: Path) -> None:
     code, out, ran = check(tmp_path, fails="d16")
-    assert code != 0 and len(ran) == 3 and "gpt2 passed" in out and "d16 passed" not in out
+    assert code != 0 and len(ran) == 4 and "gpt2 passed" in out and "d16 passed" not in out
     code, out, ran = check(tmp_path, gpus=False)
     assert code == 78 and "there is no GPU here" in out and not ran
