@@ -179,7 +179,7 @@ def test_nanochat_is_not_measured_in_another_type_than_the_row_says(tmp_path: Pa
 
 
 def test_what_a_peer_has_of_our_allocator_is_what_training_has() -> None:
-    tuned = re.findall(r"export ((?:MALLOC|THP)\w+)=", (ROOT / "scripts" / "lib.sh").read_text())
+    tuned = re.findall(r"export ((?:MALLOC|GLIBC)\w+)=", (ROOT / "scripts" / "lib.sh").read_text())
     assert tuple(tuned) == peers.ALLOCATOR
 
 
