@@ -2,8 +2,8 @@
 
     q (B, T, H, D), k and v (B, T, H_kv, D) -> (B, T, H, D)
 
-    sdpa         torch's scaled_dot_product_attention: on CPU its flash kernel, on a GPU the one it finds fastest, which
-                 is cuDNN's on Hopper
+    sdpa         torch's scaled_dot_product_attention: on CPU its flash kernel, on a GPU the first of its list that
+                 fits, on Hopper cuDNN's
     math         the formula as it stands, two batched products: in bfloat16 on a CPU twice as fast as sdpa for short
                  windows, and as precise as bfloat16 scores are
     fa3          FlashAttention-3 (Shah et al. 2024) for Hopper, which torch's own entry points then call
@@ -140,7 +140,7 @@ def choose(c: Config, device: torch.device) -> Kernel:
         if problem := problems.get(c.attention):
             raise SettingsError([f"ATTENTION={c.attention}: {problem}; set ATTENTION=auto or sdpa"])
         if device.type == "cuda" and cudnn_first(device) and not c.doc_mask:
-            problems["flash-attn"] = "cuDNN's is faster"
+            problems["flash-attn"] = "torch has cuDNN's"
         name = c.attention if c.attention != "auto" else next((n for n, p in problems.items() if p is None), "sdpa")
     if name == "flash-attn":
         return Kernel(name, flash_attn(), by_bounds=True)

@@ -18,7 +18,7 @@ from train.settings import SettingsError
 
 log = logging.getLogger(__name__)
 
-# On two CPU cores compiling takes half a minute and gains up to 17% at bfloat16 (BENCHMARKS.md); this many FLOPs are
+# On two CPU cores compiling takes half a minute and gains 17 to 25% at bfloat16 (BENCHMARKS.md); this many FLOPs are
 # an hour or two of their work.
 FLOPS_WORTH_COMPILING_ON_CPU = 1e15
 
