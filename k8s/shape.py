@@ -31,7 +31,8 @@ AT_SITES = {field.name.upper() for field in dataclasses.fields(AtSites)} - {
     field.name.upper() for field in dataclasses.fields(Outside)}  # for pods that are sites alone
 NOT_SENT = ({field.name.upper() for field in dataclasses.fields(Outside)} - SENT_OF_OUTSIDE) | {
     "PRESET", "ENV_FILE", "SOURCES_DIR", "DETACH", "TORCH_BACKEND", "NODE_RANK", "SITE_ADDR", "BENCH_SHAPES",
-    "BENCH_ROUNDS", "PEER_NANOGPT", "PEER_NANOCHAT", "PEER_TORCHTITAN", "REPORT_TASKS", "REPORT_TOKENS"} | {
+    "BENCH_ROUNDS", "PEER_NANOGPT", "PEER_NANOCHAT", "PEER_TORCHTITAN", "REPORT_TASKS", "REPORT_TOKENS", "MODEL",
+    "DATA", "EVAL_DATA", "EVAL_CONVERSATIONS"} | {
     name for name, field in declared_fields(Config).items() if field.metadata["declared"].secret}
 
 LIGHTHOUSE, LIGHTHOUSE_PORT = "-lighthouse", 29510  # behind JOB_NAME: where the sites of a job find each other

@@ -2,12 +2,12 @@
 
 import dataclasses
 
-from train.at_sites import AtSites
+from train.of_finetuning import OfFinetuning
 from train.settings import TRACKED, setting
 
 
 @dataclasses.dataclass(frozen=True)
-class OfEvaluation(AtSites):
+class OfEvaluation(OfFinetuning):
     """What is measured of a model, when, and by how much text."""
 
     # ---- Evaluation

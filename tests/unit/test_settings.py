@@ -19,20 +19,20 @@ INTEGER = [name for name in NUMERIC if value_type(FIELDS[name]) is int]
 # Stated here a second time, by hand: what a resumed run may not change, and what it records when it does.
 FROZEN = {"SEED", "VOCAB_SIZE", "N_LAYER", "N_HEAD", "N_KV_HEAD", "N_EMBD", "MLP_DIM", "QK_NORM", "TIE_EMBEDDINGS",
           "ROPE_THETA", "NORM_EPS", "SEQ_LEN", "BATCH_TOKENS", "OPTIMIZER", "DATA_MIX", "SHARD_TOKENS", "GROUP_SHARDS",
-          "TOKENIZER", "DOC_MASK", "INIT_FROM"}
+          "TOKENIZER", "DOC_MASK", "INIT_FROM", "MODEL", "DATA", "EVAL_CONVERSATIONS"}
 TRACKED = {"DEVICE", "NPROC", "DTYPE", "COMPILE", "ATTENTION", "ACTIVATION_CHECKPOINTING", "MICRO_BATCH_SIZE",
            "TRAIN_TOKENS", "LEARNING_RATE", "MIN_LEARNING_RATE", "WARMUP_TOKENS", "LR_SCHEDULE", "DECAY_TOKENS",
            "MUON_MOMENTUM", "ADAM_BETA1", "ADAM_BETA2", "ADAM_EPS", "WEIGHT_DECAY", "GRAD_CLIP", "EVAL_TOKENS",
            "PARALLEL", "SHARD_RANKS", "SYNC", "SITES", "SYNC_EVERY", "SYNC_FRAGMENTS", "SYNC_DELAY", "SYNC_ALPHA",
            "OUTER_LEARNING_RATE", "OUTER_MOMENTUM", "SYNC_DTYPE", "GRAD_SYNC", "NODES", "SPIKE_SIGMAS",
-           "MAX_SKIPS", "MAX_ROLLBACKS"}
+           "MAX_SKIPS", "MAX_ROLLBACKS", "EVAL_DATA"}
 
 # The numbers for which zero has a meaning; each other one must be above it.
 ZERO_IS_GOOD = {"SEED", "MIN_LEARNING_RATE", "WARMUP_TOKENS", "ADAM_BETA1", "ADAM_BETA2", "WEIGHT_DECAY", "GRAD_CLIP",
                 "EVAL_EVERY", "SAMPLE_TEMPERATURE", "SAMPLE_TOKENS", "SAMPLE_TOP_K", "KEEP_EVERY", "MUON_MOMENTUM",
                 "NODE_RANK", "MAX_RESTARTS", "SPIKE_SIGMAS", "MAX_ROLLBACKS", "REPORT_TOKENS", "NODE",
                 "WAN_RTT_MS", "WAN_LOSS_PERCENT", "OUTER_MOMENTUM", "SYNC_DELAY", "SYNC_ALPHA",
-                "CORE_EVERY", "EVAL_EXAMPLES"}
+                "CORE_EVERY", "EVAL_EXAMPLES", "EVAL_CONVERSATIONS"}
 
 # What a setting needs beside itself to mean anything.
 WITH = {"DECAY_TOKENS": {"LR_SCHEDULE": "wsd"}, "MUON_MOMENTUM": {"OPTIMIZER": "muon"},
@@ -385,7 +385,8 @@ def test_env_example_has_each_setting_with_help_rule_and_a_group() -> None:
         declared: Declared = field.metadata["declared"]
         assert re.search(rf"^# {re.escape(declared.help)}\.\n# .+\n#{name}=", text, re.MULTILINE), name
     assert re.findall("^# ==== (.+)$", text, re.MULTILINE) == [
-        "Run", "Machine", "Parallel", "Sites", "Model", "Batch and schedule", "Optimizer", "Data", "Evaluation",
+        "Run", "Machine", "Parallel", "Sites", "Model", "Batch and schedule", "Optimizer", "Data", "Fine-tuning",
+        "Evaluation",
         "Checkpoints", "Failures", "Image", "Cluster", "Plan and doctor", "Monitor", "Plots", "Text", "Export",
         "WAN lab", "Benchmark", "Log", "W&B", "Secrets"]
 

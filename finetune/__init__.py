@@ -1,0 +1,14 @@
+"""Fine-tuning: conversations, of which only the assistant's tokens are scored.
+
+    shapes.py     a row of any accepted shape -> messages with roles, or why it is none
+    reading.py    DATA, files here or on the hub -> conversations in order; what is dropped is counted and named
+    template.py   messages -> token ids and which of them are scored, by the model's own chat template
+    store.py      all of that once, as arrays on disk that are found again by what decides them
+    subset.py     which conversations are held out, by a seeded hash
+    packing.py    examples of any length -> windows of SEQ_LEN, a pure function of seed and epoch
+    batches.py    what one process trains on in one step
+    preview.py    one example as text, with masked and scored parts made visible
+    data.py       these put together; `python -m finetune.data` prepares DATA for MODEL and shows an example
+
+It imports from train/, and nothing there imports it.
+"""
