@@ -1,7 +1,7 @@
 """One example as text, as the model is trained on it, with masked and scored parts made visible.
 
     on a terminal   masked parts are dim, scored ones bold and green
-    in plain text   >>>scored parts stand between these<<<
+    in plain text   [[[scored parts stand between these]]]
 
 Characters that would move a terminal's cursor or change its colours are shown as their escapes. A part that is longer
 than LONGEST characters is shown by its beginning and its end.
@@ -17,7 +17,7 @@ from train.loss import IGNORED
 
 LONGEST = 1200
 DIM, SCORED, PLAIN = "\x1b[2m", "\x1b[1;32m", "\x1b[0m"
-OPEN, CLOSE = ">>>", "<<<"
+OPEN, CLOSE = "[[[", "]]]"
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 

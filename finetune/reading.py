@@ -104,16 +104,17 @@ def source_of(data: str, setting: str = "DATA") -> Source:
     """What DATA stands for. Raises CorpusError."""
     path = ROOT / Path(data).expanduser()
     if path.is_dir():
-        found = sorted(str(file) for file in path.rglob("*") if file.is_file() and file.name.lower().endswith(READABLE)
-                       and not any(part.startswith(".") for part in file.relative_to(path).parts))
+        below = sorted(file.relative_to(path) for file in path.rglob("*") if file.is_file())
+        found = [file for file in below if file.name.lower().endswith(READABLE)
+                 and not any(part.startswith(".") for part in file.parts)]
         if not found:
             raise CorpusError(f"{setting}={data}: the folder holds no file of conversations ({', '.join(READABLE)})")
-        return Source(setting, "files", 0.5, files=tuple(map(glob.escape, found)))
+        return Source(setting, "files", 0.5, files=tuple(glob.escape(f"{data.rstrip('/')}/{file}") for file in found))
     if path.is_file():
         if not path.name.lower().endswith(READABLE):
             raise CorpusError(f"{setting}={data}: not a kind of file that conversations are read from; there are: "
                               f"{', '.join(READABLE)}; convert it to one of them")
-        return Source(setting, "files", 0.5, files=(glob.escape(str(path)),))
+        return Source(setting, "files", 0.5, files=(glob.escape(data),))
     is_hub = HUB.fullmatch(data)
     if not is_hub or data.lower().endswith(READABLE) or data.startswith((".", "~", "/")):
         raise CorpusError(f"{setting}={data}: there is no such file or folder ({path}), and it is no name of a data "

@@ -176,7 +176,7 @@ class Theirs:
             return str(self.tokenizer.apply_chat_template(theirs(messages), add_generation_prompt=reply,
                                                           tokenize=False))
         except Exception as error:  # a template raises what it likes
-            raise Refused(f"the template says: {' '.join(str(error).split())[:200]}") from None
+            raise refused_by(error) from None
 
     def look_at_probe(self) -> None:
         """Find out what the template does. Raises TokenizerError where nothing can be scored."""
@@ -203,7 +203,7 @@ class Theirs:
 
     def label(self, conversations: Sequence[list[Message]]) -> list[Labelled | Bad]:
         """The ids are those of apply_chat_template(tokenize=True)."""
-        found: list[Labelled | Bad | Spans] = [self.spans(messages) for messages in conversations]
+        found = [self.spans(messages) for messages in conversations]
         texts = [one.text for one in found if isinstance(one, Spans)]
         encodings = iter(self.tokenizer(texts, add_special_tokens=False, return_attention_mask=False,
                                         return_token_type_ids=False, verbose=False).encodings if texts else ())
@@ -217,8 +217,8 @@ class Theirs:
                 labelled.append(one)
         return labelled
 
-    def spans(self, messages: list[Message]) -> "Spans | Labelled | Bad":
-        """Where the answers are; or ids and marks at once, of a template that has marks."""
+    def spans(self, messages: list[Message]) -> "Spans | Bad":
+        """The text of a conversation, and where in it the answers are."""
         for i, message in enumerate(messages):
             if found := self.spelled.search(message.text):
                 return Bad("spells", f"message {i + 1} has {found[0]!r}")
@@ -227,14 +227,20 @@ class Theirs:
         except Refused as refused:
             return Bad("template", str(refused))
 
-    def by_marks(self, messages: list[Message]) -> Labelled:
-        self.written(messages)  # what the template refuses is refused here, in its words
-        made = self.tokenizer.apply_chat_template(theirs(messages), tokenize=True, return_dict=True,
-                                                  return_assistant_tokens_mask=True)
-        ids, scored = np.array(made["input_ids"], dtype=self.dtype), np.array(made["assistant_masks"], dtype=bool)
-        behind = np.flatnonzero(scored[:-1] & ~scored[1:]) + 1
-        scored[[i for i in behind.tolist() if int(ids[i]) in self.special]] = True
-        return Labelled(ids, scored)
+    def by_marks(self, messages: list[Message]) -> "Spans":
+        """What the template marks, and the special token behind a mark that has none in it."""
+        from transformers.utils.chat_template_utils import render_jinja_template
+        try:
+            (text,), (marks,) = render_jinja_template([theirs(messages)], chat_template=self.template,
+                                                      return_assistant_tokens_mask=True,
+                                                      **self.tokenizer.special_tokens_map)
+        except Exception as error:  # as above
+            raise refused_by(error) from None
+        return Spans(text, [(begin, self.end_of_mark(text, begin, end)) for begin, end in marks], 0, 0)
+
+    def end_of_mark(self, text: str, begin: int, end: int) -> int:
+        behind = None if self.spelled.search(text, begin, end) else self.spelled.match(text, end)
+        return behind.end() if behind else end
 
     def by_prefixes(self, messages: list[Message]) -> "Spans":
         whole, spans, unscored, altered = self.written(messages), [], 0, 0
@@ -263,6 +269,10 @@ class Theirs:
 
 class Refused(Exception):
     """A template does not write a conversation, or not so that its answer could be scored; the message is why."""
+
+
+def refused_by(error: Exception) -> Refused:
+    return Refused(f"the template says: {' '.join(str(error).split())[:200]}")
 
 
 class Spans(NamedTuple):
