@@ -231,11 +231,11 @@ class Theirs:
         """What the template marks, and the special token behind a mark that has none in it."""
         from transformers.utils.chat_template_utils import render_jinja_template
         try:
-            (text,), (marks,) = render_jinja_template([theirs(messages)], chat_template=self.template,
-                                                      return_assistant_tokens_mask=True,
-                                                      **self.tokenizer.special_tokens_map)
+            made: Any = render_jinja_template([theirs(messages)], chat_template=self.template,
+                                              return_assistant_tokens_mask=True, **self.tokenizer.special_tokens_map)
         except Exception as error:  # as above
             raise refused_by(error) from None
+        (text,), (marks,) = made
         return Spans(text, [(begin, self.end_of_mark(text, begin, end)) for begin, end in marks], 0, 0)
 
     def end_of_mark(self, text: str, begin: int, end: int) -> int:
