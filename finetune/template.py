@@ -160,7 +160,7 @@ class Theirs:
         self.special = {i for i, token in added.items() if token.special}
         spelled = sorted({added[i].content for i in self.special}, key=lambda token: (-len(token), token))
         self.spelled = re.compile("|".join(map(re.escape, spelled)) or r"(?!)")
-        self.dtype = np.uint16 if len(tokenizer) <= 2**16 else np.uint32
+        self.dtype = np.uint16 if max(tokenizer.get_vocab().values()) < 2**16 else np.uint32
         self.has_marks = bool(MARKS.search(self.template))
         self.fingerprint = digest(RULES, "theirs", self.template, tokenizer.backend_tokenizer.to_str(),
                                   sorted(map(str, tokenizer.special_tokens_map.items())))
@@ -181,10 +181,8 @@ class Theirs:
     def look_at_probe(self) -> None:
         """Find out what the template does. Raises TokenizerError where nothing can be scored."""
         once, twice = self.label([PROBE[:2], PROBE])
-        if isinstance(once, Bad) or isinstance(twice, Bad):
-            bad = once if isinstance(once, Bad) else twice
-            assert isinstance(bad, Bad)
-            raise TokenizerError(f"{self.name}: its chat template cannot be learned from, since {bad.what}; take a "
+        if isinstance(once, Bad):
+            raise TokenizerError(f"{self.name}: its chat template cannot be learned from, since {once.what}; take a "
                                  "model with another template, or put one with {% generation %} marks into its folder "
                                  "as chat_template.jinja")
         if PROBE[1].text not in self.decode(once.ids[once.scored]):
@@ -195,7 +193,9 @@ class Theirs:
         if last not in self.special:
             self.remarks.append(f"the chat template ends an answer with {self.decode([last])!r} and no special token: "
                                 "what is trained so may not know where to stop")
-        if twice.unscored:
+        if isinstance(twice, Bad):
+            self.remarks.append(f"conversations of several answers are dropped, since {twice.what}")
+        elif twice.unscored:
             self.remarks.append("only the last answer of a conversation is scored: the chat template writes earlier "
                                 "ones otherwise than as a reply")
         if "strftime_now" in self.template:
@@ -236,7 +236,10 @@ class Theirs:
         except Exception as error:  # as above
             raise refused_by(error) from None
         (text,), (marks,) = made
-        return Spans(text, [(begin, self.end_of_mark(text, begin, end)) for begin, end in marks], 0, 0)
+        answers = [message.text.strip() for message in messages if message.role == "assistant"]
+        spans = [(begin, self.end_of_mark(text, begin, end)) for begin, end in marks if begin < end]
+        altered = sum(answer not in text[begin:end] for answer, (begin, end) in zip(answers, spans, strict=False))
+        return Spans(text, spans, max(0, len(answers) - len(spans)), altered if len(answers) == len(spans) else 0)
 
     def end_of_mark(self, text: str, begin: int, end: int) -> int:
         behind = None if self.spelled.search(text, begin, end) else self.spelled.match(text, end)

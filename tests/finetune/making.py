@@ -63,6 +63,10 @@ ENDLESS = ("{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfo
            "{% if add_generation_prompt %}assistant: {% endif %}")
 
 
+ONE_TURN = ("{% if messages | length > 2 %}{{ raise_exception('one turn only') }}{% endif %}" + CHATML)
+MARKED_LAST = MARKED.replace("m['role'] == 'assistant'", "m['role'] == 'assistant' and loop.last")
+
+
 def talk(*texts: str, system: str = "") -> list[Message]:
     """User and assistant in turn."""
     said = [Message(("user", "assistant")[i % 2], text) for i, text in enumerate(texts)]

@@ -66,12 +66,13 @@ def test_marks_are_what_transformers_makes_of_them(text: str) -> None:
 
 @pytest.mark.parametrize(("text", "parts"), [
     (MARKED_TIGHT, ["one<|im_end|>", "two<|im_end|>"]),
+    (making.MARKED_LAST, ["two<|im_end|>"]),
     (CHATML, ["one<|im_end|>", "two<|im_end|>"]),
     (BRACKETS, [" one</s>", " two</s>"]),
     (THINKS, ["<think>\n\n</think>\n\ntwo<|im_end|>"]),
     (CUTS_THOUGHT, ["one</s>", "two</s>"]),
     (ENDLESS, ["one\n", "two\n"]),
-], ids=["tight", "ChatML", "brackets", "thinks", "cuts thought", "endless"])
+], ids=["tight", "marks the last", "ChatML", "brackets", "thinks", "cuts thought", "endless"])
 def test_scored_by_hand(text: str, parts: list[str]) -> None:
     t = theirs(text)
     made = only(t.label([talk("a?", "one", "b?", "two")]))
@@ -86,14 +87,23 @@ def test_what_a_template_does_is_said() -> None:
     assert only_last.startswith("only the last answer of a conversation is scored")
     (endless,) = theirs(ENDLESS).remarks
     assert endless.startswith("the chat template ends an answer with '\\n' and no special token")
+    (only_last,) = theirs(making.MARKED_LAST).remarks
+    assert only_last.startswith("only the last answer")
+    (one_turn,) = theirs(making.ONE_TURN).remarks
+    assert one_turn == "conversations of several answers are dropped, since the template says: one turn only"
     (dated,) = theirs("{{ strftime_now('%d %b %Y') }}" + CHATML).remarks
     assert dated.startswith("the chat template writes the date")
 
 
 def test_a_thought_that_the_template_cuts_out_is_counted() -> None:
-    t = theirs(CUTS_THOUGHT)
-    made = only(t.label([talk("a?", "hm</think>one", "b?", "two")]))
-    assert (scored_parts(t, made), made.altered, made.unscored) == (["one</s>", "two</s>"], 1, 0)
+    marks = CUTS_THOUGHT.replace("{{ m['content'].split('</think>')[-1] }}", "{% generation %}{{ m['content'].split("
+                                 "'</think>')[-1] }}{% endgeneration %}", 1).replace(
+        "{% generation %}", "{% if m['role'] == 'user' %}{{ m['content'] }}{% else %}{% generation %}").replace(
+        "{% endgeneration %}", "{% endgeneration %}{% endif %}")
+    for text in (CUTS_THOUGHT, marks):
+        t = theirs(text)
+        made = only(t.label([talk("a?", "hm</think>one", "b?", "two")]))
+        assert (scored_parts(t, made), made.altered, made.unscored) == (["one</s>", "two</s>"], 1, 0)
 
 
 def test_a_template_whose_reply_begins_otherwise_is_refused_with_what_it_does() -> None:
