@@ -4,8 +4,8 @@
     Theirs   what transformers' apply_chat_template writes for the model's tokenizer, to the token
 
 Scored is what the assistant would have to generate: the text of its message and the special token that ends its turn,
-not the header that opens it. With `{% generation %}` in it a template marks that itself, and a special token right
-behind a mark is scored too. Without, the text up to an answer, written as for a reply, must be how the conversation
+not the header that opens it. With `{% generation %}` in it a template marks that itself: blanks at the end of a mark
+are not scored, and a special token right behind one that ends with none is. Without, the text up to an answer, written as for a reply, must be how the conversation
 begins, and the answer is what comes then, up to the last special token that the template adds with it:
 
     before = template(messages up to the answer, add_generation_prompt)
@@ -159,6 +159,7 @@ class Theirs:
         added = tokenizer.backend_tokenizer.get_added_tokens_decoder()
         self.special = {i for i, token in added.items() if token.special}
         spelled = sorted({added[i].content for i in self.special}, key=lambda token: (-len(token), token))
+        self.endings = tuple(spelled)
         self.spelled = re.compile("|".join(map(re.escape, spelled)) or r"(?!)")
         self.dtype = np.uint16 if max(tokenizer.get_vocab().values()) < 2**16 else np.uint32
         self.has_marks = bool(MARKS.search(self.template))
@@ -189,10 +190,10 @@ class Theirs:
             raise TokenizerError(f"{self.name}: its chat template marks {self.decode(once.ids[once.scored])!r} as the "
                                  f"answer where {PROBE[1].text!r} is; put one that marks the answer into its folder as "
                                  "chat_template.jinja")
-        last = int(once.ids[once.scored][-1])
-        if last not in self.special:
-            self.remarks.append(f"the chat template ends an answer with {self.decode([last])!r} and no special token: "
-                                "what is trained so may not know where to stop")
+        if int(once.ids[once.scored][-1]) not in self.special:
+            end = self.decode(once.ids[once.scored][-1:])
+            self.remarks.append(f"the chat template ends an answer with {end!r} and no special token: what is trained "
+                                "so may not know where to stop")
         if isinstance(twice, Bad):
             self.remarks.append(f"conversations of several answers are dropped, since {twice.what}")
         elif twice.unscored:
@@ -242,8 +243,12 @@ class Theirs:
         return Spans(text, spans, max(0, len(answers) - len(spans)), altered if len(answers) == len(spans) else 0)
 
     def end_of_mark(self, text: str, begin: int, end: int) -> int:
-        behind = None if self.spelled.search(text, begin, end) else self.spelled.match(text, end)
-        return behind.end() if behind else end
+        """Where a mark ends: at its last special token, if only blanks follow; else at one right behind the mark."""
+        inside = max((found.end() for found in self.spelled.finditer(text, begin, end)), default=end)
+        if inside < end and not text[inside:end].isspace():
+            inside = end
+        behind = None if inside < end or text[begin:end].endswith(self.endings) else self.spelled.match(text, end)
+        return behind.end() if behind else inside
 
     def by_prefixes(self, messages: list[Message]) -> "Spans":
         whole, spans, unscored, altered = self.written(messages), [], 0, 0
@@ -254,24 +259,37 @@ class Theirs:
             before = self.written(messages[:i], reply=True)
             after = whole if is_last else self.written(messages[:i + 1])
             if is_last and not after.startswith(before):
-                k = next((k for k, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), len(after))
+                k = same_for(before, after)
                 raise Refused(f"it asks for a reply with {before[k:k + SHOWN]!r} where an answer that is there is "
                               f"written {after[k:k + SHOWN]!r}, so that no answer begins as a reply does")
-            end = len(before) + self.end_of_answer(after[len(before):])
-            if after.startswith(before) and whole[:end] == after[:end]:
-                spans.append((len(before), end))
-                altered += message.text.strip() not in whole[len(before):end]
-            else:
+            end = self.end_of_answer(message.text, whole, before, after)
+            if end is None:
                 unscored += 1
+                continue
+            spans.append((len(before), end))
+            altered += message.text.strip() not in whole[len(before):end]
         return Spans(whole, spans, unscored, altered)
 
-    def end_of_answer(self, text: str) -> int:
-        """Where the last special token in a text ends; the whole text where it has none."""
-        return max((found.end() for found in self.spelled.finditer(text)), default=len(text))
+    def end_of_answer(self, answer: str, whole: str, before: str, after: str) -> int | None:
+        """Where in the whole the last special token of an answer ends, or the answer where it has none; None where the
+        whole goes another way than `after` before that."""
+        if not after.startswith(before) or not whole.startswith(before):
+            return None
+        shared = len(after) if whole.startswith(after) else same_for(whole, after)
+        ends = [found.end() for found in self.spelled.finditer(after, len(before), shared)]
+        if shared == len(after):
+            return ends[-1] if ends else shared
+        # some write an end of the whole conversation, too, behind the last answer
+        return ends[-1] if ends and answer.strip() in after[len(before):ends[-1]] else None
 
 
 class Refused(Exception):
     """A template does not write a conversation, or not so that its answer could be scored; the message is why."""
+
+
+def same_for(a: str, b: str) -> int:
+    """How many characters two texts begin with alike."""
+    return next((k for k, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 def refused_by(error: Exception) -> Refused:

@@ -63,6 +63,11 @@ ENDLESS = ("{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfo
            "{% if add_generation_prompt %}assistant: {% endif %}")
 
 
+MARKED_LOOSE = MARKED.replace("<|im_end|>{% endgeneration %}", "<|im_end|>{{ '\n' }}{% endgeneration %}").replace(
+    "{% else %}{{ m['content'] }}<|im_end|>{% endif %}{{ '\n' }}",
+    "{% else %}{{ m['content'] }}<|im_end|>{{ '\n' }}{% endif %}")
+# As in Phi-3: the conversation ends behind the end of its last answer once more.
+ENDS_TWICE = CHATML.replace("{% endfor %}", "{% endfor %}{% if not add_generation_prompt %}{{ eos_token }}{% endif %}")
 ONE_TURN = ("{% if messages | length > 2 %}{{ raise_exception('one turn only') }}{% endif %}" + CHATML)
 MARKED_LAST = MARKED.replace("m['role'] == 'assistant'", "m['role'] == 'assistant' and loop.last")
 

@@ -50,7 +50,7 @@ def test_ids_are_those_that_transformers_gives(text: str) -> None:
 
 @pytest.mark.parametrize("messages", TALKS, ids=range(len(TALKS)))
 def test_prefixes_find_what_marks_of_the_template_say(messages: list[Message]) -> None:
-    found = [only(theirs(text).label([messages])) for text in (CHATML, MARKED, MARKED_SHORT)]
+    found = [only(theirs(text).label([messages])) for text in (CHATML, MARKED, MARKED_SHORT, making.MARKED_LOOSE)]
     assert found[0].scored.sum() > 0
     for other in found[1:]:
         assert np.array_equal(found[0].ids, other.ids) and np.array_equal(found[0].scored, other.scored)
@@ -67,12 +67,13 @@ def test_marks_are_what_transformers_makes_of_them(text: str) -> None:
 @pytest.mark.parametrize(("text", "parts"), [
     (MARKED_TIGHT, ["one<|im_end|>", "two<|im_end|>"]),
     (making.MARKED_LAST, ["two<|im_end|>"]),
+    (making.ENDS_TWICE, ["one<|im_end|>", "two<|im_end|>\n</s>"]),
     (CHATML, ["one<|im_end|>", "two<|im_end|>"]),
     (BRACKETS, [" one</s>", " two</s>"]),
     (THINKS, ["<think>\n\n</think>\n\ntwo<|im_end|>"]),
     (CUTS_THOUGHT, ["one</s>", "two</s>"]),
     (ENDLESS, ["one\n", "two\n"]),
-], ids=["tight", "marks the last", "ChatML", "brackets", "thinks", "cuts thought", "endless"])
+], ids=["tight", "marks the last", "ends twice", "ChatML", "brackets", "thinks", "cuts thought", "endless"])
 def test_scored_by_hand(text: str, parts: list[str]) -> None:
     t = theirs(text)
     made = only(t.label([talk("a?", "one", "b?", "two")]))
@@ -82,7 +83,7 @@ def test_scored_by_hand(text: str, parts: list[str]) -> None:
 
 def test_what_a_template_does_is_said() -> None:
     assert theirs(CHATML).remarks == []
-    assert theirs(MARKED).remarks == []
+    assert theirs(MARKED).remarks == [] == theirs(making.MARKED_LOOSE).remarks
     (only_last,) = theirs(THINKS).remarks
     assert only_last.startswith("only the last answer of a conversation is scored")
     (endless,) = theirs(ENDLESS).remarks
