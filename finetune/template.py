@@ -4,9 +4,10 @@
     Theirs   what transformers' apply_chat_template writes for the model's tokenizer, to the token
 
 Scored is what the assistant would have to generate: the text of its message and the special token that ends its turn,
-not the header that opens it. With `{% generation %}` in it a template marks that itself: blanks at the end of a mark
-are not scored, and a special token right behind one that ends with none is. Without, the text up to an answer, written as for a reply, must be how the conversation
-begins, and the answer is what comes then, up to the last special token that the template adds with it:
+not the header that opens it. With `{% generation %}` in it a template marks that itself: blanks behind the last special
+token of a mark are not scored, and a special token right behind a mark that ends with none is. Without, the text up to
+an answer, written as for a reply, must be how the conversation begins, and the answer is what comes then, up to the
+last special token that the template adds with it:
 
     before = template(messages up to the answer, add_generation_prompt)
     after  = template(messages with the answer)        before + answer + end = after, and so begins the whole
