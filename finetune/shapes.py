@@ -165,7 +165,7 @@ def messages_of(value: Any, where: str, unread: set[str]) -> list[Message]:
 def message_of(value: Any, where: str, unread: set[str]) -> Message:
     if not isinstance(value, dict):
         raise Unfit("type", f"{where} is {type(value).__name__}, not an object: {str(value)[:40]!r}")
-    keys = ("role", "content") if "role" in value else ("from", "value")
+    keys = ("role", "content") if value.get("role") is not None else ("from", "value")  # parquet may have both
     for name, more in value.items():
         if name not in keys and more is not None:
             if name in ("tool_calls", "function_call") and more:

@@ -71,6 +71,7 @@ def test_nothing_is_lost_of_what_may_be_full() -> None:
 
 def test_by_hand() -> None:
     assert best_fit(np.array([7, 6, 4, 3, 3, 1]), 10).tolist() == [0, 1, 1, 0, 2, 2]
+    assert best_fit(np.array([6, 6, 4, 4]), 10).tolist() == [0, 1, 1, 0]  # of equals the last filled
     assert Packing(np.empty(0, dtype=np.int64), 10, 1).windows == 0
 
 

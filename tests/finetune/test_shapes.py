@@ -19,6 +19,8 @@ PAIR = [("user", "2+2?"), ("assistant", "4")]
      "messages", PAIR),
     ({"conversations": [{"from": "human", "value": "2+2?"}, {"from": "gpt", "value": "4"}]}, "conversations", PAIR),
     ({"conversations": [Q, A]}, "conversations", PAIR),
+    ({"conversations": [{"role": None, "content": None, "from": "human", "value": "2+2?"},
+                        A | {"from": None, "value": None}]}, "conversations", PAIR),
     ({"prompt": "2+2?", "completion": "4"}, "prompt/completion", PAIR),
     ({"prompt": [Q], "completion": [A]}, "prompt/completion", PAIR),
     ({"prompt": "2+2?", "response": "4"}, "prompt/response", PAIR),
