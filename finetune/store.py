@@ -37,7 +37,7 @@ from train.chat import Message
 from train.corpus.formats import Bad
 from train.corpus.pin import Pinned, digest_of
 from train.corpus.source import CorpusError
-from train.durable import flush_folder, write_json
+from train.durable import flush_folder, write_whole
 from train.prepare import one_at_a_time
 from train.settings import shown
 
@@ -157,10 +157,11 @@ def write(folder: Path, key: str, pinned: Pinned, rows: Iterable[Located], tally
         tokens = outs["scored.bin"].bytes
         log.info("%s: %s tokens in %s examples; reading and tokenising took %.1f s", pinned.source.name, f"{tokens:,}",
                  f"{number:,}", time.monotonic() - began)
-        write_json(half / "manifest.json", {
+        write_whole(half / "manifest.json", json.dumps({
             "key": key, "template": made_for.name, "seq_len": seq_len, "ids": np.dtype(made_for.dtype).name,
             "examples": number, "tokens": tokens, "sources": [file.name for file in pinned.files],
-            "report": tally.report(SENTENCES), "files": {name: out.close() for name, out in outs.items()}})
+            "report": tally.report(SENTENCES), "files": {name: out.close() for name, out in outs.items()}},
+            indent=1).encode())
         if (folder / key).exists():  # it did not open
             shutil.rmtree(folder / key)
         os.rename(half, folder / key)

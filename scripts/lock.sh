@@ -3,7 +3,7 @@
 #
 #   usage: scripts/lock.sh [--upgrade]      (--upgrade: the newest versions; else only what the .in files changed)
 #   reads: requirements.in, requirements-dev.in, VENV; uv's own variables say which index to ask
-#   makes: requirements.txt, requirements-dev.txt
+#   makes: requirements.txt, requirements-finetune.txt, requirements-dev.txt
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -21,9 +21,9 @@ main() {
   [[ -x $uv ]] || uv=$(command -v uv) || { echo "lock: no uv; run scripts/setup.sh first" >&2; exit 78; }
   WITHOUT=$(mktemp) # what asks for torch shall not bring it in, with gigabytes of CUDA and no hash that fits all
   trap 'rm -f "$WITHOUT"' EXIT
-  echo "torch ; sys_platform == 'never'" >"$WITHOUT"
-  for name in requirements requirements-dev; do
-    "$uv" pip compile "${OPTIONS[@]}" --override "$WITHOUT" "$@" "$name.in" --output-file "$name.txt" > /dev/null
+  echo torch >"$WITHOUT"
+  for name in requirements requirements-finetune requirements-dev; do
+    "$uv" pip compile "${OPTIONS[@]}" --excludes "$WITHOUT" "$@" "$name.in" --output-file "$name.txt" > /dev/null
     echo "lock: $name.txt has $(grep -c '^[a-z0-9]' "$name.txt") pins"
   done
 }

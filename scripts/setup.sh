@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
 # Make the virtual environment: the pinned packages, and the build of torch that fits this machine's driver.
 #
-#   usage: scripts/setup.sh [--dev]      (--dev: also what the tests and linters need)
+#   usage: scripts/setup.sh [--dev | --finetune]      (also what tests and linters need, which is all; or what
+#          fine-tuning does)
 #   reads: VENV (default .venv), PYTHON (a Python >= 3.11), TORCH_BACKEND (auto, cpu, cu126, cu130 ...)
-#   makes: $VENV; its stamps .ready and .ready-dev come last, so a setup that was cut short counts as none
+#   makes: $VENV; its stamps .ready, .ready-dev and .ready-finetune come last, so a setup that was cut short counts as
+#          none
 # Says nothing when all is in place. Exit codes: 64 usage, 78 nothing to build on, 1 an install failed.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -27,7 +29,8 @@ base_is_ready() {
   [[ -x $VENV/bin/python && -f $VENV/.ready ]] && read -r sum build < "$VENV/.ready" &&
     [[ $sum == "$(digest "${BASE[@]}")" && ( ${TORCH_BACKEND:-auto} == auto || $TORCH_BACKEND == "$build" ) ]]
 }
-dev_is_ready() { [[ $# == 0 || $(cat "$VENV/.ready-dev" 2> /dev/null) == "$(digest requirements-dev.txt)" ]]; }
+has() { [[ $(cat "$VENV/.ready-$1" 2> /dev/null) == "$(digest "requirements-$1.txt")" ]]; }
+more_is_ready() { [[ -z $1 ]] || has "$1" || { [[ $1 == finetune ]] && has dev; }; }  # dev has all
 
 choose_python() {
   local names=(python3 python3.13 python3.12 python3.11)
@@ -63,7 +66,7 @@ install_base() {
   sum=$(digest "${BASE[@]}")  # now: the files may change meanwhile
   if [[ -x $VENV/bin/python && -f $VENV/.ready ]]; then
     update=yes
-    rm -f "$VENV/.ready" "$VENV/.ready-dev"
+    rm -f "$VENV/.ready" "$VENV"/.ready-*
   else
     find -H "$VENV" -mindepth 1 -maxdepth 1 ! -name .setup.lock -exec rm -rf {} +
     "$python" -m venv "$VENV" || die 78 "$python -m venv failed, see above"
@@ -75,14 +78,19 @@ install_base() {
 }
 
 main() {
-  [[ -z $* || $* == --dev ]] || die 64 "usage: scripts/setup.sh [--dev]"
-  if base_is_ready && dev_is_ready "$@"; then return; fi
+  local more=${1-}
+  [[ $# -le 1 && $more == @(|--dev|--finetune) ]] || die 64 "usage: scripts/setup.sh [--dev | --finetune]"
+  more=${more#--}
+  if base_is_ready && more_is_ready "$more"; then return; fi
   choose_python
   take_lock
   # pip ends a Ctrl-C as an ordinary failure, which is not the network's
   trap 'break_off 130 "interrupted; the same command goes on"' INT
   base_is_ready || install_base
-  dev_is_ready "$@" || { pip_install requirements-dev.txt; digest requirements-dev.txt > "$VENV/.ready-dev"; }
+  more_is_ready "$more" || {
+    pip_install "requirements-$more.txt"
+    digest "requirements-$more.txt" > "$VENV/.ready-$more"
+  }
 }
 
 main "$@"

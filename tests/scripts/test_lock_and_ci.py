@@ -14,7 +14,7 @@ __all__ = ["machine"]  # a fixture
 
 # ---- The lock files
 
-@pytest.mark.parametrize("name", ["requirements.txt", "requirements-dev.txt"])
+@pytest.mark.parametrize("name", ["requirements.txt", "requirements-finetune.txt", "requirements-dev.txt"])
 def test_a_lock_file_pins_with_hashes_and_names_no_index(name: str) -> None:
     text = (ROOT / name).read_text()
     assert not re.search(r"https?:|--(extra-)?index|--find-links|file:", text)
@@ -31,15 +31,17 @@ def pinned(name: str) -> dict[str, set[str]]:
     return pins
 
 
-def test_dev_pins_agree_with_the_base() -> None:
-    base, dev = pinned("requirements.txt"), pinned("requirements-dev.txt")
-    assert base.keys() & dev.keys()
-    assert {name: dev[name] for name in base.keys() & dev.keys() if not dev[name] <= base[name]} == {}
+@pytest.mark.parametrize("inner, outer", [("", "-finetune"), ("", "-dev"), ("-finetune", "-dev")])
+def test_pins_agree_with_those_they_are_installed_over(inner: str, outer: str) -> None:
+    base, more = pinned(f"requirements{inner}.txt"), pinned(f"requirements{outer}.txt")
+    assert base.keys() & more.keys()
+    assert {name: more[name] for name in base.keys() & more.keys() if not more[name] <= base[name]} == {}
 
 
 def test_torch_is_pinned_in_one_place_and_all_it_needs_is_locked() -> None:
     pins = pinned("requirements.txt")
-    assert "torch" not in pins.keys() | pinned("requirements-dev.txt").keys()
+    for name in ("requirements.txt", "requirements-finetune.txt", "requirements-dev.txt"):
+        assert "torch" not in pinned(name)
     assert len(pinned("requirements-torch.txt")["torch"]) == 1
     needs = [re.split(r"[^A-Za-z0-9_.-]", line)[0] for line in importlib.metadata.requires("torch") or []
              if "extra ==" not in line]

@@ -64,7 +64,7 @@ class Machine:
         self.bin.mkdir()
         for name in ("setup.sh", "setup_torch.sh"):
             shutil.copy(ROOT / "scripts" / name, self.root / "scripts" / name)
-        for name in ("requirements", "requirements-torch", "requirements-dev"):
+        for name in ("requirements", "requirements-torch", "requirements-finetune", "requirements-dev"):
             shutil.copy(ROOT / f"{name}.txt", self.root / f"{name}.txt")
         for name in TOOLS:
             if found := shutil.which(name):
@@ -352,6 +352,18 @@ def test_dev_adds_its_packages_once(machine: Machine) -> None:
     assert not machine.calls("-r requirements.txt")
     assert machine.setup("--dev") == ""
     assert machine.calls() == []
+
+
+def test_fine_tuning_adds_its_packages_once_and_dev_has_them(machine: Machine) -> None:
+    machine.setup()
+    machine.setup("--finetune")
+    assert machine.calls("pip install .*--require-hashes .*-r requirements-finetune.txt")
+    assert not machine.calls("-r requirements-dev.txt")
+    assert machine.setup("--finetune") == "" and machine.calls() == []
+    machine.setup("--dev")
+    (machine.venv / ".ready-finetune").unlink()
+    assert machine.setup("--finetune") == "" and machine.calls() == []
+    machine.setup("--fine", code=64)
 
 
 def test_a_failed_dev_install_leaves_the_base_ready(machine: Machine) -> None:
