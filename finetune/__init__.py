@@ -9,6 +9,9 @@
     batches.py    what one process trains on in one step
     preview.py    one example as text, with masked and scored parts made visible
     data.py       these put together; `python -m finetune.data` prepares DATA for MODEL and shows an example
+    weights.py    safetensors -> transformers' own conversion -> each process's part of each weight
+    adapter.py    LoRA by peft: which matrices, how they begin, what they are called in files
+    model.py      a model of transformers' with the loss inside forward, as the trainer takes it
 
 It imports from train/, and nothing there imports it.
 """

@@ -13,6 +13,7 @@ from train import rules
 from train.at_sites import AtSites
 from train.config import Config
 from train.corpus.source import CorpusError, declared
+from train.of_finetuning import OfFinetuning
 from train.outside import Outside
 from train.settings import ROOT, SettingsError, declared_fields, format_value, read_env_file, resolve
 
@@ -29,11 +30,12 @@ SENT_OF_OUTSIDE = {"JOB_NAME", "NETWORK", "PEER_STOP", "TARGET_HOURS", "TARGET_T
                    "INTERVAL_MS", "GPU_FIELDS"}
 AT_SITES = {field.name.upper() for field in dataclasses.fields(AtSites)} - {
     field.name.upper() for field in dataclasses.fields(Outside)}  # for pods that are sites alone
+OF_FINETUNING = {field.name.upper() for field in dataclasses.fields(OfFinetuning)} - {
+    field.name.upper() for field in dataclasses.fields(AtSites)}  # no pod does that yet
 NOT_SENT = ({field.name.upper() for field in dataclasses.fields(Outside)} - SENT_OF_OUTSIDE) | {
     "PRESET", "ENV_FILE", "SOURCES_DIR", "DETACH", "TORCH_BACKEND", "NODE_RANK", "SITE_ADDR", "BENCH_SHAPES",
-    "BENCH_ROUNDS", "PEER_NANOGPT", "PEER_NANOCHAT", "PEER_TORCHTITAN", "REPORT_TASKS", "REPORT_TOKENS", "MODEL",
-    "DATA", "EVAL_DATA", "EVAL_CONVERSATIONS"} | {
-    name for name, field in declared_fields(Config).items() if field.metadata["declared"].secret}
+    "BENCH_ROUNDS", "PEER_NANOGPT", "PEER_NANOCHAT", "PEER_TORCHTITAN", "REPORT_TASKS", "REPORT_TOKENS"} | {
+    name for name, field in declared_fields(Config).items() if field.metadata["declared"].secret} | OF_FINETUNING
 
 LIGHTHOUSE, LIGHTHOUSE_PORT = "-lighthouse", 29510  # behind JOB_NAME: where the sites of a job find each other
 

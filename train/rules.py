@@ -232,6 +232,19 @@ def check_wandb(c: Any) -> str | None:
     return None
 
 
+def check_lora(c: Any) -> str | None:
+    if c.checkpoint_mode == "lite" and not c.lora_rank:
+        return ("CHECKPOINT_MODE=lite saves adapters alone, and without LORA_RANK there are none; set LORA_RANK=16, or "
+                "CHECKPOINT_MODE=full")
+    if c.full_save_every and c.checkpoint_mode == "full":
+        return (f"FULL_SAVE_EVERY={c.full_save_every}: with CHECKPOINT_MODE=full all checkpoints are; leave it out, or "
+                "set CHECKPOINT_MODE=lite")
+    if (c.lora_alpha or c.lora_dropout) and not c.lora_rank:
+        name = "LORA_ALPHA" if c.lora_alpha else "LORA_DROPOUT"
+        return f"{name}={getattr(c, name.lower()):g}: without LORA_RANK there are no adapters; set LORA_RANK=16"
+    return None
+
+
 CHECKS: list[tuple[tuple[str, ...], Callable[[Any], str | None]]] = [
     (("N_EMBD", "N_HEAD"), check_heads),
     (("N_HEAD", "N_KV_HEAD"), check_kv_heads),
@@ -253,5 +266,6 @@ CHECKS: list[tuple[tuple[str, ...], Callable[[Any], str | None]]] = [
     (("SHARD_TOKENS", "SEQ_LEN"), check_shard),
     (("KEEP_BEST", "EVAL_EVERY", "CHECKPOINTS"), check_best),
     (("WANDB_MODE", "WANDB_API_KEY"), check_wandb),
+    (("LORA_RANK", "LORA_ALPHA", "LORA_DROPOUT", "CHECKPOINT_MODE", "FULL_SAVE_EVERY"), check_lora),
     (("ALLOW_FAIL",), check_allow_fail),
 ]

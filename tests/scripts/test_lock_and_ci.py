@@ -31,7 +31,7 @@ def pinned(name: str) -> dict[str, set[str]]:
     return pins
 
 
-@pytest.mark.parametrize("inner, outer", [("", "-finetune"), ("", "-dev"), ("-finetune", "-dev")])
+@pytest.mark.parametrize(("inner", "outer"), [("", "-finetune"), ("", "-dev"), ("-finetune", "-dev")])
 def test_pins_agree_with_those_they_are_installed_over(inner: str, outer: str) -> None:
     base, more = pinned(f"requirements{inner}.txt"), pinned(f"requirements{outer}.txt")
     assert base.keys() & more.keys()

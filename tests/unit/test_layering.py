@@ -34,7 +34,8 @@ TORCH_ROOMS = ("train", "finetune", "export", "bench", "wanlab")
 LOADS_TORCH = "doctor.by_torch"  # the one module outside of TORCH_ROOMS that may: it is started
 KNOWS_PROCESSES = {"train/distributed.py", "train/parallel.py", "train/checkpoint.py", "train/sites/diloco.py",
                    "train/sites/striped.py", "wanlab/reduce.py", "export/stored.py"}
-FINETUNE = ["shapes", "reading", "template", "store", "subset", "packing", "batches", "preview", "data"]  # as ORDER
+FINETUNE = ["shapes", "reading", "template", "store", "subset", "packing", "batches", "preview", "data", "weights",
+            "adapter", "model"]  # as ORDER
 LONGEST_FILE, LONGEST_LINE = 400, 120
 
 ROOMS = [path for room in ("train", "finetune", "plan", "doctor", "monitor", "analysis", "export", "bench", "wanlab",

@@ -19,25 +19,28 @@ INTEGER = [name for name in NUMERIC if value_type(FIELDS[name]) is int]
 # Stated here a second time, by hand: what a resumed run may not change, and what it records when it does.
 FROZEN = {"SEED", "VOCAB_SIZE", "N_LAYER", "N_HEAD", "N_KV_HEAD", "N_EMBD", "MLP_DIM", "QK_NORM", "TIE_EMBEDDINGS",
           "ROPE_THETA", "NORM_EPS", "SEQ_LEN", "BATCH_TOKENS", "OPTIMIZER", "DATA_MIX", "SHARD_TOKENS", "GROUP_SHARDS",
-          "TOKENIZER", "DOC_MASK", "INIT_FROM", "MODEL", "DATA", "EVAL_CONVERSATIONS"}
+          "TOKENIZER", "DOC_MASK", "INIT_FROM", "MODEL", "DATA", "EVAL_CONVERSATIONS", "LORA_RANK", "LORA_ALPHA",
+          "LORA_TARGETS"}
 TRACKED = {"DEVICE", "NPROC", "DTYPE", "COMPILE", "ATTENTION", "ACTIVATION_CHECKPOINTING", "MICRO_BATCH_SIZE",
            "TRAIN_TOKENS", "LEARNING_RATE", "MIN_LEARNING_RATE", "WARMUP_TOKENS", "LR_SCHEDULE", "DECAY_TOKENS",
            "MUON_MOMENTUM", "ADAM_BETA1", "ADAM_BETA2", "ADAM_EPS", "WEIGHT_DECAY", "GRAD_CLIP", "EVAL_TOKENS",
            "PARALLEL", "SHARD_RANKS", "SYNC", "SITES", "SYNC_EVERY", "SYNC_FRAGMENTS", "SYNC_DELAY", "SYNC_ALPHA",
-           "OUTER_LEARNING_RATE", "OUTER_MOMENTUM", "SYNC_DTYPE", "GRAD_SYNC", "NODES", "SPIKE_SIGMAS",
-           "MAX_SKIPS", "MAX_ROLLBACKS", "EVAL_DATA"}
+           "OUTER_LEARNING_RATE", "OUTER_MOMENTUM", "SYNC_DTYPE", "GRAD_SYNC", "NODES", "SPIKE_SIGMAS", "MAX_SKIPS",
+           "MAX_ROLLBACKS", "EVAL_DATA", "EPOCHS", "LORA_DROPOUT"}
 
 # The numbers for which zero has a meaning; each other one must be above it.
 ZERO_IS_GOOD = {"SEED", "MIN_LEARNING_RATE", "WARMUP_TOKENS", "ADAM_BETA1", "ADAM_BETA2", "WEIGHT_DECAY", "GRAD_CLIP",
                 "EVAL_EVERY", "SAMPLE_TEMPERATURE", "SAMPLE_TOKENS", "SAMPLE_TOP_K", "KEEP_EVERY", "MUON_MOMENTUM",
-                "NODE_RANK", "MAX_RESTARTS", "SPIKE_SIGMAS", "MAX_ROLLBACKS", "REPORT_TOKENS", "NODE",
-                "WAN_RTT_MS", "WAN_LOSS_PERCENT", "OUTER_MOMENTUM", "SYNC_DELAY", "SYNC_ALPHA",
-                "CORE_EVERY", "EVAL_EXAMPLES", "EVAL_CONVERSATIONS"}
+                "NODE_RANK", "MAX_RESTARTS", "SPIKE_SIGMAS", "MAX_ROLLBACKS", "REPORT_TOKENS", "NODE", "WAN_RTT_MS",
+                "WAN_LOSS_PERCENT", "OUTER_MOMENTUM", "SYNC_DELAY", "SYNC_ALPHA", "CORE_EVERY", "EVAL_EXAMPLES",
+                "EVAL_CONVERSATIONS", "FULL_SAVE_EVERY", "LORA_RANK", "LORA_DROPOUT"}
 
 # What a setting needs beside itself to mean anything.
-WITH = {"DECAY_TOKENS": {"LR_SCHEDULE": "wsd"}, "MUON_MOMENTUM": {"OPTIMIZER": "muon"},
+LORA = {"LORA_RANK": "8"}
+WITH = {"DECAY_TOKENS": {"LR_SCHEDULE": "wsd"}, "MUON_MOMENTUM": {"OPTIMIZER": "muon"}, "CHECKPOINT_MODE": LORA,
         "ATTENTION": {"DTYPE": "bfloat16"}, "SHARD_RANKS": {"PARALLEL": "hsdp"}, "GRAD_SYNC": {"PARALLEL": "fsdp"},
-        "NODES": {"MASTER_ADDR": "a"}, "NODE_RANK": {"MASTER_ADDR": "a", "NODES": "2"}}
+        "NODES": {"MASTER_ADDR": "a"}, "NODE_RANK": {"MASTER_ADDR": "a", "NODES": "2"}, "LORA_ALPHA": LORA,
+        "LORA_DROPOUT": LORA, "FULL_SAVE_EVERY": {**LORA, "CHECKPOINT_MODE": "lite"}}
 
 
 @pytest.fixture
@@ -63,8 +66,7 @@ def problems(root: Path, env_file: str | bytes = "", **environ: str) -> list[str
 def test_each_of_the_five_sources_wins_over_those_below_it(root: Path) -> None:
     (root / "presets" / "tiny.env").write_text("SEED=2\n")
     (root / ".env").write_text("SEED=3\n")
-    environment = {"SEED": "4"}
-    make = {"SEED": "5", "MAKE_SETTINGS": "SEED PRESET"}  # make exports its value over that of the environment
+    environment, make = {"SEED": "4"}, {"SEED": "5", "MAKE_SETTINGS": "SEED PRESET"}  # make exports its value over it
 
     def seed(environ: dict[str, str]) -> tuple[int, str]:
         return Config.load(environ, root).seed, resolve(Config, environ, root).origin["SEED"]
@@ -272,8 +274,7 @@ def test_a_rate_takes_no_spelling_that_only_python_knows(root: Path, text: str) 
 
 @pytest.mark.parametrize("text", ["-1", "0"])
 def test_save_every_below_one_names_the_word_that_switches_checkpoints_off(root: Path, text: str) -> None:
-    (found,) = problems(root, SAVE_EVERY=text)
-    assert "CHECKPOINTS=off" in found
+    assert "CHECKPOINTS=off" in problems(root, SAVE_EVERY=text)[0]
     assert Config.load({"CHECKPOINTS": "off"}, root).checkpoints == "off"
 
 
