@@ -55,6 +55,14 @@ train-8xa100: setup ## The xlarge preset on a cluster: 4 pods x 2 GPUs (NODES, G
 lighthouse: setup ## What tells the sites of a SYNC=diloco run of each other (LIGHTHOUSE); docs/four-sites.md
 	@"$(PY)" -m train.sites.lighthouse
 
+.PHONY: finetune
+finetune: setup-finetune ## Fine-tune MODEL on DATA: conversations, all weights or LORA_RANK; docs/finetune.md
+	@scripts/finetune.sh
+
+.PHONY: finetune-node
+finetune-node: setup-finetune ## One node of that on several machines (NODES, NODE_RANK, MASTER_ADDR)
+	@scripts/finetune.sh node
+
 .PHONY: data
 data: setup ## The token shards of the preset's mixture, verified; WHERE=cluster makes them there
 	@"$(PY)" -m k8s.launch data
@@ -188,6 +196,10 @@ env-example: setup ## Write .env.example from train/config.py
 .PHONY: setup-dev
 setup-dev: ## The same .venv with what tests and linters need
 	@scripts/setup.sh --dev
+
+.PHONY: setup-finetune
+setup-finetune: ## The same .venv with what fine-tuning needs: transformers and peft
+	@scripts/setup.sh --finetune
 
 .PHONY: test
 test: setup-dev ## All tests but those that take long

@@ -10,6 +10,7 @@ import hashlib
 import json
 import logging
 import math
+import os
 import shutil
 import sys
 import warnings
@@ -26,6 +27,7 @@ from train.config import Config
 from train.corpus.source import CorpusError
 from train.foreign import their_name
 from train.prepared import data_dir, tokenizer_path
+from train.run_folder import stored_config
 from train.runs import RunPaths
 from train.settings import ROOT, SettingsError
 from train.settings import given as given_settings
@@ -43,6 +45,8 @@ def main() -> int:
     try:
         c, _ = trained.settings_of_command()
         paths = RunPaths.of(c.runs_dir, c.run_name, ROOT)
+        if stored_config(paths).get("settings", {}).get("MODEL"):  # of others, or ours as theirs: merged
+            os.execv(sys.executable, [sys.executable, "-m", "finetune.export"])
         found = trained.find(c, given_settings(Config))
         if not found.manifest:
             raise SettingsError([f"INIT_FROM={c.init_from}: is in Hugging Face's format already; make export takes the "

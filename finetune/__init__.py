@@ -8,10 +8,18 @@
     packing.py    examples of any length -> windows of SEQ_LEN, a pure function of seed and epoch
     batches.py    what one process trains on in one step
     preview.py    one example as text, with masked and scored parts made visible
-    data.py       these put together; `python -m finetune.data` prepares DATA for MODEL and shows an example
+    choices.py    the settings as fine-tuning takes them
+    origin.py     MODEL, a run of ours, a folder or a name on the hub, to a folder
     weights.py    safetensors -> transformers' own conversion -> each process's part of each weight
     adapter.py    LoRA by peft: which matrices, how they begin, what they are called in files
     model.py      a model of transformers' with the loss inside forward, as the trainer takes it
+    data.py       conversations put together; `python -m finetune.data` prepares DATA for MODEL and shows an example
+    batch.py      batches as the trainer's loop asks for them
+    evaluate.py   perplexity of held-out conversations, with one all-reduce
+    lite.py       checkpoints of adapters alone, in peft's format
+    assemble.py   a fine-tuning put together, as train/assemble.py does a pretraining
+    main.py       the entry point: train/main.py with these in the place of its own
+    export.py     what was trained, merged into MODEL's files
 
 It imports from train/, and nothing there imports it.
 """

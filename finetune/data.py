@@ -12,15 +12,16 @@ from pathlib import Path
 
 import numpy as np
 
-from finetune import subset, template
+from finetune import choices, model, origin, subset, template
 from finetune.batches import Batches
 from finetune.preview import preview
 from finetune.store import Examples, examples_of
 from finetune.template import Template
 from train.config import Config
 from train.corpus.source import CorpusError
+from train.foreign import ForeignError
 from train.prepared import data_dir
-from train.settings import ROOT, SettingsError
+from train.settings import SettingsError
 from train.tokenizer import TokenizerError
 
 BAD_SETTING, BAD_DATA, STOPPED = 64, 78, 130
@@ -47,7 +48,7 @@ class Data:
 
     def evaluation_batches(self, ranks: int) -> Batches:
         """Steps of evaluation: a micro-batch of each rank, always the same; after the last one all are blank."""
-        size = self.c.micro_batch(ranks)
+        size = self.c.eval_micro_batch_size or self.c.micro_batch(ranks)
         return Batches(self.evaluation, self.held_out, self.c.seq_len, size * ranks, size, self.c.seed, epochs=1,
                        shuffled=False)
 
@@ -59,6 +60,15 @@ class Data:
         part = slice(int(shown.bounds[0]), int(shown.bounds[1]))
         return preview(shown.tokens[0, part], shown.targets[0, part], self.made_for.decode,
                        self.examples.place(int(self.train[window[0]])), colour)
+
+
+def prepared(c: Config, folder: Path) -> Data:
+    """DATA for the model of a folder. Raises SettingsError, CorpusError, TokenizerError."""
+    length = model.longest(folder)
+    if length and c.seq_len > length:
+        raise SettingsError([f"SEQ_LEN={c.seq_len}: MODEL={c.model} was made for {length} tokens "
+                             f"(max_position_embeddings); set SEQ_LEN={length} or less"])
+    return prepare(c, template.find(folder, c.model))
 
 
 def prepare(c: Config, made_for: Template) -> Data:
@@ -107,16 +117,13 @@ def summary(data: Data, parts: subset.Split) -> list[str]:
 def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     try:
-        c, _ = Config.load_with_remarks()
-        if not c.model:
-            raise SettingsError(["MODEL is not set; give the folder of a model with its tokenizer, for example "
-                                 "MODEL=models/qwen3-1.7b"])
-        data = prepare(c, template.find(ROOT / Path(c.model).expanduser(), c.model))
+        c, _ = choices.settings()
+        data = prepared(c, origin.bring(c))
         sys.stdout.write("\n".join([*data.lines, "", data.preview(sys.stdout.isatty())]) + "\n")
     except SettingsError as error:
         sys.stderr.write(f"{error}\n")
         return BAD_SETTING
-    except (CorpusError, TokenizerError) as error:
+    except (CorpusError, TokenizerError, ForeignError) as error:
         sys.stderr.write(f"{error}\n")
         return BAD_DATA
     except KeyboardInterrupt:

@@ -33,7 +33,7 @@ main() {
     trainer=("$PY" -m torch.distributed.run --nnodes="$nodes" --node-rank="$node_rank" --master-addr="$master_addr"
       --master-port="$master_port" --rdzv-conf="timeout=$start_timeout")
   fi
-  [[ -z ${1-} ]] || max_restarts=0 # what measures begins anew only when it is called again
+  [[ -z ${1-} || $1 == finetune.main ]] || max_restarts=0 # what measures begins anew only when it is called again
   trainer+=(--max-restarts=0 --nproc-per-node="$processes" -m "${1:-train.main}")
   ((nodes > 1 || processes > 1)) || trainer=("$PY" -m "${1:-train.main}")
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # The main job on this machine: a look at it and the plan, data if absent, training, evaluation and sample, plots.
 #
-#   usage: scripts/train.sh [node | detached]     (node: for one of several machines; detached: started by itself,
-#          with the job's lock open as 9)
+#   usage: scripts/train.sh [here | node | detached] [finetune]     (node: for one of several machines; detached:
+#          started by itself, with the job's lock open as 9; finetune: MODEL on DATA, by scripts/finetune.sh)
 #   reads: the settings (make settings). It is what a pod runs, of one node or of several alike: with PEER_STOP=wait
 #          it waits for a run that another holds, since a machine that is gone may keep its locks for minutes. In a
 #          pod (K8S_NODE) the GPU sampler is beside it, and what tells make monitor of the node
@@ -13,12 +13,12 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/lib.sh
 
-# detach CONSOLE: this job again, apart from the terminal; the lock is handed on. macOS has no setsid, and does with
+# detach CONSOLE [finetune]: this job again, apart from the terminal; the lock is handed on. macOS has no setsid, and does with
 # nohup.
 detach() {
   local apart
   apart=$(command -v setsid) || apart=""
-  DETACH=0 ${apart:+setsid} nohup scripts/train.sh detached >>"$1" 2>&1 </dev/null &
+  DETACH=0 ${apart:+setsid} nohup scripts/train.sh detached "${@:2}" >>"$1" 2>&1 </dev/null &
 }
 
 # stage WORDS: what make status says as long as no trainer speaks for itself. A full disk does not end the job here:
@@ -56,7 +56,8 @@ end_pod() {
 
 main() {
   local settings folder run_name detach nodes site_nodes node_rank peer_stop start_timeout sync
-  local job console holder why code
+  local job console holder why code prepare=train.prepare what=${2-}
+  [[ -z $what ]] || prepare=finetune.data
   settings=$("$PY" -m train.config get RUN_FOLDER RUN_NAME DETACH NODES SITE_NODES RANK_IN_SITE PEER_STOP \
     START_TIMEOUT_S SYNC) || exit $?
   { read -r folder && read -r run_name && read -r detach && read -r nodes && read -r site_nodes &&
@@ -66,11 +67,11 @@ main() {
     trap 'end_pod $?' EXIT
   fi
   if [[ ${1-} == node && $nodes == 1 ]]; then
-    die 64 "NODES=1: train-node is for one of several machines; set NODES to their number, NODE_RANK to which this" \
-      "is, from 0, and MASTER_ADDR to the first one's address. On one machine it is make train"
+    die 64 "NODES=1: ${what:-train}-node is for one of several machines; set NODES to their number, NODE_RANK to which" \
+      "this is, from 0, and MASTER_ADDR to the first one's address. On one machine it is make ${what:-train}"
   fi
   # said before hours of preparing data; where it is detached, by the one who started it
-  [[ ${1-} == detached ]] || "$PY" -m doctor.before_run || exit $?
+  [[ ${1-} == detached ]] || "$PY" -m doctor.before_run "${@:2}" || exit $?
   # A lock for as long as this script is at work, so that make status, attach and stop know of it before there is a
   # trainer. What it starts does not hold it, and may outlive it.
   job=$folder/.job console=$folder/console.log # as train/runs.py has them
@@ -86,7 +87,7 @@ main() {
   fi
   take_job "$([[ $peer_stop != wait ]] || echo "$start_timeout")"
   if [[ $detach == 1 ]]; then
-    detach "$console"
+    detach "$console" "${@:2}"
     echo "training in the background: make status, make attach, make stop (RUN_NAME=$run_name)"
     return
   fi
@@ -96,9 +97,9 @@ main() {
     teller
   fi
   stage "preparing data"
-  run_child "$PY" -m train.prepare 9>&- || exit $((ASKED ? 75 : $?)) # it goes on behind its last sealed shard
+  run_child "$PY" -m "$prepare" 9>&- || exit $((ASKED ? 75 : $?)) # it goes on behind its last sealed shard
   if ((site_nodes == 1)); then stage "starting"; else stage "training as node $node_rank of $site_nodes"; fi
-  run_child scripts/launch.sh 9>&- || exit $?
+  run_child scripts/launch.sh ${what:+"$what.main"} 9>&- || exit $?
   ((node_rank == 0)) || return 0
   stage "drawing plots"
   run_child "$PY" -m analysis.plots 9>&- && return

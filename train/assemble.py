@@ -73,23 +73,9 @@ def process_age_s() -> float:
 def put_together(c: Config, paths: RunPaths, world: World, interrupt: Interrupt, state: Status, shared: bool,
                  started: Stopwatch) -> Job:
     """Everything the loop needs, at the step of the newest checkpoint."""
-    before = stored_config(paths) if world.is_first else {}
-    before = from_first(before)
-    complaints, changes = compare_for_resume(before["settings"], c) if before else ([], {})
-    if complaints:
-        raise SettingsError([f"{complaint} [{paths.config}]" for complaint in complaints])
-    attempt = len(before.get("attempts", []))
-    say_how_it_is_stopped(c, world, state)
-    say_where_it_is_saved(c, paths, world, shared)
-    if world.is_first:
-        for line in watchdog.put_away(paths.hang):
-            log.warning("the attempt before: %s", line)
-    from_first(None)  # the stacks of that attempt are out of the way
-    watch = Watchdog(paths.hang, world.rank, world.host, lambda: interrupt.told_at if interrupt.training else None,
-                     at_end=lambda: hung(state))
-    watch.expect("opening the data", c.start_timeout_s)
-    state.phase("data", attempt=attempt)  # from here on the run is touched, and its status says so
-    data = open_data(c, paths, world, watch, before)
+    begun = begin(c, paths, world, interrupt, state, shared)
+    watch = begun.watch
+    data = open_data(c, paths, world, watch, begun.before)
     started.lap("data")
 
     watch.expect("fetching the CORE bundle", 4 * c.start_timeout_s)
@@ -110,6 +96,51 @@ def put_together(c: Config, paths: RunPaths, world: World, interrupt: Interrupt,
         log.info("the weights are those of %s", init_from)
     if compilation.wanted(c, world.device, model):
         compilation.compile_model(model, named=c.profile)
+    job = gather(c, paths, world, interrupt, state, shared, begun, model, data)
+    job.compressed_bpb, job.core = compressed(data.sources), core
+    started.lap("model")
+    take_up(job, begun, started)
+    if c.replicas > 1:
+        exchange.join(job)
+        started.lap("sites")
+    hashes = foreign.hashes(init_from) if init_from and world.is_first else None
+    return enter(job, begun, started, {"attention": kernel.name, "init_from": hashes})
+
+
+@dataclasses.dataclass(frozen=True)
+class Begun:
+    """An attempt that has begun. before: config.json of those before it; changes: what is set otherwise than then."""
+
+    before: dict[str, Any]
+    changes: dict[str, list]
+    attempt: int
+    watch: Watchdog
+
+
+def begin(c: Config, paths: RunPaths, world: World, interrupt: Interrupt, state: Status, shared: bool) -> Begun:
+    """Compare with what the run was before, and say how it is stopped and saved. Raises SettingsError."""
+    before = stored_config(paths) if world.is_first else {}
+    before = from_first(before)
+    complaints, changes = compare_for_resume(before["settings"], c) if before else ([], {})
+    if complaints:
+        raise SettingsError([f"{complaint} [{paths.config}]" for complaint in complaints])
+    attempt = len(before.get("attempts", []))
+    say_how_it_is_stopped(c, world, state)
+    say_where_it_is_saved(c, paths, world, shared)
+    if world.is_first:
+        for line in watchdog.put_away(paths.hang):
+            log.warning("the attempt before: %s", line)
+    from_first(None)  # the stacks of that attempt are out of the way
+    watch = Watchdog(paths.hang, world.rank, world.host, lambda: interrupt.told_at if interrupt.training else None,
+                     at_end=lambda: hung(state))
+    watch.expect("opening the data", c.start_timeout_s)
+    state.phase("data", attempt=attempt)  # from here on the run is touched, and its status says so
+    return Begun(before, changes, attempt, watch)
+
+
+def gather(c: Config, paths: RunPaths, world: World, interrupt: Interrupt, state: Status, shared: bool, begun: Begun,
+           model: Any, data: "Data") -> Job:
+    """The job of a model that is built: with its optimizer, spread over processes, and what watches and saves it."""
     optimizer = build_optimizer(model, c)
     if c.checkpoints == "on" and world.is_first:
         checkpoint.clear_leftovers(paths.checkpoints)  # they may be what takes the room
@@ -120,47 +151,51 @@ def put_together(c: Config, paths: RunPaths, world: World, interrupt: Interrupt,
              c.parallel if world.size > 1 else "none", c.dtype, weights / 1e6, c.last_step, c.batch_tokens, everywhere,
              -(-c.batch_windows // (everywhere * data.loader.micro_batch)), data.loader.micro_batch, c.seq_len)
     engine = parallelize(model, c, world)
-    recorder = Recorder(paths, world.is_first, attempt, c.last_step, c.log_every)
+    recorder = Recorder(paths, world.is_first, begun.attempt, c.last_step, c.log_every)
     saver = Saver(paths.checkpoints, c, world, checkpoint.needed_bytes(model, c.replicas))
     guard = Guard(c.spike_sigmas, c.max_skips, c.max_rollbacks)
-    job = Job(c, paths, world, engine, optimizer, data.loader, data.evaluator, recorder, state, interrupt, watch,
-              Pace(c, engine, watch), saver, guard, data.fingerprint, data.vocabulary, compressed(data.sources), shared,
-              data.feed, starved=data.feed is not None, core=core)
-    started.lap("model")
+    return Job(c, paths, world, engine, optimizer, data.loader, data.evaluator, recorder, state, interrupt, begun.watch,
+               Pace(c, engine, begun.watch), saver, guard, data.fingerprint, data.vocabulary, {}, shared,
+               data.feed, starved=data.feed is not None)
 
-    # at full shape, and before a checkpoint is read: what does not fit into memory shows now
-    state.phase("compiling" if model.compiled else "rehearsing")
-    watch.expect("compiling" if model.compiled else "the rehearsal of a step", 4 * c.start_timeout_s)
+
+def take_up(job: Job, begun: Begun, started: Stopwatch) -> None:
+    """Rehearse a step at full shape, before a checkpoint is read: what does not fit into memory shows now. Then stand
+    where the newest checkpoint does. Raises SettingsError, CheckpointError, DataError."""
+    c, compiled = job.config, parallel.bare(job.model).compiled
+    job.status.phase("compiling" if compiled else "rehearsing")
+    job.watch.expect("compiling" if compiled else "the rehearsal of a step", 4 * c.start_timeout_s)
     began = time.perf_counter()
     try:
-        rehearse(job.model, optimizer, job.loader.blank())
+        rehearse(job.model, job.optimizer, job.loader.blank())
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        raise SettingsError([memory_advice(c, world)]) from error
-    if model.compiled:
+        raise SettingsError([memory_advice(c, job.world)]) from error
+    if compiled:
         log.info("compiled in %.1f s", time.perf_counter() - began)
-    say_transport(paths, world, wan=c.network == "wan")  # gradients have met for the first time
-    started.lap("compile" if model.compiled else "rehearsal")
+    say_transport(job.paths, job.world, wan=c.network == "wan")  # gradients have met for the first time
+    started.lap("compile" if compiled else "rehearsal")
 
     job.pace.allow("reading the checkpoint", 4 * c.start_timeout_s, "START_TIMEOUT_S")  # while the first hashes it
-    recovery.resume(job, changes)
+    recovery.resume(job, begun.changes)
     started.lap("checkpoint")
-    if c.replicas > 1:
-        exchange.join(job)
-        started.lap("sites")
+
+
+def enter(job: Job, begun: Begun, started: Stopwatch, facts: dict[str, Any]) -> Job:
+    """Write what this attempt is into the run's config.json and record; facts: of its own."""
+    c, world = job.config, job.world
     if world.is_first:
         origin = provenance(world.host, world.size, world.device_name, torch.get_num_threads())
-        attempt_facts = origin | {"attention": kernel.name, "compiled": model.compiled, "parallel": c.parallel,
-                                  "step": job.step, "changes": changes,
-                                  "init_from": foreign.hashes(init_from) if init_from else None}
-        facts = {"schema": 1, "settings": c.stored(), "data_fingerprint": job.data_fingerprint,
-                 "validation_shards": data.evaluator.shards, "attempts": [*before.get("attempts", []), attempt_facts]}
-        write_whole(paths.config, json.dumps(facts, indent=1).encode())
-    job.recorder.event("resume" if job.step else "start", job.step, job.tokens, changes=changes, world_size=everywhere,
-                       startup_s=started.seconds)
+        attempt = origin | {"compiled": parallel.bare(job.model).compiled, "parallel": c.parallel, "step": job.step,
+                            "changes": begun.changes} | facts
+        whole = {"schema": 1, "settings": c.stored(), "data_fingerprint": job.data_fingerprint,
+                 "validation_shards": job.evaluator.shards, "attempts": [*begun.before.get("attempts", []), attempt]}
+        write_whole(job.paths.config, json.dumps(whole, indent=1).encode())
+    job.recorder.event("resume" if job.step else "start", job.step, job.tokens, changes=begun.changes,
+                       world_size=world.size * c.replicas, startup_s=started.seconds)
     if world.is_first:
-        job.mirror = Mirror.start(c, paths, job.recorder.say)
+        job.mirror = Mirror.start(c, job.paths, job.recorder.say)
     return job
 
 
@@ -218,6 +253,7 @@ def memory_advice(c: Config, world: World) -> str:
     ways = [f"MICRO_BATCH_SIZE={smaller} (the batch stays as it is, in more parts)"] if smaller else []
     ways += [f"ACTIVATION_CHECKPOINTING={how}" for how in ("selective", "full") if c.activation_checkpointing == "none"]
     ways += ["PARALLEL=fsdp, on more processes"] if c.parallel == "ddp" else []
+    ways += ["LORA_RANK=16"] if c.model and not c.lora_rank else []
     return (f"MICRO_BATCH_SIZE={now}: a step of {now} sequences of {c.seq_len} tokens does not fit into the memory of "
             f"{world.device_name} ({total / 2**30:.1f} GiB); set {', or '.join(ways) or 'a smaller model'}")
 

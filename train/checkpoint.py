@@ -22,7 +22,7 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -155,7 +155,7 @@ def cause(error: BaseException) -> str:
 def needed_bytes(model: nn.Module, sites: int = 1) -> int:
     """Size of a checkpoint, at most: weights, two moments and a counter, and DCP's 3 KiB beside each tensor; of several
     sites also the weights that they have in common, and the momentum of those."""
-    weights, copies = list(model.parameters()), 5 if sites > 1 else 3
+    weights, copies = [w for w in model.parameters() if w.requires_grad], 5 if sites > 1 else 3
     return copies * sum(w.numel() * w.element_size() for w in weights) + (copies + 1) * len(weights) * 3072 + 2**16
 
 
@@ -164,13 +164,13 @@ def needed_bytes(model: nn.Module, sites: int = 1) -> int:
 # ---------------------------------------------------------------------------------------------------
 
 def write(root: Path, step: int, states: dict[str, Any], need: int, small: dict[str, Any], world: World,
-          group: Any = None) -> tuple[Path, int]:
+          group: Any = None, save: Callable[[dict[str, Any], Path, Any], None] | None = None) -> tuple[Path, int]:
     """Write checkpoints/step_N, on the ranks of a group together. Returns (folder, bytes).
 
-    states: as tensor_states has them; need: the bytes they take at most. small: states that go into the manifest
-    as JSON. A committed folder is replaced only where sites have exchanged something since, or it was evaluated. Raises
-    CheckpointError, on all ranks of the group, leaving nothing behind; whatever else is raised, a rank is gone.
-    """
+    states: as tensor_states has them, or as save(states, folder, group) writes them; need: the bytes they take at most.
+    small: states for the manifest, as JSON. A committed folder is replaced only where sites have exchanged something
+    since, or it was evaluated. Raises CheckpointError, on all ranks of the group, leaving nothing behind; whatever else
+    is raised, a rank is gone."""
     import torch.distributed.checkpoint as dcp
     target = folder_of(root, step)
     temporary = from_first(root / f"{target.name}.tmp-{uuid.uuid4().hex[:8]}", group)
@@ -184,10 +184,13 @@ def write(root: Path, step: int, states: dict[str, Any], need: int, small: dict[
         temporary.mkdir(parents=True, exist_ok=True)
     except (OSError, CheckpointError) as error:
         problem = cause(error)
-    refuse_if_any(from_all(problem, group), target, temporary, world)  # before DCP's collectives: all must enter them
+    refuse_if_any(from_all(problem, group), target, temporary, world)  # before its collectives: all must enter them
     try:
-        writer = dcp.FileSystemWriter(temporary, sync_files=True, single_file_per_rank=True)
-        dcp.save(states, storage_writer=writer, no_dist=group is None, process_group=group)
+        if save:
+            save(states, temporary, group)
+        else:
+            writer = dcp.FileSystemWriter(temporary, sync_files=True, single_file_per_rank=True)
+            dcp.save(states, storage_writer=writer, no_dist=group is None, process_group=group)
         files = {path.name: describe(path) for path in temporary.iterdir()  # .metadata is the first's
                  if path.name.startswith(f"__{world.rank}_") or (world.is_first and path.name[:2] != "__")}
     except (Exception, dcp.api.CheckpointException) as error:  # whatever it is, training must be able to go on
@@ -263,9 +266,7 @@ def prune(root: Path, keep_last: int, keep_every: int, sound: Collection[int] = 
     """Delete old checkpoints and leftovers of killed saves; returns the steps deleted.
 
     Kept are those of `always`, the newest keep_last, the multiples of keep_every, and the two newest that verify: steps
-    in `sound` are known to, others are hashed. Renamed first, so that a kill in between leaves no half a checkpoint
-    under a valid name.
-    """
+    in `sound` are known to, others are hashed. Renamed first: a kill in between leaves no half a one under its name."""
     clear_leftovers(root)
     steps, deleted = committed(root), []
     kept = set(newest_valid(root, steps, 2, sound)) if len(steps) > keep_last else set(steps)
@@ -344,9 +345,8 @@ def find_latest(root: Path, before: int | None = None) -> tuple[Path, dict[str, 
     """The newest checkpoint that verifies, of those below the step `before` if given, and its manifest.
 
     None if there has never been one, or with `before` none that verifies. Falls back to older ones with a warning
-    each. Raises CheckpointError if none of several verifies: starting over silently would throw a run away.
-    OtherFormat is raised too: nothing is damaged there.
-    """
+    each. Raises CheckpointError if none of several verifies: starting over silently would throw a run away; and
+    OtherFormat: nothing is damaged there."""
     reasons = []
     for step in reversed(committed(root)):
         if before is not None and step >= before:

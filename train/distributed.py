@@ -258,6 +258,15 @@ def from_first(value: Any, group: Any = None) -> Any:
     return box[0]
 
 
+def to_first(value: Any, group: Any = None) -> list[Any]:
+    """What each process passes, by rank, on the first of them, or of a group that it is in; [] on the others."""
+    if not dist.is_initialized():
+        return [value]
+    values: list[Any] = [None] * dist.get_world_size(group) if dist.get_rank() == 0 else []
+    dist.gather_object(value, values or None, dst=0, group=group)
+    return values
+
+
 def from_all(value: Any, group: Any = None) -> list[Any]:
     """What each process passes, by rank, on all of them, or all of a group."""
     if not dist.is_initialized():

@@ -12,6 +12,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
+from typing import Any
 
 import numpy as np
 import torch
@@ -61,6 +62,12 @@ class Validation:
     def bpb(self) -> float:
         """bits/byte"""
         return self.nats / math.log(2) / self.text_bytes
+
+    def record(self) -> dict[str, Any]:
+        """The evaluation's values as the record has them."""
+        return {"val_loss": self.loss, "val_bpb": self.bpb, "scored_tokens": self.tokens,
+                "val_loss_by_source": {name: of.loss for name, of in self.by_source.items()},
+                "val_bpb_by_source": {name: of.bpb for name, of in self.by_source.items()}}
 
 
 class Evaluator:

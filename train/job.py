@@ -91,6 +91,7 @@ class Job:
     compressed_bpb: dict[str, float]
     shared: bool = True    # whether all nodes see the run's folder
     feed: Feed | None = None  # where shards are made while the run trains
+    flops: tuple[float, float] | None = None  # of a token, with full and causal attention, where no rule knows them
     starved: bool = False     # whether some rank has not the data of the next step
     opened: dict[str, Any] | None = None  # what of the data the checkpoint has seen, until that is compared
     step: int = 0

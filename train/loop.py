@@ -139,10 +139,9 @@ class Rates:
     """Turns a step's time into throughput and utilisation."""
 
     def __init__(self, job: Job):
-        c, weights = job.config, matmul_weights(bare(job.model))
+        c = job.config
         self.tokens, self.devices, self.job = c.batch_tokens, job.world.size * c.replicas, job
-        self.flops = flops_per_token(weights, c.n_layer, c.n_embd, c.seq_len)
-        self.causal = flops_per_token(weights, c.n_layer, c.n_embd, c.seq_len, causal=True)
+        self.flops, self.causal = job.flops or of_pretraining(job)
         self.peak = peak_tflops(job.world.device_name, c.dtype)
 
     def of_step(self, numbers: StepNumbers, seconds: float) -> dict:
@@ -153,6 +152,13 @@ class Rates:
         return {"loss": numbers.loss, "grad_norm": numbers.grad_norm, "step_ms": 1000 * seconds, "tokens_per_s": speed,
                 "mfu": mfu(speed, self.flops, devices, self.peak),
                 "mfu_causal": mfu(speed, self.causal, devices, self.peak), "mem_gib": numbers.mem_gib}
+
+
+def of_pretraining(job: Job) -> tuple[float, float]:
+    """FLOPs of a token, with full and with causal attention, of a model of ours of which all weights are trained."""
+    c, weights = job.config, matmul_weights(bare(job.model))
+    return (flops_per_token(weights, c.n_layer, c.n_embd, c.seq_len),
+            flops_per_token(weights, c.n_layer, c.n_embd, c.seq_len, causal=True))
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -252,9 +258,7 @@ def evaluate(job: Job, full: bool) -> tuple[bool, Validation | None]:
         result = job.evaluator(job.model, full, interrupted=lambda: job.interrupt.asked is not None, limit_s=limit_s,
                                progress=patience(job, limit_s))
         if result:
-            values = {"val_loss": result.loss, "val_bpb": result.bpb, "scored_tokens": result.tokens,
-                      "val_loss_by_source": {name: of.loss for name, of in result.by_source.items()},
-                      "val_bpb_by_source": {name: of.bpb for name, of in result.by_source.items()}}
+            values = result.record()
     except EvaluationFailed as error:
         values["error"] = str(error)
         job.recorder.say(f"the evaluation at step {job.step} failed, and training goes on: {error}")

@@ -14,14 +14,14 @@ import os
 import signal
 import sys
 import warnings
-from typing import cast
+from typing import Any, Protocol, cast
 
 from train import exchange, goodput, loop, parallel, prepare, record, status
 from train.assemble import Stopwatch, memory_advice, put_together
 from train.checkpoint import CheckpointError
 from train.config import Config
 from train.corpus.source import CorpusError
-from train.distributed import (PeersDiffer, PeersMissing, from_first, introduce, join, leave, parent_is_gone,
+from train.distributed import (PeersDiffer, PeersMissing, World, from_first, introduce, join, leave, parent_is_gone,
                                report_exit, under_torchrun)
 from train.durable import write_whole
 from train.foreign import ForeignError
@@ -46,8 +46,46 @@ log = logging.getLogger(__name__)
 LEAVE_S = 60  # seconds for the processes to part
 
 
-def main() -> int:
+class Way(Protocol):
+    """What a trainer trains: text from the start here, a model of others in finetune/main.py."""
+
+    target: str  # of make, which goes on
+
+    def settings(self) -> tuple[Config, list[str]]:
+        """The settings of this process, and what to say of them. Raises SettingsError."""
+
+    def settled(self, c: Config, world: World) -> Config:
+        """With what only its data decide. Raises what a trainer ends with by a sentence."""
+
+    def put_together(self, c: Config, paths: RunPaths, world: World, interrupt: Interrupt, state: Status, shared: bool,
+                     started: Stopwatch) -> Job:
+        """Everything the loop needs, at the step of the newest checkpoint."""
+
+    def run(self, job: Job) -> int:
+        """Train to the end. Returns the exit code."""
+
+
+class Pretraining:
+    """A model of ours, from text."""
+
+    target = "train"
+
+    def settings(self) -> tuple[Config, list[str]]:
+        return Config.load_with_remarks()
+
+    def settled(self, c: Config, world: World) -> Config:
+        return c
+
+    def put_together(self, *what: Any) -> Job:
+        return put_together(*what)
+
+    def run(self, job: Job) -> int:
+        return run(job)
+
+
+def main(way: Way | None = None) -> int:
     """Run to an exit code. Whatever goes wrong is said in one sentence, and in full where it is a fault of ours."""
+    way = way or Pretraining()
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     logging.raiseExceptions = False  # a closed terminal must not end a run, nor fill its log
     warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # DCP, in one process
@@ -62,7 +100,7 @@ def main() -> int:
     job: Job | None = None
     mark, why = "", ""
     try:
-        c, remarks = Config.load_with_remarks()
+        c, remarks = way.settings()
         world = join(c)
         if not world.is_first:
             logging.getLogger().setLevel(logging.WARNING)
@@ -73,12 +111,13 @@ def main() -> int:
         started.lap("join")
         for remark in remarks:
             log.info("%s", remark)
-        if nothing_left(c, paths, world):
+        c = way.settled(c, world)
+        if nothing_left(c, paths, world, way.target):
             code = 0
         else:
             state = status.of_run(c, paths, world.is_first)
-            job = put_together(c, paths, world, interrupt, state, shared, started)
-            code = run(job)
+            job = way.put_together(c, paths, world, interrupt, state, shared, started)
+            code = way.run(job)
         del lock
     except RunIsOver as over:
         log.info("%s", over)

@@ -75,8 +75,8 @@ class Recorder:
         """Record an evaluation and say it."""
         entry = self.event("eval", step, tokens, **values)
         if self.active:
-            self.say(record.to_console(entry, self.last_step, ("val_loss", "val_bpb", "scored_tokens", "core",
-                                                               "core_partial", "eval_s")))
+            self.say(record.to_console(entry, self.last_step, ("val_loss", "val_bpb", "val_ppl", "scored_tokens",
+                                                               "core", "core_partial", "eval_s")))
 
     def say(self, line: str) -> None:
         """A line for the console and train.log, above the progress line if there is one."""

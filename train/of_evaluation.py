@@ -27,7 +27,8 @@ class OfEvaluation(OfFinetuning):
         r"(,https?://[^#,\s]+(@sha256:[0-9a-f]{64})?)*|(?!https?:)/?[^\s/-][^\s]*", example="../eval_bundle")
     eval_examples: int = setting(500, help="of each task of CORE at most, always the same ones; 0: all, as published "
                                  "figures have them", minimum=0)
-    eval_micro_batch_size: int | None = setting(None, help="questions of CORE in one forward pass of a process. "
+    eval_micro_batch_size: int | None = setting(None, help="questions of CORE, or windows of held-out "
+                                                "conversations, in one forward pass of a process. "
                                                 "Default: MICRO_BATCH_SIZE", minimum=1, example="32")
     sample_tokens: int = setting(160, help="length of the text sample at the end, 0: none; and of make sample",
                                 unit="tokens", minimum=0)

@@ -61,8 +61,8 @@ class Optimizer:
 
 
 def build_optimizer(model: nn.Module, c: Config) -> Optimizer:
-    """The optimizer that OPTIMIZER names, over all weights of the model."""
-    weights = dict(model.named_parameters())
+    """The optimizer that OPTIMIZER names, over all weights of the model that are trained."""
+    weights = {name: w for name, w in model.named_parameters() if w.requires_grad}
     hidden = [w for name, w in weights.items() if c.optimizer == "muon" and w.ndim == 2 and "layers." in name]
     if any(hasattr(w, "placements") for w in hidden):  # a DTensor, known without a second's import
         raise SettingsError(["OPTIMIZER=muon: not yet with weights that are split over processes (FSDP2), since it "
@@ -71,6 +71,7 @@ def build_optimizer(model: nn.Module, c: Config) -> Optimizer:
     rest = [w for w in weights.values() if id(w) not in taken]
     groups = [{"params": [w for w in rest if w.ndim >= 2], "weight_decay": c.weight_decay},
               {"params": [w for w in rest if w.ndim < 2], "weight_decay": 0.0}]
+    groups = [group for group in groups if group["params"]]  # adapters are matrices only
     parts: list[torch.optim.Optimizer] = [
         AdamW(groups, lr=c.learning_rate, betas=(c.adam_beta1, c.adam_beta2), eps=c.adam_eps, fused=True)]
     if hidden:

@@ -93,10 +93,11 @@ def waits_in_forward(model: nn.Module) -> bool:
 
 
 def weights_of(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Name -> weight, or this process's part of it, as the optimizer knows it. A tied head counts once."""
+    """Name -> weight that is trained, or this process's part of it, as the optimizer knows it. A tied head counts
+    once."""
     if waits_in_forward(model):  # FSDP2 leaves the outermost weights whole behind an evaluation
         model.reshard()  # type: ignore[operator]
-    return dict(bare(model).named_parameters())
+    return {name: weight for name, weight in bare(model).named_parameters() if weight.requires_grad}
 
 
 def local(tensor: Tensor) -> Tensor:

@@ -40,6 +40,7 @@ STEP_UNITS = {
 EVAL_UNITS = {
     "val_loss": "nats/token on validation text; null where the evaluation failed",
     "val_bpb": "bits per byte on the same",
+    "val_ppl": "of fine-tuning: perplexity of the scored tokens, exp of val_loss",
     "val_loss_by_source": "source -> nats/token on its validation text",
     "val_bpb_by_source": "source -> bits per byte on the same",
     "scored_tokens": "validation tokens scored",
@@ -109,8 +110,8 @@ EVENT_UNITS: dict[str, dict[str, str]] = {
 
 # How a value looks on the console; anything else as str() has it.
 FORMATS = {"loss": ".4f", "lr": ".3e", "grad_norm": ".3f", "step_ms": ".1f", "tokens_per_s": ".0f", "mfu": ".1f",
-           "mem_gib": ".2f", "val_loss": ".4f", "val_bpb": ".4f", "data_wait_s": ".3f", "eval_s": ".1f",
-           "core": ".4f", "core_partial": ".4f", "checkpoint_stall_s": ".2f"}
+           "mem_gib": ".2f", "val_loss": ".4f", "val_bpb": ".4f", "val_ppl": ".4g", "data_wait_s": ".3f",
+           "eval_s": ".1f", "core": ".4f", "core_partial": ".4f", "checkpoint_stall_s": ".2f"}
 
 CONSOLE_KEYS = ("loss", "lr", "grad_norm", "step_ms", "tokens_per_s", "mfu", "mem_gib", "tokens")
 

@@ -53,13 +53,18 @@ def check_data(job: Job) -> None:
 
 
 def other_data(where: Path, what: str) -> DataError:
-    return DataError(f"{where}: was trained on other data ({what}): the tokenizer or the shards in DATA_DIR have "
-                     "changed. Bring those back, or choose another RUN_NAME")
+    return DataError(f"{where}: was trained on other data ({what}): the tokenizer, the shards in DATA_DIR, or what "
+                     "MODEL and DATA name have changed. Bring those back, or choose another RUN_NAME")
 
 
 def load(job: Job, folder: Path, manifest: dict[str, Any]) -> None:
     outer: dict[str, Any] | None = {} if job.config.replicas > 1 else None
-    checkpoint.load_into(folder, job.model, job.optimizer, job.shared, outer)
+    if manifest.get("mode") == "lite":
+        assert job.saver.lite
+        job.saver.lite.load(folder, job.model, job.optimizer, job.shared)
+        log.info("%s holds adapters alone (CHECKPOINT_MODE=lite): the optimizer starts anew", folder.name)
+    else:
+        checkpoint.load_into(folder, job.model, job.optimizer, job.shared, outer)
     job.kept_outer = (outer, manifest.get("sites", {})) if outer else None
     job.away = tuple(tuple(span) for span in manifest["data"].get("away", ()))
     job.step, job.evaluated_at = manifest["data"]["step"], manifest["evaluated_at"]

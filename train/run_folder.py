@@ -45,8 +45,8 @@ def log_to_files(paths: RunPaths, world: World) -> None:
         logging.getLogger().addHandler(handler)
 
 
-def nothing_left(c: Config, paths: RunPaths, world: World) -> bool:
-    """Whether this run has nothing left to do; says how to go on."""
+def nothing_left(c: Config, paths: RunPaths, world: World, target: str = "train") -> bool:
+    """Whether this run has nothing left to do; says how to go on. target: of make, which trains so."""
     text = None
     if world.is_first:
         state, saved = status.read(paths.status), checkpoint.committed(paths.checkpoints)
@@ -57,11 +57,11 @@ def nothing_left(c: Config, paths: RunPaths, world: World) -> bool:
         elif done and at == c.last_step:
             text = f"run {c.run_name} is done: {at} of {c.last_step} steps, in {paths.folder}"
         if text and saved:
-            text += (f"\n  train it further:  make train RUN_NAME={c.run_name} MAX_STEPS={2 * at}   "
+            text += (f"\n  train it further:  make {target} RUN_NAME={c.run_name} MAX_STEPS={2 * at}   "
                      "(the rate stays at its minimum)")
     if text := from_first(text):
-        log.info("%s\n  train another:     make train RUN_NAME=%s-2 SEED=%d\n"
-                 "  draw it again:     make plots RUN_NAME=%s", text, c.run_name, c.seed + 1, c.run_name)
+        log.info("%s\n  train another:     make %s RUN_NAME=%s-2 SEED=%d\n"
+                 "  draw it again:     make plots RUN_NAME=%s", text, target, c.run_name, c.seed + 1, c.run_name)
     return text is not None
 
 

@@ -14,7 +14,7 @@ import logging
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 
@@ -42,6 +42,22 @@ class Saved:
     problem: str | None = None
 
 
+class Lite(Protocol):
+    """Checkpoints of less than all that training needs: fine-tuning's adapters (finetune/lite.py)."""
+
+    def due(self, step: int) -> bool:
+        """Whether the checkpoint of this step is one."""
+
+    def copied(self, model: nn.Module) -> dict[str, Any]:
+        """What this process writes, in host memory."""
+
+    def write(self, states: dict[str, Any], folder: Path, group: Any) -> None:
+        """Write it, on the ranks of a group together. Raises Exception where that fails, on one or all."""
+
+    def load(self, folder: Path, model: nn.Module, optimizer: Optimizer, shared: bool) -> None:
+        """Read it back in place, on all ranks together; the optimizer starts anew. Raises CheckpointError, on all."""
+
+
 class Saver:
     """Writes the checkpoints of a run. Created, started and waited for by all ranks; some of them write."""
 
@@ -60,6 +76,7 @@ class Saver:
         self.misses = 0
         self.sound: set[int] = set()        # checkpoints that this process verified or wrote
         self.began = 0.0
+        self.lite: Lite | None = None
 
     @property
     def busy(self) -> bool:
@@ -99,15 +116,19 @@ class Saver:
         self.began = time.perf_counter()
         if not self.writes:
             return
-        states = self.share(checkpoint.tensor_states(model, optimizer, outer))
+        lite = self.lite if self.lite and self.lite.due(step) else None
+        if lite:
+            small = small | {"mode": "lite"}
+        states = {} if lite else self.share(checkpoint.tensor_states(model, optimizer, outer))
         try:
-            states = self.copied(states)
+            states = lite.copied(model) if lite else self.copied(states)
         except Exception as error:  # most likely host memory: without the copy it can still be written, if slowly
             log.warning("checkpoint: no copy could be made aside (%s); training waits for this save",
                         checkpoint.cause(error))
             self.write(step, states, small)
             return
-        self.thread = threading.Thread(target=self.write, args=(step, states, small), name="saver", daemon=True)
+        self.thread = threading.Thread(target=self.write, args=(step, states, small, lite and lite.write), name="saver",
+                                       daemon=True)
         self.thread.start()
 
     def share(self, states: dict[str, Any]) -> dict[str, Any]:
@@ -132,12 +153,12 @@ class Saver:
         staged: dict[str, Any] = self.stager.stage(states)
         return staged
 
-    def write(self, step: int, states: dict[str, Any], small: dict[str, Any]) -> None:
-        """The thread: to the commit, and the deletion of what is no longer to be kept."""
+    def write(self, step: int, states: dict[str, Any], small: dict[str, Any], save: Any = None) -> None:
+        """The thread: to the commit, and the deletion of what is no longer to be kept. save: in the place of DCP's."""
         use_device(self.world)
         folder = checkpoint.folder_of(self.root, step)
         try:
-            folder, size = checkpoint.write(self.root, step, states, self.need, small, self.world, self.group)
+            folder, size = checkpoint.write(self.root, step, states, self.need, small, self.world, self.group, save)
             self.sound.add(step)
             self.misses = 0
             report_progress(self.world, step)

@@ -161,7 +161,7 @@ def rehearse(model: nn.Module, optimizer: Optimizer, micro_batch: Sequence[Tenso
     """
     settle(model, micro_batch)
     room = [torch.empty_like(local(weight)) for weight in model.parameters() for _ in range(2)
-            if not optimizer.moments(weight)]
+            if weight.requires_grad and not optimizer.moments(weight)]
     del room
     model.zero_grad(set_to_none=True)
 

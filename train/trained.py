@@ -141,6 +141,9 @@ def find(c: Config, given: Collection[str]) -> Found:
     stored = settings_of_run(paths, before)
     if "INIT_FROM" in given and c.init_from and c.init_from != stored.init_from and "RUN_NAME" not in given:
         return of_folder(c, given)
+    if stored.model:
+        raise RunFolderError(f"RUN_NAME={c.run_name}: has fine-tuned MODEL={stored.model}; make export RUN_NAME="
+                             f"{c.run_name} merges it, and what reads transformers' models reads that folder")
     wrong = [name for name in sorted({*SAME, "INIT_FROM"}.intersection(given))
              if getattr(c, name.lower()) != getattr(stored, name.lower())]
     if wrong:

@@ -21,7 +21,7 @@ from typing import Any
 REPOSITORY = "GBaker/MedQA-USMLE-4-options"
 REVISION = "0123456789abcdef" * 2 + "01234567"
 PAGE = b"<!DOCTYPE html><html><title>Sign in to the campus network</title></html>"
-LFS_SUFFIXES = (".parquet", ".gz", ".zst", ".arrow")  # what the hub keeps by its sha256
+LFS_SUFFIXES = (".parquet", ".gz", ".zst", ".arrow", ".safetensors")  # what the hub keeps by its sha256
 
 
 @dataclass

@@ -16,7 +16,8 @@ from train.cards import CARDS, card_of
 from train.config import Config
 from train.settings import ROOT
 
-PRESETS = sorted(path.stem for path in (ROOT / "presets").glob("*.env"))
+PRESETS = sorted(path.stem for path in (ROOT / "presets").glob("*.env")
+                 if not path.read_text().startswith("# Fine-tuning"))
 
 
 @pytest.fixture

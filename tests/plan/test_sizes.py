@@ -11,7 +11,8 @@ from train.model import Transformer, matmul_weights
 from train.settings import ROOT
 from train.sizes import flops_of, parameters
 
-PRESETS = sorted(path.stem for path in (ROOT / "presets").glob("*.env"))
+PRESETS = sorted(path.stem for path in (ROOT / "presets").glob("*.env")
+                 if not path.read_text().startswith("# Fine-tuning"))
 OTHERS = [{}, {"qk_norm": True}, {"tie_embeddings": False}, {"n_kv_head": 2}, {"mlp_dim": 640, "vocab_size": 1000}]
 
 

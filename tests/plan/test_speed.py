@@ -11,7 +11,8 @@ from plan.speed import ASSUMED, SHARE_ON_CPU, speed
 from train.config import Config
 from train.settings import ROOT
 
-PRESETS = sorted(path.stem for path in (ROOT / "presets").glob("*.env"))
+PRESETS = sorted(path.stem for path in (ROOT / "presets").glob("*.env")
+                 if not path.read_text().startswith("# Fine-tuning"))
 
 
 def configured(**settings: str) -> Config:

@@ -13,7 +13,8 @@ from train.flops import flops_per_token
 from train.model import Transformer, matmul_weights
 from train.settings import ROOT
 
-PRESETS = sorted((ROOT / "presets").glob("*.env"))
+PRESETS = sorted(path for path in (ROOT / "presets").glob("*.env")
+                 if not path.read_text().startswith("# Fine-tuning"))
 
 
 def header(path: Path) -> dict[str, str]:

@@ -1,0 +1,171 @@
+"""Putting a fine-tuning together: what train/assemble.py does, with another model and other data.
+
+    DATA, by the model's template -> steps of EPOCHS -> model, adapters, split -> rehearsal -> checkpoint -> record
+"""
+
+import dataclasses
+import hashlib
+import logging
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from finetune import lite, model
+from finetune.adapter import Adapters, is_adapter
+from finetune.batch import Loader
+from finetune.data import Data
+from finetune.evaluate import Evaluator
+from finetune.model import Tuned
+from train import parallel
+from train.assemble import Stopwatch, begin, enter, gather, refuse_other_data, take_up
+from train.config import Config
+from train.corpus.source import CorpusError
+from train.distributed import World, from_all
+from train.foreign import ForeignError, weight_files
+from train.interrupt import Interrupt
+from train.job import Job
+from train.runs import RunPaths
+from train.settings import SettingsError, given
+from train.status import Status
+from train.step import is_out_of_memory
+from train.tokenizer import TokenizerError
+
+log = logging.getLogger(__name__)
+
+@dataclasses.dataclass(frozen=True)
+class Known:
+    """What a checkpoint says of the tokenizer."""
+
+    sha256: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Read:
+    """What train/assemble.py asks of data."""
+
+    loader: Loader
+    evaluator: Evaluator
+    fingerprint: str
+    vocabulary: Known
+    feed: None = None
+
+
+def settled(c: Config, read: Data, folder: Path, ranks: int) -> Config:
+    """The settings with what data and model decide: the horizon, which is EPOCHS, and the model's shape for the record.
+    Raises SettingsError."""
+    horizon = read.batches(ranks, c.epochs).steps * c.batch_tokens
+    chosen = given(Config)
+    if c.warmup_tokens >= horizon:
+        raise SettingsError([f"WARMUP_TOKENS={c.warmup_tokens} must be less than EPOCHS={c.epochs} of DATA, which are "
+                             f"{horizon} tokens; for example WARMUP_TOKENS={horizon // 20}"])
+    more: dict[str, Any] = {"train_tokens": horizon, "tie_embeddings": False, **model.shape(folder)}
+    if c.lr_schedule == "wsd" and "DECAY_TOKENS" not in chosen:
+        more["decay_tokens"] = max(1, horizon // 5)
+    if not len(read.held_out):
+        more |= {"eval_every": 0, "eval_baseline": False, "keep_best": False}
+    return dataclasses.replace(c, **more)
+
+
+def put_together(read: Data, folder: Path, c: Config, paths: RunPaths, world: World, interrupt: Interrupt,
+                 state: Status, shared: bool, started: Stopwatch) -> Job:
+    """Everything the loop needs, at the step of the newest checkpoint."""
+    begun = begin(c, paths, world, interrupt, state, shared)
+    known = agreed_fingerprints(read, folder, world)
+    loader = Loader(c, read, world)
+    started.lap("data")
+
+    state.phase("model")
+    begun.watch.expect("loading the model", 4 * c.start_timeout_s)
+    torch.set_float32_matmul_precision("highest")
+    adapters = Adapters.of(c)
+    tuned = together(lambda: built(folder, c, world, adapters))
+    say_model(c, tuned)
+    for line in (*read.lines, "", *read.preview(colour=False).splitlines(), ""):
+        log.info("%s", line)
+    job = gather(c, paths, world, interrupt, state, shared, begun, tuned,
+                 Read(loader, Evaluator(c, read, world), known.data, Known(read.made_for.fingerprint)))  # type: ignore[arg-type]
+    job.flops = flops(tuned, c)
+    if adapters:
+        job.saver.lite = lite.of(c, adapters, model.on_meta(model.configuration(folder), torch.float32))
+    started.lap("model")
+    take_up(job, begun, started)
+    return enter(job, begun, started, {"skipped": tuned.skipped, "model_fingerprint": known.model})
+
+
+def built(folder: Path, c: Config, world: World, adapters: Adapters | None) -> Tuned:
+    """The model with its weights. Raises ForeignError, and SettingsError where memory does not suffice."""
+    try:
+        sharding = parallel.Sharding(c, world) if parallel.is_split(c, world) else None
+        return model.build(folder, c, world.device, sharding, adapters)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        size = sum(path.stat().st_size for path in weight_files(folder)) / 2**30
+        ways = [way for way, fits in (("PARALLEL=fsdp, on more processes", c.parallel == "ddp"),
+                                      ("more processes", c.parallel != "ddp"),
+                                      ("DTYPE=bfloat16 with LORA_RANK=16", not c.lora_rank or c.dtype == "float32"))
+                if fits]
+        raise SettingsError([f"MODEL={c.model}: its weights, {size:.1f} GiB in the files, do not fit into the memory "
+                             f"of {world.device_name}; set {' or '.join(ways)}"]) from error
+
+
+class Fingerprints(NamedTuple):
+    """data: of the conversations, their order, and model; model: of that alone."""
+
+    data: str
+    model: str
+
+
+def agreed_fingerprints(read: Data, folder: Path, world: World) -> Fingerprints:
+    """The same on all processes. Raises DataError, ForeignError."""
+    own = together(lambda: model.fingerprint(folder))
+    parts = hashlib.sha256(repr((read.examples.key, own, read.train.tobytes())).encode()).hexdigest()
+    found = Fingerprints(f"{read.examples.key[:12]}-{parts[:12]}", own)
+    refuse_other_data(from_all(tuple(found)), world)
+    return found
+
+
+def say_model(c: Config, tuned: Tuned) -> None:
+    """What of the model is trained, and what of its files was left out."""
+    weights = dict(tuned.named_parameters())
+    trained = sum(weight.numel() for weight in weights.values() if weight.requires_grad)
+    everything = sum(weight.numel() for name, weight in weights.items() if not is_adapter(name))
+    log.info("MODEL=%s: %s, %s parameters, of which %s are trained%s", c.model, type(tuned.lm).__name__,
+             f"{everything:,}", f"{trained:,}", f" beside them ({trained / everything:.2%}), LORA_RANK={c.lora_rank}"
+             if c.lora_rank else "")
+    for part in tuned.skipped:
+        log.info("MODEL=%s: its files hold %s, which the model does not take: skipped", c.model, part)
+    if not tuned.plain_head:
+        log.info("MODEL=%s: model_type=%s is none that was tried here; its logits are computed whole, which takes "
+                 "memory", c.model, tuned.lm.config.model_type)
+
+
+def flops(tuned: Tuned, c: Config) -> tuple[float, float]:
+    """FLOPs of a token, with full and with causal attention. A weight takes 2 forward, 2 for the gradient of what it
+    reads, and 2 for its own where it is trained; of a mixture's experts those count that a token passes."""
+    config = tuned.lm.config.get_text_config()
+    experts, taken = (getattr(config, name, None) or 1 for name in ("num_local_experts", "num_experts_per_tok"))
+    total, tied = 0.0, tuned.lm.get_output_embeddings().weight is tuned.lm.get_input_embeddings().weight
+    for name, weight in tuned.named_parameters():
+        if weight.ndim < 2 or (weight is tuned.lm.get_input_embeddings().weight and not tied):
+            continue
+        share = taken / experts if ".experts." in name else 1.0
+        total += (6.0 if weight.requires_grad else 4.0) * weight.numel() * share
+    heads = config.num_attention_heads
+    width = heads * (getattr(config, "head_dim", None) or config.hidden_size // heads)
+    attention = config.num_hidden_layers * width * c.seq_len
+    return total + 12.0 * attention, total + 6.0 * attention
+
+
+def together(make: Any) -> Any:
+    """What each process makes for itself. Where one of them has a problem, all raise it."""
+    problem: tuple[type, Any] | None = None
+    try:
+        made = make()
+    except (ForeignError, TokenizerError, CorpusError, SettingsError) as error:
+        problem = type(error), error.problems if isinstance(error, SettingsError) else str(error)
+    if failed := [found for found in from_all(problem) if found]:
+        kind, what = failed[0]
+        raise kind(what)
+    return made

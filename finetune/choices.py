@@ -1,0 +1,32 @@
+"""The settings as fine-tuning takes them: some rules are of models of ours, and some settings mean nothing here."""
+
+from train import rules
+from train.config import Config
+from train.settings import SettingsError, format_value
+
+# Rules of a model whose shape the settings say, and of steps whose number they do.
+OF_PRETRAINING = (rules.check_heads, rules.check_kv_heads, rules.check_horizon, rules.check_decay, rules.check_init,
+                  rules.check_shard)
+
+# What fine-tuning does not do: setting -> the value that it must have, and what to do instead.
+MUST_BE = {"SYNC": ("ddp", "all its nodes train in step"), "OPTIMIZER": ("adamw", "it is what fine-tuning takes"),
+           "INIT_FROM": ("", "MODEL says what is fine-tuned"), "CORE_EVERY": (0, "make eval has CORE of its export"),
+           "PROFILE": (False, "it is for pretraining"), "DOC_MASK": (False, "examples never see each other here")}
+ALSO = {"COMPILE": ("auto", "0"), "ATTENTION": ("auto", "sdpa")}
+
+
+def settings() -> tuple[Config, list[str]]:
+    """The settings of this process, and what to say of them. Raises SettingsError."""
+    c, remarks = Config.load_with_remarks(without=OF_PRETRAINING)
+    refuse(c)
+    return c, remarks
+
+
+def refuse(c: Config) -> None:
+    """Raises SettingsError with all settings that fine-tuning cannot follow."""
+    problems = [f"{name}={format_value(getattr(c, name.lower()))}: not in fine-tuning: {why}; leave it out"
+                for name, (value, why) in MUST_BE.items() if getattr(c, name.lower()) != value]
+    problems += [f"{name}={getattr(c, name.lower())}: not yet in fine-tuning, which leaves that to transformers' "
+                 "classes; leave it out" for name, values in ALSO.items() if getattr(c, name.lower()) not in values]
+    if problems:
+        raise SettingsError(problems)

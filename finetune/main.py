@@ -1,0 +1,61 @@
+"""Entry point of fine-tuning, started by scripts/launch.sh: train/main.py with another model and other data.
+
+Exit codes are those of train/main.py.
+"""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from finetune import choices, origin
+from finetune.assemble import put_together, settled, together
+from finetune.data import Data, prepared
+from train import loop
+from train.config import Config
+from train.distributed import World, from_first
+from train.job import Job
+from train.main import end_record, main, stopped
+
+
+class Finetuning:
+    """A model of others, or of ours, on conversations."""
+
+    target = "finetune"
+    read: Data
+    folder: Path
+
+    def settings(self) -> tuple[Config, list[str]]:
+        return choices.settings()
+
+    def settled(self, c: Config, world: World) -> Config:
+        """DATA is opened here, since its size decides how many steps there are."""
+        self.folder = together(lambda: origin.find(c))
+        self.read = together(lambda: prepared(c, self.folder))
+        return settled(c, self.read, self.folder, world.size)
+
+    def put_together(self, *what: Any) -> Job:
+        return put_together(self.read, self.folder, *what)
+
+    def run(self, job: Job) -> int:
+        """Train, and evaluate before where EVAL_BASELINE asks for it and at the end. Returns the exit code."""
+        c = job.config
+        if c.eval_baseline and not job.step:
+            job.interrupt.training = True
+            loop.evaluate(job, full=False)
+        if loop.train(job) == "stopped":
+            return stopped(job)
+        if job.evaluator.steps:  # type: ignore[attr-defined]
+            told, result = loop.evaluate(job, full=True)
+            if told:
+                return stopped(job)
+            if result:
+                job.recorder.say(f"held-out conversations: perplexity {result.record()['val_ppl']:.4g} of "
+                                 f"{result.tokens:,} scored tokens")
+        end_record(job, "done")
+        job.status.phase("done", step=job.step, last_step=c.last_step, exit_code=0)
+        from_first(None)  # leave together
+        return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Finetuning()))

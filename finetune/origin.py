@@ -1,0 +1,135 @@
+"""MODEL to a folder in Hugging Face's format.
+
+    runs/RUN_NAME  a run of ours: what make export made of it
+    a folder       as it is
+    OWNER/NAME     on the hub: what is needed of it, kept in DATA_DIR/models from the first time on
+
+Of the hub's files the JSON, the tokenizer and the safetensors are taken, of the commit that was seen first unless
+@COMMIT says another; no code, no pickle. Each must have the hash that the hub gives. What was cut off is gone on with;
+a folder counts once all of it is there.
+"""
+
+import contextlib
+import fcntl
+import functools
+import hashlib
+import json
+import logging
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from train.config import Config
+from train.corpus.hub import Again, ask
+from train.corpus.source import CorpusError
+from train.durable import write_whole
+from train.foreign import ForeignError, weight_files
+from train.prepared import data_dir
+from train.settings import ROOT, SettingsError, shown
+
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[0-9a-f]{7,40})?")
+WANTED = re.compile(r"[^/]+\.(json|jinja|safetensors|model|txt)")  # of the repository's root
+WHOLE = ".whole.json"  # written last: the commit that a folder holds
+PAGE = "https://huggingface.co/"
+
+log = logging.getLogger(__name__)
+
+
+def find(c: Config) -> Path:
+    """The folder of MODEL, where it is here already. Raises SettingsError, ForeignError."""
+    if not c.model:
+        raise SettingsError(["MODEL is not set; give a run of ours, the folder of a model with its tokenizer, or its "
+                             "name on the Hugging Face hub, for example MODEL=models/qwen3-1.7b"])
+    place = ROOT / Path(c.model).expanduser()
+    for run in (place, ROOT / c.runs_dir / c.model):
+        if (run / "checkpoints").is_dir():
+            return export_of(run, c)
+    if place.is_dir():
+        return place
+    if HUB_NAME.fullmatch(c.model):
+        kept = kept_at(c)
+        if (kept / WHOLE).is_file():
+            return kept
+        raise ForeignError(f"MODEL={c.model}: has not been brought from the hub to {shown(kept)} yet, which make "
+                           "finetune does on each machine")
+    raise SettingsError([f"MODEL={c.model}: there is no such run in {c.runs_dir} and no such folder, and it is no name "
+                         "on the Hugging Face hub (OWNER/NAME); for example MODEL=models/qwen3-1.7b"])
+
+
+def export_of(run: Path, c: Config) -> Path:
+    """The export of a run. Raises SettingsError where there is none."""
+    if not (run / "export" / "config.json").is_file():
+        raise SettingsError([f"MODEL={c.model}: the run has no export yet, by which it is read; make export RUN_NAME="
+                             + run.name + (f" RUNS_DIR={c.runs_dir}" if c.runs_dir != "runs" else "")])
+    return run / "export"
+
+
+def kept_at(c: Config) -> Path:
+    return data_dir(c) / "models" / c.model.replace("/", "--")
+
+
+def bring(c: Config) -> Path:
+    """The folder of MODEL, brought from the hub where that is where it is; one process of a machine does, others wait.
+    Raises SettingsError, ForeignError, CorpusError."""
+    try:
+        return find(c)
+    except ForeignError:
+        target = kept_at(c)
+    with alone(target):
+        if not (target / WHOLE).is_file():
+            download(c, target)
+    return target
+
+
+def download(c: Config, target: Path) -> None:
+    """All files that are needed. Raises CorpusError."""
+    from huggingface_hub import HfApi, hf_hub_download
+    name, _, commit = c.model.partition("@")
+    token = c.hf_token or None
+    info = ask(name, f"the model {name}", lambda: HfApi(token=token).model_info(name, revision=commit or None), PAGE)
+    files = sorted(one.rfilename for one in info.siblings or [] if WANTED.fullmatch(one.rfilename))
+    if not any(file.endswith(".safetensors") for file in files):
+        raise CorpusError(f"MODEL={c.model}: the hub has no safetensors of it, and pickles are not read; take another "
+                          "model, or convert it and give the folder")
+    described = ask(name, f"the files of {name}", lambda: HfApi(token=token).get_paths_info(
+        name, files, revision=info.sha), PAGE)
+    known = {one.path: one for one in described}
+    began = time.monotonic()
+
+    def get(file: str) -> None:
+        path = Path(hf_hub_download(name, file, revision=info.sha, token=token, local_dir=target))
+        if not is_whole(path, known.get(file)):
+            path.unlink()
+            raise Again("its bytes are not those that the hub has the hash of")
+
+    for number, file in enumerate(files, 1):
+        log.info("MODEL=%s: file %d of %d, %s", c.model, number, len(files), file)
+        ask(name, f"{file} of {name}", functools.partial(get, file), PAGE)
+    try:
+        weight_files(target)
+    except ForeignError as error:
+        raise CorpusError(f"MODEL={c.model}: what the hub has is not whole: {error}") from error
+    write_whole(target / WHOLE, json.dumps({"commit": info.sha, "files": files}).encode())
+    log.info("MODEL=%s: commit %s in %s, %.0f s", c.model, info.sha, shown(target), time.monotonic() - began)
+
+
+def is_whole(path: Path, known: Any) -> bool:
+    """Whether a file has the hash that the hub knows of it: sha256 of large ones, git's of others."""
+    if known is None:
+        return False
+    with open(path, "rb") as file:
+        if known.lfs:
+            return bool(hashlib.file_digest(file, "sha256").hexdigest() == known.lfs.sha256)
+        content = file.read()
+    return bool(hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest() == known.blob_id)
+
+
+@contextlib.contextmanager
+def alone(target: Path) -> Iterator[None]:
+    """One process of this machine at a time."""
+    target.mkdir(parents=True, exist_ok=True)
+    with open(target / ".lock", "w", encoding="utf-8") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

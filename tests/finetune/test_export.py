@@ -1,0 +1,98 @@
+"""What was fine-tuned as a folder that transformers reads: it computes what was trained."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from finetune import lite
+from finetune.adapter import adapters_of
+from tests.finetune.models import models, opened, theirs
+from tests.finetune.test_model import alone, packed
+from tests.finetune.test_training import LORA, chats, env_of, finetune, saved
+from tests.running import ROOT
+from tests.unit.test_checkpoint import ALONE
+from train.foreign import weight_files
+
+__all__ = ["chats", "models"]  # fixtures
+
+
+def export(env: dict[str, str], code: int = 0) -> str:
+    done = subprocess.run([sys.executable, "-m", "finetune.export"], env=env, cwd=ROOT, text=True, check=False,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    assert done.returncode == code, done.stdout
+    return done.stdout
+
+
+def all_tensors(folder: Path) -> dict[str, torch.Tensor]:
+    found: dict[str, torch.Tensor] = {}
+    for path in weight_files(folder):
+        found |= load_file(path)
+    return found
+
+
+@pytest.mark.parametrize(("kind", "settings"), [
+    ("glm4_moe", LORA), ("glm4_moe", {**LORA, "CHECKPOINT_MODE": "lite"}), ("qwen3", {"LORA_RANK": "4"}),
+    ("qwen3", {}), ("glm4_moe", {})], ids=["mixture", "mixture-lite", "lora", "full", "full-mixture"])
+def test_an_export_computes_what_was_trained(models: dict[str, Path], chats: Path, tmp_path: Path, kind: str,
+                                             settings: dict[str, str]) -> None:
+    if settings:
+        pytest.importorskip("peft", reason="make setup-dev installs it")
+    env = env_of(tmp_path, models[kind], chats, MAX_STEPS="4", **settings)
+    finetune(env)
+    assert "with step 4 of run" in export(env)
+    made = tmp_path / "run" / "export"
+    base, new = all_tensors(models[kind]), all_tensors(made)
+    assert base.keys() == new.keys()
+    assert {path.name for path in weight_files(models[kind])} == {path.name for path in weight_files(made)}
+    changed = {name for name, values in new.items() if not torch.equal(values, base[name])}
+    expected = {name for name in base if "layers.2." not in name and (not settings or "_proj" in name)}
+    assert changed <= expected and len(changed) > 0.9 * len(expected)
+    if kind == "glm4_moe":
+        assert {f"model.layers.1.mlp.experts.{part}_proj.weight" for part in ("3.up", "7.down")} <= changed
+
+    _, model = opened(models[kind], ALONE, **settings)
+    checkpoint = tmp_path / "run" / "checkpoints" / "step_0000004"
+    with torch.no_grad():
+        if "CHECKPOINT_MODE" in settings:
+            lite.read(checkpoint / lite.FILE, adapters_of(model))
+        else:
+            held = saved(tmp_path, 4)
+            for name, weight in model.named_parameters():
+                if f"model.{name}" in held:
+                    weight.copy_(held[f"model.{name}"])
+    batch = packed()
+    wanted = model(*batch)[0].item()
+    assert alone(theirs(made), batch[0], batch[1]) == pytest.approx(wanted, rel=1e-5)
+    assert alone(theirs(models[kind]), batch[0], batch[1]) != pytest.approx(wanted, rel=1e-4)
+    facts = json.loads((made / "finetuned.json").read_text())
+    assert (facts["step"], facts["settings"]["LORA_RANK"]) == (4, int(settings.get("LORA_RANK", 0)))
+    done = subprocess.run(["sha256sum", "-c", "--quiet", "SHA256SUMS"], cwd=made, check=False)
+    assert done.returncode == 0
+    from transformers import AutoTokenizer
+    assert AutoTokenizer.from_pretrained(str(made)).chat_template
+
+
+def test_what_cannot_be_exported_is_refused(models: dict[str, Path], chats: Path, tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    shutil.copytree(models["llama"], base)
+    env = env_of(tmp_path, base, chats, MAX_STEPS="2")
+    assert "there is no such run" in export(env | {"RUN_NAME": "none"}, code=78)
+    finetune(env)
+    assert "has no checkpoint of that step; there are: 2" in export(env | {"STEP": "7"}, code=64)
+    done = subprocess.run([sys.executable, "-m", "train.sampling"], env=env | {"PROMPT": "a"}, cwd=ROOT, text=True,
+                          check=False, capture_output=True)
+    assert done.returncode == 78 and "has fine-tuned MODEL=" in done.stderr
+    facts = json.loads((base / "config.json").read_text())
+    (base / "config.json").write_text(json.dumps(facts | {"rms_norm_eps": 0.5}))
+    assert "is not what was fine-tuned" in export(env, code=78)
+    assert not (tmp_path / "run" / "export").exists()
+    (base / "config.json").write_text(json.dumps(facts))
+    export(env)
+    assert os.listdir(tmp_path / "run" / "export").count("config.json") == 1

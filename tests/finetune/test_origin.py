@@ -1,0 +1,96 @@
+"""MODEL: a run of ours, a folder, a name on a hub that answers well or badly."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from finetune import origin
+from tests.faults.hub import REVISION, Hub, Repository, hub
+from tests.finetune.models import models
+from tests.finetune.test_training import chats, env_of
+from tests.running import ROOT
+from train.config import Config
+from train.settings import SettingsError
+
+__all__ = ["chats", "models"]  # fixtures
+
+NAME = "lab/tiny-llama"
+
+
+def served(folder: Path, **manner: object) -> dict[str, Repository]:
+    """The folder's files on a hub, with code and a pickle beside them."""
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    beside = {"modeling.py": b"raise SystemExit", "pytorch_model.bin": b"\x80", "x/y.json": b"{}"}
+    return {NAME: Repository(files | beside, **manner)}  # type: ignore[arg-type]
+
+
+def bring(env: dict[str, str], running: Hub, folder: Path, code: int = 0, model: str = NAME) -> str:
+    done = subprocess.run([sys.executable, "-m", "finetune.data"], cwd=ROOT, text=True, check=False, timeout=120,
+                          env=env | running.environment(folder) | {"MODEL": model, "HF_TOKEN": ""},
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    assert done.returncode == code, done.stdout
+    return done.stdout
+
+
+def test_a_name_on_the_hub_is_brought_once_without_code_and_pickles(models: dict[str, Path], chats: Path,
+                                                                    tmp_path: Path) -> None:
+    env = env_of(tmp_path, models["llama"], chats)
+    with hub(repositories=served(models["llama"])) as running:
+        assert f"commit {REVISION}" in bring(env, running, tmp_path)
+        kept = tmp_path / "data" / "models" / "lab--tiny-llama"
+        expected = {path.name for path in models["llama"].iterdir()}
+        assert {path.name for path in kept.iterdir() if path.name[0] != "."} == expected
+        assert all((kept / name).read_bytes() == (models["llama"] / name).read_bytes() for name in expected)
+        before = len(running.requests)
+        assert "training: 180 examples" in bring(env, running, tmp_path)
+        assert len(running.requests) == before
+    assert json.loads((kept / origin.WHOLE).read_text())["commit"] == REVISION
+    env["MODEL"] = NAME
+    done = subprocess.run([sys.executable, "-m", "finetune.main"], cwd=ROOT, env=env | {"MAX_STEPS": "1"}, text=True,
+                          check=False, capture_output=True)
+    assert done.returncode == 0 and "step=1/1" in done.stdout
+
+
+@pytest.mark.parametrize(("manner", "times"), [("503 file", 2), ("503 about", 1), ("short file", 2), ("wrong file", 1),
+                                               ("page about", 1)])
+def test_a_bad_answer_is_asked_for_again(models: dict[str, Path], chats: Path, tmp_path: Path, manner: str,
+                                         times: int) -> None:
+    env = env_of(tmp_path, models["llama"], chats)
+    with hub(repositories=served(models["llama"], manner=manner, bad_times=times)) as running:
+        said = bring(env, running, tmp_path)
+    assert "asking again" in said or manner == "short file"  # which the hub's client resumes
+    kept = tmp_path / "data" / "models" / "lab--tiny-llama"
+    assert all((kept / path.name).read_bytes() == path.read_bytes() for path in models["llama"].iterdir())
+
+
+@pytest.mark.parametrize(("manner", "model", "words"), [
+    ("gated about", NAME, "set HF_TOKEN to a token that may read it"), ("good", "lab/none", "does not exist"),
+    ("404 about", NAME, "does not exist, or not for everybody")])
+def test_what_will_not_change_ends_it(models: dict[str, Path], chats: Path, tmp_path: Path, manner: str, model: str,
+                                      words: str) -> None:
+    with hub(repositories=served(models["llama"], manner=manner)) as running:
+        assert words in bring(env_of(tmp_path, models["llama"], chats), running, tmp_path, 78, model)
+
+
+def test_pickles_alone_are_no_model(models: dict[str, Path], chats: Path, tmp_path: Path) -> None:
+    held = served(models["llama"])
+    held[NAME].files = {name: data for name, data in held[NAME].files.items() if not name.endswith(".safetensors")}
+    env = env_of(tmp_path, models["llama"], chats)
+    with hub(repositories=held) as running:
+        assert "the hub has no safetensors of it" in bring(env, running, tmp_path, 78)
+
+
+def test_a_run_of_ours_is_read_by_its_export(tmp_path: Path) -> None:
+    c = Config.of_preset(MODEL="mine", RUNS_DIR=str(tmp_path))
+    with pytest.raises(SettingsError, match="there is no such run"):
+        origin.find(c)
+    (tmp_path / "mine" / "checkpoints").mkdir(parents=True)
+    with pytest.raises(SettingsError, match="make export RUN_NAME=mine RUNS_DIR="):
+        origin.find(c)
+    (tmp_path / "mine" / "export").mkdir()
+    (tmp_path / "mine" / "export" / "config.json").touch()
+    assert origin.find(c) == tmp_path / "mine" / "export"
+    assert origin.find(Config.of_preset(MODEL=str(tmp_path / "mine"))) == tmp_path / "mine" / "export"

@@ -1,0 +1,177 @@
+"""python -m finetune.main: trained, evaluated, stopped, gone on with, on one process and several."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from tests.finetune.making import row, write_rows
+from tests.finetune.models import models
+from tests.running import ROOT, environment, train
+from train import record
+
+__all__ = ["models"]  # a fixture
+
+SMALL = {"SEQ_LEN": "64", "BATCH_TOKENS": "1024", "MICRO_BATCH_SIZE": "4", "LEARNING_RATE": "3e-3",
+         "WARMUP_TOKENS": "0", "EVAL_CONVERSATIONS": "20", "EVAL_EVERY": "6", "LOG_EVERY": "5", "SPIKE_SIGMAS": "0"}
+LORA = {"LORA_RANK": "4", "LORA_TARGETS": "attention,mlp,experts"}
+
+
+@pytest.fixture(scope="module")
+def chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    rows = [row(f"What is {i}?", f"It is {i}, and {i} it is.", "Why?", "I know.") for i in range(200)]
+    return write_rows(tmp_path_factory.mktemp("chats") / "chats.jsonl", rows)
+
+
+def env_of(folder: Path, model: Path, chats: Path, **settings: str) -> dict[str, str]:
+    """A user's environment, with a run in `folder`."""
+    kept = environment(folder, {})
+    for name in ("VOCAB_SIZE", "N_LAYER", "N_HEAD", "N_EMBD", "TRAIN_TOKENS", "EVAL_TOKENS", "ALLOW_REPEAT",
+                 "SAMPLE_TOKENS"):
+        kept.pop(name)
+    return kept | {"DATA_DIR": str(folder / "data"), "MODEL": str(model), "DATA": str(chats)} | SMALL | settings
+
+
+def finetune(env: dict[str, str], processes: int = 1, code: int = 0) -> str:
+    start = [] if processes == 1 else ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    return train(env, command=[sys.executable, *start, "-m", "finetune.main"], code=code)
+
+
+def records(folder: Path) -> list[dict[str, Any]]:
+    return list(record.read(folder / "run" / "metrics.jsonl"))
+
+
+def losses(folder: Path) -> list[float]:
+    return [entry["loss"] for entry in records(folder) if entry["event"] == "step"]
+
+
+def saved(folder: Path, step: int) -> dict[str, torch.Tensor]:
+    """Name -> tensor of a full checkpoint."""
+    import torch.distributed.checkpoint as dcp
+    place = folder / "run" / "checkpoints" / f"step_{step:07d}"
+    facts = dcp.FileSystemReader(place).read_metadata().state_dict_metadata
+    state = {name: torch.empty(one.size, dtype=one.properties.dtype) for name, one in facts.items()}
+    dcp.load(state, checkpoint_id=place, no_dist=True)
+    return state
+
+
+@pytest.mark.parametrize(("kind", "settings"), [("glm4_moe", LORA), ("qwen3", {})], ids=["lora", "full"])
+def test_trained_and_gone_on_with_to_the_bit(models: dict[str, Path], chats: Path, tmp_path: Path, kind: str,
+                                             settings: dict[str, str]) -> None:
+    if settings:
+        pytest.importorskip("peft", reason="make setup-dev installs it")
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "parts").mkdir()
+    env = env_of(tmp_path / "whole", models[kind], chats, EVAL_BASELINE="1", **settings)
+    said = finetune(env)
+    assert "It is 1" in said and "[[[" in said  # the preview, before the first step
+    assert said.index("[[[") < said.index("step=1/")
+    assert ("model.layers.2 (2 tensors), which the model does not take" in said) == (kind == "glm4_moe")
+    found = losses(tmp_path / "whole")
+    steps = len(found)
+    assert steps == 12 and found[-1] < found[0] - 0.3
+    scores = {entry["step"]: entry for entry in records(tmp_path / "whole") if entry["event"] == "eval"}
+    assert list(scores) == [0, 6, 12]
+    assert scores[12]["val_ppl"] < 0.8 * scores[0]["val_ppl"]
+    assert scores[0]["scored_tokens"] == scores[12]["scored_tokens"] > 100
+    assert "is done: 12 of 12 steps" in finetune(env) and len(losses(tmp_path / "whole")) == 12
+
+    env = env_of(tmp_path / "parts", models[kind], chats, **settings)
+    finetune(env | {"MAX_STEPS": "5"})
+    assert "resumed from step_0000005" in finetune(env)
+    assert losses(tmp_path / "parts") == found
+    one, other = saved(tmp_path / "whole", 12), saved(tmp_path / "parts", 12)
+    assert one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
+    assert all(".lora_" in name for name in one) == bool(settings)
+
+
+def test_another_model_or_other_data_do_not_go_on(models: dict[str, Path], chats: Path, tmp_path: Path) -> None:
+    env = env_of(tmp_path, models["llama"], chats, MAX_STEPS="2")
+    finetune(env)
+    more = env | {"MAX_STEPS": "4"}
+    assert "the run was started with MODEL=" in finetune(more | {"MODEL": str(models["qwen3"])}, code=64)
+    other = write_rows(tmp_path / "other.jsonl", [row("Is it?", f"It is {i}.") for i in range(200)])
+    assert "the run was started with DATA=" in finetune(more | {"DATA": str(other)}, code=64)
+    before = chats.read_text()
+    try:
+        chats.write_text(before.replace("I know.", "I do know."))
+        assert "was trained on other data" in finetune(more, code=78)
+    finally:
+        chats.write_text(before)
+
+
+@pytest.mark.parametrize(("settings", "code", "words"), [
+    ({"MODEL": ""}, 64, "MODEL is not set"), ({"MODEL": "no/such@abcdef"}, 64, "there is no such run"),
+    ({"MODEL": "nobody/nothing"}, 78, "has not been brought from the hub"),
+    ({"DATA": ""}, 64, "DATA is not set"), ({"DATA": "gone.jsonl"}, 78, "gone.jsonl"),
+    ({"SEQ_LEN": "1024", "BATCH_TOKENS": "4096"}, 64, "SEQ_LEN=1024: MODEL=.* was made for 512 tokens"),
+    ({"WARMUP_TOKENS": "20000"}, 64, "WARMUP_TOKENS=20000 must be less than EPOCHS=1 of DATA"),
+    ({"OPTIMIZER": "muon", "CORE_EVERY": "5", "COMPILE": "1"}, 64,
+     "(?s)OPTIMIZER=muon: not in fine-tuning.*CORE_EVERY=5.*COMPILE=1"),
+    ({"CHECKPOINT_MODE": "lite"}, 64, "without LORA_RANK there are none")])
+def test_what_cannot_be_is_refused_in_a_sentence(models: dict[str, Path], chats: Path, tmp_path: Path,
+                                                 settings: dict[str, str], code: int, words: str) -> None:
+    import re
+    said = finetune(env_of(tmp_path, models["llama"], chats) | settings, code=code)
+    assert re.search(words, said), said
+    assert "Traceback" not in said
+
+
+def test_prepared_before_it_is_trained(models: dict[str, Path], chats: Path, tmp_path: Path) -> None:
+    env = env_of(tmp_path, models["llama"], chats)
+    done = subprocess.run([sys.executable, "-m", "finetune.data"], env=env, cwd=ROOT, text=True, capture_output=True,
+                          check=True)
+    assert "training: 180 examples" in done.stdout and "[[[It is" in done.stdout
+    assert "reading and tokenising took" in done.stderr
+    assert "reading and tokenising took" not in finetune(env | {"MAX_STEPS": "1"})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "settings"), [
+    ("glm4_moe", {**LORA, "PARALLEL": "fsdp"}), ("llama", {"LORA_RANK": "4", "PARALLEL": "ddp"}),
+    ("qwen3", {"PARALLEL": "fsdp"}), ("glm4_moe", {"PARALLEL": "fsdp", "GRAD_SYNC": "micro-batch"})],
+    ids=["lora-fsdp", "lora-ddp", "full-fsdp", "full-mixture"])
+def test_one_two_and_four_processes_train_alike(models: dict[str, Path], chats: Path, tmp_path: Path, kind: str,
+                                                settings: dict[str, str]) -> None:
+    found: list[list[float]] = []
+    weights: list[dict[str, torch.Tensor]] = []
+    for processes in (1, 2, 4):
+        place = tmp_path / str(processes)
+        place.mkdir()
+        more = settings if processes > 1 else {n: v for n, v in settings.items() if n not in ("PARALLEL", "GRAD_SYNC")}
+        finetune(env_of(place, models[kind], chats, MICRO_BATCH_SIZE="2", **more), processes)
+        found.append([*losses(place), *(entry["val_loss"] for entry in records(place) if entry["event"] == "eval")])
+        weights.append({name: value for name, value in saved(place, 12).items() if name.startswith("model.")})
+    assert found[0][11] < found[0][0] - 0.3
+    for other in found[1:]:
+        assert other == pytest.approx(found[0], rel=2e-5)
+    for held in weights[1:]:
+        assert held.keys() == weights[0].keys()
+        assert max(float((value - weights[0][name]).abs().max()) for name, value in held.items()) < 2e-4
+
+
+@pytest.mark.slow
+def test_a_run_of_other_processes_goes_on(models: dict[str, Path], chats: Path, tmp_path: Path) -> None:
+    env = env_of(tmp_path, models["glm4_moe"], chats, MICRO_BATCH_SIZE="2", PARALLEL="fsdp", **LORA)
+    (tmp_path / "one").mkdir()
+    alone = env_of(tmp_path / "one", models["glm4_moe"], chats, MICRO_BATCH_SIZE="2", **LORA)
+    finetune(alone)
+    finetune(env | {"MAX_STEPS": "4"}, 2)
+    finetune(env | {"MAX_STEPS": "8"}, 4)
+    finetune({**env, "PARALLEL": "ddp"})
+    assert losses(tmp_path) == pytest.approx(losses(tmp_path / "one"), rel=2e-5)
+
+
+def test_an_attempt_says_what_it_was_made_of(models: dict[str, Path], chats: Path, tmp_path: Path) -> None:
+    finetune(env_of(tmp_path, models["glm4_moe"], chats, MAX_STEPS="1"))
+    facts = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert facts["attempts"][0]["skipped"] == ["model.layers.2 (2 tensors)"]
+    assert facts["settings"]["N_LAYER"] == 2 and facts["settings"]["N_EMBD"] == 32
+    assert facts["settings"]["TRAIN_TOKENS"] == 12 * 1024
+    with safe_open(next(models["glm4_moe"].glob("*.safetensors")), framework="pt") as file:
+        assert file.keys()  # what is fine-tuned is only read
