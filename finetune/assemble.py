@@ -83,8 +83,8 @@ def put_together(read: Data, folder: Path, c: Config, paths: RunPaths, world: Wo
     say_model(c, tuned)
     for line in (*read.lines, "", *read.preview(colour=False).splitlines(), ""):
         log.info("%s", line)
-    job = gather(c, paths, world, interrupt, state, shared, begun, tuned,
-                 Read(loader, Evaluator(c, read, world), known.data, Known(read.made_for.fingerprint)))  # type: ignore[arg-type]
+    opened: Any = Read(loader, Evaluator(c, read, world), known.data, Known(read.made_for.fingerprint))
+    job = gather(c, paths, world, interrupt, state, shared, begun, tuned, opened)
     job.flops = flops(tuned, c)
     if adapters:
         job.saver.lite = lite.of(c, adapters, model.on_meta(model.configuration(folder), torch.float32))

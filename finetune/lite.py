@@ -24,7 +24,7 @@ from train.checkpoint import cause, refuse_misfit
 from train.config import Config
 from train.distributed import from_first, to_first
 from train.optim import Optimizer
-from train.parallel import bare, local, replicate, weights_of
+from train.parallel import bare, local, part_of, replicate, weights_of
 
 FILE, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 AT_ONCE = 2**26  # bytes that are sent to the first process at a time
@@ -133,7 +133,6 @@ def compare(path: Path, states: dict[str, Any], begins: dict[str, list[int]], ra
 
 def read(path: Path, weights: dict[str, nn.Parameter]) -> None:
     """Raises ValueError where the file is not of these adapters."""
-    from torch.distributed.tensor import DTensor, distribute_tensor
     with safe_open(path, framework="pt") as file:
         held = set(file.keys())
         if held != (wanted := {in_file(name) for name in weights}):
@@ -144,7 +143,4 @@ def read(path: Path, weights: dict[str, nn.Parameter]) -> None:
             if values.shape != weight.shape:
                 raise ValueError(f"{in_file(name)} is {tuple(values.shape)}, not {tuple(weight.shape)}")
             with torch.no_grad():
-                if isinstance(weight, DTensor):
-                    values = distribute_tensor(values.to(weight.device), weight.device_mesh, weight.placements,
-                                               src_data_rank=None)
-                weight.copy_(values)
+                weight.copy_(part_of(values.to(weight.device), weight))

@@ -13,8 +13,8 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/lib.sh
 
-# detach CONSOLE [finetune]: this job again, apart from the terminal; the lock is handed on. macOS has no setsid, and does with
-# nohup.
+# detach CONSOLE [finetune]: this job again, apart from the terminal; the lock is handed on. macOS has no setsid, and
+# does with nohup.
 detach() {
   local apart
   apart=$(command -v setsid) || apart=""
@@ -67,8 +67,8 @@ main() {
     trap 'end_pod $?' EXIT
   fi
   if [[ ${1-} == node && $nodes == 1 ]]; then
-    die 64 "NODES=1: ${what:-train}-node is for one of several machines; set NODES to their number, NODE_RANK to which" \
-      "this is, from 0, and MASTER_ADDR to the first one's address. On one machine it is make ${what:-train}"
+    die 64 "NODES=1: ${what:-train}-node is for one of several machines; set NODES to their number, NODE_RANK to" \
+      "which this is, from 0, and MASTER_ADDR to the first one's address. On one machine it is make ${what:-train}"
   fi
   # said before hours of preparing data; where it is detached, by the one who started it
   [[ ${1-} == detached ]] || "$PY" -m doctor.before_run "${@:2}" || exit $?

@@ -68,9 +68,17 @@ class Sharding:
 
     def part(self, values: Tensor, weight: Tensor) -> Tensor:
         """This process's part of the values of a whole weight, without a word to the others."""
-        from torch.distributed.tensor import distribute_tensor
-        split: Any = weight
-        return distribute_tensor(values, split.device_mesh, split.placements, src_data_rank=None)
+        return part_of(values, weight)
+
+
+def part_of(values: Tensor, weight: Tensor) -> Tensor:
+    """This process's part of the values of a whole weight, without a word to the others; all of them where it holds
+    all of the weight."""
+    split: Any = weight
+    if not hasattr(split, "placements"):  # a DTensor, known without a second's import
+        return values
+    from torch.distributed.tensor import distribute_tensor
+    return distribute_tensor(values, split.device_mesh, split.placements, src_data_rank=None)
 
 
 def parallelize(model: nn.Module, c: Config, world: World) -> nn.Module:
