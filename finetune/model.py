@@ -28,6 +28,7 @@ from train.settings import SettingsError
 # Kinds (model_type) whose logits are the product of hidden states and head, and nothing more.
 PLAIN_HEAD = {"glm4", "glm4_moe", "llama", "mistral", "mixtral", "olmo2", "olmoe", "phi3", "qwen2", "qwen2_moe",
               "qwen3", "qwen3_moe", "smollm3"}
+SAMPLED = 2**20  # bytes of a file by which it is known again
 
 
 class Tuned(nn.Module):
@@ -174,8 +175,13 @@ def longest(folder: Path) -> int | None:
 
 
 def fingerprint(folder: Path) -> str:
-    """Of config.json and of what the files hold by name, type, shape and size, without reading the weights."""
-    facts = [(path.name, path.stat().st_size) for path in weight_files(folder)]
-    held = sorted((name, one.dtype, one.shape) for name, one in tensors(folder).items())
-    return hashlib.sha256(json.dumps([read_json(folder / "config.json"), facts, held],
-                                     sort_keys=True).encode()).hexdigest()[:16]
+    """Of config.json, of what the files hold by name, type and shape, and of SAMPLED bytes in the middle of each: base
+    and tuned weights of one shape differ there. Not all is read, which of hundreds of GB would take minutes."""
+    facts: list[Any] = [read_json(folder / "config.json"),
+                        sorted((name, one.dtype, one.shape) for name, one in tensors(folder).items())]
+    for path in weight_files(folder):
+        size = path.stat().st_size
+        with open(path, "rb") as file:
+            file.seek(max(0, size - SAMPLED) // 2)
+            facts.append((path.name, size, hashlib.sha256(file.read(SAMPLED)).hexdigest()))
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]

@@ -6,6 +6,8 @@ Nothing here deletes a run, a volume or a Secret: stop takes away the Job, whose
 codes: those of README.md; status has the code that ended a Job that failed.
 """
 
+import contextlib
+import json
 import os
 import re
 import signal
@@ -23,6 +25,7 @@ from k8s.shape import LIGHTHOUSE, cluster_config
 from k8s.target import DATA, Target, Thing, check_namespace, name_of, newest, runs
 from k8s.where import Place, decide
 from train import status
+from train.runs import RunPaths
 from train.settings import ROOT, SettingsError
 
 COMMANDS = ("status", "logs", "attach", "stop", "restart", "describe", "checkpoints", "fetch-run",
@@ -206,6 +209,14 @@ def restart(place: Place, target: Target) -> int:
 # On this machine
 # ---------------------------------------------------------------------------------------------------
 
+def script_of(paths: RunPaths) -> str:
+    """What starts a run of this machine: one that has fine-tuned goes on so."""
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        if json.loads(paths.config.read_text())["settings"].get("MODEL"):
+            return "scripts/finetune.sh"
+    return "scripts/train.sh"
+
+
 def here(command: str, place: Place) -> int:
     """As ever, and the same for the commands that the cluster brought."""
     paths = place.paths
@@ -218,7 +229,8 @@ def here(command: str, place: Place) -> int:
         if code:
             return code
         os.chdir(ROOT)
-        os.execv("scripts/train.sh", ["scripts/train.sh"])
+        script = script_of(paths)
+        os.execv(script, [script])
     if command == "fetch-run":
         there = f"is on this machine, in {paths.folder}" if paths.folder.is_dir() else "was sent nowhere from here"
         raise Refused(78, f"run {paths.name} {there}: there is nothing to fetch; for one of the cluster add its "

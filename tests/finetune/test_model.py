@@ -12,6 +12,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from finetune import weights
+from finetune.model import fingerprint
 from tests.finetune.models import as_rank, models, opened, theirs, whole
 from tests.unit.test_checkpoint import ALONE
 from train import distributed
@@ -129,6 +130,16 @@ def test_a_model_of_another_kind_is_refused(models: dict[str, Path], tmp_path: P
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(ForeignError, match=words):
         opened(folder, ALONE)
+
+
+def test_weights_of_one_shape_are_told_apart(models: dict[str, Path], tmp_path: Path) -> None:
+    folder = tmp_path / "other"
+    shutil.copytree(models["llama"], folder)
+    assert fingerprint(folder) == fingerprint(models["llama"])
+    path = sorted(folder.glob("*.safetensors"))[1]
+    held = load_file(path)
+    save_file({name: values + 0.01 for name, values in held.items()}, path, metadata={"format": "pt"})
+    assert fingerprint(folder) != fingerprint(models["llama"])
 
 
 # ---- Several processes

@@ -1,17 +1,22 @@
 """MODEL: a run of ours, a folder, a name on a hub that answers well or badly."""
 
+import dataclasses
 import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from finetune import origin
 from tests.faults.hub import REVISION, Hub, Repository, hub
+from tests.finetune.making import row, write_rows
 from tests.finetune.models import models
-from tests.finetune.test_training import chats, env_of
+from tests.finetune.test_training import chats, env_of, finetune, losses
 from tests.running import ROOT
+from tests.unit.exported import LLAMA, make_run
+from tests.unit.test_checkpoint import ALONE
 from train.config import Config
 from train.settings import SettingsError
 
@@ -81,6 +86,28 @@ def test_pickles_alone_are_no_model(models: dict[str, Path], chats: Path, tmp_pa
     env = env_of(tmp_path, models["llama"], chats)
     with hub(repositories=held) as running:
         assert "the hub has no safetensors of it" in bring(env, running, tmp_path, 78)
+
+
+def test_a_run_of_ours_is_fine_tuned_and_exported_again(tiny: Config, data: dict[str, str], tmp_path: Path,
+                                                        monkeypatch: pytest.MonkeyPatch) -> None:
+    made = make_run(tmp_path, dataclasses.replace(tiny, tokenizer=data["TOKENIZER"], seq_len=64, **LLAMA))
+    with monkeypatch.context() as patch:
+        assert made.command(patch) == 0
+    rows = write_rows(tmp_path / "chats.jsonl", [row(f"Is {i} one?", "Yes.") for i in range(100)])
+    env = env_of(tmp_path, Path("a-run"), rows, MAX_STEPS="8", EPOCHS="3")
+    finetune(env)
+    found = losses(tmp_path)
+    assert found[-1] < found[0] - 0.3
+    done = subprocess.run([sys.executable, "-m", "export"], cwd=ROOT, env=env, text=True, check=False,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # what make export starts
+    assert done.returncode == 0 and "with step 8 of run" in done.stdout
+    from train.trained import open_trained
+    c = Config.of_preset(INIT_FROM=str(tmp_path / "run" / "export"), RUN_NAME="none", DEVICE="cpu",
+                         RUNS_DIR=str(tmp_path), DATA_DIR=str(tmp_path / "data"))
+    again = open_trained(c, ALONE, given={"INIT_FROM"})  # as make eval and make sample open it
+    first = made.models[3].embed_tokens.weight
+    assert not torch.equal(again.model.embed_tokens.weight[:512], first[:512])
+    assert torch.allclose(again.model.embed_tokens.weight[:512], first[:512], atol=0.1)
 
 
 def test_a_run_of_ours_is_read_by_its_export(tmp_path: Path) -> None:

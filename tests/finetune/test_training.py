@@ -90,6 +90,27 @@ def test_trained_and_gone_on_with_to_the_bit(models: dict[str, Path], chats: Pat
     assert all(".lora_" in name for name in one) == bool(settings)
 
 
+def test_killed_at_any_moment_it_goes_on_to_the_bit(models: dict[str, Path], chats: Path, tmp_path: Path) -> None:
+    env = env_of(tmp_path, models["llama"], chats, SAVE_EVERY="2", EPOCHS="3", **{"LOG_EVERY": "1"})
+    started = subprocess.Popen([sys.executable, "-m", "finetune.main"], env=env, cwd=ROOT, text=True,
+                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    assert started.stdout
+    for line in started.stdout:
+        if line.startswith("step=7/"):
+            started.kill()
+            break
+    assert started.wait() == -9
+    started.stdout.close()
+    said = finetune(env)
+    assert "resumed from step_000000" in said and "step=34/34" in said
+    (tmp_path / "whole").mkdir()
+    finetune(env_of(tmp_path / "whole", models["llama"], chats, EPOCHS="3"))
+    went = {entry["step"]: entry["loss"] for entry in records(tmp_path) if entry["event"] == "step"}
+    assert list(went.values()) == losses(tmp_path / "whole")
+    assert saved(tmp_path, 34).keys() == saved(tmp_path / "whole", 34).keys()
+    assert all(torch.equal(v, saved(tmp_path / "whole", 34)[n]) for n, v in saved(tmp_path, 34).items())
+
+
 def test_another_model_or_other_data_do_not_go_on(models: dict[str, Path], chats: Path, tmp_path: Path) -> None:
     env = env_of(tmp_path, models["llama"], chats, MAX_STEPS="2")
     finetune(env)

@@ -127,6 +127,13 @@ def test_restart_stops_and_starts_the_script(run: Path, monkeypatch: pytest.Monk
     with pytest.raises(SystemExit):
         job.main(["restart"])
     assert done == [["stop"], "scripts/train.sh"]
+    config = run / "config.json"
+    kept = config.read_text()
+    config.write_text('{"settings": {"MODEL": "models/x"}}')
+    with pytest.raises(SystemExit):
+        job.main(["restart"])
+    assert done.pop() == "scripts/finetune.sh" and done.pop() == ["stop"]
+    config.write_text(kept)
     monkeypatch.setattr(status, "main", lambda argv: 1)  # it does not stop
     assert job.main(["restart"]) == 1 and len(done) == 2
 

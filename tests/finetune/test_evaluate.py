@@ -1,0 +1,108 @@
+"""What the trainer's loop takes of DATA, and how held-out conversations are scored."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from finetune import evaluate
+from finetune.batch import Loader
+from finetune.data import Data, prepared
+from finetune.evaluate import Evaluator, Scored
+from tests.finetune.models import models, opened
+from tests.finetune.test_training import chats
+from tests.unit.test_checkpoint import ALONE
+from train.config import Config
+from train.evaluate import EvaluationFailed
+from train.loss import IGNORED
+from train.mixture import Gap
+
+__all__ = ["chats", "models"]  # fixtures
+
+
+@pytest.fixture(scope="module")
+def settled(models: dict[str, Path], chats: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, Data]:
+    c = Config.of_preset(PRESET="finetune", DEVICE="cpu", MODEL=str(models["llama"]), DATA=str(chats), SEQ_LEN="64",
+                         BATCH_TOKENS="1024", MICRO_BATCH_SIZE="4", EVAL_CONVERSATIONS="20", EPOCHS="2",
+                         DATA_DIR=str(tmp_path_factory.mktemp("data")), LORA_RANK="2", LORA_DROPOUT="0.5")
+    return c, prepared(c, models["llama"])
+
+
+def test_the_loader_gives_each_conversation_as_often_as_epochs_say(settled: tuple[Config, Data]) -> None:
+    c, data = settled
+    loader = Loader(c, data, ALONE)
+    steps = loader.batches.steps
+    assert steps == math.ceil(2 * 180 / 16)
+    seen = np.concatenate([loader.endless.window(n) for step in range(steps) for n in loader.batch(step).samples
+                           if n < 2 * 180])
+    assert (np.bincount(seen, minlength=180) == 2).all()
+    batch = loader.batch(0)
+    assert sum(int((targets != IGNORED).sum()) for _, targets, *_ in batch.micro_batches) == batch.scored > 0
+    assert loader.blank()[0].shape == batch.micro_batches[0][0].shape == (4, 64)
+    assert (loader.blank()[1] == IGNORED).all()
+
+
+def test_behind_the_last_epoch_and_what_was_passed_over_there_is_more(settled: tuple[Config, Data]) -> None:
+    c, data = settled
+    loader = Loader(c, data, ALONE)
+    last = loader.batches.steps - 1
+    assert loader.batch(last + 3).scored > 0  # MAX_STEPS beyond EPOCHS
+    passed = loader.batch(last, [Gap(2, 64)])
+    assert passed.scored > 0 and passed.samples == loader.batch(last + 4).samples
+    assert loader.names([0])[0].startswith(str(data.examples.files[0]))
+
+
+def test_what_dropout_leaves_out_depends_on_the_step_alone(settled: tuple[Config, Data]) -> None:
+    c, data = settled
+    loader, drawn = Loader(c, data, ALONE), []
+    for step in (3, 4, 3):
+        loader.batch(step)
+        drawn.append(torch.rand(4).tolist())
+    assert drawn[0] == drawn[2] != drawn[1]
+
+
+def test_an_evaluation_scores_each_once_with_one_all_reduce(settled: tuple[Config, Data], models: dict[str, Path],
+                                                            monkeypatch: pytest.MonkeyPatch) -> None:
+    c, data = settled
+    _, model = opened(models["llama"], ALONE, LORA_RANK=2, LORA_DROPOUT=0.5)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "lora_B" in name:
+                weight.normal_(0, 0.5)
+    sums = []
+    monkeypatch.setattr(evaluate, "sum_over_ranks", lambda values: sums.append(1) or values)
+    evaluator = Evaluator(c, data, ALONE)
+    found = evaluator(model)
+    assert found and len(sums) == 1
+    assert evaluator(model) == found  # nothing is left out
+    assert model.training
+    nats = tokens = 0.0
+    model.eval()
+    for example in data.held_out.tolist():
+        ids, scored = data.evaluation.of(example)
+        logits = model.lm(torch.tensor(ids[None].astype(np.int64))).logits[0].log_softmax(-1)
+        for at in np.flatnonzero(scored[1:]).tolist():
+            nats -= logits[at, int(ids[at + 1])].item()
+            tokens += 1
+    assert found.tokens == tokens and found.nats == pytest.approx(nats, rel=1e-5)
+    assert found.record()["val_ppl"] == pytest.approx(math.exp(nats / tokens), rel=1e-5)
+
+
+def test_an_evaluation_is_interrupted_and_given_up(settled: tuple[Config, Data], models: dict[str, Path]) -> None:
+    c, data = settled
+    _, model = opened(models["llama"], ALONE)
+    evaluator = Evaluator(c, data, ALONE)
+    assert evaluator(model, interrupted=lambda: True) is None
+    with pytest.raises(EvaluationFailed, match="EVAL_MINUTES=10"):
+        evaluator(model, limit_s=1e-6)
+
+    class Broken(nn.Module):
+        def forward(self, *_):
+            raise RuntimeError("a bad block")
+
+    with pytest.raises(EvaluationFailed, match="RuntimeError: a bad block"):
+        evaluator(Broken())
+    assert isinstance(evaluator(model), Scored)
