@@ -84,7 +84,8 @@ class Adapters:
         if parameters and self.dropout:
             raise SettingsError([f"LORA_DROPOUT={self.dropout:g}: peft has none for {some(parameters, 3)}; set "
                                  "LORA_DROPOUT=0, or LORA_TARGETS=attention"])
-        return LoraConfig(r=self.rank, lora_alpha=self.alpha, lora_dropout=self.dropout, bias="none",
+        alpha: Any = int(self.alpha) if self.alpha.is_integer() else self.alpha  # peft declares an int, and takes both
+        return LoraConfig(r=self.rank, lora_alpha=alpha, lora_dropout=self.dropout, bias="none",
                           target_modules=modules or None, target_parameters=parameters or None, task_type="CAUSAL_LM",
                           base_model_name_or_path=model or None)
 
