@@ -17,7 +17,7 @@ IGNORED = -1          # target of a position that is not scored
 CHUNK_TOKENS = 2048   # 2048 x 50,304 float32 logits are 0.4 GiB; smaller chunks starve a GPU's matrix units
 CHUNK_TOKENS_ON_CPU = 1536  # where memory is scarcer; 1,300 and more are as fast, with AMX 1,024 are not
 ROWS_IN_CACHE = 8     # on CPU: 8 x 50,304 float32 are 1.5 MiB
-COLUMNS = 2048        # of logits that a CPU computes at once in bfloat16: with AMX in half the time that all take
+COLUMNS = 8192        # of logits that a CPU computes at once in bfloat16: with AMX in half the time that all take
 UNLIKELY = 87.0       # nats below the likeliest: beyond, a CPU is slow at exponentials (denormal); they count as here
 
 # (logits (n, V), targets (n,)) -> sum of the losses, and by how much (n, 1) float32 each row of what is left where the
@@ -60,13 +60,31 @@ def softmax_part_to_compile(logits: Tensor, targets: Tensor) -> tuple[Tensor, Te
     return total, torch.where(scored, 1 / unit, 0.0)
 
 
+def columns_at_once(x: Tensor, vocab_size: int) -> list[slice]:
+    """The logits' columns, as they are best computed."""
+    columns = COLUMNS if x.device.type == "cpu" and x.dtype == torch.bfloat16 else vocab_size
+    return [slice(start, min(start + columns, vocab_size)) for start in range(0, vocab_size, columns)]
+
+
 def products(x: Tensor, w: Tensor, out: Tensor) -> Tensor:
     """x (n, C) times each row of w (V, C), in out (n, V)."""
-    columns = COLUMNS if x.device.type == "cpu" and x.dtype == torch.bfloat16 else len(w)
-    for start in range(0, len(w), columns):
-        part = slice(start, start + columns)
+    for part in columns_at_once(x, len(w)):
         torch.mm(x, w[part].t(), out=out[:, part])
     return out
+
+
+def add_products(dw: Tensor, grad: Tensor, x: Tensor, first: bool) -> None:
+    """To dw (V, C) float32 what each column of grad (n, V) gives with x (n, C); first: dw holds nothing yet.
+
+    In float32 by one product, which adds; in bfloat16 by several, each rounded before it is added: a CPU computes one
+    for all columns in float32 first, which would take as much memory as dw.
+    """
+    if dw.dtype == x.dtype:
+        dw.addmm_(grad.t(), x, beta=0 if first else 1)
+        return
+    for part in columns_at_once(x, len(dw)):
+        product = torch.mm(grad[:, part].t(), x)
+        dw[part].copy_(product) if first else dw[part].add_(product)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -77,9 +95,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         need_x, need_w = ctx.needs_input_grad[:2]
         dx = torch.empty_like(x) if need_x else None
         dw = torch.empty_like(weight, dtype=torch.float32) if need_w else None  # a sum over chunks
-        # blocks of memory that all chunks use in turn: fresh ones would cost a CPU more than the softmax does
+        # a block of memory that all chunks use in turn: fresh ones would cost a CPU more than the softmax does
         block = x.new_empty(min(chunk, len(x)), len(w))
-        dw_part = None if dw is None or dw.dtype == x.dtype else torch.empty_like(w)
         total = torch.zeros((), dtype=torch.float32, device=x.device)
         factors = torch.empty(len(x), 1, dtype=torch.float32, device=x.device)
         for start in range(0, x.shape[0], chunk):
@@ -90,14 +107,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
             grad = logits  # but for the factors of its rows
             if dx is not None:
                 torch.mm(grad, w, out=dx[part])
-            if dw is None:
-                continue
-            rows = torch.mul(x[part], factors[part], out=torch.empty_like(x[part]))
-            if dw_part is None:
-                dw.addmm_(grad.t(), rows, beta=1 if start else 0)
-            else:
-                product = torch.mm(grad.t(), rows, out=dw_part)
-                dw = dw.add_(product) if start else dw.copy_(product)
+            if dw is not None:
+                rows = torch.mul(x[part], factors[part], out=torch.empty_like(x[part]))
+                add_products(dw, grad, rows, first=not start)
         ctx.gradients, ctx.factors, ctx.weight_dtype = (dx, dw), factors, weight.dtype
         return total
 

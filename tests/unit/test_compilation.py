@@ -113,6 +113,18 @@ def test_logits_that_are_computed_by_columns_are_those_of_one_product(dtype: tor
     assert torch.equal(out.double(), (x.double() @ w.double().t()))  # small whole numbers: exact in either type
 
 
+@pytest.mark.parametrize(("dtype", "kept"), [(torch.float32, torch.float32), (torch.bfloat16, torch.float32)])
+def test_a_gradient_by_columns_is_that_of_one_product(dtype: torch.dtype, kept: torch.dtype) -> None:
+    g = torch.Generator().manual_seed(0)
+    grad = torch.randint(-4, 5, (3, 2 * loss.COLUMNS + 5), generator=g).to(dtype)
+    x = torch.randint(-4, 5, (3, 8), generator=g).to(dtype)
+    dw = torch.full((grad.shape[1], 8), torch.nan, dtype=kept)
+    once = grad.double().t() @ x.double()  # small whole numbers: exact in either type
+    for times in (1, 2):
+        loss.add_products(dw, grad, x, first=times == 1)
+        assert torch.equal(dw.double(), times * once)
+
+
 def test_a_compiled_softmax_part_is_compiled_once_for_chunks_of_any_length() -> None:
     compiled = list[int]()
 
@@ -122,11 +134,50 @@ def test_a_compiled_softmax_part_is_compiled_once_for_chunks_of_any_length() -> 
 
     torch._dynamo.reset()
     part = compilation.of_any_length(torch.compile(softmax_part_to_compile, backend=backend))
-    for rows in (7, 5, 64):
-        logits, targets = torch.randn(rows, 40), torch.arange(rows) % 40
+    for rows in (7, 5, 64, 2 * compilation.ROWS_AT_ONCE + 3):
+        logits, targets = torch.randn(rows, 40, requires_grad=True), torch.arange(rows) % 40
         expected = torch.nn.functional.cross_entropy(logits, targets, reduction="sum")
-        assert part(logits.clone(), targets)[0].item() == pytest.approx(expected.item(), rel=1e-5)
+        expected.backward()
+        found = logits.detach().clone()
+        total, factors = part(found, targets)
+        assert total.item() == pytest.approx(expected.item(), rel=1e-5)
+        torch.testing.assert_close(factors * found, logits.grad)
     assert len(compiled) == 1
+
+
+def test_compiled_blocks_keep_less_for_backward_on_a_cpu_and_have_the_same_gradients(
+        tiny: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    from functools import partial
+
+    import torch._functorch.config as functorch
+    monkeypatch.setattr(functorch, "activation_memory_budget", 1.0)  # put back behind the test
+    # what is kept is decided before code is generated, for which there need be no compiler
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager_decomp_partition"))
+    windows = torch.randint(tiny.vocab_size, (4, tiny.seq_len + 1), generator=torch.Generator().manual_seed(1))
+
+    def kept_and_gradients(prepare: object) -> tuple[int, list[torch.Tensor]]:
+        torch._dynamo.reset()
+        model = build(tiny, CPU)
+        prepare(model)  # type: ignore[operator]
+        weights, kept = {w.data_ptr() for w in model.parameters()}, dict[int, int]()
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            kept[tensor.data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            total, _ = model(windows[:, :-1], windows[:, 1:])
+        total.backward()
+        return sum(size for at, size in kept.items() if at not in weights), [w.grad for w in model.parameters()]
+
+    def by_torch(model: Transformer) -> None:
+        for layer in model.layers:
+            layer.forward = torch.compile(layer.forward, dynamic=False)
+
+    all_that_it_would, expected = kept_and_gradients(by_torch)
+    kept, found = kept_and_gradients(compilation.compile_model)
+    assert kept < 0.9 * all_that_it_would
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def choice(c: Config, device: str = "cpu", compiler: bool = True, *, monkeypatch: pytest.MonkeyPatch) -> bool:
