@@ -96,10 +96,15 @@ def kept_eager(c: Config, on_cpu: bool) -> float:
 
 def kept_compiled(c: Config, on_cpu: bool) -> float:
     """Of a token in a compiled block: what torch's partitioner keeps is what products read or gave, the stream before
-    each norm, and of each norm a number a row; the rest it computes anew."""
+    each norm, and of each norm a number a row; the rest it computes anew. On a CPU that is also what a norm and the
+    MLP's two products give to the next product, and of scores it then keeps two numbers a row more
+    (compilation.compile_model)."""
     s, C, M, (K, _) = item_bytes(c), c.n_embd, c.mlp_dim or 0, widths(c)
     heads = s * (C + K) + 4 * (c.n_head + (c.n_kv_head or c.n_head)) if c.qk_norm else 0
-    return 4 * s * C + 8 + heads + attention_bytes(c, on_cpu) + 3 * s * M
+    kept = 4 * s * C + 8 + heads + attention_bytes(c, on_cpu) + 3 * s * M
+    if not on_cpu or c.activation_checkpointing != "none":
+        return kept
+    return kept - s * (2 * C + M) + (8 * c.n_head if scores_bytes(c, on_cpu) and s < 4 else 0)
 
 
 def products(c: Config, on_cpu: bool) -> float:

@@ -24,7 +24,8 @@ PARTS = ("weights", "gradients", "optimizer", "activations", "casts", "logits", 
 GIB = 2**30
 
 CHUNK_TOKENS, CHUNK_TOKENS_ON_CPU = 2048, 1536  # of the loss: loss.py's, which imports torch; a test holds them equal
-ROWS_IN_CACHE = 8      # and this one
+ROWS_IN_CACHE, COLUMNS = 8, 8192   # and these
+ROWS_AT_ONCE = 256     # and compilation.py's
 FLOAT = 4              # bytes of a float32, which weights, gradients, moments and sums are
 # Of each weight under SYNC=diloco, split over the processes of a site: what sites agreed on last, and the momentum of
 # the outer step; and while they exchange, the pseudo-gradient of what is exchanged and a copy of its own weights.
@@ -198,26 +199,30 @@ def waiting(k: Case) -> float:
 
 
 def casts_kept(k: Case) -> float:
-    """Blocks whose casts are there at the end of forward: autograd keeps them, unless backward makes them anew."""
-    return k.c.n_layer if k.c.activation_checkpointing == "none" else 0.0
+    """Blocks whose casts are there at the end of forward: autograd keeps them, unless backward makes them anew, as
+    compiled code does on a CPU."""
+    return k.c.n_layer if k.c.activation_checkpointing == "none" and not (k.compiled and k.on_cpu) else 0.0
 
 
 # ---- The moments
 
 def at_loss(k: Case) -> dict[str, float]:
-    """Within the loss: its gradient by the head's weight and its part of a chunk, a chunk of logits, what the softmax
-    makes of it, the gradient by the hidden states, and those of the chunk times its factors."""
+    """Within the loss: its gradient by the head's weight, a chunk of logits, the gradient by the hidden states, those
+    of the chunk times their factors, and what the softmax makes of the chunk or, after that, its part of the gradient
+    by the weight."""
     c, s = k.c, item_bytes(k.c)
     chunks = math.ceil(k.tokens / (CHUNK_TOKENS_ON_CPU if k.on_cpu else CHUNK_TOKENS))
     tokens = math.ceil(k.tokens / max(1, chunks))
     chunk = tokens * c.padded_vocab_size
     # as it is written: the logits in float32, where they are not, and their softmax; a CPU takes few rows at a time,
-    # and has those before still. Compiled code makes neither
+    # and has those before still. Compiled code makes neither; on a CPU it writes its rows beside the logits first
     rows = ROWS_IN_CACHE * c.padded_vocab_size * (2 + (s < FLOAT)) if k.on_cpu else chunk * (1 + (s < FLOAT))
-    softmax = 0 if k.compiled else FLOAT * rows
-    by_weight = k.table * (FLOAT + (s if s < FLOAT else 0))
+    beside = s * min(tokens, ROWS_AT_ONCE) * c.padded_vocab_size if k.on_cpu else 0
+    softmax = beside if k.compiled else FLOAT * rows
+    columns = min(c.padded_vocab_size, COLUMNS) if k.on_cpu else c.padded_vocab_size
+    part = s * columns * c.n_embd if s < FLOAT else 0
     return {"activations": c.n_layer * k.block.kept + last_norm(k),
-            "logits": by_weight + s * chunk + softmax + s * (k.tokens + tokens) * c.n_embd,
+            "logits": FLOAT * k.table + s * chunk + s * (k.tokens + tokens) * c.n_embd + max(softmax, part),
             "casts": copies(k, casts_kept(k), head=True, gathered=1),
             "gradients": gradients(k, whole=False) + waiting(k)}
 

@@ -21,9 +21,6 @@ log = logging.getLogger(__name__)
 # On two CPU cores compiling takes half a minute and gains 17 to 25% at bfloat16 (BENCHMARKS.md); this many FLOPs are
 # an hour or two of their work.
 FLOPS_WORTH_COMPILING_ON_CPU = 1e15
-# Of what compiled blocks would keep for backward, on a CPU: norms, what is between the MLP's matrices, and scores of
-# attention are computed again. A small model takes a tenth less memory for it, and 3% longer.
-KEPT_FOR_BACKWARD = 0.8
 ROWS_AT_ONCE = 256  # of logits, on a CPU
 
 
@@ -67,10 +64,10 @@ def compile_model(model: Transformer, named: bool = False) -> None:
     if named:
         import torch._inductor.config as inductor
         inductor.cpp.enable_kernel_profile = True
+    # On a CPU results of norms, and what is between the MLP's matrices, are computed again in backward, which takes a
+    # tenth off the memory of a small model, and 2% longer. What else is computed again ACTIVATION_CHECKPOINTING says.
     import torch._functorch.config as functorch  # not above: this takes a second
-    own_choice = model.layers[0].recompute != "none"  # ACTIVATION_CHECKPOINTING says what is computed again
-    on_cpu = next(model.parameters()).device.type == "cpu"
-    functorch.activation_memory_budget = KEPT_FOR_BACKWARD if on_cpu and not own_choice else 1.0
+    functorch.ban_recompute_materialized_backward = next(model.parameters()).device.type != "cpu"
     for layer in model.layers:
         # the pass itself and not the call of the module, in which FSDP2 gathers weights
         layer.forward = torch.compile(layer.forward, dynamic=False)

@@ -10,7 +10,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from plan.activations import block
 from tests.plan.live import Live, norm_of_gpu
-from train import attention, model
+from train import attention, compilation, model
 from train.config import Config
 from train.model import Transformer
 
@@ -34,7 +34,7 @@ def kept(c: Config) -> tuple[int, int]:
     net = Transformer(c, attention.choose(c, CPU))
     layer: Any = net.layers[0]
     if c.compile == "1":
-        layer.forward = torch.compile(layer.forward, dynamic=False)
+        compilation.compile_model(net)
     x = torch.randn(B, c.seq_len, c.n_embd).to(getattr(torch, c.dtype)).requires_grad_()
     rotary = net.rotary[:, :c.seq_len].to(x.dtype)
     bounds = torch.tensor([0, 40] + [B * c.seq_len] * 63, dtype=torch.int32)
@@ -84,10 +84,10 @@ def test_a_block_on_a_gpu_keeps_what_is_computed(changes: dict[str, Any], monkey
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("changes", [*CASES[:2], *CASES[8:10]], ids=str)
+@pytest.mark.parametrize("changes", [*CASES[:5], *CASES[8:10]], ids=str)
 def test_a_compiled_block_keeps_what_is_computed(changes: dict[str, Any]) -> None:
     c = dataclasses.replace(of_block(**changes), compile="1")
     measured, casts = kept(c)
     few = 0.01 if c.activation_checkpointing == "full" else 0  # some hundred bytes that are not computed
     assert block(c, B * c.seq_len, True, True).kept == pytest.approx(measured, rel=few, abs=0)
-    assert (casts > 0) == (c.dtype == "bfloat16")
+    assert casts == 0  # weights are cast anew

@@ -102,6 +102,7 @@ def measured(c: Config, on_cpu: bool, monkeypatch: pytest.MonkeyPatch) -> int:
         monkeypatch.setattr(model.RMSNorm, "forward", norm_of_gpu)
         monkeypatch.setattr(loss, "ROWS_IN_CACHE", 10**9)
         monkeypatch.setattr(loss, "CHUNK_TOKENS_ON_CPU", loss.CHUNK_TOKENS)
+        monkeypatch.setattr(loss, "COLUMNS", 10**9)
     with FakeTensorMode(allow_non_fake_inputs=True):
         kernel = attention.choose(c, CPU) if on_cpu or c.attention == "math" else attention.SDPA
         return peak(Transformer(c, kernel), c)
@@ -136,8 +137,9 @@ def test_the_peak_of_a_process_that_holds_a_part_is_that_of_its_tensors(four: Wo
 # ---- By hand
 
 def test_constants_are_those_of_the_modules_that_import_torch() -> None:
-    for name in ("CHUNK_TOKENS", "CHUNK_TOKENS_ON_CPU", "ROWS_IN_CACHE"):
+    for name in ("CHUNK_TOKENS", "CHUNK_TOKENS_ON_CPU", "ROWS_IN_CACHE", "COLUMNS"):
         assert getattr(memory, name) == getattr(loss, name)
+    assert memory.ROWS_AT_ONCE == compilation.ROWS_AT_ONCE
     assert activations.SHORT == attention.SHORT
     assert activations.FLOPS_WORTH_COMPILING_ON_CPU == compilation.FLOPS_WORTH_COMPILING_ON_CPU
 

@@ -150,7 +150,7 @@ def test_compiled_blocks_keep_less_for_backward_on_a_cpu_and_have_the_same_gradi
     from functools import partial
 
     import torch._functorch.config as functorch
-    monkeypatch.setattr(functorch, "activation_memory_budget", 1.0)  # put back behind the test
+    monkeypatch.setattr(functorch, "ban_recompute_materialized_backward", True)  # put back behind the test
     # what is kept is decided before code is generated, for which there need be no compiler
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager_decomp_partition"))
     windows = torch.randint(tiny.vocab_size, (4, tiny.seq_len + 1), generator=torch.Generator().manual_seed(1))
