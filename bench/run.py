@@ -213,15 +213,23 @@ def machine() -> dict[str, Any]:
 
 
 def cells(c: Config, on_gpu: bool) -> Iterator[tuple[Shape, str, str]]:
-    """Shape, type and mode of each cell. Raises SettingsError for a shape that is none."""
-    names = [name for name in c.bench_shapes.split(",") if name not in OTHERS]
-    if unknown := [name for name in names if name.removeprefix(whole.PREFIX) not in SHAPES]:
-        raise SettingsError([f"BENCH_SHAPES={c.bench_shapes}: {unknown[0]} is no shape; there are "
-                             f"{', '.join([*SHAPES, *OTHERS])}, and {whole.PREFIX} before a shape"])
+    """Shape, type and mode of each cell; of a shape with -TYPE, -MODE or -TYPE-MODE behind it those alone. Raises
+    SettingsError for a shape that is none."""
     types = ("bfloat16",) if on_gpu else ("float32", "bfloat16")
     modes = ("compiled",) if on_gpu else ("eager", "compiled")  # on a GPU training compiles by itself
-    for name, dtype, mode in itertools.product((name for name in names if name in SHAPES), types, modes):
-        yield SHAPES[name], dtype, mode
+    found = []
+    for name in c.bench_shapes.split(","):
+        shape, *only = name.removeprefix(whole.PREFIX).split("-")
+        if name in OTHERS:
+            continue
+        if shape not in SHAPES or not {*types, *modes}.issuperset(only) or (only and name.startswith(whole.PREFIX)):
+            raise SettingsError([f"BENCH_SHAPES={c.bench_shapes}: {name} is no shape; there are "
+                                 f"{', '.join([*SHAPES, *OTHERS])}, -{', -'.join([*types, *modes])} behind a shape, "
+                                 f"and {whole.PREFIX} before one"])
+        if not name.startswith(whole.PREFIX):
+            found += [(SHAPES[shape], dtype, mode) for dtype, mode in itertools.product(types, modes)
+                      if {dtype, mode}.issuperset(only)]
+    yield from found
 
 
 def measure_saving(rounds: int, gpus: int) -> Iterator[dict[str, Any]]:

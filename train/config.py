@@ -181,12 +181,10 @@ class Config(OfEvaluation):
                                  minimum=0, resume=TRACKED)
 
     # ---- Benchmark
-    bench_shapes: str = setting("s4k,s50k,checkpoint", help="what make bench runs: shapes of bench/shapes.py, "
-                                "checkpoint, what a save costs, data, what reading and preparing it cost, sampler, "
-                                "what the GPU sampler costs, plan, what make plan predicts beside what is, logs, how "
-                                "fast logs of others are read, text, how fast make sample writes, core, how fast "
-                                "CORE's questions are scored, waste, what evaluation, saves, log and Muon take, and "
-                                "run- before a shape, a whole run beside its bare step",
+    bench_shapes: str = setting("s4k,s50k,checkpoint", help="for make bench. Steps: shapes of bench/shapes.py, "
+                                "s50k-bfloat16-compiled some of its cells, run- before it a whole run. Else: checkpoint, "
+                                "data, sampler (of GPUs), plan (predicted beside measured), logs, text (make sample), "
+                                "core (evaluation), waste (all that is no training)",
                                 pattern=r"[a-z0-9-]+(,[a-z0-9-]+)*")
     bench_rounds: int = setting(5, help="of each cell of make bench, in which all take turns", minimum=1)
     peer_nanogpt: str = setting("", help="a checkout of nanoGPT, whose step make bench takes beside ours; tried: "

@@ -100,8 +100,14 @@ def test_a_shape_that_is_not_there_is_refused() -> None:
         list(run.cells(Config(bench_shapes="s4k,huge"), on_gpu=False))
     modes = [(s.name, dtype, mode) for s, dtype, mode in run.cells(Config(bench_shapes="s4k"), on_gpu=False)]
     assert modes == [("s4k", d, m) for d in ("float32", "bfloat16") for m in ("eager", "compiled")]
+    some = list(run.cells(Config(bench_shapes="s4k-bfloat16-compiled,s50k-eager"), on_gpu=False))
+    assert [(s.name, *cell) for s, *cell in some] == [
+        ("s4k", "bfloat16", "compiled"), ("s50k", "float32", "eager"), ("s50k", "bfloat16", "eager")]
+    for name in ("s4k-float16", "run-s4k-eager", "-eager"):
+        with pytest.raises(SettingsError, match=f"{name} is no shape; .* -float32, .*-compiled behind a shape"):
+            list(run.cells(Config(bench_shapes=name), on_gpu=False))
     assert list(run.cells(Config(bench_shapes="checkpoint,data,run-d24"), on_gpu=False)) == []
-    with pytest.raises(SettingsError, match=r"run-huge is no shape; .* xlarge, .*and run- before a shape"):
+    with pytest.raises(SettingsError, match=r"run-huge is no shape; .* xlarge, .*and run- before one"):
         list(run.cells(Config(bench_shapes="run-s4k,run-huge"), on_gpu=False))
     assert [(d, m) for _, d, m in run.cells(Config(bench_shapes="s4k"), on_gpu=True)] == [("bfloat16", "compiled")]
 
