@@ -24,19 +24,30 @@ def config(shape: Shape, dtype: str = "float32", compiled: bool = False) -> Conf
         micro_batch_size=shape.sequences, dtype=dtype, compile="1" if compiled else "0", tie_embeddings=True).derived()
 
 
+class Trainer:
+    """A model with its optimizer, compiled where c says so, and a batch: so many times that of the shape."""
+
+    def __init__(self, c: Config, shape: Shape, micro_batches: int = 1):
+        device, self.c = worker.device(), c
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+        self.world = World(0, 0, 0, 1, device, name, socket.gethostname())
+        self.model = build(c, device, attention.choose(c, device))
+        if c.compile == "1":
+            compilation.compile_model(self.model)
+        self.optimizer = build_optimizer(self.model, c)
+        set_rate(self.optimizer, c.learning_rate, c)
+        tokens = worker.windows(shape)
+        self.part = (tokens[:, :-1], tokens[:, 1:])
+        self.batch = Batch(micro_batches * [self.part], c.batch_tokens, range(micro_batches * shape.sequences))
+
+    def step(self) -> float:
+        """Returns the loss, in nats per token."""
+        return train_step(self.model, self.optimizer, self.batch, self.c.grad_clip, self.world).loss
+
+
 def set_up(shape: Shape, dtype: str, compiled: bool) -> worker.Step:
-    device, c = worker.device(), config(shape, dtype, compiled)
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
-    world = World(0, 0, 0, 1, device, name, socket.gethostname())
-    model = build(c, device, attention.choose(c, device))
-    if compiled:
-        compilation.compile_model(model)
-    optimizer = build_optimizer(model, c)
-    set_rate(optimizer, c.learning_rate, c)
-    tokens = worker.windows(shape)
-    batch = Batch([(tokens[:, :-1], tokens[:, 1:])], shape.tokens, range(shape.sequences))
-    return worker.Step(lambda: train_step(model, optimizer, batch, c.grad_clip, world).loss,
-                       sum(p.numel() for p in model.parameters()))
+    trainer = Trainer(config(shape, dtype, compiled), shape)
+    return worker.Step(trainer.step, sum(p.numel() for p in trainer.model.parameters()))
 
 
 if __name__ == "__main__":

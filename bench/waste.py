@@ -8,7 +8,6 @@ at every step. `muon`: whole steps of both optimizers in turn. Writes a JSON lin
 """
 
 import dataclasses
-import socket
 import statistics
 import sys
 import tempfile
@@ -22,17 +21,12 @@ import torch
 from bench import lines, ours, worker
 from bench.load import Foreign, worst
 from bench.shapes import SHAPES, Shape
-from train import attention, checkpoint, compilation
-from train.batch import Batch
+from train import checkpoint
 from train.config import Config
-from train.distributed import World
 from train.metrics import Recorder
-from train.model import build
-from train.optim import build_optimizer, set_rate
 from train.runs import RunPaths
 from train.saver import Saver
 from train.status import Status
-from train.step import train_step
 
 PARTS = ("intervals", "muon")
 LOGGED = 100  # steps, of which the log is timed
@@ -40,28 +34,15 @@ WANTED = 2.0  # per cent, of all three together at most
 HEADER_ROWS = ("| of the time, at default intervals | % | of it | wanted | foreign load, % |", "|---|---|---|---|---|")
 
 
-class Trainer:
-    """A model with its optimizer, compiled where there is a GPU, and a batch: so many times that of the shape."""
+class Trainer(ours.Trainer):
+    """One with the settings of a run, compiled where there is a GPU."""
 
     def __init__(self, shape: Shape, optimizer: str, micro_batches: int = 1, **settings: Any):
-        device = worker.device()
-        on_gpu = device.type == "cuda"
+        on_gpu = worker.device().type == "cuda"
         c = ours.config(shape, "bfloat16" if on_gpu else "float32", compiled=on_gpu)
-        self.c = c = dataclasses.replace(c, optimizer=optimizer, muon_momentum=None,
-                                         batch_tokens=micro_batches * c.batch_tokens, **settings).derived()
-        name = torch.cuda.get_device_name(device) if on_gpu else "CPU"
-        self.world = World(0, 0, 0, 1, device, name, socket.gethostname())
-        self.model = build(c, device, attention.choose(c, device))
-        if on_gpu:
-            compilation.compile_model(self.model)
-        self.optimizer = build_optimizer(self.model, c)
-        set_rate(self.optimizer, c.learning_rate, c)
-        tokens = worker.windows(shape)
-        self.part = (tokens[:, :-1], tokens[:, 1:])
-        self.batch = Batch(micro_batches * [self.part], c.batch_tokens, range(micro_batches * shape.sequences))
-
-    def step(self) -> None:
-        train_step(self.model, self.optimizer, self.batch, self.c.grad_clip, self.world)
+        super().__init__(dataclasses.replace(c, optimizer=optimizer, muon_momentum=None,
+                                             batch_tokens=micro_batches * c.batch_tokens, **settings).derived(),
+                         shape, micro_batches)
 
     @torch.no_grad()
     def evaluate(self) -> None:

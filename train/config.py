@@ -182,7 +182,7 @@ class Config(OfEvaluation):
 
     # ---- Benchmark
     bench_shapes: str = setting("s4k,s50k,checkpoint", help="for make bench. Steps: shapes of bench/shapes.py, "
-                                "s50k-bfloat16-compiled some of its cells, run- before it a whole run. Else: checkpoint, "
+                                "s50k-bfloat16-compiled one cell, run- before it a whole run; else: checkpoint, "
                                 "data, sampler (of GPUs), plan (predicted beside measured), logs, text (make sample), "
                                 "core (evaluation), waste (all that is no training)",
                                 pattern=r"[a-z0-9-]+(,[a-z0-9-]+)*")
