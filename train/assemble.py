@@ -15,7 +15,8 @@ from typing import Any
 import numpy
 import torch
 
-from train import attention, checkpoint, compilation, exchange, foreign, nccl_log, parallel, prepare, recovery, watchdog
+from train import (attention, checkpoint, compilation, exchange, foreign, parallel, prepare, recovery, transport,
+                   watchdog)
 from train.batch import Loader
 from train.config import Config, compare_for_resume
 from train.core.score import open_core
@@ -174,7 +175,7 @@ def take_up(job: Job, begun: Begun, started: Stopwatch) -> None:
         raise SettingsError([memory_advice(c, job.world)]) from error
     if compiled:
         log.info("compiled in %.1f s", time.perf_counter() - began)
-    say_transport(job.paths, job.world, wan=c.network == "wan")  # gradients have met for the first time
+    transport.say(job)  # gradients have met for the first time
     started.lap("compile" if compiled else "rehearsal")
 
     job.pace.allow("reading the checkpoint", 4 * c.start_timeout_s, "START_TIMEOUT_S")  # while the first hashes it
@@ -289,40 +290,6 @@ def say_where_it_is_saved(c: Config, paths: RunPaths, world: World, shared: bool
                              f"{paths.folder}; put RUNS_DIR on a disk that they share{other}"])
     log.info("the nodes do not share %s: the first keeps the checkpoints, and sends them to the others at a resume",
              paths.folder)
-
-
-def say_transport(paths: RunPaths, world: World, wan: bool) -> None:
-    """Say, on the first process of each node with GPUs, which way NCCL takes, and where it is a slow one.
-
-    wan: whether the nodes are meant to talk over a WAN.
-    """
-    if world.device.type != "cuda" or world.size == 1:
-        return
-    members = from_all((world.node_rank, os.getpid()))
-    if world.local_rank:
-        return
-    level = logging.INFO if world.is_first else logging.WARNING  # other ranks' words are for their node's log
-    try:
-        logs = nccl_log.read(paths.node_log(0).parent, world.node_rank,
-                             [pid for node, pid in members if node == world.node_rank])
-        if not logs:
-            log.log(level, "NCCL's transport: n/a, it has written nothing to %s", paths.node_log(0).parent)
-            return
-        node = nccl_log.Node(logs, world.local_size, world.nodes)
-        log.log(level, "%s", node.line())
-        for warning in node.warnings(peer_access(world), nccl_log.ib_devices(nccl_log.FOLDER), wan):
-            log.warning("NCCL: %s", warning)
-    except Exception as error:  # the run is whole without it
-        log.log(level, "NCCL's transport: n/a (%s: %s)", type(error).__name__, error)
-
-
-def peer_access(world: World) -> bool | None:
-    """Whether all GPUs of this node reach each other's memory; None where that is not known."""
-    try:
-        return all(torch.cuda.can_device_access_peer(one, other) for one in range(world.local_size)
-                   for other in range(world.local_size) if one != other)
-    except (RuntimeError, AssertionError):
-        return None
 
 
 def wait_for_first_data(c: Config, vocabulary: Vocabulary, feed: Feed, held_out: dict[str, int],

@@ -7,10 +7,12 @@ Every collective outside the model's own gradients is here by name.
 import contextlib
 import dataclasses
 import datetime
+import fcntl
 import logging
 import os
 import platform
 import socket
+import struct
 import uuid
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,8 @@ from train.config import Config
 from train.interrupt import BY_USER
 from train.rules import batch_problem, site_problem, split_problem
 from train.settings import SettingsError
+
+ADDRESS_OF_INTERFACE = 0x8915  # SIOCGIFADDR, of Linux
 
 log = logging.getLogger(__name__)
 
@@ -112,6 +116,29 @@ def introduce(world: World, site: int | None = None) -> None:
                               "everywhere (make setup of the same commit)")
     log.info("%d of %d processes joined, on %s", len(members), world.size,
              ", ".join(dict.fromkeys(f"{host} ({device})" for host, device, _ in members)))
+
+
+def gloo_interface() -> tuple[str, str]:
+    """The interface that gloo takes here and its address: GLOO_SOCKET_IFNAME, else that of the host's own name, else
+    loopback. Raises OSError where it is not there."""
+    names = {address_of(name): name for _, name in socket.if_nameindex()}
+    if asked := os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]:
+        return asked, address_of(asked) or "no IPv4 address"
+    try:
+        address = socket.gethostbyname(socket.gethostname())
+    except OSError:
+        address = "127.0.0.1"
+    return names.get(address, "lo" if address.startswith("127.") else "an interface that is not known"), address
+
+
+def address_of(interface: str) -> str:
+    """Its IPv4 address, "" where it has none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            found = fcntl.ioctl(probe, ADDRESS_OF_INTERFACE, struct.pack("256s", interface[:15].encode()))
+        except OSError:
+            return ""
+    return socket.inet_ntoa(found[20:24])
 
 
 def use_device(world: World) -> None:

@@ -29,6 +29,7 @@ DEVICE = re.compile(r"\[\d+\]([^\s;<]+)")
 SPEED = re.compile(r"NET/IB ?: \[\d+\] ?([^\s:]+):.*\bspeed=(\d+)")
 GRAPH_SPEED = re.compile(r"- NET/(?:\w+-)*([0-9a-fA-F]+) \([^)]*/(\d+\.\d+)\)")  # the device's number, and GB/s
 NO_PLUGIN = re.compile(r"No such file|No plugin found|Could not find")
+UNOPENED = re.compile(r"NET/IB ?: Unable to open device ([\w.-]+)|Call to ibv_(?:open|alloc|reg|create)\w* failed")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,8 +64,14 @@ class Log:
     settings: dict[str, str] = dataclasses.field(default_factory=dict)    # of the environment, NCCL_... -> value
     plugin_problems: list[str] = dataclasses.field(default_factory=list)
     no_verbs: bool = False                                                # libibverbs, without which there is no IB
+    unopened: bool = False                                                # a device is there, and not for this process
     ranks: dict[str, int] = dataclasses.field(default_factory=dict)       # communicator -> its rank there
     channels: list[Channel] = dataclasses.field(default_factory=list)
+
+    @property
+    def interfaces(self) -> list[str]:
+        """Those that it sends by: IB, or IBext of NVIDIA's plugin, or else TCP."""
+        return self.ib_devices if self.network.startswith("IB") else self.sockets
 
 
 def parse(text: str) -> Log:
@@ -75,6 +82,7 @@ def parse(text: str) -> Log:
         _, _, said = line.partition("NCCL INFO ")
         if found := re.search(r"NCCL version (\d[\w.]*)", line):
             log.version = found[1]
+        log.unopened |= UNOPENED.search(line) is not None  # a warning, or not, as versions have it
         if not said:
             continue
         if found := COMM.search(said):
@@ -102,7 +110,7 @@ def parse(text: str) -> Log:
             log.no_verbs = True
         elif problem := plugin_problem(said, log.settings):
             log.plugin_problems.append(problem)
-    used = log.ib_devices if log.network == "IB" else log.sockets
+    used = log.interfaces
     log.speeds = {name: graph[i] for i, name in enumerate(used) if i in graph and name not in unknown} | log.speeds
     # before 2.18 a communicator is named when all is connected
     log.channels = [dataclasses.replace(c, comm=c.comm or next(iter(log.ranks), "")) for c in log.channels]
@@ -180,12 +188,23 @@ class Node:
 
     def interfaces(self) -> str:
         """' on eth0 (10 Gbit/s)'"""
+        return " on " + ", ".join(f"{name} ({speed:g} Gbit/s)" if speed else f"{name} (speed n/a)"
+                                  for name, speed in self.links) if self.links else ""
+
+    @property
+    def links(self) -> list[tuple[str, float]]:
+        """What leads to the other nodes, with its Gbit/s, 0 where NCCL does not say it. [] of a plugin that is not
+        NVIDIA's own."""
         log = next((log for log in self.logs if log.network or log.sockets), None)
-        names = [] if log is None else log.ib_devices if log.network == "IB" else log.sockets
-        if log is None or not names or log.network not in INTERNAL:
-            return ""
-        return " on " + ", ".join(f"{name} ({log.speeds[name]:g} Gbit/s)" if log.speeds.get(name) else
-                                  f"{name} (speed n/a)" for name in names)
+        if log is None or not (log.network in INTERNAL or log.network.startswith("IB")):
+            return []
+        return [(name, log.speeds.get(name, 0.0)) for name in log.interfaces]
+
+    @property
+    def gbit(self) -> float | None:
+        """Gbit/s to the other nodes, of all links together; None where one of them is not known."""
+        speeds = [speed for _, speed in self.links]
+        return sum(speeds) if speeds and all(speeds) else None
 
     def warnings(self, peer_access: bool | None = None, devices: Sequence[str] = (), wan: bool = False) -> list[str]:
         """Where a faster transport was to be expected.
@@ -209,10 +228,9 @@ class Node:
         if self.nodes > 1 and "NET/Socket" in self.between:
             known = list(dict.fromkeys([*(name for log in self.logs for name in log.ib_devices), *devices]))
             if known and not wan:
-                why = because(settings, "NCCL_IB_DISABLE", "NCCL_NET", "NCCL_IB_HCA") or (
-                    " (libibverbs is not installed here)" if any(log.no_verbs for log in self.logs) else "")
+                why, fix = self.why_sockets()
                 said.append(f"nodes talk over TCP sockets, though there is {', '.join(known)} (InfiniBand or RoCE)"
-                            f"{why}; right between sites, slow inside one")
+                            f"{why}; right between sites, slow inside one: {fix}")
             idle = sorted({name for log in self.logs for name in log.sockets if NO_NETWORK.fullmatch(name)})
             if idle:
                 said.append(f"nodes talk over {', '.join(idle)}, which leads to no other machine"
@@ -225,6 +243,19 @@ class Node:
             said += [f"{problem}: NCCL took {self.first('network') or 'another network'} instead" for problem in
                      dict.fromkeys(problem for log in self.logs for problem in log.plugin_problems)]
         return said
+
+
+    def why_sockets(self) -> tuple[str, str]:
+        """Why NCCL has probably passed over InfiniBand, and what to do about it."""
+        if why := because(self.settings, "NCCL_IB_DISABLE", "NCCL_NET", "NCCL_IB_HCA"):
+            return why, "unset it; in the cluster NETWORK=site, or SITE, does"
+        if any(log.no_verbs for log in self.logs):
+            return " (libibverbs is not installed here)", "apt-get install libibverbs1 ibverbs-providers on each node"
+        if any(log.unopened for log in self.logs):
+            return (" (NCCL may not open it)", "a container must be given /dev/infiniband, and may have to lock memory "
+                    "(docker run --device=/dev/infiniband --ulimit memlock=-1; in the cluster the resource of its RDMA "
+                    "plugin)")
+        return "", "ibv_devinfo shows whether a process here can use it, in a container only with /dev/infiniband"
 
 
 def listed(kinds: dict[str, list[Channel]]) -> str:

@@ -22,8 +22,8 @@ ORDER = ["settings", "wandb_env", "outside", "at_sites", "of_finetuning", "of_ev
          "batch", "attention", "branches", "loss", "recompute", "model", "compilation", "optim", "foreign", "parallel",
          "step", "evaluate", "core.tasks", "core.download", "core.metric", "core.bundle", "core.prompts", "core.score",
          "cache", "sample", "chat", "checkpoint", "saver", "sites.striped", "sites.desk", "sites.lighthouse",
-         "sites.outcome", "sites.engine", "sites.diloco", "job", "profiling", "recovery", "exchange", "run_folder",
-         "trained", "sampling", "assemble", "eval_run", "loop", "main"]
+         "sites.outcome", "sites.engine", "sites.diloco", "job", "transport", "profiling", "recovery", "exchange",
+         "run_folder", "trained", "sampling", "assemble", "eval_run", "loop", "main"]
 STANDARD_LIBRARY_ONLY = ["settings", "wandb_env", "outside", "at_sites", "of_finetuning", "of_evaluation", "rules",
                          "config", "env_example", "runs", "durable", "record", "goodput", "time_shares", "schedule",
                          "cards", "flops", "sizes", "wan", "nccl_log", "status", "provenance", "rollcall",

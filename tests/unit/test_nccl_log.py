@@ -1,16 +1,11 @@
 """train/nccl_log.py on what NCCL prints: formats of 2.10 to 2.31, with hosts and numbers of our own."""
 
-import logging
-import os
 from pathlib import Path
 
 import pytest
-import torch
 
-from train import assemble, nccl_log
-from train.distributed import World
-from train.nccl_log import Log, Node, parse
-from train.runs import RunPaths
+from train import nccl_log
+from train.nccl_log import Node, parse
 
 
 def socket_node(rank: int, gpu: int, *, host: str = "pt-0", via: str = "P2P/CUMEM", comm: str = "0x9f31ab") -> str:
@@ -63,6 +58,31 @@ gpu-a:{300 + i}:{400 + i} [{i}] NCCL INFO Channel 03/0 : {i}[{i}] -> {2 + i}[{i}
     assert found.line() == ("NCCL 2.21.5: within the node P2P/IPC; between nodes NET/IB with GPUDirect RDMA on mlx5_0 "
                             "(200 Gbit/s), mlx5_1 (speed n/a); network IB")
     assert found.warnings(peer_access=True) == []
+
+
+def test_the_speed_to_other_nodes_is_that_of_all_links() -> None:
+    two = socket_node(0, 0).replace("[0]eth0:10.42.0.17<0>\n", "[0]eth0:10.42.0.17<0> [1]eth1:10.43.0.17<0>\n").replace(
+        "+ NET[1.2] - NET/0-0 (0/0/0/1.250000)", "+ NET[1.2] - NET/0-0 (0/0/0/1.250000)\n"
+        "pt-0:70:200 [0] NCCL INFO + NET[3.1] - NET/0-1 (0/0/0/3.125000)")
+    assert node(socket_node(0, 0)).gbit == 10 and node(two).gbit == 35
+    assert node(two).line().endswith("NET/Socket on eth0 (10 Gbit/s), eth1 (25 Gbit/s); network Socket")
+    assert node(two.replace("NET/0-1 (", "NET/0-7 (")).gbit is None and node().gbit is None
+
+
+def test_the_plugin_of_nvidia_has_the_devices_of_infiniband() -> None:
+    """2.22 with HPC-X, in which RoCE is behind the plugin's own name."""
+    text = """gpu-a:5664:5733 [1] NCCL INFO NCCL version 2.22.3+cuda12.6
+gpu-a:5664:5734 [1] NCCL INFO NET/IB : Using [0]mlx5_0:1/RoCE [1]mlx5_1:1/RoCE [RO]; OOB eth0:10.9.0.7<0>
+gpu-a:5664:5734 [1] NCCL INFO NET/IB: [0] mlx5_0:uverbs0:1/RoCE provider=Mlx5 speed=200000 context=0x7 pciPath=x ar=0
+gpu-a:5664:5734 [1] NCCL INFO NET/IB: [1] mlx5_1:uverbs1:1/RoCE provider=Mlx5 speed=200000 context=0x8 pciPath=x ar=0
+gpu-a:5664:5734 [1] NCCL INFO Using network IBext_v8
+gpu-a:5664:5734 [1] NCCL INFO comm 0x55 rank 0 nranks 2 cudaDev 1 nvmlDev 1 busId 7000 commId 0x77 - Init START
+gpu-a:5664:5734 [1] NCCL INFO Channel 00/0 : 0[1] -> 1[1] [send] via NET/IBext_v8/0/GDRDMA
+"""
+    found = node(text, processes=1)
+    assert found.line() == ("NCCL 2.22.3: one process a node; between nodes NET/IBext_v8 with GPUDirect RDMA on mlx5_0 "
+                            "(200 Gbit/s), mlx5_1 (200 Gbit/s); network IBext_v8")
+    assert found.gbit == 400 and found.warnings(devices=["mlx5_0"]) == []
 
 
 def test_one_node_names_no_network_of_which_it_has_no_use() -> None:
@@ -118,8 +138,14 @@ def test_ranks_of_groups_are_told_apart() -> None:
 
 @pytest.mark.parametrize(("line", "words"), [
     ("NCCL_IB_DISABLE set by environment to 1.", "though there is mlx5_0 (InfiniBand or RoCE) (NCCL_IB_DISABLE=1 is"),
-    ("Could not open libibverbs.so", "(libibverbs is not installed here); right between sites, slow inside one"),
-    ("NCCL_IB_HCA set to nothing", "though there is mlx5_0 (InfiniBand or RoCE); right between sites")])
+    ("NCCL_NET set by environment to Socket", "(NCCL_NET=Socket is set); right between sites, slow inside one: unset"),
+    ("Could not open libibverbs.so[.1]", "(libibverbs is not installed here); right between sites, slow inside one: "
+     "apt-get install libibverbs1 ibverbs-providers"),
+    ("Call to ibv_open_device failed", "(NCCL may not open it); right between sites, slow inside one: a container must "
+     "be given /dev/infiniband"),
+    ("x\nx [0] transport/net_ib.cc:148 NCCL WARN NET/IB : Unable to open device mlx5_0", "(NCCL may not open it); "),
+    ("NCCL_IB_HCA set to nothing", "though there is mlx5_0 (InfiniBand or RoCE); right between sites, slow inside one: "
+     "ibv_devinfo shows")])
 def test_tcp_where_there_is_infiniband(line: str, words: str) -> None:
     found = node(f"pt-0:70:200 [0] NCCL INFO {line}\n" + socket_node(0, 0), socket_node(1, 1))
     (said,) = found.warnings(peer_access=True, devices=["mlx5_0"])
@@ -209,38 +235,3 @@ def test_infiniband_devices_are_those_with_a_port_that_is_up(tmp_path: Path) -> 
         (tmp_path / device / "ports" / str(port) / "state").write_text(state)
     assert nccl_log.ib_devices(tmp_path) == ["mlx5_0", "mlx5_2"]
     assert nccl_log.ib_devices(tmp_path / "absent") == []
-
-
-# ---- In the trainer
-
-def world(kind: str, local_rank: int = 0) -> World:
-    return World(local_rank, local_rank, 0, 4, torch.device(kind, 0), "a GPU", "pt-0", 2, ("pt-0",) * 4)
-
-
-def test_the_trainer_says_it_once_a_node_and_on_gpus_only(tmp_path: Path, caplog: pytest.LogCaptureFixture,
-                                                          monkeypatch: pytest.MonkeyPatch) -> None:
-    caplog.set_level(logging.INFO)
-    paths = RunPaths(tmp_path)
-    (tmp_path / "logs").mkdir()
-    (tmp_path / "logs" / f"nccl_node_0.pt-0.{os.getpid()}").write_text(socket_node(0, 0, via="SHM/direct/direct"))
-    monkeypatch.setattr(nccl_log, "FOLDER", tmp_path / "absent")
-    for silent in (world("cpu"), world("cuda", local_rank=1)):
-        assemble.say_transport(paths, silent, wan=False)
-    assert not caplog.records
-    assemble.say_transport(paths, world("cuda"), wan=False)
-    assert [record.levelname for record in caplog.records] == ["INFO", "WARNING"]
-    assert "NCCL 2.27.5: within the node SHM; between nodes NET/Socket on eth0" in caplog.text
-
-
-def test_the_trainer_goes_on_without_logs_and_whatever_fails(tmp_path: Path, caplog: pytest.LogCaptureFixture,
-                                                             monkeypatch: pytest.MonkeyPatch) -> None:
-    caplog.set_level(logging.INFO)
-    assemble.say_transport(RunPaths(tmp_path), world("cuda"), wan=False)
-    assert "NCCL's transport: n/a" in caplog.text
-
-    def broken(*_: object) -> list[Log]:
-        raise RuntimeError("of another kind")
-
-    monkeypatch.setattr(nccl_log, "read", broken)
-    assemble.say_transport(RunPaths(tmp_path), world("cuda"), wan=False)
-    assert "NCCL's transport: n/a (RuntimeError: of another kind)" in caplog.text
