@@ -18,20 +18,25 @@ from finetune.data import Data
 from finetune.evaluate import Evaluator
 from finetune.model import Tuned
 from train import parallel
-from train.assemble import Stopwatch, begin, enter, gather, refuse_other_data, take_up
+from train.assemble import Stopwatch, begin, enter, gather, take_up
 from train.config import Config
 from train.corpus.source import CorpusError
 from train.distributed import World, from_all
 from train.foreign import ForeignError, weight_files
 from train.interrupt import Interrupt
 from train.job import Job
+from train.manifest import DataError
 from train.runs import RunPaths
 from train.settings import SettingsError, given
 from train.status import Status
 from train.step import is_out_of_memory
 from train.tokenizer import TokenizerError
 
+HUB_FORM = {"MODEL": "OWNER/NAME@COMMIT", "DATA": "OWNER/NAME:CONFIG:SPLIT@COMMIT",
+            "EVAL_DATA": "OWNER/NAME:CONFIG:SPLIT@COMMIT"}
+
 log = logging.getLogger(__name__)
+
 
 @dataclasses.dataclass(frozen=True)
 class Known:
@@ -67,11 +72,10 @@ def settled(c: Config, read: Data, folder: Path, ranks: int) -> Config:
     return dataclasses.replace(c, **more)
 
 
-def put_together(read: Data, folder: Path, c: Config, paths: RunPaths, world: World, interrupt: Interrupt,
-                 state: Status, shared: bool, started: Stopwatch) -> Job:
+def put_together(read: Data, folder: Path, known: "Fingerprints", c: Config, paths: RunPaths, world: World,
+                 interrupt: Interrupt, state: Status, shared: bool, started: Stopwatch) -> Job:
     """Everything the loop needs, at the step of the newest checkpoint."""
     begun = begin(c, paths, world, interrupt, state, shared)
-    known = agreed_fingerprints(read, folder, world)
     loader = Loader(c, read, world)
     started.lap("data")
 
@@ -117,13 +121,34 @@ class Fingerprints(NamedTuple):
     model: str
 
 
-def agreed_fingerprints(read: Data, folder: Path, world: World) -> Fingerprints:
-    """The same on all processes. Raises DataError, ForeignError."""
+def agreed_fingerprints(c: Config, read: Data, folder: Path, world: World) -> Fingerprints:
+    """The same on all processes, before any weight is read. Raises DataError, ForeignError."""
     own = together(lambda: model.fingerprint(folder))
-    parts = hashlib.sha256(repr((read.examples.key, own, read.train.tobytes())).encode()).hexdigest()
-    found = Fingerprints(f"{read.examples.key[:12]}-{parts[:12]}", own)
-    refuse_other_data(from_all(tuple(found)), world)
-    return found
+    held_out = hashed(read.evaluation.key, read.train.tobytes(), read.held_out.tobytes())
+    refuse_others([("MODEL", c.model, "weights or another config.json", own),
+                   ("MODEL", c.model, "tokenizer or chat template", read.made_for.fingerprint),
+                   ("DATA", c.data, "rows", read.examples.key),
+                   ("EVAL_DATA", c.eval_data, "rows", held_out)], world)
+    parts = hashed(read.examples.key, own, read.train.tobytes())
+    return Fingerprints(f"{read.examples.key[:12]}-{parts[:12]}", own)
+
+
+def refuse_others(mine: list[tuple[str, str, str, str]], world: World) -> None:
+    """Raises DataError where a process has read something else than the first. mine: setting, its value, what that is
+    of, and a hash of it."""
+    first, *others = from_all(mine)
+    for rank, theirs in enumerate(others, 1):
+        for (setting, value, what, digest), (*_, other) in zip(first, theirs, strict=True):
+            if digest != other:
+                where = f"{world.hosts[rank]} (node {rank // world.local_size})"
+                raise DataError(f"{setting}={value}: rank {rank} on {where} has other {what} than rank 0 on "
+                                f"{world.hosts[0]} (hashes {other[:12]} and {digest[:12]}); copy what {setting} names "
+                                "from one to the other, or put it on a disk that they share; of the hub pin a commit, "
+                                f"{setting}={HUB_FORM[setting]}")
+
+
+def hashed(*parts: object) -> str:
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
 def say_model(c: Config, tuned: Tuned) -> None:

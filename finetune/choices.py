@@ -1,12 +1,8 @@
 """The settings as fine-tuning takes them: some rules are of models of ours, and some settings mean nothing here."""
 
-from train import rules
 from train.config import Config
+from train.rules import OF_PRETRAINING
 from train.settings import SettingsError, format_value
-
-# Rules of a model whose shape the settings say, and of steps whose number they do.
-OF_PRETRAINING = (rules.check_heads, rules.check_kv_heads, rules.check_horizon, rules.check_decay, rules.check_init,
-                  rules.check_shard)
 
 # What fine-tuning does not do: setting -> the value that it must have, and what to do instead.
 MUST_BE = {"SYNC": ("ddp", "all its nodes train in step"), "OPTIMIZER": ("adamw", "it is what fine-tuning takes"),

@@ -19,6 +19,7 @@ from finetune.store import Examples, examples_of
 from finetune.template import Template
 from train.config import Config
 from train.corpus.source import CorpusError
+from train.distributed import report_exit
 from train.foreign import ForeignError
 from train.prepared import data_dir
 from train.settings import SettingsError
@@ -120,12 +121,11 @@ def main() -> int:
         c, _ = choices.settings()
         data = prepared(c, origin.bring(c))
         sys.stdout.write("\n".join([*data.lines, "", data.preview(sys.stdout.isatty())]) + "\n")
-    except SettingsError as error:
+    except (SettingsError, CorpusError, TokenizerError, ForeignError) as error:
         sys.stderr.write(f"{error}\n")
-        return BAD_SETTING
-    except (CorpusError, TokenizerError, ForeignError) as error:
-        sys.stderr.write(f"{error}\n")
-        return BAD_DATA
+        code = BAD_SETTING if isinstance(error, SettingsError) else BAD_DATA
+        report_exit(code, why=str(error))  # for the other nodes, which scripts/train.sh tells
+        return code
     except KeyboardInterrupt:
         sys.stderr.write("stopped; what was prepared before is as it was\n")
         return STOPPED

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from finetune import choices, origin
-from finetune.assemble import put_together, settled, together
+from finetune.assemble import Fingerprints, agreed_fingerprints, put_together, settled, together
 from finetune.data import Data, prepared
 from train import loop
 from train.config import Config
@@ -23,18 +23,20 @@ class Finetuning:
     target = "finetune"
     read: Data
     folder: Path
+    known: Fingerprints
 
     def settings(self) -> tuple[Config, list[str]]:
         return choices.settings()
 
     def settled(self, c: Config, world: World) -> Config:
-        """DATA is opened here, since its size decides how many steps there are."""
+        """DATA is opened here, since its size decides how many steps there are; all processes must have the same."""
         self.folder = together(lambda: origin.find(c))
         self.read = together(lambda: prepared(c, self.folder))
+        self.known = agreed_fingerprints(c, self.read, self.folder, world)
         return settled(c, self.read, self.folder, world.size)
 
     def put_together(self, *what: Any) -> Job:
-        return put_together(self.read, self.folder, *what)
+        return put_together(self.read, self.folder, self.known, *what)
 
     def run(self, job: Job) -> int:
         """Train, and evaluate before where EVAL_BASELINE asks for it and at the end. Returns the exit code."""

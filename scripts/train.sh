@@ -45,6 +45,21 @@ take_job() {
   done
 }
 
+# prepare_data MODULE: it goes on behind its last sealed shard. Where it fails the other nodes are told, which would
+# wait for this one as long as they may; those of pods end with their Job.
+prepare_data() {
+  local code=0 why="" report=${TMPDIR:-/tmp}/prepared.$$
+  EXIT_CODE_FILE=$report run_child "$PY" -m "$@" 9>&- || code=$?
+  { read -r && why=$(cat); } 2>/dev/null <"$report" || true
+  rm -f "$report"
+  ((code)) || return 0
+  ((ASKED == 0)) || exit 75
+  if ((site_nodes > 1)) && [[ $peer_stop == end ]]; then
+    "$PY" -m train.rendezvous over "$code" "$why" 9>&- || true
+  fi
+  exit "$code"
+}
+
 # end_pod CODE: end what runs beside, and leave word of how this pod ended, where no other will take its place: for
 # scripts/lighthouse.sh.
 LAST_WORD=""
@@ -97,7 +112,7 @@ main() {
     teller
   fi
   stage "preparing data"
-  run_child "$PY" -m "$prepare" 9>&- || exit $((ASKED ? 75 : $?)) # it goes on behind its last sealed shard
+  prepare_data "$prepare"
   if ((site_nodes == 1)); then stage "starting"; else stage "training as node $node_rank of $site_nodes"; fi
   run_child scripts/launch.sh ${what:+"$what.main"} 9>&- || exit $?
   ((node_rank == 0)) || return 0

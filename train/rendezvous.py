@@ -2,7 +2,7 @@
 
     python -m train.rendezvous meet PROCESSES [SITE [MACHINE]]    until all NODES have joined; exit code 0: start
                                                                   torchrun now, 10: the run is done
-    python -m train.rendezvous over CODE                          tell the others that this node will not come back
+    python -m train.rendezvous over CODE [WHY]                    tell the others that this node will not come back
 
 Node 0 listens at MASTER_ADDR:MASTER_PORT, where its torchrun will in a moment (rollcall.py); the others call until
 they are heard. Both send lines of JSON. Node 0 greets first, so that a caller knows whom it has reached: between two
@@ -35,8 +35,9 @@ from typing import Any
 from train import status
 from train.config import Config
 from train.provenance import git, version
-from train.rollcall import (HELLO, LINGER_S, REMIND_S, SILENT_S, WAITING, Line, Lost, RollCall, Told, Verdict,
-                            last_word)
+from train.rollcall import (HELLO, LINGER_S, LONGEST_WHY, REMIND_S, SILENT_S, WAITING, Line, Lost, RollCall, Told,
+                            Verdict, last_word)
+from train.rules import OF_PRETRAINING
 from train.runs import RunPaths
 from train.settings import FREE, ROOT, SettingsError, declared_fields
 from train.status import RunFolderError, RunIsHeld, Status
@@ -98,10 +99,10 @@ def receive(c: Config, facts: dict[str, Any], state: Status, timeout_s: float) -
     return roll_call.hold(), roll_call.members
 
 
-def over(c: Config, code: int) -> None:
+def over(c: Config, code: int, why: str = "") -> None:
     """Tell the other nodes that this one ends for good, for as long as they may be on their way to the roll call."""
     if c.rank_in_site:
-        call(c, who(c) | {"over": code}, LINGER_S)
+        call(c, who(c) | {"over": code, "why": why[:LONGEST_WHY]}, LINGER_S)
         return
     paths = RunPaths.of_node(c, ROOT)
     if str(status.read(paths.status).get("phase", "")).startswith(WAITING):  # the trainer ended before it said more
@@ -109,7 +110,7 @@ def over(c: Config, code: int) -> None:
     state = Status(paths.status, active=False)
     listeners = listen(c, state, time.monotonic() + 1)
     if not isinstance(listeners, Verdict):
-        RollCall(who(c), listeners, where(c), LINGER_S, state).hold(last_word(who(c), code))
+        RollCall(who(c), listeners, where(c), LINGER_S, state).hold(last_word(who(c), code, why))
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -372,9 +373,9 @@ def main(argv: list[str]) -> int:
         if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # detached from its terminal
             signal.signal(number, stop_asked)
     try:
-        c = Config.load()
+        c, _ = Config.load_with_remarks(without=OF_PRETRAINING)  # which the trainer asks, of what it trains
         if argv[0] == "over":
-            over(c, int(argv[1]))
+            over(c, int(argv[1]), *argv[2:3])
             return 0
         verdict = meet(c, int(argv[1]), *argv[2:4])
     except SettingsError as error:

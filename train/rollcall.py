@@ -20,6 +20,7 @@ log = logging.getLogger(__name__)
 HELLO = {"roll_call": 1}
 WAITING = "waiting for peers"  # the phase of a run, with "i/n" behind
 LONGEST_LINE = 2**16   # bytes; a node's facts take 3 kB
+LONGEST_WHY = 1000     # characters of a node's last word
 TOUCH_S = 5.0          # between two signs of life
 SILENT_S = 30.0        # without any a node, or node 0, counts as gone
 STRANGER_S = 10.0      # for a caller to say who it is
@@ -111,9 +112,11 @@ def is_someone(content: dict[str, Any]) -> bool:
     return isinstance(content.get("node_rank"), int) and bool(re.fullmatch(r"[\w.-]{1,253}", str(content.get("host"))))
 
 
-def last_word(facts: dict[str, Any], code: int) -> Verdict:
-    """What the others are told when a node ends for good."""
-    how = "was told to stop" if code in (75, 143) else f"has ended with exit code {code}; its log says why"
+def last_word(facts: dict[str, Any], code: int, why: object = "") -> Verdict:
+    """What the others are told when a node ends for good. why: what it said itself, where it did."""
+    said = " ".join(str(why).split())[:LONGEST_WHY] if isinstance(why, str) else ""
+    how = "was told to stop" if code in (75, 143) else f"has ended with exit code {code}" + (
+        f": {said}" if said.isprintable() and said else "; its log says why")
     return Verdict(code, f"{named(facts)} {how}")
 
 
@@ -284,7 +287,7 @@ class RollCall:
     def end(self, content: dict[str, Any]) -> None:
         """A node will not come back: its last word is that of all."""
         if isinstance(code := content.get("over"), int) and 0 < code < 256 and is_someone(content):
-            self.over = self.over or last_word(content, code)
+            self.over = self.over or last_word(content, code, content.get("why"))
             self.told.add(content["node_rank"])  # by itself
 
     def join(self, caller: Caller) -> None:

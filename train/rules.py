@@ -269,3 +269,6 @@ CHECKS: list[tuple[tuple[str, ...], Callable[[Any], str | None]]] = [
     (("LORA_RANK", "LORA_ALPHA", "LORA_DROPOUT", "CHECKPOINT_MODE", "FULL_SAVE_EVERY"), check_lora),
     (("ALLOW_FAIL",), check_allow_fail),
 ]
+
+# Of a model whose shape the settings say, and of steps whose number they do: neither is so in fine-tuning.
+OF_PRETRAINING = (check_heads, check_kv_heads, check_horizon, check_decay, check_init, check_shard)

@@ -121,8 +121,8 @@ def traffic(c: Config, world: World, model: Any, micro_batch: int) -> Traffic:
 
 def expect(c: Config, world: World, sent: Traffic, gbit: float | None) -> None:
     """Say what a step sends, how long that takes, and what would be less."""
-    gradients = f"{amount(sent.gradients)} of gradients" + (" (adapters)" if c.lora_rank else "")
-    gathered = f" and gathers {amount(sent.gathered)} of weights" if sent.gathered else ""
+    gradients = f"{told(sent.gradients)} of gradients" + (" (adapters)" if c.lora_rank else "")
+    gathered = f" and gathers {told(sent.gathered)} of weights" if sent.gathered else ""
     takes = f"{seconds(sent.seconds(gbit))} at {gbit:g} Gbit/s" if gbit else "the link's speed is n/a; " + ", ".join(
         f"{seconds(sent.seconds(speed))} at {speed:g} Gbit/s" for speed in SUPPOSED)
     log.info("between nodes: each sends %s%s a step; %s (computed)", gradients, gathered, takes)
@@ -130,3 +130,8 @@ def expect(c: Config, world: World, sent: Traffic, gbit: float | None) -> None:
         log.warning("PARALLEL=%s gathers the weights of each block from %d nodes; PARALLEL=hsdp%s keeps a copy in each "
                     "node, where its memory suffices, and only gradients travel", c.parallel, world.nodes,
                     f" with SHARD_RANKS={world.local_size}" if c.shard_ranks else "")
+
+
+def told(size: float) -> str:
+    """'177.1 MB'"""
+    return amount(size) if size >= 1e5 else f"{size / 1e3:.1f} kB"

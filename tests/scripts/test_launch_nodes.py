@@ -142,6 +142,23 @@ def test_each_node_has_its_own_job_and_only_the_first_draws(env: dict[str, str],
     assert "analysis.plots" in first.communicate(timeout=30)[0]
 
 
+@pytest.mark.parametrize(("settings", "told"), [
+    (NODES, True), (NODES | {"NODE_RANK": "0"}, True), (NODES | {"PEER_STOP": "wait"}, False), ({}, False)])
+def test_a_node_that_cannot_prepare_its_data_tells_the_others_why(env: dict[str, str], tmp_path: Path,
+                                                                  settings: dict[str, str], told: bool) -> None:
+    """They would wait for it as long as they may. Pods end with their Job."""
+    stub = tmp_path / "venv" / "bin" / "python"
+    stub.write_text(stub.read_text().replace('exit "${CODE', """if [[ $2 == train.prepare ]]; then
+        [[ -z $EXIT_CODE_FILE ]] || printf '78\\nDATA=x: there is\\nno such file\\n' >"$EXIT_CODE_FILE"
+        exit 78
+      fi
+      exit "${CODE"""))
+    code, out = launch(env, "train.sh", **settings)
+    assert code == 78 and "train.main" not in out
+    assert ("run: -m train.rendezvous over 78 DATA=x: there is\nno such file\n" in out) == told
+    assert ("rendezvous" in out) == told and not list(tmp_path.glob("prepared.*"))
+
+
 def test_a_detached_node_has_its_own_console(env: dict[str, str], tmp_path: Path) -> None:
     assert launch(env | NODES, "train.sh", DETACH="1")[0] == 0
     wait_for(tmp_path / "runs" / "x" / "console_node_1.log", "--node-rank=1", seconds=20)

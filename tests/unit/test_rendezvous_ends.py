@@ -50,13 +50,16 @@ def test_a_node_that_is_told_to_stop_while_it_waits_tells_the_others(nodes: Node
     assert not status.is_held(nodes.paths)
 
 
-@pytest.mark.parametrize(("ending", "code", "words"), [(0, 75, "was told to stop"), (2, 78, "ended with exit code 78")])
-def test_a_node_that_ends_for_good_takes_the_others_along(nodes: Nodes, ending: int, code: int, words: str,
-                                                          monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("ending", "code", "why", "words"), [
+    (0, 75, "", "was told to stop"), (2, 78, "", "ended with exit code 78; its log says why"),
+    (2, 78, "DATA=x: no such\n  file", "ended with exit code 78: DATA=x: no such file\n"),
+    (0, 64, "MODEL=x: " + 2000 * "y", "ended with exit code 64: MODEL=x: y")])
+def test_a_node_that_ends_for_good_takes_the_others_along(nodes: Nodes, ending: int, code: int, why: str,
+                                                          words: str) -> None:
     """Whichever comes first to the port: the one that waits for it, or the one that will not."""
     others = [rank for rank in range(3) if rank != ending]
     waiting = [command(nodes, rank, "meet", "1") for rank in others]
-    last = command(nodes, ending, "over", str(code))
+    last = command(nodes, ending, "over", str(code), *([why] if why else []))
     for process in waiting:
         got, text = said(process)
         assert got == code and words in text and f"node {ending}" in text
