@@ -63,6 +63,10 @@ finetune: setup-finetune ## Fine-tune MODEL on DATA: conversations, all weights 
 finetune-node: setup-finetune ## One node of that on several machines (NODES, NODE_RANK, MASTER_ADDR)
 	@scripts/finetune.sh node
 
+.PHONY: finetune-k8s
+finetune-k8s: setup ## That on a cluster, MODEL and DATA on the volume or the hub (NODES, GPUS_PER_NODE, GPU_PRODUCTS)
+	@"$(PY)" -m k8s.launch finetune
+
 .PHONY: data
 data: setup ## The token shards of the preset's mixture, verified; WHERE=cluster makes them there
 	@"$(PY)" -m k8s.launch data

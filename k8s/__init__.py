@@ -12,7 +12,7 @@ To send a run, in the order in which to read:
     standing    the Job that is there already, and in what it differs
     apply       what changes the cluster
     placement   where the pods are, and what keeps them back
-    launch      make train-8xa100 and make data WHERE=cluster, of all these
+    launch      make train-8xa100, finetune-k8s and data WHERE=cluster, of all these
     sites       make sites, and the nodes that others ask about
 
 To look after one:

@@ -22,7 +22,7 @@ from k8s.lines import own
 from k8s.kubectl import BAD_SETTING, Refused, context
 from k8s.volume import Volume, say
 from k8s.shape import LIGHTHOUSE, cluster_config
-from k8s.target import DATA, Target, Thing, check_namespace, name_of, newest, runs
+from k8s.target import DATA, Target, Thing, check_namespace, name_of, newest, runs, sent_by, tunes
 from k8s.where import Place, decide
 from train import status
 from train.runs import RunPaths
@@ -124,7 +124,7 @@ def stop(place: Place, target: Target) -> int:
     if job:
         sys.stdout.write(f"Job {target.job_name} is stopped" + (f"; last checkpoint: step {saved}" if saved else
                          "; make checkpoints lists what is saved") + f". Volume {place.value('volume')}, its runs and "
-                         "data stay; make train-8xa100 goes on from there\n")
+                         f"data stay; {sent_by(job)} goes on from there\n")
     return 0
 
 
@@ -201,6 +201,10 @@ def restart(place: Place, target: Target) -> int:
         raise Refused(BAD_SETTING, f"Job {target.job_name} in {target.words} is at work on run {other}, and this asks "
                       f"for {place.paths.name}: make stop RUN_NAME={other} first, or give {place.paths.name} another "
                       "JOB_NAME")
+    if job and tunes(job) != bool(c.model):
+        raise Refused(BAD_SETTING, f"Job {target.job_name} in {target.words} was sent by {sent_by(job)}, and these "
+                      f"settings have {f'MODEL={c.model}' if c.model else 'no MODEL'}: give make restart what that was "
+                      "given, or make stop it first")
     from k8s import launch
     return launch.main(["restart"])
 

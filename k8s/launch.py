@@ -1,6 +1,7 @@
 """Sends a run to the cluster: checks, plan, Secret, volume, manifests; then where its pods are, and what to type next.
 
     python -m k8s.launch             make train-8xa100; DRY_RUN=1 prints the manifests, WAIT=1 tries until all fit
+    python -m k8s.launch finetune    make finetune-k8s: the same with MODEL, which makes a fine-tuning of any of these
     python -m k8s.launch restart     make restart: the Job anew; volume and Secret stay
     python -m k8s.launch data        make data: as a Job without GPUs where WHERE says the cluster, else here
 
@@ -59,6 +60,11 @@ class Order:
         return name
 
     @property
+    def target(self) -> str:
+        """Of make, which sends it."""
+        return "make finetune-k8s" if self.c.model else "make train-8xa100"
+
+    @property
     def has_lighthouse(self) -> bool:
         return self.c.sync == "diloco" and not self.data
 
@@ -89,9 +95,15 @@ def remark(text: str) -> None:
 # ---------------------------------------------------------------------------------------------------
 
 def send(command: str) -> int:
-    """make train-8xa100, restart or data in the cluster."""
+    """make train-8xa100, finetune-k8s, restart or data in the cluster."""
     data, again = command == "data", "make data WHERE=cluster" if command == "data" else "make restart"
     c, remarks = cluster_config()
+    if command == "finetune" and not c.model:
+        raise Refused(BAD_SETTING, "MODEL is not set; give a model on the volume or its name on the hub, and DATA as "
+                      "well, for example MODEL=/volume/models/qwen3-1.7b DATA=/volume/chats.jsonl")
+    if data and c.model:
+        raise Refused(BAD_SETTING, f"MODEL={c.model}: make data makes shards of text to pretrain on; the pods of a "
+                      "fine-tuning prepare DATA themselves: make finetune-k8s")
     if overlay_of(c) == "cpu-smoke":
         c = dataclasses.replace(c, device="cpu")  # as its pods will have it
     for text in remarks:
@@ -135,7 +147,7 @@ def send_there(command: str, order: Order, missing: list[str]) -> int:
         found.setting(whose)
     elif stands.state == "differs" and command != "restart":
         found.setting(stands.sentence)
-    elif stands.state in ("complete", "failed") and command == "train":
+    elif stands.state in ("complete", "failed") and command in ("train", "finetune"):
         found.environment(stands.sentence)  # of a data Job that has ended nothing is to be kept
     p = planned(order, found)
     found.refuse()
@@ -161,15 +173,17 @@ def check_place(order: Order) -> None:
     sent, run = read_sent(order.run), order.c.run_name
     if sent.get("context", order.here.name) != order.here.name:
         raise Refused(BAD_SETTING, f"run {run} was sent to context {sent['context']}, and kubectl uses "
-                      f"{order.here.name}: kubectl config use-context {sent['context']}, or send it here by make "
-                      "train-8xa100")
+                      f"{order.here.name}: kubectl config use-context {sent['context']}, or send it here by "
+                      f"{order.target}")
     if sent.get("namespace", order.namespace) != order.namespace:
         raise Refused(BAD_SETTING, f"run {run} was sent to namespace {sent['namespace']}, and this is about "
-                      f"{order.namespace}: set NAMESPACE={sent['namespace']}, or send it here by make train-8xa100")
+                      f"{order.namespace}: set NAMESPACE={sent['namespace']}, or send it here by {order.target}")
 
 
 def planned(order: Order, found: Found) -> plan.Plan:
     """What it will cost; what of that cannot be is among what is found."""
+    if order.c.model:  # nothing of it is known here
+        return plan.NONE
     c = dataclasses.replace(order.c, data_stream="0") if order.data else order.c
     p = plan.plan(c)
     has_bytes = claim_bytes(found.claim) if found.claim else None
@@ -215,7 +229,7 @@ def carry_out(order: Order, found: Found, stands: Standing, step_s: float | None
     if not placed.all_have_nodes:
         meanwhile = "train without them" if order.has_lighthouse else "hold their GPUs meanwhile"
         say(f"{placement.why_not(placed, order.job, order.namespace)}. Pods that have one {meanwhile}: make stop gives "
-            "their GPUs back, make train-8xa100 WAIT=1 tries until all fit, make sites lists what there is"
+            f"their GPUs back, {order.target} WAIT=1 tries until all fit, make sites lists what there is"
             + ("" if order.data else f"; where the others land: make status RUN_NAME={c.run_name}"))
     for pod in placed.pods:
         if pod.state == "Failed":
@@ -243,7 +257,7 @@ def make_way(order: Order, stands: Standing) -> None:
             apply.delete_lighthouse(order.job, order.namespace, patience_s)
     except Told:
         say(f"Job {order.job} is on its way out, and no other was sent: "
-            f"{order.again if order.data else 'make train-8xa100'} sends it")
+            f"{order.again if order.data else order.target} sends it")
         raise
 
 
@@ -306,7 +320,7 @@ def next_steps(order: Order) -> str:
         return (f"next: make logs{there}; make stop{there} stops it, and make data WHERE=cluster goes on behind the "
                 "last sealed shard")
     run = f" RUN_NAME={order.c.run_name}"  # which no run of this machine takes the place of
-    return (f"next: make status{run}, make logs{run}, make stop{run} (saves and stops; make train-8xa100 then goes on "
+    return (f"next: make status{run}, make logs{run}, make stop{run} (saves and stops; {order.target} then goes on "
             "from the last checkpoint)")
 
 
@@ -366,7 +380,7 @@ def in_cluster() -> bool:
 
 
 def main(argv: list[str]) -> int:
-    """`python -m k8s.launch [restart|data]`; exit code 64, 69, 78 or 143."""
+    """`python -m k8s.launch [finetune|restart|data]`; exit code 64, 69, 78 or 143."""
     command = (argv or ["train"])[0]
     try:
         if command == "data" and not in_cluster():

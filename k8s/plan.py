@@ -39,6 +39,9 @@ class Plan:
         return self.pace.fast.step_s if self.pace else None
 
 
+NONE = Plan(None, None, None, {}, 0.0, 0.0)  # of a model that only the pods can read
+
+
 def card_of_product(product: str) -> Card | None:
     """The card of a node's label, in which the blanks of its name are dashes."""
     parts = product.split("-")
@@ -102,6 +105,24 @@ def too_large(c: Config, need_bytes: float, has_bytes: float | None) -> list[Fin
 
 def told(c: Config, p: Plan) -> str:
     """The plan as a table."""
+    return table("plan" if c.model else "plan (computed, not measured)", tuned(c) if c.model else planned(c, p))
+
+
+def tuned(c: Config) -> list[tuple[str, str]]:
+    """Of a fine-tuning: what is asked for, since hours and memory hang on MODEL and DATA."""
+    trained = f"LORA_RANK={c.lora_rank} on {c.lora_targets}" if c.lora_rank else "all weights"
+    return [("shape", f"{c.nodes} {'pod' if c.nodes == 1 else 'pods'} of {units(c)}, PARALLEL={c.parallel}, each with "
+             f"{c.pod_cpus} CPUs and {c.pod_memory_gb} GiB, {c.shm_gb} of them shared memory"),
+            ("model", f"{c.model}: {trained}, in {c.dtype}"),
+            ("data", f"{c.data}, {'once' if c.epochs == 1 else f'{c.epochs} times'}, {c.batch_tokens:,} tokens a step"),
+            ("time", "n/a: MODEL and DATA are read in the pods, whose log has the steps; make plan reckons with a "
+             "model that is here"),
+            ("disk", f"on VOLUME={c.volume}: the model where it comes from the hub, 5 bytes a token of DATA, and "
+             f"{c.keep_last} checkpoints, CHECKPOINT_MODE={c.checkpoint_mode}")]
+
+
+def planned(c: Config, p: Plan) -> list[tuple[str, str]]:
+    """Of a pretraining."""
     rows = [("shape", f"{c.nodes} {'pod' if c.nodes == 1 else 'pods'} of {units(c)}, SYNC={c.sync}"),
             ("model", f"{parameters(c).total:,} parameters"),
             ("tokens", f"{c.last_step * c.batch_tokens:,} in {c.last_step:,} steps of {c.batch_tokens:,}"),
@@ -111,8 +132,12 @@ def told(c: Config, p: Plan) -> str:
                      "a GPU"))
     rows += [("data", data_told(c, p)),
              ("disk", f"up to {words.size(p.disk_bytes)} on VOLUME={c.volume}: {shards_told(c)}, {saves_told(c)}")]
+    return rows
+
+
+def table(title: str, rows: list[tuple[str, str]]) -> str:
     width = max(len(name) for name, _ in rows)
-    return "plan (computed, not measured):\n" + "".join(f"  {name.ljust(width)}  {text}\n" for name, text in rows)
+    return f"{title}:\n" + "".join(f"  {name.ljust(width)}  {text}\n" for name, text in rows)
 
 
 def units(c: Config) -> str:

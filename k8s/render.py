@@ -136,15 +136,19 @@ def build(folder: str, values: Mapping[str, str], patches: list[dict[str, Any]],
     fields = FIELDS[folder]
     top: dict[str, Any] = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization"}
     overlay = f"k8s/overlays/{folder}" if (K8S / "overlays" / folder).is_dir() else f"k8s/{folder}"
-    top["resources"] = [overlay, "values.yaml"]
+    top["resources"], components = [overlay, "values.yaml"], list[str]()
     if "pods" in fields and values["SITE"]:
         fields = (*fields, "site")
         if folder != "pinned-site":
-            top["components"] = ["k8s/site"]
+            components.append("k8s/site")
     if "peers" in fields and c.sync == "diloco":
         fields = (*fields, "diloco")
         if folder != "diloco":
-            top["components"] = ["k8s/diloco"]
+            components.append("k8s/diloco")
+    if "pods" in fields and c.model and folder != "data":
+        components.append("k8s/finetune")
+    if components:
+        top["components"] = components
     if environment:
         top["configMapGenerator"] = [{
             "name": values["ENVIRONMENT"], "literals": [f"{name}={value}" for name, value in environment.items()],

@@ -1,26 +1,32 @@
 """What a run in the cluster is: its settings, checked as the pods will see them, and the overlay that it takes.
 
 A setting has the same five sources as everywhere. A few have other defaults there, since a job in the cluster is larger
-than one on this machine; and what speaks of this machine only is left here.
+than one on this machine; and what speaks of this machine only is left here. With MODEL it is a fine-tuning.
 """
 
 import dataclasses
 import subprocess
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
+from finetune.choices import refuse
 from train import rules
 from train.at_sites import AtSites
 from train.config import Config
 from train.corpus.source import CorpusError, declared
 from train.of_finetuning import OfFinetuning
 from train.outside import Outside
+from train.runs import RunPaths
 from train.settings import ROOT, SettingsError, declared_fields, format_value, read_env_file, resolve
 
 DEFAULTS = {"PRESET": "xlarge-8xa100", "NODES": "4", "GPUS_PER_NODE": "2", "PEER_STOP": "wait",
             "START_TIMEOUT_S": "1800",  # pods of one job start whenever each finds room
             "MAX_RESTARTS": "10"}       # pods that die take the others' attempts with them
+OF_A_MODEL = {"PRESET": "finetune", "NODES": "1", "GPUS_PER_NODE": "1"}  # in the place of these, with MODEL
 SMALL = {"POD_CPUS": 2, "POD_MEMORY_GB": 6, "POD_DISK_GB": 10, "SHM_GB": 1}  # defaults where there are no GPUs to feed
+
+LOADING_GB = 8  # of a process that fine-tunes: itself, and a block of a large mixture on its way from file to GPU
 
 VOLUME_AT, CODE_AT = "/volume", "/app"  # in a pod
 IN_POD = {"RUNS_DIR": f"{VOLUME_AT}/runs", "DATA_DIR": f"{VOLUME_AT}/data"}
@@ -31,13 +37,15 @@ SENT_OF_OUTSIDE = {"JOB_NAME", "NETWORK", "PEER_STOP", "TARGET_HOURS", "TARGET_T
 AT_SITES = {field.name.upper() for field in dataclasses.fields(AtSites)} - {
     field.name.upper() for field in dataclasses.fields(Outside)}  # for pods that are sites alone
 OF_FINETUNING = {field.name.upper() for field in dataclasses.fields(OfFinetuning)} - {
-    field.name.upper() for field in dataclasses.fields(AtSites)}  # no pod does that yet
+    field.name.upper() for field in dataclasses.fields(AtSites)}  # for pods that have a MODEL alone
 NOT_SENT = ({field.name.upper() for field in dataclasses.fields(Outside)} - SENT_OF_OUTSIDE) | {
     "PRESET", "ENV_FILE", "SOURCES_DIR", "DETACH", "TORCH_BACKEND", "NODE_RANK", "SITE_ADDR", "BENCH_SHAPES",
     "BENCH_ROUNDS", "PEER_NANOGPT", "PEER_NANOCHAT", "PEER_TORCHTITAN", "REPORT_TASKS", "REPORT_TOKENS"} | {
-    name for name, field in declared_fields(Config).items() if field.metadata["declared"].secret} | OF_FINETUNING
+    name for name, field in declared_fields(Config).items() if field.metadata["declared"].secret}
 
 LIGHTHOUSE, LIGHTHOUSE_PORT = "-lighthouse", 29510  # behind JOB_NAME: where the sites of a job find each other
+
+FILES = (".jsonl", ".json", ".parquet", ".arrow", ".gz", ".zst")  # of conversations: no name of the hub ends so
 
 STAND_IN = "in-the-secret"  # for a key that the Secret brings; no Config with it leaves this file
 
@@ -45,8 +53,12 @@ STAND_IN = "in-the-secret"  # for a key that the Secret brings; no Config with i
 def cluster_config(environ: Mapping[str, str] | None = None) -> tuple[Config, list[str]]:
     """The settings of a run in the cluster, and what is to be said of where they came from. Raises SettingsError."""
     resolved = resolve(Config, environ, ROOT, DEFAULTS)
+    if tunes := bool(resolved.values["MODEL"]):
+        resolved = resolve(Config, environ, ROOT, DEFAULTS | OF_A_MODEL)
     values, origin = resolved.values, resolved.origin
     asked = values["NPROC"] if origin["NPROC"] in ("make's command line", "environment") else None
+    if tunes and origin["GPUS_PER_NODE"] == "default" and origin["NPROC"].startswith("presets/"):
+        values["GPUS_PER_NODE"] = values["NPROC"]
     if values["DEVICE"] == "cpu" or values["OVERLAY"] == "cpu-smoke":
         values |= {name: value for name, value in SMALL.items() if origin[name] == "default"}
     job, key = values["JOB_NAME"], values["WANDB_API_KEY"]
@@ -62,9 +74,17 @@ def cluster_config(environ: Mapping[str, str] | None = None) -> tuple[Config, li
     if asked not in (None, c.nproc):
         problems.append(f"NPROC={asked} ({origin['NPROC']}): a pod runs one process for each of its GPUS_PER_NODE="
                         f"{c.gpus_per_node}; leave it out, or set GPUS_PER_NODE={asked}")
+    without = (*rules.OF_PRETRAINING, check_sources) if tunes else ()
     for names, check in [*rules.CHECKS, *CHECKS]:
-        if not refused & {*names, "PRESET", "ENV_FILE"} and (problem := check(c)):
+        if check in without or refused & {*names, "PRESET", "ENV_FILE"}:
+            continue
+        if problem := check(c):
             problems.append(problem)
+    if tunes:
+        try:
+            refuse(c)
+        except SettingsError as error:
+            problems += error.problems
     if problems:
         raise SettingsError(problems, resolved.remarks)
     c = dataclasses.replace(c, wandb_api_key=key)
@@ -133,6 +153,10 @@ def check_memory(c: Config) -> str | None:
     if c.shm_gb >= c.pod_memory_gb:
         return (f"SHM_GB={c.shm_gb} is a part of POD_MEMORY_GB={c.pod_memory_gb} and must be less; for example "
                 f"SHM_GB={max(1, c.pod_memory_gb // 6)}")
+    need = c.shm_gb + LOADING_GB * (c.gpus_per_node or 1)
+    if c.model and c.device != "cpu" and c.pod_memory_gb < need:
+        return (f"POD_MEMORY_GB={c.pod_memory_gb}: to load a model each of GPUS_PER_NODE={c.gpus_per_node} processes "
+                f"needs {LOADING_GB} GiB of the host beside SHM_GB={c.shm_gb}; set POD_MEMORY_GB={need}")
     return None
 
 
@@ -144,6 +168,39 @@ def check_paths(c: Config) -> str | None:
         return (f"TOKENIZER={c.tokenizer} is on this machine, {there} TOKENIZER={VOLUME_AT}/tokenizer.json, or name a "
                 "repository on the hub")
     return None
+
+
+def check_tuned(c: Config) -> str | None:
+    """MODEL and DATA are read in the pods: on the volume or from the hub, whose names look like paths."""
+    if not c.model:
+        return None
+    if not c.data:
+        return (f"DATA is not set, which MODEL={c.model} is to be fine-tuned on; give conversations on the volume or "
+                f"the hub, for example DATA={VOLUME_AT}/chats.jsonl")
+    if problem := check_named("MODEL", c.model, f"{VOLUME_AT}/models/qwen3-1.7b", "OWNER/NAME"):
+        return problem
+    if "/" not in c.model and is_run_here(RunPaths.of(c.runs_dir, c.model, ROOT)):
+        return (f"MODEL={c.model} is a run of this machine, where pods do not reach it; copy its export to the volume "
+                f"and give that, for example MODEL={VOLUME_AT}/models/{c.model}")
+    parts = [(name, part) for name in ("DATA", "EVAL_DATA") for part in getattr(c, name.lower()).split(",") if part]
+    return next((problem for name, part in parts
+                 if (problem := check_named(name, part, f"{VOLUME_AT}/chats.jsonl", "OWNER/NAME:CONFIG:SPLIT"))), None)
+
+
+def check_named(setting: str, value: str, example: str, of_the_hub: str) -> str | None:
+    """Why pods do not find what a setting names."""
+    here = (ROOT / Path(value).expanduser()).exists() and not (setting == "MODEL" and "/" not in value)
+    is_path = value.startswith(("/", "~", ".")) or value.endswith(FILES)
+    if (in_a_pod(value) and ".." not in Path(value).parts) or not (here or is_path):
+        return None
+    return (f"{setting}={value} is {'on this machine' if here else 'a path'}, where pods do not reach it; copy it to a "
+            f"folder below {VOLUME_AT} on the volume, for example {setting}={example}, or name one on the hub, "
+            f"{setting}={of_the_hub}")
+
+
+def is_run_here(paths: RunPaths) -> bool:
+    """Whether a run was trained on this machine, and not brought from the cluster."""
+    return paths.checkpoints.is_dir() and not (paths.folder / "cluster.json").exists()
 
 
 def in_a_pod(path: str) -> bool:
@@ -186,9 +243,10 @@ def not_committed(path: str) -> str:
 
 CHECKS: list[tuple[tuple[str, ...], Callable[[Config], str | None]]] = [
     (("OVERLAY", "NODES", "SITE", "DEVICE", "SYNC"), check_overlay),
-    (("SHM_GB", "POD_MEMORY_GB"), check_memory),
+    (("SHM_GB", "POD_MEMORY_GB", "GPUS_PER_NODE"), check_memory),
     (("INIT_FROM", "TOKENIZER"), check_paths),
     (("SOURCES_DIR", "DATA_MIX"), check_sources),
+    (("MODEL", "DATA", "EVAL_DATA", "RUNS_DIR"), check_tuned),
     (("PRESET",), check_preset),
 ]
 
@@ -223,8 +281,9 @@ def pod_environment(c: Config) -> dict[str, str]:
         raise SettingsError(problems)
     asked = dataclasses.replace(c, network=network_of(c), nproc=c.gpus_per_node,
                                 device="cpu" if overlay_of(c) == "cpu-smoke" else c.device)
+    left = NOT_SENT | (set() if c.sync == "diloco" else AT_SITES) | (set() if c.model else OF_FINETUNING)
     values: dict[str, Any] = {name: getattr(asked, name.lower()) for name in declared_fields(Config)
-                              if name not in NOT_SENT and (c.sync == "diloco" or name not in AT_SITES)}
+                              if name not in left}
     defaults = Config()
     environment = {name: value for name, (value, _) in network.items()} | {
         "PRESET": c.preset, "OMP_NUM_THREADS": str(max(1, c.pod_cpus // (c.gpus_per_node or 1)))} | {
@@ -239,4 +298,5 @@ def pod_environment(c: Config) -> dict[str, str]:
 
 def as_a_pod_sees(environment: Mapping[str, str]) -> Config:
     """What this environment gives where there is no env file, but a Secret."""
-    return Config.load_with_remarks(environment, ROOT, {"ENV_FILE": "none-in-a-pod", "WANDB_API_KEY": STAND_IN})[0]
+    return Config.load_with_remarks(environment, ROOT, {"ENV_FILE": "none-in-a-pod", "WANDB_API_KEY": STAND_IN},
+                                    without=rules.OF_PRETRAINING if environment.get("MODEL") else ())[0]

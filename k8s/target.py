@@ -108,6 +108,17 @@ def is_of_sites(thing: Thing | None) -> bool:
     return thing is not None and annotation(thing, SYNC) == "diloco"
 
 
+def tunes(job: Thing | None) -> bool:
+    """Whether a Job's pods fine-tune."""
+    containers = job["spec"]["template"]["spec"]["containers"] if job else []
+    return any("scripts/finetune.sh" in container.get("command", []) for container in containers)
+
+
+def sent_by(job: Thing | None) -> str:
+    """The command that sends such a Job."""
+    return "make finetune-k8s" if tunes(job) else "make train-8xa100"
+
+
 def name_of(thing: Thing) -> str:
     return str(thing["metadata"]["name"])
 
