@@ -5,6 +5,7 @@
 A build machine has no GPU, as a rule. What needs one is said to be there, or not; what does not is tried.
 """
 
+import ctypes
 import importlib
 import importlib.util
 import os
@@ -74,6 +75,34 @@ def kernels(wanted: str) -> list[str]:
     return problems
 
 
+def fine_tuning() -> list[str]:
+    """A model of transformers' with adapters of peft's takes a step, without asking anybody for anything."""
+    try:
+        from peft import LoraConfig, get_peft_model
+        from transformers import LlamaConfig, LlamaForCausalLM
+        importlib.import_module("finetune.main")
+        small = LlamaConfig(vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
+                            num_attention_heads=2)
+        tuned = get_peft_model(LlamaForCausalLM(small), LoraConfig(r=2, target_modules=["q_proj"]))
+        tokens = torch.arange(8)[None]
+        tuned(input_ids=tokens, labels=tokens).loss.backward()
+    except Exception as error:  # whatever is wrong in it: the sentence is for who builds
+        return [f"fine-tuning fails: {type(error).__name__}: {str(error).strip().splitlines()[-1:]}"]
+    trained = [name for name, weight in tuned.named_parameters() if weight.grad is not None]
+    say("finetune", f"transformers {version('transformers')}, peft {version('peft')}")
+    return [] if trained and all("lora_" in name for name in trained) else [f"LoRA trains {trained}"]
+
+
+def transports() -> list[str]:
+    """NCCL loads libibverbs by itself, and takes TCP without a word where there is none."""
+    try:
+        ctypes.CDLL("libibverbs.so.1")
+    except OSError as error:
+        return [f"libibverbs does not load ({error}): NCCL would pass over InfiniBand"]
+    say("network", "libibverbs, by which NCCL takes InfiniBand and RoCE where a container has their devices")
+    return []
+
+
 def compilers() -> list[str]:
     """A function through torch.compile: g++, Python's headers and a folder for caches, all of them as this user."""
     x = torch.randn(1000)
@@ -89,7 +118,8 @@ def compilers() -> list[str]:
 
 def main() -> int:
     backend, wanted = sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else ""
-    problems = [*python_and_user(), *torch_build(backend), *kernels(wanted), *compilers()]
+    problems = [*python_and_user(), *torch_build(backend), *kernels(wanted), *fine_tuning(), *transports(),
+                *compilers()]
     for problem in problems:
         sys.stderr.write(f"image: {problem}\n")
     return 1 if problems else 0

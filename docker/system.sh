@@ -14,6 +14,8 @@ missing_packages() {
   python3 -c 'import os, sysconfig; os.stat(sysconfig.get_path("include") + "/Python.h")' 2>/dev/null ||
     echo python3-dev
   command -v tini >/dev/null || echo tini
+  # without it NCCL passes over InfiniBand and RoCE, and takes TCP
+  [[ $(ldconfig -p) == *libibverbs.so.1* ]] || echo libibverbs1 ibverbs-providers
   [[ -s /etc/ssl/certs/ca-certificates.crt ]] || echo ca-certificates
 }
 

@@ -12,7 +12,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/lib.sh
 
 SUITE=bookworm # as the default base has it
-BASE_PACKAGES=python3,python3-venv,python3-dev,gcc,g++,libc6-dev,tini,ca-certificates
+BASE_PACKAGES=python3,python3-venv,python3-dev,gcc,g++,libc6-dev,tini,ca-certificates,libibverbs1,ibverbs-providers
 STEPS=120 KILLED_AT=48 STOPPED_AT=80 SAVE_EVERY=20
 
 say() { echo "image-test: $*"; }
@@ -108,7 +108,7 @@ look_inside() {
   [[ -s $work/inside && -z $(comm -23 "$work/inside" "$work/tracked") ]] || {
     echo "git does not know these:"; comm -23 "$work/inside" "$work/tracked"; return 1
   }
-  grep -E '^(train|analysis)/.*\.py$' "$work/tracked" | comm -13 "$work/inside" - >"$work/left-out"
+  grep -E '^(train|finetune|analysis)/.*\.py$' "$work/tracked" | comm -13 "$work/inside" - >"$work/left-out"
   [[ ! -s $work/left-out ]] || { echo "left out by .dockerignore:"; cat "$work/left-out"; return 1; }
   name=$(find "$root" -xdev \( -name .env -o -name .git -o -name .netrc -o -name 'id_rsa*' -o -name pip.conf -o \
     -name runs -path '*/app/*' \) -print -quit)

@@ -53,9 +53,10 @@ def test_all_that_a_job_runs_enters() -> None:
     needed += [f"sources/{path.name}" for path in (ROOT / "sources").iterdir() if path.suffix == ".toml"]
     needed += [f"analysis/{path.name}" for path in (ROOT / "analysis").iterdir() if path.suffix in (".js", ".css")]
     needed += [f"analysis/dialects/{path.name}" for path in (ROOT / "analysis/dialects").iterdir()]
-    needed += ["scripts/train.sh", "scripts/launch.sh", "scripts/lib.sh", "scripts/setup.sh", "scripts/setup_torch.sh",
-               "docker/system.sh", "docker/flash_attn.sh", "docker/finish.sh", "docker/check.sh", "docker/check.py",
-               "requirements.txt", "requirements-torch.txt", "LICENSE"]
+    needed += ["scripts/train.sh", "scripts/finetune.sh", "scripts/launch.sh", "scripts/lib.sh", "scripts/setup.sh",
+               "scripts/setup_torch.sh", "docker/system.sh", "docker/flash_attn.sh", "docker/finish.sh",
+               "docker/check.sh", "docker/check.py", "requirements.txt", "requirements-torch.txt",
+               "requirements-finetune.txt", "LICENSE"]
     assert len(needed) > 60
     assert [path for path in needed if not enters(path)] == []
     assert all((ROOT / path).is_file() for path in needed)
@@ -77,6 +78,13 @@ def test_the_default_base_is_pinned_and_the_process_is_not_root() -> None:
     assert re.search(r"^ARG BASE_IMAGE=\S+@sha256:[0-9a-f]{64}$", DOCKERFILE, re.M)
     assert re.findall(r"^USER (.*)$", DOCKERFILE, re.M) == ["1000:1000"]
     assert DOCKERFILE.index("USER 1000:1000") < DOCKERFILE.index("RUN docker/check.sh") < DOCKERFILE.index("ENTRYPOINT")
+
+
+def test_what_fine_tuning_needs_is_locked_and_a_layer_behind_what_all_need() -> None:
+    """By the script that make setup runs: with hashes, without what they would bring along."""
+    base, more = DOCKERFILE.index("scripts/setup.sh \\"), DOCKERFILE.index("scripts/setup.sh --finetune")
+    assert base < DOCKERFILE.index("COPY requirements-finetune.txt") < more < DOCKERFILE.index("COPY . ./")
+    assert DOCKERFILE[:more].count("requirements-finetune.txt") == 1  # a change of it leaves torch's layer as it is
 
 
 def test_nothing_that_some_builder_does_not_know() -> None:
