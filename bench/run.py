@@ -9,6 +9,7 @@ are left out where enough others remain; quote ratios, with their spread.
 """
 
 import contextlib
+import importlib.util
 import itertools
 import json
 import os
@@ -22,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO, cast
 
-from bench import core, data, logs, pages, peers, planned, sampler, saving, text, waste, whole
+from bench import adapters, core, data, logs, pages, peers, planned, sampler, saving, text, waste, whole
 from bench.lines import said
 from bench.load import Foreign, worst
 from bench.shapes import SHAPES, Shape
@@ -233,13 +234,19 @@ def cells(c: Config, on_gpu: bool) -> Iterator[tuple[Shape, str, str]]:
 
 
 def measure_saving(rounds: int, gpus: int) -> Iterator[dict[str, Any]]:
-    """What saving.py finds alone, and with several processes in both ways of spreading a model over them."""
+    """What saving.py finds alone, and with several processes in both ways of spreading a model over them; and what
+    adapters.py does."""
     many = gpus or 2
     for processes, how in [(1, "ddp"), *([(many, "ddp"), (many, "fsdp")] if many > 1 else [])]:
         several = ["torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", "-m"] * (processes > 1)
         done = subprocess.run([sys.executable, "-m", *several, "bench.saving", how, str(rounds + 1)], cwd=ROOT,
                               text=True, stdout=subprocess.PIPE, check=True)
         yield json.loads(done.stdout.splitlines()[-1])  # torchrun may say something too
+    if importlib.util.find_spec("peft"):
+        yield from each(tuple(adapters.KINDS), "bench.adapters", str(rounds + 1))
+    else:
+        sys.stderr.write("checkpoints of fine-tunings are left out: they need what scripts/setup.sh --finetune "
+                         "installs\n")
 
 
 def tables(c: Config) -> Iterator[tuple[str, Sequence[str], Iterator[dict[str, Any]], Row]]:

@@ -13,15 +13,18 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import nn
 
 from bench import lines, worker
 from train import checkpoint, distributed, parallel
 from train.batch import Batch
 from train.config import Config
+from train.distributed import World
 from train.model import build
-from train.optim import build_optimizer, set_rate
+from train.optim import Optimizer, build_optimizer, set_rate
 from train.saver import Saver
 from train.settings import ROOT
 from train.step import train_step
@@ -40,7 +43,20 @@ def main(how: str, rounds: int) -> None:
     set_rate(optimizer, 1e-4, c)
     tokens = torch.randint(c.vocab_size, (8 // world.size, 65), device=world.device)
     batch = Batch([(tokens[:, :-1], tokens[:, 1:])], c.batch_tokens, range(len(tokens)))
-    saver, stalls, durable, size = Saver(Path(folder), c, world, checkpoint.needed_bytes(model)), [], [], 0
+    saver = Saver(Path(folder), c, world, checkpoint.needed_bytes(model))
+    found = saves(rounds, model, optimizer, batch, saver, world)
+    distributed.from_first(None)
+    if world.is_first:
+        shutil.rmtree(folder)
+        lines.say(processes=world.size, parallel=how, **found)
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def saves(rounds: int, model: nn.Module, optimizer: Optimizer, batch: Batch, saver: Saver, world: World,
+          ) -> dict[str, Any]:
+    """Bytes of a save, and the seconds of each."""
+    stalls, durable, size = [], [], 0
     for step in range(1, 2 * rounds + 1):
         train_step(model, optimizer, batch, 1.0, world)
         if step % 2:
@@ -58,12 +74,7 @@ def main(how: str, rounds: int) -> None:
             assert ended.problem is None, ended.problem
             durable.append(ended.seconds)
             size = ended.size
-    distributed.from_first(None)
-    if world.is_first:
-        shutil.rmtree(folder)
-        lines.say(processes=world.size, parallel=how, bytes=size, stall_s=stalls, durable_s=durable)
-    sys.stdout.flush()
-    os._exit(0)
+    return {"bytes": size, "stall_s": stalls, "durable_s": durable}
 
 
 HEADER = ("| state MB | processes | training waits, s | durable after, s |", "|---|---|---|---|")

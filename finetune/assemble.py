@@ -77,6 +77,8 @@ def put_together(read: Data, folder: Path, known: "Fingerprints", c: Config, pat
     """Everything the loop needs, at the step of the newest checkpoint."""
     begun = begin(c, paths, world, interrupt, state, shared)
     loader = Loader(c, read, world)
+    for line in (*read.lines, "", *read.preview(colour=False).splitlines(), ""):
+        log.info("%s", line)
     started.lap("data")
 
     state.phase("model")
@@ -85,8 +87,6 @@ def put_together(read: Data, folder: Path, known: "Fingerprints", c: Config, pat
     adapters = Adapters.of(c)
     tuned = together(lambda: built(folder, c, world, adapters))
     say_model(c, tuned)
-    for line in (*read.lines, "", *read.preview(colour=False).splitlines(), ""):
-        log.info("%s", line)
     opened: Any = Read(loader, Evaluator(c, read, world), known.data, Known(read.made_for.fingerprint))
     job = gather(c, paths, world, interrupt, state, shared, begun, tuned, opened)
     job.flops = flops(tuned, c)

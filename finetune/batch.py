@@ -1,7 +1,7 @@
 """What the trainer's loop takes of DATA: batches by global step, as tensors.
 
-It has no state of its own, so any step can be asked for at any time. What LORA_DROPOUT leaves out is drawn from the
-step and the process, so that a run that goes on draws what it would have drawn.
+It has no state of its own, so any step can be asked for at any time. What dropout leaves out, LORA_DROPOUT's or that of
+the model's own config.json, is drawn from the step and the process: a run that goes on draws what it would have drawn.
 """
 
 from collections.abc import Sequence
@@ -38,8 +38,7 @@ class Loader:
     def batch(self, step: int, gaps: Sequence[Gap] = ()) -> Batch:
         """The batch of the step after `step` committed ones."""
         made = self.step(step, gaps)
-        if self.c.lora_dropout:
-            torch.manual_seed(int(key_of(self.c.seed, "dropout", step * self.world.size + self.world.rank)) >> 1)
+        torch.manual_seed(int(key_of(self.c.seed, "dropout", step * self.world.size + self.world.rank)) >> 1)
         return Batch([tensors(part, self.world.device) for part in made.micro_batches], made.scored, made.windows)
 
     def step(self, step: int, gaps: Sequence[Gap]) -> Step:

@@ -1,6 +1,7 @@
 """DATA for MODEL: examples to train on, a fixed subset to evaluate with, and what is to be said of both.
 
-`python -m finetune.data` prepares DATA (MODEL, SEQ_LEN), says what became of its rows, and shows one example.
+`python -m finetune.data` prepares DATA (MODEL, SEQ_LEN), says what became of its rows, and shows one example. With
+`before-training` behind it, as scripts/train.sh has it, it leaves both to the training, whose log they belong to.
 
 Exit codes: 0; 64 a setting is bad; 78 data or tokenizer are bad; 130 stopped by Ctrl-C.
 """
@@ -8,6 +9,7 @@ Exit codes: 0; 64 a setting is bad; 78 data or tokenizer are bad; 130 stopped by
 import dataclasses
 import logging
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +28,7 @@ from train.settings import SettingsError
 from train.tokenizer import TokenizerError
 
 BAD_SETTING, BAD_DATA, STOPPED = 64, 78, 130
+BEFORE_TRAINING = "before-training"
 log = logging.getLogger(__name__)
 
 
@@ -115,12 +118,13 @@ def summary(data: Data, parts: subset.Split) -> list[str]:
     return lines
 
 
-def main() -> int:
+def main(argv: Sequence[str] = ()) -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     try:
         c, _ = choices.settings()
         data = prepared(c, origin.bring(c))
-        sys.stdout.write("\n".join([*data.lines, "", data.preview(sys.stdout.isatty())]) + "\n")
+        if BEFORE_TRAINING not in argv:
+            sys.stdout.write("\n".join([*data.lines, "", data.preview(sys.stdout.isatty())]) + "\n")
     except (SettingsError, CorpusError, TokenizerError, ForeignError) as error:
         sys.stderr.write(f"{error}\n")
         code = BAD_SETTING if isinstance(error, SettingsError) else BAD_DATA
@@ -133,4 +137,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -63,16 +63,16 @@ class Lite:
                 whole[name] = torch.cat(rows)
         problem = None
         if not rank:
-            wrong = [name for name, values in whole.items() if tuple(values.shape) != states[name][1]]
             try:
-                assert not wrong, f"{wrong[0]} has the shape {tuple(whole[wrong[0]].shape)}, not {states[wrong[0]][1]}"
+                for name, values in whole.items():
+                    refuse(name, values, states[name][1])
                 save_file(whole, folder / FILE, metadata={"format": "pt"})
                 with open(folder / CONFIG, "w", encoding="utf-8") as file:
                     json.dump(self.description, file, indent=1)
                 for name in (FILE, CONFIG):
                     with open(folder / name, "rb") as written:
                         os.fsync(written.fileno())
-            except (OSError, SafetensorError, AssertionError) as error:
+            except (OSError, SafetensorError, ValueError) as error:
                 problem = cause(error)
         problem, begins = from_first((problem, begins), group)
         if problem:
@@ -138,9 +138,16 @@ def read(path: Path, weights: dict[str, nn.Parameter]) -> None:
         if held != (wanted := {in_file(name) for name in weights}):
             raise ValueError(f"{path.name} holds other adapters than LORA_TARGETS asks for: "
                              f"{min(held ^ wanted)} is in one of them only")
+        for name, weight in weights.items():  # all of it, before anything is changed
+            refuse(in_file(name), file.get_tensor(in_file(name)), weight.shape)
         for name, weight in weights.items():
-            values = file.get_tensor(in_file(name))
-            if values.shape != weight.shape:
-                raise ValueError(f"{in_file(name)} is {tuple(values.shape)}, not {tuple(weight.shape)}")
             with torch.no_grad():
-                weight.copy_(part_of(values.to(weight.device), weight))
+                weight.copy_(part_of(file.get_tensor(in_file(name)).to(weight.device), weight))
+
+
+def refuse(name: str, values: Tensor, shape: tuple[int, ...]) -> None:
+    """Raises ValueError where an adapter has another shape, as one process's rows have, or is no adapter at all."""
+    if tuple(values.shape) != tuple(shape):
+        raise ValueError(f"{name} is {tuple(values.shape)}, not {tuple(shape)}")
+    if not values.isfinite().all():
+        raise ValueError(f"{name} holds numbers that are not finite")

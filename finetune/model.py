@@ -87,7 +87,7 @@ def recompute_in_backward(layer: Any, how: str) -> None:
     def forward(x: Tensor, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return inside(x, *args, **kwargs)
-        return recomputed(lambda hidden: inside(hidden, *args, **kwargs), how, x)
+        return recomputed(lambda hidden: inside(hidden, *args, **kwargs), how, x, draws=True)
 
     layer.forward = forward
 

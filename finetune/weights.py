@@ -23,6 +23,7 @@ from train.foreign import ForeignError
 from train.settings import shown
 
 NUMBERS = re.compile(r"\d+")
+NO_MEMORY = ("allocate memory", "not enough memory", "out of memory")  # as torch says it, on CPU and GPU
 SPLITS_ALONG_ROWS = ("MergeModulelist", "Concatenate")  # conversions that a process can make of its own rows
 
 
@@ -37,7 +38,7 @@ def load(folder: Path, model: nn.Module, skeleton: Any, dtype: torch.dtype, devi
 
     skeleton: a model of transformers' on the meta device of the same configuration, without adapters, whose own weights
     are of no account; it lends its names and its conversion. Adapters of the model stay on the meta device. Raises
-    ForeignError where the files are not those of this model; it is of no use then.
+    ForeignError where the files are not those of this model, MemoryError where it does not fit; it is of no use then.
     """
     own = {plain(name): weight for name, weight in model.named_parameters(remove_duplicate=False)}
     for name in list(skeleton.state_dict()):
@@ -46,12 +47,15 @@ def load(folder: Path, model: nn.Module, skeleton: Any, dtype: torch.dtype, devi
     with opened(folder) as slices:
         found = convert(folder, skeleton, slices, dtype, device)
     lacking = sorted(found.missing_keys)
+    for name, why in found.conversion_errors.items():
+        if any(words in why for words in NO_MEMORY):  # the files are as they should be
+            raise MemoryError(f"{name}: {reason(why)}")
     if lacking or found.mismatched_keys or found.conversion_errors:
         raise ForeignError(f"{shown(folder)}: " + "; ".join([
             *([f"its files lack {foreign.some(lacking)}"] if lacking else []),
             *(f"{name} has the shape {tuple(theirs)}, and config.json asks for {tuple(ours)}"
               for name, theirs, ours in sorted(found.mismatched_keys, key=str)[:3]),
-            *(f"{name} cannot be made of what is in its files ({' '.join(str(why).split())[:200]})"
+            *(f"{name} cannot be made of what is in its files ({reason(why)})"
               for name, why in sorted(found.conversion_errors.items())[:3])])
             + "; get the folder again, or take config.json and weights of the same model")
     tensors = dict(skeleton.named_parameters(remove_duplicate=False)) | dict(skeleton.named_buffers())
@@ -79,6 +83,12 @@ def convert(folder: Path, skeleton: Any, slices: dict[str, Any], dtype: torch.dt
         found, _ = convert_and_load_state_dict_in_model(skeleton, slices, how)
     except (SafetensorError, OSError) as error:
         raise ForeignError(f"{shown(folder)}: cannot be read ({error}); get it again") from error
+    for name in without_rows(skeleton) & (found.missing_keys | found.conversion_errors.keys()):
+        nothing: Any = nn.Parameter(torch.empty_like(skeleton.get_parameter(name), device=device))
+        nothing._is_hf_initialized = True  # else it draws its first values, together with others that do not
+        put(skeleton, name, nothing)
+        found.missing_keys.discard(name)
+        found.conversion_errors.pop(name, None)
     missing = set(found.missing_keys)
     skeleton.mark_tied_weights_as_initialized(found)
     found.missing_keys = missing - {name for name, target in skeleton.all_tied_weights_keys.items()
@@ -88,6 +98,13 @@ def convert(folder: Path, skeleton: Any, slices: dict[str, Any], dtype: torch.dt
         skeleton._initialize_missing_keys(False)
         skeleton.tie_weights(missing_keys=missing, recompute_mapping=False)
     return found
+
+
+def without_rows(skeleton: Any) -> set[str]:
+    """Weights of which this process has nothing, since there are more processes than experts. transformers cannot make
+    nothing of nothing; whether the files have them, the others see."""
+    return {name for name, weight in skeleton.named_parameters()
+            if hasattr(weight, "placements") and not weight.to_local().numel()}
 
 
 def refuse_unsplittable(folder: Path, mapping: list[Any], slices: dict[str, Any]) -> None:
@@ -120,6 +137,12 @@ def put(model: nn.Module, name: str, value: Tensor) -> None:
     owner, _, leaf = name.rpartition(".")
     module = model.get_submodule(owner)
     (module._buffers if leaf in module._buffers else module._parameters)[leaf] = value  # type: ignore[assignment]
+
+
+def reason(why: str) -> str:
+    """The error's own words, of a traceback as transformers notes it."""
+    lines = why.partition("\nError")[0].strip().splitlines()
+    return lines[-1][:200] if lines else "no reason is known"
 
 
 def patterns(names: Any) -> list[str]:

@@ -45,7 +45,7 @@ take_job() {
   done
 }
 
-# prepare_data MODULE: it goes on behind its last sealed shard. Where it fails the other nodes are told, which would
+# prepare_data MODULE ARGUMENT..: it goes on behind its last sealed shard. Where it fails the other nodes are told, which would
 # wait for this one as long as they may; those of pods end with their Job.
 prepare_data() {
   local code=0 why="" report=${TMPDIR:-/tmp}/prepared.$$
@@ -71,8 +71,8 @@ end_pod() {
 
 main() {
   local settings folder run_name detach nodes site_nodes node_rank peer_stop start_timeout sync
-  local job console holder why code prepare=train.prepare what=${2-}
-  [[ -z $what ]] || prepare=finetune.data
+  local job console holder why code prepare=(train.prepare) what=${2-}
+  [[ -z $what ]] || prepare=(finetune.data before-training)
   settings=$("$PY" -m train.config get RUN_FOLDER RUN_NAME DETACH NODES SITE_NODES RANK_IN_SITE PEER_STOP \
     START_TIMEOUT_S SYNC) || exit $?
   { read -r folder && read -r run_name && read -r detach && read -r nodes && read -r site_nodes &&
@@ -112,7 +112,7 @@ main() {
     teller
   fi
   stage "preparing data"
-  prepare_data "$prepare"
+  prepare_data "${prepare[@]}"
   if ((site_nodes == 1)); then stage "starting"; else stage "training as node $node_rank of $site_nodes"; fi
   run_child scripts/launch.sh ${what:+"$what.main"} 9>&- || exit $?
   ((node_rank == 0)) || return 0

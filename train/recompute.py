@@ -21,12 +21,13 @@ KEPT = {aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten._scaled_dot_product_fl
 KEPT_NAMES = ("flash_attn", "varlen_attn")  # operations of packages, which may not be there
 
 
-def recomputed(body: Callable[..., Tensor], how: str, *inputs: Tensor | None) -> Tensor:
-    """body(*inputs), keeping what `how` ("selective" or "full") says."""
+def recomputed(body: Callable[..., Tensor], how: str, *inputs: Tensor | None, draws: bool = False) -> Tensor:
+    """body(*inputs), keeping what `how` ("selective" or "full") says. draws: whether it draws numbers, as dropout does,
+    which must be the same again."""
     options: dict[str, Any] = {}
     if how == "selective":
         options["context_fn"] = functools.partial(create_selective_checkpoint_contexts, policy)
-    return checkpoint(body, *inputs, use_reentrant=False, preserve_rng_state=False, **options)
+    return checkpoint(body, *inputs, use_reentrant=False, preserve_rng_state=draws, **options)
 
 
 def policy(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:

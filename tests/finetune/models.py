@@ -1,5 +1,6 @@
 """Tiny random models of transformers' real classes, written to sharded safetensors with tokenizer and template."""
 
+import copy
 import functools
 import json
 import os
@@ -34,11 +35,13 @@ def classes() -> dict[str, tuple[Any, Any]]:
                 n_shared_experts=1, first_k_dense_replace=1, use_qk_norm=True, tie_word_embeddings=False))}
 
 
-def write_model(kind: str, folder: Path, with_mtp: bool = False) -> Path:
+def write_model(kind: str, folder: Path, with_mtp: bool = False, **changes: Any) -> Path:
     """A folder as its publisher would have it. with_mtp: and the layer behind the last one that predicts more tokens,
-    in the last file."""
+    in the last file; changes: of the configuration."""
     torch.manual_seed(3)
     make, config = classes()[kind]
+    config = copy.deepcopy(config)
+    config.update(changes)
     model = make(config)
     with torch.no_grad():
         for name, buffer in model.named_buffers():

@@ -56,6 +56,21 @@ def test_dropout_where_peft_has_none_is_refused(models: dict[str, Path]) -> None
         opened(models["glm4_moe"], ALONE, LORA_RANK=4, LORA_DROPOUT=0.1)
 
 
+@pytest.mark.parametrize("how", ["selective", "full"])
+def test_dropout_leaves_out_the_same_where_backward_computes_anew(models: dict[str, Path], how: str) -> None:
+    gradients = []
+    for recompute in ("none", how):
+        _, model = opened(models["llama"], ALONE, LORA_RANK=4, LORA_DROPOUT=0.5, ACTIVATION_CHECKPOINTING=recompute)
+        torch.manual_seed(1)
+        with torch.no_grad():
+            for name, weight in adapters_of(model).items():
+                if ".lora_B." in name:
+                    weight.normal_(0, 0.1)
+        model(*packed())[0].backward()
+        gradients.append({name: weight.grad for name, weight in adapters_of(model).items()})
+    assert all(torch.equal(gradient, gradients[1][name]) for name, gradient in gradients[0].items())
+
+
 @pytest.mark.parametrize(("kind", "targets"), [("llama", "attention,mlp"), ("glm4_moe", ALL), ("glm4_moe", "up_proj")])
 def test_a_model_with_new_adapters_computes_what_it_did_and_trains_them_alone(models: dict[str, Path], kind: str,
                                                                               targets: str) -> None:

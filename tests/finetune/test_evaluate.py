@@ -1,5 +1,6 @@
 """What the trainer's loop takes of DATA, and how held-out conversations are scored."""
 
+import dataclasses
 import math
 from pathlib import Path
 
@@ -55,9 +56,10 @@ def test_behind_the_last_epoch_and_what_was_passed_over_there_is_more(settled: t
     assert loader.names([0])[0].startswith(str(data.examples.files[0]))
 
 
-def test_what_dropout_leaves_out_depends_on_the_step_alone(settled: tuple[Config, Data]) -> None:
+@pytest.mark.parametrize("ours", [0.5, 0.0])  # with none of ours there is the model's own, by its config.json
+def test_what_dropout_leaves_out_depends_on_the_step_alone(settled: tuple[Config, Data], ours: float) -> None:
     c, data = settled
-    loader, drawn = Loader(c, data, ALONE), []
+    loader, drawn = Loader(dataclasses.replace(c, lora_dropout=ours), data, ALONE), []
     for step in (3, 4, 3):
         loader.batch(step)
         drawn.append(torch.rand(4).tolist())

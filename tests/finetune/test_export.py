@@ -39,7 +39,8 @@ def all_tensors(folder: Path) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize(("kind", "settings"), [
     ("glm4_moe", LORA), ("glm4_moe", {**LORA, "CHECKPOINT_MODE": "lite"}), ("qwen3", {"LORA_RANK": "4"}),
-    ("qwen3", {}), ("glm4_moe", {})], ids=["mixture", "mixture-lite", "lora", "full", "full-mixture"])
+    ("llama", {"LORA_RANK": "4", "CHECKPOINT_MODE": "lite"}), ("qwen3", {}), ("glm4_moe", {})],
+    ids=["mixture", "mixture-lite", "lora", "lite", "full", "full-mixture"])
 def test_an_export_computes_what_was_trained(models: dict[str, Path], chats: Path, tmp_path: Path, kind: str,
                                              settings: dict[str, str]) -> None:
     if settings:
@@ -71,6 +72,16 @@ def test_an_export_computes_what_was_trained(models: dict[str, Path], chats: Pat
     wanted = model(*batch)[0].item()
     assert alone(theirs(made), batch[0], batch[1]) == pytest.approx(wanted, rel=1e-5)
     assert alone(theirs(models[kind]), batch[0], batch[1]) != pytest.approx(wanted, rel=1e-4)
+    if "CHECKPOINT_MODE" in settings:
+        from peft import PeftModel
+        merged = PeftModel.from_pretrained(theirs(models[kind]), str(checkpoint)).merge_and_unload()
+        wanted_logits = merged(batch[0]).logits
+        assert torch.allclose(theirs(made)(batch[0]).logits, wanted_logits, atol=1e-5)
+        assert not torch.allclose(theirs(models[kind])(batch[0]).logits, wanted_logits, atol=1e-3)
+        by_peft = dict(merged.named_parameters())
+        own = dict(theirs(made).named_parameters())
+        assert own.keys() == by_peft.keys()
+        assert all(torch.allclose(values, by_peft[name], atol=1e-6) for name, values in own.items())
     facts = json.loads((made / "finetuned.json").read_text())
     assert (facts["step"], facts["settings"]["LORA_RANK"]) == (4, int(settings.get("LORA_RANK", 0)))
     done = subprocess.run(["sha256sum", "-c", "--quiet", "SHA256SUMS"], cwd=made, check=False)

@@ -1,11 +1,17 @@
 """finetune/preview.py: an example as text, its scored parts made visible."""
 
+import subprocess
+
 import numpy as np
 
 from finetune.preview import CLOSE, DIM, LONGEST, OPEN, PLAIN, SCORED, preview
 from finetune.template import Labelled
 from tests.finetune.making import CHATML, talk, theirs
+from tests.running import ROOT
+from tests.scripts.test_launch import env
 from train.loss import IGNORED
+
+__all__ = ["env"]  # a fixture
 
 
 def shown(*texts: str, colour: bool = False) -> str:
@@ -47,3 +53,11 @@ def test_long_parts_are_shown_by_both_ends() -> None:
     text = shown("a" * 5000 + "Z", "b" * 5000 + "Y")
     assert len(text) < 4 * LONGEST
     assert "aaZ<|im_end|>" in text and "[[[bbb" in text and "bbY<|im_end|>]]]" in text and "characters) ..." in text
+
+
+def test_before_a_training_it_is_left_to_the_trainings_log(env: dict[str, str]) -> None:
+    done = subprocess.run([ROOT / "scripts" / "train.sh", "here", "finetune"], env=env, text=True, check=True,
+                          stdout=subprocess.PIPE, timeout=30)
+    stages = [line.split("run: ")[1] for line in done.stdout.splitlines() if "run: " in line]
+    assert stages == ["-m doctor.before_run finetune", "-m finetune.data before-training", "-m finetune.main",
+                      "-m analysis.plots"]

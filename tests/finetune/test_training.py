@@ -1,6 +1,8 @@
 """python -m finetune.main: trained, evaluated, stopped, gone on with, on one process and several."""
 
 import json
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from tests.finetune.making import row, write_rows
 from tests.finetune.models import models
@@ -90,17 +93,22 @@ def test_trained_and_gone_on_with_to_the_bit(models: dict[str, Path], chats: Pat
     assert all(".lora_" in name for name in one) == bool(settings)
 
 
-def test_killed_at_any_moment_it_goes_on_to_the_bit(models: dict[str, Path], chats: Path, tmp_path: Path) -> None:
-    env = env_of(tmp_path, models["llama"], chats, SAVE_EVERY="2", EPOCHS="3", **{"LOG_EVERY": "1"})
+def kill_at(step: int, env: dict[str, str]) -> None:
+    """Start, and end it as kill -9 does once it has said that step."""
     started = subprocess.Popen([sys.executable, "-m", "finetune.main"], env=env, cwd=ROOT, text=True,
                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     assert started.stdout
     for line in started.stdout:
-        if line.startswith("step=7/"):
+        if line.startswith(f"step={step}/"):
             started.kill()
             break
     assert started.wait() == -9
     started.stdout.close()
+
+
+def test_killed_at_any_moment_it_goes_on_to_the_bit(models: dict[str, Path], chats: Path, tmp_path: Path) -> None:
+    env = env_of(tmp_path, models["llama"], chats, SAVE_EVERY="2", EPOCHS="3", **{"LOG_EVERY": "1"})
+    kill_at(7, env)
     said = finetune(env)
     assert "resumed from step_000000" in said and "step=34/34" in said
     (tmp_path / "whole").mkdir()
@@ -111,8 +119,32 @@ def test_killed_at_any_moment_it_goes_on_to_the_bit(models: dict[str, Path], cha
     assert all(torch.equal(v, saved(tmp_path / "whole", 34)[n]) for n, v in saved(tmp_path, 34).items())
 
 
+@pytest.mark.slow
+def test_killed_with_adapters_alone_it_has_them_and_its_step_again(models: dict[str, Path], chats: Path,
+                                                                   tmp_path: Path) -> None:
+    pytest.importorskip("peft", reason="make setup-dev installs it")
+    more = {**LORA, "EPOCHS": "3", "LOG_EVERY": "1", "EVAL_EVERY": "0"}
+    env = env_of(tmp_path, models["glm4_moe"], chats, SAVE_EVERY="2", CHECKPOINT_MODE="lite", **more)
+    kill_at(9, env)
+    said = finetune(env)
+    taken = re.search(r"resumed from step_0*(\d+) at step \1/34", said)
+    assert taken and int(taken[1]) in (4, 6, 8)
+    assert f"step_{int(taken[1]):07d} holds adapters alone (CHECKPOINT_MODE=lite): the optimizer starts anew" in said
+    (tmp_path / "whole").mkdir()
+    finetune(env_of(tmp_path / "whole", models["glm4_moe"], chats, **more))
+    went = {entry["step"]: entry["loss"] for entry in records(tmp_path) if entry["event"] == "step"}
+    whole = losses(tmp_path / "whole")
+    next_one = int(taken[1]) + 1  # has the same adapters and the same batch; its update has other moments
+    assert list(went) == list(range(1, 35))
+    assert [went[step] for step in range(1, next_one + 1)] == whole[:next_one]
+    assert went[next_one + 1] != whole[next_one]
+
+
 def test_another_model_or_other_data_do_not_go_on(models: dict[str, Path], chats: Path, tmp_path: Path) -> None:
-    env = env_of(tmp_path, models["llama"], chats, MAX_STEPS="2")
+    pytest.importorskip("peft", reason="make setup-dev installs it")
+    base = tmp_path / "base"
+    shutil.copytree(models["llama"], base)
+    env = env_of(tmp_path, base, chats, MAX_STEPS="2", LORA_RANK="2", CHECKPOINT_MODE="lite")
     finetune(env)
     more = env | {"MAX_STEPS": "4"}
     assert "the run was started with MODEL=" in finetune(more | {"MODEL": str(models["qwen3"])}, code=64)
@@ -124,6 +156,9 @@ def test_another_model_or_other_data_do_not_go_on(models: dict[str, Path], chats
         assert "was trained on other data" in finetune(more, code=78)
     finally:
         chats.write_text(before)
+    path = sorted(base.glob("*.safetensors"))[0]  # other weights of the same shapes
+    save_file({name: values + 0.01 for name, values in load_file(path).items()}, path, metadata={"format": "pt"})
+    assert "what MODEL and DATA name have changed" in finetune(more, code=78)
 
 
 @pytest.mark.parametrize(("settings", "code", "words"), [
@@ -137,7 +172,6 @@ def test_another_model_or_other_data_do_not_go_on(models: dict[str, Path], chats
     ({"CHECKPOINT_MODE": "lite"}, 64, "without LORA_RANK there are none")])
 def test_what_cannot_be_is_refused_in_a_sentence(models: dict[str, Path], chats: Path, tmp_path: Path,
                                                  settings: dict[str, str], code: int, words: str) -> None:
-    import re
     said = finetune(env_of(tmp_path, models["llama"], chats) | settings, code=code)
     assert re.search(words, said), said
     assert "Traceback" not in said
@@ -149,14 +183,20 @@ def test_prepared_before_it_is_trained(models: dict[str, Path], chats: Path, tmp
                           check=True)
     assert "training: 180 examples" in done.stdout and "[[[It is" in done.stdout
     assert "reading and tokenising took" in done.stderr
-    assert "reading and tokenising took" not in finetune(env | {"MAX_STEPS": "1"})
+    again = subprocess.run([sys.executable, "-m", "finetune.data", "before-training"], env=env, cwd=ROOT, text=True,
+                           capture_output=True, check=True)
+    assert again.stdout == "" and "one example" not in again.stderr
+    said = finetune(env | {"MAX_STEPS": "1"})
+    assert said.count("one example, ") == said.count("training: 180 examples") == 1
+    assert "reading and tokenising took" not in said
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "settings"), [
     ("glm4_moe", {**LORA, "PARALLEL": "fsdp"}), ("llama", {"LORA_RANK": "4", "PARALLEL": "ddp"}),
-    ("qwen3", {"PARALLEL": "fsdp"}), ("glm4_moe", {"PARALLEL": "fsdp", "GRAD_SYNC": "micro-batch"})],
-    ids=["lora-fsdp", "lora-ddp", "full-fsdp", "full-mixture"])
+    ("qwen3", {"PARALLEL": "fsdp"}), ("glm4_moe", {"PARALLEL": "fsdp", "GRAD_SYNC": "micro-batch"}),
+    ("llama", {"PARALLEL": "ddp"}), ("qwen3", {"LORA_RANK": "4", "PARALLEL": "fsdp"})],
+    ids=["lora-fsdp", "lora-ddp", "full-fsdp", "full-mixture", "full-ddp", "lora-fsdp-tied"])
 def test_one_two_and_four_processes_train_alike(models: dict[str, Path], chats: Path, tmp_path: Path, kind: str,
                                                 settings: dict[str, str]) -> None:
     found: list[list[float]] = []
