@@ -2,7 +2,7 @@
 
     python -m doctor.before_run [finetune]     exits 0, or with the code of what fails: 64 or 78 (plan/finding.py)
 
-finetune: the settings say nothing of the model then, so it is not planned.
+finetune: MODEL on DATA is what is planned, where its config.json is here.
 
 It loads no torch, asks no network and writes nothing: half a second that may save hours.
 """
@@ -12,42 +12,46 @@ import datetime
 import sys
 
 from doctor.quick import quick
-from plan import links
+from plan import links, tuned_told, tuning
 from plan.finding import FAIL, PASS, Finding, code_of, lines, split
 from plan.fleet import fleet_of
 from plan.told import brief
-from plan.whole import plan
+from plan.tuning import Tuning
+from plan.whole import Plan, plan
 from train.config import Config
 from train.corpus.source import CorpusError
 from train.settings import SettingsError
 
 
-def look(c: Config) -> tuple[list[Finding], str]:
+def look(c: Config, finetune: bool = False) -> tuple[list[Finding], str]:
     """What is not as it should be, and the plan in a line."""
     found = [finding for finding in quick(c) if finding.level != PASS]
     if any(finding.name == "gpus" and finding.level == FAIL for finding in found):
         return found, ""  # there is nothing to plan for
     here = dataclasses.replace(c, cards="here")
     try:
-        p = plan(here, fleet_of(here), datetime.datetime.now())
+        p: Plan | Tuning = tuning.plan(here, fleet_of(here)) if finetune else plan(
+            here, fleet_of(here), datetime.datetime.now())
     except SettingsError as error:  # a card that nothing is known of trains all the same
         return found, f"plan: n/a: {'; '.join(error.problems)}"
     except CorpusError as error:    # said better by what prepares the data
         return found, f"plan: n/a: {error}"
-    if p.fleet.on_cpu and any(finding.name == "memory" for finding in p.findings):
+    if p.fleet.on_cpu and (finetune or any(finding.name == "memory" for finding in p.findings)):
         found = [finding for finding in found if finding.name != "host-memory"]  # the same, and the plan says what fits
     said = {finding.name for finding in found}
-    return found + [finding for finding in p.findings if finding.name not in said], brief(p, c)
+    return found + [finding for finding in p.findings if finding.name not in said], (
+        tuned_told.brief(p) if isinstance(p, Tuning) else brief(p, c))
 
 
 def main() -> int:
+    finetune = sys.argv[1:] == ["finetune"]
     try:
-        c = links.loaded(lambda measured: Config.load_with_remarks(defaults=measured)[0])
+        c = links.loaded(lambda measured: Config.load_with_remarks(
+            defaults=measured, without=tuning.NOT_OF_THESE if finetune else ())[0])
     except SettingsError as error:
         sys.stderr.write(f"{error}\n")
         return 64
-    found, planned = look(c) if sys.argv[1:] != ["finetune"] else (
-        [finding for finding in quick(c) if finding.level != PASS and finding.name != "host-memory"], "")
+    found, planned = look(c, finetune)
     stopping, _ = split(c.allow_fail, found)
     for line in lines([finding for finding in found if finding not in stopping]):
         sys.stdout.write(f"{line}\n")

@@ -1,4 +1,5 @@
 """make plan: `python -m plan` prints the plan of the run that the settings describe; JSON=1 as JSON, SWEEP=... a table.
+Where MODEL is set, or the preset is for fine-tuning, it is the plan of that (plan/tuning.py).
 
 Exit codes: 0; 64 where the settings ask for what cannot be; 78 where RUNS_DIR or DATA_DIR cannot be looked into.
 """
@@ -6,9 +7,10 @@ Exit codes: 0; 64 where the settings ask for what cannot be; 78 where RUNS_DIR o
 import datetime
 import json
 import sys
+from collections.abc import Callable, Collection
 from typing import Any
 
-from plan import links, rows, storage, sweep
+from plan import links, rows, storage, sweep, tuned_told, tuning
 from plan.as_json import as_json
 from plan.finding import split
 from plan.fleet import fleet_of
@@ -16,17 +18,19 @@ from plan.told import told
 from plan.whole import plan, probe_of
 from train.config import Config
 from train.corpus.source import CorpusError
-from train.rules import check_batch
+from train.rules import CHECKS, check_batch
 from train.settings import ROOT, SettingsError
 
 BAD_SETTING, BAD_FOLDER = 64, 78
+Rule = Callable[[Any], str | None]
+EVERY_RULE = [check for _, check in CHECKS]  # none is asked before it is known what is planned
 
 
 def main() -> int:
     try:
-        # a plan of several nodes needs no address of the first; how many processes share BATCH_TOKENS says CARDS
-        c = links.loaded(lambda measured: Config.load_with_remarks(
-            None, ROOT, {"MASTER_ADDR": "planned"} | measured, without=(check_batch,))[0])
+        if tuning.is_tuning(links.loaded(lambda measured: loaded(measured, EVERY_RULE))):
+            return of_tuning()
+        c = links.loaded(lambda measured: loaded(measured, (check_batch,)))
         fleet = fleet_of(c)
         if c.sweep:
             swept = sweep.sweep(c, fleet, probe_of(c, fleet))
@@ -43,6 +47,24 @@ def main() -> int:
         sys.stderr.write(f"DATA_MIX: {error}\n")
         return BAD_SETTING
     sys.stdout.write(dumped(as_json(found)) if c.json else told(found))
+    stopping, _ = split(c.allow_fail, found.findings)
+    return BAD_SETTING if stopping else 0
+
+
+def loaded(defaults: dict[str, str], without: Collection[Rule]) -> Config:
+    """A plan of several nodes needs no address of the first; how many processes share BATCH_TOKENS says CARDS."""
+    return Config.load_with_remarks(None, ROOT, {"MASTER_ADDR": "planned"} | defaults, without)[0]
+
+
+def of_tuning() -> int:
+    """The plan of a fine-tuning. Raises SettingsError."""
+    c = links.loaded(lambda measured: loaded(measured, EVERY_RULE))
+    preset = {"PRESET": tuning.PRESET} if c.preset == Config().preset else {}  # as make finetune has it
+    c = tuning.in_nodes(links.loaded(lambda measured: loaded(preset | measured, tuning.NOT_ASKED)))
+    if c.sweep:
+        raise SettingsError([f"SWEEP={c.sweep}: not of a fine-tuning; leave it out"])
+    found = tuning.plan(c, fleet_of(c))
+    sys.stdout.write(dumped(tuned_told.as_json(found)) if c.json else tuned_told.told(found))
     stopping, _ = split(c.allow_fail, found.findings)
     return BAD_SETTING if stopping else 0
 

@@ -83,6 +83,24 @@ class Traffic:
 
 
 @dataclasses.dataclass(frozen=True)
+class Sent:
+    """Bytes of a copy, whole. gradients: in float32, of what is trained; weights: as they are fetched in a forward
+    pass, and `again` those that are fetched once more in the backward pass, blocks; blocks: how many."""
+
+    gradients: float
+    weights: float
+    again: float
+    blocks: int
+
+
+def sent_of(c: Config) -> Sent:
+    """Of a model of ours."""
+    p, width = parameters(c), 2 if c.dtype == "bfloat16" else 4
+    outside = p.embedding + p.head + c.n_embd  # the last norm
+    return Sent(gradient_bytes(c), width * p.total, width * (p.total - outside), c.n_layer)
+
+
+@dataclasses.dataclass(frozen=True)
 class Way:
     """What one optimizer step sends: beside each forward pass, beside each backward pass, beside the last of these in
     addition, and beside nothing."""
@@ -106,25 +124,28 @@ class Way:
                 + max(backward_s, self.backward.total_s + self.last.total_s) + self.alone.total_s)
 
 
-def syncs(c: Config, fleet: Fleet, step_s: float | None, link_gb_s: float | None = None) -> list[Sync]:
+def syncs(c: Config, fleet: Fleet, step_s: float | None, link_gb_s: float | None = None,
+          sent: Sent | None = None) -> list[Sync]:
     """Each way for this fleet; none for one process. Raises SettingsError where SHARD_RANKS cannot be.
 
-    step_s: that a step computes; link_gb_s: between two processes of a node, where it was measured.
+    step_s: that a step computes; link_gb_s: between two processes of a node, where it was measured; sent: of another
+    model than ours.
     """
     if fleet.processes == 1:
         return []
     levels, count = levels_of(c, fleet, link_gb_s), micro_batches(c, fleet)
     ranks = c.ranks_of_a_copy(fleet.processes, fleet.processes_of_a_node)
-    gradients, splits = gradient_bytes(c), c.optimizer != "muon"  # it needs whole matrices
+    splits, ours = c.optimizer != "muon", sent is None  # it needs whole matrices
+    sent = sent or sent_of(c)
     own = c.parallel if c.sync == "ddp" or fleet.sites == 1 else ""
-    ways = [("DDP, float32 gradients", Way(count, last=ring(gradients, levels)), True, "ddp"),
-            ("DDP, bfloat16 gradients", Way(count, last=ring(gradients / 2, levels)), False, "none"),
-            ("FSDP2 over all", split_over(c, levels, fleet.processes, count), splits, "fsdp")]
+    ways = [("DDP, float32 gradients", Way(count, last=ring(sent.gradients, levels)), True, "ddp"),
+            ("DDP, bfloat16 gradients", Way(count, last=ring(sent.gradients / 2, levels)), False, "none"),
+            ("FSDP2 over all", split_over(c, sent, levels, fleet.processes, count), splits, "fsdp")]
     if own == "hsdp" or 1 < ranks < fleet.processes:  # what is set has its row, with 1 and with all ranks too
-        ways.append((f"HSDP, {ranks} a copy", split_over(c, levels, ranks, count), splits, "hsdp"))
+        ways.append((f"HSDP, {ranks} a copy", split_over(c, sent, levels, ranks, count), splits, "hsdp"))
     found = [judged(name, way, levels, step_s, offered, parallel == own,
                     fetch_note(way) or pieces_note(c, levels, name)) for name, way, offered, parallel in ways]
-    return found + (between_sites(c, levels, count, step_s) if fleet.sites > 1 else [])
+    return found + (between_sites(c, levels, count, step_s) if fleet.sites > 1 and ours else [])
 
 
 def between_sites(c: Config, levels: Sequence[Level], count: int, step_s: float | None) -> list[Sync]:
@@ -206,19 +227,17 @@ def ring(size: float | Sequence[float], levels: Sequence[Level], messages: int =
     return Traffic(tuple(sent), tuple(spent))
 
 
-def split_over(c: Config, levels: Sequence[Level], ranks: int, count: int) -> Way:
+def split_over(c: Config, sent: Sent, levels: Sequence[Level], ranks: int, count: int) -> Way:
     """FSDP2 over copies of `ranks` processes.
 
     Weights are fetched in DTYPE, block by block, for each pass; those outside blocks stay from forward to backward.
     Gradients are scattered in float32 within a copy (GRAD_SYNC), and once a step all-reduced between copies.
     """
     inside, across = (list(part) for part in zip(*group_of(levels, ranks), strict=True))
-    p, width = parameters(c), 2 if c.dtype == "bfloat16" else 4
-    outside = p.embedding + p.head + c.n_embd  # the last norm
-    forward = ring(width * p.total, inside, c.n_layer + 1).times(0.5)
-    again = ring(width * (p.total - outside), inside, c.n_layer).times(0.5)
-    scattered = ring(gradient_bytes(c), inside, c.n_layer + 1).times(0.5)
-    held = [gradient_bytes(c) / math.prod(level.members for level in inside[i:]) for i in range(len(levels))]
+    forward = ring(sent.weights, inside, sent.blocks + 1).times(0.5)
+    again = ring(sent.again, inside, sent.blocks).times(0.5)
+    scattered = ring(sent.gradients, inside, sent.blocks + 1).times(0.5)
+    held = [sent.gradients / math.prod(level.members for level in inside[i:]) for i in range(len(levels))]
     reduced = ring(held, across)
     if c.grad_sync == "micro-batch":
         return Way(count, forward, again.plus(scattered), reduced)
@@ -230,7 +249,8 @@ def diloco(c: Config, levels: Sequence[Level], count: int, outer: Outer, step_s:
     exchange between sites (Douillard et al. 2023; in fragments: 2025)."""
     own, sites = [*levels[:-1], dataclasses.replace(levels[-1], members=1)], levels[-1].members
     each = math.prod(level.members for level in own)
-    inside = Way(count) if each == 1 else split_over(dataclasses.replace(c, **inner(c, each)), own, each, count)
+    within = dataclasses.replace(c, **inner(c, each))
+    inside = Way(count) if each == 1 else split_over(within, sent_of(within), own, each, count)
     sent = 2 * (sites - 1) / sites * exchanged_bytes(c) / outer.every
     waited_s = stall_s(c, outer, sites, step_s) / outer.every
     return dataclasses.replace(inside, alone=Traffic((0.0, 0.0, sent), (0.0, 0.0, waited_s)))

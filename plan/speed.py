@@ -51,17 +51,27 @@ class Speed:
     measured: bool = False
 
 
-def speed(c: Config, fleet: Fleet, probe: Probe | None) -> Speed:
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """Of another model than ours. flops: of a token, as MFU counts them; kept: share of the MFU that is left where
+    backward computes anew; remark: what is to be known of an MFU that is assumed."""
+
+    flops: float
+    kept: float
+    remark: str = ""
+
+
+def speed(c: Config, fleet: Fleet, probe: Probe | None, work: Work | None = None) -> Speed:
     """Of c on these devices; probe: of the slowest of them, or None."""
     peak = peak_tflops(c, fleet, probe)
-    if c.mfu is None and probe and (step := probe.step(c, fleet.processes)):
+    if c.mfu is None and not work and probe and (step := probe.step(c, fleet.processes)):
         percent = 100 * step.tokens_per_s * flops_of(c) / (peak * 1e12) if peak else None
         return Speed(percent, peak, step.tokens_per_s, c.batch_tokens / step.tokens_per_s,
                      "make doctor PROBE=1 measured a step of this shape here", measured=True)
     if peak is None:
         return Speed(None, None, None, None, no_peak(c, fleet))
-    percent, why = mfu(c, fleet)
-    tokens_per_s = percent / 100 * peak * 1e12 / flops_of(c)
+    percent, why = mfu(c, fleet, work)
+    tokens_per_s = percent / 100 * peak * 1e12 / (work.flops if work else flops_of(c))
     return Speed(percent, peak, tokens_per_s, c.batch_tokens / tokens_per_s, why)
 
 
@@ -81,27 +91,28 @@ def no_peak(c: Config, fleet: Fleet) -> str:
     return f"{fleet.slowest(c.dtype).key} has no {c.dtype} units"
 
 
-def mfu(c: Config, fleet: Fleet) -> tuple[float, str]:
+def mfu(c: Config, fleet: Fleet, work: Work | None = None) -> tuple[float, str]:
     """(per cent, where it is from): what is assumed where no step was measured."""
     if c.mfu is not None:
         return c.mfu, f"MFU={format_value(c.mfu)}"
     if fleet.on_cpu:
-        return recomputed(c, SHARE_ON_CPU, f"assumed: of this machine's own products in {c.dtype}, which were measured")
+        return recomputed(c, SHARE_ON_CPU, f"assumed: of this machine's own products in {c.dtype}, which were measured",
+                          work)
     key = fleet.slowest(c.dtype).key
-    stated, its_card, its_own = stated_by_preset(c)
+    stated, its_card, its_own = (None, "", None) if work else stated_by_preset(c)
     if stated and its_own and its_card == key:
         kept = RECOMPUTED[c.activation_checkpointing] / RECOMPUTED[its_own.activation_checkpointing]
         return stated * kept, f"presets/{c.preset}.env states {format_value(stated)}% for it" + less(kept)
     known = next(((percent, source) for start, percent, source in KNOWN if key.startswith(start)), None)
     if known and c.dtype == "bfloat16":
-        return recomputed(c, known[0], f"known of {key}: {known[1]}")
+        return recomputed(c, known[0], f"known of {key}: {known[1]}", work)
     return recomputed(c, ASSUMED, f"assumed: nothing published is known of {key} in {c.dtype}; make doctor PROBE=1 "
-                      "measures it there")
+                      "measures it there", work)
 
 
-def recomputed(c: Config, percent: float, why: str) -> tuple[float, str]:
-    kept = RECOMPUTED[c.activation_checkpointing]
-    return percent * kept, why + less(kept)
+def recomputed(c: Config, percent: float, why: str, work: Work | None = None) -> tuple[float, str]:
+    kept = work.kept if work else RECOMPUTED[c.activation_checkpointing]
+    return percent * kept, why + less(kept) + (work.remark if work else "")
 
 
 def less(kept: float) -> str:

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from plan.fleet import Fleet
 from plan.hours import waiting_s
-from plan.network import (Level, Sync, buckets, group_of, levels_of, micro_batches, ring, split_over,
+from plan.network import (Level, Sync, buckets, group_of, levels_of, micro_batches, ring, sent_of, split_over,
                           syncs)
 from plan.outer import Outer
 from train.cards import Card, card_called
@@ -319,7 +319,7 @@ def test_fsdp_sends_what_is_counted(tiny: Config, four_ranks: None, how: dict) -
         for i in range(3):
             with grad_sync(model, enabled=i == 2):
                 model(tokens, tokens)[0].backward()
-    way = split_over(c, [Level(ranks, 8.0), Level(4 // ranks, 8.0), Level(1, 8.0)], ranks, 3)
+    way = split_over(c, sent_of(c), [Level(ranks, 8.0), Level(4 // ranks, 8.0), Level(1, 8.0)], ranks, 3)
     # each sends (n - 1) / n of what n gather or scatter, and all of what 2 all-reduce; a node has `ranks` of them
     gathered, scattered, reduced = counting.sent.values()
     assert way.total.sizes[0] == pytest.approx((ranks - 1) / ranks * (gathered + scattered))
