@@ -67,6 +67,10 @@ finetune-node: setup-finetune ## One node of that on several machines (NODES, NO
 finetune-k8s: setup ## That on a cluster, MODEL and DATA on the volume or the hub (NODES, GPUS_PER_NODE, GPU_PRODUCTS)
 	@"$(PY)" -m k8s.launch finetune
 
+.PHONY: pipeline
+pipeline: setup-finetune ## Base, evaluation, mid-training, SFT, chat evaluation, in one go (MID_DATA ..); docs/pipeline.md
+	@scripts/pipeline.sh
+
 .PHONY: data
 data: setup ## The token shards of the preset's mixture, verified; WHERE=cluster makes them there
 	@"$(PY)" -m k8s.launch data
@@ -142,7 +146,7 @@ mirror: setup ## Upload RUN_NAME to Weights & Biases now; a run in training does
 
 ##@ Use
 .PHONY: eval
-eval: setup ## Bits per byte and the CORE metric of RUN_NAME (STEP, INIT_FROM, EVAL_EXAMPLES); docs/evaluation.md
+eval: setup ## Bits per byte and CORE of RUN_NAME (STEP, INIT_FROM); CHAT=1: answers right; docs/evaluation.md
 	@scripts/eval.sh
 
 .PHONY: sample

@@ -4,6 +4,7 @@
     reading.py    DATA, files here or on the hub -> conversations in order; what is dropped is counted and named
     template.py   messages -> token ids and which of them are scored, by the model's own chat template
     store.py      all of that once, as arrays on disk that are found again by what decides them
+    several.py    several sources as one DATA
     subset.py     which conversations are held out, by a seeded hash
     packing.py    examples of any length -> windows of SEQ_LEN, a pure function of seed and epoch
     batches.py    what one process trains on in one step
@@ -20,6 +21,8 @@
     assemble.py   a fine-tuning put together, as train/assemble.py does a pretraining
     main.py       the entry point: train/main.py with these in the place of its own
     export.py     what was trained, merged into MODEL's files
+    questions.py  questions with known answers, as a chat is asked them
+    chat_eval.py  how many it answers right: make eval CHAT=1
 
 It imports from train/, and nothing there imports it.
 """

@@ -17,7 +17,8 @@ import numpy as np
 from finetune import choices, model, origin, subset, template
 from finetune.batches import Batches
 from finetune.preview import preview
-from finetune.store import Examples, examples_of
+from finetune.several import examples_of
+from finetune.store import Examples
 from finetune.template import Template
 from train.config import Config
 from train.corpus.source import CorpusError

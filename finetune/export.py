@@ -175,7 +175,7 @@ def export(c: Config, paths: RunPaths) -> None:
         source = Replaced(Weights(folder))
     with place.alone(paths.folder), place.unfinished(paths.folder) as half:
         changed = write(base, half, skeleton, source)
-        (half / "finetuned.json").write_text(json.dumps({
+        (half / trained.TUNED).write_text(json.dumps({
             "model": tuned.model, "step": manifest["step"], "val_loss": manifest.get("val_loss"),
             "settings": {name: before["settings"].get(name) for name in (
                 "DATA", "EPOCHS", "SEQ_LEN", "BATCH_TOKENS", "LEARNING_RATE", "LORA_RANK", "LORA_ALPHA",

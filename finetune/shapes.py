@@ -59,12 +59,13 @@ NOTES = {
 @dataclasses.dataclass(frozen=True, slots=True)
 class Conversation:
     """Messages that keep the rules above. notes: keys of NOTES; unread: columns and keys of messages that were not
-    looked at."""
+    looked at; options: the answers that a multiple choice is among, as the assistant would write them."""
 
     messages: list[Message]
     shape: str
     notes: tuple[str, ...] = ()
     unread: frozenset[str] = frozenset()
+    options: tuple[str, ...] = ()
 
 
 class Unfit(Exception):
@@ -91,7 +92,8 @@ def conversation_of(row: dict[str, Any]) -> Conversation | Bad:
         messages, notes = checked(messages)
     except Unfit as unfit:
         return unfit.bad
-    return Conversation(messages, shape, notes, frozenset(unread))
+    options = tuple(lines_of(lettered(row["options"]))) if MAKERS.get(shape) is choice else ()
+    return Conversation(messages, shape, notes, frozenset(unread), options)
 
 
 def shape_of(row: dict[str, Any]) -> str:
@@ -135,10 +137,14 @@ def choice(row: dict[str, Any], shape: str, unread: set[str]) -> list[Message]:
         letters = [letter]
     if len(letters) != 1:
         raise Unfit("options", f"{answer[:40]!r} is {' and '.join(letters) or 'none of the options'}")
-    lines = [f"{letter}. {text}" for letter, text in options.items()]
     question = text_of(row["question"], "column 'question'")
     right = letters[0]
-    return [Message("user", "\n".join([question, *lines])), Message("assistant", f"{right}. {options[right]}")]
+    return [Message("user", "\n".join([question, *lines_of(options)])),
+            Message("assistant", f"{right}. {options[right]}")]
+
+
+def lines_of(options: dict[str, str]) -> list[str]:
+    return [f"{letter}. {text}" for letter, text in options.items()]
 
 
 def lettered(options: Any) -> dict[str, str]:

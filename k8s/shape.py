@@ -16,6 +16,7 @@ from train.at_sites import AtSites
 from train.config import Config
 from train.corpus.source import CorpusError, declared
 from train.of_finetuning import OfFinetuning
+from train.of_pipeline import OfPipeline
 from train.outside import Outside
 from train.runs import RunPaths
 from train.settings import ROOT, SettingsError, declared_fields, format_value, read_env_file, resolve
@@ -38,7 +39,9 @@ AT_SITES = {field.name.upper() for field in dataclasses.fields(AtSites)} - {
     field.name.upper() for field in dataclasses.fields(Outside)}  # for pods that are sites alone
 OF_FINETUNING = {field.name.upper() for field in dataclasses.fields(OfFinetuning)} - {
     field.name.upper() for field in dataclasses.fields(AtSites)}  # for pods that have a MODEL alone
-NOT_SENT = ({field.name.upper() for field in dataclasses.fields(Outside)} - SENT_OF_OUTSIDE) | {
+OF_PIPELINE = {field.name.upper() for field in dataclasses.fields(OfPipeline)} - {
+    field.name.upper() for field in dataclasses.fields(OfFinetuning)}  # no pod does that
+NOT_SENT = ({field.name.upper() for field in dataclasses.fields(Outside)} - SENT_OF_OUTSIDE) | OF_PIPELINE | {
     "PRESET", "ENV_FILE", "SOURCES_DIR", "DETACH", "TORCH_BACKEND", "NODE_RANK", "SITE_ADDR", "BENCH_SHAPES",
     "BENCH_ROUNDS", "PEER_NANOGPT", "PEER_NANOCHAT", "PEER_TORCHTITAN", "REPORT_TASKS", "REPORT_TOKENS"} | {
     name for name, field in declared_fields(Config).items() if field.metadata["declared"].secret}

@@ -1,7 +1,7 @@
 """Every setting, once: name, type, unit, default, help, and what a change means when a run is resumed.
 
-Those of evaluation are in of_evaluation.py, of fine-tuning in of_finetuning.py, of a WAN between sites in at_sites.py,
-of what is round a run, image and cluster, in outside.py.
+Those of evaluation are in of_evaluation.py, of fine-tuning in of_finetuning.py, of a pipeline in of_pipeline.py, of a
+WAN between sites in at_sites.py, of what is round a run, image and cluster, in outside.py.
 `.env.example` is written from all by env_example.py, and a test holds them equal. settings.py tells where values come
 from; everything below is about what they mean.
 """

@@ -8,6 +8,7 @@ from train.settings import Declared, declared_fields, format_value, rule_of
 # First setting of a group -> the group's title, in the order in which they are shown.
 GROUPS = {"PRESET": "Run", "DEVICE": "Machine", "PARALLEL": "Parallel", "SYNC": "Sites", "VOCAB_SIZE": "Model",
           "SEQ_LEN": "Batch and schedule", "OPTIMIZER": "Optimizer", "DATA_MIX": "Data", "MODEL": "Fine-tuning",
+          "MID_DATA": "Pipeline",
           "EVAL_EVERY": "Evaluation",
           "CHECKPOINTS": "Checkpoints", "MAX_RESTARTS": "Failures", "IMAGE": "Image", "WHERE": "Cluster",
           "CARDS": "Plan and doctor", "INTERVAL_MS": "Monitor", "LOG_DIR": "Plots", "PROMPT": "Text",

@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any
 
@@ -39,9 +39,11 @@ from train.corpus.source import CorpusError
 log = logging.getLogger(__name__)
 
 STOPS = (signal.SIGINT, signal.SIGTERM)
+NO_BUNDLE = "none"  # CORE_BUNDLE, where CORE is not wanted
 
 
-def main() -> int:
+def main(measure: Callable[[Config, World], int] | None = None) -> int:
+    """measure: what else than `evaluate` is done with the settings; it returns the exit code."""
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # DCP, in one process
     for number in STOPS:
@@ -53,7 +55,7 @@ def main() -> int:
             logging.getLogger().setLevel(logging.WARNING)
         for remark in remarks:
             log.info("%s", remark)
-        code = evaluate(c, world)
+        code = (measure or evaluate)(c, world)
     except SettingsError as error:
         log.error("%s", error)
         code = 64
@@ -88,7 +90,8 @@ def evaluate(c: Config, world: World) -> int:
     set_timeout(60 * c.eval_minutes * FULL_SET, [])  # ranks meet at the end only, and one may be slower
     core, problems = None, list[str]()
     try:  # what is damaged shows before hours of measuring
-        core = open_core(trained.config, trained.vocabulary, world)
+        if c.core_bundle != NO_BUNDLE:
+            core = open_core(trained.config, trained.vocabulary, world)
     except CoreError as error:
         problems.append(str(error))
         log.info("there will be no CORE: %s", error)

@@ -2,12 +2,12 @@
 
 import dataclasses
 
-from train.of_finetuning import OfFinetuning
+from train.of_pipeline import OfPipeline
 from train.settings import TRACKED, setting
 
 
 @dataclasses.dataclass(frozen=True)
-class OfEvaluation(OfFinetuning):
+class OfEvaluation(OfPipeline):
     """What is measured of a model, when, and by how much text."""
 
     # ---- Evaluation
@@ -23,7 +23,7 @@ class OfEvaluation(OfFinetuning):
         "https://karpathy-public.s3.us-west-2.amazonaws.com/eval_bundle.zip@sha256:"
         "90a7c19e28ee7a52b4f6e1f87658deb9fde7f63deba2379045bdb1fe9ea5d200", help="the tasks of CORE: a folder or a "
         ".zip, or addresses of one with commas between, which are tried in turn, each with its hash behind it where "
-        "that is known; docs/evaluation.md", pattern=r"https?://[^#,\s]+(@sha256:[0-9a-f]{64})?"
+        "that is known; none leaves CORE out; docs/evaluation.md", pattern=r"https?://[^#,\s]+(@sha256:[0-9a-f]{64})?"
         r"(,https?://[^#,\s]+(@sha256:[0-9a-f]{64})?)*|(?!https?:)/?[^\s/-][^\s]*", example="../eval_bundle")
     eval_examples: int = setting(500, help="of each task of CORE at most, always the same ones; 0: all, as published "
                                  "figures have them", minimum=0)

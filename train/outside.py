@@ -178,7 +178,7 @@ class Outside:
     sample_top_p: float = setting(1, help="of the probability: drawn is among the likeliest that make it up", above=0,
                                   maximum=1)
     chat: bool = setting(False, help="make sample answers PROMPT as a message, or at a terminal one after the other; "
-                         "for models that were fine-tuned to")
+                         "make eval asks CHAT_EVAL_DATA: for models that were fine-tuned to")
 
     # ---- Export
     export_dtype: str = setting("float32", help="of the weights that make export writes; bfloat16 takes half the room "

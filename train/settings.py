@@ -73,6 +73,11 @@ def value_type(field: dataclasses.Field) -> type:
     return field.type  # type: ignore[return-value]
 
 
+def environment(settings: Mapping[str, str]) -> dict[str, str]:
+    """This process's environment with these settings in it, for a target that starts others."""
+    return {**os.environ, **settings}
+
+
 # ---------------------------------------------------------------------------------------------------
 # One value
 # ---------------------------------------------------------------------------------------------------

@@ -49,6 +49,7 @@ OF_TRAINING = (rules.check_heads, rules.check_kv_heads, rules.check_batch, rules
                rules.check_decay, rules.check_muon, rules.check_sites, rules.check_exchange, rules.check_split,
                rules.check_lighthouse, rules.check_shutdown, rules.check_shard, rules.check_init, rules.check_wandb)
 
+TUNED = "finetuned.json"  # in the export of a run that has fine-tuned: of what, and which step
 LONGEST = 4096  # tokens of SEQ_LEN for a folder that allows more, unless it is given: masks and windows grow with it
 
 
@@ -142,8 +143,7 @@ def find(c: Config, given: Collection[str]) -> Found:
     if "INIT_FROM" in given and c.init_from and c.init_from != stored.init_from and "RUN_NAME" not in given:
         return of_folder(c, given)
     if stored.model:
-        raise RunFolderError(f"RUN_NAME={c.run_name}: has fine-tuned MODEL={stored.model}; make export RUN_NAME="
-                             f"{c.run_name} merges it, and what reads transformers' models reads that folder")
+        return of_export(c, paths, stored, given)
     wrong = [name for name in sorted({*SAME, "INIT_FROM"}.intersection(given))
              if getattr(c, name.lower()) != getattr(stored, name.lower())]
     if wrong:
@@ -154,6 +154,21 @@ def find(c: Config, given: Collection[str]) -> Found:
     facts = {"settings": before["settings"], "attempts": before.get("attempts", []),
              "checkpoint": {key: value for key, value in manifest.items() if key != "files"}}
     return Found(settings_for_use(c, stored, given), folder, manifest, facts)
+
+
+def of_export(c: Config, paths: RunPaths, stored: Config, given: Collection[str]) -> Found:
+    """The weights of a run that has fine-tuned: by its export, which has them merged. Raises RunFolderError where there
+    is none, or only one of another step."""
+    export, there = paths.folder / "export", checkpoint.committed(paths.checkpoints)
+    wanted = c.step or max(there, default=0)
+    merged = f"make export RUN_NAME={c.run_name}" + f" STEP={c.step}" * bool(c.step)
+    if not (export / TUNED).is_file():
+        raise RunFolderError(f"RUN_NAME={c.run_name}: has fine-tuned MODEL={stored.model}, and is read by its export, "
+                             f"which is not there; {merged} makes it")
+    if (step := foreign.read_json(export / TUNED).get("step")) != wanted:
+        raise RunFolderError(f"RUN_NAME={c.run_name}: its export is of step {step}, not {wanted}; {merged} renews it")
+    one = dataclasses.replace(c, init_from=str(export), step=None)
+    return of_folder(one, set(given) - {"TOKENIZER", "STEP"})
 
 
 def settings_of_run(paths: RunPaths, before: dict[str, Any]) -> Config:

@@ -46,7 +46,7 @@ def test_what_is_nobodys_business_stays_out(path: str) -> None:
 
 
 def test_all_that_a_job_runs_enters() -> None:
-    rooms = ("train", "finetune", "plan", "doctor", "monitor", "analysis", "export")
+    rooms = ("train", "finetune", "pipeline", "plan", "doctor", "monitor", "analysis", "export")
     code = [path for room in rooms for path in (ROOT / room).rglob("*.py")]
     needed = [path.relative_to(ROOT).as_posix() for path in code]
     needed += [f"presets/{path.name}" for path in (ROOT / "presets").iterdir() if path.suffix == ".env"]

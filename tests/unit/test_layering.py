@@ -13,9 +13,9 @@ import pytest
 from train.settings import ROOT
 
 # A module imports only from those before it. The record and the settings come first, then the flow, one way.
-ORDER = ["settings", "wandb_env", "outside", "at_sites", "of_finetuning", "of_evaluation", "rules", "config",
-         "env_example", "runs", "durable", "record", "goodput", "time_shares", "schedule", "cards", "flops", "sizes",
-         "nccl_log", "status", "provenance", "rollcall", "wan", "rendezvous", "manifest", "corpus.source",
+ORDER = ["settings", "wandb_env", "outside", "at_sites", "of_finetuning", "of_pipeline", "of_evaluation", "rules",
+         "config", "env_example", "runs", "durable", "record", "goodput", "time_shares", "schedule", "cards", "flops",
+         "sizes", "nccl_log", "status", "provenance", "rollcall", "wan", "rendezvous", "manifest", "corpus.source",
          "corpus.hub", "corpus.pin", "prepared", "corpus.fetch", "corpus.formats", "corpus.rows", "tokenizer",
          "shards", "making", "progress", "prepare", "overlap", "report_text", "report", "mixture", "stream", "guard",
          "straggler", "watchdog", "interrupt", "metrics", "mirror", "wandb_mirror", "distributed", "relay", "feed",
@@ -24,24 +24,24 @@ ORDER = ["settings", "wandb_env", "outside", "at_sites", "of_finetuning", "of_ev
          "cache", "sample", "chat", "checkpoint", "saver", "sites.striped", "sites.desk", "sites.lighthouse",
          "sites.outcome", "sites.engine", "sites.diloco", "job", "transport", "profiling", "recovery", "exchange",
          "run_folder", "trained", "sampling", "assemble", "eval_run", "loop", "main"]
-STANDARD_LIBRARY_ONLY = ["settings", "wandb_env", "outside", "at_sites", "of_finetuning", "of_evaluation", "rules",
-                         "config", "env_example", "runs", "durable", "record", "goodput", "time_shares", "schedule",
-                         "cards", "flops", "sizes", "wan", "nccl_log", "status", "provenance", "rollcall",
-                         "rendezvous", "guard", "straggler", "watchdog", "interrupt", "metrics", "mirror", "manifest",
-                         "sites.desk", "sites.outcome"]
+STANDARD_LIBRARY_ONLY = ["settings", "wandb_env", "outside", "at_sites", "of_finetuning", "of_pipeline",
+                         "of_evaluation", "rules", "config", "env_example", "runs", "durable", "record", "goodput",
+                         "time_shares", "schedule", "cards", "flops", "sizes", "wan", "nccl_log", "status",
+                         "provenance", "rollcall", "rendezvous", "guard", "straggler", "watchdog", "interrupt",
+                         "metrics", "mirror", "manifest", "sites.desk", "sites.outcome"]
 READS_ENVIRONMENT = {"train/settings.py", "train/wandb_env.py", "train/distributed.py", "train/sites/__init__.py"}
-TORCH_ROOMS = ("train", "finetune", "export", "bench", "wanlab")
+TORCH_ROOMS = ("train", "finetune", "pipeline", "export", "bench", "wanlab")
 LOADS_TORCH = "doctor.by_torch"  # the one module outside of TORCH_ROOMS that may: it is started
 KNOWS_PROCESSES = {"train/distributed.py", "train/parallel.py", "train/checkpoint.py", "train/sites/diloco.py",
                    "train/sites/striped.py", "wanlab/reduce.py", "export/stored.py"}
-FINETUNE = ["shapes", "reading", "template", "store", "subset", "packing", "batches", "preview", "choices", "origin",
-            "weights", "adapter", "model", "data", "batch", "evaluate", "lite", "assemble", "main",
-            "export"]  # as ORDER
+FINETUNE = ["shapes", "reading", "template", "store", "several", "subset", "packing", "batches", "preview", "choices",
+            "origin", "weights", "adapter", "model", "data", "batch", "evaluate", "lite", "assemble", "main",
+            "export", "questions", "chat_eval"]  # as ORDER
 MEASURES = {"bench/adapters.py": ["adapter", "lite", "model"]}  # what outside of it knows of it
 LONGEST_FILE, LONGEST_LINE = 400, 120
 
-ROOMS = [path for room in ("train", "finetune", "plan", "doctor", "monitor", "analysis", "export", "bench", "wanlab",
-                           "k8s")
+ROOMS = [path for room in ("train", "finetune", "pipeline", "plan", "doctor", "monitor", "analysis", "export", "bench",
+                           "wanlab", "k8s")
          for path in sorted((ROOT / room).rglob("*.py"))]
 TRAIN = {".".join(path.relative_to(ROOT / "train").with_suffix("").parts): path for path in ROOMS
          if path.is_relative_to(ROOT / "train") and path.stem != "__init__"}
@@ -94,13 +94,14 @@ def test_a_module_imports_only_those_before_it(module: str) -> None:
     assert train_modules(TREES[TRAIN[module]]) <= set(ORDER[:ORDER.index(module)])
 
 
-def test_fine_tuning_goes_one_way_and_other_rooms_know_its_choices_alone() -> None:
+def test_fine_tuning_goes_one_way_and_what_other_rooms_know_of_it_is_named() -> None:
     found = {path.stem: path for path in ROOMS if path.is_relative_to(ROOT / "finetune") and path.stem != "__init__"}
     assert sorted(found) == sorted(FINETUNE)
     for path, tree in TREES.items():
         reached = {name.split(".")[1] for name in imported(tree) if name.startswith("finetune.")}
         known = FINETUNE[:FINETUNE.index(path.stem)] if path in found.values() else MEASURES.get(name_of(path),
                                                                                                  ["choices"])
+        known = FINETUNE if path.is_relative_to(ROOT / "pipeline") else known
         assert reached <= set(known), name_of(path)
 
 

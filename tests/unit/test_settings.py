@@ -33,7 +33,7 @@ ZERO_IS_GOOD = {"SEED", "MIN_LEARNING_RATE", "WARMUP_TOKENS", "ADAM_BETA1", "ADA
                 "EVAL_EVERY", "SAMPLE_TEMPERATURE", "SAMPLE_TOKENS", "SAMPLE_TOP_K", "KEEP_EVERY", "MUON_MOMENTUM",
                 "NODE_RANK", "MAX_RESTARTS", "SPIKE_SIGMAS", "MAX_ROLLBACKS", "REPORT_TOKENS", "NODE", "WAN_RTT_MS",
                 "WAN_LOSS_PERCENT", "OUTER_MOMENTUM", "SYNC_DELAY", "SYNC_ALPHA", "CORE_EVERY", "EVAL_EXAMPLES",
-                "EVAL_CONVERSATIONS", "FULL_SAVE_EVERY", "LORA_RANK", "LORA_DROPOUT"}
+                "EVAL_CONVERSATIONS", "FULL_SAVE_EVERY", "LORA_RANK", "LORA_DROPOUT", "CHAT_EVAL_QUESTIONS"}
 
 # What a setting needs beside itself to mean anything.
 LORA = {"LORA_RANK": "8"}
@@ -387,9 +387,8 @@ def test_env_example_has_each_setting_with_help_rule_and_a_group() -> None:
         assert re.search(rf"^# {re.escape(declared.help)}\.\n# .+\n#{name}=", text, re.MULTILINE), name
     assert re.findall("^# ==== (.+)$", text, re.MULTILINE) == [
         "Run", "Machine", "Parallel", "Sites", "Model", "Batch and schedule", "Optimizer", "Data", "Fine-tuning",
-        "Evaluation",
-        "Checkpoints", "Failures", "Image", "Cluster", "Plan and doctor", "Monitor", "Plots", "Text", "Export",
-        "WAN lab", "Benchmark", "Log", "W&B", "Secrets"]
+        "Pipeline", "Evaluation", "Checkpoints", "Failures", "Image", "Cluster", "Plan and doctor", "Monitor", "Plots",
+        "Text", "Export", "WAN lab", "Benchmark", "Log", "W&B", "Secrets"]
 
 
 @pytest.mark.parametrize("preset", sorted(path.stem for path in (ROOT / "presets").glob("*.env")))

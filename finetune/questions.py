@@ -1,0 +1,120 @@
+"""Questions with known answers, as a chat is asked them: CHAT_EVAL_DATA, whose last answers are what is right.
+
+    a row with options     each option is an answer to choose; scored is its letter, as its line begins
+    any other row          the answer is to be written
+
+A question is asked as CHAT=1 make sample asks: the messages up to the last answer, written up to where a reply begins.
+Which are asked is decided by a seeded hash of what is said, as of held-out conversations (subset.py).
+"""
+
+import dataclasses
+from array import array
+from collections.abc import Callable
+
+import numpy as np
+
+from finetune import reading, several, subset
+from finetune.reading import Tally, conversations, pinned_files
+from finetune.store import hash_of
+from train import chat
+from train.chat import Message
+from train.config import Config
+from train.core.prompts import Choice, Question
+from train.corpus.source import CorpusError
+from train.prepared import data_dir
+from train.tokenizer import Vocabulary
+
+SETTING = "CHAT_EVAL_DATA"
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """messages: up to the reply; answer: the right one; options: the replies to choose among, or none; place:
+    FILE:LINE."""
+
+    messages: list[Message]
+    answer: str
+    options: tuple[str, ...]
+    place: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Sheet:
+    """All that will be asked. rows: in the data, of which `asked` were drawn; report: what became of the rows."""
+
+    asked: list[Asked]
+    rows: int
+    report: list[str]
+
+    @property
+    def chance(self) -> float:
+        """Share of the questions with options that guessing gets right; nan where there is none."""
+        shares = [1 / len(one.options) for one in self.asked if one.options]
+        return sum(shares) / len(shares) if shares else float("nan")
+
+
+def sheet_of(c: Config) -> Sheet:
+    """The questions of CHAT_EVAL_DATA, CHAT_EVAL_QUESTIONS of them at most. Raises CorpusError."""
+    if not c.chat_eval_data:
+        raise CorpusError(f"{SETTING} is not set; give questions with answers that the model was not trained on, for "
+                          f"example {SETTING}=held_out.jsonl")
+    found, report = list[Asked](), list[str]()
+    for source, _ in several.sources_in(c.chat_eval_data, SETTING):
+        pinned, files = pinned_files(source, data_dir(c) / "finetune", c.hf_token, SETTING)
+        tally = Tally()
+        found += [asked(row.conversation, row.place) for row in conversations(pinned, files, tally)]
+        reading.check_dropped(pinned, tally, reading.SENTENCES)
+        report += tally.report(reading.SENTENCES)
+    hashes = np.array([hash_of([*one.messages, Message("assistant", one.answer)]) for one in found], dtype=np.uint64)
+    drawn = subset.chosen(hashes, c.seed, c.chat_eval_questions or None)
+    return Sheet([found[i] for i in drawn.tolist()], len(found), report)
+
+
+def asked(conversation: reading.Conversation, place: str) -> Asked:
+    """The last answer of a conversation is what is asked for."""
+    *before, last = conversation.messages
+    return Asked(before, last.text, conversation.options, place)
+
+
+def choice_question(number: int, one: Asked, v: Vocabulary, seq_len: int) -> Question:
+    """A question with options, as CORE's are: of each option the tokens up to the one that holds its letter.
+
+    The whole line is tokenized, so that the letter is in the token that it is in where such an answer is trained on.
+    """
+    prompt, choices = chat.render(v, one.messages), []
+    for line in one.options:
+        encoding = v.tokenizer.encode(line, add_special_tokens=False)
+        letter = line.index(".")
+        count = sum(begin < letter for begin, _ in encoding.offsets)
+        choices.append(Choice(array("q", [*prompt, *encoding.ids[:count]]), len(prompt)))
+    return Question(number, tuple(choices), one.options.index(one.answer),
+                    too_long=max(len(choice.tokens) for choice in choices) > seq_len)
+
+
+def written_question(one: Asked, v: Vocabulary, seq_len: int) -> tuple[list[int], int] | None:
+    """(ids of the prompt, tokens that the right answer takes, its end included); None where they exceed seq_len."""
+    prompt, answer = chat.render(v, one.messages), len(v.encode(one.answer)) + 1
+    return (prompt, answer) if len(prompt) + answer <= seq_len else None
+
+
+def fitting(sheet: Sheet, v: Vocabulary, seq_len: int, say: Callable[[str], None] = lambda line: None) -> int:
+    """How many of the questions fit into seq_len tokens. Raises CorpusError where none does, TokenizerError."""
+    lost = [one.place for number, one in enumerate(sheet.asked) if (
+        choice_question(number, one, v, seq_len).too_long if one.options else
+        written_question(one, v, seq_len) is None)]
+    if len(lost) == len(sheet.asked):
+        raise CorpusError(f"{SETTING}: none of its {len(lost)} questions fits into SEQ_LEN={seq_len} tokens; give "
+                          "shorter ones, or train with a longer SEQ_LEN")
+    if lost:
+        say(f"{SETTING}: {len(lost)} of {len(sheet.asked)} questions do not fit into SEQ_LEN={seq_len} tokens and are "
+            f"left out ({', '.join(lost[:3])}{', ...' if len(lost) > 3 else ''})")
+    return len(sheet.asked) - len(lost)
+
+
+def is_same(written: str, answer: str) -> bool:
+    """Whether a written answer is the right one: to the letter, but for case, blanks and a stop at the end."""
+    return plain(written) == plain(answer)
+
+
+def plain(text: str) -> str:
+    return " ".join(text.split()).casefold().rstrip(" .!")

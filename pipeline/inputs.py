@@ -1,0 +1,239 @@
+"""What the stages need, fetched and verified before the first begins; all that is wrong is said together.
+
+    at once    settings of every stage, this machine and its disks, whether files and bundle are there
+    then       token shards and tokenizer of the base; conversations of each stage, tokenised as its model will have
+               them; questions; the bundle of CORE
+
+The tokenizer is there before the base is trained, so the folder that its export will be is made without weights, and
+what fine-tuning will read is prepared by it: the stages find it done.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import json
+import logging
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from doctor.before_run import look
+from export import files
+from export.__main__ import chat_of
+from finetune import data, model, questions, reading, several, template
+from pipeline import exercises
+from pipeline.stages import DATA_SETTINGS, Stage, data_of, wants_exercises
+from pipeline.state import State
+from plan.finding import lines, split
+from train import chat, prepare
+from train.config import Config
+from train.core.bundle import open_bundle
+from train.corpus.source import CorpusError
+from train.durable import write_whole
+from train.foreign import ForeignError
+from train.manifest import DataError
+from train.prepared import data_dir, pinned_of, tokenizer_path
+from train.runs import RunPaths
+from train.settings import ROOT, SettingsError, shown
+from train.sizes import parameters
+from train.status import RunFolderError
+from train.tokenizer import TokenizerError, Vocabulary
+
+BAD_DATA = (CorpusError, TokenizerError, DataError, ForeignError, RunFolderError, OSError)
+MOMENTS = 12  # bytes of a parameter in a checkpoint: weight and two moments, float32
+log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass
+class Problems:
+    """What was found. settings: mended by a setting; others: by data or machine."""
+
+    settings: list[str] = dataclasses.field(default_factory=list)
+    others: list[str] = dataclasses.field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.settings or self.others)
+
+    @property
+    def code(self) -> int:
+        """64 only where settings alone mend it."""
+        return 78 if self.others else 64
+
+    def of(self, make: Callable[[], Any], stage: Stage | None = None) -> Any:
+        """What is made, or None where that cannot be, which is noted."""
+        try:
+            return make()
+        except SettingsError as error:
+            for problem in error.problems:
+                self.setting(problem, stage)
+        except BAD_DATA as error:
+            self.other(as_user_says(str(error), stage))
+        return None
+
+    def setting(self, problem: str, stage: Stage | None = None) -> None:
+        if problem not in self.settings:  # one of all stages is said once
+            told = as_user_says(problem, stage)
+            self.settings.append(f"{stage.title}: {told}" if stage and told != problem else told)
+
+    def other(self, problem: str) -> None:
+        if problem not in self.others:
+            self.others.append(problem)
+
+    def text(self) -> str:
+        every = [*self.settings, *self.others]
+        count = "1 problem" if len(every) == 1 else f"{len(every)} problems"
+        return "\n  ".join([f"{count}, and no stage was begun:", *every])
+
+
+def as_user_says(problem: str, stage: Stage | None) -> str:
+    """With the names that the user knows: MID_DATA for DATA."""
+    if not stage or not stage.names:
+        return problem
+    return re.sub(rf"\b({'|'.join(stage.names)})\b", lambda found: stage.names[found[0]], problem)
+
+
+@dataclasses.dataclass(frozen=True)
+class Ready:
+    """What is known once all is verified. configs: by stage; inputs: of each stage, name -> hash; prompts: of the
+    sample."""
+
+    configs: dict[str, Config]
+    inputs: dict[str, dict[str, str]]
+    prompts: tuple[str, ...]
+
+
+# ---- At once
+
+def configs_of(stages: list[Stage], problems: Problems) -> dict[str, Config]:
+    found = {stage.key: problems.of(stage.load, stage) for stage in stages}
+    return {key: c for key, c in found.items() if c}
+
+
+def look_round(c: Config, stages: list[Stage], configs: dict[str, Config], state: State, core: bool,
+               problems: Problems) -> list[str]:
+    """What takes no time. Returns what is to be said: the plan of the base, and warnings."""
+    said: list[str] = []
+    told: set[str] = set()
+    for stage in stages:
+        if stage.key in configs:
+            for problem in state.changed_settings(stage, configs[stage.key], told):
+                problems.setting(problem)
+        made = {path: fingerprint_of(Path(path)) for path in state.stages.get(stage.key, {}).get("made", {})}
+        for problem in state.changed_outputs(stage, made):
+            problems.other(problem)
+    if wants_exercises(c):
+        problems.of(lambda: exercises.made(data_dir(c), c.seed))
+    for name in DATA_SETTINGS:
+        if getattr(c, name.lower()):
+            problems.of(functools.partial(look_at_sources, c, name))
+    if core and c.core_bundle.partition("://")[0] not in ("http", "https") and not (ROOT / c.core_bundle).exists():
+        problems.other(f"CORE_BUNDLE={c.core_bundle}: there is no such folder or .zip; give one, or leave it out")
+    base = configs.get("base")
+    if base and not state.is_done(stages[0]):
+        found, planned = look(base)
+        stopping, _ = split(c.allow_fail, found)
+        said += [*lines([one for one in found if one not in stopping]), *([planned] if planned else [])]
+        for one in stopping:
+            (problems.setting if one.code == 64 else problems.other)(f"{one.name}: {one.text}; {one.fix}")
+    if base:
+        check_room(base, [stage for stage in stages if stage.trains and not state.is_done(stage)], problems)
+    return said
+
+
+def look_at_sources(c: Config, name: str) -> None:
+    """Whether each source of a setting is a file, a folder or a name on the hub. Raises CorpusError."""
+    for source, _ in several.sources_in(data_of(c, name), name):
+        reading.source_of(source, name)
+
+
+def check_room(c: Config, ahead: list[Stage], problems: Problems) -> None:
+    """Whether RUNS_DIR has room for checkpoints and exports of all that is still to be trained."""
+    there = next(path for path in ((ROOT / c.runs_dir).absolute(), *(ROOT / c.runs_dir).absolute().parents)
+                 if path.exists())
+    numbers = parameters(c).total
+    whole = len(ahead) * numbers * (MOMENTS * (c.keep_last + 1) + 4)
+    held = sum(path.stat().st_size for stage in ahead
+               for path in RunPaths.of(c.runs_dir, stage.run, ROOT).folder.glob("**/*") if path.is_file())
+    need, free = max(0, whole - held), shutil.disk_usage(there).free
+    if need > free:
+        problems.other(f"RUNS_DIR={c.runs_dir}: {shown(there)} has {free / 2**30:.1f} GiB free, and checkpoints and "
+                       f"exports of {len(ahead)} stages take {need / 2**30:.1f} GiB more; make room, choose another "
+                       f"RUNS_DIR, or keep fewer (KEEP_LAST=2)")
+
+
+# ---- Then
+
+def verify(c: Config, stages: list[Stage], configs: dict[str, Config], state: State, folder: Path, core: bool,
+           problems: Problems) -> Ready:
+    """Fetch, prepare and check all data. folder: of the pipeline."""
+    base, inputs, prompts = configs["base"], {stage.key: dict[str, str]() for stage in stages}, list[str]()
+    log.info("==== inputs of all stages")
+
+    def prepared() -> Vocabulary:
+        prepare.prepare(base)
+        return prepare.vocabulary(base)
+
+    v: Vocabulary | None = problems.of(prepared)
+    if core:
+        bundle = problems.of(lambda: open_bundle(c.core_bundle, data_dir(c)))
+        if bundle:
+            log.info("%s", bundle.words())
+            inputs["evaluation"]["CORE_BUNDLE"] = bundle.sha256
+    sheet = problems.of(lambda: questions.sheet_of(dataclasses.replace(
+        c, chat_eval_data=data_of(c, "CHAT_EVAL_DATA"))))
+    if v:
+        vocabulary = v
+        inputs["base"] = {"DATA_MIX": digest([pinned_of(base, name).key for name in base.mixture]),
+                          "TOKENIZER": vocabulary.sha256}
+        if sheet:
+            problems.of(lambda: questions.fitting(sheet, vocabulary, base.seq_len, lambda line: log.info("%s", line)))
+        model_folder = problems.of(lambda: weightless(base, vocabulary, folder / "model"))
+        for stage in stages if model_folder else []:
+            if stage.tunes and stage.key in configs:
+                read = problems.of(functools.partial(conversations, configs[stage.key], model_folder), stage)
+                if read:
+                    log.info("%s", "\n".join(f"{stage.title}: {as_user_says(line, stage)}" for line in read.lines))
+                    inputs[stage.key] = {stage.names["DATA"]: read.examples.key, "CHAT_EVAL_DATA": read.evaluation.key}
+    if sheet:
+        log.info("chat evaluation: %d questions of %d rows, %d of them multiple choice", len(sheet.asked), sheet.rows,
+                 sum(bool(one.options) for one in sheet.asked))
+        kinds = {bool(one.options): one.messages[-1].text for one in reversed(sheet.asked)}
+        prompts = [c.prompt] if c.prompt else [kinds[kind] for kind in sorted(kinds, reverse=True)]
+        asked = digest([[one.messages, one.answer, one.options] for one in sheet.asked])
+        inputs |= {key: {"CHAT_EVAL_DATA": asked} for key in inputs if key.startswith("chat-")}
+    for stage in stages:
+        for problem in state.changed_inputs(stage, inputs[stage.key]):
+            problems.other(problem)
+    return Ready(configs, inputs, tuple(prompts))
+
+
+def conversations(c: Config, folder: Path) -> data.Data:
+    """DATA of a stage, prepared as the stage will find it. Raises SettingsError, CorpusError, TokenizerError."""
+    return data.prepare(c, template.find(folder, c.model))
+
+
+def weightless(c: Config, v: Vocabulary, folder: Path) -> Path:
+    """The base's export without its weights: what says how its conversations are written. Raises TokenizerError."""
+    chat.format_of(v)  # says which tokens are lacking
+    template_, ends = chat_of(v)
+    for name, content in (("config.json", files.config_json(c, v, c.export_dtype)),
+                          ("generation_config.json", files.generation_config(v, ends)),
+                          ("tokenizer_config.json", files.tokenizer_config(c, v, template_))):
+        write_whole(folder / name, (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
+    write_whole(folder / "tokenizer.json", files.tokenizer_json(tokenizer_path(c).read_bytes()))
+    return folder
+
+
+def fingerprint_of(folder: Path) -> str:
+    """Of an export; "" where it is not there."""
+    try:
+        return model.fingerprint(folder)
+    except ForeignError:
+        return ""
+
+
+def digest(what: Any) -> str:
+    return hashlib.sha256(json.dumps(what).encode()).hexdigest()[:16]
+

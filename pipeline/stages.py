@@ -1,0 +1,161 @@
+"""Which stages there are: the settings and the commands of each.
+
+    base        -> RUN_NAME-base   from text, as make train; and its export
+    evaluation                     bits per byte, and CORE where a bundle is given
+    chat-base                      questions answered right
+    mid         -> RUN_NAME-mid    MODEL=RUN_NAME-base DATA=MID_DATA; and its export
+    chat-mid
+    sft         -> RUN_NAME-sft    MODEL=RUN_NAME-mid DATA=SFT_DATA; and its export
+    chat-sft
+    sample                         answers, as CHAT=1 make sample writes them
+
+The settings of a stage stand over the user's own: LEARNING_RATE of SFT is SFT_LEARNING_RATE. All others are shared.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+
+from finetune import choices
+from pipeline import exercises
+from train.config import Config
+from train.eval_run import NO_BUNDLE
+from train.settings import (FROZEN, TRACKED, Resolved, SettingsError, declared_fields, environment, format_value,
+                            resolve)
+
+PYTHON, PROMPT = "PYTHON", "PROMPT="  # in a command: the interpreter; what a sample answers
+TRAIN, TUNE, EVAL = ("scripts/train.sh",), ("scripts/finetune.sh",), ("scripts/eval.sh",)
+EXPORT, SAMPLE = (PYTHON, "-m", "export"), (PYTHON, "-m", "train.sampling")
+CHAT_STAGES = ("base", "mid", "sft")
+LONGEST_NAME = 63 - len("-pipeline")
+
+# A setting of a fine-tuning stage -> what the user calls it.
+OF_MID = {"DATA": "MID_DATA", "EPOCHS": "MID_EPOCHS", "LEARNING_RATE": "MID_LEARNING_RATE",
+          "BATCH_TOKENS": "MID_BATCH_TOKENS", "EVAL_DATA": "CHAT_EVAL_DATA",
+          "EVAL_CONVERSATIONS": "CHAT_EVAL_QUESTIONS"}
+OF_SFT = {name: theirs.replace("MID_", "SFT_") for name, theirs in OF_MID.items()}
+DATA_SETTINGS = {"MID_DATA": "mid", "SFT_DATA": "sft", "CHAT_EVAL_DATA": "held_out"}  # and which exercises they take
+
+# What says where and how fast a stage computes, not what; it may differ where a stage is done.
+OF_THE_MACHINE = {"DEVICE", "NPROC", "NODES", "DTYPE", "COMPILE", "ATTENTION", "ACTIVATION_CHECKPOINTING",
+                  "MICRO_BATCH_SIZE", "PARALLEL", "SHARD_RANKS", "GRAD_SYNC", "SPIKE_SIGMAS", "MAX_SKIPS",
+                  "MAX_ROLLBACKS"}
+OF_A_RUN = {name for name, field in declared_fields(Config).items()
+            if field.metadata["declared"].resume in (FROZEN, TRACKED)} - OF_THE_MACHINE | {"MAX_STEPS"}
+FROZEN_ONES = {name for name, field in declared_fields(Config).items() if field.metadata["declared"].resume == FROZEN}
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """settings: put over the user's; names: of these, as the user calls them; watched: the settings that decide what
+    comes out; run: the run that it is about; trains: whether it makes that run."""
+
+    key: str
+    title: str
+    run: str
+    settings: Mapping[str, str]
+    commands: tuple[tuple[str, ...], ...]
+    names: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    watched: frozenset[str] = frozenset()
+    trains: bool = False
+
+    @property
+    def tunes(self) -> bool:
+        return TUNE in self.commands
+
+    def load(self) -> Config:
+        """The settings as this stage's commands see them. Raises SettingsError."""
+        environ = environment(self.settings)
+        if not self.tunes:
+            return Config.load(environ)
+        c = Config.load_with_remarks(environ, without=choices.OF_PRETRAINING)[0]
+        choices.refuse(c)
+        return c
+
+
+def stages_of(c: Config, prompts: tuple[str, ...], core: bool) -> list[Stage]:
+    """All stages. prompts: of the sample; core: whether a bundle is given."""
+    name = c.run_name
+    shared = {"PRESET": c.preset, "DETACH": "0", "CHAT": "0"}
+    stages = [
+        Stage("base", "base", f"{name}-base", shared | {"RUN_NAME": f"{name}-base"}, (TRAIN, EXPORT),
+              watched=frozenset(OF_A_RUN), trains=True),
+        Stage("evaluation", "evaluation", f"{name}-base",
+              shared | {"RUN_NAME": f"{name}-base"} | ({} if core else {"CORE_BUNDLE": NO_BUNDLE}), (EVAL,),
+              watched=frozenset({"EVAL_TOKENS", "CORE_BUNDLE", "EVAL_EXAMPLES"})),
+        chat_stage(c, "base", shared),
+        tuning(c, "mid", "mid-training", "base", shared, OF_MID, 10), chat_stage(c, "mid", shared),
+        tuning(c, "sft", "SFT", "mid", shared, OF_SFT, 30), chat_stage(c, "sft", shared)]
+    if c.sample_tokens:
+        stages.append(Stage("sample", "sample", f"{name}-sft", shared | {
+            "RUN_NAME": f"{name}-sft", "CHAT": "1", "SAMPLES": "1"},
+            tuple(("env", f"{PROMPT}{prompt}", *SAMPLE) for prompt in prompts)))
+    return stages
+
+
+def tuning(c: Config, key: str, title: str, model: str, shared: dict[str, str], names: dict[str, str],
+           lower: int) -> Stage:
+    """Fine-tuning of what the stage `model` made. lower: of the base's rate a so-and-so-manieth, unless one is set."""
+    rate, tokens = getattr(c, f"{key}_learning_rate"), getattr(c, f"{key}_batch_tokens")
+    settings = shared | {
+        "RUN_NAME": f"{c.run_name}-{key}", "MODEL": f"{c.runs_dir}/{c.run_name}-{model}",
+        "DATA": data_of(c, names["DATA"]), "EVAL_DATA": data_of(c, "CHAT_EVAL_DATA"),
+        "EVAL_CONVERSATIONS": str(c.chat_eval_questions), "EPOCHS": str(getattr(c, f"{key}_epochs")),
+        "LEARNING_RATE": format_value(rate or c.learning_rate / lower), "MIN_LEARNING_RATE": "0",
+        "BATCH_TOKENS": str(tokens or c.batch_tokens), "WARMUP_TOKENS": "0", "WEIGHT_DECAY": "0", "EVAL_BASELINE": "1",
+        "LR_SCHEDULE": "cosine", **{name: format_value(value) for name, (value, _) in choices.MUST_BE.items()},
+        **{name: "auto" for name, values in choices.ALSO.items() if getattr(c, name.lower()) not in values}}
+    return Stage(key, title, f"{c.run_name}-{key}", settings, (TUNE, EXPORT), names,
+                 frozenset(OF_A_RUN - {"MODEL"}), trains=True)
+
+
+def chat_stage(c: Config, key: str, shared: dict[str, str]) -> Stage:
+    return Stage(f"chat-{key}", f"chat evaluation of {key}", f"{c.run_name}-{key}", shared | {
+        "RUN_NAME": f"{c.run_name}-{key}", "CHAT": "1", "CHAT_EVAL_DATA": data_of(c, "CHAT_EVAL_DATA")}, (EVAL,),
+        watched=frozenset({"CHAT_EVAL_DATA", "CHAT_EVAL_QUESTIONS"}))
+
+
+def data_of(c: Config, name: str) -> str:
+    """MID_DATA and its like as DATA takes it: exercises by the file that holds them."""
+    path = f"{c.data_dir}/{exercises.NAME}/{c.seed}/{DATA_SETTINGS[name]}.jsonl"
+    parts = getattr(c, name.lower()).split(",")
+    return ",".join(path + part.removeprefix(exercises.NAME) if part.partition("*")[0] == exercises.NAME else part
+                    for part in parts)
+
+
+def wants_exercises(c: Config) -> bool:
+    return any(part.partition("*")[0] == exercises.NAME
+               for name in DATA_SETTINGS for part in getattr(c, name.lower()).split(","))
+
+
+def own_settings() -> tuple[Config, Resolved]:
+    """The settings of the pipeline as a whole, and where they come from. Raises SettingsError with all that is wrong
+    with them, and with what only a pipeline asks for."""
+    resolved = resolve(Config)
+    problems = list(resolved.problems)
+    try:
+        c = Config.load(environment({}))
+    except SettingsError as error:
+        problems = error.problems
+        c = Config(**{name.lower(): value for name, value in resolved.values.items()}).derived()
+    given = {name for name, where in resolved.origin.items() if where != "default"}
+    problems += [f"{name}={format_value(getattr(c, name.lower()))}: a pipeline says that to each of its stages; leave "
+                 f"it out, and give {instead}" for name, instead in (
+                     ("MODEL", "what the base is made of (PRESET)"), ("DATA", "MID_DATA and SFT_DATA"),
+                     ("EVAL_DATA", "CHAT_EVAL_DATA")) if name in given and getattr(c, name.lower())]
+    problems += [f"{name} is not set; give {what}, for example {name}={example}, or {name}={exercises.NAME}, questions "
+                 "that are made up, to try it out" for name, what, example in (
+                     ("MID_DATA", "conversations and questions to train on behind the base", "chats.jsonl"),
+                     ("SFT_DATA", "conversations to train on last", "chats.jsonl"),
+                     ("CHAT_EVAL_DATA", "questions with answers that are not trained on", "held_out.jsonl"))
+                 if not getattr(c, name.lower()) and name not in resolved.refused]
+    if len(c.run_name) > LONGEST_NAME:
+        problems.append(f"RUN_NAME={c.run_name}: of a pipeline must be at most {LONGEST_NAME} long, since its runs are "
+                        f"called RUN_NAME-base and so on; for example RUN_NAME={c.run_name[:20]}")
+    if c.nodes > 1:
+        problems.append(f"NODES={c.nodes}: a pipeline runs on one machine; leave it out, or start its stages one by "
+                        "one (make train-node, make finetune-node)")
+    if c.checkpoints == "off":
+        problems.append("CHECKPOINTS=off: each stage goes on from the checkpoint of the one before; leave it out")
+    if problems:
+        raise SettingsError(list(dict.fromkeys(problems)), resolved.remarks)
+    return c, resolved

@@ -1,0 +1,180 @@
+"""Stages with stand-in commands: one after the other, failed, stopped, killed, gone on with; what may not change."""
+
+import dataclasses
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline import __main__ as entry
+from pipeline.inputs import Ready
+from pipeline.stages import OF_MID, Stage
+from pipeline.state import State
+from tests.running import wait_for
+from train.config import Config
+from train.runs import RunPaths
+from train.settings import ROOT
+from train.status import RunFolderError, Status
+
+KEYS = ("first", "second", "third")
+# In a process of its own, so that it can be killed: arguments are the folder and the stages' commands.
+ALONE = """
+import logging, sys
+from pathlib import Path
+from tests.pipeline.test_stages import made_run
+from pipeline import __main__ as entry
+logging.basicConfig(level=logging.INFO, stream=sys.stdout)
+run, ready = made_run(Path(sys.argv[1]), *sys.argv[2:])
+run.asked.at_work = True
+sys.exit(entry.run_all(run, ready))
+"""
+
+
+def made_run(folder: Path, *commands: str) -> tuple[entry.Run, Ready]:
+    """A pipeline whose stages are lines of bash, run in `folder`."""
+    c = Config.of_preset(RUN_NAME="x", RUNS_DIR=str(folder / "runs"))
+    stages = [Stage(key, f"the {key}", f"x-{key}", {"HERE": str(folder)}, (("bash", "-c", f"cd $HERE; {line}"),),
+                    watched=frozenset({"LEARNING_RATE", "SEED"})) for key, line in zip(KEYS, commands, strict=True)]
+    paths = RunPaths.of(c.runs_dir, "x-pipeline", ROOT)
+    job = entry.hold(paths)
+    run = entry.Run(c, stages, State(paths.folder), paths, Status(paths.status, True, run=paths.name, last_step=3),
+                    entry.Asked(), job, "make pipeline RUN_NAME=x")
+    return run, Ready(dict.fromkeys(KEYS, c), {key: {} for key in KEYS}, ())
+
+
+def finished(folder: Path, *commands: str) -> int:
+    """The exit code of the pipeline, in this process."""
+    run, ready = made_run(folder, *commands)
+    try:
+        return entry.run_all(run, ready)
+    finally:
+        run.job.close()
+
+
+@pytest.fixture(autouse=True)
+def no_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(entry, "SIGNALS", ())
+
+
+def marks(folder: Path) -> str:
+    return (folder / "marks").read_text()
+
+
+def status_of(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "runs" / "x-pipeline" / "STATUS.json").read_text())
+
+
+def test_stages_come_in_order_and_what_is_done_is_not_done_again(tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
+    lines = [f"printf {mark} >> marks; echo said by {mark}" for mark in "abc"]
+    assert finished(tmp_path, *lines) == 0
+    assert marks(tmp_path) == "abc" and status_of(tmp_path)["phase"] == "done"
+    assert "said by b" in (tmp_path / "runs/x-pipeline/logs/second.log").read_text()
+    assert re.findall("said by .", capfd.readouterr().out) == ["said by a", "said by b", "said by c"]
+    assert finished(tmp_path, *lines) == 0
+    assert marks(tmp_path) == "abc"
+
+
+@pytest.mark.parametrize("code", [64, 70, 78, 3])
+def test_a_failed_stage_stops_the_later_ones_in_a_sentence(tmp_path: Path, code: int) -> None:
+    assert finished(tmp_path, "printf a >> marks", f"exit {code}", "printf c >> marks") == code
+    log = tmp_path / "runs/x-pipeline/logs/second.log"
+    assert marks(tmp_path) == "a" and status_of(tmp_path)["exit_code"] == code
+    why = status_of(tmp_path)["why"]
+    assert f"the stage the second failed with exit code {code}, and no later one was begun" in why
+    assert log.exists() and why.endswith("and this goes on there: make pipeline RUN_NAME=x")
+    assert finished(tmp_path, "printf a >> marks", "printf b >> marks", "printf c >> marks") == 0
+    assert marks(tmp_path) == "abc"
+
+
+def test_a_run_that_was_stopped_by_itself_is_told_so(tmp_path: Path) -> None:
+    assert finished(tmp_path, "exit 75", "true", "true") == 75
+    assert "the stage the first was stopped" in status_of(tmp_path)["why"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_killed_or_told_to_stop_it_goes_on_where_it_was(tmp_path: Path, number: int) -> None:
+    waits = "printf b >> marks; trap 'printf t >> marks; exit 75' TERM; for i in {1..600}; do sleep 0.05; done"
+    command = [sys.executable, "-c", ALONE, str(tmp_path), "printf a >> marks", waits, "printf c >> marks"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                          env={**os.environ, "PYTHONPATH": str(ROOT)}) as started:
+        wait_for(tmp_path / "marks", "ab")
+        started.send_signal(number)
+        said, _ = started.communicate(timeout=60)
+    wait_for(tmp_path / "marks", "abt")  # its command hears of it, whatever ended the pipeline
+    if number != signal.SIGKILL:
+        assert started.returncode == 75
+        assert f"stopped by {signal.Signals(number).name} in the stage the second; the same command goes on" in said
+    assert finished(tmp_path, "printf a >> marks", "printf B >> marks", "printf c >> marks") == 0
+    assert marks(tmp_path) == "abtBc"
+
+
+def test_two_pipelines_of_one_name_do_not_meet(tmp_path: Path) -> None:
+    run, _ = made_run(tmp_path, "true", "true", "true")
+    run.stage("the first")
+    with pytest.raises(RunFolderError, match=f"is at work already .pid {os.getpid()} .*the first"):
+        made_run(tmp_path, "true", "true", "true")
+    run.job.close()
+
+
+def test_a_stage_waits_for_a_trainer_that_is_left_of_a_killed_one(tmp_path: Path) -> None:
+    held = tmp_path / "runs" / "x-first"
+    held.mkdir(parents=True)
+    holder = subprocess.Popen(["bash", "-c", f"exec 9>>{held}/.job; flock 9; touch {held}/held; sleep 1; "
+                               f"printf h >> {tmp_path}/marks"])
+    deadline = time.monotonic() + 30
+    while not (held / "held").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert finished(tmp_path, "printf a >> marks", "true", "true") == 0
+    assert holder.wait() == 0 and marks(tmp_path) == "ha"
+
+
+# ---- What may not change
+
+def states(folder: Path, done: bool) -> tuple[State, Stage, Config]:
+    stage = Stage("mid", "mid-training", "x-mid", {}, (), OF_MID, frozenset({"LEARNING_RATE", "SEED", "DATA"}))
+    c = dataclasses.replace(Config.of_preset(), learning_rate=1e-3, data="a.jsonl")
+    state = State(folder)
+    state.begin(stage, c, {"MID_DATA": "one"})
+    if done:
+        state.end(stage, 1.0, 0, {"/there/export": "two"})
+    return State(folder), stage, c  # as it is read again
+
+
+def test_what_a_done_stage_was_made_with_is_refused_by_the_name_that_the_user_knows(tmp_path: Path) -> None:
+    state, stage, c = states(tmp_path, done=True)
+    assert state.changed_settings(stage, dataclasses.replace(c, micro_batch_size=99, nproc=3), set()) == []
+    assert state.changed_settings(stage, dataclasses.replace(c, learning_rate=2e-3, seed=4), set()) == [
+        "MID_LEARNING_RATE=0.002: the stage mid-training is done with MID_LEARNING_RATE=0.001, and would not be what "
+        "it is; go on with that, or choose another RUN_NAME",
+        "SEED=4: the stage mid-training is done with SEED=1337, and would not be what it is; go on with that, or "
+        "choose another RUN_NAME"]
+    assert state.changed_settings(stage, dataclasses.replace(c, seed=4), {"SEED"}) == []
+    assert state.changed_inputs(stage, {"MID_DATA": "one"}) == []
+    assert [text.partition(";")[0] for text in state.changed_inputs(stage, {"MID_DATA": "other"})] == [
+        "MID_DATA: is not what the stage mid-training was done with"]
+    assert state.changed_outputs(stage, {"/there/export": "two"}) == []
+    assert "is not what the stage" in state.changed_outputs(stage, {"/there/export": "x"})[0]
+    assert "is gone, which the stage mid-training made" in state.changed_outputs(stage, {"/there/export": ""})[0]
+
+
+def test_a_stage_that_has_begun_may_take_what_its_run_may(tmp_path: Path) -> None:
+    state, stage, c = states(tmp_path, done=False)
+    assert state.changed_settings(stage, dataclasses.replace(c, learning_rate=2e-3), set()) == []
+    assert "MID_DATA=b.jsonl: the stage mid-training has begun with MID_DATA=a.jsonl" in state.changed_settings(
+        stage, dataclasses.replace(c, data="b.jsonl"), set())[0]
+
+
+def test_a_torn_file_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:
+    states(tmp_path, done=True)
+    path = tmp_path / "pipeline.json"
+    path.write_text(path.read_text()[:-20])
+    with pytest.raises(RunFolderError, match=r"pipeline\.json: damaged"):
+        State(tmp_path)
