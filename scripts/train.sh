@@ -45,8 +45,8 @@ take_job() {
   done
 }
 
-# prepare_data MODULE ARGUMENT..: it goes on behind its last sealed shard. Where it fails the other nodes are told, which would
-# wait for this one as long as they may; those of pods end with their Job.
+# prepare_data MODULE ARGUMENT..: it goes on behind its last sealed shard. Where it fails the other nodes are told,
+# which would wait for this one as long as they may; those of pods end with their Job.
 prepare_data() {
   local code=0 why="" report=${TMPDIR:-/tmp}/prepared.$$
   EXIT_CODE_FILE=$report run_child "$PY" -m "$@" 9>&- || code=$?
