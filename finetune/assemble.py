@@ -28,6 +28,7 @@ from train.job import Job
 from train.manifest import DataError
 from train.runs import RunPaths
 from train.settings import SettingsError, given
+from train.short_memory import loading_advice
 from train.status import Status
 from train.step import is_out_of_memory
 from train.tokenizer import TokenizerError
@@ -105,13 +106,8 @@ def built(folder: Path, c: Config, world: World, adapters: Adapters | None) -> T
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        size = sum(path.stat().st_size for path in weight_files(folder)) / 2**30
-        ways = [way for way, fits in (("PARALLEL=fsdp, on more processes", c.parallel == "ddp"),
-                                      ("more processes", c.parallel != "ddp"),
-                                      ("DTYPE=bfloat16 with LORA_RANK=16", not c.lora_rank or c.dtype == "float32"))
-                if fits]
-        raise SettingsError([f"MODEL={c.model}: its weights, {size:.1f} GiB in the files, do not fit into the memory "
-                             f"of {world.device_name}; set {' or '.join(ways)}"]) from error
+        size = sum(path.stat().st_size for path in weight_files(folder))
+        raise SettingsError([loading_advice(c, world, size)]) from error
 
 
 class Fingerprints(NamedTuple):

@@ -19,6 +19,8 @@ from train.config import Config
 from train.distributed import World, from_all, sum_over_ranks
 from train.evaluate import EvaluationFailed, overtime
 from train.parallel import waits_in_forward
+from train.short_memory import memory_advice
+from train.step import is_out_of_memory
 
 AGREE = 32  # batches between two agreements of processes that wait for each other
 
@@ -80,6 +82,8 @@ class Evaluator:
             if together or not (isinstance(error, Exception) or type(error).__name__ == "_OverTime"):
                 raise
             problem = f"{type(error).__name__}: {error}" if isinstance(error, Exception) else self.late
+            if is_out_of_memory(error):
+                problem = memory_advice(self.c, self.world, evaluating=True)
             sums[3] += 1
         finally:
             model.train()

@@ -40,6 +40,7 @@ from train.saver import Saver
 from train.settings import SettingsError
 from train.manifest import DataError
 from train.shards import ShardSet
+from train.short_memory import memory_advice
 from train.status import Status
 from train.step import is_out_of_memory, rehearse
 from train.tokenizer import Vocabulary
@@ -243,20 +244,6 @@ def hung(state: Status) -> None:
     """What a process that hangs still says before it ends."""
     state.phase("crashed", exit_code=watchdog.HUNG)
     report_exit(watchdog.HUNG)
-
-
-def memory_advice(c: Config, world: World) -> str:
-    """What to change where a step does not fit into memory."""
-    now, share = c.micro_batch(world.size * c.replicas), c.batch_windows // (world.size * c.replicas)
-    smaller = max((n for n in range(1, now // 2 + 1) if share % n == 0), default=None)
-    total = torch.cuda.get_device_properties(world.device).total_memory if world.device.type == "cuda" else \
-        os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    ways = [f"MICRO_BATCH_SIZE={smaller} (the batch stays as it is, in more parts)"] if smaller else []
-    ways += [f"ACTIVATION_CHECKPOINTING={how}" for how in ("selective", "full") if c.activation_checkpointing == "none"]
-    ways += ["PARALLEL=fsdp, on more processes"] if c.parallel == "ddp" else []
-    ways += ["LORA_RANK=16"] if c.model and not c.lora_rank else []
-    return (f"MICRO_BATCH_SIZE={now}: a step of {now} sequences of {c.seq_len} tokens does not fit into the memory of "
-            f"{world.device_name} ({total / 2**30:.1f} GiB); set {', or '.join(ways) or 'a smaller model'}")
 
 
 def say_how_it_is_stopped(c: Config, world: World, state: Status) -> None:

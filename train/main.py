@@ -17,7 +17,7 @@ import warnings
 from typing import Any, Protocol, cast
 
 from train import exchange, goodput, loop, parallel, prepare, record, status
-from train.assemble import Stopwatch, memory_advice, put_together
+from train.assemble import Stopwatch, put_together
 from train.checkpoint import CheckpointError
 from train.config import Config
 from train.corpus.source import CorpusError
@@ -38,6 +38,7 @@ from train.settings import ROOT, SettingsError
 from train.sites.outcome import RunIsOver
 from train.manifest import DataError
 from train.status import RunFolderError, Status
+from train.short_memory import memory_advice
 from train.step import is_out_of_memory
 from train.tokenizer import TokenizerError
 
@@ -148,7 +149,8 @@ def main(way: Way | None = None) -> int:
             log.exception("the trainer failed")
             code, why = 1, f"{type(error).__name__}: {first_line(error)}"
             if job and is_out_of_memory(error):
-                why = f"out of memory: {memory_advice(job.config, job.world)}"
+                evaluating = job.status.facts.get("phase") == "evaluating"
+                why = f"out of memory: {memory_advice(job.config, job.world, evaluating)}"
                 log.error("%s", why)
     if job and code not in (0, 75):
         end_record(job, "crashed")

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from train import assemble, distributed, run_folder
-from train.assemble import Stopwatch, memory_advice, refuse_other_data, say_how_it_is_stopped, say_where_it_is_saved
+from train.assemble import Stopwatch, refuse_other_data, say_how_it_is_stopped, say_where_it_is_saved
 from train.config import Config
 from train.distributed import World
 from train.runs import RunPaths
@@ -113,16 +113,6 @@ def test_the_fingerprint_of_a_run_is_of_the_order_the_tokenizer_and_where_text_c
     others = {fingerprint(order="other"), fingerprint(tokenizer="f" * 16), fingerprint(a=shards("l", ("1",))),
               fingerprint(b=shards("k", ("1",))), fingerprint()}
     assert len(others) == 5
-
-
-@pytest.mark.fault(34)
-def test_where_memory_is_short_the_settings_to_change_are_named() -> None:
-    c = dataclasses.replace(Config(), micro_batch_size=12, seq_len=256, batch_tokens=24 * 256).derived()
-    text = memory_advice(c, world(1))
-    assert "MICRO_BATCH_SIZE=12: a step of 12 sequences of 256 tokens does not fit" in text
-    assert "set MICRO_BATCH_SIZE=6" in text and "ACTIVATION_CHECKPOINTING=selective" in text and "PARALLEL=fsdp" in text
-    c = dataclasses.replace(c, micro_batch_size=1, activation_checkpointing="full", parallel="fsdp")
-    assert "set a smaller model" in memory_advice(c, world(1))
 
 
 def test_every_second_since_the_start_of_the_process_is_in_a_phase() -> None:

@@ -20,10 +20,10 @@ ORDER = ["settings", "wandb_env", "outside", "at_sites", "of_finetuning", "of_pi
          "shards", "making", "progress", "prepare", "overlap", "report_text", "report", "mixture", "stream", "guard",
          "straggler", "watchdog", "interrupt", "metrics", "mirror", "wandb_mirror", "distributed", "relay", "feed",
          "batch", "attention", "branches", "loss", "recompute", "model", "compilation", "optim", "foreign", "parallel",
-         "step", "evaluate", "core.tasks", "core.download", "core.metric", "core.bundle", "core.prompts", "core.score",
-         "cache", "sample", "chat", "checkpoint", "saver", "sites.striped", "sites.desk", "sites.lighthouse",
-         "sites.outcome", "sites.engine", "sites.diloco", "job", "transport", "profiling", "recovery", "exchange",
-         "run_folder", "trained", "sampling", "assemble", "eval_run", "loop", "main"]
+         "step", "short_memory", "evaluate", "core.tasks", "core.download", "core.metric", "core.bundle",
+         "core.prompts", "core.score", "cache", "sample", "chat", "checkpoint", "saver", "sites.striped", "sites.desk",
+         "sites.lighthouse", "sites.outcome", "sites.engine", "sites.diloco", "job", "transport", "profiling",
+         "recovery", "exchange", "run_folder", "trained", "sampling", "assemble", "eval_run", "loop", "main"]
 STANDARD_LIBRARY_ONLY = ["settings", "wandb_env", "outside", "at_sites", "of_finetuning", "of_pipeline",
                          "of_evaluation", "rules", "config", "env_example", "runs", "durable", "record", "goodput",
                          "time_shares", "schedule", "cards", "flops", "sizes", "wan", "nccl_log", "status",

@@ -2,6 +2,6 @@
 
 import sys
 
-if sys.orig_argv[-2:-1] == ["-m"] and sys.orig_argv[-1] in ("train.main", "train.stream"):
+if sys.orig_argv[-2:-1] == ["-m"] and sys.orig_argv[-1] in ("train.main", "train.stream", "finetune.main"):
     from tests.faults import inject  # and not in torchrun, the questions about settings, or the mirror
     inject.install(producer=sys.orig_argv[-1] == "train.stream")
