@@ -6,16 +6,19 @@ import re
 import sys
 import textwrap
 
-from plan import between, evidence, lab, scaling, words
+from plan import between, evidence, lab, scaling, tuned_told, tuning, words
 from plan.as_json import KEYS
 from plan.fleet import fleet_of
 from plan.lab import configured, markdown, tokens_per_s
 from plan.memory import memory
 from plan.outer import GOOD
+from plan.published import PUBLISHED
+from plan.shape import KINDS
 from plan.told import told, wrapped
 from plan.whole import Plan, plan
 from train.cards import CARDS
 from train.config import Config
+from train.settings import ROOT
 from train.sizes import flops_of, parameters
 
 PARAGRAPH = re.compile(r"^(?![#|<])\S.*(?:\n(?![#|<])\S.*)*", re.MULTILINE)   # its lines
@@ -47,7 +50,7 @@ def refused() -> str:
 
 
 def page() -> str:
-    return filled("\n".join([head(), first(), second(), third(), last()]))
+    return filled("\n".join([head(), first(), second(), third(), tuned(), last()]))
 
 
 def filled(text: str) -> str:
@@ -72,6 +75,7 @@ make plan PRESET=xlarge-8xa100 NODES=4 SITES=4 WAN_GBIT=10    # four nodes, each
 make net-probe NODES=4 NODE_RANK=0 MASTER_ADDR=10.0.0.5       # measures WAN_GBIT and WAN_RTT_MS between them
 make plan PRESET=xlarge-8xa100 TARGET_HOURS=48  # refused, with what would be through by then
 make plan PRESET=d16-2xh100 SWEEP=1             # depths 12 to 32; SWEEP=micro-batch, SWEEP=gpus
+make plan MODEL=models/qwen3-1.7b LORA_RANK=16 CARDS=1xrtx4090 # a fine-tuning
 make plan PRESET=d16-2xh100 PRICE_GPU_HOUR=2.5 PRICE_KWH=0.3 JSON=1
 ```
 
@@ -167,12 +171,11 @@ SwiGLU comes in multiples of 64:
 def third() -> str:
     split = dataclasses.replace(configured(PRESET="xlarge-8xa100", CARDS="16xh200", NODES="2"), parallel="fsdp")
     return f"""## 3. Sixteen H200
-A mixture of experts with 108B parameters (GLM-4.5-Air) was tuned with adapters under FSDP. This version trains
-no such model; the arithmetic of network and memory is the same:
+A mixture of experts with 108B parameters (GLM-4.5-Air) was tuned with adapters under FSDP. What that took:
 
 {lab.sixteen()}
 
-What this version does train, on the same cards as two nodes of eight:
+The preset for it is the first plan of the next part. What the same cards, as two nodes of eight, pretrain:
 
 {lab.on_sixteen()}
 
@@ -182,9 +185,43 @@ the nodes this is what would meet the two days of the first plan.
 """
 
 
+def planned_tuning(**settings: str) -> str:
+    """As `make plan` says it."""
+    loaded = Config.load_with_remarks({"ENV_FILE": "", "RUNS_DIR": "no-runs", "DATA_DIR": "no-data", **settings}, ROOT,
+                                      {"MASTER_ADDR": "planned"}, without=tuning.NOT_ASKED)[0]
+    c = tuning.in_nodes(loaded)
+    return tuned_told.told(tuning.plan(c, fleet_of(c))).rstrip()
+
+
+def tuned() -> str:
+    return f"""## 4. Fine-tuning
+With MODEL, or a preset that is for it, `make plan` plans a fine-tuning: parameters that there are, that a token passes
+and that are trained; memory by part, for each way to spread weights and to compute anew; what nodes send each other. It
+reads the config.json of MODEL and neither its weights nor transformers; of {" and ".join(PUBLISHED)} it needs no file
+(`plan/published.py`). Kinds that it knows are {", ".join(KINDS)}; of another it says so. A block keeps what
+transformers' classes keep, which tests hold against the tensors that live in a step. What is assumed is the MFU: that
+of pretraining is more than tuning reaches, so hours are a least. How many steps there are DATA decides, or MAX_STEPS.
+`make finetune` says the memory in one line before it begins, and does not start what cannot fit.
+
+`make plan PRESET=glm-4.5-air-16xh200` says
+
+```
+{planned_tuning(PRESET="glm-4.5-air-16xh200")}
+```
+
+and `make plan MODEL=Qwen/Qwen3-1.7B LORA_RANK=16 DTYPE=bfloat16 CARDS=1xrtx4090 MAX_STEPS=500`
+
+```
+{planned_tuning(PRESET="finetune", MODEL="Qwen/Qwen3-1.7B", LORA_RANK="16", DTYPE="bfloat16", CARDS="1xrtx4090",
+                MAX_STEPS="500")}
+```
+"""
+
+
 def last() -> str:
     return f"""## JSON
-`JSON=1` prints one object. Numbers are seconds, bytes, tokens, FLOPs and FLOP/s, or as a key's end says; null is
+`JSON=1` prints one object, of a fine-tuning with `fine_tuning` in it and keys of the same meaning. Numbers are
+seconds, bytes, tokens, FLOPs and FLOP/s, or as a key's end says; null is
 what is not known.
 
 {keys()}

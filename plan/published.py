@@ -13,6 +13,10 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "use_qk_norm": False, "intermediate_size": 10944, "moe_intermediate_size": 1408, "n_routed_experts": 128,
         "num_experts_per_tok": 8, "n_shared_experts": 1, "first_k_dense_replace": 1, "num_nextn_predict_layers": 1,
         "tie_word_embeddings": False, "max_position_embeddings": 131072},
+    "qwen3-1.7b": {
+        "model_type": "qwen3", "vocab_size": 151936, "hidden_size": 2048, "num_hidden_layers": 28,
+        "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 6144,
+        "tie_word_embeddings": True, "max_position_embeddings": 40960},
 }
 
 

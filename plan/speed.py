@@ -106,8 +106,8 @@ def mfu(c: Config, fleet: Fleet, work: Work | None = None) -> tuple[float, str]:
     known = next(((percent, source) for start, percent, source in KNOWN if key.startswith(start)), None)
     if known and c.dtype == "bfloat16":
         return recomputed(c, known[0], f"known of {key}: {known[1]}", work)
-    return recomputed(c, ASSUMED, f"assumed: nothing published is known of {key} in {c.dtype}; make doctor PROBE=1 "
-                      "measures it there", work)
+    measures = "" if work else "; make doctor PROBE=1 measures it there"
+    return recomputed(c, ASSUMED, f"assumed: nothing published is known of {key} in {c.dtype}{measures}", work)
 
 
 def recomputed(c: Config, percent: float, why: str, work: Work | None = None) -> tuple[float, str]:

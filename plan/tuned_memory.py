@@ -299,12 +299,25 @@ def at_end(k: Case) -> dict[str, float]:
 
 
 def at_evaluation(k: Case) -> dict[str, float]:
-    """Of a block what it has at its widest at once; of the loss a chunk, and no gradient."""
+    """Of a block what it has at once, and its weights with adapters in them; or of the loss a chunk. No gradient."""
     micro = k.c.eval_micro_batch_size or max(1, k.tokens // k.c.seq_len)
-    other_k = dataclasses.replace(k, tokens=micro * k.c.seq_len)
-    widest = max(kept(other_k, block) / 2 for block in k.t.shape.blocks)
-    chunk, softmax = chunk_bytes(k, other_k.tokens)
-    return {"activations": widest, "logits": chunk + softmax, "gathered": gathered(k, 2)}
+    tokens, width = micro * k.c.seq_len, k.t.shape.width
+    in_block = {"activations": max(tokens * at_once(k, block) + k.s * k.t.merged(block) for block in k.t.shape.blocks),
+                "gathered": gathered(k, 2)}
+    in_loss = {"activations": 2.0 * tokens * k.stream * width, "logits": sum(chunk_bytes(k, tokens)),
+               "gathered": gathered(k, 1)}
+    return max(in_block, in_loss, key=lambda parts: sum(parts.values()))
+
+
+def at_once(k: Case, block: Block) -> float:
+    """Bytes of a token in the MLP of a block where nothing is kept: the stream, what the norm gave and what comes out
+    beside up, the SiLU and their product; or what experts gave, as it is weighed and as its order is restored."""
+    width = k.t.shape.width
+    found = k.stream * 2 * width + k.s * (2 * width + 3 * max((matrix.rows for matrix in block.of(MLP)), default=0))
+    if experts := block.of(EXPERTS):
+        each = expert_item(k) * (width + 3 * experts[1].columns) + 2 * FLOAT * width
+        found = max(found, 2 * k.stream * width + experts[0].used * each)
+    return float(found + k.s * k.c.seq_len)
 
 
 def other(k: Case, parts: dict[str, float]) -> float:

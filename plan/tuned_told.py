@@ -11,6 +11,11 @@ from plan.tuned import tuned_of
 from plan.tuning import TOKEN_BYTES, Held, Tuning
 from plan.words import GIB, MIB, binary, count, gib, hours, seconds, si, size
 
+# A moment of plan/tuned_memory.py in words.
+WHEN = {"loading": "while weights are loaded", "loss": "in the loss", "backward": "in the backward pass",
+        "sending": "while gradients are sent", "end": "at the end of the backward pass",
+        "evaluation": "in an evaluation"}
+
 
 def told(p: Tuning) -> str:
     """All of it."""
@@ -88,9 +93,9 @@ def memory(p: Tuning) -> list[str]:
              for held in p.memory]
     micro = p.c.micro_batch(p.fleet.processes)
     evaluated = p.c.eval_micro_batch_size or micro
-    said = (f"* as set: {micro} x {p.c.seq_len:,} tokens at once, {evaluated} in evaluation; fits: of "
-            f"{binary(p.capacity_bytes, unit)} {name}; largest: MICRO_BATCH_SIZE that does; gathered: a block, the "
-            "next and what is outside of blocks, under fsdp and hsdp")
+    said = (f"* as set: {micro} x {p.c.seq_len:,} tokens at once, {evaluated} in evaluation; its peak is "
+            f"{WHEN[p.chosen.need.moment]}; fits: of {binary(p.capacity_bytes, unit)} {name}; largest: "
+            "MICRO_BATCH_SIZE that does; gathered, under fsdp and hsdp: a block, the next and what is outside of them")
     host = "" if p.fleet.on_cpu else (f"; of the host's memory a process takes up to {gib(p.host_bytes)} GiB while "
                                       "weights are loaded")
     return [*table(rows, left=(0, 1)), *wrapped(said + host, "  ")]

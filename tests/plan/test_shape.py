@@ -90,3 +90,11 @@ def test_glm_4_5_air_as_it_was_published() -> None:
     assert published("zai-org/GLM-4.5-Air@0123456") == published("models/glm-4.5-air/") == PUBLISHED["glm-4.5-air"]
     assert published("models/another") is None
     assert (of_preset("glm-4.5-air-16xh200"), of_preset("finetune")) == ("glm-4.5-air", "")
+
+
+def test_qwen3_1_7b_as_it_was_published() -> None:
+    """1.7B, of which 1.4B are not the table (its model card); the sum by hand."""
+    shape = shape_of(PUBLISHED["qwen3-1.7b"])
+    block = 2048 * 128 * (2 * 16 + 2 * 8) + 3 * 2048 * 6144 + 2 * 2048 + 2 * 128
+    assert shape.total == 151_936 * 2048 + 28 * block + 2048 == 1_720_574_976
+    assert round((shape.total - shape.table) / 1e9, 1) == 1.4
