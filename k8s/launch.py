@@ -362,7 +362,7 @@ def write_sent(order: Order) -> None:
     """Note where the run is, for the commands that look after it."""
     path = order.run.folder / SENT
     note = {"job_name": order.job, "namespace": order.namespace, "context": order.here.name, "image": order.image,
-            "volume": order.c.volume, "sent": int(time.time())}
+            "volume": order.c.volume, "sent": int(time.time())} | ({"by": order.target} if order.c.model else {})
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")

@@ -20,6 +20,7 @@ user = a_user
 IMAGE = "registry.example.org/lab/pure-transformer@sha256:" + 64 * "a"
 OURS = {"MODEL": "/volume/models/qwen3-1.7b", "DATA": "/volume/chats.jsonl"}
 AIR = {"PRESET": "glm-4.5-air-16xh200", "NODES": "2", "MODEL": "an-owner/GLM-4.5-Air", "DATA": "/volume/chats.jsonl"}
+HERE = AIR | {"GPU_PRODUCTS": A100}  # of which there are some
 
 Load = Callable[..., Config]
 
@@ -140,11 +141,8 @@ def test_nothing_is_applied_for_a_model_that_pods_cannot_read(user: User, cluste
 
 # ---- From the launch to the stop
 
-def test_a_launch_tells_what_is_asked_for_and_the_same_targets_look_after_it(user: User, cluster: Cluster) -> None:
-    lacking = user.launch("finetune", RUN_NAME="air", **AIR)
-    assert lacking.code == 64 and "GPU_PRODUCTS=NVIDIA-H200: no node has any of these" in lacking.err
-    here = AIR | {"GPU_PRODUCTS": A100}
-    done = user.launch("finetune", RUN_NAME="air", **here)
+def test_a_launch_tells_what_is_asked_for(user: User, cluster: Cluster) -> None:
+    done = user.launch("finetune", RUN_NAME="air", **HERE)
     assert done.code == 0, done.err
     plan = done.out.split("applied:")[0]
     assert f"2 pods of 8 GPUs ({A100}), PARALLEL=hsdp" in plan
@@ -155,9 +153,15 @@ def test_a_launch_tells_what_is_asked_for_and_the_same_targets_look_after_it(use
     assert sent["spec"]["template"]["spec"]["containers"][0]["command"][2] == "scripts/finetune.sh"
     policy, = cluster.objects("NetworkPolicy")
     assert policy["spec"]["policyTypes"] == ["Ingress"]
-    again = user.launch("finetune", RUN_NAME="air", **here)
-    assert again.code == 0 and "applied:" not in again.out
 
+
+@pytest.mark.slow
+def test_the_same_targets_look_after_it(user: User, cluster: Cluster) -> None:
+    lacking = user.launch("finetune", RUN_NAME="air", **AIR)
+    assert lacking.code == 64 and "GPU_PRODUCTS=NVIDIA-H200: no node has any of these" in lacking.err
+    assert user.launch("finetune", RUN_NAME="air", **HERE).code == 0
+    again = user.launch("finetune", RUN_NAME="air", **HERE)
+    assert again.code == 0 and "applied:" not in again.out
     said = user.call(lambda: job.main(["restart"]), {"RUN_NAME": "air", "PRESET": "tiny"})
     assert said.code == 64 and "was sent by make finetune-k8s, and these settings have no MODEL" in said.err
     said = user.call(lambda: job.main(["status"]), {"RUN_NAME": "air"})
@@ -165,3 +169,5 @@ def test_a_launch_tells_what_is_asked_for_and_the_same_targets_look_after_it(use
     said = user.call(lambda: job.main(["stop"]), {"RUN_NAME": "air"})
     assert said.code == 0 and "make finetune-k8s goes on from there" in said.out
     assert cluster.objects("Job") == []
+    said = user.call(lambda: job.main(["status"]), {"RUN_NAME": "air"})
+    assert "next: make finetune-k8s RUN_NAME=air goes on from the last checkpoint" in said.out

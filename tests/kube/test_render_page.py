@@ -82,7 +82,7 @@ def test_the_page_names_every_folder_and_every_overlay_has_its_fields() -> None:
     folders = {path.parent.relative_to(ROOT / "k8s").as_posix() for path in (ROOT / "k8s").rglob("kustomization.yaml")}
     named = set(re.findall(r"^\| `([a-z/-]+)/`", PAGE, re.MULTILINE))
     assert folders - named == {"site", "diloco"}  # parts of pinned-site, and of all that SYNC=diloco takes
-    assert {folder.split("/")[-1] for folder in folders} - {"base", "site"} == FIELDS.keys()
+    assert {folder.split("/")[-1] for folder in folders} - {"base", "site", "finetune"} == FIELDS.keys()
 
 
 def test_the_package_lists_its_modules_and_folders() -> None:

@@ -31,6 +31,7 @@ SHAPES: dict[str, dict[str, str]] = {
     "diloco on cpu": {"SYNC": "diloco", "PRESET": "tiny", "DEVICE": "cpu", "NODES": "2", "GPUS_PER_NODE": "1",
                       "JOB_NAME": "small"},
     "longest diloco": {"SYNC": "diloco", "JOB_NAME": "k" * 50},
+    "finetune": {"MODEL": "/volume/m", "DATA": "an-owner/chats", "PRESET": "glm-4.5-air-16xh200", "NODES": "2"},
     "longest": {"JOB_NAME": "j" * 50, "NODES": "4096", "GPUS_PER_NODE": "1", "BATCH_TOKENS": str(4096 * 2048)},
 }
 Things = list[dict[str, Any]]
