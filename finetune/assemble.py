@@ -166,7 +166,8 @@ def flops(tuned: Tuned, c: Config) -> tuple[float, float]:
     """FLOPs of a token, with full and with causal attention. A weight takes 2 forward, 2 for the gradient of what it
     reads, and 2 for its own where it is trained; of a mixture's experts those count that a token passes."""
     config = tuned.lm.config.get_text_config()
-    experts, taken = (getattr(config, name, None) or 1 for name in ("num_local_experts", "num_experts_per_tok"))
+    taken = getattr(config, "num_experts_per_tok", None) or 1
+    experts = max((len(weight) for weight in tuned.parameters() if weight.ndim == 3), default=taken)  # packed
     total, tied = 0.0, tuned.lm.get_output_embeddings().weight is tuned.lm.get_input_embeddings().weight
     for name, weight in tuned.named_parameters():
         if weight.ndim < 2 or (weight is tuned.lm.get_input_embeddings().weight and not tied):

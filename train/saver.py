@@ -164,8 +164,9 @@ class Saver:
             report_progress(self.world, step)
             if self.world.is_first:
                 found = best(self.root) if self.c.keep_best else None
+                full = newest_full(self.root) if self.lite and self.c.full_save_every else None
                 checkpoint.prune(self.root, self.c.keep_last, self.c.keep_every, self.sound,
-                                 always=[found[1]] if found else ())
+                                 always=[step for step in (found and found[1], full) if step is not None])
             self.ended = Saved(step, folder, size, time.perf_counter() - self.began)
         except BaseException as error:
             self.misses += 1
@@ -188,6 +189,12 @@ class Saver:
             return None
         return (f"{self.misses} checkpoints in a row could not be written, so that too much would be lost: see above "
                 "for the reason of each")
+
+
+def newest_full(root: Path) -> int | None:
+    """The step of the newest checkpoint that holds more than adapters: those come more often, and would push it out."""
+    return next((step for step in reversed(checkpoint.committed(root))
+                 if checkpoint.manifest_of(checkpoint.folder_of(root, step)).get("mode") != "lite"), None)
 
 
 def best(root: Path) -> tuple[float, int] | None:

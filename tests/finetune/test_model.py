@@ -1,5 +1,6 @@
 """Weights of transformers' models, streamed to where they are used, and the loss that they compute."""
 
+import dataclasses
 import json
 import os
 import shutil
@@ -12,10 +13,13 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from finetune import weights
-from finetune.model import fingerprint
+from finetune.adapter import Adapters
+from finetune.assemble import flops
+from finetune.model import Tuned, fingerprint, on_meta
 from tests.finetune.models import as_rank, models, opened, theirs, whole
 from tests.unit.test_checkpoint import ALONE
 from train import distributed
+from train.config import Config
 from train.foreign import ForeignError
 from train.loss import IGNORED
 
@@ -90,6 +94,30 @@ def test_what_backward_computes_anew_changes_no_gradient(models: dict[str, Path]
     (kept, plain), (less, again) = gradients
     assert less < kept
     assert all(torch.equal(gradient, again[name]) for name, gradient in plain.items() if gradient is not None)
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_work_of_a_token_counts_the_experts_that_it_passes(models: dict[str, Path], rank: int) -> None:
+    from transformers import Qwen2MoeConfig
+    d, vocabulary, wide, each, experts, taken, shared, seq_len = 32, 400, 48, 16, 6, 2, 24, 64
+    config = Qwen2MoeConfig(vocab_size=vocabulary, hidden_size=d, intermediate_size=wide, num_hidden_layers=2,
+                            num_attention_heads=4, num_key_value_heads=2, moe_intermediate_size=each,
+                            num_experts=experts, num_experts_per_tok=taken, shared_expert_intermediate_size=shared,
+                            mlp_only_layers=[0], tie_word_embeddings=False)
+    lm = on_meta(config, torch.float32)
+    c = dataclasses.replace(Config(), seq_len=seq_len, lora_rank=rank, lora_targets="o_proj")
+    if adapters := Adapters.of(c):
+        pytest.importorskip("peft", reason="make setup-dev installs it")
+        for weight in lm.parameters():
+            weight.requires_grad_(False)
+        adapters.join(lm)
+    attention = 2 * (d * d + 2 * d * 16 + d * d)  # two blocks; keys and values have half of the heads
+    mixture = taken * 3 * d * each + d * experts + 3 * d * shared + d
+    weights = attention + 3 * d * wide + mixture + vocabulary * d
+    own = 2 * rank * (d + d)
+    full, causal = flops(Tuned(lm, torch.float32), c)
+    products = (4 if rank else 6) * weights + 6 * own
+    assert (full, causal) == (products + 12 * 2 * d * seq_len, products + 6 * 2 * d * seq_len)
 
 
 def test_what_the_model_does_not_take_is_named(models: dict[str, Path]) -> None:
