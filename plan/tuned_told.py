@@ -102,7 +102,7 @@ def memory(p: Tuning) -> list[str]:
 
 
 def way(held: Held, p: Tuning) -> str:
-    name = held.t.c.parallel if p.fleet.processes > 1 else "one process"
+    name = held.t.c.parallel if p.fleet.processes > 1 else "alone"
     return f"{name}{' *' if held.chosen else ''}"
 
 

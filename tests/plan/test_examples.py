@@ -161,6 +161,22 @@ def test_what_the_sixteen_do_here() -> None:
     assert "what would meet the two days" in prose() and 44.2 < 48 < 74.5
 
 
+# ---- 4. Fine-tuning
+
+def test_glm_on_sixteen_by_hand() -> None:
+    """106.85B of two bytes over 8 GPUs are 24.9 GiB; 4 a frozen weight that a token passes, and attention's 12 L d T;
+    42% of 16 x 989 TFLOP/s, of which computing forward anew takes some."""
+    (row,) = (line for line in PAGE.splitlines() if line.startswith("hsdp * "))
+    assert row.split()[3] == f"{2 * 106_852_245_504 / 8 / 2**30:.1f}" == "24.9"
+    attention = 12 * 46 * 96 * 128 * 4096
+    work = 4 * 12_802_326_528 + 6 * 44_264_448 + attention
+    again = work + 2 * (12_802_326_528 + 44_264_448) + attention / 3
+    rate = 0.42 * 16 * 989e12 / again
+    assert f"{work / 1e9:.1f} GFLOP a token" in PAGE
+    assert f"{rate / 1000:.1f}k tokens/s, {262_144 / rate:.1f} s a step" in PAGE
+    assert "HSDP, 8 a copy *               177 MB" in PAGE and f"{4 * 44_264_448 / 1e6:.0f}" == "177"
+
+
 # ---- The rest
 
 def test_all_cards_are_there() -> None:
