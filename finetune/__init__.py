@@ -21,6 +21,7 @@
     assemble.py   a fine-tuning put together, as train/assemble.py does a pretraining
     main.py       the entry point: train/main.py with these in the place of its own
     export.py     what was trained, merged into MODEL's files
+    exercises.py  questions and talks that are made up, for a first try
     questions.py  questions with known answers, as a chat is asked them
     chat_eval.py  how many it answers right: make eval CHAT=1
 

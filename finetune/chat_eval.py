@@ -56,7 +56,7 @@ def measure(c: Config, world: World) -> int:
         chat.format_of(trained.vocabulary)
         fitting(sheet, trained.vocabulary, trained.config.seq_len, lambda line: log.info("%s", line))
     except Exception as error:  # of many types; said by all processes
-        problem = f"{error}" if isinstance(error, (CorpusError, *eval_run.PROBLEMS)) else \
+        problem = f"{error}" if isinstance(error, (CorpusError, OSError, *eval_run.PROBLEMS)) else \
             f"{type(error).__name__}: {error}"
     if problems := [text for text in from_all(problem) if text]:
         raise CorpusError(problems[0])

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from finetune import reading, several, subset
+from finetune import exercises, reading, several, subset
 from finetune.reading import Tally, conversations, pinned_files
 from finetune.store import hash_of
 from train import chat
@@ -54,12 +54,12 @@ class Sheet:
 
 
 def sheet_of(c: Config) -> Sheet:
-    """The questions of CHAT_EVAL_DATA, CHAT_EVAL_QUESTIONS of them at most. Raises CorpusError."""
+    """The questions of CHAT_EVAL_DATA, CHAT_EVAL_QUESTIONS of them at most. Raises CorpusError, OSError."""
     if not c.chat_eval_data:
         raise CorpusError(f"{SETTING} is not set; give questions with answers that the model was not trained on, for "
                           f"example {SETTING}=held_out.jsonl")
     found, report = list[Asked](), list[str]()
-    for source, _ in several.sources_in(c.chat_eval_data, SETTING):
+    for source, _ in several.sources_in(exercises.data_of(c, SETTING), SETTING):
         pinned, files = pinned_files(source, data_dir(c) / "finetune", c.hf_token, SETTING)
         tally = Tally()
         found += [asked(row.conversation, row.place) for row in conversations(pinned, files, tally)]

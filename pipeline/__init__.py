@@ -1,6 +1,5 @@
 """From text to a chat in one command: what make pipeline runs, one stage after the other.
 
-    exercises.py  questions and talks that are made up, for a first try
     stages.py     which stages there are, with the settings and commands of each
     inputs.py     what they need, fetched and verified before the first begins
     state.py      pipeline.json: what is done, with which settings and inputs

@@ -100,6 +100,10 @@ def main() -> int:
     except RunFolderError as error:
         log.error("%s", error)
         return BAD_DATA
+    except OSError as error:
+        log.error("%s: cannot be read or written (%s); make room, mend its permissions, or choose another DATA_DIR or "
+                  "RUNS_DIR", error.filename, error.strerror)
+        return BAD_DATA
     except Stopped as stop:
         log.info("stopped by %s before the first stage; the same command begins again", stop)
         return STOPPED

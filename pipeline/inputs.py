@@ -22,9 +22,8 @@ from typing import Any
 from doctor.before_run import look
 from export import files
 from export.__main__ import chat_of
-from finetune import data, model, questions, reading, several, template
-from pipeline import exercises
-from pipeline.stages import DATA_SETTINGS, Stage, data_of, wants_exercises
+from finetune import data, exercises, model, questions, reading, several, template
+from pipeline.stages import Stage
 from pipeline.state import State
 from plan.finding import lines, split
 from train import chat, prepare
@@ -118,14 +117,13 @@ def look_round(c: Config, stages: list[Stage], configs: dict[str, Config], state
     told: set[str] = set()
     for stage in stages:
         if stage.key in configs:
-            for problem in state.changed_settings(stage, configs[stage.key], told):
+            has_run = RunPaths.of(c.runs_dir, stage.run, ROOT).config.exists()
+            for problem in state.changed_settings(stage, configs[stage.key], told, has_run):
                 problems.setting(problem)
         made = {path: fingerprint_of(Path(path)) for path in state.stages.get(stage.key, {}).get("made", {})}
         for problem in state.changed_outputs(stage, made):
             problems.other(problem)
-    if wants_exercises(c):
-        problems.of(lambda: exercises.made(data_dir(c), c.seed))
-    for name in DATA_SETTINGS:
+    for name in exercises.PART:
         if getattr(c, name.lower()):
             problems.of(functools.partial(look_at_sources, c, name))
     if core and c.core_bundle.partition("://")[0] not in ("http", "https") and not (ROOT / c.core_bundle).exists():
@@ -144,7 +142,7 @@ def look_round(c: Config, stages: list[Stage], configs: dict[str, Config], state
 
 def look_at_sources(c: Config, name: str) -> None:
     """Whether each source of a setting is a file, a folder or a name on the hub. Raises CorpusError."""
-    for source, _ in several.sources_in(data_of(c, name), name):
+    for source, _ in several.sources_in(exercises.data_of(c, name), name):
         reading.source_of(source, name)
 
 
@@ -181,8 +179,7 @@ def verify(c: Config, stages: list[Stage], configs: dict[str, Config], state: St
         if bundle:
             log.info("%s", bundle.words())
             inputs["evaluation"]["CORE_BUNDLE"] = bundle.sha256
-    sheet = problems.of(lambda: questions.sheet_of(dataclasses.replace(
-        c, chat_eval_data=data_of(c, "CHAT_EVAL_DATA"))))
+    sheet = problems.of(lambda: questions.sheet_of(c))
     if v:
         vocabulary = v
         inputs["base"] = {"DATA_MIX": digest([pinned_of(base, name).key for name in base.mixture]),

@@ -15,8 +15,8 @@ The settings of a stage stand over the user's own: LEARNING_RATE of SFT is SFT_L
 import dataclasses
 from collections.abc import Mapping
 
-from finetune import choices
-from pipeline import exercises
+from finetune import choices, exercises
+from finetune.exercises import data_of
 from train.config import Config
 from train.eval_run import NO_BUNDLE
 from train.settings import (FROZEN, TRACKED, Resolved, SettingsError, declared_fields, environment, format_value,
@@ -33,7 +33,6 @@ OF_MID = {"DATA": "MID_DATA", "EPOCHS": "MID_EPOCHS", "LEARNING_RATE": "MID_LEAR
           "BATCH_TOKENS": "MID_BATCH_TOKENS", "EVAL_DATA": "CHAT_EVAL_DATA",
           "EVAL_CONVERSATIONS": "CHAT_EVAL_QUESTIONS"}
 OF_SFT = {name: theirs.replace("MID_", "SFT_") for name, theirs in OF_MID.items()}
-DATA_SETTINGS = {"MID_DATA": "mid", "SFT_DATA": "sft", "CHAT_EVAL_DATA": "held_out"}  # and which exercises they take
 
 # What says where and how fast a stage computes, not what; it may differ where a stage is done.
 OF_THE_MACHINE = {"DEVICE", "NPROC", "NODES", "DTYPE", "COMPILE", "ATTENTION", "ACTIVATION_CHECKPOINTING",
@@ -112,19 +111,6 @@ def chat_stage(c: Config, key: str, shared: dict[str, str]) -> Stage:
     return Stage(f"chat-{key}", f"chat evaluation of {key}", f"{c.run_name}-{key}", shared | {
         "RUN_NAME": f"{c.run_name}-{key}", "CHAT": "1", "CHAT_EVAL_DATA": data_of(c, "CHAT_EVAL_DATA")}, (EVAL,),
         watched=frozenset({"CHAT_EVAL_DATA", "CHAT_EVAL_QUESTIONS"}))
-
-
-def data_of(c: Config, name: str) -> str:
-    """MID_DATA and its like as DATA takes it: exercises by the file that holds them."""
-    path = f"{c.data_dir}/{exercises.NAME}/{c.seed}/{DATA_SETTINGS[name]}.jsonl"
-    parts = getattr(c, name.lower()).split(",")
-    return ",".join(path + part.removeprefix(exercises.NAME) if part.partition("*")[0] == exercises.NAME else part
-                    for part in parts)
-
-
-def wants_exercises(c: Config) -> bool:
-    return any(part.partition("*")[0] == exercises.NAME
-               for name in DATA_SETTINGS for part in getattr(c, name.lower()).split(","))
 
 
 def own_settings() -> tuple[Config, Resolved]:

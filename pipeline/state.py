@@ -68,10 +68,11 @@ class State:
 
     # ---- What has changed
 
-    def changed_settings(self, stage: Stage, c: Config, told: set[str]) -> list[str]:
-        """Complaints about settings that a stage was made with. told: names that were complained of before."""
+    def changed_settings(self, stage: Stage, c: Config, told: set[str], has_run: bool) -> list[str]:
+        """Complaints about settings that a stage was made with. told: names that were complained of before; has_run:
+        whether there is a run, which a stage that has begun goes on with."""
         facts, problems = self.stages.get(stage.key, {}), []
-        if not facts:
+        if not facts or not (has_run or facts["state"] == "done"):
             return []
         held = stage.watched if facts["state"] == "done" else stage.watched & FROZEN_ONES
         now = c.stored()
@@ -82,17 +83,17 @@ class State:
             told.add(own)
             what = "is done" if facts["state"] == "done" else "has begun"
             problems.append(f"{own}={format_value(now[name])}: the stage {stage.title} {what} with {own}="
-                            f"{format_value(before)}, and would not be what it is; go on with that, or choose another "
-                            "RUN_NAME")
+                            f"{format_value(before)}, and would not be what it is; go on with that, "
+                            + ("or choose another RUN_NAME" if stage.trains else
+                               f"choose another RUN_NAME, or measure by make eval RUN_NAME={stage.run}"))
         return problems
 
     def changed_inputs(self, stage: Stage, inputs: Mapping[str, str]) -> list[str]:
-        """Complaints about what a stage has read, or made, and what is something else now."""
-        facts = self.stages.get(stage.key, {})
-        before = facts.get("inputs", {})
-        return [f"{name}: is not what the stage {stage.title} {'was done' if facts['state'] == 'done' else 'began'} "
-                "with; bring that back, or choose another RUN_NAME"
-                for name in sorted(before.keys() & inputs.keys()) if before[name] != inputs[name]]
+        """Complaints about what a stage that is done has read, and what is something else now. Of one that has begun
+        the trainer says it, where it has taken a step."""
+        before = self.stages[stage.key]["inputs"] if self.is_done(stage) else {}
+        return [f"{name}: is not what the stage {stage.title} was done with; bring that back, or choose another "
+                "RUN_NAME" for name in sorted(before.keys() & inputs.keys()) if before[name] != inputs[name]]
 
     def changed_outputs(self, stage: Stage, made: Mapping[str, str]) -> list[str]:
         """Complaints about what a stage that is done has made. made: what is there now, by path; "" for none."""

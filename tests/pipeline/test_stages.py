@@ -98,7 +98,8 @@ def test_a_run_that_was_stopped_by_itself_is_told_so(tmp_path: Path) -> None:
     assert "the stage the first was stopped" in status_of(tmp_path)["why"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, pytest.param(
+    signal.SIGINT, marks=pytest.mark.slow)])
 def test_killed_or_told_to_stop_it_goes_on_where_it_was(tmp_path: Path, number: int) -> None:
     waits = "printf b >> marks; trap 'printf t >> marks; exit 75' TERM; for i in {1..600}; do sleep 0.05; done"
     command = [sys.executable, "-c", ALONE, str(tmp_path), "printf a >> marks", waits, "printf c >> marks"]
@@ -139,7 +140,8 @@ def test_a_stage_waits_for_a_trainer_that_is_left_of_a_killed_one(tmp_path: Path
 # ---- What may not change
 
 def states(folder: Path, done: bool) -> tuple[State, Stage, Config]:
-    stage = Stage("mid", "mid-training", "x-mid", {}, (), OF_MID, frozenset({"LEARNING_RATE", "SEED", "DATA"}))
+    stage = Stage("mid", "mid-training", "x-mid", {}, (), OF_MID, frozenset({"LEARNING_RATE", "SEED", "DATA"}),
+                  trains=True)
     c = dataclasses.replace(Config.of_preset(), learning_rate=1e-3, data="a.jsonl")
     state = State(folder)
     state.begin(stage, c, {"MID_DATA": "one"})
@@ -150,13 +152,13 @@ def states(folder: Path, done: bool) -> tuple[State, Stage, Config]:
 
 def test_what_a_done_stage_was_made_with_is_refused_by_the_name_that_the_user_knows(tmp_path: Path) -> None:
     state, stage, c = states(tmp_path, done=True)
-    assert state.changed_settings(stage, dataclasses.replace(c, micro_batch_size=99, nproc=3), set()) == []
-    assert state.changed_settings(stage, dataclasses.replace(c, learning_rate=2e-3, seed=4), set()) == [
+    assert state.changed_settings(stage, dataclasses.replace(c, micro_batch_size=99, nproc=3), set(), True) == []
+    assert state.changed_settings(stage, dataclasses.replace(c, learning_rate=2e-3, seed=4), set(), False) == [
         "MID_LEARNING_RATE=0.002: the stage mid-training is done with MID_LEARNING_RATE=0.001, and would not be what "
         "it is; go on with that, or choose another RUN_NAME",
         "SEED=4: the stage mid-training is done with SEED=1337, and would not be what it is; go on with that, or "
         "choose another RUN_NAME"]
-    assert state.changed_settings(stage, dataclasses.replace(c, seed=4), {"SEED"}) == []
+    assert state.changed_settings(stage, dataclasses.replace(c, seed=4), {"SEED"}, False) == []
     assert state.changed_inputs(stage, {"MID_DATA": "one"}) == []
     assert [text.partition(";")[0] for text in state.changed_inputs(stage, {"MID_DATA": "other"})] == [
         "MID_DATA: is not what the stage mid-training was done with"]
@@ -167,9 +169,11 @@ def test_what_a_done_stage_was_made_with_is_refused_by_the_name_that_the_user_kn
 
 def test_a_stage_that_has_begun_may_take_what_its_run_may(tmp_path: Path) -> None:
     state, stage, c = states(tmp_path, done=False)
-    assert state.changed_settings(stage, dataclasses.replace(c, learning_rate=2e-3), set()) == []
+    assert state.changed_settings(stage, dataclasses.replace(c, learning_rate=2e-3), set(), True) == []
     assert "MID_DATA=b.jsonl: the stage mid-training has begun with MID_DATA=a.jsonl" in state.changed_settings(
-        stage, dataclasses.replace(c, data="b.jsonl"), set())[0]
+        stage, dataclasses.replace(c, data="b.jsonl"), set(), True)[0]
+    assert state.changed_settings(stage, dataclasses.replace(c, data="b.jsonl"), set(), False) == []
+    assert state.changed_inputs(stage, {"MID_DATA": "other"}) == []
 
 
 def test_a_torn_file_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ KNOWS_PROCESSES = {"train/distributed.py", "train/parallel.py", "train/checkpoin
                    "train/sites/striped.py", "wanlab/reduce.py", "export/stored.py"}
 FINETUNE = ["shapes", "reading", "template", "store", "several", "subset", "packing", "batches", "preview", "choices",
             "origin", "weights", "adapter", "model", "data", "batch", "evaluate", "lite", "assemble", "main",
-            "export", "questions", "chat_eval"]  # as ORDER
+            "export", "exercises", "questions", "chat_eval"]  # as ORDER
 MEASURES = {"bench/adapters.py": ["adapter", "lite", "model"]}  # what outside of it knows of it
 LONGEST_FILE, LONGEST_LINE = 400, 120
 

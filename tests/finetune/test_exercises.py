@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 from finetune.shapes import Conversation, conversation_of
-from pipeline import exercises
+from finetune import exercises
 
 
 def test_answers_are_right_and_held_out_questions_are_in_no_other_part(tmp_path: Path) -> None:

@@ -14,10 +14,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from train.config import Config
 from train.durable import write_whole
+from train.prepared import data_dir
 
 NAME = "exercises"
 ROWS = {"mid": 4000, "sft": 3000, "held_out": 400}
+PART = {"MID_DATA": "mid", "SFT_DATA": "sft", "CHAT_EVAL_DATA": "held_out"}  # what each setting takes of them
 LETTERS = "ABCD"
 LARGEST = 50  # of what is added: a fifth of so many squared must be more than half of those held out
 KINDS = {
@@ -76,12 +79,27 @@ def rows(part: str, seed: int) -> Iterator[dict[str, Any]]:
         yield made
 
 
-def made(data_dir: Path, seed: int) -> Path:
-    """The folder of the files, which are made where they are not there. Raises OSError."""
-    folder = data_dir / NAME / str(seed)
+def made(folder: Path, seed: int) -> Path:
+    """The folder of the files below DATA_DIR, which are made where they are not there. Raises OSError."""
+    folder = folder / NAME / str(seed)
     for part in ROWS:
         content = "".join(json.dumps(row) + "\n" for row in rows(part, seed)).encode()
         path = folder / f"{part}.jsonl"
         if not path.is_file() or path.read_bytes() != content:
             write_whole(path, content)
     return folder
+
+
+def are_in(c: Config, name: str) -> bool:
+    """Whether the setting of that name asks for them."""
+    return any(part.partition("*")[0] == NAME for part in getattr(c, name.lower()).split(","))
+
+
+def data_of(c: Config, name: str) -> str:
+    """MID_DATA and its like as DATA takes it: exercises by the file that holds them, which is made. Raises OSError."""
+    if not are_in(c, name):
+        return str(getattr(c, name.lower()))
+    made(data_dir(c), c.seed)
+    path = f"{c.data_dir}/{NAME}/{c.seed}/{PART[name]}.jsonl"
+    return ",".join(path + part.removeprefix(NAME) if part.partition("*")[0] == NAME else part
+                    for part in getattr(c, name.lower()).split(","))
