@@ -127,7 +127,8 @@ def own_settings() -> tuple[Config, Resolved]:
     problems += [f"{name}={format_value(getattr(c, name.lower()))}: a pipeline says that to each of its stages; leave "
                  f"it out, and give {instead}" for name, instead in (
                      ("MODEL", "what the base is made of (PRESET)"), ("DATA", "MID_DATA and SFT_DATA"),
-                     ("EVAL_DATA", "CHAT_EVAL_DATA")) if name in given and getattr(c, name.lower())]
+                     ("EVAL_DATA", "CHAT_EVAL_DATA"), ("STEP", "MAX_STEPS"))
+                 if name in given and getattr(c, name.lower())]
     problems += [f"{name} is not set; give {what}, for example {name}={example}, or {name}={exercises.NAME}, questions "
                  "that are made up, to try it out" for name, what, example in (
                      ("MID_DATA", "conversations and questions to train on behind the base", "chats.jsonl"),

@@ -5,6 +5,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -29,7 +30,8 @@ def questions(count: int, seed: int) -> list[dict[str, Any]]:
         return [{"question": f"Which is {asked}?", "options": dict(zip("ABCD", options, strict=True)),
                  "answer": options[i % 4], "answer_idx": "ABCD"[i % 4]} for i, (asked, *options) in enumerate(made)]
     rows = [json.loads(line) for line in found[0].read_text(encoding="utf-8").splitlines()]
-    return [entry | {"question": " ".join(entry["question"].split()[-12:])} for entry in draw.sample(rows, count)]
+    short = [entry for entry in rows if sum(map(len, entry["options"].values())) <= 80]
+    return [entry | {"question": " ".join(entry["question"].split()[-6:])} for entry in draw.sample(short, count)]
 
 
 @pytest.fixture
@@ -39,7 +41,8 @@ def user(tmp_path: Path, data: dict[str, str]) -> dict[str, str]:
     held_out = [*questions(12, 1), *({"question": f"Is {i} one?", "answer": "Yes"} for i in range(4))]
     files = {name: str(write_rows(tmp_path / f"{name}.jsonl", rows)) for name, rows in (
         ("talks", talks), ("questions", questions(60, 2)), ("held_out", held_out))}
-    return environment(tmp_path, data) | {
+    shutil.copytree(data["DATA_DIR"], tmp_path / "data")
+    return environment(tmp_path, data | {"DATA_DIR": str(tmp_path / "data")}) | {
         "RUNS_DIR": str(tmp_path / "runs"), "RUN_NAME": "x", "SEQ_LEN": "256", "BATCH_TOKENS": "2048",
         "MICRO_BATCH_SIZE": "8", "MAX_STEPS": "4", "EVAL_EVERY": "0", "CHAT_EVAL_DATA": files["held_out"],
         "MID_DATA": f"{files['talks']},{files['questions']}*2", "SFT_DATA": files["questions"]}
