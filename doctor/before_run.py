@@ -25,7 +25,8 @@ from train.settings import SettingsError
 
 def look(c: Config, finetune: bool = False) -> tuple[list[Finding], str]:
     """What is not as it should be, and the plan in a line."""
-    found = [finding for finding in quick(c) if finding.level != PASS]
+    found = [finding for finding in quick(c) if finding.level != PASS
+             and not (finetune and finding.name == "host-memory")]  # it reckons with a model of ours
     if any(finding.name == "gpus" and finding.level == FAIL for finding in found):
         return found, ""  # there is nothing to plan for
     here = dataclasses.replace(c, cards="here")
@@ -36,7 +37,7 @@ def look(c: Config, finetune: bool = False) -> tuple[list[Finding], str]:
         return found, f"plan: n/a: {'; '.join(error.problems)}"
     except CorpusError as error:    # said better by what prepares the data
         return found, f"plan: n/a: {error}"
-    if p.fleet.on_cpu and (finetune or any(finding.name == "memory" for finding in p.findings)):
+    if p.fleet.on_cpu and any(finding.name == "memory" for finding in p.findings):
         found = [finding for finding in found if finding.name != "host-memory"]  # the same, and the plan says what fits
     said = {finding.name for finding in found}
     return found + [finding for finding in p.findings if finding.name not in said], (

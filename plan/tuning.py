@@ -4,6 +4,7 @@ memory are of MODEL, by its config.json or, where that is not there yet, by plan
 
 import dataclasses
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,11 @@ from plan.shape import UnknownShape, shape_of
 from plan.speed import Work, speed
 from plan.tuned import Tuned, tuned_of
 from plan.whole import probe_of
-from plan.words import GIB, gib
+from plan.words import GIB, gib, size
 from train import prepared, rules
 from train.config import Config
 from train.rules import batch_problem
+from train.runs import RunPaths
 from train.settings import ROOT, SettingsError, format_value, read_env_file
 
 # Rules of a model whose shape the settings say, and of steps whose number they do (finetune/choices.py); processes are
@@ -50,7 +52,7 @@ class Held:
 @dataclasses.dataclass(frozen=True)
 class Tuning:
     """What a fine-tuning will take. model: what it is called; source: where its shape is from; host_bytes: of a process
-    while weights are loaded; steps: None where DATA, which is not read here, decides."""
+    while weights are loaded; free_bytes: for RUNS_DIR, None where that is not known."""
 
     t: Tuned
     fleet: Fleet
@@ -63,6 +65,7 @@ class Tuning:
     syncs: list[network.Sync]
     write_mb_s: float
     write_why: str
+    free_bytes: float | None
     findings: list[Finding]
 
     @property
@@ -71,6 +74,7 @@ class Tuning:
 
     @property
     def steps(self) -> int | None:
+        """None where DATA, which is not read here, decides."""
         return self.c.max_steps
 
     @property
@@ -186,9 +190,21 @@ def plan(c: Config, fleet: Fleet) -> Tuning:
     capacity = capacity_bytes(fleet)
     ways = [held(way, t, fleet, capacity) for way in ways_of(t, fleet)]
     shards = tuned_memory.case(t, fleet.processes, fleet.processes_of_a_node, fleet.on_cpu).shards
-    return Tuning(t, fleet, name, source, Pace(fast, waiting_s(syncs)), capacity, ways,
-                  tuned_memory.host_bytes(t, shards), syncs, *storage.write_mb_s(c, probe),
-                  list(findings(t, fleet, capacity, tuned_memory.host_bytes(t, shards))))
+    found = Tuning(t, fleet, name, source, Pace(fast, waiting_s(syncs)), capacity, ways,
+                   tuned_memory.host_bytes(t, shards), syncs, *storage.write_mb_s(c, probe), free_bytes(c),
+                   list(findings(t, fleet, capacity)))
+    return dataclasses.replace(found, findings=[*found.findings, *disk_problem(found)])
+
+
+def free_bytes(c: Config) -> float | None:
+    """For RUNS_DIR on this machine; None where the run is planned for others, or that folder cannot be looked into."""
+    if c.cards not in ("", "here"):
+        return None
+    folder = RunPaths.of(c.runs_dir, c.run_name, ROOT).folder
+    try:
+        return float(shutil.disk_usage(storage.existing("RUNS_DIR", folder)).free)
+    except (storage.FolderError, OSError):
+        return None
 
 
 def work_of(t: Tuned) -> Work:
@@ -226,7 +242,7 @@ def memory_of(t: Tuned, fleet: Fleet) -> Memory:
 # What cannot be
 # ---------------------------------------------------------------------------------------------------
 
-def findings(t: Tuned, fleet: Fleet, capacity: float, host: float) -> Iterator[Finding]:
+def findings(t: Tuned, fleet: Fleet, capacity: float) -> Iterator[Finding]:
     if uneven := limits.batch(t.c, fleet):
         yield uneven
         return
@@ -234,6 +250,23 @@ def findings(t: Tuned, fleet: Fleet, capacity: float, host: float) -> Iterator[F
         yield lacking
     if problem := memory_problem(t, fleet, capacity):
         yield problem
+
+
+def disk_problem(p: Tuning) -> Iterator[Finding]:
+    """Checkpoints that RUNS_DIR has no room for; those that are there of this run already count for it."""
+    if p.free_bytes is None:
+        return
+    c, needed = p.c, p.disk_bytes["checkpoints"]
+    free = p.free_bytes + storage.saved_bytes(RunPaths.of(c.runs_dir, c.run_name, ROOT))
+    if needed <= free:
+        return
+    would = [f"KEEP_LAST={n}" for n in range(c.keep_last - 1, 1, -1)
+             if (n + 1) * p.checkpoint_bytes <= free and not c.full_save_every][:1]
+    if p.t.lora and c.checkpoint_mode == "full" and (c.keep_last + 1) * p.t.lite_bytes <= free:
+        would.append("CHECKPOINT_MODE=lite")
+    would.append(f"RUNS_DIR on a disk with {size(needed)}")
+    yield Finding("disk", FAIL, f"RUNS_DIR: up to {size(needed)} of checkpoints, and {size(free)} are free for them",
+                  f"what would do: {'; or '.join(would)}", CODE)
 
 
 def memory_problem(t: Tuned, fleet: Fleet, capacity: float) -> Finding | None:

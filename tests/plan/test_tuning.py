@@ -118,6 +118,19 @@ def test_what_nothing_here_holds_says_so(llama: str) -> None:
     assert found and "more cards, or a smaller MODEL" in found.fix
 
 
+def test_a_disk_that_checkpoints_fill(llama: str) -> None:
+    """Weights and two moments of 4 bytes each; adapters alone are less than a hundredth of that."""
+    p = planned(PRESET="finetune", MODEL=llama, CARDS="1xh100-sxm", DTYPE="bfloat16", KEEP_LAST="3", RUNS_DIR="no-runs")
+    assert p.disk_bytes["checkpoints"] == pytest.approx(4 * 12 * p.t.shape.total, rel=0.01) and p.free_bytes is None
+    one = p.checkpoint_bytes
+    (found,) = tuning.disk_problem(dataclasses.replace(p, free_bytes=3.5 * one))
+    assert found.code == 64 and "KEEP_LAST=2;" in found.fix and "CHECKPOINT_MODE" not in found.fix
+    assert not list(tuning.disk_problem(dataclasses.replace(p, free_bytes=4.1 * one)))
+    p = planned(PRESET="finetune", MODEL=llama, CARDS="1xh100-sxm", LORA_RANK="8", RUNS_DIR="no-runs")
+    (found,) = tuning.disk_problem(dataclasses.replace(p, free_bytes=1.5 * p.checkpoint_bytes))
+    assert "CHECKPOINT_MODE=lite" in found.fix and "KEEP_LAST" not in found.fix
+
+
 @pytest.mark.parametrize(("settings", "words"), [
     ({"PRESET": "finetune"}, "MODEL is not set"), ({"MODEL": "some/where"}, "no config.json of it here"),
     ({"PRESET": "glm-4.5-air-16xh200", "LORA_TARGETS": "w1"}, "the model has no w1; there are attention, mlp, experts"),
