@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 
 from finetune import chat_eval, questions
 from finetune.questions import Asked
@@ -23,7 +24,8 @@ from train.corpus.source import CorpusError
 from train.distributed import World
 from train.model import Transformer
 from train.tokenizer import Vocabulary, load
-from train.trained import Trained
+from train.status import RunFolderError
+from train.trained import Trained, open_trained
 
 CPU = torch.device("cpu")
 ALONE = World(0, 0, 0, 1, CPU, "CPU", "here")
@@ -166,6 +168,29 @@ def test_as_a_command_it_writes_the_run_s_file(run: Run, tmp_path: Path) -> None
     done = subprocess.run([sys.executable, "-m", "finetune.chat_eval"], env=env, cwd=ROOT, capture_output=True,
                           text=True, check=False)
     assert done.returncode == 64 and "CHAT_EVAL_DATA is not set" in done.stdout
+
+
+def test_a_run_that_has_fine_tuned_is_read_by_its_export_of_the_newest_step(run: Run,
+                                                                            monkeypatch: pytest.MonkeyPatch) -> None:
+    c, given = run.config, {"RUN_NAME", "TOKENIZER"}
+    with monkeypatch.context() as patch:
+        assert run.command(patch) == 0
+    facts = json.loads((run.folder / "config.json").read_text())
+    facts["settings"]["MODEL"] = "base"
+    (run.folder / "config.json").write_text(json.dumps(facts))
+    with pytest.raises(RunFolderError, match="has fine-tuned MODEL=base, and is read by its export, which is not"):
+        open_trained(c, ALONE, given=given)
+    (run.export / "finetuned.json").write_text(json.dumps({"step": 2}))
+    with pytest.raises(RunFolderError, match="its export is of step 2, not 3; make export RUN_NAME=a-run renews it"):
+        open_trained(c, ALONE, given=given)
+    (run.export / "finetuned.json").write_text(json.dumps({"step": 3}))
+    opened = open_trained(dataclasses.replace(c, tokenizer="gone.json"), ALONE, given=given)
+    exported = load(run.export / "tokenizer.json")
+    assert opened.vocabulary.sha256 == exported.sha256 and opened.config.seq_len == 96
+    with safe_open(run.export / "model.safetensors", framework="pt") as file:
+        assert torch.equal(opened.model.layers[0].mlp.up_proj.weight,
+                           file.get_tensor("model.layers.0.mlp.up_proj.weight"))
+    assert chat_eval.name_of(opened) == "chat_step_0000003"
 
 
 def test_questions_as_medqa_has_them(run: Run) -> None:
