@@ -13,7 +13,8 @@ from monitor.facts import TOLD
 
 METRICS = re.compile(r"step=\d+/\d+ |train/loss|\bloss[:=] ?\S+.*\btok(?:ens)?(?:/|_per_)s|\btokens/s(?:ec)?\b|"
                      r"step:? +\d+(?:/\d+)?\b.*\bloss\b")
-NCCL = re.compile(r"nccl|NET/(?:Socket|IB|OFI)\b|(?:nodes|of one node) talk (?:over|through) ", re.IGNORECASE)
+NCCL = re.compile(r"nccl|NET/(?:Socket|IB|OFI)\b|(?:nodes|of one node) talk (?:over|through) |"
+                  r"between nodes: each sends |gathers the weights of each block from", re.IGNORECASE)
 RANKS = re.compile(r"roll call: |\b\d+ of \d+ (?:nodes|processes)\b.*\bjoined|all nodes have joined|"
                    r"waiting for peers|node \d+(?: \([^)]*\))?(?:: host=| has left| was told to stop| has ended)|"
                    r"\b(?:the|all \d+) nodes (?:do not )?share |launch: processes=|run=\S+ device=|rank=\d+ host=|"
