@@ -71,18 +71,19 @@ def prose_files(c: Config) -> tuple[str, ...]:
 
 
 def passages(files: tuple[str, ...], scratch: Path) -> Iterator[tuple[str, str]]:
-    """(name, text) of pieces of about PASSAGE characters, each of whole lines where lines are no longer."""
+    """(name, text) of pieces of about PASSAGE characters, each of whole lines where lines are no longer. What is held
+    out is drawn by these names: they are without the folder, and so the same wherever it is."""
     pinned = pin(Source(PROSE, "files", HELD_OUT, files=files), scratch)
     for item in documents(pinned, prepare.files_in(scratch, pinned, "")):
         if isinstance(item, Document):
-            part, number = "", 0
+            name, part, number = Path(item.name).name, "", 0
             for line in item.text.splitlines(keepends=True):
                 part += line
                 if len(part) >= PASSAGE:
-                    yield f"{item.name}:{number}", part
+                    yield f"{name}:{number}", part
                     part, number = "", number + 1
             if part:
-                yield f"{item.name}:{number}", part
+                yield f"{name}:{number}", part
 
 
 def prose(c: Config, scratch: Path) -> Config:
