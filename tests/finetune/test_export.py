@@ -21,6 +21,7 @@ from tests.unit.test_checkpoint import ALONE
 from train.foreign import weight_files
 
 __all__ = ["chats", "models"]  # fixtures
+SLOW = pytest.mark.slow
 
 
 def export(env: dict[str, str], code: int = 0) -> str:
@@ -38,9 +39,10 @@ def all_tensors(folder: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize(("kind", "settings"), [
-    ("glm4_moe", LORA), ("glm4_moe", {**LORA, "CHECKPOINT_MODE": "lite"}), ("qwen3", {"LORA_RANK": "4"}),
-    ("llama", {"LORA_RANK": "4", "CHECKPOINT_MODE": "lite"}), ("qwen3", {}), ("glm4_moe", {})],
-    ids=["mixture", "mixture-lite", "lora", "lite", "full", "full-mixture"])
+    pytest.param("glm4_moe", LORA, marks=SLOW), ("glm4_moe", {**LORA, "CHECKPOINT_MODE": "lite"}),
+    pytest.param("qwen3", {"LORA_RANK": "4"}, marks=SLOW), ("qwen3", {}), pytest.param("glm4_moe", {}, marks=SLOW),
+    pytest.param("llama", {"LORA_RANK": "4", "CHECKPOINT_MODE": "lite"}, marks=SLOW)],
+    ids=["mixture", "mixture-lite", "lora", "full", "full-mixture", "lite"])
 def test_an_export_computes_what_was_trained(models: dict[str, Path], chats: Path, tmp_path: Path, kind: str,
                                              settings: dict[str, str]) -> None:
     if settings:
@@ -90,6 +92,7 @@ def test_an_export_computes_what_was_trained(models: dict[str, Path], chats: Pat
     assert AutoTokenizer.from_pretrained(str(made)).chat_template
 
 
+@SLOW
 def test_what_cannot_be_exported_is_refused(models: dict[str, Path], chats: Path, tmp_path: Path) -> None:
     base = tmp_path / "base"
     shutil.copytree(models["llama"], base)

@@ -72,6 +72,7 @@ def test_a_run_saves_adapters_which_peft_reads_and_goes_on_with_them(models: dic
     assert went[10:] != whole[10:]
 
 
+@pytest.mark.slow
 def test_full_ones_come_in_between_and_go_on_to_the_bit(models: dict[str, Path], chats: Path, tmp_path: Path) -> None:
     env = env_of(tmp_path, models["llama"], chats, SAVE_EVERY="2", FULL_SAVE_EVERY="4", KEEP_LAST="5", **{
         **LITE, "LORA_TARGETS": "attention"})

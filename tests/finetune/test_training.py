@@ -109,6 +109,7 @@ def kill_at(step: int, env: dict[str, str]) -> None:
     started.stdout.close()
 
 
+@pytest.mark.slow
 def test_killed_at_any_moment_it_goes_on_to_the_bit(models: dict[str, Path], chats: Path, tmp_path: Path) -> None:
     env = env_of(tmp_path, models["llama"], chats, SAVE_EVERY="2", EPOCHS="3", **{"LOG_EVERY": "1"})
     kill_at(7, env)
@@ -143,6 +144,7 @@ def test_killed_with_adapters_alone_it_has_them_and_its_step_again(models: dict[
     assert went[next_one + 1] != whole[next_one]
 
 
+@pytest.mark.slow
 def test_another_model_or_other_data_do_not_go_on(models: dict[str, Path], chats: Path, tmp_path: Path) -> None:
     pytest.importorskip("peft", reason="make setup-dev installs it")
     base = tmp_path / "base"
