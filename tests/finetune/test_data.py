@@ -1,6 +1,7 @@
 """finetune/data.py: DATA for MODEL from settings to what is said, as a user has it."""
 
 import dataclasses
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -82,6 +83,7 @@ def test_the_command_says_what_became_of_the_rows_and_shows_an_example(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
     write_rows(tmp_path / "x.jsonl", [*ROWS, row("q?")])
     their_tokenizer(CHATML).save_pretrained(tmp_path / "model")
+    (tmp_path / "model" / "config.json").write_text('{"model_type": "llama", "max_position_embeddings": 64}')
     for name, value in {"MODEL": tmp_path / "model", "DATA": tmp_path / "x.jsonl", "DATA_DIR": tmp_path / "data",
                         "SEQ_LEN": 64, "ENV_FILE": tmp_path / "none.env", "BATCH_TOKENS": 512}.items():
         monkeypatch.setenv(name, str(value))
@@ -96,4 +98,5 @@ def test_the_command_says_what_became_of_the_rows_and_shows_an_example(
     monkeypatch.setenv("MODEL", "")
     assert data.main() == data.BAD_SETTING and "MODEL is not set" in capsys.readouterr().err
     monkeypatch.setenv("MODEL", str(tmp_path))
+    shutil.copy(tmp_path / "model" / "config.json", tmp_path)
     assert data.main() == data.BAD_DATA and "there is no tokenizer_config.json" in capsys.readouterr().err
