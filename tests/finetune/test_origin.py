@@ -101,9 +101,9 @@ def test_a_run_of_ours_is_fine_tuned_and_exported_again(tiny: Config, data: dict
     done = subprocess.run([sys.executable, "-m", "export"], cwd=ROOT, env=env, text=True, check=False,
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # what make export starts
     assert done.returncode == 0 and "with step 8 of run" in done.stdout
-    from train.trained import open_trained
-    c = Config.of_preset(INIT_FROM=str(tmp_path / "run" / "export"), RUN_NAME="none", DEVICE="cpu",
-                         RUNS_DIR=str(tmp_path), DATA_DIR=str(tmp_path / "data"))
+    from train.trained import open_trained, settings_of_command
+    c, _ = settings_of_command({"ENV_FILE": "", "INIT_FROM": str(tmp_path / "run" / "export"), "RUN_NAME": "none",
+                                "DEVICE": "cpu", "RUNS_DIR": str(tmp_path), "DATA_DIR": str(tmp_path / "data")})
     again = open_trained(c, ALONE, given={"INIT_FROM"})  # as make eval and make sample open it
     first = made.models[3].embed_tokens.weight
     assert not torch.equal(again.model.embed_tokens.weight[:512], first[:512])
