@@ -209,10 +209,10 @@ of pretraining is more than tuning reaches, so hours are a least. How many steps
 {planned_tuning(PRESET="glm-4.5-air-16xh200")}
 ```
 
-and `make plan MODEL=Qwen/Qwen3-1.7B LORA_RANK=16 DTYPE=bfloat16 CARDS=1xrtx4090 MAX_STEPS=500`
+and `make plan MODEL=models/qwen3-1.7b LORA_RANK=16 DTYPE=bfloat16 CARDS=1xrtx4090 MAX_STEPS=500`
 
 ```
-{planned_tuning(PRESET="finetune", MODEL="Qwen/Qwen3-1.7B", LORA_RANK="16", DTYPE="bfloat16", CARDS="1xrtx4090",
+{planned_tuning(PRESET="finetune", MODEL="models/qwen3-1.7b", LORA_RANK="16", DTYPE="bfloat16", CARDS="1xrtx4090",
                 MAX_STEPS="500")}
 ```
 """

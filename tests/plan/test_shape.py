@@ -87,7 +87,7 @@ def test_glm_4_5_air_as_it_was_published() -> None:
     mixture = attention + 129 * expert + 128 * 4096 + norms
     assert shape.total == tables + attention + 3 * 4096 * 10_944 + norms + 45 * mixture == 106_852_245_504
     assert round(shape.active / 1e9) in (12, 13) and (shape.experts, shape.passed, shape.more) == (128, 8, 1)
-    assert published("zai-org/GLM-4.5-Air@0123456") == published("models/glm-4.5-air/") == PUBLISHED["glm-4.5-air"]
+    assert published("owner/GLM-4.5-Air@0123456") == published("models/glm-4.5-air/") == PUBLISHED["glm-4.5-air"]
     assert published("models/another") is None
     assert (of_preset("glm-4.5-air-16xh200"), of_preset("finetune")) == ("glm-4.5-air", "")
 

@@ -117,7 +117,7 @@ def four() -> Iterator[World]:
 
 @pytest.mark.parametrize(("kind", "changes"), [
     ("llama", {}), ("glm4_moe", LORA | {"DTYPE": "bfloat16", "PARALLEL": "hsdp"}),
-    ("glm4_moe", LORA | {"ACTIVATION_CHECKPOINTING": "full"})], ids=str)
+    pytest.param("glm4_moe", LORA | {"ACTIVATION_CHECKPOINTING": "full"}, marks=pytest.mark.slow)], ids=str)
 def test_the_peak_of_a_process_that_holds_a_part_is_that_of_its_tensors(four: World, kind: str,
                                                                         changes: dict[str, str]) -> None:
     c = settings(**{"PARALLEL": "fsdp", "BATCH_TOKENS": "8192"} | changes)

@@ -22,7 +22,7 @@ LLAMA = {"model_type": "llama", "vocab_size": 32000, "hidden_size": 1024, "inter
          "num_hidden_layers": 16, "num_attention_heads": 16, "num_key_value_heads": 8}
 
 AIR = {"PRESET": "glm-4.5-air-16xh200"}
-OF_HUB = {"PRESET": "finetune", "MODEL": "zai-org/GLM-4.5-Air", "CARDS": "16xh200", "DTYPE": "bfloat16", "NODES": "2"}
+OF_HUB = {"PRESET": "finetune", "MODEL": "owner/GLM-4.5-Air", "CARDS": "16xh200", "DTYPE": "bfloat16", "NODES": "2"}
 
 
 def planned(**settings: str) -> tuning.Tuning:
