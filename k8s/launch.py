@@ -361,8 +361,10 @@ def handling(handler: Any) -> Iterator[None]:
 def write_sent(order: Order) -> None:
     """Note where the run is, for the commands that look after it."""
     path = order.run.folder / SENT
+    c = order.c
+    by = {"by": f"{order.target} PRESET={c.preset} MODEL={c.model} DATA={c.data}"} if c.model else {}
     note = {"job_name": order.job, "namespace": order.namespace, "context": order.here.name, "image": order.image,
-            "volume": order.c.volume, "sent": int(time.time())} | ({"by": order.target} if order.c.model else {})
+            "volume": order.c.volume, "sent": int(time.time())} | by
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")

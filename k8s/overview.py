@@ -203,8 +203,8 @@ def next_step(job: Thing | None, pods: list[Thing], code: int, place: Place) -> 
     name = f" RUN_NAME={place.paths.name}" if "RUN_NAME" in place.given else ""
     if job is None:
         preset = f" PRESET={place.config.preset}" if place.config.preset != DEFAULTS["PRESET"] else ""
-        return f"{place.sent.get('by') or 'make train-8xa100'}{preset}{name} goes on from the last checkpoint; make " \
-            f"fetch-run{name} brings the results"
+        by = place.sent.get("by") or f"make train-8xa100{preset}"
+        return f"{by}{name} goes on from the last checkpoint; make fetch-run{name} brings the results"
     if words.ended(job) == "Complete":
         return f"make fetch-run{name}"
     if words.ended(job) == "Failed":

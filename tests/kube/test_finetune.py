@@ -170,4 +170,5 @@ def test_the_same_targets_look_after_it(user: User, cluster: Cluster) -> None:
     assert said.code == 0 and "make finetune-k8s goes on from there" in said.out
     assert cluster.objects("Job") == []
     said = user.call(lambda: job.main(["status"]), {"RUN_NAME": "air"})
-    assert "next: make finetune-k8s RUN_NAME=air goes on from the last checkpoint" in said.out
+    assert ("next: make finetune-k8s PRESET=glm-4.5-air-16xh200 MODEL=an-owner/GLM-4.5-Air DATA=/volume/chats.jsonl "
+            "RUN_NAME=air goes on from the last checkpoint") in said.out
