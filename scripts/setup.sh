@@ -29,7 +29,7 @@ base_is_ready() {
   [[ -x $VENV/bin/python && -f $VENV/.ready ]] && read -r sum build < "$VENV/.ready" &&
     [[ $sum == "$(digest "${BASE[@]}")" && ( ${TORCH_BACKEND:-auto} == auto || $TORCH_BACKEND == "$build" ) ]]
 }
-has() { [[ $(cat "$VENV/.ready-$1" 2> /dev/null) == "$(digest "requirements-$1.txt")" ]]; }
+has() { [[ -f $VENV/.ready-$1 && $(cat "$VENV/.ready-$1") == "$(digest "requirements-$1.txt")" ]]; }
 more_is_ready() { [[ -z $1 ]] || has "$1" || { [[ $1 == finetune ]] && has dev; }; }  # dev has all
 
 choose_python() {
