@@ -141,7 +141,8 @@ def test_at_most_half_may_be_dropped(rows: int, good: int, is_refused: bool, tmp
     ("x.jsonl", b"<html>no such page</html>", "a web or error page"),
     ("x.parquet", b"PAR1 and no more", "truncated parquet"),
     ("x.parquet", b"nothing", "not parquet"),
-    ("x.jsonl.gz", gzip.compress(b'{"messages": []}\n' * 99, mtime=0)[:-9], r"x\.jsonl\.gz of DATA, at line \d+: damaged"),
+    ("x.jsonl.gz", gzip.compress(b'{"messages": []}\n' * 99, mtime=0)[:-9],
+     r"x\.jsonl\.gz of DATA, at line \d+: damaged"),
     ("x.jsonl", b'{"messages": []}\n{"mess', "half a last line"),
     ("x.jsonl", b'[{"messages": []}]', "one JSON value over the whole file"),
 ])
