@@ -182,10 +182,8 @@ def check_place(order: Order) -> None:
 
 def planned(order: Order, found: Found) -> plan.Plan:
     """What it will cost; what of that cannot be is among what is found."""
-    if order.c.model:  # nothing of it is known here
-        return plan.NONE
     c = dataclasses.replace(order.c, data_stream="0") if order.data else order.c
-    p = plan.plan(c)
+    p = plan.NONE if c.model else plan.plan(c)
     has_bytes = claim_bytes(found.claim) if found.claim else None
     said = plan.too_large(c, p.disk_bytes, has_bytes) if order.data else plan.findings(c, p, has_bytes)
     stopping, _ = split(c.allow_fail, said)

@@ -9,11 +9,12 @@ import dataclasses
 import itertools
 
 from k8s import sites
-from plan import limits, storage, words
+from plan import limits, storage, tuned_told, tuning, words
 from plan.finding import FAIL, Finding
 from plan.fits import capacity_bytes, memory_of
 from plan.fleet import Fleet
 from plan.hours import Pace, Time, pace_of, time_of
+from plan.published import published
 from train import wan
 from train.cards import Card, card_of
 from train.config import Config
@@ -39,7 +40,7 @@ class Plan:
         return self.pace.fast.step_s if self.pace else None
 
 
-NONE = Plan(None, None, None, {}, 0.0, 0.0)  # of a model that only the pods can read
+NONE = Plan(None, None, None, {}, 0.0, 0.0)  # of a fine-tuning, which of_tuning plans
 
 
 def card_of_product(product: str) -> Card | None:
@@ -83,8 +84,17 @@ def plan(c: Config) -> Plan:
                 sum(storage.disk(c).values()) + (c.replicas - 1) * storage.disk_of_checkpoints(c))
 
 
+def of_tuning(c: Config) -> tuning.Tuning | None:
+    """Of a MODEL that is known without its files, which only the pods can read, on GPUs that are; else None."""
+    fleet = fleet_of(c)
+    return tuning.plan(c, fleet) if published(c.model) and fleet and fleet.cards else None
+
+
 def findings(c: Config, p: Plan, has_bytes: float | None) -> list[Finding]:
     """What cannot be: the limits of the plan, and a volume that will fill. has_bytes: of one that is there already."""
+    if c.model:
+        known = of_tuning(c)
+        return [one for one in known.findings if one.name == "memory"] if known else []
     found = limits.problems(c, p.fleet, None, capacity_bytes(p.fleet)) if p.fleet and p.fleet.cards else []
     return [*found, *too_large(c, p.disk_bytes, has_bytes)]
 
@@ -109,14 +119,17 @@ def told(c: Config, p: Plan) -> str:
 
 
 def tuned(c: Config) -> list[tuple[str, str]]:
-    """Of a fine-tuning: what is asked for, since hours and memory hang on MODEL and DATA."""
+    """Of a fine-tuning: what is asked for; hours hang on DATA, and memory on MODEL, which may be known."""
+    known = of_tuning(c)
+    memory = tuned_told.brief(known).removeprefix("plan: ") if known else (
+        "n/a: MODEL is read in the pods, which check it before weights are loaded")
     trained = f"LORA_RANK={c.lora_rank} on {c.lora_targets}" if c.lora_rank else "all weights"
     return [("shape", f"{c.nodes} {'pod' if c.nodes == 1 else 'pods'} of {units(c)}, PARALLEL={c.parallel}, each with "
              f"{c.pod_cpus} CPUs and {c.pod_memory_gb} GiB, {c.shm_gb} of them shared memory"),
             ("model", f"{c.model}: {trained}, in {c.dtype}"),
             ("data", f"{c.data}, {'once' if c.epochs == 1 else f'{c.epochs} times'}, {c.batch_tokens:,} tokens a step"),
-            ("time", "n/a: MODEL and DATA are read in the pods, whose log has the steps; make plan reckons with a "
-             "model that is here"),
+            ("memory", memory),
+            ("time", "n/a: DATA is read in the pods, whose log has the steps"),
             ("disk", f"on VOLUME={c.volume}: the model where it comes from the hub, 5 bytes a token of DATA, and "
              f"{c.keep_last} checkpoints, CHECKPOINT_MODE={c.checkpoint_mode}")]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from k8s import job
+from k8s import job, plan
 from k8s.render import objects, render
 from k8s.shape import OF_FINETUNING, cluster_config, overlay_of, pod_environment
 from tests.kube.cluster import Cluster
@@ -59,6 +59,16 @@ def test_it_takes_every_overlay(load: Load, settings: dict[str, str], overlay: s
     things = {thing["kind"] for thing in objects(render(c, IMAGE))}
     assert {"Job", "ConfigMap", "NetworkPolicy"} <= things and ("Service" in things) == (overlay != "single-node")
     assert ("nodeSelector" in spec["template"]["spec"]) == (overlay == "pinned-site")
+
+
+def test_memory_is_told_before_anything_is_sent_where_the_model_is_known(load: Load) -> None:
+    c = load(**AIR)
+    assert " of 131.6 GiB a GPU (frozen 24.9, " in plan.told(c, plan.NONE) and not plan.findings(c, plan.NONE, None)
+    assert "44.3M of 107B parameters trained" in plan.told(c, plan.NONE)
+    (problem,) = plan.findings(load(**AIR, PARALLEL="ddp"), plan.NONE, None)
+    assert (problem.name, problem.code) == ("memory", 64) and "PARALLEL=fsdp (" in problem.fix
+    assert "memory  n/a: MODEL is read in the pods" in plan.told(load(**OURS), plan.NONE)
+    assert "memory  n/a: MODEL" in plan.told(load(**AIR, GPU_PRODUCTS="NVIDIA-Unheard-Of"), plan.NONE)
 
 
 def test_glm_on_sixteen_h200_is_two_pods_of_eight(load: Load) -> None:
