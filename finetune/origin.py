@@ -1,6 +1,6 @@
 """MODEL to a folder in Hugging Face's format.
 
-    runs/RUN_NAME  a run of ours: what make export made of it
+    runs/RUN_NAME  a run of ours: what make export made of it, or makes of its newest checkpoint where there is none
     a folder       as it is
     OWNER/NAME     on the hub: what is needed of it, kept in DATA_DIR/models from the first time on
 
@@ -16,6 +16,8 @@ import hashlib
 import json
 import logging
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,7 +29,7 @@ from train.corpus.source import CorpusError
 from train.durable import write_whole
 from train.foreign import ForeignError, weight_files
 from train.prepared import data_dir
-from train.settings import ROOT, SettingsError, shown
+from train.settings import ROOT, SettingsError, declared_fields, environment, shown
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[0-9a-f]{7,40})?")
 WANTED = re.compile(r"[^/]+\.(json|jinja|safetensors|model|txt)")  # of the repository's root
@@ -42,11 +44,12 @@ def find(c: Config) -> Path:
     if not c.model:
         raise SettingsError(["MODEL is not set; give a run of ours, the folder of a model with its tokenizer, or its "
                              "name on the Hugging Face hub, for example MODEL=models/qwen3-1.7b"])
-    place = ROOT / Path(c.model).expanduser()
-    for run in (place, ROOT / c.runs_dir / c.model):
-        if (run / "checkpoints").is_dir():
-            return export_of(run, c)
-    if place.is_dir():
+    if run := run_of(c):
+        if is_exported(run):
+            return run / "export"
+        raise ForeignError(f"MODEL={c.model}: the run has no export yet, by which it is read and which make finetune "
+                           "makes on each machine")
+    if (place := ROOT / Path(c.model).expanduser()).is_dir():
         return place
     if HUB_NAME.fullmatch(c.model):
         kept = kept_at(c)
@@ -58,12 +61,14 @@ def find(c: Config) -> Path:
                          "on the Hugging Face hub (OWNER/NAME); for example MODEL=models/qwen3-1.7b"])
 
 
-def export_of(run: Path, c: Config) -> Path:
-    """The export of a run. Raises SettingsError where there is none."""
-    if not (run / "export" / "config.json").is_file():
-        raise SettingsError([f"MODEL={c.model}: the run has no export yet, by which it is read; make export RUN_NAME="
-                             + run.name + (f" RUNS_DIR={c.runs_dir}" if c.runs_dir != "runs" else "")])
-    return run / "export"
+def run_of(c: Config) -> Path | None:
+    """The folder of the run of ours that MODEL names, None where it names none."""
+    places = (ROOT / Path(c.model).expanduser(), ROOT / c.runs_dir / c.model)
+    return next((run for run in places if (run / "checkpoints").is_dir()), None)
+
+
+def is_exported(run: Path) -> bool:
+    return (run / "export" / "config.json").is_file()
 
 
 def kept_at(c: Config) -> Path:
@@ -71,16 +76,34 @@ def kept_at(c: Config) -> Path:
 
 
 def bring(c: Config) -> Path:
-    """The folder of MODEL, brought from the hub where that is where it is; one process of a machine does, others wait.
-    Raises SettingsError, ForeignError, CorpusError."""
+    """The folder of MODEL, brought from the hub where that is where it is, exported where it is a run that was not; one
+    process of a machine does, others wait. Raises SettingsError, ForeignError, CorpusError."""
     try:
         return find(c)
     except ForeignError:
-        target = kept_at(c)
+        run, target = run_of(c), kept_at(c)
+    if run:
+        with alone(data_dir(c) / "models"):
+            if not is_exported(run):
+                export(run, c)
+        return run / "export"
     with alone(target):
         if not (target / WHOLE).is_file():
             download(c, target)
     return target
+
+
+def export(run: Path, c: Config) -> None:
+    """make export of that run, by its own settings and none of these. Raises ForeignError."""
+    log.info("MODEL=%s: the run has no export yet, by which it is read; making it", c.model)
+    done = subprocess.run(
+        [sys.executable, "-m", "export"], cwd=ROOT, text=True, check=False, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, env=environment({
+            "RUN_NAME": run.name, "RUNS_DIR": str(run.parent), "DATA_DIR": str(data_dir(c)), "ENV_FILE": ""},
+            without=declared_fields(Config)))
+    if done.returncode:
+        raise ForeignError(f"MODEL={c.model}: the run cannot be exported, by which it is read: {done.stdout.strip()}")
+    log.info("%s", done.stdout.strip())
 
 
 def download(c: Config, target: Path) -> None:

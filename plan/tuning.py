@@ -152,8 +152,8 @@ def facts_of(c: Config) -> tuple[dict[str, Any], str, str]:
         return facts, name, "what its publisher's config.json says (plan/published.py)"
     run = ROOT / c.runs_dir / c.model
     if (ROOT / c.model / "checkpoints").is_dir() or (run / "checkpoints").is_dir():
-        raise SettingsError([f"MODEL={c.model}: the run has no export yet, by which it is read; make export RUN_NAME="
-                             + Path(c.model).name])
+        raise SettingsError([f"MODEL={c.model}: the run has no export yet, by which it is planned; make finetune makes "
+                             f"one, as does make export RUN_NAME={Path(c.model).name}"])
     raise SettingsError([f"MODEL={c.model}: there is no config.json of it here, by which it is planned; make finetune "
                          "brings a model from the hub, or fetch that one file into a folder and give that"])
 

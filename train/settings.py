@@ -13,7 +13,7 @@ import math
 import os
 import re
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -73,9 +73,10 @@ def value_type(field: dataclasses.Field) -> type:
     return field.type  # type: ignore[return-value]
 
 
-def environment(settings: Mapping[str, str]) -> dict[str, str]:
-    """This process's environment with these settings in it, for a target that starts others."""
-    return {**os.environ, **settings}
+def environment(settings: Mapping[str, str], without: Collection[str] = ()) -> dict[str, str]:
+    """This process's environment with these settings in it, for a target that starts others; without: names that are
+    left out of it."""
+    return {**{name: value for name, value in os.environ.items() if name not in without}, **settings}
 
 
 # ---------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from tests.running import ROOT
 from tests.unit.exported import LLAMA, make_run
 from tests.unit.test_checkpoint import ALONE
 from train.config import Config
+from train.foreign import ForeignError
 from train.settings import SettingsError
 
 __all__ = ["chats", "models"]  # fixtures
@@ -88,13 +89,15 @@ def test_pickles_alone_are_no_model(models: dict[str, Path], chats: Path, tmp_pa
         assert "the hub has no safetensors of it" in bring(env, running, tmp_path, 78)
 
 
-def test_a_run_of_ours_is_fine_tuned_and_exported_again(tiny: Config, data: dict[str, str], tmp_path: Path,
-                                                        monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_of_ours_is_fine_tuned_and_exported_again(tiny: Config, data: dict[str, str],
+                                                        tmp_path: Path) -> None:
     made = make_run(tmp_path, dataclasses.replace(tiny, tokenizer=data["TOKENIZER"], seq_len=64, **LLAMA))
-    with monkeypatch.context() as patch:
-        assert made.command(patch) == 0
     rows = write_rows(tmp_path / "chats.jsonl", [row(f"Is {i} one?", "Yes.") for i in range(100)])
     env = env_of(tmp_path, Path("a-run"), rows, MAX_STEPS="8", EPOCHS="3")
+    for what in ("the run has no export yet", "training: 90 examples"):  # the second time there is one
+        said = subprocess.run([sys.executable, "-m", "finetune.data"], cwd=ROOT, env=env, text=True, check=True,
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT).stdout
+        assert what in said and ("no export yet" in said) == (what == "the run has no export yet")
     finetune(env)
     found = losses(tmp_path)
     assert found[-1] < found[0] - 0.3
@@ -115,8 +118,10 @@ def test_a_run_of_ours_is_read_by_its_export(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="there is no such run"):
         origin.find(c)
     (tmp_path / "mine" / "checkpoints").mkdir(parents=True)
-    with pytest.raises(SettingsError, match="make export RUN_NAME=mine RUNS_DIR="):
+    with pytest.raises(ForeignError, match="the run has no export yet"):
         origin.find(c)
+    with pytest.raises(ForeignError, match=r"MODEL=mine: the run cannot be exported, .*: RUN_NAME=mine: "):
+        origin.bring(c)
     (tmp_path / "mine" / "export").mkdir()
     (tmp_path / "mine" / "export" / "config.json").touch()
     assert origin.find(c) == tmp_path / "mine" / "export"

@@ -67,7 +67,8 @@ def test_memory_is_told_before_anything_is_sent_where_the_model_is_known(load: L
     assert "44.3M of 107B parameters trained" in plan.told(c, plan.NONE)
     (problem,) = plan.findings(load(**AIR, PARALLEL="ddp"), plan.NONE, None)
     assert (problem.name, problem.code) == ("memory", 64) and "PARALLEL=fsdp (" in problem.fix
-    assert "memory  n/a: MODEL is read in the pods" in plan.told(load(**OURS | {"MODEL": "/volume/models/ours"}), plan.NONE)
+    unknown = load(**OURS | {"MODEL": "/volume/models/ours"})
+    assert "memory  n/a: MODEL is read in the pods" in plan.told(unknown, plan.NONE)
     assert "memory  n/a: MODEL" in plan.told(load(**AIR, GPU_PRODUCTS="NVIDIA-Unheard-Of"), plan.NONE)
 
 
