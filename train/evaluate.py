@@ -218,8 +218,8 @@ def overtime(limit_s: float, anywhere: bool) -> Iterator[_Clock]:
         yield clock
         return
     before = signal.signal(signal.SIGALRM, clock.ring)
-    signal.setitimer(signal.ITIMER_REAL, limit_s)
     try:
+        signal.setitimer(signal.ITIMER_REAL, limit_s)  # in here, since it may ring at once
         yield clock
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)

@@ -1,6 +1,7 @@
 """What the trainer's loop takes of DATA, and how held-out conversations are scored."""
 
 import dataclasses
+import signal
 import math
 from pathlib import Path
 
@@ -98,8 +99,10 @@ def test_an_evaluation_is_interrupted_and_given_up(settled: tuple[Config, Data],
     _, model = opened(models["llama"], ALONE)
     evaluator = Evaluator(c, data, ALONE)
     assert evaluator(model, interrupted=lambda: True) is None
+    before = signal.getsignal(signal.SIGALRM)
     with pytest.raises(EvaluationFailed, match="EVAL_MINUTES=10"):
         evaluator(model, limit_s=1e-6)
+    assert signal.getsignal(signal.SIGALRM) == before
 
     class Broken(nn.Module):
         def forward(self, *_):
