@@ -65,6 +65,10 @@ def settled(c: Config, read: Data, folder: Path, ranks: int) -> Config:
     if c.warmup_tokens >= horizon:
         raise SettingsError([f"WARMUP_TOKENS={c.warmup_tokens} must be less than EPOCHS={c.epochs} of DATA, which are "
                              f"{horizon} tokens; for example WARMUP_TOKENS={horizon // 20}"])
+    if c.lr_schedule == "wsd" and "DECAY_TOKENS" in chosen and (c.decay_tokens or 0) + c.warmup_tokens > horizon:
+        raise SettingsError([f"DECAY_TOKENS={c.decay_tokens} and WARMUP_TOKENS={c.warmup_tokens} must fit into EPOCHS="
+                             f"{c.epochs} of DATA, which are {horizon} tokens; for example DECAY_TOKENS="
+                             f"{max(1, (horizon - c.warmup_tokens) // 5)}"])
     more: dict[str, Any] = {"train_tokens": horizon, "tie_embeddings": False, **model.shape(folder)}
     if c.lr_schedule == "wsd" and "DECAY_TOKENS" not in chosen:
         more["decay_tokens"] = max(1, horizon // 5)

@@ -7,6 +7,7 @@ from train.settings import SettingsError, format_value
 # What fine-tuning does not do: setting -> the value that it must have, and what to do instead.
 MUST_BE = {"SYNC": ("ddp", "all its nodes train in step"), "OPTIMIZER": ("adamw", "it is what fine-tuning takes"),
            "INIT_FROM": ("", "MODEL says what is fine-tuned"), "CORE_EVERY": (0, "make eval has CORE of its export"),
+           "STEP": (None, "MODEL is read by its export; make export RUN_NAME=.. STEP=.. makes one of another step"),
            "PROFILE": (False, "it is for pretraining"), "DOC_MASK": (False, "examples never see each other here")}
 ALSO = {"COMPILE": ("auto", "0"), "ATTENTION": ("auto", "sdpa")}
 

@@ -16,8 +16,10 @@ import hashlib
 import json
 import logging
 import re
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +30,7 @@ from train.corpus.hub import Again, ask
 from train.corpus.source import CorpusError
 from train.durable import write_whole
 from train.foreign import ForeignError, weight_files
+from train.interrupt import end_with_parent
 from train.prepared import data_dir
 from train.settings import ROOT, SettingsError, declared_fields, environment, shown
 
@@ -78,29 +81,40 @@ def kept_at(c: Config) -> Path:
 def bring(c: Config) -> Path:
     """The folder of MODEL, brought from the hub where that is where it is, exported where it is a run that was not; one
     process of a machine does, others wait. Raises SettingsError, ForeignError, CorpusError."""
+    run, target = run_of(c), kept_at(c)
     try:
-        return find(c)
+        folder = find(c)
+        if run:
+            log.info("MODEL=%s: %s is what is read of it; make export RUN_NAME=%s renews it where the run went on",
+                     c.model, shown(folder), run.name)
+        return folder
     except ForeignError:
-        run, target = run_of(c), kept_at(c)
+        pass
     if run:
-        with alone(data_dir(c) / "models"):
+        with alone(run / "checkpoints"):  # whatever DATA_DIR a node has
             if not is_exported(run):
                 export(run, c)
         return run / "export"
     with alone(target):
         if not (target / WHOLE).is_file():
-            download(c, target)
+            try:
+                download(c, target)
+            except CorpusError as error:
+                raise CorpusError(f"MODEL={c.model}: there is no run and no folder of that name here, and of the hub: "
+                                  f"{error}") from error
     return target
 
 
 def export(run: Path, c: Config) -> None:
     """make export of that run, by its own settings and none of these. Raises ForeignError."""
     log.info("MODEL=%s: the run has no export yet, by which it is read; making it", c.model)
-    done = subprocess.run(
-        [sys.executable, "-m", "export"], cwd=ROOT, text=True, check=False, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, env=environment({
-            "RUN_NAME": run.name, "RUNS_DIR": str(run.parent), "DATA_DIR": str(data_dir(c)), "ENV_FILE": ""},
-            without=declared_fields(Config)))
+    own = {"RUN_NAME": run.name, "RUNS_DIR": str(run.parent), "DATA_DIR": str(data_dir(c)),
+           "SOURCES_DIR": str(ROOT / c.sources_dir), **({"HF_TOKEN": c.hf_token} if c.hf_token else {})}
+    with tempfile.NamedTemporaryFile(suffix=".env") as nothing:  # in the place of .env
+        done = subprocess.run(
+            [sys.executable, "-m", "export"], cwd=ROOT, text=True, check=False, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, preexec_fn=functools.partial(end_with_parent, signal.SIGTERM),
+            env=environment(own | {"ENV_FILE": nothing.name}, without=declared_fields(Config)))
     if done.returncode:
         raise ForeignError(f"MODEL={c.model}: the run cannot be exported, by which it is read: {done.stdout.strip()}")
     log.info("%s", done.stdout.strip())

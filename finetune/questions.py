@@ -21,6 +21,7 @@ from train.chat import Message
 from train.config import Config
 from train.core.prompts import Choice, Question
 from train.corpus.source import CorpusError
+from train.prepare import one_at_a_time
 from train.prepared import data_dir
 from train.tokenizer import Vocabulary
 
@@ -59,12 +60,14 @@ def sheet_of(c: Config) -> Sheet:
         raise CorpusError(f"{SETTING} is not set; give questions with answers that the model was not trained on, for "
                           f"example {SETTING}=held_out.jsonl")
     found, report = list[Asked](), list[str]()
-    for source, _ in several.sources_in(exercises.data_of(c, SETTING), SETTING):
-        pinned, files = pinned_files(source, data_dir(c) / "finetune", c.hf_token, SETTING)
-        tally = Tally()
-        found += [asked(row.conversation, row.place) for row in conversations(pinned, files, tally)]
-        reading.check_dropped(pinned, tally, reading.SENTENCES)
-        report += tally.report(reading.SENTENCES)
+    folder = data_dir(c) / "finetune"
+    with one_at_a_time(folder):  # of several processes that ask: files of the hub are deleted once they are read
+        for source, _ in several.sources_in(exercises.data_of(c, SETTING), SETTING):
+            pinned, files = pinned_files(source, folder, c.hf_token, SETTING)
+            tally = Tally()
+            found += [asked(row.conversation, row.place) for row in conversations(pinned, files, tally)]
+            reading.check_dropped(pinned, tally, reading.SENTENCES)
+            report += tally.report(reading.SENTENCES)
     hashes = np.array([hash_of([*one.messages, Message("assistant", one.answer)]) for one in found], dtype=np.uint64)
     drawn = subset.chosen(hashes, c.seed, c.chat_eval_questions or None)
     return Sheet([found[i] for i in drawn.tolist()], len(found), report)

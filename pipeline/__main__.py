@@ -142,6 +142,9 @@ def hold(paths: RunPaths) -> IO[str]:
         (paths.folder / "logs").mkdir(parents=True, exist_ok=True)
         job = open(paths.job, "a+", encoding="utf-8")  # noqa: SIM115 (held until it is closed)
         status.take(job.fileno())
+        job.truncate(0)
+        job.write(f"pid {os.getpid()} on {socket.gethostname()}: checking inputs")
+        job.flush()
     except BlockingIOError:
         raise RunFolderError(f"{shown(paths.folder)}: is at work already ({paths.job.read_text()}); make status, stop "
                              f"and attach look after it by RUN_NAME={paths.name}") from None

@@ -27,6 +27,7 @@ from pipeline.stages import Stage
 from pipeline.state import State
 from plan.finding import lines, split
 from train import chat, prepare
+from train.chat import Message
 from train.config import Config
 from train.core.bundle import open_bundle
 from train.corpus.source import CorpusError
@@ -151,7 +152,8 @@ def check_room(c: Config, ahead: list[Stage], problems: Problems) -> None:
     there = next(path for path in ((ROOT / c.runs_dir).absolute(), *(ROOT / c.runs_dir).absolute().parents)
                  if path.exists())
     numbers = parameters(c).total
-    whole = len(ahead) * numbers * (MOMENTS * (c.keep_last + 1) + 4)
+    held_in = [0 if stage.tunes and c.lora_rank else MOMENTS * (c.keep_last + 1) for stage in ahead]  # adapters: little
+    whole = numbers * (sum(held_in) + 4 * len(ahead))
     held = sum(path.stat().st_size for stage in ahead
                for path in RunPaths.of(c.runs_dir, stage.run, ROOT).folder.glob("**/*") if path.is_file())
     need, free = max(0, whole - held), shutil.disk_usage(there).free
@@ -170,7 +172,7 @@ def verify(c: Config, stages: list[Stage], configs: dict[str, Config], state: St
     log.info("==== inputs of all stages")
 
     def prepared() -> Vocabulary:
-        prepare.prepare(base)
+        prepare.prepare(base, whole=base.data_stream != "1" and not state.is_done(stages[0]))
         return prepare.vocabulary(base)
 
     v: Vocabulary | None = problems.of(prepared)
@@ -187,6 +189,8 @@ def verify(c: Config, stages: list[Stage], configs: dict[str, Config], state: St
         if sheet:
             problems.of(lambda: questions.fitting(sheet, vocabulary, base.seq_len, lambda line: log.info("%s", line)))
         model_folder = problems.of(lambda: weightless(base, vocabulary, folder / "model"))
+        if model_folder:
+            look_at_tuning(stages, configs, state, model_folder, problems)
         for stage in stages if model_folder else []:
             if stage.tunes and stage.key in configs:
                 read = problems.of(functools.partial(conversations, configs[stage.key], model_folder), stage)
@@ -196,14 +200,41 @@ def verify(c: Config, stages: list[Stage], configs: dict[str, Config], state: St
     if sheet:
         log.info("chat evaluation: %d questions of %d rows, %d of them multiple choice", len(sheet.asked), sheet.rows,
                  sum(bool(one.options) for one in sheet.asked))
-        kinds = {bool(one.options): one.messages[-1].text for one in reversed(sheet.asked)}
-        prompts = [c.prompt] if c.prompt else [kinds[kind] for kind in sorted(kinds, reverse=True)]
+        prompts = problems.of(functools.partial(prompts_of, c, sheet, v, base.seq_len)) or []
         asked = digest([[one.messages, one.answer, one.options] for one in sheet.asked])
         inputs |= {key: {"CHAT_EVAL_DATA": asked} for key in inputs if key.startswith("chat-")}
     for stage in stages:
         for problem in state.changed_inputs(stage, inputs[stage.key]):
             problems.other(problem)
     return Ready(configs, inputs, tuple(prompts))
+
+
+def look_at_tuning(stages: list[Stage], configs: dict[str, Config], state: State, folder: Path,
+                   problems: Problems) -> None:
+    """What make finetune would look at before it begins: batch, memory, disk."""
+    for stage in stages:
+        if not stage.tunes or stage.key not in configs or state.is_done(stage):
+            continue
+        c = dataclasses.replace(configs[stage.key], model=str(folder))
+        for one in split(c.allow_fail, look(c, finetune=True)[0])[0]:
+            told = as_user_says(f"{one.name}: {one.text}; {one.fix}", stage)
+            (problems.setting if one.code == 64 else problems.other)(f"{stage.title}: {told}")
+
+
+def prompts_of(c: Config, sheet: questions.Sheet, v: Vocabulary | None, seq_len: int) -> list[str]:
+    """What the sample answers: PROMPT, or the first question of each kind that fits. Raises SettingsError."""
+    def fits(text: str) -> bool:
+        return v is None or len(chat.render(v, [Message("user", text)])) <= seq_len
+
+    if c.prompt:
+        if not fits(c.prompt):
+            raise SettingsError([f"PROMPT: does not fit into SEQ_LEN={seq_len} tokens; give a shorter one"])
+        return [c.prompt]
+    kinds: dict[bool, str] = {}
+    for one in sheet.asked:
+        if bool(one.options) not in kinds and fits(one.messages[-1].text):
+            kinds[bool(one.options)] = one.messages[-1].text
+    return [kinds[kind] for kind in sorted(kinds, reverse=True)]
 
 
 def conversations(c: Config, folder: Path) -> data.Data:

@@ -156,8 +156,8 @@ def shape_of(facts: dict[str, Any]) -> Shape:
         plain = dense_blocks(kind, facts, layers)
         blocks = [dataclasses.replace(dense, times=plain), dataclasses.replace(mixture, times=layers - plain)]
     return Shape(kind, number("vocab_size"), width, heads, keys, head_dim, qk_norm,
-                 bool(facts.get("tie_word_embeddings", False)), tuple(block for block in blocks if block.times),
-                 number("num_nextn_predict_layers", default=0))
+                 bool(facts.get("tie_word_embeddings", kind == "smollm3")),
+                 tuple(block for block in blocks if block.times), number("num_nextn_predict_layers", default=0))
 
 
 def swiglu(where: str, width: int, inner: int, biased: bool = False) -> tuple[Matrix, ...]:

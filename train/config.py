@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from train.of_evaluation import OfEvaluation
-from train.rules import CHECKS
+from train.rules import CHECKS, OF_PRETRAINING
 from train.settings import (FREE, FROZEN, TRACKED, ROOT, Declared, SettingsError, declared_fields, format_value,
                             resolve, setting)
 
@@ -377,7 +377,8 @@ def main(argv: list[str]) -> int:
     command, names = (argv or ["check"])[0], [word for word in argv[1:] if "=" not in word]
     defaults = dict(word.split("=", 1) for word in argv[1:] if "=" in word)
     try:
-        config, remarks = Config.load_with_remarks(defaults=defaults)
+        tunes = bool(resolve(Config, defaults=defaults).values.get("MODEL"))
+        config, remarks = Config.load_with_remarks(defaults=defaults, without=OF_PRETRAINING if tunes else ())
     except SettingsError as error:
         sys.stderr.write(f"{error}\n")
         return 64

@@ -117,7 +117,8 @@ def train(job: Job, profile: Profile | None = None) -> str:
         first, last, waited_s = False, job.step == c.last_step, 0.0
         if not told:
             told = evaluate_if_due(job)  # the resumed run evaluates here first
-        if told or numbers.save or last or is_best(job) or (c.save_every and job.step % c.save_every == 0):
+        due = any(every and job.step % every == 0 for every in (c.save_every, c.full_save_every))
+        if told or numbers.save or last or is_best(job) or due:
             save(job, must=told or last)
         if told:
             return stop(job)

@@ -26,6 +26,6 @@ class OfPipeline(OfFinetuning):
     sft_batch_tokens: int | None = setting(None, help="of a step of SFT. Default: BATCH_TOKENS", unit="tokens",
                                            minimum=2, example="65536")
     chat_eval_data: str = setting("", help="questions with answers, given as MID_DATA is, with which CHAT=1 make eval "
-                                  "measures a model; a pipeline trains on none of them", example="held_out.jsonl")
+                                  "measures a model; a pipeline fine-tunes on none of them", example="held_out.jsonl")
     chat_eval_questions: int = setting(500, help="asked of CHAT_EVAL_DATA at most, always the same ones, by a hash of "
                                        "what they say; 0: all", minimum=0)

@@ -54,7 +54,7 @@ def check_data(job: Job) -> None:
 
 def other_data(where: Path, what: str) -> DataError:
     return DataError(f"{where}: was trained on other data ({what}): the tokenizer, the shards in DATA_DIR, or what "
-                     "MODEL and DATA name have changed. Bring those back, or choose another RUN_NAME")
+                     "MODEL, DATA and EVAL_DATA name have changed. Bring those back, or choose another RUN_NAME")
 
 
 def load(job: Job, folder: Path, manifest: dict[str, Any]) -> None:

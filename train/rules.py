@@ -271,4 +271,4 @@ CHECKS: list[tuple[tuple[str, ...], Callable[[Any], str | None]]] = [
 ]
 
 # Of a model whose shape the settings say, and of steps whose number they do: neither is so in fine-tuning.
-OF_PRETRAINING = (check_heads, check_kv_heads, check_horizon, check_decay, check_init, check_shard)
+OF_PRETRAINING = (check_heads, check_kv_heads, check_horizon, check_decay, check_muon, check_init, check_shard)

@@ -1,8 +1,8 @@
 """What the trainer's loop takes of DATA, and how held-out conversations are scored."""
 
 import dataclasses
-import signal
 import math
+import signal
 from pathlib import Path
 
 import numpy as np

@@ -93,7 +93,8 @@ def test_a_run_of_ours_is_fine_tuned_and_exported_again(tiny: Config, data: dict
                                                         tmp_path: Path) -> None:
     made = make_run(tmp_path, dataclasses.replace(tiny, tokenizer=data["TOKENIZER"], seq_len=64, **LLAMA))
     rows = write_rows(tmp_path / "chats.jsonl", [row(f"Is {i} one?", "Yes.") for i in range(100)])
-    env = env_of(tmp_path, Path("a-run"), rows, MAX_STEPS="8", EPOCHS="3")
+    (tmp_path / "own.env").write_text("SEQ_LEN=48\n")  # which is not that of the run that is exported
+    env = env_of(tmp_path, Path("a-run"), rows, MAX_STEPS="8", EPOCHS="3", ENV_FILE=str(tmp_path / "own.env"))
     for what in ("the run has no export yet", "training: 90 examples"):  # the second time there is one
         said = subprocess.run([sys.executable, "-m", "finetune.data"], cwd=ROOT, env=env, text=True, check=True,
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT).stdout
@@ -126,3 +127,13 @@ def test_a_run_of_ours_is_read_by_its_export(tmp_path: Path) -> None:
     (tmp_path / "mine" / "export" / "config.json").touch()
     assert origin.find(c) == tmp_path / "mine" / "export"
     assert origin.find(Config.of_preset(MODEL=str(tmp_path / "mine"))) == tmp_path / "mine" / "export"
+
+
+def test_what_scripts_ask_of_settings_is_asked_as_fine_tuning_does(tmp_path: Path) -> None:
+    """A warm-up of more than TRAIN_TOKENS, which EPOCHS of DATA take the place of."""
+    (tmp_path / "none.env").write_text("")
+    env = {"PATH": "/usr/bin:/bin", "ENV_FILE": str(tmp_path / "none.env"), "WARMUP_TOKENS": "999999999"}
+    for model, code in (("models/qwen3-1.7b", 0), ("", 64)):
+        done = subprocess.run([sys.executable, "-m", "train.config", "get", "PRESET"], cwd=ROOT, text=True, check=False,
+                              env=env | {"MODEL": model}, capture_output=True)
+        assert done.returncode == code, done.stderr

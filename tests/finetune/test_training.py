@@ -163,7 +163,7 @@ def test_another_model_or_other_data_do_not_go_on(models: dict[str, Path], chats
         chats.write_text(before)
     path = sorted(base.glob("*.safetensors"))[0]  # other weights of the same shapes
     save_file({name: values + 0.01 for name, values in load_file(path).items()}, path, metadata={"format": "pt"})
-    assert "what MODEL and DATA name have changed" in finetune(more, code=78)
+    assert "what MODEL, DATA and EVAL_DATA name have changed" in finetune(more, code=78)
 
 
 REFUSED: list[tuple[dict[str, str], int, str]] = [
@@ -172,6 +172,8 @@ REFUSED: list[tuple[dict[str, str], int, str]] = [
     ({"DATA": ""}, 64, "DATA is not set"), ({"DATA": "gone.jsonl"}, 78, "gone.jsonl"),
     ({"SEQ_LEN": "1024", "BATCH_TOKENS": "4096"}, 64, "SEQ_LEN=1024: MODEL=.* was made for 512 tokens"),
     ({"WARMUP_TOKENS": "20000"}, 64, "WARMUP_TOKENS=20000 must be less than EPOCHS=1 of DATA"),
+    ({"LR_SCHEDULE": "wsd", "DECAY_TOKENS": "90000"}, 64, "DECAY_TOKENS=90000 and WARMUP_TOKENS=0 must fit"),
+    ({"STEP": "3"}, 64, "STEP=3: not in fine-tuning: MODEL is read by its export"),
     ({"OPTIMIZER": "muon", "CORE_EVERY": "5", "COMPILE": "1"}, 64,
      "(?s)OPTIMIZER=muon: not in fine-tuning.*CORE_EVERY=5.*COMPILE=1"),
     ({"CHECKPOINT_MODE": "lite"}, 64, "without LORA_RANK there are none")]

@@ -13,14 +13,17 @@ from typing import Any
 
 import pytest
 
+from finetune.questions import Asked, Sheet
 from pipeline import __main__ as entry
+from pipeline import inputs
 from pipeline.inputs import Ready
 from pipeline.stages import OF_MID, Stage
 from pipeline.state import State
 from tests.running import wait_for
+from train.chat import Message
 from train.config import Config
 from train.runs import RunPaths
-from train.settings import ROOT
+from train.settings import ROOT, SettingsError
 from train.status import RunFolderError, Status
 
 KEYS = ("first", "second", "third")
@@ -182,3 +185,14 @@ def test_a_torn_file_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:
     path.write_text(path.read_text()[:-20])
     with pytest.raises(RunFolderError, match=r"pipeline\.json: damaged"):
         State(tmp_path)
+
+
+def test_the_sample_asks_what_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = [Asked([Message("user", text)], "yes", options, "x:1") for text, options in (
+        ("w" * 90, ("A. a", "B. b")), ("short?", ("A. a", "B. b")), ("say", ()))]
+    monkeypatch.setattr(inputs.chat, "render", lambda v, messages: list(messages[0].text))
+    c, sheet, v = Config.of_preset(PRESET="tiny"), Sheet(asked, 3, []), object()
+    assert inputs.prompts_of(c, sheet, v, 64) == ["short?", "say"]  # type: ignore[arg-type]
+    assert inputs.prompts_of(dataclasses.replace(c, prompt="mine"), sheet, v, 64) == ["mine"]  # type: ignore[arg-type]
+    with pytest.raises(SettingsError, match="PROMPT: does not fit into SEQ_LEN=64"):
+        inputs.prompts_of(dataclasses.replace(c, prompt="w" * 65), sheet, v, 64)  # type: ignore[arg-type]
