@@ -10,7 +10,7 @@ from tests.running import losses
 from tests.dist.test_ranks import launch
 
 
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+@pytest.mark.parametrize("parallel", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
 def test_two_processes_are_profiled_and_train_as_ever(tmp_path: Path, data: dict[str, str], parallel: str) -> None:
     """A step between the preparation of torch's profiler and its start ended the second process (Kineto)."""
     plain = launch(tmp_path, data, 2, 9, name="plain", PARALLEL=parallel)
@@ -23,6 +23,7 @@ def test_two_processes_are_profiled_and_train_as_ever(tmp_path: Path, data: dict
     assert sent and 0 < float(sent[1]) < 100
 
 
+@pytest.mark.slow
 def test_each_site_writes_a_profile_of_its_own(tmp_path: Path, data: dict[str, str]) -> None:
     """Its steps lie apart from the exchanges, which are behind the steps 7 and 14."""
     sites = Sites(tmp_path, data, 2, PROFILE=1, PROFILE_STEPS=2, MAX_STEPS=14, SYNC_EVERY=7)

@@ -148,8 +148,7 @@ def train_as_rank(rank: int, size: int, folder: str, found: str, settings: dict[
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "settings"), [
-    ("glm4_moe", {"LORA_TARGETS": ALL, "PARALLEL": "fsdp"}), ("glm4_moe", {"LORA_TARGETS": ALL, "PARALLEL": "ddp"}),
-    ("qwen3", {"PARALLEL": "fsdp"})])
+    ("glm4_moe", {"LORA_TARGETS": ALL, "PARALLEL": "fsdp"}), ("qwen3", {"PARALLEL": "ddp"})])
 def test_adapters_of_one_two_and_four_processes_agree(models: dict[str, Path], tmp_path: Path, free_port: int,
                                                       monkeypatch: pytest.MonkeyPatch, kind: str,
                                                       settings: dict[str, str]) -> None:

@@ -46,6 +46,7 @@ def scored_by_peft(folder: Path, adapter: Path) -> float:
     return -logits.gather(2, torch.roll(row, -1, 1)[..., None]).sum().item()
 
 
+@pytest.mark.slow
 def test_a_run_saves_adapters_which_peft_reads_and_goes_on_with_them(models: dict[str, Path], chats: Path,
                                                                      tmp_path: Path) -> None:
     env = env_of(tmp_path, models["glm4_moe"], chats, SAVE_EVERY="3", KEEP_LAST="2", **LITE)

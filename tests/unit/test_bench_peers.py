@@ -183,6 +183,7 @@ def test_what_a_peer_has_of_our_allocator_is_what_training_has() -> None:
     assert tuple(tuned) == peers.ALLOCATOR
 
 
+@pytest.mark.slow
 def test_a_peer_is_measured_with_and_without_our_allocator_and_one_that_fails_costs_no_others(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The stub has two weights where the allocator's variables are set, else one."""

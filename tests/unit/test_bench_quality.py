@@ -309,6 +309,7 @@ def test_a_folder_without_text_is_refused_before_any_work(given: pytest.MonkeyPa
     assert f"QUALITY_PROSE={tmp_path}/nowhere: holds no file of text" in said and next(iter(FORMATS)) in said
 
 
+@pytest.mark.slow
 def test_a_whole_table_is_made(given: pytest.MonkeyPatch, prose_folder: Path, checkout: str, tmp_path: Path,
                                capfd: pytest.CaptureFixture[str]) -> None:
     """On prose alone; the processes are real ones. What was held out is the same for all, and seeds differ."""
