@@ -18,7 +18,7 @@ aten = torch.ops.aten
 KEPT = {aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten._scaled_dot_product_flash_attention,
         aten._scaled_dot_product_efficient_attention, aten._scaled_dot_product_cudnn_attention,
         aten._scaled_dot_product_flash_attention_for_cpu}
-KEPT_NAMES = ("flash_attn", "varlen_attn", "grouped_mm")  # operations of packages, which may not be there
+KEPT_NAMES = ("flash_attn", "varlen_attn")  # operations of packages, which may not be there
 
 
 def recomputed(body: Callable[..., Tensor], how: str, *inputs: Tensor | None, draws: bool = False) -> Tensor:
