@@ -65,7 +65,8 @@ def compile_model(model: Transformer, named: bool = False) -> None:
         import torch._inductor.config as inductor
         inductor.cpp.enable_kernel_profile = True
     # On a CPU results of norms, and what is between the MLP's matrices, are computed again in backward, which takes a
-    # fifteenth off the memory of a small model for about 1% of its time. What else is computed again ACTIVATION_CHECKPOINTING says.
+    # fifteenth off the memory of a small model for about 1% of its time. What else is computed again
+    # ACTIVATION_CHECKPOINTING says.
     import torch._functorch.config as functorch  # not above: this takes a second
     functorch.ban_recompute_materialized_backward = next(model.parameters()).device.type != "cpu"
     for layer in model.layers:
