@@ -20,6 +20,7 @@ from plan.tuning import Tuning
 from plan.whole import Plan, plan
 from train.config import Config
 from train.corpus.source import CorpusError
+from train.rules import OF_PRETRAINING
 from train.settings import SettingsError
 
 
@@ -48,7 +49,7 @@ def main() -> int:
     finetune = sys.argv[1:] == ["finetune"]
     try:
         c = links.loaded(lambda measured: Config.load_with_remarks(
-            defaults=measured, without=tuning.NOT_OF_THESE if finetune else ())[0])
+            defaults=measured, without=OF_PRETRAINING if finetune else ())[0])
     except SettingsError as error:
         sys.stderr.write(f"{error}\n")
         return 64

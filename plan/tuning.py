@@ -27,11 +27,7 @@ from train.rules import batch_problem
 from train.runs import RunPaths
 from train.settings import ROOT, SettingsError, format_value, read_env_file
 
-# Rules of a model whose shape the settings say, and of steps whose number they do (finetune/choices.py); processes are
-# the fleet's.
-NOT_OF_THESE = (rules.check_heads, rules.check_kv_heads, rules.check_horizon, rules.check_decay, rules.check_init,
-                rules.check_shard)
-NOT_ASKED = (*NOT_OF_THESE, rules.check_batch)
+NOT_ASKED = (*rules.OF_PRETRAINING, rules.check_batch)  # processes are the fleet's
 TOKEN_BYTES = 5          # of a token of DATA as it is kept, at most (docs/finetune.md)
 PRESET = "finetune"      # where MODEL is set and no PRESET is
 LORA = {"lora_rank": 16}  # what is advised where all weights do not fit
