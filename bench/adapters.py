@@ -11,6 +11,7 @@ import os
 import shutil
 import sys
 import tempfile
+import warnings
 from pathlib import Path
 
 import torch
@@ -36,6 +37,7 @@ def main(what: str, rounds: int) -> None:
     c = dataclasses.replace(Config(), seq_len=T, batch_tokens=T * WINDOWS, micro_batch_size=WINDOWS, keep_last=2,
                             lora_rank=0 if what == "all" else 64,
                             checkpoint_mode="lite" if what == "lite" else "full").derived()
+    warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # DCP, in one process
     world = distributed.join(c)
     torch.set_num_threads(os.cpu_count() or 1)
     shape = LlamaConfig(vocab_size=8192, hidden_size=480, intermediate_size=1280, num_hidden_layers=7,

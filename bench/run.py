@@ -223,13 +223,13 @@ def cells(c: Config, on_gpu: bool) -> Iterator[tuple[Shape, str, str]]:
         shape, *only = name.removeprefix(whole.PREFIX).split("-")
         if name in OTHERS:
             continue
-        if shape not in SHAPES or not {*types, *modes}.issuperset(only) or (only and name.startswith(whole.PREFIX)):
+        wanted = [(dtype, mode) for dtype, mode in itertools.product(types, modes) if {dtype, mode}.issuperset(only)]
+        if shape not in SHAPES or not wanted or (only and name.startswith(whole.PREFIX)):
             raise SettingsError([f"BENCH_SHAPES={c.bench_shapes}: {name} is no shape; there are "
                                  f"{', '.join([*SHAPES, *OTHERS])}, -{', -'.join([*types, *modes])} behind a shape, "
                                  f"and {whole.PREFIX} before one"])
         if not name.startswith(whole.PREFIX):
-            found += [(SHAPES[shape], dtype, mode) for dtype, mode in itertools.product(types, modes)
-                      if {dtype, mode}.issuperset(only)]
+            found += [(SHAPES[shape], dtype, mode) for dtype, mode in wanted]
     yield from found
 
 

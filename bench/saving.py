@@ -12,6 +12,7 @@ import shutil
 import sys
 import tempfile
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ def main(how: str, rounds: int) -> None:
     """Steps, with a save behind every second."""
     c = dataclasses.replace(Config(), vocab_size=8192, n_layer=8, n_head=8, n_embd=480, seq_len=64, batch_tokens=512,
                             micro_batch_size=8, parallel=how, keep_last=2).derived()
+    warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # DCP, in one process
     world = distributed.join(c)
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // world.size))
     folder = distributed.from_first(tempfile.mkdtemp(dir=ROOT / "bench") if world.is_first else None)

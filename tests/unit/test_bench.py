@@ -103,7 +103,7 @@ def test_a_shape_that_is_not_there_is_refused() -> None:
     some = list(run.cells(Config(bench_shapes="s4k-bfloat16-compiled,s50k-eager"), on_gpu=False))
     assert [(s.name, *cell) for s, *cell in some] == [
         ("s4k", "bfloat16", "compiled"), ("s50k", "float32", "eager"), ("s50k", "bfloat16", "eager")]
-    for name in ("s4k-float16", "run-s4k-eager", "-eager"):
+    for name in ("s4k-float16", "run-s4k-eager", "-eager", "s4k-float32-bfloat16"):
         with pytest.raises(SettingsError, match=f"{name} is no shape; .* -float32, .*-compiled behind a shape"):
             list(run.cells(Config(bench_shapes=name), on_gpu=False))
     assert list(run.cells(Config(bench_shapes="checkpoint,data,run-d24"), on_gpu=False)) == []
