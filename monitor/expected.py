@@ -4,8 +4,9 @@
     not begun     the settings as they are now, on this machine's devices
     cluster       the settings that make train-8xa100 would send, for as many pods and sites as there are
 
-A CPU is not measured for this, which would take its cores from the run: without make doctor PROBE=1 its speed is n/a.
-Loaded late, by the thread that looks: plan/ takes a tenth of a second.
+Of a fine-tuning memory, checkpoints and what is sent are computed by its MODEL; its speed is not, since plan/ assumes
+that rather than knowing it. A CPU is not measured for this, which would take its cores from the run: without make
+doctor PROBE=1 its speed is n/a. Loaded late, by the thread that looks: plan/ takes a tenth of a second.
 """
 
 import dataclasses
@@ -18,7 +19,7 @@ from k8s import plan as cluster_plan
 from k8s.shape import cluster_config
 from k8s.where import Place
 from monitor.facts import Expected
-from plan import fleet as fleets, memory, storage
+from plan import fleet as fleets, memory, storage, tuned_memory, tuning
 from plan.fleet import Fleet
 from plan.hours import Pace, time_of, waiting_s
 from plan.milestones import milestones
@@ -53,7 +54,7 @@ def expected(c: Config, fleet: Fleet | None, started: float | None = None, why: 
     steps and evaluations one after the other from then on."""
     if fleet is None:
         return Expected(why=why)
-    return of_fleet(c, fleet, started)
+    return of_tuning(c, fleet) if c.model else of_fleet(c, fleet, started)
 
 
 @functools.lru_cache(maxsize=4)
@@ -75,6 +76,26 @@ def of_fleet(c: Config, fleet: Fleet, started: float | None) -> Expected:
         checkpoint_bytes=storage.checkpoint_bytes(c) if c.checkpoints == "on" else None,
         save_every_s=save_every_s(c, pace.step_s), milestones=dated(c, step_s, started),
         eval_s=c.eval_tokens / (3 * pace.tokens_per_s) if pace.tokens_per_s else None)
+
+
+@functools.lru_cache(maxsize=4)
+def of_tuning(c: Config, fleet: Fleet) -> Expected:
+    """Of a fine-tuning; of a MODEL that is not here nothing but how often it saves."""
+    saves = save_every_s(c, None)
+    try:
+        t, *_ = tuning.tuned_here(c)
+    except SettingsError as error:
+        return Expected(why="; ".join(error.problems), save_every_s=saves)
+    need = tuned_memory.memory(t, fleet.processes, fleet.processes_of_a_node, fleet.on_cpu)
+    between = next((sync.bytes_per_step for sync in syncs(c, fleet, None, None, t.sent) if sync.chosen), None)
+    several = fleet.nodes > 1
+    return Expected(
+        why="the speed of a fine-tuning is seen once it trains", memory_gib=need.total / memory.GIB,
+        needs_gib=tuned_memory.standing(t, fleet.processes, fleet.processes_of_a_node, fleet.on_cpu) / memory.GIB,
+        bytes_per_step=between if several else None,
+        link_bytes_per_s=1e9 / 8 * (c.wan_gbit if fleet.sites > 1 else c.lan_gbit) if several else None,
+        checkpoint_bytes=(t.lite_bytes if c.checkpoint_mode == "lite" and not c.full_save_every else t.full_bytes)
+        if c.checkpoints == "on" else None, save_every_s=saves)
 
 
 def probe_of(c: Config, fleet: Fleet) -> Probe | None:
@@ -136,12 +157,16 @@ def recorded(c: Config, settings: dict[str, Any], attempt: dict[str, Any]) -> Ru
     return Run(own, None, f"nothing is known of {device}")
 
 
-def of_cluster(place: Place, pods: int | None = None, sites: int = 1) -> Run:
-    """The run that was sent to the cluster; pods, sites: as many as there are, where that is known."""
+def of_cluster(place: Place, pods: int | None = None, sites: int = 1, tunes: bool = False) -> Run:
+    """The run that was sent to the cluster; pods, sites: as many as there are, where that is known; tunes: whether the
+    pods fine-tune."""
     try:
         c = cluster_config()[0]
     except (SettingsError, CorpusError):
         c = place.config
+    if tunes and not c.model:
+        return Run(c, None, "MODEL is not set here, by which the fine-tuning in the cluster is planned; call again "
+                   "with the settings of make finetune-k8s")
     nodes = pods or c.nodes
     if c.sync != "diloco":   # whose sites are its own, wherever pods have landed
         c = dataclasses.replace(c, sites=sites if nodes % sites == 0 else 1)

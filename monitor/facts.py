@@ -166,8 +166,8 @@ class Pod:
 class Cluster:
     """job: its state in words (k8s/words.state); ended: "", "Complete" or "Failed". events: newest last, of pods that
     do not run. quota: what Kubernetes said where it let a pod not be made. wanted_pods: 0 where there is no such Job.
-    run: whose Job it is; another's pods and nodes are left out. Where there is a problem, the rest is as it was when
-    Kubernetes last answered, which is `asked`, Unix seconds."""
+    run: whose Job it is; another's pods and nodes are left out. tunes: whether its pods fine-tune. Where there is a
+    problem, the rest is as it was when Kubernetes last answered, which is `asked`, Unix seconds."""
 
     words: str
     job_name: str
@@ -182,6 +182,7 @@ class Cluster:
     exit_code: int | None = None  # that failed the Job (k8s/words.exit_code)
     run: str = ""
     asked: float | None = None
+    tunes: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

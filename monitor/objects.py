@@ -26,7 +26,13 @@ def cluster_of(where: str, name: str, job: Thing | None, pods: Sequence[Thing], 
         where, name, words.state(job, pods), over, int(job["spec"].get("completions") or 1),
         tuple(with_before(pods, pod, mine, zones) for pod in newest(pods)),
         () if over else tuple(words.event_lines(shown, EVENT_MINUTES)), "" if over else not_made(job, pods, mine),
-        exit_code=words.exit_code(job, pods) if over == "Failed" else None, run=run, asked=now)
+        exit_code=words.exit_code(job, pods) if over == "Failed" else None, run=run, asked=now, tunes=tunes(job))
+
+
+def tunes(job: Thing) -> bool:
+    """Whether a Job's pods fine-tune: by their command, as k8s/finetune writes it."""
+    containers = ((job["spec"].get("template") or {}).get("spec") or {}).get("containers") or [{}]
+    return "scripts/finetune.sh" in (containers[0].get("command") or [])
 
 
 def is_about(event: Thing, thing: Thing) -> bool:

@@ -60,8 +60,9 @@ def peers(seen: Seen, c: Config) -> list[Fault]:
         silent = [pod.index for pod in seen.cluster.pods if pod.phase != "Running"] if seen.cluster else []
         who = listed(f"node {number}{of_pod(seen, number)}" for number in silent) or "others"
     there = seen.phase.removeprefix(WAITING).strip()
+    target = "finetune-node" if c.model else "train-node"
     look = f"{make(seen, 'logs', NODE=missing[0])} and {make(seen, 'describe')} show what it does" if seen.cluster and \
-        missing else f"start them (make train-node with NODE_RANK={listed(missing) or 'theirs'}), and look whether a " \
+        missing else f"start them (make {target} with NODE_RANK={listed(missing) or 'theirs'}), and look whether a " \
         "firewall keeps MASTER_PORT closed; docs/two-nodes.md"
     return [Fault("peers", f"waiting for {who} for {ago(waited)}: {there} nodes have joined; they give up "
                   f"after START_TIMEOUT_S={c.start_timeout_s}", look)]

@@ -159,19 +159,20 @@ class Planned:
             written = 0
         return self.of((written, started), started)
 
-    def there(self, started: float | None, pods: int, sites: int) -> Expected:
-        return self.of((started, pods, sites), started, pods, sites)
+    def there(self, started: float | None, pods: int, sites: int, tunes: bool) -> Expected:
+        return self.of((started, pods, sites, tunes), started, pods, sites, tunes)
 
-    def of(self, stands_on: object, started: float | None, pods: int = 0, sites: int = 1) -> Expected:
+    def of(self, stands_on: object, started: float | None, pods: int = 0, sites: int = 1,
+           tunes: bool = False) -> Expected:
         if stands_on != self.stands_on:
-            self.found, self.stands_on = self.reckoned(started, pods, sites), stands_on
+            self.found, self.stands_on = self.reckoned(started, pods, sites, tunes), stands_on
         return self.found
 
-    def reckoned(self, started: float | None, pods: int, sites: int) -> Expected:
+    def reckoned(self, started: float | None, pods: int, sites: int, tunes: bool) -> Expected:
         from monitor import expected
         place = self.place
         try:
-            run = expected.of_cluster(place, pods or None, sites) if place.cluster else \
+            run = expected.of_cluster(place, pods or None, sites, tunes) if place.cluster else \
                 expected.of_here(place.config, place.paths)
             self.c = run.c
             found = expected.expected(run.c, run.fleet, started, run.why)
@@ -233,7 +234,7 @@ def looking_there(place: Place, planned: Planned) -> Look:
         known |= there.wanted_pods > 0
         started = next((node.progress.started for node in nodes if node.progress), None)
         sites = len({pod.site for pod in there.pods if pod.site}) or 1
-        plan = planned.there(started, there.wanted_pods, sites)
+        plan = planned.there(started, there.wanted_pods, sites, there.tunes)
         return with_limit(Seen(time.time(), place.paths.name, planned.c.preset, nodes, there, plan, since), planned.c)
 
     return look

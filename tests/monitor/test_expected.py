@@ -114,6 +114,52 @@ def test_a_cpu_is_not_measured_for_this(tmp_path: Path) -> None:
     assert found.needs_gib == pytest.approx(16 * parameters(c).total / 2**30)
 
 
+GLM = Config.of_preset(PRESET="glm-4.5-air-16xh200", MODEL="models/GLM-4.5-Air", NODES="2",
+                        MASTER_ADDR="a")
+
+
+def test_a_fine_tuning_is_planned_by_its_model_and_adapters(tmp_path: Path) -> None:
+    """44,264,448 numbers are trained, of rank 16 (its preset); the base is bfloat16, split over the 8 of a node."""
+    paths = RunPaths(tmp_path / "run")
+    write_config(paths, GLM, "NVIDIA H200", 16)
+    run = expected.of_here(dataclasses.replace(D16, lan_gbit=63.0), paths)
+    assert run.fleet == fleet("h200", 16, 2)
+    found = expected.expected(run.c, run.fleet, STARTED)
+    adapters, base = 44_264_448, 106_852_245_504
+    assert found.checkpoint_bytes == pytest.approx(4 * adapters, rel=0.01)
+    assert found.needs_gib == pytest.approx((2 * base + 16 * adapters) / 8 / 2**30, rel=0.01)
+    assert found.memory_gib and found.needs_gib < found.memory_gib < 131
+    assert found.bytes_per_step == pytest.approx(4 * adapters, rel=0.1) and found.link_bytes_per_s == 63e9 / 8
+    assert found.tokens_per_s is None and found.milestones == () and found.why and found.save_every_s == 60 * 1440
+    mixed = expected.expected(dataclasses.replace(run.c, full_save_every=500), run.fleet)
+    assert mixed.checkpoint_bytes == pytest.approx(12 * adapters, rel=0.02)  # with both moments
+
+
+def test_a_fine_tuning_of_a_model_that_is_not_here_is_not_taken_for_one_of_ours(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path / "run")
+    write_config(paths, dataclasses.replace(GLM, model="models/another"), "NVIDIA H200", 16)
+    run = expected.of_here(GLM, paths)
+    found = expected.expected(run.c, run.fleet, STARTED)
+    assert found.checkpoint_bytes is None and found.needs_gib is None and found.memory_gib is None
+    assert found.why.startswith("MODEL=models/another: there is no config.json of it here")
+
+
+def test_pods_that_fine_tune_are_not_planned_without_their_model(monkeypatch: pytest.MonkeyPatch,
+                                                                 tmp_path: Path) -> None:
+    (tmp_path / "env").touch()
+    for name, value in {"WHERE": "cluster", "ENV_FILE": str(tmp_path / "env"), "RUNS_DIR": str(tmp_path)}.items():
+        monkeypatch.setenv(name, value)
+    place = decide()
+    run = expected.of_cluster(place, 2, 1, tunes=True)
+    assert run.fleet is None and "MODEL is not set here" in run.why
+    assert expected.of_cluster(place, 2, 1).fleet is not None
+    monkeypatch.setenv("MODEL", "/volume/GLM-4.5-Air")
+    monkeypatch.setenv("PRESET", "glm-4.5-air-16xh200")
+    monkeypatch.setenv("DATA", "/volume/chats.jsonl")
+    run = expected.of_cluster(place, 2, 1, tunes=True)
+    assert run.c.lora_rank == 16 and run.fleet and run.fleet.processes == 16
+
+
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"settings": {}}', '{"settings": {}, "attempts": []}'])
 def test_a_torn_config_is_no_config(tmp_path: Path, content: str) -> None:
     paths = RunPaths(tmp_path / "run")

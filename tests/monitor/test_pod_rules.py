@@ -106,6 +106,14 @@ def faults(cluster: Cluster, c: Config = CONFIG) -> list[Fault]:
     return pod_faults(Seen(NOW, "a-run", "xlarge", cluster=cluster), c)
 
 
+@pytest.mark.parametrize("script", ["train", "finetune"])
+def test_what_pods_do_is_told_by_their_command(script: str) -> None:
+    job = a_job()
+    assert not seen(job, []).tunes and not seen(None, []).tunes
+    job["spec"]["template"] = {"spec": {"containers": [{"command": ["tini", "--", f"scripts/{script}.sh"]}]}}
+    assert seen(job, []).tunes == (script == "finetune")
+
+
 def one(cluster: Cluster) -> Fault:
     found = faults(cluster)
     assert len(found) == 1, found
