@@ -8,7 +8,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/lib.sh
 
-export OMP_NUM_THREADS=1 # a process: the models are tiny, and several train at once
+export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE # as scripts/test.sh has them
 
 said=$(mktemp)
 trap 'rm -f "$said"' EXIT
