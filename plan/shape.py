@@ -61,7 +61,7 @@ class Block:
 @dataclasses.dataclass(frozen=True)
 class Shape:
     """heads, keys: of attention, of head_dim numbers each; qk_norm: whether they are normalised; more: blocks behind
-    the last that predict more tokens, which are in the files and are not trained."""
+    the last that predict more tokens, which are in the files and are not trained; stored: bytes of a number there."""
 
     kind: str
     vocabulary: int
@@ -73,6 +73,7 @@ class Shape:
     tied: bool
     blocks: tuple[Block, ...]
     more: int = 0
+    stored: int = 2
 
     @property
     def layers(self) -> int:
@@ -157,7 +158,8 @@ def shape_of(facts: dict[str, Any]) -> Shape:
         blocks = [dataclasses.replace(dense, times=plain), dataclasses.replace(mixture, times=layers - plain)]
     return Shape(kind, number("vocab_size"), width, heads, keys, head_dim, qk_norm,
                  bool(facts.get("tie_word_embeddings", kind == "smollm3")),
-                 tuple(block for block in blocks if block.times), number("num_nextn_predict_layers", default=0))
+                 tuple(block for block in blocks if block.times), number("num_nextn_predict_layers", default=0),
+                 4 if "float32" in (facts.get("dtype"), facts.get("torch_dtype")) else 2)
 
 
 def swiglu(where: str, width: int, inner: int, biased: bool = False) -> tuple[Matrix, ...]:

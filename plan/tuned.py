@@ -136,10 +136,13 @@ def tuned_of(c: Config, shape: Shape) -> Tuned:
         found = {matrix.name for _, matrix in shape.matrices() if is_target(target, matrix)}
         nowhere += [] if found else [target]
         chosen |= found
+    if nowhere == [MLP] and shape.experts and chosen:
+        nowhere = []  # of a mixture that has experts alone, as finetune/adapter.py has it
     if nowhere:
+        groups = {matrix.group for _, matrix in shape.matrices()}
         there = sorted({matrix.name.rpartition(".")[2] for _, matrix in shape.matrices() if matrix.group != ROUTER})
         raise SettingsError([f"LORA_TARGETS={c.lora_targets}: the model has no {', '.join(nowhere)}; there are "
-                             f"attention, mlp, {'experts, ' * (shape.experts > 0)}{', '.join(there)}"])
+                             f"{', '.join([*(one for one in (ATTENTION, MLP, EXPERTS) if one in groups), *there])}"])
     return Tuned(c, shape, frozenset(chosen))
 
 

@@ -69,6 +69,17 @@ class Case:
         """Whether all weights are."""
         return not self.t.lora
 
+    @property
+    def drops(self) -> bool:
+        """Whether adapters read what dropout has left of their input."""
+        return self.t.lora and self.c.lora_dropout > 0
+
+    @property
+    def mask(self) -> int:
+        """Bytes of a number in a mask of dropout: on GPUs whether it stays, on CPUs by what it is multiplied with, in
+        the type of peft's input."""
+        return 1 if not self.on_cpu else FLOAT if self.autocast else self.s
+
     def read(self, matrix: Matrix) -> bool:
         """Whether what a matrix reads is kept, for the gradient of it or of its adapter."""
         return self.trained or matrix.name in self.t.adapted
@@ -88,13 +99,24 @@ def memory(t: Tuned, processes: int, processes_of_a_node: int, on_cpu: bool) -> 
     found = {"loading": loading(k), "loss": at_loss(k), "backward": in_backward(k), "sending": at_sending(k),
              "end": at_end(k), "evaluation": at_evaluation(k)}
     moment, parts = max(found.items(), key=lambda entry: sum(entry[1].values()))
-    base = t.base_bytes * t.shape.total / k.shards
-    standing = {"frozen" if t.lora else "trained": base, "optimizer": 2 * FLOAT * t.trained / k.shards}
-    if t.lora:
-        standing["trained"] = FLOAT * t.adapters / k.shards
-    parts = {name: parts.get(name, 0.0) + standing.get(name, 0.0) for name in PARTS}
+    there = held(k)
+    parts = {name: parts.get(name, 0.0) + there.get(name, 0.0) for name in PARTS}
     parts["other"] = other(k, parts)
     return Memory(parts, moment)
+
+
+def held(k: Case) -> dict[str, float]:
+    """Weights and moments, which are there all the time."""
+    t = k.t
+    found = {"frozen" if t.lora else "trained": t.base_bytes * t.shape.total / k.shards,
+             "optimizer": 2 * FLOAT * t.trained / k.shards}
+    return found | ({"trained": FLOAT * t.adapters / k.shards} if t.lora else {})
+
+
+def standing(t: Tuned, processes: int, processes_of_a_node: int, on_cpu: bool) -> float:
+    """Bytes of weights, gradients and moments of one process: a step has all of them at once when it ends."""
+    k = case(t, processes, processes_of_a_node, on_cpu)
+    return sum(held(k).values()) + gradients(k, whole=True)
 
 
 # ---- What a block keeps
@@ -110,14 +132,15 @@ def norm_bytes(k: Case, width: int, rows: int = 1) -> int:
 
 
 def inputs(k: Case, matrices: tuple[Matrix, ...], width: int) -> float:
-    """Of a token: what these read, one tensor for all of them unless autocast makes each a copy; and between the two
-    matrices of their adapters."""
+    """Of a token: what these read, one tensor for all of them unless autocast or LORA_DROPOUT makes each a copy; what
+    dropout multiplies with; and between the two matrices of their adapters."""
     read = [matrix for matrix in matrices if k.read(matrix)]
     if not read:
         return 0.0
-    each = len([matrix for matrix in read if not k.t.is_merged(matrix)]) if k.autocast else 0
-    inside = sum(k.c.lora_rank for matrix in read if k.t.lora and not k.t.is_merged(matrix))
-    return k.s * (width * max(1, each) + inside)
+    apart = [matrix for matrix in read if not k.t.is_merged(matrix)]
+    each = len(apart) if k.autocast or k.drops else 0
+    inside = sum(k.c.lora_rank for matrix in apart if k.t.lora)
+    return k.s * (width * max(1, each) + inside) + (k.mask * width * len(apart) if k.drops else 0)
 
 
 def attention_bytes(k: Case, block: Block) -> float:
@@ -127,7 +150,8 @@ def attention_bytes(k: Case, block: Block) -> float:
     queries, keys = shape.heads * shape.head_dim, shape.keys * shape.head_dim
     *reading, out = block.of(ATTENTION)
     heads = norm_bytes(k, queries + keys, shape.heads + shape.keys) if shape.qk_norm else 0
-    of_o = inputs(k, (out,), queries) - (0 if k.autocast else k.s * queries * k.read(out))  # the kernel keeps it too
+    shared = k.read(out) and not k.autocast and not k.drops  # the kernel keeps it too
+    of_o = inputs(k, (out,), queries) - (k.s * queries if shared else 0)
     return (norm_bytes(k, shape.width) + inputs(k, tuple(reading), shape.width) + heads + of_o
             + k.s * (4 * queries + k.c.seq_len) + FLOAT * shape.heads)
 
@@ -195,6 +219,9 @@ def passing(k: Case, block: Block) -> float:
     if k.autocast and k.t.lora:  # peft has an adapter's input in float32 before autocast has it in DTYPE again
         found += FLOAT * max((matrix.columns for matrix in block.of(MLP)
                               if k.read(matrix) and not k.t.is_merged(matrix)), default=0)
+    if k.drops:  # and the gradient of what dropout gave beside that of what it read
+        found += (FLOAT if k.autocast else k.s) * max((matrix.columns for matrix in block.of(MLP) if k.read(matrix)),
+                                                      default=0)
     if experts := block.of(EXPERTS):
         found = max(found, experts[0].used * width * (2 * FLOAT + expert_item(k)))
     return k.tokens * found

@@ -87,7 +87,8 @@ class Tuning:
         """Part -> bytes at most, but for DATA: TOKEN_BYTES a token."""
         kept = self.c.keep_last + 1 if self.c.checkpoints == "on" else 0
         full = self.t.full_bytes - self.checkpoint_bytes if self.c.full_save_every else 0.0
-        return {"checkpoints": kept * self.checkpoint_bytes + full, "the export": 2.0 * self.t.shape.total}
+        shape = self.t.shape
+        return {"checkpoints": kept * self.checkpoint_bytes + full, "the export": float(shape.stored * shape.total)}
 
     @property
     def evaluation_tokens(self) -> int:
@@ -143,7 +144,8 @@ def facts_of(c: Config) -> tuple[dict[str, Any], str, str]:
         except (OSError, ValueError) as error:
             raise SettingsError([f"MODEL={c.model}: {path} cannot be read ({error}); get the folder again"]) from error
         place = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
-        return facts.get("text_config") or facts, name, str(place)
+        types = {name: facts[name] for name in ("dtype", "torch_dtype") if name in facts}
+        return types | (facts.get("text_config") or facts), name, str(place)
     if facts := published(name):
         return facts, name, "what its publisher's config.json says (plan/published.py)"
     run = ROOT / c.runs_dir / c.model

@@ -22,10 +22,10 @@ LISTED: list[tuple[str, dict[str, Any]]] = [
     ("qwen2", {}), ("qwen3", {"attention_bias": True}), ("qwen3", {"head_dim": 8}), ("smollm3", {"pad_token_id": 1}),
     ("qwen3_moe", EXPERTS | {"num_experts": 8, "decoder_sparse_step": 2}),
     ("qwen3_moe", EXPERTS | {"num_experts": 8, "mlp_only_layers": [1], "head_dim": 8}),
-    ("mixtral", {"num_local_experts": 4, "head_dim": 8}),
+    ("qwen3_moe", EXPERTS | {"num_experts": 8}), ("mixtral", {"num_local_experts": 4, "head_dim": 8}),
     ("glm4_moe", EXPERTS | GLM | {"use_qk_norm": True, "attention_bias": True, "n_shared_experts": 2}),
     ("glm4_moe", EXPERTS | GLM)]
-TARGETS = ("attention,mlp", "q_proj,down_proj", "attention,experts")
+TARGETS = ("attention,mlp", "mlp", "q_proj,down_proj", "attention,experts")
 
 
 @functools.cache
@@ -58,7 +58,8 @@ def test_parameters_adapters_and_work_are_those_of_transformers_and_peft(number:
         c, lm = Config.of_preset(PRESET="finetune", LORA_RANK="4", LORA_TARGETS=targets), made(number)
         adapters = Adapters.of(c)
         assert adapters
-        if (targets == "attention,mlp" and shape.kind == "mixtral") or ("experts" in targets and not shape.experts):
+        alone = not any(matrix.group == "mlp" for _, matrix in shape.matrices())
+        if (targets == "mlp" and alone) or ("experts" in targets and not shape.experts):
             with pytest.raises(SettingsError) as theirs:
                 adapters.join(lm)
             with pytest.raises(SettingsError, match=re.escape(str(theirs.value).split(";")[0])):

@@ -26,6 +26,7 @@ SIZE = {"vocab_size": 4096, "hidden_size": 128, "intermediate_size": 384, "num_h
 EXPERTS = {"moe_intermediate_size": 64, "n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 1,
            "first_k_dense_replace": 1}
 LORA = {"LORA_RANK": "8"}
+DROPOUT = LORA | {"LORA_DROPOUT": "0.1"}
 
 
 def configuration(kind: str) -> Any:
@@ -93,10 +94,12 @@ QUICK: list[tuple[str, dict[str, str]]] = [
     ("llama", {}), ("llama", LORA), ("llama", LORA | {"DTYPE": "bfloat16", "ACTIVATION_CHECKPOINTING": "selective"}),
     ("qwen3", {"DTYPE": "bfloat16", "ACTIVATION_CHECKPOINTING": "full"}),
     ("glm4_moe", {"ACTIVATION_CHECKPOINTING": "selective"}), ("glm4_moe", LORA | {"DTYPE": "bfloat16"}),
-    ("glm4_moe", LORA | {"LORA_TARGETS": "attention,experts"})]
+    ("glm4_moe", LORA | {"LORA_TARGETS": "attention,experts"}), ("llama", DROPOUT)]
 REST = [(kind, trained | {"DTYPE": dtype, "ACTIVATION_CHECKPOINTING": how})
         for kind in ("llama", "qwen3", "glm4_moe") for trained in ({}, LORA, LORA | {"LORA_TARGETS": "attention"})
         for dtype in ("float32", "bfloat16") for how in ("none", "selective", "full")]
+REST += [("llama", DROPOUT | {"DTYPE": "bfloat16"}), ("llama", DROPOUT | {"ACTIVATION_CHECKPOINTING": "selective"}),
+         ("qwen3", DROPOUT | {"LORA_TARGETS": "attention"})]
 
 
 @pytest.mark.parametrize(("kind", "changes"), [*QUICK, *(pytest.param(*one, marks=pytest.mark.slow) for one in REST
@@ -116,7 +119,7 @@ def four() -> Iterator[World]:
 
 
 @pytest.mark.parametrize(("kind", "changes"), [
-    ("llama", {}), ("glm4_moe", LORA | {"DTYPE": "bfloat16", "PARALLEL": "hsdp"}),
+    ("llama", {}), ("glm4_moe", LORA | {"DTYPE": "bfloat16", "PARALLEL": "hsdp"}), ("qwen3", DROPOUT),
     pytest.param("glm4_moe", LORA | {"ACTIVATION_CHECKPOINTING": "full"}, marks=pytest.mark.slow)], ids=str)
 def test_the_peak_of_a_process_that_holds_a_part_is_that_of_its_tensors(four: World, kind: str,
                                                                         changes: dict[str, str]) -> None:
