@@ -180,12 +180,8 @@ def step_before(target: Path) -> str:
     """What of the export that is replaced its card says; "" where there is none."""
     if not target.is_dir():
         return ""
-    try:
-        lines = (target / "README.md").read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError):
-        return "an export"
-    steps = next((line for line in lines if line.startswith("| steps | ")), "")
-    return f"the export of step {steps.removeprefix('| steps | ').partition(' of ')[0]}" if steps else "an export"
+    step = card.step_of(target)
+    return "an export" if step is None else f"the export of step {step:,}"
 
 
 def tell(found: trained.Found, target: Path, before: str, vocabulary: Vocabulary) -> None:

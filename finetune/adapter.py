@@ -91,7 +91,7 @@ class Adapters:
 
     def chosen(self, lm: Any) -> tuple[list[str], list[str]]:
         """Names within a block of the matrices, and of the packed experts, that get an adapter. Raises SettingsError
-        where one of the targets is nowhere."""
+        where one of the targets is nowhere; beside others mlp may be, in a mixture that has experts alone."""
         matrices = sorted({part[1] for name, module in lm.named_modules()
                            if isinstance(module, nn.Linear) and (part := PART.search(name))})
         experts = sorted({part[1] for name, weight in lm.named_parameters()
@@ -107,10 +107,14 @@ class Adapters:
             parameters |= packed
             if not found and not packed:
                 nowhere.append(target)
+        if nowhere == ["mlp"] and experts and (modules or parameters):
+            nowhere = []
         if nowhere:
             there = sorted({name.rpartition(".")[2] for name in matrices} | ({"experts"} if experts else set()))
+            groups = [name for name, group in GROUPS.items()
+                      if any(group.search(one) and not ROUTERS.search(one) for one in matrices)]
             raise SettingsError([f"LORA_TARGETS={','.join(self.targets)}: the model has no {some(nowhere)}; there are "
-                                 f"attention, mlp, {some(there, 20)}"])
+                                 f"{some([*groups, *there], 20)}"])
         return sorted(modules), sorted(parameters)
 
     def fill(self, model: nn.Module, c: Config, device: torch.device, sharding: Any) -> None:

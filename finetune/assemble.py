@@ -11,14 +11,15 @@ from typing import Any, NamedTuple
 
 import torch
 
-from finetune import lite, model
-from finetune.adapter import Adapters, is_adapter
+from finetune import choices, lite, model
+from finetune.adapter import GROUPS, Adapters, is_adapter
 from finetune.batch import Loader
 from finetune.data import Data
 from finetune.evaluate import Evaluator
 from finetune.model import Tuned
 from train import parallel
 from train.assemble import Stopwatch, begin, enter, gather, take_up
+from train.checkpoint import committed
 from train.config import Config
 from train.corpus.source import CorpusError
 from train.distributed import World, from_all
@@ -60,7 +61,8 @@ class Read:
 def settled(c: Config, read: Data, folder: Path, ranks: int) -> Config:
     """The settings with what data and model decide: the horizon, which is EPOCHS, and the model's shape for the record.
     Raises SettingsError."""
-    horizon = read.batches(ranks, c.epochs).steps * c.batch_tokens
+    steps = read.batches(ranks, c.epochs).steps
+    horizon = steps * c.batch_tokens
     chosen = given(Config)
     if c.warmup_tokens >= horizon:
         raise SettingsError([f"WARMUP_TOKENS={c.warmup_tokens} must be less than EPOCHS={c.epochs} of DATA, which are "
@@ -72,6 +74,10 @@ def settled(c: Config, read: Data, folder: Path, ranks: int) -> Config:
     more: dict[str, Any] = {"train_tokens": horizon, "tie_embeddings": False, **model.shape(folder)}
     if c.lr_schedule == "wsd" and "DECAY_TOKENS" not in chosen:
         more["decay_tokens"] = max(1, horizon // 5)
+    if c.max_steps and c.max_steps > steps:
+        log.info("MAX_STEPS=%d: EPOCHS=%d of DATA are %d steps, and training ends there; more EPOCHS train longer",
+                 c.max_steps, c.epochs, steps)
+        more["max_steps"] = None
     if not len(read.held_out):
         more |= {"eval_every": 0, "eval_baseline": False, "keep_best": False}
     return dataclasses.replace(c, **more)
@@ -80,6 +86,8 @@ def settled(c: Config, read: Data, folder: Path, ranks: int) -> Config:
 def put_together(read: Data, folder: Path, known: "Fingerprints", c: Config, paths: RunPaths, world: World,
                  interrupt: Interrupt, state: Status, shared: bool, started: Stopwatch) -> Job:
     """Everything the loop needs, at the step of the newest checkpoint."""
+    if not committed(paths.checkpoints):
+        choices.refuse_idle(c, read.batches(world.size).packing.windows)
     begun = begin(c, paths, world, interrupt, state, shared)
     loader = Loader(c, read, world)
     for line in (*read.lines, "", *read.preview(colour=False).splitlines(), ""):
@@ -91,7 +99,7 @@ def put_together(read: Data, folder: Path, known: "Fingerprints", c: Config, pat
     torch.set_float32_matmul_precision("highest")
     adapters = Adapters.of(c)
     tuned = together(lambda: built(folder, c, world, adapters))
-    say_model(c, tuned)
+    say_model(c, tuned, parallel.is_split(c, world))
     opened: Any = Read(loader, Evaluator(c, read, world), known.data, Known(read.made_for.fingerprint))
     job = gather(c, paths, world, interrupt, state, shared, begun, tuned, opened)
     job.flops = flops(tuned, c)
@@ -151,16 +159,25 @@ def hashed(*parts: object) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
-def say_model(c: Config, tuned: Tuned) -> None:
-    """What of the model is trained, and what of its files was left out."""
+def say_model(c: Config, tuned: Tuned, split: bool) -> None:
+    """What of the model is trained, what of its files was left out, and what is not computed as DTYPE says."""
     weights = dict(tuned.named_parameters())
     trained = sum(weight.numel() for weight in weights.values() if weight.requires_grad)
     everything = sum(weight.numel() for name, weight in weights.items() if not is_adapter(name))
     log.info("MODEL=%s: %s, %s parameters, of which %s are trained%s", c.model, type(tuned.lm).__name__,
              f"{everything:,}", f"{trained:,}", f" beside them ({trained / everything:.2%}), LORA_RANK={c.lora_rank}"
              if c.lora_rank else "")
+    if c.lora_rank and "mlp" in c.lora_targets.split(",") and not any(
+            is_adapter(name) and GROUPS["mlp"].search(name) for name in weights):
+        log.info("LORA_TARGETS=%s: no block has an MLP beside its experts, which LORA_TARGETS=attention,experts adapts",
+                 c.lora_targets)
     for part in tuned.skipped:
         log.info("MODEL=%s: its files hold %s, which the model does not take: skipped", c.model, part)
+    packed = (weight for module in tuned.modules() if hasattr(module, "is_transposed")  # transformers' grouped products
+              for weight in module.parameters(recurse=False) if weight.ndim == 3)
+    if not split and c.dtype != "float32" and any(weight.dtype == torch.float32 for weight in packed):
+        log.info("DTYPE=%s: the experts are computed in float32, since their grouped products know no autocast; of "
+                 "several processes PARALLEL=fsdp has them in %s", c.dtype, c.dtype)
     if not tuned.plain_head:
         log.info("MODEL=%s: model_type=%s is none that was tried here; its logits are computed whole, which takes "
                  "memory", c.model, tuned.lm.config.model_type)

@@ -26,8 +26,8 @@ class Mixed(NamedTuple):
 
 
 class Loader:
-    """Batches of the conversations to train on, each EPOCHS times; behind that, where samples were passed over or
-    MAX_STEPS goes on, more epochs."""
+    """Batches of the conversations to train on, each EPOCHS times; behind that, where samples were passed over, more
+    epochs."""
 
     def __init__(self, c: Config, data: Data, world: World):
         self.c, self.data, self.world = c, data, world
@@ -39,7 +39,8 @@ class Loader:
         """The batch of the step after `step` committed ones."""
         made = self.step(step, gaps)
         torch.manual_seed(int(key_of(self.c.seed, "dropout", step * self.world.size + self.world.rank)) >> 1)
-        return Batch([tensors(part, self.world.device) for part in made.micro_batches], made.scored, made.windows)
+        return Batch([tensors(part, self.world.device) for part in made.micro_batches], made.scored, made.windows,
+                     made.whole)
 
     def step(self, step: int, gaps: Sequence[Gap]) -> Step:
         """As arrays."""

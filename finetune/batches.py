@@ -38,11 +38,12 @@ class MicroBatch(NamedTuple):
 @dataclasses.dataclass(frozen=True)
 class Step:
     """micro_batches: of this process; scored: targets of the whole step, over all processes; windows: the range of
-    this process in the sequence of epochs."""
+    this process in the sequence of epochs; whole: whether no window of the whole step is blank."""
 
     micro_batches: Sequence[MicroBatch]
     scored: int
     windows: range
+    whole: bool
 
 
 class Batches:
@@ -76,8 +77,9 @@ class Batches:
         whole = sample_range(step, self.batch_windows, gaps=gaps)
         contents = [self.window(number) for number in mine]
         parts = [contents[i:i + self.micro_batch] for i in range(0, len(contents), self.micro_batch)]
-        scored = sum(int(self.scored[self.window(number)].sum()) for number in whole)
-        return Step([self.arrays(part) for part in parts], scored, mine)
+        of_all = [self.window(number) for number in whole]
+        scored = sum(int(self.scored[examples].sum()) for examples in of_all)
+        return Step([self.arrays(part) for part in parts], scored, mine, all(map(len, of_all)))
 
     def window(self, number: int) -> np.ndarray:
         """The examples, as indices into `chosen`, of a window of the sequence of epochs; none where that has ended."""

@@ -8,6 +8,7 @@ Exit codes: 0; 64 a setting is bad; 78 data or tokenizer are bad; 130 stopped by
 
 import dataclasses
 import logging
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,7 +26,7 @@ from train.corpus.source import CorpusError
 from train.distributed import report_exit
 from train.foreign import ForeignError
 from train.prepared import data_dir
-from train.settings import SettingsError
+from train.settings import ROOT, SettingsError
 from train.tokenizer import TokenizerError
 
 BAD_SETTING, BAD_DATA, STOPPED = 64, 78, 130
@@ -119,11 +120,25 @@ def summary(data: Data, parts: subset.Split) -> list[str]:
     return lines
 
 
+def planned() -> tuple[int, str]:
+    """The plan of what could not be planned before MODEL was here: the exit code, and why it must not begin."""
+    done = subprocess.run([sys.executable, "-m", "doctor.before_run", "finetune"], cwd=ROOT, check=False, text=True,
+                          stderr=subprocess.PIPE)
+    sys.stderr.write(done.stderr)
+    return done.returncode if done.returncode in (0, BAD_SETTING, BAD_DATA) else 1, " ".join(done.stderr.split())
+
+
 def main(argv: Sequence[str] = ()) -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     try:
         c, _ = choices.settings()
-        data = prepared(c, origin.bring(c))
+        was_here, folder = origin.is_here(c), origin.bring(c)
+        if BEFORE_TRAINING in argv and not was_here:
+            code, why = planned()
+            if code:
+                report_exit(code, why=why)
+                return code
+        data = prepared(c, folder)
         if BEFORE_TRAINING not in argv:
             sys.stdout.write("\n".join([*data.lines, "", data.preview(sys.stdout.isatty())]) + "\n")
     except (SettingsError, CorpusError, TokenizerError, ForeignError) as error:
@@ -131,6 +146,12 @@ def main(argv: Sequence[str] = ()) -> int:
         code = BAD_SETTING if isinstance(error, SettingsError) else BAD_DATA
         report_exit(code, why=str(error))  # for the other nodes, which scripts/train.sh tells
         return code
+    except OSError as error:
+        why = (f"{error.filename or 'a disk of DATA_DIR or RUNS_DIR'}: cannot be read or written "
+               f"({error.strerror or error}); make room, mend its permissions, or choose another DATA_DIR or RUNS_DIR")
+        sys.stderr.write(f"{why}\n")
+        report_exit(BAD_DATA, why=why)
+        return BAD_DATA
     except KeyboardInterrupt:
         sys.stderr.write("stopped; what was prepared before is as it was\n")
         return STOPPED

@@ -17,7 +17,7 @@ import shutil
 import sys
 import warnings
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -56,11 +56,21 @@ class Source(Protocol):
         """For a weight: what is added to it, or what stands in its place, float32."""
 
 
+class Pair(NamedTuple):
+    """An adapter as peft lays it out: a (experts * rank, in), b (out, rank * experts). transposed: packed experts that
+    the class has as (experts, in, out)."""
+
+    a: Tensor
+    b: Tensor
+    experts: int
+    transposed: bool
+
+
 @dataclasses.dataclass(frozen=True)
 class Added:
-    """Adapters: alpha / rank B A is added. pairs: weight -> (A, B, experts)."""
+    """Adapters: alpha / rank B A is added. pairs: by weight."""
 
-    pairs: dict[str, tuple[Tensor, Tensor, int]]
+    pairs: dict[str, Pair]
     scale: float
 
     @property
@@ -68,12 +78,11 @@ class Added:
         return list(self.pairs)
 
     def value(self, name: str) -> Tensor:
-        a, b, experts = self.pairs[name]
+        a, b, experts, transposed = self.pairs[name]
         if experts == 1:
             return b @ a * self.scale
-        # as peft lays them out: A (experts * rank, in), B (out, rank * experts)
         a, b = a.view(experts, -1, a.shape[1]), b.view(b.shape[0], -1, experts)
-        return torch.einsum("ore,eri->eoi", b, a) * self.scale
+        return torch.einsum("ore,eri->eio" if transposed else "ore,eri->eoi", b, a) * self.scale
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,14 +109,15 @@ def adapters_in(folder: Path, manifest: dict[str, Any], c: Config, lm: Any) -> A
     else:
         stored = Weights(folder)
         held = {in_file(name): stored.read(name) for name in stored.shapes}
-    shell, pairs = Tuned(lm, torch.float32), {}
+    shell, pairs = Tuned(lm, torch.float32), dict[str, Pair]()
     weights = {plain(name): weight for name, weight in lm.named_parameters()}
     for name, module in shell.named_modules():
         if not hasattr(module, "lora_A"):
             continue
         a, b = (held[in_file(f"{name}.{which}.default.weight")] for which in ("lora_A", "lora_B"))
         own = plain(f"{name}.").rstrip(".").removeprefix("lm.") + f".{getattr(module, 'parameter_name', 'weight')}"
-        pairs[own] = a, b, len(weights[own]) if weights[own].ndim == 3 else 1
+        pairs[own] = Pair(a, b, len(weights[own]) if weights[own].ndim == 3 else 1,
+                          getattr(module.get_base_layer(), "is_transposed", False))
     return Added(pairs, adapters.alpha / adapters.rank)
 
 

@@ -15,6 +15,7 @@ import functools
 import hashlib
 import json
 import logging
+import os
 import re
 import signal
 import subprocess
@@ -25,6 +26,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from export import card
+from train.checkpoint import committed
 from train.config import Config
 from train.corpus.hub import Again, ask
 from train.corpus.source import CorpusError
@@ -33,6 +36,7 @@ from train.foreign import ForeignError, weight_files
 from train.interrupt import end_with_parent
 from train.prepared import data_dir
 from train.settings import ROOT, SettingsError, declared_fields, environment, shown
+from train.trained import TUNED
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[0-9a-f]{7,40})?")
 WANTED = re.compile(r"[^/]+\.(json|jinja|safetensors|model|txt)")  # of the repository's root
@@ -52,7 +56,7 @@ def find(c: Config) -> Path:
             return run / "export"
         raise ForeignError(f"MODEL={c.model}: the run has no export yet, by which it is read and which make finetune "
                            "makes on each machine")
-    if (place := ROOT / Path(c.model).expanduser()).is_dir():
+    if os.path.isdir(place := ROOT / Path(c.model).expanduser()):
         return place
     if HUB_NAME.fullmatch(c.model):
         kept = kept_at(c)
@@ -62,6 +66,15 @@ def find(c: Config) -> Path:
                            "finetune does on each machine")
     raise SettingsError([f"MODEL={c.model}: there is no such run in {c.runs_dir} and no such folder, and it is no name "
                          "on the Hugging Face hub (OWNER/NAME); for example MODEL=models/qwen3-1.7b"])
+
+
+def is_here(c: Config) -> bool:
+    """Whether MODEL need not be brought or exported first. Raises SettingsError."""
+    try:
+        find(c)
+    except ForeignError:
+        return False
+    return True
 
 
 def run_of(c: Config) -> Path | None:
@@ -85,8 +98,7 @@ def bring(c: Config) -> Path:
     try:
         folder = find(c)
         if run:
-            log.info("MODEL=%s: %s is what is read of it; make export RUN_NAME=%s renews it where the run went on",
-                     c.model, shown(folder), run.name)
+            say_age(run, folder, c)
         return folder
     except ForeignError:
         pass
@@ -103,6 +115,23 @@ def bring(c: Config) -> Path:
                 raise CorpusError(f"MODEL={c.model}: there is no run and no folder of that name here, and of the hub: "
                                   f"{error}") from error
     return target
+
+
+def say_age(run: Path, folder: Path, c: Config) -> None:
+    """Which step of the run is read, and whether there is a newer one."""
+    step, newest = exported_step(folder), max(committed(run / "checkpoints"), default=None)
+    log.info("MODEL=%s: %s%s is what is read of it", c.model, shown(folder),
+             "" if step is None else f", of step {step},")
+    if newest is not None and newest != step:
+        log.warning("MODEL=%s: its newest checkpoint is of step %d; make export RUN_NAME=%s renews the export", c.model,
+                    newest, run.name)
+
+
+def exported_step(folder: Path) -> int | None:
+    """The step that an export is of: by the facts of a fine-tuning, or by the model card; None where neither says."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        return int(json.loads((folder / TUNED).read_text(encoding="utf-8"))["step"])
+    return card.step_of(folder)
 
 
 def export(run: Path, c: Config) -> None:

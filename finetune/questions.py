@@ -8,24 +8,34 @@ Which are asked is decided by a seeded hash of what is said, as of held-out conv
 """
 
 import dataclasses
+import hashlib
+import json
+import logging
 from array import array
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 
 from finetune import exercises, reading, several, subset
 from finetune.reading import Tally, conversations, pinned_files
 from finetune.store import hash_of
+from finetune.template import digest
 from train import chat
 from train.chat import Message
 from train.config import Config
 from train.core.prompts import Choice, Question
+from train.corpus.pin import Pinned
 from train.corpus.source import CorpusError
+from train.durable import write_whole
 from train.prepare import one_at_a_time
 from train.prepared import data_dir
+from train.settings import shown
 from train.tokenizer import Vocabulary
 
 SETTING = "CHAT_EVAL_DATA"
+RULES = 1  # changes when the same rows give other questions
+log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,14 +73,50 @@ def sheet_of(c: Config) -> Sheet:
     folder = data_dir(c) / "finetune"
     with one_at_a_time(folder):  # of several processes that ask: files of the hub are deleted once they are read
         for source, _ in several.sources_in(exercises.data_of(c, SETTING), SETTING):
-            pinned, files = pinned_files(source, folder, c.hf_token, SETTING)
-            tally = Tally()
-            found += [asked(row.conversation, row.place) for row in conversations(pinned, files, tally)]
-            reading.check_dropped(pinned, tally, reading.SENTENCES)
-            report += tally.report(reading.SENTENCES)
+            rows, said = read(source, folder, c)
+            found += rows
+            report += said
     hashes = np.array([hash_of([*one.messages, Message("assistant", one.answer)]) for one in found], dtype=np.uint64)
     drawn = subset.chosen(hashes, c.seed, c.chat_eval_questions or None)
     return Sheet([found[i] for i in drawn.tolist()], len(found), report)
+
+
+def read(source: str, folder: Path, c: Config) -> tuple[list[Asked], list[str]]:
+    """The questions of one source, and what became of its rows. Those of the hub are kept in folder/questions, so that
+    a stage of a pipeline asks nothing of it hours later. Raises CorpusError, OSError."""
+    pinned, files = pinned_files(source, folder, c.hf_token, SETTING)
+    kept, of_hub = folder / "questions" / f"{key_of(pinned)}.json", pinned.source.kind == "hub"
+    if of_hub and (held := opened(kept)):
+        return held
+    tally = Tally()
+    found = [asked(row.conversation, row.place) for row in conversations(pinned, files, tally)]
+    reading.check_dropped(pinned, tally, reading.SENTENCES)
+    report = tally.report(reading.SENTENCES)
+    if of_hub:
+        content = json.dumps([[dataclasses.astuple(one) for one in found], report]).encode()
+        write_whole(kept, hashlib.sha256(content).hexdigest().encode() + b"\n" + content)
+    return found, report
+
+
+def key_of(pinned: Pinned) -> str:
+    """16 hex digits of what decides the questions."""
+    return digest(RULES, [(file.name, file.bytes, file.digest) for file in pinned.files])[:16]
+
+
+def opened(path: Path) -> tuple[list[Asked], list[str]] | None:
+    """What is kept, verified by its hash; None where it is not there, or not that."""
+    try:
+        wanted, content = path.read_bytes().split(b"\n", 1)
+        if hashlib.sha256(content).hexdigest().encode() != wanted:
+            raise ValueError("another hash")
+        rows, report = json.loads(content)
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        log.warning("%s: damaged (%s); it is made again", shown(path), error)
+        return None
+    return [Asked([Message(*one) for one in messages], answer, tuple(options), place)
+            for messages, answer, options, place in rows], report
 
 
 def asked(conversation: reading.Conversation, place: str) -> Asked:

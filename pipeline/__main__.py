@@ -102,7 +102,7 @@ def main() -> int:
         return BAD_DATA
     except OSError as error:
         log.error("%s: cannot be read or written (%s); make room, mend its permissions, or choose another DATA_DIR or "
-                  "RUNS_DIR", error.filename, error.strerror)
+                  "RUNS_DIR", error.filename or "a disk of DATA_DIR or RUNS_DIR", error.strerror or error)
         return BAD_DATA
     except Stopped as stop:
         log.info("stopped by %s before the first stage; the same command begins again", stop)
@@ -189,7 +189,7 @@ def run_all(run: Run, ready: inputs.Ready) -> int:
         began = time.monotonic()
         code = run_stage(run, stage)
         export = RunPaths.of(run.c.runs_dir, stage.run, ROOT).folder / "export"
-        made = {str(export): fingerprint_of(export)} if stage.trains and not code else {}
+        made = {shown(export): fingerprint_of(export)} if stage.trains and not code else {}
         run.state.end(stage, time.monotonic() - began, code, made)
         if run.asked.name:
             log.info("stopped by %s in the stage %s; the same command goes on there: %s", run.asked.name, stage.title,

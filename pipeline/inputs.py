@@ -22,7 +22,7 @@ from typing import Any
 from doctor.before_run import look
 from export import files
 from export.__main__ import chat_of
-from finetune import data, exercises, model, questions, reading, several, template
+from finetune import choices, data, exercises, model, questions, reading, several, template
 from pipeline.stages import Stage
 from pipeline.state import State
 from plan.finding import lines, split
@@ -121,7 +121,7 @@ def look_round(c: Config, stages: list[Stage], configs: dict[str, Config], state
             has_run = RunPaths.of(c.runs_dir, stage.run, ROOT).config.exists()
             for problem in state.changed_settings(stage, configs[stage.key], told, has_run):
                 problems.setting(problem)
-        made = {path: fingerprint_of(Path(path)) for path in state.stages.get(stage.key, {}).get("made", {})}
+        made = {path: fingerprint_of(ROOT / path) for path in state.stages.get(stage.key, {}).get("made", {})}
         for problem in state.changed_outputs(stage, made):
             problems.other(problem)
     for name in exercises.PART:
@@ -194,6 +194,9 @@ def verify(c: Config, stages: list[Stage], configs: dict[str, Config], state: St
         for stage in stages if model_folder else []:
             if stage.tunes and stage.key in configs:
                 read = problems.of(functools.partial(conversations, configs[stage.key], model_folder), stage)
+                if read and not state.is_done(stage):
+                    problems.of(functools.partial(choices.refuse_idle, configs[stage.key],
+                                                  read.batches(1).packing.windows), stage)
                 if read:
                     log.info("%s", "\n".join(f"{stage.title}: {as_user_says(line, stage)}" for line in read.lines))
                     inputs[stage.key] = {stage.names["DATA"]: read.examples.key, "CHAT_EVAL_DATA": read.evaluation.key}

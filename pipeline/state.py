@@ -1,6 +1,7 @@
 """What a pipeline has done: RUNS_DIR/RUN_NAME-pipeline/pipeline.json, replaced whole behind each stage.
 
-    stages: key -> state (begun, done), settings and inputs that it began with, what it made, seconds, exit code
+    stages: key -> state (begun, done), settings and inputs that it began with, what it made (by its path from the
+            repository's root, so that this may be moved, or be another's mount), seconds, exit code
 
 A stage that is done is not run again. So what it was made with must be what the command says now: a difference is
 refused by name.
@@ -14,7 +15,7 @@ from typing import Any
 from pipeline.stages import FROZEN_ONES, Stage
 from train.config import Config
 from train.durable import write_whole
-from train.settings import format_value, shown
+from train.settings import format_value
 from train.status import RunFolderError
 
 SCHEMA = 1
@@ -98,6 +99,6 @@ class State:
     def changed_outputs(self, stage: Stage, made: Mapping[str, str]) -> list[str]:
         """Complaints about what a stage that is done has made. made: what is there now, by path; "" for none."""
         before = self.stages.get(stage.key, {}).get("made", {}) if self.is_done(stage) else {}
-        return [f"{shown(Path(path))}: is {'not what' if made.get(path) else 'gone, which'} the stage {stage.title} "
+        return [f"{path}: is {'not what' if made.get(path) else 'gone, which'} the stage {stage.title} "
                 "made; bring that back, or choose another RUN_NAME"
                 for path in sorted(before) if made.get(path) != before[path]]

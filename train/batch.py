@@ -31,12 +31,14 @@ class Batch:
 
     micro_batches: what the model's forward takes: tokens and targets, int64 (B, T) on the device, and with
     DOC_MASK the bounds of documents. scored: targets of the whole step, over all processes of a site. samples: this
-    process's indices in the order of the run.
+    process's indices in the order of the run. whole: whether there is something in each of the step's samples; the last
+    of a fine-tuning's epochs may have little, whose loss and gradient are not as those of others.
     """
 
     micro_batches: Sequence[tuple[Tensor, ...]]
     scored: int
     samples: range
+    whole: bool = True
 
 
 class Loader:

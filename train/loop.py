@@ -22,7 +22,7 @@ from train.profiling import Profile
 from train.saver import Saved, best
 from train.schedule import lr_at
 from train.manifest import DataError
-from train.step import Clock, StepNumbers, train_step
+from train.step import Clock, StepNumbers, not_finite, train_step
 from train.straggler import Stragglers
 
 log = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ def train(job: Job, profile: Profile | None = None) -> str:
         set_rate(job.optimizer, rate, c)
         numbers = train_step(job.model, job.optimizer, batch, c.grad_clip, job.world, clock=clock,
                              stop=job.interrupt.asked is not None, save=wants_save(job), starved=will_starve(job),
-                             judge=job.guard.judge)
+                             judge=job.guard.judge if batch.whole else not_finite)
         if profile:
             profile.end()
         seconds = time.perf_counter() - began

@@ -47,21 +47,24 @@ def log_to_files(paths: RunPaths, world: World) -> None:
 
 def nothing_left(c: Config, paths: RunPaths, world: World, target: str = "train") -> bool:
     """Whether this run has nothing left to do; says how to go on. target: of make, which trains so."""
-    text = None
+    text, again = None, "make train" if target == "train" else "the same command with"  # MODEL, DATA and all else
     if world.is_first:
         state, saved = status.read(paths.status), checkpoint.committed(paths.checkpoints)
         done = state.get("phase") == "done"
         at = state.get("step", 0) if done else max(saved, default=0)
+        by_epochs = target == "finetune" and not c.max_steps
         if at > c.last_step:
-            text = f"run {c.run_name} is already at step {at}, past MAX_STEPS={c.last_step}: nothing is left to do"
+            end = f"EPOCHS={c.epochs} of DATA, {c.last_step} steps" if by_epochs else f"MAX_STEPS={c.last_step}"
+            text = f"run {c.run_name} is already at step {at}, past {end}: nothing is left to do"
         elif done and at == c.last_step:
             text = f"run {c.run_name} is done: {at} of {c.last_step} steps, in {paths.folder}"
         if text and saved:
-            text += (f"\n  train it further:  make {target} RUN_NAME={c.run_name} MAX_STEPS={2 * at}   "
-                     "(the rate stays at its minimum)")
+            more = (f"EPOCHS={2 * c.epochs}   (the rate goes on along the longer schedule)" if by_epochs else
+                    f"MAX_STEPS={2 * at}" + "   (the rate stays at its minimum)" * (target == "train"))
+            text += f"\n  train it further:  {again} RUN_NAME={c.run_name} {more}"
     if text := from_first(text):
-        log.info("%s\n  train another:     make %s RUN_NAME=%s-2 SEED=%d\n"
-                 "  draw it again:     make plots RUN_NAME=%s", text, target, c.run_name, c.seed + 1, c.run_name)
+        log.info("%s\n  train another:     %s RUN_NAME=%s-2 SEED=%d\n"
+                 "  draw it again:     make plots RUN_NAME=%s", text, again, c.run_name, c.seed + 1, c.run_name)
     return text is not None
 
 

@@ -10,7 +10,8 @@ from tests.running import losses
 from tests.dist.test_ranks import launch
 
 
-@pytest.mark.parametrize("parallel", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_two_processes_are_profiled_and_train_as_ever(tmp_path: Path, data: dict[str, str], parallel: str) -> None:
     """A step between the preparation of torch's profiler and its start ended the second process (Kineto)."""
     plain = launch(tmp_path, data, 2, 9, name="plain", PARALLEL=parallel)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from finetune import evaluate
+from finetune import assemble, choices, evaluate
 from finetune.batch import Loader
 from finetune.data import Data, prepared
 from finetune.evaluate import Evaluator, Scored
@@ -21,6 +21,7 @@ from train.config import Config
 from train.evaluate import EvaluationFailed
 from train.loss import IGNORED
 from train.mixture import Gap
+from train.settings import SettingsError
 
 __all__ = ["chats", "models"]  # fixtures
 
@@ -45,16 +46,52 @@ def test_the_loader_gives_each_conversation_as_often_as_epochs_say(settled: tupl
     assert sum(int((targets != IGNORED).sum()) for _, targets, *_ in batch.micro_batches) == batch.scored > 0
     assert loader.blank()[0].shape == batch.micro_batches[0][0].shape == (4, 64)
     assert (loader.blank()[1] == IGNORED).all()
+    assert [loader.batch(step).whole for step in range(steps + 1)] == [True] * (steps - 1) + [False, True]
 
 
 def test_behind_the_last_epoch_and_what_was_passed_over_there_is_more(settled: tuple[Config, Data]) -> None:
     c, data = settled
     loader = Loader(c, data, ALONE)
     last = loader.batches.steps - 1
-    assert loader.batch(last + 3).scored > 0  # MAX_STEPS beyond EPOCHS
+    assert loader.batch(last + 3).scored > 0
     passed = loader.batch(last, [Gap(2, 64)])
     assert passed.scored > 0 and passed.samples == loader.batch(last + 4).samples
     assert loader.names([0])[0].startswith(str(data.examples.files[0]))
+
+
+@pytest.mark.parametrize(("asked", "ends"), [(None, 23), (5, 5), (23, 23), (100, 23)])
+def test_a_run_ends_with_its_epochs(settled: tuple[Config, Data], models: dict[str, Path], asked: int | None, ends: int,
+                                    caplog: pytest.LogCaptureFixture) -> None:
+    c, data = settled
+    with caplog.at_level("INFO"):
+        found = assemble.settled(dataclasses.replace(c, max_steps=asked), data, models["llama"], 1)
+    assert found.last_step == ends and found.train_tokens == 23 * 1024
+    assert [one.getMessage() for one in caplog.records] == ([] if asked != 100 else [
+        "MAX_STEPS=100: EPOCHS=2 of DATA are 23 steps, and training ends there; more EPOCHS train longer"])
+
+
+def test_a_schedule_that_is_over_with_its_first_step_is_refused(settled: tuple[Config, Data],
+                                                                models: dict[str, Path]) -> None:
+    c, data = settled
+    windows = data.batches(1).packing.windows
+    for schedule in ("cosine", "wsd"):
+        one = dataclasses.replace(c, batch_tokens=512 * 64, lr_schedule=schedule)
+        with pytest.raises(SettingsError, match=r"BATCH_TOKENS=32768: EPOCHS=2 of DATA are one such step, .* nothing "
+                                                r"would be learned; set a smaller BATCH_TOKENS"):
+            choices.refuse_idle(one, windows)
+        choices.refuse_idle(dataclasses.replace(one, min_learning_rate=1e-6), windows)
+        choices.refuse_idle(dataclasses.replace(one, epochs=3), windows)
+    assert assemble.settled(one, dataclasses.replace(data, c=one), models["llama"], 1).last_step == 1
+    with pytest.raises(SettingsError) as found:
+        choices.refuse_idle(one, windows)
+    enough = int(str(found.value).rpartition("EPOCHS=")[2].partition(" ")[0])
+    advised = dataclasses.replace(one, epochs=enough)
+    assert assemble.settled(advised, dataclasses.replace(data, c=advised), models["llama"], 1).last_step >= 10
+    with pytest.raises(SettingsError, match=r"or give more DATA$"):  # no number of epochs is enough
+        choices.refuse_idle(dataclasses.replace(one, batch_tokens=10**6 * 64), windows)
+    warm = dataclasses.replace(one, warmup_tokens=one.batch_tokens)
+    with pytest.raises(SettingsError, match=r"WARMUP_TOKENS=32768 must be less than EPOCHS=2 of DATA"):
+        assemble.settled(warm, dataclasses.replace(data, c=warm), models["llama"], 1)
 
 
 @pytest.mark.parametrize("ours", [0.5, 0.0])  # with none of ours there is the model's own, by its config.json

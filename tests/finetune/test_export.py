@@ -6,18 +6,23 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from finetune import lite
-from finetune.adapter import adapters_of
-from tests.finetune.models import models, opened, theirs
+from finetune.adapter import Adapters, adapters_of, in_file, is_adapter
+from finetune.export import adapters_in
+from finetune.model import Tuned
+from finetune.weights import plain
+from tests.finetune.models import classes, models, opened, theirs
 from tests.finetune.test_model import alone, packed
 from tests.finetune.test_training import LORA, chats, env_of, finetune, saved
 from tests.running import ROOT
 from tests.unit.test_checkpoint import ALONE
+from train.config import Config
 from train.foreign import weight_files
 
 __all__ = ["chats", "models"]  # fixtures
@@ -110,3 +115,32 @@ def test_what_cannot_be_exported_is_refused(models: dict[str, Path], chats: Path
     (base / "config.json").write_text(json.dumps(facts))
     export(env)
     assert os.listdir(tmp_path / "run" / "export").count("config.json") == 1
+
+
+@pytest.mark.parametrize("kind", ["glm4_moe", "gpt_oss"])  # experts as (out, in), and as (in, out)
+def test_what_is_added_is_what_peft_adds(tmp_path: Path, kind: str) -> None:
+    pytest.importorskip("peft", reason="make setup-dev installs it")
+    from transformers import GptOssConfig, GptOssForCausalLM
+    torch.manual_seed(2)
+    if kind == "gpt_oss":
+        config: Any = GptOssConfig(vocab_size=64, hidden_size=32, intermediate_size=24, num_hidden_layers=2,
+                                   num_attention_heads=2, num_key_value_heads=2, head_dim=16, num_local_experts=4,
+                                   num_experts_per_tok=2)
+        lm: Any = GptOssForCausalLM(config)
+    else:
+        make, config = classes()[kind]
+        lm = make(config)
+    c = Config.of_preset(PRESET="finetune", DEVICE="cpu", LORA_RANK="4", LORA_TARGETS="attention,experts")
+    adapters = Adapters.of(c)
+    assert adapters
+    adapters.join(lm)
+    lm.to_empty(device="cpu")
+    weights = {name: weight.data.normal_() for name, weight in Tuned(lm, torch.float32).named_parameters()
+               if is_adapter(name)}
+    save_file({in_file(name): weight for name, weight in weights.items()}, tmp_path / lite.FILE)
+    added = adapters_in(tmp_path, {"mode": "lite"}, c, lm)
+    assert len(added.names) == len(weights) // 2 > 4
+    for name, module in lm.named_modules():
+        if hasattr(module, "lora_A"):
+            own = plain(f"{name}.").rstrip(".") + f".{getattr(module, 'parameter_name', 'weight')}"
+            torch.testing.assert_close(added.value(own), module.get_delta_weight("default"))

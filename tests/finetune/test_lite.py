@@ -171,12 +171,22 @@ def save_as_rank(rank: int, size: int, folder: str, found: str, settings: dict[s
     saver.lite.load(Path(found) / "checkpoints" / "step_0000001", model, optimizer, True)
     again = {in_file(name): (weight.full_tensor() if hasattr(weight, "full_tensor") else weight).detach()
              for name, weight in adapters_of(bare).items()}
+    elsewhere = again
+    if c.parallel != "fsdp":  # as on nodes without a common disk, of which the first alone has the folder
+        with torch.no_grad():
+            for weight in adapters_of(bare).values():
+                weight.zero_()
+        seen = "step_0000001" if rank < (c.shard_ranks or 1) else "not-here"
+        saver.lite.load(Path(found) / "checkpoints" / seen, model, optimizer, False)
+        elsewhere = {in_file(name): (weight.full_tensor() if hasattr(weight, "full_tensor") else weight).detach()
+                     for name, weight in adapters_of(bare).items()}
     Path(f"{found}/{rank}.json").write_text(json.dumps({
         "problem": ended.problem if ended else "none", "calls": calls, "sent": sent,
         "bytes": sum(values.nbytes for values in whole.values()),
         "base": sum(weight.nbytes for weight in bare.parameters() if not weight.requires_grad),
         "same": whole.keys() == written.keys() and all(torch.equal(v, written[n]) for n, v in whole.items()),
-        "back": all(torch.equal(values, whole[name]) for name, values in again.items()),
+        "back": all(torch.equal(values, whole[name]) for values_of in (again, elsewhere)
+                    for name, values in values_of.items()),
         "moments": sum(len(optimizer.moments(weight)) for weight in adapters_of(bare).values())}))
     distributed.from_first(None)
     os._exit(0)

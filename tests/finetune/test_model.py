@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from finetune import weights
 from finetune.adapter import Adapters
-from finetune.assemble import flops
+from finetune.assemble import flops, say_model
 from finetune.model import Tuned, fingerprint, on_meta
 from tests.finetune.models import as_rank, models, opened, theirs, whole
 from tests.unit.test_checkpoint import ALONE
@@ -242,3 +242,18 @@ def test_each_process_reads_and_holds_its_part_only(models: dict[str, Path], tmp
         # rows that do not divide are padded; what is not split, of buffers, is read whole
         assert found["held"] <= 1.02 * found["of_weights"] / parts
         assert found["read"] <= 1.02 * found["of_weights"] / parts
+
+
+@pytest.mark.parametrize(("kind", "settings", "split", "said"), [
+    ("glm4_moe", {"DTYPE": "bfloat16"}, False, True), ("glm4_moe", {"DTYPE": "bfloat16"}, True, False),
+    ("glm4_moe", {"DTYPE": "float32"}, False, False), ("llama", {"DTYPE": "bfloat16"}, False, False),
+    ("glm4_moe", {"DTYPE": "bfloat16", "LORA_RANK": "2"}, False, False)], ids=str)
+def test_experts_that_autocast_does_not_know_are_named(
+        models: dict[str, Path], kind: str, settings: dict[str, str], split: bool, said: bool,
+        caplog: pytest.LogCaptureFixture) -> None:
+    if "LORA_RANK" in settings:
+        pytest.importorskip("peft", reason="make setup-dev installs it")
+    c, model = opened(models[kind], ALONE, PRESET="finetune", **settings)
+    with caplog.at_level("INFO"):
+        say_model(c, model, split)
+    assert ("the experts are computed in float32" in caplog.text) == said

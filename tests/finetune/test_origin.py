@@ -33,8 +33,8 @@ def served(folder: Path, **manner: object) -> dict[str, Repository]:
     return {NAME: Repository(files | beside, **manner)}  # type: ignore[arg-type]
 
 
-def bring(env: dict[str, str], running: Hub, folder: Path, code: int = 0, model: str = NAME) -> str:
-    done = subprocess.run([sys.executable, "-m", "finetune.data"], cwd=ROOT, text=True, check=False, timeout=120,
+def bring(env: dict[str, str], running: Hub, folder: Path, code: int = 0, model: str = NAME, *argv: str) -> str:
+    done = subprocess.run([sys.executable, "-m", "finetune.data", *argv], cwd=ROOT, text=True, check=False, timeout=120,
                           env=env | running.environment(folder) | {"MODEL": model, "HF_TOKEN": ""},
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     assert done.returncode == code, done.stdout
@@ -75,7 +75,21 @@ def test_a_bad_answer_is_asked_for_again(models: dict[str, Path], chats: Path, t
 def test_what_will_not_change_ends_it(models: dict[str, Path], chats: Path, tmp_path: Path, manner: str, model: str,
                                       words: str) -> None:
     with hub(repositories=served(models["llama"], manner=manner)) as running:
-        assert words in bring(env_of(tmp_path, models["llama"], chats), running, tmp_path, 78, model)
+        said = bring(env_of(tmp_path, models["llama"], chats), running, tmp_path, 78, model)
+    assert said.startswith(f"MODEL={model}: there is no run and no folder of that name here, and of the hub: ")
+    assert words in said
+
+
+@pytest.mark.parametrize(("settings", "code"), [({}, 0), ({"MICRO_BATCH_SIZE": "16384", "SEQ_LEN": "512",
+                                                           "BATCH_TOKENS": "8388608"}, 64)], ids=["fits", "too large"])
+def test_what_was_not_here_to_be_planned_is_planned_once_it_is(models: dict[str, Path], chats: Path, tmp_path: Path,
+                                                               settings: dict[str, str], code: int) -> None:
+    env = env_of(tmp_path, models["llama"], chats, **settings)
+    with hub(repositories=served(models["llama"])) as running:
+        said = bring(env, running, tmp_path, code, NAME, "before-training")
+        assert said.index("GiB a process") > said.index("commit ") and ("nothing was started" in said) == bool(code)
+        again = bring(env, running, tmp_path, 0, NAME, "before-training")
+    assert "plan" not in again  # scripts/train.sh has said it
 
 
 def test_pickles_alone_are_no_model(models: dict[str, Path], chats: Path, tmp_path: Path) -> None:
@@ -92,7 +106,7 @@ def test_a_run_of_ours_is_fine_tuned_and_exported_again(tiny: Config, data: dict
     made = make_run(tmp_path, dataclasses.replace(tiny, tokenizer=data["TOKENIZER"], seq_len=64, **LLAMA))
     rows = write_rows(tmp_path / "chats.jsonl", [row(f"Is {i} one?", "Yes.") for i in range(100)])
     (tmp_path / "own.env").write_text("SEQ_LEN=48\n")  # which is not that of the run that is exported
-    env = env_of(tmp_path, Path("a-run"), rows, MAX_STEPS="8", EPOCHS="3", ENV_FILE=str(tmp_path / "own.env"))
+    env = env_of(tmp_path, Path("a-run"), rows, MAX_STEPS="8", EPOCHS="4", ENV_FILE=str(tmp_path / "own.env"))
     for what in ("the run has no export yet", "training: 90 examples"):  # the second time there is one
         said = subprocess.run([sys.executable, "-m", "finetune.data"], cwd=ROOT, env=env, text=True, check=True,
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT).stdout
@@ -125,6 +139,24 @@ def test_a_run_of_ours_is_read_by_its_export(tmp_path: Path) -> None:
     (tmp_path / "mine" / "export" / "config.json").touch()
     assert origin.find(c) == tmp_path / "mine" / "export"
     assert origin.find(Config.of_preset(MODEL=str(tmp_path / "mine"))) == tmp_path / "mine" / "export"
+
+
+@pytest.mark.parametrize(("name", "content", "said"), [
+    ("README.md", "# x\n\n| steps | 1,009 of 2,000 |\n", ", of step 1009,"), ("README.md", "by hand\n", ""),
+    ("finetuned.json", '{"step": 1012}', ", of step 1012,"), ("finetuned.json", "{", "")])
+def test_an_export_that_the_run_has_left_behind_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str,
+                                                         content: str, said: str) -> None:
+    (tmp_path / "mine" / "export").mkdir(parents=True)
+    (tmp_path / "mine" / "export" / "config.json").touch()
+    (tmp_path / "mine" / "export" / name).write_text(content)
+    for step in (1009, 1012):
+        (tmp_path / "mine" / "checkpoints" / f"step_{step:07d}").mkdir(parents=True)
+    with caplog.at_level("INFO"):
+        origin.bring(Config.of_preset(MODEL="mine", RUNS_DIR=str(tmp_path)))
+    first, *others = [one.getMessage() for one in caplog.records]
+    assert first == f"MODEL=mine: {tmp_path}/mine/export{said} is what is read of it"
+    assert others == ([] if "1012" in said else [
+        "MODEL=mine: its newest checkpoint is of step 1012; make export RUN_NAME=mine renews the export"])
 
 
 def test_what_scripts_ask_of_settings_is_asked_as_fine_tuning_does(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ def test_the_labs_values_and_their_arithmetic() -> None:
     c, said = Config.of_preset(PRESET=NAMES[1]), header(NAMES[1])
     assert (c.epochs, c.learning_rate, c.eval_every, c.save_every, c.eval_conversations) == (1, 4e-5, 100, 100, 200)
     assert (c.keep_last, c.checkpoint_mode, c.eval_micro_batch_size, c.eval_baseline) == (5, "lite", 2, False)
+    assert c.save_minutes == 24 * 60  # longer than a hundred steps take, so that these alone save
     lm = on_meta(Glm4MoeConfig(attention_bias=True, head_dim=128), torch.bfloat16)  # else as GLM-4.5-Air
     weights = sum(weight.numel() for weight in lm.parameters())
     assert said["parameters"] == weights

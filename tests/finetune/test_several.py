@@ -57,3 +57,8 @@ def test_what_is_no_list_of_sources_is_refused(data: str, words: str) -> None:
 def test_a_file_with_a_comma_in_its_name_is_a_file(tmp_path: Path) -> None:
     path = write_rows(tmp_path / "a,b*2", [row("Is it?", "It is.")])
     assert several.sources_in(str(path)) == [(str(path), 1)]
+
+
+def test_a_list_longer_than_a_name_may_be_is_a_list() -> None:
+    names = [f"conversations_of_{i}.jsonl" for i in range(40)]
+    assert several.sources_in(",".join(names)) == [(name, 1) for name in names]

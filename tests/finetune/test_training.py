@@ -1,8 +1,10 @@
 """python -m finetune.main: trained, evaluated, stopped, gone on with, on one process and several."""
 
 import json
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -39,9 +41,13 @@ def env_of(folder: Path, model: Path, chats: Path, **settings: str) -> dict[str,
     return kept | {"DATA_DIR": str(folder / "data"), "MODEL": str(model), "DATA": str(chats)} | SMALL | settings
 
 
-def finetune(env: dict[str, str], processes: int = 1, code: int = 0) -> str:
+def command(processes: int) -> list[str]:
     start = [] if processes == 1 else ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    return train(env, command=[sys.executable, *start, "-m", "finetune.main"], code=code)
+    return [sys.executable, *start, "-m", "finetune.main"]
+
+
+def finetune(env: dict[str, str], processes: int = 1, code: int = 0) -> str:
+    return train(env, command=command(processes), code=code)
 
 
 def records(folder: Path) -> list[dict[str, Any]]:
@@ -82,7 +88,9 @@ def test_trained_and_gone_on_with_to_the_bit(models: dict[str, Path], chats: Pat
     assert list(scores) == [0, 6, 12]
     assert scores[12]["val_ppl"] < 0.8 * scores[0]["val_ppl"]
     assert scores[0]["scored_tokens"] == scores[12]["scored_tokens"] > 100
-    assert "is done: 12 of 12 steps" in finetune(env) and len(losses(tmp_path / "whole")) == 12
+    said = finetune(env)
+    assert "is done: 12 of 12 steps" in said and len(losses(tmp_path / "whole")) == 12
+    assert "train it further:  the same command with RUN_NAME=run EPOCHS=2   (the rate goes on" in said
     facts = json.loads((tmp_path / "whole" / "run" / "config.json").read_text())
     assert facts["attempts"][0]["skipped"] == (["model.layers.2 (2 tensors)"] if kind == "glm4_moe" else [])
     assert facts["settings"]["N_LAYER"] == 2 and facts["settings"]["N_EMBD"] == 32
@@ -97,27 +105,30 @@ def test_trained_and_gone_on_with_to_the_bit(models: dict[str, Path], chats: Pat
     assert all(".lora_" in name for name in one) == bool(settings)
 
 
-def kill_at(step: int, env: dict[str, str]) -> None:
-    """Start, and end it as kill -9 does once it has said that step."""
-    started = subprocess.Popen([sys.executable, "-m", "finetune.main"], env=env, cwd=ROOT, text=True,
-                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+def kill_at(step: int, env: dict[str, str], processes: int = 1) -> None:
+    """Start, and end all of it as kill -9 does once it has said that step."""
+    started = subprocess.Popen(command(processes), env=env, cwd=ROOT, text=True, stdout=subprocess.PIPE,
+                               stderr=subprocess.STDOUT, start_new_session=True)
     assert started.stdout
     for line in started.stdout:
         if line.startswith(f"step={step}/"):
-            started.kill()
+            os.killpg(started.pid, signal.SIGKILL)
             break
     assert started.wait() == -9
+    started.stdout.read()  # until the last of its processes is gone
     started.stdout.close()
 
 
 @pytest.mark.slow
-def test_killed_at_any_moment_it_goes_on_to_the_bit(models: dict[str, Path], chats: Path, tmp_path: Path) -> None:
-    env = env_of(tmp_path, models["llama"], chats, SAVE_EVERY="2", EPOCHS="3", **{"LOG_EVERY": "1"})
-    kill_at(7, env)
-    said = finetune(env)
+@pytest.mark.parametrize(("processes", "settings"), [(1, {}), (2, {"PARALLEL": "fsdp"})], ids=["one", "two"])
+def test_killed_at_any_moment_it_goes_on_to_the_bit(models: dict[str, Path], chats: Path, tmp_path: Path,
+                                                    processes: int, settings: dict[str, str]) -> None:
+    env = env_of(tmp_path, models["llama"], chats, SAVE_EVERY="2", EPOCHS="3", LOG_EVERY="1", **settings)
+    kill_at(7, env, processes)
+    said = finetune(env, processes)
     assert "resumed from step_000000" in said and "step=34/34" in said
     (tmp_path / "whole").mkdir()
-    finetune(env_of(tmp_path / "whole", models["llama"], chats, EPOCHS="3"))
+    finetune(env_of(tmp_path / "whole", models["llama"], chats, EPOCHS="3", **settings), processes)
     went = {entry["step"]: entry["loss"] for entry in records(tmp_path) if entry["event"] == "step"}
     assert list(went.values()) == losses(tmp_path / "whole")
     assert saved(tmp_path, 34).keys() == saved(tmp_path / "whole", 34).keys()

@@ -166,6 +166,7 @@ def test_a_launch_tells_what_is_asked_for(user: User, cluster: Cluster) -> None:
     assert policy["spec"]["policyTypes"] == ["Ingress"]
 
 
+@pytest.mark.slow
 def test_the_same_targets_look_after_it(user: User, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "PLACE_S", 1.0)  # its pods find no node here
     lacking = user.launch("finetune", RUN_NAME="air", **AIR)

@@ -16,10 +16,12 @@ import pytest
 from finetune.questions import Asked, Sheet
 from pipeline import __main__ as entry
 from pipeline import inputs
-from pipeline.inputs import Ready
+from pipeline.inputs import Problems, Ready
 from pipeline.stages import OF_MID, Stage
 from pipeline.state import State
+from plan.finding import FAIL, WARN, Finding
 from tests.running import wait_for
+from train import settings
 from train.chat import Message
 from train.config import Config
 from train.runs import RunPaths
@@ -140,6 +142,18 @@ def test_a_stage_waits_for_a_trainer_that_is_left_of_a_killed_one(tmp_path: Path
     assert holder.wait() == 0 and marks(tmp_path) == "ha"
 
 
+def test_what_a_stage_made_is_known_wherever_the_repository_lies(tmp_path: Path,
+                                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settings, "ROOT", tmp_path)
+    monkeypatch.setattr(entry, "fingerprint_of", lambda folder: f"of {folder.parent.name}")
+    run, ready = made_run(tmp_path, "true", "true", "true")
+    run.stages[0] = dataclasses.replace(run.stages[0], trains=True)
+    assert entry.run_all(run, ready) == 0
+    run.job.close()
+    facts = json.loads((tmp_path / "runs" / "x-pipeline" / "pipeline.json").read_text())
+    assert facts["stages"]["first"]["made"] == {"runs/x-first/export": "of x-first"}
+
+
 # ---- What may not change
 
 def states(folder: Path, done: bool) -> tuple[State, Stage, Config]:
@@ -196,3 +210,24 @@ def test_the_sample_asks_what_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert inputs.prompts_of(dataclasses.replace(c, prompt="mine"), sheet, v, 64) == ["mine"]  # type: ignore[arg-type]
     with pytest.raises(SettingsError, match="PROMPT: does not fit into SEQ_LEN=64"):
         inputs.prompts_of(dataclasses.replace(c, prompt="w" * 65), sheet, v, 64)  # type: ignore[arg-type]
+
+
+def test_memory_of_every_stage_is_asked_for_before_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, bool]] = []
+
+    def look(c: Config, finetune: bool = False) -> tuple[list[Finding], str]:
+        asked.append((c.model, finetune))
+        return [Finding("memory", FAIL, "9 GiB do not fit", "set BATCH_TOKENS=64", 64), Finding("disk", WARN, "x")], ""
+
+    monkeypatch.setattr(inputs, "look", look)
+    stages = [Stage(key, key, f"x-{key}", {}, (("scripts/finetune.sh",),), OF_MID) for key in ("mid", "sft", "done")]
+    state, problems, c = State(tmp_path), Problems(), Config.of_preset(PRESET="finetune")
+    state.begin(stages[2], c, {})
+    state.end(stages[2], 1.0, 0, {})
+    inputs.look_at_tuning(stages, dict.fromkeys(("mid", "sft", "done"), c), state, tmp_path, problems)
+    assert asked == [(str(tmp_path), True)] * 2
+    assert problems.settings == [f"{key}: memory: 9 GiB do not fit; set MID_BATCH_TOKENS=64" for key in ("mid", "sft")]
+    assert not problems.others
+    allowed = Problems()
+    inputs.look_at_tuning(stages, {"mid": dataclasses.replace(c, allow_fail="memory")}, state, tmp_path, allowed)
+    assert len(asked) == 3 and not allowed

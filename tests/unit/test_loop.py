@@ -1,8 +1,10 @@
 """train/loop.py: what is due, and in which order it is made durable."""
 
 import dataclasses
+import math
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -11,6 +13,7 @@ import pytest
 import torch
 
 from train import checkpoint, loop, record
+from train.batch import Batch
 from train.config import Config
 from train.distributed import World
 from train.evaluate import EvaluationFailed
@@ -112,6 +115,27 @@ def test_a_save_that_fails_is_said_tried_once_more_and_ends_the_run_only_if_it_m
     this.saver.misses = 5
     with pytest.raises(checkpoint.CheckpointError, match="5 checkpoints in a row"):
         loop.save(this, must=False)
+
+
+class Asked(Exception):
+    """What judges a step."""
+
+
+@pytest.mark.parametrize(("whole", "said"), [(True, "loss"), (False, None)])
+def test_a_batch_with_few_samples_is_not_compared_with_others(
+        tiny: Config, tmp_path: Path, whole: bool, said: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def train_step(*_: object, judge: Callable[[float, float], str | None], **__: object) -> None:
+        raise Asked(judge(9.0, 1.0), judge(math.nan, 1.0))
+
+    monkeypatch.setattr(loop, "train_step", train_step)
+    batch = Batch([], 1, range(1), whole)
+    this = job(tiny, tmp_path, step=3, loader=SimpleNamespace(batch=lambda step, gaps: batch), flops=(1.0, 1.0),
+               interrupt=SimpleNamespace(asked=None), late=False, saved_at=0.0)
+    for _ in range(60):
+        this.guard.taken(1, 2.0, 1.0)
+    with pytest.raises(Asked) as found:
+        loop.train(this)
+    assert found.value.args == (said, "nonfinite")
 
 
 @pytest.mark.fault(37)
