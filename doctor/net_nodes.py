@@ -23,7 +23,8 @@ from doctor.net_measure import Address, Ears, Unreached, flood, pings
 from doctor.net_rounds import ring, rounds
 from plan.links import Flow, Links, Pair
 from train.config import Config
-from train.rendezvous import Reminder, Unreachable, free_port, is_loopback, opened, reached, unresolved, where
+from train.ports import free_port
+from train.rendezvous import Reminder, Unreachable, is_loopback, opened, reached, unresolved, where
 from train.rollcall import Line, Lost, Verdict, is_someone, named
 
 HELLO = {"net_probe": 1}

@@ -13,7 +13,6 @@ import json
 import os
 import queue
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -27,6 +26,7 @@ from doctor.gpu_state import State
 from plan.probe import Probe, Step, cpu_name, path_of, read, shape_of, to_json
 from train.config import Config
 from train.durable import write_whole
+from train.ports import free_ports
 from train.settings import ROOT
 from train.sizes import flops_of
 
@@ -149,10 +149,7 @@ def command(c: Config, part: str) -> list[str]:
     """What starts the processes of a part, with those settings that are not the defaults."""
     defaults = Config().stored()
     chosen = {name: value for name, value in c.stored().items() if value != defaults[name]}
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    return ["env", f"VENV={sys.prefix}", "scripts/probe.sh", c.device, str(c.nproc or ""), str(port), part,
+    return ["env", f"VENV={sys.prefix}", "scripts/probe.sh", c.device, str(c.nproc or ""), str(free_ports(1)), part,
             json.dumps(chosen)]
 
 

@@ -3,7 +3,6 @@
 import dataclasses
 import random
 import signal
-import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from train import tokenizer
 from train.config import Config
 from train.corpus.pin import pin
 from train.manifest import Seal, manifest_of
+from train.ports import free_ports
 from train.shards import write_shard
 
 SHARED = Path(__file__).resolve().parent.parent.parent / "shared" / "data"
@@ -82,10 +82,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture
 def free_port() -> int:
-    """A port of the loopback interface that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """A port that nobody listens on, nor on the next."""
+    return free_ports(2)
 
 
 @pytest.fixture

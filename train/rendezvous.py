@@ -34,6 +34,7 @@ from typing import Any
 
 from train import status
 from train.config import Config
+from train.ports import free_port
 from train.provenance import git, version
 from train.rollcall import (HELLO, LINGER_S, LONGEST_WHY, REMIND_S, SILENT_S, WAITING, Line, Lost, RollCall, Told,
                             Verdict, last_word)
@@ -269,15 +270,6 @@ def is_here(address: str) -> bool:
 
 def family_of(address: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in address else socket.AF_INET
-
-
-def free_port(taken: int) -> int:
-    """A port near the one that is taken."""
-    for port in range(taken + 1, 65536):
-        with contextlib.suppress(OSError), socket.socket() as probe:
-            probe.bind(("", port))
-            return port
-    return 29500
 
 
 # ---------------------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ same text for all. A pair has one seed: the same weights at first, and the same 
 
 import contextlib
 import itertools
-import socket
 import statistics
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from typing import Any
 
 from bench.run import spread
 from train import record
+from train.ports import free_ports
 from train.settings import ROOT
 from wanlab.crew import QUIET, prepare_data, until_it_listens
 from wanlab.sites import TRAINER
@@ -77,7 +77,7 @@ def losses_of(codes: list[int], run_folder: Path) -> dict[str, Any]:
 @contextlib.contextmanager
 def lighthouse_here(log: Path) -> Iterator[str]:
     """`make lighthouse` on this machine until the block ends: where it listens."""
-    where = f"127.0.0.1:{free_ports()}"
+    where = f"127.0.0.1:{free_ports(2)}"
     with open(log, "a") as file:
         process = subprocess.Popen(["env", QUIET, f"LIGHTHOUSE={where}", "PRESET=tiny", "DEVICE=cpu", sys.executable,
                                     "-m", "train.sites.lighthouse"], cwd=ROOT, stdout=file, stderr=subprocess.STDOUT)
@@ -87,17 +87,6 @@ def lighthouse_here(log: Path) -> Iterator[str]:
     finally:
         process.terminate()
         process.wait()
-
-
-def free_ports() -> int:
-    """A port that nobody listens on, and neither on the next."""
-    while True:
-        with socket.socket() as one, socket.socket() as other:
-            one.bind(("", 0))
-            port = int(one.getsockname()[1])
-            with contextlib.suppress(OSError, OverflowError):
-                other.bind(("", port + 1))
-                return port
 
 
 HEADER = ("| sites stay together by | seed | loss at equal tokens | bits per byte | more than DDP with this seed, % |",

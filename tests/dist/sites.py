@@ -3,7 +3,6 @@
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -12,6 +11,7 @@ from typing import Any
 
 from tests.running import ROOT, environment
 from train import record
+from train.ports import free_ports
 from train.runs import RunPaths
 
 
@@ -20,7 +20,7 @@ class Sites:
 
     def __init__(self, folder: Path, data: dict[str, str], sites: int, start: bool = True, **settings: object):
         """start: the sites, too; else each starts by `again`."""
-        port = two_ports()
+        port = free_ports(2)
         self.folder, self.paths = folder, RunPaths(folder / "run")
         usual = {"SITE_ADDR": "127.0.0.1", "SAVE_MINUTES": 60, "START_TIMEOUT_S": 120, "SITE_WAIT_S": 60, "NPROC": 1,
                  "SYNC_STREAMS": 2}
@@ -63,9 +63,8 @@ class Sites:
         """What each said, once it has ended with its code."""
         deadline = time.monotonic() + 240
         got = tuple(self.sites[rank].wait(max(1.0, deadline - time.monotonic())) for rank in range(len(self.sites)))
-        said = [self.log(rank).read_text() for rank in range(len(self.sites))]
-        assert got == codes, "\n".join(said)
-        return said
+        assert got == codes, self.said()
+        return [self.log(rank).read_text() for rank in range(len(self.sites))]
 
     def events(self, rank: int, *names: str) -> list[dict[str, Any]]:
         """The events of these names in a site's record."""
@@ -89,8 +88,12 @@ class Sites:
         deadline = time.monotonic() + seconds
         while not any(entry["outer_step"] >= exchanges and sites in (0, entry["sites"])
                       for entry in self.events(rank, "sync")):
-            assert self.sites[rank].poll() is None and time.monotonic() < deadline, self.log(rank).read_text()
+            assert self.sites[rank].poll() is None and time.monotonic() < deadline, self.said()
             time.sleep(0.05)
+
+    def said(self) -> str:
+        """What the lighthouse and all sites have said."""
+        return "\n".join(path.read_text() for path in (self.folder / "lighthouse", *map(self.log, self.sites)))
 
     def end(self) -> None:
         for site in self.sites.values():
@@ -108,15 +111,3 @@ def kill_session(session: int) -> None:
         if sid == session:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-
-
-def two_ports() -> int:
-    """A port of the loopback interface that nobody listens on, nor on the next."""
-    while True:
-        with socket.socket() as one, socket.socket() as other:
-            one.bind(("127.0.0.1", 0))
-            port: int = one.getsockname()[1]
-            with contextlib.suppress(OSError, OverflowError):
-                other.bind(("127.0.0.1", port + 1))
-                if port < 65000:
-                    return port

@@ -1,6 +1,5 @@
 """kubectl as it is called, and its complaints as sentences with a way out: with the real one, and a stand-in for it."""
 
-import socket
 import sys
 from pathlib import Path
 
@@ -24,14 +23,6 @@ def kubeconfig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_port: int) 
     path.write_text(CONTEXT.format(current="lab", namespace=", namespace: ours", port=free_port))
     monkeypatch.setenv("KUBECONFIG", str(path))
     return path
-
-
-@pytest.fixture
-def free_port() -> int:
-    """A port of this machine that nobody listens at."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def put_program(folder: Path, script: str) -> None:

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from doctor import sites as check
-from tests.dist.sites import two_ports
 from train import exchange
 from train.config import Config
 from train.distributed import PeersDiffer
+from train.ports import free_ports
 from train.settings import SettingsError
 from train.sites import desk
 from train.sites.desk import Desk, NoDesk
@@ -26,7 +26,7 @@ FACTS = {"node_rank": 0, "nodes": 3, "host": "a", "torch": "2.13.0", "python": "
 @pytest.fixture
 def port() -> Iterator[int]:
     """The lighthouse's port, whose desk is open on the next."""
-    found = two_ports()
+    found = free_ports(2)
     server = desk.opened(found + 1)
     yield found
     server.shutdown()

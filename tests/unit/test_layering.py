@@ -15,19 +15,20 @@ from train.settings import ROOT
 # A module imports only from those before it. The record and the settings come first, then the flow, one way.
 ORDER = ["settings", "wandb_env", "outside", "at_sites", "of_finetuning", "of_pipeline", "of_evaluation", "rules",
          "config", "env_example", "runs", "durable", "record", "goodput", "time_shares", "schedule", "cards", "flops",
-         "sizes", "nccl_log", "status", "provenance", "rollcall", "wan", "rendezvous", "manifest", "corpus.source",
-         "corpus.hub", "corpus.pin", "prepared", "corpus.fetch", "corpus.formats", "corpus.rows", "tokenizer",
-         "shards", "making", "progress", "prepare", "overlap", "report_text", "report", "mixture", "stream", "guard",
-         "straggler", "watchdog", "interrupt", "metrics", "mirror", "wandb_mirror", "distributed", "relay", "feed",
-         "batch", "attention", "branches", "loss", "recompute", "model", "compilation", "optim", "foreign", "parallel",
-         "step", "short_memory", "evaluate", "core.tasks", "core.download", "core.metric", "core.bundle",
-         "core.prompts", "core.score", "cache", "sample", "chat", "checkpoint", "saver", "sites.striped", "sites.desk",
-         "sites.lighthouse", "sites.outcome", "sites.engine", "sites.diloco", "job", "transport", "profiling",
-         "recovery", "exchange", "run_folder", "trained", "sampling", "assemble", "eval_run", "loop", "main"]
+         "sizes", "nccl_log", "status", "provenance", "ports", "rollcall", "wan", "rendezvous", "manifest",
+         "corpus.source", "corpus.hub", "corpus.pin", "prepared", "corpus.fetch", "corpus.formats", "corpus.rows",
+         "tokenizer", "shards", "making", "progress", "prepare", "overlap", "report_text", "report", "mixture",
+         "stream", "guard", "straggler", "watchdog", "interrupt", "metrics", "mirror", "wandb_mirror", "distributed",
+         "relay", "feed", "batch", "attention", "branches", "loss", "recompute", "model", "compilation", "optim",
+         "foreign", "parallel", "step", "short_memory", "evaluate", "core.tasks", "core.download", "core.metric",
+         "core.bundle", "core.prompts", "core.score", "cache", "sample", "chat", "checkpoint", "saver",
+         "sites.striped", "sites.desk", "sites.lighthouse", "sites.outcome", "sites.engine", "sites.diloco", "job",
+         "transport", "profiling", "recovery", "exchange", "run_folder", "trained", "sampling", "assemble", "eval_run",
+         "loop", "main"]
 STANDARD_LIBRARY_ONLY = ["settings", "wandb_env", "outside", "at_sites", "of_finetuning", "of_pipeline",
                          "of_evaluation", "rules", "config", "env_example", "runs", "durable", "record", "goodput",
                          "time_shares", "schedule", "cards", "flops", "sizes", "wan", "nccl_log", "status",
-                         "provenance", "rollcall", "rendezvous", "guard", "straggler", "watchdog", "interrupt",
+                         "provenance", "ports", "rollcall", "rendezvous", "guard", "straggler", "watchdog", "interrupt",
                          "metrics", "mirror", "manifest", "sites.desk", "sites.outcome"]
 READS_ENVIRONMENT = {"train/settings.py", "train/wandb_env.py", "train/distributed.py", "train/sites/__init__.py"}
 TORCH_ROOMS = ("train", "finetune", "pipeline", "export", "bench", "wanlab")

@@ -167,14 +167,6 @@ def test_the_spread_of_losses_is_that_over_seeds() -> None:
     assert second.startswith("DiLoCo, H=30: loss 4.400 (3.300-5.500), 44.00 (33.00-55.00) % more than DDP; ")
 
 
-def test_ports_of_a_lighthouse_are_two_that_are_free() -> None:
-    import socket
-    port = loss.free_ports()
-    for one in (port, port + 1):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", one))
-
-
 def test_results_are_written_as_they_come(monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
                                           capsys: pytest.CaptureFixture[str]) -> None:
     def one_part(c: Config, folder: Path) -> Any:
