@@ -83,7 +83,7 @@ class Sites:
         assert [mine[outer] for outer in both] == [others[outer] for outer in both]
         return len(both)
 
-    def wait(self, rank: int, exchanges: int, sites: int = 0, seconds: float = 120) -> None:
+    def wait(self, rank: int, exchanges: int, sites: int = 0, seconds: float = 240) -> None:
         """Until a site has seen so many exchanges, the last of them among so many sites, if that matters."""
         deadline = time.monotonic() + seconds
         while not any(entry["outer_step"] >= exchanges and sites in (0, entry["sites"])
