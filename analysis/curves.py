@@ -238,6 +238,8 @@ def summary(run: Run) -> dict[str, str]:
         "mean MFU": number(mean_in_time(run, "mfu"), ".2f") + ("%" if np.isfinite(run.columns["mfu"]).any() else ""),
         "training time": duration(run.minutes_at(int(step[-1]))),
     }
+    if (ppl := last_eval.get("val_ppl")) is not None:  # of fine-tuning
+        found["validation ppl"] = number(ppl, ".4g")
     if energy := run.energy:
         part = "" if energy.coverage > 0.995 else f" ({100 * energy.coverage:.0f}% of the time sampled)"
         found["energy"] = f"{figures(energy.kwh)} kWh{part}"

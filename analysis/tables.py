@@ -26,7 +26,7 @@ SAMPLED = ("energy_j", "power_w")  # where the run's GPUs were sampled: joules o
 WHOLE_NUMBERS = ("step", "tokens")
 
 EVAL_COLUMNS = ("step", "tokens", "val_loss", "val_bpb", "scored_tokens", "full", "error", "core", "core_partial",
-                "core_margin", "core_tasks")
+                "core_margin", "core_tasks", "val_ppl")
 
 # The keys of the records; details beyond these are in metrics.jsonl.
 EVENT_COLUMNS = ("event", "time", "attempt", "step", "tokens", "reason", "name", "loss", "grad_norm", "step_ms", "from",

@@ -34,8 +34,8 @@ from train.wandb_env import visible_gpus
 
 STEP_KEYS = {"loss": "train/loss", "lr": "train/lr", "grad_norm": "train/grad_norm", "step_ms": "perf/step_ms",
              "tokens_per_s": "perf/tokens_per_s", "mfu": "perf/mfu"}
-EVAL_KEYS = {"val_loss": "val/loss", "val_bpb": "val/bpb", "core": "core/core", "core_partial": "core/partial",
-             "core_margin": "core/margin", "core_tasks": "core/tasks"}
+EVAL_KEYS = {"val_loss": "val/loss", "val_bpb": "val/bpb", "val_ppl": "val/perplexity", "core": "core/core",
+             "core_partial": "core/partial", "core_margin": "core/margin", "core_tasks": "core/tasks"}
 EVAL_MAPS = {"val_loss_by_source": "val/loss/", "val_bpb_by_source": "val/bpb/", "core_centred": "core/"}
 
 POLL_S = 1.0         # between two looks at the record, and at the GPUs

@@ -99,13 +99,14 @@ def rows_of(records: list[dict[str, Any]], after: int = 0, **settings: Any) -> d
 
 def test_rows_are_every_nth_step_the_first_and_last_of_an_attempt_and_all_evaluations() -> None:
     records = [entry("start", 0), *steps(1, 12), entry("eval", 12, val_loss=2.0, val_bpb=1.0), *steps(13, 22),
-               entry("eval", 22, val_loss=1.5, val_bpb=None), entry("end", 22, reason="done")]
+               entry("eval", 22, val_loss=1.5, val_bpb=None, val_ppl=4.5), entry("end", 22, reason="done")]
     rows = rows_of(records)
     assert list(rows) == [1, 5, 10, 12, 15, 20, 22]
     assert rows[5] == {"train/loss": 5.0, "train/perplexity": pytest.approx(math.e ** 5), "train/lr": 0.1,
                        "train/grad_norm": 1.0, "perf/step_ms": 2.0, "perf/tokens_per_s": 3.0}
     assert rows[12] == {"val/loss": 2.0, "val/bpb": 1.0}
     assert rows[22]["val/loss"] == 1.5 and rows[22]["train/loss"] == 22.0 and "val/bpb" not in rows[22]
+    assert rows[22]["val/perplexity"] == 4.5
     assert list(rows_of([entry("resume", 7), *steps(8, 11)])) == [8, 10]
 
 

@@ -1,5 +1,6 @@
 """`python -m analysis.plots`: what it writes, compared with values worked out by hand from the records."""
 
+import csv
 import dataclasses
 import json
 import re
@@ -9,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from analysis import page, picture, plots
+from analysis import page, picture, plots, tables
 from analysis.curves import PANELS, drawn_points, smoothed, smoothing_window, state, summary
 from analysis.load import load
 from tests.unit.pages import page_of
@@ -48,9 +49,9 @@ step,loss,grad_norm,lrm,dt_ms,tok_per_sec,mfu,total_time_min,lr,tokens,mem_gib,d
 4,6.5,0.5,0.1,12000.0,682.625,20.125,0.5,0.0001,32768,1.75,,1763719209.0
 """
 EVALS_CSV = """\
-step,tokens,val_loss,val_bpb,scored_tokens,full,error,core,core_partial,core_margin,core_tasks
-2,16384,7.25,3.0,4096,false,,,,,
-4,32768,6.75,2.5,65536,true,,,,,
+step,tokens,val_loss,val_bpb,scored_tokens,full,error,core,core_partial,core_margin,core_tasks,val_ppl
+2,16384,7.25,3.0,4096,false,,,,,,
+4,32768,6.75,2.5,65536,true,,,,,,
 """
 EVENTS_CSV = """\
 event,time,attempt,step,tokens,reason,name,loss,grad_norm,step_ms,from,passed_over,seconds,bytes
@@ -152,6 +153,18 @@ def test_the_page_says_what_the_record_says(drawn):
         "mean tokens/s": "1,092",  # 32,768 in 30 s
         "mean MFU": "30.25%"}  # 40.5 and 40.25 for 6 s each, 20.125 for 12 s
     assert '<p class="below">complete at step 4</p>' in text
+
+
+def test_a_fine_tuning_has_its_perplexity_in_the_table_and_the_csv(tmp_path):
+    records = [{"event": "step", "step": 1, "loss": 5.0, "step_ms": 1.0},
+               {"event": "eval", "step": 1, "val_loss": 2.5, "val_ppl": 12.182493960703473, "scored_tokens": 50}]
+    run = load(write_run(tmp_path / "r", records))
+    evals = next(path for path in tables.write_tables(run) if path.name.endswith("_evals.csv"))
+    assert [row["val_ppl"] for row in csv.DictReader(evals.open())] == ["12.182493960703473"]
+    text = page.write_page(tmp_path / "p.html", [run], ["r"]).read_text("utf-8")
+    heads = re.findall("<th>(.*?)</th>", text)
+    cells = [re.sub("<.*?>", "", cell) for cell in re.findall("<td class=.*?>(.*?)</td>", text)]
+    assert dict(zip(heads, cells, strict=True))["validation ppl"] == "12.18"
 
 
 def test_the_page_stands_alone_and_a_run_name_cannot_break_it(drawn):
