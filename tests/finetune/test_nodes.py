@@ -13,7 +13,7 @@ import pytest
 from tests.finetune.making import row, write_rows
 from tests.finetune.models import models
 from tests.finetune.test_training import chats, env_of, finetune, losses, records, saved
-from tests.running import ROOT
+from tests.running import ROOT, wait_for
 
 __all__ = ["chats", "models"]  # fixtures
 
@@ -24,20 +24,30 @@ class Nodes:
     """make finetune-node on each of two, which share no disk: whatever they have started ends with them."""
 
     def __init__(self, folder: Path, *envs: dict[str, str]):
-        self.logs = [folder / f"console_{rank}" for rank in range(len(envs))]
+        self.folder, self.logs = folder, list[Path]()
         self.started: list[subprocess.Popen[bytes]] = []
-        for rank, env in enumerate(envs):
-            with open(self.logs[rank], "w") as out:
-                self.started.append(subprocess.Popen(
-                    [ROOT / "scripts" / "finetune.sh", "node"], env=env | {"NODE_RANK": str(rank)}, cwd=ROOT,
-                    stdout=out, stderr=subprocess.STDOUT))
+        for env in envs:
+            self.start(env)
+
+    def start(self, env: dict[str, str]) -> None:
+        """The next one."""
+        rank = len(self.started)
+        self.logs.append(self.folder / f"console_{rank}")
+        with open(self.logs[rank], "w") as out:
+            self.started.append(subprocess.Popen(
+                [ROOT / "scripts" / "finetune.sh", "node"], env=env | {"NODE_RANK": str(rank)}, cwd=ROOT, stdout=out,
+                stderr=subprocess.STDOUT))
 
     def ends(self, *codes: int) -> list[str]:
         """What each said, once it has ended with its code."""
-        deadline = time.monotonic() + 170
-        got = tuple(node.wait(max(1.0, deadline - time.monotonic())) for node in self.started)
+        deadline, got = time.monotonic() + 170, list[int | None]()
+        for node in self.started:
+            try:
+                got.append(node.wait(max(1.0, deadline - time.monotonic())))
+            except subprocess.TimeoutExpired:
+                got.append(None)
         said = [log.read_text() for log in self.logs]
-        assert got == codes, "\n".join(said)
+        assert tuple(got) == codes, "\n".join(said)
         return said
 
 
@@ -123,7 +133,9 @@ def test_what_a_node_does_not_have_is_told_to_both(tmp_path: Path, homes: list[d
         shutil.rmtree(tmp_path / "other" / "model")
     else:
         (tmp_path / "other" / "chats.jsonl").unlink()
-    all_nodes.append(Nodes(tmp_path, *homes))
+    all_nodes.append(Nodes(tmp_path, homes[0]))
+    wait_for(all_nodes[-1].logs[0], "roll call: 1 of 2")  # a node that fails tells whoever listens for some seconds
+    all_nodes[-1].start(homes[1])
     code = 64 if what == "MODEL" else 78
     first, second = all_nodes[-1].ends(code, code)
     why = "MODEL=~/model: there is no such run" if what == "MODEL" else "DATA=~/chats.jsonl: there is no such file"
