@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 
 from tests.core_bundle import TASKS, make_folder
+from tests.processes import run_ranks
 from train import distributed, prepare
 from train.config import Config
 from train.core import score
@@ -71,7 +71,7 @@ def test_two_processes_count_what_one_does(tiny: Config, data: dict[str, str], t
     alone = World(0, 0, 0, 1, torch.device("cpu"), "CPU", "here")
     expected = found(c, tmp_path, alone, model_of(c, alone))
     assert 0 < sum(counts[0] for counts in expected.values()) < sum(counts[1] for counts in expected.values())
-    mp.spawn(rank, (c, tmp_path, free_port), nprocs=2)
+    run_ranks(rank, (c, tmp_path, free_port), 2)
     for number in range(2):
         counts, sums, interrupted, said = json.loads((tmp_path / f"rank_{number}.json").read_text())
         assert counts == expected and sums == 1 and interrupted is None

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 
+from tests.processes import run_ranks
 from tests.running import ROOT, environment, losses, same, tensors, train, wait_for
 from tests.unit.test_step import masked_batch
 from train import checkpoint, compilation, distributed, parallel, record, status, step
@@ -260,7 +260,7 @@ def test_unequal_masks_weigh_each_token_the_same_and_ranks_stay_equal(
     close = 1e-3 if c.optimizer == "muon" else 1e-5  # Muon's iterations are in bfloat16
     results = {}
     for size in sizes:
-        mp.spawn(masked_steps, (size, str(tmp_path), c), nprocs=size)
+        run_ranks(masked_steps, (size, str(tmp_path), c), size)
         results[size] = [torch.load(tmp_path / f"{size}-{rank}.pt") for rank in range(size)]
     one = results[1][0]
     assert one["losses"][-1] < one["losses"][0] - 0.1
@@ -304,5 +304,5 @@ def no_room_on_one(rank: int, size: int, folder: str, c: Config) -> None:
 def test_a_rank_that_cannot_save_holds_nobody_up(tmp_path: Path, tiny: Config, free_port: int,
                                                  monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TEST_PORT", str(free_port))
-    mp.spawn(no_room_on_one, (2, str(tmp_path), dataclasses.replace(tiny, device="cpu")), nprocs=2)
+    run_ranks(no_room_on_one, (2, str(tmp_path), dataclasses.replace(tiny, device="cpu")), 2)
     assert [path.name for path in (tmp_path / "ckpt").iterdir()] == ["step_0000002"]

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 
+from tests.processes import run_ranks
 from tests.unit.test_step import as_batch, masked_batch
 from train import checkpoint, distributed
 from train.config import Config
@@ -71,7 +71,7 @@ def run(c: Config, mode: str, folder: Path, reads: list[Path] | None = None, sha
     size, settings = MODES[mode]
     folder.mkdir()
     c = dataclasses.replace(c, **settings)
-    mp.spawn(write_or_read, (size, c, str(folder), list(map(str, reads or [])), shared), nprocs=size)
+    run_ranks(write_or_read, (size, c, str(folder), list(map(str, reads or [])), shared), size)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(size)]
 
 
@@ -148,9 +148,9 @@ def test_building_and_loading_a_split_model_never_holds_it_whole(
     monkeypatch.setenv("TEST_PORT", str(free_port))
     c = dataclasses.replace(tiny, device="cpu", n_layer=16, n_embd=512, n_head=8, n_kv_head=8, mlp_dim=2048,
                             vocab_size=8192, seq_len=32)
-    mp.spawn(save_whole, (c, str(tmp_path)), nprocs=1)
+    run_ranks(save_whole, (c, str(tmp_path)), 1)
     split = dataclasses.replace(c, parallel="fsdp")
-    mp.spawn(load_part, (4, split, str(tmp_path)), nprocs=4)
+    run_ranks(load_part, (4, split, str(tmp_path)), 4)
     for rank in range(4):
         found = json.loads((tmp_path / f"memory-{rank}.json").read_text())
         assert found["mine"] > 150  # MiB of weights and moments on this rank, a quarter of all

@@ -7,9 +7,9 @@ import os
 from pathlib import Path
 
 import pytest
-import torch.multiprocessing as mp
 
 from tests.dist.test_reshard import run
+from tests.processes import run_ranks
 from tests.unit.test_checkpoint import ALONE
 from train import distributed
 from train.config import Config
@@ -55,7 +55,7 @@ def test_weights_of_two_processes_come_back_to_the_bit(tmp_path: Path, tiny: Con
     whole = open_trained(c, ALONE, given={"RUN_NAME"}).model
     assert digests(whole) == weights
     for split in (False, True):
-        mp.spawn(open_as_rank, (2, c, str(tmp_path), split), nprocs=2)
+        run_ranks(open_as_rank, (2, c, str(tmp_path), split), 2)
         all_numbers = sum(weight.numel() for weight in whole.parameters())
         for rank in range(2):
             found = json.loads((tmp_path / f"opened-{rank}.json").read_text())

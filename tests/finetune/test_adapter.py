@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 
 pytest.importorskip("peft", reason="make setup-dev installs it")
 
@@ -14,6 +13,7 @@ from finetune.adapter import Adapters, adapters_of, in_file, is_adapter
 from finetune.model import configuration, on_meta
 from tests.finetune.models import as_rank, models, opened, theirs, whole
 from tests.finetune.test_model import packed
+from tests.processes import run_ranks
 from tests.unit.test_checkpoint import ALONE
 from train import distributed
 from train.config import Config
@@ -157,7 +157,7 @@ def test_adapters_of_one_two_and_four_processes_agree(models: dict[str, Path], t
     for size in (1, 2, 4):
         place = tmp_path / str(size)
         place.mkdir()
-        mp.spawn(train_as_rank, (size, str(models[kind]), str(place), settings), nprocs=size)
+        run_ranks(train_as_rank, (size, str(models[kind]), str(place), settings), size)
         results += [json.loads((place / f"{rank}.json").read_text()) for rank in range(size)]
     first = results[0]
     assert first["losses"][-1] < first["losses"][0] - 1

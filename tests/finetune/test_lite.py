@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from safetensors.torch import load_file
 
 pytest.importorskip("peft", reason="make setup-dev installs it")
@@ -19,6 +18,7 @@ from finetune.model import configuration, on_meta
 from tests.finetune.models import as_rank, models, opened, theirs
 from tests.finetune.test_model import packed
 from tests.finetune.test_training import LORA, chats, env_of, finetune, losses, records
+from tests.processes import run_ranks
 from tests.unit.test_checkpoint import ALONE
 from train import checkpoint, distributed
 from train.checkpoint import CheckpointError
@@ -200,7 +200,7 @@ def test_processes_write_one_file_and_send_their_rows_of_adapters_alone(
         models: dict[str, Path], tmp_path: Path, free_port: int, monkeypatch: pytest.MonkeyPatch, size: int,
         settings: dict[str, str]) -> None:
     monkeypatch.setenv("TEST_PORT", str(free_port))
-    mp.spawn(save_as_rank, (size, str(models["glm4_moe"]), str(tmp_path), settings), nprocs=size)
+    run_ranks(save_as_rank, (size, str(models["glm4_moe"]), str(tmp_path), settings), size)
     found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(size)]
     writing = found[:int(settings.get("SHARD_RANKS", size))]
     for one in found:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -17,6 +16,7 @@ from finetune.adapter import Adapters
 from finetune.assemble import flops, say_model
 from finetune.model import Tuned, fingerprint, on_meta
 from tests.finetune.models import as_rank, models, opened, theirs, whole
+from tests.processes import run_ranks
 from tests.unit.test_checkpoint import ALONE
 from train import distributed
 from train.config import Config
@@ -233,7 +233,7 @@ def test_each_process_reads_and_holds_its_part_only(models: dict[str, Path], tmp
                                                     monkeypatch: pytest.MonkeyPatch, kind: str, size: int,
                                                     settings: dict[str, str]) -> None:
     monkeypatch.setenv("TEST_PORT", str(free_port))
-    mp.spawn(load_as_rank, (size, str(models[kind]), str(tmp_path), settings), nprocs=size)
+    run_ranks(load_as_rank, (size, str(models[kind]), str(tmp_path), settings), size)
     parts = int(settings.get("SHARD_RANKS", size))
     for rank in range(size):
         found = json.loads((tmp_path / f"{rank}.json").read_text())

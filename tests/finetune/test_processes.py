@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 from safetensors.torch import load_file
 
 pytest.importorskip("peft", reason="make setup-dev installs it")
@@ -17,6 +16,7 @@ from finetune.adapter import adapters_of
 from tests.finetune.models import as_rank, models, opened, whole, write_model
 from tests.finetune.test_lite import LITE, writer
 from tests.finetune.test_model import packed
+from tests.processes import run_ranks
 from tests.unit.test_checkpoint import ALONE
 from train import distributed
 from train.distributed import World
@@ -70,7 +70,7 @@ def compared(folder: Path, place: Path, size: int, settings: dict[str, str], nea
                                                      if name not in ("PARALLEL", "SHARD_RANKS")})
     assert alone["losses"][-1] < alone["losses"][0] - 1 and alone["problem"] is None and alone["back"]
     (place / "many").mkdir()
-    mp.spawn(train_as_rank, (size, str(folder), str(place / "many"), settings), nprocs=size)
+    run_ranks(train_as_rank, (size, str(folder), str(place / "many"), settings), size)
     found = [json.loads((place / "many" / f"{rank}.json").read_text()) for rank in range(size)]
     for one in found:
         assert one["losses"] == pytest.approx(alone["losses"], rel=near)
@@ -130,8 +130,8 @@ def test_no_process_holds_the_model_twice(models: dict[str, Path], tmp_path: Pat
     monkeypatch.setenv("TEST_PORT", str(free_port))
     large = write_model("glm4_moe", tmp_path / "model", hidden_size=256, moe_intermediate_size=256, vocab_size=400,
                         num_hidden_layers=9, n_routed_experts=32, head_dim=64)
-    mp.spawn(load_within, (size, str(models["glm4_moe"]), str(large), str(tmp_path), share, {"PARALLEL": "fsdp"}),
-             nprocs=size)
+    run_ranks(load_within, (size, str(models["glm4_moe"]), str(large), str(tmp_path), share, {"PARALLEL": "fsdp"}),
+              size)
     for rank in range(size):
         found = (tmp_path / str(rank)).read_text()
         if held:

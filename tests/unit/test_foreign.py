@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 from safetensors.torch import load_file, save_file
 
+from tests.processes import run_ranks
 from tests.unit.test_model import hugging_face, recipe
 from train import distributed, foreign
 from train.config import Config
@@ -276,5 +276,5 @@ def test_two_processes_of_fsdp_have_what_one_has(tiny: Config, tmp_path: Path, f
     weights = load_file(tmp_path / "model.safetensors")
     weights["model.embed_tokens.weight"][-1, -1] = float("inf")
     save_file(weights, bad / "model.safetensors")
-    mp.spawn(split, (2, str(tmp_path), str(bad), c), nprocs=2)
+    run_ranks(split, (2, str(tmp_path), str(bad), c), 2)
     assert {path.name for path in tmp_path.glob("done-*")} == {"done-0", "done-1"}

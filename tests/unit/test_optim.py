@@ -6,8 +6,8 @@ import os
 import numpy as np
 import pytest
 import torch
-import torch.multiprocessing as mp
 
+from tests.processes import run_ranks
 from tests.unit.test_checkpoint import go_on, save, trained
 from train import checkpoint
 from train.config import Config
@@ -120,4 +120,4 @@ def split_weights(rank: int, port: int, c: Config) -> None:
 
 
 def test_muon_is_refused_for_weights_that_are_split(muon: Config, free_port: int) -> None:
-    mp.spawn(split_weights, (free_port, muon), nprocs=1)
+    run_ranks(split_weights, (free_port, muon), 1)
