@@ -44,7 +44,7 @@ class Lab:
 
     def make(self, target: str, run: str, code: int = 0, **settings: str) -> str:
         """What make says about a run whose Job has its name."""
-        done = subprocess.run(["make", "-o", "setup", target], cwd=ROOT, text=True, check=False, timeout=150,
+        done = subprocess.run(["make", "-o", "setup", target], cwd=ROOT, text=True, check=False, timeout=400,
                               env=self.env | {"RUN_NAME": run, "JOB_NAME": f"job-{run}"} | settings,
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         assert (done.returncode == 0) == (code == 0), f"make {target}: {done.returncode}\n{done.stdout}"
@@ -93,7 +93,7 @@ class Lab:
             return events.count("resume") > resumes and "step" in events[last:]
         self.until(trains, f"the run goes on after {blow}")
 
-    def until(self, condition: Callable[[], object], what: str, seconds: float = 150) -> None:
+    def until(self, condition: Callable[[], object], what: str, seconds: float = 400) -> None:
         """Wait; what pods said is shown where it takes too long."""
         deadline = time.monotonic() + seconds
         while not condition():
