@@ -208,6 +208,8 @@ class Sandbox:
         asked = (int(port), int(port) + 1)
         behind = [labels for job in self.cluster.store.list(kind_of("Job"), self.namespace)
                   if service["selector"].items() <= (labels := job["spec"]["template"]["metadata"]["labels"]).items()]
+        if not behind:  # the Service is applied before it
+            raise NotYet("ContainerCreating", f"no pods yet behind {host}")
         return bool(service.get("publishNotReadyAddresses") and [ports.get(one) for one in asked] == [*asked]
                     and len(behind) == 1 and self.lets_in(behind[0], mine))
 
