@@ -55,7 +55,7 @@ class Browser:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  trace: TracebackType | None) -> None:
         self.process.terminate()
-        self.process.wait(20)
+        self.process.wait(120)
         os.close(self.out)
         os.close(self.answers)
 

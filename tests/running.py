@@ -1,5 +1,7 @@
 """Starting the trainer as a user's shell does, and reading what it left behind."""
 
+import functools
+import itertools
 import os
 import signal
 import subprocess
@@ -12,49 +14,16 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from tests.conftest import TINY
-from train import record
+from tests.faults import inject
+from tests.processes import run_trainer
+from train import checkpoint, evaluate, loop, record
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# Runs the trainer and kills it, as kill -9 does, at a chosen point: argument 1, see POINTS. With arguments 3 and 4 it
-# dies there once a file has a text.
-KILLER = """
-import os, pathlib, signal, sys, time
-import torch.distributed.checkpoint as dcp
-from train import checkpoint, evaluate, loop, main
 
-def die(*_, **__):
-    while sys.argv[3:] and sys.argv[4] not in pathlib.Path(sys.argv[3]).read_text():
-        time.sleep(0.05)
-    os.kill(os.getpid(), signal.SIGKILL)
-
-def at(call, n, function):
-    def wrapped(*args, **kwargs):
-        at.calls = getattr(at, "calls", 0) + 1
-        if at.calls == n and call == "before":
-            die()
-        result = function(*args, **kwargs)
-        if at.calls == n and call == "after":
-            die()
-        return result
-    return wrapped
-
-point, n = sys.argv[1], int(sys.argv[2])
-if point == "in a step":
-    loop.train_step = at("after", n, loop.train_step)
-elif point == "before files":
-    dcp.save = at("before", n, dcp.save)
-elif point == "before the manifest":
-    checkpoint.commit = at("before", n, checkpoint.commit)
-elif point == "before the rename":
-    checkpoint.flush_folder = at("after", 2 * n - 1, checkpoint.flush_folder)
-elif point == "before pruning":
-    checkpoint.prune = at("before", n, checkpoint.prune)
-elif point == "in an evaluation":
-    evaluate.Evaluator.padded = at("after", n, evaluate.Evaluator.padded)
-sys.exit(main.main())
-"""
-POINTS = ("in a step", "before files", "before the manifest", "before the rename", "before pruning", "in an evaluation")
+# What Python and libraries ask for while they are imported, and what a copy of a process has of it.
+OF_IMPORTING = ("PYTHON", "OMP_", "TORCH", "HF_", "CUDA", "LD_PRELOAD")
+AS_IT_IS = {"OMP_NUM_THREADS": ("1",), "PYTHONPATH": (str(ROOT), inject.PATH)}
 
 
 def environment(folder: Path, data: dict[str, str], **settings: object) -> dict[str, str]:
@@ -62,29 +31,67 @@ def environment(folder: Path, data: dict[str, str], **settings: object) -> dict[
     empty = folder / "empty.env"
     empty.touch()
     base = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH") if name in os.environ}
-    return base | {"OMP_NUM_THREADS": "1", "ENV_FILE": str(empty), "RUNS_DIR": str(folder), "RUN_NAME": "run",
-                   "VENV": str(Path(sys.executable).parent.parent), "PYTHONPATH": str(ROOT), "DEVICE": "cpu",
-                   "WANDB_MODE": "disabled",  # a developer may be logged in
+    return base | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "ENV_FILE": str(empty),
+                   "RUNS_DIR": str(folder), "RUN_NAME": "run", "VENV": str(Path(sys.executable).parent.parent),
+                   "DEVICE": "cpu", "WANDB_MODE": "disabled",  # a developer may be logged in
                    "ALLOW_REPEAT": "python-stdlib",  # there is little of it, and some runs are long
                    "MAX_RESTARTS": "0",  # the trainer's own code is seen, and at once
                    **TINY, **data, **{name: str(value) for name, value in settings.items()}}
 
 
 def train(env: dict[str, str], *, command: list[str] | None = None, code: int = 0, **popen: Any) -> str:
-    """Run the trainer to its end, which must have this exit code; returns what it printed."""
+    """Run the trainer to its end, which must have this exit code; returns what it printed.
+
+    A copy of a process that has imported it, since importing takes longer than a tiny run; a Python of its own where
+    what it is given is asked for while importing.
+    """
+    if not command and not popen and all(value in AS_IT_IS.get(name, ()) for name, value in env.items()
+                                         if name.startswith(OF_IMPORTING)):
+        found, said = run_trainer("train.main", env)
+        assert found == code, f"exit code {found}, not {code}:\n{said}"
+        return said
     done = subprocess.run(command or [sys.executable, "-m", "train.main"], env=env, cwd=ROOT, text=True, check=False,
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=180, **popen)
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=400, **popen)
     assert done.returncode == code, f"exit code {done.returncode}, not {code}:\n{done.stdout}"
     return done.stdout
 
 
 def train_and_kill(env: dict[str, str], point: str, n: int, once: tuple[Path, str] | None = None) -> None:
-    """Run the trainer until it kills itself at the n-th time that it comes to a point, and once a file has a text."""
-    assert point in POINTS
-    train(env, command=[sys.executable, "-c", KILLER, point, str(n), *map(str, once or ())], code=-signal.SIGKILL)
+    """Run the trainer until it kills itself, as kill -9 does, at the n-th time that it comes to a point, and once a
+    file has a text."""
+    found, said = run_trainer("train.main", env, before=functools.partial(dies_at, point, n, once))
+    assert found == -signal.SIGKILL, said
 
 
-def wait_for(path: Path, text: str, seconds: float = 120) -> None:
+def dies_at(point: str, n: int, once: tuple[Path, str] | None) -> None:
+    """In the trainer's process, before it begins: what kills it at that point."""
+    def die() -> None:
+        if once:
+            wait_for(*once)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def at(when: str, count: int, module: Any, name: str) -> None:
+        function, calls = getattr(module, name), itertools.count(1)
+
+        def wrapped(*args: Any, **more: Any) -> Any:
+            due = next(calls) == count
+            if due and when == "before":
+                die()
+            found = function(*args, **more)
+            if due:
+                die()
+            return found
+
+        setattr(module, name, wrapped)
+
+    at(*{"in a step": ("behind", n, loop, "train_step"), "before files": ("before", n, dcp, "save"),
+         "before the manifest": ("before", n, checkpoint, "commit"),
+         "before the rename": ("behind", 2 * n - 1, checkpoint, "flush_folder"),
+         "before pruning": ("before", n, checkpoint, "prune"),
+         "in an evaluation": ("behind", n, evaluate.Evaluator, "padded")}[point])
+
+
+def wait_for(path: Path, text: str, seconds: float = 240) -> None:
     """Until a file holds a text."""
     deadline = time.monotonic() + seconds
     while not (path.exists() and text in path.read_text()):

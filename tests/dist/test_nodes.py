@@ -206,7 +206,7 @@ def test_a_node_that_was_told_to_stop_comes_back_and_the_other_has_waited(tmp_pa
     jobs.append(job)
     wait_for(job.run.metrics, '"step": 5,')
     job.nodes[stopped].send_signal(signal.SIGTERM)
-    assert job.nodes[stopped].wait(60) == 75
+    assert job.nodes[stopped].wait(120) == 75
     (saved,) = job.run.checkpoints.iterdir()
     wait_for(job.logs[1 - stopped], "Another node was told to stop; waiting for it to come back (PEER_STOP=wait)")
     assert job.nodes[1 - stopped].poll() is None

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.processes import run_ranks
+from tests.processes import run_ranks, run_trainer
 from tests.running import ROOT, environment, losses, same, tensors, train, wait_for
 from tests.unit.test_step import masked_batch
 from train import checkpoint, compilation, distributed, parallel, record, status, step
@@ -26,11 +26,13 @@ from train.step import train_step
 LAUNCH = [str(ROOT / "scripts" / "launch.sh")]
 
 
-def launch(folder: Path, data: dict[str, str], nproc: int, max_steps: int, **settings: object) -> Path:
+def launch(folder: Path, data: dict[str, str], nproc: int, max_steps: int, by_user: bool = False,
+           **settings: object) -> Path:
+    """A run of so many processes; by_user: with all that a user starts, scripts and torchrun."""
     name = f"run{settings.pop('name', nproc)}"
     env = environment(folder, data, NPROC=nproc, MAX_STEPS=max_steps, RUN_NAME=name, **settings)
-    out = train(env, command=LAUNCH)
-    assert f"processes={nproc} " in out
+    code, out = (0, train(env, command=LAUNCH)) if by_user else run_trainer("train.main", env, nproc)
+    assert not code and f"processes={nproc} " in out, out
     return folder / name
 
 
@@ -47,7 +49,7 @@ def one_process(tmp_path_factory: pytest.TempPathFactory, data: dict[str, str]) 
 @pytest.mark.parametrize(("nproc", "micro"), [(2, 4), pytest.param(4, 1, marks=pytest.mark.slow)])
 def test_any_number_of_processes_follows_one(tmp_path: Path, data: dict[str, str], one_process: Path, nproc: int,
                                              micro: int) -> None:
-    run = launch(tmp_path, data, nproc, 20, MICRO_BATCH_SIZE=micro)
+    run = launch(tmp_path, data, nproc, 20, by_user=True, MICRO_BATCH_SIZE=micro)
     assert len(losses(run)) == 20
     assert relative(losses(run), losses(one_process)) < 1e-5
     weights, reference = tensors(run, 20), tensors(one_process, 20)
@@ -159,7 +161,7 @@ def test_ranks_that_stop_leave_together_however_long_the_first_takes(tmp_path: P
 
 def test_a_rank_killed_before_training_is_no_stop_on_request(tmp_path: Path, data: dict[str, str]) -> None:
     env = with_fault(environment(tmp_path, data, NPROC=2), tmp_path,
-                     "prepare.open_sources = lambda *_, **__: time.sleep(60) if rank == '0' else kill(signal.SIGKILL)")
+                     "prepare.open_sources = lambda *_, **__: time.sleep(300) if rank == '0' else kill(signal.SIGKILL)")
     assert "stopped by SIGTERM before training" in train(env, command=LAUNCH, code=1)
 
 
@@ -167,14 +169,14 @@ def test_a_rank_killed_before_training_is_no_stop_on_request(tmp_path: Path, dat
 @pytest.mark.parametrize("asked", ["launcher", "make stop"])
 def test_a_stop_before_training_is_one_on_request(tmp_path: Path, data: dict[str, str], asked: str) -> None:
     env = with_fault(environment(tmp_path, data, NPROC=2), tmp_path,
-                     "prepare.open_sources = lambda *_, **__: time.sleep(60)")
+                     "prepare.open_sources = lambda *_, **__: time.sleep(300)")
     process = subprocess.Popen(LAUNCH, env=env, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     wait_for(tmp_path / "run" / "STATUS.json", '"data"')
     if asked == "launcher":
         process.send_signal(signal.SIGTERM)
     else:
         assert "stopped" in status.stop(RunPaths(tmp_path / "run"), patience_s=30)
-    assert process.wait(60) == 75
+    assert process.wait(120) == 75
     assert status_of(tmp_path) == ("stopped", 75)
 
 
@@ -182,17 +184,17 @@ def test_ranks_that_have_left_on_request_are_no_failure_of_the_one_that_waited_f
         tmp_path: Path, data: dict[str, str]) -> None:
     """The first rank waits outside of Python, and hears of its peer's end before it hears of the signal."""
     env = with_fault(environment(tmp_path, data, NPROC=2), tmp_path, "import torch",
-                     "prepare.vocabulary = lambda c: time.sleep(60) if rank == '1' else torch.distributed.barrier()")
+                     "prepare.vocabulary = lambda c: time.sleep(300) if rank == '1' else torch.distributed.barrier()")
     process = subprocess.Popen(LAUNCH, env=env, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     wait_for(tmp_path / "run" / "STATUS.json", '"data"')
     process.send_signal(signal.SIGTERM)
-    assert process.wait(60) == 75
+    assert process.wait(120) == 75
     assert status_of(tmp_path) == ("stopped", 75)
 
 
 def test_the_cause_of_a_failure_is_in_the_log_of_its_rank(tmp_path: Path, data: dict[str, str]) -> None:
     env = with_fault(environment(tmp_path, data, NPROC=2), tmp_path,
-                     "prepare.open_sources = lambda *_, **__: time.sleep(60) if rank == '0' else 1 / 0")
+                     "prepare.open_sources = lambda *_, **__: time.sleep(300) if rank == '0' else 1 / 0")
     train(env, command=LAUNCH, code=1)
     logs = {path.name: path.read_text() for path in (tmp_path / "run" / "logs").iterdir()}
     assert "rank=1 the trainer failed" in logs["rank_1.log"] and "ZeroDivisionError" in logs["rank_1.log"]

@@ -296,7 +296,7 @@ def test_a_stop_is_heard_while_a_site_waits_for_the_others(started: Started) -> 
     wait_for(job.run(0) / "STATUS.json", '"exchanging"')
     time.sleep(1.0)
     job.sites[0].send_signal(signal.SIGTERM)
-    assert job.sites[0].wait(30) == 75, job.log(0).read_text()
+    assert job.sites[0].wait(120) == 75, job.log(0).read_text()
     (*_, saved) = job.events(0, "checkpoint")
     assert saved["step"] == job.events(0, "step")[-1]["step"]
 

@@ -57,7 +57,7 @@ class Others:
                                                  stderr=subprocess.PIPE, text=True) for rank in range(1, nodes)}
 
     def ended(self, rank: int) -> tuple[int, str]:
-        _, err = self.processes[rank].communicate(timeout=30)
+        _, err = self.processes[rank].communicate(timeout=120)
         return self.processes[rank].returncode, err
 
     def close(self) -> None:
@@ -324,7 +324,7 @@ def test_as_it_is_typed_on_a_machine(port: int, tmp_path: Path) -> None:
             "import sys; sys.exit(net.main([]))"
     nodes = [subprocess.Popen([sys.executable, "-c", quick], cwd=ROOT, env=given | {"NODE_RANK": rank}, text=True,
                               stdout=subprocess.PIPE, stderr=subprocess.PIPE) for rank in "10"]
-    said = [node.communicate(timeout=60) for node in nodes]
+    said = [node.communicate(timeout=120) for node in nodes]
     assert [node.returncode for node in nodes] == [0, 0], said
     assert "at site 0" in said[1][0] and "at site 1" in said[1][0]
     assert said[1][0].splitlines()[-1].startswith("NODES=2 SITES=2 WAN_GBIT=")

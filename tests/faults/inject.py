@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+PATH = f"{ROOT / 'tests' / 'faults' / 'site'}:{ROOT}"  # PYTHONPATH of processes that have faults
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +60,7 @@ class Injected(Exception):
 def faulty(env: dict[str, str], folder: Path, *faults: Fault) -> dict[str, str]:
     """The environment in which trainers have these faults; `folder` remembers which have happened."""
     assert all(fault.where in {"start", *POINTS} and fault.do in ACTIONS for fault in faults)
-    return env | {"PYTHONPATH": f"{ROOT / 'tests' / 'faults' / 'site'}:{ROOT}", "FAULTS_FOLDER": str(folder),
+    return env | {"PYTHONPATH": PATH, "FAULTS_FOLDER": str(folder),
                   "FAULTS": json.dumps([dataclasses.asdict(fault) for fault in faults])}
 
 

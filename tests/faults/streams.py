@@ -43,7 +43,7 @@ def settings(folder: Path, sources: Path, tokenizer: str, **more: object) -> dic
 def prepare(env: dict[str, str], *what: str) -> str:
     """make data, or with no further word what make train does before it trains."""
     done = subprocess.run([sys.executable, "-m", "train.prepare", *what], env=env, cwd=ROOT, text=True, check=False,
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120)
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=300)
     assert done.returncode == 0, done.stdout
     return done.stdout
 
@@ -90,7 +90,7 @@ class Disk:
             self.seen |= sizes.keys()
 
 
-def wait_until(what: Callable[[], object], seconds: float = 60) -> None:
+def wait_until(what: Callable[[], object], seconds: float = 120) -> None:
     deadline = time.monotonic() + seconds
     while not what():
         assert time.monotonic() < deadline, what

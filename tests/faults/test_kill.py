@@ -20,7 +20,7 @@ def saved_before(*steps: int) -> list[Fault]:
     return [Fault("step", "sleep", step=step, value=2, every=True) for step in steps]
 
 
-def wait_until_none(folder: Path, seconds: float = 10) -> None:
+def wait_until_none(folder: Path, seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while left := processes(folder):
         assert time.monotonic() < deadline, left
@@ -67,7 +67,7 @@ def test_a_torchrun_that_is_killed_while_its_processes_start_leaves_none(tmp_pat
                           stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)  # no pipe that it leaves
     assert done.returncode == 137
     try:
-        wait_until_none(tmp_path, 20)
+        wait_until_none(tmp_path)
     finally:
         for pid, _ in processes(tmp_path):
             os.kill(pid, signal.SIGKILL)
@@ -82,7 +82,7 @@ def test_a_launcher_that_is_told_to_stop_has_the_run_saved(tmp_path: Path, data:
     run = tmp_path / "run"
     wait_for(run / "metrics.jsonl", '"step": 3,')
     process.send_signal(signal.SIGTERM)
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate(timeout=120)
     assert process.returncode == 75, out
     state = json.loads((run / "STATUS.json").read_text())
     assert (state["phase"], state["exit_code"]) == ("stopped", 75)
@@ -104,7 +104,7 @@ def test_a_save_that_is_not_given_the_time_leaves_the_one_before_and_the_next_st
     run = tmp_path / "run"
     wait_for(run / "metrics.jsonl", '"step": 6,')
     process.send_signal(signal.SIGTERM)
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate(timeout=120)
     assert process.returncode in (1, 143), out
     assert [path.name for path in (run / "checkpoints").glob("step_*") if ".tmp" not in path.name] == ["step_0000004"]
     wait_until_none(tmp_path)
@@ -122,7 +122,7 @@ def test_told_to_stop_it_does_so_at_once_wherever_it_is(tmp_path: Path, data: di
                                                         saved: int | None) -> None:
     began = time.monotonic()
     out = train(faulty(environment(tmp_path, data, **STEPS), tmp_path, fault), code=75)
-    assert time.monotonic() - began < 30 and "Traceback" not in out
+    assert time.monotonic() - began < 60 and "Traceback" not in out
     run = tmp_path / "run"
     assert (f"behind step {saved}/24, saved" if saved else "stopped by SIGTERM before training") in out
     assert [path.name for path in (run / "checkpoints").iterdir()] == ([f"step_{saved:07d}"] if saved else [])

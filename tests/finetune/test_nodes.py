@@ -58,7 +58,7 @@ def all_nodes() -> Iterator[list[Nodes]]:
     for nodes in started:
         for node in nodes.started:
             node.terminate()  # the scripts hand it on
-            node.wait(60)
+            node.wait(120)
 
 
 @pytest.fixture

@@ -57,7 +57,7 @@ def test_long_parts_are_shown_by_both_ends() -> None:
 
 def test_before_a_training_it_is_left_to_the_trainings_log(env: dict[str, str]) -> None:
     done = subprocess.run([ROOT / "scripts" / "train.sh", "here", "finetune"], env=env, text=True, check=True,
-                          stdout=subprocess.PIPE, timeout=30)
+                          stdout=subprocess.PIPE, timeout=120)
     stages = [line.split("run: ")[1] for line in done.stdout.splitlines() if "run: " in line]
     assert stages == ["-m doctor.before_run finetune", "-m finetune.data before-training", "-m finetune.main",
                       "-m analysis.plots"]

@@ -16,7 +16,8 @@ from safetensors.torch import load_file, save_file
 
 from tests.finetune.making import row, write_rows
 from tests.finetune.models import models
-from tests.running import ROOT, environment, train
+from tests.processes import run_trainer
+from tests.running import ROOT, environment
 from train import record
 
 __all__ = ["models"]  # a fixture
@@ -47,7 +48,10 @@ def command(processes: int) -> list[str]:
 
 
 def finetune(env: dict[str, str], processes: int = 1, code: int = 0) -> str:
-    return train(env, command=command(processes), code=code)
+    """What its processes say, until the last of them ends; they must end with this code."""
+    found, said = run_trainer("finetune.main", env, processes)
+    assert found == code, f"exit code {found}, not {code}:\n{said}"
+    return said
 
 
 def records(folder: Path) -> list[dict[str, Any]]:
@@ -190,39 +194,12 @@ REFUSED: list[tuple[dict[str, str], int, str]] = [
      "(?s)OPTIMIZER=muon: not in fine-tuning.*CORE_EVERY=5.*COMPILE=1"),
     ({"CHECKPOINT_MODE": "lite"}, 64, "without LORA_RANK there are none")]
 
-# Starts each of several, by their environments, in a copy of a process that has imported what they need.
-COPIES = """
-import json, os, sys
-from transformers import AutoTokenizer
-from finetune import main
-for number, env in enumerate(json.load(sys.stdin)):
-    if not (child := os.fork()):
-        os.environ.clear()
-        os.environ.update(env)
-        into = os.open(f"{sys.argv[1]}/{number}", os.O_WRONLY | os.O_CREAT)
-        os.dup2(into, 1), os.dup2(into, 2)
-        sys.exit(main.main(main.Finetuning()))
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    with open(f"{sys.argv[1]}/{number}", "a") as file:
-        file.write(f"\\nexit code {code}")
-"""
 
-
-@pytest.fixture(scope="module")
-def refused(models: dict[str, Path], chats: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with what each of REFUSED said."""
-    folder = tmp_path_factory.mktemp("refused")
-    env = env_of(folder, models["llama"], chats)
-    subprocess.run([sys.executable, "-c", COPIES, str(folder)], env=env, cwd=ROOT, text=True, check=True,
-                   input=json.dumps([env | settings for settings, *_ in REFUSED]))
-    return folder
-
-
-@pytest.mark.parametrize(("number", "code", "words"), [(n, *wanted) for n, (_, *wanted) in enumerate(REFUSED)])
-def test_what_cannot_be_is_refused_in_a_sentence(refused: Path, number: int, code: int, words: str) -> None:
-    said = (refused / str(number)).read_text()
-    assert re.search(words, said), said
-    assert said.endswith(f"exit code {code}") and "Traceback" not in said
+@pytest.mark.parametrize(("settings", "code", "words"), REFUSED, ids=[",".join(settings) for settings, *_ in REFUSED])
+def test_what_cannot_be_is_refused_in_a_sentence(models: dict[str, Path], chats: Path, tmp_path: Path,
+                                                 settings: dict[str, str], code: int, words: str) -> None:
+    said = finetune(env_of(tmp_path, models["llama"], chats) | settings, code=code)
+    assert re.search(words, said) and "Traceback" not in said, said
 
 
 @pytest.mark.slow

@@ -240,7 +240,7 @@ def test_a_watch_tells_of_what_happens(cluster: Cluster, kubectl: Kubectl) -> No
     cluster.set_pod("pod", exit_code=7)
     assert watch.stdout.readline().split()[1:3] == ["0/1", "Error"]
     watch.terminate()
-    watch.communicate(timeout=10)
+    watch.communicate(timeout=120)
 
 
 def test_kubectl_waits_for_conditions_and_for_the_end(cluster: Cluster, kubectl: Kubectl) -> None:
@@ -274,7 +274,7 @@ def test_logs(cluster: Cluster, kubectl: Kubectl) -> None:
         cluster.logs["pod"] += line
         assert follow.stdout.readline() == line, "while the pod runs"
     cluster.set_pod("pod", exit_code=0)
-    assert follow.communicate(timeout=10)[0] == "" and follow.returncode == 0
+    assert follow.communicate(timeout=120)[0] == "" and follow.returncode == 0
     patience.cancel()
 
 
@@ -289,7 +289,7 @@ def test_exec_carries_bytes_both_ways_and_the_exit_code(cluster: Cluster) -> Non
 
     cluster.exec = run
     done = subprocess.run([KUBECTL, "exec", "-i", "pod", "--", "cat", "a file"], env=os.environ | cluster.env,
-                          input=every_byte, capture_output=True, check=False, timeout=20)
+                          input=every_byte, capture_output=True, check=False, timeout=120)
     assert (done.returncode, done.stdout) == (7, every_byte) and b"a complaint\n" in done.stderr
     assert asked == [("pod", "trainer", ["cat", "a file"])]
 

@@ -68,7 +68,7 @@ def test_who_interrupts_waiting_leaves_nothing_behind(user: User, cluster: Clust
                                    stderr=subprocess.STDOUT, text=True)
         until(lambda: len(cluster.objects("Pod")) == 4)
         os.killpg(process.pid, number)  # all of the terminal's processes, as Ctrl-C does
-        out, _ = process.communicate(timeout=60)
+        out, _ = process.communicate(timeout=120)
     assert process.returncode == 143, out
     assert "giving up: what was sent is taken back; volume and Secret stay" in out
     assert left(cluster) == []
@@ -181,7 +181,7 @@ def test_who_interrupts_a_launch_leaves_the_job_and_is_told_so(user: User, clust
         until(lambda: len(cluster.objects("Pod")) == 4)
         until((user.runs / "xlarge-8xa100" / "cluster.json").exists)
         process.send_signal(signal.SIGTERM)
-        out, _ = process.communicate(timeout=60)
+        out, _ = process.communicate(timeout=120)
     assert process.returncode == 143, out
     assert f"Job {JOB} stays in the cluster; next: make status" in out
     assert len(cluster.objects("Job")) == 1

@@ -69,7 +69,7 @@ def test_it_ends_when_all_sites_are_done_and_not_by_what_an_earlier_job_left(sta
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(1.0)
     over(run / "site_1", 0)
-    assert process.wait(20) == 0 and "the run is over" in process.communicate()[0]
+    assert process.wait(120) == 0 and "the run is over" in process.communicate()[0]
 
 
 @pytest.mark.parametrize(("code", "ends"), [(64, True), (78, True), (70, False), (143, False)])
@@ -78,19 +78,19 @@ def test_one_site_is_enough_where_its_code_ends_the_job(start: Start, run: Path,
     is_up(process)
     over(run / "site_1", code)
     if ends:
-        assert process.wait(20) == 0
+        assert process.wait(120) == 0
         return
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(1.0)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(20) == 143
+    assert process.wait(120) == 143
 
 
 def test_one_that_dies_is_not_taken_for_the_end_and_hears_of_it_once_it_is_back(start: Start, run: Path) -> None:
-    assert start(ENDS="137").wait(20) == 137
+    assert start(ENDS="137").wait(120) == 137
     over(run, 0)
     over(run / "site_1", 0)  # while it was away
-    assert start().wait(20) == 0
+    assert start().wait(120) == 0
 
 
 # ---- The tests' cluster

@@ -39,7 +39,7 @@ for _ in range(int(sys.argv[2])): print(to_line(here.look(Config(), paths, None,
 
 def asked(env: dict[str, str], paths: RunPaths, times: int = 1) -> list[Node]:
     done = subprocess.run([sys.executable, "-c", ASK, str(paths.folder), str(times)], env=env, cwd=ROOT, text=True,
-                          capture_output=True, timeout=60, check=True)
+                          capture_output=True, timeout=120, check=True)
     return [node for line in done.stdout.splitlines() if (node := of_line(line))]
 
 

@@ -336,7 +336,7 @@ def test_between_two_attempts_and_before_the_first_step_it_is_said() -> None:
 
 def test_the_watchdog_s_own_words_name_who_hangs_and_where(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", HANGS, tmp_path / "hang", "0", "asleep"], cwd=ROOT, text=True,
-                          timeout=30, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+                          timeout=120, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
     lines = [re.sub(r"\bhere\b", "gpu-b", line) for line in done.stdout.splitlines()]
     (hangs,) = [line for line in lines if line.startswith("HANGS")]
     (says,) = [line for line in lines if line.startswith("rank=0")]

@@ -153,7 +153,7 @@ def test_it_ends_when_told_to_and_says_the_end_of_a_run_that_is_done(env: dict[s
         first = of_line(process.stdout.readline())
         assert first and first.status == {"phase": phase}
         process.terminate()
-        rest, _ = process.communicate(timeout=20)
+        rest, _ = process.communicate(timeout=120)
         assert process.returncode == 0 and rest.count("node-facts ") == lines - 1
 
 
@@ -169,14 +169,14 @@ def test_it_ends_with_who_started_it_and_with_who_reads(env: dict[str, str], run
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run([sys.executable, "-m", "monitor.teller"], env=env, cwd=ROOT, text=True, stdout=writer,
-                          stderr=subprocess.PIPE, timeout=30, check=False)
+                          stderr=subprocess.PIPE, timeout=120, check=False)
     os.close(writer)
     assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_bad_setting_is_said(env: dict[str, str]) -> None:
     done = subprocess.run([sys.executable, "-m", "monitor.teller"], env=env | {"NODES": "none"}, cwd=ROOT, text=True,
-                          capture_output=True, timeout=30, check=False)
+                          capture_output=True, timeout=120, check=False)
     assert done.returncode == 64 and "NODES=none" in done.stderr and done.stdout == ""
 
 
@@ -226,7 +226,7 @@ def test_a_pod_has_both_beside_training_until_its_end(pod: dict[str, str], tmp_p
     for code in ("0", "1", "78"):
         Path(pod["TOLD"]).unlink(missing_ok=True)
         done = subprocess.run([ROOT / "scripts/train.sh"], env=pod | {"ENDS": code, "NODE_RANK": "0"}, text=True,
-                              capture_output=True, timeout=60, check=False)
+                              capture_output=True, timeout=120, check=False)
         assert done.returncode == int(code), done.stderr
         said = sorted(told(pod))
         assert [re.sub(r" \d+", "", line).rstrip() for line in said] == [
@@ -236,7 +236,7 @@ def test_a_pod_has_both_beside_training_until_its_end(pod: dict[str, str], tmp_p
 
 def test_no_pod_has_none_of_them(pod: dict[str, str]) -> None:
     done = subprocess.run([ROOT / "scripts/train.sh"], env=pod | {"ENDS": "0", "K8S_NODE": ""}, text=True,
-                          capture_output=True, timeout=60, check=True)
+                          capture_output=True, timeout=120, check=True)
     assert told(pod) == [] and "GPU sampler" not in done.stdout
 
 
@@ -248,7 +248,7 @@ def test_a_pod_that_is_told_to_stop_waits_for_neither(pod: dict[str, str]) -> No
         pass
     began = time.monotonic()
     process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=30) == 75
+    assert process.wait(timeout=120) == 75
     assert time.monotonic() - began < 15
     for line in told(pod):
         os.kill(int(line.split()[1]), signal.SIGKILL)

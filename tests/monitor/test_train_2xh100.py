@@ -43,7 +43,7 @@ def executable(path: Path, text: str) -> None:
 
 def train(env: dict[str, str], **values: str) -> tuple[int, str]:
     done = subprocess.run([ROOT / "scripts/train_2xh100.sh"], env=env | values, text=True, check=False,
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60)
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120)
     return done.returncode, done.stdout
 
 

@@ -64,4 +64,4 @@ def test_who_reads_leaves_without_a_traceback(paths: RunPaths) -> None:  # noqa:
                                stderr=subprocess.PIPE, env=environment(paths, ONCE="1"))
     assert telling.stdout and telling.stderr
     telling.stdout.close()
-    assert telling.wait(30) == 141 and telling.stderr.read() == b""
+    assert telling.wait(120) == 141 and telling.stderr.read() == b""

@@ -112,7 +112,7 @@ def test_killed_or_told_to_stop_it_goes_on_where_it_was(tmp_path: Path, number: 
                           env={**os.environ, "PYTHONPATH": str(ROOT)}) as started:
         wait_for(tmp_path / "marks", "ab")
         started.send_signal(number)
-        said, _ = started.communicate(timeout=60)
+        said, _ = started.communicate(timeout=120)
     wait_for(tmp_path / "marks", "abt")  # its command hears of it, whatever ended the pipeline
     if number != signal.SIGKILL:
         assert started.returncode == 75

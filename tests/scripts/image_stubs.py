@@ -102,7 +102,7 @@ class Clone:
     def run(self, script: str, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
         self.log.write_text("")
         return subprocess.run([f"scripts/{script}.sh", *arguments], cwd=self.root, env=self.env | environ,
-                              capture_output=True, text=True, timeout=60, check=False)
+                              capture_output=True, text=True, timeout=120, check=False)
 
     def calls(self, *words: str) -> list[str]:
         """The calls of builders in which all these words are."""

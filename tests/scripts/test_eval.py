@@ -106,6 +106,6 @@ def test_interrupted_it_says_so_and_writes_nothing(trained: tuple[dict[str, str]
                                    env=env | {"CORE_BUNDLE": url}, start_new_session=True)
         wait_for(said, "weights of")
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-        assert process.wait(60) == 143
+        assert process.wait(120) == 143
     assert "interrupted: nothing was written" in said.read_text() and "Traceback" not in said.read_text()
     assert sorted((run / "eval").glob("*")) == before

@@ -71,7 +71,7 @@ def test_ctrl_c_leaves_no_half_folder(trained: dict[str, str]) -> None:
                           stderr=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:
         wait_for(mark, "here")
         os.kill(process.pid, signal.SIGINT)
-        said = process.communicate(timeout=30)[1]
+        said = process.communicate(timeout=120)[1]
     assert process.returncode == 130 and said == "stopped; nothing was exported, and what was there is as it was\n"
     assert {path.name: path.read_bytes() for path in (run / "export").iterdir()} == before
     assert not list(run.glob(".export-*"))

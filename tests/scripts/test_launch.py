@@ -51,7 +51,7 @@ def executable(path: Path, text: str) -> None:
 
 def launch(env: dict[str, str], script: str = "launch.sh", **changes: str) -> tuple[int, str]:
     done = subprocess.run([ROOT / "scripts" / script], env=env | changes, text=True, check=False,
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=30)
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120)
     return done.returncode, done.stdout
 
 
@@ -169,13 +169,13 @@ def test_detaching_needs_no_setsid_and_no_certain_folder(env: dict[str, str], tm
 def test_a_job_that_prepares_data_is_known_to_status_and_stopped_by_stop(env: dict[str, str], tmp_path: Path) -> None:
     def of(command: str) -> str:
         return subprocess.run([sys.executable, "-m", "train.status", command], env=env, cwd=ROOT, text=True, check=True,
-                              capture_output=True, timeout=30).stdout
+                              capture_output=True, timeout=120).stdout
 
     job = subprocess.Popen([ROOT / "scripts" / "train.sh"], env=env | {"PAUSE": "60"}, stdout=subprocess.DEVNULL)
     wait_for(tmp_path / "runs" / "x" / ".job", "preparing data", seconds=20)
     assert of("status").split() == ["x", "preparing", "data"] and of("runs") == of("status")
     assert of("stop").split() == ["x", "not", "started"]
-    assert job.wait(10) == 75
+    assert job.wait(120) == 75
     assert of("runs").startswith("no runs in")
 
 
@@ -274,7 +274,7 @@ def test_who_is_told_to_stop_starts_nothing_again(play: dict[str, str], tmp_path
                                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     wait_for(tmp_path / "pauses", "pause 1" if play_it == "1" else "pause 60", seconds=20)
     process.send_signal(number)
-    assert process.wait(10) == code
+    assert process.wait(120) == code
     assert starts(tmp_path) == 1 and not list(tmp_path.glob("launch.*"))
 
 
@@ -333,7 +333,7 @@ def test_a_stop_that_comes_as_a_child_ends_neither_loses_its_code_nor_waits_for_
     process = subprocess.Popen(["bash", "-c", script], env=os.environ | {"LD_PRELOAD": str(library)},
                                start_new_session=True)
     try:
-        assert process.wait(20) == 64
+        assert process.wait(120) == 64
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # and the company
@@ -345,7 +345,7 @@ def test_a_trainer_that_dies_of_the_stop_had_nothing_to_save(play: dict[str, str
     process = subprocess.Popen([ROOT / "scripts" / "launch.sh"], env=play | {"PLAY": "wait"})
     wait_for(tmp_path / "pauses", "pause 60", seconds=20)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(10) == 143
+    assert process.wait(120) == 143
 
 
 def test_a_second_ctrl_c_sent_by_make_stop_is_no_failure(play: dict[str, str], tmp_path: Path) -> None:
@@ -364,7 +364,7 @@ def test_a_restart_waits_until_the_trainer_before_has_let_the_run_go(play: dict[
     holder.stdout.readline()
     began = time.monotonic()
     assert launch(play, PLAY="k9 0")[0] == 0
-    assert time.monotonic() - began > 1.5 and holder.wait(5) == 0
+    assert time.monotonic() - began > 1.5 and holder.wait(120) == 0
 
 
 def variables(env: dict[str, str], tmp_path: Path, *names: str, **changes: str) -> list[str]:

@@ -58,7 +58,7 @@ def test_a_signal_saves_and_the_same_command_goes_on(tmp_path: Path, data: dict[
     wait_for(run / "metrics.jsonl", '"step": 3,')
     process.send_signal(number)
     process.send_signal(number)  # a terminal and the launcher both pass it on; twice at once is once
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate(timeout=120)
     assert process.returncode == 75, out
     assert f"stopped by {number.name} behind step" in out and "the same command goes on" in out
     state = json.loads((run / "STATUS.json").read_text())

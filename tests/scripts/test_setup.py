@@ -86,7 +86,7 @@ class Machine:
     def setup(self, *arguments: str, code: int = 0, **env: str) -> str:
         """What the script says; its exit code must be `code`."""
         process = self.start(*arguments, **env)
-        said, _ = process.communicate(timeout=20)
+        said, _ = process.communicate(timeout=120)
         assert process.returncode == code, said
         return said
 
@@ -229,7 +229,7 @@ def test_ctrl_c_is_not_blamed_on_the_network(machine: Machine, tmp_path: Path) -
     wait_for(lambda: machine.calls("pip install"))
     os.killpg(process.pid, signal.SIGINT)
     gate.touch()
-    said, _ = process.communicate(timeout=20)
+    said, _ = process.communicate(timeout=120)
     assert process.returncode == 130
     assert "setup: interrupted; the same command goes on" in said and "network" not in said
     assert not machine.ready
@@ -265,8 +265,8 @@ def test_two_setups_at_once_install_once(machine: Machine, tmp_path: Path) -> No
     assert second.stderr is not None
     assert "waiting for another setup" in second.stderr.readline()
     gate.touch()
-    assert first.wait(timeout=20) == 0
-    assert second.wait(timeout=20) == 0
+    assert first.wait(timeout=120) == 0
+    assert second.wait(timeout=120) == 0
     assert len(machine.calls("pip install .*-r requirements.txt")) == 1
     second.communicate()
     first.communicate()

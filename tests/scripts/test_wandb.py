@@ -260,7 +260,7 @@ def test_a_mirror_that_is_killed_is_no_harm_and_the_next_attempt_has_one(tmp_pat
     os.kill(int((run / ".wandb.lock").read_text().removeprefix("pid ")), signal.SIGKILL)
     time.sleep(0.5)
     process.send_signal(signal.SIGTERM)
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate(timeout=120)
     assert process.returncode == 75, out
     stopped = json.loads((run / "STATUS.json").read_text())["step"]
     assert "resumed from" in train(env | {"MAX_STEPS": str(stopped + 7)})
@@ -276,7 +276,7 @@ def test_a_run_that_was_told_to_stop_counts_as_preempted(tmp_path: Path, data: d
                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     wait_for(run / "train.log", "W&B: offline")
     process.send_signal(signal.SIGINT)
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate(timeout=120)
     assert process.returncode == 75, out
     wait_until_gone(run)
     kinds = [m.WhichOneof("record_type") for m in wandb_file.messages(wandb_file.files(run)[0])]

@@ -57,7 +57,7 @@ def test_a_peer_that_does_not_come_is_missed_with_the_place_where_it_was_expecte
            "try: distributed.join(c)\nexcept distributed.PeersMissing as error: print(error)"
     env = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port), "PATH": "/bin"}
     out = subprocess.run([sys.executable, "-c", code], env=env, cwd=ROOT, text=True, capture_output=True, check=True,
-                         timeout=60).stdout
+                         timeout=120).stdout
     assert "rank 0 of 2 on" in out and f"127.0.0.1:{free_port} in START_TIMEOUT_S=1" in out and "firewall" in out
 
 

@@ -329,7 +329,7 @@ def test_no_hub_at_all_is_a_network_to_check(tmp_path: Path) -> None:
     with hub(repositories=repositories("good")) as server:
         environment = server.environment(tmp_path)
     out = subprocess.run([sys.executable, "-c", GET, tmp_path, json.dumps(FAST), "a/good"], cwd=ROOT, text=True,
-                         env=os.environ | environment, capture_output=True, timeout=60, check=False)
+                         env=os.environ | environment, capture_output=True, timeout=120, check=False)
     said, seconds, _ = json.loads(out.stdout)["a/good"]
     assert "Connection refused" in said and "check the network" in said and seconds < 50
 

@@ -199,7 +199,7 @@ configs:
 
 def ask(server: Hub, folder: Path, *sources: dict[str, str]) -> list:
     out = subprocess.run([sys.executable, "-c", ASK, folder, json.dumps(sources)], cwd=ROOT, text=True,
-                         env=os.environ | server.environment(folder), capture_output=True, timeout=60, check=False)
+                         env=os.environ | server.environment(folder), capture_output=True, timeout=120, check=False)
     assert out.returncode == 0, out.stderr
     return json.loads(out.stdout)
 

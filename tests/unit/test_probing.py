@@ -147,7 +147,7 @@ def test_what_was_started_ends_with_the_doctor(tmp_path: Path, number: int) -> N
         assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.02)
     process.send_signal(number)
-    assert process.wait(timeout=30) != 0
+    assert process.wait(timeout=120) != 0
     group = (tmp_path / "pid").read_text().strip()
     rows = subprocess.run(["ps", "-eo", "pgid=,stat="], capture_output=True, text=True, check=True).stdout.splitlines()
     assert [row for row in rows if row.split()[0] == group and not row.split()[1].startswith("Z")] == []

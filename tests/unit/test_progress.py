@@ -129,7 +129,7 @@ def test_on_a_terminal_there_is_a_bar_that_goes_away() -> None:
     except OSError:  # the other end is closed
         pass
     os.close(ours)
-    assert running.wait(60) == 0, seen
+    assert running.wait(120) == 0, seen
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen.decode())
     assert re.search(r"web .*\d+% 0\.\d of 1\.0 M tokens, 0\.\d\d M tokens/s, 0:0\d left", text), text
     assert re.search(r"(^|\n|\r)something else is said", text), text  # on a line of its own

@@ -234,7 +234,7 @@ def test_a_conversation_at_a_real_terminal_ends_with_ctrl_d(sample: Shell) -> No
             assert shown.startswith(f"ab\n{answer}\n") and re.search(r"\d+ tokens in ", shown)
             os.write(ours, b"\x04")
             read_until(ours, b"never said")
-            assert process.wait(30) == 0
+            assert process.wait(120) == 0
         finally:
             process.kill()
             os.close(ours)

@@ -213,7 +213,7 @@ def test_stop_asks_the_process_and_waits_until_it_is_gone(paths: RunPaths, proce
     process = hold(paths, processes)
     write_status(paths, pid=process.pid)
     text = status.stop(paths, patience_s=20)
-    assert process.wait(5) == -signal.SIGINT
+    assert process.wait(120) == -signal.SIGINT
     assert text.startswith("a-run")
 
 
@@ -264,13 +264,13 @@ def test_stop_asks_a_trainer_that_was_started_again_meanwhile(paths: RunPaths, p
     def crash(pid: int, number: int) -> None:  # it fails just then, and the launcher starts another
         end(pid, signal.SIGKILL if pid == first.pid else number)
         if pid == first.pid:
-            first.wait(5)
+            first.wait(120)
             paths.lock.write_text("")
             started.append(hold(paths, processes))
 
     monkeypatch.setattr(os, "kill", crash)
     status.stop(paths, patience_s=20)
-    assert started[0].wait(5) == -signal.SIGINT
+    assert started[0].wait(120) == -signal.SIGINT
 
 
 def test_a_node_that_is_not_the_first_asks_its_own_job(paths: RunPaths, processes: list) -> None:
@@ -282,7 +282,7 @@ def test_a_node_that_is_not_the_first_asks_its_own_job(paths: RunPaths, processe
     write_status(paths, host="elsewhere")
     assert "training as node 1 of 2 step 7/20" in status.describe(own)
     status.stop(own, patience_s=20)
-    assert job.wait(5) == -signal.SIGTERM and status.is_held(paths)
+    assert job.wait(120) == -signal.SIGTERM and status.is_held(paths)
 
 
 def test_a_run_may_be_let_go_a_moment_later(paths: RunPaths, processes: list) -> None:
@@ -303,7 +303,7 @@ def test_stop_never_asks_a_process_of_an_earlier_attempt(paths: RunPaths, proces
     write_status(paths, pid=bystander.pid, phase="crashed")
     status.stop(paths, patience_s=1)
     assert bystander.poll() is None
-    assert process.wait(5) == -signal.SIGINT
+    assert process.wait(120) == -signal.SIGINT
 
 
 @pytest.fixture
@@ -324,7 +324,7 @@ def test_a_job_that_prepares_data_says_so_whatever_the_last_attempt_said(paths: 
 
 def test_a_job_without_a_trainer_is_stopped(paths: RunPaths, job) -> None:
     assert status.stop(paths, patience_s=20).split() == ["a-run", "not", "started"]
-    assert job.wait(5) == -signal.SIGTERM
+    assert job.wait(120) == -signal.SIGTERM
 
 
 def test_attach_shows_what_a_job_says_before_there_is_a_trainer(paths: RunPaths, capsys: pytest.CaptureFixture,

@@ -41,7 +41,7 @@ def test_a_tokenizer_is_fetched_once_asked_for_again_where_that_may_help_and_ref
               for name, manner in manners.items()}
     with hub(repositories=served) as server:
         out = subprocess.run([sys.executable, "-c", FETCH, tmp_path, json.dumps([*served, "a/absent"])], cwd=ROOT,
-                             env=os.environ | server.environment(tmp_path), text=True, capture_output=True, timeout=60,
+                             env=os.environ | server.environment(tmp_path), text=True, capture_output=True, timeout=120,
                              check=False)
         assert out.returncode == 0, out.stderr
         found = json.loads(out.stdout)

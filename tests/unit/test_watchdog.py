@@ -40,7 +40,7 @@ stuck()
 
 
 def hang(folder: Path, rank: int, what: str) -> tuple[int, str]:
-    done = subprocess.run([sys.executable, "-c", HANGS, folder, str(rank), what], cwd=ROOT, text=True, timeout=30,
+    done = subprocess.run([sys.executable, "-c", HANGS, folder, str(rank), what], cwd=ROOT, text=True, timeout=120,
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
     return done.returncode, done.stdout
 

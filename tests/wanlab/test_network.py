@@ -95,7 +95,7 @@ def test_a_killed_site_has_no_process_left(network: Network) -> None:
     while len(processes_in(name_of(0))) < 3 and time.monotonic() < deadline:
         time.sleep(0.05)
     assert network.kill(0) == 3
-    assert process.wait(10) == -signal.SIGKILL
+    assert process.wait(120) == -signal.SIGKILL
     assert processes_in(name_of(0)) == []
 
 
@@ -116,7 +116,7 @@ def test_a_lab_that_is_ended_leaves_nothing_behind_for_the_next_one(number: int)
                 time.sleep(0.05)
             inside = min(there)
             lab.send_signal(number)
-            lab.wait(60)
+            lab.wait(120)
         finally:
             lab.kill()  # or the end of the block would wait for it for ever
     if number == signal.SIGKILL:
