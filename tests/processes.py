@@ -1,13 +1,13 @@
 """Functions of a test in several processes, as ranks of a job; and whole trainers, which start without importing."""
 
-import importlib
 import multiprocessing
 import os
+import runpy
 import select
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +35,11 @@ def in_environment(rank: int, environment: dict[str, str], function: Callable[..
     function(rank, *arguments)
 
 
-def run_trainer(module: str, env: dict[str, str], size: int = 1, before: Callable[[], None] | None = None,
-                seconds: float = 300) -> tuple[int, str]:
-    """What `python -m module` does with this environment, or torchrun with so many processes: (exit code, what they
-    and all that they started printed). The code is that of the first that failed, by rank. before: called in each."""
+def run_trainer(command: Sequence[str], env: dict[str, str], size: int = 1, before: Callable[[], None] | None = None,
+                seconds: float = 400) -> tuple[int, str]:
+    """What Python does with this command, -m or -c with arguments, and this environment, or torchrun with so many
+    processes: (exit code, what they and all that they started printed). The code is that of the
+    first that failed, by rank. before: called in each."""
     multiprocessing.set_forkserver_preload(list(IMPORTED))
     context = multiprocessing.get_context("forkserver")
     if size > 1:
@@ -51,7 +52,7 @@ def run_trainer(module: str, env: dict[str, str], size: int = 1, before: Callabl
         reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
         writing = os.open(pipe, os.O_WRONLY)  # until each process has it
         ranks = [context.Process(target=trainer, args=(
-            module, env | ({"RANK": str(rank), "LOCAL_RANK": str(rank)} if size > 1 else {}), str(pipe), before))
+            list(command), env | ({"RANK": str(rank), "LOCAL_RANK": str(rank)} if size > 1 else {}), str(pipe), before))
             for rank in range(size)]
         for process in ranks:
             process.start()
@@ -71,20 +72,25 @@ def run_trainer(module: str, env: dict[str, str], size: int = 1, before: Callabl
     return next((process.exitcode for process in ranks if process.exitcode), 0), text.decode()
 
 
-def trainer(module: str, environment: dict[str, str], said: str, before: Callable[[], None] | None) -> None:
-    """In a process of its own: the module's main, as if Python had been started with this environment."""
+def trainer(command: list[str], environment: dict[str, str], said: str, before: Callable[[], None] | None) -> None:
+    """In a process of its own: the command, as if Python had been started with this environment."""
     os.environ.clear()
     os.environ.update(environment)
     into = os.open(said, os.O_WRONLY)
     os.dup2(into, 1)
     os.dup2(into, 2)
     os.close(into)
+    sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", buffering=1, closefd=False)
     tempfile.tempdir = None  # TMPDIR may be another
     torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))
-    sys.argv = [module]
-    of = importlib.import_module(module)
     if "FAULTS" in environment:
         inject.install()  # which Python does by itself where it starts with this environment
     if before:
         before()
-    sys.exit(of.main(of.Finetuning()) if module == "finetune.main" else of.main())
+    how, what, *arguments = command
+    sys.argv = [how, *arguments]
+    if how == "-c":
+        exec(compile(what, "<string>", "exec"), {"__name__": "__main__"})
+    else:
+        sys.modules.pop(what, None)  # it is to be __main__
+        runpy.run_module(what, run_name="__main__", alter_sys=True)

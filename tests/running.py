@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # What Python and libraries ask for while they are imported, and what a copy of a process has of it.
 OF_IMPORTING = ("PYTHON", "OMP_", "TORCH", "HF_", "CUDA", "LD_PRELOAD")
+NOT_COPIED = ("train.mirror", "train.prepare")  # they start processes of their own, by what they were started with
 AS_IT_IS = {"OMP_NUM_THREADS": ("1",), "PYTHONPATH": (str(ROOT), inject.PATH)}
 
 
@@ -42,15 +43,17 @@ def environment(folder: Path, data: dict[str, str], **settings: object) -> dict[
 def train(env: dict[str, str], *, command: list[str] | None = None, code: int = 0, **popen: Any) -> str:
     """Run the trainer to its end, which must have this exit code; returns what it printed.
 
-    A copy of a process that has imported it, since importing takes longer than a tiny run; a Python of its own where
-    what it is given is asked for while importing.
+    command: another way to start it, or another program. Python with -m or -c is a copy of a process that has imported
+    the trainer, which takes longer than a tiny run, but where the environment has what is asked for while importing.
     """
-    if not command and not popen and all(value in AS_IT_IS.get(name, ()) for name, value in env.items()
-                                         if name.startswith(OF_IMPORTING)):
-        found, said = run_trainer("train.main", env)
+    command = command or [sys.executable, "-m", "train.main"]
+    copied = command[:2] in ([sys.executable, "-c"], [sys.executable, "-m"]) and command[2] not in NOT_COPIED
+    if copied and not popen and all(value in AS_IT_IS.get(name, ()) for name, value in env.items()
+                                    if name.startswith(OF_IMPORTING)):
+        found, said = run_trainer(command[1:], env)
         assert found == code, f"exit code {found}, not {code}:\n{said}"
         return said
-    done = subprocess.run(command or [sys.executable, "-m", "train.main"], env=env, cwd=ROOT, text=True, check=False,
+    done = subprocess.run(command, env=env, cwd=ROOT, text=True, check=False,
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=400, **popen)
     assert done.returncode == code, f"exit code {done.returncode}, not {code}:\n{done.stdout}"
     return done.stdout
@@ -59,7 +62,7 @@ def train(env: dict[str, str], *, command: list[str] | None = None, code: int = 
 def train_and_kill(env: dict[str, str], point: str, n: int, once: tuple[Path, str] | None = None) -> None:
     """Run the trainer until it kills itself, as kill -9 does, at the n-th time that it comes to a point, and once a
     file has a text."""
-    found, said = run_trainer("train.main", env, before=functools.partial(dies_at, point, n, once))
+    found, said = run_trainer(["-m", "train.main"], env, before=functools.partial(dies_at, point, n, once))
     assert found == -signal.SIGKILL, said
 
 

@@ -31,7 +31,7 @@ def launch(folder: Path, data: dict[str, str], nproc: int, max_steps: int, by_us
     """A run of so many processes; by_user: with all that a user starts, scripts and torchrun."""
     name = f"run{settings.pop('name', nproc)}"
     env = environment(folder, data, NPROC=nproc, MAX_STEPS=max_steps, RUN_NAME=name, **settings)
-    code, out = (0, train(env, command=LAUNCH)) if by_user else run_trainer("train.main", env, nproc)
+    code, out = (0, train(env, command=LAUNCH)) if by_user else run_trainer(["-m", "train.main"], env, nproc)
     assert not code and f"processes={nproc} " in out, out
     return folder / name
 

@@ -20,7 +20,7 @@ from finetune.weights import plain
 from tests.finetune.models import classes, models, opened, theirs
 from tests.finetune.test_model import alone, packed
 from tests.finetune.test_training import LORA, chats, env_of, finetune, saved
-from tests.running import ROOT
+from tests.running import train
 from tests.unit.test_checkpoint import ALONE
 from train.config import Config
 from train.foreign import weight_files
@@ -30,10 +30,7 @@ SLOW = pytest.mark.slow
 
 
 def export(env: dict[str, str], code: int = 0) -> str:
-    done = subprocess.run([sys.executable, "-m", "finetune.export"], env=env, cwd=ROOT, text=True, check=False,
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    assert done.returncode == code, done.stdout
-    return done.stdout
+    return train(env, command=[sys.executable, "-m", "finetune.export"], code=code)
 
 
 def all_tensors(folder: Path) -> dict[str, torch.Tensor]:
@@ -105,9 +102,8 @@ def test_what_cannot_be_exported_is_refused(models: dict[str, Path], chats: Path
     assert "there is no such run" in export(env | {"RUN_NAME": "none"}, code=78)
     finetune(env)
     assert "has no checkpoint of that step; there are: 2" in export(env | {"STEP": "7"}, code=64)
-    done = subprocess.run([sys.executable, "-m", "train.sampling"], env=env | {"PROMPT": "a"}, cwd=ROOT, text=True,
-                          check=False, capture_output=True)
-    assert done.returncode == 78 and "has fine-tuned MODEL=" in done.stderr
+    said = train(env | {"PROMPT": "a"}, command=[sys.executable, "-m", "train.sampling"], code=78)
+    assert "has fine-tuned MODEL=" in said
     facts = json.loads((base / "config.json").read_text())
     (base / "config.json").write_text(json.dumps(facts | {"rms_norm_eps": 0.5}))
     assert "is not what was fine-tuned" in export(env, code=78)

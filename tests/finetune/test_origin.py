@@ -14,7 +14,7 @@ from tests.faults.hub import REVISION, Hub, Repository, hub
 from tests.finetune.making import row, write_rows
 from tests.finetune.models import models
 from tests.finetune.test_training import chats, env_of, finetune, losses
-from tests.running import ROOT
+from tests.running import ROOT, train
 from tests.unit.exported import LLAMA, make_run
 from tests.unit.test_checkpoint import ALONE
 from train.config import Config
@@ -108,15 +108,13 @@ def test_a_run_of_ours_is_fine_tuned_and_exported_again(tiny: Config, data: dict
     (tmp_path / "own.env").write_text("SEQ_LEN=48\n")  # which is not that of the run that is exported
     env = env_of(tmp_path, Path("a-run"), rows, MAX_STEPS="8", EPOCHS="4", ENV_FILE=str(tmp_path / "own.env"))
     for what in ("the run has no export yet", "training: 90 examples"):  # the second time there is one
-        said = subprocess.run([sys.executable, "-m", "finetune.data"], cwd=ROOT, env=env, text=True, check=True,
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT).stdout
+        said = train(env, command=[sys.executable, "-m", "finetune.data"])
         assert what in said and ("no export yet" in said) == (what == "the run has no export yet")
     finetune(env)
     found = losses(tmp_path)
     assert found[-1] < found[0] - 0.3
-    done = subprocess.run([sys.executable, "-m", "export"], cwd=ROOT, env=env, text=True, check=False,
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # what make export starts
-    assert done.returncode == 0 and "with step 8 of run" in done.stdout
+    said = train(env, command=[sys.executable, "-m", "export"])  # what make export starts
+    assert "with step 8 of run" in said
     from train.trained import open_trained, settings_of_command
     c, _ = settings_of_command({"ENV_FILE": "", "INIT_FROM": str(tmp_path / "run" / "export"), "RUN_NAME": "none",
                                 "DEVICE": "cpu", "RUNS_DIR": str(tmp_path), "DATA_DIR": str(tmp_path / "data")})

@@ -49,7 +49,7 @@ def command(processes: int) -> list[str]:
 
 def finetune(env: dict[str, str], processes: int = 1, code: int = 0) -> str:
     """What its processes say, until the last of them ends; they must end with this code."""
-    found, said = run_trainer("finetune.main", env, processes)
+    found, said = run_trainer(["-m", "finetune.main"], env, processes)
     assert found == code, f"exit code {found}, not {code}:\n{said}"
     return said
 

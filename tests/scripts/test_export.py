@@ -14,10 +14,7 @@ from train.settings import format_value
 
 
 def export(env: dict[str, str], code: int = 0) -> str:
-    done = subprocess.run([sys.executable, "-m", "export"], env=env, cwd=ROOT, text=True, check=False, timeout=120,
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    assert done.returncode == code, done.stdout
-    return done.stdout
+    return train(env, command=[sys.executable, "-m", "export"], code=code)
 
 
 @pytest.fixture(scope="module")
