@@ -1,4 +1,4 @@
-"""Starting the trainer as a user's shell does, and reading what it left behind."""
+"""Starting the trainer as a user's shell does, or as quickly as can be, and reading what it left behind."""
 
 import functools
 import itertools
@@ -19,7 +19,6 @@ from tests.processes import run_trainer
 from train import checkpoint, evaluate, loop, record
 
 ROOT = Path(__file__).resolve().parent.parent
-
 
 # What Python and libraries ask for while they are imported, and what a copy of a process has of it.
 OF_IMPORTING = ("PYTHON", "OMP_", "TORCH", "HF_", "CUDA", "LD_PRELOAD")
@@ -44,12 +43,10 @@ def train(env: dict[str, str], *, command: list[str] | None = None, code: int = 
     """Run the trainer to its end, which must have this exit code; returns what it printed.
 
     command: another way to start it, or another program. Python with -m or -c is a copy of a process that has imported
-    the trainer, which takes longer than a tiny run, but where the environment has what is asked for while importing.
+    the trainer, since importing takes longer than a tiny run.
     """
     command = command or [sys.executable, "-m", "train.main"]
-    copied = command[:2] in ([sys.executable, "-c"], [sys.executable, "-m"]) and command[2] not in NOT_COPIED
-    if copied and not popen and all(value in AS_IT_IS.get(name, ()) for name, value in env.items()
-                                    if name.startswith(OF_IMPORTING)):
+    if not popen and is_for_a_copy(command, env):
         found, said = run_trainer(command[1:], env)
         assert found == code, f"exit code {found}, not {code}:\n{said}"
         return said
@@ -57,6 +54,13 @@ def train(env: dict[str, str], *, command: list[str] | None = None, code: int = 
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=400, **popen)
     assert done.returncode == code, f"exit code {done.returncode}, not {code}:\n{done.stdout}"
     return done.stdout
+
+
+def is_for_a_copy(command: list[str], env: dict[str, str]) -> bool:
+    """Not where the environment has what is asked for while importing, nor on a GPU, which forbids forks."""
+    return (command[:2] in ([sys.executable, "-c"], [sys.executable, "-m"]) and command[2] not in NOT_COPIED
+            and env.get("DEVICE") == "cpu" and all(value in AS_IT_IS.get(name, ()) for name, value in env.items()
+                                               if name.startswith(OF_IMPORTING)))
 
 
 def train_and_kill(env: dict[str, str], point: str, n: int, once: tuple[Path, str] | None = None) -> None:
