@@ -42,7 +42,7 @@ def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def settings(port: int, nodes: int, rank: int = 0, **more: Any) -> Config:
     return dataclasses.replace(Config(), nodes=nodes, node_rank=rank, master_addr="127.0.0.1", master_port=port,
-                               start_timeout_s=20, sync_streams=3, **more)
+                               start_timeout_s=60, sync_streams=3, **more)
 
 
 def typed(port: int, nodes: int, rank: int) -> list[str]:
@@ -79,7 +79,7 @@ def others(port: int, nodes: int) -> Iterator[Others]:
 
 def test_every_pair_and_all_at_once(port: int) -> None:
     with others(port, 3) as party:
-        verdict, found = net_nodes.conduct(settings(port, 3), total_s=2.0)
+        verdict, found = net_nodes.conduct(settings(port, 3), total_s=5.0)
         assert verdict == Verdict(0) and found
         assert [party.ended(rank) for rank in (1, 2)] == [(0, ""), (0, "")]
     assert [(pair.start, pair.end) for pair in sorted(found.pairs, key=lambda pair: (pair.start, pair.end))] == [
@@ -126,7 +126,7 @@ def test_a_slow_link_is_measured_as_it_is(port: int) -> None:
     assert verdict == Verdict(0) and found
     there, back = sorted(found.pairs, key=lambda pair: pair.start)
     assert there.rtt_ms and back.rtt_ms and back.many_gbit
-    assert 40 <= there.rtt_ms < 120 and back.rtt_ms < 20
+    assert 40 <= there.rtt_ms < 200 and back.rtt_ms < 40
     for value in (there.one_gbit, there.many_gbit, found.at_once[0].gbit):
         assert value and 0.02 < value < 0.06, found
     assert back.many_gbit > 0.5
@@ -137,7 +137,7 @@ def test_a_closed_port_is_named_and_the_rest_is_measured(port: int) -> None:
     with socket.create_server(("127.0.0.1", 0)) as nobody:
         closed = int(nobody.getsockname()[1])
     node_behind(settings(port, 2, 1), closed)
-    verdict, found = net_nodes.conduct(settings(port, 2), total_s=2.0)
+    verdict, found = net_nodes.conduct(settings(port, 2), total_s=3.0)
     assert verdict.code == 69 and found
     assert "node 1 (far) at 127.0.0.1:" in verdict.why and "refuses connections: a firewall" in verdict.why
     assert "all must be open" in verdict.why
@@ -238,7 +238,7 @@ def test_a_stranger_disturbs_nobody(port: int) -> None:
                     connection.sendall(said)
 
         threading.Thread(target=stranger, daemon=True).start()
-        verdict, found = net_nodes.conduct(settings(port, 2), total_s=1.0)
+        verdict, found = net_nodes.conduct(settings(port, 2), total_s=3.0)
     assert verdict == Verdict(0) and found and len(found.pairs) == 2
 
 
@@ -249,7 +249,7 @@ def test_ears_are_deaf_to_who_does_not_know_the_key() -> None:
         pings(to, "another", 0.1)
     with pytest.raises(Unreached, match="node 1 at 127"):
         flood(to, "another", 1, 0.2)
-    assert flood(to, "key", 2, 0.3) > 0.01
+    assert flood(to, "key", 2, 1.0) > 0.01
     ears.close()
     with pytest.raises(Unreached, match="refuses connections"):
         pings(to, "key", 0.1)
@@ -320,7 +320,7 @@ def test_as_it_is_typed_on_a_machine(port: int, tmp_path: Path) -> None:
     (tmp_path / "empty.env").touch()
     given = os.environ | {"ENV_FILE": str(tmp_path / "empty.env"), "RUNS_DIR": str(tmp_path / "runs"), "NODES": "2",
                           "SITES": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "PRESET": "tiny"}
-    quick = "from doctor import net, net_nodes; net_nodes.TOTAL_S = 1.0; net_nodes.LEAST_S = net_nodes.MOST_S = 0.3; " \
+    quick = "from doctor import net, net_nodes; net_nodes.TOTAL_S = 4.0; net_nodes.LEAST_S = net_nodes.MOST_S = 1.2; " \
             "import sys; sys.exit(net.main([]))"
     nodes = [subprocess.Popen([sys.executable, "-c", quick], cwd=ROOT, env=given | {"NODE_RANK": rank}, text=True,
                               stdout=subprocess.PIPE, stderr=subprocess.PIPE) for rank in "10"]
