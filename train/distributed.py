@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import datetime
 import fcntl
+import gc
 import logging
 import os
 import platform
@@ -185,8 +186,10 @@ def choose_device(c: Config, local_rank: int) -> torch.device:
 # ---------------------------------------------------------------------------------------------------
 
 def leave() -> None:
-    """Leave the process group, if there is one."""
+    """Leave the process group, if there is one. What uses it goes before it: the other way round a process may hang or
+    abort at its exit."""
     if dist.is_initialized():
+        gc.collect()
         dist.destroy_process_group()
 
 

@@ -7,7 +7,6 @@ request, 78 data or environment are bad, 1 anything else. The launcher starts a 
 """
 
 import contextlib
-import gc
 import itertools
 import logging
 import os
@@ -170,8 +169,7 @@ def main(way: Way | None = None) -> int:
         job.watch.expect("leaving", LEAVE_S)  # to the last: a process group may hang when it is left
     if (code not in (0, 75) and under_torchrun()) or (job and (job.saver.busy or (job.site and job.site.is_stuck))):
         leave_at_once(code)  # the others may be gone, and what waits for them would wait for long
-    job = None  # the engine goes before the process group that it uses: the other way round hangs at exit
-    gc.collect()
+    job = None
     leave()
     try:
         sys.stdout.flush()

@@ -51,8 +51,15 @@ class Sites:
 
     def lose(self, rank: int) -> None:
         """kill -9 of all there is of a site."""
-        kill_session(self.sites[rank].pid)
+        signal_session(self.sites[rank].pid, signal.SIGKILL)
         self.sites[rank].wait()
+
+    def pause(self, rank: int) -> None:
+        """Nothing of a site runs until `resume`, as of a machine that swaps; its heartbeats stop, too."""
+        signal_session(self.sites[rank].pid, signal.SIGSTOP)
+
+    def resume(self, rank: int) -> None:
+        signal_session(self.sites[rank].pid, signal.SIGCONT)
 
     def tell(self, number: signal.Signals) -> None:
         """A signal to every site's launcher."""
@@ -97,17 +104,17 @@ class Sites:
 
     def end(self) -> None:
         for site in self.sites.values():
-            kill_session(site.pid)
+            signal_session(site.pid, signal.SIGKILL)
         self.lighthouse.kill()
         for process in (*self.sites.values(), self.lighthouse):
             process.wait()
 
 
-def kill_session(session: int) -> None:
+def signal_session(session: int, number: signal.Signals) -> None:
     """torchrun puts its workers into groups of their own: by session they are all found."""
     listed = subprocess.run(["ps", "-A", "-o", "pid=,sid="], text=True, check=True, capture_output=True).stdout
     for line in listed.splitlines():
         pid, sid = map(int, line.split())
         if sid == session:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+                os.kill(pid, number)

@@ -273,6 +273,32 @@ def test_without_its_lighthouse_a_site_waits_and_goes_on_when_it_is_back(started
     assert job.agreed(0, 1) > job.agreed(0, 1, behind=alone) >= 1  # each may have made some more by itself
 
 
+@pytest.mark.slow
+@pytest.mark.fault(41)
+def test_a_lighthouse_that_comes_to_the_same_number_again_leaves_nobody_waiting(started: Started) -> None:
+    """Quorum 1 is the first site's alone and 2 is of both, from the new lighthouse as from the old one; the second site
+    was away when the new one's first stood, and knows that number of both as the one for which it has connected."""
+    job = started(2, start=False, MAX_STEPS=20_000, SYNC_EVERY=10, SITE_WAIT_S=5, START_TIMEOUT_S=15)
+    job.again(0)
+    job.wait(0, exchanges=1, sites=1)
+    job.again(1)
+    job.wait(1, exchanges=2, sites=2)
+    job.lighthouse.kill()
+    job.lighthouse.wait()
+    job.pause(1)
+    job.wait(0, exchanges=1)
+    before = job.events(0, "sync")[-1]["outer_step"]
+    job.lighthouse = job.light()
+    job.wait(0, exchanges=before + 1, sites=1)
+    job.resume(1)
+    alone = job.events(0, "sync")[-1]["outer_step"]
+    for rank in (0, 1):
+        job.wait(rank, exchanges=alone + 2, sites=2)
+    job.tell(signal.SIGTERM)
+    job.ends(75, 75)
+    assert job.agreed(0, 1, behind=alone) >= 1
+
+
 SLOW = """
 import sys, time
 from train import loop, main

@@ -91,7 +91,7 @@ def test_quorums_are_known_by_their_members_and_meet_at_a_place_of_their_own() -
     assert first.quorum_id == heard(max_step=4).quorum_id  # they stay connected
     assert first.store_address != heard(max_step=4).store_address and first.store_address.startswith("a:5/")
     assert first.replica_world_size == 2 and heals == [False] * 5
-    heard(max_world_size=1)
+    assert len({first.quorum_id, *(heard(max_step=step, max_world_size=1).quorum_id for step in (3, 4))}) == 3
     assert heals[-1] and Answers(Lighthouse(), heals.append).should_commit() == "its own"
 
 

@@ -136,7 +136,9 @@ class Answers:
 
     A lighthouse that was started again counts quorums from 1 anew: the number of other members, or the place at which
     they found each other long ago, would be taken for theirs. So the members go into the one, and how far they are
-    into the other.
+    into the other. One who was away while the others went on may even know that number as that of these members, and
+    would not connect anew, as they do, so that each waits for the other: where any is behind, how far they are goes
+    into the number too.
     """
 
     def __init__(self, client: Any, heals: Callable[[bool], None]):
@@ -149,9 +151,11 @@ class Answers:
     def _quorum(self, **asked: Any) -> Any:
         found = self.client._quorum(**asked)
         said = {name: getattr(found, name) for name in dir(found) if not name.startswith("_")}
-        said["quorum_id"] = found.quorum_id << 32 | zlib.crc32(repr(found.replica_ids).encode())
+        heals = found.max_world_size < found.replica_world_size
+        members = repr((found.replica_ids, found.max_step if heals else None))
+        said["quorum_id"] = found.quorum_id << 32 | zlib.crc32(members.encode())
         said["store_address"] = f"{found.store_address}/{found.max_step}"
-        self.heals(found.max_world_size < found.replica_world_size)
+        self.heals(heals)
         return types.SimpleNamespace(**said)
 
 
