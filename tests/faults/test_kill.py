@@ -20,7 +20,7 @@ def saved_before(*steps: int) -> list[Fault]:
     return [Fault("step", "sleep", step=step, value=2, every=True) for step in steps]
 
 
-def wait_until_none(folder: Path, seconds: float = 60) -> None:
+def wait_until_none(folder: Path, seconds: float = 20) -> None:
     deadline = time.monotonic() + seconds
     while left := processes(folder):
         assert time.monotonic() < deadline, left

@@ -80,7 +80,7 @@ def test_a_run_that_streams_equals_one_on_finished_shards(tmp_path: Path, source
     train(env)
     assert losses(tmp_path / "run") == losses(finished / "run")
     assert same(tensors(tmp_path / "run", 40), tensors(finished / "run", 40))
-    wait_until(lambda: not processes(tmp_path))
+    wait_until(lambda: not processes(tmp_path), 30)
     made, whole = shards(tmp_path / "data"), shards(finished / "data")
     assert made.items() <= whole.items()
     prepare(env, "data")
@@ -105,7 +105,7 @@ def test_a_producer_slower_than_training_shows_as_waits_that_no_time_out_ends(
     last = [r for r in record.read(tmp_path / "run" / "metrics.jsonl") if r["event"] == "end"][-1]
     assert last["goodput"]["data_wait"] == pytest.approx(sum(waits), abs=0.5)
     assert last["goodput"]["training"] < 10
-    wait_until(lambda: not processes(tmp_path))
+    wait_until(lambda: not processes(tmp_path), 30)
 
 
 @pytest.mark.slow
@@ -210,7 +210,7 @@ def test_a_producer_that_dies_again_and_again_ends_the_run_saved_when_it_has_wai
     (state, taken) = (json.loads((tmp_path / "run" / "STATUS.json").read_text()), steps(tmp_path)[-1]["step"])
     assert (state["phase"], state["exit_code"], f"stands at step {taken}, saved" in out) == ("crashed", 78, True)
     assert taken > 5 and (tmp_path / "run" / "checkpoints" / f"step_{taken:07d}").exists()
-    wait_until(lambda: not processes(tmp_path))
+    wait_until(lambda: not processes(tmp_path), 30)
     train(env, command=LAUNCH)
     if nproc == 1:
         assert losses(tmp_path / "run") == losses(finished / "run")
@@ -253,7 +253,7 @@ def test_told_to_stop_while_it_waits_a_run_saves_and_its_producer_is_gone_with_i
     taken = steps(tmp_path)[-1]["step"]
     assert f"behind step {taken}/40, saved" in out and "the trainer failed" not in out
     assert (tmp_path / "run" / "checkpoints" / f"step_{taken:07d}").exists()
-    wait_until(lambda: not processes(tmp_path))
+    wait_until(lambda: not processes(tmp_path), 30)
     train(env)
 
 
@@ -294,7 +294,7 @@ def test_the_first_step_comes_as_soon_as_each_source_has_a_shard_and_a_stop_befo
     finally:
         process.kill()
     assert "stopped by SIGTERM before training" in out and "the trainer failed" not in out
-    wait_until(lambda: not processes(tmp_path))
+    wait_until(lambda: not processes(tmp_path), 30)
     (tmp_path / "late").mkdir()
     process = start(faulty(env, tmp_path / "late", Fault("document", "sleep", step=3, value=60, every=True)), LAUNCH)
     try:

@@ -115,7 +115,7 @@ def test_a_process_that_waits_for_ranks_that_are_gone_is_ended_too(when: str, de
         time.sleep(0.3)  # longer than PATIENCE_S
         for number in signals[1:]:
             process.send_signal(number)
-    assert process.wait(120) == code and process.stdout.read().split() == said.split()
+    assert process.wait(20) == code and process.stdout.read().split() == said.split()
 
 
 def test_before_training_it_leaves_from_wherever_it_is(handlers: None) -> None:
