@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.faults.inject import Fault, faulty
 from tests.finetune.models import models
 from tests.finetune.test_training import SMALL, chats, env_of, finetune, losses
 from tests.kube.test_end_to_end import VOLUME, Lab
@@ -16,6 +17,7 @@ __all__ = ["chats", "models"]  # fixtures
 
 OF_PRETRAINING = ("VOCAB_SIZE", "N_LAYER", "N_HEAD", "N_EMBD", "TRAIN_TOKENS", "EVAL_TOKENS", "ALLOW_REPEAT",
                   "SAMPLE_TOKENS", "TOKENIZER", "PRESET", "NODES")
+HALF_WAY = 8  # the step in which the pods are told to stop
 
 
 @pytest.fixture
@@ -26,13 +28,16 @@ def lab(tmp_path: Path, data: dict[str, str], models: dict[str, Path], chats: Pa
     shutil.copy(chats, made.kubelet.claim(VOLUME))
     made.env = {name: value for name, value in made.env.items() if name not in OF_PRETRAINING} | SMALL | {
         "NODES": "2", "MODEL": "/volume/models/small", "DATA": "/volume/chats.jsonl", "LORA_RANK": "4", "EPOCHS": "2",
-        "SAVE_EVERY": "5", "CHECKPOINT_MODE": "lite", "FULL_SAVE_EVERY": "5"}
+        "SAVE_EVERY": "5"}
     yield made
     made.cluster.close()
 
 
 def test_pods_fine_tune_as_one_process_does_and_the_same_targets_look_after_them(
         lab: Lab, tmp_path: Path, models: dict[str, Path], chats: Path) -> None:
+    # Long enough for make stop to come meanwhile, and not so long that it seems to hang; full checkpoints, since one
+    # that holds adapters alone starts the optimizer anew.
+    lab.kubelet.extra |= faulty({}, tmp_path, Fault("numbers", "sleep", n=HALF_WAY, value=15))
     said = lab.make("finetune-k8s", "tuned")
     assert "2 pods of 1 process on CPU" in said and "make finetune-k8s then goes on" in said
     lab.until(lambda: lab.events("tuned", "checkpoint"), "a first checkpoint")
@@ -43,6 +48,7 @@ def test_pods_fine_tune_as_one_process_does_and_the_same_targets_look_after_them
     assert "done" in lab.make("status", "tuned") and "loss=" in lab.make("logs", "tuned", ONLY="metrics")
     lab.make("fetch-run", "tuned")
     brought = lab.folder / "runs" / "tuned"
+    assert [r["step"] for r in lab.events("tuned", "resume")] == [HALF_WAY]
     assert list(brought.glob("checkpoints/step_*")) and (brought / "metrics.jsonl").is_file()
     (tmp_path / "alone").mkdir()
     finetune(env_of(tmp_path / "alone", models["llama"], chats, PRESET="finetune", LORA_RANK="4",
