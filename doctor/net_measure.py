@@ -121,7 +121,8 @@ def echo(connection: socket.socket, first: bytes) -> None:
 
 
 def sink(connection: socket.socket, warm_s: float, seconds: float) -> dict[str, float]:
-    """Takes what comes; returns the bytes behind the first warm_s, and in which time they came."""
+    """Takes what comes; returns the bytes behind the first warm_s, and in which time they came. A machine that is too
+    busy to look meanwhile takes longer."""
     buffer, counted = bytearray(CHUNK), 0
     began = counting = last = 0.0
     while True:
@@ -134,7 +135,7 @@ def sink(connection: socket.socket, warm_s: float, seconds: float) -> dict[str, 
             counted, last = counted + got, now
         elif now - began >= warm_s:
             counting = last = now
-        if now - began >= seconds:
+        if counted and now - began >= seconds:
             break
     return {"bytes": counted, "seconds": last - counting}
 

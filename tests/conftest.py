@@ -1,6 +1,7 @@
 """What tests share: a tiny recipe, and token shards of it that need no corpus."""
 
 import dataclasses
+import os
 import random
 import signal
 import subprocess
@@ -11,11 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from train import tokenizer
+from train import ports, tokenizer
 from train.config import Config
 from train.corpus.pin import pin
 from train.manifest import Seal, manifest_of
-from train.ports import free_ports
 from train.shards import write_shard
 
 SHARED = Path(__file__).resolve().parent.parent.parent / "shared" / "data"
@@ -30,6 +30,13 @@ TINY = {"VOCAB_SIZE": "512", "N_LAYER": "2", "N_HEAD": "2", "N_EMBD": "32", "SEQ
 for number in (signal.SIGINT, signal.SIGHUP):
     if signal.getsignal(number) == signal.SIG_IGN:
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+
+
+# Each of pytest's workers, up to 8, has ports of its own: another could take what one has found before the process that
+# it is for listens.
+if worker := os.environ.get("PYTEST_XDIST_WORKER"):
+    share = len(ports.RANGE) // 8
+    ports.RANGE = ports.RANGE[share * (int(worker.removeprefix("gw")) % 8):][:share]
 
 
 @pytest.fixture(autouse=True)
@@ -83,7 +90,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 @pytest.fixture
 def free_port() -> int:
     """A port that nobody listens on, nor on the next."""
-    return free_ports(2)
+    return ports.free_ports(2)
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,13 @@ def wait_for(path: Path, text: str, seconds: float = 240) -> None:
     while not (path.exists() and text in path.read_text()):
         assert time.monotonic() < deadline, f"{text!r} did not appear in {path}"
         time.sleep(0.05)
+
+
+def wait_until(what: Callable[[], object], seconds: float = 240) -> None:
+    deadline = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.02)
 
 
 def losses(run: Path) -> dict[int, tuple[float, float]]:

@@ -4,6 +4,8 @@ import contextlib
 import random
 import socket
 
+RANGE = range(10000, 15000)  # of free_ports
+
 
 def free_port(taken: int) -> int:
     """A port near the one that is taken."""
@@ -22,7 +24,7 @@ def free_ports(count: int) -> int:
     are 29500 and 29510 where nobody says otherwise.
     """
     while True:
-        first = random.SystemRandom().randrange(10000, 15000 - count)  # whatever seed this process has
+        first = random.SystemRandom().randrange(RANGE.start, RANGE.stop - count)  # whatever seed this process has
         with contextlib.suppress(OSError), contextlib.ExitStack() as probes:
             for port in range(first, first + count):
                 probes.enter_context(socket.socket()).bind(("", port))

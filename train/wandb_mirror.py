@@ -178,10 +178,13 @@ class Gpus:
 # ---------------------------------------------------------------------------------------------------
 
 class Sidecar:
-    """Mirrors one run; `orders` and `voice` are file descriptors of the trainer's pipes."""
+    """Mirrors one run; `orders` and `voice` are file descriptors of the trainer's pipes.
 
-    def __init__(self, c: Config, orders: int, voice: int):
-        self.config, self.orders, self.voice = c, orders, voice
+    reach_s: how long W&B may take to be reached where there is no trainer any more.
+    """
+
+    def __init__(self, c: Config, orders: int, voice: int, reach_s: float = REACH_S):
+        self.config, self.orders, self.voice, self.reach_s = c, orders, voice, reach_s
         self.paths = RunPaths.of_node(c, ROOT)
         self.gone = threading.Event()     # the trainer is
         self.reached = threading.Event()  # W&B is
@@ -208,7 +211,7 @@ class Sidecar:
         while os.read(self.orders, 1):
             pass
         self.gone.set()
-        if not self.reached.wait(max(0.5, REACH_S - (time.monotonic() - self.began))):
+        if not self.reached.wait(max(0.5, self.reach_s - (time.monotonic() - self.began))):
             self.give_up(self.obstacle)
         time.sleep(UPLOAD_S)
         self.give_up("did not take everything in time")
@@ -331,7 +334,8 @@ def main() -> int:
     orders, voice = os.dup(0), os.dup(1)  # W&B and its process get neither
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
-    sidecar = Sidecar(Config.load(), orders, voice)
+    # alone: no end of a run waits for it, and there is time for a whole try
+    sidecar = Sidecar(Config.load(), orders, voice, INIT_S if sys.argv[1:] == ["alone"] else REACH_S)
     try:
         return sidecar.run()
     except Exception as error:  # W&B's own process may die, its disk be full: what is left is to say so

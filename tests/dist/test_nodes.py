@@ -1,6 +1,7 @@
 """Two nodes of one run, or three, on loopback: each has its launcher, its torchrun and its process, and any may be
 lost."""
 
+import contextlib
 import json
 import os
 import random
@@ -15,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from tests.dist.test_ranks import relative, with_fault
-from tests.running import ROOT, environment, losses, train, wait_for
+from tests.faults.inject import Fault, faulty
+from tests.running import ROOT, environment, losses, train, wait_for, wait_until
 from train import record, status
 from train.runs import RunPaths
 
@@ -47,16 +49,19 @@ class Job:
 
     def kill(self, rank: int) -> None:
         """kill -9 of a node's torchrun and of what it started; its launcher stays."""
-        for pid in descendants(self.nodes[rank].pid):
-            os.kill(pid, signal.SIGKILL)
+        kill(descendants(self.nodes[rank].pid))
 
     def lose(self, rank: int) -> None:
         """kill -9 of all there is of a node, as when its machine is gone; another takes its place."""
-        everything = [self.nodes[rank].pid, *descendants(self.nodes[rank].pid)]
-        for pid in everything:
-            os.kill(pid, signal.SIGKILL)
+        kill([self.nodes[rank].pid, *descendants(self.nodes[rank].pid)])
         self.nodes[rank].wait()
         self.nodes[rank] = self.start(rank)
+
+
+def kill(pids: list[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):  # a sleep of the launcher, or what goes with its parent
+            os.kill(pid, signal.SIGKILL)
 
 
 def descendants(pid: int) -> list[int]:
@@ -86,8 +91,7 @@ def jobs() -> Iterator[list[Job]]:
                 left = descendants(node.pid)
                 node.kill()
                 node.wait()
-                for pid in left:
-                    subprocess.run(["kill", "-9", str(pid)], check=False, capture_output=True)
+                kill(left)
             job.logs[rank].unlink(missing_ok=True)
 
 
@@ -95,9 +99,10 @@ def test_two_nodes_of_which_one_is_killed_follow_one_process(tmp_path: Path, dat
                                                              jobs: list[Job]) -> None:
     (tmp_path / "one").mkdir()
     train(environment(tmp_path / "one", data, MAX_STEPS=40), command=[str(ROOT / "scripts" / "launch.sh")])
-    job = Job(tmp_path, env)
+    job = Job(tmp_path, faulty(env, tmp_path, Fault("step", "wait for the save", step=7),
+                               Fault("step", "sleep", step=8, rank=1, value=50)))  # once
     jobs.append(job)
-    wait_for(job.run.metrics, '"event": "checkpoint"')
+    wait_until((tmp_path / ".fault_1_rank_1").exists)
     job.kill(1)
     first, second = job.ends(0, 0)
     for said in (first, second):
@@ -166,9 +171,14 @@ def test_make_stop_on_the_first_node_saves_and_stops_both(tmp_path: Path, env: d
     assert any(job.run.checkpoints.iterdir())
 
 
+# However slow a machine is, the last word of a node finds the other still listening.
+HEARD = "from train import rollcall; rollcall.LINGER_S = 60.0"
+
+
 def test_a_node_whose_peer_was_stopped_before_training_learns_of_it(tmp_path: Path, env: dict[str, str],
                                                                     jobs: list[Job]) -> None:
-    env = with_fault(env, tmp_path, "if rank == '0': prepare.open_sources = lambda *_, **__: time.sleep(60)")
+    env = with_fault(env, tmp_path, "if rank == '0': prepare.open_sources = lambda *_, **__: time.sleep(60)",
+                     everywhere=HEARD)
     job = Job(tmp_path, env)
     jobs.append(job)
     wait_for(job.run.status, '"data"')
@@ -191,7 +201,7 @@ def test_nodes_with_other_settings_end_before_torch_is_loaded(tmp_path: Path, en
 
 # Steps that take long enough to be stopped between them.
 SLOWLY = ("from train import loop", "step = loop.train_step",
-          "loop.train_step = lambda *args, **named: (time.sleep(0.1), step(*args, **named))[1]")
+          "loop.train_step = lambda *args, **named: (time.sleep(0.3), step(*args, **named))[1]")
 
 
 @pytest.mark.parametrize("stopped", [0, 1])
@@ -201,7 +211,7 @@ def test_a_node_that_was_told_to_stop_comes_back_and_the_other_has_waited(tmp_pa
     """A pod that is preempted saves and leaves with 75; the others' steps go on once it has been started elsewhere."""
     (tmp_path / "one").mkdir()
     train(environment(tmp_path / "one", data, MAX_STEPS=40))
-    env = with_fault(env, tmp_path, *SLOWLY)
+    env = with_fault(env, tmp_path, *SLOWLY, everywhere=HEARD)
     job = Job(tmp_path, env | {"PEER_STOP": "wait", "MAX_RESTARTS": "0", "SAVE_EVERY": "1000"})
     jobs.append(job)
     wait_for(job.run.metrics, '"step": 5,')

@@ -114,6 +114,7 @@ def test_the_launcher_returns_the_trainers_own_code(tmp_path: Path, data: dict[s
 # What goes wrong in some ranks only: sitecustomize is what Python runs first, in every process.
 FAULT = """
 import os
+{everywhere}
 if rank := os.environ.get("RANK"):
     import signal, time
     from train import checkpoint, interrupt, loop, prepare, sample
@@ -122,9 +123,10 @@ if rank := os.environ.get("RANK"):
 """
 
 
-def with_fault(env: dict[str, str], folder: Path, *lines: str) -> dict[str, str]:
-    """The environment in which each process of a job runs these lines before it trains; `rank` is a string."""
-    (folder / "sitecustomize.py").write_text(FAULT.format(fault="\n    ".join(lines)))
+def with_fault(env: dict[str, str], folder: Path, *lines: str, everywhere: str = "") -> dict[str, str]:
+    """The environment in which each process of a job runs these lines before it trains; `rank` is a string.
+    everywhere: in those of its launchers, too."""
+    (folder / "sitecustomize.py").write_text(FAULT.format(everywhere=everywhere, fault="\n    ".join(lines)))
     return env | {"PYTHONPATH": f"{folder}:{ROOT}"}
 
 
@@ -287,7 +289,7 @@ def no_room_on_one(rank: int, size: int, folder: str, c: Config) -> None:
     world = distributed.join(c)
     model = parallelize(build(c, world.device), c, world)
     optimizer = build_optimizer(bare(model), c)
-    states, need, group = checkpoint.tensor_states(model, optimizer), 1, distributed.group_of([0, 1], 20)
+    states, need, group = checkpoint.tensor_states(model, optimizer), 1, distributed.group_of([0, 1], 120)
     room = checkpoint.check_space
 
     def no_room(*_: object) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.dist.sites import Sites
-from tests.running import losses, same, tensors, wait_for
+from tests.running import losses, same, tensors, wait_for, wait_until
 from train import prepare
 from train.batch import Loader
 from train.config import Config
@@ -167,15 +167,30 @@ def test_a_site_of_two_processes_sends_each_weight_once_and_trains_as_one_of_one
 # Sites that come and go
 # ---------------------------------------------------------------------------------------------------
 
+STOPS = """
+import os, signal, sys
+from train import loop, main
+step = loop.train_step
+left = [{steps}]
+def stopped(*args, **kwargs):
+    left[0] -= 1
+    if not left[0]:
+        os.kill(os.getpid(), signal.SIGTERM)
+    return step(*args, **kwargs | {{"stop": left[0] == 0}})
+loop.train_step = stopped
+sys.exit(main.main())
+"""
+
+
 @pytest.mark.slow
 @pytest.mark.fault(39)
 def test_told_to_stop_all_sites_save_and_go_on_as_if_nothing_had_been(started: Started) -> None:
     settings = {"MAX_STEPS": 60, "SYNC_EVERY": 6}
     whole = started(2, "whole", **settings)
     whole.ends(0, 0)
-    job = started(2, "stopped", **settings)
-    job.wait(0, exchanges=2)
-    job.tell(signal.SIGTERM)
+    job = started(2, "stopped", start=False, **settings)
+    for rank, steps in ((0, 14), (1, 16)):  # both between exchanges 2 and 3
+        job.again(rank, [sys.executable, "-c", STOPS.format(steps=steps)])
     job.ends(75, 75)
     for rank in (0, 1):
         job.again(rank)
@@ -189,13 +204,14 @@ def test_told_to_stop_all_sites_save_and_go_on_as_if_nothing_had_been(started: S
 @pytest.mark.fault(39)
 def test_a_site_that_is_killed_stops_no_other_and_catches_up(started: Started) -> None:
     """Of two processes each; of one each it is in tests/kube/test_sites_end_to_end.py."""
-    job = started(2, MAX_STEPS=1500, SYNC_EVERY=10, PARALLEL="fsdp", NPROC=2)
+    job = started(2, MAX_STEPS=20_000, SYNC_EVERY=10, PARALLEL="fsdp", NPROC=2)
     last = len(job.sites) - 1
     job.wait(0, exchanges=2)
     job.lose(last)
     job.wait(0, exchanges=3, sites=last)
+    back = job.events(0, "sync")[-1]["outer_step"]
     job.again(last)
-    job.wait(last, exchanges=4, sites=last + 1)
+    job.wait(last, exchanges=back + 1, sites=last + 1)
     job.wait(0, exchanges=job.events(last, "sync")[-1]["outer_step"] + 3)
     job.tell(signal.SIGTERM)
     job.ends(*[75] * (last + 1))
@@ -232,12 +248,14 @@ sys.exit(main.main())
 @pytest.mark.slow
 @pytest.mark.fault(40)
 def test_an_exchange_that_fails_costs_the_steps_since_the_last_one(started: Started) -> None:
-    job = started(2, MAX_STEPS=1500, SYNC_EVERY=10)
+    job = started(2, MAX_STEPS=20_000, SYNC_EVERY=10)
     job.wait(0, exchanges=1)
     job.lose(1)
+    job.wait(0, exchanges=job.events(0, "sync")[-1]["outer_step"] + 1, sites=1)
+    undone = len(job.events(0, "rollback"))  # it may have been lost within an exchange, too
     job.again(1, [sys.executable, "-c", DIES])
-    assert job.sites[1].wait(120) == 9, job.log(1).read_text()
-    wait_for(job.run(0) / "metrics.jsonl", '"rollback"')
+    assert job.sites[1].wait(240) == 9, job.log(1).read_text()
+    wait_until(lambda: len(job.events(0, "rollback")) > undone)
     lost = job.events(0, "rollback")[-1]
     last = [entry for entry in job.events(0, "sync") if entry["time"] < lost["time"]][-1]
     job.wait(0, exchanges=last["outer_step"] + 1, sites=1)
@@ -256,18 +274,19 @@ def test_an_exchange_that_fails_costs_the_steps_since_the_last_one(started: Star
 @pytest.mark.fault(41)
 def test_without_its_lighthouse_a_site_waits_and_goes_on_when_it_is_back(started: Started) -> None:
     """The new one counts quorums from 1 again, as the old one did for sites that are long gone."""
-    job = started(2, MAX_STEPS=1500, SYNC_EVERY=10, SITE_WAIT_S=10)
+    job = started(2, MAX_STEPS=20_000, SYNC_EVERY=10, SITE_WAIT_S=10)
     job.wait(0, exchanges=2)
     job.lose(1)
     job.again(1)
     job.wait(1, exchanges=job.events(0, "sync")[-1]["outer_step"] + 2, sites=2)
     job.lighthouse.kill()
     job.lighthouse.wait()
-    alone, undone = job.events(0, "sync")[-1]["outer_step"], job.events(0, "rollback")
+    alone, undone = job.events(0, "sync")[-1]["outer_step"], len(job.events(0, "rollback"))
     job.lighthouse = job.light()
     for rank in (0, 1):
         job.wait(rank, exchanges=alone + 4, sites=2)
-    assert job.events(0, "rollback") == undone
+    for entry in job.events(0, "rollback")[undone:]:  # of an exchange that one of them had begun with the old one
+        assert entry["step"] <= 10 * (alone + 1)
     job.tell(signal.SIGTERM)
     job.ends(75, 75)
     assert job.agreed(0, 1) > job.agreed(0, 1, behind=alone) >= 1  # each may have made some more by itself
@@ -278,7 +297,8 @@ def test_without_its_lighthouse_a_site_waits_and_goes_on_when_it_is_back(started
 def test_a_lighthouse_that_comes_to_the_same_number_again_leaves_nobody_waiting(started: Started) -> None:
     """Quorum 1 is the first site's alone and 2 is of both, from the new lighthouse as from the old one; the second site
     was away when the new one's first stood, and knows that number of both as the one for which it has connected."""
-    job = started(2, start=False, MAX_STEPS=20_000, SYNC_EVERY=10, SITE_WAIT_S=5, START_TIMEOUT_S=15)
+    job = started(2, start=False, MAX_STEPS=20_000, SYNC_EVERY=10, SITE_WAIT_S=5, START_TIMEOUT_S=15,
+                  TRAIN_TIMEOUT_S=600)
     job.again(0)
     job.wait(0, exchanges=1, sites=1)
     job.again(1)
@@ -313,7 +333,7 @@ sys.exit(main.main())
 @pytest.mark.slow
 @pytest.mark.fault(39)
 def test_a_stop_is_heard_while_a_site_waits_for_the_others(started: Started) -> None:
-    job = started(2, MAX_STEPS=1500, SYNC_EVERY=10, SITE_WAIT_S=100)
+    job = started(2, MAX_STEPS=20_000, SYNC_EVERY=10, SITE_WAIT_S=100)
     job.wait(0, exchanges=1)
     job.lose(1)
     job.again(1, [sys.executable, "-c", SLOW])  # it lives, and the others wait for it
@@ -321,24 +341,9 @@ def test_a_stop_is_heard_while_a_site_waits_for_the_others(started: Started) -> 
     wait_for(job.run(0) / "STATUS.json", '"exchanging"')
     time.sleep(1.0)
     job.sites[0].send_signal(signal.SIGTERM)
-    assert job.sites[0].wait(120) == 75, job.log(0).read_text()
+    assert job.sites[0].wait(240) == 75, job.log(0).read_text()
     (*_, saved) = job.events(0, "checkpoint")
     assert saved["step"] == job.events(0, "step")[-1]["step"]
-
-
-AT_ITS_END = """
-import os, signal, sys
-from train import loop, main
-step = loop.train_step
-left = [{steps}]
-def stopped(*args, **kwargs):
-    left[0] -= 1
-    if not left[0]:
-        os.kill(os.getpid(), signal.SIGTERM)
-    return step(*args, **kwargs | {{"stop": left[0] == 0}})
-loop.train_step = stopped
-sys.exit(main.main())
-"""
 
 
 @pytest.mark.slow
@@ -346,7 +351,7 @@ def test_stopped_behind_the_last_step_sites_still_exchange_and_a_longer_run_goes
                                                                                                ) -> None:
     job = started(2, MAX_STEPS=10, SYNC_EVERY=8, SYNC_FRAGMENTS=2, start=False)
     for rank in (0, 1):
-        job.again(rank, [sys.executable, "-c", AT_ITS_END.format(steps=10)])
+        job.again(rank, [sys.executable, "-c", STOPS.format(steps=10)])
     job.ends(75, 75)
     assert [e["outer_step"] for e in job.events(0, "sync")] == [1, 2]  # behind steps 4 and 8
     for steps, exchanges in (("10", 4), ("17", 7)):  # both fragments at the end; two further turns from 10 on, and both
@@ -365,7 +370,7 @@ def test_a_checkpoint_of_one_site_alone_is_taken_over_by_one_that_starts(started
     """Neither has seen an exchange: only their weights tell them apart."""
     job = started(2, MAX_STEPS=14, SYNC_EVERY=10, BATCH_TOKENS=512, start=False)
     job.again(0, SYNC="ddp", SITES="1", NODES="1", MAX_STEPS="6")
-    assert job.sites[0].wait(120) == 0, job.log(0).read_text()
+    assert job.sites[0].wait(240) == 0, job.log(0).read_text()
     for rank in (0, 1):
         job.again(rank)
     job.ends(0, 0)
@@ -386,7 +391,7 @@ def test_sites_with_other_settings_or_the_same_number_are_named(started: Started
     job.wait(0, exchanges=1)
     job.lose(1)
     job.again(1, LEARNING_RATE="1e-3")
-    assert job.sites[1].wait(120) == 64 and "LEARNING_RATE" in job.log(1).read_text()
+    assert job.sites[1].wait(240) == 64 and "LEARNING_RATE" in job.log(1).read_text()
     job.again(1, RUNS_DIR=str(job.folder / "elsewhere"), NODE_RANK="0", MAX_RESTARTS="0")
-    assert job.sites[1].wait(120) == 69
+    assert job.sites[1].wait(240) == 69
     assert "site 0 is there already" in job.log(1).read_text()

@@ -8,6 +8,7 @@ import threading
 import time
 
 PIECE = 8192
+AHEAD_S = 0.1  # so much of what is sent waits in the link, by which a thread that wakes late loses nothing
 
 
 class SlowLink:
@@ -52,7 +53,7 @@ class SlowLink:
                 self.free_at[there] = max(now, self.free_at[there]) + len(data) / self.bytes_per_s
                 through = self.free_at[there]
             waiting.put((through + self.delay_s, data))
-            time.sleep(max(0.0, through - time.monotonic() - 0.01))
+            time.sleep(max(0.0, through - time.monotonic() - AHEAD_S))
 
     def give(self, end: socket.socket, waiting: "queue.Queue[tuple[float, bytes]]") -> None:
         while True:

@@ -96,6 +96,7 @@ def test_a_disk_that_may_only_be_read_or_is_too_small(tmp_path: Path) -> None:
 
 def test_what_is_measured_with_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk, "MEASURED_BYTES", 2e6)
+    monkeypatch.setattr(disk, "MEASURED_S", 120)
     monkeypatch.setattr(disk, "PIECE_BYTES", 2**20)
     flushed, flush = [], os.fsync
 

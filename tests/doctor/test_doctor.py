@@ -151,16 +151,14 @@ def test_the_quick_part_sees_what_stops_a_run(tmp_path: Path, monkeypatch: pytes
     assert {f.name for f in quick(huge) if f.level == FAIL} == {"host-memory", "disk"}
 
 
-def test_the_quick_part_loads_no_torch_asks_no_network_and_is_quick(tmp_path: Path, data: dict[str, str]) -> None:
-    code = "import socket, sys, time\n" \
+def test_the_quick_part_loads_no_torch_and_asks_no_network(tmp_path: Path, data: dict[str, str]) -> None:
+    code = "import socket, sys\n" \
            "def refuse(*_): raise SystemExit('asks a network')\n" \
            "socket.create_connection = socket.getaddrinfo = refuse\n" \
-           "began = time.process_time()\n" \
            "from train.config import Config; from doctor.quick import quick\n" \
-           "quick(Config.load()); took = time.process_time() - began\n" \
-           "sys.exit(str([name for name in ('torch', 'numpy', 'tokenizers', 'huggingface_hub') if name in sys.modules]"\
-           " or took < 0.5 or took))"
+           "quick(Config.load())\n" \
+           "sys.exit(str(sorted({'torch', 'numpy', 'tokenizers', 'huggingface_hub'} & sys.modules.keys())))"
     (tmp_path / "env").touch()
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False,
                           env={**os.environ, **data, "ENV_FILE": str(tmp_path / "env"), "RUNS_DIR": str(tmp_path)})
-    assert done.stderr.strip() == "True"
+    assert done.stderr.strip() == "[]"

@@ -98,7 +98,7 @@ def node_behind(c: Config, port: int) -> threading.Thread:
     def work() -> None:
         with socket.create_connection(("127.0.0.1", c.master_port)) as connection, contextlib.suppress(OSError):
             ears = Ears("", loopback=True)
-            link = SlowLink(ears.port, 0.02, 5e6) if not port else None
+            link = SlowLink(ears.port, 0.1, 1e6) if not port else None
             facts = {"node_rank": c.node_rank, "host": "far", "nodes": c.nodes, "port": link.port if link else port,
                      "addr": "127.0.0.1"}
             net_nodes.obey(Line(connection), facts, ears)
@@ -120,17 +120,18 @@ def wait_for(port: int) -> None:
 
 
 def test_a_slow_link_is_measured_as_it_is(port: int) -> None:
-    """20 ms each way and 5 MB/s, which are 0.04 Gbit/s, on the way to node 1; none of it on the way back."""
+    """100 ms each way and 1 MB/s, which are 0.008 Gbit/s, on the way to node 1; none of it on the way back. So
+    slow that what a busy machine adds is little beside it."""
     node_behind(settings(port, 2, 1), 0)
     verdict, found = net_nodes.conduct(settings(port, 2), total_s=5.0)
     assert verdict == Verdict(0) and found
     there, back = sorted(found.pairs, key=lambda pair: pair.start)
     assert there.rtt_ms and back.rtt_ms and back.many_gbit
-    assert 40 <= there.rtt_ms < 120 and back.rtt_ms < 20
+    assert 200 <= there.rtt_ms < 400 and back.rtt_ms < 100
     for value in (there.one_gbit, there.many_gbit, found.at_once[0].gbit):
-        assert value and 0.02 < value < 0.06, found
-    assert back.many_gbit > 0.5
-    assert 0.02 < float(found.settings["WAN_GBIT"]) < 0.06 and 40 <= float(found.settings["WAN_RTT_MS"]) < 120
+        assert value and 0.004 < value < 0.012, found
+    assert back.many_gbit > 0.1
+    assert 0.004 < float(found.settings["WAN_GBIT"]) < 0.012 and 200 <= float(found.settings["WAN_RTT_MS"]) < 400
 
 
 def test_a_closed_port_is_named_and_the_rest_is_measured(port: int) -> None:

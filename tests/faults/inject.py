@@ -11,6 +11,7 @@ import dataclasses
 import json
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -99,6 +100,28 @@ def sleep_with_the_lock(seconds: float) -> None:
     ctypes.PyDLL(None).sleep(int(seconds))
 
 
+def until_told(_: float) -> None:
+    """Until this process has been told to stop; in "numbers" that is heard behind the step after this one."""
+    while Now.job.interrupt.asked is None:
+        time.sleep(0.05)
+
+
+def wait_for_the_save(_: float) -> None:
+    """Until the checkpoint that is written beside training is there, or has failed, on all ranks."""
+    for thread in threading.enumerate():
+        if thread.name == "saver":  # it has collectives of its own, and needs nothing of the thread that waits
+            thread.join()
+
+
+def sleep_when_waited_for(seconds: float) -> None:
+    """In the producer: until training says that it has no data, and then for so long."""
+    log = Path(os.environ["RUNS_DIR"], os.environ["RUN_NAME"], "train.log")
+    known = log.stat().st_size if log.exists() else 0  # of waits that are over
+    while not log.exists() or b"waiting for data" not in log.read_bytes()[known:]:
+        time.sleep(0.05)
+    time.sleep(seconds)
+
+
 def set_clock(seconds: float) -> None:
     """As a time server does that finds the clock wrong."""
     real = time.time
@@ -111,9 +134,12 @@ ACTIONS: dict[str, Callable[[float], Any]] = {
     "term": lambda _: os.kill(os.getpid(), signal.SIGTERM),
     "sleep": time.sleep,
     "sleep with the lock": sleep_with_the_lock,
+    "sleep when waited for": sleep_when_waited_for,
+    "wait for the save": wait_for_the_save,
     "fail": fail,
     "no room": no_room,
     "no memory": no_memory,
+    "until told": until_told,
     "set the clock": set_clock,
     "multiply": lambda factor: factor,
 }
@@ -125,6 +151,7 @@ class Now:
     step: int | None = None
     samples = range(0)
     training = False
+    job: Any = None
     calls: dict[int, int] = {}  # noqa: RUF012 (there is one)
 
 
@@ -192,7 +219,7 @@ def follow_steps() -> None:
     loop_train = loop.train
 
     def train(*args: Any) -> Any:
-        Now.training = True
+        Now.training, Now.job = True, args[0]
         return loop_train(*args)
 
     loop.train = train

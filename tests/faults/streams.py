@@ -5,8 +5,7 @@ import json
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -88,10 +87,3 @@ class Disk:
             self.came_back |= self.gone & sizes.keys()
             self.gone = (self.gone | self.seen) - sizes.keys()
             self.seen |= sizes.keys()
-
-
-def wait_until(what: Callable[[], object], seconds: float = 120) -> None:
-    deadline = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.02)

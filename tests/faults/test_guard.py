@@ -63,7 +63,7 @@ def test_a_spike_is_skipped_and_a_kill_around_it_changes_nothing(tmp_path: Path,
     spike = Fault("forward", "multiply", samples=of_step(40), value=50.0, every=True)
     runs = []
     kill = [Fault("numbers", "kill", step=41), Fault("numbers", "kill", step=44),
-            Fault("step", "sleep", step=44, value=2, every=True)]  # until the checkpoint of step 42 is written
+            Fault("step", "wait for the save", step=44, every=True)]  # the checkpoint of step 42
     for name, faults in (("whole", [spike]), ("killed", [spike, *kill])):
         (tmp_path / name).mkdir()
         env = environment(tmp_path / name, data, **STEPS | {"MAX_STEPS": 48, "SAVE_EVERY": 14})

@@ -30,8 +30,8 @@ def test_a_slow_rank_is_named_with_its_host_and_how_slow_it_is(tmp_path: Path, d
 @pytest.mark.parametrize("how", ["sleep", "sleep with the lock"])
 def test_a_rank_that_hangs_is_shown_by_its_stack_and_the_run_starts_again(tmp_path: Path, data: dict[str, str],
                                                                           pair: Path, how: str) -> None:
-    env = environment(tmp_path, data, NPROC=2, MAX_RESTARTS=1, TRAIN_TIMEOUT_S=8, **STEPS)
-    saved = Fault("step", "sleep", step=11, value=2, every=True)  # meanwhile the checkpoint of step 8 is written
+    env = environment(tmp_path, data, NPROC=2, MAX_RESTARTS=1, TRAIN_TIMEOUT_S=16, **STEPS)
+    saved = Fault("step", "wait for the save", step=11, every=True)  # the checkpoint of step 8
     out = train(faulty(env, tmp_path, saved, Fault("step", how, step=11, rank=1, value=10_000)), command=LAUNCH)
     run, host = tmp_path / "run", socket.gethostname()
     stacks = {path.name: path.read_text() for path in run.glob("hang/attempt_*/rank_*.txt")}
@@ -65,13 +65,13 @@ def test_a_clock_that_is_set_by_an_hour_changes_nothing(tmp_path: Path, data: di
 @pytest.mark.fault(37)
 def test_an_evaluation_that_fails_or_never_ends_costs_its_number_only(tmp_path: Path, data: dict[str, str],
                                                                      pair: Path) -> None:
-    env = environment(tmp_path, data, NPROC=2, EVAL_EVERY=6, EVAL_MINUTES=0.04, **STEPS)
+    env = environment(tmp_path, data, NPROC=2, EVAL_EVERY=6, EVAL_MINUTES=0.2, **STEPS)
     out = train(faulty(env, tmp_path, Fault("evaluation", "fail", step=6, rank=1),
                        Fault("evaluation", "sleep", step=12, rank=0, value=10_000)), command=LAUNCH)
     run = tmp_path / "run"
     found = {r["step"]: r for r in record.read(run / "metrics.jsonl") if r["event"] == "eval"}
     assert sorted(found) == [6, 12, 18, 24]
     assert [step for step, r in found.items() if r["val_loss"] is None] == [6, 12]
-    assert "rank 1: Injected: injected" in found[6]["error"] and "EVAL_MINUTES=0.04" in found[12]["error"]
+    assert "rank 1: Injected: injected" in found[6]["error"] and "EVAL_MINUTES=0.2" in found[12]["error"]
     assert out.count("failed, and training goes on") == 2
     assert losses(run) == losses(pair)

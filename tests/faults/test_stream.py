@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -14,8 +15,8 @@ import pytest
 from tests.faults.conftest import LAUNCH, made_once
 from tests.faults.hub import REPOSITORY, Hub, hub
 from tests.faults.inject import Fault, faulty, processes
-from tests.faults.streams import Disk, make_sources, prepare, settings, steps, wait_until
-from tests.running import ROOT, losses, same, tensors, train
+from tests.faults.streams import Disk, make_sources, prepare, settings, steps
+from tests.running import ROOT, losses, same, tensors, train, wait_until
 from train import record
 
 TRAINER = [sys.executable, "-m", "train.main"]
@@ -90,21 +91,26 @@ def test_a_run_that_streams_equals_one_on_finished_shards(tmp_path: Path, source
 @pytest.mark.slow
 def test_a_producer_slower_than_training_shows_as_waits_that_no_time_out_ends(
         tmp_path: Path, sources: Path, data: dict[str, str], finished_pair: Path) -> None:
-    env = settings(tmp_path, sources, data["TOKENIZER"], TRAIN_TIMEOUT_S=4, NPROC=2)
+    env = settings(tmp_path, sources, data["TOKENIZER"], TRAIN_TIMEOUT_S=8, NPROC=2)
     prepare(env)
-    slow = faulty(env, tmp_path, SLOW, Fault("document", "sleep", n=50, value=14))
+    slow = faulty(env, tmp_path, SLOW, Fault("document", "sleep when waited for", n=50, value=12))
     out = train(slow, command=LAUNCH)
     assert losses(tmp_path / "run") == losses(finished_pair / "run")
-    waits = [step["data_wait_s"] for step in steps(tmp_path)]
-    assert max(waits) > 6, waits  # of 14 s, part of which training takes on a busy machine
-    assert out.count("for data at step") == sum(wait > 2 for wait in waits)
+    waits = {step["step"]: step["data_wait_s"] for step in steps(tmp_path)}
+    assert max(waits.values()) > 8, waits
+    said = [int(step) + 1 for step in re.findall(r"for data at step (\d+)", out)]  # the step before is named
+    assert len(said) == len(set(said))
+    # what is recorded has the time of reading too, so that it may be above 2 s where the wait was not
+    assert {step for step, wait in waits.items() if wait > 3} <= set(said) <= {
+        step for step, wait in waits.items() if wait > 2}, (said, waits)
     assert "waiting for data: long" in out and "; made so far: long 0.0 M tokens" in out
     assert "the trainer failed" not in out and "no progress" not in out
     # a busy machine has stragglers; a wait that was taken for work would be one of its length
     assert all(step["straggler"]["own_s"] < 5 for step in steps(tmp_path) if step.get("straggler"))
     last = [r for r in record.read(tmp_path / "run" / "metrics.jsonl") if r["event"] == "end"][-1]
-    assert last["goodput"]["data_wait"] == pytest.approx(sum(waits), abs=0.5)
-    assert last["goodput"]["training"] < 10
+    assert last["goodput"]["data_wait"] == pytest.approx(sum(waits.values()), abs=0.5)
+    worked = sum(step["step_ms"] for step in steps(tmp_path)) / 1000 - sum(waits.values())
+    assert last["goodput"]["training"] == pytest.approx(worked, abs=0.5)
     wait_until(lambda: not processes(tmp_path), 30)
 
 
@@ -135,7 +141,7 @@ def test_producers_and_jobs_that_are_killed_again_and_again_change_nothing(
     out = ""
     for _ in range(2):
         done = subprocess.run(TRAINER, env=slow, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                              timeout=120, check=False)
+                              timeout=400, check=False)
         assert done.returncode == -signal.SIGKILL, done.stdout
         out += done.stdout
     out += train(slow)
@@ -200,18 +206,18 @@ def test_the_disk_holds_what_it_may_and_what_is_needed_and_no_more(
 @pytest.mark.parametrize("nproc", [1, 2])
 def test_a_producer_that_dies_again_and_again_ends_the_run_saved_when_it_has_waited_long_enough(
         tmp_path: Path, sources: Path, data: dict[str, str], finished: Path, nproc: int) -> None:
-    env = settings(tmp_path, sources, data["TOKENIZER"], NPROC=nproc, DATA_TIMEOUT_S=8, MAX_RESTARTS=2,
-                   TRAIN_TIMEOUT_S=4)
+    env = settings(tmp_path, sources, data["TOKENIZER"], NPROC=nproc, DATA_TIMEOUT_S=20, MAX_RESTARTS=2,
+                   TRAIN_TIMEOUT_S=16)
     prepare(env)
     dying = faulty(env, tmp_path, Fault("document", "kill", step=5, every=True))
     out = train(dying, command=LAUNCH, code=78)
     assert out.count("the producer of data has stopped: it ended with code -9") == 1 and "the trainer failed" not in out
-    assert "has come no further for" in out and "(DATA_TIMEOUT_S=8): it ended with code -9" in out
+    assert "has come no further for" in out and "(DATA_TIMEOUT_S=20): it ended with code -9" in out
     (state, taken) = (json.loads((tmp_path / "run" / "STATUS.json").read_text()), steps(tmp_path)[-1]["step"])
     assert (state["phase"], state["exit_code"], f"stands at step {taken}, saved" in out) == ("crashed", 78, True)
     assert taken > 5 and (tmp_path / "run" / "checkpoints" / f"step_{taken:07d}").exists()
     wait_until(lambda: not processes(tmp_path), 30)
-    train(env, command=LAUNCH)
+    train(env | {"DATA_TIMEOUT_S": "900", "TRAIN_TIMEOUT_S": "120"}, command=LAUNCH)
     if nproc == 1:
         assert losses(tmp_path / "run") == losses(finished / "run")
 
@@ -225,6 +231,7 @@ def test_a_producer_that_is_refused_is_said_once_while_there_is_data_and_then_en
     process = start(faulty(env, tmp_path, Fault("document", "kill", step=6), Fault("step", "sleep", value=0.3,
                                                                                      every=True)), LAUNCH)
     try:
+        wait_until((tmp_path / ".fault_0_rank_0").exists)  # the producer is killed: it reads no more
         wait_until((tmp_path / "run" / "metrics.jsonl").exists)
         (sources / "long.jsonl").write_text('{"text": "something else"}\n')  # what is read already is not asked for
         out = ended(process, 78)
@@ -242,12 +249,12 @@ def test_told_to_stop_while_it_waits_a_run_saves_and_its_producer_is_gone_with_i
         tmp_path: Path, sources: Path, data: dict[str, str], finished: Path) -> None:
     env = settings(tmp_path, sources, data["TOKENIZER"], NPROC=2)
     prepare(env)
-    process = start(faulty(env, tmp_path, Fault("document", "sleep", step=5, value=60)), LAUNCH)
+    process = start(faulty(env, tmp_path, Fault("document", "sleep", step=5, value=600)), LAUNCH)
     try:
         wait_until(lambda: "waiting for data: long" in (tmp_path / "run" / "train.log").read_text()
                    if (tmp_path / "run" / "train.log").exists() else False)
         process.send_signal(signal.SIGTERM)
-        out = ended(process, 75, 45)
+        out = ended(process, 75)
     finally:
         process.kill()
     taken = steps(tmp_path)[-1]["step"]
@@ -262,7 +269,7 @@ def test_a_producer_ends_with_its_trainer_whatever_it_is_doing_and_the_next_goes
         tmp_path: Path, sources: Path, data: dict[str, str], finished: Path) -> None:
     env = settings(tmp_path, sources, data["TOKENIZER"])
     prepare(env)
-    process = start(faulty(env, tmp_path, Fault("document", "sleep", step=5, value=60)))
+    process = start(faulty(env, tmp_path, Fault("document", "sleep", step=5, value=600)))
     try:
         wait_until(lambda: (tmp_path / "run" / "metrics.jsonl").exists() and len(steps(tmp_path)) > 3)
         (producer,) = producers(tmp_path)
@@ -274,7 +281,7 @@ def test_a_producer_ends_with_its_trainer_whatever_it_is_doing_and_the_next_goes
     finally:
         process.kill()
         process.communicate()
-    assert time.monotonic() - began < 55 and not Path(f"/proc/{producer}").exists()
+    assert time.monotonic() - began < 300 and not Path(f"/proc/{producer}").exists()
     assert before.items() <= shards(tmp_path / "data").items()
     assert losses(tmp_path / "run") == losses(finished / "run") and "another process" not in out
 
@@ -284,25 +291,25 @@ def test_the_first_step_comes_as_soon_as_each_source_has_a_shard_and_a_stop_befo
         tmp_path: Path, sources: Path, data: dict[str, str]) -> None:
     env = settings(tmp_path, sources, data["TOKENIZER"], NPROC=2)
     prepare(env)
-    never = faulty(env, tmp_path / "never", Fault("document", "sleep", step=0, value=60, every=True))
+    never = faulty(env, tmp_path / "never", Fault("document", "sleep", step=0, value=600, every=True))
     process = start(never, LAUNCH)
     try:
         wait_until(lambda: producers(tmp_path) and "waiting for the first" in (
             tmp_path / "run" / "train.log").read_text())
         process.send_signal(signal.SIGTERM)
-        out = ended(process, 75, 45)
+        out = ended(process, 75)
     finally:
         process.kill()
     assert "stopped by SIGTERM before training" in out and "the trainer failed" not in out
     wait_until(lambda: not processes(tmp_path), 30)
     (tmp_path / "late").mkdir()
-    process = start(faulty(env, tmp_path / "late", Fault("document", "sleep", step=3, value=60, every=True)), LAUNCH)
+    process = start(faulty(env, tmp_path / "late", Fault("document", "sleep", step=3, value=600, every=True)), LAUNCH)
     try:
         wait_until(lambda: (tmp_path / "run" / "metrics.jsonl").exists() and steps(tmp_path))
         assert len(list((tmp_path / "data").rglob("train_*.bin"))) == 5  # three of one, all two of the other
     finally:
         process.send_signal(signal.SIGTERM)
-        ended(process, 75, 45)
+        ended(process, 75)
 
 
 @pytest.mark.slow
@@ -313,7 +320,7 @@ def test_a_source_that_cannot_be_read_ends_a_start_with_its_message(tmp_path: Pa
     prepare(env)
     began = time.monotonic()
     out = train(env, command=LAUNCH, code=78)
-    assert time.monotonic() - began < 90 and "the trainer failed" not in out
+    assert time.monotonic() - began < 300 and "the trainer failed" not in out
     assert "the producer of data was refused: " in out and "short.jsonl" in out
 
 

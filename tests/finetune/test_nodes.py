@@ -64,7 +64,7 @@ def all_nodes() -> Iterator[list[Nodes]]:
 @pytest.fixture
 def env(tmp_path: Path, models: dict[str, Path], chats: Path, free_port: int) -> dict[str, str]:
     return env_of(tmp_path, models["llama"], chats, NODES="2", NPROC="1", MASTER_ADDR="127.0.0.1",
-                  MASTER_PORT=str(free_port), START_TIMEOUT_S="120", ALLOW_FAIL="gpus,memory,disk,host-memory",
+                  MASTER_PORT=str(free_port), START_TIMEOUT_S="300", ALLOW_FAIL="gpus,memory,disk,host-memory",
                   PRESET="finetune", LORA_RANK="4")
 
 

@@ -34,7 +34,7 @@ def served(folder: Path, **manner: object) -> dict[str, Repository]:
 
 
 def bring(env: dict[str, str], running: Hub, folder: Path, code: int = 0, model: str = NAME, *argv: str) -> str:
-    done = subprocess.run([sys.executable, "-m", "finetune.data", *argv], cwd=ROOT, text=True, check=False, timeout=120,
+    done = subprocess.run([sys.executable, "-m", "finetune.data", *argv], cwd=ROOT, text=True, check=False, timeout=400,
                           env=env | running.environment(folder) | {"MODEL": model, "HF_TOKEN": ""},
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     assert done.returncode == code, done.stdout

@@ -1,10 +1,8 @@
 """python -m finetune.main: trained, evaluated, stopped, gone on with, on one process and several."""
 
 import json
-import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.faults.inject import Fault, faulty
 from tests.finetune.making import row, write_rows
 from tests.finetune.models import models
 from tests.processes import run_trainer
@@ -40,11 +39,6 @@ def env_of(folder: Path, model: Path, chats: Path, **settings: str) -> dict[str,
                  "SAMPLE_TOKENS"):
         kept.pop(name)
     return kept | {"DATA_DIR": str(folder / "data"), "MODEL": str(model), "DATA": str(chats)} | SMALL | settings
-
-
-def command(processes: int) -> list[str]:
-    start = [] if processes == 1 else ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    return [sys.executable, *start, "-m", "finetune.main"]
 
 
 def finetune(env: dict[str, str], processes: int = 1, code: int = 0) -> str:
@@ -109,18 +103,10 @@ def test_trained_and_gone_on_with_to_the_bit(models: dict[str, Path], chats: Pat
     assert all(".lora_" in name for name in one) == bool(settings)
 
 
-def kill_at(step: int, env: dict[str, str], processes: int = 1) -> None:
-    """Start, and end all of it as kill -9 does once it has said that step."""
-    started = subprocess.Popen(command(processes), env=env, cwd=ROOT, text=True, stdout=subprocess.PIPE,
-                               stderr=subprocess.STDOUT, start_new_session=True)
-    assert started.stdout
-    for line in started.stdout:
-        if line.startswith(f"step={step}/"):
-            os.killpg(started.pid, signal.SIGKILL)
-            break
-    assert started.wait() == -9
-    started.stdout.read()  # until the last of its processes is gone
-    started.stdout.close()
+def kill_at(step: int, env: dict[str, str], folder: Path, processes: int = 1) -> None:
+    """Start, and kill -9 all of it in that step; no earlier run in `folder` was killed so."""
+    found, said = run_trainer(["-m", "finetune.main"], faulty(env, folder, Fault("numbers", "kill", n=step)), processes)
+    assert found == -9, said
 
 
 @pytest.mark.slow
@@ -128,7 +114,7 @@ def kill_at(step: int, env: dict[str, str], processes: int = 1) -> None:
 def test_killed_at_any_moment_it_goes_on_to_the_bit(models: dict[str, Path], chats: Path, tmp_path: Path,
                                                     processes: int, settings: dict[str, str]) -> None:
     env = env_of(tmp_path, models["llama"], chats, SAVE_EVERY="2", EPOCHS="3", LOG_EVERY="1", **settings)
-    kill_at(7, env, processes)
+    kill_at(7, env, tmp_path, processes)
     said = finetune(env, processes)
     assert "resumed from step_000000" in said and "step=34/34" in said
     (tmp_path / "whole").mkdir()
@@ -145,7 +131,7 @@ def test_killed_with_adapters_alone_it_has_them_and_its_step_again(models: dict[
     pytest.importorskip("peft", reason="make setup-dev installs it")
     more = {**LORA, "EPOCHS": "3", "LOG_EVERY": "1", "EVAL_EVERY": "0"}
     env = env_of(tmp_path, models["glm4_moe"], chats, SAVE_EVERY="2", CHECKPOINT_MODE="lite", **more)
-    kill_at(9, env)
+    kill_at(9, env, tmp_path)
     said = finetune(env)
     taken = re.search(r"resumed from step_0*(\d+) at step \1/34", said)
     assert taken and int(taken[1]) in (4, 6, 8)

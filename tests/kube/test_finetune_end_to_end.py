@@ -17,7 +17,7 @@ __all__ = ["chats", "models"]  # fixtures
 
 OF_PRETRAINING = ("VOCAB_SIZE", "N_LAYER", "N_HEAD", "N_EMBD", "TRAIN_TOKENS", "EVAL_TOKENS", "ALLOW_REPEAT",
                   "SAMPLE_TOKENS", "TOKENIZER", "PRESET", "NODES")
-HALF_WAY = 8  # the step in which the pods are told to stop
+HALF_WAY = 8  # the step behind which the pods stop
 
 
 @pytest.fixture
@@ -28,19 +28,18 @@ def lab(tmp_path: Path, data: dict[str, str], models: dict[str, Path], chats: Pa
     shutil.copy(chats, made.kubelet.claim(VOLUME))
     made.env = {name: value for name, value in made.env.items() if name not in OF_PRETRAINING} | SMALL | {
         "NODES": "2", "MODEL": "/volume/models/small", "DATA": "/volume/chats.jsonl", "LORA_RANK": "4", "EPOCHS": "2",
-        "SAVE_EVERY": "5"}
+        "SAVE_EVERY": "5", "TRAIN_TIMEOUT_S": "800"}
     yield made
     made.cluster.close()
 
 
 def test_pods_fine_tune_as_one_process_does_and_the_same_targets_look_after_them(
         lab: Lab, tmp_path: Path, models: dict[str, Path], chats: Path) -> None:
-    # Long enough for make stop to come meanwhile, and not so long that it seems to hang; full checkpoints, since one
-    # that holds adapters alone starts the optimizer anew.
-    lab.kubelet.extra |= faulty({}, tmp_path, Fault("numbers", "sleep", n=HALF_WAY, value=15))
+    # Full checkpoints, since one that holds adapters alone starts the optimizer anew.
+    lab.kubelet.extra |= faulty({}, tmp_path, Fault("numbers", "until told", n=HALF_WAY - 1))
     said = lab.make("finetune-k8s", "tuned")
     assert "2 pods of 1 process on CPU" in said and "make finetune-k8s then goes on" in said
-    lab.until(lambda: lab.events("tuned", "checkpoint"), "a first checkpoint")
+    lab.until(lambda: len(list(tmp_path.glob(".fault_0_rank_*"))) == 2, "both pods are half-way")
     assert "finetune-k8s goes on from there" in lab.make("stop", "tuned")
     assert lab.cluster.objects("Job") == []
     lab.make("finetune-k8s", "tuned")

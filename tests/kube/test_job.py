@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -41,7 +42,7 @@ def test_a_run_at_work_is_told_with_its_pods_its_steps_and_its_sites(user, clust
     assert "at 2 sites: ksu (1), ucsd (3)" in out and "SITE=NAME" in out
     assert f"{RUN:30} training       step 2100/190735  loss 3.2500  " in out and f"s ago on {JOB}-0" in out
     assert "step=2100/190735 loss=3.2500 lr=3.000e-04 grad_norm=0.400 step_ms=3900.0 tokens_per_s=134432" in out
-    assert "last checkpoint: step 2000, 9" in out
+    assert re.search(r"last checkpoint: step 2000, [19]", out)
     assert lines[-1] == f"next: make logs RUN_NAME={RUN}; make stop RUN_NAME={RUN} saves and stops"
     assert not [pod for pod in cluster.objects("Pod") if "reader" in pod["metadata"]["name"]]
 
@@ -140,7 +141,7 @@ def test_a_run_whose_heart_stopped_is_named(user, cluster: Cluster, tmp_path: Pa
     state = json.loads((run / "STATUS.json").read_text())
     (run / "STATUS.json").write_text(json.dumps(state | {"heartbeat": state["heartbeat"] - 900}))
     _, out, _ = user("status")
-    assert "no heartbeat for 15:0" in out and "make logs ONLY=errors" in out
+    assert re.search(r"no heartbeat for 15:\d\d", out) and "make logs ONLY=errors" in out
 
 
 def test_a_job_of_another_run_is_said(user, cluster: Cluster, tmp_path: Path) -> None:

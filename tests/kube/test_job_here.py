@@ -91,12 +91,16 @@ def test_checkpoints_of_here_are_verified_by_hash(run: Path, capsys: pytest.Capt
     assert states["step_0003000"].endswith("damaged: the hash of __1_0.distcp differs")
 
 
-def test_describe_tells_settings_and_attempts(run: Path, capsys: pytest.CaptureFixture) -> None:
+def test_describe_tells_settings_and_attempts(run: Path, capsys: pytest.CaptureFixture,
+                                              monkeypatch: pytest.MonkeyPatch) -> None:
     (run / "config.json").write_text(json.dumps({
         "settings": {"PRESET": "gpt2-124m", "LEARNING_RATE": 0.5, "N_LAYER": 12, "MAX_STEPS": None},
         "attempts": [{"time": time.time() - 3725, "host": "a", "world_size": 2, "device": "H100", "torch": "2.13.0",
                       "git": "0123456789abcdef", "git_dirty": True}, {"time": time.time(), "host": "b"}]}))
-    assert job.main(["describe"]) == 0
+    now = time.time()
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "time", lambda: now)
+        assert job.main(["describe"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "2 attempts" in lines[0] and lines[1] == "settings: PRESET=gpt2-124m and LEARNING_RATE=0.5"
     assert lines[2] == ("attempt 0: begun 1:02:05 ago on a, 2 processes on H100, torch 2.13.0, "

@@ -69,8 +69,10 @@ def test_ctrl_c_ends_the_watching_only(user, cluster: Cluster, monkeypatch: pyte
     put_job(cluster, pods=1)
     name = put_pod(cluster, 0, phase="Running", node="a")
     cluster.logs[name] = LOG
-    threading.Timer(1.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+    shown, write = threading.Event(), sys.stdout.write
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(sys.stdout, "write", lambda text: (write(text), "No space left" in text and shown.set())[0])
+    threading.Thread(target=lambda: shown.wait(200) and os.kill(os.getpid(), signal.SIGINT)).start()
     code, out, _ = user("logs")
     assert code == 0 and out == LOG + "\n"
     assert len(cluster.objects("Pod")) == len(cluster.objects("Job")) == 1

@@ -62,7 +62,7 @@ def test_a_job_at_work_with_what_its_pods_tell(look: Look, cluster: Cluster) -> 
                  "gpu 3/0: utilisation 99%, memory n/a GiB, power 399 W, n/a, throttled by nothing",
                  "eta: 52:00, at "):
         assert f"\n{line}" in out, (line, out)
-    assert re.search(r"^phase: training for 1:0\d$", out, re.M)
+    assert re.search(r"^phase: training for 1:\d\d$", out, re.M)
     assert re.search(r"^pod 3: Running, node b, site ksu, restarts 0, ", out, re.M)
     assert re.search(r"^last line 0: .*last words of 0$", out, re.M)
     assert re.search(r"^speed: 134,432 tokens/s, \d+% of the plan's ", out, re.M)

@@ -209,12 +209,12 @@ def test_a_command_that_fails_is_said_once_with_its_last_words(bell: Bell) -> No
 
 def test_one_that_never_ends_holds_nothing_up_and_is_ended_with_its_children(bell: Bell) -> None:
     bell.does(f"#!/bin/sh\nsleep 60 &\necho $! > {bell.folder}/child\nwait\n")
-    alerts = bell.alerts(limit_s=2.0)
+    alerts = bell.alerts(limit_s=10.0)
     began = time.monotonic()
     alerts.look(at(0), [HANGS])
-    assert time.monotonic() - began < 1.8
+    assert time.monotonic() - began < 9
     said = alerts.close()
-    assert said == [f"ALERT_CMD={bell.command} was ended after 2 s"] and time.monotonic() - began < 30
+    assert said == [f"ALERT_CMD={bell.command} was ended after 10 s"] and time.monotonic() - began < 50
     child = int((bell.folder / "child").read_text())
     deadline = time.monotonic() + 30
     while lives(child):

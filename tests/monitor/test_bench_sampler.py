@@ -19,7 +19,7 @@ def test_rate_and_cost_are_measured_for_each_number_of_gpus(monkeypatch: pytest.
     for row in found:
         (taken,) = row["rounds"]
         slots = taken["samples"] + taken["missed"]
-        assert taken["hz"] == pytest.approx(100 * taken["samples"] / slots, abs=0.01) and slots >= 30
+        assert taken["hz"] == pytest.approx(100 * taken["samples"] / slots, abs=0.01) and slots >= 20
         assert 0 < taken["cpu_percent"] < 100
         columns = 2 + row["gpus"] * (2 if row["fields"] == "basic" else 4)
         assert taken["bytes"] / taken["samples"] > 2 * columns

@@ -165,7 +165,7 @@ def test_it_ends_with_who_started_it_and_with_who_reads(env: dict[str, str], run
     until(lambda: (tmp_path / "said").exists() and (tmp_path / "said").read_text())
     shell.kill()
     shell.wait()
-    until(lambda: not Path(f"/proc/{pid}").exists() or "State:\tZ" in Path(f"/proc/{pid}/status").read_text())
+    until(lambda: not lives(pid))
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run([sys.executable, "-m", "monitor.teller"], env=env, cwd=ROOT, text=True, stdout=writer,
@@ -178,6 +178,14 @@ def test_a_bad_setting_is_said(env: dict[str, str]) -> None:
     done = subprocess.run([sys.executable, "-m", "monitor.teller"], env=env | {"NODES": "none"}, cwd=ROOT, text=True,
                           capture_output=True, timeout=120, check=False)
     assert done.returncode == 64 and "NODES=none" in done.stderr and done.stdout == ""
+
+
+def lives(pid: int) -> bool:
+    """One that is dead and not yet reaped counts as gone."""
+    try:
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
 
 
 def until(happens: Callable[[], Any], seconds: float = 30) -> None:

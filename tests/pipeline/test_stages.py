@@ -106,7 +106,7 @@ def test_a_run_that_was_stopped_by_itself_is_told_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, pytest.param(
     signal.SIGINT, marks=pytest.mark.slow)])
 def test_killed_or_told_to_stop_it_goes_on_where_it_was(tmp_path: Path, number: int) -> None:
-    waits = "printf b >> marks; trap 'printf t >> marks; exit 75' TERM; for i in {1..600}; do sleep 0.05; done"
+    waits = "trap 'printf t >> marks; exit 75' TERM; printf b >> marks; for i in {1..600}; do sleep 0.05; done"
     command = [sys.executable, "-c", ALONE, str(tmp_path), "printf a >> marks", waits, "printf c >> marks"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                           env={**os.environ, "PYTHONPATH": str(ROOT)}) as started:

@@ -153,8 +153,8 @@ POISON = """
 import sys, time
 from train import assemble, batch, checkpoint, main
 read = checkpoint.read_manifest
-checkpoint.read_manifest = lambda folder: (time.sleep(2.5), read(folder))[1]  # a large one on a slow disk
-build, batch_of, times = assemble.build, batch.Loader.batch, int(sys.argv[1])
+checkpoint.read_manifest = lambda folder: (time.sleep(seconds), read(folder))[1]  # a large one on a slow disk
+build, batch_of, times, seconds = assemble.build, batch.Loader.batch, int(sys.argv[1]), float(sys.argv[2])
 
 def poisoned(self, step, gaps=()):
     global times
@@ -174,8 +174,8 @@ sys.exit(main.main())
 
 @pytest.mark.fault(16)
 def test_weights_that_are_nan_are_those_of_the_last_checkpoint_again(tmp_path: Path, data: dict[str, str]) -> None:
-    env = environment(tmp_path, data, SAVE_EVERY=4, MAX_STEPS=12, TRAIN_TIMEOUT_S=4)
-    out = train(env, command=[sys.executable, "-c", POISON, "1"])
+    env = environment(tmp_path, data, SAVE_EVERY=4, MAX_STEPS=12, TRAIN_TIMEOUT_S=12)
+    out = train(env, command=[sys.executable, "-c", POISON, "1", "7"])
     assert "step 7: loss=nan" in out and "the step is skipped" in out and "Traceback" not in out
     assert "python-stdlib:epoch 0:train_0000" in out and "went back to step_0000004" in out
     records = list(record.read(tmp_path / "run" / "metrics.jsonl"))
@@ -191,11 +191,11 @@ def test_weights_that_are_nan_are_those_of_the_last_checkpoint_again(tmp_path: P
 def test_a_run_that_goes_astray_again_and_again_ends_with_a_code_that_nobody_retries(tmp_path: Path,
                                                                                      data: dict[str, str]) -> None:
     env = environment(tmp_path, data, SAVE_EVERY=4, MAX_STEPS=12, MAX_ROLLBACKS=2)
-    out = train(env, command=[sys.executable, "-c", POISON, "99"], code=70)
+    out = train(env, command=[sys.executable, "-c", POISON, "99", "0"], code=70)
     assert "going back 2 times (MAX_ROLLBACKS=2) did not help. Lower LEARNING_RATE" in out and "Traceback" not in out
     assert json.loads((tmp_path / "run" / "STATUS.json").read_text())["phase"] == "crashed"
     out = train(environment(tmp_path, data, RUN_NAME="none", MAX_STEPS=12),
-                command=[sys.executable, "-c", POISON, "99"], code=70)
+                command=[sys.executable, "-c", POISON, "99", "0"], code=70)
     assert "there is no checkpoint to go back to" in out
 
 
@@ -203,7 +203,10 @@ def test_a_run_that_goes_astray_again_and_again_ends_with_a_code_that_nobody_ret
 @pytest.mark.fault(7)
 def test_a_save_that_fails_on_the_way_is_tried_again_and_does_not_end_the_run(tmp_path: Path,
                                                                               data: dict[str, str]) -> None:
-    script = "import sys; from train import checkpoint, main; f = checkpoint.check_space; calls = []\n" \
+    script = "import sys, time; from train import checkpoint, loop, main\n" \
+             "f, rate, calls = checkpoint.check_space, loop.lr_at, []\n" \
+             "def slowly(*a):\n    time.sleep(0.5 * (len(calls) == 3)); return rate(*a)  # until it is tried again\n" \
+             "loop.lr_at = slowly\n" \
              "def full(root, need):\n    calls.append(1)\n" \
              "    if len(calls) == 3: raise checkpoint.CheckpointError('disk full')\n" \
              "checkpoint.check_space = full; sys.exit(main.main())"

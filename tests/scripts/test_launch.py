@@ -23,9 +23,9 @@ if [[ "$2 $3" == "train.config get" ]]; then
   for name in "${@:4}"; do echo "${!name-}"; done
   exit
 fi
-[[ $2 != train.status ]] || exec PYTHON "$@"
-[[ "$*" != "-m doctor.before_run" ]] || exec PYTHON "$@"
+[[ $2 != train.status && "$*" != "-m doctor.before_run" ]] || exec PYTHON "$@"
 [[ -z ${PAUSE-} ]] || sleep "$PAUSE"
+[[ -z ${GATE-} ]] || for _ in {1..1200}; do [[ ! -e $GATE ]] || break; sleep 0.1; done  # not for ever: none may open it
 echo "threads=$OMP_NUM_THREADS run: $*"
 [[ -z ${REPORT-} || -z ${EXIT_CODE_FILE-} ]] || echo "$REPORT" > "$EXIT_CODE_FILE"
 exit "${CODE-0}"
@@ -146,11 +146,12 @@ def test_a_detached_run_outlives_the_shell_that_started_it(env: dict[str, str], 
 @pytest.mark.fault(32)
 def test_a_second_detached_start_is_refused_and_leaves_the_log_alone(env: dict[str, str], tmp_path: Path) -> None:
     env |= {"DETACH": "1", "RUNS_DIR": str(tmp_path)}
-    code, out = launch(env, "train.sh", PAUSE="3")
+    code, out = launch(env, "train.sh", GATE=str(tmp_path / "gate"))
     assert code == 0 and "in the background" in out
     code, out = launch(env, "train.sh")
     assert code == 78 and re.search(r"run x is at work already \((pid |it has just begun)", out)
     assert launch(env, "train.sh", DETACH="0")[0] == 78
+    (tmp_path / "gate").touch()
     wait_for(tmp_path / "x" / "console.log", "run: -m analysis.plots", seconds=60)
     log = (tmp_path / "x" / "console.log").read_text()
     assert log.count("run: -m train.prepare") == 1 and "\0" not in log
@@ -360,8 +361,7 @@ def test_a_restart_waits_until_the_trainer_before_has_let_the_run_go(play: dict[
     holder = subprocess.Popen([sys.executable, "-c", "import fcntl, sys, time\nlock = open(sys.argv[1], 'w')\n"
                                "fcntl.flock(lock, fcntl.LOCK_EX)\nprint(flush=True)\ntime.sleep(2)", run / ".lock"],
                               stdout=subprocess.PIPE)
-    assert holder.stdout is not None
-    holder.stdout.readline()
+    assert holder.stdout and holder.stdout.readline()
     began = time.monotonic()
     assert launch(play, PLAY="k9 0")[0] == 0
     assert time.monotonic() - began > 1.5 and holder.wait(120) == 0

@@ -133,12 +133,13 @@ def test_a_node_goes_back_to_the_roll_call(play: dict[str, str], tmp_path: Path)
 def test_each_node_has_its_own_job_and_only_the_first_draws(env: dict[str, str], tmp_path: Path) -> None:
     """They may share RUNS_DIR."""
     first = subprocess.Popen([ROOT / "scripts" / "train.sh", "node"], stdout=subprocess.PIPE, text=True,
-                             env=env | NODES | {"NODE_RANK": "0", "PAUSE": "1"})
+                             env=env | NODES | {"NODE_RANK": "0", "GATE": str(tmp_path / "gate")})
     wait_for(tmp_path / "runs" / "x" / ".job", "preparing data", seconds=20)
     done = subprocess.run([ROOT / "scripts" / "train.sh", "node"], env=env | NODES, text=True, check=True,
                           capture_output=True)
     assert "train.main" in done.stdout and "analysis.plots" not in done.stdout
     assert re.search(r"pid \d+ on \S+: training as node 1 of 2", (tmp_path / "runs" / "x" / ".job_node_1").read_text())
+    (tmp_path / "gate").touch()
     assert "analysis.plots" in first.communicate(timeout=120)[0]
 
 

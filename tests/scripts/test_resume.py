@@ -40,7 +40,8 @@ def test_killed_at_every_kind_of_moment_it_ends_the_same(tmp_path: Path, data: d
     attempts = json.loads((run / "config.json").read_text())["attempts"]
     assert len(attempts) == len(KILLS) + 1
     assert [a["step"] for a in attempts[:3]] == [0, 0, 0] and attempts[-1]["step"] == 16
-    assert [r["step"] for r in record.read(run / "metrics.jsonl") if r["event"] == "eval"] == [12, 24, 36, 40]
+    # one may be there twice: a kill in a save may come later than an evaluation behind it
+    assert sorted({r["step"] for r in record.read(run / "metrics.jsonl") if r["event"] == "eval"}) == [12, 24, 36, 40]
     events = [r["event"] for r in record.read(run / "metrics.jsonl")]
     assert events.count("resume") == 2 and events[-1] == "end"
 

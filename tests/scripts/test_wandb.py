@@ -94,9 +94,11 @@ def test_an_offline_run_reads_back_as_its_record(tmp_path: Path, data: dict[str,
     out = train(environment(tmp_path, data, WANDB_MODE="offline", WANDB_API_KEY=KEYS[0], EVAL_EVERY=12,
                             WANDB_RUN_ID="mine", WANDB_RESUME="must", WANDB_NAME="another", WANDB_DIR="/nowhere"),
                 command=held(run / "train.log", "W&B: offline"))
+    wait_until_gone(run)
     assert losses(run) == undisturbed
-    (line,) = [line for line in out.splitlines() if line.startswith("W&B")]
-    assert "offline" in line and f"wandb sync {run}/wandb/offline-run-*" in line
+    # on a busy machine it may also be said that there is no answer yet, or that the upload goes on
+    (line,) = [line for line in out.splitlines() if line.startswith("W&B: offline")]
+    assert f"wandb sync {run}/wandb/offline-run-*" in line
     rows = wandb_file.rows(run)
     own = {"_step", "_timestamp", "_runtime"}
     assert {row["_step"]: {k: v for k, v in row.items() if k not in own} for row in rows} == record_as_rows(run)
@@ -263,10 +265,12 @@ def test_a_mirror_that_is_killed_is_no_harm_and_the_next_attempt_has_one(tmp_pat
     out, _ = process.communicate(timeout=120)
     assert process.returncode == 75, out
     stopped = json.loads((run / "STATUS.json").read_text())["step"]
-    assert "resumed from" in train(env | {"MAX_STEPS": str(stopped + 7)})
+    (run / "train.log").write_text("")
+    again = env | {"MAX_STEPS": str(stopped + 20)}
+    assert "resumed from" in train(again, command=held(run / "train.log", "W&B: offline"))
     wait_until_gone(run)
     rows = [row["_step"] for row in wandb_file.rows(run)]
-    assert len(rows) == len(set(rows)) and rows[-1] == stopped + 7
+    assert len(rows) == len(set(rows)) and rows[-1] == stopped + 20
     assert len({path.stem for path in wandb_file.files(run)}) == 1
 
 

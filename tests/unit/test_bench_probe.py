@@ -1,5 +1,6 @@
 """PROBE=1: what it measures beside measurements of our own, what it composes, and that it ends whatever happens."""
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -244,13 +245,20 @@ def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path, monkeypatch: py
     assert probe_disk.measure(tmp_path, time.time())["problem"].startswith("only 300 MB are free")
 
 
+def leads_to(link: Path) -> str:
+    """What a link names; nothing where it is gone by now."""
+    with contextlib.suppress(FileNotFoundError):
+        return os.readlink(link)
+    return ""
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_nothing_is_left_of_a_disk_probe_that_is_killed(tmp_path: Path, number: int) -> None:
     process = subprocess.Popen([sys.executable, "-m", "bench.probe_disk", str(tmp_path), str(time.time() + 30),
                                 str(time.time() + 60)], cwd=ROOT, stderr=subprocess.DEVNULL)
     folder, deadline = Path(f"/proc/{process.pid}/fd"), time.monotonic() + 30
-    while not any("(deleted)" in os.readlink(link) for link in folder.iterdir() if link.is_symlink()):
+    while not any("(deleted)" in leads_to(link) for link in folder.iterdir()):
         assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.01)
     process.send_signal(number)
@@ -264,7 +272,7 @@ def part(name: str, c: Config, processes: int, seconds: float = 3.0) -> Measured
     """A part as it is started for a doctor, but with time for a busy machine."""
     c = dataclasses.replace(c, nproc=processes, device="cpu")
     found = Measured(c, time.time())
-    probing.run(found, name, seconds, probing.command(c, name), limit=time.time() + 120)
+    probing.run(found, name, seconds, probing.command(c, name), limit=time.time() + 300)
     return found
 
 
@@ -294,7 +302,7 @@ def test_two_processes_measure_what_both_do_and_what_is_between_them(tiny: Confi
 
 
 @pytest.mark.parametrize(("processes", "parallel", "seconds"), [
-    (1, "ddp", 0.0), pytest.param(2, "ddp", 30.0, marks=pytest.mark.slow),
+    (1, "ddp", 0.0), pytest.param(2, "ddp", 100.0, marks=pytest.mark.slow),
     pytest.param(2, "fsdp", 0.0, marks=pytest.mark.slow)])
 def test_processes_take_the_steps_of_a_run(tiny: Config, processes: int, parallel: str, seconds: float) -> None:
     """512 tokens a step: 16 windows of 32, of which two processes take 2 micro-batches of 4 each."""

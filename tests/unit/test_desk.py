@@ -2,7 +2,6 @@
 
 import contextlib
 import http.client
-import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -54,24 +53,33 @@ def test_what_a_site_says_the_others_read_until_it_leaves(port: int) -> None:
     assert one.read()[2]["done"] is True
 
 
-def test_those_live_whose_beat_moves_or_who_have_just_appeared(port: int) -> None:
+def test_those_live_whose_beat_moves_or_who_have_just_appeared(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     here, silent, lively = at(port, 0), at(port, 1), at(port, 2)
     silent.say()
     lively.say()
     lively.live()
     assert set(here.living(0.5)) == {2}
-    threading.Timer(0.2, silent.say).start()
-    assert set(here.living(5.0)) == {1, 2}  # at once, since all are there
+    read, reads = here.read, []
+
+    def reading() -> dict[int, dict[str, Any]]:
+        reads.append(0)
+        if len(reads) == 2:  # behind the first look
+            silent.say()
+        return read()
+
+    monkeypatch.setattr(here, "read", reading)
+    assert set(here.living(60.0)) == {1, 2}  # at once, since all are there
     assert set(here.living(60.0, enough=bool)) == {2}
     lively.leave(done=False)
 
 
-def test_another_of_the_same_number_is_seen_if_it_lives(port: int) -> None:
+def test_another_of_the_same_number_is_seen_if_it_lives(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     before, again = at(port, 1, host="b"), at(port, 1)
     assert again.double() is None
     before.say()
     assert again.double() is None  # what it left behind
     before.live()
+    monkeypatch.setattr(desk, "LOOK_S", 30.0)  # at most
     found = again.double()
     assert found and found["host"] == "b"
     before.leave(done=False)

@@ -115,15 +115,18 @@ def until(what: Callable[[], object], seconds: float = 20) -> None:
 
 
 def test_a_producer_that_is_refused_ends_a_wait_at_once_and_says_why(
-        tmp_path: Path, producer: Callable[[str], None], caplog: pytest.LogCaptureFixture) -> None:
+        tmp_path: Path, producer: Callable[[str], None], caplog: pytest.LogCaptureFixture,
+        monkeypatch: pytest.MonkeyPatch) -> None:
     producer("import json, sys; sys.stdout.write(json.dumps({'error': 'the hub refuses it (403)', 'again': False}))\n"
              "sys.exit(78)")
+    monkeypatch.setattr(feed, "AGAIN_S", (30.0,))  # so that it is not another one that is asked about
     this = Feed(Config(), RunPaths(tmp_path), first=True, held_out={"a": 2})
     until(lambda: this.process and this.process.poll() is not None)
     for _ in range(3):
         this.tell({}, {})
     assert [r.levelno for r in caplog.records] == [logging.WARNING] and "the hub refuses it (403)" in caplog.text
     assert this.why_not(0.0, ["s"]) == "the producer of data was refused: the hub refuses it (403)"
+    monkeypatch.setattr(feed, "AGAIN_S", (0.1,))
     until(lambda: this.why_not(0.0, ["s"]) and this.deaths > 1)  # and yet it is tried again as long as there is data
     assert len(caplog.records) == 1
     this.close()

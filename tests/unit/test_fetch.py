@@ -91,15 +91,17 @@ def test_one_file_at_most_is_downloaded_ahead_and_waited_for(tmp_path: Path, mon
 
 def test_a_download_for_a_place_that_is_left_does_not_hold_up_those_of_another(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun, go = [], threading.Event()
+    begun, started, go = [], threading.Event(), threading.Event()
 
     def get(self: Files, i: int) -> Path:
         begun.append(i)
+        started.set()
         assert threading.current_thread() is threading.main_thread() or i == 2 or go.wait(10)
         return Path(str(i))
 
     files = three(tmp_path, monkeypatch, get)
     files.prefetch(0)
+    assert started.wait(60)
     assert files.path(1) == Path("1")  # as when a shard is made again
     files.prefetch(2)
     assert files.path(2) == Path("2") and begun == [0, 1, 2]

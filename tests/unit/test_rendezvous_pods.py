@@ -46,13 +46,13 @@ def test_the_others_wait_for_a_node_that_was_told_to_stop(nodes: Nodes, stopped:
 def test_who_waits_for_node_0_has_as_long_again_once_it_has_been_there(nodes: Nodes) -> None:
     """It may leave when a caller's own patience is nearly over, and pods take a while to come back."""
     with socket.create_server(("127.0.0.1", nodes.config.master_port)) as listener:
-        nodes.start(1, timeout_s=6)
+        nodes.start(1, timeout_s=9)
         connection, _ = listener.accept()
         with connection:
             connection.sendall(json.dumps({"roll_call": 1}).encode() + b"\n")
             assert json.loads(connection.makefile().readline())["node_rank"] == 1
-            time.sleep(4)
-    time.sleep(3)
+            time.sleep(7)
+    time.sleep(2.5)
     nodes.start(0)
     nodes.start(2)
     assert nodes.verdict(1) == Verdict(0)

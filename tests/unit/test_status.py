@@ -301,7 +301,7 @@ def test_stop_never_asks_a_process_of_an_earlier_attempt(paths: RunPaths, proces
     processes.append(bystander)
     process = hold(paths, processes)
     write_status(paths, pid=bystander.pid, phase="crashed")
-    status.stop(paths, patience_s=1)
+    status.stop(paths, patience_s=20)
     assert bystander.poll() is None
     assert process.wait(120) == -signal.SIGINT
 

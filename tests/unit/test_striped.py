@@ -95,15 +95,17 @@ def test_alone_nothing_is_sent_and_nothing_changes() -> None:
 
 def test_a_member_that_is_gone_is_an_error_that_the_manager_hears_of(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(striped, "STALL_S", 2.0)
-    left = threading.Event()
+    connected, left = threading.Event(), threading.Event()
 
     def work(rank: int, store: str) -> torch.Tensor:
         group, tensor = StripedGloo("127.0.0.1", 2, torch.bfloat16, 2.0), values(rank, 100)
         group.configure(store, f"site-{rank}", rank, 2)
         if rank == 1:
+            assert connected.wait(60)
             group.abort()  # its connections are closed
             left.set()
             return tensor
+        connected.set()
         assert left.wait(60)
         pending = group.allreduce([tensor], dist.ReduceOp.SUM)
         with pytest.raises(RuntimeError):

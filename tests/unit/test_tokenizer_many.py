@@ -2,7 +2,6 @@
 
 import random
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -99,25 +98,24 @@ def test_a_consumer_that_stops_leaves_no_thread_and_no_open_source(vocabulary: V
 
 def test_texts_are_drawn_while_others_are_encoded(vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokenizer, "BATCH_PIECES", 1)
-    real, now = Vocabulary.encode_pieces, {"encoding": 0}
+    real, begun, asked = Vocabulary.encode_pieces, threading.Semaphore(0), threading.Semaphore(0)
 
     def slowly(v: Vocabulary, batch: list[tokenizer.Piece]) -> list:
-        now["encoding"] += 1
-        time.sleep(0.05)
-        now["encoding"] -= 1
+        """Until the next text is asked for, or the texts are over."""
+        begun.release()
+        assert not batch or asked.acquire(timeout=60)
         return real(v, batch)
 
     monkeypatch.setattr(Vocabulary, "encode_pieces", slowly)
-    beside = []
 
     def texts() -> Iterator[str]:
+        """Each behind the first comes while the one before it is being encoded, which does not end without it."""
         for _ in range(6):
-            time.sleep(0.01)
-            beside.append(now["encoding"])
             yield "ab"
+            assert begun.acquire(timeout=60)
+            asked.release()
 
     assert len(list(vocabulary.encode_all(texts()))) == 6
-    assert beside == [0, 1, 1, 1, 1, 1]
 
 
 @pytest.mark.fault(29)

@@ -20,12 +20,15 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(missing), reason="; ".jo
 
 LINK = Link(gbit=0.1, one_way_ms=10)
 
-# Sends datagrams to a place, or counts those that come until there are none for a second.
+# Sends datagrams to a place, or counts those that come until there is one of a single byte. 33 is SO_RCVBUFFORCE: the
+# buffer has room for all of them, however late they are read.
 SEND = "import socket, sys, time; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n" \
        "for i in range(int(sys.argv[3])): s.sendto(bytes(1000), (sys.argv[1], int(sys.argv[2]))); time.sleep(0.001)"
 COUNT = "import socket, sys; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.bind(('', int(sys.argv[1])))\n" \
-        "print('ready', flush=True); n = 0; s.settimeout(10)\n" \
-        "try:\n    while s.recv(2000): n += 1; s.settimeout(1)\nexcept TimeoutError: print(n)"
+        "s.setsockopt(socket.SOL_SOCKET, 33, 2**24); print('ready', flush=True); n = 0; s.settimeout(60)\n" \
+        "while len(s.recv(2000)) > 1: n += 1\nprint(n)"
+END = "import socket, sys; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n" \
+      "s.sendto(b'.', ('127.0.0.1', int(sys.argv[1])))"
 
 
 @pytest.fixture
@@ -40,10 +43,20 @@ def network() -> Iterator[Network]:
 
 def sent_through(network: Network, count: int, port: int = 7000) -> int:
     """How many of so many datagrams of 1,000 bytes come from site 0 to site 1."""
+    before = settled(network)
     counting = network.start(1, [sys.executable, "-c", COUNT, str(port)], stdout=subprocess.PIPE, text=True)
     assert counting.stdout and counting.stdout.readline() == "ready\n"
     network.start(0, [sys.executable, "-c", SEND, address_of(1), str(port), str(count)]).wait()
+    deadline = time.monotonic() + 20
+    while settled(network) < before + count and time.monotonic() < deadline:
+        time.sleep(0.05)
+    network.start(1, [sys.executable, "-c", END, str(port)]).wait()  # at the place itself, where no link counts it
     return int(counting.stdout.readline())
+
+
+def settled(network: Network) -> int:
+    """Of how many packets it is known what became of them."""
+    return sum(c.received_packets + c.lost + c.cut_off + c.queue_drops + c.ingress_drops for c in network.counters())
 
 
 def namespaces() -> list[str]:
