@@ -12,7 +12,7 @@ import pytest
 
 from train.settings import ROOT
 
-MOST_CPU_S = 20.0   # of user and system time; some 0.4 s where nothing is measured, more on a machine that is shared
+MOST_CPU_S = 6.0   # of user and system time; some 0.4 s where nothing is measured, more on a machine that is shared
 
 
 @pytest.fixture
