@@ -101,16 +101,14 @@ def dies_at(point: str, n: int, once: tuple[Path, str] | None) -> None:
 
 def wait_for(path: Path, text: str, seconds: float = 240) -> None:
     """Until a file holds a text."""
-    deadline = time.monotonic() + seconds
-    while not (path.exists() and text in path.read_text()):
-        assert time.monotonic() < deadline, f"{text!r} did not appear in {path}"
-        time.sleep(0.05)
+    wait_until(lambda: path.exists() and text in path.read_text(), seconds, f"{text!r} did not appear in {path}")
 
 
-def wait_until(what: Callable[[], object], seconds: float = 240) -> None:
+def wait_until(what: Callable[[], object], seconds: float = 240, why: str = "") -> None:
+    """Until it is true. why: what is said where it does not become so."""
     deadline = time.monotonic() + seconds
     while not what():
-        assert time.monotonic() < deadline, what
+        assert time.monotonic() < deadline, why or what
         time.sleep(0.02)
 
 

@@ -42,9 +42,9 @@ class Mirror:
         self.listener.start()
 
     @classmethod
-    def start(cls, c: Config, paths: RunPaths, say: Callable[[str], None], *arguments: str) -> "Mirror | None":
-        """Start the process; what it has to say is said, by a thread that sleeps otherwise. arguments: `alone` where
-        it mirrors a run that nobody trains now."""
+    def start(cls, c: Config, paths: RunPaths, say: Callable[[str], None], alone: bool = False) -> "Mirror | None":
+        """Start the process; what it has to say is said, by a thread that sleeps otherwise. alone: nobody trains now,
+        whose end it could hold up."""
         if mode_of(c) == "disabled":
             return None
         values = {"WANDB_MODE": mode_of(c), "WANDB_PROJECT": c.wandb_project, "WANDB_ENTITY": c.wandb_entity,
@@ -52,9 +52,10 @@ class Mirror:
         try:
             paths.wandb_log.parent.mkdir(exist_ok=True)
             with open(paths.wandb_log, "ab") as log:
-                process = subprocess.Popen([sys.executable, "-m", "train.wandb_mirror", *arguments], cwd=ROOT,
-                                           bufsize=0, env=environment(values), start_new_session=True,
-                                           stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log)
+                process = subprocess.Popen(
+                    [sys.executable, "-m", "train.wandb_mirror", *(["alone"] if alone else [])], cwd=ROOT, bufsize=0,
+                    env=environment(values), start_new_session=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                    stderr=log)
         except OSError as error:
             say(f"W&B: the mirror cannot be started ({error}); the run goes on without it")
             return None
@@ -106,7 +107,7 @@ def main() -> int:
     if not paths.metrics.exists():
         sys.stderr.write(f"there is no run {c.run_name} in {paths.folder.parent}; make runs lists them\n")
         return 78
-    mirror = Mirror.start(c, paths, write, "alone")
+    mirror = Mirror.start(c, paths, write, alone=True)
     if not mirror:
         return 1
     mirror.let_go()

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from doctor import net, net_nodes
-from doctor.net_measure import Address, Ears, Unreached, flood, pings
+from doctor.net_measure import Address, Ears, Unreached, flood, pings, sink
 from doctor.net_rounds import needs_of, ring, rounds
 from plan import links
 from plan.links import Flow, Links, Pair
@@ -241,6 +241,19 @@ def test_a_stranger_disturbs_nobody(port: int) -> None:
         threading.Thread(target=stranger, daemon=True).start()
         verdict, found = net_nodes.conduct(settings(port, 2), total_s=3.0)
     assert verdict == Verdict(0) and found and len(found.pairs) == 2
+
+
+def test_who_looks_late_goes_on_until_something_is_counted() -> None:
+    """Each piece comes when the time to measure in is over already."""
+    near, far = socket.socketpair()
+    found: list[dict[str, float]] = []
+    taking = threading.Thread(target=lambda: found.append(sink(near, 0.03, 0.05)))
+    with near, far:
+        taking.start()
+        while taking.is_alive():
+            far.send(b"x")
+            time.sleep(0.1)
+    assert found[0]["bytes"] >= 1 and found[0]["seconds"] > 0
 
 
 def test_ears_are_deaf_to_who_does_not_know_the_key() -> None:

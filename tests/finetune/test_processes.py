@@ -116,14 +116,14 @@ def load_within(rank: int, size: int, small: str, large: str, place: str, share:
         here = sum(getattr(weight, "_local_tensor", weight).nbytes for weight in model.parameters())
         found = f"{here / size_of:.3f}"
     except Exception as error:
-        found = "no memory" if is_out_of_memory(error) or "bad_alloc" in repr(error) else repr(error)
+        found = "no memory" if is_out_of_memory(error) else repr(error)
     Path(f"{place}/{rank}").write_text(found)
     os._exit(0)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the system does not say what is held")
-@pytest.mark.parametrize(("size", "share", "held"), [(1, 1.7, 1.0), (1, 0.9, 0.0), (2, 0.8, 0.5)])
+@pytest.mark.parametrize(("size", "share", "held"), [(1, 1.4, 1.0), (1, 0.9, 0.0), (2, 0.8, 0.5)])
 def test_no_process_holds_the_model_twice(models: dict[str, Path], tmp_path: Path, free_port: int,
                                           monkeypatch: pytest.MonkeyPatch, size: int, share: float,
                                           held: float) -> None:

@@ -27,6 +27,7 @@ from monitor import __main__ as monitor
 from monitor.facts import Fault
 from monitor.screen import Screen
 from tests.monitor import scenes
+from tests.running import wait_for
 from train.runs import RunPaths
 from train.settings import ROOT
 
@@ -159,10 +160,7 @@ def test_a_run_that_was_stopped_is_well_and_one_that_was_killed_is_not(once: Onc
 
 def test_a_run_that_trains(once: Once, paths: RunPaths, processes: list[subprocess.Popen]) -> None:
     train(paths, processes)
-    deadline = time.monotonic() + 60
-    while '"step": 8,' not in paths.metrics.read_text():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_for(paths.metrics, '"step": 8,')
     told = once()
     assert told.returncode == 0, told.stdout + told.stderr
     step = re.search(r"^step: ([0-9,]+) of 100,000, 0\.0%, attempt 1$", told.stdout, re.M)
