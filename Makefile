@@ -32,7 +32,7 @@ doctor: setup ## Looks at this machine and the cluster (WHERE), PASS or FAIL and
 
 .PHONY: net-probe
 net-probe: setup ## Bandwidth and latency between the nodes of a job (NODES, NODE_RANK, MASTER_ADDR; WHERE), for make plan
-	@"$(PY)" -m doctor.net
+	@"$(PY)" -m doctor.net_probe.net
 
 ##@ Train
 .PHONY: train
@@ -53,7 +53,7 @@ train-8xa100: setup ## The xlarge preset on a cluster: 4 pods x 2 GPUs (NODES, G
 
 .PHONY: lighthouse
 lighthouse: setup ## What tells the sites of a SYNC=diloco run of each other (LIGHTHOUSE); docs/four-sites.md
-	@"$(PY)" -m train.sites.lighthouse
+	@"$(PY)" -m train.diloco.lighthouse
 
 .PHONY: finetune
 finetune: setup-finetune ## Fine-tune MODEL on DATA: conversations, all weights or LORA_RANK; docs/finetune.md
@@ -77,20 +77,20 @@ data: setup ## The token shards of the preset's mixture, verified; WHERE=cluster
 
 .PHONY: data-verify
 data-verify: setup ## Check every hash of those shards
-	@"$(PY)" -m train.prepare verify
+	@"$(PY)" -m train.data.prepare verify
 
 .PHONY: data-report
 data-report: setup ## What is in them: lengths, duplicates, windows to read, overlaps with REPORT_TASKS
-	@"$(PY)" -m train.report
+	@"$(PY)" -m train.data.audit.report
 
 ##@ Watch, here or in the cluster (WHERE)
 .PHONY: runs
 runs: setup ## All runs here: state, step, loss
-	@"$(PY)" -m train.status runs
+	@"$(PY)" -m record.status runs
 
 .PHONY: status
 status: setup ## What RUN_NAME is doing now
-	@"$(PY)" -m k8s.job status
+	@"$(PY)" -m k8s.jobs status
 
 .PHONY: monitor
 monitor: setup ## One live screen of RUN_NAME: pace, GPUs, pods, and what is wrong; ONCE=1 as text; docs/monitor.md
@@ -98,19 +98,19 @@ monitor: setup ## One live screen of RUN_NAME: pace, GPUs, pods, and what is wro
 
 .PHONY: attach
 attach: setup ## Follow the log of RUN_NAME; Ctrl-C leaves it running
-	@"$(PY)" -m k8s.job attach
+	@"$(PY)" -m k8s.jobs attach
 
 .PHONY: logs
 logs: setup ## Its log, of NODE=0; ONLY=metrics, nccl, ranks or errors
-	@"$(PY)" -m k8s.job logs
+	@"$(PY)" -m k8s.jobs logs
 
 .PHONY: describe
 describe: setup ## Its shape, settings, pods and events
-	@"$(PY)" -m k8s.job describe
+	@"$(PY)" -m k8s.jobs describe
 
 .PHONY: checkpoints
 checkpoints: setup ## Its checkpoints, and which are whole
-	@"$(PY)" -m k8s.job checkpoints
+	@"$(PY)" -m k8s.jobs checkpoints
 
 .PHONY: gpu-sampler
 gpu-sampler: setup ## Power and temperature of this machine's GPUs into RUN_NAME, 100 times a second, until Ctrl-C
@@ -118,31 +118,31 @@ gpu-sampler: setup ## Power and temperature of this machine's GPUs into RUN_NAME
 
 .PHONY: stop
 stop: setup ## Tell RUN_NAME to save and stop; nothing is deleted but the job
-	@"$(PY)" -m k8s.job stop
+	@"$(PY)" -m k8s.jobs stop
 
 .PHONY: restart
 restart: setup ## Stop it and start it again, with the settings as they are now
-	@"$(PY)" -m k8s.job restart
+	@"$(PY)" -m k8s.jobs restart
 
 .PHONY: fetch-run
 fetch-run: setup ## Bring a run from the cluster: record, logs, plots, a checkpoint (STEP), verified
-	@"$(PY)" -m k8s.job fetch-run
+	@"$(PY)" -m k8s.jobs fetch-run
 
 .PHONY: sites
 sites: setup ## The cluster's GPUs by site and product
-	@"$(PY)" -m k8s.sites
+	@"$(PY)" -m k8s.cluster.nodes
 
 .PHONY: plots
 plots: setup ## loss_curves.html, .png and CSV of RUN_NAME, here or in the cluster, or of logs in LOG_DIR; docs/plots.md
-	@"$(PY)" -m k8s.job plots
+	@"$(PY)" -m k8s.jobs plots
 
 .PHONY: energy
 energy: setup ## kWh and cost of RUN_NAME by cause, joules by step and token, from its GPU samples (PRICE_KWH)
-	@"$(PY)" -m analysis.energy
+	@"$(PY)" -m analysis.energy.energy
 
 .PHONY: mirror
 mirror: setup ## Upload RUN_NAME to Weights & Biases now; a run in training does so by itself
-	@"$(PY)" -m train.mirror
+	@"$(PY)" -m record.trackers.mirror
 
 ##@ Use
 .PHONY: eval
@@ -151,7 +151,7 @@ eval: setup ## Bits per byte and CORE of RUN_NAME (STEP, INIT_FROM); CHAT=1: ans
 
 .PHONY: sample
 sample: setup ## Text from RUN_NAME (STEP) or INIT_FROM: PROMPT or standard input, SAMPLES, SAMPLE_TOKENS, CHAT=1
-	@"$(PY)" -m train.sampling
+	@"$(PY)" -m train.generate.sample
 
 .PHONY: export
 export: setup ## RUN_NAME's newest checkpoint (STEP) for transformers and its like: runs/RUN_NAME/export; docs/export.md
@@ -190,15 +190,15 @@ gpu-check: setup-dev ## What only a GPU can show, and the benchmark, in parts (G
 ##@ Settings
 .PHONY: check-env
 check-env: setup ## Check the settings from every source, all problems at once
-	@"$(PY)" -m train.config check
+	@"$(PY)" -m settings.config check
 
 .PHONY: settings
 settings: setup ## Every setting with its value, as the targets would see it
-	@"$(PY)" -m train.config show
+	@"$(PY)" -m settings.config show
 
 .PHONY: env-example
-env-example: setup ## Write .env.example from train/config.py
-	@"$(PY)" -m train.env_example > .env.example
+env-example: setup ## Write .env.example from settings/config.py
+	@"$(PY)" -m settings.env_example > .env.example
 
 ##@ Develop
 .PHONY: setup-dev

@@ -1,6 +1,6 @@
 """Where the time of each run went, as one bar: for the page in HTML, for the picture drawn by matplotlib.
 
-    Goodput (train/goodput.py) -> shares: category, seconds, per cent -> segments, and in words below them
+    Goodput (record/goodput.py) -> shares: category, seconds, per cent -> segments, and in words below them
 
 Every second since the first start is in one category. A run that is younger than ENOUGH_S has no bar: the
 seconds of its start-up would say nothing of the rest.
@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from analysis.load import Run
-from train.goodput import CATEGORIES, Goodput
-from train.record import duration
+from record.goodput import CATEGORIES, Goodput
+from record.reader import duration
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

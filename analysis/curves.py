@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from analysis.load import Run
-from train.record import figures
+from record.reader import figures
 
 FAILED = "evaluation failed"  # a kind of mark: an evaluation without a result
 REASONS = {"loss": "loss out of bounds", "grad_norm": "gradient norm out of bounds", "nonfinite": "not finite"}
@@ -91,7 +91,7 @@ X_TITLES = {"step": "step", "minutes": "training time (minutes)"}
 # little darker or lighter where the ground asks for it. Past four runs the line is dashed.
 RUN_COLOURS = {"light": ("#0072b2", "#d55e00", "#009e73", "#b3568d"),
                "dark": ("#56b4e9", "#e8743b", "#1fb58a", "#cc79a7")}
-SPIKE_WINDOW, SPIKE_SIGMAS = 128, 8  # as train/guard.py has them, but of the mean and not of the median
+SPIKE_WINDOW, SPIKE_SIGMAS = 128, 8  # as train/faults/guard.py has them, but of the mean and not of the median
 DASHES = ("solid", "dash", "dot", "dashdot")
 
 

@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from analysis.record_blocks import Block, parts_of
-from train.config import Config
-from train.goodput import Books, Goodput, Timeline
-from train.record import GOES_BACK, STEP_UNITS
-from train.runs import RunPaths
-from train.settings import declared_fields
+from settings.config import Config
+from record.goodput import Books, Goodput, Timeline
+from record.reader import GOES_BACK, STEP_UNITS
+from record.run_paths import RunPaths
+from settings.declare import declared_fields
 
 if TYPE_CHECKING:
-    from analysis.energy import Energy
-    from analysis.sampled import Sampled
+    from analysis.energy.energy import Energy
+    from analysis.energy.downsample import Sampled
 
 COMMON = ("step", "tokens", "time")
 PLACED = ("step", "eval", *GOES_BACK)  # meaningless without a step

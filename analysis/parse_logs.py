@@ -7,7 +7,7 @@
 
 A PATH is a log, packed by gzip or not, a trainer_state.json, a run folder of this repository, or a folder that holds
 such; folders in folders are looked into, and what links lead to twice is read once. Trainers are declared in
-analysis/dialects (docs/logs.md). Exit codes: 0 at least one run was found, 64 bad arguments, 78 no run was found, none
+analysis/logs/dialects (docs/logs.md). Exit codes: 0 at least one run was found, 64 bad arguments, 78 no run was found, none
 that can be drawn, or something could not be read or written.
 """
 
@@ -20,17 +20,17 @@ from pathlib import Path
 
 import numpy as np
 
-from analysis import log_check
-from analysis.attempts import LoggedRun
+from analysis.logs import log_check
+from analysis.logs.attempts import LoggedRun
 from analysis.curves import not_finite_words
-from analysis.dialect import Dialect, DialectError, read_dialects
-from analysis.energy import with_energy
+from analysis.logs.dialect import Dialect, DialectError, read_dialects
+from analysis.energy.energy import with_energy
 from analysis.load import RecordError, Run, load
-from analysis.log_runs import Log, drawn, read_log, state
-from analysis.log_tables import write_log_tables
-from analysis.prices import prices
+from analysis.logs.log_runs import Log, drawn, read_log, state
+from analysis.logs.log_tables import write_log_tables
+from analysis.energy.prices import prices
 from analysis.tables import write_tables
-from train.runs import RunPaths
+from record.run_paths import RunPaths
 
 DONE, BAD_SETTING, BAD_DATA = 0, 64, 78
 LOGS = (".log", ".txt", ".out", ".err")
@@ -108,7 +108,7 @@ def parse(paths: Sequence[Path], folder: Path, *, csv: bool, check: bool, page: 
         if found.runs and not runs and (page or picture):
             found.troubles.append(f"{page or picture} was not drawn: no run has numbered steps; --csv writes the rest")
         if runs and page:
-            from analysis.page import write_page
+            from analysis.page.build import write_page
             say(f"{write_page(page, runs, names_apart(runs))}\n")
         if runs and picture:
             from analysis.picture import write_picture

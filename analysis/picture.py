@@ -27,7 +27,7 @@ from analysis.curves import (
     summary,
 )
 from analysis.load import Run
-from analysis.page_data import line_of as line_in_page
+from analysis.page.page_data import line_of as line_in_page
 
 if TYPE_CHECKING:  # imported where it is drawn: half a second that a failing call need not spend
     from matplotlib.axes import Axes

@@ -18,15 +18,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from analysis import parse_logs
-from analysis.energy import with_energy
+from analysis.energy.energy import with_energy
 from analysis.load import RecordError, Run, load
-from analysis.page import write_page
+from analysis.page.build import write_page
 from analysis.picture import DPI, PAPER_DPI, write_picture
-from analysis.prices import prices
+from analysis.energy.prices import prices
 from analysis.tables import write_tables
-from train.config import Config
-from train.runs import RunPaths
-from train.settings import ROOT, SettingsError
+from settings.config import Config
+from record.run_paths import RunPaths
+from settings.declare import ROOT, SettingsError
 
 DONE, BAD_SETTING, BAD_DATA = 0, 64, 78
 

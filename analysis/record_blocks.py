@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from train.record import SCHEMA, of_line
+from record.reader import SCHEMA, of_line
 
 READ_BYTES = 2**25
 FEWEST = 256          # lines of which a block is worth making

@@ -16,16 +16,18 @@ from pathlib import Path
 
 import torch
 
-from bench import lines, saving
+from doctor.gpu_probe import messages
+from bench import saving
 from finetune import lite
 from finetune.adapter import Adapters
-from finetune.model import Tuned
-from train import checkpoint, distributed
-from train.batch import Batch
-from train.config import Config
+from finetune.hf_model import Tuned
+from train.checkpoint import checkpoint
+from train.distributed import world as distributed
+from train.data.batch import Batch
+from settings.config import Config
 from train.optim import build_optimizer, set_rate
-from train.saver import Saver
-from train.settings import ROOT
+from train.checkpoint.saver import Saver
+from settings.declare import ROOT
 
 KINDS = {"all": "all weights", "full": "LoRA, full", "lite": "LoRA, lite"}
 T, WINDOWS = 64, 8
@@ -60,7 +62,7 @@ def main(what: str, rounds: int) -> None:
     batch = Batch([(tokens, tokens.roll(-1, 1), positions, bounds)], T * WINDOWS, range(WINDOWS))
     found = saving.saves(rounds, model, optimizer, batch, saver, world)
     shutil.rmtree(folder)
-    lines.say(processes=1, parallel=KINDS[what], **found)
+    messages.say(processes=1, parallel=KINDS[what], **found)
 
 
 if __name__ == "__main__":

@@ -6,8 +6,8 @@ is told as a share of this.
 
 import torch
 
-from bench import worker
-from bench.shapes import Shape
+from doctor.gpu_probe import worker
+from doctor.gpu_probe.shapes import Shape
 
 SIZE = {"cpu": 2048, "cuda": 8192}
 

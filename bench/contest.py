@@ -18,13 +18,13 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from bench import worker
-from bench.lines import say
-from bench.load import Foreign
+from doctor.gpu_probe import worker
+from doctor.gpu_probe.messages import say
+from doctor.gpu_probe.foreign_load import Foreign
 from bench.recipes import NANOGPT, NanoGPT, Ours, Recipe, Text, bits_per_byte
-from train import prepare
+from train.data import prepare
 from train.assemble import padded_lengths
-from train.config import Config
+from settings.config import Config
 
 ADAMW, MUON = "ours, AdamW", "ours, Muon"
 OPTIMIZERS = {ADAMW: "adamw", MUON: "muon"}

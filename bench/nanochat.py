@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from bench import worker
-from bench.shapes import Shape
+from doctor.gpu_probe import worker
+from doctor.gpu_probe.shapes import Shape
 
 
 def set_up(shape: Shape, dtype: str, compiled: bool, checkout: str) -> worker.Step:

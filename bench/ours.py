@@ -5,13 +5,13 @@ import socket
 
 import torch
 
-from bench import worker
-from bench.shapes import Shape
-from train import attention, compilation
-from train.batch import Batch
-from train.config import Config
-from train.distributed import World
-from train.model import build
+from doctor.gpu_probe import worker
+from doctor.gpu_probe.shapes import Shape
+from train.model import attention, compilation
+from train.data.batch import Batch
+from settings.config import Config
+from train.distributed.world import World
+from train.model.model import build
 from train.optim import build_optimizer, set_rate
 from train.step import train_step
 

@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from bench.lines import say
-from bench.load import Foreign, worst
-from bench.logs import KINDS
-from train import record
-from train.settings import ROOT
+from doctor.gpu_probe.messages import say
+from doctor.gpu_probe.foreign_load import Foreign, worst
+from bench.log_reading import KINDS
+from record import reader
+from settings.declare import ROOT
 
 STEPS = 1_000_000
 TARGET_S = 10
@@ -38,13 +38,13 @@ def make_log(folder: Path, steps: int) -> list[str]:
 
 
 def make_record(folder: Path, steps: int) -> list[str]:
-    """A record as train/record.py writes it; returns the arguments of Python that make its page."""
-    common = {"schema": record.SCHEMA, "host": "here", "attempt": 0}
+    """A record as record/reader.py writes it; returns the arguments of Python that make its page."""
+    common = {"schema": reader.SCHEMA, "host": "here", "attempt": 0}
     values = np.random.default_rng(7).random(steps).tolist()
     with open(folder / "metrics.jsonl", "w", encoding="utf-8") as file:
         start = {**common, "event": "start", "time": 1e9, "mono_s": 1.0, "step": 0, "tokens": 0}
-        file.write(record.to_json(start) + "\n")
-        file.writelines(record.to_json({
+        file.write(reader.to_json(start) + "\n")
+        file.writelines(reader.to_json({
             **common, "event": "step", "time": 1e9 + step, "mono_s": 1.0 + step, "step": step, "tokens": 1024 * step,
             "loss": 2 + r, "lr": 1e-3 * r, "grad_norm": r, "step_ms": 900 + 100 * r, "tokens_per_s": 1e6 / (900 + r),
             "mfu": 40 + r, "mem_gib": 1.5, "data_wait_s": 0.001 * r}) + "\n" for step, r in enumerate(values, 1))

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from train.settings import ROOT, SettingsError
+from settings.declare import ROOT, SettingsError
 
 # Variables by which scripts/lib.sh (tune) has glibc keep large blocks, in large pages, on CPUs with Linux.
 ALLOCATOR = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES")

@@ -20,12 +20,12 @@ from typing import Any
 
 from plan.fleet import Fleet
 from plan.memory import memory
-from plan.probe import Probe
+from plan.measured import Probe
 from plan.speed import speed
-from train.cards import card_of
-from train.config import Config
-from train.settings import ROOT
-from train.sizes import parameters
+from hardware.gpu_specs import card_of
+from settings.config import Config
+from settings.declare import ROOT
+from hardware.model_size import parameters
 
 MIB = 2**20
 STEPS = 3          # behind the first
@@ -99,10 +99,11 @@ def main(row: Row) -> None:
     """Take the steps, and say what they took."""
     import torch
 
-    from bench import lines, worker
-    from train import attention, compilation, distributed, parallel
-    from train.batch import Batch
-    from train.model import build
+    from doctor.gpu_probe import messages, worker
+    from train.model import attention, compilation
+    from train.distributed import world as distributed, parallel
+    from train.data.batch import Batch
+    from train.model.model import build
     from train.optim import build_optimizer, set_rate
     from train.step import peak_memory_gib, rehearse, train_step
     c = row.config
@@ -132,7 +133,7 @@ def main(row: Row) -> None:
     found = distributed.from_all((*peak, products_tflops(c.dtype, world.device)))
     if world.is_first:
         taken = seconds[1:]
-        lines.say(parameters=count, step_s=statistics.median(taken), spread_s=[min(taken), max(taken)],
+        messages.say(parameters=count, step_s=statistics.median(taken), spread_s=[min(taken), max(taken)],
                    peak_mib=max(mine[0] for mine in found),
                    reserved_mib=max(mine[1] or 0.0 for mine in found) or None, device=world.device_name,
                    products_tflops=sum(mine[2] for mine in found))
@@ -142,7 +143,8 @@ def main(row: Row) -> None:
 
 def products_tflops(dtype: str, device: Any) -> float:
     """What matrix products of that type reach here and now, with all processes at it."""
-    from bench import ceiling, worker
+    from bench import ceiling
+    from doctor.gpu_probe import worker
     step = ceiling.set_up(None, dtype, False)  # type: ignore[arg-type]  # the same for every shape
     step()
     worker.synchronize()

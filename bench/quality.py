@@ -29,17 +29,17 @@ from typing import Any
 
 from bench import peers
 from bench.contest import TIME, TOKENS, laid_out
-from bench.load import worst
+from doctor.gpu_probe.foreign_load import worst
 from bench.recipes import NANOGPT
 from bench.run import FOREIGN, machine, spread
-from train import prepare
-from train.config import Config
-from train.corpus.formats import FORMATS
-from train.corpus.pin import pin
-from train.corpus.rows import Document, documents
-from train.corpus.source import EMBEDDED, CorpusError, Source
-from train.manifest import DataError
-from train.settings import ROOT, SettingsError, shown
+from train.data import prepare
+from settings.config import Config
+from train.data.sources.formats import FORMATS
+from train.data.sources.pin import pin
+from train.data.sources.rows import Document, documents
+from train.data.sources.source import EMBEDDED, CorpusError, Source
+from train.data.manifest import DataError
+from settings.declare import ROOT, SettingsError, shown
 
 RESULTS = ROOT / "bench" / "results"
 PROSE, PASSAGE, HELD_OUT = "prose", 8192, 0.05

@@ -21,15 +21,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bench import worker
-from train import attention
-from train.batch import Loader
-from train.config import Config
-from train.distributed import World
-from train.model import build
+from doctor.gpu_probe import worker
+from train.model import attention
+from train.data.batch import Loader
+from settings.config import Config
+from train.distributed.world import World
+from train.model.model import build
 from train.optim import build_optimizer, set_rate
 from train.schedule import lr_at
-from train.shards import ShardSet
+from train.data.shards import ShardSet
 from train.step import train_step
 
 NANOGPT = "nanoGPT"

@@ -23,25 +23,26 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO, cast
 
-from bench import adapters, core, data, logs, pages, peers, planned, sampler, saving, text, waste, whole
-from bench.lines import said
-from bench.load import Foreign, worst
-from bench.shapes import SHAPES, Shape
-from train.config import Config
-from train.flops import mfu, peak_tflops
-from train.provenance import commit
-from train.settings import ROOT, SettingsError
+from bench import (adapters, core_speed, data_pipeline, log_reading, pages, peers, planned, sampler, saving, generation,
+                   waste, whole_run)
+from doctor.gpu_probe.messages import said
+from doctor.gpu_probe.foreign_load import Foreign, worst
+from doctor.gpu_probe.shapes import SHAPES, Shape
+from settings.config import Config
+from hardware.flops import mfu, peak_tflops
+from record.provenance import commit
+from settings.declare import ROOT, SettingsError
 
 FOREIGN = 5.0   # per cent of the machine
 ENOUGH = 3      # rounds that must remain
 TURN_S = 2.0    # a turn has as many steps as take about this long
 SAVING = "checkpoint"  # in BENCH_SHAPES: what a checkpoint costs (saving.py)
-DATA = "data"          # in BENCH_SHAPES: what data cost (data.py)
+DATA = "data"          # in BENCH_SHAPES: what data cost (data_pipeline.py)
 SAMPLER = "sampler"    # in BENCH_SHAPES: what the GPU sampler costs (sampler.py)
 PLAN = "plan"          # in BENCH_SHAPES: what make plan predicts, beside what is (planned.py)
-LOGS = "logs"          # in BENCH_SHAPES: how fast logs are read (logs.py), pages made (pages.py)
-TEXT = "text"          # in BENCH_SHAPES: how fast text is written (text.py)
-CORE = "core"          # in BENCH_SHAPES: how fast the tasks of CORE are scored (core.py)
+LOGS = "logs"          # in BENCH_SHAPES: how fast logs are read (log_reading.py), pages made (pages.py)
+TEXT = "text"          # in BENCH_SHAPES: how fast text is written (generation.py)
+CORE = "core"          # in BENCH_SHAPES: how fast the tasks of CORE are scored (core_speed.py)
 WASTE = "waste"        # in BENCH_SHAPES: what is no training, and Muon's part (waste.py)
 Row = Callable[[dict[str, Any]], str]  # what was found, as a line of a table
 OTHERS = (SAVING, DATA, SAMPLER, PLAN, LOGS, TEXT, CORE, WASTE)
@@ -220,15 +221,15 @@ def cells(c: Config, on_gpu: bool) -> Iterator[tuple[Shape, str, str]]:
     modes = ("compiled",) if on_gpu else ("eager", "compiled")  # on a GPU training compiles by itself
     found = []
     for name in c.bench_shapes.split(","):
-        shape, *only = name.removeprefix(whole.PREFIX).split("-")
+        shape, *only = name.removeprefix(whole_run.PREFIX).split("-")
         if name in OTHERS:
             continue
         wanted = [(dtype, mode) for dtype, mode in itertools.product(types, modes) if {dtype, mode}.issuperset(only)]
-        if shape not in SHAPES or not wanted or (only and name.startswith(whole.PREFIX)):
+        if shape not in SHAPES or not wanted or (only and name.startswith(whole_run.PREFIX)):
             raise SettingsError([f"BENCH_SHAPES={c.bench_shapes}: {name} is no shape; there are "
                                  f"{', '.join([*SHAPES, *OTHERS])}, -{', -'.join([*types, *modes])} behind a shape, "
-                                 f"and {whole.PREFIX} before one"])
-        if not name.startswith(whole.PREFIX):
+                                 f"and {whole_run.PREFIX} before one"])
+        if not name.startswith(whole_run.PREFIX):
             found += [(SHAPES[shape], dtype, mode) for dtype, mode in wanted]
     yield from found
 
@@ -257,22 +258,22 @@ def tables(c: Config) -> Iterator[tuple[str, Sequence[str], Iterator[dict[str, A
     if SAVING in asked:
         yield "checkpoints", saving.HEADER, measure_saving(rounds, gpus), saving.row
     if DATA in asked:
-        yield "data", data.HEADER_ROWS, each(data.PARTS, "bench.data", str(rounds), tokenizer), spreading(data.row)
+        yield "data", data_pipeline.HEADER_ROWS, each(data_pipeline.PARTS, "bench.data_pipeline", str(rounds), tokenizer), spreading(data_pipeline.row)
     if SAMPLER in asked:
         yield "sampler", sampler.HEADER_ROWS, each(sampler.PARTS, "bench.sampler", str(rounds)), spreading(sampler.row)
     if PLAN in asked:
         yield "planned", planned.HEADER, planned.measure(gpus), planned.line
     if LOGS in asked:
-        yield "logs", logs.HEADER_ROWS, said("bench.logs", str(rounds)), spreading(logs.row)
+        yield "logs", log_reading.HEADER_ROWS, said("bench.log_reading", str(rounds)), spreading(log_reading.row)
         yield "pages", pages.HEADER_ROWS, said("bench.pages", str(rounds)), spreading(pages.row)
     if TEXT in asked:
-        yield "text", text.HEADER_ROWS, said("bench.text", str(rounds)), spreading(text.row)
+        yield "text", generation.HEADER_ROWS, said("bench.generation", str(rounds)), spreading(generation.row)
     if CORE in asked:
-        yield "core", core.HEADER_ROWS, each(core.PARTS, "bench.core", str(rounds)), spreading(core.row)
+        yield "core", core_speed.HEADER_ROWS, each(core_speed.PARTS, "bench.core_speed", str(rounds)), spreading(core_speed.row)
     if WASTE in asked:
         yield "waste", waste.HEADER_ROWS, each(waste.PARTS, "bench.waste", str(rounds)), spreading(waste.row)
-    if runs := [name.removeprefix(whole.PREFIX) for name in asked if name.startswith(whole.PREFIX)]:
-        yield "runs", whole.HEADER_ROWS, each(runs, "bench.whole", str(rounds)), spreading(whole.row)
+    if runs := [name.removeprefix(whole_run.PREFIX) for name in asked if name.startswith(whole_run.PREFIX)]:
+        yield "runs", whole_run.HEADER_ROWS, each(runs, "bench.whole_run", str(rounds)), spreading(whole_run.row)
 
 
 def each(parts: Sequence[str], module: str, *arguments: str) -> Iterator[dict[str, Any]]:

@@ -25,11 +25,11 @@ from typing import Any
 
 import pynvml
 
-from bench.lines import say
-from bench.load import Foreign, worst
-from bench.shapes import SHAPES
-from monitor import nvml
-from train.settings import ROOT
+from doctor.gpu_probe.messages import say
+from doctor.gpu_probe.foreign_load import Foreign, worst
+from doctor.gpu_probe.shapes import SHAPES
+from hardware import nvml
+from settings.declare import ROOT
 
 PARTS = ("cost", "effect")
 FAKE = ROOT / "tests" / "monitor" / "fake_nvml.c"
@@ -106,7 +106,8 @@ def effect(rounds: int, shape: str = "", steps_s: float = STEPS_S) -> Iterator[d
     """
     import torch
 
-    from bench import ours, worker
+    from bench import ours
+    from doctor.gpu_probe import worker
     here = gpus_here() if torch.cuda.is_available() else 0
     name, dtype = shape or ("gpt2" if here else "tiny"), "bfloat16" if here else "float32"
     step = ours.set_up(SHAPES[name], dtype, compiled=False)

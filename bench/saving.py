@@ -19,15 +19,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from bench import lines, worker
-from train import checkpoint, distributed, parallel
-from train.batch import Batch
-from train.config import Config
-from train.distributed import World
-from train.model import build
+from doctor.gpu_probe import messages, worker
+from train.checkpoint import checkpoint
+from train.distributed import world as distributed, parallel
+from train.data.batch import Batch
+from settings.config import Config
+from train.distributed.world import World
+from train.model.model import build
 from train.optim import Optimizer, build_optimizer, set_rate
-from train.saver import Saver
-from train.settings import ROOT
+from train.checkpoint.saver import Saver
+from settings.declare import ROOT
 from train.step import train_step
 
 
@@ -50,7 +51,7 @@ def main(how: str, rounds: int) -> None:
     distributed.from_first(None)
     if world.is_first:
         shutil.rmtree(folder)
-        lines.say(processes=world.size, parallel=how, **found)
+        messages.say(processes=world.size, parallel=how, **found)
     sys.stdout.flush()
     os._exit(0)
 

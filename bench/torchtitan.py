@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
-from bench import ours, worker
-from bench.shapes import Shape
+from bench import ours
+from doctor.gpu_probe import worker
+from doctor.gpu_probe.shapes import Shape
 
 THETA = 10_000.0
 

@@ -18,15 +18,16 @@ from typing import Any
 
 import torch
 
-from bench import lines, ours, worker
-from bench.load import Foreign, worst
-from bench.shapes import SHAPES, Shape
-from train import checkpoint
-from train.config import Config
-from train.metrics import Recorder
-from train.runs import RunPaths
-from train.saver import Saver
-from train.status import Status
+from doctor.gpu_probe import messages, worker
+from bench import ours
+from doctor.gpu_probe.foreign_load import Foreign, worst
+from doctor.gpu_probe.shapes import SHAPES, Shape
+from train.checkpoint import checkpoint
+from settings.config import Config
+from record.metrics import Recorder
+from record.run_paths import RunPaths
+from train.checkpoint.saver import Saver
+from record.status import Status
 
 PARTS = ("intervals", "muon")
 LOGGED = 100  # steps, of which the log is timed
@@ -137,4 +138,4 @@ def row(found: dict[str, Any], spread: Callable[..., str]) -> str:
 
 
 if __name__ == "__main__":
-    lines.say(**measure(sys.argv[1], int(sys.argv[2]), SHAPES["gpt2" if torch.cuda.is_available() else "s4k"]))
+    messages.say(**measure(sys.argv[1], int(sys.argv[2]), SHAPES["gpt2" if torch.cuda.is_available() else "s4k"]))

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import torch
 
-from train import attention
-from train.config import Config
-from train.provenance import commit, version
+from train.model import attention
+from settings.config import Config
+from record.provenance import commit, version
 
-OPTIONAL = {"flash-attn": "flash_attn", "fa3": "flash_attn_interface"}  # kernel -> module, as in train/attention.py
+OPTIONAL = {"flash-attn": "flash_attn", "fa3": "flash_attn_interface"}  # kernel -> module, as in train/model/attention.py
 
 
 def say(what: str, found: str) -> None:

@@ -8,8 +8,8 @@ set -euo pipefail
 main() {
   echo "$1" >REVISION
   # compared with its source, unlike that of packages: a file that somebody mounts over another counts
-  "$VENV/bin/python" -m compileall -q --invalidation-mode checked-hash train finetune pipeline plan doctor monitor \
-    analysis export
+  "$VENV/bin/python" -m compileall -q --invalidation-mode checked-hash settings record hardware train export \
+    finetune pipeline plan analysis doctor monitor
   chmod -R a+rX,u+w,go-w .
   find /tmp -mindepth 1 -delete
 }

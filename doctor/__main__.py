@@ -5,7 +5,7 @@
     python -m doctor          a line a check, what fails last; JSON=1: the same as JSON
     exit code                 0; 78 or 64 where something fails that ALLOW_FAIL does not name
 
-It changes nothing but, with PROBE=1, what is known of this machine (plan/probe.py).
+It changes nothing but, with PROBE=1, what is known of this machine (plan/measured.py).
 """
 
 import dataclasses
@@ -15,12 +15,12 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from doctor import cluster, local, probed, probing
-from k8s import where
-from k8s.shape import cluster_config
-from plan.finding import FAIL, PASS, WARN, Finding, code_of, lines, split, told
-from train.config import Config
-from train.settings import SettingsError
+from doctor import cluster_checks, local_checks, probed, probing
+from k8s.cluster import where
+from k8s.cluster.job_spec import cluster_config
+from settings.finding import FAIL, PASS, WARN, Finding, code_of, lines, split, told
+from settings.config import Config
+from settings.declare import SettingsError
 
 SCHEMA = 1
 ORDER = (PASS, WARN, FAIL)  # what matters stands where the eye is when it is through
@@ -57,17 +57,17 @@ def as_json(found: Sequence[Finding], allow_fail: str, seconds: float) -> str:
 def look(c: Config) -> list[Finding]:
     """Both sides at once: each waits for others most of the time. Raises SettingsError."""
     if c.where == "cluster":
-        return cluster.findings(cluster_config()[0])
+        return cluster_checks.findings(cluster_config()[0])
     with ThreadPoolExecutor() as pool:
-        there = pool.submit(of_cluster) if c.where == "auto" and cluster.has_context() else None
-        found = local.findings(c)
+        there = pool.submit(of_cluster) if c.where == "auto" and cluster_checks.has_context() else None
+        found = local_checks.findings(c)
         return found + (there.result() if there else [])
 
 
 def of_cluster() -> list[Finding]:
     """Of a cluster that was not asked for by name: settings that only a launch would refuse are a warning."""
     try:
-        return cluster.findings(cluster_config()[0])
+        return cluster_checks.findings(cluster_config()[0])
     except SettingsError as error:
         return [told("cluster", WARN, f"not looked at: {problem}; WHERE=local leaves it out")
                 for problem in error.problems]

@@ -1,6 +1,6 @@
 """What make train does first: the quick part of make doctor and of make plan. It prints the hours, and what is wrong.
 
-    python -m doctor.before_run [finetune]     exits 0, or with the code of what fails: 64 or 78 (plan/finding.py)
+    python -m doctor.before_run [finetune]     exits 0, or with the code of what fails: 64 or 78 (settings/finding.py)
 
 finetune: MODEL on DATA is what is planned, where its config.json is here.
 
@@ -12,16 +12,17 @@ import datetime
 import sys
 
 from doctor.quick import quick
-from plan import links, tuned_told, tuning
-from plan.finding import FAIL, PASS, Finding, code_of, lines, split
+from plan.network import links
+from plan.finetuning import tuned_report, tuning
+from settings.finding import FAIL, PASS, Finding, code_of, lines, split
 from plan.fleet import fleet_of
-from plan.told import brief
-from plan.tuning import Tuning
-from plan.whole import Plan, plan
-from train.config import Config
-from train.corpus.source import CorpusError
-from train.rules import OF_PRETRAINING
-from train.settings import SettingsError
+from plan.report import brief
+from plan.finetuning.tuning import Tuning
+from plan.planner import Plan, plan
+from settings.config import Config
+from train.data.sources.source import CorpusError
+from settings.rules import OF_PRETRAINING
+from settings.declare import SettingsError
 
 
 def look(c: Config, finetune: bool = False) -> tuple[list[Finding], str]:
@@ -42,7 +43,7 @@ def look(c: Config, finetune: bool = False) -> tuple[list[Finding], str]:
         found = [finding for finding in found if finding.name != "host-memory"]  # the same, and the plan says what fits
     said = {finding.name for finding in found}
     return found + [finding for finding in p.findings if finding.name not in said], (
-        tuned_told.brief(p) if isinstance(p, Tuning) else brief(p, c))
+        tuned_report.brief(p) if isinstance(p, Tuning) else brief(p, c))
 
 
 def main() -> int:

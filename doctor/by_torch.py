@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 
-from train import attention, compilation, sizes
-from train.config import Config
-from train.settings import SettingsError
+from train.model import attention, compilation
+from hardware import model_size
+from settings.config import Config
+from settings.declare import SettingsError
 
 
 def facts(c: Config) -> dict[str, Any]:
@@ -25,7 +26,7 @@ def facts(c: Config) -> dict[str, Any]:
         kernel = attention.choose(c, device).name
     except SettingsError as error:
         refused = error.problems[0]
-    work = c.last_step * c.batch_tokens * sizes.flops_of(c)
+    work = c.last_step * c.batch_tokens * model_size.flops_of(c)
     worth = device.type != "cpu" or work >= compilation.FLOPS_WORTH_COMPILING_ON_CPU
     return {"version": torch.__version__, "gpus": gpus, "problem": problem, "kernel": kernel, "refused": refused,
             "worth_compiling": worth}

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from plan.finding import FAIL, PASS, WARN, Finding
+from settings.finding import FAIL, PASS, WARN, Finding
 
 TIMEOUT_S = 10.0
 MOST_BYTES = 2**22   # of an answer that is read: the largest manifest that registries must take

@@ -11,17 +11,17 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from k8s.checks import quantity
-from k8s.kubectl import BAD_SETTING, kubectl, refusal
-from k8s.shape import overlay_of
-from plan.finding import FAIL, PASS, WARN, Finding
-from train.config import Config
+from k8s.cluster.preflight import quantity
+from k8s.cluster.kubectl import BAD_SETTING, kubectl, refusal
+from k8s.cluster.job_spec import overlay_of
+from settings.finding import FAIL, PASS, WARN, Finding
+from settings.config import Config
 
 Thing = Mapping[str, Any]
 ENDED = ("Succeeded", "Failed")
 IN_BYTES = ("memory", "storage", "ephemeral-storage")
 SETTING = {"cpu": "POD_CPUS", "memory": "POD_MEMORY_GB", "ephemeral-storage": "POD_DISK_GB", "storage": "VOLUME_GB"}
-LIGHTHOUSE = {"cpu": 1.0, "memory": 2 * 2.0**30, "ephemeral-storage": 2.0**30}  # as k8s/lighthouse/job.yaml has it
+LIGHTHOUSE = {"cpu": 1.0, "memory": 2 * 2.0**30, "ephemeral-storage": 2.0**30}  # as k8s/manifests/lighthouse/job.yaml has it
 MANY = 4  # amounts that a line lists
 
 

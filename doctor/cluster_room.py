@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from doctor.cluster_quota import pod_asks
-from k8s import sites
-from k8s.checks import quantity
-from k8s.kubectl import BAD_SETTING, Refused, kubectl, refusal
-from k8s.render import toleration
-from plan.finding import FAIL, PASS, WARN, Finding, told
-from train.config import Config
-from train.settings import format_value
+from k8s.cluster import nodes as sites
+from k8s.cluster.preflight import quantity
+from k8s.cluster.kubectl import BAD_SETTING, Refused, kubectl, refusal
+from k8s.cluster.render import toleration
+from settings.finding import FAIL, PASS, WARN, Finding, told
+from settings.config import Config
+from settings.declare import format_value
 
 PRODUCTS, FREE = "gpu-products", "free-gpus"
 PASSING = ("node.kubernetes.io/", "node.cloudprovider.kubernetes.io/")  # taints that come and go with a node's state

@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from plan import storage
-from plan.finding import FAIL, PASS, WARN, Finding
-from plan.words import size as amount
-from train.config import Config
-from train.corpus.source import CorpusError
-from train.settings import ROOT, shown
+from settings.finding import FAIL, PASS, WARN, Finding
+from plan.number_formats import size as amount
+from settings.config import Config
+from train.data.sources.source import CorpusError
+from settings.declare import ROOT, shown
 
 MEASURED_BYTES, PIECE_BYTES = 256e6, 16 * 2**20
 MEASURED_S = 3.0     # at most, of a slow disk

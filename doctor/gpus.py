@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from doctor.installed import Build
-from plan.finding import FAIL, PASS, WARN, Finding
-from train.cards import card_of
-from train.config import Config
-from train.wandb_env import visible_gpus
+from settings.finding import FAIL, PASS, WARN, Finding
+from hardware.gpu_specs import card_of
+from settings.config import Config
+from settings.wandb_env import visible_gpus
 
 SMI_S = 20.0  # a driver that hangs is given up; without persistence mode eight GPUs take some seconds
 FIELDS = ("index", "name", "uuid", "driver_version", "memory.total", "memory.used", "compute_cap")
@@ -177,7 +177,7 @@ def gpus(c: Config, seen: Seen) -> list[Finding]:
     if unknown := sorted({gpu.name for gpu in taken if card_of(gpu.name) is None}):
         found.append(Finding("gpu-card", WARN, f"nothing is known of {' and '.join(unknown)}: the log has no MFU, and "
                              "make plan no speed", "plan with the CARDS that come nearest, or add a row to "
-                             "train/cards.py"))
+                             "hardware/gpu_specs.py"))
     if busy := [(i, gpu) for i, gpu in enumerate(taken) if (gpu.used_mib or 0) > MINE_MIB]:
         shown = ", ".join(f"{used_of(gpu)} of card {i}" for i, gpu in busy[:8])
         found.append(Finding("gpu-memory", WARN, f"other programs hold {shown}", "nvidia-smi lists them; end those "

@@ -8,8 +8,8 @@ import re
 import sys
 from pathlib import Path
 
-from plan.finding import FAIL, PASS, WARN, Finding
-from train.settings import ROOT, shown
+from settings.finding import FAIL, PASS, WARN, Finding
+from settings.declare import ROOT, shown
 
 OLDEST = (3, 11)
 LOCKS = ("requirements.txt", "requirements-torch.txt")  # in this order, as scripts/setup.sh hashes them

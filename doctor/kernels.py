@@ -7,9 +7,9 @@ import sys
 from typing import Any
 
 from doctor.gpus import Seen, count_of
-from plan.finding import FAIL, PASS, WARN, Finding
-from train.config import Config
-from train.settings import ROOT
+from settings.finding import FAIL, PASS, WARN, Finding
+from settings.config import Config
+from settings.declare import ROOT
 
 LIMIT_S = 60.0  # torch is loaded in 2 s from a local disk, and in many times that from a network's for the first time
 USES = {"sdpa": "torch's scaled_dot_product_attention", "math": "two batched products, for short windows in bfloat16",

@@ -18,11 +18,11 @@ import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 
-from doctor.host_memory import Memory
+from hardware.host_memory import Memory
 from plan import memory as plan_memory
 from plan import storage
-from plan.finding import FAIL, PASS, WARN, Finding
-from train.config import Config
+from settings.finding import FAIL, PASS, WARN, Finding
+from settings.config import Config
 
 GIB = 2.0**30
 LOADED_ON_GPU_BYTES = 1e9        # of a process with torch's CUDA libraries, in the machine's memory: a low estimate

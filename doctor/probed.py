@@ -5,13 +5,13 @@ from collections.abc import Iterator
 
 from doctor import gpu_state
 from doctor.probing import NO_ROOM, Measured
-from plan.finding import PASS, WARN, Finding
-from plan.probe import cpu_name
+from settings.finding import PASS, WARN, Finding
+from plan.measured import cpu_name
 from plan.storage import checkpoint_bytes
-from train.cards import Card, card_of
-from train.config import Config
-from train.flops import mfu
-from train.sizes import flops_of
+from hardware.gpu_specs import Card, card_of
+from settings.config import Config
+from hardware.flops import mfu
+from hardware.model_size import flops_of
 
 # What products of bfloat16 were seen to reach on cards of the same peak, TFLOP/s: the best over many shapes, by
 # ml-engineering (Bekman), compute/accelerator, 2024: A100 SXM 271 of 312, H100 and H200 SXM 794.5 of 989.

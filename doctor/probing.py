@@ -1,6 +1,6 @@
 """`PROBE=1`: about a minute of real work on this machine, and what came of it, in a file for the plan and in words.
 
-    disk (bench/probe_disk.py) -> products, memory, links (bench/probe.py) -> a step (bench/probe_step.py)
+    disk (doctor/gpu_probe/probe_disk.py) -> products, memory, links (doctor/gpu_probe/probe.py) -> a step (doctor/gpu_probe/probe_step.py)
 
 Each part is a process, or one for each GPU, with a share of the time, and is ended where it takes half as long again.
 A step that needs more memory than there is, or more time than is left, is tried with a smaller micro-batch, and only
@@ -20,15 +20,15 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from bench.load import Foreign
+from doctor.gpu_probe.foreign_load import Foreign
 from doctor import gpu_state
 from doctor.gpu_state import State
-from plan.probe import Probe, Step, cpu_name, path_of, read, shape_of, to_json
-from train.config import Config
-from train.durable import write_whole
-from train.ports import free_ports
-from train.settings import ROOT
-from train.sizes import flops_of
+from plan.measured import Probe, Step, cpu_name, path_of, read, shape_of, to_json
+from settings.config import Config
+from record.durable import write_whole
+from hardware.ports import free_ports
+from settings.declare import ROOT
+from hardware.model_size import flops_of
 
 SECONDS = 60.0
 OVERTIME = 1.45   # times its share of the time, when a part is ended
@@ -44,7 +44,7 @@ NO_ROOM = "memory does not suffice"
 class Measured:
     """What came of it. Lists are by process; what is empty or None could not be measured, and `notes` say why.
 
-    c: of which the step is, on this machine alone; step: as bench/probe_step.py has it.
+    c: of which the step is, on this machine alone; step: as doctor/gpu_probe/probe_step.py has it.
     """
 
     c: Config
@@ -93,7 +93,7 @@ def measure(c: Config, say: Callable[[str], None], seconds: float = SECONDS) -> 
         found.before = gpu_state.states() if c.device != "cpu" else {}
         disk_s, ceilings_s = (SHARES[part] * seconds for part in ("disk", "ceilings"))
         say(f"disk at RUNS_DIR={c.runs_dir}, for up to {disk_s:.0f} s")
-        run(found, "disk", disk_s, [sys.executable, "-m", "bench.probe_disk", str((ROOT / c.runs_dir).absolute())])
+        run(found, "disk", disk_s, [sys.executable, "-m", "doctor.gpu_probe.probe_disk", str((ROOT / c.runs_dir).absolute())])
         say(f"products, memory{', links' if c.nproc != 1 else ''}, for up to {ceilings_s:.0f} s")
         run(found, "ceilings", ceilings_s, command(found.c, "ceilings"))
         take_step(found, say, found.began + seconds, found.began + OVERTIME * seconds)

@@ -3,14 +3,14 @@
 It takes what Python takes to start and, where there are GPUs, one question to nvidia-smi.
 """
 
-from doctor import disk, gpus, installed, machine, sites
-from doctor.host_memory import memory_here
-from plan.finding import Finding
-from train.config import Config
+from doctor import disk, gpus, installed, machine, site_checks
+from hardware.host_memory import memory_here
+from settings.finding import Finding
+from settings.config import Config
 
 
 def quick(c: Config) -> list[Finding]:
-    """What can be told of this machine at once; those that fail stop a run, but for ALLOW_FAIL (plan.finding.split)."""
+    """What can be told of this machine at once; those that fail stop a run, but for ALLOW_FAIL (settings.finding.split)."""
     seen = gpus.see()
     folders = disk.folders(c)
     on_gpus, processes = gpus.uses_gpus(c, seen), gpus.processes_of(c, seen)
@@ -25,7 +25,7 @@ def quick(c: Config) -> list[Finding]:
         machine.open_files(machine.files_limit(), machine.files_needed(c, processes, on_gpus)),
         *disk.rights(folders),
         *disk.room(disk.places(c, folders)),
-        *sites.findings(c, ask=False),
+        *site_checks.findings(c, ask=False),
     )
 
 

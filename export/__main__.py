@@ -17,22 +17,23 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from analysis.energy import Energy, join
+from analysis.energy.energy import Energy, join
 from analysis.load import RecordError, Run, load
-from analysis.prices import prices
-from export import card, files, place, shards
+from analysis.energy.prices import prices
+from export import card, files, place, weight_files
 from export.stored import Weights
-from train import chat, foreign, trained
-from train.config import Config
-from train.corpus.source import CorpusError
-from train.foreign import their_name
-from train.prepared import data_dir, tokenizer_path
+from train.generate import chat_format, load_run
+from train.model import hf_import
+from settings.config import Config
+from train.data.sources.source import CorpusError
+from train.model.hf_import import their_name
+from train.data.data_paths import data_dir, tokenizer_path
 from train.run_folder import stored_config
-from train.runs import RunPaths
-from train.settings import ROOT, SettingsError
-from train.settings import given as given_settings
-from train.settings import shown as from_root
-from train.tokenizer import TokenizerError, Vocabulary
+from record.run_paths import RunPaths
+from settings.declare import ROOT, SettingsError
+from settings.declare import given as given_settings
+from settings.declare import shown as from_root
+from train.data.tokenizer import TokenizerError, Vocabulary
 
 BAD_SETTING, BAD_DATA, STOPPED = 64, 78, 130
 
@@ -43,20 +44,20 @@ def main() -> int:
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # DCP, in one process
     try:
-        c, _ = trained.settings_of_command()
+        c, _ = load_run.settings_of_command()
         paths = RunPaths.of(c.runs_dir, c.run_name, ROOT)
         if stored_config(paths).get("settings", {}).get("MODEL"):  # of others, or ours as theirs: merged
-            os.execv(sys.executable, [sys.executable, "-m", "finetune.export"])
-        found = trained.find(c, given_settings(Config))
+            os.execv(sys.executable, [sys.executable, "-m", "finetune.merge"])
+        found = load_run.find(c, given_settings(Config))
         if not found.manifest:
             raise SettingsError([f"INIT_FROM={c.init_from}: is in Hugging Face's format already; make export takes the "
                                  "checkpoint of a run: leave INIT_FROM out, and give a RUN_NAME that make runs lists"])
         with place.alone(paths.folder):
-            export(found, paths, trained.vocabulary_of(found))
+            export(found, paths, load_run.vocabulary_of(found))
     except SettingsError as error:
         sys.stderr.write(f"{error}\n")
         return BAD_SETTING
-    except (*trained.PROBLEMS, CorpusError, place.PlaceError, shards.WeightsError) as error:
+    except (*load_run.PROBLEMS, CorpusError, place.PlaceError, weight_files.WeightsError) as error:
         sys.stderr.write(f"{error}\n")
         return BAD_DATA
     except OSError as error:
@@ -69,25 +70,25 @@ def main() -> int:
     return 0
 
 
-def export(found: trained.Found, paths: RunPaths, vocabulary: Vocabulary) -> None:
+def export(found: load_run.Found, paths: RunPaths, vocabulary: Vocabulary) -> None:
     """Make the folder, check it, and give it its name. Raises what main() catches."""
     c, target = found.config, paths.folder / "export"
     place.refuse_to_lose(target)
     weights = Weights(found.folder)
     shapes = exported_shapes(c, weights)
     tokenizer = tokenizer_of(c, vocabulary)
-    size = sum(math.prod(shape) for shape in shapes.values()) * shards.TYPES[c.export_dtype][1]
+    size = sum(math.prod(shape) for shape in shapes.values()) * weight_files.TYPES[c.export_dtype][1]
     check_space(paths.folder, size + len(tokenizer) + BESIDE)
     say(f"{c.run_name}, step {found.manifest['step']:,}: {from_root(found.folder)} is whole; writing "
         f"{size / 1e9:,.3f} GB of weights in {c.export_dtype}")
     with place.unfinished(paths.folder) as folder:
-        hashes = shards.write(folder, {their_name(name): shape for name, shape in shapes.items()}, c.export_dtype,
+        hashes = weight_files.write(folder, {their_name(name): shape for name, shape in shapes.items()}, c.export_dtype,
                               c.export_shard_gb * 1e9, Rows(weights, shapes).read)
         write_beside(folder, found, paths, vocabulary, tokenizer, shapes)
-        if wrong := shards.differing(folder, hashes):
-            raise shards.WeightsError(f"{folder}: read back, {foreign.some(wrong)} are not what was written; the disk "
+        if wrong := weight_files.differing(folder, hashes):
+            raise weight_files.WeightsError(f"{folder}: read back, {hf_import.some(wrong)} are not what was written; the disk "
                                       "or the memory of this machine is at fault. Call again, elsewhere if it stays so")
-        foreign.check(folder, c)  # the folder by its own config.json and headers, as a start of training
+        hf_import.check(folder, c)  # the folder by its own config.json and headers, as a start of training
         place.seal(folder)
         before = step_before(target)
         place.replace(folder, target)
@@ -97,7 +98,7 @@ def export(found: trained.Found, paths: RunPaths, vocabulary: Vocabulary) -> Non
 class Rows:
     """Weights as they are exported: by their names there, and without the rows that pad the vocabulary."""
 
-    def __init__(self, weights: Weights, shapes: shards.Shapes):
+    def __init__(self, weights: Weights, shapes: weight_files.Shapes):
         self.weights, self.rows = weights, {their_name(name): (name, shape[0]) for name, shape in shapes.items()}
 
     def read(self, their: str) -> Any:
@@ -108,11 +109,11 @@ class Rows:
 def exported_shapes(c: Config, weights: Weights) -> dict[str, tuple[int, ...]]:
     """Our name -> shape without padding, in the order of the model. Raises CheckpointError where the checkpoint holds
     other weights than a model of these settings."""
-    wanted = foreign.expected(c)
-    shapes = {name: (c.vocab_size, *shape[1:]) if name in foreign.OF_ENTRIES else shape
+    wanted = hf_import.expected(c)
+    shapes = {name: (c.vocab_size, *shape[1:]) if name in hf_import.OF_ENTRIES else shape
               for name, shape in weights.shapes.items()}
     if {their_name(name): shape for name, shape in shapes.items()} != wanted:
-        raise foreign.ForeignError(f"{weights.folder}: its weights are not those of the settings in config.json; "
+        raise hf_import.ForeignError(f"{weights.folder}: its weights are not those of the settings in config.json; "
                                    "restore that file")
     order = list(wanted)  # embedding, then each kind of weight of all layers
     return dict(sorted(shapes.items(), key=lambda item: (layer_of(item[0]), order.index(their_name(item[0])))))
@@ -139,8 +140,8 @@ def check_space(run: Path, need: int) -> None:
                                f"disk has {free / 2**30:.2f} GiB free; make room, or set EXPORT_DTYPE=bfloat16")
 
 
-def write_beside(folder: Path, found: trained.Found, paths: RunPaths, vocabulary: Vocabulary, tokenizer: bytes,
-                 shapes: shards.Shapes) -> None:
+def write_beside(folder: Path, found: load_run.Found, paths: RunPaths, vocabulary: Vocabulary, tokenizer: bytes,
+                 shapes: weight_files.Shapes) -> None:
     """All files but the weights."""
     c, step = found.config, found.manifest["step"]
     template, ends = chat_of(vocabulary)
@@ -157,9 +158,9 @@ def write_beside(folder: Path, found: trained.Found, paths: RunPaths, vocabulary
 
 def chat_of(vocabulary: Vocabulary) -> tuple[str | None, list[int]]:
     """(the template of a chat, ids that end an answer) where the vocabulary has the tokens for it; else (None, [])."""
-    if not chat.special_tokens(vocabulary):
+    if not chat_format.special_tokens(vocabulary):
         return None, []
-    return chat.format_of(vocabulary).template, [chat.end_of_message(vocabulary)]
+    return chat_format.format_of(vocabulary).template, [chat_format.end_of_message(vocabulary)]
 
 
 def recorded(paths: RunPaths) -> tuple[Run | None, Energy | None]:
@@ -184,7 +185,7 @@ def step_before(target: Path) -> str:
     return "an export" if step is None else f"the export of step {step:,}"
 
 
-def tell(found: trained.Found, target: Path, before: str, vocabulary: Vocabulary) -> None:
+def tell(found: load_run.Found, target: Path, before: str, vocabulary: Vocabulary) -> None:
     """What was written, and how it is loaded."""
     rows = [(path.name, f"{path.stat().st_size:,}") for path in sorted(target.iterdir())]
     widths = [max(len(row[i]) for row in rows) for i in (0, 1)]

@@ -15,15 +15,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from analysis.energy import Energy
+from analysis.energy.energy import Energy
 from analysis.load import Run
-from export.shards import Shapes
-from train.config import Config
-from train.corpus.source import CorpusError
-from train.flops import flops_per_token
-from train.prepared import share_of, source_of
-from train.record import duration, figures
-from train.settings import FREE, declared_fields, format_value
+from export.weight_files import Shapes
+from settings.config import Config
+from train.data.sources.source import CorpusError
+from hardware.flops import flops_per_token
+from train.data.data_paths import share_of, source_of
+from record.reader import duration, figures
+from settings.declare import FREE, declared_fields, format_value
 
 NA = "n/a"
 STEPS = re.compile(r"^\| steps \| ([0-9][0-9,]*)", re.MULTILINE)  # as it is written below
@@ -32,7 +32,7 @@ HEADS = ("embed_tokens.weight", "lm_head.weight")
 
 @dataclasses.dataclass(frozen=True)
 class Known:
-    """What a card is made of. facts: as train.trained has them; run, energy: None where there is no record, or no
+    """What a card is made of. facts: as train.generate.load_run has them; run, energy: None where there is no record, or no
     sample; results: file name -> what an evaluation wrote there; chat: whether the tokenizer has a template."""
 
     config: Config
@@ -208,7 +208,7 @@ def day_of(found: Mapping[str, Any]) -> str:
 
 
 def results(found: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """(what, value) of a step_N.json, as train.eval_run writes it; nothing of how and where it was measured."""
+    """(what, value) of a step_N.json, as train.generate.eval_run writes it; nothing of how and where it was measured."""
     def of(where: Any, key: str) -> Any:
         value = where.get(key) if isinstance(where, Mapping) else None
         return value if isinstance(value, Mapping) or is_number(value) else None

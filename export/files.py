@@ -12,8 +12,8 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from train.config import Config
-from train.tokenizer import Vocabulary
+from settings.config import Config
+from train.data.tokenizer import Vocabulary
 
 PAD = "<|pad|>"  # of tokenizers that are trained here
 

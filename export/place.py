@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
-from export.shards import sha256_of
-from train.durable import flush_folder
+from export.weight_files import sha256_of
+from record.durable import flush_folder
 
 SUMS = "SHA256SUMS"
 UNFINISHED, REPLACED = ".export-", ".replaced-export-"

@@ -14,7 +14,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
-from train.checkpoint import CheckpointError, cause
+from train.checkpoint.checkpoint import CheckpointError, cause
 
 MODEL = "model."  # before the names of weights, as checkpoint.tensor_states has them
 

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from finetune.weights import put
-from train.config import Config
-from train.foreign import some
-from train.settings import SettingsError
+from settings.config import Config
+from train.model.hf_import import some
+from settings.declare import SettingsError
 
 PART = re.compile(r"(?:^|\.)layers\.\d+\.(.+)$")  # a name within its block
 GROUPS = {"attention": re.compile(r"attn|attention"), "mlp": re.compile(r"mlp|feed_forward|shared_expert")}

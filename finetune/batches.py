@@ -4,7 +4,7 @@
 
 A window is a few examples, one behind the other. The target of a position is the next token of its example where that
 is scored, else IGNORED; the last token of an example is a target only. Positions begin anew with each example, and
-`bounds` keeps them apart in attention, as train/attention.py takes it. What a window has left over at its end is a
+`bounds` keeps them apart in attention, as train/model/attention.py takes it. What a window has left over at its end is a
 document of its own that nothing is scored in.
 
 The scored tokens of a whole step are counted from the index, so each process knows them before the first backward.
@@ -19,15 +19,15 @@ import numpy as np
 
 from finetune.packing import Packing
 from finetune.store import Examples
-from train.loss import IGNORED
-from train.mixture import Gap, sample_range
+from train.model.loss import IGNORED
+from train.data.mixture import Gap, sample_range
 
 FILL = 0  # the token where there is none
 
 
 class MicroBatch(NamedTuple):
     """tokens, targets, positions (B, T) int64; bounds (K + 1,) int32: where each example of the B T positions, taken
-    as one row, begins, and B T at the end, filled up with empty ones as train/batch.py does."""
+    as one row, begins, and B T at the end, filled up with empty ones as train/data/batch.py does."""
 
     tokens: np.ndarray
     targets: np.ndarray

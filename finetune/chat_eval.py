@@ -21,21 +21,21 @@ from typing import Any
 import torch
 
 from finetune.questions import Asked, Sheet, choice_question, fitting, is_same, sheet_of, written_question
-from train import chat, eval_run
-from train.config import Config
-from train.core.metric import wilson
-from train.core.score import losses
-from train.corpus.source import CorpusError
-from train.distributed import World, from_all, from_first, set_timeout, sum_over_ranks
-from train.durable import write_whole
-from train.evaluate import FULL_SET
-from train.foreign import ForeignError
-from train.provenance import provenance
-from train.record import finite
-from train.runs import RunPaths
-from train.sample import Choice, cache_for, generate
-from train.settings import ROOT, SettingsError, shown
-from train.trained import TUNED, Trained, open_trained
+from train.generate import chat_format, eval_run
+from settings.config import Config
+from train.evaluate.core.metric import wilson
+from train.evaluate.core.score import losses
+from train.data.sources.source import CorpusError
+from train.distributed.world import World, from_all, from_first, set_timeout, sum_over_ranks
+from record.durable import write_whole
+from train.evaluate.validation import FULL_SET
+from train.model.hf_import import ForeignError
+from record.provenance import provenance
+from record.reader import finite
+from record.run_paths import RunPaths
+from train.model.generate import Choice, cache_for, generate
+from settings.declare import ROOT, SettingsError, shown
+from train.generate.load_run import TUNED, Trained, open_trained
 
 MORE = 8  # tokens that a written answer may have beyond the right one, before it counts as wrong
 log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ def measure(c: Config, world: World) -> int:
     sheet, problem = None, ""
     try:
         sheet = sheet_of(c)
-        chat.format_of(trained.vocabulary)
+        chat_format.format_of(trained.vocabulary)
         fitting(sheet, trained.vocabulary, trained.config.seq_len, lambda line: log.info("%s", line))
     except Exception as error:  # of many types; said by all processes
         problem = f"{error}" if isinstance(error, (CorpusError, OSError, *eval_run.PROBLEMS)) else \
@@ -117,7 +117,7 @@ def of_written(trained: Trained, mine: Sequence[Asked]) -> tuple[float, ...]:
         most = max(answer for _, (_, answer) in batch) + MORE
         replies: list[list[int]] = [[] for _ in batch]
         for row in generate(cache_for(trained.model, texts, most), texts, most, Choice(temperature=0),
-                            [c.seed] * len(batch), v, c.seq_len, [chat.end_of_message(v)]):
+                            [c.seed] * len(batch), v, c.seq_len, [chat_format.end_of_message(v)]):
             for reply, token in zip(replies, row, strict=True):
                 reply += [] if token is None else [token]
         right += sum(is_same(v.decode(reply), one.answer) for reply, (one, _) in zip(replies, batch, strict=True))

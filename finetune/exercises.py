@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from train.config import Config
-from train.durable import write_whole
-from train.prepared import data_dir
+from settings.config import Config
+from record.durable import write_whole
+from train.data.data_paths import data_dir
 
 NAME = "exercises"
 ROWS = {"mid": 4000, "sft": 3000, "held_out": 400}

@@ -20,11 +20,11 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from finetune.adapter import Adapters, adapters_of, in_file
-from train.checkpoint import cause, refuse_misfit
-from train.config import Config
-from train.distributed import from_first, to_first
+from train.checkpoint.checkpoint import cause, refuse_misfit
+from settings.config import Config
+from train.distributed.world import from_first, to_first
 from train.optim import Optimizer
-from train.parallel import bare, local, part_of, replicate, weights_of
+from train.distributed.parallel import bare, local, part_of, replicate, weights_of
 
 FILE, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 AT_ONCE = 2**26  # bytes that are sent to the first process at a time
@@ -32,7 +32,7 @@ AT_ONCE = 2**26  # bytes that are sent to the first process at a time
 
 class Lite:
     """Written where CHECKPOINT_MODE=lite says so, and read wherever one is found. Its methods are those of
-    train/saver.py's Lite."""
+    train/checkpoint/saver.py's Lite."""
 
     def __init__(self, c: Config, description: dict[str, Any]):
         """description: peft's, as adapter_config.json has it."""

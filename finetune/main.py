@@ -7,12 +7,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from finetune import choices, origin
-from finetune.assemble import Fingerprints, agreed_fingerprints, put_together, settled, together
-from finetune.data import Data, prepared
+from settings import finetune_rules
+from finetune import origin
+from finetune.tuning_job import Fingerprints, agreed_fingerprints, put_together, settled, together
+from finetune.prepare_data import Data, prepared
 from train import loop
-from train.config import Config
-from train.distributed import World, from_first
+from settings.config import Config
+from train.distributed.world import World, from_first
 from train.job import Job
 from train.main import end_record, main, stopped
 
@@ -26,7 +27,7 @@ class Finetuning:
     known: Fingerprints
 
     def settings(self) -> tuple[Config, list[str]]:
-        return choices.settings()
+        return finetune_rules.settings()
 
     def settled(self, c: Config, world: World) -> Config:
         """DATA is opened here, since its size decides how many steps there are; all processes must have the same."""

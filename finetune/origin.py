@@ -27,16 +27,16 @@ from pathlib import Path
 from typing import Any
 
 from export import card
-from train.checkpoint import committed
-from train.config import Config
-from train.corpus.hub import Again, ask
-from train.corpus.source import CorpusError
-from train.durable import write_whole
-from train.foreign import ForeignError, weight_files
-from train.interrupt import end_with_parent
-from train.prepared import data_dir
-from train.settings import ROOT, SettingsError, declared_fields, environment, shown
-from train.trained import TUNED
+from train.checkpoint.checkpoint import committed
+from settings.config import Config
+from train.data.sources.hub import Again, ask
+from train.data.sources.source import CorpusError
+from record.durable import write_whole
+from train.model.hf_import import ForeignError, weight_files
+from train.distributed.signals import end_with_parent
+from train.data.data_paths import data_dir
+from settings.declare import ROOT, SettingsError, declared_fields, environment, shown
+from train.generate.load_run import TUNED
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[0-9a-f]{7,40})?")
 WANTED = re.compile(r"[^/]+\.(json|jinja|safetensors|model|txt)")  # of the repository's root

@@ -13,7 +13,7 @@ import functools
 
 import numpy as np
 
-from train.mixture import key_of, permute
+from train.data.mixture import key_of, permute
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from train.loss import IGNORED
+from train.model.loss import IGNORED
 
 LONGEST = 1200
 DIM, SCORED, PLAIN = "\x1b[2m", "\x1b[1;32m", "\x1b[0m"

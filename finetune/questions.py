@@ -21,17 +21,17 @@ from finetune import exercises, reading, several, subset
 from finetune.reading import Tally, conversations, pinned_files
 from finetune.store import hash_of
 from finetune.template import digest
-from train import chat
-from train.chat import Message
-from train.config import Config
-from train.core.prompts import Choice, Question
-from train.corpus.pin import Pinned
-from train.corpus.source import CorpusError
-from train.durable import write_whole
-from train.prepare import one_at_a_time
-from train.prepared import data_dir
-from train.settings import shown
-from train.tokenizer import Vocabulary
+from train.generate import chat_format
+from train.generate.chat_format import Message
+from settings.config import Config
+from train.evaluate.core.prompts import Choice, Question
+from train.data.sources.pin import Pinned
+from train.data.sources.source import CorpusError
+from record.durable import write_whole
+from train.data.prepare import one_at_a_time
+from train.data.data_paths import data_dir
+from settings.declare import shown
+from train.data.tokenizer import Vocabulary
 
 SETTING = "CHAT_EVAL_DATA"
 RULES = 1  # changes when the same rows give other questions
@@ -130,7 +130,7 @@ def choice_question(number: int, one: Asked, v: Vocabulary, seq_len: int) -> Que
 
     The whole line is tokenized, so that the letter is in the token that it is in where such an answer is trained on.
     """
-    prompt, choices = chat.render(v, one.messages), []
+    prompt, choices = chat_format.render(v, one.messages), []
     for line in one.options:
         encoding = v.tokenizer.encode(line, add_special_tokens=False)
         letter = line.index(".")
@@ -142,7 +142,7 @@ def choice_question(number: int, one: Asked, v: Vocabulary, seq_len: int) -> Que
 
 def written_question(one: Asked, v: Vocabulary, seq_len: int) -> tuple[list[int], int] | None:
     """(ids of the prompt, tokens that the right answer takes, its end included); None where they exceed seq_len."""
-    prompt, answer = chat.render(v, one.messages), len(v.encode(one.answer)) + 1
+    prompt, answer = chat_format.render(v, one.messages), len(v.encode(one.answer)) + 1
     return (prompt, answer) if len(prompt) + answer <= seq_len else None
 
 

@@ -4,7 +4,7 @@
     DATA=chats/                          a folder: all such files below it, in order of their names
     DATA=OWNER/NAME:CONFIG:SPLIT@COMMIT  a data set on the hub; split train, and the only config, where not said
 
-What is wrong with a file is refused, as in train/corpus/rows.py, and so is one of which none of the first 100 rows is a
+What is wrong with a file is refused, as in train/data/sources/rows.py, and so is one of which none of the first 100 rows is a
 conversation. What is wrong with a row is dropped: each reason is counted, and the first three of each are named by
 FILE:LINE. Of 100 rows or more at most half may be dropped.
 """
@@ -21,15 +21,15 @@ import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet
 
-from finetune import shapes
-from finetune.shapes import COLUMNS, SHAPES, Conversation, conversation_of
-from train.corpus import rows
-from train.corpus.fetch import Files
-from train.corpus.formats import FILE_MAGIC, FORMATS, UNREADABLE, Bad, Broken, Skipped, ends, format_of, read
-from train.corpus.pin import Pinned, pin
-from train.corpus.rows import ENOUGH_ROWS
-from train.corpus.source import CorpusError, Source
-from train.settings import ROOT
+from finetune import row_shapes
+from finetune.row_shapes import COLUMNS, SHAPES, Conversation, conversation_of
+from train.data.sources import rows
+from train.data.sources.fetch import Files
+from train.data.sources.formats import FILE_MAGIC, FORMATS, UNREADABLE, Bad, Broken, Skipped, ends, format_of, read
+from train.data.sources.pin import Pinned, pin
+from train.data.sources.rows import ENOUGH_ROWS
+from train.data.sources.source import CorpusError, Source
+from settings.declare import ROOT
 
 READABLE = tuple(suffix for suffix in FORMATS if FORMATS[suffix] != "text")
 NAMED = 3              # of each reason for which rows are dropped
@@ -37,8 +37,8 @@ MOST_DROPPED = 0.5     # share of the rows
 HUB = re.compile(r"(?P<repository>[\w.-]+(/[\w.-]+)?)(:(?P<first>[\w.-]+))?(:(?P<second>[\w.-]+))?"
                  r"(@(?P<revision>[0-9a-f]{40}))?")
 REASONS = {reason: sentence for reason, sentence in rows.REASONS.items() if reason in ("not json", "utf-8", "long")} \
-    | {"blank": "a blank line"} | shapes.REASONS
-SENTENCES = REASONS | shapes.NOTES
+    | {"blank": "a blank line"} | row_shapes.REASONS
+SENTENCES = REASONS | row_shapes.NOTES
 
 
 @dataclasses.dataclass

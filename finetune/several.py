@@ -14,8 +14,8 @@ import numpy as np
 from finetune import store
 from finetune.store import Examples
 from finetune.template import Template, digest
-from train.corpus.source import CorpusError
-from train.settings import ROOT
+from train.data.sources.source import CorpusError
+from settings.declare import ROOT
 
 TIMES = re.compile(r"(?P<source>.+?)\*(?P<times>[0-9]+)")
 MOST_TIMES = 100

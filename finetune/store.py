@@ -33,13 +33,13 @@ import xxhash
 from finetune import reading, template
 from finetune.reading import Located, Tally, conversations, pinned_files
 from finetune.template import Labelled, Template, digest
-from train.chat import Message
-from train.corpus.formats import Bad
-from train.corpus.pin import Pinned, digest_of
-from train.corpus.source import CorpusError
-from train.durable import flush_folder, write_whole
-from train.prepare import one_at_a_time
-from train.settings import shown
+from train.generate.chat_format import Message
+from train.data.sources.formats import Bad
+from train.data.sources.pin import Pinned, digest_of
+from train.data.sources.source import CorpusError
+from record.durable import flush_folder, write_whole
+from train.data.prepare import one_at_a_time
+from settings.declare import shown
 
 RULES = 1        # changes when the same rows give other examples
 BATCH = 1024     # conversations tokenised at once

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from train.mixture import key_of, mix64
+from train.data.mixture import key_of, mix64
 
 MOST_HELD_OUT = 10  # at most one in so many different conversations
 

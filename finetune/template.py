@@ -1,6 +1,6 @@
 """Messages to token ids, and which of them are scored: the assistant's, by the model's own chat template.
 
-    Own      tokenizers trained here: train/chat.py
+    Own      tokenizers trained here: train/generate/chat_format.py
     Theirs   what transformers' apply_chat_template writes for the model's tokenizer, to the token
 
 Scored is what the assistant would have to generate: the text of its message and the special token that ends its turn,
@@ -28,11 +28,11 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from tokenizers import Encoding
 
-from train import chat
-from train.chat import Message
-from train.corpus.formats import Bad
-from train.settings import shown
-from train.tokenizer import TokenizerError, Vocabulary, load
+from train.generate import chat_format
+from train.generate.chat_format import Message
+from train.data.sources.formats import Bad
+from settings.declare import shown
+from train.data.tokenizer import TokenizerError, Vocabulary, load
 
 RULES = 1  # changes when the same conversations give other ids or marks
 REASONS = {"template": "the chat template cannot write the conversation, or writes its last answer otherwise than as a "
@@ -111,11 +111,11 @@ def marked(encoding: Encoding, spans: Sequence[tuple[int, int]]) -> np.ndarray:
 
 
 class Own:
-    """The formats of train/chat.py: text never becomes a special token."""
+    """The formats of train/generate/chat_format.py: text never becomes a special token."""
 
     def __init__(self, vocabulary: Vocabulary, name: str):
         self.vocabulary, self.name, self.dtype = vocabulary, name, vocabulary.dtype
-        self.format, self.special = chat.format_of(vocabulary), chat.special_tokens(vocabulary)
+        self.format, self.special = chat_format.format_of(vocabulary), chat_format.special_tokens(vocabulary)
         self.remarks: list[str] = []
         self.fingerprint = digest(RULES, "own", vocabulary.sha256, dataclasses.astuple(self.format))
 

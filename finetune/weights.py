@@ -18,9 +18,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from train import foreign
-from train.foreign import ForeignError
-from train.settings import shown
+from train.model import hf_import
+from train.model.hf_import import ForeignError
+from settings.declare import shown
 
 NUMBERS = re.compile(r"\d+")
 NO_MEMORY = ("allocate memory", "not enough memory", "out of memory")  # as torch says it, on CPU and GPU
@@ -52,7 +52,7 @@ def load(folder: Path, model: nn.Module, skeleton: Any, dtype: torch.dtype, devi
             raise MemoryError(f"{name}: {reason(why)}")
     if lacking or found.mismatched_keys or found.conversion_errors:
         raise ForeignError(f"{shown(folder)}: " + "; ".join([
-            *([f"its files lack {foreign.some(lacking)}"] if lacking else []),
+            *([f"its files lack {hf_import.some(lacking)}"] if lacking else []),
             *(f"{name} has the shape {tuple(theirs)}, and config.json asks for {tuple(ours)}"
               for name, theirs, ours in sorted(found.mismatched_keys, key=str)[:3]),
             *(f"{name} cannot be made of what is in its files ({reason(why)})"
@@ -123,7 +123,7 @@ def opened(folder: Path) -> Iterator[dict[str, Any]]:
     """Name -> a slice of each tensor in the files of a folder, read when it is asked for. Raises ForeignError."""
     with contextlib.ExitStack() as stack:
         slices: dict[str, Any] = {}
-        for path in foreign.weight_files(folder):
+        for path in hf_import.weight_files(folder):
             try:
                 file = stack.enter_context(safe_open(path, framework="pt"))
             except (SafetensorError, OSError) as error:

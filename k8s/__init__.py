@@ -2,18 +2,18 @@
 
 To send a run, in the order in which to read:
 
-    shape       the settings of a run in the cluster, which overlay it takes, and what its pods are told
+    job_spec    the settings of a run in the cluster, which overlay it takes, and what its pods are told
     render      the manifests, filled in by kustomize
     image_ref   which image pods run
     kubectl     the user's own kubectl, and its complaints as sentences
-    checks      what can be told before anything is changed
+    preflight   what can be told before anything is changed
     secret      the keys, from the settings to the Secret
-    plan        what a run will cost
+    launch_plan what a run will cost
     standing    the Job that is there already, and in what it differs
     apply       what changes the cluster
     placement   where the pods are, and what keeps them back
     launch      make train-8xa100, finetune-k8s and data WHERE=cluster, of all these
-    sites       make sites, and the nodes that others ask about
+    nodes       make sites, and the nodes that others ask about
 
 To look after one:
 
@@ -22,16 +22,15 @@ To look after one:
     words       the same, in plain words
     overview    make status
     logs        make logs and make attach
-    lines       which lines ONLY shows
+    log_lines   which lines ONLY shows
     describe    make describe
     volume      commands in a pod that sees the volume
     checkpoints make checkpoints
     transfer    files from a pod to this machine
-    fetch       make fetch-run
-    net_probe   make net-probe between the pods of a job
-    job         the targets themselves, each by these
+    fetch_run   make fetch-run
+    jobs        the targets themselves, each by these
 
-The folders are YAML with stand-ins where a setting goes: base/ is what every Job has, overlays/ what the kinds of it
+The modules that read the cluster are in cluster/. The folders of manifests/ are YAML with stand-ins where a setting goes: base/ is what every Job has, overlays/ what the kinds of it
 change, site/ a part of those at one zone, diloco/ of those whose pods are sites, finetune/ of those with a MODEL;
 lighthouse/ is what sites find each other by, claim/ the volume and reader/ a pod that reads it; fields/ says which
 value lands where, and network/ has NCCL's variables. docs/manifests.md tells more.

@@ -9,23 +9,13 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from k8s.kubectl import (
-    BAD_ENVIRONMENT,
-    BAD_SETTING,
-    UNAVAILABLE,
-    Done,
-    Refused,
-    kubectl,
-    refusal,
-    short,
-    start,
-    succeed,
-)
-from k8s.render import objects
-from k8s.secret import MANAGER
-from k8s.shape import LIGHTHOUSE
-from k8s.standing import INSTANCE_LABEL, NAME_LABEL, OURS, config_map_of, get, is_beside, of_kind, rendered
-from train.config import Config
+from k8s.cluster.kubectl import (BAD_ENVIRONMENT, BAD_SETTING, UNAVAILABLE, Done, Refused, kubectl, refusal, short,
+                                 start, succeed)
+from k8s.cluster.render import objects
+from k8s.cluster.secret import MANAGER
+from k8s.cluster.job_spec import LIGHTHOUSE
+from k8s.cluster.standing import INSTANCE_LABEL, NAME_LABEL, OURS, config_map_of, get, is_beside, of_kind, rendered
+from settings.config import Config
 
 
 def labels(c: Config) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """The checkpoints of a run, here or on its volume: step, size, age, and whether they are whole.
 
-As train/checkpoint.py writes them: a folder step_N with a manifest of sizes and hashes was written whole. Here the
+As train/checkpoint/checkpoint.py writes them: a folder step_N with a manifest of sizes and hashes was written whole. Here the
 hashes are checked; on the volume the sizes are, and make fetch-run checks the hashes of what it brings. That module
 loads torch, which takes seconds and is not there on a machine that only looks after runs.
 """
@@ -15,9 +15,9 @@ from typing import Any
 
 import xxhash
 
-from k8s.volume import Volume
-from k8s.words import short_time, table
-from train.runs import RunPaths
+from k8s.cluster.volume import Volume
+from k8s.cluster.words import short_time, table
+from record.run_paths import RunPaths
 
 NAME = re.compile(r"step_([0-9]{7,})")
 ASIDE = {"tmp": "being written, or left by a killed save", "damaged": "set aside: damaged", "fetch": "half fetched",
@@ -136,7 +136,7 @@ def mismatch(folder: Path, hashes: dict[str, tuple[int, str]]) -> str:
 
 
 def xxh3(path: Path) -> str:
-    """As train/checkpoint.py hashes files."""
+    """As train/checkpoint/checkpoint.py hashes files."""
     digest = xxhash.xxh3_64()
     with open(path, "rb") as file:
         while piece := file.read(PIECE):

@@ -6,13 +6,13 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from k8s import words
-from k8s.target import DATA, RUN, Target, Thing, annotation, is_of_sites, name_of, newest, no_job
-from k8s.where import Place
-from train.config import Config
-from train.record import duration
-from train.runs import RunPaths
-from train.settings import ROOT, declared_fields, format_value, parse_value, read_env_file, shown
+from k8s.cluster import words
+from k8s.cluster.target import DATA, RUN, Target, Thing, annotation, is_of_sites, name_of, newest, no_job
+from k8s.cluster.where import Place
+from settings.config import Config
+from record.reader import duration
+from record.run_paths import RunPaths
+from settings.declare import ROOT, declared_fields, format_value, parse_value, read_env_file, shown
 
 ITS_OWN = {"PRESET", "RUN_NAME", "RUNS_DIR", "DATA_DIR"}  # said elsewhere, or the same in all pods
 CONDITIONS = ("PodScheduled", "PodReadyToStartContainers", "Initialized", "ContainersReady", "Ready",

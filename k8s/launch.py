@@ -20,18 +20,19 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
-from k8s import apply, placement, plan, secret, sites
-from k8s.checks import Found, check, claim_bytes
-from k8s.image_ref import image_of
-from k8s.kubectl import BAD_SETTING, UNAVAILABLE, Context, Refused, keeping_to, reach
-from k8s.render import claim, objects, render
-from k8s.shape import cluster_config, overlay_of
-from k8s.standing import Standing, of_another_run, of_kind, standing
-from k8s.where import SENT, look, read_sent
-from plan.finding import split
-from train.config import Config
-from train.runs import RunPaths
-from train.settings import ROOT, SettingsError, format_value
+from k8s import apply, launch_plan
+from k8s.cluster import placement, secret, nodes as sites
+from k8s.cluster.preflight import Found, check, claim_bytes
+from k8s.cluster.image_ref import image_of
+from k8s.cluster.kubectl import BAD_SETTING, UNAVAILABLE, Context, Refused, keeping_to, reach
+from k8s.cluster.render import claim, objects, render
+from k8s.cluster.job_spec import cluster_config, overlay_of
+from k8s.cluster.standing import Standing, of_another_run, of_kind, standing
+from k8s.cluster.where import SENT, look, read_sent
+from settings.finding import split
+from settings.config import Config
+from record.run_paths import RunPaths
+from settings.declare import ROOT, SettingsError, format_value
 
 PLACE_S = 60.0   # a launch waits so long for its pods to have nodes
 FIT_S = 120.0    # so long it does in each try with WAIT=1
@@ -180,12 +181,12 @@ def check_place(order: Order) -> None:
                       f"{order.namespace}: set NAMESPACE={sent['namespace']}, or send it here by {order.target}")
 
 
-def planned(order: Order, found: Found) -> plan.Plan:
+def planned(order: Order, found: Found) -> launch_plan.Plan:
     """What it will cost; what of that cannot be is among what is found."""
     c = dataclasses.replace(order.c, data_stream="0") if order.data else order.c
-    p = plan.NONE if c.model else plan.plan(c)
+    p = launch_plan.NONE if c.model else launch_plan.plan(c)
     has_bytes = claim_bytes(found.claim) if found.claim else None
-    said = plan.too_large(c, p.disk_bytes, has_bytes) if order.data else plan.findings(c, p, has_bytes)
+    said = launch_plan.too_large(c, p.disk_bytes, has_bytes) if order.data else launch_plan.findings(c, p, has_bytes)
     stopping, _ = split(c.allow_fail, said)
     for one in said:
         if one in stopping:
@@ -195,12 +196,12 @@ def planned(order: Order, found: Found) -> plan.Plan:
     return p
 
 
-def tell_plan(order: Order, p: plan.Plan) -> None:
+def tell_plan(order: Order, p: launch_plan.Plan) -> None:
     if order.data:
         c = dataclasses.replace(order.c, data_stream="0")
-        say(f"plan (computed, not measured): {plan.shards_told(c)} at most, on VOLUME={c.volume}")
+        say(f"plan (computed, not measured): {launch_plan.shards_told(c)} at most, on VOLUME={c.volume}")
     else:
-        sys.stdout.write(plan.told(order.c, p))
+        sys.stdout.write(launch_plan.told(order.c, p))
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -384,7 +385,7 @@ def main(argv: list[str]) -> int:
     command = (argv or ["train"])[0]
     try:
         if command == "data" and not in_cluster():
-            os.execv(sys.executable, [sys.executable, "-m", "train.prepare", "data"])
+            os.execv(sys.executable, [sys.executable, "-m", "train.data.prepare", "data"])
         return send(command)
     except SettingsError as error:
         remark(str(error))

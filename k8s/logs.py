@@ -7,14 +7,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from k8s import lines, overview
-from k8s.kubectl import Refused
-from k8s.volume import Volume, say
-from k8s.target import DATA, Target, Thing, container_of, index_of, name_of, newest, no_job, runs
-from k8s.where import Place
-from k8s.words import trouble
-from train import status
-from train.runs import RunPaths
+from k8s.cluster import log_lines, overview
+from k8s.cluster.kubectl import Refused
+from k8s.cluster.volume import Volume, say
+from k8s.cluster.target import DATA, Target, Thing, container_of, index_of, name_of, newest, no_job, runs
+from k8s.cluster.where import Place
+from k8s.cluster.words import trouble
+from record import status
+from record.run_paths import RunPaths
 
 POLL_S = 0.5
 
@@ -34,7 +34,7 @@ NCCL_FILES = ('cd "$1" || exit 2; for f in $(ls -t logs/nccl_node_"$2".* site_"$
 
 def show(found: Iterable[str], only: str) -> None:
     """Print the lines that are asked for, as they come."""
-    for line in lines.chosen(found, only):
+    for line in log_lines.chosen(found, only):
         sys.stdout.write(line if line.endswith("\n") else line + "\n")
         sys.stdout.flush()
 

@@ -18,8 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from k8s.checkpoints import size_words
-from k8s.kubectl import Refused
-from k8s.volume import Volume
+from k8s.cluster.kubectl import Refused
+from k8s.cluster.volume import Volume
 
 PIECE = 2**20
 SMALL = 2**20      # bytes up to which content and hash come in one answer

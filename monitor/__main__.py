@@ -12,10 +12,10 @@ import time
 from types import FrameType
 from typing import Any
 
-from k8s.kubectl import BAD_SETTING, Refused
-from k8s.where import decide
+from k8s.cluster.kubectl import BAD_SETTING, Refused
+from k8s.cluster.where import decide
 from monitor.watch import NO_RUN, NoRun, View, Watcher, unreadable, watcher_of
-from train.settings import SettingsError
+from settings.declare import SettingsError
 
 TICK_S = 1.0    # between two drawings: ages go on between two looks
 NOTICE_S = 0.1  # between two looks whether a signal has come

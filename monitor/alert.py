@@ -25,12 +25,12 @@ from pathlib import Path
 from typing import Any
 
 from monitor.facts import Fault, Seen
-from monitor.moment import SURROGATES, since
+from monitor.snapshot import SURROGATES, since
 from monitor.verdict import Verdict
-from train.config import Config
-from train.durable import write_whole
-from train.runs import RunPaths
-from train.settings import ROOT, SettingsError
+from settings.config import Config
+from record.durable import write_whole
+from record.run_paths import RunPaths
+from settings.declare import ROOT, SettingsError
 
 STATE = ".alerts.json"
 ENDS = ("crashed", "killed")  # the faults by which an attempt ends

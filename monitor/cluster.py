@@ -1,7 +1,7 @@
 """A run's Job in Kubernetes as it is now: two calls of kubectl a look, and no right but to list and to read logs.
 
     kubectl get jobs,pods[,events]      the Job, its pods, and where one does not run what keeps it
-    kubectl logs -l the Job's pods      what each tells of its node (teller.py), and its last lines
+    kubectl logs -l the Job's pods      what each tells of its node (pod_agent.py), and its last lines
 
 Events have no labels to choose them by, so they are listed with everything else that is in the namespace, and only
 while there is something to explain. Where others have very much there, the two calls are about the Job's own and,
@@ -12,12 +12,12 @@ import dataclasses
 import json
 import re
 
-from k8s import overview, sites, words
-from k8s.job import target_of
-from k8s.kubectl import UNAVAILABLE, Done, Refused, refusal, short
-from k8s.target import DATA, INSTANCE, OF_JOB, RUN, ZONE, Target, Thing, annotation, check_namespace, index_of, label, \
-    name_of, newest, of_job, runs
-from k8s.where import Place
+from k8s.cluster import overview, nodes as sites, words
+from k8s.jobs import target_of
+from k8s.cluster.kubectl import UNAVAILABLE, Done, Refused, refusal, short
+from k8s.cluster.target import (DATA, INSTANCE, OF_JOB, RUN, ZONE, Target, Thing, annotation, check_namespace, index_of,
+                                label, name_of, newest, of_job, runs)
+from k8s.cluster.where import Place
 from monitor.facts import Cluster, Node, Pod
 from monitor.objects import all_run, cluster_of
 from monitor.pod_log import Speech, parted, speech_of, with_speech

@@ -15,23 +15,24 @@ import functools
 import json
 from typing import Any
 
-from k8s import plan as cluster_plan
-from k8s.shape import cluster_config
-from k8s.where import Place
+from k8s import launch_plan as cluster_plan
+from k8s.cluster.job_spec import cluster_config
+from k8s.cluster.where import Place
 from monitor.facts import Expected
-from plan import fleet as fleets, memory, storage, tuned_memory, tuning
+from plan import fleet as fleets, memory, storage
+from plan.finetuning import tuned_memory, tuning
 from plan.fleet import Fleet
 from plan.hours import Pace, time_of, waiting_s
 from plan.milestones import milestones
-from plan.network import syncs
-from plan.probe import Probe, cpu_name, of_card, read
+from plan.network.traffic import syncs
+from plan.measured import Probe, cpu_name, of_card, read
 from plan.speed import speed
-from train.cards import card_of
-from train.config import Config
-from train.corpus.source import CorpusError
-from train.outside import Outside
-from train.runs import RunPaths
-from train.settings import SettingsError, declared_fields
+from hardware.gpu_specs import card_of
+from settings.config import Config
+from train.data.sources.source import CorpusError
+from settings.sections.tools import Outside
+from record.run_paths import RunPaths
+from settings.declare import SettingsError, declared_fields
 
 SHOWN = ("10%", "50%", "100%", "first checkpoint")  # of the plan's milestones
 # What a start record calls the parts of a start-up (train/assemble.py), and the phase of STATUS.json in that time.

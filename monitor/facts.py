@@ -1,7 +1,7 @@
 """What the monitor knows at one moment: plain values, the same whether they were read here or told by a pod.
 
-    a node of this machine (here.py) ----\
-    lines that pods print (teller.py) ----+-> Seen -> rules say what is wrong, the screen shows all of it
+    a node of this machine (local.py) ----\
+    lines that pods print (pod_agent.py) ----+-> Seen -> rules say what is wrong, the screen shows all of it
     Kubernetes (cluster.py) -------------/
 
 None, or an empty tuple, is what is not known: never a guess, and never 0. Nothing here reads or writes anything.
@@ -74,7 +74,7 @@ class Progress:
     checkpoint_step: int | None = None
     checkpoint_time: float | None = None
     checkpoint_bytes: float | None = None
-    goodput: Mapping[str, float] = dataclasses.field(default_factory=dict)  # category -> seconds (train/goodput.py)
+    goodput: Mapping[str, float] = dataclasses.field(default_factory=dict)  # category -> seconds (record/goodput.py)
     end_reason: str = ""                  # done, stopped or crashed, where the record has ended
     straggler: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of the last step with one, and "step"
     reached: Mapping[str, float] = dataclasses.field(default_factory=dict)  # "10%", "50%", "100%" -> Unix seconds

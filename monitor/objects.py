@@ -3,8 +3,8 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from k8s import words
-from k8s.target import ZONE, Thing, container_of, index_of, label, name_of, newest, runs, when
+from k8s.cluster import words
+from k8s.cluster.target import ZONE, Thing, container_of, index_of, label, name_of, newest, runs, when
 from monitor.facts import Asks, Cluster, Pod
 
 EVENT_MINUTES = 20.0  # how old an event may be that is shown; what explains a pod may be older
@@ -30,7 +30,7 @@ def cluster_of(where: str, name: str, job: Thing | None, pods: Sequence[Thing], 
 
 
 def tunes(job: Thing) -> bool:
-    """Whether a Job's pods fine-tune: by their command, as k8s/finetune writes it."""
+    """Whether a Job's pods fine-tune: by their command, as k8s/manifests/finetune writes it."""
     containers = ((job["spec"].get("template") or {}).get("spec") or {}).get("containers") or [{}]
     return "scripts/finetune.sh" in (containers[0].get("command") or [])
 
@@ -97,7 +97,7 @@ def pod_of(pod: Thing, events: Sequence[Thing], zones: Mapping[str, str]) -> Pod
 
 
 def asks_of(spec: Thing) -> Asks:
-    """What a pod's spec asks for, as k8s/base writes it."""
+    """What a pod's spec asks for, as k8s/manifests/base writes it."""
     limits = (next(iter(spec.get("containers") or [{}])).get("resources") or {}).get("limits") or {}
     resource = next((name for name in limits if "/" in name), "")
     terms = ((((spec.get("affinity") or {}).get("nodeAffinity") or {}).get(

@@ -6,12 +6,12 @@ import math
 import re
 
 from monitor.facts import Gpu, Link, Node, Pod, Seen
-from monitor.moment import SURROGATES, all_gpus, no_step_s
+from monitor.snapshot import SURROGATES, all_gpus, no_step_s
 from monitor.tail import MILESTONES
-from plan import words
-from train.goodput import CATEGORIES
-from train.record import duration, figures
-from train.status import OVER
+from plan import number_formats
+from record.goodput import CATEGORIES
+from record.reader import duration, figures
+from record.status import OVER
 
 GIB, GB = 2.0**30, 1e9
 NA = "n/a"
@@ -44,7 +44,7 @@ def clock(at: float, now: float) -> str:
 
 def size(size_bytes: float) -> str:
     """Decimal, as disks and networks are sold: '8.02 GB'"""
-    return words.size(size_bytes)
+    return number_formats.size(size_bytes)
 
 
 def clean(text: str) -> str:

@@ -12,7 +12,7 @@ import re
 import statistics
 from collections.abc import Collection, Mapping, Sequence
 
-from k8s import lines
+from k8s.cluster import log_lines
 from monitor.facts import TOLD, Node, Pod, Progress, of_line
 
 KEPT = 12           # last lines of a pod
@@ -91,7 +91,7 @@ def of_console(pod: Pod, found: Sequence[Line]) -> Node | None:
     took = [each["step_ms"] / 1000 for each in trained]
     evaluated = [(int(step[1]), each["val_loss"]) for (_, step), each in zip(steps, numbers, strict=True)
                  if "val_loss" in each]
-    complaints = [*lines.complaints_of(line.text for line in found)]
+    complaints = [*log_lines.complaints_of(line.text for line in found)]
     progress = Progress(
         int(at[1]), int(latest.get("tokens", 0)), int(at[2]), step_time=last.time, loss=latest.get("loss"),
         step_s=statistics.median(took) if took else None,

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from monitor import panels
 from monitor.facts import Fault, Seen
-from monitor.moment import SURROGATES
+from monitor.snapshot import SURROGATES
 from monitor.panels import Style
 from monitor.phrases import CONTROLS
 

@@ -22,8 +22,8 @@ from typing import Any
 
 from monitor.facts import Progress
 from monitor.growth import Growth
-from train.goodput import Books, number, phases
-from train.record import GOES_BACK, SCHEMA
+from record.goodput import Books, number, phases
+from record.reader import GOES_BACK, SCHEMA
 
 MILESTONES = (10, 50, 100)  # per cent of a run's steps
 RECENT = 100              # steps of this attempt, without its first, over which rates and medians go
@@ -282,7 +282,7 @@ def value_of(line: bytes) -> Any:
 
 
 def straggler_of(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Who a step names as slow (train/straggler.py), with "step"; {} where it names none."""
+    """Who a step names as slow (train/faults/straggler.py), with "step"; {} where it names none."""
     slow = record.get("straggler")
     if isinstance(slow, dict) and isinstance(slow.get("rank"), int) and isinstance(slow.get("host"), str) and \
             isinstance(slow.get("times"), int | float):

@@ -9,9 +9,9 @@ import dataclasses
 from collections.abc import Iterable, Iterator
 
 from monitor.facts import Fault, Seen
-from monitor.moment import ago, all_gpus, at, is_gone, is_over_well, make, restart, slowness
-from monitor.train_rules import data_hint
-from train.config import Config
+from monitor.snapshot import ago, all_gpus, at, is_gone, is_over_well, make, restart, slowness
+from monitor.rules.train_rules import data_hint
+from settings.config import Config
 
 ON_PLAN, BELOW_PLAN, FAILING, DONE, STOPPED, NO_PLAN = ("on plan", "below plan", "failing", "done", "stopped",
                                                        "no plan to compare with")

@@ -5,13 +5,13 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from k8s.kubectl import Refused
-from k8s.where import Place
+from k8s.cluster.kubectl import Refused
+from k8s.cluster.where import Place
 from monitor.facts import Expected, Fault, Seen
-from train import status
-from train.config import Config
-from train.rollcall import WAITING
-from train.settings import SettingsError
+from record import status
+from settings.config import Config
+from train.distributed.registry import WAITING
+from settings.declare import SettingsError
 
 CLUSTER_S = 10.0  # between two looks at a cluster, at least
 LEAVE_S = 2.0     # for a look that is under way to end
@@ -183,10 +183,10 @@ class Planned:
 
 def looking_here(place: Place, planned: Planned) -> Look:
     """Of a run of this machine. The look raises NoRun."""
-    from monitor import here
+    from monitor import local
     from monitor.tail import Tail
     paths = place.paths
-    tail, between, known = Tail(paths.metrics), here.Between(paths), False
+    tail, between, known = Tail(paths.metrics), local.Between(paths), False
 
     def look(since: float) -> Seen:
         nonlocal known
@@ -196,7 +196,7 @@ def looking_here(place: Place, planned: Planned) -> Look:
                         "it was watched" if known else
                         f"there is no run {paths.name} in {paths.folder.parent}; make runs lists them")
         known = True
-        node = here.look(planned.c, paths, tail, between)
+        node = local.look(planned.c, paths, tail, between)
         plan = planned.here(node.progress.started if node.progress else None)
         return with_limit(Seen(time.time(), paths.name, planned.c.preset, (node,), None, plan, since), planned.c)
 
@@ -205,8 +205,9 @@ def looking_here(place: Place, planned: Planned) -> Look:
 
 def with_limit(seen: Seen, c: Config) -> Seen:
     """With how long the phase may take that the run is in, by the rules."""
-    from monitor import moment, run_rules
-    name = moment.doing(seen)
+    from monitor import snapshot
+    from monitor.rules import run_rules
+    name = snapshot.doing(seen)
     limit = run_rules.limit_s(name, seen, c)
     if name == WAITING:
         limit = 60 * c.peers_minutes, "PEERS_MINUTES"
@@ -217,8 +218,8 @@ def with_limit(seen: Seen, c: Config) -> Seen:
 
 def looking_there(place: Place, planned: Planned) -> Look:
     """Of a run in the cluster. The look raises NoRun."""
-    from k8s import overview
-    from k8s.target import no_job
+    from k8s.cluster import overview
+    from k8s.cluster.target import no_job
     from monitor import cluster
     from monitor.usual import Usual
     watch, usual, known = cluster.Watch(place), Usual(), False
@@ -250,7 +251,7 @@ class Judge:
 
     def judge(self, seen: Seen) -> tuple[list[Fault], str, tuple[str, ...]]:
         """What is wrong, the verdict in words, and what is to be said of ALERT_CMD."""
-        from monitor import rules
+        from monitor.rules import judge as rules
         from monitor.verdict import verdict
         faults = rules.judge(seen, self.planned.c)
         found = verdict(seen, self.planned.c, faults)

@@ -30,14 +30,14 @@ from pipeline import inputs, summary
 from pipeline.inputs import Problems, fingerprint_of
 from pipeline.stages import PROMPT, PYTHON, Stage, own_settings, stages_of
 from pipeline.state import State
-from train import status
-from train.config import Config
-from train.durable import write_whole
-from train.eval_run import NO_BUNDLE
-from train.interrupt import Stopped, end_with_parent
-from train.runs import RunPaths
-from train.settings import ROOT, Resolved, SettingsError, declared_fields, environment, format_value, shown
-from train.status import RunFolderError, Status
+from record import status
+from settings.config import Config
+from record.durable import write_whole
+from train.generate.eval_run import NO_BUNDLE
+from train.distributed.signals import Stopped, end_with_parent
+from record.run_paths import RunPaths
+from settings.declare import ROOT, Resolved, SettingsError, declared_fields, environment, format_value, shown
+from record.status import RunFolderError, Status
 
 BAD_SETTING, STOPPED, BAD_DATA = 64, 75, 78
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)

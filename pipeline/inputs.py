@@ -22,24 +22,26 @@ from typing import Any
 from doctor.before_run import look
 from export import files
 from export.__main__ import chat_of
-from finetune import choices, data, exercises, model, questions, reading, several, template
+from settings import finetune_rules
+from finetune import prepare_data, exercises, hf_model, questions, reading, several, template
 from pipeline.stages import Stage
 from pipeline.state import State
-from plan.finding import lines, split
-from train import chat, prepare
-from train.chat import Message
-from train.config import Config
-from train.core.bundle import open_bundle
-from train.corpus.source import CorpusError
-from train.durable import write_whole
-from train.foreign import ForeignError
-from train.manifest import DataError
-from train.prepared import data_dir, pinned_of, tokenizer_path
-from train.runs import RunPaths
-from train.settings import ROOT, SettingsError, shown
-from train.sizes import parameters
-from train.status import RunFolderError
-from train.tokenizer import TokenizerError, Vocabulary
+from settings.finding import lines, split
+from train.generate import chat_format
+from train.data import prepare
+from train.generate.chat_format import Message
+from settings.config import Config
+from train.evaluate.core.bundle import open_bundle
+from train.data.sources.source import CorpusError
+from record.durable import write_whole
+from train.model.hf_import import ForeignError
+from train.data.manifest import DataError
+from train.data.data_paths import data_dir, pinned_of, tokenizer_path
+from record.run_paths import RunPaths
+from settings.declare import ROOT, SettingsError, shown
+from hardware.model_size import parameters
+from record.status import RunFolderError
+from train.data.tokenizer import TokenizerError, Vocabulary
 
 BAD_DATA = (CorpusError, TokenizerError, DataError, ForeignError, RunFolderError, OSError)
 MOMENTS = 12  # bytes of a parameter in a checkpoint: weight and two moments, float32
@@ -195,7 +197,7 @@ def verify(c: Config, stages: list[Stage], configs: dict[str, Config], state: St
             if stage.tunes and stage.key in configs:
                 read = problems.of(functools.partial(conversations, configs[stage.key], model_folder), stage)
                 if read and not state.is_done(stage):
-                    problems.of(functools.partial(choices.refuse_idle, configs[stage.key],
+                    problems.of(functools.partial(finetune_rules.refuse_idle, configs[stage.key],
                                                   read.batches(1).packing.windows), stage)
                 if read:
                     log.info("%s", "\n".join(f"{stage.title}: {as_user_says(line, stage)}" for line in read.lines))
@@ -227,7 +229,7 @@ def look_at_tuning(stages: list[Stage], configs: dict[str, Config], state: State
 def prompts_of(c: Config, sheet: questions.Sheet, v: Vocabulary | None, seq_len: int) -> list[str]:
     """What the sample answers: PROMPT, or the first question of each kind that fits. Raises SettingsError."""
     def fits(text: str) -> bool:
-        return v is None or len(chat.render(v, [Message("user", text)])) <= seq_len
+        return v is None or len(chat_format.render(v, [Message("user", text)])) <= seq_len
 
     if c.prompt:
         if not fits(c.prompt):
@@ -240,14 +242,14 @@ def prompts_of(c: Config, sheet: questions.Sheet, v: Vocabulary | None, seq_len:
     return [kinds[kind] for kind in sorted(kinds, reverse=True)]
 
 
-def conversations(c: Config, folder: Path) -> data.Data:
+def conversations(c: Config, folder: Path) -> prepare_data.Data:
     """DATA of a stage, prepared as the stage will find it. Raises SettingsError, CorpusError, TokenizerError."""
-    return data.prepare(c, template.find(folder, c.model))
+    return prepare_data.prepare(c, template.find(folder, c.model))
 
 
 def weightless(c: Config, v: Vocabulary, folder: Path) -> Path:
     """The base's export without its weights: what says how its conversations are written. Raises TokenizerError."""
-    chat.format_of(v)  # says which tokens are lacking
+    chat_format.format_of(v)  # says which tokens are lacking
     template_, ends = chat_of(v)
     for name, content in (("config.json", files.config_json(c, v, c.export_dtype)),
                           ("generation_config.json", files.generation_config(v, ends)),
@@ -260,7 +262,7 @@ def weightless(c: Config, v: Vocabulary, folder: Path) -> Path:
 def fingerprint_of(folder: Path) -> str:
     """Of an export; "" where it is not there."""
     try:
-        return model.fingerprint(folder)
+        return hf_model.fingerprint(folder)
     except ForeignError:
         return ""
 

@@ -15,16 +15,17 @@ The settings of a stage stand over the user's own: LEARNING_RATE of SFT is SFT_L
 import dataclasses
 from collections.abc import Mapping
 
-from finetune import choices, exercises
+from settings import finetune_rules
+from finetune import exercises
 from finetune.exercises import data_of
-from train.config import Config
-from train.eval_run import NO_BUNDLE
-from train.settings import (FROZEN, TRACKED, Resolved, SettingsError, declared_fields, environment, format_value,
-                            resolve)
+from settings.config import Config
+from train.generate.eval_run import NO_BUNDLE
+from settings.declare import (FROZEN, TRACKED, Resolved, SettingsError, declared_fields, environment, format_value,
+                              resolve)
 
 PYTHON, PROMPT = "PYTHON", "PROMPT="  # in a command: the interpreter; what a sample answers
 TRAIN, TUNE, EVAL = ("scripts/train.sh",), ("scripts/finetune.sh",), ("scripts/eval.sh",)
-EXPORT, SAMPLE = (PYTHON, "-m", "export"), (PYTHON, "-m", "train.sampling")
+EXPORT, SAMPLE = (PYTHON, "-m", "export"), (PYTHON, "-m", "train.generate.sample")
 CHAT_STAGES = ("base", "mid", "sft")
 LONGEST_NAME = 63 - len("-pipeline")
 
@@ -66,8 +67,8 @@ class Stage:
         environ = environment(self.settings)
         if not self.tunes:
             return Config.load(environ)
-        c = Config.load_with_remarks(environ, without=choices.OF_PRETRAINING)[0]
-        choices.refuse(c)
+        c = Config.load_with_remarks(environ, without=finetune_rules.OF_PRETRAINING)[0]
+        finetune_rules.refuse(c)
         return c
 
 
@@ -101,8 +102,8 @@ def tuning(c: Config, key: str, title: str, model: str, shared: dict[str, str], 
         "EVAL_CONVERSATIONS": str(c.chat_eval_questions), "EPOCHS": str(getattr(c, f"{key}_epochs")),
         "LEARNING_RATE": format_value(rate or c.learning_rate / lower), "MIN_LEARNING_RATE": "0",
         "BATCH_TOKENS": str(tokens or c.batch_tokens), "WARMUP_TOKENS": "0", "WEIGHT_DECAY": "0", "EVAL_BASELINE": "1",
-        "LR_SCHEDULE": "cosine", **{name: format_value(value) for name, (value, _) in choices.MUST_BE.items()},
-        **{name: "auto" for name, values in choices.ALSO.items() if getattr(c, name.lower()) not in values}}
+        "LR_SCHEDULE": "cosine", **{name: format_value(value) for name, (value, _) in finetune_rules.MUST_BE.items()},
+        **{name: "auto" for name, values in finetune_rules.ALSO.items() if getattr(c, name.lower()) not in values}}
     return Stage(key, title, f"{c.run_name}-{key}", settings, (TUNE, EXPORT), names,
                  frozenset(OF_A_RUN - {"MODEL"}), trains=True)
 

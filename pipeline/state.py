@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.stages import FROZEN_ONES, Stage
-from train.config import Config
-from train.durable import write_whole
-from train.settings import format_value
-from train.status import RunFolderError
+from settings.config import Config
+from record.durable import write_whole
+from settings.declare import format_value
+from record.status import RunFolderError
 
 SCHEMA = 1
 FILE = "pipeline.json"

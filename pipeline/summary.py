@@ -8,10 +8,10 @@ from typing import Any
 from finetune.chat_eval import words
 from pipeline.stages import CHAT_STAGES, Stage
 from pipeline.state import State
-from train import record
-from train.config import Config
-from train.runs import RunPaths
-from train.settings import ROOT, shown
+from record import reader
+from settings.config import Config
+from record.run_paths import RunPaths
+from settings.declare import ROOT, shown
 
 
 def summary(c: Config, stages: Sequence[Stage], state: State) -> list[str]:
@@ -49,7 +49,7 @@ def result(c: Config, stage: Stage) -> str:
             ["CORE left out (CORE_BUNDLE)"]
         return ", ".join(told)
     if stage.tunes:
-        scores = [entry["val_ppl"] for entry in record.read(paths.metrics)
+        scores = [entry["val_ppl"] for entry in reader.read(paths.metrics)
                   if entry["event"] == "eval" and isinstance(entry.get("val_ppl"), float)] if paths.metrics.exists() \
             else []
         return shown(paths.folder) + (f", perplexity {scores[0]:.4g} -> {scores[-1]:.4g}" if scores else "")

@@ -1,5 +1,5 @@
 """make plan: `python -m plan` prints the plan of the run that the settings describe; JSON=1 as JSON, SWEEP=... a table.
-Where MODEL is set, or the preset is for fine-tuning, it is the plan of that (plan/tuning.py).
+Where MODEL is set, or the preset is for fine-tuning, it is the plan of that (plan/finetuning/tuning.py).
 
 Exit codes: 0; 64 where the settings ask for what cannot be; 78 where RUNS_DIR or DATA_DIR cannot be looked into.
 """
@@ -10,16 +10,18 @@ import sys
 from collections.abc import Callable, Collection
 from typing import Any
 
-from plan import links, rows, storage, sweep, tuned_told, tuning
+from plan.network import links
+from plan import report_rows, storage, sweep
+from plan.finetuning import tuned_report, tuning
 from plan.as_json import as_json
-from plan.finding import split
+from settings.finding import split
 from plan.fleet import fleet_of
-from plan.told import told
-from plan.whole import plan, probe_of
-from train.config import Config
-from train.corpus.source import CorpusError
-from train.rules import CHECKS, check_batch
-from train.settings import ROOT, SettingsError
+from plan.report import told
+from plan.planner import plan, probe_of
+from settings.config import Config
+from train.data.sources.source import CorpusError
+from settings.rules import CHECKS, check_batch
+from settings.declare import ROOT, SettingsError
 
 BAD_SETTING, BAD_FOLDER = 64, 78
 Rule = Callable[[Any], str | None]
@@ -34,7 +36,7 @@ def main() -> int:
         fleet = fleet_of(c)
         if c.sweep:
             swept = sweep.sweep(c, fleet, probe_of(c, fleet))
-            sys.stdout.write(dumped(swept.as_json()) if c.json else rows.text(swept))
+            sys.stdout.write(dumped(swept.as_json()) if c.json else report_rows.text(swept))
             return 0
         found = plan(c, fleet, datetime.datetime.now(), storage.places(c) if c.cards in ("", "here") else ())
     except SettingsError as error:
@@ -64,7 +66,7 @@ def of_tuning() -> int:
     if c.sweep:
         raise SettingsError([f"SWEEP={c.sweep}: not of a fine-tuning; leave it out"])
     found = tuning.plan(c, fleet_of(c))
-    sys.stdout.write(dumped(tuned_told.as_json(found)) if c.json else tuned_told.told(found))
+    sys.stdout.write(dumped(tuned_report.as_json(found)) if c.json else tuned_report.told(found))
     stopping, _ = split(c.allow_fail, found.findings)
     return BAD_SETTING if stopping else 0
 

@@ -1,4 +1,4 @@
-"""What one block keeps for backward, in bytes, by what train/model.py and torch's autograd do with it.
+"""What one block keeps for backward, in bytes, by what train/model/model.py and torch's autograd do with it.
 
     x -> norm -> q, k, v -> rotate -> attention -> o, + x -> norm -> gate, up -> silu(gate) * up -> down, + x
 
@@ -8,7 +8,7 @@ tokens of a micro-batch, C the width, K that of keys, M inside the SwiGLU, s byt
 
 import dataclasses
 
-from train.config import Config
+from settings.config import Config
 
 SHORT = 512                  # attention.SHORT: windows up to which a CPU in bfloat16 takes the products
 FLOPS_WORTH_COMPILING_ON_CPU = 1e15  # compilation.py's; both modules import torch, and a test holds these equal

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from plan.choices import given
 from plan.fleet import Fleet
-from plan.rows import Row, Sweep
+from plan.report_rows import Row, Sweep
 from plan.scaling import RULE, optimal_parameters, optimal_tokens, wasted
-from plan.words import count, gib, hours, number
-from train.config import Config
-from train.settings import format_value
+from plan.number_formats import count, gib, hours, number
+from settings.config import Config
+from settings.declare import format_value
 
 # The law cannot tell less apart: its exponents are known to 0.02, which at these sizes moves differences by more.
 INDIFFERENT = 0.01     # nats/token

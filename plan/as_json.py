@@ -3,10 +3,11 @@
 import dataclasses
 from typing import Any
 
-from plan import between, scaling, storage
-from plan.whole import Held, Plan
-from train.cards import Card
-from train.sizes import flops_of, parameters
+from plan.network import between
+from plan import scaling, storage
+from plan.planner import Held, Plan
+from hardware.gpu_specs import Card
+from hardware.model_size import flops_of, parameters
 
 SCHEMA = 1
 

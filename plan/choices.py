@@ -14,14 +14,14 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from plan.fleet import Fleet
-from plan.outer import of_a_site
+from plan.network.outer import of_a_site
 from plan.scaling import SMALLEST
 from plan.speed import SHAPE
-from train.cards import Card
-from train.config import Config
-from train.rules import CHECKS, batch_problem, check_batch, check_nodes, check_wandb
-from train.settings import ROOT, declared_fields, format_value, read_env_file, resolve
-from train.sizes import parameters
+from hardware.gpu_specs import Card
+from settings.config import Config
+from settings.rules import CHECKS, batch_problem, check_batch, check_nodes, check_wandb
+from settings.declare import ROOT, declared_fields, format_value, read_env_file, resolve
+from hardware.model_size import parameters
 
 # Filled in from others where nobody sets them (Config.derived), with what stands for that.
 FILLED_IN: dict[str, Any] = {"run_name": "", "n_kv_head": None, "mlp_dim": None, "min_learning_rate": None,

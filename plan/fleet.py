@@ -11,10 +11,10 @@ import dataclasses
 import re
 import subprocess
 
-from train.cards import CARDS, Card, card_called, card_of
-from train.config import Config
-from train.settings import SettingsError, nearest
-from train.wandb_env import visible_gpus
+from hardware.gpu_specs import CARDS, Card, card_called, card_of
+from settings.config import Config
+from settings.declare import SettingsError, nearest
+from settings.wandb_env import visible_gpus
 
 CPU = "cpu"
 
@@ -94,7 +94,7 @@ def of_cards(c: Config) -> Fleet:
     if unknown := [key for key in counts if card_called(key) is None]:
         problems.append(f"CARDS={c.cards}: {' and '.join(unknown)} {'is' if len(unknown) == 1 else 'are'} not known, "
                         f"and nothing is guessed; {''.join(map(meant, unknown))}there are {', '.join(keys())}; a row "
-                        "in train/cards.py makes another known")
+                        "in hardware/gpu_specs.py makes another known")
     if processes % c.nodes:
         problems.append(f"CARDS={c.cards}: {plural(processes, 'card')} cannot be spread evenly over NODES={c.nodes}; "
                         f"set NODES={divisor(processes, c.nodes)}, or CARDS with a multiple of {c.nodes}")
@@ -124,7 +124,7 @@ def of_this_machine(c: Config, names: tuple[str, ...]) -> Fleet:
         problems.append(f"CARDS: this machine's {' and '.join(unknown)} {'is' if len(unknown) == 1 else 'are'} not "
                         f"known, and nothing is guessed: say which card comes nearest, for example CARDS="
                         f"{len(taken) * c.nodes}x{akin(next(iter(unknown)))}; there are {', '.join(keys())}; a row in "
-                        "train/cards.py makes another known")
+                        "hardware/gpu_specs.py makes another known")
     return spread(c, counts, len(taken) * c.nodes, problems)
 
 

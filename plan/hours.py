@@ -3,14 +3,14 @@
 import bisect
 import dataclasses
 
-from plan import network
+from plan.network import traffic
 from plan.fleet import Fleet
-from plan.network import Sync
-from plan.probe import Probe
+from plan.network.traffic import Sync
+from plan.measured import Probe
 from plan.speed import Speed, speed
-from train.config import Config
+from settings.config import Config
 
-FULL_SET = 20   # the end of a run scores at most so many times EVAL_TOKENS (train/evaluate.py)
+FULL_SET = 20   # the end of a run scores at most so many times EVAL_TOKENS (train/evaluate/validation.py)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Pace:
 
 def pace_of(c: Config, fleet: Fleet, probe: Probe | None) -> Pace:
     fast = speed(c, fleet, probe)
-    return Pace(fast, waiting_s(network.syncs(c, fleet, fast.step_s)))
+    return Pace(fast, waiting_s(traffic.syncs(c, fleet, fast.step_s)))
 
 
 def hours_of(c: Config, fleet: Fleet, probe: Probe | None, done: int = 0) -> float | None:

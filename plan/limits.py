@@ -10,22 +10,23 @@ import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from plan import across, fits
+from plan.network import across
+from plan import checks
 from plan.choices import (CARDS_OF_A_NODE, Choice, cards_together, choice, known_models, more_cards, shape,
                           with_cards)
-from plan.finding import FAIL, WARN, Finding
-from plan.fits import Does
+from settings.finding import FAIL, WARN, Finding
+from plan.checks import Does
 from plan.fleet import Fleet
 from plan.hours import Pace, hours_of, pace_of, steps_within, time_of
-from plan.probe import Probe
+from plan.measured import Probe
 from plan.scaling import RULE, rule_tokens
 from plan.storage import Place
-from plan.words import count, number, seconds
-from plan.words import hours as hours_told
-from train.config import Config
-from train.rules import batch_problem
-from train.settings import format_value
-from train.sizes import parameters
+from plan.number_formats import count, number, seconds
+from plan.number_formats import hours as hours_told
+from settings.config import Config
+from settings.rules import batch_problem
+from settings.declare import format_value
+from hardware.model_size import parameters
 
 CODE = 64     # a setting is to be changed
 MARGIN = 1.1  # by which a minute's measurement may be wrong
@@ -66,8 +67,8 @@ def problems(c: Config, fleet: Fleet, probe: Probe | None, capacity_bytes: float
     pace = pace_of(c, fleet, probe)
     targets = [hours(c, fleet, probe, pace, done), tokens_per_s(c, fleet, probe, pace, done)]
     found = [bf16(c, fleet), *(targets if done < c.last_step else []),
-             *across.problems(c, fleet, pace), fits.memory_problem(c, fleet, capacity_bytes),
-             *(fits.disk_problem(c, fleet, pace.step_s, place) for place in places)]
+             *across.problems(c, fleet, pace), checks.memory_problem(c, fleet, capacity_bytes),
+             *(checks.disk_problem(c, fleet, pace.step_s, place) for place in places)]
     return [one for one in found if one]
 
 

@@ -14,11 +14,11 @@ import dataclasses
 import math
 
 from plan.activations import Block, block, by_mask, compiled, item_bytes, norm_bytes
-from plan.outer import fragments, of_a_site
-from train.cards import Card
-from train.config import Config
-from train.rules import batch_problem
-from train.sizes import Parameters, flops_of, parameters
+from plan.network.outer import fragments, of_a_site
+from hardware.gpu_specs import Card
+from settings.config import Config
+from settings.rules import batch_problem
+from hardware.model_size import Parameters, flops_of, parameters
 
 PARTS = ("weights", "gradients", "optimizer", "activations", "casts", "logits", "other")
 GIB = 2**30

@@ -4,7 +4,7 @@ import dataclasses
 import datetime
 import math
 
-from train.config import Config
+from settings.config import Config
 
 
 @dataclasses.dataclass(frozen=True)

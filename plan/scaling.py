@@ -15,10 +15,10 @@ and no value is what a run will print. Standard errors of the constants are 6% o
 import dataclasses
 import math
 
-from plan.data import declared_tokens
-from train.config import Config
-from train.prepared import source_of, token_limit, wanted_tokens
-from train.sizes import parameters
+from plan.data_wanted import declared_tokens
+from settings.config import Config
+from train.data.data_paths import source_of, token_limit, wanted_tokens
+from hardware.model_size import parameters
 
 
 SMALLEST, LARGEST = 70e6, 16e9   # parameters of the models that the law was fitted to

@@ -13,10 +13,10 @@ import dataclasses
 import re
 
 from plan.fleet import Fleet
-from plan.probe import Probe
-from train.config import Config
-from train.settings import ROOT, format_value, read_env_file
-from train.sizes import flops_of
+from plan.measured import Probe
+from settings.config import Config
+from settings.declare import ROOT, format_value, read_env_file
+from hardware.model_size import flops_of
 
 # Per cent of the bfloat16 peak, by the first letters of a card's key, and who reached it; rounded down.
 KNOWN = (

@@ -12,13 +12,14 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-from plan.data import declared_tokens, sealed
-from plan.probe import Probe
-from train import prepared, sizes
-from train.config import Config
-from train.corpus.source import Source
-from train.runs import RunPaths
-from train.settings import ROOT
+from plan.data_wanted import declared_tokens, sealed
+from plan.measured import Probe
+from train.data import data_paths
+from hardware import model_size
+from settings.config import Config
+from train.data.sources.source import Source
+from record.run_paths import RunPaths
+from settings.declare import ROOT
 
 NUMBER_BYTES = 4            # of a weight or a moment: float32, whatever DTYPE is
 TENSOR_BYTES = 1860         # that torch.distributed.checkpoint adds to each tensor, measured with torch 2.13
@@ -32,9 +33,9 @@ MB_PER_S = 500.0            # at which one server's SSD took files that were flu
 # ---------------------------------------------------------------------------------------------------
 
 def checkpoint_bytes(c: Config) -> float:
-    """Of a checkpoint as train/checkpoint.py writes it: AdamW keeps two moments and a count of each weight, Muon one
+    """Of a checkpoint as train/checkpoint/checkpoint.py writes it: AdamW keeps two moments and a count of each weight, Muon one
     of the matrices inside blocks; SYNC=diloco adds what sites agreed on last, and a momentum of it."""
-    p = sizes.parameters(c)
+    p = model_size.parameters(c)
     inside = p.hidden if c.optimizer == "muon" else 0
     matrices, norms = 7 * c.n_layer, (2 + 2 * c.qk_norm) * c.n_layer + 1
     weights = matrices + norms + (1 if c.tie_embeddings else 2)
@@ -53,18 +54,18 @@ def disk_of_checkpoints(c: Config) -> float:
 
 def token_bytes(c: Config) -> int:
     """Of a token in a shard."""
-    return prepared.token_bytes(c.vocab_size)
+    return data_paths.token_bytes(c.vocab_size)
 
 
 def sources(c: Config) -> list[Source]:
     """Of the mixture. Raises CorpusError."""
-    return [prepared.source_of(c, name) for name in c.mixture]
+    return [data_paths.source_of(c, name) for name in c.mixture]
 
 
 def tokens_to_make(c: Config, s: Source) -> float | None:
     """Training tokens that are made of a source; None where nobody knows how many it has, and all are wanted."""
     there = declared_tokens(c, s)
-    made = min(math.inf if there is None else there, prepared.token_limit(c, s))
+    made = min(math.inf if there is None else there, data_paths.token_limit(c, s))
     return None if math.isinf(made) else made
 
 
@@ -126,7 +127,7 @@ class FolderError(Exception):
 def places(c: Config) -> list[Place]:
     """Each file system once, with what is there of the run already taken off. Raises CorpusError, FolderError."""
     folders = {"RUNS_DIR": existing("RUNS_DIR", RunPaths.of(c.runs_dir, c.run_name, ROOT).folder),
-               "DATA_DIR": existing("DATA_DIR", prepared.data_dir(c))}
+               "DATA_DIR": existing("DATA_DIR", data_paths.data_dir(c))}
     runs = RunPaths.of(c.runs_dir, c.run_name, ROOT)
     parts, there = disk(c), [sealed(c, s) for s in sources(c)]
     ready = all(shards and shards.whole for shards in there)

@@ -13,20 +13,20 @@ from collections.abc import Iterator
 from typing import Any
 
 from plan import advice
-from plan.begun import begun
+from plan.run_so_far import begun
 from plan.choices import FILLED_IN, Choice, card_of_fleet, choice, in_files, together, was_filled_in, with_cards
-from plan.fits import RECOMPUTE, as_split, capacity_bytes, memory_of, on_the_same
+from plan.checks import RECOMPUTE, as_split, capacity_bytes, memory_of, on_the_same
 from plan.fleet import Fleet
 from plan.hours import pace_of, steps_within, time_of
 from plan.limits import bf16
-from plan.probe import Probe
-from plan.rows import Row, Sweep
+from plan.measured import Probe
+from plan.report_rows import Row, Sweep
 from plan.scaling import loss_of, rule_tokens
 from plan.speed import SHAPE
-from train.config import Config
-from train.rules import batch_problem
-from train.settings import ROOT, SettingsError, declared_fields
-from train.sizes import parameters
+from settings.config import Config
+from settings.rules import batch_problem
+from settings.declare import ROOT, SettingsError, declared_fields
+from hardware.model_size import parameters
 
 DEPTHS = (12, 14, 16, 18, 20, 24, 28, 32)
 WIDTH_OF_DEPTH, HEAD = 64, 128

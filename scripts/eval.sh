@@ -12,9 +12,9 @@ source scripts/lib.sh
 
 main() {
   local chat
-  chat=$("$PY" -m train.config get CHAT) || exit $?
+  chat=$("$PY" -m settings.config get CHAT) || exit $?
   if [[ $chat == 1 ]]; then exec scripts/launch.sh finetune.chat_eval; fi
-  exec scripts/launch.sh train.eval_run
+  exec scripts/launch.sh train.generate.eval_run
 }
 
 main "$@"

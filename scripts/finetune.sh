@@ -10,7 +10,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/lib.sh
 
 main() {
-  PRESET=$("$PY" -m train.config get PRESET=finetune PRESET) || exit $?
+  PRESET=$("$PY" -m settings.config get PRESET=finetune PRESET) || exit $?
   export PRESET
   exec scripts/train.sh "${1:-here}" finetune
 }

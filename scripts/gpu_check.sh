@@ -26,7 +26,7 @@ bench() {
 
 main() {
   local parts part began
-  parts=$("$PY" -m train.config get GPU_CHECK) || exit $?
+  parts=$("$PY" -m settings.config get GPU_CHECK) || exit $?
   [[ $(visible_gpus) != 0 ]] || die 78 "gpu-check: there is no GPU here (nvidia-smi lists none)"
   nvidia-smi --query-gpu=name,driver_version,memory.total,power.limit --format=csv,noheader
   for part in ${parts//,/ }; do

@@ -14,7 +14,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from train import record  # noqa: E402
+from record import reader  # noqa: E402
 
 
 def declared(image: Path, revision: str, version: str) -> None:
@@ -43,7 +43,7 @@ def declared(image: Path, revision: str, version: str) -> None:
 
 def trained(run: Path, last: int, killed_at: int, save_every: int, commit: str, dirty: str, console: Path) -> None:
     """Three attempts: one killed, one told to stop, one that ended. What they computed twice they computed alike."""
-    records = list(record.read(run / "metrics.jsonl"))
+    records = list(reader.read(run / "metrics.jsonl"))
     begins = [r for r in records if r["event"] in ("start", "resume")]
     assert [r["event"] for r in begins] == ["start", "resume", "resume"], begins
     first, second, third = (r["step"] for r in begins)
@@ -55,7 +55,7 @@ def trained(run: Path, last: int, killed_at: int, save_every: int, commit: str, 
     twice = {r["step"]: r["loss"] for r in attempts[0] if r["step"] > second}
     again = {r["step"]: r["loss"] for r in attempts[1]}
     assert len(twice) >= killed_at - second and all(again[step] == loss for step, loss in twice.items()), (twice, again)
-    final = record.last_of_each_step(records)
+    final = reader.last_of_each_step(records)
     assert [r["step"] for r in final] == list(range(1, last + 1)), "steps are missing"
     losses = [float(r["loss"]) for r in final]
     begin, end = sum(losses[:10]) / 10, sum(losses[-10:]) / 10

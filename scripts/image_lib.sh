@@ -4,7 +4,7 @@
 # image_settings: those that both need, from all their sources.
 image_settings() {
   local settings
-  settings=$("$PY" -m train.config get IMAGE IMAGE_BUILDER BASE_IMAGE FLASH_ATTN_WHEEL TORCH_BACKEND) || exit $?
+  settings=$("$PY" -m settings.config get IMAGE IMAGE_BUILDER BASE_IMAGE FLASH_ATTN_WHEEL TORCH_BACKEND) || exit $?
   { read -r IMAGE && read -r IMAGE_BUILDER && read -r BASE_IMAGE && read -r FLASH_ATTN_WHEEL &&
     read -r TORCH_BACKEND; } <<<"$settings"
   # an image cannot ask a driver; this build runs with the oldest ones

@@ -60,7 +60,7 @@ entering() {
   for name in .env .env.production id_rsa key.pem .git/config .netrc runs/tiny/metrics.jsonl data/a.bin wandb/run.log \
     .venv/bin/python train/.env train/id_rsa train/a.pem train/notes.txt train/__pycache__/a.pyc presets/.env \
     scripts/a.py sources/a.json tests/test_a.py k8s/a.yaml .image docker/Dockerfile \
-    train/a.py train/corpus/a.py presets/a.env scripts/a.sh sources/a.toml requirements.txt LICENSE; do
+    train/a.py train/data/a.py presets/a.env scripts/a.sh sources/a.toml requirements.txt LICENSE; do
     mkdir -p "$(dirname "$tree/$name")"
     echo "$name" >"$tree/$name"
   done
@@ -76,7 +76,7 @@ entering() {
 ./scripts/a.sh
 ./sources/a.toml
 ./train/a.py
-./train/corpus/a.py"
+./train/data/a.py"
 }
 
 # build_image: as make image does it. Folders that pip is told to take packages from are lent to the build at /mnt.

@@ -18,7 +18,7 @@ main() {
   local settings processes master_addr folder device nodes node_rank master_port max_restarts
   local start_timeout shutdown_timeout peer_stop gpus=0 trainer scratch met=0 peer=0 why="" code
   hand_on_signals
-  settings=$("$PY" -m train.config get NPROC MASTER_ADDR RUN_FOLDER DEVICE SITE_NODES RANK_IN_SITE MASTER_PORT \
+  settings=$("$PY" -m settings.config get NPROC MASTER_ADDR RUN_FOLDER DEVICE SITE_NODES RANK_IN_SITE MASTER_PORT \
     MAX_RESTARTS START_TIMEOUT_S SHUTDOWN_TIMEOUT_S PEER_STOP) || exit $?
   { read -r processes && read -r master_addr && read -r folder && read -r device &&
     read -r nodes && read -r node_rank && read -r master_port && read -r max_restarts && read -r start_timeout &&
@@ -44,7 +44,7 @@ main() {
   ((nodes > 1 || processes > 1)) || unset EXIT_CODE_FILE                   # a child's own code is seen
   supervise
   if ((met && code)) && ! { [[ $peer_stop == wait ]] && ((code == 75 || code == 143)); }; then
-    "$PY" -m train.rendezvous over "$code" || true # the other nodes may be on their way to the roll call
+    "$PY" -m train.distributed.rendezvous over "$code" || true # the other nodes may be on their way to the roll call
   fi
   # torchrun says much behind the trainer's last words; of a pod the last line is what kubectl describe shows
   [[ -z $why || $code == @(0|75|143) ]] || printf 'launch: exit code %s: %s\n' "$code" "$why" >&2
@@ -86,7 +86,7 @@ supervise() {
       code=143
       return
     fi
-    "$PY" -m train.status settle || true # the workers of a torchrun that was killed end a moment later
+    "$PY" -m record.status settle || true # the workers of a torchrun that was killed end a moment later
   done
 }
 
@@ -96,7 +96,7 @@ attempt() {
   local reported=""
   code=0 met=0 peer=0 why=""
   if ((nodes > 1)); then
-    run_child "$PY" -m train.rendezvous meet "$processes" "${POD_SITE-}" "${K8S_NODE-}" && met=1 || code=$?
+    run_child "$PY" -m train.distributed.rendezvous meet "$processes" "${POD_SITE-}" "${K8S_NODE-}" && met=1 || code=$?
     ((ASKED == 0)) || code=143
     if ((code == 10)); then # the run is done; its other nodes have left
       code=0

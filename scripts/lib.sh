@@ -56,7 +56,7 @@ tune() {
 
 # guard SECONDS GPUS RUN_FOLDER NODE: how long workers have to save after SIGTERM, for which torchrun's own default is
 # 30 s; and with GPUs that NCCL notes its last operations, writes them to hang/ when one of them hangs, and tells in
-# logs/ which ways it takes (train/nccl_log.py reads it). What the user has set stays.
+# logs/ which ways it takes (train/distributed/nccl_log.py reads it). What the user has set stays.
 guard() {
   export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=${TORCH_ELASTIC_SHUTDOWN_TIMEOUT:-$1}
   [[ $2 != 0 ]] || return 0
@@ -110,7 +110,7 @@ run_child() {
 COMPANY=()
 sampler() {
   local apart log=$1/logs/gpu_sampler.log
-  (($2 == 0)) || log=$1/logs/gpu_sampler_node_$2.log # as train/runs.py has them
+  (($2 == 0)) || log=$1/logs/gpu_sampler_node_$2.log # as record/run_paths.py has them
   apart=$(command -v setsid) || apart=""
   { mkdir -p "$1/logs" && : >>"$log"; } 2>/dev/null || return 0
   ${apart:+setsid} nohup "$PY" -m monitor.gpu_sampler --follow >>"$log" 2>&1 </dev/null 9>&- &
@@ -120,7 +120,7 @@ sampler() {
 
 # teller: start what tells of this node in the log of its pod.
 teller() {
-  "$PY" -m monitor.teller </dev/null 9>&- &
+  "$PY" -m monitor.pod_agent </dev/null 9>&- &
   COMPANY+=("$!")
 }
 

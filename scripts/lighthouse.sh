@@ -18,7 +18,7 @@ is_over() {
   local site word done=0
   for ((site = 0; site < $2; site++)); do
     word=$1/.over
-    ((site == 0)) || word=$1/site_$site/.over # as train/runs.py has it
+    ((site == 0)) || word=$1/site_$site/.over # as record/run_paths.py has it
     [[ $word -nt $3 ]] || continue
     case $(<"$word") in
       0) done=$((done + 1)) ;;
@@ -38,13 +38,13 @@ look() {
 main() {
   local settings sites folder begun looker code=0
   hand_on_signals
-  settings=$("$PY" -m train.config get RUN_FOLDER SITES) || exit $?
+  settings=$("$PY" -m settings.config get RUN_FOLDER SITES) || exit $?
   { read -r folder && read -r sites; } <<<"$settings"
   begun=${TMPDIR:-/tmp}/lighthouse.begun
   [[ -e $begun ]] || : >"$begun" # it stays where this was started again in the same pod
   look "$folder" "$sites" "$begun" &
   looker=$!
-  run_child "$PY" -m train.sites.lighthouse || code=$?
+  run_child "$PY" -m train.diloco.lighthouse || code=$?
   kill "$looker" 2>/dev/null || true
   ! is_over "$folder" "$sites" "$begun" 2>/dev/null || exit 0
   ((ASKED == 0)) || exit 143

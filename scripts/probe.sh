@@ -2,8 +2,8 @@
 # A part of what make doctor PROBE=1 measures, with the processes, the threads and the allocator that training has.
 #
 #   usage: scripts/probe.sh DEVICE NPROC PORT PART SETTINGS UNTIL LIMIT
-#          (NPROC may be empty: all visible GPUs, or one process; the others as bench/probe.py has them)
-#   prints: what tune says, the JSON lines of bench/probe.py, and {"ended": CODE} for each process
+#          (NPROC may be empty: all visible GPUs, or one process; the others as doctor/gpu_probe/probe.py has them)
+#   prints: what tune says, the JSON lines of doctor/gpu_probe/probe.py, and {"ended": CODE} for each process
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/lib.sh
@@ -17,7 +17,7 @@ main() {
   for ((rank = 0; rank < processes; rank++)); do
     { # bash would tell of each that a signal ended
       code=0
-      RANK=$rank LOCAL_RANK=$rank "$PY" -m bench.probe "$part" "$settings" "$processes" "$until" "$limit" 2>&3 ||
+      RANK=$rank LOCAL_RANK=$rank "$PY" -m doctor.gpu_probe.probe "$part" "$settings" "$processes" "$until" "$limit" 2>&3 ||
         code=$?
       echo "{\"ended\": $code}"
     } 3>&2 2>/dev/null &

@@ -3,7 +3,7 @@
 #
 #   usage: scripts/push.sh [-- OPTIONS...]     (options for the push, such as --tls-verify=false of podman and buildah)
 #   reads: IMAGE, IMAGE_BUILDER, BASE_IMAGE, FLASH_ATTN_WHEEL, TORCH_BACKEND (settings), git; the builder's own logins
-#   makes: REPOSITORY:COMMIT in the registry; in .image the line REPOSITORY@sha256:..., which k8s/image_ref.py reads
+#   makes: REPOSITORY:COMMIT in the registry; in .image the line REPOSITORY@sha256:..., which k8s/cluster/image_ref.py reads
 #   exits: 64 bad setting, 78 no builder, no git, uncommitted changes or no login, 1 build or push failed
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

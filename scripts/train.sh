@@ -31,7 +31,7 @@ stage() {
 # so many seconds. Sets holder.
 take_job() {
   local deadline=$((SECONDS + ${1:-0})) said=0 code
-  until holder=$("$PY" -m train.status hold 9 $$ 2>&1); do
+  until holder=$("$PY" -m record.status hold 9 $$ 2>&1); do
     code=$?
     [[ $code != 64 ]] || die 64 "$holder"
     if [[ $code != 78 ]]; then
@@ -55,7 +55,7 @@ prepare_data() {
   ((code)) || return 0
   ((ASKED == 0)) || exit 75
   if ((site_nodes > 1)) && [[ $peer_stop == end ]]; then
-    "$PY" -m train.rendezvous over "$code" "$why" 9>&- || true
+    "$PY" -m train.distributed.rendezvous over "$code" "$why" 9>&- || true
   fi
   exit "$code"
 }
@@ -71,13 +71,13 @@ end_pod() {
 
 main() {
   local settings folder run_name detach nodes site_nodes node_rank peer_stop start_timeout sync
-  local job console holder why code prepare=(train.prepare) what=${2-}
-  [[ -z $what ]] || prepare=(finetune.data before-training)
-  settings=$("$PY" -m train.config get RUN_FOLDER RUN_NAME DETACH NODES SITE_NODES RANK_IN_SITE PEER_STOP \
+  local job console holder why code prepare=(train.data.prepare) what=${2-}
+  [[ -z $what ]] || prepare=(finetune.prepare_data before-training)
+  settings=$("$PY" -m settings.config get RUN_FOLDER RUN_NAME DETACH NODES SITE_NODES RANK_IN_SITE PEER_STOP \
     START_TIMEOUT_S SYNC) || exit $?
   { read -r folder && read -r run_name && read -r detach && read -r nodes && read -r site_nodes &&
     read -r node_rank && read -r peer_stop && read -r start_timeout && read -r sync; } <<<"$settings"
-  if [[ -n ${K8S_NODE-} ]]; then # a pod, by k8s/base/job.yaml
+  if [[ -n ${K8S_NODE-} ]]; then # a pod, by k8s/manifests/base/job.yaml
     [[ $sync != diloco ]] || LAST_WORD=$folder/.over
     trap 'end_pod $?' EXIT
   fi
@@ -89,7 +89,7 @@ main() {
   [[ ${1-} == detached ]] || "$PY" -m doctor.before_run "${@:2}" || exit $?
   # A lock for as long as this script is at work, so that make status, attach and stop know of it before there is a
   # trainer. What it starts does not hold it, and may outlive it.
-  job=$folder/.job console=$folder/console.log # as train/runs.py has them
+  job=$folder/.job console=$folder/console.log # as record/run_paths.py has them
   if ((node_rank)); then # a shared disk shows each node the others' locks
     job=$folder/.job_node_$node_rank console=$folder/console_node_$node_rank.log
   fi

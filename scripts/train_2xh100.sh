@@ -12,7 +12,7 @@ source scripts/lib.sh
 
 main() {
   local settings preset nproc device nodes runs_dir run_name gpus
-  settings=$("$PY" -m train.config get PRESET=d16-2xh100 NPROC=2 PRESET NPROC DEVICE NODES RUNS_DIR RUN_NAME) ||
+  settings=$("$PY" -m settings.config get PRESET=d16-2xh100 NPROC=2 PRESET NPROC DEVICE NODES RUNS_DIR RUN_NAME) ||
     exit $?
   { read -r preset && read -r nproc && read -r device && read -r nodes && read -r runs_dir && read -r run_name; } \
     <<<"$settings"

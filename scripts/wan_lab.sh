@@ -10,4 +10,4 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/lib.sh
 
 tune 4 0
-exec "$PY" -m wanlab.run
+exec "$PY" -m bench.wan_lab

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 import torch
 
-from train import ports, tokenizer
-from train.config import Config
-from train.corpus.pin import pin
-from train.manifest import Seal, manifest_of
-from train.shards import write_shard
+from hardware import ports
+from train.data import tokenizer
+from settings.config import Config
+from train.data.sources.pin import pin
+from train.data.manifest import Seal, manifest_of
+from train.data.shards import write_shard
 
 SHARED = Path(__file__).resolve().parent.parent.parent / "shared" / "data"
 
@@ -56,7 +57,7 @@ def tiny() -> Config:
 
 def make_data(folder: Path, tokens: int = 20_000) -> dict[str, str]:
     """A DATA_DIR with random token shards of the default source; returns the settings that find it."""
-    from train import prepare
+    from train.data import prepare
     rng = np.random.default_rng(7)
     words = ["".join(rng.choice(list("abcdefgh"), 4)) for _ in range(400)]
     path = folder / "tokenizer.json"

@@ -15,7 +15,7 @@ import torch
 import torch.multiprocessing as mp
 
 from tests.faults import inject
-from train.ports import free_ports
+from hardware.ports import free_ports
 
 # What takes seconds to import, which a server does once for all the processes that are forked from it.
 IMPORTED = ("tests.conftest", "train.main", "torch.distributed.checkpoint", "torch.distributed.fsdp", "finetune.main",

@@ -17,13 +17,16 @@ import torch.distributed.checkpoint as dcp
 from tests.conftest import TINY
 from tests.faults import inject
 from tests.processes import run_trainer
-from train import checkpoint, evaluate, loop, record
+from train.checkpoint import checkpoint
+from train.evaluate import validation
+from train import loop
+from record import reader as record
 
 ROOT = Path(__file__).resolve().parent.parent
 
 # What Python and libraries ask for while they are imported, and what a copy of a process has of it.
 OF_IMPORTING = ("PYTHON", "OMP_", "TORCH", "HF_", "CUDA", "LD_PRELOAD")
-NOT_COPIED = ("train.mirror", "train.prepare")  # they start processes of their own, by what they were started with
+NOT_COPIED = ("record.trackers.mirror", "train.data.prepare")  # they start processes of their own, by what they were started with
 AS_IT_IS = {"OMP_NUM_THREADS": ("1",), "PYTHONPATH": (str(ROOT), inject.PATH)}
 
 
@@ -96,7 +99,7 @@ def dies_at(point: str, n: int, once: tuple[Path, str] | None) -> None:
          "before the manifest": ("before", n, checkpoint, "commit"),
          "before the rename": ("behind", 2 * n - 1, checkpoint, "flush_folder"),
          "before pruning": ("before", n, checkpoint, "prune"),
-         "in an evaluation": ("behind", n, evaluate.Evaluator, "padded")}[point])
+         "in an evaluation": ("behind", n, validation.Evaluator, "padded")}[point])
 
 
 def wait_for(path: Path, text: str, seconds: float = 240) -> None:

@@ -15,36 +15,40 @@ from typing import Any
 import numpy
 import torch
 
-from train import (attention, checkpoint, compilation, exchange, foreign, parallel, prepare, recovery, transport,
-                   watchdog)
-from train.batch import Loader
-from train.config import Config, compare_for_resume
-from train.core.score import open_core
-from train.distributed import World, from_all, from_first, report_exit, shutdown_timeout_s
-from train.durable import write_whole
-from train.evaluate import Evaluator
-from train.feed import Feed
-from train.guard import Guard
-from train.interrupt import Interrupt
+from train.model import attention, compilation, hf_import
+from train.checkpoint import checkpoint
+from train.diloco import hook
+from train.distributed import parallel, transport
+from train.data import prepare
+from train.faults import recovery, watchdog
+from train.data.batch import Loader
+from settings.config import Config, compare_for_resume
+from train.evaluate.core.score import open_core
+from train.distributed.world import World, from_all, from_first, report_exit, shutdown_timeout_s
+from record.durable import write_whole
+from train.evaluate.validation import Evaluator
+from train.data.streaming.consumer import Feed
+from train.faults.guard import Guard
+from train.distributed.signals import Interrupt
 from train.job import Job, Pace
-from train.metrics import Recorder
-from train.mirror import Mirror
-from train.model import build
+from record.metrics import Recorder
+from record.trackers.mirror import Mirror
+from train.model.model import build
 from train.optim import build_optimizer
-from train.parallel import parallelize
-from train.provenance import provenance
-from train.relay import Relay
+from train.distributed.parallel import parallelize
+from record.provenance import provenance
+from train.data.streaming.node_transfer import Relay
 from train.run_folder import stored_config
-from train.runs import RunPaths
-from train.saver import Saver
-from train.settings import SettingsError
-from train.manifest import DataError
-from train.shards import ShardSet
-from train.short_memory import memory_advice
-from train.status import Status
+from record.run_paths import RunPaths
+from train.checkpoint.saver import Saver
+from settings.declare import SettingsError
+from train.data.manifest import DataError
+from train.data.shards import ShardSet
+from train.faults.memory_advice import memory_advice
+from record.status import Status
 from train.step import is_out_of_memory, rehearse
-from train.tokenizer import Vocabulary
-from train.watchdog import Watchdog
+from train.data.tokenizer import Vocabulary
+from train.faults.watchdog import Watchdog
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +90,7 @@ def put_together(c: Config, paths: RunPaths, world: World, interrupt: Interrupt,
     # later the run's own checkpoints have the weights, and the folder may be gone
     init_from = c.init_from if from_first(not checkpoint.committed(paths.checkpoints)) else ""
     if init_from:
-        foreign.check(init_from, c)
+        hf_import.check(init_from, c)
     state.phase("model")
     watch.expect("building the model", c.start_timeout_s)
     torch.set_float32_matmul_precision("highest")
@@ -94,7 +98,7 @@ def put_together(c: Config, paths: RunPaths, world: World, interrupt: Interrupt,
     model = build(c, world.device, kernel, parallel.Sharding(c, world) if parallel.is_split(c, world) else None)
     attention.log_choice(kernel, c, world.device)
     if init_from:
-        foreign.load(init_from, model)
+        hf_import.load(init_from, model)
         log.info("the weights are those of %s", init_from)
     if compilation.wanted(c, world.device, model):
         compilation.compile_model(model, named=c.profile)
@@ -103,9 +107,9 @@ def put_together(c: Config, paths: RunPaths, world: World, interrupt: Interrupt,
     started.lap("model")
     take_up(job, begun, started)
     if c.replicas > 1:
-        exchange.join(job)
+        hook.join(job)
         started.lap("sites")
-    hashes = foreign.hashes(init_from) if init_from and world.is_first else None
+    hashes = hf_import.hashes(init_from) if init_from and world.is_first else None
     return enter(job, begun, started, {"attention": kernel.name, "init_from": hashes})
 
 

@@ -8,28 +8,28 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from train.batch import Loader
-from train.config import Config
-from train.core.score import Core
-from train.distributed import World, set_timeout
-from train.evaluate import Evaluator
-from train.feed import Feed
-from train.guard import Guard
-from train.interrupt import Interrupt
-from train.metrics import Recorder
-from train.mirror import Mirror
-from train.mixture import Gap
+from train.data.batch import Loader
+from settings.config import Config
+from train.evaluate.core.score import Core
+from train.distributed.world import World, set_timeout
+from train.evaluate.validation import Evaluator
+from train.data.streaming.consumer import Feed
+from train.faults.guard import Guard
+from train.distributed.signals import Interrupt
+from record.metrics import Recorder
+from record.trackers.mirror import Mirror
+from train.data.mixture import Gap
 from train.optim import Optimizer
-from train.parallel import groups_of
-from train.runs import RunPaths
-from train.saver import Saver
-from train.status import Status
-from train.tokenizer import Vocabulary
-from train.watchdog import Watchdog
+from train.distributed.parallel import groups_of
+from record.run_paths import RunPaths
+from train.checkpoint.saver import Saver
+from record.status import Status
+from train.data.tokenizer import Vocabulary
+from train.faults.watchdog import Watchdog
 
 if TYPE_CHECKING:  # it loads torchft, which takes seconds
-    from train.sites.desk import Desk
-    from train.sites.diloco import Site
+    from train.diloco.site_registry import Desk
+    from train.diloco.outer_step import Site
 
 TO_STOP_S = 20.0  # told to stop, a process may need so long, and some steps, to the end of its step
 

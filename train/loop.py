@@ -7,23 +7,25 @@ from collections.abc import Callable
 from statistics import median
 from typing import Any
 
-from train import checkpoint, exchange, recovery
-from train.checkpoint import CheckpointError
-from train.core.metric import Result
-from train.core.score import CoreFailed
-from train.distributed import from_all, from_first
-from train.evaluate import FULL_SET, EvaluationFailed, Validation
-from train.flops import flops_per_token, mfu, peak_tflops
+from train.checkpoint import checkpoint
+from train.diloco import hook
+from train.faults import recovery
+from train.checkpoint.checkpoint import CheckpointError
+from train.evaluate.core.metric import Result
+from train.evaluate.core.score import CoreFailed
+from train.distributed.world import from_all, from_first
+from train.evaluate.validation import FULL_SET, EvaluationFailed, Validation
+from hardware.flops import flops_per_token, mfu, peak_tflops
 from train.job import Job
-from train.model import matmul_weights
+from train.model.model import matmul_weights
 from train.optim import set_rate
-from train.parallel import bare
-from train.profiling import Profile
-from train.saver import Saved, best
+from train.distributed.parallel import bare
+from train.profile.profiling import Profile
+from train.checkpoint.saver import Saved, best
 from train.schedule import lr_at
-from train.manifest import DataError
+from train.data.manifest import DataError
 from train.step import Clock, StepNumbers, not_finite, train_step
-from train.straggler import Stragglers
+from train.faults.straggler import Stragglers
 
 log = logging.getLogger(__name__)
 
@@ -46,9 +48,9 @@ def train(job: Job, profile: Profile | None = None) -> str:
         recovery.check_data(job)
     if evaluate_if_due(job):
         return stop(job)
-    while job.step < c.last_step or exchange.is_unfinished(job):
+    while job.step < c.last_step or hook.is_unfinished(job):
         if (job.late or first or job.step >= c.last_step) and job.site:
-            told = exchange.begin(job)
+            told = hook.begin(job)
             if told or job.step >= c.last_step:
                 save(job, must=True)
             if told:
@@ -80,7 +82,7 @@ def train(job: Job, profile: Profile | None = None) -> str:
         job.starved = numbers.starved or (numbers.refused is not None and job.feed is not None)
         note(job, job.saver.poll())
         if numbers.refused:
-            exchange.settle(job)  # what it may go back to is what the sites have in common then
+            hook.settle(job)  # what it may go back to is what the sites have in common then
             recovery.refuse(job, numbers, seconds)
             if numbers.stop:
                 save(job, must=True)
@@ -113,7 +115,7 @@ def train(job: Job, profile: Profile | None = None) -> str:
             profile.between()
         told = numbers.stop
         if job.site:
-            told = exchange.after_step(job, last=not told) or told
+            told = hook.after_step(job, last=not told) or told
         first, last, waited_s = False, job.step == c.last_step, 0.0
         if not told:
             told = evaluate_if_due(job)  # the resumed run evaluates here first
@@ -146,7 +148,7 @@ class Rates:
         self.peak = peak_tflops(job.world.device_name, c.dtype)
 
     def of_step(self, numbers: StepNumbers, seconds: float) -> dict:
-        """The step record's values (record.py has their units)."""
+        """The step record's values (reader.py has their units)."""
         c, site = self.job.config, self.job.site
         there = site.present if site else c.replicas  # a site that is away does nothing
         speed, devices = self.tokens / seconds * there / c.replicas, self.devices // c.replicas * there
@@ -359,7 +361,7 @@ def save(job: Job, must: bool) -> None:
     job.recorder.sync()
     job.saver.wait()
     note(job, job.saver.poll())
-    exchange.settle(job)
+    hook.settle(job)
     job.saver.start(job.step, job.model, job.optimizer, recovery.states(job), job.outer)
     if must:
         job.saver.wait()

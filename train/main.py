@@ -15,31 +15,35 @@ import sys
 import warnings
 from typing import Any, Protocol, cast
 
-from train import exchange, goodput, loop, parallel, prepare, record, status
+from train.diloco import hook
+from record import goodput, reader, status
+from train import loop
+from train.distributed import parallel
+from train.data import prepare
 from train.assemble import Stopwatch, put_together
-from train.checkpoint import CheckpointError
-from train.config import Config
-from train.corpus.source import CorpusError
-from train.distributed import (PeersDiffer, PeersMissing, World, from_first, introduce, join, leave, parent_is_gone,
-                               report_exit, under_torchrun)
-from train.durable import write_whole
-from train.foreign import ForeignError
-from train.guard import GuardError
-from train.interrupt import BY_USER, Interrupt, Stopped, end_with_parent, mark_of
+from train.checkpoint.checkpoint import CheckpointError
+from settings.config import Config
+from train.data.sources.source import CorpusError
+from train.distributed.world import (PeersDiffer, PeersMissing, World, from_first, introduce, join, leave,
+                                     parent_is_gone, report_exit, under_torchrun)
+from record.durable import write_whole
+from train.model.hf_import import ForeignError
+from train.faults.guard import GuardError
+from train.distributed.signals import BY_USER, Interrupt, Stopped, end_with_parent, mark_of
 from train.job import Job
-from train.model import Transformer
-from train.parallel import bare
-from train.profiling import Profile
+from train.model.model import Transformer
+from train.distributed.parallel import bare
+from train.profile.profiling import Profile
 from train.run_folder import log_to_files, nothing_left, open_run_folder
-from train.runs import RunPaths
-from train.sample import continue_text
-from train.settings import ROOT, SettingsError
-from train.sites.outcome import RunIsOver
-from train.manifest import DataError
-from train.status import RunFolderError, Status
-from train.short_memory import memory_advice
+from record.run_paths import RunPaths
+from train.model.generate import continue_text
+from settings.declare import ROOT, SettingsError
+from train.diloco.result import RunIsOver
+from train.data.manifest import DataError
+from record.status import RunFolderError, Status
+from train.faults.memory_advice import memory_advice
 from train.step import is_out_of_memory
-from train.tokenizer import TokenizerError
+from train.data.tokenizer import TokenizerError
 
 log = logging.getLogger(__name__)
 
@@ -161,7 +165,7 @@ def main(way: Way | None = None) -> int:
     if job and job.feed:
         job.feed.close()
     if job:
-        exchange.leave(job, code)
+        hook.leave(job, code)
     if job and job.mirror:
         job.mirror.close(hurried=lambda: code not in (0, 75) or interrupt.asked is not None)
     interrupt.release()
@@ -241,7 +245,7 @@ def end_record(job: Job, reason: str) -> None:
         job.recorder.sync()
         last = job.recorder.entry("end", job.step, job.tokens, stall_s=job.last_stall_s)
         try:
-            account = goodput.account(itertools.chain(record.read(job.paths.metrics), [last]))
+            account = goodput.account(itertools.chain(reader.read(job.paths.metrics), [last]))
         except Exception as error:  # the run is whole without the sum
             account = None
             job.recorder.say(f"goodput cannot be told: {error}")

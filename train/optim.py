@@ -8,8 +8,8 @@ import inspect
 import torch
 from torch import Tensor, nn
 
-from train.config import Config
-from train.settings import SettingsError
+from settings.config import Config
+from settings.declare import SettingsError
 
 
 class _Plain(torch.optim.Optimizer):

@@ -4,11 +4,12 @@ import json
 import logging
 from typing import Any, TextIO
 
-from train import checkpoint, status
-from train.config import Config
-from train.distributed import World, from_first, who_sees
-from train.runs import RunPaths
-from train.status import RunFolderError
+from train.checkpoint import checkpoint
+from record import status
+from settings.config import Config
+from train.distributed.world import World, from_first, who_sees
+from record.run_paths import RunPaths
+from record.status import RunFolderError
 
 log = logging.getLogger(__name__)
 

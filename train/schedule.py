@@ -2,7 +2,7 @@
 
 import math
 
-from train.config import Config
+from settings.config import Config
 
 
 def lr_at(step: int, config: Config) -> float:

@@ -11,10 +11,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from train.batch import Batch
-from train.distributed import World, from_all, sum_over_ranks
+from train.data.batch import Batch
+from train.distributed.world import World, from_all, sum_over_ranks
 from train.optim import Optimizer
-from train.parallel import copies, grad_sync, local, settle, waits_in_forward
+from train.distributed.parallel import copies, grad_sync, local, settle, waits_in_forward
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from analysis.attempts import LoggedRun
-from analysis.dialect import read_dialects
-from analysis.log_runs import Log, read_log
+from analysis.logs.attempts import LoggedRun
+from analysis.logs.dialect import read_dialects
+from analysis.logs.log_runs import Log, read_log
 from tests.conftest import SHARED
 
 DIALECTS = read_dialects()

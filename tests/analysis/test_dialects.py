@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
-from analysis.dialect import DialectError, declared, read_dialects
-from analysis.log_runs import Log
-from analysis.shape import SILENT
+from analysis.logs.dialect import DialectError, declared, read_dialects
+from analysis.logs.log_runs import Log
+from analysis.logs.shape import SILENT
 
 Read = Callable[[str | bytes], Log]
 

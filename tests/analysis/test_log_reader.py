@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from analysis.log_file import Blocks
-from analysis.log_runs import Log, read_log, state
+from analysis.logs.log_file import Blocks
+from analysis.logs.log_runs import Log, read_log, state
 from tests.analysis.conftest import DIALECTS, column
 
 Read = Callable[[str | bytes], Log]
@@ -208,7 +208,7 @@ def test_blocks_are_whole_lines_wherever_a_read_ends(tmp_path, monkeypatch: pyte
     path = tmp_path / "x.log"
     path.write_bytes(text)
     for size in range(1, len(text) + 1):
-        monkeypatch.setattr("analysis.log_file.BLOCK", size)
+        monkeypatch.setattr("analysis.logs.log_file.BLOCK", size)
         blocks = Blocks(path)
         assert b"".join(blocks) == b"one\ntwo\nthree\nfour\n\n"
         assert blocks.cut == b"last"

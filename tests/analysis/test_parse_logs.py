@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from analysis import curves, log_check, parse_logs, plots
-from analysis.log_runs import drawn, read_log
-from bench import logs, pages, run
+from analysis import curves, parse_logs, plots
+from analysis.logs import log_check
+from analysis.logs.log_runs import drawn, read_log
+from bench import log_reading, pages, run
 from tests.analysis.conftest import DIALECTS
-from tests.unit.pages import page_of
-from train.config import Config
+from tests.analysis.pages import page_of
+from settings.config import Config
 
 OURS = "step={}/100 loss={} lr={} grad_norm=0.5 step_ms=100.0 tokens_per_s=40960 mfu=n/a mem_gib=1.00 tokens={}\n"
 EVAL = "step={}/100 val_loss=3.5 val_bpb=1.25 scored_tokens=4096 eval_s=1.0\n"
@@ -166,11 +167,11 @@ def test_a_run_of_a_log_has_all_that_page_and_picture_ask_for(tmp_path: Path) ->
 
 
 def test_the_bench_reads_every_step_of_the_logs_it_makes() -> None:
-    found = list(logs.measure(1, size=300_000))
-    assert [row["kind"] for row in found] == list(logs.KINDS)
+    found = list(log_reading.measure(1, size=300_000))
+    assert [row["kind"] for row in found] == list(log_reading.KINDS)
     assert all(row["rows"] >= 600 and row["rounds"][0]["mb_s"] > 1 for row in found)
     assert re.match(r"\| nanochat, 0 MB \| [0-9,]+ \| [0-9]+ \([0-9]+-[0-9]+\) \| 40 \|",
-                    logs.row(found[0], run.spread))
+                    log_reading.row(found[0], run.spread))
     assert list(run.cells(Config(bench_shapes="logs"), on_gpu=False)) == []
 
 
@@ -273,7 +274,7 @@ def test_a_log_in_utf_16_is_read(tmp_path: Path, coding: str, monkeypatch: pytes
     text = "Überschrift ☃\r\n" + ours(1, 400).replace("\n", "\r\n")
     path = tmp_path / "a.log"
     path.write_bytes((b"\xfe\xff" if coding == "utf-16-be" else b"") + text.encode(coding))
-    monkeypatch.setattr("analysis.log_file.BLOCK", 1001)  # in the middle of a letter
+    monkeypatch.setattr("analysis.logs.log_file.BLOCK", 1001)  # in the middle of a letter
     (run_,) = read_log(path, DIALECTS).runs
     assert run_.columns["step"].tolist() == list(range(1, 401))
 

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from analysis import parse_logs
-from analysis.log_runs import drawn, read_log, state
-from analysis.log_tables import write_log_tables
+from analysis.logs.log_runs import drawn, read_log, state
+from analysis.logs.log_tables import write_log_tables
 from tests.analysis.conftest import DIALECTS
 
 Real = Callable[[str], Path]

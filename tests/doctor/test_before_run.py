@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from doctor import before_run
-from plan.finding import FAIL, WARN, Finding
-from train.config import Config
-from train.settings import ROOT
+from settings.finding import FAIL, WARN, Finding
+from settings.config import Config
+from settings.declare import ROOT
 
 
 def run(tmp_path: Path, **settings: str) -> subprocess.CompletedProcess[str]:

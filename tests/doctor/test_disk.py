@@ -14,10 +14,10 @@ import pytest
 
 from doctor import disk
 from doctor.disk import Folder
-from plan.finding import FAIL, PASS, WARN
+from settings.finding import FAIL, PASS, WARN
 from plan.storage import Place
-from train.config import Config
-from train.settings import ROOT
+from settings.config import Config
+from settings.declare import ROOT
 
 
 def config(**values: Any) -> Config:

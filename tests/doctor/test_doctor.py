@@ -14,9 +14,9 @@ from huggingface_hub import constants
 from doctor import __main__ as doctor
 from doctor import kernels
 from doctor.quick import quick
-from plan.finding import FAIL, PASS, WARN, Finding
-from train.config import Config
-from train.settings import ROOT
+from settings.finding import FAIL, PASS, WARN, Finding
+from settings.config import Config
+from settings.declare import ROOT
 
 SECRETS = {"WANDB_API_KEY": "k3y-of-forty-characters", "HF_TOKEN": "hf_t0ken"}
 
@@ -155,7 +155,7 @@ def test_the_quick_part_loads_no_torch_and_asks_no_network(tmp_path: Path, data:
     code = "import socket, sys\n" \
            "def refuse(*_): raise SystemExit('asks a network')\n" \
            "socket.create_connection = socket.getaddrinfo = refuse\n" \
-           "from train.config import Config; from doctor.quick import quick\n" \
+           "from settings.config import Config; from doctor.quick import quick\n" \
            "quick(Config.load())\n" \
            "sys.exit(str(sorted({'torch', 'numpy', 'tokenizers', 'huggingface_hub'} & sys.modules.keys())))"
     (tmp_path / "env").touch()

@@ -10,8 +10,8 @@ import pytest
 from doctor import gpus
 from doctor.gpus import Gpu, Seen
 from doctor.installed import Build
-from plan.finding import FAIL, PASS, WARN, Finding
-from train.config import Config
+from settings.finding import FAIL, PASS, WARN, Finding
+from settings.config import Config
 
 A100 = Gpu("NVIDIA A100-SXM4-80GB", "GPU-aa11", "550.90.07", (8, 0), 81920, 4)
 H100 = Gpu("NVIDIA H100 80GB HBM3", "GPU-bb22", "580.65.06", (9, 0), 81559, 1)

@@ -12,8 +12,8 @@ import torch
 
 from doctor import installed
 from doctor.installed import Build, Environment
-from plan.finding import FAIL, PASS, WARN
-from train.settings import ROOT
+from settings.finding import FAIL, PASS, WARN
+from settings.declare import ROOT
 
 GOOD = Environment((3, 12, 4), ".venv", "ours")
 

@@ -11,8 +11,8 @@ import torch
 from doctor import by_torch, kernels
 from doctor.gpus import Gpu, Seen
 from doctor.kernels import ByTorch
-from plan.finding import FAIL, PASS, WARN, Finding
-from train.config import Config
+from settings.finding import FAIL, PASS, WARN, Finding
+from settings.config import Config
 
 CARD = Gpu("NVIDIA A100-SXM4-80GB", "GPU-aa11", "550.90.07", (8, 0), 81920, 4)
 TWO = Seen((CARD, CARD), (CARD, CARD))

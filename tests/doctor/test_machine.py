@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from doctor import machine
-from doctor.host_memory import Memory, memory_here
+from hardware.host_memory import Memory, memory_here
 from doctor.machine import Compiler, Meeting
 from plan import memory as plan_memory
-from plan.finding import FAIL, PASS, WARN, Finding
-from train.config import Config
-from train.settings import ROOT
+from settings.finding import FAIL, PASS, WARN, Finding
+from settings.config import Config
+from settings.declare import ROOT
 
 GIB = 2**30
 

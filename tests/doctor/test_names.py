@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from train.config import Config
-from train.rules import NAMES_OF_CHECKS
-from train.settings import ROOT, SettingsError
+from settings.config import Config
+from settings.rules import NAMES_OF_CHECKS
+from settings.declare import ROOT, SettingsError
 
 SOURCES = [path for room in ("plan", "doctor", "k8s") for path in sorted((ROOT / room).glob("*.py"))]
 

@@ -17,15 +17,15 @@ from typing import Any
 
 import pytest
 
-from doctor import net, net_nodes
-from doctor.net_measure import Address, Ears, Unreached, flood, pings, sink
-from doctor.net_rounds import needs_of, ring, rounds
-from plan import links
-from plan.links import Flow, Links, Pair
+from doctor.net_probe import net, net_nodes
+from doctor.net_probe.net_measure import Address, Ears, Unreached, flood, pings, sink
+from doctor.net_probe.net_rounds import needs_of, ring, rounds
+from plan.network import links
+from plan.network.links import Flow, Links, Pair
 from tests.doctor.slow_link import SlowLink
-from train.config import Config
-from train.rollcall import Line, Verdict
-from train.settings import ROOT, SettingsError
+from settings.config import Config
+from train.distributed.registry import Line, Verdict
+from settings.declare import ROOT, SettingsError
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def settings(port: int, nodes: int, rank: int = 0, **more: Any) -> Config:
 
 
 def typed(port: int, nodes: int, rank: int) -> list[str]:
-    return [sys.executable, "-m", "doctor.net", "pod", str(rank), str(nodes), "127.0.0.1", str(port), "3", "48", "60"]
+    return [sys.executable, "-m", "doctor.net_probe.net", "pod", str(rank), str(nodes), "127.0.0.1", str(port), "3", "48", "60"]
 
 
 class Others:

@@ -24,7 +24,8 @@ from pathlib import Path
 from tests.conftest import make_data
 from tests.faults.inject import Fault, faulty, processes
 from tests.running import ROOT, environment, losses, train
-from train import checkpoint, goodput, record
+from train.checkpoint import checkpoint
+from record import goodput, reader
 
 LAUNCH = [str(ROOT / "scripts" / "launch.sh")]
 SETTINGS = {"MAX_STEPS": 240, "TRAIN_TOKENS": 240 * 512, "SAVE_EVERY": 10, "KEEP_LAST": 3, "EVAL_EVERY": 100,
@@ -118,7 +119,7 @@ class Run:
             if abs(values[0] / expected[step][0] - 1) > CLOSE:
                 raise Wrong(f"step {step}: loss {values[0]}, left alone {expected[step][0]}")
         names = sorted(path.name for path in (self.run / "checkpoints").iterdir())
-        records = list(record.read(self.run / "metrics.jsonl"))
+        records = list(reader.read(self.run / "metrics.jsonl"))
         written = {r["step"] for r in records if r["event"] in ("checkpoint", "resume")}  # killed before it said so
         newest = sorted(written)[-SETTINGS["KEEP_LAST"]:]
         if names != [f"step_{step:07d}" for step in newest] or newest[-1] != SETTINGS["MAX_STEPS"]:

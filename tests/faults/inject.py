@@ -207,7 +207,7 @@ def wrap(function: Callable, faults: list[tuple[int, Fault]], when: str) -> Call
 def follow_steps() -> None:
     """Keep Now as the trainer goes on."""
     from train import loop
-    from train.batch import Loader
+    from train.data.batch import Loader
     batch = Loader.batch
 
     def followed(self: Any, step: int, *args: Any) -> Any:

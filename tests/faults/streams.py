@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tests.running import ROOT, environment
-from train import record
+from record import reader
 
 # 16 windows a step, 12 of one source, 1.4 times round it, and 4 of the other, 2.4 times; shards have 31 or more
 SETTINGS = {"DATA_MIX": "long:3,short:1", "SHARD_TOKENS": 1000, "GROUP_SHARDS": 2, "MAX_STEPS": 40, "SAVE_EVERY": 8,
@@ -41,7 +41,7 @@ def settings(folder: Path, sources: Path, tokenizer: str, **more: object) -> dic
 
 def prepare(env: dict[str, str], *what: str) -> str:
     """make data, or with no further word what make train does before it trains."""
-    done = subprocess.run([sys.executable, "-m", "train.prepare", *what], env=env, cwd=ROOT, text=True, check=False,
+    done = subprocess.run([sys.executable, "-m", "train.data.prepare", *what], env=env, cwd=ROOT, text=True, check=False,
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=300)
     assert done.returncode == 0, done.stdout
     return done.stdout
@@ -49,7 +49,7 @@ def prepare(env: dict[str, str], *what: str) -> str:
 
 def steps(folder: Path) -> list[Mapping[str, Any]]:
     """The records of a run's steps, as it finally has them."""
-    return list(record.last_of_each_step(record.read(folder / "run" / "metrics.jsonl")))
+    return list(reader.last_of_each_step(reader.read(folder / "run" / "metrics.jsonl")))
 
 
 @dataclasses.dataclass

@@ -14,17 +14,18 @@ import pytest
 from tests.conftest import make_data
 from tests.faults.conftest import STEPS
 from tests.running import ROOT, environment, train
-from train import prepare, record, tokenizer
-from train.config import Config
-from train.manifest import SPLITS, DataError, Seal, manifest_of
-from train.shards import write_shard
+from train.data import prepare, tokenizer
+from record import reader
+from settings.config import Config
+from train.data.manifest import SPLITS, DataError, Seal, manifest_of
+from train.data.shards import write_shard
 
 PAGE = b"<?xml version='1.0'?><Error><Code>AccessDenied</Code></Error>".ljust(278)
 
 
 def steps_made(folder: Path) -> int:
     path = folder / "run" / "metrics.jsonl"
-    return sum(r["event"] == "step" for r in record.read(path)) if path.exists() else 0
+    return sum(r["event"] == "step" for r in reader.read(path)) if path.exists() else 0
 
 
 @pytest.mark.fault(9, 11)

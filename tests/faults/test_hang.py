@@ -9,7 +9,7 @@ import pytest
 from tests.faults.conftest import LAUNCH, STEPS
 from tests.faults.inject import Fault, faulty
 from tests.running import environment, losses, train
-from train import record
+from record import reader
 
 
 @pytest.mark.slow
@@ -20,7 +20,7 @@ def test_a_slow_rank_is_named_with_its_host_and_how_slow_it_is(tmp_path: Path, d
     out = train(faulty(env, tmp_path, Fault("step", "sleep", rank=1, value=0.2, every=True)), command=LAUNCH)
     (said,) = re.findall(r"straggler: rank (\d) on (\S+) takes ([0-9.]+) times as long as the others", out)
     assert said[:2] == ("1", socket.gethostname()) and float(said[2]) > 1.5
-    (step,) = [r for r in record.read(tmp_path / "run" / "metrics.jsonl") if "straggler" in r]
+    (step,) = [r for r in reader.read(tmp_path / "run" / "metrics.jsonl") if "straggler" in r]
     assert step["step"] <= 50 and step["straggler"]["rank"] == 1 and step["straggler"]["own_s"] > 0.2
     assert losses(tmp_path / "run") == losses(pair)
 
@@ -52,7 +52,7 @@ def test_a_clock_that_is_set_by_an_hour_changes_nothing(tmp_path: Path, data: di
                  Fault("step", "set the clock", step=14, value=-7200)))
     run = tmp_path / "run"
     assert losses(run) == losses(alone)
-    records = list(record.read(run / "metrics.jsonl"))
+    records = list(reader.read(run / "metrics.jsonl"))
     assert [r["step"] for r in records if r["event"] == "checkpoint"] == [8, 16, 24]
     assert all(0 < r["step_ms"] < 60_000 for r in records if r["event"] == "step")
     assert [path.name for path in sorted((run / "checkpoints").iterdir())] == [f"step_{n:07d}" for n in (8, 16, 24)]
@@ -69,7 +69,7 @@ def test_an_evaluation_that_fails_or_never_ends_costs_its_number_only(tmp_path: 
     out = train(faulty(env, tmp_path, Fault("evaluation", "fail", step=6, rank=1),
                        Fault("evaluation", "sleep", step=12, rank=0, value=10_000)), command=LAUNCH)
     run = tmp_path / "run"
-    found = {r["step"]: r for r in record.read(run / "metrics.jsonl") if r["event"] == "eval"}
+    found = {r["step"]: r for r in reader.read(run / "metrics.jsonl") if r["event"] == "eval"}
     assert sorted(found) == [6, 12, 18, 24]
     assert [step for step, r in found.items() if r["val_loss"] is None] == [6, 12]
     assert "rank 1: Injected: injected" in found[6]["error"] and "EVAL_MINUTES=0.2" in found[12]["error"]

@@ -12,11 +12,11 @@ import pytest
 from tests.faults.conftest import LAUNCH, STEPS
 from tests.faults.hub import REPOSITORY, REVISION, Hub, Repository, hub, questions
 from tests.running import ROOT, environment, train
-from train import record
+from record import reader
 
 PAGE = f"https://huggingface.co/datasets/{REPOSITORY}"
 ABOUT, FILE = f"GET /api/datasets/{REPOSITORY}", f"GET /datasets/{REPOSITORY}/resolve/{REVISION}/train.jsonl"
-IMPATIENT = "from train.corpus import hub; hub.TRIES = 3; hub.FIRST_PAUSE_S = 0.2\n"  # eight tries take a minute
+IMPATIENT = "from train.data.sources import hub; hub.TRIES = 3; hub.FIRST_PAUSE_S = 0.2\n"  # eight tries take a minute
 
 
 def settings(folder: Path, data: dict[str, str], server: Hub) -> dict[str, str]:
@@ -30,7 +30,7 @@ def prepare(folder: Path, data: dict[str, str], manner: str, bad_times: int = 10
     folder.mkdir(parents=True, exist_ok=True)
     served = Repository({"train.jsonl": questions()}, manner, bad_times, retry_after)
     main = f"{script}import sys; from train import prepare; sys.exit(prepare.main(['data']))"
-    command = ["-c", main] if script else ["-m", "train.prepare", "data"]
+    command = ["-c", main] if script else ["-m", "train.data.prepare", "data"]
     with hub(repositories={REPOSITORY: served}) as server:
         done = subprocess.run([sys.executable, *command], env=settings(folder, data, server), cwd=ROOT, text=True,
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=150, check=False)
@@ -83,7 +83,7 @@ def test_what_fails_for_a_moment_is_asked_for_again_and_the_shards_are_the_same(
 
     def check(manner: str) -> None:
         folder = tmp_path / manner.replace(" ", "_")
-        code, out, asked = prepare(folder, data, manner, bad_times=2, script="from train.corpus import hub; "
+        code, out, asked = prepare(folder, data, manner, bad_times=2, script="from train.data.sources import hub; "
                                    "hub.FIRST_PAUSE_S = 0.2\n")
         assert code == 0, (manner, out)
         assert ("asking again in" in out) is not manner.startswith(("slow", "short")), (manner, out)
@@ -150,14 +150,14 @@ def test_a_file_that_the_tokenizer_had_fetched_ahead_is_not_fetched_again_for_th
 def test_training_asks_the_hub_for_nothing_and_only_one_process_prepares(tmp_path: Path, data: dict[str, str]) -> None:
     with hub() as server:
         env = settings(tmp_path, data, server) | {"DATA_STREAM": "0"}
-        command = [sys.executable, "-m", "train.prepare"]
+        command = [sys.executable, "-m", "train.data.prepare"]
         train(env, command=command)
         asked = Counter(server.requests)
         assert asked[FILE] == 1 and asked[ABOUT] == 1
         train(env, command=command)
         train(env | {"NPROC": "2"}, command=LAUNCH)
         assert Counter(server.requests) == asked
-    steps = [r for r in record.read(tmp_path / "run" / "metrics.jsonl") if r["event"] == "step"]
+    steps = [r for r in reader.read(tmp_path / "run" / "metrics.jsonl") if r["event"] == "step"]
     assert len(steps) == STEPS["MAX_STEPS"]
 
 
@@ -165,7 +165,7 @@ def test_training_asks_the_hub_for_nothing_and_only_one_process_prepares(tmp_pat
 @pytest.mark.fault(12)
 def test_what_is_prepared_for_a_run_that_streams_is_the_pin_alone(tmp_path: Path, data: dict[str, str]) -> None:
     with hub() as server:
-        out = train(settings(tmp_path, data, server), command=[sys.executable, "-m", "train.prepare"])
+        out = train(settings(tmp_path, data, server), command=[sys.executable, "-m", "train.data.prepare"])
         assert "data: usmle will be streamed while the run trains; make data prepares all of it beforehand" in out
         assert not [line for line in server.requests if "/resolve/" in line and line.endswith("train.jsonl")]
     assert not shards(tmp_path) and list((tmp_path / "data" / "usmle").glob("pin-*.json"))

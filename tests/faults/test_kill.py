@@ -13,7 +13,8 @@ import pytest
 from tests.faults.conftest import LAUNCH, STEPS
 from tests.faults.inject import Fault, faulty, processes
 from tests.running import ROOT, environment, losses, same, tensors, train, wait_for
-from train import checkpoint, record
+from train.checkpoint import checkpoint
+from record import reader
 
 
 def saved_before(*steps: int) -> list[Fault]:
@@ -43,7 +44,7 @@ def test_whatever_is_killed_the_launcher_starts_again_and_nothing_is_lost(tmp_pa
     assert out.count("starting again in") == 4 and "last checkpoint: step 8" in out
     assert losses(tmp_path / "run") == losses(pair)
     assert same(tensors(tmp_path / "run", 24), tensors(pair, 24))
-    resumed = [r["step"] for r in record.read(tmp_path / "run" / "metrics.jsonl") if r["event"] == "resume"]
+    resumed = [r["step"] for r in reader.read(tmp_path / "run" / "metrics.jsonl") if r["event"] == "resume"]
     assert resumed == [8, 16]
     assert not list((tmp_path / "run" / "checkpoints").glob("*tmp*"))
     wait_until_none(tmp_path)

@@ -11,7 +11,7 @@ import pytest
 from tests.faults.conftest import LAUNCH, STEPS
 from tests.faults.inject import Fault, faulty
 from tests.running import environment, losses, train
-from train import record
+from record import reader
 
 
 @pytest.mark.fault(34)
@@ -23,7 +23,7 @@ def test_too_little_memory_shows_before_the_first_step_and_later_too(tmp_path: P
         assert "MICRO_BATCH_SIZE=4: a step of 4 sequences of 32 tokens does not fit into the memory of CPU" in out
         assert "set MICRO_BATCH_SIZE=2 (the batch stays as it is, in more parts)" in out
         assert ("Traceback" in out) == (name == "later")
-        steps = [r for r in record.read(tmp_path / name / "run" / "metrics.jsonl") if r["event"] == "step"]
+        steps = [r for r in reader.read(tmp_path / name / "run" / "metrics.jsonl") if r["event"] == "step"]
         assert len(steps) == (0 if name == "first" else 4)
 
 

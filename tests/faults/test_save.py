@@ -7,7 +7,8 @@ import pytest
 from tests.faults.conftest import STEPS
 from tests.faults.inject import Fault, faulty
 from tests.running import environment, losses, train
-from train import checkpoint, record
+from train.checkpoint import checkpoint
+from record import reader
 
 
 @pytest.mark.slow
@@ -21,7 +22,7 @@ def test_a_save_that_fails_beside_training_is_said_and_tried_once_more(tmp_path:
     run = tmp_path / "run"
     said = f"checkpoint failed: {run}/checkpoints/step_0000008: could not be written on rank 0: {words}"
     assert said in out and "it is tried again now" in out
-    saved = [r["step"] for r in record.read(run / "metrics.jsonl") if r["event"] == "checkpoint"]
+    saved = [r["step"] for r in reader.read(run / "metrics.jsonl") if r["event"] == "checkpoint"]
     assert saved == [10, 16, 24]  # heard of behind step 9, and tried behind the one that begins then
     assert "GiB free" in out and "KEEP_LAST" in out
     assert not list((run / "checkpoints").glob("*tmp*"))

@@ -17,7 +17,7 @@ from tests.faults.hub import REPOSITORY, Hub, hub
 from tests.faults.inject import Fault, faulty, processes
 from tests.faults.streams import Disk, make_sources, prepare, settings, steps
 from tests.running import ROOT, losses, same, tensors, train, wait_until
-from train import record
+from record import reader
 
 TRAINER = [sys.executable, "-m", "train.main"]
 SLOW = Fault("document", "sleep", value=0.15, every=True)
@@ -56,7 +56,7 @@ def finished_pair(shared: Path, sources: Path, data: dict[str, str], finished: P
 
 
 def producers(folder: Path) -> list[int]:
-    return [pid for pid, command in processes(folder) if "train.stream" in command]
+    return [pid for pid, command in processes(folder) if "train.data.streaming.producer" in command]
 
 
 def shards(folder: Path) -> dict[str, bytes]:
@@ -107,7 +107,7 @@ def test_a_producer_slower_than_training_shows_as_waits_that_no_time_out_ends(
     assert "the trainer failed" not in out and "no progress" not in out
     # a busy machine has stragglers; a wait that was taken for work would be one of its length
     assert all(step["straggler"]["own_s"] < 5 for step in steps(tmp_path) if step.get("straggler"))
-    last = [r for r in record.read(tmp_path / "run" / "metrics.jsonl") if r["event"] == "end"][-1]
+    last = [r for r in reader.read(tmp_path / "run" / "metrics.jsonl") if r["event"] == "end"][-1]
     assert last["goodput"]["data_wait"] == pytest.approx(sum(waits.values()), abs=0.5)
     worked = sum(step["step_ms"] for step in steps(tmp_path)) / 1000 - sum(waits.values())
     assert last["goodput"]["training"] == pytest.approx(worked, abs=0.5)
@@ -342,18 +342,18 @@ def test_the_producer_alone_speaks_to_the_hub_and_what_that_refuses_ends_the_run
         env = settings(tmp_path, tmp_path / "sources", data["TOKENIZER"], DATA_MIX="far:1", ALLOW_REPEAT="", NPROC=2,
                        DATA_STREAM="auto") | server.environment(tmp_path)
         assert "far will be streamed" in prepare(env)
-        assert all("train.prepare" in command for command in asked) and asked
+        assert all("train.data.prepare" in command for command in asked) and asked
         asked.clear()
         process = start(faulty(env, tmp_path, Fault("document", "sleep", step=5, value=12),
                                Fault("document", "kill", step=5)), LAUNCH)
         try:
             wait_until((tmp_path / "run" / "metrics.jsonl").exists)
-            assert all("train.stream" in command for command in asked) and asked
+            assert all("train.data.streaming.producer" in command for command in asked) and asked
             server.repositories[REPOSITORY].manner = "403 file"
             out = ended(process, 78)
         finally:
             process.kill()
-        assert all("train.stream" in command for command in asked)
+        assert all("train.data.streaming.producer" in command for command in asked)
     assert "the trainer failed" not in out and "waiting for data: far" in out
     assert "the producer of data was refused: the hub refuses train.jsonl" in out and "(403)" in out
     taken = steps(tmp_path)[-1]["step"]

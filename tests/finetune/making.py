@@ -8,7 +8,7 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from finetune.template import Theirs
-from train.chat import Message
+from train.generate.chat_format import Message
 
 TOKENS = ["<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|user|>", "<|assistant|>"]
 TEXTS = ["It is so. Why is it so? I know. ", "user assistant system 2+2? 4 hello world", " abc def ghi\n\n"]

@@ -12,11 +12,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from finetune.adapter import Adapters
-from finetune.model import Tuned, build
+from finetune.hf_model import Tuned, build
 from tests.finetune.making import CHATML, their_tokenizer
-from train import distributed, parallel
-from train.config import Config
-from train.distributed import World
+from train.distributed import world as distributed, parallel
+from settings.config import Config
+from train.distributed.world import World
 
 SMALL = {"vocab_size": 400, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
          "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512}

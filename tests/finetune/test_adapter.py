@@ -10,15 +10,15 @@ import torch
 pytest.importorskip("peft", reason="make setup-dev installs it")
 
 from finetune.adapter import Adapters, adapters_of, in_file, is_adapter
-from finetune.model import configuration, on_meta
+from finetune.hf_model import configuration, on_meta
 from tests.finetune.models import as_rank, models, opened, theirs, whole
-from tests.finetune.test_model import packed
+from tests.finetune.test_hf_model import packed
 from tests.processes import run_ranks
-from tests.unit.test_checkpoint import ALONE
-from train import distributed
-from train.config import Config
-from train.parallel import parallelize
-from train.settings import SettingsError
+from tests.train.checkpoint.test_checkpoint import ALONE
+from train.distributed import world as distributed
+from settings.config import Config
+from train.distributed.parallel import parallelize
+from settings.declare import SettingsError
 
 __all__ = ["models"]  # a fixture
 

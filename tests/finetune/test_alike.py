@@ -1,11 +1,11 @@
-"""finetune/assemble.py: processes that have read different things are refused, by the name of what differs."""
+"""finetune/tuning_job.py: processes that have read different things are refused, by the name of what differs."""
 
 import pytest
 import torch
 
-from finetune import assemble
-from train.distributed import World
-from train.manifest import DataError
+from finetune import tuning_job
+from train.distributed.world import World
+from train.data.manifest import DataError
 
 MINE = [("MODEL", "m", "weights or another config.json", "a" * 16),
         ("MODEL", "m", "tokenizer or chat template", "b" * 16),
@@ -25,8 +25,8 @@ def world(hosts: tuple[str, ...]) -> World:
 def test_what_differs_is_named(monkeypatch: pytest.MonkeyPatch, which: int, words: str) -> None:
     here = world(("a", "a", "b", "b"))
     other = [(*one[:3], "other") if i == which else one for i, one in enumerate(MINE)]
-    monkeypatch.setattr(assemble, "from_all", lambda mine: [mine, mine, other, mine])
+    monkeypatch.setattr(tuning_job, "from_all", lambda mine: [mine, mine, other, mine])
     with pytest.raises(DataError, match=words):
-        assemble.refuse_others(MINE, here)
-    monkeypatch.setattr(assemble, "from_all", lambda mine: [mine] * 4)
-    assemble.refuse_others(MINE, here)
+        tuning_job.refuse_others(MINE, here)
+    monkeypatch.setattr(tuning_job, "from_all", lambda mine: [mine] * 4)
+    tuning_job.refuse_others(MINE, here)

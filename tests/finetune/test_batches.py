@@ -7,9 +7,9 @@ import torch
 from finetune.batches import Batches, MicroBatch, Step
 from finetune.store import Examples, examples_of
 from tests.finetune.making import CHATML, row, theirs, write_rows
-from train.attention import document_mask
-from train.loss import IGNORED, summed_loss
-from train.mixture import Gap
+from train.model.attention import document_mask
+from train.model.loss import IGNORED, summed_loss
+from train.data.mixture import Gap
 
 T = 64
 

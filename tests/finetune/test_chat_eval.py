@@ -18,16 +18,16 @@ from tests.conftest import SHARED
 from tests.faults.hub import Hub, Repository, hub
 from tests.finetune.making import row, write_rows
 from tests.running import ROOT, environment
-from tests.unit.exported import LLAMA, Run, make_run
-from train import chat
-from train.chat import Message
-from train.config import Config
-from train.corpus.source import CorpusError
-from train.distributed import World
-from train.model import Transformer
-from train.tokenizer import Vocabulary, load
-from train.status import RunFolderError
-from train.trained import Trained, open_trained
+from tests.export.exported import LLAMA, Run, make_run
+from train.generate import chat_format
+from train.generate.chat_format import Message
+from settings.config import Config
+from train.data.sources.source import CorpusError
+from train.distributed.world import World
+from train.model.model import Transformer
+from train.data.tokenizer import Vocabulary, load
+from record.status import RunFolderError
+from train.generate.load_run import Trained, open_trained
 
 CPU = torch.device("cpu")
 ALONE = World(0, 0, 0, 1, CPU, "CPU", "here")
@@ -53,7 +53,7 @@ def likeliest(model: Transformer, ids: list[int], size: int) -> torch.Tensor:
 def greedy(model: Transformer, v: Vocabulary, ids: list[int], count: int) -> str:
     """What the model writes, a whole pass for each token."""
     out: list[int] = []
-    stops = {v.end_of_text, chat.end_of_message(v)}
+    stops = {v.end_of_text, chat_format.end_of_message(v)}
     while len(out) < count and (token := int(likeliest(model, [*ids, *out], v.size).argmax())) not in stops:
         out.append(token)
     return v.decode(out)
@@ -72,7 +72,7 @@ def config(run: Run, path: Path, **more: Any) -> Config:
 def test_letters_and_written_answers_are_those_of_one_question_at_a_time(run: Run, tmp_path: Path) -> None:
     model, v = run.models[3], load(Path(run.config.tokenizer))
     asks = [f"what {word} {i}" for i, word in enumerate(WORDS + WORDS[:3])]
-    prompts = [chat.render(v, [Message("user", ask)]) for ask in asks]
+    prompts = [chat_format.render(v, [Message("user", ask)]) for ask in asks]
     replies = [greedy(model, v, prompt, 5) for prompt in prompts]
     answers = [f" {reply.upper()}. " if i % 3 and reply.strip() else "abcd efgh no" for i, reply in enumerate(replies)]
     path = write_rows(tmp_path / "q.jsonl", [*choices(31), *(
@@ -84,7 +84,7 @@ def test_letters_and_written_answers_are_those_of_one_question_at_a_time(run: Ru
     right = 0
     for one in choices(31):
         text = "\n".join([one["question"], *(f"{letter}. {word}" for letter, word in one["options"].items())])
-        ids = chat.render(v, [Message("user", text)])
+        ids = chat_format.render(v, [Message("user", text)])
         nats = []
         for letter, word in one["options"].items():
             line = v.tokenizer.encode(f"{letter}. {word}", add_special_tokens=False)
@@ -230,7 +230,7 @@ def test_questions_are_fetched_by_one_process_at_a_time(tmp_path: Path, monkeypa
 ASK = """
 import json, sys
 from finetune import questions
-from train.config import Config
+from settings.config import Config
 sheet = questions.sheet_of(Config.load())
 sys.stdout.write(json.dumps([[one.messages, one.answer, one.options, one.place] for one in sheet.asked] + sheet.report))
 """

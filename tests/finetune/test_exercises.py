@@ -4,7 +4,7 @@ import json
 import re
 from pathlib import Path
 
-from finetune.shapes import Conversation, conversation_of
+from finetune.row_shapes import Conversation, conversation_of
 from finetune import exercises
 
 

@@ -14,18 +14,19 @@ pytest.importorskip("peft", reason="make setup-dev installs it")
 
 from finetune import lite
 from finetune.adapter import Adapters, adapters_of, in_file
-from finetune.model import configuration, on_meta
+from finetune.hf_model import configuration, on_meta
 from tests.finetune.models import as_rank, models, opened, theirs
-from tests.finetune.test_model import packed
+from tests.finetune.test_hf_model import packed
 from tests.finetune.test_training import LORA, chats, env_of, finetune, losses, records
 from tests.processes import run_ranks
-from tests.unit.test_checkpoint import ALONE
-from train import checkpoint, distributed
-from train.checkpoint import CheckpointError
-from train.config import Config
+from tests.train.checkpoint.test_checkpoint import ALONE
+from train.checkpoint import checkpoint
+from train.distributed import world as distributed
+from train.checkpoint.checkpoint import CheckpointError
+from settings.config import Config
 from train.optim import Optimizer, build_optimizer
-from train.parallel import parallelize
-from train.saver import Saver
+from train.distributed.parallel import parallelize
+from train.checkpoint.saver import Saver
 
 __all__ = ["chats", "models"]  # fixtures
 

@@ -21,11 +21,11 @@ from finetune.adapter import adapters_of, in_file
 from finetune.weights import put
 from tests.finetune.models import models, opened, theirs
 from tests.finetune.test_lite import LITE, writer
-from tests.finetune.test_model import packed
-from tests.unit.test_checkpoint import ALONE
-from train.distributed import World
+from tests.finetune.test_hf_model import packed
+from tests.train.checkpoint.test_checkpoint import ALONE
+from train.distributed.world import World
 from train.optim import Optimizer, build_optimizer
-from train.saver import Saver
+from train.checkpoint.saver import Saver
 
 __all__ = ["models"]  # a fixture
 
@@ -170,7 +170,7 @@ def damaged(folder: Path, **changes: Any) -> None:
     ids=["a-quarter", "a-half", "nan", "inf", "names"])
 def test_an_adapter_that_is_damaged_is_refused(models: dict[str, Path], tmp_path: Path, change: dict[str, Any],
                                                words: str) -> None:
-    from train.checkpoint import CheckpointError
+    from train.checkpoint.checkpoint import CheckpointError
     c, model = opened(models["llama"], ALONE, LORA_RANK=4, CHECKPOINT_MODE="lite")
     saver = Saver(tmp_path, c, ALONE, 10**7)
     saver.lite = writer(c, models["llama"])

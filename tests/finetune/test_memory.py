@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from finetune import assemble
+from finetune import tuning_job
 from finetune.adapter import Adapters
 from tests.faults.inject import Fault, faulty
 from tests.finetune.models import models
 from tests.finetune.test_training import chats, env_of, finetune
-from tests.unit.test_checkpoint import ALONE
-from train.config import Config
-from train.settings import SettingsError
+from tests.train.checkpoint.test_checkpoint import ALONE
+from settings.config import Config
+from settings.declare import SettingsError
 
 __all__ = ["chats", "models"]  # fixtures
 
@@ -23,13 +23,13 @@ def test_weights_that_do_not_fit(models: dict[str, Path], monkeypatch: pytest.Mo
     def full(*args: object) -> None:
         raise error
 
-    monkeypatch.setattr(assemble.model, "build", full)
+    monkeypatch.setattr(tuning_job.model, "build", full)
     c = Config.of_preset(PRESET="finetune", DEVICE="cpu", MODEL=str(models["llama"]))
     with pytest.raises(SettingsError, match=r"its weights, 0\.\d GiB in the files.*PARALLEL=fsdp.*LORA_RANK=16"):
-        assemble.built(models["llama"], c, ALONE, Adapters.of(c))
-    monkeypatch.setattr(assemble.model, "build", lambda *args: 1 / 0)
+        tuning_job.built(models["llama"], c, ALONE, Adapters.of(c))
+    monkeypatch.setattr(tuning_job.model, "build", lambda *args: 1 / 0)
     with pytest.raises(ZeroDivisionError):  # what is something else stays what it is
-        assemble.built(models["llama"], c, ALONE, None)
+        tuning_job.built(models["llama"], c, ALONE, None)
 
 
 @pytest.mark.fault(34)

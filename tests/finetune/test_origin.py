@@ -15,11 +15,11 @@ from tests.finetune.making import row, write_rows
 from tests.finetune.models import models
 from tests.finetune.test_training import chats, env_of, finetune, losses
 from tests.running import ROOT, train
-from tests.unit.exported import LLAMA, make_run
-from tests.unit.test_checkpoint import ALONE
-from train.config import Config
-from train.foreign import ForeignError
-from train.settings import SettingsError
+from tests.export.exported import LLAMA, make_run
+from tests.train.checkpoint.test_checkpoint import ALONE
+from settings.config import Config
+from train.model.hf_import import ForeignError
+from settings.declare import SettingsError
 
 __all__ = ["chats", "models"]  # fixtures
 
@@ -34,7 +34,7 @@ def served(folder: Path, **manner: object) -> dict[str, Repository]:
 
 
 def bring(env: dict[str, str], running: Hub, folder: Path, code: int = 0, model: str = NAME, *argv: str) -> str:
-    done = subprocess.run([sys.executable, "-m", "finetune.data", *argv], cwd=ROOT, text=True, check=False, timeout=400,
+    done = subprocess.run([sys.executable, "-m", "finetune.prepare_data", *argv], cwd=ROOT, text=True, check=False, timeout=400,
                           env=env | running.environment(folder) | {"MODEL": model, "HF_TOKEN": ""},
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     assert done.returncode == code, done.stdout
@@ -108,14 +108,14 @@ def test_a_run_of_ours_is_fine_tuned_and_exported_again(tiny: Config, data: dict
     (tmp_path / "own.env").write_text("SEQ_LEN=48\n")  # which is not that of the run that is exported
     env = env_of(tmp_path, Path("a-run"), rows, MAX_STEPS="8", EPOCHS="4", ENV_FILE=str(tmp_path / "own.env"))
     for what in ("the run has no export yet", "training: 90 examples"):  # the second time there is one
-        said = train(env, command=[sys.executable, "-m", "finetune.data"])
+        said = train(env, command=[sys.executable, "-m", "finetune.prepare_data"])
         assert what in said and ("no export yet" in said) == (what == "the run has no export yet")
     finetune(env)
     found = losses(tmp_path)
     assert found[-1] < found[0] - 0.3
     said = train(env, command=[sys.executable, "-m", "export"])  # what make export starts
     assert "with step 8 of run" in said
-    from train.trained import open_trained, settings_of_command
+    from train.generate.load_run import open_trained, settings_of_command
     c, _ = settings_of_command({"ENV_FILE": "", "INIT_FROM": str(tmp_path / "run" / "export"), "RUN_NAME": "none",
                                 "DEVICE": "cpu", "RUNS_DIR": str(tmp_path), "DATA_DIR": str(tmp_path / "data")})
     again = open_trained(c, ALONE, given={"INIT_FROM"})  # as make eval and make sample open it
@@ -162,6 +162,6 @@ def test_what_scripts_ask_of_settings_is_asked_as_fine_tuning_does(tmp_path: Pat
     (tmp_path / "none.env").write_text("")
     env = {"PATH": "/usr/bin:/bin", "ENV_FILE": str(tmp_path / "none.env"), "WARMUP_TOKENS": "999999999"}
     for model, code in (("models/qwen3-1.7b", 0), ("", 64)):
-        done = subprocess.run([sys.executable, "-m", "train.config", "get", "PRESET"], cwd=ROOT, text=True, check=False,
+        done = subprocess.run([sys.executable, "-m", "settings.config", "get", "PRESET"], cwd=ROOT, text=True, check=False,
                               env=env | {"MODEL": model}, capture_output=True)
         assert done.returncode == code, done.stderr

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from finetune.adapter import Adapters, is_adapter
-from finetune.model import on_meta
-from train.config import Config
-from train.settings import ROOT
+from finetune.hf_model import on_meta
+from settings.config import Config
+from settings.declare import ROOT
 
 NAMES = sorted(path.stem for path in (ROOT / "presets").glob("*.env") if path.read_text().startswith("# Fine-tuning"))
 

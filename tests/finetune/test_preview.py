@@ -9,7 +9,7 @@ from finetune.template import Labelled
 from tests.finetune.making import CHATML, talk, theirs
 from tests.running import ROOT
 from tests.scripts.test_launch import env
-from train.loss import IGNORED
+from train.model.loss import IGNORED
 
 __all__ = ["env"]  # a fixture
 
@@ -59,5 +59,5 @@ def test_before_a_training_it_is_left_to_the_trainings_log(env: dict[str, str]) 
     done = subprocess.run([ROOT / "scripts" / "train.sh", "here", "finetune"], env=env, text=True, check=True,
                           stdout=subprocess.PIPE, timeout=120)
     stages = [line.split("run: ")[1] for line in done.stdout.splitlines() if "run: " in line]
-    assert stages == ["-m doctor.before_run finetune", "-m finetune.data before-training", "-m finetune.main",
+    assert stages == ["-m doctor.before_run finetune", "-m finetune.prepare_data before-training", "-m finetune.main",
                       "-m analysis.plots"]

@@ -15,13 +15,13 @@ from finetune import lite
 from finetune.adapter import adapters_of
 from tests.finetune.models import as_rank, models, opened, whole, write_model
 from tests.finetune.test_lite import LITE, writer
-from tests.finetune.test_model import packed
+from tests.finetune.test_hf_model import packed
 from tests.processes import run_ranks
-from tests.unit.test_checkpoint import ALONE
-from train import distributed
-from train.distributed import World
+from tests.train.checkpoint.test_checkpoint import ALONE
+from train.distributed import world as distributed
+from train.distributed.world import World
 from train.optim import build_optimizer
-from train.saver import Saver
+from train.checkpoint.saver import Saver
 from train.step import is_out_of_memory
 
 __all__ = ["models"]  # a fixture

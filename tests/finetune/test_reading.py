@@ -17,8 +17,8 @@ from finetune import reading
 from finetune.reading import SENTENCES, Located, Tally, conversations, pinned_files, source_of
 from tests.faults.hub import REVISION, Hub, Repository, hub
 from tests.finetune.making import row, talk, write_rows
-from train.corpus.source import CorpusError
-from train.settings import ROOT
+from train.data.sources.source import CorpusError
+from settings.declare import ROOT
 
 ROWS = [row(f"q{i}?", f"a{i}") for i in range(5)]
 
@@ -72,7 +72,7 @@ def test_a_folder_is_all_such_files_below_it_by_name(tmp_path: Path) -> None:
 
 
 def test_names_stay_as_they_are_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from train.corpus import pin
+    from train.data.sources import pin
     for module in (reading, pin):
         monkeypatch.setattr(module, "ROOT", tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
@@ -185,8 +185,8 @@ ASK = """
 import json, sys
 from pathlib import Path
 from finetune.reading import Tally, conversations, pinned_files
-from train.corpus import hub
-from train.corpus.source import CorpusError
+from train.data.sources import hub
+from train.data.sources.source import CorpusError
 hub.FIRST_PAUSE_S = 0.01
 for data in sys.argv[2:]:
     try:

@@ -8,7 +8,7 @@ import pytest
 from finetune import several, store
 from finetune.batches import Batches
 from tests.finetune.making import CHATML, row, theirs, write_rows
-from train.corpus.source import CorpusError
+from train.data.sources.source import CorpusError
 
 
 @pytest.fixture

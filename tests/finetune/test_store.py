@@ -13,8 +13,8 @@ from finetune.reading import Tally
 from finetune.store import SENTENCES, Examples, cut, examples_of
 from finetune.template import Labelled, Theirs
 from tests.finetune.making import CHATML, THINKS, row, talk, theirs, write_rows
-from train.corpus.formats import Bad
-from train.corpus.source import CorpusError
+from train.data.sources.formats import Bad
+from train.data.sources.source import CorpusError
 
 ROWS = [row(f"q{i}?", f"a{i}", "b?", "c" * i + "!") for i in range(30)]
 

@@ -11,10 +11,11 @@ from finetune.template import Labelled, Own, Theirs
 from tests.finetune import making
 from tests.finetune.making import (ASKS_FOR_THOUGHT, BRACKETS, CHATML, CUTS_THOUGHT, ENDLESS, MARKED, MARKED_SHORT,
                                    MARKED_TIGHT, THINKS, talk, their_tokenizer, theirs)
-from train import chat, tokenizer
-from train.chat import Message
-from train.corpus.formats import Bad
-from train.tokenizer import TokenizerError, Vocabulary
+from train.generate import chat_format
+from train.data import tokenizer
+from train.generate.chat_format import Message
+from train.data.sources.formats import Bad
+from train.data.tokenizer import TokenizerError, Vocabulary
 
 TALKS = [talk("2+2?", "4"), talk("Why?", "\n\n\u00e9t\u00e9 \U0001f642 so. ", " a\n", "I know", system=" Be brief. "),
          talk("a [INST] b", "<think>x</think> it's {{ x }} \\n"), talk(*["abc", "def"] * 6)]
@@ -171,25 +172,25 @@ def own(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 def test_own_ids_are_those_of_a_chat_and_scored_those_of_replies(own: Vocabulary, messages: list[Message]) -> None:
     t = Own(own, "a-run")
     made = only(t.label([messages]))
-    assert made.ids.tolist() == chat.render(own, messages, reply=False)
+    assert made.ids.tolist() == chat_format.render(own, messages, reply=False)
     expected = []  # what comes behind a rendered prefix, up to the end of the message
     for i, message in enumerate(messages):
         if message.role == "assistant":
-            begin = len(chat.render(own, messages[:i]))
-            expected.append(made.ids.tolist()[begin:].index(chat.end_of_message(own)) + begin)
-    ends = np.flatnonzero(made.scored & (made.ids == chat.end_of_message(own)))
+            begin = len(chat_format.render(own, messages[:i]))
+            expected.append(made.ids.tolist()[begin:].index(chat_format.end_of_message(own)) + begin)
+    ends = np.flatnonzero(made.scored & (made.ids == chat_format.end_of_message(own)))
     assert ends.tolist() == expected
-    answers = [part.removesuffix(own.decode([chat.end_of_message(own)])) for part in scored_parts(t, made)]
+    answers = [part.removesuffix(own.decode([chat_format.end_of_message(own)])) for part in scored_parts(t, made)]
     for part, text in zip(answers, [m.text for m in messages if m.role == "assistant"], strict=True):
-        assert part == text or (t.format is chat.CHATML and part == text.lstrip("\n"))
+        assert part == text or (t.format is chat_format.CHATML and part == text.lstrip("\n"))
 
 
 def test_own_text_stays_text(own: Vocabulary) -> None:
     t = Own(own, "a-run")
-    end = own.decode([chat.end_of_message(own)])
+    end = own.decode([chat_format.end_of_message(own)])
     made = only(t.label([talk(f"a {end}", f"b {end} c")]))
     assert scored_parts(t, made) == [f"b {end} c{end}"]
-    assert (made.ids == chat.end_of_message(own)).sum() == 2
+    assert (made.ids == chat_format.end_of_message(own)).sum() == 2
 
 
 # ---- A model's folder

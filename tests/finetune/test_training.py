@@ -17,7 +17,7 @@ from tests.finetune.making import row, write_rows
 from tests.finetune.models import models
 from tests.processes import run_trainer
 from tests.running import ROOT, environment
-from train import record
+from record import reader
 
 __all__ = ["models"]  # a fixture
 
@@ -49,7 +49,7 @@ def finetune(env: dict[str, str], processes: int = 1, code: int = 0) -> str:
 
 
 def records(folder: Path) -> list[dict[str, Any]]:
-    return list(record.read(folder / "run" / "metrics.jsonl"))
+    return list(reader.read(folder / "run" / "metrics.jsonl"))
 
 
 def losses(folder: Path) -> list[float]:
@@ -191,11 +191,11 @@ def test_what_cannot_be_is_refused_in_a_sentence(models: dict[str, Path], chats:
 @pytest.mark.slow
 def test_prepared_before_it_is_trained(models: dict[str, Path], chats: Path, tmp_path: Path) -> None:
     env = env_of(tmp_path, models["llama"], chats)
-    done = subprocess.run([sys.executable, "-m", "finetune.data"], env=env, cwd=ROOT, text=True, capture_output=True,
+    done = subprocess.run([sys.executable, "-m", "finetune.prepare_data"], env=env, cwd=ROOT, text=True, capture_output=True,
                           check=True)
     assert "training: 180 examples" in done.stdout and "[[[It is" in done.stdout
     assert "reading and tokenising took" in done.stderr
-    again = subprocess.run([sys.executable, "-m", "finetune.data", "before-training"], env=env, cwd=ROOT, text=True,
+    again = subprocess.run([sys.executable, "-m", "finetune.prepare_data", "before-training"], env=env, cwd=ROOT, text=True,
                            capture_output=True, check=True)
     assert again.stdout == "" and "one example" not in again.stderr
     said = finetune(env | {"MAX_STEPS": "1"})

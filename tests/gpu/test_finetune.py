@@ -13,10 +13,10 @@ from finetune import lite
 from finetune.adapter import adapters_of, in_file
 from tests.finetune.models import models, opened
 from tests.finetune.test_lite import LITE, writer
-from tests.finetune.test_model import packed
-from train.distributed import World
+from tests.finetune.test_hf_model import packed
+from train.distributed.world import World
 from train.optim import build_optimizer
-from train.saver import Saver
+from train.checkpoint.saver import Saver
 
 __all__ = ["models"]  # a fixture
 

@@ -13,16 +13,17 @@ import pytest
 import torch
 
 from tests.running import environment, losses, train
-from tests.unit.test_parity import batches
-from train import attention, checkpoint, compilation
-from train.batch import Batch, document_bounds
-from train.config import Config
-from train.distributed import World
-from train.model import build
+from tests.train.test_parity import batches
+from train.model import attention, compilation
+from train.checkpoint import checkpoint
+from train.data.batch import Batch, document_bounds
+from settings.config import Config
+from train.distributed.world import World
+from train.model.model import build
 from train.optim import build_optimizer, set_rate
-from train.saver import Saver
+from train.checkpoint.saver import Saver
 from train.schedule import lr_at
-from train.settings import SettingsError
+from settings.declare import SettingsError
 from train.step import Clock, train_step
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")]

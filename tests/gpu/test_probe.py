@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench import probe, probe_step
+from doctor.gpu_probe import probe, probe_step
 from doctor import gpu_state, probed, probing
-from plan.finding import lines
-from plan.probe import read
-from train.cards import card_of
-from train.config import Config
-from train.distributed import World
+from settings.finding import lines
+from plan.measured import read
+from hardware.gpu_specs import card_of
+from settings.config import Config
+from train.distributed.world import World
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")]
 

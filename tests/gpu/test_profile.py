@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from tests.running import environment, train
-from train import attention, time_shares
-from train.config import Config
+from train.model import attention
+from train.profile import time_shares
+from settings.config import Config
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")]
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from train.settings import ROOT
+from settings.declare import ROOT
 
 SOURCE = Path(__file__).parent / "fake_nvml.c"
 PERIOD, BUSY, HIGH, LOW, AHEAD, UPDATE = 1.3, 1.1, 650.0, 250.0, 0.033, 0.1  # seconds and watts, as there

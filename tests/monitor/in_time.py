@@ -15,11 +15,11 @@ from typing import Any
 
 import pynvml
 
-from monitor import nvml
-from monitor.recording import Recording
-from monitor.sampling import ROTATE_BYTES, Sampler
-from monitor.slots import Clock
-from train.runs import RunPaths
+from hardware import nvml
+from monitor.gpu_sampler.recording import Recording
+from monitor.gpu_sampler.sampling import ROTATE_BYTES, Sampler
+from monitor.gpu_sampler.slots import Clock
+from record.run_paths import RunPaths
 
 
 class Time:

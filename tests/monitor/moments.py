@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any
 
 from monitor.facts import Cluster, Expected, Fault, Gpu, Link, Node, Pod, Progress, Seen
-from train.config import Config
+from settings.config import Config
 
 NOW = 1_800_000_000.0
 GIB = 2**30

@@ -13,9 +13,9 @@ from monitor.alert import Alerts, command_of
 from monitor.facts import Fault, Seen
 from monitor.verdict import Verdict
 from tests.monitor.moments import NOW, TRAINING, cluster, node, seen, status
-from train.config import Config
-from train.runs import RunPaths
-from train.settings import SettingsError
+from settings.config import Config
+from record.run_paths import RunPaths
+from settings.declare import SettingsError
 
 HANGS = Fault("hanging", "hanging: no step for 4:10", "make logs", failing=True)
 HOT = Fault("throttled-heat", "GPU 3 is throttled by heat", "look at fans", "node 1")

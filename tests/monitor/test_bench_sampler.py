@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from bench import run, sampler
-from train.config import Config
+from settings.config import Config
 
 needs_gcc = pytest.mark.skipif(not shutil.which("gcc"), reason="no gcc here to compile the stand-in for NVML with")
 

@@ -1,14 +1,14 @@
-"""monitor/counters.py, network.py and readings.py's words: cells, faults that are said once, bytes per second."""
+"""monitor/gpu_sampler/counters.py, interfaces.py and readings.py's words: cells, faults that are said once, bytes per second."""
 
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from monitor.counters import Complaints, Counter
-from monitor.network import Network
-from monitor.nvml import Fault
-from monitor.readings import reasons, thousandth
+from monitor.gpu_sampler.counters import Complaints, Counter
+from monitor.gpu_sampler.interfaces import Network
+from hardware.nvml import Fault
+from monitor.gpu_sampler.readings import reasons, thousandth
 
 LOST, NOT_SUPPORTED, TIMEOUT = 15, 3, 10
 

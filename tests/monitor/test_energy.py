@@ -1,4 +1,4 @@
-"""analysis/energy.py on files that the sampler itself wrote, of the stand-in for NVML whose load is known."""
+"""analysis/energy/energy.py on files that the sampler itself wrote, of the stand-in for NVML whose load is known."""
 
 import json
 from collections.abc import Callable
@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from analysis.energy import join
+from analysis.energy.energy import join
 from analysis.load import load
-from analysis.prices import Prices
+from analysis.energy.prices import Prices
 from tests.monitor.conftest import Sampled, energy
 
 WALL_LESS_MONO = 1.7e9  # of in_time.py

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from k8s.where import decide
+from k8s.cluster.where import decide
 from monitor import expected
 from plan.fleet import Fleet
-from train.cards import card_called
-from train.config import Config
-from train.runs import RunPaths
-from train.settings import ROOT
-from train.sizes import flops_of, parameters
+from hardware.gpu_specs import card_called
+from settings.config import Config
+from record.run_paths import RunPaths
+from settings.declare import ROOT
+from hardware.model_size import flops_of, parameters
 
 D16 = Config.of_preset(PRESET="d16-2xh100")
 XLARGE = Config.of_preset(PRESET="xlarge-8xa100")

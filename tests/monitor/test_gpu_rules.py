@@ -1,4 +1,4 @@
-"""monitor/gpu_rules.py: GPUs that are lost, held back, idle or unequal, slow processes and links that are full."""
+"""monitor/rules/gpu_rules.py: GPUs that are lost, held back, idle or unequal, slow processes and links that are full."""
 
 import dataclasses
 import re
@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from monitor import gpu_rules
+from monitor.rules import gpu_rules
 from monitor.facts import Gpu, Link, Seen
-from monitor.readings import REASONS
-from monitor.rules import judge
-from monitor.sift import found_by
+from monitor.gpu_sampler.readings import REASONS
+from monitor.rules.judge import judge
+from monitor.rules.sift import found_by
 from monitor.verdict import verdict
 from tests.monitor.moments import (GPU, LINK, NOW, PLAN, SETTINGS, TRAINING, cluster, gpus, node, only, pod, progress,
                                    seen, status)
-from train.straggler import AGAIN, STEPS, Stragglers
+from train.faults.straggler import AGAIN, STEPS, Stragglers
 
 c = SETTINGS
 SETTINGS_OF_ONE = dataclasses.replace(c, nodes=1, nproc=None)
@@ -138,7 +138,7 @@ def test_gpus_that_are_all_little_used_are_not_unequal() -> None:
 
 
 def straggling(own_s: list[float], steps_since: int = 0, **changes: Any) -> Seen:
-    """A run whose record has what train/straggler.py itself says of these times."""
+    """A run whose record has what train/faults/straggler.py itself says of these times."""
     stragglers = Stragglers(["gpu-a", "gpu-a", "gpu-b", "gpu-b"])
     (found, *_) = [*filter(None, (stragglers.find(step, own_s) for step in range(STEPS))), {}]
     told = found | {"step": TRAINING.step - steps_since} if found else {}

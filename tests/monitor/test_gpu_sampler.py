@@ -1,4 +1,4 @@
-"""monitor/gpu_sampler.py as a process: how it begins and ends, on the stand-in for NVML."""
+"""monitor/gpu_sampler/__main__.py as a process: how it begins and ends, on the stand-in for NVML."""
 
 import fcntl
 import json
@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from monitor.gpu_sampler import Follow
+from monitor.gpu_sampler.__main__ import Follow
 from tests.monitor.conftest import Environment, Sampled
-from train.settings import ROOT
+from settings.declare import ROOT
 
 COMMAND = [sys.executable, "-m", "monitor.gpu_sampler"]
 

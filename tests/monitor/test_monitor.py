@@ -28,8 +28,8 @@ from monitor.facts import Fault
 from monitor.screen import Screen
 from tests.monitor import scenes
 from tests.running import wait_for
-from train.runs import RunPaths
-from train.settings import ROOT
+from record.run_paths import RunPaths
+from settings.declare import ROOT
 
 @dataclasses.dataclass(frozen=True)
 class Done:

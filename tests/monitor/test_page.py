@@ -5,9 +5,9 @@ import dataclasses
 import re
 
 from monitor import panels
-from train.config import Config
-from train.outside import Outside
-from train.settings import ROOT, declared_fields
+from settings.config import Config
+from settings.sections.tools import Outside
+from settings.declare import ROOT, declared_fields
 
 PAGE = (ROOT / "docs" / "monitor.md").read_text()
 TABLE = re.findall(r"^\| (.+) \| (.+) \| (.*)\|$", PAGE.split("## What is wrong")[1].split("##")[0], re.MULTILINE)
@@ -17,7 +17,7 @@ NAME = re.compile(r"[a-z]+(-[a-z]+)*")
 def rules() -> set[str]:
     """The names that are given to a Fault or a Wait, or on the way there, anywhere in the rules."""
     found = set()
-    for path in [*(ROOT / "monitor").glob("*_rules.py"), ROOT / "monitor" / "pod_waits.py"]:
+    for path in [*(ROOT / "monitor" / "rules").glob("*_rules.py"), ROOT / "monitor" / "rules" / "pod_waits.py"]:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                 place = {"Fault": 0, "Wait": 0, "held_back": 2}.get(node.func.id)

@@ -1,4 +1,4 @@
-"""monitor/period.py: how often a counter has a new value, from when it was seen to change."""
+"""monitor/gpu_sampler/period.py: how often a counter has a new value, from when it was seen to change."""
 
 import bisect
 import math
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from monitor.period import Period
+from monitor.gpu_sampler.period import Period
 
 
 def watched(value: Callable[[float], object], slots: int, late: float = 0.0, missed: float = 0.0) -> Period:

@@ -11,9 +11,9 @@ import pytest
 
 from monitor.facts import Cluster, Fault, Seen
 from monitor.objects import cluster_of
-from monitor.pod_rules import pod_faults
-from monitor.pod_waits import doing
-from train.config import Config
+from monitor.rules.pod_rules import pod_faults
+from monitor.rules.pod_waits import doing
+from settings.config import Config
 
 NOW = float(int(time.time()))  # k8s/words.trouble has its own clock
 JOB, IMAGE = "a-job", "registry.example.org/lab/image:1"
@@ -58,7 +58,7 @@ def a_pod(index: int, ago_s: float = 900, suffix: str = "aaaaa", node: str = "gp
 
 
 def a_spec(node: str = "", resource: str = "nvidia.com/gpu") -> dict[str, Any]:
-    """As k8s/base has it, of the fields that somebody reads here."""
+    """As k8s/manifests/base has it, of the fields that somebody reads here."""
     limits = {"cpu": "16", "memory": "96Gi", "ephemeral-storage": "50Gi", resource: "2"}
     return {"nodeName": node, "containers": [{"name": "trainer", "image": IMAGE, "resources": {"limits": limits}}],
             "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [

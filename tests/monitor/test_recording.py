@@ -1,4 +1,4 @@
-"""monitor/recording.py: files that are whole lines, on disks that are full, slow or gone."""
+"""monitor/gpu_sampler/recording.py: files that are whole lines, on disks that are full, slow or gone."""
 
 import errno
 import json
@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from monitor import recording
-from monitor.recording import Recording
-from train.runs import RunPaths
+from monitor.gpu_sampler import recording
+from monitor.gpu_sampler.recording import Recording
+from record.run_paths import RunPaths
 
 FAST, SLOW = ["timestamp", "a"], ["timestamp", "b"]
 

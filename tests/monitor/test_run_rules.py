@@ -1,4 +1,4 @@
-"""monitor/run_rules.py: what keeps a run from its next step, just beyond each limit and just within it."""
+"""monitor/rules/run_rules.py: what keeps a run from its next step, just beyond each limit and just within it."""
 
 import dataclasses
 import re
@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from k8s.words import MEANING
-from monitor import run_rules
+from k8s.cluster.words import MEANING
+from monitor.rules import run_rules
 from monitor.facts import Fault, Seen
-from monitor.moment import no_step_s
-from monitor.sift import found_by
+from monitor.snapshot import no_step_s
+from monitor.rules.sift import found_by
 from tests.monitor.moments import (GPU, NOW, SETTINGS, TRAINING, at_phase, cluster, gpus, node, only, pod, progress,
                                    seen, status)
-from tests.unit.test_watchdog import HANGS
-from train.rollcall import RollCall
-from train.settings import ROOT
-from train.status import Status
+from tests.train.faults.test_watchdog import HANGS
+from train.distributed.registry import RollCall
+from settings.declare import ROOT
+from record.status import Status
 
 c = SETTINGS
 BEFORE = dataclasses.replace(TRAINING, step_time=None, attempt_started=NOW - 5000, step_s=None)  # no step so far
@@ -87,7 +87,7 @@ def test_a_first_attempt_that_compiles_reads_no_checkpoint() -> None:
 
 
 def test_the_evaluation_at_the_end_may_take_as_much_longer_as_it_is_larger() -> None:
-    (there,) = re.findall(r"^FULL_SET = (\d+)", (ROOT / "train" / "evaluate.py").read_text(), re.MULTILINE)
+    (there,) = re.findall(r"^FULL_SET = (\d+)", (ROOT / "train" / "evaluate" / "validation.py").read_text(), re.MULTILINE)
     assert run_rules.FULL_SET == int(there) == 20
     ending = dataclasses.replace(TRAINING, step=TRAINING.last_step)
     assert run_rules.phase(at_phase("evaluating", 20 * 600 + 130, ending), c) == []

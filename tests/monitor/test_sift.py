@@ -1,11 +1,11 @@
-"""monitor/sift.py: one sentence for one cause, and the gravest first."""
+"""monitor/rules/sift.py: one sentence for one cause, and the gravest first."""
 
 import dataclasses
 from pathlib import Path
 
-from monitor import gpu_rules, run_rules, train_rules
+from monitor.rules import gpu_rules, run_rules, train_rules
 from monitor.facts import Fault
-from monitor.sift import BY_PODS, EXPLAINS, found_by, sift
+from monitor.rules.sift import BY_PODS, EXPLAINS, found_by, sift
 from tests.monitor.moments import GIB, NOW, SETTINGS, TRAINING, gpus, node, seen
 
 RULES = (*run_rules.RULES, *gpu_rules.RULES, *train_rules.RULES)

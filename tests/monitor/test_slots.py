@@ -1,10 +1,10 @@
-"""monitor/slots.py: deadlines that stay where they are, and slots that are missed."""
+"""monitor/gpu_sampler/slots.py: deadlines that stay where they are, and slots that are missed."""
 
 import random
 
 import pytest
 
-from monitor.slots import Clock, Slots
+from monitor.gpu_sampler.slots import Clock, Slots
 
 
 class Time:

@@ -11,8 +11,8 @@ import pytest
 
 from monitor import tail as module
 from monitor.tail import RECENT, Tail
-from train import record
-from train.goodput import account
+from record import reader
+from record.goodput import account
 
 START = 1.7e9
 
@@ -26,7 +26,7 @@ class Record:
     def write(self, event: str, step: int, after: float = 0.0, **values: Any) -> None:
         self.wall, self.mono = self.wall + after, self.mono + after
         with open(self.path, "a") as file:
-            file.write(record.to_json({
+            file.write(reader.to_json({
                 "schema": 1, "event": event, "time": self.wall, "mono_s": self.mono, "host": "h",
                 "attempt": self.attempt, "step": step, "tokens": 100 * step, **values}) + "\n")
 
@@ -121,7 +121,7 @@ def test_another_attempt_begins_anew_and_the_end_says_why(run: Record) -> None:
     assert look(run).step_s is None
     run.step(5, 1.0)
     assert look(run).step_s == 1.0
-    spent = account(record.read(run.path)).as_dict()
+    spent = account(reader.read(run.path)).as_dict()
     assert look(run).goodput == spent and spent["lost_work"] == 8.0
 
 
@@ -237,7 +237,7 @@ def test_a_file_that_shrank_or_is_another_begins_anew(run: Record, tmp_path: Pat
         other.step(step)
     os.replace(other.path, run.path)
     seen = tail.look()
-    assert seen and seen.step == 39 and seen.goodput == account(record.read(run.path)).as_dict()
+    assert seen and seen.step == 39 and seen.goodput == account(reader.read(run.path)).as_dict()
     run.path.unlink()
     assert tail.look() is None
 
@@ -259,7 +259,7 @@ def test_looks_in_between_change_nothing(run: Record, monkeypatch: pytest.Monkey
         if chance.random() < 0.05:
             tail.look()
     once = look(run)
-    assert tail.look() == once and once.goodput == account(record.read(run.path)).as_dict()
+    assert tail.look() == once and once.goodput == account(reader.read(run.path)).as_dict()
 
     monkeypatch.setattr(module, "SLICE_BYTES", 50_000)
     monkeypatch.setattr(module, "LAST_BYTES", 100_000)
@@ -279,8 +279,8 @@ def test_looks_in_between_change_nothing(run: Record, monkeypatch: pytest.Monkey
 
 
 def test_a_line_of_the_recorder_itself_is_read(tmp_path: Path) -> None:
-    from train.metrics import Recorder
-    from train.runs import RunPaths
+    from record.metrics import Recorder
+    from record.run_paths import RunPaths
     recorder = Recorder(RunPaths(tmp_path), True, 0, 10, 1)
     recorder.event("start", 0, 0, startup_s={})
     recorder.step(1, 64, True, loss=2.5, step_ms=100.0)

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from train.settings import ROOT
+from settings.declare import ROOT
 
 # Stands in for .venv/bin/python: answers about settings as the real one does, and writes down what else it is to run.
 STUB = f"""#!/usr/bin/env bash
-if [[ "$2 $3" == "train.config get" ]]; then exec "{sys.executable}" "$@"; fi
-if [[ "$2" == train.status ]]; then echo "pid 1 on here"; exit; fi
+if [[ "$2 $3" == "settings.config get" ]]; then exec "{sys.executable}" "$@"; fi
+if [[ "$2" == record.status ]]; then echo "pid 1 on here"; exit; fi
 session=$(cut -d ' ' -f 6 /proc/$$/stat)
 echo "session=$session PRESET=${{PRESET-}} NPROC=${{NPROC-}} $*" >> "$TOLD"
 if [[ "$2" == monitor.gpu_sampler ]]; then echo "samples"; fi
@@ -66,7 +66,7 @@ def test_the_preset_on_two_gpus_with_the_sampler_apart(env: dict[str, str], tmp_
     sampler = next(line for line in ran if line.endswith("-m monitor.gpu_sampler --follow"))
     others = [line for line in ran if line != sampler]  # one after the other
     assert [line.split(" ", 3)[3] for line in others] == \
-        ["-m doctor.before_run", "-m train.prepare",
+        ["-m doctor.before_run", "-m train.data.prepare",
          "-m torch.distributed.run --standalone --max-restarts=0 --nproc-per-node=2 -m train.main", "-m analysis.plots"]
     assert len({line.split()[0] for line in others}) == 1 and sampler.split()[0] != others[0].split()[0]
     assert (folder / "logs" / "gpu_sampler.log").read_text().endswith("samples\n")

@@ -1,13 +1,13 @@
-"""monitor/train_rules.py: loss, data, checkpoints, disk, memory, speed, just beyond each threshold and just within."""
+"""monitor/rules/train_rules.py: loss, data, checkpoints, disk, memory, speed, just beyond each threshold and just within."""
 
 import dataclasses
 from typing import Any
 
 import pytest
 
-from monitor import gpu_rules, run_rules, train_rules
+from monitor.rules import gpu_rules, run_rules, train_rules
 from monitor.facts import Seen
-from monitor.sift import found_by
+from monitor.rules.sift import found_by
 from tests.monitor.moments import (GIB, NOW, PLAN, SETTINGS, TRAINING, at_phase, cluster, gpus, node, only, progress,
                                    seen, status)
 

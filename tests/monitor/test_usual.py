@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from monitor import here, watch
+from monitor import local, watch
 from monitor.facts import Cluster, Gpu, Node, Progress, Seen
 from monitor.tail import Tail
 from monitor.usual import ENOUGH, READINGS, Usual
-from train import record
-from train.config import Config
-from train.runs import RunPaths
+from record import reader
+from settings.config import Config
+from record.run_paths import RunPaths
 
 START = 1.8e9
 
@@ -85,15 +85,15 @@ def test_nodes_behind_the_first_have_theirs_by_its_steps_and_what_is_told_stays(
 
 def test_a_look_at_this_machine_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = RunPaths(tmp_path)
-    between, tail = here.Between(paths), Tail(paths.metrics)
+    between, tail = local.Between(paths), Tail(paths.metrics)
     paths.status.write_text('{"phase": "training"}')
     for step in range(10):
         at = START + 2 * step
         with open(paths.metrics, "a") as file:
-            file.write(record.to_json({"schema": 1, "event": "step", "time": at, "attempt": 0, "step": step + 1,
+            file.write(reader.to_json({"schema": 1, "event": "step", "time": at, "attempt": 0, "step": step + 1,
                                        "step_ms": 2000.0}) + "\n")
         monkeypatch.setattr(between.gpus, "look", lambda at=at: ((Gpu(0, power_w=600.0),), at - 0.5, ""))
-        seen = here.look(Config(), paths, tail, between)
+        seen = local.look(Config(), paths, tail, between)
     assert seen.gpus == (Gpu(0, power_w=600.0, training_w=600.0),)
 
 

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from monitor import gpu_rules, run_rules, train_rules
+from monitor.rules import gpu_rules, run_rules, train_rules
 from monitor.facts import Expected, Seen
-from monitor.sift import found_by, sift
+from monitor.rules.sift import found_by, sift
 from monitor.verdict import (BELOW_PLAN, DONE, FAILING, NO_PLAN, ON_PLAN, STOPPED, Verdict, pace, steps_part, trained_s,
                              verdict)
 from tests.monitor.moments import (LINK, NOW, PLAN, SETTINGS, TRAINING, cluster, gpus, node, progress, seen, status)
-from train.config import Config
+from settings.config import Config
 
 c = dataclasses.replace(SETTINGS, batch_tokens=524_288, seq_len=2048, micro_batch_size=8, dtype="bfloat16")
 RULES = (*run_rules.RULES, *gpu_rules.RULES, *train_rules.RULES)

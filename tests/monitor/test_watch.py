@@ -8,8 +8,8 @@ from monitor.facts import Seen
 from monitor.watch import Watcher
 from tests.monitor import scenes
 from tests.monitor.test_monitor import environment, made, paths  # noqa: F401 (a fixture)
-from train.runs import RunPaths
-from train.settings import ROOT
+from record.run_paths import RunPaths
+from settings.declare import ROOT
 
 
 class Calm:

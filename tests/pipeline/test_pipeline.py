@@ -18,7 +18,7 @@ from pipeline.stages import own_settings
 from tests.conftest import SHARED
 from tests.finetune.making import row, write_rows
 from tests.running import ROOT, environment
-from train.settings import SettingsError
+from settings.declare import SettingsError
 
 
 def questions(count: int, seed: int) -> list[dict[str, Any]]:

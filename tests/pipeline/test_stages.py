@@ -19,14 +19,14 @@ from pipeline import inputs
 from pipeline.inputs import Problems, Ready
 from pipeline.stages import OF_MID, Stage
 from pipeline.state import State
-from plan.finding import FAIL, WARN, Finding
+from settings.finding import FAIL, WARN, Finding
 from tests.running import wait_for
-from train import settings
-from train.chat import Message
-from train.config import Config
-from train.runs import RunPaths
-from train.settings import ROOT, SettingsError
-from train.status import RunFolderError, Status
+from settings import declare
+from train.generate.chat_format import Message
+from settings.config import Config
+from record.run_paths import RunPaths
+from settings.declare import ROOT, SettingsError
+from record.status import RunFolderError, Status
 
 KEYS = ("first", "second", "third")
 # In a process of its own, so that it can be killed: arguments are the folder and the stages' commands.
@@ -144,7 +144,7 @@ def test_a_stage_waits_for_a_trainer_that_is_left_of_a_killed_one(tmp_path: Path
 
 def test_what_a_stage_made_is_known_wherever_the_repository_lies(tmp_path: Path,
                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settings, "ROOT", tmp_path)
+    monkeypatch.setattr(declare, "ROOT", tmp_path)
     monkeypatch.setattr(entry, "fingerprint_of", lambda folder: f"of {folder.parent.name}")
     run, ready = made_run(tmp_path, "true", "true", "true")
     run.stages[0] = dataclasses.replace(run.stages[0], trains=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from plan.fleet import Fleet, fleet_of
-from train.config import Config
+from settings.config import Config
 
 XLARGE = {"PRESET": "xlarge-8xa100", "CARDS": "8xa100-80gb-sxm", "MFU": "50"}
 D16 = {"PRESET": "d16-2xh100", "CARDS": "2xh100-sxm", "MFU": "43.8"}

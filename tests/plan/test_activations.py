@@ -10,9 +10,9 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from plan.activations import block
 from tests.plan.live import Live, norm_of_gpu
-from train import attention, compilation, model
-from train.config import Config
-from train.model import Transformer
+from train.model import attention, compilation, model
+from settings.config import Config
+from train.model.model import Transformer
 
 CPU = torch.device("cpu")
 B = 3

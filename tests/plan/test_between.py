@@ -1,4 +1,4 @@
-"""plan/evidence.py, outer.py, between.py, across.py: which evidence belongs to which run, what is recommended, and that
+"""plan/network/evidence.py, outer.py, between.py, across.py: which evidence belongs to which run, what is recommended, and that
 what is typed for it loads, plans, and does what was said of it."""
 
 import dataclasses
@@ -8,18 +8,18 @@ import re
 import pytest
 
 from monitor.expected import expected, least_gib
-from plan import evidence
-from plan.across import problems
+from plan.network import evidence
+from plan.network.across import problems
 from plan.as_json import as_json
-from plan.between import Verdict, options, verdict
-from plan.finding import FAIL, WARN
-from plan.fits import capacity_bytes, memory_problem
+from plan.network.between import Verdict, options, verdict
+from settings.finding import FAIL, WARN
+from plan.checks import capacity_bytes, memory_problem
 from plan.hours import pace_of
 from plan.memory import memory
-from plan.outer import Outer, exchange_s, fragments, inner, stall_s, streaming_of
+from plan.network.outer import Outer, exchange_s, fragments, inner, stall_s, streaming_of
 from plan.storage import checkpoint_bytes
-from plan.told import told
-from plan.whole import Plan, plan
+from plan.report import told
+from plan.planner import Plan, plan
 from tests.plan.conftest import D16, WAN, Given, Load
 
 NOW = datetime.datetime(2026, 11, 22, 9, 0)
@@ -268,12 +268,12 @@ def test_what_is_typed_on_machines_has_what_each_needs(load: Load) -> None:
 
 
 def test_fragments_are_those_of_the_trainer(load: Load) -> None:
-    """Sizes by train/sites, of the model itself; norms at the end are spread over blocks here, a millionth of it."""
+    """Sizes by train/diloco, of the model itself; norms at the end are spread over blocks here, a millionth of it."""
     pytest.importorskip("torchft")
     import torch
 
-    from train.model import Transformer
-    from train.sites.engine import fragments_of
+    from train.model.model import Transformer
+    from train.diloco.torchft_engine import fragments_of
 
     for typed in (WAN, D16):   # one with a tied head, one without
         c, _ = load(typed)

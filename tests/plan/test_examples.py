@@ -1,13 +1,13 @@
-"""docs/plans.md: it is what plan/examples.py prints, and its key figures are those of hand-worked numbers."""
+"""docs/plans.md: it is what plan/examples/examples.py prints, and its key figures are those of hand-worked numbers."""
 
 import re
 from pathlib import Path
 
 import pytest
 
-from plan import examples, lab
-from train.cards import CARDS
-from train.settings import ROOT
+from plan.examples import examples, lab
+from hardware.gpu_specs import CARDS
+from settings.declare import ROOT
 
 PAGE = (ROOT / "docs" / "plans.md").read_text(encoding="utf-8")
 XLARGE = 1_336_248_320
@@ -27,7 +27,7 @@ def prose() -> str:
 
 
 def test_the_page_is_what_is_computed_now() -> None:
-    assert examples.page() == PAGE, "write it again: python -m plan.examples > docs/plans.md"
+    assert examples.page() == PAGE, "write it again: python -m plan.examples.examples > docs/plans.md"
 
 
 def test_no_line_but_those_of_tables_is_wider_than_a_page() -> None:

@@ -8,9 +8,9 @@ import pytest
 
 from plan import fleet
 from plan.fleet import Fleet, fleet_of, gpus_here, seen
-from train.cards import CARDS, card_called
-from train.config import Config
-from train.settings import SettingsError
+from hardware.gpu_specs import CARDS, card_called
+from settings.config import Config
+from settings.declare import SettingsError
 
 A100, H100, RTX4090 = "NVIDIA A100-SXM4-80GB", "NVIDIA H100 80GB HBM3", "NVIDIA GeForce RTX 4090"
 Smi = Callable[[str], None]
@@ -77,7 +77,7 @@ def test_an_unknown_card_is_asked_for(cards: str, meant: str) -> None:
     problem, = refused(config(cards=cards))
     assert problem.startswith(f"CARDS={cards}: ") and meant in problem
     assert all(card.key in problem.rpartition("there are ")[2] for card in CARDS)
-    assert problem.endswith("a row in train/cards.py makes another known")
+    assert problem.endswith("a row in hardware/gpu_specs.py makes another known")
 
 
 @pytest.mark.parametrize(("changes", "problems"), [

@@ -1,4 +1,4 @@
-"""plan/limits.py, plan/fits.py, plan/choices.py: what is refused, by which number, and that what they propose to type
+"""plan/limits.py, plan/checks.py, plan/choices.py: what is refused, by which number, and that what they propose to type
 does what they say, loaded as a user's settings are."""
 
 import dataclasses
@@ -12,17 +12,17 @@ import pytest
 
 from plan import limits
 from plan.choices import choice, more_cards, shape, smaller_models
-from plan.finding import FAIL, WARN, Finding
-from plan.fits import capacity_bytes, full_when, memory_of
+from settings.finding import FAIL, WARN, Finding
+from plan.checks import capacity_bytes, full_when, memory_of
 from plan.fleet import Fleet, fleet_of
 from plan.hours import hours_of, pace_of
-from plan.probe import Probe, Step, shape_of
+from plan.measured import Probe, Step, shape_of
 from plan.storage import Place, checkpoint_bytes, disk, disk_of_checkpoints
-from plan.words import size
+from plan.number_formats import size
 from tests.plan.conftest import D16, WAN, XLARGE, Given, Load
-from train.config import Config
-from train.settings import ROOT
-from train.sizes import flops_of, parameters
+from settings.config import Config
+from settings.declare import ROOT
+from hardware.model_size import flops_of, parameters
 
 STEPS, BATCH, FLOPS = 190_735, 524_288, 9_224_847_360     # of xlarge, as its preset states them
 SCORED = (190 + 20) * 4_194_304 / 3                       # evaluations, a third of a training step's work each
@@ -307,7 +307,7 @@ def test_nothing_is_wrong_with_what_is_planned_well(load: Load) -> None:
 
 
 def test_amounts_are_said_as_in_the_rest_of_the_plan(load: Load) -> None:
-    """plan/words.py has one form for each: 4:23 h as the table above it says, whole per cents, terabytes."""
+    """plan/number_formats.py has one form for each: 4:23 h as the table above it says, whole per cents, terabytes."""
     hours = found(*load(D16, {"TARGET_HOURS": "0.001"}), "target-hours")
     assert hours and "it takes 4:23 h" in hours.text and "e+" not in hours.text
     c, fleet = load(D16, {"KEEP_LAST": "1000"})     # 1,001 checkpoints of 3.2 GB

@@ -1,4 +1,4 @@
-"""plan/links.py: what make net-probe measured, by hand, and that make plan takes it where nobody sets a link."""
+"""plan/network/links.py: what make net-probe measured, by hand, and that make plan takes it where nobody sets a link."""
 
 import datetime
 import os
@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from plan import links
+from plan.network import links
 from plan.fleet import fleet_of
-from plan.links import Flow, Links, Pair
-from plan.told import told
-from plan.whole import plan
-from train.config import Config
-from train.settings import ROOT
+from plan.network.links import Flow, Links, Pair
+from plan.report import told
+from plan.planner import plan
+from settings.config import Config
+from settings.declare import ROOT
 
 NOON = datetime.datetime(2026, 11, 22, 12, 0).timestamp()
 FAST, SLOW = Pair(0, 1, 0.2, 0.3, 9.0, 20.0), Pair(0, 2, 31.0, 40.0, 0.2, 0.9)

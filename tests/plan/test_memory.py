@@ -13,14 +13,15 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from plan import activations, memory
 from plan.memory import GIB, PARTS, Memory, activation_bytes_per_token, largest_micro_batch, usable_bytes
 from tests.plan.live import Live, norm_of_gpu
-from train import attention, compilation, loss, model, parallel
-from train.cards import card_called
-from train.config import Config
-from train.distributed import World
-from train.model import Transformer, rotary_table
+from train.model import attention, compilation, loss, model
+from train.distributed import parallel
+from hardware.gpu_specs import card_called
+from settings.config import Config
+from train.distributed.world import World
+from train.model.model import Transformer, rotary_table
 from train.optim import build_optimizer
-from train.rules import batch_problem
-from train.sizes import parameters
+from settings.rules import batch_problem
+from hardware.model_size import parameters
 
 CPU = torch.device("cpu")
 

@@ -6,7 +6,7 @@ import datetime
 import pytest
 
 from plan.milestones import Milestone, first_save, milestones
-from train.config import Config
+from settings.config import Config
 
 START = datetime.datetime(2026, 11, 22, 23, 30)
 

@@ -1,4 +1,4 @@
-"""plan/network.py against worked numbers, hand-made ones and what torch itself sends."""
+"""plan/network/traffic.py against worked numbers, hand-made ones and what torch itself sends."""
 
 import dataclasses
 import math
@@ -12,17 +12,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from plan.fleet import Fleet
 from plan.hours import waiting_s
-from plan.network import (Level, Sync, buckets, group_of, levels_of, micro_batches, ring, sent_of, split_over,
-                          syncs)
-from plan.outer import Outer
-from train.cards import Card, card_called
-from train.config import Config
-from train.distributed import World
-from train.model import Transformer, build
-from train.parallel import Sharding, grad_sync
-from train.settings import SettingsError
-from train.sizes import parameters
-from train.wan import sync_efficiency
+from plan.network.traffic import (Level, Sync, buckets, group_of, levels_of, micro_batches, ring, sent_of, split_over,
+                                  syncs)
+from plan.network.outer import Outer
+from hardware.gpu_specs import Card, card_called
+from settings.config import Config
+from train.distributed.world import World
+from train.model.model import Transformer, build
+from train.distributed.parallel import Sharding, grad_sync
+from settings.declare import SettingsError
+from hardware.model_size import parameters
+from train.distributed.wan import sync_efficiency
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""plan/shape.py and plan/tuned.py against transformers' classes and peft's adapters, on the meta device."""
+"""plan/finetuning/hf_shape.py and plan/finetuning/tuned.py against transformers' classes and peft's adapters, on the meta device."""
 
 import functools
 import re
@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from plan.published import PUBLISHED, of_preset, published
-from plan.shape import KINDS, MIXTURES, UnknownShape, shape_of
-from plan.tuned import tuned_of
-from train.config import Config
-from train.settings import SettingsError
+from plan.finetuning.hf_shape import KINDS, MIXTURES, UnknownShape, shape_of
+from plan.finetuning.tuned import tuned_of
+from settings.config import Config
+from settings.declare import SettingsError
 
 SMALL = {"vocab_size": 400, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3,
          "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -36,7 +36,7 @@ def configuration(number: int) -> Any:
 
 
 def made(number: int) -> Any:
-    from finetune.model import on_meta
+    from finetune.hf_model import on_meta
     return on_meta(configuration(number), torch.bfloat16)
 
 
@@ -44,10 +44,10 @@ def made(number: int) -> Any:
 def test_parameters_adapters_and_work_are_those_of_transformers_and_peft(number: int) -> None:
     pytest.importorskip("peft", reason="make setup-dev installs it")
     from finetune.adapter import Adapters, is_adapter
-    from finetune.assemble import flops
-    from finetune.model import PLAIN_HEAD, Tuned
+    from finetune.tuning_job import flops
+    from finetune.hf_model import PLAIN_HEAD, Tuned
     shape = shape_of(configuration(number).to_dict())
-    assert shape.kind in PLAIN_HEAD   # of whose logits plan/tuned_memory.py has chunks only
+    assert shape.kind in PLAIN_HEAD   # of whose logits plan/finetuning/tuned_memory.py has chunks only
     lm = made(number)
     assert shape.total == sum(weight.numel() for weight in lm.parameters())
     c = Config.of_preset(PRESET="finetune")

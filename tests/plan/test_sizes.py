@@ -1,15 +1,15 @@
-"""train/sizes.py against the model itself, built without memory."""
+"""hardware/model_size.py against the model itself, built without memory."""
 
 import dataclasses
 
 import pytest
 import torch
 
-from train.config import Config
-from train.flops import flops_per_token
-from train.model import Transformer, matmul_weights
-from train.settings import ROOT
-from train.sizes import flops_of, parameters
+from settings.config import Config
+from hardware.flops import flops_per_token
+from train.model.model import Transformer, matmul_weights
+from settings.declare import ROOT
+from hardware.model_size import flops_of, parameters
 
 PRESETS = sorted(path.stem for path in (ROOT / "presets").glob("*.env")
                  if not path.read_text().startswith("# Fine-tuning"))

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from plan.fleet import Fleet, fleet_of
-from plan.probe import Probe, Step, shape_of
+from plan.measured import Probe, Step, shape_of
 from plan.speed import ASSUMED, SHARE_ON_CPU, speed
-from train.config import Config
-from train.settings import ROOT
+from settings.config import Config
+from settings.declare import ROOT
 
 PRESETS = sorted(path.stem for path in (ROOT / "presets").glob("*.env")
                  if not path.read_text().startswith("# Fine-tuning"))

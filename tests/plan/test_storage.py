@@ -13,16 +13,16 @@ import pytest
 import torch
 
 from plan import storage
-from plan.begun import begun
-from plan.probe import Probe, of_card
+from plan.run_so_far import begun
+from plan.measured import Probe, of_card
 from tests.conftest import make_data
-from tests.unit.test_checkpoint import save, trained
-from train import shards
-from train.cards import CARDS
-from train.config import Config
-from train.model import Transformer
+from tests.train.checkpoint.test_checkpoint import save, trained
+from train.data import shards
+from hardware.gpu_specs import CARDS
+from settings.config import Config
+from train.model.model import Transformer
 from train.optim import build_optimizer
-from train.settings import ROOT
+from settings.declare import ROOT
 
 LAB_S = 12 * 1_336_248_320  # float32 weights and two moments of the lab's model
 
@@ -174,9 +174,9 @@ import os, sys
 from doctor import before_run
 from k8s import where
 from plan import __main__, begun, here, probe
-from train.cards import CARDS
-from train.cards import CARDS
-from train.config import Config
+from hardware.gpu_specs import CARDS
+from hardware.gpu_specs import CARDS
+from settings.config import Config
 c = Config.load()
 __main__.main(), before_run.main()   # what they import may lie where only this user may read
 os.setgroups([]); os.setgid(65534); os.setuid(65534)

@@ -1,4 +1,4 @@
-"""plan/sweep.py, plan/advice.py, plan/rows.py: rows are what the same settings give when they are typed, and the
+"""plan/sweep.py, plan/advice.py, plan/report_rows.py: rows are what the same settings give when they are typed, and the
 recommendation is what a search over them finds."""
 
 import dataclasses
@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 
 from plan import advice
-from plan.fits import capacity_bytes, memory_of
+from plan.checks import capacity_bytes, memory_of
 from plan.fleet import Fleet
 from plan.hours import hours_of
-from plan.probe import Probe
-from plan.rows import Row, Sweep, text
+from plan.measured import Probe
+from plan.report_rows import Row, Sweep, text
 from plan.scaling import expected_loss, worth
 from plan.sweep import sweep
 from tests.plan.conftest import D16, XLARGE, Given, Load
-from train.config import Config
-from train.settings import SettingsError
-from train.sizes import parameters
+from settings.config import Config
+from settings.declare import SettingsError
+from hardware.model_size import parameters
 
 
 def swept(c: Config, fleet: Fleet, probe: Probe | None = None) -> Sweep:

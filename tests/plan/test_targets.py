@@ -6,12 +6,12 @@ import re
 import pytest
 
 from plan import limits
-from plan.finding import Finding
+from settings.finding import Finding
 from plan.fleet import Fleet
 from plan.hours import hours_of, pace_of, steps_within, time_of
 from tests.plan.conftest import WAN, XLARGE, Given, Load
-from train.config import Config
-from train.sizes import parameters
+from settings.config import Config
+from hardware.model_size import parameters
 
 DILOCO = "SYNC=diloco PARALLEL=fsdp (at a loss that the table of make plan has)"
 STREAMING = DILOCO.replace("diloco", "diloco SYNC_FRAGMENTS=6 SYNC_DELAY=2")

@@ -1,4 +1,4 @@
-"""plan/tuned_memory.py against the tensors that live while transformers' classes take the same step."""
+"""plan/finetuning/tuned_memory.py against the tensors that live while transformers' classes take the same step."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -9,13 +9,13 @@ import torch.distributed as dist
 from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from plan.shape import shape_of
-from plan.tuned import Tuned, tuned_of
-from plan.tuned_memory import PARTS, memory
+from plan.finetuning.hf_shape import shape_of
+from plan.finetuning.tuned import Tuned, tuned_of
+from plan.finetuning.tuned_memory import PARTS, memory
 from tests.plan.live import Live
-from train import parallel
-from train.config import Config
-from train.distributed import World
+from train.distributed import parallel
+from settings.config import Config
+from train.distributed.world import World
 from train.optim import build_optimizer
 
 pytest.importorskip("peft", reason="make setup-dev installs it")
@@ -42,15 +42,15 @@ def settings(**more: str) -> Config:
 
 
 def made(kind: str, c: Config, world: World | None = None) -> tuple[Tuned, Any]:
-    """(what is planned, the model as finetune/model.py makes it, with weights that mean nothing)"""
-    from finetune import model
+    """(what is planned, the model as finetune/hf_model.py makes it, with weights that mean nothing)"""
+    from finetune import hf_model
     from finetune.adapter import Adapters
     config, adapters = configuration(kind), Adapters.of(c)
     dtype = getattr(torch, c.dtype)
-    lm = model.on_meta(config, dtype if adapters else torch.float32)
+    lm = hf_model.on_meta(config, dtype if adapters else torch.float32)
     if adapters:
         adapters.join(lm)
-    net = model.Tuned(lm, dtype, c.activation_checkpointing)
+    net = hf_model.Tuned(lm, dtype, c.activation_checkpointing)
     if world:
         parallel.Sharding(c, world).split(net)
     net.to_empty(device=CPU)

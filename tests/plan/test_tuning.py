@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from plan import tuned_told, tuning
+from plan.finetuning import tuned_report, tuning
 from plan.fleet import fleet_of
 from plan.published import PUBLISHED
-from plan.tuned_memory import memory
-from train.config import Config
-from train.settings import ROOT, SettingsError
+from plan.finetuning.tuned_memory import memory
+from settings.config import Config
+from settings.declare import ROOT, SettingsError
 
 LLAMA = {"model_type": "llama", "vocab_size": 32000, "hidden_size": 1024, "intermediate_size": 2816,
          "num_hidden_layers": 16, "num_attention_heads": 16, "num_key_value_heads": 8}
@@ -55,7 +55,7 @@ def test_the_preset_of_two_nodes_is_planned_without_its_model(glm: tuning.Tuning
     assert glm.chosen.fits and not glm.findings
     by_way = {(held.t.c.parallel, held.t.c.activation_checkpointing): held for held in glm.memory}
     assert len(by_way) == 9 and not by_way["ddp", "full"].fits and by_way["fsdp", "full"].fits
-    said = tuned_told.told(glm)
+    said = tuned_report.told(glm)
     for words in ("106,852,245,504 parameters", "44,264,448 in adapters", "128 experts a block, 8 for each token",
                   "1 more block for predicting more tokens is skipped", "16 x 4 x 1 x 4,096", "hsdp *"):
         assert words in " ".join(said.split())
@@ -89,7 +89,7 @@ def test_work_of_a_frozen_weight_is_two_thirds_and_computing_anew_half_of_that(l
     assert tuning.work_of(again).kept == pytest.approx(6 / 8, rel=0.01)
     again = dataclasses.replace(lora.t, c=dataclasses.replace(lora.c, activation_checkpointing="full"))
     assert tuning.work_of(again).kept == pytest.approx(4 / 6, rel=0.02)
-    assert "assumed" in tuned_told.brief(lora)
+    assert "assumed" in tuned_report.brief(lora)
 
 
 # ---- What cannot be

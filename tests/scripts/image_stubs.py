@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from train.settings import ROOT
+from settings.declare import ROOT
 
 DIGEST = "sha256:" + "0123456789abcdef" * 4
 TOOLS = ("bash", "sh", "cat", "cut", "dirname", "env", "git", "grep", "head", "tail", "ls", "mkdir", "mktemp", "mv",

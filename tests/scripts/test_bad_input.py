@@ -13,7 +13,7 @@ import pytest
 
 from tests.conftest import make_data
 from tests.running import environment, train
-from train import record
+from record import reader
 
 
 def no_training(folder: Path) -> bool:
@@ -60,7 +60,7 @@ def test_a_flipped_bit_in_a_shard_is_found_before_it_is_trained_on(tmp_path: Pat
     shard.write_bytes(content)
     out = train(environment(tmp_path, own), code=78)
     assert f"{shard}: damaged" in out
-    assert not [r for r in record.read(tmp_path / "run" / "metrics.jsonl") if r["event"] == "step"]
+    assert not [r for r in reader.read(tmp_path / "run" / "metrics.jsonl") if r["event"] == "step"]
 
 
 @pytest.mark.fault(27)
@@ -143,7 +143,7 @@ def test_a_disk_that_fills_up_on_the_way_ends_nothing(tmp_path: Path, data: dict
             out = train(env, command=[sys.executable, "-c", script, str(small), name], code=code)
             assert "checkpoint failed" in out and "Traceback" not in out and not list(small.rglob("*tmp*"))
             assert out.count("STATUS.json: cannot be written (No space left on device)") == 1
-            steps = [r["step"] for r in record.read(small / name / "metrics.jsonl") if r["event"] == "step"]
+            steps = [r["step"] for r in reader.read(small / name / "metrics.jsonl") if r["event"] == "step"]
             assert steps == list(range(1, 17 if name == "freed" else len(steps) + 1)) and len(steps) >= 5
     finally:
         subprocess.run(["umount", small], check=True)
@@ -178,13 +178,13 @@ def test_weights_that_are_nan_are_those_of_the_last_checkpoint_again(tmp_path: P
     out = train(env, command=[sys.executable, "-c", POISON, "1", "7"])
     assert "step 7: loss=nan" in out and "the step is skipped" in out and "Traceback" not in out
     assert "python-stdlib:epoch 0:train_0000" in out and "went back to step_0000004" in out
-    records = list(record.read(tmp_path / "run" / "metrics.jsonl"))
+    records = list(reader.read(tmp_path / "run" / "metrics.jsonl"))
     fault = next(r for r in records if r["event"] == "nonfinite")
     assert fault["step"] == 7 and fault["loss"] is None and fault["samples"] == list(range(96, 112))
     assert [r["samples"] for r in records if r["event"] == "skip"] == [[96, 111], [112, 127], [128, 143]]
     (back,) = [r for r in records if r["event"] == "rollback"]
     assert (back["step"], back["from"], back["passed_over"]) == (4, 6, 5 * 16)  # steps 5, 6 and what was skipped
-    assert [r["step"] for r in record.last_of_each_step(records)] == list(range(1, 13))
+    assert [r["step"] for r in reader.last_of_each_step(records)] == list(range(1, 13))
 
 
 @pytest.mark.slow

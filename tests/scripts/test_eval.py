@@ -11,7 +11,7 @@ import pytest
 
 from tests.core_bundle import TASKS, make_folder
 from tests.running import ROOT, environment, train, wait_for
-from train import record
+from record import reader
 
 LABELS = set(TASKS)
 
@@ -40,10 +40,10 @@ def written(run: Path) -> dict:
 
 def test_training_records_core_and_make_eval_finds_the_same(trained: tuple[dict[str, str], Path]) -> None:
     env, run = trained
-    records = [r for r in record.read(run / "metrics.jsonl") if r["event"] == "eval"]
+    records = [r for r in reader.read(run / "metrics.jsonl") if r["event"] == "eval"]
     core = [r for r in records if "core" in r]
     assert [r["step"] for r in core] == [5, 10] and {r["core"] for r in core} == {None}
-    assert core[-1].keys() - record.EVAL_UNITS.keys() <= {"schema", "event", "time", "mono_s", "host", "attempt",
+    assert core[-1].keys() - reader.EVAL_UNITS.keys() <= {"schema", "event", "time", "mono_s", "host", "attempt",
                                                            "step", "tokens"}
     (last,) = [r for r in records if r.get("full")]
     said = evaluate(env)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.running import ROOT, environment, train, wait_for
-from train.settings import format_value
+from settings.declare import format_value
 
 
 def export(env: dict[str, str], code: int = 0) -> str:

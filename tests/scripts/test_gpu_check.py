@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.running import ROOT
 
 PYTHON = f"""#!/usr/bin/env bash
-[[ $2 != train.config ]] || exec {sys.executable} "$@"
+[[ $2 != settings.config ]] || exec {sys.executable} "$@"
 echo "$2 $3 ${{BENCH_SHAPES-}} ${{BENCH_ROUNDS-}}" >>"$NOTES"
 [[ ${{BENCH_SHAPES-}} != "$FAILS" ]]
 """

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.scripts.image_stubs import Clone, clone, one_sentence
-from train.settings import ROOT
+from settings.declare import ROOT
 
 __all__ = ["clone"]  # a fixture
 

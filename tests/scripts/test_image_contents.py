@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from train.settings import ROOT
+from settings.declare import ROOT
 
 # What lies about in a clone that is used; none of it is anybody else's business.
 SECRET_OR_USELESS = [".env", ".env.local", "prod.env", ".netrc", ".gitconfig", "id_rsa", "id_ed25519", "key.pem",
     "train/id_rsa", "train/.env", "presets/.env", "sources/.env", ".git/config", ".git/objects/aa", ".github/a.py",
     ".venv/bin/python", ".venv/lib/a.py", ".image", ".ci/run", ".ssh/id_rsa", "runs/tiny/metrics.jsonl",
     "runs/tiny/checkpoints/a.bin", "data/a/train_00000.bin", "wandb/run-1/logs/debug.log", "runs/a.py",
-    "train/__pycache__/loss.cpython-311.pyc", "train/loss.pyc", "train/.loss.py.swp", "train/loss.py~",
-    "train/corpus/notes.txt", "bench/results/a.json", "tests/conftest.py", "tests/data/a", "k8s/launch.py",
-    "k8s/base/job.yaml", "docker/Dockerfile", "Makefile", "kubeconfig", ".kube/config", "secrets.yaml",
+    "train/__pycache__/loss.cpython-311.pyc", "train/loss.pyc", "train/.loss.py.swp", "train/model/loss.py~",
+    "train/data/notes.txt", "bench/results/a.json", "tests/conftest.py", "tests/data/a", "k8s/launch.py",
+    "k8s/manifests/base/job.yaml", "docker/Dockerfile", "Makefile", "kubeconfig", ".kube/config", "secrets.yaml",
     "sources/usmle.jsonl", "presets/mine.env.bak", "scripts/scan_secrets.py", "train/runs/a.py"]
 
 
@@ -46,13 +46,14 @@ def test_what_is_nobodys_business_stays_out(path: str) -> None:
 
 
 def test_all_that_a_job_runs_enters() -> None:
-    rooms = ("train", "finetune", "pipeline", "plan", "doctor", "monitor", "analysis", "export")
+    rooms = ("settings", "record", "hardware", "train", "export", "finetune", "pipeline", "plan", "analysis", "doctor",
+             "monitor")
     code = [path for room in rooms for path in (ROOT / room).rglob("*.py")]
     needed = [path.relative_to(ROOT).as_posix() for path in code]
     needed += [f"presets/{path.name}" for path in (ROOT / "presets").iterdir() if path.suffix == ".env"]
     needed += [f"sources/{path.name}" for path in (ROOT / "sources").iterdir() if path.suffix == ".toml"]
-    needed += [f"analysis/{path.name}" for path in (ROOT / "analysis").iterdir() if path.suffix in (".js", ".css")]
-    needed += [f"analysis/dialects/{path.name}" for path in (ROOT / "analysis/dialects").iterdir()]
+    needed += [f"analysis/page/{path.name}" for path in (ROOT / "analysis/page").iterdir() if path.suffix in (".js", ".css")]
+    needed += [f"analysis/logs/dialects/{path.name}" for path in (ROOT / "analysis/logs/dialects").iterdir()]
     needed += ["scripts/train.sh", "scripts/finetune.sh", "scripts/launch.sh", "scripts/lib.sh", "scripts/setup.sh",
                "scripts/setup_torch.sh", "docker/system.sh", "docker/flash_attn.sh", "docker/finish.sh",
                "docker/check.sh", "docker/check.py", "requirements.txt", "requirements-torch.txt",

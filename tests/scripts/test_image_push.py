@@ -79,7 +79,7 @@ def test_a_file_that_was_changed_or_is_new(clone: Clone) -> None:
     said = refusal(clone, 78, IMAGE=REPOSITORY)
     assert "(train/new.py)" in said and "commit or stash" in said
     (clone.root / "train" / "loss.py").write_text("")
-    assert "(train/loss.py and 1 more)" in refusal(clone, 78, IMAGE=REPOSITORY)
+    assert "(train/model/loss.py and 1 more)" in refusal(clone, 78, IMAGE=REPOSITORY)
 
 
 def test_a_file_that_git_ignores_and_the_image_does_not(clone: Clone) -> None:

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from k8s.image_ref import image_of
+from k8s.cluster.image_ref import image_of
 from tests.scripts.image_stubs import Clone, clone
-from train.config import Config
+from settings.config import Config
 
 __all__ = ["clone"]  # a fixture
 

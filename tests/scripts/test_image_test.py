@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from train.settings import ROOT
+from settings.declare import ROOT
 
 PYTHON = sys.executable
 

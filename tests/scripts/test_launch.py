@@ -18,12 +18,12 @@ from tests.running import ROOT, wait_for
 
 STUB = """#!/usr/bin/env bash
 # Stands in for .venv/bin/python: answers questions about settings, locks jobs, prints what else it is asked to run.
-if [[ "$2 $3" == "train.config get" ]]; then
+if [[ "$2 $3" == "settings.config get" ]]; then
   RUN_FOLDER=$RUNS_DIR/$RUN_NAME SITE_NODES=$NODES RANK_IN_SITE=$NODE_RANK SYNC=${SYNC-ddp}  # as Config has them
   for name in "${@:4}"; do echo "${!name-}"; done
   exit
 fi
-[[ $2 != train.status && "$*" != "-m doctor.before_run" ]] || exec PYTHON "$@"
+[[ $2 != record.status && "$*" != "-m doctor.before_run" ]] || exec PYTHON "$@"
 [[ -z ${PAUSE-} ]] || sleep "$PAUSE"
 [[ -z ${GATE-} ]] || for _ in {1..1200}; do [[ ! -e $GATE ]] || break; sleep 0.1; done  # not for ever: none may open it
 echo "threads=$OMP_NUM_THREADS run: $*"
@@ -127,7 +127,7 @@ def test_a_recipe_for_gpus_stops_at_once_where_there_are_none(env: dict[str, str
     code, out = launch(env, "train.sh", DEVICE="cuda", ALLOW_FAIL="gpus,driver")  # this one answers one question only
     assert code == 0
     stages = [line.split("run: ")[1] for line in out.splitlines() if "run: " in line]
-    assert stages == ["-m train.prepare", "-m train.main", "-m analysis.plots"]
+    assert stages == ["-m train.data.prepare", "-m train.main", "-m analysis.plots"]
 
 
 def test_a_failing_stage_ends_the_job_with_its_code(env: dict[str, str]) -> None:
@@ -154,7 +154,7 @@ def test_a_second_detached_start_is_refused_and_leaves_the_log_alone(env: dict[s
     (tmp_path / "gate").touch()
     wait_for(tmp_path / "x" / "console.log", "run: -m analysis.plots", seconds=60)
     log = (tmp_path / "x" / "console.log").read_text()
-    assert log.count("run: -m train.prepare") == 1 and "\0" not in log
+    assert log.count("run: -m train.data.prepare") == 1 and "\0" not in log
 
 
 def test_detaching_needs_no_setsid_and_no_certain_folder(env: dict[str, str], tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_detaching_needs_no_setsid_and_no_certain_folder(env: dict[str, str], tm
 
 def test_a_job_that_prepares_data_is_known_to_status_and_stopped_by_stop(env: dict[str, str], tmp_path: Path) -> None:
     def of(command: str) -> str:
-        return subprocess.run([sys.executable, "-m", "train.status", command], env=env, cwd=ROOT, text=True, check=True,
+        return subprocess.run([sys.executable, "-m", "record.status", command], env=env, cwd=ROOT, text=True, check=True,
                               capture_output=True, timeout=120).stdout
 
     job = subprocess.Popen([ROOT / "scripts" / "train.sh"], env=env | {"PAUSE": "60"}, stdout=subprocess.DEVNULL)
@@ -256,7 +256,7 @@ def test_without_restarts_the_trainers_own_code_is_returned(play: dict[str, str]
     assert launch(play, PLAY="k9", MAX_RESTARTS="0", NPROC="1")[0] == 137
     assert launch(play, PLAY="r75?:1", MAX_RESTARTS="0")[0] == 1
     stub = tmp_path / "venv" / "bin" / "python"
-    stub.write_text(stub.read_text().replace("*train.main", "*train.eval_run"))
+    stub.write_text(stub.read_text().replace("*train.main", "*train.generate.eval_run"))
     assert launch(play, "eval.sh", PLAY="1", MAX_RESTARTS="3")[0] == 1  # no trainer, and never started again
     assert starts(tmp_path) == 4 and not (tmp_path / "pauses").exists()
 

@@ -22,7 +22,7 @@ def test_torchrun_starts_behind_the_roll_call(env: dict[str, str]) -> None:
     code, out = launch(env, **NODES, POD_SITE="a-zone", K8S_NODE="a-machine")
     assert code == 0
     assert re.findall(r"run: (.+)", out) == [
-        "-m train.rendezvous meet 1 a-zone a-machine",
+        "-m train.distributed.rendezvous meet 1 a-zone a-machine",
         "-m torch.distributed.run --nnodes=2 --node-rank=1 --master-addr=10.0.0.5 --master-port=29500 "
         "--rdzv-conf=timeout=40 --max-restarts=0 --nproc-per-node=1 -m train.main"]
 
@@ -41,7 +41,7 @@ def test_what_the_roll_call_says_is_final(env: dict[str, str], tmp_path: Path, c
 
 def test_a_node_that_ends_for_good_tells_the_others(play: dict[str, str]) -> None:
     code, out = launch(play | NODES, PLAY="r78:1")
-    assert code == 78 and out.endswith("run: -m train.rendezvous over 78\n")
+    assert code == 78 and out.endswith("run: -m train.distributed.rendezvous over 78\n")
 
 
 def test_a_node_that_is_stopped_as_all_are_about_to_start_tells_the_others(env: dict[str, str], tmp_path: Path) -> None:
@@ -50,7 +50,7 @@ def test_a_node_that_is_stopped_as_all_are_about_to_start_tells_the_others(env: 
                                              'sleep 0.5; exit 0; }\nexit "${CODE'))
     code, out = launch(env, **NODES)
     assert code == 143
-    assert re.findall(r"run: -m (.+\b)", out) == ["train.rendezvous meet 1", "train.rendezvous over 143"]
+    assert re.findall(r"run: -m (.+\b)", out) == ["train.distributed.rendezvous meet 1", "train.distributed.rendezvous over 143"]
 
 
 WAITING = NODES | {"PEER_STOP": "wait"}
@@ -59,7 +59,7 @@ WAITING = NODES | {"PEER_STOP": "wait"}
 def test_a_node_whose_peer_was_told_to_stop_waits_for_it_and_that_is_no_failure(play: dict[str, str],
                                                                                 tmp_path: Path) -> None:
     code, out = launch(play | WAITING, PLAY="r75:1 s5:r75:1 r75:1 r75:1 0", MAX_RESTARTS="2")
-    assert code == 0 and out.count("-m train.rendezvous meet 1") == 5 and " over " not in out
+    assert code == 0 and out.count("-m train.distributed.rendezvous meet 1") == 5 and " over " not in out
     assert out.count("Another node was told to stop; waiting for it to come back (PEER_STOP=wait)") == 4
     assert (tmp_path / "pauses").read_text().split()[1::2] == ["1"] * 4
     (tmp_path / "count").unlink()
@@ -68,7 +68,7 @@ def test_a_node_whose_peer_was_told_to_stop_waits_for_it_and_that_is_no_failure(
 
 def test_failures_between_such_stops_still_count(play: dict[str, str], tmp_path: Path) -> None:
     code, out = launch(play | WAITING, PLAY="r75:1 1 r75:1 1 1", MAX_RESTARTS="2")
-    assert code == 70 and starts(tmp_path) == 5 and out.count("-m train.rendezvous over 70") == 1
+    assert code == 70 and starts(tmp_path) == 5 and out.count("-m train.distributed.rendezvous over 70") == 1
 
 
 @pytest.mark.parametrize("how", [NODES, {"PEER_STOP": "wait"}])
@@ -103,7 +103,7 @@ def test_other_ends_are_final_for_a_node_that_waits_too(env: dict[str, str], tmp
 
 def test_a_node_of_a_run_that_is_done_ends_with_0_and_the_first_draws(env: dict[str, str], tmp_path: Path) -> None:
     roll_call_ends_with(tmp_path, 10)
-    for rank, last in (("1", "-m train.rendezvous meet 1"), ("0", "-m analysis.plots")):
+    for rank, last in (("1", "-m train.distributed.rendezvous meet 1"), ("0", "-m analysis.plots")):
         code, out = launch(env | NODES, "train.sh", NODE_RANK=rank)
         assert code == 0 and "train.main" not in out
         assert [line.rstrip() for line in re.findall("run: (.+)", out)][-1] == last
@@ -127,7 +127,7 @@ def test_the_last_line_says_why(play: dict[str, str], tmp_path: Path, nodes: dic
 
 def test_a_node_goes_back_to_the_roll_call(play: dict[str, str], tmp_path: Path) -> None:
     code, out = launch(play | NODES, PLAY="s5:1 r1:1 0")
-    assert code == 0 and out.count("-m train.rendezvous meet 1") == 3 and " over " not in out
+    assert code == 0 and out.count("-m train.distributed.rendezvous meet 1") == 3 and " over " not in out
 
 
 def test_each_node_has_its_own_job_and_only_the_first_draws(env: dict[str, str], tmp_path: Path) -> None:
@@ -149,14 +149,14 @@ def test_a_node_that_cannot_prepare_its_data_tells_the_others_why(env: dict[str,
                                                                   settings: dict[str, str], told: bool) -> None:
     """They would wait for it as long as they may. Pods end with their Job."""
     stub = tmp_path / "venv" / "bin" / "python"
-    stub.write_text(stub.read_text().replace('exit "${CODE', """if [[ $2 == train.prepare ]]; then
+    stub.write_text(stub.read_text().replace('exit "${CODE', """if [[ $2 == train.data.prepare ]]; then
         [[ -z $EXIT_CODE_FILE ]] || printf '78\\nDATA=x: there is\\nno such file\\n' >"$EXIT_CODE_FILE"
         exit 78
       fi
       exit "${CODE"""))
     code, out = launch(env, "train.sh", **settings)
     assert code == 78 and "train.main" not in out
-    assert ("run: -m train.rendezvous over 78 DATA=x: there is\nno such file\n" in out) == told
+    assert ("run: -m train.distributed.rendezvous over 78 DATA=x: there is\nno such file\n" in out) == told
     assert ("rendezvous" in out) == told and not list(tmp_path.glob("prepared.*"))
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from train.config import Config
-from train.env_example import env_example
-from train.settings import ROOT, declared_fields
+from settings.config import Config
+from settings.env_example import env_example
+from settings.declare import ROOT, declared_fields
 
 SETUP = "#!/usr/bin/env bash\necho \"setup $*\" >> setup.log\n"
 

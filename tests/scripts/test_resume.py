@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.running import ROOT, environment, losses, same, tensors, train, train_and_kill, wait_for
-from train import record
+from record import reader
 
 KILLS = [("in a step", 7), ("before files", 1), ("before the manifest", 1), ("before the rename", 1),
          ("before pruning", 2), ("in an evaluation", 2)]
@@ -41,8 +41,8 @@ def test_killed_at_every_kind_of_moment_it_ends_the_same(tmp_path: Path, data: d
     assert len(attempts) == len(KILLS) + 1
     assert [a["step"] for a in attempts[:3]] == [0, 0, 0] and attempts[-1]["step"] == 16
     # one may be there twice: a kill in a save may come later than an evaluation behind it
-    assert sorted({r["step"] for r in record.read(run / "metrics.jsonl") if r["event"] == "eval"}) == [12, 24, 36, 40]
-    events = [r["event"] for r in record.read(run / "metrics.jsonl")]
+    assert sorted({r["step"] for r in reader.read(run / "metrics.jsonl") if r["event"] == "eval"}) == [12, 24, 36, 40]
+    events = [r["event"] for r in reader.read(run / "metrics.jsonl")]
     assert events.count("resume") == 2 and events[-1] == "end"
 
 
@@ -85,7 +85,7 @@ def test_a_signal_in_an_evaluation_stops_there_and_the_evaluation_is_made_up_for
         assert "stopped by SIGTERM behind step 12/40" in out
         assert [path.name for path in (run / "checkpoints").iterdir()] == ["step_0000012"]
     train(env)
-    records = list(record.read(run / "metrics.jsonl"))
+    records = list(reader.read(run / "metrics.jsonl"))
     assert [r["step"] for r in records if r["event"] == "eval"] == [12, 24, 36, 40]
     assert [r["step"] for r in records if r["event"] == "signal"] == [12, 12]
     assert losses(run) == losses(undisturbed)
@@ -148,7 +148,7 @@ def test_steps_past_the_horizon_train_on_at_the_lowest_rate(tmp_path: Path, data
     train(env)
     out = train(env | {"MAX_STEPS": "14"})
     assert "resumed from step_0000010 at step 10/14" in out
-    steps = record.last_of_each_step(record.read(tmp_path / "run" / "metrics.jsonl"))
+    steps = reader.last_of_each_step(reader.read(tmp_path / "run" / "metrics.jsonl"))
     assert [r["lr"] for r in steps[9:]] == [pytest.approx(3e-4)] * 5
 
 
@@ -160,7 +160,7 @@ def test_a_frozen_setting_is_refused_by_name_and_a_tracked_one_recorded(tmp_path
     assert "N_EMBD=64: the run was started with N_EMBD=32" in out and "SEED=5" in out and "RUN_NAME" in out
     out = train(env | {"MAX_STEPS": "6", "LEARNING_RATE": "1e-3"})
     assert "changed since then: LEARNING_RATE=0.001, was 0.003" in out
-    resume = [r for r in record.read(tmp_path / "run" / "metrics.jsonl") if r["event"] == "resume"]
+    resume = [r for r in reader.read(tmp_path / "run" / "metrics.jsonl") if r["event"] == "resume"]
     assert resume[-1]["changes"]["LEARNING_RATE"] == [0.003, 0.001]
     stored = json.loads((tmp_path / "run" / "config.json").read_text())
     assert stored["settings"]["LEARNING_RATE"] == 0.001 and stored["attempts"][-1]["changes"]
@@ -169,7 +169,7 @@ def test_a_frozen_setting_is_refused_by_name_and_a_tracked_one_recorded(tmp_path
 def test_wall_time_asks_for_checkpoints_too_and_few_are_kept(tmp_path: Path, data: dict[str, str]) -> None:
     train(environment(tmp_path, data, MAX_STEPS=6, SAVE_MINUTES=1e-9, KEEP_LAST=2, KEEP_EVERY=3))
     run = tmp_path / "run"
-    saved = [r["step"] for r in record.read(run / "metrics.jsonl") if r["event"] == "checkpoint"]
+    saved = [r["step"] for r in reader.read(run / "metrics.jsonl") if r["event"] == "checkpoint"]
     assert saved == [1, 2, 3, 4, 5, 6]
     assert sorted(p.name for p in (run / "checkpoints").iterdir()) == [f"step_{s:07d}" for s in (3, 5, 6)]
 

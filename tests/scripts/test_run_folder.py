@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.running import ROOT, environment, train, wait_for
-from train import record
+from record import reader
 
 SECRET = "hf_" + "q7Zk" * 8
 
@@ -26,7 +26,7 @@ def said_and_run(tmp_path_factory: pytest.TempPathFactory, data: dict[str, str])
 
 def test_every_step_has_a_record_with_all_keys_and_the_console_repeats_some(said_and_run) -> None:
     out, run = said_and_run
-    records = list(record.read(run / "metrics.jsonl"))
+    records = list(reader.read(run / "metrics.jsonl"))
     steps = [r for r in records if r["event"] == "step"]
     assert [r["step"] for r in steps] == list(range(1, 41)) and [r["tokens"] for r in steps[:2]] == [512, 1024]
     common = {"schema", "event", "time", "mono_s", "host", "attempt", "step", "tokens"}

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.scripts.test_make import copy_of_repository, make
-from tests.unit.test_trained import Run, run  # noqa: F401  (a fixture)
+from tests.train.generate.test_load_run import Run, run  # noqa: F401  (a fixture)
 
 ASKED = ("RUN_NAME=a-run", "SAMPLE_TOKENS=6", "SAMPLE_TEMPERATURE=0", "DEVICE=cpu", "DTYPE=float32")
 

@@ -16,7 +16,7 @@ import pytest
 from tests import wandb_file
 from tests.running import ROOT, environment, losses, train, train_and_kill, wait_for
 from tests.wandb_server import MANNERS, server
-from train import record
+from record import reader
 
 KEYS = [("0123456789abcdef" * 3)[:40], "wandb_v1_" + "aB3_" * 19 + "xyz"]
 STEP = {"train/loss": "loss", "train/lr": "lr", "train/grad_norm": "grad_norm", "perf/step_ms": "step_ms",
@@ -77,8 +77,8 @@ def wait_until_gone(run: Path, seconds: float = 60) -> None:
 
 def record_as_rows(run: Path) -> dict[int, dict]:
     """Step -> what W&B is to have, by the record."""
-    records = list(record.read(run / "metrics.jsonl"))
-    final = {r["step"]: r for r in record.last_of_each_step(records)}
+    records = list(reader.read(run / "metrics.jsonl"))
+    final = {r["step"]: r for r in reader.last_of_each_step(records)}
     rows = {step: {there: final[step][here] for there, here in STEP.items() if final[step][here] is not None}
             | {"train/perplexity": pytest.approx(2.718281828459045 ** final[step]["loss"])} for step in MIRRORED}
     for r in records:
@@ -103,7 +103,7 @@ def test_an_offline_run_reads_back_as_its_record(tmp_path: Path, data: dict[str,
     own = {"_step", "_timestamp", "_runtime"}
     assert {row["_step"]: {k: v for k, v in row.items() if k not in own} for row in rows} == record_as_rows(run)
     assert [row["_step"] for row in rows] == sorted({*MIRRORED, 12, 24, 36})
-    times = {r["step"]: r["time"] for r in record.read(run / "metrics.jsonl") if r["event"] in ("step", "eval")}
+    times = {r["step"]: r["time"] for r in reader.read(run / "metrics.jsonl") if r["event"] in ("step", "eval")}
     assert [row["_timestamp"] for row in rows] == [pytest.approx(times[row["_step"]], abs=1e-3) for row in rows]
     (path,) = wandb_file.files(run)
     messages = {m.WhichOneof("record_type"): m for m in wandb_file.messages(path)}
@@ -114,7 +114,7 @@ def test_an_offline_run_reads_back_as_its_record(tmp_path: Path, data: dict[str,
     assert config == json.loads((run / "config.json").read_text())["settings"]
     assert messages["exit"].exit.exit_code == 0
     assert holders(KEYS[0], run) == []
-    status = subprocess.run([sys.executable, "-m", "train.status", "status"], cwd=ROOT, text=True, check=True,
+    status = subprocess.run([sys.executable, "-m", "record.status", "status"], cwd=ROOT, text=True, check=True,
                             env=environment(tmp_path, data), stdout=subprocess.PIPE).stdout
     assert "wandb sync" in status
 
@@ -180,7 +180,7 @@ def test_online_a_run_is_uploaded_and_a_restart_continues_it(tmp_path: Path, dat
         rows = there.history(one)
         assert [row["_step"] for row in rows] == MIRRORED
         assert [row["train/loss"] for row in rows] == [undisturbed[step][0] for step in MIRRORED]
-        status = subprocess.run([sys.executable, "-m", "train.status", "status"], cwd=ROOT, text=True, check=True,
+        status = subprocess.run([sys.executable, "-m", "record.status", "status"], cwd=ROOT, text=True, check=True,
                                 env=env, stdout=subprocess.PIPE).stdout
         assert f"W&B: {there.url}/a-team/pure-transformer/runs/{one}" in status
     assert holders(KEYS[1], tmp_path) == []
@@ -235,7 +235,7 @@ def test_what_could_not_be_uploaded_is_uploaded_later(tmp_path: Path, data: dict
     train(environment(tmp_path, data))
     with server("good") as there:
         env = environment(tmp_path, data, WANDB_MODE="auto", WANDB_BASE_URL=there.url, WANDB_API_KEY=KEYS[0])
-        assert there.url in train(env, command=[sys.executable, "-m", "train.mirror"])
+        assert there.url in train(env, command=[sys.executable, "-m", "record.trackers.mirror"])
         (rows,) = [there.history(one) for one in there.lines]
         assert [row["_step"] for row in rows] == MIRRORED and [code for _, code in there.ended] == [0]
 

@@ -1,0 +1,184 @@
+"""`make gpu-sampler`: samples this machine's GPUs into the folder of a run, beside training or without any.
+
+    python -m monitor.gpu_sampler [INTERVAL_MS] [--follow [SECONDS]]
+
+It runs until Ctrl-C or SIGTERM; training may come and go. With --follow, as make train-2xh100 starts it, it waits for
+RUN_NAME to be at work, stays through restarts of the trainer, and ends by itself SECONDS (60) after the last of it.
+One sampler a node records a run. Exit codes: 0 ended, 64 bad setting, 78 nothing to sample, or no place for it.
+"""
+
+import argparse
+import dataclasses
+import logging
+import math
+import os
+import shutil
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import TextIO
+
+from hardware import nvml
+from monitor.gpu_sampler.recording import Recording
+from monitor.gpu_sampler.sampling import ROTATE_BYTES, Sampler
+from record import status
+from settings.config import Config
+from record.provenance import boot_id
+from record.run_paths import RunPaths
+from settings.declare import ROOT, SettingsError, declared_fields, example_of, parse_value, rule_of, shown
+from settings.wandb_env import visible_gpus
+
+log = logging.getLogger("monitor.gpu_sampler")
+
+FOLLOW_S = 60.0  # a run that is started again within it goes on in the same files
+LOOK_S = 1.0     # how often it is looked whether the run is at work
+
+
+class AtWork(nvml.Unavailable):
+    """Another sampler records the run."""
+
+
+class Follow:
+    """Whether the run that is followed is over: not at work for `patience_s`, or never in it."""
+
+    def __init__(self, at_work: Callable[[], bool], patience_s: float,
+                 monotonic: Callable[[], float] = time.monotonic):
+        self.at_work, self.patience_s, self.monotonic = at_work, patience_s, monotonic
+        self.last_seen, self.began = monotonic(), False
+
+    def is_over(self) -> bool:
+        if self.at_work():
+            self.last_seen, self.began = self.monotonic(), True
+        return self.monotonic() - self.last_seen > self.patience_s
+
+
+class End:
+    """Why to end, as soon as there is a reason."""
+
+    def __init__(self) -> None:
+        self.why = ""
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup's wish
+                signal.signal(number, self.told)
+
+    def told(self, number: int, _: FrameType | None) -> None:
+        self.why = self.why or f"told to stop by {signal.Signals(number).name}"
+
+    def wait_for(self, run: Follow) -> bool:
+        """Until the run is at work; False where it is over before that, or something else is."""
+        while not run.began and not self.why and not run.is_over():
+            time.sleep(0.1)
+        return run.began and not self.why
+
+    def follow(self, run: Follow) -> None:
+        """Look at the run now and then, in a thread, since its disk may keep that waiting."""
+        def look() -> None:
+            while not run.is_over():
+                time.sleep(LOOK_S)
+            self.why = self.why or f"training ended {run.patience_s:g} s ago"
+
+        threading.Thread(target=look, name="follow", daemon=True).start()
+
+
+def settings(interval_ms: str | None) -> Config:
+    """The settings, with the interval of the command line in the place of INTERVAL_MS. Raises SettingsError."""
+    c = Config.load()
+    if interval_ms is None:
+        return c
+    field = declared_fields(Config)["INTERVAL_MS"]
+    try:
+        return dataclasses.replace(c, interval_ms=parse_value(field, interval_ms))
+    except ValueError:
+        raise SettingsError([f"INTERVAL_MS={interval_ms} (command line): must be {rule_of(field)}; for example "
+                             f"{example_of('INTERVAL_MS', field)}"]) from None
+
+
+def hold(paths: RunPaths) -> TextIO:
+    """Hold the run's folder against a second sampler of this node. Raises Unavailable."""
+    try:
+        paths.folder.mkdir(parents=True, exist_ok=True)
+        lock = open(paths.gpu_lock, "a+", encoding="utf-8")  # noqa: SIM115 (held until it is closed)
+        status.take(lock)
+    except BlockingIOError:
+        raise AtWork(f"another sampler records {shown(paths.folder)} already ({paths.gpu_lock.read_text()}); for one "
+                     "of your own choose another RUN_NAME") from None
+    except OSError as error:
+        raise nvml.Unavailable(f"{error.filename or paths.folder}: cannot be written ({error.strerror}); choose "
+                               "another place with RUNS_DIR, or mend its permissions") from None
+    lock.truncate(0)
+    lock.write(f"pid {os.getpid()} on {socket.gethostname()}")
+    lock.flush()
+    return lock
+
+
+def greeting(c: Config, sampler: Sampler, recording: Recording, driver: str) -> list[str]:
+    """What is sampled, where it goes, how much it will be, and whether it can be done in time."""
+    names = [device.name or "?" for device in sampler.devices]
+    kinds = ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
+    call_us = {name: found["call_us"] for name, found in sampler.first_look["readings"].items()}
+    sample_ms = sum(call_us.values()) * len(names) / 1000
+    free = shutil.disk_usage(recording.paths.folder).free
+    lines = [f"{kinds} (driver {driver}), every {c.interval_ms:g} ms; "
+             + ", ".join(f"{name} takes {took:g} us" for name, took in call_us.items()),
+             f"{shown(recording.files[0].path)}: about {sampler.bytes_per_hour / 1e6:.0f} MB an hour (computed), a new "
+             f"file every {ROTATE_BYTES / 2**20:.0f} MiB; {free / 1e9:.0f} GB are free"]
+    if sample_ms > 0.8 * c.interval_ms:
+        lines.append(f"a sample of all takes about {sample_ms:.1f} ms, so that slots of {c.interval_ms:g} ms will be "
+                     f"missed; for example INTERVAL_MS={min(1000, 2 * math.ceil(sample_ms))}"
+                     + (" or GPU_FIELDS=basic" if c.gpu_fields == "all" else ""))
+    return lines
+
+
+def record(c: Config, paths: RunPaths, driver: str, end: End, run: Follow | None) -> None:
+    """Sample until there is a reason to end. Raises Unavailable."""
+    devices, remarks = nvml.devices(visible_gpus())
+    lock = hold(paths)
+    if run:
+        end.follow(run)
+    about = {"host": socket.gethostname(), "node": paths.node, "boot_id": boot_id(), "driver": driver}
+    sampler = Sampler(devices, c.interval_ms, c.gpu_fields == "all", about, log.info)
+    try:
+        recording = Recording(paths, sampler.columns, sampler.slow_columns, log.info)
+    except OSError as error:
+        raise nvml.Unavailable(f"{paths.folder}: cannot be written ({error.strerror}); choose another place with "
+                               "RUNS_DIR, make room, or mend its permissions") from None
+    for line in [*remarks, *greeting(c, sampler, recording, driver)]:
+        log.info("%s", line)
+    sampler.run(recording, lambda: end.why)
+    lock.close()
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m monitor.gpu_sampler", description="Samples this machine's GPUs.")
+    parser.add_argument("interval_ms", nargs="?", help="in the place of the setting INTERVAL_MS")
+    parser.add_argument("--follow", nargs="?", type=float, const=FOLLOW_S, metavar="SECONDS",
+                        help="wait for RUN_NAME to be at work, and end so long after it was")
+    arguments = parser.parse_args(argv)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s gpu-sampler: %(message)s", stream=sys.stdout)
+    logging.raiseExceptions = False  # whoever listened may be gone
+    try:
+        c = settings(arguments.interval_ms)
+    except SettingsError as error:
+        sys.stderr.write(f"{error}\n")
+        return 64
+    paths, end, run = RunPaths.of_node(c, ROOT), End(), None
+    try:
+        driver = nvml.start()
+        if arguments.follow is not None:
+            run = Follow(lambda: status.has_job(paths) or status.is_held(paths), arguments.follow)
+            if not end.wait_for(run):
+                log.info("%s: nothing was sampled", end.why or f"no training of {paths.name} began")
+                return 0
+        record(c, paths, driver, end, run)
+    except nvml.Unavailable as error:
+        sys.stderr.write(f"gpu-sampler: {error}\n")
+        return 0 if run and isinstance(error, AtWork) else 78
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,105 @@
+"""How often the run will see each source's text: what it wants of it, and what there is.
+
+    there   counted in the shards under DATA_DIR, once they are all made
+            else as `tokens` in sources/NAME.toml has it, about, less what is held out
+            else not known
+"""
+
+import dataclasses
+import hashlib
+from pathlib import Path
+
+from settings.finding import FAIL, WARN, Finding
+from settings.config import Config
+from train.data.sources.source import CorpusError, Source
+from train.data.manifest import DataError, read_manifest
+from train.data.data_paths import (MANY_EPOCHS, MAX_EPOCHS, repeated, shard_folder, source_of, token_limit,
+                                   tokenizer_path, too_often, wanted_tokens, worth_less)
+
+
+@dataclasses.dataclass(frozen=True)
+class Epochs:
+    """wanted_tokens: that the run trains on, repeated ones included. there_tokens: of training text, None where that is
+    not known; counted: in shards. origin: where it is from, in words. epochs: None where there_tokens is."""
+
+    source: str
+    wanted_tokens: float
+    there_tokens: float | None
+    origin: str
+    epochs: float | None
+    counted: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Sealed:
+    """The shards of a source that are there. tokens: of training text, in whole windows of SEQ_LEN, as training sees
+    them; size: bytes of their files; whole: all that the settings ask for has been made."""
+
+    tokens: int
+    size: int
+    whole: bool
+
+
+def epochs(c: Config) -> list[Epochs]:
+    """Of each source of DATA_MIX. Raises CorpusError for one that is not declared as it must be."""
+    return [of_source(c, source_of(c, name)) for name in c.mixture]
+
+
+def of_source(c: Config, s: Source) -> Epochs:
+    wanted, shards, there = wanted_tokens(c, s.name), sealed(c, s), declared_tokens(c, s)
+    if shards and shards.whole:
+        return Epochs(s.name, wanted, shards.tokens, "counted in its shards", wanted / max(1, shards.tokens), True)
+    if there is None:
+        return Epochs(s.name, wanted, None, f"no shards yet, and sources/{s.name}.toml says no tokens", None)
+    origin = f"about, by sources/{s.name}.toml"
+    if token_limit(c, s) < min(wanted - c.batch_tokens, there):  # no more are made; a run's last step is a whole one
+        setting = "DATA_TOKENS" if c.data_tokens else "TRAIN_TOKENS"
+        there, origin = token_limit(c, s), f"as many as {setting} has made, of what sources/{s.name}.toml says"
+    return Epochs(s.name, wanted, there, origin, wanted / max(1, there))
+
+
+def declared_tokens(c: Config, s: Source) -> float | None:
+    """Training tokens that a source has by its declaration."""
+    return None if s.tokens is None else s.tokens * (1 - s.validation_fraction)
+
+
+def sealed(c: Config, s: Source) -> Sealed | None:
+    """What there is of a source's shards under this run's tokenizer; None where there are none, or they are damaged,
+    which make data-verify tells."""
+    try:
+        folder = shard_folder(c, s.name, hashlib.sha256(tokenizer_path(c).read_bytes()).hexdigest())
+        if not (folder / "manifest.json").is_file():
+            return None
+    except (CorpusError, OSError):  # not prepared yet
+        return None
+    return counted(c, s, folder)
+
+
+def counted(c: Config, s: Source, folder: Path) -> Sealed | None:
+    try:
+        manifest, seals = read_manifest(folder)
+    except (DataError, OSError):
+        return None
+    made = sum(seal.train.tokens for seal in seals if seal.train)
+    infos = [info for seal in seals for info in seal.infos()]
+    there = {path.name for path in folder.glob("*.bin")}
+    return Sealed(sum(seal.train.windows(c.seq_len) for seal in seals if seal.train) * c.seq_len,
+                  sum(info.bytes for info in infos if info.file in there),
+                  manifest["end"] == "all" or (manifest["end"] is not None and made >= token_limit(c, s)))
+
+
+def findings(c: Config, found: list[Epochs]) -> list[Finding]:
+    """What is to be said where text is repeated often, as make data and the start of a run say it.
+
+    A declared number is no ground to refuse a run: it is about right, and the shards will tell.
+    """
+    said = []
+    for e in found:
+        if e.epochs is None or e.there_tokens is None or e.epochs <= MANY_EPOCHS:
+            continue
+        text = repeated(c, e.source, e.epochs, f"{round(e.there_tokens):,} ({e.origin})")
+        if e.epochs > MAX_EPOCHS and e.source not in c.repeats:
+            said.append(Finding("epochs", FAIL if e.counted else WARN, text, too_often(c, [e.source])))
+        else:
+            said.append(Finding("epochs", WARN, text + worth_less(c, e.source)))
+    return said

@@ -1,0 +1,63 @@
+"""Where a run comes from: machine, versions, commit. Read once at a start, kept beside its results. Standard library
+only: the roll call of nodes compares versions before any of them loads torch."""
+
+import importlib.metadata
+import platform
+import re
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+from settings.declare import ROOT
+
+BOOT = Path("/proc/sys/kernel/random/boot_id")
+
+
+def provenance(host: str, world_size: int, device: str, threads: int) -> dict[str, Any]:
+    """Where and with what an attempt runs."""
+    return {"time": time.time(), "host": host, "world_size": world_size, "device": device, "threads": threads,
+            "python": platform.python_version(), **{name: version(name) for name in ("torch", "numpy", "tokenizers")},
+            **commit(), "boot_id": boot_id()}
+
+
+def boot_id() -> str | None:
+    """Of this boot of the machine: monotonic clocks compare within one only. Pods on one machine share it and them."""
+    try:
+        return BOOT.read_text().strip() or None
+    except OSError:
+        return None
+
+
+def version(package: str) -> str:
+    """Of an installed package, without loading it."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "missing"
+
+
+def commit() -> dict[str, Any]:
+    """The commit of this code, and whether anything differs from it; None where neither git nor an image tells."""
+    if head := git("rev-parse", "HEAD"):
+        return {"git": head, "git_dirty": bool(git("status", "--porcelain"))}
+    if built := re.fullmatch(r"([0-9a-f]{40,64})(-dirty)?\n?", revision_file()):
+        return {"git": built[1], "git_dirty": built[2] is not None}
+    return {"git": None, "git_dirty": False}
+
+
+def revision_file() -> str:
+    """What the build of an image noted of its commit, `-dirty` behind it where files differed; "" outside an image."""
+    try:
+        return (ROOT / "REVISION").read_text()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def git(*arguments: str) -> str:
+    """What git says; nothing where there is no git, or no history, as in an image."""
+    try:
+        return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False,
+                              timeout=20).stdout.strip()
+    except (OSError, subprocess.TimeoutExpired):
+        return ""

@@ -1,0 +1,147 @@
+"""The same commands for a run on this machine: as ever, and those that the cluster brought."""
+
+import fcntl
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from k8s import jobs
+from tests.k8s.running_job import RUN, write_checkpoint, write_run
+from record import status
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run that is over, and the settings that find it; no kubectl can be found."""
+    (tmp_path / "empty.env").touch()
+    monkeypatch.setenv("RUNS_DIR", str(tmp_path / "runs"))
+    monkeypatch.setenv("RUN_NAME", RUN)
+    monkeypatch.setenv("ENV_FILE", str(tmp_path / "empty.env"))
+    monkeypatch.setattr("k8s.cluster.kubectl.program", lambda: pytest.fail("kubectl was called"))
+    return write_run(tmp_path, phase="done")
+
+
+@pytest.mark.parametrize("command", ["status", "stop", "attach"])
+@pytest.mark.parametrize("name", [RUN, "absent", "a b"])
+def test_what_there_was_before_is_as_it_was(run: Path, command: str, name: str, monkeypatch: pytest.MonkeyPatch,
+                                            capsys: pytest.CaptureFixture) -> None:
+    monkeypatch.setenv("RUN_NAME", name)
+    codes, texts = [], []
+    for main in (status.main, jobs.main):
+        codes.append(main([command]))
+        texts.append(capsys.readouterr())
+    assert codes[0] == codes[1] and texts[0] == texts[1]
+
+
+def test_logs_of_a_run_are_filtered(run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    assert jobs.main(["logs"]) == 0
+    assert capsys.readouterr().out == (run / "logs" / "node_0.log").read_text()
+    (run / "logs" / "node_0.log").unlink()
+    monkeypatch.setenv("ONLY", "metrics")
+    assert jobs.main(["logs"]) == 0
+    assert capsys.readouterr().out == (run / "train.log").read_text()
+    monkeypatch.setenv("ONLY", "ranks")
+    assert jobs.main(["logs"]) == 0 and capsys.readouterr().out == ""
+    monkeypatch.setenv("NODE", "2")
+    assert jobs.main(["logs"]) == 0 and "node 2: host=c" in capsys.readouterr().out
+    monkeypatch.setenv("NODE", "1")
+    assert jobs.main(["logs"]) == 78 and "NODE=1: run a-run has no log of that node" in capsys.readouterr().err
+    monkeypatch.delenv("NODE")
+    monkeypatch.setenv("ONLY", "errors")
+    (run / "logs" / "rank_1.log").write_text("2026-11-22 00:41:31,000 rank=1 ValueError: odd\n")
+    assert jobs.main(["logs"]) == 0
+    assert capsys.readouterr().out == "==> logs/rank_1.log <==\n2026-11-22 00:41:31,000 rank=1 ValueError: odd\n"
+
+
+def test_a_log_of_here_is_followed_until_the_run_is_over(run: Path, monkeypatch: pytest.MonkeyPatch,
+                                                         capsys: pytest.CaptureFixture) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    shown, write = threading.Event(), sys.stdout.write
+    monkeypatch.setattr(sys.stdout, "write", lambda text: (write(text), shown.set())[0])
+    (run / "logs" / "node_0.log").write_text("step=1/2 loss=1\nstep=2")
+    with open(run / ".job", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+
+        def go_on() -> None:
+            shown.wait(20)
+            with open(run / "logs" / "node_0.log", "a") as log:
+                log.write("/2 loss=1\n")
+            fcntl.flock(lock, fcntl.LOCK_UN)
+
+        thread = threading.Thread(target=go_on)
+        thread.start()
+        assert jobs.main(["logs"]) == 0
+        thread.join()
+    assert capsys.readouterr().out == "step=1/2 loss=1\nstep=2/2 loss=1\n"
+
+
+def test_checkpoints_of_here_are_verified_by_hash(run: Path, capsys: pytest.CaptureFixture) -> None:
+    damaged = write_checkpoint(run, 3000) / "__1_0.distcp"
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"x" if damaged.read_bytes()[-1:] != b"x" else b"y" * 3001)
+    assert jobs.main(["checkpoints"]) == 0
+    states = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()[1:]}
+    assert states["step_0001000"].endswith("whole, all hashes hold")
+    assert states["step_0002000"].endswith("whole, all hashes hold, the newest")
+    assert states["step_0003000"].endswith("damaged: the hash of __1_0.distcp differs")
+
+
+def test_describe_tells_settings_and_attempts(run: Path, capsys: pytest.CaptureFixture,
+                                              monkeypatch: pytest.MonkeyPatch) -> None:
+    (run / "config.json").write_text(json.dumps({
+        "settings": {"PRESET": "gpt2-124m", "LEARNING_RATE": 0.5, "N_LAYER": 12, "MAX_STEPS": None},
+        "attempts": [{"time": time.time() - 3725, "host": "a", "world_size": 2, "device": "H100", "torch": "2.13.0",
+                      "git": "0123456789abcdef", "git_dirty": True}, {"time": time.time(), "host": "b"}]}))
+    now = time.time()
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "time", lambda: now)
+        assert jobs.main(["describe"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "2 attempts" in lines[0] and lines[1] == "settings: PRESET=gpt2-124m and LEARNING_RATE=0.5"
+    assert lines[2] == ("attempt 0: begun 1:02:05 ago on a, 2 processes on H100, torch 2.13.0, "
+                        "commit 0123456789ab with changes")
+    (run / "config.json").unlink()
+    assert jobs.main(["describe"]) == 78 and "has no config.json" in capsys.readouterr().err
+
+
+def test_a_run_of_here_is_not_fetched_and_one_that_is_not_is_said(run: Path, monkeypatch: pytest.MonkeyPatch,
+                                                                  capsys: pytest.CaptureFixture) -> None:
+    assert jobs.main(["fetch-run"]) == 78 and "WHERE=cluster" in capsys.readouterr().err
+    monkeypatch.setenv("RUN_NAME", "absent")
+    for command in ("logs", "describe", "checkpoints"):
+        assert jobs.main([command]) == 78 and "there is no run absent in" in capsys.readouterr().err
+    assert jobs.main(["destroy"]) == 64 and "usage" in capsys.readouterr().err
+
+
+def test_restart_stops_and_starts_the_script(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[object] = []
+    monkeypatch.setattr(status, "main", lambda argv: done.append(argv) or 0)
+
+    def become(path: str, argv: list[str]) -> None:
+        done.append(path)
+        raise SystemExit(0)  # this program is no more
+
+    monkeypatch.setattr(os, "execv", become)
+    monkeypatch.setattr(os, "chdir", lambda path: None)
+    with pytest.raises(SystemExit):
+        jobs.main(["restart"])
+    assert done == [["stop"], "scripts/train.sh"]
+    config = run / "config.json"
+    kept = config.read_text()
+    config.write_text('{"settings": {"MODEL": "models/x"}}')
+    with pytest.raises(SystemExit):
+        jobs.main(["restart"])
+    assert done.pop() == "scripts/finetune.sh" and done.pop() == ["stop"]
+    config.write_text(kept)
+    monkeypatch.setattr(status, "main", lambda argv: 1)  # it does not stop
+    assert jobs.main(["restart"]) == 1 and len(done) == 2
+
+
+def test_looking_after_runs_loads_no_torch() -> None:
+    code = "import sys, k8s.jobs; sys.exit('torch' in sys.modules or 'pandas' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

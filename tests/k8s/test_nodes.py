@@ -1,0 +1,108 @@
+"""make sites: what list-only rights on nodes show, read from the real kubectl's table."""
+
+import subprocess
+import sys
+
+import pytest
+
+from k8s.cluster import nodes
+from k8s.cluster.kubectl import kubectl
+from k8s.cluster.job_spec import cluster_config
+from tests.cluster_sim.cluster import Cluster
+from tests.k8s.user import A100, User, a_user
+from settings.config import Config
+from settings.declare import ROOT
+
+user = a_user
+PCIE = "NVIDIA-A100-80GB-PCIe"
+
+
+@pytest.fixture
+def federation(cluster: Cluster) -> None:
+    """Nodes of several sites, one of them cordoned and one not ready."""
+    cluster.nodes({"name": "a", "zone": "ucsd", "region": "us-west", "product": A100, "gpus": 8},
+                  {"name": "b.long.example.org", "zone": "ucsd", "region": "us-west", "product": A100, "gpus": 3},
+                  {"name": "c", "zone": "ksu", "product": PCIE, "gpus": 2},
+                  {"name": "d", "zone": "ksu", "region": "us-central", "product": "NVIDIA-L40", "gpus": 8},
+                  {"name": "e", "zone": "ksu", "region": "us-central", "product": PCIE, "gpus": 4, "ready": False},
+                  {"name": "no-gpus", "zone": "ksu"},
+                  {"name": "nowhere", "product": A100, "gpus": 4})
+    assert kubectl("config", "current-context").out == "test\n"
+    cordoned = {"kind": "Node", "apiVersion": "v1", "spec": {"unschedulable": True}, "metadata": {
+        "name": "f", "labels": {"topology.kubernetes.io/zone": "ucsd", "topology.kubernetes.io/region": "us-west",
+                                "nvidia.com/gpu.product": A100, "nvidia.com/gpu.count": "8"}},
+                "status": {"conditions": [{"type": "Ready", "status": "True"}]}}
+    cluster.put(cordoned)
+
+
+@pytest.fixture
+def config(user: User) -> Config:
+    return cluster_config(user.settings)[0]
+
+
+def test_gpus_are_listed_by_site_and_product(user: User, cluster: Cluster, federation: None) -> None:
+    for name in ("gpu-0", "gpu-1"):  # those of the usual user
+        cluster.store.delete(cluster.key("Node", name))
+    done = user.sites()
+    assert done.code == 0, done.err
+    rows = [line.split() for line in done.out.splitlines()[1:6]]
+    assert rows[:-1] == [
+        ["-", "-", A100, "*", "4", "1", "0", "2"],
+        ["ksu", "-", PCIE, "*", "2", "1", "0", "1"],
+        ["ksu", "us-central", "NVIDIA-L40", "8", "1", "0", "-"],
+        ["ucsd", "us-west", A100, "*", "11", "2", "1", "5"]]  # a node of three GPUs holds one pod of two
+    assert rows[-1][:3] == ["*", "of", "GPU_PRODUCTS."]
+    assert "1 node is not ready and left out" in done.out
+    assert "Which of them are free cannot be seen" in done.out
+
+
+def test_only_a_list_of_nodes_is_asked_for(user: User, cluster: Cluster, federation: None) -> None:
+    assert user.sites().code == 0
+    asked = {request.path for request in cluster.requests if "nodes" in request.path}
+    assert asked == {"/api/v1/nodes"}
+
+
+def test_the_columns_are_read_by_where_they_begin() -> None:
+    table = ("NAME     STATUS                        ROLES    AGE   VERSION   ZONE   REGION    GPU.PRODUCT  GPU.COUNT\n"
+             "node-1   Ready                         <none>   9d    v1.32.4          us-west   NVIDIA-A40   4\n"
+             "node-2   NotReady,SchedulingDisabled   <none>   9d    v1.32.4   ksu                            \n"
+             "node-3   Ready,SchedulingDisabled      <none>   9d    v1.32.4   ksu              NVIDIA-A40\n")
+    assert nodes.parsed(table) == [
+        nodes.Node("node-1", True, False, "", "us-west", "NVIDIA-A40", 4),
+        nodes.Node("node-2", False, True, "ksu", "", "", 0),
+        nodes.Node("node-3", True, True, "ksu", "", "NVIDIA-A40", 0)]
+    assert nodes.parsed("") == nodes.parsed("NAME   STATUS\n") == []
+
+
+def test_room_counts_whole_pods_on_nodes_that_take_them(user: User, cluster: Cluster, federation: None,
+                                                        config: Config) -> None:
+    assert nodes.room(nodes.nodes(), config) == {"ucsd": 8 + 5, "ksu": 1, "": 2}
+
+
+def test_no_gpus_at_all(user: User, cluster: Cluster) -> None:
+    for name in ("gpu-0", "gpu-1"):
+        cluster.store.delete(cluster.key("Node", name))
+    done = user.sites()
+    assert done.code == 0 and "no node that is ready says which GPUs it has" in done.out
+
+
+def test_who_may_not_list_nodes_is_told(user: User, cluster: Cluster) -> None:
+    cluster.forbid("list", "nodes")
+    done = user.sites()
+    assert done.code == 78 and "you may not list nodes; ask its administrator" in done.err
+
+
+def test_a_bad_setting_is_told(user: User, cluster: Cluster) -> None:
+    done = user.sites(SITE="a/b")
+    assert done.code == 64 and "SITE=a/b (environment): must be" in done.err
+
+
+def test_as_the_makefile_calls_it(user: User, cluster: Cluster) -> None:
+    done = subprocess.run([sys.executable, "-m", "k8s.cluster.nodes"], cwd=ROOT, env=user.environment(), capture_output=True,
+                          text=True, check=False)
+    assert done.returncode == 0 and A100 in done.stdout, done.stderr
+
+
+def test_names_are_not_listed_by_the_hundred() -> None:
+    assert nodes.some(["b", "a"]) == "a, b" and nodes.some([]) == "none"
+    assert nodes.some(f"site-{i:02}" for i in range(12)).endswith("site-09 and 2 more")

@@ -1,0 +1,370 @@
+"""train/data/mixture.py against the same order worked out sample by sample, in plain Python integers."""
+
+import collections
+import hashlib
+import itertools
+import math
+import tracemalloc
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from train.data.mixture import Gap, Mixture, NotSealed, SourceOrder, group_ends, key_of, permute, sample_range, with_gap
+
+M64 = 2**64 - 1
+Sample = tuple[int, int, int, int]  # source, epoch, shard, window
+
+
+# ---- The order, once more
+
+def mix(x: int) -> int:
+    x = (x + 0x9E3779B97F4A7C15) & M64
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & M64
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & M64
+    return x ^ (x >> 31)
+
+
+def hash_of(*parts: object) -> int:
+    return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest(), "little")
+
+
+def permuted(i: int, n: int, key: int) -> int:
+    """A Feistel network of six rounds on just enough bits; the left half has one more where they are odd."""
+    bits = max(2, (n - 1).bit_length())
+    right_bits = bits // 2
+    left_bits = bits - right_bits
+    while True:
+        left, right = divmod(i, 2**right_bits)
+        for t in range(6):
+            width = left_bits if t % 2 == 0 else right_bits  # of the half that is replaced
+            left, right = right, left ^ (mix(right ^ key ^ mix(t)) % 2**width)
+        i = left * 2**right_bits + right
+        if i < n:
+            return i
+
+
+def groups_of(shards: int, group_shards: int) -> list[range]:
+    """Shards in groups of 1, 1, 2, 4, ..., at most group_shards; the last may be smaller."""
+    sizes = itertools.chain([1], (min(2**i, group_shards) for i in itertools.count()))
+    ends = itertools.accumulate(sizes)
+    found, begin = [], 0
+    while begin < shards:
+        found.append(range(begin, min(end := next(ends), shards)))
+        begin = end
+    return found
+
+
+class Reference:
+    """The documented order: blocks with exact shares, epochs of each source, groups of shards in sequence."""
+
+    def __init__(self, sources: dict[str, Sequence[int]], weights: dict[str, int], seed: int, group_shards: int):
+        divisor = math.gcd(*weights.values())
+        self.names, self.sources, self.seed, self.group_shards = list(sources), sources, seed, group_shards
+        self.weights = [weights[name] // divisor for name in self.names]
+        self.slots = [s for s, weight in enumerate(self.weights) for _ in range(weight)]
+
+    def __getitem__(self, i: int) -> Sample:
+        block, slot = divmod(i, len(self.slots))
+        key = mix(hash_of(self.seed, "block") ^ mix(block))
+        order = [self.slots[permuted(j, len(self.slots), key)] for j in range(slot + 1)]
+        source = order[-1]
+        before = block * self.weights[source] + order.count(source) - 1
+        return (source, *self.place(source, before))
+
+    def place(self, source: int, count: int) -> tuple[int, int, int]:
+        shards = self.sources[self.names[source]]
+        epoch, position = divmod(count, sum(shards))
+        groups = groups_of(len(shards), self.group_shards)
+        for g, group in enumerate(groups):
+            windows = [(shard, window) for shard in group for window in range(shards[shard])]
+            if position < len(windows):
+                key = mix(hash_of(self.seed, self.names[source]) ^ mix(epoch * len(groups) + g))
+                return (epoch, *windows[permuted(position, len(windows), key)])
+            position -= len(windows)
+        raise AssertionError("a position beyond the epoch")
+
+
+WINDOWS = {"web": [400, 350, 411, 7], "papers": [300, 0, 201], "exams": [5, 6]}
+WEIGHTS = {"web": 65, "papers": 34, "exams": 1}
+
+
+def mixture(seed: int = 7, group_shards: int = 2) -> Mixture:
+    return Mixture(WINDOWS, WEIGHTS, seed, group_shards)
+
+
+def located(m: Mixture, samples: Sequence[int] | range) -> list[Sample]:
+    at = m.locate(np.asarray(samples, dtype=np.int64))
+    return list(zip(at.source.tolist(), at.epoch.tolist(), at.shard.tolist(), at.window.tolist(), strict=True))
+
+
+# ---- The permutation
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 31, 32, 33, 100, 1000, 4097])
+def test_a_permutation_reaches_every_place_once(n: int) -> None:
+    assert sorted(permute(np.arange(n), n, key_of("k"))) == list(range(n))
+
+
+def test_the_vectorised_permutation_equals_the_one_in_plain_integers() -> None:
+    for n in (1, 2, 3, 7, 64, 100, 1025, 2**20 + 1, 2**40 + 12345):
+        positions = [i * (n - 1) // 40 for i in range(41)]
+        keys = [hash_of("key", i % 3) for i in range(41)]
+        got = permute(np.array(positions), n, np.array(keys, dtype=np.uint64))
+        assert got.tolist() == [permuted(i, n, key) for i, key in zip(positions, keys, strict=True)]
+
+
+def test_two_keys_give_two_permutations_that_look_shuffled() -> None:
+    a, b = (permute(np.arange(10_000), 10_000, key_of(k)) for k in (1, 2))
+    assert (a == b).sum() < 10 and (a == np.arange(10_000)).sum() < 10  # one is expected by chance
+    for order in (a, b):
+        assert abs(np.corrcoef(order, np.arange(10_000))[0, 1]) < 0.05  # five standard deviations
+        assert abs(np.corrcoef(order[:-1], order[1:])[0, 1]) < 0.05
+
+
+# ---- The order
+
+def test_the_order_equals_the_one_worked_out_sample_by_sample() -> None:
+    for seed, group_shards in ((7, 2), (1337, 1), (0, 8)):
+        reference = Reference(WINDOWS, WEIGHTS, seed, group_shards)
+        samples = [*range(300), *range(10**6, 10**6 + 50), 10**12 + 3]
+        assert located(mixture(seed, group_shards), samples) == [reference[i] for i in samples]
+
+
+def test_the_order_is_frozen() -> None:
+    """Numbers written down when groups became 1, 1, 2, 4: no version of numpy, Python or of this may change them."""
+    assert located(mixture(), range(6)) == [
+        (0, 0, 0, 21), (1, 0, 0, 82), (0, 0, 0, 323), (0, 0, 0, 203), (1, 0, 0, 114), (0, 0, 0, 274)]
+    assert located(mixture(), range(10**9, 10**9 + 6)) == [
+        (0, 556506, 2, 140), (1, 678642, 2, 81), (0, 556506, 2, 194), (0, 556506, 2, 184), (0, 556506, 2, 153),
+        (0, 556506, 2, 246)]
+    assert permute(np.arange(10), 10, key_of("frozen", 1)).tolist() == [5, 1, 8, 4, 3, 0, 9, 7, 2, 6]
+    assert mixture().fingerprint == "2f05ca8b44e32c3a"
+
+
+def test_one_order_whatever_the_ranks_and_their_changes() -> None:
+    """Nine attempts on 1, 2, 3, 4, 16 and 48 ranks; each rank has a mixture of its own and asks for its own part."""
+    batch, step, got = 48, 0, []
+    for ranks, steps in ((1, 7), (2, 5), (4, 8), (3, 4), (48, 3), (16, 6), (1, 1), (48, 1), (2, 3)):
+        mixtures = [mixture() for _ in range(ranks)]
+        for _ in range(steps):
+            for rank, own in enumerate(mixtures):
+                part = sample_range(step, batch, rank=rank, ranks=ranks)
+                assert len(part) == batch // ranks
+                got += located(own, part)
+            step += 1
+    reference = Reference(WINDOWS, WEIGHTS, 7, 2)
+    assert len(got) == 38 * batch
+    assert got == [reference[i] for i in range(38 * batch)]
+
+
+def test_replicas_with_ranks_take_what_as_many_ranks_of_one_replica_take() -> None:
+    for step in (0, 1, 17):
+        parts = [sample_range(step, 48, replica=replica, replicas=4, rank=rank, ranks=2)
+                 for replica in range(4) for rank in range(2)]
+        assert parts == [sample_range(step, 48, rank=rank, ranks=8) for rank in range(8)]
+        assert list(itertools.chain(*parts)) == list(range(48 * step, 48 * step + 48))
+
+
+@pytest.mark.parametrize("split", [{"ranks": 5}, {"replicas": 5}, {"replicas": 16, "ranks": 6}])
+def test_ranks_that_do_not_divide_the_batch_are_refused(split: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="48 windows a step do not divide over"):
+        sample_range(0, 48, **split)
+
+
+def test_every_hundred_samples_have_the_exact_shares() -> None:
+    source = mixture().locate(np.arange(5000)).source.reshape(-1, 100)
+    assert {tuple(np.bincount(block)) for block in source} == {(65, 34, 1)}
+    assert len({tuple(block) for block in source}) == 50  # and each its own order
+
+
+def test_weights_count_by_their_ratio() -> None:
+    double = Mixture(WINDOWS, {name: 2 * weight for name, weight in WEIGHTS.items()}, 7, 2)
+    assert located(double, range(500)) == located(mixture(), range(500))
+    assert double.fingerprint == mixture().fingerprint
+
+
+def test_each_window_comes_once_an_epoch() -> None:
+    samples = located(mixture(), range(6000))
+    for s, name in enumerate(WINDOWS):
+        everything = {(shard, window) for shard, n in enumerate(WINDOWS[name]) for window in range(n)}
+        mine = [(epoch, (shard, window)) for source, epoch, shard, window in samples if source == s]
+        epochs = [epoch for epoch, _ in mine]
+        assert epochs == sorted(epochs)
+        assert epochs[-1] >= 2
+        for epoch in range(epochs[-1]):  # the last may be open
+            seen = [place for e, place in mine if e == epoch]
+            assert len(seen) == len(everything) and set(seen) == everything
+        assert len({place for e, place in mine if e == epochs[-1]}) == epochs.count(epochs[-1])
+
+
+def test_groups_of_shards_follow_one_another_and_are_shuffled_within() -> None:
+    shards = [15, 20, 40, 30, 50, 20, 10]
+    m = Mixture({"only": shards}, {"only": 1}, 7, 2)
+    order = [(shard, window) for _, _, shard, window in located(m, range(2 * 185))]
+    for epoch in (order[:185], order[185:]):
+        parts = epoch[:15], epoch[15:35], epoch[35:105], epoch[105:175], epoch[175:]
+        assert [sorted({shard for shard, _ in part}) for part in parts] == [[0], [1], [2, 3], [4, 5], [6]]
+        changes = sum(a != b for (a, _), (b, _) in itertools.pairwise(parts[2]))
+        assert changes > 20  # two shards after one another would have one
+    assert order[:185] != order[185:]
+
+
+def test_epochs_seeds_and_sources_have_orders_of_their_own() -> None:
+    def order(seed: int, name: str, epoch: int) -> list[Sample]:
+        return [(0, 0, *place[2:]) for place in
+                located(Mixture({name: [500]}, {name: 1}, seed, 8), range(500 * epoch, 500 * epoch + 500))]
+
+    orders = [order(*what) for what in itertools.product((1, 2), ("a", "b"), (0, 1))]
+    for one, other in itertools.combinations(orders, 2):
+        assert sorted(one) == sorted(other)
+        assert sum(x == y for x, y in zip(one, other, strict=True)) < 10  # one is expected by chance
+
+
+def test_gaps_pass_over_windows_from_their_step_on() -> None:
+    gaps = (Gap(step=2, windows=48), Gap(step=2, windows=1), Gap(step=4, windows=10))
+    starts = [sample_range(step, 48, gaps=gaps).start for step in range(6)]
+    assert starts == [0, 48, 96 + 49, 144 + 49, 192 + 59, 240 + 59]
+    assert [sample_range(3, 48, rank=1, ranks=2, gaps=gaps)] == [range(144 + 49 + 24, 144 + 49 + 48)]
+
+
+def test_position_is_one_integer_however_large() -> None:
+    """An order that had to be walked or stored would not end here."""
+    m = Mixture({"large": [10**8] * 50, "small": [10**7]}, {"large": 3, "small": 1}, 7, 8)
+    tracemalloc.start()
+    samples = located(m, range(10**12, 10**12 + 1000))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 4e6  # bytes
+    assert len(set(samples)) == 1000
+    assert collections.Counter(source for source, *_ in samples) == {0: 750, 1: 250}
+    assert {epoch for source, epoch, *_ in samples if source == 1} == {25_000}  # 10^12 / 4 windows of 10^7 an epoch
+
+
+# ---- What cannot be a mixture, and what tells two apart
+
+def test_a_source_without_a_window_is_refused_by_name() -> None:
+    for shards in ([], [0], [0, 0]):
+        with pytest.raises(ValueError, match="source papers has no window"):
+            Mixture({"web": [3], "papers": shards}, {"web": 1, "papers": 1}, 7, 2)
+
+
+def test_the_fingerprint_tells_apart_all_that_changes_the_order_and_shards_do_not() -> None:
+    """They may be still to come."""
+    made = [Mixture(WINDOWS, WEIGHTS, 7, 2), Mixture(WINDOWS, WEIGHTS, 8, 2), Mixture(WINDOWS, WEIGHTS, 7, 3),
+            Mixture(WINDOWS, WEIGHTS | {"exams": 2}, 7, 2), Mixture(dict(reversed(WINDOWS.items())), WEIGHTS, 7, 2),
+            Mixture({f"{name}s": n for name, n in WINDOWS.items()}, {f"{n}s": w for n, w in WEIGHTS.items()}, 7, 2)]
+    assert len({m.fingerprint for m in made}) == len(made)
+    for other in (Mixture(WINDOWS | {"exams": [5, 7]}, WEIGHTS, 7, 2), Mixture(WINDOWS, WEIGHTS, 7, 2, ["web"])):
+        assert other.fingerprint == made[0].fingerprint
+
+
+# ---- Exact shares, far out and whatever the ranks
+
+@pytest.mark.parametrize("begin", [0, 10**10, 10**10 + 700, 10**12])
+def test_every_hundred_have_the_exact_shares_however_far_out_and_whatever_the_ranks(begin: int) -> None:
+    m, batch, steps = mixture(), 400, 3
+    assert begin % 100 == 0
+    for ranks in (1, 5, 16, 400):
+        rows = [m.locate(np.arange(part.start, part.stop) + begin) for step in range(steps) for rank in range(ranks)
+                if (part := sample_range(step, batch, rank=rank, ranks=ranks))]
+        source = np.concatenate([at.source for at in rows])
+        assert {tuple(np.bincount(block, minlength=3)) for block in source.reshape(-1, 100)} == {(65, 34, 1)}
+
+
+def test_counts_are_those_of_the_samples_one_by_one() -> None:
+    m, reference = mixture(), Reference(WINDOWS, WEIGHTS, 7, 2)
+    seen = collections.Counter[int]()
+    for i in range(1203):
+        if i % 7 == 0 or i % 100 in (0, 1, 99):
+            assert m.counts(i) == [seen[s] for s in range(3)]
+        seen[reference[i][0]] += 1
+    far = 10**10
+    assert m.counts(far) == [far // 100 * weight for weight in (65, 34, 1)]
+    assert m.counts(far + 57) == [n + [reference[far + i][0] for i in range(57)].count(s)
+                                  for s, n in enumerate(m.counts(far))]
+
+
+# ---- Groups, and sources that are still being made
+
+def test_groups_have_one_one_two_four_and_then_as_many_shards_as_asked_for() -> None:
+    assert group_ends(40, 8, ended=True) == [1, 2, 4, 8, 16, 24, 32, 40]
+    assert group_ends(41, 8, ended=True) == [1, 2, 4, 8, 16, 24, 32, 40, 41]
+    assert group_ends(7, 1, ended=True) == [1, 2, 3, 4, 5, 6, 7]
+    assert group_ends(9, 3, ended=True) == [1, 2, 4, 7, 9]
+    assert group_ends(0, 8, ended=True) == group_ends(0, 8, ended=False) == []
+    for group_shards, shards in itertools.product((1, 2, 3, 5, 8), range(60)):
+        groups = groups_of(shards, group_shards)
+        assert group_ends(shards, group_shards, ended=True) == [group.stop for group in groups]
+        whole = [group.stop for group, more in zip(groups, groups_of(shards + 100, group_shards), strict=False)
+                 if group == more]
+        assert group_ends(shards, group_shards, ended=False) == whole
+
+
+SIZES = [7, 0, 5, 9, 3, 0, 8, 6, 4, 11, 2, 5]  # windows of the shards of a source
+
+
+@pytest.mark.parametrize("group_shards", [1, 2, 4, 8])
+def test_the_order_of_a_source_that_grows_is_at_every_moment_that_of_the_finished_one(group_shards: int) -> None:
+    finished = Mixture({"a": SIZES, "b": [40]}, {"a": 2, "b": 1}, 7, group_shards)
+    growing = Mixture({"a": [], "b": [40]}, {"a": 2, "b": 1}, 7, group_shards, growing=["a"])
+    handed_out = []
+    for made in range(len(SIZES) + 1):
+        growing.grow("a", SIZES[:made], ended=False)
+        whole = [group for group in groups_of(len(SIZES) + 100, group_shards) if group.stop <= made]
+        windows = sum(SIZES[:whole[-1].stop]) if whole else 0
+        there = next(i for i in itertools.count() if finished.counts(i + 1)[0] > windows)  # samples before one too far
+        assert located(growing, range(there)) == located(finished, range(there))
+        assert growing.lacking(there) == "" and growing.lacking(there + 1) == "a"
+        for samples in (range(there + 1), range(there, there + 1), range(10**6, 10**6 + 100)):
+            with pytest.raises(NotSealed, match=r"^a$"):
+                located(growing, samples)
+        handed_out.append(there)
+    assert handed_out == sorted(handed_out) and len(set(handed_out)) > 3
+    growing.grow("a", SIZES, ended=True)
+    assert located(growing, range(1000)) == located(finished, range(1000))
+    assert growing.lacking(10**9) == ""
+
+
+def test_a_source_of_which_nothing_is_made_yet_is_lacking_from_its_first_sample() -> None:
+    m = Mixture({"a": [9], "b": []}, {"a": 3, "b": 1}, 7, 8, growing=["b"])
+    first = next(i for i in range(4) if m.counts(i + 1)[1])
+    assert m.lacking(first) == "" and m.lacking(first + 1) == "b"
+    assert m.orders[1].group_of(0) == 0 and list(m.orders[1].shards_of(0)) == []
+    with pytest.raises(ValueError, match="source b has no window"):
+        m.grow("b", [0], ended=True)
+
+
+@pytest.mark.parametrize("group_shards", [1, 2, 4])
+def test_groups_of_a_stretch_and_their_shards_are_those_of_its_samples(group_shards: int) -> None:
+    order = SourceOrder("a", SIZES, group_shards, 7)
+    groups, total = groups_of(len(SIZES), group_shards), sum(SIZES)
+    of_shard = {shard: g for g, group in enumerate(groups) for shard in group}
+    _, shards, _ = order.locate(np.arange(3 * total))
+    of_sample = [of_shard[shard] for shard in shards.tolist()]
+    assert [order.group_of(i) for i in range(3 * total)] == of_sample
+    assert [order.shards_of(g) for g in range(len(groups) + 2)] == [*groups, range(0), range(0)]
+    filled = {g for g, group in enumerate(groups) if any(SIZES[k] for k in group)}
+    for begin in range(total + 2):
+        for end in range(begin + 1, 2 * total + 2, 1 if begin % 7 == 0 else 5):
+            found = order.groups(begin, end)
+            assert len(found) == len(set(found))
+            assert set(found) & filled == set(of_sample[begin:end]), (begin, end)
+            assert found[0] == of_sample[begin] or len(set(of_sample[begin:end])) == len(filled)
+
+
+def test_the_group_of_a_sample_that_is_not_made_yet_is_the_next_to_be_made() -> None:
+    order = SourceOrder("a", [5, 6, 7], 8, 7, ended=False)  # whole are those of shard 0 and of shard 1
+    assert [order.group_of(i) for i in (0, 4, 5, 10, 11, 17, 100)] == [0, 0, 1, 1, 2, 2, 2]
+    assert order.groups(3, 7) == [0, 1]
+
+
+# ---- Gaps
+
+def test_a_run_that_goes_back_passes_over_all_from_there_on() -> None:
+    gaps: tuple[Gap, ...] = ()
+    gaps = with_gap(gaps, 5, 30)
+    assert sample_range(5, 10, gaps=gaps) == range(80, 90)
+    gaps = with_gap(gaps, 9, 4)
+    assert sample_range(9, 10, gaps=gaps) == range(124, 134)
+    gaps = with_gap(gaps, 12, 10, since=7)  # the gap at step 9 is within what it passes over
+    assert gaps == (Gap(5, 30), Gap(7, 14))

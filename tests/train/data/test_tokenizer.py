@@ -1,0 +1,348 @@
+"""train/data/tokenizer.py: text to ids and back without loss, bytes counted exactly, files that are no tokenizer refused."""
+
+import hashlib
+import json
+import random
+import re
+import unicodedata
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+from tests.conftest import SHARED
+from train.data import tokenizer
+from train.data.tokenizer import SPECIAL_TOKENS, TokenizerError, Vocabulary
+
+AWKWARD = [
+    "def f(x):\n    return x**2  # naïve\n", "", " ", "\n\n\t\r\n", "1234567890.5e-3", "日本語と한국어",
+    "\U0001f642\u200d\u2194\ufe0f e\u0301",
+    "\x00\x01\x7f", "a" * 3000, "don't  stop", "\ufeffBOM", "٣٤٥", "x" + " " * 50 + "y", "<|endoftext|>",
+    "before<|endoftext|>after <|user|>hello<|end|>",
+]
+
+
+def some_text() -> list[str]:
+    """Words of a little language, the same at every call."""
+    rng = random.Random(3)
+    words = ["".join(rng.choices("abcdefghij", k=rng.randint(2, 6))) for _ in range(300)]
+    return [" ".join(rng.choices(words, k=200)) + f"\n    x{i} = {rng.randint(0, 10**6)}\n" for i in range(40)]
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Vocabulary:
+    return tokenizer.train(iter(some_text()), 400, tmp_path_factory.mktemp("t") / "tokenizer.json")
+
+
+def test_a_trained_vocabulary_has_the_asked_size_and_the_reserved_tokens(vocabulary: Vocabulary) -> None:
+    assert vocabulary.size == 400
+    ids = [vocabulary.tokenizer.token_to_id(token) for token in SPECIAL_TOKENS]
+    assert ids == list(range(len(SPECIAL_TOKENS)))
+    assert vocabulary.end_of_text == vocabulary.tokenizer.token_to_id("<|endoftext|>")
+    assert {"<|user|>", "<|assistant|>", "<|system|>", "<|end|>"} <= set(SPECIAL_TOKENS)
+
+
+@pytest.mark.parametrize("text", AWKWARD, ids=repr)
+def test_every_text_comes_back_whole(vocabulary: Vocabulary, text: str) -> None:
+    assert vocabulary.decode(vocabulary.encode(text)) == text
+
+
+@pytest.mark.parametrize("text", AWKWARD, ids=repr)
+def test_bytes_of_the_ids_are_the_bytes_of_the_text(vocabulary: Vocabulary, text: str) -> None:
+    assert int(vocabulary.byte_lengths()[vocabulary.encode(text)].sum()) == len(text.encode())
+
+
+def test_a_special_token_stands_for_no_bytes_and_is_never_made_from_text(vocabulary: Vocabulary) -> None:
+    lengths = vocabulary.byte_lengths()
+    special = range(len(SPECIAL_TOKENS))
+    assert [int(lengths[i]) for i in special] == [0] * len(SPECIAL_TOKENS)
+    assert lengths.min() == 0 and (lengths == 0).sum() == len(SPECIAL_TOKENS)
+    for token in SPECIAL_TOKENS:
+        assert not set(special) & set(vocabulary.encode(f"a{token}b {token}"))
+
+
+def test_many_texts_at_once_give_what_each_gives_alone(vocabulary: Vocabulary) -> None:
+    texts = AWKWARD + some_text()
+    assert [ids.tolist() for ids in vocabulary.encode_all(texts)] == [vocabulary.encode(text) for text in texts]
+
+
+def test_no_token_spans_two_words_or_more_than_three_digits(vocabulary: Vocabulary) -> None:
+    spelled = [vocabulary.decode([i]) for i in range(len(SPECIAL_TOKENS), vocabulary.size)]
+    assert sum(len(token) > 2 for token in spelled) > 20  # merges were learnt
+    assert not [token for token in spelled if re.search(r"\w\s+\w|\d{4}|[a-z]\d|\d[a-z]", token)]
+
+
+def test_training_twice_gives_one_identity_the_hash_of_the_file(tmp_path: Path, vocabulary: Vocabulary) -> None:
+    path = tmp_path / "deep" / "tokenizer.json"
+    again = tokenizer.train(iter(some_text()), 400, path)
+    assert again.sha256 == vocabulary.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert tokenizer.load(path).sha256 == again.sha256
+    other = tokenizer.train(iter(some_text()), 401, tmp_path / "other.json")
+    assert other.sha256 != again.sha256
+
+
+def test_too_little_text_is_refused_with_a_size_that_it_gives(tmp_path: Path) -> None:
+    target = tmp_path / "tokenizer.json"
+    with pytest.raises(TokenizerError, match=r"not VOCAB_SIZE=5000; set VOCAB_SIZE=\d+, or train on more") as raised:
+        tokenizer.train(iter(some_text()[:3]), 5000, target)
+    assert not target.exists()
+    size = int(str(raised.value).split("set VOCAB_SIZE=")[1].split(",")[0])
+    assert tokenizer.train(iter(some_text()[:3]), size, target).size == size
+
+
+# ---- Tokenizers of others
+
+BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+METASPACE_DECODERS = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+
+
+def sentencepiece(model: str = "BPE", byte_fallback: bool = True) -> Tokenizer:
+    """As SentencePiece's look when converted: entries in characters, a blank as U+2581, a token for each byte."""
+    learnt = Tokenizer(models.BPE() if model == "BPE" else models.Unigram())
+    learnt.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
+    special = ["<unk>", "<s>", "</s>", *(BYTES if byte_fallback else [])]
+    kinds: dict[str, Any] = {"BPE": trainers.BpeTrainer, "Unigram": trainers.UnigramTrainer}
+    learnt.train_from_iterator(some_text(), kinds[model](vocab_size=600, special_tokens=special, show_progress=False,
+                                                         unk_token="<unk>"))
+    content = json.loads(learnt.to_str())
+    content["model"] |= {"byte_fallback": byte_fallback} | ({"unk_token": "<unk>"} if model == "BPE" else {"unk_id": 0})
+    content["added_tokens"] = [token for token in content["added_tokens"] if token["content"] not in BYTES]
+    made = Tokenizer.from_str(json.dumps(content))
+    made.pre_tokenizer = None
+    made.decoder = decoders.Sequence(METASPACE_DECODERS)
+    return made
+
+
+def llama_2() -> Tokenizer:
+    made = sentencepiece()
+    made.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
+    made.decoder = decoders.Sequence([*METASPACE_DECODERS, decoders.Strip(" ", 1, 0)])
+    return made
+
+
+def gemma() -> Tokenizer:
+    made = sentencepiece()
+    made.normalizer = normalizers.Replace(" ", "\u2581")
+    return made
+
+
+def mistral(model: str = "BPE", scheme: str = "first") -> Tokenizer:
+    made = sentencepiece(model)
+    made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)
+    made.decoder = decoders.Sequence([*METASPACE_DECODERS, decoders.Strip(" ", 1, 0)])
+    return made
+
+
+def byte_level(**how: Any) -> Tokenizer:
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(**how), decoders.ByteLevel()
+    made.train_from_iterator(some_text(), trainers.BpeTrainer(
+        vocab_size=500, special_tokens=["<eos>"], show_progress=False, initial_alphabet=made.pre_tokenizer.alphabet()))
+    return made
+
+
+def unigram() -> Tokenizer:
+    """One that cannot make a special token from text: none of them is an entry of the model."""
+    content = json.loads(mistral("Unigram", "always").to_str())
+    for entry in content["model"]["vocab"][:3]:
+        entry[0] = f"\ue000{entry[0]}"
+    content["added_tokens"] = []
+    made = Tokenizer.from_str(json.dumps(content))
+    made.add_special_tokens(["</s>"])
+    return made
+
+
+def with_nfc() -> Tokenizer:
+    made = byte_level(add_prefix_space=False)
+    made.normalizer = normalizers.NFC()
+    return made
+
+
+def taken(made: Tokenizer) -> Vocabulary:
+    return tokenizer.from_tokenizer(Tokenizer.from_str(made.to_str()), "00" * 32, "here")
+
+
+# What is taken, and by whose blank before a text, if any, what comes back may differ
+KINDS: dict[str, tuple[Callable[[], Tokenizer], str]] = {
+    "byte-level": (lambda: byte_level(add_prefix_space=False), "none"), "with NFC": (with_nfc, "none"),
+    "byte-level with a prefix": (lambda: byte_level(add_prefix_space=True), "stays"),
+    "Gemma": (gemma, "none"), "Llama 2": (llama_2, "is taken away"), "Mistral": (mistral, "may take one along"),
+    "Unigram": (unigram, "may take one along")}
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def kind(request: pytest.FixtureRequest) -> tuple[Vocabulary, str]:
+    make, blank = KINDS[request.param]
+    return taken(make()), blank
+
+
+def real_text() -> Iterator[str]:
+    """Rows of web pages, of text from PDFs and of examinations."""
+    for name in ("web/dclm_majority.jsonl", "pdf/pdf_text.jsonl", "pdf/docling_markdown.jsonl",
+                 "medical/medqa_4options_test_even.jsonl"):
+        with open(SHARED / name, encoding="utf-8") as file:
+            for line in file.readlines()[:60]:
+                row = json.loads(line)
+                yield (row.get("text") or row.get("question") or "")[:20_000]
+
+
+def check_text(v: Vocabulary, blank: str, text: str) -> None:
+    """It comes back, and its ids stand for its bytes, but for a blank at its start."""
+    text = unicodedata.normalize("NFC", text) if v.tokenizer.normalizer and blank == "none" else text
+    text = text.replace("\u2581", " ")
+    ids = v.encode(text)
+    before = " " * (blank == "stays" and text[:1] not in ("", " "))
+    back, surplus = v.decode(ids), int(v.byte_lengths()[ids].sum()) - len(text.encode())
+    if blank == "may take one along" and text.startswith((" ", "\u2581")):
+        assert (back, surplus) == (text[1:], 0)
+    else:
+        assert (back, surplus) == (before + text, len(before) if blank in ("none", "stays") else bool(text))
+
+
+def test_every_kind_that_is_taken_gives_text_back_and_counts_its_bytes(kind: tuple[Vocabulary, str]) -> None:
+    for text in [*AWKWARD, *some_text(), " x", "  x", "a </s> b<0x41"]:
+        check_text(*kind, text)
+
+
+def test_every_kind_gives_real_text_back(kind: tuple[Vocabulary, str]) -> None:
+    if not SHARED.is_dir():
+        pytest.skip(f"{SHARED} is not on this machine")
+    texts = list(real_text())
+    assert len(texts) > 150 and sum(map(len, texts)) > 300_000
+    for text in texts:
+        check_text(*kind, text)
+
+
+def test_pieces_of_a_document_have_no_blank_put_between_them(kind: tuple[Vocabulary, str],
+                                                             monkeypatch: pytest.MonkeyPatch) -> None:
+    v, blank = kind
+    text = "ab cde \u65e5\u672c\u8a9e" * 20 + "x" * 80 + " fin"
+    monkeypatch.setattr(tokenizer, "LONGEST_PIECE", 30)
+    (ids,) = v.encode_all([text])
+    assert v.decode(ids.tolist()) == " " * (blank == "stays") + text
+
+
+def test_the_separator_is_the_first_of_the_list_and_never_made_from_text() -> None:
+    made = byte_level(add_prefix_space=False)
+    made.add_special_tokens(["<|im_end|>", "</s>"])
+    assert taken(made).end_of_text == made.token_to_id("</s>")
+    made.add_tokens([AddedToken("<|endoftext|>", special=False)])  # which would be found in text
+    v = taken(made)
+    assert v.end_of_text == made.token_to_id("<|endoftext|>") == v.size - 1
+    assert v.end_of_text not in v.encode("a<|endoftext|>b") and v.byte_lengths()[v.end_of_text] == 0
+    assert v.decode(v.encode("a<|endoftext|>b")) == "a<|endoftext|>b"
+
+
+def test_an_added_token_that_is_text_counts_as_such_and_ids_may_have_holes() -> None:
+    made = byte_level(add_prefix_space=False)
+    content = json.loads(made.to_str())
+    last = max(content["model"]["vocab"], key=content["model"]["vocab"].__getitem__)
+    content["model"]["vocab"][last] = 700
+    made = Tokenizer.from_str(json.dumps(content))
+    made.add_tokens(["    ", "na\u00efve"])
+    v = taken(made)
+    ids = v.encode("x    na\u00efve")
+    assert v.size == len(v.byte_lengths()) == max(700, *ids) + 1
+    assert v.byte_lengths()[ids].tolist() == [1, 4, 6] and v.byte_lengths()[700] == len(last)
+
+
+def changed(made: Tokenizer, **parts: Any) -> Tokenizer:
+    for name, part in parts.items():
+        setattr(made, name, part)
+    return made
+
+
+def few_bytes() -> Tokenizer:
+    content = json.loads(byte_level(add_prefix_space=False).to_str())
+    content["model"]["vocab"]["\u0120\u0120\u0120"] = content["model"]["vocab"].pop("!")  # no token of that byte
+    content["model"]["merges"] = [pair for pair in content["model"]["merges"] if "!" not in "".join(pair)]
+    return Tokenizer.from_str(json.dumps(content))
+
+
+def greedy_added_token() -> Tokenizer:
+    made = byte_level(add_prefix_space=False)
+    made.add_tokens([AddedToken("<mask>", lstrip=True, special=False)])
+    return made
+
+
+def words(model: Any) -> Tokenizer:
+    made = Tokenizer(model)
+    made.add_special_tokens(["</s>"])
+    return made
+
+
+@pytest.mark.parametrize(("make", "said"), [
+    (lambda: changed(byte_level(add_prefix_space=False), normalizer=normalizers.Lowercase()), "(capital letters, "),
+    (lambda: changed(byte_level(add_prefix_space=False),
+                     normalizer=normalizers.Sequence([normalizers.NFD(), normalizers.StripAccents()])), "(accents)"),
+    (lambda: changed(byte_level(add_prefix_space=False), normalizer=normalizers.NFKC()), "(compatibility characters)"),
+    (lambda: changed(gemma(), pre_tokenizer=pre_tokenizers.WhitespaceSplit()), "line ends and tabs"),
+    (lambda: changed(gemma(), decoder=decoders.Metaspace()), "other scripts"),
+    (few_bytes, "(it has no token for 1 of the bytes)"),
+    (lambda: mistral("Unigram"), "(special tokens that a text spells out)"),
+    (greedy_added_token, "(blanks beside its added tokens)"),
+    (lambda: sentencepiece("Unigram", byte_fallback=False), "a Unigram tokenizer that loses text (it has no token"),
+    (lambda: words(models.WordPiece({"[UNK]": 0, "word": 1}, unk_token="[UNK]")), "a WordPiece tokenizer that loses"),
+    (lambda: words(models.WordLevel({"[UNK]": 0, "word": 1}, unk_token="[UNK]")), "a WordLevel tokenizer that loses"),
+])
+def test_what_loses_text_is_refused_with_what_it_loses(make: Callable[[], Tokenizer], said: str) -> None:
+    with pytest.raises(TokenizerError, match=r"^here: a .*; take a byte-level BPE, or a SentencePiece") as raised:
+        taken(make())
+    assert said in str(raised.value)
+
+
+# ---- Files
+
+def without_end_of_text() -> str:
+    made = Tokenizer(models.BPE())
+    made.decoder = decoders.ByteLevel()
+    return str(made.to_str())
+
+
+@pytest.mark.fault(11)
+@pytest.mark.parametrize(("content", "words"), [
+    (None, ["cannot be read (No such file", "TOKENIZER must be"]),
+    (b"<?xml version='1.0'?><Error/>".ljust(278), ["not a tokenizer.json (278 bytes,", "<?xml", "fetch it again"]),
+    (b"", ["not a tokenizer.json (0 bytes"]),
+    (b'{"version": "1.0"', ["not a tokenizer.json"]),
+    (b'{"a": 1}', ["not a tokenizer.json"]),
+    (b"\xff\xfe\x00", ["not a tokenizer.json (3 bytes"]),
+    (without_end_of_text().encode(), ["no special token that separates", "<|endoftext|> <|end_of", "</s>"]),
+], ids=["absent", "error page", "empty", "truncated", "other json", "binary", "no end of text"])
+def test_a_file_that_will_not_do_is_named_with_what_is_wrong(tmp_path: Path, content: bytes | None,
+                                                             words: list[str]) -> None:
+    path = tmp_path / "tokenizer.json"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(TokenizerError) as raised:
+        tokenizer.load(path)
+    assert str(raised.value).startswith(f"{path}: ")
+    assert all(word in str(raised.value) for word in words), str(raised.value)
+
+
+def test_truncation_and_padding_in_a_file_are_not_applied(tmp_path: Path, vocabulary: Vocabulary) -> None:
+    content = json.loads(vocabulary.tokenizer.to_str())
+    content["truncation"] = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
+    content["padding"] = {"strategy": {"Fixed": 9}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 1,
+                          "pad_type_id": 0, "pad_token": "<|pad|>"}
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(content))
+    text = some_text()[0]
+    assert tokenizer.load(path).encode(text) == vocabulary.encode(text)
+    loaded, same = ([ids.tolist() for ids in v.encode_all(["ab", text])] for v in (tokenizer.load(path), vocabulary))
+    assert loaded == same
+
+
+def test_the_tokenizer_of_gpt2_gives_its_published_ids() -> None:
+    path = SHARED / "tokenizers" / "gpt2" / "tokenizer.json"
+    if not path.exists():
+        pytest.skip(f"{path} is not on this machine")
+    gpt2 = tokenizer.load(path)
+    assert (gpt2.size, gpt2.end_of_text) == (50257, 50256)
+    assert gpt2.encode("Hello world") == [15496, 995]
+    for text in AWKWARD:
+        ids = gpt2.encode(text)
+        assert gpt2.end_of_text not in ids
+        assert int(gpt2.byte_lengths()[ids].sum()) == len(text.encode())

@@ -1,0 +1,206 @@
+"""The model and its loss, against Hugging Face's classes and against plain formulas."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from settings.config import Config
+from train.model.loss import IGNORED, SoftmaxPart, softmax_part, softmax_part_to_compile, summed_loss
+from train.model.model import Transformer, build, matmul_weights
+
+CPU = torch.device("cpu")
+VARIANTS = [{}, {"n_kv_head": 1}, {"tie_embeddings": False, "rope_theta": 500_000.0}, {"qk_norm": True, "n_kv_head": 2},
+            {"qk_norm": True, "tie_embeddings": False, "norm_eps": 1e-6}, {"vocab_size": 501},
+            {"vocab_size": 501, "tie_embeddings": False}]
+
+
+def recipe(tiny: Config, **changes: object) -> Config:
+    base = {"n_head": 4, "n_embd": 64, "n_kv_head": None, "mlp_dim": None}
+    return dataclasses.replace(tiny, **(base | changes)).derived()
+
+
+def hugging_face(model: Transformer, c: Config) -> torch.nn.Module:
+    """A Llama, or with QK-norm a Qwen3, of Hugging Face with the same weights, and no padding of the vocabulary."""
+    import transformers
+    common = {"vocab_size": c.vocab_size, "hidden_size": c.n_embd, "intermediate_size": c.mlp_dim,
+              "num_hidden_layers": c.n_layer, "num_attention_heads": c.n_head, "num_key_value_heads": c.n_kv_head,
+              "rms_norm_eps": c.norm_eps, "tie_word_embeddings": c.tie_embeddings, "head_dim": c.head_dim,
+              "max_position_embeddings": c.seq_len, "attention_bias": False,
+              "rope_parameters": {"rope_type": "default", "rope_theta": c.rope_theta}}
+    if c.qk_norm:
+        other = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**common))
+    else:
+        other = transformers.LlamaForCausalLM(transformers.LlamaConfig(**common, mlp_bias=False))
+    ours = {name if name.startswith("lm_head") else f"model.{name}":
+            w[:c.vocab_size] if name in ("lm_head.weight", "embed_tokens.weight") else w
+            for name, w in model.state_dict().items()}
+    missing = other.load_state_dict(ours, strict=True)
+    assert not missing.missing_keys and not missing.unexpected_keys
+    return other.eval()
+
+
+@pytest.mark.parametrize("changes", VARIANTS, ids=str)
+def test_logits_equal_those_of_hugging_face(tiny: Config, changes: dict) -> None:
+    c = recipe(tiny, **changes)
+    model = build(c, CPU)
+    tokens = torch.randint(c.vocab_size, (3, c.seq_len), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        for weight in model.parameters():  # norms of 1 would hide a norm that is left out
+            if weight.ndim == 1:
+                weight.uniform_(0.5, 1.5)
+        ours, theirs = model(tokens), hugging_face(model, c)(tokens).logits
+    assert theirs.std() > 0.1
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("chunk", [3, 64, 1000])
+def test_chunked_loss_and_gradients_equal_plain_cross_entropy(chunk: int) -> None:
+    g = torch.Generator().manual_seed(0)
+    x, w = torch.randn(37, 16, generator=g, dtype=torch.float64), torch.randn(50, 16, generator=g, dtype=torch.float64)
+    targets = torch.randint(50, (37,), generator=g)
+    targets[::5] = IGNORED
+    x1, w1, x2, w2 = (t.float().clone().requires_grad_() for t in (x, w, x, w))
+    loss, scored = summed_loss(x1, w1, targets, chunk)
+    (3 * loss).backward()
+    plain = F.cross_entropy(x2 @ w2.t(), targets, ignore_index=IGNORED, reduction="sum")
+    (3 * plain).backward()
+    assert scored.item() == (targets >= 0).sum().item()
+    torch.testing.assert_close(loss, plain)
+    torch.testing.assert_close(x1.grad, x2.grad)
+    torch.testing.assert_close(w1.grad, w2.grad)
+
+
+def test_chunks_in_bfloat16_add_up_to_the_gradient_in_float32() -> None:
+    g = torch.Generator().manual_seed(0)
+    x, w = torch.randn(64, 16, generator=g), torch.randn(50, 16, generator=g)
+    targets = torch.randint(50, (64,), generator=g)
+    x1, w1, x2, w2 = (t.bfloat16().float().requires_grad_() for t in (x, w, x, w))
+    half = x1.bfloat16()
+    half.retain_grad()
+    scale = 1 / 3  # bfloat16 has 0.33398
+    (scale * summed_loss(half, w1, targets, chunk=8)[0]).backward()
+    (scale * summed_loss(x2, w2, targets)[0]).backward()
+    for ours, reference in ((half.grad.float(), x2.grad), (w1.grad, w2.grad)):
+        assert (ours - reference).norm() < 0.01 * reference.norm()
+        common_factor = (ours * reference).sum() / (reference * reference).sum()
+        assert common_factor.item() == pytest.approx(1, abs=1e-3)
+
+
+def test_the_loss_of_a_step_never_holds_all_logits(tiny: Config) -> None:
+    largest = 0
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            nonlocal largest
+            out = func(*args, **(kwargs or {}))
+            if isinstance(out, torch.Tensor):
+                largest = max(largest, out.numel())
+            return out
+
+    x, w = torch.randn(4096, 8, requires_grad=True), torch.randn(1000, 8, requires_grad=True)
+    with Watch():
+        summed_loss(x, w, torch.zeros(4096, dtype=torch.int64), chunk=256)[0].backward()
+    assert largest == 256 * 1000
+
+
+def test_forward_with_targets_is_the_loss_of_its_logits(tiny: Config) -> None:
+    model = build(tiny, CPU)
+    tokens = torch.randint(tiny.vocab_size, (2, tiny.seq_len))
+    targets = tokens.roll(-1, 1)
+    targets[:, -1] = IGNORED
+    loss, scored = model(tokens, targets)
+    plain = F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum")
+    torch.testing.assert_close(loss, plain)
+    assert scored.item() == 2 * (tiny.seq_len - 1)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("part", [softmax_part, softmax_part_to_compile])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_rows_that_pad_the_vocabulary_compute_nothing(tiny: Config, tied: bool, part: SoftmaxPart, dtype: str) -> None:
+    c = recipe(tiny, vocab_size=501, tie_embeddings=tied, dtype=dtype)
+    model = build(c, CPU)
+    model.softmax_part = part
+    assert model.embed_tokens.weight.shape == model.lm_head.weight.shape == (512, c.n_embd)
+    tokens = torch.randint(501, (2, c.seq_len), generator=torch.Generator().manual_seed(1))
+    found = []
+    for row in (1.0, 100.0):  # whatever they hold
+        with torch.no_grad():
+            model.lm_head.weight[501:], model.embed_tokens.weight[501:] = row, row
+        loss, _ = model(tokens, tokens.roll(-1, 1))
+        model.zero_grad()
+        loss.backward()
+        found.append([loss.detach(), *(weight.grad for weight in model.parameters())])
+        assert all(not weight.grad[501:].any() for weight in (model.lm_head.weight, model.embed_tokens.weight))
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    logits = model(tokens)
+    plain = F.cross_entropy(logits.flatten(0, 1), tokens.roll(-1, 1).flatten(), reduction="sum")
+    assert logits.shape == (2, c.seq_len, 501)
+    torch.testing.assert_close(loss, plain, rtol=1e-5 if dtype == "float32" else 2e-3, atol=0)
+
+
+def test_bfloat16_stays_close_to_float32_and_its_gradients_are_float32(tiny: Config) -> None:
+    c = recipe(tiny)
+    model, half = build(c, CPU), build(dataclasses.replace(c, dtype="bfloat16"), CPU)
+    tokens = torch.randint(c.vocab_size, (4, c.seq_len), generator=torch.Generator().manual_seed(1))
+    assert half.hidden(tokens).dtype == torch.bfloat16
+    losses = []
+    for m in (model, half):
+        loss, _ = m(tokens, tokens)
+        loss.backward()
+        losses.append(loss.item())
+    assert losses[1] == pytest.approx(losses[0], rel=2e-3)
+    for name, weight in half.named_parameters():
+        reference = model.get_parameter(name).grad
+        assert weight.dtype == weight.grad.dtype == torch.float32
+        assert (weight.grad - reference).norm() < 0.05 * reference.norm(), name
+
+
+def test_no_position_sees_a_later_token(tiny: Config) -> None:
+    model = build(tiny, CPU)
+    tokens = torch.randint(tiny.vocab_size, (1, tiny.seq_len))
+    changed = tokens.clone()
+    changed[0, 20:] = (changed[0, 20:] + 1) % tiny.vocab_size
+    with torch.no_grad():
+        before, after = model(tokens), model(changed)
+    torch.testing.assert_close(before[:, :20], after[:, :20])
+    assert (before[:, 20:] - after[:, 20:]).abs().max() > 1e-3
+
+
+def test_first_loss_is_near_that_of_a_uniform_guess(tiny: Config) -> None:
+    model = build(recipe(tiny), CPU)
+    tokens = torch.randint(tiny.vocab_size, (8, tiny.seq_len), generator=torch.Generator().manual_seed(3))
+    loss, scored = model(tokens, tokens.roll(-1, 1))
+    assert (loss / scored).item() == pytest.approx(math.log(tiny.vocab_size), abs=0.15)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_what_writes_into_the_residual_starts_smaller_by_the_depth(tiny: Config, tied: bool) -> None:
+    c = recipe(tiny, tie_embeddings=tied, n_layer=8)
+    model = build(c, CPU)
+    for name, weight in model.named_parameters():
+        if "layers.0." in name and weight.ndim == 2:
+            expected = 0.02 if tied else weight.shape[1] ** -0.5
+            if name.endswith(("o_proj.weight", "down_proj.weight")):
+                expected /= 4  # sqrt(2 x 8)
+            assert weight.std().item() == pytest.approx(expected, rel=0.05), name
+
+
+def test_initial_weights_follow_the_seed_and_not_the_depth(tiny: Config) -> None:
+    shallow, deep = build(tiny, CPU), build(dataclasses.replace(tiny, n_layer=3), CPU)
+    other = build(dataclasses.replace(tiny, seed=tiny.seed + 1), CPU)
+    name = "layers.1.mlp.gate_proj.weight"
+    assert torch.equal(shallow.get_parameter(name), deep.get_parameter(name))
+    assert not torch.equal(shallow.get_parameter(name), other.get_parameter(name))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_matmul_weights_count_the_head_once_and_the_table_never(tiny: Config, tied: bool) -> None:
+    c = dataclasses.replace(tiny, tie_embeddings=tied)
+    with torch.device("meta"):
+        model = Transformer(c)
+    layer = 4 * c.n_embd**2 + 3 * c.n_embd * c.mlp_dim
+    assert matmul_weights(model) == c.n_layer * layer + c.vocab_size * c.n_embd

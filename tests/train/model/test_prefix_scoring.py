@@ -1,0 +1,77 @@
+"""Continuations that share a text, beside the same continuations each read by itself."""
+
+import pytest
+import torch
+
+from train.model.attention import MATH, SDPA, Kernel, by_products
+from train.model.prefix_scoring import Branches, laid_out
+from settings.config import Config
+from train.model.model import Transformer, build
+
+LENGTH = 24
+
+
+def model(kernel: Kernel = SDPA, **settings: str) -> Transformer:
+    c = Config.load({"PRESET": "tiny", "DEVICE": "cpu", "DTYPE": "float32", "VOCAB_SIZE": "300", "SEQ_LEN": "32",
+                     "N_LAYER": "2", "N_HEAD": "4", "N_KV_HEAD": "2", "N_EMBD": "32", **settings})
+    return build(c, torch.device("cpu"), kernel)
+
+
+def rows(seed: int, count: int) -> list[tuple[list[int], list[list[int]]]]:
+    """Trunks and branches of all lengths that fit, an empty branch among them."""
+    random = torch.Generator().manual_seed(seed)
+
+    def words(count: int) -> list[int]:
+        return torch.randint(300, (count,), generator=random).tolist()
+
+    return [(words(1 + int(torch.randint(9, (), generator=random))),
+             [words(n) for n in torch.randperm(5, generator=random).tolist()]) for _ in range(count)]
+
+
+def alone(one: Transformer, trunk: list[int], branch: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Nats and hits of a branch, from the logits of the whole text by itself."""
+    logits = one(torch.tensor([trunk + branch]))[0, len(trunk) - 1:-1].double()
+    chosen = torch.tensor(branch, dtype=torch.int64)
+    return -logits.log_softmax(1)[range(len(branch)), chosen], logits.argmax(1) == chosen
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kernel", [SDPA, MATH, Kernel("by bounds", lambda q, k, v, b: by_products(q, k, v), True)])
+@pytest.mark.parametrize("qk_norm", ["0", "1"])
+def test_each_branch_is_scored_as_if_it_were_alone(kernel: Kernel, qk_norm: str) -> None:
+    one, given = model(kernel, QK_NORM=qk_norm), rows(1, 5)
+    tokens, branches = laid_out(given, LENGTH)
+    nats, hits = one(tokens, branches=branches)
+    expected = [alone(one, trunk, branch) for trunk, all_of in given for branch in all_of if branch]
+    torch.testing.assert_close(nats.double(), torch.cat([n for n, _ in expected]), rtol=1e-5, atol=1e-5)
+    assert torch.equal(hits, torch.cat([h for _, h in expected]))
+
+
+@torch.no_grad()
+def test_what_is_likeliest_is_a_hit() -> None:
+    one, text = model(), [5, 7, 11]
+    best = int(one(torch.tensor([text]))[0, -1].argmax())
+    tokens, branches = laid_out([(text, [[best], [best + 1 if best < 299 else 0]])], LENGTH)
+    assert one(tokens, branches=branches)[1].tolist() == [True, False]
+
+
+def test_a_token_sees_its_trunk_and_its_branch_up_to_itself() -> None:
+    _, branches = laid_out([([9, 9], [[9, 9], [9]])], 6)
+    assert branches.positions.tolist() == [[0, 1, 2, 3, 2, 0]]
+    assert branches.mask()[0, 0].int().tolist() == [
+        [1, 0, 0, 0, 0, 0], [1, 1, 0, 0, 0, 0], [1, 1, 1, 0, 0, 0], [1, 1, 1, 1, 0, 0], [1, 1, 0, 0, 1, 0],
+        [1, 1, 0, 0, 0, 1]]
+    assert branches.at.tolist() == [1, 2, 1]
+
+
+@pytest.mark.parametrize("row", [([], [[1]]), ([1] * 20, [[1, 2], [3, 4, 5]])])
+def test_what_does_not_fit_is_refused(row: tuple[list[int], list[list[int]]]) -> None:
+    with pytest.raises(ValueError, match="it must have a trunk, and at most 24 in all"):
+        laid_out([([1], [[2]]), row], LENGTH)
+
+
+@torch.no_grad()
+def test_nothing_to_score_is_scored_as_nothing() -> None:
+    tokens, branches = laid_out([([1, 2], [[]])], LENGTH)
+    nats, hits = model()(tokens, branches=branches.to(torch.device("cpu")))
+    assert nats.shape == hits.shape == (0,) and isinstance(branches, Branches)

@@ -1,0 +1,93 @@
+"""Where prepared data lies, how much of each source a run wants, and what is said where that is more than there is.
+
+    DATA_DIR/tokenizers/NAME/tokenizer.json
+    DATA_DIR/SOURCE/REVISION/TOKENIZER/{manifest.json, train_*.bin, validation_*.bin}
+
+Reads declarations and pins only, no shard: make plan asks here, without numpy.
+"""
+
+import hashlib
+import math
+from pathlib import Path
+
+from settings.config import Config
+from train.data.sources.pin import Pinned, pinned
+from train.data.sources.source import Source, declared
+from settings.declare import ROOT
+
+MANY_EPOCHS = 4  # up to which repeated text is worth nearly as much as new text (Muennighoff et al. 2023)
+MAX_EPOCHS = 16  # beyond which it is worth little, by the same work: to be asked for by name
+
+
+def data_dir(c: Config) -> Path:
+    return (ROOT / c.data_dir).absolute()
+
+
+def source_of(c: Config, name: str) -> Source:
+    """The declaration of a source. Raises CorpusError."""
+    return declared(name, ROOT / c.sources_dir)
+
+
+def pinned_of(c: Config, name: str) -> Pinned:
+    """A source of the mixture at the revision that was prepared; asks no network. Raises CorpusError."""
+    return pinned(source_of(c, name), data_dir(c) / name)
+
+
+def tokenizer_path(c: Config) -> Path:
+    """Where the run's tokenizer is, or will be. Raises CorpusError where it is trained on what was not pinned yet."""
+    if c.tokenizer != "train" and (path := ROOT / c.tokenizer).suffix == ".json":
+        return path
+    name = c.tokenizer.replace("/", "--")
+    if c.tokenizer == "train":
+        trained_on = [(source, weight, pinned_of(c, source).key) for source, weight in c.mixture.items()]
+        digest = hashlib.sha256(repr(trained_on).encode()).hexdigest()
+        name = f"{'+'.join(c.mixture)}-{digest[:8]}-bpe{c.vocab_size}"
+    return data_dir(c) / "tokenizers" / name / "tokenizer.json"
+
+
+def shard_folder(c: Config, name: str, tokenizer_sha256: str) -> Path:
+    """Of a source's shards under a tokenizer. Raises CorpusError."""
+    return data_dir(c) / name / pinned_of(c, name).key / tokenizer_sha256[:12]
+
+
+def token_bytes(vocab_size: int) -> int:
+    """Bytes that a token takes in a shard of that tokenizer."""
+    return 2 if vocab_size <= 2**16 else 4
+
+
+# ---------------------------------------------------------------------------------------------------
+# How much of each source
+# ---------------------------------------------------------------------------------------------------
+
+def share_of(c: Config, name: str) -> float:
+    """A source's part of the mixture, 0 to 1."""
+    return c.mixture[name] / sum(c.mixture.values())
+
+
+def token_limit(c: Config, s: Source) -> float:
+    """Training tokens to prepare of a source: its share of DATA_TOKENS, or on the hub of TRAIN_TOKENS."""
+    wanted = c.data_tokens or (c.train_tokens if s.kind == "hub" else math.inf)
+    return wanted if math.isinf(wanted) else math.ceil(wanted * c.mixture[s.name] / sum(c.mixture.values()))
+
+
+def wanted_tokens(c: Config, name: str) -> float:
+    """Tokens of a source that the run trains on, repeated ones included."""
+    return c.last_step * c.batch_tokens * share_of(c, name)
+
+
+def repeated(c: Config, name: str, epochs: float, has: str) -> str:
+    """That a source is repeated so often; has: how many tokens there are, in words."""
+    return (f"{name} is repeated {epochs:,.1f} times: {100 * share_of(c, name):.3g}% of "
+            f"{c.last_step * c.batch_tokens:,} tokens are {round(wanted_tokens(c, name)):,}, and it has {has}")
+
+
+def worth_less(c: Config, name: str) -> str:
+    """What follows where a source is repeated more than MANY_EPOCHS times and may be."""
+    return (", as ALLOW_REPEAT allows" if name in c.repeats else
+            f"; beyond {MANY_EPOCHS} times it is worth less than new text")
+
+
+def too_often(c: Config, names: list[str]) -> str:
+    """What follows where sources are repeated more than MAX_EPOCHS times and may not be."""
+    return (f"Beyond {MAX_EPOCHS} times text teaches little and is learned by heart: give it less weight in DATA_MIX, "
+            f"or allow it with ALLOW_REPEAT={','.join([*c.repeats, *names])}")

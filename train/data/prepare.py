@@ -1,0 +1,319 @@
+"""Entry point: the sources of DATA_MIX -> tokenizer -> verified token shards under DATA_DIR.
+
+    python -m train.data.prepare          what is absent is made; what is there is checked and left alone
+    python -m train.data.prepare data     the same, also where make train would stream
+    python -m train.data.prepare verify   every hash of every shard
+
+    DATA_DIR/tokenizers/NAME/tokenizer.json
+    DATA_DIR/SOURCE/REVISION/TOKENIZER/{manifest.json, train_*.bin, validation_*.bin}
+
+A killed run goes on behind the last sealed shard. This is the one process of a job that speaks to the hub before
+training; while a run streams, its producer is (producer.py).
+"""
+
+import contextlib
+import fcntl
+import functools
+import gzip
+import logging
+import lzma
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from settings.config import Config
+from train.data.sources.fetch import Files
+from train.data.sources.pin import Pinned, pin
+from train.data.sources.rows import Document, documents
+from train.data.sources.source import CorpusError, is_validation
+from train.data.shard_writer import Maker, rows_dropped
+from train.data.data_paths import (MANY_EPOCHS, MAX_EPOCHS, data_dir, pinned_of, repeated, shard_folder, source_of,
+                                   token_limit, tokenizer_path, too_often, wanted_tokens, worth_less)
+from train.data.progress import Progress
+from settings.declare import SettingsError
+from train.data.manifest import SPLITS, DataError, read_manifest
+from train.data.shards import ShardSet
+from train.data.tokenizer import TokenizerError, Vocabulary, from_hub, load
+from train.data.tokenizer import train as train_tokenizer
+
+log = logging.getLogger(__name__)
+
+TOKENIZER_TEXT_BYTES = 200_000_000  # of training text, over all sources, that a tokenizer is trained on
+
+
+def files_of(c: Config, p: Pinned) -> Files:
+    return files_in(data_dir(c) / p.source.name, p, c.hf_token)
+
+
+@functools.cache
+def files_in(folder: Path, p: Pinned, token: str) -> Files:
+    """One for each source in a process: two would fetch the same file, and clear away what the other has half of."""
+    return Files(p, folder, token)
+
+
+def vocabulary(c: Config, make: bool = False) -> Vocabulary:
+    """The run's tokenizer. With `make`, trained or fetched if it is absent; else TokenizerError."""
+    target = tokenizer_path(c)
+    if target.is_file() or not target.is_relative_to(data_dir(c) / "tokenizers"):
+        return load(target)
+    if not make:
+        raise TokenizerError(f"{target}: there is no tokenizer yet; prepare the data with: make data")
+    if c.tokenizer != "train":
+        return from_hub(c.tokenizer, c.hf_token, target)
+    began = time.perf_counter()
+    trained = train_tokenizer(tokenizer_text(c), c.vocab_size, target)
+    log.info("tokenizer: trained a BPE of %d tokens, sha256 %s, in %.1f s", trained.size, trained.sha256[:12],
+             time.perf_counter() - began)
+    return trained
+
+
+def tokenizer_text(c: Config) -> Iterator[str]:
+    """Training text of every source in proportion to its weight."""
+    for name, weight in c.mixture.items():
+        p = pinned_of(c, name)
+        left = TOKENIZER_TEXT_BYTES * weight // sum(c.mixture.values())
+        for item in documents(p, files_of(c, p)):  # what is dropped is counted when shards are made
+            if left <= 0:
+                break
+            if isinstance(item, Document) and not is_validation(p.source, item.name):
+                left -= len(item.text)
+                yield item.text
+
+
+def source_folder(c: Config, name: str, v: Vocabulary) -> Path:
+    return shard_folder(c, name, v.sha256)
+
+
+def streams(c: Config, v: Vocabulary) -> bool:
+    """Whether shards are made while the run trains: where DATA_STREAM says so, or a source on the hub has none."""
+    unfinished = [source_of(c, name) for name in c.mixture if not is_finished(c, name, v)]
+    if c.data_stream == "auto":
+        return any(s.kind == "hub" for s in unfinished)
+    return c.data_stream == "1" and bool(unfinished)
+
+
+def is_finished(c: Config, name: str, v: Vocabulary) -> bool:
+    """Whether all shards of a source that the settings ask for are there."""
+    folder = source_folder(c, name, v)
+    try:
+        manifest, seals = read_manifest(folder)
+    except FileNotFoundError:
+        return False
+    except DataError:
+        return True  # there is one, and opening it says what is wrong
+    made = sum(seal.train.tokens for seal in seals if seal.train)
+    enough = manifest["end"] == "all" or (manifest["end"] and made >= token_limit(c, source_of(c, name)))
+    there = {path.name for path in folder.glob("*.bin")}
+    return bool(enough) and all(info.file in there for seal in seals for info in seal.infos())
+
+
+def open_sources(c: Config, v: Vocabulary, partial: bool = False) -> dict[str, ShardSet]:
+    """The prepared shards of each source of the mixture, checked against the tokenizer and VOCAB_SIZE.
+
+    partial: of a source that is being streamed what there is; its manifest must be there.
+    """
+    check_tokenizer(c, v)
+    opened = {}
+    for name in c.mixture:
+        opened[name] = shards = ShardSet(source_folder(c, name, v), partial)
+        shards.check_vocabulary(v.sha256, c.vocab_size)
+        for split, word in (("train", "training"), ("validation", "validation")):
+            if not shards.total(split, "tokens"):
+                raise DataError(f"{shards.folder}: holds no {word} document; prepare more with DATA_TOKENS")
+        if shards.ended and not sum(shards.windows("train", c.seq_len)):
+            raise DataError(f"{shards.folder}: holds no training shard of SEQ_LEN + 1 = {c.seq_len + 1} tokens; "
+                            "prepare more, or take a shorter SEQ_LEN")
+        if (made := shards.manifest["shard_tokens"]) != c.shard_tokens:
+            raise DataError(f"{shards.folder}: was prepared with SHARD_TOKENS={made}, not {c.shard_tokens}; "
+                            f"set that, or {shards.remedy()}")
+        have, limit = shards.total("train", "tokens"), token_limit(c, source_of(c, name))
+        if have < limit and shards.manifest["end"] == "limit":
+            raise DataError(f"{shards.folder}: holds {have} training tokens and {limit} are asked for; run: make data")
+    return opened
+
+
+def not_begun(c: Config, v: Vocabulary, held_out: Mapping[str, int]) -> str:
+    """The first source of a run that streams which has nothing yet to train on, or fewer validation shards than
+    `held_out` has of it; "" if there is none."""
+    for name in c.mixture:
+        try:
+            manifest, seals = read_manifest(source_folder(c, name, v))
+            trained, validated = (sum(getattr(seal, split) is not None for seal in seals) for split in SPLITS)
+            if manifest["end"] is None and not (trained and validated >= held_out.get(name, 1)):
+                return name
+        except FileNotFoundError:
+            return name
+        except DataError:  # opening it says what is wrong
+            continue
+    return ""
+
+
+def check_tokenizer(c: Config, v: Vocabulary) -> None:
+    """Raises DataError where the model has no row for some of the tokenizer's entries."""
+    if v.size > c.vocab_size:
+        raise DataError(f"the tokenizer has {v.size} entries, but VOCAB_SIZE={c.vocab_size}; set VOCAB_SIZE={v.size}")
+
+
+def planned_epochs(c: Config, shards: ShardSet, name: str) -> float:
+    """How often the run will see each window of a source that has ended."""
+    windows = sum(shards.windows("train", c.seq_len))
+    return wanted_tokens(c, name) / max(1, windows * c.seq_len)
+
+
+def refuse_repetition(c: Config, sources: dict[str, ShardSet], begun: bool = False) -> None:
+    """Warn where text is repeated often; raises DataError where it is so beyond what ALLOW_REPEAT names, unless the run
+    has begun already: how large a source is that is streamed shows late."""
+    refused: dict[str, str] = {}
+    for name, shards in sources.items():
+        epochs = planned_epochs(c, shards, name) if shards.ended else 0.0
+        tokens = sum(shards.windows("train", c.seq_len)) * c.seq_len
+        said = repeated(c, name, epochs, f"{tokens:,}")
+        if epochs > MAX_EPOCHS and name not in c.repeats and not begun:
+            refused[name] = said
+        elif epochs > MANY_EPOCHS:
+            log.warning("warning: %s%s", said, worth_less(c, name))
+    if refused:
+        raise DataError(f"{'; '.join(refused.values())}. {too_often(c, list(refused))}")
+
+
+# ---------------------------------------------------------------------------------------------------
+# Making shards
+# ---------------------------------------------------------------------------------------------------
+
+def maker_of(c: Config, name: str, v: Vocabulary) -> Maker:
+    p = pinned_of(c, name)
+    return Maker(p, v, source_folder(c, name, v), c.shard_tokens, files_of(c, p))
+
+
+def make_source(c: Config, name: str, v: Vocabulary) -> None:
+    """Prepare the shards of one source, from wherever an earlier run was killed."""
+    began, maker = time.perf_counter(), maker_of(c, name, v)
+    limit, before = token_limit(c, maker.pinned.source), maker.tokens()
+    files = maker.pinned.files
+    plain = all(file.name.endswith((".jsonl", ".json", ".txt", ".py")) for file in files)
+    with contextlib.closing(maker.files), Progress(name, limit, [file.bytes for file in files], before,
+                                                   plain) as progress:
+        maker.progress = progress.at
+        if maker.pinned.source.compressors and not maker.compressed_bpb:  # before the end is written, which is the end
+            maker.compressed_bpb = compressed_bpb(maker.pinned, maker.files)
+        for k in maker.absent():
+            log.info("source %s: making shard %d again, which is not there", name, k)
+            maker.remake(k)
+        for _ in maker.make(limit):
+            pass
+        for i in range(len(maker.pinned.files)):  # the limit may end in the middle of one, with another fetched ahead
+            maker.files.done(i)
+    seconds, made = time.perf_counter() - began, maker.tokens() - before
+    log.info("source %s: %d documents, %.2f M training tokens; rows dropped: %s; %.1f s, %.2f M tokens/s", name,
+             sum(seal.documents for seal in maker.seals), maker.tokens() / 1e6, rows_dropped(maker.dropped.counts),
+             seconds, made / seconds / 1e6)
+    for example in maker.dropped.examples:
+        log.info("  dropped: %s, row %d: %s", example["file"], example["row"], example["what"])
+
+
+def compressed_bpb(p: Pinned, files: Files) -> dict[str, float]:
+    """Bits per byte that general compressors need for the held-out documents, all in one file."""
+    held_out = b"".join(item.text.encode() for item in documents(p, files)
+                        if isinstance(item, Document) and is_validation(p.source, item.name))
+    return {"gzip -9": 8 * len(gzip.compress(held_out, 9, mtime=0)) / len(held_out),
+            "xz -9": 8 * len(lzma.compress(held_out, preset=9)) / len(held_out)} if held_out else {}
+
+
+# ---------------------------------------------------------------------------------------------------
+
+@contextlib.contextmanager
+def one_at_a_time(folder: Path) -> Iterator[None]:
+    """Hold a folder of DATA_DIR against another process that prepares there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / ".lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            log.info("another process prepares data in %s; waiting for it", folder)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def prepare(c: Config, whole: bool = False) -> None:
+    """Make what is absent, then open everything, so that a fault shows now and not in training.
+
+    whole: also what would be streamed. Other nodes than the first make nothing, so that one process of a job speaks to
+    the hub: they wait for what the first prepares on a disk that they share, or get it when training starts (node_transfer.py).
+    """
+    try:
+        if c.rank_in_site:
+            log.info("data: node %d takes what the first node prepares", c.rank_in_site)
+            for folder in (data_dir(c), *(data_dir(c) / name for name in c.mixture)):
+                with one_at_a_time(folder):
+                    pass
+            return
+        with one_at_a_time(data_dir(c)):
+            for name in c.mixture:
+                pin(source_of(c, name), data_dir(c) / name, c.hf_token)
+            v = vocabulary(c, make=True)
+        check_tokenizer(c, v)
+        if not whole and streams(c, v):
+            unfinished = [name for name in c.mixture if not is_finished(c, name, v)]
+            log.info("data: %s will be streamed while the run trains; make data prepares all of it beforehand",
+                     ", ".join(unfinished))
+            return
+        for name in c.mixture:
+            if not is_finished(c, name, v):
+                with one_at_a_time(data_dir(c) / name):
+                    make_source(c, name, v)
+    except OSError as error:
+        raise DataError(f"{error.filename or data_dir(c)}: cannot be written ({error.strerror}); choose another folder "
+                        "with DATA_DIR, or make room") from error
+    sources = open_sources(c, v)
+    for name, shards in sources.items():
+        log.info("data: %s %s, %.2f M training and %.2f M validation tokens in %s", name,
+                 shards.manifest["revision"][:12], shards.total("train", "tokens") / 1e6,
+                 shards.total("validation", "tokens") / 1e6, shards.folder)
+    refuse_repetition(c, sources)
+
+
+def verify(c: Config) -> None:
+    """Check size, header and hash of every shard of the mixture; all that is wrong is said."""
+    problems, v = list[str](), vocabulary(c)
+    for name in c.mixture:
+        found = len(problems)
+        try:
+            shards = ShardSet(source_folder(c, name, v), check=False)
+        except DataError as error:
+            problems.append(str(error))
+            continue
+        infos = [info for seal in shards.seals for info in seal.infos()]
+        for info in infos:
+            try:
+                shards.check_header(info)
+                shards.check_hash(info)
+            except DataError as error:
+                problems.append(str(error))
+        if len(problems) == found:
+            log.info("data: %s is whole, %d shards", name, len(infos))
+    if problems:
+        raise DataError("\n".join(problems))
+    open_sources(c, v)
+
+
+def main(argv: Sequence[str]) -> int:
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+    return exit_code(lambda: verify(Config.load()) if "verify" in argv else prepare(Config.load(), "data" in argv))
+
+
+def exit_code(action: Callable[[], None]) -> int:
+    """Do something with data; what is wrong is said, and is the exit code of the process."""
+    try:
+        action()
+    except SettingsError as error:
+        log.error("%s", error)
+        return 64
+    except (CorpusError, TokenizerError, DataError) as error:
+        log.error("%s", error)
+        return 78
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

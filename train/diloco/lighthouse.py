@@ -1,0 +1,65 @@
+"""`make lighthouse`: what tells the sites of a run of each other, on any machine that all of them reach.
+
+    python -m train.diloco.lighthouse      until SIGTERM or Ctrl-C; LIGHTHOUSE=host:port says which port
+
+torchft's lighthouse listens on that port, on all addresses, and the desk (site_registry.py) on the next. Neither keeps anything:
+started again, both know within seconds what they knew. While it is away sites train on, and wait at their next
+exchange. It encrypts nothing and asks nobody who he is: both ports belong into a private network.
+"""
+
+import logging
+import signal
+import sys
+import threading
+
+from settings.config import Config
+from settings.declare import SettingsError
+
+log = logging.getLogger(__name__)
+
+TICK_MS = 100        # how often it looks whether an exchange can begin
+DEAD_MS = 5000       # who has not been heard of for so long is not waited for
+DEFAULT = "0.0.0.0:29510"
+
+
+def main() -> int:
+    """Serve until told to stop; returns the exit code."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+    over = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: over.set())
+    try:
+        c = Config.load()
+        port = int((c.lighthouse or DEFAULT).rpartition(":")[2])
+        serve(c, port, over)
+    except SettingsError as error:
+        sys.stderr.write(f"{error}\n")
+        return 64
+    return 0
+
+
+def serve(c: Config, port: int, over: threading.Event) -> None:
+    """Listen until it is over. Raises SettingsError where a port is taken."""
+    from torchft.coordination import LighthouseServer  # these take seconds to import
+
+    from train.diloco import site_registry
+    try:
+        server = LighthouseServer(f"[::]:{port}", min_replicas=c.min_sites, join_timeout_ms=1000 * c.site_wait_s,
+                                  quorum_tick_ms=TICK_MS, heartbeat_timeout_ms=DEAD_MS)
+        visitors = site_registry.opened(port + 1)
+    except Exception as error:
+        raise SettingsError([f"LIGHTHOUSE={c.lighthouse or DEFAULT}: ports {port} and {port + 1} cannot be listened on "
+                             f"here ({str(error).splitlines()[0]}); end what does, or choose another for all sites, "
+                             f"for example LIGHTHOUSE={c.lighthouse.rpartition(':')[0] or '10.0.0.5'}:{port + 10}"]
+                            ) from None
+    log.info("lighthouse on port %d, desk on port %d: an exchange takes %d site%s at least, and waits %d s for one "
+             "that is up and not there (MIN_SITES, SITE_WAIT_S)", port, port + 1, c.min_sites, "s" * (c.min_sites > 1),
+             c.site_wait_s)
+    over.wait()
+    visitors.shutdown()
+    server.shutdown()
+    log.info("lighthouse: told to stop")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

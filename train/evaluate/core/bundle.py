@@ -1,0 +1,212 @@
+"""Which files: a bundle of tasks in nanochat's layout, a folder or a .zip, here or brought from the first URL that
+gives it whole.
+
+    CORE_BUNDLE   a path, or URLs with commas between, each with @sha256:... behind it where its hash is known
+    DATA_DIR/core/bundle-KEY.zip         what was brought; KEY stands for CORE_BUNDLE
+                  bundle-KEY.lock.json   its hash, from the first time on: what comes later must be the same
+
+Opening a bundle reads every task in it to the end, so that a run learns of a damaged one before it trains. What is not
+a bundle, such as the page of a server that refuses, is never kept, and is said with its size and first bytes.
+"""
+
+import csv
+import fcntl
+import hashlib
+import io
+import json
+import logging
+import zipfile
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+
+from train.evaluate.core.download import bring
+from train.evaluate.core.metric import MODELS
+from train.evaluate.core.tasks import CORE_TASKS, CoreError, Example, Task, read_examples, read_tasks
+from train.data.sources.fetch import looks_like
+from train.data.sources.pin import digest_of
+from record.durable import write_whole
+from settings.declare import ROOT
+
+log = logging.getLogger(__name__)
+
+TASK_LIST, META = "core.yaml", "eval_meta_data.csv"
+# What reading a damaged .zip raises: bits that are flipped in what is compressed, an unknown method, an encrypted file.
+DAMAGE = (OSError, KeyError, ValueError, RuntimeError, EOFError, zipfile.BadZipFile, zlib.error)
+
+
+class Bundle:
+    """An open bundle. tasks: those that are there; missing: label -> why not, of the others that CORE needs.
+
+    sha256: of what was read of it, the same for a folder and for a .zip of it; tables: model -> label -> centred
+    accuracy, of other models where the bundle brings them.
+    """
+
+    def __init__(self, path: Path):
+        self.path, self.digests = path, dict[str, str]()
+        self.root = self.find_root()
+        declared = read_tasks(self.read(TASK_LIST), self.read(META), str(path))
+        self.tasks, self.missing = list[Task](), dict[str, str]()
+        for task in declared:
+            if not self.has(f"eval_data/{task.file}"):
+                self.missing[task.label] = f"the bundle has no eval_data/{task.file}"
+            elif not self.examples(task):
+                self.missing[task.label] = f"eval_data/{task.file} is empty"
+            else:
+                self.tasks.append(task)
+        names = {task.label for task in declared}
+        self.missing |= {label: "core.yaml does not name it" for label in CORE_TASKS if label not in names}
+        if not self.tasks:
+            raise CoreError(f"{path}: none of its {len(declared)} tasks is there; the first would be "
+                            f"{self.root}eval_data/{declared[0].file}")
+        self.tables = {model: table for model in MODELS if (table := self.table_of(model))}
+        self.sha256 = hashlib.sha256("".join(f"{name} {digest}\n" for name, digest in
+                                             sorted(self.digests.items())).encode()).hexdigest()
+
+    def find_root(self) -> str:
+        """The folder within, with its slash, that holds core.yaml; raises CoreError."""
+        if self.path.is_dir():
+            inside = [path.relative_to(self.path).as_posix() for path in
+                      (self.path / TASK_LIST, *self.path.glob(f"*/{TASK_LIST}")) if path.is_file()]
+        else:
+            try:
+                with zipfile.ZipFile(self.path) as archive:
+                    inside = [name for name in archive.namelist() if f"/{name}".endswith(f"/{TASK_LIST}")]
+            except DAMAGE as error:
+                raise CoreError(f"{self.path}: {no_bundle(self.path)} ({error})") from None
+        if not inside:
+            raise CoreError(f"{self.path}: has no {TASK_LIST}, so that it is no bundle of CORE; it needs {TASK_LIST}, "
+                            f"{META} and eval_data/ (docs/evaluation.md)")
+        return min(inside, key=len).removesuffix(TASK_LIST)
+
+    def has(self, name: str) -> bool:
+        if self.path.is_dir():
+            return (self.path / self.root / name).is_file()
+        with zipfile.ZipFile(self.path) as archive:
+            return self.root + name in archive.namelist()
+
+    def read(self, name: str) -> bytes:
+        """A file of it, the same as the first time. Raises CoreError."""
+        try:
+            if self.path.is_dir():
+                content = (self.path / self.root / name).read_bytes()
+            else:
+                with zipfile.ZipFile(self.path) as archive:
+                    content = archive.read(self.root + name)
+        except DAMAGE as error:
+            size = "" if self.path.is_dir() else f", in {self.path.stat().st_size} bytes{looks_like(self.path)}"
+            raise CoreError(f"{self.path}: {self.root}{name} cannot be read ({type(error).__name__}: {error}{size}); "
+                            "bring the bundle again") from None
+        digest = hashlib.sha256(content).hexdigest()
+        if self.digests.setdefault(name, digest) != digest:
+            raise CoreError(f"{self.path}: {self.root}{name} has changed since it was opened; put it back")
+        return content
+
+    def examples(self, task: Task) -> list[Example]:
+        """A task's examples, in the order in which they are asked."""
+        return read_examples(task, self.read(f"eval_data/{task.file}"))
+
+    def table_of(self, model: str) -> Mapping[str, float]:
+        """Label or CORE -> centred accuracy of a model; {} where the bundle has none of it, or an unreadable one."""
+        name = f"openai-community-{model}.csv"
+        if not self.has(name):
+            return {}
+        try:
+            rows = [[cell.strip() for cell in row] for row in csv.reader(io.StringIO(self.read(name).decode()))]
+            return {row[0]: float(row[2]) for row in rows[1:] if len(row) >= 3 and row[2]}
+        except ValueError:
+            log.warning("%s: %s is no table of Task, Accuracy, Centered; figures from elsewhere are shown", self.path,
+                        name)
+            return {}
+
+    def words(self) -> str:
+        """What it is, for a line of the log."""
+        lacks = f"; missing: {', '.join(self.missing)}" if self.missing else ""
+        return f"CORE bundle {self.path} (sha256 {self.sha256[:12]}): {len(self.tasks)} tasks{lacks}"
+
+
+def open_bundle(setting: str, data_dir: Path) -> Bundle:
+    """The bundle that CORE_BUNDLE names, verified. Raises CoreError."""
+    if not setting:
+        raise CoreError("CORE_BUNDLE is empty; give a folder, a .zip or https:// addresses of one")
+    if "://" not in setting:
+        path = (ROOT / setting).absolute()
+        if not path.exists():
+            raise CoreError(f"CORE_BUNDLE={setting}: is not there; give a folder or a .zip with core.yaml, {META} and "
+                            "eval_data/")
+        return Bundle(path)
+    return Bundle(brought(setting, data_dir / "core"))
+
+
+def brought(setting: str, folder: Path) -> Path:
+    """The bundle of one of these URLs, which need not be asked where it is here already; one process at a time."""
+    path = folder / f"bundle-{hashlib.sha256(setting.encode()).hexdigest()[:12]}.zip"
+    lock = path.with_suffix(".lock.json")
+    sources = [entry.partition("@sha256:")[::2] for entry in setting.split(",")]
+    try:
+        if is_known(path, lock, sources):  # also where nothing can be written
+            return path
+        folder.mkdir(parents=True, exist_ok=True)
+        with open(path.with_suffix(".lock"), "a", encoding="utf-8") as turn:
+            fcntl.flock(turn, fcntl.LOCK_EX)
+            return found_or_brought(path, lock, sources)
+    except OSError as error:
+        raise CoreError(f"{path}: cannot be kept ({error.strerror or error}); make room, or choose another DATA_DIR, "
+                        "or give CORE_BUNDLE as a path") from None
+
+
+def found_or_brought(path: Path, lock: Path, sources: list[tuple[str, str]]) -> Path:
+    if is_known(path, lock, sources):  # another process was faster
+        return path
+    first, problems = first_hash(lock), []
+    if path.is_file() and (first or any(sha for _, sha in sources)):
+        log.warning("%s: is not the bundle that it was (%s); it is brought again", path, no_bundle(path))
+        path.unlink()
+    for url, wanted in sources:
+        partial = path.with_suffix(".part")
+        try:
+            bring(url, partial)
+            found, expected = sha256_of(partial), wanted or first
+            if expected and found != expected:
+                why = "" if wanted else f" ({lock.name} has the hash of the first time; delete it to take another)"
+                problems.append(f"{url}: {partial.stat().st_size} bytes with sha256 {found[:16]}..., not "
+                                f"{expected[:16]}...{looks_like(partial)}{why}")
+                continue
+            if not zipfile.is_zipfile(partial):
+                problems.append(f"{url}: {no_bundle(partial)}")
+                continue
+            Bundle(partial)  # whole to the last example
+            write_whole(lock, json.dumps({"url": url, "sha256": found, "bytes": partial.stat().st_size}).encode())
+            partial.replace(path)
+            log.info("CORE bundle from %s: %d bytes, sha256 %s%s", url, path.stat().st_size, found,
+                     "" if wanted else " (of no known hash: kept for the next time)")
+            return path
+        except CoreError as error:
+            problems.append(str(error))
+        finally:
+            partial.unlink(missing_ok=True)
+    raise CoreError(f"no CORE bundle could be had: {'; '.join(problems)}. Check the network, or bring it by hand and "
+                    "give its path as CORE_BUNDLE")
+
+
+def is_known(path: Path, lock: Path, sources: list[tuple[str, str]]) -> bool:
+    """Whether the bundle is here, with a hash that CORE_BUNDLE gives or that was noted."""
+    known = {sha for _, sha in sources if sha} or {first_hash(lock)}
+    return path.is_file() and sha256_of(path) in known
+
+
+def first_hash(lock: Path) -> str:
+    """The hash that was noted at the first time; "" where there was none."""
+    try:
+        return str(json.loads(lock.read_text())["sha256"])
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return ""
+
+
+def sha256_of(path: Path) -> str:
+    return digest_of(path, "sha256").partition(":")[2]
+
+
+def no_bundle(path: Path) -> str:
+    """What lies there in place of a bundle."""
+    return f"{path.stat().st_size} bytes that are no whole .zip of a bundle{looks_like(path)}"

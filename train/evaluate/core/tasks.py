@@ -1,0 +1,143 @@
+"""Which questions: the tasks of a bundle and their examples, in an order that others have too.
+
+    core.yaml            label, file, shots, kind and delimiter of each task
+    eval_meta_data.csv   what guessing scores, in per cent
+    eval_data/FILE       an example a line:  multiple_choice     {"query", "choices", "gold"}
+                                             schema              {"context_options", "continuation", "gold"}
+                                             language_modeling   {"context", "continuation"}
+
+Examples are shuffled with a fixed seed, and the shots of an example drawn with a seed of its place in that order: both
+as nanochat does, so that a task's score is that of others. A part of a task is chosen by hashes, and asked exactly as
+it is in the whole.
+"""
+
+import csv
+import dataclasses
+import hashlib
+import io
+import json
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import yaml
+
+from train.data.sources.source import CorpusError
+
+# The metric is the mean over these and no others (DCLM, arXiv 2406.11794; the labels of its core.yaml).
+CORE_TASKS = ("hellaswag_zeroshot", "jeopardy", "bigbench_qa_wikidata", "arc_easy", "arc_challenge", "copa",
+              "commonsense_qa", "piqa", "openbook_qa", "lambada_openai", "hellaswag", "winograd", "winogrande",
+              "bigbench_dyck_languages", "agi_eval_lsat_ar", "bigbench_cs_algorithms", "bigbench_operators",
+              "bigbench_repeat_copy_logic", "squad", "coqa", "boolq", "bigbench_language_identification")
+CHOICE, SCHEMA, LANGUAGE = KINDS = ("multiple_choice", "schema", "language_modeling")
+ORDER_SEED, SHOTS_SEED = 1337, 1234  # nanochat's, scripts/base_eval.py and nanochat/core_eval.py
+Example = dict[str, Any]
+
+
+class CoreError(CorpusError):
+    """A bundle that cannot be had, or not be used; the message names the remedy."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """baseline: what guessing scores, from 0 to 1; delimiter: between a question and its answer."""
+
+    label: str
+    kind: str
+    file: str
+    shots: int
+    delimiter: str
+    baseline: float
+
+    def centred(self, accuracy: float) -> float:
+        """0 for guessing, 1 for all right."""
+        return (accuracy - self.baseline) / (1 - self.baseline)
+
+
+def read_tasks(core_yaml: bytes, meta_csv: bytes, where: str) -> list[Task]:
+    """The tasks that a bundle declares. Raises CoreError."""
+    try:
+        rows = csv.DictReader(io.StringIO(meta_csv.decode("utf-8-sig")))
+        baselines = {row["Eval Task"]: float(row["Random baseline"]) / 100 for row in rows}
+    except (KeyError, ValueError, TypeError) as error:
+        raise CoreError(f"{where}: eval_meta_data.csv needs the columns Eval Task and Random baseline, in per cent "
+                        f"({type(error).__name__}: {error})") from None
+    try:
+        declared = yaml.safe_load(core_yaml)["icl_tasks"]
+        tasks = [task_of(entry, baselines) for entry in declared]
+    except (yaml.YAMLError, KeyError, TypeError, ValueError, IndexError, UnicodeDecodeError) as error:
+        raise CoreError(f"{where}: core.yaml is no list icl_tasks of label, dataset_uri, num_fewshot and icl_task_type "
+                        f"({type(error).__name__}: {error})") from None
+    twice = {task.label for task in tasks if [other.label for other in tasks].count(task.label) > 1}
+    if twice or not tasks:
+        raise CoreError(f"{where}: core.yaml has {'the label ' + min(twice) + ' twice' if twice else 'no task'}")
+    return tasks
+
+
+def task_of(entry: dict[str, Any], baselines: dict[str, float]) -> Task:
+    """A task as core.yaml has it."""
+    label, kind, shots = entry["label"], entry["icl_task_type"], entry["num_fewshot"][0]
+    if kind not in KINDS:
+        raise ValueError(f"{label}: icl_task_type {kind} is none of {', '.join(KINDS)}")
+    if label not in baselines:
+        raise ValueError(f"{label}: eval_meta_data.csv has no random baseline of it")
+    if not 0 <= baselines[label] < 1:
+        raise ValueError(f"{label}: a random baseline of {100 * baselines[label]:g} per cent")
+    return Task(label, kind, entry["dataset_uri"], int(shots), str(entry.get("continuation_delimiter", " ")),
+                baselines[label])
+
+
+def read_examples(task: Task, content: bytes) -> list[Example]:
+    """The examples of a task's file, in the order in which they are asked. Raises CoreError naming the line."""
+    examples = []
+    for number, line in enumerate(content.split(b"\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            examples.append(checked(task, json.loads(line)))
+        except (ValueError, KeyError, TypeError) as error:
+            raise CoreError(f"{task.file} ({len(content)} bytes) line {number} is no example of {task.kind} "
+                            f"({type(error).__name__}: {error}); it begins {line[:60]!r}") from None
+    if 0 < len(examples) <= task.shots:
+        raise CoreError(f"{task.file} has {len(examples)} examples; {task.label} needs {task.shots} beside each as "
+                        "shots")
+    random.Random(ORDER_SEED).shuffle(examples)
+    return examples
+
+
+def checked(task: Task, example: Example) -> Example:
+    """The example, if it is one of this kind; ValueError, KeyError or TypeError if not."""
+    if task.kind == LANGUAGE:
+        texts, several = [example["context"], example["continuation"]], None
+    elif task.kind == SCHEMA:
+        texts, several = [example["continuation"]], example["context_options"]
+    else:
+        texts, several = [example["query"]], example["choices"]
+    if several is not None:
+        if len(several) < 2 or not 0 <= int(example["gold"]) < len(several):
+            raise ValueError(f"gold {example['gold']} of {len(several)} options")
+        texts = [*texts, *several]
+    if not all(isinstance(text, str) for text in texts):
+        raise TypeError("a text is no string")
+    if task.kind != CHOICE and not example["continuation"].strip():
+        raise ValueError("nothing to continue with")
+    return example
+
+
+def shots_of(task: Task, examples: Sequence[Example], number: int) -> list[Example]:
+    """The examples that example `number` is shown behind, never itself."""
+    if not task.shots:
+        return []
+    others = [i for i in range(len(examples)) if i != number]
+    return [examples[i] for i in random.Random(SHOTS_SEED + number).sample(others, task.shots)]
+
+
+def chosen(task: Task, count: int, most: int) -> list[int]:
+    """Which of `count` examples are asked, at most `most` (0: all), always the same: by hashes of their place."""
+    if not most or most >= count:
+        return list(range(count))
+
+    def drawn(number: int) -> bytes:
+        return hashlib.sha256(f"{ORDER_SEED} {task.file} {number}".encode()).digest()
+
+    return sorted(sorted(range(count), key=drawn)[:most])

@@ -1,0 +1,213 @@
+"""`make eval`: what a run's checkpoint is worth, as tables and as runs/RUN_NAME/eval/step_N.json.
+
+    weights -> validation loss and bits per byte of each source -> the CORE metric beside GPT-2's -> JSON
+
+It reads a run, and may do so while that trains. Exit codes: 0 all was measured, 64 a setting is bad, 78 weights, data
+or bundle are not to be had (what could be measured is printed and written all the same).
+"""
+
+import dataclasses
+import json
+import logging
+import os
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from types import FrameType
+from typing import Any
+
+from train.distributed import parallel
+from train.data import prepare
+from train.assemble import padded_lengths
+from settings.config import Config
+from train.evaluate.core.metric import Counts, Result, references, table
+from train.evaluate.core.score import Core, CoreFailed, open_core
+from train.evaluate.core.tasks import CoreError
+from train.distributed.world import PeersMissing, World, from_all, from_first, join, leave, report_exit, set_timeout
+from record.durable import write_whole
+from train.evaluate.validation import FULL_SET, EvaluationFailed, Evaluator, Validation
+from train.data.manifest import DataError
+from record.provenance import provenance
+from record.reader import finite
+from train.run_folder import stored_config
+from record.run_paths import RunPaths
+from settings.declare import ROOT, SettingsError, shown
+from train.generate.load_run import PROBLEMS, Trained, open_trained, settings_of_command
+from train.data.sources.source import CorpusError
+
+log = logging.getLogger(__name__)
+
+STOPS = (signal.SIGINT, signal.SIGTERM)
+NO_BUNDLE = "none"  # CORE_BUNDLE, where CORE is not wanted
+
+
+def main(measure: Callable[[Config, World], int] | None = None) -> int:
+    """measure: what else than `evaluate` is done with the settings; it returns the exit code."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+    warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # DCP, in one process
+    for number in STOPS:
+        signal.signal(number, stop)
+    try:
+        c, remarks = settings_of_command()
+        world = join(c, trains=False)
+        if not world.is_first:
+            logging.getLogger().setLevel(logging.WARNING)
+        for remark in remarks:
+            log.info("%s", remark)
+        code = (measure or evaluate)(c, world)
+    except SettingsError as error:
+        log.error("%s", error)
+        code = 64
+    except PeersMissing as error:
+        log.error("%s", error)
+        code = 69
+    except (CorpusError, *PROBLEMS) as error:
+        log.error("%s", error)
+        code = 78
+    except KeyboardInterrupt:
+        log.info("interrupted: nothing was written; the same command begins again")
+        sys.stdout.flush()
+        os._exit(130)  # other processes may be gone, and what waits for them would wait for long
+    report_exit(code)
+    leave()
+    return code
+
+
+def stop(number: int, frame: FrameType | None) -> None:
+    """The first signal interrupts; one Ctrl-C arrives several times, from the terminal and from the launcher."""
+    for other in STOPS:
+        signal.signal(other, lambda *_: None)
+    raise KeyboardInterrupt
+
+
+def evaluate(c: Config, world: World) -> int:
+    """Measure what can be measured; returns the exit code."""
+    began = time.perf_counter()
+    trained = open_trained(c, world, split=parallel.is_split(c, world))
+    log.info("weights of %s, step %d, %d tokens, on %d x %s", trained.source, trained.step, trained.tokens, world.size,
+             world.device_name)
+    set_timeout(60 * c.eval_minutes * FULL_SET, [])  # ranks meet at the end only, and one may be slower
+    core, problems = None, list[str]()
+    try:  # what is damaged shows before hours of measuring
+        if c.core_bundle != NO_BUNDLE:
+            core = open_core(trained.config, trained.vocabulary, world)
+    except CoreError as error:
+        problems.append(str(error))
+        log.info("there will be no CORE: %s", error)
+    found: dict[str, Any] = {}
+    try:
+        validation = validate(trained, world)
+        found |= of_validation(validation)
+        say_validation(validation)
+    except (DataError, EvaluationFailed) as error:
+        problems.append(f"no validation loss: {error}")
+    if core:
+        try:
+            found |= {"core": measure(core, trained)}
+        except CoreFailed as error:
+            problems.append(f"no CORE: {error}")
+    if world.is_first:
+        write(c, trained, world, found, problems, time.perf_counter() - began)
+    for problem in problems:
+        log.error("%s", problem)
+    from_first(None)  # leave together
+    return 78 if problems else 0
+
+
+# ---------------------------------------------------------------------------------------------------
+# Validation
+# ---------------------------------------------------------------------------------------------------
+
+def validate(trained: Trained, world: World) -> Validation:
+    """All the held-out text that the end of the run scores. Raises DataError, EvaluationFailed, on all ranks."""
+    c, v, problem, evaluator = trained.config, trained.vocabulary, "", None
+    try:
+        held_out = stored_config(RunPaths.of(c.runs_dir, c.run_name, ROOT)).get("validation_shards") \
+            if trained.facts else None
+        sources = prepare.open_sources(c, v, partial=True)
+        evaluator = Evaluator(c, sources, padded_lengths(v, c), world, v.end_of_text, held_out)
+    except (DataError, CorpusError) as error:
+        problem = str(error)
+    if problems := [text for text in from_all(problem) if text]:
+        raise DataError(problems[0])
+    assert evaluator
+    found = evaluator(trained.model, full=True)
+    assert found  # nothing interrupts it but the end of the process
+    return found
+
+
+def of_validation(found: Validation) -> dict[str, Any]:
+    """As a record of an evaluation has it."""
+    return {"val_loss": found.loss, "val_bpb": found.bpb, "scored_tokens": found.tokens,
+            "scored_bytes": found.text_bytes, "sources": {
+                name: {"val_loss": of.loss, "val_bpb": of.bpb, "scored_tokens": of.tokens,
+                       "scored_bytes": of.text_bytes} for name, of in found.by_source.items()}}
+
+
+def say_validation(found: Validation) -> None:
+    names = [*found.by_source, "all"]
+    width = max(map(len, names))
+    log.info("\n%s  nats/token  bits/byte      tokens       bytes", "validation".ljust(width))
+    for name, of in [*found.by_source.items(), ("all", found)]:
+        log.info("%s  %10.4f %10.4f %11d %11d", name.ljust(max(width, 10)), of.loss, of.bpb, of.tokens, of.text_bytes)
+
+
+# ---------------------------------------------------------------------------------------------------
+# CORE
+# ---------------------------------------------------------------------------------------------------
+
+def measure(core: Core, trained: Trained) -> dict[str, Any]:
+    """The metric, said as a table. Raises CoreFailed."""
+    began, bundle = time.perf_counter(), core.bundle
+    asked = f"at most {core.examples} questions" if core.examples else "all questions"
+    log.info("\nCORE: %s of each of %d tasks", asked, len(bundle.tasks))
+    names = {task.label: number for number, task in enumerate(bundle.tasks, 1)}
+
+    def progress(what: str) -> None:
+        if what in names:
+            log.info("%d/%d %s, %.0f s so far", names[what], len(names), what, time.perf_counter() - began)
+
+    counts: Mapping[str, Counts] = core(trained.model, progress=progress) or {}
+    result, others = Result.of(bundle.tasks, counts, bundle.missing), references(bundle.tables)
+    log.info("")
+    for line in table(result, others):
+        log.info("%s", line)
+    log.info("%s", result.words())
+    if core.examples:
+        log.info("of each task %d questions at most, always the same; EVAL_EXAMPLES=0 takes all, as GPT-2's figures do",
+                 core.examples)
+    source = "the bundle's tables" if bundle.tables else "karpathy/nanochat, dev/estimate_gpt3_core.ipynb"
+    log.info("GPT-2: centred accuracies from %s", source)
+    return result.record() | {
+        "bundle": {"path": shown(bundle.path), "sha256": bundle.sha256, "missing": bundle.missing},
+        "seconds": time.perf_counter() - began, "examples": core.examples, "lacking": result.lacking,
+        "tasks": {label: dataclasses.asdict(score.counts) | {
+            "shots": score.task.shots, "kind": score.task.kind, "baseline": score.task.baseline,
+            "accuracy": score.accuracy, "centred": score.centred, "interval": score.interval}
+            for label, score in result.scores.items()},
+        "gpt2": {"source": source, "centred": others}}
+
+
+def write(c: Config, trained: Trained, world: World, found: dict[str, Any], problems: list[str],
+          seconds: float) -> None:
+    """The JSON of an evaluation, in the run's folder; said where."""
+    name = f"step_{trained.step:07d}" if trained.facts else f"init_{trained.source.rstrip('/').rpartition('/')[2]}"
+    path = RunPaths.of(c.runs_dir, c.run_name, ROOT).evaluation(name)
+    facts = {"schema": 1, "step": trained.step, "tokens": trained.tokens, "weights": trained.source,
+             "time": time.time(), "seconds": seconds, "problems": problems, **found,
+             "settings": trained.config.stored(),
+             "provenance": provenance(world.host, world.size, world.device_name, 0)}
+    try:
+        if path.exists():  # it may have taken hours, and have what this one lacks
+            path.replace(path.with_name(f"{path.stem}_until_{time.strftime('%Y%m%d_%H%M%S')}.json"))
+        write_whole(path, (json.dumps(finite(facts), indent=1, allow_nan=False) + "\n").encode())
+    except OSError as error:
+        problems.append(f"{path}: cannot be written ({error.strerror}); make room, or choose another RUNS_DIR")
+        return
+    log.info("written: %s", shown(path))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
