@@ -32,7 +32,7 @@ doctor: setup ## Looks at this machine and the cluster (WHERE), PASS or FAIL and
 
 .PHONY: net-probe
 net-probe: setup ## Bandwidth and latency between the nodes of a job (NODES, NODE_RANK, MASTER_ADDR; WHERE), for make plan
-	@"$(PY)" -m doctor.net_probe.net
+	@"$(PY)" -m doctor.net_probe
 
 ##@ Train
 .PHONY: train

@@ -12,23 +12,21 @@ import dataclasses
 import datetime
 import json
 import math
+import os
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from analysis.prices import Prices
 from analysis.record_blocks import Block, parts_of
 from settings.config import Config
 from record.goodput import Books, Goodput, Timeline
 from record.reader import GOES_BACK, STEP_UNITS
 from record.run_paths import RunPaths
-from settings.declare import declared_fields
-
-if TYPE_CHECKING:
-    from analysis.energy.energy import Energy
-    from analysis.energy.downsample import Sampled
+from settings.declare import ROOT, declared_fields
 
 COMMON = ("step", "tokens", "time")
 PLACED = ("step", "eval", *GOES_BACK)  # meaningless without a step
@@ -36,6 +34,77 @@ PLACED = ("step", "eval", *GOES_BACK)  # meaningless without a step
 
 class RecordError(Exception):
     """A run that cannot be read. The message names the path and says what to do."""
+
+
+@dataclasses.dataclass
+class Cause:
+    """seconds: of the run; gpu_s: of all its GPUs; covered_s: what samples cover of these; joules: in that part."""
+
+    seconds: float = 0.0
+    gpu_s: float = 0.0
+    covered_s: float = 0.0
+    joules: float = 0.0
+
+    def __add__(self, other: "Cause") -> "Cause":
+        return Cause(self.seconds + other.seconds, self.gpu_s + other.gpu_s, self.covered_s + other.covered_s,
+                     self.joules + other.joules)
+
+    @property
+    def mean_w(self) -> float:
+        """Of a GPU, while it was covered; NaN where nothing was."""
+        return self.joules / self.covered_s if self.covered_s else math.nan
+
+
+@dataclasses.dataclass(frozen=True)
+class Energy:
+    """causes: category, and UNSPLIT where there is any -> what it took; total is their sum. steps: GPU -> joules of
+    each step of the run, NaN where it is not covered; energy_j, power_w: of all GPUs; step_s: seconds. power_j: of the
+    total, by power and not by the counter. disagreement: GPU -> (joules by the counter, by power) of the time that both
+    cover."""
+
+    causes: dict[str, Cause]
+    total: Cause
+    energy_j: np.ndarray
+    power_w: np.ndarray
+    step_s: np.ndarray
+    steps: dict[str, np.ndarray]
+    power_j: float
+    disagreement: dict[str, tuple[float, float]]
+    prices: Prices
+    remarks: list[str]
+
+    @property
+    def kwh(self) -> float:
+        return self.total.joules / 3.6e6
+
+    @property
+    def cost(self) -> float | None:
+        return self.prices.cost(self.total.joules, self.total.gpu_s)
+
+    @property
+    def coverage(self) -> float:
+        """The fraction of the GPUs' time that samples cover; 0 of no time at all."""
+        return min(1.0, self.total.covered_s / self.total.gpu_s) if self.total.gpu_s else 0.0
+
+    @property
+    def per_cent(self) -> float | None:
+        """By how much integrated power is above the counter; None where they cannot be compared."""
+        counted, integrated = (sum(pair[i] for pair in self.disagreement.values()) for i in (0, 1))
+        return 100 * (integrated / counted - 1) if counted else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampled:
+    """One value a stretch; the arrays are (BUCKETS,) float64. Network is None where nothing was recorded of it."""
+
+    gpus: int
+    time: np.ndarray           # Unix seconds, of the stretch's middle
+    power_w: np.ndarray        # mean of a GPU
+    power_low_w: np.ndarray
+    power_high_w: np.ndarray
+    energy_kwh: np.ndarray     # of all GPUs, up to the end of the stretch
+    in_mb_s: np.ndarray | None
+    out_mb_s: np.ndarray | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,8 +125,8 @@ class Run:
     silent: np.ndarray | None = None     # of a log: its lines that name no loss at all, (n,) bool
     nth: int = 1                         # of runs that started in the same second, for their files' names
     timeline: Timeline = dataclasses.field(default_factory=Timeline)  # the same, and when; empty without samples
-    energy: "Energy | None" = None       # where its GPUs were sampled, and that was joined
-    sampled: "Sampled | None" = None     # the same as a curve
+    energy: Energy | None = None         # where its GPUs were sampled, and that was joined
+    sampled: Sampled | None = None       # the same as a curve
 
     def minutes_at(self, step: int) -> float:
         """Minutes of training behind the run when `step` was done; 0 before the first."""
@@ -249,3 +318,20 @@ def last_of_each_eval(records: Iterable[Mapping[str, Any]]) -> list[Mapping[str,
         elif record["event"] in GOES_BACK:
             kept = {key: r for key, r in kept.items() if key[0] <= record["step"]}
     return [kept[key] for key in sorted(kept)]
+
+
+def run_folders(given: Sequence[str], runs_dir: str | None) -> list[Path]:
+    """The folders to draw, each once. Raises SettingsError where none is given and the settings are bad."""
+    if given:
+        parent = Path(runs_dir or "")
+        found = (Path(name) if Path(name).is_dir() else parent / name for name in given)
+        return list(dict.fromkeys(path.absolute() for path in found))
+    config = Config.load()
+    chosen = str(Path(runs_dir).absolute()) if runs_dir else config.runs_dir
+    return [RunPaths.of_node(dataclasses.replace(config, runs_dir=chosen), ROOT).folder]
+
+
+def shown(path: Path) -> str:
+    """The path from the current folder where it lies below it."""
+    here, there = Path(os.path.abspath(os.curdir)), path.absolute()
+    return str(there.relative_to(here)) if there.is_relative_to(here) else str(there)

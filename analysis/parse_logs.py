@@ -28,7 +28,7 @@ from analysis.energy.energy import with_energy
 from analysis.load import RecordError, Run, load
 from analysis.logs.log_runs import Log, drawn, read_log, state
 from analysis.logs.log_tables import write_log_tables
-from analysis.energy.prices import prices
+from analysis.prices import prices
 from analysis.tables import write_tables
 from record.run_paths import RunPaths
 

@@ -11,21 +11,18 @@ A run that cannot be drawn is named with what to do, and the others are drawn. E
 """
 
 import argparse
-import dataclasses
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from analysis import parse_logs
 from analysis.energy.energy import with_energy
-from analysis.load import RecordError, Run, load
+from analysis.load import RecordError, Run, load, run_folders, shown
 from analysis.page.build import write_page
 from analysis.picture import DPI, PAPER_DPI, write_picture
-from analysis.energy.prices import prices
+from analysis.prices import prices
 from analysis.tables import write_tables
 from settings.config import Config
-from record.run_paths import RunPaths
 from settings.declare import ROOT, SettingsError
 
 DONE, BAD_SETTING, BAD_DATA = 0, 64, 78
@@ -79,17 +76,6 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def run_folders(given: Sequence[str], runs_dir: str | None) -> list[Path]:
-    """The folders to draw, each once. Raises SettingsError where none is given and the settings are bad."""
-    if given:
-        parent = Path(runs_dir or "")
-        found = (Path(name) if Path(name).is_dir() else parent / name for name in given)
-        return list(dict.fromkeys(path.absolute() for path in found))
-    config = Config.load()
-    chosen = str(Path(runs_dir).absolute()) if runs_dir else config.runs_dir
-    return [RunPaths.of_node(dataclasses.replace(config, runs_dir=chosen), ROOT).folder]
-
-
 def draw_logs(folder: Path, output: Path | None, static: bool) -> int:
     """CSV, page and picture of all logs and runs in a folder, into it or into `output`; returns the exit code."""
     into = output or folder
@@ -124,12 +110,6 @@ def not_written(error: OSError, folder: Path) -> str:
     """The error in one sentence; a full disk does not name the file."""
     path = error.filename or folder
     return f"{path} cannot be written ({error.strerror}): make its folder writable or free its disk"
-
-
-def shown(path: Path) -> str:
-    """The path from the current folder where it lies below it."""
-    here, there = Path(os.path.abspath(os.curdir)), path.absolute()
-    return str(there.relative_to(here)) if there.is_relative_to(here) else str(there)
 
 
 if __name__ == "__main__":

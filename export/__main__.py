@@ -17,9 +17,10 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from analysis.energy.energy import Energy, join
+from analysis.energy.energy import join
+from analysis.load import Energy
 from analysis.load import RecordError, Run, load
-from analysis.energy.prices import prices
+from analysis.prices import prices
 from export import card, files, place, weight_files
 from export.stored import Weights
 from train.generate import chat_format, load_run

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from analysis.energy.energy import Energy
+from analysis.load import Energy
 from analysis.load import Run
 from export.weight_files import Shapes
 from settings.config import Config

@@ -20,7 +20,7 @@ from train.distributed.world import World, from_all, sum_over_ranks
 from train.evaluate.validation import EvaluationFailed, overtime
 from train.distributed.parallel import waits_in_forward
 from train.faults.memory_advice import memory_advice
-from train.step import is_out_of_memory
+from hardware.out_of_memory import is_out_of_memory
 
 AGREE = 32  # batches between two agreements of processes that wait for each other
 

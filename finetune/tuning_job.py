@@ -32,7 +32,7 @@ from record.run_paths import RunPaths
 from settings.declare import SettingsError, given
 from train.faults.memory_advice import loading_advice
 from record.status import Status
-from train.step import is_out_of_memory
+from hardware.out_of_memory import is_out_of_memory
 from train.data.tokenizer import TokenizerError
 
 HUB_FORM = {"MODEL": "OWNER/NAME@COMMIT", "DATA": "OWNER/NAME:CONFIG:SPLIT@COMMIT",

@@ -20,10 +20,10 @@ from types import FrameType
 from k8s import checkpoints, describe, fetch_run, logs
 from k8s.cluster import overview, words
 from k8s.cluster.log_lines import own
-from k8s.cluster.kubectl import BAD_SETTING, Refused, context
+from k8s.cluster.kubectl import BAD_SETTING, Refused
 from k8s.cluster.volume import Volume, say
 from k8s.cluster.job_spec import LIGHTHOUSE, cluster_config
-from k8s.cluster.target import DATA, Target, Thing, check_namespace, name_of, newest, runs, sent_by, tunes
+from k8s.cluster.target import DATA, Target, Thing, check_namespace, name_of, newest, runs, sent_by, target_of, tunes
 from k8s.cluster.where import Place, decide
 from record import status
 from record.run_paths import RunPaths
@@ -36,20 +36,12 @@ LINES = 2000  # of a pod's log, looked through for a checkpoint: hours, with a l
 SAVED = re.compile(r"\bcheckpoint step_0*(\d+): ")
 
 
-def target_of(place: Place) -> Target:
-    """Where the Job is; says so where it is not where kubectl would look."""
-    name, namespace, said = place.target()
-    for sentence in said:
-        say(sentence)
-    return Target(name if name != context().name else "", namespace, place.value("job_name"))
-
-
 # ---------------------------------------------------------------------------------------------------
 # In the cluster
 # ---------------------------------------------------------------------------------------------------
 
 def in_cluster(command: str, place: Place) -> int:
-    target = target_of(place)
+    target = target_of(place, say)
     if command == "status":
         return overview.show(place, target)
     if command in ("logs", "attach"):

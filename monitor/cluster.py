@@ -13,7 +13,8 @@ import json
 import re
 
 from k8s.cluster import overview, nodes as sites, words
-from k8s.jobs import target_of
+from k8s.cluster.target import target_of
+from k8s.cluster.volume import say
 from k8s.cluster.kubectl import UNAVAILABLE, Done, Refused, refusal, short
 from k8s.cluster.target import (DATA, INSTANCE, OF_JOB, RUN, ZONE, Target, Thing, annotation, check_namespace, index_of,
                                 label, name_of, newest, of_job, runs)
@@ -48,7 +49,7 @@ class Watch:
         """What there is at this moment, Unix seconds; with a problem, what there was when it was last known."""
         try:
             if self.target is None:
-                self.target = target_of(self.place)
+                self.target = target_of(self.place, say)
                 self.last = dataclasses.replace(self.last, words=self.target.words)
             self.last, self.nodes = self.asked(self.target, now)
         except Refused as refused:

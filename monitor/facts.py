@@ -12,8 +12,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from record.pod_line import POD_LINE
+
 SCHEMA = 1
-TOLD = "node-facts "  # what a line begins with in which a pod tells of its node
 
 
 @dataclasses.dataclass(frozen=True)
@@ -256,13 +257,13 @@ class Fault:
 
 def to_line(node: Node) -> str:
     """For the log of a pod; what is not known is left out."""
-    return TOLD + json.dumps({"schema": SCHEMA, **sparse(dataclasses.asdict(node))}, separators=(",", ":"),
+    return POD_LINE + json.dumps({"schema": SCHEMA, **sparse(dataclasses.asdict(node))}, separators=(",", ":"),
                              allow_nan=False)
 
 
 def of_line(line: str) -> Node | None:
     """What to_line() made, wherever in the line it begins; None for any other, a torn one, and another schema."""
-    _, told, text = line.partition(TOLD)
+    _, told, text = line.partition(POD_LINE)
     if not told:
         return None
     try:

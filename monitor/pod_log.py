@@ -13,7 +13,8 @@ import statistics
 from collections.abc import Collection, Mapping, Sequence
 
 from k8s.cluster import log_lines
-from monitor.facts import TOLD, Node, Pod, Progress, of_line
+from monitor.facts import Node, Pod, Progress, of_line
+from record.pod_line import POD_LINE
 
 KEPT = 12           # last lines of a pod
 SILENT_S = 60.0     # without a word of the teller, while the trainer speaks: it is gone
@@ -66,8 +67,8 @@ def stamped(line: str) -> Line:
 def speech_of(pod: Pod, found: Sequence[Line], before: Speech, runs: bool) -> Speech:
     """What a pod says, given its last lines. before: what it said at the last look, which stands where its teller is
     only out of reach behind many other lines."""
-    said = [node for line in found if TOLD in line.text and (node := of_line(line.text))]
-    rest = [line for line in found if TOLD not in line.text and line.text.strip()]
+    said = [node for line in found if POD_LINE in line.text and (node := of_line(line.text))]
+    rest = [line for line in found if POD_LINE not in line.text and line.text.strip()]
     newest = next((line.time for line in reversed(rest) if line.time is not None), None)
     node = said[-1] if said else None
     if node is None and before.told and before.node and (newest is None or newest - before.node.time < SILENT_S):

@@ -11,7 +11,8 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from plan.network import links
-from plan import report_rows, storage, sweep
+from plan import storage
+from plan.sweep import report_rows, sweep
 from plan.finetuning import tuned_report, tuning
 from plan.as_json import as_json
 from settings.finding import split

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from plan.network import between
+from plan import between
 from plan import scaling, storage
 from plan.planner import Held, Plan
 from hardware.gpu_specs import Card

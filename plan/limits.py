@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from plan.network import across
+from plan import across
 from plan import checks
 from plan.choices import (CARDS_OF_A_NODE, Choice, cards_together, choice, known_models, more_cards, shape,
                           with_cards)

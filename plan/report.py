@@ -4,7 +4,8 @@ import datetime
 import textwrap
 from collections.abc import Sequence
 
-from plan.network import between, links
+from plan import between
+from plan.network import links
 from plan import scaling, storage
 from settings.finding import Finding, lines
 from plan.network.traffic import Sync

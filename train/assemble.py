@@ -46,7 +46,8 @@ from train.data.manifest import DataError
 from train.data.shards import ShardSet
 from train.faults.memory_advice import memory_advice
 from record.status import Status
-from train.step import is_out_of_memory, rehearse
+from hardware.out_of_memory import is_out_of_memory
+from train.step import rehearse
 from train.data.tokenizer import Vocabulary
 from train.faults.watchdog import Watchdog
 

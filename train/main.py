@@ -42,7 +42,7 @@ from train.diloco.result import RunIsOver
 from train.data.manifest import DataError
 from record.status import RunFolderError, Status
 from train.faults.memory_advice import memory_advice
-from train.step import is_out_of_memory
+from hardware.out_of_memory import is_out_of_memory
 from train.data.tokenizer import TokenizerError
 
 log = logging.getLogger(__name__)

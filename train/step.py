@@ -164,9 +164,3 @@ def rehearse(model: nn.Module, optimizer: Optimizer, micro_batch: Sequence[Tenso
             if weight.requires_grad and not optimizer.moments(weight)]
     del room
     model.zero_grad(set_to_none=True)
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory did not suffice; torch has a class of its own for GPUs only."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
-        isinstance(error, RuntimeError) and ("allocate memory" in str(error) or "not enough memory" in str(error)))

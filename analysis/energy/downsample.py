@@ -12,24 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
+from analysis.load import Sampled
 from analysis.energy.samples import HOLE_S, Curve, Table, samplers
 
 BUCKETS = 4000
 MEGA = 1e6
-
-
-@dataclasses.dataclass(frozen=True)
-class Sampled:
-    """One value a stretch; the arrays are (BUCKETS,) float64. Network is None where nothing was recorded of it."""
-
-    gpus: int
-    time: np.ndarray           # Unix seconds, of the stretch's middle
-    power_w: np.ndarray        # mean of a GPU
-    power_low_w: np.ndarray
-    power_high_w: np.ndarray
-    energy_kwh: np.ndarray     # of all GPUs, up to the end of the stretch
-    in_mb_s: np.ndarray | None
-    out_mb_s: np.ndarray | None
 
 
 def sampled(folder: Path) -> Sampled | None:

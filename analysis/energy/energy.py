@@ -22,8 +22,8 @@ from pathlib import Path
 
 import numpy as np
 
-from analysis.load import RecordError, Run, load
-from analysis.energy.prices import Prices
+from analysis.load import Cause, Energy, RecordError, Run, load, run_folders, shown
+from analysis.prices import Prices
 from analysis.energy.downsample import sampled
 from analysis.energy.samples import Meter, Sampler, boots_of, same_boot, samplers
 from analysis.tables import WHOLE_NUMBERS, cells, write_csv
@@ -36,63 +36,6 @@ DONE, BAD_SETTING, BAD_DATA = 0, 64, 78
 UNSPLIT = "between samples"  # counted while nothing was sampled, over more than one cause
 SURE_S = 1.0                 # by that much more power must cover than the counter, to be taken for a part
 NS = 1e-6                    # seconds: rounding
-
-
-@dataclasses.dataclass
-class Cause:
-    """seconds: of the run; gpu_s: of all its GPUs; covered_s: what samples cover of these; joules: in that part."""
-
-    seconds: float = 0.0
-    gpu_s: float = 0.0
-    covered_s: float = 0.0
-    joules: float = 0.0
-
-    def __add__(self, other: "Cause") -> "Cause":
-        return Cause(self.seconds + other.seconds, self.gpu_s + other.gpu_s, self.covered_s + other.covered_s,
-                     self.joules + other.joules)
-
-    @property
-    def mean_w(self) -> float:
-        """Of a GPU, while it was covered; NaN where nothing was."""
-        return self.joules / self.covered_s if self.covered_s else math.nan
-
-
-@dataclasses.dataclass(frozen=True)
-class Energy:
-    """causes: category, and UNSPLIT where there is any -> what it took; total is their sum. steps: GPU -> joules of
-    each step of the run, NaN where it is not covered; energy_j, power_w: of all GPUs; step_s: seconds. power_j: of the
-    total, by power and not by the counter. disagreement: GPU -> (joules by the counter, by power) of the time that both
-    cover."""
-
-    causes: dict[str, Cause]
-    total: Cause
-    energy_j: np.ndarray
-    power_w: np.ndarray
-    step_s: np.ndarray
-    steps: dict[str, np.ndarray]
-    power_j: float
-    disagreement: dict[str, tuple[float, float]]
-    prices: Prices
-    remarks: list[str]
-
-    @property
-    def kwh(self) -> float:
-        return self.total.joules / 3.6e6
-
-    @property
-    def cost(self) -> float | None:
-        return self.prices.cost(self.total.joules, self.total.gpu_s)
-
-    @property
-    def coverage(self) -> float:
-        """The fraction of the GPUs' time that samples cover; 0 of no time at all."""
-        return min(1.0, self.total.covered_s / self.total.gpu_s) if self.total.gpu_s else 0.0
-
-    @property
-    def per_cent(self) -> float | None:
-        """By how much integrated power is above the counter; None where they cannot be compared."""
-        counted, integrated = (sum(pair[i] for pair in self.disagreement.values()) for i in (0, 1))
-        return 100 * (integrated / counted - 1) if counted else None
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -358,8 +301,6 @@ def write(run: Run, energy: Energy) -> Path:
 # ---------------------------------------------------------------------------------------------------
 
 def main(argv: Sequence[str]) -> int:
-    from analysis.plots import run_folders, shown  # which itself calls with_energy
-
     made = argparse.ArgumentParser(prog="python -m analysis.energy.energy", allow_abbrev=False,
                                    description="The energy of a run, from its GPU samples.")
     made.add_argument("run_folder", nargs="?", metavar="RUN_FOLDER", help="default: the run of the settings (RUN_NAME)")

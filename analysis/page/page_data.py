@@ -14,7 +14,7 @@ import numpy as np
 from analysis.curves import DASHES, PANELS, RUN_COLOURS, event_words, has, mark_of, marks, smoothing_window
 from analysis.load import Run
 from analysis.page.column_packing import Packer
-from analysis.energy.downsample import Sampled
+from analysis.load import Sampled
 
 IN_PAGE = ("step", "tokens", "step_ms", "minutes", "loss", "tokens_per_s", "mfu", "lr", "grad_norm", "energy_j")
 

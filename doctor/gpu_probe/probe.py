@@ -28,7 +28,7 @@ from settings.config import Config
 from train.distributed.world import World, from_all, from_first, join, leave, sum_over_ranks
 from settings.declare import SettingsError
 from hardware.model_size import parameters
-from train.step import is_out_of_memory
+from hardware.out_of_memory import is_out_of_memory
 
 SIZES = {"cpu": (1024, 2048, 4096), "cuda": (4096, 8192, 16384)}  # of square products; the best one counts
 LONGEST_S = 1.5                     # for one type and size

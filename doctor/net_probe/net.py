@@ -1,8 +1,8 @@
-"""make net-probe: bandwidth and latency between the nodes of a job, in a minute.
+"""What make net-probe does on each node, and its table.
 
     make net-probe NODES=4 NODE_RANK=i MASTER_ADDR=host      on each node; node 0 listens at MASTER_ADDR:MASTER_PORT,
                                                              says who measures what, and prints the table
-    make net-probe WHERE=cluster                             between the running pods of the job, from anywhere
+    make net-probe WHERE=cluster                             between the running pods of the job (pods.py)
     python -m doctor.net_probe.net pod RANK NODES ADDRESS PORT STREAMS SECONDS JOIN_SECONDS SITE
                                                              what that starts in each pod; node 0 prints JSON
 
@@ -29,16 +29,11 @@ BAD_SETTING, TOLD_TO_STOP = 64, 130
 
 
 def main(argv: Sequence[str]) -> int:
+    """What runs in a pod. Images do without k8s/, so that what decides between here and a cluster is in __main__.py."""
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     try:
-        if argv[:1] == ["pod"]:
-            return in_pod(*argv[1:])
-        from k8s.cluster.where import decide   # images do without k8s/
-        place = decide()
-        if place.cluster:
-            from doctor.net_probe import pods
-            return pods.main(place)
-        return here(place.config)
+        _, *said = argv
+        return in_pod(*said)
     except SettingsError as error:
         sys.stderr.write(f"{error}\n")
         return BAD_SETTING

@@ -9,9 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 from doctor.net_probe import net, net_nodes
 from doctor.net_probe.net_rounds import rounds
-from k8s.jobs import target_of
 from k8s.cluster.kubectl import Done, Refused, short
-from k8s.cluster.target import Target, Thing, name_of, newest, no_job, runs
+from k8s.cluster.target import Target, Thing, name_of, newest, no_job, runs, target_of
 from k8s.cluster.volume import say
 from k8s.cluster.where import Place
 from plan.network import links
@@ -24,7 +23,7 @@ TOTAL_S = net_nodes.TOTAL_S
 def main(place: Place) -> int:
     """Measures, prints and keeps it; an exit code."""
     try:
-        found, code = probe(place, target_of(place))
+        found, code = probe(place, target_of(place, say))
     except Refused as refused:
         say(refused.sentence)
         return refused.code

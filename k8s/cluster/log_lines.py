@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from record.complaints import HEAD, Complaints
-from monitor.facts import TOLD
+from record.pod_line import POD_LINE
 
 METRICS = re.compile(r"step=\d+/\d+ |train/loss|\bloss[:=] ?\S+.*\btok(?:ens)?(?:/|_per_)s|\btokens/s(?:ec)?\b|"
                      r"step:? +\d+(?:/\d+)?\b.*\bloss\b")
@@ -20,7 +20,7 @@ RANKS = re.compile(r"roll call: |\b\d+ of \d+ (?:nodes|processes)\b.*\bjoined|al
                    r"\b(?:the|all \d+) nodes (?:do not )?share |launch: processes=|run=\S+ device=|rank=\d+ host=|"
                    r"\bsites?(?:=|:| differ)|\bpods? at\b|\bMEMBER\b|\b[Nn]ode[ _][Rr]ank\b|\[rank \d+\]")
 FILE = re.compile(r"==> \S+ <==$")
-FACTS = TOLD + '{"schema":'  # what a pod tells of its node, for make monitor
+FACTS = POD_LINE + '{"schema":'  # what a pod tells of its node, for make monitor
 
 
 def chosen(lines: Iterable[str], only: str) -> Iterator[str]:

@@ -4,11 +4,12 @@ import dataclasses
 import json
 import re
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from k8s.cluster import nodes
-from k8s.cluster.kubectl import PATIENCE_S, Done, Refused, kubectl, no_namespace, refusal, start
+from k8s.cluster.kubectl import PATIENCE_S, Done, Refused, context, kubectl, no_namespace, refusal, start
+from k8s.cluster.where import Place
 
 Thing = dict[str, Any]  # an object of Kubernetes
 
@@ -172,3 +173,11 @@ def no_job(target: Target) -> Refused:
     return Refused(78, f"there is no Job {target.job_name} in {target.words}: it was stopped, or never sent there, or "
                    "was removed a week after its end; make train-8xa100 sends it, and a run that is on the volume goes "
                    "on")
+
+
+def target_of(place: Place, say: Callable[[str], None]) -> Target:
+    """Where the Job is; says so where it is not where kubectl would look."""
+    name, namespace, said = place.target()
+    for sentence in said:
+        say(sentence)
+    return Target(name if name != context().name else "", namespace, place.value("job_name"))

@@ -6,7 +6,8 @@ import re
 import sys
 import textwrap
 
-from plan.network import between, evidence
+from plan import between
+from plan.network import evidence
 from plan.examples import lab
 from plan import scaling, number_formats
 from plan.finetuning import tuned_report, tuning

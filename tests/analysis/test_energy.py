@@ -14,9 +14,10 @@ import pytest
 
 from analysis.energy import energy
 from analysis.curves import summary
-from analysis.energy.energy import UNSPLIT, Energy, join
+from analysis.energy.energy import UNSPLIT, join
+from analysis.load import Energy
 from analysis.load import load
-from analysis.energy.prices import Prices
+from analysis.prices import Prices
 from analysis.tables import write_tables
 from tests.record.test_goodput import START, Clock
 from tests.analysis.test_samples import sidecar, write

@@ -13,7 +13,7 @@ from analysis.logs.dialect import read_dialects
 from analysis.load import Run, load
 from analysis.logs.log_runs import drawn, read_log
 from analysis.page.build import write_page
-from analysis.energy.downsample import Sampled
+from analysis.load import Sampled
 from tests.browser import Browser, needs_chromium
 from tests.analysis.test_plots import START, write_run
 

@@ -26,7 +26,7 @@ from settings.config import Config
 from train.distributed.world import World
 from settings.declare import ROOT
 from hardware.model_size import parameters
-from train.step import is_out_of_memory
+from hardware.out_of_memory import is_out_of_memory
 
 HERE = World(0, 0, 0, 1, torch.device("cpu"), "CPU", "here")
 

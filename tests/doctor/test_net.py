@@ -334,8 +334,8 @@ def test_as_it_is_typed_on_a_machine(port: int, tmp_path: Path) -> None:
     (tmp_path / "empty.env").touch()
     given = os.environ | {"ENV_FILE": str(tmp_path / "empty.env"), "RUNS_DIR": str(tmp_path / "runs"), "NODES": "2",
                           "SITES": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "PRESET": "tiny"}
-    quick = "from doctor import net, net_nodes; net_nodes.TOTAL_S = 4.0; net_nodes.LEAST_S = net_nodes.MOST_S = 1.2; " \
-            "import sys; sys.exit(net.main([]))"
+    quick = "from doctor.net_probe import __main__ as command, net_nodes; net_nodes.TOTAL_S = 4.0; net_nodes.LEAST_S = net_nodes.MOST_S = 1.2; " \
+            "import sys; sys.exit(command.main())"
     nodes = [subprocess.Popen([sys.executable, "-c", quick], cwd=ROOT, env=given | {"NODE_RANK": rank}, text=True,
                               stdout=subprocess.PIPE, stderr=subprocess.PIPE) for rank in "10"]
     said = [node.communicate(timeout=120) for node in nodes]

@@ -22,7 +22,7 @@ from train.distributed import world as distributed
 from train.distributed.world import World
 from train.optim import build_optimizer
 from train.checkpoint.saver import Saver
-from train.step import is_out_of_memory
+from hardware.out_of_memory import is_out_of_memory
 
 __all__ = ["models"]  # a fixture
 STEPS = 5

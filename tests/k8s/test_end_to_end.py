@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from monitor.facts import TOLD, Node, of_line
+from monitor.facts import Node, of_line
+from record.pod_line import POD_LINE
 from tests.conftest import TINY
 from tests.train.test_ranks import relative
 from tests.cluster_sim.cluster import Cluster
@@ -227,11 +228,11 @@ def test_each_pod_tells_of_its_node_and_nobody_is_shown_that(lab: Lab, plain: st
     for index in range(PODS):
         said = lab.cluster.log_files[lab.pods("plain")[index]["metadata"]["name"]].read_text()
         told = told_by(lab, "plain", index)
-        assert told and len(told) == said.count(TOLD) and {node.node for node in told} == {index}
+        assert told and len(told) == said.count(POD_LINE) and {node.node for node in told} == {index}
         assert all(node.memory_limit_bytes and node.disk_free_bytes and node.gpus_why for node in told)
         assert (told[-1].status.get("phase"), told[-1].progress is not None) == (("done", True) if index == 0
                                                                                  else (None, False))
-        assert TOLD not in lab.make("logs", "plain", NODE=str(index))
+        assert POD_LINE not in lab.make("logs", "plain", NODE=str(index))
         log = "gpu_sampler.log" if index == 0 else f"gpu_sampler_node_{index}.log"
         assert "no NVIDIA driver here" in (lab.paths("plain").folder / "logs" / log).read_text()
     last = told_by(lab, "plain", 0)[-1].progress

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from doctor.net_probe import net
+from doctor.net_probe import __main__ as command
 from doctor.net_probe import pods as net_probe
 from k8s.cluster.kubectl import Done
 from k8s.cluster.target import Target
@@ -32,7 +32,7 @@ def probe(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap
     monkeypatch.setenv("SYNC_STREAMS", "2")
 
     def call() -> tuple[int, str, str]:
-        code = net.main([])
+        code = command.main()
         return (code, *capsys.readouterr())
 
     return call

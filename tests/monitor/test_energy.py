@@ -9,7 +9,7 @@ import pytest
 
 from analysis.energy.energy import join
 from analysis.load import load
-from analysis.energy.prices import Prices
+from analysis.prices import Prices
 from tests.monitor.conftest import Sampled, energy
 
 WALL_LESS_MONO = 1.7e9  # of in_time.py

@@ -9,9 +9,9 @@ import pytest
 
 from monitor.expected import expected, least_gib
 from plan.network import evidence
-from plan.network.across import problems
+from plan.across import problems
 from plan.as_json import as_json
-from plan.network.between import Verdict, options, verdict
+from plan.between import Verdict, options, verdict
 from settings.finding import FAIL, WARN
 from plan.checks import capacity_bytes, memory_problem
 from plan.hours import pace_of

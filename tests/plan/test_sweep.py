@@ -1,4 +1,4 @@
-"""plan/sweep.py, plan/advice.py, plan/report_rows.py: rows are what the same settings give when they are typed, and the
+"""plan/sweep/: rows are what the same settings give when they are typed, and the
 recommendation is what a search over them finds."""
 
 import dataclasses
@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from plan import advice
+from plan.sweep import advice
 from plan.checks import capacity_bytes, memory_of
 from plan.fleet import Fleet
 from plan.hours import hours_of
 from plan.measured import Probe
-from plan.report_rows import Row, Sweep, text
+from plan.sweep.report_rows import Row, Sweep, text
 from plan.scaling import expected_loss, worth
-from plan.sweep import sweep
+from plan.sweep.sweep import sweep
 from tests.plan.conftest import D16, XLARGE, Given, Load
 from settings.config import Config
 from settings.declare import SettingsError

@@ -10,23 +10,25 @@ A site counts steps as all do: step = exchanges * SYNC_EVERY / SYNC_FRAGMENTS + 
 import contextlib
 import logging
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from train.faults import recovery
 from train.distributed import rendezvous
 from train.distributed.world import PeersDiffer, PeersMissing, from_all, from_first
-from train.job import Job
 from train.distributed.registry import WAITING, differences, named
 from settings.declare import SettingsError
 from train.diloco.site_registry import Desk, NoDesk
 from train.diloco.result import APART, DoubleSite, Outcome, RunIsOver, SitesMissing, ToldToStop
+
+if TYPE_CHECKING:
+    from train.job import Job
 
 log = logging.getLogger(__name__)
 
 LOOK_S = 3.0  # between two looks at who has come
 
 
-def join(job: Job) -> None:
+def join(job: "Job") -> None:
     """Take part in the run's exchanges from here on, once the other sites are there or START_TIMEOUT_S is over.
 
     Raises PeersMissing, PeersDiffer, SettingsError, RunIsOver, on all ranks.
@@ -66,7 +68,7 @@ def join(job: Job) -> None:
     job.pace.restore()
 
 
-def find_desk(job: Job, desk: Desk) -> PeersMissing | None:
+def find_desk(job: "Job", desk: Desk) -> PeersMissing | None:
     """Wait for the lighthouse, which may be started after its sites. Returns why it was not found."""
     c = job.config
     deadline, said = time.monotonic() + c.start_timeout_s, False
@@ -87,7 +89,7 @@ def find_desk(job: Job, desk: Desk) -> PeersMissing | None:
         time.sleep(1.0)
 
 
-def gather(job: Job, desk: Desk) -> tuple[bool, bool]:
+def gather(job: "Job", desk: Desk) -> tuple[bool, bool]:
     """Say that this site is there, and wait for the others. Returns whether any is further than this one, or has other
     weights that count; and whether it is for the latter.
 
@@ -145,7 +147,7 @@ def counts_before(other: dict[str, Any], mine: dict[str, Any]) -> bool:
     return other["outer"] == mine["outer"] and other["common"] != mine["common"] and rank(other) > rank(mine)
 
 
-def over_at(job: Job, said: dict[int, dict[str, Any]]) -> str:
+def over_at(job: "Job", said: dict[int, dict[str, Any]]) -> str:
     """What to say where the run was trained to its end while this site, which had a part in it, was away; else ""."""
     c = job.config
     for site, other in said.items():
@@ -174,7 +176,7 @@ def refuse_others(mine: dict[str, Any], found: dict[int, dict[str, Any]]) -> Non
 # Behind a step
 # ---------------------------------------------------------------------------------------------------
 
-def begin(job: Job) -> bool:
+def begin(job: "Job") -> bool:
     """What is due before a step: a site that is late takes the others' weights, and one that was stopped while it
     waited for an exchange goes on with it, that behind the last step too. Returns whether it was told to stop."""
     assert job.site
@@ -186,12 +188,12 @@ def begin(job: Job) -> bool:
     return finish(job) if is_unfinished(job) else False
 
 
-def is_unfinished(job: Job) -> bool:
+def is_unfinished(job: "Job") -> bool:
     """Whether all steps are made, and something is left that the sites have not in common."""
     return job.site is not None and job.step >= job.config.last_step and job.site.finished != job.step
 
 
-def after_step(job: Job, last: bool) -> bool:
+def after_step(job: "Job", last: bool) -> bool:
     """What is due behind a step that is recorded; behind the last all that the sites have not in common yet. Returns
     whether the process was told to stop while it waited."""
     assert job.site
@@ -203,7 +205,7 @@ def after_step(job: Job, last: bool) -> bool:
     return finish(job) if last and job.step == job.config.last_step else False
 
 
-def finish(job: Job) -> bool:
+def finish(job: "Job") -> bool:
     """Exchange what the sites have not in common yet, fragment by fragment, so that all end with the same weights."""
     site, step = job.site, job.step
     assert site
@@ -216,13 +218,13 @@ def finish(job: Job) -> bool:
     return False
 
 
-def settle(job: Job) -> None:
+def settle(job: "Job") -> None:
     """End the exchange that is in flight, as a checkpoint cannot hold it. The next comes when the others' does."""
     if job.site and job.site.engine.in_flight:
         advance(job, now=True)
 
 
-def advance(job: Job, now: bool) -> bool:
+def advance(job: "Job", now: bool) -> bool:
     """A step of Site.advance that waits for others, and what follows. Returns whether the process was told to stop.
 
     Raises PeersMissing.
@@ -255,7 +257,7 @@ def advance(job: Job, now: bool) -> bool:
     return False
 
 
-def exchanged(job: Job, outcome: Outcome) -> None:
+def exchanged(job: "Job", outcome: Outcome) -> None:
     """Record it; the steps since the exchange before are what all sites have now."""
     assert job.site
     job.recorder.event("sync", job.step, job.tokens, replica=job.config.site_rank, outer_step=outcome.outer,
@@ -271,7 +273,7 @@ def exchanged(job: Job, outcome: Outcome) -> None:
                          f"{outcome.digest}")
 
 
-def undone(job: Job, outcome: Outcome) -> None:
+def undone(job: "Job", outcome: Outcome) -> None:
     """It failed, and the site has dropped what it trained since the one before."""
     c = job.config
     assert job.site
@@ -282,7 +284,7 @@ def undone(job: Job, outcome: Outcome) -> None:
                             time.perf_counter(), outcome.stall_s)
 
 
-def caught_up(job: Job, outcome: Outcome, called: float) -> None:
+def caught_up(job: "Job", outcome: Outcome, called: float) -> None:
     """This site was behind, and has the weights and the step of one that is not. called: when it began to ask."""
     assert outcome.behind and job.site
     begin, end = outcome.behind
@@ -299,7 +301,7 @@ def caught_up(job: Job, outcome: Outcome, called: float) -> None:
                      f"the others ({outcome.sites} of {job.config.sites} sites are there)")
 
 
-def leave(job: Job, code: int) -> None:
+def leave(job: "Job", code: int) -> None:
     """No more part in the run, which ends with this exit code here."""
     if job.desk:
         job.desk.leave(done=code == 0)

@@ -13,17 +13,19 @@ wrong in here, the run is whole without it.
 import logging
 import os
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from train.distributed import nccl_log, parallel
 from settings.config import Config
 from train.distributed.world import World, from_all, gloo_interface
-from train.job import Job
 from train.distributed.nccl_log import Node
 from record.run_paths import RunPaths
 from train.distributed.wan import amount, seconds
+
+if TYPE_CHECKING:
+    from train.job import Job
 
 NET = Path("/sys/class/net")
 SUPPOSED = (10.0, 100.0)  # Gbit/s, where a link does not say what it has
@@ -42,7 +44,7 @@ class Traffic(NamedTuple):
         return sum(self) * 8 / (gbit * 1e9)
 
 
-def say(job: Job) -> None:
+def say(job: "Job") -> None:
     """Say on the first process of each node which way it takes, and where it is a slow one; on the first of all what a
     step sends, too. All processes call it, when gradients have met for the first time."""
     c, world = job.config, job.world

@@ -11,20 +11,22 @@ import dataclasses
 import logging
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from train.checkpoint import checkpoint
 from train.distributed.world import from_first
 from train.faults.guard import LOOK_BACK, GuardError
-from train.job import Job
 from train.data.mixture import Gap, with_gap
 from train.data.manifest import DataError
 from train.step import StepNumbers
 
+if TYPE_CHECKING:
+    from train.job import Job
+
 log = logging.getLogger(__name__)
 
 
-def resume(job: Job, changes: dict[str, list]) -> None:
+def resume(job: "Job", changes: dict[str, list]) -> None:
     """Take up the newest checkpoint that verifies, if there is one. Raises CheckpointError, DataError."""
     found = checkpoint.latest_for_all(job.paths.checkpoints, job.world)
     if found is None:
@@ -44,7 +46,7 @@ def resume(job: Job, changes: dict[str, list]) -> None:
         log.info("changed since then: %s=%s, was %s", name, new, old)
 
 
-def check_data(job: Job) -> None:
+def check_data(job: "Job") -> None:
     """Raises DataError unless the shards that the run has opened are those that there are, in the same groups."""
     if job.opened and (name := job.loader.differs(job.opened)):
         folder = job.loader.sources[job.loader.mixture.names.index(name)].folder
@@ -57,7 +59,7 @@ def other_data(where: Path, what: str) -> DataError:
                      "MODEL, DATA and EVAL_DATA name have changed. Bring those back, or choose another RUN_NAME")
 
 
-def load(job: Job, folder: Path, manifest: dict[str, Any]) -> None:
+def load(job: "Job", folder: Path, manifest: dict[str, Any]) -> None:
     outer: dict[str, Any] | None = {} if job.config.replicas > 1 else None
     if manifest.get("mode") == "lite":
         assert job.saver.lite
@@ -73,7 +75,7 @@ def load(job: Job, folder: Path, manifest: dict[str, Any]) -> None:
     job.saver.sound = {step for step in job.saver.sound if step < job.step} | {job.step}
 
 
-def stand(job: Job) -> None:
+def stand(job: "Job") -> None:
     """Have the site stand where the checkpoint does that was taken up, or at the run's start."""
     assert job.site
     turn = job.site.turn
@@ -87,7 +89,7 @@ def stand(job: Job) -> None:
     job.kept_outer = None
 
 
-def back_to_common(job: Job, why: str, began: float, stall_s: float = 0.0) -> None:
+def back_to_common(job: "Job", why: str, began: float, stall_s: float = 0.0) -> None:
     """This site has dropped what it trained since the last exchange. stall_s: for which it waited before. Raises
     CheckpointError, on all ranks."""
     assert job.site
@@ -95,7 +97,7 @@ def back_to_common(job: Job, why: str, began: float, stall_s: float = 0.0) -> No
     back_to(job, min(job.step, job.site.common_step), why, began, stall_s)
 
 
-def back_to(job: Job, step: int, why: str, began: float, stall_s: float = 0.0) -> None:
+def back_to(job: "Job", step: int, why: str, began: float, stall_s: float = 0.0) -> None:
     """Stand at an earlier step with the weights that are there: the samples since then are passed over, and the
     checkpoints, which know of steps that are lost, put aside. began: time.perf_counter() when that began.
 
@@ -124,7 +126,7 @@ def back_to(job: Job, step: int, why: str, began: float, stall_s: float = 0.0) -
                      "site are lost, and their samples are passed over")
 
 
-def states(job: Job) -> dict[str, Any]:
+def states(job: "Job") -> dict[str, Any]:
     """What a checkpoint keeps beside weights and moments."""
     data = {"step": job.step, "gaps": [dataclasses.astuple(gap) for gap in job.gaps],
             "fingerprint": job.data_fingerprint, "tokenizer_sha256": job.vocabulary.sha256,
@@ -138,7 +140,7 @@ def states(job: Job) -> dict[str, Any]:
     return small
 
 
-def refuse(job: Job, numbers: StepNumbers, seconds: float) -> None:
+def refuse(job: "Job", numbers: StepNumbers, seconds: float) -> None:
     """A step's update was not made: pass over its samples, and go back if that has not helped several times.
 
     Raises GuardError, on all ranks, where going back has not helped either.
@@ -163,7 +165,7 @@ def refuse(job: Job, numbers: StepNumbers, seconds: float) -> None:
         job.pace.restore()
 
 
-def go_back(job: Job) -> None:
+def go_back(job: "Job") -> None:
     """Take up the last good checkpoint, or what the sites have in common, passing over the samples that led here."""
     c, began, here, gaps = job.config, time.perf_counter(), job.step, job.gaps
     what = f"step {here}: {job.guard.skips} steps in a row were skipped"

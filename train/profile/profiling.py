@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -21,8 +21,10 @@ from train.profile import time_shares
 from train.data.batch import Batch
 from train.distributed.world import from_all
 from record.durable import write_whole
-from train.job import Job
 from train.profile.time_shares import DATA, STEP, Shares, TraceError
+
+if TYPE_CHECKING:
+    from train.job import Job
 
 SETTLE = 4  # steps that are not recorded, of which the first sets much up and the others tell how long one takes
 
@@ -44,7 +46,7 @@ def window(step: int, last_step: int, count: int, busy: tuple[int, ...]) -> rang
 class Profile:
     """The profiler of an attempt. begin and end: a step; between: behind one, outside of what is timed."""
 
-    def __init__(self, job: Job):
+    def __init__(self, job: "Job"):
         c = job.config
         exchanges = c.sync_every if c.replicas > 1 else 0
         busy = (c.eval_every, c.save_every or 0, c.core_every, exchanges)
@@ -58,7 +60,7 @@ class Profile:
                              f"- {job.step} are left; set a larger MAX_STEPS or TRAIN_TOKENS")
 
     @classmethod
-    def of(cls, job: Job) -> "Profile | None":
+    def of(cls, job: "Job") -> "Profile | None":
         """Where PROFILE=1."""
         return cls(job) if job.config.profile else None
 
@@ -171,7 +173,7 @@ class Profile:
             self.profiler = None
 
 
-def summary(found: Shares, steps: range, job: Job, usual_s: float) -> list[str]:
+def summary(found: Shares, steps: range, job: "Job", usual_s: float) -> list[str]:
     """Of one screen: what was profiled, the shares of a step, and what profiling cost."""
     c, world = job.config, job.world
     way = "kernels of the GPU" if found.on_gpu else "operators of the CPU, by the time that each takes itself"

@@ -26,7 +26,7 @@ from train.evaluate.core.tasks import LANGUAGE, CoreError, Task, chosen
 from train.distributed.world import World, from_all, sum_over_ranks
 from train.distributed.parallel import bare, waits_in_forward
 from train.data.data_paths import data_dir
-from train.step import is_out_of_memory
+from hardware.out_of_memory import is_out_of_memory
 from train.data.tokenizer import Vocabulary
 
 log = logging.getLogger(__name__)

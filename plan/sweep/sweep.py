@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-from plan import advice
+from plan.sweep import advice
 from plan.run_so_far import begun
 from plan.choices import FILLED_IN, Choice, card_of_fleet, choice, in_files, together, was_filled_in, with_cards
 from plan.checks import RECOMPUTE, as_split, capacity_bytes, memory_of, on_the_same
@@ -20,7 +20,7 @@ from plan.fleet import Fleet
 from plan.hours import pace_of, steps_within, time_of
 from plan.limits import bf16
 from plan.measured import Probe
-from plan.report_rows import Row, Sweep
+from plan.sweep.report_rows import Row, Sweep
 from plan.scaling import loss_of, rule_tokens
 from plan.speed import SHAPE
 from settings.config import Config

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from plan.choices import given
 from plan.fleet import Fleet
-from plan.report_rows import Row, Sweep
+from plan.sweep.report_rows import Row, Sweep
 from plan.scaling import RULE, optimal_parameters, optimal_tokens, wasted
 from plan.number_formats import count, gib, hours, number
 from settings.config import Config

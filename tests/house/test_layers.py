@@ -1,0 +1,159 @@
+"""What may be used where: read from the source. Which room may import which is in pyproject.toml, for lint-imports."""
+
+import ast
+import fnmatch
+import functools
+import subprocess
+import sys
+import tomllib
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import pytest
+
+from settings.declare import ROOT
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+ROOMS = PROJECT["tool"]["importlinter"]["root_packages"]
+MODULES = [path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))]
+TREES = {path: ast.parse(path.read_text()) for path in MODULES}
+
+READS_ENVIRONMENT = {
+    "settings/declare.py",
+    "settings/wandb_env.py",
+    "train/distributed/world.py",
+    "train/diloco/__init__.py",
+}
+KNOWS_PROCESSES = {
+    "train/distributed/world.py",
+    "train/distributed/parallel.py",
+    "train/checkpoint/checkpoint.py",
+    "train/diloco/outer_step.py",
+    "train/diloco/allreduce.py",
+    "bench/wan_lab/reduce.py",
+    "export/stored.py",
+}
+NEEDS_STANDARD_LIBRARY_ONLY = (
+    "settings",
+    "record",
+    "train.data.manifest",
+    "train.diloco.result",
+    "train.diloco.site_registry",
+    "train.distributed.registry",
+    "train.distributed.rendezvous",
+    "train.distributed.signals",
+    "train.distributed.wan",
+    "train.faults.guard",
+    "train.faults.straggler",
+    "train.faults.watchdog",
+    "train.profile.time_shares",
+    "train.schedule",
+)
+SAME_NAME_IN_FOLDERS_THAT_TELL_THEM_APART = {
+    "__main__": 8,
+    "main": 2,  # train/, finetune/: what torchrun starts
+    "report": 2,  # plan/, train/data/audit/
+    "sites": 2,  # settings/sections/, bench/wan_lab/
+}
+MOST_MODULES, MOST_FILES_AT_THE_TOP = 25, 14
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+@functools.cache
+def names_in(tree: ast.AST) -> set[str]:
+    """Dotted names that are imported or written out anywhere in a module: 'os.environ', 'torch.distributed.barrier'."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "relative imports hide where a name comes from"
+            names |= {f"{node.module}.{alias.name}" for alias in node.names} | {str(node.module)}
+        elif isinstance(node, ast.Attribute):
+            names.add(ast.unparse(node))
+    return names
+
+
+def uses(tree: ast.AST, dotted: str) -> bool:
+    return any(name == dotted or name.startswith(dotted + ".") for name in names_in(tree))
+
+
+def users_of(*dotted: str) -> set[str]:
+    return {name_of(path) for path, tree in TREES.items() if any(uses(tree, name) for name in dotted)}
+
+
+def test_the_environment_is_read_in_few_places() -> None:
+    assert users_of("os.environ", "os.environb", "os.getenv", "os.putenv") == READS_ENVIRONMENT
+
+
+def test_processes_are_known_in_few_places() -> None:
+    assert users_of("torch.distributed", "torch.nn.parallel") == KNOWS_PROCESSES
+
+
+def test_nothing_is_printed_past_the_log() -> None:
+    printing = [
+        f"{name_of(path)}:{node.lineno}"
+        for path, tree in TREES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Name) and node.id == "print"
+    ]
+    assert printing == []
+
+
+@pytest.mark.parametrize("module", ["analysis.plots", "plan.__main__", "monitor.__main__", "k8s.jobs", "doctor.__main__"])
+def test_a_command_that_needs_no_torch_loads_none(module: str) -> None:
+    code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+def test_what_every_script_reads_needs_the_standard_library_only() -> None:
+    """Shell scripts start these many times, and setup has not always run: settings, and the record without its mirror."""
+    found = [path for path in MODULES if is_for_every_script(path)]
+    assert len(found) > 30
+    for path in found:
+        packages = {name.split(".")[0] for name in imports_of(TREES[path])}
+        assert packages <= sys.stdlib_module_names | {"settings", "record", "hardware", "train"}, name_of(path)
+
+
+def is_for_every_script(path: Path) -> bool:
+    module = name_of(path).removesuffix(".py").replace("/", ".")
+    if module == "record.trackers.wandb_mirror":
+        return False
+    return any(f"{module}.".startswith(f"{name}.") for name in NEEDS_STANDARD_LIBRARY_ONLY)
+
+
+def imports_of(tree: ast.AST) -> set[str]:
+    nodes = list(ast.walk(tree))
+    modules = {str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)}
+    return modules | {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+
+
+def test_a_module_is_found_by_its_name() -> None:
+    names = Counter(path.stem for path in MODULES if path.stem != "__init__")
+    assert {name: count for name, count in names.items() if count > 1} == SAME_NAME_IN_FOLDERS_THAT_TELL_THEM_APART
+
+
+def test_no_folder_is_crowded() -> None:
+    folders = defaultdict(list)
+    for path in MODULES:
+        if path.stem != "__init__":
+            folders[name_of(path.parent)].append(path.name)
+    assert {folder: len(files) for folder, files in folders.items() if len(files) > MOST_MODULES} == {}
+
+
+def test_the_top_of_the_repository_is_short() -> None:
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a git checkout")
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    files = [path for path in listed.splitlines() if "/" not in path]
+    assert len(files) <= MOST_FILES_AT_THE_TOP, files
+
+
+def test_pytest_looks_into_every_folder_of_tests() -> None:
+    left_out = PROJECT["tool"]["pytest"]["ini_options"]["norecursedirs"]
+    folders = {path.parent.name for path in (ROOT / "tests").rglob("test_*.py")}
+    assert {"train", "faults", "k8s"} <= folders
+    assert not [name for name in folders if any(fnmatch.fnmatch(name, pattern) for pattern in left_out)]
