@@ -1,6 +1,6 @@
 """What the page and the picture both show: the panels, the smoothed line, marks of events, the summary.
 
-    columns -> (points drawn) + (mean over a window round each step)        evals, events -> markers
+columns -> (points drawn) + (mean over a window round each step)        evals, events -> markers
 """
 
 import dataclasses
@@ -14,10 +14,16 @@ from analysis.load import Run
 from record.reader import figures
 
 FAILED = "evaluation failed"  # a kind of mark: an evaluation without a result
-REASONS = {"loss": "loss out of bounds", "grad_norm": "gradient norm out of bounds", "nonfinite": "not finite"}
+REASONS = {
+    "loss": "loss out of bounds",
+    "grad_norm": "gradient norm out of bounds",
+    "nonfinite": "not finite",
+}
 
-POINTS_DRAWN = 20_000  # at most, of a run or of all that share a picture, which has far fewer pixels
-FEW = 60               # points, up to which each is marked: the line of a single step cannot be seen
+POINTS_DRAWN = (
+    20_000  # at most, of a run or of all that share a picture, which has far fewer pixels
+)
+FEW = 60  # points, up to which each is marked: the line of a single step cannot be seen
 
 
 LOSS_TITLE = "Loss (nats/token)"
@@ -28,12 +34,12 @@ class Panel:
     """One diagram: column `y` over column `x` of every run."""
 
     title: str
-    x: str                    # "step" or "minutes"
-    y: str                    # a column of the step records
-    smooth: bool = True       # with a mean line over the raw one
-    evals: bool = False       # with val_loss marked
-    log: bool = False         # logarithmic y axis
-    from_zero: bool = False   # the y axis begins at 0, so that a dip looks as deep as it is
+    x: str  # "step" or "minutes"
+    y: str  # a column of the step records
+    smooth: bool = True  # with a mean line over the raw one
+    evals: bool = False  # with val_loss marked
+    log: bool = False  # logarithmic y axis
+    from_zero: bool = False  # the y axis begins at 0, so that a dip looks as deep as it is
 
     @property
     def page_title(self) -> str:
@@ -60,15 +66,23 @@ class Mark:
     symbol: str
     colour: str
     means: str
-    upright: bool = False   # with a dotted line through the whole panel
+    upright: bool = False  # with a dotted line through the whole panel
 
 
 MARKS = {
     "checkpoint": Mark("checkpoint", "up", "--muted", "saved to disk"),
     "resume": Mark("restart", "right", "--ink", "taken up again from a checkpoint", upright=True),
-    "rollback": Mark("rollback", "left", "--trouble", "gone back by itself, to another stretch of text", upright=True),
+    "rollback": Mark(
+        "rollback",
+        "left",
+        "--trouble",
+        "gone back by itself, to another stretch of text",
+        upright=True,
+    ),
     "skip": Mark("skipped step", "cross", "--trouble", "an update that was not taken"),
-    "spike": Mark("spike", "diamond", "--spike", "found here: loss far above that of the steps before"),
+    "spike": Mark(
+        "spike", "diamond", "--spike", "found here: loss far above that of the steps before"
+    ),
     FAILED: Mark(FAILED, "ring", "--trouble", "without a result; training went on"),
     "end": Mark("end", "square", "--ink", "an attempt's own end"),
 }
@@ -81,17 +95,25 @@ def mark_of(kind: str) -> Mark:
 
 def has(panel: Panel, runs: Sequence[Run]) -> bool:
     """Whether any run has something to draw there; of a panel that is left out nothing is known."""
-    return any((panel.y in run.columns and np.isfinite(run.columns[panel.y]).any()) or (panel.evals and run.evals)
-               for run in runs)
+    return any(
+        (panel.y in run.columns and np.isfinite(run.columns[panel.y]).any())
+        or (panel.evals and run.evals)
+        for run in runs
+    )
 
 
 X_TITLES = {"step": "step", "minutes": "training time (minutes)"}
 
 # Blue, vermilion, green and purple of Okabe and Ito (2008), which the colour-blind can tell apart too; a
 # little darker or lighter where the ground asks for it. Past four runs the line is dashed.
-RUN_COLOURS = {"light": ("#0072b2", "#d55e00", "#009e73", "#b3568d"),
-               "dark": ("#56b4e9", "#e8743b", "#1fb58a", "#cc79a7")}
-SPIKE_WINDOW, SPIKE_SIGMAS = 128, 8  # as train/faults/guard.py has them, but of the mean and not of the median
+RUN_COLOURS = {
+    "light": ("#0072b2", "#d55e00", "#009e73", "#b3568d"),
+    "dark": ("#56b4e9", "#e8743b", "#1fb58a", "#cc79a7"),
+}
+SPIKE_WINDOW, SPIKE_SIGMAS = (
+    128,
+    8,
+)  # as train/faults/guard.py has them, but of the mean and not of the median
 DASHES = ("solid", "dash", "dot", "dashdot")
 
 
@@ -123,7 +145,9 @@ def smoothed(values: np.ndarray, window: int) -> np.ndarray:
 def mean_line(run: Run, key: str) -> np.ndarray:
     """A column smoothed; the loss as it is where the log has a mean already, which to smooth again would shift it."""
     values = run.columns[key]
-    return values if key == "loss" and run.loss_is else smoothed(values, smoothing_window(len(values)))
+    return (
+        values if key == "loss" and run.loss_is else smoothed(values, smoothing_window(len(values)))
+    )
 
 
 def drawn_points(run: Run, limit: int = POINTS_DRAWN) -> np.ndarray:
@@ -159,10 +183,12 @@ def spikes(run: Run) -> list[int]:
         return []
     shifted = values - values.mean()
     sums, squares = (np.concatenate(([0.0], np.cumsum(part))) for part in (shifted, shifted**2))
-    mean = (sums[window:-1] - sums[:-window - 1]) / window
-    variance = (squares[window:-1] - squares[:-window - 1]) / window - mean**2
+    mean = (sums[window:-1] - sums[: -window - 1]) / window
+    variance = (squares[window:-1] - squares[: -window - 1]) / window - mean**2
     least = 1e-3 * np.abs(mean + values.mean())
-    above = shifted[window:] - mean > SPIKE_SIGMAS * np.maximum(np.sqrt(np.maximum(variance, 0)), least)
+    above = shifted[window:] - mean > SPIKE_SIGMAS * np.maximum(
+        np.sqrt(np.maximum(variance, 0)), least
+    )
     found: list[int] = []
     last = -window
     for i in np.flatnonzero(above).tolist():
@@ -178,10 +204,14 @@ def marks(run: Run) -> dict[str, list[Mapping[str, Any]]]:
     for i, event in enumerate(run.events):
         if event["event"] == "start" or event.get("step") is None:
             continue
-        if event["event"] == "nonfinite" and [e["event"] for e in run.events[i + 1:i + 2]] == ["skip"]:
+        if event["event"] == "nonfinite" and [e["event"] for e in run.events[i + 1 : i + 2]] == [
+            "skip"
+        ]:
             continue  # the skip says it too
         kinds.setdefault(event["event"], []).append(event)
-    if failed := [e for e in run.evals if "val_loss" in e and e["val_loss"] is None]:  # a log may have bpb alone
+    if failed := [
+        e for e in run.evals if "val_loss" in e and e["val_loss"] is None
+    ]:  # a log may have bpb alone
         kinds[FAILED] = failed
     if found := spikes(run):
         kinds["spike"] = [{"event": "spike", "step": step} for step in found]
@@ -191,6 +221,7 @@ def marks(run: Run) -> dict[str, list[Mapping[str, Any]]]:
 # ---------------------------------------------------------------------------------------------------
 # In words and numbers
 # ---------------------------------------------------------------------------------------------------
+
 
 def state(run: Run) -> str:
     """complete, stopped or running, as far as the record says."""
@@ -212,8 +243,10 @@ def state(run: Run) -> str:
     if reason is not None:
         return f"{reason} at {progress}"
     seen = datetime.datetime.fromtimestamp(run.columns["time"][-1], datetime.UTC)
-    return (f"running as far as the record says, at {progress}; "
-            f"last step recorded {seen:%Y-%m-%d %H:%M:%S} UTC")
+    return (
+        f"running as far as the record says, at {progress}; "
+        f"last step recorded {seen:%Y-%m-%d %H:%M:%S} UTC"
+    )
 
 
 def summary(run: Run) -> dict[str, str]:
@@ -223,10 +256,15 @@ def summary(run: Run) -> dict[str, str]:
     evals = [e for e in run.evals if e.get("val_loss") is not None]
     last_eval: Mapping[str, Any] = evals[-1] if evals else {}
     bpb = next((e["val_bpb"] for e in reversed(run.evals) if e.get("val_bpb") is not None), None)
-    where = f" (step {last_eval['step']:,}{', full set' if last_eval.get('full') else ''})" if evals else ""
+    where = (
+        f" (step {last_eval['step']:,}{', full set' if last_eval.get('full') else ''})"
+        if evals
+        else ""
+    )
     best = known[loss[known].argmin()] if known.size else None
     found = {
-        "steps": f"{len(step):,}" + (f" ({run.lost_steps:,} more taken and lost)" if run.lost_steps else ""),
+        "steps": f"{len(step):,}"
+        + (f" ({run.lost_steps:,} more taken and lost)" if run.lost_steps else ""),
         "first loss": number(loss[known[0]], ".4f") if known.size else "n/a",
         "last loss": last_loss(run),
         "lowest loss": "n/a" if best is None else f"{loss[best]:.4f} (step {step[best]:,.0f})",
@@ -235,13 +273,18 @@ def summary(run: Run) -> dict[str, str]:
         "validation bpb": number(bpb, ".4f"),
         "tokens": number(run.columns["tokens"][-1], ",.0f"),
         "mean tokens/s": number(mean_in_time(run, "tokens_per_s"), ",.0f"),
-        "mean MFU": number(mean_in_time(run, "mfu"), ".2f") + ("%" if np.isfinite(run.columns["mfu"]).any() else ""),
+        "mean MFU": number(mean_in_time(run, "mfu"), ".2f")
+        + ("%" if np.isfinite(run.columns["mfu"]).any() else ""),
         "training time": duration(run.minutes_at(int(step[-1]))),
     }
     if (ppl := last_eval.get("val_ppl")) is not None:  # of fine-tuning
         found["validation ppl"] = number(ppl, ".4g")
     if energy := run.energy:
-        part = "" if energy.coverage > 0.995 else f" ({100 * energy.coverage:.0f}% of the time sampled)"
+        part = (
+            ""
+            if energy.coverage > 0.995
+            else f" ({100 * energy.coverage:.0f}% of the time sampled)"
+        )
         found["energy"] = f"{figures(energy.kwh)} kWh{part}"
         found["cost"] = number(energy.cost, ",.2f")
     return found
@@ -262,7 +305,9 @@ def last_loss(run: Run) -> str:
         return number(loss[known[-1]], ".4f") if known.size else "n/a"
     last = loss[np.flatnonzero(run.not_finite)[-1]]
     word = run.nan_word if np.isnan(last) else str(last)
-    return word + (f" ({loss[known[-1]]:.4f} at step {step[known[-1]]:,.0f} before)" if known.size else "")
+    return word + (
+        f" ({loss[known[-1]]:.4f} at step {step[known[-1]]:,.0f} before)" if known.size else ""
+    )
 
 
 def not_finite_words(bad: np.ndarray, step: np.ndarray) -> str:
@@ -305,20 +350,32 @@ def event_words(event: Mapping[str, Any]) -> str:
     kind = event["event"]
     if kind == "checkpoint":
         size, took = event.get("bytes"), event.get("seconds")
-        return ", ".join(["checkpoint", *([f"{size / 2**20:,.1f} MiB"] if size is not None else []),
-                          *([f"{took:.2f} s"] if took is not None else [])])
+        return ", ".join(
+            [
+                "checkpoint",
+                *([f"{size / 2**20:,.1f} MiB"] if size is not None else []),
+                *([f"{took:.2f} s"] if took is not None else []),
+            ]
+        )
     if kind == "skip":
         reason = event.get("reason") or "reason n/a"
-        values = [f"{name} {event[key]:.5g}" for key, name in (("loss", "loss"), ("grad_norm", "gradient norm"))
-                  if event.get(key) is not None]
+        values = [
+            f"{name} {event[key]:.5g}"
+            for key, name in (("loss", "loss"), ("grad_norm", "gradient norm"))
+            if event.get(key) is not None
+        ]
         return "; ".join([f"skipped, {REASONS.get(reason, reason)}", *values])
     if kind == "rollback":
         passed = event.get("passed_over")
-        return (f"rolled back from step {number(event.get('from'), ',d')}"
-                + (f"; {passed:,} windows of text passed over" if passed is not None else ""))
-    words = {"resume": f"resumed, attempt {event.get('attempt', 'n/a')}",
-             "eval": f"evaluation failed: {event.get('error', 'no result')}",
-             "end": f"end: {event.get('reason', 'n/a')}", "signal": f"signal {event.get('name', 'n/a')}",
-             "nonfinite": "loss or gradient not finite",
-             "spike": f"spike: loss {SPIKE_SIGMAS} standard deviations above the {SPIKE_WINDOW} steps before"}
+        return f"rolled back from step {number(event.get('from'), ',d')}" + (
+            f"; {passed:,} windows of text passed over" if passed is not None else ""
+        )
+    words = {
+        "resume": f"resumed, attempt {event.get('attempt', 'n/a')}",
+        "eval": f"evaluation failed: {event.get('error', 'no result')}",
+        "end": f"end: {event.get('reason', 'n/a')}",
+        "signal": f"signal {event.get('name', 'n/a')}",
+        "nonfinite": "loss or gradient not finite",
+        "spike": f"spike: loss {SPIKE_SIGMAS} standard deviations above the {SPIKE_WINDOW} steps before",
+    }
     return words.get(kind, kind)

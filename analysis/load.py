@@ -22,10 +22,10 @@ import numpy as np
 
 from analysis.prices import Prices
 from analysis.record_blocks import Block, parts_of
-from settings.config import Config
 from record.goodput import Books, Goodput, Timeline
 from record.reader import GOES_BACK, STEP_UNITS
 from record.run_paths import RunPaths
+from settings.config import Config
 from settings.declare import ROOT, declared_fields
 
 COMMON = ("step", "tokens", "time")
@@ -46,8 +46,12 @@ class Cause:
     joules: float = 0.0
 
     def __add__(self, other: "Cause") -> "Cause":
-        return Cause(self.seconds + other.seconds, self.gpu_s + other.gpu_s, self.covered_s + other.covered_s,
-                     self.joules + other.joules)
+        return Cause(
+            self.seconds + other.seconds,
+            self.gpu_s + other.gpu_s,
+            self.covered_s + other.covered_s,
+            self.joules + other.joules,
+        )
 
     @property
     def mean_w(self) -> float:
@@ -98,11 +102,11 @@ class Sampled:
     """One value a stretch; the arrays are (BUCKETS,) float64. Network is None where nothing was recorded of it."""
 
     gpus: int
-    time: np.ndarray           # Unix seconds, of the stretch's middle
-    power_w: np.ndarray        # mean of a GPU
+    time: np.ndarray  # Unix seconds, of the stretch's middle
+    power_w: np.ndarray  # mean of a GPU
     power_low_w: np.ndarray
     power_high_w: np.ndarray
-    energy_kwh: np.ndarray     # of all GPUs, up to the end of the stretch
+    energy_kwh: np.ndarray  # of all GPUs, up to the end of the stretch
     in_mb_s: np.ndarray | None
     out_mb_s: np.ndarray | None
 
@@ -112,21 +116,27 @@ class Run:
     """The record of one run, ready to be written or drawn. The optional parts a log of another trainer may have."""
 
     name: str
-    paths: RunPaths                      # its folder; of a log, the one that its files are written to
-    columns: Mapping[str, np.ndarray]    # every key with numbers, and `minutes` and `lrm`; (n,) float64 each
-    evals: Sequence[Mapping[str, Any]]   # by step; a subset's before the full one
-    events: Sequence[Mapping[str, Any]]  # every record that is neither step nor evaluation, as written
-    started: float                       # Unix seconds of the first start
-    goodput: Goodput | None              # where the time from the first start to the last record went
-    lost_steps: int                      # steps that were taken and then gone back behind
-    last_step: int | None                # where the settings say that the run is done
-    state: str = ""                      # complete or stopped, where a log and no record says so
-    loss_is: str = ""                    # where the loss is a mean already: of what
-    silent: np.ndarray | None = None     # of a log: its lines that name no loss at all, (n,) bool
-    nth: int = 1                         # of runs that started in the same second, for their files' names
-    timeline: Timeline = dataclasses.field(default_factory=Timeline)  # the same, and when; empty without samples
-    energy: Energy | None = None         # where its GPUs were sampled, and that was joined
-    sampled: Sampled | None = None       # the same as a curve
+    paths: RunPaths  # its folder; of a log, the one that its files are written to
+    columns: Mapping[
+        str, np.ndarray
+    ]  # every key with numbers, and `minutes` and `lrm`; (n,) float64 each
+    evals: Sequence[Mapping[str, Any]]  # by step; a subset's before the full one
+    events: Sequence[
+        Mapping[str, Any]
+    ]  # every record that is neither step nor evaluation, as written
+    started: float  # Unix seconds of the first start
+    goodput: Goodput | None  # where the time from the first start to the last record went
+    lost_steps: int  # steps that were taken and then gone back behind
+    last_step: int | None  # where the settings say that the run is done
+    state: str = ""  # complete or stopped, where a log and no record says so
+    loss_is: str = ""  # where the loss is a mean already: of what
+    silent: np.ndarray | None = None  # of a log: its lines that name no loss at all, (n,) bool
+    nth: int = 1  # of runs that started in the same second, for their files' names
+    timeline: Timeline = dataclasses.field(
+        default_factory=Timeline
+    )  # the same, and when; empty without samples
+    energy: Energy | None = None  # where its GPUs were sampled, and that was joined
+    sampled: Sampled | None = None  # the same as a curve
 
     def minutes_at(self, step: int) -> float:
         """Minutes of training behind the run when `step` was done; 0 before the first."""
@@ -150,7 +160,9 @@ class Run:
     @property
     def stamp(self) -> str:
         """The first start as YYYYMMDD_HHMMSS in UTC, so that every machine names the files alike."""
-        began = datetime.datetime.fromtimestamp(self.started, datetime.UTC).strftime("%Y%m%d_%H%M%S")
+        began = datetime.datetime.fromtimestamp(self.started, datetime.UTC).strftime(
+            "%Y%m%d_%H%M%S"
+        )
         return began + (f"_{self.nth}" if self.nth > 1 else "")
 
 
@@ -202,7 +214,9 @@ class Steps:
 
     def arrays(self) -> dict[str, np.ndarray]:
         """(n,) float64 each; NaN where a record is silent. Whole numbers are exact below 2^53."""
-        return {key: np.frombuffer(column, np.float64).copy() for key, column in self.columns.items()}
+        return {
+            key: np.frombuffer(column, np.float64).copy() for key, column in self.columns.items()
+        }
 
 
 def load(folder: Path) -> Run:
@@ -223,18 +237,28 @@ def load(folder: Path) -> Run:
             if record["event"] in GOES_BACK:
                 steps.go_back(record["step"])
     if not steps.count or started is None:
-        raise RecordError(f"{paths.metrics} holds no step yet: call `make plots` again after the first")
+        raise RecordError(
+            f"{paths.metrics} holds no step yet: call `make plots` again after the first"
+        )
     config = stored_config(paths.config)
     columns = steps.arrays()
-    took = columns["step_ms"]  # where it is silent the time is unknown, but not that of all later steps
+    took = columns[
+        "step_ms"
+    ]  # where it is silent the time is unknown, but not that of all later steps
     columns["minutes"] = np.where(np.isnan(took), np.nan, np.nancumsum(took) / 60_000)
     columns["lrm"] = columns["lr"] / peak_rate(config, columns["lr"])
-    return Run(name=paths.name, paths=paths, columns=columns, evals=last_of_each_eval(others),
-               events=[r for r in others if r["event"] != "eval"],
-               started=next((r["time"] for r in others if r["event"] == "start"), started),
-               goodput=books.close(None), lost_steps=steps.taken - steps.count,
-               last_step=config.last_step if config else None,
-               timeline=books if isinstance(books, Timeline) else Timeline())
+    return Run(
+        name=paths.name,
+        paths=paths,
+        columns=columns,
+        evals=last_of_each_eval(others),
+        events=[r for r in others if r["event"] != "eval"],
+        started=next((r["time"] for r in others if r["event"] == "start"), started),
+        goodput=books.close(None),
+        lost_steps=steps.taken - steps.count,
+        last_step=config.last_step if config else None,
+        timeline=books if isinstance(books, Timeline) else Timeline(),
+    )
 
 
 def records_of(paths: RunPaths, steps: Steps, books: Books) -> Iterator[dict[str, Any]]:
@@ -247,28 +271,44 @@ def records_of(paths: RunPaths, steps: Steps, books: Books) -> Iterator[dict[str
                 steps.add_block(part)
                 continue
             for record in part.records() if isinstance(part, Block) else (part,):
-                needed = ("event", "time", "step") if record.get("event") in PLACED else ("event", "time")
+                needed = (
+                    ("event", "time", "step")
+                    if record.get("event") in PLACED
+                    else ("event", "time")
+                )
                 if missing := [key for key in needed if key not in record]:
-                    raise ValueError(f"{path} has a record without {missing[0]!r}: {json.dumps(record)[:60]}")
+                    raise ValueError(
+                        f"{path} has a record without {missing[0]!r}: {json.dumps(record)[:60]}"
+                    )
                 yield record
     except FileNotFoundError:
         raise RecordError(f"{path} does not exist: {advice(paths)}") from None
     except OSError as error:
-        raise RecordError(f"{path} cannot be read ({error.strerror}): make it a readable file") from None
+        raise RecordError(
+            f"{path} cannot be read ({error.strerror}): make it a readable file"
+        ) from None
     except ValueError as error:
-        raise RecordError(f"{error}: restore it from a copy, or use the version that wrote it") from None
+        raise RecordError(
+            f"{error}: restore it from a copy, or use the version that wrote it"
+        ) from None
 
 
 def booked(block: Block, books: Books) -> bool:
     """Whether the time of these steps could be booked at once."""
+
     def of(key: str) -> np.ndarray:
         values = block.columns.get(key, np.zeros(len(block.lines)))
         return np.where(values > 0, values, 0.0)  # as goodput.number has it
 
     took = of("step_ms") / 1000
-    return books.enter_steps(block.columns["step"].astype(int).tolist(), block.columns["mono_s"].tolist(),
-                             took.tolist(), np.minimum(took, of("data_wait_s")).tolist(),
-                             of("checkpoint_stall_s").tolist(), block.last)
+    return books.enter_steps(
+        block.columns["step"].astype(int).tolist(),
+        block.columns["mono_s"].tolist(),
+        took.tolist(),
+        np.minimum(took, of("data_wait_s")).tolist(),
+        of("checkpoint_stall_s").tolist(),
+        block.last,
+    )
 
 
 def advice(paths: RunPaths) -> str:
@@ -287,14 +327,21 @@ def stored_config(path: Path) -> Config | None:
     """
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))["settings"]
-        return Config(**{field.name: stored[name] for name, field in declared_fields(Config).items()
-                         if name in stored})
+        return Config(
+            **{
+                field.name: stored[name]
+                for name, field in declared_fields(Config).items()
+                if name in stored
+            }
+        )
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RecordError(f"{path} does not hold the settings of a run ({type(error).__name__}: {error}): "
-                          "restore it from a copy, or move it away, and the highest learning rate seen "
-                          "counts as the peak") from None
+        raise RecordError(
+            f"{path} does not hold the settings of a run ({type(error).__name__}: {error}): "
+            "restore it from a copy, or move it away, and the highest learning rate seen "
+            "counts as the peak"
+        ) from None
 
 
 def peak_rate(config: Config | None, rates: np.ndarray) -> float:

@@ -20,12 +20,12 @@ from pathlib import Path
 
 import numpy as np
 
-from analysis.logs import log_check
-from analysis.logs.attempts import LoggedRun
 from analysis.curves import not_finite_words
-from analysis.logs.dialect import Dialect, DialectError, read_dialects
 from analysis.energy.energy import with_energy
 from analysis.load import RecordError, Run, load
+from analysis.logs import log_check
+from analysis.logs.attempts import LoggedRun
+from analysis.logs.dialect import Dialect, DialectError, read_dialects
 from analysis.logs.log_runs import Log, drawn, read_log, state
 from analysis.logs.log_tables import write_log_tables
 from analysis.prices import prices
@@ -44,18 +44,24 @@ class Found:
 
     runs: list[tuple[Run, LoggedRun | None]] = dataclasses.field(default_factory=list)
     troubles: list[str] = dataclasses.field(default_factory=list)
-    seen: set[Path] = dataclasses.field(default_factory=set)  # a link may lead to what was read already
+    seen: set[Path] = dataclasses.field(
+        default_factory=set
+    )  # a link may lead to what was read already
 
 
 def main(argv: Sequence[str]) -> int:
     try:
         given = parser().parse_args(argv)
         if not given.paths and not given.log_dir:
-            parser().error("name a log, a folder of logs or a run folder; for example: runs/tiny, or --log-dir logs")
+            parser().error(
+                "name a log, a folder of logs or a run folder; for example: runs/tiny, or --log-dir logs"
+            )
         ends = PICTURE_ENDS if given.static else PAGE_ENDS
         if given.output and not given.output.is_dir() and given.output.suffix.lower() not in ends:
-            parser().error(f"--output {given.output}: the name of a {'picture' if given.static else 'page'} ends in "
-                           f"{' or '.join(ends)}; for example: {given.output.with_suffix(ends[0])}")
+            parser().error(
+                f"--output {given.output}: the name of a {'picture' if given.static else 'page'} ends in "
+                f"{' or '.join(ends)}; for example: {given.output.with_suffix(ends[0])}"
+            )
     except SystemExit as stop:
         return BAD_SETTING if stop.code else DONE
     paths = [*given.paths, *([given.log_dir] if given.log_dir else [])]
@@ -64,25 +70,53 @@ def main(argv: Sequence[str]) -> int:
     output = given.output or first / name
     if given.output and output.is_dir():
         output /= name
-    return parse(paths, output.parent, csv=given.csv, check=given.check,
-                 page=output if not given.static and (given.output or not given.check) else None,
-                 picture=output if given.static else None)
+    return parse(
+        paths,
+        output.parent,
+        csv=given.csv,
+        check=given.check,
+        page=output if not given.static and (given.output or not given.check) else None,
+        picture=output if given.static else None,
+    )
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(prog="python -m analysis.parse_logs", allow_abbrev=False,
-                                   description="Training logs of many trainers to CSV, a page or a picture.")
-    made.add_argument("paths", nargs="*", type=Path, metavar="PATH", help="a log, a run folder, or a folder of such")
-    made.add_argument("--log-dir", type=Path, metavar="DIR", help="a folder of logs and runs; output goes there")
-    made.add_argument("--csv", action="store_true", help="write a CSV of every run beside the output")
+    made = argparse.ArgumentParser(
+        prog="python -m analysis.parse_logs",
+        allow_abbrev=False,
+        description="Training logs of many trainers to CSV, a page or a picture.",
+    )
+    made.add_argument(
+        "paths",
+        nargs="*",
+        type=Path,
+        metavar="PATH",
+        help="a log, a run folder, or a folder of such",
+    )
+    made.add_argument(
+        "--log-dir", type=Path, metavar="DIR", help="a folder of logs and runs; output goes there"
+    )
+    made.add_argument(
+        "--csv", action="store_true", help="write a CSV of every run beside the output"
+    )
     made.add_argument("--static", action="store_true", help="draw a PNG instead of the page")
-    made.add_argument("--output", type=Path, metavar="FILE", help=f"the page or picture; default: {PAGE} in DIR")
+    made.add_argument(
+        "--output", type=Path, metavar="FILE", help=f"the page or picture; default: {PAGE} in DIR"
+    )
     made.add_argument("--check", action="store_true", help="verify what each log implies of itself")
     return made
 
 
-def parse(paths: Sequence[Path], folder: Path, *, csv: bool, check: bool, page: Path | None,
-          picture: Path | None, dpi: int = 300) -> int:
+def parse(
+    paths: Sequence[Path],
+    folder: Path,
+    *,
+    csv: bool,
+    check: bool,
+    page: Path | None,
+    picture: Path | None,
+    dpi: int = 300,
+) -> int:
     """Read all paths, say what was found and write what is asked for; returns the exit code."""
     found = Found()
     try:
@@ -94,8 +128,10 @@ def parse(paths: Sequence[Path], folder: Path, *, csv: bool, check: bool, page: 
         for file in logs_in(path, found):
             read_one(file, folder, dialects, check, found)
     if not found.runs:
-        found.troubles.append(f"no training step was found in {', '.join(map(str, paths))}: docs/logs.md lists the "
-                              "trainers that are known, and how to add one")
+        found.troubles.append(
+            f"no training step was found in {', '.join(map(str, paths))}: docs/logs.md lists the "
+            "trainers that are known, and how to add one"
+        )
     number_equal_stamps(found.runs)
     try:
         if found.runs:
@@ -106,16 +142,22 @@ def parse(paths: Sequence[Path], folder: Path, *, csv: bool, check: bool, page: 
                 say(f"{files[0]}  {run.name}\n")
         runs = [run for run, _ in found.runs if len(run.columns["step"])]
         if found.runs and not runs and (page or picture):
-            found.troubles.append(f"{page or picture} was not drawn: no run has numbered steps; --csv writes the rest")
+            found.troubles.append(
+                f"{page or picture} was not drawn: no run has numbered steps; --csv writes the rest"
+            )
         if runs and page:
             from analysis.page.build import write_page
+
             say(f"{write_page(page, runs, names_apart(runs))}\n")
         if runs and picture:
             from analysis.picture import write_picture
+
             say(f"{write_picture(picture, runs, names_apart(runs), dpi)}\n")
     except OSError as error:
-        found.troubles.append(f"{error.filename or folder} cannot be written ({error.strerror}): name another place "
-                              "with --output FILE")
+        found.troubles.append(
+            f"{error.filename or folder} cannot be written ({error.strerror}): name another place "
+            "with --output FILE"
+        )
     sys.stderr.write("".join(f"{trouble}\n" for trouble in found.troubles))
     return BAD_DATA if found.troubles else DONE
 
@@ -132,10 +174,22 @@ def logs_in(path: Path, found: Found) -> Iterator[Path]:
         if real in found.seen:
             return
         found.seen.add(real)
-        inside = None if not path.is_dir() or (path / "metrics.jsonl").is_file() else list(path.iterdir())
-        names = [] if inside is None else sorted(
-            (place.is_symlink(), place.name) for place in inside if is_folder_or_log(place))
-    except (OSError, RuntimeError) as error:  # before Python 3.13 a link to itself is a RuntimeError
+        inside = (
+            None
+            if not path.is_dir() or (path / "metrics.jsonl").is_file()
+            else list(path.iterdir())
+        )
+        names = (
+            []
+            if inside is None
+            else sorted(
+                (place.is_symlink(), place.name) for place in inside if is_folder_or_log(place)
+            )
+        )
+    except (
+        OSError,
+        RuntimeError,
+    ) as error:  # before Python 3.13 a link to itself is a RuntimeError
         found.troubles.append(unreadable(path, error))
         return
     if inside is None:
@@ -164,7 +218,9 @@ def say(text: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def read_one(path: Path, folder: Path, dialects: Sequence[Dialect], check: bool, found: Found) -> None:
+def read_one(
+    path: Path, folder: Path, dialects: Sequence[Dialect], check: bool, found: Found
+) -> None:
     """Read a file or a run folder, and say what is in it."""
     try:
         if (path / "metrics.jsonl").is_file() or path.name == "metrics.jsonl":
@@ -182,7 +238,11 @@ def read_one(path: Path, folder: Path, dialects: Sequence[Dialect], check: bool,
     except OSError as error:
         found.troubles.append(unreadable(path, error))
         return
-    say(f"{path}: " + (f"{len(log.runs)} run{'s' * (len(log.runs) > 1)}" if log.runs else without_steps(log)) + "\n")
+    say(
+        f"{path}: "
+        + (f"{len(log.runs)} run{'s' * (len(log.runs) > 1)}" if log.runs else without_steps(log))
+        + "\n"
+    )
     for run_, name in zip(log.runs, log.names, strict=True):
         say("".join(f"  {line}\n" for line in described(run_, name)))
         if check:
@@ -205,11 +265,16 @@ def described(run: LoggedRun, name: str) -> Iterator[str]:
     """A run in a line, and what a reader of its numbers must know below it."""
     step = run.columns["step"]
     evals = len(next(iter(run.evals.values()), ()))
-    yield (f"{name}: {run.dialect.name}, {len(step):,} step lines" + (f", {evals} evaluations" if evals else "")
-           + f"; {state(run)}")
+    yield (
+        f"{name}: {run.dialect.name}, {len(step):,} step lines"
+        + (f", {evals} evaluations" if evals else "")
+        + f"; {state(run)}"
+    )
     for back in run.backs:
-        yield (f"  went back from step {back.reached:,} to {back.to:,}: {back.rows:,} step lines lost, the last "
-               "attempt is kept")
+        yield (
+            f"  went back from step {back.reached:,} to {back.to:,}: {back.rows:,} step lines lost, the last "
+            "attempt is kept"
+        )
     if words := not_finite_words(~np.isfinite(run.columns.get("loss", step * 0)), step):
         yield f"  {words}"
     if run.repeats:

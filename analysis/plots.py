@@ -63,16 +63,32 @@ def main(argv: Sequence[str]) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(prog="python -m analysis.plots", allow_abbrev=False,
-                                   description="Draw training runs: CSV, page and picture.")
-    made.add_argument("run_folders", nargs="*", metavar="RUN_FOLDER",
-                      help="a folder that holds metrics.jsonl, or the name of a run in --runs-dir; default: "
-                      "the run of the settings (RUN_NAME)")
-    made.add_argument("--runs-dir", metavar="DIR", help="holds the runs; default: the setting RUNS_DIR")
-    made.add_argument("--output", type=Path, metavar="DIR",
-                      help="also draw all the runs in one page and one picture there")
-    made.add_argument("--static", action="store_true",
-                      help=f"no CSV and no page: a PNG of {PAPER_DPI} dots an inch, for a paper")
+    made = argparse.ArgumentParser(
+        prog="python -m analysis.plots",
+        allow_abbrev=False,
+        description="Draw training runs: CSV, page and picture.",
+    )
+    made.add_argument(
+        "run_folders",
+        nargs="*",
+        metavar="RUN_FOLDER",
+        help="a folder that holds metrics.jsonl, or the name of a run in --runs-dir; default: "
+        "the run of the settings (RUN_NAME)",
+    )
+    made.add_argument(
+        "--runs-dir", metavar="DIR", help="holds the runs; default: the setting RUNS_DIR"
+    )
+    made.add_argument(
+        "--output",
+        type=Path,
+        metavar="DIR",
+        help="also draw all the runs in one page and one picture there",
+    )
+    made.add_argument(
+        "--static",
+        action="store_true",
+        help=f"no CSV and no page: a PNG of {PAPER_DPI} dots an inch, for a paper",
+    )
     return made
 
 
@@ -80,8 +96,15 @@ def draw_logs(folder: Path, output: Path | None, static: bool) -> int:
     """CSV, page and picture of all logs and runs in a folder, into it or into `output`; returns the exit code."""
     into = output or folder
     page = None if static else into / parse_logs.PAGE
-    return parse_logs.parse([folder], into, csv=not static, check=False, page=page,
-                            picture=into / parse_logs.PICTURE, dpi=PAPER_DPI if static else DPI)
+    return parse_logs.parse(
+        [folder],
+        into,
+        csv=not static,
+        check=False,
+        page=page,
+        picture=into / parse_logs.PICTURE,
+        dpi=PAPER_DPI if static else DPI,
+    )
 
 
 def draw_run(run: Run, static: bool) -> Iterator[Path]:

@@ -18,9 +18,9 @@ import numpy as np
 from record.reader import SCHEMA, of_line
 
 READ_BYTES = 2**25
-FEWEST = 256          # lines of which a block is worth making
+FEWEST = 256  # lines of which a block is worth making
 STEP = b'"event": "step"'
-HEAD = 80             # bytes of a line in which it stands
+HEAD = 80  # bytes of a line in which it stands
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,9 +77,12 @@ def block_of(path: Path, number: int, lines: list[bytes]) -> Block | None:
     """None where they are to be read one by one."""
     import pyarrow
     from pyarrow import json as arrow_json
+
     text = b"\n".join(lines)
     try:
-        table = arrow_json.read_json(io.BytesIO(text), arrow_json.ReadOptions(block_size=len(text) + 1))
+        table = arrow_json.read_json(
+            io.BytesIO(text), arrow_json.ReadOptions(block_size=len(text) + 1)
+        )
         last = of_line(path, number + len(lines) - 1, lines[-1].decode())
     except (pyarrow.ArrowInvalid, pyarrow.ArrowNotImplementedError, ValueError):
         return None  # no JSON, columns of mixed types, or NaN: read one by one, which takes it or names file and line
@@ -87,10 +90,18 @@ def block_of(path: Path, number: int, lines: list[bytes]) -> Block | None:
     for name, column in zip(table.column_names, table.columns, strict=True):
         if pyarrow.types.is_integer(column.type) or pyarrow.types.is_floating(column.type):
             columns[name] = floats(column)
-    same = {"event": "step", "schema": SCHEMA, "attempt": last.get("attempt"), "host": last.get("host")}
-    if table.num_rows != len(lines) or any(value is None or name not in table.column_names
-                                           or table.column(name).unique().to_pylist() != [value]
-                                           for name, value in same.items()):
+    same = {
+        "event": "step",
+        "schema": SCHEMA,
+        "attempt": last.get("attempt"),
+        "host": last.get("host"),
+    }
+    if table.num_rows != len(lines) or any(
+        value is None
+        or name not in table.column_names
+        or table.column(name).unique().to_pylist() != [value]
+        for name, value in same.items()
+    ):
         return None
     if not {"step", "time", "mono_s"} <= columns.keys() or not np.isfinite(columns["time"]).all():
         return None
@@ -102,11 +113,12 @@ def block_of(path: Path, number: int, lines: list[bytes]) -> Block | None:
 def floats(column: Any) -> np.ndarray:
     """Numbers of pyarrow as float64, NaN for null. Not by its to_numpy or fill_null, which import pandas: a second."""
     import pyarrow
+
     whole = column.cast(pyarrow.float64()).combine_chunks()
     (array,) = whole.chunks if isinstance(whole, pyarrow.ChunkedArray) else (whole,)
     known, numbers = array.buffers()
     values = np.frombuffer(numbers, np.float64, len(array), 8 * array.offset).copy()
     if array.null_count:
         bits = np.unpackbits(np.frombuffer(known, np.uint8), bitorder="little")
-        values[bits[array.offset:array.offset + len(array)] == 0] = np.nan
+        values[bits[array.offset : array.offset + len(array)] == 0] = np.nan
     return values

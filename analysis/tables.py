@@ -18,19 +18,58 @@ from analysis.load import Run
 
 # CSV column -> column of the run. The first eight are the names that existing notebooks read.
 STEP_COLUMNS = {
-    "step": "step", "loss": "loss", "grad_norm": "grad_norm", "lrm": "lrm", "dt_ms": "step_ms",
-    "tok_per_sec": "tokens_per_s", "mfu": "mfu", "total_time_min": "minutes",
-    "lr": "lr", "tokens": "tokens", "mem_gib": "mem_gib", "data_wait_s": "data_wait_s", "time": "time",
+    "step": "step",
+    "loss": "loss",
+    "grad_norm": "grad_norm",
+    "lrm": "lrm",
+    "dt_ms": "step_ms",
+    "tok_per_sec": "tokens_per_s",
+    "mfu": "mfu",
+    "total_time_min": "minutes",
+    "lr": "lr",
+    "tokens": "tokens",
+    "mem_gib": "mem_gib",
+    "data_wait_s": "data_wait_s",
+    "time": "time",
 }
-SAMPLED = ("energy_j", "power_w")  # where the run's GPUs were sampled: joules of the step, and watts, of all of them
+SAMPLED = (
+    "energy_j",
+    "power_w",
+)  # where the run's GPUs were sampled: joules of the step, and watts, of all of them
 WHOLE_NUMBERS = ("step", "tokens")
 
-EVAL_COLUMNS = ("step", "tokens", "val_loss", "val_bpb", "scored_tokens", "full", "error", "core", "core_partial",
-                "core_margin", "core_tasks", "val_ppl")
+EVAL_COLUMNS = (
+    "step",
+    "tokens",
+    "val_loss",
+    "val_bpb",
+    "scored_tokens",
+    "full",
+    "error",
+    "core",
+    "core_partial",
+    "core_margin",
+    "core_tasks",
+    "val_ppl",
+)
 
 # The keys of the records; details beyond these are in metrics.jsonl.
-EVENT_COLUMNS = ("event", "time", "attempt", "step", "tokens", "reason", "name", "loss", "grad_norm", "step_ms", "from",
-                 "passed_over", "seconds", "bytes")
+EVENT_COLUMNS = (
+    "event",
+    "time",
+    "attempt",
+    "step",
+    "tokens",
+    "reason",
+    "name",
+    "loss",
+    "grad_norm",
+    "step_ms",
+    "from",
+    "passed_over",
+    "seconds",
+    "bytes",
+)
 
 
 def write_tables(run: Run) -> list[Path]:
@@ -42,7 +81,9 @@ def write_tables(run: Run) -> list[Path]:
     columns = [cells(run.columns[key], key in WHOLE_NUMBERS) for key in names.values()]
     write_csv(steps, list(names), zip(*columns, strict=True))
     write_csv(evals, EVAL_COLUMNS, ([cell(e.get(key)) for key in EVAL_COLUMNS] for e in run.evals))
-    write_csv(events, EVENT_COLUMNS, ([cell(e.get(key)) for key in EVENT_COLUMNS] for e in run.events))
+    write_csv(
+        events, EVENT_COLUMNS, ([cell(e.get(key)) for key in EVENT_COLUMNS] for e in run.events)
+    )
     return [steps, evals, events]
 
 

@@ -16,18 +16,18 @@ from pathlib import Path
 
 import torch
 
-from doctor.gpu_probe import messages
 from bench import saving
+from doctor.gpu_probe import messages
 from finetune import lite
 from finetune.adapter import Adapters
 from finetune.hf_model import Tuned
-from train.checkpoint import checkpoint
-from train.distributed import world as distributed
-from train.data.batch import Batch
 from settings.config import Config
-from train.optim import build_optimizer, set_rate
-from train.checkpoint.saver import Saver
 from settings.declare import ROOT
+from train.checkpoint import checkpoint
+from train.checkpoint.saver import Saver
+from train.data.batch import Batch
+from train.distributed import world as distributed
+from train.optim import build_optimizer, set_rate
 
 KINDS = {"all": "all weights", "full": "LoRA, full", "lite": "LoRA, lite"}
 T, WINDOWS = 64, 8
@@ -36,14 +36,30 @@ T, WINDOWS = 64, 8
 def main(what: str, rounds: int) -> None:
     """Steps, with a save behind every second."""
     from transformers import AutoModelForCausalLM, LlamaConfig
-    c = dataclasses.replace(Config(), seq_len=T, batch_tokens=T * WINDOWS, micro_batch_size=WINDOWS, keep_last=2,
-                            lora_rank=0 if what == "all" else 64,
-                            checkpoint_mode="lite" if what == "lite" else "full").derived()
-    warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # DCP, in one process
+
+    c = dataclasses.replace(
+        Config(),
+        seq_len=T,
+        batch_tokens=T * WINDOWS,
+        micro_batch_size=WINDOWS,
+        keep_last=2,
+        lora_rank=0 if what == "all" else 64,
+        checkpoint_mode="lite" if what == "lite" else "full",
+    ).derived()
+    warnings.filterwarnings(
+        "ignore", message="torch.distributed is disabled"
+    )  # DCP, in one process
     world = distributed.join(c)
     torch.set_num_threads(os.cpu_count() or 1)
-    shape = LlamaConfig(vocab_size=8192, hidden_size=480, intermediate_size=1280, num_hidden_layers=7,
-                        num_attention_heads=8, num_key_value_heads=8, tie_word_embeddings=False)
+    shape = LlamaConfig(
+        vocab_size=8192,
+        hidden_size=480,
+        intermediate_size=1280,
+        num_hidden_layers=7,
+        num_attention_heads=8,
+        num_key_value_heads=8,
+        tie_word_embeddings=False,
+    )
     lm = AutoModelForCausalLM.from_config(shape).to(world.device)
     model = Tuned(lm, torch.float32)
     light = None

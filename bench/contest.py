@@ -18,20 +18,20 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from doctor.gpu_probe import worker
-from doctor.gpu_probe.messages import say
-from doctor.gpu_probe.foreign_load import Foreign
 from bench.recipes import NANOGPT, NanoGPT, Ours, Recipe, Text, bits_per_byte
-from train.data import prepare
-from train.assemble import padded_lengths
+from doctor.gpu_probe import worker
+from doctor.gpu_probe.foreign_load import Foreign
+from doctor.gpu_probe.messages import say
 from settings.config import Config
+from train.assemble import padded_lengths
+from train.data import prepare
 
 ADAMW, MUON = "ours, AdamW", "ours, Muon"
 OPTIMIZERS = {ADAMW: "adamw", MUON: "muon"}
 RECIPES = (NANOGPT, ADAMW, MUON)
 TOKENS, TIME = "tokens", "time"
 ENTRANTS = tuple((name, TOKENS) for name in RECIPES) + tuple((name, TIME) for name in OPTIMIZERS)
-TURNS = 40              # of about a second
+TURNS = 40  # of about a second
 TRIES, TRY_STEPS = 5, 8  # turns in which the time of a step is measured, and steps in each
 
 
@@ -39,8 +39,14 @@ def laid_out(c: Config, optimizer: str, steps: int) -> Config:
     """The settings of a run of so many steps: warm-up and decay keep their shares of it."""
     tokens = steps * c.batch_tokens
     decay = round(c.decay_tokens * tokens / c.train_tokens) if c.decay_tokens else None
-    return dataclasses.replace(c, optimizer=optimizer, train_tokens=tokens, max_steps=None, decay_tokens=decay,
-                               warmup_tokens=round(c.warmup_tokens * tokens / c.train_tokens)).derived()
+    return dataclasses.replace(
+        c,
+        optimizer=optimizer,
+        train_tokens=tokens,
+        max_steps=None,
+        decay_tokens=decay,
+        warmup_tokens=round(c.warmup_tokens * tokens / c.train_tokens),
+    ).derived()
 
 
 def steps_in(seconds: float, step_s: float) -> int:
@@ -50,16 +56,21 @@ def steps_in(seconds: float, step_s: float) -> int:
 
 def enter(name: str, c: Config, text: Text, checkout: str, steps: int) -> Recipe:
     """A recipe before its first step, with schedules for so many."""
-    return NanoGPT(laid_out(c, "adamw", steps), text, checkout) if name == NANOGPT else \
-        Ours(laid_out(c, OPTIMIZERS[name], steps), text)
+    return (
+        NanoGPT(laid_out(c, "adamw", steps), text, checkout)
+        if name == NANOGPT
+        else Ours(laid_out(c, OPTIMIZERS[name], steps), text)
+    )
 
 
-def take_turns(entrants: Mapping[Any, Recipe], steps: Mapping[Any, int], turns: int) -> dict[Any, list[float]]:
+def take_turns(
+    entrants: Mapping[Any, Recipe], steps: Mapping[Any, int], turns: int
+) -> dict[Any, list[float]]:
     """Train each by so many steps, in turns; the seconds of each turn. Another begins each time."""
     names, seconds = list(entrants), {name: list[float]() for name in entrants}
     before = {name: recipe.done for name, recipe in entrants.items()}
     for turn in range(turns):
-        for name in names[turn % len(names):] + names[:turn % len(names)]:
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
             recipe, until = entrants[name], before[name] + steps[name] * (turn + 1) // turns
             began = time.perf_counter()
             while recipe.done < until:
@@ -78,21 +89,36 @@ def step_times(c: Config, text: Text, checkout: str, tries: int = TRIES) -> dict
     return {name: statistics.median(took) / TRY_STEPS for name, took in turns.items()}
 
 
-def contest(c: Config, text: Text, checkout: str, turns: int = TURNS, tries: int = TRIES) -> dict[str, Any]:
+def contest(
+    c: Config, text: Text, checkout: str, turns: int = TURNS, tries: int = TRIES
+) -> dict[str, Any]:
     """Train and score all entrants on c.train_tokens, or in the seconds that nanoGPT has for them, from c.seed."""
     step_s = step_times(c, text, checkout, tries)
     whole = c.last_step
-    steps = {(name, equal): whole if equal == TOKENS else steps_in(whole * step_s[NANOGPT], step_s[name])
-             for name, equal in ENTRANTS}
-    entrants = {(name, equal): enter(name, c, text, checkout, steps[name, equal]) for name, equal in ENTRANTS}
+    steps = {
+        (name, equal): whole if equal == TOKENS else steps_in(whole * step_s[NANOGPT], step_s[name])
+        for name, equal in ENTRANTS
+    }
+    entrants = {
+        (name, equal): enter(name, c, text, checkout, steps[name, equal])
+        for name, equal in ENTRANTS
+    }
     foreign = Foreign([], time.monotonic())
     seconds = take_turns(entrants, steps, turns)
     load = foreign.percent(time.monotonic())
     results = []
     for (name, equal), recipe in entrants.items():
-        results.append({"recipe": name, "equal": equal, "steps": recipe.done, "tokens": recipe.done * c.batch_tokens,
-                        "seconds": sum(seconds[name, equal]), "parameters": recipe.parameters,
-                        "validation": bits_per_byte(recipe, text, c.seq_len)})
+        results.append(
+            {
+                "recipe": name,
+                "equal": equal,
+                "steps": recipe.done,
+                "tokens": recipe.done * c.batch_tokens,
+                "seconds": sum(seconds[name, equal]),
+                "parameters": recipe.parameters,
+                "validation": bits_per_byte(recipe, text, c.seq_len),
+            }
+        )
     return {"seed": c.seed, "step_s": step_s, "foreign_percent": load, "entrants": results}
 
 

@@ -21,10 +21,10 @@ import torch.nn.functional as F
 
 from doctor.gpu_probe import messages, worker
 from doctor.gpu_probe.foreign_load import Foreign, worst
-from train.model import attention
 from settings.config import Config
 from train.evaluate.core.prompts import Choice, Question
 from train.evaluate.core.score import losses
+from train.model import attention
 from train.model.model import Transformer, build
 
 PARTS = ("0", "10")
@@ -41,9 +41,18 @@ def made(shots: int, count: int, vocab_size: int) -> list[Question]:
 
     found = []
     for number in range(count):
-        text = [0] + [token for _ in range(shots) for token in words(TEXT) + words(ENDING)] + words(TEXT)
-        found.append(Question(number, tuple(Choice(array("i", text + words(ENDING)), len(text))
-                                            for _ in range(CHOICES)), 0))
+        text = (
+            [0]
+            + [token for _ in range(shots) for token in words(TEXT) + words(ENDING)]
+            + words(TEXT)
+        )
+        found.append(
+            Question(
+                number,
+                tuple(Choice(array("i", text + words(ENDING)), len(text)) for _ in range(CHOICES)),
+                0,
+            )
+        )
     return found
 
 
@@ -53,15 +62,22 @@ def plain(model: Transformer, questions: list[Question], device: torch.device) -
     nats = []
     choices = [choice for question in questions for choice in question.choices]
     for start in range(0, len(choices), SIZE):
-        batch = choices[start:start + SIZE]
-        tokens = torch.zeros(len(batch), max(len(choice.tokens) for choice in batch), dtype=torch.int64)
+        batch = choices[start : start + SIZE]
+        tokens = torch.zeros(
+            len(batch), max(len(choice.tokens) for choice in batch), dtype=torch.int64
+        )
         for row, choice in enumerate(batch):
-            tokens[row, :len(choice.tokens)] = torch.tensor(choice.tokens)
+            tokens[row, : len(choice.tokens)] = torch.tensor(choice.tokens)
         tokens = tokens.to(device)
         logits = model(tokens)
-        each = F.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten(), reduction="none")
+        each = F.cross_entropy(
+            logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten(), reduction="none"
+        )
         each = each.view(len(batch), -1).cpu().double()
-        nats += [float(each[row, choice.start - 1:len(choice.tokens) - 1].sum()) for row, choice in enumerate(batch)]
+        nats += [
+            float(each[row, choice.start - 1 : len(choice.tokens) - 1].sum())
+            for row, choice in enumerate(batch)
+        ]
     return nats
 
 
@@ -71,7 +87,7 @@ def shared(model: Transformer, questions: list[Question], device: torch.device) 
     nats: dict[int, list[float]] = {}
     ordered = sorted(questions, key=len, reverse=True)
     for start in range(0, len(ordered), SIZE):
-        batch = ordered[start:start + SIZE]
+        batch = ordered[start : start + SIZE]
         for question, scores in zip(batch, losses(model, batch, device), strict=True):
             nats[question.number] = [score[0] for score in scores]
     return [one for number in sorted(nats) for one in nats[number]]
@@ -81,8 +97,15 @@ def main(shots: int, rounds: int) -> None:
     device = worker.device()
     on_gpu = device.type == "cuda"
     layers, width, heads, vocab_size = (12, 768, 12, 50304) if on_gpu else (4, 256, 4, 8192)
-    c = dataclasses.replace(Config(), vocab_size=vocab_size, n_layer=layers, n_embd=width, n_head=heads, seq_len=2048,
-                            dtype="bfloat16" if on_gpu else "float32").derived()
+    c = dataclasses.replace(
+        Config(),
+        vocab_size=vocab_size,
+        n_layer=layers,
+        n_embd=width,
+        n_head=heads,
+        seq_len=2048,
+        dtype="bfloat16" if on_gpu else "float32",
+    ).derived()
     model = build(c, device, attention.choose(c, device))
     questions = made(shots, 512 if on_gpu else 32, c.vocab_size)
     ways: dict[str, Callable[..., list[float]]] = {"plain": plain, "shared": shared}
@@ -101,16 +124,29 @@ def main(shots: int, rounds: int) -> None:
     messages.say(shots=shots, questions=len(questions), difference=difference, rounds=taken)
 
 
-HEADER_ROWS = ("| shots | questions/s | plain loop | times as fast | largest difference, nats | foreign load, % |",
-               "|---|---|---|---|---|---|")
+HEADER_ROWS = (
+    "| shots | questions/s | plain loop | times as fast | largest difference, nats | foreign load, % |",
+    "|---|---|---|---|---|---|",
+)
 
 
 def row(found: dict[str, Any], spread: Callable[..., str]) -> str:
     """A line of the table: medians over rounds, with the least and the most."""
     rounds = found["rounds"]
-    return "| " + " | ".join([
-        str(found["shots"]), spread([r["shared"] for r in rounds], 1), spread([r["plain"] for r in rounds], 1),
-        spread([r["shared"] / r["plain"] for r in rounds], 2), f"{found['difference']:.1e}", worst(rounds)]) + " |"
+    return (
+        "| "
+        + " | ".join(
+            [
+                str(found["shots"]),
+                spread([r["shared"] for r in rounds], 1),
+                spread([r["plain"] for r in rounds], 1),
+                spread([r["shared"] / r["plain"] for r in rounds], 2),
+                f"{found['difference']:.1e}",
+                worst(rounds),
+            ]
+        )
+        + " |"
+    )
 
 
 if __name__ == "__main__":

@@ -27,24 +27,24 @@ from typing import Any
 
 import numpy as np
 
-from doctor.gpu_probe.messages import say
 from doctor.gpu_probe.foreign_load import Foreign, worst
-from train.data import tokenizer
+from doctor.gpu_probe.messages import say
 from settings.config import Config
+from settings.declare import ROOT
+from train.data import tokenizer
+from train.data.manifest import Seal, ShardInfo, manifest_of
+from train.data.shards import HEADER, HEADER_BYTES, ShardSet, write_shard
 from train.data.sources.fetch import Files
 from train.data.sources.pin import pin
 from train.data.sources.rows import Document, documents
 from train.data.sources.source import declared
-from settings.declare import ROOT
-from train.data.manifest import Seal, ShardInfo, manifest_of
-from train.data.shards import HEADER, HEADER_BYTES, ShardSet, write_shard
 
 PARTS = ("prepare", "loader", "many")
 MIX = {"web": 65, "papers": 34, "exams": 1}
 TEXT_BYTES = 100_000_000
 FILES = 4
-BATCH = 4_000_000       # bytes of text that encode_batch is given at once
-CHUNK_BYTES = 4_000     # of lines that stay together when text is shuffled
+BATCH = 4_000_000  # bytes of text that encode_batch is given at once
+CHUNK_BYTES = 4_000  # of lines that stay together when text is shuffled
 SEQ_LEN, BATCH_TOKENS = 2048, 2**19
 SHA256 = "00" * 32
 
@@ -52,6 +52,7 @@ SHA256 = "00" * 32
 # ---------------------------------------------------------------------------------------------------
 # make data
 # ---------------------------------------------------------------------------------------------------
+
 
 def source_text(folder: Path) -> Iterator[str]:
     """The files of the standard library; where they are is noted in the folder."""
@@ -100,43 +101,82 @@ def alone(path: Path, files: list[str]) -> None:
     began, tokens = time.perf_counter(), 0
     for batch in batches:
         tokens += sum(map(len, v.tokenizer.encode_batch(batch, add_special_tokens=False)))
-    say(seconds=time.perf_counter() - began, tokens=tokens,
-        documents=sum(map(len, batches)), bytes=sum(len(text.encode()) for batch in batches for text in batch))
+    say(
+        seconds=time.perf_counter() - began,
+        tokens=tokens,
+        documents=sum(map(len, batches)),
+        bytes=sum(len(text.encode()) for batch in batches for text in batch),
+    )
 
 
-def prepare(rounds: int, given: str, size: int = TEXT_BYTES, mix: str = "bench:1") -> Iterator[dict[str, Any]]:
+def prepare(
+    rounds: int, given: str, size: int = TEXT_BYTES, mix: str = "bench:1"
+) -> Iterator[dict[str, Any]]:
     """`make data`, and encode_batch alone, in turns."""
     with tempfile.TemporaryDirectory(dir=ROOT / "bench") as name:
         folder = Path(name)
         (folder / "text").mkdir()
         files = write_text(folder / "text", size)
-        (folder / "bench.toml").write_text(f'files = ["{folder}/text/*.jsonl"]\nvalidation_fraction = 0.05\n')
+        (folder / "bench.toml").write_text(
+            f'files = ["{folder}/text/*.jsonl"]\nvalidation_fraction = 0.05\n'
+        )
         path = folder / "tokenizer.json" if given == "train" else ROOT / given
-        vocabulary = tokenizer.load(path) if given != "train" else tokenizer.train(
-            source_text(folder), 2**15, path)
+        vocabulary = (
+            tokenizer.load(path)
+            if given != "train"
+            else tokenizer.train(source_text(folder), 2**15, path)
+        )
 
         def turn(number: int) -> dict[str, Any]:
             text = json.loads(run("bench.data_pipeline", "alone", str(path), *map(str, files)))
-            settings = {"DATA_MIX": mix, "SOURCES_DIR": str(folder), "DATA_DIR": str(folder / f"data-{number}"),
-                        "TOKENIZER": str(path), "VOCAB_SIZE": str(max(300, vocabulary.size))}
+            settings = {
+                "DATA_MIX": mix,
+                "SOURCES_DIR": str(folder),
+                "DATA_DIR": str(folder / f"data-{number}"),
+                "TOKENIZER": str(path),
+                "VOCAB_SIZE": str(max(300, vocabulary.size)),
+            }
             began = time.perf_counter()
             run("train.data.prepare", **settings)
             seconds = time.perf_counter() - began
             shards = list(Path(settings["DATA_DIR"]).rglob("*_?????.bin"))
-            tokens = sum(path.stat().st_size - HEADER_BYTES for path in shards) // vocabulary.dtype().itemsize
-            return {"text_bytes_per_s": text["bytes"] / seconds, "tokens_per_s": tokens / seconds,
-                    "alone_bytes_per_s": text["bytes"] / text["seconds"], "ratio": text["seconds"] / seconds,
-                    "tokens": tokens, "alone_tokens": text["tokens"], "documents": text["documents"]}
+            tokens = (
+                sum(path.stat().st_size - HEADER_BYTES for path in shards)
+                // vocabulary.dtype().itemsize
+            )
+            return {
+                "text_bytes_per_s": text["bytes"] / seconds,
+                "tokens_per_s": tokens / seconds,
+                "alone_bytes_per_s": text["bytes"] / text["seconds"],
+                "ratio": text["seconds"] / seconds,
+                "tokens": tokens,
+                "alone_tokens": text["tokens"],
+                "documents": text["documents"],
+            }
 
         yield in_rounds("prepare", rounds, turn)
 
 
 def run(module: str, *arguments: str, **settings: str) -> str:
     """What a process of ours says last. Raises RuntimeError with all of it where it fails."""
-    done = subprocess.run(["env", *(f"{name}={value}" for name, value in settings.items()), sys.executable, "-m",
-                           module, *arguments], cwd=ROOT, text=True, capture_output=True, check=False)
+    done = subprocess.run(
+        [
+            "env",
+            *(f"{name}={value}" for name, value in settings.items()),
+            sys.executable,
+            "-m",
+            module,
+            *arguments,
+        ],
+        cwd=ROOT,
+        text=True,
+        capture_output=True,
+        check=False,
+    )
     if done.returncode:
-        raise RuntimeError(f"{module} ended with exit code {done.returncode}: {done.stdout}{done.stderr}")
+        raise RuntimeError(
+            f"{module} ended with exit code {done.returncode}: {done.stdout}{done.stderr}"
+        )
     return done.stdout.strip().splitlines()[-1]
 
 
@@ -144,11 +184,20 @@ def run(module: str, *arguments: str, **settings: str) -> str:
 # The loader and the sampler
 # ---------------------------------------------------------------------------------------------------
 
+
 def write_manifest(folder: Path, name: str, infos: list[ShardInfo]) -> None:
     seals = [Seal((k, 0), info.documents, {}, info, None) for k, info in enumerate(infos)]
-    (folder / "manifest.json").write_bytes(manifest_of(seals, source=name, revision="none", key="none",
-                                                       tokenizer_sha256=SHA256, shard_tokens=infos[0].tokens,
-                                                       end="all"))
+    (folder / "manifest.json").write_bytes(
+        manifest_of(
+            seals,
+            source=name,
+            revision="none",
+            key="none",
+            tokenizer_sha256=SHA256,
+            shard_tokens=infos[0].tokens,
+            end="all",
+        )
+    )
 
 
 def make_shards(folder: Path, counts: dict[str, int], tokens: int) -> dict[str, Path]:
@@ -156,9 +205,22 @@ def make_shards(folder: Path, counts: dict[str, int], tokens: int) -> dict[str, 
     rng, made = np.random.default_rng(1), {name: folder / name for name in counts}
     for name, place in made.items():
         place.mkdir()
-        write_manifest(place, name, [
-            write_shard(place / f"train_{k:05d}.bin", rng.integers(0, 50_257, tokens, dtype=np.uint16), 1, tokens,
-                        SHA256, name, 50_257) for k in range(counts[name])])
+        write_manifest(
+            place,
+            name,
+            [
+                write_shard(
+                    place / f"train_{k:05d}.bin",
+                    rng.integers(0, 50_257, tokens, dtype=np.uint16),
+                    1,
+                    tokens,
+                    SHA256,
+                    name,
+                    50_257,
+                )
+                for k in range(counts[name])
+            ],
+        )
     return made
 
 
@@ -167,10 +229,14 @@ def make_holes(folder: Path, counts: dict[str, int], tokens: int) -> dict[str, P
     made = make_shards(folder, dict.fromkeys(counts, 1), 1000)
     for name, place in made.items():
         (small,) = ShardSet(place).shards["train"]
-        header = list(HEADER.unpack((place / small.file).read_bytes()[:HEADER.size]))
+        header = list(HEADER.unpack((place / small.file).read_bytes()[: HEADER.size]))
         header[3] = tokens
-        infos = [dataclasses.replace(small, file=f"train_{k:05d}.bin", tokens=tokens, bytes=HEADER_BYTES + 2 * tokens)
-                 for k in range(counts[name])]
+        infos = [
+            dataclasses.replace(
+                small, file=f"train_{k:05d}.bin", tokens=tokens, bytes=HEADER_BYTES + 2 * tokens
+            )
+            for k in range(counts[name])
+        ]
         for info in infos:
             with open(place / info.file, "wb") as file:
                 file.write(HEADER.pack(*header))
@@ -180,8 +246,14 @@ def make_holes(folder: Path, counts: dict[str, int], tokens: int) -> dict[str, P
 
 
 def recipe(seq_len: int, batch_tokens: int) -> Config:
-    return dataclasses.replace(Config(), seq_len=seq_len, batch_tokens=batch_tokens, micro_batch_size=16, device="cpu",
-                               data_mix=",".join(f"{name}:{weight}" for name, weight in MIX.items())).derived()
+    return dataclasses.replace(
+        Config(),
+        seq_len=seq_len,
+        batch_tokens=batch_tokens,
+        micro_batch_size=16,
+        device="cpu",
+        data_mix=",".join(f"{name}:{weight}" for name, weight in MIX.items()),
+    ).derived()
 
 
 def open_loader(c: Config, folders: dict[str, Path], rank: int = 0, size: int = 1) -> Any:
@@ -189,13 +261,17 @@ def open_loader(c: Config, folders: dict[str, Path], rank: int = 0, size: int = 
 
     from train.data.batch import Loader
     from train.distributed.world import World
+
     world = World(rank, rank, 0, size, torch.device("cpu"), "CPU", "here")
-    return Loader(c, {name: ShardSet(place) for name, place in folders.items()}, world, end_of_text=0)
+    return Loader(
+        c, {name: ShardSet(place) for name, place in folders.items()}, world, end_of_text=0
+    )
 
 
 def loader(rounds: int, shard_tokens: int = 10_000_000) -> Iterator[dict[str, Any]]:
     """Tokens a second of Loader.batch, over a pass of 13 shards."""
     import torch
+
     torch.set_num_threads(1)
     c, counts = recipe(SEQ_LEN, BATCH_TOKENS), {"web": 8, "papers": 4, "exams": 1}
     with tempfile.TemporaryDirectory(dir=ROOT / "bench") as name:
@@ -203,7 +279,9 @@ def loader(rounds: int, shard_tokens: int = 10_000_000) -> Iterator[dict[str, An
 
         def turn(_: int) -> dict[str, Any]:
             batches = open_loader(c, folders)
-            for source in batches.sources:  # checks hashes, and so reads the files into the page cache
+            for (
+                source
+            ) in batches.sources:  # checks hashes, and so reads the files into the page cache
                 for shard in range(len(source.shards["train"])):
                     source.tokens("train", shard)
             steps = max(2, sum(counts.values()) * shard_tokens // c.batch_tokens)
@@ -215,9 +293,12 @@ def loader(rounds: int, shard_tokens: int = 10_000_000) -> Iterator[dict[str, An
         yield in_rounds("loader", rounds, turn)
 
 
-def many(rounds: int, shards: int = 1000, shard_tokens: int = 100_000_000) -> Iterator[dict[str, Any]]:
+def many(
+    rounds: int, shards: int = 1000, shard_tokens: int = 100_000_000
+) -> Iterator[dict[str, Any]]:
     """Seconds to open very many tokens, and microseconds to find a sample among them."""
     from train.data.batch import LOOK_AHEAD
+
     c = recipe(SEQ_LEN, BATCH_TOKENS)
     counts = {name: max(1, shards * weight // sum(MIX.values())) for name, weight in MIX.items()}
     with tempfile.TemporaryDirectory(dir=ROOT / "bench") as name:
@@ -238,12 +319,16 @@ def many(rounds: int, shards: int = 1000, shard_tokens: int = 100_000_000) -> It
                 batches.locate(step, batches.samples(step, ()), ())
             return {"microseconds": (time.perf_counter() - began) / (len(steps) * share) * 1e6}
 
-        yield in_rounds("start", rounds, opening) | {"shards": sum(counts.values()), "shard_tokens": shard_tokens}
+        yield in_rounds("start", rounds, opening) | {
+            "shards": sum(counts.values()),
+            "shard_tokens": shard_tokens,
+        }
         yield in_rounds("sampler", rounds, lambda _: sampling(0, 1))
         yield in_rounds("sampler, one of 8", rounds, lambda _: sampling(5, 8))
 
 
 # ---------------------------------------------------------------------------------------------------
+
 
 def in_rounds(part: str, rounds: int, turn: Callable[[int], dict[str, Any]]) -> dict[str, Any]:
     """The rounds of a part, each with the share of the machine that went to others."""
@@ -260,16 +345,23 @@ HEADER_ROWS = ("| data | median (least-most) | target | foreign load, % |", "|--
 
 def row(found: dict[str, Any], spread: Callable[[list[float], int], str]) -> str:
     """A line of the table: medians over rounds, with the least and the most."""
+
     def of(key: str, digits: int, unit: float = 1.0) -> str:
         return spread([taken[key] / unit for taken in found["rounds"]], digits)
 
     part = found["part"]
     if part == "prepare":
         what, target = "make data, of encode_batch alone", "at least 0.8"
-        value = (f"{of('ratio', 2)}: {of('text_bytes_per_s', 2, 1e6)} MB and {of('tokens_per_s', 2, 1e6)} M tokens/s "
-                 f"beside {of('alone_bytes_per_s', 2, 1e6)} MB/s")
+        value = (
+            f"{of('ratio', 2)}: {of('text_bytes_per_s', 2, 1e6)} MB and {of('tokens_per_s', 2, 1e6)} M tokens/s "
+            f"beside {of('alone_bytes_per_s', 2, 1e6)} MB/s"
+        )
     elif part == "loader":
-        what, value, target = "loader, M tokens/s on one core", of("tokens_per_s", 1, 1e6), "at least 20"
+        what, value, target = (
+            "loader, M tokens/s on one core",
+            of("tokens_per_s", 1, 1e6),
+            "at least 20",
+        )
     elif part == "start":
         billions = found["shards"] * found["shard_tokens"] / 1e9
         what = f"opening {billions:.0f} billion tokens in {found['shards']:,} shards, s"
@@ -284,7 +376,13 @@ def main(part: str, *arguments: str) -> None:
         alone(Path(arguments[0]), list(arguments[1:]))
         return
     rounds, given = int(arguments[0]), arguments[1]
-    for found in prepare(rounds, given) if part == "prepare" else loader(rounds) if part == "loader" else many(rounds):
+    for found in (
+        prepare(rounds, given)
+        if part == "prepare"
+        else loader(rounds)
+        if part == "loader"
+        else many(rounds)
+    ):
         say(**found)
 
 

@@ -20,37 +20,53 @@ from typing import Any
 import torch
 
 from doctor.gpu_probe import worker
-from doctor.gpu_probe.messages import say
 from doctor.gpu_probe.foreign_load import Foreign, worst
-from train.model import attention
+from doctor.gpu_probe.messages import say
 from settings.config import Config
-from train.model.model import Transformer, build
+from train.model import attention
 from train.model.generate import Choice, cache_for, generate
+from train.model.model import Transformer, build
 
 PROMPT, PIECE = 16, 96  # tokens
-TURN_S = 1.5            # a turn has as many texts as take about this long
+TURN_S = 1.5  # a turn has as many texts as take about this long
 BATCHES = (1, 8)
-HEADER_ROWS = ("| text, greedy | side by side | tokens/s | times as fast as transformers | its tokens/s | the same "
-               "text | foreign load, % |", "|---|---|---|---|---|---|---|")
+HEADER_ROWS = (
+    "| text, greedy | side by side | tokens/s | times as fast as transformers | its tokens/s | the same "
+    "text | foreign load, % |",
+    "|---|---|---|---|---|---|---|",
+)
 
 
 def shapes() -> dict[str, Config]:
     """Name -> what is measured: the tiny preset, and wider models with heads that share keys."""
     base = dataclasses.replace(Config(), vocab_size=4096, seq_len=256, n_layer=6)
-    return {"tiny": Config.of_preset(PRESET="tiny"),
-            "6 x 256": dataclasses.replace(base, n_embd=256, n_head=4, n_kv_head=4).derived(),
-            "6 x 512": dataclasses.replace(base, n_embd=512, n_head=8, n_kv_head=2).derived()}
+    return {
+        "tiny": Config.of_preset(PRESET="tiny"),
+        "6 x 256": dataclasses.replace(base, n_embd=256, n_head=4, n_kv_head=4).derived(),
+        "6 x 512": dataclasses.replace(base, n_embd=512, n_head=8, n_kv_head=2).derived(),
+    }
 
 
 def ours(model: Transformer, prompts: list[list[int]], piece: int) -> list[list[int | None]]:
     """What our generate writes behind each prompt, in the forms that make sample calls."""
-    words: Any = SimpleNamespace(size=model.vocab_size, end_of_text=-1)  # so that no text ends early
-    steps = generate(cache_for(model, prompts, piece), prompts, piece, Choice(temperature=0), [0] * len(prompts), words,
-                     model.rotary.shape[1])
+    words: Any = SimpleNamespace(
+        size=model.vocab_size, end_of_text=-1
+    )  # so that no text ends early
+    steps = generate(
+        cache_for(model, prompts, piece),
+        prompts,
+        piece,
+        Choice(temperature=0),
+        [0] * len(prompts),
+        words,
+        model.rotary.shape[1],
+    )
     return [list(row) for row in zip(*steps, strict=True)]
 
 
-def transformers_beside(model: Transformer, c: Config) -> Callable[[list[list[int]], int], list[list[int]]] | None:
+def transformers_beside(
+    model: Transformer, c: Config
+) -> Callable[[list[list[int]], int], list[list[int]]] | None:
     """The same by transformers; None where it is not installed."""
     try:
         other: Any = importlib.import_module("tests.train.model.test_model").hugging_face(model, c)
@@ -61,15 +77,23 @@ def transformers_beside(model: Transformer, c: Config) -> Callable[[list[list[in
     @torch.no_grad()
     def write(prompts: list[list[int]], piece: int) -> list[list[int]]:
         tokens = torch.tensor(prompts, device=model.rotary.device)
-        found = other.generate(tokens, attention_mask=torch.ones_like(tokens), do_sample=False, max_new_tokens=piece,
-                               min_new_tokens=piece, eos_token_id=None, pad_token_id=0)
-        return found[:, tokens.shape[1]:].tolist()
+        found = other.generate(
+            tokens,
+            attention_mask=torch.ones_like(tokens),
+            do_sample=False,
+            max_new_tokens=piece,
+            min_new_tokens=piece,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+        return found[:, tokens.shape[1] :].tolist()
 
     return write
 
 
-def measure(rounds: int, turn_s: float = TURN_S, piece: int = PIECE, names: tuple[str, ...] = ()
-            ) -> Iterator[dict[str, Any]]:
+def measure(
+    rounds: int, turn_s: float = TURN_S, piece: int = PIECE, names: tuple[str, ...] = ()
+) -> Iterator[dict[str, Any]]:
     """A row for each shape and batch; names: of those shapes only."""
     device = worker.device()
     for name, c in shapes().items():
@@ -79,14 +103,22 @@ def measure(rounds: int, turn_s: float = TURN_S, piece: int = PIECE, names: tupl
         model = build(c, device, attention.choose(c, device)).eval()
         beside = transformers_beside(model, c)
         for batch in BATCHES:
-            prompts = torch.randint(c.vocab_size, (batch, PROMPT), generator=torch.Generator().manual_seed(1)).tolist()
+            prompts = torch.randint(
+                c.vocab_size, (batch, PROMPT), generator=torch.Generator().manual_seed(1)
+            ).tolist()
             ways = {"ours": lambda prompts=prompts, model=model: ours(model, prompts, piece)}
             if beside:
                 ways["theirs"] = lambda prompts=prompts, beside=beside: beside(prompts, piece)
             written = {way: write() for way, write in ways.items()}  # also warms up
             count = max(1, round(turn_s / seconds(ways["ours"])))
-            row: dict[str, Any] = {"shape": name, "dtype": c.dtype, "batch": batch, "texts": count, "rounds": [],
-                                   "same": written["theirs"] == written["ours"] if beside else None}
+            row: dict[str, Any] = {
+                "shape": name,
+                "dtype": c.dtype,
+                "batch": batch,
+                "texts": count,
+                "rounds": [],
+                "same": written["theirs"] == written["ours"] if beside else None,
+            }
             for number in range(rounds):
                 foreign, taken = Foreign([], time.monotonic()), dict[str, Any]()
                 for way in list(ways) if number % 2 else reversed(list(ways)):
@@ -105,6 +137,7 @@ def seconds(write: Callable[[], object]) -> float:
 
 def row(found: dict[str, Any], spread: Callable[..., str]) -> str:
     """A line of the table: medians over rounds, with the least and the most; ratios are of one round."""
+
     def of(way: str) -> list[float]:
         return [taken[f"{way}_tokens_per_s"] for taken in found["rounds"]]
 
@@ -112,8 +145,10 @@ def row(found: dict[str, Any], spread: Callable[..., str]) -> str:
     if found["same"] is not None:
         ratio = spread([a / b for a, b in zip(of("ours"), of("theirs"), strict=True)], 2)
         theirs, same = spread(of("theirs")), "yes" if found["same"] else "no"
-    return (f"| {found['shape']} in {found['dtype']} | {found['batch']} | {spread(of('ours'))} | {ratio} | {theirs} | "
-            f"{same} | {worst(found['rounds'])} |")
+    return (
+        f"| {found['shape']} in {found['dtype']} | {found['batch']} | {spread(of('ours'))} | {ratio} | {theirs} | "
+        f"{same} | {worst(found['rounds'])} |"
+    )
 
 
 if __name__ == "__main__":

@@ -15,11 +15,19 @@ from doctor.gpu_probe.shapes import Shape
 
 def set_up(shape: Shape, dtype: str, compiled: bool) -> worker.Step:
     from transformers import LlamaConfig, LlamaForCausalLM
+
     options: dict[str, Any] = {
-        "vocab_size": shape.vocab_size, "hidden_size": shape.n_embd, "intermediate_size": ours.config(shape).mlp_dim,
-        "num_hidden_layers": shape.n_layer, "num_attention_heads": shape.n_head, "num_key_value_heads": shape.n_head,
-        "max_position_embeddings": shape.seq_len, "tie_word_embeddings": True, "use_cache": False,
-        "attn_implementation": "sdpa"}
+        "vocab_size": shape.vocab_size,
+        "hidden_size": shape.n_embd,
+        "intermediate_size": ours.config(shape).mlp_dim,
+        "num_hidden_layers": shape.n_layer,
+        "num_attention_heads": shape.n_head,
+        "num_key_value_heads": shape.n_head,
+        "max_position_embeddings": shape.seq_len,
+        "tie_word_embeddings": True,
+        "use_cache": False,
+        "attn_implementation": "sdpa",
+    }
     torch.manual_seed(1337)
     model: Any = LlamaForCausalLM(LlamaConfig(**options))
     model.to(worker.device()).train()

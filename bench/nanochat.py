@@ -19,12 +19,24 @@ def set_up(shape: Shape, dtype: str, compiled: bool, checkout: str) -> worker.St
     sys.path.insert(0, checkout)
     from nanochat.common import COMPUTE_DTYPE
     from nanochat.gpt import GPT, GPTConfig
+
     if getattr(torch, dtype) != COMPUTE_DTYPE:
-        raise RuntimeError(f"nanochat computes in {COMPUTE_DTYPE}: NANOCHAT_DTYPE={dtype} had no effect")
+        raise RuntimeError(
+            f"nanochat computes in {COMPUTE_DTYPE}: NANOCHAT_DTYPE={dtype} had no effect"
+        )
     torch.manual_seed(1337)
     with torch.device("meta"):  # as its constructor wants it
-        model = GPT(GPTConfig(sequence_len=shape.seq_len, vocab_size=shape.vocab_size, n_layer=shape.n_layer,
-                              n_head=shape.n_head, n_kv_head=shape.n_head, n_embd=shape.n_embd, window_pattern="L"))
+        model = GPT(
+            GPTConfig(
+                sequence_len=shape.seq_len,
+                vocab_size=shape.vocab_size,
+                n_layer=shape.n_layer,
+                n_head=shape.n_head,
+                n_kv_head=shape.n_head,
+                n_embd=shape.n_embd,
+                window_pattern="L",
+            )
+        )
     model.to_empty(device=worker.device())
     model.init_weights()
     forward: Any = torch.compile(model, dynamic=False) if compiled else model

@@ -7,10 +7,10 @@ import torch
 
 from doctor.gpu_probe import worker
 from doctor.gpu_probe.shapes import Shape
-from train.model import attention, compilation
-from train.data.batch import Batch
 from settings.config import Config
+from train.data.batch import Batch
 from train.distributed.world import World
+from train.model import attention, compilation
 from train.model.model import build
 from train.optim import build_optimizer, set_rate
 from train.step import train_step
@@ -19,9 +19,19 @@ from train.step import train_step
 def config(shape: Shape, dtype: str = "float32", compiled: bool = False) -> Config:
     """The settings of a run of this shape."""
     return dataclasses.replace(
-        Config(), vocab_size=shape.vocab_size, n_layer=shape.n_layer, n_head=shape.n_head, n_embd=shape.n_embd,
-        seq_len=shape.seq_len, batch_tokens=shape.tokens, grad_clip=worker.CLIP,
-        micro_batch_size=shape.sequences, dtype=dtype, compile="1" if compiled else "0", tie_embeddings=True).derived()
+        Config(),
+        vocab_size=shape.vocab_size,
+        n_layer=shape.n_layer,
+        n_head=shape.n_head,
+        n_embd=shape.n_embd,
+        seq_len=shape.seq_len,
+        batch_tokens=shape.tokens,
+        grad_clip=worker.CLIP,
+        micro_batch_size=shape.sequences,
+        dtype=dtype,
+        compile="1" if compiled else "0",
+        tie_embeddings=True,
+    ).derived()
 
 
 class Trainer:
@@ -38,7 +48,9 @@ class Trainer:
         set_rate(self.optimizer, c.learning_rate, c)
         tokens = worker.windows(shape)
         self.part = (tokens[:, :-1], tokens[:, 1:])
-        self.batch = Batch(micro_batches * [self.part], c.batch_tokens, range(micro_batches * shape.sequences))
+        self.batch = Batch(
+            micro_batches * [self.part], c.batch_tokens, range(micro_batches * shape.sequences)
+        )
 
     def step(self) -> float:
         """Returns the loss, in nats per token."""

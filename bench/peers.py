@@ -43,18 +43,46 @@ class Peer:
 
 
 PEERS = (
-    Peer("nanoGPT", "nanogpt", "PEER_NANOGPT", "model.py", "https://github.com/karpathy/nanoGPT", "3adf61e",
-         "learned positions, LayerNorm, GELU; bfloat16 by autocast, on a CPU too, where its train.py has none"),
-    Peer("nanochat", "nanochat", "PEER_NANOCHAT", "nanochat/gpt.py", "https://github.com/karpathy/nanochat", "92d63d4",
-         "untied head, value embeddings in every second layer, QK-norm, squared ReLU, tanh on the logits; no window "
-         "shorter than the sequence; AdamW for all weights and clipping, where its trainer has Muon for matrices and "
-         "no clipping; FlashAttention-3 only where it finds it", "NANOCHAT_DTYPE"),
-    Peer("torchtitan", "torchtitan", "PEER_TORCHTITAN", "torchtitan/models/llama3/__init__.py",
-         "https://github.com/pytorch/torchtitan", "963c20c, with the package tyro",
-         "its llama3 with the attention of torch, one product for queries, keys and values; blocks and loss compiled; "
-         "bfloat16 by autocast, where its trainer has fully_shard on one GPU too"),
-    Peer("HF Llama", "llama", "", "", "pip install transformers", "5.23", "transformers' LlamaForCausalLM; bfloat16 by "
-         "autocast, as its Trainer has it"),
+    Peer(
+        "nanoGPT",
+        "nanogpt",
+        "PEER_NANOGPT",
+        "model.py",
+        "https://github.com/karpathy/nanoGPT",
+        "3adf61e",
+        "learned positions, LayerNorm, GELU; bfloat16 by autocast, on a CPU too, where its train.py has none",
+    ),
+    Peer(
+        "nanochat",
+        "nanochat",
+        "PEER_NANOCHAT",
+        "nanochat/gpt.py",
+        "https://github.com/karpathy/nanochat",
+        "92d63d4",
+        "untied head, value embeddings in every second layer, QK-norm, squared ReLU, tanh on the logits; no window "
+        "shorter than the sequence; AdamW for all weights and clipping, where its trainer has Muon for matrices and "
+        "no clipping; FlashAttention-3 only where it finds it",
+        "NANOCHAT_DTYPE",
+    ),
+    Peer(
+        "torchtitan",
+        "torchtitan",
+        "PEER_TORCHTITAN",
+        "torchtitan/models/llama3/__init__.py",
+        "https://github.com/pytorch/torchtitan",
+        "963c20c, with the package tyro",
+        "its llama3 with the attention of torch, one product for queries, keys and values; blocks and loss compiled; "
+        "bfloat16 by autocast, where its trainer has fully_shard on one GPU too",
+    ),
+    Peer(
+        "HF Llama",
+        "llama",
+        "",
+        "",
+        "pip install transformers",
+        "5.23",
+        "transformers' LlamaForCausalLM; bfloat16 by autocast, as its Trainer has it",
+    ),
 )
 
 
@@ -70,8 +98,10 @@ def given(paths: Mapping[str, str]) -> tuple[dict[Peer, str], dict[str, str]]:
         elif not (said := paths[peer.setting]):
             absent[peer.name] = f"{peer.setting} is not set"
         elif not (path := (ROOT / Path(said).expanduser()).absolute() / peer.holds).is_file():
-            problems.append(f"{peer.setting}={said}: is no checkout of {peer.name} ({path} is not there); git clone "
-                            f"{peer.source} and give the path of what it made; tried with {peer.tried}")
+            problems.append(
+                f"{peer.setting}={said}: is no checkout of {peer.name} ({path} is not there); git clone "
+                f"{peer.source} and give the path of what it made; tried with {peer.tried}"
+            )
         else:
             found[peer] = str((ROOT / Path(said).expanduser()).absolute())
     if problems:
@@ -86,15 +116,29 @@ def fitting(found: Mapping[Peer, str]) -> tuple[dict[Peer, str], dict[str, str]]
     """
     fit, absent, problems = dict[Peer, str](), dict[str, str](), []
     for peer, path in found.items():
-        tried = subprocess.run(["env", *peer.environment("float32", allocator=True), *command(
-            peer.module, "tiny", "float32", "eager", *([path] if path else []))],
-            cwd=ROOT, text=True, input="", capture_output=True, check=False)
-        why = next((line for line in reversed(tried.stderr.splitlines()) if line.strip()), f"{tried.returncode}")
+        tried = subprocess.run(
+            [
+                "env",
+                *peer.environment("float32", allocator=True),
+                *command(peer.module, "tiny", "float32", "eager", *([path] if path else [])),
+            ],
+            cwd=ROOT,
+            text=True,
+            input="",
+            capture_output=True,
+            check=False,
+        )
+        why = next(
+            (line for line in reversed(tried.stderr.splitlines()) if line.strip()),
+            f"{tried.returncode}",
+        )
         if tried.returncode == 0:
             fit[peer] = path
         elif peer.setting:
-            problems.append(f"{peer.setting}={path}: this checkout of {peer.name} does not take a step here ({why}); "
-                            f"tried with {peer.tried}; or leave {peer.setting} empty")
+            problems.append(
+                f"{peer.setting}={path}: this checkout of {peer.name} does not take a step here ({why}); "
+                f"tried with {peer.tried}; or leave {peer.setting} empty"
+            )
         else:
             absent[peer.name] = why
     if problems:
@@ -112,7 +156,12 @@ def notes(cells: list[dict[str, Any]]) -> list[str]:
     names = {name.removesuffix(WITH_OURS) for cell in cells for name in cell["peak_mib"]}
     said = [f"{peer.name}: {peer.differs}." for peer in PEERS if peer.name in names]
     if any(name.endswith(WITH_OURS) for cell in cells for name in cell["peak_mib"]):
-        said.append(f"{WITH_OURS.strip()}: the same with {', '.join(ALLOCATOR)} as our training has them.")
-    return ["A step is forward, backward, clipping at 1.0 and fused AdamW. FLOPs of a token are counted alike for all: "
-            "6 N + 12 L d T of the shape, for MFU, which is n/a where the peak is not known, and for the share of the "
-            "ceiling, a matrix product alone in the same round.", *said]
+        said.append(
+            f"{WITH_OURS.strip()}: the same with {', '.join(ALLOCATOR)} as our training has them."
+        )
+    return [
+        "A step is forward, backward, clipping at 1.0 and fused AdamW. FLOPs of a token are counted alike for all: "
+        "6 N + 12 L d T of the shape, for MFU, which is n/a where the peak is not known, and for the share of the "
+        "ceiling, a matrix product alone in the same round.",
+        *said,
+    ]

@@ -29,33 +29,41 @@ from typing import Any
 
 from bench import peers
 from bench.contest import TIME, TOKENS, laid_out
-from doctor.gpu_probe.foreign_load import worst
 from bench.recipes import NANOGPT
 from bench.run import FOREIGN, machine, spread
-from train.data import prepare
+from doctor.gpu_probe.foreign_load import worst
 from settings.config import Config
+from settings.declare import ROOT, SettingsError, shown
+from train.data import prepare
+from train.data.manifest import DataError
 from train.data.sources.formats import FORMATS
 from train.data.sources.pin import pin
 from train.data.sources.rows import Document, documents
 from train.data.sources.source import EMBEDDED, CorpusError, Source
-from train.data.manifest import DataError
-from settings.declare import ROOT, SettingsError, shown
 
 RESULTS = ROOT / "bench" / "results"
 PROSE, PASSAGE, HELD_OUT = "prose", 8192, 0.05
 OFF = 3.0  # per cent: a larger difference in seconds is said
-HEADER = ("| corpus | equal | recipe | bits per byte | tokens, M | seconds of steps | of nanoGPT's in that seed, % | "
-          "foreign load, % |", "|---" * 8 + "|")
+HEADER = (
+    "| corpus | equal | recipe | bits per byte | tokens, M | seconds of steps | of nanoGPT's in that seed, % | "
+    "foreign load, % |",
+    "|---" * 8 + "|",
+)
 
 
 def checkout_of(c: Config) -> str:
     """The path of nanoGPT's checkout, which has taken a step. Raises SettingsError where there is none."""
     peer = next(peer for peer in peers.PEERS if peer.name == NANOGPT)
-    found, _ = peers.given(dict.fromkeys((other.setting for other in peers.PEERS), "") |
-                           {peer.setting: c.peer_nanogpt})
+    found, _ = peers.given(
+        dict.fromkeys((other.setting for other in peers.PEERS), "") | {peer.setting: c.peer_nanogpt}
+    )
     if peer not in found:
-        raise SettingsError([f"{peer.setting} is not set, and its recipe is what ours are compared with; git clone "
-                             f"{peer.source} ../nanoGPT, and {peer.setting}=../nanoGPT; tried with {peer.tried}"])
+        raise SettingsError(
+            [
+                f"{peer.setting} is not set, and its recipe is what ours are compared with; git clone "
+                f"{peer.source} ../nanoGPT, and {peer.setting}=../nanoGPT; tried with {peer.tried}"
+            ]
+        )
     peers.fitting({peer: found[peer]})
     return found[peer]
 
@@ -63,10 +71,16 @@ def checkout_of(c: Config) -> str:
 def prose_files(c: Config) -> tuple[str, ...]:
     """The files of QUALITY_PROSE that can be read, in order. Raises SettingsError."""
     folder = (ROOT / Path(c.quality_prose).expanduser()).absolute()
-    files = tuple(str(path) for path in sorted(folder.glob("*")) if path.name.lower().endswith(tuple(FORMATS)))
+    files = tuple(
+        str(path) for path in sorted(folder.glob("*")) if path.name.lower().endswith(tuple(FORMATS))
+    )
     if not files:
-        raise SettingsError([f"QUALITY_PROSE={c.quality_prose}: holds no file of text ({folder}); a folder with files "
-                             f"that end in {', '.join(FORMATS)}, or empty to leave prose out"])
+        raise SettingsError(
+            [
+                f"QUALITY_PROSE={c.quality_prose}: holds no file of text ({folder}); a folder with files "
+                f"that end in {', '.join(FORMATS)}, or empty to leave prose out"
+            ]
+        )
     return files
 
 
@@ -94,14 +108,23 @@ def prose(c: Config, scratch: Path) -> Config:
         for name, text in passages(prose_files(c), scratch):
             out.write(json.dumps({"id": name, "text": text}) + "\n")
     (sources / f"{PROSE}.toml").write_text(
-        f"files = [{json.dumps(str(scratch / 'prose.jsonl'))}]\nvalidation_fraction = {HELD_OUT}\n")
+        f"files = [{json.dumps(str(scratch / 'prose.jsonl'))}]\nvalidation_fraction = {HELD_OUT}\n"
+    )
     return dataclasses.replace(c, data_mix=f"{PROSE}:1", sources_dir=str(sources))
 
 
 def corpora(c: Config, scratch: Path) -> list[Config]:
     """The settings of a run on each corpus, whose shards are to be made in `scratch`. Raises CorpusError."""
-    ours = dataclasses.replace(c, data_dir=str(scratch / "data"), tokenizer="train", data_stream="0",
-                               data_tokens=None, sync="ddp", nodes=1, node_rank=0)
+    ours = dataclasses.replace(
+        c,
+        data_dir=str(scratch / "data"),
+        tokenizer="train",
+        data_stream="0",
+        data_tokens=None,
+        sync="ddp",
+        nodes=1,
+        node_rank=0,
+    )
     embedded = dataclasses.replace(ours, data_mix=f"{EMBEDDED}:1", sources_dir="sources")
     return [embedded, prose(ours, scratch)] if c.quality_prose else [embedded]
 
@@ -109,14 +132,21 @@ def corpora(c: Config, scratch: Path) -> list[Config]:
 def hold(c: Config, checkout: str) -> dict[str, Any]:
     """One seed of one corpus, in a process of its own."""
     told = json.dumps({"settings": c.stored(), "checkout": checkout})
-    done = subprocess.run([sys.executable, "-m", "bench.contest"], cwd=ROOT, text=True, input=told,
-                          stdout=subprocess.PIPE, check=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.contest"],
+        cwd=ROOT,
+        text=True,
+        input=told,
+        stdout=subprocess.PIPE,
+        check=True,
+    )
     return dict(json.loads(done.stdout))
 
 
 # ---------------------------------------------------------------------------------------------------
 # The table
 # ---------------------------------------------------------------------------------------------------
+
 
 def by_entrant(contests: list[dict[str, Any]]) -> dict[tuple[str, str], list[dict[str, Any]]]:
     """(equal, recipe) -> its results, one a seed; nanoGPT's own stand for equal time too."""
@@ -127,7 +157,9 @@ def by_entrant(contests: list[dict[str, Any]]) -> dict[tuple[str, str], list[dic
             for entrant in contest["entrants"]:
                 if entrant["equal"] == equal or entrant["recipe"] == NANOGPT:
                     found.setdefault((equal, entrant["recipe"]), []).append(
-                        entrant | {"of_theirs": 100 * entrant["seconds"] / theirs, "seed": contest["seed"]})
+                        entrant
+                        | {"of_theirs": 100 * entrant["seconds"] / theirs, "seed": contest["seed"]}
+                    )
     return found
 
 
@@ -138,31 +170,57 @@ def bits(results: list[dict[str, Any]]) -> list[float]:
 def rows(corpus: str, contests: list[dict[str, Any]]) -> list[str]:
     """Lines of the table: medians over seeds, with the least and the most."""
     load = worst(contests)
-    quiet = all(contest["foreign_percent"] is None or contest["foreign_percent"] <= FOREIGN for contest in contests)
-    return ["| " + " | ".join([
-        corpus, "wall time" if equal == TIME else equal, recipe, spread(bits(results), 3),
-        spread([result["tokens"] / 1e6 for result in results], 2), spread([r["seconds"] for r in results], 1),
-        spread([r["of_theirs"] for r in results], 1), load + ("" if quiet else " (disturbed)")]) + " |"
-        for (equal, recipe), results in by_entrant(contests).items()]
+    quiet = all(
+        contest["foreign_percent"] is None or contest["foreign_percent"] <= FOREIGN
+        for contest in contests
+    )
+    return [
+        "| "
+        + " | ".join(
+            [
+                corpus,
+                "wall time" if equal == TIME else equal,
+                recipe,
+                spread(bits(results), 3),
+                spread([result["tokens"] / 1e6 for result in results], 2),
+                spread([r["seconds"] for r in results], 1),
+                spread([r["of_theirs"] for r in results], 1),
+                load + ("" if quiet else " (disturbed)"),
+            ]
+        )
+        + " |"
+        for (equal, recipe), results in by_entrant(contests).items()
+    ]
 
 
 def verdict(corpus: str, contests: list[dict[str, Any]]) -> list[str]:
     """Who needs the fewest bits at equal wall time, and whether that is more than seeds make; whose time was not
     equal."""
-    of = {recipe: results for (equal, recipe), results in by_entrant(contests).items() if equal == TIME}
+    of = {
+        recipe: results
+        for (equal, recipe), results in by_entrant(contests).items()
+        if equal == TIME
+    }
     first, *others = sorted(of, key=lambda recipe: statistics.median(bits(of[recipe])))
-    said = [f"{corpus}, equal wall time: {first} has the lowest, {spread(bits(of[first]), 3)} bits per byte"]
+    said = [
+        f"{corpus}, equal wall time: {first} has the lowest, {spread(bits(of[first]), 3)} bits per byte"
+    ]
     for other in others:
         apart = statistics.median(bits(of[other])) - statistics.median(bits(of[first]))
         beyond = max(bits(of[first])) < min(bits(of[other]))
         said[0] += f"; {apart:.3f} below {other}, " + (
-            f"{'beyond' if beyond else 'within'} the spread of {len(contests)} seeds" if len(contests) > 1 else
-            "of one seed, which tells no spread")
+            f"{'beyond' if beyond else 'within'} the spread of {len(contests)} seeds"
+            if len(contests) > 1
+            else "of one seed, which tells no spread"
+        )
     said[0] += "."
     for recipe, results in of.items():
-        said += [f"{corpus}, seed {result['seed']}: {recipe} had {result['of_theirs']:.1f}% of nanoGPT's seconds, more "
-                 f"than {OFF:g}% off: its steps took another time than those that were tried before."
-                 for result in results if abs(result["of_theirs"] - 100) > OFF]
+        said += [
+            f"{corpus}, seed {result['seed']}: {recipe} had {result['of_theirs']:.1f}% of nanoGPT's seconds, more "
+            f"than {OFF:g}% off: its steps took another time than those that were tried before."
+            for result in results
+            if abs(result["of_theirs"] - 100) > OFF
+        ]
     return said
 
 
@@ -179,8 +237,10 @@ def main() -> int:
     say, facts = sys.stdout.write, machine()
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     say("".join(f"{name}: {value}\n" for name, value in facts.items()))
-    say(f"preset: {c.preset}, {c.last_step} steps of {c.batch_tokens} tokens, rate {c.learning_rate:g}, "
-        f"{c.dtype}\n\n" + "\n".join(HEADER) + "\n")
+    say(
+        f"preset: {c.preset}, {c.last_step} steps of {c.batch_tokens} tokens, rate {c.learning_rate:g}, "
+        f"{c.dtype}\n\n" + "\n".join(HEADER) + "\n"
+    )
     sys.stdout.flush()
     found, remarks = dict[str, list[dict[str, Any]]](), list[str]()
     try:
@@ -188,8 +248,10 @@ def main() -> int:
             for corpus in corpora(c, Path(scratch)):
                 prepare.prepare(corpus)
                 name = next(iter(corpus.mixture))
-                found[name] = [hold(dataclasses.replace(corpus, seed=c.seed + k), checkout)
-                               for k in range(c.quality_seeds)]
+                found[name] = [
+                    hold(dataclasses.replace(corpus, seed=c.seed + k), checkout)
+                    for k in range(c.quality_seeds)
+                ]
                 say("\n".join(rows(name, found[name])) + "\n")
                 sys.stdout.flush()
                 remarks += verdict(name, found[name])
@@ -201,8 +263,12 @@ def main() -> int:
     say("\n" + "\n".join(remarks) + "\n")
     path = RESULTS / time.strftime("quality_%Y%m%d_%H%M%S.json")
     RESULTS.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"schema": 1, "machine": facts, "settings": c.stored(), "corpora": found}, indent=1)
-                    + "\n")
+    path.write_text(
+        json.dumps(
+            {"schema": 1, "machine": facts, "settings": c.stored(), "corpora": found}, indent=1
+        )
+        + "\n"
+    )
     say(f"\n{shown(path)} has all runs\n")
     return 0
 

@@ -22,14 +22,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from doctor.gpu_probe import worker
-from train.model import attention
-from train.data.batch import Loader
 from settings.config import Config
+from train.data.batch import Loader
+from train.data.shards import ShardSet
 from train.distributed.world import World
+from train.model import attention
 from train.model.model import build
 from train.optim import build_optimizer, set_rate
 from train.schedule import lr_at
-from train.data.shards import ShardSet
 from train.step import train_step
 
 NANOGPT = "nanoGPT"
@@ -48,7 +48,9 @@ class Text:
 
     def stream(self, split: str) -> np.ndarray:
         """All tokens of a split in their order."""
-        return np.concatenate([self.shards.tokens(split, k) for k in range(len(self.shards.shards[split]))])
+        return np.concatenate(
+            [self.shards.tokens(split, k) for k in range(len(self.shards.shards[split]))]
+        )
 
 
 class Recipe(Protocol):
@@ -98,18 +100,32 @@ class NanoGPT:
         spec.loader.exec_module(theirs)
         torch.manual_seed(c.seed)
         self.c, self.done, self.rate = c, 0, rate
-        self.model = theirs.GPT(theirs.GPTConfig(
-            block_size=c.seq_len, vocab_size=c.padded_vocab_size, n_layer=c.n_layer, n_head=c.n_head, n_embd=c.n_embd,
-            dropout=0.0, bias=False)).to(worker.device())
-        self.optimizer = self.model.configure_optimizers(DECAY, rate, BETAS, "cuda")  # "cuda": the fused one
+        self.model = theirs.GPT(
+            theirs.GPTConfig(
+                block_size=c.seq_len,
+                vocab_size=c.padded_vocab_size,
+                n_layer=c.n_layer,
+                n_head=c.n_head,
+                n_embd=c.n_embd,
+                dropout=0.0,
+                bias=False,
+            )
+        ).to(worker.device())
+        self.optimizer = self.model.configure_optimizers(
+            DECAY, rate, BETAS, "cuda"
+        )  # "cuda": the fused one
         self.stream, self.generator = text.stream("train"), torch.Generator().manual_seed(c.seed)
         self.parameters = sum(p.numel() for p in self.model.parameters())
 
     def batch(self) -> tuple[Tensor, Tensor]:
         """Windows from anywhere in the stream, and the tokens behind each of theirs."""
         length = self.c.seq_len
-        starts = torch.randint(len(self.stream) - length, (self.c.batch_windows,), generator=self.generator)
-        windows = np.stack([self.stream[i:i + length + 1] for i in starts.tolist()]).astype(np.int64)
+        starts = torch.randint(
+            len(self.stream) - length, (self.c.batch_windows,), generator=self.generator
+        )
+        windows = np.stack([self.stream[i : i + length + 1] for i in starts.tolist()]).astype(
+            np.int64
+        )
         tokens = torch.from_numpy(windows).to(worker.device())
         return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
@@ -132,7 +148,9 @@ class NanoGPT:
 
     def logits(self, tokens: Tensor) -> Tensor:
         with worker.half(self.c.dtype):
-            return self.model(tokens, tokens)[0]  # with targets: all positions; the loss of these is of no use
+            return self.model(tokens, tokens)[
+                0
+            ]  # with targets: all positions; the loss of these is of no use
 
 
 def rate_of_nanogpt(done: int, steps: int, peak: float = RATE) -> float:
@@ -153,12 +171,19 @@ def bits_per_byte(recipe: Recipe, text: Text, length: int) -> dict[str, float]:
     stream = torch.from_numpy(text.stream("validation").astype(np.int64))
     nats, scored = 0.0, stream[1:]
     whole = (len(scored) // length) * length
-    parts = [(stream[:whole].view(-1, length), scored[:whole].view(-1, length)),
-             (stream[whole:-1][None], scored[whole:][None])]  # and a shorter window
+    parts = [
+        (stream[:whole].view(-1, length), scored[:whole].view(-1, length)),
+        (stream[whole:-1][None], scored[whole:][None]),
+    ]  # and a shorter window
     for tokens, targets in parts:
         for x, y in zip(tokens.split(ROWS), targets.split(ROWS), strict=True):
             if x.numel():
                 logits = recipe.logits(x.to(worker.device())).float().flatten(0, 1)
-                nats += F.cross_entropy(logits, y.to(logits.device).flatten(), reduction="none").double().sum().item()
+                nats += (
+                    F.cross_entropy(logits, y.to(logits.device).flatten(), reduction="none")
+                    .double()
+                    .sum()
+                    .item()
+                )
     text_bytes = int(text.byte_lengths[scored.numpy()].sum())
     return {"bpb": nats / math.log(2) / text_bytes, "tokens": len(scored), "bytes": text_bytes}

@@ -23,27 +23,39 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO, cast
 
-from bench import (adapters, core_speed, data_pipeline, log_reading, pages, peers, planned, sampler, saving, generation,
-                   waste, whole_run)
-from doctor.gpu_probe.messages import said
+from bench import (
+    adapters,
+    core_speed,
+    data_pipeline,
+    generation,
+    log_reading,
+    pages,
+    peers,
+    planned,
+    sampler,
+    saving,
+    waste,
+    whole_run,
+)
 from doctor.gpu_probe.foreign_load import Foreign, worst
+from doctor.gpu_probe.messages import said
 from doctor.gpu_probe.shapes import SHAPES, Shape
-from settings.config import Config
 from hardware.flops import mfu, peak_tflops
 from record.provenance import commit
+from settings.config import Config
 from settings.declare import ROOT, SettingsError
 
-FOREIGN = 5.0   # per cent of the machine
-ENOUGH = 3      # rounds that must remain
-TURN_S = 2.0    # a turn has as many steps as take about this long
+FOREIGN = 5.0  # per cent of the machine
+ENOUGH = 3  # rounds that must remain
+TURN_S = 2.0  # a turn has as many steps as take about this long
 SAVING = "checkpoint"  # in BENCH_SHAPES: what a checkpoint costs (saving.py)
-DATA = "data"          # in BENCH_SHAPES: what data cost (data_pipeline.py)
-SAMPLER = "sampler"    # in BENCH_SHAPES: what the GPU sampler costs (sampler.py)
-PLAN = "plan"          # in BENCH_SHAPES: what make plan predicts, beside what is (planned.py)
-LOGS = "logs"          # in BENCH_SHAPES: how fast logs are read (log_reading.py), pages made (pages.py)
-TEXT = "text"          # in BENCH_SHAPES: how fast text is written (generation.py)
-CORE = "core"          # in BENCH_SHAPES: how fast the tasks of CORE are scored (core_speed.py)
-WASTE = "waste"        # in BENCH_SHAPES: what is no training, and Muon's part (waste.py)
+DATA = "data"  # in BENCH_SHAPES: what data cost (data_pipeline.py)
+SAMPLER = "sampler"  # in BENCH_SHAPES: what the GPU sampler costs (sampler.py)
+PLAN = "plan"  # in BENCH_SHAPES: what make plan predicts, beside what is (planned.py)
+LOGS = "logs"  # in BENCH_SHAPES: how fast logs are read (log_reading.py), pages made (pages.py)
+TEXT = "text"  # in BENCH_SHAPES: how fast text is written (generation.py)
+CORE = "core"  # in BENCH_SHAPES: how fast the tasks of CORE are scored (core_speed.py)
+WASTE = "waste"  # in BENCH_SHAPES: what is no training, and Muon's part (waste.py)
 Row = Callable[[dict[str, Any]], str]  # what was found, as a line of a table
 OTHERS = (SAVING, DATA, SAMPLER, PLAN, LOGS, TEXT, CORE, WASTE)
 
@@ -55,9 +67,17 @@ class Worker:
         self.name = " ".join((module, *arguments))
         # a compiler's cache of its own, so that the first step is a cold one
         self.process = subprocess.Popen(
-            ["env", *environment, f"TORCHINDUCTOR_CACHE_DIR={cache}",
-             *peers.command(module, *arguments)],
-            cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            [
+                "env",
+                *environment,
+                f"TORCHINDUCTOR_CACHE_DIR={cache}",
+                *peers.command(module, *arguments),
+            ],
+            cwd=ROOT,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
         self.first = self.answer()
         self.steps = 1
         while (took := sum(self.turn()["seconds"])) < TURN_S / 2:  # also warms up
@@ -86,19 +106,36 @@ class Worker:
 HOSTS = ("ceiling", "ours")  # in all rounds of a cell
 
 
-def measure(shape: Shape, dtype: str, mode: str, beside: Mapping[peers.Peer, str], rounds: int,
-            gpu: str | None) -> dict[str, Any]:
+def measure(
+    shape: Shape,
+    dtype: str,
+    mode: str,
+    beside: Mapping[peers.Peer, str],
+    rounds: int,
+    gpu: str | None,
+) -> dict[str, Any]:
     """One cell of the table: all rounds, and what follows from them.
 
     beside: peers and their checkouts. One peer after the other comes for its rounds, with and without our allocator,
     and leaves: so memory need not hold all of them. One that fails is told of, and the others go on.
     """
-    cell: dict[str, Any] = {"shape": shape.name, "dtype": dtype, "mode": mode, "gpu": gpu, "rounds": [], "failed": {},
-                            **{key: {} for key in ("steps_a_turn", "peak_mib", "loss", "first_step_s", "parameters")}}
+    cell: dict[str, Any] = {
+        "shape": shape.name,
+        "dtype": dtype,
+        "mode": mode,
+        "gpu": gpu,
+        "rounds": [],
+        "failed": {},
+        **{key: {} for key in ("steps_a_turn", "peak_mib", "loss", "first_step_s", "parameters")},
+    }
 
-    def start(guests: contextlib.ExitStack, module: str, *more: str, environment: Sequence[str] = ()) -> Worker:
+    def start(
+        guests: contextlib.ExitStack, module: str, *more: str, environment: Sequence[str] = ()
+    ) -> Worker:
         cache = guests.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
-        worker = Worker(module, shape.name, dtype, mode, *more, cache=cache, environment=environment)
+        worker = Worker(
+            module, shape.name, dtype, mode, *more, cache=cache, environment=environment
+        )
         guests.callback(worker.close)
         return worker
 
@@ -109,14 +146,20 @@ def measure(shape: Shape, dtype: str, mode: str, beside: Mapping[peers.Peer, str
                 workers = dict(hosts)
                 for name, (peer, path, allocator) in sitting.items():
                     with noting(cell, name):
-                        workers[name] = start(visit, peer.module, *([path] if path else []),
-                                              environment=peer.environment(dtype, allocator))
+                        workers[name] = start(
+                            visit,
+                            peer.module,
+                            *([path] if path else []),
+                            environment=peer.environment(dtype, allocator),
+                        )
                 for _ in range(rounds):
                     take_round(workers, cell, shape)
     return cell
 
 
-def variants(peer: peers.Peer, path: str, gpu: str | None) -> dict[str, tuple[peers.Peer, str, bool]]:
+def variants(
+    peer: peers.Peer, path: str, gpu: str | None
+) -> dict[str, tuple[peers.Peer, str, bool]]:
     """A peer as it comes and, where our training has an allocator of its own, with that: (peer, path, whether)."""
     if gpu is not None or sys.platform != "linux":
         return {peer.name: (peer, path, True)}
@@ -135,6 +178,7 @@ def noting(cell: dict[str, Any], name: str) -> Iterator[None]:
 def take_round(workers: dict[str, Worker], cell: dict[str, Any], shape: Shape) -> None:
     """All take a turn; a peer that ends in it is dropped from the workers."""
     from bench import ceiling
+
     foreign = Foreign([worker.process.pid for worker in workers.values()], time.monotonic())
     answers: dict[str, dict[str, Any]] = {}
     for name, worker in list(workers.items()):
@@ -146,14 +190,22 @@ def take_round(workers: dict[str, Worker], cell: dict[str, Any], shape: Shape) -
         if name not in answers:
             del workers[name]
     load = foreign.percent(time.monotonic())
-    speeds = {name: shape.tokens / statistics.median(answer["seconds"]) for name, answer in answers.items()}
+    speeds = {
+        name: shape.tokens / statistics.median(answer["seconds"])
+        for name, answer in answers.items()
+    }
     product_s = statistics.median(answers["ceiling"]["seconds"])
-    speeds["ceiling"] = ceiling.flops("cuda" if cell["gpu"] else "cpu") / product_s / shape.flops_per_token
+    speeds["ceiling"] = (
+        ceiling.flops("cuda" if cell["gpu"] else "cpu") / product_s / shape.flops_per_token
+    )
     cell["rounds"].append({"foreign_percent": load, "tokens_per_s": speeds})
     for name, answer in answers.items():
         worker = workers[name]
         cell["steps_a_turn"][name] = worker.steps
-        cell["first_step_s"][name], cell["parameters"][name] = worker.first["first_step_s"], worker.first["parameters"]
+        cell["first_step_s"][name], cell["parameters"][name] = (
+            worker.first["first_step_s"],
+            worker.first["parameters"],
+        )
         cell["peak_mib"][name], cell["loss"][name] = answer["peak_mib"], answer["loss"]
 
 
@@ -166,13 +218,17 @@ def chosen(cell: dict[str, Any], name: str = "ours") -> tuple[list[dict[str, Any
 
 def spread(values: list[float], digits: int = 0) -> str:
     """'median (least-most)'"""
-    low, middle, high = (f"{v:.{digits}f}" for v in (min(values), statistics.median(values), max(values)))
+    low, middle, high = (
+        f"{v:.{digits}f}" for v in (min(values), statistics.median(values), max(values))
+    )
     return f"{middle} ({low}-{high})"
 
 
-HEADER = ("| shape | type | mode | whose step | parameters, M | tokens/s | MFU, % of the peak | of the matmul ceiling, "
-          "% | peak memory, MiB | start to first step, s | ours is so many times as fast | foreign load, % |",
-          "|---" * 12 + "|")
+HEADER = (
+    "| shape | type | mode | whose step | parameters, M | tokens/s | MFU, % of the peak | of the matmul ceiling, "
+    "% | peak memory, MiB | start to first step, s | ours is so many times as fast | foreign load, % |",
+    "|---" * 12 + "|",
+)
 
 
 def rows(cell: dict[str, Any], absent: Mapping[str, str]) -> list[str]:
@@ -181,7 +237,9 @@ def rows(cell: dict[str, Any], absent: Mapping[str, str]) -> list[str]:
     what = [cell["shape"], cell["dtype"], cell["mode"]]
     lines = [line(cell, what, name) for name in cell["peak_mib"] if name != "ceiling"]
     missing = "; ".join(f"{name}: {why}" for name, why in {**cell["failed"], **absent}.items())
-    return lines + ([f"| {' | '.join([*what, f'not run: {missing}', *8 * ['']])} |"] if missing else [])
+    return lines + (
+        [f"| {' | '.join([*what, f'not run: {missing}', *8 * ['']])} |"] if missing else []
+    )
 
 
 def line(cell: dict[str, Any], what: list[str], name: str) -> str:
@@ -191,44 +249,75 @@ def line(cell: dict[str, Any], what: list[str], name: str) -> str:
     flops = SHAPES[cell["shape"]].flops_per_token
     peak = peak_tflops(cell["gpu"] or "CPU", cell["dtype"])
     used = [share for s in speeds if (share := mfu(s[name], flops, 1, peak)) is not None]
-    return "| " + " | ".join([
-        *what, name, f"{cell['parameters'][name] / 1e6:.1f}", spread([s[name] for s in speeds]),
-        spread(used, 1) if used else "n/a", spread([100 * s[name] / s["ceiling"] for s in speeds]),
-        f"{cell['peak_mib'][name]:.0f}", f"{cell['first_step_s'][name]:.1f}",
-        "" if name == "ours" else spread([s["ours"] / s[name] for s in speeds], 2),
-        worst(rounds) + ("" if quiet else " (disturbed)")]) + " |"
+    return (
+        "| "
+        + " | ".join(
+            [
+                *what,
+                name,
+                f"{cell['parameters'][name] / 1e6:.1f}",
+                spread([s[name] for s in speeds]),
+                spread(used, 1) if used else "n/a",
+                spread([100 * s[name] / s["ceiling"] for s in speeds]),
+                f"{cell['peak_mib'][name]:.0f}",
+                f"{cell['first_step_s'][name]:.1f}",
+                "" if name == "ours" else spread([s["ours"] / s[name] for s in speeds], 2),
+                worst(rounds) + ("" if quiet else " (disturbed)"),
+            ]
+        )
+        + " |"
+    )
 
 
 def machine() -> dict[str, Any]:
     """What a figure depends on besides the code."""
     import torch
+
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     cpu = platform.processor() or platform.machine()
     with contextlib.suppress(OSError, StopIteration):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         cpu = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
     code = commit()
-    return {"date": time.strftime("%Y-%m-%d"), "cpu": cpu, "cores": os.cpu_count(), "gpu": gpu,
-            "threads": torch.get_num_threads(), "python": platform.python_version(), "torch": torch.__version__,
-            "system": platform.platform(), "commit": code["git"],
-            "commit_dirty": code["git_dirty"]}
+    return {
+        "date": time.strftime("%Y-%m-%d"),
+        "cpu": cpu,
+        "cores": os.cpu_count(),
+        "gpu": gpu,
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "system": platform.platform(),
+        "commit": code["git"],
+        "commit_dirty": code["git_dirty"],
+    }
 
 
 def cells(c: Config, on_gpu: bool) -> Iterator[tuple[Shape, str, str]]:
     """Shape, type and mode of each cell; of a shape with -TYPE, -MODE or -TYPE-MODE behind it those alone. Raises
     SettingsError for a shape that is none."""
     types = ("bfloat16",) if on_gpu else ("float32", "bfloat16")
-    modes = ("compiled",) if on_gpu else ("eager", "compiled")  # on a GPU training compiles by itself
+    modes = (
+        ("compiled",) if on_gpu else ("eager", "compiled")
+    )  # on a GPU training compiles by itself
     found = []
     for name in c.bench_shapes.split(","):
         shape, *only = name.removeprefix(whole_run.PREFIX).split("-")
         if name in OTHERS:
             continue
-        wanted = [(dtype, mode) for dtype, mode in itertools.product(types, modes) if {dtype, mode}.issuperset(only)]
+        wanted = [
+            (dtype, mode)
+            for dtype, mode in itertools.product(types, modes)
+            if {dtype, mode}.issuperset(only)
+        ]
         if shape not in SHAPES or not wanted or (only and name.startswith(whole_run.PREFIX)):
-            raise SettingsError([f"BENCH_SHAPES={c.bench_shapes}: {name} is no shape; there are "
-                                 f"{', '.join([*SHAPES, *OTHERS])}, -{', -'.join([*types, *modes])} behind a shape, "
-                                 f"and {whole_run.PREFIX} before one"])
+            raise SettingsError(
+                [
+                    f"BENCH_SHAPES={c.bench_shapes}: {name} is no shape; there are "
+                    f"{', '.join([*SHAPES, *OTHERS])}, -{', -'.join([*types, *modes])} behind a shape, "
+                    f"and {whole_run.PREFIX} before one"
+                ]
+            )
         if not name.startswith(whole_run.PREFIX):
             found += [(SHAPES[shape], dtype, mode) for dtype, mode in wanted]
     yield from found
@@ -239,41 +328,91 @@ def measure_saving(rounds: int, gpus: int) -> Iterator[dict[str, Any]]:
     adapters.py does."""
     many = gpus or 2
     for processes, how in [(1, "ddp"), *([(many, "ddp"), (many, "fsdp")] if many > 1 else [])]:
-        several = ["torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", "-m"] * (processes > 1)
-        done = subprocess.run([sys.executable, "-m", *several, "bench.saving", how, str(rounds + 1)], cwd=ROOT,
-                              text=True, stdout=subprocess.PIPE, check=True)
+        several = [
+            "torch.distributed.run",
+            "--standalone",
+            f"--nproc-per-node={processes}",
+            "-m",
+        ] * (processes > 1)
+        done = subprocess.run(
+            [sys.executable, "-m", *several, "bench.saving", how, str(rounds + 1)],
+            cwd=ROOT,
+            text=True,
+            stdout=subprocess.PIPE,
+            check=True,
+        )
         yield json.loads(done.stdout.splitlines()[-1])  # torchrun may say something too
     if importlib.util.find_spec("peft"):
         yield from each(tuple(adapters.KINDS), "bench.adapters", str(rounds + 1))
     else:
-        sys.stderr.write("checkpoints of fine-tunings are left out: they need what scripts/setup.sh --finetune "
-                         "installs\n")
+        sys.stderr.write(
+            "checkpoints of fine-tunings are left out: they need what scripts/setup.sh --finetune "
+            "installs\n"
+        )
 
 
 def tables(c: Config) -> Iterator[tuple[str, Sequence[str], Iterator[dict[str, Any]], Row]]:
     """The parts of BENCH_SHAPES that are no shapes: key of the results, header, what is found, and its line."""
     import torch
+
     asked, rounds, gpus = c.bench_shapes.split(","), c.bench_rounds, torch.cuda.device_count()
     tokenizer = c.tokenizer if c.tokenizer.endswith(".json") else "train"
     if SAVING in asked:
         yield "checkpoints", saving.HEADER, measure_saving(rounds, gpus), saving.row
     if DATA in asked:
-        yield "data", data_pipeline.HEADER_ROWS, each(data_pipeline.PARTS, "bench.data_pipeline", str(rounds), tokenizer), spreading(data_pipeline.row)
+        yield (
+            "data",
+            data_pipeline.HEADER_ROWS,
+            each(data_pipeline.PARTS, "bench.data_pipeline", str(rounds), tokenizer),
+            spreading(data_pipeline.row),
+        )
     if SAMPLER in asked:
-        yield "sampler", sampler.HEADER_ROWS, each(sampler.PARTS, "bench.sampler", str(rounds)), spreading(sampler.row)
+        yield (
+            "sampler",
+            sampler.HEADER_ROWS,
+            each(sampler.PARTS, "bench.sampler", str(rounds)),
+            spreading(sampler.row),
+        )
     if PLAN in asked:
         yield "planned", planned.HEADER, planned.measure(gpus), planned.line
     if LOGS in asked:
-        yield "logs", log_reading.HEADER_ROWS, said("bench.log_reading", str(rounds)), spreading(log_reading.row)
+        yield (
+            "logs",
+            log_reading.HEADER_ROWS,
+            said("bench.log_reading", str(rounds)),
+            spreading(log_reading.row),
+        )
         yield "pages", pages.HEADER_ROWS, said("bench.pages", str(rounds)), spreading(pages.row)
     if TEXT in asked:
-        yield "text", generation.HEADER_ROWS, said("bench.generation", str(rounds)), spreading(generation.row)
+        yield (
+            "text",
+            generation.HEADER_ROWS,
+            said("bench.generation", str(rounds)),
+            spreading(generation.row),
+        )
     if CORE in asked:
-        yield "core", core_speed.HEADER_ROWS, each(core_speed.PARTS, "bench.core_speed", str(rounds)), spreading(core_speed.row)
+        yield (
+            "core",
+            core_speed.HEADER_ROWS,
+            each(core_speed.PARTS, "bench.core_speed", str(rounds)),
+            spreading(core_speed.row),
+        )
     if WASTE in asked:
-        yield "waste", waste.HEADER_ROWS, each(waste.PARTS, "bench.waste", str(rounds)), spreading(waste.row)
-    if runs := [name.removeprefix(whole_run.PREFIX) for name in asked if name.startswith(whole_run.PREFIX)]:
-        yield "runs", whole_run.HEADER_ROWS, each(runs, "bench.whole_run", str(rounds)), spreading(whole_run.row)
+        yield (
+            "waste",
+            waste.HEADER_ROWS,
+            each(waste.PARTS, "bench.waste", str(rounds)),
+            spreading(waste.row),
+        )
+    if runs := [
+        name.removeprefix(whole_run.PREFIX) for name in asked if name.startswith(whole_run.PREFIX)
+    ]:
+        yield (
+            "runs",
+            whole_run.HEADER_ROWS,
+            each(runs, "bench.whole_run", str(rounds)),
+            spreading(whole_run.row),
+        )
 
 
 def each(parts: Sequence[str], module: str, *arguments: str) -> Iterator[dict[str, Any]]:
@@ -289,8 +428,13 @@ def spreading(row: Callable[..., str]) -> Row:
 def main() -> int:
     try:
         c = Config.load()
-        checkouts, absent = peers.given({
-            "PEER_NANOGPT": c.peer_nanogpt, "PEER_NANOCHAT": c.peer_nanochat, "PEER_TORCHTITAN": c.peer_torchtitan})
+        checkouts, absent = peers.given(
+            {
+                "PEER_NANOGPT": c.peer_nanogpt,
+                "PEER_NANOCHAT": c.peer_nanochat,
+                "PEER_TORCHTITAN": c.peer_torchtitan,
+            }
+        )
         facts = machine()
         todo = list(cells(c, facts["gpu"] is not None))
         beside, unfit = peers.fitting(checkouts if todo else {})
@@ -310,8 +454,20 @@ def main() -> int:
     if todo:
         say("\n" + "\n".join(peers.notes(results)) + "\n")
     parts: dict[str, list[dict[str, Any]]] = {
-        name: [] for name in ("checkpoints", "data", "sampler", "planned", "logs", "pages", "text", "core", "waste",
-                     "runs")}
+        name: []
+        for name in (
+            "checkpoints",
+            "data",
+            "sampler",
+            "planned",
+            "logs",
+            "pages",
+            "text",
+            "core",
+            "waste",
+            "runs",
+        )
+    }
     for name, header, finds, written in tables(c):
         say("\n" + "\n".join(header) + "\n")
         for found in finds:
@@ -320,7 +476,13 @@ def main() -> int:
             sys.stdout.flush()
     path = ROOT / "bench" / "results" / time.strftime("bench_%Y%m%d_%H%M%S.json")
     path.parent.mkdir(exist_ok=True)
-    content = {"schema": 2, "machine": facts, "cells": results, "peers_absent": absent | unfit, **parts}
+    content = {
+        "schema": 2,
+        "machine": facts,
+        "cells": results,
+        "peers_absent": absent | unfit,
+        **parts,
+    }
     path.write_text(json.dumps(content, indent=1) + "\n")
     say(f"\n{path.relative_to(ROOT)} has all rounds\n")
     return 0

@@ -25,17 +25,17 @@ from typing import Any
 
 import pynvml
 
-from doctor.gpu_probe.messages import say
 from doctor.gpu_probe.foreign_load import Foreign, worst
+from doctor.gpu_probe.messages import say
 from doctor.gpu_probe.shapes import SHAPES
 from hardware import nvml
 from settings.declare import ROOT
 
 PARTS = ("cost", "effect")
 FAKE = ROOT / "tests" / "monitor" / "fake_nvml.c"
-TURN_S = 5.0    # of sampling
-STEPS_S = 1.0   # of steps in a turn
-PAIRS = 4       # of turns with and without it, in a round
+TURN_S = 5.0  # of sampling
+STEPS_S = 1.0  # of steps in a turn
+PAIRS = 4  # of turns with and without it, in a round
 LIMIT = {"basic": 2, "all": 4}  # per cent of one core, for any number of GPUs up to 8
 
 
@@ -51,23 +51,49 @@ def library(folder: Path) -> Path | None:
     """The library that stands in, compiled into a folder; None without a compiler."""
     if (gcc := shutil.which("gcc")) is None:
         return None
-    subprocess.run([gcc, "-O2", "-shared", "-fPIC", "-o", folder / "libnvidia-ml.so.1", FAKE, "-lm"], check=True)
+    subprocess.run(
+        [gcc, "-O2", "-shared", "-fPIC", "-o", folder / "libnvidia-ml.so.1", FAKE, "-lm"],
+        check=True,
+    )
     return folder
 
 
 @contextlib.contextmanager
-def sampling(folder: Path, stand_in: Path | None, gpus: int, fields: str) -> Iterator[dict[str, Any]]:
+def sampling(
+    folder: Path, stand_in: Path | None, gpus: int, fields: str
+) -> Iterator[dict[str, Any]]:
     """A sampler at work into a new folder; behind the block the dictionary has its sidecar, and bytes of its rows."""
     runs = Path(tempfile.mkdtemp(dir=folder))
-    instead = ["-u", "CUDA_VISIBLE_DEVICES", f"LD_LIBRARY_PATH={stand_in}", f"FAKE_NVML_GPUS={gpus}"]
-    process = subprocess.Popen(["env", *(instead if stand_in else []), f"RUNS_DIR={runs}", "RUN_NAME=bench",
-                                f"GPU_FIELDS={fields}", sys.executable, "-m", "monitor.gpu_sampler", "10"],
-                               cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    instead = [
+        "-u",
+        "CUDA_VISIBLE_DEVICES",
+        f"LD_LIBRARY_PATH={stand_in}",
+        f"FAKE_NVML_GPUS={gpus}",
+    ]
+    process = subprocess.Popen(
+        [
+            "env",
+            *(instead if stand_in else []),
+            f"RUNS_DIR={runs}",
+            "RUN_NAME=bench",
+            f"GPU_FIELDS={fields}",
+            sys.executable,
+            "-m",
+            "monitor.gpu_sampler",
+            "10",
+        ],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
     found: dict[str, Any] = {}
     try:
         while not list(runs.glob("bench/gpu_metrics_*.json")):
             if process.poll() is not None:
-                raise RuntimeError(f"the sampler ended with exit code {process.returncode}: {process.communicate()[0]}")
+                raise RuntimeError(
+                    f"the sampler ended with exit code {process.returncode}: {process.communicate()[0]}"
+                )
             time.sleep(0.02)
         yield found
     finally:
@@ -86,16 +112,39 @@ def cost(rounds: int, turn_s: float = TURN_S) -> Iterator[dict[str, Any]]:
         if stand_in:
             cells += [(stand_in, gpus, fields) for gpus in (1, 2, 8) for fields in LIMIT]
         cells += [(None, here, fields) for fields in LIMIT if here]
-        rows: list[dict[str, Any]] = [{"part": "cost", "library": "stand-in" if way else "this machine's", "gpus": gpus,
-                                       "fields": fields, "rounds": []} for way, gpus, fields in cells]
+        rows: list[dict[str, Any]] = [
+            {
+                "part": "cost",
+                "library": "stand-in" if way else "this machine's",
+                "gpus": gpus,
+                "fields": fields,
+                "rounds": [],
+            }
+            for way, gpus, fields in cells
+        ]
         for _ in range(rounds):
             for (way, gpus, fields), row in zip(cells, rows, strict=True):
                 foreign = Foreign([], time.monotonic())
                 with sampling(folder, way, gpus, fields) as found:
                     time.sleep(turn_s)
                 load = foreign.percent(time.monotonic())
-                row["rounds"].append({"foreign_percent": load, "call_us": found["first_look"]["readings"], **{
-                    name: found[name] for name in ("hz", "samples", "missed", "cpu_percent", "bytes", "sample_ms")}})
+                row["rounds"].append(
+                    {
+                        "foreign_percent": load,
+                        "call_us": found["first_look"]["readings"],
+                        **{
+                            name: found[name]
+                            for name in (
+                                "hz",
+                                "samples",
+                                "missed",
+                                "cpu_percent",
+                                "bytes",
+                                "sample_ms",
+                            )
+                        },
+                    }
+                )
         yield from rows
 
 
@@ -108,6 +157,7 @@ def effect(rounds: int, shape: str = "", steps_s: float = STEPS_S) -> Iterator[d
 
     from bench import ours
     from doctor.gpu_probe import worker
+
     here = gpus_here() if torch.cuda.is_available() else 0
     name, dtype = shape or ("gpt2" if here else "tiny"), "bfloat16" if here else "float32"
     step = ours.set_up(SHAPES[name], dtype, compiled=False)
@@ -123,8 +173,15 @@ def effect(rounds: int, shape: str = "", steps_s: float = STEPS_S) -> Iterator[d
         return statistics.median(taken)
 
     count = max(3, round(steps_s / max(seconds(3), seconds(3))))
-    row: dict[str, Any] = {"part": "effect", "shape": name, "dtype": dtype, "gpus": here or 8, "steps": count,
-                           "library": "this machine's" if here else "stand-in", "rounds": []}
+    row: dict[str, Any] = {
+        "part": "effect",
+        "shape": name,
+        "dtype": dtype,
+        "gpus": here or 8,
+        "steps": count,
+        "library": "this machine's" if here else "stand-in",
+        "rounds": [],
+    }
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         stand_in = None if here else library(folder)
@@ -138,27 +195,43 @@ def effect(rounds: int, shape: str = "", steps_s: float = STEPS_S) -> Iterator[d
                         took[beside] = seconds(count)
                 else:
                     took[beside] = seconds(count)
-            row["rounds"].append({"foreign_percent": foreign.percent(time.monotonic()), "missed": found["missed"],
-                                  "step_ms": 1e3 * took[False], "ratio": took[True] / took[False]})
+            row["rounds"].append(
+                {
+                    "foreign_percent": foreign.percent(time.monotonic()),
+                    "missed": found["missed"],
+                    "step_ms": 1e3 * took[False],
+                    "ratio": took[True] / took[False],
+                }
+            )
     yield row
 
 
 # ---------------------------------------------------------------------------------------------------
 
-HEADER_ROWS = ("| GPU sampler, every 10 ms | median (least-most) | target | foreign load, % |", "|---|---|---|---|")
+HEADER_ROWS = (
+    "| GPU sampler, every 10 ms | median (least-most) | target | foreign load, % |",
+    "|---|---|---|---|",
+)
 
 
 def row(found: dict[str, Any], spread: Callable[[list[float], int], str]) -> str:
     """A line of the table: medians over rounds, with the least and the most."""
+
     def of(key: str, digits: int) -> str:
         return spread([taken[key] for taken in found["rounds"]], digits)
 
     gpus = "1 GPU" if found["gpus"] == 1 else f"{found['gpus']} GPUs"
     if found["part"] == "cost":
         what = f"{gpus} of the {found['library']} library, {found['fields']} readings"
-        hourly = statistics.median(taken["bytes"] / taken["samples"] for taken in found["rounds"]) * 360_000 / 1e6
-        value = (f"{of('hz', 1)} Hz, {of('missed', 0)} slots missed, {of('cpu_percent', 2)}% of one core, "
-                 f"{hourly:.0f} MB an hour")
+        hourly = (
+            statistics.median(taken["bytes"] / taken["samples"] for taken in found["rounds"])
+            * 360_000
+            / 1e6
+        )
+        value = (
+            f"{of('hz', 1)} Hz, {of('missed', 0)} slots missed, {of('cpu_percent', 2)}% of one core, "
+            f"{hourly:.0f} MB an hour"
+        )
         target = f"100.0 Hz, under {LIMIT[found['fields']]}%"
     else:
         what = f"a step of {found['shape']} in {found['dtype']} beside it, {gpus} of the {found['library']} library"

@@ -20,26 +20,41 @@ import torch
 from torch import nn
 
 from doctor.gpu_probe import messages, worker
-from train.checkpoint import checkpoint
-from train.distributed import world as distributed, parallel
-from train.data.batch import Batch
 from settings.config import Config
+from settings.declare import ROOT
+from train.checkpoint import checkpoint
+from train.checkpoint.saver import Saver
+from train.data.batch import Batch
+from train.distributed import parallel
+from train.distributed import world as distributed
 from train.distributed.world import World
 from train.model.model import build
 from train.optim import Optimizer, build_optimizer, set_rate
-from train.checkpoint.saver import Saver
-from settings.declare import ROOT
 from train.step import train_step
 
 
 def main(how: str, rounds: int) -> None:
     """Steps, with a save behind every second."""
-    c = dataclasses.replace(Config(), vocab_size=8192, n_layer=8, n_head=8, n_embd=480, seq_len=64, batch_tokens=512,
-                            micro_batch_size=8, parallel=how, keep_last=2).derived()
-    warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # DCP, in one process
+    c = dataclasses.replace(
+        Config(),
+        vocab_size=8192,
+        n_layer=8,
+        n_head=8,
+        n_embd=480,
+        seq_len=64,
+        batch_tokens=512,
+        micro_batch_size=8,
+        parallel=how,
+        keep_last=2,
+    ).derived()
+    warnings.filterwarnings(
+        "ignore", message="torch.distributed is disabled"
+    )  # DCP, in one process
     world = distributed.join(c)
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // world.size))
-    folder = distributed.from_first(tempfile.mkdtemp(dir=ROOT / "bench") if world.is_first else None)
+    folder = distributed.from_first(
+        tempfile.mkdtemp(dir=ROOT / "bench") if world.is_first else None
+    )
     sharding = parallel.Sharding(c, world) if parallel.is_split(c, world) else None
     model = parallel.parallelize(build(c, world.device, sharding=sharding), c, world)
     optimizer = build_optimizer(parallel.bare(model), c)
@@ -56,8 +71,14 @@ def main(how: str, rounds: int) -> None:
     os._exit(0)
 
 
-def saves(rounds: int, model: nn.Module, optimizer: Optimizer, batch: Batch, saver: Saver, world: World,
-          ) -> dict[str, Any]:
+def saves(
+    rounds: int,
+    model: nn.Module,
+    optimizer: Optimizer,
+    batch: Batch,
+    saver: Saver,
+    world: World,
+) -> dict[str, Any]:
     """Bytes of a save, and the seconds of each."""
     stalls, durable, size = [], [], 0
     for step in range(1, 2 * rounds + 1):
@@ -85,12 +106,15 @@ HEADER = ("| state MB | processes | training waits, s | durable after, s |", "|-
 
 def row(found: dict) -> str:
     """A line of the table: the first save, which makes room for the copy, and the median (least-most) of the others."""
+
     def others(values: list[float]) -> str:
         rest = sorted(values[1:]) or values
         return f"{values[0]:.2f}, then {rest[len(rest) // 2]:.2f} ({rest[0]:.2f}-{rest[-1]:.2f})"
 
-    return (f"| {found['bytes'] / 1e6:.0f} | {found['processes']} {found['parallel']} | {others(found['stall_s'])} | "
-            f"{others(found['durable_s'])} |")
+    return (
+        f"| {found['bytes'] / 1e6:.0f} | {found['processes']} {found['parallel']} | {others(found['stall_s'])} | "
+        f"{others(found['durable_s'])} |"
+    )
 
 
 if __name__ == "__main__":

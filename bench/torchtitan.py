@@ -21,6 +21,7 @@ THETA = 10_000.0
 def set_up(shape: Shape, dtype: str, compiled: bool, checkout: str) -> worker.Step:
     sys.path.insert(0, checkout)
     from torchtitan.components.loss import cross_entropy_loss
+
     torch.manual_seed(1337)
     with torch.device("meta"):
         model = configured(shape).build()
@@ -44,17 +45,31 @@ def set_up(shape: Shape, dtype: str, compiled: bool, checkout: str) -> worker.St
 def configured(shape: Shape) -> Any:
     """Its settings of such a model, put together as its own registry does it, with a tied head."""
     from torchtitan.models import llama3
+
     dim, vocabulary = shape.n_embd, shape.vocab_size
     return llama3.Llama3Model.Config(
-        dim=dim, vocab_size=vocabulary, enable_weight_tying=True,
-        tok_embeddings=llama3.Embedding.Config(num_embeddings=vocabulary, embedding_dim=dim,
-                                               param_init=llama3._EMBEDDING_SKIP_INIT),
+        dim=dim,
+        vocab_size=vocabulary,
+        enable_weight_tying=True,
+        tok_embeddings=llama3.Embedding.Config(
+            num_embeddings=vocabulary, embedding_dim=dim, param_init=llama3._EMBEDDING_SKIP_INIT
+        ),
         norm=llama3.RMSNorm.Config(normalized_shape=dim, param_init=llama3._NORM_INIT),
-        lm_head=llama3.Linear.Config(in_features=dim, out_features=vocabulary,
-                                     param_init=llama3._output_linear_init(dim)),
-        rope=llama3.RoPE.Config(dim=dim // shape.n_head, max_seq_len=shape.seq_len, theta=THETA, backend="complex"),
-        layers=llama3._build_llama3_layers(n_layers=shape.n_layer, dim=dim, n_heads=shape.n_head,
-                                           hidden_dim=ours.config(shape).mlp_dim, fuse_qkv=True, attn_backend="sdpa"))
+        lm_head=llama3.Linear.Config(
+            in_features=dim, out_features=vocabulary, param_init=llama3._output_linear_init(dim)
+        ),
+        rope=llama3.RoPE.Config(
+            dim=dim // shape.n_head, max_seq_len=shape.seq_len, theta=THETA, backend="complex"
+        ),
+        layers=llama3._build_llama3_layers(
+            n_layers=shape.n_layer,
+            dim=dim,
+            n_heads=shape.n_head,
+            hidden_dim=ours.config(shape).mlp_dim,
+            fuse_qkv=True,
+            attn_backend="sdpa",
+        ),
+    )
 
 
 if __name__ == "__main__":

@@ -28,33 +28,48 @@ from bench import ceiling, ours, waste
 from doctor.gpu_probe import messages, worker
 from doctor.gpu_probe.foreign_load import Foreign, worst
 from doctor.gpu_probe.shapes import SHAPES, Shape
-from train.data import prepare, tokenizer
 from record import reader
-from train.profile import time_shares
-from settings.config import Config
-from train.data.sources.pin import pin
-from train.data.manifest import Seal, manifest_of
-from train.profile.profiling import SETTLE
 from record.run_paths import RunPaths
+from settings.config import Config
 from settings.declare import ROOT, format_value
+from train.data import prepare, tokenizer
+from train.data.manifest import Seal, manifest_of
 from train.data.shards import write_shard
+from train.data.sources.pin import pin
+from train.profile import time_shares
+from train.profile.profiling import SETTLE
 
-PREFIX = "run-"       # in BENCH_SHAPES, before a shape
+PREFIX = "run-"  # in BENCH_SHAPES, before a shape
 SOURCE, ENTRIES = "python-stdlib", 512
-PROFILED = 2          # steps
-MEASURED_S = 20.0     # so long the steps behind those take
+PROFILED = 2  # steps
+MEASURED_S = 20.0  # so long the steps behind those take
 LEAST, MOST = 8, 100  # of them
-TURN_S = 2.0          # for bare steps, and as much for the ceiling
-TOLD = ("vocab_size", "n_layer", "n_head", "n_embd", "seq_len", "batch_tokens", "micro_batch_size", "dtype",
-        "tie_embeddings", "grad_clip", "optimizer")  # settings in which a run of the shape may differ from a preset
+TURN_S = 2.0  # for bare steps, and as much for the ceiling
+TOLD = (
+    "vocab_size",
+    "n_layer",
+    "n_head",
+    "n_embd",
+    "seq_len",
+    "batch_tokens",
+    "micro_batch_size",
+    "dtype",
+    "tie_embeddings",
+    "grad_clip",
+    "optimizer",
+)  # settings in which a run of the shape may differ from a preset
 
-HEADER_ROWS = ("| whole run | tokens/s | MFU by its record | of the matmul ceiling, % | of its bare step's tokens/s, "
-               "% | waits for data, % of a step | time of a profiled step, % | foreign load, % |", "|---" * 8 + "|")
+HEADER_ROWS = (
+    "| whole run | tokens/s | MFU by its record | of the matmul ceiling, % | of its bare step's tokens/s, "
+    "% | waits for data, % of a step | time of a profiled step, % | foreign load, % |",
+    "|---" * 8 + "|",
+)
 
 
 # ---------------------------------------------------------------------------------------------------
 # The bare step
 # ---------------------------------------------------------------------------------------------------
+
 
 def bare(shape: Shape) -> dict[str, float]:
     """Seconds of a step with nothing round it, and FLOP/s of the ceiling: medians of turns."""
@@ -68,34 +83,59 @@ def bare(shape: Shape) -> dict[str, float]:
         turn = time.perf_counter()
         while time.perf_counter() - turn < steps[-1]:
             products.append(waste.seconds(product))
-    return {"step_s": statistics.median(steps),
-            "ceiling_flops_s": ceiling.flops(worker.device().type) / statistics.median(products)}
+    return {
+        "step_s": statistics.median(steps),
+        "ceiling_flops_s": ceiling.flops(worker.device().type) / statistics.median(products),
+    }
 
 
 # ---------------------------------------------------------------------------------------------------
 # The run
 # ---------------------------------------------------------------------------------------------------
 
+
 def settings_of(shape: Shape, folder: Path, steps: int) -> dict[str, str]:
     """What a run of the shape is told. Its data are made in `folder`, as many as it needs."""
-    c = dataclasses.replace(ours.config(shape, "bfloat16" if torch.cuda.is_available() else "float32"),
-                            batch_tokens=shape.micro_batches * shape.tokens)
+    c = dataclasses.replace(
+        ours.config(shape, "bfloat16" if torch.cuda.is_available() else "float32"),
+        batch_tokens=shape.micro_batches * shape.tokens,
+    )
     (folder / "empty.env").touch()
-    return make_data(folder, (steps + 1) * c.batch_tokens, 2 * shape.tokens) | {
-        name.upper(): format_value(getattr(c, name)) for name in TOLD} | {
-        "PRESET": "tiny", "ENV_FILE": str(folder / "empty.env"), "RUNS_DIR": str(folder), "RUN_NAME": "run",
-        "NPROC": "1", "NODES": "1", "MAX_RESTARTS": "0", "DATA_MIX": f"{SOURCE}:1", "WARMUP_TOKENS": "0",
-        "LEARNING_RATE": "1e-5",  # what is random is not to be learnt, and must not look like a spike
-        "TRAIN_TOKENS": str(steps * c.batch_tokens), "MAX_STEPS": str(steps), "CHECKPOINTS": "off", "EVAL_EVERY": "0",
-        "EVAL_TOKENS": str(shape.tokens), "SAMPLE_TOKENS": "0", "WANDB_MODE": "disabled", "COMPILE": "auto",
-        "PROFILE": "1", "PROFILE_STEPS": str(PROFILED)}
+    return (
+        make_data(folder, (steps + 1) * c.batch_tokens, 2 * shape.tokens)
+        | {name.upper(): format_value(getattr(c, name)) for name in TOLD}
+        | {
+            "PRESET": "tiny",
+            "ENV_FILE": str(folder / "empty.env"),
+            "RUNS_DIR": str(folder),
+            "RUN_NAME": "run",
+            "NPROC": "1",
+            "NODES": "1",
+            "MAX_RESTARTS": "0",
+            "DATA_MIX": f"{SOURCE}:1",
+            "WARMUP_TOKENS": "0",
+            "LEARNING_RATE": "1e-5",  # what is random is not to be learnt, and must not look like a spike
+            "TRAIN_TOKENS": str(steps * c.batch_tokens),
+            "MAX_STEPS": str(steps),
+            "CHECKPOINTS": "off",
+            "EVAL_EVERY": "0",
+            "EVAL_TOKENS": str(shape.tokens),
+            "SAMPLE_TOKENS": "0",
+            "WANDB_MODE": "disabled",
+            "COMPILE": "auto",
+            "PROFILE": "1",
+            "PROFILE_STEPS": str(PROFILED),
+        }
+    )
 
 
 def make_data(folder: Path, tokens: int, held_out: int) -> dict[str, str]:
     """A DATA_DIR with shards of random ids, so many to train on and to validate with; the settings that find it."""
     rng, path = np.random.default_rng(7), folder / "tokenizer.json"
     words = ["".join(rng.choice(list("abcdefgh"), 4)) for _ in range(400)]
-    vocabulary = tokenizer.train((" ".join(rng.choice(words, 200)) for _ in range(50)), ENTRIES, path)
+    vocabulary = tokenizer.train(
+        (" ".join(rng.choice(words, 200)) for _ in range(50)), ENTRIES, path
+    )
     c = dataclasses.replace(Config(), data_dir=str(folder), tokenizer=str(path), vocab_size=ENTRIES)
     pinned = pin(prepare.source_of(c, SOURCE), folder / SOURCE)
     shards = prepare.source_folder(c, SOURCE, vocabulary)
@@ -104,12 +144,28 @@ def make_data(folder: Path, tokens: int, held_out: int) -> dict[str, str]:
 
     def made(name: str, size: int) -> Any:
         ids = rng.integers(7, vocabulary.size, size + 1)
-        return write_shard(shards / f"{name}.bin", ids, 1, int(lengths[ids].sum()), vocabulary.sha256, SOURCE, ENTRIES)
+        return write_shard(
+            shards / f"{name}.bin",
+            ids,
+            1,
+            int(lengths[ids].sum()),
+            vocabulary.sha256,
+            SOURCE,
+            ENTRIES,
+        )
 
     seal = Seal((0, 0), 2, {}, made("train_00000", tokens), made("validation_00000", held_out))
-    (shards / "manifest.json").write_bytes(manifest_of(
-        [seal], source=SOURCE, revision=pinned.revision, key=pinned.key, tokenizer_sha256=vocabulary.sha256,
-        shard_tokens=c.shard_tokens, end="all"))
+    (shards / "manifest.json").write_bytes(
+        manifest_of(
+            [seal],
+            source=SOURCE,
+            revision=pinned.revision,
+            key=pinned.key,
+            tokenizer_sha256=vocabulary.sha256,
+            shard_tokens=c.shard_tokens,
+            end="all",
+        )
+    )
     return {"DATA_DIR": str(folder), "TOKENIZER": str(path)}
 
 
@@ -118,32 +174,48 @@ def trained(shape: Shape, folder: Path, step_s: float) -> dict[str, Any]:
     warm = SETTLE + PROFILED + 1  # and that in which the trace was written
     steps = warm + max(LEAST, min(MOST, round(MEASURED_S / step_s)))
     told = settings_of(shape, folder, steps)
-    done = subprocess.run(["env", *(f"{name}={value}" for name, value in told.items()), "scripts/launch.sh"], cwd=ROOT,
-                          text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+    done = subprocess.run(
+        ["env", *(f"{name}={value}" for name, value in told.items()), "scripts/launch.sh"],
+        cwd=ROOT,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        check=False,
+    )
     if done.returncode:
-        raise RuntimeError(f"a run of {shape.name} ended with exit code {done.returncode}:\n{done.stdout}")
+        raise RuntimeError(
+            f"a run of {shape.name} ended with exit code {done.returncode}:\n{done.stdout}"
+        )
     paths = RunPaths(folder / "run")
-    found = of_record([r for r in reader.last_of_each_step(reader.read(paths.metrics)) if r["step"] >= warm],
-                      int(told["BATCH_TOKENS"]))
+    found = of_record(
+        [r for r in reader.last_of_each_step(reader.read(paths.metrics)) if r["step"] >= warm],
+        int(told["BATCH_TOKENS"]),
+    )
     (trace,) = (paths.folder / "profile").glob("*.json.gz")
     shares = time_shares.shares(time_shares.read(trace), torch.cuda.is_available())
-    return found | {"profiled_step_s": shares.step_ms / 1000,
-                    "percent": {name: shares.percent(ns) for name, ns in shares.by_class.items()}}
+    return found | {
+        "profiled_step_s": shares.step_ms / 1000,
+        "percent": {name: shares.percent(ns) for name, ns in shares.by_class.items()},
+    }
 
 
 def of_record(steps: list[Any], batch_tokens: int) -> dict[str, Any]:
     """Medians of the lines of steps that follow each other, and tokens a second from the first line to the last."""
     used = [step["mfu"] for step in steps[1:]]
     wall_s = steps[-1]["mono_s"] - steps[0]["mono_s"]
-    return {"steps": len(steps) - 1, "tokens_per_s": (len(steps) - 1) * batch_tokens / wall_s,
-            "mfu": None if None in used else statistics.median(used),
-            "step_s": statistics.median(step["step_ms"] for step in steps[1:]) / 1000,
-            "data_wait_s": statistics.median(step["data_wait_s"] for step in steps[1:])}
+    return {
+        "steps": len(steps) - 1,
+        "tokens_per_s": (len(steps) - 1) * batch_tokens / wall_s,
+        "mfu": None if None in used else statistics.median(used),
+        "step_s": statistics.median(step["step_ms"] for step in steps[1:]) / 1000,
+        "data_wait_s": statistics.median(step["data_wait_s"] for step in steps[1:]),
+    }
 
 
 # ---------------------------------------------------------------------------------------------------
 # The table
 # ---------------------------------------------------------------------------------------------------
+
 
 def measure(shape: Shape, rounds: int) -> dict[str, Any]:
     """Both, in each round."""
@@ -152,20 +224,29 @@ def measure(shape: Shape, rounds: int) -> dict[str, Any]:
         foreign = Foreign([], time.monotonic())
         with tempfile.TemporaryDirectory(dir=ROOT / "bench", ignore_cleanup_errors=True) as folder:
             alone = next(messages.said("bench.whole_run", shape.name, "bare"))
-            taken.append({"bare": alone} | trained(shape, Path(folder), alone["step_s"])
-                         | {"foreign_percent": foreign.percent(time.monotonic())})
+            taken.append(
+                {"bare": alone}
+                | trained(shape, Path(folder), alone["step_s"])
+                | {"foreign_percent": foreign.percent(time.monotonic())}
+            )
     return {"part": "run", "shape": shape.name, "rounds": taken}
 
 
 def divided(shape: Shape, taken: dict[str, Any]) -> dict[str, float]:
     """Where the time of a profiled step went, in per cent: what its FLOPs would take at the ceiling's speed, what
     products and attention take beyond their part of that, and what else there is. They add up to 100."""
-    tokens, unit = shape.micro_batches * shape.tokens, 100 / taken["bare"]["ceiling_flops_s"] / taken["profiled_step_s"]
+    tokens, unit = (
+        shape.micro_batches * shape.tokens,
+        100 / taken["bare"]["ceiling_flops_s"] / taken["profiled_step_s"],
+    )
     attention = 12.0 * shape.n_layer * shape.n_embd * shape.seq_len * tokens * unit
     whole = shape.flops_per_token * tokens * unit
     rest = dict(taken["percent"])
-    return {"at the ceiling's speed": whole, "products beyond that": rest.pop("matmul") - (whole - attention),
-            "attention beyond that": rest.pop("attention") - attention} | rest
+    return {
+        "at the ceiling's speed": whole,
+        "products beyond that": rest.pop("matmul") - (whole - attention),
+        "attention beyond that": rest.pop("attention") - attention,
+    } | rest
 
 
 def row(found: dict[str, Any], spread: Callable[..., str]) -> str:
@@ -174,14 +255,34 @@ def row(found: dict[str, Any], spread: Callable[..., str]) -> str:
     tokens = shape.micro_batches * shape.tokens
     used = [taken["mfu"] for taken in rounds if taken["mfu"] is not None]
     parts = [divided(shape, taken) for taken in rounds]
-    where = ", ".join(f"{name} {statistics.median(part[name] for part in parts):.1f}" for name in parts[0])
-    return "| " + " | ".join([
-        f"{shape.name}, {shape.micro_batches} x {shape.tokens} tokens a step",
-        spread([t["tokens_per_s"] for t in rounds]),
-        spread(used, 1) if used else "n/a",
-        spread([100 * t["tokens_per_s"] * shape.flops_per_token / t["bare"]["ceiling_flops_s"] for t in rounds], 1),
-        spread([100 * t["tokens_per_s"] * t["bare"]["step_s"] / tokens for t in rounds], 1),
-        spread([100 * t["data_wait_s"] / t["step_s"] for t in rounds], 2), where, worst(rounds)]) + " |"
+    where = ", ".join(
+        f"{name} {statistics.median(part[name] for part in parts):.1f}" for name in parts[0]
+    )
+    return (
+        "| "
+        + " | ".join(
+            [
+                f"{shape.name}, {shape.micro_batches} x {shape.tokens} tokens a step",
+                spread([t["tokens_per_s"] for t in rounds]),
+                spread(used, 1) if used else "n/a",
+                spread(
+                    [
+                        100
+                        * t["tokens_per_s"]
+                        * shape.flops_per_token
+                        / t["bare"]["ceiling_flops_s"]
+                        for t in rounds
+                    ],
+                    1,
+                ),
+                spread([100 * t["tokens_per_s"] * t["bare"]["step_s"] / tokens for t in rounds], 1),
+                spread([100 * t["data_wait_s"] / t["step_s"] for t in rounds], 2),
+                where,
+                worst(rounds),
+            ]
+        )
+        + " |"
+    )
 
 
 if __name__ == "__main__":

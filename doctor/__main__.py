@@ -18,9 +18,9 @@ from concurrent.futures import ThreadPoolExecutor
 from doctor import cluster_checks, local_checks, probed, probing
 from k8s.cluster import where
 from k8s.cluster.job_spec import cluster_config
-from settings.finding import FAIL, PASS, WARN, Finding, code_of, lines, split, told
 from settings.config import Config
 from settings.declare import SettingsError
+from settings.finding import FAIL, PASS, WARN, Finding, code_of, lines, split, told
 
 SCHEMA = 1
 ORDER = (PASS, WARN, FAIL)  # what matters stands where the eye is when it is through
@@ -29,13 +29,17 @@ ORDER = (PASS, WARN, FAIL)  # what matters stands where the eye is when it is th
 def text(found: Sequence[Finding], allow_fail: str, seconds: float) -> str:
     stopping, allowed = split(allow_fail, found)
     counts = ", ".join(f"{sum(f.level == level for f in found)} {level}" for level in ORDER)
-    said = [*lines(sorted(found, key=lambda finding: ORDER.index(finding.level))),
-            f"doctor: {counts}, in {seconds:.1f} s"]
+    said = [
+        *lines(sorted(found, key=lambda finding: ORDER.index(finding.level))),
+        f"doctor: {counts}, in {seconds:.1f} s",
+    ]
     if allowed:
         said.append(f"ALLOW_FAIL lets a run start in spite of {names(allowed)}")
     if stopping:
-        said.append(f"a run would be stopped by {names(stopping)}; to start it all the same: "
-                    f"ALLOW_FAIL={','.join(dict.fromkeys([*filter(None, allow_fail.split(',')), *unique(stopping)]))}")
+        said.append(
+            f"a run would be stopped by {names(stopping)}; to start it all the same: "
+            f"ALLOW_FAIL={','.join(dict.fromkeys([*filter(None, allow_fail.split(',')), *unique(stopping)]))}"
+        )
     return "".join(f"{line}\n" for line in said)
 
 
@@ -49,8 +53,13 @@ def unique(found: Sequence[Finding]) -> list[str]:
 
 def as_json(found: Sequence[Finding], allow_fail: str, seconds: float) -> str:
     stopping, _ = split(allow_fail, found)
-    content = {"schema": SCHEMA, "code": code_of(stopping), "stops": unique(stopping), "seconds": round(seconds, 1),
-               "findings": [dataclasses.asdict(finding) for finding in found]}
+    content = {
+        "schema": SCHEMA,
+        "code": code_of(stopping),
+        "stops": unique(stopping),
+        "seconds": round(seconds, 1),
+        "findings": [dataclasses.asdict(finding) for finding in found],
+    }
     return json.dumps(content, indent=1) + "\n"
 
 
@@ -59,7 +68,9 @@ def look(c: Config) -> list[Finding]:
     if c.where == "cluster":
         return cluster_checks.findings(cluster_config()[0])
     with ThreadPoolExecutor() as pool:
-        there = pool.submit(of_cluster) if c.where == "auto" and cluster_checks.has_context() else None
+        there = (
+            pool.submit(of_cluster) if c.where == "auto" and cluster_checks.has_context() else None
+        )
         found = local_checks.findings(c)
         return found + (there.result() if there else [])
 
@@ -69,12 +80,15 @@ def of_cluster() -> list[Finding]:
     try:
         return cluster_checks.findings(cluster_config()[0])
     except SettingsError as error:
-        return [told("cluster", WARN, f"not looked at: {problem}; WHERE=local leaves it out")
-                for problem in error.problems]
+        return [
+            told("cluster", WARN, f"not looked at: {problem}; WHERE=local leaves it out")
+            for problem in error.problems
+        ]
 
 
 def measure(c: Config) -> list[Finding]:
     """PROBE=1, after all else, which would disturb it. What it does is said on standard error."""
+
     def say(text: str) -> None:
         sys.stderr.write(f"probe: {text}\n")
         sys.stderr.flush()
@@ -84,8 +98,14 @@ def measure(c: Config) -> list[Finding]:
     try:
         probing.keep(c, measured)
     except OSError as error:
-        found.append(Finding("probe-kept", WARN, f"what was measured cannot be kept for make plan ({error.strerror})",
-                             "mend what is wrong with RUNS_DIR"))
+        found.append(
+            Finding(
+                "probe-kept",
+                WARN,
+                f"what was measured cannot be kept for make plan ({error.strerror})",
+                "mend what is wrong with RUNS_DIR",
+            )
+        )
     return found
 
 
@@ -93,7 +113,9 @@ def main() -> int:
     """Returns the exit code."""
     began = time.monotonic()
     try:
-        c = where.decide().config  # of a cluster's run, which Config.load would check as one of this machine
+        c = (
+            where.decide().config
+        )  # of a cluster's run, which Config.load would check as one of this machine
         c = c if c.where == "cluster" else Config.load()
         found = look(c)
     except SettingsError as error:

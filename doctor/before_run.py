@@ -12,45 +12,57 @@ import datetime
 import sys
 
 from doctor.quick import quick
-from plan.network import links
 from plan.finetuning import tuned_report, tuning
-from settings.finding import FAIL, PASS, Finding, code_of, lines, split
-from plan.fleet import fleet_of
-from plan.report import brief
 from plan.finetuning.tuning import Tuning
+from plan.fleet import fleet_of
+from plan.network import links
 from plan.planner import Plan, plan
+from plan.report import brief
 from settings.config import Config
-from train.data.sources.source import CorpusError
-from settings.rules import OF_PRETRAINING
 from settings.declare import SettingsError
+from settings.finding import FAIL, PASS, Finding, code_of, lines, split
+from settings.rules import OF_PRETRAINING
+from train.data.sources.source import CorpusError
 
 
 def look(c: Config, finetune: bool = False) -> tuple[list[Finding], str]:
     """What is not as it should be, and the plan in a line."""
-    found = [finding for finding in quick(c) if finding.level != PASS
-             and not (finetune and finding.name == "host-memory")]  # it reckons with a model of ours
+    found = [
+        finding
+        for finding in quick(c)
+        if finding.level != PASS and not (finetune and finding.name == "host-memory")
+    ]  # it reckons with a model of ours
     if any(finding.name == "gpus" and finding.level == FAIL for finding in found):
         return found, ""  # there is nothing to plan for
     here = dataclasses.replace(c, cards="here")
     try:
-        p: Plan | Tuning = tuning.plan(here, fleet_of(here)) if finetune else plan(
-            here, fleet_of(here), datetime.datetime.now())
+        p: Plan | Tuning = (
+            tuning.plan(here, fleet_of(here))
+            if finetune
+            else plan(here, fleet_of(here), datetime.datetime.now())
+        )
     except SettingsError as error:  # a card that nothing is known of trains all the same
         return found, f"plan: n/a: {'; '.join(error.problems)}"
-    except CorpusError as error:    # said better by what prepares the data
+    except CorpusError as error:  # said better by what prepares the data
         return found, f"plan: n/a: {error}"
     if p.fleet.on_cpu and any(finding.name == "memory" for finding in p.findings):
-        found = [finding for finding in found if finding.name != "host-memory"]  # the same, and the plan says what fits
+        found = [
+            finding for finding in found if finding.name != "host-memory"
+        ]  # the same, and the plan says what fits
     said = {finding.name for finding in found}
     return found + [finding for finding in p.findings if finding.name not in said], (
-        tuned_report.brief(p) if isinstance(p, Tuning) else brief(p, c))
+        tuned_report.brief(p) if isinstance(p, Tuning) else brief(p, c)
+    )
 
 
 def main() -> int:
     finetune = sys.argv[1:] == ["finetune"]
     try:
-        c = links.loaded(lambda measured: Config.load_with_remarks(
-            defaults=measured, without=OF_PRETRAINING if finetune else ())[0])
+        c = links.loaded(
+            lambda measured: Config.load_with_remarks(
+                defaults=measured, without=OF_PRETRAINING if finetune else ()
+            )[0]
+        )
     except SettingsError as error:
         sys.stderr.write(f"{error}\n")
         return 64
@@ -62,9 +74,13 @@ def main() -> int:
         sys.stdout.write(f"{planned}\n")
     sys.stdout.flush()
     if stopping:
-        allowed = ",".join(dict.fromkeys([*filter(None, c.allow_fail.split(",")), *(f.name for f in stopping)]))
-        sys.stderr.write("".join(f"{line}\n" for line in lines(stopping))
-                         + f"nothing was started; ALLOW_FAIL={allowed} starts it all the same\n")
+        allowed = ",".join(
+            dict.fromkeys([*filter(None, c.allow_fail.split(",")), *(f.name for f in stopping)])
+        )
+        sys.stderr.write(
+            "".join(f"{line}\n" for line in lines(stopping))
+            + f"nothing was started; ALLOW_FAIL={allowed} starts it all the same\n"
+        )
     return code_of(stopping)
 
 

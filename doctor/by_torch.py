@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from train.model import attention, compilation
 from hardware import model_size
 from settings.config import Config
 from settings.declare import SettingsError
+from train.model import attention, compilation
 
 
 def facts(c: Config) -> dict[str, Any]:
@@ -28,8 +28,14 @@ def facts(c: Config) -> dict[str, Any]:
         refused = error.problems[0]
     work = c.last_step * c.batch_tokens * model_size.flops_of(c)
     worth = device.type != "cpu" or work >= compilation.FLOPS_WORTH_COMPILING_ON_CPU
-    return {"version": torch.__version__, "gpus": gpus, "problem": problem, "kernel": kernel, "refused": refused,
-            "worth_compiling": worth}
+    return {
+        "version": torch.__version__,
+        "gpus": gpus,
+        "problem": problem,
+        "kernel": kernel,
+        "refused": refused,
+        "worth_compiling": worth,
+    }
 
 
 def cards(c: Config) -> tuple[list[str], str]:

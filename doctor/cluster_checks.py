@@ -17,14 +17,23 @@ from typing import Any
 
 from doctor import cluster_image, cluster_quota, cluster_room
 from doctor.cluster_image import Ask, ask
-from k8s.cluster import preflight, placement, secret, standing
-from k8s.cluster.preflight import Found
+from k8s.cluster import placement, preflight, secret, standing
 from k8s.cluster.image_ref import image_of
-from k8s.cluster.kubectl import ANSWER_S, BAD_SETTING, Context, Refused, context, keeping_to, kubectl, refusal
 from k8s.cluster.job_spec import overlay_of
+from k8s.cluster.kubectl import (
+    ANSWER_S,
+    BAD_SETTING,
+    Context,
+    Refused,
+    context,
+    keeping_to,
+    kubectl,
+    refusal,
+)
+from k8s.cluster.preflight import Found
 from k8s.cluster.target import Target, name_of
-from settings.finding import FAIL, PASS, WARN, Finding, told
 from settings.config import Config
+from settings.finding import FAIL, PASS, WARN, Finding, told
 
 SKEW = 1  # minor versions that kubectl may be behind the server: kubernetes.io/releases/version-skew-policy
 AT_ONCE = 4  # calls of kubectl, most of whose time is spent waiting for the server
@@ -71,7 +80,9 @@ def findings(c: Config, asking: Ask = ask) -> list[Finding]:
             found = reached(here)
             return found + looked(c, here, asking)
     except Refused as refused:
-        level, aside = (WARN, "; WHERE=local leaves the cluster out") if c.where == "auto" else (FAIL, "")
+        level, aside = (
+            (WARN, "; WHERE=local leaves the cluster out") if c.where == "auto" else (FAIL, "")
+        )
         return [told("context", level, refused.sentence + aside, refused.code)]
 
 
@@ -79,13 +90,28 @@ def looked(c: Config, here: Context, asking: Ask) -> list[Finding]:
     """The findings of a cluster that has answered."""
     namespace = c.namespace or here.namespace
     found, is_there = of_namespace(namespace)
-    there = look(c, namespace, here.name) if is_there else There(c, namespace, here.name, None, None, [])
-    asked = [("rights", rights), ("quota", cluster_limits), ("secret", keys), ("pull-secret", pull_secret),
-             ("job", job)] if is_there else []
+    there = (
+        look(c, namespace, here.name)
+        if is_there
+        else There(c, namespace, here.name, None, None, [])
+    )
+    asked = (
+        [
+            ("rights", rights),
+            ("quota", cluster_limits),
+            ("secret", keys),
+            ("pull-secret", pull_secret),
+            ("job", job),
+        ]
+        if is_there
+        else []
+    )
     of_cluster = [("gpu-products", room), ("storage", storage), ("priority", priority)]
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        running = [pool.submit(contextvars.copy_context().run, guarded, name, check, there)
-                   for name, check in asked + of_cluster]
+        running = [
+            pool.submit(contextvars.copy_context().run, guarded, name, check, there)
+            for name, check in asked + of_cluster
+        ]
         running.append(pool.submit(image, there, asking))
         return found + [finding for future in running for finding in future.result()]
 
@@ -95,7 +121,9 @@ def guarded(name: str, check: Callable[[There], list[Finding]], there: There) ->
     try:
         return check(there)
     except Refused as refused:
-        return [told(name, WARN if refused.kind == "rights" else FAIL, refused.sentence, refused.code)]
+        return [
+            told(name, WARN if refused.kind == "rights" else FAIL, refused.sentence, refused.code)
+        ]
 
 
 def of(name: str, found: Found, fine: str = "") -> list[Finding]:
@@ -109,6 +137,7 @@ def of(name: str, found: Found, fine: str = "") -> list[Finding]:
 # kubectl, context, namespace
 # ---------------------------------------------------------------------------------------------------
 
+
 def reached(here: Context) -> list[Finding]:
     """kubectl and the server, both by one call. Raises Refused where the server does not answer."""
     began = time.perf_counter()
@@ -118,21 +147,37 @@ def reached(here: Context) -> list[Finding]:
         raise refusal(done, ("version",))
     versions = json.loads(done.out)
     client, server = (versions.get(side) or {} for side in ("clientVersion", "serverVersion"))
-    return [of_versions(client, server), Finding(
-        "context", PASS, f"{here.name} at {here.server} answers, in {took_ms:.0f} ms with kubectl's own start")]
+    return [
+        of_versions(client, server),
+        Finding(
+            "context",
+            PASS,
+            f"{here.name} at {here.server} answers, in {took_ms:.0f} ms with kubectl's own start",
+        ),
+    ]
 
 
 def of_versions(client: dict[str, Any], server: dict[str, Any]) -> Finding:
     """Whether kubectl is recent enough for the server. Each: major, minor and gitVersion."""
-    told_here, told_there = (str(side.get("gitVersion", "of unknown version")) for side in (client, server))
+    told_here, told_there = (
+        str(side.get("gitVersion", "of unknown version")) for side in (client, server)
+    )
     ours, theirs = minor_of(client), minor_of(server)
     if ours is None or theirs is None:
-        return Finding("kubectl", WARN, f"kubectl {told_here}, server {told_there}: whether they go together is not "
-                       "known", "kubectl version says more")
+        return Finding(
+            "kubectl",
+            WARN,
+            f"kubectl {told_here}, server {told_there}: whether they go together is not known",
+            "kubectl version says more",
+        )
     if theirs - ours > SKEW:
-        return Finding("kubectl", WARN, f"kubectl {told_here} is {theirs - ours} minor versions older than the server "
-                       f"({told_there}), and {SKEW} is supported", "make setup-dev puts a newer one beside python, "
-                       "and one on PATH goes before it")
+        return Finding(
+            "kubectl",
+            WARN,
+            f"kubectl {told_here} is {theirs - ours} minor versions older than the server "
+            f"({told_there}), and {SKEW} is supported",
+            "make setup-dev puts a newer one beside python, and one on PATH goes before it",
+        )
     return Finding("kubectl", PASS, f"kubectl {told_here}, server {told_there}")
 
 
@@ -167,6 +212,7 @@ def look(c: Config, namespace: str, context_name: str) -> There:
 # What make train-8xa100 checks as well
 # ---------------------------------------------------------------------------------------------------
 
+
 def rights(there: There) -> list[Finding]:
     found = Found(there.namespace, claim=there.claim)
     preflight.check_rights(found, there.c)
@@ -181,22 +227,38 @@ def storage(there: There) -> list[Finding]:
     if claim:
         preflight.check_claim(found, c)
         size = preflight.claim_bytes(claim)
-        return of("storage", found, f"VOLUME={c.volume} is there: "
-                  f"{f'{size / 2**30:.0f} GiB' if size is not None else 'size unknown'}, "
-                  f"{' and '.join(claim['spec'].get('accessModes') or ['for whom unknown'])}")
+        return of(
+            "storage",
+            found,
+            f"VOLUME={c.volume} is there: "
+            f"{f'{size / 2**30:.0f} GiB' if size is not None else 'size unknown'}, "
+            f"{' and '.join(claim['spec'].get('accessModes') or ['for whom unknown'])}",
+        )
     its_class = c.storage_class or preflight.default_of(classes or [])
     chosen = next((one for one in classes or [] if one.name == its_class), None)
     if chosen is None:
         if not found.problems and not found.remarks:
-            found.remarks.append("storage classes may not be listed, so whether there is a default one is unchecked; "
-                                 "set STORAGE_CLASS to one that the cluster's documentation names")
+            found.remarks.append(
+                "storage classes may not be listed, so whether there is a default one is unchecked; "
+                "set STORAGE_CLASS to one that the cluster's documentation names"
+            )
         return of("storage", found)
-    if c.nodes > 1 and not found.problems and not preflight.OF_MANY_NODES.search(chosen.provisioner):
-        found.remarks.append(f"STORAGE_CLASS={its_class}: whether {c.nodes} pods may write to what "
-                             f"{chosen.provisioner} makes is not known here; CephFS and NFS let them")
+    if (
+        c.nodes > 1
+        and not found.problems
+        and not preflight.OF_MANY_NODES.search(chosen.provisioner)
+    ):
+        found.remarks.append(
+            f"STORAGE_CLASS={its_class}: whether {c.nodes} pods may write to what "
+            f"{chosen.provisioner} makes is not known here; CephFS and NFS let them"
+        )
     default = "" if c.storage_class else " (the cluster's default)"
-    return of("storage", found, f"VOLUME={c.volume} will be made: {c.volume_gb} GiB of class {its_class}{default}, by "
-              f"{chosen.provisioner}")
+    return of(
+        "storage",
+        found,
+        f"VOLUME={c.volume} will be made: {c.volume_gb} GiB of class {its_class}{default}, by "
+        f"{chosen.provisioner}",
+    )
 
 
 def keys(there: There) -> list[Finding]:
@@ -206,7 +268,9 @@ def keys(there: There) -> list[Finding]:
     here, inside = sorted(secret.to_send(c)), sorted(known or ())
     said = [f"{' and '.join(here)} from here"] if here else []
     said += [f"{' and '.join(inside)} in Secret {c.secret_name}"] if inside else []
-    said += [] if "HF_TOKEN" in (*here, *inside) else ["no HF_TOKEN, which only gated data sets need"]
+    said += (
+        [] if "HF_TOKEN" in (*here, *inside) else ["no HF_TOKEN, which only gated data sets need"]
+    )
     return of("secret", found, ", ".join(said))
 
 
@@ -228,8 +292,9 @@ def job(there: There) -> list[Finding]:
     c, theirs = there.c, there.job
     if theirs is None:
         return []
-    stands = standing.without_comparing(theirs, there.namespace, "make restart") or standing.Standing(
-        "at work", run=standing.run_of(theirs))
+    stands = standing.without_comparing(
+        theirs, there.namespace, "make restart"
+    ) or standing.Standing("at work", run=standing.run_of(theirs))
     if whose := standing.of_another_run(stands, c.job_name, there.namespace, c.run_name):
         return [told("job", FAIL, whose, BAD_SETTING)]
     if stands.sentence:
@@ -242,18 +307,30 @@ def job(there: There) -> list[Finding]:
     events = there.target.events([c.job_name, *(name_of(pod) for pod in there.pods)])
     warned = [str(event.get("message", "")) for event in events if event.get("type") == "Warning"]
     waits = next((pod.message for pod in read if pod.message), "") or (warned[-1] if warned else "")
-    return [Finding("job", WARN, text + (f" ({waits})" if waits else ""), f"make status RUN_NAME={c.run_name} "
-                    "WHERE=cluster says more")]
+    return [
+        Finding(
+            "job",
+            WARN,
+            text + (f" ({waits})" if waits else ""),
+            f"make status RUN_NAME={c.run_name} WHERE=cluster says more",
+        )
+    ]
 
 
 # ---------------------------------------------------------------------------------------------------
 # What only the doctor looks at
 # ---------------------------------------------------------------------------------------------------
 
+
 def cluster_limits(there: There) -> list[Finding]:
     """Quotas and limits of the namespace."""
-    return cluster_quota.findings(there.c, there.namespace, there.pods, has_job=there.job is not None,
-                                  has_claim=there.claim is not None)
+    return cluster_quota.findings(
+        there.c,
+        there.namespace,
+        there.pods,
+        has_job=there.job is not None,
+        has_claim=there.claim is not None,
+    )
 
 
 def room(there: There) -> list[Finding]:

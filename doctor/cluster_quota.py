@@ -11,34 +11,57 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from k8s.cluster.preflight import quantity
-from k8s.cluster.kubectl import BAD_SETTING, kubectl, refusal
 from k8s.cluster.job_spec import overlay_of
-from settings.finding import FAIL, PASS, WARN, Finding
+from k8s.cluster.kubectl import BAD_SETTING, kubectl, refusal
+from k8s.cluster.preflight import quantity
 from settings.config import Config
+from settings.finding import FAIL, PASS, WARN, Finding
 
 Thing = Mapping[str, Any]
 ENDED = ("Succeeded", "Failed")
 IN_BYTES = ("memory", "storage", "ephemeral-storage")
-SETTING = {"cpu": "POD_CPUS", "memory": "POD_MEMORY_GB", "ephemeral-storage": "POD_DISK_GB", "storage": "VOLUME_GB"}
-LIGHTHOUSE = {"cpu": 1.0, "memory": 2 * 2.0**30, "ephemeral-storage": 2.0**30}  # as k8s/manifests/lighthouse/job.yaml has it
+SETTING = {
+    "cpu": "POD_CPUS",
+    "memory": "POD_MEMORY_GB",
+    "ephemeral-storage": "POD_DISK_GB",
+    "storage": "VOLUME_GB",
+}
+LIGHTHOUSE = {
+    "cpu": 1.0,
+    "memory": 2 * 2.0**30,
+    "ephemeral-storage": 2.0**30,
+}  # as k8s/manifests/lighthouse/job.yaml has it
 MANY = 4  # amounts that a line lists
 
 
-def findings(c: Config, namespace: str, own: Iterable[Thing], *, has_job: bool, has_claim: bool) -> list[Finding]:
+def findings(
+    c: Config, namespace: str, own: Iterable[Thing], *, has_job: bool, has_claim: bool
+) -> list[Finding]:
     """Both kinds, asked for by one call. own: the pods of a Job of ours that is there, which a new one replaces."""
     done = kubectl("get", "resourcequotas,limitranges", "-n", namespace, "-o", "json")
-    hidden = [kind for kind in ("resourcequotas", "limitranges") if f'cannot list resource "{kind}"' in done.err]
+    hidden = [
+        kind
+        for kind in ("resourcequotas", "limitranges")
+        if f'cannot list resource "{kind}"' in done.err
+    ]
     if done.code and not hidden:
         raise refusal(done, ("get", "resourcequotas"))
     listed = json.loads(done.out or "{}").get("items") or []
     found = []
-    for name, kind, plural, check in (("quota", "ResourceQuota", "resourcequotas", quota),
-                                      ("limits", "LimitRange", "limitranges", limits)):
+    for name, kind, plural, check in (
+        ("quota", "ResourceQuota", "resourcequotas", quota),
+        ("limits", "LimitRange", "limitranges", limits),
+    ):
         things = [thing for thing in listed if thing["kind"] == kind]
         if plural in hidden:
-            found.append(Finding(name, WARN, f"unchecked: you may not list {plural} in namespace {namespace}",
-                                 "ask its administrator what the namespace may hold"))
+            found.append(
+                Finding(
+                    name,
+                    WARN,
+                    f"unchecked: you may not list {plural} in namespace {namespace}",
+                    "ask its administrator what the namespace may hold",
+                )
+            )
         elif not things:
             found.append(Finding(name, PASS, f"no {kind} in namespace {namespace}"))
         elif check is quota:
@@ -50,7 +73,11 @@ def findings(c: Config, namespace: str, own: Iterable[Thing], *, has_job: bool, 
 
 def pod_asks(c: Config) -> dict[str, float]:
     """Resource -> amount that one pod of the run asks for and may take; bytes where it is counted in them."""
-    asks = {"cpu": float(c.pod_cpus), "memory": c.pod_memory_gb * 2.0**30, "ephemeral-storage": c.pod_disk_gb * 2.0**30}
+    asks = {
+        "cpu": float(c.pod_cpus),
+        "memory": c.pod_memory_gb * 2.0**30,
+        "ephemeral-storage": c.pod_disk_gb * 2.0**30,
+    }
     return asks | ({c.gpu_resource: float(c.gpus_per_node or 1)} if c.device != "cpu" else {})
 
 
@@ -58,22 +85,34 @@ def pod_asks(c: Config) -> dict[str, float]:
 # Quota
 # ---------------------------------------------------------------------------------------------------
 
+
 def asked(c: Config, *, has_job: bool, has_claim: bool) -> dict[str, float]:
     """Name in a quota -> what the run wants of it: pods, the Job and what comes with it, and the claim."""
-    wants = {name: c.nodes * amount for what, amount in pod_asks(c).items() for name in names_of(what)}
+    wants = {
+        name: c.nodes * amount for what, amount in pod_asks(c).items() for name in names_of(what)
+    }
     beside = c.sync == "diloco"  # the lighthouse, a Job and a Service of its own
     wants |= dict.fromkeys(("pods", "count/pods"), float(c.nodes + beside))
     if beside:
-        wants |= {name: wants[name] + amount for what, amount in LIGHTHOUSE.items() for name in names_of(what)}
+        wants |= {
+            name: wants[name] + amount
+            for what, amount in LIGHTHOUSE.items()
+            for name in names_of(what)
+        }
     if not has_job:  # else they are there as well
-        wants |= dict.fromkeys(("configmaps", "count/configmaps", "count/networkpolicies.networking.k8s.io"), 1.0)
+        wants |= dict.fromkeys(
+            ("configmaps", "count/configmaps", "count/networkpolicies.networking.k8s.io"), 1.0
+        )
         wants["count/jobs.batch"] = 1.0 + beside
         if overlay_of(c) != "single-node":
             wants |= dict.fromkeys(("services", "count/services"), 1.0 + beside)
     if not has_claim:
         of_class = f"{c.storage_class}.storageclass.storage.k8s.io/"
         for prefix in ("", of_class) if c.storage_class else ("",):
-            wants |= {f"{prefix}requests.storage": c.volume_gb * 2.0**30, f"{prefix}persistentvolumeclaims": 1.0}
+            wants |= {
+                f"{prefix}requests.storage": c.volume_gb * 2.0**30,
+                f"{prefix}persistentvolumeclaims": 1.0,
+            }
         wants["count/persistentvolumeclaims"] = 1.0
     return wants
 
@@ -101,7 +140,9 @@ def held(pods: Iterable[Thing]) -> dict[str, float]:
     return sums
 
 
-def quota(c: Config, quotas: Iterable[Thing], wants: Mapping[str, float], own: Mapping[str, float]) -> list[Finding]:
+def quota(
+    c: Config, quotas: Iterable[Thing], wants: Mapping[str, float], own: Mapping[str, float]
+) -> list[Finding]:
     """Each amount that does not fit, or that all do."""
     found, fits = [], []
     for thing in quotas:
@@ -112,22 +153,40 @@ def quota(c: Config, quotas: Iterable[Thing], wants: Mapping[str, float], own: M
             if not want or limit is None or not applies(c, thing):
                 continue
             mine = own.get(what, 0.0)
-            used = max(0.0, (quantity(str((status.get("used") or {}).get(what, "0"))) or 0.0) - mine)
+            used = max(
+                0.0, (quantity(str((status.get("used") or {}).get(what, "0"))) or 0.0) - mine
+            )
             line = f"quota {name}: {what}={amount(what, limit)}, and the run asks for {amount(what, want)}"
             more = f"{amount(what, used)} used{' by others' if mine else ''}"
             if want > limit:
                 found.append(Finding("quota", FAIL, line, remedy(c, what, limit), BAD_SETTING))
             elif used + want > limit:
-                found.append(Finding("quota", FAIL, f"{line} with {more}, so {amount(what, limit - used)} left",
-                                     f"wait until others of the namespace end, or {remedy(c, what, limit - used)}"))
+                found.append(
+                    Finding(
+                        "quota",
+                        FAIL,
+                        f"{line} with {more}, so {amount(what, limit - used)} left",
+                        f"wait until others of the namespace end, or {remedy(c, what, limit - used)}",
+                    )
+                )
             else:
-                fits.append(((used + want) / limit, f"{what} {amount(what, want)} asked for, {more}, of "
-                             f"{amount(what, limit)}"))
+                fits.append(
+                    (
+                        (used + want) / limit,
+                        f"{what} {amount(what, want)} asked for, {more}, of {amount(what, limit)}",
+                    )
+                )
     if found:
         return found
     tightest = [text for _, text in sorted(fits, reverse=True)]
     rest = f"; and {len(fits) - MANY} more" if len(fits) > MANY else ""
-    return [Finding("quota", PASS, "; ".join(tightest[:MANY]) + rest if fits else "none counts what the run asks for")]
+    return [
+        Finding(
+            "quota",
+            PASS,
+            "; ".join(tightest[:MANY]) + rest if fits else "none counts what the run asks for",
+        )
+    ]
 
 
 def applies(c: Config, thing: Thing) -> bool:
@@ -139,12 +198,19 @@ def applies(c: Config, thing: Thing) -> bool:
     if {"Terminating", "BestEffort", "CrossNamespacePodAffinity"} & scopes:
         return False
     for term in (spec.get("scopeSelector") or {}).get("matchExpressions") or []:
-        scope, operator, values = term.get("scopeName"), term.get("operator"), term.get("values") or []
+        scope, operator, values = (
+            term.get("scopeName"),
+            term.get("operator"),
+            term.get("values") or [],
+        )
         if scope in ("Terminating", "BestEffort", "CrossNamespacePodAffinity"):
             return False
         if scope == "PriorityClass" and not {
-                "In": c.priority_class in values, "NotIn": c.priority_class not in values,
-                "Exists": bool(c.priority_class), "DoesNotExist": not c.priority_class}.get(operator, True):
+            "In": c.priority_class in values,
+            "NotIn": c.priority_class not in values,
+            "Exists": bool(c.priority_class),
+            "DoesNotExist": not c.priority_class,
+        }.get(operator, True):
             return False
     return True
 
@@ -154,13 +220,17 @@ def remedy(c: Config, what: str, left: float) -> str:
     of_pod = {name: each for resource, each in pod_asks(c).items() for name in names_of(resource)}
     of_pod |= dict.fromkeys(("pods", "count/pods"), 1.0)
     if what.endswith("requests.storage"):
-        return (f"set VOLUME_GB={left // 2**30:.0f} or less, or " if left >= 2**30 else "") + \
-            "use a claim that is there, with VOLUME, or ask for more quota"
+        return (
+            f"set VOLUME_GB={left // 2**30:.0f} or less, or " if left >= 2**30 else ""
+        ) + "use a claim that is there, with VOLUME, or ask for more quota"
     if what not in of_pod:
         return "remove what is not needed any more, or ask for more quota"
     pods = int(left // of_pod[what])
-    return (f"ask for less (NODES={pods} of these pods would fit) or for more quota" if pods else
-            "ask for more quota, or make the pods smaller: not one of these fits")
+    return (
+        f"ask for less (NODES={pods} of these pods would fit) or for more quota"
+        if pods
+        else "ask for more quota, or make the pods smaller: not one of these fits"
+    )
 
 
 def amount(what: str, value: float) -> str:
@@ -170,6 +240,7 @@ def amount(what: str, value: float) -> str:
 # ---------------------------------------------------------------------------------------------------
 # Limits of one pod
 # ---------------------------------------------------------------------------------------------------
+
 
 def limits(c: Config, ranges: Sequence[Thing], *, has_claim: bool) -> list[Finding]:
     """Each limit that would refuse a pod or the claim, or change a pod."""
@@ -192,29 +263,55 @@ def of_pod(c: Config, name: str, item: Thing) -> list[Finding]:
     added = {what: value for what, value in (item.get("default") or {}).items() if what not in asks}
     if added:
         said = ", ".join(f"{what}={value}" for what, value in sorted(added.items()))
-        found.append(Finding("limits", WARN, f"LimitRange {name} gives each container what it does not ask for: {said}",
-                             "ask the namespace's administrator to leave that out, if pods then find no node"))
+        found.append(
+            Finding(
+                "limits",
+                WARN,
+                f"LimitRange {name} gives each container what it does not ask for: {said}",
+                "ask the namespace's administrator to leave that out, if pods then find no node",
+            )
+        )
     return found
 
 
 def outside(c: Config, name: str, item: Thing, asks: Mapping[str, float]) -> list[Finding]:
     """What is more than the largest or less than the smallest amount, or is not asked for and must be."""
     found, kind = [], item["type"].lower()
-    filled_in = {"max": item.get("default") or {}, "min": item.get("defaultRequest") or item.get("default") or {}}
+    filled_in = {
+        "max": item.get("default") or {},
+        "min": item.get("defaultRequest") or item.get("default") or {},
+    }
     for side, words in (("max", "may have at most"), ("min", "must have at least")):
         for what, text in (item.get(side) or {}).items():
             bound, have = quantity(str(text)), asks.get(what)
             if bound is None or (have is None and what in filled_in[side]):
                 continue
             if have is None:
-                found.append(Finding("limits", FAIL, f"LimitRange {name}: a {kind} must ask for {what}, as it "
-                                     f"{words} {amount(what, bound)}, and those of the run do not",
-                                     "ask the namespace's administrator to leave it out, or take another NAMESPACE"))
+                found.append(
+                    Finding(
+                        "limits",
+                        FAIL,
+                        f"LimitRange {name}: a {kind} must ask for {what}, as it "
+                        f"{words} {amount(what, bound)}, and those of the run do not",
+                        "ask the namespace's administrator to leave it out, or take another NAMESPACE",
+                    )
+                )
             elif have > bound if side == "max" else have < bound:
                 setting = SETTING.get(what, "GPUS_PER_NODE")
                 value = int(bound / (2**30 if what in IN_BYTES else 1))
-                exact = value if side == "max" else value + (value * (2**30 if what in IN_BYTES else 1) < bound)
-                found.append(Finding("limits", FAIL, f"LimitRange {name}: a {kind} {words} {what}="
-                                     f"{amount(what, bound)}, and {setting} makes it {amount(what, have)}",
-                                     f"set {setting}={exact}" if exact else "take another NAMESPACE", BAD_SETTING))
+                exact = (
+                    value
+                    if side == "max"
+                    else value + (value * (2**30 if what in IN_BYTES else 1) < bound)
+                )
+                found.append(
+                    Finding(
+                        "limits",
+                        FAIL,
+                        f"LimitRange {name}: a {kind} {words} {what}="
+                        f"{amount(what, bound)}, and {setting} makes it {amount(what, have)}",
+                        f"set {setting}={exact}" if exact else "take another NAMESPACE",
+                        BAD_SETTING,
+                    )
+                )
     return found

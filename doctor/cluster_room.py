@@ -14,15 +14,18 @@ from typing import Any
 
 from doctor.cluster_quota import pod_asks
 from k8s.cluster import nodes as sites
-from k8s.cluster.preflight import quantity
 from k8s.cluster.kubectl import BAD_SETTING, Refused, kubectl, refusal
+from k8s.cluster.preflight import quantity
 from k8s.cluster.render import toleration
-from settings.finding import FAIL, PASS, WARN, Finding, told
 from settings.config import Config
 from settings.declare import format_value
+from settings.finding import FAIL, PASS, WARN, Finding, told
 
 PRODUCTS, FREE = "gpu-products", "free-gpus"
-PASSING = ("node.kubernetes.io/", "node.cloudprovider.kubernetes.io/")  # taints that come and go with a node's state
+PASSING = (
+    "node.kubernetes.io/",
+    "node.cloudprovider.kubernetes.io/",
+)  # taints that come and go with a node's state
 RESOURCES = ("cpu", "memory")  # beside GPUs, what a pod may find too little of on a node
 
 
@@ -39,11 +42,19 @@ class Seen:
     def gpus(self, gpu: str) -> int:
         return int(self.offers.get(gpu, 0.0)) if self.offers is not None else self.node.gpus
 
-    def holds(self, asks: Mapping[str, float], gpu: str, taken: Mapping[str, float] | None = None) -> int:
+    def holds(
+        self, asks: Mapping[str, float], gpu: str, taken: Mapping[str, float] | None = None
+    ) -> int:
         """How many pods find room beside what is taken."""
         offers = self.offers if self.offers is not None else {gpu: float(self.gpus(gpu))}
-        return max(0, min(int((offers.get(what, 0.0) - (taken or {}).get(what, 0.0)) // ask)
-                          for what, ask in asks.items() if self.offers is not None or what == gpu))
+        return max(
+            0,
+            min(
+                int((offers.get(what, 0.0) - (taken or {}).get(what, 0.0)) // ask)
+                for what, ask in asks.items()
+                if self.offers is not None or what == gpu
+            ),
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,10 +72,19 @@ def findings(c: Config, namespace: str) -> list[Finding]:
     except Refused as refused:
         if refused.kind != "rights":
             raise
-        return [Finding(PRODUCTS, WARN, "GPU_PRODUCTS and SITE are unchecked: you may not list nodes")]
+        return [
+            Finding(PRODUCTS, WARN, "GPU_PRODUCTS and SITE are unchecked: you may not list nodes")
+        ]
     if not listed:
-        return [Finding(PRODUCTS, WARN, "the cluster has no nodes now", "one that makes them when pods ask needs no "
-                        "more; of any other ask its administrators")]
+        return [
+            Finding(
+                PRODUCTS,
+                WARN,
+                "the cluster has no nodes now",
+                "one that makes them when pods ask needs no "
+                "more; of any other ask its administrators",
+            )
+        ]
     found = products(c, listed)
     if c.device == "cpu" or any(finding.level == FAIL for finding in found):
         return found
@@ -74,6 +94,7 @@ def findings(c: Config, namespace: str) -> list[Finding]:
 # ---------------------------------------------------------------------------------------------------
 # What kubectl lists
 # ---------------------------------------------------------------------------------------------------
+
 
 def nodes(c: Config) -> list[Seen]:
     """All nodes, in full where that may be seen. Raises Refused."""
@@ -87,18 +108,36 @@ def nodes(c: Config) -> list[Seen]:
 
 def seen(c: Config, node: Mapping[str, Any]) -> Seen:
     """A node by its object."""
-    labels, spec, status = node["metadata"].get("labels") or {}, node.get("spec") or {}, node.get("status") or {}
+    labels, spec, status = (
+        node["metadata"].get("labels") or {},
+        node.get("spec") or {},
+        node.get("status") or {},
+    )
     zone, region, product, count = (labels.get(name, "") for name in sites.LABELS)
-    ready = any(each["type"] == "Ready" and each["status"] == "True" for each in status.get("conditions") or [])
+    ready = any(
+        each["type"] == "Ready" and each["status"] == "True"
+        for each in status.get("conditions") or []
+    )
     strange = [taint for taint in spec.get("taints") or [] if not tolerated(c, taint)]
     away = any(taint["key"].startswith(PASSING) for taint in strange)
     strange = [taint for taint in strange if not taint["key"].startswith(PASSING)]
-    offers = {what: quantity(str(text)) or 0.0 for what, text in (status.get("allocatable") or {}).items()}
+    offers = {
+        what: quantity(str(text)) or 0.0 for what, text in (status.get("allocatable") or {}).items()
+    }
     return Seen(
-        sites.Node(node["metadata"]["name"], ready, bool(spec.get("unschedulable")) or away, zone, region, product,
-                   int(count) if count.isdigit() else 0), offers,
+        sites.Node(
+            node["metadata"]["name"],
+            ready,
+            bool(spec.get("unschedulable")) or away,
+            zone,
+            region,
+            product,
+            int(count) if count.isdigit() else 0,
+        ),
+        offers,
         tuple(written(taint) for taint in strange if taint["key"] != c.gpu_resource),
-        any(taint["key"] == c.gpu_resource for taint in strange))
+        any(taint["key"] == c.gpu_resource for taint in strange),
+    )
 
 
 def tolerated(c: Config, taint: Mapping[str, Any]) -> bool:
@@ -106,7 +145,10 @@ def tolerated(c: Config, taint: Mapping[str, Any]) -> bool:
     if taint.get("effect") == "PreferNoSchedule":
         return True
     ours = [toleration(text) for text in c.tolerations.split(",") if text]
-    return any(one["key"] == taint["key"] and one.get("value") in (None, taint.get("value", "")) for one in ours)
+    return any(
+        one["key"] == taint["key"] and one.get("value") in (None, taint.get("value", ""))
+        for one in ours
+    )
 
 
 def written(taint: Mapping[str, Any]) -> str:
@@ -117,13 +159,26 @@ def written(taint: Mapping[str, Any]) -> str:
 def taken(c: Config, namespace: str) -> Taken | None:
     """What is taken on each node, by one call; None where everybody's pods may not be listed."""
     what = (c.gpu_resource, *RESOURCES)
-    columns = ["NODE:.spec.nodeName", "NAMESPACE:.metadata.namespace",
-               r"JOB:.metadata.labels.batch\.kubernetes\.io/job-name"]
+    columns = [
+        "NODE:.spec.nodeName",
+        "NAMESPACE:.metadata.namespace",
+        r"JOB:.metadata.labels.batch\.kubernetes\.io/job-name",
+    ]
     for kind in ("containers", "initContainers"):
-        columns += [f"{kind}{number}:.spec.{kind}[*].resources.requests.{name.replace('.', chr(92) + '.')}"
-                    for number, name in enumerate(what)]
-    done = kubectl("get", "pods", "-A", "--no-headers", "-o", "custom-columns=" + ",".join(columns), "--field-selector",
-                   "status.phase!=Succeeded,status.phase!=Failed,spec.nodeName!=")
+        columns += [
+            f"{kind}{number}:.spec.{kind}[*].resources.requests.{name.replace('.', chr(92) + '.')}"
+            for number, name in enumerate(what)
+        ]
+    done = kubectl(
+        "get",
+        "pods",
+        "-A",
+        "--no-headers",
+        "-o",
+        "custom-columns=" + ",".join(columns),
+        "--field-selector",
+        "status.phase!=Succeeded,status.phase!=Failed,spec.nodeName!=",
+    )
     if "(Forbidden)" in done.err:
         return None
     if done.code:
@@ -136,9 +191,14 @@ def sums(rows: Iterable[Sequence[str]], what: Sequence[str], ours: tuple[str, st
     and of those that run before them. ours: namespace and name of our Job."""
     found = Taken({}, {})
     for node, namespace, job, *amounts in rows:
-        whose = (found.ours if (namespace, job) == ours else found.others).setdefault(node, dict.fromkeys(what, 0.0))
+        whose = (found.ours if (namespace, job) == ours else found.others).setdefault(
+            node, dict.fromkeys(what, 0.0)
+        )
         for number, name in enumerate(what):
-            whose[name] += max(sum(numbers(amounts[number])), max(numbers(amounts[number + len(what)]), default=0.0))
+            whose[name] += max(
+                sum(numbers(amounts[number])),
+                max(numbers(amounts[number + len(what)]), default=0.0),
+            )
     return found
 
 
@@ -150,6 +210,7 @@ def numbers(text: str) -> list[float]:
 # What there is
 # ---------------------------------------------------------------------------------------------------
 
+
 def products(c: Config, listed: Sequence[Seen]) -> list[Finding]:
     """Whether the shape fits an idle cluster: by what make train-8xa100 refuses, then by taints and sizes of nodes."""
     plain = [one.node for one in listed]
@@ -160,7 +221,11 @@ def products(c: Config, listed: Sequence[Seen]) -> list[Finding]:
     ours = wanted(c, listed)
     if problem := offered(c, ours) or too_small(c, ours) or kept_away(c, ours):
         return [problem]
-    there = {one.node.name: one.gpus(c.gpu_resource) for one in ours if one.node.takes_pods and not one.taints}
+    there = {
+        one.node.name: one.gpus(c.gpu_resource)
+        for one in ours
+        if one.node.takes_pods and not one.taints
+    }
     count, where = sum(there.values()), by_site(there, ours)
     if waits := sites.waits_for(plain, c):
         return [Finding(PRODUCTS, WARN, waits)]
@@ -170,21 +235,38 @@ def products(c: Config, listed: Sequence[Seen]) -> list[Finding]:
     if any(one.offers is None for one in ours):
         text += " (taints, cores and memory of nodes may not be seen)"
     if c.nodes > 1 and not c.site and alone < c.nodes:
-        return [Finding(PRODUCTS, WARN, f"{text}, and no one site could hold all of NODES={c.nodes} pods, {alone} at "
-                        "most", "make plan SITES=2 says what a step then waits for the WAN; a smaller shape, or more "
-                        "GPU_PRODUCTS, may fit one site (make sites)")]
+        return [
+            Finding(
+                PRODUCTS,
+                WARN,
+                f"{text}, and no one site could hold all of NODES={c.nodes} pods, {alone} at most",
+                "make plan SITES=2 says what a step then waits for the WAN; a smaller shape, or more "
+                "GPU_PRODUCTS, may fit one site (make sites)",
+            )
+        ]
     if (reserved := sum(one.perhaps for one in ours)) and sum(
-            idle(c, [one for one in ours if not one.perhaps]).values()) < c.nodes:
-        return [Finding(PRODUCTS, WARN, f"{text}, {reserved} of the nodes with the taint {c.gpu_resource}", "many "
-                        "clusters let pods with GPUs tolerate it by themselves; if pods stay pending, set TOLERATIONS="
-                        f"{c.gpu_resource}")]
+        idle(c, [one for one in ours if not one.perhaps]).values()
+    ) < c.nodes:
+        return [
+            Finding(
+                PRODUCTS,
+                WARN,
+                f"{text}, {reserved} of the nodes with the taint {c.gpu_resource}",
+                "many "
+                "clusters let pods with GPUs tolerate it by themselves; if pods stay pending, set TOLERATIONS="
+                f"{c.gpu_resource}",
+            )
+        ]
     return [Finding(PRODUCTS, PASS, text)]
 
 
 def wanted(c: Config, listed: Iterable[Seen]) -> list[Seen]:
     """Nodes of the wished products, at SITE where there is one."""
-    return [one for one in listed if one.node.product in sites.products_of(c) and (not c.site or
-                                                                                  one.node.zone == c.site)]
+    return [
+        one
+        for one in listed
+        if one.node.product in sites.products_of(c) and (not c.site or one.node.zone == c.site)
+    ]
 
 
 def offered(c: Config, ours: Sequence[Seen]) -> Finding | None:
@@ -192,11 +274,24 @@ def offered(c: Config, ours: Sequence[Seen]) -> Finding | None:
     if any(one.offers is None or one.offers.get(c.gpu_resource) for one in ours):
         return None
     vendor = c.gpu_resource.partition("/")[0] + "/"
-    names = sorted({what for one in ours for what, value in (one.offers or {}).items() if value and
-                    what.startswith(vendor)})
-    return Finding(PRODUCTS, FAIL, f"GPU_RESOURCE={c.gpu_resource}: no node of GPU_PRODUCTS offers it; they offer "
-                   f"{sites.some(names)}", f"set GPU_RESOURCE={names[0]}" if names else "ask the administrators: the "
-                   "device plugin of these nodes does not run", BAD_SETTING if names else 78)
+    names = sorted(
+        {
+            what
+            for one in ours
+            for what, value in (one.offers or {}).items()
+            if value and what.startswith(vendor)
+        }
+    )
+    return Finding(
+        PRODUCTS,
+        FAIL,
+        f"GPU_RESOURCE={c.gpu_resource}: no node of GPU_PRODUCTS offers it; they offer "
+        f"{sites.some(names)}",
+        f"set GPU_RESOURCE={names[0]}"
+        if names
+        else "ask the administrators: the device plugin of these nodes does not run",
+        BAD_SETTING if names else 78,
+    )
 
 
 def too_small(c: Config, ours: Sequence[Seen]) -> Finding | None:
@@ -206,14 +301,23 @@ def too_small(c: Config, ours: Sequence[Seen]) -> Finding | None:
     by_gpu = [one for one in ours if one.offers is not None and one.holds({gpu: asks[gpu]}, gpu)]
     if not by_gpu or sum(one.holds(asks, gpu) for one in ours) >= c.nodes:
         return None
-    shares = {what: min((one.offers or {}).get(what, 0.0) / one.holds({gpu: asks[gpu]}, gpu) for one in by_gpu)
-              for what in RESOURCES}
+    shares = {
+        what: min(
+            (one.offers or {}).get(what, 0.0) / one.holds({gpu: asks[gpu]}, gpu) for one in by_gpu
+        )
+        for what in RESOURCES
+    }
     most = {what: max((one.offers or {}).get(what, 0.0) for one in by_gpu) for what in RESOURCES}
-    return Finding(PRODUCTS, FAIL, f"POD_CPUS={c.pod_cpus} POD_MEMORY_GB={c.pod_memory_gb}: the nodes of GPU_PRODUCTS "
-                   f"have {most['cpu']:.4g} cores and {most['memory'] / 2**30:.4g} GiB at most, so "
-                   f"{sum(one.holds(asks, gpu) for one in ours)} of NODES={c.nodes} pods fit an idle cluster",
-                   f"less than POD_CPUS={shares['cpu']:.0f} and POD_MEMORY_GB={shares['memory'] / 2**30:.0f} is a "
-                   "pod's share of any of them", BAD_SETTING)
+    return Finding(
+        PRODUCTS,
+        FAIL,
+        f"POD_CPUS={c.pod_cpus} POD_MEMORY_GB={c.pod_memory_gb}: the nodes of GPU_PRODUCTS "
+        f"have {most['cpu']:.4g} cores and {most['memory'] / 2**30:.4g} GiB at most, so "
+        f"{sum(one.holds(asks, gpu) for one in ours)} of NODES={c.nodes} pods fit an idle cluster",
+        f"less than POD_CPUS={shares['cpu']:.0f} and POD_MEMORY_GB={shares['memory'] / 2**30:.0f} is a "
+        "pod's share of any of them",
+        BAD_SETTING,
+    )
 
 
 def kept_away(c: Config, ours: Sequence[Seen]) -> Finding | None:
@@ -226,12 +330,20 @@ def kept_away(c: Config, ours: Sequence[Seen]) -> Finding | None:
     if not strange:
         return None
     said = ", ".join(f"{taint} on {count}" for taint, count in strange.most_common(sites.MANY))
-    text = (f"taints that pods do not tolerate keep them from {len(ours) - len(here)} of {len(ours)} nodes of "
-            f"GPU_PRODUCTS ({said}): {sum(one.holds(asks, gpu) for one in here)} of NODES={c.nodes} pods fit the "
-            "others, if idle")
-    return Finding(PRODUCTS, FAIL, text, "where you may use these nodes, set "
-                   f"TOLERATIONS={strange.most_common(1)[0][0]}; else other GPU_PRODUCTS, another SITE, or fewer "
-                   "NODES", BAD_SETTING)
+    text = (
+        f"taints that pods do not tolerate keep them from {len(ours) - len(here)} of {len(ours)} nodes of "
+        f"GPU_PRODUCTS ({said}): {sum(one.holds(asks, gpu) for one in here)} of NODES={c.nodes} pods fit the "
+        "others, if idle"
+    )
+    return Finding(
+        PRODUCTS,
+        FAIL,
+        text,
+        "where you may use these nodes, set "
+        f"TOLERATIONS={strange.most_common(1)[0][0]}; else other GPU_PRODUCTS, another SITE, or fewer "
+        "NODES",
+        BAD_SETTING,
+    )
 
 
 def idle(c: Config, ours: Iterable[Seen]) -> dict[str, int]:
@@ -243,16 +355,26 @@ def idle(c: Config, ours: Iterable[Seen]) -> dict[str, int]:
 # What is free
 # ---------------------------------------------------------------------------------------------------
 
+
 def free(c: Config, listed: Sequence[Seen], used: Taken | None) -> Finding:
     """How many GPUs nobody has asked for, where, and whether all pods fit there now."""
-    wait = ("make train-8xa100 WAIT=1 sends the Job, takes it back where not all pods soon have a node, and tries "
-            f"again every WAIT_MINUTES={format_value(c.wait_minutes)}")
+    wait = (
+        "make train-8xa100 WAIT=1 sends the Job, takes it back where not all pods soon have a node, and tries "
+        f"again every WAIT_MINUTES={format_value(c.wait_minutes)}"
+    )
     if used is None:
-        return Finding(FREE, WARN, "which GPUs are free cannot be seen: you may not list everybody's pods", wait)
+        return Finding(
+            FREE,
+            WARN,
+            "which GPUs are free cannot be seen: you may not list everybody's pods",
+            wait,
+        )
     ours = [one for one in wanted(c, listed) if one.node.takes_pods and not one.taints]
     gpu = c.gpu_resource
-    left = {one.node.name: max(0, one.gpus(gpu) - int(used.others.get(one.node.name, {}).get(gpu, 0.0)))
-            for one in ours}
+    left = {
+        one.node.name: max(0, one.gpus(gpu) - int(used.others.get(one.node.name, {}).get(gpu, 0.0)))
+        for one in ours
+    }
     held = int(sum(of.get(gpu, 0.0) for name, of in used.ours.items() if name in left))
     total = sum(one.gpus(gpu) for one in ours)
     fit = per_site(c, ours, lambda name: used.others.get(name, {}))
@@ -262,24 +384,39 @@ def free(c: Config, listed: Sequence[Seen], used: Taken | None) -> Finding:
     if held:
         text += f" (with the {held} that Job {c.job_name} holds, which make restart gives back)"
     if now < c.nodes:
-        return Finding(FREE, WARN, f"{text}; {now} of NODES={c.nodes} pods would find room now", wait)
+        return Finding(
+            FREE, WARN, f"{text}; {now} of NODES={c.nodes} pods would find room now", wait
+        )
     if c.nodes > 1 and not c.site and fit[best] < c.nodes:
-        return Finding(FREE, WARN, f"{text}; all {c.nodes} pods would find room, at several sites: {fit[best]} of them "
-                       f"at {best or 'a site without a name'}", "make plan SITES=2 says what a step then waits for the "
-                       "WAN; SITE=NAME keeps them together, with WAIT=1 as long as it takes")
-    return Finding(FREE, PASS, f"{text}; all {c.nodes} pods would find room"
-                   + (f" at {best}" if best and c.nodes > 1 else ""))
+        return Finding(
+            FREE,
+            WARN,
+            f"{text}; all {c.nodes} pods would find room, at several sites: {fit[best]} of them "
+            f"at {best or 'a site without a name'}",
+            "make plan SITES=2 says what a step then waits for the "
+            "WAN; SITE=NAME keeps them together, with WAIT=1 as long as it takes",
+        )
+    return Finding(
+        FREE,
+        PASS,
+        f"{text}; all {c.nodes} pods would find room"
+        + (f" at {best}" if best and c.nodes > 1 else ""),
+    )
 
 
-def per_site(c: Config, ours: Iterable[Seen],
-             taken_on: Callable[[str], Mapping[str, float]]) -> dict[str, int]:
+def per_site(
+    c: Config, ours: Iterable[Seen], taken_on: Callable[[str], Mapping[str, float]]
+) -> dict[str, int]:
     """Zone -> pods that find room beside what is taken. taken_on: node's name -> resource -> amount."""
-    asks = {what: amount for what, amount in pod_asks(c).items() if what in (c.gpu_resource, *RESOURCES)}
+    asks = {
+        what: amount for what, amount in pod_asks(c).items() if what in (c.gpu_resource, *RESOURCES)
+    }
     found: dict[str, int] = {}
     for one in ours:
         if one.node.takes_pods and not one.taints:
-            found[one.node.zone] = found.get(one.node.zone, 0) + one.holds(asks, c.gpu_resource,
-                                                                          taken_on(one.node.name))
+            found[one.node.zone] = found.get(one.node.zone, 0) + one.holds(
+                asks, c.gpu_resource, taken_on(one.node.name)
+            )
     return found
 
 
@@ -289,5 +426,7 @@ def by_site(amounts: Mapping[str, int], ours: Iterable[Seen]) -> str:
     for one in ours:
         if amounts.get(one.node.name, 0) > 0:
             zones[one.node.zone] = zones.get(one.node.zone, 0) + amounts[one.node.name]
-    return ", ".join(f"{number} at {zone or 'no named site'}" for zone, number in
-                     sorted(zones.items(), key=lambda one: (-one[1], one[0])))
+    return ", ".join(
+        f"{number} at {zone or 'no named site'}"
+        for zone, number in sorted(zones.items(), key=lambda one: (-one[1], one[0]))
+    )

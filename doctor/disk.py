@@ -13,15 +13,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from plan import storage
-from settings.finding import FAIL, PASS, WARN, Finding
 from plan.number_formats import size as amount
 from settings.config import Config
-from train.data.sources.source import CorpusError
 from settings.declare import ROOT, shown
+from settings.finding import FAIL, PASS, WARN, Finding
+from train.data.sources.source import CorpusError
 
 MEASURED_BYTES, PIECE_BYTES = 256e6, 16 * 2**20
-MEASURED_S = 3.0     # at most, of a slow disk
-SLOW_MB_S = 100.0    # a single hard disk does that
+MEASURED_S = 3.0  # at most, of a slow disk
+SLOW_MB_S = 100.0  # a single hard disk does that
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,10 +39,13 @@ class Folder:
 # Gathered
 # ---------------------------------------------------------------------------------------------------
 
+
 def folders(c: Config) -> list[Folder]:
     """RUNS_DIR and DATA_DIR. Nothing is made."""
-    return [folder(name, (ROOT / path).absolute()) for name, path in (("RUNS_DIR", c.runs_dir),
-                                                                      ("DATA_DIR", c.data_dir))]
+    return [
+        folder(name, (ROOT / path).absolute())
+        for name, path in (("RUNS_DIR", c.runs_dir), ("DATA_DIR", c.data_dir))
+    ]
 
 
 def folder(name: str, path: Path) -> Folder:
@@ -57,7 +60,9 @@ def folder(name: str, path: Path) -> Folder:
         return Folder(name, path, there, f"{there} is no folder")
     if not os.access(there, os.W_OK | os.X_OK):
         read_only = os.statvfs(there).f_flag & os.ST_RDONLY
-        return Folder(name, path, there, "Read-only file system" if read_only else "Permission denied")
+        return Folder(
+            name, path, there, "Read-only file system" if read_only else "Permission denied"
+        )
     return Folder(name, path, there)
 
 
@@ -80,7 +85,9 @@ def write_mb_s(path: Path) -> tuple[float | None, str]:
             return None, "there is too little room"
         written, began = 0, time.perf_counter()
         with tempfile.TemporaryFile(dir=path, buffering=0) as file:
-            while not written or (written < MEASURED_BYTES and time.perf_counter() - began < MEASURED_S):
+            while not written or (
+                written < MEASURED_BYTES and time.perf_counter() - began < MEASURED_S
+            ):
                 written += file.write(piece)
                 os.fsync(file.fileno())
             return written / (time.perf_counter() - began) / 1e6, ""
@@ -92,10 +99,19 @@ def write_mb_s(path: Path) -> tuple[float | None, str]:
 # Judged
 # ---------------------------------------------------------------------------------------------------
 
+
 def rights(found: Sequence[Folder]) -> list[Finding]:
     """Of folders that nothing can be written to."""
-    return [Finding("disk", FAIL, f"{one.name}={shown(one.folder)}: nothing can be written there ({one.problem})",
-                    f"choose another {one.name}, or mend its permissions") for one in found if one.problem]
+    return [
+        Finding(
+            "disk",
+            FAIL,
+            f"{one.name}={shown(one.folder)}: nothing can be written there ({one.problem})",
+            f"choose another {one.name}, or mend its permissions",
+        )
+        for one in found
+        if one.problem
+    ]
 
 
 def room(disks: Sequence[storage.Place]) -> list[Finding]:
@@ -105,31 +121,57 @@ def room(disks: Sequence[storage.Place]) -> list[Finding]:
 
 def room_at(disk: storage.Place) -> Finding:
     names = " and ".join(disk.settings)
-    parts = ", ".join(f"{amount(size)} of {part}" for part, size in disk.needs.items() if size) or "nothing"
+    parts = (
+        ", ".join(f"{amount(size)} of {part}" for part, size in disk.needs.items() if size)
+        or "nothing"
+    )
     said = f"{names}: {amount(disk.free)} free, still to be written at most: {parts} (computed)"
     if not disk.missing:
         return Finding("disk", PASS, said)
-    return Finding("disk", FAIL, said, f"make room, put {names} on another disk, or set a smaller KEEP_LAST, "
-                   "KEEP_EVERY or DATA_CACHE_GB; make plan says what would do")
+    return Finding(
+        "disk",
+        FAIL,
+        said,
+        f"make room, put {names} on another disk, or set a smaller KEEP_LAST, "
+        "KEEP_EVERY or DATA_CACHE_GB; make plan says what would do",
+    )
 
 
 def speed(c: Config, mb_s: float | None, why: str) -> Finding:
     """Whether a checkpoint is through soon enough: between two, and between a signal and the end."""
     where = f"RUNS_DIR={c.runs_dir}"
     if mb_s is None:
-        return Finding("disk-speed", WARN, f"{where}: not measured, {why}", "make room, or mend what is wrong there")
+        return Finding(
+            "disk-speed",
+            WARN,
+            f"{where}: not measured, {why}",
+            "make room, or mend what is wrong there",
+        )
     on = c.checkpoints == "on"
     save_s = storage.save_s(c, mb_s) if on else 0.0
     said = f"{where} takes {mb_s:,.0f} MB/s" + (
-        f": {save_s:,.1f} s for a checkpoint of {amount(storage.checkpoint_bytes(c))}" if on else "")
+        f": {save_s:,.1f} s for a checkpoint of {amount(storage.checkpoint_bytes(c))}" if on else ""
+    )
     if save_s > 60 * c.save_minutes:
-        return Finding("disk-speed", FAIL, f"{said}, and one is due every SAVE_MINUTES={c.save_minutes:g}", "a faster "
-                       "disk for RUNS_DIR, or a larger SAVE_MINUTES", 64)
+        return Finding(
+            "disk-speed",
+            FAIL,
+            f"{said}, and one is due every SAVE_MINUTES={c.save_minutes:g}",
+            "a faster disk for RUNS_DIR, or a larger SAVE_MINUTES",
+            64,
+        )
     if save_s > c.shutdown_timeout_s:
-        return Finding("disk-speed", WARN, f"{said}; a run that is told to stop has SHUTDOWN_TIMEOUT_S="
-                       f"{c.shutdown_timeout_s}", "a faster disk for RUNS_DIR, or a larger SHUTDOWN_TIMEOUT_S")
+        return Finding(
+            "disk-speed",
+            WARN,
+            f"{said}; a run that is told to stop has SHUTDOWN_TIMEOUT_S={c.shutdown_timeout_s}",
+            "a faster disk for RUNS_DIR, or a larger SHUTDOWN_TIMEOUT_S",
+        )
     if mb_s < SLOW_MB_S:
-        return Finding("disk-speed", WARN, f"{said}; a disk of its own does {SLOW_MB_S:.0f} MB/s and more", "a local "
-                       "disk for RUNS_DIR")
+        return Finding(
+            "disk-speed",
+            WARN,
+            f"{said}; a disk of its own does {SLOW_MB_S:.0f} MB/s and more",
+            "a local disk for RUNS_DIR",
+        )
     return Finding("disk-speed", PASS, said)
-

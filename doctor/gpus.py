@@ -1,7 +1,7 @@
 """The GPUs of this machine, by nvidia-smi, and whether the run can use them. No torch: see by_torch.py for its view.
 
-    see() -> Seen          what nvidia-smi lists, and what of it CUDA_VISIBLE_DEVICES leaves
-    gpus, driver, bf16, attention    judge it
+see() -> Seen          what nvidia-smi lists, and what of it CUDA_VISIBLE_DEVICES leaves
+gpus, driver, bf16, attention    judge it
 """
 
 import csv
@@ -13,12 +13,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from doctor.installed import Build
-from settings.finding import FAIL, PASS, WARN, Finding
 from hardware.gpu_specs import card_of
 from settings.config import Config
+from settings.finding import FAIL, PASS, WARN, Finding
 from settings.wandb_env import visible_gpus
 
-SMI_S = 20.0  # a driver that hangs is given up; without persistence mode eight GPUs take some seconds
+SMI_S = (
+    20.0  # a driver that hangs is given up; without persistence mode eight GPUs take some seconds
+)
 FIELDS = ("index", "name", "uuid", "driver_version", "memory.total", "memory.used", "compute_cap")
 DEVICES = ("nvidia[0-9]*", "dxg")  # in /dev: of the driver for Linux, and of Windows' for WSL
 
@@ -32,9 +34,9 @@ DRIVERS = {11: (450, 80, 2), 12: (525, 60, 13), 13: (580,)}
 CU126 = ((5, 0), (9, 0))
 CU130 = ((7, 5), (12, 1))
 
-BF16_FROM = (8, 0)       # Ampere; before it torch only emulates bfloat16
-FA3_ONLY = 9             # Hopper
-MINE_MIB = 1024          # in use on a card that no program of note is on: a desktop, or a driver's own
+BF16_FROM = (8, 0)  # Ampere; before it torch only emulates bfloat16
+FA3_ONLY = 9  # Hopper
+MINE_MIB = 1024  # in use on a card that no program of note is on: a desktop, or a driver's own
 UNKNOWN = "[N/A]"
 
 
@@ -76,31 +78,53 @@ class Seen:
 # Gathered
 # ---------------------------------------------------------------------------------------------------
 
+
 def see() -> Seen:
     listed, problem = by_smi()
     wanted = visible_gpus()
     visible = chosen(listed, wanted)
     devices = any(any(Path("/dev").glob(pattern)) for pattern in DEVICES)
-    return Seen(listed, visible, ",".join(wanted or ()) if len(visible) < len(listed) else None, problem, devices)
+    return Seen(
+        listed,
+        visible,
+        ",".join(wanted or ()) if len(visible) < len(listed) else None,
+        problem,
+        devices,
+    )
 
 
 def by_smi() -> tuple[tuple[Gpu, ...], str]:
     """(the GPUs that nvidia-smi lists, what else it said where it failed)."""
     listed: tuple[Gpu, ...] = ()
     said = ""
-    for fields in (FIELDS, FIELDS[:-1]):  # a driver before 510 does not know compute_cap, and says nothing at all
+    for fields in (
+        FIELDS,
+        FIELDS[:-1],
+    ):  # a driver before 510 does not know compute_cap, and says nothing at all
         try:
-            done = subprocess.run(["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"],
-                                  capture_output=True, text=True, errors="replace", timeout=SMI_S, check=False)
+            done = subprocess.run(
+                ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"],
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=SMI_S,
+                check=False,
+            )
         except FileNotFoundError:
             return (), ""
         except (OSError, subprocess.TimeoutExpired) as error:
-            return (), (f"nvidia-smi does not answer within {SMI_S:.0f} s" if not isinstance(error, OSError) else
-                        f"nvidia-smi cannot be started ({error.strerror})")
+            return (), (
+                f"nvidia-smi does not answer within {SMI_S:.0f} s"
+                if not isinstance(error, OSError)
+                else f"nvidia-smi cannot be started ({error.strerror})"
+            )
         listed, others = parse(done.stdout)
         if done.returncode == 0 and not others:
             return listed, ""
-        said = " ".join([*others, done.stderr.strip()]).strip() or f"nvidia-smi ends with code {done.returncode}"
+        said = (
+            " ".join([*others, done.stderr.strip()]).strip()
+            or f"nvidia-smi ends with code {done.returncode}"
+        )
         if "compute_cap" not in said:
             break
     return listed, " ".join(said.split())[:300]
@@ -109,14 +133,24 @@ def by_smi() -> tuple[tuple[Gpu, ...], str]:
 def parse(text: str) -> tuple[tuple[Gpu, ...], list[str]]:
     """The GPUs of nvidia-smi's table, and lines that are none of it."""
     listed, others = [], []
-    for line, row in zip(text.splitlines(), csv.reader(text.splitlines(), skipinitialspace=True), strict=True):
+    for line, row in zip(
+        text.splitlines(), csv.reader(text.splitlines(), skipinitialspace=True), strict=True
+    ):
         if len(row) not in (len(FIELDS), len(FIELDS) - 1) or not row[0].isdigit():
             others += [line.strip()] if line.strip() else []
             continue
         _, name, uuid, driver, total, used, *rest = (value.strip() for value in row)
         found = re.fullmatch(r"(\d+)\.(\d+)", rest[0]) if rest else None
-        listed.append(Gpu(name, uuid, driver, (int(found[1]), int(found[2])) if found else None,
-                          int(total) if total.isdigit() else None, int(used) if used.isdigit() else None))
+        listed.append(
+            Gpu(
+                name,
+                uuid,
+                driver,
+                (int(found[1]), int(found[2])) if found else None,
+                int(total) if total.isdigit() else None,
+                int(used) if used.isdigit() else None,
+            )
+        )
     return tuple(listed), others
 
 
@@ -128,10 +162,17 @@ def chosen(listed: Sequence[Gpu], wanted: Sequence[str] | None) -> tuple[Gpu, ..
     found: list[Gpu] = []
     for name in wanted:
         if re.fullmatch("[0-9]+", name):
-            these = list(listed[int(name):int(name) + 1])
+            these = list(listed[int(name) : int(name) + 1])
         elif name.startswith("MIG-") and listed:  # of which card only another question would tell
-            these = [dataclasses.replace(listed[0], name=f"{listed[0].name} MIG", uuid=name, memory_mib=None,
-                                         used_mib=None)]
+            these = [
+                dataclasses.replace(
+                    listed[0],
+                    name=f"{listed[0].name} MIG",
+                    uuid=name,
+                    memory_mib=None,
+                    used_mib=None,
+                )
+            ]
         else:
             these = [gpu for gpu in listed if name.startswith("GPU-") and gpu.uuid.startswith(name)]
         if len(these) != 1:
@@ -154,6 +195,7 @@ def uses_gpus(c: Config, seen: Seen) -> bool:
 # Judged
 # ---------------------------------------------------------------------------------------------------
 
+
 def gpus(c: Config, seen: Seen) -> list[Finding]:
     """Whether there are as many as the run wants, which, and whether others use them."""
     if c.device == "cpu":
@@ -163,25 +205,57 @@ def gpus(c: Config, seen: Seen) -> list[Finding]:
         return [without(c, seen)]
     found = []
     if c.nproc and c.nproc > len(seen.visible):
-        found.append(Finding("gpus", FAIL, f"NPROC={c.nproc}: only {count_of(seen.visible)} can be used here"
-                             + hidden(seen), f"set NPROC={len(seen.visible)}", 64))
+        found.append(
+            Finding(
+                "gpus",
+                FAIL,
+                f"NPROC={c.nproc}: only {count_of(seen.visible)} can be used here" + hidden(seen),
+                f"set NPROC={len(seen.visible)}",
+                64,
+            )
+        )
     elif seen.problem:
-        found.append(Finding("gpus", WARN, f"{names_of(seen.visible)}, but nvidia-smi also says: {seen.problem}",
-                             "look at dmesg; a card that fell off its bus comes back with a reboot"))
+        found.append(
+            Finding(
+                "gpus",
+                WARN,
+                f"{names_of(seen.visible)}, but nvidia-smi also says: {seen.problem}",
+                "look at dmesg; a card that fell off its bus comes back with a reboot",
+            )
+        )
     else:
         found.append(Finding("gpus", PASS, names_of(seen.visible) + hidden(seen)))
-    taken = seen.visible[:processes_of(c, seen)]
+    taken = seen.visible[: processes_of(c, seen)]
     if len({gpu.name for gpu in taken}) > 1:
-        found.append(Finding("gpu-mix", WARN, f"{names_of(taken)}: every step waits for the slowest",
-                             "choose with CUDA_VISIBLE_DEVICES"))
+        found.append(
+            Finding(
+                "gpu-mix",
+                WARN,
+                f"{names_of(taken)}: every step waits for the slowest",
+                "choose with CUDA_VISIBLE_DEVICES",
+            )
+        )
     if unknown := sorted({gpu.name for gpu in taken if card_of(gpu.name) is None}):
-        found.append(Finding("gpu-card", WARN, f"nothing is known of {' and '.join(unknown)}: the log has no MFU, and "
-                             "make plan no speed", "plan with the CARDS that come nearest, or add a row to "
-                             "hardware/gpu_specs.py"))
+        found.append(
+            Finding(
+                "gpu-card",
+                WARN,
+                f"nothing is known of {' and '.join(unknown)}: the log has no MFU, and "
+                "make plan no speed",
+                "plan with the CARDS that come nearest, or add a row to hardware/gpu_specs.py",
+            )
+        )
     if busy := [(i, gpu) for i, gpu in enumerate(taken) if (gpu.used_mib or 0) > MINE_MIB]:
         shown = ", ".join(f"{used_of(gpu)} of card {i}" for i, gpu in busy[:8])
-        found.append(Finding("gpu-memory", WARN, f"other programs hold {shown}", "nvidia-smi lists them; end those "
-                             "that are yours, or choose other cards with CUDA_VISIBLE_DEVICES"))
+        found.append(
+            Finding(
+                "gpu-memory",
+                WARN,
+                f"other programs hold {shown}",
+                "nvidia-smi lists them; end those "
+                "that are yours, or choose other cards with CUDA_VISIBLE_DEVICES",
+            )
+        )
     return found
 
 
@@ -193,15 +267,35 @@ def without(c: Config, seen: Seen) -> Finding:
         why = f"CUDA_VISIBLE_DEVICES={seen.hidden_by} hides the {count_of(seen.listed)} of this machine"
         if c.device == "auto":  # somebody wanted that
             return Finding("gpus", PASS, f"{why}; the run takes the CPU")
-        return Finding("gpus", FAIL, f"{head} ({why})", "unset CUDA_VISIBLE_DEVICES, or choose DEVICE=cpu", 64)
+        return Finding(
+            "gpus", FAIL, f"{head} ({why})", "unset CUDA_VISIBLE_DEVICES, or choose DEVICE=cpu", 64
+        )
     if seen.problem:
-        return Finding("gpus", level, f"{head} (nvidia-smi says: {seen.problem})", "load the driver anew or reboot; "
-                       "in a container, start it with the GPUs (docker run --gpus all), or choose DEVICE=cpu", 64)
+        return Finding(
+            "gpus",
+            level,
+            f"{head} (nvidia-smi says: {seen.problem})",
+            "load the driver anew or reboot; "
+            "in a container, start it with the GPUs (docker run --gpus all), or choose DEVICE=cpu",
+            64,
+        )
     if seen.devices:
-        return Finding("gpus", level, f"{head} (there is no nvidia-smi, though /dev has NVIDIA's devices)", "install "
-                       "the driver's tools; in a container set NVIDIA_DRIVER_CAPABILITIES=compute,utility", 64)
+        return Finding(
+            "gpus",
+            level,
+            f"{head} (there is no nvidia-smi, though /dev has NVIDIA's devices)",
+            "install "
+            "the driver's tools; in a container set NVIDIA_DRIVER_CAPABILITIES=compute,utility",
+            64,
+        )
     if c.device == "cuda":
-        return Finding("gpus", FAIL, f"{head} (nvidia-smi lists none)", "choose DEVICE=cpu, or another PRESET", 64)
+        return Finding(
+            "gpus",
+            FAIL,
+            f"{head} (nvidia-smi lists none)",
+            "choose DEVICE=cpu, or another PRESET",
+            64,
+        )
     return Finding("gpus", PASS, "none here; the run takes the CPU")
 
 
@@ -214,20 +308,36 @@ def driver(c: Config, seen: Seen, build: Build) -> Finding | None:
     fits = backend(seen.visible)
     fix = f"make setup TORCH_BACKEND={fits}" if fits else no_backend(seen.visible)
     if build.cuda is None:
-        return Finding("driver", level, f"torch {build.version} uses no GPU, and this machine has "
-                       f"{count_of(seen.visible)} (driver {has})", fix)
+        return Finding(
+            "driver",
+            level,
+            f"torch {build.version} uses no GPU, and this machine has "
+            f"{count_of(seen.visible)} (driver {has})",
+            fix,
+        )
     major = build.cuda[0]
     said = f"torch {build.version}, for CUDA {major}.{build.cuda[1]}"
     if major not in DRIVERS:
         return Finding("driver", PASS, f"driver {has}; which one {said} needs is not known here")
     if numbers(has) < DRIVERS[major]:
-        return Finding("driver", level, f"driver {has} is too old for {said}, which needs {dotted(DRIVERS[major])}",
-                       fix)
-    without_code = [gpu for gpu in seen.visible if gpu.capability and not covers(build.cuda, gpu.capability)]
+        return Finding(
+            "driver",
+            level,
+            f"driver {has} is too old for {said}, which needs {dotted(DRIVERS[major])}",
+            fix,
+        )
+    without_code = [
+        gpu for gpu in seen.visible if gpu.capability and not covers(build.cuda, gpu.capability)
+    ]
     if without_code:
         gpu = without_code[0]
-        return Finding("driver", FAIL, f"{said} has no code for {gpu.name} (compute capability "
-                       f"{dotted(gpu.capability or ())})", fix)
+        return Finding(
+            "driver",
+            FAIL,
+            f"{said} has no code for {gpu.name} (compute capability "
+            f"{dotted(gpu.capability or ())})",
+            fix,
+        )
     return Finding("driver", PASS, f"driver {has} fits {said} ({dotted(DRIVERS[major])} or later)")
 
 
@@ -254,8 +364,10 @@ def no_backend(cards: Sequence[Gpu]) -> str:
     if known and min(known) < CU130[0] and max(known) > CU126[1]:
         return "no build has code for all of these cards: choose some with CUDA_VISIBLE_DEVICES"
     major = 13 if known and max(known) > CU126[1] else 12
-    return (f"install driver {dotted(DRIVERS[major])} or later, then make setup "
-            f"TORCH_BACKEND={'cu130' if major == 13 else 'cu126'}")
+    return (
+        f"install driver {dotted(DRIVERS[major])} or later, then make setup "
+        f"TORCH_BACKEND={'cu130' if major == 13 else 'cu126'}"
+    )
 
 
 def bf16(c: Config, seen: Seen, cpu_flags: frozenset[str] | None) -> Finding | None:
@@ -266,13 +378,23 @@ def bf16(c: Config, seen: Seen, cpu_flags: frozenset[str] | None) -> Finding | N
     if c.dtype != "bfloat16":
         return None
     if uses_gpus(c, seen) and seen.visible:
-        taken = seen.visible[:processes_of(c, seen)]
+        taken = seen.visible[: processes_of(c, seen)]
         if lacking := sorted({gpu.name for gpu in taken if gpu.has_bf16 is False}):
-            return Finding("bf16", FAIL, f"DTYPE=bfloat16: {' and '.join(lacking)} has no bfloat16 units",
-                           "set DTYPE=float32", 64)
+            return Finding(
+                "bf16",
+                FAIL,
+                f"DTYPE=bfloat16: {' and '.join(lacking)} has no bfloat16 units",
+                "set DTYPE=float32",
+                64,
+            )
         if unknown := sorted({gpu.name for gpu in taken if gpu.has_bf16 is None}):
-            return Finding("bf16", WARN, f"DTYPE=bfloat16: it is not known whether {' and '.join(unknown)} has "
-                           "bfloat16 units", "set DTYPE=float32 for a card before Ampere")
+            return Finding(
+                "bf16",
+                WARN,
+                f"DTYPE=bfloat16: it is not known whether {' and '.join(unknown)} has "
+                "bfloat16 units",
+                "set DTYPE=float32 for a card before Ampere",
+            )
         return Finding("bf16", PASS, f"{taken[0].name} has bfloat16 units")
     if c.device == "cuda" or cpu_flags is None:
         return None
@@ -280,8 +402,13 @@ def bf16(c: Config, seen: Seen, cpu_flags: frozenset[str] | None) -> Finding | N
         return Finding("bf16", PASS, f"the processor has {' and '.join(units)}")
     # Products of 1024 x 1024 at 0.6 of float32's rate without them, 0.02 without AVX-512, 4.3 with them: on one
     # machine, with ONEDNN_MAX_CPU_ISA
-    return Finding("bf16", WARN, "DTYPE=bfloat16: the processor has no units for it (amx_bf16, avx512_bf16), and torch "
-                   "emulates it, which is slower than float32", "set DTYPE=float32")
+    return Finding(
+        "bf16",
+        WARN,
+        "DTYPE=bfloat16: the processor has no units for it (amx_bf16, avx512_bf16), and torch "
+        "emulates it, which is slower than float32",
+        "set DTYPE=float32",
+    )
 
 
 def attention(c: Config, seen: Seen) -> Finding | None:
@@ -290,16 +417,36 @@ def attention(c: Config, seen: Seen) -> Finding | None:
         return None
     fix = "set ATTENTION=auto or sdpa"
     if not seen.visible:
-        return Finding("attention", FAIL, f"ATTENTION={c.attention} runs on NVIDIA GPUs only, and there is none here",
-                       fix, 64)
-    wants, module = {"fa3": ("Hopper", "flash_attn_interface"), "flash-attn": ("Ampere or later", "flash_attn")}[
-        c.attention]
-    for gpu in seen.visible[:processes_of(c, seen)]:
-        if gpu.capability and (gpu.capability[0] != FA3_ONLY if c.attention == "fa3" else gpu.capability < BF16_FROM):
-            return Finding("attention", FAIL, f"ATTENTION={c.attention}: {gpu.name} is no {wants} card", fix, 64)
+        return Finding(
+            "attention",
+            FAIL,
+            f"ATTENTION={c.attention} runs on NVIDIA GPUs only, and there is none here",
+            fix,
+            64,
+        )
+    wants, module = {
+        "fa3": ("Hopper", "flash_attn_interface"),
+        "flash-attn": ("Ampere or later", "flash_attn"),
+    }[c.attention]
+    for gpu in seen.visible[: processes_of(c, seen)]:
+        if gpu.capability and (
+            gpu.capability[0] != FA3_ONLY if c.attention == "fa3" else gpu.capability < BF16_FROM
+        ):
+            return Finding(
+                "attention",
+                FAIL,
+                f"ATTENTION={c.attention}: {gpu.name} is no {wants} card",
+                fix,
+                64,
+            )
     if importlib.util.find_spec(module) is None:
-        return Finding("attention", FAIL, f"ATTENTION={c.attention}: the package with the module {module} is not "
-                       "installed", fix, 64)
+        return Finding(
+            "attention",
+            FAIL,
+            f"ATTENTION={c.attention}: the package with the module {module} is not installed",
+            fix,
+            64,
+        )
     return Finding("attention", PASS, f"ATTENTION={c.attention} is installed")
 
 
@@ -310,20 +457,26 @@ def nvml(seen: Seen) -> Finding | None:
     lost = "power and use of the GPUs are not recorded"
     try:
         import pynvml
+
         pynvml.nvmlInit()
         count = pynvml.nvmlDeviceGetCount()
         pynvml.nvmlShutdown()
     except ImportError:
         return Finding("nvml", WARN, f"nvidia-ml-py is not installed: {lost}", "make setup")
     except pynvml.NVMLError as error:
-        return Finding("nvml", WARN, f"NVML does not start ({error}): {lost}", "in a container set "
-                       "NVIDIA_DRIVER_CAPABILITIES=compute,utility")
+        return Finding(
+            "nvml",
+            WARN,
+            f"NVML does not start ({error}): {lost}",
+            "in a container set NVIDIA_DRIVER_CAPABILITIES=compute,utility",
+        )
     return Finding("nvml", PASS, f"NVML tells of {count} {'GPU' if count == 1 else 'GPUs'}")
 
 
 # ---------------------------------------------------------------------------------------------------
 # In words
 # ---------------------------------------------------------------------------------------------------
+
 
 def numbers(version: str) -> tuple[int, ...]:
     """'550.90.07' -> (550, 90, 7)"""

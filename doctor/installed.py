@@ -8,11 +8,14 @@ import re
 import sys
 from pathlib import Path
 
-from settings.finding import FAIL, PASS, WARN, Finding
 from settings.declare import ROOT, shown
+from settings.finding import FAIL, PASS, WARN, Finding
 
 OLDEST = (3, 11)
-LOCKS = ("requirements.txt", "requirements-torch.txt")  # in this order, as scripts/setup.sh hashes them
+LOCKS = (
+    "requirements.txt",
+    "requirements-torch.txt",
+)  # in this order, as scripts/setup.sh hashes them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +41,7 @@ class Environment:
 # ---------------------------------------------------------------------------------------------------
 # Gathered
 # ---------------------------------------------------------------------------------------------------
+
 
 def torch_build() -> Build:
     """By the file in which torch keeps its own version, since a wheel's name need not tell its CUDA."""
@@ -68,15 +72,22 @@ def environment() -> Environment:
             continue
         if has not in versions:
             differing.append((name, has, " or ".join(versions)))
-    return Environment((sys.version_info.major, sys.version_info.minor, sys.version_info.micro),
-                       shown(Path(sys.prefix)), stamp(Path(sys.prefix)), tuple(missing), tuple(differing))
+    return Environment(
+        (sys.version_info.major, sys.version_info.minor, sys.version_info.micro),
+        shown(Path(sys.prefix)),
+        stamp(Path(sys.prefix)),
+        tuple(missing),
+        tuple(differing),
+    )
 
 
 def pins(text: str) -> dict[str, list[str]]:
     """Package -> versions, of which there are several where they depend on Python's own; those for some systems only
     are left out."""
     found: dict[str, list[str]] = {}
-    for name, version, marker in re.findall(r"^([A-Za-z0-9._-]+)==(\S+)(?: ;(.*?))? *\\?$", text, re.MULTILINE):
+    for name, version, marker in re.findall(
+        r"^([A-Za-z0-9._-]+)==(\S+)(?: ;(.*?))? *\\?$", text, re.MULTILINE
+    ):
         if "platform" not in marker:
             found.setdefault(name, []).append(version)
     return found
@@ -96,19 +107,28 @@ def stamp(folder: Path) -> str:
 # Judged
 # ---------------------------------------------------------------------------------------------------
 
+
 def python(e: Environment) -> Finding:
     said = f"Python {'.'.join(map(str, e.version))} in {e.folder}"
     if e.version < OLDEST:
-        return Finding("python", FAIL, f"{said}: this needs {OLDEST[0]}.{OLDEST[1]} or later", "remove .venv, set "
-                       "PYTHON to the path of one that is, and make setup")
+        return Finding(
+            "python",
+            FAIL,
+            f"{said}: this needs {OLDEST[0]}.{OLDEST[1]} or later",
+            "remove .venv, set PYTHON to the path of one that is, and make setup",
+        )
     if e.missing:
         return Finding("python", FAIL, f"{said} lacks {listed(e.missing)}", "make setup")
     if e.differing:
         differ = [f"{name} {has} (pinned: {pin})" for name, has, pin in e.differing]
-        return Finding("python", WARN, f"{said} has other versions than tested: {listed(differ)}", "make setup")
+        return Finding(
+            "python", WARN, f"{said} has other versions than tested: {listed(differ)}", "make setup"
+        )
     if e.stamp == "older":
         return Finding("python", WARN, f"{said} was made from older lock files", "make setup")
-    made = "all packages as pinned" + (", though not made by make setup" if e.stamp == "none" else "")
+    made = "all packages as pinned" + (
+        ", though not made by make setup" if e.stamp == "none" else ""
+    )
     return Finding("python", PASS, f"{said}, {made}")
 
 
@@ -117,8 +137,9 @@ def torch(build: Build, pinned: str) -> Finding:
         return Finding("torch", FAIL, "torch is not installed", "make setup")
     for_cuda = f"for CUDA {build.cuda[0]}.{build.cuda[1]}" if build.cuda else "without CUDA"
     if build.version.split("+")[0] != pinned:
-        return Finding("torch", WARN, f"torch {build.version}, {for_cuda}; tested is {pinned}",
-                       "make setup")
+        return Finding(
+            "torch", WARN, f"torch {build.version}, {for_cuda}; tested is {pinned}", "make setup"
+        )
     return Finding("torch", PASS, f"torch {build.version}, the pinned version, {for_cuda}")
 
 

@@ -7,13 +7,17 @@ import sys
 from typing import Any
 
 from doctor.gpus import Seen, count_of
-from settings.finding import FAIL, PASS, WARN, Finding
 from settings.config import Config
 from settings.declare import ROOT
+from settings.finding import FAIL, PASS, WARN, Finding
 
 LIMIT_S = 60.0  # torch is loaded in 2 s from a local disk, and in many times that from a network's for the first time
-USES = {"sdpa": "torch's scaled_dot_product_attention", "math": "two batched products, for short windows in bfloat16",
-        "fa3": "FlashAttention-3, through torch's own entry points", "flash-attn": "the flash-attn package"}
+USES = {
+    "sdpa": "torch's scaled_dot_product_attention",
+    "math": "two batched products, for short windows in bfloat16",
+    "fa3": "FlashAttention-3, through torch's own entry points",
+    "flash-attn": "the flash-attn package",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,8 +38,15 @@ class ByTorch:
 
 def by_torch(limit_s: float = LIMIT_S) -> ByTorch:
     try:
-        done = subprocess.run([sys.executable, "-m", "doctor.by_torch"], cwd=ROOT, capture_output=True, text=True,
-                              errors="replace", timeout=limit_s, check=False)
+        done = subprocess.run(
+            [sys.executable, "-m", "doctor.by_torch"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=limit_s,
+            check=False,
+        )
     except subprocess.TimeoutExpired:
         return ByTorch(late=f"torch was not loaded within {limit_s:.0f} s")
     except OSError as error:
@@ -51,10 +62,19 @@ def by_torch(limit_s: float = LIMIT_S) -> ByTorch:
 def loaded(b: ByTorch) -> Finding | None:
     """That torch does not load, which the versions of packages do not show; None where it does."""
     if b.failed:
-        return Finding("torch", FAIL, b.failed, "make setup; where that says that all is in place, remove .venv first")
+        return Finding(
+            "torch",
+            FAIL,
+            b.failed,
+            "make setup; where that says that all is in place, remove .venv first",
+        )
     if b.late:
-        return Finding("torch", WARN, f"{b.late}: the machine is busy, or the disk of .venv slow", "put VENV on a disk "
-                       "of this machine")
+        return Finding(
+            "torch",
+            WARN,
+            f"{b.late}: the machine is busy, or the disk of .venv slow",
+            "put VENV on a disk of this machine",
+        )
     return None
 
 
@@ -65,12 +85,22 @@ def seen_alike(c: Config, seen: Seen, b: ByTorch) -> Finding | None:
     level = FAIL if c.device == "cuda" else WARN
     listed = count_of(seen.visible)
     if b.problem:
-        return Finding("gpus-torch", level, f"torch {b.version} computed on {len(b.gpus)} of {listed}: {b.problem}",
-                       "look at the driver line; error 802 is NVIDIA's fabric manager, which must run beside NVSwitch")
+        return Finding(
+            "gpus-torch",
+            level,
+            f"torch {b.version} computed on {len(b.gpus)} of {listed}: {b.problem}",
+            "look at the driver line; error 802 is NVIDIA's fabric manager, which must run beside NVSwitch",
+        )
     if len(b.gpus) != len(seen.visible):
-        return Finding("gpus-torch", level, f"torch {b.version} sees {len(b.gpus)} GPUs, and nvidia-smi {listed}",
-                       "see the driver line; of slices of a card (MIG) a process sees one")
-    return Finding("gpus-torch", PASS, f"torch computed on {'it' if len(b.gpus) == 1 else 'each of them'}")
+        return Finding(
+            "gpus-torch",
+            level,
+            f"torch {b.version} sees {len(b.gpus)} GPUs, and nvidia-smi {listed}",
+            "see the driver line; of slices of a card (MIG) a process sees one",
+        )
+    return Finding(
+        "gpus-torch", PASS, f"torch computed on {'it' if len(b.gpus) == 1 else 'each of them'}"
+    )
 
 
 def stronger(driver: Finding | None, alike: Finding | None) -> list[Finding]:
@@ -90,4 +120,3 @@ def attention(c: Config, b: ByTorch) -> Finding | None:
         return Finding("attention", FAIL, text, fix, 64)
     where = b.gpus[0] if b.gpus else "the CPU"
     return Finding("attention", PASS, f"{b.kernel} on {where}: {USES[b.kernel]}")
-

@@ -3,10 +3,10 @@
 from concurrent.futures import ThreadPoolExecutor
 
 from doctor import disk, gpus, installed, kernels, machine, online, site_checks, web
-from hardware.host_memory import memory_here
 from doctor.quick import present
-from settings.finding import FAIL, Finding
+from hardware.host_memory import memory_here
 from settings.config import Config
+from settings.finding import FAIL, Finding
 
 DISK_S = 20.0  # a disk that has not answered by then is out of order
 
@@ -15,10 +15,18 @@ def findings(c: Config) -> list[Finding]:
     """What is found on this machine for the run that the settings describe. Changes nothing."""
     seen = gpus.see()
     on_gpus, processes = gpus.uses_gpus(c, seen), gpus.processes_of(c, seen)
-    disks = web.within(DISK_S, lambda: disk_findings(c))  # before other checks read from the same disk
+    disks = web.within(
+        DISK_S, lambda: disk_findings(c)
+    )  # before other checks read from the same disk
     if disks is None:
-        disks = [Finding("disk", FAIL, f"RUNS_DIR or DATA_DIR does not answer within {DISK_S:.0f} s", "look at the "
-                         "network disk, or choose other folders")]
+        disks = [
+            Finding(
+                "disk",
+                FAIL,
+                f"RUNS_DIR or DATA_DIR does not answer within {DISK_S:.0f} s",
+                "look at the network disk, or choose other folders",
+            )
+        ]
     with ThreadPoolExecutor() as pool:  # all of these end by themselves
         asked_wandb, asked_hub = pool.submit(online.ask_wandb, c), pool.submit(online.ask_hub, c)
         by_torch = pool.submit(kernels.by_torch)
@@ -27,12 +35,15 @@ def findings(c: Config) -> list[Finding]:
         wandb, hub, torch = asked_wandb.result(), asked_hub.result(), by_torch.result()
     return present(
         installed.python(environment),
-        (build.version and kernels.loaded(torch)) or installed.torch(build, installed.pinned_torch()),
+        (build.version and kernels.loaded(torch))
+        or installed.torch(build, installed.pinned_torch()),
         *gpus.gpus(c, seen),
         *kernels.stronger(gpus.driver(c, seen, build), kernels.seen_alike(c, seen, torch)),
         gpus.bf16(c, seen, machine.cpu_flags()),
         kernels.attention(c, torch) or gpus.attention(c, seen),
-        machine.compiler(c, machine.compiler_here(), on_gpus, torch.worth_compiling if torch.version else None),
+        machine.compiler(
+            c, machine.compiler_here(), on_gpus, torch.worth_compiling if torch.version else None
+        ),
         nvml,
         machine.memory(c, memory_here(), processes, on_gpus),
         machine.shm(machine.shm_free(), processes, on_gpus),
@@ -42,7 +53,11 @@ def findings(c: Config) -> list[Finding]:
         *site_checks.findings(c),
         *online.hub(hub),
         online.wandb(c, wandb),
-        online.clock([wandb, hub.who, *hub.answers], machine.is_kept(), c.nodes > 1 or bool(hub.wanted or wandb)),
+        online.clock(
+            [wandb, hub.who, *hub.answers],
+            machine.is_kept(),
+            c.nodes > 1 or bool(hub.wanted or wandb),
+        ),
     )
 
 

@@ -21,21 +21,24 @@ from pathlib import Path
 from hardware.host_memory import Memory
 from plan import memory as plan_memory
 from plan import storage
-from settings.finding import FAIL, PASS, WARN, Finding
 from settings.config import Config
+from settings.finding import FAIL, PASS, WARN, Finding
 
 GIB = 2.0**30
-LOADED_ON_GPU_BYTES = 1e9        # of a process with torch's CUDA libraries, in the machine's memory: a low estimate
-SHM_OF_CONTAINERS = 64 * 2**20   # what docker and Kubernetes give, if they are not told otherwise
-SHM_OF_NCCL = 2**30              # what NCCL's user guide has containers started with ("Runtime and MPI issues")
-FILES = 128                      # of a trainer on CPU: 14 were counted in one, and a save opens more
-FILES_OF_NCCL = 1024             # more, between several: up to 64 sockets a connection (NCCL_NSOCKS_PERTHREAD)
-UNSYNCHRONISED = 0x40            # STA_UNSYNC of adjtimex(2)
+LOADED_ON_GPU_BYTES = (
+    1e9  # of a process with torch's CUDA libraries, in the machine's memory: a low estimate
+)
+SHM_OF_CONTAINERS = 64 * 2**20  # what docker and Kubernetes give, if they are not told otherwise
+SHM_OF_NCCL = 2**30  # what NCCL's user guide has containers started with ("Runtime and MPI issues")
+FILES = 128  # of a trainer on CPU: 14 were counted in one, and a save opens more
+FILES_OF_NCCL = 1024  # more, between several: up to 64 sockets a connection (NCCL_NSOCKS_PERTHREAD)
+UNSYNCHRONISED = 0x40  # STA_UNSYNC of adjtimex(2)
 
 
 # ---------------------------------------------------------------------------------------------------
 # Memory
 # ---------------------------------------------------------------------------------------------------
+
 
 def needed_bytes(c: Config, processes: int, on_gpus: bool) -> float:
     """What the processes of this machine take of its own memory, computed: on CPU all of a step, which has the copy for
@@ -53,21 +56,36 @@ def needed_bytes(c: Config, processes: int, on_gpus: bool) -> float:
 def memory(c: Config, m: Memory, processes: int, on_gpus: bool) -> Finding:
     """The machine's own, beside that of its GPUs."""
     need = needed_bytes(c, processes, on_gpus)
-    where = "" if m.limit_free is None or m.limit_free >= m.available else (
-        f" of the {(m.limit or 0) / GIB:.1f} GiB that this container may take")
+    where = (
+        ""
+        if m.limit_free is None or m.limit_free >= m.available
+        else (f" of the {(m.limit or 0) / GIB:.1f} GiB that this container may take")
+    )
     said = f"{m.free / GIB:.1f} GiB free{where}, {need / GIB:.1f} GiB needed (computed)"
     if need <= m.free:
         return Finding("host-memory", PASS, said)
-    what = "a save copies weights and moments there" if on_gpus else "a step, and the copy that a save makes"
+    what = (
+        "a save copies weights and moments there"
+        if on_gpus
+        else "a step, and the copy that a save makes"
+    )
     if need <= m.most:
-        return Finding("host-memory", WARN, f"{said}: {what}", "end what takes the rest, or wait for it to end")
-    return Finding("host-memory", FAIL, f"{said}: {what}", ("" if on_gpus else "lower MICRO_BATCH_SIZE, ") + "take "
-                   "fewer processes (NPROC) or a smaller model, or give the machine or container more memory")
+        return Finding(
+            "host-memory", WARN, f"{said}: {what}", "end what takes the rest, or wait for it to end"
+        )
+    return Finding(
+        "host-memory",
+        FAIL,
+        f"{said}: {what}",
+        ("" if on_gpus else "lower MICRO_BATCH_SIZE, ") + "take "
+        "fewer processes (NPROC) or a smaller model, or give the machine or container more memory",
+    )
 
 
 # ---------------------------------------------------------------------------------------------------
 # /dev/shm, open files
 # ---------------------------------------------------------------------------------------------------
+
 
 def shm_free(path: str = "/dev/shm") -> tuple[float, float] | None:
     """(size, free) in bytes; None where there is no such folder, as on macOS."""
@@ -86,8 +104,10 @@ def shm(found: tuple[float, float] | None, processes: int, on_gpus: bool) -> Fin
     said = f"/dev/shm has {size_of(free)} free of {size_of(size)}"
     if not on_gpus or processes == 1:
         return Finding("shm", PASS, f"{said}; only several GPUs need any")
-    fix = ("start the container with --shm-size=1g or more (in a pod: SHM_GB); what killed programs left there may be "
-           "deleted: /dev/shm/nccl-*")
+    fix = (
+        "start the container with --shm-size=1g or more (in a pod: SHM_GB); what killed programs left there may be "
+        "deleted: /dev/shm/nccl-*"
+    )
     if free <= SHM_OF_CONTAINERS:
         return Finding("shm", FAIL, f"{said}: too little for NCCL between {processes} GPUs", fix)
     if free < SHM_OF_NCCL:
@@ -118,18 +138,28 @@ def files_needed(c: Config, processes: int, on_gpus: bool) -> int:
 
 def open_files(limits: tuple[int, int], need: int) -> Finding:
     soft, hard = limits
-    said = f"a process may open {soft:,} files" + (f" (up to {hard:,} if it asks)" if hard > soft else "")
+    said = f"a process may open {soft:,} files" + (
+        f" (up to {hard:,} if it asks)" if hard > soft else ""
+    )
     if soft >= need:
         return Finding("open-files", PASS, said)
-    fix = f"ulimit -n {min(hard, max(4096, need))}" if hard >= need else (
-        f"have an administrator raise nofile to {max(4096, need)} (/etc/security/limits.conf; docker run --ulimit "
-        f"nofile={max(4096, need)})")
-    return Finding("open-files", WARN, f"{said}, and the run may need {need:,}: shards, connections, GPUs", fix)
+    fix = (
+        f"ulimit -n {min(hard, max(4096, need))}"
+        if hard >= need
+        else (
+            f"have an administrator raise nofile to {max(4096, need)} (/etc/security/limits.conf; docker run --ulimit "
+            f"nofile={max(4096, need)})"
+        )
+    )
+    return Finding(
+        "open-files", WARN, f"{said}, and the run may need {need:,}: shards, connections, GPUs", fix
+    )
 
 
 # ---------------------------------------------------------------------------------------------------
 # Port
 # ---------------------------------------------------------------------------------------------------
+
 
 @dataclasses.dataclass(frozen=True)
 class Meeting:
@@ -151,8 +181,12 @@ def meeting(c: Config) -> Meeting:
     try:
         socket.create_server(("", c.master_port)).close()
     except OSError as error:
-        return Meeting(addresses, "another program listens there" if error.errno == errno.EADDRINUSE else
-                       str(error.strerror))
+        return Meeting(
+            addresses,
+            "another program listens there"
+            if error.errno == errno.EADDRINUSE
+            else str(error.strerror),
+        )
     return Meeting(addresses)
 
 
@@ -160,21 +194,39 @@ def ports(c: Config, m: Meeting) -> Finding:
     """Where several nodes meet. Whether a firewall lets the others through shows only when they call."""
     if m.taken:
         other = c.master_port + 1 if c.master_port < 65535 else c.master_port - 1
-        return Finding("ports", FAIL, f"MASTER_PORT={c.master_port}: cannot be listened on ({m.taken})", "end that, or "
-                       f"choose another on all nodes, for example MASTER_PORT={other}", 64)
+        return Finding(
+            "ports",
+            FAIL,
+            f"MASTER_PORT={c.master_port}: cannot be listened on ({m.taken})",
+            f"end that, or choose another on all nodes, for example MASTER_PORT={other}",
+            64,
+        )
     if not m.addresses:
-        return Finding("ports", FAIL, f"MASTER_ADDR={c.master_addr}: no address is found for this name", "name the "
-                       "first node as this machine knows it, for example by its number: MASTER_ADDR=10.0.0.5", 64)
+        return Finding(
+            "ports",
+            FAIL,
+            f"MASTER_ADDR={c.master_addr}: no address is found for this name",
+            "name the "
+            "first node as this machine knows it, for example by its number: MASTER_ADDR=10.0.0.5",
+            64,
+        )
     where = f"MASTER_ADDR={c.master_addr} is {', '.join(m.addresses)}"
     if c.rank_in_site:
-        return Finding("ports", PASS, f"{where}; whether a firewall lets this node through shows when it calls")
-    return Finding("ports", PASS, f"MASTER_PORT={c.master_port} is free here, and {where}; whether a firewall lets the "
-                   "others through shows when they call")
+        return Finding(
+            "ports", PASS, f"{where}; whether a firewall lets this node through shows when it calls"
+        )
+    return Finding(
+        "ports",
+        PASS,
+        f"MASTER_PORT={c.master_port} is free here, and {where}; whether a firewall lets the "
+        "others through shows when they call",
+    )
 
 
 # ---------------------------------------------------------------------------------------------------
 # Compiler, processor
 # ---------------------------------------------------------------------------------------------------
+
 
 @dataclasses.dataclass(frozen=True)
 class Compiler:
@@ -188,8 +240,11 @@ class Compiler:
 
 def compiler_here() -> Compiler:
     """By the names that Triton looks for; torch takes g++, clang++ on macOS, or what CXX names, which may be any."""
-    return Compiler(first(("gcc", "clang", "cc")), first(("g++", "clang++", "c++")),
-                    os.path.isfile(Path(sysconfig.get_paths()["include"]) / "Python.h"))
+    return Compiler(
+        first(("gcc", "clang", "cc")),
+        first(("g++", "clang++", "c++")),
+        os.path.isfile(Path(sysconfig.get_paths()["include"]) / "Python.h"),
+    )
 
 
 def first(names: Sequence[str]) -> str:
@@ -206,11 +261,22 @@ def compiler(c: Config, found: Compiler, on_gpus: bool, worth: bool | None) -> F
     language, name, package = ("C", found.c, "gcc") if on_gpus else ("C++", found.cxx, "g++")
     level = FAIL if c.compile == "1" else WARN  # auto goes on without
     if not name:
-        return Finding("compiler", level, f"COMPILE={c.compile}: there is no {language} compiler; the run is slower "
-                       "without", f"apt-get install {package}, or set COMPILE=0", 64)
+        return Finding(
+            "compiler",
+            level,
+            f"COMPILE={c.compile}: there is no {language} compiler; the run is slower without",
+            f"apt-get install {package}, or set COMPILE=0",
+            64,
+        )
     if not found.headers:
-        return Finding("compiler", FAIL, f"COMPILE={c.compile}: Python's own headers (Python.h) are not there, and "
-                       "what torch compiles includes them", "apt-get install python3-dev, or set COMPILE=0", 64)
+        return Finding(
+            "compiler",
+            FAIL,
+            f"COMPILE={c.compile}: Python's own headers (Python.h) are not there, and "
+            "what torch compiles includes them",
+            "apt-get install python3-dev, or set COMPILE=0",
+            64,
+        )
     return Finding("compiler", PASS, f"{name} compiles for torch.compile")
 
 
@@ -228,6 +294,7 @@ def cpu_flags(path: Path = Path("/proc/cpuinfo")) -> frozenset[str] | None:
 # Clock
 # ---------------------------------------------------------------------------------------------------
 
+
 def is_kept() -> bool | None:
     """Whether the kernel's clock is kept by NTP or the like; None where it does not say."""
     if sys.platform != "linux" or struct.calcsize("P") != 8:
@@ -238,4 +305,6 @@ def is_kept() -> bool | None:
             return None
     except (OSError, AttributeError):
         return None
-    return not struct.unpack_from("i", state, 40)[0] & UNSYNCHRONISED  # status lies behind five longs
+    return (
+        not struct.unpack_from("i", state, 40)[0] & UNSYNCHRONISED
+    )  # status lies behind five longs

@@ -5,30 +5,37 @@ from collections.abc import Iterator
 
 from doctor import gpu_state
 from doctor.probing import NO_ROOM, Measured
-from settings.finding import PASS, WARN, Finding
+from hardware.flops import mfu
+from hardware.gpu_specs import Card, card_of
+from hardware.model_size import flops_of
 from plan.measured import cpu_name
 from plan.storage import checkpoint_bytes
-from hardware.gpu_specs import Card, card_of
 from settings.config import Config
-from hardware.flops import mfu
-from hardware.model_size import flops_of
+from settings.finding import PASS, WARN, Finding
 
 # What products of bfloat16 were seen to reach on cards of the same peak, TFLOP/s: the best over many shapes, by
 # ml-engineering (Bekman), compute/accelerator, 2024: A100 SXM 271 of 312, H100 and H200 SXM 794.5 of 989.
 REACHED = {312.0: 271.0, 989.0: 794.5}
 REACHED_BY_OTHERS = 0.8  # of the peak of other cards, the least of these two
-LEAST = 0.7              # of what others reach
-LEAST_OF_LINKS = 0.5     # of a link's data sheet
-SLOW = 0.9               # of the median of the same machine's cards
-FOREIGN = 10.0           # per cent of a CPU that others may take while it is measured
+LEAST = 0.7  # of what others reach
+LEAST_OF_LINKS = 0.5  # of a link's data sheet
+SLOW = 0.9  # of the median of the same machine's cards
+FOREIGN = 10.0  # per cent of a CPU that others may take while it is measured
 
 
 def findings(c: Config, found: Measured) -> list[Finding]:
     """A line for each part. c: the settings as they are; found: what was measured for them."""
     said = [*products(found), *memory(found), *disk(c, found), *links(c, found), *step(c, found)]
     if found.foreign_percent is not None and found.foreign_percent > FOREIGN:
-        said.append(Finding("probe-alone", WARN, f"other processes took {found.foreign_percent:.0f}% of the processors "
-                            "meanwhile, and these figures are too low", "measure again when the machine is quiet"))
+        said.append(
+            Finding(
+                "probe-alone",
+                WARN,
+                f"other processes took {found.foreign_percent:.0f}% of the processors "
+                "meanwhile, and these figures are too low",
+                "measure again when the machine is quiet",
+            )
+        )
     return said
 
 
@@ -54,9 +61,12 @@ def unmeasured(found: Measured, part: str, name: str, fix: str = "") -> Finding:
 # Products and memory
 # ---------------------------------------------------------------------------------------------------
 
+
 def products(found: Measured) -> Iterator[Finding]:
     if not found.matmul:
-        yield unmeasured(found, "ceilings", "probe-matmul", "measure again; make doctor looks at GPUs and torch")
+        yield unmeasured(
+            found, "ceilings", "probe-matmul", "measure again; make doctor looks at GPUs and torch"
+        )
         return
     device = found.names[0] if found.on_gpu else cpu_name()
     if not found.on_gpu and found.processes > 1:
@@ -77,8 +87,12 @@ def products(found: Measured) -> Iterator[Finding]:
     text = f"{device}{several}: {'; '.join(told)}"
     worst = min(range(found.processes), key=lambda i: list(found.matmul.values())[-1][i])
     if slow:
-        yield Finding("probe-matmul", WARN, f"{text}; {why(found, worst)}",
-                      "nvidia-smi -q -d PERFORMANCE,POWER says more")
+        yield Finding(
+            "probe-matmul",
+            WARN,
+            f"{text}; {why(found, worst)}",
+            "nvidia-smi -q -d PERFORMANCE,POWER says more",
+        )
     else:
         yield Finding("probe-matmul", PASS, text)
     if found.on_gpu:
@@ -89,18 +103,26 @@ def uneven(found: Measured) -> Iterator[Finding]:
     """The cards that are slower than others of their kind beside them: each step waits for them."""
     kind, rates = list(found.matmul.items())[-1]
     for i, rate in enumerate(rates):
-        alike = [other for other, name in zip(rates, found.names, strict=True) if name == found.names[i]]
+        alike = [
+            other for other, name in zip(rates, found.names, strict=True) if name == found.names[i]
+        ]
         if rate < SLOW * statistics.median(alike):
-            yield Finding("probe-slow-gpu", WARN, f"GPU {i} ({found.uuids[i]}) does {figure(rate)} TFLOP/s in {kind}, "
-                          f"and the others {figure(statistics.median(alike))}; {why(found, i)}",
-                          "each step waits for it: leave it out (CUDA_VISIBLE_DEVICES), or have it looked at")
+            yield Finding(
+                "probe-slow-gpu",
+                WARN,
+                f"GPU {i} ({found.uuids[i]}) does {figure(rate)} TFLOP/s in {kind}, "
+                f"and the others {figure(statistics.median(alike))}; {why(found, i)}",
+                "each step waits for it: leave it out (CUDA_VISIBLE_DEVICES), or have it looked at",
+            )
 
 
 def why(found: Measured, i: int) -> str:
     """The likely cause of a slow GPU."""
     uuid = found.uuids[i] if found.uuids else ""
-    return "; ".join(gpu_state.causes(found.before.get(uuid), found.busy.get(uuid))) or \
-        "nvidia-smi names no cause (power limit, clocks, heat, another process on it)"
+    return (
+        "; ".join(gpu_state.causes(found.before.get(uuid), found.busy.get(uuid)))
+        or "nvidia-smi names no cause (power limit, clocks, heat, another process on it)"
+    )
 
 
 def memory(found: Measured) -> Iterator[Finding]:
@@ -112,8 +134,12 @@ def memory(found: Measured) -> Iterator[Finding]:
     beside = f", {100 * rate / card.bandwidth_gb_s:.0f}% of {card.bandwidth_gb_s:g}" if card else ""
     text = f"{figure(rate)} GB/s, two arrays read and one written (STREAM's triad){beside}"
     if card and rate < LEAST * card.bandwidth_gb_s:
-        yield Finding("probe-memory", WARN, f"{text}; {why(found, found.memory.index(rate))}",
-                      "nvidia-smi -q -d CLOCK,ECC says more")
+        yield Finding(
+            "probe-memory",
+            WARN,
+            f"{text}; {why(found, found.memory.index(rate))}",
+            "nvidia-smi -q -d CLOCK,ECC says more",
+        )
     else:
         yield Finding("probe-memory", PASS, text)
 
@@ -122,20 +148,30 @@ def memory(found: Measured) -> Iterator[Finding]:
 # Disk and links
 # ---------------------------------------------------------------------------------------------------
 
+
 def disk(c: Config, found: Measured) -> Iterator[Finding]:
     if found.disk is None:
         yield unmeasured(found, "disk", "probe-disk", "another place: RUNS_DIR")
         return
     write, read, size = found.disk["write_mb_s"], found.disk["read_mb_s"], checkpoint_bytes(c)
-    back = f"read back at {figure(read)}" if read else \
-        "not measured reading, since the system keeps in memory what it was told to forget"
+    back = (
+        f"read back at {figure(read)}"
+        if read
+        else "not measured reading, since the system keeps in memory what it was told to forget"
+    )
     save_s, allowed_s = size / write / 1e6, 60 * c.save_minutes / 10
-    text = (f"RUNS_DIR={c.runs_dir}: {gb(found.disk['bytes'])} written at {figure(write)} MB/s (with fsync), {back}; a "
-            f"checkpoint of {gb(size)} would take {figure(save_s)} s (computed)")
+    text = (
+        f"RUNS_DIR={c.runs_dir}: {gb(found.disk['bytes'])} written at {figure(write)} MB/s (with fsync), {back}; a "
+        f"checkpoint of {gb(size)} would take {figure(save_s)} s (computed)"
+    )
     if save_s > allowed_s:
         minutes = -(-10 * save_s // 60)
-        yield Finding("probe-disk", WARN, f"{text}, more than a tenth of SAVE_MINUTES={c.save_minutes:g}",
-                      f"a faster disk (RUNS_DIR), or SAVE_MINUTES={minutes:.0f}")
+        yield Finding(
+            "probe-disk",
+            WARN,
+            f"{text}, more than a tenth of SAVE_MINUTES={c.save_minutes:g}",
+            f"a faster disk (RUNS_DIR), or SAVE_MINUTES={minutes:.0f}",
+        )
     else:
         yield Finding("probe-disk", PASS, text)
 
@@ -148,11 +184,18 @@ def links(c: Config, found: Measured) -> Iterator[Finding]:
         return
     bus, card = found.link["bus_gb_s"], card_here(found)
     beside = f", {100 * bus / card.link_gb_s:.0f}% of {card.link_gb_s:g}" if card else ""
-    text = (f"{figure(bus)} GB/s between {found.processes} processes{beside} (an all-reduce of "
-            f"{gb(found.link['bytes'])}, bus bandwidth), {figure(found.link['latency_us'])} microseconds for a number")
+    text = (
+        f"{figure(bus)} GB/s between {found.processes} processes{beside} (an all-reduce of "
+        f"{gb(found.link['bytes'])}, bus bandwidth), {figure(found.link['latency_us'])} microseconds for a number"
+    )
     if card and bus < LEAST_OF_LINKS * card.link_gb_s:
-        yield Finding("probe-link", WARN, text, "nvidia-smi topo -m shows how cards are joined; without NVLink it is "
-                      "PCIe or host memory, and P2P may be off (docs/nccl.md)")
+        yield Finding(
+            "probe-link",
+            WARN,
+            text,
+            "nvidia-smi topo -m shows how cards are joined; without NVLink it is "
+            "PCIe or host memory, and P2P may be off (docs/nccl.md)",
+        )
     else:
         yield Finding("probe-link", PASS, text)
 
@@ -161,26 +204,48 @@ def links(c: Config, found: Measured) -> Iterator[Finding]:
 # A step
 # ---------------------------------------------------------------------------------------------------
 
+
 def step(c: Config, found: Measured) -> Iterator[Finding]:
     name, here = "probe-step", found.c
     if found.step is None:
-        yield unmeasured(found, "step", name, "a smaller model, ACTIVATION_CHECKPOINTING or PARALLEL=fsdp"
-                         if found.notes.get("step", "").startswith(NO_ROOM) else "")
+        yield unmeasured(
+            found,
+            "step",
+            name,
+            "a smaller model, ACTIVATION_CHECKPOINTING or PARALLEL=fsdp"
+            if found.notes.get("step", "").startswith(NO_ROOM)
+            else "",
+        )
         return
     s, card = found.step, card_here(found)
-    used = mfu(s["tokens_per_s"], flops_of(here), found.processes, card.peak(here.dtype)) if card else None
+    used = (
+        mfu(s["tokens_per_s"], flops_of(here), found.processes, card.peak(here.dtype))
+        if card
+        else None
+    )
     if card is None and (rates := found.matmul.get(here.dtype)):
         share = f", {100 * s['tokens_per_s'] * flops_of(here) / (sum(rates) * 1e12):.0f}% of the products above"
     else:
         share = "" if used is None else f", MFU {used:.1f}%"
-    how = "composed of the first micro-batch with the update, and the others" if s["composed"] else \
-        f"{s['rounds']} step{'s' if s['rounds'] > 1 else ''}"
-    text = (f"{figure(s['tokens_per_s']) if s['tokens_per_s'] < 100 else round(s['tokens_per_s'])} tokens/s"
-            f"{' of this machine alone' if c.nodes > 1 else ''}{share}, {s['peak_gib']:.2f} GiB at the peak of a "
-            f"process: {1000 * s['step_s']:.0f} ms for {s['micro_batches']} x {s['micro_batch']} sequences a process "
-            f"({how}; {'compiled' if s['compiled'] else 'not compiled'}, attention={s['attention']})")
+    how = (
+        "composed of the first micro-batch with the update, and the others"
+        if s["composed"]
+        else f"{s['rounds']} step{'s' if s['rounds'] > 1 else ''}"
+    )
+    text = (
+        f"{figure(s['tokens_per_s']) if s['tokens_per_s'] < 100 else round(s['tokens_per_s'])} tokens/s"
+        f"{' of this machine alone' if c.nodes > 1 else ''}{share}, {s['peak_gib']:.2f} GiB at the peak of a "
+        f"process: {1000 * s['step_s']:.0f} ms for {s['micro_batches']} x {s['micro_batch']} sequences a process "
+        f"({how}; {'compiled' if s['compiled'] else 'not compiled'}, attention={s['attention']})"
+    )
     if "smaller" in found.notes:
-        yield Finding(name, WARN, f"{text}; with more at a time: {found.notes['smaller']}",
-                      f"MICRO_BATCH_SIZE={s['micro_batch']}" if found.notes["smaller"].startswith(NO_ROOM) else "")
+        yield Finding(
+            name,
+            WARN,
+            f"{text}; with more at a time: {found.notes['smaller']}",
+            f"MICRO_BATCH_SIZE={s['micro_batch']}"
+            if found.notes["smaller"].startswith(NO_ROOM)
+            else "",
+        )
     else:
         yield Finding(name, PASS, text)

@@ -20,23 +20,23 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from doctor.gpu_probe.foreign_load import Foreign
 from doctor import gpu_state
+from doctor.gpu_probe.foreign_load import Foreign
 from doctor.gpu_state import State
-from plan.measured import Probe, Step, cpu_name, path_of, read, shape_of, to_json
-from settings.config import Config
-from record.durable import write_whole
-from hardware.ports import free_ports
-from settings.declare import ROOT
 from hardware.model_size import flops_of
+from hardware.ports import free_ports
+from plan.measured import Probe, Step, cpu_name, path_of, read, shape_of, to_json
+from record.durable import write_whole
+from settings.config import Config
+from settings.declare import ROOT
 
 SECONDS = 60.0
-OVERTIME = 1.45   # times its share of the time, when a part is ended
+OVERTIME = 1.45  # times its share of the time, when a part is ended
 SHARES = {"disk": 0.12, "ceilings": 0.3}  # of the time; a step has the rest
-PASSES = 5        # forward and backward passes that measuring a step takes at least: a rehearsal, and steps of 1, 1, 2
-START_S = 5.0     # for a process to load torch and build a model
+PASSES = 5  # forward and backward passes that measuring a step takes at least: a rehearsal, and steps of 1, 1, 2
+START_S = 5.0  # for a process to load torch and build a model
 LEAST_SHARE = 0.3  # of the measured products that a step reaches at least, to judge whether there is time for one
-STEPS = 50        # kept of earlier measurements
+STEPS = 50  # kept of earlier measurements
 NO_ROOM = "memory does not suffice"
 
 
@@ -54,11 +54,11 @@ class Measured:
     names: list[str] = dataclasses.field(default_factory=list)
     uuids: list[str] = dataclasses.field(default_factory=list)
     matmul: dict[str, list[float]] = dataclasses.field(default_factory=dict)  # TFLOP/s
-    memory: list[float] = dataclasses.field(default_factory=list)             # GB/s
+    memory: list[float] = dataclasses.field(default_factory=list)  # GB/s
     link: dict[str, float] | None = None
     disk: dict[str, Any] | None = None
     step: dict[str, Any] | None = None
-    notes: dict[str, str] = dataclasses.field(default_factory=dict)           # part -> what went wrong
+    notes: dict[str, str] = dataclasses.field(default_factory=dict)  # part -> what went wrong
     before: dict[str, State] = dataclasses.field(default_factory=dict)
     busy: dict[str, State] = dataclasses.field(default_factory=dict)
     foreign_percent: float | None = None  # of a CPU, that other processes took, where that was most
@@ -74,12 +74,15 @@ class Measured:
 
 def alone(c: Config) -> Config:
     """What this machine does of a run: its share of the batch."""
-    return dataclasses.replace(c, nodes=1, node_rank=0, master_addr="", batch_tokens=c.batch_tokens // c.nodes)
+    return dataclasses.replace(
+        c, nodes=1, node_rank=0, master_addr="", batch_tokens=c.batch_tokens // c.nodes
+    )
 
 
 # ---------------------------------------------------------------------------------------------------
 # The parts
 # ---------------------------------------------------------------------------------------------------
+
 
 def measure(c: Config, say: Callable[[str], None], seconds: float = SECONDS) -> Measured:
     """All of it, in about so many seconds and never half as many again; say is told each part as it begins.
@@ -93,7 +96,17 @@ def measure(c: Config, say: Callable[[str], None], seconds: float = SECONDS) -> 
         found.before = gpu_state.states() if c.device != "cpu" else {}
         disk_s, ceilings_s = (SHARES[part] * seconds for part in ("disk", "ceilings"))
         say(f"disk at RUNS_DIR={c.runs_dir}, for up to {disk_s:.0f} s")
-        run(found, "disk", disk_s, [sys.executable, "-m", "doctor.gpu_probe.probe_disk", str((ROOT / c.runs_dir).absolute())])
+        run(
+            found,
+            "disk",
+            disk_s,
+            [
+                sys.executable,
+                "-m",
+                "doctor.gpu_probe.probe_disk",
+                str((ROOT / c.runs_dir).absolute()),
+            ],
+        )
         say(f"products, memory{', links' if c.nproc != 1 else ''}, for up to {ceilings_s:.0f} s")
         run(found, "ceilings", ceilings_s, command(found.c, "ceilings"))
         take_step(found, say, found.began + seconds, found.began + OVERTIME * seconds)
@@ -107,14 +120,18 @@ def take_step(found: Measured, say: Callable[[str], None], until: float, limit: 
         c = found.c if not problems else dataclasses.replace(found.c, micro_batch_size=micro_batch)
         left = until - time.time()
         if (needs := least_s(found, c)) is not None and needs > left:
-            problems.append(f"MICRO_BATCH_SIZE={micro_batch} would take {needs:.0f} s to measure (computed), and "
-                            f"{max(0.0, left):.0f} s are left")
+            problems.append(
+                f"MICRO_BATCH_SIZE={micro_batch} would take {needs:.0f} s to measure (computed), and "
+                f"{max(0.0, left):.0f} s are left"
+            )
             say(problems[-1])
             continue
         if left < START_S:
             problems.append("no time was left for it")
             break
-        say(f"a step of BATCH_TOKENS={c.batch_tokens} at MICRO_BATCH_SIZE={micro_batch}, for up to {left:.0f} s")
+        say(
+            f"a step of BATCH_TOKENS={c.batch_tokens} at MICRO_BATCH_SIZE={micro_batch}, for up to {left:.0f} s"
+        )
         run(found, "step", left, command(c, "step"), limit)
         if found.step is not None:
             found.c = c
@@ -149,15 +166,26 @@ def command(c: Config, part: str) -> list[str]:
     """What starts the processes of a part, with those settings that are not the defaults."""
     defaults = Config().stored()
     chosen = {name: value for name, value in c.stored().items() if value != defaults[name]}
-    return ["env", f"VENV={sys.prefix}", "scripts/probe.sh", c.device, str(c.nproc or ""), str(free_ports(1)), part,
-            json.dumps(chosen)]
+    return [
+        "env",
+        f"VENV={sys.prefix}",
+        "scripts/probe.sh",
+        c.device,
+        str(c.nproc or ""),
+        str(free_ports(1)),
+        part,
+        json.dumps(chosen),
+    ]
 
 
 # ---------------------------------------------------------------------------------------------------
 # A part
 # ---------------------------------------------------------------------------------------------------
 
-def run(found: Measured, part: str, seconds: float, words: Sequence[str], limit: float | None = None) -> None:
+
+def run(
+    found: Measured, part: str, seconds: float, words: Sequence[str], limit: float | None = None
+) -> None:
     """Start a part, and take in what it says until it has ended or is ended. What went wrong is in found.notes."""
     now = time.time()
     limit = limit or now + OVERTIME * seconds
@@ -165,7 +193,9 @@ def run(found: Measured, part: str, seconds: float, words: Sequence[str], limit:
     said: queue.Queue[str | None] = queue.Queue()
     started: queue.Queue[subprocess.Popen] = queue.Queue()
     try:
-        threading.Thread(target=start, args=([*words, str(now + seconds), str(limit)], started, said)).start()
+        threading.Thread(
+            target=start, args=([*words, str(now + seconds), str(limit)], started, said)
+        ).start()
         while (line := next_line(said, limit + 1)) is not None:
             if not line.startswith("{"):
                 last = line.strip() or last
@@ -178,18 +208,35 @@ def run(found: Measured, part: str, seconds: float, words: Sequence[str], limit:
     finally:
         with contextlib.suppress(queue.Empty):
             end(started.get(timeout=5))
-    if part != "disk" and not found.on_gpu and (percent := foreign.percent(time.monotonic())) is not None:
+    if (
+        part != "disk"
+        and not found.on_gpu
+        and (percent := foreign.percent(time.monotonic())) is not None
+    ):
         found.foreign_percent = max(percent, found.foreign_percent or 0.0)
-    whole = {"disk": found.disk, "ceilings": found.link if found.processes > 1 else found.memory, "step": found.step}
+    whole = {
+        "disk": found.disk,
+        "ceilings": found.link if found.processes > 1 else found.memory,
+        "step": found.step,
+    }
     if not whole[part] and part not in found.notes:
         found.notes[part] = f"it was cut short after {time.time() - now:.0f} s ({phase})"
 
 
-def start(words: list[str], started: "queue.Queue[subprocess.Popen]", said: "queue.Queue[str | None]") -> None:
+def start(
+    words: list[str], started: "queue.Queue[subprocess.Popen]", said: "queue.Queue[str | None]"
+) -> None:
     """Start a process, hand it on, then each line of it, and None behind the last. In a thread, where no signal can
     come between the start and the word of it."""
-    process = subprocess.Popen(words, cwd=ROOT, text=True, start_new_session=True, stdin=subprocess.DEVNULL,
-                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    process = subprocess.Popen(
+        words,
+        cwd=ROOT,
+        text=True,
+        start_new_session=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
     started.put(process)
     for line in process.stdout or ():
         said.put(line)
@@ -224,7 +271,11 @@ def take_in(found: Measured, part: str, values: dict[str, Any]) -> str:
     code = values.get("ended", 0)
     if code in (0, 128 + signal.SIGALRM):  # an alarm is the limit
         return ""
-    return NO_ROOM + " (the system ended it)" if code == 128 + signal.SIGKILL else f"it ended with code {code}"
+    return (
+        NO_ROOM + " (the system ended it)"
+        if code == 128 + signal.SIGKILL
+        else f"it ended with code {code}"
+    )
 
 
 def end(process: subprocess.Popen) -> None:
@@ -268,6 +319,7 @@ def ended_by_sigterm() -> Iterator[None]:
 # The file
 # ---------------------------------------------------------------------------------------------------
 
+
 def probes(found: Measured) -> list[Probe]:
     """What is recorded, for each kind of device here: of several alike the slowest, for which a step waits; of a CPU,
     which is one device for all processes, their sum. Empty where not even the device is known."""
@@ -275,14 +327,32 @@ def probes(found: Measured) -> list[Probe]:
     for name in dict.fromkeys(found.names):
         mine = [i for i, other in enumerate(found.names) if other == name]
         of_all: Callable[[list[float]], float] = min if found.on_gpu else sum
-        step = () if found.step is None else (Step(shape_of(found.c), found.processes, found.step["tokens_per_s"],
-                                                   found.step["peak_gib"]),)
-        made.append(Probe(
-            device=name if found.on_gpu else cpu_name(), time=found.began, torch=found.torch,
-            matmul_tflops={kind: of_all([rates[i] for i in mine]) for kind, rates in found.matmul.items()},
-            memory_gb_s=of_all([found.memory[i] for i in mine]) if found.memory else None,
-            link_gb_s=found.link["bus_gb_s"] if found.link else None,
-            disk_mb_s=found.disk["write_mb_s"] if found.disk else None, steps=step))
+        step = (
+            ()
+            if found.step is None
+            else (
+                Step(
+                    shape_of(found.c),
+                    found.processes,
+                    found.step["tokens_per_s"],
+                    found.step["peak_gib"],
+                ),
+            )
+        )
+        made.append(
+            Probe(
+                device=name if found.on_gpu else cpu_name(),
+                time=found.began,
+                torch=found.torch,
+                matmul_tflops={
+                    kind: of_all([rates[i] for i in mine]) for kind, rates in found.matmul.items()
+                },
+                memory_gb_s=of_all([found.memory[i] for i in mine]) if found.memory else None,
+                link_gb_s=found.link["bus_gb_s"] if found.link else None,
+                disk_mb_s=found.disk["write_mb_s"] if found.disk else None,
+                steps=step,
+            )
+        )
     return made
 
 
@@ -292,10 +362,18 @@ def merged(new: Probe, old: Probe | None) -> Probe:
     if old is None:
         return new
     taken = {(step.shape, step.processes) for step in new.steps}
-    steps = (*new.steps, *(step for step in old.steps if (step.shape, step.processes) not in taken))[:STEPS]
-    kept = {name: getattr(old, name) for name in ("memory_gb_s", "link_gb_s", "disk_mb_s")
-            if getattr(new, name) is None}
-    return dataclasses.replace(new, steps=steps, matmul_tflops=old.matmul_tflops | new.matmul_tflops, **kept)
+    steps = (
+        *new.steps,
+        *(step for step in old.steps if (step.shape, step.processes) not in taken),
+    )[:STEPS]
+    kept = {
+        name: getattr(old, name)
+        for name in ("memory_gb_s", "link_gb_s", "disk_mb_s")
+        if getattr(new, name) is None
+    }
+    return dataclasses.replace(
+        new, steps=steps, matmul_tflops=old.matmul_tflops | new.matmul_tflops, **kept
+    )
 
 
 def keep(c: Config, found: Measured) -> list[Probe]:

@@ -5,8 +5,8 @@ It takes what Python takes to start and, where there are GPUs, one question to n
 
 from doctor import disk, gpus, installed, machine, site_checks
 from hardware.host_memory import memory_here
-from settings.finding import Finding
 from settings.config import Config
+from settings.finding import Finding
 
 
 def quick(c: Config) -> list[Finding]:

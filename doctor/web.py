@@ -19,9 +19,9 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-SILENCE_S = 5.0   # without a byte
-LIMIT_S = 8.0     # for all of it, looking up the name included
-LARGEST = 2**16   # bytes of an answer that are read
+SILENCE_S = 5.0  # without a byte
+LIMIT_S = 8.0  # for all of it, looking up the name included
+LARGEST = 2**16  # bytes of an answer that are read
 
 T = TypeVar("T")
 
@@ -51,7 +51,9 @@ def basic(user: str, password: str) -> dict[str, str]:
     return {"Authorization": "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()}
 
 
-def ask(url: str, headers: Mapping[str, str], data: bytes | None = None, limit_s: float = LIMIT_S) -> Answer:
+def ask(
+    url: str, headers: Mapping[str, str], data: bytes | None = None, limit_s: float = LIMIT_S
+) -> Answer:
     """The answer to a GET, or with data to a POST of JSON."""
     host = host_of(url)
     answer = within(limit_s, lambda: asked(url, host, headers, data))
@@ -80,8 +82,9 @@ def within(limit_s: float, work: Callable[[], T]) -> T | None:
 class AtHome(urllib.request.HTTPRedirectHandler):
     """Follows a redirect within the same server only: urllib would take the Authorization along."""
 
-    def redirect_request(self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any,
-                         newurl: str) -> urllib.request.Request | None:
+    def redirect_request(
+        self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
+    ) -> urllib.request.Request | None:
         before, behind = urlsplit(req.full_url), urlsplit(newurl)
         if (before.scheme, before.netloc) != (behind.scheme, behind.netloc):
             return None  # the redirect itself is then the answer
@@ -92,7 +95,9 @@ def asked(url: str, host: str, headers: Mapping[str, str], data: bytes | None) -
     kind = {"Content-Type": "application/json"} if data is not None else {}
     began = time.time()
     try:
-        request = urllib.request.Request(url, data, {"User-Agent": "pure-transformer", **kind, **headers})
+        request = urllib.request.Request(
+            url, data, {"User-Agent": "pure-transformer", **kind, **headers}
+        )
         with urllib.request.build_opener(AtHome).open(request, timeout=SILENCE_S) as response:
             return answered(host, response.status, response, began)
     except urllib.error.HTTPError as error:
@@ -101,7 +106,10 @@ def asked(url: str, host: str, headers: Mapping[str, str], data: bytes | None) -
     except (OSError, http.client.HTTPException) as error:
         return Answer(host, problem=words(error) + by_proxy(url))
     except ValueError:  # its text may hold what was sent
-        return Answer(host, problem="it cannot be asked so: the address, token or key has characters that none has")
+        return Answer(
+            host,
+            problem="it cannot be asked so: the address, token or key has characters that none has",
+        )
 
 
 def answered(host: str, status: int, response: Any, began: float) -> Answer:
@@ -127,8 +135,10 @@ def words(error: BaseException) -> str:
     """Why nothing came, without what was sent."""
     reason = error.reason if isinstance(error, urllib.error.URLError) else error
     if isinstance(reason, ssl.SSLCertVerificationError):
-        return (f"its certificate is not trusted ({reason.verify_message}); a proxy that looks into connections has "
-                "one of its own, which SSL_CERT_FILE must name, and a clock that is wrong makes any look expired")
+        return (
+            f"its certificate is not trusted ({reason.verify_message}); a proxy that looks into connections has "
+            "one of its own, which SSL_CERT_FILE must name, and a clock that is wrong makes any look expired"
+        )
     if isinstance(reason, TimeoutError):
         return f"nothing came for {SILENCE_S:.0f} s"
     if isinstance(reason, socket.gaierror):

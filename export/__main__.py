@@ -18,23 +18,22 @@ from pathlib import Path
 from typing import Any
 
 from analysis.energy.energy import join
-from analysis.load import Energy
-from analysis.load import RecordError, Run, load
+from analysis.load import Energy, RecordError, Run, load
 from analysis.prices import prices
 from export import card, files, place, weight_files
 from export.stored import Weights
-from train.generate import chat_format, load_run
-from train.model import hf_import
-from settings.config import Config
-from train.data.sources.source import CorpusError
-from train.model.hf_import import their_name
-from train.data.data_paths import data_dir, tokenizer_path
-from train.run_folder import stored_config
 from record.run_paths import RunPaths
+from settings.config import Config
 from settings.declare import ROOT, SettingsError
 from settings.declare import given as given_settings
 from settings.declare import shown as from_root
+from train.data.data_paths import data_dir, tokenizer_path
+from train.data.sources.source import CorpusError
 from train.data.tokenizer import TokenizerError, Vocabulary
+from train.generate import chat_format, load_run
+from train.model import hf_import
+from train.model.hf_import import their_name
+from train.run_folder import stored_config
 
 BAD_SETTING, BAD_DATA, STOPPED = 64, 78, 130
 
@@ -43,16 +42,24 @@ BESIDE = 2**24  # bytes that all files but the weights and the tokenizer take at
 
 def main() -> int:
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
-    warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # DCP, in one process
+    warnings.filterwarnings(
+        "ignore", message="torch.distributed is disabled"
+    )  # DCP, in one process
     try:
         c, _ = load_run.settings_of_command()
         paths = RunPaths.of(c.runs_dir, c.run_name, ROOT)
-        if stored_config(paths).get("settings", {}).get("MODEL"):  # of others, or ours as theirs: merged
+        if (
+            stored_config(paths).get("settings", {}).get("MODEL")
+        ):  # of others, or ours as theirs: merged
             os.execv(sys.executable, [sys.executable, "-m", "finetune.merge"])
         found = load_run.find(c, given_settings(Config))
         if not found.manifest:
-            raise SettingsError([f"INIT_FROM={c.init_from}: is in Hugging Face's format already; make export takes the "
-                                 "checkpoint of a run: leave INIT_FROM out, and give a RUN_NAME that make runs lists"])
+            raise SettingsError(
+                [
+                    f"INIT_FROM={c.init_from}: is in Hugging Face's format already; make export takes the "
+                    "checkpoint of a run: leave INIT_FROM out, and give a RUN_NAME that make runs lists"
+                ]
+            )
         with place.alone(paths.folder):
             export(found, paths, load_run.vocabulary_of(found))
     except SettingsError as error:
@@ -62,8 +69,10 @@ def main() -> int:
         sys.stderr.write(f"{error}\n")
         return BAD_DATA
     except OSError as error:
-        sys.stderr.write(f"{error.filename or paths.folder}: cannot be read or written ({error.strerror}); make room "
-                         "on its disk, or mend its permissions\n")
+        sys.stderr.write(
+            f"{error.filename or paths.folder}: cannot be read or written ({error.strerror}); make room "
+            "on its disk, or mend its permissions\n"
+        )
         return BAD_DATA
     except KeyboardInterrupt:
         sys.stderr.write("stopped; nothing was exported, and what was there is as it was\n")
@@ -78,18 +87,31 @@ def export(found: load_run.Found, paths: RunPaths, vocabulary: Vocabulary) -> No
     weights = Weights(found.folder)
     shapes = exported_shapes(c, weights)
     tokenizer = tokenizer_of(c, vocabulary)
-    size = sum(math.prod(shape) for shape in shapes.values()) * weight_files.TYPES[c.export_dtype][1]
+    size = (
+        sum(math.prod(shape) for shape in shapes.values()) * weight_files.TYPES[c.export_dtype][1]
+    )
     check_space(paths.folder, size + len(tokenizer) + BESIDE)
-    say(f"{c.run_name}, step {found.manifest['step']:,}: {from_root(found.folder)} is whole; writing "
-        f"{size / 1e9:,.3f} GB of weights in {c.export_dtype}")
+    say(
+        f"{c.run_name}, step {found.manifest['step']:,}: {from_root(found.folder)} is whole; writing "
+        f"{size / 1e9:,.3f} GB of weights in {c.export_dtype}"
+    )
     with place.unfinished(paths.folder) as folder:
-        hashes = weight_files.write(folder, {their_name(name): shape for name, shape in shapes.items()}, c.export_dtype,
-                              c.export_shard_gb * 1e9, Rows(weights, shapes).read)
+        hashes = weight_files.write(
+            folder,
+            {their_name(name): shape for name, shape in shapes.items()},
+            c.export_dtype,
+            c.export_shard_gb * 1e9,
+            Rows(weights, shapes).read,
+        )
         write_beside(folder, found, paths, vocabulary, tokenizer, shapes)
         if wrong := weight_files.differing(folder, hashes):
-            raise weight_files.WeightsError(f"{folder}: read back, {hf_import.some(wrong)} are not what was written; the disk "
-                                      "or the memory of this machine is at fault. Call again, elsewhere if it stays so")
-        hf_import.check(folder, c)  # the folder by its own config.json and headers, as a start of training
+            raise weight_files.WeightsError(
+                f"{folder}: read back, {hf_import.some(wrong)} are not what was written; the disk "
+                "or the memory of this machine is at fault. Call again, elsewhere if it stays so"
+            )
+        hf_import.check(
+            folder, c
+        )  # the folder by its own config.json and headers, as a start of training
         place.seal(folder)
         before = step_before(target)
         place.replace(folder, target)
@@ -100,7 +122,10 @@ class Rows:
     """Weights as they are exported: by their names there, and without the rows that pad the vocabulary."""
 
     def __init__(self, weights: Weights, shapes: weight_files.Shapes):
-        self.weights, self.rows = weights, {their_name(name): (name, shape[0]) for name, shape in shapes.items()}
+        self.weights, self.rows = (
+            weights,
+            {their_name(name): (name, shape[0]) for name, shape in shapes.items()},
+        )
 
     def read(self, their: str) -> Any:
         name, rows = self.rows[their]
@@ -111,13 +136,21 @@ def exported_shapes(c: Config, weights: Weights) -> dict[str, tuple[int, ...]]:
     """Our name -> shape without padding, in the order of the model. Raises CheckpointError where the checkpoint holds
     other weights than a model of these settings."""
     wanted = hf_import.expected(c)
-    shapes = {name: (c.vocab_size, *shape[1:]) if name in hf_import.OF_ENTRIES else shape
-              for name, shape in weights.shapes.items()}
+    shapes = {
+        name: (c.vocab_size, *shape[1:]) if name in hf_import.OF_ENTRIES else shape
+        for name, shape in weights.shapes.items()
+    }
     if {their_name(name): shape for name, shape in shapes.items()} != wanted:
-        raise hf_import.ForeignError(f"{weights.folder}: its weights are not those of the settings in config.json; "
-                                   "restore that file")
+        raise hf_import.ForeignError(
+            f"{weights.folder}: its weights are not those of the settings in config.json; "
+            "restore that file"
+        )
     order = list(wanted)  # embedding, then each kind of weight of all layers
-    return dict(sorted(shapes.items(), key=lambda item: (layer_of(item[0]), order.index(their_name(item[0])))))
+    return dict(
+        sorted(
+            shapes.items(), key=lambda item: (layer_of(item[0]), order.index(their_name(item[0])))
+        )
+    )
 
 
 def layer_of(name: str) -> float:
@@ -129,32 +162,62 @@ def layer_of(name: str) -> float:
 def tokenizer_of(c: Config, vocabulary: Vocabulary) -> bytes:
     """The tokenizer.json that the vocabulary was read from, by its hash."""
     for path in [tokenizer_path(c), *sorted((data_dir(c) / "tokenizers").glob("*/tokenizer.json"))]:
-        if path.is_file() and hashlib.sha256(content := path.read_bytes()).hexdigest() == vocabulary.sha256:
+        if (
+            path.is_file()
+            and hashlib.sha256(content := path.read_bytes()).hexdigest() == vocabulary.sha256
+        ):
             return files.tokenizer_json(content)
-    raise TokenizerError(f"TOKENIZER={c.tokenizer}: its file has changed while it was read; call again")
+    raise TokenizerError(
+        f"TOKENIZER={c.tokenizer}: its file has changed while it was read; call again"
+    )
 
 
 def check_space(run: Path, need: int) -> None:
     free = shutil.disk_usage(run).free
     if free < need:
-        raise place.PlaceError(f"{run}: an export takes {need / 2**30:.2f} GiB beside the one that is there, and the "
-                               f"disk has {free / 2**30:.2f} GiB free; make room, or set EXPORT_DTYPE=bfloat16")
+        raise place.PlaceError(
+            f"{run}: an export takes {need / 2**30:.2f} GiB beside the one that is there, and the "
+            f"disk has {free / 2**30:.2f} GiB free; make room, or set EXPORT_DTYPE=bfloat16"
+        )
 
 
-def write_beside(folder: Path, found: load_run.Found, paths: RunPaths, vocabulary: Vocabulary, tokenizer: bytes,
-                 shapes: weight_files.Shapes) -> None:
+def write_beside(
+    folder: Path,
+    found: load_run.Found,
+    paths: RunPaths,
+    vocabulary: Vocabulary,
+    tokenizer: bytes,
+    shapes: weight_files.Shapes,
+) -> None:
     """All files but the weights."""
     c, step = found.config, found.manifest["step"]
     template, ends = chat_of(vocabulary)
-    for name, content in (("config.json", files.config_json(c, vocabulary, c.export_dtype)),
-                          ("generation_config.json", files.generation_config(vocabulary, ends)),
-                          ("tokenizer_config.json", files.tokenizer_config(c, vocabulary, template))):
-        (folder / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    for name, content in (
+        ("config.json", files.config_json(c, vocabulary, c.export_dtype)),
+        ("generation_config.json", files.generation_config(vocabulary, ends)),
+        ("tokenizer_config.json", files.tokenizer_config(c, vocabulary, template)),
+    ):
+        (folder / name).write_text(
+            json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
+        )
     (folder / "tokenizer.json").write_bytes(tokenizer)
     run, energy = recorded(paths)
-    (folder / "README.md").write_text(card.card(card.Known(
-        c, shapes, c.export_dtype, step, found.facts, run, energy, card.results_of(paths.folder / "eval", step),
-        template is not None)), encoding="utf-8")
+    (folder / "README.md").write_text(
+        card.card(
+            card.Known(
+                c,
+                shapes,
+                c.export_dtype,
+                step,
+                found.facts,
+                run,
+                energy,
+                card.results_of(paths.folder / "eval", step),
+                template is not None,
+            )
+        ),
+        encoding="utf-8",
+    )
 
 
 def chat_of(vocabulary: Vocabulary) -> tuple[str | None, list[int]]:
@@ -191,14 +254,18 @@ def tell(found: load_run.Found, target: Path, before: str, vocabulary: Vocabular
     rows = [(path.name, f"{path.stat().st_size:,}") for path in sorted(target.iterdir())]
     widths = [max(len(row[i]) for row in rows) for i in (0, 1)]
     say("\n".join(f"  {name:<{widths[0]}}  {size:>{widths[1]}}" for name, size in rows))
-    say("read back: every weight is the checkpoint's"
+    say(
+        "read back: every weight is the checkpoint's"
         + (", rounded to bfloat16" if found.config.export_dtype == "bfloat16" else " to the bit")
-        + (f"; this replaces {before}" if before else ""))
+        + (f"; this replaces {before}" if before else "")
+    )
     where = from_root(target)
-    say(f"\n{where}\n  check it:     (cd {where} && sha256sum -c SHA256SUMS)"
+    say(
+        f"\n{where}\n  check it:     (cd {where} && sha256sum -c SHA256SUMS)"
         f"\n  in Python:    model = transformers.AutoModelForCausalLM.from_pretrained({str(where)!r})"
         f"\n                tokenizer = transformers.AutoTokenizer.from_pretrained({str(where)!r})"
-        f"\n  train on:     make train RUN_NAME=... INIT_FROM={where} TOKENIZER={where}/tokenizer.json")
+        f"\n  train on:     make train RUN_NAME=... INIT_FROM={where} TOKENIZER={where}/tokenizer.json"
+    )
 
 
 def say(text: str) -> None:

@@ -32,7 +32,9 @@ def alone(run: Path) -> Iterator[None]:
     try:
         lock: TextIO = open(run / ".export", "a+", encoding="utf-8")  # noqa: SIM115 (held until it is closed)
     except OSError as error:
-        raise PlaceError(f"{run}: cannot be written ({error.strerror}); mend its permissions") from None
+        raise PlaceError(
+            f"{run}: cannot be written ({error.strerror}); mend its permissions"
+        ) from None
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -80,20 +82,33 @@ def refuse_to_lose(folder: Path) -> None:
         raise PlaceError(f"{folder}: is no folder of an export; move it away")
     known = sums(folder)
     try:
-        own = sorted(path.name for path in folder.iterdir() if path.name != SUMS and (
-            path.is_dir() or path.name not in known or (
-                path.suffix != ".safetensors" and sha256_of(path) != known[path.name])))  # nobody edits those
+        own = sorted(
+            path.name
+            for path in folder.iterdir()
+            if path.name != SUMS
+            and (
+                path.is_dir()
+                or path.name not in known
+                or (path.suffix != ".safetensors" and sha256_of(path) != known[path.name])
+            )
+        )  # nobody edits those
     except OSError as error:
-        raise PlaceError(f"{error.filename or folder}: cannot be read ({error.strerror}); move it away") from None
+        raise PlaceError(
+            f"{error.filename or folder}: cannot be read ({error.strerror}); move it away"
+        ) from None
     if own:
-        raise PlaceError(f"{folder}: holds {', '.join(own[:8])}, which no export wrote or which was changed since; "
-                         f"rename that folder to keep it, or delete it, and call make export again")
+        raise PlaceError(
+            f"{folder}: holds {', '.join(own[:8])}, which no export wrote or which was changed since; "
+            f"rename that folder to keep it, or delete it, and call make export again"
+        )
 
 
 def seal(folder: Path) -> None:
     """Write SHA256SUMS over all files, in the form that sha256sum -c reads, and have all of them on disk."""
     names = sorted(path.name for path in folder.iterdir())
-    (folder / SUMS).write_text("".join(f"{sha256_of(folder / name)}  {name}\n" for name in names), encoding="utf-8")
+    (folder / SUMS).write_text(
+        "".join(f"{sha256_of(folder / name)}  {name}\n" for name in names), encoding="utf-8"
+    )
     for path in folder.iterdir():
         with open(path, "rb") as file:
             os.fsync(file.fileno())

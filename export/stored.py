@@ -27,11 +27,18 @@ class Weights:
         try:
             described = self.reader.read_metadata().state_dict_metadata
         except Exception as error:  # whatever a pickle raises
-            raise CheckpointError(f"{folder}: its .metadata cannot be read ({cause(error)})") from None
-        found = {key.removeprefix(MODEL): facts for key, facts in described.items()
-                 if key.startswith(MODEL) and isinstance(facts, dcp.metadata.TensorStorageMetadata)}
+            raise CheckpointError(
+                f"{folder}: its .metadata cannot be read ({cause(error)})"
+            ) from None
+        found = {
+            key.removeprefix(MODEL): facts
+            for key, facts in described.items()
+            if key.startswith(MODEL) and isinstance(facts, dcp.metadata.TensorStorageMetadata)
+        }
         if not found or any(facts.properties.dtype != torch.float32 for facts in found.values()):
-            raise CheckpointError(f"{folder}: holds no weights in float32, as this trainer writes them")
+            raise CheckpointError(
+                f"{folder}: holds no weights in float32, as this trainer writes them"
+            )
         self.shapes = {name: tuple(facts.size) for name, facts in found.items()}
 
     def read(self, name: str) -> Tensor:
@@ -40,8 +47,10 @@ class Weights:
         try:
             dcp.load({MODEL + name: weight}, storage_reader=self.reader, no_dist=True)
         except (Exception, dcp.api.CheckpointException) as error:
-            raise CheckpointError(f"{self.folder}: {name} cannot be read ({cause(error)}); if a trainer has deleted "
-                                  "this checkpoint meanwhile, call again for its newest") from None
+            raise CheckpointError(
+                f"{self.folder}: {name} cannot be read ({cause(error)}); if a trainer has deleted "
+                "this checkpoint meanwhile, call again for its newest"
+            ) from None
         return weight
 
 

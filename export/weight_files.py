@@ -19,8 +19,11 @@ import xxhash
 from torch import Tensor
 
 INDEX = "model.safetensors.index.json"
-TYPES = {"float32": ("F32", 4), "bfloat16": ("BF16", 2)}  # type -> its name in a header, bytes of an element
-PIECE = 2**24                                              # bytes read back at once
+TYPES = {
+    "float32": ("F32", 4),
+    "bfloat16": ("BF16", 2),
+}  # type -> its name in a header, bytes of an element
+PIECE = 2**24  # bytes read back at once
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -42,10 +45,14 @@ def parts(shapes: Shapes, dtype: str, limit: float) -> dict[str, list[str]]:
         held += size
     if len(files) == 1:
         return {"model.safetensors": files[0]}
-    return {f"model-{i:05d}-of-{len(files):05d}.safetensors": names for i, names in enumerate(files, 1)}
+    return {
+        f"model-{i:05d}-of-{len(files):05d}.safetensors": names for i, names in enumerate(files, 1)
+    }
 
 
-def write(folder: Path, shapes: Shapes, dtype: str, limit: float, read: Callable[[str], Tensor]) -> dict[str, str]:
+def write(
+    folder: Path, shapes: Shapes, dtype: str, limit: float, read: Callable[[str], Tensor]
+) -> dict[str, str]:
     """Write the files, and the index where there are several; returns name -> hash of the bytes of each weight.
 
     read: gives the weight of a name, float32 and of its shape. Raises WeightsError for one that holds a value that is
@@ -59,29 +66,41 @@ def write(folder: Path, shapes: Shapes, dtype: str, limit: float, read: Callable
             for name in names:
                 weight = read(name)
                 if not weight.isfinite().all():
-                    raise WeightsError(f"{name} holds values that are infinite or no numbers: nothing can be computed "
-                                       "with these weights. Export an earlier checkpoint (STEP; make checkpoints lists "
-                                       "them)")
-                content = weight.to(getattr(torch, dtype)).contiguous().view(torch.uint8).numpy().data
+                    raise WeightsError(
+                        f"{name} holds values that are infinite or no numbers: nothing can be computed "
+                        "with these weights. Export an earlier checkpoint (STEP; make checkpoints lists "
+                        "them)"
+                    )
+                content = (
+                    weight.to(getattr(torch, dtype)).contiguous().view(torch.uint8).numpy().data
+                )
                 hashes[name] = xxhash.xxh3_128(content).hexdigest()
                 file.write(content)
             file.flush()
             os.fsync(file.fileno())
     if len(files) > 1:
         total = sum(math.prod(shape) for shape in shapes.values())
-        index = {"metadata": {"total_parameters": total, "total_size": total * TYPES[dtype][1]},
-                 "weight_map": {name: file for file, names in files.items() for name in names}}
+        index = {
+            "metadata": {"total_parameters": total, "total_size": total * TYPES[dtype][1]},
+            "weight_map": {name: file for file, names in files.items() for name in names},
+        }
         (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
     return hashes
 
 
 def header(shapes: Shapes, names: list[str], dtype: str) -> bytes:
     """What a file with these weights begins with; a multiple of 8 bytes, so that weights lie where processors want."""
-    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # without it transformers does not read the file
+    entries: dict[str, Any] = {
+        "__metadata__": {"format": "pt"}
+    }  # without it transformers does not read the file
     end = 0
     for name in names:
         begin, end = end, end + math.prod(shapes[name]) * TYPES[dtype][1]
-        entries[name] = {"dtype": TYPES[dtype][0], "shape": list(shapes[name]), "data_offsets": [begin, end]}
+        entries[name] = {
+            "dtype": TYPES[dtype][0],
+            "shape": list(shapes[name]),
+            "data_offsets": [begin, end],
+        }
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
@@ -90,8 +109,14 @@ def header(shapes: Shapes, names: list[str], dtype: str) -> bytes:
 def differing(folder: Path, hashes: Mapping[str, str]) -> list[str]:
     """Names of the weights that the files hold with other bytes than these hashes are of, or that one of both has not.
     Raises OSError."""
-    found = {name: digest for path in sorted(folder.glob("*.safetensors")) for name, digest in hashes_in(path)}
-    return sorted(name for name in found.keys() | hashes.keys() if found.get(name) != hashes.get(name))
+    found = {
+        name: digest
+        for path in sorted(folder.glob("*.safetensors"))
+        for name, digest in hashes_in(path)
+    }
+    return sorted(
+        name for name in found.keys() | hashes.keys() if found.get(name) != hashes.get(name)
+    )
 
 
 def hashes_in(path: Path) -> Iterator[tuple[str, str]]:

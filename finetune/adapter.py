@@ -20,13 +20,21 @@ from torch import Tensor, nn
 
 from finetune.weights import put
 from settings.config import Config
-from train.model.hf_import import some
 from settings.declare import SettingsError
+from train.model.hf_import import some
 
 PART = re.compile(r"(?:^|\.)layers\.\d+\.(.+)$")  # a name within its block
-GROUPS = {"attention": re.compile(r"attn|attention"), "mlp": re.compile(r"mlp|feed_forward|shared_expert")}
-ROUTERS = re.compile(r"(^|\.)(gate|router|shared_expert_gate)$")  # they choose experts: no matrix of the MLP
-PREFIX, NAME = "base_model.model.", "default"  # as peft has names in files, and what it calls the one adapter
+GROUPS = {
+    "attention": re.compile(r"attn|attention"),
+    "mlp": re.compile(r"mlp|feed_forward|shared_expert"),
+}
+ROUTERS = re.compile(
+    r"(^|\.)(gate|router|shared_expert_gate)$"
+)  # they choose experts: no matrix of the MLP
+PREFIX, NAME = (
+    "base_model.model.",
+    "default",
+)  # as peft has names in files, and what it calls the one adapter
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,18 +51,31 @@ class Adapters:
         """None where all weights are trained."""
         if not c.lora_rank:
             return None
-        return cls(c.lora_rank, c.lora_alpha or 2.0 * c.lora_rank, c.lora_dropout, tuple(c.lora_targets.split(",")))
+        return cls(
+            c.lora_rank,
+            c.lora_alpha or 2.0 * c.lora_rank,
+            c.lora_dropout,
+            tuple(c.lora_targets.split(",")),
+        )
 
     def join(self, lm: Any) -> None:
         """Put adapters into a model of transformers' on the meta device, and freeze the rest. Raises SettingsError."""
         from peft import inject_adapter_in_model
+
         config, modules, parameters = self.config(lm), *self.chosen(lm)
         inject_adapter_in_model(config, lm, NAME, low_cpu_mem_usage=True)
         for name, weight in list(lm.named_parameters()):
             if is_adapter(name):
-                put(lm, name, nn.Parameter(torch.empty_like(weight, dtype=torch.float32, device="meta")))
-        got = {found[1].split(".lora_A.")[0].replace(".base_layer", "") for name, _ in lm.named_parameters()
-               if ".lora_A." in name and (found := PART.search(name))}
+                put(
+                    lm,
+                    name,
+                    nn.Parameter(torch.empty_like(weight, dtype=torch.float32, device="meta")),
+                )
+        got = {
+            found[1].split(".lora_A.")[0].replace(".base_layer", "")
+            for name, _ in lm.named_parameters()
+            if ".lora_A." in name and (found := PART.search(name))
+        }
         wanted = {*modules, *(name.rpartition(".")[0] for name in parameters)}
         assert got == wanted, f"peft has put adapters at {got}, not at {wanted}"
 
@@ -66,10 +87,16 @@ class Adapters:
         """
         try:
             from peft import LoraConfig
-            from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
+            from peft.utils.transformers_weight_conversion import (
+                convert_peft_config_for_transformers,
+            )
         except ImportError:
-            raise SettingsError([f"LORA_RANK={self.rank}: the package peft is not installed, which make finetune "
-                                 "installs; run scripts/setup.sh --finetune"]) from None
+            raise SettingsError(
+                [
+                    f"LORA_RANK={self.rank}: the package peft is not installed, which make finetune "
+                    "installs; run scripts/setup.sh --finetune"
+                ]
+            ) from None
         modules, parameters = self.chosen(lm)
         taken = set()
         for name in modules:
@@ -82,27 +109,54 @@ class Adapters:
         modules = [name for name in modules if name not in taken]
         parameters = sorted({*parameters, *(f"{name}.weight" for name in taken)})
         if parameters and self.dropout:
-            raise SettingsError([f"LORA_DROPOUT={self.dropout:g}: peft has none for {some(parameters, 3)}; set "
-                                 "LORA_DROPOUT=0, or LORA_TARGETS=attention"])
-        alpha: Any = int(self.alpha) if self.alpha.is_integer() else self.alpha  # peft declares an int, and takes both
-        return LoraConfig(r=self.rank, lora_alpha=alpha, lora_dropout=self.dropout, bias="none",
-                          target_modules=modules or None, target_parameters=parameters or None, task_type="CAUSAL_LM",
-                          base_model_name_or_path=model or None)
+            raise SettingsError(
+                [
+                    f"LORA_DROPOUT={self.dropout:g}: peft has none for {some(parameters, 3)}; set "
+                    "LORA_DROPOUT=0, or LORA_TARGETS=attention"
+                ]
+            )
+        alpha: Any = (
+            int(self.alpha) if self.alpha.is_integer() else self.alpha
+        )  # peft declares an int, and takes both
+        return LoraConfig(
+            r=self.rank,
+            lora_alpha=alpha,
+            lora_dropout=self.dropout,
+            bias="none",
+            target_modules=modules or None,
+            target_parameters=parameters or None,
+            task_type="CAUSAL_LM",
+            base_model_name_or_path=model or None,
+        )
 
     def chosen(self, lm: Any) -> tuple[list[str], list[str]]:
         """Names within a block of the matrices, and of the packed experts, that get an adapter. Raises SettingsError
         where one of the targets is nowhere; beside others mlp may be, in a mixture that has experts alone."""
-        matrices = sorted({part[1] for name, module in lm.named_modules()
-                           if isinstance(module, nn.Linear) and (part := PART.search(name))})
-        experts = sorted({part[1] for name, weight in lm.named_parameters()
-                          if weight.ndim == 3 and (part := PART.search(name))})
+        matrices = sorted(
+            {
+                part[1]
+                for name, module in lm.named_modules()
+                if isinstance(module, nn.Linear) and (part := PART.search(name))
+            }
+        )
+        experts = sorted(
+            {
+                part[1]
+                for name, weight in lm.named_parameters()
+                if weight.ndim == 3 and (part := PART.search(name))
+            }
+        )
         modules, parameters, nowhere = set[str](), set[str](), []
         for target in self.targets:
             if group := GROUPS.get(target):
-                found = {name for name in matrices if group.search(name) and not ROUTERS.search(name)}
+                found = {
+                    name for name in matrices if group.search(name) and not ROUTERS.search(name)
+                }
             else:
                 found = {name for name in matrices if f".{name}".endswith(f".{target}")}
-            packed = {name for name in experts if target == "experts" or f".{name}".endswith(f".{target}")}
+            packed = {
+                name for name in experts if target == "experts" or f".{name}".endswith(f".{target}")
+            }
             modules |= found
             parameters |= packed
             if not found and not packed:
@@ -110,11 +164,20 @@ class Adapters:
         if nowhere == ["mlp"] and experts and (modules or parameters):
             nowhere = []
         if nowhere:
-            there = sorted({name.rpartition(".")[2] for name in matrices} | ({"experts"} if experts else set()))
-            groups = [name for name, group in GROUPS.items()
-                      if any(group.search(one) and not ROUTERS.search(one) for one in matrices)]
-            raise SettingsError([f"LORA_TARGETS={','.join(self.targets)}: the model has no {some(nowhere)}; there are "
-                                 f"{some([*groups, *there], 20)}"])
+            there = sorted(
+                {name.rpartition(".")[2] for name in matrices} | ({"experts"} if experts else set())
+            )
+            groups = [
+                name
+                for name, group in GROUPS.items()
+                if any(group.search(one) and not ROUTERS.search(one) for one in matrices)
+            ]
+            raise SettingsError(
+                [
+                    f"LORA_TARGETS={','.join(self.targets)}: the model has no {some(nowhere)}; there are "
+                    f"{some([*groups, *there], 20)}"
+                ]
+            )
         return sorted(modules), sorted(parameters)
 
     def fill(self, model: nn.Module, c: Config, device: torch.device, sharding: Any) -> None:

@@ -19,8 +19,8 @@ import numpy as np
 
 from finetune.packing import Packing
 from finetune.store import Examples
-from train.model.loss import IGNORED
 from train.data.mixture import Gap, sample_range
+from train.model.loss import IGNORED
 
 FILL = 0  # the token where there is none
 
@@ -52,8 +52,17 @@ class Batches:
     epochs: after which windows are blank, so that each example is trained on exactly so often; None: for ever.
     """
 
-    def __init__(self, examples: Examples, chosen: np.ndarray, seq_len: int, batch_windows: int, micro_batch: int,
-                 seed: int, epochs: int | None = None, shuffled: bool = True):
+    def __init__(
+        self,
+        examples: Examples,
+        chosen: np.ndarray,
+        seq_len: int,
+        batch_windows: int,
+        micro_batch: int,
+        seed: int,
+        epochs: int | None = None,
+        shuffled: bool = True,
+    ):
         self.examples, self.chosen, self.seq_len, self.epochs = examples, chosen, seq_len, epochs
         self.batch_windows, self.micro_batch = batch_windows, micro_batch
         self.scored = examples.index["scored"][chosen].astype(np.int64)
@@ -76,7 +85,9 @@ class Batches:
         mine = sample_range(step, self.batch_windows, rank=rank, ranks=ranks, gaps=gaps)
         whole = sample_range(step, self.batch_windows, gaps=gaps)
         contents = [self.window(number) for number in mine]
-        parts = [contents[i:i + self.micro_batch] for i in range(0, len(contents), self.micro_batch)]
+        parts = [
+            contents[i : i + self.micro_batch] for i in range(0, len(contents), self.micro_batch)
+        ]
         of_all = [self.window(number) for number in whole]
         scored = sum(int(self.scored[examples].sum()) for examples in of_all)
         return Step([self.arrays(part) for part in parts], scored, mine, all(map(len, of_all)))

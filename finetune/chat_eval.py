@@ -20,22 +20,30 @@ from typing import Any
 
 import torch
 
-from finetune.questions import Asked, Sheet, choice_question, fitting, is_same, sheet_of, written_question
-from train.generate import chat_format, eval_run
-from settings.config import Config
-from train.evaluate.core.metric import wilson
-from train.evaluate.core.score import losses
-from train.data.sources.source import CorpusError
-from train.distributed.world import World, from_all, from_first, set_timeout, sum_over_ranks
+from finetune.questions import (
+    Asked,
+    Sheet,
+    choice_question,
+    fitting,
+    is_same,
+    sheet_of,
+    written_question,
+)
 from record.durable import write_whole
-from train.evaluate.validation import FULL_SET
-from train.model.hf_import import ForeignError
 from record.provenance import provenance
 from record.reader import finite
 from record.run_paths import RunPaths
-from train.model.generate import Choice, cache_for, generate
+from settings.config import Config
 from settings.declare import ROOT, SettingsError, shown
+from train.data.sources.source import CorpusError
+from train.distributed.world import World, from_all, from_first, set_timeout, sum_over_ranks
+from train.evaluate.core.metric import wilson
+from train.evaluate.core.score import losses
+from train.evaluate.validation import FULL_SET
+from train.generate import chat_format, eval_run
 from train.generate.load_run import TUNED, Trained, open_trained
+from train.model.generate import Choice, cache_for, generate
+from train.model.hf_import import ForeignError
 
 MORE = 8  # tokens that a written answer may have beyond the right one, before it counts as wrong
 log = logging.getLogger(__name__)
@@ -44,20 +52,31 @@ log = logging.getLogger(__name__)
 def measure(c: Config, world: World) -> int:
     """Ask everything, say it and write it down; returns the exit code."""
     if not c.chat_eval_data:
-        raise SettingsError(["CHAT_EVAL_DATA is not set; give questions with answers that the model was not trained "
-                             "on, for example CHAT_EVAL_DATA=held_out.jsonl; docs/pipeline.md lists what is read"])
+        raise SettingsError(
+            [
+                "CHAT_EVAL_DATA is not set; give questions with answers that the model was not trained "
+                "on, for example CHAT_EVAL_DATA=held_out.jsonl; docs/pipeline.md lists what is read"
+            ]
+        )
     began = time.perf_counter()
     trained = open_trained(c, world)
     log.info("weights of %s, on %d x %s", trained.source, world.size, world.device_name)
-    set_timeout(60 * c.eval_minutes * FULL_SET, [])  # processes meet at the end only, and one may be slower
+    set_timeout(
+        60 * c.eval_minutes * FULL_SET, []
+    )  # processes meet at the end only, and one may be slower
     sheet, problem = None, ""
     try:
         sheet = sheet_of(c)
         chat_format.format_of(trained.vocabulary)
-        fitting(sheet, trained.vocabulary, trained.config.seq_len, lambda line: log.info("%s", line))
+        fitting(
+            sheet, trained.vocabulary, trained.config.seq_len, lambda line: log.info("%s", line)
+        )
     except Exception as error:  # of many types; said by all processes
-        problem = f"{error}" if isinstance(error, (CorpusError, OSError, *eval_run.PROBLEMS)) else \
-            f"{type(error).__name__}: {error}"
+        problem = (
+            f"{error}"
+            if isinstance(error, (CorpusError, OSError, *eval_run.PROBLEMS))
+            else f"{type(error).__name__}: {error}"
+        )
     if problems := [text for text in from_all(problem) if text]:
         raise CorpusError(problems[0])
     assert sheet
@@ -71,33 +90,50 @@ def measure(c: Config, world: World) -> int:
 
 # ---- Asking
 
+
 def ask(trained: Trained, sheet: Sheet, world: World) -> dict[str, Any]:
     """What became of the questions, the same on all processes. Raises ForeignError for losses that are no numbers."""
-    mine = list(enumerate(sheet.asked))[world.rank::world.size]
+    mine = list(enumerate(sheet.asked))[world.rank :: world.size]
     with torch.no_grad():
         chosen = of_choices(trained, [(i, one) for i, one in mine if one.options], world)
         written = of_written(trained, [one for _, one in mine if not one.options])
-    sums = sum_over_ranks(torch.tensor([*chosen, *written], dtype=torch.float64, device=world.device)).tolist()
+    sums = sum_over_ranks(
+        torch.tensor([*chosen, *written], dtype=torch.float64, device=world.device)
+    ).tolist()
     if sums[4]:
-        raise ForeignError(f"{trained.source}: the model's losses are no finite numbers; its weights are damaged or "
-                           "diverged; take an earlier checkpoint (STEP)")
-    return {"rows": sheet.rows,
-            "choice": scored(sums[0], sums[1], sums[3], sums[2] / sums[1] if sums[1] else None),
-            "written": scored(sums[5], sums[6], sums[7], 0.0 if sums[6] else None)}
+        raise ForeignError(
+            f"{trained.source}: the model's losses are no finite numbers; its weights are damaged or "
+            "diverged; take an earlier checkpoint (STEP)"
+        )
+    return {
+        "rows": sheet.rows,
+        "choice": scored(sums[0], sums[1], sums[3], sums[2] / sums[1] if sums[1] else None),
+        "written": scored(sums[5], sums[6], sums[7], 0.0 if sums[6] else None),
+    }
 
 
 def scored(right: float, asked: float, too_long: float, chance: float | None) -> dict[str, Any]:
     """Counts with accuracy and its 95 % interval; None where nothing was asked. chance: what guessing gives."""
     share, interval = (right / asked, wilson(int(right), int(asked))) if asked else (None, None)
-    return {"right": int(right), "asked": int(asked), "too_long": int(too_long), "accuracy": share,
-            "interval": interval, "chance": chance}
+    return {
+        "right": int(right),
+        "asked": int(asked),
+        "too_long": int(too_long),
+        "accuracy": share,
+        "interval": interval,
+        "chance": chance,
+    }
 
 
-def of_choices(trained: Trained, mine: Sequence[tuple[int, Asked]], world: World) -> tuple[float, ...]:
+def of_choices(
+    trained: Trained, mine: Sequence[tuple[int, Asked]], world: World
+) -> tuple[float, ...]:
     """(right, asked, sum of what guessing gives, too long, not finite) of this process's questions with options."""
     c, right, chance, broken = trained.config, 0, 0.0, 0
     made = [choice_question(i, one, trained.vocabulary, c.seq_len) for i, one in mine]
-    for batch in batched(sorted((q for q in made if not q.too_long), key=len, reverse=True), size_of(c)):
+    for batch in batched(
+        sorted((q for q in made if not q.too_long), key=len, reverse=True), size_of(c)
+    ):
         for question, scores in zip(batch, losses(trained.model, batch, world.device), strict=True):
             nats = [of for of, _, _ in scores]
             broken += not all(map(math.isfinite, nats))
@@ -116,16 +152,27 @@ def of_written(trained: Trained, mine: Sequence[Asked]) -> tuple[float, ...]:
         texts = [prompt for _, (prompt, _) in batch]
         most = max(answer for _, (_, answer) in batch) + MORE
         replies: list[list[int]] = [[] for _ in batch]
-        for row in generate(cache_for(trained.model, texts, most), texts, most, Choice(temperature=0),
-                            [c.seed] * len(batch), v, c.seq_len, [chat_format.end_of_message(v)]):
+        for row in generate(
+            cache_for(trained.model, texts, most),
+            texts,
+            most,
+            Choice(temperature=0),
+            [c.seed] * len(batch),
+            v,
+            c.seq_len,
+            [chat_format.end_of_message(v)],
+        ):
             for reply, token in zip(replies, row, strict=True):
                 reply += [] if token is None else [token]
-        right += sum(is_same(v.decode(reply), one.answer) for reply, (one, _) in zip(replies, batch, strict=True))
+        right += sum(
+            is_same(v.decode(reply), one.answer)
+            for reply, (one, _) in zip(replies, batch, strict=True)
+        )
     return right, len(made), len(mine) - len(made)
 
 
 def batched(items: Sequence[Any], size: int) -> list[Sequence[Any]]:
-    return [items[start:start + size] for start in range(0, len(items), size)]
+    return [items[start : start + size] for start in range(0, len(items), size)]
 
 
 def size_of(c: Config) -> int:
@@ -134,19 +181,25 @@ def size_of(c: Config) -> int:
 
 # ---- Telling
 
+
 def lines(found: dict[str, Any]) -> list[str]:
     """A line for each kind of question that was asked."""
-    told = [f"{name}: {words(found[kind])}" for kind, name in (("choice", "multiple choice"),
-                                                               ("written", "written answers")) if found[kind]["asked"]]
+    told = [
+        f"{name}: {words(found[kind])}"
+        for kind, name in (("choice", "multiple choice"), ("written", "written answers"))
+        if found[kind]["asked"]
+    ]
     return told or ["no question was asked"]
 
 
 def words(of: dict[str, Any]) -> str:
     """31.0% [25.4, 37.2] of 230, guessing 25.0%"""
     low, high = of["interval"]
-    return (f"{of['accuracy']:.1%} [{100 * low:.1f}, {100 * high:.1f}] of {of['asked']:,}"
-            + (f", guessing {of['chance']:.1%}" if of["chance"] else "")
-            + (f"; {of['too_long']:,} too long to be asked" if of["too_long"] else ""))
+    return (
+        f"{of['accuracy']:.1%} [{100 * low:.1f}, {100 * high:.1f}] of {of['asked']:,}"
+        + (f", guessing {of['chance']:.1%}" if of["chance"] else "")
+        + (f"; {of['too_long']:,} too long to be asked" if of["too_long"] else "")
+    )
 
 
 def name_of(trained: Trained) -> str:
@@ -159,17 +212,29 @@ def name_of(trained: Trained) -> str:
     return f"chat_init_{Path(trained.source).name}"
 
 
-def write(c: Config, trained: Trained, world: World, sheet: Sheet, found: dict[str, Any], seconds: float) -> None:
+def write(
+    c: Config, trained: Trained, world: World, sheet: Sheet, found: dict[str, Any], seconds: float
+) -> None:
     """The JSON. Raises CorpusError where there is no room for it."""
     path = RunPaths.of(c.runs_dir, c.run_name, ROOT).evaluation(name_of(trained))
-    facts = {"schema": 1, "weights": trained.source, "time": time.time(), "seconds": seconds, **found,
-             "data": c.chat_eval_data, "questions": c.chat_eval_questions, "seed": c.seed, "report": sheet.report,
-             "provenance": provenance(world.host, world.size, world.device_name, 0)}
+    facts = {
+        "schema": 1,
+        "weights": trained.source,
+        "time": time.time(),
+        "seconds": seconds,
+        **found,
+        "data": c.chat_eval_data,
+        "questions": c.chat_eval_questions,
+        "seed": c.seed,
+        "report": sheet.report,
+        "provenance": provenance(world.host, world.size, world.device_name, 0),
+    }
     try:
         write_whole(path, (json.dumps(finite(facts), indent=1, allow_nan=False) + "\n").encode())
     except OSError as error:
-        raise CorpusError(f"{path}: cannot be written ({error.strerror}); make room, or choose another RUNS_DIR"
-                          ) from error
+        raise CorpusError(
+            f"{path}: cannot be written ({error.strerror}); make room, or choose another RUNS_DIR"
+        ) from error
     log.info("written: %s", shown(path))
 
 

@@ -14,15 +14,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from settings.config import Config
 from record.durable import write_whole
+from settings.config import Config
 from train.data.data_paths import data_dir
 
 NAME = "exercises"
 ROWS = {"mid": 4000, "sft": 3000, "held_out": 400}
-PART = {"MID_DATA": "mid", "SFT_DATA": "sft", "CHAT_EVAL_DATA": "held_out"}  # what each setting takes of them
+PART = {
+    "MID_DATA": "mid",
+    "SFT_DATA": "sft",
+    "CHAT_EVAL_DATA": "held_out",
+}  # what each setting takes of them
 LETTERS = "ABCD"
-LARGEST = 50  # of what is added: a fifth of so many squared must be more than half of those held out
+LARGEST = (
+    50  # of what is added: a fifth of so many squared must be more than half of those held out
+)
 KINDS = {
     "an animal": "cat dog horse cow sheep goat mouse lion tiger bear wolf fox",
     "a fruit": "apple pear plum cherry grape lemon orange banana peach melon fig mango",
@@ -33,8 +39,28 @@ KINDS = {
     "a part of the body": "hand foot arm leg head nose ear eye mouth knee elbow shoulder",
     "a metal": "iron copper silver gold zinc tin lead nickel steel bronze",
 }
-NAMES = ("Ada", "Ben", "Carl", "Dora", "Emil", "Fay", "Gus", "Hana", "Ivan", "Jo", "Kim", "Lea", "Max", "Nora", "Olga",
-         "Paul", "Rosa", "Sam", "Tom", "Vera")
+NAMES = (
+    "Ada",
+    "Ben",
+    "Carl",
+    "Dora",
+    "Emil",
+    "Fay",
+    "Gus",
+    "Hana",
+    "Ivan",
+    "Jo",
+    "Kim",
+    "Lea",
+    "Max",
+    "Nora",
+    "Olga",
+    "Paul",
+    "Rosa",
+    "Sam",
+    "Tom",
+    "Vera",
+)
 
 
 def choice(draw: random.Random) -> dict[str, Any]:
@@ -42,8 +68,12 @@ def choice(draw: random.Random) -> dict[str, Any]:
     kinds = draw.sample(list(KINDS), len(LETTERS))
     words = [draw.choice(KINDS[kind].split()) for kind in kinds]
     right = draw.randrange(len(LETTERS))
-    return {"question": f"Which of these is {kinds[right]}?", "options": dict(zip(LETTERS, words, strict=True)),
-            "answer": words[right], "answer_idx": LETTERS[right]}
+    return {
+        "question": f"Which of these is {kinds[right]}?",
+        "options": dict(zip(LETTERS, words, strict=True)),
+        "answer": words[right],
+        "answer_idx": LETTERS[right],
+    }
 
 
 def addition(draw: random.Random) -> dict[str, Any]:
@@ -55,17 +85,29 @@ def talk(draw: random.Random) -> dict[str, Any]:
     """Of four messages or six."""
     name, kind = draw.choice(NAMES), draw.choice(list(KINDS))
     word, other = draw.sample(KINDS[kind].split(), 2)
-    said = [f"Hello, I am {name}.", f"Hello {name}. What would you like to know?",
-            f"What is {word}?", f"It is {kind}."]
+    said = [
+        f"Hello, I am {name}.",
+        f"Hello {name}. What would you like to know?",
+        f"What is {word}?",
+        f"It is {kind}.",
+    ]
     if draw.random() < 0.5:
         said += ["Name another one.", f"{other}."]
-    return {"messages": [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(said)]}
+    return {
+        "messages": [
+            {"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(said)
+        ]
+    }
 
 
 def rows(part: str, seed: int) -> Iterator[dict[str, Any]]:
     """All of a part, in order. Which questions are held out is a property of the question, not of the draw."""
     draw, count = random.Random(f"{seed} {part}"), 0
-    makers = {"mid": (talk, choice, addition), "sft": (choice, addition), "held_out": (choice, addition)}[part]
+    makers = {
+        "mid": (talk, choice, addition),
+        "sft": (choice, addition),
+        "held_out": (choice, addition),
+    }[part]
     seen: set[str] = set()
     while count < ROWS[part]:
         made = makers[count % len(makers)](draw)
@@ -101,5 +143,7 @@ def data_of(c: Config, name: str) -> str:
         return str(getattr(c, name.lower()))
     made(data_dir(c), c.seed)
     path = f"{c.data_dir}/{NAME}/{c.seed}/{PART[name]}.jsonl"
-    return ",".join(path + part.removeprefix(NAME) if part.partition("*")[0] == NAME else part
-                    for part in getattr(c, name.lower()).split(","))
+    return ",".join(
+        path + part.removeprefix(NAME) if part.partition("*")[0] == NAME else part
+        for part in getattr(c, name.lower()).split(",")
+    )

@@ -20,11 +20,11 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from finetune.adapter import Adapters, adapters_of, in_file
-from train.checkpoint.checkpoint import cause, refuse_misfit
 from settings.config import Config
+from train.checkpoint.checkpoint import cause, refuse_misfit
+from train.distributed.parallel import bare, local, part_of, replicate, weights_of
 from train.distributed.world import from_first, to_first
 from train.optim import Optimizer
-from train.distributed.parallel import bare, local, part_of, replicate, weights_of
 
 FILE, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 AT_ONCE = 2**26  # bytes that are sent to the first process at a time
@@ -40,13 +40,17 @@ class Lite:
 
     def due(self, step: int) -> bool:
         """Whether the checkpoint of this step holds adapters alone."""
-        return self.c.checkpoint_mode == "lite" and not (self.c.full_save_every and step % self.c.full_save_every == 0)
+        return self.c.checkpoint_mode == "lite" and not (
+            self.c.full_save_every and step % self.c.full_save_every == 0
+        )
 
     def copied(self, model: nn.Module) -> dict[str, Any]:
         """Name in the file -> (rows of this process, shape of the whole), on the host."""
         weights_of(model)  # FSDP2's are split again
-        return {in_file(name): (local(weight).detach().to("cpu", copy=True), tuple(weight.shape))
-                for name, weight in adapters_of(bare(model)).items()}
+        return {
+            in_file(name): (local(weight).detach().to("cpu", copy=True), tuple(weight.shape))
+            for name, weight in adapters_of(bare(model)).items()
+        }
 
     def write(self, states: dict[str, Any], folder: Path, group: Any) -> None:
         """Gather, write and compare, on the processes of a group together. Raises OSError and its like."""
@@ -55,11 +59,18 @@ class Lite:
         rank = rank_in(group)
         for names in portions(states):
             # where each has all of an adapter, the first's will do
-            sent = {name: rows for name in names for rows, shape in [states[name]] if not rank or rows.shape != shape}
+            sent = {
+                name: rows
+                for name in names
+                for rows, shape in [states[name]]
+                if not rank or rows.shape != shape
+            }
             parts = to_first(sent, group)
             for name in names if parts else ():
                 rows = [part[name] for part in parts if name in part]
-                begins[name] = [sum(map(len, rows[:r])) if len(rows) > 1 else 0 for r in range(len(parts))]
+                begins[name] = [
+                    sum(map(len, rows[:r])) if len(rows) > 1 else 0 for r in range(len(parts))
+                ]
                 whole[name] = torch.cat(rows)
         problem = None
         if not rank:
@@ -99,7 +110,13 @@ class Lite:
 def of(c: Config, adapters: Adapters, lm: Any) -> Lite:
     """For a model of transformers' without adapters, on the meta device."""
     description = adapters.config(lm, c.model).to_dict()
-    return Lite(c, {key: sorted(value) if isinstance(value, set) else value for key, value in description.items()})
+    return Lite(
+        c,
+        {
+            key: sorted(value) if isinstance(value, set) else value
+            for key, value in description.items()
+        },
+    )
 
 
 def portions(states: dict[str, Any]) -> Iterator[list[str]]:
@@ -127,7 +144,7 @@ def compare(path: Path, states: dict[str, Any], begins: dict[str, list[int]], ra
     with safe_open(path, framework="pt") as file:
         for name, (rows, _) in states.items():
             begin = begins[name][rank]
-            if not torch.equal(file.get_slice(name)[begin:begin + len(rows)], rows):
+            if not torch.equal(file.get_slice(name)[begin : begin + len(rows)], rows):
                 raise OSError(f"{path.name}: read back, {name} is not what was written")
 
 
@@ -136,8 +153,10 @@ def read(path: Path, weights: dict[str, nn.Parameter]) -> None:
     with safe_open(path, framework="pt") as file:
         held = set(file.keys())
         if held != (wanted := {in_file(name) for name in weights}):
-            raise ValueError(f"{path.name} holds other adapters than LORA_TARGETS asks for: "
-                             f"{min(held ^ wanted)} is in one of them only")
+            raise ValueError(
+                f"{path.name} holds other adapters than LORA_TARGETS asks for: "
+                f"{min(held ^ wanted)} is in one of them only"
+            )
         for name, weight in weights.items():  # all of it, before anything is changed
             refuse(in_file(name), file.get_tensor(in_file(name)), weight.shape)
         for name, weight in weights.items():

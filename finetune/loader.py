@@ -13,10 +13,10 @@ from torch import Tensor
 
 from finetune.batches import MicroBatch, Step
 from finetune.prepare_data import Data
-from train.data.batch import Batch, to_device
 from settings.config import Config
-from train.distributed.world import World
+from train.data.batch import Batch, to_device
 from train.data.mixture import Gap, key_of
+from train.distributed.world import World
 
 
 class Mixed(NamedTuple):
@@ -38,33 +38,50 @@ class Loader:
     def batch(self, step: int, gaps: Sequence[Gap] = ()) -> Batch:
         """The batch of the step after `step` committed ones."""
         made = self.step(step, gaps)
-        torch.manual_seed(int(key_of(self.c.seed, "dropout", step * self.world.size + self.world.rank)) >> 1)
-        return Batch([tensors(part, self.world.device) for part in made.micro_batches], made.scored, made.windows,
-                     made.whole)
+        torch.manual_seed(
+            int(key_of(self.c.seed, "dropout", step * self.world.size + self.world.rank)) >> 1
+        )
+        return Batch(
+            [tensors(part, self.world.device) for part in made.micro_batches],
+            made.scored,
+            made.windows,
+            made.whole,
+        )
 
     def step(self, step: int, gaps: Sequence[Gap]) -> Step:
         """As arrays."""
         made = self.batches.step(step, self.world.rank, self.world.size, gaps)
-        return made if made.scored else self.endless.step(step, self.world.rank, self.world.size, gaps)
+        return (
+            made if made.scored else self.endless.step(step, self.world.rank, self.world.size, gaps)
+        )
 
     def blank(self) -> tuple[Tensor, ...]:
         """A micro-batch of the shape that all have, in which nothing is scored."""
-        return tensors(self.batches.arrays([np.empty(0, dtype=np.int64)] * self.micro_batch), self.world.device)
+        return tensors(
+            self.batches.arrays([np.empty(0, dtype=np.int64)] * self.micro_batch), self.world.device
+        )
 
     def names(self, samples: Sequence[int]) -> list[str]:
         """What to call samples in a message: where the first conversation of each stands."""
         found = []
         for sample in samples:
             window = self.endless.window(sample)
-            place = self.data.examples.place(int(self.data.train[window[0]])) if len(window) else "none"
+            place = (
+                self.data.examples.place(int(self.data.train[window[0]])) if len(window) else "none"
+            )
             found.append(f"{place}" + (f" and {len(window) - 1} more" if len(window) > 1 else ""))
         return found
 
     def shares(self, step: int, gaps: Sequence[Gap]) -> dict[str, dict[str, float]]:
         """DATA -> positions that the model has seen, and how often it has seen each conversation."""
         windows = step * self.c.batch_windows
-        return {"DATA": {"tokens": windows * self.c.seq_len, "share": 1.0,
-                         "epochs": windows / max(1, self.batches.packing.windows)}}
+        return {
+            "DATA": {
+                "tokens": windows * self.c.seq_len,
+                "share": 1.0,
+                "epochs": windows / max(1, self.batches.packing.windows),
+            }
+        }
 
     def lacking(self, step: int, gaps: Sequence[Gap]) -> str:
         """Nothing is waited for."""

@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from settings import finetune_rules
 from finetune import origin
-from finetune.tuning_job import Fingerprints, agreed_fingerprints, put_together, settled, together
 from finetune.prepare_data import Data, prepared
-from train import loop
+from finetune.tuning_job import Fingerprints, agreed_fingerprints, put_together, settled, together
+from settings import finetune_rules
 from settings.config import Config
+from train import loop
 from train.distributed.world import World, from_first
 from train.job import Job
 from train.main import end_record, main, stopped
@@ -52,8 +52,10 @@ class Finetuning:
             if told:
                 return stopped(job)
             if result:
-                job.recorder.say(f"held-out conversations: perplexity {result.record()['val_ppl']:.4g} of "
-                                 f"{result.tokens:,} scored tokens")
+                job.recorder.say(
+                    f"held-out conversations: perplexity {result.record()['val_ppl']:.4g} of "
+                    f"{result.tokens:,} scored tokens"
+                )
         end_record(job, "done")
         job.status.phase("done", step=job.step, last_step=c.last_step, exit_code=0)
         from_first(None)  # leave together

@@ -26,19 +26,19 @@ from torch import Tensor
 
 from export import place
 from export.stored import Weights
-from settings import finetune_rules
-from finetune import lite, hf_model, origin
+from finetune import hf_model, lite, origin
 from finetune.adapter import Adapters, in_file
 from finetune.hf_model import Tuned
 from finetune.weights import plain
-from train.generate import load_run
+from record.run_paths import RunPaths
+from record.status import RunFolderError
+from settings import finetune_rules
 from settings.config import Config
+from settings.declare import FREE, ROOT, SettingsError, declared_fields, shown
 from train.data.sources.source import CorpusError
+from train.generate import load_run
 from train.model.hf_import import ForeignError, some, weight_files
 from train.run_folder import stored_config
-from record.run_paths import RunPaths
-from settings.declare import FREE, ROOT, SettingsError, declared_fields, shown
-from record.status import RunFolderError
 
 BAD_SETTING, BAD_DATA, STOPPED = 64, 78, 130
 KEPT = ("*.json", "*.jinja", "*.model", "*.txt")  # beside the weights
@@ -116,23 +116,36 @@ def adapters_in(folder: Path, manifest: dict[str, Any], c: Config, lm: Any) -> A
         if not hasattr(module, "lora_A"):
             continue
         a, b = (held[in_file(f"{name}.{which}.default.weight")] for which in ("lora_A", "lora_B"))
-        own = plain(f"{name}.").rstrip(".").removeprefix("lm.") + f".{getattr(module, 'parameter_name', 'weight')}"
-        pairs[own] = Pair(a, b, len(weights[own]) if weights[own].ndim == 3 else 1,
-                          getattr(module.get_base_layer(), "is_transposed", False))
+        own = (
+            plain(f"{name}.").rstrip(".").removeprefix("lm.")
+            + f".{getattr(module, 'parameter_name', 'weight')}"
+        )
+        pairs[own] = Pair(
+            a,
+            b,
+            len(weights[own]) if weights[own].ndim == 3 else 1,
+            getattr(module.get_base_layer(), "is_transposed", False),
+        )
     return Added(pairs, adapters.alpha / adapters.rank)
 
 
 def tensors_of(skeleton: Any, names: list[str]) -> dict[str, str]:
     """Tensor in the files -> weight of the class that it is a part of."""
     from transformers.core_model_loading import revert_weight_conversion
+
     shapes = dict(skeleton.named_parameters(remove_duplicate=False))
-    return {tensor: name for name in names for tensor in revert_weight_conversion(skeleton, {name: shapes[name]})}
+    return {
+        tensor: name
+        for name in names
+        for tensor in revert_weight_conversion(skeleton, {name: shapes[name]})
+    }
 
 
 def write(base: Path, target: Path, skeleton: Any, source: Source) -> list[str]:
     """Every file of the model's folder, changed by what was trained; returns the tensors that were. Raises
     ForeignError where there is none for something that was trained."""
     from transformers.core_model_loading import revert_weight_conversion
+
     weight_of = tensors_of(skeleton, source.names)
     tied = dict(skeleton.all_tied_weights_keys)
     changed: list[str] = []
@@ -149,13 +162,24 @@ def write(base: Path, target: Path, skeleton: Any, source: Source) -> list[str]:
                 weight = weight_of.get(tensor) or weight_of.get(tied.get(tensor, ""))
                 if weight:
                     new = parts(weight)[tensor if tensor in weight_of else tied[tensor]]
-                    values = (values.float() + new if isinstance(source, Added) else new).to(values.dtype).contiguous()
+                    values = (
+                        (values.float() + new if isinstance(source, Added) else new)
+                        .to(values.dtype)
+                        .contiguous()
+                    )
                     changed.append(tensor)
                 made[tensor] = values
         save_file(made, target / path.name, metadata={"format": "pt"})
-        log.info("%s: %d tensors, %.2f GB", path.name, len(made), sum(v.nbytes for v in made.values()) / 1e9)
+        log.info(
+            "%s: %d tensors, %.2f GB",
+            path.name,
+            len(made),
+            sum(v.nbytes for v in made.values()) / 1e9,
+        )
     if lacking := sorted(weight_of.keys() - set(changed)):
-        raise ForeignError(f"{shown(base)}: its files lack {some(lacking)}, which was trained; bring that MODEL back")
+        raise ForeignError(
+            f"{shown(base)}: its files lack {some(lacking)}, which was trained; bring that MODEL back"
+        )
     for pattern in KEPT:
         for path in base.glob(pattern):
             if not path.name.startswith("."):
@@ -169,11 +193,17 @@ def export(c: Config, paths: RunPaths) -> None:
     place.refuse_to_lose(target)
     before = stored_config(paths)
     tuned = load_run.settings_of_run(paths, before)
-    free = [field.name for field in declared_fields(Config).values() if field.metadata["declared"].resume == FREE]
+    free = [
+        field.name
+        for field in declared_fields(Config).values()
+        if field.metadata["declared"].resume == FREE
+    ]
     tuned = dataclasses.replace(tuned, **{name: getattr(c, name) for name in free})
     base = origin.find(tuned)
     if before["attempts"][0].get("model_fingerprint") != hf_model.fingerprint(base):
-        raise ForeignError(f"MODEL={tuned.model}: {shown(base)} is not what was fine-tuned; bring that back")
+        raise ForeignError(
+            f"MODEL={tuned.model}: {shown(base)} is not what was fine-tuned; bring that back"
+        )
     folder, manifest = load_run.checkpoint_of(c, paths)
     config = hf_model.configuration(base)
     skeleton = hf_model.on_meta(config, torch.float32)
@@ -186,26 +216,52 @@ def export(c: Config, paths: RunPaths) -> None:
         source = Replaced(Weights(folder))
     with place.alone(paths.folder), place.unfinished(paths.folder) as half:
         changed = write(base, half, skeleton, source)
-        (half / load_run.TUNED).write_text(json.dumps({
-            "model": tuned.model, "step": manifest["step"], "val_loss": manifest.get("val_loss"),
-            "settings": {name: before["settings"].get(name) for name in (
-                "DATA", "EPOCHS", "SEQ_LEN", "BATCH_TOKENS", "LEARNING_RATE", "LORA_RANK", "LORA_ALPHA",
-                "LORA_TARGETS")}}, indent=1))
+        (half / load_run.TUNED).write_text(
+            json.dumps(
+                {
+                    "model": tuned.model,
+                    "step": manifest["step"],
+                    "val_loss": manifest.get("val_loss"),
+                    "settings": {
+                        name: before["settings"].get(name)
+                        for name in (
+                            "DATA",
+                            "EPOCHS",
+                            "SEQ_LEN",
+                            "BATCH_TOKENS",
+                            "LEARNING_RATE",
+                            "LORA_RANK",
+                            "LORA_ALPHA",
+                            "LORA_TARGETS",
+                        )
+                    },
+                },
+                indent=1,
+            )
+        )
         place.seal(half)
         place.replace(half, target)
-    sys.stdout.write(f"{shown(target)}: {tuned.model} with step {manifest['step']} of {c.run_name}, {len(changed)} "
-                     "tensors changed; transformers reads it\n")
+    sys.stdout.write(
+        f"{shown(target)}: {tuned.model} with step {manifest['step']} of {c.run_name}, {len(changed)} "
+        "tensors changed; transformers reads it\n"
+    )
 
 
 def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-    warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # DCP, in one process
+    warnings.filterwarnings(
+        "ignore", message="torch.distributed is disabled"
+    )  # DCP, in one process
     paths = None
     try:
-        c, _ = Config.load_with_remarks(without=(*finetune_rules.OF_PRETRAINING, *load_run.OF_TRAINING))
+        c, _ = Config.load_with_remarks(
+            without=(*finetune_rules.OF_PRETRAINING, *load_run.OF_TRAINING)
+        )
         paths = RunPaths.of(c.runs_dir, c.run_name, ROOT)
         if not stored_config(paths):
-            raise RunFolderError(f"RUN_NAME={c.run_name}: there is no such run in {c.runs_dir}; make runs lists them")
+            raise RunFolderError(
+                f"RUN_NAME={c.run_name}: there is no such run in {c.runs_dir}; make runs lists them"
+            )
         export(c, paths)
     except SettingsError as error:
         sys.stderr.write(f"{error}\n")
@@ -215,8 +271,10 @@ def main() -> int:
         return BAD_DATA
     except (OSError, SafetensorError) as error:
         where = getattr(error, "filename", None) or (paths.folder if paths else "")
-        sys.stderr.write(f"{where}: cannot be read or written ({error}); make room on its disk, or mend its "
-                         "permissions\n")
+        sys.stderr.write(
+            f"{where}: cannot be read or written ({error}); make room on its disk, or mend its "
+            "permissions\n"
+        )
         return BAD_DATA
     except KeyboardInterrupt:
         sys.stderr.write("stopped; nothing was exported, and what was there is as it was\n")

@@ -27,16 +27,16 @@ from pathlib import Path
 from typing import Any
 
 from export import card
-from train.checkpoint.checkpoint import committed
+from record.durable import write_whole
 from settings.config import Config
+from settings.declare import ROOT, SettingsError, declared_fields, environment, shown
+from train.checkpoint.checkpoint import committed
+from train.data.data_paths import data_dir
 from train.data.sources.hub import Again, ask
 from train.data.sources.source import CorpusError
-from record.durable import write_whole
-from train.model.hf_import import ForeignError, weight_files
 from train.distributed.signals import end_with_parent
-from train.data.data_paths import data_dir
-from settings.declare import ROOT, SettingsError, declared_fields, environment, shown
 from train.generate.load_run import TUNED
+from train.model.hf_import import ForeignError, weight_files
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[0-9a-f]{7,40})?")
 WANTED = re.compile(r"[^/]+\.(json|jinja|safetensors|model|txt)")  # of the repository's root
@@ -49,23 +49,35 @@ log = logging.getLogger(__name__)
 def find(c: Config) -> Path:
     """The folder of MODEL, where it is here already. Raises SettingsError, ForeignError."""
     if not c.model:
-        raise SettingsError(["MODEL is not set; give a run of ours, the folder of a model with its tokenizer, or its "
-                             "name on the Hugging Face hub, for example MODEL=models/qwen3-1.7b"])
+        raise SettingsError(
+            [
+                "MODEL is not set; give a run of ours, the folder of a model with its tokenizer, or its "
+                "name on the Hugging Face hub, for example MODEL=models/qwen3-1.7b"
+            ]
+        )
     if run := run_of(c):
         if is_exported(run):
             return run / "export"
-        raise ForeignError(f"MODEL={c.model}: the run has no export yet, by which it is read and which make finetune "
-                           "makes on each machine")
+        raise ForeignError(
+            f"MODEL={c.model}: the run has no export yet, by which it is read and which make finetune "
+            "makes on each machine"
+        )
     if os.path.isdir(place := ROOT / Path(c.model).expanduser()):
         return place
     if HUB_NAME.fullmatch(c.model):
         kept = kept_at(c)
         if (kept / WHOLE).is_file():
             return kept
-        raise ForeignError(f"MODEL={c.model}: has not been brought from the hub to {shown(kept)} yet, which make "
-                           "finetune does on each machine")
-    raise SettingsError([f"MODEL={c.model}: there is no such run in {c.runs_dir} and no such folder, and it is no name "
-                         "on the Hugging Face hub (OWNER/NAME); for example MODEL=models/qwen3-1.7b"])
+        raise ForeignError(
+            f"MODEL={c.model}: has not been brought from the hub to {shown(kept)} yet, which make "
+            "finetune does on each machine"
+        )
+    raise SettingsError(
+        [
+            f"MODEL={c.model}: there is no such run in {c.runs_dir} and no such folder, and it is no name "
+            "on the Hugging Face hub (OWNER/NAME); for example MODEL=models/qwen3-1.7b"
+        ]
+    )
 
 
 def is_here(c: Config) -> bool:
@@ -112,19 +124,29 @@ def bring(c: Config) -> Path:
             try:
                 download(c, target)
             except CorpusError as error:
-                raise CorpusError(f"MODEL={c.model}: there is no run and no folder of that name here, and of the hub: "
-                                  f"{error}") from error
+                raise CorpusError(
+                    f"MODEL={c.model}: there is no run and no folder of that name here, and of the hub: "
+                    f"{error}"
+                ) from error
     return target
 
 
 def say_age(run: Path, folder: Path, c: Config) -> None:
     """Which step of the run is read, and whether there is a newer one."""
     step, newest = exported_step(folder), max(committed(run / "checkpoints"), default=None)
-    log.info("MODEL=%s: %s%s is what is read of it", c.model, shown(folder),
-             "" if step is None else f", of step {step},")
+    log.info(
+        "MODEL=%s: %s%s is what is read of it",
+        c.model,
+        shown(folder),
+        "" if step is None else f", of step {step},",
+    )
     if newest is not None and newest != step:
-        log.warning("MODEL=%s: its newest checkpoint is of step %d; make export RUN_NAME=%s renews the export", c.model,
-                    newest, run.name)
+        log.warning(
+            "MODEL=%s: its newest checkpoint is of step %d; make export RUN_NAME=%s renews the export",
+            c.model,
+            newest,
+            run.name,
+        )
 
 
 def exported_step(folder: Path) -> int | None:
@@ -137,30 +159,55 @@ def exported_step(folder: Path) -> int | None:
 def export(run: Path, c: Config) -> None:
     """make export of that run, by its own settings and none of these. Raises ForeignError."""
     log.info("MODEL=%s: the run has no export yet, by which it is read; making it", c.model)
-    own = {"RUN_NAME": run.name, "RUNS_DIR": str(run.parent), "DATA_DIR": str(data_dir(c)),
-           "SOURCES_DIR": str(ROOT / c.sources_dir), **({"HF_TOKEN": c.hf_token} if c.hf_token else {})}
+    own = {
+        "RUN_NAME": run.name,
+        "RUNS_DIR": str(run.parent),
+        "DATA_DIR": str(data_dir(c)),
+        "SOURCES_DIR": str(ROOT / c.sources_dir),
+        **({"HF_TOKEN": c.hf_token} if c.hf_token else {}),
+    }
     with tempfile.NamedTemporaryFile(suffix=".env") as nothing:  # in the place of .env
         done = subprocess.run(
-            [sys.executable, "-m", "export"], cwd=ROOT, text=True, check=False, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, preexec_fn=functools.partial(end_with_parent, signal.SIGTERM),
-            env=environment(own | {"ENV_FILE": nothing.name}, without=declared_fields(Config)))
+            [sys.executable, "-m", "export"],
+            cwd=ROOT,
+            text=True,
+            check=False,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            preexec_fn=functools.partial(end_with_parent, signal.SIGTERM),
+            env=environment(own | {"ENV_FILE": nothing.name}, without=declared_fields(Config)),
+        )
     if done.returncode:
-        raise ForeignError(f"MODEL={c.model}: the run cannot be exported, by which it is read: {done.stdout.strip()}")
+        raise ForeignError(
+            f"MODEL={c.model}: the run cannot be exported, by which it is read: {done.stdout.strip()}"
+        )
     log.info("%s", done.stdout.strip())
 
 
 def download(c: Config, target: Path) -> None:
     """All files that are needed. Raises CorpusError."""
     from huggingface_hub import HfApi, hf_hub_download
+
     name, _, commit = c.model.partition("@")
     token = c.hf_token or None
-    info = ask(name, f"the model {name}", lambda: HfApi(token=token).model_info(name, revision=commit or None), PAGE)
+    info = ask(
+        name,
+        f"the model {name}",
+        lambda: HfApi(token=token).model_info(name, revision=commit or None),
+        PAGE,
+    )
     files = sorted(one.rfilename for one in info.siblings or [] if WANTED.fullmatch(one.rfilename))
     if not any(file.endswith(".safetensors") for file in files):
-        raise CorpusError(f"MODEL={c.model}: the hub has no safetensors of it, and pickles are not read; take another "
-                          "model, or convert it and give the folder")
-    described = ask(name, f"the files of {name}", lambda: HfApi(token=token).get_paths_info(
-        name, files, revision=info.sha), PAGE)
+        raise CorpusError(
+            f"MODEL={c.model}: the hub has no safetensors of it, and pickles are not read; take another "
+            "model, or convert it and give the folder"
+        )
+    described = ask(
+        name,
+        f"the files of {name}",
+        lambda: HfApi(token=token).get_paths_info(name, files, revision=info.sha),
+        PAGE,
+    )
     known = {one.path: one for one in described}
     began = time.monotonic()
 
@@ -178,7 +225,13 @@ def download(c: Config, target: Path) -> None:
     except ForeignError as error:
         raise CorpusError(f"MODEL={c.model}: what the hub has is not whole: {error}") from error
     write_whole(target / WHOLE, json.dumps({"commit": info.sha, "files": files}).encode())
-    log.info("MODEL=%s: commit %s in %s, %.0f s", c.model, info.sha, shown(target), time.monotonic() - began)
+    log.info(
+        "MODEL=%s: commit %s in %s, %.0f s",
+        c.model,
+        info.sha,
+        shown(target),
+        time.monotonic() - began,
+    )
 
 
 def is_whole(path: Path, known: Any) -> bool:

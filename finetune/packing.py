@@ -26,7 +26,7 @@ class Windows:
 
     def examples(self, window: int) -> np.ndarray:
         """The examples of a window, in their order there."""
-        return self.order[int(self.ends[window - 1]) if window else 0:int(self.ends[window])]
+        return self.order[int(self.ends[window - 1]) if window else 0 : int(self.ends[window])]
 
 
 class Packing:
@@ -35,9 +35,13 @@ class Packing:
 
     def __init__(self, positions: np.ndarray, seq_len: int, seed: int, shuffled: bool = True):
         if len(positions) and not (positions.min() >= 1 and positions.max() <= seq_len):
-            raise ValueError(f"examples take {positions.min()} to {positions.max()} positions, windows have {seq_len}")
+            raise ValueError(
+                f"examples take {positions.min()} to {positions.max()} positions, windows have {seq_len}"
+            )
         self.positions, self.seed, self.shuffled = positions, seed, shuffled
-        self.window_of = best_fit(np.sort(positions)[::-1], seq_len)  # of the longest example, the next, and so on
+        self.window_of = best_fit(
+            np.sort(positions)[::-1], seq_len
+        )  # of the longest example, the next, and so on
         self.windows = int(self.window_of.max()) + 1 if len(positions) else 0
         self.epoch = functools.lru_cache(maxsize=2)(self.made)  # a step may lie in two
 
@@ -45,12 +49,16 @@ class Packing:
         """The windows of an epoch."""
         examples, places = np.arange(len(self.positions)), np.arange(self.windows)
         if self.shuffled and len(examples):
-            examples = permute(examples, len(examples), np.asarray(key_of(self.seed, "examples", epoch)))
+            examples = permute(
+                examples, len(examples), np.asarray(key_of(self.seed, "examples", epoch))
+            )
             places = permute(places, self.windows, np.asarray(key_of(self.seed, "windows", epoch)))
         by_length = examples[np.argsort(-self.positions[examples], kind="stable")]
         place = places[self.window_of]
-        return Windows(by_length[np.argsort(place, kind="stable")],
-                       np.cumsum(np.bincount(place, minlength=self.windows)))
+        return Windows(
+            by_length[np.argsort(place, kind="stable")],
+            np.cumsum(np.bincount(place, minlength=self.windows)),
+        )
 
 
 def best_fit(sizes: np.ndarray, capacity: int) -> np.ndarray:

@@ -15,20 +15,20 @@ from pathlib import Path
 
 import numpy as np
 
-from settings import finetune_rules
 from finetune import hf_model, origin, subset, template
 from finetune.batches import Batches
 from finetune.preview import preview
 from finetune.several import examples_of
 from finetune.store import Examples
 from finetune.template import Template
+from settings import finetune_rules
 from settings.config import Config
+from settings.declare import ROOT, SettingsError
+from train.data.data_paths import data_dir
 from train.data.sources.source import CorpusError
+from train.data.tokenizer import TokenizerError
 from train.distributed.world import report_exit
 from train.model.hf_import import ForeignError
-from train.data.data_paths import data_dir
-from settings.declare import ROOT, SettingsError
-from train.data.tokenizer import TokenizerError
 
 BAD_SETTING, BAD_DATA, STOPPED = 64, 78, 130
 BEFORE_TRAINING = "before-training"
@@ -50,14 +50,29 @@ class Data:
 
     def batches(self, ranks: int, epochs: int | None = None) -> Batches:
         """Steps of training: BATCH_TOKENS of positions each, MICRO_BATCH_SIZE windows at once."""
-        return Batches(self.examples, self.train, self.c.seq_len, self.c.batch_windows, self.c.micro_batch(ranks),
-                       self.c.seed, epochs)
+        return Batches(
+            self.examples,
+            self.train,
+            self.c.seq_len,
+            self.c.batch_windows,
+            self.c.micro_batch(ranks),
+            self.c.seed,
+            epochs,
+        )
 
     def evaluation_batches(self, ranks: int) -> Batches:
         """Steps of evaluation: a micro-batch of each rank, always the same; after the last one all are blank."""
         size = self.c.eval_micro_batch_size or self.c.micro_batch(ranks)
-        return Batches(self.evaluation, self.held_out, self.c.seq_len, size * ranks, size, self.c.seed, epochs=1,
-                       shuffled=False)
+        return Batches(
+            self.evaluation,
+            self.held_out,
+            self.c.seq_len,
+            size * ranks,
+            size,
+            self.c.seed,
+            epochs=1,
+            shuffled=False,
+        )
 
     def preview(self, colour: bool) -> str:
         """The first example that is trained on."""
@@ -65,24 +80,37 @@ class Data:
         window = batches.window(0)
         shown = batches.arrays([window])
         part = slice(int(shown.bounds[0]), int(shown.bounds[1]))
-        return preview(shown.tokens[0, part], shown.targets[0, part], self.made_for.decode,
-                       self.examples.place(int(self.train[window[0]])), colour)
+        return preview(
+            shown.tokens[0, part],
+            shown.targets[0, part],
+            self.made_for.decode,
+            self.examples.place(int(self.train[window[0]])),
+            colour,
+        )
 
 
 def prepared(c: Config, folder: Path) -> Data:
     """DATA for the model of a folder. Raises SettingsError, CorpusError, TokenizerError."""
     length = hf_model.longest(folder)
     if length and c.seq_len > length:
-        raise SettingsError([f"SEQ_LEN={c.seq_len}: MODEL={c.model} was made for {length} tokens "
-                             f"(max_position_embeddings); set SEQ_LEN={length} or less"])
+        raise SettingsError(
+            [
+                f"SEQ_LEN={c.seq_len}: MODEL={c.model} was made for {length} tokens "
+                f"(max_position_embeddings); set SEQ_LEN={length} or less"
+            ]
+        )
     return prepare(c, template.find(folder, c.model))
 
 
 def prepare(c: Config, made_for: Template) -> Data:
     """Make or find the examples of DATA, and of EVAL_DATA where it is set. Raises SettingsError, CorpusError."""
     if not c.data:
-        raise SettingsError(["DATA is not set; give conversations to train on, for example DATA=chats.jsonl; "
-                             "docs/finetune.md lists what is read"])
+        raise SettingsError(
+            [
+                "DATA is not set; give conversations to train on, for example DATA=chats.jsonl; "
+                "docs/finetune.md lists what is read"
+            ]
+        )
     folder = data_dir(c) / "finetune"
     examples = evaluation = examples_of(c.data, made_for, c.seq_len, folder, c.hf_token)
     lines = [*made_for.remarks, *(f"DATA: {line}" for line in examples.report)]
@@ -96,8 +124,10 @@ def prepare(c: Config, made_for: Template) -> Data:
         parts = subset.split(hashes, c.seed, c.eval_conversations)
         held_out = parts.held_out
     if not len(parts.train):
-        raise CorpusError(f"DATA={c.data}: no conversation is left to train on, since all of it is in EVAL_DATA="
-                          f"{c.eval_data} as well; take other data")
+        raise CorpusError(
+            f"DATA={c.data}: no conversation is left to train on, since all of it is in EVAL_DATA="
+            f"{c.eval_data} as well; take other data"
+        )
     data = Data(c, made_for, examples, parts.train, evaluation, held_out, ())
     return dataclasses.replace(data, lines=(*lines, *summary(data, parts)))
 
@@ -106,16 +136,23 @@ def summary(data: Data, parts: subset.Split) -> list[str]:
     """What is trained on and evaluated with, in numbers."""
     c, batches, index = data.c, data.batches(1), data.examples.index
     same = len(index) - len(np.unique(index["hash"]))
-    lines = [f"training: {len(data.train):,} examples, {int(batches.scored.sum()):,} of "
-             f"{int(batches.packing.positions.sum()):,} tokens scored; an epoch is {batches.packing.windows:,} windows "
-             f"of {c.seq_len} tokens, {batches.filled:.1%} full, or {batches.packing.windows / c.batch_windows:,.1f} "
-             "steps"]
+    lines = [
+        f"training: {len(data.train):,} examples, {int(batches.scored.sum()):,} of "
+        f"{int(batches.packing.positions.sum()):,} tokens scored; an epoch is {batches.packing.windows:,} windows "
+        f"of {c.seq_len} tokens, {batches.filled:.1%} full, or {batches.packing.windows / c.batch_windows:,.1f} "
+        "steps"
+    ]
     if same:
-        lines.append(f"{same:,} examples say the same as another one, and are trained on as often as they are there")
+        lines.append(
+            f"{same:,} examples say the same as another one, and are trained on as often as they are there"
+        )
     scored = int(data.evaluation.index["scored"][data.held_out].sum())
-    lines.append(f"evaluation: {len(data.held_out):,} conversations of {'EVAL_DATA' if c.eval_data else 'DATA'}, "
-                 f"{scored:,} scored tokens" if len(data.held_out) else
-                 "evaluation: none; there are fewer than 10 different conversations, or EVAL_CONVERSATIONS=0")
+    lines.append(
+        f"evaluation: {len(data.held_out):,} conversations of {'EVAL_DATA' if c.eval_data else 'DATA'}, "
+        f"{scored:,} scored tokens"
+        if len(data.held_out)
+        else "evaluation: none; there are fewer than 10 different conversations, or EVAL_CONVERSATIONS=0"
+    )
     if parts.copies:
         lines.append(f"{parts.copies:,} copies of what is evaluated with are left out of training")
     return lines
@@ -123,10 +160,17 @@ def summary(data: Data, parts: subset.Split) -> list[str]:
 
 def planned() -> tuple[int, str]:
     """The plan of what could not be planned before MODEL was here: the exit code, and why it must not begin."""
-    done = subprocess.run([sys.executable, "-m", "doctor.before_run", "finetune"], cwd=ROOT, check=False, text=True,
-                          stderr=subprocess.PIPE)
+    done = subprocess.run(
+        [sys.executable, "-m", "doctor.before_run", "finetune"],
+        cwd=ROOT,
+        check=False,
+        text=True,
+        stderr=subprocess.PIPE,
+    )
     sys.stderr.write(done.stderr)
-    return done.returncode if done.returncode in (0, BAD_SETTING, BAD_DATA) else 1, " ".join(done.stderr.split())
+    return done.returncode if done.returncode in (0, BAD_SETTING, BAD_DATA) else 1, " ".join(
+        done.stderr.split()
+    )
 
 
 def main(argv: Sequence[str] = ()) -> int:
@@ -148,8 +192,10 @@ def main(argv: Sequence[str] = ()) -> int:
         report_exit(code, why=str(error))  # for the other nodes, which scripts/train.sh tells
         return code
     except OSError as error:
-        why = (f"{error.filename or 'a disk of DATA_DIR or RUNS_DIR'}: cannot be read or written "
-               f"({error.strerror or error}); make room, mend its permissions, or choose another DATA_DIR or RUNS_DIR")
+        why = (
+            f"{error.filename or 'a disk of DATA_DIR or RUNS_DIR'}: cannot be read or written "
+            f"({error.strerror or error}); make room, mend its permissions, or choose another DATA_DIR or RUNS_DIR"
+        )
         sys.stderr.write(f"{why}\n")
         report_exit(BAD_DATA, why=why)
         return BAD_DATA

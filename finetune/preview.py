@@ -21,19 +21,30 @@ OPEN, CLOSE = "[[[", "]]]"
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
-def preview(tokens: np.ndarray, targets: np.ndarray, decode: Callable[[Sequence[int]], str], place: str,
-            colour: bool = False) -> str:
+def preview(
+    tokens: np.ndarray,
+    targets: np.ndarray,
+    decode: Callable[[Sequence[int]], str],
+    place: str,
+    colour: bool = False,
+) -> str:
     """The text of an example, under a line that says what it is.
 
     tokens, targets (n,) int64 as in a window; the last target is scored, since examples end there. decode: ids to
     text; place: where the example comes from.
     """
     ids, scored = np.append(tokens, targets[-1]), np.append(False, targets != IGNORED)
-    marks = "masked parts dim, scored ones bold" if colour else f"scored parts stand in {OPEN} {CLOSE}"
-    head = f"one example, {place}: {len(ids):,} tokens, {int(scored.sum()):,} of them scored ({marks})"
+    marks = (
+        "masked parts dim, scored ones bold" if colour else f"scored parts stand in {OPEN} {CLOSE}"
+    )
+    head = (
+        f"one example, {place}: {len(ids):,} tokens, {int(scored.sum()):,} of them scored ({marks})"
+    )
     parts = []
     for begin, end, is_scored in runs(scored):
-        text = shortened(CONTROL.sub(lambda found: repr(found[0])[1:-1], text_of(ids, begin, end, decode)))
+        text = shortened(
+            CONTROL.sub(lambda found: repr(found[0])[1:-1], text_of(ids, begin, end, decode))
+        )
         if colour:
             parts.append(f"{SCORED if is_scored else DIM}{text}{PLAIN}")
         else:
@@ -50,11 +61,11 @@ def runs(scored: np.ndarray) -> list[tuple[int, int, bool]]:
 def text_of(ids: np.ndarray, begin: int, end: int, decode: Callable[[Sequence[int]], str]) -> str:
     """The text of a run, blanks at its start included: some tokenizers leave them out where a text begins."""
     whole, before = decode(ids[:end].tolist()), decode(ids[:begin].tolist())
-    return whole[len(before):] if whole.startswith(before) else decode(ids[begin:end].tolist())
+    return whole[len(before) :] if whole.startswith(before) else decode(ids[begin:end].tolist())
 
 
 def shortened(text: str) -> str:
     if len(text) <= LONGEST:
         return text
     left = len(text) - LONGEST
-    return f"{text[:LONGEST // 2]} ... ({left:,} characters) ... {text[-LONGEST // 2:]}"
+    return f"{text[: LONGEST // 2]} ... ({left:,} characters) ... {text[-LONGEST // 2 :]}"

@@ -21,17 +21,17 @@ from finetune import exercises, reading, several, subset
 from finetune.reading import Tally, conversations, pinned_files
 from finetune.store import hash_of
 from finetune.template import digest
-from train.generate import chat_format
-from train.generate.chat_format import Message
+from record.durable import write_whole
 from settings.config import Config
-from train.evaluate.core.prompts import Choice, Question
+from settings.declare import shown
+from train.data.data_paths import data_dir
+from train.data.prepare import one_at_a_time
 from train.data.sources.pin import Pinned
 from train.data.sources.source import CorpusError
-from record.durable import write_whole
-from train.data.prepare import one_at_a_time
-from train.data.data_paths import data_dir
-from settings.declare import shown
 from train.data.tokenizer import Vocabulary
+from train.evaluate.core.prompts import Choice, Question
+from train.generate import chat_format
+from train.generate.chat_format import Message
 
 SETTING = "CHAT_EVAL_DATA"
 RULES = 1  # changes when the same rows give other questions
@@ -67,16 +67,23 @@ class Sheet:
 def sheet_of(c: Config) -> Sheet:
     """The questions of CHAT_EVAL_DATA, CHAT_EVAL_QUESTIONS of them at most. Raises CorpusError, OSError."""
     if not c.chat_eval_data:
-        raise CorpusError(f"{SETTING} is not set; give questions with answers that the model was not trained on, for "
-                          f"example {SETTING}=held_out.jsonl")
+        raise CorpusError(
+            f"{SETTING} is not set; give questions with answers that the model was not trained on, for "
+            f"example {SETTING}=held_out.jsonl"
+        )
     found, report = list[Asked](), list[str]()
     folder = data_dir(c) / "finetune"
-    with one_at_a_time(folder):  # of several processes that ask: files of the hub are deleted once they are read
+    with one_at_a_time(
+        folder
+    ):  # of several processes that ask: files of the hub are deleted once they are read
         for source, _ in several.sources_in(exercises.data_of(c, SETTING), SETTING):
             rows, said = read(source, folder, c)
             found += rows
             report += said
-    hashes = np.array([hash_of([*one.messages, Message("assistant", one.answer)]) for one in found], dtype=np.uint64)
+    hashes = np.array(
+        [hash_of([*one.messages, Message("assistant", one.answer)]) for one in found],
+        dtype=np.uint64,
+    )
     drawn = subset.chosen(hashes, c.seed, c.chat_eval_questions or None)
     return Sheet([found[i] for i in drawn.tolist()], len(found), report)
 
@@ -115,8 +122,10 @@ def opened(path: Path) -> tuple[list[Asked], list[str]] | None:
     except ValueError as error:
         log.warning("%s: damaged (%s); it is made again", shown(path), error)
         return None
-    return [Asked([Message(*one) for one in messages], answer, tuple(options), place)
-            for messages, answer, options, place in rows], report
+    return [
+        Asked([Message(*one) for one in messages], answer, tuple(options), place)
+        for messages, answer, options, place in rows
+    ], report
 
 
 def asked(conversation: reading.Conversation, place: str) -> Asked:
@@ -136,8 +145,12 @@ def choice_question(number: int, one: Asked, v: Vocabulary, seq_len: int) -> Que
         letter = line.index(".")
         count = sum(begin < letter for begin, _ in encoding.offsets)
         choices.append(Choice(array("q", [*prompt, *encoding.ids[:count]]), len(prompt)))
-    return Question(number, tuple(choices), one.options.index(one.answer),
-                    too_long=max(len(choice.tokens) for choice in choices) > seq_len)
+    return Question(
+        number,
+        tuple(choices),
+        one.options.index(one.answer),
+        too_long=max(len(choice.tokens) for choice in choices) > seq_len,
+    )
 
 
 def written_question(one: Asked, v: Vocabulary, seq_len: int) -> tuple[list[int], int] | None:
@@ -146,17 +159,29 @@ def written_question(one: Asked, v: Vocabulary, seq_len: int) -> tuple[list[int]
     return (prompt, answer) if len(prompt) + answer <= seq_len else None
 
 
-def fitting(sheet: Sheet, v: Vocabulary, seq_len: int, say: Callable[[str], None] = lambda line: None) -> int:
+def fitting(
+    sheet: Sheet, v: Vocabulary, seq_len: int, say: Callable[[str], None] = lambda line: None
+) -> int:
     """How many of the questions fit into seq_len tokens. Raises CorpusError where none does, TokenizerError."""
-    lost = [one.place for number, one in enumerate(sheet.asked) if (
-        choice_question(number, one, v, seq_len).too_long if one.options else
-        written_question(one, v, seq_len) is None)]
+    lost = [
+        one.place
+        for number, one in enumerate(sheet.asked)
+        if (
+            choice_question(number, one, v, seq_len).too_long
+            if one.options
+            else written_question(one, v, seq_len) is None
+        )
+    ]
     if len(lost) == len(sheet.asked):
-        raise CorpusError(f"{SETTING}: none of its {len(lost)} questions fits into SEQ_LEN={seq_len} tokens; give "
-                          "shorter ones, or train with a longer SEQ_LEN")
+        raise CorpusError(
+            f"{SETTING}: none of its {len(lost)} questions fits into SEQ_LEN={seq_len} tokens; give "
+            "shorter ones, or train with a longer SEQ_LEN"
+        )
     if lost:
-        say(f"{SETTING}: {len(lost)} of {len(sheet.asked)} questions do not fit into SEQ_LEN={seq_len} tokens and are "
-            f"left out ({', '.join(lost[:3])}{', ...' if len(lost) > 3 else ''})")
+        say(
+            f"{SETTING}: {len(lost)} of {len(sheet.asked)} questions do not fit into SEQ_LEN={seq_len} tokens and are "
+            f"left out ({', '.join(lost[:3])}{', ...' if len(lost) > 3 else ''})"
+        )
     return len(sheet.asked) - len(lost)
 
 

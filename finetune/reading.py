@@ -23,21 +23,40 @@ import pyarrow.parquet
 
 from finetune import row_shapes
 from finetune.row_shapes import COLUMNS, SHAPES, Conversation, conversation_of
+from settings.declare import ROOT
 from train.data.sources import rows
 from train.data.sources.fetch import Files
-from train.data.sources.formats import FILE_MAGIC, FORMATS, UNREADABLE, Bad, Broken, Skipped, ends, format_of, read
+from train.data.sources.formats import (
+    FILE_MAGIC,
+    FORMATS,
+    UNREADABLE,
+    Bad,
+    Broken,
+    Skipped,
+    ends,
+    format_of,
+    read,
+)
 from train.data.sources.pin import Pinned, pin
 from train.data.sources.rows import ENOUGH_ROWS
 from train.data.sources.source import CorpusError, Source
-from settings.declare import ROOT
 
 READABLE = tuple(suffix for suffix in FORMATS if FORMATS[suffix] != "text")
-NAMED = 3              # of each reason for which rows are dropped
-MOST_DROPPED = 0.5     # share of the rows
-HUB = re.compile(r"(?P<repository>[\w.-]+(/[\w.-]+)?)(:(?P<first>[\w.-]+))?(:(?P<second>[\w.-]+))?"
-                 r"(@(?P<revision>[0-9a-f]{40}))?")
-REASONS = {reason: sentence for reason, sentence in rows.REASONS.items() if reason in ("not json", "utf-8", "long")} \
-    | {"blank": "a blank line"} | row_shapes.REASONS
+NAMED = 3  # of each reason for which rows are dropped
+MOST_DROPPED = 0.5  # share of the rows
+HUB = re.compile(
+    r"(?P<repository>[\w.-]+(/[\w.-]+)?)(:(?P<first>[\w.-]+))?(:(?P<second>[\w.-]+))?"
+    r"(@(?P<revision>[0-9a-f]{40}))?"
+)
+REASONS = (
+    {
+        reason: sentence
+        for reason, sentence in rows.REASONS.items()
+        if reason in ("not json", "utf-8", "long")
+    }
+    | {"blank": "a blank line"}
+    | row_shapes.REASONS
+)
 SENTENCES = REASONS | row_shapes.NOTES
 
 
@@ -76,13 +95,22 @@ class Tally:
 
     def report(self, sentences: Mapping[str, str]) -> list[str]:
         """Lines that say all of it. sentences: what reasons and notes mean, those of later steps too."""
-        lines = [f"{self.rows:,} rows: " + (", ".join(f"{n:,} of the shape {shape}" for shape, n in
-                                                     self.shapes.most_common()) or "none is a conversation")]
+        lines = [
+            f"{self.rows:,} rows: "
+            + (
+                ", ".join(f"{n:,} of the shape {shape}" for shape, n in self.shapes.most_common())
+                or "none is a conversation"
+            )
+        ]
         if self.unread:
             lines.append("columns that are not read: " + ", ".join(sorted(self.unread)))
-        lines += [f"{n:,} {sentences[note]} (" + ", ".join(self.first[note]) + (", ..." if n > len(self.first[note])
-                                                                              else "") + ")"
-                  for note, n in self.notes.most_common()]
+        lines += [
+            f"{n:,} {sentences[note]} ("
+            + ", ".join(self.first[note])
+            + (", ..." if n > len(self.first[note]) else "")
+            + ")"
+            for note, n in self.notes.most_common()
+        ]
         for reason, n in self.dropped.most_common():
             lines.append(f"dropped {n:,}: {sentences[reason]}")
             lines += [f"  {where}" for where in self.first[reason]]
@@ -100,31 +128,56 @@ class Located(NamedTuple):
 
 # ---- Which files
 
+
 def source_of(data: str, setting: str = "DATA") -> Source:
     """What DATA stands for. Raises CorpusError."""
     path = ROOT / Path(data).expanduser()
     if path.is_dir():
         below = sorted(file.relative_to(path) for file in path.rglob("*") if file.is_file())
-        found = [file for file in below if file.name.lower().endswith(READABLE)
-                 and not any(part.startswith(".") for part in file.parts)]
+        found = [
+            file
+            for file in below
+            if file.name.lower().endswith(READABLE)
+            and not any(part.startswith(".") for part in file.parts)
+        ]
         if not found:
-            raise CorpusError(f"{setting}={data}: the folder holds no file of conversations ({', '.join(READABLE)})")
-        return Source(setting, "files", 0.5, files=tuple(glob.escape(f"{data.rstrip('/')}/{file}") for file in found))
+            raise CorpusError(
+                f"{setting}={data}: the folder holds no file of conversations ({', '.join(READABLE)})"
+            )
+        return Source(
+            setting,
+            "files",
+            0.5,
+            files=tuple(glob.escape(f"{data.rstrip('/')}/{file}") for file in found),
+        )
     if path.is_file():
         if not path.name.lower().endswith(READABLE):
-            raise CorpusError(f"{setting}={data}: not a kind of file that conversations are read from; there are: "
-                              f"{', '.join(READABLE)}; convert it to one of them")
+            raise CorpusError(
+                f"{setting}={data}: not a kind of file that conversations are read from; there are: "
+                f"{', '.join(READABLE)}; convert it to one of them"
+            )
         return Source(setting, "files", 0.5, files=(glob.escape(data),))
     is_hub = HUB.fullmatch(data)
     if not is_hub or data.lower().endswith(READABLE) or data.startswith((".", "~", "/")):
-        raise CorpusError(f"{setting}={data}: there is no such file or folder ({path}), and it is no name of a data "
-                          f"set on the hub; for example {setting}=chats.jsonl, or {setting}=OWNER/NAME:CONFIG:SPLIT")
+        raise CorpusError(
+            f"{setting}={data}: there is no such file or folder ({path}), and it is no name of a data "
+            f"set on the hub; for example {setting}=chats.jsonl, or {setting}=OWNER/NAME:CONFIG:SPLIT"
+        )
     first, second = is_hub["first"], is_hub["second"]
-    return Source(setting, "hub", 0.5, repository=is_hub["repository"], config=first if second else None,
-                  split=second or first or "train", revision=is_hub["revision"] or "")
+    return Source(
+        setting,
+        "hub",
+        0.5,
+        repository=is_hub["repository"],
+        config=first if second else None,
+        split=second or first or "train",
+        revision=is_hub["revision"] or "",
+    )
 
 
-def pinned_files(data: str, folder: Path, token: str = "", setting: str = "DATA") -> tuple[Pinned, Files]:
+def pinned_files(
+    data: str, folder: Path, token: str = "", setting: str = "DATA"
+) -> tuple[Pinned, Files]:
     """The files of DATA, as they are now or as the hub had them when they were first asked for, noted in `folder`.
 
     Raises CorpusError.
@@ -133,15 +186,26 @@ def pinned_files(data: str, folder: Path, token: str = "", setting: str = "DATA"
     try:
         pinned = pin(s, folder, token)
     except CorpusError as error:
-        raise CorpusError(f"{setting}={data}: {error}" + (
-            f" ({setting}=OWNER/NAME:CONFIG:SPLIT names config and split)" if s.kind == "hub" else "")) from None
-    if wrong := next((file.name for file in pinned.files if not file.name.lower().endswith(READABLE)), None):
-        raise CorpusError(f"{setting}={data}: {wrong} is not a kind of file that conversations are read from; there "
-                          f"are: {', '.join(READABLE)}")
+        raise CorpusError(
+            f"{setting}={data}: {error}"
+            + (
+                f" ({setting}=OWNER/NAME:CONFIG:SPLIT names config and split)"
+                if s.kind == "hub"
+                else ""
+            )
+        ) from None
+    if wrong := next(
+        (file.name for file in pinned.files if not file.name.lower().endswith(READABLE)), None
+    ):
+        raise CorpusError(
+            f"{setting}={data}: {wrong} is not a kind of file that conversations are read from; there "
+            f"are: {', '.join(READABLE)}"
+        )
     return pinned, Files(pinned, folder, token)
 
 
 # ---- Rows
+
 
 def conversations(pinned: Pinned, files: Files, tally: Tally) -> Iterator[Located]:
     """The conversations of all files, in order; what becomes of each row is counted. Raises CorpusError."""
@@ -159,7 +223,9 @@ def conversations(pinned: Pinned, files: Files, tally: Tally) -> Iterator[Locate
                 if isinstance(made, Bad):
                     tally.drop(place, made)
                     if seen >= ENOUGH_ROWS and not taken:
-                        raise Broken(f"none of its first {seen} rows is a conversation; the first: {made.what}")
+                        raise Broken(
+                            f"none of its first {seen} rows is a conversation; the first: {made.what}"
+                        )
                     continue
                 taken += 1
                 tally.unread.update(unread)
@@ -168,7 +234,9 @@ def conversations(pinned: Pinned, files: Files, tally: Tally) -> Iterator[Locate
         except Broken as broken:
             raise refusal(pinned, file.name, row, str(broken), broken.remedy) from None
         except UNREADABLE as error:
-            raise refusal(pinned, file.name, row, f"damaged or truncated ({' '.join(str(error).split())})") from error
+            raise refusal(
+                pinned, file.name, row, f"damaged or truncated ({' '.join(str(error).split())})"
+            ) from error
         files.done(number)
     files.close()
 
@@ -184,8 +252,10 @@ def check_dropped(pinned: Pinned, tally: Tally, sentences: Mapping[str, str]) ->
     dropped = tally.dropped.total()
     if dropped == tally.rows or (tally.rows >= ENOUGH_ROWS and dropped > MOST_DROPPED * tally.rows):
         lines = "\n  ".join(tally.report(sentences))
-        raise CorpusError(f"{pinned.source.name}: {dropped} of {tally.rows} rows had to be dropped, more than half of "
-                          f"them; mend or filter them first, or raise SEQ_LEN where they are too long\n  {lines}")
+        raise CorpusError(
+            f"{pinned.source.name}: {dropped} of {tally.rows} rows had to be dropped, more than half of "
+            f"them; mend or filter them first, or raise SEQ_LEN where they are too long\n  {lines}"
+        )
 
 
 def columns_of(path: Path, name: str) -> tuple[tuple[str, ...], list[str]]:
@@ -200,15 +270,27 @@ def columns_of(path: Path, name: str) -> tuple[tuple[str, ...], list[str]]:
         names = pa.parquet.read_schema(path).names
     else:
         with pa.memory_map(str(path)) as file:
-            opened = pa.ipc.open_file(file) if begin.startswith(FILE_MAGIC) else pa.ipc.open_stream(file)
+            opened = (
+                pa.ipc.open_file(file) if begin.startswith(FILE_MAGIC) else pa.ipc.open_stream(file)
+            )
             names = opened.schema.names
     if not any(set(columns) <= set(names) for columns in SHAPES.values()):
-        raise Broken(f"none of the accepted shapes; it has the columns {', '.join(names)}, accepted are " + "; ".join(
-            " + ".join(columns) for columns in SHAPES.values()), "rename its columns, or leave the file out")
-    return tuple(column for column in COLUMNS if column in names), [n for n in names if n not in COLUMNS]
+        raise Broken(
+            f"none of the accepted shapes; it has the columns {', '.join(names)}, accepted are "
+            + "; ".join(" + ".join(columns) for columns in SHAPES.values()),
+            "rename its columns, or leave the file out",
+        )
+    return tuple(column for column in COLUMNS if column in names), [
+        n for n in names if n not in COLUMNS
+    ]
 
 
 def refusal(pinned: Pinned, name: str, row: int, what: str, remedy: str = "") -> CorpusError:
-    again = "it is so on the hub: name another revision or data set" if pinned.source.kind == "hub" else \
-        "get it again, or leave it out"
-    return CorpusError(f"{name} of {pinned.source.name}, at line {row + 1}: {what}; {remedy or again}")
+    again = (
+        "it is so on the hub: name another revision or data set"
+        if pinned.source.kind == "hub"
+        else "get it again, or leave it out"
+    )
+    return CorpusError(
+        f"{name} of {pinned.source.name}, at line {row + 1}: {what}; {remedy or again}"
+    )

@@ -18,9 +18,9 @@ import dataclasses
 import string
 from typing import Any
 
-from train.generate.chat_format import ROLES, Message
 from train.data.sources.formats import Bad
 from train.data.sources.rows import half_pair
+from train.generate.chat_format import ROLES, Message
 
 SHAPES = {
     "messages": ("messages",),
@@ -31,11 +31,24 @@ SHAPES = {
     "question/answer": ("question", "answer"),
     "instruction/output": ("instruction", "output"),
 }
-BESIDE = {"question/options/answer": ("answer_idx",), "instruction/output": ("input",)}  # read where they are there
+BESIDE = {
+    "question/options/answer": ("answer_idx",),
+    "instruction/output": ("input",),
+}  # read where they are there
 SYSTEM = "system"
-COLUMNS = tuple(dict.fromkeys([column for columns in (*SHAPES.values(), *BESIDE.values()) for column in columns]
-                              + [SYSTEM]))
-THEIR_ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bot": "assistant", "model": "assistant"}
+COLUMNS = tuple(
+    dict.fromkeys(
+        [column for columns in (*SHAPES.values(), *BESIDE.values()) for column in columns]
+        + [SYSTEM]
+    )
+)
+THEIR_ROLES = {
+    "human": "user",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "bot": "assistant",
+    "model": "assistant",
+}
 LETTERS = string.ascii_uppercase
 
 REASONS = {
@@ -81,7 +94,10 @@ def conversation_of(row: dict[str, Any]) -> Conversation | Bad:
     shape = shape_of(row)
     if not shape:
         has = ", ".join(map(str, list(row)[:10])) or "no column"
-        return Bad("shape", f"it has {has}; accepted are " + "; ".join(" + ".join(s) for s in SHAPES.values()))
+        return Bad(
+            "shape",
+            f"it has {has}; accepted are " + "; ".join(" + ".join(s) for s in SHAPES.values()),
+        )
     unread = {str(name) for name in row} - {*SHAPES[shape], *BESIDE.get(shape, ()), SYSTEM}
     try:
         messages = MAKERS.get(shape, pair)(row, shape, unread)
@@ -98,10 +114,18 @@ def conversation_of(row: dict[str, Any]) -> Conversation | Bad:
 
 def shape_of(row: dict[str, Any]) -> str:
     """The first shape of which the row has all columns, none of them null; "" where there is none."""
-    return next((shape for shape, columns in SHAPES.items() if all(row.get(name) is not None for name in columns)), "")
+    return next(
+        (
+            shape
+            for shape, columns in SHAPES.items()
+            if all(row.get(name) is not None for name in columns)
+        ),
+        "",
+    )
 
 
 # ---- One function for each shape: the messages as they stand in the row. Each raises Unfit.
+
 
 def listed(row: dict[str, Any], shape: str, unread: set[str]) -> list[Message]:
     return messages_of(row[shape], f"column {shape!r}", unread)
@@ -110,9 +134,15 @@ def listed(row: dict[str, Any], shape: str, unread: set[str]) -> list[Message]:
 def pair(row: dict[str, Any], shape: str, unread: set[str]) -> list[Message]:
     asked, answered = SHAPES[shape]
     if isinstance(row[asked], list) or isinstance(row[answered], list):
-        return [message for name in (asked, answered) for message in messages_of(row[name], f"column {name!r}", unread)]
-    return [Message(role, text_of(row[name], f"column {name!r}"))
-            for role, name in (("user", asked), ("assistant", answered))]
+        return [
+            message
+            for name in (asked, answered)
+            for message in messages_of(row[name], f"column {name!r}", unread)
+        ]
+    return [
+        Message(role, text_of(row[name], f"column {name!r}"))
+        for role, name in (("user", asked), ("assistant", answered))
+    ]
 
 
 def instructed(row: dict[str, Any], shape: str, unread: set[str]) -> list[Message]:
@@ -132,15 +162,22 @@ def choice(row: dict[str, Any], shape: str, unread: set[str]) -> list[Message]:
     if (index := row.get("answer_idx")) is not None:
         letter = LETTERS[index] if type(index) is int and 0 <= index < len(LETTERS) else index
         if letter not in letters:
-            raise Unfit("options", f"answer_idx is {index!r}, but {answer[:40]!r} is "
-                        f"{' and '.join(letters) or 'none of the options'}")
+            raise Unfit(
+                "options",
+                f"answer_idx is {index!r}, but {answer[:40]!r} is "
+                f"{' and '.join(letters) or 'none of the options'}",
+            )
         letters = [letter]
     if len(letters) != 1:
-        raise Unfit("options", f"{answer[:40]!r} is {' and '.join(letters) or 'none of the options'}")
+        raise Unfit(
+            "options", f"{answer[:40]!r} is {' and '.join(letters) or 'none of the options'}"
+        )
     question = text_of(row["question"], "column 'question'")
     right = letters[0]
-    return [Message("user", "\n".join([question, *lines_of(options)])),
-            Message("assistant", f"{right}. {options[right]}")]
+    return [
+        Message("user", "\n".join([question, *lines_of(options)])),
+        Message("assistant", f"{right}. {options[right]}"),
+    ]
 
 
 def lines_of(options: dict[str, str]) -> list[str]:
@@ -152,26 +189,48 @@ def lettered(options: Any) -> dict[str, str]:
     if isinstance(options, list) and len(options) <= len(LETTERS):
         options = dict(zip(LETTERS, options, strict=False))
     if not isinstance(options, dict) or not options:
-        raise Unfit("type", f"column 'options' is {type(options).__name__}, not letters with texts or a list of texts")
-    return {str(letter): text_of(text, f"option {letter}") for letter, text in options.items() if text is not None}
+        raise Unfit(
+            "type",
+            f"column 'options' is {type(options).__name__}, not letters with texts or a list of texts",
+        )
+    return {
+        str(letter): text_of(text, f"option {letter}")
+        for letter, text in options.items()
+        if text is not None
+    }
 
 
-MAKERS = {"messages": listed, "conversations": listed, "instruction/output": instructed,
-          "question/options/answer": choice}
+MAKERS = {
+    "messages": listed,
+    "conversations": listed,
+    "instruction/output": instructed,
+    "question/options/answer": choice,
+}
 
 
 # ---- Messages
 
+
 def messages_of(value: Any, where: str, unread: set[str]) -> list[Message]:
     if not isinstance(value, list):
-        raise Unfit("type", f"{where} is {type(value).__name__}, not a list of messages: {str(value)[:40]!r}")
-    return [message_of(message, f"message {i + 1} of {where}", unread) for i, message in enumerate(value)]
+        raise Unfit(
+            "type",
+            f"{where} is {type(value).__name__}, not a list of messages: {str(value)[:40]!r}",
+        )
+    return [
+        message_of(message, f"message {i + 1} of {where}", unread)
+        for i, message in enumerate(value)
+    ]
 
 
 def message_of(value: Any, where: str, unread: set[str]) -> Message:
     if not isinstance(value, dict):
-        raise Unfit("type", f"{where} is {type(value).__name__}, not an object: {str(value)[:40]!r}")
-    keys = ("role", "content") if value.get("role") is not None else ("from", "value")  # parquet may have both
+        raise Unfit(
+            "type", f"{where} is {type(value).__name__}, not an object: {str(value)[:40]!r}"
+        )
+    keys = (
+        ("role", "content") if value.get("role") is not None else ("from", "value")
+    )  # parquet may have both
     for name, more in value.items():
         if name not in keys and more is not None:
             if name in ("tool_calls", "function_call") and more:
@@ -179,7 +238,10 @@ def message_of(value: Any, where: str, unread: set[str]) -> Message:
             unread.add(f"{name} of messages")
     role = value.get(keys[0])
     if not isinstance(role, str):
-        raise Unfit("type", f"{where} has no role; it has: {', '.join(map(str, list(value)[:10])) or 'nothing'}")
+        raise Unfit(
+            "type",
+            f"{where} has no role; it has: {', '.join(map(str, list(value)[:10])) or 'nothing'}",
+        )
     role = THEIR_ROLES.get(role, role) if keys[0] == "from" else role
     if role not in ROLES:
         raise Unfit("role", f"{where} has the role {role[:40]!r}")
@@ -188,9 +250,16 @@ def message_of(value: Any, where: str, unread: set[str]) -> Message:
 
 def text_of(value: Any, where: str) -> str:
     """The text, where it is one; parts of kind text are put one behind the other."""
-    if isinstance(value, list) and value and all(
-            isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
-            for part in value):
+    if (
+        isinstance(value, list)
+        and value
+        and all(
+            isinstance(part, dict)
+            and part.get("type") == "text"
+            and isinstance(part.get("text"), str)
+            for part in value
+        )
+    ):
         value = "".join(part["text"] for part in value)
     if not isinstance(value, str):
         raise Unfit("type", f"{where} is {type(value).__name__}, not text: {str(value)[:40]!r}")
@@ -212,7 +281,9 @@ def checked(messages: list[Message]) -> tuple[list[Message], tuple[str, ...]]:
     first = len(messages) - len(turns) + 1 + len(notes)  # counted as they stand in the row
     for i, message in enumerate(turns):
         if message.role != ("user", "assistant")[i % 2]:
-            raise Unfit("order", f"message {first + i} is of the {message.role}: {order_of(messages)}")
+            raise Unfit(
+                "order", f"message {first + i} is of the {message.role}: {order_of(messages)}"
+            )
     if turns[-1].role == "user":
         messages, turns = messages[:-1], turns[:-1]
         notes.append("unanswered")

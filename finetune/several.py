@@ -14,8 +14,8 @@ import numpy as np
 from finetune import store
 from finetune.store import Examples
 from finetune.template import Template, digest
-from train.data.sources.source import CorpusError
 from settings.declare import ROOT
+from train.data.sources.source import CorpusError
 
 TIMES = re.compile(r"(?P<source>.+?)\*(?P<times>[0-9]+)")
 MOST_TIMES = 100
@@ -52,32 +52,60 @@ class Joined(Examples):
 
 def sources_in(data: str, setting: str = "DATA") -> list[tuple[str, int]]:
     """(source, how often it counts) of each part of DATA. Raises CorpusError."""
-    if os.path.exists(ROOT / Path(data).expanduser()):  # False as well of what is too long for a name
+    if os.path.exists(
+        ROOT / Path(data).expanduser()
+    ):  # False as well of what is too long for a name
         return [(data, 1)]
     found = []
     for part in data.split(","):
         said = TIMES.fullmatch(part)
         source, times = (said["source"], int(said["times"])) if said else (part, 1)
         if not source or not 1 <= times <= MOST_TIMES:
-            raise CorpusError(f"{setting}={data}: {part!r} is none of the sources that commas divide, SOURCE or "
-                              f"SOURCE*TIMES with TIMES from 1 to {MOST_TIMES}; for example "
-                              f"{setting}=chats.jsonl,questions.jsonl*2")
+            raise CorpusError(
+                f"{setting}={data}: {part!r} is none of the sources that commas divide, SOURCE or "
+                f"SOURCE*TIMES with TIMES from 1 to {MOST_TIMES}; for example "
+                f"{setting}=chats.jsonl,questions.jsonl*2"
+            )
         found.append((source, times))
-    if twice := next((source for source, _ in found if [one for one, _ in found].count(source) > 1), None):
-        raise CorpusError(f"{setting}={data}: has {twice} twice; {twice}*2 says that it counts twice")
+    if twice := next(
+        (source for source, _ in found if [one for one, _ in found].count(source) > 1), None
+    ):
+        raise CorpusError(
+            f"{setting}={data}: has {twice} twice; {twice}*2 says that it counts twice"
+        )
     return found
 
 
-def examples_of(data: str, made_for: Template, seq_len: int, folder: Path, token: str = "",
-                setting: str = "DATA") -> Examples:
+def examples_of(
+    data: str,
+    made_for: Template,
+    seq_len: int,
+    folder: Path,
+    token: str = "",
+    setting: str = "DATA",
+) -> Examples:
     """As store.examples_of, of all sources in DATA. Raises CorpusError."""
     sources = sources_in(data, setting)
-    made = [store.examples_of(source, made_for, seq_len, folder, token, setting) for source, _ in sources]
+    made = [
+        store.examples_of(source, made_for, seq_len, folder, token, setting)
+        for source, _ in sources
+    ]
     if len(made) == 1 and sources[0][1] == 1:
         return made[0]
-    parts = tuple(part for part, (_, times) in zip(made, sources, strict=True) for _ in range(times))
-    report = [f"{source}{f', counted {times} times' if times > 1 else ''}: {line}"
-              for part, (source, times) in zip(made, sources, strict=True) for line in part.report]
-    return Joined(parts[0].ids[:0], parts[0].scored[:0], np.concatenate([part.index for part in parts]),
-                  tuple(name for part in made for name in part.files), tuple(report),
-                  digest("several", [part.key for part in parts])[:16], parts)
+    parts = tuple(
+        part for part, (_, times) in zip(made, sources, strict=True) for _ in range(times)
+    )
+    report = [
+        f"{source}{f', counted {times} times' if times > 1 else ''}: {line}"
+        for part, (source, times) in zip(made, sources, strict=True)
+        for line in part.report
+    ]
+    return Joined(
+        parts[0].ids[:0],
+        parts[0].scored[:0],
+        np.concatenate([part.index for part in parts]),
+        tuple(name for part in made for name in part.files),
+        tuple(report),
+        digest("several", [part.key for part in parts])[:16],
+        parts,
+    )

@@ -33,27 +33,33 @@ import xxhash
 from finetune import reading, template
 from finetune.reading import Located, Tally, conversations, pinned_files
 from finetune.template import Labelled, Template, digest
-from train.generate.chat_format import Message
+from record.durable import flush_folder, write_whole
+from settings.declare import shown
+from train.data.prepare import one_at_a_time
 from train.data.sources.formats import Bad
 from train.data.sources.pin import Pinned, digest_of
 from train.data.sources.source import CorpusError
-from record.durable import flush_folder, write_whole
-from train.data.prepare import one_at_a_time
-from settings.declare import shown
+from train.generate.chat_format import Message
 
-RULES = 1        # changes when the same rows give other examples
-BATCH = 1024     # conversations tokenised at once
+RULES = 1  # changes when the same rows give other examples
+BATCH = 1024  # conversations tokenised at once
 SAY_EVERY_S = 30
-INDEX = np.dtype([("end", "<i8"), ("hash", "<u8"), ("row", "<i8"), ("file", "<i4"), ("scored", "<i4")])
-SENTENCES = reading.SENTENCES | template.REASONS | {
-    "nothing": "no token of it is scored",
-    "cut": "SEQ_LEN tokens pass before the first scored one",
-    "longer": "conversations longer than SEQ_LEN, cut at their end",
-    "truncated": "answers cut through by SEQ_LEN: scored as far as they go, without their end",
-    "lost": "answers left out, since they begin behind SEQ_LEN",
-    "unscored": "answers not scored, since the chat template writes them otherwise where another message follows",
-    "altered": "answers of which the chat template leaves something out, or writes it otherwise",
-}
+INDEX = np.dtype(
+    [("end", "<i8"), ("hash", "<u8"), ("row", "<i8"), ("file", "<i4"), ("scored", "<i4")]
+)
+SENTENCES = (
+    reading.SENTENCES
+    | template.REASONS
+    | {
+        "nothing": "no token of it is scored",
+        "cut": "SEQ_LEN tokens pass before the first scored one",
+        "longer": "conversations longer than SEQ_LEN, cut at their end",
+        "truncated": "answers cut through by SEQ_LEN: scored as far as they go, without their end",
+        "lost": "answers left out, since they begin behind SEQ_LEN",
+        "unscored": "answers not scored, since the chat template writes them otherwise where another message follows",
+        "altered": "answers of which the chat template leaves something out, or writes it otherwise",
+    }
+)
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
@@ -92,22 +98,40 @@ class Examples:
         return f"{self.files[self.index['file'][i]]}:{self.index['row'][i] + 1}"
 
 
-def examples_of(data: str, made_for: Template, seq_len: int, folder: Path, token: str = "",
-                setting: str = "DATA") -> Examples:
+def examples_of(
+    data: str,
+    made_for: Template,
+    seq_len: int,
+    folder: Path,
+    token: str = "",
+    setting: str = "DATA",
+) -> Examples:
     """The examples of DATA, tokenised now or as they were before. folder: DATA_DIR/finetune. Raises CorpusError."""
     try:
         with one_at_a_time(folder):
             pinned, files = pinned_files(data, folder, token, setting)
             key = key_of(pinned, made_for, seq_len)
-            for half in folder.glob(f".{key}-*"):  # of a process that was killed, since this one is alone here
+            for half in folder.glob(
+                f".{key}-*"
+            ):  # of a process that was killed, since this one is alone here
                 shutil.rmtree(half, ignore_errors=True)
             found = opened(folder / key)
             if not found:
-                write(folder, key, pinned, conversations(pinned, files, tally := Tally()), tally, made_for, seq_len)
+                write(
+                    folder,
+                    key,
+                    pinned,
+                    conversations(pinned, files, tally := Tally()),
+                    tally,
+                    made_for,
+                    seq_len,
+                )
                 found = opened(folder / key)
     except OSError as error:
-        raise CorpusError(f"{error.filename or folder}: cannot be read or written ({error.strerror or error}); make "
-                          "room there, mend its permissions, or set another DATA_DIR") from error
+        raise CorpusError(
+            f"{error.filename or folder}: cannot be read or written ({error.strerror or error}); make "
+            "room there, mend its permissions, or set another DATA_DIR"
+        ) from error
     assert found, "what was written opens"
     return found
 
@@ -119,6 +143,7 @@ def key_of(pinned: Pinned, made_for: Template, seq_len: int) -> str:
 
 
 # ---- Writing
+
 
 @dataclasses.dataclass
 class Written:
@@ -142,26 +167,52 @@ class Written:
         return [self.bytes, f"xxh3:{self.digest.hexdigest()}"]
 
 
-def write(folder: Path, key: str, pinned: Pinned, rows: Iterable[Located], tally: Tally, made_for: Template,
-          seq_len: int) -> None:
+def write(
+    folder: Path,
+    key: str,
+    pinned: Pinned,
+    rows: Iterable[Located],
+    tally: Tally,
+    made_for: Template,
+    seq_len: int,
+) -> None:
     """Make folder/KEY of the conversations. Raises CorpusError, OSError; then there is nothing."""
     half = folder / f".{key}-{uuid.uuid4().hex[:8]}"
     half.mkdir()
     try:
         began, number = time.monotonic(), 0
-        outs = {name: Written(open(half / name, "wb"))  # noqa: SIM115 (close() syncs them)
-                for name in ("ids.bin", "scored.bin", "index.bin")}
+        outs = {
+            name: Written(open(half / name, "wb"))  # noqa: SIM115 (close() syncs them)
+            for name in ("ids.bin", "scored.bin", "index.bin")
+        }
         for part in batched(said_now_and_then(rows, pinned.source.name), BATCH):
             number += add(part, made_for, tally, seq_len, outs)
         reading.check_dropped(pinned, tally, SENTENCES)
         tokens = outs["scored.bin"].bytes
-        log.info("%s: %s tokens in %s examples; reading and tokenising took %.1f s", pinned.source.name, f"{tokens:,}",
-                 f"{number:,}", time.monotonic() - began)
-        write_whole(half / "manifest.json", json.dumps({
-            "key": key, "template": made_for.name, "seq_len": seq_len, "ids": np.dtype(made_for.dtype).name,
-            "examples": number, "tokens": tokens, "sources": [file.name for file in pinned.files],
-            "report": tally.report(SENTENCES), "files": {name: out.close() for name, out in outs.items()}},
-            indent=1).encode())
+        log.info(
+            "%s: %s tokens in %s examples; reading and tokenising took %.1f s",
+            pinned.source.name,
+            f"{tokens:,}",
+            f"{number:,}",
+            time.monotonic() - began,
+        )
+        write_whole(
+            half / "manifest.json",
+            json.dumps(
+                {
+                    "key": key,
+                    "template": made_for.name,
+                    "seq_len": seq_len,
+                    "ids": np.dtype(made_for.dtype).name,
+                    "examples": number,
+                    "tokens": tokens,
+                    "sources": [file.name for file in pinned.files],
+                    "report": tally.report(SENTENCES),
+                    "files": {name: out.close() for name, out in outs.items()},
+                },
+                indent=1,
+            ).encode(),
+        )
         if (folder / key).exists():  # it did not open
             shutil.rmtree(folder / key)
         os.rename(half, folder / key)
@@ -170,17 +221,23 @@ def write(folder: Path, key: str, pinned: Pinned, rows: Iterable[Located], tally
         shutil.rmtree(half, ignore_errors=True)
 
 
-def add(part: list[Located], made_for: Template, tally: Tally, seq_len: int, outs: dict[str, Written]) -> int:
+def add(
+    part: list[Located], made_for: Template, tally: Tally, seq_len: int, outs: dict[str, Written]
+) -> int:
     """Write the examples of these conversations, and count what becomes of them; returns how many there are."""
     entries, ids, scored = [], list[np.ndarray](), list[np.ndarray]()
     end = outs["scored.bin"].bytes
-    for row, made in zip(part, made_for.label([row.conversation.messages for row in part]), strict=True):
+    for row, made in zip(
+        part, made_for.label([row.conversation.messages for row in part]), strict=True
+    ):
         kept = cut(made, row.place, tally, seq_len) if isinstance(made, Labelled) else made
         if isinstance(kept, Bad):
             tally.drop(row.place, kept)
             continue
         end += len(kept.ids)
-        entries.append((end, hash_of(row.conversation.messages), row.row, row.file, int(kept.scored.sum())))
+        entries.append(
+            (end, hash_of(row.conversation.messages), row.row, row.file, int(kept.scored.sum()))
+        )
         ids.append(kept.ids)
         scored.append(kept.scored)
     if entries:
@@ -201,7 +258,7 @@ def cut(made: Labelled, place: str, tally: Tally, seq_len: int) -> Labelled | Ba
     if size > seq_len + 1:
         if where[0] > seq_len:
             return Bad("cut", f"{size} tokens, the first scored one is number {where[0] + 1}")
-        behind = scored[seq_len + 1:]
+        behind = scored[seq_len + 1 :]
         tally.note(place, "longer")
         tally.note(place, "truncated", int(scored[seq_len] and behind[0]))
         tally.note(place, "lost", int((behind & ~scored[seq_len:-1]).sum()))
@@ -213,7 +270,9 @@ def cut(made: Labelled, place: str, tally: Tally, seq_len: int) -> Labelled | Ba
 
 def hash_of(messages: list[Message]) -> int:
     """64 bits of what is said, whatever the file, the template and SEQ_LEN."""
-    return int.from_bytes(hashlib.blake2b(json.dumps(messages).encode(), digest_size=8).digest(), "little")
+    return int.from_bytes(
+        hashlib.blake2b(json.dumps(messages).encode(), digest_size=8).digest(), "little"
+    )
 
 
 def batched(items: Iterable[T], size: int) -> Iterator[list[T]]:
@@ -228,23 +287,40 @@ def said_now_and_then(rows: Iterable[Located], name: str) -> Iterator[Located]:
     for number, row in enumerate(rows):
         if (now := time.monotonic()) > said + SAY_EVERY_S:
             said = now
-            log.info("%s: %s conversations tokenised, %.0f a second, at %s", name, f"{number:,}",
-                     number / (now - began), row.place)
+            log.info(
+                "%s: %s conversations tokenised, %.0f a second, at %s",
+                name,
+                f"{number:,}",
+                number / (now - began),
+                row.place,
+            )
         yield row
 
 
 # ---- Reading
 
+
 def opened(folder: Path) -> Examples | None:
     """What a folder holds, verified by size and hash; None where that is not all, or not there."""
     try:
         about = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-        arrays = [array(folder / name, kind, *about["files"][name]) for name, kind in (
-            ("ids.bin", about["ids"]), ("scored.bin", "bool"), ("index.bin", INDEX))]
+        arrays = [
+            array(folder / name, kind, *about["files"][name])
+            for name, kind in (
+                ("ids.bin", about["ids"]),
+                ("scored.bin", "bool"),
+                ("index.bin", INDEX),
+            )
+        ]
         ids, scored, index = arrays
-        if not len(ids) == len(scored) == about["tokens"] == int(index["end"][-1]) or len(index) != about["examples"]:
+        if (
+            not len(ids) == len(scored) == about["tokens"] == int(index["end"][-1])
+            or len(index) != about["examples"]
+        ):
             raise ValueError("parts of different length")
-        return Examples(ids, scored, index, tuple(about["sources"]), tuple(about["report"]), about["key"])
+        return Examples(
+            ids, scored, index, tuple(about["sources"]), tuple(about["report"]), about["key"]
+        )
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError, IndexError) as error:

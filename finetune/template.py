@@ -28,19 +28,25 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from tokenizers import Encoding
 
+from settings.declare import shown
+from train.data.sources.formats import Bad
+from train.data.tokenizer import TokenizerError, Vocabulary, load
 from train.generate import chat_format
 from train.generate.chat_format import Message
-from train.data.sources.formats import Bad
-from settings.declare import shown
-from train.data.tokenizer import TokenizerError, Vocabulary, load
 
 RULES = 1  # changes when the same conversations give other ids or marks
-REASONS = {"template": "the chat template cannot write the conversation, or writes its last answer otherwise than as a "
-                       "reply",
-           "spells": "a message spells a special token out, which would break the template"}
+REASONS = {
+    "template": "the chat template cannot write the conversation, or writes its last answer otherwise than as a "
+    "reply",
+    "spells": "a message spells a special token out, which would break the template",
+}
 MARKS = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
-PROBE = [Message("user", "Is it so?"), Message("assistant", "It is."), Message("user", "Why?"),
-         Message("assistant", "I know.")]
+PROBE = [
+    Message("user", "Is it so?"),
+    Message("assistant", "It is."),
+    Message("user", "Why?"),
+    Message("assistant", "I know."),
+]
 SHOWN = 40  # characters of a text in a message
 
 
@@ -79,8 +85,10 @@ def find(folder: Path, name: str = "") -> Template:
         return Theirs(their_tokenizer(folder), name)
     if (path := folder / "tokenizer.json").is_file():
         return Own(load(path), name)
-    raise TokenizerError(f"MODEL={name}: there is no tokenizer_config.json and no tokenizer.json in {folder}; MODEL "
-                         "must be a folder that holds a model with its tokenizer, as make export writes it")
+    raise TokenizerError(
+        f"MODEL={name}: there is no tokenizer_config.json and no tokenizer.json in {folder}; MODEL "
+        "must be a folder that holds a model with its tokenizer, as make export writes it"
+    )
 
 
 def their_tokenizer(folder: Path) -> Any:
@@ -88,14 +96,20 @@ def their_tokenizer(folder: Path) -> Any:
     try:
         from transformers import AutoTokenizer
     except ImportError:
-        raise TokenizerError("the package transformers is not installed, by whose classes a model that was not "
-                             "trained here is fine-tuned") from None
+        raise TokenizerError(
+            "the package transformers is not installed, by whose classes a model that was not "
+            "trained here is fine-tuned"
+        ) from None
     try:
-        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        return AutoTokenizer.from_pretrained(
+            str(folder), local_files_only=True, trust_remote_code=False
+        )
     except Exception as error:  # of many types
         words = " ".join(str(error).split())[:200]
-        raise TokenizerError(f"{folder}: transformers cannot read its tokenizer ({words}); get the model's folder "
-                             "again") from error
+        raise TokenizerError(
+            f"{folder}: transformers cannot read its tokenizer ({words}); get the model's folder "
+            "again"
+        ) from error
 
 
 def marked(encoding: Encoding, spans: Sequence[tuple[int, int]]) -> np.ndarray:
@@ -103,7 +117,9 @@ def marked(encoding: Encoding, spans: Sequence[tuple[int, int]]) -> np.ndarray:
 
     A token that begins before one, and reaches into it, is a part of what stands there: a reply never begins so.
     """
-    begins = np.fromiter((begin for begin, _ in encoding.offsets), dtype=np.int64, count=len(encoding.ids))
+    begins = np.fromiter(
+        (begin for begin, _ in encoding.offsets), dtype=np.int64, count=len(encoding.ids)
+    )
     scored = np.zeros(len(begins), dtype=bool)
     for begin, end in spans:
         scored |= (begins >= begin) & (begins < end)
@@ -115,7 +131,10 @@ class Own:
 
     def __init__(self, vocabulary: Vocabulary, name: str):
         self.vocabulary, self.name, self.dtype = vocabulary, name, vocabulary.dtype
-        self.format, self.special = chat_format.format_of(vocabulary), chat_format.special_tokens(vocabulary)
+        self.format, self.special = (
+            chat_format.format_of(vocabulary),
+            chat_format.special_tokens(vocabulary),
+        )
         self.remarks: list[str] = []
         self.fingerprint = digest(RULES, "own", vocabulary.sha256, dataclasses.astuple(self.format))
 
@@ -125,7 +144,9 @@ class Own:
     def label(self, conversations: Sequence[list[Message]]) -> list[Labelled | Bad]:
         """The ids are those of chat.render."""
         made, behind = self.format, self.vocabulary.encode(self.format.behind)
-        texts = [made.heading.format(m.role) + m.text for messages in conversations for m in messages]
+        texts = [
+            made.heading.format(m.role) + m.text for messages in conversations for m in messages
+        ]
         encodings = iter(self.vocabulary.tokenizer.encode_batch(texts, add_special_tokens=False))
         return [self.labelled(messages, encodings, behind) for messages in conversations]
 
@@ -136,7 +157,12 @@ class Own:
             scored.append(False)
         for role, text in messages:
             encoding, heading = next(encodings), len(made.heading.format(role))
-            ids += [self.special[made.opening.format(role)], *encoding.ids, self.special[made.end], *behind]
+            ids += [
+                self.special[made.opening.format(role)],
+                *encoding.ids,
+                self.special[made.end],
+                *behind,
+            ]
             is_answer = role == "assistant"
             inside = marked(encoding, [(heading, heading + len(text))] if is_answer else [])
             scored += [False, *inside.tolist(), is_answer, *([False] * len(behind))]
@@ -149,34 +175,52 @@ class Theirs:
     def __init__(self, tokenizer: Any, name: str):
         self.tokenizer, self.name = tokenizer, name
         if not getattr(tokenizer, "is_fast", False):
-            raise TokenizerError(f"{name}: its tokenizer has no tokenizer.json, which tells which token stands for "
-                                 "which part of a text; take a model that has one")
+            raise TokenizerError(
+                f"{name}: its tokenizer has no tokenizer.json, which tells which token stands for "
+                "which part of a text; take a model that has one"
+            )
         try:
             self.template = str(tokenizer.get_chat_template())
         except ValueError:
-            raise TokenizerError(f"{name}: its tokenizer has no chat template, so how a conversation is written for it "
-                                 "is not known; take the model that was tuned to follow instructions, or put the "
-                                 "template to train with into its folder as chat_template.jinja") from None
+            raise TokenizerError(
+                f"{name}: its tokenizer has no chat template, so how a conversation is written for it "
+                "is not known; take the model that was tuned to follow instructions, or put the "
+                "template to train with into its folder as chat_template.jinja"
+            ) from None
         added = tokenizer.backend_tokenizer.get_added_tokens_decoder()
         self.special = {i for i, token in added.items() if token.special}
-        spelled = sorted({added[i].content for i in self.special}, key=lambda token: (-len(token), token))
+        spelled = sorted(
+            {added[i].content for i in self.special}, key=lambda token: (-len(token), token)
+        )
         self.endings = tuple(spelled)
         self.spelled = re.compile("|".join(map(re.escape, spelled)) or r"(?!)")
         self.dtype = np.uint16 if max(tokenizer.get_vocab().values()) < 2**16 else np.uint32
         self.has_marks = bool(MARKS.search(self.template))
-        self.fingerprint = digest(RULES, "theirs", self.template, tokenizer.backend_tokenizer.to_str(),
-                                  sorted(map(str, tokenizer.special_tokens_map.items())))
+        self.fingerprint = digest(
+            RULES,
+            "theirs",
+            self.template,
+            tokenizer.backend_tokenizer.to_str(),
+            sorted(map(str, tokenizer.special_tokens_map.items())),
+        )
         self.remarks: list[str] = []
         self.look_at_probe()
 
     def decode(self, ids: Sequence[int]) -> str:
-        return str(self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        return str(
+            self.tokenizer.decode(
+                list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
+            )
+        )
 
     def written(self, messages: Sequence[Message], reply: bool = False) -> str:
         """The text of a conversation; reply: up to where the next answer begins. Raises Refused."""
         try:
-            return str(self.tokenizer.apply_chat_template(theirs(messages), add_generation_prompt=reply,
-                                                          tokenize=False))
+            return str(
+                self.tokenizer.apply_chat_template(
+                    theirs(messages), add_generation_prompt=reply, tokenize=False
+                )
+            )
         except Exception as error:  # a template raises what it likes
             raise refused_by(error) from None
 
@@ -184,37 +228,62 @@ class Theirs:
         """Find out what the template does. Raises TokenizerError where nothing can be scored."""
         once, twice = self.label([PROBE[:2], PROBE])
         if isinstance(once, Bad):
-            raise TokenizerError(f"{self.name}: its chat template cannot be learned from, since {once.what}; take a "
-                                 "model with another template, or put one with {% generation %} marks into its folder "
-                                 "as chat_template.jinja")
+            raise TokenizerError(
+                f"{self.name}: its chat template cannot be learned from, since {once.what}; take a "
+                "model with another template, or put one with {% generation %} marks into its folder "
+                "as chat_template.jinja"
+            )
         if PROBE[1].text not in self.decode(once.ids[once.scored]):
-            raise TokenizerError(f"{self.name}: its chat template marks {self.decode(once.ids[once.scored])!r} as the "
-                                 f"answer where {PROBE[1].text!r} is; put one that marks the answer into its folder as "
-                                 "chat_template.jinja")
+            raise TokenizerError(
+                f"{self.name}: its chat template marks {self.decode(once.ids[once.scored])!r} as the "
+                f"answer where {PROBE[1].text!r} is; put one that marks the answer into its folder as "
+                "chat_template.jinja"
+            )
         if int(once.ids[once.scored][-1]) not in self.special:
             end = self.decode(once.ids[once.scored][-1:])
-            self.remarks.append(f"the chat template ends an answer with {end!r} and no special token: what is trained "
-                                "so may not know where to stop")
+            self.remarks.append(
+                f"the chat template ends an answer with {end!r} and no special token: what is trained "
+                "so may not know where to stop"
+            )
         if isinstance(twice, Bad):
             self.remarks.append(f"conversations of several answers are dropped, since {twice.what}")
         elif twice.unscored:
-            self.remarks.append("only the last answer of a conversation is scored: the chat template writes earlier "
-                                "ones otherwise than as a reply")
+            self.remarks.append(
+                "only the last answer of a conversation is scored: the chat template writes earlier "
+                "ones otherwise than as a reply"
+            )
         if "strftime_now" in self.template:
-            self.remarks.append("the chat template writes the date: what is prepared on another day differs in it")
+            self.remarks.append(
+                "the chat template writes the date: what is prepared on another day differs in it"
+            )
 
     def label(self, conversations: Sequence[list[Message]]) -> list[Labelled | Bad]:
         """The ids are those of apply_chat_template(tokenize=True)."""
         found = [self.spans(messages) for messages in conversations]
         texts = [one.text for one in found if isinstance(one, Spans)]
-        encodings = iter(self.tokenizer(texts, add_special_tokens=False, return_attention_mask=False,
-                                        return_token_type_ids=False, verbose=False).encodings if texts else ())
+        encodings = iter(
+            self.tokenizer(
+                texts,
+                add_special_tokens=False,
+                return_attention_mask=False,
+                return_token_type_ids=False,
+                verbose=False,
+            ).encodings
+            if texts
+            else ()
+        )
         labelled: list[Labelled | Bad] = []
         for one in found:
             if isinstance(one, Spans):
                 encoding = next(encodings)
-                labelled.append(Labelled(np.array(encoding.ids, dtype=self.dtype), marked(encoding, one.spans),
-                                         one.unscored, one.altered))
+                labelled.append(
+                    Labelled(
+                        np.array(encoding.ids, dtype=self.dtype),
+                        marked(encoding, one.spans),
+                        one.unscored,
+                        one.altered,
+                    )
+                )
             else:
                 labelled.append(one)
         return labelled
@@ -232,23 +301,42 @@ class Theirs:
     def by_marks(self, messages: list[Message]) -> "Spans":
         """What the template marks, and the special token behind a mark that has none in it."""
         from transformers.utils.chat_template_utils import render_jinja_template
+
         try:
-            made: Any = render_jinja_template([theirs(messages)], chat_template=self.template,
-                                              return_assistant_tokens_mask=True, **self.tokenizer.special_tokens_map)
+            made: Any = render_jinja_template(
+                [theirs(messages)],
+                chat_template=self.template,
+                return_assistant_tokens_mask=True,
+                **self.tokenizer.special_tokens_map,
+            )
         except Exception as error:  # as above
             raise refused_by(error) from None
         (text,), (marks,) = made
         answers = [message.text.strip() for message in messages if message.role == "assistant"]
         spans = [(begin, self.end_of_mark(text, begin, end)) for begin, end in marks if begin < end]
-        altered = sum(answer not in text[begin:end] for answer, (begin, end) in zip(answers, spans, strict=False))
-        return Spans(text, spans, max(0, len(answers) - len(spans)), altered if len(answers) == len(spans) else 0)
+        altered = sum(
+            answer not in text[begin:end]
+            for answer, (begin, end) in zip(answers, spans, strict=False)
+        )
+        return Spans(
+            text,
+            spans,
+            max(0, len(answers) - len(spans)),
+            altered if len(answers) == len(spans) else 0,
+        )
 
     def end_of_mark(self, text: str, begin: int, end: int) -> int:
         """Where a mark ends: at its last special token, if only blanks follow; else at one right behind the mark."""
-        inside = max((found.end() for found in self.spelled.finditer(text, begin, end)), default=end)
+        inside = max(
+            (found.end() for found in self.spelled.finditer(text, begin, end)), default=end
+        )
         if inside < end and not text[inside:end].isspace():
             inside = end
-        behind = None if inside < end or text[begin:end].endswith(self.endings) else self.spelled.match(text, end)
+        behind = (
+            None
+            if inside < end or text[begin:end].endswith(self.endings)
+            else self.spelled.match(text, end)
+        )
         return behind.end() if behind else inside
 
     def by_prefixes(self, messages: list[Message]) -> "Spans":
@@ -258,17 +346,19 @@ class Theirs:
                 continue
             is_last = i == len(messages) - 1
             before = self.written(messages[:i], reply=True)
-            after = whole if is_last else self.written(messages[:i + 1])
+            after = whole if is_last else self.written(messages[: i + 1])
             if is_last and not after.startswith(before):
                 k = same_for(before, after)
-                raise Refused(f"it asks for a reply with {before[k:k + SHOWN]!r} where an answer that is there is "
-                              f"written {after[k:k + SHOWN]!r}, so that no answer begins as a reply does")
+                raise Refused(
+                    f"it asks for a reply with {before[k : k + SHOWN]!r} where an answer that is there is "
+                    f"written {after[k : k + SHOWN]!r}, so that no answer begins as a reply does"
+                )
             end = self.end_of_answer(message.text, whole, before, after)
             if end is None:
                 unscored += 1
                 continue
             spans.append((len(before), end))
-            altered += message.text.strip() not in whole[len(before):end]
+            altered += message.text.strip() not in whole[len(before) : end]
         return Spans(whole, spans, unscored, altered)
 
     def end_of_answer(self, answer: str, whole: str, before: str, after: str) -> int | None:
@@ -281,7 +371,7 @@ class Theirs:
         if shared == len(after):
             return ends[-1] if ends else shared
         # some write an end of the whole conversation, too, behind the last answer
-        return ends[-1] if ends and answer.strip() in after[len(before):ends[-1]] else None
+        return ends[-1] if ends and answer.strip() in after[len(before) : ends[-1]] else None
 
 
 class Refused(Exception):
@@ -290,7 +380,9 @@ class Refused(Exception):
 
 def same_for(a: str, b: str) -> int:
     """How many characters two texts begin with alike."""
-    return next((k for k, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    return next(
+        (k for k, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
+    )
 
 
 def refused_by(error: Exception) -> Refused:

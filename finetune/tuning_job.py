@@ -1,6 +1,6 @@
 """Putting a fine-tuning together: what train/assemble.py does, with another model and other data.
 
-    DATA, by the model's template -> steps of EPOCHS -> model, adapters, split -> rehearsal -> checkpoint -> record
+DATA, by the model's template -> steps of EPOCHS -> model, adapters, split -> rehearsal -> checkpoint -> record
 """
 
 import dataclasses
@@ -11,32 +11,35 @@ from typing import Any, NamedTuple
 
 import torch
 
-from settings import finetune_rules
-from finetune import lite, hf_model
+from finetune import hf_model, lite
 from finetune.adapter import GROUPS, Adapters, is_adapter
-from finetune.loader import Loader
-from finetune.prepare_data import Data
-from finetune.perplexity import Evaluator
 from finetune.hf_model import Tuned
-from train.distributed import parallel
+from finetune.loader import Loader
+from finetune.perplexity import Evaluator
+from finetune.prepare_data import Data
+from hardware.out_of_memory import is_out_of_memory
+from record.run_paths import RunPaths
+from record.status import Status
+from settings import finetune_rules
+from settings.config import Config
+from settings.declare import SettingsError, given
 from train.assemble import Stopwatch, begin, enter, gather, take_up
 from train.checkpoint.checkpoint import committed
-from settings.config import Config
-from train.data.sources.source import CorpusError
-from train.distributed.world import World, from_all
-from train.model.hf_import import ForeignError, weight_files
-from train.distributed.signals import Interrupt
-from train.job import Job
 from train.data.manifest import DataError
-from record.run_paths import RunPaths
-from settings.declare import SettingsError, given
-from train.faults.memory_advice import loading_advice
-from record.status import Status
-from hardware.out_of_memory import is_out_of_memory
+from train.data.sources.source import CorpusError
 from train.data.tokenizer import TokenizerError
+from train.distributed import parallel
+from train.distributed.signals import Interrupt
+from train.distributed.world import World, from_all
+from train.faults.memory_advice import loading_advice
+from train.job import Job
+from train.model.hf_import import ForeignError, weight_files
 
-HUB_FORM = {"MODEL": "OWNER/NAME@COMMIT", "DATA": "OWNER/NAME:CONFIG:SPLIT@COMMIT",
-            "EVAL_DATA": "OWNER/NAME:CONFIG:SPLIT@COMMIT"}
+HUB_FORM = {
+    "MODEL": "OWNER/NAME@COMMIT",
+    "DATA": "OWNER/NAME:CONFIG:SPLIT@COMMIT",
+    "EVAL_DATA": "OWNER/NAME:CONFIG:SPLIT@COMMIT",
+}
 
 log = logging.getLogger(__name__)
 
@@ -66,26 +69,56 @@ def settled(c: Config, read: Data, folder: Path, ranks: int) -> Config:
     horizon = steps * c.batch_tokens
     chosen = given(Config)
     if c.warmup_tokens >= horizon:
-        raise SettingsError([f"WARMUP_TOKENS={c.warmup_tokens} must be less than EPOCHS={c.epochs} of DATA, which are "
-                             f"{horizon} tokens; for example WARMUP_TOKENS={horizon // 20}"])
-    if c.lr_schedule == "wsd" and "DECAY_TOKENS" in chosen and (c.decay_tokens or 0) + c.warmup_tokens > horizon:
-        raise SettingsError([f"DECAY_TOKENS={c.decay_tokens} and WARMUP_TOKENS={c.warmup_tokens} must fit into EPOCHS="
-                             f"{c.epochs} of DATA, which are {horizon} tokens; for example DECAY_TOKENS="
-                             f"{max(1, (horizon - c.warmup_tokens) // 5)}"])
-    more: dict[str, Any] = {"train_tokens": horizon, "tie_embeddings": False, **hf_model.shape(folder)}
+        raise SettingsError(
+            [
+                f"WARMUP_TOKENS={c.warmup_tokens} must be less than EPOCHS={c.epochs} of DATA, which are "
+                f"{horizon} tokens; for example WARMUP_TOKENS={horizon // 20}"
+            ]
+        )
+    if (
+        c.lr_schedule == "wsd"
+        and "DECAY_TOKENS" in chosen
+        and (c.decay_tokens or 0) + c.warmup_tokens > horizon
+    ):
+        raise SettingsError(
+            [
+                f"DECAY_TOKENS={c.decay_tokens} and WARMUP_TOKENS={c.warmup_tokens} must fit into EPOCHS="
+                f"{c.epochs} of DATA, which are {horizon} tokens; for example DECAY_TOKENS="
+                f"{max(1, (horizon - c.warmup_tokens) // 5)}"
+            ]
+        )
+    more: dict[str, Any] = {
+        "train_tokens": horizon,
+        "tie_embeddings": False,
+        **hf_model.shape(folder),
+    }
     if c.lr_schedule == "wsd" and "DECAY_TOKENS" not in chosen:
         more["decay_tokens"] = max(1, horizon // 5)
     if c.max_steps and c.max_steps > steps:
-        log.info("MAX_STEPS=%d: EPOCHS=%d of DATA are %d steps, and training ends there; more EPOCHS train longer",
-                 c.max_steps, c.epochs, steps)
+        log.info(
+            "MAX_STEPS=%d: EPOCHS=%d of DATA are %d steps, and training ends there; more EPOCHS train longer",
+            c.max_steps,
+            c.epochs,
+            steps,
+        )
         more["max_steps"] = None
     if not len(read.held_out):
         more |= {"eval_every": 0, "eval_baseline": False, "keep_best": False}
     return dataclasses.replace(c, **more)
 
 
-def put_together(read: Data, folder: Path, known: "Fingerprints", c: Config, paths: RunPaths, world: World,
-                 interrupt: Interrupt, state: Status, shared: bool, started: Stopwatch) -> Job:
+def put_together(
+    read: Data,
+    folder: Path,
+    known: "Fingerprints",
+    c: Config,
+    paths: RunPaths,
+    world: World,
+    interrupt: Interrupt,
+    state: Status,
+    shared: bool,
+    started: Stopwatch,
+) -> Job:
     """Everything the loop needs, at the step of the newest checkpoint."""
     if not committed(paths.checkpoints):
         finetune_rules.refuse_idle(c, read.batches(world.size).packing.windows)
@@ -101,11 +134,15 @@ def put_together(read: Data, folder: Path, known: "Fingerprints", c: Config, pat
     adapters = Adapters.of(c)
     tuned = together(lambda: built(folder, c, world, adapters))
     say_model(c, tuned, parallel.is_split(c, world))
-    opened: Any = Read(loader, Evaluator(c, read, world), known.data, Known(read.made_for.fingerprint))
+    opened: Any = Read(
+        loader, Evaluator(c, read, world), known.data, Known(read.made_for.fingerprint)
+    )
     job = gather(c, paths, world, interrupt, state, shared, begun, tuned, opened)
     job.flops = flops(tuned, c)
     if adapters:
-        job.saver.lite = lite.of(c, adapters, hf_model.on_meta(hf_model.configuration(folder), torch.float32))
+        job.saver.lite = lite.of(
+            c, adapters, hf_model.on_meta(hf_model.configuration(folder), torch.float32)
+        )
     started.lap("model")
     take_up(job, begun, started)
     return enter(job, begun, started, {"skipped": tuned.skipped, "model_fingerprint": known.model})
@@ -134,10 +171,15 @@ def agreed_fingerprints(c: Config, read: Data, folder: Path, world: World) -> Fi
     """The same on all processes, before any weight is read. Raises DataError, ForeignError."""
     own = together(lambda: hf_model.fingerprint(folder))
     held_out = hashed(read.evaluation.key, read.train.tobytes(), read.held_out.tobytes())
-    refuse_others([("MODEL", c.model, "weights or another config.json", own),
-                   ("MODEL", c.model, "tokenizer or chat template", read.made_for.fingerprint),
-                   ("DATA", c.data, "rows", read.examples.key),
-                   ("EVAL_DATA", c.eval_data, "rows", held_out)], world)
+    refuse_others(
+        [
+            ("MODEL", c.model, "weights or another config.json", own),
+            ("MODEL", c.model, "tokenizer or chat template", read.made_for.fingerprint),
+            ("DATA", c.data, "rows", read.examples.key),
+            ("EVAL_DATA", c.eval_data, "rows", held_out),
+        ],
+        world,
+    )
     parts = hashed(read.examples.key, own, read.train.tobytes())
     return Fingerprints(f"{read.examples.key[:12]}-{parts[:12]}", own)
 
@@ -150,10 +192,12 @@ def refuse_others(mine: list[tuple[str, str, str, str]], world: World) -> None:
         for (setting, value, what, digest), (*_, other) in zip(first, theirs, strict=True):
             if digest != other:
                 where = f"{world.hosts[rank]} (node {rank // world.local_size})"
-                raise DataError(f"{setting}={value}: rank {rank} on {where} has other {what} than rank 0 on "
-                                f"{world.hosts[0]} (hashes {other[:12]} and {digest[:12]}); copy what {setting} names "
-                                "from one to the other, or put it on a disk that they share; of the hub pin a commit, "
-                                f"{setting}={HUB_FORM[setting]}")
+                raise DataError(
+                    f"{setting}={value}: rank {rank} on {where} has other {what} than rank 0 on "
+                    f"{world.hosts[0]} (hashes {other[:12]} and {digest[:12]}); copy what {setting} names "
+                    "from one to the other, or put it on a disk that they share; of the hub pin a commit, "
+                    f"{setting}={HUB_FORM[setting]}"
+                )
 
 
 def hashed(*parts: object) -> str:
@@ -165,23 +209,54 @@ def say_model(c: Config, tuned: Tuned, split: bool) -> None:
     weights = dict(tuned.named_parameters())
     trained = sum(weight.numel() for weight in weights.values() if weight.requires_grad)
     everything = sum(weight.numel() for name, weight in weights.items() if not is_adapter(name))
-    log.info("MODEL=%s: %s, %s parameters, of which %s are trained%s", c.model, type(tuned.lm).__name__,
-             f"{everything:,}", f"{trained:,}", f" beside them ({trained / everything:.2%}), LORA_RANK={c.lora_rank}"
-             if c.lora_rank else "")
-    if c.lora_rank and "mlp" in c.lora_targets.split(",") and not any(
-            is_adapter(name) and GROUPS["mlp"].search(name) for name in weights):
-        log.info("LORA_TARGETS=%s: no block has an MLP beside its experts, which LORA_TARGETS=attention,experts adapts",
-                 c.lora_targets)
+    log.info(
+        "MODEL=%s: %s, %s parameters, of which %s are trained%s",
+        c.model,
+        type(tuned.lm).__name__,
+        f"{everything:,}",
+        f"{trained:,}",
+        f" beside them ({trained / everything:.2%}), LORA_RANK={c.lora_rank}"
+        if c.lora_rank
+        else "",
+    )
+    if (
+        c.lora_rank
+        and "mlp" in c.lora_targets.split(",")
+        and not any(is_adapter(name) and GROUPS["mlp"].search(name) for name in weights)
+    ):
+        log.info(
+            "LORA_TARGETS=%s: no block has an MLP beside its experts, which LORA_TARGETS=attention,experts adapts",
+            c.lora_targets,
+        )
     for part in tuned.skipped:
-        log.info("MODEL=%s: its files hold %s, which the model does not take: skipped", c.model, part)
-    packed = (weight for module in tuned.modules() if hasattr(module, "is_transposed")  # transformers' grouped products
-              for weight in module.parameters(recurse=False) if weight.ndim == 3)
-    if not split and c.dtype != "float32" and any(weight.dtype == torch.float32 for weight in packed):
-        log.info("DTYPE=%s: the experts are computed in float32, since their grouped products know no autocast; of "
-                 "several processes PARALLEL=fsdp has them in %s", c.dtype, c.dtype)
+        log.info(
+            "MODEL=%s: its files hold %s, which the model does not take: skipped", c.model, part
+        )
+    packed = (
+        weight
+        for module in tuned.modules()
+        if hasattr(module, "is_transposed")  # transformers' grouped products
+        for weight in module.parameters(recurse=False)
+        if weight.ndim == 3
+    )
+    if (
+        not split
+        and c.dtype != "float32"
+        and any(weight.dtype == torch.float32 for weight in packed)
+    ):
+        log.info(
+            "DTYPE=%s: the experts are computed in float32, since their grouped products know no autocast; of "
+            "several processes PARALLEL=fsdp has them in %s",
+            c.dtype,
+            c.dtype,
+        )
     if not tuned.plain_head:
-        log.info("MODEL=%s: model_type=%s is none that was tried here; its logits are computed whole, which takes "
-                 "memory", c.model, tuned.lm.config.model_type)
+        log.info(
+            "MODEL=%s: model_type=%s is none that was tried here; its logits are computed whole, which takes "
+            "memory",
+            c.model,
+            tuned.lm.config.model_type,
+        )
 
 
 def flops(tuned: Tuned, c: Config) -> tuple[float, float]:
@@ -189,8 +264,13 @@ def flops(tuned: Tuned, c: Config) -> tuple[float, float]:
     reads, and 2 for its own where it is trained; of a mixture's experts those count that a token passes."""
     config = tuned.lm.config.get_text_config()
     taken = getattr(config, "num_experts_per_tok", None) or 1
-    experts = max((len(weight) for weight in tuned.parameters() if weight.ndim == 3), default=taken)  # packed
-    total, tied = 0.0, tuned.lm.get_output_embeddings().weight is tuned.lm.get_input_embeddings().weight
+    experts = max(
+        (len(weight) for weight in tuned.parameters() if weight.ndim == 3), default=taken
+    )  # packed
+    total, tied = (
+        0.0,
+        tuned.lm.get_output_embeddings().weight is tuned.lm.get_input_embeddings().weight,
+    )
     for name, weight in tuned.named_parameters():
         if weight.ndim < 2 or (weight is tuned.lm.get_input_embeddings().weight and not tied):
             continue

@@ -18,13 +18,20 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from settings.declare import shown
 from train.model import hf_import
 from train.model.hf_import import ForeignError
-from settings.declare import shown
 
 NUMBERS = re.compile(r"\d+")
-NO_MEMORY = ("allocate memory", "not enough memory", "out of memory")  # as torch says it, on CPU and GPU
-SPLITS_ALONG_ROWS = ("MergeModulelist", "Concatenate")  # conversions that a process can make of its own rows
+NO_MEMORY = (
+    "allocate memory",
+    "not enough memory",
+    "out of memory",
+)  # as torch says it, on CPU and GPU
+SPLITS_ALONG_ROWS = (
+    "MergeModulelist",
+    "Concatenate",
+)  # conversions that a process can make of its own rows
 
 
 def plain(name: str) -> str:
@@ -32,7 +39,9 @@ def plain(name: str) -> str:
     return name.replace("base_layer.", "")
 
 
-def load(folder: Path, model: nn.Module, skeleton: Any, dtype: torch.dtype, device: torch.device) -> list[str]:
+def load(
+    folder: Path, model: nn.Module, skeleton: Any, dtype: torch.dtype, device: torch.device
+) -> list[str]:
     """Fill the weights of a model, which are on the meta device, whole or split; returns the names in the files that
     the model does not take, as patterns with their number.
 
@@ -51,49 +60,76 @@ def load(folder: Path, model: nn.Module, skeleton: Any, dtype: torch.dtype, devi
         if any(words in why for words in NO_MEMORY):  # the files are as they should be
             raise MemoryError(f"{name}: {reason(why)}")
     if lacking or found.mismatched_keys or found.conversion_errors:
-        raise ForeignError(f"{shown(folder)}: " + "; ".join([
-            *([f"its files lack {hf_import.some(lacking)}"] if lacking else []),
-            *(f"{name} has the shape {tuple(theirs)}, and config.json asks for {tuple(ours)}"
-              for name, theirs, ours in sorted(found.mismatched_keys, key=str)[:3]),
-            *(f"{name} cannot be made of what is in its files ({reason(why)})"
-              for name, why in sorted(found.conversion_errors.items())[:3])])
-            + "; get the folder again, or take config.json and weights of the same model")
-    tensors = dict(skeleton.named_parameters(remove_duplicate=False)) | dict(skeleton.named_buffers())
+        raise ForeignError(
+            f"{shown(folder)}: "
+            + "; ".join(
+                [
+                    *([f"its files lack {hf_import.some(lacking)}"] if lacking else []),
+                    *(
+                        f"{name} has the shape {tuple(theirs)}, and config.json asks for {tuple(ours)}"
+                        for name, theirs, ours in sorted(found.mismatched_keys, key=str)[:3]
+                    ),
+                    *(
+                        f"{name} cannot be made of what is in its files ({reason(why)})"
+                        for name, why in sorted(found.conversion_errors.items())[:3]
+                    ),
+                ]
+            )
+            + "; get the folder again, or take config.json and weights of the same model"
+        )
+    tensors = dict(skeleton.named_parameters(remove_duplicate=False)) | dict(
+        skeleton.named_buffers()
+    )
     adopted: dict[int, nn.Parameter] = {}  # tied weights stay one
     for name, weight in [*model.named_parameters(remove_duplicate=False), *model.named_buffers()]:
         if plain(name) in tensors:
             value = tensors[plain(name)]
             if isinstance(weight, nn.Parameter):
-                value = adopted.setdefault(id(value), nn.Parameter(value.detach(), weight.requires_grad))
+                value = adopted.setdefault(
+                    id(value), nn.Parameter(value.detach(), weight.requires_grad)
+                )
             put(model, name, value)
     return patterns(found.unexpected_keys)
 
 
-def convert(folder: Path, skeleton: Any, slices: dict[str, Any], dtype: torch.dtype, device: torch.device) -> Any:
+def convert(
+    folder: Path, skeleton: Any, slices: dict[str, Any], dtype: torch.dtype, device: torch.device
+) -> Any:
     """transformers' report of what it made of the slices in the skeleton. Raises ForeignError."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import convert_and_load_state_dict_in_model
     from transformers.modeling_utils import LoadStateDictConfig
+
     mapping: Any = get_model_conversion_mapping(skeleton, None, None)
     if any(hasattr(weight, "placements") for weight in skeleton.parameters()):
         refuse_unsplittable(folder, mapping, slices)
-    how = LoadStateDictConfig(pretrained_model_name_or_path=str(folder), device_map={"": device}, dtype=dtype,
-                              dtype_plan=skeleton._get_dtype_plan(dtype), weight_mapping=mapping)
+    how = LoadStateDictConfig(
+        pretrained_model_name_or_path=str(folder),
+        device_map={"": device},
+        dtype=dtype,
+        dtype_plan=skeleton._get_dtype_plan(dtype),
+        weight_mapping=mapping,
+    )
     try:
         found, _ = convert_and_load_state_dict_in_model(skeleton, slices, how)
     except (SafetensorError, OSError) as error:
         raise ForeignError(f"{shown(folder)}: cannot be read ({error}); get it again") from error
     for name in without_rows(skeleton) & (found.missing_keys | found.conversion_errors.keys()):
         nothing: Any = nn.Parameter(torch.empty_like(skeleton.get_parameter(name), device=device))
-        nothing._is_hf_initialized = True  # else it draws its first values, together with others that do not
+        nothing._is_hf_initialized = (
+            True  # else it draws its first values, together with others that do not
+        )
         put(skeleton, name, nothing)
         found.missing_keys.discard(name)
         found.conversion_errors.pop(name, None)
     missing = set(found.missing_keys)
     skeleton.mark_tied_weights_as_initialized(found)
-    found.missing_keys = missing - {name for name, target in skeleton.all_tied_weights_keys.items()
-                                    if target not in missing}
-    if not found.missing_keys:  # what is in no file is computed: angles of rotary embeddings, and tied weights
+    found.missing_keys = missing - {
+        name for name, target in skeleton.all_tied_weights_keys.items() if target not in missing
+    }
+    if (
+        not found.missing_keys
+    ):  # what is in no file is computed: angles of rotary embeddings, and tied weights
         skeleton._move_missing_keys_from_meta_to_device(set(), how.device_map, None, None)
         skeleton._initialize_missing_keys(False)
         skeleton.tie_weights(missing_keys=missing, recompute_mapping=False)
@@ -103,19 +139,30 @@ def convert(folder: Path, skeleton: Any, slices: dict[str, Any], dtype: torch.dt
 def without_rows(skeleton: Any) -> set[str]:
     """Weights of which this process has nothing, since there are more processes than experts. transformers cannot make
     nothing of nothing; whether the files have them, the others see."""
-    return {name for name, weight in skeleton.named_parameters()
-            if hasattr(weight, "placements") and not weight.to_local().numel()}
+    return {
+        name
+        for name, weight in skeleton.named_parameters()
+        if hasattr(weight, "placements") and not weight.to_local().numel()
+    }
 
 
 def refuse_unsplittable(folder: Path, mapping: list[Any], slices: dict[str, Any]) -> None:
     """Raises ForeignError where a process could not make its rows of a weight of its rows of the stored ones."""
     for one in mapping:
-        operations = [(type(step).__name__, getattr(step, "dim", 0)) for step in getattr(one, "operations", [])]
-        fits = all(name in SPLITS_ALONG_ROWS and (name == "MergeModulelist") == (dim == 0) for name, dim in operations)
+        operations = [
+            (type(step).__name__, getattr(step, "dim", 0))
+            for step in getattr(one, "operations", [])
+        ]
+        fits = all(
+            name in SPLITS_ALONG_ROWS and (name == "MergeModulelist") == (dim == 0)
+            for name, dim in operations
+        )
         if not fits and any(one.rename_source_key(name)[1] is not None for name in slices):
             names = ", ".join(name for name, _ in operations)
-            raise ForeignError(f"{shown(folder)}: its weights are converted by {names}, which a process cannot do to a "
-                               "part of them; set PARALLEL=ddp")
+            raise ForeignError(
+                f"{shown(folder)}: its weights are converted by {names}, which a process cannot do to a "
+                "part of them; set PARALLEL=ddp"
+            )
 
 
 @contextlib.contextmanager
@@ -150,6 +197,8 @@ def patterns(names: Any) -> list[str]:
     counted: dict[str, int] = {}
     for name in sorted(names):
         found = NUMBERS.search(name)
-        part = name[:found.end()] if found else name
+        part = name[: found.end()] if found else name
         counted[part] = counted.get(part, 0) + 1
-    return [f"{part} ({number} tensor{'s' if number > 1 else ''})" for part, number in counted.items()]
+    return [
+        f"{part} ({number} tensor{'s' if number > 1 else ''})" for part, number in counted.items()
+    ]

@@ -13,8 +13,9 @@ The causal count takes half the second term, since half the positions are masked
 from hardware.gpu_specs import card_of
 
 
-def flops_per_token(matmul_weights: int, n_layer: int, attention_width: int, seq_len: int,
-                    causal: bool = False) -> float:
+def flops_per_token(
+    matmul_weights: int, n_layer: int, attention_width: int, seq_len: int, causal: bool = False
+) -> float:
     """FLOPs of forward and backward for one token; attention_width is n_head * head_dim."""
     return 6.0 * matmul_weights + (6.0 if causal else 12.0) * n_layer * attention_width * seq_len
 

@@ -27,10 +27,14 @@ class Memory:
 
 def memory_here(root: Path = Path("/")) -> Memory:
     """By /proc and the control groups that this process is in. root: where to look, for tests."""
-    total = available = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))  # on macOS all there is
+    total = available = float(
+        os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    )  # on macOS all there is
     try:
         lines = (root / "proc/meminfo").read_text().splitlines()
-        sizes_kb = {line.split(":")[0]: float(line.split()[1]) for line in lines if len(line.split()) > 1}
+        sizes_kb = {
+            line.split(":")[0]: float(line.split()[1]) for line in lines if len(line.split()) > 1
+        }
         available = 1024 * sizes_kb["MemAvailable"]
     except (OSError, KeyError, ValueError):
         pass
@@ -61,7 +65,9 @@ def groups(root: Path) -> list[tuple[Path, tuple[str, str, str]]]:
         else:
             continue
         here = base / path.strip("/")
-        found += [(folder, names) for folder in (here, *here.parents) if folder.is_relative_to(base)]
+        found += [
+            (folder, names) for folder in (here, *here.parents) if folder.is_relative_to(base)
+        ]
     return found
 
 
@@ -69,7 +75,10 @@ def group_limit(folder: Path, names: tuple[str, str, str]) -> tuple[float, float
     """(limit, what of it is free) of a control group; None where it has no limit."""
     limit_file, used_file, given_back = names
     try:
-        limit, used = float((folder / limit_file).read_text()), float((folder / used_file).read_text())
+        limit, used = (
+            float((folder / limit_file).read_text()),
+            float((folder / used_file).read_text()),
+        )
     except (OSError, ValueError):  # "max" is no number
         return None
     if limit >= 2.0**60:  # version 1 says so that there is none

@@ -2,8 +2,8 @@
 
 import dataclasses
 
-from settings.config import Config
 from hardware.flops import flops_per_token
+from settings.config import Config
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,11 +35,17 @@ def parameters(c: Config) -> Parameters:
     assert c.n_kv_head and c.mlp_dim  # filled in by Config.load
     queries, keys = c.n_head * c.head_dim, c.n_kv_head * c.head_dim
     table = c.padded_vocab_size * c.n_embd
-    return Parameters(table, c.n_layer * c.n_embd * (2 * queries + 2 * keys), c.n_layer * 3 * c.n_embd * c.mlp_dim,
-                      c.n_layer * (2 * c.n_embd + (2 * c.head_dim if c.qk_norm else 0)) + c.n_embd,
-                      0 if c.tie_embeddings else table)
+    return Parameters(
+        table,
+        c.n_layer * c.n_embd * (2 * queries + 2 * keys),
+        c.n_layer * 3 * c.n_embd * c.mlp_dim,
+        c.n_layer * (2 * c.n_embd + (2 * c.head_dim if c.qk_norm else 0)) + c.n_embd,
+        0 if c.tie_embeddings else table,
+    )
 
 
 def flops_of(c: Config, causal: bool = False) -> float:
     """Model FLOPs of one token, forward and backward, as MFU counts them (flops.py)."""
-    return flops_per_token(parameters(c).matmul, c.n_layer, c.n_head * c.head_dim, c.seq_len, causal)
+    return flops_per_token(
+        parameters(c).matmul, c.n_layer, c.n_head * c.head_dim, c.seq_len, causal
+    )

@@ -8,9 +8,14 @@ import pynvml
 
 LOST = (pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED)
 # What asking again does not change.
-PERMANENT = (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, pynvml.NVML_ERROR_NO_PERMISSION,
-             pynvml.NVML_ERROR_INVALID_ARGUMENT, pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
-             pynvml.NVML_ERROR_DEPRECATED)
+PERMANENT = (
+    pynvml.NVML_ERROR_NOT_SUPPORTED,
+    pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
+    pynvml.NVML_ERROR_NO_PERMISSION,
+    pynvml.NVML_ERROR_INVALID_ARGUMENT,
+    pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
+    pynvml.NVML_ERROR_DEPRECATED,
+)
 
 
 class Unavailable(Exception):
@@ -50,9 +55,13 @@ def start() -> str:
         return str(pynvml.nvmlSystemGetDriverVersion())
     except pynvml.NVMLError as error:
         if error.value == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND:
-            raise Unavailable("no NVIDIA driver here (libnvidia-ml.so.1 cannot be loaded), so there is nothing to "
-                              "sample; in a container, start it with its GPUs, as in docker run --gpus all") from None
-        raise Unavailable(f"the NVIDIA driver does not answer ({error}); nvidia-smi shows whether it works") from None
+            raise Unavailable(
+                "no NVIDIA driver here (libnvidia-ml.so.1 cannot be loaded), so there is nothing to "
+                "sample; in a container, start it with its GPUs, as in docker run --gpus all"
+            ) from None
+        raise Unavailable(
+            f"the NVIDIA driver does not answer ({error}); nvidia-smi shows whether it works"
+        ) from None
 
 
 def devices(visible: list[str] | None) -> tuple[list[Device], list[str]]:
@@ -63,22 +72,32 @@ def devices(visible: list[str] | None) -> tuple[list[Device], list[str]]:
     try:
         here = [device(index) for index in range(pynvml.nvmlDeviceGetCount())]
     except pynvml.NVMLError as error:
-        raise Unavailable(f"the NVIDIA driver does not say how many GPUs there are ({error})") from None
+        raise Unavailable(
+            f"the NVIDIA driver does not say how many GPUs there are ({error})"
+        ) from None
     if not here:
         raise Unavailable("the NVIDIA driver knows of no GPU here")
     if visible is None:
         return here, []
     if any(name.startswith("MIG") for name in visible):
-        return here, ["CUDA_VISIBLE_DEVICES names a slice (MIG): power and temperature are those of whole GPUs"]
+        return here, [
+            "CUDA_VISIBLE_DEVICES names a slice (MIG): power and temperature are those of whole GPUs"
+        ]
     taken: list[Device] = []
     for name in visible:
-        found = [d for d in here if (name.isdecimal() and d.index == int(name))
-                 or (name.startswith("GPU-") and (d.uuid or "").startswith(name))]
+        found = [
+            d
+            for d in here
+            if (name.isdecimal() and d.index == int(name))
+            or (name.startswith("GPU-") and (d.uuid or "").startswith(name))
+        ]
         if len(found) != 1:
             break
         taken += found
     if not taken:
-        raise Unavailable(f"CUDA_VISIBLE_DEVICES={','.join(visible)} shows none of the {len(here)} GPUs here")
+        raise Unavailable(
+            f"CUDA_VISIBLE_DEVICES={','.join(visible)} shows none of the {len(here)} GPUs here"
+        )
     return sorted(taken, key=lambda d: d.index), []
 
 
@@ -88,10 +107,18 @@ def device(index: int) -> Device:
     except pynvml.NVMLError as error:
         return Device(index, None, Fault(error.value), None, None, None)
     limit = value_or_none(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle)
-    return Device(index, handle, None, value_or_none(pynvml.nvmlDeviceGetName, handle),
-                  value_or_none(pynvml.nvmlDeviceGetUUID, handle), None if limit is None else limit / 1000,
-                  value_or_none(lambda of: pynvml.nvmlDeviceGetMemoryInfo(of).total / 2**30, handle),
-                  value_or_none(lambda of: float(pynvml.nvmlDeviceGetMaxClockInfo(of, pynvml.NVML_CLOCK_SM)), handle))
+    return Device(
+        index,
+        handle,
+        None,
+        value_or_none(pynvml.nvmlDeviceGetName, handle),
+        value_or_none(pynvml.nvmlDeviceGetUUID, handle),
+        None if limit is None else limit / 1000,
+        value_or_none(lambda of: pynvml.nvmlDeviceGetMemoryInfo(of).total / 2**30, handle),
+        value_or_none(
+            lambda of: float(pynvml.nvmlDeviceGetMaxClockInfo(of, pynvml.NVML_CLOCK_SM)), handle
+        ),
+    )
 
 
 def value_or_none(function: Callable[[Any], Any], handle: Any) -> Any:

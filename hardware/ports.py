@@ -24,7 +24,9 @@ def free_ports(count: int) -> int:
     are 29500 and 29510 where nobody says otherwise.
     """
     while True:
-        first = random.SystemRandom().randrange(RANGE.start, RANGE.stop - count)  # whatever seed this process has
+        first = random.SystemRandom().randrange(
+            RANGE.start, RANGE.stop - count
+        )  # whatever seed this process has
         with contextlib.suppress(OSError), contextlib.ExitStack() as probes:
             for port in range(first, first + count):
                 probes.enter_context(socket.socket()).bind(("", port))

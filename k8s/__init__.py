@@ -30,8 +30,9 @@ To look after one:
     fetch_run   make fetch-run
     jobs        the targets themselves, each by these
 
-The modules that read the cluster are in cluster/. The folders of manifests/ are YAML with stand-ins where a setting goes: base/ is what every Job has, overlays/ what the kinds of it
-change, site/ a part of those at one zone, diloco/ of those whose pods are sites, finetune/ of those with a MODEL;
-lighthouse/ is what sites find each other by, claim/ the volume and reader/ a pod that reads it; fields/ says which
-value lands where, and network/ has NCCL's variables. docs/manifests.md tells more.
+The modules that read the cluster are in cluster/. The folders of manifests/ are YAML with stand-ins where a
+setting goes: base/ is what every Job has, overlays/ what the kinds of it change, site/ a part of those at one
+zone, diloco/ of those whose pods are sites, finetune/ of those with a MODEL; lighthouse/ is what sites find
+each other by, claim/ the volume and reader/ a pod that reads it; fields/ says which value lands where, and
+network/ has NCCL's variables. docs/manifests.md tells more.
 """

@@ -9,12 +9,31 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from k8s.cluster.kubectl import (BAD_ENVIRONMENT, BAD_SETTING, UNAVAILABLE, Done, Refused, kubectl, refusal, short,
-                                 start, succeed)
+from k8s.cluster.job_spec import LIGHTHOUSE
+from k8s.cluster.kubectl import (
+    BAD_ENVIRONMENT,
+    BAD_SETTING,
+    UNAVAILABLE,
+    Done,
+    Refused,
+    kubectl,
+    refusal,
+    short,
+    start,
+    succeed,
+)
 from k8s.cluster.render import objects
 from k8s.cluster.secret import MANAGER
-from k8s.cluster.job_spec import LIGHTHOUSE
-from k8s.cluster.standing import INSTANCE_LABEL, NAME_LABEL, OURS, config_map_of, get, is_beside, of_kind, rendered
+from k8s.cluster.standing import (
+    INSTANCE_LABEL,
+    NAME_LABEL,
+    OURS,
+    config_map_of,
+    get,
+    is_beside,
+    of_kind,
+    rendered,
+)
 from settings.config import Config
 
 
@@ -28,7 +47,16 @@ def selector(c: Config) -> str:
 
 
 def server_side(text: str, namespace: str) -> Done:
-    return kubectl("apply", "--server-side", f"--field-manager={MANAGER}", "-n", namespace, "-f", "-", stdin=text)
+    return kubectl(
+        "apply",
+        "--server-side",
+        f"--field-manager={MANAGER}",
+        "-n",
+        namespace,
+        "-f",
+        "-",
+        stdin=text,
+    )
 
 
 def apply(text: str, namespace: str, again: str) -> str:
@@ -41,20 +69,32 @@ def apply(text: str, namespace: str, again: str) -> str:
 def apply_beside(text: str, namespace: str, again: str) -> list[str]:
     """Apply what of this YAML stands beside the Job, which is there, and is to go with it. Returns the names."""
     things = [thing for thing in objects(text) if is_beside(thing)]
-    job = get("job", of_kind("Job", objects(text))["metadata"]["name"], namespace) if things else None
+    job = (
+        get("job", of_kind("Job", objects(text))["metadata"]["name"], namespace) if things else None
+    )
     if job is None:  # somebody has deleted it just now
         return []
     for thing in things:  # blockOwnerDeletion: false, since the sites need it until they have left
         thing["metadata"]["ownerReferences"] = [
-            {"apiVersion": job["apiVersion"], "kind": job["kind"], "name": job["metadata"]["name"],
-             "uid": job["metadata"]["uid"], "blockOwnerDeletion": False}]
+            {
+                "apiVersion": job["apiVersion"],
+                "kind": job["kind"],
+                "name": job["metadata"]["name"],
+                "uid": job["metadata"]["uid"],
+                "blockOwnerDeletion": False,
+            }
+        ]
     return applied(things, namespace, again) if things else []
 
 
 def missing_beside(text: str, namespace: str) -> list[dict[str, Any]]:
     """What of this YAML should stand beside the Job, and is not there."""
-    return [thing for thing in objects(text) if is_beside(thing)
-            and get(thing["kind"].lower(), thing["metadata"]["name"], namespace) is None]
+    return [
+        thing
+        for thing in objects(text)
+        if is_beside(thing)
+        and get(thing["kind"].lower(), thing["metadata"]["name"], namespace) is None
+    ]
 
 
 def applied(things: Sequence[dict[str, Any]], namespace: str, again: str) -> list[str]:
@@ -65,18 +105,26 @@ def applied(things: Sequence[dict[str, Any]], namespace: str, again: str) -> lis
     said = done.complaint
     if re.search(r"field is immutable", said):
         found = re.search(r'"([^"]+)" is invalid', said)
-        raise Refused(BAD_SETTING, f"Job {found[1] if found else ''} is there already and differs, and a Job cannot be "
-                      f"changed: {again} saves, stops and replaces it; volume and checkpoints stay")
+        raise Refused(
+            BAD_SETTING,
+            f"Job {found[1] if found else ''} is there already and differs, and a Job cannot be "
+            f"changed: {again} saves, stops and replaces it; volume and checkpoints stay",
+        )
     if re.search(r"Apply failed with \d+ conflict", said):
-        raise Refused(BAD_ENVIRONMENT, f"somebody has changed by hand what was applied here before ({short(said)}); "
-                      f"delete the object that this names (kubectl delete KIND NAME -n {namespace}), then try again")
+        raise Refused(
+            BAD_ENVIRONMENT,
+            f"somebody has changed by hand what was applied here before ({short(said)}); "
+            f"delete the object that this names (kubectl delete KIND NAME -n {namespace}), then try again",
+        )
     raise refusal(done, ("apply", "manifests"))
 
 
 def apply_claim(text: str, namespace: str) -> None:
     """Make the volume; one that somebody has made meanwhile stays as it is."""
     done = server_side(text, namespace)
-    if done.code and not re.search(r"is immutable|can not be less than|Apply failed with", done.complaint):
+    if done.code and not re.search(
+        r"is immutable|can not be less than|Apply failed with", done.complaint
+    ):
         raise refusal(done, ("apply", "volume"))
 
 
@@ -94,24 +142,44 @@ def delete_lighthouse(job: str, namespace: str, patience_s: float) -> None:
 
 def delete_job(name: str, namespace: str, patience_s: float) -> None:
     """Delete a Job and wait until its pods are gone too."""
-    done = kubectl("delete", "job", name, "-n", namespace, "--ignore-not-found", "--cascade=foreground", "--wait=true",
-                   f"--timeout={patience_s:.0f}s", timeout=patience_s + 30)
+    done = kubectl(
+        "delete",
+        "job",
+        name,
+        "-n",
+        namespace,
+        "--ignore-not-found",
+        "--cascade=foreground",
+        "--wait=true",
+        f"--timeout={patience_s:.0f}s",
+        timeout=patience_s + 30,
+    )
     if done.code:
         raise not_gone(done, name, namespace, patience_s)
 
 
 def wait_until_gone(name: str, namespace: str, patience_s: float) -> None:
     """Wait for a Job that somebody has deleted."""
-    done = kubectl("wait", "--for=delete", f"job/{name}", "-n", namespace, f"--timeout={patience_s:.0f}s",
-                   timeout=patience_s + 30)
+    done = kubectl(
+        "wait",
+        "--for=delete",
+        f"job/{name}",
+        "-n",
+        namespace,
+        f"--timeout={patience_s:.0f}s",
+        timeout=patience_s + 30,
+    )
     if done.code and "(NotFound)" not in done.err:
         raise not_gone(done, name, namespace, patience_s)
 
 
 def not_gone(done: Done, name: str, namespace: str, patience_s: float) -> Refused:
     if "timed out" in done.complaint:
-        return Refused(UNAVAILABLE, f"Job {name} is not gone after {patience_s:.0f} s; kubectl get pods -n "
-                       f"{namespace} -l job-name={name} shows which pods do not end; then try again")
+        return Refused(
+            UNAVAILABLE,
+            f"Job {name} is not gone after {patience_s:.0f} s; kubectl get pods -n "
+            f"{namespace} -l job-name={name} shows which pods do not end; then try again",
+        )
     return refusal(done, ("delete", "job"))
 
 
@@ -141,8 +209,11 @@ def take_back(c: Config, text: str, namespace: str) -> None:
         for kind, name in things:
             if kind == "Job":
                 quietly("delete", "job", name, namespace)
-    left = [name for name in succeed("get", "jobs", "-n", namespace, "-l", selector(c), "-o", "name").split()
-            if not name.endswith(f"/{job}{LIGHTHOUSE}")]  # which is on its way out
+    left = [
+        name
+        for name in succeed("get", "jobs", "-n", namespace, "-l", selector(c), "-o", "name").split()
+        if not name.endswith(f"/{job}{LIGHTHOUSE}")
+    ]  # which is on its way out
     for kind, name in things:
         if kind in ("Service", "NetworkPolicy") and not left:
             quietly("delete", kind.lower(), name, namespace)
@@ -151,4 +222,13 @@ def take_back(c: Config, text: str, namespace: str) -> None:
 
 def quietly(verb: str, kind: str, name: str, namespace: str) -> None:
     """Run it to its end, whoever presses Ctrl-C."""
-    start(verb, kind, name, "-n", namespace, "--ignore-not-found", "--wait=false", start_new_session=True).communicate()
+    start(
+        verb,
+        kind,
+        name,
+        "-n",
+        namespace,
+        "--ignore-not-found",
+        "--wait=false",
+        start_new_session=True,
+    ).communicate()

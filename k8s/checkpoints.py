@@ -20,13 +20,20 @@ from k8s.cluster.words import short_time, table
 from record.run_paths import RunPaths
 
 NAME = re.compile(r"step_([0-9]{7,})")
-ASIDE = {"tmp": "being written, or left by a killed save", "damaged": "set aside: damaged", "fetch": "half fetched",
-         "trash": "being deleted", "rolled-back": "set aside: the run went back behind it"}
+ASIDE = {
+    "tmp": "being written, or left by a killed save",
+    "damaged": "set aside: damaged",
+    "fetch": "half fetched",
+    "trash": "being deleted",
+    "rolled-back": "set aside: the run went back behind it",
+}
 PIECE = 2**22
 
 # Of a folder of checkpoints: the clock, every file with size and time, and all manifests behind a line with their name.
-LOOK = ('date +%s; cd "$1" 2>/dev/null || exit 0; find . -mindepth 1 -maxdepth 2 -type f -printf "%P\\t%s\\t%T@\\n"; '
-        'for f in step_*/MANIFEST.json; do [ -f "$f" ] || continue; printf "== %s\\n" "$f"; cat "$f"; echo; done')
+LOOK = (
+    'date +%s; cd "$1" 2>/dev/null || exit 0; find . -mindepth 1 -maxdepth 2 -type f -printf "%P\\t%s\\t%T@\\n"; '
+    'for f in step_*/MANIFEST.json; do [ -f "$f" ] || continue; printf "== %s\\n" "$f"; cat "$f"; echo; done'
+)
 
 
 @dataclasses.dataclass
@@ -53,7 +60,10 @@ class Checkpoint:
     @property
     def hashes(self) -> dict[str, tuple[int, str]]:
         """File -> (size, xxh3) as the manifest has them."""
-        return {name: (int(size), str(digest)) for name, (size, digest) in self.manifest["files"].items()}
+        return {
+            name: (int(size), str(digest))
+            for name, (size, digest) in self.manifest["files"].items()
+        }
 
 
 def judged(name: str, files: dict[str, int], written: float, text: str | None) -> Checkpoint:
@@ -97,7 +107,9 @@ def parsed(text: str) -> tuple[list[Checkpoint], float]:
         if folder:
             folders.setdefault(folder, {})[name] = int(size)
             times[folder] = max(times.get(folder, 0.0), float(at))
-    said = {head.split("/")[0]: body for head, _, body in (part.partition("\n") for part in manifests)}
+    said = {
+        head.split("/")[0]: body for head, _, body in (part.partition("\n") for part in manifests)
+    }
     found = [judged(name, files, times[name], said.get(name)) for name, files in folders.items()]
     return sorted(found, key=order), float(clock)
 
@@ -105,10 +117,16 @@ def parsed(text: str) -> tuple[list[Checkpoint], float]:
 def here(paths: RunPaths, hashes: bool = True) -> list[Checkpoint]:
     """All in the run's folder on this machine, oldest first, hashes checked."""
     found = []
-    folders = [path for path in paths.checkpoints.iterdir() if path.is_dir()] if paths.checkpoints.is_dir() else []
+    folders = (
+        [path for path in paths.checkpoints.iterdir() if path.is_dir()]
+        if paths.checkpoints.is_dir()
+        else []
+    )
     for folder in folders:
         files = {path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()}
-        written = max([path.stat().st_mtime for path in folder.iterdir()], default=folder.stat().st_mtime)
+        written = max(
+            [path.stat().st_mtime for path in folder.iterdir()], default=folder.stat().st_mtime
+        )
         try:
             text = (folder / "MANIFEST.json").read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError):
@@ -146,7 +164,10 @@ def xxh3(path: Path) -> str:
 
 def newest_whole(found: Iterable[Checkpoint]) -> Checkpoint | None:
     """The last committed one with which nothing is wrong."""
-    return next((one for one in sorted(found, key=order, reverse=True) if one.step >= 0 and not one.wrong), None)
+    return next(
+        (one for one in sorted(found, key=order, reverse=True) if one.step >= 0 and not one.wrong),
+        None,
+    )
 
 
 def size_words(size: float) -> str:
@@ -164,7 +185,13 @@ def listing(found: list[Checkpoint], good: str, now: float | None = None) -> str
     rows = [("CHECKPOINT", "STEP", "SIZE", "AGE", "STATE")]
     for one in found:
         state = one.wrong or good + (", the newest" if one is newest else "")
-        rows.append((one.name, str(one.step) if one.step >= 0 else "-", size_words(one.size),
-                     short_time(clock - one.written), state))
+        rows.append(
+            (
+                one.name,
+                str(one.step) if one.step >= 0 else "-",
+                size_words(one.size),
+                short_time(clock - one.written),
+                state,
+            )
+        )
     return "\n".join(table(rows))
-

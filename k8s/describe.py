@@ -7,16 +7,32 @@ from collections.abc import Mapping
 from typing import Any
 
 from k8s.cluster import words
-from k8s.cluster.target import DATA, RUN, Target, Thing, annotation, is_of_sites, name_of, newest, no_job
+from k8s.cluster.target import (
+    DATA,
+    RUN,
+    Target,
+    Thing,
+    annotation,
+    is_of_sites,
+    name_of,
+    newest,
+    no_job,
+)
 from k8s.cluster.where import Place
-from settings.config import Config
 from record.reader import duration
 from record.run_paths import RunPaths
+from settings.config import Config
 from settings.declare import ROOT, declared_fields, format_value, parse_value, read_env_file, shown
 
 ITS_OWN = {"PRESET", "RUN_NAME", "RUNS_DIR", "DATA_DIR"}  # said elsewhere, or the same in all pods
-CONDITIONS = ("PodScheduled", "PodReadyToStartContainers", "Initialized", "ContainersReady", "Ready",
-              "DisruptionTarget")
+CONDITIONS = (
+    "PodScheduled",
+    "PodReadyToStartContainers",
+    "Initialized",
+    "ContainersReady",
+    "Ready",
+    "DisruptionTarget",
+)
 
 
 def of_cluster(place: Place, target: Target) -> int:
@@ -28,14 +44,24 @@ def of_cluster(place: Place, target: Target) -> int:
         raise no_job(target)
     pods = target.pods(part)
     made = words.age(job["metadata"].get("creationTimestamp"))
-    lines = [f"Job {name_of(job)} in {target.words}, made {made} ago: {words.state(job, pods)}",
-             *shape(job, place), *settings(target, job), *volume(place, target)]
+    lines = [
+        f"Job {name_of(job)} in {target.words}, made {made} ago: {words.state(job, pods)}",
+        *shape(job, place),
+        *settings(target, job),
+        *volume(place, target),
+    ]
     for pod in newest(pods):
-        lines.append(f"pod {name_of(pod)}: {words.phase(pod)} on {pod['spec'].get('nodeName') or 'no node yet'}"
-                     + (f"; {wrong}" if (wrong := words.trouble(pod)) else ""))
+        lines.append(
+            f"pod {name_of(pod)}: {words.phase(pod)} on {pod['spec'].get('nodeName') or 'no node yet'}"
+            + (f"; {wrong}" if (wrong := words.trouble(pod)) else "")
+        )
         lines += [f"  {line}" for line in conditions(pod)]
     events = words.event_lines(target.events(), most=20)
-    lines += ["events, newest last:", *(f"  {line}" for line in events)] if events else ["no events are left"]
+    lines += (
+        ["events, newest last:", *(f"  {line}" for line in events)]
+        if events
+        else ["no events are left"]
+    )
     sys.stdout.write("\n".join(lines) + "\n")
     return 0
 
@@ -47,32 +73,56 @@ def shape(job: Thing, place: Place) -> list[str]:
     container = pod["containers"][0]
     limits = (container.get("resources") or {}).get("limits") or {}
     gpus, resource = gpus_of(container.get("resources") or {})
-    asked = ", ".join(f"{limits[key]} {name}" for key, name in
-                      (("cpu", "CPU"), ("memory", "memory"), ("ephemeral-storage", "disk")) if key in limits)
-    terms = ((((pod.get("affinity") or {}).get("nodeAffinity") or {})
-              .get("requiredDuringSchedulingIgnoredDuringExecution") or {}).get("nodeSelectorTerms") or [])
-    products = [value for term in terms for rule in term.get("matchExpressions") or []
-                if rule.get("key") == "nvidia.com/gpu.product" for value in rule.get("values") or []]
+    asked = ", ".join(
+        f"{limits[key]} {name}"
+        for key, name in (("cpu", "CPU"), ("memory", "memory"), ("ephemeral-storage", "disk"))
+        if key in limits
+    )
+    terms = (
+        ((pod.get("affinity") or {}).get("nodeAffinity") or {}).get(
+            "requiredDuringSchedulingIgnoredDuringExecution"
+        )
+        or {}
+    ).get("nodeSelectorTerms") or []
+    products = [
+        value
+        for term in terms
+        for rule in term.get("matchExpressions") or []
+        if rule.get("key") == "nvidia.com/gpu.product"
+        for value in rule.get("values") or []
+    ]
     pinned = (pod.get("nodeSelector") or {}).get("topology.kubernetes.io/zone")
     pods = int(spec.get("completions") or 1)
-    kind = "no GPU" if gpus == "0" else \
-        f"{gpus} GPUs each" + (f", as {resource}" if resource != "nvidia.com/gpu" else "")
-    sites = ["sites: each pod is one, and goes on when others are away (SYNC=diloco)"] if is_of_sites(job) else []
-    return [f"run: {annotation(job, RUN) or place.paths.name}", *sites,
-            f"shape: {pods} {'pod' if pods == 1 else 'pods'}, {kind}; {asked}; "
-            f"{pod.get('terminationGracePeriodSeconds')} s to save when told to stop",
-            f"nodes: {'with ' + ' or '.join(products) if products else 'any'}"
-            + (f", at {pinned} only" if pinned else ""),
-            f"image: {container.get('image')}",
-            f"pods that failed: {(job.get('status') or {}).get('failed', 0)} of {spec.get('backoffLimit')} that may"]
+    kind = (
+        "no GPU"
+        if gpus == "0"
+        else f"{gpus} GPUs each" + (f", as {resource}" if resource != "nvidia.com/gpu" else "")
+    )
+    sites = (
+        ["sites: each pod is one, and goes on when others are away (SYNC=diloco)"]
+        if is_of_sites(job)
+        else []
+    )
+    return [
+        f"run: {annotation(job, RUN) or place.paths.name}",
+        *sites,
+        f"shape: {pods} {'pod' if pods == 1 else 'pods'}, {kind}; {asked}; "
+        f"{pod.get('terminationGracePeriodSeconds')} s to save when told to stop",
+        f"nodes: {'with ' + ' or '.join(products) if products else 'any'}"
+        + (f", at {pinned} only" if pinned else ""),
+        f"image: {container.get('image')}",
+        f"pods that failed: {(job.get('status') or {}).get('failed', 0)} of {spec.get('backoffLimit')} that may",
+    ]
 
 
 def gpus_of(resources: Thing) -> tuple[str, str]:
     """How many GPUs a container asks for, and by which name: clusters have names of their own for some products, as
     nvidia.com/a100. ("0", "") where it asks for none."""
     asked = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
-    named = sorted((key for key in asked if "/" in key and not key.startswith(("rdma/", "hugepages"))),
-                   key=lambda key: not key.startswith("nvidia.com/"))
+    named = sorted(
+        (key for key in asked if "/" in key and not key.startswith(("rdma/", "hugepages"))),
+        key=lambda key: not key.startswith("nvidia.com/"),
+    )
     return next(((str(asked[key]), key) for key in named), ("0", ""))
 
 
@@ -98,14 +148,19 @@ def settings_line(values: Mapping[str, Any]) -> str:
         except ValueError:  # of another version
             return value
 
-    of_preset = Config(**{name.lower(): typed(name, text) for name, (text, _) in said.items() if name in fields})
+    of_preset = Config(
+        **{name.lower(): typed(name, text) for name, (text, _) in said.items() if name in fields}
+    )
     own = []
     for name, value in sorted(values.items()):
         if name in ITS_OWN or value in (None, ""):
             continue
         if name not in fields:
             own.append(f"{name}={value}")  # of the network, or the launcher
-        elif typed(name, value) not in (getattr(of_preset, name.lower()), getattr(of_preset.derived(), name.lower())):
+        elif typed(name, value) not in (
+            getattr(of_preset, name.lower()),
+            getattr(of_preset.derived(), name.lower()),
+        ):
             own.append(f"{name}={format_value(value)}")
     return f"settings: PRESET={preset}" + (" and " + " ".join(own) if own else ", nothing else")
 
@@ -117,8 +172,10 @@ def volume(place: Place, target: Target) -> list[str]:
         return [f"volume: VOLUME={name} is not there; make train-8xa100 makes it"]
     status, spec = claim.get("status") or {}, claim["spec"]
     size = (status.get("capacity") or {}).get("storage") or spec["resources"]["requests"]["storage"]
-    return [f"volume: {name}, {size}, {status.get('phase', 'Pending')}, {'/'.join(spec.get('accessModes') or [])}, "
-            f"storage class {spec.get('storageClassName') or 'of the cluster'}"]
+    return [
+        f"volume: {name}, {size}, {status.get('phase', 'Pending')}, {'/'.join(spec.get('accessModes') or [])}, "
+        f"storage class {spec.get('storageClassName') or 'of the cluster'}"
+    ]
 
 
 def conditions(pod: Thing) -> list[str]:
@@ -130,13 +187,16 @@ def conditions(pod: Thing) -> list[str]:
             continue
         if one and (one.get("status") != "True") != (kind == "DisruptionTarget"):
             said = words.one_line(str(one.get("message", "")), 200)
-            found.append(f"{kind}={one['status']} {one.get('reason', '')}{': ' + said if said else ''}".rstrip())
+            found.append(
+                f"{kind}={one['status']} {one.get('reason', '')}{': ' + said if said else ''}".rstrip()
+            )
     return found
 
 
 # ---------------------------------------------------------------------------------------------------
 # A run on this machine
 # ---------------------------------------------------------------------------------------------------
+
 
 def of_here(paths: RunPaths) -> tuple[int, str]:
     """(exit code, what config.json says of a run and its attempts, in words)."""
@@ -145,13 +205,21 @@ def of_here(paths: RunPaths) -> tuple[int, str]:
         attempts = list(stored["attempts"])
         values = dict(stored["settings"])
     except FileNotFoundError:
-        return 78, f"run {paths.name} has no config.json in {paths.folder}: no trainer of it has begun; make runs " \
-            "lists those there are"
+        return (
+            78,
+            f"run {paths.name} has no config.json in {paths.folder}: no trainer of it has begun; make runs "
+            "lists those there are",
+        )
     except (OSError, ValueError, KeyError, TypeError) as error:
-        return 78, f"{paths.config}: cannot be read ({type(error).__name__}); restore it, or choose another RUN_NAME"
+        return (
+            78,
+            f"{paths.config}: cannot be read ({type(error).__name__}); restore it, or choose another RUN_NAME",
+        )
     count = "1 attempt" if len(attempts) == 1 else f"{len(attempts)} attempts"
-    lines = [f"run {paths.name} in {shown(paths.folder)}: {count}",
-             settings_line({name: value for name, value in values.items() if name != "ENV_FILE"})]
+    lines = [
+        f"run {paths.name} in {shown(paths.folder)}: {count}",
+        settings_line({name: value for name, value in values.items() if name != "ENV_FILE"}),
+    ]
     lines += [f"attempt {number}: {attempt(facts)}" for number, facts in enumerate(attempts)]
     return 0, "\n".join(lines)
 
@@ -160,7 +228,11 @@ def attempt(facts: dict[str, Any]) -> str:
     """Where and with what an attempt ran."""
     commit = str(facts.get("git") or "")[:12]
     processes = facts.get("world_size", 1)
-    text = f"begun {duration(max(0.0, time.time() - facts.get('time', time.time())))} ago on {facts.get('host')}, " \
-        f"{processes} {'process' if processes == 1 else 'processes'} on {facts.get('device')}, " \
+    text = (
+        f"begun {duration(max(0.0, time.time() - facts.get('time', time.time())))} ago on {facts.get('host')}, "
+        f"{processes} {'process' if processes == 1 else 'processes'} on {facts.get('device')}, "
         f"torch {facts.get('torch')}"
-    return text + (f", commit {commit}{' with changes' if facts.get('git_dirty') else ''}" if commit else "")
+    )
+    return text + (
+        f", commit {commit}{' with changes' if facts.get('git_dirty') else ''}" if commit else ""
+    )

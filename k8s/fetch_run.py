@@ -24,8 +24,8 @@ from k8s import checkpoints, transfer
 from k8s.checkpoints import Checkpoint, size_words
 from k8s.cluster.kubectl import Refused
 from k8s.cluster.volume import Volume
-from k8s.transfer import Meter, Vanished
 from k8s.cluster.where import is_run
+from k8s.transfer import Meter, Vanished
 from record import status
 from record.durable import flush_folder, write_whole
 from record.run_paths import RunPaths
@@ -34,12 +34,16 @@ from settings.declare import shown
 RECORD, HALF = "fetched.json", ".fetch"
 SPARE = 64 * 2**20  # bytes that stay free
 # Of the run's folder: the clock, and every file with size and time, but checkpoints and W&B's own.
-LIST = ('cd "$1" || exit 2; date +%s; find . -type f -not -path "*/checkpoints/*" -not -path "*/wandb/*" '
-        '-printf "%P\\t%s\\t%T@\\n"')
-WANTED = re.compile(r"(config\.json|metrics\.jsonl|STATUS\.json|gpu_metrics_[0-9_]+\.json|"
-                    r"[A-Za-z0-9_.-]+\.(?:log|csv|txt)|"
-                    r"site_[0-9]+/(?:config\.json|metrics\.jsonl|STATUS\.json|train\.log)|"
-                    r"(?:logs|plots|hang)/[A-Za-z0-9_.-]+|hang/[A-Za-z0-9_-]+/[A-Za-z0-9_.-]+)")
+LIST = (
+    'cd "$1" || exit 2; date +%s; find . -type f -not -path "*/checkpoints/*" -not -path "*/wandb/*" '
+    '-printf "%P\\t%s\\t%T@\\n"'
+)
+WANTED = re.compile(
+    r"(config\.json|metrics\.jsonl|STATUS\.json|gpu_metrics_[0-9_]+\.json|"
+    r"[A-Za-z0-9_.-]+\.(?:log|csv|txt)|"
+    r"site_[0-9]+/(?:config\.json|metrics\.jsonl|STATUS\.json|train\.log)|"
+    r"(?:logs|plots|hang)/[A-Za-z0-9_.-]+|hang/[A-Za-z0-9_-]+/[A-Za-z0-9_.-]+)"
+)
 OWN = ("config.json", "metrics.jsonl")  # what training here would change
 
 
@@ -71,17 +75,27 @@ class Record:
     def is_here(self, file: File, path: Path) -> bool:
         """Whether the file is the one that was brought, and has not changed there since."""
         was = self.files.get(file.name) or {}
-        return (was.get("size"), was.get("at")) == (file.size, file.at) and path.is_file() \
+        return (
+            (was.get("size"), was.get("at")) == (file.size, file.at)
+            and path.is_file()
             and transfer.sha256(path) == was.get("sha256")
+        )
 
     def is_brought(self, name: str, path: Path) -> bool:
         """Whether what is here was brought by us, this time or the time before a kill."""
         was = self.files.get(name)
-        return not path.exists() or (was is not None and transfer.sha256(path) in (was["sha256"], was.get("before")))
+        return not path.exists() or (
+            was is not None and transfer.sha256(path) in (was["sha256"], was.get("before"))
+        )
 
     def note(self, file: File, digest: str) -> None:
         before = (self.files.get(file.name) or {}).get("sha256")
-        self.files[file.name] = {"size": file.size, "at": file.at, "sha256": digest, "before": before}
+        self.files[file.name] = {
+            "size": file.size,
+            "at": file.at,
+            "sha256": digest,
+            "before": before,
+        }
         self.write()
 
     def note_checkpoint(self, name: str) -> None:
@@ -89,8 +103,13 @@ class Record:
         self.write()
 
     def write(self) -> None:
-        self.content = {"schema": 1, "from": self.origin, "time": time.time(), "files": self.files,
-                        "checkpoints": self.steps}
+        self.content = {
+            "schema": 1,
+            "from": self.origin,
+            "time": time.time(),
+            "files": self.files,
+            "checkpoints": self.steps,
+        }
         write_whole(self.path, (json.dumps(self.content, indent=1) + "\n").encode())
 
 
@@ -108,19 +127,29 @@ def fetch(volume: Volume, paths: RunPaths, step: int | None, weights: bool = Tru
     check_space(paths, need)
     meter = Meter(need)
     count = len(missing) + (len(chosen.hashes) if chosen and half else 0)
-    sys.stdout.write(f"fetching {count} files, {size_words(need)}, from {volume.folder} of volume "
-                     f"{volume.origin.value('volume')} to {shown(paths.folder)}\n" if count else "")
+    sys.stdout.write(
+        f"fetching {count} files, {size_words(need)}, from {volume.folder} of volume "
+        f"{volume.origin.value('volume')} to {shown(paths.folder)}\n"
+        if count
+        else ""
+    )
     try:
         for file in missing:
             fetch_file(volume, file, paths, record, meter)
         if chosen and half:
             fetch_checkpoint(volume, chosen, half, paths, record, meter)
     except Vanished as gone:
-        raise Refused(1, f"{gone} was deleted on the volume while it was fetched (KEEP_LAST, or a new attempt); the "
-                      "same command takes what is there now" + ("" if step is None else ", without STEP")) from None
+        raise Refused(
+            1,
+            f"{gone} was deleted on the volume while it was fetched (KEEP_LAST, or a new attempt); the "
+            "same command takes what is there now" + ("" if step is None else ", without STEP"),
+        ) from None
     except OSError as error:
-        raise Refused(78, f"{error.filename or paths.folder}: cannot be written ({error.strerror}); make room or mend "
-                      "its permissions, and the same command goes on") from None
+        raise Refused(
+            78,
+            f"{error.filename or paths.folder}: cannot be written ({error.strerror}); make room or mend "
+            "its permissions, and the same command goes on",
+        ) from None
     finally:
         meter.end()
     shutil.rmtree(paths.folder / HALF, ignore_errors=True)
@@ -129,45 +158,80 @@ def fetch(volume: Volume, paths: RunPaths, step: int | None, weights: bool = Tru
     return summary(paths, chosen, missing, len(files) - len(missing), meter, bool(half))
 
 
-def summary(paths: RunPaths, chosen: Checkpoint | None, missing: list[File], unchanged: int, meter: Meter,
-            new: bool) -> str:
+def summary(
+    paths: RunPaths,
+    chosen: Checkpoint | None,
+    missing: list[File],
+    unchanged: int,
+    meter: Meter,
+    new: bool,
+) -> str:
     """What was done, and what to type next."""
-    what = f"fetched {len(missing)} files" + (f" ({unchanged} had not changed)" if unchanged else "")
+    what = f"fetched {len(missing)} files" + (
+        f" ({unchanged} had not changed)" if unchanged else ""
+    )
     if chosen:
-        what += f" and checkpoint {chosen.name}, verified by its manifest" if new else \
-            f"; checkpoint {chosen.name} was here already"
+        what += (
+            f" and checkpoint {chosen.name}, verified by its manifest"
+            if new
+            else f"; checkpoint {chosen.name} was here already"
+        )
     else:
         what += "; there is no whole checkpoint on the volume yet"
     name = paths.name
-    return (f"{what}: {size_words(meter.moved)} moved, into {shown(paths.folder)}\n"
-            f"  make plots RUN_NAME={name}        make checkpoints WHERE=local RUN_NAME={name}")
+    return (
+        f"{what}: {size_words(meter.moved)} moved, into {shown(paths.folder)}\n"
+        f"  make plots RUN_NAME={name}        make checkpoints WHERE=local RUN_NAME={name}"
+    )
 
 
 def origin_of(volume: Volume) -> dict[str, str]:
     target = volume.target
-    return {"context": target.context, "namespace": target.namespace, "volume": volume.origin.value("volume"),
-            "run": volume.origin.paths.name}
+    return {
+        "context": target.context,
+        "namespace": target.namespace,
+        "volume": volume.origin.value("volume"),
+        "run": volume.origin.paths.name,
+    }
 
 
 def refuse_mixture(paths: RunPaths, record: Record) -> None:
     """Raises Refused where the folder here holds something else than what was brought into it from there."""
     elsewhere = f"choose another place for it, for example make fetch-run RUNS_DIR=fetched RUN_NAME={paths.name}"
     if status.is_held(paths) or status.has_job(paths):
-        raise Refused(78, f"{shown(paths.folder)}: a run of this machine is at work there; {elsewhere}")
-    present = {path.name for path in paths.checkpoints.glob("step_*")
-               if checkpoints.NAME.fullmatch(path.name)} if paths.checkpoints.is_dir() else set()
+        raise Refused(
+            78, f"{shown(paths.folder)}: a run of this machine is at work there; {elsewhere}"
+        )
+    present = (
+        {
+            path.name
+            for path in paths.checkpoints.glob("step_*")
+            if checkpoints.NAME.fullmatch(path.name)
+        }
+        if paths.checkpoints.is_dir()
+        else set()
+    )
     if not record.known:
         if is_run(paths) or present:
-            raise Refused(78, f"{shown(paths.folder)}: holds a run of this machine, which is not mixed with one of the "
-                          f"cluster; {elsewhere}")
+            raise Refused(
+                78,
+                f"{shown(paths.folder)}: holds a run of this machine, which is not mixed with one of the "
+                f"cluster; {elsewhere}",
+            )
         return
     was = record.content.get("from")
     if was != record.origin:
-        raise Refused(78, f"{shown(paths.folder)}: was fetched from {was}, and this is {record.origin}; {elsewhere}")
+        raise Refused(
+            78,
+            f"{shown(paths.folder)}: was fetched from {was}, and this is {record.origin}; {elsewhere}",
+        )
     changed = [name for name in OWN if not record.is_brought(name, paths.folder / name)]
     if changed or (present := present - set(record.steps)):
-        raise Refused(78, f"{shown(paths.folder)}: was trained further here since it was fetched "
-                      f"({', '.join([*changed, *sorted(present)][:3])} changed), and is not overwritten; {elsewhere}")
+        raise Refused(
+            78,
+            f"{shown(paths.folder)}: was trained further here since it was fetched "
+            f"({', '.join([*changed, *sorted(present)][:3])} changed), and is not overwritten; {elsewhere}",
+        )
 
 
 def listed(volume: Volume) -> list[File]:
@@ -192,8 +256,11 @@ def choose(volume: Volume, step: int | None) -> Checkpoint | None:
     chosen = next((one for one in committed if one.step == step), None)
     if chosen is None or chosen.wrong:
         why = f"is {chosen.wrong}" if chosen else "is not on the volume"
-        raise Refused(64, f"STEP={step}: that checkpoint {why}; whole ones are of steps {listed_steps} (make "
-                      "checkpoints)")
+        raise Refused(
+            64,
+            f"STEP={step}: that checkpoint {why}; whole ones are of steps {listed_steps} (make "
+            "checkpoints)",
+        )
     return chosen
 
 
@@ -205,13 +272,16 @@ def is_same(chosen: Checkpoint, folder: Path) -> bool:
         return False
     return manifest == chosen.manifest and all(
         (folder / name).is_file() and (folder / name).stat().st_size == size
-        for name, (size, _) in chosen.hashes.items())
+        for name, (size, _) in chosen.hashes.items()
+    )
 
 
 def remaining(chosen: Checkpoint, half: Path) -> int:
     """Bytes of a checkpoint that are not here yet."""
-    return sum(max(0, size - ((half / name).stat().st_size if (half / name).exists() else 0))
-               for name, (size, _) in chosen.hashes.items())
+    return sum(
+        max(0, size - ((half / name).stat().st_size if (half / name).exists() else 0))
+        for name, (size, _) in chosen.hashes.items()
+    )
 
 
 def check_space(paths: RunPaths, need: int) -> None:
@@ -221,15 +291,23 @@ def check_space(paths: RunPaths, need: int) -> None:
         parent = parent.parent
     free = shutil.disk_usage(parent).free
     if free < need + SPARE:
-        raise Refused(78, f"{shown(paths.folder)}: this takes {size_words(need)}, and the disk has {size_words(free)} "
-                      "free; make room, or put it on another disk with RUNS_DIR")
+        raise Refused(
+            78,
+            f"{shown(paths.folder)}: this takes {size_words(need)}, and the disk has {size_words(free)} "
+            "free; make room, or put it on another disk with RUNS_DIR",
+        )
 
 
 def fetch_file(volume: Volume, file: File, paths: RunPaths, record: Record, meter: Meter) -> None:
     """Bring one file; what has only grown is continued."""
     final, partial = paths.folder / file.name, paths.folder / HALF / file.name
-    if not partial.exists() and file.size > transfer.SMALL and final.is_file() and \
-            final.stat().st_size <= file.size and record.is_brought(file.name, final):
+    if (
+        not partial.exists()
+        and file.size > transfer.SMALL
+        and final.is_file()
+        and final.stat().st_size <= file.size
+        and record.is_brought(file.name, final)
+    ):
         partial.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(final, partial)
     if partial.exists() and file.size > transfer.SMALL:
@@ -240,8 +318,9 @@ def fetch_file(volume: Volume, file: File, paths: RunPaths, record: Record, mete
     os.replace(partial, final)
 
 
-def fetch_checkpoint(volume: Volume, chosen: Checkpoint, half: Path, paths: RunPaths, record: Record,
-                     meter: Meter) -> None:
+def fetch_checkpoint(
+    volume: Volume, chosen: Checkpoint, half: Path, paths: RunPaths, record: Record, meter: Meter
+) -> None:
     """Bring a checkpoint into a hidden folder, compare every hash of its manifest, then give it its name."""
     folder = f"{volume.folder}/checkpoints/{chosen.name}"
     for name, (size, digest) in chosen.hashes.items():
@@ -252,9 +331,12 @@ def fetch_checkpoint(volume: Volume, chosen: Checkpoint, half: Path, paths: RunP
             meter.done -= size
             (half / name).unlink()
             if again + 1 == min(3, transfer.TRIES):
-                raise Refused(1, f"checkpoint {chosen.name}: {name} arrives with another hash than its manifest says, "
-                              f"{again + 1} times; it is damaged on the volume: take another with STEP (make "
-                              "checkpoints lists them)")
+                raise Refused(
+                    1,
+                    f"checkpoint {chosen.name}: {name} arrives with another hash than its manifest says, "
+                    f"{again + 1} times; it is damaged on the volume: take another with STEP (make "
+                    "checkpoints lists them)",
+                )
     for stray in [path for path in half.iterdir() if path.name not in chosen.hashes]:
         stray.unlink()  # of a checkpoint of the same step that was another
     write_whole(half / "MANIFEST.json", json.dumps(chosen.manifest, indent=1).encode())

@@ -19,18 +19,38 @@ from types import FrameType
 
 from k8s import checkpoints, describe, fetch_run, logs
 from k8s.cluster import overview, words
-from k8s.cluster.log_lines import own
-from k8s.cluster.kubectl import BAD_SETTING, Refused
-from k8s.cluster.volume import Volume, say
 from k8s.cluster.job_spec import LIGHTHOUSE, cluster_config
-from k8s.cluster.target import DATA, Target, Thing, check_namespace, name_of, newest, runs, sent_by, target_of, tunes
+from k8s.cluster.kubectl import BAD_SETTING, Refused
+from k8s.cluster.log_lines import own
+from k8s.cluster.target import (
+    DATA,
+    Target,
+    Thing,
+    check_namespace,
+    name_of,
+    newest,
+    runs,
+    sent_by,
+    target_of,
+    tunes,
+)
+from k8s.cluster.volume import Volume, say
 from k8s.cluster.where import Place, decide
 from record import status
 from record.run_paths import RunPaths
 from settings.declare import ROOT, SettingsError
 
-COMMANDS = ("status", "logs", "attach", "stop", "restart", "describe", "checkpoints", "fetch-run",
-            "plots")
+COMMANDS = (
+    "status",
+    "logs",
+    "attach",
+    "stop",
+    "restart",
+    "describe",
+    "checkpoints",
+    "fetch-run",
+    "plots",
+)
 LEAVE_S = 60  # beyond the grace period, for the cluster to take pods away
 LINES = 2000  # of a pod's log, looked through for a checkpoint: hours, with a line of the node every 10 s
 SAVED = re.compile(r"\bcheckpoint step_0*(\d+): ")
@@ -40,12 +60,15 @@ SAVED = re.compile(r"\bcheckpoint step_0*(\d+): ")
 # In the cluster
 # ---------------------------------------------------------------------------------------------------
 
+
 def in_cluster(command: str, place: Place) -> int:
     target = target_of(place, say)
     if command == "status":
         return overview.show(place, target)
     if command in ("logs", "attach"):
-        return logs.watching(lambda: logs.of_cluster(place, target, command == "attach" or sys.stdout.isatty()))
+        return logs.watching(
+            lambda: logs.of_cluster(place, target, command == "attach" or sys.stdout.isatty())
+        )
     if command == "stop":
         return stop(place, target)
     if command == "restart":
@@ -59,9 +82,12 @@ def in_cluster(command: str, place: Place) -> int:
             text = fetch_run.fetch(volume, place.paths, place.config.step)
         else:
             found, clock = checkpoints.on_volume(volume)
-            text = checkpoints.listing(found, "whole (fetch-run compares hashes)", clock) if found else \
-                f"run {place.paths.name} has no checkpoint on volume {place.value('volume')} yet; make status says " \
+            text = (
+                checkpoints.listing(found, "whole (fetch-run compares hashes)", clock)
+                if found
+                else f"run {place.paths.name} has no checkpoint on volume {place.value('volume')} yet; make status says "
                 "how far it is"
+            )
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
     return draw([str(place.paths.folder)]) if command == "plots" else 0
@@ -70,6 +96,7 @@ def in_cluster(command: str, place: Place) -> int:
 def draw(folders: list[str]) -> int:
     """Curves of these runs; of the settings' run, or of LOG_DIR, where none is named."""
     from analysis import plots  # numpy and what it reads with, for this alone
+
     return plots.main(folders)
 
 
@@ -79,25 +106,44 @@ def stop(place: Place, target: Target) -> int:
     jobs = of_the_run(place, target)
     if not jobs:
         check_namespace(target)
-        sys.stdout.write(f"Job {target.job_name} is not in {target.words}: it was stopped already, or never sent; runs "
-                         f"and data on volume {place.value('volume')} are untouched\n")
+        sys.stdout.write(
+            f"Job {target.job_name} is not in {target.words}: it was stopped already, or never sent; runs "
+            f"and data on volume {place.value('volume')} are untouched\n"
+        )
         return 0
     job, names = jobs.get(""), [name_of(found) for found in jobs.values()]
-    grace = max(int(found["spec"]["template"]["spec"].get("terminationGracePeriodSeconds")
-                    or place.config.grace_period_s) for found in jobs.values())
+    grace = max(
+        int(
+            found["spec"]["template"]["spec"].get("terminationGracePeriodSeconds")
+            or place.config.grace_period_s
+        )
+        for found in jobs.values()
+    )
     first = next((pod for pod in newest(target.pods()) if runs(pod)), None) if job else None
     for found in (found for part, found in jobs.items() if part != LIGHTHOUSE or len(jobs) == 1):
-        sys.stdout.write(f"stopping Job {name_of(found)}: " + (
-            "it is over; its pods are taken away\n" if words.ended(found) else
-            f"its pods save and leave, within {grace} s; Ctrl-C stops the waiting, not the stopping\n"))
+        sys.stdout.write(
+            f"stopping Job {name_of(found)}: "
+            + (
+                "it is over; its pods are taken away\n"
+                if words.ended(found)
+                else f"its pods save and leave, within {grace} s; Ctrl-C stops the waiting, not the stopping\n"
+            )
+        )
     sys.stdout.flush()
     saved = last_saved(target, name_of(first)) if first else None
     listener = Listener(target, name_of(first)) if first else None
     try:
-        for some in filter(None, ([name for name in names if not name.endswith(LIGHTHOUSE)],
-                                  [name for name in names if name.endswith(LIGHTHOUSE)])):
+        for some in filter(
+            None,
+            (
+                [name for name in names if not name.endswith(LIGHTHOUSE)],
+                [name for name in names if name.endswith(LIGHTHOUSE)],
+            ),
+        ):
             delete(target, some, grace + LEAVE_S)
-        deadline = time.monotonic() + LEAVE_S  # its Job is taken away with the sites', and its pod behind that
+        deadline = (
+            time.monotonic() + LEAVE_S
+        )  # its Job is taken away with the sites', and its pod behind that
         while LIGHTHOUSE in jobs and target.pods(LIGHTHOUSE) and time.monotonic() < deadline:
             time.sleep(0.5)
     except KeyboardInterrupt:
@@ -106,29 +152,56 @@ def stop(place: Place, target: Target) -> int:
     finally:
         saved = (listener.close() if listener else None) or saved
     if left := [name_of(pod) for part in jobs for pod in target.pods(part)]:
-        raise Refused(1, f"of Job {' and '.join(names)} {', '.join(left)} did not leave in {grace + LEAVE_S} s; their "
-                      "nodes may be gone: "
-                      f"kubectl delete pod {left[0]} --grace-period=0 --force {' '.join(target.flags)}")
+        raise Refused(
+            1,
+            f"of Job {' and '.join(names)} {', '.join(left)} did not leave in {grace + LEAVE_S} s; their "
+            "nodes may be gone: "
+            f"kubectl delete pod {left[0]} --grace-period=0 --force {' '.join(target.flags)}",
+        )
     if DATA in jobs:
-        sys.stdout.write(f"Job {name_of(jobs[DATA])} is stopped; the shards that are whole stay on volume "
-                         f"{place.value('volume')}, and make data WHERE=cluster goes on behind them\n")
+        sys.stdout.write(
+            f"Job {name_of(jobs[DATA])} is stopped; the shards that are whole stay on volume "
+            f"{place.value('volume')}, and make data WHERE=cluster goes on behind them\n"
+        )
     if LIGHTHOUSE in jobs:
-        sys.stdout.write(f"Job {name_of(jobs[LIGHTHOUSE])}, by which its sites find each other, is gone\n")
+        sys.stdout.write(
+            f"Job {name_of(jobs[LIGHTHOUSE])}, by which its sites find each other, is gone\n"
+        )
     if job:
-        sys.stdout.write(f"Job {target.job_name} is stopped" + (f"; last checkpoint: step {saved}" if saved else
-                         "; make checkpoints lists what is saved") + f". Volume {place.value('volume')}, its runs and "
-                         f"data stay; {sent_by(job)} goes on from there\n")
+        sys.stdout.write(
+            f"Job {target.job_name} is stopped"
+            + (
+                f"; last checkpoint: step {saved}"
+                if saved
+                else "; make checkpoints lists what is saved"
+            )
+            + f". Volume {place.value('volume')}, its runs and "
+            f"data stay; {sent_by(job)} goes on from there\n"
+        )
     return 0
 
 
 def delete(target: Target, jobs: list[str], patience_s: int) -> None:
     """Delete Jobs, and wait so long for their pods to leave. Raises Refused where it may not be."""
-    done = target.call("delete", "job", *jobs, "--cascade=foreground", "--ignore-not-found", "--wait=true",
-                       f"--timeout={patience_s}s", timeout=patience_s + 30)
+    done = target.call(
+        "delete",
+        "job",
+        *jobs,
+        "--cascade=foreground",
+        "--ignore-not-found",
+        "--wait=true",
+        f"--timeout={patience_s}s",
+        timeout=patience_s + 30,
+    )
     if done.code and not re.search(r"timed out", done.err):
-        target.ask("get", "job", jobs[0], "--ignore-not-found")  # says it where the cluster is out of reach
-        raise Refused(78, f"Job {jobs[0]} could not be stopped ({done.complaint}); ask the administrator of "
-                      f"{target.words} for the right to delete jobs")
+        target.ask(
+            "get", "job", jobs[0], "--ignore-not-found"
+        )  # says it where the cluster is out of reach
+        raise Refused(
+            78,
+            f"Job {jobs[0]} could not be stopped ({done.complaint}); ask the administrator of "
+            f"{target.words} for the right to delete jobs",
+        )
 
 
 def of_the_run(place: Place, target: Target) -> dict[str, Thing]:
@@ -139,12 +212,17 @@ def of_the_run(place: Place, target: Target) -> dict[str, Thing]:
     others = {part: overview.another_run(job, place) for part, job in there.items()}
     for part, other in others.items():
         if other and (part == "" or "" not in there):
-            raise Refused(BAD_SETTING, f"Job {name_of(there[part])} in {target.words} is that of run {other}, and this "
-                          f"asks for {place.paths.name}: make stop RUN_NAME={other} stops it; where "
-                          f"{place.paths.name} has a Job of its own, add its JOB_NAME")
+            raise Refused(
+                BAD_SETTING,
+                f"Job {name_of(there[part])} in {target.words} is that of run {other}, and this "
+                f"asks for {place.paths.name}: make stop RUN_NAME={other} stops it; where "
+                f"{place.paths.name} has a Job of its own, add its JOB_NAME",
+            )
         if other:
-            sys.stdout.write(f"Job {name_of(there[part])} goes on: it was sent with RUN_NAME={other}, with which make "
-                             "stop stops it\n")
+            sys.stdout.write(
+                f"Job {name_of(there[part])} goes on: it was sent with RUN_NAME={other}, with which make "
+                "stop stops it\n"
+            )
     return {part: job for part, job in there.items() if not others[part]}
 
 
@@ -159,8 +237,18 @@ class Listener:
 
     def __init__(self, target: Target, pod: str):
         self.saved: str | None = None
-        self.process = target.start("logs", pod, "-c", "trainer", "-f", f"--tail={LINES}", stdout=subprocess.PIPE,
-                                    stderr=subprocess.DEVNULL, text=True, errors="replace")
+        self.process = target.start(
+            "logs",
+            pod,
+            "-c",
+            "trainer",
+            "-f",
+            f"--tail={LINES}",
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            errors="replace",
+        )
         self.thread = threading.Thread(target=self.listen, daemon=True)
         self.thread.start()
 
@@ -183,28 +271,42 @@ def restart(place: Place, target: Target) -> int:
     """The Job anew, with the settings as they are now: what k8s/launch.py does, for the run that is meant."""
     c, _ = cluster_config()
     if c.run_name != place.paths.name:
-        raise Refused(BAD_SETTING, f"run {place.paths.name} was sent to the cluster, and these settings would send "
-                      f"{c.run_name}: give make restart what make train-8xa100 was given, for example "
-                      f"PRESET={place.config.preset} RUN_NAME={place.paths.name}")
+        raise Refused(
+            BAD_SETTING,
+            f"run {place.paths.name} was sent to the cluster, and these settings would send "
+            f"{c.run_name}: give make restart what make train-8xa100 was given, for example "
+            f"PRESET={place.config.preset} RUN_NAME={place.paths.name}",
+        )
     if target.context:
-        raise Refused(BAD_SETTING, f"a run is restarted where kubectl is: kubectl config use-context {target.context}, "
-                      "and make restart again")
+        raise Refused(
+            BAD_SETTING,
+            f"a run is restarted where kubectl is: kubectl config use-context {target.context}, "
+            "and make restart again",
+        )
     job = target.job()
     if job and not words.ended(job) and (other := overview.another_run(job, place)):
-        raise Refused(BAD_SETTING, f"Job {target.job_name} in {target.words} is at work on run {other}, and this asks "
-                      f"for {place.paths.name}: make stop RUN_NAME={other} first, or give {place.paths.name} another "
-                      "JOB_NAME")
+        raise Refused(
+            BAD_SETTING,
+            f"Job {target.job_name} in {target.words} is at work on run {other}, and this asks "
+            f"for {place.paths.name}: make stop RUN_NAME={other} first, or give {place.paths.name} another "
+            "JOB_NAME",
+        )
     if job and tunes(job) != bool(c.model):
-        raise Refused(BAD_SETTING, f"Job {target.job_name} in {target.words} was sent by {sent_by(job)}, and these "
-                      f"settings have {f'MODEL={c.model}' if c.model else 'no MODEL'}: give make restart what that was "
-                      "given, or make stop it first")
+        raise Refused(
+            BAD_SETTING,
+            f"Job {target.job_name} in {target.words} was sent by {sent_by(job)}, and these "
+            f"settings have {f'MODEL={c.model}' if c.model else 'no MODEL'}: give make restart what that was "
+            "given, or make stop it first",
+        )
     from k8s import launch
+
     return launch.main(["restart"])
 
 
 # ---------------------------------------------------------------------------------------------------
 # On this machine
 # ---------------------------------------------------------------------------------------------------
+
 
 def script_of(paths: RunPaths) -> str:
     """What starts a run of this machine: one that has fine-tuned goes on so."""
@@ -229,11 +331,20 @@ def here(command: str, place: Place) -> int:
         script = script_of(paths)
         os.execv(script, [script])
     if command == "fetch-run":
-        there = f"is on this machine, in {paths.folder}" if paths.folder.is_dir() else "was sent nowhere from here"
-        raise Refused(78, f"run {paths.name} {there}: there is nothing to fetch; for one of the cluster add its "
-                      "RUN_NAME, and WHERE=cluster if somebody else has sent it")
+        there = (
+            f"is on this machine, in {paths.folder}"
+            if paths.folder.is_dir()
+            else "was sent nowhere from here"
+        )
+        raise Refused(
+            78,
+            f"run {paths.name} {there}: there is nothing to fetch; for one of the cluster add its "
+            "RUN_NAME, and WHERE=cluster if somebody else has sent it",
+        )
     if not paths.folder.is_dir():
-        sys.stderr.write(f"there is no run {paths.name} in {paths.folder.parent}; make runs lists them\n")
+        sys.stderr.write(
+            f"there is no run {paths.name} in {paths.folder.parent}; make runs lists them\n"
+        )
         return 78
     if command == "logs":
         return logs.watching(lambda: logs.of_here(place, sys.stdout.isatty()))
@@ -242,14 +353,21 @@ def here(command: str, place: Place) -> int:
         (sys.stderr if code else sys.stdout).write(text + "\n")
         return code
     found = checkpoints.here(paths)
-    sys.stdout.write((checkpoints.listing(found, "whole, all hashes hold") if found else
-                      f"run {paths.name} has no checkpoint in {paths.checkpoints} yet; make status says how far it is")
-                     + "\n")
+    sys.stdout.write(
+        (
+            checkpoints.listing(found, "whole, all hashes hold")
+            if found
+            else f"run {paths.name} has no checkpoint in {paths.checkpoints} yet; make status says how far it is"
+        )
+        + "\n"
+    )
     return 0
 
 
 def told_to_stop(number: int, _: FrameType | None) -> None:
-    raise SystemExit(128 + number)  # what is open is closed on the way out: a reader pod, a half file
+    raise SystemExit(
+        128 + number
+    )  # what is open is closed on the way out: a reader pod, a half file
 
 
 def main(argv: list[str]) -> int:

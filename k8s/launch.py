@@ -21,21 +21,22 @@ from types import FrameType
 from typing import Any
 
 from k8s import apply, launch_plan
-from k8s.cluster import placement, secret, nodes as sites
-from k8s.cluster.preflight import Found, check, claim_bytes
+from k8s.cluster import nodes as sites
+from k8s.cluster import placement, secret
 from k8s.cluster.image_ref import image_of
-from k8s.cluster.kubectl import BAD_SETTING, UNAVAILABLE, Context, Refused, keeping_to, reach
-from k8s.cluster.render import claim, objects, render
 from k8s.cluster.job_spec import cluster_config, overlay_of
+from k8s.cluster.kubectl import BAD_SETTING, UNAVAILABLE, Context, Refused, keeping_to, reach
+from k8s.cluster.preflight import Found, check, claim_bytes
+from k8s.cluster.render import claim, objects, render
 from k8s.cluster.standing import Standing, of_another_run, of_kind, standing
 from k8s.cluster.where import SENT, look, read_sent
-from settings.finding import split
-from settings.config import Config
 from record.run_paths import RunPaths
+from settings.config import Config
 from settings.declare import ROOT, SettingsError, format_value
+from settings.finding import split
 
-PLACE_S = 60.0   # a launch waits so long for its pods to have nodes
-FIT_S = 120.0    # so long it does in each try with WAIT=1
+PLACE_S = 60.0  # a launch waits so long for its pods to have nodes
+FIT_S = 120.0  # so long it does in each try with WAIT=1
 TOLD_TO_STOP = 143
 
 
@@ -51,8 +52,8 @@ class Order:
     here: Context
     namespace: str
     image: str
-    text: str       # YAML of all but volume and Secret
-    again: str      # the command that sends it anew
+    text: str  # YAML of all but volume and Secret
+    again: str  # the command that sends it anew
     data: bool = False
 
     @functools.cached_property
@@ -95,16 +96,26 @@ def remark(text: str) -> None:
 # Before anything is changed
 # ---------------------------------------------------------------------------------------------------
 
+
 def send(command: str) -> int:
     """make train-8xa100, finetune-k8s, restart or data in the cluster."""
-    data, again = command == "data", "make data WHERE=cluster" if command == "data" else "make restart"
+    data, again = (
+        command == "data",
+        "make data WHERE=cluster" if command == "data" else "make restart",
+    )
     c, remarks = cluster_config()
     if command == "finetune" and not c.model:
-        raise Refused(BAD_SETTING, "MODEL is not set; give a model on the volume or its name on the hub, and DATA as "
-                      "well, for example MODEL=/volume/models/qwen3-1.7b DATA=/volume/chats.jsonl")
+        raise Refused(
+            BAD_SETTING,
+            "MODEL is not set; give a model on the volume or its name on the hub, and DATA as "
+            "well, for example MODEL=/volume/models/qwen3-1.7b DATA=/volume/chats.jsonl",
+        )
     if data and c.model:
-        raise Refused(BAD_SETTING, f"MODEL={c.model}: make data makes shards of text to pretrain on; the pods of a "
-                      "fine-tuning prepare DATA themselves: make finetune-k8s")
+        raise Refused(
+            BAD_SETTING,
+            f"MODEL={c.model}: make data makes shards of text to pretrain on; the pods of a "
+            "fine-tuning prepare DATA themselves: make finetune-k8s",
+        )
     if overlay_of(c) == "cpu-smoke":
         c = dataclasses.replace(c, device="cpu")  # as its pods will have it
     for text in remarks:
@@ -160,7 +171,11 @@ def send_there(command: str, order: Order, missing: list[str]) -> int:
 
 def stand(order: Order, found: Found) -> Standing:
     """The Job that is there; what a user may not see has been named by the checks."""
-    again = f"kubectl delete job {order.job} -n {order.namespace}, then {order.again}" if order.data else order.again
+    again = (
+        f"kubectl delete job {order.job} -n {order.namespace}, then {order.again}"
+        if order.data
+        else order.again
+    )
     try:
         return standing(objects(order.text), order.namespace, again)
     except Refused as refused:
@@ -173,12 +188,18 @@ def check_place(order: Order) -> None:
     """A restart in another place than the run was sent to would be a second run of the same name."""
     sent, run = read_sent(order.run), order.c.run_name
     if sent.get("context", order.here.name) != order.here.name:
-        raise Refused(BAD_SETTING, f"run {run} was sent to context {sent['context']}, and kubectl uses "
-                      f"{order.here.name}: kubectl config use-context {sent['context']}, or send it here by "
-                      f"{order.target}")
+        raise Refused(
+            BAD_SETTING,
+            f"run {run} was sent to context {sent['context']}, and kubectl uses "
+            f"{order.here.name}: kubectl config use-context {sent['context']}, or send it here by "
+            f"{order.target}",
+        )
     if sent.get("namespace", order.namespace) != order.namespace:
-        raise Refused(BAD_SETTING, f"run {run} was sent to namespace {sent['namespace']}, and this is about "
-                      f"{order.namespace}: set NAMESPACE={sent['namespace']}, or send it here by {order.target}")
+        raise Refused(
+            BAD_SETTING,
+            f"run {run} was sent to namespace {sent['namespace']}, and this is about "
+            f"{order.namespace}: set NAMESPACE={sent['namespace']}, or send it here by {order.target}",
+        )
 
 
 def planned(order: Order, found: Found) -> launch_plan.Plan:
@@ -186,7 +207,11 @@ def planned(order: Order, found: Found) -> launch_plan.Plan:
     c = dataclasses.replace(order.c, data_stream="0") if order.data else order.c
     p = launch_plan.NONE if c.model else launch_plan.plan(c)
     has_bytes = claim_bytes(found.claim) if found.claim else None
-    said = launch_plan.too_large(c, p.disk_bytes, has_bytes) if order.data else launch_plan.findings(c, p, has_bytes)
+    said = (
+        launch_plan.too_large(c, p.disk_bytes, has_bytes)
+        if order.data
+        else launch_plan.findings(c, p, has_bytes)
+    )
     stopping, _ = split(c.allow_fail, said)
     for one in said:
         if one in stopping:
@@ -199,7 +224,9 @@ def planned(order: Order, found: Found) -> launch_plan.Plan:
 def tell_plan(order: Order, p: launch_plan.Plan) -> None:
     if order.data:
         c = dataclasses.replace(order.c, data_stream="0")
-        say(f"plan (computed, not measured): {launch_plan.shards_told(c)} at most, on VOLUME={c.volume}")
+        say(
+            f"plan (computed, not measured): {launch_plan.shards_told(c)} at most, on VOLUME={c.volume}"
+        )
     else:
         sys.stdout.write(launch_plan.told(order.c, p))
 
@@ -207,6 +234,7 @@ def tell_plan(order: Order, p: launch_plan.Plan) -> None:
 # ---------------------------------------------------------------------------------------------------
 # From here on things change
 # ---------------------------------------------------------------------------------------------------
+
 
 def carry_out(order: Order, found: Found, stands: Standing, step_s: float | None) -> int:
     """Secret, volume and manifests; then where the pods are. Returns an exit code."""
@@ -221,18 +249,24 @@ def carry_out(order: Order, found: Found, stands: Standing, step_s: float | None
         placed = gather(order) if c.wait else once(order)
     if not order.data:
         write_sent(order)
-    nodes = sites.nodes() if found.nodes is not None else None  # there may be others after a long wait
+    nodes = (
+        sites.nodes() if found.nodes is not None else None
+    )  # there may be others after a long wait
     sys.stdout.write(placement.table(placed, nodes))
     if placed.problem:
         raise Refused(placed.code, placed.problem)
     if not placed.all_have_nodes:
         meanwhile = "train without them" if order.has_lighthouse else "hold their GPUs meanwhile"
-        say(f"{placement.why_not(placed, order.job, order.namespace)}. Pods that have one {meanwhile}: make stop gives "
+        say(
+            f"{placement.why_not(placed, order.job, order.namespace)}. Pods that have one {meanwhile}: make stop gives "
             f"their GPUs back, {order.target} WAIT=1 tries until all fit, make sites lists what there is"
-            + ("" if order.data else f"; where the others land: make status RUN_NAME={c.run_name}"))
+            + ("" if order.data else f"; where the others land: make status RUN_NAME={c.run_name}")
+        )
     for pod in placed.pods:
         if pod.state == "Failed":
-            say(f"pod {pod.name} has ended with code {pod.exit_code}, and the Job makes another; make logs says more")
+            say(
+                f"pod {pod.name} has ended with code {pod.exit_code}, and the Job makes another; make logs says more"
+            )
     waits = placed.all_have_nodes and not placed.all_run
     if waits and (said := placement.warnings(placed, order.job, order.namespace)):
         say(f"the cluster's last complaint: {said}")
@@ -255,8 +289,10 @@ def make_way(order: Order, stands: Standing) -> None:
         if order.has_lighthouse:  # one that is on its way out would take the next with it
             apply.delete_lighthouse(order.job, order.namespace, patience_s)
     except Told:
-        say(f"Job {order.job} is on its way out, and no other was sent: "
-            f"{order.again if order.data else order.target} sends it")
+        say(
+            f"Job {order.job} is on its way out, and no other was sent: "
+            f"{order.again if order.data else order.target} sends it"
+        )
         raise
 
 
@@ -281,7 +317,9 @@ def gather(order: Order) -> placement.Placed:
         while True:
             try:
                 if leaving and apply.is_there(order.text, order.namespace):
-                    apply.delete_job(order.job, order.namespace, patience_s)  # told again, if it was not heard
+                    apply.delete_job(
+                        order.job, order.namespace, patience_s
+                    )  # told again, if it was not heard
                 if leaving and order.has_lighthouse:
                     apply.delete_lighthouse(order.job, order.namespace, patience_s)
                 leaving = False
@@ -292,7 +330,9 @@ def gather(order: Order) -> placement.Placed:
                     return placed
                 reason = placed.problem or placement.why_not(placed, order.job, order.namespace)
                 if placed.problem:
-                    with contextlib.suppress(Refused):  # else it is taken back below, and not waited for
+                    with contextlib.suppress(
+                        Refused
+                    ):  # else it is taken back below, and not waited for
                         apply.delete_job(order.job, order.namespace, patience_s)
                     raise Refused(placed.code, placed.problem)
                 leaving = True
@@ -316,11 +356,15 @@ def gather(order: Order) -> placement.Placed:
 def next_steps(order: Order) -> str:
     if order.data:
         there = f" WHERE=cluster RUN_NAME={order.c.run_name}"
-        return (f"next: make logs{there}; make stop{there} stops it, and make data WHERE=cluster goes on behind the "
-                "last sealed shard")
+        return (
+            f"next: make logs{there}; make stop{there} stops it, and make data WHERE=cluster goes on behind the "
+            "last sealed shard"
+        )
     run = f" RUN_NAME={order.c.run_name}"  # which no run of this machine takes the place of
-    return (f"next: make status{run}, make logs{run}, make stop{run} (saves and stops; {order.target} then goes on "
-            "from the last checkpoint)")
+    return (
+        f"next: make status{run}, make logs{run}, make stop{run} (saves and stops; {order.target} then goes on "
+        "from the last checkpoint)"
+    )
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -333,6 +377,7 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 @contextlib.contextmanager
 def told_by_signals() -> Iterator[None]:
     """Within, a signal that asks to end raises Told."""
+
     def tell(number: int, _: FrameType | None) -> None:
         raise Told(signal.Signals(number).name)
 
@@ -361,17 +406,27 @@ def write_sent(order: Order) -> None:
     """Note where the run is, for the commands that look after it."""
     path = order.run.folder / SENT
     c = order.c
-    by = {"by": f"{order.target} PRESET={c.preset} MODEL={c.model} DATA={c.data}"} if c.model else {}
-    note = {"job_name": order.job, "namespace": order.namespace, "context": order.here.name, "image": order.image,
-            "volume": order.c.volume, "sent": int(time.time())} | by
+    by = (
+        {"by": f"{order.target} PRESET={c.preset} MODEL={c.model} DATA={c.data}"} if c.model else {}
+    )
+    note = {
+        "job_name": order.job,
+        "namespace": order.namespace,
+        "context": order.here.name,
+        "image": order.image,
+        "volume": order.c.volume,
+        "sent": int(time.time()),
+    } | by
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
         temporary.write_text(json.dumps(note, indent=1) + "\n")
         os.replace(temporary, path)
     except OSError as error:
-        remark(f"{path}: cannot be written ({error.strerror}), so say WHERE=cluster to the commands that look after "
-               "the run")
+        remark(
+            f"{path}: cannot be written ({error.strerror}), so say WHERE=cluster to the commands that look after "
+            "the run"
+        )
 
 
 def in_cluster() -> bool:

@@ -8,18 +8,18 @@ and marked as such.
 import dataclasses
 import itertools
 
+from hardware.gpu_specs import Card, card_of
+from hardware.model_size import parameters
 from k8s.cluster import nodes
-from plan import limits, storage, number_formats
-from plan.finetuning import tuned_report, tuning
-from settings.finding import FAIL, Finding
+from plan import limits, number_formats, storage
 from plan.checks import capacity_bytes, memory_of
+from plan.finetuning import tuned_report, tuning
 from plan.fleet import Fleet
 from plan.hours import Pace, Time, pace_of, time_of
 from plan.published import published
-from train.distributed import wan
-from hardware.gpu_specs import Card, card_of
 from settings.config import Config
-from hardware.model_size import parameters
+from settings.finding import FAIL, Finding
+from train.distributed import wan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +48,9 @@ def card_of_product(product: str) -> Card | None:
     """The card of a node's label, in which the blanks of its name are dashes."""
     parts = product.split("-")
     for joints in itertools.product(" -", repeat=min(len(parts) - 1, 10)):
-        name = "".join(part + joint for part, joint in itertools.zip_longest(parts, joints, fillvalue=""))
+        name = "".join(
+            part + joint for part, joint in itertools.zip_longest(parts, joints, fillvalue="")
+        )
         if card := card_of(name):
             return card
     return None
@@ -66,7 +68,9 @@ def fleet_of(c: Config, spread: bool = False) -> Fleet | None:
     cards = [card for product in nodes.products_of(c) if (card := card_of_product(product))]
     if len(cards) < len(nodes.products_of(c)):
         return None
-    return Fleet(((number, Fleet(tuple((1, card) for card in cards), len(cards)).slowest(c.dtype)),), *where)
+    return Fleet(
+        ((number, Fleet(tuple((1, card) for card in cards), len(cards)).slowest(c.dtype)),), *where
+    )
 
 
 def plan(c: Config) -> Plan:
@@ -81,8 +85,14 @@ def plan(c: Config) -> Plan:
             assert spread and pace
             if found := time_of(c, pace.fast, pace_of(apart, spread, None).wait_s):
                 at_sites[speed] = found.total
-    return Plan(fleet, pace, time, at_sites, float(c.last_step * c.batch_tokens * storage.token_bytes(c)),
-                sum(storage.disk(c).values()) + (c.replicas - 1) * storage.disk_of_checkpoints(c))
+    return Plan(
+        fleet,
+        pace,
+        time,
+        at_sites,
+        float(c.last_step * c.batch_tokens * storage.token_bytes(c)),
+        sum(storage.disk(c).values()) + (c.replicas - 1) * storage.disk_of_checkpoints(c),
+    )
 
 
 def of_tuning(c: Config) -> tuning.Tuning | None:
@@ -96,7 +106,11 @@ def findings(c: Config, p: Plan, has_bytes: float | None) -> list[Finding]:
     if c.model:
         known = of_tuning(c)
         return [one for one in known.findings if one.name == "memory"] if known else []
-    found = limits.problems(c, p.fleet, None, capacity_bytes(p.fleet)) if p.fleet and p.fleet.cards else []
+    found = (
+        limits.problems(c, p.fleet, None, capacity_bytes(p.fleet))
+        if p.fleet and p.fleet.cards
+        else []
+    )
     return [*found, *too_large(c, p.disk_bytes, has_bytes)]
 
 
@@ -104,48 +118,92 @@ def too_large(c: Config, need_bytes: float, has_bytes: float | None) -> list[Fin
     has = has_bytes if has_bytes is not None else c.volume_gb * 2.0**30
     if need_bytes <= has:
         return []
-    remedy = ("choose another VOLUME" if has_bytes is not None else
-              f"set VOLUME_GB={-(-need_bytes // 2**30):.0f}")
-    return [Finding("disk", FAIL, f"VOLUME={c.volume}: the plan needs up to {number_formats.size(need_bytes)} and the volume "
-                    f"has {number_formats.size(has)}", f"{remedy}, or set a smaller DATA_CACHE_GB, KEEP_LAST or KEEP_EVERY", 64)]
+    remedy = (
+        "choose another VOLUME"
+        if has_bytes is not None
+        else f"set VOLUME_GB={-(-need_bytes // 2**30):.0f}"
+    )
+    return [
+        Finding(
+            "disk",
+            FAIL,
+            f"VOLUME={c.volume}: the plan needs up to {number_formats.size(need_bytes)} and the volume "
+            f"has {number_formats.size(has)}",
+            f"{remedy}, or set a smaller DATA_CACHE_GB, KEEP_LAST or KEEP_EVERY",
+            64,
+        )
+    ]
 
 
 # ---------------------------------------------------------------------------------------------------
 # In words
 # ---------------------------------------------------------------------------------------------------
 
+
 def told(c: Config, p: Plan) -> str:
     """The plan as a table."""
-    return table("plan" if c.model else "plan (computed, not measured)", tuned(c) if c.model else planned(c, p))
+    return table(
+        "plan" if c.model else "plan (computed, not measured)",
+        tuned(c) if c.model else planned(c, p),
+    )
 
 
 def tuned(c: Config) -> list[tuple[str, str]]:
     """Of a fine-tuning: what is asked for; hours hang on DATA, and memory on MODEL, which may be known."""
     known = of_tuning(c)
-    memory = tuned_report.brief(known).removeprefix("plan: ") if known else (
-        "n/a: MODEL is read in the pods, which check it before weights are loaded")
+    memory = (
+        tuned_report.brief(known).removeprefix("plan: ")
+        if known
+        else ("n/a: MODEL is read in the pods, which check it before weights are loaded")
+    )
     trained = f"LORA_RANK={c.lora_rank} on {c.lora_targets}" if c.lora_rank else "all weights"
-    return [("shape", f"{c.nodes} {'pod' if c.nodes == 1 else 'pods'} of {units(c)}, PARALLEL={c.parallel}, each with "
-             f"{c.pod_cpus} CPUs and {c.pod_memory_gb} GiB, {c.shm_gb} of them shared memory"),
-            ("model", f"{c.model}: {trained}, in {c.dtype}"),
-            ("data", f"{c.data}, {'once' if c.epochs == 1 else f'{c.epochs} times'}, {c.batch_tokens:,} tokens a step"),
-            ("memory", memory),
-            ("time", "n/a: DATA is read in the pods, whose log has the steps"),
-            ("disk", f"on VOLUME={c.volume}: the model where it comes from the hub, 5 bytes a token of DATA, and "
-             f"{c.keep_last} checkpoints, CHECKPOINT_MODE={c.checkpoint_mode}")]
+    return [
+        (
+            "shape",
+            f"{c.nodes} {'pod' if c.nodes == 1 else 'pods'} of {units(c)}, PARALLEL={c.parallel}, each with "
+            f"{c.pod_cpus} CPUs and {c.pod_memory_gb} GiB, {c.shm_gb} of them shared memory",
+        ),
+        ("model", f"{c.model}: {trained}, in {c.dtype}"),
+        (
+            "data",
+            f"{c.data}, {'once' if c.epochs == 1 else f'{c.epochs} times'}, {c.batch_tokens:,} tokens a step",
+        ),
+        ("memory", memory),
+        ("time", "n/a: DATA is read in the pods, whose log has the steps"),
+        (
+            "disk",
+            f"on VOLUME={c.volume}: the model where it comes from the hub, 5 bytes a token of DATA, and "
+            f"{c.keep_last} checkpoints, CHECKPOINT_MODE={c.checkpoint_mode}",
+        ),
+    ]
 
 
 def planned(c: Config, p: Plan) -> list[tuple[str, str]]:
     """Of a pretraining."""
-    rows = [("shape", f"{c.nodes} {'pod' if c.nodes == 1 else 'pods'} of {units(c)}, SYNC={c.sync}"),
-            ("model", f"{parameters(c).total:,} parameters"),
-            ("tokens", f"{c.last_step * c.batch_tokens:,} in {c.last_step:,} steps of {c.batch_tokens:,}"),
-            *time_told(c, p)]
+    rows = [
+        ("shape", f"{c.nodes} {'pod' if c.nodes == 1 else 'pods'} of {units(c)}, SYNC={c.sync}"),
+        ("model", f"{parameters(c).total:,} parameters"),
+        (
+            "tokens",
+            f"{c.last_step * c.batch_tokens:,} in {c.last_step:,} steps of {c.batch_tokens:,}",
+        ),
+        *time_told(c, p),
+    ]
     if p.fleet and p.fleet.cards:
-        rows.append(("memory", f"{number_formats.gib(memory_of(c, p.fleet).total)} of {number_formats.gib(capacity_bytes(p.fleet))} GiB "
-                     "a GPU"))
-    rows += [("data", data_told(c, p)),
-             ("disk", f"up to {number_formats.size(p.disk_bytes)} on VOLUME={c.volume}: {shards_told(c)}, {saves_told(c)}")]
+        rows.append(
+            (
+                "memory",
+                f"{number_formats.gib(memory_of(c, p.fleet).total)} of {number_formats.gib(capacity_bytes(p.fleet))} GiB "
+                "a GPU",
+            )
+        )
+    rows += [
+        ("data", data_told(c, p)),
+        (
+            "disk",
+            f"up to {number_formats.size(p.disk_bytes)} on VOLUME={c.volume}: {shards_told(c)}, {saves_told(c)}",
+        ),
+    ]
     return rows
 
 
@@ -163,19 +221,37 @@ def units(c: Config) -> str:
 
 def time_told(c: Config, p: Plan) -> list[tuple[str, str]]:
     if p.fleet is None:
-        return [("time", f"n/a: GPU_PRODUCTS={c.gpu_products} has one that is not known; docs/plans.md lists those "
-                 "that are")]
+        return [
+            (
+                "time",
+                f"n/a: GPU_PRODUCTS={c.gpu_products} has one that is not known; docs/plans.md lists those "
+                "that are",
+            )
+        ]
     if p.pace is None or p.time is None or p.pace.tokens_per_s is None:
-        why = "DEVICE=cpu: nothing is known of the cluster's processors" if p.fleet.on_cpu else (
-            f"{p.fleet.slowest(c.dtype).key} has no {c.dtype} units; set DTYPE=float32, or other GPU_PRODUCTS")
+        why = (
+            "DEVICE=cpu: nothing is known of the cluster's processors"
+            if p.fleet.on_cpu
+            else (
+                f"{p.fleet.slowest(c.dtype).key} has no {c.dtype} units; set DTYPE=float32, or other GPU_PRODUCTS"
+            )
+        )
         return [("time", f"n/a: {why}")]
     together = f" with LAN_GBIT={c.lan_gbit:g} between pods" if c.nodes > 1 else ""
     if c.sync == "diloco":
         together = f" with WAN_GBIT={c.wan_gbit:g} between sites"
-    rows = [("time", f"{cost(p, p.time.total)}{together}: {p.pace.tokens_per_s:,.0f} tokens/s"),
-            ("MFU", f"{p.pace.fast.mfu_percent:.3g}% of {p.fleet.text}: {p.pace.fast.why}")]
-    rows += [(f"at {c.nodes} sites", f"{cost(p, hours)} with {speed:g} Gbit/s between them: "
-              f"{100 * p.time.training / hours:.0f}% of it computing") for speed, hours in reversed(p.at_sites.items())]
+    rows = [
+        ("time", f"{cost(p, p.time.total)}{together}: {p.pace.tokens_per_s:,.0f} tokens/s"),
+        ("MFU", f"{p.pace.fast.mfu_percent:.3g}% of {p.fleet.text}: {p.pace.fast.why}"),
+    ]
+    rows += [
+        (
+            f"at {c.nodes} sites",
+            f"{cost(p, hours)} with {speed:g} Gbit/s between them: "
+            f"{100 * p.time.training / hours:.0f}% of it computing",
+        )
+        for speed, hours in reversed(p.at_sites.items())
+    ]
     return rows
 
 
@@ -189,18 +265,24 @@ def data_told(c: Config, p: Plan) -> str:
     said = f"{number_formats.size(p.shard_bytes)} of shards"
     if c.nodes == 1:
         return said + ", read from the volume"
-    said += f", which each pod reads from the volume: {number_formats.size(c.nodes * p.shard_bytes)}"
+    said += (
+        f", which each pod reads from the volume: {number_formats.size(c.nodes * p.shard_bytes)}"
+    )
     if c.site:
         return said
-    return (f"{said}; where pods are at sites of their own {number_formats.size((c.nodes - 1) * p.shard_bytes)} of it cross the "
-            "WAN")
+    return (
+        f"{said}; where pods are at sites of their own {number_formats.size((c.nodes - 1) * p.shard_bytes)} of it cross the "
+        "WAN"
+    )
 
 
 def shards_told(c: Config) -> str:
     known, unknown = storage.disk_of_shards(c) + storage.disk_of_downloads(c), storage.unknown(c)
     said = [f"{number_formats.size(known)} of shards and downloads"] if known else []
     if unknown:
-        said.append(f"shards of {', '.join(unknown)}, as large as {'that is' if len(unknown) == 1 else 'those are'}")
+        said.append(
+            f"shards of {', '.join(unknown)}, as large as {'that is' if len(unknown) == 1 else 'those are'}"
+        )
     return " and ".join(said)
 
 
@@ -208,5 +290,7 @@ def saves_told(c: Config) -> str:
     if c.checkpoints == "off":
         return "no checkpoints"
     of_sites = f" of {c.replicas} sites" if c.replicas > 1 else ""
-    return (f"{number_formats.size(c.replicas * storage.disk_of_checkpoints(c))} of checkpoints{of_sites}, "
-            f"{number_formats.size(storage.checkpoint_bytes(c))} each")
+    return (
+        f"{number_formats.size(c.replicas * storage.disk_of_checkpoints(c))} of checkpoints{of_sites}, "
+        f"{number_formats.size(storage.checkpoint_bytes(c))} each"
+    )

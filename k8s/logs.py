@@ -9,8 +9,18 @@ from pathlib import Path
 
 from k8s.cluster import log_lines, overview
 from k8s.cluster.kubectl import Refused
+from k8s.cluster.target import (
+    DATA,
+    Target,
+    Thing,
+    container_of,
+    index_of,
+    name_of,
+    newest,
+    no_job,
+    runs,
+)
 from k8s.cluster.volume import Volume, say
-from k8s.cluster.target import DATA, Target, Thing, container_of, index_of, name_of, newest, no_job, runs
 from k8s.cluster.where import Place
 from k8s.cluster.words import trouble
 from record import status
@@ -20,16 +30,20 @@ POLL_S = 0.5
 
 # Of the run's folder: the log of a node, else what else there is of it; and all logs, each behind its name. That of
 # node 0 is the same as train.log. A node that is a site of its own has a folder of its own.
-NODE_LOG = ('cd "$1" || exit 2; for f in "$2" "$3" "$4"; do [ -f "$f" ] && exec cat "$f"; done; echo "$2" >&2; exit 4')
-ALL_LOGS = ('cd "$1" || exit 2; for f in train.log logs/node_[1-9]*.log logs/rank_*.log '
-            'site_*/train.log site_*/logs/rank_*.log; do [ -f "$f" ] || continue; '
-            'printf "==> %s <==\\n" "$f"; cat "$f"; done')
+NODE_LOG = 'cd "$1" || exit 2; for f in "$2" "$3" "$4"; do [ -f "$f" ] && exec cat "$f"; done; echo "$2" >&2; exit 4'
+ALL_LOGS = (
+    'cd "$1" || exit 2; for f in train.log logs/node_[1-9]*.log logs/rank_*.log '
+    'site_*/train.log site_*/logs/rank_*.log; do [ -f "$f" ] || continue; '
+    'printf "==> %s <==\\n" "$f"; cat "$f"; done'
+)
 
 
 # NCCL's own words, a file for each process: of a node the newest, each behind its name.
-NCCL_FILES = ('cd "$1" || exit 2; for f in $(ls -t logs/nccl_node_"$2".* site_"$2"/logs/nccl_node_* 2>/dev/null | '
-              'head -n 8); do '
-              'printf "==> %s <==\\n" "$f"; tail -n 1000 "$f"; done')
+NCCL_FILES = (
+    'cd "$1" || exit 2; for f in $(ls -t logs/nccl_node_"$2".* site_"$2"/logs/nccl_node_* 2>/dev/null | '
+    "head -n 8); do "
+    'printf "==> %s <==\\n" "$f"; tail -n 1000 "$f"; done'
+)
 
 
 def show(found: Iterable[str], only: str) -> None:
@@ -43,17 +57,22 @@ def show(found: Iterable[str], only: str) -> None:
 # In the cluster
 # ---------------------------------------------------------------------------------------------------
 
+
 def of_cluster(place: Place, target: Target, follow: bool) -> int:
     """The log of the pod of an index, followed while it lives; of the volume where no pod is left. An exit code."""
     node, only = place.config.node or 0, place.config.only
     found = target.pods()
     other = overview.another_run(found[-1], place) if found else ""
     if not found and target.job() is None and target.job(DATA):
-        say(f"Job {target.job_name} is not there; this is what {target.job_name}{DATA} says, the Job of make data")
+        say(
+            f"Job {target.job_name} is not there; this is what {target.job_name}{DATA} says, the Job of make data"
+        )
         found = target.pods(DATA)
     if other:  # whose log was asked for is clear, and the volume has it, however little of it: not those of its pods
-        say(f"Job {target.job_name}: {overview.another(other, place)}; this is what the volume has of "
-            f"{place.paths.name}")
+        say(
+            f"Job {target.job_name}: {overview.another(other, place)}; this is what the volume has of "
+            f"{place.paths.name}"
+        )
         found = []
     pods = [pod for pod in found if is_search(place) or index_of(pod) in (node, -1)]
     begun = [pod for pod in pods if set(container_of(pod)) & {"running", "terminated"}]
@@ -61,22 +80,37 @@ def of_cluster(place: Place, target: Target, follow: bool) -> int:
         return of_all_pods(target, newest(begun))
     if begun:
         if only == "nccl" and runs(begun[-1]):
-            said = target.execute(name_of(begun[-1]), "trainer", "sh", "-c", NCCL_FILES, "sh",
-                                  Volume(place, target).folder, str(node))
+            said = target.execute(
+                name_of(begun[-1]),
+                "trainer",
+                "sh",
+                "-c",
+                NCCL_FILES,
+                "sh",
+                Volume(place, target).folder,
+                str(node),
+            )
             sys.stdout.write(said.out if said.code == 0 else "")
         return of_pod(target, begun[-1], only, follow)
     if pods:
         why = trouble(pods[-1]) or "its image is being fetched, or its volume mounted"
-        raise Refused(69, f"pod {name_of(pods[-1])} has said nothing yet: {why}; make status shows all pods")
+        raise Refused(
+            69, f"pod {name_of(pods[-1])} has said nothing yet: {why}; make status shows all pods"
+        )
     job = None if other else target.job()
     if job and node >= int(job["spec"].get("completions") or 1):
-        raise Refused(64, f"NODE={node}: the Job has {job['spec']['completions']} pods, of 0 to "
-                      f"{int(job['spec']['completions']) - 1}")
+        raise Refused(
+            64,
+            f"NODE={node}: the Job has {job['spec']['completions']} pods, of 0 to "
+            f"{int(job['spec']['completions']) - 1}",
+        )
     try:
         with Volume(place, target) as volume:
             show(of_volume(volume, place), only)
     except Refused as refused:
-        raise (no_job(target) if job is None and "no such claim" in refused.sentence else refused) from None
+        raise (
+            no_job(target) if job is None and "no such claim" in refused.sentence else refused
+        ) from None
     return 0
 
 
@@ -94,8 +128,10 @@ def of_all_pods(target: Target, pods: list[Thing]) -> int:
             yield f"==> {name_of(pod)} <==\n"
             yield from done.out.splitlines(keepends=True)
             if done.code:
-                unread.append(f"the log of pod {name_of(pod)} cannot be read ({done.complaint}); make status says how "
-                              "it is")
+                unread.append(
+                    f"the log of pod {name_of(pod)} cannot be read ({done.complaint}); make status says how "
+                    "it is"
+                )
 
     show(said(), "errors")
     if len(unread) == len(pods):
@@ -109,14 +145,19 @@ def of_pod(target: Target, pod: Thing, only: str, follow: bool) -> int:
     """`kubectl logs` of a pod, filtered; Ctrl-C ends only the watching."""
     name = name_of(pod)
     command = ["logs", name, "-c", "trainer", *(["-f"] if follow and runs(pod) else [])]
-    process = target.start(*command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace")
+    process = target.start(
+        *command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace"
+    )
     try:
         assert process.stdout is not None and process.stderr is not None
         show(process.stdout, only)
         complaint = process.stderr.read().strip()
         if process.wait():
-            raise Refused(69, f"the log of pod {name} cannot be read ({complaint}); make status says how it is, and "
-                          "once it is gone make logs reads the volume")
+            raise Refused(
+                69,
+                f"the log of pod {name} cannot be read ({complaint}); make status says how it is, and "
+                "once it is gone make logs reads the volume",
+            )
     finally:
         process.kill()
         process.wait()
@@ -132,11 +173,23 @@ def of_volume(volume: Volume, place: Place) -> Iterator[str]:
     node = place.config.node or 0
     if place.config.only == "nccl":
         sys.stdout.write(volume.ask("sh", "-c", NCCL_FILES, "sh", volume.folder, str(node)))
-    done = volume.run("sh", "-c", NODE_LOG, "sh", volume.folder, f"site_{node}/train.log", f"logs/node_{node}.log",
-                      "train.log" if node == 0 else f"console_node_{node}.log", timeout=600)
+    done = volume.run(
+        "sh",
+        "-c",
+        NODE_LOG,
+        "sh",
+        volume.folder,
+        f"site_{node}/train.log",
+        f"logs/node_{node}.log",
+        "train.log" if node == 0 else f"console_node_{node}.log",
+        timeout=600,
+    )
     if done.code == 4:
-        raise Refused(78, f"NODE={node}: run {place.paths.name} has no log of that node on the volume; it may never "
-                      "have begun. make status says what is known of it")
+        raise Refused(
+            78,
+            f"NODE={node}: run {place.paths.name} has no log of that node on the volume; it may never "
+            "have begun. make status says what is known of it",
+        )
     if done.code:
         raise volume.refused(done)
     yield from done.out.splitlines(keepends=True)
@@ -150,28 +203,45 @@ def is_search(place: Place) -> bool:
 # On this machine
 # ---------------------------------------------------------------------------------------------------
 
+
 def of_here(place: Place, follow: bool) -> int:
     """The same of a run on this machine. An exit code."""
     paths, node = place.paths, place.config.node or 0
     if is_search(place):
-        files = [paths.train_log, *sorted((paths.folder / "logs").glob("node_[1-9]*.log")),
-                 *sorted((paths.folder / "logs").glob("rank_*.log"))]
-        marked = (line for path in files if path.exists() for line in
-                  [f"==> {path.relative_to(paths.folder)} <==\n", *read(path)])
+        files = [
+            paths.train_log,
+            *sorted((paths.folder / "logs").glob("node_[1-9]*.log")),
+            *sorted((paths.folder / "logs").glob("rank_*.log")),
+        ]
+        marked = (
+            line
+            for path in files
+            if path.exists()
+            for line in [f"==> {path.relative_to(paths.folder)} <==\n", *read(path)]
+        )
         show(marked, "errors")
         return 0
     own = paths.node_log(node)
-    candidates = [own, paths.train_log, paths.console_log] if node == 0 else \
-        [own, RunPaths(paths.folder, node).console_log]
+    candidates = (
+        [own, paths.train_log, paths.console_log]
+        if node == 0
+        else [own, RunPaths(paths.folder, node).console_log]
+    )
     if not any(path.exists() for path in candidates):
         if status.has_job(paths) and follow:
             status.attach(paths)
             return 0
-        raise Refused(78, f"NODE={node}: run {paths.name} has no log of that node in {paths.folder}; it may never have "
-                      "begun, or have been on another machine")
+        raise Refused(
+            78,
+            f"NODE={node}: run {paths.name} has no log of that node in {paths.folder}; it may never have "
+            "begun, or have been on another machine",
+        )
     path = next(path for path in candidates if path.exists())
     if place.config.only == "nccl":
-        files = sorted((paths.folder / "logs").glob(f"nccl_node_{node}.*"), key=lambda file: -file.stat().st_mtime)
+        files = sorted(
+            (paths.folder / "logs").glob(f"nccl_node_{node}.*"),
+            key=lambda file: -file.stat().st_mtime,
+        )
         for file in files[:8]:
             sys.stdout.write(f"==> {file.relative_to(paths.folder)} <==\n" + "".join(read(file)))
     show(followed(path, paths) if follow else read(path), place.config.only)

@@ -22,11 +22,11 @@ from k8s.cluster.kubectl import Refused
 from k8s.cluster.volume import Volume
 
 PIECE = 2**20
-SMALL = 2**20      # bytes up to which content and hash come in one answer
-STALL_S = 60.0     # without a byte the connection counts as broken
-TRIES = 6          # without a byte in between, before it is given up; and of a file whose hash differs
-PAUSE_S = 1.0      # before the second try; twice as long before each further one
-QUIET_S = 10.0     # between two words on progress, where it is no terminal
+SMALL = 2**20  # bytes up to which content and hash come in one answer
+STALL_S = 60.0  # without a byte the connection counts as broken
+TRIES = 6  # without a byte in between, before it is given up; and of a file whose hash differs
+PAUSE_S = 1.0  # before the second try; twice as long before each further one
+QUIET_S = 10.0  # between two words on progress, where it is no terminal
 
 PART = 'tail -c "+$1" "$2" | head -c "$3"'
 BOTH = 'exec 3<"$1" 4<"$1" || exit 2; sha256sum <&3; cat <&4'
@@ -77,9 +77,12 @@ def bring(volume: Volume, remote: str, size: int, partial: Path, meter: Meter) -
             break
         failures = 0 if got else failures + 1
         if failures >= TRIES:
-            raise Refused(69, f"{remote} comes no further than {have} of {size} bytes in {TRIES} tries "
-                          f"({why or 'the connection breaks'}); the same command goes on from there")
-        time.sleep(PAUSE_S * 2**max(0, failures - 1))
+            raise Refused(
+                69,
+                f"{remote} comes no further than {have} of {size} bytes in {TRIES} tries "
+                f"({why or 'the connection breaks'}); the same command goes on from there",
+            )
+        time.sleep(PAUSE_S * 2 ** max(0, failures - 1))
         volume.lost()
     with open(partial, "ab") as file:
         if file.tell() > size:
@@ -88,13 +91,29 @@ def bring(volume: Volume, remote: str, size: int, partial: Path, meter: Meter) -
         os.fsync(file.fileno())
 
 
-def part(volume: Volume, remote: str, offset: int, count: int, partial: Path, meter: Meter) -> tuple[int, str]:
+def part(
+    volume: Volume, remote: str, offset: int, count: int, partial: Path, meter: Meter
+) -> tuple[int, str]:
     """Add what comes of `count` bytes from an offset on. Returns how many came, and what kubectl complained of."""
     pod, container = volume.place()
     got = 0
     with open(partial, "ab") as file, tempfile.TemporaryFile() as complaints:
-        process = volume.target.start("exec", pod, "-c", container, "--", "sh", "-c", PART, "sh", str(offset + 1),
-                                      remote, str(count), stdout=subprocess.PIPE, stderr=complaints)
+        process = volume.target.start(
+            "exec",
+            pod,
+            "-c",
+            container,
+            "--",
+            "sh",
+            "-c",
+            PART,
+            "sh",
+            str(offset + 1),
+            remote,
+            str(count),
+            stdout=subprocess.PIPE,
+            stderr=complaints,
+        )
         assert process.stdout is not None
         try:
             source = process.stdout.fileno()
@@ -154,8 +173,12 @@ def small(volume: Volume, remote: str, partial: Path, meter: Meter) -> str:
 
 def hash_there(volume: Volume, remote: str, size: int) -> str:
     """The SHA-256 of a file's first bytes, computed in the pod."""
+
     def once() -> str:
-        found = re.match(rb"([0-9a-f]{64})\b", volume.content("sh", "-c", HASH, "sh", str(size), remote, timeout=900))
+        found = re.match(
+            rb"([0-9a-f]{64})\b",
+            volume.content("sh", "-c", HASH, "sh", str(size), remote, timeout=900),
+        )
         return found[1].decode() if found else ""
 
     return patiently(volume, remote, once)
@@ -166,7 +189,7 @@ def patiently(volume: Volume, remote: str, once: Callable[[], str]) -> str:
     refused: Refused | None = None
     for again in range(TRIES):
         if again:
-            time.sleep(PAUSE_S * 2**(again - 1))
+            time.sleep(PAUSE_S * 2 ** (again - 1))
             volume.lost()
         try:
             if answer := once():
@@ -181,8 +204,11 @@ def patiently(volume: Volume, remote: str, once: Callable[[], str]) -> str:
 
 
 def differs(remote: str) -> Refused:
-    return Refused(1, f"{remote}: what arrives has another hash than what is there, {TRIES} times; it is being "
-                   "rewritten, or the way damages it: try again later")
+    return Refused(
+        1,
+        f"{remote}: what arrives has another hash than what is there, {TRIES} times; it is being "
+        "rewritten, or the way damages it: try again later",
+    )
 
 
 def sha256(path: Path) -> str:

@@ -1,8 +1,8 @@
 """make monitor: one screen of a run on this machine or in a cluster (WHERE), and what is wrong with it.
 
-    python -m monitor      a screen, renewed every REFRESH_S, until Ctrl-C or the end of the run
-    ONCE=1                 plain text, once; where standard output is no terminal, anew whenever something changes
-    exit code              0; 1 where something is wrong; 64 a bad setting; 78 no such run, or one that may not be read
+python -m monitor      a screen, renewed every REFRESH_S, until Ctrl-C or the end of the run
+ONCE=1                 plain text, once; where standard output is no terminal, anew whenever something changes
+exit code              0; 1 where something is wrong; 64 a bad setting; 78 no such run, or one that may not be read
 """
 
 import os
@@ -17,7 +17,7 @@ from k8s.cluster.where import decide
 from monitor.watch import NO_RUN, NoRun, View, Watcher, unreadable, watcher_of
 from settings.declare import SettingsError
 
-TICK_S = 1.0    # between two drawings: ages go on between two looks
+TICK_S = 1.0  # between two drawings: ages go on between two looks
 NOTICE_S = 0.1  # between two looks whether a signal has come
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -28,7 +28,10 @@ def main() -> int:
         place = decide()
         if place.config.alert_cmd:
             from monitor.alert import command_of
-            command_of(place.config)  # a program that cannot be run is said before a screen hides it
+
+            command_of(
+                place.config
+            )  # a program that cannot be run is said before a screen hides it
         watcher = watcher_of(place)
         if place.config.once:
             return once(watcher)
@@ -57,6 +60,7 @@ def is_screen() -> bool:
     if not sys.stdout.isatty():
         return False
     from rich.console import Console
+
     return not Console().is_dumb_terminal
 
 
@@ -64,9 +68,16 @@ def say(view: View) -> None:
     """Plain text."""
     from monitor.phrases import clean
     from monitor.text import text
+
     sys.stdout.write(text(view.seen, view.faults, view.verdict))
-    sys.stdout.write("".join([*([f"look: {clean(view.trouble)}\n"] if view.trouble else []),
-                              *(f"alert: {clean(remark)}\n" for remark in view.remarks)]))
+    sys.stdout.write(
+        "".join(
+            [
+                *([f"look: {clean(view.trouble)}\n"] if view.trouble else []),
+                *(f"alert: {clean(remark)}\n" for remark in view.remarks),
+            ]
+        )
+    )
     sys.stdout.flush()
 
 
@@ -113,6 +124,7 @@ def live(watcher: Watcher) -> int:
     """The screen, until Ctrl-C or the end of the run; what it showed last stays in the terminal."""
     from rich.console import Console
     from rich.live import Live
+
     console = Console(highlight=False)
 
     def drawing(fills: bool = True) -> Any:
@@ -120,6 +132,7 @@ def live(watcher: Watcher) -> int:
         if view is None:
             return f"looking ... {watcher.looking_s:.0f} s"
         from monitor.screen import Screen
+
         return Screen(view.seen, view.faults, view.verdict, view.trouble, view.remarks, fills)
 
     told: list[int] = []
@@ -127,7 +140,9 @@ def live(watcher: Watcher) -> int:
     def note(number: int, _: FrameType | None) -> None:
         """Noted only: an exception or a lock here could meet the screen's and the watcher's locks half taken."""
         if number in told and number != signal.SIGWINCH:
-            raise SystemExit(128 + number)  # told again: it hangs, as where a terminal takes no more
+            raise SystemExit(
+                128 + number
+            )  # told again: it hangs, as where a terminal takes no more
         told.append(number)
 
     def wait() -> None:
@@ -139,10 +154,16 @@ def live(watcher: Watcher) -> int:
     handlers = {number: signal.signal(number, note) for number in (signal.SIGWINCH, *STOPS)}
     code = 128 + signal.SIGINT
     try:
-        with Live(console=console, screen=True, auto_refresh=False, get_renderable=drawing) as screen:
+        with Live(
+            console=console, screen=True, auto_refresh=False, get_renderable=drawing
+        ) as screen:
             screen.refresh()
             watcher.start()  # which loads what it needs beside what is shown already
-            while not stops(told) and watcher.gone is None and not (watcher.view and watcher.view.over):
+            while (
+                not stops(told)
+                and watcher.gone is None
+                and not (watcher.view and watcher.view.over)
+            ):
                 wait()
                 screen.refresh()
     finally:

@@ -27,9 +27,9 @@ from typing import Any
 from monitor.facts import Fault, Seen
 from monitor.snapshot import SURROGATES, since
 from monitor.verdict import Verdict
-from settings.config import Config
 from record.durable import write_whole
 from record.run_paths import RunPaths
+from settings.config import Config
 from settings.declare import ROOT, SettingsError
 
 STATE = ".alerts.json"
@@ -51,7 +51,9 @@ def command_of(c: Config, root: Path = ROOT) -> str:
     if "=" in str(path):
         raise SettingsError([f"ALERT_CMD={named}: its path must have no = in it; {good}"])
     if not path.is_file():
-        raise SettingsError([f"ALERT_CMD={named}: there is no file {path}, nor a program of that name; {good}"])
+        raise SettingsError(
+            [f"ALERT_CMD={named}: there is no file {path}, nor a program of that name; {good}"]
+        )
     if not os.access(path, os.X_OK):
         raise SettingsError([f"ALERT_CMD={named}: cannot be executed; chmod +x {path}"])
     return str(path)
@@ -66,12 +68,14 @@ class Alerts:
         self.waiting = deque[list[str]]()
         self.ringing: subprocess.Popen | None = None
         self.began = 0.0
-        self.stderr: Any = None              # what it complains of: a file without a name
-        self.problems: list[str] = []        # to be said
-        self.known: set[str] = set()         # of them, by kind, so that each is said once
-        self.kept: dict[str, Any] = {}       # where the file cannot be written
+        self.stderr: Any = None  # what it complains of: a file without a name
+        self.problems: list[str] = []  # to be said
+        self.known: set[str] = set()  # of them, by kind, so that each is said once
+        self.kept: dict[str, Any] = {}  # where the file cannot be written
 
-    def look(self, seen: Seen, faults: Iterable[Fault], verdict: Verdict | None = None) -> list[str]:
+    def look(
+        self, seen: Seen, faults: Iterable[Fault], verdict: Verdict | None = None
+    ) -> list[str]:
         """Ring for what is new at this moment, and look after what rings. Returns what is to be said of ALERT_CMD
         itself, each problem once."""
         if self.command:
@@ -79,10 +83,19 @@ class Alerts:
             before, faults = json.dumps(state), list(faults)
             if is_another(seen, verdict, state):
                 state["ended"] = ""
-                state["faults"] = {key: gone for key, gone in state["faults"].items() if key.split(" ")[0] not in ENDS}
+                state["faults"] = {
+                    key: gone
+                    for key, gone in state["faults"].items()
+                    if key.split(" ")[0] not in ENDS
+                }
             for fault in self.new(state["faults"], faults, seen.now):
-                self.ring(f"{self.run}: {fault.text}; next: {fault.next}", fault.name, fault.about, fault.failing,
-                          fault.next)
+                self.ring(
+                    f"{self.run}: {fault.text}; next: {fault.next}",
+                    fault.name,
+                    fault.about,
+                    fault.failing,
+                    fault.next,
+                )
             ended = self.end_of(seen, verdict)
             if verdict and ended and ended != state["ended"]:
                 self.ring(f"{self.run}: {verdict.sentence}", "end", "", verdict.is_bad, "")
@@ -99,8 +112,11 @@ class Alerts:
         """Faults that were not there at the last looks. known: fault -> since when it is away, None while it is there;
         it is brought up to date."""
         there = {" ".join(fault.key): fault for fault in faults}
-        found = [fault for key, fault in there.items()
-                 if key not in known or ((gone := known[key]) is not None and now - gone >= self.again_s)]
+        found = [
+            fault
+            for key, fault in there.items()
+            if key not in known or ((gone := known[key]) is not None and now - gone >= self.again_s)
+        ]
         for key, gone in list(known.items()):
             if key not in there and gone is None:
                 known[key] = now
@@ -121,10 +137,17 @@ class Alerts:
         """What has rung; nothing where the file is absent or damaged."""
         try:
             state = json.loads(self.path.read_text(encoding="utf-8"))
-            faults = {str(key): None if gone is None else float(gone) for key, gone in state["faults"].items()}
+            faults = {
+                str(key): None if gone is None else float(gone)
+                for key, gone in state["faults"].items()
+            }
             began = state.get("since")
-            return {"schema": 1, "faults": faults, "ended": str(state["ended"]),
-                    "since": None if began is None else float(began)}
+            return {
+                "schema": 1,
+                "faults": faults,
+                "ended": str(state["ended"]),
+                "since": None if began is None else float(began),
+            }
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             return self.kept or {"schema": 1, "faults": {}, "ended": "", "since": None}
 
@@ -134,20 +157,39 @@ class Alerts:
             self.kept = {}
         except OSError as error:
             self.kept = state
-            self.say("file", f"{self.path}: cannot be written ({error.strerror}); a monitor that is started again will "
-                     "ring for the same faults")
+            self.say(
+                "file",
+                f"{self.path}: cannot be written ({error.strerror}); a monitor that is started again will "
+                "ring for the same faults",
+            )
 
     # ---- The command
 
     def ring(self, sentence: str, name: str, about: str, failing: bool, following: str) -> None:
-        facts = {"RUN": self.run, "FAULT": name, "ABOUT": about, "FAILING": int(failing), "NEXT": following}
-        arguments = ["env", *(f"MONITOR_{key}={value}" for key, value in facts.items()), self.command, sentence]
+        facts = {
+            "RUN": self.run,
+            "FAULT": name,
+            "ABOUT": about,
+            "FAILING": int(failing),
+            "NEXT": following,
+        }
+        arguments = [
+            "env",
+            *(f"MONITOR_{key}={value}" for key, value in facts.items()),
+            self.command,
+            sentence,
+        ]
         # a log may hold anything, and half of a character can be told to no program
-        self.waiting.append([SURROGATES.sub("\ufffd", argument.replace("\0", "")) for argument in arguments])
+        self.waiting.append(
+            [SURROGATES.sub("\ufffd", argument.replace("\0", "")) for argument in arguments]
+        )
         if len(self.waiting) > MOST_WAITING:
             self.waiting.popleft()
-            self.say("many", f"more than {MOST_WAITING} alerts wait for ALERT_CMD={self.command}: the oldest are "
-                     "dropped")
+            self.say(
+                "many",
+                f"more than {MOST_WAITING} alerts wait for ALERT_CMD={self.command}: the oldest are "
+                "dropped",
+            )
 
     def poll(self) -> bool:
         """Start what waits, and end what takes too long. Returns whether anything is still to be done; never waits."""
@@ -159,7 +201,10 @@ class Alerts:
             self.ringing.wait()
             self.say("slow", f"ALERT_CMD={self.command} was ended after {self.limit_s:g} s")
         elif self.ringing and self.ringing.returncode:
-            self.say("failed", f"ALERT_CMD={self.command} ended with exit code {self.ringing.returncode}{self.words()}")
+            self.say(
+                "failed",
+                f"ALERT_CMD={self.command} ended with exit code {self.ringing.returncode}{self.words()}",
+            )
         if self.stderr:
             self.stderr.close()
         self.ringing = self.stderr = None
@@ -171,8 +216,13 @@ class Alerts:
         """In a session of its own: Ctrl-C ends the monitor, and not what it has begun to say."""
         try:
             self.stderr = tempfile.TemporaryFile()  # noqa: SIM115 (closed when the process has ended)
-            self.ringing = subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                                            stderr=self.stderr, start_new_session=True)
+            self.ringing = subprocess.Popen(
+                arguments,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=self.stderr,
+                start_new_session=True,
+            )
             self.began = time.monotonic()
         except OSError as error:
             self.say("failed", f"ALERT_CMD={self.command} cannot be started ({error.strerror})")

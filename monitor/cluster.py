@@ -12,21 +12,37 @@ import dataclasses
 import json
 import re
 
-from k8s.cluster import overview, nodes as sites, words
-from k8s.cluster.target import target_of
-from k8s.cluster.volume import say
+from k8s.cluster import nodes as sites
+from k8s.cluster import overview, words
 from k8s.cluster.kubectl import UNAVAILABLE, Done, Refused, refusal, short
-from k8s.cluster.target import (DATA, INSTANCE, OF_JOB, RUN, ZONE, Target, Thing, annotation, check_namespace, index_of,
-                                label, name_of, newest, of_job, runs)
+from k8s.cluster.target import (
+    DATA,
+    INSTANCE,
+    OF_JOB,
+    RUN,
+    ZONE,
+    Target,
+    Thing,
+    annotation,
+    check_namespace,
+    index_of,
+    label,
+    name_of,
+    newest,
+    of_job,
+    runs,
+    target_of,
+)
+from k8s.cluster.volume import say
 from k8s.cluster.where import Place
 from monitor.facts import Cluster, Node, Pod
 from monitor.objects import all_run, cluster_of
 from monitor.pod_log import Speech, parted, speech_of, with_speech
 
 LISTED_S, LOGS_S = 20.0, 30.0  # that kubectl may take
-CROWD = 2000                   # objects of others in a namespace: too many to list all of them at each look
+CROWD = 2000  # objects of others in a namespace: too many to list all of them at each look
 MINOR = re.compile(r'resource "events"|^[EWI]\d{4} |^[Ww]arning:')  # events may be done without
-TAIL, LONGEST_TAIL = 64, 512   # lines of each log; more where a teller's was not among them
+TAIL, LONGEST_TAIL = 64, 512  # lines of each log; more where a teller's was not among them
 
 
 class Watch:
@@ -73,7 +89,9 @@ class Watch:
             self.check(target)
         elif other := overview.another_run(job, self.place):
             self.unsettled = False
-            return Cluster(target.words, name, words.state(job, pods), words.ended(job), run=other, asked=now), ()
+            return Cluster(
+                target.words, name, words.state(job, pods), words.ended(job), run=other, asked=now
+            ), ()
         self.unsettled = job is not None and not words.ended(job) and not all_run(job, pods)
         self.second(target, name, pods, wide)
         if not self.unsettled:
@@ -81,8 +99,15 @@ class Watch:
         self.find_zones(target, newest(pods))
         run = annotation(job, RUN) if job else ""
         cluster = cluster_of(target.words, name, job, pods, self.events, self.zones, run, now)
-        shown = tuple(with_speech(self.with_pull(pod), self.speech.get(pod.name, Speech())) for pod in cluster.pods)
-        nodes = tuple(node for pod in shown if pod.index >= 0 and (node := self.speech.get(pod.name, Speech()).node))
+        shown = tuple(
+            with_speech(self.with_pull(pod), self.speech.get(pod.name, Speech()))
+            for pod in cluster.pods
+        )
+        nodes = tuple(
+            node
+            for pod in shown
+            if pod.index >= 0 and (node := self.speech.get(pod.name, Speech()).node)
+        )
         return dataclasses.replace(cluster, pods=shown, unread=self.unread), nodes
 
     def check(self, target: Target) -> None:
@@ -94,8 +119,11 @@ class Watch:
     def second(self, target: Target, name: str, pods: list[Thing], wide: bool) -> None:
         """The second call: logs where a pod has begun, else events where they are wanted; where both are, and one
         listing of everything is too much, in turn."""
-        begun = [pod for pod in newest(pods) if (pod.get("status") or {}).get("phase") in
-                 ("Running", "Succeeded", "Failed")]
+        begun = [
+            pod
+            for pod in newest(pods)
+            if (pod.get("status") or {}).get("phase") in ("Running", "Succeeded", "Failed")
+        ]
         self.turn = self.crowded and self.unsettled and bool(begun) and not self.turn
         if not self.turn:
             self.unread = self.read_logs(target, name, newest(pods)) if begun else ""
@@ -106,8 +134,18 @@ class Watch:
     def read_logs(self, target: Target, name: str, pods: list[Thing]) -> str:
         """Hear what the pods say. Returns why some could not be heard, "" where all were."""
         try:
-            done = target.call("logs", "-l", f"{OF_JOB}={name}", "-c", "trainer", "--prefix", "--timestamps",
-                               f"--tail={self.tail}", "--ignore-errors", timeout=LOGS_S)
+            done = target.call(
+                "logs",
+                "-l",
+                f"{OF_JOB}={name}",
+                "-c",
+                "trainer",
+                "--prefix",
+                "--timestamps",
+                f"--tail={self.tail}",
+                "--ignore-errors",
+                timeout=LOGS_S,
+            )
             if done.code:
                 raise refusal(done, ("logs", "-l"))
         except Refused as refused:
@@ -116,8 +154,9 @@ class Watch:
         before, self.speech = self.speech, {}
         for pod in pods:
             about = Pod(index_of(pod), name_of(pod), "")
-            self.speech[about.name] = speech_of(about, found.get(about.name, []), before.get(about.name, Speech()),
-                                                runs(pod))
+            self.speech[about.name] = speech_of(
+                about, found.get(about.name, []), before.get(about.name, Speech()), runs(pod)
+            )
         if any(said.heard >= self.tail and not said.told for said in self.speech.values()):
             self.tail = LONGEST_TAIL
         return unread(complaints)
@@ -131,8 +170,11 @@ class Watch:
 
     def find_zones(self, target: Target, pods: list[Thing]) -> None:
         """Ask for the zones of nodes that are new, once, if they may be listed."""
-        new = {node for pod in pods if (node := str(pod["spec"].get("nodeName") or "")) and not label(pod, ZONE)
-               } - self.zones.keys()
+        new = {
+            node
+            for pod in pods
+            if (node := str(pod["spec"].get("nodeName") or "")) and not label(pod, ZONE)
+        } - self.zones.keys()
         if not new:
             return
         self.zones |= dict.fromkeys(new, "")
@@ -145,12 +187,17 @@ class Watch:
 
 def listed(target: Target, wide: bool) -> list[Thing]:
     """The Job's own objects; wide: all of the namespace, with events if they may be listed. Raises Refused."""
-    args = ("get", "jobs,pods,events", "-o", "json") if wide else \
-        ("get", "jobs,pods", "-o", "json", "-l", f"{INSTANCE}={target.job_name}")
+    args = (
+        ("get", "jobs,pods,events", "-o", "json")
+        if wide
+        else ("get", "jobs,pods", "-o", "json", "-l", f"{INSTANCE}={target.job_name}")
+    )
     done = target.call(*args, timeout=LISTED_S)
     grave = [line for line in done.err.splitlines() if line.strip() and not MINOR.search(line)]
     if done.code and (grave or not done.out):
-        raise refusal(Done(done.code, "", grave[0] if grave else done.err), args)  # the same for each kind
+        raise refusal(
+            Done(done.code, "", grave[0] if grave else done.err), args
+        )  # the same for each kind
     return list(json.loads(done.out)["items"])
 
 

@@ -15,24 +15,25 @@ import functools
 import json
 from typing import Any
 
+from hardware.gpu_specs import card_of
 from k8s import launch_plan as cluster_plan
 from k8s.cluster.job_spec import cluster_config
 from k8s.cluster.where import Place
 from monitor.facts import Expected
-from plan import fleet as fleets, memory, storage
+from plan import fleet as fleets
+from plan import memory, storage
 from plan.finetuning import tuned_memory, tuning
 from plan.fleet import Fleet
 from plan.hours import Pace, time_of, waiting_s
+from plan.measured import Probe, cpu_name, of_card, read
 from plan.milestones import milestones
 from plan.network.traffic import syncs
-from plan.measured import Probe, cpu_name, of_card, read
 from plan.speed import speed
-from hardware.gpu_specs import card_of
-from settings.config import Config
-from train.data.sources.source import CorpusError
-from settings.sections.tools import Outside
 from record.run_paths import RunPaths
+from settings.config import Config
 from settings.declare import SettingsError, declared_fields
+from settings.sections.tools import Outside
+from train.data.sources.source import CorpusError
 
 SHOWN = ("10%", "50%", "100%", "first checkpoint")  # of the plan's milestones
 # What a start record calls the parts of a start-up (train/assemble.py), and the phase of STATUS.json in that time.
@@ -50,7 +51,9 @@ class Run:
     why: str = ""
 
 
-def expected(c: Config, fleet: Fleet | None, started: float | None = None, why: str = "") -> Expected:
+def expected(
+    c: Config, fleet: Fleet | None, started: float | None = None, why: str = ""
+) -> Expected:
     """Computed, for c on these devices; started: Unix seconds of its first start, to which milestones are counted on,
     steps and evaluations one after the other from then on."""
     if fleet is None:
@@ -65,18 +68,35 @@ def of_fleet(c: Config, fleet: Fleet, started: float | None) -> Expected:
     ways = syncs(c, fleet, fast.step_s, probe.link_gb_s if probe else None)
     pace = Pace(fast, waiting_s(ways))
     hours = time_of(c, fast, pace.wait_s)
-    step_s = 3600 * hours.total / c.last_step if hours else None  # with its share of all that recurs
-    between = next((sync.bytes_per_step for sync in ways if sync.chosen), None) if fleet.nodes > 1 else None
+    step_s = (
+        3600 * hours.total / c.last_step if hours else None
+    )  # with its share of all that recurs
+    between = (
+        next((sync.bytes_per_step for sync in ways if sync.chosen), None)
+        if fleet.nodes > 1
+        else None
+    )
     gbit = c.wan_gbit if fleet.sites > 1 else c.lan_gbit
-    mfu = fast.mfu_percent * fast.step_s / pace.step_s if fast.mfu_percent and fast.step_s and pace.step_s else None
+    mfu = (
+        fast.mfu_percent * fast.step_s / pace.step_s
+        if fast.mfu_percent and fast.step_s and pace.step_s
+        else None
+    )
     need = memory.memory(c, fleet.processes, fleet.processes_of_a_node, fleet.on_cpu)
     return Expected(
-        tokens_per_s=pace.tokens_per_s, mfu_percent=None if fleet.on_cpu else mfu, why=fast.why, step_s=pace.step_s,
-        needs_gib=least_gib(c, fleet), memory_gib=need.total / memory.GIB, bytes_per_step=between,
+        tokens_per_s=pace.tokens_per_s,
+        mfu_percent=None if fleet.on_cpu else mfu,
+        why=fast.why,
+        step_s=pace.step_s,
+        needs_gib=least_gib(c, fleet),
+        memory_gib=need.total / memory.GIB,
+        bytes_per_step=between,
         link_bytes_per_s=1e9 / 8 * gbit if fleet.nodes > 1 else None,
         checkpoint_bytes=storage.checkpoint_bytes(c) if c.checkpoints == "on" else None,
-        save_every_s=save_every_s(c, pace.step_s), milestones=dated(c, step_s, started),
-        eval_s=c.eval_tokens / (3 * pace.tokens_per_s) if pace.tokens_per_s else None)
+        save_every_s=save_every_s(c, pace.step_s),
+        milestones=dated(c, step_s, started),
+        eval_s=c.eval_tokens / (3 * pace.tokens_per_s) if pace.tokens_per_s else None,
+    )
 
 
 @functools.lru_cache(maxsize=4)
@@ -88,15 +108,26 @@ def of_tuning(c: Config, fleet: Fleet) -> Expected:
     except SettingsError as error:
         return Expected(why="; ".join(error.problems), save_every_s=saves)
     need = tuned_memory.memory(t, fleet.processes, fleet.processes_of_a_node, fleet.on_cpu)
-    between = next((sync.bytes_per_step for sync in syncs(c, fleet, None, None, t.sent) if sync.chosen), None)
+    between = next(
+        (sync.bytes_per_step for sync in syncs(c, fleet, None, None, t.sent) if sync.chosen), None
+    )
     several = fleet.nodes > 1
     return Expected(
-        why="the speed of a fine-tuning is seen once it trains", memory_gib=need.total / memory.GIB,
-        needs_gib=tuned_memory.standing(t, fleet.processes, fleet.processes_of_a_node, fleet.on_cpu) / memory.GIB,
+        why="the speed of a fine-tuning is seen once it trains",
+        memory_gib=need.total / memory.GIB,
+        needs_gib=tuned_memory.standing(t, fleet.processes, fleet.processes_of_a_node, fleet.on_cpu)
+        / memory.GIB,
         bytes_per_step=between if several else None,
-        link_bytes_per_s=1e9 / 8 * (c.wan_gbit if fleet.sites > 1 else c.lan_gbit) if several else None,
-        checkpoint_bytes=(t.lite_bytes if c.checkpoint_mode == "lite" and not c.full_save_every else t.full_bytes)
-        if c.checkpoints == "on" else None, save_every_s=saves)
+        link_bytes_per_s=1e9 / 8 * (c.wan_gbit if fleet.sites > 1 else c.lan_gbit)
+        if several
+        else None,
+        checkpoint_bytes=(
+            t.lite_bytes if c.checkpoint_mode == "lite" and not c.full_save_every else t.full_bytes
+        )
+        if c.checkpoints == "on"
+        else None,
+        save_every_s=saves,
+    )
 
 
 def probe_of(c: Config, fleet: Fleet) -> Probe | None:
@@ -131,6 +162,7 @@ def dated(c: Config, step_s: float | None, started: float | None) -> tuple[tuple
 # Of which run
 # ---------------------------------------------------------------------------------------------------
 
+
 def of_here(c: Config, paths: RunPaths) -> Run:
     """The run of this machine: as config.json has it, and before there is one as it would be."""
     try:
@@ -148,8 +180,13 @@ def of_here(c: Config, paths: RunPaths) -> Run:
 def recorded(c: Config, settings: dict[str, Any], attempt: dict[str, Any]) -> Run:
     """Of what config.json holds; what it does not know, and what is round the run, is as it is now."""
     known = declared_fields(Config).keys() - declared_fields(Outside).keys() - PLACES
-    own = dataclasses.replace(c, **{name.lower(): value for name, value in settings.items() if name in known})
-    processes, device = int(attempt["world_size"]) * own.replicas, str(attempt["device"])  # each site counts its own
+    own = dataclasses.replace(
+        c, **{name.lower(): value for name, value in settings.items() if name in known}
+    )
+    processes, device = (
+        int(attempt["world_size"]) * own.replicas,
+        str(attempt["device"]),
+    )  # each site counts its own
     nodes = own.nodes if processes % own.nodes == 0 else own.replicas
     if device == "CPU":
         return Run(own, Fleet((), processes, nodes, own.replicas))
@@ -166,10 +203,14 @@ def of_cluster(place: Place, pods: int | None = None, sites: int = 1, tunes: boo
     except (SettingsError, CorpusError):
         c = place.config
     if tunes and not c.model:
-        return Run(c, None, "MODEL is not set here, by which the fine-tuning in the cluster is planned; call again "
-                   "with the settings of make finetune-k8s")
+        return Run(
+            c,
+            None,
+            "MODEL is not set here, by which the fine-tuning in the cluster is planned; call again "
+            "with the settings of make finetune-k8s",
+        )
     nodes = pods or c.nodes
-    if c.sync != "diloco":   # whose sites are its own, wherever pods have landed
+    if c.sync != "diloco":  # whose sites are its own, wherever pods have landed
         c = dataclasses.replace(c, sites=sites if nodes % sites == 0 else 1)
     c = dataclasses.replace(c, nodes=nodes)
     found = cluster_plan.fleet_of(c)
@@ -189,7 +230,9 @@ def took(paths: RunPaths) -> dict[str, float]:
         try:
             record = json.loads(line)
             if record["event"] in ("start", "resume"):
-                return {LAPS[lap]: float(s) for lap, s in record["startup_s"].items() if lap in LAPS}
+                return {
+                    LAPS[lap]: float(s) for lap, s in record["startup_s"].items() if lap in LAPS
+                }
         except (ValueError, KeyError, TypeError, AttributeError):
             continue
     return {}

@@ -33,7 +33,9 @@ class Gpu:
     throttle: tuple[str, ...] = ()
     lost: bool = False  # it was there, and no longer answers
     clock_max_mhz: float | None = None
-    training_w: float | None = None  # what it drew as long as steps were made: its median, where that is known
+    training_w: float | None = (
+        None  # what it drew as long as steps were made: its median, where that is known
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,35 +57,43 @@ class Progress:
     tokens: int = 0
     last_step: int | None = None
     attempt: int = 0
-    started: float | None = None          # the run, for the first time
+    started: float | None = None  # the run, for the first time
     attempt_started: float | None = None
-    step_time: float | None = None        # when the last step was recorded
-    loss: float | None = None             # of the last step that had one
+    step_time: float | None = None  # when the last step was recorded
+    loss: float | None = None  # of the last step that had one
     median_loss: float | None = None
-    nonfinite_steps: int = 0              # of the recent ones, skipped for a loss or gradient that was not finite
-    skipped_steps: int = 0                # of the recent ones, for any reason
-    rollbacks: int = 0                    # of this attempt
-    step_s: float | None = None           # median
-    tokens_per_s: float | None = None     # over the recent steps, by their own step_ms
+    nonfinite_steps: int = (
+        0  # of the recent ones, skipped for a loss or gradient that was not finite
+    )
+    skipped_steps: int = 0  # of the recent ones, for any reason
+    rollbacks: int = 0  # of this attempt
+    step_s: float | None = None  # median
+    tokens_per_s: float | None = None  # over the recent steps, by their own step_ms
     mfu_percent: float | None = None
     data_wait_fraction: float | None = None  # of the recent steps' time
-    mem_gib: float | None = None          # the largest rank's peak, latest
+    mem_gib: float | None = None  # the largest rank's peak, latest
     mem_gib_per_hour: float | None = None  # how fast that grows, where it does
     val_loss: float | None = None
     val_step: int | None = None
-    eval_s: float | None = None           # what the last one took
+    eval_s: float | None = None  # what the last one took
     checkpoint_step: int | None = None
     checkpoint_time: float | None = None
     checkpoint_bytes: float | None = None
-    goodput: Mapping[str, float] = dataclasses.field(default_factory=dict)  # category -> seconds (record/goodput.py)
-    end_reason: str = ""                  # done, stopped or crashed, where the record has ended
-    straggler: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of the last step with one, and "step"
-    reached: Mapping[str, float] = dataclasses.field(default_factory=dict)  # "10%", "50%", "100%" -> Unix seconds
-    ready: float | None = None            # when this attempt could train: its start-up was over
-    recent_steps: int | None = None       # of which rates and medians are
-    processes: int | None = None          # of this attempt, on all nodes
-    rested_s: float | None = None         # of goodput's "down", after attempts that were told to stop
-    damaged_lines: int | None = None      # of the record, which are left out
+    goodput: Mapping[str, float] = dataclasses.field(
+        default_factory=dict
+    )  # category -> seconds (record/goodput.py)
+    end_reason: str = ""  # done, stopped or crashed, where the record has ended
+    straggler: Mapping[str, Any] = dataclasses.field(
+        default_factory=dict
+    )  # of the last step with one, and "step"
+    reached: Mapping[str, float] = dataclasses.field(
+        default_factory=dict
+    )  # "10%", "50%", "100%" -> Unix seconds
+    ready: float | None = None  # when this attempt could train: its start-up was over
+    recent_steps: int | None = None  # of which rates and medians are
+    processes: int | None = None  # of this attempt, on all nodes
+    rested_s: float | None = None  # of goodput's "down", after attempts that were told to stop
+    damaged_lines: int | None = None  # of the record, which are left out
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,24 +103,30 @@ class Node:
 
     node: int
     host: str
-    time: float                               # Unix seconds, when it looked
+    time: float  # Unix seconds, when it looked
     status: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     stage: str = ""
     at_work: bool | None = None
     progress: Progress | None = None
     gpus: tuple[Gpu, ...] = ()
-    gpus_time: float | None = None            # when they were read
-    gpus_why: str = ""                        # why there are none
+    gpus_time: float | None = None  # when they were read
+    gpus_why: str = ""  # why there are none
     links: tuple[Link, ...] = ()
-    disk_free_bytes: float | None = None      # where the run is written
-    memory_bytes: float | None = None         # of the host or the container, in use
+    disk_free_bytes: float | None = None  # where the run is written
+    memory_bytes: float | None = None  # of the host or the container, in use
     memory_limit_bytes: float | None = None
     memory_bytes_per_hour: float | None = None  # how fast that grows, where it does
-    complaint: str = ""                       # the last line of its log that complains, "" where none of this attempt
-    energy_j: float | None = None             # that its GPUs took since energy_since (Unix seconds), by their counters
+    complaint: str = ""  # the last line of its log that complains, "" where none of this attempt
+    energy_j: float | None = (
+        None  # that its GPUs took since energy_since (Unix seconds), by their counters
+    )
     energy_since: float | None = None
-    left_out: tuple[str, ...] = ()            # what it knew and did not tell, as the line would have been too long
-    disk_passing_bytes: float | None = None   # beside those free, of a checkpoint that is being written or deleted
+    left_out: tuple[
+        str, ...
+    ] = ()  # what it knew and did not tell, as the line would have been too long
+    disk_passing_bytes: float | None = (
+        None  # beside those free, of a checkpoint that is being written or deleted
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,8 +162,8 @@ class Pod:
     pulling_since: float | None = None
     pulled: float | None = None
     waiting: str = ""
-    unschedulable: str = ""    # the scheduler's message
-    trouble: str = ""          # k8s/words.trouble
+    unschedulable: str = ""  # the scheduler's message
+    trouble: str = ""  # k8s/words.trouble
     exit_code: int | None = None
     oom_killed: bool = False
     image: str = ""
@@ -179,7 +195,7 @@ class Cluster:
     events: tuple[str, ...] = ()
     quota: str = ""
     problem: str = ""  # why nothing could be asked, in words
-    unread: str = ""   # why the pods' logs, or some of them, could not be read, in words
+    unread: str = ""  # why the pods' logs, or some of them, could not be read, in words
     exit_code: int | None = None  # that failed the Job (k8s/words.exit_code)
     run: str = ""
     asked: float | None = None
@@ -201,10 +217,16 @@ class Expected:
     link_bytes_per_s: float | None = None
     checkpoint_bytes: float | None = None
     save_every_s: float | None = None
-    milestones: tuple[tuple[str, float], ...] = ()  # name, Unix seconds by the plan from the first start
+    milestones: tuple[
+        tuple[str, float], ...
+    ] = ()  # name, Unix seconds by the plan from the first start
     eval_s: float | None = None
-    phases: tuple[tuple[str, float], ...] = ()      # of STATUS.json, seconds that it took at an earlier start
-    limits: tuple[tuple[str, float], ...] = ()      # of STATUS.json, seconds after which a rule calls it too long
+    phases: tuple[
+        tuple[str, float], ...
+    ] = ()  # of STATUS.json, seconds that it took at an earlier start
+    limits: tuple[
+        tuple[str, float], ...
+    ] = ()  # of STATUS.json, seconds after which a rule calls it too long
 
 
 @dataclasses.dataclass(frozen=True)
@@ -255,10 +277,14 @@ class Fault:
 # A node in a line
 # ---------------------------------------------------------------------------------------------------
 
+
 def to_line(node: Node) -> str:
     """For the log of a pod; what is not known is left out."""
-    return POD_LINE + json.dumps({"schema": SCHEMA, **sparse(dataclasses.asdict(node))}, separators=(",", ":"),
-                             allow_nan=False)
+    return POD_LINE + json.dumps(
+        {"schema": SCHEMA, **sparse(dataclasses.asdict(node))},
+        separators=(",", ":"),
+        allow_nan=False,
+    )
 
 
 def of_line(line: str) -> Node | None:
@@ -271,12 +297,19 @@ def of_line(line: str) -> Node | None:
         if values.pop("schema") != SCHEMA:
             return None
         progress = values.pop("progress", None)
-        gpus = tuple(Gpu(**known(Gpu, gpu) | {"throttle": tuple(gpu.get("throttle", ()))})
-                     for gpu in values.pop("gpus", ()))
+        gpus = tuple(
+            Gpu(**known(Gpu, gpu) | {"throttle": tuple(gpu.get("throttle", ()))})
+            for gpu in values.pop("gpus", ())
+        )
         links = tuple(Link(**known(Link, link)) for link in values.pop("links", ()))
         left_out = tuple(values.pop("left_out", ()))
-        return Node(**known(Node, values), gpus=gpus, links=links, left_out=left_out,
-                    progress=Progress(**known(Progress, progress)) if progress is not None else None)
+        return Node(
+            **known(Node, values),
+            gpus=gpus,
+            links=links,
+            left_out=left_out,
+            progress=Progress(**known(Progress, progress)) if progress is not None else None,
+        )
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
 

@@ -6,7 +6,7 @@ from itertools import combinations, pairwise
 from statistics import median
 
 EVERY_S = 30.0  # between two values that are looked at
-VALUES = 120    # of them at most, the last: an hour
+VALUES = 120  # of them at most, the last: an hour
 
 
 class Growth:
@@ -21,7 +21,10 @@ class Growth:
     def __init__(self, enough: int, rises: int = 1, surplus: float = 0.0, least: float = 0.0):
         self.enough, self.rises, self.surplus, self.least = enough, rises, surplus, least
         self.values = deque[tuple[float, float]](maxlen=VALUES)
-        self.known: tuple[float, float | None] = (math.nan, None)  # the time of the last value, and the slope then
+        self.known: tuple[float, float | None] = (
+            math.nan,
+            None,
+        )  # the time of the last value, and the slope then
 
     def add(self, seconds: float, value: float) -> None:
         """seconds: on a monotonic clock; a value that follows too soon is passed over."""
@@ -41,4 +44,8 @@ class Growth:
         slopes = [(b - a) / (t - s) for (s, a), (t, b) in combinations(self.values, 2)]
         surplus = sum(slope > 0 for slope in slopes) - sum(slope < 0 for slope in slopes)
         found = 3600 * median(slopes)
-        return found if found > 0 and found >= self.least and surplus >= self.surplus * len(slopes) else None
+        return (
+            found
+            if found > 0 and found >= self.least and surplus >= self.surplus * len(slopes)
+            else None
+        )

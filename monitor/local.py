@@ -16,24 +16,24 @@ from pathlib import Path
 from typing import Any
 
 from hardware.host_memory import memory_here
-from record.complaints import HEAD, Complaints, tells_more
 from monitor.facts import Link, Node, Progress
-from monitor.local_gpus import Found, GpusHere
-from monitor.growth import Growth
 from monitor.gpu_sampler.interfaces import Network
+from monitor.growth import Growth
+from monitor.local_gpus import Found, GpusHere
 from monitor.tail import Tail
 from monitor.usual import Usual
 from record import status
-from settings.config import Config
+from record.complaints import HEAD, Complaints, tells_more
 from record.run_paths import RunPaths
+from settings.config import Config
 
 BEGINS = re.compile(r"node \d+: host=")  # the first words of a trainer in its node's log
-LOG_BYTES = 2**17     # of a log's end, at the first look: a tenth of a second
+LOG_BYTES = 2**17  # of a log's end, at the first look: a tenth of a second
 LONGEST_COMPLAINT = 300
-MEMORY_ENOUGH = 41    # values (growth.py) of the host's memory: 20 minutes; it goes up and down
+MEMORY_ENOUGH = 41  # values (growth.py) of the host's memory: 20 minutes; it goes up and down
 MEMORY_SURPLUS = 0.5  # of the pairs of them that rise: for noise 4.6 standard deviations
-MEMORY_FLAT = 2**26   # bytes an hour
-SETTLED_S = 1800.0    # of a node that does not know the phase: until then it may begin
+MEMORY_FLAT = 2**26  # bytes an hour
+SETTLED_S = 1800.0  # of a node that does not know the phase: until then it may begin
 HOLDER = re.compile(r"pid \d+ on ([^\s:]+)")
 
 
@@ -45,7 +45,9 @@ class Between:
         self.usual, self.memory = Usual(), MemoryHere()
 
 
-def look(c: Config, paths: RunPaths, tail: Tail | None = None, between: Between | None = None) -> Node:
+def look(
+    c: Config, paths: RunPaths, tail: Tail | None = None, between: Between | None = None
+) -> Node:
     """What this machine is and does. tail: of the record, where there is one here; between: of the look before."""
     between = between or Between(paths)
     state = state_of(paths)
@@ -55,12 +57,27 @@ def look(c: Config, paths: RunPaths, tail: Tail | None = None, between: Between 
     gpus, gpus_time, gpus_why = without_gpus() if c.device == "cpu" else between.gpus.look()
     energy_j, energy_since = between.gpus.energy or (None, None)
     used, limit = memory()
-    node = Node(node=paths.node, host=socket.gethostname(), time=time.time(), status=state, stage=stage_of(paths),
-                at_work=works, progress=progress_of(tail, state), gpus=gpus, gpus_time=gpus_time, gpus_why=gpus_why,
-                links=between.links.look(), disk_free_bytes=disk_free(paths.folder), memory_bytes=used,
-                memory_limit_bytes=limit, memory_bytes_per_hour=between.memory.look(used, works, state),
-                complaint=between.log.look(), energy_j=energy_j, energy_since=energy_since,
-                disk_passing_bytes=passing(paths.checkpoints))
+    node = Node(
+        node=paths.node,
+        host=socket.gethostname(),
+        time=time.time(),
+        status=state,
+        stage=stage_of(paths),
+        at_work=works,
+        progress=progress_of(tail, state),
+        gpus=gpus,
+        gpus_time=gpus_time,
+        gpus_why=gpus_why,
+        links=between.links.look(),
+        disk_free_bytes=disk_free(paths.folder),
+        memory_bytes=used,
+        memory_limit_bytes=limit,
+        memory_bytes_per_hour=between.memory.look(used, works, state),
+        complaint=between.log.look(),
+        energy_j=energy_j,
+        energy_since=energy_since,
+        disk_passing_bytes=passing(paths.checkpoints),
+    )
     return between.usual.of((node,))[0]
 
 
@@ -68,14 +85,17 @@ def look(c: Config, paths: RunPaths, tail: Tail | None = None, between: Between 
 # The run
 # ---------------------------------------------------------------------------------------------------
 
+
 def state_of(paths: RunPaths) -> dict[str, Any]:
     """STATUS.json as it is, null for a number that is not finite; {} where it cannot be read."""
     try:
         state = status.read(paths.status)
     except OSError:
         return {}
-    return {key: None if isinstance(value, float) and not math.isfinite(value) else value
-            for key, value in state.items()}
+    return {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value
+        for key, value in state.items()
+    }
 
 
 def stage_of(paths: RunPaths) -> str:
@@ -144,18 +164,23 @@ class Log:
 
     def take(self, line: str) -> None:
         head = HEAD.match(line)
-        words = line[head.end():] if head else line
+        words = line[head.end() :] if head else line
         if BEGINS.match(re.sub(r"^rank=\d+ ", "", words)):
             self.complaint, self.complaints = "", Complaints()
         # what stands below a complaint, and frames, explain it
-        if self.complaints.takes(line) and words.strip() and not words[0].isspace() and \
-                tells_more(words, self.complaint):
+        if (
+            self.complaints.takes(line)
+            and words.strip()
+            and not words[0].isspace()
+            and tells_more(words, self.complaint)
+        ):
             self.complaint = words.strip()[:LONGEST_COMPLAINT].rstrip()
 
 
 # ---------------------------------------------------------------------------------------------------
 # The machine
 # ---------------------------------------------------------------------------------------------------
+
 
 def without_gpus() -> Found:
     return (), None, "DEVICE=cpu: this run uses none"
@@ -180,8 +205,11 @@ class MemoryHere:
             self.begin()
         if busy and self.since is None:
             self.attempt, self.since = state.get("attempt"), now
-        training = state["phase"] == "training" if "phase" in state else \
-            self.since is not None and now - self.since > SETTLED_S
+        training = (
+            state["phase"] == "training"
+            if "phase" in state
+            else self.since is not None and now - self.since > SETTLED_S
+        )
         if busy and training and used is not None:
             self.growth.add(now, used)
         return self.growth.per_hour()
@@ -202,8 +230,13 @@ class Links:
         found = []
         for name, moved in totals.items():
             if any(moved):
-                deltas = [new - old for new, old in zip(moved, before.get(name, (math.inf, math.inf)), strict=True)]
-                received, sent = (delta / (now - then) if delta >= 0 and now > then else None for delta in deltas)
+                deltas = [
+                    new - old
+                    for new, old in zip(moved, before.get(name, (math.inf, math.inf)), strict=True)
+                ]
+                received, sent = (
+                    delta / (now - then) if delta >= 0 and now > then else None for delta in deltas
+                )
                 found.append(Link(name, received, sent, self.speed(name)))
         return tuple(found)
 
@@ -212,7 +245,9 @@ class Links:
         adapter, _, port = name.partition(":")
         try:
             if port:  # "200 Gb/sec (4X HDR)"
-                text = (self.root / "sys/class/infiniband" / adapter / "ports" / port / "rate").read_text()
+                text = (
+                    self.root / "sys/class/infiniband" / adapter / "ports" / port / "rate"
+                ).read_text()
                 return float(text.split()[0]) * 1e9 / 8
             megabits = int((self.root / "sys/class/net" / name / "speed").read_text())
         except (OSError, ValueError, IndexError):

@@ -13,8 +13,16 @@ from monitor.phrases import NA, number, span
 
 INDENT = 12
 # Category of goodput -> the character that stands for it in the bar
-LETTERS = {"training": "=", "start-up": "s", "evaluation": "e", "checkpoint": "c", "data wait": "d", "lost work": "l",
-           "down": "_", "other": "."}
+LETTERS = {
+    "training": "=",
+    "start-up": "s",
+    "evaluation": "e",
+    "checkpoint": "c",
+    "data wait": "d",
+    "lost work": "l",
+    "down": "_",
+    "other": ".",
+}
 WELL = {"training": "green", "lost work": "red", "down": "red", "data wait": "yellow"}
 WELL_PHASES = ("Running", "Succeeded")
 STALE_S = 5.0  # what was seen longer ago than this is marked; of a cluster STALE_CLUSTER_S
@@ -53,25 +61,39 @@ def title(seen: Seen, style: Style, now: float, trouble: str) -> Text:
     limit = STALE_CLUSTER_S if seen.cluster else STALE_S
     old = f"{span(age)} old" + (f": {trouble}" if trouble else "") if age > limit or trouble else ""
     at = datetime.datetime.fromtimestamp(seen.now).strftime("%H:%M:%S")
-    text = Text().append(seen.run, "bold").append("  ").append(phrases.phase_words(seen), "bold cyan")
+    text = (
+        Text().append(seen.run, "bold").append("  ").append(phrases.phase_words(seen), "bold cyan")
+    )
     right = Text().append(old, "yellow").append("  " if old else "").append(at, "dim")
-    return text.append(" " * max(2, style.width - text.cell_len - right.cell_len)).append_text(right)
+    return text.append(" " * max(2, style.width - text.cell_len - right.cell_len)).append_text(
+        right
+    )
 
 
 def wrapped(label: Text, words: str, console: Console, width: int, style: str = "") -> list[Text]:
     """Words behind a label, on as many lines as they need."""
     inner = Text(words, style).wrap(console, max(20, width - label.cell_len))
     blank = Text(" " * label.cell_len)
-    return [Text().append_text(label if n == 0 else blank).append_text(each) for n, each in enumerate(inner)]
+    return [
+        Text().append_text(label if n == 0 else blank).append_text(each)
+        for n, each in enumerate(inner)
+    ]
 
 
 def faults(found: Sequence[Fault], console: Console, style: Style) -> Iterator[list[Text]]:
     """What is wrong: all of it; a line and the next command each; and of many the first three."""
+
     def full(fault: Fault) -> list[Text]:
         about = f"{fault.name} {fault.about}".strip()
-        said = wrapped(Text("WRONG  " if not fault.failing else "FAILS  ", "bold red"), f"{about}: {fault.text}",
-                       console, style.width)
-        return said + (wrapped(Text("  next ", "bold"), fault.next, console, style.width) if fault.next else [])
+        said = wrapped(
+            Text("WRONG  " if not fault.failing else "FAILS  ", "bold red"),
+            f"{about}: {fault.text}",
+            console,
+            style.width,
+        )
+        return said + (
+            wrapped(Text("  next ", "bold"), fault.next, console, style.width) if fault.next else []
+        )
 
     def short(fault: Fault) -> list[Text]:
         said = full(fault)
@@ -83,7 +105,8 @@ def faults(found: Sequence[Fault], console: Console, style: Style) -> Iterator[l
     rest = len(found) - 3
     if rest > 0:
         yield [each for fault in found[:3] for each in short(fault)] + [
-            Text(f"       and {rest} more; ONCE=1 make monitor lists all", "bold red")]
+            Text(f"       and {rest} more; ONCE=1 make monitor lists all", "bold red")
+        ]
 
 
 def verdict(said: str, found: Sequence[Fault], console: Console, style: Style) -> list[Text]:
@@ -96,6 +119,7 @@ def verdict(said: str, found: Sequence[Fault], console: Console, style: Style) -
 # The run
 # ---------------------------------------------------------------------------------------------------
 
+
 def run(seen: Seen, style: Style) -> Iterator[list[list[Text]]]:
     """Step with bar and end; loss; speed; where time went. Each with the ways to tell it."""
     p, plan = seen.progress, seen.expected
@@ -104,14 +128,29 @@ def run(seen: Seen, style: Style) -> Iterator[list[list[Text]]]:
     whole = f"{p.step:,}/{p.last_step:,}" if p.last_step else f"{p.step:,}"
     percent = f"{100 * p.step / p.last_step:5.1f}% " if p.last_step else ""
     left = phrases.eta_s(seen)
-    end = f"  {span(left)} to go, {phrases.clock(seen.now + left, seen.now)}" if left is not None else ""
+    end = (
+        f"  {span(left)} to go, {phrases.clock(seen.now + left, seen.now)}"
+        if left is not None
+        else ""
+    )
     room = style.width - INDENT - len(whole) - len(percent) - len(end) - 2
-    bar = style.bar(p.step / p.last_step, min(60, room), "green") if p.last_step and room >= 8 else Text()
+    bar = (
+        style.bar(p.step / p.last_step, min(60, room), "green")
+        if p.last_step and room >= 8
+        else Text()
+    )
     yield [[line("step", f"{whole} {percent}", bar, end)]]
     behind = f" at {p.val_step:,}" if p.val_step is not None else ""
     skipped = f"   skipped {p.skipped_steps}" if p.skipped_steps else ""
     again = f"   attempt {p.attempt + 1}" if p.attempt else ""
-    yield [[line("loss", f"{number(p.loss)}   validation {number(p.val_loss)}{behind}{skipped}{again}")]]
+    yield [
+        [
+            line(
+                "loss",
+                f"{number(p.loss)}   validation {number(p.val_loss)}{behind}{skipped}{again}",
+            )
+        ]
+    ]
     share = phrases.share_of_plan(seen)
     of_plan = ""
     if share is not None and plan.tokens_per_s is not None:
@@ -121,8 +160,14 @@ def run(seen: Seen, style: Style) -> Iterator[list[list[Text]]]:
     planned = f" of {plan.mfu_percent:.1f}%" if plan.mfu_percent is not None else ""
     each = "" if p.step_s is None else f"   {milliseconds(p.step_s)} a step"
     yield [[line("speed", f"{rate}{of_plan}   MFU {mfu}{planned}{each}")]]
-    memory = f"{number(p.mem_gib, '.2f')} GiB" + (f", {plan.memory_gib:.2f} by plan" if plan.memory_gib else "")
-    waits = "" if p.data_wait_fraction is None else f"   waits for data {100 * p.data_wait_fraction:.1f}%"
+    memory = f"{number(p.mem_gib, '.2f')} GiB" + (
+        f", {plan.memory_gib:.2f} by plan" if plan.memory_gib else ""
+    )
+    waits = (
+        ""
+        if p.data_wait_fraction is None
+        else f"   waits for data {100 * p.data_wait_fraction:.1f}%"
+    )
     yield [[line("process", f"{memory}{waits}")], []]
     yield list(goodput(seen, style))
     if p.checkpoint_step is not None or plan.checkpoint_bytes:
@@ -156,10 +201,15 @@ def milestones(seen: Seen, style: Style) -> Iterator[list[Text]]:
     found = phrases.marks(seen)
     said = [(mark, phrases.mark_words(mark, seen.now)) for mark in found]
     said = [(mark, text) for mark, text in said if text != NA]
-    yield [line("milestones" if n == 0 else " " * INDENT, f"{mark.name:>4} ", text)
-           for n, (mark, text) in enumerate(said)]
-    dates = [f"{mark.name} {'reached' if mark.at is None else phrases.clock(mark.at, seen.now)}"
-             for mark in found if mark.reached or mark.at is not None]
+    yield [
+        line("milestones" if n == 0 else " " * INDENT, f"{mark.name:>4} ", text)
+        for n, (mark, text) in enumerate(said)
+    ]
+    dates = [
+        f"{mark.name} {'reached' if mark.at is None else phrases.clock(mark.at, seen.now)}"
+        for mark in found
+        if mark.reached or mark.at is not None
+    ]
     yield [line("milestones", "   ".join(dates))] if dates else []
     yield []
 
@@ -168,27 +218,39 @@ def milestones(seen: Seen, style: Style) -> Iterator[list[Text]]:
 # Devices, network, disk
 # ---------------------------------------------------------------------------------------------------
 
+
 def gpus(seen: Seen, style: Style) -> Iterator[list[Text]]:
     """A line each, and what they took; several on a line; one for each node; one for all."""
     here = [(node, gpu) for node in seen.nodes for gpu in node.gpus]
     none = [node for node in seen.nodes if not node.gpus and node.gpus_why]
-    why = [line("GPUs" if n == 0 and not here else " " * INDENT,
-                f"{node_name(node, seen)}{NA}: {node.gpus_why}") for n, node in enumerate(none)]
+    why = [
+        line(
+            "GPUs" if n == 0 and not here else " " * INDENT,
+            f"{node_name(node, seen)}{NA}: {node.gpus_why}",
+        )
+        for n, node in enumerate(none)
+    ]
     if not here:
         yield why
         yield why[:1]
         return
     taken = [line("energy", words)] if (words := phrases.energy(seen, short=True)) else []
-    yield [labelled("GPUs", n, gpu_line(node, gpu, style)) for n, (node, gpu) in enumerate(here)] + why + taken
+    yield (
+        [labelled("GPUs", n, gpu_line(node, gpu, style)) for n, (node, gpu) in enumerate(here)]
+        + why
+        + taken
+    )
     cells = [gpu_cell(node, gpu, style) for node, gpu in here]
     wide = max(cell.cell_len for cell in cells) + 3
     columns = max(1, (style.width - INDENT) // wide)
-    rows = [cells[n:n + columns] for n in range(0, len(cells), columns)]
+    rows = [cells[n : n + columns] for n in range(0, len(cells), columns)]
     if columns > 1:
         yield [labelled("GPUs", n, joined(row, wide)) for n, row in enumerate(rows)] + why + taken
     by_node = [(node, node.gpus) for node in seen.nodes if node.gpus]
-    yield [labelled("GPUs", n, Text(f"{node_name(node, seen)}{summary(gpus, style)}"))
-           for n, (node, gpus) in enumerate(by_node)] + why[:1]
+    yield [
+        labelled("GPUs", n, Text(f"{node_name(node, seen)}{summary(gpus, style)}"))
+        for n, (node, gpus) in enumerate(by_node)
+    ] + why[:1]
     yield [line("GPUs", summary([gpu for _, gpu in here], style))]
 
 
@@ -224,21 +286,32 @@ def gpu_line(node: Node, gpu: Gpu, style: Style) -> Text:
     """'0/3  98% ████████░░  71/80 GiB   681/700 W   61°C  power cap'"""
     if gpu.lost:
         return Text(f"{called(node, gpu):<5} ").append("lost: it no longer answers", "bold red")
-    share = gpu.memory_gib / gpu.memory_total_gib if gpu.memory_gib is not None and gpu.memory_total_gib else None
+    share = (
+        gpu.memory_gib / gpu.memory_total_gib
+        if gpu.memory_gib is not None and gpu.memory_total_gib
+        else None
+    )
     room = 6 if style.width < 90 else 10
-    return (Text(f"{called(node, gpu):<5}{percent(gpu.utilisation_percent):>5} ").append_text(style.bar(share, room))
-            .append(f" {share_of(gpu.memory_gib, gpu.memory_total_gib):>7} GiB"
-                    f" {share_of(gpu.power_w, gpu.power_limit_w):>8} W {degrees(gpu, style):>5} ")
-            .append(phrases.reasons(gpu), "yellow"))
+    return (
+        Text(f"{called(node, gpu):<5}{percent(gpu.utilisation_percent):>5} ")
+        .append_text(style.bar(share, room))
+        .append(
+            f" {share_of(gpu.memory_gib, gpu.memory_total_gib):>7} GiB"
+            f" {share_of(gpu.power_w, gpu.power_limit_w):>8} W {degrees(gpu, style):>5} "
+        )
+        .append(phrases.reasons(gpu), "yellow")
+    )
 
 
 def gpu_cell(node: Node, gpu: Gpu, style: Style) -> Text:
     """The same in short: '0/3   98% 71/80G 681/700W 61°C power cap'"""
     if gpu.lost:
         return Text(f"{called(node, gpu):<5} ").append("lost", "bold red")
-    return (Text(f"{called(node, gpu):<5}{percent(gpu.utilisation_percent):>4} "
-                 f"{share_of(gpu.memory_gib, gpu.memory_total_gib)}G {share_of(gpu.power_w, gpu.power_limit_w)}W "
-                 f"{degrees(gpu, style)} ").append("!" if gpu.throttle else " ", "yellow"))
+    return Text(
+        f"{called(node, gpu):<5}{percent(gpu.utilisation_percent):>4} "
+        f"{share_of(gpu.memory_gib, gpu.memory_total_gib)}G {share_of(gpu.power_w, gpu.power_limit_w)}W "
+        f"{degrees(gpu, style)} "
+    ).append("!" if gpu.throttle else " ", "yellow")
 
 
 def share_of(value: float | None, most: float | None) -> str:
@@ -247,6 +320,7 @@ def share_of(value: float | None, most: float | None) -> str:
 
 def summary(gpus: Sequence[Gpu], style: Style) -> str:
     """'8 GPUs 97-99%  71-72/80 GiB  380-395/400 W  55-63°C  2 throttled'"""
+
     def between(values: list[float | None]) -> str:
         known = [value for value in values if value is not None]
         if not known:
@@ -255,11 +329,21 @@ def summary(gpus: Sequence[Gpu], style: Style) -> str:
         return low if low == high else f"{low}-{high}"
 
     used = between([gpu.utilisation_percent for gpu in gpus])
-    held = between([gpu.memory_gib for gpu in gpus]) + "/" + between([gpu.memory_total_gib for gpu in gpus])
-    drawn = between([gpu.power_w for gpu in gpus]) + "/" + between([gpu.power_limit_w for gpu in gpus])
+    held = (
+        between([gpu.memory_gib for gpu in gpus])
+        + "/"
+        + between([gpu.memory_total_gib for gpu in gpus])
+    )
+    drawn = (
+        between([gpu.power_w for gpu in gpus]) + "/" + between([gpu.power_limit_w for gpu in gpus])
+    )
     slow, lost = sum(bool(gpu.throttle) for gpu in gpus), sum(gpu.lost for gpu in gpus)
-    said = [f"{len(gpus)} GPU{'s' * (len(gpus) != 1)}  {used}%", f"{held} GiB", f"{drawn} W",
-            f"{between([gpu.temp_c for gpu in gpus])}{style.degrees}"]
+    said = [
+        f"{len(gpus)} GPU{'s' * (len(gpus) != 1)}  {used}%",
+        f"{held} GiB",
+        f"{drawn} W",
+        f"{between([gpu.temp_c for gpu in gpus])}{style.degrees}",
+    ]
     said += [f"{slow} throttled"] if slow else []
     said += [f"{lost} lost"] if lost else []
     return "  ".join(said)
@@ -271,16 +355,23 @@ def network(seen: Seen, style: Style) -> Iterator[list[Text]]:
     planned = [line(" " * INDENT, plan)] if plan else []
     for most in (3, 1):
         found = [(node, link) for node in seen.nodes for link in phrases.busy(node.links)[:most]]
-        yield [labelled("network", n, Text(f"{node_name(node, seen)}{link.name} {phrases.link_words(link)}"))
-               for n, (node, link) in enumerate(found)] + planned
+        yield [
+            labelled(
+                "network", n, Text(f"{node_name(node, seen)}{link.name} {phrases.link_words(link)}")
+            )
+            for n, (node, link) in enumerate(found)
+        ] + planned
     yield [line("network", plan)] if plan else []
 
 
 def storage(seen: Seen, style: Style) -> Iterator[list[Text]]:
     """Disk and memory of each node; of the first."""
-    rows = [f"{node_name(node, seen)}disk {phrases.disk(node, seen)}"
-            + (f"  memory {phrases.memory(node)}" if node.memory_bytes is not None else "") for node in seen.nodes
-            if node.disk_free_bytes is not None or node.memory_bytes is not None]
+    rows = [
+        f"{node_name(node, seen)}disk {phrases.disk(node, seen)}"
+        + (f"  memory {phrases.memory(node)}" if node.memory_bytes is not None else "")
+        for node in seen.nodes
+        if node.disk_free_bytes is not None or node.memory_bytes is not None
+    ]
     yield [labelled("machine", n, Text(row)) for n, row in enumerate(rows)]
     yield [labelled("machine", n, Text(row)) for n, row in enumerate(rows[:1])]
 
@@ -289,23 +380,39 @@ def storage(seen: Seen, style: Style) -> Iterator[list[Text]]:
 # Pods
 # ---------------------------------------------------------------------------------------------------
 
+
 def pods(seen: Seen, style: Style) -> Iterator[list[Text]]:
     """Each with its last line; each on a line; how many are in which phase."""
     there = seen.cluster
     if there is None:
         return
     job = line("job", f"{there.job_name} in {there.words}: {there.job}")
-    head = [Text(), job] + ([line(" " * INDENT, Text(there.problem, "yellow"))] if there.problem else [])
+    head = [Text(), job] + (
+        [line(" " * INDENT, Text(there.problem, "yellow"))] if there.problem else []
+    )
     rows = [pod_line(n, seen) for n in range(len(there.pods))]
-    said = [Text(f"{'':{INDENT}}  {text}", "dim") if (text := phrases.last_line(pod, seen.now)) else None
-            for pod in there.pods]
-    events = [line("events" if n == 0 else " " * INDENT, event) for n, event in enumerate(there.events[-4:])]
-    yield head + [each for pair in zip(rows, said, strict=True) for each in pair if each is not None] + events
+    said = [
+        Text(f"{'':{INDENT}}  {text}", "dim")
+        if (text := phrases.last_line(pod, seen.now))
+        else None
+        for pod in there.pods
+    ]
+    events = [
+        line("events" if n == 0 else " " * INDENT, event)
+        for n, event in enumerate(there.events[-4:])
+    ]
+    yield (
+        head
+        + [each for pair in zip(rows, said, strict=True) for each in pair if each is not None]
+        + events
+    )
     yield head + rows + events[-1:]
     yield head[1:] + rows
     well = [pod for pod in there.pods if pod.phase in WELL_PHASES]
     said_of = [f"{len(well)} of {there.wanted_pods} run"] if well else []
-    said_of += [f"{pod.index} {phrases.pod_state(pod, seen.now)}" for pod in there.pods if pod not in well]
+    said_of += [
+        f"{pod.index} {phrases.pod_state(pod, seen.now)}" for pod in there.pods if pod not in well
+    ]
     yield [*head[1:], line("pods", ", ".join(said_of) or "none yet")]
 
 
@@ -315,5 +422,9 @@ def pod_line(n: int, seen: Seen) -> Text:
     where = " ".join(filter(None, [pod.node, f"({pod.site})" if pod.site else ""])) or "no node yet"
     again = f"  {pod.restarts} restart{'s' * (pod.restarts != 1)}" if pod.restarts else ""
     well = pod.phase in WELL_PHASES
-    return line("pods" if n == 0 else " " * INDENT, f"{pod.index:>2}  ",
-                Text(phrases.pod_state(pod, seen.now), "" if well else "yellow"), f"  {where}{again}")
+    return line(
+        "pods" if n == 0 else " " * INDENT,
+        f"{pod.index:>2}  ",
+        Text(phrases.pod_state(pod, seen.now), "" if well else "yellow"),
+        f"  {where}{again}",
+    )

@@ -15,13 +15,20 @@ from record.status import OVER
 
 GIB, GB = 2.0**30, 1e9
 NA = "n/a"
-LATE, LATE_S = 2.0, 5.0  # steps come as long as the last is not older than so many times what one takes, and so much
+LATE, LATE_S = (
+    2.0,
+    5.0,
+)  # steps come as long as the last is not older than so many times what one takes, and so much
 # What a log may hold for a terminal, and no screen may hand on: colours and cursors, and all else that is no character
 SEQUENCES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
 CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 # Phase -> what it shows, where the phase itself is no word for people
-PHASES = {"data": "reading data", "model": "building the model", "rehearsing": "rehearsing a step",
-          "exchanging": "exchanging weights with other sites"}
+PHASES = {
+    "data": "reading data",
+    "model": "building the model",
+    "rehearsing": "rehearsing a step",
+    "exchanging": "exchanging weights with other sites",
+}
 
 
 def span(seconds: float) -> str:
@@ -65,6 +72,7 @@ def of(value: float | None, most: float | None, form: str = ".0f") -> str:
 # The run
 # ---------------------------------------------------------------------------------------------------
 
+
 @dataclasses.dataclass(frozen=True)
 class Phase:
     """What the run is at. words: for people; since: Unix seconds; usual_s: how long it takes as a rule, and most_s:
@@ -92,7 +100,9 @@ def phase(seen: Seen) -> Phase:
     if name in OVER:
         return Phase(name, since, over=over)
     if over and (seen.cluster or first.at_work is False):
-        return Phase(f"killed while {name}", moment(first.status.get("heartbeat")) or since, over=True)
+        return Phase(
+            f"killed while {name}", moment(first.status.get("heartbeat")) or since, over=True
+        )
     return Phase(PHASES.get(name, name), since, usual_s(seen, name), most_s(seen, name))
 
 
@@ -108,7 +118,10 @@ def of_job(seen: Seen) -> Phase:
     if seen.cluster is None:
         return Phase("not begun")
     there = seen.cluster
-    return Phase(there.job or NA, over=bool(there.ended) or (there.asked is not None and not there.wanted_pods))
+    return Phase(
+        there.job or NA,
+        over=bool(there.ended) or (there.asked is not None and not there.wanted_pods),
+    )
 
 
 def usual_s(seen: Seen, name: str) -> float | None:
@@ -169,7 +182,13 @@ def eta_s(seen: Seen) -> float | None:
     """Seconds to the last step, at the pace of the last steps; None where it is not known, and where nothing is left
     or at work."""
     p, each = seen.progress, step_s(seen)
-    if p is None or each is None or p.last_step is None or p.step >= p.last_step or phase(seen).over:
+    if (
+        p is None
+        or each is None
+        or p.last_step is None
+        or p.step >= p.last_step
+        or phase(seen).over
+    ):
         return None
     return (p.last_step - p.step) * each
 
@@ -187,7 +206,10 @@ def speed(seen: Seen) -> str:
         return NA
     share = share_of_plan(seen)
     return f"{p.tokens_per_s:,.0f} tokens/s" + (
-        f", {100 * share:.0f}% of the plan's {planned:,.0f}" if share is not None and planned else "")
+        f", {100 * share:.0f}% of the plan's {planned:,.0f}"
+        if share is not None and planned
+        else ""
+    )
 
 
 def goodput(seen: Seen) -> list[tuple[str, float]]:
@@ -196,8 +218,11 @@ def goodput(seen: Seen) -> list[tuple[str, float]]:
     total = sum(p.goodput.values()) if p else 0.0
     if p is None or total <= 0:
         return []
-    return [(name, p.goodput[key] / total) for key, name in CATEGORIES.items()
-            if p.goodput.get(key, 0.0) / total >= 0.0005]
+    return [
+        (name, p.goodput[key] / total)
+        for key, name in CATEGORIES.items()
+        if p.goodput.get(key, 0.0) / total >= 0.0005
+    ]
 
 
 def goodput_words(seen: Seen) -> str:
@@ -223,13 +248,19 @@ def marks(seen: Seen) -> list[Mark]:
     if "first checkpoint" in planned and p and p.checkpoint_step is None:
         found.append(Mark("first checkpoint", planned["first checkpoint"], None, False))
     if p is None or not p.last_step:
-        return found + [Mark(name, at, None, False) for name, at in planned.items() if name != "first checkpoint"]
+        return found + [
+            Mark(name, at, None, False)
+            for name, at in planned.items()
+            if name != "first checkpoint"
+        ]
     each = step_s(seen)
     for percent in MILESTONES:
         name, step = f"{percent}%", max(1, math.ceil(percent / 100 * p.last_step))
         reached = p.step >= step
         will = seen.now + (step - p.step) * each if each and not phase(seen).over else None
-        found.append(Mark(name, planned.get(name), p.reached.get(name) if reached else will, reached))
+        found.append(
+            Mark(name, planned.get(name), p.reached.get(name) if reached else will, reached)
+        )
     return found
 
 
@@ -254,26 +285,43 @@ def saved(seen: Seen) -> str:
     if p is None or p.checkpoint_step is None:
         return "none yet"
     ago = f", {span(seen.now - p.checkpoint_time)} ago" if p.checkpoint_time is not None else ""
-    return f"step {p.checkpoint_step:,}{ago}" + (f", {size(p.checkpoint_bytes)}" if p.checkpoint_bytes else "")
+    return f"step {p.checkpoint_step:,}{ago}" + (
+        f", {size(p.checkpoint_bytes)}" if p.checkpoint_bytes else ""
+    )
 
 
 def energy(seen: Seen, short: bool = False) -> str:
     """'12.3 kWh by the counters of 8 GPUs, since their sampler began at 14:05; about 4.5 kJ a step', which is a step's
     time at the power in training; in short '12.3 kWh since 14:05; about 4.5 kJ a step'; "" where neither is known."""
-    counted = [node for node in seen.nodes if node.energy_j is not None and node.energy_since is not None]
+    counted = [
+        node for node in seen.nodes if node.energy_j is not None and node.energy_since is not None
+    ]
     said = []
     if counted:
-        joules, gpus = sum(node.energy_j or 0.0 for node in counted), sum(len(node.gpus) for node in counted)
+        joules, gpus = (
+            sum(node.energy_j or 0.0 for node in counted),
+            sum(len(node.gpus) for node in counted),
+        )
         began = min(node.energy_since or 0.0 for node in counted)
-        part = f" on {len(counted)} of {len(seen.nodes)} nodes" if len(counted) < len(seen.nodes) else ""
+        part = (
+            f" on {len(counted)} of {len(seen.nodes)} nodes"
+            if len(counted) < len(seen.nodes)
+            else ""
+        )
         used = seen.progress.processes if seen.progress else None
-        more = f", of which the run has {used}" if used and gpus > used else ""  # the sampler was not told which
+        more = (
+            f", of which the run has {used}" if used and gpus > used else ""
+        )  # the sampler was not told which
         number_of = f"{gpus} GPU{'s' * (gpus != 1)}{part}{more}"
         by = f" by the counters of {number_of}, since their sampler began at"
         in_short = f" of {number_of}, since" if more else f"{part} since"
-        said.append(f"{figures(joules / 3.6e6, 3)} kWh{in_short if short else by} {clock(began, seen.now)}")
+        said.append(
+            f"{figures(joules / 3.6e6, 3)} kWh{in_short if short else by} {clock(began, seen.now)}"
+        )
     if (each := step_j(seen)) is not None:
-        said.append(f"about {f'{figures(each / 1000, 3)} kJ' if each >= 1000 else f'{figures(each, 3)} J'} a step")
+        said.append(
+            f"about {f'{figures(each / 1000, 3)} kJ' if each >= 1000 else f'{figures(each, 3)} J'} a step"
+        )
     return "; ".join(said)
 
 
@@ -293,6 +341,7 @@ def step_j(seen: Seen) -> float | None:
 # Devices, network, pods
 # ---------------------------------------------------------------------------------------------------
 
+
 def reasons(gpu: Gpu) -> str:
     """Why its clocks are low: 'power cap, sw thermal'"""
     return ", ".join(reason.replace("_", " ") for reason in gpu.throttle)
@@ -301,7 +350,11 @@ def reasons(gpu: Gpu) -> str:
 def need_bytes_per_s(seen: Seen) -> float | None:
     """What the plan's steps send through the link between nodes."""
     plan = seen.expected
-    return plan.bytes_per_step / plan.step_s if plan.bytes_per_step is not None and plan.step_s else None
+    return (
+        plan.bytes_per_step / plan.step_s
+        if plan.bytes_per_step is not None and plan.step_s
+        else None
+    )
 
 
 def planned_network(seen: Seen) -> str:
@@ -311,7 +364,8 @@ def planned_network(seen: Seen) -> str:
         return ""
     each_s = f", {rate(need)}" if need is not None else ""
     return f"the plan sends {size(seen.expected.bytes_per_step)} a step{each_s}" + (
-        f", through {rate(has)}" if has is not None else "")
+        f", through {rate(has)}" if has is not None else ""
+    )
 
 
 def rate(bytes_per_s: float | None) -> str:
@@ -329,6 +383,7 @@ def link_words(link: Link) -> str:
 
 def busy(links: tuple[Link, ...]) -> list[Link]:
     """Those that carry anything, the busiest first; where none does, one of them."""
+
     def most(link: Link) -> float:
         return max(link.in_bytes_per_s or 0.0, link.out_bytes_per_s or 0.0)
 
@@ -356,7 +411,11 @@ def memory(node: Node) -> str:
 
 def pod_state(pod: Pod, now: float) -> str:
     """Its phase and what keeps it: 'Pending: finds no node: ...', 'pulling its image for 2:10'"""
-    if pod.pulling_since is not None and pod.pulled is None and pod.phase not in ("Running", "Succeeded", "Failed"):
+    if (
+        pod.pulling_since is not None
+        and pod.pulled is None
+        and pod.phase not in ("Running", "Succeeded", "Failed")
+    ):
         return f"pulling its image for {span(now - pod.pulling_since)}"
     return f"{pod.phase} ({pod.waiting})" if pod.waiting else pod.phase
 

@@ -23,31 +23,57 @@ from typing import Any
 from monitor import local
 from monitor.facts import Node, to_line
 from monitor.tail import Tail
-from settings.config import Config
 from record.run_paths import RunPaths
+from settings.config import Config
 from settings.declare import ROOT, SettingsError
 
 TELL_S, QUIET_S = 10.0, 30.0
 SETTLED_S = 300.0
 MOST_BYTES = 4096  # PIPE_BUF of Linux: what is not longer is written in one piece (pipe(7))
 LONGEST_WORDS = 300
-LOOK_S = 1.0       # how often it is seen that the script has gone
+LOOK_S = 1.0  # how often it is seen that the script has gone
 
 # In this order parts are left out of a line that would be too long: what it is called, and how.
 SHORTER: list[tuple[str, Callable[[Node], Node]]] = [
     ("names of GPUs but the first", lambda node: of_gpus(node, 1, name="")),
     ("links without much traffic", lambda node: dataclasses.replace(node, links=busiest(node, 2))),
-    ("goodput", lambda node: dataclasses.replace(
-        node, progress=node.progress and dataclasses.replace(node.progress, goodput={}))),
-    ("limits of GPUs but the first", lambda node: of_gpus(node, 1, memory_total_gib=None, power_limit_w=None,
-                                                              clock_max_mhz=None)),
-    ("most of the complaint", lambda node: dataclasses.replace(node, complaint=node.complaint[:80])),
+    (
+        "goodput",
+        lambda node: dataclasses.replace(
+            node, progress=node.progress and dataclasses.replace(node.progress, goodput={})
+        ),
+    ),
+    (
+        "limits of GPUs but the first",
+        lambda node: of_gpus(
+            node, 1, memory_total_gib=None, power_limit_w=None, clock_max_mhz=None
+        ),
+    ),
+    (
+        "most of the complaint",
+        lambda node: dataclasses.replace(node, complaint=node.complaint[:80]),
+    ),
     ("clocks of GPUs", lambda node: of_gpus(node, 0, clock_mhz=None, clock_max_mhz=None)),
-    ("the power of GPUs in training, but of the first", lambda node: of_gpus(node, 1, training_w=None)),
-    ("status but for its phase", lambda node: dataclasses.replace(node, status={
-        key: node.status[key] for key in ("phase", "since", "heartbeat", "host", "step") if key in node.status})),
+    (
+        "the power of GPUs in training, but of the first",
+        lambda node: of_gpus(node, 1, training_w=None),
+    ),
+    (
+        "status but for its phase",
+        lambda node: dataclasses.replace(
+            node,
+            status={
+                key: node.status[key]
+                for key in ("phase", "since", "heartbeat", "host", "step")
+                if key in node.status
+            },
+        ),
+    ),
     ("complaint", lambda node: dataclasses.replace(node, complaint="")),
-    ("GPUs", lambda node: dataclasses.replace(node, gpus=(), gpus_why="they do not fit into a line")),
+    (
+        "GPUs",
+        lambda node: dataclasses.replace(node, gpus=(), gpus_why="they do not fit into a line"),
+    ),
     ("links", lambda node: dataclasses.replace(node, links=())),
 ]
 
@@ -69,17 +95,25 @@ def line_of(node: Node) -> str:
 
 def of_gpus(node: Node, first: int, **values: Any) -> Node:
     """The node with other values for the GPUs from one on."""
-    return dataclasses.replace(node, gpus=node.gpus[:first] + tuple(
-        dataclasses.replace(gpu, **values) for gpu in node.gpus[first:]))
+    return dataclasses.replace(
+        node,
+        gpus=node.gpus[:first]
+        + tuple(dataclasses.replace(gpu, **values) for gpu in node.gpus[first:]),
+    )
 
 
 def busiest(node: Node, most: int) -> Any:
     """The links through which most goes."""
-    return tuple(sorted(node.links, key=lambda link: -(link.in_bytes_per_s or 0) - (link.out_bytes_per_s or 0))[:most])
+    return tuple(
+        sorted(
+            node.links, key=lambda link: -(link.in_bytes_per_s or 0) - (link.out_bytes_per_s or 0)
+        )[:most]
+    )
 
 
 def rounded(node: Node) -> Node:
     """To five digits, and to a tenth of what is larger than 10,000, as times are; None for what is not finite."""
+
     def of(value: Any) -> Any:
         if isinstance(value, float):
             if not math.isfinite(value):
@@ -87,8 +121,13 @@ def rounded(node: Node) -> Node:
             value = round(value, 1) if abs(value) >= 1e4 else float(f"{value:.5g}")
             return int(value) if value.is_integer() else value
         if dataclasses.is_dataclass(value):
-            return dataclasses.replace(value, **{field.name: of(getattr(value, field.name))  # type: ignore[type-var]
-                                                 for field in dataclasses.fields(value)})
+            return dataclasses.replace(
+                value,
+                **{
+                    field.name: of(getattr(value, field.name))  # type: ignore[type-var]
+                    for field in dataclasses.fields(value)
+                },
+            )
         if isinstance(value, dict):
             return {key: of(each) for key, each in value.items()}
         return tuple(map(of, value)) if isinstance(value, tuple | list) else value
@@ -132,8 +171,10 @@ class Teller:
         """Say in a line what went wrong and where, and no second time as long as it does."""
         where = traceback.extract_tb(error.__traceback__)[-1]
         words = " ".join(f"{type(error).__name__}: {error}".split())[:LONGEST_WORDS]
-        said = f"teller: nothing is told of this node as long as looking at it fails: {words} " \
+        said = (
+            f"teller: nothing is told of this node as long as looking at it fails: {words} "
             f"({os.path.basename(where.filename)}:{where.lineno})\n"
+        )
         if said != self.failed:
             self.failed = said
             with contextlib.suppress(OSError):

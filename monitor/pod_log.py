@@ -16,12 +16,14 @@ from k8s.cluster import log_lines
 from monitor.facts import Node, Pod, Progress, of_line
 from record.pod_line import POD_LINE
 
-KEPT = 12           # last lines of a pod
-SILENT_S = 60.0     # without a word of the teller, while the trainer speaks: it is gone
+KEPT = 12  # last lines of a pod
+SILENT_S = 60.0  # without a word of the teller, while the trainer speaks: it is gone
 STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:(\.\d{1,6})\d*)?(Z|[+-]\d\d:\d\d)(?: |$)")
 STEP = re.compile(r"(?:^|\s)step=(\d+)/(\d+) (?=.*\w+=)")
 NUMBER = re.compile(r"(\w+)=(-?\d\S*)")
-NO_WONDER = re.compile(r"is waiting to start|\(NotFound\)|not found$|is terminated$")  # it has not begun, or just left
+NO_WONDER = re.compile(
+    r"is waiting to start|\(NotFound\)|not found$|is terminated$"
+)  # it has not begun, or just left
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +52,7 @@ def parted(text: str, pods: Collection[str]) -> tuple[dict[str, list[Line]], lis
     for line in text.split("\n"):
         head = re.match(r"\[pod/([^/\]]+)/[^\]]+\] ?", line)
         if head and head[1] in pods:
-            found.setdefault(head[1], []).append(stamped(line[head.end():]))
+            found.setdefault(head[1], []).append(stamped(line[head.end() :]))
         elif line.startswith("error: ") and not NO_WONDER.search(line):
             complaints.append(line.removeprefix("error: "))
     return found, complaints
@@ -60,8 +62,10 @@ def stamped(line: str) -> Line:
     """A line without the time that stands in front of it."""
     if not (found := STAMP.match(line)):
         return Line(None, line)
-    moment = datetime.datetime.fromisoformat(found[1] + (found[2] or "") + found[3].replace("Z", "+00:00"))
-    return Line(moment.timestamp(), line[found.end():])
+    moment = datetime.datetime.fromisoformat(
+        found[1] + (found[2] or "") + found[3].replace("Z", "+00:00")
+    )
+    return Line(moment.timestamp(), line[found.end() :])
 
 
 def speech_of(pod: Pod, found: Sequence[Line], before: Speech, runs: bool) -> Speech:
@@ -71,7 +75,12 @@ def speech_of(pod: Pod, found: Sequence[Line], before: Speech, runs: bool) -> Sp
     rest = [line for line in found if POD_LINE not in line.text and line.text.strip()]
     newest = next((line.time for line in reversed(rest) if line.time is not None), None)
     node = said[-1] if said else None
-    if node is None and before.told and before.node and (newest is None or newest - before.node.time < SILENT_S):
+    if (
+        node is None
+        and before.told
+        and before.node
+        and (newest is None or newest - before.node.time < SILENT_S)
+    ):
         node = before.node
     told = node is not None
     node = node or of_console(pod, rest)
@@ -90,16 +99,33 @@ def of_console(pod: Pod, found: Sequence[Line]) -> Node | None:
     trained = [each for each in numbers if "step_ms" in each]
     latest: Mapping[str, float] = trained[-1] if trained else {}
     took = [each["step_ms"] / 1000 for each in trained]
-    evaluated = [(int(step[1]), each["val_loss"]) for (_, step), each in zip(steps, numbers, strict=True)
-                 if "val_loss" in each]
+    evaluated = [
+        (int(step[1]), each["val_loss"])
+        for (_, step), each in zip(steps, numbers, strict=True)
+        if "val_loss" in each
+    ]
     complaints = [*log_lines.complaints_of(line.text for line in found)]
     progress = Progress(
-        int(at[1]), int(latest.get("tokens", 0)), int(at[2]), step_time=last.time, loss=latest.get("loss"),
+        int(at[1]),
+        int(latest.get("tokens", 0)),
+        int(at[2]),
+        step_time=last.time,
+        loss=latest.get("loss"),
         step_s=statistics.median(took) if took else None,
-        tokens_per_s=latest.get("tokens_per_s"), mfu_percent=latest.get("mfu"), mem_gib=latest.get("mem_gib"),
-        val_loss=evaluated[-1][1] if evaluated else None, val_step=evaluated[-1][0] if evaluated else None)
-    return Node(pod.index, pod.name, last.time or 0.0, progress=progress, gpus_why="its image tells nothing of them",
-                complaint=complaints[-1].strip() if complaints else "")
+        tokens_per_s=latest.get("tokens_per_s"),
+        mfu_percent=latest.get("mfu"),
+        mem_gib=latest.get("mem_gib"),
+        val_loss=evaluated[-1][1] if evaluated else None,
+        val_step=evaluated[-1][0] if evaluated else None,
+    )
+    return Node(
+        pod.index,
+        pod.name,
+        last.time or 0.0,
+        progress=progress,
+        gpus_why="its image tells nothing of them",
+        complaint=complaints[-1].strip() if complaints else "",
+    )
 
 
 def values(text: str) -> dict[str, float]:
@@ -117,5 +143,9 @@ def with_speech(pod: Pod, speech: Speech) -> Pod:
     """The pod with its last lines."""
     if not speech.lines:
         return pod
-    return dataclasses.replace(pod, last_line=speech.lines[-1].text, last_line_time=speech.lines[-1].time,
-                               lines=tuple(line.text for line in speech.lines))
+    return dataclasses.replace(
+        pod,
+        last_line=speech.lines[-1].text,
+        last_line_time=speech.lines[-1].time,
+        lines=tuple(line.text for line in speech.lines),
+    )

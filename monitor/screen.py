@@ -14,9 +14,9 @@ from rich.text import Text
 
 from monitor import panels
 from monitor.facts import Fault, Seen
-from monitor.snapshot import SURROGATES
 from monitor.panels import Style
 from monitor.phrases import CONTROLS
+from monitor.snapshot import SURROGATES
 
 WIDE = 160  # columns from which on the run and its devices stand side by side
 GAP = 3
@@ -41,9 +41,9 @@ class Screen:
     seen: Seen
     faults: Sequence[Fault]
     verdict: str = ""
-    trouble: str = ""       # why the last look brought nothing
+    trouble: str = ""  # why the last look brought nothing
     remarks: Sequence[str] = ()  # on ALERT_CMD
-    fills: bool = True      # it must not be higher than the terminal
+    fills: bool = True  # it must not be higher than the terminal
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         style = Style(options.max_width, options.ascii_only)
@@ -54,24 +54,40 @@ class Screen:
 def drawn(screen: Screen, console: Console, style: Style, height: int, now: float) -> list[Text]:
     """The lines, at most so many."""
     seen, faults = screen.seen, screen.faults
-    first = [Block([[panels.title(seen, style, now, screen.trouble)]]),
-             Block(list(panels.faults(faults, console, style))),
-             Block([panels.verdict(screen.verdict, faults, console, style)]),
-             Block([[panels.line("alert", Text(remark, "yellow")) for remark in screen.remarks]]),
-             Block([[Text()], []])]
+    first = [
+        Block([[panels.title(seen, style, now, screen.trouble)]]),
+        Block(list(panels.faults(faults, console, style))),
+        Block([panels.verdict(screen.verdict, faults, console, style)]),
+        Block([[panels.line("alert", Text(remark, "yellow")) for remark in screen.remarks]]),
+        Block([[Text()], []]),
+    ]
     wide = style.width >= WIDE
     inner = dataclasses.replace(style, width=(style.width - GAP) // 2) if wide else style
     run = [Block(ways) for ways in panels.run(seen, inner)]
     marks = Block(list(panels.milestones(seen, inner)))
-    devices = [Block(list(panels.gpus(seen, inner))), Block(list(panels.network(seen, inner))),
-               Block(list(panels.storage(seen, inner)))]
+    devices = [
+        Block(list(panels.gpus(seen, inner))),
+        Block(list(panels.network(seen, inner))),
+        Block(list(panels.storage(seen, inner))),
+    ]
     pods = [Block(list(panels.pods(seen, style if wide else inner)))]
     left, right, below = [*run, marks], devices, pods
-    giving = [*pods, devices[1], devices[2], devices[0], marks, first[-1], *run, first[1]]  # in turn, the first first
+    giving = [
+        *pods,
+        devices[1],
+        devices[2],
+        devices[0],
+        marks,
+        first[-1],
+        *run,
+        first[1],
+    ]  # in turn, the first first
 
     def high() -> int:
         sides = (sum(len(block.lines) for block in side) for side in (left, right))
-        return sum(len(block.lines) for block in [*first, *below]) + (max(sides) if wide else sum(sides))
+        return sum(len(block.lines) for block in [*first, *below]) + (
+            max(sides) if wide else sum(sides)
+        )
 
     for way in range(1, max(len(block.ways) for block in giving)):
         for block in giving:

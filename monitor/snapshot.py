@@ -11,20 +11,26 @@ from collections.abc import Iterable
 from statistics import median
 
 from monitor.facts import Gpu, Node, Pod, Seen
-from settings.config import Config
 from record.reader import duration
+from settings.config import Config
 from train.distributed.registry import WAITING
 
 OVER_WELL = ("done", "stopped")
-SURROGATES = re.compile("[\ud800-\udfff]")  # halves of characters, which JSON can tell and nothing can print
-SETTLED_STEPS, SETTLED_S = 10, 30.0  # of an attempt, and since it could train, before its pace is judged
-STALE_S = 60.0    # readings of GPUs that are older say nothing of now
+SURROGATES = re.compile(
+    "[\ud800-\udfff]"
+)  # halves of characters, which JSON can tell and nothing can print
+SETTLED_STEPS, SETTLED_S = (
+    10,
+    30.0,
+)  # of an attempt, and since it could train, before its pace is judged
+STALE_S = 60.0  # readings of GPUs that are older say nothing of now
 OWN_MEMORY = 0.1  # of the fullest GPU's memory: one with less is not of this run
 
 
 # ---------------------------------------------------------------------------------------------------
 # How far it is
 # ---------------------------------------------------------------------------------------------------
+
 
 def doing(seen: Seen) -> str:
     """What the run is at: its phase, with "waiting for peers" for each of these; else what the job's script is at."""
@@ -52,13 +58,18 @@ def in_phase_s(seen: Seen) -> float | None:
 def is_over_well(seen: Seen) -> bool:
     """Done, or stopped by somebody; the script may still draw its plots."""
     ended = seen.progress.end_reason if seen.progress else ""
-    return seen.phase in OVER_WELL or (not seen.phase and ended in OVER_WELL) or bool(
-        seen.cluster and seen.cluster.ended == "Complete")
+    return (
+        seen.phase in OVER_WELL
+        or (not seen.phase and ended in OVER_WELL)
+        or bool(seen.cluster and seen.cluster.ended == "Complete")
+    )
 
 
 def is_gone(seen: Seen) -> bool:
     """Nobody is at work on the run: no process here, or a Job that has failed."""
-    return bool(seen.first and seen.first.at_work is False) or bool(seen.cluster and seen.cluster.ended == "Failed")
+    return bool(seen.first and seen.first.at_work is False) or bool(
+        seen.cluster and seen.cluster.ended == "Failed"
+    )
 
 
 def trains(seen: Seen) -> bool:
@@ -89,7 +100,9 @@ def no_step_s(seen: Seen) -> float | None:
 def stands_still(seen: Seen, c: Config) -> bool:
     """No step for so long that it is no slow one (HANG_FACTOR, HANG_S)."""
     waited, usual = no_step_s(seen), step_s(seen)
-    return waited is not None and usual is not None and waited > max(c.hang_factor * usual, c.hang_s)
+    return (
+        waited is not None and usual is not None and waited > max(c.hang_factor * usual, c.hang_s)
+    )
 
 
 def is_stepping(seen: Seen, c: Config) -> bool:
@@ -100,7 +113,11 @@ def is_stepping(seen: Seen, c: Config) -> bool:
 def begun(seen: Seen) -> bool:
     """Whether this attempt has made a step."""
     p = seen.progress
-    return bool(p and p.step_time is not None and (p.attempt_started is None or p.step_time >= p.attempt_started))
+    return bool(
+        p
+        and p.step_time is not None
+        and (p.attempt_started is None or p.step_time >= p.attempt_started)
+    )
 
 
 def left_s(seen: Seen) -> float | None:
@@ -133,15 +150,27 @@ def is_settled(seen: Seen) -> bool:
 # Who takes part
 # ---------------------------------------------------------------------------------------------------
 
+
 def pod_of(seen: Seen, number: int) -> Pod | None:
-    return next((pod for pod in seen.cluster.pods if pod.index == number), None) if seen.cluster else None
+    return (
+        next((pod for pod in seen.cluster.pods if pod.index == number), None)
+        if seen.cluster
+        else None
+    )
 
 
 def named(seen: Seen, node: Node) -> str:
     """'node 2 (gpu-c, site ucsd)'"""
     pod = pod_of(seen, node.node)
-    where = [pod.node or node.host if pod else node.host, f"site {pod.site}" if pod and pod.site else ""]
-    return f"node {node.node} ({', '.join(filter(None, where))})" if any(where) else f"node {node.node}"
+    where = [
+        pod.node or node.host if pod else node.host,
+        f"site {pod.site}" if pod and pod.site else "",
+    ]
+    return (
+        f"node {node.node} ({', '.join(filter(None, where))})"
+        if any(where)
+        else f"node {node.node}"
+    )
 
 
 def own_gpus(node: Node) -> list[Gpu]:
@@ -153,7 +182,9 @@ def own_gpus(node: Node) -> list[Gpu]:
     most = max((gpu.memory_gib for gpu in there if gpu.memory_gib is not None), default=0.0)
     there = [gpu for gpu in there if gpu.memory_gib is None or gpu.memory_gib >= OWN_MEMORY * most]
     processes = (node.progress.processes if node.progress else None) or len(there)
-    own = sorted(there, key=lambda gpu: gpu.memory_gib if gpu.memory_gib is not None else math.inf)[-processes:]
+    own = sorted(there, key=lambda gpu: gpu.memory_gib if gpu.memory_gib is not None else math.inf)[
+        -processes:
+    ]
     return [gpu for gpu in there if gpu in own]
 
 
@@ -170,6 +201,7 @@ def middle(values: Iterable[float | None]) -> float | None:
 # ---------------------------------------------------------------------------------------------------
 # Words
 # ---------------------------------------------------------------------------------------------------
+
 
 def make(seen: Seen, target: str, **settings: object) -> str:
     """'make logs ONLY=errors RUN_NAME=big WHERE=cluster': a command about this run, wherever the settings point."""
@@ -192,7 +224,11 @@ def restart(seen: Seen, **settings: object) -> str:
     saved = p.checkpoint_step if p else None
     if p and saved and p.last_step and saved >= p.last_step:
         return f"{make(seen, 'restart', **settings)} does what is left: the last evaluation and the sample"
-    onward = f"goes on from step {saved:,}" if saved else "goes on from its last checkpoint, if there is one"
+    onward = (
+        f"goes on from step {saved:,}"
+        if saved
+        else "goes on from its last checkpoint, if there is one"
+    )
     return f"{make(seen, 'restart', **settings)} {onward}"
 
 
@@ -213,7 +249,9 @@ def listed(names: Iterable[object], most: int = 4) -> str:
 
 def ago(seconds: float) -> str:
     """'45 s', '4:10', '1:02:03'"""
-    return f"{max(0.0, seconds):.0f} s" if seconds < 60 else duration(seconds)  # a clock may have been set back
+    return (
+        f"{max(0.0, seconds):.0f} s" if seconds < 60 else duration(seconds)
+    )  # a clock may have been set back
 
 
 def brief(seconds: float) -> str:
@@ -224,4 +262,4 @@ def brief(seconds: float) -> str:
 def said(line: str, most: int = 300) -> str:
     """A line of a log, without its clock, on one line and not too long."""
     line = " ".join(re.sub(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(,\d{3})? ", "", line).split())
-    return line if len(line) <= most else line[:most - 3] + "..."
+    return line if len(line) <= most else line[: most - 3] + "..."

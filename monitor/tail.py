@@ -26,16 +26,34 @@ from record.goodput import Books, number, phases
 from record.reader import GOES_BACK, SCHEMA
 
 MILESTONES = (10, 50, 100)  # per cent of a run's steps
-RECENT = 100              # steps of this attempt, without its first, over which rates and medians go
-SLICE_BYTES = 2**23       # of a long record, in a look
-LAST_BYTES = 2**23        # of its end, at once: 20,000 steps
+RECENT = 100  # steps of this attempt, without its first, over which rates and medians go
+SLICE_BYTES = 2**23  # of a long record, in a look
+LAST_BYTES = 2**23  # of its end, at once: 20,000 steps
 CHUNK_BYTES = 2**18
-MEMORY_ENOUGH = 11        # values of the memory (growth.py) at least: 5 minutes
-MEMORY_RISES = 3          # a single evaluation that needs more is no creeping
-MEMORY_FLAT = 0.01        # GiB an hour
+MEMORY_ENOUGH = 11  # values of the memory (growth.py) at least: 5 minutes
+MEMORY_RISES = 3  # a single evaluation that needs more is no creeping
+MEMORY_FLAT = 0.01  # GiB an hour
 # what is reckoned with, where a record has it; a text there is damage
-NUMBERS = frozenset({"mono_s", "attempt", "tokens", "loss", "step_ms", "tokens_per_s", "mfu", "data_wait_s", "mem_gib",
-                     "val_loss", "eval_s", "bytes", "world_size", "checkpoint_stall_s", "seconds", "stall_s"})
+NUMBERS = frozenset(
+    {
+        "mono_s",
+        "attempt",
+        "tokens",
+        "loss",
+        "step_ms",
+        "tokens_per_s",
+        "mfu",
+        "data_wait_s",
+        "mem_gib",
+        "val_loss",
+        "eval_s",
+        "bytes",
+        "world_size",
+        "checkpoint_stall_s",
+        "seconds",
+        "stall_s",
+    }
+)
 COUNTED = ("step", "skip", *GOES_BACK)  # records that mean nothing without the number of a step
 
 
@@ -64,7 +82,10 @@ class Tail:
         try:
             with open(self.path, "rb") as file:
                 found = os.fstat(file.fileno())
-                if (found.st_dev, found.st_ino) != self.identity or found.st_size < self.whole.position:
+                if (
+                    found.st_dev,
+                    found.st_ino,
+                ) != self.identity or found.st_size < self.whole.position:
                     self.begin((found.st_dev, found.st_ino))
                 if found.st_size > self.whole.position:
                     self.read(file, found.st_size)
@@ -96,10 +117,15 @@ class Reader:
 
     def __init__(self) -> None:
         self.position, self.bad, self.from_beginning = 0, 0, True
-        self.books, self.window, self.memory, self.course = Books(), Window(), peak_growth(), Course()
+        self.books, self.window, self.memory, self.course = (
+            Books(),
+            Window(),
+            peak_growth(),
+            Course(),
+        )
         self.last: Mapping[str, Any] = {}  # the last record
         self.rested_s = 0.0
-        self.facts = dict[str, Any]()      # those of Progress that single records tell
+        self.facts = dict[str, Any]()  # those of Progress that single records tell
 
     def begin_near_end(self, file: io.BufferedReader, size: int) -> None:
         """Of all the rest the first line only, which says when the run began."""
@@ -130,9 +156,17 @@ class Reader:
         before = self.last.get("attempt")
         if event in ("start", "resume") or not self.last or record.get("attempt", before) != before:
             began = record["time"] - sum(phases(record).values())
-            self.facts = {"started": began} | self.facts | {
-                "attempt_started": began, "ready": record["time"], "rollbacks": 0,
-                "processes": record.get("world_size"), "straggler": {}}
+            self.facts = (
+                {"started": began}
+                | self.facts
+                | {
+                    "attempt_started": began,
+                    "ready": record["time"],
+                    "rollbacks": 0,
+                    "processes": record.get("world_size"),
+                    "straggler": {},
+                }
+            )
             self.window.begin()
             self.memory = peak_growth()
         down = self.books.seconds["down"]
@@ -158,19 +192,26 @@ class Reader:
             if record.get("val_loss") is not None:
                 self.facts |= {"val_loss": record["val_loss"], "val_step": record.get("step")}
         elif event == "checkpoint":
-            self.facts |= {"checkpoint_step": record.get("step"), "checkpoint_time": record["time"],
-                           "checkpoint_bytes": record.get("bytes")}
+            self.facts |= {
+                "checkpoint_step": record.get("step"),
+                "checkpoint_time": record["time"],
+                "checkpoint_bytes": record.get("bytes"),
+            }
 
     def told(self) -> Progress:
         """What is known after the last record."""
         attempt = self.last.get("attempt")
         attempt = attempt if isinstance(attempt, int) else 0
-        return Progress(attempt=attempt, damaged_lines=self.bad or None,
-                        goodput=self.books.so_far().as_dict() if self.from_beginning else {},
-                        rested_s=self.rested_s or None if self.from_beginning else None,
-                        mem_gib_per_hour=self.memory.per_hour(),
-                        end_reason=str(self.last.get("reason", "")) if self.last["event"] == "end" else "",
-                        **self.facts, **self.window.told())
+        return Progress(
+            attempt=attempt,
+            damaged_lines=self.bad or None,
+            goodput=self.books.so_far().as_dict() if self.from_beginning else {},
+            rested_s=self.rested_s or None if self.from_beginning else None,
+            mem_gib_per_hour=self.memory.per_hour(),
+            end_reason=str(self.last.get("reason", "")) if self.last["event"] == "end" else "",
+            **self.facts,
+            **self.window.told(),
+        )
 
 
 class Window:
@@ -212,18 +253,29 @@ class Window:
         self.at |= {"step": record["step"], "tokens": record.get("tokens") or 0}
 
     def told(self) -> dict[str, Any]:
-        taken = [(r, number(r, "step_ms") / 1000) for r in self.steps if r["event"] == "step" and number(r, "step_ms")]
+        taken = [
+            (r, number(r, "step_ms") / 1000)
+            for r in self.steps
+            if r["event"] == "step" and number(r, "step_ms")
+        ]
         skips = [r for r in self.steps if r["event"] == "skip"]
         losses = [r["loss"] for r, _ in taken if r.get("loss") is not None]
         return self.at | {
-            "skipped_steps": len(skips), "nonfinite_steps": sum(r.get("reason") == "nonfinite" for r in skips),
-            "recent_steps": len(taken), "median_loss": median(losses) if losses else None,
+            "skipped_steps": len(skips),
+            "nonfinite_steps": sum(r.get("reason") == "nonfinite" for r in skips),
+            "recent_steps": len(taken),
+            "median_loss": median(losses) if losses else None,
             "step_s": median(s for _, s in taken) if taken else None,
-            "tokens_per_s": mean_of("tokens_per_s", taken), "mfu_percent": mean_of("mfu", taken),
-            "data_wait_fraction": mean_of("data_wait_s", taken, per_second=False), "mem_gib": self.mem_gib}
+            "tokens_per_s": mean_of("tokens_per_s", taken),
+            "mfu_percent": mean_of("mfu", taken),
+            "data_wait_fraction": mean_of("data_wait_s", taken, per_second=False),
+            "mem_gib": self.mem_gib,
+        }
 
 
-def mean_of(key: str, steps: list[tuple[dict[str, Any], float]], per_second: bool = True) -> float | None:
+def mean_of(
+    key: str, steps: list[tuple[dict[str, Any], float]], per_second: bool = True
+) -> float | None:
     """Of a rate its mean over the time of the steps that have one; of what is not per second, its sum by their time."""
     known = [(r[key], seconds) for r, seconds in steps if r.get(key) is not None]
     total = sum(value * seconds if per_second else value for value, seconds in known)
@@ -266,7 +318,9 @@ class Course:
 def parsed(lines: list[bytes]) -> list[dict[str, Any] | None]:
     """The record that each line holds; None where it holds none that this version can read."""
     try:
-        records = json.loads(b"[" + b",".join(lines) + b"]")  # at once takes half the time of one by one
+        records = json.loads(
+            b"[" + b",".join(lines) + b"]"
+        )  # at once takes half the time of one by one
     except ValueError:
         records = []
     if len(records) != len(lines):
@@ -284,16 +338,24 @@ def value_of(line: bytes) -> Any:
 def straggler_of(record: Mapping[str, Any]) -> dict[str, Any]:
     """Who a step names as slow (train/faults/straggler.py), with "step"; {} where it names none."""
     slow = record.get("straggler")
-    if isinstance(slow, dict) and isinstance(slow.get("rank"), int) and isinstance(slow.get("host"), str) and \
-            isinstance(slow.get("times"), int | float):
+    if (
+        isinstance(slow, dict)
+        and isinstance(slow.get("rank"), int)
+        and isinstance(slow.get("host"), str)
+        and isinstance(slow.get("times"), int | float)
+    ):
         return {**slow, "step": record["step"]}
     return {}
 
 
 def is_record(value: Any) -> bool:
     try:
-        return value["schema"] == SCHEMA and isinstance(value["event"], str) and math.isfinite(value["time"]) and (
-            value["event"] not in COUNTED or isinstance(value["step"], int)) and all(
-            isinstance(value[key], float | int | None) for key in NUMBERS & value.keys())
+        return (
+            value["schema"] == SCHEMA
+            and isinstance(value["event"], str)
+            and math.isfinite(value["time"])
+            and (value["event"] not in COUNTED or isinstance(value["step"], int))
+            and all(isinstance(value[key], float | int | None) for key in NUMBERS & value.keys())
+        )
     except (KeyError, TypeError, AttributeError):
         return False

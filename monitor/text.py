@@ -19,7 +19,10 @@ from monitor.phrases import NA, number, span
 def text(seen: Seen, faults: Sequence[Fault], verdict: str = "") -> str:
     """All of it, with a line end behind each line."""
     at = datetime.datetime.fromtimestamp(seen.now)
-    lines = [f"run: {seen.run}, preset {seen.preset}, seen {at:%Y-%m-%d %H:%M:%S}", *map(fault, faults)]
+    lines = [
+        f"run: {seen.run}, preset {seen.preset}, seen {at:%Y-%m-%d %H:%M:%S}",
+        *map(fault, faults),
+    ]
     if verdict:
         lines.append(f"verdict: {verdict}")
     lines += [f"phase: {phrases.phase_words(seen)}", *of_run(seen)]
@@ -31,7 +34,9 @@ def text(seen: Seen, faults: Sequence[Fault], verdict: str = "") -> str:
 
 def fault(found: Fault) -> str:
     about = f" {found.about}" if found.about else ""
-    return f"fault {found.name}{about}: {found.text}" + (f"; next: {found.next}" if found.next else "")
+    return f"fault {found.name}{about}: {found.text}" + (
+        f"; next: {found.next}" if found.next else ""
+    )
 
 
 def of_run(seen: Seen) -> Iterator[str]:
@@ -47,9 +52,13 @@ def of_run(seen: Seen) -> Iterator[str]:
         planned = f", the plan's {plan.mfu_percent:.1f}%" if plan.mfu_percent is not None else ""
         yield f"mfu: {NA if p.mfu_percent is None else f'{p.mfu_percent:.1f}%'}{planned}"
         yield f"step time: {NA if p.step_s is None else f'{1000 * p.step_s:,.1f} ms'}" + (
-            f", waiting for data {100 * p.data_wait_fraction:.1f}%" if p.data_wait_fraction is not None else "")
+            f", waiting for data {100 * p.data_wait_fraction:.1f}%"
+            if p.data_wait_fraction is not None
+            else ""
+        )
         yield f"memory of a process: {number(p.mem_gib, '.2f')} GiB at its peak" + (
-            f", the plan's {plan.memory_gib:.2f}" if plan.memory_gib is not None else "")
+            f", the plan's {plan.memory_gib:.2f}" if plan.memory_gib is not None else ""
+        )
         left = phrases.eta_s(seen)
         if left is not None:
             yield f"eta: {span(left)}, at {phrases.clock(seen.now + left, seen.now)}"
@@ -59,8 +68,10 @@ def of_run(seen: Seen) -> Iterator[str]:
             lines = "line" if p.damaged_lines == 1 else "lines"
             yield f"record: {p.damaged_lines:,} damaged {lines} in metrics.jsonl left out"
         if p.skipped_steps or p.rollbacks:
-            yield f"skipped: {p.skipped_steps} of the last steps, of which {p.nonfinite_steps} not finite; " \
+            yield (
+                f"skipped: {p.skipped_steps} of the last steps, of which {p.nonfinite_steps} not finite; "
                 f"{p.rollbacks} rollbacks"
+            )
     for mark in phrases.marks(seen):
         if (said := phrases.mark_words(mark, seen.now)) != NA:
             yield f"milestone {mark.name}: {said}"
@@ -93,11 +104,13 @@ def gpu(g: Gpu) -> str:
     if g.lost:
         return f"{g.name or 'a GPU'} is lost: it no longer answers"
     temperature = NA if g.temp_c is None else f"{g.temp_c:.0f} C"
-    return (f"{g.name + ', ' if g.name else ''}utilisation {number(g.utilisation_percent, '.0f')}"
-            f"{'' if g.utilisation_percent is None else '%'}, memory "
-            f"{phrases.of(g.memory_gib, g.memory_total_gib, '.1f')} GiB, power "
-            f"{phrases.of(g.power_w, g.power_limit_w)} W, {temperature}, throttled by "
-            f"{phrases.reasons(g) or 'nothing'}")
+    return (
+        f"{g.name + ', ' if g.name else ''}utilisation {number(g.utilisation_percent, '.0f')}"
+        f"{'' if g.utilisation_percent is None else '%'}, memory "
+        f"{phrases.of(g.memory_gib, g.memory_total_gib, '.1f')} GiB, power "
+        f"{phrases.of(g.power_w, g.power_limit_w)} W, {temperature}, throttled by "
+        f"{phrases.reasons(g) or 'nothing'}"
+    )
 
 
 def of_cluster(seen: Seen) -> Iterator[str]:
@@ -116,8 +129,10 @@ def of_cluster(seen: Seen) -> Iterator[str]:
 
 
 def pod(p: Pod, now: float) -> Iterator[str]:
-    yield f"pod {p.index}: {phrases.pod_state(p, now)}, node {p.node or NA}, site {p.site or NA}, restarts " \
+    yield (
+        f"pod {p.index}: {phrases.pod_state(p, now)}, node {p.node or NA}, site {p.site or NA}, restarts "
         f"{p.restarts}, {p.name}"
+    )
     if p.trouble:
         yield f"trouble {p.index}: {p.trouble}"
     if said := phrases.last_line(p, now):

@@ -12,8 +12,10 @@ from statistics import median
 from monitor.facts import Node, Progress
 
 READINGS = 300  # of a GPU, the last: 10 minutes of looks every 2 s, 2.5 hours of those every 30 s
-ENOUGH = 5      # of them at least
-PACE = 0.5      # steps came at their pace where they account for so much of the time between two of them
+ENOUGH = 5  # of them at least
+PACE = (
+    0.5  # steps came at their pace where they account for so much of the time between two of them
+)
 
 
 class Usual:
@@ -23,7 +25,9 @@ class Usual:
     def __init__(self) -> None:
         self.before: Progress | None = None
         self.read: dict[int, float] = {}  # node -> when its last readings were taken
-        self.waiting = deque[tuple[float, int, int, float]](maxlen=16 * READINGS)  # when, node, GPU, watts
+        self.waiting = deque[tuple[float, int, int, float]](
+            maxlen=16 * READINGS
+        )  # when, node, GPU, watts
         self.counted: dict[tuple[int, int], deque[float]] = {}
 
     def of(self, nodes: Iterable[Node]) -> tuple[Node, ...]:
@@ -33,9 +37,18 @@ class Usual:
         if first is None or first.progress is None:
             return nodes
         self.take(nodes, first.progress, first.status.get("phase") == "training")
-        return tuple(dataclasses.replace(node, gpus=tuple(
-            dataclasses.replace(gpu, training_w=self.watts(node.node, gpu.index)) if gpu.training_w is None else gpu
-            for gpu in node.gpus)) for node in nodes)
+        return tuple(
+            dataclasses.replace(
+                node,
+                gpus=tuple(
+                    dataclasses.replace(gpu, training_w=self.watts(node.node, gpu.index))
+                    if gpu.training_w is None
+                    else gpu
+                    for gpu in node.gpus
+                ),
+            )
+            for node in nodes
+        )
 
     def take(self, nodes: Iterable[Node], now: Progress, training: bool) -> None:
         before, self.before = self.before, now
@@ -45,9 +58,17 @@ class Usual:
         for node in nodes if training else ():
             if node.gpus_time is not None and node.gpus_time > self.read.get(node.node, 0.0):
                 self.read[node.node] = node.gpus_time
-                self.waiting += [(node.gpus_time, node.node, gpu.index, gpu.power_w) for gpu in node.gpus
-                                 if gpu.power_w is not None]
-        if before is None or before.step_time is None or now.step_time is None or now.step_time <= before.step_time:
+                self.waiting += [
+                    (node.gpus_time, node.node, gpu.index, gpu.power_w)
+                    for gpu in node.gpus
+                    if gpu.power_w is not None
+                ]
+        if (
+            before is None
+            or before.step_time is None
+            or now.step_time is None
+            or now.step_time <= before.step_time
+        ):
             return
         took = now.step_time - before.step_time
         paced = now.step_s is not None and (now.step - before.step) * now.step_s >= PACE * took

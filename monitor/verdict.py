@@ -9,15 +9,27 @@ import dataclasses
 from collections.abc import Iterable, Iterator
 
 from monitor.facts import Fault, Seen
-from monitor.snapshot import ago, all_gpus, at, is_gone, is_over_well, make, restart, slowness
 from monitor.rules.train_rules import data_hint
+from monitor.snapshot import ago, all_gpus, at, is_gone, is_over_well, make, restart, slowness
 from settings.config import Config
 
-ON_PLAN, BELOW_PLAN, FAILING, DONE, STOPPED, NO_PLAN = ("on plan", "below plan", "failing", "done", "stopped",
-                                                       "no plan to compare with")
-ROOMY = 0.5     # of a GPU's memory: with less in use a step may be larger
+ON_PLAN, BELOW_PLAN, FAILING, DONE, STOPPED, NO_PLAN = (
+    "on plan",
+    "below plan",
+    "failing",
+    "done",
+    "stopped",
+    "no plan to compare with",
+)
+ROOMY = 0.5  # of a GPU's memory: with less in use a step may be larger
 MOST_TRIES = 3
-HEAVY = {"killed", "crashed", "nccl", "hanging", "not-begun"}  # with these there is no pace to speak of
+HEAVY = {
+    "killed",
+    "crashed",
+    "nccl",
+    "hanging",
+    "not-begun",
+}  # with these there is no pace to speak of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,11 +62,18 @@ def verdict(seen: Seen, c: Config, faults: Iterable[Fault]) -> Verdict | None:
     if part is None:
         why = f" ({seen.expected.why})" if seen.expected.why else ""
         speed = f": {p.tokens_per_s:,.0f} tokens/s" if p.tokens_per_s is not None else ""
-        return Verdict(NO_PLAN, f"{NO_PLAN}{why}{speed} after {ago(trained_s(seen))} of training{wrong(faults)}")
+        return Verdict(
+            NO_PLAN,
+            f"{NO_PLAN}{why}{speed} after {ago(trained_s(seen))} of training{wrong(faults)}",
+        )
     if 100 * part >= c.slow_percent:
         return Verdict(ON_PLAN, f"on plan: {numbers(seen, part)}{wrong(faults)}")
     tries = list(dict.fromkeys(what_to_try(seen, c, faults)))[:MOST_TRIES]
-    advice = f"; try: {'; '.join(tries)}" if tries else f"; {make(seen, 'doctor', PROBE=1)} measures what is possible"
+    advice = (
+        f"; try: {'; '.join(tries)}"
+        if tries
+        else f"; {make(seen, 'doctor', PROBE=1)} measures what is possible"
+    )
     return Verdict(BELOW_PLAN, f"below plan: {numbers(seen, part)}{advice}")
 
 
@@ -86,7 +105,11 @@ def at_work_books(seen: Seen) -> dict[str, float]:
     """Category -> seconds, without start-up. Of a run here also without the time in which it was stopped because
     somebody wished so; a cluster's pods are told to stop where they lose their place."""
     p = seen.progress
-    books = {category: seconds for category, seconds in (p.goodput if p else {}).items() if category != "start_up"}
+    books = {
+        category: seconds
+        for category, seconds in (p.goodput if p else {}).items()
+        if category != "start_up"
+    }
     if p and "down" in books and seen.cluster is None:
         books["down"] = max(0.0, books["down"] - (p.rested_s or 0.0))
     return books
@@ -103,21 +126,37 @@ def numbers(seen: Seen, part: float) -> str:
     p, plan = seen.progress, seen.expected.tokens_per_s
     assert p and p.tokens_per_s is not None and plan
     mfu = f", {p.mfu_percent:.1f}% MFU" if p.mfu_percent is not None else ""
-    mfu += f" of {seen.expected.mfu_percent:.1f}%" if mfu and seen.expected.mfu_percent is not None else ""
+    mfu += (
+        f" of {seen.expected.mfu_percent:.1f}%"
+        if mfu and seen.expected.mfu_percent is not None
+        else ""
+    )
     share = f"steps have {100 * steps_part(seen):.0f}% of the time"
-    return (f"{p.tokens_per_s:,.0f} tokens/s, of {plan:,.0f} planned{mfu}; {share}, so that the run has "
-            f"{100 * part:.0f}% of the plan's pace, after {ago(trained_s(seen))} of training")
+    return (
+        f"{p.tokens_per_s:,.0f} tokens/s, of {plan:,.0f} planned{mfu}; {share}, so that the run has "
+        f"{100 * part:.0f}% of the plan's pace, after {ago(trained_s(seen))} of training"
+    )
 
 
 # ---------------------------------------------------------------------------------------------------
 # What to try
 # ---------------------------------------------------------------------------------------------------
 
+
 def what_to_try(seen: Seen, c: Config, faults: list[Fault]) -> Iterator[str]:
     """By cause, what is certain first: what rules have found, what the books show, and settings that cost speed."""
     named = {fault.name: fault for fault in faults}
-    for name in ("throttled-heat", "throttled-supply", "throttled-hardware", "throttled-power", "network", "straggler",
-                 "idle-gpu", "imbalance", "waits-for-data"):
+    for name in (
+        "throttled-heat",
+        "throttled-supply",
+        "throttled-hardware",
+        "throttled-power",
+        "network",
+        "straggler",
+        "idle-gpu",
+        "imbalance",
+        "waits-for-data",
+    ):
         if name in named:
             yield f"{named[name].text}: {named[name].next}"
     p = seen.progress
@@ -154,12 +193,15 @@ def by_books(seen: Seen, c: Config) -> Iterator[str]:
         return 100 * books.get(category, 0.0) / spent if spent else 0.0
 
     if share("evaluation") > c.overhead_percent and c.eval_every:
-        yield f"evaluations take {share('evaluation'):.0f}% of the time: " + \
-            restart(seen, EVAL_EVERY=2 * c.eval_every, EVAL_TOKENS=max(256, c.eval_tokens // 2))
+        yield f"evaluations take {share('evaluation'):.0f}% of the time: " + restart(
+            seen, EVAL_EVERY=2 * c.eval_every, EVAL_TOKENS=max(256, c.eval_tokens // 2)
+        )
     if share("checkpoint") > c.overhead_percent:
-        yield f"checkpoints take {share('checkpoint'):.0f}% of the time: " + \
-            restart(seen, SAVE_MINUTES=f"{2 * c.save_minutes:g}",
-                    **{"SAVE_EVERY": 2 * c.save_every} if c.save_every else {})
+        yield f"checkpoints take {share('checkpoint'):.0f}% of the time: " + restart(
+            seen,
+            SAVE_MINUTES=f"{2 * c.save_minutes:g}",
+            **{"SAVE_EVERY": 2 * c.save_every} if c.save_every else {},
+        )
     if share("lost_work") > c.overhead_percent or share("down") > c.overhead_percent:
         lost = share("lost_work") + share("down")
         yield f"{lost:.0f}% of the time was lost to crashes and restarts: {make(seen, 'logs', ONLY='errors')} shows why"
@@ -169,20 +211,25 @@ def by_books(seen: Seen, c: Config) -> Iterator[str]:
 # The end
 # ---------------------------------------------------------------------------------------------------
 
+
 def over(seen: Seen, c: Config) -> Verdict:
     """The last word on a run that is done, or was stopped."""
     p = seen.progress
     word = STOPPED if seen.phase == "stopped" or (p and p.end_reason == "stopped") else DONE
     parts = []
     if p and p.step:
-        parts.append(f"{p.step:,}{f' of {p.last_step:,}' if p.last_step else ''} steps, {p.tokens:,} tokens")
+        parts.append(
+            f"{p.step:,}{f' of {p.last_step:,}' if p.last_step else ''} steps, {p.tokens:,} tokens"
+        )
     if p and p.val_loss is not None:
         parts.append(f"validation loss {p.val_loss:.4f}")
     elif p and p.loss is not None:
         parts.append(f"loss {p.loss:.4f}")
     books = p.goodput if p else {}
     if spent := sum(books.values()):
-        parts.append(f"{100 * books.get('training', 0.0) / spent:.0f}% of {ago(spent)} was training")
+        parts.append(
+            f"{100 * books.get('training', 0.0) / spent:.0f}% of {ago(spent)} was training"
+        )
     part = pace(seen)
     if part is not None:
         ends = "on plan" if 100 * part >= c.slow_percent else "below plan"

@@ -10,11 +10,11 @@ from k8s.cluster.where import Place
 from monitor.facts import Expected, Fault, Seen
 from record import status
 from settings.config import Config
-from train.distributed.registry import WAITING
 from settings.declare import SettingsError
+from train.distributed.registry import WAITING
 
 CLUSTER_S = 10.0  # between two looks at a cluster, at least
-LEAVE_S = 2.0     # for a look that is under way to end
+LEAVE_S = 2.0  # for a look that is under way to end
 NO_RUN = 78
 ENDED_WELL = ("done", "stopped", "not begun")
 
@@ -25,8 +25,10 @@ class NoRun(Exception):
 
 def unreadable(error: PermissionError) -> str:
     """Which file or folder of a run this user may not look at, and what to do."""
-    return f"{error.filename} may not be read ({error.strerror}): run make monitor as its owner, or let this user " \
+    return (
+        f"{error.filename} may not be read ({error.strerror}): run make monitor as its owner, or let this user "
         "read its folder (chmod a+rx)"
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +47,13 @@ class View:
     @property
     def told(self) -> object:
         """What must be another for it to be told again."""
-        return self.phase, self.over, self.verdict, self.trouble, tuple(fault.key for fault in self.faults)
+        return (
+            self.phase,
+            self.over,
+            self.verdict,
+            self.trouble,
+            tuple(fault.key for fault in self.faults),
+        )
 
     @property
     def code(self) -> int:
@@ -70,7 +78,7 @@ class Watcher:
         self.began = time.time()
         self.view: View | None = None
         self.gone: NoRun | None = None  # why there is nothing to watch
-        self.told = threading.Event()   # something new to show
+        self.told = threading.Event()  # something new to show
         self.ended = threading.Event()
         self.thread = threading.Thread(target=self.work, name="look", daemon=True)
 
@@ -81,6 +89,7 @@ class Watcher:
         seen = look(self.began)
         faults, verdict, remarks = judge.judge(seen)
         from monitor.phrases import phase
+
         at = phase(seen)
         return View(seen, faults, verdict, (at.words, at.since), at.over, "", remarks)
 
@@ -142,6 +151,7 @@ class Watcher:
 # What is looked at
 # ---------------------------------------------------------------------------------------------------
 
+
 class Planned:
     """What the plan computes, reckoned anew only where what it stands on has changed. c: the run's own settings, with
     the monitor's as they are now."""
@@ -162,29 +172,44 @@ class Planned:
     def there(self, started: float | None, pods: int, sites: int, tunes: bool) -> Expected:
         return self.of((started, pods, sites, tunes), started, pods, sites, tunes)
 
-    def of(self, stands_on: object, started: float | None, pods: int = 0, sites: int = 1,
-           tunes: bool = False) -> Expected:
+    def of(
+        self,
+        stands_on: object,
+        started: float | None,
+        pods: int = 0,
+        sites: int = 1,
+        tunes: bool = False,
+    ) -> Expected:
         if stands_on != self.stands_on:
             self.found, self.stands_on = self.reckoned(started, pods, sites, tunes), stands_on
         return self.found
 
     def reckoned(self, started: float | None, pods: int, sites: int, tunes: bool) -> Expected:
         from monitor import expected
+
         place = self.place
         try:
-            run = expected.of_cluster(place, pods or None, sites, tunes) if place.cluster else \
-                expected.of_here(place.config, place.paths)
+            run = (
+                expected.of_cluster(place, pods or None, sites, tunes)
+                if place.cluster
+                else expected.of_here(place.config, place.paths)
+            )
             self.c = run.c
             found = expected.expected(run.c, run.fleet, started, run.why)
         except SettingsError as error:
             return Expected(why="; ".join(error.problems))
-        return found if place.cluster else dataclasses.replace(found, phases=tuple(expected.took(place.paths).items()))
+        return (
+            found
+            if place.cluster
+            else dataclasses.replace(found, phases=tuple(expected.took(place.paths).items()))
+        )
 
 
 def looking_here(place: Place, planned: Planned) -> Look:
     """Of a run of this machine. The look raises NoRun."""
     from monitor import local
     from monitor.tail import Tail
+
     paths = place.paths
     tail, between, known = Tail(paths.metrics), local.Between(paths), False
 
@@ -192,13 +217,18 @@ def looking_here(place: Place, planned: Planned) -> Look:
         nonlocal known
         there = paths.status.exists() or paths.metrics.exists() or status.has_job(paths)
         if not there:
-            raise NoRun(f"run {paths.name} is gone from {paths.folder.parent}: its folder was moved or deleted while "
-                        "it was watched" if known else
-                        f"there is no run {paths.name} in {paths.folder.parent}; make runs lists them")
+            raise NoRun(
+                f"run {paths.name} is gone from {paths.folder.parent}: its folder was moved or deleted while "
+                "it was watched"
+                if known
+                else f"there is no run {paths.name} in {paths.folder.parent}; make runs lists them"
+            )
         known = True
         node = local.look(planned.c, paths, tail, between)
         plan = planned.here(node.progress.started if node.progress else None)
-        return with_limit(Seen(time.time(), paths.name, planned.c.preset, (node,), None, plan, since), planned.c)
+        return with_limit(
+            Seen(time.time(), paths.name, planned.c.preset, (node,), None, plan, since), planned.c
+        )
 
     return look
 
@@ -207,13 +237,16 @@ def with_limit(seen: Seen, c: Config) -> Seen:
     """With how long the phase may take that the run is in, by the rules."""
     from monitor import snapshot
     from monitor.rules import run_rules
+
     name = snapshot.doing(seen)
     limit = run_rules.limit_s(name, seen, c)
     if name == WAITING:
         limit = 60 * c.peers_minutes, "PEERS_MINUTES"
     if limit is None:
         return seen
-    return dataclasses.replace(seen, expected=dataclasses.replace(seen.expected, limits=((name, limit[0]),)))
+    return dataclasses.replace(
+        seen, expected=dataclasses.replace(seen.expected, limits=((name, limit[0]),))
+    )
 
 
 def looking_there(place: Place, planned: Planned) -> Look:
@@ -222,6 +255,7 @@ def looking_there(place: Place, planned: Planned) -> Look:
     from k8s.cluster.target import no_job
     from monitor import cluster
     from monitor.usual import Usual
+
     watch, usual, known = cluster.Watch(place), Usual(), False
 
     def look(since: float) -> Seen:
@@ -236,7 +270,10 @@ def looking_there(place: Place, planned: Planned) -> Look:
         started = next((node.progress.started for node in nodes if node.progress), None)
         sites = len({pod.site for pod in there.pods if pod.site}) or 1
         plan = planned.there(started, there.wanted_pods, sites, there.tunes)
-        return with_limit(Seen(time.time(), place.paths.name, planned.c.preset, nodes, there, plan, since), planned.c)
+        return with_limit(
+            Seen(time.time(), place.paths.name, planned.c.preset, nodes, there, plan, since),
+            planned.c,
+        )
 
     return look
 
@@ -246,6 +283,7 @@ class Judge:
 
     def __init__(self, place: Place, planned: Planned):
         from monitor.alert import Alerts, command_of
+
         self.planned, self.remarks = planned, list[str]()
         self.alerts = Alerts(command_of(place.config), place.config, place.paths)
 
@@ -253,6 +291,7 @@ class Judge:
         """What is wrong, the verdict in words, and what is to be said of ALERT_CMD."""
         from monitor.rules import judge as rules
         from monitor.verdict import verdict
+
         faults = rules.judge(seen, self.planned.c)
         found = verdict(seen, self.planned.c, faults)
         self.remarks += self.alerts.look(seen, faults, found)
@@ -262,7 +301,9 @@ class Judge:
 def watcher_of(place: Place) -> Watcher:
     def make() -> tuple[Look, Judge]:
         planned = Planned(place)
-        return (looking_there if place.cluster else looking_here)(place, planned), Judge(place, planned)
+        return (looking_there if place.cluster else looking_here)(place, planned), Judge(
+            place, planned
+        )
 
     c = place.config
     return Watcher(make, max(CLUSTER_S, c.refresh_s) if place.cluster else c.refresh_s)

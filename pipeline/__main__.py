@@ -31,18 +31,26 @@ from pipeline.inputs import Problems, fingerprint_of
 from pipeline.stages import PROMPT, PYTHON, Stage, own_settings, stages_of
 from pipeline.state import State
 from record import status
-from settings.config import Config
 from record.durable import write_whole
-from train.generate.eval_run import NO_BUNDLE
-from train.distributed.signals import Stopped, end_with_parent
 from record.run_paths import RunPaths
-from settings.declare import ROOT, Resolved, SettingsError, declared_fields, environment, format_value, shown
 from record.status import RunFolderError, Status
+from settings.config import Config
+from settings.declare import (
+    ROOT,
+    Resolved,
+    SettingsError,
+    declared_fields,
+    environment,
+    format_value,
+    shown,
+)
+from train.distributed.signals import Stopped, end_with_parent
+from train.generate.eval_run import NO_BUNDLE
 
 BAD_SETTING, STOPPED, BAD_DATA = 64, 75, 78
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-DRAIN_S = 2.0    # for what a command said last; what it left behind may hold the pipe
-SPARE_S = 30.0   # beyond SHUTDOWN_TIMEOUT_S, for a stage of a pipeline that was killed to have saved
+DRAIN_S = 2.0  # for what a command said last; what it left behind may hold the pipe
+SPARE_S = 30.0  # beyond SHUTDOWN_TIMEOUT_S, for a stage of a pipeline that was killed to have saved
 log = logging.getLogger(__name__)
 
 
@@ -54,7 +62,9 @@ class Asked:
         self.name, self.at_work = "", False
         self.child: subprocess.Popen[bytes] | None = None
         for number in SIGNALS:
-            if signal.getsignal(number) is not signal.SIG_IGN:  # a detached one is to outlive its terminal
+            if (
+                signal.getsignal(number) is not signal.SIG_IGN
+            ):  # a detached one is to outlive its terminal
                 signal.signal(number, self.handle)
 
     def handle(self, number: int, frame: FrameType | None) -> None:
@@ -101,8 +111,12 @@ def main() -> int:
         log.error("%s", error)
         return BAD_DATA
     except OSError as error:
-        log.error("%s: cannot be read or written (%s); make room, mend its permissions, or choose another DATA_DIR or "
-                  "RUNS_DIR", error.filename or "a disk of DATA_DIR or RUNS_DIR", error.strerror or error)
+        log.error(
+            "%s: cannot be read or written (%s); make room, mend its permissions, or choose another DATA_DIR or "
+            "RUNS_DIR",
+            error.filename or "a disk of DATA_DIR or RUNS_DIR",
+            error.strerror or error,
+        )
         return BAD_DATA
     except Stopped as stop:
         log.info("stopped by %s before the first stage; the same command begins again", stop)
@@ -119,15 +133,27 @@ def check_and_run(asked: Asked) -> int:
     configs = inputs.configs_of(stages, problems)
     for line in [*resolved.remarks, *inputs.look_round(c, stages, configs, state, core, problems)]:
         log.info("%s", line)
-    ready = None if problems else inputs.verify(c, stages, configs, state, paths.folder, core, problems)
+    ready = (
+        None if problems else inputs.verify(c, stages, configs, state, paths.folder, core, problems)
+    )
     if problems or not ready:
         log.error("%s", problems.text())
         return problems.code
     stages = stages_of(c, ready.prompts, core)
     if c.detach:
         return detached(job, paths)
-    run = Run(c, stages, state, paths, Status(paths.status, True, run=paths.name, host=socket.gethostname(),
-                                              last_step=len(stages)), asked, job, typed(resolved))
+    run = Run(
+        c,
+        stages,
+        state,
+        paths,
+        Status(
+            paths.status, True, run=paths.name, host=socket.gethostname(), last_step=len(stages)
+        ),
+        asked,
+        job,
+        typed(resolved),
+    )
     try:
         asked.at_work = True
         return run_all(run, ready)
@@ -146,11 +172,15 @@ def hold(paths: RunPaths) -> IO[str]:
         job.write(f"pid {os.getpid()} on {socket.gethostname()}: checking inputs")
         job.flush()
     except BlockingIOError:
-        raise RunFolderError(f"{shown(paths.folder)}: is at work already ({paths.job.read_text()}); make status, stop "
-                             f"and attach look after it by RUN_NAME={paths.name}") from None
+        raise RunFolderError(
+            f"{shown(paths.folder)}: is at work already ({paths.job.read_text()}); make status, stop "
+            f"and attach look after it by RUN_NAME={paths.name}"
+        ) from None
     except OSError as error:
-        raise RunFolderError(f"{error.filename or paths.folder}: cannot be written ({error.strerror}); choose another "
-                             "place with RUNS_DIR, make room, or mend its permissions") from None
+        raise RunFolderError(
+            f"{error.filename or paths.folder}: cannot be written ({error.strerror}); choose another "
+            "place with RUNS_DIR, make room, or mend its permissions"
+        ) from None
     return job
 
 
@@ -158,8 +188,15 @@ def detached(job: IO[str], paths: RunPaths) -> int:
     """The same again, apart from the terminal."""
     job.close()
     with open(paths.console_log, "ab") as console:
-        subprocess.Popen([sys.executable, "-m", "pipeline"], cwd=ROOT, env=environment({"DETACH": "0"}),
-                         stdin=subprocess.DEVNULL, stdout=console, stderr=console, start_new_session=True)
+        subprocess.Popen(
+            [sys.executable, "-m", "pipeline"],
+            cwd=ROOT,
+            env=environment({"DETACH": "0"}),
+            stdin=subprocess.DEVNULL,
+            stdout=console,
+            stderr=console,
+            start_new_session=True,
+        )
     log.info("in the background: make status, make attach, make stop (RUN_NAME=%s)", paths.name)
     return 0
 
@@ -167,12 +204,17 @@ def detached(job: IO[str], paths: RunPaths) -> int:
 def typed(resolved: Resolved) -> str:
     """The command that goes on: what was given beside .env, without secrets."""
     fields = declared_fields(Config)
-    words = [f"{name}={format_value(resolved.values[name])}" for name, where in resolved.origin.items()
-             if where in ("make's command line", "environment") and not fields[name].metadata["declared"].secret]
+    words = [
+        f"{name}={format_value(resolved.values[name])}"
+        for name, where in resolved.origin.items()
+        if where in ("make's command line", "environment")
+        and not fields[name].metadata["declared"].secret
+    ]
     return shlex.join(["make", "pipeline", *words])
 
 
 # ---- Stages
+
 
 def run_all(run: Run, ready: inputs.Ready) -> int:
     """Every stage that is not done. Returns the exit code."""
@@ -192,8 +234,12 @@ def run_all(run: Run, ready: inputs.Ready) -> int:
         made = {shown(export): fingerprint_of(export)} if stage.trains and not code else {}
         run.state.end(stage, time.monotonic() - began, code, made)
         if run.asked.name:
-            log.info("stopped by %s in the stage %s; the same command goes on there: %s", run.asked.name, stage.title,
-                     run.command)
+            log.info(
+                "stopped by %s in the stage %s; the same command goes on there: %s",
+                run.asked.name,
+                stage.title,
+                run.command,
+            )
             run.status.end(STOPPED)
             return STOPPED
         if code:
@@ -206,8 +252,10 @@ def run_all(run: Run, ready: inputs.Ready) -> int:
 def failed(run: Run, stage: Stage, code: int) -> int:
     """Say it in one sentence, and return the exit code of the pipeline."""
     end = "was stopped" if code == STOPPED else "failed"
-    why = (f"the stage {stage.title} {end} with exit code {code}, and no later one was begun; what it said is in "
-           f"{shown(run.log_of(stage))}, and this goes on there: {run.command}")
+    why = (
+        f"the stage {stage.title} {end} with exit code {code}, and no later one was begun; what it said is in "
+        f"{shown(run.log_of(stage))}, and this goes on there: {run.command}"
+    )
     log.error("\n%s", why)
     run.status.end(code, why)
     return code if 0 < code < 128 else 1
@@ -222,39 +270,59 @@ def run_stage(run: Run, stage: Stage) -> int:
         for command in stage.commands:
             if run.asked.name:
                 return STOPPED
-            if prompt := next((word.removeprefix(PROMPT) for word in command if word.startswith(PROMPT)), ""):
+            if prompt := next(
+                (word.removeprefix(PROMPT) for word in command if word.startswith(PROMPT)), ""
+            ):
                 write(f"> {prompt}\n".encode(), [sys.stdout.buffer, file, kept])
-            if code := run_command(run, stage, command, [file, kept], file if prompt else subprocess.STDOUT):
+            if code := run_command(
+                run, stage, command, [file, kept], file if prompt else subprocess.STDOUT
+            ):
                 return code
     if stage.key == "sample":
         try:
             write_whole(paths.sample, kept.getvalue())
         except OSError as error:
-            raise RunFolderError(f"{paths.sample}: cannot be written ({error.strerror}); make room") from error
+            raise RunFolderError(
+                f"{paths.sample}: cannot be written ({error.strerror}); make room"
+            ) from error
     return 0
 
 
 def wait_until_free(run: Run, paths: RunPaths) -> None:
     """A pipeline that was killed leaves a trainer behind that saves and stops: wait for it."""
     deadline, said = time.monotonic() + run.c.shutdown_timeout_s + SPARE_S, False
-    while (status.has_job(paths) or status.is_held(paths)) and time.monotonic() < deadline and not run.asked.name:
+    while (
+        (status.has_job(paths) or status.is_held(paths))
+        and time.monotonic() < deadline
+        and not run.asked.name
+    ):
         if not said:
             log.info("%s is at work still; waiting for it to save and stop", shown(paths.folder))
             said = True
         time.sleep(0.2)
 
 
-def run_command(run: Run, stage: Stage, command: Sequence[str], files: list[IO[bytes]], errors: Any) -> int:
+def run_command(
+    run: Run, stage: Stage, command: Sequence[str], files: list[IO[bytes]], errors: Any
+) -> int:
     """Its exit code; what it says goes to standard output and into the files. errors: where standard error goes."""
     words = [sys.executable if word == PYTHON else word for word in command]
-    child = subprocess.Popen(words, cwd=ROOT, env=environment(stage.settings), stdin=subprocess.DEVNULL,
-                             stdout=subprocess.PIPE, stderr=errors,
-                             preexec_fn=functools.partial(end_with_parent, signal.SIGTERM))
+    child = subprocess.Popen(
+        words,
+        cwd=ROOT,
+        env=environment(stage.settings),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=errors,
+        preexec_fn=functools.partial(end_with_parent, signal.SIGTERM),
+    )
     run.asked.child = child
     if run.asked.name:  # it came before there was a child to tell
         child.terminate()
     assert child.stdout
-    told = threading.Thread(target=copy, args=(child.stdout, [sys.stdout.buffer, *files]), daemon=True)
+    told = threading.Thread(
+        target=copy, args=(child.stdout, [sys.stdout.buffer, *files]), daemon=True
+    )
     told.start()
     code = child.wait()
     run.asked.child = None

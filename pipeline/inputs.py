@@ -22,26 +22,26 @@ from typing import Any
 from doctor.before_run import look
 from export import files
 from export.__main__ import chat_of
-from settings import finetune_rules
-from finetune import prepare_data, exercises, hf_model, questions, reading, several, template
+from finetune import exercises, hf_model, prepare_data, questions, reading, several, template
+from hardware.model_size import parameters
 from pipeline.stages import Stage
 from pipeline.state import State
-from settings.finding import lines, split
-from train.generate import chat_format
-from train.data import prepare
-from train.generate.chat_format import Message
-from settings.config import Config
-from train.evaluate.core.bundle import open_bundle
-from train.data.sources.source import CorpusError
 from record.durable import write_whole
-from train.model.hf_import import ForeignError
-from train.data.manifest import DataError
-from train.data.data_paths import data_dir, pinned_of, tokenizer_path
 from record.run_paths import RunPaths
-from settings.declare import ROOT, SettingsError, shown
-from hardware.model_size import parameters
 from record.status import RunFolderError
+from settings import finetune_rules
+from settings.config import Config
+from settings.declare import ROOT, SettingsError, shown
+from settings.finding import lines, split
+from train.data import prepare
+from train.data.data_paths import data_dir, pinned_of, tokenizer_path
+from train.data.manifest import DataError
+from train.data.sources.source import CorpusError
 from train.data.tokenizer import TokenizerError, Vocabulary
+from train.evaluate.core.bundle import open_bundle
+from train.generate import chat_format
+from train.generate.chat_format import Message
+from train.model.hf_import import ForeignError
 
 BAD_DATA = (CorpusError, TokenizerError, DataError, ForeignError, RunFolderError, OSError)
 MOMENTS = 12  # bytes of a parameter in a checkpoint: weight and two moments, float32
@@ -108,13 +108,20 @@ class Ready:
 
 # ---- At once
 
+
 def configs_of(stages: list[Stage], problems: Problems) -> dict[str, Config]:
     found = {stage.key: problems.of(stage.load, stage) for stage in stages}
     return {key: c for key, c in found.items() if c}
 
 
-def look_round(c: Config, stages: list[Stage], configs: dict[str, Config], state: State, core: bool,
-               problems: Problems) -> list[str]:
+def look_round(
+    c: Config,
+    stages: list[Stage],
+    configs: dict[str, Config],
+    state: State,
+    core: bool,
+    problems: Problems,
+) -> list[str]:
     """What takes no time. Returns what is to be said: the plan of the base, and warnings."""
     said: list[str] = []
     told: set[str] = set()
@@ -123,23 +130,39 @@ def look_round(c: Config, stages: list[Stage], configs: dict[str, Config], state
             has_run = RunPaths.of(c.runs_dir, stage.run, ROOT).config.exists()
             for problem in state.changed_settings(stage, configs[stage.key], told, has_run):
                 problems.setting(problem)
-        made = {path: fingerprint_of(ROOT / path) for path in state.stages.get(stage.key, {}).get("made", {})}
+        made = {
+            path: fingerprint_of(ROOT / path)
+            for path in state.stages.get(stage.key, {}).get("made", {})
+        }
         for problem in state.changed_outputs(stage, made):
             problems.other(problem)
     for name in exercises.PART:
         if getattr(c, name.lower()):
             problems.of(functools.partial(look_at_sources, c, name))
-    if core and c.core_bundle.partition("://")[0] not in ("http", "https") and not (ROOT / c.core_bundle).exists():
-        problems.other(f"CORE_BUNDLE={c.core_bundle}: there is no such folder or .zip; give one, or leave it out")
+    if (
+        core
+        and c.core_bundle.partition("://")[0] not in ("http", "https")
+        and not (ROOT / c.core_bundle).exists()
+    ):
+        problems.other(
+            f"CORE_BUNDLE={c.core_bundle}: there is no such folder or .zip; give one, or leave it out"
+        )
     base = configs.get("base")
     if base and not state.is_done(stages[0]):
         found, planned = look(base)
         stopping, _ = split(c.allow_fail, found)
-        said += [*lines([one for one in found if one not in stopping]), *([planned] if planned else [])]
+        said += [
+            *lines([one for one in found if one not in stopping]),
+            *([planned] if planned else []),
+        ]
         for one in stopping:
-            (problems.setting if one.code == 64 else problems.other)(f"{one.name}: {one.text}; {one.fix}")
+            (problems.setting if one.code == 64 else problems.other)(
+                f"{one.name}: {one.text}; {one.fix}"
+            )
     if base:
-        check_room(base, [stage for stage in stages if stage.trains and not state.is_done(stage)], problems)
+        check_room(
+            base, [stage for stage in stages if stage.trains and not state.is_done(stage)], problems
+        )
     return said
 
 
@@ -151,26 +174,49 @@ def look_at_sources(c: Config, name: str) -> None:
 
 def check_room(c: Config, ahead: list[Stage], problems: Problems) -> None:
     """Whether RUNS_DIR has room for checkpoints and exports of all that is still to be trained."""
-    there = next(path for path in ((ROOT / c.runs_dir).absolute(), *(ROOT / c.runs_dir).absolute().parents)
-                 if path.exists())
+    there = next(
+        path
+        for path in ((ROOT / c.runs_dir).absolute(), *(ROOT / c.runs_dir).absolute().parents)
+        if path.exists()
+    )
     numbers = parameters(c).total
-    held_in = [0 if stage.tunes and c.lora_rank else MOMENTS * (c.keep_last + 1) for stage in ahead]  # adapters: little
+    held_in = [
+        0 if stage.tunes and c.lora_rank else MOMENTS * (c.keep_last + 1) for stage in ahead
+    ]  # adapters: little
     whole = numbers * (sum(held_in) + 4 * len(ahead))
-    held = sum(path.stat().st_size for stage in ahead
-               for path in RunPaths.of(c.runs_dir, stage.run, ROOT).folder.glob("**/*") if path.is_file())
+    held = sum(
+        path.stat().st_size
+        for stage in ahead
+        for path in RunPaths.of(c.runs_dir, stage.run, ROOT).folder.glob("**/*")
+        if path.is_file()
+    )
     need, free = max(0, whole - held), shutil.disk_usage(there).free
     if need > free:
-        problems.other(f"RUNS_DIR={c.runs_dir}: {shown(there)} has {free / 2**30:.1f} GiB free, and checkpoints and "
-                       f"exports of {len(ahead)} stages take {need / 2**30:.1f} GiB more; make room, choose another "
-                       f"RUNS_DIR, or keep fewer (KEEP_LAST=2)")
+        problems.other(
+            f"RUNS_DIR={c.runs_dir}: {shown(there)} has {free / 2**30:.1f} GiB free, and checkpoints and "
+            f"exports of {len(ahead)} stages take {need / 2**30:.1f} GiB more; make room, choose another "
+            f"RUNS_DIR, or keep fewer (KEEP_LAST=2)"
+        )
 
 
 # ---- Then
 
-def verify(c: Config, stages: list[Stage], configs: dict[str, Config], state: State, folder: Path, core: bool,
-           problems: Problems) -> Ready:
+
+def verify(
+    c: Config,
+    stages: list[Stage],
+    configs: dict[str, Config],
+    state: State,
+    folder: Path,
+    core: bool,
+    problems: Problems,
+) -> Ready:
     """Fetch, prepare and check all data. folder: of the pipeline."""
-    base, inputs, prompts = configs["base"], {stage.key: dict[str, str]() for stage in stages}, list[str]()
+    base, inputs, prompts = (
+        configs["base"],
+        {stage.key: dict[str, str]() for stage in stages},
+        list[str](),
+    )
     log.info("==== inputs of all stages")
 
     def prepared() -> Vocabulary:
@@ -186,25 +232,51 @@ def verify(c: Config, stages: list[Stage], configs: dict[str, Config], state: St
     sheet = problems.of(lambda: questions.sheet_of(c))
     if v:
         vocabulary = v
-        inputs["base"] = {"DATA_MIX": digest([pinned_of(base, name).key for name in base.mixture]),
-                          "TOKENIZER": vocabulary.sha256}
+        inputs["base"] = {
+            "DATA_MIX": digest([pinned_of(base, name).key for name in base.mixture]),
+            "TOKENIZER": vocabulary.sha256,
+        }
         if sheet:
-            problems.of(lambda: questions.fitting(sheet, vocabulary, base.seq_len, lambda line: log.info("%s", line)))
+            problems.of(
+                lambda: questions.fitting(
+                    sheet, vocabulary, base.seq_len, lambda line: log.info("%s", line)
+                )
+            )
         model_folder = problems.of(lambda: weightless(base, vocabulary, folder / "model"))
         if model_folder:
             look_at_tuning(stages, configs, state, model_folder, problems)
         for stage in stages if model_folder else []:
             if stage.tunes and stage.key in configs:
-                read = problems.of(functools.partial(conversations, configs[stage.key], model_folder), stage)
+                read = problems.of(
+                    functools.partial(conversations, configs[stage.key], model_folder), stage
+                )
                 if read and not state.is_done(stage):
-                    problems.of(functools.partial(finetune_rules.refuse_idle, configs[stage.key],
-                                                  read.batches(1).packing.windows), stage)
+                    problems.of(
+                        functools.partial(
+                            finetune_rules.refuse_idle,
+                            configs[stage.key],
+                            read.batches(1).packing.windows,
+                        ),
+                        stage,
+                    )
                 if read:
-                    log.info("%s", "\n".join(f"{stage.title}: {as_user_says(line, stage)}" for line in read.lines))
-                    inputs[stage.key] = {stage.names["DATA"]: read.examples.key, "CHAT_EVAL_DATA": read.evaluation.key}
+                    log.info(
+                        "%s",
+                        "\n".join(
+                            f"{stage.title}: {as_user_says(line, stage)}" for line in read.lines
+                        ),
+                    )
+                    inputs[stage.key] = {
+                        stage.names["DATA"]: read.examples.key,
+                        "CHAT_EVAL_DATA": read.evaluation.key,
+                    }
     if sheet:
-        log.info("chat evaluation: %d questions of %d rows, %d of them multiple choice", len(sheet.asked), sheet.rows,
-                 sum(bool(one.options) for one in sheet.asked))
+        log.info(
+            "chat evaluation: %d questions of %d rows, %d of them multiple choice",
+            len(sheet.asked),
+            sheet.rows,
+            sum(bool(one.options) for one in sheet.asked),
+        )
         prompts = problems.of(functools.partial(prompts_of, c, sheet, v, base.seq_len)) or []
         asked = digest([[one.messages, one.answer, one.options] for one in sheet.asked])
         inputs |= {key: {"CHAT_EVAL_DATA": asked} for key in inputs if key.startswith("chat-")}
@@ -214,8 +286,9 @@ def verify(c: Config, stages: list[Stage], configs: dict[str, Config], state: St
     return Ready(configs, inputs, tuple(prompts))
 
 
-def look_at_tuning(stages: list[Stage], configs: dict[str, Config], state: State, folder: Path,
-                   problems: Problems) -> None:
+def look_at_tuning(
+    stages: list[Stage], configs: dict[str, Config], state: State, folder: Path, problems: Problems
+) -> None:
     """What make finetune would look at before it begins: batch, memory, disk."""
     for stage in stages:
         if not stage.tunes or stage.key not in configs or state.is_done(stage):
@@ -228,12 +301,15 @@ def look_at_tuning(stages: list[Stage], configs: dict[str, Config], state: State
 
 def prompts_of(c: Config, sheet: questions.Sheet, v: Vocabulary | None, seq_len: int) -> list[str]:
     """What the sample answers: PROMPT, or the first question of each kind that fits. Raises SettingsError."""
+
     def fits(text: str) -> bool:
         return v is None or len(chat_format.render(v, [Message("user", text)])) <= seq_len
 
     if c.prompt:
         if not fits(c.prompt):
-            raise SettingsError([f"PROMPT: does not fit into SEQ_LEN={seq_len} tokens; give a shorter one"])
+            raise SettingsError(
+                [f"PROMPT: does not fit into SEQ_LEN={seq_len} tokens; give a shorter one"]
+            )
         return [c.prompt]
     kinds: dict[bool, str] = {}
     for one in sheet.asked:
@@ -251,10 +327,14 @@ def weightless(c: Config, v: Vocabulary, folder: Path) -> Path:
     """The base's export without its weights: what says how its conversations are written. Raises TokenizerError."""
     chat_format.format_of(v)  # says which tokens are lacking
     template_, ends = chat_of(v)
-    for name, content in (("config.json", files.config_json(c, v, c.export_dtype)),
-                          ("generation_config.json", files.generation_config(v, ends)),
-                          ("tokenizer_config.json", files.tokenizer_config(c, v, template_))):
-        write_whole(folder / name, (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
+    for name, content in (
+        ("config.json", files.config_json(c, v, c.export_dtype)),
+        ("generation_config.json", files.generation_config(v, ends)),
+        ("tokenizer_config.json", files.tokenizer_config(c, v, template_)),
+    ):
+        write_whole(
+            folder / name, (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode()
+        )
     write_whole(folder / "tokenizer.json", files.tokenizer_json(tokenizer_path(c).read_bytes()))
     return folder
 
@@ -269,4 +349,3 @@ def fingerprint_of(folder: Path) -> str:
 
 def digest(what: Any) -> str:
     return hashlib.sha256(json.dumps(what).encode()).hexdigest()[:16]
-

@@ -15,13 +15,21 @@ The settings of a stage stand over the user's own: LEARNING_RATE of SFT is SFT_L
 import dataclasses
 from collections.abc import Mapping
 
-from settings import finetune_rules
 from finetune import exercises
 from finetune.exercises import data_of
+from settings import finetune_rules
 from settings.config import Config
+from settings.declare import (
+    FROZEN,
+    TRACKED,
+    Resolved,
+    SettingsError,
+    declared_fields,
+    environment,
+    format_value,
+    resolve,
+)
 from train.generate.eval_run import NO_BUNDLE
-from settings.declare import (FROZEN, TRACKED, Resolved, SettingsError, declared_fields, environment, format_value,
-                              resolve)
 
 PYTHON, PROMPT = "PYTHON", "PROMPT="  # in a command: the interpreter; what a sample answers
 TRAIN, TUNE, EVAL = ("scripts/train.sh",), ("scripts/finetune.sh",), ("scripts/eval.sh",)
@@ -30,18 +38,43 @@ CHAT_STAGES = ("base", "mid", "sft")
 LONGEST_NAME = 63 - len("-pipeline")
 
 # A setting of a fine-tuning stage -> what the user calls it.
-OF_MID = {"DATA": "MID_DATA", "EPOCHS": "MID_EPOCHS", "LEARNING_RATE": "MID_LEARNING_RATE",
-          "BATCH_TOKENS": "MID_BATCH_TOKENS", "EVAL_DATA": "CHAT_EVAL_DATA",
-          "EVAL_CONVERSATIONS": "CHAT_EVAL_QUESTIONS"}
+OF_MID = {
+    "DATA": "MID_DATA",
+    "EPOCHS": "MID_EPOCHS",
+    "LEARNING_RATE": "MID_LEARNING_RATE",
+    "BATCH_TOKENS": "MID_BATCH_TOKENS",
+    "EVAL_DATA": "CHAT_EVAL_DATA",
+    "EVAL_CONVERSATIONS": "CHAT_EVAL_QUESTIONS",
+}
 OF_SFT = {name: theirs.replace("MID_", "SFT_") for name, theirs in OF_MID.items()}
 
 # What says where and how fast a stage computes, not what; it may differ where a stage is done.
-OF_THE_MACHINE = {"DEVICE", "NPROC", "NODES", "DTYPE", "COMPILE", "ATTENTION", "ACTIVATION_CHECKPOINTING",
-                  "MICRO_BATCH_SIZE", "PARALLEL", "SHARD_RANKS", "GRAD_SYNC", "SPIKE_SIGMAS", "MAX_SKIPS",
-                  "MAX_ROLLBACKS"}
-OF_A_RUN = {name for name, field in declared_fields(Config).items()
-            if field.metadata["declared"].resume in (FROZEN, TRACKED)} - OF_THE_MACHINE | {"MAX_STEPS"}
-FROZEN_ONES = {name for name, field in declared_fields(Config).items() if field.metadata["declared"].resume == FROZEN}
+OF_THE_MACHINE = {
+    "DEVICE",
+    "NPROC",
+    "NODES",
+    "DTYPE",
+    "COMPILE",
+    "ATTENTION",
+    "ACTIVATION_CHECKPOINTING",
+    "MICRO_BATCH_SIZE",
+    "PARALLEL",
+    "SHARD_RANKS",
+    "GRAD_SYNC",
+    "SPIKE_SIGMAS",
+    "MAX_SKIPS",
+    "MAX_ROLLBACKS",
+}
+OF_A_RUN = {
+    name
+    for name, field in declared_fields(Config).items()
+    if field.metadata["declared"].resume in (FROZEN, TRACKED)
+} - OF_THE_MACHINE | {"MAX_STEPS"}
+FROZEN_ONES = {
+    name
+    for name, field in declared_fields(Config).items()
+    if field.metadata["declared"].resume == FROZEN
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,41 +110,100 @@ def stages_of(c: Config, prompts: tuple[str, ...], core: bool) -> list[Stage]:
     name = c.run_name
     shared = {"PRESET": c.preset, "DETACH": "0", "CHAT": "0"}
     stages = [
-        Stage("base", "base", f"{name}-base", shared | {"RUN_NAME": f"{name}-base"}, (TRAIN, EXPORT),
-              watched=frozenset(OF_A_RUN), trains=True),
-        Stage("evaluation", "evaluation", f"{name}-base",
-              shared | {"RUN_NAME": f"{name}-base"} | ({} if core else {"CORE_BUNDLE": NO_BUNDLE}), (EVAL,),
-              watched=frozenset({"EVAL_TOKENS", "CORE_BUNDLE", "EVAL_EXAMPLES"})),
+        Stage(
+            "base",
+            "base",
+            f"{name}-base",
+            shared | {"RUN_NAME": f"{name}-base"},
+            (TRAIN, EXPORT),
+            watched=frozenset(OF_A_RUN),
+            trains=True,
+        ),
+        Stage(
+            "evaluation",
+            "evaluation",
+            f"{name}-base",
+            shared | {"RUN_NAME": f"{name}-base"} | ({} if core else {"CORE_BUNDLE": NO_BUNDLE}),
+            (EVAL,),
+            watched=frozenset({"EVAL_TOKENS", "CORE_BUNDLE", "EVAL_EXAMPLES"}),
+        ),
         chat_stage(c, "base", shared),
-        tuning(c, "mid", "mid-training", "base", shared, OF_MID, 10), chat_stage(c, "mid", shared),
-        tuning(c, "sft", "SFT", "mid", shared, OF_SFT, 30), chat_stage(c, "sft", shared)]
+        tuning(c, "mid", "mid-training", "base", shared, OF_MID, 10),
+        chat_stage(c, "mid", shared),
+        tuning(c, "sft", "SFT", "mid", shared, OF_SFT, 30),
+        chat_stage(c, "sft", shared),
+    ]
     if c.sample_tokens:
-        stages.append(Stage("sample", "sample", f"{name}-sft", shared | {
-            "RUN_NAME": f"{name}-sft", "CHAT": "1", "SAMPLES": "1"},
-            tuple(("env", f"{PROMPT}{prompt}", *SAMPLE) for prompt in prompts)))
+        stages.append(
+            Stage(
+                "sample",
+                "sample",
+                f"{name}-sft",
+                shared | {"RUN_NAME": f"{name}-sft", "CHAT": "1", "SAMPLES": "1"},
+                tuple(("env", f"{PROMPT}{prompt}", *SAMPLE) for prompt in prompts),
+            )
+        )
     return stages
 
 
-def tuning(c: Config, key: str, title: str, model: str, shared: dict[str, str], names: dict[str, str],
-           lower: int) -> Stage:
+def tuning(
+    c: Config,
+    key: str,
+    title: str,
+    model: str,
+    shared: dict[str, str],
+    names: dict[str, str],
+    lower: int,
+) -> Stage:
     """Fine-tuning of what the stage `model` made. lower: of the base's rate a so-and-so-manieth, unless one is set."""
     rate, tokens = getattr(c, f"{key}_learning_rate"), getattr(c, f"{key}_batch_tokens")
     settings = shared | {
-        "RUN_NAME": f"{c.run_name}-{key}", "MODEL": f"{c.runs_dir}/{c.run_name}-{model}",
-        "DATA": data_of(c, names["DATA"]), "EVAL_DATA": data_of(c, "CHAT_EVAL_DATA"),
-        "EVAL_CONVERSATIONS": str(c.chat_eval_questions), "EPOCHS": str(getattr(c, f"{key}_epochs")),
-        "LEARNING_RATE": format_value(rate or c.learning_rate / lower), "MIN_LEARNING_RATE": "0",
-        "BATCH_TOKENS": str(tokens or c.batch_tokens), "WARMUP_TOKENS": "0", "WEIGHT_DECAY": "0", "EVAL_BASELINE": "1",
-        "LR_SCHEDULE": "cosine", **{name: format_value(value) for name, (value, _) in finetune_rules.MUST_BE.items()},
-        **{name: "auto" for name, values in finetune_rules.ALSO.items() if getattr(c, name.lower()) not in values}}
-    return Stage(key, title, f"{c.run_name}-{key}", settings, (TUNE, EXPORT), names,
-                 frozenset(OF_A_RUN - {"MODEL"}), trains=True)
+        "RUN_NAME": f"{c.run_name}-{key}",
+        "MODEL": f"{c.runs_dir}/{c.run_name}-{model}",
+        "DATA": data_of(c, names["DATA"]),
+        "EVAL_DATA": data_of(c, "CHAT_EVAL_DATA"),
+        "EVAL_CONVERSATIONS": str(c.chat_eval_questions),
+        "EPOCHS": str(getattr(c, f"{key}_epochs")),
+        "LEARNING_RATE": format_value(rate or c.learning_rate / lower),
+        "MIN_LEARNING_RATE": "0",
+        "BATCH_TOKENS": str(tokens or c.batch_tokens),
+        "WARMUP_TOKENS": "0",
+        "WEIGHT_DECAY": "0",
+        "EVAL_BASELINE": "1",
+        "LR_SCHEDULE": "cosine",
+        **{name: format_value(value) for name, (value, _) in finetune_rules.MUST_BE.items()},
+        **{
+            name: "auto"
+            for name, values in finetune_rules.ALSO.items()
+            if getattr(c, name.lower()) not in values
+        },
+    }
+    return Stage(
+        key,
+        title,
+        f"{c.run_name}-{key}",
+        settings,
+        (TUNE, EXPORT),
+        names,
+        frozenset(OF_A_RUN - {"MODEL"}),
+        trains=True,
+    )
 
 
 def chat_stage(c: Config, key: str, shared: dict[str, str]) -> Stage:
-    return Stage(f"chat-{key}", f"chat evaluation of {key}", f"{c.run_name}-{key}", shared | {
-        "RUN_NAME": f"{c.run_name}-{key}", "CHAT": "1", "CHAT_EVAL_DATA": data_of(c, "CHAT_EVAL_DATA")}, (EVAL,),
-        watched=frozenset({"CHAT_EVAL_DATA", "CHAT_EVAL_QUESTIONS"}))
+    return Stage(
+        f"chat-{key}",
+        f"chat evaluation of {key}",
+        f"{c.run_name}-{key}",
+        shared
+        | {
+            "RUN_NAME": f"{c.run_name}-{key}",
+            "CHAT": "1",
+            "CHAT_EVAL_DATA": data_of(c, "CHAT_EVAL_DATA"),
+        },
+        (EVAL,),
+        watched=frozenset({"CHAT_EVAL_DATA", "CHAT_EVAL_QUESTIONS"}),
+    )
 
 
 def own_settings() -> tuple[Config, Resolved]:
@@ -125,25 +217,41 @@ def own_settings() -> tuple[Config, Resolved]:
         problems = error.problems
         c = Config(**{name.lower(): value for name, value in resolved.values.items()}).derived()
     given = {name for name, where in resolved.origin.items() if where != "default"}
-    problems += [f"{name}={format_value(getattr(c, name.lower()))}: a pipeline says that to each of its stages; leave "
-                 f"it out, and give {instead}" for name, instead in (
-                     ("MODEL", "what the base is made of (PRESET)"), ("DATA", "MID_DATA and SFT_DATA"),
-                     ("EVAL_DATA", "CHAT_EVAL_DATA"), ("STEP", "MAX_STEPS"))
-                 if name in given and getattr(c, name.lower())]
-    problems += [f"{name} is not set; give {what}, for example {name}={example}, or {name}={exercises.NAME}, questions "
-                 "that are made up, to try it out" for name, what, example in (
-                     ("MID_DATA", "conversations and questions to train on behind the base", "chats.jsonl"),
-                     ("SFT_DATA", "conversations to train on last", "chats.jsonl"),
-                     ("CHAT_EVAL_DATA", "questions with answers that are not trained on", "held_out.jsonl"))
-                 if not getattr(c, name.lower()) and name not in resolved.refused]
+    problems += [
+        f"{name}={format_value(getattr(c, name.lower()))}: a pipeline says that to each of its stages; leave "
+        f"it out, and give {instead}"
+        for name, instead in (
+            ("MODEL", "what the base is made of (PRESET)"),
+            ("DATA", "MID_DATA and SFT_DATA"),
+            ("EVAL_DATA", "CHAT_EVAL_DATA"),
+            ("STEP", "MAX_STEPS"),
+        )
+        if name in given and getattr(c, name.lower())
+    ]
+    problems += [
+        f"{name} is not set; give {what}, for example {name}={example}, or {name}={exercises.NAME}, questions "
+        "that are made up, to try it out"
+        for name, what, example in (
+            ("MID_DATA", "conversations and questions to train on behind the base", "chats.jsonl"),
+            ("SFT_DATA", "conversations to train on last", "chats.jsonl"),
+            ("CHAT_EVAL_DATA", "questions with answers that are not trained on", "held_out.jsonl"),
+        )
+        if not getattr(c, name.lower()) and name not in resolved.refused
+    ]
     if len(c.run_name) > LONGEST_NAME:
-        problems.append(f"RUN_NAME={c.run_name}: of a pipeline must be at most {LONGEST_NAME} long, since its runs are "
-                        f"called RUN_NAME-base and so on; for example RUN_NAME={c.run_name[:20]}")
+        problems.append(
+            f"RUN_NAME={c.run_name}: of a pipeline must be at most {LONGEST_NAME} long, since its runs are "
+            f"called RUN_NAME-base and so on; for example RUN_NAME={c.run_name[:20]}"
+        )
     if c.nodes > 1:
-        problems.append(f"NODES={c.nodes}: a pipeline runs on one machine; leave it out, or start its stages one by "
-                        "one (make train-node, make finetune-node)")
+        problems.append(
+            f"NODES={c.nodes}: a pipeline runs on one machine; leave it out, or start its stages one by "
+            "one (make train-node, make finetune-node)"
+        )
     if c.checkpoints == "off":
-        problems.append("CHECKPOINTS=off: each stage goes on from the checkpoint of the one before; leave it out")
+        problems.append(
+            "CHECKPOINTS=off: each stage goes on from the checkpoint of the one before; leave it out"
+        )
     if problems:
         raise SettingsError(list(dict.fromkeys(problems)), resolved.remarks)
     return c, resolved

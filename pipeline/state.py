@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.stages import FROZEN_ONES, Stage
-from settings.config import Config
 from record.durable import write_whole
-from settings.declare import format_value
 from record.status import RunFolderError
+from settings.config import Config
+from settings.declare import format_value
 
 SCHEMA = 1
 FILE = "pipeline.json"
@@ -36,7 +36,9 @@ class State:
         except FileNotFoundError:
             pass
         except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
-            raise RunFolderError(f"{self.path}: damaged ({error}); restore it, or choose another RUN_NAME") from error
+            raise RunFolderError(
+                f"{self.path}: damaged ({error}); restore it, or choose another RUN_NAME"
+            ) from error
 
     def is_done(self, stage: Stage) -> bool:
         return self.stages.get(stage.key, {}).get("state") == "done"
@@ -48,24 +50,39 @@ class State:
     def begin(self, stage: Stage, c: Config, inputs: Mapping[str, str]) -> None:
         before = self.stages.get(stage.key, {})
         self.stages[stage.key] = {
-            "state": "begun", "run": stage.run, "seconds": before.get("seconds", 0.0), "inputs": dict(inputs),
-            "settings": {name: value for name, value in c.stored().items() if name in stage.watched}}
+            "state": "begun",
+            "run": stage.run,
+            "seconds": before.get("seconds", 0.0),
+            "inputs": dict(inputs),
+            "settings": {
+                name: value for name, value in c.stored().items() if name in stage.watched
+            },
+        }
         self.write()
 
     def end(self, stage: Stage, seconds: float, code: int, made: Mapping[str, str]) -> None:
         """The stage's commands are over, with this exit code. made: what later stages stand on."""
         facts = self.stages[stage.key]
-        facts |= {"seconds": facts["seconds"] + seconds, "exit_code": code, "made": dict(made),
-                  "state": "begun" if code else "done"}
+        facts |= {
+            "seconds": facts["seconds"] + seconds,
+            "exit_code": code,
+            "made": dict(made),
+            "state": "begun" if code else "done",
+        }
         self.write()
 
     def write(self) -> None:
         """Raises RunFolderError where there is no room."""
         try:
-            write_whole(self.path, (json.dumps({"schema": SCHEMA, "stages": self.stages}, indent=1) + "\n").encode())
+            write_whole(
+                self.path,
+                (json.dumps({"schema": SCHEMA, "stages": self.stages}, indent=1) + "\n").encode(),
+            )
         except OSError as error:
-            raise RunFolderError(f"{self.path}: cannot be written ({error.strerror}); make room, or choose another "
-                                 "place with RUNS_DIR") from error
+            raise RunFolderError(
+                f"{self.path}: cannot be written ({error.strerror}); make room, or choose another "
+                "place with RUNS_DIR"
+            ) from error
 
     # ---- What has changed
 
@@ -83,22 +100,34 @@ class State:
                 continue
             told.add(own)
             what = "is done" if facts["state"] == "done" else "has begun"
-            problems.append(f"{own}={format_value(now[name])}: the stage {stage.title} {what} with {own}="
-                            f"{format_value(before)}, and would not be what it is; go on with that, "
-                            + ("or choose another RUN_NAME" if stage.trains else
-                               f"choose another RUN_NAME, or measure by make eval RUN_NAME={stage.run}"))
+            problems.append(
+                f"{own}={format_value(now[name])}: the stage {stage.title} {what} with {own}="
+                f"{format_value(before)}, and would not be what it is; go on with that, "
+                + (
+                    "or choose another RUN_NAME"
+                    if stage.trains
+                    else f"choose another RUN_NAME, or measure by make eval RUN_NAME={stage.run}"
+                )
+            )
         return problems
 
     def changed_inputs(self, stage: Stage, inputs: Mapping[str, str]) -> list[str]:
         """Complaints about what a stage that is done has read, and what is something else now. Of one that has begun
         the trainer says it, where it has taken a step."""
         before = self.stages[stage.key]["inputs"] if self.is_done(stage) else {}
-        return [f"{name}: is not what the stage {stage.title} was done with; bring that back, or choose another "
-                "RUN_NAME" for name in sorted(before.keys() & inputs.keys()) if before[name] != inputs[name]]
+        return [
+            f"{name}: is not what the stage {stage.title} was done with; bring that back, or choose another "
+            "RUN_NAME"
+            for name in sorted(before.keys() & inputs.keys())
+            if before[name] != inputs[name]
+        ]
 
     def changed_outputs(self, stage: Stage, made: Mapping[str, str]) -> list[str]:
         """Complaints about what a stage that is done has made. made: what is there now, by path; "" for none."""
         before = self.stages.get(stage.key, {}).get("made", {}) if self.is_done(stage) else {}
-        return [f"{path}: is {'not what' if made.get(path) else 'gone, which'} the stage {stage.title} "
-                "made; bring that back, or choose another RUN_NAME"
-                for path in sorted(before) if made.get(path) != before[path]]
+        return [
+            f"{path}: is {'not what' if made.get(path) else 'gone, which'} the stage {stage.title} "
+            "made; bring that back, or choose another RUN_NAME"
+            for path in sorted(before)
+            if made.get(path) != before[path]
+        ]

@@ -9,29 +9,41 @@ from finetune.chat_eval import words
 from pipeline.stages import CHAT_STAGES, Stage
 from pipeline.state import State
 from record import reader
-from settings.config import Config
 from record.run_paths import RunPaths
+from settings.config import Config
 from settings.declare import ROOT, shown
 
 
 def summary(c: Config, stages: Sequence[Stage], state: State) -> list[str]:
     """Lines."""
     total = sum(state.seconds(stage) for stage in stages)
-    told = [("stage", "took", "result"), *((stage.title, clock(state.seconds(stage)), result(c, stage))
-                                           for stage in stages)]
+    told = [
+        ("stage", "took", "result"),
+        *((stage.title, clock(state.seconds(stage)), result(c, stage)) for stage in stages),
+    ]
     widths = [max(len(row[i]) for row in told) for i in (0, 1)]
     lines = ["", f"pipeline {c.run_name}: done, {clock(total)} in all"]
     lines += [f"  {a:<{widths[0]}}  {b:>{widths[1]}}  {result}".rstrip() for a, b, result in told]
     for kind, name in (("choice", "multiple choice"), ("written", "written answers")):
-        rows = [(key, words(found[kind])) for key in CHAT_STAGES
-                if (found := newest(c, f"{c.run_name}-{key}", "chat_step_*.json")) and found[kind]["asked"]]
+        rows = [
+            (key, words(found[kind]))
+            for key in CHAT_STAGES
+            if (found := newest(c, f"{c.run_name}-{key}", "chat_step_*.json"))
+            and found[kind]["asked"]
+        ]
         if rows:
-            lines += ["", f"{name}, right of the questions held out (95 % interval)",
-                      *(f"  {key:<4}  {told_so}" for key, told_so in rows)]
+            lines += [
+                "",
+                f"{name}, right of the questions held out (95 % interval)",
+                *(f"  {key:<4}  {told_so}" for key, told_so in rows),
+            ]
     last = RunPaths.of(c.runs_dir, f"{c.run_name}-sft", ROOT)
     elsewhere = f" RUNS_DIR={c.runs_dir}" if c.runs_dir != "runs" else ""
-    lines += ["", f"the chat: {shown(last.folder / 'export')}",
-              f"talk to it: make sample CHAT=1 RUN_NAME={c.run_name}-sft{elsewhere} SAMPLE_TEMPERATURE=0"]
+    lines += [
+        "",
+        f"the chat: {shown(last.folder / 'export')}",
+        f"talk to it: make sample CHAT=1 RUN_NAME={c.run_name}-sft{elsewhere} SAMPLE_TEMPERATURE=0",
+    ]
     return lines
 
 
@@ -44,19 +56,34 @@ def result(c: Config, stage: Stage) -> str:
         partial = (found.get("core") or {}).get("core_partial")
         bits = found.get("val_bpb")
         told = [f"{bits:.3f} bits per byte" if isinstance(bits, float) else "bits per byte n/a"]
-        told += [f"CORE {core:.4f}"] if isinstance(core, float) else \
-            [f"CORE n/a, of the tasks that are there {partial:.4f}"] if isinstance(partial, float) else \
-            ["CORE left out (CORE_BUNDLE)"]
+        told += (
+            [f"CORE {core:.4f}"]
+            if isinstance(core, float)
+            else [f"CORE n/a, of the tasks that are there {partial:.4f}"]
+            if isinstance(partial, float)
+            else ["CORE left out (CORE_BUNDLE)"]
+        )
         return ", ".join(told)
     if stage.tunes:
-        scores = [entry["val_ppl"] for entry in reader.read(paths.metrics)
-                  if entry["event"] == "eval" and isinstance(entry.get("val_ppl"), float)] if paths.metrics.exists() \
+        scores = (
+            [
+                entry["val_ppl"]
+                for entry in reader.read(paths.metrics)
+                if entry["event"] == "eval" and isinstance(entry.get("val_ppl"), float)
+            ]
+            if paths.metrics.exists()
             else []
-        return shown(paths.folder) + (f", perplexity {scores[0]:.4g} -> {scores[-1]:.4g}" if scores else "")
+        )
+        return shown(paths.folder) + (
+            f", perplexity {scores[0]:.4g} -> {scores[-1]:.4g}" if scores else ""
+        )
     if stage.key.startswith("chat-"):
         found = newest(c, stage.run, "chat_step_*.json") or {}
-        return "; ".join(f"{name} {found[kind]['accuracy']:.1%}" for kind, name in (
-            ("choice", "multiple choice"), ("written", "written")) if found.get(kind, {}).get("asked"))
+        return "; ".join(
+            f"{name} {found[kind]['accuracy']:.1%}"
+            for kind, name in (("choice", "multiple choice"), ("written", "written"))
+            if found.get(kind, {}).get("asked")
+        )
     if stage.key == "sample":
         return shown(paths.sample)
     return shown(paths.folder)
@@ -64,8 +91,11 @@ def result(c: Config, stage: Stage) -> str:
 
 def newest(c: Config, run: str, pattern: str) -> dict[str, Any] | None:
     """The JSON of the last step of that name in a run's eval/; None where there is none."""
-    names = sorted(path for path in RunPaths.of(c.runs_dir, run, ROOT).evaluation("x").parent.glob(pattern)
-                   if "_until_" not in path.name)
+    names = sorted(
+        path
+        for path in RunPaths.of(c.runs_dir, run, ROOT).evaluation("x").parent.glob(pattern)
+        if "_until_" not in path.name
+    )
     return read(names[-1]) if names else None
 
 

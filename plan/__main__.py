@@ -10,19 +10,19 @@ import sys
 from collections.abc import Callable, Collection
 from typing import Any
 
-from plan.network import links
 from plan import storage
-from plan.sweep import report_rows, sweep
-from plan.finetuning import tuned_report, tuning
 from plan.as_json import as_json
-from settings.finding import split
+from plan.finetuning import tuned_report, tuning
 from plan.fleet import fleet_of
-from plan.report import told
+from plan.network import links
 from plan.planner import plan, probe_of
+from plan.report import told
+from plan.sweep import report_rows, sweep
 from settings.config import Config
-from train.data.sources.source import CorpusError
-from settings.rules import CHECKS, check_batch
 from settings.declare import ROOT, SettingsError
+from settings.finding import split
+from settings.rules import CHECKS, check_batch
+from train.data.sources.source import CorpusError
 
 BAD_SETTING, BAD_FOLDER = 64, 78
 Rule = Callable[[Any], str | None]
@@ -39,7 +39,9 @@ def main() -> int:
             swept = sweep.sweep(c, fleet, probe_of(c, fleet))
             sys.stdout.write(dumped(swept.as_json()) if c.json else report_rows.text(swept))
             return 0
-        found = plan(c, fleet, datetime.datetime.now(), storage.places(c) if c.cards in ("", "here") else ())
+        found = plan(
+            c, fleet, datetime.datetime.now(), storage.places(c) if c.cards in ("", "here") else ()
+        )
     except SettingsError as error:
         sys.stderr.write(f"{error}\n")
         return BAD_SETTING
@@ -62,7 +64,9 @@ def loaded(defaults: dict[str, str], without: Collection[Rule]) -> Config:
 def of_tuning() -> int:
     """The plan of a fine-tuning. Raises SettingsError."""
     c = links.loaded(lambda measured: loaded(measured, EVERY_RULE))
-    preset = {"PRESET": tuning.PRESET} if c.preset == Config().preset else {}  # as make finetune has it
+    preset = (
+        {"PRESET": tuning.PRESET} if c.preset == Config().preset else {}
+    )  # as make finetune has it
     c = tuning.in_nodes(links.loaded(lambda measured: loaded(preset | measured, tuning.NOT_ASKED)))
     if c.sweep:
         raise SettingsError([f"SWEEP={c.sweep}: not of a fine-tuning; leave it out"])

@@ -6,24 +6,37 @@ from collections.abc import Iterator
 
 from plan import storage
 from plan.choices import Choice, choice
-from settings.finding import FAIL, WARN, Finding
 from plan.fleet import Fleet
 from plan.hours import Pace, waiting_s
+from plan.network.outer import (
+    GOOD,
+    OUTER_STEPS,
+    Outer,
+    exchange_s,
+    inner,
+    of_a_site,
+    outer_of,
+    streaming_of,
+)
 from plan.network.traffic import syncs
-from plan.network.outer import GOOD, OUTER_STEPS, Outer, exchange_s, inner, of_a_site, outer_of, streaming_of
-from plan.speed import speed
 from plan.number_formats import percent, seconds, size
+from plan.speed import speed
 from settings.config import Config
+from settings.finding import FAIL, WARN, Finding
 
-CODE = 64      # a setting is to be changed
-PATIENCE = 2   # times as long as it takes by computation, which SYNC_TIMEOUT_S should be at least
+CODE = 64  # a setting is to be changed
+PATIENCE = 2  # times as long as it takes by computation, which SYNC_TIMEOUT_S should be at least
 
 
 def problems(c: Config, fleet: Fleet, pace: Pace) -> list[Finding]:
     """None at one site."""
     if fleet.sites == 1:
         return []
-    diloco = (copies(c, fleet), timeout(c, fleet), interval(c, fleet, pace)) if c.sync == "diloco" else ()
+    diloco = (
+        (copies(c, fleet), timeout(c, fleet), interval(c, fleet, pace))
+        if c.sync == "diloco"
+        else ()
+    )
     found = diloco or (ddp(c, fleet, pace),)
     return [one for one in found if one]
 
@@ -36,16 +49,24 @@ def would(*choices: Choice | None) -> str:
 
 # ---- SYNC=ddp
 
+
 def ddp(c: Config, fleet: Fleet, pace: Pace) -> Finding | None:
     """Each step waits for the WAN, too long for GOOD."""
     step_s = pace.fast.step_s
     if step_s is None or step_s / (step_s + pace.wait_s) >= GOOD:
         return None
-    better = next((one for one in with_diloco(c, fleet, step_s) if share(one, step_s) >= GOOD), None)
+    better = next(
+        (one for one in with_diloco(c, fleet, step_s) if share(one, step_s) >= GOOD), None
+    )
     shown = f" ({percent(share(better, step_s))})" if better else ""
-    return Finding("wan", WARN, f"each step waits {seconds(pace.wait_s)} for the network between {fleet.sites} sites "
-                   f"and computes for {seconds(step_s)}, {percent(step_s / (step_s + pace.wait_s))} of the time",
-                   would(better) + shown, CODE)
+    return Finding(
+        "wan",
+        WARN,
+        f"each step waits {seconds(pace.wait_s)} for the network between {fleet.sites} sites "
+        f"and computes for {seconds(step_s)}, {percent(step_s / (step_s + pace.wait_s))} of the time",
+        would(better) + shown,
+        CODE,
+    )
 
 
 def share(found: Choice, step_s: float) -> float:
@@ -67,14 +88,21 @@ def with_diloco(c: Config, fleet: Fleet, step_s: float | None = None) -> Iterato
 
 # ---- SYNC=diloco
 
+
 def copies(c: Config, fleet: Fleet) -> Finding | None:
     """Processes of a site that hold whole copies, or several: each would send all of it."""
     several = of_a_site(c, fleet.processes)
     changes = inner(c, several)
     if not changes:
         return None
-    return Finding("wan", FAIL, f"SYNC=diloco with PARALLEL={c.parallel}: each of {several} processes of a site would "
-                   "send the whole model to the other sites", would(choice(c, fleet, **changes)), CODE)
+    return Finding(
+        "wan",
+        FAIL,
+        f"SYNC=diloco with PARALLEL={c.parallel}: each of {several} processes of a site would "
+        "send the whole model to the other sites",
+        would(choice(c, fleet, **changes)),
+        CODE,
+    )
 
 
 def timeout(c: Config, fleet: Fleet) -> Finding | None:
@@ -83,9 +111,15 @@ def timeout(c: Config, fleet: Fleet) -> Finding | None:
     if needed <= c.sync_timeout_s:
         return None
     whole = size(storage.checkpoint_bytes(c))
-    return Finding("wan", WARN, f"a site that comes back fetches up to {whole} from another, "
-                   f"{seconds(needed)} with WAN_GBIT={c.wan_gbit:g}, and SYNC_TIMEOUT_S={c.sync_timeout_s} gives it up "
-                   "before", would(choice(c, fleet, sync_timeout_s=math.ceil(PATIENCE * needed))), CODE)
+    return Finding(
+        "wan",
+        WARN,
+        f"a site that comes back fetches up to {whole} from another, "
+        f"{seconds(needed)} with WAN_GBIT={c.wan_gbit:g}, and SYNC_TIMEOUT_S={c.sync_timeout_s} gives it up "
+        "before",
+        would(choice(c, fleet, sync_timeout_s=math.ceil(PATIENCE * needed))),
+        CODE,
+    )
 
 
 def interval(c: Config, fleet: Fleet, pace: Pace) -> Finding | None:
@@ -98,6 +132,12 @@ def interval(c: Config, fleet: Fleet, pace: Pace) -> Finding | None:
         return None
     least = outer.fragments * math.ceil(needed / step_s)
     every = next((n for n in OUTER_STEPS if n >= least and n % outer.fragments == 0), least)
-    return Finding("wan", WARN, f"an exchange between {fleet.sites} sites takes {seconds(needed)}, longer than the "
-                   f"{seconds(between)} of computing between two (SYNC_EVERY={c.sync_every}, SYNC_FRAGMENTS="
-                   f"{c.sync_fragments})", would(choice(c, fleet, sync_every=every)), CODE)
+    return Finding(
+        "wan",
+        WARN,
+        f"an exchange between {fleet.sites} sites takes {seconds(needed)}, longer than the "
+        f"{seconds(between)} of computing between two (SYNC_EVERY={c.sync_every}, SYNC_FRAGMENTS="
+        f"{c.sync_fragments})",
+        would(choice(c, fleet, sync_every=every)),
+        CODE,
+    )

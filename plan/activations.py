@@ -10,8 +10,10 @@ import dataclasses
 
 from settings.config import Config
 
-SHORT = 512                  # attention.SHORT: windows up to which a CPU in bfloat16 takes the products
-FLOPS_WORTH_COMPILING_ON_CPU = 1e15  # compilation.py's; both modules import torch, and a test holds these equal
+SHORT = 512  # attention.SHORT: windows up to which a CPU in bfloat16 takes the products
+FLOPS_WORTH_COMPILING_ON_CPU = (
+    1e15  # compilation.py's; both modules import torch, and a test holds these equal
+)
 
 
 def item_bytes(c: Config) -> int:
@@ -21,12 +23,16 @@ def item_bytes(c: Config) -> int:
 
 def by_products(c: Config, on_cpu: bool) -> bool:
     """Whether attention holds all T x T scores (attention.choose)."""
-    return c.attention == "math" or (c.attention == "auto" and on_cpu and c.dtype == "bfloat16" and c.seq_len <= SHORT)
+    return c.attention == "math" or (
+        c.attention == "auto" and on_cpu and c.dtype == "bfloat16" and c.seq_len <= SHORT
+    )
 
 
 def by_mask(c: Config, on_cpu: bool) -> bool:
     """Whether documents are kept apart by a mask of T x T rather than by their bounds (attention.choose)."""
-    return c.doc_mask and (on_cpu or c.dtype != "bfloat16" or c.attention == "math" or c.head_dim % 8 != 0)
+    return c.doc_mask and (
+        on_cpu or c.dtype != "bfloat16" or c.attention == "math" or c.head_dim % 8 != 0
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,8 +60,11 @@ def block(c: Config, tokens: int, on_cpu: bool, compiled: bool) -> Block:
     passing = max(mlp, attention)
     # compiled code keeps of what it computes anew the numbers a row and a head, and no product that is never read
     few = 8 + 4 * c.n_head if compiled else 0
-    kept = {"none": whole, "full": s * C + few,
-            "selective": s * C + products(c, on_cpu) - (s * C if compiled else 0)}[c.activation_checkpointing]
+    kept = {
+        "none": whole,
+        "full": s * C + few,
+        "selective": s * C + products(c, on_cpu) - (s * C if compiled else 0),
+    }[c.activation_checkpointing]
     return Block(tokens * kept, tokens * whole, tokens * passing)
 
 
@@ -67,7 +76,9 @@ def widths(c: Config) -> tuple[int, int]:
 
 def scores_bytes(c: Config, on_cpu: bool) -> float:
     """Of a token's T scores in all heads, where they are in memory."""
-    return item_bytes(c) * c.n_head * c.seq_len if by_products(c, on_cpu) and not c.doc_mask else 0.0
+    return (
+        item_bytes(c) * c.n_head * c.seq_len if by_products(c, on_cpu) and not c.doc_mask else 0.0
+    )
 
 
 def attention_bytes(c: Config, on_cpu: bool) -> float:
@@ -116,5 +127,6 @@ def products(c: Config, on_cpu: bool) -> float:
 
 def compiled(c: Config, on_cpu: bool, work: float) -> bool:
     """Whether a run of `work` FLOPs is compiled (compilation.wanted, where a compiler is there)."""
-    return c.compile == "1" or (c.compile == "auto" and (not on_cpu or work >= FLOPS_WORTH_COMPILING_ON_CPU))
-
+    return c.compile == "1" or (
+        c.compile == "auto" and (not on_cpu or work >= FLOPS_WORTH_COMPILING_ON_CPU)
+    )

@@ -5,22 +5,36 @@ take. Hours are computed; what is said of loss was published (evidence.py), or i
 import dataclasses
 from collections.abc import Mapping
 
-from plan.network import evidence
+from hardware.model_size import parameters
 from plan.choices import choice, given
 from plan.hours import time_of
-from plan.network.traffic import Sync
+from plan.network import evidence
 from plan.network.outer import GOOD, Outer, inner
-from plan.planner import Plan
+from plan.network.traffic import Sync
 from plan.number_formats import hours, percent
+from plan.planner import Plan
 from settings.declare import format_value
-from hardware.model_size import parameters
 
-ENOUGH = 0.9   # of the time computing with DDP: nothing that costs loss is worth the rest
-CLUSTER_PRESET = "xlarge-8xa100"   # of make train-8xa100
+ENOUGH = 0.9  # of the time computing with DDP: nothing that costs loss is worth the rest
+CLUSTER_PRESET = "xlarge-8xa100"  # of make train-8xa100
 # Of this command, or each machine's own: not to be typed where training starts.
-NOT_OF_A_RUN = ("CARDS", "RUNS_DIR", "DATA_DIR", "MFU", "WAN_GBIT", "WAN_RTT_MS", "LAN_GBIT", "STORAGE_MB_S",
-                "TARGET_HOURS", "TARGET_TOKENS_PER_S", "PRICE_GPU_HOUR", "PRICE_KWH", "NODE_RANK", "MASTER_ADDR",
-                "LIGHTHOUSE")
+NOT_OF_A_RUN = (
+    "CARDS",
+    "RUNS_DIR",
+    "DATA_DIR",
+    "MFU",
+    "WAN_GBIT",
+    "WAN_RTT_MS",
+    "LAN_GBIT",
+    "STORAGE_MB_S",
+    "TARGET_HOURS",
+    "TARGET_TOKENS_PER_S",
+    "PRICE_GPU_HOUR",
+    "PRICE_KWH",
+    "NODE_RANK",
+    "MASTER_ADDR",
+    "LIGHTHOUSE",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +74,9 @@ def option(p: Plan, sync: Sync) -> Option:
     share = None if step_s is None else step_s / (step_s + sync.between_nodes_s)
     time = time_of(p.c, p.pace.fast, sync.between_nodes_s, p.done)
     if sync.outer:
-        costs = evidence.loss(parameters(p.c).total, p.fleet.sites, sync.outer.every, sync.outer.streaming)
+        costs = evidence.loss(
+            parameters(p.c).total, p.fleet.sites, sync.outer.every, sync.outer.streaming
+        )
         return Option(sync, share, time.total if time else None, *costs)
     return Option(sync, share, time.total if time else None, 0.0, "")
 
@@ -68,6 +84,7 @@ def option(p: Plan, sync: Sync) -> Option:
 # ---------------------------------------------------------------------------------------------------
 # What to take
 # ---------------------------------------------------------------------------------------------------
+
 
 def verdict(p: Plan) -> Verdict | None:
     """None at one site, and where the speed is not known, on which all hangs."""
@@ -77,28 +94,51 @@ def verdict(p: Plan) -> Verdict | None:
     own = next((one for one in found if one.sync.chosen and not one.sync.outer), found[0])
     ddp = own if share(own) >= ENOUGH else found[0]
     if share(ddp) >= ENOUGH:
-        return Verdict(ddp, f"DDP suffices: it computes for {computes(ddp)} of the time, and its steps are those of "
-                       "one site. DiLoCo could save the rest, and costs loss.",
-                       "" if ddp.sync.chosen else typed(p, {"sync": "ddp", "parallel": "ddp"}))
-    tried = sorted((one for one in found if one.sync.outer),
-                   key=lambda one: (one.sync.outer.every, one.sync.outer.streaming))  # type: ignore[union-attr]
+        return Verdict(
+            ddp,
+            f"DDP suffices: it computes for {computes(ddp)} of the time, and its steps are those of "
+            "one site. DiLoCo could save the rest, and costs loss.",
+            "" if ddp.sync.chosen else typed(p, {"sync": "ddp", "parallel": "ddp"}),
+        )
+    tried = sorted(
+        (one for one in found if one.sync.outer),
+        key=lambda one: (one.sync.outer.every, one.sync.outer.streaming),  # type: ignore[union-attr]
+    )
     best = next((one for one in tried if share(one) >= GOOD), max(tried, key=share))
-    return Verdict(best, reason(p, best, ddp, tried), "" if best.sync.chosen else typed_for(p, best.sync.outer))
+    return Verdict(
+        best, reason(p, best, ddp, tried), "" if best.sync.chosen else typed_for(p, best.sync.outer)
+    )
 
 
 def reason(p: Plan, best: Option, ddp: Option, tried: list[Option]) -> str:
     """Time won, loss paid, and what the next in line would change."""
-    said = (f"{best.sync.name} computes for {computes(best)} of the time where DDP does for {computes(ddp)}"
-            + (f", {hours(best.hours)} in place of {hours(ddp.hours)}" if best.hours and ddp.hours else "")
-            + f"; loss {best.loss}.")
+    said = (
+        f"{best.sync.name} computes for {computes(best)} of the time where DDP does for {computes(ddp)}"
+        + (
+            f", {hours(best.hours)} in place of {hours(ddp.hours)}"
+            if best.hours and ddp.hours
+            else ""
+        )
+        + f"; loss {best.loss}."
+    )
     if best.percent is None:
         said += " What it costs you only a run of yours can tell: compare its loss with one of DDP at equal tokens."
     if share(best) < GOOD:
-        return said + " Even so much time is lost to the WAN: fewer sites, or a faster link, would do more."
+        return (
+            said
+            + " Even so much time is lost to the WAN: fewer sites, or a faster link, would do more."
+        )
     faster = [one for one in tried if share(one) > share(best) + 0.01 and one.hours is not None]
     if faster:
-        said += " Faster: " + ", ".join(f"{one.sync.name.removeprefix('DiLoCo, ')} ({computes(one)}, "
-                                        f"{hours(one.hours or 0)}; loss {one.loss})" for one in faster) + "."
+        said += (
+            " Faster: "
+            + ", ".join(
+                f"{one.sync.name.removeprefix('DiLoCo, ')} ({computes(one)}, "
+                f"{hours(one.hours or 0)}; loss {one.loss})"
+                for one in faster
+            )
+            + "."
+        )
     return said
 
 
@@ -116,6 +156,7 @@ def computes(one: Option) -> str:
 # What to type
 # ---------------------------------------------------------------------------------------------------
 
+
 def typed_for(p: Plan, outer: Outer | None) -> str:
     """All of it, defaults included, so that it can be read what it does; "" where a rule forbids it."""
     assert outer
@@ -123,8 +164,11 @@ def typed_for(p: Plan, outer: Outer | None) -> str:
     if choice(p.c, p.fleet, **changes) is None:
         return ""
     if not outer.streaming:
-        changes = {name: value for name, value in changes.items() if name not in ("sync_fragments", "sync_delay")
-                   or getattr(p.c, name) != value}
+        changes = {
+            name: value
+            for name, value in changes.items()
+            if name not in ("sync_fragments", "sync_delay") or getattr(p.c, name) != value
+        }
     return typed(p, changes)
 
 
@@ -132,8 +176,14 @@ def typed(p: Plan, changes: Mapping[str, object]) -> str:
     """The command of a cluster for its preset, else that of each node."""
     c, fleet = p.c, p.fleet
     named = {"NODES": str(fleet.nodes), "SITES": str(fleet.sites)}
-    named |= {name.upper(): format_value(value) for name, value in changes.items() if value is not None}
-    kept = {name: value for name, value in given(c).items() if value and name not in (*NOT_OF_A_RUN, *named)}
+    named |= {
+        name.upper(): format_value(value) for name, value in changes.items() if value is not None
+    }
+    kept = {
+        name: value
+        for name, value in given(c).items()
+        if value and name not in (*NOT_OF_A_RUN, *named)
+    }
     if c.preset == CLUSTER_PRESET:
         target, ends = "make train-8xa100", {}
         if fleet.processes_of_a_node != 2:
@@ -153,19 +203,24 @@ def typed(p: Plan, changes: Mapping[str, object]) -> str:
 # In words
 # ---------------------------------------------------------------------------------------------------
 
+
 def pieces(outer: Outer) -> str:
     """Of what streams."""
-    return f" (SYNC_FRAGMENTS={outer.fragments} SYNC_DELAY={outer.delay})" if outer.streaming else ""
+    return (
+        f" (SYNC_FRAGMENTS={outer.fragments} SYNC_DELAY={outer.delay})" if outer.streaming else ""
+    )
 
 
 def lines(p: Plan) -> list[str]:
     """Below the table: whose figures of loss these are, a paragraph for each; the verdict; and what to type."""
-    found = [f"loss, {one.sync.name.removeprefix('DiLoCo, ')}{pieces(one.sync.outer)}: {one.says}"
-             for one in options(p) if one.sync.outer]
+    found = [
+        f"loss, {one.sync.name.removeprefix('DiLoCo, ')}{pieces(one.sync.outer)}: {one.says}"
+        for one in options(p)
+        if one.sync.outer
+    ]
     if chosen := verdict(p):
         found.append(f"Take: {chosen.said}")
         found.append(f"  {chosen.typed}" if chosen.typed else "  It is what is set.")
         if "LIGHTHOUSE=" in chosen.typed:
             found.append("  and once, where all reach it: make lighthouse LIGHTHOUSE=host:29510")
     return found
-

@@ -4,20 +4,21 @@ import bisect
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from plan import this_machine as machine, storage
+from hardware.model_size import parameters
+from plan import storage
+from plan import this_machine as machine
 from plan.choices import Choice, choice, known_models, more_cards
-from settings.finding import FAIL, Finding
 from plan.fleet import Fleet
 from plan.memory import Memory, largest_micro_batch, memory, usable_bytes
 from plan.milestones import first_save
-from plan.storage import Place
 from plan.number_formats import GIB, count, gib, hours, size
+from plan.storage import Place
 from settings.config import Config
-from hardware.model_size import parameters
+from settings.finding import FAIL, Finding
 
-CODE = 64          # a setting is to be changed
-RECOMPUTE = ("none", "selective", "full")   # from what costs nothing to what holds least
-LEAST_KEPT = 2     # of KEEP_LAST
+CODE = 64  # a setting is to be changed
+RECOMPUTE = ("none", "selective", "full")  # from what costs nothing to what holds least
+LEAST_KEPT = 2  # of KEEP_LAST
 
 Does = Callable[[Choice], bool]
 
@@ -29,38 +30,59 @@ def memory_of(c: Config, fleet: Fleet) -> Memory:
 
 def most_sequences(c: Config, fleet: Fleet, capacity_bytes: float) -> Choice | None:
     """The largest MICRO_BATCH_SIZE that fits, and splits BATCH_TOKENS evenly; None where not even one does."""
-    most = largest_micro_batch(c, fleet.processes, fleet.processes_of_a_node, fleet.on_cpu, capacity_bytes)
-    tried = (choice(c, fleet, micro_batch_size=size) for size in range(min(most, c.batch_windows), 0, -1))
+    most = largest_micro_batch(
+        c, fleet.processes, fleet.processes_of_a_node, fleet.on_cpu, capacity_bytes
+    )
+    tried = (
+        choice(c, fleet, micro_batch_size=size) for size in range(min(most, c.batch_windows), 0, -1)
+    )
     return next((found for found in tried if found), None)
 
 
 def capacity_bytes(fleet: Fleet) -> float:
     """What a process may take: of the smallest card; on CPU its share of this machine's memory."""
-    return usable_bytes(fleet.smallest) if fleet.cards else machine.memory_bytes() / fleet.processes_of_a_node
+    return (
+        usable_bytes(fleet.smallest)
+        if fleet.cards
+        else machine.memory_bytes() / fleet.processes_of_a_node
+    )
 
 
 # ---------------------------------------------------------------------------------------------------
 # Memory
 # ---------------------------------------------------------------------------------------------------
 
+
 def memory_problem(c: Config, fleet: Fleet, capacity_bytes: float) -> Finding | None:
     need = memory_of(c, fleet)
     if need.total <= capacity_bytes:
         return None
-    parts = ", ".join(f"{name} {gib(part)}" for name, part in sorted(need.parts.items(), key=lambda part: -part[1])
-                      if part >= 0.05 * GIB)
+    parts = ", ".join(
+        f"{name} {gib(part)}"
+        for name, part in sorted(need.parts.items(), key=lambda part: -part[1])
+        if part >= 0.05 * GIB
+    )
     what = "this machine" if fleet.on_cpu else fleet.smallest.key
     micro = c.micro_batch(fleet.processes)
-    text = (f"MICRO_BATCH_SIZE={micro} with PARALLEL={c.parallel} and ACTIVATION_CHECKPOINTING="
-            f"{c.activation_checkpointing} needs {gib(need.total)} GiB a process ({parts}), and {what} has "
-            f"{gib(capacity_bytes)} to give it")
+    text = (
+        f"MICRO_BATCH_SIZE={micro} with PARALLEL={c.parallel} and ACTIVATION_CHECKPOINTING="
+        f"{c.activation_checkpointing} needs {gib(need.total)} GiB a process ({parts}), and {what} has "
+        f"{gib(capacity_bytes)} to give it"
+    )
     would = "; or ".join(what_is_held(c, fleet, capacity_bytes))
-    return Finding("memory", FAIL, text, f"what would do: {would}" if would else "nothing here is small enough", CODE)
+    return Finding(
+        "memory",
+        FAIL,
+        text,
+        f"what would do: {would}" if would else "nothing here is small enough",
+        CODE,
+    )
 
 
 def what_is_held(c: Config, fleet: Fleet, capacity_bytes: float) -> Iterator[str]:
     """From what changes least: an exchange between sites in fragments; fewer sequences at once, more computed anew,
     both; weights that are split; more cards; and the largest model of the family that fits as things are."""
+
     def held(found: Choice) -> bool:
         return memory_of(found.c, found.fleet).total <= capacity_bytes
 
@@ -81,22 +103,29 @@ def what_is_held(c: Config, fleet: Fleet, capacity_bytes: float) -> Iterator[str
 
 def in_fragments(c: Config, fleet: Fleet) -> Iterator[Choice]:
     """With SYNC=diloco: more of them than there are, from the fewest."""
-    more = range(c.sync_fragments + 1, min(c.n_layer, c.sync_every) + 1) if c.sync == "diloco" else range(0)
+    more = (
+        range(c.sync_fragments + 1, min(c.n_layer, c.sync_every) + 1)
+        if c.sync == "diloco"
+        else range(0)
+    )
     return (found for number in more if (found := choice(c, fleet, sync_fragments=number)))
 
 
 def on_the_same(c: Config, fleet: Fleet, capacity_bytes: float) -> list[Choice]:
     """With fewer sequences at once, and with more computed anew; if neither is enough with both."""
+
     def held(found: Choice) -> bool:
         return memory_of(found.c, found.fleet).total <= capacity_bytes
 
     found = [most_sequences(c, fleet, capacity_bytes), recomputing(c, fleet, held)]
-    return [one for one in found if one] or [one for one in [smallest(c, fleet, capacity_bytes)] if one]
+    return [one for one in found if one] or [
+        one for one in [smallest(c, fleet, capacity_bytes)] if one
+    ]
 
 
 def recomputing(c: Config, fleet: Fleet, held: Does, **changes: Any) -> Choice | None:
     """The least of what ACTIVATION_CHECKPOINTING has beyond c's that makes it fit."""
-    rest = RECOMPUTE[RECOMPUTE.index(c.activation_checkpointing) + 1:]
+    rest = RECOMPUTE[RECOMPUTE.index(c.activation_checkpointing) + 1 :]
     tried = (choice(c, fleet, activation_checkpointing=how, **changes) for how in rest)
     return next((found for found in tried if found and held(found)), None)
 
@@ -105,8 +134,17 @@ def smallest(c: Config, fleet: Fleet, capacity_bytes: float, **changes: Any) -> 
     """With all computed anew, the most sequences that fit."""
     whole = choice(c, fleet, activation_checkpointing="full", **changes)
     most = most_sequences(whole.c, fleet, capacity_bytes) if whole else None
-    return choice(c, fleet, activation_checkpointing="full", micro_batch_size=most.c.micro_batch_size,
-                  **changes) if most else None
+    return (
+        choice(
+            c,
+            fleet,
+            activation_checkpointing="full",
+            micro_batch_size=most.c.micro_batch_size,
+            **changes,
+        )
+        if most
+        else None
+    )
 
 
 def as_split(c: Config) -> dict[str, Any]:
@@ -126,14 +164,17 @@ def splitting(c: Config, fleet: Fleet, held: Does) -> Choice | None:
 # Disk
 # ---------------------------------------------------------------------------------------------------
 
+
 def disk_problem(c: Config, fleet: Fleet, step_s: float | None, place: Place) -> Finding | None:
     """step_s: of an optimizer step with what recurs, None where it is not known."""
     if not place.missing:
         return None
     total = sum(place.needs.values())
     by_part = ", ".join(f"{name} {size(needed)}" for name, needed in place.needs.items() if needed)
-    text = (f"{' and '.join(place.settings)}: up to {size(total)} are still to be written to {place.folder} "
-            f"({by_part}), and {size(place.free)} are free: {full_when(c, step_s, place)}")
+    text = (
+        f"{' and '.join(place.settings)}: up to {size(total)} are still to be written to {place.folder} "
+        f"({by_part}), and {size(place.free)} are free: {full_when(c, step_s, place)}"
+    )
     would = [found.typed for found in what_is_stored(c, fleet, place)]
     would.append(f"{' and '.join(place.settings)} on a disk with {size(total)}")
     return Finding("disk", FAIL, text, f"what would do: {'; or '.join(would)}", CODE)
@@ -170,13 +211,24 @@ def full_when(c: Config, step_s: float | None, place: Place) -> str:
 
 def what_is_stored(c: Config, fleet: Fleet, place: Place) -> list[Choice]:
     """Each setting alone, if that is enough; else together."""
-    def first(tried: Iterable[Choice | None]) -> Choice | None:
-        return next((found for found in tried if found and still_missing(c, place, found.c) <= 0), None)
 
-    rarer = [c.keep_every * 2**n for n in range(1, 20) if c.keep_every * 2**n <= c.last_step] if c.keep_every else []
-    single = [first(choice(c, fleet, keep_last=kept) for kept in range(c.keep_last - 1, LEAST_KEPT - 1, -1)),
-              first(choice(c, fleet, keep_every=every) for every in (*rarer, 0) if every != c.keep_every),
-              first(caches(c, fleet, place))]
+    def first(tried: Iterable[Choice | None]) -> Choice | None:
+        return next(
+            (found for found in tried if found and still_missing(c, place, found.c) <= 0), None
+        )
+
+    rarer = (
+        [c.keep_every * 2**n for n in range(1, 20) if c.keep_every * 2**n <= c.last_step]
+        if c.keep_every
+        else []
+    )
+    single = [
+        first(
+            choice(c, fleet, keep_last=kept) for kept in range(c.keep_last - 1, LEAST_KEPT - 1, -1)
+        ),
+        first(choice(c, fleet, keep_every=every) for every in (*rarer, 0) if every != c.keep_every),
+        first(caches(c, fleet, place)),
+    ]
     if any(single):
         return [found for found in single if found]
     less: dict[str, Any] = {"keep_last": min(c.keep_last, LEAST_KEPT), "keep_every": 0}

@@ -13,23 +13,30 @@ import shlex
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from hardware.gpu_specs import Card
+from hardware.model_size import parameters
 from plan.fleet import Fleet
 from plan.network.outer import of_a_site
 from plan.scaling import SMALLEST
 from plan.speed import SHAPE
-from hardware.gpu_specs import Card
 from settings.config import Config
-from settings.rules import CHECKS, batch_problem, check_batch, check_nodes, check_wandb
 from settings.declare import ROOT, declared_fields, format_value, read_env_file, resolve
-from hardware.model_size import parameters
+from settings.rules import CHECKS, batch_problem, check_batch, check_nodes, check_wandb
 
 # Filled in from others where nobody sets them (Config.derived), with what stands for that.
-FILLED_IN: dict[str, Any] = {"run_name": "", "n_kv_head": None, "mlp_dim": None, "min_learning_rate": None,
-                             "decay_tokens": None, "muon_momentum": None, "sync_alpha": None}
+FILLED_IN: dict[str, Any] = {
+    "run_name": "",
+    "n_kv_head": None,
+    "mlp_dim": None,
+    "min_learning_rate": None,
+    "decay_tokens": None,
+    "muon_momentum": None,
+    "sync_alpha": None,
+}
 # What else a plan knows better: processes are the fleet's, and a plan needs neither addresses nor keys.
 NOT_OF_A_PLAN = (check_batch, check_nodes, check_wandb)
 CARDS_OF_A_NODE = 8
-OF_THIS_COMMAND = frozenset({"preset", "env_file", "sweep", "json"})   # not of the run
+OF_THIS_COMMAND = frozenset({"preset", "env_file", "sweep", "json"})  # not of the run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +48,9 @@ class Choice:
     typed: str
 
 
-def choice(c: Config, fleet: Fleet, on: tuple[Card, int] | None = None, **changes: Any) -> Choice | None:
+def choice(
+    c: Config, fleet: Fleet, on: tuple[Card, int] | None = None, **changes: Any
+) -> Choice | None:
     """c with these fields changed, on so many of one card if that is said; None where a rule forbids it.
 
     What was filled in from other settings is filled in anew; a warm-up or decay that is longer than what is left of
@@ -54,15 +63,21 @@ def choice(c: Config, fleet: Fleet, on: tuple[Card, int] | None = None, **change
     fleet = dataclasses.replace(fleet, sites=min(changes.get("sites", fleet.sites), fleet.nodes))
     changes |= {"sites": fleet.sites} if fleet.sites != c.sites else {}
     if fleet.sites == 1 and c.sync == "diloco":
-        changes = {"sync": "ddp"} | changes   # one site has nobody to exchange with
+        changes = {"sync": "ddp"} | changes  # one site has nobody to exchange with
     named = in_files(c)
-    refill = {name: nothing for name, nothing in FILLED_IN.items()
-              if name not in changes and name.upper() not in named and was_filled_in(c, name)}
+    refill = {
+        name: nothing
+        for name, nothing in FILLED_IN.items()
+        if name not in changes and name.upper() not in named and was_filled_in(c, name)
+    }
     changed = dataclasses.replace(c, **(refill | changes)).derived()
     if "train_tokens" in changes:
         kept = changed.train_tokens / c.train_tokens
-        shorter: dict[str, Any] = {name: int(value * kept) for name in ("warmup_tokens", "decay_tokens")
-                                   if name not in refill and (value := getattr(c, name))}
+        shorter: dict[str, Any] = {
+            name: int(value * kept)
+            for name in ("warmup_tokens", "decay_tokens")
+            if name not in refill and (value := getattr(c, name))
+        }
         if refused(changed, fleet) and shorter:
             changes |= shorter
             changed = dataclasses.replace(changed, **shorter).derived()
@@ -74,20 +89,28 @@ def choice(c: Config, fleet: Fleet, on: tuple[Card, int] | None = None, **change
 def refused(c: Config, fleet: Fleet) -> bool:
     """Whether a rule that names several settings forbids c on these devices."""
     ranks = c.shard_ranks or fleet.processes_of_a_node
-    if fleet.nodes % fleet.sites or (c.parallel == "hsdp" and of_a_site(c, fleet.processes) % ranks):
+    if fleet.nodes % fleet.sites or (
+        c.parallel == "hsdp" and of_a_site(c, fleet.processes) % ranks
+    ):
         return True
     return batch_problem(c, fleet.processes) is not None or any(
-        check(c) for _, check in CHECKS if check not in NOT_OF_A_PLAN)
+        check(c) for _, check in CHECKS if check not in NOT_OF_A_PLAN
+    )
 
 
 def typed(c: Config, changed: Config, changes: Iterable[str]) -> str:
-    return " ".join(f"{name.upper()}={format_value(getattr(changed, name))}" for name in changes
-                    if getattr(changed, name) != getattr(c, name))
+    return " ".join(
+        f"{name.upper()}={format_value(getattr(changed, name))}"
+        for name in changes
+        if getattr(changed, name) != getattr(c, name)
+    )
 
 
 def was_filled_in(c: Config, name: str) -> bool:
     """Whether a value is the one that is filled in where nobody sets one."""
-    return getattr(c, name) == getattr(dataclasses.replace(c, **{name: FILLED_IN[name]}).derived(), name)
+    return getattr(c, name) == getattr(
+        dataclasses.replace(c, **{name: FILLED_IN[name]}).derived(), name
+    )
 
 
 def in_files(c: Config) -> set[str]:
@@ -102,14 +125,26 @@ def given(c: Config, another_preset: bool = False) -> dict[str, str]:
     another_preset: to be typed beside one, which has a model, a length and what follows from them of its own.
     """
     files = {"PRESET": c.preset, "ENV_FILE": c.env_file}
-    own = Config(**{name.lower(): value for name, value in resolve(Config, files).values.items()}).derived()
-    theirs = ({*SHAPE, "train_tokens", "max_steps", *FILLED_IN} - {"run_name"}) if another_preset else set()
+    own = Config(
+        **{name.lower(): value for name, value in resolve(Config, files).values.items()}
+    ).derived()
+    theirs = (
+        ({*SHAPE, "train_tokens", "max_steps", *FILLED_IN} - {"run_name"})
+        if another_preset
+        else set()
+    )
     found = {}
     for name, field in declared_fields(Config).items():
         low, value = name.lower(), getattr(c, name.lower())
-        if low in OF_THIS_COMMAND | theirs or value == getattr(own, low) or field.metadata["declared"].secret:
+        if (
+            low in OF_THIS_COMMAND | theirs
+            or value == getattr(own, low)
+            or field.metadata["declared"].secret
+        ):
             continue
-        if (low in FILLED_IN and was_filled_in(c, low)) or (low == "master_addr" and value == "planned"):
+        if (low in FILLED_IN and was_filled_in(c, low)) or (
+            low == "master_addr" and value == "planned"
+        ):
             continue
         found[name] = shlex.quote(format_value(value)) if value is not None else ""
     default = declared_fields(Config)["ENV_FILE"].default
@@ -119,6 +154,7 @@ def given(c: Config, another_preset: bool = False) -> dict[str, str]:
 # ---------------------------------------------------------------------------------------------------
 # Models and cards
 # ---------------------------------------------------------------------------------------------------
+
 
 def shape(c: Config, depth: int) -> dict[str, Any]:
     """The model of that depth in c's family: as wide for its depth, with heads as large and as many to a group, an MLP
@@ -161,26 +197,40 @@ def nodes_for(fleet: Fleet, number: int) -> int:
 
 def together(fleet: Fleet) -> Fleet:
     """The devices as if they were at one place, in nodes of eight."""
-    return dataclasses.replace(fleet, processes=min(fleet.processes, CARDS_OF_A_NODE), nodes=1, sites=1)
+    return dataclasses.replace(
+        fleet, processes=min(fleet.processes, CARDS_OF_A_NODE), nodes=1, sites=1
+    )
 
 
 def card_of_fleet(fleet: Fleet) -> Card:
     """Of a mixed fleet the fastest, since more of a slow one would hold it back."""
-    return max((card for _, card in fleet.cards), key=lambda card: card.bf16_tflops or card.fp32_tflops)
+    return max(
+        (card for _, card in fleet.cards), key=lambda card: card.bf16_tflops or card.fp32_tflops
+    )
 
 
 def with_cards(c: Config, fleet: Fleet, numbers: Iterable[int], **changes: Any) -> Iterator[Choice]:
     """So many cards of the fleet's kind, where that splits BATCH_TOKENS evenly."""
-    return (found for number in numbers if batch_problem(c, number) is None
-            if (found := choice(c, fleet, (card_of_fleet(fleet), number), **changes)))
+    return (
+        found
+        for number in numbers
+        if batch_problem(c, number) is None
+        if (found := choice(c, fleet, (card_of_fleet(fleet), number), **changes))
+    )
 
 
 def more_cards(c: Config, fleet: Fleet, **changes: Any) -> Iterator[Choice]:
     """From the fewest that are more; a card has at least one sequence of a step."""
-    return with_cards(c, fleet, range(fleet.processes + 1, c.batch_windows + 1), **changes) if fleet.cards else iter(())
+    return (
+        with_cards(c, fleet, range(fleet.processes + 1, c.batch_windows + 1), **changes)
+        if fleet.cards
+        else iter(())
+    )
 
 
 def cards_together(c: Config, fleet: Fleet, **changes: Any) -> Iterator[Choice]:
     """From as many as there are, at one place; none where they are in one node already."""
     if fleet.nodes > 1 and fleet.cards:
-        yield from with_cards(c, together(fleet), range(fleet.processes, c.batch_windows + 1), **changes)
+        yield from with_cards(
+            c, together(fleet), range(fleet.processes, c.batch_windows + 1), **changes
+        )

@@ -1,20 +1,30 @@
 """How often the run will see each source's text: what it wants of it, and what there is.
 
-    there   counted in the shards under DATA_DIR, once they are all made
-            else as `tokens` in sources/NAME.toml has it, about, less what is held out
-            else not known
+there   counted in the shards under DATA_DIR, once they are all made
+        else as `tokens` in sources/NAME.toml has it, about, less what is held out
+        else not known
 """
 
 import dataclasses
 import hashlib
 from pathlib import Path
 
-from settings.finding import FAIL, WARN, Finding
 from settings.config import Config
-from train.data.sources.source import CorpusError, Source
+from settings.finding import FAIL, WARN, Finding
+from train.data.data_paths import (
+    MANY_EPOCHS,
+    MAX_EPOCHS,
+    repeated,
+    shard_folder,
+    source_of,
+    token_limit,
+    tokenizer_path,
+    too_often,
+    wanted_tokens,
+    worth_less,
+)
 from train.data.manifest import DataError, read_manifest
-from train.data.data_paths import (MANY_EPOCHS, MAX_EPOCHS, repeated, shard_folder, source_of, token_limit,
-                                   tokenizer_path, too_often, wanted_tokens, worth_less)
+from train.data.sources.source import CorpusError, Source
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,13 +58,27 @@ def epochs(c: Config) -> list[Epochs]:
 def of_source(c: Config, s: Source) -> Epochs:
     wanted, shards, there = wanted_tokens(c, s.name), sealed(c, s), declared_tokens(c, s)
     if shards and shards.whole:
-        return Epochs(s.name, wanted, shards.tokens, "counted in its shards", wanted / max(1, shards.tokens), True)
+        return Epochs(
+            s.name,
+            wanted,
+            shards.tokens,
+            "counted in its shards",
+            wanted / max(1, shards.tokens),
+            True,
+        )
     if there is None:
-        return Epochs(s.name, wanted, None, f"no shards yet, and sources/{s.name}.toml says no tokens", None)
+        return Epochs(
+            s.name, wanted, None, f"no shards yet, and sources/{s.name}.toml says no tokens", None
+        )
     origin = f"about, by sources/{s.name}.toml"
-    if token_limit(c, s) < min(wanted - c.batch_tokens, there):  # no more are made; a run's last step is a whole one
+    if token_limit(c, s) < min(
+        wanted - c.batch_tokens, there
+    ):  # no more are made; a run's last step is a whole one
         setting = "DATA_TOKENS" if c.data_tokens else "TRAIN_TOKENS"
-        there, origin = token_limit(c, s), f"as many as {setting} has made, of what sources/{s.name}.toml says"
+        there, origin = (
+            token_limit(c, s),
+            f"as many as {setting} has made, of what sources/{s.name}.toml says",
+        )
     return Epochs(s.name, wanted, there, origin, wanted / max(1, there))
 
 
@@ -83,9 +107,11 @@ def counted(c: Config, s: Source, folder: Path) -> Sealed | None:
     made = sum(seal.train.tokens for seal in seals if seal.train)
     infos = [info for seal in seals for info in seal.infos()]
     there = {path.name for path in folder.glob("*.bin")}
-    return Sealed(sum(seal.train.windows(c.seq_len) for seal in seals if seal.train) * c.seq_len,
-                  sum(info.bytes for info in infos if info.file in there),
-                  manifest["end"] == "all" or (manifest["end"] is not None and made >= token_limit(c, s)))
+    return Sealed(
+        sum(seal.train.windows(c.seq_len) for seal in seals if seal.train) * c.seq_len,
+        sum(info.bytes for info in infos if info.file in there),
+        manifest["end"] == "all" or (manifest["end"] is not None and made >= token_limit(c, s)),
+    )
 
 
 def findings(c: Config, found: list[Epochs]) -> list[Finding]:
@@ -99,7 +125,9 @@ def findings(c: Config, found: list[Epochs]) -> list[Finding]:
             continue
         text = repeated(c, e.source, e.epochs, f"{round(e.there_tokens):,} ({e.origin})")
         if e.epochs > MAX_EPOCHS and e.source not in c.repeats:
-            said.append(Finding("epochs", FAIL if e.counted else WARN, text, too_often(c, [e.source])))
+            said.append(
+                Finding("epochs", FAIL if e.counted else WARN, text, too_often(c, [e.source]))
+            )
         else:
             said.append(Finding("epochs", WARN, text + worth_less(c, e.source)))
     return said

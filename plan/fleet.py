@@ -57,7 +57,9 @@ class Fleet:
     def text(self) -> str:
         """'8 x a100-80gb-sxm', '4 x a6000 and 4 x t4', '2 processes on CPU'"""
         if self.on_cpu:
-            return "1 process on CPU" if self.processes == 1 else f"{self.processes} processes on CPU"
+            return (
+                "1 process on CPU" if self.processes == 1 else f"{self.processes} processes on CPU"
+            )
         *others, last = (f"{count} x {card.key}" for count, card in self.cards)
         return f"{', '.join(others)} and {last}" if others else last
 
@@ -68,15 +70,23 @@ def fleet_of(c: Config, here: tuple[str, ...] | None = None) -> Fleet:
     here: the names of this machine's GPUs; None has nvidia-smi asked.
     """
     if c.cards == CPU and c.device == "cuda":
-        raise SettingsError(["CARDS=cpu and DEVICE=cuda are two plans; set DEVICE=cpu for one on processors, or "
-                             "another CARDS, for example CARDS=8xa100-80gb-sxm"])
+        raise SettingsError(
+            [
+                "CARDS=cpu and DEVICE=cuda are two plans; set DEVICE=cpu for one on processors, or "
+                "another CARDS, for example CARDS=8xa100-80gb-sxm"
+            ]
+        )
     if c.cards == CPU or (c.cards in ("", "here") and c.device == CPU):
         return on_cpu(c)
     if c.cards in ("", "here"):
         return of_this_machine(c, gpus_here() if here is None else here)
     if c.device == CPU:
-        raise SettingsError([f"CARDS={c.cards} and DEVICE=cpu are two plans; set CARDS=cpu for one on processors, or "
-                             "DEVICE=cuda for one on those cards"])
+        raise SettingsError(
+            [
+                f"CARDS={c.cards} and DEVICE=cpu are two plans; set CARDS=cpu for one on processors, or "
+                "DEVICE=cuda for one on those cards"
+            ]
+        )
     return of_cards(c)
 
 
@@ -92,16 +102,22 @@ def of_cards(c: Config) -> Fleet:
         counts[key] = counts.get(key, 0) + int(number)
     processes, problems = sum(counts.values()), []
     if unknown := [key for key in counts if card_called(key) is None]:
-        problems.append(f"CARDS={c.cards}: {' and '.join(unknown)} {'is' if len(unknown) == 1 else 'are'} not known, "
-                        f"and nothing is guessed; {''.join(map(meant, unknown))}there are {', '.join(keys())}; a row "
-                        "in hardware/gpu_specs.py makes another known")
+        problems.append(
+            f"CARDS={c.cards}: {' and '.join(unknown)} {'is' if len(unknown) == 1 else 'are'} not known, "
+            f"and nothing is guessed; {''.join(map(meant, unknown))}there are {', '.join(keys())}; a row "
+            "in hardware/gpu_specs.py makes another known"
+        )
     if processes % c.nodes:
-        problems.append(f"CARDS={c.cards}: {plural(processes, 'card')} cannot be spread evenly over NODES={c.nodes}; "
-                        f"set NODES={divisor(processes, c.nodes)}, or CARDS with a multiple of {c.nodes}")
+        problems.append(
+            f"CARDS={c.cards}: {plural(processes, 'card')} cannot be spread evenly over NODES={c.nodes}; "
+            f"set NODES={divisor(processes, c.nodes)}, or CARDS with a multiple of {c.nodes}"
+        )
     elif c.nproc not in (None, processes // c.nodes):
         of_each = f" on each of NODES={c.nodes}" if c.nodes > 1 else ""
-        problems.append(f"NPROC={c.nproc}: CARDS={c.cards} is {plural(processes // c.nodes, 'card')}{of_each}, with a "
-                        f"process each; leave NPROC out, or set NPROC={processes // c.nodes} or other CARDS")
+        problems.append(
+            f"NPROC={c.nproc}: CARDS={c.cards} is {plural(processes // c.nodes, 'card')}{of_each}, with a "
+            f"process each; leave NPROC out, or set NPROC={processes // c.nodes} or other CARDS"
+        )
     return spread(c, counts, processes, problems)
 
 
@@ -109,30 +125,39 @@ def of_this_machine(c: Config, names: tuple[str, ...]) -> Fleet:
     """The GPUs that a run on this machine takes, NODES times over; its processors where there are none."""
     if not names and c.device != "cuda":
         return on_cpu(c)
-    taken, problems = names[:c.nproc] if c.nproc else names, []
+    taken, problems = names[: c.nproc] if c.nproc else names, []
     if not names:
-        problems.append("CARDS: there is no GPU here (nvidia-smi lists none), and DEVICE=cuda: say which to plan for, "
-                        f"for example CARDS=8xa100-80gb-sxm; there are {', '.join(keys())}")
+        problems.append(
+            "CARDS: there is no GPU here (nvidia-smi lists none), and DEVICE=cuda: say which to plan for, "
+            f"for example CARDS=8xa100-80gb-sxm; there are {', '.join(keys())}"
+        )
     elif c.nproc and c.nproc > len(names):
-        problems.append(f"NPROC={c.nproc}: {plural(len(names), 'GPU')} here; set NPROC={len(names)}, or CARDS for "
-                        "another machine, for example CARDS=8xa100-80gb-sxm")
+        problems.append(
+            f"NPROC={c.nproc}: {plural(len(names), 'GPU')} here; set NPROC={len(names)}, or CARDS for "
+            "another machine, for example CARDS=8xa100-80gb-sxm"
+        )
     counts: dict[str, int] = {}
     for name in taken:
         key = card.key if (card := card_of(name)) else ""
         counts[key] = counts.get(key, 0) + c.nodes
     if unknown := dict.fromkeys(name for name in taken if card_of(name) is None):
-        problems.append(f"CARDS: this machine's {' and '.join(unknown)} {'is' if len(unknown) == 1 else 'are'} not "
-                        f"known, and nothing is guessed: say which card comes nearest, for example CARDS="
-                        f"{len(taken) * c.nodes}x{akin(next(iter(unknown)))}; there are {', '.join(keys())}; a row in "
-                        "hardware/gpu_specs.py makes another known")
+        problems.append(
+            f"CARDS: this machine's {' and '.join(unknown)} {'is' if len(unknown) == 1 else 'are'} not "
+            f"known, and nothing is guessed: say which card comes nearest, for example CARDS="
+            f"{len(taken) * c.nodes}x{akin(next(iter(unknown)))}; there are {', '.join(keys())}; a row in "
+            "hardware/gpu_specs.py makes another known"
+        )
     return spread(c, counts, len(taken) * c.nodes, problems)
 
 
 def spread(c: Config, counts: dict[str, int], processes: int, problems: list[str]) -> Fleet:
     """The fleet of so many cards by key, over nodes and sites. Raises SettingsError where there are problems."""
     if c.nodes % c.sites:
-        problems = [*problems, f"SITES={c.sites}: NODES={c.nodes} cannot be spread evenly over them; set SITES="
-                               f"{divisor(c.nodes, c.sites)}, or NODES={-(-c.nodes // c.sites) * c.sites}"]
+        problems = [
+            *problems,
+            f"SITES={c.sites}: NODES={c.nodes} cannot be spread evenly over them; set SITES="
+            f"{divisor(c.nodes, c.sites)}, or NODES={-(-c.nodes // c.sites) * c.sites}",
+        ]
     if problems:
         raise SettingsError(problems)
     cards = tuple((counts[card.key], card) for card in CARDS if card.key in counts)
@@ -143,13 +168,16 @@ def spread(c: Config, counts: dict[str, int], processes: int, problems: list[str
 # In words
 # ---------------------------------------------------------------------------------------------------
 
+
 def keys() -> list[str]:
     return [card.key for card in CARDS]
 
 
 def meant(key: str) -> str:
     """A question: which cards begin so, as with a100, or which one is spelt alike; "" if none does."""
-    alike = [known for known in keys() if known.startswith(key)] or [guess for guess in [nearest(key, keys())] if guess]
+    alike = [known for known in keys() if known.startswith(key)] or [
+        guess for guess in [nearest(key, keys())] if guess
+    ]
     return f"did you mean {' or '.join(alike)}? " if alike else ""
 
 
@@ -172,10 +200,13 @@ def plural(number: int, what: str) -> str:
 # This machine
 # ---------------------------------------------------------------------------------------------------
 
+
 def gpus_here() -> tuple[str, ...]:
     """The names of the GPUs that a process started here sees, as torch has them; none where there is no driver."""
     try:
-        done = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, timeout=20, check=False)
+        done = subprocess.run(
+            ["nvidia-smi", "--list-gpus"], capture_output=True, text=True, timeout=20, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return ()
     return seen(done.stdout, visible_gpus()) if done.returncode == 0 else ()
@@ -192,14 +223,21 @@ def seen(listed: str, visible: list[str] | None) -> tuple[str, ...]:
     gpus: list[tuple[str, str, str]] = []  # name, index, UUID
     for block in re.split(r"^(?=GPU )", listed, flags=re.MULTILINE):
         if whole := re.match(r"GPU (\d+): (.+) \(UUID: ([^)]+)\)", block):
-            slices = re.findall(r"^\s+MIG (\S+)\s+Device\s+\d+: \(UUID: ([^)]+)\)", block, re.MULTILINE)
+            slices = re.findall(
+                r"^\s+MIG (\S+)\s+Device\s+\d+: \(UUID: ([^)]+)\)", block, re.MULTILINE
+            )
             gpus += [(f"{whole[2]} MIG {kind}", whole[1], uuid) for kind, uuid in slices] or [
-                (whole[2], whole[1], whole[3])]
+                (whole[2], whole[1], whole[3])
+            ]
     if visible is None:
         return tuple(name for name, _, _ in gpus)
     names = []
     for entry in visible:
-        chosen = [name for name, index, uuid in gpus if entry == index or (len(entry) > 4 and uuid.startswith(entry))]
+        chosen = [
+            name
+            for name, index, uuid in gpus
+            if entry == index or (len(entry) > 4 and uuid.startswith(entry))
+        ]
         if not chosen:
             break
         names.append(chosen[0])

@@ -3,14 +3,16 @@
 import bisect
 import dataclasses
 
-from plan.network import traffic
 from plan.fleet import Fleet
-from plan.network.traffic import Sync
 from plan.measured import Probe
+from plan.network import traffic
+from plan.network.traffic import Sync
 from plan.speed import Speed, speed
 from settings.config import Config
 
-FULL_SET = 20   # the end of a run scores at most so many times EVAL_TOKENS (train/evaluate/validation.py)
+FULL_SET = (
+    20  # the end of a run scores at most so many times EVAL_TOKENS (train/evaluate/validation.py)
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,9 +35,15 @@ def time_of(c: Config, fast: Speed, wait_s: float, done: int = 0) -> Time | None
     if fast.step_s is None or fast.tokens_per_s is None:
         return None
     left = c.last_step - done
-    times = (c.last_step // c.eval_every - done // c.eval_every if c.eval_every else 0) + (FULL_SET if left else 0)
+    times = (c.last_step // c.eval_every - done // c.eval_every if c.eval_every else 0) + (
+        FULL_SET if left else 0
+    )
     # a forward pass is a third of a training step's work
-    return Time(left * fast.step_s / 3600, left * wait_s / 3600, times * c.eval_tokens / (3 * fast.tokens_per_s) / 3600)
+    return Time(
+        left * fast.step_s / 3600,
+        left * wait_s / 3600,
+        times * c.eval_tokens / (3 * fast.tokens_per_s) / 3600,
+    )
 
 
 def waiting_s(syncs: list[Sync]) -> float:
@@ -85,6 +93,7 @@ def steps_within(c: Config, pace: Pace, hours: float, done: int = 0) -> int:
     """The most steps that are through in so many hours, behind `done` that are made, with the evaluations that they
     bring; 0 if not one is. The speed must be known."""
     assert pace.step_s is not None
+
     def too_long(steps: int) -> bool:
         time = time_of(dataclasses.replace(c, max_steps=done + steps), pace.fast, pace.wait_s, done)
         return time is None or time.total > hours

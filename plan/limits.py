@@ -10,37 +10,57 @@ import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from plan import across
-from plan import checks
-from plan.choices import (CARDS_OF_A_NODE, Choice, cards_together, choice, known_models, more_cards, shape,
-                          with_cards)
-from settings.finding import FAIL, WARN, Finding
+from hardware.model_size import parameters
+from plan import across, checks
 from plan.checks import Does
+from plan.choices import (
+    CARDS_OF_A_NODE,
+    Choice,
+    cards_together,
+    choice,
+    known_models,
+    more_cards,
+    shape,
+    with_cards,
+)
 from plan.fleet import Fleet
 from plan.hours import Pace, hours_of, pace_of, steps_within, time_of
 from plan.measured import Probe
-from plan.scaling import RULE, rule_tokens
-from plan.storage import Place
 from plan.number_formats import count, number, seconds
 from plan.number_formats import hours as hours_told
+from plan.scaling import RULE, rule_tokens
+from plan.storage import Place
 from settings.config import Config
-from settings.rules import batch_problem
 from settings.declare import format_value
-from hardware.model_size import parameters
+from settings.finding import FAIL, WARN, Finding
+from settings.rules import batch_problem
 
-CODE = 64     # a setting is to be changed
+CODE = 64  # a setting is to be changed
 MARGIN = 1.1  # by which a minute's measurement may be wrong
 
 # Per cent of the bfloat16 peak that matrix products of the best sizes were measured to reach, by the first letters of
 # a card's key: Bekman, Machine Learning Engineering, compute/accelerator (271 of 312, 794.5 of 989 TFLOP/s; the SXM
 # cards, and those with less power reach less). No training goes past it.
-PRODUCTS = (("a100", 86.9), ("a800", 86.9), ("h100", 80.3), ("h200", 80.3), ("h800", 80.3), ("gh200", 80.3))
+PRODUCTS = (
+    ("a100", 86.9),
+    ("a800", 86.9),
+    ("h100", 80.3),
+    ("h200", 80.3),
+    ("h800", 80.3),
+    ("gh200", 80.3),
+)
 # The highest MFU that was published for training a model of about a billion parameters in bfloat16, and whose it is.
 BEST = (("a100", 60.0, "MPT 1.3B on 8"), ("h100", 50.5, "GPT-2 1.6B in llm.c on 8"))
 
-FASTER = (100.0, 200.0, 400.0)   # Gbit/s that networks between nodes are sold with
-FASTER_WAN = (10.0, 100.0)       # and that universities have to the next one
-DEVICES = ("CARDS=", "NODES=", "SITES=", "WAN_GBIT=", "LAN_GBIT=")   # how what is about devices and links begins
+FASTER = (100.0, 200.0, 400.0)  # Gbit/s that networks between nodes are sold with
+FASTER_WAN = (10.0, 100.0)  # and that universities have to the next one
+DEVICES = (
+    "CARDS=",
+    "NODES=",
+    "SITES=",
+    "WAN_GBIT=",
+    "LAN_GBIT=",
+)  # how what is about devices and links begins
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,8 +74,14 @@ class Asked:
     planned: str
 
 
-def problems(c: Config, fleet: Fleet, probe: Probe | None, capacity_bytes: float,
-             places: Iterable[Place] = (), done: int = 0) -> list[Finding]:
+def problems(
+    c: Config,
+    fleet: Fleet,
+    probe: Probe | None,
+    capacity_bytes: float,
+    places: Iterable[Place] = (),
+    done: int = 0,
+) -> list[Finding]:
     """What is wrong with the plan of c on these devices, as FAIL and WARN; none where nothing is.
 
     probe: what was measured of the slowest of them; capacity_bytes: that a process may take of its device's memory;
@@ -66,9 +92,13 @@ def problems(c: Config, fleet: Fleet, probe: Probe | None, capacity_bytes: float
         return [uneven]  # there is no such run, of which more could be said
     pace = pace_of(c, fleet, probe)
     targets = [hours(c, fleet, probe, pace, done), tokens_per_s(c, fleet, probe, pace, done)]
-    found = [bf16(c, fleet), *(targets if done < c.last_step else []),
-             *across.problems(c, fleet, pace), checks.memory_problem(c, fleet, capacity_bytes),
-             *(checks.disk_problem(c, fleet, pace.step_s, place) for place in places)]
+    found = [
+        bf16(c, fleet),
+        *(targets if done < c.last_step else []),
+        *across.problems(c, fleet, pace),
+        checks.memory_problem(c, fleet, capacity_bytes),
+        *(checks.disk_problem(c, fleet, pace.step_s, place) for place in places),
+    ]
     return [one for one in found if one]
 
 
@@ -81,30 +111,45 @@ def batch(c: Config, fleet: Fleet) -> Finding | None:
     fewer = [number for number in range(fleet.processes - 1, 0, -1) if number % fleet.nodes == 0]
     typed = [nearest]
     if fleet.on_cpu or c.cards in ("", "here"):
-        typed += [f"NPROC={number // fleet.nodes}" for number in fewer if not batch_problem(c, number)][:1]
+        typed += [
+            f"NPROC={number // fleet.nodes}" for number in fewer if not batch_problem(c, number)
+        ][:1]
     elif len(fleet.cards) == 1:
         nearby = next(with_cards(c, fleet, fewer), None), next(more_cards(c, fleet), None)
         typed += [one.typed for one in nearby if one]
-    return Finding("batch", FAIL, f"{text}, on {fleet.text}", f"what would do: {'; or '.join(typed)}", CODE)
+    return Finding(
+        "batch", FAIL, f"{text}, on {fleet.text}", f"what would do: {'; or '.join(typed)}", CODE
+    )
 
 
 def bf16(c: Config, fleet: Fleet) -> Finding | None:
     """A card without units for the type: torch would emulate it, at a fraction of float32's speed, or refuse."""
-    without = sorted({card.key for _, card in fleet.cards if c.dtype == "bfloat16" and card.bf16_tflops is None})
+    without = sorted(
+        {card.key for _, card in fleet.cards if c.dtype == "bfloat16" and card.bf16_tflops is None}
+    )
     if not without:
         return None
     rate = min(card.fp32_tflops for _, card in fleet.cards)
     other = choice(c, fleet, dtype="float32") or choice(c, fleet, dtype="float32", attention="auto")
     typed = [f"{other.typed} (at most {rate:g} TFLOP/s a card)"] if other else []
-    typed += [f"{left.typed} alone" for number, card in fleet.cards
-              if card.bf16_tflops is not None and (left := choice(c, fleet, (card, number)))]
-    return Finding("bf16", FAIL, f"DTYPE=bfloat16: {' and '.join(without)} has no bfloat16 units",
-                   "what would do: " + "; or ".join(typed), CODE)
+    typed += [
+        f"{left.typed} alone"
+        for number, card in fleet.cards
+        if card.bf16_tflops is not None and (left := choice(c, fleet, (card, number)))
+    ]
+    return Finding(
+        "bf16",
+        FAIL,
+        f"DTYPE=bfloat16: {' and '.join(without)} has no bfloat16 units",
+        "what would do: " + "; or ".join(typed),
+        CODE,
+    )
 
 
 # ---------------------------------------------------------------------------------------------------
 # Targets
 # ---------------------------------------------------------------------------------------------------
+
 
 def hours(c: Config, fleet: Fleet, probe: Probe | None, pace: Pace, done: int) -> Finding | None:
     """TARGET_HOURS: tokens, and what is scored for evaluation, in what is left when the network is waited for."""
@@ -118,11 +163,18 @@ def hours(c: Config, fleet: Fleet, probe: Probe | None, pace: Pace, done: int) -
         return None
     left = c.target_hours - time.waiting
     percent = pace.fast.mfu_percent * (time.training + time.evaluating) / left if left > 0 else None
-    asked = Asked("target-hours", name, percent, f"{'what is left' if done else 'it'} takes {hours_told(time.total)}")
+    asked = Asked(
+        "target-hours",
+        name,
+        percent,
+        f"{'what is left' if done else 'it'} takes {hours_told(time.total)}",
+    )
     return judged(c, fleet, probe, pace, asked, what_is_through(c, fleet, probe, pace, done))
 
 
-def tokens_per_s(c: Config, fleet: Fleet, probe: Probe | None, pace: Pace, done: int) -> Finding | None:
+def tokens_per_s(
+    c: Config, fleet: Fleet, probe: Probe | None, pace: Pace, done: int
+) -> Finding | None:
     """TARGET_TOKENS_PER_S, as the log of a run will have them: waits for the network are in it."""
     if c.target_tokens_per_s is None:
         return None
@@ -134,48 +186,78 @@ def tokens_per_s(c: Config, fleet: Fleet, probe: Probe | None, pace: Pace, done:
     left = c.batch_tokens / c.target_tokens_per_s - pace.wait_s
     percent = pace.fast.mfu_percent * pace.fast.step_s / left if left > 0 else None
     asked = Asked("target-tokens-per-s", name, percent, f"there are {pace.tokens_per_s:,.0f}")
-    return judged(c, fleet, probe, pace, asked, what_is_as_fast(c, fleet, probe, pace.tokens_per_s, done))
+    return judged(
+        c, fleet, probe, pace, asked, what_is_as_fast(c, fleet, probe, pace.tokens_per_s, done)
+    )
 
 
 def not_known(name: str, setting: str, pace: Pace) -> Finding:
-    return Finding(name, WARN, f"{setting} cannot be checked: {pace.fast.why}",
-                   "MFU=40, for one, says what to plan with" if pace.fast.peak_tflops else "", CODE)
+    return Finding(
+        name,
+        WARN,
+        f"{setting} cannot be checked: {pace.fast.why}",
+        "MFU=40, for one, says what to plan with" if pace.fast.peak_tflops else "",
+        CODE,
+    )
 
 
-def judged(c: Config, fleet: Fleet, probe: Probe | None, pace: Pace, asked: Asked, would: Iterable[str]) -> Finding:
+def judged(
+    c: Config, fleet: Fleet, probe: Probe | None, pace: Pace, asked: Asked, would: Iterable[str]
+) -> Finding:
     """FAIL beyond what can be reached, WARN beyond what is planned."""
     at = f"at the planned {pace.fast.mfu_percent:.3g}% MFU {asked.planned}"
     what = list(would)
-    mends = f"what would do: {'; or '.join(what)}" if what else "no fewer tokens and no smaller model would do"
+    mends = (
+        f"what would do: {'; or '.join(what)}"
+        if what
+        else "no fewer tokens and no smaller model would do"
+    )
     if fleet.cards and not any(one.startswith(DEVICES) for one in what):
         mends += f"; no number of these cards, even over LAN_GBIT={max(c.lan_gbit, FASTER[-1]):g}"
     if asked.percent is None:
-        return Finding(asked.name, FAIL, f"{asked.setting}: each step waits {seconds(pace.wait_s)} for the network "
-                       f"between nodes, and that alone takes longer, however fast the devices are; {at}", mends, CODE)
+        return Finding(
+            asked.name,
+            FAIL,
+            f"{asked.setting}: each step waits {seconds(pace.wait_s)} for the network "
+            f"between nodes, and that alone takes longer, however fast the devices are; {at}",
+            mends,
+            CODE,
+        )
     share, why = reach(c, fleet, probe, pace)
     needs = f"{asked.setting} needs {number(asked.percent)}% of the peak"
     if pace.fast.peak_tflops and fleet.cards:
         each = pace.fast.peak_tflops / fleet.processes
-        needs = (f"{asked.setting} needs {asked.percent / 100 * each:,.0f} TFLOP/s of each GPU, "
-                 f"{number(asked.percent)}% of its peak of {each:,.4g}")
+        needs = (
+            f"{asked.setting} needs {asked.percent / 100 * each:,.0f} TFLOP/s of each GPU, "
+            f"{number(asked.percent)}% of its peak of {each:,.4g}"
+        )
     if asked.percent > share:
         return Finding(asked.name, FAIL, f"{needs}; {why}; {at}", mends, CODE)
     best = best_of(c, fleet)
-    beyond = f"; the most that was published for such a card is {best[0]:g}% ({best[1]})" if (
-        best and asked.percent > best[0]) else ""
+    beyond = (
+        f"; the most that was published for such a card is {best[0]:g}% ({best[1]})"
+        if (best and asked.percent > best[0])
+        else ""
+    )
     return Finding(asked.name, WARN, f"{needs}; {at}{beyond}", mends, CODE)
 
 
 def reach(c: Config, fleet: Fleet, probe: Probe | None, pace: Pace) -> tuple[float, str]:
     """(per cent of the peak past which a target cannot be, why)."""
     if pace.fast.measured and pace.fast.mfu_percent is not None:
-        return MARGIN * pace.fast.mfu_percent, f"a step of just this run was measured at {pace.fast.mfu_percent:.3g}%"
+        return (
+            MARGIN * pace.fast.mfu_percent,
+            f"a step of just this run was measured at {pace.fast.mfu_percent:.3g}%",
+        )
     if fleet.on_cpu:
         return 100.0, "no training is faster than the machine's own matrix products"
     card = fleet.slowest(c.dtype)
     peak, here = card.peak(c.dtype), (probe.matmul_tflops if probe else {}).get(c.dtype)
     if peak and here:
-        return 100 * here / peak, f"matrix products alone were measured at {here:,.4g} TFLOP/s there"
+        return (
+            100 * here / peak,
+            f"matrix products alone were measured at {here:,.4g} TFLOP/s there",
+        )
     share = next((share for start, share in PRODUCTS if card.key.startswith(start)), None)
     if share and c.dtype == "bfloat16":
         return share, f"on {card.key} matrix products alone reach {share:g}% (measured by others)"
@@ -193,7 +275,10 @@ def best_of(c: Config, fleet: Fleet) -> tuple[float, str] | None:
 # What would do
 # ---------------------------------------------------------------------------------------------------
 
-def what_is_through(c: Config, fleet: Fleet, probe: Probe | None, pace: Pace, done: int) -> Iterator[str]:
+
+def what_is_through(
+    c: Config, fleet: Fleet, probe: Probe | None, pace: Pace, done: int
+) -> Iterator[str]:
     """For TARGET_HOURS: the same devices nearer to each other; the most tokens, and the largest model at 20 tokens a
     parameter; and what others() finds."""
     target = c.target_hours or 0.0
@@ -211,7 +296,9 @@ def what_is_through(c: Config, fleet: Fleet, probe: Probe | None, pace: Pace, do
     yield from others(c, fleet, soon, bool(close), done)
 
 
-def what_is_as_fast(c: Config, fleet: Fleet, probe: Probe | None, planned: float, done: int) -> Iterator[str]:
+def what_is_as_fast(
+    c: Config, fleet: Fleet, probe: Probe | None, planned: float, done: int
+) -> Iterator[str]:
     def fast(found: Choice) -> bool:
         rate = pace_of(found.c, found.fleet, probe).tokens_per_s
         return rate is not None and rate >= (c.target_tokens_per_s or 0)
@@ -232,7 +319,11 @@ def nearer(c: Config, fleet: Fleet, does: Does) -> Iterator[str]:
     moved = next(filter(does, itertools.chain(fewer, in_one_node(c, fleet))), None)
     if moved:
         yield moved.typed
-    wan = [choice(c, fleet, wan_gbit=rate) for rate in FASTER_WAN if fleet.sites > 1 and rate > c.wan_gbit]
+    wan = [
+        choice(c, fleet, wan_gbit=rate)
+        for rate in FASTER_WAN
+        if fleet.sites > 1 and rate > c.wan_gbit
+    ]
     if faster := next((found for found in wan if found and does(found)), None):
         yield told_with_network(faster, c)
     if not moved and fleet.nodes > 1:
@@ -244,7 +335,11 @@ def nearer(c: Config, fleet: Fleet, does: Does) -> Iterator[str]:
 def in_one_node(c: Config, fleet: Fleet) -> Iterator[Choice]:
     """The same cards in a node of eight, where they are in several and have room in it."""
     same = [fleet.processes] if len(fleet.cards) == 1 and fleet.processes <= CARDS_OF_A_NODE else []
-    return (found for found in cards_together(c, fleet) if found.fleet.processes in same and found.fleet.nodes == 1)
+    return (
+        found
+        for found in cards_together(c, fleet)
+        if found.fleet.processes in same and found.fleet.nodes == 1
+    )
 
 
 def told_with_network(found: Choice, c: Config) -> str:
@@ -256,8 +351,11 @@ def by_the_rule(c: Config, fleet: Fleet) -> Iterator[Choice]:
     """These with 20 tokens a parameter, where that is fewer than c's."""
     for model in known_models(c, fleet):
         tokens = round(rule_tokens(parameters(model.c).total) / c.batch_tokens) * c.batch_tokens
-        if not c.max_steps and tokens < c.train_tokens and (
-                found := choice(c, fleet, **shape(c, model.c.n_layer), train_tokens=tokens)):
+        if (
+            not c.max_steps
+            and tokens < c.train_tokens
+            and (found := choice(c, fleet, **shape(c, model.c.n_layer), train_tokens=tokens))
+        ):
             yield found
 
 
@@ -269,9 +367,15 @@ def others(c: Config, fleet: Fleet, does: Does, enough: bool, done: int) -> Iter
         yield f"{model.typed} ({count(parameters(model.c).total)} parameters)"
     if enough:
         return
-    tried: list[dict[str, Any]] = [{}, *({"lan_gbit": rate} for rate in FASTER if rate > c.lan_gbit)]
-    found = (next(filter(does, cards(c, fleet, **changes)), None) for changes in tried
-             for cards in (more_cards, cards_together))
+    tried: list[dict[str, Any]] = [
+        {},
+        *({"lan_gbit": rate} for rate in FASTER if rate > c.lan_gbit),
+    ]
+    found = (
+        next(filter(does, cards(c, fleet, **changes)), None)
+        for changes in tried
+        for cards in (more_cards, cards_together)
+    )
     if fewest := next(filter(None, found), None):
         yield told_with_network(fewest, c)
 
@@ -282,4 +386,8 @@ def most_tokens(c: Config, fleet: Fleet, pace: Pace, target: float, done: int = 
     if not more:
         return None
     steps = done + more
-    return choice(c, fleet, max_steps=steps) if c.max_steps else choice(c, fleet, train_tokens=steps * c.batch_tokens)
+    return (
+        choice(c, fleet, max_steps=steps)
+        if c.max_steps
+        else choice(c, fleet, train_tokens=steps * c.batch_tokens)
+    )

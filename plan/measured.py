@@ -1,6 +1,6 @@
 """What `make doctor PROBE=1` measured on a machine, for the plan to stand on.
 
-    RUNS_DIR/.probe/DEVICE.json     one file a kind of device, the last measurement; DEVICE as torch calls it
+RUNS_DIR/.probe/DEVICE.json     one file a kind of device, the last measurement; DEVICE as torch calls it
 """
 
 import contextlib
@@ -46,13 +46,34 @@ class Probe:
 
     def step(self, c: Config, processes: int) -> Step | None:
         """The step that was measured of just this shape, on so many processes."""
-        return next((s for s in self.steps if s.shape == shape_of(c) and s.processes == processes), None)
+        return next(
+            (s for s in self.steps if s.shape == shape_of(c) and s.processes == processes), None
+        )
 
 
 # What decides how fast and how large a step is; batch_tokens, since an update costs the more the fewer its tokens are.
-DECIDES = ("dtype", "compile", "attention", "activation_checkpointing", "parallel", "vocab_size", "n_layer", "n_head",
-           "n_kv_head", "n_embd", "mlp_dim", "qk_norm", "tie_embeddings", "seq_len", "micro_batch_size", "batch_tokens",
-           "grad_sync", "shard_ranks", "optimizer", "doc_mask")
+DECIDES = (
+    "dtype",
+    "compile",
+    "attention",
+    "activation_checkpointing",
+    "parallel",
+    "vocab_size",
+    "n_layer",
+    "n_head",
+    "n_kv_head",
+    "n_embd",
+    "mlp_dim",
+    "qk_norm",
+    "tie_embeddings",
+    "seq_len",
+    "micro_batch_size",
+    "batch_tokens",
+    "grad_sync",
+    "shard_ranks",
+    "optimizer",
+    "doc_mask",
+)
 
 
 def shape_of(c: Config) -> str:
@@ -61,7 +82,11 @@ def shape_of(c: Config) -> str:
 
 
 def path_of(c: Config, device: str) -> Path:
-    return (ROOT / c.runs_dir).absolute() / ".probe" / f"{re.sub(r'[^A-Za-z0-9]+', '-', device).strip('-')}.json"
+    return (
+        (ROOT / c.runs_dir).absolute()
+        / ".probe"
+        / f"{re.sub(r'[^A-Za-z0-9]+', '-', device).strip('-')}.json"
+    )
 
 
 def cpu_name() -> str:
@@ -69,8 +94,12 @@ def cpu_name() -> str:
     model = platform.processor() or platform.machine()
     with contextlib.suppress(OSError, StopIteration):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        model = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        model = next(
+            line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")
+        )
+    threads = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     return f"{model}, {threads} thread{'s' if threads > 1 else ''}"
 
 
@@ -97,5 +126,8 @@ def of_card(c: Config, card: Card) -> Probe | None:
     except OSError:
         return None
     found = [read(c, path.stem) for path in paths]
-    return max((probe for probe in found if probe and card_of(probe.device) == card),
-               key=lambda probe: probe.time, default=None)
+    return max(
+        (probe for probe in found if probe and card_of(probe.device) == card),
+        key=lambda probe: probe.time,
+        default=None,
+    )

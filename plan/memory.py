@@ -13,20 +13,23 @@ the resident memory of the process.
 import dataclasses
 import math
 
+from hardware.gpu_specs import Card
+from hardware.model_size import Parameters, flops_of, parameters
 from plan.activations import Block, block, by_mask, compiled, item_bytes, norm_bytes
 from plan.network.outer import fragments, of_a_site
-from hardware.gpu_specs import Card
 from settings.config import Config
 from settings.rules import batch_problem
-from hardware.model_size import Parameters, flops_of, parameters
 
 PARTS = ("weights", "gradients", "optimizer", "activations", "casts", "logits", "other")
 GIB = 2**30
 
-CHUNK_TOKENS, CHUNK_TOKENS_ON_CPU = 2048, 1536  # of the loss: loss.py's, which imports torch; a test holds them equal
-ROWS_IN_CACHE, COLUMNS = 8, 8192   # and these
-ROWS_AT_ONCE = 256     # and compilation.py's
-FLOAT = 4              # bytes of a float32, which weights, gradients, moments and sums are
+CHUNK_TOKENS, CHUNK_TOKENS_ON_CPU = (
+    2048,
+    1536,
+)  # of the loss: loss.py's, which imports torch; a test holds them equal
+ROWS_IN_CACHE, COLUMNS = 8, 8192  # and these
+ROWS_AT_ONCE = 256  # and compilation.py's
+FLOAT = 4  # bytes of a float32, which weights, gradients, moments and sums are
 # Of each weight under SYNC=diloco, split over the processes of a site: what sites agreed on last, and the momentum of
 # the outer step; and while they exchange, the pseudo-gradient of what is exchanged and a copy of its own weights.
 OUTER_STANDING, OUTER_EXCHANGED = 2 * FLOAT, 2 * FLOAT
@@ -65,8 +68,8 @@ NCCL = 700 * 2**20
 # And of what it has: a workspace of cuBLAS for each of two threads, forward and backward, of the size that torch gives
 # it on Hopper (pytorch#120925; 8 MiB before); and blocks that are free but too small, an assumption, not yet measured.
 CUBLAS = 2 * 32 * 2**20
-FRAGMENTS = 0.03          # of what comes and goes
-MARGIN = 0.05             # of a card, which is left free: what is computed here may be too little by as much
+FRAGMENTS = 0.03  # of what comes and goes
+MARGIN = 0.05  # of a card, which is left free: what is computed here may be too little by as much
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,25 +125,49 @@ def case(c: Config, processes: int, processes_of_a_node: int, on_cpu: bool) -> C
         shards = together if c.parallel == "fsdp" else c.shard_ranks or processes_of_a_node
     work = c.last_step * c.batch_tokens * flops_of(c)
     by_compiler = compiled(c, on_cpu, work)
-    writers = min(together, processes_of_a_node) if processes == 1 or c.parallel == "ddp" else shards
+    writers = (
+        min(together, processes_of_a_node) if processes == 1 or c.parallel == "ddp" else shards
+    )
     accumulates = c.batch_windows // processes > micro
-    return Case(c, processes, together, shards, writers, on_cpu, tokens, accumulates, by_compiler, parameters(c),
-                block(c, tokens, on_cpu, by_compiler))
+    return Case(
+        c,
+        processes,
+        together,
+        shards,
+        writers,
+        on_cpu,
+        tokens,
+        accumulates,
+        by_compiler,
+        parameters(c),
+        block(c, tokens, on_cpu, by_compiler),
+    )
 
 
 def memory(c: Config, processes: int, processes_of_a_node: int, on_cpu: bool) -> Memory:
     """Of one of so many processes at the peak of a step, gradients of earlier micro-batches and moments being there."""
     k = case(c, processes, processes_of_a_node, on_cpu)
-    found = {"loss": at_loss(k), "backward": in_backward(k), "sending": at_sending(k),
-             "end": at_end(k), "update": at_update(k), "exchange": at_exchange(k)}
+    found = {
+        "loss": at_loss(k),
+        "backward": in_backward(k),
+        "sending": at_sending(k),
+        "end": at_end(k),
+        "update": at_update(k),
+        "exchange": at_exchange(k),
+    }
     moment, parts = max(found.items(), key=lambda entry: sum(entry[1].values()))
-    standing = {"weights": FLOAT * k.p.total / k.shards, "optimizer": moments(k), "outer": outer_standing(k)}
+    standing = {
+        "weights": FLOAT * k.p.total / k.shards,
+        "optimizer": moments(k),
+        "outer": outer_standing(k),
+    }
     parts = {name: parts.get(name, 0.0) + standing.get(name, 0.0) for name in parts_of(c)}
     parts["other"] = other(k, parts)
     return Memory(parts, moment)
 
 
 # ---- What stands through a step
+
 
 def moments(k: Case) -> float:
     """AdamW's two for each weight; Muon's one for matrices in blocks."""
@@ -195,16 +222,25 @@ def outermost(k: Case) -> int:
 
 def waiting(k: Case) -> float:
     """What FSDP2 sent last in the micro-batch before, and holds until it sends again."""
-    return FLOAT * outermost(k) if k.split and k.accumulates and k.c.grad_sync == "micro-batch" else 0.0
+    return (
+        FLOAT * outermost(k)
+        if k.split and k.accumulates and k.c.grad_sync == "micro-batch"
+        else 0.0
+    )
 
 
 def casts_kept(k: Case) -> float:
     """Blocks whose casts are there at the end of forward: autograd keeps them, unless backward makes them anew, as
     compiled code does on a CPU."""
-    return k.c.n_layer if k.c.activation_checkpointing == "none" and not (k.compiled and k.on_cpu) else 0.0
+    return (
+        k.c.n_layer
+        if k.c.activation_checkpointing == "none" and not (k.compiled and k.on_cpu)
+        else 0.0
+    )
 
 
 # ---- The moments
+
 
 def at_loss(k: Case) -> dict[str, float]:
     """Within the loss: its gradient by the head's weight, a chunk of logits, the gradient by the hidden states, those
@@ -216,15 +252,24 @@ def at_loss(k: Case) -> dict[str, float]:
     chunk = tokens * c.padded_vocab_size
     # as it is written: the logits in float32, where they are not, and their softmax; a CPU takes few rows at a time,
     # and has those before still. Compiled code makes neither; on a CPU it writes its rows beside the logits first
-    rows = ROWS_IN_CACHE * c.padded_vocab_size * (2 + (s < FLOAT)) if k.on_cpu else chunk * (1 + (s < FLOAT))
+    rows = (
+        ROWS_IN_CACHE * c.padded_vocab_size * (2 + (s < FLOAT))
+        if k.on_cpu
+        else chunk * (1 + (s < FLOAT))
+    )
     beside = s * min(tokens, ROWS_AT_ONCE) * c.padded_vocab_size if k.on_cpu else 0
     softmax = beside if k.compiled else FLOAT * rows
     columns = min(c.padded_vocab_size, COLUMNS) if k.on_cpu else c.padded_vocab_size
     part = s * columns * c.n_embd if s < FLOAT else 0
-    return {"activations": c.n_layer * k.block.kept + last_norm(k),
-            "logits": FLOAT * k.table + s * chunk + s * (k.tokens + tokens) * c.n_embd + max(softmax, part),
-            "casts": copies(k, casts_kept(k), head=True, gathered=1),
-            "gradients": gradients(k, whole=False) + waiting(k)}
+    return {
+        "activations": c.n_layer * k.block.kept + last_norm(k),
+        "logits": FLOAT * k.table
+        + s * chunk
+        + s * (k.tokens + tokens) * c.n_embd
+        + max(softmax, part),
+        "casts": copies(k, casts_kept(k), head=True, gathered=1),
+        "gradients": gradients(k, whole=False) + waiting(k),
+    }
 
 
 def last_norm(k: Case) -> float:
@@ -242,8 +287,12 @@ def in_backward(k: Case) -> dict[str, float]:
     made: float = largest * (s if k.split else FLOAT + (s if s < FLOAT else 0))
     if k.compiled:
         made = max(s, 0 if k.split else FLOAT) * k.block_weights
-    return {"activations": kept, "logits": head, "casts": copies(k, max(1.0, casts_kept(k)), gathered=2),
-            "gradients": there + made + waiting(k)}
+    return {
+        "activations": kept,
+        "logits": head,
+        "casts": copies(k, max(1.0, casts_kept(k)), gathered=2),
+        "gradients": there + made + waiting(k),
+    }
 
 
 def at_sending(k: Case) -> dict[str, float]:
@@ -251,9 +300,12 @@ def at_sending(k: Case) -> dict[str, float]:
     c, s = k.c, item_bytes(k.c)
     if not k.split:
         return {}
-    return {"activations": (c.n_layer - 1) * k.block.kept, "logits": k.table * FLOAT if c.tie_embeddings else 0.0,
-            "casts": copies(k, 0.0, gathered=2),
-            "gradients": gradients(k, whole=False) + k.block_weights * (s + FLOAT + FLOAT / k.shards)}
+    return {
+        "activations": (c.n_layer - 1) * k.block.kept,
+        "logits": k.table * FLOAT if c.tie_embeddings else 0.0,
+        "casts": copies(k, 0.0, gathered=2),
+        "gradients": gradients(k, whole=False) + k.block_weights * (s + FLOAT + FLOAT / k.shards),
+    }
 
 
 def at_end(k: Case) -> dict[str, float]:
@@ -261,8 +313,12 @@ def at_end(k: Case) -> dict[str, float]:
     micro-batch. That of the stream is made float32 for it."""
     table = k.table * FLOAT * (k.c.tie_embeddings + (gradients(k, whole=False) > 0))
     stream = k.tokens * k.c.n_embd * (FLOAT + (item_bytes(k.c) if item_bytes(k.c) < FLOAT else 0))
-    return {"activations": stream, "logits": table, "casts": copies(k, 0.0) if k.split else 0.0,
-            "gradients": gradients(k, whole=True) + waiting(k)}
+    return {
+        "activations": stream,
+        "logits": table,
+        "casts": copies(k, 0.0) if k.split else 0.0,
+        "gradients": gradients(k, whole=True) + waiting(k),
+    }
 
 
 def at_update(k: Case) -> dict[str, float]:
@@ -285,9 +341,16 @@ def other(k: Case, parts: dict[str, float]) -> float:
     batch = 8 * (k.c.batch_windows / k.processes) * (k.c.seq_len + 1) + mask
     rotary = 2 * k.c.seq_len * k.c.head_dim * (FLOAT + item_bytes(k.c))
     if not k.on_cpu:
-        return CUBLAS + batch + rotary + FRAGMENTS * (parts["activations"] + parts["casts"] + parts["logits"])
+        return (
+            CUBLAS
+            + batch
+            + rotary
+            + FRAGMENTS * (parts["activations"] + parts["casts"] + parts["logits"])
+        )
     # the copy that a thread writes: of weights and moments, this process's part
-    saved = (FLOAT * k.p.total + k.shards * moments(k)) / k.writers if k.c.checkpoints == "on" else 0.0
+    saved = (
+        (FLOAT * k.p.total + k.shards * moments(k)) / k.writers if k.c.checkpoints == "on" else 0.0
+    )
     standing = PYTHON_AND_TORCH + COMPILER * k.compiled + JOINED * (k.processes > 1)
     heap = holes(k) * parts["activations"] + (0 if k.accumulates else HOLES_AT_LEAST)
     return standing + batch + rotary + saved + heap + HOLES_OF_LOGITS * parts["logits"]
@@ -306,21 +369,25 @@ def holes(k: Case) -> float:
 
 # ---- What fits
 
+
 def usable_bytes(card: Card) -> float:
     """Of a card, for what `memory` counts: all but the CUDA context, what NCCL takes, and a margin."""
     return card.memory_gib * GIB * (1 - MARGIN) - CUDA_CONTEXT - NCCL
 
 
-def largest_micro_batch(c: Config, processes: int, processes_of_a_node: int, on_cpu: bool,
-                        capacity_bytes: float) -> int:
+def largest_micro_batch(
+    c: Config, processes: int, processes_of_a_node: int, on_cpu: bool, capacity_bytes: float
+) -> int:
     """The largest MICRO_BATCH_SIZE that fits into so many bytes and divides the batch; 0 where none does."""
     share = c.batch_windows // processes
     # no other size splits it evenly, and of the largest batches there are too many to try each
     small = [size for size in range(1, math.isqrt(share) + 1) if share % size == 0]
     for micro in sorted({*small, *(share // size for size in small)}, reverse=True):
         other_c = dataclasses.replace(c, micro_batch_size=micro)
-        if batch_problem(other_c, processes) is None and \
-                memory(other_c, processes, processes_of_a_node, on_cpu).total <= capacity_bytes:
+        if (
+            batch_problem(other_c, processes) is None
+            and memory(other_c, processes, processes_of_a_node, on_cpu).total <= capacity_bytes
+        ):
             return micro
     return 0
 

@@ -19,9 +19,12 @@ class Milestone:
     clock: str | None
 
 
-def milestones(c: Config, step_s: float, start: datetime.datetime, done: int = 0) -> list[Milestone]:
+def milestones(
+    c: Config, step_s: float, start: datetime.datetime, done: int = 0
+) -> list[Milestone]:
     """Those that are still to come, in their order. step_s: of an optimizer step, with its share of everything that
     recurs; done: steps that are made when it starts."""
+
     def at(name: str, step: int) -> Milestone:
         step = min(max(step, 1), c.last_step)
         seconds = (step - done) * step_s
@@ -35,8 +38,12 @@ def milestones(c: Config, step_s: float, start: datetime.datetime, done: int = 0
     if c.warmup_tokens and c.warmup_tokens // c.batch_tokens <= c.last_step:
         found.append(at("warm-up ends", math.ceil(c.warmup_tokens / c.batch_tokens)))
     if c.checkpoints == "on":
-        found.append(at("next checkpoint" if done else "first checkpoint", first_save(c, step_s, done)))
-    return sorted((one for one in found if one.step > done), key=lambda one: (one.step, one.name == "100%"))
+        found.append(
+            at("next checkpoint" if done else "first checkpoint", first_save(c, step_s, done))
+        )
+    return sorted(
+        (one for one in found if one.step > done), key=lambda one: (one.step, one.name == "100%")
+    )
 
 
 def first_save(c: Config, step_s: float, done: int = 0) -> int:

@@ -5,13 +5,16 @@ from train.distributed import wan
 GIB, MIB = 2.0**30, 2.0**20
 COUNTED = (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3))
 SI = ((" E", 1e18), (" P", 1e15), (" T", 1e12), (" G", 1e9), (" M", 1e6), (" k", 1e3))
-SIZES = ((" TB", 1e12), (" GB", 1e9), (" MB", 1e6))   # decimal, as disks and networks are sold
-ROUNDED = 0.9995   # of a unit: what three digits make a whole one of
+SIZES = ((" TB", 1e12), (" GB", 1e9), (" MB", 1e6))  # decimal, as disks and networks are sold
+ROUNDED = 0.9995  # of a unit: what three digits make a whole one of
 
 
 def scaled(value: float, units: tuple[tuple[str, float], ...]) -> str | None:
     """Three digits, or of the largest unit all, and the largest unit of which there is one; None below all of them."""
-    return next((f"{number(value / power)}{unit}" for unit, power in units if value >= ROUNDED * power), None)
+    return next(
+        (f"{number(value / power)}{unit}" for unit, power in units if value >= ROUNDED * power),
+        None,
+    )
 
 
 def count(value: float) -> str:

@@ -5,19 +5,19 @@ import datetime
 import time
 from collections.abc import Sequence
 
-from plan import data_wanted, this_machine, limits, scaling, storage
-from plan.network import traffic
-from plan.run_so_far import Begun, begun
-from settings.finding import Finding
+from plan import data_wanted, limits, scaling, storage, this_machine
 from plan.checks import RECOMPUTE, as_split, capacity_bytes
 from plan.fleet import Fleet
 from plan.hours import Pace, Time, time_of, waiting_s
+from plan.measured import Probe, cpu_name, of_card, read
 from plan.memory import Memory, largest_micro_batch, memory
 from plan.milestones import Milestone, milestones
+from plan.network import traffic
 from plan.network.outer import of_a_site
-from plan.measured import Probe, cpu_name, of_card, read
+from plan.run_so_far import Begun, begun
 from plan.speed import speed
 from settings.config import Config
+from settings.finding import Finding
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +72,9 @@ class Plan:
 
     @property
     def gpu_hours(self) -> float | None:
-        return self.time.total * self.fleet.processes if self.time and not self.fleet.on_cpu else None
+        return (
+            self.time.total * self.fleet.processes if self.time and not self.fleet.on_cpu else None
+        )
 
     @property
     def kwh(self) -> float | None:
@@ -84,8 +86,14 @@ class Plan:
     @property
     def cost(self) -> float | None:
         """Of GPUs and power, at the prices that are given; None where neither is."""
-        parts = [hours * price for hours, price in ((self.gpu_hours, self.c.price_gpu_hour),
-                                                    (self.kwh, self.c.price_kwh)) if hours is not None and price]
+        parts = [
+            hours * price
+            for hours, price in (
+                (self.gpu_hours, self.c.price_gpu_hour),
+                (self.kwh, self.c.price_kwh),
+            )
+            if hours is not None and price
+        ]
         return sum(parts) if parts else None
 
     @property
@@ -98,7 +106,9 @@ class Plan:
         return next(held for held in self.memory if held.chosen)
 
 
-def plan(c: Config, fleet: Fleet, now: datetime.datetime, places: Sequence[storage.Place] = ()) -> Plan:
+def plan(
+    c: Config, fleet: Fleet, now: datetime.datetime, places: Sequence[storage.Place] = ()
+) -> Plan:
     """Of c on these devices, from now on: where a run of this name has made steps, of what is left. places: that the
     run writes to, with what is free there; none where that is not known. Raises SettingsError, CorpusError."""
     probe, so_far = probe_of(c, fleet), begun(c)
@@ -108,9 +118,23 @@ def plan(c: Config, fleet: Fleet, now: datetime.datetime, places: Sequence[stora
     hours, left = time_of(c, fast, pace.wait_s, done), c.last_step - done
     step_s = 3600 * hours.total / left if hours and left else None
     capacity, read = capacity_bytes(fleet), data_wanted.epochs(c)
-    return Plan(c, fleet, probe, now, so_far, pace, hours, milestones(c, step_s, now, done) if step_s else [], capacity,
-                [held(of, c, fleet, capacity) for of in ways(c, fleet)], list(places), *storage.write_mb_s(c, probe),
-                syncs, read, [*limits.problems(c, fleet, probe, capacity, places, done), *data_wanted.findings(c, read)])
+    return Plan(
+        c,
+        fleet,
+        probe,
+        now,
+        so_far,
+        pace,
+        hours,
+        milestones(c, step_s, now, done) if step_s else [],
+        capacity,
+        [held(of, c, fleet, capacity) for of in ways(c, fleet)],
+        list(places),
+        *storage.write_mb_s(c, probe),
+        syncs,
+        read,
+        [*limits.problems(c, fleet, probe, capacity, places, done), *data_wanted.findings(c, read)],
+    )
 
 
 def probe_of(c: Config, fleet: Fleet) -> Probe | None:
@@ -127,16 +151,28 @@ def ways(c: Config, fleet: Fleet) -> list[Config]:
     as_ddp = dataclasses.replace(c, parallel="ddp", grad_sync="step", shard_ranks=None)
     spread = [c if c.parallel == "ddp" else as_ddp]
     if of_a_site(c, fleet.processes) > 1:
-        spread.append(c if c.parallel == "fsdp" else dataclasses.replace(c, shard_ranks=None, **as_split(c) | {
-            "parallel": "fsdp"}))
+        spread.append(
+            c
+            if c.parallel == "fsdp"
+            else dataclasses.replace(c, shard_ranks=None, **as_split(c) | {"parallel": "fsdp"})
+        )
         spread += [c] if c.parallel == "hsdp" else []
-        if c.sync == "diloco" and c.parallel != "ddp":  # whose copies would each send everything to the other sites
+        if (
+            c.sync == "diloco" and c.parallel != "ddp"
+        ):  # whose copies would each send everything to the other sites
             del spread[0]
-    return [dataclasses.replace(way, activation_checkpointing=how) for way in spread for how in RECOMPUTE]
+    return [
+        dataclasses.replace(way, activation_checkpointing=how)
+        for way in spread
+        for how in RECOMPUTE
+    ]
 
 
 def held(of: Config, c: Config, fleet: Fleet, capacity: float) -> Held:
     where = (fleet.processes, fleet.processes_of_a_node, fleet.on_cpu)
     need = memory(of, *where)
-    same = of == c or (of_a_site(c, fleet.processes) == 1 and of.activation_checkpointing == c.activation_checkpointing)
+    same = of == c or (
+        of_a_site(c, fleet.processes) == 1
+        and of.activation_checkpointing == c.activation_checkpointing
+    )
     return Held(of, need, largest_micro_batch(of, *where, capacity), need.total <= capacity, same)

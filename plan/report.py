@@ -4,16 +4,28 @@ import datetime
 import textwrap
 from collections.abc import Sequence
 
-from plan import between
-from plan.network import links
-from plan import scaling, storage
-from settings.finding import Finding, lines
-from plan.network.traffic import Sync
-from plan.speed import Speed
-from plan.planner import Held, Plan
-from plan.number_formats import GIB, MIB, binary, count, gib, hours, money, number, percent, seconds, si, size
-from settings.config import Config
 from hardware.model_size import flops_of, parameters
+from plan import between, scaling, storage
+from plan.network import links
+from plan.network.traffic import Sync
+from plan.number_formats import (
+    GIB,
+    MIB,
+    binary,
+    count,
+    gib,
+    hours,
+    money,
+    number,
+    percent,
+    seconds,
+    si,
+    size,
+)
+from plan.planner import Held, Plan
+from plan.speed import Speed
+from settings.config import Config
+from settings.finding import Finding, lines
 
 WIDTH, INDENT = 100, 9
 Table = list[list[str]]
@@ -21,52 +33,108 @@ Table = list[list[str]]
 
 def told(p: Plan) -> str:
     """All of it."""
-    parts = [title(p), model(p), run(p), pace(p), times(p), table(when(p)), memory(p), disk(p), network(p), sources(p),
-             findings(p.findings)]
+    parts = [
+        title(p),
+        model(p),
+        run(p),
+        pace(p),
+        times(p),
+        table(when(p)),
+        memory(p),
+        disk(p),
+        network(p),
+        sources(p),
+        findings(p.findings),
+    ]
     return "\n".join(line for part in parts for line in part) + "\n"
 
 
 def title(p: Plan) -> list[str]:
     """What is planned, on what; and from which step on."""
     c, fleet = p.c, p.fleet
-    where = fleet.text + (f" on {fleet.nodes} nodes" if fleet.nodes > 1 else "") + (
-        f" at {fleet.sites} sites" if fleet.sites > 1 else "")
+    where = (
+        fleet.text
+        + (f" on {fleet.nodes} nodes" if fleet.nodes > 1 else "")
+        + (f" at {fleet.sites} sites" if fleet.sites > 1 else "")
+    )
     preset = f" (PRESET={c.preset})" if c.run_name != c.preset else ""
-    by = "computed from a step that was measured" if p.pace.fast.measured else "computed, not measured"
+    by = (
+        "computed from a step that was measured"
+        if p.pace.fast.measured
+        else "computed, not measured"
+    )
     found = wrapped(f"plan of {c.run_name}{preset} on {where}: {by}")
     if p.begun is None:
         return found
-    source = "it is being trained now" if p.begun.running else (
-        "the step of its newest checkpoint" + (f"; its record goes to {p.begun.recorded:,}" if
-                                               p.begun.recorded and p.begun.recorded > p.done else ""))
-    return found + entry("begun", f"step {p.done:,} of {c.last_step:,} is made ({source}): time, cost and dates are "
-                         "of what is left")
+    source = (
+        "it is being trained now"
+        if p.begun.running
+        else (
+            "the step of its newest checkpoint"
+            + (
+                f"; its record goes to {p.begun.recorded:,}"
+                if p.begun.recorded and p.begun.recorded > p.done
+                else ""
+            )
+        )
+    )
+    return found + entry(
+        "begun",
+        f"step {p.done:,} of {c.last_step:,} is made ({source}): time, cost and dates are "
+        "of what is left",
+    )
 
 
 def model(p: Plan) -> list[str]:
     c, parts = p.c, parameters(p.c)
     tables = f"embedding {count(parts.embedding)}" + (
-        " (and head: one table)" if c.tie_embeddings else f", head {count(parts.head)}")
-    return [*entry("model", f"{parts.total:,} parameters: {tables}, attention {count(parts.attention)}, "
-                   f"MLP {count(parts.mlp)}, norms {count(parts.norms)}"),
-            *entry("", f"{si(flops_of(c))}FLOP a token, {si(flops_of(c, causal=True))}FLOP where attention counts its "
-                   "causal half only")]
+        " (and head: one table)" if c.tie_embeddings else f", head {count(parts.head)}"
+    )
+    return [
+        *entry(
+            "model",
+            f"{parts.total:,} parameters: {tables}, attention {count(parts.attention)}, "
+            f"MLP {count(parts.mlp)}, norms {count(parts.norms)}",
+        ),
+        *entry(
+            "",
+            f"{si(flops_of(c))}FLOP a token, {si(flops_of(c, causal=True))}FLOP where attention counts its "
+            "causal half only",
+        ),
+    ]
 
 
 def run(p: Plan) -> list[str]:
     """How long it is, in work."""
     c, size_of = p.c, parameters(p.c).total
     share, best = p.tokens / scaling.rule_tokens(size_of), count(scaling.rule_tokens(size_of))
-    beside = f"about the compute-optimal {best}" if 0.95 <= share <= 1.05 else (
-        f"{number(share)} times the compute-optimal {best}" if share >= 0.1 else
-        f"{100 * share:.2g}% of the compute-optimal {best}")
-    loss = f"{p.expected_loss:.2f} nats/token by a law of other data, for comparing only" if p.expected_loss else (
-        "n/a: the law says nothing of so few tokens" if scaling.SMALLEST <= size_of <= scaling.LARGEST else
-        f"n/a: the law is for {count(scaling.SMALLEST)} to {count(scaling.LARGEST)} parameters")
+    beside = (
+        f"about the compute-optimal {best}"
+        if 0.95 <= share <= 1.05
+        else (
+            f"{number(share)} times the compute-optimal {best}"
+            if share >= 0.1
+            else f"{100 * share:.2g}% of the compute-optimal {best}"
+        )
+    )
+    loss = (
+        f"{p.expected_loss:.2f} nats/token by a law of other data, for comparing only"
+        if p.expected_loss
+        else (
+            "n/a: the law says nothing of so few tokens"
+            if scaling.SMALLEST <= size_of <= scaling.LARGEST
+            else f"n/a: the law is for {count(scaling.SMALLEST)} to {count(scaling.LARGEST)} parameters"
+        )
+    )
     steps = f"{c.last_step:,} step{'s' * (c.last_step > 1)} of {c.batch_tokens:,} tokens"
-    return [*entry("run", f"{steps}: {count(p.tokens)}, {number(p.tokens / size_of)} a parameter; {beside} "
-                   f"({scaling.RULE} a parameter)"),
-            *entry("", f"{flops_of(c) * p.tokens:.3g} FLOP; expected loss {loss}".replace("e+", "e"))]
+    return [
+        *entry(
+            "run",
+            f"{steps}: {count(p.tokens)}, {number(p.tokens / size_of)} a parameter; {beside} "
+            f"({scaling.RULE} a parameter)",
+        ),
+        *entry("", f"{flops_of(c) * p.tokens:.3g} FLOP; expected loss {loss}".replace("e+", "e")),
+    ]
 
 
 def pace(p: Plan) -> list[str]:
@@ -74,13 +142,18 @@ def pace(p: Plan) -> list[str]:
     fast = p.pace.fast
     if fast.tokens_per_s is None or fast.step_s is None:
         return entry("speed", f"n/a: {fast.why}")
-    said = f"{rate(fast.tokens_per_s)}, {seconds(fast.step_s)} a step" + (" while computing" if p.pace.wait_s else "")
+    said = f"{rate(fast.tokens_per_s)}, {seconds(fast.step_s)} a step" + (
+        " while computing" if p.pace.wait_s else ""
+    )
     if fast.mfu_percent is not None and fast.peak_tflops is not None:
         said += f": {fast.mfu_percent:.3g}% MFU of {peak(p, fast.peak_tflops)}"
     found = [*entry("speed", said), *entry("", reason(fast))]
     if p.pace.wait_s and p.pace.tokens_per_s is not None:
-        found += entry("", f"{rate(p.pace.tokens_per_s)} with {seconds(p.pace.wait_s)} of waiting for the network "
-                       "in each step")
+        found += entry(
+            "",
+            f"{rate(p.pace.tokens_per_s)} with {seconds(p.pace.wait_s)} of waiting for the network "
+            "in each step",
+        )
     return found
 
 
@@ -99,7 +172,11 @@ def peak(p: Plan, tflops: float) -> str:
     if fleet.on_cpu:
         return f"{total}, what products in {p.c.dtype} reach here"
     card = fleet.slowest(p.c.dtype)
-    each = f"{fleet.processes} x {si(tflops * 1e12 / fleet.processes)}FLOP/s" if fleet.processes > 1 else ""
+    each = (
+        f"{fleet.processes} x {si(tflops * 1e12 / fleet.processes)}FLOP/s"
+        if fleet.processes > 1
+        else ""
+    )
     whose = f" of the {card.key}, for which the others wait" if len(fleet.cards) > 1 else ""
     return f"{total} in {p.c.dtype} ({each}{whose}{'; ' if each else ''}{card.source})"
 
@@ -119,19 +196,33 @@ def times(p: Plan) -> list[str]:
     found = entry("time", f"{hours(time.total)}{' more' if p.done else ''}: {', '.join(parts)}")
     if p.gpu_hours is None or p.kwh is None:
         return found
-    prices = [f"{name}={price:g}" for name, price in (("PRICE_GPU_HOUR", c.price_gpu_hour), ("PRICE_KWH", c.price_kwh))
-              if price]
-    cost = "cost n/a: set PRICE_GPU_HOUR or PRICE_KWH" if p.cost is None else (
-        f"cost {money(p.cost)} at {' and '.join(prices)}")
-    return found + entry("", f"{number(p.gpu_hours)} GPU-hours; {number(p.kwh)} kWh, the GPUs alone at their limit; "
-                         f"{cost}")
+    prices = [
+        f"{name}={price:g}"
+        for name, price in (("PRICE_GPU_HOUR", c.price_gpu_hour), ("PRICE_KWH", c.price_kwh))
+        if price
+    ]
+    cost = (
+        "cost n/a: set PRICE_GPU_HOUR or PRICE_KWH"
+        if p.cost is None
+        else (f"cost {money(p.cost)} at {' and '.join(prices)}")
+    )
+    return found + entry(
+        "",
+        f"{number(p.gpu_hours)} GPU-hours; {number(p.kwh)} kWh, the GPUs alone at their limit; "
+        f"{cost}",
+    )
 
 
 def when(p: Plan) -> Table:
     if not p.milestones:
         return []
-    return [["when", "step", "tokens", "after", "if it goes on now" if p.done else "if it begins now"],
-            *([m.name, f"{m.step:,}", count(m.tokens), hours(m.hours), clock(m.clock, p.now)] for m in p.milestones)]
+    return [
+        ["when", "step", "tokens", "after", "if it goes on now" if p.done else "if it begins now"],
+        *(
+            [m.name, f"{m.step:,}", count(m.tokens), hours(m.hours), clock(m.clock, p.now)]
+            for m in p.milestones
+        ),
+    ]
 
 
 def memory(p: Plan) -> list[str]:
@@ -140,13 +231,26 @@ def memory(p: Plan) -> list[str]:
     each, parts = "process" if p.fleet.on_cpu else "GPU", list(p.memory[0].need.parts)
     micro, c = p.c.micro_batch(p.fleet.processes), p.c
     rows = [[f"{name} a {each}", "recompute", *parts, "total", "fits", "largest"]]
-    rows += [[way(held, p), held.c.activation_checkpointing, *(binary(held.need.parts[part], unit) for part in parts),
-              binary(held.need.total, unit), "yes" if held.fits else "no", str(held.largest_micro_batch or "none")]
-             for held in p.memory]
+    rows += [
+        [
+            way(held, p),
+            held.c.activation_checkpointing,
+            *(binary(held.need.parts[part], unit) for part in parts),
+            binary(held.need.total, unit),
+            "yes" if held.fits else "no",
+            str(held.largest_micro_batch or "none"),
+        ]
+        for held in p.memory
+    ]
     there = f"of {binary(p.capacity_bytes, unit)} {name}"
-    return [*table(rows, left=(0, 1)),
-            *wrapped(f"* as set: {micro} x {c.seq_len:,} tokens at once; fits: {there}; largest: MICRO_BATCH_SIZE that "
-                     "does; recompute: ACTIVATION_CHECKPOINTING; other: workspaces, fragmentation", "  ")]
+    return [
+        *table(rows, left=(0, 1)),
+        *wrapped(
+            f"* as set: {micro} x {c.seq_len:,} tokens at once; fits: {there}; largest: MICRO_BATCH_SIZE that "
+            "does; recompute: ACTIVATION_CHECKPOINTING; other: workspaces, fragmentation",
+            "  ",
+        ),
+    ]
 
 
 def way(held: Held, p: Plan) -> str:
@@ -165,10 +269,15 @@ def disk(p: Plan) -> list[str]:
     if c.sync == "diloco" and c.sites > 1 and c.checkpoints == "on":
         found += entry("", f"each of {c.sites} sites writes as many checkpoints, its own")
     if p.save_s is not None:
-        found += entry("", f"a checkpoint is {size(storage.checkpoint_bytes(c))}, safe on disk after "
-                       f"{seconds(p.save_s)} at {p.write_mb_s:g} MB/s ({p.write_why})")
+        found += entry(
+            "",
+            f"a checkpoint is {size(storage.checkpoint_bytes(c))}, safe on disk after "
+            f"{seconds(p.save_s)} at {p.write_mb_s:g} MB/s ({p.write_why})",
+        )
     if p.save_s is not None and (far := storage.wan_save_s(c)) is not None:
-        found += entry("", f"to a volume at another site it takes {seconds(far)} with WAN_GBIT={c.wan_gbit:g}")
+        found += entry(
+            "", f"to a volume at another site it takes {seconds(far)} with WAN_GBIT={c.wan_gbit:g}"
+        )
     return found
 
 
@@ -176,30 +285,63 @@ def disk(p: Plan) -> list[str]:
 # Network, data, findings
 # ---------------------------------------------------------------------------------------------------
 
+
 def network(p: Plan) -> list[str]:
     """Each way to keep processes together, with the bytes that leave one of the widest kind there is; between sites
     also the hours and the loss of each, and which to take."""
     if not p.syncs:
         return []
     c, fleet = p.c, p.fleet
-    unit = "site" if fleet.sites > 1 else "node" if fleet.nodes > 1 else "process" if fleet.on_cpu else "GPU"
-    joined = [f"WAN_GBIT={c.wan_gbit:g} WAN_RTT_MS={c.wan_rtt_ms:g}{links.said(c)}"] * (fleet.sites > 1) + [
-        f"LAN_GBIT={c.lan_gbit:g}"] * (fleet.nodes > fleet.sites)
-    rows = [["network, in each step", f"leaves a {unit}", "takes", "time computing", ""],
-            *([sync.name + (" *" if sync.chosen else ""), size(sync.bytes_per_step),
-               "n/a" if sync.seconds_per_step is None else seconds(sync.seconds_per_step), shares(sync),
-               offered(sync)] for sync in p.syncs)]
+    unit = (
+        "site"
+        if fleet.sites > 1
+        else "node"
+        if fleet.nodes > 1
+        else "process"
+        if fleet.on_cpu
+        else "GPU"
+    )
+    joined = [f"WAN_GBIT={c.wan_gbit:g} WAN_RTT_MS={c.wan_rtt_ms:g}{links.said(c)}"] * (
+        fleet.sites > 1
+    ) + [f"LAN_GBIT={c.lan_gbit:g}"] * (fleet.nodes > fleet.sites)
+    rows = [
+        ["network, in each step", f"leaves a {unit}", "takes", "time computing", ""],
+        *(
+            [
+                sync.name + (" *" if sync.chosen else ""),
+                size(sync.bytes_per_step),
+                "n/a" if sync.seconds_per_step is None else seconds(sync.seconds_per_step),
+                shares(sync),
+                offered(sync),
+            ]
+            for sync in p.syncs
+        ),
+    ]
     said = [*joined, *(sync.note for sync in p.syncs if sync.chosen and sync.note)]
     if fleet.sites == 1:
         said += ["one site, which DDP suffices for"] * (fleet.nodes > 1)
-        return [*table(rows, left=(0, 4)), *(wrapped("; ".join(["* as set", *said]), "  ") if said else [])]
-    more = [("hours", "loss, published"), *(
-        ("n/a" if way.hours is None else number(way.hours), way.loss) for way in between.options(p))]
+        return [
+            *table(rows, left=(0, 4)),
+            *(wrapped("; ".join(["* as set", *said]), "  ") if said else []),
+        ]
+    more = [
+        ("hours", "loss, published"),
+        *(
+            ("n/a" if way.hours is None else number(way.hours), way.loss)
+            for way in between.options(p)
+        ),
+    ]
     named = [True, *(sync.chosen or not sync.name.startswith(("FSDP", "HSDP")) for sync in p.syncs)]
-    rows = [[*row[:4], column, row[4] or loss]
-            for row, (column, loss), shown in zip(rows, more, named, strict=True) if shown]
-    return [*table(rows, left=(0, 5)), *wrapped("; ".join(["* as set", *said]), "  "),
-            *(part for line in between.lines(p) for part in wrapped(line, "  "))]
+    rows = [
+        [*row[:4], column, row[4] or loss]
+        for row, (column, loss), shown in zip(rows, more, named, strict=True)
+        if shown
+    ]
+    return [
+        *table(rows, left=(0, 5)),
+        *wrapped("; ".join(["* as set", *said]), "  "),
+        *(part for line in between.lines(p) for part in wrapped(line, "  ")),
+    ]
 
 
 def offered(sync: Sync) -> str:
@@ -218,10 +360,26 @@ def shares(sync: Sync) -> str:
 
 
 def sources(p: Plan) -> list[str]:
-    return table([["data", "wanted", "there is", "epochs", ""],
-                  *([one.source, count(one.wanted_tokens), "n/a" if one.there_tokens is None else
-                     count(one.there_tokens), "n/a" if one.epochs is None else f"{one.epochs:.2g}" if one.epochs < 10
-                     else f"{one.epochs:.0f}", one.origin] for one in p.epochs)], left=(0, 4))
+    return table(
+        [
+            ["data", "wanted", "there is", "epochs", ""],
+            *(
+                [
+                    one.source,
+                    count(one.wanted_tokens),
+                    "n/a" if one.there_tokens is None else count(one.there_tokens),
+                    "n/a"
+                    if one.epochs is None
+                    else f"{one.epochs:.2g}"
+                    if one.epochs < 10
+                    else f"{one.epochs:.0f}",
+                    one.origin,
+                ]
+                for one in p.epochs
+            ),
+        ],
+        left=(0, 4),
+    )
 
 
 def findings(found: Sequence[Finding]) -> list[str]:
@@ -232,6 +390,7 @@ def findings(found: Sequence[Finding]) -> list[str]:
 # The one line, and what all of it is made of
 # ---------------------------------------------------------------------------------------------------
 
+
 def brief(p: Plan, c: Config) -> str:
     """One line for the start of a run."""
     need = f"{gib(p.chosen.need.total)} of {gib(p.capacity_bytes)} GiB a {'process' if p.fleet.on_cpu else 'GPU'}"
@@ -240,10 +399,16 @@ def brief(p: Plan, c: Config) -> str:
     if p.done >= c.last_step:
         return f"plan: step {p.done:,} of {c.last_step:,} is made, nothing is left"
     left, fast = (c.last_step - p.done) * c.batch_tokens, p.pace.fast
-    by = "by a step that was measured" if fast.measured else f"{fast.mfu_percent:.3g}% MFU" + (
-        ", assumed" if fast.why.startswith("assumed") else "")
-    return (f"plan: {hours(p.time.total)} for {count(left)} tokens{' that are left' if p.done else ''} at "
-            f"{rate(p.pace.tokens_per_s)} ({by}), {need}; computed, make plan says more")
+    by = (
+        "by a step that was measured"
+        if fast.measured
+        else f"{fast.mfu_percent:.3g}% MFU"
+        + (", assumed" if fast.why.startswith("assumed") else "")
+    )
+    return (
+        f"plan: {hours(p.time.total)} for {count(left)} tokens{' that are left' if p.done else ''} at "
+        f"{rate(p.pace.tokens_per_s)} ({by}), {need}; computed, make plan says more"
+    )
 
 
 def rate(tokens_per_s: float) -> str:
@@ -254,20 +419,33 @@ def rate(tokens_per_s: float) -> str:
 
 def entry(name: str, text: str) -> list[str]:
     """A paragraph beside its name."""
-    return textwrap.wrap(text, WIDTH, initial_indent=name.ljust(INDENT), subsequent_indent=INDENT * " ",
-                         break_long_words=False, break_on_hyphens=False)
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=name.ljust(INDENT),
+        subsequent_indent=INDENT * " ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def wrapped(text: str, indent: str = "      ") -> list[str]:
     """Lines, all but the first indented."""
-    return textwrap.wrap(text, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return textwrap.wrap(
+        text, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def table(rows: Table, left: tuple[int, ...] = (0,)) -> list[str]:
     """Columns under their heads, those in `left` to the left and the others to the right."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))] if rows else []
-    return ["  ".join(cell.ljust(width) if i in left else cell.rjust(width)
-                      for i, (cell, width) in enumerate(zip(row, widths, strict=True))).rstrip() for row in rows]
+    return [
+        "  ".join(
+            cell.ljust(width) if i in left else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
 
 
 def clock(iso: str | None, now: datetime.datetime) -> str:

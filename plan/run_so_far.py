@@ -1,7 +1,7 @@
 """How far a run of this name has come, so that a plan counts what is left. Reads little, however long the run is.
 
-    it is being trained now    the last step of its record
-    it is not                  its newest checkpoint, from which the same command goes on; nothing is verified here
+it is being trained now    the last step of its record
+it is not                  its newest checkpoint, from which the same command goes on; nothing is verified here
 """
 
 import dataclasses
@@ -10,13 +10,15 @@ import re
 from pathlib import Path
 
 from record import status
-from settings.config import Config
 from record.reader import GOES_BACK
 from record.run_paths import RunPaths
+from settings.config import Config
 from settings.declare import ROOT
 
-NAME = re.compile(r"step_([0-9]{7,})")   # of a checkpoint's folder (train/checkpoint/checkpoint.py, which imports torch)
-TAIL_BYTES = 65_536                      # of the record: some hundred steps
+NAME = re.compile(
+    r"step_([0-9]{7,})"
+)  # of a checkpoint's folder (train/checkpoint/checkpoint.py, which imports torch)
+TAIL_BYTES = 65_536  # of the record: some hundred steps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +58,7 @@ def last_recorded(metrics: Path) -> int | None:
     except OSError:
         return None
     step = None
-    for line in lines[:-1]:   # the last has no end: a kill cut it
+    for line in lines[:-1]:  # the last has no end: a kill cut it
         try:
             record = json.loads(line)
             if record["event"] in ("step", *GOES_BACK):

@@ -15,13 +15,12 @@ and no value is what a run will print. Standard errors of the constants are 6% o
 import dataclasses
 import math
 
+from hardware.model_size import parameters
 from plan.data_wanted import declared_tokens
 from settings.config import Config
 from train.data.data_paths import source_of, token_limit, wanted_tokens
-from hardware.model_size import parameters
 
-
-SMALLEST, LARGEST = 70e6, 16e9   # parameters of the models that the law was fitted to
+SMALLEST, LARGEST = 70e6, 16e9  # parameters of the models that the law was fitted to
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,13 +63,15 @@ class Law:
         A's: loss - floor = (1 + alpha / beta) A / (G (C / 6)^a)^alpha, solved for C.
         """
         if loss <= self.floor:
-            raise ValueError(f"a loss of {loss:g} is not above {self.floor:g}, which no compute reaches")
+            raise ValueError(
+                f"a loss of {loss:g} is not above {self.floor:g}, which no compute reaches"
+            )
         size = ((1 + self.alpha / self.beta) * self.a / (loss - self.floor)) ** (1 / self.alpha)
         return float(6 * (size / self.scale) ** (1 / self.share))
 
 
 LAW = Law(floor=1.8172, a=482.01, b=2085.43, alpha=0.3478, beta=0.3658)
-RULE = 20    # tokens a parameter: what the 70B model that Hoffmann et al. trained had, and what presets take
+RULE = 20  # tokens a parameter: what the 70B model that Hoffmann et al. trained had, and what presets take
 
 # Muennighoff et al. 2023 (arXiv 2305.16264, 3.1 and appendix A): a pass of the same text is worth less each time, and
 # exponentially so, with this many passes beyond the first for a fall to 1/e; fitted on 182 runs, to 9B parameters.

@@ -12,29 +12,45 @@ MFU counts the model's own work, so recomputation costs some of it: RECOMPUTED s
 import dataclasses
 import re
 
+from hardware.model_size import flops_of
 from plan.fleet import Fleet
 from plan.measured import Probe
 from settings.config import Config
 from settings.declare import ROOT, format_value, read_env_file
-from hardware.model_size import flops_of
 
 # Per cent of the bfloat16 peak, by the first letters of a card's key, and who reached it; rounded down.
 KNOWN = (
     ("a100", 50.0, "MPT 1.3B reached 60% on 8 of them, TinyLlama 1.1B 56%"),
     ("a800", 50.0, "as of the A100, with less NVLink"),
-    ("h100", 42.0, "MPT 1.3B reached 42% on 8 of them, GPT-2 1.6B in llm.c and nanochat's depth 26 49%"),
+    (
+        "h100",
+        42.0,
+        "MPT 1.3B reached 42% on 8 of them, GPT-2 1.6B in llm.c and nanochat's depth 26 49%",
+    ),
     ("h200", 42.0, "as of the H100, whose chip it has"),
     ("h800", 42.0, "as of the H100, with less NVLink"),
     ("gh200", 42.0, "as of the H100, whose chip it has"),
 )
-ASSUMED = 40.0          # per cent, of any other card and of float32: nothing published was found
-SHARE_ON_CPU = 70.0     # per cent of the machine's own matrix products: make bench found 63 to 91 (BENCHMARKS.md)
+ASSUMED = 40.0  # per cent, of any other card and of float32: nothing published was found
+SHARE_ON_CPU = (
+    70.0  # per cent of the machine's own matrix products: make bench found 63 to 91 (BENCHMARKS.md)
+)
 
 # Share of the MFU that is left where backward computes anew: "full" runs forward twice, 4/3 of the work; "selective"
 # repeats no product, and what it repeats is bound by memory: a few per cent.
 RECOMPUTED = {"none": 1.0, "selective": 0.96, "full": 0.75}
 
-SHAPE = ("vocab_size", "n_layer", "n_head", "n_kv_head", "n_embd", "mlp_dim", "tie_embeddings", "seq_len", "dtype")
+SHAPE = (
+    "vocab_size",
+    "n_layer",
+    "n_head",
+    "n_kv_head",
+    "n_embd",
+    "mlp_dim",
+    "tie_embeddings",
+    "seq_len",
+    "dtype",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,8 +82,14 @@ def speed(c: Config, fleet: Fleet, probe: Probe | None, work: Work | None = None
     peak = peak_tflops(c, fleet, probe)
     if c.mfu is None and not work and probe and (step := probe.step(c, fleet.processes)):
         percent = 100 * step.tokens_per_s * flops_of(c) / (peak * 1e12) if peak else None
-        return Speed(percent, peak, step.tokens_per_s, c.batch_tokens / step.tokens_per_s,
-                     "make doctor PROBE=1 measured a step of this shape here", measured=True)
+        return Speed(
+            percent,
+            peak,
+            step.tokens_per_s,
+            c.batch_tokens / step.tokens_per_s,
+            "make doctor PROBE=1 measured a step of this shape here",
+            measured=True,
+        )
     if peak is None:
         return Speed(None, None, None, None, no_peak(c, fleet))
     percent, why = mfu(c, fleet, work)
@@ -96,18 +118,29 @@ def mfu(c: Config, fleet: Fleet, work: Work | None = None) -> tuple[float, str]:
     if c.mfu is not None:
         return c.mfu, f"MFU={format_value(c.mfu)}"
     if fleet.on_cpu:
-        return recomputed(c, SHARE_ON_CPU, f"assumed: of this machine's own products in {c.dtype}, which were measured",
-                          work)
+        return recomputed(
+            c,
+            SHARE_ON_CPU,
+            f"assumed: of this machine's own products in {c.dtype}, which were measured",
+            work,
+        )
     key = fleet.slowest(c.dtype).key
     stated, its_card, its_own = (None, "", None) if work else stated_by_preset(c)
     if stated and its_own and its_card == key:
         kept = RECOMPUTED[c.activation_checkpointing] / RECOMPUTED[its_own.activation_checkpointing]
-        return stated * kept, f"presets/{c.preset}.env states {format_value(stated)}% for it" + less(kept)
-    known = next(((percent, source) for start, percent, source in KNOWN if key.startswith(start)), None)
+        return (
+            stated * kept,
+            f"presets/{c.preset}.env states {format_value(stated)}% for it" + less(kept),
+        )
+    known = next(
+        ((percent, source) for start, percent, source in KNOWN if key.startswith(start)), None
+    )
     if known and c.dtype == "bfloat16":
         return recomputed(c, known[0], f"known of {key}: {known[1]}", work)
     measures = "" if work else "; make doctor PROBE=1 measures it there"
-    return recomputed(c, ASSUMED, f"assumed: nothing published is known of {key} in {c.dtype}{measures}", work)
+    return recomputed(
+        c, ASSUMED, f"assumed: nothing published is known of {key} in {c.dtype}{measures}", work
+    )
 
 
 def recomputed(c: Config, percent: float, why: str, work: Work | None = None) -> tuple[float, str]:
@@ -123,7 +156,11 @@ def stated_by_preset(c: Config) -> tuple[float | None, str, Config | None]:
     """(per cent that the preset states at its top, the card that it is about, its own settings where the model is
     still its own), from the line `hours ... at 50% MFU of ...` and CARDS."""
     path = ROOT / "presets" / f"{c.preset}.env"
-    found = re.search(r"^#   hours +[0-9.,]+ +at ([0-9.]+)% MFU of ", path.read_text(encoding="utf-8"), re.MULTILINE)
+    found = re.search(
+        r"^#   hours +[0-9.,]+ +at ([0-9.]+)% MFU of ",
+        path.read_text(encoding="utf-8"),
+        re.MULTILINE,
+    )
     values, _ = read_env_file(path)
     card = values["CARDS"][0].partition("x")[2] if "CARDS" in values else ""
     own = Config.of_preset(PRESET=c.preset)

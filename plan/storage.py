@@ -1,9 +1,9 @@
 """What a run writes: how much, on which disk, whether that has the room, and how long a save takes. Computed.
 
-    checkpoints    weights and moments in float32, those that are kept and the one being written; under SYNC=diloco
-                   also what sites agreed on last and the momentum of the outer step, and each site writes its own
-    shards         of what the mixture takes of each source, or DATA_CACHE_GB while they are streamed
-    downloads      of sources on the hub, while shards are made
+checkpoints    weights and moments in float32, those that are kept and the one being written; under SYNC=diloco
+               also what sites agreed on last and the momentum of the outer step, and each site writes its own
+shards         of what the mixture takes of each source, or DATA_CACHE_GB while they are streamed
+downloads      of sources on the hub, while shards are made
 """
 
 import dataclasses
@@ -12,25 +12,30 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
+from hardware import model_size
 from plan.data_wanted import declared_tokens, sealed
 from plan.measured import Probe
-from train.data import data_paths
-from hardware import model_size
-from settings.config import Config
-from train.data.sources.source import Source
 from record.run_paths import RunPaths
+from settings.config import Config
 from settings.declare import ROOT
+from train.data import data_paths
+from train.data.sources.source import Source
 
-NUMBER_BYTES = 4            # of a weight or a moment: float32, whatever DTYPE is
-TENSOR_BYTES = 1860         # that torch.distributed.checkpoint adds to each tensor, measured with torch 2.13
-DOWNLOAD_BYTES = 5e9        # of a source on the hub, at most: the file that is read and the next, of about 2 GB each
-TEXT_BYTES = 8              # of a token, at most, in a file as it is downloaded; as a rule 2 to 5
-MB_PER_S = 500.0            # at which one server's SSD took files that were flushed behind; where nothing is measured
+NUMBER_BYTES = 4  # of a weight or a moment: float32, whatever DTYPE is
+TENSOR_BYTES = (
+    1860  # that torch.distributed.checkpoint adds to each tensor, measured with torch 2.13
+)
+DOWNLOAD_BYTES = (
+    5e9  # of a source on the hub, at most: the file that is read and the next, of about 2 GB each
+)
+TEXT_BYTES = 8  # of a token, at most, in a file as it is downloaded; as a rule 2 to 5
+MB_PER_S = 500.0  # at which one server's SSD took files that were flushed behind; where nothing is measured
 
 
 # ---------------------------------------------------------------------------------------------------
 # How much
 # ---------------------------------------------------------------------------------------------------
+
 
 def checkpoint_bytes(c: Config) -> float:
     """Of a checkpoint as train/checkpoint/checkpoint.py writes it: AdamW keeps two moments and a count of each weight, Muon one
@@ -71,7 +76,9 @@ def tokens_to_make(c: Config, s: Source) -> float | None:
 
 def disk_of_shards(c: Config) -> float:
     """At most. Of a source whose size is not known nothing is counted: unknown(c) names it."""
-    made = [token_bytes(c) * tokens for s in sources(c) if (tokens := tokens_to_make(c, s)) is not None]
+    made = [
+        token_bytes(c) * tokens for s in sources(c) if (tokens := tokens_to_make(c, s)) is not None
+    ]
     if c.data_stream == "0" or not streams(c):
         return sum(made)
     # While streaming the cache is kept to, but for two groups of each source, which are there whatever it takes.
@@ -81,7 +88,9 @@ def disk_of_shards(c: Config) -> float:
 
 def streams(c: Config) -> bool:
     """Whether shards may be made while the run trains."""
-    return c.data_stream == "1" or (c.data_stream == "auto" and any(s.kind == "hub" for s in sources(c)))
+    return c.data_stream == "1" or (
+        c.data_stream == "auto" and any(s.kind == "hub" for s in sources(c))
+    )
 
 
 def unknown(c: Config) -> list[str]:
@@ -91,18 +100,26 @@ def unknown(c: Config) -> list[str]:
 
 def disk_of_downloads(c: Config) -> float:
     """While shards are made, at most."""
-    return sum(min(DOWNLOAD_BYTES, math.inf if s.tokens is None else TEXT_BYTES * s.tokens)
-               for s in sources(c) if s.kind == "hub")
+    return sum(
+        min(DOWNLOAD_BYTES, math.inf if s.tokens is None else TEXT_BYTES * s.tokens)
+        for s in sources(c)
+        if s.kind == "hub"
+    )
 
 
 def disk(c: Config) -> dict[str, float]:
     """Part -> bytes when the run takes most. Raises CorpusError."""
-    return {"checkpoints": disk_of_checkpoints(c), "shards": disk_of_shards(c), "downloads": disk_of_downloads(c)}
+    return {
+        "checkpoints": disk_of_checkpoints(c),
+        "shards": disk_of_shards(c),
+        "downloads": disk_of_downloads(c),
+    }
 
 
 # ---------------------------------------------------------------------------------------------------
 # Where
 # ---------------------------------------------------------------------------------------------------
+
 
 @dataclasses.dataclass(frozen=True)
 class Place:
@@ -126,20 +143,33 @@ class FolderError(Exception):
 
 def places(c: Config) -> list[Place]:
     """Each file system once, with what is there of the run already taken off. Raises CorpusError, FolderError."""
-    folders = {"RUNS_DIR": existing("RUNS_DIR", RunPaths.of(c.runs_dir, c.run_name, ROOT).folder),
-               "DATA_DIR": existing("DATA_DIR", data_paths.data_dir(c))}
+    folders = {
+        "RUNS_DIR": existing("RUNS_DIR", RunPaths.of(c.runs_dir, c.run_name, ROOT).folder),
+        "DATA_DIR": existing("DATA_DIR", data_paths.data_dir(c)),
+    }
     runs = RunPaths.of(c.runs_dir, c.run_name, ROOT)
     parts, there = disk(c), [sealed(c, s) for s in sources(c)]
     ready = all(shards and shards.whole for shards in there)
-    needs = {"RUNS_DIR": {"checkpoints": parts["checkpoints"] - saved_bytes(runs)},
-             "DATA_DIR": {"shards": 0.0 if ready else parts["shards"] - sum(shards.size for shards in there if shards),
-                          "downloads": 0.0 if ready else parts["downloads"]}}
+    needs = {
+        "RUNS_DIR": {"checkpoints": parts["checkpoints"] - saved_bytes(runs)},
+        "DATA_DIR": {
+            "shards": 0.0
+            if ready
+            else parts["shards"] - sum(shards.size for shards in there if shards),
+            "downloads": 0.0 if ready else parts["downloads"],
+        },
+    }
     found: list[Place] = []
     for device in dict.fromkeys(folder.stat().st_dev for folder in folders.values()):
         here = tuple(name for name, folder in folders.items() if folder.stat().st_dev == device)
-        found.append(Place(here, folders[here[0]],
-                           {part: max(0.0, size) for name in here for part, size in needs[name].items()},
-                           float(shutil.disk_usage(folders[here[0]]).free)))
+        found.append(
+            Place(
+                here,
+                folders[here[0]],
+                {part: max(0.0, size) for name in here for part, size in needs[name].items()},
+                float(shutil.disk_usage(folders[here[0]]).free),
+            )
+        )
     return found
 
 
@@ -152,8 +182,10 @@ def existing(name: str, path: Path) -> Path:
         reason = f"{found} is no folder"
     except OSError as error:
         reason = str(error.strerror)
-    raise FolderError(f"{name}: {path} cannot be looked into ({reason}); choose another {name}, or mend its "
-                      "permissions")
+    raise FolderError(
+        f"{name}: {path} cannot be looked into ({reason}); choose another {name}, or mend its "
+        "permissions"
+    )
 
 
 def saved_bytes(runs: RunPaths) -> float:
@@ -161,8 +193,10 @@ def saved_bytes(runs: RunPaths) -> float:
     try:
         return size_of(runs.checkpoints.glob("step_*/*"))
     except OSError as error:
-        raise FolderError(f"RUNS_DIR: {runs.checkpoints} cannot be looked into ({error.strerror}); choose another "
-                          "RUNS_DIR, or mend its permissions") from None
+        raise FolderError(
+            f"RUNS_DIR: {runs.checkpoints} cannot be looked into ({error.strerror}); choose another "
+            "RUNS_DIR, or mend its permissions"
+        ) from None
 
 
 def size_of(files: Iterable[Path]) -> float:
@@ -172,6 +206,7 @@ def size_of(files: Iterable[Path]) -> float:
 # ---------------------------------------------------------------------------------------------------
 # How fast
 # ---------------------------------------------------------------------------------------------------
+
 
 def write_mb_s(c: Config, probe: Probe | None) -> tuple[float, str]:
     """MB/s at which a checkpoint is written, and where that is from, in words."""

@@ -5,7 +5,7 @@ import re
 import time
 from pathlib import Path
 
-SIZE = 1024      # of the square matrices: 4 MiB each, 2.1 GFLOP a product
+SIZE = 1024  # of the square matrices: 4 MiB each, 2.1 GFLOP a product
 ROUNDS = 5
 
 
@@ -29,7 +29,11 @@ def float32_tflops() -> float:
     cannot multiply bfloat16.
     """
     import numpy as np  # 0.1 s, for this alone
-    a, b = (np.random.default_rng(seed).standard_normal((SIZE, SIZE), dtype=np.float32) for seed in (0, 1))
+
+    a, b = (
+        np.random.default_rng(seed).standard_normal((SIZE, SIZE), dtype=np.float32)
+        for seed in (0, 1)
+    )
     product, best = a @ b, float("inf")  # the first starts the threads
     for _ in range(ROUNDS):
         began = time.perf_counter()

@@ -9,7 +9,9 @@ import re
 # What may stand before the words: the clock of a log file, and who speaks.
 CLOCK = r"(?:\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:,\d{3})? )"
 HEAD = re.compile(rf"{CLOCK}?(?P<who>\[(?:rank|default)\d+\]:|rank=\d+(?= )(?! host=))? ?")
-QUIET = re.compile(r"step=\d+/\d+ (?!.*\b(?:val_)?loss=(?:n/a|nan|inf))|.*\bNCCL INFO\b|sample, step \d+:$|goodput \d")
+QUIET = re.compile(
+    r"step=\d+/\d+ (?!.*\b(?:val_)?loss=(?:n/a|nan|inf))|.*\bNCCL INFO\b|sample, step \d+:$|goodput \d"
+)
 COMPLAINT = re.compile(
     r"\w*error\w*|\w*exception\b|\bfail(?:ed|s|ure|ures|ing)?\b|\bfatal\b|\w*warn(?:ing)?s?\b|\bcannot\b|\bcould not\b|"
     r"\bdamaged\b|\bcorrupt\w*|\brefuse[sd]?\b|\bkilled\b|\bcrash\w*|\babort\w*|\bout of memory\b|\boom\b|oomkilled|"
@@ -19,15 +21,21 @@ COMPLAINT = re.compile(
     r"\battempts? \d+ ended\b|\bthe attempt before\b|\bdoes not (?:resolve|answer)\b|\bcalls no roll\b|"
     r"\bwaiting for data\b|\d problems?\b|\bloss=(?:n/a|nan|inf)\b|\bweights were not\b|^[EWFC]\d{4} \d\d:|"
     r"segmentation fault|core dumped|\bare at \d+ sites\b|(?:nodes|of one node) talk (?:over|through) |_DISABLE is set|"
-    r"NCCL took .* instead", re.IGNORECASE)
+    r"NCCL took .* instead",
+    re.IGNORECASE,
+)
 
-TRACEBACK = re.compile(r"(?:  ?[|+] ?)*(?:\+ )?(?:Exception Group )?Traceback \(most recent call last\)")
+TRACEBACK = re.compile(
+    r"(?:  ?[|+] ?)*(?:\+ )?(?:Exception Group )?Traceback \(most recent call last\)"
+)
 LINKS = ("During handling of the above exception", "The above exception was the direct cause")
 RULER = re.compile(r"={20,}$")  # torchrun's table of what failed stands between two
-ORDINARY = re.compile(rf"{CLOCK}|step=\d|launch: |roll call: |checkpoint |goodput |run=|data=|node \d|stopped by |"
-                      r"[EWIF]\d{4} \d\d:|\S+:\d+:\d+ \[\d+\] NCCL ")
+ORDINARY = re.compile(
+    rf"{CLOCK}|step=\d|launch: |roll call: |checkpoint |goodput |run=|data=|node \d|stopped by |"
+    r"[EWIF]\d{4} \d\d:|\S+:\d+:\d+ \[\d+\] NCCL "
+)
 LONGEST_MESSAGE = 25  # lines of an exception's own words, behind its frames
-LONGEST_TABLE = 80    # lines between torchrun's rulers
+LONGEST_TABLE = 80  # lines between torchrun's rulers
 
 # What the watchdog says of a process that hangs, and of all that wait for it; the next attempt repeats it.
 HANGS = re.compile(r"(the attempt before: )?HANGS: ")
@@ -38,21 +46,25 @@ def tells_more(words: str, before: str) -> bool:
     """Whether a line is to be told rather than the one before it, which is the rule; who hangs is behind all else
     that this attempt complains of, and stays before those who waited for it."""
     hangs = HANGS.match(before)
-    return not hangs or bool(HANGS.match(words)) or (hangs[1] is not None and not WAITS.match(words))
+    return (
+        not hangs or bool(HANGS.match(words)) or (hangs[1] is not None and not WAITS.match(words))
+    )
 
 
 class Complaints:
     """Takes tracebacks whole, tables of torchrun, and every line that may be a complaint with what is below it."""
 
     def __init__(self) -> None:
-        self.open: dict[str, int] = {}  # who speaks -> lines that its exception's message may still have; 0: frames
+        self.open: dict[
+            str, int
+        ] = {}  # who speaks -> lines that its exception's message may still have; 0: frames
         self.below: dict[str, bool] = {}
         self.table = 0
 
     def takes(self, line: str) -> bool:
         head = HEAD.match(line)
         assert head  # all of it is optional
-        who, words = head["who"] or "", line[head.end():]
+        who, words = head["who"] or "", line[head.end() :]
         if RULER.match(words):
             self.table = 0 if self.table else LONGEST_TABLE
             return True
@@ -60,8 +72,10 @@ class Complaints:
             self.table -= 1
             return True
         taken = self.in_traceback(who, line, words) or (
-            self.below.get(who, False) if words[:1].isspace() and words.strip()
-            else bool(not QUIET.match(words) and COMPLAINT.search(words)))
+            self.below.get(who, False)
+            if words[:1].isspace() and words.strip()
+            else bool(not QUIET.match(words) and COMPLAINT.search(words))
+        )
         self.below[who] = taken
         return taken
 

@@ -23,9 +23,17 @@ from typing import Any, NamedTuple
 from record.reader import GOES_BACK, duration
 
 # Category -> how it is called, in the order in which it is said.
-CATEGORIES = {"training": "training", "start_up": "start-up", "evaluation": "evaluation", "checkpoint": "checkpoint",
-              "data_wait": "data wait", "exchange": "exchanges between sites", "lost_work": "lost work",
-              "down": "down", "other": "other"}
+CATEGORIES = {
+    "training": "training",
+    "start_up": "start-up",
+    "evaluation": "evaluation",
+    "checkpoint": "checkpoint",
+    "data_wait": "data wait",
+    "exchange": "exchanges between sites",
+    "lost_work": "lost work",
+    "down": "down",
+    "other": "other",
+}
 
 SET_S = 0.01  # a clock on the wall that moved by more than that against the monotonic one was set
 
@@ -34,10 +42,10 @@ SET_S = 0.01  # a clock on the wall that moved by more than that against the mon
 class Goodput:
     """The seconds of a run by category. Together they are its wall time."""
 
-    seconds: Mapping[str, float]   # category -> seconds, all of CATEGORIES
+    seconds: Mapping[str, float]  # category -> seconds, all of CATEGORIES
     start_up: Mapping[str, float]  # phase -> seconds, of `start_up`
-    lost_steps: int                # taken, and gone back behind
-    skipped_steps: int             # computed, and their update not taken
+    lost_steps: int  # taken, and gone back behind
+    skipped_steps: int  # computed, and their update not taken
     attempts: int
 
     @property
@@ -56,8 +64,11 @@ class Goodput:
 
     def summary(self) -> str:
         """One line for the console; what rounds to 0:00 is left out."""
-        parts = [f"{name} {duration(self.seconds[category])}{self.detail(category)}"
-                 for category, name in CATEGORIES.items() if round(self.seconds[category])]
+        parts = [
+            f"{name} {duration(self.seconds[category])}{self.detail(category)}"
+            for category, name in CATEGORIES.items()
+            if round(self.seconds[category])
+        ]
         head = f"goodput {100 * self.goodput:.1f}% of {duration(self.wall_s)}"
         return f"{head}: {', '.join(parts)}" if parts else head
 
@@ -65,10 +76,18 @@ class Goodput:
         """What there is to say of a category beside its time, in parentheses; or nothing."""
         said: list[str] = []
         if category == "start_up":
-            said = [f"{phase} {duration(seconds)}" for phase, seconds in self.start_up.items() if round(seconds)]
+            said = [
+                f"{phase} {duration(seconds)}"
+                for phase, seconds in self.start_up.items()
+                if round(seconds)
+            ]
         elif category == "lost_work":
             counts = ((self.lost_steps, "gone back behind"), (self.skipped_steps, "skipped"))
-            said = [f"{count:,} {'step' if count == 1 else 'steps'} {what}" for count, what in counts if count]
+            said = [
+                f"{count:,} {'step' if count == 1 else 'steps'} {what}"
+                for count, what in counts
+                if count
+            ]
         elif category == "down" and self.attempts > 1:
             said = [f"{self.attempts:,} attempts"]
         return f" ({', '.join(said)})" if said else ""
@@ -93,10 +112,10 @@ class Books:
         self.start_up: dict[str, float] = {}
         self.lost_steps = self.skipped_steps = self.attempts = 0
         self.unbooked = 0.0
-        self.attempt: Any = None           # its number, where a record told
-        self.announced = False             # whether it began with start or resume
+        self.attempt: Any = None  # its number, where a record told
+        self.announced = False  # whether it began with start or resume
         self.last: Mapping[str, Any] = {}  # the record before
-        self.mono_s: float | None = None   # the latest in this attempt
+        self.mono_s: float | None = None  # the latest in this attempt
         # the steps that the run has, in order: number, seconds of training, seconds of data wait
         self.steps, self.trained, self.waited = array("q"), array("d"), array("d")
 
@@ -109,7 +128,9 @@ class Books:
             self.begin(record, announces)
         else:
             self.pass_time(record)
-            for phase, seconds in phases(record).items() if announces else ():  # the attempt spoke before it was ready
+            for phase, seconds in (
+                phases(record).items() if announces else ()
+            ):  # the attempt spoke before it was ready
                 self.add_start_up(phase, self.book("start_up", seconds))
         self.attempt, self.last, self.announced = attempt, record, self.announced or announces
         if event in GOES_BACK:
@@ -130,20 +151,36 @@ class Books:
         elif event == "end":
             self.book("checkpoint", number(record, "stall_s"))
 
-    def enter_steps(self, steps: Sequence[int], mono_s: Sequence[float], took: Sequence[float],
-                    waited: Sequence[float], stalls: Sequence[float], last: Mapping[str, Any]) -> bool:
+    def enter_steps(
+        self,
+        steps: Sequence[int],
+        mono_s: Sequence[float],
+        took: Sequence[float],
+        waited: Sequence[float],
+        stalls: Sequence[float],
+        last: Mapping[str, Any],
+    ) -> bool:
         """Take steps of this attempt that count up, all at once; seconds, 0 where a record is silent, and the wait for
         data no longer than the step. False, and none is taken, where they must be entered one by one: as they are of
         another attempt, go back, or claim more time than has passed."""
-        if not self.last or last.get("attempt", self.attempt) != self.attempt or self.mono_s is None or \
-                mono_s[0] <= self.mono_s or (self.steps and steps[0] <= self.steps[-1]):
+        if (
+            not self.last
+            or last.get("attempt", self.attempt) != self.attempt
+            or self.mono_s is None
+            or mono_s[0] <= self.mono_s
+            or (self.steps and steps[0] <= self.steps[-1])
+        ):
             return False
         passed = map(sub, mono_s, (self.mono_s, *mono_s))
         rest = [*accumulate(map(sub, passed, map(add, took, stalls)), initial=self.unbooked)]
         if min(rest) < 0:
             return False
         trained = [*map(sub, took, waited)]
-        for category, seconds in (("training", trained), ("data_wait", waited), ("checkpoint", stalls)):
+        for category, seconds in (
+            ("training", trained),
+            ("data_wait", waited),
+            ("checkpoint", stalls),
+        ):
             self.seconds[category] += math.fsum(seconds)
         self.steps.extend(steps)
         self.trained.extend(trained)
@@ -156,7 +193,9 @@ class Books:
         self.rest_is_other()
         took = phases(record) if announces else {}
         if self.last:
-            self.seconds["down"] += max(0.0, record["time"] - sum(took.values()) - self.last["time"])
+            self.seconds["down"] += max(
+                0.0, record["time"] - sum(took.values()) - self.last["time"]
+            )
         for phase, seconds in took.items():
             self.seconds["start_up"] += seconds
             self.add_start_up(phase, seconds)
@@ -218,13 +257,16 @@ class Books:
         if now is not None and self.last:
             since = "down" if self.last["event"] == "end" else "other"
             self.seconds[since] += max(0.0, now - self.last["time"])
-        seconds = {category: max(0.0, value) for category, value in self.seconds.items()}  # -1e-12 is rounding
+        seconds = {
+            category: max(0.0, value) for category, value in self.seconds.items()
+        }  # -1e-12 is rounding
         return Goodput(seconds, self.start_up, self.lost_steps, self.skipped_steps, self.attempts)
 
 
 # ---------------------------------------------------------------------------------------------------
 # When it was
 # ---------------------------------------------------------------------------------------------------
+
 
 @dataclasses.dataclass
 class Attempt:
@@ -260,12 +302,19 @@ class Timeline(Books):
         self.ran: list[Attempt] = []
         self.down_s: list[float] = []  # before each attempt
         # stretches in the order in which they were placed: attempt, from, to, category
-        self.of, self.begins, self.ends, self.categories = array("q"), array("d"), array("d"), list[str]()
+        self.of, self.begins, self.ends, self.categories = (
+            array("q"),
+            array("d"),
+            array("d"),
+            list[str](),
+        )
         # of the steps that the run has: attempt, when it ended, how long it took, its first stretch and that behind it
         self.step_of, self.step_ends, self.step_s = array("q"), array("d"), array("d")
         self.first, self.behind = array("q"), array("q")
-        self.now = 0.0                             # where the attempt's clock stands
-        self.free: list[tuple[float, float]] = []  # has passed, and no record has claimed it; the latest last
+        self.now = 0.0  # where the attempt's clock stands
+        self.free: list[
+            tuple[float, float]
+        ] = []  # has passed, and no record has claimed it; the latest last
         self.claims: list[tuple[str, float]] = []  # of this record
 
     def enter(self, record: Mapping[str, Any]) -> None:
@@ -352,7 +401,9 @@ class Timeline(Books):
     def stretches(self) -> list[Stretch]:
         """All time from the first start to the last record, in order and without gaps; once the books are closed."""
         found: list[Stretch] = []
-        for of, begin, end, category in sorted(zip(self.of, self.begins, self.ends, self.categories, strict=True)):
+        for of, begin, end, category in sorted(
+            zip(self.of, self.begins, self.ends, self.categories, strict=True)
+        ):
             if found and found[-1].end[0] != of:
                 found.append(Stretch(found[-1].end, (of, begin), "down", self.down_s[of]))
             found.append(Stretch((of, begin), (of, end), category, end - begin))

@@ -22,7 +22,12 @@ class Recorder:
     """
 
     def __init__(self, paths: RunPaths, active: bool, attempt: int, last_step: int, log_every: int):
-        self.active, self.attempt, self.last_step, self.log_every = active, attempt, last_step, log_every
+        self.active, self.attempt, self.last_step, self.log_every = (
+            active,
+            attempt,
+            last_step,
+            log_every,
+        )
         self.file: BinaryIO | None = None
         self.waiting, self.failed = b"", False  # bytes not yet in the file; whether that was said
         if active:
@@ -33,8 +38,17 @@ class Recorder:
     def entry(self, name: str, step: int, tokens: int, /, **values: Any) -> dict[str, Any]:
         """A record of now."""
         assert name in reader.EVENTS, name
-        return {"schema": reader.SCHEMA, "event": name, "time": time.time(), "mono_s": time.monotonic(),
-                "host": socket.gethostname(), "attempt": self.attempt, "step": step, "tokens": tokens, **values}
+        return {
+            "schema": reader.SCHEMA,
+            "event": name,
+            "time": time.time(),
+            "mono_s": time.monotonic(),
+            "host": socket.gethostname(),
+            "attempt": self.attempt,
+            "step": step,
+            "tokens": tokens,
+            **values,
+        }
 
     def event(self, name: str, step: int, tokens: int, /, **values: Any) -> dict[str, Any]:
         """Write one record; returns it."""
@@ -47,11 +61,13 @@ class Recorder:
     def write_waiting(self) -> None:
         try:
             while self.file and self.waiting:
-                self.waiting = self.waiting[self.file.write(self.waiting):]
+                self.waiting = self.waiting[self.file.write(self.waiting) :]
             self.failed = False
         except OSError as error:
             if not self.failed:
-                self.say(f"metrics.jsonl: cannot be written ({error.strerror}); its lines wait in memory. Make room")
+                self.say(
+                    f"metrics.jsonl: cannot be written ({error.strerror}); its lines wait in memory. Make room"
+                )
             self.failed = True
 
     def sync(self) -> None:
@@ -75,8 +91,21 @@ class Recorder:
         """Record an evaluation and say it."""
         entry = self.event("eval", step, tokens, **values)
         if self.active:
-            self.say(reader.to_console(entry, self.last_step, ("val_loss", "val_bpb", "val_ppl", "scored_tokens",
-                                                               "core", "core_partial", "eval_s")))
+            self.say(
+                reader.to_console(
+                    entry,
+                    self.last_step,
+                    (
+                        "val_loss",
+                        "val_bpb",
+                        "val_ppl",
+                        "scored_tokens",
+                        "core",
+                        "core_partial",
+                        "eval_s",
+                    ),
+                )
+            )
 
     def say(self, line: str) -> None:
         """A line for the console and train.log, above the progress line if there is one."""
@@ -116,7 +145,9 @@ class Progress:
         seconds = (self.last_step - entry["step"]) * (now - self.began[1]) / steps if steps else 0.0
         left = f"{reader.duration(seconds)} left" if steps else ""
         bar = "#" * done + "-" * (self.WIDTH - done)
-        self.write(f"\r\033[K[{bar}] {entry['step']}/{self.last_step} loss {entry['loss']:.3f} {left}")
+        self.write(
+            f"\r\033[K[{bar}] {entry['step']}/{self.last_step} loss {entry['loss']:.3f} {left}"
+        )
 
     def clear(self) -> None:
         self.write("\r\033[K")

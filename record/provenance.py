@@ -16,9 +16,17 @@ BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 def provenance(host: str, world_size: int, device: str, threads: int) -> dict[str, Any]:
     """Where and with what an attempt runs."""
-    return {"time": time.time(), "host": host, "world_size": world_size, "device": device, "threads": threads,
-            "python": platform.python_version(), **{name: version(name) for name in ("torch", "numpy", "tokenizers")},
-            **commit(), "boot_id": boot_id()}
+    return {
+        "time": time.time(),
+        "host": host,
+        "world_size": world_size,
+        "device": device,
+        "threads": threads,
+        "python": platform.python_version(),
+        **{name: version(name) for name in ("torch", "numpy", "tokenizers")},
+        **commit(),
+        "boot_id": boot_id(),
+    }
 
 
 def boot_id() -> str | None:
@@ -57,7 +65,8 @@ def revision_file() -> str:
 def git(*arguments: str) -> str:
     """What git says; nothing where there is no git, or no history, as in an image."""
     try:
-        return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False,
-                              timeout=20).stdout.strip()
+        return subprocess.run(
+            ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False, timeout=20
+        ).stdout.strip()
     except (OSError, subprocess.TimeoutExpired):
         return ""

@@ -17,9 +17,25 @@ from typing import Any
 
 SCHEMA = 1
 
-EVENTS = ("start", "step", "eval", "checkpoint", "resume", "signal", "skip", "rollback", "nonfinite", "sync", "gap",
-          "end")
-GOES_BACK = ("start", "resume", "rollback")  # to the step they name; what was recorded past it is lost
+EVENTS = (
+    "start",
+    "step",
+    "eval",
+    "checkpoint",
+    "resume",
+    "signal",
+    "skip",
+    "rollback",
+    "nonfinite",
+    "sync",
+    "gap",
+    "end",
+)
+GOES_BACK = (
+    "start",
+    "resume",
+    "rollback",
+)  # to the step they name; what was recorded past it is lost
 
 # Key -> unit, of a step record beside the common ones.
 STEP_UNITS = {
@@ -65,7 +81,10 @@ BEGINNING = {
 EVENT_UNITS: dict[str, dict[str, str]] = {
     "start": BEGINNING,
     "resume": BEGINNING,
-    "checkpoint": {"seconds": "until it was safe on disk, training going on meanwhile", "bytes": "its size"},
+    "checkpoint": {
+        "seconds": "until it was safe on disk, training going on meanwhile",
+        "bytes": "its size",
+    },
     "signal": {"name": "of the signal, or which rank it came to"},
     "skip": {
         "step": "the step whose update was not taken",
@@ -109,9 +128,23 @@ EVENT_UNITS: dict[str, dict[str, str]] = {
 }
 
 # How a value looks on the console; anything else as str() has it.
-FORMATS = {"loss": ".4f", "lr": ".3e", "grad_norm": ".3f", "step_ms": ".1f", "tokens_per_s": ".0f", "mfu": ".1f",
-           "mem_gib": ".2f", "val_loss": ".4f", "val_bpb": ".4f", "val_ppl": ".4g", "data_wait_s": ".3f",
-           "eval_s": ".1f", "core": ".4f", "core_partial": ".4f", "checkpoint_stall_s": ".2f"}
+FORMATS = {
+    "loss": ".4f",
+    "lr": ".3e",
+    "grad_norm": ".3f",
+    "step_ms": ".1f",
+    "tokens_per_s": ".0f",
+    "mfu": ".1f",
+    "mem_gib": ".2f",
+    "val_loss": ".4f",
+    "val_bpb": ".4f",
+    "val_ppl": ".4g",
+    "data_wait_s": ".3f",
+    "eval_s": ".1f",
+    "core": ".4f",
+    "core_partial": ".4f",
+    "checkpoint_stall_s": ".2f",
+}
 
 CONSOLE_KEYS = ("loss", "lr", "grad_norm", "step_ms", "tokens_per_s", "mfu", "mem_gib", "tokens")
 
@@ -130,13 +163,17 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def to_console(record: Mapping[str, Any], last_step: int, keys: Iterable[str] = CONSOLE_KEYS) -> str:
+def to_console(
+    record: Mapping[str, Any], last_step: int, keys: Iterable[str] = CONSOLE_KEYS
+) -> str:
     """The console line of a step or evaluation: the record's keys and values, fewer digits."""
     words = [f"step={record['step']}/{last_step}"]
     for key in keys:
         if key in record:
             value = record[key]
-            words.append(f"{key}=n/a" if value is None else f"{key}={format(value, FORMATS.get(key, ''))}")
+            words.append(
+                f"{key}=n/a" if value is None else f"{key}={format(value, FORMATS.get(key, ''))}"
+            )
     return " ".join(words)
 
 

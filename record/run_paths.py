@@ -130,7 +130,11 @@ class RunPaths:
     @property
     def gpu_log(self) -> Path:
         """What a sampler said that was started beside training."""
-        return self.folder / "logs" / (f"gpu_sampler_node_{self.node}.log" if self.node else "gpu_sampler.log")
+        return (
+            self.folder
+            / "logs"
+            / (f"gpu_sampler_node_{self.node}.log" if self.node else "gpu_sampler.log")
+        )
 
     @property
     def job(self) -> Path:

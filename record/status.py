@@ -22,14 +22,14 @@ import time
 from pathlib import Path
 from typing import Any, TextIO
 
-from settings.config import Config
 from record.run_paths import RunPaths
+from settings.config import Config
 from settings.declare import ROOT, SettingsError, shown
 
 log = logging.getLogger(__name__)
 
 OVER = ("stopped", "crashed", "done")
-BEAT_S = 1.0     # at most one heartbeat in this time
+BEAT_S = 1.0  # at most one heartbeat in this time
 LONGEST_WHY = 300
 SETTLE_S = 10.0  # a trainer whose torchrun was killed holds its run this much longer, at most
 
@@ -80,12 +80,16 @@ class Status:
         self.last_beat = time.monotonic()
         temporary = self.path.with_name(f"{self.path.name}.tmp-{os.getpid()}")
         try:
-            temporary.write_text(json.dumps(self.facts | {"heartbeat": time.time()}, indent=1) + "\n")
+            temporary.write_text(
+                json.dumps(self.facts | {"heartbeat": time.time()}, indent=1) + "\n"
+            )
             os.replace(temporary, self.path)
             self.failed = False
         except OSError as error:
             if not self.failed:
-                log.warning("%s: cannot be written (%s); what it says is old", self.path, error.strerror)
+                log.warning(
+                    "%s: cannot be written (%s); what it says is old", self.path, error.strerror
+                )
             self.failed = True
             with contextlib.suppress(OSError):
                 temporary.unlink()
@@ -95,8 +99,14 @@ def of_run(c: Config, paths: RunPaths, active: bool) -> Status:
     """The run's status, with what the last attempt knew until this one knows better: step, loss, and the seconds that
     a step and a save took."""
     last = read(paths.status)
-    return Status(paths.status, active, run=c.run_name, host=socket.gethostname(), last_step=c.last_step,
-                  **{key: last[key] for key in ("step", "loss", "step_s", "save_s") if key in last})
+    return Status(
+        paths.status,
+        active,
+        run=c.run_name,
+        host=socket.gethostname(),
+        last_step=c.last_step,
+        **{key: last[key] for key in ("step", "loss", "step_s", "save_s") if key in last},
+    )
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -111,6 +121,7 @@ def read(path: Path) -> dict[str, Any]:
 # ---------------------------------------------------------------------------------------------------
 # The targets that look after runs
 # ---------------------------------------------------------------------------------------------------
+
 
 def take(lock: TextIO | int, patience_s: float = 1.0) -> None:
     """Lock a run or job. Tried for a second: `make status` holds a lock for an instant to see whether it is free."""
@@ -154,11 +165,15 @@ def hold_run(paths: RunPaths, patience_s: float = 1.0) -> TextIO:
         lock.write(f"pid {os.getpid()} on {socket.gethostname()}")
         lock.flush()
     except BlockingIOError:
-        raise RunIsHeld(f"{paths.folder}: another process trains this run ({paths.lock.read_text()}); wait for "
-                        "it, stop it, or choose another RUN_NAME") from None
+        raise RunIsHeld(
+            f"{paths.folder}: another process trains this run ({paths.lock.read_text()}); wait for "
+            "it, stop it, or choose another RUN_NAME"
+        ) from None
     except OSError as error:
-        raise RunFolderError(f"{error.filename or paths.folder}: cannot be written ({error.strerror}); choose another "
-                             "place with RUNS_DIR, or mend its permissions") from None
+        raise RunFolderError(
+            f"{error.filename or paths.folder}: cannot be written ({error.strerror}); choose another "
+            "place with RUNS_DIR, or mend its permissions"
+        ) from None
     return lock
 
 
@@ -200,7 +215,9 @@ def mirrored(paths: RunPaths) -> str:
     """A line of where the run is at W&B; empty if it is not."""
     state = read(paths.wandb_state)
     offline = state.get("mode") == "offline" and any(paths.wandb.glob("offline-run-*"))
-    where = state.get("url") or (f"offline; to upload it: {sync_command(paths)}" if offline else None)
+    where = state.get("url") or (
+        f"offline; to upload it: {sync_command(paths)}" if offline else None
+    )
     return f"\n{'':30} W&B: {where}" if where else ""
 
 
@@ -223,12 +240,16 @@ def stop(paths: RunPaths, patience_s: float = 150.0) -> str:
     deadline, pid = time.monotonic() + patience_s, None
     while (trains := is_held(paths)) or has_job(paths):
         # not STATUS.json: it may be of an earlier attempt
-        holder = re.match(r"pid (\d+) on ([^\s:]+)", (paths.lock if trains else paths.job).read_text())
+        holder = re.match(
+            r"pid (\d+) on ([^\s:]+)", (paths.lock if trains else paths.job).read_text()
+        )
         if holder and (pid is None or (trains and pid != int(holder[1]))):
             pid = ask(paths, int(holder[1]), holder[2], signal.SIGINT if trains else signal.SIGTERM)
         if time.monotonic() > deadline:
-            raise StopError(f"run {paths.name} has not stopped in {patience_s:.0f} s (pid {pid}); look at "
-                            f"{paths.train_log}, and kill it if it hangs: its last checkpoint is safe")
+            raise StopError(
+                f"run {paths.name} has not stopped in {patience_s:.0f} s (pid {pid}); look at "
+                f"{paths.train_log}, and kill it if it hangs: its last checkpoint is safe"
+            )
         time.sleep(0.1)
     return describe(paths) if pid else f"run {paths.name} is not running here"
 
@@ -236,14 +257,18 @@ def stop(paths: RunPaths, patience_s: float = 150.0) -> str:
 def ask(paths: RunPaths, pid: int, host: str, number: int) -> int:
     """Signal a process that holds the run; returns its pid. A shared disk shows the lock on every machine."""
     if host != socket.gethostname():
-        raise StopError(f"run {paths.name} is trained on {host} (pid {pid}), and this is {socket.gethostname()}: "
-                        f"run make stop RUN_NAME={paths.name} there")
+        raise StopError(
+            f"run {paths.name} is trained on {host} (pid {pid}), and this is {socket.gethostname()}: "
+            f"run make stop RUN_NAME={paths.name} there"
+        )
     try:
         os.kill(pid, number)
     except ProcessLookupError:  # it has just ended by itself
         pass
     except PermissionError:
-        raise StopError(f"run {paths.name} belongs to another user (pid {pid}), who alone may stop it") from None
+        raise StopError(
+            f"run {paths.name} belongs to another user (pid {pid}), who alone may stop it"
+        ) from None
     return pid
 
 
@@ -271,8 +296,10 @@ def hold(paths: RunPaths, descriptor: int, pid: int) -> int:
         take(descriptor)
     except BlockingIOError:
         who = paths.job.read_text().strip() or "it has just begun"
-        sys.stderr.write(f"run {paths.name} is at work already ({who}); make status, attach "
-                         "and stop look after it, or choose another RUN_NAME\n")
+        sys.stderr.write(
+            f"run {paths.name} is at work already ({who}); make status, attach "
+            "and stop look after it, or choose another RUN_NAME\n"
+        )
         return 78
     holder = f"pid {pid} on {socket.gethostname()}"
     os.ftruncate(descriptor, 0)
@@ -294,11 +321,18 @@ def main(argv: list[str]) -> int:
         settle(paths)
         return 0
     if argv == ["runs"]:
-        found = [run for run in (RunPaths(path, paths.node) for path in sorted(paths.folder.parent.glob("*")))
-                 if run.status.exists() or (run.folder.is_dir() and has_job(run))]
+        found = [
+            run
+            for run in (
+                RunPaths(path, paths.node) for path in sorted(paths.folder.parent.glob("*"))
+            )
+            if run.status.exists() or (run.folder.is_dir() and has_job(run))
+        ]
         text = "\n".join(map(describe, found)) or f"no runs in {paths.folder.parent}"
     elif not paths.status.exists() and not has_job(paths):
-        sys.stderr.write(f"there is no run {config.run_name} in {paths.folder.parent}; make runs lists them\n")
+        sys.stderr.write(
+            f"there is no run {config.run_name} in {paths.folder.parent}; make runs lists them\n"
+        )
         return 78
     elif argv == ["stop"]:
         try:

@@ -13,14 +13,27 @@ import sys
 from pathlib import Path
 
 # Of pip's many settings those that say where packages come from and how to get there.
-KEPT = ("index-url", "extra-index-url", "find-links", "no-index", "trusted-host", "cert", "client-cert", "proxy",
-        "timeout", "default-timeout", "retries")
+KEPT = (
+    "index-url",
+    "extra-index-url",
+    "find-links",
+    "no-index",
+    "trusted-host",
+    "cert",
+    "client-cert",
+    "proxy",
+    "timeout",
+    "default-timeout",
+    "retries",
+)
 SEEN_AT = "/mnt"
 
 
 def settings() -> dict[str, str]:
     """pip's, whichever file or variable they are in; the environment wins, as it does for pip."""
-    done = subprocess.run([sys.executable, "-m", "pip", "config", "list"], check=True, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", "config", "list"], check=True, capture_output=True, text=True
+    )
     found: dict[str, str] = {}
     lines = [line.split("=", 1) for line in done.stdout.splitlines() if "=" in line]
     for name, value in sorted(lines, key=lambda line: line[0].startswith(":env:")):
@@ -32,15 +45,20 @@ def settings() -> dict[str, str]:
 
 def lent(key: str, word: str, folder: Path, mounts: dict[Path, Path]) -> str:
     """A word of a value as the build is to see it: a path of this machine becomes one below /mnt."""
-    scheme, path = ("file://", word.removeprefix("file://")) if word.startswith("file://") else ("", word)
+    scheme, path = (
+        ("file://", word.removeprefix("file://")) if word.startswith("file://") else ("", word)
+    )
     here = Path(path)
     if not here.is_absolute() or not here.exists():
         return word
     # the pages of an index point to files beside it
     top = here.parent if key.endswith("index-url") and here.is_dir() else here
     there = mounts.setdefault(top, folder / str(len(mounts)))
-    return scheme + str(Path(SEEN_AT) / there.name / here.relative_to(top)) if top != here \
+    return (
+        scheme + str(Path(SEEN_AT) / there.name / here.relative_to(top))
+        if top != here
         else scheme + str(Path(SEEN_AT) / there.name)
+    )
 
 
 def main() -> int:
@@ -48,7 +66,9 @@ def main() -> int:
     mounts: dict[Path, Path] = {}
     lines = ["[global]"]
     for key, value in settings().items():
-        lines.append(f"{key} = " + " ".join(lent(key, word, folder, mounts) for word in value.split()))
+        lines.append(
+            f"{key} = " + " ".join(lent(key, word, folder, mounts) for word in value.split())
+        )
     os.umask(0o077)
     (folder / "pip.conf").write_text("\n".join(lines) + "\n")
     (folder / "mounts").write_text("".join(f"{here} {there}\n" for here, there in mounts.items()))

@@ -9,6 +9,7 @@ source scripts/lib.sh
 
 bin=$(dirname "$PY")
 "$bin/ruff" check .
+"$bin/ruff" format --check --quiet .
 "$bin/lint-imports" --no-cache
 "$bin/mypy" settings record hardware train export finetune pipeline plan analysis k8s doctor monitor bench docker/check.py scripts/*.py
 "$(command -v "$bin/shellcheck" || command -v shellcheck)" --external-sources scripts/*.sh docker/*.sh .ci/run

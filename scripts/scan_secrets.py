@@ -33,8 +33,15 @@ LARGEST = 64 * 2**20  # bytes; what is larger is data, and is named
 ENVIRONMENT = os.environ | {"GIT_NO_LAZY_FETCH": "1", "GIT_NO_REPLACE_OBJECTS": "1", "LC_ALL": "C"}
 
 KEYS = {"title", "extend", "rules", "allowlists"}
-RULE_KEYS = {"id": str, "description": str, "regex": str, "secretGroup": int, "entropy": (int, float),
-             "keywords": list, "allowlists": list}
+RULE_KEYS = {
+    "id": str,
+    "description": str,
+    "regex": str,
+    "secretGroup": int,
+    "entropy": (int, float),
+    "keywords": list,
+    "allowlists": list,
+}
 ALLOWLIST_KEYS = {"description": str, "regexes": list}
 
 
@@ -43,6 +50,7 @@ class CannotScan(Exception):
 
 
 # ---- Rules
+
 
 @dataclass(frozen=True)
 class Rule:
@@ -66,7 +74,7 @@ def not_shared(regex: str) -> str | None:
         return "[:"
     bare = re.sub(r"\[\^?\]?[^\]]*\]", "c", bare)
     if odd := re.search(r"\$|\[|[*+?}]\+|\{,|(?<!^)\(\?[ims]+\)|\(\?(?!:|P<\w+>|[ims]+[:)])", bare):
-        return bare[odd.start():odd.start() + 4]
+        return bare[odd.start() : odd.start() + 4]
     if large := [number for number in re.findall(r"\d+(?=[\d,]*\})", bare) if int(number) > 1000]:
         return f"a repetition of {large[0]}"
     return None
@@ -74,7 +82,9 @@ def not_shared(regex: str) -> str | None:
 
 def compiled(regex: str, where: str) -> re.Pattern[bytes]:
     if odd := not_shared(regex):
-        raise CannotScan(f"{where}: Go and Python do not read this alike, or one of them not at all: {odd}")
+        raise CannotScan(
+            f"{where}: Go and Python do not read this alike, or one of them not at all: {odd}"
+        )
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
@@ -92,10 +102,14 @@ def checked(table: Any, kinds: dict[str, Any], where: str) -> dict[str, Any]:
         raise CannotScan(f"{where}: must be a table")
     for key, value in table.items():
         if key not in kinds:
-            raise CannotScan(f"{where}: {key} is not read by {Path(__file__).name}; it reads {', '.join(kinds)}")
+            raise CannotScan(
+                f"{where}: {key} is not read by {Path(__file__).name}; it reads {', '.join(kinds)}"
+            )
         if not isinstance(value, kinds[key]) or isinstance(value, bool):
             raise CannotScan(f"{where}: {key} = {value!r} is of the wrong kind")
-        if key in ("keywords", "regexes") and not (value and all(isinstance(item, str) and item for item in value)):
+        if key in ("keywords", "regexes") and not (
+            value and all(isinstance(item, str) and item for item in value)
+        ):
             raise CannotScan(f"{where}: {key} must be a list of texts")
     return table
 
@@ -118,12 +132,19 @@ def rule_of(table: Any, number: int, everywhere: tuple[re.Pattern[bytes], ...]) 
         raise CannotScan(f"{where}: no {' and no '.join(sorted(missing))}")
     regex, group = compiled(table["regex"], where), table.get("secretGroup", 0)
     if not (regex.groups == group == 0 or 0 < group <= regex.groups):
-        raise CannotScan(f"{where}: secretGroup is {group}, and the expression has {regex.groups} groups")
+        raise CannotScan(
+            f"{where}: secretGroup is {group}, and the expression has {regex.groups} groups"
+        )
     if upper := [word for word in table.get("keywords", []) if word != word.lower()]:
         raise CannotScan(f"{where}: keywords must be lower case, {upper[0]} is not")
-    return Rule(table["id"], regex, group, table.get("entropy", 0.0),
-                tuple(word.encode() for word in table.get("keywords", [])),
-                everywhere + allowed_by(table.get("allowlists", []), where))
+    return Rule(
+        table["id"],
+        regex,
+        group,
+        table.get("entropy", 0.0),
+        tuple(word.encode() for word in table.get("keywords", [])),
+        everywhere + allowed_by(table.get("allowlists", []), where),
+    )
 
 
 def load_rules(path: Path) -> list[Rule]:
@@ -132,14 +153,21 @@ def load_rules(path: Path) -> list[Rule]:
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise CannotScan(f"{RULES}: {error}") from error
     if unknown := content.keys() - KEYS:
-        raise CannotScan(f"{RULES}: {', '.join(sorted(unknown))}: not read by {Path(__file__).name}")
+        raise CannotScan(
+            f"{RULES}: {', '.join(sorted(unknown))}: not read by {Path(__file__).name}"
+        )
     if content.get("extend", {}) not in ({}, {"useDefault": True}):
-        raise CannotScan(f"{RULES}: of extend, only useDefault = true is understood (gitleaks then adds its rules)")
+        raise CannotScan(
+            f"{RULES}: of extend, only useDefault = true is understood (gitleaks then adds its rules)"
+        )
     for key in ("rules", "allowlists"):
         if not isinstance(content.get(key, []), list):
             raise CannotScan(f"{RULES}: {key} must be written [[{key}]]")
     everywhere = allowed_by(content.get("allowlists", []), RULES)
-    rules = [rule_of(table, number, everywhere) for number, table in enumerate(content.get("rules", []), 1)]
+    rules = [
+        rule_of(table, number, everywhere)
+        for number, table in enumerate(content.get("rules", []), 1)
+    ]
     if not rules:
         raise CannotScan(f"{RULES}: no rules")
     if double := [name for name, count in Counter(rule.id for rule in rules).items() if count > 1]:
@@ -148,6 +176,7 @@ def load_rules(path: Path) -> list[Rule]:
 
 
 # ---- Searching a text
+
 
 def entropy(value: bytes) -> float:
     """Shannon's, in bits a character, of how often each one occurs."""
@@ -165,9 +194,13 @@ def secrets_in(data: bytes, rules: list[Rule]) -> Iterator[tuple[int, str, bytes
         for match in rule.regex.finditer(data):
             value = match[rule.group]
             end = data.find(b"\n", match.end())
-            lines = data[data.rfind(b"\n", 0, match.start()) + 1:end if end >= 0 else len(data)]
-            if not value or ALLOW in lines or (rule.entropy and entropy(value) <= rule.entropy) \
-                    or any(pattern.search(value) for pattern in rule.allowed):
+            lines = data[data.rfind(b"\n", 0, match.start()) + 1 : end if end >= 0 else len(data)]
+            if (
+                not value
+                or ALLOW in lines
+                or (rule.entropy and entropy(value) <= rule.entropy)
+                or any(pattern.search(value) for pattern in rule.allowed)
+            ):
                 continue
             line = data.count(b"\n", 0, match.start(rule.group)) + 1
             if (line, value) not in seen:
@@ -185,9 +218,11 @@ def redacted(value: bytes) -> str:
 
 # ---- Reading the repository
 
+
 @dataclass
 class Scan:
     """What was found and what was looked at."""
+
     root: Path
     rules: list[Rule]
     found: list[str] = field(default_factory=list)
@@ -198,12 +233,20 @@ class Scan:
 
     def git(self, *arguments: str, given: bytes = b"") -> bytes:
         try:
-            return subprocess.run(["git", *arguments], cwd=self.root, env=ENVIRONMENT, input=given, check=True,
-                                  capture_output=True).stdout
+            return subprocess.run(
+                ["git", *arguments],
+                cwd=self.root,
+                env=ENVIRONMENT,
+                input=given,
+                check=True,
+                capture_output=True,
+            ).stdout
         except FileNotFoundError as error:
             raise CannotScan("no git here, or no such folder: nothing was scanned") from error
         except subprocess.CalledProcessError as error:
-            raise CannotScan(f"git {arguments[0]}: {error.stderr.decode(errors='replace').strip()}") from error
+            raise CannotScan(
+                f"git {arguments[0]}: {error.stderr.decode(errors='replace').strip()}"
+            ) from error
 
     def skip(self, name: str, why: str) -> None:
         self.notes.append(f"not scanned: {printable(name)} ({why})")
@@ -218,7 +261,9 @@ class Scan:
         return secrets_in(data, self.rules)
 
     def tree(self) -> None:
-        names = self.git("ls-files", "-z", "--cached", "--others", "--exclude-standard").split(b"\0")
+        names = self.git("ls-files", "-z", "--cached", "--others", "--exclude-standard").split(
+            b"\0"
+        )
         for name in sorted({os.fsdecode(name) for name in names if name}):
             path = self.root / name
             try:
@@ -240,21 +285,33 @@ class Scan:
                 self.skip(name, str(error.strerror))
                 continue
             self.files += 1
-            self.found += [f"{printable(name)}:{line}: {rule}: {redacted(value)}"
-                           for line, rule, value in self.search(data)]
+            self.found += [
+                f"{printable(name)}:{line}: {rule}: {redacted(value)}"
+                for line, rule, value in self.search(data)
+            ]
 
     def reachable(self) -> dict[str, str]:
         """The blobs, commits and tags that a ref or the index reaches, and one path of each blob."""
-        listed = self.git("rev-list", "--objects", "--all", "--indexed-objects").decode(errors="replace").splitlines()
+        listed = (
+            self.git("rev-list", "--objects", "--all", "--indexed-objects")
+            .decode(errors="replace")
+            .splitlines()
+        )
         paths = {sha: path for sha, _, path in (line.partition(" ") for line in listed)}
-        about = self.git("cat-file", "--batch-check", given="".join(f"{sha}\n" for sha in paths).encode()).decode()
+        about = self.git(
+            "cat-file", "--batch-check", given="".join(f"{sha}\n" for sha in paths).encode()
+        ).decode()
         wanted, missing = {}, 0
         for sha, kind, *size in (line.split() for line in about.splitlines()):
             missing += kind == "missing"
-            if kind in ("blob", "commit", "tag") and not self.too_large(paths[sha] or sha, int(size[0])):
+            if kind in ("blob", "commit", "tag") and not self.too_large(
+                paths[sha] or sha, int(size[0])
+            ):
                 wanted[sha] = paths[sha]
         if missing:
-            self.notes.append(f"{missing} objects of the history are not in this clone (a partial one): not scanned")
+            self.notes.append(
+                f"{missing} objects of the history are not in this clone (a partial one): not scanned"
+            )
         return wanted
 
     def contents(self, shas: list[str]) -> Iterator[tuple[str, str, bytes]]:
@@ -262,8 +319,13 @@ class Scan:
         with tempfile.TemporaryFile() as wanted:
             wanted.write("".join(f"{sha}\n" for sha in shas).encode())
             wanted.seek(0)
-            with subprocess.Popen(["git", "cat-file", "--batch"], cwd=self.root, env=ENVIRONMENT, stdin=wanted,
-                                  stdout=subprocess.PIPE) as batch:
+            with subprocess.Popen(
+                ["git", "cat-file", "--batch"],
+                cwd=self.root,
+                env=ENVIRONMENT,
+                stdin=wanted,
+                stdout=subprocess.PIPE,
+            ) as batch:
                 assert batch.stdout is not None
                 for sha in shas:
                     header = batch.stdout.readline().split()
@@ -275,8 +337,17 @@ class Scan:
     def origins(self, shas: set[str]) -> dict[str, tuple[int, str]]:
         """When and where blobs first came in: (age, commit:path). Reads all commits, so it is for findings only."""
         commits = self.git("rev-list", "--all", "--reverse")
-        changes = self.git("-c", "core.quotePath=false", "diff-tree", "--stdin", "-r", "--root", "-m", "--no-renames",
-                           given=commits)
+        changes = self.git(
+            "-c",
+            "core.quotePath=false",
+            "diff-tree",
+            "--stdin",
+            "-r",
+            "--root",
+            "-m",
+            "--no-renames",
+            given=commits,
+        )
         origins: dict[str, tuple[int, str]] = {}
         commit = ""
         for age, line in enumerate(changes.decode(errors="replace").splitlines()):
@@ -288,7 +359,9 @@ class Scan:
 
     def history(self) -> None:
         if self.git("rev-parse", "--is-shallow-repository").strip() == b"true":
-            self.notes.append("a shallow clone: only the history that is here was scanned; git fetch --unshallow")
+            self.notes.append(
+                "a shallow clone: only the history that is here was scanned; git fetch --unshallow"
+            )
         paths = self.reachable()
         blobs: dict[tuple[str, bytes], list[tuple[str, int]]] = {}
         for sha, kind, data in self.contents(list(paths)):
@@ -299,12 +372,21 @@ class Scan:
                 if kind == "blob":
                     blobs.setdefault((rule, value), []).append((sha, line))
                 else:
-                    self.found.append(f"{sha[:10]}:({kind} message):{line}: {rule}: {redacted(value)}")
-        origins = self.origins({sha for places in blobs.values() for sha, _ in places}) if blobs else {}
-        for (rule, value), places in blobs.items():  # a secret stays in all later versions of its file: once is enough
+                    self.found.append(
+                        f"{sha[:10]}:({kind} message):{line}: {rule}: {redacted(value)}"
+                    )
+        origins = (
+            self.origins({sha for places in blobs.values() for sha, _ in places}) if blobs else {}
+        )
+        for (
+            (rule, value),
+            places,
+        ) in blobs.items():  # a secret stays in all later versions of its file: once is enough
             in_index = sys.maxsize
-            (_, place), line = min((origins.get(sha, (in_index, f"(index):{paths[sha]}")), line)
-                                   for sha, line in places)
+            (_, place), line = min(
+                (origins.get(sha, (in_index, f"(index):{paths[sha]}")), line)
+                for sha, line in places
+            )
             more = f", in {len(places)} versions" if len(places) > 1 else ""
             self.found.append(f"{printable(place)}:{line}: {rule}: {redacted(value)}{more}")
 
@@ -312,20 +394,28 @@ class Scan:
 def scan(root: Path) -> int:
     """Prints what was found; returns the exit code."""
     result = Scan(root, load_rules(root / RULES))
-    if not (root / ".git").exists():  # a file in a worktree; and the repository around a folder is not its own
-        raise CannotScan(f"{root} is no git repository: nothing was scanned (is this a copy without .git?)")
+    if not (
+        root / ".git"
+    ).exists():  # a file in a worktree; and the repository around a folder is not its own
+        raise CannotScan(
+            f"{root} is no git repository: nothing was scanned (is this a copy without .git?)"
+        )
     result.tree()
     result.history()
     for line in result.found:
         print(line)
     for note in result.notes:
         print(f"secrets: {note}")
-    searched = f"{result.files} files and {result.objects} objects of the history ({result.binary} binary)"
+    searched = (
+        f"{result.files} files and {result.objects} objects of the history ({result.binary} binary)"
+    )
     if not result.found:
         print(f"secrets: none in {searched}")
         return 0
-    print(f"secrets: {len(result.found)} found in {searched}. Revoke them where they were issued: history keeps what "
-          f"was committed, and others have it. For a documented fake see the top of {RULES}")
+    print(
+        f"secrets: {len(result.found)} found in {searched}. Revoke them where they were issued: history keeps what "
+        f"was committed, and others have it. For a documented fake see the top of {RULES}"
+    )
     return 1
 
 

@@ -12,10 +12,20 @@ import sys
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from settings.sections.evaluation import OfEvaluation
+from settings.declare import (
+    FREE,
+    FROZEN,
+    ROOT,
+    TRACKED,
+    Declared,
+    SettingsError,
+    declared_fields,
+    format_value,
+    resolve,
+    setting,
+)
 from settings.rules import CHECKS, OF_PRETRAINING
-from settings.declare import (FREE, FROZEN, TRACKED, ROOT, Declared, SettingsError, declared_fields, format_value,
-                              resolve, setting)
+from settings.sections.evaluation import OfEvaluation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,197 +33,486 @@ class Config(OfEvaluation):
     """The resolved settings of a run. Built by `Config.load`, then passed; nothing else reads settings."""
 
     # ---- Run
-    preset: str = setting("tiny", help="the recipe: presets/PRESET.env", pattern=r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+    preset: str = setting(
+        "tiny", help="the recipe: presets/PRESET.env", pattern=r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
+    )
     env_file: str = setting(".env", help="the file that holds your own settings")
-    run_name: str = setting("", help="the run's folder and W&B name; the same name resumes. Default: the preset's",
-                            pattern=r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", example="tiny-lr3e-3-s1")
+    run_name: str = setting(
+        "",
+        help="the run's folder and W&B name; the same name resumes. Default: the preset's",
+        pattern=r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}",
+        example="tiny-lr3e-3-s1",
+    )
     runs_dir: str = setting("runs", help="the folder that holds the runs")
-    seed: int = setting(1337, help="of the weights and of the data order", minimum=0, maximum=2**31 - 1, resume=FROZEN)
+    seed: int = setting(
+        1337,
+        help="of the weights and of the data order",
+        minimum=0,
+        maximum=2**31 - 1,
+        resume=FROZEN,
+    )
 
     # ---- Machine
-    device: str = setting("auto", help="auto takes the GPUs if there are any", choices=("auto", "cpu", "cuda"),
-                          resume=TRACKED)
-    nproc: int | None = setting(None, help="processes on this machine, one a GPU. Default: all visible GPUs, "
-                                "or 1 on CPU", minimum=1, maximum=1024, resume=TRACKED, example="2")
-    detach: bool = setting(False, help="make train returns at once and the run goes on without the terminal")
-    torch_backend: str = setting("auto", help="the torch build that make setup installs: auto fits the driver; else "
-                                 "cpu, cu126, cu130 and so on", pattern=r"[a-z0-9.]+", example="cpu")
-    dtype: str = setting("float32", help="of activations and matrix products; weights, moments and reductions "
-                         "stay float32", choices=("float32", "bfloat16"), resume=TRACKED,
-                         hint="float16 is not offered: it would need its losses scaled")
-    compile: str = setting("auto", help="torch.compile, block by block; auto takes it on a GPU, and on CPU where the "
-                           "run is long enough to repay it", choices=("auto", "1", "0"), resume=TRACKED)
-    attention: str = setting("auto", help="the kernel; auto takes the fastest that is installed and fits",
-                             choices=("auto", "sdpa", "math", "flash-attn", "fa3"), resume=TRACKED)
+    device: str = setting(
+        "auto",
+        help="auto takes the GPUs if there are any",
+        choices=("auto", "cpu", "cuda"),
+        resume=TRACKED,
+    )
+    nproc: int | None = setting(
+        None,
+        help="processes on this machine, one a GPU. Default: all visible GPUs, or 1 on CPU",
+        minimum=1,
+        maximum=1024,
+        resume=TRACKED,
+        example="2",
+    )
+    detach: bool = setting(
+        False, help="make train returns at once and the run goes on without the terminal"
+    )
+    torch_backend: str = setting(
+        "auto",
+        help="the torch build that make setup installs: auto fits the driver; else "
+        "cpu, cu126, cu130 and so on",
+        pattern=r"[a-z0-9.]+",
+        example="cpu",
+    )
+    dtype: str = setting(
+        "float32",
+        help="of activations and matrix products; weights, moments and reductions stay float32",
+        choices=("float32", "bfloat16"),
+        resume=TRACKED,
+        hint="float16 is not offered: it would need its losses scaled",
+    )
+    compile: str = setting(
+        "auto",
+        help="torch.compile, block by block; auto takes it on a GPU, and on CPU where the "
+        "run is long enough to repay it",
+        choices=("auto", "1", "0"),
+        resume=TRACKED,
+    )
+    attention: str = setting(
+        "auto",
+        help="the kernel; auto takes the fastest that is installed and fits",
+        choices=("auto", "sdpa", "math", "flash-attn", "fa3"),
+        resume=TRACKED,
+    )
     activation_checkpointing: str = setting(
-        "none", help="what backward computes anew to save memory: nothing, all but matrix products and attention, or "
-        "whole blocks", choices=("none", "selective", "full"), resume=TRACKED)
+        "none",
+        help="what backward computes anew to save memory: nothing, all but matrix products and attention, or "
+        "whole blocks",
+        choices=("none", "selective", "full"),
+        resume=TRACKED,
+    )
 
     # ---- Parallel
-    parallel: str = setting("ddp", help="how weights and moments lie: a copy on each process (ddp), split over all "
-                            "(fsdp: FSDP2), or split within groups that are copies of each other (hsdp)",
-                            choices=("ddp", "fsdp", "hsdp"), resume=TRACKED)
-    shard_ranks: int | None = setting(None, help="processes that share one copy under PARALLEL=hsdp. Default: those "
-                                      "of a node", minimum=1, resume=TRACKED, example="2")
-    grad_sync: str = setting("step", help="when fsdp and hsdp reduce gradients: once a step, or in each micro-batch, "
-                             "which sends more and holds less", choices=("step", "micro-batch"), resume=TRACKED)
-    nodes: int = setting(1, help="machines of the run, of equal NPROC each", minimum=1, maximum=4096, resume=TRACKED)
+    parallel: str = setting(
+        "ddp",
+        help="how weights and moments lie: a copy on each process (ddp), split over all "
+        "(fsdp: FSDP2), or split within groups that are copies of each other (hsdp)",
+        choices=("ddp", "fsdp", "hsdp"),
+        resume=TRACKED,
+    )
+    shard_ranks: int | None = setting(
+        None,
+        help="processes that share one copy under PARALLEL=hsdp. Default: those of a node",
+        minimum=1,
+        resume=TRACKED,
+        example="2",
+    )
+    grad_sync: str = setting(
+        "step",
+        help="when fsdp and hsdp reduce gradients: once a step, or in each micro-batch, "
+        "which sends more and holds less",
+        choices=("step", "micro-batch"),
+        resume=TRACKED,
+    )
+    nodes: int = setting(
+        1, help="machines of the run, of equal NPROC each", minimum=1, maximum=4096, resume=TRACKED
+    )
     node_rank: int = setting(0, help="which of them this is; 0 is the first", minimum=0)
-    master_addr: str = setting("", help="name or address of the first, at which the others reach it",
-                               pattern=r"[A-Za-z0-9][A-Za-z0-9.:-]*", example="10.0.0.5")
-    master_port: int = setting(29500, help="a port of the first that is free and open to the others", minimum=1024,
-                               maximum=65535)
+    master_addr: str = setting(
+        "",
+        help="name or address of the first, at which the others reach it",
+        pattern=r"[A-Za-z0-9][A-Za-z0-9.:-]*",
+        example="10.0.0.5",
+    )
+    master_port: int = setting(
+        29500,
+        help="a port of the first that is free and open to the others",
+        minimum=1024,
+        maximum=65535,
+    )
 
     # ---- Model
-    vocab_size: int = setting(4096, help="entries of the vocabulary; a trained tokenizer gets as many. The embedding "
-                              "is padded to a multiple of 128", unit="tokens", minimum=300, maximum=2**24,
-                              resume=FROZEN)
+    vocab_size: int = setting(
+        4096,
+        help="entries of the vocabulary; a trained tokenizer gets as many. The embedding "
+        "is padded to a multiple of 128",
+        unit="tokens",
+        minimum=300,
+        maximum=2**24,
+        resume=FROZEN,
+    )
     n_layer: int = setting(4, help="transformer blocks", minimum=1, maximum=4096, resume=FROZEN)
     n_head: int = setting(4, help="attention heads", minimum=1, maximum=4096, resume=FROZEN)
-    n_kv_head: int | None = setting(None, help="key and value heads, shared by groups of heads. Default: N_HEAD",
-                                    minimum=1, resume=FROZEN, example="2")
-    n_embd: int = setting(256, help="width of the residual stream", minimum=2, maximum=2**18, resume=FROZEN)
-    mlp_dim: int | None = setting(None, help="width inside the SwiGLU. Default: 8/3 of N_EMBD, rounded up to a "
-                                  "multiple of 64", minimum=1, resume=FROZEN, example="704")
-    qk_norm: bool = setting(False, help="RMS-normalise queries and keys by head (as Qwen3)", resume=FROZEN)
+    n_kv_head: int | None = setting(
+        None,
+        help="key and value heads, shared by groups of heads. Default: N_HEAD",
+        minimum=1,
+        resume=FROZEN,
+        example="2",
+    )
+    n_embd: int = setting(
+        256, help="width of the residual stream", minimum=2, maximum=2**18, resume=FROZEN
+    )
+    mlp_dim: int | None = setting(
+        None,
+        help="width inside the SwiGLU. Default: 8/3 of N_EMBD, rounded up to a multiple of 64",
+        minimum=1,
+        resume=FROZEN,
+        example="704",
+    )
+    qk_norm: bool = setting(
+        False, help="RMS-normalise queries and keys by head (as Qwen3)", resume=FROZEN
+    )
     tie_embeddings: bool = setting(True, help="the head is the embedding table", resume=FROZEN)
-    rope_theta: float = setting(10000.0, help="base of the rotary wavelengths", above=0, resume=FROZEN)
-    norm_eps: float = setting(1e-5, help="added to the mean square in RMSNorm", above=0, maximum=0.1, resume=FROZEN)
-    init_from: str = setting("", help="a folder with config.json and safetensors of a Llama or Qwen3, whose weights a "
-                             "new run starts from. Default: random ones", resume=FROZEN, example="models/qwen3-1.7b")
+    rope_theta: float = setting(
+        10000.0, help="base of the rotary wavelengths", above=0, resume=FROZEN
+    )
+    norm_eps: float = setting(
+        1e-5, help="added to the mean square in RMSNorm", above=0, maximum=0.1, resume=FROZEN
+    )
+    init_from: str = setting(
+        "",
+        help="a folder with config.json and safetensors of a Llama or Qwen3, whose weights a "
+        "new run starts from. Default: random ones",
+        resume=FROZEN,
+        example="models/qwen3-1.7b",
+    )
 
     # ---- Batch and schedule
     seq_len: int = setting(256, help="context length", unit="tokens", minimum=2, resume=FROZEN)
-    batch_tokens: int = setting(8192, help="of an optimizer step, over all processes", unit="tokens", minimum=2,
-                                resume=FROZEN)
-    micro_batch_size: int = setting(16, help="sequences in one forward pass of a process, at most; accumulation "
-                                    "follows from it", unit="sequences", minimum=1, resume=TRACKED)
-    train_tokens: int = setting(10_000_000, help="horizon of the schedule; past it the rate stays at its minimum",
-                                unit="tokens", minimum=1, resume=TRACKED)
-    max_steps: int | None = setting(None, help="stop after this step. Default: at TRAIN_TOKENS", minimum=1,
-                                    unit="steps", example="1000")
+    batch_tokens: int = setting(
+        8192,
+        help="of an optimizer step, over all processes",
+        unit="tokens",
+        minimum=2,
+        resume=FROZEN,
+    )
+    micro_batch_size: int = setting(
+        16,
+        help="sequences in one forward pass of a process, at most; accumulation follows from it",
+        unit="sequences",
+        minimum=1,
+        resume=TRACKED,
+    )
+    train_tokens: int = setting(
+        10_000_000,
+        help="horizon of the schedule; past it the rate stays at its minimum",
+        unit="tokens",
+        minimum=1,
+        resume=TRACKED,
+    )
+    max_steps: int | None = setting(
+        None,
+        help="stop after this step. Default: at TRAIN_TOKENS",
+        minimum=1,
+        unit="steps",
+        example="1000",
+    )
     learning_rate: float = setting(1e-3, help="at its peak", above=0, maximum=10, resume=TRACKED)
-    min_learning_rate: float | None = setting(None, help="at the end of the schedule. Default: a tenth of the peak",
-                                              minimum=0, maximum=10, resume=TRACKED, example="1e-4")
-    warmup_tokens: int = setting(0, help="linear warm-up from zero", unit="tokens", minimum=0, resume=TRACKED)
-    lr_schedule: str = setting("cosine", help="behind the warm-up: a cosine down to the minimum, or wsd, constant and "
-                               "then straight down", choices=("cosine", "wsd"), resume=TRACKED)
-    decay_tokens: int | None = setting(None, help="length of wsd's way down, which ends at TRAIN_TOKENS. Default: a "
-                                       "fifth of TRAIN_TOKENS", unit="tokens", minimum=1, resume=TRACKED,
-                                       example="2000000")
+    min_learning_rate: float | None = setting(
+        None,
+        help="at the end of the schedule. Default: a tenth of the peak",
+        minimum=0,
+        maximum=10,
+        resume=TRACKED,
+        example="1e-4",
+    )
+    warmup_tokens: int = setting(
+        0, help="linear warm-up from zero", unit="tokens", minimum=0, resume=TRACKED
+    )
+    lr_schedule: str = setting(
+        "cosine",
+        help="behind the warm-up: a cosine down to the minimum, or wsd, constant and "
+        "then straight down",
+        choices=("cosine", "wsd"),
+        resume=TRACKED,
+    )
+    decay_tokens: int | None = setting(
+        None,
+        help="length of wsd's way down, which ends at TRAIN_TOKENS. Default: a "
+        "fifth of TRAIN_TOKENS",
+        unit="tokens",
+        minimum=1,
+        resume=TRACKED,
+        example="2000000",
+    )
 
     # ---- Optimizer
-    optimizer: str = setting("adamw", help="of all weights; or muon on the matrices inside blocks and AdamW on the "
-                             "rest, both with LEARNING_RATE", choices=("adamw", "muon"), resume=FROZEN)
-    muon_momentum: float | None = setting(None, help="of Muon (Nesterov). Default: 0.95", minimum=0, maximum=0.9999,
-                                          resume=TRACKED, example="0.95")
-    adam_beta1: float = setting(0.9, help="decay of the first moment", minimum=0, maximum=0.9999, resume=TRACKED)
-    adam_beta2: float = setting(0.95, help="decay of the second moment", minimum=0, maximum=0.99999, resume=TRACKED)
-    adam_eps: float = setting(1e-8, help="added to the root of the second moment", above=0, maximum=1,
-                              resume=TRACKED)
-    weight_decay: float = setting(0.1, help="decoupled, on matrices only", minimum=0, maximum=10, resume=TRACKED)
-    grad_clip: float = setting(1.0, help="largest norm of the whole gradient; 0 does not clip", minimum=0,
-                               resume=TRACKED)
+    optimizer: str = setting(
+        "adamw",
+        help="of all weights; or muon on the matrices inside blocks and AdamW on the "
+        "rest, both with LEARNING_RATE",
+        choices=("adamw", "muon"),
+        resume=FROZEN,
+    )
+    muon_momentum: float | None = setting(
+        None,
+        help="of Muon (Nesterov). Default: 0.95",
+        minimum=0,
+        maximum=0.9999,
+        resume=TRACKED,
+        example="0.95",
+    )
+    adam_beta1: float = setting(
+        0.9, help="decay of the first moment", minimum=0, maximum=0.9999, resume=TRACKED
+    )
+    adam_beta2: float = setting(
+        0.95, help="decay of the second moment", minimum=0, maximum=0.99999, resume=TRACKED
+    )
+    adam_eps: float = setting(
+        1e-8, help="added to the root of the second moment", above=0, maximum=1, resume=TRACKED
+    )
+    weight_decay: float = setting(
+        0.1, help="decoupled, on matrices only", minimum=0, maximum=10, resume=TRACKED
+    )
+    grad_clip: float = setting(
+        1.0, help="largest norm of the whole gradient; 0 does not clip", minimum=0, resume=TRACKED
+    )
 
     # ---- Data
-    data_mix: str = setting("python-stdlib:1", help="sources and their integer weights, by token; each is declared in "
-                            "SOURCES_DIR/NAME.toml", resume=FROZEN,
-                            pattern=r"[a-z0-9-]+:[1-9][0-9]{0,5}(,[a-z0-9-]+:[1-9][0-9]{0,5})*")
+    data_mix: str = setting(
+        "python-stdlib:1",
+        help="sources and their integer weights, by token; each is declared in "
+        "SOURCES_DIR/NAME.toml",
+        resume=FROZEN,
+        pattern=r"[a-z0-9-]+:[1-9][0-9]{0,5}(,[a-z0-9-]+:[1-9][0-9]{0,5})*",
+    )
     sources_dir: str = setting("sources", help="the folder that declares sources", resume=FREE)
     data_dir: str = setting("data", help="the folder that holds token shards", resume=FREE)
-    data_tokens: int | None = setting(None, help="training tokens to prepare, of each source its share. Default: "
-                                      "TRAIN_TOKENS for sources on the hub, and other sources whole", unit="tokens",
-                                      minimum=1, example="100000000")
-    data_stream: str = setting("auto", help="make shards while training: 1; or all of them before: 0; auto streams "
-                               "where a source is on the hub and its shards are not there", choices=("auto", "0", "1"))
-    data_cache_gb: float = setting(50, help="of training shards on disk while streaming; groups that are through are "
-                                   "deleted beyond it", unit="GB", above=0)
-    data_timeout_s: int = setting(900, help="training waits so long for a producer of data that comes no further",
-                                  unit="seconds", minimum=5)
-    allow_repeat: str = setting("", help="sources, with commas between, whose text may be repeated more than 16 times",
-                                pattern=r"[a-z0-9-]+(,[a-z0-9-]+)*", example="usmle")
-    shard_tokens: int = setting(100_000_000, help="a shard is sealed at the first document end past this",
-                                unit="tokens", minimum=1000, resume=FROZEN)
-    doc_mask: bool = setting(False, help="a token attends within its own document only, where a window holds several",
-                             resume=FROZEN)
-    group_shards: int = setting(8, help="windows are shuffled within groups of this many shards", unit="shards",
-                                minimum=1, resume=FROZEN)
-    tokenizer: str = setting("train", help="train one on the mixture; or the path of a tokenizer.json, or a "
-                             "repository on the Hugging Face hub", resume=FROZEN)
-    report_tasks: str = setting("", help="folders or files of evaluation tasks, with commas between, whose text make "
-                                "data-report looks for; of a folder every *.jsonl below. Default: none",
-                                resume=FREE, example="../tasks/core,../tasks/medqa.jsonl")
-    report_tokens: int = setting(50_000_000, help="of each source that make data-report compares with them, evenly "
-                                 "spread over its documents; 0: all", unit="tokens", minimum=0, resume=FREE)
+    data_tokens: int | None = setting(
+        None,
+        help="training tokens to prepare, of each source its share. Default: "
+        "TRAIN_TOKENS for sources on the hub, and other sources whole",
+        unit="tokens",
+        minimum=1,
+        example="100000000",
+    )
+    data_stream: str = setting(
+        "auto",
+        help="make shards while training: 1; or all of them before: 0; auto streams "
+        "where a source is on the hub and its shards are not there",
+        choices=("auto", "0", "1"),
+    )
+    data_cache_gb: float = setting(
+        50,
+        help="of training shards on disk while streaming; groups that are through are "
+        "deleted beyond it",
+        unit="GB",
+        above=0,
+    )
+    data_timeout_s: int = setting(
+        900,
+        help="training waits so long for a producer of data that comes no further",
+        unit="seconds",
+        minimum=5,
+    )
+    allow_repeat: str = setting(
+        "",
+        help="sources, with commas between, whose text may be repeated more than 16 times",
+        pattern=r"[a-z0-9-]+(,[a-z0-9-]+)*",
+        example="usmle",
+    )
+    shard_tokens: int = setting(
+        100_000_000,
+        help="a shard is sealed at the first document end past this",
+        unit="tokens",
+        minimum=1000,
+        resume=FROZEN,
+    )
+    doc_mask: bool = setting(
+        False,
+        help="a token attends within its own document only, where a window holds several",
+        resume=FROZEN,
+    )
+    group_shards: int = setting(
+        8,
+        help="windows are shuffled within groups of this many shards",
+        unit="shards",
+        minimum=1,
+        resume=FROZEN,
+    )
+    tokenizer: str = setting(
+        "train",
+        help="train one on the mixture; or the path of a tokenizer.json, or a "
+        "repository on the Hugging Face hub",
+        resume=FROZEN,
+    )
+    report_tasks: str = setting(
+        "",
+        help="folders or files of evaluation tasks, with commas between, whose text make "
+        "data-report looks for; of a folder every *.jsonl below. Default: none",
+        resume=FREE,
+        example="../tasks/core,../tasks/medqa.jsonl",
+    )
+    report_tokens: int = setting(
+        50_000_000,
+        help="of each source that make data-report compares with them, evenly "
+        "spread over its documents; 0: all",
+        unit="tokens",
+        minimum=0,
+        resume=FREE,
+    )
 
     # ---- Checkpoints
-    checkpoints: str = setting("on", help="off trains without any: a killed run is lost", choices=("on", "off"))
-    save_every: int | None = setting(None, help="checkpoint after so many steps, beside SAVE_MINUTES", unit="steps",
-                                     minimum=1, example="1000",
-                                     hint="to train without checkpoints say CHECKPOINTS=off")
-    save_minutes: float = setting(15, help="checkpoint after so much wall time", unit="minutes", above=0)
-    keep_last: int = setting(3, help="checkpoints kept; the two newest that verify always are", minimum=2)
-    keep_every: int = setting(0, help="keep the checkpoints of multiples of this step for ever; 0: none",
-                              unit="steps", minimum=0)
-    keep_best: bool = setting(False, help="save behind each evaluation that is better than those of all checkpoints, "
-                              "and keep the checkpoint with the lowest validation loss")
+    checkpoints: str = setting(
+        "on", help="off trains without any: a killed run is lost", choices=("on", "off")
+    )
+    save_every: int | None = setting(
+        None,
+        help="checkpoint after so many steps, beside SAVE_MINUTES",
+        unit="steps",
+        minimum=1,
+        example="1000",
+        hint="to train without checkpoints say CHECKPOINTS=off",
+    )
+    save_minutes: float = setting(
+        15, help="checkpoint after so much wall time", unit="minutes", above=0
+    )
+    keep_last: int = setting(
+        3, help="checkpoints kept; the two newest that verify always are", minimum=2
+    )
+    keep_every: int = setting(
+        0,
+        help="keep the checkpoints of multiples of this step for ever; 0: none",
+        unit="steps",
+        minimum=0,
+    )
+    keep_best: bool = setting(
+        False,
+        help="save behind each evaluation that is better than those of all checkpoints, "
+        "and keep the checkpoint with the lowest validation loss",
+    )
 
     # ---- Failures
-    max_restarts: int = setting(3, help="a trainer that fails is started again, this often without a new checkpoint "
-                                "in between; 0: never", minimum=0)
-    start_timeout_s: int = setting(300, help="for all nodes to join, and for anything before the first step",
-                                   unit="seconds", minimum=10)
-    train_timeout_s: int = setting(120, help="for a collective in training. A step that takes half of it, and ten "
-                                   "times what steps took, hangs: all processes write their stacks and start again",
-                                   unit="seconds", minimum=4)
-    checkpoint_timeout_s: int = setting(300, help="for processes to wait for each other in a checkpoint",
-                                        unit="seconds", minimum=4)
-    shutdown_timeout_s: int = setting(120, help="a trainer that was told to stop has this long to save", minimum=1,
-                                      unit="seconds")
-    grace_period_s: int = setting(180, help="what the cluster leaves between telling a pod to stop and ending it",
-                                  unit="seconds", minimum=2)
-    spike_sigmas: float = setting(8, help="a step whose loss or gradient norm exceeds the median of the last 128 by so "
-                                  "many robust standard deviations is skipped; 0: only what is not finite",
-                                  minimum=0, resume=TRACKED)
-    max_skips: int = setting(3, help="steps skipped in a row before the run goes back to its last good checkpoint",
-                             unit="steps", minimum=1, resume=TRACKED)
-    max_rollbacks: int = setting(3, help="times that a run goes back so without getting any further, before it ends",
-                                 minimum=0, resume=TRACKED)
+    max_restarts: int = setting(
+        3,
+        help="a trainer that fails is started again, this often without a new checkpoint "
+        "in between; 0: never",
+        minimum=0,
+    )
+    start_timeout_s: int = setting(
+        300,
+        help="for all nodes to join, and for anything before the first step",
+        unit="seconds",
+        minimum=10,
+    )
+    train_timeout_s: int = setting(
+        120,
+        help="for a collective in training. A step that takes half of it, and ten "
+        "times what steps took, hangs: all processes write their stacks and start again",
+        unit="seconds",
+        minimum=4,
+    )
+    checkpoint_timeout_s: int = setting(
+        300, help="for processes to wait for each other in a checkpoint", unit="seconds", minimum=4
+    )
+    shutdown_timeout_s: int = setting(
+        120, help="a trainer that was told to stop has this long to save", minimum=1, unit="seconds"
+    )
+    grace_period_s: int = setting(
+        180,
+        help="what the cluster leaves between telling a pod to stop and ending it",
+        unit="seconds",
+        minimum=2,
+    )
+    spike_sigmas: float = setting(
+        8,
+        help="a step whose loss or gradient norm exceeds the median of the last 128 by so "
+        "many robust standard deviations is skipped; 0: only what is not finite",
+        minimum=0,
+        resume=TRACKED,
+    )
+    max_skips: int = setting(
+        3,
+        help="steps skipped in a row before the run goes back to its last good checkpoint",
+        unit="steps",
+        minimum=1,
+        resume=TRACKED,
+    )
+    max_rollbacks: int = setting(
+        3,
+        help="times that a run goes back so without getting any further, before it ends",
+        minimum=0,
+        resume=TRACKED,
+    )
 
     # ---- Benchmark
-    bench_shapes: str = setting("s4k,s50k,checkpoint", help="for make bench. Steps: shapes of doctor/gpu_probe/shapes.py, "
-                                "s50k-bfloat16-compiled one cell, run- before it a whole run; else: checkpoint, "
-                                "data, sampler (of GPUs), plan (predicted beside measured), logs, text (make sample), "
-                                "core (evaluation), waste (all that is no training)",
-                                pattern=r"[a-z0-9-]+(,[a-z0-9-]+)*")
-    bench_rounds: int = setting(5, help="of each cell of make bench, in which all take turns", minimum=1)
-    peer_nanogpt: str = setting("", help="a checkout of nanoGPT, whose step make bench takes beside ours; tried: "
-                                "commit 3adf61e", example="../nanoGPT")
-    peer_nanochat: str = setting("", help="a checkout of nanochat, likewise; tried: commit 92d63d4",
-                                 example="../nanochat")
-    peer_torchtitan: str = setting("", help="a checkout of torchtitan, likewise; tried: commit 963c20c of May 2026, "
-                                   "which needs the package tyro", example="../torchtitan")
+    bench_shapes: str = setting(
+        "s4k,s50k,checkpoint",
+        help="for make bench. Steps: shapes of doctor/gpu_probe/shapes.py, "
+        "s50k-bfloat16-compiled one cell, run- before it a whole run; else: checkpoint, "
+        "data, sampler (of GPUs), plan (predicted beside measured), logs, text (make sample), "
+        "core (evaluation), waste (all that is no training)",
+        pattern=r"[a-z0-9-]+(,[a-z0-9-]+)*",
+    )
+    bench_rounds: int = setting(
+        5, help="of each cell of make bench, in which all take turns", minimum=1
+    )
+    peer_nanogpt: str = setting(
+        "",
+        help="a checkout of nanoGPT, whose step make bench takes beside ours; tried: "
+        "commit 3adf61e",
+        example="../nanoGPT",
+    )
+    peer_nanochat: str = setting(
+        "", help="a checkout of nanochat, likewise; tried: commit 92d63d4", example="../nanochat"
+    )
+    peer_torchtitan: str = setting(
+        "",
+        help="a checkout of torchtitan, likewise; tried: commit 963c20c of May 2026, "
+        "which needs the package tyro",
+        example="../torchtitan",
+    )
 
     # ---- Log
-    log_every: int = setting(10, help="console line every so many steps; the record has them all", unit="steps",
-                             minimum=1)
+    log_every: int = setting(
+        10,
+        help="console line every so many steps; the record has them all",
+        unit="steps",
+        minimum=1,
+    )
 
-    profile: bool = setting(False, help="have torch's profiler record some steps behind the start: a trace, and where "
-                            "their time went, in the run's folder; docs/profile.md")
+    profile: bool = setting(
+        False,
+        help="have torch's profiler record some steps behind the start: a trace, and where "
+        "their time went, in the run's folder; docs/profile.md",
+    )
     profile_steps: int = setting(3, help="so many of them", unit="steps", minimum=1, maximum=100)
 
     # ---- W&B, a mirror of the record
-    wandb_mode: str = setting("auto", help="mirror the run at Weights & Biases; auto: online where there is a key, "
-                              "else disabled", choices=("auto", "online", "offline", "disabled"))
-    wandb_project: str = setting("pure-transformer", help="the project there",
-                                 pattern=r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-    wandb_entity: str = setting("", help="the team or user there. Default: that of the key",
-                                pattern=r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", example="my-team")
+    wandb_mode: str = setting(
+        "auto",
+        help="mirror the run at Weights & Biases; auto: online where there is a key, else disabled",
+        choices=("auto", "online", "offline", "disabled"),
+    )
+    wandb_project: str = setting(
+        "pure-transformer", help="the project there", pattern=r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
+    )
+    wandb_entity: str = setting(
+        "",
+        help="the team or user there. Default: that of the key",
+        pattern=r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}",
+        example="my-team",
+    )
 
     # ---- Secrets: from the environment or the env file only, never written anywhere
     hf_token: str = setting("", help="Hugging Face token, for gated data sets", secret=True)
-    wandb_api_key: str = setting("", help="Weights & Biases key; what wandb login left in .netrc serves too",
-                                 secret=True)
+    wandb_api_key: str = setting(
+        "", help="Weights & Biases key; what wandb login left in .netrc serves too", secret=True
+    )
 
     @classmethod
     def load(cls, environ: Mapping[str, str] | None = None, root: Any = ROOT) -> "Config":
@@ -221,10 +520,13 @@ class Config(OfEvaluation):
         return cls.load_with_remarks(environ, root)[0]
 
     @classmethod
-    def load_with_remarks(cls, environ: Mapping[str, str] | None = None, root: Any = ROOT,
-                          defaults: Mapping[str, str] | None = None,
-                          without: Collection[Callable[[Any], str | None]] = (),
-                          ) -> tuple["Config", list[str]]:
+    def load_with_remarks(
+        cls,
+        environ: Mapping[str, str] | None = None,
+        root: Any = ROOT,
+        defaults: Mapping[str, str] | None = None,
+        without: Collection[Callable[[Any], str | None]] = (),
+    ) -> tuple["Config", list[str]]:
         """The settings, and what the start of a run should say about where they came from.
 
         without: rules that are not asked, by who judges their matter better.
@@ -299,7 +601,9 @@ class Config(OfEvaluation):
     @property
     def run_folder(self) -> str:
         """The folder of this site's part of the run: of the first the run's own, of each other a whole one in it."""
-        return f"{self.runs_dir}/{self.run_name}" + (f"/site_{self.site_rank}" if self.site_rank else "")
+        return f"{self.runs_dir}/{self.run_name}" + (
+            f"/site_{self.site_rank}" if self.site_rank else ""
+        )
 
     @property
     def batch_windows(self) -> int:
@@ -314,7 +618,10 @@ class Config(OfEvaluation):
     @property
     def mixture(self) -> dict[str, int]:
         """Source -> integer weight."""
-        return {name: int(weight) for name, weight in (part.split(":") for part in self.data_mix.split(","))}
+        return {
+            name: int(weight)
+            for name, weight in (part.split(":") for part in self.data_mix.split(","))
+        }
 
     @property
     def repeats(self) -> list[str]:
@@ -333,19 +640,27 @@ class Config(OfEvaluation):
         ranks = self.shard_ranks or of_a_node
         if processes % ranks:
             fits = [n for n in range(1, processes + 1) if processes % n == 0]
-            raise SettingsError([f"SHARD_RANKS={ranks} does not divide {processes} processes; for example "
-                                 f"SHARD_RANKS={min(fits, key=lambda n: abs(n - ranks))}"])
+            raise SettingsError(
+                [
+                    f"SHARD_RANKS={ranks} does not divide {processes} processes; for example "
+                    f"SHARD_RANKS={min(fits, key=lambda n: abs(n - ranks))}"
+                ]
+            )
         return ranks
 
     def stored(self) -> dict[str, Any]:
         """Setting -> value for config.json, without secrets."""
-        return {name: getattr(self, field.name) for name, field in declared_fields(Config).items()
-                if not field.metadata["declared"].secret}
+        return {
+            name: getattr(self, field.name)
+            for name, field in declared_fields(Config).items()
+            if not field.metadata["declared"].secret
+        }
 
 
 # ---------------------------------------------------------------------------------------------------
 # Resuming, and what the shell asks for
 # ---------------------------------------------------------------------------------------------------
+
 
 def compare_for_resume(stored: dict[str, Any], config: Config) -> tuple[list[str], dict[str, list]]:
     """(complaints about frozen settings, tracked differences as NAME -> [before, now]).
@@ -354,7 +669,9 @@ def compare_for_resume(stored: dict[str, Any], config: Config) -> tuple[list[str
     """
     complaints: list[str] = []
     tracked: dict[str, list] = {}
-    known = {name.lower(): value for name, value in stored.items() if name in declared_fields(Config)}
+    known = {
+        name.lower(): value for name, value in stored.items() if name in declared_fields(Config)
+    }
     earlier = Config(**known).derived().stored()
     for name, field in declared_fields(Config).items():
         declared: Declared = field.metadata["declared"]
@@ -364,8 +681,10 @@ def compare_for_resume(stored: dict[str, Any], config: Config) -> tuple[list[str
         if declared.resume == TRACKED:
             tracked[name] = [before, now]
             continue
-        complaints.append(f"{name}={format_value(now)}: the run was started with {name}={format_value(before)} and "
-                          f"cannot change it; go on with {name}={format_value(before)}, or choose another RUN_NAME")
+        complaints.append(
+            f"{name}={format_value(now)}: the run was started with {name}={format_value(before)} and "
+            f"cannot change it; go on with {name}={format_value(before)}, or choose another RUN_NAME"
+        )
     return complaints, tracked
 
 
@@ -378,7 +697,9 @@ def main(argv: list[str]) -> int:
     defaults = dict(word.split("=", 1) for word in argv[1:] if "=" in word)
     try:
         tunes = bool(resolve(Config, defaults=defaults).values.get("MODEL"))
-        config, remarks = Config.load_with_remarks(defaults=defaults, without=OF_PRETRAINING if tunes else ())
+        config, remarks = Config.load_with_remarks(
+            defaults=defaults, without=OF_PRETRAINING if tunes else ()
+        )
     except SettingsError as error:
         sys.stderr.write(f"{error}\n")
         return 64
@@ -388,8 +709,10 @@ def main(argv: list[str]) -> int:
         sys.stdout.write("".join(f"{n}={format_value(v)}\n" for n, v in config.stored().items()))
     else:
         sys.stderr.write("".join(f"{r}\n" for r in remarks))
-        sys.stdout.write(f"settings are good: preset {config.preset}, run {config.run_name}, "
-                         f"{config.last_step} steps\n")
+        sys.stdout.write(
+            f"settings are good: preset {config.preset}, run {config.run_name}, "
+            f"{config.last_step} steps\n"
+        )
     return 0
 
 

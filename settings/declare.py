@@ -20,13 +20,22 @@ from typing import Any, get_args, get_origin
 ROOT = Path(__file__).resolve().parent.parent
 
 # What a difference from the stored run means when it is resumed.
-FROZEN = "frozen"    # refused, by name: the run would not be the same run
+FROZEN = "frozen"  # refused, by name: the run would not be the same run
 TRACKED = "tracked"  # accepted, printed and recorded
-FREE = "free"        # of no consequence to the result
+FREE = "free"  # of no consequence to the result
 
 # make's own variables and the names that scripts pass between themselves; legal, but not settings.
-NOT_SETTINGS = {"MAKE_SETTINGS", "MAKEFLAGS", "MAKELEVEL", "MFLAGS", "SHELL", "VENV", "PYTHON",
-                "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"}
+NOT_SETTINGS = {
+    "MAKE_SETTINGS",
+    "MAKEFLAGS",
+    "MAKELEVEL",
+    "MFLAGS",
+    "SHELL",
+    "VENV",
+    "PYTHON",
+    "CUDA_VISIBLE_DEVICES",
+    "OMP_NUM_THREADS",
+}
 
 
 class SettingsError(Exception):
@@ -35,7 +44,9 @@ class SettingsError(Exception):
     def __init__(self, problems: list[str], remarks: Iterable[str] = ()):
         self.problems = problems
         count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
-        super().__init__("\n  ".join([f"{count} in the settings:", *problems, *(f"({r})" for r in remarks)]))
+        super().__init__(
+            "\n  ".join([f"{count} in the settings:", *problems, *(f"({r})" for r in remarks)])
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,8 +68,11 @@ class Declared:
 
 def setting(default: Any, **declared: Any) -> Any:
     """A dataclass field that is a setting; its name in upper case is the setting's name."""
-    return dataclasses.field(default=default, repr=not declared.get("secret"),
-                             metadata={"declared": Declared(**declared)})
+    return dataclasses.field(
+        default=default,
+        repr=not declared.get("secret"),
+        metadata={"declared": Declared(**declared)},
+    )
 
 
 def declared_fields(config_class: type) -> dict[str, dataclasses.Field]:
@@ -76,23 +90,32 @@ def value_type(field: dataclasses.Field) -> type:
 def environment(settings: Mapping[str, str], without: Collection[str] = ()) -> dict[str, str]:
     """This process's environment with these settings in it, for a target that starts others; without: names that are
     left out of it."""
-    return {**{name: value for name, value in os.environ.items() if name not in without}, **settings}
+    return {
+        **{name: value for name, value in os.environ.items() if name not in without},
+        **settings,
+    }
 
 
 # ---------------------------------------------------------------------------------------------------
 # One value
 # ---------------------------------------------------------------------------------------------------
 
+
 def rule_of(field: dataclasses.Field) -> str:
     """The rule a value must keep, in words: 'a whole number of tokens, at least 1'."""
     d: Declared = field.metadata["declared"]
     if d.choices:
         return "one of " + ", ".join(d.choices)
-    words = {int: "a whole number", float: "a number", bool: "0 or 1", str: "text"}[value_type(field)]
+    words = {int: "a whole number", float: "a number", bool: "0 or 1", str: "text"}[
+        value_type(field)
+    ]
     if d.unit:
         words += f" ({d.unit})"
-    bounds = [f"{word} {format_value(bound)}" for word, bound in
-              (("at least", d.minimum), ("above", d.above), ("at most", d.maximum)) if bound is not None]
+    bounds = [
+        f"{word} {format_value(bound)}"
+        for word, bound in (("at least", d.minimum), ("above", d.above), ("at most", d.maximum))
+        if bound is not None
+    ]
     if d.pattern:
         bounds.append(f"matching {d.pattern}")
     return ", ".join([words, *filter(None, bounds)])
@@ -132,19 +155,26 @@ def parse_value(field: dataclasses.Field, text: str) -> Any:
             raise ValueError
         value: Any = int(text)
     elif kind is float:
-        if not re.fullmatch(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?", text):  # also nan and inf
+        if not re.fullmatch(
+            r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?", text
+        ):  # also nan and inf
             raise ValueError
         value = float(text)
         if not math.isfinite(value):
             raise ValueError
     else:
         value = text
-        if (d.choices and text not in d.choices) or (d.pattern and not re.fullmatch(d.pattern, text)):
+        if (d.choices and text not in d.choices) or (
+            d.pattern and not re.fullmatch(d.pattern, text)
+        ):
             raise ValueError
         return value
     # written so that a NaN fails
-    if not (d.minimum is None or value >= d.minimum) or not (d.above is None or value > d.above) \
-            or not (d.maximum is None or value <= d.maximum):
+    if (
+        not (d.minimum is None or value >= d.minimum)
+        or not (d.above is None or value > d.above)
+        or not (d.maximum is None or value <= d.maximum)
+    ):
         raise ValueError
     return value
 
@@ -152,6 +182,7 @@ def parse_value(field: dataclasses.Field, text: str) -> Any:
 # ---------------------------------------------------------------------------------------------------
 # The sources
 # ---------------------------------------------------------------------------------------------------
+
 
 def read_env_file(path: Path) -> tuple[dict[str, tuple[str, str]], list[str]]:
     """NAME -> (value, where) of an env file, and the problems found in it.
@@ -165,22 +196,32 @@ def read_env_file(path: Path) -> tuple[dict[str, tuple[str, str]], list[str]]:
         text = path.read_bytes().decode()  # read_text would hide carriage returns
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
-        return {}, [f"{shown(path)}: cannot be read ({reason}); it must hold NAME=value lines in UTF-8"]
+        return {}, [
+            f"{shown(path)}: cannot be read ({reason}); it must hold NAME=value lines in UTF-8"
+        ]
     for number, line in enumerate(text.split("\n"), 1):
         where = f"{shown(path)} line {number}"
         if line == "" or line.startswith("#"):
             continue
         match = re.fullmatch(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", line)
         if "\r" in line:
-            problems.append(f"{where}: ends in a carriage return; save the file with Unix line ends")
+            problems.append(
+                f"{where}: ends in a carriage return; save the file with Unix line ends"
+            )
         elif not match:
             start = re.split(r"[=:]", line, maxsplit=1)[0][:30]  # what follows may be a secret
-            problems.append(f"{where}: {start!r}... is not NAME=value (no blanks round '=', no export)")
+            problems.append(
+                f"{where}: {start!r}... is not NAME=value (no blanks round '=', no export)"
+            )
         elif bad := re.search(r"""[\s'"`$#\\]""", match[2]):
-            problems.append(f"{where}: {match[1]} has {bad[0]!r} in its value; quotes, blanks, $, #, ` and \\ "
-                            f"are not allowed: write {match[1]}=value and comments on their own line")
+            problems.append(
+                f"{where}: {match[1]} has {bad[0]!r} in its value; quotes, blanks, $, #, ` and \\ "
+                f"are not allowed: write {match[1]}=value and comments on their own line"
+            )
         elif match[1] in values:
-            problems.append(f"{where}: {match[1]} was set before, at {values[match[1]][1]}; keep one of the two")
+            problems.append(
+                f"{where}: {match[1]} was set before, at {values[match[1]][1]}; keep one of the two"
+            )
         else:
             values[match[1]] = (match[2], where)
     return values, problems
@@ -211,8 +252,12 @@ class Resolved:
     remarks: list[str]
 
 
-def resolve(config_class: type, environ: Mapping[str, str] | None = None, root: Path = ROOT,
-            defaults: Mapping[str, str] | None = None) -> Resolved:
+def resolve(
+    config_class: type,
+    environ: Mapping[str, str] | None = None,
+    root: Path = ROOT,
+    defaults: Mapping[str, str] | None = None,
+) -> Resolved:
     """Read every source and return typed values, with the problems found.
 
     defaults: NAME -> text that a make target puts in the place of the declared default.
@@ -230,10 +275,17 @@ def resolve(config_class: type, environ: Mapping[str, str] | None = None, root: 
 
     for name in sorted(from_make & fields.keys()):
         if fields[name].metadata["declared"].secret:
-            problems.append(f"{name} (make's command line): a secret, and command lines are seen by everyone; "
-                            "it belongs into the environment or ENV_FILE")
+            problems.append(
+                f"{name} (make's command line): a secret, and command lines are seen by everyone; "
+                "it belongs into the environment or ENV_FILE"
+            )
     layers: list[dict[str, tuple[str, str]]] = [
-        {n: (env[n], "make's command line" if n in from_make else "environment") for n in fields if env.get(n)}]
+        {
+            n: (env[n], "make's command line" if n in from_make else "environment")
+            for n in fields
+            if env.get(n)
+        }
+    ]
     for name in sorted(env.keys() - fields.keys() - from_make):
         if (guess := nearest(name.upper(), fields, cutoff=0.9)) and guess not in env:
             remarks.append(f"the environment has {name}, which is no setting; was {guess} meant?")
@@ -247,12 +299,21 @@ def resolve(config_class: type, environ: Mapping[str, str] | None = None, root: 
             continue
         values, found = read_env_file(path)
         problems += found
-        for name in sorted(values.keys() & ({"PRESET", "ENV_FILE"} if chosen == "PRESET" else {"ENV_FILE"})):
-            problems.append(f"{name} ({values[name][1]}): cannot be set here, since this file was found by it")
+        for name in sorted(
+            values.keys() & ({"PRESET", "ENV_FILE"} if chosen == "PRESET" else {"ENV_FILE"})
+        ):
+            problems.append(
+                f"{name} ({values[name][1]}): cannot be set here, since this file was found by it"
+            )
         if chosen == "PRESET":
-            problems += [f"{n} ({where}): a secret; it belongs into the environment or ENV_FILE"
-                         for n, (_, where) in values.items() if n in fields and fields[n].metadata["declared"].secret]
-        problems += [unknown(n, where, fields) for n, (_, where) in values.items() if n not in fields]
+            problems += [
+                f"{n} ({where}): a secret; it belongs into the environment or ENV_FILE"
+                for n, (_, where) in values.items()
+                if n in fields and fields[n].metadata["declared"].secret
+            ]
+        problems += [
+            unknown(n, where, fields) for n, (_, where) in values.items() if n not in fields
+        ]
         layers.append({n: v for n, v in values.items() if n in fields and v[0] != ""})
 
     layers.append({n: (text, "default") for n, text in (defaults or {}).items()})
@@ -267,23 +328,34 @@ def resolve(config_class: type, environ: Mapping[str, str] | None = None, root: 
             resolved.values[name] = parse_value(field, text)
         except ValueError:
             hint = field.metadata["declared"].hint
-            problems.append(f"{name}={mask(field, text)} ({where}): must be {rule_of(field)}; "
-                            f"for example {example_of(name, field)}" + (f"; {hint}" if hint else ""))
+            problems.append(
+                f"{name}={mask(field, text)} ({where}): must be {rule_of(field)}; "
+                f"for example {example_of(name, field)}" + (f"; {hint}" if hint else "")
+            )
             resolved.refused.add(name)
-    if listed := [f"{n}={mask(fields[n], env[n])}" for n, w in resolved.origin.items() if w == "environment"]:
+    if listed := [
+        f"{n}={mask(fields[n], env[n])}" for n, w in resolved.origin.items() if w == "environment"
+    ]:
         remarks.append("taken from the environment: " + " ".join(listed))
     return resolved
 
 
-def given(config_class: type, environ: Mapping[str, str] | None = None, root: Path = ROOT) -> set[str]:
+def given(
+    config_class: type, environ: Mapping[str, str] | None = None, root: Path = ROOT
+) -> set[str]:
     """Names of the settings that somebody gave for this command: not those that a preset or a default gives."""
     resolved = resolve(config_class, environ, root)
     preset = shown(root / "presets" / f"{resolved.values['PRESET']}.env")
-    return {name for name, where in resolved.origin.items()
-            if where != "default" and not where.startswith(f"{preset} line ")}
+    return {
+        name
+        for name, where in resolved.origin.items()
+        if where != "default" and not where.startswith(f"{preset} line ")
+    }
 
 
-def env_file_path(chosen: str, default: str, layers: list, root: Path, problems: list[str]) -> Path | None:
+def env_file_path(
+    chosen: str, default: str, layers: list, root: Path, problems: list[str]
+) -> Path | None:
     """The file that ENV_FILE or PRESET points to; None where there is none to read."""
     text, where = next((layer[chosen] for layer in layers if chosen in layer), (default, "default"))
     if chosen == "PRESET":
@@ -291,15 +363,19 @@ def env_file_path(chosen: str, default: str, layers: list, root: Path, problems:
         if not os.path.isfile(path):
             names = sorted(p.stem for p in (root / "presets").glob("*.env"))
             near = nearest(text.lower(), names) if text else None
-            problems.append(f"PRESET={text} ({where}): there is no presets/{text}.env; "
-                            f"{f'did you mean {near}? ' if near else ''}there are: {', '.join(names)}")
+            problems.append(
+                f"PRESET={text} ({where}): there is no presets/{text}.env; "
+                f"{f'did you mean {near}? ' if near else ''}there are: {', '.join(names)}"
+            )
             return None
         return path
     path = root / text
     if os.path.isfile(path):  # False, and no error, also in a folder that may not be read
         return path
     if where != "default":
-        problems.append(f"ENV_FILE={text} ({where}): no such file; leave it out, or copy .env.example to {text}")
+        problems.append(
+            f"ENV_FILE={text} ({where}): no such file; leave it out, or copy .env.example to {text}"
+        )
     return None
 
 

@@ -29,7 +29,8 @@ def lines(findings: Sequence[Finding]) -> Iterable[str]:
     width = max((len(finding.name) for finding in findings), default=0)
     for finding in findings:
         yield f"{finding.level}  {finding.name.ljust(width)}  {finding.text}" + (
-            f"; {finding.fix}" if finding.fix else "")
+            f"; {finding.fix}" if finding.fix else ""
+        )
 
 
 def split(allow_fail: str, findings: Iterable[Finding]) -> tuple[list[Finding], list[Finding]]:

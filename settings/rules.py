@@ -10,15 +10,60 @@ from typing import Any
 
 from settings.wandb_env import has_key
 
-
 # What make doctor and make plan call their checks; doctor/ and plan/ make them, and a test holds the list equal.
 NAMES_OF_CHECKS = (
-    "attention", "batch", "bf16", "clock", "cluster", "compiler", "context", "disk", "disk-speed", "driver", "epochs",
-    "free-gpus", "gpu-card", "gpu-memory", "gpu-mix", "gpu-products", "gpus", "gpus-torch", "host-memory", "hub",
-    "image", "job", "kubectl", "lighthouse", "limits", "memory", "namespace", "nvml", "open-files", "ports", "priority",
-    "probe-alone", "probe-disk", "probe-kept", "probe-link", "probe-matmul", "probe-memory", "probe-slow-gpu",
-    "probe-step", "pull-secret", "python", "quota", "rights", "secret", "shm", "storage", "target-hours",
-    "target-tokens-per-s", "torch", "wan", "wandb")
+    "attention",
+    "batch",
+    "bf16",
+    "clock",
+    "cluster",
+    "compiler",
+    "context",
+    "disk",
+    "disk-speed",
+    "driver",
+    "epochs",
+    "free-gpus",
+    "gpu-card",
+    "gpu-memory",
+    "gpu-mix",
+    "gpu-products",
+    "gpus",
+    "gpus-torch",
+    "host-memory",
+    "hub",
+    "image",
+    "job",
+    "kubectl",
+    "lighthouse",
+    "limits",
+    "memory",
+    "namespace",
+    "nvml",
+    "open-files",
+    "ports",
+    "priority",
+    "probe-alone",
+    "probe-disk",
+    "probe-kept",
+    "probe-link",
+    "probe-matmul",
+    "probe-memory",
+    "probe-slow-gpu",
+    "probe-step",
+    "pull-secret",
+    "python",
+    "quota",
+    "rights",
+    "secret",
+    "shm",
+    "storage",
+    "target-hours",
+    "target-tokens-per-s",
+    "torch",
+    "wan",
+    "wandb",
+)
 
 
 def check_allow_fail(c: Any) -> str | None:
@@ -26,14 +71,20 @@ def check_allow_fail(c: Any) -> str | None:
     if not unknown:
         return None
     near = difflib.get_close_matches(unknown[0], NAMES_OF_CHECKS, n=1)
-    return (f"ALLOW_FAIL={c.allow_fail}: there is no check {unknown[0]}; "
-            f"{f'did you mean {near[0]}? ' if near else ''}there are: {', '.join(NAMES_OF_CHECKS)}")
+    return (
+        f"ALLOW_FAIL={c.allow_fail}: there is no check {unknown[0]}; "
+        f"{f'did you mean {near[0]}? ' if near else ''}there are: {', '.join(NAMES_OF_CHECKS)}"
+    )
 
 
 def check_heads(c: Any) -> str | None:
     if c.n_embd % c.n_head or c.head_dim % 2:
         fits = [n for n in range(1, c.n_embd + 1) if c.n_embd % (2 * n) == 0]
-        nearest = f"for example N_HEAD={min(fits, key=lambda n: abs(n - c.n_head))}" if fits else "make N_EMBD even"
+        nearest = (
+            f"for example N_HEAD={min(fits, key=lambda n: abs(n - c.n_head))}"
+            if fits
+            else "make N_EMBD even"
+        )
         return f"N_EMBD={c.n_embd} must be an even multiple of N_HEAD={c.n_head} (rotary pairs); {nearest}"
     return None
 
@@ -41,8 +92,10 @@ def check_heads(c: Any) -> str | None:
 def check_kv_heads(c: Any) -> str | None:
     if c.n_head % (c.n_kv_head or c.n_head):
         fits = [n for n in range(1, c.n_head + 1) if c.n_head % n == 0]
-        return (f"N_HEAD={c.n_head} must be a multiple of N_KV_HEAD={c.n_kv_head}; "
-                f"for example N_KV_HEAD={min(fits, key=lambda n: abs(n - (c.n_kv_head or 1)))}")
+        return (
+            f"N_HEAD={c.n_head} must be a multiple of N_KV_HEAD={c.n_kv_head}; "
+            f"for example N_KV_HEAD={min(fits, key=lambda n: abs(n - (c.n_kv_head or 1)))}"
+        )
     return None
 
 
@@ -64,18 +117,24 @@ def batch_problem(c: Any, world_size: int) -> str | None:
 
 def check_rates(c: Any) -> str | None:
     if (c.min_learning_rate or 0) > c.learning_rate:
-        return (f"MIN_LEARNING_RATE={c.min_learning_rate:g} is above LEARNING_RATE={c.learning_rate:g}; "
-                f"for example MIN_LEARNING_RATE={c.learning_rate / 10:g}")
+        return (
+            f"MIN_LEARNING_RATE={c.min_learning_rate:g} is above LEARNING_RATE={c.learning_rate:g}; "
+            f"for example MIN_LEARNING_RATE={c.learning_rate / 10:g}"
+        )
     return None
 
 
 def check_horizon(c: Any) -> str | None:
     if c.train_tokens < c.batch_tokens:
-        return (f"TRAIN_TOKENS={c.train_tokens} is less than one step of BATCH_TOKENS={c.batch_tokens}; "
-                f"for example TRAIN_TOKENS={100 * c.batch_tokens}")
+        return (
+            f"TRAIN_TOKENS={c.train_tokens} is less than one step of BATCH_TOKENS={c.batch_tokens}; "
+            f"for example TRAIN_TOKENS={100 * c.batch_tokens}"
+        )
     if c.warmup_tokens >= c.train_tokens:
-        return (f"WARMUP_TOKENS={c.warmup_tokens} must be less than TRAIN_TOKENS={c.train_tokens}; "
-                f"for example WARMUP_TOKENS={c.train_tokens // 100}")
+        return (
+            f"WARMUP_TOKENS={c.warmup_tokens} must be less than TRAIN_TOKENS={c.train_tokens}; "
+            f"for example WARMUP_TOKENS={c.train_tokens // 100}"
+        )
     return None
 
 
@@ -96,8 +155,10 @@ def check_mix(c: Any) -> str | None:
 
 def check_init(c: Any) -> str | None:
     if c.init_from and c.tokenizer == "train":
-        return (f"INIT_FROM={c.init_from}: its weights know the tokens of their own tokenizer, and TOKENIZER=train "
-                f"makes another; set TOKENIZER={c.init_from.rstrip('/')}/tokenizer.json")
+        return (
+            f"INIT_FROM={c.init_from}: its weights know the tokens of their own tokenizer, and TOKENIZER=train "
+            f"makes another; set TOKENIZER={c.init_from.rstrip('/')}/tokenizer.json"
+        )
     return None
 
 
@@ -109,20 +170,29 @@ def check_shard(c: Any) -> str | None:
 
 def check_decay(c: Any) -> str | None:
     if c.lr_schedule != "wsd":
-        return None if c.decay_tokens is None else (
-            f"DECAY_TOKENS={c.decay_tokens}: LR_SCHEDULE={c.lr_schedule} has no such part; leave it out, or set "
-            "LR_SCHEDULE=wsd")
+        return (
+            None
+            if c.decay_tokens is None
+            else (
+                f"DECAY_TOKENS={c.decay_tokens}: LR_SCHEDULE={c.lr_schedule} has no such part; leave it out, or set "
+                "LR_SCHEDULE=wsd"
+            )
+        )
     if c.decay_tokens + c.warmup_tokens > c.train_tokens:
-        return (f"DECAY_TOKENS={c.decay_tokens} and WARMUP_TOKENS={c.warmup_tokens} do not fit into "
-                f"TRAIN_TOKENS={c.train_tokens}; "
-                f"for example DECAY_TOKENS={max(1, (c.train_tokens - c.warmup_tokens) // 5)}")
+        return (
+            f"DECAY_TOKENS={c.decay_tokens} and WARMUP_TOKENS={c.warmup_tokens} do not fit into "
+            f"TRAIN_TOKENS={c.train_tokens}; "
+            f"for example DECAY_TOKENS={max(1, (c.train_tokens - c.warmup_tokens) // 5)}"
+        )
     return None
 
 
 def check_muon(c: Any) -> str | None:
     if c.optimizer != "muon" and c.muon_momentum is not None:
-        return (f"MUON_MOMENTUM={c.muon_momentum:g}: OPTIMIZER={c.optimizer} has none; leave it out, or set "
-                "OPTIMIZER=muon")
+        return (
+            f"MUON_MOMENTUM={c.muon_momentum:g}: OPTIMIZER={c.optimizer} has none; leave it out, or set "
+            "OPTIMIZER=muon"
+        )
     return None
 
 
@@ -130,11 +200,15 @@ def check_sites(c: Any) -> str | None:
     if c.sync != "diloco":
         return None
     if c.sites == 1:
-        return (f"SYNC=diloco with SITES=1: there is nothing to exchange; say over how many sites the NODES={c.nodes} "
-                f"are spread, for example SITES={max(2, c.nodes)}, or leave SYNC out")
+        return (
+            f"SYNC=diloco with SITES=1: there is nothing to exchange; say over how many sites the NODES={c.nodes} "
+            f"are spread, for example SITES={max(2, c.nodes)}, or leave SYNC out"
+        )
     if c.nodes % c.sites:
-        return (f"SITES={c.sites}: NODES={c.nodes} cannot be spread evenly over them; for example "
-                f"NODES={-(-c.nodes // c.sites) * c.sites}")
+        return (
+            f"SITES={c.sites}: NODES={c.nodes} cannot be spread evenly over them; for example "
+            f"NODES={-(-c.nodes // c.sites) * c.sites}"
+        )
     if c.min_sites > c.sites:
         return f"MIN_SITES={c.min_sites} is more than SITES={c.sites}; for example MIN_SITES=1"
     return None
@@ -145,14 +219,20 @@ def check_exchange(c: Any) -> str | None:
         return None
     every, parts = c.sync_every, c.sync_fragments
     if parts > c.n_layer:
-        return (f"SYNC_FRAGMENTS={parts}: there are only N_LAYER={c.n_layer} blocks; for example "
-                f"SYNC_FRAGMENTS={c.n_layer}")
+        return (
+            f"SYNC_FRAGMENTS={parts}: there are only N_LAYER={c.n_layer} blocks; for example "
+            f"SYNC_FRAGMENTS={c.n_layer}"
+        )
     if every % parts:
-        return (f"SYNC_EVERY={every} is not a multiple of SYNC_FRAGMENTS={parts}; for example "
-                f"SYNC_EVERY={-(-every // parts) * parts}")
+        return (
+            f"SYNC_EVERY={every} is not a multiple of SYNC_FRAGMENTS={parts}; for example "
+            f"SYNC_EVERY={-(-every // parts) * parts}"
+        )
     if c.sync_delay >= every // parts:
-        return (f"SYNC_DELAY={c.sync_delay}: an exchange must end before the next begins, {every // parts} steps later "
-                f"(SYNC_EVERY / SYNC_FRAGMENTS); for example SYNC_DELAY={(every // parts - 1) // 2}")
+        return (
+            f"SYNC_DELAY={c.sync_delay}: an exchange must end before the next begins, {every // parts} steps later "
+            f"(SYNC_EVERY / SYNC_FRAGMENTS); for example SYNC_DELAY={(every // parts - 1) // 2}"
+        )
     return None
 
 
@@ -163,8 +243,10 @@ def check_split(c: Any) -> str | None:
 def split_problem(c: Any, processes: int) -> str | None:
     """Why a site of so many processes cannot train, or None."""
     if c.sync == "diloco" and processes > 1 and c.parallel != "fsdp":
-        return (f"PARALLEL={c.parallel} with SYNC=diloco: each process of a site would send all weights over the WAN; "
-                "set PARALLEL=fsdp, with which each sends its part, or one process a site")
+        return (
+            f"PARALLEL={c.parallel} with SYNC=diloco: each process of a site would send all weights over the WAN; "
+            "set PARALLEL=fsdp, with which each sends its part, or one process a site"
+        )
     return None
 
 
@@ -173,11 +255,15 @@ def site_problem(c: Any) -> str | None:
     if c.sync != "diloco":
         return None
     if importlib.util.find_spec("torchft") is None:
-        return ("SYNC=diloco: torchft is not installed; it has wheels for Linux on x86_64 only: make setup there, or "
-                "SYNC=ddp")
+        return (
+            "SYNC=diloco: torchft is not installed; it has wheels for Linux on x86_64 only: make setup there, or "
+            "SYNC=ddp"
+        )
     if not c.lighthouse:
-        return ("SYNC=diloco: LIGHTHOUSE is not set; say where all sites reach it, for example "
-                "LIGHTHOUSE=10.0.0.5:29510, and start make lighthouse there")
+        return (
+            "SYNC=diloco: LIGHTHOUSE is not set; say where all sites reach it, for example "
+            "LIGHTHOUSE=10.0.0.5:29510, and start make lighthouse there"
+        )
     return None
 
 
@@ -190,12 +276,16 @@ def check_lighthouse(c: Any) -> str | None:
 
 def check_nodes(c: Any) -> str | None:
     if c.node_rank >= c.nodes:
-        return (f"NODE_RANK={c.node_rank} with NODES={c.nodes}: nodes are counted from 0; "
-                f"the last is NODE_RANK={c.nodes - 1}")
+        return (
+            f"NODE_RANK={c.node_rank} with NODES={c.nodes}: nodes are counted from 0; "
+            f"the last is NODE_RANK={c.nodes - 1}"
+        )
     if c.site_nodes > 1 and not c.master_addr:
         of = f"NODES={c.nodes}" + (f" at SITES={c.sites}" if c.replicas > 1 else "")
         where = "the site's first node" if c.replicas > 1 else "the first node"
-        return f"{of} needs MASTER_ADDR, {where}'s name or address; for example MASTER_ADDR=10.0.0.5"
+        return (
+            f"{of} needs MASTER_ADDR, {where}'s name or address; for example MASTER_ADDR=10.0.0.5"
+        )
     return None
 
 
@@ -205,15 +295,19 @@ def check_shards(c: Any) -> str | None:
     if c.parallel == "ddp" and c.grad_sync != "step":
         return f"GRAD_SYNC={c.grad_sync}: PARALLEL=ddp reduces once a step; set GRAD_SYNC=step, or PARALLEL=fsdp"
     if c.parallel != "ddp" and c.optimizer == "muon":
-        return (f"OPTIMIZER=muon needs whole matrices, and PARALLEL={c.parallel} splits them over processes; set "
-                "OPTIMIZER=adamw, or PARALLEL=ddp")
+        return (
+            f"OPTIMIZER=muon needs whole matrices, and PARALLEL={c.parallel} splits them over processes; set "
+            "OPTIMIZER=adamw, or PARALLEL=ddp"
+        )
     return None
 
 
 def check_shutdown(c: Any) -> str | None:
     if c.shutdown_timeout_s >= c.grace_period_s:
-        return (f"SHUTDOWN_TIMEOUT_S={c.shutdown_timeout_s} must be less than GRACE_PERIOD_S={c.grace_period_s}, or "
-                f"the cluster ends a save half-way; for example GRACE_PERIOD_S={c.shutdown_timeout_s + 60}")
+        return (
+            f"SHUTDOWN_TIMEOUT_S={c.shutdown_timeout_s} must be less than GRACE_PERIOD_S={c.grace_period_s}, or "
+            f"the cluster ends a save half-way; for example GRACE_PERIOD_S={c.shutdown_timeout_s + 60}"
+        )
     return None
 
 
@@ -221,24 +315,31 @@ def check_best(c: Any) -> str | None:
     if c.keep_best and (not c.eval_every or c.checkpoints == "off"):
         lacking = "CHECKPOINTS=off saves none" if c.eval_every else "EVAL_EVERY=0 evaluates none"
         return f"KEEP_BEST=1 keeps the best checkpoint, and {lacking}; for example " + (
-            "CHECKPOINTS=on" if c.eval_every else "EVAL_EVERY=1000")
+            "CHECKPOINTS=on" if c.eval_every else "EVAL_EVERY=1000"
+        )
     return None
 
 
 def check_wandb(c: Any) -> str | None:
     if c.wandb_mode == "online" and not has_key(c.wandb_api_key):
-        return ("WANDB_MODE=online: there is no key; set WANDB_API_KEY in the environment or ENV_FILE, or run wandb "
-                "login; without one, for example WANDB_MODE=offline")
+        return (
+            "WANDB_MODE=online: there is no key; set WANDB_API_KEY in the environment or ENV_FILE, or run wandb "
+            "login; without one, for example WANDB_MODE=offline"
+        )
     return None
 
 
 def check_lora(c: Any) -> str | None:
     if c.checkpoint_mode == "lite" and not c.lora_rank:
-        return ("CHECKPOINT_MODE=lite saves adapters alone, and without LORA_RANK there are none; set LORA_RANK=16, or "
-                "CHECKPOINT_MODE=full")
+        return (
+            "CHECKPOINT_MODE=lite saves adapters alone, and without LORA_RANK there are none; set LORA_RANK=16, or "
+            "CHECKPOINT_MODE=full"
+        )
     if c.full_save_every and c.checkpoint_mode == "full":
-        return (f"FULL_SAVE_EVERY={c.full_save_every}: with CHECKPOINT_MODE=full all checkpoints are; leave it out, or "
-                "set CHECKPOINT_MODE=lite")
+        return (
+            f"FULL_SAVE_EVERY={c.full_save_every}: with CHECKPOINT_MODE=full all checkpoints are; leave it out, or "
+            "set CHECKPOINT_MODE=lite"
+        )
     if (c.lora_alpha or c.lora_dropout) and not c.lora_rank:
         name = "LORA_ALPHA" if c.lora_alpha else "LORA_DROPOUT"
         return f"{name}={getattr(c, name.lower()):g}: without LORA_RANK there are no adapters; set LORA_RANK=16"
@@ -271,4 +372,12 @@ CHECKS: list[tuple[tuple[str, ...], Callable[[Any], str | None]]] = [
 ]
 
 # Of a model whose shape the settings say, and of steps whose number they do: neither is so in fine-tuning.
-OF_PRETRAINING = (check_heads, check_kv_heads, check_horizon, check_decay, check_muon, check_init, check_shard)
+OF_PRETRAINING = (
+    check_heads,
+    check_kv_heads,
+    check_horizon,
+    check_decay,
+    check_muon,
+    check_init,
+    check_shard,
+)

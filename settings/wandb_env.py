@@ -11,10 +11,20 @@ from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 HANDED_ON = {
-    "WANDB_BASE_URL", "WANDB_APP_URL", "WANDB_INSECURE_DISABLE_SSL", "WANDB__PROXIES",      # where it is
-    "WANDB_IDENTITY_TOKEN_FILE", "WANDB_CREDENTIALS_FILE",                                  # who we are
-    "WANDB_CONFIG_DIR", "WANDB_CACHE_DIR", "WANDB_DATA_DIR",                                # W&B's own folders
-    "WANDB_TAGS", "WANDB_NOTES", "WANDB_RUN_GROUP", "WANDB_JOB_TYPE", "WANDB_USERNAME",     # what a user calls it
+    "WANDB_BASE_URL",
+    "WANDB_APP_URL",
+    "WANDB_INSECURE_DISABLE_SSL",
+    "WANDB__PROXIES",  # where it is
+    "WANDB_IDENTITY_TOKEN_FILE",
+    "WANDB_CREDENTIALS_FILE",  # who we are
+    "WANDB_CONFIG_DIR",
+    "WANDB_CACHE_DIR",
+    "WANDB_DATA_DIR",  # W&B's own folders
+    "WANDB_TAGS",
+    "WANDB_NOTES",
+    "WANDB_RUN_GROUP",
+    "WANDB_JOB_TYPE",
+    "WANDB_USERNAME",  # what a user calls it
 }
 DEFAULT_URL = "https://api.wandb.ai"
 
@@ -51,9 +61,16 @@ def server() -> str:
 
 def environment(values: Mapping[str, str]) -> dict[str, str]:
     """The environment of the process that talks to W&B: ours, of WANDB_* only what is handed on, and these values."""
-    ours = {name: value for name, value in os.environ.items()
-            if not name.startswith(("WANDB_", "_WANDB_")) or name in HANDED_ON}
-    return ours | {"WANDB_ERROR_REPORTING": "false"} | {name: value for name, value in values.items() if value}
+    ours = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("WANDB_", "_WANDB_")) or name in HANDED_ON
+    }
+    return (
+        ours
+        | {"WANDB_ERROR_REPORTING": "false"}
+        | {name: value for name, value in values.items() if value}
+    )
 
 
 def visible_gpus() -> list[str] | None:

@@ -1,8 +1,8 @@
 """A page in headless Chromium, by the DevTools protocol over two pipes: load it, point, drag, type, read it back.
 
-    with Browser(tmp_path) as browser:
-        browser.open(path)
-        browser.value("document.title")
+with Browser(tmp_path) as browser:
+    browser.open(path)
+    browser.value("document.title")
 """
 
 import base64
@@ -18,9 +18,17 @@ from typing import Any
 
 import pytest
 
-CHROMIUM = next((found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))),
-                None)
-needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no chromium here: apt-get install chromium")
+CHROMIUM = next(
+    (
+        found
+        for name in ("chromium", "chromium-browser", "google-chrome")
+        if (found := shutil.which(name))
+    ),
+    None,
+)
+needs_chromium = pytest.mark.skipif(
+    CHROMIUM is None, reason="no chromium here: apt-get install chromium"
+)
 WIDTH, HEIGHT = 1280, 900
 PATIENCE_S = 20.0
 
@@ -34,26 +42,44 @@ class Browser:
         self.number, self.session = 0, ""
         out_read, self.out = os.pipe()
         self.answers, in_write = os.pipe()
-        flags = ["--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe", "--no-first-run",
-                 "--disable-dev-shm-usage", "--hide-scrollbars", f"--user-data-dir={folder / 'profile'}",
-                 f"--window-size={WIDTH},{HEIGHT}"]
+        flags = [
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--remote-debugging-pipe",
+            "--no-first-run",
+            "--disable-dev-shm-usage",
+            "--hide-scrollbars",
+            f"--user-data-dir={folder / 'profile'}",
+            f"--window-size={WIDTH},{HEIGHT}",
+        ]
         # the shell puts the pipes where the browser looks for them
         command = f"exec {shlex.join([str(CHROMIUM), *flags])} 3<&{out_read} 4>&{in_write}"
-        self.process = subprocess.Popen(["bash", "-c", command], pass_fds=(out_read, in_write),
-                                        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.process = subprocess.Popen(
+            ["bash", "-c", command],
+            pass_fds=(out_read, in_write),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         os.close(out_read)
         os.close(in_write)
         self.rest = b""
 
     def __enter__(self) -> "Browser":
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
-        self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)[
+            "sessionId"
+        ]
         for domain in ("Page", "Runtime", "Log"):
             self.call(f"{domain}.enable")
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.process.terminate()
         self.process.wait(120)
         os.close(self.out)
@@ -100,14 +126,25 @@ class Browser:
 
     def value(self, expression: str) -> Any:
         """What an expression is in the page. Raises RuntimeError with what it throws."""
-        answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        answer = self.call(
+            "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
+        )
         if "exceptionDetails" in answer:
-            raise RuntimeError(f"{expression}: {answer['exceptionDetails']['exception'].get('description')}")
+            raise RuntimeError(
+                f"{expression}: {answer['exceptionDetails']['exception'].get('description')}"
+            )
         return answer["result"].get("value")
 
     def mouse(self, kind: str, x: float, y: float, buttons: int = 0) -> None:
-        self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, buttons=buttons,
-                  button="left" if buttons or kind == "mouseReleased" else "none", clickCount=int(kind != "mouseMoved"))
+        self.call(
+            "Input.dispatchMouseEvent",
+            type=kind,
+            x=x,
+            y=y,
+            buttons=buttons,
+            button="left" if buttons or kind == "mouseReleased" else "none",
+            clickCount=int(kind != "mouseMoved"),
+        )
 
     def hover(self, x: float, y: float) -> None:
         self.mouse("mouseMoved", x, y)
@@ -122,13 +159,17 @@ class Browser:
     def choose(self, name: str, value: str | bool) -> None:
         """Set a switch by its id, as a person would."""
         what = "checked" if isinstance(value, bool) else "value"
-        self.value(f"{{ const box = document.getElementById({json.dumps(name)}); box.{what} = {json.dumps(value)};"
-                   " for (const kind of ['input', 'change']) box.dispatchEvent(new Event(kind)); }")
+        self.value(
+            f"{{ const box = document.getElementById({json.dumps(name)}); box.{what} = {json.dumps(value)};"
+            " for (const kind of ['input', 'change']) box.dispatchEvent(new Event(kind)); }"
+        )
 
     def dark(self, dark: bool) -> None:
         """The theme that the system asks for."""
-        self.call("Emulation.setEmulatedMedia",
-                  features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}])
+        self.call(
+            "Emulation.setEmulatedMedia",
+            features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}],
+        )
 
     def picture(self, path: Path) -> Path:
         """The whole page as PNG."""

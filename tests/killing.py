@@ -26,6 +26,7 @@ def killed_at(point: int, action: Callable[[], object]) -> bool:
             if calls[0] - 1 == point:
                 raise Killed
             return result
+
         return write
 
     with pytest.MonkeyPatch.context() as patch:

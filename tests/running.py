@@ -14,19 +14,22 @@ from typing import Any
 import torch
 import torch.distributed.checkpoint as dcp
 
+from record import reader as record
 from tests.conftest import TINY
 from tests.faults import inject
 from tests.processes import run_trainer
+from train import loop
 from train.checkpoint import checkpoint
 from train.evaluate import validation
-from train import loop
-from record import reader as record
 
 ROOT = Path(__file__).resolve().parent.parent
 
 # What Python and libraries ask for while they are imported, and what a copy of a process has of it.
 OF_IMPORTING = ("PYTHON", "OMP_", "TORCH", "HF_", "CUDA", "LD_PRELOAD")
-NOT_COPIED = ("record.trackers.mirror", "train.data.prepare")  # they start processes of their own, by what they were started with
+NOT_COPIED = (
+    "record.trackers.mirror",
+    "train.data.prepare",
+)  # they start processes of their own, by what they were started with
 AS_IT_IS = {"OMP_NUM_THREADS": ("1",), "PYTHONPATH": (str(ROOT), inject.PATH)}
 
 
@@ -34,16 +37,31 @@ def environment(folder: Path, data: dict[str, str], **settings: object) -> dict[
     """The environment of a user whose settings are TINY's, with runs in `folder`."""
     empty = folder / "empty.env"
     empty.touch()
-    base = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH") if name in os.environ}
-    return base | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "ENV_FILE": str(empty),
-                   "RUNS_DIR": str(folder), "RUN_NAME": "run", "VENV": str(Path(sys.executable).parent.parent),
-                   "DEVICE": "cpu", "WANDB_MODE": "disabled",  # a developer may be logged in
-                   "ALLOW_REPEAT": "python-stdlib",  # there is little of it, and some runs are long
-                   "MAX_RESTARTS": "0",  # the trainer's own code is seen, and at once
-                   **TINY, **data, **{name: str(value) for name, value in settings.items()}}
+    base = {
+        name: os.environ[name]
+        for name in ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH")
+        if name in os.environ
+    }
+    return base | {
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(ROOT),
+        "ENV_FILE": str(empty),
+        "RUNS_DIR": str(folder),
+        "RUN_NAME": "run",
+        "VENV": str(Path(sys.executable).parent.parent),
+        "DEVICE": "cpu",
+        "WANDB_MODE": "disabled",  # a developer may be logged in
+        "ALLOW_REPEAT": "python-stdlib",  # there is little of it, and some runs are long
+        "MAX_RESTARTS": "0",  # the trainer's own code is seen, and at once
+        **TINY,
+        **data,
+        **{name: str(value) for name, value in settings.items()},
+    }
 
 
-def train(env: dict[str, str], *, command: list[str] | None = None, code: int = 0, **popen: Any) -> str:
+def train(
+    env: dict[str, str], *, command: list[str] | None = None, code: int = 0, **popen: Any
+) -> str:
     """Run the trainer to its end, which must have this exit code; returns what it printed.
 
     command: another way to start it, or another program. Python with -m or -c is a copy of a process that has imported
@@ -54,28 +72,49 @@ def train(env: dict[str, str], *, command: list[str] | None = None, code: int = 
         found, said = run_trainer(command[1:], env)
         assert found == code, f"exit code {found}, not {code}:\n{said}"
         return said
-    done = subprocess.run(command, env=env, cwd=ROOT, text=True, check=False,
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=400, **popen)
+    done = subprocess.run(
+        command,
+        env=env,
+        cwd=ROOT,
+        text=True,
+        check=False,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=400,
+        **popen,
+    )
     assert done.returncode == code, f"exit code {done.returncode}, not {code}:\n{done.stdout}"
     return done.stdout
 
 
 def is_for_a_copy(command: list[str], env: dict[str, str]) -> bool:
     """Not where the environment has what is asked for while importing, nor on a GPU, which forbids forks."""
-    return (command[:2] in ([sys.executable, "-c"], [sys.executable, "-m"]) and command[2] not in NOT_COPIED
-            and env.get("DEVICE") == "cpu" and all(value in AS_IT_IS.get(name, ()) for name, value in env.items()
-                                               if name.startswith(OF_IMPORTING)))
+    return (
+        command[:2] in ([sys.executable, "-c"], [sys.executable, "-m"])
+        and command[2] not in NOT_COPIED
+        and env.get("DEVICE") == "cpu"
+        and all(
+            value in AS_IT_IS.get(name, ())
+            for name, value in env.items()
+            if name.startswith(OF_IMPORTING)
+        )
+    )
 
 
-def train_and_kill(env: dict[str, str], point: str, n: int, once: tuple[Path, str] | None = None) -> None:
+def train_and_kill(
+    env: dict[str, str], point: str, n: int, once: tuple[Path, str] | None = None
+) -> None:
     """Run the trainer until it kills itself, as kill -9 does, at the n-th time that it comes to a point, and once a
     file has a text."""
-    found, said = run_trainer(["-m", "train.main"], env, before=functools.partial(dies_at, point, n, once))
+    found, said = run_trainer(
+        ["-m", "train.main"], env, before=functools.partial(dies_at, point, n, once)
+    )
     assert found == -signal.SIGKILL, said
 
 
 def dies_at(point: str, n: int, once: tuple[Path, str] | None) -> None:
     """In the trainer's process, before it begins: what kills it at that point."""
+
     def die() -> None:
         if once:
             wait_for(*once)
@@ -95,16 +134,25 @@ def dies_at(point: str, n: int, once: tuple[Path, str] | None) -> None:
 
         setattr(module, name, wrapped)
 
-    at(*{"in a step": ("behind", n, loop, "train_step"), "before files": ("before", n, dcp, "save"),
-         "before the manifest": ("before", n, checkpoint, "commit"),
-         "before the rename": ("behind", 2 * n - 1, checkpoint, "flush_folder"),
-         "before pruning": ("before", n, checkpoint, "prune"),
-         "in an evaluation": ("behind", n, validation.Evaluator, "padded")}[point])
+    at(
+        *{
+            "in a step": ("behind", n, loop, "train_step"),
+            "before files": ("before", n, dcp, "save"),
+            "before the manifest": ("before", n, checkpoint, "commit"),
+            "before the rename": ("behind", 2 * n - 1, checkpoint, "flush_folder"),
+            "before pruning": ("before", n, checkpoint, "prune"),
+            "in an evaluation": ("behind", n, validation.Evaluator, "padded"),
+        }[point]
+    )
 
 
 def wait_for(path: Path, text: str, seconds: float = 240) -> None:
     """Until a file holds a text."""
-    wait_until(lambda: path.exists() and text in path.read_text(), seconds, f"{text!r} did not appear in {path}")
+    wait_until(
+        lambda: path.exists() and text in path.read_text(),
+        seconds,
+        f"{text!r} did not appear in {path}",
+    )
 
 
 def wait_until(what: Callable[[], object], seconds: float = 240, why: str = "") -> None:
@@ -125,8 +173,10 @@ def tensors(run: Path, step: int) -> dict[str, torch.Tensor]:
     """All tensors of a checkpoint, weights and moments, by name."""
     folder = run / "checkpoints" / f"step_{step:07d}"
     reader = dcp.FileSystemReader(folder)
-    into = {name: torch.empty(meta.size, dtype=meta.properties.dtype)
-            for name, meta in reader.read_metadata().state_dict_metadata.items()}
+    into = {
+        name: torch.empty(meta.size, dtype=meta.properties.dtype)
+        for name, meta in reader.read_metadata().state_dict_metadata.items()
+    }
     dcp.load(into, storage_reader=reader, no_dist=True)
     return into
 

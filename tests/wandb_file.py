@@ -15,16 +15,17 @@ BLOCK, HEADER, PIECE = 32768, 7, 7
 def messages(path: Path) -> list[Any]:
     """The messages of a .wandb file, in order."""
     from wandb.proto import wandb_internal_pb2
+
     content, found, whole, at = path.read_bytes(), [], b"", HEADER
     assert content[:4] == b":W&B", content[:HEADER]
     while at + PIECE <= len(content):
         if BLOCK - at % BLOCK < PIECE:  # too little left in the block for a piece
             at += BLOCK - at % BLOCK
             continue
-        _, length, kind = struct.unpack("<IHB", content[at:at + PIECE])
+        _, length, kind = struct.unpack("<IHB", content[at : at + PIECE])
         if kind == 0:
             break
-        whole += content[at + PIECE:at + PIECE + length]
+        whole += content[at + PIECE : at + PIECE + length]
         at += PIECE + length
         if kind in (1, 4):
             message = wandb_internal_pb2.Record()
@@ -50,7 +51,9 @@ def rows(run: Path) -> list[dict[str, Any]]:
     for path in files(run):
         for message in messages(path):
             if message.WhichOneof("record_type") == "history":
-                row = {item.key or ".".join(item.nested_key): json.loads(item.value_json)
-                       for item in message.history.item}
+                row = {
+                    item.key or ".".join(item.nested_key): json.loads(item.value_json)
+                    for item in message.history.item
+                }
                 found.append(row | {"_step": message.history.step.num})
     return found

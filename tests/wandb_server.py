@@ -23,7 +23,7 @@ class Server(http.server.ThreadingHTTPServer):
         self.manner = manner
         self.requests: list[str] = []
         self.lines: dict[str, dict[int, str]] = {}  # run id -> offset -> a line of its history
-        self.ended: list[tuple[str, int]] = []      # (run id, exit code)
+        self.ended: list[tuple[str, int]] = []  # (run id, exit code)
 
     @property
     def url(self) -> str:
@@ -38,11 +38,28 @@ class Server(http.server.ThreadingHTTPServer):
         """What the server tells of a run."""
         lines = self.lines.get(run, {})
         tail = json.dumps([lines[max(lines)]] if lines else [])
-        return {"id": f"storage-{run}", "name": run, "displayName": run, "description": "", "config": "{}",
-                "sweepName": None, "summaryMetrics": "{}", "logLineCount": 0, "historyLineCount": len(lines),
-                "eventsLineCount": 0, "historyTail": tail, "eventsTail": "[]", "tags": [], "notes": "",
-                "wandbConfig": '{"t": 1}',
-                "project": {"id": "p", "name": "pure-transformer", "entity": {"id": "e", "name": "a-team"}}}
+        return {
+            "id": f"storage-{run}",
+            "name": run,
+            "displayName": run,
+            "description": "",
+            "config": "{}",
+            "sweepName": None,
+            "summaryMetrics": "{}",
+            "logLineCount": 0,
+            "historyLineCount": len(lines),
+            "eventsLineCount": 0,
+            "historyTail": tail,
+            "eventsTail": "[]",
+            "tags": [],
+            "notes": "",
+            "wandbConfig": '{"t": 1}',
+            "project": {
+                "id": "p",
+                "name": "pure-transformer",
+                "entity": {"id": "e", "name": "a-team"},
+            },
+        }
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -65,15 +82,38 @@ class Handler(http.server.BaseHTTPRequestHandler):
         run = variables.get("name") or variables.get("run") or ""
         if name == "RunResumeStatus":
             known = self.server.bucket(run) if run in self.server.lines else None
-            return self.answer({"data": {"model": {"id": "p", "name": "pure-transformer",
-                                                   "entity": {"id": "e", "name": "a-team"}, "bucket": known}}})
+            return self.answer(
+                {
+                    "data": {
+                        "model": {
+                            "id": "p",
+                            "name": "pure-transformer",
+                            "entity": {"id": "e", "name": "a-team"},
+                            "bucket": known,
+                        }
+                    }
+                }
+            )
         if name == "UpsertBucket":
             new = run not in self.server.lines
             self.server.lines.setdefault(run, {})
-            return self.answer({"data": {"upsertBucket": {"bucket": self.server.bucket(run), "inserted": new}}})
+            return self.answer(
+                {"data": {"upsertBucket": {"bucket": self.server.bucket(run), "inserted": new}}}
+            )
         if name == "Viewer":
-            return self.answer({"data": {"viewer": {"id": "v", "entity": "a-team", "username": "u", "flags": "{}",
-                                                    "teams": {"edges": []}}}})
+            return self.answer(
+                {
+                    "data": {
+                        "viewer": {
+                            "id": "v",
+                            "entity": "a-team",
+                            "username": "u",
+                            "flags": "{}",
+                            "teams": {"edges": []},
+                        }
+                    }
+                }
+            )
         if name == "CreateRunFiles":
             return self.answer({"data": {"createRunFiles": {"uploadHeaders": [], "files": []}}})
         self.answer({"data": {}})

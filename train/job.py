@@ -8,28 +8,28 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from train.data.batch import Loader
-from settings.config import Config
-from train.evaluate.core.score import Core
-from train.distributed.world import World, set_timeout
-from train.evaluate.validation import Evaluator
-from train.data.streaming.consumer import Feed
-from train.faults.guard import Guard
-from train.distributed.signals import Interrupt
 from record.metrics import Recorder
-from record.trackers.mirror import Mirror
-from train.data.mixture import Gap
-from train.optim import Optimizer
-from train.distributed.parallel import groups_of
 from record.run_paths import RunPaths
-from train.checkpoint.saver import Saver
 from record.status import Status
+from record.trackers.mirror import Mirror
+from settings.config import Config
+from train.checkpoint.saver import Saver
+from train.data.batch import Loader
+from train.data.mixture import Gap
+from train.data.streaming.consumer import Feed
 from train.data.tokenizer import Vocabulary
+from train.distributed.parallel import groups_of
+from train.distributed.signals import Interrupt
+from train.distributed.world import World, set_timeout
+from train.evaluate.core.score import Core
+from train.evaluate.validation import Evaluator
+from train.faults.guard import Guard
 from train.faults.watchdog import Watchdog
+from train.optim import Optimizer
 
 if TYPE_CHECKING:  # it loads torchft, which takes seconds
-    from train.diloco.site_registry import Desk
     from train.diloco.outer_step import Site
+    from train.diloco.site_registry import Desk
 
 TO_STOP_S = 20.0  # told to stop, a process may need so long, and some steps, to the end of its step
 
@@ -44,7 +44,11 @@ class Pace:
     @property
     def limit_s(self) -> float:
         """Seconds without progress after which a step hangs: half of what a collective is given."""
-        return max(self.c.train_timeout_s / 2, 10 * median(self.times)) if self.times else self.c.start_timeout_s
+        return (
+            max(self.c.train_timeout_s / 2, 10 * median(self.times))
+            if self.times
+            else self.c.start_timeout_s
+        )
 
     def begin(self, step: int) -> None:
         """This step begins."""
@@ -89,28 +93,38 @@ class Job:
     data_fingerprint: str
     vocabulary: Vocabulary
     compressed_bpb: dict[str, float]
-    shared: bool = True    # whether all nodes see the run's folder
+    shared: bool = True  # whether all nodes see the run's folder
     feed: Feed | None = None  # where shards are made while the run trains
-    flops: tuple[float, float] | None = None  # of a token, with full and causal attention, where no rule knows them
-    starved: bool = False     # whether some rank has not the data of the next step
-    opened: dict[str, Any] | None = None  # what of the data the checkpoint has seen, until that is compared
+    flops: tuple[float, float] | None = (
+        None  # of a token, with full and causal attention, where no rule knows them
+    )
+    starved: bool = False  # whether some rank has not the data of the next step
+    opened: dict[str, Any] | None = (
+        None  # what of the data the checkpoint has seen, until that is compared
+    )
     step: int = 0
     gaps: tuple[Gap, ...] = ()
     evaluated_at: int = 0  # the last step with a validation loss
-    validated: tuple[int, float] | None = None  # the last one's step and loss, where it did not fail
-    core: Core | None = None       # where CORE_EVERY asks for that metric
-    core_at: int = 0               # the last step that has it
-    shares_said: set[str] = dataclasses.field(default_factory=set)  # settings by which evaluation takes much time
+    validated: tuple[int, float] | None = (
+        None  # the last one's step and loss, where it did not fail
+    )
+    core: Core | None = None  # where CORE_EVERY asks for that metric
+    core_at: int = 0  # the last step that has it
+    shares_said: set[str] = dataclasses.field(
+        default_factory=set
+    )  # settings by which evaluation takes much time
     saved_at: float = dataclasses.field(default_factory=time.monotonic)
     save_soon: bool = False  # the first rank wants a checkpoint behind the next step
     last_stall_s: float = 0.0  # of a save that no step has reported yet
-    site: "Site | None" = None   # of SYNC=diloco, on all ranks; desk: on the first
+    site: "Site | None" = None  # of SYNC=diloco, on all ranks; desk: on the first
     desk: "Desk | None" = None
-    late: bool = False         # whether the other sites are further than this one
+    late: bool = False  # whether the other sites are further than this one
     away: tuple[tuple[int, int], ...] = ()  # steps that this site took no part in, as (from, to)
-    exchange_stall_s: float = 0.0           # of exchanges that no step has reported yet
-    exchanged_with: int = 0                 # sites that took part in the last one
-    kept_outer: tuple[dict[str, Any], dict[str, Any]] | None = None  # a checkpoint's, until the site stands there
+    exchange_stall_s: float = 0.0  # of exchanges that no step has reported yet
+    exchanged_with: int = 0  # sites that took part in the last one
+    kept_outer: tuple[dict[str, Any], dict[str, Any]] | None = (
+        None  # a checkpoint's, until the site stands there
+    )
     mirror: Mirror | None = None
 
     @property

@@ -7,31 +7,31 @@ from collections.abc import Callable
 from statistics import median
 from typing import Any
 
+from hardware.flops import flops_per_token, mfu, peak_tflops
 from train.checkpoint import checkpoint
-from train.diloco import hook
-from train.faults import recovery
 from train.checkpoint.checkpoint import CheckpointError
+from train.checkpoint.saver import Saved, best
+from train.data.manifest import DataError
+from train.diloco import hook
+from train.distributed.parallel import bare
+from train.distributed.world import from_all, from_first
 from train.evaluate.core.metric import Result
 from train.evaluate.core.score import CoreFailed
-from train.distributed.world import from_all, from_first
 from train.evaluate.validation import FULL_SET, EvaluationFailed, Validation
-from hardware.flops import flops_per_token, mfu, peak_tflops
+from train.faults import recovery
+from train.faults.straggler import Stragglers
 from train.job import Job
 from train.model.model import matmul_weights
 from train.optim import set_rate
-from train.distributed.parallel import bare
 from train.profile.profiling import Profile
-from train.checkpoint.saver import Saved, best
 from train.schedule import lr_at
-from train.data.manifest import DataError
 from train.step import Clock, StepNumbers, not_finite, train_step
-from train.faults.straggler import Stragglers
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 0.2   # between two looks at whether data have come
+LOOK_S = 0.2  # between two looks at whether data have come
 SAID_S = 60.0  # between two lines about a long wait
-SHARE = 0.02   # of the time, from which on it is said what evaluations take
+SHARE = 0.02  # of the time, from which on it is said what evaluations take
 
 
 def train(job: Job, profile: Profile | None = None) -> str:
@@ -73,9 +73,18 @@ def train(job: Job, profile: Profile | None = None) -> str:
         data_wait_s = time.perf_counter() - began
         rate = lr_at(job.step + 1, c)
         set_rate(job.optimizer, rate, c)
-        numbers = train_step(job.model, job.optimizer, batch, c.grad_clip, job.world, clock=clock,
-                             stop=job.interrupt.asked is not None, save=wants_save(job), starved=will_starve(job),
-                             judge=job.guard.judge if batch.whole else not_finite)
+        numbers = train_step(
+            job.model,
+            job.optimizer,
+            batch,
+            c.grad_clip,
+            job.world,
+            clock=clock,
+            stop=job.interrupt.asked is not None,
+            save=wants_save(job),
+            starved=will_starve(job),
+            judge=job.guard.judge if batch.whole else not_finite,
+        )
         if profile:
             profile.end()
         seconds = time.perf_counter() - began
@@ -100,16 +109,19 @@ def train(job: Job, profile: Profile | None = None) -> str:
         values = rates.of_step(numbers, seconds + waited_s)
         if slow := stragglers.find(job.step, numbers.own_s):
             values["straggler"] = slow
-            job.recorder.say(f"straggler: rank {slow['rank']} on {slow['host']} takes {slow['times']:.1f} times as "
-                             "long as the others, who wait for it")
+            job.recorder.say(
+                f"straggler: rank {slow['rank']} on {slow['host']} takes {slow['times']:.1f} times as "
+                "long as the others, who wait for it"
+            )
         if job.site:
             values["replica"] = c.site_rank
         if job.exchange_stall_s:
             values["exchange_stall_s"], job.exchange_stall_s = job.exchange_stall_s, 0.0
         if job.last_stall_s:
             values["checkpoint_stall_s"], job.last_stall_s = job.last_stall_s, 0.0
-        job.recorder.step(job.step, job.tokens, first, lr=rate, data_wait_s=data_wait_s + waited_s,
-                          **values)
+        job.recorder.step(
+            job.step, job.tokens, first, lr=rate, data_wait_s=data_wait_s + waited_s, **values
+        )
         job.status.beat(step=job.step, last_step=c.last_step, loss=numbers.loss, step_s=seconds)
         if profile:
             profile.between()
@@ -129,7 +141,9 @@ def train(job: Job, profile: Profile | None = None) -> str:
 
 def stop(job: Job) -> str:
     """Told to stop, and saved."""
-    job.recorder.event("signal", job.step, job.tokens, name=job.interrupt.asked or "on another rank")
+    job.recorder.event(
+        "signal", job.step, job.tokens, name=job.interrupt.asked or "on another rank"
+    )
     return "stopped"
 
 
@@ -151,27 +165,42 @@ class Rates:
         """The step record's values (reader.py has their units)."""
         c, site = self.job.config, self.job.site
         there = site.present if site else c.replicas  # a site that is away does nothing
-        speed, devices = self.tokens / seconds * there / c.replicas, self.devices // c.replicas * there
-        return {"loss": numbers.loss, "grad_norm": numbers.grad_norm, "step_ms": 1000 * seconds, "tokens_per_s": speed,
-                "mfu": mfu(speed, self.flops, devices, self.peak),
-                "mfu_causal": mfu(speed, self.causal, devices, self.peak), "mem_gib": numbers.mem_gib}
+        speed, devices = (
+            self.tokens / seconds * there / c.replicas,
+            self.devices // c.replicas * there,
+        )
+        return {
+            "loss": numbers.loss,
+            "grad_norm": numbers.grad_norm,
+            "step_ms": 1000 * seconds,
+            "tokens_per_s": speed,
+            "mfu": mfu(speed, self.flops, devices, self.peak),
+            "mfu_causal": mfu(speed, self.causal, devices, self.peak),
+            "mem_gib": numbers.mem_gib,
+        }
 
 
 def of_pretraining(job: Job) -> tuple[float, float]:
     """FLOPs of a token, with full and with causal attention, of a model of ours of which all weights are trained."""
     c, weights = job.config, matmul_weights(bare(job.model))
-    return (flops_per_token(weights, c.n_layer, c.n_embd, c.seq_len),
-            flops_per_token(weights, c.n_layer, c.n_embd, c.seq_len, causal=True))
+    return (
+        flops_per_token(weights, c.n_layer, c.n_embd, c.seq_len),
+        flops_per_token(weights, c.n_layer, c.n_embd, c.seq_len, causal=True),
+    )
 
 
 # ---------------------------------------------------------------------------------------------------
 # Data that are still being made
 # ---------------------------------------------------------------------------------------------------
 
+
 def will_starve(job: Job) -> bool:
     """Whether this rank has not the data of the step after the one that begins."""
-    return job.feed is not None and job.step + 1 < job.config.last_step and \
-        bool(job.loader.lacking(job.step + 1, job.gaps))
+    return (
+        job.feed is not None
+        and job.step + 1 < job.config.last_step
+        and bool(job.loader.lacking(job.step + 1, job.gaps))
+    )
 
 
 def wait_for_data(job: Job) -> tuple[bool, float]:
@@ -185,27 +214,40 @@ def wait_for_data(job: Job) -> tuple[bool, float]:
     while True:
         tell_producer(job, now=True)
         job.watch.expect("waiting for data", c.start_timeout_s, "DATA_TIMEOUT_S")
-        lacking, told, broken = zip(*from_all((job.loader.lacking(job.step, job.gaps), job.interrupt.asked is not None,
-                                               job.feed.broken)), strict=True)
+        lacking, told, broken = zip(
+            *from_all(
+                (
+                    job.loader.lacking(job.step, job.gaps),
+                    job.interrupt.asked is not None,
+                    job.feed.broken,
+                )
+            ),
+            strict=True,
+        )
         if (stopping := any(told)) or not any(lacking):
             break
         if problem := max(broken) or from_first(job.feed.why_not(waited_s, lacking)):
             saved = ", saved" if job.step and c.checkpoints == "on" else ""
             if saved:
                 save(job, must=True)
-            raise DataError(f"{problem}. The run stands at step {job.step}{saved}; the same command goes on")
+            raise DataError(
+                f"{problem}. The run stands at step {job.step}{saved}; the same command goes on"
+            )
         time.sleep(LOOK_S)
         waited_s = time.perf_counter() - began
         if waited_s > say_at_s:
             job.status.phase("data")
             names = ", ".join(sorted(set(lacking) - {""}))
-            job.recorder.say(f"waiting for data: {names}, for {waited_s:.0f} s so far"
-                             f"{job.feed.progress()}")
+            job.recorder.say(
+                f"waiting for data: {names}, for {waited_s:.0f} s so far{job.feed.progress()}"
+            )
             say_at_s = waited_s + min(max(waited_s, 5.0), SAID_S)
     job.pace.restore()
     job.starved = False
     if waited_s > 2.0 and not stopping:
-        job.recorder.say(f"waited {waited_s:.1f} s for data at step {job.step}: their producer is slower than training")
+        job.recorder.say(
+            f"waited {waited_s:.1f} s for data at step {job.step}: their producer is slower than training"
+        )
         job.status.phase("training")
     return stopping, waited_s
 
@@ -216,9 +258,13 @@ def tell_producer(job: Job, now: bool = False) -> None:
     if job.feed is None or not job.world.is_first or not (now or job.feed.due):
         return
     saved = checkpoint.committed(job.paths.checkpoints)
-    behind = saved[-2] if len(saved) > 1 else 0  # an older one may be asked for, where the newest does not verify
+    behind = (
+        saved[-2] if len(saved) > 1 else 0
+    )  # an older one may be asked for, where the newest does not verify
     at, until, beyond = (job.loader.taken(step, job.gaps) for step in range(job.step, job.step + 3))
-    through = at if job.config.checkpoints == "off" else job.loader.taken(min(behind, job.step), job.gaps)
+    through = (
+        at if job.config.checkpoints == "off" else job.loader.taken(min(behind, job.step), job.gaps)
+    )
     job.feed.tell(at, until)
     # other ranks may be looking already whether they have the step behind the one that begins
     job.feed.make_room(job.loader.sources, job.loader.mixture.orders, at, beyond, through)
@@ -230,25 +276,35 @@ def tell_producer(job: Job, now: bool = False) -> None:
 # Evaluation
 # ---------------------------------------------------------------------------------------------------
 
+
 def evaluation_due(job: Job) -> bool:
     """Whether EVAL_EVERY asks for a validation loss at this step, or KEEP_BEST at the last, which has another one by
     all the text."""
     c, step = job.config, job.step
-    due = step % c.eval_every == 0 if step < c.last_step and c.eval_every else c.keep_best and step == c.last_step
+    due = (
+        step % c.eval_every == 0
+        if step < c.last_step and c.eval_every
+        else c.keep_best and step == c.last_step
+    )
     return due and step > 0 and job.evaluated_at != step
 
 
 def core_due(job: Job) -> bool:
     """Whether CORE_EVERY asks for that metric at this step, or it is the last."""
     every, step = job.config.core_every, job.step
-    return job.core is not None and step > 0 and job.core_at != step and (
-        step % every == 0 or step >= job.config.last_step)
+    return (
+        job.core is not None
+        and step > 0
+        and job.core_at != step
+        and (step % every == 0 or step >= job.config.last_step)
+    )
 
 
 def evaluate_if_due(job: Job) -> bool:
     """What is to be evaluated at this step; returns whether a signal came to any rank in between."""
     return (evaluation_due(job) and evaluate(job, full=False)[0]) or (
-        job.step < job.config.last_step and core_due(job) and evaluate_core(job))
+        job.step < job.config.last_step and core_due(job) and evaluate_core(job)
+    )
 
 
 def evaluate(job: Job, full: bool) -> tuple[bool, Validation | None]:
@@ -258,8 +314,13 @@ def evaluate(job: Job, full: bool) -> tuple[bool, Validation | None]:
     began, limit_s = time.perf_counter(), 60 * job.config.eval_minutes * (FULL_SET if full else 1)
     result, values = None, dict[str, Any](val_loss=None, val_bpb=None, scored_tokens=0)
     try:
-        result = job.evaluator(job.model, full, interrupted=lambda: job.interrupt.asked is not None, limit_s=limit_s,
-                               progress=patience(job, limit_s))
+        result = job.evaluator(
+            job.model,
+            full,
+            interrupted=lambda: job.interrupt.asked is not None,
+            limit_s=limit_s,
+            progress=patience(job, limit_s),
+        )
         if result:
             values = result.record()
     except EvaluationFailed as error:
@@ -285,8 +346,12 @@ def evaluate_core(job: Job) -> bool:
     began, limit_s = time.perf_counter(), 60 * job.config.eval_minutes
     counts, values = None, dict[str, Any](core=None)
     try:
-        counts = job.core(job.model, interrupted=lambda: job.interrupt.asked is not None, limit_s=limit_s,
-                          progress=patience(job, limit_s))
+        counts = job.core(
+            job.model,
+            interrupted=lambda: job.interrupt.asked is not None,
+            limit_s=limit_s,
+            progress=patience(job, limit_s),
+        )
         if counts:
             found = Result.of(job.core.bundle.tasks, counts, job.core.bundle.missing)
             values = found.record()
@@ -324,9 +389,11 @@ def say_share(job: Job, setting: str, every: int, seconds: float) -> None:
     if share > SHARE:
         job.shares_said.add(setting)
         enough = seconds * (1 / SHARE - 1) / median(job.pace.times)  # steps in between
-        job.recorder.say(f"an evaluation took {seconds:.1f} s, which at {setting}={every} is {100 * share:.1f}% of the "
-                         f"time: {setting}={math.ceil(enough / 100) * 100} or less to score would make it less than "
-                         f"{100 * SHARE:g}%")
+        job.recorder.say(
+            f"an evaluation took {seconds:.1f} s, which at {setting}={every} is {100 * share:.1f}% of the "
+            f"time: {setting}={math.ceil(enough / 100) * 100} or less to score would make it less than "
+            f"{100 * SHARE:g}%"
+        )
 
 
 def is_best(job: Job) -> bool:
@@ -338,7 +405,10 @@ def is_best(job: Job) -> bool:
         return False
     job.pace.allow("a checkpoint", job.saver.limit_s, "CHECKPOINT_TIMEOUT_S")
     job.saver.wait()
-    found, loss = from_first(best(job.paths.checkpoints) if job.world.is_first else None), job.validated[1]
+    found, loss = (
+        from_first(best(job.paths.checkpoints) if job.world.is_first else None),
+        job.validated[1],
+    )
     job.pace.restore()
     return not math.isnan(loss) and (found is None or loss < found[0])
 
@@ -346,6 +416,7 @@ def is_best(job: Job) -> bool:
 # ---------------------------------------------------------------------------------------------------
 # Checkpoints
 # ---------------------------------------------------------------------------------------------------
+
 
 def save(job: Job, must: bool) -> None:
     """Begin a checkpoint, which training waits for only as long as it takes to copy; `must`: to its end.
@@ -369,7 +440,9 @@ def save(job: Job, must: bool) -> None:
         note(job, ended)
         if problem := from_first(ended and ended.problem):
             raise CheckpointError(problem)
-    from_all(None)  # one may have had to write without a copy: the others' next step would wait for it in vain
+    from_all(
+        None
+    )  # one may have had to write without a copy: the others' next step would wait for it in vain
     job.pace.restore()
     job.last_stall_s += time.perf_counter() - began
     job.status.phase("training")
@@ -382,10 +455,19 @@ def note(job: Job, ended: Saved | None) -> None:
     if ended.problem:
         again = job.saver.misses == 1
         job.save_soon = again
-        job.recorder.say(f"checkpoint failed: {ended.problem}. Training goes on, the last good one is untouched; "
-                         + ("it is tried again now" if again else f"{job.saver.misses} in a row have failed"))
+        job.recorder.say(
+            f"checkpoint failed: {ended.problem}. Training goes on, the last good one is untouched; "
+            + ("it is tried again now" if again else f"{job.saver.misses} in a row have failed")
+        )
     elif ended.size:
-        job.recorder.event("checkpoint", ended.step, ended.step * job.config.batch_tokens, seconds=ended.seconds,
-                           bytes=ended.size)
-        job.recorder.say(f"checkpoint {ended.folder.name}: {ended.size / 2**20:.0f} MiB in {ended.seconds:.2f} s")
+        job.recorder.event(
+            "checkpoint",
+            ended.step,
+            ended.step * job.config.batch_tokens,
+            seconds=ended.seconds,
+            bytes=ended.size,
+        )
+        job.recorder.say(
+            f"checkpoint {ended.folder.name}: {ended.size / 2**20:.0f} MiB in {ended.seconds:.2f} s"
+        )
         job.status.beat(save_s=ended.seconds)

@@ -15,35 +15,45 @@ import sys
 import warnings
 from typing import Any, Protocol, cast
 
-from train.diloco import hook
+from hardware.out_of_memory import is_out_of_memory
 from record import goodput, reader, status
+from record.durable import write_whole
+from record.run_paths import RunPaths
+from record.status import RunFolderError, Status
+from settings.config import Config
+from settings.declare import ROOT, SettingsError
 from train import loop
-from train.distributed import parallel
-from train.data import prepare
 from train.assemble import Stopwatch, put_together
 from train.checkpoint.checkpoint import CheckpointError
-from settings.config import Config
+from train.data import prepare
+from train.data.manifest import DataError
 from train.data.sources.source import CorpusError
-from train.distributed.world import (PeersDiffer, PeersMissing, World, from_first, introduce, join, leave,
-                                     parent_is_gone, report_exit, under_torchrun)
-from record.durable import write_whole
-from train.model.hf_import import ForeignError
-from train.faults.guard import GuardError
-from train.distributed.signals import BY_USER, Interrupt, Stopped, end_with_parent, mark_of
-from train.job import Job
-from train.model.model import Transformer
+from train.data.tokenizer import TokenizerError
+from train.diloco import hook
+from train.diloco.result import RunIsOver
+from train.distributed import parallel
 from train.distributed.parallel import bare
+from train.distributed.signals import BY_USER, Interrupt, Stopped, end_with_parent, mark_of
+from train.distributed.world import (
+    PeersDiffer,
+    PeersMissing,
+    World,
+    from_first,
+    introduce,
+    join,
+    leave,
+    parent_is_gone,
+    report_exit,
+    under_torchrun,
+)
+from train.faults.guard import GuardError
+from train.faults.memory_advice import memory_advice
+from train.job import Job
+from train.model.generate import continue_text
+from train.model.hf_import import ForeignError
+from train.model.model import Transformer
 from train.profile.profiling import Profile
 from train.run_folder import log_to_files, nothing_left, open_run_folder
-from record.run_paths import RunPaths
-from train.model.generate import continue_text
-from settings.declare import ROOT, SettingsError
-from train.diloco.result import RunIsOver
-from train.data.manifest import DataError
-from record.status import RunFolderError, Status
-from train.faults.memory_advice import memory_advice
-from hardware.out_of_memory import is_out_of_memory
-from train.data.tokenizer import TokenizerError
 
 log = logging.getLogger(__name__)
 
@@ -61,8 +71,16 @@ class Way(Protocol):
     def settled(self, c: Config, world: World) -> Config:
         """With what only its data decide. Raises what a trainer ends with by a sentence."""
 
-    def put_together(self, c: Config, paths: RunPaths, world: World, interrupt: Interrupt, state: Status, shared: bool,
-                     started: Stopwatch) -> Job:
+    def put_together(
+        self,
+        c: Config,
+        paths: RunPaths,
+        world: World,
+        interrupt: Interrupt,
+        state: Status,
+        shared: bool,
+        started: Stopwatch,
+    ) -> Job:
         """Everything the loop needs, at the step of the newest checkpoint."""
 
     def run(self, job: Job) -> int:
@@ -92,7 +110,9 @@ def main(way: Way | None = None) -> int:
     way = way or Pretraining()
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     logging.raiseExceptions = False  # a closed terminal must not end a run, nor fill its log
-    warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # DCP, in one process
+    warnings.filterwarnings(
+        "ignore", message="torch.distributed is disabled"
+    )  # DCP, in one process
     interrupt = Interrupt()
     interrupt.at_force = report_exit
     # a launcher that was killed leaves nothing behind: torchrun's processes at once, a single one saves and stops
@@ -137,16 +157,29 @@ def main(way: Way | None = None) -> int:
     except GuardError as error:
         log.error("%s", error)
         code, why = 70, str(error)
-    except (DataError, TokenizerError, CorpusError, CheckpointError, ForeignError, RunFolderError,
-            PeersDiffer) as error:
+    except (
+        DataError,
+        TokenizerError,
+        CorpusError,
+        CheckpointError,
+        ForeignError,
+        RunFolderError,
+        PeersDiffer,
+    ) as error:
         log.error("%s", error)
         code, why = 78, str(error)
     except Stopped as stop:
         log.info("stopped by %s before training; there is nothing to save", stop)
         code, mark = 75, mark_of(str(stop))
     except Exception as error:
-        if interrupt.asked and not interrupt.training:  # what it waited for outside of Python has left on request
-            log.info("stopped by %s before training; there is nothing to save (%s)", interrupt.asked, first_line(error))
+        if (
+            interrupt.asked and not interrupt.training
+        ):  # what it waited for outside of Python has left on request
+            log.info(
+                "stopped by %s before training; there is nothing to save (%s)",
+                interrupt.asked,
+                first_line(error),
+            )
             code, mark = 75, mark_of(interrupt.asked)
         else:
             log.exception("the trainer failed")
@@ -170,8 +203,12 @@ def main(way: Way | None = None) -> int:
         job.mirror.close(hurried=lambda: code not in (0, 75) or interrupt.asked is not None)
     interrupt.release()
     if job:
-        job.watch.expect("leaving", LEAVE_S)  # to the last: a process group may hang when it is left
-    if (code not in (0, 75) and under_torchrun()) or (job and (job.saver.busy or (job.site and job.site.is_stuck))):
+        job.watch.expect(
+            "leaving", LEAVE_S
+        )  # to the last: a process group may hang when it is left
+    if (code not in (0, 75) and under_torchrun()) or (
+        job and (job.saver.busy or (job.site and job.site.is_stuck))
+    ):
         leave_at_once(code)  # the others may be gone, and what waits for them would wait for long
     job = None
     leave()
@@ -212,13 +249,20 @@ def run(job: Job) -> int:
     if result:
         others = job.compressed_bpb if job.evaluator.full_is_all else {}
         beside = "".join(f"; {name} needs {value:.3f}" for name, value in others.items())
-        job.recorder.say(f"validation: {result.bpb:.3f} bits per byte on {result.text_bytes} held-out bytes{beside}")
+        job.recorder.say(
+            f"validation: {result.bpb:.3f} bits per byte on {result.text_bytes} held-out bytes{beside}"
+        )
         if len(result.by_source) > 1:
-            job.recorder.say("bits per byte of each source: " + ", ".join(
-                f"{name} {of.bpb:.3f}" for name, of in result.by_source.items()))
+            job.recorder.say(
+                "bits per byte of each source: "
+                + ", ".join(f"{name} {of.bpb:.3f}" for name, of in result.by_source.items())
+            )
     if c.data_mix.count(","):
-        seen = [f"{name} {100 * of['share']:.2f}% = {of['tokens'] / 1e6:.2f} M tokens"
-                + (f", {of['epochs']:.2f} epochs" if of["epochs"] else "") for name, of in job.shares.items()]
+        seen = [
+            f"{name} {100 * of['share']:.2f}% = {of['tokens'] / 1e6:.2f} M tokens"
+            + (f", {of['epochs']:.2f} epochs" if of["epochs"] else "")
+            for name, of in job.shares.items()
+        ]
         job.recorder.say(f"trained on {'; '.join(seen)}")
     if c.sample_tokens and (job.world.is_first or parallel.waits_in_forward(job.model)):
         sample(job)
@@ -231,8 +275,10 @@ def run(job: Job) -> int:
 def stopped(job: Job) -> int:
     kept = "saved" if job.config.checkpoints == "on" else "CHECKPOINTS=off, so nothing was saved"
     kept = kept if job.step else "of which there was nothing to save"
-    job.recorder.say(f"stopped by {job.interrupt.asked or 'another rank'} behind step "
-                     f"{job.step}/{job.config.last_step}, {kept}; the same command goes on")
+    job.recorder.say(
+        f"stopped by {job.interrupt.asked or 'another rank'} behind step "
+        f"{job.step}/{job.config.last_step}, {kept}; the same command goes on"
+    )
     end_record(job, "stopped")
     job.status.phase("stopped", step=job.step, exit_code=75)
     from_first(None)  # leave together: torchrun ends the others as soon as one has left
@@ -249,8 +295,15 @@ def end_record(job: Job, reason: str) -> None:
         except Exception as error:  # the run is whole without the sum
             account = None
             job.recorder.say(f"goodput cannot be told: {error}")
-        job.recorder.event("end", job.step, job.tokens, reason=reason, stall_s=job.last_stall_s, shares=job.shares,
-                           goodput=account and account.as_dict())
+        job.recorder.event(
+            "end",
+            job.step,
+            job.tokens,
+            reason=reason,
+            stall_s=job.last_stall_s,
+            shares=job.shares,
+            goodput=account and account.as_dict(),
+        )
         if account:
             job.recorder.say(account.summary())
     job.recorder.close()
@@ -260,11 +313,20 @@ def sample(job: Job) -> None:
     """The last words of a run: a text that the model wrote."""
     c = job.config
     job.status.phase("sampling")
-    model, prompt = cast(Transformer, bare(job.model)), prepare.source_of(c, job.loader.mixture.names[0]).prompt
+    model, prompt = (
+        cast(Transformer, bare(job.model)),
+        prepare.source_of(c, job.loader.mixture.names[0]).prompt,
+    )
     together = parallel.waits_in_forward(job.model)
     try:
-        text = continue_text(model, job.vocabulary, prompt, c.sample_tokens, c.seed,
-                             agree=from_first if together else None)
+        text = continue_text(
+            model,
+            job.vocabulary,
+            prompt,
+            c.sample_tokens,
+            c.seed,
+            agree=from_first if together else None,
+        )
     except Exception as error:  # the run is whole without it
         if together:
             raise
@@ -275,7 +337,9 @@ def sample(job: Job) -> None:
         write_whole(job.paths.sample, (text + "\n").encode())
     except OSError as error:  # it is said below, and the run is whole without it
         job.recorder.say(f"{job.paths.sample}: cannot be written ({error.strerror})")
-    job.recorder.say(f"sample, step {job.step}:\n" + "\n".join("    " + line for line in text.splitlines()))
+    job.recorder.say(
+        f"sample, step {job.step}:\n" + "\n".join("    " + line for line in text.splitlines())
+    )
 
 
 if __name__ == "__main__":

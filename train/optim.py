@@ -42,7 +42,9 @@ class Optimizer:
 
     def __init__(self, parts: list[torch.optim.Optimizer]):
         self.parts = parts
-        self.owner = {w: part for part in parts for group in part.param_groups for w in group["params"]}
+        self.owner = {
+            w: part for part in parts for group in part.param_groups for w in group["params"]
+        }
 
     def step(self) -> None:
         for part in self.parts:
@@ -63,21 +65,46 @@ class Optimizer:
 def build_optimizer(model: nn.Module, c: Config) -> Optimizer:
     """The optimizer that OPTIMIZER names, over all weights of the model that are trained."""
     weights = {name: w for name, w in model.named_parameters() if w.requires_grad}
-    hidden = [w for name, w in weights.items() if c.optimizer == "muon" and w.ndim == 2 and "layers." in name]
+    hidden = [
+        w
+        for name, w in weights.items()
+        if c.optimizer == "muon" and w.ndim == 2 and "layers." in name
+    ]
     if any(hasattr(w, "placements") for w in hidden):  # a DTensor, known without a second's import
-        raise SettingsError(["OPTIMIZER=muon: not yet with weights that are split over processes (FSDP2), since it "
-                             "needs whole matrices; set OPTIMIZER=adamw"])
+        raise SettingsError(
+            [
+                "OPTIMIZER=muon: not yet with weights that are split over processes (FSDP2), since it "
+                "needs whole matrices; set OPTIMIZER=adamw"
+            ]
+        )
     taken = set(map(id, hidden))
     rest = [w for w in weights.values() if id(w) not in taken]
-    groups = [{"params": [w for w in rest if w.ndim >= 2], "weight_decay": c.weight_decay},
-              {"params": [w for w in rest if w.ndim < 2], "weight_decay": 0.0}]
+    groups = [
+        {"params": [w for w in rest if w.ndim >= 2], "weight_decay": c.weight_decay},
+        {"params": [w for w in rest if w.ndim < 2], "weight_decay": 0.0},
+    ]
     groups = [group for group in groups if group["params"]]  # adapters are matrices only
     parts: list[torch.optim.Optimizer] = [
-        AdamW(groups, lr=c.learning_rate, betas=(c.adam_beta1, c.adam_beta2), eps=c.adam_eps, fused=True)]
+        AdamW(
+            groups,
+            lr=c.learning_rate,
+            betas=(c.adam_beta1, c.adam_beta2),
+            eps=c.adam_eps,
+            fused=True,
+        )
+    ]
     if hidden:
         # updates are scaled to the size of AdamW's (Liu et al. 2025), so that one rate serves both
-        parts.append(Muon(hidden, lr=c.learning_rate, weight_decay=c.weight_decay, momentum=c.muon_momentum or 0.0,
-                          nesterov=True, adjust_lr_fn="match_rms_adamw"))
+        parts.append(
+            Muon(
+                hidden,
+                lr=c.learning_rate,
+                weight_decay=c.weight_decay,
+                momentum=c.muon_momentum or 0.0,
+                nesterov=True,
+                adjust_lr_fn="match_rms_adamw",
+            )
+        )
     return Optimizer(parts)
 
 

@@ -4,12 +4,12 @@ import json
 import logging
 from typing import Any, TextIO
 
-from train.checkpoint import checkpoint
 from record import status
-from settings.config import Config
-from train.distributed.world import World, from_first, who_sees
 from record.run_paths import RunPaths
 from record.status import RunFolderError
+from settings.config import Config
+from train.checkpoint import checkpoint
+from train.distributed.world import World, from_first, who_sees
 
 log = logging.getLogger(__name__)
 
@@ -30,14 +30,18 @@ def open_run_folder(paths: RunPaths, world: World) -> tuple[TextIO | None, bool]
     try:
         return lock, all(who_sees(paths.folder, world))
     except OSError as error:
-        raise RunFolderError(f"{paths.folder}: cannot be written ({error.strerror}); mend its permissions") from None
+        raise RunFolderError(
+            f"{paths.folder}: cannot be written ({error.strerror}); mend its permissions"
+        ) from None
 
 
 def log_to_files(paths: RunPaths, world: World) -> None:
     """train.log from the first rank, logs/node_N.log from the first process of each node, and from the others
     logs/rank_N.log, if they have anything to complain of."""
     files = [paths.train_log] if world.is_first else []
-    files.append(paths.rank_log(world.rank) if world.local_rank else paths.node_log(world.node_rank))
+    files.append(
+        paths.rank_log(world.rank) if world.local_rank else paths.node_log(world.node_rank)
+    )
     for path in files:
         path.parent.mkdir(parents=True, exist_ok=True)
         handler = logging.FileHandler(path, encoding="utf-8", delay=world.local_rank > 0)
@@ -48,24 +52,42 @@ def log_to_files(paths: RunPaths, world: World) -> None:
 
 def nothing_left(c: Config, paths: RunPaths, world: World, target: str = "train") -> bool:
     """Whether this run has nothing left to do; says how to go on. target: of make, which trains so."""
-    text, again = None, "make train" if target == "train" else "the same command with"  # MODEL, DATA and all else
+    text, again = (
+        None,
+        "make train" if target == "train" else "the same command with",
+    )  # MODEL, DATA and all else
     if world.is_first:
         state, saved = status.read(paths.status), checkpoint.committed(paths.checkpoints)
         done = state.get("phase") == "done"
         at = state.get("step", 0) if done else max(saved, default=0)
         by_epochs = target == "finetune" and not c.max_steps
         if at > c.last_step:
-            end = f"EPOCHS={c.epochs} of DATA, {c.last_step} steps" if by_epochs else f"MAX_STEPS={c.last_step}"
+            end = (
+                f"EPOCHS={c.epochs} of DATA, {c.last_step} steps"
+                if by_epochs
+                else f"MAX_STEPS={c.last_step}"
+            )
             text = f"run {c.run_name} is already at step {at}, past {end}: nothing is left to do"
         elif done and at == c.last_step:
             text = f"run {c.run_name} is done: {at} of {c.last_step} steps, in {paths.folder}"
         if text and saved:
-            more = (f"EPOCHS={2 * c.epochs}   (the rate goes on along the longer schedule)" if by_epochs else
-                    f"MAX_STEPS={2 * at}" + "   (the rate stays at its minimum)" * (target == "train"))
+            more = (
+                f"EPOCHS={2 * c.epochs}   (the rate goes on along the longer schedule)"
+                if by_epochs
+                else f"MAX_STEPS={2 * at}"
+                + "   (the rate stays at its minimum)" * (target == "train")
+            )
             text += f"\n  train it further:  {again} RUN_NAME={c.run_name} {more}"
     if text := from_first(text):
-        log.info("%s\n  train another:     %s RUN_NAME=%s-2 SEED=%d\n"
-                 "  draw it again:     make plots RUN_NAME=%s", text, again, c.run_name, c.seed + 1, c.run_name)
+        log.info(
+            "%s\n  train another:     %s RUN_NAME=%s-2 SEED=%d\n"
+            "  draw it again:     make plots RUN_NAME=%s",
+            text,
+            again,
+            c.run_name,
+            c.seed + 1,
+            c.run_name,
+        )
     return text is not None
 
 
@@ -76,4 +98,6 @@ def stored_config(paths: RunPaths) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except ValueError as error:
-        raise RunFolderError(f"{paths.config}: damaged ({error}); restore it, or choose another RUN_NAME") from None
+        raise RunFolderError(
+            f"{paths.config}: damaged ({error}); restore it, or choose another RUN_NAME"
+        ) from None

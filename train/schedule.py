@@ -24,5 +24,7 @@ def lr_at(step: int, config: Config) -> float:
     if config.lr_schedule == "wsd":
         left = (config.train_tokens - tokens) / (config.decay_tokens or config.train_tokens)
         return peak if left >= 1 else low + (peak - low) * max(0.0, left)
-    progress = min(1.0, (tokens - config.warmup_tokens) / (config.train_tokens - config.warmup_tokens))
+    progress = min(
+        1.0, (tokens - config.warmup_tokens) / (config.train_tokens - config.warmup_tokens)
+    )
     return low + (peak - low) * 0.5 * (1.0 + math.cos(math.pi * progress))

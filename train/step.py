@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from train.data.batch import Batch
+from train.distributed.parallel import copies, grad_sync, local, settle, waits_in_forward
 from train.distributed.world import World, from_all, sum_over_ranks
 from train.optim import Optimizer
-from train.distributed.parallel import copies, grad_sync, local, settle, waits_in_forward
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,9 +43,18 @@ def not_finite(loss: float, grad_norm: float) -> str | None:
     return None if math.isfinite(loss) and math.isfinite(grad_norm) else "nonfinite"
 
 
-def train_step(model: nn.Module, optimizer: Optimizer, batch: Batch, grad_clip: float, world: World,
-               stop: bool = False, save: bool = False, starved: bool = False, clock: "Clock | None" = None,
-               judge: Callable[[float, float], str | None] = not_finite) -> StepNumbers:
+def train_step(
+    model: nn.Module,
+    optimizer: Optimizer,
+    batch: Batch,
+    grad_clip: float,
+    world: World,
+    stop: bool = False,
+    save: bool = False,
+    starved: bool = False,
+    clock: "Clock | None" = None,
+    judge: Callable[[float, float], str | None] = not_finite,
+) -> StepNumbers:
     """Forward, loss, backward, synchronise, clip, update. The learning rate is already set.
 
     The gradient is that of the summed loss over the step's global number of scored tokens. judge(loss, grad_norm)
@@ -57,15 +66,23 @@ def train_step(model: nn.Module, optimizer: Optimizer, batch: Batch, grad_clip: 
     for i, micro_batch in enumerate(batch.micro_batches):
         last = i == len(batch.micro_batches) - 1
         with grad_sync(model, enabled=last):
-            loss, _ = model(*micro_batch)                  # summed, in nats
+            loss, _ = model(*micro_batch)  # summed, in nats
             if last and not waits_in_forward(model):
                 clock.worked()
-            (loss * (world.size / batch.scored)).backward()  # the engine divides by its ranks: undone here
-        losses.append(loss.detach())                       # no .item(): it would stall a GPU
+            (
+                loss * (world.size / batch.scored)
+            ).backward()  # the engine divides by its ranks: undone here
+        losses.append(loss.detach())  # no .item(): it would stall a GPU
     gradients = [local(weight.grad) for weight in model.parameters() if weight.grad is not None]
 
-    numbers = read_numbers(torch.stack(losses).sum() / batch.scored, nn.utils.get_total_norm(gradients),
-                           copies(model, world), (stop, save, starved), clock.own_s, world)
+    numbers = read_numbers(
+        torch.stack(losses).sum() / batch.scored,
+        nn.utils.get_total_norm(gradients),
+        copies(model, world),
+        (stop, save, starved),
+        clock.own_s,
+        world,
+    )
     if reason := judge(numbers.loss, numbers.grad_norm):
         samples = culprits(losses, batch)
         numbers = dataclasses.replace(numbers, refused=reason, samples=tuple(samples))
@@ -82,8 +99,14 @@ def clip(gradients: list[Tensor], norm: float, largest: float) -> None:
         torch._foreach_mul_(gradients, largest / (norm + 1e-6))
 
 
-def read_numbers(loss_part: Tensor, norm_here: Tensor, held_by: int, wishes: tuple[bool, bool, bool], own_s: float,
-                 world: World) -> StepNumbers:
+def read_numbers(
+    loss_part: Tensor,
+    norm_here: Tensor,
+    held_by: int,
+    wishes: tuple[bool, bool, bool],
+    own_s: float,
+    world: World,
+) -> StepNumbers:
     """The step's one all-reduce and its one read by the host, before the update.
 
     Each rank adds its part of the loss, the square of its gradients' norm, over the ranks that hold the same ones,
@@ -97,8 +120,15 @@ def read_numbers(loss_part: Tensor, norm_here: Tensor, held_by: int, wishes: tup
     values = values.to(world.device, non_blocking=True)
     values[0], values[1] = loss_part, norm_here.double().square() / held_by
     loss, square, stops, saves, starving, *by_rank = sum_over_ranks(values).tolist()
-    return StepNumbers(loss, math.sqrt(square) if square >= 0 else math.nan, stops > 0, saves > 0, starving > 0,
-                       max(by_rank[:world.size]), tuple(by_rank[world.size:]))
+    return StepNumbers(
+        loss,
+        math.sqrt(square) if square >= 0 else math.nan,
+        stops > 0,
+        saves > 0,
+        starving > 0,
+        max(by_rank[: world.size]),
+        tuple(by_rank[world.size :]),
+    )
 
 
 class Clock:
@@ -148,8 +178,15 @@ def peak_memory_gib(device: torch.device) -> float:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**30
     status = Path("/proc/self/status")
-    if status.exists():  # Linux, whose ru_maxrss also counts what the process was before it became this program
-        return int(next(line.split()[1] for line in status.read_text().splitlines() if "VmHWM" in line)) / 2**20  # KiB
+    if (
+        status.exists()
+    ):  # Linux, whose ru_maxrss also counts what the process was before it became this program
+        return (
+            int(
+                next(line.split()[1] for line in status.read_text().splitlines() if "VmHWM" in line)
+            )
+            / 2**20
+        )  # KiB
     unit = 1 if sys.platform == "darwin" else 1024  # ru_maxrss is in bytes there
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
 
@@ -160,7 +197,11 @@ def rehearse(model: nn.Module, optimizer: Optimizer, micro_batch: Sequence[Tenso
     What is decided at the first use is decided here (parallel.settle), and memory that does not suffice shows.
     """
     settle(model, micro_batch)
-    room = [torch.empty_like(local(weight)) for weight in model.parameters() for _ in range(2)
-            if weight.requires_grad and not optimizer.moments(weight)]
+    room = [
+        torch.empty_like(local(weight))
+        for weight in model.parameters()
+        for _ in range(2)
+        if weight.requires_grad and not optimizer.moments(weight)
+    ]
     del room
     model.zero_grad(set_to_none=True)

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from analysis.load import Sampled
 from analysis.energy.samples import HOLE_S, Curve, Table, samplers
+from analysis.load import Sampled
 
 BUCKETS = 4000
 MEGA = 1e6
@@ -27,26 +27,43 @@ def sampled(folder: Path) -> Sampled | None:
     spans = np.array([np.array(sampler.span) + sampler.offsets[-1] for sampler in found])
     edges = np.linspace(spans.min(), max(spans.max(), spans.min() + 1e-3), BUCKETS + 1)
     power, joules, gpus = Buckets(edges), np.zeros(BUCKETS), set()
-    links: dict[object, tuple[Buckets, Buckets]] = {}  # of each node, since they may not all be sampled at a time
+    links: dict[
+        object, tuple[Buckets, Buckets]
+    ] = {}  # of each node, since they may not all be sampled at a time
     for sampler in found:
         offset = sampler.offsets[-1]
         for meter in sampler.measure(edges - offset):
-            joules += taken(meter.counter if np.isfinite(meter.counter.first) else meter.power, edges - offset)
+            joules += taken(
+                meter.counter if np.isfinite(meter.counter.first) else meter.power, edges - offset
+            )
             gpus.add((sampler.node, sampler.host, meter.index))
         for table in sampler.tables:
             names = [name for index in table.gpus for name in [power_column(table, index)] if name]
             power.take(table, names, sampler.zero(table) + offset)
-            received, sent = links.setdefault((sampler.node, sampler.host), (Buckets(edges), Buckets(edges)))
+            received, sent = links.setdefault(
+                (sampler.node, sampler.host), (Buckets(edges), Buckets(edges))
+            )
             network(table, sampler.zero(table) + offset, received, sent)
-    return Sampled(len(gpus), (edges[1:] + edges[:-1]) / 2, power.mean(), power.least(), power.most(),
-                   np.cumsum(joules) / 3.6e6, *(together([ways[way] for ways in links.values()]) for way in (0, 1)))
+    return Sampled(
+        len(gpus),
+        (edges[1:] + edges[:-1]) / 2,
+        power.mean(),
+        power.least(),
+        power.most(),
+        np.cumsum(joules) / 3.6e6,
+        *(together([ways[way] for ways in links.values()]) for way in (0, 1)),
+    )
 
 
 def together(nodes: "Sequence[Buckets]") -> np.ndarray | None:
     """The sum over those nodes of which it is known, (BUCKETS,); NaN where it is of none, None without any value."""
     means = np.array([buckets.mean() for buckets in nodes])
     known = np.isfinite(means).any(axis=0)
-    return np.where(known, np.nansum(means, axis=0), np.nan) if any(b.counts.any() for b in nodes) else None
+    return (
+        np.where(known, np.nansum(means, axis=0), np.nan)
+        if any(b.counts.any() for b in nodes)
+        else None
+    )
 
 
 class Buckets:
@@ -73,7 +90,9 @@ class Buckets:
         np.maximum.at(self.high, at, values)
 
     def mean(self) -> np.ndarray:
-        return self.held(np.divide(self.sums, self.counts, out=np.zeros(len(self.sums)), where=self.counts > 0))
+        return self.held(
+            np.divide(self.sums, self.counts, out=np.zeros(len(self.sums)), where=self.counts > 0)
+        )
 
     def least(self) -> np.ndarray:
         return self.held(self.low)
@@ -86,13 +105,21 @@ class Buckets:
         known, n = self.counts > 0, len(values)
         before = np.maximum.accumulate(np.where(known, np.arange(n), -1))
         after = np.minimum.accumulate(np.where(known, np.arange(n), n)[::-1])[::-1]
-        near = (before >= 0) & (after < n) & ((after - before) * (self.edges[1] - self.edges[0]) <= HOLE_S)
+        near = (
+            (before >= 0)
+            & (after < n)
+            & ((after - before) * (self.edges[1] - self.edges[0]) <= HOLE_S)
+        )
         return np.where(near, values[np.maximum(before, 0)], np.nan)
 
 
 def power_column(table: Table, index: int) -> str | None:
     """Instant power where the sampler had it, else the mean over the last second."""
-    names = [name for name in (f"gpu{index}_power_inst_w", f"gpu{index}_power_w") if name in table.columns]
+    names = [
+        name
+        for name in (f"gpu{index}_power_inst_w", f"gpu{index}_power_w")
+        if name in table.columns
+    ]
     return names[0] if names else None
 
 
@@ -101,8 +128,10 @@ def taken(curve: Curve, edges: np.ndarray) -> np.ndarray:
     begins, ends = edges[:-1], edges[1:]
     joules = curve.between(begins, ends)[0]
     for begin, end, inside in curve.holes:
-        first, last = (min(max(int(np.searchsorted(edges, t, side="right")) - 1, 0), len(ends) - 1)
-                       for t in (begin, end))
+        first, last = (
+            min(max(int(np.searchsorted(edges, t, side="right")) - 1, 0), len(ends) - 1)
+            for t in (begin, end)
+        )
         if np.isfinite(inside) and end > ends[first]:
             joules[last] += inside
     return joules
@@ -117,8 +146,14 @@ def network(table: Table, zero: float, received: Buckets, sent: Buckets) -> None
         columns = file.readline().decode("ascii", "replace").strip().split(",")
     slow = dataclasses.replace(table, path=path, columns=columns)
     for way, buckets in (("in", received), ("out", sent)):
-        names = [name for name in columns if name.startswith("net_") and name.endswith(f"_{way}_bytes_per_s")]
+        names = [
+            name
+            for name in columns
+            if name.startswith("net_") and name.endswith(f"_{way}_bytes_per_s")
+        ]
         for block in slow.blocks(["elapsed_sec", *names]) if names else ():
             rows = np.array([block[name] for name in names])
             known = np.isfinite(rows).any(axis=0)
-            buckets.add(block["elapsed_sec"][known] + zero, np.nansum(rows[:, known], axis=0) / MEGA)
+            buckets.add(
+                block["elapsed_sec"][known] + zero, np.nansum(rows[:, known], axis=0) / MEGA
+            )

@@ -22,13 +22,13 @@ from typing import Any
 import numpy as np
 
 BLOCK_BYTES = 2**24
-HOLE_S = 2.0     # between two readings, or three intervals of the sampler where those are longer
+HOLE_S = 2.0  # between two readings, or three intervals of the sampler where those are longer
 MOST_W = 10_000  # no GPU takes that; of a counter over a second more than has passed, since a change is seen late
-SAME_S = 0.01    # two clocks on the wall that differ by less are one
-BOOT_S = 1.0     # two boots of a machine are further apart
-NUMBER = rb"(?:-?[0-9]+(?:\.[0-9]*)?)?"                 # or an empty cell
+SAME_S = 0.01  # two clocks on the wall that differ by less are one
+BOOT_S = 1.0  # two boots of a machine are further apart
+NUMBER = rb"(?:-?[0-9]+(?:\.[0-9]*)?)?"  # or an empty cell
 CELL = re.compile(NUMBER)
-ROW = re.compile(rb"[ -+\--~]*(?:," + NUMBER + rb")*")     # a time stamp, then numbers or empty cells
+ROW = re.compile(rb"[ -+\--~]*(?:," + NUMBER + rb")*")  # a time stamp, then numbers or empty cells
 COLUMN = re.compile(r"gpu(\d+)_(energy_j|power_inst_w|power_w)")
 
 
@@ -50,20 +50,22 @@ class Curve:
         took = np.diff(t)
         known = (rise >= 0) & (rise <= MOST_W * (took + 1))
         whole = known & (took <= self.hole_s)
-        self.holes += [(float(t[i]), float(t[i + 1]), float(rise[i]) if known[i] else math.nan)
-                       for i in np.flatnonzero(~whole)]
+        self.holes += [
+            (float(t[i]), float(t[i + 1]), float(rise[i]) if known[i] else math.nan)
+            for i in np.flatnonzero(~whole)
+        ]
         joules = np.concatenate(([self.sum_j], self.sum_j + np.cumsum(np.where(whole, rise, 0.0))))
         seconds = np.concatenate(([self.sum_s], self.sum_s + np.cumsum(np.where(whole, took, 0.0))))
         end = int(np.searchsorted(self.moments, t[-1], side="right"))
-        here = self.moments[self.done:end]
-        self.joules[self.done:end] = np.interp(here, t, joules)
-        self.seconds[self.done:end] = np.interp(here, t, seconds)
+        here = self.moments[self.done : end]
+        self.joules[self.done : end] = np.interp(here, t, joules)
+        self.seconds[self.done : end] = np.interp(here, t, seconds)
         self.done, self.sum_j, self.sum_s = end, float(joules[-1]), float(seconds[-1])
         self.first, self.last = float(t[0]) if math.isnan(self.first) else self.first, float(t[-1])
 
     def close(self) -> None:
         """What comes behind the last reading adds nothing."""
-        self.joules[self.done:], self.seconds[self.done:] = self.sum_j, self.sum_s
+        self.joules[self.done :], self.seconds[self.done :] = self.sum_j, self.sum_s
 
     def between(self, begins: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Joules and covered seconds of intervals that do not overlap, in order, whose ends are among the moments."""
@@ -90,9 +92,9 @@ class Meter:
     def __init__(self, index: int, moments: np.ndarray, hole_s: float):
         self.index = index
         self.counter, self.power = Curve(moments, hole_s), Curve(moments, hole_s)
-        self.change: tuple[float, float] | None = None   # when the counter changed last, and to what
+        self.change: tuple[float, float] | None = None  # when the counter changed last, and to what
         self.reading: tuple[float, float] | None = None  # the last of power
-        self.value = math.nan                            # the counter's
+        self.value = math.nan  # the counter's
 
     def add(self, t: np.ndarray, energy: np.ndarray | None, power: np.ndarray) -> None:
         """Readings at these times; NaN where there is none."""
@@ -105,8 +107,9 @@ class Meter:
         self.reading = extend(self.power, self.reading, t[known], power[known], None)
 
 
-def extend(curve: Curve, before: tuple[float, float] | None, t: np.ndarray, values: np.ndarray,
-           rises: Any) -> tuple[float, float] | None:
+def extend(
+    curve: Curve, before: tuple[float, float] | None, t: np.ndarray, values: np.ndarray, rises: Any
+) -> tuple[float, float] | None:
     """Add values to a curve, behind the last one before; returns the new last. rises: joules between neighbours;
     None where the values are watts, of which nothing is known across a hole."""
     if not len(t):
@@ -115,7 +118,9 @@ def extend(curve: Curve, before: tuple[float, float] | None, t: np.ndarray, valu
         t, values = np.concatenate(([before[0]], t)), np.concatenate(([before[1]], values))
     if rises is None:
         took = np.diff(t)
-        curve.extend(t, np.where(took <= curve.hole_s, (values[1:] + values[:-1]) / 2 * took, math.nan))
+        curve.extend(
+            t, np.where(took <= curve.hole_s, (values[1:] + values[:-1]) / 2 * took, math.nan)
+        )
     else:
         curve.extend(t, rises(values))
     return float(t[-1]), float(values[-1])
@@ -124,6 +129,7 @@ def extend(curve: Curve, before: tuple[float, float] | None, t: np.ndarray, valu
 # ---------------------------------------------------------------------------------------------------
 # Files
 # ---------------------------------------------------------------------------------------------------
+
 
 @dataclasses.dataclass
 class Table:
@@ -169,26 +175,43 @@ class Table:
 
         def read(text: bytes) -> Any:
             return csv.read_csv(
-                pyarrow.BufferReader(text), csv.ReadOptions(column_names=self.columns),
+                pyarrow.BufferReader(text),
+                csv.ReadOptions(column_names=self.columns),
                 csv.ParseOptions(quote_char=False, invalid_row_handler=skip),
-                csv.ConvertOptions(include_columns=list(wanted), null_values=[""],
-                                   column_types=dict.fromkeys(wanted, pyarrow.float64())))
+                csv.ConvertOptions(
+                    include_columns=list(wanted),
+                    null_values=[""],
+                    column_types=dict.fromkeys(wanted, pyarrow.float64()),
+                ),
+            )
 
         def checked() -> bytes:
             """The rows whose cells are numbers, one by one."""
-            rows, places = data.splitlines(keepends=True), [self.columns.index(name) for name in wanted]
-            good = [row for row in rows if row.isascii()
-                    and len(cells := row.rstrip(b"\r\n").split(b",")) == len(self.columns)
-                    and all(CELL.fullmatch(cells[place]) for place in places)]
+            rows, places = (
+                data.splitlines(keepends=True),
+                [self.columns.index(name) for name in wanted],
+            )
+            good = [
+                row
+                for row in rows
+                if row.isascii()
+                and len(cells := row.rstrip(b"\r\n").split(b",")) == len(self.columns)
+                and all(CELL.fullmatch(cells[place]) for place in places)
+            ]
             self.damaged = before + len(rows) - len(good)
             return b"".join(good)
 
         before = self.damaged
         try:
-            table = read(data if data.isascii() else checked())  # pyarrow cannot tell of a row that is no text
+            table = read(
+                data if data.isascii() else checked()
+            )  # pyarrow cannot tell of a row that is no text
         except pyarrow.ArrowInvalid:  # a cell is no number
             table = read(checked())
-        return {name: table.column(name).combine_chunks().to_numpy(zero_copy_only=False) for name in wanted}
+        return {
+            name: table.column(name).combine_chunks().to_numpy(zero_copy_only=False)
+            for name in wanted
+        }
 
 
 @dataclasses.dataclass
@@ -213,7 +236,10 @@ class Sampler:
     @property
     def span(self) -> tuple[float, float]:
         """Its first and last reading, on its clock."""
-        return (self.zero(self.tables[0]) + self.tables[0].first_s, self.zero(self.tables[-1]) + self.tables[-1].last_s)
+        return (
+            self.zero(self.tables[0]) + self.tables[0].first_s,
+            self.zero(self.tables[-1]) + self.tables[-1].last_s,
+        )
 
     def measure(self, moments: np.ndarray) -> list[Meter]:
         """A meter for each GPU. moments: on its clock, in order. Raises OSError."""
@@ -231,11 +257,16 @@ class Sampler:
                 new = t > ahead[:-1]  # neither a second time nor without a time
                 last = float(ahead[-1])
                 for index in table.gpus:
-                    known = {name: block[f"gpu{index}_{name}"][new] for name in ("energy_j", "power_inst_w", "power_w")
-                             if f"gpu{index}_{name}" in block}
+                    known = {
+                        name: block[f"gpu{index}_{name}"][new]
+                        for name in ("energy_j", "power_inst_w", "power_w")
+                        if f"gpu{index}_{name}" in block
+                    }
                     power = known.get("power_w", np.full(int(new.sum()), math.nan))
                     if "power_inst_w" in known:
-                        power = np.where(np.isfinite(known["power_inst_w"]), known["power_inst_w"], power)
+                        power = np.where(
+                            np.isfinite(known["power_inst_w"]), known["power_inst_w"], power
+                        )
                     meters[index].add(t[new], known.get("energy_j"), power)
         for meter in meters.values():
             meter.counter.close()
@@ -245,8 +276,11 @@ class Sampler:
     @property
     def remarks(self) -> list[str]:
         """What there was to say of the files, once they are read."""
-        return [f"{table.path.name}: {table.damaged:,} damaged {'row' if table.damaged == 1 else 'rows'} left out"
-                for table in self.tables if table.damaged]
+        return [
+            f"{table.path.name}: {table.damaged:,} damaged {'row' if table.damaged == 1 else 'rows'} left out"
+            for table in self.tables
+            if table.damaged
+        ]
 
 
 def samplers(folder: Path) -> tuple[list[Sampler], list[str]]:
@@ -266,16 +300,22 @@ def samplers(folder: Path) -> tuple[list[Sampler], list[str]]:
         offsets = [a["time"] - a["mono_s"] for a in about["anchors"]] if about else [0.0]
         sampler = next((s for s in found if goes_on(s, table, offsets)), None)
         if sampler is None:
-            sampler = Sampler(about.get("host"), about.get("boot_id"), about.get("node"), bool(about), [], [])
+            sampler = Sampler(
+                about.get("host"), about.get("boot_id"), about.get("node"), bool(about), [], []
+            )
             found.append(sampler)
         sampler.tables.append(table)
         sampler.offsets += offsets
         if not about:
-            said.append(f"{table.path.name} has no .json beside it: its machine is unknown, and it is joined by its "
-                        "clock on the wall")
+            said.append(
+                f"{table.path.name} has no .json beside it: its machine is unknown, and it is joined by its "
+                "clock on the wall"
+            )
             if abs(table.at_end - table.began) > SAME_S:
-                said.append(f"{table.path.name}: that clock was set by {table.at_end - table.began:.2f} s meanwhile; "
-                            "what it said last counts")
+                said.append(
+                    f"{table.path.name}: that clock was set by {table.at_end - table.began:.2f} s meanwhile; "
+                    "what it said last counts"
+                )
     for sampler in found:
         sampler.tables.sort(key=lambda t, s=sampler: s.zero(t) + t.first_s)  # type: ignore[misc]
     return sorted(found, key=lambda s: (s.node is None, s.node or 0)), said
@@ -286,7 +326,10 @@ def goes_on(sampler: Sampler, table: Table, offsets: Sequence[float]) -> bool:
     about = table.about
     if not about:
         return not sampler.monotonic and sampler.span[1] <= table.at_end + table.first_s
-    if not sampler.monotonic or (sampler.host, sampler.boot_id) != (about.get("host"), about.get("boot_id")):
+    if not sampler.monotonic or (sampler.host, sampler.boot_id) != (
+        about.get("host"),
+        about.get("boot_id"),
+    ):
         return False
     return sampler.boot_id is not None or same_boot(sampler.offsets, offsets)
 
@@ -301,7 +344,11 @@ def boots_of(config: Path) -> dict[int | None, str]:
     """Number of an attempt -> boot_id of the machine whose clock its record has, of those that it is known of."""
     try:
         attempts = json.loads(config.read_text(encoding="utf-8"))["attempts"]
-        return {n: attempt["boot_id"] for n, attempt in enumerate(attempts) if isinstance(attempt.get("boot_id"), str)}
+        return {
+            n: attempt["boot_id"]
+            for n, attempt in enumerate(attempts)
+            if isinstance(attempt.get("boot_id"), str)
+        }
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
 
@@ -318,7 +365,11 @@ def open_table(path: Path, said: list[str]) -> Table | None:
         raise ValueError("its first line does not name timestamp, elapsed_sec and power of GPUs")
     if not first.endswith(b"\n"):
         return None
-    rows = [row for row in tail[:tail.rfind(b"\n")].splitlines() if ROW.fullmatch(row) and row.count(b",") > 1]
+    rows = [
+        row
+        for row in tail[: tail.rfind(b"\n")].splitlines()
+        if ROW.fullmatch(row) and row.count(b",") > 1
+    ]
     (began, first_s), (at_end, last_s) = moment(first), moment(rows[-1] if rows else first)
     about: dict[str, Any] = {}
     try:
@@ -328,7 +379,9 @@ def open_table(path: Path, said: list[str]) -> Table | None:
     except FileNotFoundError:
         pass
     except (OSError, ValueError, KeyError, TypeError) as error:
-        said.append(f"{path.with_suffix('.json').name} cannot be used ({type(error).__name__}: {error})")
+        said.append(
+            f"{path.with_suffix('.json').name} cannot be used ({type(error).__name__}: {error})"
+        )
         about = {}
     return Table(path, about, columns, first_s, last_s, began, at_end)
 
@@ -339,7 +392,9 @@ def moment(row: bytes) -> tuple[float, float]:
     when = datetime.datetime.fromisoformat(stamp)
     if when.tzinfo is None:
         raise ValueError("its time stamps name no time zone, for example 2026-01-31T12:00:00.000Z")
-    return when.timestamp() + 0.0005 - float(elapsed), float(elapsed)  # milliseconds are cut off, not rounded
+    return when.timestamp() + 0.0005 - float(elapsed), float(
+        elapsed
+    )  # milliseconds are cut off, not rounded
 
 
 def adopt(tables: list[Table], said: list[str]) -> None:
@@ -348,8 +403,17 @@ def adopt(tables: list[Table], said: list[str]) -> None:
         if table.about:
             continue
         for other in tables:
-            if other.about and table.columns == other.columns and table.first_s > other.last_s and \
-                    any(abs(table.began - (a["time"] - a["elapsed_sec"])) < SAME_S for a in other.about["anchors"]):
+            if (
+                other.about
+                and table.columns == other.columns
+                and table.first_s > other.last_s
+                and any(
+                    abs(table.began - (a["time"] - a["elapsed_sec"])) < SAME_S
+                    for a in other.about["anchors"]
+                )
+            ):
                 table.about = other.about
-                said.append(f"{table.path.name} has no .json beside it; by its clock it goes on from {other.path.name}")
+                said.append(
+                    f"{table.path.name} has no .json beside it; by its clock it goes on from {other.path.name}"
+                )
                 break

@@ -26,7 +26,7 @@ class Back:
     reached: int
     to: int
     rows: int
-    at: int      # the row that it goes on with
+    at: int  # the row that it goes on with
 
 
 @dataclasses.dataclass
@@ -37,20 +37,25 @@ class LoggedRun:
     columns: dict[str, np.ndarray]
     evals: dict[str, np.ndarray]
     backs: list[Back]
-    repeats: int            # rows left out since they were there before
-    last_step: int | None   # of how many, as the log has it
-    ended: bool             # whether the log says that the run is through
-    error: str              # the last line that tells of an error behind the last step, and not behind its end
-    outside: str            # the same behind the end that the log tells of: of another launch, or of what followed
-    started: float | None   # Unix seconds, of the log's own clock
+    repeats: int  # rows left out since they were there before
+    last_step: int | None  # of how many, as the log has it
+    ended: bool  # whether the log says that the run is through
+    error: str  # the last line that tells of an error behind the last step, and not behind its end
+    outside: (
+        str  # the same behind the end that the log tells of: of another launch, or of what followed
+    )
+    started: float | None  # Unix seconds, of the log's own clock
 
     @property
     def complete(self) -> bool:
         """Whether the last of all steps was printed, or the log says that the run is done."""
         if self.ended:
             return True
-        return self.last_step is not None and self.reached is not None and (
-            self.reached >= self.last_step - self.dialect.zero_based)
+        return (
+            self.last_step is not None
+            and self.reached is not None
+            and (self.reached >= self.last_step - self.dialect.zero_based)
+        )
 
     @property
     def reached(self) -> int | None:
@@ -77,7 +82,9 @@ def runs_of(stream: Stream) -> list[LoggedRun]:
     groups = joined(stretches(rows, changes), changes, rows, kept, stream.marks)
     begins = [int(kept[group[0][0]]) for group in groups]
     firsts = [float(rows["step"][group[0][0]]) for group in groups]
-    evals = evals_of(stream, begins, firsts, [before_first(rows["step"], *group[0]) for group in groups])
+    evals = evals_of(
+        stream, begins, firsts, [before_first(rows["step"], *group[0]) for group in groups]
+    )
     for i, group in enumerate(groups):
         first, stop = group[0][0], group[-1][1]
         chosen, backs = last_attempts(rows["step"], group)
@@ -85,21 +92,32 @@ def runs_of(stream: Stream) -> list[LoggedRun]:
         stop_row = begins[i + 1] if i + 1 < len(groups) else stream.steps.rows
         dialect = next(d for start, d in reversed(stream.dialects) if start <= start_row)
         total = rows["last_step"][stop - 1] if "last_step" in rows else SILENT
-        made.append(LoggedRun(
-            dialect, {name: column[chosen] for name, column in rows.items() if (column[chosen] != SILENT).any()
-                      or name == "step"},
-            last_evals(evals[i], [(back, int(kept[back.at])) for back in backs]), backs,
-            stop_row - start_row - (stop - first), None if total == SILENT else int(total),
-            *end_of([mark for mark in stream.marks if mark.row == stop_row]),
-            began(stream.marks, rows.get(CLOCK_COLUMN), first, start_row)))
+        made.append(
+            LoggedRun(
+                dialect,
+                {
+                    name: column[chosen]
+                    for name, column in rows.items()
+                    if (column[chosen] != SILENT).any() or name == "step"
+                },
+                last_evals(evals[i], [(back, int(kept[back.at])) for back in backs]),
+                backs,
+                stop_row - start_row - (stop - first),
+                None if total == SILENT else int(total),
+                *end_of([mark for mark in stream.marks if mark.row == stop_row]),
+                began(stream.marks, rows.get(CLOCK_COLUMN), first, start_row),
+            )
+        )
     return made
 
 
 def end_of(marks: Sequence[Mark]) -> tuple[bool, str, str]:
     """Of the marks behind a run's last step: whether it ended, and the last errors before and behind that."""
     end = next((i for i, mark in enumerate(marks) if mark.kind == "end"), len(marks))
-    before, behind = (next((m.text.decode("utf-8", "replace") for m in reversed(part) if m.kind == "error"), "")
-                      for part in (marks[:end], marks[end:]))
+    before, behind = (
+        next((m.text.decode("utf-8", "replace") for m in reversed(part) if m.kind == "error"), "")
+        for part in (marks[:end], marks[end:])
+    )
     return end < len(marks), before, behind
 
 
@@ -114,7 +132,9 @@ def repeats(columns: dict[str, np.ndarray]) -> np.ndarray:
         same = columns["step"][lag:] == columns["step"][:-lag]
         if same.any():
             for column in table:
-                same &= (column[lag:] == column[:-lag]) | (np.isnan(column[lag:]) & np.isnan(column[:-lag]))
+                same &= (column[lag:] == column[:-lag]) | (
+                    np.isnan(column[lag:]) & np.isnan(column[:-lag])
+                )
             twice[lag:] |= same
     return twice
 
@@ -127,12 +147,19 @@ def stretches(rows: dict[str, np.ndarray], other_dialect: Sequence[int]) -> list
     new &= clock[1:] != SILENT
     if "last_step" in rows:
         new |= np.diff(rows["last_step"]) != 0
-    starts = sorted({0, *(np.flatnonzero(new) + 1).tolist(), *(row for row in other_dialect if row < len(step))})
+    starts = sorted(
+        {0, *(np.flatnonzero(new) + 1).tolist(), *(row for row in other_dialect if row < len(step))}
+    )
     return list(zip(starts, [*starts[1:], len(step)], strict=True))
 
 
-def joined(parts: Sequence[tuple[int, int]], changes: Sequence[int], rows: dict[str, np.ndarray], kept: np.ndarray,
-           marks: Sequence[Mark]) -> list[list[tuple[int, int]]]:
+def joined(
+    parts: Sequence[tuple[int, int]],
+    changes: Sequence[int],
+    rows: dict[str, np.ndarray],
+    kept: np.ndarray,
+    marks: Sequence[Mark],
+) -> list[list[tuple[int, int]]]:
     """The stretches of each run; at the rows of `changes` another trainer begins."""
     step, total = rows["step"], rows.get("last_step", rows["step"] * 0)
     resumed = {mark.row for mark in marks if mark.kind == "resume"}
@@ -146,8 +173,11 @@ def joined(parts: Sequence[tuple[int, int]], changes: Sequence[int], rows: dict[
             follows = first == reached + spacing
             behind = int(kept[before[1] - 1])
             told = any(behind < row <= int(kept[start]) for row in resumed)
-            taken_up = SILENT < first <= reached and total[start] == total[before[0]] and (
-                told or first > max(1, spacing))
+            taken_up = (
+                SILENT < first <= reached
+                and total[start] == total[before[0]]
+                and (told or first > max(1, spacing))
+            )
             if follows or taken_up:
                 runs[-1].append((start, stop))
                 continue
@@ -163,10 +193,18 @@ def spacing_of(step: np.ndarray, start: int, stop: int) -> float:
 def before_first(step: np.ndarray, start: int, stop: int) -> float:
     """The step that a run has behind it when its first line is still to come; SILENT where steps have no number."""
     first = float(step[start])
-    return first if first == SILENT else max(0.0, first - (spacing_of(step, start, stop) or 1)) if first != 1 else 0.0
+    return (
+        first
+        if first == SILENT
+        else max(0.0, first - (spacing_of(step, start, stop) or 1))
+        if first != 1
+        else 0.0
+    )
 
 
-def last_attempts(step: np.ndarray, parts: Sequence[tuple[int, int]]) -> tuple[np.ndarray, list[Back]]:
+def last_attempts(
+    step: np.ndarray, parts: Sequence[tuple[int, int]]
+) -> tuple[np.ndarray, list[Back]]:
     """The rows to keep of a run, and its restarts."""
     chosen = np.arange(*parts[0])
     backs: list[Back] = []
@@ -178,8 +216,9 @@ def last_attempts(step: np.ndarray, parts: Sequence[tuple[int, int]]) -> tuple[n
     return chosen, backs
 
 
-def evals_of(stream: Stream, starts: Sequence[int], firsts: Sequence[float],
-             befores: Sequence[float]) -> list[dict[str, np.ndarray]]:
+def evals_of(
+    stream: Stream, starts: Sequence[int], firsts: Sequence[float], befores: Sequence[float]
+) -> list[dict[str, np.ndarray]]:
     """The evaluations of each run, by the row and the step that it begins with, and the step before that one.
 
     One that stands between two runs belongs to the second where its step is the first of that or less. One without a
@@ -202,12 +241,22 @@ def evals_of(stream: Stream, starts: Sequence[int], firsts: Sequence[float],
     inside, at_start = unnumbered & (where > first), unnumbered & (where <= first)
     step[inside] = steps["step"][where[inside] - 1]
     step[at_start] = np.asarray(befores)[run[at_start]]
-    return [{name: column[(run == i) & (step != SILENT)]
-             for name, column in (columns | {"row": where.astype(float)}).items()} for i in range(len(starts))]
+    return [
+        {
+            name: column[(run == i) & (step != SILENT)]
+            for name, column in (columns | {"row": where.astype(float)}).items()
+        }
+        for i in range(len(starts))
+    ]
 
 
-def initial(columns: dict[str, np.ndarray], steps: dict[str, np.ndarray], unnumbered: np.ndarray, where: np.ndarray,
-            start: int) -> list[int]:
+def initial(
+    columns: dict[str, np.ndarray],
+    steps: dict[str, np.ndarray],
+    unnumbered: np.ndarray,
+    where: np.ndarray,
+    start: int,
+) -> list[int]:
     """Of the evaluations without a step in front of the row `start` those that the run beginning there has made.
 
     A trainer evaluates at the end of a run, before the first step of the next one, or both. Of two values of a kind
@@ -218,21 +267,29 @@ def initial(columns: dict[str, np.ndarray], steps: dict[str, np.ndarray], unnumb
     kinds: dict[tuple[bool, ...], list[int]] = {}
     for i in np.flatnonzero(unnumbered & (where == start)).tolist():
         kinds.setdefault(tuple(bool(columns[name][i] != SILENT) for name in names), []).append(i)
-    total, reached = (steps[key][start - 1] if key in steps else SILENT for key in ("last_step", "step"))
+    total, reached = (
+        steps[key][start - 1] if key in steps else SILENT for key in ("last_step", "step")
+    )
     next_line = reached + max(1.0, reached - steps["step"][start - 2] if start > 1 else 0.0)
     known, stopped = SILENT not in (total, reached), next_line < total
     found: list[int] = []
     for kind, places in kinds.items():
         said = [tuple(columns[name][i] for name in names) for i in places]
-        last = next((k for k in range(len(said), 0, -1) if said[k - 1] != said[-1]), 0)  # it may be printed twice
-        begins = any(all((columns[name][i] != SILENT) == has for name, has in zip(names, kind, strict=True))
-                     for i in np.flatnonzero(unnumbered & (where == 0)).tolist())
+        last = next(
+            (k for k in range(len(said), 0, -1) if said[k - 1] != said[-1]), 0
+        )  # it may be printed twice
+        begins = any(
+            all((columns[name][i] != SILENT) == has for name, has in zip(names, kind, strict=True))
+            for i in np.flatnonzero(unnumbered & (where == 0)).tolist()
+        )
         if last or (stopped if known else begins):
             found += places[last:]
     return found
 
 
-def last_evals(columns: dict[str, np.ndarray], backs: Sequence[tuple[Back, int]]) -> dict[str, np.ndarray]:
+def last_evals(
+    columns: dict[str, np.ndarray], backs: Sequence[tuple[Back, int]]
+) -> dict[str, np.ndarray]:
     """The last evaluation of each step and kind; none that a restart undid, each with the row that it begins with."""
     if not columns:
         return {}
@@ -245,7 +302,9 @@ def last_evals(columns: dict[str, np.ndarray], backs: Sequence[tuple[Back, int]]
     for i in np.flatnonzero(kept).tolist():
         last[(step[i], *(columns[name][i] != SILENT for name in names))] = i
     order = sorted(last.values())
-    return {name: column[order] for name, column in columns.items() if (column[order] != SILENT).any()}
+    return {
+        name: column[order] for name, column in columns.items() if (column[order] != SILENT).any()
+    }
 
 
 def began(marks: Sequence[Mark], clock: np.ndarray | None, first: int, row: int) -> float | None:

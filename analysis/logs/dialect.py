@@ -21,12 +21,16 @@ from typing import Any
 FOLDER = Path(__file__).resolve().parent / "dialects"
 
 PLAIN = rb"[-+]?(?:[0-9][0-9,]*(?:\.[0-9]*)?|\.[0-9]+)"
-DECIMAL = PLAIN + rb"(?:[eE][-+]?[0-9]+)?"  # every one is a number for float() too, a torn 6.006.000e-04 is none
+DECIMAL = (
+    PLAIN + rb"(?:[eE][-+]?[0-9]+)?"
+)  # every one is a number for float() too, a torn 6.006.000e-04 is none
 NUMBER = rb"(?:" + DECIMAL + rb"|[-+]?(?:nan|NaN|inf|Infinity)|n/a|None)"
 SHORT_NUMBER = rb"(?:" + PLAIN + rb"[KMBGTP]|" + NUMBER + rb")"
 COUNTS = ("step", "last_step")  # a line whose step is nan is no step
 SHORT = {b"K": "e3", b"M": "e6", b"B": "e9", b"G": "e9", b"T": "e12", b"P": "e15"}
-TOKEN = re.compile(r"\{([a-z_][a-z0-9_]*|~)(:short)?([*/][0-9]+)?\}|(\[\[|\]\])|([\[\]])|( +)|([^{}\[\] ]+)")
+TOKEN = re.compile(
+    r"\{([a-z_][a-z0-9_]*|~)(:short)?([*/][0-9]+)?\}|(\[\[|\]\])|([\[\]])|( +)|([^{}\[\] ]+)"
+)
 
 # Behind what a step line may stand: whatever a logger, kubectl, torchrun or Slurm writes there. Not behind what makes
 # the line a string in a program, a quotation, or the rest of another line.
@@ -47,7 +51,7 @@ class Number:
     end: int
     column: str
     short: bool = False
-    scale: str = ""     # "*" and a power of ten, "/60" or the like, or nothing
+    scale: str = ""  # "*" and a power of ten, "/60" or the like, or nothing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +60,7 @@ class Field:
 
     regex: re.Pattern[bytes]
     columns: tuple[tuple[str, bool, str], ...]  # column, short, scale of each group
-    literal: bytes                              # what it begins with, up to the first number
+    literal: bytes  # what it begins with, up to the first number
 
     def numbers(self, found: re.Match[bytes]) -> Iterator[Number]:
         for group, (column, short, scale) in enumerate(self.columns, 1):
@@ -69,8 +73,8 @@ class Line:
     """A line that was understood."""
 
     dialect: "Dialect"
-    kind: str                  # step, eval or detail
-    start: int                 # where the wrapper ends
+    kind: str  # step, eval or detail
+    start: int  # where the wrapper ends
     numbers: tuple[Number, ...]
 
 
@@ -79,28 +83,40 @@ class Dialect:
     """The lines of one trainer."""
 
     name: str
-    source: str                          # the trainer, and the file of it that prints the line
+    source: str  # the trainer, and the file of it that prints the line
     head: Field | None
     separators: bytes
-    fields: tuple[Field, ...]            # required ones first
+    fields: tuple[Field, ...]  # required ones first
     required: frozenset[str]
-    evals: tuple[Field, ...] = ()        # whole lines
-    details: tuple[Field, ...] = ()      # whole lines below a step line, of the same step
-    ends: tuple[bytes, ...] = ()         # texts that only a finished run prints
-    resumes: tuple[bytes, ...] = ()      # texts that only a resumed run prints
-    unknown: Mapping[str, tuple[float, ...]] = dataclasses.field(default_factory=dict)  # values that mean: not known
-    zero_based: bool = False             # the last step is N - 1
-    loss_is: str = ""                    # where the loss is not that of the step's batch: what it is
-    keys: Mapping[str, str] = dataclasses.field(default_factory=dict)  # of Python dictionaries: key -> column
+    evals: tuple[Field, ...] = ()  # whole lines
+    details: tuple[Field, ...] = ()  # whole lines below a step line, of the same step
+    ends: tuple[bytes, ...] = ()  # texts that only a finished run prints
+    resumes: tuple[bytes, ...] = ()  # texts that only a resumed run prints
+    unknown: Mapping[str, tuple[float, ...]] = dataclasses.field(
+        default_factory=dict
+    )  # values that mean: not known
+    zero_based: bool = False  # the last step is N - 1
+    loss_is: str = ""  # where the loss is not that of the step's batch: what it is
+    keys: Mapping[str, str] = dataclasses.field(
+        default_factory=dict
+    )  # of Python dictionaries: key -> column
 
     def read(self, line: bytes) -> Line | None:
         """What the line says, or None where it is not one of this trainer's."""
         for kind, whole in (("eval", self.evals), ("detail", self.details)):
             for template in whole:
                 found = template.regex.search(line)
-                if found and not line[found.end():].strip(b" \t|") and wraps(line[:found.start()]):
+                if (
+                    found
+                    and not line[found.end() :].strip(b" \t|")
+                    and wraps(line[: found.start()])
+                ):
                     return Line(self, kind, found.start(), tuple(template.numbers(found)))
-        if self.head is None or (found := self.head.regex.search(line)) is None or not wraps(line[:found.start()]):
+        if (
+            self.head is None
+            or (found := self.head.regex.search(line)) is None
+            or not wraps(line[: found.start()])
+        ):
             return None
         numbers = [*self.head.numbers(found)]
         place, end = found.end(), len(line.rstrip())
@@ -134,7 +150,9 @@ class Dialect:
 
 def wraps(text: bytes) -> bool:
     """Whether a step line may stand behind this."""
-    return not text or (len(text) <= LONGEST_WRAPPER and not NO_WRAPPER.search(BRACKETS.sub(b"", text)))
+    return not text or (
+        len(text) <= LONGEST_WRAPPER and not NO_WRAPPER.search(BRACKETS.sub(b"", text))
+    )
 
 
 def skip(line: bytes, place: int, separators: bytes) -> int:
@@ -148,8 +166,21 @@ def skip(line: bytes, place: int, separators: bytes) -> int:
 # Declarations
 # ---------------------------------------------------------------------------------------------------
 
-KEYS = ("source", "head", "separators", "fields", "optional", "evals", "details", "ends", "resumes", "unknown",
-        "zero_based", "loss_is", "keys")
+KEYS = (
+    "source",
+    "head",
+    "separators",
+    "fields",
+    "optional",
+    "evals",
+    "details",
+    "ends",
+    "resumes",
+    "unknown",
+    "zero_based",
+    "loss_is",
+    "keys",
+)
 
 
 LISTS = ("fields", "optional", "evals", "details", "ends", "resumes")
@@ -166,9 +197,15 @@ def check(content: Mapping[str, Any]) -> None:
         raise ValueError("zero_based must be true or false, as in: zero_based = true")
     keys, unknown = content.get("keys", {}), content.get("unknown", {})
     if not isinstance(keys, dict) or not all(isinstance(column, str) for column in keys.values()):
-        raise ValueError('keys must be a table of columns, as in: keys = { eval_loss = "val_loss" }')
-    if not isinstance(unknown, dict) or not all(isinstance(values, list) for values in unknown.values()):
-        raise ValueError("unknown must be a table of lists of numbers, as in: unknown = { mfu = [0.0] }")
+        raise ValueError(
+            'keys must be a table of columns, as in: keys = { eval_loss = "val_loss" }'
+        )
+    if not isinstance(unknown, dict) or not all(
+        isinstance(values, list) for values in unknown.values()
+    ):
+        raise ValueError(
+            "unknown must be a table of lists of numbers, as in: unknown = { mfu = [0.0] }"
+        )
     if taken := [column for column in keys.values() if column in TAKEN]:
         raise ValueError(f"column {taken[0]} is taken, choose another name, as in: {taken[0]}_s")
 
@@ -179,7 +216,9 @@ def check_columns(names: Sequence[str]) -> None:
         if name in TAKEN:
             raise ValueError(f"column {name} is taken, choose another name, as in: {{{name}_s}}")
         if names.count(name) > 1:
-            raise ValueError(f"column {name} is there twice in a line; give one another name, as in: {{{name}_mean}}")
+            raise ValueError(
+                f"column {name} is there twice in a line; give one another name, as in: {{{name}_mean}}"
+            )
 
 
 def compiled(template: str, behind: bytes = b"") -> Field:
@@ -187,12 +226,16 @@ def compiled(template: str, behind: bytes = b"") -> Field:
     pattern, columns, literal, whole, place = b"", list[tuple[str, bool, str]](), b"", True, 0
     while place < len(template):
         if (token := TOKEN.match(template, place)) is None:
-            raise ValueError(f"{template[place:]!r} is no part of a template; one looks like: time {{step_ms}}ms")
+            raise ValueError(
+                f"{template[place:]!r} is no part of a template; one looks like: time {{step_ms}}ms"
+            )
         name, short, scale, escaped, bracket, blank, text = token.groups()
         place = token.end()
         if scale and not re.fullmatch(r"\*10+|/0*[1-9][0-9]*", scale):
-            raise ValueError(f"{{{name}{scale}}} is no unit: multiply by a power of ten or divide by a whole number, "
-                             "as in: {step_ms*1000} or {minutes/60}")
+            raise ValueError(
+                f"{{{name}{scale}}} is no unit: multiply by a power of ten or divide by a whole number, "
+                "as in: {step_ms*1000} or {minutes/60}"
+            )
         if name or bracket:
             whole = False
         if name == "~":
@@ -204,7 +247,9 @@ def compiled(template: str, behind: bytes = b"") -> Field:
         elif bracket:
             pattern += b"(?:" if bracket == "[" else b")?"
         else:
-            pattern += rb"[ \t]*" if blank else re.escape((escaped[0] if escaped else text).encode())
+            pattern += (
+                rb"[ \t]*" if blank else re.escape((escaped[0] if escaped else text).encode())
+            )
             literal += (escaped[0] if escaped else blank or text).encode() if whole else b""
     check_columns([column for column, _, _ in columns])
     return Field(re.compile(pattern + behind), tuple(columns), literal.rstrip())
@@ -222,22 +267,37 @@ def declared(path: Path) -> Dialect:
         required = [compiled(text, apart) for text in content.get("fields", ())]
         optional = [compiled(text, apart) for text in content.get("optional", ())]
         made = Dialect(
-            path.stem, content["source"], compiled(content["head"]) if "head" in content else None, separators,
-            (*required, *optional), frozenset(column for field in required for column, _, _ in field.columns),
+            path.stem,
+            content["source"],
+            compiled(content["head"]) if "head" in content else None,
+            separators,
+            (*required, *optional),
+            frozenset(column for field in required for column, _, _ in field.columns),
             evals=tuple(map(compiled, content.get("evals", ()))),
             details=tuple(compiled(text, rb"[ \t]*$") for text in content.get("details", ())),
             ends=tuple(text.encode() for text in content.get("ends", ())),
             resumes=tuple(text.encode() for text in content.get("resumes", ())),
-            unknown={key: tuple(map(float, values)) for key, values in content.get("unknown", {}).items()},
-            zero_based=content.get("zero_based", False), loss_is=content.get("loss_is", ""),
-            keys=content.get("keys", {}))
-        check_columns([column for field in ([made.head] if made.head else []) + required
-                       for column, _, _ in field.columns])
+            unknown={
+                key: tuple(map(float, values)) for key, values in content.get("unknown", {}).items()
+            },
+            zero_based=content.get("zero_based", False),
+            loss_is=content.get("loss_is", ""),
+            keys=content.get("keys", {}),
+        )
+        check_columns(
+            [
+                column
+                for field in ([made.head] if made.head else []) + required
+                for column, _, _ in field.columns
+            ]
+        )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, re.error) as error:
         said = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise DialectError(f"{path} declares no dialect: {said}") from None
     if not (made.keys or (made.head and "step" in {column for column, _, _ in made.head.columns})):
-        raise DialectError(f'{path} declares no dialect: head must hold {{step}}, as in: head = "iter {{step}}:"')
+        raise DialectError(
+            f'{path} declares no dialect: head must hold {{step}}, as in: head = "iter {{step}}:"'
+        )
     return made
 
 

@@ -12,7 +12,9 @@ BLOCK = 1 << 20
 UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # what PowerShell writes behind `>`
 LONGEST_LINE = 4 << 20  # a longer one is left out
 ESCAPE = re.compile(rb"\x1b(?:\[[0-9;?]*[A-Za-z]|\][^\x07\n]*\x07)")
-COLOUR = re.compile(rb"\[[0-9]{1,3}(?:;[0-9]{1,3})*m")  # of which a logger or a paste has lost the escape
+COLOUR = re.compile(
+    rb"\[[0-9]{1,3}(?:;[0-9]{1,3})*m"
+)  # of which a logger or a paste has lost the escape
 
 
 def without_colours(text: bytes) -> bytes:
@@ -39,7 +41,9 @@ class Blocks:
                 if rest.endswith(b"\r"):  # its line feed may be in this block
                     rest, block = rest[:-1], b"\r" + block
                 held = b"\r" if block.endswith(b"\r") else b""
-                block = block[: len(block) - len(held)].replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+                block = (
+                    block[: len(block) - len(held)].replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+                )
                 whole, line_end, tail = block.rpartition(b"\n")
                 if not line_end:
                     rest += block + held
@@ -60,9 +64,15 @@ class Blocks:
 
     def read(self, file: gzip.GzipFile | BufferedReader) -> Iterator[bytes]:
         try:
-            decoder = codecs.getincrementaldecoder("utf-16")("replace") if file.peek(2)[:2] in UTF_16 else None
+            decoder = (
+                codecs.getincrementaldecoder("utf-16")("replace")
+                if file.peek(2)[:2] in UTF_16
+                else None
+            )
             # read1, since read would throw away what it has unpacked before a damage
-            while block := file.read1(BLOCK) if isinstance(file, gzip.GzipFile) else file.read(BLOCK):
+            while (
+                block := file.read1(BLOCK) if isinstance(file, gzip.GzipFile) else file.read(BLOCK)
+            ):
                 yield decoder.decode(block).encode() if decoder else block
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             self.damage = f"the packed file ends early or is damaged ({error}); what could be unpacked was read"

@@ -18,19 +18,31 @@ from analysis.logs.dialect import Dialect, Line, wraps
 from analysis.logs.log_file import Blocks
 from analysis.logs.shape import CLOCK, NO_TAG, SILENT, Shape, row, seconds, shape_of, tag_of
 
-SHAPES_KEPT = 8       # of lines that are not of the last shape
-AHEAD = 4096          # bytes in which a new shape must be seen again, to be the one to split at
-DEEPEST = 50          # such changes of shape within one text
-LONGEST_STEP = 2000   # bytes of a line that may be a step
-SHOWN = 3             # lines that were not understood
-LOOKS_LIKE = re.compile(rb"(?i)\b(?:step|iter(?:ation)?)s?\b[ \t:=#]*[0-9].*\bloss\b[^a-z0-9]*[-+]?(?:[0-9]|nan|inf)")
+SHAPES_KEPT = 8  # of lines that are not of the last shape
+AHEAD = 4096  # bytes in which a new shape must be seen again, to be the one to split at
+DEEPEST = 50  # such changes of shape within one text
+LONGEST_STEP = 2000  # bytes of a line that may be a step
+SHOWN = 3  # lines that were not understood
+LOOKS_LIKE = re.compile(
+    rb"(?i)\b(?:step|iter(?:ation)?)s?\b[ \t:=#]*[0-9].*\bloss\b[^a-z0-9]*[-+]?(?:[0-9]|nan|inf)"
+)
 ERROR = re.compile(rb"(?:Error|Exception|Interrupt)\b|\b(?:error|ERROR|FATAL|Killed|CANCELLED)\b")
-ERROR_WORDS = (b"rror", b"xception", b"nterrupt", b"ERROR", b"FATAL", b"Killed", b"CANCELLED")  # one is in each
+ERROR_WORDS = (
+    b"rror",
+    b"xception",
+    b"nterrupt",
+    b"ERROR",
+    b"FATAL",
+    b"Killed",
+    b"CANCELLED",
+)  # one is in each
 WITH_REASON = re.compile(rb"(?:Error|Exception|error|Interrupt): *\S")
 BAR = re.compile(rb"(?:^|(?<=[\s:\]]))[0-9]{1,3}%\|[^|]*\| ([0-9]+)/([0-9]+) \[")
 MAIN_LOG = re.compile(rb"s:[0-9]")  # a head that is too short to be a word
 TIME = re.compile(rb"[0-9]:[0-9]{2}:[0-9]{2}")
-WEEKDAY_CLOCK = re.compile(rb"\b(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) ([A-Z][a-z][a-z]) +(\d\d?) (\d\d:\d\d:\d\d) (\d{4})\b")
+WEEKDAY_CLOCK = re.compile(
+    rb"\b(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) ([A-Z][a-z][a-z]) +(\d\d?) (\d\d:\d\d:\d\d) (\d{4})\b"
+)
 MONTHS = b"Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split()
 
 
@@ -66,15 +78,17 @@ class Table:
             self.columns[name][-1] = number
 
     def arrays(self) -> dict[str, np.ndarray]:
-        return {name: np.frombuffer(column, np.float64).copy() for name, column in self.columns.items()}
+        return {
+            name: np.frombuffer(column, np.float64).copy() for name, column in self.columns.items()
+        }
 
 
 @dataclasses.dataclass(frozen=True)
 class Mark:
     """Something that a log says between two steps."""
 
-    row: int     # of the step behind it
-    kind: str    # clock, end, resume or error
+    row: int  # of the step behind it
+    kind: str  # clock, end, resume or error
     text: bytes
 
 
@@ -84,7 +98,7 @@ class Stream:
     def __init__(self, tag: bytes):
         self.tag = tag
         self.steps = Table()
-        self.evals = Table()           # with `row`, of the step behind it
+        self.evals = Table()  # with `row`, of the step behind it
         self.dialects: list[tuple[int, Dialect]] = []  # from that row on
         self.marks: list[Mark] = []
 
@@ -102,7 +116,11 @@ class Stream:
             if self.marks[i].row != here or (kind, self.marks[i].kind) == ("error", "end"):
                 break
             if self.marks[i].kind == kind:
-                if kind != "error" or WITH_REASON.search(text) or not WITH_REASON.search(self.marks[i].text):
+                if (
+                    kind != "error"
+                    or WITH_REASON.search(text)
+                    or not WITH_REASON.search(self.marks[i].text)
+                ):
                     self.marks[i] = Mark(here, kind, text)
                 return
         self.marks.append(Mark(here, kind, text))
@@ -112,20 +130,28 @@ class Reader:
     """Reads one log. `streams`, `not_understood`, `examples` and `notes` are its result."""
 
     def __init__(self, dialects: Sequence[Dialect]):
-        self.dialects = list(dialects)   # that of the last line first
+        self.dialects = list(dialects)  # that of the last line first
         self.shape: Shape | None = None
         self.shapes: list[Shape] = []
         self.streams: dict[bytes, Stream] = {}
-        self.stream = Stream(NO_TAG)      # that of the last line; before the first, one that holds marks only
+        self.stream = Stream(
+            NO_TAG
+        )  # that of the last line; before the first, one that holds marks only
         self.not_understood = 0
         self.examples: list[bytes] = []
         self.notes: list[str] = []
-        self.bar_total = self.last_total = b""  # of the bar that counts the steps, once known; of the last one drawn
-        self.waiting = False             # the last row came from a dictionary and waits for its step
-        self.expected = b""              # the total of the bar that it waits for
+        self.bar_total = self.last_total = (
+            b""  # of the bar that counts the steps, once known; of the last one drawn
+        )
+        self.waiting = False  # the last row came from a dictionary and waits for its step
+        self.expected = b""  # the total of the bar that it waits for
         self.since: dict[bytes, bytes] = {}  # total -> step of each bar as it was first drawn anew
-        self.marks = [(kind, text) for d in dialects for kind, texts in (("end", d.ends), ("resume", d.resumes))
-                      for text in texts]
+        self.marks = [
+            (kind, text)
+            for d in dialects
+            for kind, texts in (("end", d.ends), ("resume", d.resumes))
+            for text in texts
+        ]
         self.words = words_of(dialects, [text for _, text in self.marks])
 
     def read(self, path: Path) -> "Reader":
@@ -133,8 +159,10 @@ class Reader:
         for block in blocks:
             self.feed(block)
         if blocks.cut.strip() and (self.understood(blocks.cut) or LOOKS_LIKE.search(blocks.cut)):
-            self.notes.append("the last line has no line end and may be cut short; it was left out: "
-                              + shown(blocks.cut))
+            self.notes.append(
+                "the last line has no line end and may be cut short; it was left out: "
+                + shown(blocks.cut)
+            )
         elif blocks.cut:
             self.line(blocks.cut)  # no step, but it may say why the run ended
         if blocks.too_long:
@@ -168,7 +196,9 @@ class Reader:
         """Take rows of a shape."""
         if start == stop:
             return
-        stream = self.stream if shape.kind == "eval" and shape.tag == NO_TAG else self.go_to(shape.tag)
+        stream = (
+            self.stream if shape.kind == "eval" and shape.tag == NO_TAG else self.go_to(shape.tag)
+        )
         table = stream.evals if shape.kind == "eval" else stream.steps
         found = {name: column[start:stop] for name, column in columns.items()}
         if shape.kind == "eval":
@@ -185,12 +215,16 @@ class Reader:
         if not present and not main_log:  # so it is with nearly all that stands between two steps
             self.remark(text)
             return
-        place = plain = 0  # where the line begins, and where lines begin in which nothing is to be found
+        place = plain = (
+            0  # where the line begins, and where lines begin in which nothing is to be found
+        )
         while place < len(text):
             end = text.find(b"\n", place)
             end = len(text) if end < 0 else end
             line = text[place:end]
-            for word in present:  # a loop, twice as fast as any(): this is asked of every line that is no step
+            for word in (
+                present
+            ):  # a loop, twice as fast as any(): this is asked of every line that is no step
                 if word in line:
                     break
             else:
@@ -229,7 +263,7 @@ class Reader:
             if self.stream.steps.rows:
                 self.stream.steps.amend(numbers)
             return None
-        tag = tag_of(line[:read.start])
+        tag = tag_of(line[: read.start])
         stream = self.stream if read.kind == "eval" and tag == NO_TAG else self.go_to(tag)
         shape = shape_of(line, read)
         self.shapes = [shape, *self.shapes[: SHAPES_KEPT - 1]]
@@ -241,13 +275,15 @@ class Reader:
         return shape
 
     def understood(self, line: bytes) -> Line | None:
-        return next((read for d in self.dialects if (d.head or d.evals) and (read := d.read(line))), None)
+        return next(
+            (read for d in self.dialects if (d.head or d.evals) and (read := d.read(line))), None
+        )
 
     def other_line(self, line: bytes) -> None:
         """Take a line that is no step: a dictionary, a bar, a mark, or one that should have been understood."""
         if b"{'" in line and any(d.keys and self.dictionary(d, line) for d in self.dialects):
             return
-        if (bar := BAR.search(line)) and wraps(line[:bar.start()]):
+        if (bar := BAR.search(line)) and wraps(line[: bar.start()]):
             self.bar(bar)
             return
         for kind, text in self.marks:
@@ -264,16 +300,23 @@ class Reader:
         """Note what text without a step has of errors and clocks."""
         if error := last_error(text):
             self.stream.mark("error", error)
-        if TIME.search(text, 0, AHEAD) and (clock := CLOCK.search(text, 0, AHEAD)
-                                            or WEEKDAY_CLOCK.search(text, 0, AHEAD)):
+        if TIME.search(text, 0, AHEAD) and (
+            clock := CLOCK.search(text, 0, AHEAD) or WEEKDAY_CLOCK.search(text, 0, AHEAD)
+        ):
             self.stream.mark("clock", clock[0])
 
     def dictionary(self, dialect: Dialect, line: bytes) -> bool:
         """Take a Python dictionary as Hugging Face's Trainer prints it; whether it is one."""
         start = line.find(b"{'")
         try:
-            content = ast.literal_eval(re.sub(rb"\b(nan|inf)\b(?=[,}])", rb"'\1'", line[start:].strip()).decode())
-            numbers = {column: float(content[key]) for key, column in dialect.keys.items() if key in content}
+            content = ast.literal_eval(
+                re.sub(rb"\b(nan|inf)\b(?=[,}])", rb"'\1'", line[start:].strip()).decode()
+            )
+            numbers = {
+                column: float(content[key])
+                for key, column in dialect.keys.items()
+                if key in content
+            }
         except (ValueError, SyntaxError, TypeError, UnicodeDecodeError):
             return False
         stream = self.go_to(tag_of(line[:start]))
@@ -313,18 +356,36 @@ class Reader:
         if tag not in self.streams:
             self.streams[tag] = Stream(tag)
             if self.stream.tag == NO_TAG and not self.stream.steps.rows:
-                self.streams[tag].marks, self.streams[tag].evals = self.stream.marks, self.stream.evals
+                self.streams[tag].marks, self.streams[tag].evals = (
+                    self.stream.marks,
+                    self.stream.evals,
+                )
         self.stream = self.streams[tag]
         return self.stream
 
 
 def words_of(dialects: Sequence[Dialect], marks: Sequence[bytes]) -> tuple[bytes, ...]:
     """Texts of which one is in every line that can be understood, or that looks like a step; frequent ones first."""
-    usual = [b"step", b"Step", b"iter", b"Iter", b"STEP", b"%|", *([b"{'"] if any(d.keys for d in dialects) else [])]
-    fields = [field for d in dialects for field in (*([d.head] if d.head else []), *d.evals, *d.details)]
-    others = {f.literal for f in fields if not any(word in f.regex.pattern for word in usual)} | set(marks)
+    usual = [
+        b"step",
+        b"Step",
+        b"iter",
+        b"Iter",
+        b"STEP",
+        b"%|",
+        *([b"{'"] if any(d.keys for d in dialects) else []),
+    ]
+    fields = [
+        field for d in dialects for field in (*([d.head] if d.head else []), *d.evals, *d.details)
+    ]
+    others = {
+        f.literal for f in fields if not any(word in f.regex.pattern for word in usual)
+    } | set(marks)
     others = {word for word in others - {b"", b"s:"} if not any(word_ in word for word_ in usual)}
-    return (*usual, *sorted(word for word in others if not any(other in word for other in others - {word})))
+    return (
+        *usual,
+        *sorted(word for word in others if not any(other in word for other in others - {word})),
+    )
 
 
 def last_error(text: bytes) -> bytes:
@@ -334,7 +395,7 @@ def last_error(text: bytes) -> bytes:
         return best
     for found in ERROR.finditer(text):
         start, end = text.rfind(b"\n", 0, found.start()) + 1, text.find(b"\n", found.end())
-        line = text[start:end if end >= 0 else len(text)].strip()[:300]
+        line = text[start : end if end >= 0 else len(text)].strip()[:300]
         if WITH_REASON.search(line) or not WITH_REASON.search(best):
             best = line
     return best

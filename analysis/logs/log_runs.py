@@ -13,15 +13,28 @@ from typing import Any
 
 import numpy as np
 
+from analysis.load import Run, peak_rate
 from analysis.logs.attempts import LoggedRun, runs_of
 from analysis.logs.dialect import Dialect
-from analysis.load import Run, peak_rate
 from analysis.logs.log_reader import Reader, Stream, shown
 from analysis.logs.shape import NO_TAG, SILENT
 from record.run_paths import RunPaths
 
-DRAWN = ("step", "minutes", "loss", "tokens_per_s", "lr", "grad_norm", "step_ms", "tokens", "time", "lrm", "mfu",
-         "mem_gib", "data_wait_s")
+DRAWN = (
+    "step",
+    "minutes",
+    "loss",
+    "tokens_per_s",
+    "lr",
+    "grad_norm",
+    "step_ms",
+    "tokens",
+    "time",
+    "lrm",
+    "mfu",
+    "mem_gib",
+    "data_wait_s",
+)
 OWN = "pure_transformer"
 
 
@@ -32,9 +45,9 @@ class Log:
     path: Path
     runs: list[LoggedRun]
     names: list[str]
-    notes: list[str]          # what was left out, and why
-    not_understood: int = 0   # lines that look like steps
-    error: str = ""           # the last line that tells of an error, where there is no run
+    notes: list[str]  # what was left out, and why
+    not_understood: int = 0  # lines that look like steps
+    error: str = ""  # the last line that tells of an error, where there is no run
 
 
 def read_log(path: Path, dialects: Sequence[Dialect]) -> Log:
@@ -46,13 +59,20 @@ def read_log(path: Path, dialects: Sequence[Dialect]) -> Log:
     log.notes += [f"not understood: {shown(line)}" for line in reader.examples]
     chosen, others = those_that_count([s for s in reader.streams.values() if s.steps.rows])
     if others:
-        log.notes.append(f"{sum(s.steps.rows for s in others):,} lines of {len(others)} other ranks were left out: of "
-                         "a run that several processes print, the lowest rank counts")
+        log.notes.append(
+            f"{sum(s.steps.rows for s in others):,} lines of {len(others)} other ranks were left out: of "
+            "a run that several processes print, the lowest rank counts"
+        )
     for stream in chosen:
         log.runs += runs_of(stream)
     log.names = names_of(path, len(log.runs))
     if not log.runs:
-        errors = [m.text for s in (*reader.streams.values(), reader.stream) for m in s.marks if m.kind == "error"]
+        errors = [
+            m.text
+            for s in (*reader.streams.values(), reader.stream)
+            for m in s.marks
+            if m.kind == "error"
+        ]
         log.error = shown(errors[-1]) if errors else ""
     return log
 
@@ -77,6 +97,7 @@ def names_of(path: Path, count: int) -> list[str]:
 # Hugging Face's own record
 # ---------------------------------------------------------------------------------------------------
 
+
 def read_trainer_state(path: Path, dialects: Sequence[Dialect]) -> Log:
     """The run of a trainer_state.json; a Log without runs and with the reason for another file."""
     keys = next((d.keys for d in dialects if d.keys), {})
@@ -89,11 +110,18 @@ def read_trainer_state(path: Path, dialects: Sequence[Dialect]) -> Log:
     if dialect is None or not history or not isinstance(history, list):
         return Log(path, [], [], ["no trainer_state.json of Hugging Face: it has no log_history"])
     last = content.get("max_steps")
-    stream, total, odd = Stream(NO_TAG), {"last_step": float(last)} if isinstance(last, int) and last else {}, 0
+    stream, total, odd = (
+        Stream(NO_TAG),
+        {"last_step": float(last)} if isinstance(last, int) and last else {},
+        0,
+    )
     for entry in history:
         try:
-            numbers = {"step": float(int(entry["step"]))} | {column: SILENT if entry[key] is None else float(entry[key])
-                                                             for key, column in keys.items() if key in entry}
+            numbers = {"step": float(int(entry["step"]))} | {
+                column: SILENT if entry[key] is None else float(entry[key])
+                for key, column in keys.items()
+                if key in entry
+            }
         except (ValueError, KeyError, TypeError, OverflowError):
             odd += 1
             continue
@@ -105,13 +133,16 @@ def read_trainer_state(path: Path, dialects: Sequence[Dialect]) -> Log:
         elif "train_runtime" in entry:
             stream.mark("end", b"train_runtime")
     runs = runs_of(stream)
-    notes = [f"{odd:,} entries of its log_history without a step, or with a value that is no number, were left out"]
+    notes = [
+        f"{odd:,} entries of its log_history without a step, or with a value that is no number, were left out"
+    ]
     return Log(path, runs, names_of(path, len(runs)), notes if odd else [])
 
 
 # ---------------------------------------------------------------------------------------------------
 # To draw and to write
 # ---------------------------------------------------------------------------------------------------
+
 
 def drawn(run: LoggedRun, name: str, folder: Path, mtime: float) -> Run:
     """The run as page and picture take it; steps without a number, which have no place there, left out."""
@@ -120,16 +151,27 @@ def drawn(run: LoggedRun, name: str, folder: Path, mtime: float) -> Run:
     for key in DRAWN:
         columns.setdefault(key, np.full(int(numbered.sum()), np.nan))
     columns["lrm"] = multiplier(run, columns)
-    return Run(name=name, paths=RunPaths(folder), columns=columns, evals=list(evaluations(run)), events=restarts(run),
-               started=mtime if run.started is None else run.started, goodput=None,
-               lost_steps=sum(back.rows for back in run.backs), last_step=run.last_step, state=state(run),
-               loss_is=run.dialect.loss_is,
-               silent=(run.columns.get("loss", np.full(len(numbered), SILENT)) == SILENT)[numbered])
+    return Run(
+        name=name,
+        paths=RunPaths(folder),
+        columns=columns,
+        evals=list(evaluations(run)),
+        events=restarts(run),
+        started=mtime if run.started is None else run.started,
+        goodput=None,
+        lost_steps=sum(back.rows for back in run.backs),
+        last_step=run.last_step,
+        state=state(run),
+        loss_is=run.dialect.loss_is,
+        silent=(run.columns.get("loss", np.full(len(numbered), SILENT)) == SILENT)[numbered],
+    )
 
 
 def restarts(run: LoggedRun) -> list[dict[str, Any]]:
     """Where the log went back, as our own record has it."""
-    return [{"event": "resume", "step": back.to, "attempt": i} for i, back in enumerate(run.backs, 1)]
+    return [
+        {"event": "resume", "step": back.to, "attempt": i} for i, back in enumerate(run.backs, 1)
+    ]
 
 
 def plain(column: np.ndarray) -> np.ndarray:
@@ -147,7 +189,9 @@ def evaluations(run: LoggedRun) -> Iterator[dict[str, Any]]:
     """One record an evaluation, with the keys that the log has for it."""
     count = len(next(iter(run.evals.values()), ()))
     for i in range(count):
-        record = {name: float(column[i]) for name, column in run.evals.items() if column[i] != SILENT}
+        record = {
+            name: float(column[i]) for name, column in run.evals.items() if column[i] != SILENT
+        }
         if "step" in record:
             yield record | {"event": "eval", "step": int(record["step"])}
 
@@ -159,7 +203,9 @@ def state(run: LoggedRun) -> str:
         return ("complete" if run.ended else "stopped") + "; the log numbers no steps"
     if run.complete:
         behind = run.last_step is not None and reached < run.last_step - run.dialect.zero_based
-        return f"complete; its last step line is that of {reached:,}" + (f" of {run.last_step:,}" if behind else "")
+        return f"complete; its last step line is that of {reached:,}" + (
+            f" of {run.last_step:,}" if behind else ""
+        )
     if run.last_step:
         share = 100 * (reached + run.dialect.zero_based) / run.last_step
         return f"stopped at {share:.1f}% (step {reached:,} of {run.last_step:,})"

@@ -16,15 +16,18 @@ from typing import Any
 import numpy as np
 
 LOOK = 2**15
-ORDERS = (0, 1, 2, 3)   # of differences: a schedule's rates are those of a straight line, or nearly
-DECIMALS = 9            # at most
-WHOLE = 2**53           # below it a float64 is an exact whole number
-LEAPS = 100             # of the last place, from what another column tells
+ORDERS = (0, 1, 2, 3)  # of differences: a schedule's rates are those of a straight line, or nearly
+DECIMALS = 9  # at most
+WHOLE = 2**53  # below it a float64 is an exact whole number
+LEAPS = 100  # of the last place, from what another column tells
 LEVEL = 6
 
 # Column -> the one that tells it, and how. A constant is taken from the middle of the run.
 TOLD: dict[str, tuple[str, str]] = {
-    "minutes": ("step_ms", "sum"), "tokens_per_s": ("step_ms", "over"), "mfu": ("tokens_per_s", "times")}
+    "minutes": ("step_ms", "sum"),
+    "tokens_per_s": ("step_ms", "over"),
+    "mfu": ("tokens_per_s", "times"),
+}
 
 
 class Packer:
@@ -36,18 +39,26 @@ class Packer:
 
     def columns(self, columns: Mapping[str, np.ndarray]) -> dict[str, dict[str, Any]]:
         """Key -> how to read it; columns without any number are left out."""
-        return {key: self.column(key, values, columns) for key, values in columns.items()
-                if len(values) and not np.isnan(values).all()}
+        return {
+            key: self.column(key, values, columns)
+            for key, values in columns.items()
+            if len(values) and not np.isnan(values).all()
+        }
 
-    def column(self, key: str, values: np.ndarray, others: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    def column(
+        self, key: str, values: np.ndarray, others: Mapping[str, np.ndarray]
+    ) -> dict[str, Any]:
         gaps = np.isnan(values)
         head: dict[str, Any] = {"n": len(values)}
         if gaps.any():
             head["gaps"] = self.add(np.packbits(gaps, bitorder="little").tobytes())
         known = filled(values, gaps)
         if (decimals := decimals_of(known)) is not None:
-            return head | self.numbers(np.rint(known * 10.0**decimals).astype(np.int64)) | {"form": "decimal",
-                                                                                           "decimals": decimals}
+            return (
+                head
+                | self.numbers(np.rint(known * 10.0**decimals).astype(np.int64))
+                | {"form": "decimal", "decimals": decimals}
+            )
         name, how = TOLD.get(key, ("", ""))
         if name in others and (told := self.told(values, gaps, others[name], how)):
             return head | told | {"from": name}
@@ -57,17 +68,24 @@ class Packer:
             return head | self.numbers(single.view(np.int32).astype(np.int64)) | {"form": "float32"}
         return head | self.numbers(known.view(np.int64)) | {"form": "float64"}
 
-    def told(self, values: np.ndarray, gaps: np.ndarray, other: np.ndarray, how: str) -> dict[str, Any] | None:
+    def told(
+        self, values: np.ndarray, gaps: np.ndarray, other: np.ndarray, how: str
+    ) -> dict[str, Any] | None:
         """The column as another one tells it; None where that is not close."""
         middle = np.flatnonzero(~gaps)[int((~gaps).sum()) // 2]
-        constant = {"sum": 60_000.0, "over": float(values[middle] * other[middle]),
-                    "times": float(values[middle] / other[middle]) if other[middle] else 0.0}[how]
+        constant = {
+            "sum": 60_000.0,
+            "over": float(values[middle] * other[middle]),
+            "times": float(values[middle] / other[middle]) if other[middle] else 0.0,
+        }[how]
         if not np.isfinite(constant) or not constant:
             return None
         guessed = RULES[how](other, constant)
         if np.isnan(guessed[~gaps]).any():
             return None
-        leaps = filled(values, gaps).view(np.int64) - np.where(gaps, filled(values, gaps), guessed).view(np.int64)
+        leaps = filled(values, gaps).view(np.int64) - np.where(
+            gaps, filled(values, gaps), guessed
+        ).view(np.int64)
         if np.abs(leaps).max() > LEAPS:
             return None
         return {"form": how, "constant": constant} | self.numbers(leaps)
@@ -77,7 +95,11 @@ class Packer:
         trials = {order: differences(whole[:LOOK], order) for order in ORDERS}
         best = min(ORDERS, key=lambda order: len(zlib.compress(planes(trials[order], 8), 1)))
         taken = differences(whole, best)
-        width = next(width for width in (1, 2, 4, 8) if width == 8 or np.abs(taken).max() < 2 ** (8 * width - 1))
+        width = next(
+            width
+            for width in (1, 2, 4, 8)
+            if width == 8 or np.abs(taken).max() < 2 ** (8 * width - 1)
+        )
         return {"order": best, "width": width, "at": self.add(planes(taken, width))}
 
     def add(self, data: bytes) -> int:
@@ -88,7 +110,9 @@ class Packer:
     def text(self) -> str:
         """All of it in base64."""
         deflate = zlib.compressobj(LEVEL)
-        return base64.b64encode(b"".join([*map(deflate.compress, self.parts), deflate.flush()])).decode("ascii")
+        return base64.b64encode(
+            b"".join([*map(deflate.compress, self.parts), deflate.flush()])
+        ).decode("ascii")
 
 
 def filled(values: np.ndarray, gaps: np.ndarray) -> np.ndarray:
@@ -123,11 +147,18 @@ def differences(whole: np.ndarray, order: int) -> np.ndarray:
 
 def planes(whole: np.ndarray, width: int) -> bytes:
     """The lowest bytes of all numbers, then the second ones, and so on."""
-    return np.ascontiguousarray(whole.astype(f"<i{width}").view(np.uint8).reshape(-1, width).T).tobytes()
+    return np.ascontiguousarray(
+        whole.astype(f"<i{width}").view(np.uint8).reshape(-1, width).T
+    ).tobytes()
 
 
 # The same in unpack.js.
 RULES: dict[str, Callable[[np.ndarray, float], np.ndarray]] = {
-    "sum": lambda other, constant: np.where(np.isnan(other), np.nan, np.nancumsum(other)) / constant,
-    "over": lambda other, constant: np.divide(constant, other, out=np.full(len(other), np.nan), where=other != 0),
-    "times": lambda other, constant: other * constant}
+    "sum": lambda other, constant: (
+        np.where(np.isnan(other), np.nan, np.nancumsum(other)) / constant
+    ),
+    "over": lambda other, constant: np.divide(
+        constant, other, out=np.full(len(other), np.nan), where=other != 0
+    ),
+    "times": lambda other, constant: other * constant,
+}

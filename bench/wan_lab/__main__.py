@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from bench.run import machine
+from bench.wan_lab import engine, final_loss, link, ratio, training
+from bench.wan_lab.network import CannotRun, Link, Network, stopping, what_is_missing
 from settings.config import Config
 from settings.declare import ROOT, SettingsError
-from bench.wan_lab import engine, link, final_loss, ratio, training
-from bench.wan_lab.network import CannotRun, Link, Network, stopping, what_is_missing
 
 WITHOUT_NETWORK = {"loss"}
 Part = tuple[str, Sequence[str], Iterator[dict[str, Any]], Callable[[dict[str, Any]], str]]
@@ -46,8 +46,12 @@ def parts(c: Config, folder: Path) -> Iterator[Part]:
         elements = ratio.scaled(c.wan_lab_smaller).elements
         yield "engine", engine.HEADER, engine.found(wanted, elements, c.sync_streams), engine.row
     if "ratio" in asked:
-        yield "ratio", ratio.HEADER, ratio.found(wanted, c.sync_streams, c.wan_lab_smaller,
-                                                c.wan_lab_slower), ratio.row
+        yield (
+            "ratio",
+            ratio.HEADER,
+            ratio.found(wanted, c.sync_streams, c.wan_lab_smaller, c.wan_lab_slower),
+            ratio.row,
+        )
     if "training" in asked:
         yield "training", training.HEADER, training.found(wanted, folder), training.row
     if "loss" in asked:

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.wan_lab.network import Network, address_of
 from doctor.gpu_probe.foreign_load import Foreign
 from settings.declare import ROOT
-from bench.wan_lab.network import Network, address_of
 
 INTERFACE = "wan0"  # that gloo shall use; it would ask for the host name else
 QUIET = "TORCH_CPP_LOG_LEVEL=ERROR"  # it warns that addresses of the lab have no names elsewhere
@@ -29,10 +29,26 @@ class Crew:
         self.processes: list[subprocess.Popen[str]] = []
         self.network = network
         for place, given in enumerate(arguments):
-            command = ["env", f"GLOO_SOCKET_IFNAME={INTERFACE}", "OMP_NUM_THREADS=1", QUIET, sys.executable, "-m",
-                       module, *given]
-            self.processes.append(network.start(place, command, cwd=ROOT, text=True, stdin=subprocess.PIPE,
-                                                stdout=subprocess.PIPE))
+            command = [
+                "env",
+                f"GLOO_SOCKET_IFNAME={INTERFACE}",
+                "OMP_NUM_THREADS=1",
+                QUIET,
+                sys.executable,
+                "-m",
+                module,
+                *given,
+            ]
+            self.processes.append(
+                network.start(
+                    place,
+                    command,
+                    cwd=ROOT,
+                    text=True,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                )
+            )
 
     def answers(self) -> list[dict[str, Any]]:
         """The next line of each. Raises RuntimeError where one has ended, or says nothing for ANSWER_S."""
@@ -49,8 +65,10 @@ class Crew:
             assert process.stdout
             line = process.stdout.readline()
             if not line:
-                raise RuntimeError(f"the process of site {place} ended with exit code {process.wait()}, see above; "
-                                   f"one that says nothing for {ANSWER_S:.0f} s is killed")
+                raise RuntimeError(
+                    f"the process of site {place} ended with exit code {process.wait()}, see above; "
+                    f"one that says nothing for {ANSWER_S:.0f} s is killed"
+                )
             found.append(dict(json.loads(line)))
         return found
 
@@ -59,16 +77,25 @@ class Crew:
         machine's processors that went to others than these, and the answers."""
         before = self.network.counters()
         pids = [process.pid for process in self.processes]
-        foreign = Foreign([*pids, self.network.relay.pid] if self.network.relay else pids, time.monotonic())
+        foreign = Foreign(
+            [*pids, self.network.relay.pid] if self.network.relay else pids, time.monotonic()
+        )
         for process in self.processes:
             assert process.stdin
             process.stdin.write(word + "\n")
             process.stdin.flush()
         answers = self.answers()
         percent = foreign.percent(time.monotonic())
-        sent = [now.sent_bytes - then.sent_bytes for now, then in zip(self.network.counters(), before, strict=True)]
-        return {"seconds": max(answer["seconds"] for answer in answers), "sent_bytes": max(sent),
-                "foreign_percent": percent, "answers": answers}
+        sent = [
+            now.sent_bytes - then.sent_bytes
+            for now, then in zip(self.network.counters(), before, strict=True)
+        ]
+        return {
+            "seconds": max(answer["seconds"] for answer in answers),
+            "sent_bytes": max(sent),
+            "foreign_percent": percent,
+            "answers": answers,
+        }
 
     def close(self) -> None:
         for process in self.processes:
@@ -91,11 +118,24 @@ def crew(network: Network, module: str, arguments: Sequence[Sequence[str]]) -> I
 def lighthouse(network: Network, min_sites: str) -> Iterator[str]:
     """`make lighthouse` at the network's hub until the block ends: where it listens, as LIGHTHOUSE."""
     where = f"{address_of(network.hub)}:{LIGHTHOUSE_PORT}"
-    given = [f"{name}={value}" for name, value in {"PRESET": "tiny", "DEVICE": "cpu", "MIN_SITES": min_sites,
-                                                     "LIGHTHOUSE": where}.items()]
+    given = [
+        f"{name}={value}"
+        for name, value in {
+            "PRESET": "tiny",
+            "DEVICE": "cpu",
+            "MIN_SITES": min_sites,
+            "LIGHTHOUSE": where,
+        }.items()
+    ]
     with tempfile.NamedTemporaryFile("a") as log:  # a pipe that nobody reads would stop it one day
-        process = network.start(network.hub, ["env", QUIET, *given, sys.executable, "-m", "train.diloco.lighthouse"],
-                                cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+        process = network.start(
+            network.hub,
+            ["env", QUIET, *given, sys.executable, "-m", "train.diloco.lighthouse"],
+            cwd=ROOT,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+        )
         try:
             until_it_listens(process, Path(log.name))
             yield where
@@ -114,8 +154,21 @@ def until_it_listens(process: "subprocess.Popen[Any]", log: Path) -> None:
 
 def prepare_data(settings: dict[str, str]) -> None:
     """The token shards of these settings, before sites want them. Raises RuntimeError with what was said."""
-    done = subprocess.run(["env", *(f"{name}={value}" for name, value in settings.items()), sys.executable, "-m",
-                           "train.data.prepare"], cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                          check=False)
+    done = subprocess.run(
+        [
+            "env",
+            *(f"{name}={value}" for name, value in settings.items()),
+            sys.executable,
+            "-m",
+            "train.data.prepare",
+        ],
+        cwd=ROOT,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        check=False,
+    )
     if done.returncode:
-        raise RuntimeError(f"train.data.prepare ended with exit code {done.returncode}:\n{done.stdout}")
+        raise RuntimeError(
+            f"train.data.prepare ended with exit code {done.returncode}:\n{done.stdout}"
+        )

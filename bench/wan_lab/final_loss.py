@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from bench.run import spread
-from record import reader
-from hardware.ports import free_ports
-from settings.declare import ROOT
 from bench.wan_lab.crew import QUIET, prepare_data, until_it_listens
 from bench.wan_lab.sites import TRAINER
+from hardware.ports import free_ports
+from record import reader
+from settings.declare import ROOT
 
 SEEDS = (1, 2, 3)
 SITES = 4
@@ -33,23 +33,44 @@ def found(folder: Path) -> Iterator[dict[str, Any]]:
     alone = {}
     for seed in SEEDS:
         name = f"ddp-seed-{seed}"
-        settings = {"SEED": str(seed), "RUNS_DIR": str(folder), "RUN_NAME": name, "OMP_NUM_THREADS": "2"}
+        settings = {
+            "SEED": str(seed),
+            "RUNS_DIR": str(folder),
+            "RUN_NAME": name,
+            "OMP_NUM_THREADS": "2",
+        }
         alone[seed] = losses_of(run(folder, [(name, settings)]), folder / name)
         yield {"name": "DDP", "seed": seed, **alone[seed]}
     for every, seed in itertools.product(EVERY, SEEDS):
         taken = diloco(folder, seed, every)
-        yield {"name": f"DiLoCo, H={every}", "seed": seed, **taken,
-               "worse_percent": 100 * (taken["val_loss"] / alone[seed]["val_loss"] - 1)}
+        yield {
+            "name": f"DiLoCo, H={every}",
+            "seed": seed,
+            **taken,
+            "worse_percent": 100 * (taken["val_loss"] / alone[seed]["val_loss"] - 1),
+        }
 
 
 def diloco(folder: Path, seed: int, every: int) -> dict[str, Any]:
     """One run at SITES sites, each a process of this machine."""
     name = f"diloco-{every}-seed-{seed}"
     with lighthouse_here(folder / f"{name}.lighthouse.log") as where:
-        settings = {"SEED": str(seed), "RUNS_DIR": str(folder), "RUN_NAME": name, "SYNC": "diloco",
-                    "SITES": str(SITES), "NODES": str(SITES), "SYNC_EVERY": str(every), "LIGHTHOUSE": where,
-                    "SITE_ADDR": "127.0.0.1", "MIN_SITES": str(SITES)}
-        codes = run(folder, [(f"{name}.site_{site}", settings | {"NODE_RANK": str(site)}) for site in range(SITES)])
+        settings = {
+            "SEED": str(seed),
+            "RUNS_DIR": str(folder),
+            "RUN_NAME": name,
+            "SYNC": "diloco",
+            "SITES": str(SITES),
+            "NODES": str(SITES),
+            "SYNC_EVERY": str(every),
+            "LIGHTHOUSE": where,
+            "SITE_ADDR": "127.0.0.1",
+            "MIN_SITES": str(SITES),
+        }
+        codes = run(
+            folder,
+            [(f"{name}.site_{site}", settings | {"NODE_RANK": str(site)}) for site in range(SITES)],
+        )
     return losses_of(codes, folder / name)
 
 
@@ -60,8 +81,15 @@ def run(folder: Path, processes: list[tuple[str, dict[str, str]]]) -> list[int]:
         for name, settings in processes:
             log = stack.enter_context(open(folder / f"{name}.log", "w"))
             given = (f"{key}={value}" for key, value in (TRAINER | settings).items())
-            started.append(subprocess.Popen(["env", QUIET, *given, "scripts/launch.sh"], cwd=ROOT, stdout=log,
-                                            stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL))
+            started.append(
+                subprocess.Popen(
+                    ["env", QUIET, *given, "scripts/launch.sh"],
+                    cwd=ROOT,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    stdin=subprocess.DEVNULL,
+                )
+            )
             stack.callback(started[-1].terminate)
         return [process.wait(LONGEST_S) for process in started]
 
@@ -69,7 +97,9 @@ def run(folder: Path, processes: list[tuple[str, dict[str, str]]]) -> list[int]:
 def losses_of(codes: list[int], run_folder: Path) -> dict[str, Any]:
     """The final evaluation. Raises RuntimeError where a trainer failed."""
     if any(codes):
-        raise RuntimeError(f"trainers of {run_folder.name} ended with exit codes {codes}; see its logs beside it")
+        raise RuntimeError(
+            f"trainers of {run_folder.name} ended with exit codes {codes}; see its logs beside it"
+        )
     final = [r for r in reader.read(run_folder / "metrics.jsonl") if r["event"] == "eval"][-1]
     return {"val_loss": final["val_loss"], "val_bpb": final["val_bpb"], "tokens": final["tokens"]}
 
@@ -79,8 +109,21 @@ def lighthouse_here(log: Path) -> Iterator[str]:
     """`make lighthouse` on this machine until the block ends: where it listens."""
     where = f"127.0.0.1:{free_ports(2)}"
     with open(log, "a") as file:
-        process = subprocess.Popen(["env", QUIET, f"LIGHTHOUSE={where}", "PRESET=tiny", "DEVICE=cpu", sys.executable,
-                                    "-m", "train.diloco.lighthouse"], cwd=ROOT, stdout=file, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            [
+                "env",
+                QUIET,
+                f"LIGHTHOUSE={where}",
+                "PRESET=tiny",
+                "DEVICE=cpu",
+                sys.executable,
+                "-m",
+                "train.diloco.lighthouse",
+            ],
+            cwd=ROOT,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+        )
     try:
         until_it_listens(process, log)
         yield where
@@ -89,14 +132,27 @@ def lighthouse_here(log: Path) -> Iterator[str]:
         process.wait()
 
 
-HEADER = ("| sites stay together by | seed | loss at equal tokens | bits per byte | more than DDP with this seed, % |",
-          "|---|---|---|---|---|")
+HEADER = (
+    "| sites stay together by | seed | loss at equal tokens | bits per byte | more than DDP with this seed, % |",
+    "|---|---|---|---|---|",
+)
 
 
 def row(taken: dict[str, Any]) -> str:
     worse = f"{taken['worse_percent']:+.2f}" if "worse_percent" in taken else ""
-    return "| " + " | ".join([taken["name"], str(taken["seed"]), f"{taken['val_loss']:.4f} at {taken['tokens']:,}",
-                              f"{taken['val_bpb']:.4f}", worse]) + " |"
+    return (
+        "| "
+        + " | ".join(
+            [
+                taken["name"],
+                str(taken["seed"]),
+                f"{taken['val_loss']:.4f} at {taken['tokens']:,}",
+                f"{taken['val_bpb']:.4f}",
+                worse,
+            ]
+        )
+        + " |"
+    )
 
 
 def summary(taken: list[dict[str, Any]]) -> str:

@@ -15,12 +15,12 @@ import threading
 import time
 from typing import Any
 
-from doctor.gpu_probe.messages import say
 from bench.wan_lab.network import Network, address_of
+from doctor.gpu_probe.messages import say
 
 PORT = 5201
 STREAMS = 8
-ROUNDS = 15              # round trips that are measured
+ROUNDS = 15  # round trips that are measured
 WARM_S, COUNT_S = 1.0, 2.0
 PIECE = 2**18
 
@@ -36,7 +36,10 @@ def serve(address: str, port: int) -> None:
                 first.sendall(data)
         connections = [server.accept()[0] for _ in range(STREAMS)]
     counts = [0] * STREAMS
-    threads = [threading.Thread(target=count, args=(connection, counts, i)) for i, connection in enumerate(connections)]
+    threads = [
+        threading.Thread(target=count, args=(connection, counts, i))
+        for i, connection in enumerate(connections)
+    ]
     for thread in threads:
         thread.start()
     time.sleep(WARM_S)
@@ -87,18 +90,26 @@ def between(network: Network, pairs: list[tuple[int, int]]) -> list[dict[str, An
     from settings.declare import ROOT
 
     def start(place: int, what: str, to: int, port: int) -> subprocess.Popen[str]:
-        return network.start(place, [sys.executable, "-m", "bench.wan_lab.link", what, address_of(to), str(port)], cwd=ROOT,
-                             stdout=subprocess.PIPE, text=True)
+        return network.start(
+            place,
+            [sys.executable, "-m", "bench.wan_lab.link", what, address_of(to), str(port)],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
 
     servers = [start(to, "serve", to, PORT + i) for i, (_, to) in enumerate(pairs)]
     for server in servers:
         line_of(server)
     clients = [start(here, "measure", to, PORT + i) for i, (here, to) in enumerate(pairs)]
-    return [line_of(server) | line_of(client) for server, client in zip(servers, clients, strict=True)]
+    return [
+        line_of(server) | line_of(client) for server, client in zip(servers, clients, strict=True)
+    ]
 
 
 def line_of(process: "subprocess.Popen[str]") -> dict[str, Any]:
     import json
+
     assert process.stdout
     line = process.stdout.readline()
     if not line:
@@ -113,29 +124,56 @@ def found(network: Network) -> dict[str, Any]:
     network.counters_and_delay()
     ring = between(network, [(site, (site + 1) % network.sites) for site in range(network.sites)])
     after, latest_ms = network.counters_and_delay()
-    drops = sum(now.queue_drops + now.ingress_drops - then.queue_drops - then.ingress_drops
-                for now, then in zip(after, before, strict=True))
-    return {"sites": network.sites, "asked_gbit": network.link.gbit, "asked_one_way_ms": network.link.one_way_ms,
-            "loss": network.link.loss, "mtu": network.link.mtu, "congestion_control": network.congestion_control(),
-            "one_way_ms": alone["round_trip_ms"] / 2, "least_ms": alone["least_ms"] / 2,
-            "most_ms": alone["most_ms"] / 2, "gbit": alone["gbit"], "ring_gbit": [pair["gbit"] for pair in ring],
-            "latest_ms": latest_ms, "queue_drops": drops,
-            "undelivered": sum(network.undelivered(site) for site in range(network.sites))}
+    drops = sum(
+        now.queue_drops + now.ingress_drops - then.queue_drops - then.ingress_drops
+        for now, then in zip(after, before, strict=True)
+    )
+    return {
+        "sites": network.sites,
+        "asked_gbit": network.link.gbit,
+        "asked_one_way_ms": network.link.one_way_ms,
+        "loss": network.link.loss,
+        "mtu": network.link.mtu,
+        "congestion_control": network.congestion_control(),
+        "one_way_ms": alone["round_trip_ms"] / 2,
+        "least_ms": alone["least_ms"] / 2,
+        "most_ms": alone["most_ms"] / 2,
+        "gbit": alone["gbit"],
+        "ring_gbit": [pair["gbit"] for pair in ring],
+        "latest_ms": latest_ms,
+        "queue_drops": drops,
+        "undelivered": sum(network.undelivered(site) for site in range(network.sites)),
+    }
 
 
-HEADER = ("| sites | asked for | one way, ms | rate, Gbit/s | all sites at once, each | packets dropped by queues; by "
-          "the machine | relay late by, ms | MTU; TCP |", "|---|---|---|---|---|---|---|---|")
+HEADER = (
+    "| sites | asked for | one way, ms | rate, Gbit/s | all sites at once, each | packets dropped by queues; by "
+    "the machine | relay late by, ms | MTU; TCP |",
+    "|---|---|---|---|---|---|---|---|",
+)
 
 
 def row(taken: dict[str, Any]) -> str:
     from bench.wan_lab.network import Link
+
     link = Link(taken["asked_gbit"], taken["asked_one_way_ms"], taken["loss"])
     ring = taken["ring_gbit"]
-    return "| " + " | ".join([
-        str(taken["sites"]), str(link), f"{taken['one_way_ms']:.1f} ({taken['least_ms']:.1f}-{taken['most_ms']:.1f})",
-        f"{taken['gbit']:.3g}", f"{statistics.median(ring):.3g} ({min(ring):.3g}-{max(ring):.3g})",
-        f"{taken['queue_drops']}; {taken['undelivered']}", f"{taken['latest_ms']:.1f}",
-        f"{taken['mtu']}; {taken['congestion_control']}"]) + " |"
+    return (
+        "| "
+        + " | ".join(
+            [
+                str(taken["sites"]),
+                str(link),
+                f"{taken['one_way_ms']:.1f} ({taken['least_ms']:.1f}-{taken['most_ms']:.1f})",
+                f"{taken['gbit']:.3g}",
+                f"{statistics.median(ring):.3g} ({min(ring):.3g}-{max(ring):.3g})",
+                f"{taken['queue_drops']}; {taken['undelivered']}",
+                f"{taken['latest_ms']:.1f}",
+                f"{taken['mtu']}; {taken['congestion_control']}",
+            ]
+        )
+        + " |"
+    )
 
 
 if __name__ == "__main__":

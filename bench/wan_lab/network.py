@@ -26,13 +26,15 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import IO, Any, TextIO, cast
 
-PREFIX = "wanlab-"             # of all namespaces of a lab
+PREFIX = "wanlab-"  # of all namespaces of a lab
 LOCK = Path("/run/wanlab.lock")
 TUN = Path("/dev/net/tun")
-SOCKET_MOST = 128 * 2**20      # bytes that a connection may hold under way: 10 Gbit/s for 100 ms
-PACKET_S = 0.0005              # that a packet may take of a link; more would make it a network of few, large drops
+SOCKET_MOST = 128 * 2**20  # bytes that a connection may hold under way: 10 Gbit/s for 100 ms
+PACKET_S = (
+    0.0005  # that a packet may take of a link; more would make it a network of few, large drops
+)
 SMALLEST_MTU, LARGEST_MTU = 1500, 65000
-QUEUE_MS = 100                 # of each direction of a link, as routers at the edge of a WAN have it
+QUEUE_MS = 100  # of each direction of a link, as routers at the edge of a WAN have it
 HERE = Path(__file__).resolve().parent
 
 # Run in a namespace of the network: a host name and a list of hosts of the site's own, then the command.
@@ -49,24 +51,32 @@ class Link:
 
     gbit: float = 0
     one_way_ms: float = 0
-    loss: float = 0            # of packets, 0 to 1
+    loss: float = 0  # of packets, 0 to 1
 
     @property
     def mtu(self) -> int:
         """Bytes of a packet: large ones where they are quick, since each costs the relay as much as a small one."""
-        return round(min(LARGEST_MTU, max(SMALLEST_MTU, self.gbit * 1e9 / 8 * PACKET_S))) if self.gbit else LARGEST_MTU
+        return (
+            round(min(LARGEST_MTU, max(SMALLEST_MTU, self.gbit * 1e9 / 8 * PACKET_S)))
+            if self.gbit
+            else LARGEST_MTU
+        )
 
     def as_given(self, separator: str) -> str:
         """As the relay wants it: egress and ingress in Mbit/s, half of the delay, since two links make a way; loss."""
-        return separator.join(f"{value:.9g}" for value in (1000 * self.gbit, 1000 * self.gbit, self.one_way_ms / 2,
-                                                           self.loss))
+        return separator.join(
+            f"{value:.9g}"
+            for value in (1000 * self.gbit, 1000 * self.gbit, self.one_way_ms / 2, self.loss)
+        )
 
     def __str__(self) -> str:
         if self == Link():
             return "no WAN"
         rate = f"{self.gbit:g} Gbit/s" if self.gbit >= 1 else f"{1000 * self.gbit:.4g} Mbit/s"
         rate = rate if self.gbit else "no cap"
-        return f"{rate}, {self.one_way_ms:g} ms one way" + (f", {100 * self.loss:g}% lost" if self.loss else "")
+        return f"{rate}, {self.one_way_ms:g} ms one way" + (
+            f", {100 * self.loss:g}% lost" if self.loss else ""
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,22 +101,39 @@ def what_is_missing() -> list[str]:
     """What keeps this machine from having a lab, each with what to do; none is an empty list."""
     missing = []
     if not hasattr(os, "geteuid") or os.geteuid() != 0:
-        missing.append("it needs root, to make network namespaces: run it with sudo, or in a container that is "
-                       "privileged")
+        missing.append(
+            "it needs root, to make network namespaces: run it with sudo, or in a container that is "
+            "privileged"
+        )
     if not TUN.exists():
-        missing.append(f"{TUN} is not there: modprobe tun, or for a container --device {TUN} --cap-add NET_ADMIN "
-                       "--cap-add SYS_ADMIN")
-    tools = {"ip": "iproute2", "gcc": "gcc and libc6-dev", "nsenter": "util-linux", "unshare": "util-linux",
-             "hostname": "hostname", "mount": "mount"}
-    missing += [f"the command {tool} is not there: install {package} (apt-get install {package.replace(' and', '')})"
-                for tool, package in tools.items() if shutil.which(tool) is None]
+        missing.append(
+            f"{TUN} is not there: modprobe tun, or for a container --device {TUN} --cap-add NET_ADMIN "
+            "--cap-add SYS_ADMIN"
+        )
+    tools = {
+        "ip": "iproute2",
+        "gcc": "gcc and libc6-dev",
+        "nsenter": "util-linux",
+        "unshare": "util-linux",
+        "hostname": "hostname",
+        "mount": "mount",
+    }
+    missing += [
+        f"the command {tool} is not there: install {package} (apt-get install {package.replace(' and', '')})"
+        for tool, package in tools.items()
+        if shutil.which(tool) is None
+    ]
     if not missing:
         name = f"{PREFIX}try"
-        done = subprocess.run(["ip", "netns", "add", name], text=True, capture_output=True, check=False)
+        done = subprocess.run(
+            ["ip", "netns", "add", name], text=True, capture_output=True, check=False
+        )
         subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
         if done.returncode:
-            missing.append(f"ip netns add fails ({done.stderr.strip()}): a container needs --privileged, or --cap-add "
-                           "SYS_ADMIN --cap-add NET_ADMIN and no AppArmor profile that forbids mounts")
+            missing.append(
+                f"ip netns add fails ({done.stderr.strip()}): a container needs --privileged, or --cap-add "
+                "SYS_ADMIN --cap-add NET_ADMIN and no AppArmor profile that forbids mounts"
+            )
     return missing
 
 
@@ -143,7 +170,11 @@ def end_all_in(namespace: str) -> None:
 
 def sweep() -> list[str]:
     """Remove what an earlier lab left behind: processes and namespaces, known by their name. Returns the names."""
-    left = [line.split()[0] for line in ip("netns", "list", check=False).splitlines() if line.startswith(PREFIX)]
+    left = [
+        line.split()[0]
+        for line in ip("netns", "list", check=False).splitlines()
+        if line.startswith(PREFIX)
+    ]
     for name in left:
         end_all_in(name)
         ip("netns", "del", name, check=False)
@@ -170,8 +201,12 @@ class Network:
             stack.callback(sweep)
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="wanlab.")))
             self.hosts = folder / "hosts"
-            self.hosts.write_text("127.0.0.1 localhost\n" + "".join(
-                f"{address_of(place)} {name_of(place)}\n" for place in range(self.sites + 1)))
+            self.hosts.write_text(
+                "127.0.0.1 localhost\n"
+                + "".join(
+                    f"{address_of(place)} {name_of(place)}\n" for place in range(self.sites + 1)
+                )
+            )
             program = compile_relay(folder)
             for place in range(self.sites + 1):
                 self.make_place(place)
@@ -179,8 +214,12 @@ class Network:
             self.stack = stack.pop_all()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.stack.close()
 
     @staticmethod
@@ -197,17 +236,39 @@ class Network:
         name = name_of(place)
         ip("netns", "add", name)
         ip("-n", name, "link", "set", "lo", "up")
-        values = {"core/somaxconn": "4096", "ipv4/tcp_rmem": f"4096 131072 {SOCKET_MOST}",
-                  "ipv4/tcp_wmem": f"4096 65536 {SOCKET_MOST}"}
+        values = {
+            "core/somaxconn": "4096",
+            "ipv4/tcp_rmem": f"4096 131072 {SOCKET_MOST}",
+            "ipv4/tcp_wmem": f"4096 65536 {SOCKET_MOST}",
+        }
         write = "; ".join(f"echo '{value}' >/proc/sys/net/{key}" for key, value in values.items())
-        subprocess.run(["nsenter", f"--net=/run/netns/{name}", "sh", "-c", write], capture_output=True, check=False)
+        subprocess.run(
+            ["nsenter", f"--net=/run/netns/{name}", "sh", "-c", write],
+            capture_output=True,
+            check=False,
+        )
 
     @contextlib.contextmanager
     def start_relay(self, program: Path) -> Iterator[subprocess.Popen[str]]:
-        places = [f"{name_of(place)},{address_of(place)},{self.given(place).as_given(',')}"
-                  for place in range(self.sites + 1)]
-        process = subprocess.Popen([str(program), "-q", str(QUEUE_MS), "-m", str(self.link.mtu), "-s", str(self.seed),
-                                    *places], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        places = [
+            f"{name_of(place)},{address_of(place)},{self.given(place).as_given(',')}"
+            for place in range(self.sites + 1)
+        ]
+        process = subprocess.Popen(
+            [
+                str(program),
+                "-q",
+                str(QUEUE_MS),
+                "-m",
+                str(self.link.mtu),
+                "-s",
+                str(self.seed),
+                *places,
+            ],
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
         try:
             if not cast(TextIO, process.stdout).readline():
                 raise CannotRun("the relay does not start, see above")
@@ -230,7 +291,9 @@ class Network:
             except BrokenPipeError:
                 pass
             line = self.relay.stdout.readline()
-        answer = dict(json.loads(line)) if line else {"error": f"it ended with code {self.relay.wait()}"}
+        answer = (
+            dict(json.loads(line)) if line else {"error": f"it ended with code {self.relay.wait()}"}
+        )
         if "error" in answer:
             raise RuntimeError(f"the relay, asked for {command!r}: {answer['error']}")
         return answer
@@ -255,14 +318,34 @@ class Network:
         """They, and by how many ms at most the relay delivered too late since it was asked last."""
         answer = self.ask("stats")
         names = [field.name for field in dataclasses.fields(Counters)]
-        return [Counters(**{name: site[name] for name in names}) for site in answer["sites"]], answer["latest_ms"]
+        return [
+            Counters(**{name: site[name] for name in names}) for site in answer["sites"]
+        ], answer["latest_ms"]
 
-    def start(self, place: int, command: Sequence[str], env: dict[str, str] | None = None,
-              stdout: int | IO[Any] | None = None, stderr: int | IO[Any] | None = None,
-              **popen: Any) -> subprocess.Popen[Any]:
+    def start(
+        self,
+        place: int,
+        command: Sequence[str],
+        env: dict[str, str] | None = None,
+        stdout: int | IO[Any] | None = None,
+        stderr: int | IO[Any] | None = None,
+        **popen: Any,
+    ) -> subprocess.Popen[Any]:
         """Start a command at a place. The process is the command itself."""
-        inside = ["nsenter", f"--net=/run/netns/{name_of(place)}", "unshare", "--uts", "--mount", "sh", "-c", AS_SITE,
-                  "sh", name_of(place), str(self.hosts), *command]
+        inside = [
+            "nsenter",
+            f"--net=/run/netns/{name_of(place)}",
+            "unshare",
+            "--uts",
+            "--mount",
+            "sh",
+            "-c",
+            AS_SITE,
+            "sh",
+            name_of(place),
+            str(self.hosts),
+            *command,
+        ]
         return subprocess.Popen(inside, env=env, stdout=stdout, stderr=stderr, **popen)
 
     def kill(self, site: int) -> int:
@@ -278,25 +361,41 @@ class Network:
 
     def congestion_control(self) -> str:
         """What TCP has in these namespaces."""
-        done = subprocess.run(["nsenter", f"--net=/run/netns/{name_of(0)}", "cat",
-                               "/proc/sys/net/ipv4/tcp_congestion_control"], text=True, capture_output=True, check=True)
+        done = subprocess.run(
+            [
+                "nsenter",
+                f"--net=/run/netns/{name_of(0)}",
+                "cat",
+                "/proc/sys/net/ipv4/tcp_congestion_control",
+            ],
+            text=True,
+            capture_output=True,
+            check=True,
+        )
         return done.stdout.strip()
 
 
 def compile_relay(folder: Path) -> Path:
     """The relay's program, made in this folder. Raises CannotRun with gcc's complaint."""
     program = folder / "relay"
-    done = subprocess.run(["gcc", "-O2", "-Wall", "-Wextra", "-Werror", "-o", str(program), str(HERE / "relay.c")],
-                          text=True, capture_output=True, check=False)
+    done = subprocess.run(
+        ["gcc", "-O2", "-Wall", "-Wextra", "-Werror", "-o", str(program), str(HERE / "relay.c")],
+        text=True,
+        capture_output=True,
+        check=False,
+    )
     if done.returncode:
-        raise CannotRun(f"gcc cannot compile bench/wan_lab/relay.c (are libc6-dev and linux-libc-dev installed?):\n"
-                        f"{done.stderr}")
+        raise CannotRun(
+            f"gcc cannot compile bench/wan_lab/relay.c (are libc6-dev and linux-libc-dev installed?):\n"
+            f"{done.stderr}"
+        )
     return program
 
 
 @contextlib.contextmanager
 def stopping() -> Iterator[None]:
     """SIGTERM and SIGHUP end the block as an exception does, so that what it holds is given back."""
+
     def end(number: int, frame: FrameType | None) -> None:
         raise SystemExit(143)
 

@@ -17,23 +17,28 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-from doctor.gpu_probe.foreign_load import worst
 from bench.run import spread
-from plan.fleet import fleet_of
-from settings.config import Config
-from hardware.model_size import parameters
-from train.distributed.wan import compute_s
 from bench.wan_lab.crew import crew, lighthouse
 from bench.wan_lab.engine import turns
 from bench.wan_lab.network import Link, Network, address_of
+from doctor.gpu_probe.foreign_load import worst
+from hardware.model_size import parameters
+from plan.fleet import fleet_of
+from settings.config import Config
+from train.distributed.wan import compute_s
 
 PRESET = "xlarge-8xa100"
 SITES = 4
 DDP_STEPS = 2
-WAYS = (("DiLoCo, H=30", {"SYNC_EVERY": "30"}, 3),
-        ("DiLoCo, H=100", {"SYNC_EVERY": "100"}, 2),
-        ("DiLoCo, H=100, 5 fragments, overlapping 4 steps",
-         {"SYNC_EVERY": "100", "SYNC_FRAGMENTS": "5", "SYNC_DELAY": "4"}, 2))
+WAYS = (
+    ("DiLoCo, H=30", {"SYNC_EVERY": "30"}, 3),
+    ("DiLoCo, H=100", {"SYNC_EVERY": "100"}, 2),
+    (
+        "DiLoCo, H=100, 5 fragments, overlapping 4 steps",
+        {"SYNC_EVERY": "100", "SYNC_FRAGMENTS": "5", "SYNC_DELAY": "4"},
+        2,
+    ),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,34 +72,83 @@ def scaled(smaller: float = 1, slower: float = 1) -> Scaled:
 def ddp(network: Network, scale: Scaled, dtype: str) -> dict[str, Any]:
     """DDP's steps: compute, then all-reduce the gradients over one gloo group."""
     taken = turns(network, "gloo", dtype, scale.elements, 1, DDP_STEPS, scale.wait_s)
-    return described(scale, f"DDP, {dtype}", 1, [
-        {"seconds": turn["seconds"], "compute_s": scale.wait_s, "sent_bytes": turn["sent_bytes"],
-         "foreign_percent": turn["foreign_percent"]} for turn in taken])
+    return described(
+        scale,
+        f"DDP, {dtype}",
+        1,
+        [
+            {
+                "seconds": turn["seconds"],
+                "compute_s": scale.wait_s,
+                "sent_bytes": turn["sent_bytes"],
+                "foreign_percent": turn["foreign_percent"],
+            }
+            for turn in taken
+        ],
+    )
 
 
-def diloco(network: Network, scale: Scaled, name: str, settings: dict[str, str], rounds: int) -> dict[str, Any]:
+def diloco(
+    network: Network, scale: Scaled, name: str, settings: dict[str, str], rounds: int
+) -> dict[str, Any]:
     """DiLoCo's rounds of SYNC_EVERY steps, with the engine of train/diloco in each site."""
-    common = {"PRESET": PRESET, "DEVICE": "cpu", "DTYPE": "float32", "SYNC": "diloco", "MIN_SITES": str(SITES),
-              "SITES": str(SITES), "NODES": str(SITES), "NPROC": "1", **settings}
+    common = {
+        "PRESET": PRESET,
+        "DEVICE": "cpu",
+        "DTYPE": "float32",
+        "SYNC": "diloco",
+        "MIN_SITES": str(SITES),
+        "SITES": str(SITES),
+        "NODES": str(SITES),
+        "NPROC": "1",
+        **settings,
+    }
     with lighthouse(network, str(SITES)) as where:
         sizes = [str(number) for number in (scale.elements, scale.wait_s, scale.slower)]
-        arguments = [[*sizes, *(f"{key}={value}" for key, value in (common | {
-            "NODE_RANK": str(site), "LIGHTHOUSE": where, "SITE_ADDR": address_of(site)}).items())]
-            for site in range(SITES)]
+        arguments = [
+            [
+                *sizes,
+                *(
+                    f"{key}={value}"
+                    for key, value in (
+                        common
+                        | {
+                            "NODE_RANK": str(site),
+                            "LIGHTHOUSE": where,
+                            "SITE_ADDR": address_of(site),
+                        }
+                    ).items()
+                ),
+            ]
+            for site in range(SITES)
+        ]
         with crew(network, "bench.wan_lab.waiting", arguments) as workers:
             taken = [workers.turn(settings["SYNC_EVERY"]) for _ in range(rounds)]
     for turn in taken:
         for answer in turn["answers"]:
             if not answer["committed"] or set(answer["sites"]) != {SITES}:
-                raise RuntimeError(f"{name}: an exchange failed, or not all sites took part: {answer}")
+                raise RuntimeError(
+                    f"{name}: an exchange failed, or not all sites took part: {answer}"
+                )
     alone = "SYNC_DELAY" not in settings  # else the sum hides behind steps
-    return described(scale, name, int(settings["SYNC_EVERY"]), [
-        ({"wan_efficiency": 100 * of_wan(turn["answers"])} if alone else {}) |
-        {"seconds": turn["seconds"], "compute_s": turn["answers"][0]["compute_s"], "sent_bytes": turn["sent_bytes"],
-         "foreign_percent": turn["foreign_percent"],
-         "stall_s": max(answer["stall_s"] for answer in turn["answers"]),
-         "exchange_s": max(max(answer["exchange_s"]) for answer in turn["answers"]),
-         "network_s": max(answer["network_s"] for answer in turn["answers"])} for turn in taken])
+    return described(
+        scale,
+        name,
+        int(settings["SYNC_EVERY"]),
+        [
+            ({"wan_efficiency": 100 * of_wan(turn["answers"])} if alone else {})
+            | {
+                "seconds": turn["seconds"],
+                "compute_s": turn["answers"][0]["compute_s"],
+                "sent_bytes": turn["sent_bytes"],
+                "foreign_percent": turn["foreign_percent"],
+                "stall_s": max(answer["stall_s"] for answer in turn["answers"]),
+                "exchange_s": max(max(answer["exchange_s"]) for answer in turn["answers"]),
+                "network_s": max(answer["network_s"] for answer in turn["answers"]),
+            }
+            for turn in taken
+        ],
+    )
 
 
 def of_wan(answers: list[dict[str, Any]]) -> float:
@@ -105,8 +159,15 @@ def of_wan(answers: list[dict[str, Any]]) -> float:
 
 def described(scale: Scaled, name: str, steps: int, rounds: list[dict[str, Any]]) -> dict[str, Any]:
     """rounds: seconds, compute_s and sent_bytes of a round of so many steps."""
-    return {"name": name, "steps": steps, **dataclasses.asdict(scale), "elements": scale.elements, "rounds": [
-        taken | {"efficiency": 100 * taken["compute_s"] / taken["seconds"]} for taken in rounds]}
+    return {
+        "name": name,
+        "steps": steps,
+        **dataclasses.asdict(scale),
+        "elements": scale.elements,
+        "rounds": [
+            taken | {"efficiency": 100 * taken["compute_s"] / taken["seconds"]} for taken in rounds
+        ],
+    }
 
 
 def found(link: Link, streams: int, smaller: float, slower: float) -> Iterator[dict[str, Any]]:
@@ -119,17 +180,36 @@ def found(link: Link, streams: int, smaller: float, slower: float) -> Iterator[d
             yield diloco(network, scale, name, settings | {"SYNC_STREAMS": str(streams)}, rounds)
 
 
-HEADER = ("| sites stay together by | parameters, M | steps of a round | computing of a round, s | all of it, s | "
-          "efficiency, % | with the sum over the WAN alone, % | an exchange, s | of that the sum over the WAN, s | "
-          "sent by a site in a step, MB | foreign load, % |", "|---|---|---|---|---|---|---|---|---|---|---|")
+HEADER = (
+    "| sites stay together by | parameters, M | steps of a round | computing of a round, s | all of it, s | "
+    "efficiency, % | with the sum over the WAN alone, % | an exchange, s | of that the sum over the WAN, s | "
+    "sent by a site in a step, MB | foreign load, % |",
+    "|---|---|---|---|---|---|---|---|---|---|---|",
+)
 
 
 def row(taken: dict[str, Any]) -> str:
     rounds = taken["rounds"]
-    return "| " + " | ".join([
-        taken["name"], f"{taken['elements'] / 1e6:.1f}", str(taken["steps"]),
-        spread([r["compute_s"] for r in rounds], 2),
-        spread([r["seconds"] for r in rounds], 2), spread([r["efficiency"] for r in rounds]),
-        spread([r["wan_efficiency"] for r in rounds]) if "wan_efficiency" in rounds[0] else "",
-        *(spread([r[key] for r in rounds], 2) if key in rounds[0] else "" for key in ("exchange_s", "network_s")),
-        spread([r["sent_bytes"] / taken["steps"] / 1e6 for r in rounds], 1), worst(rounds)]) + " |"
+    return (
+        "| "
+        + " | ".join(
+            [
+                taken["name"],
+                f"{taken['elements'] / 1e6:.1f}",
+                str(taken["steps"]),
+                spread([r["compute_s"] for r in rounds], 2),
+                spread([r["seconds"] for r in rounds], 2),
+                spread([r["efficiency"] for r in rounds]),
+                spread([r["wan_efficiency"] for r in rounds])
+                if "wan_efficiency" in rounds[0]
+                else "",
+                *(
+                    spread([r[key] for r in rounds], 2) if key in rounds[0] else ""
+                    for key in ("exchange_s", "network_s")
+                ),
+                spread([r["sent_bytes"] / taken["steps"] / 1e6 for r in rounds], 1),
+                worst(rounds),
+            ]
+        )
+        + " |"
+    )

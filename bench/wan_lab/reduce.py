@@ -12,20 +12,23 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from doctor.gpu_probe.messages import say
 from bench.wan_lab.network import address_of
+from doctor.gpu_probe.messages import say
 
 PORT = 29600
 TIMEOUT_S = 120
 
 
-def group(kind: str, dtype: str, rank: int, sites: int, streams: int) -> Callable[[torch.Tensor], Any]:
+def group(
+    kind: str, dtype: str, rank: int, sites: int, streams: int
+) -> Callable[[torch.Tensor], Any]:
     """A function that sums a tensor over all sites, in place."""
     store = dist.TCPStore(address_of(0), PORT, sites, is_master=rank == 0)
     if kind == "gloo":
         dist.init_process_group("gloo", store=store, rank=rank, world_size=sites)
         return dist.all_reduce
     from train.diloco.allreduce import StripedGloo
+
     engine = StripedGloo(address_of(rank), streams, getattr(torch, dtype), TIMEOUT_S)
     engine.configure(f"{address_of(0)}:{PORT}/lab", f"site_{rank}", rank, sites)
     options = dist.AllreduceOptions()
@@ -37,10 +40,14 @@ def group(kind: str, dtype: str, rank: int, sites: int, streams: int) -> Callabl
     return reduce
 
 
-def main(kind: str, dtype: str, elements: int, rank: int, sites: int, streams: int, wait_s: float) -> None:
+def main(
+    kind: str, dtype: str, elements: int, rank: int, sites: int, streams: int, wait_s: float
+) -> None:
     reduce = group(kind, dtype, rank, sites, streams)
     # the engine takes float32, and TYPE is that on the wire; gloo sends what it is given
-    values = torch.ones(elements, dtype=torch.float32 if kind == "striped" else getattr(torch, dtype))
+    values = torch.ones(
+        elements, dtype=torch.float32 if kind == "striped" else getattr(torch, dtype)
+    )
     reduce(torch.ones(sites * 64, dtype=values.dtype))  # connections are made
     say(ready=True)
     for _ in sys.stdin:
@@ -52,12 +59,30 @@ def main(kind: str, dtype: str, elements: int, rank: int, sites: int, streams: i
         expected = sites * (sites + 1) / 2
         wrong = int((values.float() != expected).sum())
         if wrong:
-            raise SystemExit(f"{wrong} of {elements} sums are wrong, for example {values[values != expected][0]} "
-                             f"instead of {expected}")
+            raise SystemExit(
+                f"{wrong} of {elements} sums are wrong, for example {values[values != expected][0]} "
+                f"instead of {expected}"
+            )
         say(seconds=seconds)
 
 
 if __name__ == "__main__":
-    _, given_kind, given_type, given_elements, given_rank, given_sites, given_streams, given_wait_s = sys.argv
-    main(given_kind, given_type, int(given_elements), int(given_rank), int(given_sites), int(given_streams),
-         float(given_wait_s))
+    (
+        _,
+        given_kind,
+        given_type,
+        given_elements,
+        given_rank,
+        given_sites,
+        given_streams,
+        given_wait_s,
+    ) = sys.argv
+    main(
+        given_kind,
+        given_type,
+        int(given_elements),
+        int(given_rank),
+        int(given_sites),
+        int(given_streams),
+        float(given_wait_s),
+    )

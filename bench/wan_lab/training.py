@@ -19,16 +19,16 @@ from pathlib import Path
 from typing import Any
 
 from bench.run import spread
-from settings.config import Config
-from hardware.model_size import parameters
 from bench.wan_lab.crew import prepare_data
 from bench.wan_lab.network import Link, Network
 from bench.wan_lab.ratio import Scaled, scaled
 from bench.wan_lab.sites import TRAINER, AtSites, at_sites
+from hardware.model_size import parameters
+from settings.config import Config
 
 SITES = 4
-OUTER_EVERY, ROUNDS = 30, 4     # steps from one exchange to the next, and how many there are
-LOST_EVERY = 10                 # where sites are killed and cut off
+OUTER_EVERY, ROUNDS = 30, 4  # steps from one exchange to the next, and how many there are
+LOST_EVERY = 10  # where sites are killed and cut off
 DDP_STEPS = 8
 CUT_S = 60.0
 START_S, ROUND_S = 180.0, 240.0  # that starting, and whatever else is waited for, may take
@@ -37,7 +37,9 @@ DILOCO = {"SYNC": "diloco", "MIN_SITES": "1"}
 
 def slower(link: Link, full: Scaled, here: int, step_s: float) -> Link:
     """The link at which a model of `here` parameters, a step of which takes step_s, is as `full` is at `link`."""
-    return Link(link.gbit * here / full.parameters * full.step_s / step_s, link.one_way_ms, link.loss)
+    return Link(
+        link.gbit * here / full.parameters * full.step_s / step_s, link.one_way_ms, link.loss
+    )
 
 
 def found(link: Link, folder: Path) -> Iterator[dict[str, Any]]:
@@ -45,35 +47,50 @@ def found(link: Link, folder: Path) -> Iterator[dict[str, Any]]:
     prepare_data(TRAINER)
     c = Config.load({"PRESET": TRAINER["PRESET"]})
     steps = OUTER_EVERY * ROUNDS
-    diloco = (DILOCO | {"MAX_STEPS": str(steps), "SYNC_EVERY": str(OUTER_EVERY)}, OUTER_EVERY // 2,
-              steps - OUTER_EVERY // 2)
+    diloco = (
+        DILOCO | {"MAX_STEPS": str(steps), "SYNC_EVERY": str(OUTER_EVERY)},
+        OUTER_EVERY // 2,
+        steps - OUTER_EVERY // 2,
+    )
     with Network(SITES, Link()) as network:
-        ddp_alone = measured(network, folder, "no-wan-ddp", {"MAX_STEPS": str(steps)}, steps // 4, steps - 1)
+        ddp_alone = measured(
+            network, folder, "no-wan-ddp", {"MAX_STEPS": str(steps)}, steps // 4, steps - 1
+        )
         yield ddp_alone | {"share": 100.0}
         alone = measured(network, folder, "no-wan-diloco", *diloco)
         yield alone | {"share": 100.0}
     wan = slower(link, scaled(), parameters(c).total, alone["step_s"])
     with Network(SITES, wan) as network:
         taken = measured(network, folder, "ddp", {"MAX_STEPS": str(DDP_STEPS)}, 2, DDP_STEPS - 1)
-        yield taken | {"share": 100 * ddp_alone["step_s"] / taken["step_s"], "val_loss": ddp_alone["val_loss"],
-                       "tokens": ddp_alone["tokens"],
-                       "losses_differ_by": most_apart(ddp_alone["losses"], taken["losses"])}
+        yield taken | {
+            "share": 100 * ddp_alone["step_s"] / taken["step_s"],
+            "val_loss": ddp_alone["val_loss"],
+            "tokens": ddp_alone["tokens"],
+            "losses_differ_by": most_apart(ddp_alone["losses"], taken["losses"]),
+        }
         taken = measured(network, folder, "diloco", *diloco)
         yield taken | {"share": 100 * alone["step_s"] / taken["step_s"]}
         yield from lost(network, folder)
 
 
-def measured(network: Network, folder: Path, name: str, settings: dict[str, str], first: int,
-             last: int) -> dict[str, Any]:
+def measured(
+    network: Network, folder: Path, name: str, settings: dict[str, str], first: int, last: int
+) -> dict[str, Any]:
     """One run to its end: what the steps behind `first` up to `last` took, and the loss that it ended with."""
     with at_sites(network, folder, name, settings) as run:
         run.wait_until("the first step", lambda: run.steps(0), START_S)
         run.to_the_end(START_S + ROUND_S)
         records = run.records(0)
     final = [r for r in records if r["event"] == "eval"][-1]
-    return {"name": name, "link": str(network.link), "gbit": network.link.gbit,
-            "val_loss": final["val_loss"], "tokens": final["tokens"],
-            "losses": {r["step"]: r["loss"] for r in records if r["event"] == "step"}, **run.between(first, last)}
+    return {
+        "name": name,
+        "link": str(network.link),
+        "gbit": network.link.gbit,
+        "val_loss": final["val_loss"],
+        "tokens": final["tokens"],
+        "losses": {r["step"]: r["loss"] for r in records if r["event"] == "step"},
+        **run.between(first, last),
+    }
 
 
 def most_apart(one: dict[int, float], other: dict[int, float]) -> float:
@@ -85,11 +102,16 @@ def most_apart(one: dict[int, float], other: dict[int, float]) -> float:
 # Sites that go and come back
 # ---------------------------------------------------------------------------------------------------
 
+
 def lost(network: Network, folder: Path) -> Iterator[dict[str, Any]]:
     """One run in which a site is killed and started again, then another one cut off for CUT_S."""
     settings = DILOCO | {"MAX_STEPS": "100000", "SYNC_EVERY": str(LOST_EVERY)}
     with at_sites(network, folder, "lost", settings) as run:
-        run.wait_until("exchanges of all", lambda: [site for site in range(SITES) if together(run, site, 0.0)], START_S)
+        run.wait_until(
+            "exchanges of all",
+            lambda: [site for site in range(SITES) if together(run, site, 0.0)],
+            START_S,
+        )
         run.wait_until("another", lambda: len(together(run, 0, 0.0)) >= 2, ROUND_S)
 
         def kill() -> None:
@@ -108,8 +130,11 @@ def lost(network: Network, folder: Path) -> Iterator[dict[str, Any]]:
 
 def together(run: AtSites, site: int, since: float) -> list[dict[str, Any]]:
     """Exchanges that all sites took part in, as this site recorded them, from a time on."""
-    return [r for r in run.records(site) if r["event"] == "sync" and r["committed"] and r["sites"] == SITES
-            and r["time"] > since]
+    return [
+        r
+        for r in run.records(site)
+        if r["event"] == "sync" and r["committed"] and r["sites"] == SITES and r["time"] > since
+    ]
 
 
 def gone(run: AtSites, what: str, site: int, happen: Callable[[], None]) -> dict[str, Any]:
@@ -119,17 +144,36 @@ def gone(run: AtSites, what: str, site: int, happen: Callable[[], None]) -> dict
     ended = time.time()
     run.wait_until(f"site {site} back ({what})", lambda: together(run, site, ended), ROUND_S)
     back = together(run, site, ended)[0]["time"]
-    run.wait_until("two more exchanges", lambda: all(len(together(run, other, back - 1)) >= 2
-                                                     for other in range(SITES)), ROUND_S)
+    run.wait_until(
+        "two more exchanges",
+        lambda: all(len(together(run, other, back - 1)) >= 2 for other in range(SITES)),
+        ROUND_S,
+    )
     others = [run.records(other) for other in range(SITES) if other != site]
-    return {"name": what, "site": site, "away_s": ended - began, "back_s": back - ended,
-            "paused_s": max(longest_pause(records, began, back) for records in others),
-            "others_exchanges": len([r for r in others[0] if r["event"] == "sync" and r["committed"]
-                                     and began < r["time"] < back and r["sites"] < SITES]),
-            "others_lost_steps": max(steps_lost(records, began, back) for records in others),
-            "site_gaps": [[r["from"], r["to"], r["reason"]] for r in run.records(site)
-                          if r["event"] == "gap" and r["time"] > began],
-            **hashes([run.records(other) for other in range(SITES)], back - 1)}
+    return {
+        "name": what,
+        "site": site,
+        "away_s": ended - began,
+        "back_s": back - ended,
+        "paused_s": max(longest_pause(records, began, back) for records in others),
+        "others_exchanges": len(
+            [
+                r
+                for r in others[0]
+                if r["event"] == "sync"
+                and r["committed"]
+                and began < r["time"] < back
+                and r["sites"] < SITES
+            ]
+        ),
+        "others_lost_steps": max(steps_lost(records, began, back) for records in others),
+        "site_gaps": [
+            [r["from"], r["to"], r["reason"]]
+            for r in run.records(site)
+            if r["event"] == "gap" and r["time"] > began
+        ],
+        **hashes([run.records(other) for other in range(SITES)], back - 1),
+    }
 
 
 def longest_pause(records: list[dict[str, Any]], began: float, ended: float) -> float:
@@ -142,37 +186,72 @@ def longest_pause(records: list[dict[str, Any]], began: float, ended: float) -> 
 
 def steps_lost(records: list[dict[str, Any]], began: float, ended: float) -> int:
     """Inner steps of a site that were taken back in that time, since an exchange failed."""
-    return sum(r["to"] - r["from"] for r in records
-               if r["event"] == "gap" and r["reason"] == "failed sync" and began < r["time"] <= ended)
+    return sum(
+        r["to"] - r["from"]
+        for r in records
+        if r["event"] == "gap" and r["reason"] == "failed sync" and began < r["time"] <= ended
+    )
 
 
 def hashes(records: list[list[dict[str, Any]]], since: float) -> dict[str, int]:
     """Exchanges that all sites recorded since then, and those of them whose hashes are equal at all."""
-    by_site = [{(r["outer_step"], r["fragment"]): r["hash"] for r in site if r["event"] == "sync" and r["committed"]
-                and r["time"] > since} for site in records]
+    by_site = [
+        {
+            (r["outer_step"], r["fragment"]): r["hash"]
+            for r in site
+            if r["event"] == "sync" and r["committed"] and r["time"] > since
+        }
+        for site in records
+    ]
     common = set.intersection(*(set(site) for site in by_site))
-    return {"exchanges": len(common), "equal": sum(len({site[key] for site in by_site}) == 1 for key in common)}
+    return {
+        "exchanges": len(common),
+        "equal": sum(len({site[key] for site in by_site}) == 1 for key in common),
+    }
 
 
 # ---------------------------------------------------------------------------------------------------
 # The table
 # ---------------------------------------------------------------------------------------------------
 
-HEADER = ("| run | a step, s | tokens/s, of those without WAN, % | sent by a site in a step, MB | "
-          "loss at equal tokens | back in, s | others paused, s; lost steps | the site's gap, steps | equal hashes |",
-          "|---|---|---|---|---|---|---|---|---|")
-NAMES = {"no-wan-ddp": "DDP", "ddp": "DDP", "no-wan-diloco": f"DiLoCo, H={OUTER_EVERY}",
-         "diloco": f"DiLoCo, H={OUTER_EVERY}"}
+HEADER = (
+    "| run | a step, s | tokens/s, of those without WAN, % | sent by a site in a step, MB | "
+    "loss at equal tokens | back in, s | others paused, s; lost steps | the site's gap, steps | equal hashes |",
+    "|---|---|---|---|---|---|---|---|---|",
+)
+NAMES = {
+    "no-wan-ddp": "DDP",
+    "ddp": "DDP",
+    "no-wan-diloco": f"DiLoCo, H={OUTER_EVERY}",
+    "diloco": f"DiLoCo, H={OUTER_EVERY}",
+}
 
 
 def row(taken: dict[str, Any]) -> str:
     if "step_s" in taken:
         sent = [size / 1e6 for size in taken["sent_bytes_per_step"]]
-        cells = [f"{NAMES[taken['name']]}, {taken['link']}", f"{taken['step_s']:.3f}", f"{taken['share']:.0f}",
-                 spread(sent, 2), f"{taken['val_loss']:.3f} at {taken['tokens']:,}", "", "", "", ""]
+        cells = [
+            f"{NAMES[taken['name']]}, {taken['link']}",
+            f"{taken['step_s']:.3f}",
+            f"{taken['share']:.0f}",
+            spread(sent, 2),
+            f"{taken['val_loss']:.3f} at {taken['tokens']:,}",
+            "",
+            "",
+            "",
+            "",
+        ]
     else:
         gaps = ", ".join(f"{begin}-{end}" for begin, end, _ in taken["site_gaps"]) or "none"
-        cells = [f"DiLoCo, H={LOST_EVERY}: {taken['name']}", "", "", "", "", f"{taken['back_s']:.1f}",
-                 f"{taken['paused_s']:.1f}; {taken['others_lost_steps']}", gaps,
-                 f"{taken['equal']} of {taken['exchanges']}"]
+        cells = [
+            f"DiLoCo, H={LOST_EVERY}: {taken['name']}",
+            "",
+            "",
+            "",
+            "",
+            f"{taken['back_s']:.1f}",
+            f"{taken['paused_s']:.1f}; {taken['others_lost_steps']}",
+            gaps,
+            f"{taken['equal']} of {taken['exchanges']}",
+        ]
     return "| " + " | ".join(cells) + " |"

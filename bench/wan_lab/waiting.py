@@ -16,10 +16,10 @@ from torch import nn
 
 from doctor.gpu_probe.messages import say
 from settings.config import Config
-from train.distributed.world import World
-from train.optim import Optimizer
 from train.diloco import allreduce
 from train.diloco.outer_step import Site
+from train.distributed.world import World
+from train.optim import Optimizer
 
 TABLE = 0.077  # of xlarge's numbers: the embedding, which is the head too
 
@@ -50,9 +50,15 @@ def steps(site: Site, made: int, count: int, wait_s: float) -> dict[str, Any]:
         outcomes.append(site.advance(step + 1))
     seconds = time.perf_counter() - began
     ended = [outcome for outcome in outcomes if outcome.fragment is not None]
-    return {"seconds": seconds, "compute_s": count * wait_s, "stall_s": sum(outcome.stall_s for outcome in ended),
-            "exchange_s": [outcome.seconds for outcome in ended], "network_s": site.striped.seconds,
-            "committed": all(outcome.committed for outcome in ended), "sites": [outcome.sites for outcome in ended]}
+    return {
+        "seconds": seconds,
+        "compute_s": count * wait_s,
+        "stall_s": sum(outcome.stall_s for outcome in ended),
+        "exchange_s": [outcome.seconds for outcome in ended],
+        "network_s": site.striped.seconds,
+        "committed": all(outcome.committed for outcome in ended),
+        "sites": [outcome.sites for outcome in ended],
+    }
 
 
 def main(elements: int, wait_s: float, slower: float, settings: dict[str, str]) -> None:
@@ -75,4 +81,9 @@ def main(elements: int, wait_s: float, slower: float, settings: dict[str, str]) 
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3]), dict(word.split("=", 1) for word in sys.argv[4:]))
+    main(
+        int(sys.argv[1]),
+        float(sys.argv[2]),
+        float(sys.argv[3]),
+        dict(word.split("=", 1) for word in sys.argv[4:]),
+    )

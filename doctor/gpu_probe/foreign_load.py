@@ -13,7 +13,9 @@ def busy_s() -> float | None:
         fields = [int(word) for word in Path("/proc/stat").read_text().split("\n")[0].split()[1:9]]
     except OSError:
         return None
-    user, nice, system, _idle, _iowait, irq, softirq, steal = fields  # a steal is a neighbour on the same host
+    user, nice, system, _idle, _iowait, irq, softirq, steal = (
+        fields  # a steal is a neighbour on the same host
+    )
     return (user + nice + system + irq + softirq + steal) / TICKS
 
 

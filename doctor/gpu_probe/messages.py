@@ -16,5 +16,7 @@ def say(**values: object) -> None:
 
 def said(*arguments: str) -> Iterator[dict[str, Any]]:
     """What `python -m ARGUMENTS` says, in a process of its own. Raises CalledProcessError where that fails."""
-    done = subprocess.run([sys.executable, "-m", *arguments], cwd=ROOT, text=True, stdout=subprocess.PIPE, check=True)
+    done = subprocess.run(
+        [sys.executable, "-m", *arguments], cwd=ROOT, text=True, stdout=subprocess.PIPE, check=True
+    )
     yield from map(json.loads, done.stdout.splitlines())

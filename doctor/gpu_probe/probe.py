@@ -24,18 +24,26 @@ import torch
 
 from doctor.gpu_probe import messages, probe_step, worker
 from doctor.gpu_probe.probe_step import introduce, say
-from settings.config import Config
-from train.distributed.world import World, from_all, from_first, join, leave, sum_over_ranks
-from settings.declare import SettingsError
 from hardware.model_size import parameters
 from hardware.out_of_memory import is_out_of_memory
+from settings.config import Config
+from settings.declare import SettingsError
+from train.distributed.world import World, from_all, from_first, join, leave, sum_over_ranks
 
-SIZES = {"cpu": (1024, 2048, 4096), "cuda": (4096, 8192, 16384)}  # of square products; the best one counts
-LONGEST_S = 1.5                     # for one type and size
-GROUP_S = 0.05                      # products timed together, since a GPU is told of them ahead
-ARRAY = 2**30                       # bytes of each of the triad's on a GPU, and at most on a CPU
-OF_A_CORE = 2**25                   # bytes of each on a CPU for each core: four times a cache of 8 MiB, as STREAM wants
-BUFFER = {"cpu": 2**26, "cuda": 2**30}  # bytes of a gradient that are sent, at most: more is as fast
+SIZES = {
+    "cpu": (1024, 2048, 4096),
+    "cuda": (4096, 8192, 16384),
+}  # of square products; the best one counts
+LONGEST_S = 1.5  # for one type and size
+GROUP_S = 0.05  # products timed together, since a GPU is told of them ahead
+ARRAY = 2**30  # bytes of each of the triad's on a GPU, and at most on a CPU
+OF_A_CORE = (
+    2**25
+)  # bytes of each on a CPU for each core: four times a cache of 8 MiB, as STREAM wants
+BUFFER = {
+    "cpu": 2**26,
+    "cuda": 2**30,
+}  # bytes of a gradient that are sent, at most: more is as fast
 
 
 def ceilings(c: Config, world: World, until: float) -> None:
@@ -46,7 +54,9 @@ def ceilings(c: Config, world: World, until: float) -> None:
     introduce(world)
     for dtype in types:
         say(world, phase=f"products in {dtype}")
-        each_s = min(LONGEST_S, shares["matmul"] * left / len(types) / len(SIZES[world.device.type]))
+        each_s = min(
+            LONGEST_S, shares["matmul"] * left / len(types) / len(SIZES[world.device.type])
+        )
         if dtype == types[-1]:
             say(world, busy=True)
         found = products(world, dtype, each_s)
@@ -66,12 +76,15 @@ def has_bfloat16(device: torch.device) -> bool:
 # Products and memory
 # ---------------------------------------------------------------------------------------------------
 
+
 def products(world: World, dtype: str, each_s: float) -> float:
     """TFLOP/s of this process's products of that type, sums in float32 (no TF32), at the size that is best."""
     torch.set_float32_matmul_precision("highest")
     best = 0.0
     for size in SIZES[world.device.type]:
-        a, b = (torch.randn(size, size, device=world.device).to(getattr(torch, dtype)) for _ in range(2))
+        a, b = (
+            torch.randn(size, size, device=world.device).to(getattr(torch, dtype)) for _ in range(2)
+        )
         product = torch.empty_like(a)
 
         def once(a: torch.Tensor = a, b: torch.Tensor = b, product: torch.Tensor = product) -> None:
@@ -105,7 +118,9 @@ def times(once: Callable[[], Any], seconds: float) -> list[float]:
     group = max(1, round(GROUP_S / each))
     found: list[float] = []
     began = time.perf_counter()
-    while (gone := time.perf_counter() - began) < seconds or len(found) < (3 if gone < 2 * seconds else 1):
+    while (gone := time.perf_counter() - began) < seconds or len(found) < (
+        3 if gone < 2 * seconds else 1
+    ):
         found.append(took(once, group))
     return found
 
@@ -124,6 +139,7 @@ def took(once: Callable[[], Any], calls: int) -> float:
 # Between processes
 # ---------------------------------------------------------------------------------------------------
 
+
 def link(c: Config, world: World, seconds: float) -> dict[str, float]:
     """bus_gb_s: of an all-reduce of a float32 gradient, or of BUFFER bytes of it; latency_us: of a single number."""
     size = min(4 * parameters(c).total, BUFFER[world.device.type])
@@ -134,8 +150,12 @@ def link(c: Config, world: World, seconds: float) -> dict[str, float]:
         send = functools.partial(sum_over_ranks, values)
         calls = from_first(max(3, min(calls_at_most, int(seconds / 2 / took(send, 3)))))
         medians.append(statistics.median(took(send, 1) for _ in range(calls)))
-    return {"bus_gb_s": bus_gb_s(size, medians[0], world.size), "latency_us": medians[1] * 1e6, "bytes": size,
-            "seconds": medians[0]}
+    return {
+        "bus_gb_s": bus_gb_s(size, medians[0], world.size),
+        "latency_us": medians[1] * 1e6,
+        "bytes": size,
+        "seconds": medians[0],
+    }
 
 
 def bus_gb_s(size: int, seconds: float, processes: int) -> float:
@@ -149,6 +169,7 @@ def bus_gb_s(size: int, seconds: float, processes: int) -> float:
 # A process
 # ---------------------------------------------------------------------------------------------------
 
+
 def main(part: str, settings: str, processes: int, until: float, limit: float) -> int:
     signal.setitimer(signal.ITIMER_REAL, max(0.1, limit - time.time()))  # SIGALRM, which ends it
     c = Config(**{name.lower(): value for name, value in json.loads(settings).items()}).derived()
@@ -156,7 +177,9 @@ def main(part: str, settings: str, processes: int, until: float, limit: float) -
         if part == "step":
             probe_step.measure(c, join(c), until, limit)
         else:  # whatever the batch and the type of the run
-            c = dataclasses.replace(c, dtype="float32", micro_batch_size=1, batch_tokens=processes * c.seq_len)
+            c = dataclasses.replace(
+                c, dtype="float32", micro_batch_size=1, batch_tokens=processes * c.seq_len
+            )
             ceilings(c, join(c), until)
         leave()
     except SettingsError as error:
@@ -173,4 +196,6 @@ def main(part: str, settings: str, processes: int, until: float, limit: float) -
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4]), float(sys.argv[5])))
+    sys.exit(
+        main(sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4]), float(sys.argv[5]))
+    )

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 CHUNK = 2**24
-FIRST = 2**25      # bytes written to see how many the time allows
+FIRST = 2**25  # bytes written to see how many the time allows
 MOST = 2**31
-SHARE = 0.1        # of the room that is free, at most
+SHARE = 0.1  # of the room that is free, at most
 
 
 def measure(folder: Path, until: float) -> dict[str, Any]:
@@ -30,7 +30,9 @@ def measure(folder: Path, until: float) -> dict[str, Any]:
         folder.mkdir(parents=True, exist_ok=True)
         room = shutil.disk_usage(folder).free
         if room * SHARE < FIRST:
-            return {"problem": f"only {room / 1e6:.0f} MB are free, and a tenth of that says nothing"}
+            return {
+                "problem": f"only {room / 1e6:.0f} MB are free, and a tenth of that says nothing"
+            }
         descriptor, name = tempfile.mkstemp(prefix=".probe-", dir=folder)
         try:
             os.unlink(name)
@@ -40,7 +42,11 @@ def measure(folder: Path, until: float) -> dict[str, Any]:
             if (wanted := fitting(rate, until - time.time(), room)) > FIRST:
                 size = wanted
                 rate = size / write(descriptor, chunk, size)
-            return {"write_mb_s": rate / 1e6, "read_mb_s": read_mb_s(descriptor, size, until), "bytes": size}
+            return {
+                "write_mb_s": rate / 1e6,
+                "read_mb_s": read_mb_s(descriptor, size, until),
+                "bytes": size,
+            }
         finally:
             os.close(descriptor)
     except OSError as error:
@@ -59,7 +65,7 @@ def write(descriptor: int, chunk: bytes, size: int) -> float:
     for _ in range(size // len(chunk)):
         view = memoryview(chunk)
         while view:
-            view = view[os.write(descriptor, view):]
+            view = view[os.write(descriptor, view) :]
     os.fsync(descriptor)
     return time.perf_counter() - began
 
@@ -86,5 +92,7 @@ def kept(descriptor: int, at: int) -> bool:
 
 
 if __name__ == "__main__":
-    signal.setitimer(signal.ITIMER_REAL, max(0.1, float(sys.argv[3]) - time.time()))  # SIGALRM, which ends it
+    signal.setitimer(
+        signal.ITIMER_REAL, max(0.1, float(sys.argv[3]) - time.time())
+    )  # SIGALRM, which ends it
     sys.stdout.write(json.dumps({"disk": measure(Path(sys.argv[1]), float(sys.argv[2]))}) + "\n")

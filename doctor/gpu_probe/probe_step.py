@@ -14,19 +14,19 @@ from typing import Any
 
 import torch
 
-from doctor.gpu_probe import messages, free_memory, worker
-from train.model import attention, compilation
-from train.data.batch import Batch, document_bounds, to_device
+from doctor.gpu_probe import free_memory, messages, worker
 from settings.config import Config
+from train.data.batch import Batch, document_bounds, to_device
+from train.distributed.parallel import Sharding, grad_sync, is_split, local, parallelize
 from train.distributed.world import World, from_all, from_first
+from train.model import attention, compilation
 from train.model.model import unfilled
 from train.optim import build_optimizer, set_rate
-from train.distributed.parallel import Sharding, grad_sync, is_split, local, parallelize
 from train.step import rehearse, train_step
 
-ROUNDS = 3        # of a step that is composed
+ROUNDS = 3  # of a step that is composed
 MOST_ROUNDS = 30  # of one that is taken whole
-RATE = 1e-6       # so small that no loss runs away, since a step that is refused makes no update
+RATE = 1e-6  # so small that no loss runs away, since a step that is refused makes no update
 
 
 def composed_s(first_s: float, further_s: float, micro_batches: int) -> float:
@@ -53,7 +53,9 @@ class Stepper:
         say(world, phase="building the model")
         torch.set_float32_matmul_precision("highest")
         self.kernel = attention.choose(c, world.device)
-        model = unfilled(c, world.device, self.kernel, Sharding(c, world) if is_split(c, world) else None)
+        model = unfilled(
+            c, world.device, self.kernel, Sharding(c, world) if is_split(c, world) else None
+        )
         for weight in model.parameters():
             local(weight).data.normal_(0.0, 0.02)
         if compilation.wanted(c, world.device, model):
@@ -71,10 +73,16 @@ class Stepper:
     def take(self, micro_batches: int) -> float:
         """Seconds of a step of so many micro-batches."""
         windows = micro_batches * self.micro_batch
-        batch = Batch([self.inputs] * micro_batches, windows * self.world.size * self.c.seq_len, range(windows))
+        batch = Batch(
+            [self.inputs] * micro_batches,
+            windows * self.world.size * self.c.seq_len,
+            range(windows),
+        )
         worker.synchronize()
         began = time.perf_counter()
-        self.peak_gib = train_step(self.engine, self.optimizer, batch, self.c.grad_clip, self.world).mem_gib
+        self.peak_gib = train_step(
+            self.engine, self.optimizer, batch, self.c.grad_clip, self.world
+        ).mem_gib
         worker.synchronize()
         return time.perf_counter() - began
 
@@ -105,7 +113,9 @@ def measure(c: Config, world: World, until: float, limit: float) -> None:
     step.take(1)  # the first update makes room for moments
     firsts = [step.take(1)]
     passes = [step.take_passes(1)] if n > 1 else []
-    rounds, apart = from_first(planned(firsts[0], passes[0] if n > 1 else 0.0, n, until - time.time()))
+    rounds, apart = from_first(
+        planned(firsts[0], passes[0] if n > 1 else 0.0, n, until - time.time())
+    )
     wholes: list[float] = []
     while len(wholes) < rounds and len(firsts) <= rounds:
         began = time.time()
@@ -115,22 +125,45 @@ def measure(c: Config, world: World, until: float, limit: float) -> None:
         else:
             wholes.append(step.take(n))
         done, now = max(len(wholes), len(firsts) - 1), time.time()
-        if from_first(2 * now - began > (until if done >= ROUNDS else limit - 1)):  # another one would end too late
+        if from_first(
+            2 * now - began > (until if done >= ROUNDS else limit - 1)
+        ):  # another one would end too late
             break
     first, further = statistics.median(firsts), statistics.median(passes or [0.0])
     whole = composed_s(first, further, n) if apart else statistics.median(wholes)
-    say(world, step={"step_s": whole, "tokens_per_s": c.batch_tokens / whole, "peak_gib": step.peak_gib,
-                     "micro_batch": step.micro_batch, "micro_batches": n, "composed": apart > 0,
-                     "rounds": len(wholes) or len(firsts), "first_s": first, "further_s": further,
-                     "spread": [min(wholes or firsts), max(wholes or firsts)],
-                     "compiled": step.compiled, "attention": step.kernel.name})
+    say(
+        world,
+        step={
+            "step_s": whole,
+            "tokens_per_s": c.batch_tokens / whole,
+            "peak_gib": step.peak_gib,
+            "micro_batch": step.micro_batch,
+            "micro_batches": n,
+            "composed": apart > 0,
+            "rounds": len(wholes) or len(firsts),
+            "first_s": first,
+            "further_s": further,
+            "spread": [min(wholes or firsts), max(wholes or firsts)],
+            "compiled": step.compiled,
+            "attention": step.kernel.name,
+        },
+    )
 
 
 def introduce(world: World) -> None:
     """Say who takes part. Called by all processes."""
-    uuid = str(torch.cuda.get_device_properties(world.device).uuid) if world.device.type == "cuda" else ""
-    say(world, names=from_all(world.device_name), uuids=from_all(uuid), torch=torch.__version__,
-        threads=torch.get_num_threads())
+    uuid = (
+        str(torch.cuda.get_device_properties(world.device).uuid)
+        if world.device.type == "cuda"
+        else ""
+    )
+    say(
+        world,
+        names=from_all(world.device_name),
+        uuids=from_all(uuid),
+        torch=torch.__version__,
+        threads=torch.get_num_threads(),
+    )
 
 
 def say(world: World, **values: Any) -> None:

@@ -33,12 +33,15 @@ class Shape:
         return flops_per_token(weights, self.n_layer, self.n_embd, self.seq_len)
 
 
-SHAPES = {shape.name: shape for shape in (
-    Shape("tiny", 2, 64, 2, 512, 64, 4),         # for tests of the benchmark
-    Shape("s4k", 6, 384, 6, 4096, 256, 16),      # for CPUs: blocks dominate
-    Shape("s50k", 6, 384, 6, 50304, 256, 16),    # for CPUs: head and loss dominate
-    Shape("gpt2", 12, 768, 12, 50304, 1024, 16, 4),
-    Shape("d16", 16, 1024, 8, 65536, 2048, 8, 4),
-    Shape("d24", 24, 1536, 12, 65536, 2048, 8, 4),
-    Shape("xlarge", 24, 2048, 16, 50304, 2048, 8, 4),
-)}
+SHAPES = {
+    shape.name: shape
+    for shape in (
+        Shape("tiny", 2, 64, 2, 512, 64, 4),  # for tests of the benchmark
+        Shape("s4k", 6, 384, 6, 4096, 256, 16),  # for CPUs: blocks dominate
+        Shape("s50k", 6, 384, 6, 50304, 256, 16),  # for CPUs: head and loss dominate
+        Shape("gpt2", 12, 768, 12, 50304, 1024, 16, 4),
+        Shape("d16", 16, 1024, 8, 65536, 2048, 8, 4),
+        Shape("d24", 24, 1536, 12, 65536, 2048, 8, 4),
+        Shape("xlarge", 24, 2048, 16, 50304, 2048, 8, 4),
+    )
+}

@@ -40,8 +40,11 @@ def device() -> torch.device:
 
 def windows(shape: Shape) -> torch.Tensor:
     """(sequences, seq_len + 1) random tokens, the same for all."""
-    return torch.randint(shape.vocab_size, (shape.sequences, shape.seq_len + 1),
-                         generator=torch.Generator().manual_seed(1)).to(device())
+    return torch.randint(
+        shape.vocab_size,
+        (shape.sequences, shape.seq_len + 1),
+        generator=torch.Generator().manual_seed(1),
+    ).to(device())
 
 
 def pairs(shape: Shape) -> tuple[torch.Tensor, torch.Tensor]:
@@ -52,10 +55,16 @@ def pairs(shape: Shape) -> tuple[torch.Tensor, torch.Tensor]:
 
 def half(dtype: str) -> Any:
     """Autocast to bfloat16, or nothing."""
-    return torch.autocast(device().type, torch.bfloat16) if dtype == "bfloat16" else contextlib.nullcontext()
+    return (
+        torch.autocast(device().type, torch.bfloat16)
+        if dtype == "bfloat16"
+        else contextlib.nullcontext()
+    )
 
 
-def training(model: torch.nn.Module, optimizer: torch.optim.Optimizer, loss_of: Callable[[], torch.Tensor]) -> Step:
+def training(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, loss_of: Callable[[], torch.Tensor]
+) -> Step:
     """A peer's step; loss_of: its forward, the mean over tokens (nats)."""
     parameters = list(model.parameters())
 
@@ -74,8 +83,12 @@ def adamw(model: torch.nn.Module) -> torch.optim.Optimizer:
     """Fused, decaying what is a matrix, as trainers do."""
     matrices = [p for p in model.parameters() if p.dim() >= 2]
     others = [p for p in model.parameters() if p.dim() < 2]
-    return torch.optim.AdamW([{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}],
-                             lr=1e-3, betas=(0.9, 0.95), fused=True)
+    return torch.optim.AdamW(
+        [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}],
+        lr=1e-3,
+        betas=(0.9, 0.95),
+        fused=True,
+    )
 
 
 def serve(set_up: Callable[..., Step]) -> None:
@@ -104,8 +117,7 @@ def serve(set_up: Callable[..., Step]) -> None:
 
 
 def make_way() -> None:
-    """Leave the GPU's memory to whose turn is next, but for weights and moments: not all that take turns fit at once.
-    """
+    """Leave the GPU's memory to whose turn is next, but for weights and moments: not all that take turns fit at once."""
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 

@@ -22,8 +22,8 @@ from plan.network import links
 from plan.network.links import Links, Pair
 from plan.report import table, wrapped
 from settings.config import Config
-from train.distributed.registry import Verdict
 from settings.declare import SettingsError
+from train.distributed.registry import Verdict
 
 BAD_SETTING, TOLD_TO_STOP = 64, 130
 
@@ -56,26 +56,48 @@ def check(c: Config) -> None:
     """Raises SettingsError."""
     problems = []
     if c.nodes == 1:
-        problems.append("NODES=1: there is nothing between nodes to measure; set NODES to their number, for example "
-                        "NODES=4, NODE_RANK to which this is, from 0, and MASTER_ADDR to the address of the first")
+        problems.append(
+            "NODES=1: there is nothing between nodes to measure; set NODES to their number, for example "
+            "NODES=4, NODE_RANK to which this is, from 0, and MASTER_ADDR to the address of the first"
+        )
     elif c.node_rank >= c.nodes:
-        problems.append(f"NODE_RANK={c.node_rank} with NODES={c.nodes}: nodes are counted from 0; the last is "
-                        f"NODE_RANK={c.nodes - 1}")
+        problems.append(
+            f"NODE_RANK={c.node_rank} with NODES={c.nodes}: nodes are counted from 0; the last is "
+            f"NODE_RANK={c.nodes - 1}"
+        )
     if c.nodes > 1 and not c.master_addr:
-        problems.append(f"NODES={c.nodes} needs MASTER_ADDR, the first node's name or address; for example "
-                        "MASTER_ADDR=10.0.0.5")
+        problems.append(
+            f"NODES={c.nodes} needs MASTER_ADDR, the first node's name or address; for example "
+            "MASTER_ADDR=10.0.0.5"
+        )
     if c.nodes % c.sites:
-        problems.append(f"SITES={c.sites}: NODES={c.nodes} cannot be spread evenly over them; for example "
-                        f"SITES={c.nodes}")
+        problems.append(
+            f"SITES={c.sites}: NODES={c.nodes} cannot be spread evenly over them; for example "
+            f"SITES={c.nodes}"
+        )
     if problems:
         raise SettingsError(problems)
 
 
-def in_pod(rank: str, nodes: str, address: str, port: str, streams: str, seconds: str, join_s: str,
-           site: str = "") -> int:
+def in_pod(
+    rank: str,
+    nodes: str,
+    address: str,
+    port: str,
+    streams: str,
+    seconds: str,
+    join_s: str,
+    site: str = "",
+) -> int:
     """Beside a job that is at work: all is said, and nothing asked of the settings."""
-    c = Config(node_rank=int(rank), nodes=int(nodes), master_addr=address, master_port=int(port),
-               sync_streams=int(streams), start_timeout_s=int(join_s))
+    c = Config(
+        node_rank=int(rank),
+        nodes=int(nodes),
+        master_addr=address,
+        master_port=int(port),
+        sync_streams=int(streams),
+        start_timeout_s=int(join_s),
+    )
     if c.node_rank:
         return ended(net_nodes.take_part(c, site))
     verdict, found = net_nodes.conduct(c, site, float(seconds))
@@ -94,6 +116,7 @@ def ended(verdict: Verdict) -> int:
 # What was found, in words
 # ---------------------------------------------------------------------------------------------------
 
+
 def tell(found: Links, runs_dir: str) -> None:
     """The table, and the file for make plan."""
     try:
@@ -108,15 +131,24 @@ def told(found: Links) -> list[str]:
     """A line for each ordered pair, and one for each node while all send."""
     many = f"{found.streams} connections"
     rows = [["from", "to", "round trip ms", "of 95%", "Gbit/s, 1 connection", many]]
-    rows += [[name(found, pair.start), name(found, pair.end), *figures(pair)]
-             for pair in sorted(found.pairs, key=lambda pair: (pair.start, pair.end))]
-    at_once = [["all at once, from", "to", f"Gbit/s, {many}"],
-               *([name(found, flow.start), name(found, flow.end), number(flow.gbit)] for flow in found.at_once)]
+    rows += [
+        [name(found, pair.start), name(found, pair.end), *figures(pair)]
+        for pair in sorted(found.pairs, key=lambda pair: (pair.start, pair.end))
+    ]
+    at_once = [
+        ["all at once, from", "to", f"Gbit/s, {many}"],
+        *(
+            [name(found, flow.start), name(found, flow.end), number(flow.gbit)]
+            for flow in found.at_once
+        ),
+    ]
     return [*table(rows, left=(0, 1)), *(table(at_once, left=(0, 1)) if found.at_once else [])]
 
 
 def figures(pair: Pair) -> list[str]:
-    return [number(value) for value in (pair.rtt_ms, pair.rtt_p95_ms, pair.one_gbit, pair.many_gbit)]
+    return [
+        number(value) for value in (pair.rtt_ms, pair.rtt_p95_ms, pair.one_gbit, pair.many_gbit)
+    ]
 
 
 def number(value: float | None) -> str:
@@ -138,7 +170,8 @@ def summary(found: Links, kept: str) -> list[str]:
     if not found.known:
         shape = f"NODES={nodes} SITES={nodes} "
     what = "the slowest of pairs and of all at once; " + (
-        "each node counts as a site of its own, SITES says otherwise; " if not found.known else "")
+        "each node counts as a site of its own, SITES says otherwise; " if not found.known else ""
+    )
     return [*wrapped(f"{what}{kept}:"), f"{shape}{typed}"]
 
 

@@ -20,10 +20,10 @@ import time
 from typing import Any, NamedTuple
 
 PING_BYTES, CHUNK = 32, 2**20
-CONNECT_S = 5.0      # for a node to take a connection
-SILENT_S = 10.0      # without a byte a connection counts as broken
+CONNECT_S = 5.0  # for a node to take a connection
+SILENT_S = 10.0  # without a byte a connection counts as broken
 MOST_PINGS = 500
-LINE = 1000          # bytes of a header, at most
+LINE = 1000  # bytes of a header, at most
 
 
 class Unreached(Exception):
@@ -45,6 +45,7 @@ class Address(NamedTuple):
 # ---------------------------------------------------------------------------------------------------
 # The listening side
 # ---------------------------------------------------------------------------------------------------
+
 
 class Ears:
     """Listens on a port of its own, until close(); a thread for each connection, but none for who lacks the key."""
@@ -81,7 +82,7 @@ class Ears:
             else:
                 counted = sink(connection, float(asked["warm_s"]), float(asked["seconds"]))
                 connection.sendall(json.dumps(counted).encode() + b"\n")
-                while connection.recv(CHUNK):   # a close with data unread would overtake the answer
+                while connection.recv(CHUNK):  # a close with data unread would overtake the answer
                     pass
 
 
@@ -91,7 +92,9 @@ def listening(loopback: bool) -> socket.socket:
         return socket.create_server(("127.0.0.1", 0), backlog=128)
     if socket.has_dualstack_ipv6():
         with contextlib.suppress(OSError):
-            return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=128)
+            return socket.create_server(
+                ("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=128
+            )
     return socket.create_server(("", 0), backlog=128)
 
 
@@ -144,22 +147,31 @@ def sink(connection: socket.socket, warm_s: float, seconds: float) -> dict[str, 
 # The calling side
 # ---------------------------------------------------------------------------------------------------
 
+
 def connect(to: Address) -> socket.socket:
     """Raises Unreached."""
     any_port = "gloo and NCCL choose any port between nodes, so all must be open"
     try:
         connection = socket.create_connection((to.host, to.port), CONNECT_S)
     except socket.gaierror as error:
-        raise Unreached(f"{to.name} gives its address as {to.host}, which does not resolve here ({error.strerror}); "
-                        "set SITE_ADDR there to one that does") from None
+        raise Unreached(
+            f"{to.name} gives its address as {to.host}, which does not resolve here ({error.strerror}); "
+            "set SITE_ADDR there to one that does"
+        ) from None
     except ConnectionRefusedError:
-        raise Unreached(f"{to.name} at {to.where} refuses connections: a firewall, or another machine has that "
-                        f"address; {any_port}") from None
+        raise Unreached(
+            f"{to.name} at {to.where} refuses connections: a firewall, or another machine has that "
+            f"address; {any_port}"
+        ) from None
     except TimeoutError:
-        raise Unreached(f"{to.name} at {to.where} does not answer in {CONNECT_S:.0f} s: a firewall drops what is sent "
-                        f"there; {any_port}") from None
+        raise Unreached(
+            f"{to.name} at {to.where} does not answer in {CONNECT_S:.0f} s: a firewall drops what is sent "
+            f"there; {any_port}"
+        ) from None
     except OSError as error:
-        raise Unreached(f"{to.name} at {to.where} cannot be reached ({error.strerror or error}); {any_port}") from None
+        raise Unreached(
+            f"{to.name} at {to.where} cannot be reached ({error.strerror or error}); {any_port}"
+        ) from None
     connection.settimeout(SILENT_S)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return connection
@@ -172,7 +184,9 @@ def pings(to: Address, key: str, seconds: float) -> tuple[float, float]:
         try:
             connection.sendall(json.dumps({"net_probe": key, "kind": "echo"}).encode() + b"\n")
             began = time.monotonic()
-            while len(found) < MOST_PINGS and (len(found) < 4 or time.monotonic() - began < seconds):
+            while len(found) < MOST_PINGS and (
+                len(found) < 4 or time.monotonic() - began < seconds
+            ):
                 sent = time.perf_counter()
                 connection.sendall(bytes(PING_BYTES))
                 left = PING_BYTES
@@ -184,7 +198,7 @@ def pings(to: Address, key: str, seconds: float) -> tuple[float, float]:
                 found.append(1000 * (time.perf_counter() - sent))
         except OSError as error:
             raise Unreached(broken(to, error)) from None
-    ordered = sorted(found[1:])   # the first waits for a thread to start
+    ordered = sorted(found[1:])  # the first waits for a thread to start
     return ordered[len(ordered) // 2], ordered[math.ceil(0.95 * len(ordered)) - 1]
 
 
@@ -238,7 +252,13 @@ def pushed(connection: socket.socket, key: str, warm_s: float, seconds: float) -
 
 def broken(to: Address, error: Exception) -> str:
     if isinstance(error, ZeroDivisionError):
-        return (f"nothing of what was sent to {to.name} at {to.where} arrived in time: the link is slower than can be "
-                "measured")
-    reason = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
+        return (
+            f"nothing of what was sent to {to.name} at {to.where} arrived in time: the link is slower than can be "
+            "measured"
+        )
+    reason = (
+        (error.strerror if isinstance(error, OSError) else None)
+        or str(error)
+        or type(error).__name__
+    )
     return f"the connection to {to.name} at {to.where} broke while it was measured ({reason})"

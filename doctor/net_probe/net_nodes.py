@@ -21,18 +21,26 @@ from typing import Any
 
 from doctor.net_probe.net_measure import Address, Ears, Unreached, flood, pings
 from doctor.net_probe.net_rounds import ring, rounds
+from hardware.ports import free_port
 from plan.network.links import Flow, Links, Pair
 from settings.config import Config
-from hardware.ports import free_port
-from train.distributed.rendezvous import Reminder, Unreachable, is_loopback, opened, reached, unresolved, where
 from train.distributed.registry import Line, Lost, Verdict, is_someone, named
+from train.distributed.rendezvous import (
+    Reminder,
+    Unreachable,
+    is_loopback,
+    opened,
+    reached,
+    unresolved,
+    where,
+)
 
 HELLO = {"net_probe": 1}
-TOTAL_S = 48.0            # of all pairs; ALL_S more with all at once
+TOTAL_S = 48.0  # of all pairs; ALL_S more with all at once
 ALL_S = 5.0
-LEAST_S, MOST_S = 1.5, 8.0   # of a pair: pings, one connection, several
+LEAST_S, MOST_S = 1.5, 8.0  # of a pair: pings, one connection, several
 PING_SHARE = 0.15
-LATE_S = 30.0             # beyond its time, for a node to say what it found
+LATE_S = 30.0  # beyond its time, for a node to say what it found
 LOOK_S = 0.05
 
 Say = Callable[[str], None]
@@ -56,11 +64,18 @@ class Gone(Exception):
 # Every node
 # ---------------------------------------------------------------------------------------------------
 
+
 def take_part(c: Config, site: str = "", at: tuple[str, int] | None = None) -> Verdict:
     """Come to node 0 and measure what it says, until it is over. at: node 0's own port, for itself."""
     ears = Ears("", is_loopback(c.master_addr))
-    facts = {"node_rank": c.node_rank, "host": socket.gethostname(), "nodes": c.nodes, "site": site,
-             "addr": c.site_addr, "port": ears.port}
+    facts = {
+        "node_rank": c.node_rank,
+        "host": socket.gethostname(),
+        "nodes": c.nodes,
+        "site": site,
+        "addr": c.site_addr,
+        "port": ears.port,
+    }
     try:
         if at:
             with socket.create_connection(at, 5) as connection:
@@ -107,10 +122,15 @@ def obey(line: Line, facts: dict[str, Any], ears: Ears) -> Verdict:
                 raise Lost("it says nothing")
     except Lost as lost:
         if not greeted:
-            raise Unreachable("something answers where node 0 should, but it is no make net-probe; choose another "
-                              "MASTER_PORT on all nodes, for example one that nothing listens on") from None
-        return Verdict(69, f"node 0 is gone ({lost}): it was stopped, or the network between broke; start make "
-                       "net-probe again on all nodes")
+            raise Unreachable(
+                "something answers where node 0 should, but it is no make net-probe; choose another "
+                "MASTER_PORT on all nodes, for example one that nothing listens on"
+            ) from None
+        return Verdict(
+            69,
+            f"node 0 is gone ({lost}): it was stopped, or the network between broke; start make "
+            "net-probe again on all nodes",
+        )
 
 
 def carry_out(order: dict[str, Any], key: str) -> dict[str, Any]:
@@ -121,8 +141,12 @@ def carry_out(order: dict[str, Any], key: str) -> dict[str, Any]:
             return {"many_gbit": flood(to, key, streams, seconds)}
         median, slow = pings(to, key, PING_SHARE * seconds)
         each = (1 - PING_SHARE) / 2 * seconds
-        return {"rtt_ms": median, "rtt_p95_ms": slow, "one_gbit": flood(to, key, 1, each),
-                "many_gbit": flood(to, key, streams, each)}
+        return {
+            "rtt_ms": median,
+            "rtt_p95_ms": slow,
+            "one_gbit": flood(to, key, 1, each),
+            "many_gbit": flood(to, key, streams, each),
+        }
     except Unreached as error:
         return {"problem": str(error)}
 
@@ -131,6 +155,7 @@ def carry_out(order: dict[str, Any], key: str) -> dict[str, Any]:
 # Node 0
 # ---------------------------------------------------------------------------------------------------
 
+
 def conduct(c: Config, site: str = "", total_s: float = TOTAL_S) -> tuple[Verdict, Links | None]:
     """Of node 0: wait for all, have them measure, and say what was found, also where it ends before its time."""
     try:
@@ -138,10 +163,16 @@ def conduct(c: Config, site: str = "", total_s: float = TOTAL_S) -> tuple[Verdic
     except socket.gaierror as error:
         return Verdict(69, unresolved(c, error)), None
     except OSError as error:
-        return Verdict(78, f"MASTER_PORT={c.master_port} cannot be listened on here ({error.strerror}); choose another "
-                       f"on all nodes, for example MASTER_PORT={free_port(c.master_port)}"), None
+        return Verdict(
+            78,
+            f"MASTER_PORT={c.master_port} cannot be listened on here ({error.strerror}); choose another "
+            f"on all nodes, for example MASTER_PORT={free_port(c.master_port)}",
+        ), None
     at = listeners[0].getsockname()[:2]
-    own = (("::1" if ":" in at[0] else "127.0.0.1") if at[0] in ("", "::", "0.0.0.0") else at[0], at[1])
+    own = (
+        ("::1" if ":" in at[0] else "127.0.0.1") if at[0] in ("", "::", "0.0.0.0") else at[0],
+        at[1],
+    )
     threading.Thread(target=node_0_itself, args=(c, site, own), daemon=True).start()
     party = Party(c)
     try:
@@ -190,7 +221,9 @@ class Party:
 
     def address(self, rank: int) -> Address:
         """Where the others reach it: as it says, else as it reached node 0; node 0 as they were told."""
-        host = str(self.facts[rank].get("addr") or "") or (self.c.master_addr if rank == 0 else self.peers[rank])
+        host = str(self.facts[rank].get("addr") or "") or (
+            self.c.master_addr if rank == 0 else self.peers[rank]
+        )
         return Address(self.name(rank), host, int(self.facts[rank]["port"]))
 
     # ---- All are there
@@ -208,17 +241,26 @@ class Party:
                     line = Line(connection)
                     with contextlib.suppress(Lost):
                         line.send(HELLO)
-                        strangers.append((line, str(peer[0]).removeprefix("::ffff:"), time.monotonic()))
+                        strangers.append(
+                            (line, str(peer[0]).removeprefix("::ffff:"), time.monotonic())
+                        )
             strangers = [one for one in strangers if not self.heard(*one)]
             self.still_there()
             missing = [str(rank) for rank in range(self.c.nodes) if rank not in self.facts]
             if missing and time.monotonic() > deadline:
-                raise Gone(Verdict(69, f"node {', '.join(missing)} did not come in {self.c.start_timeout_s} s: it was "
-                                   f"not started, or cannot reach {where(self.c)}; on each node: make net-probe "
-                                   f"NODES={self.c.nodes} NODE_RANK=i MASTER_ADDR={self.c.master_addr}"))
+                raise Gone(
+                    Verdict(
+                        69,
+                        f"node {', '.join(missing)} did not come in {self.c.start_timeout_s} s: it was "
+                        f"not started, or cannot reach {where(self.c)}; on each node: make net-probe "
+                        f"NODES={self.c.nodes} NODE_RANK=i MASTER_ADDR={self.c.master_addr}",
+                    )
+                )
             if missing:
-                reminder.say(f"{len(self.facts)} of {self.c.nodes} nodes are there, waiting at {where(self.c)} for "
-                             f"node {', '.join(missing)}")
+                reminder.say(
+                    f"{len(self.facts)} of {self.c.nodes} nodes are there, waiting at {where(self.c)} for "
+                    f"node {', '.join(missing)}"
+                )
         for line in self.lines.values():
             line.send({"key": self.key})
 
@@ -238,12 +280,22 @@ class Party:
         rank = facts["node_rank"]
         if facts.get("nodes") != self.c.nodes or not 0 <= rank < self.c.nodes:
             self.lines[max([*self.lines, self.c.nodes]) + 1] = line
-            raise Gone(Verdict(64, f"{named(facts)} has NODES={facts.get('nodes')}, node 0 has NODES={self.c.nodes}; "
-                               "give all the same NODES, and each its own NODE_RANK below that"))
+            raise Gone(
+                Verdict(
+                    64,
+                    f"{named(facts)} has NODES={facts.get('nodes')}, node 0 has NODES={self.c.nodes}; "
+                    "give all the same NODES, and each its own NODE_RANK below that",
+                )
+            )
         if rank in self.facts:
             self.lines[max([*self.lines, self.c.nodes]) + 1] = line
-            raise Gone(Verdict(64, f"{named(facts)} and {self.name(rank)} both have NODE_RANK={rank}; give each its "
-                               f"own, from 0 to {self.c.nodes - 1}"))
+            raise Gone(
+                Verdict(
+                    64,
+                    f"{named(facts)} and {self.name(rank)} both have NODE_RANK={rank}; give each its "
+                    f"own, from 0 to {self.c.nodes - 1}",
+                )
+            )
         self.lines[rank], self.facts[rank], self.peers[rank] = line, facts, peer
         return True
 
@@ -256,8 +308,13 @@ class Party:
                 raise self.lost(rank, lost) from None
 
     def lost(self, rank: int, why: object) -> Gone:
-        return Gone(Verdict(69, f"{self.name(rank)} is gone ({why}): it was stopped, or the network to it broke; what "
-                            "was measured until then is above, and make net-probe on all nodes starts again"))
+        return Gone(
+            Verdict(
+                69,
+                f"{self.name(rank)} is gone ({why}): it was stopped, or the network to it broke; what "
+                "was measured until then is above, and make net-probe on all nodes starts again",
+            )
+        )
 
     # ---- Measuring
     def measure(self, total_s: float) -> None:
@@ -265,25 +322,38 @@ class Party:
         planned, streams = rounds(self.sites), self.c.sync_streams
         each = min(MOST_S, max(LEAST_S, total_s / max(1, len(planned))))
         all_s = min(ALL_S, total_s / 4)
-        say(f"{self.c.nodes} nodes are there: {self.c.nodes * (self.c.nodes - 1)} pairs in {len(planned)} rounds, "
-            f"about {len(planned) * each + all_s:.0f} s")
+        say(
+            f"{self.c.nodes} nodes are there: {self.c.nodes * (self.c.nodes - 1)} pairs in {len(planned)} rounds, "
+            f"about {len(planned) * each + all_s:.0f} s"
+        )
         for chosen in planned:
             found = self.ask([(start, end, "pair") for start, end in chosen], each, streams)
             self.pairs += [Pair(start, end, **found[start]) for start, end in chosen]
         found = self.ask([(start, end, "flow") for start, end in ring(self.sites)], all_s, streams)
         for start, end in ring(self.sites):
             self.flows.append(Flow(start, end, found[start].get("many_gbit")))
-            self.problems += [f"{self.name(start)}: {said}" for said in [found[start].get("problem")] if said]
+            self.problems += [
+                f"{self.name(start)}: {said}" for said in [found[start].get("problem")] if said
+            ]
 
-    def ask(self, orders: list[tuple[int, int, str]], seconds: float, streams: int) -> dict[int, dict[str, Any]]:
+    def ask(
+        self, orders: list[tuple[int, int, str]], seconds: float, streams: int
+    ) -> dict[int, dict[str, Any]]:
         """What each of these found; who asks is in one order. Raises Gone."""
         waiting, found = {}, dict[int, dict[str, Any]]()
         for start, end, kind in orders:
             self.orders += 1
             waiting[start] = self.orders
             try:
-                self.lines[start].send({"order": self.orders, "to": list(self.address(end)), "kind": kind,
-                                        "seconds": seconds, "streams": streams})
+                self.lines[start].send(
+                    {
+                        "order": self.orders,
+                        "to": list(self.address(end)),
+                        "kind": kind,
+                        "seconds": seconds,
+                        "streams": streams,
+                    }
+                )
             except Lost as lost:
                 raise self.lost(start, lost) from None
         deadline = time.monotonic() + seconds + LATE_S
@@ -293,7 +363,9 @@ class Party:
                     for said in line.receive():
                         if said.get("order") == waiting.get(rank):
                             del waiting[rank]
-                            found[rank] = {name: value for name, value in said.items() if name != "order"}
+                            found[rank] = {
+                                name: value for name, value in said.items() if name != "order"
+                            }
                 except Lost as lost:
                     raise self.lost(rank, lost) from None
             if waiting and time.monotonic() > deadline:
@@ -319,4 +391,11 @@ class Party:
         if not self.pairs:
             return None
         hosts = tuple(str(self.facts[rank]["host"]) for rank in range(self.c.nodes))
-        return Links(time.time(), hosts, tuple(self.sites), self.c.sync_streams, tuple(self.pairs), tuple(self.flows))
+        return Links(
+            time.time(),
+            hosts,
+            tuple(self.sites),
+            self.c.sync_streams,
+            tuple(self.pairs),
+            tuple(self.flows),
+        )

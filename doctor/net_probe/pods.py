@@ -15,8 +15,8 @@ from k8s.cluster.volume import say
 from k8s.cluster.where import Place
 from plan.network import links
 
-PORT = 29590      # of the pod that is node 0 here: not that of the rendezvous, nor of the lighthouse
-JOIN_S = 60       # for all to come to node 0
+PORT = 29590  # of the pod that is node 0 here: not that of the rendezvous, nor of the lighthouse
+JOIN_S = 60  # for all to come to node 0
 TOTAL_S = net_nodes.TOTAL_S
 
 
@@ -39,15 +39,29 @@ def probe(place: Place, target: Target) -> tuple[links.Links, int]:
     first = str(pods[0]["status"].get("podIP") or "")
     if not first:
         raise Refused(69, f"pod {name_of(pods[0])} has no address yet; try again in a moment")
-    say(f"measuring between {len(pods)} pods of Job {target.job_name}, which goes on meanwhile: its own traffic is in "
-        "the figures")
+    say(
+        f"measuring between {len(pods)} pods of Job {target.job_name}, which goes on meanwhile: its own traffic is in "
+        "the figures"
+    )
     lasts = len(rounds(named)) * net_nodes.MOST_S + net_nodes.ALL_S + net_nodes.LATE_S + JOIN_S
 
-    said = [str(value) for value in (len(pods), first, PORT, place.config.sync_streams, TOTAL_S, JOIN_S)]
+    said = [
+        str(value) for value in (len(pods), first, PORT, place.config.sync_streams, TOTAL_S, JOIN_S)
+    ]
 
     def start(rank: int) -> Done:
-        return target.execute(name_of(pods[rank]), "trainer", "python", "-m", "doctor.net_probe.net", "pod", str(rank), *said,
-                              named[rank], timeout=lasts)
+        return target.execute(
+            name_of(pods[rank]),
+            "trainer",
+            "python",
+            "-m",
+            "doctor.net_probe.net",
+            "pod",
+            str(rank),
+            *said,
+            named[rank],
+            timeout=lasts,
+        )
 
     with ThreadPoolExecutor(len(pods)) as pool:
         ended = list(pool.map(start, range(len(pods))))
@@ -67,11 +81,16 @@ def running(target: Target) -> list[Thing]:
     if not pods:
         raise no_job(target)
     if len(able) < 2:
-        raise Refused(69, f"of {len(pods)} pods of Job {target.job_name} {len(able)} can be measured from, and it "
-                      "takes two; make status says what the others wait for")
+        raise Refused(
+            69,
+            f"of {len(pods)} pods of Job {target.job_name} {len(able)} can be measured from, and it "
+            "takes two; make status says what the others wait for",
+        )
     if len(able) < len(pods):
         absent = [name_of(pod) for pod in pods if not runs(pod)]
-        say(f"without {', '.join(absent)}, which {'does' if len(absent) == 1 else 'do'} not run; make status says why")
+        say(
+            f"without {', '.join(absent)}, which {'does' if len(absent) == 1 else 'do'} not run; make status says why"
+        )
     return able
 
 
@@ -80,11 +99,21 @@ def why(pods: list[Thing], ended: list[Done], target: Target) -> Refused:
     for pod, done in zip(pods, ended, strict=True):
         said = done.complaint
         if re.search(r'cannot create resource "pods/exec"', said):
-            return Refused(78, f"you may not run commands in pods of {target.words}; ask its administrator for the "
-                           "right to create pods/exec")
+            return Refused(
+                78,
+                f"you may not run commands in pods of {target.words}; ask its administrator for the "
+                "right to create pods/exec",
+            )
         if re.search(r"No module named|executable file not found", done.err):
-            return Refused(78, f"the image of pod {name_of(pod)} has no net-probe: it is of an earlier version; make "
-                           "push and make restart bring this one")
-    own = [line.removeprefix("net-probe: ") for line in ended[0].err.splitlines() if line.startswith("net-probe: ")]
+            return Refused(
+                78,
+                f"the image of pod {name_of(pod)} has no net-probe: it is of an earlier version; make "
+                "push and make restart bring this one",
+            )
+    own = [
+        line.removeprefix("net-probe: ")
+        for line in ended[0].err.splitlines()
+        if line.startswith("net-probe: ")
+    ]
     code = ended[0].code if ended[0].code in (64, 69, 78) else 69
     return Refused(code, own[-1] if own else f"pod {name_of(pods[0])}: {short(ended[0].complaint)}")

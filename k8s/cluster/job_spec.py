@@ -10,22 +10,43 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from settings.finetune_rules import refuse
+from record.run_paths import RunPaths
 from settings import rules
-from settings.sections.sites import AtSites
 from settings.config import Config
-from train.data.sources.source import CorpusError, declared
+from settings.declare import (
+    ROOT,
+    SettingsError,
+    declared_fields,
+    format_value,
+    read_env_file,
+    resolve,
+)
+from settings.finetune_rules import refuse
 from settings.sections.finetuning import OfFinetuning
 from settings.sections.pipeline import OfPipeline
+from settings.sections.sites import AtSites
 from settings.sections.tools import Outside
-from record.run_paths import RunPaths
-from settings.declare import ROOT, SettingsError, declared_fields, format_value, read_env_file, resolve
+from train.data.sources.source import CorpusError, declared
 
-DEFAULTS = {"PRESET": "xlarge-8xa100", "NODES": "4", "GPUS_PER_NODE": "2", "PEER_STOP": "wait",
-            "START_TIMEOUT_S": "1800",  # pods of one job start whenever each finds room
-            "MAX_RESTARTS": "10"}       # pods that die take the others' attempts with them
-OF_A_MODEL = {"PRESET": "finetune", "NODES": "1", "GPUS_PER_NODE": "1"}  # in the place of these, with MODEL
-SMALL = {"POD_CPUS": 2, "POD_MEMORY_GB": 6, "POD_DISK_GB": 10, "SHM_GB": 1}  # defaults where there are no GPUs to feed
+DEFAULTS = {
+    "PRESET": "xlarge-8xa100",
+    "NODES": "4",
+    "GPUS_PER_NODE": "2",
+    "PEER_STOP": "wait",
+    "START_TIMEOUT_S": "1800",  # pods of one job start whenever each finds room
+    "MAX_RESTARTS": "10",
+}  # pods that die take the others' attempts with them
+OF_A_MODEL = {
+    "PRESET": "finetune",
+    "NODES": "1",
+    "GPUS_PER_NODE": "1",
+}  # in the place of these, with MODEL
+SMALL = {
+    "POD_CPUS": 2,
+    "POD_MEMORY_GB": 6,
+    "POD_DISK_GB": 10,
+    "SHM_GB": 1,
+}  # defaults where there are no GPUs to feed
 
 LOADING_GB = 8  # of a process that fine-tunes: itself, and a block of a large mixture on its way from file to GPU
 
@@ -33,22 +54,60 @@ VOLUME_AT, CODE_AT = "/volume", "/app"  # in a pod
 IN_POD = {"RUNS_DIR": f"{VOLUME_AT}/runs", "DATA_DIR": f"{VOLUME_AT}/data"}
 
 # What pods are not told: secrets, what is of this machine, and what the manifests themselves say.
-SENT_OF_OUTSIDE = {"JOB_NAME", "NETWORK", "PEER_STOP", "TARGET_HOURS", "TARGET_TOKENS_PER_S", "ALLOW_FAIL",
-                   "INTERVAL_MS", "GPU_FIELDS"}
+SENT_OF_OUTSIDE = {
+    "JOB_NAME",
+    "NETWORK",
+    "PEER_STOP",
+    "TARGET_HOURS",
+    "TARGET_TOKENS_PER_S",
+    "ALLOW_FAIL",
+    "INTERVAL_MS",
+    "GPU_FIELDS",
+}
 AT_SITES = {field.name.upper() for field in dataclasses.fields(AtSites)} - {
-    field.name.upper() for field in dataclasses.fields(Outside)}  # for pods that are sites alone
+    field.name.upper() for field in dataclasses.fields(Outside)
+}  # for pods that are sites alone
 OF_FINETUNING = {field.name.upper() for field in dataclasses.fields(OfFinetuning)} - {
-    field.name.upper() for field in dataclasses.fields(AtSites)}  # for pods that have a MODEL alone
+    field.name.upper() for field in dataclasses.fields(AtSites)
+}  # for pods that have a MODEL alone
 OF_PIPELINE = {field.name.upper() for field in dataclasses.fields(OfPipeline)} - {
-    field.name.upper() for field in dataclasses.fields(OfFinetuning)}  # no pod does that
-NOT_SENT = ({field.name.upper() for field in dataclasses.fields(Outside)} - SENT_OF_OUTSIDE) | OF_PIPELINE | {
-    "PRESET", "ENV_FILE", "SOURCES_DIR", "DETACH", "TORCH_BACKEND", "NODE_RANK", "SITE_ADDR", "BENCH_SHAPES",
-    "BENCH_ROUNDS", "PEER_NANOGPT", "PEER_NANOCHAT", "PEER_TORCHTITAN", "REPORT_TASKS", "REPORT_TOKENS"} | {
-    name for name, field in declared_fields(Config).items() if field.metadata["declared"].secret}
+    field.name.upper() for field in dataclasses.fields(OfFinetuning)
+}  # no pod does that
+NOT_SENT = (
+    ({field.name.upper() for field in dataclasses.fields(Outside)} - SENT_OF_OUTSIDE)
+    | OF_PIPELINE
+    | {
+        "PRESET",
+        "ENV_FILE",
+        "SOURCES_DIR",
+        "DETACH",
+        "TORCH_BACKEND",
+        "NODE_RANK",
+        "SITE_ADDR",
+        "BENCH_SHAPES",
+        "BENCH_ROUNDS",
+        "PEER_NANOGPT",
+        "PEER_NANOCHAT",
+        "PEER_TORCHTITAN",
+        "REPORT_TASKS",
+        "REPORT_TOKENS",
+    }
+    | {name for name, field in declared_fields(Config).items() if field.metadata["declared"].secret}
+)
 
-LIGHTHOUSE, LIGHTHOUSE_PORT = "-lighthouse", 29510  # behind JOB_NAME: where the sites of a job find each other
+LIGHTHOUSE, LIGHTHOUSE_PORT = (
+    "-lighthouse",
+    29510,
+)  # behind JOB_NAME: where the sites of a job find each other
 
-FILES = (".jsonl", ".json", ".parquet", ".arrow", ".gz", ".zst")  # of conversations: no name of the hub ends so
+FILES = (
+    ".jsonl",
+    ".json",
+    ".parquet",
+    ".arrow",
+    ".gz",
+    ".zst",
+)  # of conversations: no name of the hub ends so
 
 STAND_IN = "in-the-secret"  # for a key that the Secret brings; no Config with it leaves this file
 
@@ -65,8 +124,12 @@ def cluster_config(environ: Mapping[str, str] | None = None) -> tuple[Config, li
     if values["DEVICE"] == "cpu" or values["OVERLAY"] == "cpu-smoke":
         values |= {name: value for name, value in SMALL.items() if origin[name] == "default"}
     job, key = values["JOB_NAME"], values["WANDB_API_KEY"]
-    values |= {"NPROC": values["GPUS_PER_NODE"], "NODE_RANK": 0, "WANDB_API_KEY": key or STAND_IN,
-               "MASTER_ADDR": f"{job}-0.{job}" if values["NODES"] > 1 and values["SYNC"] == "ddp" else ""}
+    values |= {
+        "NPROC": values["GPUS_PER_NODE"],
+        "NODE_RANK": 0,
+        "WANDB_API_KEY": key or STAND_IN,
+        "MASTER_ADDR": f"{job}-0.{job}" if values["NODES"] > 1 and values["SYNC"] == "ddp" else "",
+    }
     problems, refused = list(resolved.problems), resolved.refused
     if values["SYNC"] == "diloco" and (found := as_sites(values, origin)):
         problems += found if "NODES" not in refused else []
@@ -75,8 +138,10 @@ def cluster_config(environ: Mapping[str, str] | None = None) -> tuple[Config, li
     if "GPUS_PER_NODE" in refused:
         refused.add("NPROC")
     if asked not in (None, c.nproc):
-        problems.append(f"NPROC={asked} ({origin['NPROC']}): a pod runs one process for each of its GPUS_PER_NODE="
-                        f"{c.gpus_per_node}; leave it out, or set GPUS_PER_NODE={asked}")
+        problems.append(
+            f"NPROC={asked} ({origin['NPROC']}): a pod runs one process for each of its GPUS_PER_NODE="
+            f"{c.gpus_per_node}; leave it out, or set GPUS_PER_NODE={asked}"
+        )
     without = (*rules.OF_PRETRAINING, check_sources) if tunes else ()
     for names, check in [*rules.CHECKS, *CHECKS]:
         if check in without or refused & {*names, "PRESET", "ENV_FILE"}:
@@ -100,14 +165,20 @@ def as_sites(values: dict[str, Any], origin: Mapping[str, str]) -> list[str]:
     returned as problems. A pod of several GPUs splits the weights over them, so that each sends its part only."""
     pods, found = values["NODES"], []
     ours = {"SITES": pods, "LIGHTHOUSE": f"{values['JOB_NAME']}{LIGHTHOUSE}:{LIGHTHOUSE_PORT}"}
-    why = {"SITES": f"each of NODES={pods} pods is a site",
-           "LIGHTHOUSE": "the lighthouse of a job in the cluster is a pod beside the others"}
+    why = {
+        "SITES": f"each of NODES={pods} pods is a site",
+        "LIGHTHOUSE": "the lighthouse of a job in the cluster is a pod beside the others",
+    }
     for name, value in ours.items():
         if origin[name] != "default" and values[name] != value:
-            found.append(f"{name}={values[name]} ({origin[name]}): with SYNC=diloco {why[name]}; leave {name} out")
+            found.append(
+                f"{name}={values[name]} ({origin[name]}): with SYNC=diloco {why[name]}; leave {name} out"
+            )
     if pods == 1:
-        found.append("SYNC=diloco with NODES=1: each pod is a site, and one alone has nobody to exchange with; set "
-                     "NODES=4 and GPUS_PER_NODE=2, or SYNC=ddp")
+        found.append(
+            "SYNC=diloco with NODES=1: each pod is a site, and one alone has nobody to exchange with; set "
+            "NODES=4 and GPUS_PER_NODE=2, or SYNC=ddp"
+        )
     if (values["GPUS_PER_NODE"] or 1) > 1 and origin["PARALLEL"] == "default":
         values["PARALLEL"] = "fsdp"
     values |= ours | {"SITE_ADDR": ""}  # each pod has its own, by the manifests
@@ -118,6 +189,7 @@ def as_sites(values: dict[str, Any], origin: Mapping[str, str]) -> list[str]:
 # What can be said here already, and would fail there
 # ---------------------------------------------------------------------------------------------------
 
+
 def check_overlay(c: Config) -> str | None:
     overlay = overlay_of(c)
     if c.sync == "diloco" and (problem := check_several(c)):
@@ -125,41 +197,55 @@ def check_overlay(c: Config) -> str | None:
     if overlay == "diloco" and c.sync != "diloco":
         return f"OVERLAY=diloco is for SYNC=diloco, and SYNC={c.sync}; leave OVERLAY out, or set SYNC=diloco"
     if overlay == "single-node" and c.nodes > 1:
-        return (f"OVERLAY=single-node is one pod, and NODES={c.nodes}; leave OVERLAY out, or set NODES=1 and "
-                f"GPUS_PER_NODE={c.nodes * (c.gpus_per_node or 1)}")
+        return (
+            f"OVERLAY=single-node is one pod, and NODES={c.nodes}; leave OVERLAY out, or set NODES=1 and "
+            f"GPUS_PER_NODE={c.nodes * (c.gpus_per_node or 1)}"
+        )
     if overlay == "pinned-site" and not c.site:
         return "OVERLAY=pinned-site needs SITE, a zone that make sites lists; for example SITE=ucsd"
     if overlay == "nrp" and c.site:
         return f"SITE={c.site}: OVERLAY=nrp takes any site; leave OVERLAY out, or set OVERLAY=pinned-site"
     if overlay == "cpu-smoke" and c.device == "cuda":
-        return ("OVERLAY=cpu-smoke: its pods have no GPU, and DEVICE=cuda; set DEVICE=cpu, and a small PRESET, for "
-                "example PRESET=tiny")
+        return (
+            "OVERLAY=cpu-smoke: its pods have no GPU, and DEVICE=cuda; set DEVICE=cpu, and a small PRESET, for "
+            "example PRESET=tiny"
+        )
     if overlay != "cpu-smoke" and c.device == "cpu":
-        return (f"OVERLAY={overlay}: its pods would hold GPUs that DEVICE=cpu leaves idle; leave OVERLAY out, or set "
-                "DEVICE=cuda")
+        return (
+            f"OVERLAY={overlay}: its pods would hold GPUs that DEVICE=cpu leaves idle; leave OVERLAY out, or set "
+            "DEVICE=cuda"
+        )
     return None
 
 
 def check_several(c: Config) -> str | None:
     """Why SYNC=diloco has no use for the shape that is asked for."""
     if c.site or c.overlay == "pinned-site":
-        return (f"SYNC=diloco with {f'SITE={c.site}' if c.site else 'OVERLAY=pinned-site'}: pods of one site are quick "
-                "enough to keep in step at every step, which costs nothing in loss; set SYNC=ddp, or leave SITE and "
-                "OVERLAY out")
+        return (
+            f"SYNC=diloco with {f'SITE={c.site}' if c.site else 'OVERLAY=pinned-site'}: pods of one site are quick "
+            "enough to keep in step at every step, which costs nothing in loss; set SYNC=ddp, or leave SITE and "
+            "OVERLAY out"
+        )
     if c.overlay not in ("auto", "diloco", "cpu-smoke"):
-        return (f"OVERLAY={c.overlay} is for SYNC=ddp, and SYNC=diloco has a lighthouse beside its pods; leave OVERLAY "
-                "out, or set SYNC=ddp")
+        return (
+            f"OVERLAY={c.overlay} is for SYNC=ddp, and SYNC=diloco has a lighthouse beside its pods; leave OVERLAY "
+            "out, or set SYNC=ddp"
+        )
     return None
 
 
 def check_memory(c: Config) -> str | None:
     if c.shm_gb >= c.pod_memory_gb:
-        return (f"SHM_GB={c.shm_gb} is a part of POD_MEMORY_GB={c.pod_memory_gb} and must be less; for example "
-                f"SHM_GB={max(1, c.pod_memory_gb // 6)}")
+        return (
+            f"SHM_GB={c.shm_gb} is a part of POD_MEMORY_GB={c.pod_memory_gb} and must be less; for example "
+            f"SHM_GB={max(1, c.pod_memory_gb // 6)}"
+        )
     need = c.shm_gb + LOADING_GB * (c.gpus_per_node or 1)
     if c.model and c.device != "cpu" and c.pod_memory_gb < need:
-        return (f"POD_MEMORY_GB={c.pod_memory_gb}: to load a model each of GPUS_PER_NODE={c.gpus_per_node} processes "
-                f"needs {LOADING_GB} GiB of the host beside SHM_GB={c.shm_gb}; set POD_MEMORY_GB={need}")
+        return (
+            f"POD_MEMORY_GB={c.pod_memory_gb}: to load a model each of GPUS_PER_NODE={c.gpus_per_node} processes "
+            f"needs {LOADING_GB} GiB of the host beside SHM_GB={c.shm_gb}; set POD_MEMORY_GB={need}"
+        )
     return None
 
 
@@ -168,8 +254,10 @@ def check_paths(c: Config) -> str | None:
     if c.init_from and not in_a_pod(c.init_from):
         return f"INIT_FROM={c.init_from} is on this machine, {there} INIT_FROM={VOLUME_AT}/models/qwen3-1.7b"
     if c.tokenizer.endswith(".json") and not in_a_pod(c.tokenizer):
-        return (f"TOKENIZER={c.tokenizer} is on this machine, {there} TOKENIZER={VOLUME_AT}/tokenizer.json, or name a "
-                "repository on the hub")
+        return (
+            f"TOKENIZER={c.tokenizer} is on this machine, {there} TOKENIZER={VOLUME_AT}/tokenizer.json, or name a "
+            "repository on the hub"
+        )
     return None
 
 
@@ -178,27 +266,50 @@ def check_tuned(c: Config) -> str | None:
     if not c.model:
         return None
     if not c.data:
-        return (f"DATA is not set, which MODEL={c.model} is to be fine-tuned on; give conversations on the volume or "
-                f"the hub, for example DATA={VOLUME_AT}/chats.jsonl")
+        return (
+            f"DATA is not set, which MODEL={c.model} is to be fine-tuned on; give conversations on the volume or "
+            f"the hub, for example DATA={VOLUME_AT}/chats.jsonl"
+        )
     if problem := check_named("MODEL", c.model, f"{VOLUME_AT}/models/qwen3-1.7b", "OWNER/NAME"):
         return problem
     if "/" not in c.model and is_run_here(RunPaths.of(c.runs_dir, c.model, ROOT)):
-        return (f"MODEL={c.model} is a run of this machine, where pods do not reach it; copy its export to the volume "
-                f"and give that, for example MODEL={VOLUME_AT}/models/{c.model}")
-    parts = [(name, part) for name in ("DATA", "EVAL_DATA") for part in getattr(c, name.lower()).split(",") if part]
-    return next((problem for name, part in parts
-                 if (problem := check_named(name, part, f"{VOLUME_AT}/chats.jsonl", "OWNER/NAME:CONFIG:SPLIT"))), None)
+        return (
+            f"MODEL={c.model} is a run of this machine, where pods do not reach it; copy its export to the volume "
+            f"and give that, for example MODEL={VOLUME_AT}/models/{c.model}"
+        )
+    parts = [
+        (name, part)
+        for name in ("DATA", "EVAL_DATA")
+        for part in getattr(c, name.lower()).split(",")
+        if part
+    ]
+    return next(
+        (
+            problem
+            for name, part in parts
+            if (
+                problem := check_named(
+                    name, part, f"{VOLUME_AT}/chats.jsonl", "OWNER/NAME:CONFIG:SPLIT"
+                )
+            )
+        ),
+        None,
+    )
 
 
 def check_named(setting: str, value: str, example: str, of_the_hub: str) -> str | None:
     """Why pods do not find what a setting names."""
-    here = (ROOT / Path(value).expanduser()).exists() and not (setting == "MODEL" and "/" not in value)
+    here = (ROOT / Path(value).expanduser()).exists() and not (
+        setting == "MODEL" and "/" not in value
+    )
     is_path = value.startswith(("/", "~", ".")) or value.endswith(FILES)
     if (in_a_pod(value) and ".." not in Path(value).parts) or not (here or is_path):
         return None
-    return (f"{setting}={value} is {'on this machine' if here else 'a path'}, where pods do not reach it; copy it to a "
-            f"folder below {VOLUME_AT} on the volume, for example {setting}={example}, or name one on the hub, "
-            f"{setting}={of_the_hub}")
+    return (
+        f"{setting}={value} is {'on this machine' if here else 'a path'}, where pods do not reach it; copy it to a "
+        f"folder below {VOLUME_AT} on the volume, for example {setting}={example}, or name one on the hub, "
+        f"{setting}={of_the_hub}"
+    )
 
 
 def is_run_here(paths: RunPaths) -> bool:
@@ -213,16 +324,20 @@ def in_a_pod(path: str) -> bool:
 
 def check_sources(c: Config) -> str | None:
     if (ROOT / c.sources_dir).resolve() != ROOT / "sources":
-        return (f"SOURCES_DIR={c.sources_dir} is on this machine, and the image holds sources/ only; put the "
-                "declarations there, commit them, and leave SOURCES_DIR out")
+        return (
+            f"SOURCES_DIR={c.sources_dir} is on this machine, and the image holds sources/ only; put the "
+            "declarations there, commit them, and leave SOURCES_DIR out"
+        )
     for name in c.mixture:
         try:
             source = declared(name, ROOT / "sources")
         except CorpusError as error:
             return f"DATA_MIX={c.data_mix}: {error}"
         if here := [pattern for pattern in source.files if not in_a_pod(pattern)]:
-            return (f"DATA_MIX={c.data_mix}: the files of sources/{name}.toml, {here[0]}, are on this machine, where "
-                    f'pods do not reach them; copy them to the volume, for example files = ["{VOLUME_AT}/{name}/*"]')
+            return (
+                f"DATA_MIX={c.data_mix}: the files of sources/{name}.toml, {here[0]}, are on this machine, where "
+                f'pods do not reach them; copy them to the volume, for example files = ["{VOLUME_AT}/{name}/*"]'
+            )
         if problem := not_committed(f"sources/{name}.toml"):
             return f"DATA_MIX={c.data_mix}: {problem}"
     return None
@@ -236,12 +351,20 @@ def check_preset(c: Config) -> str | None:
 def not_committed(path: str) -> str:
     """What to do about a file that is not in the image as it is here; "" if it is committed, or nobody can tell."""
     try:
-        done = subprocess.run(["git", "status", "--porcelain", "--ignored", "--", path], cwd=ROOT, capture_output=True,
-                              text=True, check=False)
+        done = subprocess.run(
+            ["git", "status", "--porcelain", "--ignored", "--", path],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
     except OSError:  # no git here
         return ""
-    return (f"{path} is not committed as it stands, and the image holds what is; commit it, then make image push"
-            if done.stdout.strip() else "")
+    return (
+        f"{path} is not committed as it stands, and the image holds what is; commit it, then make image push"
+        if done.stdout.strip()
+        else ""
+    )
 
 
 CHECKS: list[tuple[tuple[str, ...], Callable[[Config], str | None]]] = [
@@ -257,6 +380,7 @@ CHECKS: list[tuple[tuple[str, ...], Callable[[Config], str | None]]] = [
 # ---------------------------------------------------------------------------------------------------
 # What follows from the settings
 # ---------------------------------------------------------------------------------------------------
+
 
 def overlay_of(c: Config) -> str:
     """The folder of k8s/manifests/overlays that OVERLAY says, or what follows from the other settings."""
@@ -279,27 +403,51 @@ def network_of(c: Config) -> str:
 
 def pod_environment(c: Config) -> dict[str, str]:
     """The settings as the pods get them, and the variables of the network. Raises SettingsError where pods would."""
-    network, problems = read_env_file(ROOT / "k8s" / "manifests" / "network" / f"{network_of(c)}.env")
+    network, problems = read_env_file(
+        ROOT / "k8s" / "manifests" / "network" / f"{network_of(c)}.env"
+    )
     if problems:
         raise SettingsError(problems)
-    asked = dataclasses.replace(c, network=network_of(c), nproc=c.gpus_per_node,
-                                device="cpu" if overlay_of(c) == "cpu-smoke" else c.device)
-    left = NOT_SENT | (set() if c.sync == "diloco" else AT_SITES) | (set() if c.model else OF_FINETUNING)
-    values: dict[str, Any] = {name: getattr(asked, name.lower()) for name in declared_fields(Config)
-                              if name not in left}
+    asked = dataclasses.replace(
+        c,
+        network=network_of(c),
+        nproc=c.gpus_per_node,
+        device="cpu" if overlay_of(c) == "cpu-smoke" else c.device,
+    )
+    left = (
+        NOT_SENT
+        | (set() if c.sync == "diloco" else AT_SITES)
+        | (set() if c.model else OF_FINETUNING)
+    )
+    values: dict[str, Any] = {
+        name: getattr(asked, name.lower()) for name in declared_fields(Config) if name not in left
+    }
     defaults = Config()
-    environment = {name: value for name, (value, _) in network.items()} | {
-        "PRESET": c.preset, "OMP_NUM_THREADS": str(max(1, c.pod_cpus // (c.gpus_per_node or 1)))} | {
-        name: format_value(value) for name, value in values.items()
-        if value != getattr(defaults, name.lower())} | IN_POD
+    environment = (
+        {name: value for name, (value, _) in network.items()}
+        | {"PRESET": c.preset, "OMP_NUM_THREADS": str(max(1, c.pod_cpus // (c.gpus_per_node or 1)))}
+        | {
+            name: format_value(value)
+            for name, value in values.items()
+            if value != getattr(defaults, name.lower())
+        }
+        | IN_POD
+    )
     seen = as_a_pod_sees(environment)
-    environment |= {name: format_value(value) for name, value in values.items()  # where the preset has another
-                    if name not in environment and value != getattr(seen, name.lower())}
+    environment |= {
+        name: format_value(value)
+        for name, value in values.items()  # where the preset has another
+        if name not in environment and value != getattr(seen, name.lower())
+    }
     as_a_pod_sees(environment)
     return dict(sorted(environment.items()))
 
 
 def as_a_pod_sees(environment: Mapping[str, str]) -> Config:
     """What this environment gives where there is no env file, but a Secret."""
-    return Config.load_with_remarks(environment, ROOT, {"ENV_FILE": "none-in-a-pod", "WANDB_API_KEY": STAND_IN},
-                                    without=rules.OF_PRETRAINING if environment.get("MODEL") else ())[0]
+    return Config.load_with_remarks(
+        environment,
+        ROOT,
+        {"ENV_FILE": "none-in-a-pod", "WANDB_API_KEY": STAND_IN},
+        without=rules.OF_PRETRAINING if environment.get("MODEL") else (),
+    )[0]

@@ -11,14 +11,21 @@ from collections.abc import Iterable, Iterator
 from record.complaints import HEAD, Complaints
 from record.pod_line import POD_LINE
 
-METRICS = re.compile(r"step=\d+/\d+ |train/loss|\bloss[:=] ?\S+.*\btok(?:ens)?(?:/|_per_)s|\btokens/s(?:ec)?\b|"
-                     r"step:? +\d+(?:/\d+)?\b.*\bloss\b")
-NCCL = re.compile(r"nccl|NET/(?:Socket|IB|OFI)\b|(?:nodes|of one node) talk (?:over|through) |"
-                  r"between nodes: each sends |gathers the weights of each block from", re.IGNORECASE)
-RANKS = re.compile(r"roll call: |\b\d+ of \d+ (?:nodes|processes)\b.*\bjoined|all nodes have joined|"
-                   r"waiting for peers|node \d+(?: \([^)]*\))?(?:: host=| has left| was told to stop| has ended)|"
-                   r"\b(?:the|all \d+) nodes (?:do not )?share |launch: processes=|run=\S+ device=|rank=\d+ host=|"
-                   r"\bsites?(?:=|:| differ)|\bpods? at\b|\bMEMBER\b|\b[Nn]ode[ _][Rr]ank\b|\[rank \d+\]")
+METRICS = re.compile(
+    r"step=\d+/\d+ |train/loss|\bloss[:=] ?\S+.*\btok(?:ens)?(?:/|_per_)s|\btokens/s(?:ec)?\b|"
+    r"step:? +\d+(?:/\d+)?\b.*\bloss\b"
+)
+NCCL = re.compile(
+    r"nccl|NET/(?:Socket|IB|OFI)\b|(?:nodes|of one node) talk (?:over|through) |"
+    r"between nodes: each sends |gathers the weights of each block from",
+    re.IGNORECASE,
+)
+RANKS = re.compile(
+    r"roll call: |\b\d+ of \d+ (?:nodes|processes)\b.*\bjoined|all nodes have joined|"
+    r"waiting for peers|node \d+(?: \([^)]*\))?(?:: host=| has left| was told to stop| has ended)|"
+    r"\b(?:the|all \d+) nodes (?:do not )?share |launch: processes=|run=\S+ device=|rank=\d+ host=|"
+    r"\bsites?(?:=|:| differ)|\bpods? at\b|\bMEMBER\b|\b[Nn]ode[ _][Rr]ank\b|\[rank \d+\]"
+)
 FILE = re.compile(r"==> \S+ <==$")
 FACTS = POD_LINE + '{"schema":'  # what a pod tells of its node, for make monitor
 
@@ -33,12 +40,16 @@ def chosen(lines: Iterable[str], only: str) -> Iterator[str]:
     indented_is_sample = False
     for line in lines:
         head = HEAD.match(line)
-        words = line[head.end():] if head else line
+        words = line[head.end() :] if head else line
         if pattern is None:
             yield line
             continue
-        indented_is_sample = words.startswith("sample, step ") or (indented_is_sample and line[:1].isspace())
-        if not indented_is_sample and (pattern.search(words) or (only == "ranks" and RANKS.search(line))):
+        indented_is_sample = words.startswith("sample, step ") or (
+            indented_is_sample and line[:1].isspace()
+        )
+        if not indented_is_sample and (
+            pattern.search(words) or (only == "ranks" and RANKS.search(line))
+        ):
             yield line
 
 

@@ -10,13 +10,17 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 
-from k8s.cluster.kubectl import BAD_SETTING, Refused, keeping_to, reach, succeed
 from k8s.cluster.job_spec import cluster_config
+from k8s.cluster.kubectl import BAD_SETTING, Refused, keeping_to, reach, succeed
 from settings.config import Config
 from settings.declare import SettingsError
 
-LABELS = ("topology.kubernetes.io/zone", "topology.kubernetes.io/region", "nvidia.com/gpu.product",
-          "nvidia.com/gpu.count")
+LABELS = (
+    "topology.kubernetes.io/zone",
+    "topology.kubernetes.io/region",
+    "nvidia.com/gpu.product",
+    "nvidia.com/gpu.count",
+)
 MANY = 10  # names that a sentence lists
 
 
@@ -48,13 +52,23 @@ def parsed(table: str) -> list[Node]:
     names, begins = re.findall(r"\S+", head), [found.start() for found in re.finditer(r"\S+", head)]
     found = []
     for line in filter(str.strip, lines):
-        cell = {name: line[begin:end].strip() for name, begin, end in
-                zip(names, begins, [*begins[1:], None], strict=True)}
+        cell = {
+            name: line[begin:end].strip()
+            for name, begin, end in zip(names, begins, [*begins[1:], None], strict=True)
+        }
         status = cell.get("STATUS", "").split(",")
         count = cell.get("GPU.COUNT", "")
-        found.append(Node(cell.get("NAME", ""), "Ready" in status, "SchedulingDisabled" in status,
-                          cell.get("ZONE", ""), cell.get("REGION", ""), cell.get("GPU.PRODUCT", ""),
-                          int(count) if count.isdigit() else 0))
+        found.append(
+            Node(
+                cell.get("NAME", ""),
+                "Ready" in status,
+                "SchedulingDisabled" in status,
+                cell.get("ZONE", ""),
+                cell.get("REGION", ""),
+                cell.get("GPU.PRODUCT", ""),
+                int(count) if count.isdigit() else 0,
+            )
+        )
     return found
 
 
@@ -85,16 +99,23 @@ def problems(listed: Sequence[Node], c: Config) -> list[str]:
     if not there & set(wished):
         elsewhere = sorted({node.zone for node in listed if node.product in wished and node.zone})
         remedy = f"; they are at {some(elsewhere)}" if elsewhere else f"; there are {some(there)}"
-        return [f"GPU_PRODUCTS={c.gpu_products}: no node{where} has any of these{remedy} (make sites)"]
+        return [
+            f"GPU_PRODUCTS={c.gpu_products}: no node{where} has any of these{remedy} (make sites)"
+        ]
     if (total := sum(room(here, c, True).values())) >= c.nodes:
         return []
     best = max((node.gpus for node in here if node.product in wished), default=0)
-    others = [zone for zone, pods in sorted(room(listed, c, True).items())
-              if pods >= c.nodes and zone != c.site and zone]
-    return [f"NODES={c.nodes} GPUS_PER_NODE={c.gpus_per_node}: the nodes{where} that have "
-            f"{' or '.join(wished)} could hold {total} such pods at most, and none has more than {best} GPUs; "
-            + (f"choose another site (SITE={others[0]}), " if c.site and others else "choose ")
-            + "another shape, or more GPU_PRODUCTS (make sites)"]
+    others = [
+        zone
+        for zone, pods in sorted(room(listed, c, True).items())
+        if pods >= c.nodes and zone != c.site and zone
+    ]
+    return [
+        f"NODES={c.nodes} GPUS_PER_NODE={c.gpus_per_node}: the nodes{where} that have "
+        f"{' or '.join(wished)} could hold {total} such pods at most, and none has more than {best} GPUs; "
+        + (f"choose another site (SITE={others[0]}), " if c.site and others else "choose ")
+        + "another shape, or more GPU_PRODUCTS (make sites)"
+    ]
 
 
 def waits_for(listed: Sequence[Node], c: Config) -> str:
@@ -105,10 +126,12 @@ def waits_for(listed: Sequence[Node], c: Config) -> str:
     if c.device == "cpu" or now >= c.nodes or total < c.nodes:
         return ""
     away = sum(node.product in products_of(c) and not node.takes_pods for node in here)
-    return (f"{away} {'node' if away == 1 else 'nodes'}{f' at SITE={c.site}' if c.site else ''} with GPUs of "
-            f"GPU_PRODUCTS {'is' if away == 1 else 'are'} cordoned or not ready: without "
-            f"{'it' if away == 1 else 'them'} there is room for {now} such pods, of NODES={c.nodes}, and the others "
-            "wait (make sites)")
+    return (
+        f"{away} {'node' if away == 1 else 'nodes'}{f' at SITE={c.site}' if c.site else ''} with GPUs of "
+        f"GPU_PRODUCTS {'is' if away == 1 else 'are'} cordoned or not ready: without "
+        f"{'it' if away == 1 else 'them'} there is room for {now} such pods, of NODES={c.nodes}, and the others "
+        "wait (make sites)"
+    )
 
 
 def some(names: Iterable[str]) -> str:
@@ -127,20 +150,40 @@ def table(listed: Sequence[Node], c: Config) -> str:
     rows = [("SITE", "REGION", "PRODUCT", "GPUS", "NODES", "CORDONED", "PODS")]
     for (zone, region, product), group in sorted(groups.items()):
         taking, wanted = [node for node in group if node.takes_pods], product in products_of(c)
-        rows.append((zone or "-", region or "-", product + (" *" if wanted else ""),
-                     str(sum(node.gpus for node in taking)), str(len(taking)), str(len(group) - len(taking)),
-                     str(sum(room(group, c).values())) if wanted else "-"))
+        rows.append(
+            (
+                zone or "-",
+                region or "-",
+                product + (" *" if wanted else ""),
+                str(sum(node.gpus for node in taking)),
+                str(len(taking)),
+                str(len(group) - len(taking)),
+                str(sum(room(group, c).values())) if wanted else "-",
+            )
+        )
     if len(rows) == 1:
         return "no node that is ready says which GPUs it has (label nvidia.com/gpu.product)\n"
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = ["  ".join(cell.ljust(width) if column < 3 else cell.rjust(width)
-                       for column, (cell, width) in enumerate(zip(row, widths, strict=True))).rstrip() for row in rows]
+    lines = [
+        "  ".join(
+            cell.ljust(width) if column < 3 else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
     unready = sum(not node.ready for node in listed if node.product)
-    lines += [f"* of GPU_PRODUCTS. PODS of GPUS_PER_NODE={c.gpus_per_node} that would fit if nothing else ran; "
-              f"NODES={c.nodes} are wished for. GPUS and NODES are without those that are cordoned"
-              + (f"; {unready} {'node is' if unready == 1 else 'nodes are'} not ready and left out" if unready else "")
-              + ".", "Which of them are free cannot be seen with a user's rights: make train-8xa100 WAIT=1 tries until "
-              "all pods find room, and SITE=NAME keeps them together."]
+    lines += [
+        f"* of GPU_PRODUCTS. PODS of GPUS_PER_NODE={c.gpus_per_node} that would fit if nothing else ran; "
+        f"NODES={c.nodes} are wished for. GPUS and NODES are without those that are cordoned"
+        + (
+            f"; {unready} {'node is' if unready == 1 else 'nodes are'} not ready and left out"
+            if unready
+            else ""
+        )
+        + ".",
+        "Which of them are free cannot be seen with a user's rights: make train-8xa100 WAIT=1 tries until "
+        "all pods find room, and SITE=NAME keeps them together.",
+    ]
     return "\n".join(lines) + "\n"
 
 

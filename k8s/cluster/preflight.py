@@ -9,28 +9,58 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from k8s.cluster import secret, nodes as sites
-from k8s.cluster.kubectl import BAD_ENVIRONMENT, BAD_SETTING, Refused, kubectl, no_namespace, refusal, short
+from k8s.cluster import nodes as sites
+from k8s.cluster import secret
+from k8s.cluster.kubectl import (
+    BAD_ENVIRONMENT,
+    BAD_SETTING,
+    Refused,
+    kubectl,
+    no_namespace,
+    refusal,
+    short,
+)
 from k8s.cluster.standing import get
 from k8s.cluster.target import when
 from settings.config import Config
 
 # What a launch does, and what the commands after it do: (verb, resource, subresource).
-NEEDED = (("get", "jobs", ""), ("create", "jobs", ""), ("patch", "jobs", ""), ("delete", "jobs", ""),
-          ("create", "services", ""), ("patch", "services", ""), ("create", "configmaps", ""),
-          ("patch", "configmaps", ""), ("create", "networkpolicies", ""), ("patch", "networkpolicies", ""),
-          ("get", "persistentvolumeclaims", ""), ("list", "pods", ""), ("get", "pods", "log"))
+NEEDED = (
+    ("get", "jobs", ""),
+    ("create", "jobs", ""),
+    ("patch", "jobs", ""),
+    ("delete", "jobs", ""),
+    ("create", "services", ""),
+    ("patch", "services", ""),
+    ("create", "configmaps", ""),
+    ("patch", "configmaps", ""),
+    ("create", "networkpolicies", ""),
+    ("patch", "networkpolicies", ""),
+    ("get", "persistentvolumeclaims", ""),
+    ("list", "pods", ""),
+    ("get", "pods", "log"),
+)
 GROUPS = {"jobs": "batch", "networkpolicies": "networking.k8s.io"}  # of all others it is ""
 FOR_A_CLAIM = (("create", "persistentvolumeclaims", ""), ("patch", "persistentvolumeclaims", ""))
 FOR_A_SECRET = (("create", "secrets", ""), ("patch", "secrets", ""))
-HANDY = {("get", "pods", ""): "make status says less",
-         ("get", "configmaps", ""): "in what settings a Job that is there differs is not told",
-         ("list", "jobs", ""): "settings of earlier launches stay behind",
-         ("watch", "jobs", ""): "make stop and restart cannot wait for its end",
-         ("create", "pods", "exec"): "make fetch-run cannot work",
-         ("create", "pods", ""): "make checkpoints and fetch-run cannot read the volume without a pod of the run",
-         ("delete", "pods", ""): "the pod by which make checkpoints and fetch-run read the volume stays for a while",
-         ("delete", "configmaps", ""): "settings of earlier launches stay behind"}
+HANDY = {
+    ("get", "pods", ""): "make status says less",
+    ("get", "configmaps", ""): "in what settings a Job that is there differs is not told",
+    ("list", "jobs", ""): "settings of earlier launches stay behind",
+    ("watch", "jobs", ""): "make stop and restart cannot wait for its end",
+    ("create", "pods", "exec"): "make fetch-run cannot work",
+    (
+        "create",
+        "pods",
+        "",
+    ): "make checkpoints and fetch-run cannot read the volume without a pod of the run",
+    (
+        "delete",
+        "pods",
+        "",
+    ): "the pod by which make checkpoints and fetch-run read the volume stays for a while",
+    ("delete", "configmaps", ""): "settings of earlier launches stay behind",
+}
 
 
 @dataclasses.dataclass
@@ -40,14 +70,18 @@ class Found:
     namespace: str
     problems: list[tuple[int, str]] = dataclasses.field(default_factory=list)  # exit code, sentence
     remarks: list[str] = dataclasses.field(default_factory=list)
-    nodes: list[sites.Node] | None = None   # None: may not be listed
-    claim: dict[str, Any] | None = None     # the volume, where there is one
+    nodes: list[sites.Node] | None = None  # None: may not be listed
+    claim: dict[str, Any] | None = None  # the volume, where there is one
     namespace_is_there: bool = True
 
     def refuse(self) -> None:
         """Raise all problems together."""
         if self.problems:
-            code = BAD_ENVIRONMENT if any(code == BAD_ENVIRONMENT for code, _ in self.problems) else BAD_SETTING
+            code = (
+                BAD_ENVIRONMENT
+                if any(code == BAD_ENVIRONMENT for code, _ in self.problems)
+                else BAD_SETTING
+            )
             raise Refused(code, *(sentence for _, sentence in self.problems))
 
     def environment(self, *sentences: str) -> None:
@@ -99,26 +133,54 @@ def get_or_none(found: Found, kind: str, name: str) -> dict[str, Any] | None:
 # Rights
 # ---------------------------------------------------------------------------------------------------
 
+
 def check_rights(found: Found, c: Config) -> None:
     """What this user may not do, together."""
-    needed = NEEDED + (() if found.claim else FOR_A_CLAIM) + (FOR_A_SECRET if secret.to_send(c) else ())
+    needed = (
+        NEEDED + (() if found.claim else FOR_A_CLAIM) + (FOR_A_SECRET if secret.to_send(c) else ())
+    )
     allowed = may(found.namespace, [*needed, *HANDY])
     if not allowed:
         found.remarks.append("your rights are unchecked: the cluster does not tell them")
     if lacking := [right for right in needed if not allowed.get(right, True)]:
-        found.environment(f"you may not {in_words(lacking)} in namespace {found.namespace}; ask its administrator for "
-                          "these rights, or choose another NAMESPACE or context (kubectl config get-contexts)")
-    found.remarks += [f"you may not {in_words([right])} in namespace {found.namespace}: {otherwise}"
-                      for right, otherwise in HANDY.items() if not allowed.get(right, True)]
+        found.environment(
+            f"you may not {in_words(lacking)} in namespace {found.namespace}; ask its administrator for "
+            "these rights, or choose another NAMESPACE or context (kubectl config get-contexts)"
+        )
+    found.remarks += [
+        f"you may not {in_words([right])} in namespace {found.namespace}: {otherwise}"
+        for right, otherwise in HANDY.items()
+        if not allowed.get(right, True)
+    ]
 
 
 def may(namespace: str, rights: Sequence[tuple[str, str, str]]) -> dict[tuple[str, str, str], bool]:
     """Whether this user may do each of these: what kubectl auth can-i asks, in one call. {} where nobody tells."""
-    asked = [{"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview", "spec": {
-        "resourceAttributes": {"namespace": namespace, "verb": verb, "group": GROUPS.get(resource, ""),
-                               "resource": resource, "subresource": part}}} for verb, resource, part in rights]
-    done = kubectl("create", "--validate=false", "-f", "-", "-o", r'jsonpath={.status.allowed}{"\n"}',
-                   stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": asked}))
+    asked = [
+        {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SelfSubjectAccessReview",
+            "spec": {
+                "resourceAttributes": {
+                    "namespace": namespace,
+                    "verb": verb,
+                    "group": GROUPS.get(resource, ""),
+                    "resource": resource,
+                    "subresource": part,
+                }
+            },
+        }
+        for verb, resource, part in rights
+    ]
+    done = kubectl(
+        "create",
+        "--validate=false",
+        "-f",
+        "-",
+        "-o",
+        r'jsonpath={.status.allowed}{"\n"}',
+        stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": asked}),
+    )
     answers = [line.strip() == "true" for line in done.out.splitlines()]
     return dict(zip(rights, answers, strict=True)) if len(answers) == len(rights) else {}
 
@@ -135,16 +197,24 @@ def in_words(rights: Iterable[tuple[str, str, str]]) -> str:
 # Secrets and priority
 # ---------------------------------------------------------------------------------------------------
 
+
 def check_keys(found: Found, c: Config) -> set[str] | None:
     """The keys of the run; the names of those that the cluster has, None where that may not be seen."""
     sent = secret.to_send(c)
     there = secret.keys_there(c, found.namespace)
     if there is None and len(sent) < len(secret.KEYS):
-        found.remarks.append(f"SECRET_NAME={c.secret_name}: you may not see Secrets, so whether it has what is not "
-                             "set here is unchecked")
+        found.remarks.append(
+            f"SECRET_NAME={c.secret_name}: you may not see Secrets, so whether it has what is not "
+            "set here is unchecked"
+        )
     found.environment(*secret.problems(c, found.namespace, there))
-    if c.wandb_mode == "auto" and "WANDB_API_KEY" not in {*sent, *(there if there is not None else secret.KEYS)}:
-        found.remarks.append("no WANDB_API_KEY is set here or in the cluster: the run is not mirrored to W&B")
+    if c.wandb_mode == "auto" and "WANDB_API_KEY" not in {
+        *sent,
+        *(there if there is not None else secret.KEYS),
+    }:
+        found.remarks.append(
+            "no WANDB_API_KEY is set here or in the cluster: the run is not mirrored to W&B"
+        )
     return there
 
 
@@ -158,34 +228,47 @@ def check_pull_secret(found: Found, c: Config) -> None:
             f"IMAGE_PULL_SECRET={c.image_pull_secret}: there is no such Secret in namespace {found.namespace}; make it "
             "of a login to that registry alone: docker --config FOLDER login HOST, then kubectl create secret generic "
             f"{c.image_pull_secret} -n {found.namespace} --type=kubernetes.io/dockerconfigjson "
-            "--from-file=.dockerconfigjson=FOLDER/config.json")
+            "--from-file=.dockerconfigjson=FOLDER/config.json"
+        )
     elif "(Forbidden)" in done.err:
-        found.remarks.append(f"IMAGE_PULL_SECRET={c.image_pull_secret} is unchecked: you may not see Secrets")
+        found.remarks.append(
+            f"IMAGE_PULL_SECRET={c.image_pull_secret} is unchecked: you may not see Secrets"
+        )
 
 
 def check_priority(found: Found, c: Config) -> None:
     if not c.priority_class:
         return
-    done = kubectl("get", "priorityclass", "--no-headers", "-o", "custom-columns=NAME:.metadata.name")
+    done = kubectl(
+        "get", "priorityclass", "--no-headers", "-o", "custom-columns=NAME:.metadata.name"
+    )
     if done.code:
-        found.remarks.append(f"PRIORITY_CLASS={c.priority_class} is unchecked: you may not list priority classes")
+        found.remarks.append(
+            f"PRIORITY_CLASS={c.priority_class} is unchecked: you may not list priority classes"
+        )
     elif c.priority_class not in done.out.split():
-        found.setting(f"PRIORITY_CLASS={c.priority_class}: there is no such class; there are "
-                      f"{sites.some(done.out.split())}")
+        found.setting(
+            f"PRIORITY_CLASS={c.priority_class}: there is no such class; there are "
+            f"{sites.some(done.out.split())}"
+        )
 
 
 # ---------------------------------------------------------------------------------------------------
 # The volume
 # ---------------------------------------------------------------------------------------------------
 
-CLASSES = ("custom-columns=NAME:.metadata.name,"
-           r"DEFAULT:.metadata.annotations.storageclass\.kubernetes\.io/is-default-class,BINDING:.volumeBindingMode,"
-           "PROVISIONER:.provisioner")
+CLASSES = (
+    "custom-columns=NAME:.metadata.name,"
+    r"DEFAULT:.metadata.annotations.storageclass\.kubernetes\.io/is-default-class,BINDING:.volumeBindingMode,"
+    "PROVISIONER:.provisioner"
+)
 # Who makes disks that one node at a time may write to; a claim for many nodes waits for ever for one of these.
 OF_ONE_NODE = re.compile(r"rbd\.csi|/rbd$|\bebs\b|pd\.csi|gce-pd|disk\.csi|azure-disk|\bcinder\b")
 # Who makes those that many may write to; of all others that is not known here (kubernetes-csi.github.io/docs/drivers).
-OF_MANY_NODES = re.compile(r"cephfs|nfs|\befs\.csi|file\.csi|azure-file|filestore|lustre|\bfsx\.csi|gluster|beegfs|"
-                           r"\bsmb\.csi|juicefs|\bweka\b|\bgpfs\b|spectrumscale")
+OF_MANY_NODES = re.compile(
+    r"cephfs|nfs|\befs\.csi|file\.csi|azure-file|filestore|lustre|\bfsx\.csi|gluster|beegfs|"
+    r"\bsmb\.csi|juicefs|\bweka\b|\bgpfs\b|spectrumscale"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,49 +298,78 @@ def default_of(classes: Iterable[StorageClass]) -> str:
 def check_storage(found: Found, c: Config, listed: Sequence[StorageClass] | None) -> None:
     """The class of a volume that is to be made, and whether one that is there waits for something."""
     if listed is None and found.claim is None and c.storage_class:
-        found.remarks.append(f"STORAGE_CLASS={c.storage_class} is unchecked: you may not list storage classes")
+        found.remarks.append(
+            f"STORAGE_CLASS={c.storage_class} is unchecked: you may not list storage classes"
+        )
     classes = {one.name: one for one in listed or []}
     default = default_of(listed or [])
     if found.claim is None:
         if listed is not None and c.storage_class and c.storage_class not in classes:
-            found.setting(f"STORAGE_CLASS={c.storage_class}: there is no such class in this cluster; there are "
-                          f"{sites.some(classes)}")
+            found.setting(
+                f"STORAGE_CLASS={c.storage_class}: there is no such class in this cluster; there are "
+                f"{sites.some(classes)}"
+            )
         elif listed is not None and not c.storage_class and not default:
-            found.setting(f"STORAGE_CLASS is not set, and this cluster has no default class; there are "
-                          f"{sites.some(classes)}: take one that many nodes can write to, such as CephFS or NFS")
-        found.setting(*of_one_node({one.name: one.provisioner for one in classes.values()},
-                                   c.storage_class or default, c))
+            found.setting(
+                f"STORAGE_CLASS is not set, and this cluster has no default class; there are "
+                f"{sites.some(classes)}: take one that many nodes can write to, such as CephFS or NFS"
+            )
+        found.setting(
+            *of_one_node(
+                {one.name: one.provisioner for one in classes.values()},
+                c.storage_class or default,
+                c,
+            )
+        )
         return
     phase = (found.claim.get("status") or {}).get("phase")
     its_class = classes.get(found.claim["spec"].get("storageClassName") or default)
     waits = its_class is not None and its_class.binding == "WaitForFirstConsumer"
     if phase == "Lost":
-        found.environment(f"VOLUME={c.volume}: the disk behind this claim is gone, and what was on it; choose another "
-                          "VOLUME, and ask the cluster's administrators about the old one")
+        found.environment(
+            f"VOLUME={c.volume}: the disk behind this claim is gone, and what was on it; choose another "
+            "VOLUME, and ask the cluster's administrators about the old one"
+        )
     elif phase == "Pending" and listed is None:
-        found.remarks.append(f"VOLUME={c.volume}: this claim still waits for its disk, perhaps for its first pod; "
-                             f"kubectl describe pvc {c.volume} -n {found.namespace} says for what")
+        found.remarks.append(
+            f"VOLUME={c.volume}: this claim still waits for its disk, perhaps for its first pod; "
+            f"kubectl describe pvc {c.volume} -n {found.namespace} says for what"
+        )
     elif phase == "Pending" and not waits:
-        found.environment(f"VOLUME={c.volume}: this claim still waits for its disk ({last_warning(found, c.volume)}); "
-                          f"see kubectl describe pvc {c.volume} -n {found.namespace}, or choose another VOLUME and "
-                          "STORAGE_CLASS")
+        found.environment(
+            f"VOLUME={c.volume}: this claim still waits for its disk ({last_warning(found, c.volume)}); "
+            f"see kubectl describe pvc {c.volume} -n {found.namespace}, or choose another VOLUME and "
+            "STORAGE_CLASS"
+        )
 
 
 def of_one_node(provisioners: Mapping[str, str], wanted: str, c: Config) -> list[str]:
     """What is to be said where many pods are to write to a volume that one node at a time may have."""
     if c.nodes == 1 or not OF_ONE_NODE.search(provisioners.get(wanted, "")):
         return []
-    may_do = [name for name, provisioner in provisioners.items() if not OF_ONE_NODE.search(provisioner)]
+    may_do = [
+        name for name, provisioner in provisioners.items() if not OF_ONE_NODE.search(provisioner)
+    ]
     whose = "" if c.storage_class else f", and {wanted} is this cluster's default"
-    return [f"STORAGE_CLASS={c.storage_class}{whose}: {provisioners[wanted]} makes disks that one node at a time can "
-            f"write to, and NODES={c.nodes} pods are to; of the others these may do: {sites.some(may_do)} (CephFS and "
-            "NFS do)"]
+    return [
+        f"STORAGE_CLASS={c.storage_class}{whose}: {provisioners[wanted]} makes disks that one node at a time can "
+        f"write to, and NODES={c.nodes} pods are to; of the others these may do: {sites.some(may_do)} (CephFS and "
+        "NFS do)"
+    ]
 
 
 def last_warning(found: Found, name: str) -> str:
     """What the cluster last complained of about an object."""
-    done = kubectl("get", "events", "-n", found.namespace, "--field-selector", f"involvedObject.name={name}", "-o",
-                   "json")
+    done = kubectl(
+        "get",
+        "events",
+        "-n",
+        found.namespace,
+        "--field-selector",
+        f"involvedObject.name={name}",
+        "-o",
+        "json",
+    )
     events = json.loads(done.out)["items"] if done.code == 0 else []
     said = [event for event in events if event.get("type") == "Warning"]
     return short(sorted(said, key=when)[-1].get("message", "")) if said else "no reason given"
@@ -269,21 +381,29 @@ def check_claim(found: Found, c: Config) -> None:
     spec = found.claim["spec"]
     modes, its_class = spec.get("accessModes") or [], spec.get("storageClassName", "")
     if c.nodes > 1 and modes and "ReadWriteMany" not in modes:
-        found.environment(f"VOLUME={c.volume}: this claim is {' and '.join(modes)}, and NODES={c.nodes} pods write to "
-                          "it; choose another VOLUME, with a STORAGE_CLASS that many nodes can write to, or NODES=1")
+        found.environment(
+            f"VOLUME={c.volume}: this claim is {' and '.join(modes)}, and NODES={c.nodes} pods write to "
+            "it; choose another VOLUME, with a STORAGE_CLASS that many nodes can write to, or NODES=1"
+        )
     if c.storage_class and its_class and its_class != c.storage_class:
-        found.remarks.append(f"VOLUME={c.volume} is there with STORAGE_CLASS={its_class}, not {c.storage_class}, and "
-                             "is left as it is; for another choose another VOLUME")
+        found.remarks.append(
+            f"VOLUME={c.volume} is there with STORAGE_CLASS={its_class}, not {c.storage_class}, and "
+            "is left as it is; for another choose another VOLUME"
+        )
     size = claim_bytes(found.claim)
     if size is not None and size < c.volume_gb * 2**30:
-        found.remarks.append(f"VOLUME={c.volume} is there with {size / 2**30:.0f} GiB, not VOLUME_GB={c.volume_gb}, "
-                             "and is left as it is")
+        found.remarks.append(
+            f"VOLUME={c.volume} is there with {size / 2**30:.0f} GiB, not VOLUME_GB={c.volume_gb}, "
+            "and is left as it is"
+        )
 
 
 def claim_bytes(claim: dict[str, Any]) -> float | None:
     """What a claim has, or where that is not told, what it asks for."""
     asked = (claim["spec"].get("resources") or {}).get("requests") or {}
-    text = ((claim.get("status") or {}).get("capacity") or {}).get("storage") or asked.get("storage")
+    text = ((claim.get("status") or {}).get("capacity") or {}).get("storage") or asked.get(
+        "storage"
+    )
     return quantity(str(text)) if text else None
 
 
@@ -296,12 +416,13 @@ def quantity(text: str) -> float | None:
         return float(found[1]) / 1000
     unit = (found[2] or "").upper()
     power = " KMGTPE".index(unit[0]) if unit else 0
-    return float(found[1]) * (1024.0 if unit.endswith("I") else 1000.0)**power
+    return float(found[1]) * (1024.0 if unit.endswith("I") else 1000.0) ** power
 
 
 # ---------------------------------------------------------------------------------------------------
 # Nodes
 # ---------------------------------------------------------------------------------------------------
+
 
 def check_nodes(found: Found, c: Config, on_gpus: bool) -> None:
     """Whether the wished shape could find room."""

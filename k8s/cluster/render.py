@@ -14,15 +14,23 @@ from typing import Any
 
 import yaml
 
-from k8s.cluster.kubectl import BAD_ENVIRONMENT, Refused, kubectl
 from k8s.cluster.job_spec import LIGHTHOUSE, overlay_of, pod_environment
+from k8s.cluster.kubectl import BAD_ENVIRONMENT, Refused, kubectl
 from settings.config import Config
 from settings.declare import ROOT
 
 MANIFESTS = ROOT / "k8s" / "manifests"
-FIELDS = {"nrp": ("pods", "peers", "together"), "pinned-site": ("pods", "peers"),
-          "diloco": ("pods", "peers", "together"), "single-node": ("pods",), "cpu-smoke": ("pods", "peers"),
-          "data": ("pods",), "claim": ("claim",), "reader": ("reader",), "lighthouse": ("lighthouse",)}
+FIELDS = {
+    "nrp": ("pods", "peers", "together"),
+    "pinned-site": ("pods", "peers"),
+    "diloco": ("pods", "peers", "together"),
+    "single-node": ("pods",),
+    "cpu-smoke": ("pods", "peers"),
+    "data": ("pods",),
+    "claim": ("claim",),
+    "reader": ("reader",),
+    "lighthouse": ("lighthouse",),
+}
 WITHOUT_GPUS = ("cpu-smoke", "data")
 LABELS = "app.kubernetes.io"
 UNSET = "pure-transformer/rendered: unset"  # as base/job.yaml has it
@@ -33,8 +41,13 @@ DATA_CPUS, DATA_MEMORY_GB = 8, 32  # of the pod that prepares data, at most: mor
 def render(c: Config, image: str, *, data_job: bool = False) -> str:
     """All that a run needs but its volume and its Secret, as YAML; with data_job that of make data."""
     overlay = "data" if data_job else overlay_of(c)
-    text = build(overlay, values_of(c, image, data_job), patches_of(c, overlay not in WITHOUT_GPUS),
-                 pod_environment(c), c)
+    text = build(
+        overlay,
+        values_of(c, image, data_job),
+        patches_of(c, overlay not in WITHOUT_GPUS),
+        pod_environment(c),
+        c,
+    )
     if c.sync == "diloco" and not data_job:
         text += "---\n" + lighthouse(c, image, text)
     return text.replace(UNSET, f'pure-transformer/rendered: "{digest(objects(text))}"')
@@ -43,23 +56,40 @@ def render(c: Config, image: str, *, data_job: bool = False) -> str:
 def lighthouse(c: Config, image: str, text: str) -> str:
     """What the sites of a run find each other by, as YAML. text: that of the run itself."""
     settings = next(thing for thing in objects(text) if thing["kind"] == "ConfigMap")
-    values = {"NAME": c.job_name + LIGHTHOUSE, "JOB_NAME": c.job_name, "RUN_NAME": c.run_name, "IMAGE": image,
-              "ENVIRONMENT": settings["metadata"]["name"], "VOLUME": c.volume}
+    values = {
+        "NAME": c.job_name + LIGHTHOUSE,
+        "JOB_NAME": c.job_name,
+        "RUN_NAME": c.run_name,
+        "IMAGE": image,
+        "ENVIRONMENT": settings["metadata"]["name"],
+        "VOLUME": c.volume,
+    }
     return build("lighthouse", values, patch("Job", pod_patches(c)), {}, c)
 
 
 def digest(things: list[dict[str, Any]]) -> str:
     """A hash of what is sent, alike for all who send the same: whichever version of kubectl writes the YAML, and
     whether the namespace is a setting of theirs or of their kubectl's context."""
-    things = [thing | {"metadata": {name: value for name, value in thing["metadata"].items() if name != "namespace"}}
-              for thing in things]
+    things = [
+        thing
+        | {
+            "metadata": {
+                name: value for name, value in thing["metadata"].items() if name != "namespace"
+            }
+        }
+        for thing in things
+    ]
     things.sort(key=lambda thing: (thing["kind"], thing["metadata"]["name"]))
     return hashlib.sha256(json.dumps(things, sort_keys=True).encode()).hexdigest()
 
 
 def claim(c: Config) -> str:
     """The volume's claim, as YAML."""
-    patches = [{"op": "add", "path": "/spec/storageClassName", "value": c.storage_class}] if c.storage_class else []
+    patches = (
+        [{"op": "add", "path": "/spec/storageClassName", "value": c.storage_class}]
+        if c.storage_class
+        else []
+    )
     values = {"VOLUME": c.volume, "VOLUME_SIZE": f"{c.volume_gb}Gi"}
     return build("claim", values, patch("PersistentVolumeClaim", patches), {}, c)
 
@@ -79,27 +109,53 @@ def objects(text: str) -> list[dict[str, Any]]:
 
 def values_of(c: Config, image: str, data_job: bool) -> dict[str, str]:
     """What k8s/manifests/fields/ can name, as text; kustomize turns it into a number where the field holds one."""
-    cpus, memory = (min(DATA_CPUS, c.pod_cpus), min(DATA_MEMORY_GB, c.pod_memory_gb)) if data_job else (
-        c.pod_cpus, c.pod_memory_gb)
+    cpus, memory = (
+        (min(DATA_CPUS, c.pod_cpus), min(DATA_MEMORY_GB, c.pod_memory_gb))
+        if data_job
+        else (c.pod_cpus, c.pod_memory_gb)
+    )
     nodes = 1 if data_job else c.nodes
-    return {"NAME": f"{c.job_name}-data" if data_job else c.job_name, "JOB_NAME": c.job_name, "RUN_NAME": c.run_name,
-            "ENVIRONMENT": f"{c.job_name}-env", "IMAGE": image, "NODES": str(nodes), "FAILURES": str(25 * nodes),
-            "MASTER_PORT": str(c.master_port), "CPUS": str(cpus),
-            "MEMORY": f"{memory}Gi", "DISK": f"{c.pod_disk_gb}Gi", "SHM": f"{1 if data_job else c.shm_gb}Gi",
-            "GRACE_PERIOD_S": str(c.grace_period_s), "VOLUME": c.volume, "SECRET_NAME": c.secret_name,
-            "SITE": c.site, "SITE_ADDR": f"{c.job_name}-$(NODE_RANK).{c.job_name}"}
+    return {
+        "NAME": f"{c.job_name}-data" if data_job else c.job_name,
+        "JOB_NAME": c.job_name,
+        "RUN_NAME": c.run_name,
+        "ENVIRONMENT": f"{c.job_name}-env",
+        "IMAGE": image,
+        "NODES": str(nodes),
+        "FAILURES": str(25 * nodes),
+        "MASTER_PORT": str(c.master_port),
+        "CPUS": str(cpus),
+        "MEMORY": f"{memory}Gi",
+        "DISK": f"{c.pod_disk_gb}Gi",
+        "SHM": f"{1 if data_job else c.shm_gb}Gi",
+        "GRACE_PERIOD_S": str(c.grace_period_s),
+        "VOLUME": c.volume,
+        "SECRET_NAME": c.secret_name,
+        "SITE": c.site,
+        "SITE_ADDR": f"{c.job_name}-$(NODE_RANK).{c.job_name}",
+    }
 
 
 def patches_of(c: Config, gpus: bool) -> list[dict[str, Any]]:
     """Lists, what is there only where a setting asks for it, and GPUs, of which a setting is the field's name."""
     pod, found = "/spec/template/spec", list[dict[str, Any]]()
     if gpus:
-        found.append({"op": "replace", "value": c.gpu_products.split(","),
-                      "path": f"{pod}/affinity/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution"
-                              "/nodeSelectorTerms/0/matchExpressions/0/values"})
-        found += [{"op": "add", "value": str(c.gpus_per_node),  # "/" is ~1 in a path of JSON Patch
-                   "path": f"{pod}/containers/0/resources/{part}/{c.gpu_resource.replace('/', '~1')}"}
-                  for part in ("requests", "limits")]
+        found.append(
+            {
+                "op": "replace",
+                "value": c.gpu_products.split(","),
+                "path": f"{pod}/affinity/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution"
+                "/nodeSelectorTerms/0/matchExpressions/0/values",
+            }
+        )
+        found += [
+            {
+                "op": "add",
+                "value": str(c.gpus_per_node),  # "/" is ~1 in a path of JSON Patch
+                "path": f"{pod}/containers/0/resources/{part}/{c.gpu_resource.replace('/', '~1')}",
+            }
+            for part in ("requests", "limits")
+        ]
     return patch("Job", found + pod_patches(c))
 
 
@@ -118,7 +174,11 @@ def pod_patches(c: Config) -> list[dict[str, Any]]:
 def toleration(text: str) -> dict[str, str]:
     """KEY or KEY=VALUE, whatever the effect of the taint."""
     key, _, value = text.partition("=")
-    return {"key": key, "operator": "Equal", "value": value} if value else {"key": key, "operator": "Exists"}
+    return (
+        {"key": key, "operator": "Equal", "value": value}
+        if value
+        else {"key": key, "operator": "Exists"}
+    )
 
 
 def pull_secret(c: Config) -> list[dict[str, str]]:
@@ -130,8 +190,13 @@ def patch(kind: str, operations: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{"target": {"kind": kind}, "patch": json.dumps(operations)}] if operations else []
 
 
-def build(folder: str, values: Mapping[str, str], patches: list[dict[str, Any]], environment: Mapping[str, str],
-          c: Config) -> str:
+def build(
+    folder: str,
+    values: Mapping[str, str],
+    patches: list[dict[str, Any]],
+    environment: Mapping[str, str],
+    c: Config,
+) -> str:
     """What kustomize makes of a folder of k8s/manifests/ with these values."""
     fields = FIELDS[folder]
     top: dict[str, Any] = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization"}
@@ -151,9 +216,18 @@ def build(folder: str, values: Mapping[str, str], patches: list[dict[str, Any]],
     if components:
         top["components"] = components
     if environment:
-        top["configMapGenerator"] = [{
-            "name": values["ENVIRONMENT"], "literals": [f"{name}={value}" for name, value in environment.items()],
-            "options": {"labels": {f"{LABELS}/name": "pure-transformer", f"{LABELS}/instance": c.job_name}}}]
+        top["configMapGenerator"] = [
+            {
+                "name": values["ENVIRONMENT"],
+                "literals": [f"{name}={value}" for name, value in environment.items()],
+                "options": {
+                    "labels": {
+                        f"{LABELS}/name": "pure-transformer",
+                        f"{LABELS}/instance": c.job_name,
+                    }
+                },
+            }
+        ]
     if c.namespace:
         top["namespace"] = c.namespace
     top["patches"] = patches
@@ -161,9 +235,19 @@ def build(folder: str, values: Mapping[str, str], patches: list[dict[str, Any]],
     with tempfile.TemporaryDirectory(prefix="kustomize-") as scratch:
         work = Path(scratch)
         shutil.copytree(MANIFESTS, work / "k8s" / "manifests")
-        (work / "values.yaml").write_text(json.dumps({
-            "apiVersion": "v1", "kind": "ConfigMap", "data": dict(values), "metadata": {
-                "name": "values", "annotations": {"config.kubernetes.io/local-config": "true"}}}))
+        (work / "values.yaml").write_text(
+            json.dumps(
+                {
+                    "apiVersion": "v1",
+                    "kind": "ConfigMap",
+                    "data": dict(values),
+                    "metadata": {
+                        "name": "values",
+                        "annotations": {"config.kubernetes.io/local-config": "true"},
+                    },
+                }
+            )
+        )
         (work / "kustomization.yaml").write_text(json.dumps(top))
         return kustomize(work)
 
@@ -172,6 +256,9 @@ def kustomize(folder: Path) -> str:
     """The output of kubectl kustomize, which without a kubeconfig asks no server for its version. Raises Refused."""
     done = kubectl("kustomize", str(folder), "--kubeconfig=/dev/null")
     if done.code:
-        raise Refused(BAD_ENVIRONMENT, f"kubectl kustomize: {done.complaint}; an old kubectl cannot do it: `make "
-                      "setup-dev` puts one that can beside python, and another on PATH goes before it")
+        raise Refused(
+            BAD_ENVIRONMENT,
+            f"kubectl kustomize: {done.complaint}; an old kubectl cannot do it: `make "
+            "setup-dev` puts one that can beside python, and another on PATH goes before it",
+        )
     return done.out

@@ -26,7 +26,9 @@ def to_send(c: Config) -> dict[str, str]:
 
 def keys_there(c: Config, namespace: str) -> set[str] | None:
     """The names of the keys that the cluster's Secret has; None where that may not be seen."""
-    done = kubectl("get", "secret", c.secret_name, "-n", namespace, "-o", f"go-template={NAMES_ONLY}")
+    done = kubectl(
+        "get", "secret", c.secret_name, "-n", namespace, "-o", f"go-template={NAMES_ONLY}"
+    )
     if done.code == 0:
         return set(done.out.split())
     if "(NotFound)" in done.err:
@@ -40,17 +42,38 @@ def send(c: Config, namespace: str) -> list[str]:
     """Apply what is set here; returns the names of the keys."""
     for name, value in to_send(c).items():
         secret: dict[str, Any] = {
-            "apiVersion": "v1", "kind": "Secret", "type": "Opaque",
-            "metadata": {"name": c.secret_name, "namespace": namespace, "labels": {NAME_LABEL: OURS}},
-            "data": {name: base64.b64encode(value.encode()).decode()}}
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "type": "Opaque",
+            "metadata": {
+                "name": c.secret_name,
+                "namespace": namespace,
+                "labels": {NAME_LABEL: OURS},
+            },
+            "data": {name: base64.b64encode(value.encode()).decode()},
+        }
         manager = f"{MANAGER}-{name.lower().replace('_', '-')}"
-        done = kubectl("apply", "--server-side", f"--field-manager={manager}", "-n", namespace, "-f", "-",
-                       stdin=json.dumps(secret))
+        done = kubectl(
+            "apply",
+            "--server-side",
+            f"--field-manager={manager}",
+            "-n",
+            namespace,
+            "-f",
+            "-",
+            stdin=json.dumps(secret),
+        )
         if done.code and (found := re.search(r'conflicts? with "([^"]+)"', done.err)):
-            what = (f"that Secret has another {name}, which {found[1]} has put there" if f".data.{name}" in done.err
-                    else f"something else than {name} is {found[1]}'s in that Secret ({short(done.complaint)})")
-            raise Refused(BAD_ENVIRONMENT, f"SECRET_NAME={c.secret_name}: {what}; choose a SECRET_NAME of your own, "
-                          f"leave {name} out here, or delete it: kubectl delete secret {c.secret_name} -n {namespace}")
+            what = (
+                f"that Secret has another {name}, which {found[1]} has put there"
+                if f".data.{name}" in done.err
+                else f"something else than {name} is {found[1]}'s in that Secret ({short(done.complaint)})"
+            )
+            raise Refused(
+                BAD_ENVIRONMENT,
+                f"SECRET_NAME={c.secret_name}: {what}; choose a SECRET_NAME of your own, "
+                f"leave {name} out here, or delete it: kubectl delete secret {c.secret_name} -n {namespace}",
+            )
         if done.code:
             raise refusal(done, ("apply", "secret"))
     return list(to_send(c))
@@ -61,6 +84,8 @@ def problems(c: Config, namespace: str, there: set[str] | None) -> list[str]:
     has_key = "WANDB_API_KEY" in to_send(c) or there is None or "WANDB_API_KEY" in there
     if c.wandb_mode != "online" or has_key:
         return []
-    return [f"WANDB_MODE=online: pods would have no key, as there is none in Secret {c.secret_name} of namespace "
-            f"{namespace}, and what wandb login left here stays here; set WANDB_API_KEY in the environment or "
-            "ENV_FILE, or choose WANDB_MODE=offline"]
+    return [
+        f"WANDB_MODE=online: pods would have no key, as there is none in Secret {c.secret_name} of namespace "
+        f"{namespace}, and what wandb login left here stays here; set WANDB_API_KEY in the environment or "
+        "ENV_FILE, or choose WANDB_MODE=offline"
+    ]

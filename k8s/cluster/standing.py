@@ -49,7 +49,9 @@ def is_beside(thing: Mapping[str, Any]) -> bool:
 def config_map_of(job: Mapping[str, Any]) -> str:
     """The name of the ConfigMap that a Job's container has its settings from."""
     sources = trainer_of(job).get("envFrom") or []
-    return next((source["configMapRef"]["name"] for source in sources if "configMapRef" in source), "")
+    return next(
+        (source["configMapRef"]["name"] for source in sources if "configMapRef" in source), ""
+    )
 
 
 def trainer_of(job: Mapping[str, Any]) -> dict[str, Any]:
@@ -68,21 +70,36 @@ def standing(wanted: list[dict[str, Any]], namespace: str, again: str) -> Standi
         return settled
     run = run_of(theirs)
     if rendered(theirs) == rendered(ours) and rendered(ours):
-        return Standing("same", f"Job {name} is in namespace {namespace} already, with these settings and this image; "
-                        "nothing was applied", run)
+        return Standing(
+            "same",
+            f"Job {name} is in namespace {namespace} already, with these settings and this image; "
+            "nothing was applied",
+            run,
+        )
     changes = list(differences(ours, theirs, wanted, namespace))
     more = f"; and {len(changes) - MANY} more" if len(changes) > MANY else ""
-    listed = "; ".join(changes[:MANY]) + more if changes else "in what earlier manifests had beside these"
-    return Standing("differs", f"Job {name} is in namespace {namespace} already and differs ({listed}), and a Job "
-                    f"cannot be changed: {again} saves, stops and replaces it; volume and checkpoints stay", run)
+    listed = (
+        "; ".join(changes[:MANY]) + more
+        if changes
+        else "in what earlier manifests had beside these"
+    )
+    return Standing(
+        "differs",
+        f"Job {name} is in namespace {namespace} already and differs ({listed}), and a Job "
+        f"cannot be changed: {again} saves, stops and replaces it; volume and checkpoints stay",
+        run,
+    )
 
 
 def without_comparing(theirs: Mapping[str, Any], namespace: str, again: str) -> Standing | None:
     """How a Job stands that leaves or has ended; None for one that is at work. Raises Refused where it is not ours."""
     name, run = theirs["metadata"]["name"], run_of(theirs)
     if (theirs["metadata"].get("labels") or {}).get(NAME_LABEL) != OURS:
-        raise Refused(BAD_SETTING, f"JOB_NAME={name}: namespace {namespace} has a Job of that name that is none of "
-                      "ours; choose another JOB_NAME")
+        raise Refused(
+            BAD_SETTING,
+            f"JOB_NAME={name}: namespace {namespace} has a Job of that name that is none of "
+            "ours; choose another JOB_NAME",
+        )
     if theirs["metadata"].get("deletionTimestamp"):
         return Standing("leaving", f"Job {name} is on its way out: its pods save and end", run)
     for condition in (theirs.get("status") or {}).get("conditions") or []:
@@ -102,22 +119,32 @@ def of_another_run(stands: Standing, job: str, namespace: str, run: str) -> str:
     if stands.state == "leaving" or stands.run in ("", run):
         return ""
     trains = "trained" if stands.state in ("complete", "failed") else "trains"
-    return (f"JOB_NAME={job}: the Job of that name in namespace {namespace} {trains} run {stands.run}, and this is run "
-            f"{run}: choose another JOB_NAME, or stop it first with make stop RUN_NAME={stands.run} JOB_NAME={job} "
-            "WHERE=cluster")
+    return (
+        f"JOB_NAME={job}: the Job of that name in namespace {namespace} {trains} run {stands.run}, and this is run "
+        f"{run}: choose another JOB_NAME, or stop it first with make stop RUN_NAME={stands.run} JOB_NAME={job} "
+        "WHERE=cluster"
+    )
 
 
 def over(name: str, condition: Mapping[str, Any], again: str) -> Standing:
     """A Job that has ended and is still there."""
     at = condition.get("lastTransitionTime", "")
     if condition["type"] == "Complete":
-        return Standing("complete", f"Job {name} is done{f' since {at}' if at else ''} and still there: make fetch-run "
-                        f"brings its results; {again} takes its place, for which TRAIN_TOKENS or MAX_STEPS must be "
-                        "larger; another run wants another JOB_NAME, or make stop first")
-    why = short(": ".join(filter(None, (condition.get("reason", ""), condition.get("message", "")))))
-    return Standing("failed", f"Job {name} has failed{f' at {at}' if at else ''} ({why or 'no reason given'}) and is "
-                    f"still there: make logs ONLY=errors says more; once that is mended, {again} goes on from the "
-                    "last checkpoint")
+        return Standing(
+            "complete",
+            f"Job {name} is done{f' since {at}' if at else ''} and still there: make fetch-run "
+            f"brings its results; {again} takes its place, for which TRAIN_TOKENS or MAX_STEPS must be "
+            "larger; another run wants another JOB_NAME, or make stop first",
+        )
+    why = short(
+        ": ".join(filter(None, (condition.get("reason", ""), condition.get("message", ""))))
+    )
+    return Standing(
+        "failed",
+        f"Job {name} has failed{f' at {at}' if at else ''} ({why or 'no reason given'}) and is "
+        f"still there: make logs ONLY=errors says more; once that is mended, {again} goes on from the "
+        "last checkpoint",
+    )
 
 
 def rendered(job: Mapping[str, Any]) -> str:
@@ -126,8 +153,9 @@ def rendered(job: Mapping[str, Any]) -> str:
     return found
 
 
-def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any], wanted: list[dict[str, Any]],
-                namespace: str) -> Iterator[str]:
+def differences(
+    ours: Mapping[str, Any], theirs: Mapping[str, Any], wanted: list[dict[str, Any]], namespace: str
+) -> Iterator[str]:
     """In words: image, settings, and whatever else of the Job differs."""
     before, now = (trainer_of(job).get("image", "") for job in (theirs, ours))
     if before != now:
@@ -146,12 +174,16 @@ def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any], wanted: list
             yield f"{path} {before} there, {now} now"
 
 
-def told_settings(there: Mapping[str, Any] | None, name: str, wanted: list[dict[str, Any]]) -> Iterator[str]:
+def told_settings(
+    there: Mapping[str, Any] | None, name: str, wanted: list[dict[str, Any]]
+) -> Iterator[str]:
     """In words: how the settings of the ConfigMap that is there differ."""
     if there is None:
         yield f"its settings cannot be told, as ConfigMap {name or '(none)'} is gone"
     else:
-        yield from changed_settings(there.get("data") or {}, of_kind("ConfigMap", wanted).get("data") or {})
+        yield from changed_settings(
+            there.get("data") or {}, of_kind("ConfigMap", wanted).get("data") or {}
+        )
 
 
 def changed_settings(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:

@@ -8,15 +8,31 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from k8s.cluster import nodes
-from k8s.cluster.kubectl import PATIENCE_S, Done, Refused, context, kubectl, no_namespace, refusal, start
+from k8s.cluster.kubectl import (
+    PATIENCE_S,
+    Done,
+    Refused,
+    context,
+    kubectl,
+    no_namespace,
+    refusal,
+    start,
+)
 from k8s.cluster.where import Place
 
 Thing = dict[str, Any]  # an object of Kubernetes
 
-INSTANCE, OF_JOB, INDEX = "app.kubernetes.io/instance", "batch.kubernetes.io/job-name", \
-    "batch.kubernetes.io/job-completion-index"
+INSTANCE, OF_JOB, INDEX = (
+    "app.kubernetes.io/instance",
+    "batch.kubernetes.io/job-name",
+    "batch.kubernetes.io/job-completion-index",
+)
 DATA = "-data"  # behind JOB_NAME: the Job of make data
-RUN, SYNC, ZONE = "pure-transformer/run-name", "pure-transformer/sync", "topology.kubernetes.io/zone"
+RUN, SYNC, ZONE = (
+    "pure-transformer/run-name",
+    "pure-transformer/sync",
+    "topology.kubernetes.io/zone",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +45,11 @@ class Target:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        return ("--context", self.context, "-n", self.namespace) if self.context else ("-n", self.namespace)
+        return (
+            ("--context", self.context, "-n", self.namespace)
+            if self.context
+            else ("-n", self.namespace)
+        )
 
     @property
     def words(self) -> str:
@@ -73,8 +93,12 @@ class Target:
         done = self.call("get", "events", "-o", "json")
         found = json.loads(done.out)["items"] if done.code == 0 else []
         own = re.compile(rf"{re.escape(self.job_name)}(-.*)?$")
-        mine = [event for event in found if (about := str((event.get("involvedObject") or {}).get("name", "")))
-                and (about in names if names is not None else own.match(about))]
+        mine = [
+            event
+            for event in found
+            if (about := str((event.get("involvedObject") or {}).get("name", "")))
+            and (about in names if names is not None else own.match(about))
+        ]
         return sorted(mine, key=when)
 
     def sites(self, pods: list[Thing]) -> dict[str, str]:
@@ -82,9 +106,13 @@ class Target:
         known = {name_of(pod): label(pod, ZONE) for pod in pods}
         if any(not known[name_of(pod)] and pod["spec"].get("nodeName") for pod in pods):
             done = self.call("get", "nodes", "-L", ",".join(nodes.LABELS))
-            zones = {node.name: node.zone for node in nodes.parsed(done.out)} if done.code == 0 else {}
-            known = {name_of(pod): known[name_of(pod)] or zones.get(pod["spec"].get("nodeName", ""), "")
-                     for pod in pods}
+            zones = (
+                {node.name: node.zone for node in nodes.parsed(done.out)} if done.code == 0 else {}
+            )
+            known = {
+                name_of(pod): known[name_of(pod)] or zones.get(pod["spec"].get("nodeName", ""), "")
+                for pod in pods
+            }
         return known
 
     def start(self, *args: str, **options: Any) -> subprocess.Popen:
@@ -132,14 +160,21 @@ def index_of(pod: Thing) -> int:
 
 def of_job(pods: Iterable[Thing], job_name: str) -> list[Thing]:
     """Those of the pods that a Job made, by index, those of an index by age."""
-    return sorted((pod for pod in pods if label(pod, OF_JOB) == job_name),
-                  key=lambda pod: (index_of(pod), pod["metadata"].get("creationTimestamp") or ""))
+    return sorted(
+        (pod for pod in pods if label(pod, OF_JOB) == job_name),
+        key=lambda pod: (index_of(pod), pod["metadata"].get("creationTimestamp") or ""),
+    )
 
 
 def when(event: Thing) -> str:
     """An event's time, as text that sorts."""
-    return str(event.get("lastTimestamp") or event.get("eventTime") or event.get("firstTimestamp")
-               or event["metadata"].get("creationTimestamp") or "")
+    return str(
+        event.get("lastTimestamp")
+        or event.get("eventTime")
+        or event.get("firstTimestamp")
+        or event["metadata"].get("creationTimestamp")
+        or ""
+    )
 
 
 def container_of(pod: Thing) -> Thing:
@@ -151,8 +186,12 @@ def container_of(pod: Thing) -> Thing:
 def runs(pod: Thing) -> bool:
     """Whether commands can be run in it."""
     status = pod.get("status") or {}
-    return status.get("phase") == "Running" and "terminated" not in container_of(pod) \
-        and "waiting" not in container_of(pod) and not pod["metadata"].get("deletionTimestamp")
+    return (
+        status.get("phase") == "Running"
+        and "terminated" not in container_of(pod)
+        and "waiting" not in container_of(pod)
+        and not pod["metadata"].get("deletionTimestamp")
+    )
 
 
 def newest(pods: list[Thing]) -> list[Thing]:
@@ -170,9 +209,12 @@ def check_namespace(target: Target) -> None:
 def no_job(target: Target) -> Refused:
     """The sentence where a command needs a Job that is not there. Raises that of a namespace which is not."""
     check_namespace(target)
-    return Refused(78, f"there is no Job {target.job_name} in {target.words}: it was stopped, or never sent there, or "
-                   "was removed a week after its end; make train-8xa100 sends it, and a run that is on the volume goes "
-                   "on")
+    return Refused(
+        78,
+        f"there is no Job {target.job_name} in {target.words}: it was stopped, or never sent there, or "
+        "was removed a week after its end; make train-8xa100 sends it, and a run that is on the volume goes "
+        "on",
+    )
 
 
 def target_of(place: Place, say: Callable[[str], None]) -> Target:

@@ -17,17 +17,19 @@ from types import TracebackType
 
 from k8s.cluster import render
 from k8s.cluster.image_ref import image_of
-from k8s.cluster.kubectl import Done, Refused
 from k8s.cluster.job_spec import VOLUME_AT
+from k8s.cluster.kubectl import Done, Refused
 from k8s.cluster.target import DATA, Target, Thing, check_namespace, container_of, runs
 from k8s.cluster.where import Place
 from k8s.cluster.words import seconds_of, trouble
 
-START_S = 600.0     # for a reader pod to start: its image is large, where the node does not have it yet
-HOPELESS_S = 20.0   # what cannot mend itself (no such image) is given up after this time
-LEFT_S = 120.0      # a reader pod that was left behind must have so long to live, to be used
+START_S = (
+    600.0  # for a reader pod to start: its image is large, where the node does not have it yet
+)
+HOPELESS_S = 20.0  # what cannot mend itself (no such image) is given up after this time
+LEFT_S = 120.0  # a reader pod that was left behind must have so long to live, to be used
 POLL_S = 1.0
-LIVES_S = 900.0     # as k8s/manifests/reader/pod.yaml has it; after that it is over anyway
+LIVES_S = 900.0  # as k8s/manifests/reader/pod.yaml has it; after that it is over anyway
 
 
 class Volume:
@@ -43,8 +45,12 @@ class Volume:
     def __enter__(self) -> "Volume":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
     def close(self) -> None:
@@ -54,13 +60,19 @@ class Volume:
         main = threading.current_thread() is threading.main_thread()
         before = signal.signal(signal.SIGINT, signal.SIG_IGN) if main else None
         try:
-            done = self.target.call("delete", "pod", self.reader, "--ignore-not-found", "--wait=false")
+            done = self.target.call(
+                "delete", "pod", self.reader, "--ignore-not-found", "--wait=false"
+            )
             if done.code:
-                say(f"pod {self.reader} could not be removed ({done.complaint}); it ends by itself after a quarter of "
-                    f"an hour, or with: kubectl delete pod {self.reader} {' '.join(self.target.flags)}")
+                say(
+                    f"pod {self.reader} could not be removed ({done.complaint}); it ends by itself after a quarter of "
+                    f"an hour, or with: kubectl delete pod {self.reader} {' '.join(self.target.flags)}"
+                )
             self.made = False
         except Refused as refused:
-            say(f"pod {self.reader} is left behind and ends by itself after a quarter of an hour ({refused.sentence})")
+            say(
+                f"pod {self.reader} is left behind and ends by itself after a quarter of an hour ({refused.sentence})"
+            )
         finally:
             if main:
                 signal.signal(signal.SIGINT, before)
@@ -85,8 +97,16 @@ class Volume:
     def content(self, *argv: str, timeout: float = 120.0) -> bytes:
         """What a command prints, as bytes, whether or not it was all. Raises Refused where it fails."""
         pod, container = self.place()
-        process = self.target.start("exec", pod, "-c", container, "--", *argv, stdout=subprocess.PIPE,
-                                    stderr=subprocess.PIPE)
+        process = self.target.start(
+            "exec",
+            pod,
+            "-c",
+            container,
+            "--",
+            *argv,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
         try:
             out, err = process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:
@@ -104,23 +124,37 @@ class Volume:
         if re.search(r"No such file or directory|can't cd to", said):
             return self.no_run()
         if re.search(r'cannot create resource "pods/exec"', said):
-            return Refused(78, f"you may not run commands in pods of {self.target.words}, by which the volume is read; "
-                           "ask its administrator for the right to create pods/exec")
-        return Refused(69, f"the volume could not be read through pod {self.pod and self.pod[0]} ({said}); try again")
+            return Refused(
+                78,
+                f"you may not run commands in pods of {self.target.words}, by which the volume is read; "
+                "ask its administrator for the right to create pods/exec",
+            )
+        return Refused(
+            69,
+            f"the volume could not be read through pod {self.pod and self.pod[0]} ({said}); try again",
+        )
 
     def no_run(self) -> Refused:
-        return Refused(78, f"there is no run {self.origin.paths.name} on volume {self.origin.value('volume')} of "
-                       f"{self.target.words}: it has written nothing yet, or RUN_NAME or VOLUME is another; make "
-                       "status says what its pods do")
+        return Refused(
+            78,
+            f"there is no run {self.origin.paths.name} on volume {self.origin.value('volume')} of "
+            f"{self.target.words}: it has written nothing yet, or RUN_NAME or VOLUME is another; make "
+            "status says what its pods do",
+        )
 
     # ---- The pod
 
     def place(self) -> tuple[str, str]:
         """A pod that runs and has the volume, and its container. Raises Refused."""
         if self.pod is None:
-            live = [pod for pod in self.target.pods() if runs(pod)] or \
-                [pod for pod in self.target.pods(DATA) if runs(pod)]
-            self.pod = (live[0]["metadata"]["name"], "trainer") if live else (self.read_through(), "reader")
+            live = [pod for pod in self.target.pods() if runs(pod)] or [
+                pod for pod in self.target.pods(DATA) if runs(pod)
+            ]
+            self.pod = (
+                (live[0]["metadata"]["name"], "trainer")
+                if live
+                else (self.read_through(), "reader")
+            )
         return self.pod
 
     def lost(self) -> bool:
@@ -137,8 +171,16 @@ class Volume:
         self.check_volume()
         before = self.target.get("pod", self.reader)
         if before and not self.is_usable(before):
-            self.target.ask("delete", "pod", self.reader, "--ignore-not-found", "--grace-period=1", "--wait=true",
-                            "--timeout=120s", timeout=150)
+            self.target.ask(
+                "delete",
+                "pod",
+                self.reader,
+                "--ignore-not-found",
+                "--grace-period=1",
+                "--wait=true",
+                "--timeout=120s",
+                timeout=150,
+            )
             before = None
         self.made = True  # also where another has left it: it is removed at the end
         if before is None:
@@ -154,18 +196,27 @@ class Volume:
     def create(self) -> None:
         sent = str(self.origin.sent.get("image") or "")
         image = sent if sent and "IMAGE" not in self.origin.given else image_of(self.origin.config)
-        c = dataclasses.replace(self.origin.config, namespace=self.target.namespace, job_name=self.target.job_name,
-                                volume=self.origin.value("volume"))
+        c = dataclasses.replace(
+            self.origin.config,
+            namespace=self.target.namespace,
+            job_name=self.target.job_name,
+            volume=self.origin.value("volume"),
+        )
         pod = render.reader_pod(c, image, self.reader)
         if self.told:
-            say(f"no pod of the run is there to read its volume through; starting {self.reader}, which takes a moment")
+            say(
+                f"no pod of the run is there to read its volume through; starting {self.reader}, which takes a moment"
+            )
         done = self.target.call("create", "-f", "-", stdin=json.dumps(pod))
         if done.code and "AlreadyExists" not in done.err:  # another command was faster
             self.made = False
             self.target.ask("get", "pods")  # says it in words, where it is rights or reach
-            raise Refused(78, f"pod {self.reader}, to read the volume through, cannot be made in {self.target.words} "
-                          f"({done.complaint}); ask its administrator for the right to create pods, or look while the "
-                          "run's own pods live")
+            raise Refused(
+                78,
+                f"pod {self.reader}, to read the volume through, cannot be made in {self.target.words} "
+                f"({done.complaint}); ask its administrator for the right to create pods, or look while the "
+                "run's own pods live",
+            )
 
     def wait(self) -> None:
         """Until the reader pod runs. Raises Refused with what keeps it."""
@@ -173,16 +224,24 @@ class Volume:
         while True:
             pod = self.target.get("pod", self.reader)
             if pod is None:
-                raise Refused(69, f"pod {self.reader}, to read the volume through, was removed by somebody; try again")
+                raise Refused(
+                    69,
+                    f"pod {self.reader}, to read the volume through, was removed by somebody; try again",
+                )
             if runs(pod):
                 return
             waited, wrong = time.monotonic() - began, trouble(pod)
             reason = str((container_of(pod).get("waiting") or {}).get("reason", ""))
-            hopeless = bool(wrong) and (reason not in ("", "ContainerCreating") or "terminated" in container_of(pod))
+            hopeless = bool(wrong) and (
+                reason not in ("", "ContainerCreating") or "terminated" in container_of(pod)
+            )
             if waited > self.start_s or (hopeless and waited > min(HOPELESS_S, self.start_s)):
-                raise Refused(69, f"pod {self.reader}, to read the volume through, did not start in {waited:.0f} s: "
-                              f"{wrong or self.last_event() or 'it is still being made'}; try again later, or see "
-                              f"kubectl describe pod {self.reader} {' '.join(self.target.flags)}")
+                raise Refused(
+                    69,
+                    f"pod {self.reader}, to read the volume through, did not start in {waited:.0f} s: "
+                    f"{wrong or self.last_event() or 'it is still being made'}; try again later, or see "
+                    f"kubectl describe pod {self.reader} {' '.join(self.target.flags)}",
+                )
             time.sleep(POLL_S)
 
     def last_event(self) -> str:
@@ -194,8 +253,11 @@ class Volume:
         volume = self.origin.value("volume")
         if self.target.get("pvc", volume) is None:
             check_namespace(self.target)
-            raise Refused(78, f"VOLUME={volume}: there is no such claim in {self.target.words}, so nothing of a run "
-                          "is kept there; make train-8xa100 makes it, and VOLUME names another")
+            raise Refused(
+                78,
+                f"VOLUME={volume}: there is no such claim in {self.target.words}, so nothing of a run "
+                "is kept there; make train-8xa100 makes it, and VOLUME names another",
+            )
 
 
 def say(text: str) -> None:

@@ -15,11 +15,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from k8s.cluster.kubectl import Context, context, kubectl
 from k8s.cluster.job_spec import DEFAULTS
+from k8s.cluster.kubectl import Context, context, kubectl
 from record import status
-from settings.config import Config
 from record.run_paths import RunPaths
+from settings.config import Config
 from settings.declare import ROOT, SettingsError, resolve
 
 SENT = "cluster.json"  # in a run's folder here: where the run was sent
@@ -33,7 +33,7 @@ class Place:
     config: Config
     paths: RunPaths
     given: frozenset[str]  # settings that the user gave, in whatever way
-    sent: dict[str, Any]   # what cluster.json says
+    sent: dict[str, Any]  # what cluster.json says
 
     def value(self, name: str) -> str:
         """A setting that the user gave, else what cluster.json says, else the default."""
@@ -51,28 +51,38 @@ class Place:
 def choose(place: Place, here: Context) -> tuple[str, str, list[str]]:
     """Which context and namespace, with a sentence where it is not that which kubectl would take."""
     said, name = [], here.name
-    sent_context, sent_namespace = (str(place.sent.get(key) or "") for key in ("context", "namespace"))
+    sent_context, sent_namespace = (
+        str(place.sent.get(key) or "") for key in ("context", "namespace")
+    )
     run = place.paths.name
     if sent_context and sent_context != here.name:
         known = kubectl("config", "get-contexts", "-o", "name").out.split()
         if sent_context in known:
             name = sent_context
-            said.append(f"run {run} was sent to context {sent_context}, and kubectl uses {here.name}: this is about "
-                        f"{sent_context}; to use it for all: kubectl config use-context {sent_context}")
+            said.append(
+                f"run {run} was sent to context {sent_context}, and kubectl uses {here.name}: this is about "
+                f"{sent_context}; to use it for all: kubectl config use-context {sent_context}"
+            )
         else:
-            said.append(f"run {run} was sent to context {sent_context}, which your kubeconfig does not have: this is "
-                        f"about {here.name}; for the other set KUBECONFIG to the file that has it")
+            said.append(
+                f"run {run} was sent to context {sent_context}, which your kubeconfig does not have: this is "
+                f"about {here.name}; for the other set KUBECONFIG to the file that has it"
+            )
     theirs = here.namespace if name == here.name else ""
     if "NAMESPACE" in place.given:
         namespace = place.config.namespace
         if sent_namespace and namespace != sent_namespace:
-            said.append(f"run {run} was sent to namespace {sent_namespace}, and NAMESPACE={namespace}: this is about "
-                        f"{namespace}; for the other leave NAMESPACE out, or set NAMESPACE={sent_namespace}")
+            said.append(
+                f"run {run} was sent to namespace {sent_namespace}, and NAMESPACE={namespace}: this is about "
+                f"{namespace}; for the other leave NAMESPACE out, or set NAMESPACE={sent_namespace}"
+            )
     else:
         namespace = sent_namespace or theirs or "default"
         if sent_namespace and theirs and theirs != sent_namespace:
-            said.append(f"run {run} was sent to namespace {sent_namespace}, and kubectl uses {theirs}: this is about "
-                        f"{sent_namespace}; to say so for all: NAMESPACE={sent_namespace} in .env")
+            said.append(
+                f"run {run} was sent to namespace {sent_namespace}, and kubectl uses {theirs}: this is about "
+                f"{sent_namespace}; to say so for all: NAMESPACE={sent_namespace} in .env"
+            )
     return name, namespace, said
 
 
@@ -111,4 +121,6 @@ def read_sent(paths: RunPaths) -> dict[str, Any]:
 def is_run(paths: RunPaths) -> bool:
     """Whether a run of this machine is in the folder, or a job of it at work."""
     # os.path.exists: a folder that cannot be looked into has none of them, where Path.exists raises
-    return any(map(os.path.exists, (paths.status, paths.config, paths.metrics))) or status.has_job(paths)
+    return any(map(os.path.exists, (paths.status, paths.config, paths.metrics))) or status.has_job(
+        paths
+    )

@@ -11,16 +11,28 @@ from record.reader import duration
 
 # The trainer's and the launcher's exit codes, as README.md has them, and those of the system.
 LAUNCHER = re.compile("^launch: exit code [0-9]+: ")  # the last word of scripts/launch.sh
-MEANING = {0: "done", 1: "the trainer failed", 64: "a setting is bad", 69: "other nodes are missing",
-           70: "no progress in spite of restarts", 75: "saved and stopped on request",
-           78: "data or environment are bad", 137: "killed: out of memory, or by its node", 143: "told to stop"}
-FULL = re.compile("No space left on device|Disk quota exceeded")  # the latter is what CephFS says of a full claim
+MEANING = {
+    0: "done",
+    1: "the trainer failed",
+    64: "a setting is bad",
+    69: "other nodes are missing",
+    70: "no progress in spite of restarts",
+    75: "saved and stopped on request",
+    78: "data or environment are bad",
+    137: "killed: out of memory, or by its node",
+    143: "told to stop",
+}
+FULL = re.compile(
+    "No space left on device|Disk quota exceeded"
+)  # the latter is what CephFS says of a full claim
 OVERDUE_S = 60.0  # beyond its grace period, for a pod to leave
 FINAL = (64, 70, 78)  # these end the Job: another try cannot help
 
-HINT = {64: "mend the setting that the pod's log names, then make restart",
-        70: "make logs ONLY=errors shows what failed again and again; then make restart",
-        78: "mend the data or the volume that the pod's log names, then make restart"}
+HINT = {
+    64: "mend the setting that the pod's log names, then make restart",
+    70: "make logs ONLY=errors shows what failed again and again; then make restart",
+    78: "mend the data or the volume that the pod's log names, then make restart",
+}
 
 
 def age(stamp: str | None) -> str:
@@ -47,17 +59,27 @@ def seconds_of(stamp: str | None) -> float:
 # The Job
 # ---------------------------------------------------------------------------------------------------
 
+
 def ended(job: Thing) -> str:
-    """"Complete" or "Failed" where the Job is over, else ""."""
+    """ "Complete" or "Failed" where the Job is over, else ""."""
     status = job.get("status") or {}
     found = {c["type"] for c in status.get("conditions") or [] if c.get("status") == "True"}
-    return "Failed" if found & {"Failed", "FailureTarget"} else \
-        "Complete" if found & {"Complete", "SuccessCriteriaMet"} else ""
+    return (
+        "Failed"
+        if found & {"Failed", "FailureTarget"}
+        else "Complete"
+        if found & {"Complete", "SuccessCriteriaMet"}
+        else ""
+    )
 
 
 def failure(job: Thing) -> Thing:
     """The condition that says why a Job failed."""
-    conditions = {c["type"]: c for c in (job.get("status") or {}).get("conditions") or [] if c["status"] == "True"}
+    conditions = {
+        c["type"]: c
+        for c in (job.get("status") or {}).get("conditions") or []
+        if c["status"] == "True"
+    }
     return dict(conditions.get("Failed") or conditions.get("FailureTarget") or {})
 
 
@@ -82,15 +104,22 @@ def state(job: Thing, pods: list[Thing]) -> str:
         return f"failed: {why_failed(job, pods)}"
     if job["metadata"].get("deletionTimestamp"):
         left = [name_of(pod) for pod in pods]
-        return f"being stopped: {len(left)} of {wanted} pods are still saving and leaving" if left else "being stopped"
+        return (
+            f"being stopped: {len(left)} of {wanted} pods are still saving and leaving"
+            if left
+            else "being stopped"
+        )
     if job["spec"].get("suspend"):
         return "suspended: somebody set spec.suspend, and no pod is made until it is taken away"
     now = newest(pods)
     done = sum((pod.get("status") or {}).get("phase") == "Succeeded" for pod in now)
     running = sum(runs(pod) for pod in now)
     if running + done == wanted:
-        return f"running: {'its pod runs' if wanted == 1 else f'all {wanted} pods run'}" if not done else \
-            f"ending: {done} of {wanted} pods are done"
+        return (
+            f"running: {'its pod runs' if wanted == 1 else f'all {wanted} pods run'}"
+            if not done
+            else f"ending: {done} of {wanted} pods are done"
+        )
     return f"waiting for pods: {running + done} of {wanted} run"
 
 
@@ -101,18 +130,23 @@ def why_failed(job: Thing, pods: list[Thing]) -> str:
     code = exit_code(job, pods)
     if reason == "PodFailurePolicy":
         pod = re.search(r"pod (?:[\w.-]+/)?([\w.-]+) failed", message)
-        return f"{pod[1] if pod else 'a pod'} ended with exit code {code} ({MEANING.get(code, 'unknown')}), which " \
+        return (
+            f"{pod[1] if pod else 'a pod'} ended with exit code {code} ({MEANING.get(code, 'unknown')}), which "
             "another try cannot help"
+        )
     if reason == "BackoffLimitExceeded":
         return f"more pods failed than backoffLimit={job['spec'].get('backoffLimit', 6)} allows"
     if reason == "DeadlineExceeded":
-        return f"it ran longer than activeDeadlineSeconds={job['spec'].get('activeDeadlineSeconds')}"
+        return (
+            f"it ran longer than activeDeadlineSeconds={job['spec'].get('activeDeadlineSeconds')}"
+        )
     return f"{reason or 'no reason given'}{': ' + message if message else ''}"
 
 
 # ---------------------------------------------------------------------------------------------------
 # A pod
 # ---------------------------------------------------------------------------------------------------
+
 
 def code_of(pod: Thing) -> int | None:
     """The exit code of a pod's container; None as long as it has none."""
@@ -131,7 +165,11 @@ def phase(pod: Thing) -> str:
     if pod["metadata"].get("deletionTimestamp"):
         return "Leaving"
     found = str((pod.get("status") or {}).get("phase") or "Pending")
-    return "Starting" if found == "Running" and not runs(pod) and "waiting" in container_of(pod) else found
+    return (
+        "Starting"
+        if found == "Running" and not runs(pod) and "waiting" in container_of(pod)
+        else found
+    )
 
 
 def trouble(pod: Thing) -> str:
@@ -139,9 +177,15 @@ def trouble(pod: Thing) -> str:
     status = pod.get("status") or {}
     container = container_of(pod)
     disrupted = condition(pod, "DisruptionTarget")
-    if stays := lingers(pod, str(disrupted.get("reason")) if disrupted.get("status") == "True" else ""):
+    if stays := lingers(
+        pod, str(disrupted.get("reason")) if disrupted.get("status") == "True" else ""
+    ):
         return stays
-    if disrupted.get("status") == "True" or status.get("reason") in ("Evicted", "Preempting", "Preempted"):
+    if disrupted.get("status") == "True" or status.get("reason") in (
+        "Evicted",
+        "Preempting",
+        "Preempted",
+    ):
         return gone(status, disrupted)
     if (over := container.get("terminated")) and status.get("phase") != "Succeeded":
         return failed(over)
@@ -160,23 +204,29 @@ def lingers(pod: Thing, disrupted: str) -> str:
     if (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed") or not until:
         return ""
     late = time.time() - seconds_of(until)  # the time stamp has the grace period in it
-    force = f"the Job makes no other before it is gone: kubectl delete pod {name_of(pod)} --grace-period=0 --force" + \
-        (f" -n {meta['namespace']}" if meta.get("namespace") else "")
+    force = (
+        f"the Job makes no other before it is gone: kubectl delete pod {name_of(pod)} --grace-period=0 --force"
+        + (f" -n {meta['namespace']}" if meta.get("namespace") else "")
+    )
     if late > OVERDUE_S:
         return f"its node does not answer (it should have left {short_time(late)} ago), and {force}"
     if disrupted == "DeletionByTaintManager":
-        return f"its node was tainted, or does not answer; it has {short_time(-late)} left to save, and should it " \
+        return (
+            f"its node was tainted, or does not answer; it has {short_time(-late)} left to save, and should it "
             f"stay then, {force}"
+        )
     return ""
 
 
 def gone(status: Thing, disrupted: Thing) -> str:
     """Why a pod was taken away."""
-    how = {"PreemptionByScheduler": "preempted: a pod of higher priority took its place",
-           "DeletionByTaintManager": "its node was tainted, or does not answer",
-           "EvictionByEvictionAPI": "evicted: its node is being drained",
-           "DeletionByPodGC": "its node is gone",
-           "TerminationByKubelet": "ended by its node"}.get(str(disrupted.get("reason")), "evicted")
+    how = {
+        "PreemptionByScheduler": "preempted: a pod of higher priority took its place",
+        "DeletionByTaintManager": "its node was tainted, or does not answer",
+        "EvictionByEvictionAPI": "evicted: its node is being drained",
+        "DeletionByPodGC": "its node is gone",
+        "TerminationByKubelet": "ended by its node",
+    }.get(str(disrupted.get("reason")), "evicted")
     said = one_line(str(status.get("message") or disrupted.get("message") or ""))
     return f"{how}{f' ({said})' if said else ''}; the Job makes another, and this is not counted as a failure"
 
@@ -186,8 +236,10 @@ def failed(over: Thing) -> str:
     code, text = int(over.get("exitCode", 1)), message_of(over)
     said = last_words(text)
     if FULL.search(text):
-        return f"the volume or the pod's own disk is full (exit code {code}): {said}; make room, with make " \
+        return (
+            f"the volume or the pod's own disk is full (exit code {code}): {said}; make room, with make "
             "checkpoints to see what is there, or a larger VOLUME_GB"
+        )
     if over.get("reason") == "OOMKilled":
         return f"killed: it used more memory than POD_MEMORY_GB allows (exit code {code})"
     return f"exit code {code} ({MEANING.get(code, 'unknown')})" + (f": {said}" if said else "")
@@ -198,8 +250,10 @@ def waits(waiting: Thing, pod: Thing) -> str:
     reason, message = str(waiting.get("reason", "")), one_line(str(waiting.get("message", "")))
     image = str(next(iter(pod["spec"].get("containers") or [{}])).get("image", ""))
     if reason in ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"):
-        return f"its image cannot be fetched ({reason}): {image}{f': {message}' if message else ''}; is it pushed " \
+        return (
+            f"its image cannot be fetched ({reason}): {image}{f': {message}' if message else ''}; is it pushed "
             "(make push), and does IMAGE_PULL_SECRET name a login for it?"
+        )
     if reason == "CreateContainerConfigError":
         return f"its container cannot be made: {message}; make restart makes what this names anew"
     if reason in ("", "ContainerCreating", "PodInitializing"):
@@ -218,23 +272,29 @@ def message_of(over: Thing) -> str:
 def last_words(text: str) -> str:
     """What the launcher says at its end, all of it; of a termination message without that the last line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    begins = next((n for n in reversed(range(len(lines))) if LAUNCHER.match(lines[n])), len(lines) - 1)
+    begins = next(
+        (n for n in reversed(range(len(lines))) if LAUNCHER.match(lines[n])), len(lines) - 1
+    )
     return one_line(LAUNCHER.sub("", " ".join(lines[begins:]))) if lines else ""
 
 
 def one_line(text: str, most: int = 400) -> str:
     text = " ".join(text.split())
-    return text if len(text) <= most else text[:most - 3] + "..."
+    return text if len(text) <= most else text[: most - 3] + "..."
 
 
 # ---------------------------------------------------------------------------------------------------
 # Tables
 # ---------------------------------------------------------------------------------------------------
 
+
 def table(rows: Sequence[tuple[str, ...]]) -> list[str]:
     """Columns under each other; the last one is as long as it likes."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
 
 
 def pod_table(pods: list[Thing], sites: dict[str, str]) -> list[str]:
@@ -243,10 +303,21 @@ def pod_table(pods: list[Thing], sites: dict[str, str]) -> list[str]:
     below = []
     for pod in newest(pods):
         before = sum(index_of(other) == index_of(pod) for other in pods) - 1
-        again = sum(int(c.get("restartCount", 0)) for c in (pod.get("status") or {}).get("containerStatuses") or [])
-        rows.append((str(index_of(pod)), phase(pod), str(pod["spec"].get("nodeName") or "-"),
-                     sites.get(name_of(pod)) or "-", age(pod["metadata"].get("creationTimestamp")),
-                     str(before + again), name_of(pod)))
+        again = sum(
+            int(c.get("restartCount", 0))
+            for c in (pod.get("status") or {}).get("containerStatuses") or []
+        )
+        rows.append(
+            (
+                str(index_of(pod)),
+                phase(pod),
+                str(pod["spec"].get("nodeName") or "-"),
+                sites.get(name_of(pod)) or "-",
+                age(pod["metadata"].get("creationTimestamp")),
+                str(before + again),
+                name_of(pod),
+            )
+        )
         if wrong := trouble(pod):
             below.append(f"pod {index_of(pod)}: {wrong}")
     return table(rows) + below
@@ -263,6 +334,7 @@ def event_lines(events: list[Thing], minutes: float | None = None, most: int = 8
         message = one_line(str(event.get("message", "")), 240)
         times = int(event.get("count") or 1)
         lines.pop((about, reason, message), None)  # the last one stands
-        lines[about, reason, message] = f"{age(when(event))} ago  {about}  {reason}: {message}" + \
-            (f" ({times} times)" if times > 1 else "")
+        lines[about, reason, message] = f"{age(when(event))} ago  {about}  {reason}: {message}" + (
+            f" ({times} times)" if times > 1 else ""
+        )
     return [*lines.values()][-most:]

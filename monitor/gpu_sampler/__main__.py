@@ -26,16 +26,24 @@ from hardware import nvml
 from monitor.gpu_sampler.recording import Recording
 from monitor.gpu_sampler.sampling import ROTATE_BYTES, Sampler
 from record import status
-from settings.config import Config
 from record.provenance import boot_id
 from record.run_paths import RunPaths
-from settings.declare import ROOT, SettingsError, declared_fields, example_of, parse_value, rule_of, shown
+from settings.config import Config
+from settings.declare import (
+    ROOT,
+    SettingsError,
+    declared_fields,
+    example_of,
+    parse_value,
+    rule_of,
+    shown,
+)
 from settings.wandb_env import visible_gpus
 
 log = logging.getLogger("monitor.gpu_sampler")
 
 FOLLOW_S = 60.0  # a run that is started again within it goes on in the same files
-LOOK_S = 1.0     # how often it is looked whether the run is at work
+LOOK_S = 1.0  # how often it is looked whether the run is at work
 
 
 class AtWork(nvml.Unavailable):
@@ -45,8 +53,12 @@ class AtWork(nvml.Unavailable):
 class Follow:
     """Whether the run that is followed is over: not at work for `patience_s`, or never in it."""
 
-    def __init__(self, at_work: Callable[[], bool], patience_s: float,
-                 monotonic: Callable[[], float] = time.monotonic):
+    def __init__(
+        self,
+        at_work: Callable[[], bool],
+        patience_s: float,
+        monotonic: Callable[[], float] = time.monotonic,
+    ):
         self.at_work, self.patience_s, self.monotonic = at_work, patience_s, monotonic
         self.last_seen, self.began = monotonic(), False
 
@@ -62,7 +74,9 @@ class End:
     def __init__(self) -> None:
         self.why = ""
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup's wish
+            if (
+                number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN
+            ):  # nohup's wish
                 signal.signal(number, self.told)
 
     def told(self, number: int, _: FrameType | None) -> None:
@@ -76,6 +90,7 @@ class End:
 
     def follow(self, run: Follow) -> None:
         """Look at the run now and then, in a thread, since its disk may keep that waiting."""
+
         def look() -> None:
             while not run.is_over():
                 time.sleep(LOOK_S)
@@ -93,8 +108,12 @@ def settings(interval_ms: str | None) -> Config:
     try:
         return dataclasses.replace(c, interval_ms=parse_value(field, interval_ms))
     except ValueError:
-        raise SettingsError([f"INTERVAL_MS={interval_ms} (command line): must be {rule_of(field)}; for example "
-                             f"{example_of('INTERVAL_MS', field)}"]) from None
+        raise SettingsError(
+            [
+                f"INTERVAL_MS={interval_ms} (command line): must be {rule_of(field)}; for example "
+                f"{example_of('INTERVAL_MS', field)}"
+            ]
+        ) from None
 
 
 def hold(paths: RunPaths) -> TextIO:
@@ -104,11 +123,15 @@ def hold(paths: RunPaths) -> TextIO:
         lock = open(paths.gpu_lock, "a+", encoding="utf-8")  # noqa: SIM115 (held until it is closed)
         status.take(lock)
     except BlockingIOError:
-        raise AtWork(f"another sampler records {shown(paths.folder)} already ({paths.gpu_lock.read_text()}); for one "
-                     "of your own choose another RUN_NAME") from None
+        raise AtWork(
+            f"another sampler records {shown(paths.folder)} already ({paths.gpu_lock.read_text()}); for one "
+            "of your own choose another RUN_NAME"
+        ) from None
     except OSError as error:
-        raise nvml.Unavailable(f"{error.filename or paths.folder}: cannot be written ({error.strerror}); choose "
-                               "another place with RUNS_DIR, or mend its permissions") from None
+        raise nvml.Unavailable(
+            f"{error.filename or paths.folder}: cannot be written ({error.strerror}); choose "
+            "another place with RUNS_DIR, or mend its permissions"
+        ) from None
     lock.truncate(0)
     lock.write(f"pid {os.getpid()} on {socket.gethostname()}")
     lock.flush()
@@ -122,14 +145,18 @@ def greeting(c: Config, sampler: Sampler, recording: Recording, driver: str) -> 
     call_us = {name: found["call_us"] for name, found in sampler.first_look["readings"].items()}
     sample_ms = sum(call_us.values()) * len(names) / 1000
     free = shutil.disk_usage(recording.paths.folder).free
-    lines = [f"{kinds} (driver {driver}), every {c.interval_ms:g} ms; "
-             + ", ".join(f"{name} takes {took:g} us" for name, took in call_us.items()),
-             f"{shown(recording.files[0].path)}: about {sampler.bytes_per_hour / 1e6:.0f} MB an hour (computed), a new "
-             f"file every {ROTATE_BYTES / 2**20:.0f} MiB; {free / 1e9:.0f} GB are free"]
+    lines = [
+        f"{kinds} (driver {driver}), every {c.interval_ms:g} ms; "
+        + ", ".join(f"{name} takes {took:g} us" for name, took in call_us.items()),
+        f"{shown(recording.files[0].path)}: about {sampler.bytes_per_hour / 1e6:.0f} MB an hour (computed), a new "
+        f"file every {ROTATE_BYTES / 2**20:.0f} MiB; {free / 1e9:.0f} GB are free",
+    ]
     if sample_ms > 0.8 * c.interval_ms:
-        lines.append(f"a sample of all takes about {sample_ms:.1f} ms, so that slots of {c.interval_ms:g} ms will be "
-                     f"missed; for example INTERVAL_MS={min(1000, 2 * math.ceil(sample_ms))}"
-                     + (" or GPU_FIELDS=basic" if c.gpu_fields == "all" else ""))
+        lines.append(
+            f"a sample of all takes about {sample_ms:.1f} ms, so that slots of {c.interval_ms:g} ms will be "
+            f"missed; for example INTERVAL_MS={min(1000, 2 * math.ceil(sample_ms))}"
+            + (" or GPU_FIELDS=basic" if c.gpu_fields == "all" else "")
+        )
     return lines
 
 
@@ -139,13 +166,20 @@ def record(c: Config, paths: RunPaths, driver: str, end: End, run: Follow | None
     lock = hold(paths)
     if run:
         end.follow(run)
-    about = {"host": socket.gethostname(), "node": paths.node, "boot_id": boot_id(), "driver": driver}
+    about = {
+        "host": socket.gethostname(),
+        "node": paths.node,
+        "boot_id": boot_id(),
+        "driver": driver,
+    }
     sampler = Sampler(devices, c.interval_ms, c.gpu_fields == "all", about, log.info)
     try:
         recording = Recording(paths, sampler.columns, sampler.slow_columns, log.info)
     except OSError as error:
-        raise nvml.Unavailable(f"{paths.folder}: cannot be written ({error.strerror}); choose another place with "
-                               "RUNS_DIR, make room, or mend its permissions") from None
+        raise nvml.Unavailable(
+            f"{paths.folder}: cannot be written ({error.strerror}); choose another place with "
+            "RUNS_DIR, make room, or mend its permissions"
+        ) from None
     for line in [*remarks, *greeting(c, sampler, recording, driver)]:
         log.info("%s", line)
     sampler.run(recording, lambda: end.why)
@@ -153,12 +187,22 @@ def record(c: Config, paths: RunPaths, driver: str, end: End, run: Follow | None
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m monitor.gpu_sampler", description="Samples this machine's GPUs.")
+    parser = argparse.ArgumentParser(
+        prog="python -m monitor.gpu_sampler", description="Samples this machine's GPUs."
+    )
     parser.add_argument("interval_ms", nargs="?", help="in the place of the setting INTERVAL_MS")
-    parser.add_argument("--follow", nargs="?", type=float, const=FOLLOW_S, metavar="SECONDS",
-                        help="wait for RUN_NAME to be at work, and end so long after it was")
+    parser.add_argument(
+        "--follow",
+        nargs="?",
+        type=float,
+        const=FOLLOW_S,
+        metavar="SECONDS",
+        help="wait for RUN_NAME to be at work, and end so long after it was",
+    )
     arguments = parser.parse_args(argv)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s gpu-sampler: %(message)s", stream=sys.stdout)
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s gpu-sampler: %(message)s", stream=sys.stdout
+    )
     logging.raiseExceptions = False  # whoever listened may be gone
     try:
         c = settings(arguments.interval_ms)

@@ -17,12 +17,20 @@ class Complaints:
 
     def failed(self, gpu: int, name: str, fault: Fault) -> None:
         if fault.is_permanent:
-            self.once((name, fault.code), f"gpu{gpu}_{name}: {fault}; the cells of such GPUs stay empty")
+            self.once(
+                (name, fault.code), f"gpu{gpu}_{name}: {fault}; the cells of such GPUs stay empty"
+            )
         elif fault.code in LOST:
-            self.once((gpu, fault.code), f"gpu{gpu}: {fault}; its cells stay empty as long as it does not answer")
+            self.once(
+                (gpu, fault.code),
+                f"gpu{gpu}: {fault}; its cells stay empty as long as it does not answer",
+            )
         else:
-            self.once((gpu, name, fault.code), f"gpu{gpu}_{name}: {fault}; its cell stays empty until it answers; "
-                      "the .json counts such faults")
+            self.once(
+                (gpu, name, fault.code),
+                f"gpu{gpu}_{name}: {fault}; its cell stays empty until it answers; "
+                "the .json counts such faults",
+            )
 
     def answers_again(self, gpu: int) -> None:
         self.once((gpu,), f"gpu{gpu} answers again")
@@ -39,14 +47,21 @@ class Counter:
     patience: slots between two tries, at most, of what does not answer for now.
     """
 
-    def __init__(self, gpu: int, name: str, read: Read, text: Callable[[int], str], complaints: Complaints,
-                 patience: int):
+    def __init__(
+        self,
+        gpu: int,
+        name: str,
+        read: Read,
+        text: Callable[[int], str],
+        complaints: Complaints,
+        patience: int,
+    ):
         self.gpu, self.name, self.read, self.text = gpu, name, read, text
         self.complaints, self.patience = complaints, patience
         self.period, self.faults = Period(), dict[str, int]()
         self.raw: int | None = None
         self.shown = ""
-        self.slot = -2            # the last with a value
+        self.slot = -2  # the last with a value
         self.pause, self.asleep_until = 0, float("-inf")
 
     @property

@@ -14,7 +14,9 @@ WORD_BYTES = 4
 class Network:
     """Bytes per second since the last look. The interfaces are those that there were at first."""
 
-    def __init__(self, proc: Path = Path("/proc/net/dev"), infiniband: Path = Path("/sys/class/infiniband")):
+    def __init__(
+        self, proc: Path = Path("/proc/net/dev"), infiniband: Path = Path("/sys/class/infiniband")
+    ):
         self.proc, self.infiniband = proc, infiniband
         self.last: dict[str, tuple[int, int]] = {}
         self.looked = 0.0
@@ -33,13 +35,17 @@ class Network:
             lines = []
         for line in lines:
             name, _, numbers = line.partition(":")
-            fields = numbers.split()  # bytes packets errs drop fifo frame compressed multicast, and the same sent
+            fields = (
+                numbers.split()
+            )  # bytes packets errs drop fifo frame compressed multicast, and the same sent
             if not name.strip().startswith(LEFT_OUT) and len(fields) >= 9:
                 found[name.strip()] = (int(fields[0]), int(fields[8]))
         for port in sorted(self.infiniband.glob("*/ports/*/counters")):
             try:
-                received, sent = (WORD_BYTES * int((port / name).read_text())
-                                  for name in ("port_rcv_data", "port_xmit_data"))
+                received, sent = (
+                    WORD_BYTES * int((port / name).read_text())
+                    for name in ("port_rcv_data", "port_xmit_data")
+                )
             except (OSError, ValueError):
                 continue
             found[f"{port.parent.parent.parent.name}:{port.parent.name}"] = (received, sent)

@@ -6,10 +6,10 @@ How often is not documented for most cards, and differs between them and between
 
 from typing import Any
 
-ENOUGH = 10        # gaps between changes; with fewer nothing is said
-CONSISTENT = 0.9   # of the gaps must be multiples of the period, else the counter follows no clock
-LONGEST = 12       # times the shortest gap: of longer ones the multiple would be a guess
-SHARP = 8          # slots: of a shorter period everything would be a multiple
+ENOUGH = 10  # gaps between changes; with fewer nothing is said
+CONSISTENT = 0.9  # of the gaps must be multiples of the period, else the counter follows no clock
+LONGEST = 12  # times the shortest gap: of longer ones the multiple would be a guess
+SHARP = 8  # slots: of a shorter period everything would be a multiple
 
 
 class Period:
@@ -51,9 +51,13 @@ class Period:
         ordered = [(gap, times) for gap, times in ordered if gap <= LONGEST * shortest]
         for parts in (1, 2, 3):
             multiples = {gap: max(1, round(gap * parts / shortest)) for gap, _ in ordered}
-            period = sum(gap * times for gap, times in ordered) / sum(multiples[gap] * times for gap, times in ordered)
+            period = sum(gap * times for gap, times in ordered) / sum(
+                multiples[gap] * times for gap, times in ordered
+            )
             fit = sum(times for gap, times in ordered if abs(gap - multiples[gap] * period) <= 1.05)
-            if fit >= CONSISTENT * sum(times for _, times in ordered) and (parts == 1 or period >= SHARP):
+            if fit >= CONSISTENT * sum(times for _, times in ordered) and (
+                parts == 1 or period >= SHARP
+            ):
                 return period
         return None
 
@@ -62,4 +66,7 @@ class Period:
         slots = self.slots()
         if slots is not None and slots < 2:
             return {"period_ms": None, "at_most_ms": 2 * interval_ms, "changes": self.changes}
-        return {"period_ms": None if slots is None else round(slots * interval_ms, 2), "changes": self.changes}
+        return {
+            "period_ms": None if slots is None else round(slots * interval_ms, 2),
+            "changes": self.changes,
+        }

@@ -14,16 +14,32 @@ import pynvml
 from hardware.nvml import Device, Fault
 
 Read = Callable[[], int]
-Reading = tuple[str, Callable[[Device], Read], Callable[[int], str]]  # a column's end, what is read, how it is written
+Reading = tuple[
+    str, Callable[[Device], Read], Callable[[int], str]
+]  # a column's end, what is read, how it is written
 
 # The member of nvmlValue_t that holds a field's value, by nvmlValueType_t.
-MEMBERS = {pynvml.NVML_VALUE_TYPE_UNSIGNED_INT: "uiVal", pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG: "ulVal",
-           pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG: "ullVal", pynvml.NVML_VALUE_TYPE_SIGNED_LONG_LONG: "sllVal",
-           pynvml.NVML_VALUE_TYPE_SIGNED_INT: "siVal", pynvml.NVML_VALUE_TYPE_UNSIGNED_SHORT: "usVal"}
+MEMBERS = {
+    pynvml.NVML_VALUE_TYPE_UNSIGNED_INT: "uiVal",
+    pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG: "ulVal",
+    pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG: "ullVal",
+    pynvml.NVML_VALUE_TYPE_SIGNED_LONG_LONG: "sllVal",
+    pynvml.NVML_VALUE_TYPE_SIGNED_INT: "siVal",
+    pynvml.NVML_VALUE_TYPE_UNSIGNED_SHORT: "usVal",
+}
 
 # Why clocks are lower than they could be: nvmlClocksEventReasons, bit by bit.
-REASONS = {0x1: "idle", 0x2: "application_clocks", 0x4: "power_cap", 0x8: "hw_slowdown", 0x10: "sync_boost",
-           0x20: "sw_thermal", 0x40: "hw_thermal", 0x80: "power_brake", 0x100: "display_clocks"}
+REASONS = {
+    0x1: "idle",
+    0x2: "application_clocks",
+    0x4: "power_cap",
+    0x8: "hw_slowdown",
+    0x10: "sync_boost",
+    0x20: "sw_thermal",
+    0x40: "hw_thermal",
+    0x80: "power_brake",
+    0x100: "display_clocks",
+}
 
 
 def power_mw(d: Device) -> Read:
@@ -38,24 +54,36 @@ def power_inst_mw(d: Device) -> Read:
 
 def energy_mj(d: Device) -> Read:
     """Since the driver was loaded."""
-    return first_of(d, lambda: direct("nvmlDeviceGetTotalEnergyConsumption", d.handle, ctypes.c_ulonglong()))
+    return first_of(
+        d, lambda: direct("nvmlDeviceGetTotalEnergyConsumption", d.handle, ctypes.c_ulonglong())
+    )
 
 
 def temperature_c(d: Device) -> Read:
     """Of the GPU itself. The second call is the older one, which CUDA 14 drops."""
+
     def newer() -> Read:
-        buffer = pynvml.c_nvmlTemperature_v1_t(version=pynvml.nvmlTemperature_v1,
-                                               sensorType=pynvml.NVML_TEMPERATURE_GPU)
+        buffer = pynvml.c_nvmlTemperature_v1_t(
+            version=pynvml.nvmlTemperature_v1, sensorType=pynvml.NVML_TEMPERATURE_GPU
+        )
         return direct("nvmlDeviceGetTemperatureV", d.handle, buffer, member="temperature")
 
-    return first_of(d, newer, lambda: direct("nvmlDeviceGetTemperature", d.handle, ctypes.c_uint(),
-                                             pynvml.NVML_TEMPERATURE_GPU))
+    return first_of(
+        d,
+        newer,
+        lambda: direct(
+            "nvmlDeviceGetTemperature", d.handle, ctypes.c_uint(), pynvml.NVML_TEMPERATURE_GPU
+        ),
+    )
 
 
 def memory_bytes(d: Device) -> Read:
     """In use, without what the driver keeps for itself where that is told apart, as in nvidia-smi."""
-    return first_of(d, lambda: asked(lambda: pynvml.nvmlDeviceGetMemoryInfo(d.handle, pynvml.nvmlMemory_v2).used),
-                    lambda: asked(lambda: pynvml.nvmlDeviceGetMemoryInfo(d.handle).used))
+    return first_of(
+        d,
+        lambda: asked(lambda: pynvml.nvmlDeviceGetMemoryInfo(d.handle, pynvml.nvmlMemory_v2).used),
+        lambda: asked(lambda: pynvml.nvmlDeviceGetMemoryInfo(d.handle).used),
+    )
 
 
 def utilisation_percent(d: Device) -> Read:
@@ -74,8 +102,11 @@ def clock_mhz(d: Device, which: int) -> Read:
 
 def throttle_bits(d: Device) -> Read:
     """The bits of REASONS. The second call is the older one, which CUDA 14 drops."""
-    return first_of(d, lambda: asked(lambda: pynvml.nvmlDeviceGetCurrentClocksEventReasons(d.handle)),
-                    lambda: asked(lambda: pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(d.handle)))
+    return first_of(
+        d,
+        lambda: asked(lambda: pynvml.nvmlDeviceGetCurrentClocksEventReasons(d.handle)),
+        lambda: asked(lambda: pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(d.handle)),
+    )
 
 
 def reasons(bits: int) -> str:
@@ -109,6 +140,7 @@ def first_of(d: Device, *ways: Callable[[], Read]) -> Read:
 
 def asked(call: Callable[[], Any]) -> Read:
     """A reading by nvidia-ml-py."""
+
     def read() -> int:
         try:
             return int(call())
@@ -140,7 +172,10 @@ def direct(function: str, handle: Any, buffer: Any, *between: int, member: str =
 
 def field(handle: Any, number: int) -> Read:
     """A reading of one NVML_FI_* field, of the whole GPU (scope 0)."""
-    call, buffer = entry("nvmlDeviceGetFieldValues"), pynvml.c_nvmlFieldValue_t(fieldId=number, scopeId=0)
+    call, buffer = (
+        entry("nvmlDeviceGetFieldValues"),
+        pynvml.c_nvmlFieldValue_t(fieldId=number, scopeId=0),
+    )
     reference = ctypes.byref(buffer)
 
     def read() -> int:
@@ -157,6 +192,7 @@ def field(handle: Any, number: int) -> Read:
 # Columns
 # ---------------------------------------------------------------------------------------------------
 
+
 def thousandth(raw: int) -> str:
     """mW as W, mJ as J, exactly."""
     return f"{raw // 1000}.{raw % 1000:03d}"
@@ -167,13 +203,18 @@ def gib(raw: int) -> str:
 
 
 BASIC: list[Reading] = [("power_w", power_mw, thousandth), ("temp_c", temperature_c, str)]
-MORE: list[Reading] = [("power_inst_w", power_inst_mw, thousandth), ("energy_j", energy_mj, thousandth)]
+MORE: list[Reading] = [
+    ("power_inst_w", power_inst_mw, thousandth),
+    ("energy_j", energy_mj, thousandth),
+]
 SLOW: list[Reading] = [
-    ("mem_used_gib", memory_bytes, gib), ("util_percent", utilisation_percent, str),
+    ("mem_used_gib", memory_bytes, gib),
+    ("util_percent", utilisation_percent, str),
     ("mem_util_percent", memory_utilisation_percent, str),
     ("sm_mhz", lambda d: clock_mhz(d, pynvml.NVML_CLOCK_SM), str),
     ("mem_mhz", lambda d: clock_mhz(d, pynvml.NVML_CLOCK_MEM), str),
-    ("throttle", throttle_bits, reasons)]
+    ("throttle", throttle_bits, reasons),
+]
 
 MEANING = {
     "timestamp": "UTC, by the clock of this machine",
@@ -182,7 +223,11 @@ MEANING = {
     "temp_c": "degrees Celsius, of the GPU",
     "power_inst_w": "W, instantaneous",
     "energy_j": "J since the driver was loaded; differences of it are what counts",
-    "mem_used_gib": "GiB, of all processes", "util_percent": "of the time a kernel ran, waiting ones included",
-    "mem_util_percent": "of the time memory was read or written", "sm_mhz": "MHz", "mem_mhz": "MHz",
-    "throttle": "why clocks are lower than they could be, + between reasons", "bytes_per_s": "mean of the last second",
+    "mem_used_gib": "GiB, of all processes",
+    "util_percent": "of the time a kernel ran, waiting ones included",
+    "mem_util_percent": "of the time memory was read or written",
+    "sm_mhz": "MHz",
+    "mem_mhz": "MHz",
+    "throttle": "why clocks are lower than they could be, + between reasons",
+    "bytes_per_s": "mean of the last second",
 }

@@ -23,7 +23,7 @@ from record.run_paths import RunPaths
 from settings.declare import shown
 
 BACKLOG_BYTES = 2**25  # of each file: 20 minutes of 8 GPUs
-WAITING = 600          # hand-overs, of half a second each
+WAITING = 600  # hand-overs, of half a second each
 
 
 class Growing:
@@ -59,7 +59,7 @@ class Growing:
             self.rest += data
             self.added += len(lines)
         while self.rest:
-            self.rest = self.rest[os.write(self.file, self.rest):]
+            self.rest = self.rest[os.write(self.file, self.rest) :]
 
     def close(self) -> None:
         os.close(self.file)
@@ -71,7 +71,9 @@ class Recording:
     fast, slow: the columns. say: for what goes wrong, once. Raises OSError where the first files cannot be made.
     """
 
-    def __init__(self, paths: RunPaths, fast: list[str], slow: list[str], say: Callable[[str], None]):
+    def __init__(
+        self, paths: RunPaths, fast: list[str], slow: list[str], say: Callable[[str], None]
+    ):
         self.paths, self.columns, self.say = paths, (fast, slow), say
         self.passed_over, self.failing = 0, False  # rows; whether the last write failed
         self.open()
@@ -142,9 +144,13 @@ class Recording:
 
     def describe(self, facts: dict[str, Any]) -> None:
         rows, slow_rows = (file.added - file.waiting for file in self.files)
-        of_files = {"rows": rows, "slow_rows": slow_rows, "waiting_rows": sum(file.waiting for file in self.files),
-                    "lost_rows": self.passed_over + sum(file.lost for file in self.files),
-                    "files": [file.path.name for file in self.files]}
+        of_files = {
+            "rows": rows,
+            "slow_rows": slow_rows,
+            "waiting_rows": sum(file.waiting for file in self.files),
+            "lost_rows": self.passed_over + sum(file.lost for file in self.files),
+            "files": [file.path.name for file in self.files],
+        }
         try:
             write_whole(self.sidecar, json.dumps(facts | of_files, indent=1).encode() + b"\n")
         except OSError as error:
@@ -163,6 +169,8 @@ class Recording:
 
     def fail(self, error: OSError) -> None:
         if not self.failing:
-            self.say(f"{shown(self.sidecar.parent)}: cannot be written ({error.strerror}); rows wait in memory, and "
-                     "what does not fit there is lost and counted")
+            self.say(
+                f"{shown(self.sidecar.parent)}: cannot be written ({error.strerror}); rows wait in memory, and "
+                "what does not fit there is lost and counted"
+            )
         self.failing = True

@@ -13,20 +13,22 @@ from collections.abc import Callable
 from statistics import median
 from typing import Any
 
+from hardware.nvml import Device
 from monitor.gpu_sampler.counters import Complaints, Counter
 from monitor.gpu_sampler.interfaces import Network
-from hardware.nvml import Device
 from monitor.gpu_sampler.readings import BASIC, MEANING, MORE, SLOW, Reading
 from monitor.gpu_sampler.recording import Recording
 from monitor.gpu_sampler.slots import Clock, Slots
 from monitor.gpu_sampler.slow import Slow
 
-FLUSH_S = 0.5      # rows are handed on so often: more than that no kill takes
-FACTS_S = 60.0     # the .json is brought up to date so often, and first after FIRST_S
+FLUSH_S = 0.5  # rows are handed on so often: more than that no kill takes
+FACTS_S = 60.0  # the .json is brought up to date so often, and first after FIRST_S
 FIRST_S = 10.0
-ROTATE_BYTES = 2**28  # 256 MiB: 8 hours of 2 GPUs, and still what one table in memory takes without a thought
+ROTATE_BYTES = (
+    2**28
+)  # 256 MiB: 8 hours of 2 GPUs, and still what one table in memory takes without a thought
 LOOK_S, LOOK_MS = 0.5, 1.0  # the first look: so long, and so often
-STEP_S = 1e-3      # a clock on the wall that was set by more than that gets a new anchor
+STEP_S = 1e-3  # a clock on the wall that was set by more than that gets a new anchor
 
 
 class Sampler:
@@ -35,8 +37,16 @@ class Sampler:
     about: what the sidecar says of machine and driver. `first_look` is taken when this is made.
     """
 
-    def __init__(self, devices: list[Device], interval_ms: float, every: bool, about: dict[str, Any],
-                 say: Callable[[str], None], clock: Clock | None = None, network: Network | None = None):
+    def __init__(
+        self,
+        devices: list[Device],
+        interval_ms: float,
+        every: bool,
+        about: dict[str, Any],
+        say: Callable[[str], None],
+        clock: Clock | None = None,
+        network: Network | None = None,
+    ):
         self.devices, self.interval_ms, self.about = devices, interval_ms, about
         self.say, self.clock = say, clock or Clock()
         self.complaints, self.slots_per_s = Complaints(say), max(1, round(1000 / interval_ms))
@@ -44,13 +54,28 @@ class Sampler:
         self.second, self.prefix = -1, ""
         self.first_look, self.row_bytes = self.look()
         self.fast = [c for group in self.groups for d in devices for c in self.counters(group, d)]
-        self.slow = Slow([self.counters(SLOW, d, patience=1) for d in devices], network or Network(), self.slots_per_s)
+        self.slow = Slow(
+            [self.counters(SLOW, d, patience=1) for d in devices],
+            network or Network(),
+            self.slots_per_s,
+        )
         self.columns = ["timestamp", "elapsed_sec", *(c.column for c in self.fast)]
         self.slow_columns = ["timestamp", "elapsed_sec", *self.slow.columns]
 
-    def counters(self, readings: list[Reading], device: Device, patience: int | None = None) -> list[Counter]:
-        return [Counter(device.index, name, read(device), text, self.complaints, patience or self.slots_per_s)
-                for name, read, text in readings]
+    def counters(
+        self, readings: list[Reading], device: Device, patience: int | None = None
+    ) -> list[Counter]:
+        return [
+            Counter(
+                device.index,
+                name,
+                read(device),
+                text,
+                self.complaints,
+                patience or self.slots_per_s,
+            )
+            for name, read, text in readings
+        ]
 
     def begin(self) -> None:
         """From here on slots count."""
@@ -72,11 +97,21 @@ class Sampler:
                 began = time.perf_counter()
                 counter.cell(slots.slot)
                 costs.setdefault(counter.name, []).append(time.perf_counter() - began)
-        found = {c.name: {"call_us": round(1e6 * median(costs[c.name]), 1), **c.period.found(LOOK_MS)}
-                 for c in counters}
-        size = len(self.stamp(self.clock.wall())) + len(",1000.0000\n") \
+        found = {
+            c.name: {"call_us": round(1e6 * median(costs[c.name]), 1), **c.period.found(LOOK_MS)}
+            for c in counters
+        }
+        size = (
+            len(self.stamp(self.clock.wall()))
+            + len(",1000.0000\n")
             + len(self.devices) * sum(len(c.shown) + 1 for c in counters)
-        return {"gpu": self.devices[0].index, "seconds": LOOK_S, "interval_ms": LOOK_MS, "readings": found}, size
+        )
+        return {
+            "gpu": self.devices[0].index,
+            "seconds": LOOK_S,
+            "interval_ms": LOOK_MS,
+            "readings": found,
+        }, size
 
     @property
     def bytes_per_hour(self) -> float:
@@ -88,7 +123,10 @@ class Sampler:
     def stamp(self, wall: float) -> str:
         second = int(wall)
         if second != self.second:
-            self.second, self.prefix = second, time.strftime("%Y-%m-%dT%H:%M:%S.", time.gmtime(second))
+            self.second, self.prefix = (
+                second,
+                time.strftime("%Y-%m-%dT%H:%M:%S.", time.gmtime(second)),
+            )
         return f"{self.prefix}{int((wall - second) * 1000):03d}Z"
 
     def anchor(self) -> dict[str, float]:
@@ -104,7 +142,9 @@ class Sampler:
 
     # ---- Rows
 
-    def run(self, recording: Recording, over: Callable[[], str], rotate_bytes: int = ROTATE_BYTES) -> None:
+    def run(
+        self, recording: Recording, over: Callable[[], str], rotate_bytes: int = ROTATE_BYTES
+    ) -> None:
         """Sample until `over` says why to end; closes the recording."""
         self.begin()
         clock, slots, began = self.clock, self.slots, self.slots.began
@@ -148,18 +188,44 @@ class Sampler:
     def facts(self, ended: str | None = None) -> dict[str, Any]:
         """What the sidecar says, of all rows so far."""
         counters = self.fast + [c for gpu in self.slow.counters for c in gpu]
-        gpus = [{"index": d.index, "name": d.name, "uuid": d.uuid, "power_limit_w": d.power_limit_w,
-                 "memory_total_gib": d.memory_total_gib, "clock_max_mhz": d.clock_max_mhz,
-                 "readings": {c.name: c.period.found(self.interval_ms) for c in self.fast if c.gpu == d.index},
-                 "faults": {c.name: dict(c.faults) for c in counters if c.gpu == d.index and c.faults}}
-                for d in self.devices]
-        return {"schema": 1, **self.about, "pid": os.getpid(), "interval_ms": self.interval_ms, "columns": MEANING,
-                "elapsed_0": self.anchors[0], "anchors": list(self.anchors), "gpus": gpus,
-                "first_look": self.first_look, "slots": self.slots.slot + 1, "samples": self.slots.taken,
-                "missed": self.slots.missed, "hz": round(self.hz, 3), "cpu_percent": round(self.cpu_percent, 3),
-                "sample_ms": {"mean": round(1e3 * self.sampling_s / max(1, self.slots.taken), 4),
-                              "longest": round(1e3 * self.longest_s, 4)},
-                "ended": ended}
+        gpus = [
+            {
+                "index": d.index,
+                "name": d.name,
+                "uuid": d.uuid,
+                "power_limit_w": d.power_limit_w,
+                "memory_total_gib": d.memory_total_gib,
+                "clock_max_mhz": d.clock_max_mhz,
+                "readings": {
+                    c.name: c.period.found(self.interval_ms) for c in self.fast if c.gpu == d.index
+                },
+                "faults": {
+                    c.name: dict(c.faults) for c in counters if c.gpu == d.index and c.faults
+                },
+            }
+            for d in self.devices
+        ]
+        return {
+            "schema": 1,
+            **self.about,
+            "pid": os.getpid(),
+            "interval_ms": self.interval_ms,
+            "columns": MEANING,
+            "elapsed_0": self.anchors[0],
+            "anchors": list(self.anchors),
+            "gpus": gpus,
+            "first_look": self.first_look,
+            "slots": self.slots.slot + 1,
+            "samples": self.slots.taken,
+            "missed": self.slots.missed,
+            "hz": round(self.hz, 3),
+            "cpu_percent": round(self.cpu_percent, 3),
+            "sample_ms": {
+                "mean": round(1e3 * self.sampling_s / max(1, self.slots.taken), 4),
+                "longest": round(1e3 * self.longest_s, 4),
+            },
+            "ended": ended,
+        }
 
     @property
     def hz(self) -> float:
@@ -181,13 +247,21 @@ class Sampler:
             if sure:
                 words.append(f"{name} every {median(sure):.0f} ms")
             elif any("at_most_ms" in f for f in found):
-                words.append(f"{name} every {close:.0f} ms" if close else
-                             f"{name} every {2 * self.interval_ms:g} ms or more often")
-        return f"new values: {'; '.join(words)}; rows in between repeat them" if words else \
-            "new values: too few so far to say how often"
+                words.append(
+                    f"{name} every {close:.0f} ms"
+                    if close
+                    else f"{name} every {2 * self.interval_ms:g} ms or more often"
+                )
+        return (
+            f"new values: {'; '.join(words)}; rows in between repeat them"
+            if words
+            else "new values: too few so far to say how often"
+        )
 
     def result(self, why: str) -> str:
         missed = self.slots.missed
-        return (f"{why}: {self.slots.taken} samples in {(self.slots.slot + 1) * self.interval_ms / 1000:.1f} s, "
-                f"{self.hz:.1f} Hz, {missed} {'slot' if missed == 1 else 'slots'} missed, "
-                f"{self.cpu_percent:.1f}% of one core")
+        return (
+            f"{why}: {self.slots.taken} samples in {(self.slots.slot + 1) * self.interval_ms / 1000:.1f} s, "
+            f"{self.hz:.1f} Hz, {missed} {'slot' if missed == 1 else 'slots'} missed, "
+            f"{self.cpu_percent:.1f}% of one core"
+        )

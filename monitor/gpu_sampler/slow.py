@@ -21,7 +21,7 @@ class Slow:
             if elapsed < self.seconds:
                 return None
             self.seconds, self.asked, self.cells = int(elapsed) + 1, 0, list(begin)
-        for gpu in self.counters[self.asked:self.asked + self.share]:
+        for gpu in self.counters[self.asked : self.asked + self.share]:
             self.cells += [counter.cell(self.seconds) for counter in gpu]
         self.asked += self.share
         if self.asked < len(self.counters):

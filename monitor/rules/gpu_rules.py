@@ -8,9 +8,24 @@ what they could be and the run is below plan.
 from collections.abc import Callable
 
 from monitor.facts import Fault, Gpu, Link, Node, Seen
-from monitor.snapshot import (all_gpus, doing, errors, is_gone, is_over_well, is_slow, is_stepping, listed, make,
-                              middle, named, own_gpus, pod_of, restart, slowness)
 from monitor.rules.run_rules import goes_on
+from monitor.snapshot import (
+    all_gpus,
+    doing,
+    errors,
+    is_gone,
+    is_over_well,
+    is_slow,
+    is_stepping,
+    listed,
+    make,
+    middle,
+    named,
+    own_gpus,
+    pod_of,
+    restart,
+    slowness,
+)
 from settings.config import Config
 from train.faults.straggler import AGAIN, STEPS
 
@@ -26,16 +41,26 @@ def lost(seen: Seen, c: Config) -> list[Fault]:
         gone = [gpu for gpu in node.gpus if gpu.lost]
         if gone:
             name = f" ({gone[0].name})" if gone[0].name else ""
-            faults.append(Fault("gpu-lost", f"GPU {listed(gpu.index for gpu in gone)}{name} of {named(seen, node)} no "
-                                "longer answers its driver", after_loss(seen, c), about=f"node {node.node}",
-                                failing=not goes_on(seen, c)))
+            faults.append(
+                Fault(
+                    "gpu-lost",
+                    f"GPU {listed(gpu.index for gpu in gone)}{name} of {named(seen, node)} no "
+                    "longer answers its driver",
+                    after_loss(seen, c),
+                    about=f"node {node.node}",
+                    failing=not goes_on(seen, c),
+                )
+            )
     return faults
 
 
 def after_loss(seen: Seen, c: Config) -> str:
     if goes_on(seen, c):
-        return "the run goes on without it; " + ("tell who runs the cluster" if seen.cluster else
-                                                "dmesg | grep -i xid names the cause; reset it when the run is over")
+        return "the run goes on without it; " + (
+            "tell who runs the cluster"
+            if seen.cluster
+            else "dmesg | grep -i xid names the cause; reset it when the run is over"
+        )
     if seen.cluster:
         return f"tell who runs the cluster; {restart(seen)} on another machine"
     return f"dmesg | grep -i xid names the cause; reset or reboot it, then {restart(seen)}"
@@ -45,24 +70,38 @@ def after_loss(seen: Seen, c: Config) -> str:
 # Held back
 # ---------------------------------------------------------------------------------------------------
 
+
 def heat(seen: Seen, c: Config) -> list[Fault]:
     """Clocks are lowered by temperature."""
-    return held_back(seen, lambda gpu: bool(HEAT & {*gpu.throttle}), "throttled-heat", "throttled by heat",
-                     "look at fans, dust and the room; nvidia-smi -q -d TEMPERATURE shows the limits")
+    return held_back(
+        seen,
+        lambda gpu: bool(HEAT & {*gpu.throttle}),
+        "throttled-heat",
+        "throttled by heat",
+        "look at fans, dust and the room; nvidia-smi -q -d TEMPERATURE shows the limits",
+    )
 
 
 def supply(seen: Seen, c: Config) -> list[Fault]:
     """Clocks are lowered by the machine's power supply."""
-    return held_back(seen, lambda gpu: bool(SUPPLY & {*gpu.throttle}), "throttled-supply",
-                     "slowed down by the machine's power supply (power brake)",
-                     "look at cables and power supplies of this machine")
+    return held_back(
+        seen,
+        lambda gpu: bool(SUPPLY & {*gpu.throttle}),
+        "throttled-supply",
+        "slowed down by the machine's power supply (power brake)",
+        "look at cables and power supplies of this machine",
+    )
 
 
 def slowdown(seen: Seen, c: Config) -> list[Fault]:
     """Clocks are lowered by the hardware, which does not say why."""
-    return held_back(seen, lambda gpu: bool(OTHER & {*gpu.throttle}) and not (HEAT | SUPPLY) & {*gpu.throttle},
-                     "throttled-hardware", "slowed down by the hardware, for heat or power",
-                     "nvidia-smi -q -d PERFORMANCE tells more")
+    return held_back(
+        seen,
+        lambda gpu: bool(OTHER & {*gpu.throttle}) and not (HEAT | SUPPLY) & {*gpu.throttle},
+        "throttled-hardware",
+        "slowed down by the hardware, for heat or power",
+        "nvidia-smi -q -d PERFORMANCE tells more",
+    )
 
 
 def power(seen: Seen, c: Config) -> list[Fault]:
@@ -73,24 +112,38 @@ def power(seen: Seen, c: Config) -> list[Fault]:
 
     def far_below(gpu: Gpu) -> bool:
         most = gpu.clock_max_mhz or usual
-        return "power_cap" in gpu.throttle and bool(most and gpu.clock_mhz is not None
-                                                    and 100 * gpu.clock_mhz < c.clock_percent * most)
+        return "power_cap" in gpu.throttle and bool(
+            most and gpu.clock_mhz is not None and 100 * gpu.clock_mhz < c.clock_percent * most
+        )
 
-    return held_back(seen, far_below, "throttled-power", "held back by the power limit",
-                     "nvidia-smi -q -d POWER shows whether it was lowered from its default; who runs the machine can "
-                     "raise it (nvidia-smi -pl)")
+    return held_back(
+        seen,
+        far_below,
+        "throttled-power",
+        "held back by the power limit",
+        "nvidia-smi -q -d POWER shows whether it was lowered from its default; who runs the machine can "
+        "raise it (nvidia-smi -pl)",
+    )
 
 
-def held_back(seen: Seen, which: Callable[[Gpu], bool], name: str, words: str, hint: str) -> list[Fault]:
+def held_back(
+    seen: Seen, which: Callable[[Gpu], bool], name: str, words: str, hint: str
+) -> list[Fault]:
     """A fault for each node that has such GPUs."""
     faults = []
     for node in seen.nodes if at_work(seen) else ():
         slow = [gpu for gpu in own_gpus(node) if which(gpu)]
         if slow:
             there = restart(seen) + " on another machine" if seen.cluster else ""
-            faults.append(Fault(name, f"GPU {listed(gpu.index for gpu in slow)} of {named(seen, node)} "
-                                f"{'is' if len(slow) == 1 else 'are'} {words}: {state(slow)}",
-                                hint + (f", or {there}" if there else ""), about=f"node {node.node}"))
+            faults.append(
+                Fault(
+                    name,
+                    f"GPU {listed(gpu.index for gpu in slow)} of {named(seen, node)} "
+                    f"{'is' if len(slow) == 1 else 'are'} {words}: {state(slow)}",
+                    hint + (f", or {there}" if there else ""),
+                    about=f"node {node.node}",
+                )
+            )
     return faults
 
 
@@ -103,7 +156,10 @@ def state(gpus: list[Gpu]) -> str:
     """'88 C, 1,110 of 1,980 MHz, 310 of 700 W', of the one with the lowest clock."""
     gpu = min(gpus, key=lambda gpu: gpu.clock_mhz if gpu.clock_mhz is not None else float("inf"))
     parts = [f"{gpu.temp_c:.0f} C" if gpu.temp_c is not None else ""]
-    for value, most, unit in ((gpu.clock_mhz, gpu.clock_max_mhz, "MHz"), (gpu.power_w, gpu.power_limit_w, "W")):
+    for value, most, unit in (
+        (gpu.clock_mhz, gpu.clock_max_mhz, "MHz"),
+        (gpu.power_w, gpu.power_limit_w, "W"),
+    ):
         if value is not None:
             parts.append(f"{value:,.0f}{f' of {most:,.0f}' if most else ''} {unit}")
     return ", ".join(filter(None, parts)) or "+".join(gpu.throttle)
@@ -112,6 +168,7 @@ def state(gpus: list[Gpu]) -> str:
 # ---------------------------------------------------------------------------------------------------
 # Unequal
 # ---------------------------------------------------------------------------------------------------
+
 
 def idle(seen: Seen, c: Config) -> list[Fault]:
     """GPUs that have nothing to do while the others train; and where NPROC asks for more than are in use, those."""
@@ -123,29 +180,48 @@ def idle(seen: Seen, c: Config) -> list[Fault]:
     faults = []
     for node in seen.nodes:
         own = own_gpus(node)
-        unused = [gpu for gpu in node.gpus if not gpu.lost and gpu not in own] if c.nproc and own else []
-        unused = unused[:max(0, (c.nproc or 0) - len(own))]
-        still = [gpu for gpu in [*own, *unused] if gpu.utilisation_percent is not None
-                 and gpu.utilisation_percent < c.idle_percent]
+        unused = (
+            [gpu for gpu in node.gpus if not gpu.lost and gpu not in own] if c.nproc and own else []
+        )
+        unused = unused[: max(0, (c.nproc or 0) - len(own))]
+        still = [
+            gpu
+            for gpu in [*own, *unused]
+            if gpu.utilisation_percent is not None and gpu.utilisation_percent < c.idle_percent
+        ]
         if still:
-            faults.append(Fault("idle-gpu", f"GPU {listed(gpu.index for gpu in still)} of {named(seen, node)} "
-                                f"{'is' if len(still) == 1 else 'are'} idle, and the others are at {used:.0f}%",
-                                f"{errors(seen, NODE=node.node)}; {restart(seen)}", about=f"node {node.node}"))
+            faults.append(
+                Fault(
+                    "idle-gpu",
+                    f"GPU {listed(gpu.index for gpu in still)} of {named(seen, node)} "
+                    f"{'is' if len(still) == 1 else 'are'} idle, and the others are at {used:.0f}%",
+                    f"{errors(seen, NODE=node.node)}; {restart(seen)}",
+                    about=f"node {node.node}",
+                )
+            )
     return faults
 
 
 def imbalance(seen: Seen, c: Config) -> list[Fault]:
     """GPUs of one run that are used very unequally."""
-    known = [(gpu.utilisation_percent, node, gpu) for node, gpu in all_gpus(seen)
-             if gpu.utilisation_percent is not None]
+    known = [
+        (gpu.utilisation_percent, node, gpu)
+        for node, gpu in all_gpus(seen)
+        if gpu.utilisation_percent is not None
+    ]
     if not is_stepping(seen, c) or len(known) < 2:
         return []
     (least, node, gpu), (most, busy_node, busy) = min(known, key=first), max(known, key=first)
     if most - least <= c.imbalance_percent:
         return []
-    return [Fault("imbalance", f"GPU {gpu.index} of {named(seen, node)} is at {least:.0f}% and GPU {busy.index} of "
-                  f"{named(seen, busy_node)} at {most:.0f}%: the one waits for the other",
-                  f"{make(seen, 'logs', ONLY='ranks')} shows stragglers; look for other programs on that machine")]
+    return [
+        Fault(
+            "imbalance",
+            f"GPU {gpu.index} of {named(seen, node)} is at {least:.0f}% and GPU {busy.index} of "
+            f"{named(seen, busy_node)} at {most:.0f}%: the one waits for the other",
+            f"{make(seen, 'logs', ONLY='ranks')} shows stragglers; look for other programs on that machine",
+        )
+    ]
 
 
 def first(entry: tuple[float, Node, Gpu]) -> float:
@@ -157,22 +233,41 @@ def straggler(seen: Seen, c: Config) -> list[Fault]:
     AGAIN steps as long as it is."""
     p = seen.progress
     slow = p.straggler if p else {}
-    if not p or not slow or not is_stepping(seen, c) or p.step - slow.get("step", 0) > AGAIN + STEPS:
+    if (
+        not p
+        or not slow
+        or not is_stepping(seen, c)
+        or p.step - slow.get("step", 0) > AGAIN + STEPS
+    ):
         return []
     node = next((node for node in seen.nodes if node.host == slow["host"]), None)
     where = named(seen, node) if node else str(slow["host"])
     pod = pod_of(seen, node.node) if node else None
-    look = f"{make(seen, 'doctor', PROBE=1)} on that machine" if seen.cluster is None else \
-        make(seen, "logs", NODE=node.node if node else 0)
-    elsewhere = f"; {make(seen, 'sites')}, then {restart(seen, SITE='ZONE')} elsewhere" if pod and pod.site else ""
-    return [Fault("straggler", f"rank {slow['rank']} on {where} takes {slow['times']:.1f} times as long as the others, "
-                  "who wait for it at every step", f"{look} tells what holds it back{elsewhere}",
-                  about=f"rank {slow['rank']}")]
+    look = (
+        f"{make(seen, 'doctor', PROBE=1)} on that machine"
+        if seen.cluster is None
+        else make(seen, "logs", NODE=node.node if node else 0)
+    )
+    elsewhere = (
+        f"; {make(seen, 'sites')}, then {restart(seen, SITE='ZONE')} elsewhere"
+        if pod and pod.site
+        else ""
+    )
+    return [
+        Fault(
+            "straggler",
+            f"rank {slow['rank']} on {where} takes {slow['times']:.1f} times as long as the others, "
+            "who wait for it at every step",
+            f"{look} tells what holds it back{elsewhere}",
+            about=f"rank {slow['rank']}",
+        )
+    ]
 
 
 # ---------------------------------------------------------------------------------------------------
 # The network
 # ---------------------------------------------------------------------------------------------------
+
 
 def network(seen: Seen, c: Config) -> list[Fault]:
     """A link that is full, or slower than the plan needs, in a run below plan. A step needs bytes_per_step of it in
@@ -183,16 +278,28 @@ def network(seen: Seen, c: Config) -> list[Fault]:
         for link in node.links:
             speed, rate = link.speed_bytes_per_s, rate_of(link)
             if speed and rate is not None and 100 * rate >= c.saturated_percent * speed:
-                return [Fault("network", f"the network of {named(seen, node)} is full: {gbit(rate)} of {gbit(speed)} "
-                              f"Gbit/s go through {link.name}{each_step(seen)}", faster(seen),
-                              about=f"node {node.node}")]
+                return [
+                    Fault(
+                        "network",
+                        f"the network of {named(seen, node)} is full: {gbit(rate)} of {gbit(speed)} "
+                        f"Gbit/s go through {link.name}{each_step(seen)}",
+                        faster(seen),
+                        about=f"node {node.node}",
+                    )
+                ]
     e, slowest = seen.expected, slowest_link(seen)
     if slowest and e.bytes_per_step and e.step_s:
         node, link, speed = slowest
         if e.bytes_per_step / e.step_s > speed:
-            return [Fault("network", f"the network of {named(seen, node)} is too slow: {link.name} has {gbit(speed)} "
-                          f"Gbit/s, and the plan needs {gbit(e.bytes_per_step / e.step_s)}{each_step(seen)}",
-                          faster(seen), about=f"node {node.node}")]
+            return [
+                Fault(
+                    "network",
+                    f"the network of {named(seen, node)} is too slow: {link.name} has {gbit(speed)} "
+                    f"Gbit/s, and the plan needs {gbit(e.bytes_per_step / e.step_s)}{each_step(seen)}",
+                    faster(seen),
+                    about=f"node {node.node}",
+                )
+            ]
     return []
 
 
@@ -216,7 +323,9 @@ def slowest_link(seen: Seen) -> tuple[Node, Link, float] | None:
 def each_step(seen: Seen) -> str:
     size, part = seen.expected.bytes_per_step, slowness(seen)
     steps = f"; each step sends {size / 1e9:.2f} GB" if size else ""
-    return steps + (f", and the run has {100 * part:.0f}% of the planned tokens/s" if part is not None else "")
+    return steps + (
+        f", and the run has {100 * part:.0f}% of the planned tokens/s" if part is not None else ""
+    )
 
 
 def faster(seen: Seen) -> str:

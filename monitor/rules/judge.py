@@ -9,8 +9,8 @@ Each is a pure function of what is seen and of the settings, so that a rule can 
 out what another fault explains.
 """
 
-from monitor.rules import gpu_rules, run_rules, train_rules
 from monitor.facts import Fault, Seen
+from monitor.rules import gpu_rules, run_rules, train_rules
 from monitor.rules.pod_rules import pod_faults
 from monitor.rules.sift import Rule, found_by, sift
 from settings.config import Config

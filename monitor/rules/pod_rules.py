@@ -14,7 +14,7 @@ from monitor.rules.pod_waits import waiting
 from settings.config import Config
 
 CRASH_MINUTES, CRASHES = 30.0, 3  # so many pods of an index that ended in this time are a loop
-RECENT_MINUTES = 60.0             # how long it is told of a pod that was killed for memory and has a successor
+RECENT_MINUTES = 60.0  # how long it is told of a pod that was killed for memory and has a successor
 NODE_LOST = ("DeletionByTaintManager", "DeletionByPodGC", "NodeLost")
 PREEMPTED = ("PreemptionByScheduler", "Preempting", "Preempted")
 
@@ -37,12 +37,18 @@ def pod_faults(seen: Seen, c: Config) -> list[Fault]:
 # Kubernetes and the Job
 # ---------------------------------------------------------------------------------------------------
 
+
 def of_kubernetes(seen: Seen, cluster: Cluster) -> Iterator[Fault]:
     """What could not be asked, or read."""
     if cluster.problem:
-        text, following = halves(cluster.problem, "kubectl get pods shows whether the cluster answers")
-        old = f" (what is known of the pods is {words.short_time(seen.now - cluster.asked)} old)" \
-            if cluster.asked is not None else ""
+        text, following = halves(
+            cluster.problem, "kubectl get pods shows whether the cluster answers"
+        )
+        old = (
+            f" (what is known of the pods is {words.short_time(seen.now - cluster.asked)} old)"
+            if cluster.asked is not None
+            else ""
+        )
         yield Fault("cluster", text + old, following)
     if cluster.unread:
         text, following = halves(cluster.unread, "make status says how the pods are")
@@ -62,42 +68,70 @@ def is_of_another(seen: Seen, cluster: Cluster) -> bool:
 def of_job(seen: Seen, cluster: Cluster) -> Iterator[Fault]:
     """What is wrong with the Job itself."""
     if is_of_another(seen, cluster):
-        yield Fault("other-run", f"Job {cluster.job_name} in {cluster.words} is that of run {cluster.run}, and this "
-                    f"watches {seen.run}", f"make monitor RUN_NAME={cluster.run} for that one; another JOB_NAME sends "
-                    f"{seen.run} beside it")
+        yield Fault(
+            "other-run",
+            f"Job {cluster.job_name} in {cluster.words} is that of run {cluster.run}, and this "
+            f"watches {seen.run}",
+            f"make monitor RUN_NAME={cluster.run} for that one; another JOB_NAME sends "
+            f"{seen.run} beside it",
+        )
     elif cluster.wanted_pods == 0 and not cluster.problem:
-        yield Fault("no-job", f"Job {cluster.job_name} in {cluster.words} {cluster.job}",
-                    "make train-8xa100 sends it, and a run that is on the volume goes on; make status says how far "
-                    "it was")
+        yield Fault(
+            "no-job",
+            f"Job {cluster.job_name} in {cluster.words} {cluster.job}",
+            "make train-8xa100 sends it, and a run that is on the volume goes on; make status says how far "
+            "it was",
+        )
     elif cluster.ended == "Failed":
         code = cluster.exit_code
         pod = next((pod for pod in cluster.pods if pod.exit_code == code and pod.trouble), None)
         said = re.sub(r"^exit code \d+ \([^)]*\)(: |$)", "", pod.trouble) if pod else ""
-        yield Fault("job-failed", f"Job {cluster.job_name} has {cluster.job}" + (f": {said}" if said else ""),
-                    words.HINT.get(code or 1, "make logs ONLY=errors shows why; then make restart, which goes on from "
-                                   "the last checkpoint"), failing=True)
+        yield Fault(
+            "job-failed",
+            f"Job {cluster.job_name} has {cluster.job}" + (f": {said}" if said else ""),
+            words.HINT.get(
+                code or 1,
+                "make logs ONLY=errors shows why; then make restart, which goes on from "
+                "the last checkpoint",
+            ),
+            failing=True,
+        )
     elif cluster.job.startswith("suspended"):
-        yield Fault("suspended", f"Job {cluster.job_name} is {cluster.job}",
-                    f"kubectl patch job {cluster.job_name} -p '{{\"spec\":{{\"suspend\":false}}}}' lets it go on")
+        yield Fault(
+            "suspended",
+            f"Job {cluster.job_name} is {cluster.job}",
+            f'kubectl patch job {cluster.job_name} -p \'{{"spec":{{"suspend":false}}}}\' lets it go on',
+        )
 
 
 def not_made(cluster: Cluster) -> Iterator[Fault]:
     """Pods that Kubernetes lets not be made."""
     if not cluster.quota:
         return
-    missing = f"{cluster.wanted_pods - len(cluster.pods)} of {cluster.wanted_pods} pods may not be made"
+    missing = (
+        f"{cluster.wanted_pods - len(cluster.pods)} of {cluster.wanted_pods} pods may not be made"
+    )
     if found := re.search(r"exceeded quota: .*", cluster.quota):
-        yield Fault("quota", f"{missing}: the namespace has {found[0]}",
-                    "kubectl describe quota shows it; ask for less (NODES, GPUS_PER_NODE, POD_CPUS, POD_MEMORY_GB) "
-                    "with make restart, for a larger quota, or wait until other jobs of the namespace end")
+        yield Fault(
+            "quota",
+            f"{missing}: the namespace has {found[0]}",
+            "kubectl describe quota shows it; ask for less (NODES, GPUS_PER_NODE, POD_CPUS, POD_MEMORY_GB) "
+            "with make restart, for a larger quota, or wait until other jobs of the namespace end",
+        )
     else:
-        yield Fault("not-made", f"{missing}: {cluster.quota}", f"kubectl describe job {cluster.job_name} says more; "
-                    "mend the setting that it names, then make restart", failing=True)
+        yield Fault(
+            "not-made",
+            f"{missing}: {cluster.quota}",
+            f"kubectl describe job {cluster.job_name} says more; "
+            "mend the setting that it names, then make restart",
+            failing=True,
+        )
 
 
 # ---------------------------------------------------------------------------------------------------
 # Pods
 # ---------------------------------------------------------------------------------------------------
+
 
 def name_of(pods: Sequence[Pod]) -> str:
     """pod 1; pods 1, 2 and 3."""
@@ -125,26 +159,61 @@ def ended_badly(cluster: Cluster, now: float) -> Iterator[Fault]:
     for pod in cluster.pods:
         about, before = name_of([pod]), pod.before
         recent = sum(now - made <= 60 * CRASH_MINUTES for made in pod.made)
-        killed = pod if pod.oom_killed else before if before and before.oom_killed and now - (before.ended or 0.0) <= \
-            60 * RECENT_MINUTES else None
+        killed = (
+            pod
+            if pod.oom_killed
+            else before
+            if before and before.oom_killed and now - (before.ended or 0.0) <= 60 * RECENT_MINUTES
+            else None
+        )
         if killed:
-            again = f", {recent} pods of it in {CRASH_MINUTES:.0f} minutes" if recent > CRASHES else ""
-            when = f" {words.short_time(now - killed.ended)} ago" if killed.ended is not None else ""
+            again = (
+                f", {recent} pods of it in {CRASH_MINUTES:.0f} minutes" if recent > CRASHES else ""
+            )
+            when = (
+                f" {words.short_time(now - killed.ended)} ago" if killed.ended is not None else ""
+            )
             most = f" ({killed.asks.memory})" if killed.asks.memory else ""
-            yield Fault("out-of-memory", f"{about} was killed{when}: it used more memory than POD_MEMORY_GB allows"
-                        f"{most}{again}", "a larger POD_MEMORY_GB, or a smaller SHM_GB, with make "
-                        "restart", about, failing=recent > CRASHES)
-        elif (recent > CRASHES and before and not before.disrupted) or pod.waiting == "CrashLoopBackOff":
-            last = before.trouble.partition("; ")[0] if before and before.trouble else pod.trouble or "not known"
-            yield Fault("crash-loop", f"{about} ends again and again: " + (
-                f"{recent} pods in {CRASH_MINUTES:.0f} minutes" if recent > CRASHES else f"{pod.restarts} restarts") +
-                f"; the last one: {last}", logs_of(pod), about, failing=True)
+            yield Fault(
+                "out-of-memory",
+                f"{about} was killed{when}: it used more memory than POD_MEMORY_GB allows"
+                f"{most}{again}",
+                "a larger POD_MEMORY_GB, or a smaller SHM_GB, with make restart",
+                about,
+                failing=recent > CRASHES,
+            )
+        elif (
+            recent > CRASHES and before and not before.disrupted
+        ) or pod.waiting == "CrashLoopBackOff":
+            last = (
+                before.trouble.partition("; ")[0]
+                if before and before.trouble
+                else pod.trouble or "not known"
+            )
+            yield Fault(
+                "crash-loop",
+                f"{about} ends again and again: "
+                + (
+                    f"{recent} pods in {CRASH_MINUTES:.0f} minutes"
+                    if recent > CRASHES
+                    else f"{pod.restarts} restarts"
+                )
+                + f"; the last one: {last}",
+                logs_of(pod),
+                about,
+                failing=True,
+            )
         elif pod.phase == "Failed" and not pod.disrupted and pod.trouble:
             code = pod.exit_code or 1
             final = words.HINT.get(code)
-            yield Fault("pod-failed", f"{about} has ended: {pod.trouble.partition('; ')[0]}" + (
-                ", and with it the Job" if final else "; the Job makes another"), final or logs_of(pod), about,
-                failing=final is not None)
+            yield Fault(
+                "pod-failed",
+                f"{about} has ended: {pod.trouble.partition('; ')[0]}"
+                + (", and with it the Job" if final else "; the Job makes another"),
+                final or logs_of(pod),
+                about,
+                failing=final is not None,
+            )
 
 
 def logs_of(pod: Pod) -> str:
@@ -158,15 +227,34 @@ def taken_away(cluster: Cluster) -> Iterator[Fault]:
         force = re.search(r"kubectl delete pod .*", pod.trouble)
         why = pod.trouble.partition("; ")[0].partition(": kubectl")[0]
         if force or pod.disrupted in NODE_LOST or pod.phase == "Unknown":
-            yield Fault("node-lost", f"{about} on {pod.node or 'its node'}: {why or 'its node does not answer'}",
-                        force[0] if force else "nothing to do: the Job makes another elsewhere, which goes on from "
-                        "the last checkpoint; make status says when", about)
+            yield Fault(
+                "node-lost",
+                f"{about} on {pod.node or 'its node'}: {why or 'its node does not answer'}",
+                force[0]
+                if force
+                else "nothing to do: the Job makes another elsewhere, which goes on from "
+                "the last checkpoint; make status says when",
+                about,
+            )
         elif pod.disrupted in PREEMPTED:
-            yield Fault("preempted", f"{about}: {why}", "nothing to do: the Job makes another, which goes on from the "
-                        "last checkpoint when there is room; a PRIORITY_CLASS with make restart keeps its place", about)
+            yield Fault(
+                "preempted",
+                f"{about}: {why}",
+                "nothing to do: the Job makes another, which goes on from the "
+                "last checkpoint when there is room; a PRIORITY_CLASS with make restart keeps its place",
+                about,
+            )
         elif pod.disrupted and pod.phase != "Succeeded":
-            larger, now = ("POD_DISK_GB", pod.asks.disk) if re.search("ephemeral|emptyDir|disk", pod.trouble) else \
-                ("POD_MEMORY_GB", pod.asks.memory) if "memory" in pod.trouble else ("", "")
-            following = f"a larger {larger}{f' (it is {now})' if now else ''} with make restart" if larger else \
-                "nothing to do: the Job makes another, which goes on from the last checkpoint"
+            larger, now = (
+                ("POD_DISK_GB", pod.asks.disk)
+                if re.search("ephemeral|emptyDir|disk", pod.trouble)
+                else ("POD_MEMORY_GB", pod.asks.memory)
+                if "memory" in pod.trouble
+                else ("", "")
+            )
+            following = (
+                f"a larger {larger}{f' (it is {now})' if now else ''} with make restart"
+                if larger
+                else "nothing to do: the Job makes another, which goes on from the last checkpoint"
+            )
             yield Fault("evicted", f"{about}: {why}", following, about)

@@ -9,22 +9,48 @@ from collections.abc import Iterator
 
 from k8s.cluster.words import MEANING
 from monitor.facts import Fault, Gpu, Node, Seen
-from monitor.snapshot import (ago, all_gpus, at, begun, brief, count, doing, errors, in_phase_s, is_gone, is_over_well,
-                              listed, make, middle, named, no_step_s, pod_of, restart, said, stands_still, step_s)
+from monitor.snapshot import (
+    ago,
+    all_gpus,
+    at,
+    begun,
+    brief,
+    count,
+    doing,
+    errors,
+    in_phase_s,
+    is_gone,
+    is_over_well,
+    listed,
+    make,
+    middle,
+    named,
+    no_step_s,
+    pod_of,
+    restart,
+    said,
+    stands_still,
+    step_s,
+)
 from settings.config import Config
 from train.distributed.registry import WAITING
 
-FULL_SET = 20         # times EVAL_MINUTES for the evaluation at the end, as in train/evaluate/validation.py
-SLOW_DISK = 20e6      # bytes/s, for which the trainer waits in a save (train/checkpoint/saver.py)
-WATCHDOG_S = 15.0     # until a trainer that watches itself has ended
-NEEDS_PART = 0.95     # of what is computed that a step needs: it is known to some per cent
+FULL_SET = (
+    20  # times EVAL_MINUTES for the evaluation at the end, as in train/evaluate/validation.py
+)
+SLOW_DISK = 20e6  # bytes/s, for which the trainer waits in a save (train/checkpoint/saver.py)
+WATCHDOG_S = 15.0  # until a trainer that watches itself has ended
+NEEDS_PART = 0.95  # of what is computed that a step needs: it is known to some per cent
 FINAL = (64, 70, 78)  # exit codes behind which another try cannot help
 
-HINTS = {1: "{logs} shows why", 64: "mend the setting that it names, then {again}",
-         69: "{status} and the other nodes' logs say who is missing; then {again}",
-         70: "{logs} shows what failed again and again; then {again}",
-         78: "mend the data or the folder that it names, then {again}",
-         137: "more memory, or a smaller MICRO_BATCH_SIZE; {again}"}
+HINTS = {
+    1: "{logs} shows why",
+    64: "mend the setting that it names, then {again}",
+    69: "{status} and the other nodes' logs say who is missing; then {again}",
+    70: "{logs} shows what failed again and again; then {again}",
+    78: "mend the data or the folder that it names, then {again}",
+    137: "more memory, or a smaller MICRO_BATCH_SIZE; {again}",
+}
 
 WHO = re.compile(r"\[?\brank[ =]?(\d+)\]?", re.IGNORECASE)
 HOST = re.compile(r"\brank[ =]\d+ (?:on |host=)([\w.-]+):", re.IGNORECASE)
@@ -32,20 +58,33 @@ BEFORE = "the attempt before: "  # what the watchdog said of another attempt (co
 LOST = "lost the connection to another process"
 # What says that processes do not hear of each other, the plainest first: the watchdog's report, which tells who hangs
 # from who waits; what one process says of itself; NCCL's and gloo's time-outs; a connection that broke.
-BROKEN = ((re.compile(r"\bHANGS: rank \d+"), "does not come on, and the others wait for it"),
-          (re.compile(r"\bwaits for others: rank \d+"), "only waits for another one, which hangs"),
-          (re.compile(r"no progress in .+ for \d+ s \(see \w+\)"), "made no progress"),
-          (re.compile(r"Watchdog caught collective operation timeout|ran for \d+ milliseconds before timing out|"
-                      r"Timed out waiting \d+ms"), "waited in vain for another process (a collective timed out)"),
-          (re.compile(r"NCCL error|DistBackendError|\bnccl[A-Z]\w*Error\b|NCCL communicator was aborted|"
-                      r"remote process exited|gloo/transport\S+ Connection (?:closed|reset)"), LOST),
-          # the last: this may be a download's as well, and says nothing as long as the run goes on
-          (re.compile(r"Connection (?:closed|reset) by peer"), LOST))
+BROKEN = (
+    (re.compile(r"\bHANGS: rank \d+"), "does not come on, and the others wait for it"),
+    (re.compile(r"\bwaits for others: rank \d+"), "only waits for another one, which hangs"),
+    (re.compile(r"no progress in .+ for \d+ s \(see \w+\)"), "made no progress"),
+    (
+        re.compile(
+            r"Watchdog caught collective operation timeout|ran for \d+ milliseconds before timing out|"
+            r"Timed out waiting \d+ms"
+        ),
+        "waited in vain for another process (a collective timed out)",
+    ),
+    (
+        re.compile(
+            r"NCCL error|DistBackendError|\bnccl[A-Z]\w*Error\b|NCCL communicator was aborted|"
+            r"remote process exited|gloo/transport\S+ Connection (?:closed|reset)"
+        ),
+        LOST,
+    ),
+    # the last: this may be a download's as well, and says nothing as long as the run goes on
+    (re.compile(r"Connection (?:closed|reset) by peer"), LOST),
+)
 
 
 # ---------------------------------------------------------------------------------------------------
 # Before the first step
 # ---------------------------------------------------------------------------------------------------
+
 
 def peers(seen: Seen, c: Config) -> list[Fault]:
     """Nodes that wait for others, and for which."""
@@ -57,15 +96,28 @@ def peers(seen: Seen, c: Config) -> list[Fault]:
     if missing:
         who = listed(f"node {number}{of_pod(seen, number)}" for number in missing)
     else:  # an older trainer: those of which nothing is heard
-        silent = [pod.index for pod in seen.cluster.pods if pod.phase != "Running"] if seen.cluster else []
+        silent = (
+            [pod.index for pod in seen.cluster.pods if pod.phase != "Running"]
+            if seen.cluster
+            else []
+        )
         who = listed(f"node {number}{of_pod(seen, number)}" for number in silent) or "others"
     there = seen.phase.removeprefix(WAITING).strip()
     target = "finetune-node" if c.model else "train-node"
-    look = f"{make(seen, 'logs', NODE=missing[0])} and {make(seen, 'describe')} show what it does" if seen.cluster and \
-        missing else f"start them (make {target} with NODE_RANK={listed(missing) or 'theirs'}), and look whether a " \
+    look = (
+        f"{make(seen, 'logs', NODE=missing[0])} and {make(seen, 'describe')} show what it does"
+        if seen.cluster and missing
+        else f"start them (make {target} with NODE_RANK={listed(missing) or 'theirs'}), and look whether a "
         "firewall keeps MASTER_PORT closed; docs/two-nodes.md"
-    return [Fault("peers", f"waiting for {who} for {ago(waited)}: {there} nodes have joined; they give up "
-                  f"after START_TIMEOUT_S={c.start_timeout_s}", look)]
+    )
+    return [
+        Fault(
+            "peers",
+            f"waiting for {who} for {ago(waited)}: {there} nodes have joined; they give up "
+            f"after START_TIMEOUT_S={c.start_timeout_s}",
+            look,
+        )
+    ]
 
 
 def of_pod(seen: Seen, number: int) -> str:
@@ -82,17 +134,29 @@ def limit_s(phase: str, seen: Seen, c: Config) -> tuple[float, str] | None:
     setup = 60 * c.setup_minutes
     step = seen.progress.step if seen.progress else 0
     if phase == "data":
-        return (setup, "SETUP_MINUTES") if setup >= c.data_timeout_s else (float(c.data_timeout_s), "DATA_TIMEOUT_S")
+        return (
+            (setup, "SETUP_MINUTES")
+            if setup >= c.data_timeout_s
+            else (float(c.data_timeout_s), "DATA_TIMEOUT_S")
+        )
     if phase in ("model", "first step", "drawing plots"):
         return setup, "SETUP_MINUTES"
     if phase in ("compiling", "rehearsing"):  # and what a resume reads
         size = (seen.progress.checkpoint_bytes if seen.progress else None) or 0.0
         return 60 * c.compile_minutes + size / SLOW_DISK, "COMPILE_MINUTES"
     if phase == "evaluating":
-        longer = FULL_SET if seen.progress and seen.progress.last_step and step >= seen.progress.last_step else 1
+        longer = (
+            FULL_SET
+            if seen.progress and seen.progress.last_step and step >= seen.progress.last_step
+            else 1
+        )
         return 60 * c.eval_minutes * longer + c.train_timeout_s + WATCHDOG_S, "EVAL_MINUTES"
     if phase == "saving":
-        size = (seen.progress.checkpoint_bytes if seen.progress else None) or seen.expected.checkpoint_bytes or 0.0
+        size = (
+            (seen.progress.checkpoint_bytes if seen.progress else None)
+            or seen.expected.checkpoint_bytes
+            or 0.0
+        )
         return 2 * c.checkpoint_timeout_s + size / SLOW_DISK + WATCHDOG_S, "CHECKPOINT_TIMEOUT_S"
     if phase == "exchanging":  # with other sites, one of which may fetch weights
         return 2.0 * c.sync_timeout_s, "SYNC_TIMEOUT_S"
@@ -105,39 +169,74 @@ def phase(seen: Seen, c: Config) -> list[Fault]:
     """A phase that takes longer than it may."""
     name, lasted = doing(seen), in_phase_s(seen)
     limit = limit_s(name, seen, c)
-    if limit is None or lasted is None or lasted <= limit[0] or is_gone(seen) or data_stands_still(seen, c):
+    if (
+        limit is None
+        or lasted is None
+        or lasted <= limit[0]
+        or is_gone(seen)
+        or data_stands_still(seen, c)
+    ):
         return []
-    still = "still waiting for its first step" if name == "first step" else f"still {name}" if name.endswith("ing") or \
-        name.startswith("drawing") else f"still at its {name}"
-    return [Fault("phase", f"{still} after {ago(lasted)}; {limit[1]} allows {ago(limit[0])}",
-                  f"{make(seen, 'logs')} shows what it does; {make(seen, 'restart')} begins it anew",
-                  about=name)]
+    still = (
+        "still waiting for its first step"
+        if name == "first step"
+        else f"still {name}"
+        if name.endswith("ing") or name.startswith("drawing")
+        else f"still at its {name}"
+    )
+    return [
+        Fault(
+            "phase",
+            f"{still} after {ago(lasted)}; {limit[1]} allows {ago(limit[0])}",
+            f"{make(seen, 'logs')} shows what it does; {make(seen, 'restart')} begins it anew",
+            about=name,
+        )
+    ]
 
 
 def not_begun(seen: Seen, c: Config) -> list[Fault]:
     """Less memory in use than weights, gradients and moments take: no step was ever made, however busy GPUs look."""
     needs, lasted = seen.expected.needs_gib, in_phase_s(seen)
-    if needs is None or lasted is None or lasted <= 60 * c.setup_minutes / 2 or begun(seen) or is_gone(seen) or \
-            doing(seen) not in ("first step", "training"):
+    if (
+        needs is None
+        or lasted is None
+        or lasted <= 60 * c.setup_minutes / 2
+        or begun(seen)
+        or is_gone(seen)
+        or doing(seen) not in ("first step", "training")
+    ):
         return []
-    short = [(node, gpu) for node, gpu in all_gpus(seen)
-             if gpu.memory_gib is not None and gpu.memory_gib < NEEDS_PART * needs]
+    short = [
+        (node, gpu)
+        for node, gpu in all_gpus(seen)
+        if gpu.memory_gib is not None and gpu.memory_gib < NEEDS_PART * needs
+    ]
     if not short:
         return []
     node, gpu = min(short, key=lambda pair: pair[1].memory_gib or 0.0)
     busy = middle(gpu.utilisation_percent for _, gpu in short)
-    looks = f", though they show {busy:.0f}% utilisation" if busy is not None and busy >= c.busy_percent else ""
+    looks = (
+        f", though they show {busy:.0f}% utilisation"
+        if busy is not None and busy >= c.busy_percent
+        else ""
+    )
     total = f" of {gpu.memory_total_gib:.0f}" if gpu.memory_total_gib else ""
     where = f"{gpu.memory_gib:.1f}{total} GiB on GPU {gpu.index} of {named(seen, node)}"
-    return [Fault("not-begun", f"training has not begun: less memory is in use on {count(len(short), 'GPU')} ({where}) "
-                  f"than the {needs:.1f} GiB of weights, gradients and moments, {ago(lasted)} into the first step"
-                  + looks,
-                  f"{errors(seen)}; {make(seen, 'restart')} begins it anew")]
+    return [
+        Fault(
+            "not-begun",
+            f"training has not begun: less memory is in use on {count(len(short), 'GPU')} ({where}) "
+            f"than the {needs:.1f} GiB of weights, gradients and moments, {ago(lasted)} into the first step"
+            + looks,
+            f"{errors(seen)}; {make(seen, 'restart')} begins it anew",
+        )
+    ]
 
 
 # ---------------------------------------------------------------------------------------------------
 # Gone
 # ---------------------------------------------------------------------------------------------------
+
 
 def killed(seen: Seen, c: Config) -> list[Fault]:
     """The status, or without one the record, says that a run is at work, and no process is."""
@@ -151,17 +250,29 @@ def killed(seen: Seen, c: Config) -> list[Fault]:
     step = f" at step {seen.progress.step:,}" if seen.progress and seen.progress.step else ""
     full = memory_is_full(first, c)
     why = f"; {full} GiB of memory were in use, so the system may have ended it" if full else ""
-    return [Fault("killed", f"killed while {name}{step}{when}: its process is gone and told no reason{why}",
-                  f"{restart(seen)}; dmesg | tail tells whether the system was out of memory", failing=True)]
+    return [
+        Fault(
+            "killed",
+            f"killed while {name}{step}{when}: its process is gone and told no reason{why}",
+            f"{restart(seen)}; dmesg | tail tells whether the system was out of memory",
+            failing=True,
+        )
+    ]
 
 
 def status_lost(seen: Seen) -> list[Fault]:
     """A run that has made steps, whose record tells of no end, and that has no status: gone without a word."""
     if seen.cluster or not seen.progress or not seen.progress.step or seen.progress.end_reason:
         return []
-    return [Fault("killed", f"nobody is at work on it at step {seen.progress.step:,}, its record has no end, and "
-                  "STATUS.json is not there or damaged: it was killed, or the disk was full or lost what it held",
-                  restart(seen), failing=True)]
+    return [
+        Fault(
+            "killed",
+            f"nobody is at work on it at step {seen.progress.step:,}, its record has no end, and "
+            "STATUS.json is not there or damaged: it was killed, or the disk was full or lost what it held",
+            restart(seen),
+            failing=True,
+        )
+    ]
 
 
 def memory_is_full(node: Node, c: Config) -> str:
@@ -181,14 +292,28 @@ def crashed(seen: Seen, c: Config) -> list[Fault]:
     code = code if isinstance(code, int) else None
     again = not is_gone(seen) and code not in FINAL
     step = f" at step {seen.progress.step:,}" if seen.progress and seen.progress.step else ""
-    meaning = f" (exit code {code}: {MEANING.get(code, 'not one of ours')})" if code is not None else ""
-    head = f"the Job has failed, {seen.cluster.job.removeprefix('failed: ')}" if failed and seen.cluster else "crashed"
-    why = said(str(seen.first.status.get("why") or "") or seen.first.complaint) if seen.first else ""
+    meaning = (
+        f" (exit code {code}: {MEANING.get(code, 'not one of ours')})" if code is not None else ""
+    )
+    head = (
+        f"the Job has failed, {seen.cluster.job.removeprefix('failed: ')}"
+        if failed and seen.cluster
+        else "crashed"
+    )
+    why = (
+        said(str(seen.first.status.get("why") or "") or seen.first.complaint) if seen.first else ""
+    )
     last = f": {why}" if why else ""
     hint = HINTS.get(code if code is not None else 1, HINTS[1]).format(
-        logs=errors(seen), status=make(seen, "status"), again=restart(seen))
-    hint = f"the launcher starts it again; {errors(seen)} shows why" if again else \
-        hint if restart(seen) in hint else f"{hint}; {restart(seen)}"
+        logs=errors(seen), status=make(seen, "status"), again=restart(seen)
+    )
+    hint = (
+        f"the launcher starts it again; {errors(seen)} shows why"
+        if again
+        else hint
+        if restart(seen) in hint
+        else f"{hint}; {restart(seen)}"
+    )
     return [Fault("crashed", f"{head}{step}{meaning}{last}", hint, failing=not again)]
 
 
@@ -200,10 +325,15 @@ def silent(seen: Seen, c: Config) -> list[Fault]:
     for node in seen.nodes:
         pod, quiet = pod_of(seen, node.node), seen.now - node.time
         if pod and pod.phase == "Running" and quiet > 60 * c.silent_minutes:
-            faults.append(Fault("silent", f"{named(seen, node)} has told nothing for {ago(quiet)}, and its pod "
-                                f"{pod.name} is said to run: the machine, or the network to it, may be gone",
-                                f"{make(seen, 'describe')} and {make(seen, 'logs', NODE=node.node)}",
-                                about=f"node {node.node}"))
+            faults.append(
+                Fault(
+                    "silent",
+                    f"{named(seen, node)} has told nothing for {ago(quiet)}, and its pod "
+                    f"{pod.name} is said to run: the machine, or the network to it, may be gone",
+                    f"{make(seen, 'describe')} and {make(seen, 'logs', NODE=node.node)}",
+                    about=f"node {node.node}",
+                )
+            )
     return faults
 
 
@@ -211,11 +341,16 @@ def silent(seen: Seen, c: Config) -> list[Fault]:
 # No step comes
 # ---------------------------------------------------------------------------------------------------
 
+
 def goes_on(seen: Seen, c: Config) -> bool:
     """This attempt has made a step, and is in no phase for too long, evaluations and saves among them."""
-    between = bool(seen.first and seen.first.stage)  # the script is at something else, and no trainer is there
+    between = bool(
+        seen.first and seen.first.stage
+    )  # the script is at something else, and no trainer is there
     ended = is_gone(seen) or seen.phase == "crashed" or between
-    return begun(seen) and not (ended or stands_still(seen, c) or data_stands_still(seen, c) or phase(seen, c))
+    return begun(seen) and not (
+        ended or stands_still(seen, c) or data_stands_still(seen, c) or phase(seen, c)
+    )
 
 
 def nccl(seen: Seen, c: Config) -> list[Fault]:
@@ -230,15 +365,25 @@ def nccl(seen: Seen, c: Config) -> list[Fault]:
             rank, on = WHO.search(line), HOST.search(line)
             where = by_host(seen, on[1] if on else host, None if on else number)
             who = f"rank {rank[1]}" if rank else "a process"
-            return [Fault("nccl", f"{who} on {where} {words}: {said(line)}",
-                          f"{errors(seen, NODE=number)}, and the stacks in its folder hang/; "
-                          f"{again(seen)}",
-                          about=who, failing=is_gone(seen))]
+            return [
+                Fault(
+                    "nccl",
+                    f"{who} on {where} {words}: {said(line)}",
+                    f"{errors(seen, NODE=number)}, and the stacks in its folder hang/; "
+                    f"{again(seen)}",
+                    about=who,
+                    failing=is_gone(seen),
+                )
+            ]
     return []
 
 
 def again(seen: Seen) -> str:
-    return restart(seen) if is_gone(seen) else f"the launcher starts it again, and if it does not, {restart(seen)}"
+    return (
+        restart(seen)
+        if is_gone(seen)
+        else f"the launcher starts it again, and if it does not, {restart(seen)}"
+    )
 
 
 def complaints(seen: Seen) -> Iterator[tuple[int, str, str]]:
@@ -253,7 +398,14 @@ def complaints(seen: Seen) -> Iterator[tuple[int, str, str]]:
 
 def by_host(seen: Seen, host: str, number: int | None) -> str:
     """A node by its number, or by what its processes call it."""
-    node = next((node for node in seen.nodes if node.node == number or (number is None and node.host == host)), None)
+    node = next(
+        (
+            node
+            for node in seen.nodes
+            if node.node == number or (number is None and node.host == host)
+        ),
+        None,
+    )
     return named(seen, node) if node else host
 
 
@@ -263,28 +415,50 @@ def hanging(seen: Seen, c: Config) -> list[Fault]:
     if waited is None or usual is None or not stands_still(seen, c):
         return []
     gpus = [gpu for _, gpu in all_gpus(seen)]
-    idle = [f"GPU {gpu.index} of node {node.node}" for node, gpu in all_gpus(seen)
-            if gpu.utilisation_percent is not None and gpu.utilisation_percent < c.idle_percent]
+    idle = [
+        f"GPU {gpu.index} of node {node.node}"
+        for node, gpu in all_gpus(seen)
+        if gpu.utilisation_percent is not None and gpu.utilisation_percent < c.idle_percent
+    ]
     times = f"no step for {ago(waited)} (a step takes {brief(usual)})"
     follow = f"{errors(seen)}; {restart(seen)}"
-    busy = [gpu for gpu in gpus if gpu.utilisation_percent is not None and gpu.utilisation_percent >= c.busy_percent]
+    busy = [
+        gpu
+        for gpu in gpus
+        if gpu.utilisation_percent is not None and gpu.utilisation_percent >= c.busy_percent
+    ]
     if only_waits(busy, c):
         rest = f"; {listed(idle)} {'is' if len(idle) == 1 else 'are'} idle" if idle else ""
         return [Fault("hanging", f"hanging: {drawn(busy)}, {times}{rest}", follow)]
     if busy:
-        return [Fault("hanging", f"{times}, and {drawn(busy)}: they compute, so that a kernel is slow or is being "
-                      "compiled anew", follow)]
+        return [
+            Fault(
+                "hanging",
+                f"{times}, and {drawn(busy)}: they compute, so that a kernel is slow or is being "
+                "compiled anew",
+                follow,
+            )
+        ]
     if gpus and len(idle) == len(gpus):
-        return [Fault("hanging", f"{times}, and {count(len(gpus), 'GPU')} {'is' if len(gpus) == 1 else 'are'} idle: a "
-                      "process waits for a disk, for data, or in Python", follow)]
+        return [
+            Fault(
+                "hanging",
+                f"{times}, and {count(len(gpus), 'GPU')} {'is' if len(gpus) == 1 else 'are'} idle: a "
+                "process waits for a disk, for data, or in Python",
+                follow,
+            )
+        ]
     return [Fault("hanging", f"hanging: {times}", follow)]
 
 
 def only_waits(busy: list[Gpu], c: Config) -> bool:
     """Whether GPUs that look busy draw so little that they spin in a kernel that waits, as NCCL's do. Without readings
     of power nothing speaks against it."""
-    parts = [100 * gpu.power_w / most for gpu in busy
-             if gpu.power_w is not None and (most := gpu.training_w or gpu.power_limit_w)]
+    parts = [
+        100 * gpu.power_w / most
+        for gpu in busy
+        if gpu.power_w is not None and (most := gpu.training_w or gpu.power_limit_w)
+    ]
     part = middle(parts)
     return bool(busy) and (part is None or part < c.hang_power_percent)
 
@@ -304,8 +478,12 @@ def data_stands_still(seen: Seen, c: Config) -> bool:
     """Training, once begun, waits for data."""
     lasted = in_phase_s(seen)
     usual = step_s(seen) or 0.0
-    return (doing(seen) == "data" and begun(seen) and lasted is not None
-            and lasted > max(c.hang_factor * usual, c.hang_s))
+    return (
+        doing(seen) == "data"
+        and begun(seen)
+        and lasted is not None
+        and lasted > max(c.hang_factor * usual, c.hang_s)
+    )
 
 
 def waits_for_data(seen: Seen, c: Config) -> list[Fault]:
@@ -313,10 +491,15 @@ def waits_for_data(seen: Seen, c: Config) -> list[Fault]:
     lasted = in_phase_s(seen)
     if lasted is None or not data_stands_still(seen, c) or is_gone(seen):
         return []
-    return [Fault("waits-for-data", f"training stands still for {ago(lasted)} and waits for data: their producer is "
-                  "slower than training, or was refused; the run ends when it comes no further for DATA_TIMEOUT_S="
-                  f"{c.data_timeout_s}",
-                  f"{errors(seen)}, and logs/producer.log of the run; {make(seen, 'data')} prepares them beforehand")]
+    return [
+        Fault(
+            "waits-for-data",
+            f"training stands still for {ago(lasted)} and waits for data: their producer is "
+            "slower than training, or was refused; the run ends when it comes no further for DATA_TIMEOUT_S="
+            f"{c.data_timeout_s}",
+            f"{errors(seen)}, and logs/producer.log of the run; {make(seen, 'data')} prepares them beforehand",
+        )
+    ]
 
 
 RULES = (killed, crashed, nccl, not_begun, hanging, waits_for_data, phase, peers, silent)

@@ -6,27 +6,28 @@ import re
 import sys
 import textwrap
 
-from plan import between
-from plan.network import evidence
-from plan.examples import lab
-from plan import scaling, number_formats
-from plan.finetuning import tuned_report, tuning
-from plan.as_json import KEYS
-from plan.fleet import fleet_of
-from plan.examples.lab import configured, markdown, tokens_per_s
-from plan.memory import memory
-from plan.network.outer import GOOD
-from plan.published import PUBLISHED
-from plan.finetuning.hf_shape import KINDS
-from plan.report import told, wrapped
-from plan.planner import Plan, plan
 from hardware.gpu_specs import CARDS
+from hardware.model_size import flops_of, parameters
+from plan import between, number_formats, scaling
+from plan.as_json import KEYS
+from plan.examples import lab
+from plan.examples.lab import configured, markdown, tokens_per_s
+from plan.finetuning import tuned_report, tuning
+from plan.finetuning.hf_shape import KINDS
+from plan.fleet import fleet_of
+from plan.memory import memory
+from plan.network import evidence
+from plan.network.outer import GOOD
+from plan.planner import Plan, plan
+from plan.published import PUBLISHED
+from plan.report import told, wrapped
 from settings.config import Config
 from settings.declare import ROOT
-from hardware.model_size import flops_of, parameters
 
-PARAGRAPH = re.compile(r"^(?![#|<])\S.*(?:\n(?![#|<])\S.*)*", re.MULTILINE)   # its lines
-DAY = datetime.datetime(2026, 12, 1, 9, 0)   # when the examples begin, so that their text stays as it is
+PARAGRAPH = re.compile(r"^(?![#|<])\S.*(?:\n(?![#|<])\S.*)*", re.MULTILINE)  # its lines
+DAY = datetime.datetime(
+    2026, 12, 1, 9, 0
+)  # when the examples begin, so that their text stays as it is
 
 
 def planned(c: Config) -> Plan:
@@ -34,16 +35,42 @@ def planned(c: Config) -> Plan:
 
 
 def cards() -> str:
-    rows = [[one.key, "none" if one.bf16_tflops is None else f"{one.bf16_tflops:g}", f"{one.fp32_tflops:g}",
-             f"{one.memory_gib:g}", f"{one.bandwidth_gb_s:,g}", f"{one.link_gb_s:g}", f"{one.watts:g}", one.source]
-            for one in CARDS]
-    return markdown(["CARDS", "bfloat16 TFLOP/s", "float32 TFLOP/s", "memory GiB", "memory GB/s", "to others GB/s", "W",
-                     "source"], rows)
+    rows = [
+        [
+            one.key,
+            "none" if one.bf16_tflops is None else f"{one.bf16_tflops:g}",
+            f"{one.fp32_tflops:g}",
+            f"{one.memory_gib:g}",
+            f"{one.bandwidth_gb_s:,g}",
+            f"{one.link_gb_s:g}",
+            f"{one.watts:g}",
+            one.source,
+        ]
+        for one in CARDS
+    ]
+    return markdown(
+        [
+            "CARDS",
+            "bfloat16 TFLOP/s",
+            "float32 TFLOP/s",
+            "memory GiB",
+            "memory GB/s",
+            "to others GB/s",
+            "W",
+            "source",
+        ],
+        rows,
+    )
 
 
 def keys() -> str:
-    return markdown(["key", "what it is"], [[", ".join(f"`{key}`" for key in names.split(", ")), text]
-                                            for names, text in KEYS.items()])
+    return markdown(
+        ["key", "what it is"],
+        [
+            [", ".join(f"`{key}`" for key in names.split(", ")), text]
+            for names, text in KEYS.items()
+        ],
+    )
 
 
 def refused() -> str:
@@ -60,9 +87,17 @@ def page() -> str:
 def filled(text: str) -> str:
     """With the lines of each paragraph filled; tables, blocks of code and headings as they are."""
     parts = re.split(r"(^```.*?^```$)", text, flags=re.MULTILINE | re.DOTALL)
-    return "".join(part if part.startswith("```") else PARAGRAPH.sub(
-        lambda found: textwrap.fill(found[0], 120, break_long_words=False, break_on_hyphens=False), part)
-        for part in parts)
+    return "".join(
+        part
+        if part.startswith("```")
+        else PARAGRAPH.sub(
+            lambda found: textwrap.fill(
+                found[0], 120, break_long_words=False, break_on_hyphens=False
+            ),
+            part,
+        )
+        for part in parts
+    )
 
 
 def head() -> str:
@@ -119,7 +154,10 @@ def first() -> str:
     hours, of_four = (of.train_tokens / tokens_per_s(of, 50.0) / 3600 for of in (c, four))
     a100, a6000 = (lab.card(key).bf16_tflops or 0.0 for key in ("a100-80gb-sxm", "a6000"))
     example = told(planned(configured(PRESET="xlarge-8xa100", NODES="4", SITES="4"))).rstrip()
-    shares = {name: f"{100 * (sync.efficiency or 0):.0f}%" for name, sync in lab.at_four_sites(1)[1].items()}
+    shares = {
+        name: f"{100 * (sync.efficiency or 0):.0f}%"
+        for name, sync in lab.at_four_sites(1)[1].items()
+    }
     return f"""## 1. Eight A100 at four sites, 100B tokens
 A model of {number_formats.count(parameters(c).total)} parameters takes {flops_of(c) / 1e9:.2f} GFLOP a token, and an
 A100 does {a100:g} TFLOP/s at best. Every rate that was planned with is past that, 1.5 to 4.4 times:
@@ -173,7 +211,9 @@ SwiGLU comes in multiples of 64:
 
 
 def third() -> str:
-    split = dataclasses.replace(configured(PRESET="xlarge-8xa100", CARDS="16xh200", NODES="2"), parallel="fsdp")
+    split = dataclasses.replace(
+        configured(PRESET="xlarge-8xa100", CARDS="16xh200", NODES="2"), parallel="fsdp"
+    )
     return f"""## 3. Sixteen H200
 A mixture of experts with 108B parameters (GLM-4.5-Air) was tuned with adapters under FSDP. What that took:
 
@@ -191,8 +231,12 @@ the nodes this is what would meet the two days of the first plan.
 
 def planned_tuning(**settings: str) -> str:
     """As `make plan` says it."""
-    loaded = Config.load_with_remarks({"ENV_FILE": "", "RUNS_DIR": "no-runs", "DATA_DIR": "no-data", **settings}, ROOT,
-                                      {"MASTER_ADDR": "planned"}, without=tuning.NOT_ASKED)[0]
+    loaded = Config.load_with_remarks(
+        {"ENV_FILE": "", "RUNS_DIR": "no-runs", "DATA_DIR": "no-data", **settings},
+        ROOT,
+        {"MASTER_ADDR": "planned"},
+        without=tuning.NOT_ASKED,
+    )[0]
     c = tuning.in_nodes(loaded)
     return tuned_report.told(tuning.plan(c, fleet_of(c))).rstrip()
 
@@ -201,8 +245,12 @@ def tuned() -> str:
     return f"""## 4. Fine-tuning
 With MODEL, or a preset that is for it, `make plan` plans a fine-tuning: parameters that there are, that a token passes
 and that are trained; memory by part, for each way to spread weights and to compute anew; what nodes send each other. It
-reads the config.json of MODEL and neither its weights nor transformers; of {" and ".join(PUBLISHED)} it needs no file
-(`plan/published.py`). Kinds that it knows are {", ".join(KINDS)}; of another it says so. A block keeps what
+reads the config.json of MODEL and neither its weights nor transformers; of {
+        " and ".join(PUBLISHED)
+    } it needs no file
+(`plan/published.py`). Kinds that it knows are {
+        ", ".join(KINDS)
+    }; of another it says so. A block keeps what
 transformers' classes keep, which tests hold against the tensors that live in a step. What is assumed is the MFU: that
 of pretraining is more than tuning reaches, so hours are a least. How many steps there are DATA decides, or MAX_STEPS.
 `make finetune` says the memory in one line before it begins, and does not start what cannot fit.
@@ -216,8 +264,16 @@ of pretraining is more than tuning reaches, so hours are a least. How many steps
 and `make plan MODEL=models/qwen3-1.7b LORA_RANK=16 DTYPE=bfloat16 CARDS=1xrtx4090 MAX_STEPS=500`
 
 ```
-{planned_tuning(PRESET="finetune", MODEL="models/qwen3-1.7b", LORA_RANK="16", DTYPE="bfloat16", CARDS="1xrtx4090",
-                MAX_STEPS="500")}
+{
+        planned_tuning(
+            PRESET="finetune",
+            MODEL="models/qwen3-1.7b",
+            LORA_RANK="16",
+            DTYPE="bfloat16",
+            CARDS="1xrtx4090",
+            MAX_STEPS="500",
+        )
+    }
 ```
 """
 

@@ -10,7 +10,12 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-ATTENTION, MLP, EXPERTS, ROUTER = "attention", "mlp", "experts", "router"   # as LORA_TARGETS has the first three
+ATTENTION, MLP, EXPERTS, ROUTER = (
+    "attention",
+    "mlp",
+    "experts",
+    "router",
+)  # as LORA_TARGETS has the first three
 KINDS = ("glm4_moe", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "smollm3")
 MIXTURES = ("glm4_moe", "mixtral", "qwen3_moe")
 
@@ -105,7 +110,11 @@ class Shape:
     @property
     def experts(self) -> int:
         """Of a block; 0 of a dense model."""
-        return max((matrix.number for _, matrix in self.matrices()), default=1) if self.kind in MIXTURES else 0
+        return (
+            max((matrix.number for _, matrix in self.matrices()), default=1)
+            if self.kind in MIXTURES
+            else 0
+        )
 
     @property
     def passed(self) -> int:
@@ -120,7 +129,9 @@ def shape_of(facts: dict[str, Any]) -> Shape:
     """By what config.json says. Raises UnknownShape."""
     kind = facts.get("model_type")
     if kind not in KINDS:
-        raise UnknownShape(f"model_type={kind} is not known here, and nothing is guessed; known are {', '.join(KINDS)}")
+        raise UnknownShape(
+            f"model_type={kind} is not known here, and nothing is guessed; known are {', '.join(KINDS)}"
+        )
 
     def number(*names: str, default: int | None = None) -> int:
         value = next((facts[name] for name in names if facts.get(name) is not None), default)
@@ -131,13 +142,22 @@ def shape_of(facts: dict[str, Any]) -> Shape:
     width, heads = number("hidden_size"), number("num_attention_heads")
     keys, layers = number("num_key_value_heads", default=heads), number("num_hidden_layers")
     head_dim = number("head_dim", default=128 if kind == "qwen3" else width // max(1, heads))
-    qk_norm = kind in ("qwen3", "qwen3_moe") or (kind == "glm4_moe" and bool(facts.get("use_qk_norm")))
-    biased = kind == "qwen2" or (kind not in ("mistral", "mixtral") and bool(facts.get("attention_bias")))
+    qk_norm = kind in ("qwen3", "qwen3_moe") or (
+        kind == "glm4_moe" and bool(facts.get("use_qk_norm"))
+    )
+    biased = kind == "qwen2" or (
+        kind not in ("mistral", "mixtral") and bool(facts.get("attention_bias"))
+    )
     out_biased = biased and kind not in ("qwen2", "glm4_moe")
-    attention = tuple(Matrix(f"self_attn.{name}_proj", ATTENTION, rows, columns, bias=rows * has)
-                      for name, rows, columns, has in (
-                          ("q", heads * head_dim, width, biased), ("k", keys * head_dim, width, biased),
-                          ("v", keys * head_dim, width, biased), ("o", width, heads * head_dim, out_biased)))
+    attention = tuple(
+        Matrix(f"self_attn.{name}_proj", ATTENTION, rows, columns, bias=rows * has)
+        for name, rows, columns, has in (
+            ("q", heads * head_dim, width, biased),
+            ("k", keys * head_dim, width, biased),
+            ("v", keys * head_dim, width, biased),
+            ("o", width, heads * head_dim, out_biased),
+        )
+    )
     norms = 2 * width + (2 * head_dim if qk_norm else 0)
     inner = number("intermediate_size")
     has_bias = kind in ("llama", "smollm3") and bool(facts.get("mlp_bias"))
@@ -149,24 +169,44 @@ def shape_of(facts: dict[str, Any]) -> Shape:
         inside = inner if kind == "mixtral" else number("moe_intermediate_size")
         used = number("num_experts_per_tok")
         shared = number("n_shared_experts", default=1) if kind == "glm4_moe" else 0
-        mixture = Block(0, (
-            *attention, Matrix("mlp.gate", ROUTER, experts, width),
-            Matrix("mlp.experts.gate_up_proj", EXPERTS, 2 * inside, width, experts, used),
-            Matrix("mlp.experts.down_proj", EXPERTS, width, inside, experts, used),
-            *(swiglu("mlp.shared_experts.", width, shared * inside) if shared else ())), norms)
+        mixture = Block(
+            0,
+            (
+                *attention,
+                Matrix("mlp.gate", ROUTER, experts, width),
+                Matrix("mlp.experts.gate_up_proj", EXPERTS, 2 * inside, width, experts, used),
+                Matrix("mlp.experts.down_proj", EXPERTS, width, inside, experts, used),
+                *(swiglu("mlp.shared_experts.", width, shared * inside) if shared else ()),
+            ),
+            norms,
+        )
         plain = dense_blocks(kind, facts, layers)
-        blocks = [dataclasses.replace(dense, times=plain), dataclasses.replace(mixture, times=layers - plain)]
-    return Shape(kind, number("vocab_size"), width, heads, keys, head_dim, qk_norm,
-                 bool(facts.get("tie_word_embeddings", kind == "smollm3")),
-                 tuple(block for block in blocks if block.times), number("num_nextn_predict_layers", default=0),
-                 4 if "float32" in (facts.get("dtype"), facts.get("torch_dtype")) else 2)
+        blocks = [
+            dataclasses.replace(dense, times=plain),
+            dataclasses.replace(mixture, times=layers - plain),
+        ]
+    return Shape(
+        kind,
+        number("vocab_size"),
+        width,
+        heads,
+        keys,
+        head_dim,
+        qk_norm,
+        bool(facts.get("tie_word_embeddings", kind == "smollm3")),
+        tuple(block for block in blocks if block.times),
+        number("num_nextn_predict_layers", default=0),
+        4 if "float32" in (facts.get("dtype"), facts.get("torch_dtype")) else 2,
+    )
 
 
 def swiglu(where: str, width: int, inner: int, biased: bool = False) -> tuple[Matrix, ...]:
     """gate, up and down."""
-    return (Matrix(f"{where}gate_proj", MLP, inner, width, bias=inner * biased),
-            Matrix(f"{where}up_proj", MLP, inner, width, bias=inner * biased),
-            Matrix(f"{where}down_proj", MLP, width, inner, bias=width * biased))
+    return (
+        Matrix(f"{where}gate_proj", MLP, inner, width, bias=inner * biased),
+        Matrix(f"{where}up_proj", MLP, inner, width, bias=inner * biased),
+        Matrix(f"{where}down_proj", MLP, width, inner, bias=width * biased),
+    )
 
 
 def dense_blocks(kind: str, facts: dict[str, Any], layers: int) -> int:
@@ -174,6 +214,9 @@ def dense_blocks(kind: str, facts: dict[str, Any], layers: int) -> int:
     if kind == "glm4_moe":
         return min(layers, int(facts.get("first_k_dense_replace", 1)))
     if kind == "qwen3_moe":
-        step, plain = int(facts.get("decoder_sparse_step") or 1), set(facts.get("mlp_only_layers") or ())
+        step, plain = (
+            int(facts.get("decoder_sparse_step") or 1),
+            set(facts.get("mlp_only_layers") or ()),
+        )
         return sum(i in plain or (i + 1) % step != 0 for i in range(layers))
     return 0

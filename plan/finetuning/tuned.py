@@ -9,15 +9,19 @@ finetune/adapter.py joins them and finetune/tuning_job.py counts the work; tests
 import dataclasses
 
 from plan.activations import item_bytes
-from plan.network.traffic import Sent
 from plan.finetuning.hf_shape import ATTENTION, EXPERTS, MLP, ROUTER, Block, Matrix, Shape
+from plan.network.traffic import Sent
 from plan.storage import TENSOR_BYTES
 from settings.config import Config
 from settings.declare import SettingsError
 
 FLOAT = 4
-OF_MIXTURES = ("gate_proj", "up_proj", "down_proj")  # of a mixture's kind peft adapts them as parameters (adapter.py)
-HEADER_BYTES = 150                                   # of a tensor in a safetensors file, at most
+OF_MIXTURES = (
+    "gate_proj",
+    "up_proj",
+    "down_proj",
+)  # of a mixture's kind peft adapts them as parameters (adapter.py)
+HEADER_BYTES = 150  # of a tensor in a safetensors file, at most
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,11 +62,16 @@ class Tuned:
     def trained_tensors(self) -> int:
         """How many weights that are."""
         if self.lora:
-            return sum(2 * block.times * (matrix.name in self.adapted) for block, matrix in self.shape.matrices())
+            return sum(
+                2 * block.times * (matrix.name in self.adapted)
+                for block, matrix in self.shape.matrices()
+            )
         norms = 4 if self.shape.qk_norm else 2
         return (2 if self.shape.tied else 3) + sum(
-            block.times * (norms + len(block.matrices) + sum(matrix.bias > 0 for matrix in block.matrices))
-            for block in self.shape.blocks)
+            block.times
+            * (norms + len(block.matrices) + sum(matrix.bias > 0 for matrix in block.matrices))
+            for block in self.shape.blocks
+        )
 
     def merged(self, block: Block) -> int:
         """Numbers of the weights of a block that exist once more where they are used, with their adapters in them:
@@ -93,14 +102,23 @@ class Tuned:
         """Of a token, forward alone."""
         found = 2.0 * self.shape.table + 4.0 * self.attention
         for block, matrix in self.shape.matrices():
-            found += 2.0 * block.times * (matrix.active + self.adapter(matrix) * matrix.used / matrix.number)
+            found += (
+                2.0
+                * block.times
+                * (matrix.active + self.adapter(matrix) * matrix.used / matrix.number)
+            )
         return found
 
     @property
     def active(self) -> int:
         """Weights that take part in a product for each token, adapters among them."""
-        return round(self.shape.active + sum(block.times * self.adapter(matrix) * matrix.used / matrix.number
-                                             for block, matrix in self.shape.matrices()))
+        return round(
+            self.shape.active
+            + sum(
+                block.times * self.adapter(matrix) * matrix.used / matrix.number
+                for block, matrix in self.shape.matrices()
+            )
+        )
 
     # ---- Between processes, and on disk
 
@@ -108,8 +126,12 @@ class Tuned:
     def sent(self) -> Sent:
         """What processes send each other in a step."""
         width, whole = item_bytes(self.c), self.shape.total + self.adapters
-        return Sent(float(FLOAT * self.trained), float(width * whole), float(width * (whole - self.shape.outermost)),
-                    self.shape.layers)
+        return Sent(
+            float(FLOAT * self.trained),
+            float(width * whole),
+            float(width * (whole - self.shape.outermost)),
+            self.shape.layers,
+        )
 
     @property
     def lite_bytes(self) -> float:
@@ -140,9 +162,19 @@ def tuned_of(c: Config, shape: Shape) -> Tuned:
         nowhere = []  # of a mixture that has experts alone, as finetune/adapter.py has it
     if nowhere:
         groups = {matrix.group for _, matrix in shape.matrices()}
-        there = sorted({matrix.name.rpartition(".")[2] for _, matrix in shape.matrices() if matrix.group != ROUTER})
-        raise SettingsError([f"LORA_TARGETS={c.lora_targets}: the model has no {', '.join(nowhere)}; there are "
-                             f"{', '.join([*(one for one in (ATTENTION, MLP, EXPERTS) if one in groups), *there])}"])
+        there = sorted(
+            {
+                matrix.name.rpartition(".")[2]
+                for _, matrix in shape.matrices()
+                if matrix.group != ROUTER
+            }
+        )
+        raise SettingsError(
+            [
+                f"LORA_TARGETS={c.lora_targets}: the model has no {', '.join(nowhere)}; there are "
+                f"{', '.join([*(one for one in (ATTENTION, MLP, EXPERTS) if one in groups), *there])}"
+            ]
+        )
     return Tuned(c, shape, frozenset(chosen))
 
 

@@ -16,18 +16,42 @@ import dataclasses
 import math
 
 from plan.activations import item_bytes
-from plan.memory import (CHUNK_TOKENS, CHUNK_TOKENS_ON_CPU, CUBLAS, FRAGMENTS, HOLES, HOLES_AT_LEAST,
-                         HOLES_COMPUTED_ANEW, HOLES_OF_LOGITS, HOLES_OF_ONE_MICRO_BATCH, JOINED, MORE_HOLES_OF_SEVERAL,
-                         PYTHON_AND_TORCH, ROWS_IN_CACHE, Memory)
 from plan.finetuning.hf_shape import ATTENTION, EXPERTS, MLP, ROUTER, Block, Matrix
 from plan.finetuning.tuned import Tuned
+from plan.memory import (
+    CHUNK_TOKENS,
+    CHUNK_TOKENS_ON_CPU,
+    CUBLAS,
+    FRAGMENTS,
+    HOLES,
+    HOLES_AT_LEAST,
+    HOLES_COMPUTED_ANEW,
+    HOLES_OF_LOGITS,
+    HOLES_OF_ONE_MICRO_BATCH,
+    JOINED,
+    MORE_HOLES_OF_SEVERAL,
+    PYTHON_AND_TORCH,
+    ROWS_IN_CACHE,
+    Memory,
+)
 from settings.config import Config
 from settings.rules import batch_problem
 
 FLOAT, INDEX = 4, 8
-PARTS = ("frozen", "trained", "gradients", "optimizer", "gathered", "activations", "logits", "other")
-TRANSFORMERS = 150 * 2**20   # of a process: 5.23 with peft 0.21 and what they import, measured at 128 MiB beside torch
-AT_ONCE = 4                  # weights that transformers' loader has in the making at once, on the host
+PARTS = (
+    "frozen",
+    "trained",
+    "gradients",
+    "optimizer",
+    "gathered",
+    "activations",
+    "logits",
+    "other",
+)
+TRANSFORMERS = (
+    150 * 2**20
+)  # of a process: 5.23 with peft 0.21 and what they import, measured at 128 MiB beside torch
+AT_ONCE = 4  # weights that transformers' loader has in the making at once, on the host
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,14 +114,22 @@ def case(t: Tuned, processes: int, processes_of_a_node: int, on_cpu: bool) -> Ca
     micro = max(1, c.micro_batch(processes))
     if processes > 1 and c.parallel != "ddp":
         shards = processes if c.parallel == "fsdp" else c.shard_ranks or processes_of_a_node
-    return Case(t, processes, shards, on_cpu, micro * c.seq_len, c.batch_windows // processes > micro)
+    return Case(
+        t, processes, shards, on_cpu, micro * c.seq_len, c.batch_windows // processes > micro
+    )
 
 
 def memory(t: Tuned, processes: int, processes_of_a_node: int, on_cpu: bool) -> Memory:
     """Of one of so many processes, gradients of earlier micro-batches and moments being there."""
     k = case(t, processes, processes_of_a_node, on_cpu)
-    found = {"loading": loading(k), "loss": at_loss(k), "backward": in_backward(k), "sending": at_sending(k),
-             "end": at_end(k), "evaluation": at_evaluation(k)}
+    found = {
+        "loading": loading(k),
+        "loss": at_loss(k),
+        "backward": in_backward(k),
+        "sending": at_sending(k),
+        "end": at_end(k),
+        "evaluation": at_evaluation(k),
+    }
     moment, parts = max(found.items(), key=lambda entry: sum(entry[1].values()))
     there = held(k)
     parts = {name: parts.get(name, 0.0) + there.get(name, 0.0) for name in PARTS}
@@ -108,8 +140,10 @@ def memory(t: Tuned, processes: int, processes_of_a_node: int, on_cpu: bool) -> 
 def held(k: Case) -> dict[str, float]:
     """Weights and moments, which are there all the time."""
     t = k.t
-    found = {"frozen" if t.lora else "trained": t.base_bytes * t.shape.total / k.shards,
-             "optimizer": 2 * FLOAT * t.trained / k.shards}
+    found = {
+        "frozen" if t.lora else "trained": t.base_bytes * t.shape.total / k.shards,
+        "optimizer": 2 * FLOAT * t.trained / k.shards,
+    }
     return found | ({"trained": FLOAT * t.adapters / k.shards} if t.lora else {})
 
 
@@ -121,9 +155,12 @@ def standing(t: Tuned, processes: int, processes_of_a_node: int, on_cpu: bool) -
 
 # ---- What a block keeps
 
+
 def kept(k: Case, block: Block) -> float:
     """Bytes of a micro-batch in one block, from its forward to its backward, with nothing computed anew."""
-    return k.tokens * (attention_bytes(k, block) + mlp_bytes(k, block) + expert_bytes(k, block)) + copies(k, block)
+    return k.tokens * (
+        attention_bytes(k, block) + mlp_bytes(k, block) + expert_bytes(k, block)
+    ) + copies(k, block)
 
 
 def norm_bytes(k: Case, width: int, rows: int = 1) -> int:
@@ -152,8 +189,14 @@ def attention_bytes(k: Case, block: Block) -> float:
     heads = norm_bytes(k, queries + keys, shape.heads + shape.keys) if shape.qk_norm else 0
     shared = k.read(out) and not k.autocast and not k.drops  # the kernel keeps it too
     of_o = inputs(k, (out,), queries) - (k.s * queries if shared else 0)
-    return (norm_bytes(k, shape.width) + inputs(k, tuple(reading), shape.width) + heads + of_o
-            + k.s * (4 * queries + k.c.seq_len) + FLOAT * shape.heads)
+    return (
+        norm_bytes(k, shape.width)
+        + inputs(k, tuple(reading), shape.width)
+        + heads
+        + of_o
+        + k.s * (4 * queries + k.c.seq_len)
+        + FLOAT * shape.heads
+    )
 
 
 def mlp_bytes(k: Case, block: Block) -> float:
@@ -162,7 +205,9 @@ def mlp_bytes(k: Case, block: Block) -> float:
     found: float = norm_bytes(k, width)
     if mlp := block.of(MLP):
         gate, up, down = mlp
-        found += inputs(k, (gate, up), width) + 3 * k.s * gate.rows + inputs(k, (down,), down.columns)
+        found += (
+            inputs(k, (gate, up), width) + 3 * k.s * gate.rows + inputs(k, (down,), down.columns)
+        )
     return found
 
 
@@ -172,9 +217,17 @@ def expert_bytes(k: Case, block: Block) -> float:
         return 0.0
     up, down = experts
     s, width = expert_item(k), k.t.shape.width
-    each = s * (width * k.read(up) + 3 * down.columns + down.columns * k.read(down) + width) + FLOAT + 4 * INDEX
+    each = (
+        s * (width * k.read(up) + 3 * down.columns + down.columns * k.read(down) + width)
+        + FLOAT
+        + 4 * INDEX
+    )
     (router,) = block.of(ROUTER)
-    return up.used * each + 3 * FLOAT * router.rows + (FLOAT * width if k.trained and k.s < FLOAT else 0)
+    return (
+        up.used * each
+        + 3 * FLOAT * router.rows
+        + (FLOAT * width if k.trained and k.s < FLOAT else 0)
+    )
 
 
 def expert_item(k: Case) -> int:
@@ -198,7 +251,11 @@ def of_products(k: Case, block: Block) -> float:
     found = FLOAT * shape.heads + k.s * shape.heads * shape.head_dim
     for matrix in block.matrices:
         if matrix.group in (ATTENTION, MLP):
-            beside = k.c.lora_rank + matrix.rows if matrix.name in k.t.adapted and not k.t.is_merged(matrix) else 0
+            beside = (
+                k.c.lora_rank + matrix.rows
+                if matrix.name in k.t.adapted and not k.t.is_merged(matrix)
+                else 0
+            )
             found += k.s * (matrix.rows + beside)
     return k.tokens * (found + k.stream * shape.width) + k.s * k.t.merged(block)
 
@@ -216,12 +273,21 @@ def passing(k: Case, block: Block) -> float:
     a token passes gave, in float32 as it was weighed, and as its order was restored."""
     width = k.t.shape.width
     found: float = k.s * (width + 2 * max((matrix.rows for matrix in block.of(MLP)), default=0))
-    if k.autocast and k.t.lora:  # peft has an adapter's input in float32 before autocast has it in DTYPE again
-        found += FLOAT * max((matrix.columns for matrix in block.of(MLP)
-                              if k.read(matrix) and not k.t.is_merged(matrix)), default=0)
+    if (
+        k.autocast and k.t.lora
+    ):  # peft has an adapter's input in float32 before autocast has it in DTYPE again
+        found += FLOAT * max(
+            (
+                matrix.columns
+                for matrix in block.of(MLP)
+                if k.read(matrix) and not k.t.is_merged(matrix)
+            ),
+            default=0,
+        )
     if k.drops:  # and the gradient of what dropout gave beside that of what it read
-        found += (FLOAT if k.autocast else k.s) * max((matrix.columns for matrix in block.of(MLP) if k.read(matrix)),
-                                                      default=0)
+        found += (FLOAT if k.autocast else k.s) * max(
+            (matrix.columns for matrix in block.of(MLP) if k.read(matrix)), default=0
+        )
     if experts := block.of(EXPERTS):
         found = max(found, experts[0].used * width * (2 * FLOAT + expert_item(k)))
     return k.tokens * found
@@ -236,6 +302,7 @@ def last_norm(k: Case) -> float:
 
 
 # ---- Weights and gradients
+
 
 def gathered(k: Case, blocks: int) -> float:
     """What FSDP2 gathers: the outermost weights for the whole pass, and so many blocks."""
@@ -267,9 +334,13 @@ def table_gradient(k: Case) -> float:
 
 # ---- The moments
 
+
 def loading(k: Case) -> dict[str, float]:
     """Less the room that the moments of the optimizer do not take yet."""
-    part = max((k.t.base_bytes * matrix.size for _, matrix in k.t.shape.matrices()), default=0) / k.shards
+    part = (
+        max((k.t.base_bytes * matrix.size for _, matrix in k.t.shape.matrices()), default=0)
+        / k.shards
+    )
     return {"gathered": part, "optimizer": -2.0 * FLOAT * k.t.trained / k.shards}
 
 
@@ -281,8 +352,12 @@ def at_loss(k: Case) -> dict[str, float]:
     by_head = table_gradient(k) * (1 if s == FLOAT else 1 + s / FLOAT)
     head = s * shape.table if k.autocast and k.trained else 0
     tokens = k.tokens + (chunk_of(k, k.tokens) if k.trained else 0)
-    return {"activations": there, "logits": by_head + chunk + softmax + s * tokens * shape.width + head,
-            "gathered": gathered(k, 1), "gradients": gradients(k, whole=False)}
+    return {
+        "activations": there,
+        "logits": by_head + chunk + softmax + s * tokens * shape.width + head,
+        "gathered": gathered(k, 1),
+        "gradients": gradients(k, whole=False),
+    }
 
 
 def chunk_of(k: Case, tokens: int) -> int:
@@ -293,19 +368,27 @@ def chunk_of(k: Case, tokens: int) -> int:
 def chunk_bytes(k: Case, tokens: int) -> tuple[float, float]:
     """Of a chunk of logits, and of what the softmax makes of it in float32."""
     rows = ROWS_IN_CACHE if k.on_cpu else chunk_of(k, tokens)
-    return (float(k.s * chunk_of(k, tokens) * k.t.shape.vocabulary),
-            float(FLOAT * rows * (1 + (k.s < FLOAT) + k.on_cpu) * k.t.shape.vocabulary))
+    return (
+        float(k.s * chunk_of(k, tokens) * k.t.shape.vocabulary),
+        float(FLOAT * rows * (1 + (k.s < FLOAT) + k.on_cpu) * k.t.shape.vocabulary),
+    )
 
 
 def in_backward(k: Case) -> dict[str, float]:
     """In the backward of the last block."""
     last, there = k.t.shape.blocks[-1], gradients(k, whole=False)
     held = activations(k) - last_norm(k) - stays(k, last) + kept(k, last) + passing(k, last)
-    largest = max((matrix.size for matrix in last.matrices
-                   if k.trained or k.t.is_merged(matrix)), default=0)
+    largest = max(
+        (matrix.size for matrix in last.matrices if k.trained or k.t.is_merged(matrix)), default=0
+    )
     made = (FLOAT if k.trained and not k.split else k.s) * largest
     head = table_gradient(k) if k.t.shape.tied or not there else 0.0
-    return {"activations": held, "logits": head, "gathered": gathered(k, 2), "gradients": there + made}
+    return {
+        "activations": held,
+        "logits": head,
+        "gathered": gathered(k, 2),
+        "gradients": there + made,
+    }
 
 
 def at_sending(k: Case) -> dict[str, float]:
@@ -313,26 +396,40 @@ def at_sending(k: Case) -> dict[str, float]:
     if not k.split:
         return {}
     last, each = k.t.shape.blocks[-1], trained_of_block(k)
-    return {"activations": activations(k) - last_norm(k) - stays(k, last),
-            "logits": table_gradient(k) if k.t.shape.tied else 0.0, "gathered": gathered(k, 2),
-            "gradients": gradients(k, whole=False) + each * (k.s + FLOAT + FLOAT / k.shards)}
+    return {
+        "activations": activations(k) - last_norm(k) - stays(k, last),
+        "logits": table_gradient(k) if k.t.shape.tied else 0.0,
+        "gathered": gathered(k, 2),
+        "gradients": gradients(k, whole=False) + each * (k.s + FLOAT + FLOAT / k.shards),
+    }
 
 
 def at_end(k: Case) -> dict[str, float]:
     """The gradient of an embedding that is trained is dense, beside that of an earlier micro-batch."""
     again = table_gradient(k) * (k.t.shape.tied + (gradients(k, whole=False) > 0))
-    return {"activations": k.tokens * k.t.shape.width * k.stream, "logits": again, "gathered": gathered(k, 0),
-            "gradients": gradients(k, whole=True)}
+    return {
+        "activations": k.tokens * k.t.shape.width * k.stream,
+        "logits": again,
+        "gathered": gathered(k, 0),
+        "gradients": gradients(k, whole=True),
+    }
 
 
 def at_evaluation(k: Case) -> dict[str, float]:
     """Of a block what it has at once, and its weights with adapters in them; or of the loss a chunk. No gradient."""
     micro = k.c.eval_micro_batch_size or max(1, k.tokens // k.c.seq_len)
     tokens, width = micro * k.c.seq_len, k.t.shape.width
-    in_block = {"activations": max(tokens * at_once(k, block) + k.s * k.t.merged(block) for block in k.t.shape.blocks),
-                "gathered": gathered(k, 2)}
-    in_loss = {"activations": 2.0 * tokens * k.stream * width, "logits": sum(chunk_bytes(k, tokens)),
-               "gathered": gathered(k, 1)}
+    in_block = {
+        "activations": max(
+            tokens * at_once(k, block) + k.s * k.t.merged(block) for block in k.t.shape.blocks
+        ),
+        "gathered": gathered(k, 2),
+    }
+    in_loss = {
+        "activations": 2.0 * tokens * k.stream * width,
+        "logits": sum(chunk_bytes(k, tokens)),
+        "gathered": gathered(k, 1),
+    }
     return max(in_block, in_loss, key=lambda parts: sum(parts.values()))
 
 
@@ -340,7 +437,9 @@ def at_once(k: Case, block: Block) -> float:
     """Bytes of a token in the MLP of a block where nothing is kept: the stream, what the norm gave and what comes out
     beside up, the SiLU and their product; or what experts gave, as it is weighed and as its order is restored."""
     width = k.t.shape.width
-    found = k.stream * 2 * width + k.s * (2 * width + 3 * max((matrix.rows for matrix in block.of(MLP)), default=0))
+    found = k.stream * 2 * width + k.s * (
+        2 * width + 3 * max((matrix.rows for matrix in block.of(MLP)), default=0)
+    )
     if experts := block.of(EXPERTS):
         each = expert_item(k) * (width + 3 * experts[1].columns) + 2 * FLOAT * width
         found = max(found, 2 * k.stream * width + experts[0].used * each)
@@ -352,19 +451,36 @@ def other(k: Case, parts: dict[str, float]) -> float:
     batch = 4 * INDEX * (k.c.batch_windows / k.processes) * k.c.seq_len + k.tokens * k.c.seq_len
     angles = 2 * FLOAT * k.tokens * k.t.shape.head_dim
     if not k.on_cpu:
-        return CUBLAS + batch + angles + FRAGMENTS * (parts["activations"] + parts["gathered"] + parts["logits"])
+        return (
+            CUBLAS
+            + batch
+            + angles
+            + FRAGMENTS * (parts["activations"] + parts["gathered"] + parts["logits"])
+        )
     writers = k.shards if k.split else 1
     saved = 3 * FLOAT * k.t.trained / writers if k.c.checkpoints == "on" else 0.0
     how = k.c.activation_checkpointing
-    holes = HOLES_COMPUTED_ANEW[how] if how != "none" else (
-        HOLES if k.accumulates else HOLES_OF_ONE_MICRO_BATCH)[k.c.dtype]
+    holes = (
+        HOLES_COMPUTED_ANEW[how]
+        if how != "none"
+        else (HOLES if k.accumulates else HOLES_OF_ONE_MICRO_BATCH)[k.c.dtype]
+    )
     holes *= MORE_HOLES_OF_SEVERAL if k.processes > 1 else 1
-    return (PYTHON_AND_TORCH + TRANSFORMERS + JOINED * (k.processes > 1) + batch + angles + saved
-            + holes * parts["activations"] + (0 if k.accumulates else HOLES_AT_LEAST)
-            + HOLES_OF_LOGITS * parts["logits"])
+    return (
+        PYTHON_AND_TORCH
+        + TRANSFORMERS
+        + JOINED * (k.processes > 1)
+        + batch
+        + angles
+        + saved
+        + holes * parts["activations"]
+        + (0 if k.accumulates else HOLES_AT_LEAST)
+        + HOLES_OF_LOGITS * parts["logits"]
+    )
 
 
 # ---- While loading, and what fits
+
 
 def host_bytes(t: Tuned, shards: int) -> float:
     """Of the host's memory, what a process with a GPU takes while weights are loaded, beside Python's: its parts of the
@@ -373,12 +489,18 @@ def host_bytes(t: Tuned, shards: int) -> float:
     return float(PYTHON_AND_TORCH + TRANSFORMERS + AT_ONCE * t.base_bytes * largest / shards)
 
 
-def largest_micro_batch(t: Tuned, processes: int, processes_of_a_node: int, on_cpu: bool, capacity: float) -> int:
+def largest_micro_batch(
+    t: Tuned, processes: int, processes_of_a_node: int, on_cpu: bool, capacity: float
+) -> int:
     """The largest MICRO_BATCH_SIZE that fits into so many bytes and divides the batch; 0 where none does."""
     share = t.c.batch_windows // processes
-    for micro in sorted((size for size in range(1, min(share, 4096) + 1) if share % size == 0), reverse=True):
+    for micro in sorted(
+        (size for size in range(1, min(share, 4096) + 1) if share % size == 0), reverse=True
+    ):
         other_t = dataclasses.replace(t, c=dataclasses.replace(t.c, micro_batch_size=micro))
-        if batch_problem(other_t.c, processes) is None and \
-                memory(other_t, processes, processes_of_a_node, on_cpu).total <= capacity:
+        if (
+            batch_problem(other_t.c, processes) is None
+            and memory(other_t, processes, processes_of_a_node, on_cpu).total <= capacity
+        ):
             return micro
     return 0

@@ -10,29 +10,29 @@ from pathlib import Path
 from typing import Any
 
 from plan import limits, storage
-from plan.network import traffic
-from plan.finetuning import tuned_memory
-from settings.finding import FAIL, Finding
 from plan.checks import RECOMPUTE, capacity_bytes
+from plan.finetuning import tuned_memory
+from plan.finetuning.hf_shape import UnknownShape, shape_of
+from plan.finetuning.tuned import Tuned, tuned_of
 from plan.fleet import Fleet
 from plan.hours import Pace, waiting_s
 from plan.memory import Memory
-from plan.published import of_preset, published
-from plan.finetuning.hf_shape import UnknownShape, shape_of
-from plan.speed import Work, speed
-from plan.finetuning.tuned import Tuned, tuned_of
-from plan.planner import probe_of
+from plan.network import traffic
 from plan.number_formats import GIB, gib, size
-from train.data import data_paths
+from plan.planner import probe_of
+from plan.published import of_preset, published
+from plan.speed import Work, speed
+from record.run_paths import RunPaths
 from settings import rules
 from settings.config import Config
-from settings.rules import batch_problem
-from record.run_paths import RunPaths
 from settings.declare import ROOT, SettingsError, format_value, read_env_file
+from settings.finding import FAIL, Finding
+from settings.rules import batch_problem
+from train.data import data_paths
 
 NOT_ASKED = (*rules.OF_PRETRAINING, rules.check_batch)  # processes are the fleet's
-TOKEN_BYTES = 5          # of a token of DATA as it is kept, at most (docs/finetune.md)
-PRESET = "finetune"      # where MODEL is set and no PRESET is
+TOKEN_BYTES = 5  # of a token of DATA as it is kept, at most (docs/finetune.md)
+PRESET = "finetune"  # where MODEL is set and no PRESET is
 LORA = {"lora_rank": 16}  # what is advised where all weights do not fit
 CODE = 64
 
@@ -91,7 +91,10 @@ class Tuning:
         kept = self.c.keep_last + 1 if self.c.checkpoints == "on" else 0
         full = self.t.full_bytes - self.checkpoint_bytes if self.c.full_save_every else 0.0
         shape = self.t.shape
-        return {"checkpoints": kept * self.checkpoint_bytes + full, "the export": float(shape.stored * shape.total)}
+        return {
+            "checkpoints": kept * self.checkpoint_bytes + full,
+            "the export": float(shape.stored * shape.total),
+        }
 
     @property
     def evaluation_tokens(self) -> int:
@@ -102,7 +105,11 @@ class Tuning:
     def evaluation_s(self) -> float | None:
         """Seconds of one, at most: forward alone."""
         rate = self.pace.fast.tokens_per_s
-        return None if not rate else self.evaluation_tokens / rate * self.t.forward_flops / self.t.flops()
+        return (
+            None
+            if not rate
+            else self.evaluation_tokens / rate * self.t.forward_flops / self.t.flops()
+        )
 
 
 def is_tuning(c: Config) -> bool:
@@ -114,14 +121,21 @@ def is_tuning(c: Config) -> bool:
 def refuse(c: Config) -> None:
     """Raises SettingsError where fine-tuning has no such thing."""
     wanted = {"SYNC": "ddp", "OPTIMIZER": "adamw"}
-    if problems := [f"{name}={getattr(c, name.lower())}: not in fine-tuning; leave it out"
-                    for name, value in wanted.items() if getattr(c, name.lower()) != value]:
+    if problems := [
+        f"{name}={getattr(c, name.lower())}: not in fine-tuning; leave it out"
+        for name, value in wanted.items()
+        if getattr(c, name.lower()) != value
+    ]:
         raise SettingsError(problems)
 
 
 def in_nodes(c: Config) -> Config:
     """With NODES by CARDS and the NPROC of each node, where only these are said: as a preset has them."""
-    cards = 0 if c.cards in ("", "here", "cpu") else sum(int(part.split("x", 1)[0]) for part in c.cards.split(","))
+    cards = (
+        0
+        if c.cards in ("", "here", "cpu")
+        else sum(int(part.split("x", 1)[0]) for part in c.cards.split(","))
+    )
     if c.nodes > 1 or not c.nproc or cards <= c.nproc or cards % c.nproc:
         return c
     return dataclasses.replace(c, nodes=cards // c.nproc)
@@ -131,12 +145,17 @@ def in_nodes(c: Config) -> Config:
 # The model
 # ---------------------------------------------------------------------------------------------------
 
+
 def facts_of(c: Config) -> tuple[dict[str, Any], str, str]:
     """(config.json of MODEL, what the model is called, where that is from). Raises SettingsError."""
     name = c.model or of_preset(c.preset)
     if not name:
-        raise SettingsError(["MODEL is not set; give a run of ours, the folder of a model, or its name on the Hugging "
-                             "Face hub, for example MODEL=models/qwen3-1.7b"])
+        raise SettingsError(
+            [
+                "MODEL is not set; give a run of ours, the folder of a model, or its name on the Hugging "
+                "Face hub, for example MODEL=models/qwen3-1.7b"
+            ]
+        )
     for path in [folder / "config.json" for folder in folders(c)]:
         if not path.is_file():
             continue
@@ -145,7 +164,9 @@ def facts_of(c: Config) -> tuple[dict[str, Any], str, str]:
             if not isinstance(facts, dict):
                 raise ValueError("it is no object")
         except (OSError, ValueError) as error:
-            raise SettingsError([f"MODEL={c.model}: {path} cannot be read ({error}); get the folder again"]) from error
+            raise SettingsError(
+                [f"MODEL={c.model}: {path} cannot be read ({error}); get the folder again"]
+            ) from error
         place = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
         types = {name: facts[name] for name in ("dtype", "torch_dtype") if name in facts}
         return types | (facts.get("text_config") or facts), name, str(place)
@@ -153,10 +174,18 @@ def facts_of(c: Config) -> tuple[dict[str, Any], str, str]:
         return facts, name, "what its publisher's config.json says (plan/published.py)"
     run = ROOT / c.runs_dir / c.model
     if (ROOT / c.model / "checkpoints").is_dir() or (run / "checkpoints").is_dir():
-        raise SettingsError([f"MODEL={c.model}: the run has no export yet, by which it is planned; make finetune makes "
-                             f"one, as does make export RUN_NAME={Path(c.model).name}"])
-    raise SettingsError([f"MODEL={c.model}: there is no config.json of it here, by which it is planned; make finetune "
-                         "brings a model from the hub, or fetch that one file into a folder and give that"])
+        raise SettingsError(
+            [
+                f"MODEL={c.model}: the run has no export yet, by which it is planned; make finetune makes "
+                f"one, as does make export RUN_NAME={Path(c.model).name}"
+            ]
+        )
+    raise SettingsError(
+        [
+            f"MODEL={c.model}: there is no config.json of it here, by which it is planned; make finetune "
+            "brings a model from the hub, or fetch that one file into a folder and give that"
+        ]
+    )
 
 
 def folders(c: Config) -> list[Path]:
@@ -164,7 +193,11 @@ def folders(c: Config) -> list[Path]:
     if not c.model:
         return []
     place = ROOT / Path(c.model).expanduser()
-    runs = [run / "export" for run in (place, ROOT / c.runs_dir / c.model) if (run / "checkpoints").is_dir()]
+    runs = [
+        run / "export"
+        for run in (place, ROOT / c.runs_dir / c.model)
+        if (run / "checkpoints").is_dir()
+    ]
     return [*(runs or [place]), data_paths.data_dir(c) / "models" / c.model.replace("/", "--")]
 
 
@@ -181,6 +214,7 @@ def tuned_here(c: Config) -> tuple[Tuned, str, str]:
 # The plan
 # ---------------------------------------------------------------------------------------------------
 
+
 def plan(c: Config, fleet: Fleet) -> Tuning:
     """Of c on these devices. Raises SettingsError."""
     refuse(c)
@@ -191,9 +225,20 @@ def plan(c: Config, fleet: Fleet) -> Tuning:
     capacity = capacity_bytes(fleet)
     ways = [held(way, t, fleet, capacity) for way in ways_of(t, fleet)]
     shards = tuned_memory.case(t, fleet.processes, fleet.processes_of_a_node, fleet.on_cpu).shards
-    found = Tuning(t, fleet, name, source, Pace(fast, waiting_s(syncs)), capacity, ways,
-                   tuned_memory.host_bytes(t, shards), syncs, *storage.write_mb_s(c, probe), free_bytes(c),
-                   list(findings(t, fleet, capacity)))
+    found = Tuning(
+        t,
+        fleet,
+        name,
+        source,
+        Pace(fast, waiting_s(syncs)),
+        capacity,
+        ways,
+        tuned_memory.host_bytes(t, shards),
+        syncs,
+        *storage.write_mb_s(c, probe),
+        free_bytes(c),
+        list(findings(t, fleet, capacity)),
+    )
     return dataclasses.replace(found, findings=[*found.findings, *disk_problem(found)])
 
 
@@ -210,9 +255,13 @@ def free_bytes(c: Config) -> float | None:
 
 def work_of(t: Tuned) -> Work:
     """For the speed: MFU counts the model's own work, and what backward computes anew takes the same time."""
-    again = {"none": 0.0, "selective": 0.04 * t.flops(), "full": t.forward_flops}[t.c.activation_checkpointing]
-    remark = ("; that is of pretraining: transformers' classes, which are not compiled, are slower"
-              f"{', a mixture most' if t.shape.experts else ''}; MFU= says what was measured")
+    again = {"none": 0.0, "selective": 0.04 * t.flops(), "full": t.forward_flops}[
+        t.c.activation_checkpointing
+    ]
+    remark = (
+        "; that is of pretraining: transformers' classes, which are not compiled, are slower"
+        f"{', a mixture most' if t.shape.experts else ''}; MFU= says what was measured"
+    )
     return Work(t.flops(), t.flops() / (t.flops() + again), remark)
 
 
@@ -221,17 +270,29 @@ def ways_of(t: Tuned, fleet: Fleet) -> list[Tuned]:
     may compute anew."""
     spread = [t.c]
     if fleet.processes > 1:
-        others = [dataclasses.replace(t.c, parallel=way, shard_ranks=None, grad_sync="step" if way == "ddp" else
-                                      t.c.grad_sync) for way in ("ddp", "fsdp", "hsdp")
-                  if way != t.c.parallel and (way != "hsdp" or fleet.nodes > 1)]
+        others = [
+            dataclasses.replace(
+                t.c,
+                parallel=way,
+                shard_ranks=None,
+                grad_sync="step" if way == "ddp" else t.c.grad_sync,
+            )
+            for way in ("ddp", "fsdp", "hsdp")
+            if way != t.c.parallel and (way != "hsdp" or fleet.nodes > 1)
+        ]
         spread = sorted([t.c, *others], key=lambda c: ("ddp", "fsdp", "hsdp").index(c.parallel))
-    return [dataclasses.replace(t, c=dataclasses.replace(c, activation_checkpointing=how))
-            for c in spread for how in RECOMPUTE]
+    return [
+        dataclasses.replace(t, c=dataclasses.replace(c, activation_checkpointing=how))
+        for c in spread
+        for how in RECOMPUTE
+    ]
 
 
 def held(way: Tuned, t: Tuned, fleet: Fleet, capacity: float) -> Held:
     need = memory_of(way, fleet)
-    largest = tuned_memory.largest_micro_batch(way, fleet.processes, fleet.processes_of_a_node, fleet.on_cpu, capacity)
+    largest = tuned_memory.largest_micro_batch(
+        way, fleet.processes, fleet.processes_of_a_node, fleet.on_cpu, capacity
+    )
     return Held(way, need, largest, need.total <= capacity, way.c == t.c)
 
 
@@ -242,6 +303,7 @@ def memory_of(t: Tuned, fleet: Fleet) -> Memory:
 # ---------------------------------------------------------------------------------------------------
 # What cannot be
 # ---------------------------------------------------------------------------------------------------
+
 
 def findings(t: Tuned, fleet: Fleet, capacity: float) -> Iterator[Finding]:
     if uneven := limits.batch(t.c, fleet):
@@ -261,29 +323,51 @@ def disk_problem(p: Tuning) -> Iterator[Finding]:
     free = p.free_bytes + storage.saved_bytes(RunPaths.of(c.runs_dir, c.run_name, ROOT))
     if needed <= free:
         return
-    would = [f"KEEP_LAST={n}" for n in range(c.keep_last - 1, 1, -1)
-             if (n + 1) * p.checkpoint_bytes <= free and not c.full_save_every][:1]
+    would = [
+        f"KEEP_LAST={n}"
+        for n in range(c.keep_last - 1, 1, -1)
+        if (n + 1) * p.checkpoint_bytes <= free and not c.full_save_every
+    ][:1]
     if p.t.lora and c.checkpoint_mode == "full" and (c.keep_last + 1) * p.t.lite_bytes <= free:
         would.append("CHECKPOINT_MODE=lite")
     would.append(f"RUNS_DIR on a disk with {size(needed)}")
-    yield Finding("disk", FAIL, f"RUNS_DIR: up to {size(needed)} of checkpoints, and {size(free)} are free for them",
-                  f"what would do: {'; or '.join(would)}", CODE)
+    yield Finding(
+        "disk",
+        FAIL,
+        f"RUNS_DIR: up to {size(needed)} of checkpoints, and {size(free)} are free for them",
+        f"what would do: {'; or '.join(would)}",
+        CODE,
+    )
 
 
 def memory_problem(t: Tuned, fleet: Fleet, capacity: float) -> Finding | None:
     need, c = memory_of(t, fleet), t.c
     if need.total <= capacity:
         return None
-    parts = ", ".join(f"{name} {gib(part)}" for name, part in sorted(need.parts.items(), key=lambda part: -part[1])
-                      if part >= 0.05 * GIB)
+    parts = ", ".join(
+        f"{name} {gib(part)}"
+        for name, part in sorted(need.parts.items(), key=lambda part: -part[1])
+        if part >= 0.05 * GIB
+    )
     what = "this machine" if fleet.on_cpu else fleet.smallest.key
-    said = ["MICRO_BATCH_SIZE=" + str(c.micro_batch(fleet.processes)), f"PARALLEL={c.parallel}", f"DTYPE={c.dtype}",
-            f"LORA_RANK={c.lora_rank}", f"ACTIVATION_CHECKPOINTING={c.activation_checkpointing}"]
+    said = [
+        "MICRO_BATCH_SIZE=" + str(c.micro_batch(fleet.processes)),
+        f"PARALLEL={c.parallel}",
+        f"DTYPE={c.dtype}",
+        f"LORA_RANK={c.lora_rank}",
+        f"ACTIVATION_CHECKPOINTING={c.activation_checkpointing}",
+    ]
     would = "; or ".join(what_is_held(t, fleet, capacity))
-    return Finding("memory", FAIL, f"fine-tuning with {', '.join(said)} needs {gib(need.total)} GiB a process "
-                   f"({parts or 'of the model nearly nothing'}), and {what} has {gib(capacity)} to give it",
-                   f"what would do: {would}" if would else "nothing here is small enough: more cards, or a smaller "
-                   "MODEL", CODE)
+    return Finding(
+        "memory",
+        FAIL,
+        f"fine-tuning with {', '.join(said)} needs {gib(need.total)} GiB a process "
+        f"({parts or 'of the model nearly nothing'}), and {what} has {gib(capacity)} to give it",
+        f"what would do: {would}"
+        if would
+        else "nothing here is small enough: more cards, or a smaller MODEL",
+        CODE,
+    )
 
 
 def what_is_held(t: Tuned, fleet: Fleet, capacity: float) -> Iterator[str]:
@@ -306,14 +390,26 @@ def what_is_held(t: Tuned, fleet: Fleet, capacity: float) -> Iterator[str]:
 def least(t: Tuned, fleet: Fleet, capacity: float, changes: dict[str, Any]) -> str:
     """What else has to change beside these for it to fit, typed; "" where nothing does."""
     c = t.c
-    rest = RECOMPUTE[RECOMPUTE.index(c.activation_checkpointing):]
+    rest = RECOMPUTE[RECOMPUTE.index(c.activation_checkpointing) :]
     share = c.batch_windows // fleet.processes
-    sizes = sorted({n for n in range(1, c.micro_batch(fleet.processes) + 1) if share % n == 0}, reverse=True)
+    sizes = sorted(
+        {n for n in range(1, c.micro_batch(fleet.processes) + 1) if share % n == 0}, reverse=True
+    )
     tried: list[dict[str, Any]] = [
-        {}, *({"micro_batch_size": n} for n in sizes[1:]), *({"activation_checkpointing": how} for how in rest[1:]),
-        *({"activation_checkpointing": how, "micro_batch_size": n} for how in rest[1:] for n in sizes[1:]),
-        *({"activation_checkpointing": rest[-1], "micro_batch_size": 1, "seq_len": c.seq_len // n}
-          for n in (2, 4, 8) if c.seq_len // n >= 128)]
+        {},
+        *({"micro_batch_size": n} for n in sizes[1:]),
+        *({"activation_checkpointing": how} for how in rest[1:]),
+        *(
+            {"activation_checkpointing": how, "micro_batch_size": n}
+            for how in rest[1:]
+            for n in sizes[1:]
+        ),
+        *(
+            {"activation_checkpointing": rest[-1], "micro_batch_size": 1, "seq_len": c.seq_len // n}
+            for n in (2, 4, 8)
+            if c.seq_len // n >= 128
+        ),
+    ]
     for more in tried:
         all_of_it = changes | more
         new = dataclasses.replace(c, **all_of_it)
@@ -321,7 +417,10 @@ def least(t: Tuned, fleet: Fleet, capacity: float, changes: dict[str, Any]) -> s
             continue
         need = memory_of(tuned_of(new, t.shape), fleet).total
         if need <= capacity:
-            typed = " ".join(f"{name.upper()}={format_value(value)}" for name, value in all_of_it.items()
-                             if getattr(c, name) != value)
+            typed = " ".join(
+                f"{name.upper()}={format_value(value)}"
+                for name, value in all_of_it.items()
+                if getattr(c, name) != value
+            )
             return f"{typed} ({gib(need)} GiB)"
     return ""

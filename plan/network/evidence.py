@@ -10,7 +10,7 @@ import math
 
 from plan.number_formats import count
 
-NEAR = 1.5          # between two sizes that count as one
+NEAR = 1.5  # between two sizes that count as one
 TABLE = "read in the paper's own table"
 ABSTRACT = "read in its abstract"
 SECOND_HAND = "second hand"
@@ -40,8 +40,10 @@ class Evidence:
         """'1.3B, 4 replicas, H=30: 2.472 against 2.460 (arXiv 2503.09799, table 4)'"""
         how = ", streaming" if self.streaming else ""
         doubt = f", {self.read}" if self.read == SECOND_HAND else ""
-        return (f"{count(self.parameters)}, {self.replicas} replicas, H={self.every}{how}: {self.said} "
-                f"({self.source}{doubt})")
+        return (
+            f"{count(self.parameters)}, {self.replicas} replicas, H={self.every}{how}: {self.said} "
+            f"({self.source}{doubt})"
+        )
 
 
 PUBLISHED = (
@@ -52,28 +54,55 @@ PUBLISHED = (
     Evidence(SCALING_LAWS, 2.4e9, 4, 30, 0.3, "0.3% more loss"),
     Evidence(SCALING_LAWS, 4e9, 4, 30, 0.18, "0.18% more loss"),
     Evidence(SCALING_LAWS, 10e9, 4, 30, 0.29, "0.29% more loss"),
-    Evidence(STREAMING, 1e9, 2, 100, 0.0, "2.66, 2.51, 2.45 against 2.67, 2.52, 2.45 after 25, 100, 250B tokens",
-             streaming=True),
-    Evidence(DILOCO, 150e6, 8, 500, -0.7, "perplexity 15.02 against 15.30 of the same batch", SECOND_HAND),
-    Evidence(INTELLECT, 10e9, 14, 100, None, "83 to 96% of the time computing, and no run without to compare with",
-             ABSTRACT),
+    Evidence(
+        STREAMING,
+        1e9,
+        2,
+        100,
+        0.0,
+        "2.66, 2.51, 2.45 against 2.67, 2.52, 2.45 after 25, 100, 250B tokens",
+        streaming=True,
+    ),
+    Evidence(
+        DILOCO, 150e6, 8, 500, -0.7, "perplexity 15.02 against 15.30 of the same batch", SECOND_HAND
+    ),
+    Evidence(
+        INTELLECT,
+        10e9,
+        14,
+        100,
+        None,
+        "83 to 96% of the time computing, and no run without to compare with",
+        ABSTRACT,
+    ),
 )
 
 
 def fitting(parameters: float, replicas: int, every: int, streaming: bool) -> Evidence | None:
     """What was published of such a run, the nearest in size; None where nothing was."""
-    fits = [one for one in PUBLISHED
-            if one.percent is not None and (one.replicas, one.every, one.streaming) == (replicas, every, streaming)
-            and abs(math.log(one.parameters / parameters)) <= math.log(NEAR)]
+    fits = [
+        one
+        for one in PUBLISHED
+        if one.percent is not None
+        and (one.replicas, one.every, one.streaming) == (replicas, every, streaming)
+        and abs(math.log(one.parameters / parameters)) <= math.log(NEAR)
+    ]
     return min(fits, key=lambda one: abs(math.log(one.parameters / parameters)), default=None)
 
 
 def nearest(parameters: float, replicas: int, every: int, streaming: bool) -> Evidence:
     """Of the runs that were compared the one that differs least, by the factors between them; of those with the same
     interval, where there are any."""
+
     def far(one: Evidence) -> float:
-        return sum(abs(math.log(theirs / own)) for theirs, own in (
-            (one.parameters, parameters), (one.replicas, replicas), (one.every, every))) + (one.streaming != streaming)
+        return sum(
+            abs(math.log(theirs / own))
+            for theirs, own in (
+                (one.parameters, parameters),
+                (one.replicas, replicas),
+                (one.every, every),
+            )
+        ) + (one.streaming != streaming)
 
     compared = [one for one in PUBLISHED if one.percent is not None]
     return min([one for one in compared if one.every == every] or compared, key=far)

@@ -69,12 +69,27 @@ class Links:
     def settings(self) -> dict[str, str]:
         """NAME -> value: what make plan is to be given; none where nothing was measured."""
         found: dict[str, float | None] = {
-            "WAN_GBIT": slowest([*(pair.many_gbit for pair in self.pairs if self.far(pair.start, pair.end)),
-                                 *self.out_of_sites()]),
-            "WAN_RTT_MS": max((pair.rtt_ms for pair in self.pairs if self.far(pair.start, pair.end)
-                               and pair.rtt_ms is not None), default=None),
-            "LAN_GBIT": slowest([*(pair.many_gbit for pair in self.pairs if not self.far(pair.start, pair.end)),
-                                 *(flow.gbit for flow in self.at_once if not self.far(flow.start, flow.end))])}
+            "WAN_GBIT": slowest(
+                [
+                    *(pair.many_gbit for pair in self.pairs if self.far(pair.start, pair.end)),
+                    *self.out_of_sites(),
+                ]
+            ),
+            "WAN_RTT_MS": max(
+                (
+                    pair.rtt_ms
+                    for pair in self.pairs
+                    if self.far(pair.start, pair.end) and pair.rtt_ms is not None
+                ),
+                default=None,
+            ),
+            "LAN_GBIT": slowest(
+                [
+                    *(pair.many_gbit for pair in self.pairs if not self.far(pair.start, pair.end)),
+                    *(flow.gbit for flow in self.at_once if not self.far(flow.start, flow.end)),
+                ]
+            ),
+        }
         return {name: f"{value:.3g}" for name, value in found.items() if value}
 
     def out_of_sites(self) -> list[float]:
@@ -99,12 +114,18 @@ def slowest(values: Sequence[float | None]) -> float | None:
 # The file
 # ---------------------------------------------------------------------------------------------------
 
+
 def path_of(runs_dir: str) -> Path:
     return (ROOT / runs_dir).absolute() / FILE
 
 
 def to_json(found: Links) -> str:
-    return json.dumps({"schema": SCHEMA, **dataclasses.asdict(found), "settings": found.settings}, indent=1) + "\n"
+    return (
+        json.dumps(
+            {"schema": SCHEMA, **dataclasses.asdict(found), "settings": found.settings}, indent=1
+        )
+        + "\n"
+    )
 
 
 def of_json(text: str) -> Links | None:
@@ -114,10 +135,15 @@ def of_json(text: str) -> Links | None:
         if not isinstance(content, dict) or content.pop("schema") != SCHEMA:
             return None
         content.pop("settings", None)
-        return Links(**content | {
-            "hosts": tuple(content["hosts"]), "sites": tuple(content["sites"]),
-            "pairs": tuple(Pair(**pair) for pair in content["pairs"]),
-            "at_once": tuple(Flow(**flow) for flow in content.get("at_once", ()))})
+        return Links(
+            **content
+            | {
+                "hosts": tuple(content["hosts"]),
+                "sites": tuple(content["sites"]),
+                "pairs": tuple(Pair(**pair) for pair in content["pairs"]),
+                "at_once": tuple(Flow(**flow) for flow in content.get("at_once", ())),
+            }
+        )
     except (ValueError, KeyError, TypeError):
         return None
 
@@ -157,5 +183,13 @@ def said(c: Config) -> str:
     """', measured on 22 Nov 2026 by make net-probe', where c's links between sites are those."""
     found = read(c.runs_dir)
     settings = found.settings if found else {}
-    same = {name: float(value) == getattr(c, name.lower()) for name, value in settings.items() if name != "LAN_GBIT"}
-    return f", measured on {found.date} by make net-probe" if found and same and all(same.values()) else ""
+    same = {
+        name: float(value) == getattr(c, name.lower())
+        for name, value in settings.items()
+        if name != "LAN_GBIT"
+    }
+    return (
+        f", measured on {found.date} by make net-probe"
+        if found and same and all(same.values())
+        else ""
+    )

@@ -14,13 +14,13 @@ there (traffic.py). What an outer step computes is small beside an inner one and
 import dataclasses
 from typing import Any
 
-from settings.config import Config
 from hardware.model_size import parameters
+from settings.config import Config
 
 OUTER_STEPS = (30, 100, 500)  # H, as published runs have it
-MOST_DELAY = 5                # steps: what was published of overlapping (arXiv 2501.18512) advises no more
-GOOD = 0.75                   # of the time computing, from which on no longer interval is looked for
-FRAGMENTS = 6                 # at most, where nobody set them: each needs layers of its own
+MOST_DELAY = 5  # steps: what was published of overlapping (arXiv 2501.18512) advises no more
+GOOD = 0.75  # of the time computing, from which on no longer interval is looked for
+FRAGMENTS = 6  # at most, where nobody set them: each needs layers of its own
 WIDTH = {"bfloat16": 2, "float32": 4}
 
 
@@ -44,8 +44,12 @@ class Outer:
     @property
     def settings(self) -> dict[str, Any]:
         """Field -> value, for Config."""
-        return {"sync": "diloco", "sync_every": self.every, "sync_fragments": self.fragments,
-                "sync_delay": self.delay}
+        return {
+            "sync": "diloco",
+            "sync_every": self.every,
+            "sync_fragments": self.fragments,
+            "sync_delay": self.delay,
+        }
 
 
 def outer_of(c: Config) -> Outer:
@@ -63,8 +67,11 @@ def inner(c: Config, processes_of_a_site: int) -> dict[str, Any]:
     needs them whole. Nothing where a site has one process, or has them split already."""
     if processes_of_a_site == 1 or c.parallel == "fsdp":
         return {}
-    return {"parallel": "fsdp"} | ({"shard_ranks": None} if c.shard_ranks else {}) | (
-        {"optimizer": "adamw"} if c.optimizer == "muon" else {})
+    return (
+        {"parallel": "fsdp"}
+        | ({"shard_ranks": None} if c.shard_ranks else {})
+        | ({"optimizer": "adamw"} if c.optimizer == "muon" else {})
+    )
 
 
 def exchanged_bytes(c: Config) -> float:
@@ -76,7 +83,9 @@ def fragments(c: Config, count: int) -> list[float]:
     """The share of all weights in each of so many, as train/diloco/torchft_engine.py makes them."""
     p = parameters(c)
     rest = p.embedding + p.head
-    blocks = [len(range(at, c.n_layer, count)) * (p.total - rest) / c.n_layer for at in range(count)]
+    blocks = [
+        len(range(at, c.n_layer, count)) * (p.total - rest) / c.n_layer for at in range(count)
+    ]
     blocks[blocks.index(min(blocks))] += rest
     return [block / p.total for block in blocks]
 
@@ -94,8 +103,10 @@ def exchange_s(c: Config, outer: Outer, sites: int) -> float:
 def stall_s(c: Config, outer: Outer, sites: int, step_s: float | None) -> float:
     """Seconds that training waits for exchanges in SYNC_EVERY steps; with no step's time known nothing hides."""
     hidden = outer.delay * (step_s or 0.0)
-    return sum(max(0.0, sent_s(c, share * exchanged_bytes(c), sites) - hidden)
-               for share in fragments(c, outer.fragments))
+    return sum(
+        max(0.0, sent_s(c, share * exchanged_bytes(c), sites) - hidden)
+        for share in fragments(c, outer.fragments)
+    )
 
 
 def streaming_of(c: Config, sites: int, step_s: float | None) -> Outer:
@@ -109,5 +120,7 @@ def streaming_of(c: Config, sites: int, step_s: float | None) -> Outer:
     fragments = max(n for n in range(1, most + 1) if every % n == 0)
     longest = max(1, min(MOST_DELAY, every // fragments - 1))
     tried = (Outer(every, fragments, delay) for delay in range(1, longest + 1))
-    return next((one for one in tried if step_s and not stall_s(c, one, sites, step_s)),
-                Outer(every, fragments, longest))
+    return next(
+        (one for one in tried if step_s and not stall_s(c, one, sites, step_s)),
+        Outer(every, fragments, longest),
+    )

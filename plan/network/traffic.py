@@ -20,14 +20,23 @@ import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 
+from hardware.model_size import parameters
 from plan.fleet import Fleet
-from plan.network.outer import OUTER_STEPS, Outer, exchange_s, exchanged_bytes, inner, outer_of, stall_s, streaming_of
+from plan.network.outer import (
+    OUTER_STEPS,
+    Outer,
+    exchange_s,
+    exchanged_bytes,
+    inner,
+    outer_of,
+    stall_s,
+    streaming_of,
+)
 from plan.number_formats import seconds, size
 from settings.config import Config
-from hardware.model_size import parameters
 from train.distributed.wan import gradient_bytes, sync_s
 
-BACKWARD = 2 / 3              # of a step's computing: twice the forward pass
+BACKWARD = 2 / 3  # of a step's computing: twice the forward pass
 BUCKET_BYTES, FIRST_BUCKET_BYTES = 25 * 2**20, 2**20  # of DistributedDataParallel, as it comes
 
 
@@ -75,11 +84,15 @@ class Traffic:
         return sum(self.seconds)
 
     def plus(self, other: "Traffic") -> "Traffic":
-        return Traffic(tuple(a + b for a, b in zip(self.sizes, other.sizes, strict=True)),
-                       tuple(a + b for a, b in zip(self.seconds, other.seconds, strict=True)))
+        return Traffic(
+            tuple(a + b for a, b in zip(self.sizes, other.sizes, strict=True)),
+            tuple(a + b for a, b in zip(self.seconds, other.seconds, strict=True)),
+        )
 
     def times(self, factor: float) -> "Traffic":
-        return Traffic(tuple(factor * a for a in self.sizes), tuple(factor * a for a in self.seconds))
+        return Traffic(
+            tuple(factor * a for a in self.sizes), tuple(factor * a for a in self.seconds)
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,19 +126,32 @@ class Way:
 
     @property
     def total(self) -> Traffic:
-        return self.forward.plus(self.backward).times(self.micro_batches).plus(self.last).plus(self.alone)
+        return (
+            self.forward.plus(self.backward)
+            .times(self.micro_batches)
+            .plus(self.last)
+            .plus(self.alone)
+        )
 
     def overlapped_s(self, step_s: float) -> float:
         """Seconds of a step whose network, which is known, hides behind computing as far as it may."""
         forward_s = step_s / self.micro_batches * (1 - BACKWARD)
         backward_s = step_s / self.micro_batches * BACKWARD
-        return (self.micro_batches * max(forward_s, self.forward.total_s)
-                + (self.micro_batches - 1) * max(backward_s, self.backward.total_s)
-                + max(backward_s, self.backward.total_s + self.last.total_s) + self.alone.total_s)
+        return (
+            self.micro_batches * max(forward_s, self.forward.total_s)
+            + (self.micro_batches - 1) * max(backward_s, self.backward.total_s)
+            + max(backward_s, self.backward.total_s + self.last.total_s)
+            + self.alone.total_s
+        )
 
 
-def syncs(c: Config, fleet: Fleet, step_s: float | None, link_gb_s: float | None = None,
-          sent: Sent | None = None) -> list[Sync]:
+def syncs(
+    c: Config,
+    fleet: Fleet,
+    step_s: float | None,
+    link_gb_s: float | None = None,
+    sent: Sent | None = None,
+) -> list[Sync]:
     """Each way for this fleet; none for one process. Raises SettingsError where SHARD_RANKS cannot be.
 
     step_s: that a step computes; link_gb_s: between two processes of a node, where it was measured; sent: of another
@@ -138,25 +164,58 @@ def syncs(c: Config, fleet: Fleet, step_s: float | None, link_gb_s: float | None
     splits, ours = c.optimizer != "muon", sent is None  # it needs whole matrices
     sent = sent or sent_of(c)
     own = c.parallel if c.sync == "ddp" or fleet.sites == 1 else ""
-    ways = [("DDP, float32 gradients", Way(count, last=ring(sent.gradients, levels)), True, "ddp"),
-            ("DDP, bfloat16 gradients", Way(count, last=ring(sent.gradients / 2, levels)), False, "none"),
-            ("FSDP2 over all", split_over(c, sent, levels, fleet.processes, count), splits, "fsdp")]
-    if own == "hsdp" or 1 < ranks < fleet.processes:  # what is set has its row, with 1 and with all ranks too
-        ways.append((f"HSDP, {ranks} a copy", split_over(c, sent, levels, ranks, count), splits, "hsdp"))
-    found = [judged(name, way, levels, step_s, offered, parallel == own,
-                    fetch_note(way) or pieces_note(c, levels, name)) for name, way, offered, parallel in ways]
+    ways = [
+        ("DDP, float32 gradients", Way(count, last=ring(sent.gradients, levels)), True, "ddp"),
+        (
+            "DDP, bfloat16 gradients",
+            Way(count, last=ring(sent.gradients / 2, levels)),
+            False,
+            "none",
+        ),
+        ("FSDP2 over all", split_over(c, sent, levels, fleet.processes, count), splits, "fsdp"),
+    ]
+    if (
+        own == "hsdp" or 1 < ranks < fleet.processes
+    ):  # what is set has its row, with 1 and with all ranks too
+        ways.append(
+            (f"HSDP, {ranks} a copy", split_over(c, sent, levels, ranks, count), splits, "hsdp")
+        )
+    found = [
+        judged(
+            name,
+            way,
+            levels,
+            step_s,
+            offered,
+            parallel == own,
+            fetch_note(way) or pieces_note(c, levels, name),
+        )
+        for name, way, offered, parallel in ways
+    ]
     return found + (between_sites(c, levels, count, step_s) if fleet.sites > 1 and ours else [])
 
 
-def between_sites(c: Config, levels: Sequence[Level], count: int, step_s: float | None) -> list[Sync]:
+def between_sites(
+    c: Config, levels: Sequence[Level], count: int, step_s: float | None
+) -> list[Sync]:
     """SYNC=diloco: in intervals as published, as it is set, and streaming."""
     sites, own, found = levels[-1].members, outer_of(c), []
     offered = splits_in_a_site(c, levels)
-    plain = sorted({Outer(every) for every in OUTER_STEPS} | ({own} if c.sync == "diloco" and not own.streaming
-                                                              else set()), key=lambda outer: outer.every)
+    plain = sorted(
+        {Outer(every) for every in OUTER_STEPS}
+        | ({own} if c.sync == "diloco" and not own.streaming else set()),
+        key=lambda outer: outer.every,
+    )
     for outer in [*plain, streaming_of(c, sites, step_s)]:
-        one = judged(outer.name, diloco(c, levels, count, outer, step_s), levels, step_s, offered,
-                     c.sync == "diloco" and outer == own, exchange_note(c, outer, sites, step_s))
+        one = judged(
+            outer.name,
+            diloco(c, levels, count, outer, step_s),
+            levels,
+            step_s,
+            offered,
+            c.sync == "diloco" and outer == own,
+            exchange_note(c, outer, sites, step_s),
+        )
         found.append(dataclasses.replace(one, outer=outer))
     return found
 
@@ -166,32 +225,54 @@ def splits_in_a_site(c: Config, levels: Sequence[Level]) -> bool:
     return c.optimizer != "muon" or math.prod(level.members for level in levels[:-1]) == 1
 
 
-def judged(name: str, way: Way, levels: Sequence[Level], step_s: float | None, offered: bool, chosen: bool,
-           note: str) -> Sync:
+def judged(
+    name: str,
+    way: Way,
+    levels: Sequence[Level],
+    step_s: float | None,
+    offered: bool,
+    chosen: bool,
+    note: str,
+) -> Sync:
     sent, spent_s = way.total.sizes[widest(levels)], way.total.total_s
     between_s = sum(way.total.seconds[1:])
     if math.isnan(spent_s):
         return Sync(name, sent, None, None, offered, None, between_s, chosen, note)
     if step_s is None:
         return Sync(name, sent, spent_s, None, offered, None, between_s, chosen, note)
-    return Sync(name, sent, spent_s, step_s / (step_s + spent_s), offered, step_s / way.overlapped_s(step_s), between_s,
-                chosen, note)
+    return Sync(
+        name,
+        sent,
+        spent_s,
+        step_s / (step_s + spent_s),
+        offered,
+        step_s / way.overlapped_s(step_s),
+        between_s,
+        chosen,
+        note,
+    )
 
 
 # ---------------------------------------------------------------------------------------------------
 # The fleet as levels
 # ---------------------------------------------------------------------------------------------------
 
+
 def levels_of(c: Config, fleet: Fleet, link_gb_s: float | None = None) -> list[Level]:
     """Processes of a node, nodes of a site, sites; between cards that differ the slowest link counts."""
     link = link_gb_s or min((card.link_gb_s for _, card in fleet.cards), default=math.nan)
-    return [Level(fleet.processes_of_a_node, 8 * link), Level(fleet.nodes // fleet.sites, c.lan_gbit),
-            Level(fleet.sites, c.wan_gbit, c.wan_rtt_ms / 1000)]
+    return [
+        Level(fleet.processes_of_a_node, 8 * link),
+        Level(fleet.nodes // fleet.sites, c.lan_gbit),
+        Level(fleet.sites, c.wan_gbit, c.wan_rtt_ms / 1000),
+    ]
 
 
 def micro_batches(c: Config, fleet: Fleet) -> int:
     """Forward passes of a process in one step."""
-    return max(1, math.ceil(c.batch_windows / fleet.processes / max(1, c.micro_batch(fleet.processes))))
+    return max(
+        1, math.ceil(c.batch_windows / fleet.processes / max(1, c.micro_batch(fleet.processes)))
+    )
 
 
 def group_of(levels: Sequence[Level], ranks: int) -> Iterator[tuple[Level, Level]]:
@@ -200,7 +281,10 @@ def group_of(levels: Sequence[Level], ranks: int) -> Iterator[tuple[Level, Level
     for level in levels:
         taken = math.gcd(level.members, ranks)
         ranks //= taken
-        yield (dataclasses.replace(level, members=taken), dataclasses.replace(level, members=level.members // taken))
+        yield (
+            dataclasses.replace(level, members=taken),
+            dataclasses.replace(level, members=level.members // taken),
+        )
 
 
 def widest(levels: Sequence[Level]) -> int:
@@ -211,6 +295,7 @@ def widest(levels: Sequence[Level]) -> int:
 # ---------------------------------------------------------------------------------------------------
 # What each way sends
 # ---------------------------------------------------------------------------------------------------
+
 
 def ring(size: float | Sequence[float], levels: Sequence[Level], messages: int = 1) -> Traffic:
     """An all-reduce level by level; half of it is a gather or a reduce-scatter.
@@ -223,7 +308,11 @@ def ring(size: float | Sequence[float], levels: Sequence[Level], messages: int =
     for whole, level in zip(sizes, levels, strict=True):
         n = level.members
         sent.append(2 * (n - 1) / n * whole)
-        spent.append(messages * sync_s(whole / messages, n, level.gbit_per_s, level.round_trip_s) if n > 1 else 0.0)
+        spent.append(
+            messages * sync_s(whole / messages, n, level.gbit_per_s, level.round_trip_s)
+            if n > 1
+            else 0.0
+        )
     return Traffic(tuple(sent), tuple(spent))
 
 
@@ -237,14 +326,19 @@ def split_over(c: Config, sent: Sent, levels: Sequence[Level], ranks: int, count
     forward = ring(sent.weights, inside, sent.blocks + 1).times(0.5)
     again = ring(sent.again, inside, sent.blocks).times(0.5)
     scattered = ring(sent.gradients, inside, sent.blocks + 1).times(0.5)
-    held = [sent.gradients / math.prod(level.members for level in inside[i:]) for i in range(len(levels))]
+    held = [
+        sent.gradients / math.prod(level.members for level in inside[i:])
+        for i in range(len(levels))
+    ]
     reduced = ring(held, across)
     if c.grad_sync == "micro-batch":
         return Way(count, forward, again.plus(scattered), reduced)
     return Way(count, forward, again, scattered.plus(reduced))
 
 
-def diloco(c: Config, levels: Sequence[Level], count: int, outer: Outer, step_s: float | None) -> Way:
+def diloco(
+    c: Config, levels: Sequence[Level], count: int, outer: Outer, step_s: float | None
+) -> Way:
     """FSDP2 over the processes of each site, none where it has one, and beside nothing what training waits for an
     exchange between sites (Douillard et al. 2023; in fragments: 2025)."""
     own, sites = [*levels[:-1], dataclasses.replace(levels[-1], members=1)], levels[-1].members
@@ -259,6 +353,7 @@ def diloco(c: Config, levels: Sequence[Level], count: int, outer: Outer, step_s:
 # ---------------------------------------------------------------------------------------------------
 # What is to be known beside the numbers
 # ---------------------------------------------------------------------------------------------------
+
 
 def exchange_note(c: Config, outer: Outer, sites: int, step_s: float | None) -> str:
     """How long an exchange takes, and beside what."""
@@ -287,8 +382,18 @@ def buckets(c: Config) -> int:
     bucket is closed when it has BUCKET_BYTES, the first with FIRST_BUCKET_BYTES."""
     assert c.n_kv_head and c.mlp_dim  # filled in by Config.load
     d, heads = c.n_embd, [c.head_dim] * (2 if c.qk_norm else 0)
-    block = [d, d * d, d * c.n_kv_head * c.head_dim, d * c.n_kv_head * c.head_dim, d * d, *heads, d,
-             d * c.mlp_dim, d * c.mlp_dim, d * c.mlp_dim]
+    block = [
+        d,
+        d * d,
+        d * c.n_kv_head * c.head_dim,
+        d * c.n_kv_head * c.head_dim,
+        d * d,
+        *heads,
+        d,
+        d * c.mlp_dim,
+        d * c.mlp_dim,
+        d * c.mlp_dim,
+    ]
     table = c.padded_vocab_size * d
     weights = [table, *(c.n_layer * block), d, *([] if c.tie_embeddings else [table])]
     count, held = 0, 0
@@ -302,5 +407,11 @@ def buckets(c: Config) -> int:
 def fetch_note(way: Way) -> str:
     """What it means to split weights over sites: every pass waits for the WAN."""
     over_wan = way.forward.plus(way.backward).times(way.micro_batches).sizes[-1]
-    return (f"each of {2 * way.micro_batches} passes of a step waits for the WAN, which {size(over_wan)} cross: "
-            "split weights inside a site only, by PARALLEL=hsdp") if over_wan else ""
+    return (
+        (
+            f"each of {2 * way.micro_batches} passes of a step waits for the WAN, which {size(over_wan)} cross: "
+            "split weights inside a site only, by PARALLEL=hsdp"
+        )
+        if over_wan
+        else ""
+    )

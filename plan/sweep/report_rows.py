@@ -61,8 +61,11 @@ class Sweep:
     within_hours: float | None = None
 
     def as_json(self) -> dict[str, Any]:
-        return {"schema": 1, **dataclasses.asdict(self),
-                "rows": [dataclasses.asdict(row) | {"fits": row.fits} for row in self.rows]}
+        return {
+            "schema": 1,
+            **dataclasses.asdict(self),
+            "rows": [dataclasses.asdict(row) | {"fits": row.fits} for row in self.rows],
+        }
 
 
 def text(swept: Sweep) -> str:
@@ -83,31 +86,60 @@ def text(swept: Sweep) -> str:
 
 def of_a_depth(row: Row, swept: Sweep) -> dict[str, str]:
     size = row.parameters
-    within = {} if swept.within_hours is None else {
-        f"in {number_formats.hours(swept.within_hours)}: tokens": count(row.tokens_within or 0),
-        "each": number((row.tokens_within or 0) / size),
-        "loss ": loss(row.loss_within)}
-    return {"model": row.label, "size": count(size), "tokens": count(row.tokens), "MFU": percent(row.mfu_percent),
-            "hours": number(row.hours), "GPU-h": number(row.gpu_hours), "loss": loss(row.loss), **within,
-            "GiB": f"{row.memory_bytes / GIB:.1f}", "fits": fits(row)}
+    within = (
+        {}
+        if swept.within_hours is None
+        else {
+            f"in {number_formats.hours(swept.within_hours)}: tokens": count(row.tokens_within or 0),
+            "each": number((row.tokens_within or 0) / size),
+            "loss ": loss(row.loss_within),
+        }
+    )
+    return {
+        "model": row.label,
+        "size": count(size),
+        "tokens": count(row.tokens),
+        "MFU": percent(row.mfu_percent),
+        "hours": number(row.hours),
+        "GPU-h": number(row.gpu_hours),
+        "loss": loss(row.loss),
+        **within,
+        "GiB": f"{row.memory_bytes / GIB:.1f}",
+        "fits": fits(row),
+    }
 
 
 def of_a_micro_batch(row: Row, swept: Sweep) -> dict[str, str]:
-    return {"MICRO_BATCH_SIZE": str(row.micro_batch_size), "ACTIVATION_CHECKPOINTING": row.activation_checkpointing,
-            "MFU": percent(row.mfu_percent), "hours": number(row.hours), "GPU-hours": number(row.gpu_hours),
-            "GiB": f"{row.memory_bytes / GIB:.1f}", "fits": "yes" if row.fits else "no"}
+    return {
+        "MICRO_BATCH_SIZE": str(row.micro_batch_size),
+        "ACTIVATION_CHECKPOINTING": row.activation_checkpointing,
+        "MFU": percent(row.mfu_percent),
+        "hours": number(row.hours),
+        "GPU-hours": number(row.gpu_hours),
+        "GiB": f"{row.memory_bytes / GIB:.1f}",
+        "fits": "yes" if row.fits else "no",
+    }
 
 
 def of_gpus(row: Row, swept: Sweep) -> dict[str, str]:
-    return {"GPUs": str(row.gpus), "nodes": str(row.nodes), "sites": str(row.sites), "PARALLEL": row.parallel,
-            "tokens/s": "n/a" if row.tokens_per_s is None else f"{row.tokens_per_s:,.0f}",
-            "waiting": "n/a" if row.waiting is None else f"{100 * row.waiting:.0f}%", "hours": number(row.hours),
-            "GPU-hours": number(row.gpu_hours), "GiB": f"{row.memory_bytes / GIB:.1f}", "fits": fits(row)}
+    return {
+        "GPUs": str(row.gpus),
+        "nodes": str(row.nodes),
+        "sites": str(row.sites),
+        "PARALLEL": row.parallel,
+        "tokens/s": "n/a" if row.tokens_per_s is None else f"{row.tokens_per_s:,.0f}",
+        "waiting": "n/a" if row.waiting is None else f"{100 * row.waiting:.0f}%",
+        "hours": number(row.hours),
+        "GPU-hours": number(row.gpu_hours),
+        "GiB": f"{row.memory_bytes / GIB:.1f}",
+        "fits": fits(row),
+    }
 
 
 # ---------------------------------------------------------------------------------------------------
 # Numbers in words
 # ---------------------------------------------------------------------------------------------------
+
 
 def fits(row: Row) -> str:
     if row.fits:

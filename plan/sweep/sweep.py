@@ -12,21 +12,30 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-from plan.sweep import advice
-from plan.run_so_far import begun
-from plan.choices import FILLED_IN, Choice, card_of_fleet, choice, in_files, together, was_filled_in, with_cards
+from hardware.model_size import parameters
 from plan.checks import RECOMPUTE, as_split, capacity_bytes, memory_of, on_the_same
+from plan.choices import (
+    FILLED_IN,
+    Choice,
+    card_of_fleet,
+    choice,
+    in_files,
+    together,
+    was_filled_in,
+    with_cards,
+)
 from plan.fleet import Fleet
 from plan.hours import pace_of, steps_within, time_of
 from plan.limits import bf16
 from plan.measured import Probe
-from plan.sweep.report_rows import Row, Sweep
+from plan.run_so_far import begun
 from plan.scaling import loss_of, rule_tokens
 from plan.speed import SHAPE
+from plan.sweep import advice
+from plan.sweep.report_rows import Row, Sweep
 from settings.config import Config
-from settings.rules import batch_problem
 from settings.declare import ROOT, SettingsError, declared_fields
-from hardware.model_size import parameters
+from settings.rules import batch_problem
 
 DEPTHS = (12, 14, 16, 18, 20, 24, 28, 32)
 WIDTH_OF_DEPTH, HEAD = 64, 128
@@ -47,13 +56,28 @@ def row_of(found: Choice, label: str, probe: Probe | None, done: int = 0, **said
     fleet, less = found.fleet, smaller(found)
     c = less.c if less else found.c
     pace = pace_of(c, fleet, probe)
-    time, need, held = time_of(c, pace.fast, pace.wait_s, done), memory_of(found.c, fleet).total, capacity_bytes(fleet)
+    time, need, held = (
+        time_of(c, pace.fast, pace.wait_s, done),
+        memory_of(found.c, fleet).total,
+        capacity_bytes(fleet),
+    )
     tokens, size = c.last_step * c.batch_tokens, parameters(c).total
-    return Row(label, found.typed, size, tokens, loss_of(c), pace.fast.mfu_percent,
-               pace.tokens_per_s, time.total if time else None,
-               time.total * fleet.processes if time and not fleet.on_cpu else None,
-               time.waiting / time.total if time and time.total else None, need, held,
-               "" if need <= held else less.typed if less else None, **said)
+    return Row(
+        label,
+        found.typed,
+        size,
+        tokens,
+        loss_of(c),
+        pace.fast.mfu_percent,
+        pace.tokens_per_s,
+        time.total if time else None,
+        time.total * fleet.processes if time and not fleet.on_cpu else None,
+        time.waiting / time.total if time and time.total else None,
+        need,
+        held,
+        "" if need <= held else less.typed if less else None,
+        **said,
+    )
 
 
 def smaller(found: Choice) -> Choice | None:
@@ -69,6 +93,7 @@ def smaller(found: Choice) -> Choice | None:
 # Depths
 # ---------------------------------------------------------------------------------------------------
 
+
 @dataclasses.dataclass(frozen=True)
 class Depths:
     """c and its devices, and the presets beside its own."""
@@ -81,16 +106,22 @@ class Depths:
         """So many steps of a model: of the preset that has it, if there is one, with all that c has beside its own
         preset; else of c with another model."""
         c = self.c
-        length: dict[str, Any] = {"max_steps": steps} if c.max_steps else {"train_tokens": steps * c.batch_tokens}
+        length: dict[str, Any] = (
+            {"max_steps": steps} if c.max_steps else {"train_tokens": steps * c.batch_tokens}
+        )
         if same_model(c, model):
             return choice(c, self.fleet, **(length if steps != c.last_step else {}))
         if preset := next((preset for preset in self.presets if same_model(preset, model)), None):
             found = choice(preset, self.fleet, **beside_the_preset(c, preset), **length)
-            return found and dataclasses.replace(found, typed=f"PRESET={preset.preset} {found.typed}".strip())
+            return found and dataclasses.replace(
+                found, typed=f"PRESET={preset.preset} {found.typed}".strip()
+            )
         named = in_files(c)
         shape = {name: getattr(model, name) for name in ("n_layer", "n_head", "n_embd")} | {
-            name: getattr(model, name) for name in ("n_kv_head", "mlp_dim")
-            if name.upper() in named or not was_filled_in(c, name)}
+            name: getattr(model, name)
+            for name in ("n_kv_head", "mlp_dim")
+            if name.upper() in named or not was_filled_in(c, name)
+        }
         return choice(c, self.fleet, **shape, **length)
 
 
@@ -104,22 +135,29 @@ def of_depths(c: Config, fleet: Fleet, probe: Probe | None) -> Sweep:
     runs = Depths(c, fleet, other_presets(c))
     models = {f"d{depth}": of_depth(c, depth) for depth in DEPTHS}
     own = next((label for label, model in models.items() if same_model(c, model)), "as set")
-    rows = [read_in_time(runs, Choice(c, fleet, ""), as_set, probe, within)] if own == "as set" else []
+    rows = (
+        [read_in_time(runs, Choice(c, fleet, ""), as_set, probe, within)] if own == "as set" else []
+    )
     for label, model in models.items():
         steps = round(rule_tokens(parameters(model).total) / c.batch_tokens)
         if found := runs.of(model, max(steps, 1)):
             rows.append(read_in_time(runs, found, row_of(found, label, probe), probe, within))
-    return advice.on_depths(c, fleet, rows, next(row for row in rows if row.label == own), within, steps_made(c))
+    return advice.on_depths(
+        c, fleet, rows, next(row for row in rows if row.label == own), within, steps_made(c)
+    )
 
 
 def of_depth(c: Config, depth: int) -> Config:
     """c with the model of that depth: no grouped heads, and an MLP of 8/3 of the width."""
     width = depth * WIDTH_OF_DEPTH
-    return dataclasses.replace(c, n_layer=depth, n_embd=width, n_head=width // HEAD, n_kv_head=None,
-                               mlp_dim=None).derived()
+    return dataclasses.replace(
+        c, n_layer=depth, n_embd=width, n_head=width // HEAD, n_kv_head=None, mlp_dim=None
+    ).derived()
 
 
-def read_in_time(runs: Depths, model: Choice, row: Row, probe: Probe | None, within: float | None) -> Row:
+def read_in_time(
+    runs: Depths, model: Choice, row: Row, probe: Probe | None, within: float | None
+) -> Row:
     """The row with what its model reads in so many hours, at the pace of what memory holds."""
     less = smaller(model)
     c = less.c if less else model.c
@@ -128,8 +166,9 @@ def read_in_time(runs: Depths, model: Choice, row: Row, probe: Probe | None, wit
     if not steps or (found := runs.of(model.c, steps)) is None:
         return row
     read = found.c.last_step * found.c.batch_tokens
-    return dataclasses.replace(row, tokens_within=read, loss_within=loss_of(found.c),
-                               typed_within=found.typed)
+    return dataclasses.replace(
+        row, tokens_within=read, loss_within=loss_of(found.c), typed_within=found.typed
+    )
 
 
 def same_model(a: Config, b: Config) -> bool:
@@ -143,7 +182,11 @@ def other_presets(c: Config) -> list[Config]:
 
 
 def loaded(preset: str, c: Config) -> Config | None:
-    files = {"ENV_FILE": c.env_file} if c.env_file != declared_fields(Config)["ENV_FILE"].default else {}
+    files = (
+        {"ENV_FILE": c.env_file}
+        if c.env_file != declared_fields(Config)["ENV_FILE"].default
+        else {}
+    )
     try:
         return Config.load({"PRESET": preset, "MASTER_ADDR": "planned"} | files)
     except SettingsError:
@@ -154,15 +197,30 @@ def beside_the_preset(c: Config, preset: Config) -> dict[str, Any]:
     """What c has from neither its preset nor its env file, and its devices; but not the model and its length, and no
     secret, since it is printed."""
     own = loaded(c.preset, c)
-    other = {field.name for field in dataclasses.fields(c) if not field.metadata["declared"].secret} - {
-        *SHAPE, *FILLED_IN, "master_addr", "train_tokens", "max_steps", "target_hours", "sweep", "json"}
-    changed = {name: getattr(c, name) for name in sorted(other) if own and getattr(c, name) != getattr(own, name)}
+    other = {
+        field.name for field in dataclasses.fields(c) if not field.metadata["declared"].secret
+    } - {
+        *SHAPE,
+        *FILLED_IN,
+        "master_addr",
+        "train_tokens",
+        "max_steps",
+        "target_hours",
+        "sweep",
+        "json",
+    }
+    changed = {
+        name: getattr(c, name)
+        for name in sorted(other)
+        if own and getattr(c, name) != getattr(own, name)
+    }
     return {"cards": c.cards} | changed if c.cards != preset.cards else changed
 
 
 # ---------------------------------------------------------------------------------------------------
 # Micro-batches, cards
 # ---------------------------------------------------------------------------------------------------
+
 
 def steps_made(c: Config) -> int:
     """By the run of this name; 0 where it is at its end, since nothing is left of it to compare."""
@@ -175,36 +233,69 @@ def of_micro_batches(c: Config, fleet: Fleet, probe: Probe | None) -> Sweep:
     done = steps_made(c)
     most = c.batch_windows // fleet.processes
     sizes = sorted({2**n for n in range(most.bit_length())} | {c.micro_batch(fleet.processes)})
-    rows = [row_of(found, f"{size} {how}", probe, done, micro_batch_size=size, activation_checkpointing=how)
-            for how in RECOMPUTE for size in sizes
-            if (found := choice(c, fleet, micro_batch_size=size, activation_checkpointing=how))]
+    rows = [
+        row_of(
+            found, f"{size} {how}", probe, done, micro_batch_size=size, activation_checkpointing=how
+        )
+        for how in RECOMPUTE
+        for size in sizes
+        if (found := choice(c, fleet, micro_batch_size=size, activation_checkpointing=how))
+    ]
     if not rows:
-        raise SettingsError([f"SWEEP=micro-batch: BATCH_TOKENS={c.batch_tokens} cannot be split evenly over "
-                             f"{fleet.processes} processes; for example BATCH_TOKENS={fleet.processes * c.seq_len}"])
+        raise SettingsError(
+            [
+                f"SWEEP=micro-batch: BATCH_TOKENS={c.batch_tokens} cannot be split evenly over "
+                f"{fleet.processes} processes; for example BATCH_TOKENS={fleet.processes * c.seq_len}"
+            ]
+        )
     return advice.on_micro_batches(c, fleet, rows, done)
 
 
 def of_gpus(c: Config, fleet: Fleet, probe: Probe | None) -> Sweep:
     if fleet.on_cpu:
-        raise SettingsError(["SWEEP=gpus compares numbers of a card, and the plan is for CPUs; say which card, for "
-                             "example CARDS=8xa100-80gb-sxm"])
-    numbers = sorted({2**n for n in range(20) if 2**n <= min(MOST_CARDS, c.batch_windows)} | {fleet.processes})
+        raise SettingsError(
+            [
+                "SWEEP=gpus compares numbers of a card, and the plan is for CPUs; say which card, for "
+                "example CARDS=8xa100-80gb-sxm"
+            ]
+        )
+    numbers = sorted(
+        {2**n for n in range(20) if 2**n <= min(MOST_CARDS, c.batch_windows)} | {fleet.processes}
+    )
     fleets = [fleet, *([together(fleet)] if fleet.nodes > 1 else [])]
     done = steps_made(c)
-    rows = [row_of(found, name_of(found), probe, done, gpus=found.fleet.processes, nodes=found.fleet.nodes,
-                   sites=found.fleet.sites, parallel=found.c.parallel)
-            for spread_so in fleets for found in spread(c, spread_so, numbers)]
+    rows = [
+        row_of(
+            found,
+            name_of(found),
+            probe,
+            done,
+            gpus=found.fleet.processes,
+            nodes=found.fleet.nodes,
+            sites=found.fleet.sites,
+            parallel=found.c.parallel,
+        )
+        for spread_so in fleets
+        for found in spread(c, spread_so, numbers)
+    ]
     rows = list({row.label: row for row in rows}.values())
     if not rows:
-        raise SettingsError([f"SWEEP=gpus: BATCH_TOKENS={c.batch_tokens} cannot be split evenly over any number of "
-                             "cards; for example MICRO_BATCH_SIZE=1"])
+        raise SettingsError(
+            [
+                f"SWEEP=gpus: BATCH_TOKENS={c.batch_tokens} cannot be split evenly over any number of "
+                "cards; for example MICRO_BATCH_SIZE=1"
+            ]
+        )
     return advice.on_gpus(c, fleet, rows, card_of_fleet(fleet).key, done)
 
 
 def name_of(found: Choice) -> str:
-    where = f" on {found.fleet.nodes} nodes" * (found.fleet.nodes > 1) + f" at {found.fleet.sites} sites" * (
-        found.fleet.sites > 1)
-    return f"{found.fleet.processes} GPU{'s' * (found.fleet.processes > 1)}{where}, {found.c.parallel}"
+    where = f" on {found.fleet.nodes} nodes" * (
+        found.fleet.nodes > 1
+    ) + f" at {found.fleet.sites} sites" * (found.fleet.sites > 1)
+    return (
+        f"{found.fleet.processes} GPU{'s' * (found.fleet.processes > 1)}{where}, {found.c.parallel}"
+    )
 
 
 def spread(c: Config, fleet: Fleet, numbers: list[int]) -> Iterator[Choice]:

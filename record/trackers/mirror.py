@@ -17,12 +17,12 @@ import threading
 import time
 from collections.abc import Callable
 
-from settings.config import Config
 from record.run_paths import RunPaths
+from settings.config import Config
 from settings.declare import ROOT, SettingsError
 from settings.wandb_env import environment, has_key
 
-DONE_S = 15.0    # how long the end of a run waits for the last upload
+DONE_S = 15.0  # how long the end of a run waits for the last upload
 STOPPED_S = 3.0  # the same after a signal: whoever sent it may kill soon
 
 
@@ -42,20 +42,37 @@ class Mirror:
         self.listener.start()
 
     @classmethod
-    def start(cls, c: Config, paths: RunPaths, say: Callable[[str], None], alone: bool = False) -> "Mirror | None":
+    def start(
+        cls, c: Config, paths: RunPaths, say: Callable[[str], None], alone: bool = False
+    ) -> "Mirror | None":
         """Start the process; what it has to say is said, by a thread that sleeps otherwise. alone: nobody trains now,
         whose end it could hold up."""
         if mode_of(c) == "disabled":
             return None
-        values = {"WANDB_MODE": mode_of(c), "WANDB_PROJECT": c.wandb_project, "WANDB_ENTITY": c.wandb_entity,
-                  "WANDB_API_KEY": c.wandb_api_key}  # the key goes by environment: command lines are seen by all
+        values = {
+            "WANDB_MODE": mode_of(c),
+            "WANDB_PROJECT": c.wandb_project,
+            "WANDB_ENTITY": c.wandb_entity,
+            "WANDB_API_KEY": c.wandb_api_key,
+        }  # the key goes by environment: command lines are seen by all
         try:
             paths.wandb_log.parent.mkdir(exist_ok=True)
             with open(paths.wandb_log, "ab") as log:
                 process = subprocess.Popen(
-                    [sys.executable, "-m", "record.trackers.wandb_mirror", *(["alone"] if alone else [])], cwd=ROOT, bufsize=0,
-                    env=environment(values), start_new_session=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                    stderr=log)
+                    [
+                        sys.executable,
+                        "-m",
+                        "record.trackers.wandb_mirror",
+                        *(["alone"] if alone else []),
+                    ],
+                    cwd=ROOT,
+                    bufsize=0,
+                    env=environment(values),
+                    start_new_session=True,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                )
         except OSError as error:
             say(f"W&B: the mirror cannot be started ({error}); the run goes on without it")
             return None
@@ -82,7 +99,9 @@ class Mirror:
         began = time.monotonic()
         while self.process.poll() is None:
             if time.monotonic() - began > (STOPPED_S if hurried() else DONE_S):
-                self.say(f"W&B: not finished; process {self.process.pid} goes on with it, this one does not wait")
+                self.say(
+                    f"W&B: not finished; process {self.process.pid} goes on with it, this one does not wait"
+                )
                 return
             time.sleep(0.05)
         self.listener.join(timeout=1)
@@ -102,10 +121,14 @@ def main() -> int:
         return 64
     paths = RunPaths.of_node(c, ROOT)
     if mode_of(c) == "disabled":
-        sys.stderr.write("W&B is disabled: set WANDB_API_KEY in the environment or ENV_FILE, or WANDB_MODE=offline\n")
+        sys.stderr.write(
+            "W&B is disabled: set WANDB_API_KEY in the environment or ENV_FILE, or WANDB_MODE=offline\n"
+        )
         return 64
     if not paths.metrics.exists():
-        sys.stderr.write(f"there is no run {c.run_name} in {paths.folder.parent}; make runs lists them\n")
+        sys.stderr.write(
+            f"there is no run {c.run_name} in {paths.folder.parent}; make runs lists them\n"
+        )
         return 78
     mirror = Mirror.start(c, paths, write, alone=True)
     if not mirror:

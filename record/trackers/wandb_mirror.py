@@ -26,29 +26,47 @@ from types import ModuleType
 from typing import Any
 
 from record import reader
-from settings.config import Config
 from record.run_paths import RunPaths
-from settings.declare import ROOT, shown
 from record.status import sync_command
+from settings.config import Config
+from settings.declare import ROOT, shown
 from settings.wandb_env import visible_gpus
 
-STEP_KEYS = {"loss": "train/loss", "lr": "train/lr", "grad_norm": "train/grad_norm", "step_ms": "perf/step_ms",
-             "tokens_per_s": "perf/tokens_per_s", "mfu": "perf/mfu"}
-EVAL_KEYS = {"val_loss": "val/loss", "val_bpb": "val/bpb", "val_ppl": "val/perplexity", "core": "core/core",
-             "core_partial": "core/partial", "core_margin": "core/margin", "core_tasks": "core/tasks"}
-EVAL_MAPS = {"val_loss_by_source": "val/loss/", "val_bpb_by_source": "val/bpb/", "core_centred": "core/"}
+STEP_KEYS = {
+    "loss": "train/loss",
+    "lr": "train/lr",
+    "grad_norm": "train/grad_norm",
+    "step_ms": "perf/step_ms",
+    "tokens_per_s": "perf/tokens_per_s",
+    "mfu": "perf/mfu",
+}
+EVAL_KEYS = {
+    "val_loss": "val/loss",
+    "val_bpb": "val/bpb",
+    "val_ppl": "val/perplexity",
+    "core": "core/core",
+    "core_partial": "core/partial",
+    "core_margin": "core/margin",
+    "core_tasks": "core/tasks",
+}
+EVAL_MAPS = {
+    "val_loss_by_source": "val/loss/",
+    "val_bpb_by_source": "val/bpb/",
+    "core_centred": "core/",
+}
 
-POLL_S = 1.0         # between two looks at the record, and at the GPUs
+POLL_S = 1.0  # between two looks at the record, and at the GPUs
 PAUSES_S = (5, 300)  # after the first try that fails and, doubled from there, at most
-INIT_S = 60          # for one try
-REACH_S = 10         # until W&B counts as out of reach: it is said then, and a run that ends does not wait for it
-UPLOAD_S = 600       # for the rest of the upload, once the trainer is gone
-BEHIND_S = 1         # at most between a row and its place in W&B's own file
+INIT_S = 60  # for one try
+REACH_S = 10  # until W&B counts as out of reach: it is said then, and a run that ends does not wait for it
+UPLOAD_S = 600  # for the rest of the upload, once the trainer is gone
+BEHIND_S = 1  # at most between a row and its place in W&B's own file
 
 
 # ---------------------------------------------------------------------------------------------------
 # From the record to rows
 # ---------------------------------------------------------------------------------------------------
+
 
 class Tail:
     """The complete lines that have been added to a file."""
@@ -79,9 +97,18 @@ class Rows:
     """Puts the records of one step together. `after` is the last step that W&B has."""
 
     def __init__(self, c: Config, after: int):
-        self.every, self.eval_every, self.last_step, self.after = c.log_every, c.eval_every, c.last_step, after
-        self.step, self.values, self.time = 0, dict[str, float](), 0.0  # the row that may still grow
-        self.first = False       # whether the next step is the first of an attempt
+        self.every, self.eval_every, self.last_step, self.after = (
+            c.log_every,
+            c.eval_every,
+            c.last_step,
+            after,
+        )
+        self.step, self.values, self.time = (
+            0,
+            dict[str, float](),
+            0.0,
+        )  # the row that may still grow
+        self.first = False  # whether the next step is the first of an attempt
         self.outcome = "killed"  # or what the record gave as the reason of its end
 
     def feed(self, entry: Mapping[str, Any]) -> Iterator[tuple[int, float, dict[str, float]]]:
@@ -105,7 +132,9 @@ class Rows:
                     self.values |= numbers(of_each, {name: prefix + name for name in of_each})
             elif step % self.every == 0 or self.first or step == self.last_step:
                 self.values |= numbers(entry, STEP_KEYS)
-                if (loss := entry.get("loss")) is not None and loss < 700:  # exp() has no greater ones
+                if (
+                    loss := entry.get("loss")
+                ) is not None and loss < 700:  # exp() has no greater ones
                     self.values["train/perplexity"] = math.exp(loss)
             self.first = self.first and event == "eval"
 
@@ -132,12 +161,15 @@ def numbers(entry: Mapping[str, Any], keys: Mapping[str, str]) -> dict[str, floa
 # GPUs
 # ---------------------------------------------------------------------------------------------------
 
+
 class Gpus:
     """Utilisation and power of the GPUs that this run may use, from the driver. Has none where there is no NVML."""
 
     def __init__(self, count: int | None):
         self.handles: list[Any] = []
-        self.samples: list[tuple[float, float, float]] = []  # (time, per cent, watts), means over the GPUs
+        self.samples: list[
+            tuple[float, float, float]
+        ] = []  # (time, per cent, watts), means over the GPUs
         try:
             import pynvml
         except ImportError:
@@ -148,8 +180,11 @@ class Gpus:
             names = visible_gpus()
             for name in range(pynvml.nvmlDeviceGetCount()) if names is None else names:
                 by_index = str(name).isdecimal()
-                self.handles.append(pynvml.nvmlDeviceGetHandleByIndex(int(name)) if by_index
-                                    else pynvml.nvmlDeviceGetHandleByUUID(name))
+                self.handles.append(
+                    pynvml.nvmlDeviceGetHandleByIndex(int(name))
+                    if by_index
+                    else pynvml.nvmlDeviceGetHandleByUUID(name)
+                )
         except pynvml.NVMLError:  # also: no driver
             self.handles = []
         self.handles = self.handles[:count]
@@ -167,15 +202,19 @@ class Gpus:
     def until(self, moment: float) -> dict[str, float]:
         """Means over the samples since the last call up to a row's moment; {} where nothing was sampled."""
         taken = [sample for sample in self.samples if sample[0] <= moment]
-        self.samples = self.samples[len(taken):][-3600:]
+        self.samples = self.samples[len(taken) :][-3600:]
         if not taken:
             return {}
-        return {"gpu/util": sum(s[1] for s in taken) / len(taken), "gpu/power_w": sum(s[2] for s in taken) / len(taken)}
+        return {
+            "gpu/util": sum(s[1] for s in taken) / len(taken),
+            "gpu/power_w": sum(s[2] for s in taken) / len(taken),
+        }
 
 
 # ---------------------------------------------------------------------------------------------------
 # The process
 # ---------------------------------------------------------------------------------------------------
+
 
 class Sidecar:
     """Mirrors one run; `orders` and `voice` are file descriptors of the trainer's pipes.
@@ -186,10 +225,10 @@ class Sidecar:
     def __init__(self, c: Config, orders: int, voice: int, reach_s: float = REACH_S):
         self.config, self.orders, self.voice, self.reach_s = c, orders, voice, reach_s
         self.paths = RunPaths.of_node(c, ROOT)
-        self.gone = threading.Event()     # the trainer is
+        self.gone = threading.Event()  # the trainer is
         self.reached = threading.Event()  # W&B is
         self.obstacle = "was not reached"
-        self.trying = threading.Event()   # the package is loaded, which takes a busy machine long
+        self.trying = threading.Event()  # the package is loaded, which takes a busy machine long
         self.began = time.monotonic()
         self.said: set[str] = set()
         threading.Thread(target=self.watch, daemon=True).start()
@@ -243,8 +282,10 @@ class Sidecar:
             try:
                 import wandb
             except ImportError as error:
-                self.say(f"the package wandb cannot be imported ({error}); make setup installs it. "
-                         "The run goes on without")
+                self.say(
+                    f"the package wandb cannot be imported ({error}); make setup installs it. "
+                    "The run goes on without"
+                )
                 return 1
             self.trying.set()
             return self.mirror(self.connect(wandb))
@@ -273,22 +314,46 @@ class Sidecar:
         c = self.config
         online = c.wandb_mode == "online"
         settings = wandb.Settings(
-            root_dir=str(self.paths.folder), use_dot_wandb=False, symlink=False, console="off", show_info=False,
-            show_colors=False, init_timeout=INIT_S, x_transaction_log_flush_interval=BEHIND_S,
-            disable_code=True, disable_git=True, save_code=False, disable_job_creation=True, program="",
-            x_disable_stats=True, x_disable_meta=True, x_disable_machine_info=True, x_save_requirements=False)
+            root_dir=str(self.paths.folder),
+            use_dot_wandb=False,
+            symlink=False,
+            console="off",
+            show_info=False,
+            show_colors=False,
+            init_timeout=INIT_S,
+            x_transaction_log_flush_interval=BEHIND_S,
+            disable_code=True,
+            disable_git=True,
+            save_code=False,
+            disable_job_creation=True,
+            program="",
+            x_disable_stats=True,
+            x_disable_meta=True,
+            x_disable_machine_info=True,
+            x_save_requirements=False,
+        )
         pause, most = PAUSES_S
         while True:
             try:
-                run = wandb.init(project=c.wandb_project, entity=c.wandb_entity or None, id=self.state["id"],
-                                 name=c.run_name, resume="allow" if online else None, mode=c.wandb_mode,
-                                 config=c.stored(), allow_val_change=True, settings=settings)
+                run = wandb.init(
+                    project=c.wandb_project,
+                    entity=c.wandb_entity or None,
+                    id=self.state["id"],
+                    name=c.run_name,
+                    resume="allow" if online else None,
+                    mode=c.wandb_mode,
+                    config=c.stored(),
+                    allow_val_change=True,
+                    settings=settings,
+                )
                 break
             except (wandb.errors.Error, OSError) as error:
                 if isinstance(error, wandb.errors.AuthenticationError):
                     self.give_up(f"WANDB_API_KEY is no key ({error})")
                 doubt = "; is WANDB_API_KEY right?" if "401" in str(error) else ""
-                self.say(f"cannot be reached ({error}){doubt} Trying again now and then; the run goes on")
+                self.say(
+                    f"cannot be reached ({error}){doubt} Trying again now and then; the run goes on"
+                )
             if self.gone.wait(pause):
                 self.give_up(self.obstacle)
             pause = min(2 * pause, most)
@@ -297,19 +362,27 @@ class Sidecar:
             self.write_state(url=run.url, step=run.starting_step - 1 if run.starting_step else 0)
             self.say(str(run.url))
         else:
-            self.say(f"offline, in {shown(self.paths.wandb)}; to upload it: {sync_command(self.paths)}")
+            self.say(
+                f"offline, in {shown(self.paths.wandb)}; to upload it: {sync_command(self.paths)}"
+            )
         return run
 
     def mirror(self, run: Any) -> int:
         """Follow the record until the trainer is gone and all is read."""
-        rows, tail, gpus = Rows(self.config, self.state["step"]), Tail(self.paths.metrics), Gpus(self.config.nproc)
+        rows, tail, gpus = (
+            Rows(self.config, self.state["step"]),
+            Tail(self.paths.metrics),
+            Gpus(self.config.nproc),
+        )
 
         def log(complete: Iterator[tuple[int, float, dict[str, float]]]) -> None:
             for step, moment, values in complete:
                 run.log(values | gpus.until(moment) | {"_timestamp": moment}, step=step)
 
         while True:
-            last = self.gone.is_set()  # asked before reading: all that the trainer wrote is then there
+            last = (
+                self.gone.is_set()
+            )  # asked before reading: all that the trainer wrote is then there
             gpus.sample()
             before = rows.after
             for entry in tail.records():
@@ -335,12 +408,18 @@ def main() -> int:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
     # alone: no end of a run waits for it, and there is time for a whole try
-    sidecar = Sidecar(Config.load(), orders, voice, INIT_S if sys.argv[1:] == ["alone"] else REACH_S)
+    sidecar = Sidecar(
+        Config.load(), orders, voice, INIT_S if sys.argv[1:] == ["alone"] else REACH_S
+    )
     try:
         return sidecar.run()
-    except Exception as error:  # W&B's own process may die, its disk be full: what is left is to say so
+    except (
+        Exception
+    ) as error:  # W&B's own process may die, its disk be full: what is left is to say so
         traceback.print_exc()
-        sidecar.give_up(f"failed ({type(error).__name__} {error}), see {shown(sidecar.paths.wandb_log)}")
+        sidecar.give_up(
+            f"failed ({type(error).__name__} {error}), see {shown(sidecar.paths.wandb_log)}"
+        )
         return 1
 
 

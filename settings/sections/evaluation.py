@@ -2,8 +2,8 @@
 
 import dataclasses
 
-from settings.sections.pipeline import OfPipeline
 from settings.declare import TRACKED, setting
+from settings.sections.pipeline import OfPipeline
 
 
 @dataclasses.dataclass(frozen=True)
@@ -11,24 +11,61 @@ class OfEvaluation(OfPipeline):
     """What is measured of a model, when, and by how much text."""
 
     # ---- Evaluation
-    eval_every: int = setting(1000, help="validation loss after so many steps; 0: only at the end", unit="steps",
-                              minimum=0)
-    eval_tokens: int = setting(65536, help="of validation text while training, a fixed subset. The end of a run "
-                               "takes all, up to 20 times as much", unit="tokens", minimum=256, resume=TRACKED)
-    eval_minutes: float = setting(10, help="an evaluation that takes longer is given up, that of the end after 20 "
-                                  "times as long; the run goes on", unit="minutes", above=0)
-    core_every: int = setting(0, help="the CORE metric after so many steps and at the end, by EVAL_EXAMPLES of each "
-                              "task; 0: never while training. make eval has it at any time", unit="steps", minimum=0)
+    eval_every: int = setting(
+        1000,
+        help="validation loss after so many steps; 0: only at the end",
+        unit="steps",
+        minimum=0,
+    )
+    eval_tokens: int = setting(
+        65536,
+        help="of validation text while training, a fixed subset. The end of a run "
+        "takes all, up to 20 times as much",
+        unit="tokens",
+        minimum=256,
+        resume=TRACKED,
+    )
+    eval_minutes: float = setting(
+        10,
+        help="an evaluation that takes longer is given up, that of the end after 20 "
+        "times as long; the run goes on",
+        unit="minutes",
+        above=0,
+    )
+    core_every: int = setting(
+        0,
+        help="the CORE metric after so many steps and at the end, by EVAL_EXAMPLES of each "
+        "task; 0: never while training. make eval has it at any time",
+        unit="steps",
+        minimum=0,
+    )
     core_bundle: str = setting(
         "https://karpathy-public.s3.us-west-2.amazonaws.com/eval_bundle.zip@sha256:"
-        "90a7c19e28ee7a52b4f6e1f87658deb9fde7f63deba2379045bdb1fe9ea5d200", help="the tasks of CORE: a folder or a "
+        "90a7c19e28ee7a52b4f6e1f87658deb9fde7f63deba2379045bdb1fe9ea5d200",
+        help="the tasks of CORE: a folder or a "
         ".zip, or addresses of one with commas between, which are tried in turn, each with its hash behind it where "
-        "that is known; none leaves CORE out; docs/evaluation.md", pattern=r"https?://[^#,\s]+(@sha256:[0-9a-f]{64})?"
-        r"(,https?://[^#,\s]+(@sha256:[0-9a-f]{64})?)*|(?!https?:)/?[^\s/-][^\s]*", example="../eval_bundle")
-    eval_examples: int = setting(500, help="of each task of CORE at most, always the same ones; 0: all, as published "
-                                 "figures have them", minimum=0)
-    eval_micro_batch_size: int | None = setting(None, help="questions of CORE, or windows of held-out "
-                                                "conversations, in one forward pass of a process. "
-                                                "Default: MICRO_BATCH_SIZE", minimum=1, example="32")
-    sample_tokens: int = setting(160, help="length of the text sample at the end, 0: none; and of make sample",
-                                unit="tokens", minimum=0)
+        "that is known; none leaves CORE out; docs/evaluation.md",
+        pattern=r"https?://[^#,\s]+(@sha256:[0-9a-f]{64})?"
+        r"(,https?://[^#,\s]+(@sha256:[0-9a-f]{64})?)*|(?!https?:)/?[^\s/-][^\s]*",
+        example="../eval_bundle",
+    )
+    eval_examples: int = setting(
+        500,
+        help="of each task of CORE at most, always the same ones; 0: all, as published "
+        "figures have them",
+        minimum=0,
+    )
+    eval_micro_batch_size: int | None = setting(
+        None,
+        help="questions of CORE, or windows of held-out "
+        "conversations, in one forward pass of a process. "
+        "Default: MICRO_BATCH_SIZE",
+        minimum=1,
+        example="32",
+    )
+    sample_tokens: int = setting(
+        160,
+        help="length of the text sample at the end, 0: none; and of make sample",
+        unit="tokens",
+        minimum=0,
+    )

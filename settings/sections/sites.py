@@ -2,8 +2,8 @@
 
 import dataclasses
 
-from settings.sections.tools import Outside
 from settings.declare import TRACKED, setting
+from settings.sections.tools import Outside
 
 
 @dataclasses.dataclass(frozen=True)
@@ -11,33 +11,96 @@ class AtSites(Outside):
     """How sites stay together, and how they find each other."""
 
     # ---- Sites
-    sync: str = setting("ddp", help="how sites stay together: by gradients in every step, or by DiLoCo, which "
-                        "exchanges what SYNC_EVERY steps have changed; docs/four-sites.md", choices=("ddp", "diloco"),
-                        resume=TRACKED)
-    sites: int = setting(1, help="places over which the NODES are spread evenly, with a WAN in between", minimum=1,
-                         maximum=4096, resume=TRACKED)
-    lighthouse: str = setting("", help="where make lighthouse listens, which tells sites of each other",
-                              pattern=r"[A-Za-z0-9][A-Za-z0-9.-]*:[0-9]{4,5}", example="10.0.0.5:29510")
-    site_addr: str = setting("", help="name or address at which other sites reach this machine. Default: its host "
-                             "name", pattern=r"[A-Za-z0-9][A-Za-z0-9.:-]*", example="10.0.0.6")
-    sync_every: int = setting(30, help="steps from one exchange to the next (H); with SYNC_FRAGMENTS each has its turn "
-                              "in it", unit="steps", minimum=1, resume=TRACKED)
-    sync_fragments: int = setting(1, help="parts of the model that are exchanged in turn (streaming DiLoCo)", minimum=1,
-                                  resume=TRACKED)
-    sync_delay: int = setting(0, help="steps that go on while an exchange is under way", unit="steps", minimum=0,
-                              resume=TRACKED)
-    sync_alpha: float | None = setting(None, help="share of a site's own weights in the mean with those that such an "
-                                       "exchange brings. Default: 0.5 with SYNC_DELAY, else 0", minimum=0, maximum=0.99,
-                                       resume=TRACKED, example="0.5")
-    outer_learning_rate: float = setting(0.7, help="of the step that an exchange ends with (Nesterov; Douillard et al. "
-                                         "2023)", above=0, maximum=2, resume=TRACKED)
-    outer_momentum: float = setting(0.9, help="of that step", minimum=0, maximum=0.999, resume=TRACKED)
-    sync_dtype: str = setting("bfloat16", help="in which changes travel; they are added up in float32",
-                              choices=("bfloat16", "float32"), resume=TRACKED)
-    sync_streams: int = setting(16, help="connections between two sites, which together fill a long link", minimum=1,
-                                maximum=64)
-    min_sites: int = setting(1, help="sites that train on when others are away", minimum=1, maximum=4096)
-    site_wait_s: int = setting(120, help="an exchange waits so long for a site that is up and not there yet", minimum=1,
-                               unit="seconds")
-    sync_timeout_s: int = setting(1800, help="a site waits so long for the lighthouse and the others, and one that "
-                                  "comes back for their weights", unit="seconds", minimum=10)
+    sync: str = setting(
+        "ddp",
+        help="how sites stay together: by gradients in every step, or by DiLoCo, which "
+        "exchanges what SYNC_EVERY steps have changed; docs/four-sites.md",
+        choices=("ddp", "diloco"),
+        resume=TRACKED,
+    )
+    sites: int = setting(
+        1,
+        help="places over which the NODES are spread evenly, with a WAN in between",
+        minimum=1,
+        maximum=4096,
+        resume=TRACKED,
+    )
+    lighthouse: str = setting(
+        "",
+        help="where make lighthouse listens, which tells sites of each other",
+        pattern=r"[A-Za-z0-9][A-Za-z0-9.-]*:[0-9]{4,5}",
+        example="10.0.0.5:29510",
+    )
+    site_addr: str = setting(
+        "",
+        help="name or address at which other sites reach this machine. Default: its host name",
+        pattern=r"[A-Za-z0-9][A-Za-z0-9.:-]*",
+        example="10.0.0.6",
+    )
+    sync_every: int = setting(
+        30,
+        help="steps from one exchange to the next (H); with SYNC_FRAGMENTS each has its turn in it",
+        unit="steps",
+        minimum=1,
+        resume=TRACKED,
+    )
+    sync_fragments: int = setting(
+        1,
+        help="parts of the model that are exchanged in turn (streaming DiLoCo)",
+        minimum=1,
+        resume=TRACKED,
+    )
+    sync_delay: int = setting(
+        0,
+        help="steps that go on while an exchange is under way",
+        unit="steps",
+        minimum=0,
+        resume=TRACKED,
+    )
+    sync_alpha: float | None = setting(
+        None,
+        help="share of a site's own weights in the mean with those that such an "
+        "exchange brings. Default: 0.5 with SYNC_DELAY, else 0",
+        minimum=0,
+        maximum=0.99,
+        resume=TRACKED,
+        example="0.5",
+    )
+    outer_learning_rate: float = setting(
+        0.7,
+        help="of the step that an exchange ends with (Nesterov; Douillard et al. 2023)",
+        above=0,
+        maximum=2,
+        resume=TRACKED,
+    )
+    outer_momentum: float = setting(
+        0.9, help="of that step", minimum=0, maximum=0.999, resume=TRACKED
+    )
+    sync_dtype: str = setting(
+        "bfloat16",
+        help="in which changes travel; they are added up in float32",
+        choices=("bfloat16", "float32"),
+        resume=TRACKED,
+    )
+    sync_streams: int = setting(
+        16,
+        help="connections between two sites, which together fill a long link",
+        minimum=1,
+        maximum=64,
+    )
+    min_sites: int = setting(
+        1, help="sites that train on when others are away", minimum=1, maximum=4096
+    )
+    site_wait_s: int = setting(
+        120,
+        help="an exchange waits so long for a site that is up and not there yet",
+        minimum=1,
+        unit="seconds",
+    )
+    sync_timeout_s: int = setting(
+        1800,
+        help="a site waits so long for the lighthouse and the others, and one that "
+        "comes back for their weights",
+        unit="seconds",
+        minimum=10,
+    )

@@ -10,205 +10,508 @@ class Outside:
     """What a trainer on this machine does not need to know."""
 
     # ---- Image
-    image: str = setting("", help="where make push puts the image and pods find it: a repository, of which pods take "
-                         "what was pushed last; or with a tag or digest, which they take then",
-                         pattern=r"[a-z0-9][a-z0-9._/:-]*(:[A-Za-z0-9_][A-Za-z0-9._-]{0,127})?(@sha256:[0-9a-f]{64})?",
-                         example="registry.example.org/lab/pure-transformer")
-    image_builder: str = setting("auto", help="what make image builds with; auto takes the first that is installed",
-                                 choices=("auto", "buildx", "docker", "podman", "buildah"))
-    base_image: str = setting("", help="to build upon, with Python 3.11 or later on Debian. Default: that of "
-                              "docker/Dockerfile", example="localhost/base:bookworm")
-    flash_attn_wheel: str = setting("", help="address of a wheel of flash-attn for the image, with its hash behind it",
-                                    pattern=r"(https?|file)://[^#]+\.whl#sha256=[0-9a-f]{64}",
-                                    example="https://example.org/flash_attn-2.8.3-cp311-cp311-linux_x86_64.whl#sha256="
-                                    + 64 * "0")
+    image: str = setting(
+        "",
+        help="where make push puts the image and pods find it: a repository, of which pods take "
+        "what was pushed last; or with a tag or digest, which they take then",
+        pattern=r"[a-z0-9][a-z0-9._/:-]*(:[A-Za-z0-9_][A-Za-z0-9._-]{0,127})?(@sha256:[0-9a-f]{64})?",
+        example="registry.example.org/lab/pure-transformer",
+    )
+    image_builder: str = setting(
+        "auto",
+        help="what make image builds with; auto takes the first that is installed",
+        choices=("auto", "buildx", "docker", "podman", "buildah"),
+    )
+    base_image: str = setting(
+        "",
+        help="to build upon, with Python 3.11 or later on Debian. Default: that of "
+        "docker/Dockerfile",
+        example="localhost/base:bookworm",
+    )
+    flash_attn_wheel: str = setting(
+        "",
+        help="address of a wheel of flash-attn for the image, with its hash behind it",
+        pattern=r"(https?|file)://[^#]+\.whl#sha256=[0-9a-f]{64}",
+        example="https://example.org/flash_attn-2.8.3-cp311-cp311-linux_x86_64.whl#sha256="
+        + 64 * "0",
+    )
 
     # ---- Cluster
-    where: str = setting("auto", help="whose job status, logs, stop and the like are about, and where make data works; "
-                         "auto: the cluster's where RUN_NAME was sent there", choices=("auto", "local", "cluster"))
-    job_name: str = setting("pure-transformer-8xa100", help="the Kubernetes Job's name",
-                            pattern=r"[a-z]([-a-z0-9]{0,48}[a-z0-9])?", hint="a DNS label, with room for a suffix")
-    namespace: str = setting("", help="the Kubernetes namespace. Default: that of kubectl's context",
-                             pattern=r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", example="my-lab")
-    overlay: str = setting("auto", help="the manifests, of k8s/manifests/overlays; auto: cpu-smoke where DEVICE=cpu, diloco "
-                           "where SYNC=diloco, single-node where NODES=1, pinned-site where there is a SITE, else nrp",
-                           choices=("auto", "nrp", "diloco", "single-node", "pinned-site", "cpu-smoke"))
-    gpus_per_node: int | None = setting(None, help="GPUs of a pod; processes of one where DEVICE=cpu. Default: 2 in "
-                                        "the cluster", minimum=1, maximum=64, example="4")
-    gpu_products: str = setting("NVIDIA-A100-SXM4-80GB,NVIDIA-A100-80GB-PCIe", help="those that will do, with commas "
-                                "between; make sites lists what there is",
-                                pattern=r"[A-Za-z0-9][A-Za-z0-9._-]*(,[A-Za-z0-9][A-Za-z0-9._-]*)*")
-    gpu_resource: str = setting("nvidia.com/gpu", help="the name by which pods ask for them; some clusters give large "
-                                "GPUs one of their own, such as nvidia.com/a100", example="nvidia.com/a100",
-                                pattern=r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
-    site: str = setting("", help="the zone that all pods shall be in; make sites lists them. Default: any, the same "
-                        "one if there is room", example="ucsd",
-                        pattern=r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
-    storage_class: str = setting("", help="of the volume. Default: the cluster's", example="rook-cephfs",
-                                 pattern=r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
-    volume: str = setting("pure-transformer", help="the claim that holds runs and data; no target ever deletes it",
-                          pattern=r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+    where: str = setting(
+        "auto",
+        help="whose job status, logs, stop and the like are about, and where make data works; "
+        "auto: the cluster's where RUN_NAME was sent there",
+        choices=("auto", "local", "cluster"),
+    )
+    job_name: str = setting(
+        "pure-transformer-8xa100",
+        help="the Kubernetes Job's name",
+        pattern=r"[a-z]([-a-z0-9]{0,48}[a-z0-9])?",
+        hint="a DNS label, with room for a suffix",
+    )
+    namespace: str = setting(
+        "",
+        help="the Kubernetes namespace. Default: that of kubectl's context",
+        pattern=r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?",
+        example="my-lab",
+    )
+    overlay: str = setting(
+        "auto",
+        help="the manifests, of k8s/manifests/overlays; auto: cpu-smoke where DEVICE=cpu, diloco "
+        "where SYNC=diloco, single-node where NODES=1, pinned-site where there is a SITE, else nrp",
+        choices=("auto", "nrp", "diloco", "single-node", "pinned-site", "cpu-smoke"),
+    )
+    gpus_per_node: int | None = setting(
+        None,
+        help="GPUs of a pod; processes of one where DEVICE=cpu. Default: 2 in the cluster",
+        minimum=1,
+        maximum=64,
+        example="4",
+    )
+    gpu_products: str = setting(
+        "NVIDIA-A100-SXM4-80GB,NVIDIA-A100-80GB-PCIe",
+        help="those that will do, with commas between; make sites lists what there is",
+        pattern=r"[A-Za-z0-9][A-Za-z0-9._-]*(,[A-Za-z0-9][A-Za-z0-9._-]*)*",
+    )
+    gpu_resource: str = setting(
+        "nvidia.com/gpu",
+        help="the name by which pods ask for them; some clusters give large "
+        "GPUs one of their own, such as nvidia.com/a100",
+        example="nvidia.com/a100",
+        pattern=r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?",
+    )
+    site: str = setting(
+        "",
+        help="the zone that all pods shall be in; make sites lists them. Default: any, the same "
+        "one if there is room",
+        example="ucsd",
+        pattern=r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?",
+    )
+    storage_class: str = setting(
+        "",
+        help="of the volume. Default: the cluster's",
+        example="rook-cephfs",
+        pattern=r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?",
+    )
+    volume: str = setting(
+        "pure-transformer",
+        help="the claim that holds runs and data; no target ever deletes it",
+        pattern=r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?",
+    )
     volume_gb: int = setting(500, help="of that claim, when it is made", unit="GiB", minimum=1)
-    pod_cpus: int = setting(16, help="of a pod, asked for and allowed alike", unit="cores", minimum=1)
+    pod_cpus: int = setting(
+        16, help="of a pod, asked for and allowed alike", unit="cores", minimum=1
+    )
     pod_memory_gb: int = setting(96, help="of a pod, shared memory included", unit="GiB", minimum=2)
-    pod_disk_gb: int = setting(50, help="of a pod beside the volume: caches and temporary files", unit="GiB", minimum=2)
+    pod_disk_gb: int = setting(
+        50, help="of a pod beside the volume: caches and temporary files", unit="GiB", minimum=2
+    )
     shm_gb: int = setting(16, help="of that memory, for /dev/shm", unit="GiB", minimum=1)
-    tolerations: str = setting("", help="taints that pods tolerate, as KEY or KEY=VALUE, with commas between",
-                               pattern=r"[A-Za-z0-9][A-Za-z0-9./_-]*(=[A-Za-z0-9._-]+)?"
-                               r"(,[A-Za-z0-9][A-Za-z0-9./_-]*(=[A-Za-z0-9._-]+)?)*",
-                               example="nautilus.io/hardware=a100")
-    priority_class: str = setting("", help="of the pods. Default: the cluster's", example="opportunistic",
-                                  pattern=r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
-    secret_name: str = setting("pure-transformer-secrets", help="the Secret that keeps HF_TOKEN and WANDB_API_KEY",
-                               pattern=r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
-    image_pull_secret: str = setting("", help="a Secret of the namespace with which pods fetch the image",
-                                     pattern=r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", example="registry-login")
-    network: str = setting("auto", help="the settings of NCCL, of k8s/manifests/network: for nodes of one site, or of several; "
-                           "auto: site where there is a SITE or one node, else wan", choices=("auto", "site", "wan"))
-    peer_stop: str = setting("end", help="what a node does when another is told to stop: end as well, or wait for it "
-                             "to come back, as pods do", choices=("end", "wait"))
+    tolerations: str = setting(
+        "",
+        help="taints that pods tolerate, as KEY or KEY=VALUE, with commas between",
+        pattern=r"[A-Za-z0-9][A-Za-z0-9./_-]*(=[A-Za-z0-9._-]+)?"
+        r"(,[A-Za-z0-9][A-Za-z0-9./_-]*(=[A-Za-z0-9._-]+)?)*",
+        example="nautilus.io/hardware=a100",
+    )
+    priority_class: str = setting(
+        "",
+        help="of the pods. Default: the cluster's",
+        example="opportunistic",
+        pattern=r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?",
+    )
+    secret_name: str = setting(
+        "pure-transformer-secrets",
+        help="the Secret that keeps HF_TOKEN and WANDB_API_KEY",
+        pattern=r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?",
+    )
+    image_pull_secret: str = setting(
+        "",
+        help="a Secret of the namespace with which pods fetch the image",
+        pattern=r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?",
+        example="registry-login",
+    )
+    network: str = setting(
+        "auto",
+        help="the settings of NCCL, of k8s/manifests/network: for nodes of one site, or of several; "
+        "auto: site where there is a SITE or one node, else wan",
+        choices=("auto", "site", "wan"),
+    )
+    peer_stop: str = setting(
+        "end",
+        help="what a node does when another is told to stop: end as well, or wait for it "
+        "to come back, as pods do",
+        choices=("end", "wait"),
+    )
     wait: bool = setting(False, help="make train-8xa100 tries until all pods find room together")
     wait_minutes: float = setting(3, help="between such tries", unit="minutes", above=0)
     dry_run: bool = setting(False, help="print what would be applied, and apply nothing")
-    only: str = setting("", help="of the lines of make logs: numbers of training, NCCL's, who joined, or complaints. "
-                        "Default: all", choices=("metrics", "nccl", "ranks", "errors"), example="metrics")
-    node: int | None = setting(None, help="whose lines make logs shows. Default: the first's", minimum=0, example="0")
-    step: int | None = setting(None, help="the checkpoint that make fetch-run brings and make export takes. Default: "
-                               "the newest", minimum=1, example="1000")
+    only: str = setting(
+        "",
+        help="of the lines of make logs: numbers of training, NCCL's, who joined, or complaints. "
+        "Default: all",
+        choices=("metrics", "nccl", "ranks", "errors"),
+        example="metrics",
+    )
+    node: int | None = setting(
+        None, help="whose lines make logs shows. Default: the first's", minimum=0, example="0"
+    )
+    step: int | None = setting(
+        None,
+        help="the checkpoint that make fetch-run brings and make export takes. Default: the newest",
+        minimum=1,
+        example="1000",
+    )
 
     # ---- Plan and doctor
-    cards: str = setting("", help="the GPUs that make plan is about, as NUMBERxCARD with commas between, or cpu; here: "
-                         "those of this machine. Default: the preset's, else those of this machine",
-                         pattern=r"here|cpu|[1-9][0-9]{0,3}x[a-z0-9-]+(,[1-9][0-9]{0,3}x[a-z0-9-]+)*",
-                         example="8xa100-80gb-sxm", hint="docs/plans.md lists the cards")
+    cards: str = setting(
+        "",
+        help="the GPUs that make plan is about, as NUMBERxCARD with commas between, or cpu; here: "
+        "those of this machine. Default: the preset's, else those of this machine",
+        pattern=r"here|cpu|[1-9][0-9]{0,3}x[a-z0-9-]+(,[1-9][0-9]{0,3}x[a-z0-9-]+)*",
+        example="8xa100-80gb-sxm",
+        hint="docs/plans.md lists the cards",
+    )
     wan_gbit: float = setting(1, help="between two sites, each way", unit="Gbit/s", above=0)
-    wan_rtt_ms: float = setting(30, help="from one site to another and back", unit="milliseconds", minimum=0)
-    lan_gbit: float = setting(25, help="between nodes of one site, each way", unit="Gbit/s", above=0)
-    storage_mb_s: float | None = setting(None, help="at which a checkpoint is written. Default: what make doctor "
-                                         "PROBE=1 measured here, else 500", unit="MB/s", above=0, example="900")
-    mfu: float | None = setting(None, help="to plan with, of the cards' peak. Default: what make doctor PROBE=1 "
-                                "measured for this shape, else the preset's, else what the card is known for",
-                                unit="per cent", above=0, maximum=100, example="45")
-    price_gpu_hour: float | None = setting(None, help="of one GPU for an hour, in your currency; make plan then says "
-                                           "the cost", above=0, example="2.5")
-    price_kwh: float | None = setting(None, help="of a kWh, in your currency; where the power is yours to pay",
-                                      above=0, example="0.3")
-    target_hours: float | None = setting(None, help="the run, or what is left of it, must be through in so much time "
-                                         "from now on, or make plan and make train refuse it and say what would",
-                                         unit="hours", above=0, example="48")
-    target_tokens_per_s: float | None = setting(None, help="the run must be that fast, or it is refused alike",
-                                                unit="tokens/s", above=0, example="400000")
-    sweep: str = setting("", help="make plan compares depths (1 or depth), micro-batches or numbers of GPUs, and "
-                         "recommends one. Default: none", choices=("depth", "micro-batch", "gpus", "1"),
-                         example="depth")
+    wan_rtt_ms: float = setting(
+        30, help="from one site to another and back", unit="milliseconds", minimum=0
+    )
+    lan_gbit: float = setting(
+        25, help="between nodes of one site, each way", unit="Gbit/s", above=0
+    )
+    storage_mb_s: float | None = setting(
+        None,
+        help="at which a checkpoint is written. Default: what make doctor "
+        "PROBE=1 measured here, else 500",
+        unit="MB/s",
+        above=0,
+        example="900",
+    )
+    mfu: float | None = setting(
+        None,
+        help="to plan with, of the cards' peak. Default: what make doctor PROBE=1 "
+        "measured for this shape, else the preset's, else what the card is known for",
+        unit="per cent",
+        above=0,
+        maximum=100,
+        example="45",
+    )
+    price_gpu_hour: float | None = setting(
+        None,
+        help="of one GPU for an hour, in your currency; make plan then says the cost",
+        above=0,
+        example="2.5",
+    )
+    price_kwh: float | None = setting(
+        None,
+        help="of a kWh, in your currency; where the power is yours to pay",
+        above=0,
+        example="0.3",
+    )
+    target_hours: float | None = setting(
+        None,
+        help="the run, or what is left of it, must be through in so much time "
+        "from now on, or make plan and make train refuse it and say what would",
+        unit="hours",
+        above=0,
+        example="48",
+    )
+    target_tokens_per_s: float | None = setting(
+        None,
+        help="the run must be that fast, or it is refused alike",
+        unit="tokens/s",
+        above=0,
+        example="400000",
+    )
+    sweep: str = setting(
+        "",
+        help="make plan compares depths (1 or depth), micro-batches or numbers of GPUs, and "
+        "recommends one. Default: none",
+        choices=("depth", "micro-batch", "gpus", "1"),
+        example="depth",
+    )
     json: bool = setting(False, help="make plan and make doctor print JSON")
-    probe: bool = setting(False, help="make doctor measures for a minute: products, memory, disk, links, one real step")
-    allow_fail: str = setting("", help="checks, with commas between, by the names that make doctor and make plan "
-                              "print, whose FAIL does not keep a run from starting",
-                              pattern=r"[a-z0-9-]+(,[a-z0-9-]+)*", example="disk,target-hours")
+    probe: bool = setting(
+        False,
+        help="make doctor measures for a minute: products, memory, disk, links, one real step",
+    )
+    allow_fail: str = setting(
+        "",
+        help="checks, with commas between, by the names that make doctor and make plan "
+        "print, whose FAIL does not keep a run from starting",
+        pattern=r"[a-z0-9-]+(,[a-z0-9-]+)*",
+        example="disk,target-hours",
+    )
 
     # ---- Monitor
-    interval_ms: float = setting(10, help="between two samples of the GPU sampler", unit="milliseconds", minimum=1,
-                                 maximum=1000)
-    gpu_fields: str = setting("all", help="what it takes in each of them: power and temperature (basic), or instant "
-                              "power and energy too; memory, clocks and network come once a second in any case",
-                              choices=("all", "basic"))
-    once: bool = setting(False, help="make monitor looks once and prints plain text; exit code 1 where something is "
-                         "wrong")
-    refresh_s: float = setting(2, help="between two looks of make monitor at this machine; at a cluster it looks every "
-                               "10 at most often", unit="seconds", minimum=0.5, maximum=3600)
-    alert_cmd: str = setting("", help="a program that make monitor runs once for each new fault, and at the end of "
-                             "the run, with a sentence as its one argument", example="scripts/my_alert.sh")
-    alert_minutes: float = setting(5, help="a fault that was away for so long, and is back, is a new one",
-                                   unit="minutes", above=0)
-    verdict_minutes: float = setting(30, help="of training, after which make monitor says on plan, below plan or "
-                                     "failing", unit="minutes", above=0)
-    pending_minutes: float = setting(10, help="a pod may wait so long for a node, or on it for its volume",
-                                     unit="minutes", above=0)
-    pull_minutes: float = setting(20, help="its image may take so long to arrive", unit="minutes", above=0)
-    peers_minutes: float = setting(3, help="nodes may wait so long for each other", unit="minutes", above=0)
-    setup_minutes: float = setting(10, help="opening the data, building the model, the first step, the sample and "
-                                   "the plots may take so long, each", unit="minutes", above=0)
-    compile_minutes: float = setting(20, help="compiling, or rehearsing a step, may take so long, and reading the "
-                                     "checkpoint with it", unit="minutes", above=0)
-    silent_minutes: float = setting(3, help="a pod may tell nothing of its node for so long", unit="minutes", above=0)
-    hang_factor: float = setting(8, help="no step for so many times as long as one takes, and for HANG_S, is a hang",
-                                 minimum=1)
+    interval_ms: float = setting(
+        10,
+        help="between two samples of the GPU sampler",
+        unit="milliseconds",
+        minimum=1,
+        maximum=1000,
+    )
+    gpu_fields: str = setting(
+        "all",
+        help="what it takes in each of them: power and temperature (basic), or instant "
+        "power and energy too; memory, clocks and network come once a second in any case",
+        choices=("all", "basic"),
+    )
+    once: bool = setting(
+        False,
+        help="make monitor looks once and prints plain text; exit code 1 where something is wrong",
+    )
+    refresh_s: float = setting(
+        2,
+        help="between two looks of make monitor at this machine; at a cluster it looks every "
+        "10 at most often",
+        unit="seconds",
+        minimum=0.5,
+        maximum=3600,
+    )
+    alert_cmd: str = setting(
+        "",
+        help="a program that make monitor runs once for each new fault, and at the end of "
+        "the run, with a sentence as its one argument",
+        example="scripts/my_alert.sh",
+    )
+    alert_minutes: float = setting(
+        5,
+        help="a fault that was away for so long, and is back, is a new one",
+        unit="minutes",
+        above=0,
+    )
+    verdict_minutes: float = setting(
+        30,
+        help="of training, after which make monitor says on plan, below plan or failing",
+        unit="minutes",
+        above=0,
+    )
+    pending_minutes: float = setting(
+        10,
+        help="a pod may wait so long for a node, or on it for its volume",
+        unit="minutes",
+        above=0,
+    )
+    pull_minutes: float = setting(
+        20, help="its image may take so long to arrive", unit="minutes", above=0
+    )
+    peers_minutes: float = setting(
+        3, help="nodes may wait so long for each other", unit="minutes", above=0
+    )
+    setup_minutes: float = setting(
+        10,
+        help="opening the data, building the model, the first step, the sample and "
+        "the plots may take so long, each",
+        unit="minutes",
+        above=0,
+    )
+    compile_minutes: float = setting(
+        20,
+        help="compiling, or rehearsing a step, may take so long, and reading the "
+        "checkpoint with it",
+        unit="minutes",
+        above=0,
+    )
+    silent_minutes: float = setting(
+        3, help="a pod may tell nothing of its node for so long", unit="minutes", above=0
+    )
+    hang_factor: float = setting(
+        8,
+        help="no step for so many times as long as one takes, and for HANG_S, is a hang",
+        minimum=1,
+    )
     hang_s: float = setting(30, help="and what is shorter is none", unit="seconds", above=0)
-    hang_power_percent: float = setting(60, help="of what a GPU draws in training, or else of its limit: one that is "
-                                        "busy with less only waits", unit="per cent", above=0, maximum=100)
-    busy_percent: float = setting(90, help="a GPU of such utilisation counts as busy", unit="per cent", above=0,
-                                  maximum=100)
-    idle_percent: float = setting(5, help="and one of less than this as idle", unit="per cent", above=0, maximum=100)
-    imbalance_percent: float = setting(50, help="GPUs of one run may differ so much in utilisation", unit="points",
-                                       above=0, maximum=100)
-    clock_percent: float = setting(75, help="of a GPU's highest clock, or else of the others', below which its power "
-                                   "limit holds it back", unit="per cent", above=0, maximum=100)
-    saturated_percent: float = setting(80, help="of a link's speed, from which on it is full", unit="per cent",
-                                       above=0, maximum=100)
-    slow_percent: float = setting(80, help="of the plan's tokens/s, below which a run is below plan", unit="per cent",
-                                  above=0, maximum=100)
-    starved_percent: float = setting(10, help="of a step's time may be spent waiting for data", unit="per cent",
-                                     above=0, maximum=100)
-    overhead_percent: float = setting(10, help="of a run's time may go into evaluations, and as much into checkpoints",
-                                      unit="per cent", above=0, maximum=100)
-    spike_factor: float = setting(1.3, help="a loss above so many times the median of the last steps is a spike",
-                                  above=1)
-    skipped_steps: int = setting(2, help="of the last steps may be skipped", unit="steps", minimum=1)
-    checkpoint_factor: float = setting(3, help="the last checkpoint may be so many times as old as the next is due "
-                                       "after", above=1)
-    disk_factor: float = setting(1.5, help="checkpoints for which there must be room where they are written",
-                                 minimum=1)
-    memory_percent: float = setting(95, help="of a machine's or pod's memory may be in use", unit="per cent", above=0,
-                                    maximum=100)
-    memory_hours: float = setting(12, help="memory that grows, and at this rate is full within, is a fault",
-                                  unit="hours", above=0)
+    hang_power_percent: float = setting(
+        60,
+        help="of what a GPU draws in training, or else of its limit: one that is "
+        "busy with less only waits",
+        unit="per cent",
+        above=0,
+        maximum=100,
+    )
+    busy_percent: float = setting(
+        90, help="a GPU of such utilisation counts as busy", unit="per cent", above=0, maximum=100
+    )
+    idle_percent: float = setting(
+        5, help="and one of less than this as idle", unit="per cent", above=0, maximum=100
+    )
+    imbalance_percent: float = setting(
+        50,
+        help="GPUs of one run may differ so much in utilisation",
+        unit="points",
+        above=0,
+        maximum=100,
+    )
+    clock_percent: float = setting(
+        75,
+        help="of a GPU's highest clock, or else of the others', below which its power "
+        "limit holds it back",
+        unit="per cent",
+        above=0,
+        maximum=100,
+    )
+    saturated_percent: float = setting(
+        80,
+        help="of a link's speed, from which on it is full",
+        unit="per cent",
+        above=0,
+        maximum=100,
+    )
+    slow_percent: float = setting(
+        80,
+        help="of the plan's tokens/s, below which a run is below plan",
+        unit="per cent",
+        above=0,
+        maximum=100,
+    )
+    starved_percent: float = setting(
+        10,
+        help="of a step's time may be spent waiting for data",
+        unit="per cent",
+        above=0,
+        maximum=100,
+    )
+    overhead_percent: float = setting(
+        10,
+        help="of a run's time may go into evaluations, and as much into checkpoints",
+        unit="per cent",
+        above=0,
+        maximum=100,
+    )
+    spike_factor: float = setting(
+        1.3, help="a loss above so many times the median of the last steps is a spike", above=1
+    )
+    skipped_steps: int = setting(
+        2, help="of the last steps may be skipped", unit="steps", minimum=1
+    )
+    checkpoint_factor: float = setting(
+        3, help="the last checkpoint may be so many times as old as the next is due after", above=1
+    )
+    disk_factor: float = setting(
+        1.5, help="checkpoints for which there must be room where they are written", minimum=1
+    )
+    memory_percent: float = setting(
+        95,
+        help="of a machine's or pod's memory may be in use",
+        unit="per cent",
+        above=0,
+        maximum=100,
+    )
+    memory_hours: float = setting(
+        12,
+        help="memory that grows, and at this rate is full within, is a fault",
+        unit="hours",
+        above=0,
+    )
 
     # ---- Plots
-    log_dir: str = setting("", help="a folder of training logs, of this trainer or others, that make plots turns into "
-                           "CSV and curves there; docs/logs.md. Default: none, it draws RUN_NAME", example="logs")
+    log_dir: str = setting(
+        "",
+        help="a folder of training logs, of this trainer or others, that make plots turns into "
+        "CSV and curves there; docs/logs.md. Default: none, it draws RUN_NAME",
+        example="logs",
+    )
 
     # ---- Text
-    prompt: str = setting("", help="what make sample continues, or with CHAT=1 answers. Default: standard input, and "
-                          "at a terminal what the sample at the end of the run begins with", example="Hello")
-    samples: int = setting(1, help="texts that make sample writes, side by side", minimum=1, maximum=1024)
-    sample_temperature: float = setting(0.8, help="divides the logits before a token is drawn; 0: always the likeliest",
-                                        minimum=0, maximum=100)
-    sample_top_k: int = setting(50, help="tokens among which one is drawn, the likeliest; 0: all", minimum=0)
-    sample_top_p: float = setting(1, help="of the probability: drawn is among the likeliest that make it up", above=0,
-                                  maximum=1)
-    chat: bool = setting(False, help="make sample answers PROMPT as a message, or at a terminal one after the other; "
-                         "make eval asks CHAT_EVAL_DATA: for models that were fine-tuned to")
+    prompt: str = setting(
+        "",
+        help="what make sample continues, or with CHAT=1 answers. Default: standard input, and "
+        "at a terminal what the sample at the end of the run begins with",
+        example="Hello",
+    )
+    samples: int = setting(
+        1, help="texts that make sample writes, side by side", minimum=1, maximum=1024
+    )
+    sample_temperature: float = setting(
+        0.8,
+        help="divides the logits before a token is drawn; 0: always the likeliest",
+        minimum=0,
+        maximum=100,
+    )
+    sample_top_k: int = setting(
+        50, help="tokens among which one is drawn, the likeliest; 0: all", minimum=0
+    )
+    sample_top_p: float = setting(
+        1,
+        help="of the probability: drawn is among the likeliest that make it up",
+        above=0,
+        maximum=1,
+    )
+    chat: bool = setting(
+        False,
+        help="make sample answers PROMPT as a message, or at a terminal one after the other; "
+        "make eval asks CHAT_EVAL_DATA: for models that were fine-tuned to",
+    )
 
     # ---- Export
-    export_dtype: str = setting("float32", help="of the weights that make export writes; bfloat16 takes half the room "
-                                "and rounds", choices=("float32", "bfloat16"))
-    export_shard_gb: float = setting(5, help="of weights in one of its files, at most; where there are more there are "
-                                     "several files and an index", unit="GB", above=0)
+    export_dtype: str = setting(
+        "float32",
+        help="of the weights that make export writes; bfloat16 takes half the room and rounds",
+        choices=("float32", "bfloat16"),
+    )
+    export_shard_gb: float = setting(
+        5,
+        help="of weights in one of its files, at most; where there are more there are "
+        "several files and an index",
+        unit="GB",
+        above=0,
+    )
 
     # ---- WAN lab
-    wan_lab: str = setting("link,engine,ratio,training", help="parts of make wan-lab, with commas between: link, what "
-                           "the relay gives; engine, the outer all-reduce alone; ratio, the preset of 1.3B parameters "
-                           "scaled down; training, four sites that train, one killed, one cut off; loss, DiLoCo beside "
-                           "DDP on three seeds, half an hour. WAN_GBIT and WAN_RTT_MS are the WAN that it asks for",
-                           pattern=r"(link|engine|ratio|training|loss)(,(link|engine|ratio|training|loss))*")
-    wan_lab_smaller: float = setting(20, help="for the parts engine and ratio: the preset's parameters and the time of "
-                                     "its steps are divided by so much", minimum=1, maximum=1000)
-    wan_lab_slower: float = setting(1, help="for the part ratio: link, pieces that travel and parameters are divided "
-                                    "by so much once more, so that bytes take as long and the few cores of this "
-                                    "machine, which are four sites, have so many times the time for them", minimum=1,
-                                    maximum=1000)
-    wan_loss_percent: float = setting(0, help="of the packets of make wan-lab that are lost on each site's way out",
-                                      unit="per cent", minimum=0, maximum=50)
+    wan_lab: str = setting(
+        "link,engine,ratio,training",
+        help="parts of make wan-lab, with commas between: link, what "
+        "the relay gives; engine, the outer all-reduce alone; ratio, the preset of 1.3B parameters "
+        "scaled down; training, four sites that train, one killed, one cut off; loss, DiLoCo beside "
+        "DDP on three seeds, half an hour. WAN_GBIT and WAN_RTT_MS are the WAN that it asks for",
+        pattern=r"(link|engine|ratio|training|loss)(,(link|engine|ratio|training|loss))*",
+    )
+    wan_lab_smaller: float = setting(
+        20,
+        help="for the parts engine and ratio: the preset's parameters and the time of "
+        "its steps are divided by so much",
+        minimum=1,
+        maximum=1000,
+    )
+    wan_lab_slower: float = setting(
+        1,
+        help="for the part ratio: link, pieces that travel and parameters are divided "
+        "by so much once more, so that bytes take as long and the few cores of this "
+        "machine, which are four sites, have so many times the time for them",
+        minimum=1,
+        maximum=1000,
+    )
+    wan_loss_percent: float = setting(
+        0,
+        help="of the packets of make wan-lab that are lost on each site's way out",
+        unit="per cent",
+        minimum=0,
+        maximum=50,
+    )
 
     # ---- Benchmark
-    quality_tokens: int = setting(512_000, help="that each recipe of make bench-quality trains on; nanoGPT's time for "
-                                  "them is what all have", unit="tokens", minimum=1)
-    quality_seeds: int = setting(3, help="of each of its cells, from SEED on", minimum=1, maximum=100)
-    quality_prose: str = setting("", help="a folder of text files, its second corpus, which are read where they are. "
-                                 "Default: none", example="../shared/data/prose")
-    gpu_check: str = setting("tests,machine,gpt2,d16,d24,xlarge,runs,rest", help="parts of make gpu-check, with commas "
-                             "in between, each of some 5 to 9 minutes: tests; of the machine; a step of a shape, "
-                             "beside peers; runs, whole runs of these shapes; rest, what plan, sampler and waste of "
-                             "BENCH_SHAPES show",
-                             pattern="{0}(,{0})*".format("(tests|machine|gpt2|d16|d24|xlarge|runs|rest)"))
+    quality_tokens: int = setting(
+        512_000,
+        help="that each recipe of make bench-quality trains on; nanoGPT's time for "
+        "them is what all have",
+        unit="tokens",
+        minimum=1,
+    )
+    quality_seeds: int = setting(
+        3, help="of each of its cells, from SEED on", minimum=1, maximum=100
+    )
+    quality_prose: str = setting(
+        "",
+        help="a folder of text files, its second corpus, which are read where they are. "
+        "Default: none",
+        example="../shared/data/prose",
+    )
+    gpu_check: str = setting(
+        "tests,machine,gpt2,d16,d24,xlarge,runs,rest",
+        help="parts of make gpu-check, with commas "
+        "in between, each of some 5 to 9 minutes: tests; of the machine; a step of a shape, "
+        "beside peers; runs, whole runs of these shapes; rest, what plan, sampler and waste of "
+        "BENCH_SHAPES show",
+        pattern="{0}(,{0})*".format("(tests|machine|gpt2|d16|d24|xlarge|runs|rest)"),
+    )

@@ -17,20 +17,24 @@ LOGS = SHARED / "logs"
 @pytest.fixture
 def real() -> Callable[[str], Path]:
     """The path of a real log; skips where there is none."""
+
     def find(name: str) -> Path:
         if not (LOGS / name).is_file():
             pytest.skip(f"no {name} beside the repository (shared/data/logs)")
         return LOGS / name
+
     return find
 
 
 @pytest.fixture
 def read(tmp_path: Path) -> Callable[[str | bytes], Log]:
     """What is found in a log of this text."""
+
     def taken(text: str | bytes) -> Log:
         path = tmp_path / "some.log"
         path.write_bytes(text.encode() if isinstance(text, str) else text)
         return read_log(path, DIALECTS)
+
     return taken
 
 

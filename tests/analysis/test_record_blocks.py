@@ -16,8 +16,17 @@ from record.reader import to_json
 
 
 def record(event: str, step: int, now: float, attempt: int = 0, **more: Any) -> dict[str, Any]:
-    return {"schema": 1, "event": event, "time": 1e9 + now, "mono_s": now, "host": "here", "attempt": attempt,
-            "step": step, "tokens": 512 * step, **more}
+    return {
+        "schema": 1,
+        "event": event,
+        "time": 1e9 + now,
+        "mono_s": now,
+        "host": "here",
+        "attempt": attempt,
+        "step": step,
+        "tokens": 512 * step,
+        **more,
+    }
 
 
 def life(seed: int) -> list[dict[str, Any]]:
@@ -27,10 +36,18 @@ def life(seed: int) -> list[dict[str, Any]]:
     while len(records) < 900:
         step += 1
         took = r.uniform(0.05, 0.15)
-        now += took + r.choice([0.0, 0.01, 0.02]) - r.choice([0.0] * 30 + [0.01])  # sometimes less than it says
-        more = {"loss": r.choice([r.gauss(3, 1)] * 20 + [None]), "lr": 1e-3,
-                "step_ms": r.choice([1000 * took] * 40 + [None]), "grad_norm": r.random(), "mfu": None,
-                "data_wait_s": r.choice([0.0, 0.03, 0.2]), "tokens_per_s": 5e3}
+        now += (
+            took + r.choice([0.0, 0.01, 0.02]) - r.choice([0.0] * 30 + [0.01])
+        )  # sometimes less than it says
+        more = {
+            "loss": r.choice([r.gauss(3, 1)] * 20 + [None]),
+            "lr": 1e-3,
+            "step_ms": r.choice([1000 * took] * 40 + [None]),
+            "grad_norm": r.random(),
+            "mfu": None,
+            "data_wait_s": r.choice([0.0, 0.03, 0.2]),
+            "tokens_per_s": 5e3,
+        }
         if r.random() < 0.02:
             more["checkpoint_stall_s"] = 0.005
         if r.random() < 0.05:
@@ -64,7 +81,9 @@ def both(folder: Path, monkeypatch: pytest.MonkeyPatch, fewest: int) -> tuple[Ru
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_blocks_give_what_records_give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+def test_blocks_give_what_records_give(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
     monkeypatch.setattr(record_blocks, "READ_BYTES", 40_000)  # blocks end anywhere
     folder = write(tmp_path / "run", life(seed))
     monkeypatch.setattr(record_blocks, "FEWEST", 8)
@@ -79,24 +98,49 @@ def test_blocks_give_what_records_give(tmp_path: Path, monkeypatch: pytest.Monke
     assert fast.goodput.seconds == pytest.approx(slow.goodput.seconds, abs=1e-6)
 
 
-def test_most_of_a_calm_run_is_booked_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_most_of_a_calm_run_is_booked_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     taken = []
     entered = goodput.Books.enter
-    monkeypatch.setattr(goodput.Books, "enter", lambda books, each: (taken.append(each), entered(books, each)))
-    records = [record("start", 0, 1.0), *(record("step", n, 1.0 + n, loss=2.5, step_ms=900.0, data_wait_s=0.25)
-                                          for n in range(1, 1001))]
+    monkeypatch.setattr(
+        goodput.Books, "enter", lambda books, each: (taken.append(each), entered(books, each))
+    )
+    records = [
+        record("start", 0, 1.0),
+        *(
+            record("step", n, 1.0 + n, loss=2.5, step_ms=900.0, data_wait_s=0.25)
+            for n in range(1, 1001)
+        ),
+    ]
     run = load(write(tmp_path / "run", records))
     assert len(taken) == 1 and run.columns["loss"].tolist() == [2.5] * 1000
-    assert run.goodput and run.goodput.seconds["training"] == pytest.approx(650) and run.lost_steps == 0
-    assert run.goodput.seconds["data_wait"] == pytest.approx(250) and run.goodput.seconds["other"] == pytest.approx(100)
+    assert (
+        run.goodput
+        and run.goodput.seconds["training"] == pytest.approx(650)
+        and run.lost_steps == 0
+    )
+    assert run.goodput.seconds["data_wait"] == pytest.approx(250) and run.goodput.seconds[
+        "other"
+    ] == pytest.approx(100)
 
 
-@pytest.mark.parametrize(("line", "said"), [
-    ('{"schema": 1, "event": "step", "time": 5', "line 302 is not a record"),
-    ('{"schema": 9, "event": "step", "time": 5.0, "step": 301, "attempt": 0}', "line 302 has schema 9"),
-    ('{"schema": 1, "event": "step", "time": 5.0, "attempt": 0}', "without 'step'")])
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('{"schema": 1, "event": "step", "time": 5', "line 302 is not a record"),
+        (
+            '{"schema": 9, "event": "step", "time": 5.0, "step": 301, "attempt": 0}',
+            "line 302 has schema 9",
+        ),
+        ('{"schema": 1, "event": "step", "time": 5.0, "attempt": 0}', "without 'step'"),
+    ],
+)
 def test_what_is_no_record_is_said_with_its_line(tmp_path: Path, line: str, said: str) -> None:
-    folder = write(tmp_path / "run", [record("start", 0, 1.0), *(record("step", n, 1.0 + n) for n in range(1, 301))])
+    folder = write(
+        tmp_path / "run",
+        [record("start", 0, 1.0), *(record("step", n, 1.0 + n) for n in range(1, 301))],
+    )
     with open(folder / "metrics.jsonl", "a") as file:
         file.write(line + "\n" + to_json(record("step", 302, 400.0)) + "\n")
     with pytest.raises(Exception, match=said):
@@ -104,7 +148,10 @@ def test_what_is_no_record_is_said_with_its_line(tmp_path: Path, line: str, said
 
 
 def test_a_last_line_that_was_cut_is_left_out(tmp_path: Path) -> None:
-    folder = write(tmp_path / "run", [record("start", 0, 1.0), *(record("step", n, 1.0 + n) for n in range(1, 301))])
+    folder = write(
+        tmp_path / "run",
+        [record("start", 0, 1.0), *(record("step", n, 1.0 + n) for n in range(1, 301))],
+    )
     with open(folder / "metrics.jsonl", "a") as file:
         file.write(json.dumps(record("step", 301, 302.0))[:-1])
     assert load(folder).columns["step"][-1] == 300

@@ -37,7 +37,9 @@ class Model(torch.nn.Module):
         assert x.shape == y.shape == (4, 64) and torch.equal(x[:, 1:], y[:, :-1])
         return torch.nn.functional.cross_entropy(self.logits(x).flatten(0, 1), y.flatten())
 """
-NANOGPT = {"model.py": MODEL + """
+NANOGPT = {
+    "model.py": MODEL
+    + """
 GPTConfig = types.SimpleNamespace
 class GPT(Model):
     def __init__(self, c):
@@ -47,14 +49,16 @@ class GPT(Model):
     def forward(self, x, y):
         print("prints what is no JSON")
         return self.logits(x), self.loss(x, y)
-"""}
+"""
+}
 NANOCHAT = {
     "nanochat/__init__.py": "",
     "nanochat/common.py": """
 import os, torch
 COMPUTE_DTYPE = getattr(torch, os.environ.get('NANOCHAT_DTYPE', 'float32'))
 """,
-    "nanochat/gpt.py": MODEL + """
+    "nanochat/gpt.py": MODEL
+    + """
 GPTConfig = types.SimpleNamespace
 class GPT(Model):
     def __init__(self, c):
@@ -62,15 +66,19 @@ class GPT(Model):
         assert (c.n_layer, c.n_embd, c.n_head, c.n_kv_head, c.vocab_size, c.sequence_len) == (2, 64, 2, 2, 512, 64)
         assert c.window_pattern == "L" and self.weight.device.type == "meta"
     def forward(self, x, y): return self.loss(x, y)
-"""}
+""",
+}
 TORCHTITAN = {
-    "torchtitan/__init__.py": "", "torchtitan/models/__init__.py": "", "torchtitan/components/__init__.py": "",
+    "torchtitan/__init__.py": "",
+    "torchtitan/models/__init__.py": "",
+    "torchtitan/components/__init__.py": "",
     "torchtitan/components/loss.py": """
 import torch
 def cross_entropy_loss(pred, labels):
     return torch.nn.functional.cross_entropy(pred.flatten(0, 1), labels.flatten(0, 1), reduction="sum")
 """,
-    "torchtitan/models/llama3/__init__.py": MODEL + """
+    "torchtitan/models/llama3/__init__.py": MODEL
+    + """
 class Llama(Model):
     def forward(self, x): return self.logits(x)
 class Part:
@@ -88,7 +96,8 @@ def _output_linear_init(dim): return {}
 def _build_llama3_layers(*, n_layers, dim, n_heads, hidden_dim, fuse_qkv, attn_backend):
     assert attn_backend == "sdpa"
     return n_layers * [(dim, n_heads, hidden_dim)]
-"""}
+""",
+}
 STUBS = {"nanoGPT": NANOGPT, "nanochat": NANOCHAT, "torchtitan": TORCHTITAN}
 
 
@@ -113,6 +122,7 @@ def checkout(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 # ---- Given, or not
 
+
 def test_a_peer_that_is_not_given_is_named_with_its_setting(tmp_path: Path) -> None:
     none = {peer.setting: "" for peer in peers.PEERS}
     found, absent = peers.given(none)
@@ -122,38 +132,59 @@ def test_a_peer_that_is_not_given_is_named_with_its_setting(tmp_path: Path) -> N
     found, absent = peers.given(none | {"PEER_NANOGPT": path})
     assert found[BY_NAME["nanoGPT"]] == path and "nanoGPT" not in absent
     relative = os.path.relpath(path, ROOT)
-    assert os.path.samefile(peers.given(none | {"PEER_NANOGPT": relative})[0][BY_NAME["nanoGPT"]], path)
+    assert os.path.samefile(
+        peers.given(none | {"PEER_NANOGPT": relative})[0][BY_NAME["nanoGPT"]], path
+    )
 
 
 def test_paths_that_hold_no_checkout_are_all_refused_at_once(tmp_path: Path) -> None:
     with pytest.raises(SettingsError) as refused:
-        peers.given({"PEER_NANOGPT": str(tmp_path), "PEER_NANOCHAT": "/nowhere", "PEER_TORCHTITAN": ""})
+        peers.given(
+            {"PEER_NANOGPT": str(tmp_path), "PEER_NANOCHAT": "/nowhere", "PEER_TORCHTITAN": ""}
+        )
     said = str(refused.value)
-    assert f"PEER_NANOGPT={tmp_path}: is no checkout of nanoGPT ({tmp_path}/model.py is not there)" in said
+    assert (
+        f"PEER_NANOGPT={tmp_path}: is no checkout of nanoGPT ({tmp_path}/model.py is not there)"
+        in said
+    )
     assert "PEER_NANOCHAT=/nowhere: is no checkout of nanochat" in said and "92d63d4" in said
     assert "PEER_TORCHTITAN" not in said
 
 
-def test_a_checkout_that_does_not_fit_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
-    path = write(tmp_path, TORCHTITAN | {"torchtitan/models/llama3/__init__.py": "import a_package_that_is_not_here"})
+def test_a_checkout_that_does_not_fit_is_refused_before_anything_is_measured(
+    tmp_path: Path,
+) -> None:
+    path = write(
+        tmp_path,
+        TORCHTITAN | {"torchtitan/models/llama3/__init__.py": "import a_package_that_is_not_here"},
+    )
     with pytest.raises(SettingsError) as refused:
         peers.fitting({BY_NAME["torchtitan"]: path})
-    assert (f"PEER_TORCHTITAN={path}: this checkout of torchtitan does not take a step here (ModuleNotFoundError: No "
-            "module named 'a_package_that_is_not_here'); tried with 963c20c") in str(refused.value)
+    assert (
+        f"PEER_TORCHTITAN={path}: this checkout of torchtitan does not take a step here (ModuleNotFoundError: No "
+        "module named 'a_package_that_is_not_here'); tried with 963c20c"
+    ) in str(refused.value)
 
 
-def test_a_package_that_cannot_be_loaded_is_left_out_with_the_reason(tmp_path: Path,
-                                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_that_cannot_be_loaded_is_left_out_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "transformers.py").write_text("raise ModuleNotFoundError('no transformers here')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     gpt = write(tmp_path / "gpt", NANOGPT)
     fit, absent = peers.fitting({BY_NAME["HF Llama"]: "", BY_NAME["nanoGPT"]: gpt})
-    assert (fit, absent) == ({BY_NAME["nanoGPT"]: gpt}, {"HF Llama": "ModuleNotFoundError: no transformers here"})
+    assert (fit, absent) == (
+        {BY_NAME["nanoGPT"]: gpt},
+        {"HF Llama": "ModuleNotFoundError: no transformers here"},
+    )
 
 
 def test_the_tried_commits_of_the_settings_and_of_the_document_are_the_same() -> None:
-    document, config = (ROOT / "BENCHMARKS.md").read_text(), (ROOT / "settings" / "config.py").read_text()
+    document, config = (
+        (ROOT / "BENCHMARKS.md").read_text(),
+        (ROOT / "settings" / "config.py").read_text(),
+    )
     for peer in peers.PEERS:
         version = peer.tried.split(",")[0]
         assert version in document
@@ -161,6 +192,7 @@ def test_the_tried_commits_of_the_settings_and_of_the_document_are_the_same() ->
 
 
 # ---- The same work
+
 
 @pytest.mark.parametrize("name", STUBS)
 def test_each_takes_the_step_of_the_shape(name: str, tmp_path: Path, checkout: None) -> None:
@@ -171,11 +203,16 @@ def test_each_takes_the_step_of_the_shape(name: str, tmp_path: Path, checkout: N
     assert step.parameters == 1
 
 
-def test_nanochat_is_not_measured_in_another_type_than_the_row_says(tmp_path: Path, checkout: None) -> None:
+def test_nanochat_is_not_measured_in_another_type_than_the_row_says(
+    tmp_path: Path, checkout: None
+) -> None:
     from bench import nanochat
+
     with pytest.raises(RuntimeError, match="NANOCHAT_DTYPE=bfloat16 had no effect"):
         nanochat.set_up(TINY, "bfloat16", False, write(tmp_path, NANOCHAT))
-    assert BY_NAME["nanochat"].environment("bfloat16", allocator=True) == ["NANOCHAT_DTYPE=bfloat16"]
+    assert BY_NAME["nanochat"].environment("bfloat16", allocator=True) == [
+        "NANOCHAT_DTYPE=bfloat16"
+    ]
 
 
 def test_what_a_peer_has_of_our_allocator_is_what_training_has() -> None:
@@ -185,23 +222,35 @@ def test_what_a_peer_has_of_our_allocator_is_what_training_has() -> None:
 
 @pytest.mark.slow
 def test_a_peer_is_measured_with_and_without_our_allocator_and_one_that_fails_costs_no_others(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The stub has two weights where the allocator's variables are set, else one."""
     monkeypatch.setattr(run, "TURN_S", 0.05)
     monkeypatch.setattr(sys, "platform", "linux")
     for name in (*peers.ALLOCATOR, "OMP_NUM_THREADS"):
         monkeypatch.setenv(name, "1")
-    beside = {BY_NAME["nanochat"]: write(tmp_path / "broken", {"nanochat/gpt.py": ""}),
-              BY_NAME["nanoGPT"]: write(tmp_path / "gpt", NANOGPT)}
+    beside = {
+        BY_NAME["nanochat"]: write(tmp_path / "broken", {"nanochat/gpt.py": ""}),
+        BY_NAME["nanoGPT"]: write(tmp_path / "gpt", NANOGPT),
+    }
     cell = run.measure(TINY, "float32", "eager", beside, rounds=2, gpu=None)
-    weights = {"ceiling": 0, "ours": ours.set_up(TINY, "float32", False).parameters, "nanoGPT": 1,
-               "nanoGPT + allocator": 2}
+    weights = {
+        "ceiling": 0,
+        "ours": ours.set_up(TINY, "float32", False).parameters,
+        "nanoGPT": 1,
+        "nanoGPT + allocator": 2,
+    }
     assert cell["parameters"] == weights
     assert list(cell["failed"]) == ["nanochat", "nanochat + allocator"]
-    assert [set(taken["tokens_per_s"]) for taken in cell["rounds"]] == 2 * [{"ceiling", "ours"}] + 2 * [set(weights)]
+    assert [set(taken["tokens_per_s"]) for taken in cell["rounds"]] == 2 * [
+        {"ceiling", "ours"}
+    ] + 2 * [set(weights)]
     *lines, failed = run.rows(cell, {})
     assert [text.split(" | ")[3] for text in lines] == ["ours", "nanoGPT", "nanoGPT + allocator"]
-    assert "not run: nanochat: nanochat tiny float32 eager" in failed and "ended with exit code 1" in failed
+    assert (
+        "not run: nanochat: nanochat tiny float32 eager" in failed
+        and "ended with exit code 1" in failed
+    )
     notes = "\n".join(peers.notes([cell]))
     assert "\nnanoGPT: " in notes and "\n+ allocator: " in notes and "torchtitan" not in notes
     assert list(run.variants(BY_NAME["nanoGPT"], "x", "a GPU")) == ["nanoGPT"]
@@ -210,6 +259,7 @@ def test_a_peer_is_measured_with_and_without_our_allocator_and_one_that_fails_co
 def test_a_peer_that_ends_between_its_turns_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     class Ended:
         """Stands in for a worker: answers, or has ended."""
+
         first, steps = {"first_step_s": 1.0, "parameters": 5}, 1
 
         def __init__(self, ended: bool):
@@ -220,17 +270,25 @@ def test_a_peer_that_ends_between_its_turns_is_dropped(monkeypatch: pytest.Monke
                 raise RuntimeError("gone")
             return {"seconds": [1.0], "peak_mib": 1.0, "loss": 2.0}
 
-    cell: dict = {"gpu": None, "rounds": [], "failed": {},
-                  **{key: {} for key in ("steps_a_turn", "peak_mib", "loss", "first_step_s", "parameters")}}
+    cell: dict = {
+        "gpu": None,
+        "rounds": [],
+        "failed": {},
+        **{key: {} for key in ("steps_a_turn", "peak_mib", "loss", "first_step_s", "parameters")},
+    }
     workers: dict = {"ceiling": Ended(False), "ours": Ended(False), "nanoGPT": Ended(True)}
     run.take_round(workers, cell, TINY)
     assert cell["failed"] == {"nanoGPT": "gone"} and list(workers) == ["ceiling", "ours"]
-    assert cell["rounds"][0]["tokens_per_s"]["ours"] == 256.0 and list(cell["peak_mib"]) == ["ceiling", "ours"]
+    assert cell["rounds"][0]["tokens_per_s"]["ours"] == 256.0 and list(cell["peak_mib"]) == [
+        "ceiling",
+        "ours",
+    ]
     with pytest.raises(RuntimeError, match="gone"):
         run.take_round({"ceiling": Ended(False), "ours": Ended(True)}, cell, TINY)
 
 
 # ---- Real ones
+
 
 def llama_weights(L: int, C: int, V: int) -> int:
     """Tied table, two norms a block and one behind, SwiGLU of the next multiple of 64 above 8/3 C."""
@@ -242,7 +300,8 @@ WEIGHTS: dict[str, Callable[[int, int, int, int, int], int]] = {
     # three tables at two layers: tokens, the head, values of every second layer; gates, and scalars of layers
     "nanochat": lambda L, C, V, T, H: 3 * V * C + L * 12 * C * C + 12 * H + 24 + 2 * L + 2,
     "torchtitan": lambda L, C, V, T, H: llama_weights(L, C, V),
-    "HF Llama": lambda L, C, V, T, H: llama_weights(L, C, V)}
+    "HF Llama": lambda L, C, V, T, H: llama_weights(L, C, V),
+}
 
 
 @pytest.mark.parametrize("name", BY_NAME)
@@ -256,16 +315,26 @@ def test_a_real_peer_trains_in_both_types(name: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(run, "TURN_S", 0.05)
     losses = []
     for dtype in ("float32", "bfloat16"):
-        worker = run.Worker(peer.module, TINY.name, dtype, "eager", *([path] if path else []), cache="/tmp",
-                            environment=peer.environment(dtype, allocator=False))
+        worker = run.Worker(
+            peer.module,
+            TINY.name,
+            dtype,
+            "eager",
+            *([path] if path else []),
+            cache="/tmp",
+            environment=peer.environment(dtype, allocator=False),
+        )
         try:
-            assert worker.first["parameters"] == WEIGHTS[name](TINY.n_layer, TINY.n_embd, TINY.vocab_size,
-                                                               TINY.seq_len, TINY.n_head)
+            assert worker.first["parameters"] == WEIGHTS[name](
+                TINY.n_layer, TINY.n_embd, TINY.vocab_size, TINY.seq_len, TINY.n_head
+            )
             assert worker.turn()["loss"] < worker.first["loss"]
         finally:
             worker.close()
         losses.append(worker.first["loss"])
-    assert losses[0] == pytest.approx(losses[1], rel=0.02) and losses[0] > 6  # ln 512 is 6.24; not trained yet
+    assert (
+        losses[0] == pytest.approx(losses[1], rel=0.02) and losses[0] > 6
+    )  # ln 512 is 6.24; not trained yet
 
 
 def test_weights_of_ours_are_counted_as_theirs() -> None:

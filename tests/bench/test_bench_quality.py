@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from bench import contest, quality, recipes
+from settings.config import Config
 from tests.conftest import TINY
 from train.data import prepare
 from train.data.batch import Loader
-from settings.config import Config
 from train.data.sources.formats import FORMATS
 from train.evaluate.validation import Evaluator
 from train.schedule import lr_at
@@ -58,7 +58,9 @@ def prose_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return "".join(" ".join(rng.choices(words, k=12)) + "\n" for _ in range(lines))
 
     (folder / "a.txt").write_text(text(3000))
-    (folder / "b.jsonl").write_text("".join(json.dumps({"text": text(200)}) + "\n" for _ in range(10)))
+    (folder / "b.jsonl").write_text(
+        "".join(json.dumps({"text": text(200)}) + "\n" for _ in range(10))
+    )
     (folder / "picture.bin").write_bytes(b"\x00\x01")
     return folder
 
@@ -67,15 +69,23 @@ def prose_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def corpus(prose_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Config:
     """The settings of a tiny run on that prose, prepared."""
     scratch = tmp_path_factory.mktemp("scratch")
-    values = {name.lower(): type(getattr(Config(), name.lower()))(value) for name, value in TINY.items()}
-    c = dataclasses.replace(Config(), **values, quality_prose=str(prose_folder), data_dir=str(scratch / "data"),
-                            data_stream="0").derived()
+    values = {
+        name.lower(): type(getattr(Config(), name.lower()))(value) for name, value in TINY.items()
+    }
+    c = dataclasses.replace(
+        Config(),
+        **values,
+        quality_prose=str(prose_folder),
+        data_dir=str(scratch / "data"),
+        data_stream="0",
+    ).derived()
     ready = quality.prose(c, scratch)
     prepare.prepare(ready)
     return ready
 
 
 # ---- Bits per byte
+
 
 class Table:
     """A model whose logits depend on the token alone."""
@@ -108,16 +118,18 @@ def test_bits_per_byte_are_those_of_the_text_that_was_held_out(corpus: Config) -
     assert found["bpb"] == pytest.approx(losses.sum() / math.log(2) / size, rel=1e-6)
 
 
-def test_both_recipes_are_scored_by_what_their_own_forward_computes(corpus: Config, checkout: str) -> None:
+def test_both_recipes_are_scored_by_what_their_own_forward_computes(
+    corpus: Config, checkout: str
+) -> None:
     """The loss that each trains on, of one window of the held-out text, is what scoring finds."""
     text, length = contest.open_text(corpus), corpus.seq_len
-    window = torch.from_numpy(text.stream("validation")[:length + 1].astype(np.int64))[None]
+    window = torch.from_numpy(text.stream("validation")[: length + 1].astype(np.int64))[None]
 
     class OneWindow(recipes.Text):
         """Only that much was held out."""
 
         def stream(self, split: str) -> np.ndarray:
-            return super().stream(split)[:length + 1]
+            return super().stream(split)[: length + 1]
 
     one = OneWindow(text.shards, text.byte_lengths, text.end_of_text)
     theirs = recipes.NanoGPT(corpus, text, checkout)
@@ -135,7 +147,9 @@ def test_scoring_finds_what_the_trainers_own_evaluation_finds(corpus: Config) ->
     text = contest.open_text(corpus)
     ours = recipes.Ours(contest.laid_out(corpus, "adamw", 10), text)
     c = dataclasses.replace(corpus, eval_tokens=10**6)
-    evaluator = Evaluator(c, {"prose": text.shards}, text.byte_lengths, ours.world, text.end_of_text)
+    evaluator = Evaluator(
+        c, {"prose": text.shards}, text.byte_lengths, ours.world, text.end_of_text
+    )
     whole = evaluator(ours.model, full=True)
     found = recipes.bits_per_byte(ours, text, corpus.seq_len)
     assert evaluator.full_is_all and whole
@@ -143,25 +157,37 @@ def test_scoring_finds_what_the_trainers_own_evaluation_finds(corpus: Config) ->
     assert found["bpb"] == pytest.approx(whole.bpb, rel=1e-6)
 
 
-def test_passages_are_all_of_the_text_and_the_held_out_ones_are_spread_over_it(prose_folder: Path, corpus: Config,
-                                                                                tmp_path: Path) -> None:
+def test_passages_are_all_of_the_text_and_the_held_out_ones_are_spread_over_it(
+    prose_folder: Path, corpus: Config, tmp_path: Path
+) -> None:
     assert [Path(path).name for path in quality.prose_files(corpus)] == ["a.txt", "b.jsonl"]
     pieces = dict(quality.passages(quality.prose_files(corpus), tmp_path))
-    rows = [json.loads(line)["text"] for line in (prose_folder / "b.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line)["text"] for line in (prose_folder / "b.jsonl").read_text().splitlines()
+    ]
     assert "".join(pieces.values()) == (prose_folder / "a.txt").read_text() + "".join(rows)
     assert max(map(len, pieces.values())) < quality.PASSAGE + 200 and len(pieces) > 25
 
 
 # ---- What is equal
 
+
 def test_schedules_are_laid_out_for_the_steps_that_a_recipe_has() -> None:
     c = Config.of_preset(PRESET="tiny")  # a twentieth of it warms up
     laid = contest.laid_out(c, "muon", 400)
     assert (laid.last_step, laid.optimizer, laid.muon_momentum) == (400, "muon", 0.95)
-    assert lr_at(20, laid) == pytest.approx(laid.learning_rate) and lr_at(10, laid) == pytest.approx(1.5e-3)
+    assert lr_at(20, laid) == pytest.approx(laid.learning_rate) and lr_at(
+        10, laid
+    ) == pytest.approx(1.5e-3)
     assert lr_at(399, laid) > lr_at(400, laid) == pytest.approx(laid.learning_rate / 10)
     wsd = contest.laid_out(Config.of_preset(PRESET="tiny", LR_SCHEDULE="wsd"), "adamw", 400)
-    assert lr_at(320, wsd) == wsd.learning_rate > lr_at(321, wsd) > lr_at(400, wsd) == pytest.approx(3e-4)
+    assert (
+        lr_at(320, wsd)
+        == wsd.learning_rate
+        > lr_at(321, wsd)
+        > lr_at(400, wsd)
+        == pytest.approx(3e-4)
+    )
     assert contest.laid_out(dataclasses.replace(c, max_steps=7), "adamw", 400).last_step == 400
 
 
@@ -170,25 +196,36 @@ def test_nanogpts_schedule_warms_up_over_100_steps_and_ends_at_a_tenth() -> None
     assert rates[0] == pytest.approx(1e-3 / 101) and rates[99] == pytest.approx(1e-3 * 100 / 101)
     assert rates[100] == max(rates) == pytest.approx(1e-3) and rates[300] == pytest.approx(5.5e-4)
     assert rates[500] == min(rates[101:]) == pytest.approx(1e-4)
-    assert recipes.rate_of_nanogpt(5, 50) == pytest.approx(6e-3 / 101)  # shorter than its warm-up: never at the peak
+    assert recipes.rate_of_nanogpt(5, 50) == pytest.approx(
+        6e-3 / 101
+    )  # shorter than its warm-up: never at the peak
 
 
-def test_a_batch_in_parts_gives_nanogpt_the_gradient_of_a_whole_one(corpus: Config, checkout: str,
-                                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_in_parts_gives_nanogpt_the_gradient_of_a_whole_one(
+    corpus: Config, checkout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text, losses, gradients = contest.open_text(corpus), [], list[torch.Tensor]()
     for size in (4, 5, 16):  # of 16 windows; 5 leaves one over
         recipe = recipes.NanoGPT(dataclasses.replace(corpus, micro_batch_size=size), text, checkout)
         weight = recipe.model.table.weight
-        monkeypatch.setattr(recipe.optimizer, "step", lambda weight=weight: gradients.append(weight.grad.clone()))
+        monkeypatch.setattr(
+            recipe.optimizer, "step", lambda weight=weight: gradients.append(weight.grad.clone())
+        )
         losses.append(recipe.step())
-    assert losses[0] == pytest.approx(losses[2], rel=1e-6) and losses[1] == pytest.approx(losses[2], rel=1e-6)
+    assert losses[0] == pytest.approx(losses[2], rel=1e-6) and losses[1] == pytest.approx(
+        losses[2], rel=1e-6
+    )
     assert gradients[2].abs().max() > 1e-4
     assert torch.allclose(gradients[0], gradients[2], atol=1e-7)
     assert torch.allclose(gradients[1], gradients[2], atol=1e-7)
 
 
-@pytest.mark.parametrize(("seconds", "step_s", "steps"), [(10.0, 0.1, 100), (10.0, 0.3, 33), (0.1, 0.3, 1)])
-def test_in_equal_time_there_are_as_many_whole_steps_as_fit(seconds: float, step_s: float, steps: int) -> None:
+@pytest.mark.parametrize(
+    ("seconds", "step_s", "steps"), [(10.0, 0.1, 100), (10.0, 0.3, 33), (0.1, 0.3, 1)]
+)
+def test_in_equal_time_there_are_as_many_whole_steps_as_fit(
+    seconds: float, step_s: float, steps: int
+) -> None:
     assert contest.steps_in(seconds + 1e-9, step_s) == steps
 
 
@@ -211,35 +248,52 @@ def test_turns_share_out_the_steps_and_each_begins_in_its_turn() -> None:
 
     stubs = {name: Stub(name) for name in "ab"}
     seconds = contest.take_turns(stubs, {"a": 5, "b": 2}, 2)
-    assert "".join(order) == "aab" + "baaa" and {name: len(took) for name, took in seconds.items()} == {"a": 2, "b": 2}
+    assert "".join(order) == "aab" + "baaa" and {
+        name: len(took) for name, took in seconds.items()
+    } == {"a": 2, "b": 2}
     contest.take_turns(stubs, {"a": 1, "b": 0}, 1)  # on from where they stand
     assert (stubs["a"].done, stubs["b"].done) == (6, 2)
 
 
-def test_entrants_of_equal_time_have_the_steps_that_fit_into_nanogpts(corpus: Config, checkout: str,
-                                                                       monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contest, "step_times", lambda *_: {
-        recipes.NANOGPT: 0.02, contest.ADAMW: 0.01, contest.MUON: 0.03})
+def test_entrants_of_equal_time_have_the_steps_that_fit_into_nanogpts(
+    corpus: Config, checkout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        contest,
+        "step_times",
+        lambda *_: {recipes.NANOGPT: 0.02, contest.ADAMW: 0.01, contest.MUON: 0.03},
+    )
     c = contest.laid_out(corpus, "adamw", 9)
     found = contest.contest(c, contest.open_text(corpus), checkout, turns=3)
     assert {(e["recipe"], e["equal"]): e["steps"] for e in found["entrants"]} == {
-        ("nanoGPT", "tokens"): 9, ("ours, AdamW", "tokens"): 9, ("ours, Muon", "tokens"): 9,
-        ("ours, AdamW", "time"): 18, ("ours, Muon", "time"): 6}
+        ("nanoGPT", "tokens"): 9,
+        ("ours, AdamW", "tokens"): 9,
+        ("ours, Muon", "tokens"): 9,
+        ("ours, AdamW", "time"): 18,
+        ("ours, Muon", "time"): 6,
+    }
     assert [e["tokens"] for e in found["entrants"]] == [512 * e["steps"] for e in found["entrants"]]
     bpb = {(e["recipe"], e["equal"]): e["validation"]["bpb"] for e in found["entrants"]}
     assert bpb["ours, AdamW", "time"] < bpb["ours, AdamW", "tokens"]  # twice the steps
     assert len({e["validation"]["bytes"] for e in found["entrants"]}) == 1
 
 
-def test_recipes_train_on_the_same_text_by_their_own_order_and_seed(corpus: Config, checkout: str) -> None:
+def test_recipes_train_on_the_same_text_by_their_own_order_and_seed(
+    corpus: Config, checkout: str
+) -> None:
     text = contest.open_text(corpus)
     stream = text.stream("train").astype(np.int64)
-    there = {tuple(stream[i:i + corpus.seq_len + 1]) for i in range(len(stream) - corpus.seq_len)}
+    there = {tuple(stream[i : i + corpus.seq_len + 1]) for i in range(len(stream) - corpus.seq_len)}
 
     def of(seed: int) -> list[tuple[int, ...]]:
-        tokens, targets = recipes.NanoGPT(dataclasses.replace(corpus, seed=seed), text, checkout).batch()
+        tokens, targets = recipes.NanoGPT(
+            dataclasses.replace(corpus, seed=seed), text, checkout
+        ).batch()
         assert tokens.shape == targets.shape == (corpus.batch_windows, corpus.seq_len)
-        return [(*row, target[-1]) for row, target in zip(tokens.tolist(), targets.tolist(), strict=True)]
+        return [
+            (*row, target[-1])
+            for row, target in zip(tokens.tolist(), targets.tolist(), strict=True)
+        ]
 
     assert set(of(1)) <= there and of(1) == of(1) != of(2)
     ours = recipes.Ours(corpus, text)
@@ -256,40 +310,66 @@ KEYS = ("nano", "adamw", "muon", "adamw_time", "muon_time")
 def made_up(seed: int, seconds: dict[str, float], **bpb: float) -> dict[str, Any]:
     entrants = []
     for (recipe, equal), key in zip(contest.ENTRANTS, KEYS, strict=True):
-        entrants.append({"recipe": recipe, "equal": equal, "tokens": 512_000, "seconds": seconds.get(key, 40.0),
-                         "validation": {"bpb": bpb[key]}})
+        entrants.append(
+            {
+                "recipe": recipe,
+                "equal": equal,
+                "tokens": 512_000,
+                "seconds": seconds.get(key, 40.0),
+                "validation": {"bpb": bpb[key]},
+            }
+        )
     return {"seed": seed, "foreign_percent": 1.0, "entrants": entrants}
 
 
 def test_the_winner_is_named_by_medians_and_beyond_the_spread_only_where_no_seed_overlaps() -> None:
-    rows = [(2.10, 1.80, 1.78, 1.81, 1.80), (2.12, 1.82, 1.79, 1.83, 1.78), (2.08, 1.81, 1.77, 1.80, 1.79)]
-    held = [made_up(seed, {"muon_time": 42.0} if seed == 2 else {}, **dict(zip(KEYS, row, strict=True)))
-            for seed, row in enumerate(rows)]
+    rows = [
+        (2.10, 1.80, 1.78, 1.81, 1.80),
+        (2.12, 1.82, 1.79, 1.83, 1.78),
+        (2.08, 1.81, 1.77, 1.80, 1.79),
+    ]
+    held = [
+        made_up(seed, {"muon_time": 42.0} if seed == 2 else {}, **dict(zip(KEYS, row, strict=True)))
+        for seed, row in enumerate(rows)
+    ]
     first, other = quality.verdict("prose", held)
-    assert first == ("prose, equal wall time: ours, Muon has the lowest, 1.790 (1.780-1.800) bits per byte; 0.020 "
-                     "below ours, AdamW, within the spread of 3 seeds; 0.310 below nanoGPT, beyond the spread of 3 "
-                     "seeds.")
+    assert first == (
+        "prose, equal wall time: ours, Muon has the lowest, 1.790 (1.780-1.800) bits per byte; 0.020 "
+        "below ours, AdamW, within the spread of 3 seeds; 0.310 below nanoGPT, beyond the spread of 3 "
+        "seeds."
+    )
     assert "seeds" not in quality.verdict("prose", held[:1])[0]
-    assert other.startswith("prose, seed 2: ours, Muon had 105.0% of nanoGPT's seconds, more than 3% off")
+    assert other.startswith(
+        "prose, seed 2: ours, Muon had 105.0% of nanoGPT's seconds, more than 3% off"
+    )
     lines = quality.rows("prose", held)
     assert [line.split(" | ")[1:3] for line in lines] == [
-        [equal, recipe] for equal in ("tokens", "wall time") for recipe in contest.RECIPES]
-    assert lines[5] == ("| prose | wall time | ours, Muon | 1.790 (1.780-1.800) | 0.51 (0.51-0.51) | 40.0 (40.0-42.0) "
-                        "| 100.0 (100.0-105.0) | 1 |")
+        [equal, recipe] for equal in ("tokens", "wall time") for recipe in contest.RECIPES
+    ]
+    assert lines[5] == (
+        "| prose | wall time | ours, Muon | 1.790 (1.780-1.800) | 0.51 (0.51-0.51) | 40.0 (40.0-42.0) "
+        "| 100.0 (100.0-105.0) | 1 |"
+    )
 
 
 @pytest.fixture
 def given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
     """Settings of a tiny table in the environment, and nobody's env file."""
     (tmp_path / "env").write_text("")
-    mine = {"ENV_FILE": str(tmp_path / "env"), "QUALITY_PROSE": "", "QUALITY_TOKENS": "4096", "QUALITY_SEEDS": "2"}
+    mine = {
+        "ENV_FILE": str(tmp_path / "env"),
+        "QUALITY_PROSE": "",
+        "QUALITY_TOKENS": "4096",
+        "QUALITY_SEEDS": "2",
+    }
     for name, value in {**TINY, **mine, "OMP_NUM_THREADS": "1"}.items():
         monkeypatch.setenv(name, value)
     return monkeypatch
 
 
-def test_without_a_checkout_it_says_how_to_get_one_before_any_work(given: pytest.MonkeyPatch, tmp_path: Path,
-                                                                    capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_checkout_it_says_how_to_get_one_before_any_work(
+    given: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     given.setattr(prepare, "prepare", lambda *_: pytest.fail("it worked"))
     given.delenv("PEER_NANOGPT", raising=False)
     assert quality.main() == 64
@@ -297,21 +377,33 @@ def test_without_a_checkout_it_says_how_to_get_one_before_any_work(given: pytest
     assert said.out == "" and "PEER_NANOGPT is not set" in said.err
     assert "git clone https://github.com/karpathy/nanoGPT" in said.err and "3adf61e" in said.err
     given.setenv("PEER_NANOGPT", str(tmp_path))
-    assert quality.main() == 64 and f"PEER_NANOGPT={tmp_path}: is no checkout of nanoGPT" in capsys.readouterr().err
+    assert (
+        quality.main() == 64
+        and f"PEER_NANOGPT={tmp_path}: is no checkout of nanoGPT" in capsys.readouterr().err
+    )
 
 
-def test_a_folder_without_text_is_refused_before_any_work(given: pytest.MonkeyPatch, tmp_path: Path,
-                                                           capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_without_text_is_refused_before_any_work(
+    given: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     given.setattr(quality, "checkout_of", lambda c: "somewhere")
     given.setenv("QUALITY_PROSE", str(tmp_path / "nowhere"))
     assert quality.main() == 64
     said = capsys.readouterr().err
-    assert f"QUALITY_PROSE={tmp_path}/nowhere: holds no file of text" in said and next(iter(FORMATS)) in said
+    assert (
+        f"QUALITY_PROSE={tmp_path}/nowhere: holds no file of text" in said
+        and next(iter(FORMATS)) in said
+    )
 
 
 @pytest.mark.slow
-def test_a_whole_table_is_made(given: pytest.MonkeyPatch, prose_folder: Path, checkout: str, tmp_path: Path,
-                               capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_whole_table_is_made(
+    given: pytest.MonkeyPatch,
+    prose_folder: Path,
+    checkout: str,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     """On prose alone; the processes are real ones. What was held out is the same for all, and seeds differ."""
     both = quality.corpora
     given.setattr(quality, "corpora", lambda c, scratch: both(c, scratch)[1:])
@@ -326,6 +418,11 @@ def test_a_whole_table_is_made(given: pytest.MonkeyPatch, prose_folder: Path, ch
     (path,) = tmp_path.glob("quality_*.json")
     held = json.loads(path.read_text())["corpora"]["prose"]
     assert [found["seed"] for found in held] == [1337, 1338]
-    bpb = [e["validation"]["bpb"] for found in held for e in found["entrants"] if e["equal"] == "tokens"]
+    bpb = [
+        e["validation"]["bpb"]
+        for found in held
+        for e in found["entrants"]
+        if e["equal"] == "tokens"
+    ]
     assert len(set(bpb)) == 6
     assert len({e["validation"]["bytes"] for found in held for e in found["entrants"]}) == 1

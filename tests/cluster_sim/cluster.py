@@ -47,7 +47,9 @@ class Cluster:
         self.store = Store()
         self.requests: list[Request] = []
         self.forbidden: set[tuple[str, str]] = set()
-        self.nodes_list_only = True  # as on NRP: kubectl get nodes -L works, -o yaml and describe do not
+        self.nodes_list_only = (
+            True  # as on NRP: kubectl get nodes -L works, -o yaml and describe do not
+        )
         self.own_namespace_only = False  # kubectl get -A is refused
         self.login_expired = False
         self.logs: dict[str, str | bytes] = {}
@@ -58,21 +60,50 @@ class Cluster:
         self.closing = False
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), handler_for(self))
         self.server.daemon_threads = True
-        self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+        self.thread = threading.Thread(
+            target=self.server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True
+        )
         self.thread.start()
         # GOGC: kubectl lives for a moment, and a fifth of its time would go into collecting garbage
-        self.env = {"KUBECONFIG": str(self.kubeconfig()), "KUBECACHEDIR": str(folder / "kube-cache"), "GOGC": "off"}
+        self.env = {
+            "KUBECONFIG": str(self.kubeconfig()),
+            "KUBECACHEDIR": str(folder / "kube-cache"),
+            "GOGC": "off",
+        }
         self.put({"kind": "Namespace", "apiVersion": "v1", "metadata": {"name": NAMESPACE}})
-        self.put({"kind": "StorageClass", "apiVersion": "storage.k8s.io/v1", "provisioner": "test.example.org",
-                  "metadata": {"name": "standard", "annotations": {rules.DEFAULT_CLASS: "true"}}})
+        self.put(
+            {
+                "kind": "StorageClass",
+                "apiVersion": "storage.k8s.io/v1",
+                "provisioner": "test.example.org",
+                "metadata": {"name": "standard", "annotations": {rules.DEFAULT_CLASS: "true"}},
+            }
+        )
 
     def kubeconfig(self) -> Path:
         path = self.folder / "kubeconfig"
-        path.write_text(yaml.safe_dump({
-            "apiVersion": "v1", "kind": "Config", "current-context": "test",
-            "clusters": [{"name": "test", "cluster": {"server": f"http://127.0.0.1:{self.server.server_port}"}}],
-            "users": [{"name": USER, "user": {"token": "a-token"}}],
-            "contexts": [{"name": "test", "context": {"cluster": "test", "user": USER, "namespace": NAMESPACE}}]}))
+        path.write_text(
+            yaml.safe_dump(
+                {
+                    "apiVersion": "v1",
+                    "kind": "Config",
+                    "current-context": "test",
+                    "clusters": [
+                        {
+                            "name": "test",
+                            "cluster": {"server": f"http://127.0.0.1:{self.server.server_port}"},
+                        }
+                    ],
+                    "users": [{"name": USER, "user": {"token": "a-token"}}],
+                    "contexts": [
+                        {
+                            "name": "test",
+                            "context": {"cluster": "test", "user": USER, "namespace": NAMESPACE},
+                        }
+                    ],
+                }
+            )
+        )
         path.chmod(0o600)
         return path
 
@@ -122,7 +153,9 @@ class Cluster:
     def put(self, thing: Thing) -> Thing:
         """Make or replace an object, status and all, checked as if kubectl had sent it."""
         thing = copy.deepcopy(thing)
-        key = self.key(thing["kind"], thing["metadata"]["name"], thing["metadata"].get("namespace", NAMESPACE))
+        key = self.key(
+            thing["kind"], thing["metadata"]["name"], thing["metadata"].get("namespace", NAMESPACE)
+        )
         with self.store.changed:
             if key in self.store.things:
                 thing["metadata"].pop("resourceVersion", None)
@@ -132,21 +165,49 @@ class Cluster:
     def nodes(self, *nodes: dict[str, Any]) -> None:
         """Put nodes there: name, zone, region, product and gpus of each, and ready=False or other labels."""
         for number, node in enumerate(nodes):
-            labels = {"kubernetes.io/hostname": node.get("name", f"node-{number}"), **node.get("labels", {})}
-            for label, field in {"topology.kubernetes.io/zone": "zone", "topology.kubernetes.io/region": "region",
-                                 "nvidia.com/gpu.product": "product", "nvidia.com/gpu.count": "gpus"}.items():
+            labels = {
+                "kubernetes.io/hostname": node.get("name", f"node-{number}"),
+                **node.get("labels", {}),
+            }
+            for label, field in {
+                "topology.kubernetes.io/zone": "zone",
+                "topology.kubernetes.io/region": "region",
+                "nvidia.com/gpu.product": "product",
+                "nvidia.com/gpu.count": "gpus",
+            }.items():
                 if field in node:
                     labels[label] = str(node[field])
             room = {"cpu": "64", "memory": "512Gi", "nvidia.com/gpu": str(node.get("gpus", 0))}
-            self.put({"kind": "Node", "apiVersion": "v1",
-                      "metadata": {"name": node.get("name", f"node-{number}"), "labels": labels},
-                      "spec": {"taints": node["taints"]} if "taints" in node else {},
-                      "status": {"capacity": room, "allocatable": room, "conditions": [
-                          {"type": "Ready", "status": "True" if node.get("ready", True) else "False"}]}})
+            self.put(
+                {
+                    "kind": "Node",
+                    "apiVersion": "v1",
+                    "metadata": {"name": node.get("name", f"node-{number}"), "labels": labels},
+                    "spec": {"taints": node["taints"]} if "taints" in node else {},
+                    "status": {
+                        "capacity": room,
+                        "allocatable": room,
+                        "conditions": [
+                            {
+                                "type": "Ready",
+                                "status": "True" if node.get("ready", True) else "False",
+                            }
+                        ],
+                    },
+                }
+            )
 
-    def set_pod(self, name: str, *, phase: str | None = None, node: str | None = None,
-                waiting_reason: str | None = None, exit_code: int | None = None, message: str = "",
-                namespace: str = NAMESPACE) -> None:
+    def set_pod(
+        self,
+        name: str,
+        *,
+        phase: str | None = None,
+        node: str | None = None,
+        waiting_reason: str | None = None,
+        exit_code: int | None = None,
+        message: str = "",
+        namespace: str = NAMESPACE,
+    ) -> None:
         """What a kubelet would report of a pod: where it is, that it runs, why it waits, how it ended."""
         pod = self.get("Pod", name, namespace)
         status = pod["status"]
@@ -163,15 +224,36 @@ class Cluster:
             status.setdefault("startTime", rules.now())
         elif status["phase"] in ENDED:
             code = exit_code if exit_code is not None else int(status["phase"] == "Failed")
-            state = {"terminated": {"exitCode": code, "reason": "Error" if code else "Completed", "message": message,
-                                    "startedAt": status.get("startTime", rules.now()), "finishedAt": rules.now()}}
+            state = {
+                "terminated": {
+                    "exitCode": code,
+                    "reason": "Error" if code else "Completed",
+                    "message": message,
+                    "startedAt": status.get("startTime", rules.now()),
+                    "finishedAt": rules.now(),
+                }
+            }
         if state:
             status["containerStatuses"] = [
-                {"name": container["name"], "image": container["image"], "imageID": "", "restartCount": 0,
-                 "ready": "running" in state, "state": state} for container in pod["spec"]["containers"]]
+                {
+                    "name": container["name"],
+                    "image": container["image"],
+                    "imageID": "",
+                    "restartCount": 0,
+                    "ready": "running" in state,
+                    "state": state,
+                }
+                for container in pod["spec"]["containers"]
+            ]
         elif message:
-            status["conditions"] = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable",
-                                     "message": message}]
+            status["conditions"] = [
+                {
+                    "type": "PodScheduled",
+                    "status": "False",
+                    "reason": "Unschedulable",
+                    "message": message,
+                }
+            ]
         self.store.update(self.key("Pod", name, namespace), pod, "kubelet", system=True)
 
     def forbid(self, verb: str, resource: str) -> None:
@@ -182,6 +264,7 @@ class Cluster:
         """Let Jobs make pods, and pods run: as processes of this machine, or as set_pod() says."""
         if processes:
             from tests.cluster_sim.kubelet import Kubelet
+
             self.kubelet = Kubelet(self, **options)
         self.controller = JobController(self)
         return self.kubelet
@@ -192,16 +275,39 @@ class Cluster:
         with self.store.changed:
             for other in self.store.list(kind_of("Event"), meta.get("namespace")):
                 if (other["involvedObject"].get("uid"), other["reason"], other["message"]) == (
-                        meta["uid"], reason, message):
+                    meta["uid"],
+                    reason,
+                    message,
+                ):
                     other |= {"count": other["count"] + 1, "lastTimestamp": rules.now()}
                     self.put(other)
                     return
-            self.put({"kind": "Event", "apiVersion": "v1", "type": type_, "reason": reason, "message": message,
-                      "metadata": {"name": f"{meta['name']}.{rules.suffix(16)}", "namespace": meta["namespace"]},
-                      "involvedObject": {"kind": about["kind"], "apiVersion": about["apiVersion"], "uid": meta["uid"],
-                                         "name": meta["name"], "namespace": meta["namespace"]},
-                      "count": 1, "firstTimestamp": rules.now(), "lastTimestamp": rules.now(),
-                      "source": {"component": "job-controller" if about["kind"] == "Job" else "kubelet"}})
+            self.put(
+                {
+                    "kind": "Event",
+                    "apiVersion": "v1",
+                    "type": type_,
+                    "reason": reason,
+                    "message": message,
+                    "metadata": {
+                        "name": f"{meta['name']}.{rules.suffix(16)}",
+                        "namespace": meta["namespace"],
+                    },
+                    "involvedObject": {
+                        "kind": about["kind"],
+                        "apiVersion": about["apiVersion"],
+                        "uid": meta["uid"],
+                        "name": meta["name"],
+                        "namespace": meta["namespace"],
+                    },
+                    "count": 1,
+                    "firstTimestamp": rules.now(),
+                    "lastTimestamp": rules.now(),
+                    "source": {
+                        "component": "job-controller" if about["kind"] == "Job" else "kubelet"
+                    },
+                }
+            )
 
     # ---- Rights
     def allowed(self, verb: str, resource: str) -> bool:
@@ -209,17 +315,25 @@ class Cluster:
             return False
         return not any((v, r) in self.forbidden for v in (verb, "*") for r in (resource, "*"))
 
-    def check_right(self, verb: str, kind: Kind, sub: str | None, namespace: str | None, name: str) -> None:
+    def check_right(
+        self, verb: str, kind: Kind, sub: str | None, namespace: str | None, name: str
+    ) -> None:
         resource = kind.plural + (f"/{sub}" if sub else "")
         of_others = self.own_namespace_only and kind.namespaced and namespace is None
         if of_others or not self.allowed(verb, resource):
             raise self.refused(verb, kind, resource, namespace, name)
 
-    def refused(self, verb: str, kind: Kind, resource: str, namespace: str | None, name: str) -> Refusal:
+    def refused(
+        self, verb: str, kind: Kind, resource: str, namespace: str | None, name: str
+    ) -> Refusal:
         where = f'in the namespace "{namespace}"' if namespace else "at the cluster scope"
-        return Refusal(403, "Forbidden", f'{kind.qualified}{f" {json.dumps(name)}" if name else ""} is forbidden: User '
-                       f'"{USER}" cannot {verb} resource "{resource}" in API group "{kind.group}" {where}',
-                       {"name": name, "group": kind.group, "kind": kind.plural})
+        return Refusal(
+            403,
+            "Forbidden",
+            f"{kind.qualified}{f' {json.dumps(name)}' if name else ''} is forbidden: User "
+            f'"{USER}" cannot {verb} resource "{resource}" in API group "{kind.group}" {where}',
+            {"name": name, "group": kind.group, "kind": kind.plural},
+        )
 
     def check_login(self) -> None:
         if self.login_expired:
@@ -233,9 +347,19 @@ class Cluster:
     def review(self, asked: Thing) -> Thing:
         """The answer to kubectl auth can-i."""
         if asked["kind"] == "SelfSubjectRulesReview":
-            rights = [{"verbs": [verb for verb in kind.verbs if self.allowed(verb, kind.plural)],
-                       "apiGroups": [kind.group], "resources": [kind.plural]} for kind in KINDS]
-            return asked | {"status": {"resourceRules": rights, "nonResourceRules": [], "incomplete": False}}
+            rights = [
+                {
+                    "verbs": [verb for verb in kind.verbs if self.allowed(verb, kind.plural)],
+                    "apiGroups": [kind.group],
+                    "resources": [kind.plural],
+                }
+                for kind in KINDS
+            ]
+            return asked | {
+                "status": {"resourceRules": rights, "nonResourceRules": [], "incomplete": False}
+            }
         about = asked["spec"].get("resourceAttributes", {})
-        resource = about.get("resource", "*") + (f"/{about['subresource']}" if about.get("subresource") else "")
+        resource = about.get("resource", "*") + (
+            f"/{about['subresource']}" if about.get("subresource") else ""
+        )
         return asked | {"status": {"allowed": self.allowed(about.get("verb", "*"), resource)}}

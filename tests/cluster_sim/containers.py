@@ -52,8 +52,12 @@ class Image:
         for line in re.findall(r"^ENV (.*)", text, re.MULTILINE):
             for name, _, value in (word.partition("=") for word in shlex.split(line)):
                 self.environment[name] = value.replace("${PATH}", self.environment["PATH"])
-        self.entry = [word for name in ("ENTRYPOINT", "CMD") for found in re.findall(
-            rf"^{name} (\[.*\])", text, re.MULTILINE)[-1:] for word in json.loads(found)]
+        self.entry = [
+            word
+            for name in ("ENTRYPOINT", "CMD")
+            for found in re.findall(rf"^{name} (\[.*\])", text, re.MULTILINE)[-1:]
+            for word in json.loads(found)
+        ]
 
 
 class Paths:
@@ -71,8 +75,16 @@ class Paths:
 class Sandbox:
     """The container of a pod, ready to run commands in. Raises NotYet."""
 
-    def __init__(self, cluster: "Cluster", pod: Thing, image: Image, folder: Path, claims: Path, ports: "Ports",
-                 extra: dict[str, str]):
+    def __init__(
+        self,
+        cluster: "Cluster",
+        pod: Thing,
+        image: Image,
+        folder: Path,
+        claims: Path,
+        ports: "Ports",
+        extra: dict[str, str],
+    ):
         self.cluster, self.pod, self.namespace = cluster, pod, pod["metadata"]["namespace"]
         self.container = pod["spec"]["containers"][0]
         self.image = image
@@ -86,7 +98,9 @@ class Sandbox:
                 places[mount["mountPath"]].mkdir(parents=True, exist_ok=True)
         self.paths = Paths(places)
         named = self.named_variables()
-        self.environment = {name: self.paths.here(value) for name, value in (image.environment | named).items()}
+        self.environment = {
+            name: self.paths.here(value) for name, value in (image.environment | named).items()
+        }
         # A program that nobody told another place uses /tmp, which is the pod's own.
         self.environment["TMPDIR"] = self.environment.get("TMPDIR", self.paths.here("/tmp"))
         if named.get("MASTER_ADDR"):
@@ -99,11 +113,17 @@ class Sandbox:
 
     def command(self) -> list[str]:
         """What the container runs, without tini: this machine has another first process."""
-        argv = self.container.get("command", self.image.entry[:-1] if "args" in self.container else self.image.entry)
-        argv = [self.expand(word, self.environment) for word in [*argv, *self.container.get("args", [])]]
+        argv = self.container.get(
+            "command", self.image.entry[:-1] if "args" in self.container else self.image.entry
+        )
+        argv = [
+            self.expand(word, self.environment) for word in [*argv, *self.container.get("args", [])]
+        ]
         if argv[0] not in TINI:
             return [self.paths.here(word) for word in argv]
-        last = next((at for at, word in enumerate(argv) if at and not word.startswith("-")), len(argv))
+        last = next(
+            (at for at, word in enumerate(argv) if at and not word.startswith("-")), len(argv)
+        )
         return [self.paths.here(word) for word in argv[last:]]
 
     # ---- Volumes
@@ -116,17 +136,28 @@ class Sandbox:
             for kind, field in (("ConfigMap", "configMap"), ("Secret", "secret")):
                 if field in volume:
                     name = volume[field].get("name") or volume[field]["secretName"]
-                    found = self.find(kind, name, f'MountVolume.SetUp failed for volume "{volume["name"]}": '
-                                      f'{kind.lower()} "{name}" not found', volume[field].get("optional"),
-                                      "ContainerCreating")
+                    found = self.find(
+                        kind,
+                        name,
+                        f'MountVolume.SetUp failed for volume "{volume["name"]}": '
+                        f'{kind.lower()} "{name}" not found',
+                        volume[field].get("optional"),
+                        "ContainerCreating",
+                    )
                     place.mkdir(parents=True, exist_ok=True)
                     for key, value in self.data_of(found).items():
                         (place / key).write_text(value)
         place.mkdir(parents=True, exist_ok=True)
         return place
 
-    def find(self, kind: str, name: str, words: str, optional: Any = False,
-             reason: str = "CreateContainerConfigError") -> Thing | None:
+    def find(
+        self,
+        kind: str,
+        name: str,
+        words: str,
+        optional: Any = False,
+        reason: str = "CreateContainerConfigError",
+    ) -> Thing | None:
         try:
             return self.cluster.store.find(kind_of(kind), self.namespace, name)
         except Refusal:
@@ -139,7 +170,10 @@ class Sandbox:
         """What a ConfigMap or a Secret holds."""
         data = (thing or {}).get("data", {})
         secret = thing is not None and thing["kind"] == "Secret"
-        return {name: base64.b64decode(value).decode() if secret else value for name, value in data.items()}
+        return {
+            name: base64.b64decode(value).decode() if secret else value
+            for name, value in data.items()
+        }
 
     # ---- Environment
     def named_variables(self) -> dict[str, str]:
@@ -149,11 +183,23 @@ class Sandbox:
             for kind, field in (("ConfigMap", "configMapRef"), ("Secret", "secretRef")):
                 if field in source:
                     name = source[field]["name"]
-                    thing = self.find(kind, name, f'{kind.lower()} "{name}" not found', source[field].get("optional"))
-                    found |= {source.get("prefix", "") + key: value for key, value in self.data_of(thing).items()}
+                    thing = self.find(
+                        kind,
+                        name,
+                        f'{kind.lower()} "{name}" not found',
+                        source[field].get("optional"),
+                    )
+                    found |= {
+                        source.get("prefix", "") + key: value
+                        for key, value in self.data_of(thing).items()
+                    }
         for variable in self.container.get("env", []):
             value_from = variable.get("valueFrom")
-            value = self.expand(variable.get("value", ""), found) if value_from is None else self.value_of(value_from)
+            value = (
+                self.expand(variable.get("value", ""), found)
+                if value_from is None
+                else self.value_of(value_from)
+            )
             if value is not None:
                 found[variable["name"]] = value
         return found
@@ -174,7 +220,9 @@ class Sandbox:
             if field in source:
                 reference = source[field]
                 words = f"couldn't find key {reference['key']} in {kind} {self.namespace}/{reference['name']}"
-                data = self.data_of(self.find(kind, reference["name"], words, reference.get("optional")))
+                data = self.data_of(
+                    self.find(kind, reference["name"], words, reference.get("optional"))
+                )
                 if reference["key"] not in data and not reference.get("optional"):
                     raise NotYet("CreateContainerConfigError", words)
                 return data.get(reference["key"])
@@ -183,7 +231,9 @@ class Sandbox:
     @staticmethod
     def expand(text: str, variables: dict[str, str]) -> str:
         """Put in what $(NAME) stands for, where there is such a variable."""
-        return re.sub(r"\$\(([A-Za-z_]\w*)\)", lambda found: variables.get(found[1], found[0]), text)
+        return re.sub(
+            r"\$\(([A-Za-z_]\w*)\)", lambda found: variables.get(found[1], found[0]), text
+        )
 
     # ---- Peers
     def meeting(self, named: dict[str, str], ports: "Ports") -> dict[str, str]:
@@ -194,8 +244,11 @@ class Sandbox:
         found = {}
         if self.serves(address):
             found["LIGHTHOUSE"] = f"127.0.0.1:{ports.pair(address)}"
-        if own and self.resolves(own, self.pod["spec"].get("hostname", "")) and self.lets_in(
-                self.pod["metadata"]["labels"], self.pod["metadata"]["labels"]):
+        if (
+            own
+            and self.resolves(own, self.pod["spec"].get("hostname", ""))
+            and self.lets_in(self.pod["metadata"]["labels"], self.pod["metadata"]["labels"])
+        ):
             found["SITE_ADDR"] = "127.0.0.1"
         return found
 
@@ -203,23 +256,43 @@ class Sandbox:
         """Whether HOST:PORT, and the port behind it, is a Service that leads to a pod of some Job, ready or not, which
         takes calls of this one."""
         host, _, port = address.partition(":")
-        service = (self.find("Service", host, f"no such name: {host}", reason="ContainerCreating") or {})["spec"]
-        ports, mine = {one["port"]: one["targetPort"] for one in service["ports"]}, self.pod["metadata"]["labels"]
+        service = (
+            self.find("Service", host, f"no such name: {host}", reason="ContainerCreating") or {}
+        )["spec"]
+        ports, mine = (
+            {one["port"]: one["targetPort"] for one in service["ports"]},
+            self.pod["metadata"]["labels"],
+        )
         asked = (int(port), int(port) + 1)
-        behind = [labels for job in self.cluster.store.list(kind_of("Job"), self.namespace)
-                  if service["selector"].items() <= (labels := job["spec"]["template"]["metadata"]["labels"]).items()]
+        behind = [
+            labels
+            for job in self.cluster.store.list(kind_of("Job"), self.namespace)
+            if service["selector"].items()
+            <= (labels := job["spec"]["template"]["metadata"]["labels"]).items()
+        ]
         if not behind:  # the Service is applied before it
             raise NotYet("ContainerCreating", f"no pods yet behind {host}")
-        return bool(service.get("publishNotReadyAddresses") and [ports.get(one) for one in asked] == [*asked]
-                    and len(behind) == 1 and self.lets_in(behind[0], mine))
+        return bool(
+            service.get("publishNotReadyAddresses")
+            and [ports.get(one) for one in asked] == [*asked]
+            and len(behind) == 1
+            and self.lets_in(behind[0], mine)
+        )
 
     def lets_in(self, to: dict[str, str], caller: dict[str, str]) -> bool:
         """Whether the namespace's policies let pods of some labels be called on any port by those of others."""
-        policies = [policy["spec"] for policy in self.cluster.store.list(kind_of("NetworkPolicy"), self.namespace)
-                    if policy["spec"]["podSelector"].get("matchLabels", {}).items() <= to.items()]
+        policies = [
+            policy["spec"]
+            for policy in self.cluster.store.list(kind_of("NetworkPolicy"), self.namespace)
+            if policy["spec"]["podSelector"].get("matchLabels", {}).items() <= to.items()
+        ]
         return not policies or any(
-            peer["podSelector"].get("matchLabels", {}).items() <= caller.items() for policy in policies
-            for rule in policy.get("ingress", []) if "ports" not in rule for peer in rule.get("from", []))
+            peer["podSelector"].get("matchLabels", {}).items() <= caller.items()
+            for policy in policies
+            for rule in policy.get("ingress", [])
+            if "ports" not in rule
+            for peer in rule.get("from", [])
+        )
 
     def rendezvous(self, named: dict[str, str], ports: "Ports") -> dict[str, str]:
         """The address and port of the first pod as it is on this machine, if the cluster's DNS would know its name."""
@@ -239,9 +312,13 @@ class Sandbox:
             service = self.cluster.store.find(kind_of("Service"), self.namespace, subdomain)["spec"]
         except Refusal:
             return False
-        return bool(host == name and self.pod["spec"].get("subdomain") == subdomain
-                    and service.get("clusterIP") == "None" and service.get("publishNotReadyAddresses")
-                    and service.get("selector", {}).items() <= self.pod["metadata"]["labels"].items())
+        return bool(
+            host == name
+            and self.pod["spec"].get("subdomain") == subdomain
+            and service.get("clusterIP") == "None"
+            and service.get("publishNotReadyAddresses")
+            and service.get("selector", {}).items() <= self.pod["metadata"]["labels"].items()
+        )
 
 
 def members(uid: str) -> list[int]:

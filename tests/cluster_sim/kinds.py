@@ -48,11 +48,28 @@ KINDS = (
     Kind("networking.k8s.io/v1", "networkpolicies", "NetworkPolicy", ("netpol",)),
     Kind("storage.k8s.io/v1", "storageclasses", "StorageClass", ("sc",), namespaced=False),
     Kind("scheduling.k8s.io/v1", "priorityclasses", "PriorityClass", ("pc",), namespaced=False),
-    Kind("authorization.k8s.io/v1", "selfsubjectaccessreviews", "SelfSubjectAccessReview", (), False, ("create",)),
-    Kind("authorization.k8s.io/v1", "selfsubjectrulesreviews", "SelfSubjectRulesReview", (), False, ("create",)),
+    Kind(
+        "authorization.k8s.io/v1",
+        "selfsubjectaccessreviews",
+        "SelfSubjectAccessReview",
+        (),
+        False,
+        ("create",),
+    ),
+    Kind(
+        "authorization.k8s.io/v1",
+        "selfsubjectrulesreviews",
+        "SelfSubjectRulesReview",
+        (),
+        False,
+        ("create",),
+    ),
 )
-SUBRESOURCES = (("pods/log", "Pod", ("get",)), ("pods/exec", "PodExecOptions", ("create", "get")),
-                ("pods/status", "Pod", ("get", "patch", "update")))
+SUBRESOURCES = (
+    ("pods/log", "Pod", ("get",)),
+    ("pods/exec", "PodExecOptions", ("create", "get")),
+    ("pods/status", "Pod", ("get", "patch", "update")),
+)
 GROUP_VERSIONS = tuple(dict.fromkeys(kind.group_version for kind in KINDS))
 
 
@@ -67,27 +84,62 @@ def kind_of(name: str) -> Kind:
 
 def at(group_version: str, plural: str) -> Kind | None:
     """The kind that an address of the API is about."""
-    return next((kind for kind in KINDS if (kind.group_version, kind.plural) == (group_version, plural)), None)
+    return next(
+        (kind for kind in KINDS if (kind.group_version, kind.plural) == (group_version, plural)),
+        None,
+    )
 
 
 def groups() -> dict[str, Any]:
     """The answer to /apis."""
-    versions = [{"groupVersion": gv, "version": gv.split("/")[1]} for gv in GROUP_VERSIONS if "/" in gv]
-    return {"kind": "APIGroupList", "apiVersion": "v1", "groups": [
-        {"name": entry["groupVersion"].split("/")[0], "versions": [entry], "preferredVersion": entry}
-        for entry in versions]}
+    versions = [
+        {"groupVersion": gv, "version": gv.split("/")[1]} for gv in GROUP_VERSIONS if "/" in gv
+    ]
+    return {
+        "kind": "APIGroupList",
+        "apiVersion": "v1",
+        "groups": [
+            {
+                "name": entry["groupVersion"].split("/")[0],
+                "versions": [entry],
+                "preferredVersion": entry,
+            }
+            for entry in versions
+        ],
+    }
 
 
 def resources(group_version: str) -> dict[str, Any]:
     """The answer to /api/v1 and /apis/GROUP/VERSION."""
     found: list[dict[str, Any]] = [
-        {"name": kind.plural, "singularName": kind.singular, "kind": kind.kind, "shortNames": list(kind.short),
-         "namespaced": kind.namespaced, "verbs": list(kind.verbs)}
-        for kind in KINDS if kind.group_version == group_version]
+        {
+            "name": kind.plural,
+            "singularName": kind.singular,
+            "kind": kind.kind,
+            "shortNames": list(kind.short),
+            "namespaced": kind.namespaced,
+            "verbs": list(kind.verbs),
+        }
+        for kind in KINDS
+        if kind.group_version == group_version
+    ]
     if group_version == "v1":
-        found += [{"name": name, "singularName": "", "kind": kind, "namespaced": True, "verbs": list(verbs)}
-                  for name, kind, verbs in SUBRESOURCES]
-    return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": group_version, "resources": found}
+        found += [
+            {
+                "name": name,
+                "singularName": "",
+                "kind": kind,
+                "namespaced": True,
+                "verbs": list(verbs),
+            }
+            for name, kind, verbs in SUBRESOURCES
+        ]
+    return {
+        "kind": "APIResourceList",
+        "apiVersion": "v1",
+        "groupVersion": group_version,
+        "resources": found,
+    }
 
 
 def address(group_version: str) -> str:
@@ -97,8 +149,12 @@ def address(group_version: str) -> str:
 
 def openapi_index() -> dict[str, Any]:
     """The answer to /openapi/v3."""
-    return {"paths": {address(gv): {"serverRelativeURL": f"/openapi/v3/{address(gv)}?hash=1"}
-                      for gv in GROUP_VERSIONS}}
+    return {
+        "paths": {
+            address(gv): {"serverRelativeURL": f"/openapi/v3/{address(gv)}?hash=1"}
+            for gv in GROUP_VERSIONS
+        }
+    }
 
 
 def openapi(group_version: str) -> dict[str, Any]:
@@ -107,10 +163,22 @@ def openapi(group_version: str) -> dict[str, Any]:
     for kind in KINDS:
         if kind.group_version == group_version:
             place = "namespaces/{namespace}/" if kind.namespaced else ""
-            paths[f"/{address(group_version)}/{place}{kind.plural}/{{name}}"] = {"patch": {
-                "x-kubernetes-group-version-kind": {"group": kind.group, "kind": kind.kind,
-                                                    "version": group_version.rpartition("/")[2]},
-                "parameters": [{"name": name, "in": "query"} for name in ("fieldValidation", "dryRun")],
-                "responses": {}}}
-    return {"openapi": "3.0.0", "info": {"title": "Kubernetes", "version": SERVER["gitVersion"]},
-            "paths": paths, "components": {}}
+            paths[f"/{address(group_version)}/{place}{kind.plural}/{{name}}"] = {
+                "patch": {
+                    "x-kubernetes-group-version-kind": {
+                        "group": kind.group,
+                        "kind": kind.kind,
+                        "version": group_version.rpartition("/")[2],
+                    },
+                    "parameters": [
+                        {"name": name, "in": "query"} for name in ("fieldValidation", "dryRun")
+                    ],
+                    "responses": {},
+                }
+            }
+    return {
+        "openapi": "3.0.0",
+        "info": {"title": "Kubernetes", "version": SERVER["gitVersion"]},
+        "paths": paths,
+        "components": {},
+    }

@@ -28,9 +28,9 @@ from tests.cluster_sim.store import Key, Refusal, Thing
 if TYPE_CHECKING:
     from tests.cluster_sim.cluster import Cluster
 
-LOOK_S = 0.03          # between two looks at what the processes do
-AGAIN_S = 0.3          # between two tries to start a pod
-MESSAGE_BYTES = 2048   # of a log, at most, as the last word of a container that failed
+LOOK_S = 0.03  # between two looks at what the processes do
+AGAIN_S = 0.3  # between two tries to start a pod
+MESSAGE_BYTES = 2048  # of a log, at most, as the last word of a container that failed
 MESSAGE_LINES = 80
 
 
@@ -44,7 +44,7 @@ class Running:
     sandbox: Sandbox
     log: Path
     since: float
-    told: float | None = None     # when it got SIGTERM
+    told: float | None = None  # when it got SIGTERM
     reason: tuple[str, str] = ("", "")  # of its end, if not its own
     restarts: int = 0
     # held by who kills its processes: else one that is started again meanwhile would be taken for one of them
@@ -91,10 +91,15 @@ class Ports(collections.defaultdict[str, int]):
 class Kubelet:
     """Runs in a thread of its own until close(), which ends all pods and raises what went wrong in it."""
 
-    def __init__(self, cluster: "Cluster", images: Iterable[str] | None = None, extra: dict[str, str] | None = None):
+    def __init__(
+        self,
+        cluster: "Cluster",
+        images: Iterable[str] | None = None,
+        extra: dict[str, str] | None = None,
+    ):
         self.cluster, self.store, self.folder = cluster, cluster.store, cluster.folder / "kubelet"
         self.images = None if images is None else set(images)  # those that can be pulled; None: all
-        self.extra = extra or {}                               # to the environment of every container
+        self.extra = extra or {}  # to the environment of every container
         self.image = Image(self.folder)
         self.ports = Ports()
         self.running: dict[str, Running] = {}
@@ -130,23 +135,42 @@ class Kubelet:
     def evict(self, name: str) -> None:
         """What the scheduler does to a pod that one of higher priority displaces."""
         running = self.of_name(name)
-        self.report(running.key, condition={
-            "type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler",
-            "message": "default-scheduler: preempting to accommodate a higher priority pod",
-            "lastTransitionTime": rules.now()})
+        self.report(
+            running.key,
+            condition={
+                "type": "DisruptionTarget",
+                "status": "True",
+                "reason": "PreemptionByScheduler",
+                "message": "default-scheduler: preempting to accommodate a higher priority pod",
+                "lastTransitionTime": rules.now(),
+            },
+        )
         self.store.delete(running.key)
 
     def of_name(self, name: str) -> Running:
         return next(pod for pod in list(self.running.values()) if pod.key[2] == name)
 
-    def exec(self, name: str, container: str, argv: list[str], stdin: bytes = b"") -> tuple[int, bytes, bytes]:
+    def exec(
+        self, name: str, container: str, argv: list[str], stdin: bytes = b""
+    ) -> tuple[int, bytes, bytes]:
         """What kubectl exec runs: beside the pod's own command, with the same environment."""
         sandbox = self.of_name(name).sandbox
         try:
-            done = subprocess.run([sandbox.paths.here(word) for word in argv], cwd=sandbox.folder, input=stdin,
-                                  env=sandbox.environment, capture_output=True, check=False, timeout=120)
+            done = subprocess.run(
+                [sandbox.paths.here(word) for word in argv],
+                cwd=sandbox.folder,
+                input=stdin,
+                env=sandbox.environment,
+                capture_output=True,
+                check=False,
+                timeout=120,
+            )
         except FileNotFoundError:
-            return 127, b"", f'exec failed: "{argv[0]}": executable file not found in $PATH\n'.encode()
+            return (
+                127,
+                b"",
+                f'exec failed: "{argv[0]}": executable file not found in $PATH\n'.encode(),
+            )
         return done.returncode, done.stdout, done.stderr
 
     # ---- The loop
@@ -157,8 +181,11 @@ class Kubelet:
                 for uid, pod in there.items():
                     if uid in self.running:
                         self.look_after(self.running[uid], pod)
-                    elif pod["status"].get("phase") == "Pending" and "deletionTimestamp" not in pod["metadata"] and (
-                            time.monotonic() >= self.tried.get(uid, 0)):
+                    elif (
+                        pod["status"].get("phase") == "Pending"
+                        and "deletionTimestamp" not in pod["metadata"]
+                        and (time.monotonic() >= self.tried.get(uid, 0))
+                    ):
                         self.tried[uid] = time.monotonic() + AGAIN_S
                         self.start(pod)
                 for uid in self.running.keys() - there.keys():  # deleted by force
@@ -170,21 +197,43 @@ class Kubelet:
         """From Pending to Running, as far as it gets."""
         meta, spec = pod["metadata"], pod["spec"]
         key = (kind_of("Pod"), meta["namespace"], meta["name"])
-        claims = {claim["metadata"]["name"]: claim
-                  for claim in self.store.list(kind_of("PersistentVolumeClaim"), meta["namespace"])}
-        node, problem = scheduling.place(pod, self.store.list(kind_of("Node")), self.store.list(kind_of("Pod")), claims)
+        claims = {
+            claim["metadata"]["name"]: claim
+            for claim in self.store.list(kind_of("PersistentVolumeClaim"), meta["namespace"])
+        }
+        node, problem = scheduling.place(
+            pod, self.store.list(kind_of("Node")), self.store.list(kind_of("Pod")), claims
+        )
         if problem:
             self.cluster.event(pod, "Warning", "FailedScheduling", problem)
-            return self.report(key, condition={"type": "PodScheduled", "status": "False", "reason": "Unschedulable",
-                                               "message": problem})
+            return self.report(
+                key,
+                condition={
+                    "type": "PodScheduled",
+                    "status": "False",
+                    "reason": "Unschedulable",
+                    "message": problem,
+                },
+            )
         spec["nodeName"] = node
         self.report(key, node=node, condition={"type": "PodScheduled", "status": "True"})
         container = spec["containers"][0]
         folder = self.folder / "pods" / meta["uid"]
         try:
             if self.images is not None and container["image"] not in self.images:
-                raise NotYet("ErrImagePull", f'failed to pull and unpack image "{container["image"]}": not found')
-            sandbox = Sandbox(self.cluster, pod, self.image, folder, self.folder / "claims", self.ports, self.extra)
+                raise NotYet(
+                    "ErrImagePull",
+                    f'failed to pull and unpack image "{container["image"]}": not found',
+                )
+            sandbox = Sandbox(
+                self.cluster,
+                pod,
+                self.image,
+                folder,
+                self.folder / "claims",
+                self.ports,
+                self.extra,
+            )
         except NotYet as why:
             self.cluster.event(pod, "Warning", "Failed", str(why))
             return self.report(key, state={"waiting": {"reason": why.reason, "message": str(why)}})
@@ -196,10 +245,22 @@ class Kubelet:
         try:
             process = begin(sandbox, argv, log)
         except OSError as error:
-            return self.report(key, phase="Failed", state={"terminated": {
-                "exitCode": 128, "reason": "StartError", "message": str(error), "finishedAt": rules.now()}})
+            return self.report(
+                key,
+                phase="Failed",
+                state={
+                    "terminated": {
+                        "exitCode": 128,
+                        "reason": "StartError",
+                        "message": str(error),
+                        "finishedAt": rules.now(),
+                    }
+                },
+            )
         self.cluster.log_files[meta["name"]] = log
-        self.running[meta["uid"]] = Running(key, meta["uid"], process, sandbox, log, time.monotonic())
+        self.running[meta["uid"]] = Running(
+            key, meta["uid"], process, sandbox, log, time.monotonic()
+        )
         self.report(key, phase="Running", state={"running": {"startedAt": rules.now()}})
         self.cluster.event(pod, "Normal", "Started", f"Started container {container['name']}")
 
@@ -212,10 +273,15 @@ class Kubelet:
             return self.finish(running, pod, code if code >= 0 else 128 - code)
         deadline = pod["spec"].get("activeDeadlineSeconds")
         if running.told is None and deadline and time.monotonic() - running.since > deadline:
-            running.reason = ("DeadlineExceeded", "Pod was active on the node longer than the specified deadline")
+            running.reason = (
+                "DeadlineExceeded",
+                "Pod was active on the node longer than the specified deadline",
+            )
         if running.told is None and ("deletionTimestamp" in meta or running.reason[0]):
             running.told = time.monotonic()
-            self.cluster.event(pod, "Normal", "Killing", f"Stopping container {running.sandbox.container['name']}")
+            self.cluster.event(
+                pod, "Normal", "Killing", f"Stopping container {running.sandbox.container['name']}"
+            )
             os.kill(running.process.pid, signal.SIGTERM)  # it alone, as by tini without -g
         grace = meta.get("deletionGracePeriodSeconds", pod["spec"]["terminationGracePeriodSeconds"])
         if running.told is not None and time.monotonic() - running.told > grace:
@@ -228,27 +294,51 @@ class Kubelet:
             kill_all(running)
         running.process = begin(running.sandbox, running.sandbox.command(), running.log)
         running.restarts += 1
-        self.report(running.key, restarts=running.restarts, state={"running": {"startedAt": rules.now()}})
+        self.report(
+            running.key, restarts=running.restarts, state={"running": {"startedAt": rules.now()}}
+        )
 
     def finish(self, running: Running, pod: Thing, code: int) -> None:
         """Report the end. What the first process left behind ends with it."""
         kill_all(running)
         policy, message = running.sandbox.container["terminationMessagePolicy"], ""
         if policy == "FallbackToLogsOnError" and code:
-            lines = running.log.read_bytes()[-MESSAGE_BYTES:].decode(errors="replace").splitlines(keepends=True)
+            lines = (
+                running.log.read_bytes()[-MESSAGE_BYTES:]
+                .decode(errors="replace")
+                .splitlines(keepends=True)
+            )
             message = "".join(lines[-MESSAGE_LINES:])
         self.report(
-            running.key, phase="Failed" if code or running.reason[0] else "Succeeded", why=running.reason,
-            state={"terminated": {
-                "exitCode": code, "reason": "Error" if code else "Completed", "message": message,
-                "startedAt": pod["status"].get("startTime", rules.now()), "finishedAt": rules.now()}})
+            running.key,
+            phase="Failed" if code or running.reason[0] else "Succeeded",
+            why=running.reason,
+            state={
+                "terminated": {
+                    "exitCode": code,
+                    "reason": "Error" if code else "Completed",
+                    "message": message,
+                    "startedAt": pod["status"].get("startTime", rules.now()),
+                    "finishedAt": rules.now(),
+                }
+            },
+        )
         del self.running[running.uid]
         if "deletionTimestamp" in pod["metadata"]:
             with contextlib.suppress(Refusal):  # somebody was faster
                 self.store.delete(running.key, grace=0)
 
-    def report(self, key: Key, *, phase: str = "", node: str = "", state: Thing | None = None,
-               condition: Thing | None = None, why: tuple[str, str] = ("", ""), restarts: int = 0) -> None:
+    def report(
+        self,
+        key: Key,
+        *,
+        phase: str = "",
+        node: str = "",
+        state: Thing | None = None,
+        condition: Thing | None = None,
+        why: tuple[str, str] = ("", ""),
+        restarts: int = 0,
+    ) -> None:
         """Write into a pod's status, if it is still there."""
         with self.store.changed:
             try:
@@ -265,14 +355,28 @@ class Kubelet:
             if why[0]:
                 status |= {"reason": why[0], "message": why[1]}
             if state:
-                status["containerStatuses"] = [{
-                    "name": container["name"], "image": container["image"], "imageID": "", "restartCount": restarts,
-                    "ready": "running" in state, "started": "running" in state, "state": state}
-                    for container in pod["spec"]["containers"]]
+                status["containerStatuses"] = [
+                    {
+                        "name": container["name"],
+                        "image": container["image"],
+                        "imageID": "",
+                        "restartCount": restarts,
+                        "ready": "running" in state,
+                        "started": "running" in state,
+                        "state": state,
+                    }
+                    for container in pod["spec"]["containers"]
+                ]
                 ended = {"reason": "PodCompleted"} if phase == "Succeeded" else {}
-                condition = condition or {"type": "Ready", "status": str("running" in state), **ended}
+                condition = condition or {
+                    "type": "Ready",
+                    "status": str("running" in state),
+                    **ended,
+                }
             if condition:
-                status["conditions"] = [c for c in status.get("conditions", []) if c["type"] != condition["type"]]
+                status["conditions"] = [
+                    c for c in status.get("conditions", []) if c["type"] != condition["type"]
+                ]
                 status["conditions"].append(condition)
             self.store.update(key, pod, "kubelet", system=True)
 
@@ -281,8 +385,15 @@ def begin(sandbox: Sandbox, argv: list[str], log: Path) -> subprocess.Popen[byte
     """Start a container's command; what it says goes behind what is in the log."""
     program = shutil.which(argv[0], path=sandbox.environment["PATH"]) or argv[0]
     with open(log, "ab") as out:
-        return subprocess.Popen([program, *argv[1:]], cwd=sandbox.folder, env=sandbox.environment,
-                                stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
+        return subprocess.Popen(
+            [program, *argv[1:]],
+            cwd=sandbox.folder,
+            env=sandbox.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
 
 
 def kill_all(running: Running) -> None:

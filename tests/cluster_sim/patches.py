@@ -9,9 +9,16 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 # Field name -> what its items are told apart by, where the API declares the list to be a map.
-MERGE_KEYS = {"containers": ("name",), "initContainers": ("name",), "volumes": ("name",), "env": ("name",),
-              "imagePullSecrets": ("name",), "volumeMounts": ("mountPath",), "ownerReferences": ("uid",),
-              "conditions": ("type",)}
+MERGE_KEYS = {
+    "containers": ("name",),
+    "initContainers": ("name",),
+    "volumes": ("name",),
+    "env": ("name",),
+    "imagePullSecrets": ("name",),
+    "volumeMounts": ("mountPath",),
+    "ownerReferences": ("uid",),
+    "conditions": ("type",),
+}
 PORTS = (("containerPort", "protocol"), ("port", "protocol"))  # of a container, of a Service
 DEFAULTS = {"protocol": "TCP"}
 
@@ -94,13 +101,19 @@ def merge(live: Any, patch: Any, field: Any = None, *, strategic: bool = False) 
         return kept
     names = names_of(field, patch) if isinstance(patch, list) and strategic else None
     if not names or not isinstance(live, list):
-        return [merge(None, item, strategic=strategic) for item in patch] if isinstance(patch, list) else patch
+        return (
+            [merge(None, item, strategic=strategic) for item in patch]
+            if isinstance(patch, list)
+            else patch
+        )
     merged = {item_of(item, names): item for item in live}
     for item in patch:
         if item.get("$patch") == "delete":
             merged.pop(item_of(item, names), None)
         else:
-            merged[item_of(item, names)] = merge(merged.get(item_of(item, names)), item, strategic=True)
+            merged[item_of(item, names)] = merge(
+                merged.get(item_of(item, names)), item, strategic=True
+            )
     return list(merged.values())
 
 
@@ -108,7 +121,10 @@ def remove(value: Any, path: Path) -> None:
     """Take the field at a path away, and the maps that it leaves empty."""
     head, rest = path[0], path[1:]
     if isinstance(head, Item):
-        found = next((item for item in value if item_of(item, tuple(name for name, _ in head.key)) == head), None)
+        found = next(
+            (item for item in value if item_of(item, tuple(name for name, _ in head.key)) == head),
+            None,
+        )
         if found is not None and not rest:
             value.remove(found)
         elif found is not None:
@@ -126,20 +142,28 @@ class Owners:
     def __init__(self) -> None:
         self.fields: dict[str, set[Path]] = {}
 
-    def apply(self, live: dict[str, Any], wanted: dict[str, Any], manager: str, *, force: bool) -> dict[str, Any]:
+    def apply(
+        self, live: dict[str, Any], wanted: dict[str, Any], manager: str, *, force: bool
+    ) -> dict[str, Any]:
         """`live` as this manager wants it: what it left out since is gone, unless another owns it."""
         new = dict(leaves(wanted))
         before = dict(leaves(live))
         others = {name: paths for name, paths in self.fields.items() if name != manager}
-        taken = [(name, path) for name, paths in sorted(others.items()) for path in sorted(paths & new.keys(), key=str)
-                 if before.get(path) != new[path]]
+        taken = [
+            (name, path)
+            for name, paths in sorted(others.items())
+            for path in sorted(paths & new.keys(), key=str)
+            if before.get(path) != new[path]
+        ]
         if taken and not force:
             raise Conflict([(name, dotted(path)) for name, path in taken])
         result: dict[str, Any] = copy.deepcopy(live)
         theirs = set().union(*others.values())
         # An item of a list goes whole, with what the API filled in, unless another owns a part of it.
-        for path in sorted(self.fields.get(manager, set()) - new.keys() - theirs, key=len, reverse=True):
-            if not any(other[:len(path)] == path for other in theirs | new.keys()):
+        for path in sorted(
+            self.fields.get(manager, set()) - new.keys() - theirs, key=len, reverse=True
+        ):
+            if not any(other[: len(path)] == path for other in theirs | new.keys()):
                 remove(result, path)
         for name, path in taken:
             self.fields[name].discard(path)
@@ -160,7 +184,9 @@ def json_patch(value: Any, operations: list[dict[str, Any]]) -> Any:
     """RFC 6902: add, replace, remove and test."""
     value = copy.deepcopy(value)
     for operation in operations:
-        *parents, last = [part.replace("~1", "/").replace("~0", "~") for part in operation["path"].split("/")[1:]]
+        *parents, last = [
+            part.replace("~1", "/").replace("~0", "~") for part in operation["path"].split("/")[1:]
+        ]
         place = value
         try:
             for part in parents:

@@ -35,13 +35,15 @@ def fields(data: bytes) -> Iterator[tuple[int, Any]]:
             length = {FIXED64: 8, FIXED32: 4}.get(tag & 7)
             if length is None:
                 length, at = varint(data, at)
-            yield tag >> 3, data[at:at + length]
+            yield tag >> 3, data[at : at + length]
             at += length
 
 
 def texts(data: bytes, names: dict[int, str]) -> dict[str, str]:
     """The named fields of a message that hold text."""
-    return {names[number]: value.decode() for number, value in fields(data) if number in names and value}
+    return {
+        names[number]: value.decode() for number, value in fields(data) if number in names and value
+    }
 
 
 def mapping(data: bytes, number: int) -> dict[str, bytes]:
@@ -59,9 +61,16 @@ def decoded(body: bytes) -> dict[str, Any] | None:
     thing["metadata"] = texts(parts.get(1, b""), {1: "name", 3: "namespace"})
     if thing["kind"] == "SelfSubjectAccessReview":
         about = dict(fields(parts.get(2, b"")))
-        names = dict(enumerate(("namespace", "verb", "group", "version", "resource", "subresource", "name"), 1))
-        thing["spec"] = {"resourceAttributes": texts(about[1], names)} if 1 in about else {
-            "nonResourceAttributes": texts(about[2], {1: "path", 2: "verb"})}
+        names = dict(
+            enumerate(
+                ("namespace", "verb", "group", "version", "resource", "subresource", "name"), 1
+            )
+        )
+        thing["spec"] = (
+            {"resourceAttributes": texts(about[1], names)}
+            if 1 in about
+            else {"nonResourceAttributes": texts(about[2], {1: "path", 2: "verb"})}
+        )
     elif thing["kind"] == "SelfSubjectRulesReview":
         thing["spec"] = texts(parts.get(2, b""), {1: "namespace"})
     elif thing["kind"] == "Secret":
@@ -69,7 +78,9 @@ def decoded(body: bytes) -> dict[str, Any] | None:
             found = mapping(parts.get(1, b""), number)
             if found:
                 thing["metadata"][name] = {key: value.decode() for key, value in found.items()}
-        thing["data"] = {key: base64.b64encode(value).decode() for key, value in mapping(raw, 2).items()}
+        thing["data"] = {
+            key: base64.b64encode(value).decode() for key, value in mapping(raw, 2).items()
+        }
         if parts.get(3):
             thing["type"] = parts[3].decode()
     else:

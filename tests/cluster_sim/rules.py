@@ -31,15 +31,27 @@ def suffix(length: int = 5) -> str:
 
 def fill_in(thing: dict[str, Any], default_class: str | None) -> None:
     """The API's defaults, of those fields that somebody reads."""
-    spec = thing.setdefault("spec", {}) if thing["kind"] in ("Job", "Pod", "Service", "PersistentVolumeClaim") else {}
+    spec = (
+        thing.setdefault("spec", {})
+        if thing["kind"] in ("Job", "Pod", "Service", "PersistentVolumeClaim")
+        else {}
+    )
     if thing["kind"] == "Job":
         name, uid = thing["metadata"]["name"], thing["metadata"]["uid"]
-        for field, value in {"parallelism": 1, "completionMode": "NonIndexed", "backoffLimit": 6, "suspend": False,
-                             "manualSelector": False}.items():
+        for field, value in {
+            "parallelism": 1,
+            "completionMode": "NonIndexed",
+            "backoffLimit": 6,
+            "suspend": False,
+            "manualSelector": False,
+        }.items():
             spec.setdefault(field, value)
         if spec["completionMode"] == "NonIndexed":
             spec.setdefault("completions", 1)
-        spec.setdefault("podReplacementPolicy", "Failed" if "podFailurePolicy" in spec else "TerminatingOrFailed")
+        spec.setdefault(
+            "podReplacementPolicy",
+            "Failed" if "podFailurePolicy" in spec else "TerminatingOrFailed",
+        )
         spec["selector"] = {"matchLabels": {UID_LABELS[0]: uid}}
         labels = spec["template"].setdefault("metadata", {}).setdefault("labels", {})
         labels.update(dict.fromkeys(JOB_LABELS, name) | dict.fromkeys(UID_LABELS, uid))
@@ -75,9 +87,15 @@ def pod_defaults(spec: dict[str, Any], restart: str | None = None) -> None:
     for container in spec.get("containers", []):
         container.setdefault("terminationMessagePath", "/dev/termination-log")
         container.setdefault("terminationMessagePolicy", "File")
-        latest = "@" not in container.get("image", "") and not container.get("image", "").rpartition("/")[2].count(":")
-        container.setdefault("imagePullPolicy", "Always" if latest or container.get("image", "").endswith(":latest")
-                             else "IfNotPresent")
+        latest = "@" not in container.get("image", "") and not container.get(
+            "image", ""
+        ).rpartition("/")[2].count(":")
+        container.setdefault(
+            "imagePullPolicy",
+            "Always"
+            if latest or container.get("image", "").endswith(":latest")
+            else "IfNotPresent",
+        )
         resources = container.get("resources", {})
         if resources.get("limits"):
             resources["requests"] = {**resources["limits"], **resources.get("requests", {})}
@@ -92,43 +110,82 @@ def frozen(old: dict[str, Any], new: dict[str, Any], expandable: bool) -> Iterat
     """The changes that the API refuses."""
     before, after = old.get("spec", {}), new.get("spec", {})
     if old["kind"] == "Job":
-        for field in ("completions", "selector", "template", "completionMode", "podFailurePolicy",
-                      "backoffLimitPerIndex", "manualSelector"):
+        for field in (
+            "completions",
+            "selector",
+            "template",
+            "completionMode",
+            "podFailurePolicy",
+            "backoffLimitPerIndex",
+            "manualSelector",
+        ):
             if before.get(field) == after.get(field):
                 continue
-            if field == "completions" and after.get("completionMode") == "Indexed" and (
-                    after.get("completions") == after.get("parallelism")):
+            if (
+                field == "completions"
+                and after.get("completionMode") == "Indexed"
+                and (after.get("completions") == after.get("parallelism"))
+            ):
                 continue  # an Indexed Job may grow and shrink, both numbers together
             shown = json.dumps(after.get(field), separators=(",", ":"))
-            yield Fault("FieldValueInvalid", f"spec.{field}", f"Invalid value: {shown}: field is immutable")
+            yield Fault(
+                "FieldValueInvalid", f"spec.{field}", f"Invalid value: {shown}: field is immutable"
+            )
     elif old["kind"] == "PersistentVolumeClaim":
         old_rest, new_rest = copy.deepcopy(before), copy.deepcopy(after)
-        sizes = [rest["resources"].get("requests", {}).pop("storage", "0") for rest in (old_rest, new_rest)]
+        sizes = [
+            rest["resources"].get("requests", {}).pop("storage", "0")
+            for rest in (old_rest, new_rest)
+        ]
         if old_rest != new_rest:
-            yield Fault("FieldValueForbidden", "spec", "Forbidden: spec is immutable after creation except "
-                        "resources.requests and volumeAttributesClassName for bound claims")
+            yield Fault(
+                "FieldValueForbidden",
+                "spec",
+                "Forbidden: spec is immutable after creation except "
+                "resources.requests and volumeAttributesClassName for bound claims",
+            )
         elif quantity(sizes[1]) < quantity(sizes[0]):
-            yield Fault("FieldValueForbidden", "spec.resources.requests.storage",
-                        "Forbidden: field can not be less than status.capacity")
+            yield Fault(
+                "FieldValueForbidden",
+                "spec.resources.requests.storage",
+                "Forbidden: field can not be less than status.capacity",
+            )
         elif quantity(sizes[1]) > quantity(sizes[0]) and not expandable:
-            yield Fault("FieldValueForbidden", "spec.resources.requests.storage", "Forbidden: only dynamically "
-                        "provisioned pvc can be resized and the storageclass that provisions the pvc must support "
-                        "resize")
+            yield Fault(
+                "FieldValueForbidden",
+                "spec.resources.requests.storage",
+                "Forbidden: only dynamically "
+                "provisioned pvc can be resized and the storageclass that provisions the pvc must support "
+                "resize",
+            )
     elif old["kind"] == "Pod":
         rests = [copy.deepcopy(spec) for spec in (before, after)]
         for rest in rests:
             for container in rest.get("containers", []):
                 container.pop("image", None)
-            for field in ("activeDeadlineSeconds", "tolerations", "terminationGracePeriodSeconds", "nodeName"):
+            for field in (
+                "activeDeadlineSeconds",
+                "tolerations",
+                "terminationGracePeriodSeconds",
+                "nodeName",
+            ):
                 rest.pop(field, None)
         if rests[0] != rests[1]:
-            yield Fault("FieldValueForbidden", "spec", "Forbidden: pod updates may not change fields other than "
-                        "`spec.containers[*].image`, `spec.activeDeadlineSeconds`, `spec.tolerations`")
+            yield Fault(
+                "FieldValueForbidden",
+                "spec",
+                "Forbidden: pod updates may not change fields other than "
+                "`spec.containers[*].image`, `spec.activeDeadlineSeconds`, `spec.tolerations`",
+            )
     elif old["kind"] == "Service" and before.get("clusterIP") != after.get("clusterIP"):
         yield invalid("spec.clusterIP", after.get("clusterIP"), "field is immutable")
     elif old["kind"] in ("ConfigMap", "Secret") and old.get("immutable"):
         for field in ("data", "binaryData"):
             if old.get(field) != new.get(field):
-                yield Fault("FieldValueForbidden", field, "Forbidden: field is immutable when `immutable` is set")
+                yield Fault(
+                    "FieldValueForbidden",
+                    field,
+                    "Forbidden: field is immutable when `immutable` is set",
+                )
     if old["kind"] == "Secret" and old.get("type") != new.get("type"):
         yield invalid("type", new.get("type"), "field is immutable")

@@ -13,9 +13,17 @@ GPU = "nvidia.com/gpu"
 def fits(term: Thing, labels: dict[str, str]) -> bool:
     """Whether a node's labels satisfy all expressions of a term."""
     for expression in term.get("matchExpressions", []):
-        value, operator, values = labels.get(expression["key"]), expression["operator"], expression.get("values", [])
-        good = {"In": value in values, "NotIn": value not in values, "Exists": value is not None,
-                "DoesNotExist": value is None}[operator]
+        value, operator, values = (
+            labels.get(expression["key"]),
+            expression["operator"],
+            expression.get("values", []),
+        )
+        good = {
+            "In": value in values,
+            "NotIn": value not in values,
+            "Exists": value is not None,
+            "DoesNotExist": value is None,
+        }[operator]
         if not good:
             return False
     return True
@@ -23,17 +31,26 @@ def fits(term: Thing, labels: dict[str, str]) -> bool:
 
 def tolerates(spec: Thing, taint: Thing) -> bool:
     return taint.get("effect") == "PreferNoSchedule" or any(
-        toleration.get("key") in (None, taint["key"]) and toleration.get("effect") in (None, "", taint["effect"])
-        and (toleration.get("operator") == "Exists" or toleration.get("value", "") == taint.get("value", ""))
-        for toleration in spec.get("tolerations", []))
+        toleration.get("key") in (None, taint["key"])
+        and toleration.get("effect") in (None, "", taint["effect"])
+        and (
+            toleration.get("operator") == "Exists"
+            or toleration.get("value", "") == taint.get("value", "")
+        )
+        for toleration in spec.get("tolerations", [])
+    )
 
 
 def gpus(spec: Thing) -> float:
-    return sum(quantity(container.get("resources", {}).get("limits", {}).get(GPU, 0))
-               for container in spec["containers"])
+    return sum(
+        quantity(container.get("resources", {}).get("limits", {}).get(GPU, 0))
+        for container in spec["containers"]
+    )
 
 
-def place(pod: Thing, nodes: list[Thing], pods: list[Thing], claims: dict[str, Thing]) -> tuple[str, str]:
+def place(
+    pod: Thing, nodes: list[Thing], pods: list[Thing], claims: dict[str, Thing]
+) -> tuple[str, str]:
     """The node for a pod; or "" and why there is none, in the scheduler's words. No nodes at all: any will do."""
     spec, reasons = pod["spec"], Counter[str]()
     for volume in spec.get("volumes", []):
@@ -44,20 +61,32 @@ def place(pod: Thing, nodes: list[Thing], pods: list[Thing], claims: dict[str, T
             return "", "pod has unbound immediate PersistentVolumeClaims"
     if spec.get("nodeName") or not nodes:
         return spec.get("nodeName") or "node-of-test", ""
-    wanted = spec.get("affinity", {}).get("nodeAffinity", {}).get("requiredDuringSchedulingIgnoredDuringExecution", {})
+    wanted = (
+        spec.get("affinity", {})
+        .get("nodeAffinity", {})
+        .get("requiredDuringSchedulingIgnoredDuringExecution", {})
+    )
     for node in nodes:
         labels, name = node["metadata"].get("labels", {}), node["metadata"]["name"]
         strange = [t for t in node.get("spec", {}).get("taints", []) if not tolerates(spec, t)]
-        taken = sum(gpus(other["spec"]) for other in pods
-                    if other["spec"].get("nodeName") == name and other["status"].get("phase") not in ENDED)
-        if not (spec.get("nodeSelector", {}).items() <= labels.items() and (
-                not wanted or any(fits(term, labels) for term in wanted["nodeSelectorTerms"]))):
+        taken = sum(
+            gpus(other["spec"])
+            for other in pods
+            if other["spec"].get("nodeName") == name and other["status"].get("phase") not in ENDED
+        )
+        if not (
+            spec.get("nodeSelector", {}).items() <= labels.items()
+            and (not wanted or any(fits(term, labels) for term in wanted["nodeSelectorTerms"]))
+        ):
             reasons["node(s) didn't match Pod's node affinity/selector"] += 1
         elif strange:
-            reasons[f"node(s) had untolerated taint {{{strange[0]['key']}: {strange[0].get('value', '')}}}"] += 1
+            reasons[
+                f"node(s) had untolerated taint {{{strange[0]['key']}: {strange[0].get('value', '')}}}"
+            ] += 1
         elif gpus(spec) > quantity(node["status"]["allocatable"].get(GPU, 0)) - taken:
             reasons[f"Insufficient {GPU}"] += 1
         else:
             return name, ""
     return "", f"0/{len(nodes)} nodes are available: " + ", ".join(
-        f"{count} {reason}" for reason, count in sorted(reasons.items())) + "."
+        f"{count} {reason}" for reason, count in sorted(reasons.items())
+    ) + "."

@@ -5,14 +5,30 @@ from typing import Any
 
 from tests.cluster_sim.kinds import Kind
 
-TERM = re.compile(r"(?P<not>!)?(?P<key>[\w./-]+)\s*(?:(?P<op>==|=|!=)\s*(?P<value>[\w.-]*)|"
-                  r"\s(?P<set>in|notin)\s*\((?P<values>[^)]*)\))?\s*")
-FIELDS = {"Pod": ("spec.nodeName", "spec.restartPolicy", "status.phase", "status.podIP"),
-          "Job": ("status.successful",), "Namespace": ("status.phase",), "Secret": ("type",),
-          "Node": ("spec.unschedulable",),
-          "Event": ("involvedObject.kind", "involvedObject.name", "involvedObject.namespace", "involvedObject.uid",
-                    "involvedObject.apiVersion", "involvedObject.resourceVersion", "involvedObject.fieldPath",
-                    "reason", "type", "source", "reportingComponent")}
+TERM = re.compile(
+    r"(?P<not>!)?(?P<key>[\w./-]+)\s*(?:(?P<op>==|=|!=)\s*(?P<value>[\w.-]*)|"
+    r"\s(?P<set>in|notin)\s*\((?P<values>[^)]*)\))?\s*"
+)
+FIELDS = {
+    "Pod": ("spec.nodeName", "spec.restartPolicy", "status.phase", "status.podIP"),
+    "Job": ("status.successful",),
+    "Namespace": ("status.phase",),
+    "Secret": ("type",),
+    "Node": ("spec.unschedulable",),
+    "Event": (
+        "involvedObject.kind",
+        "involvedObject.name",
+        "involvedObject.namespace",
+        "involvedObject.uid",
+        "involvedObject.apiVersion",
+        "involvedObject.resourceVersion",
+        "involvedObject.fieldPath",
+        "reason",
+        "type",
+        "source",
+        "reportingComponent",
+    ),
+}
 
 
 class BadSelector(ValueError):
@@ -28,7 +44,9 @@ def labels_match(selector: str, labels: dict[str, str]) -> bool:
         if term["op"]:
             good = (value == term["value"]) != (term["op"] == "!=")
         elif term["set"]:
-            good = (value in [v.strip() for v in term["values"].split(",")]) == (term["set"] == "in")
+            good = (value in [v.strip() for v in term["values"].split(",")]) == (
+                term["set"] == "in"
+            )
         else:
             good = has != bool(term["not"])
         if not good:
@@ -38,9 +56,16 @@ def labels_match(selector: str, labels: dict[str, str]) -> bool:
 
 def fields_match(selector: str, kind: Kind, thing: dict[str, Any]) -> bool:
     for text in filter(None, selector.split(",")):
-        field, operator, value = re.fullmatch(r"([\w.]+?)(==|!=|=)(.*)", text).groups() if re.fullmatch(
-            r"([\w.]+?)(==|!=|=)(.*)", text) else (text, "", "")
-        if not operator or field not in ("metadata.name", "metadata.namespace", *FIELDS.get(kind.kind, ())):
+        field, operator, value = (
+            re.fullmatch(r"([\w.]+?)(==|!=|=)(.*)", text).groups()
+            if re.fullmatch(r"([\w.]+?)(==|!=|=)(.*)", text)
+            else (text, "", "")
+        )
+        if not operator or field not in (
+            "metadata.name",
+            "metadata.namespace",
+            *FIELDS.get(kind.kind, ()),
+        ):
             raise BadSelector(f"field label not supported: {field}")
         found: Any = thing
         for part in field.split("."):

@@ -23,13 +23,25 @@ class Refusal(Exception):
         self.code, self.reason, self.details = code, reason, details or {}
 
     def status(self) -> Thing:
-        return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "message": str(self),
-                "reason": self.reason, "details": self.details, "code": self.code}
+        return {
+            "kind": "Status",
+            "apiVersion": "v1",
+            "metadata": {},
+            "status": "Failure",
+            "message": str(self),
+            "reason": self.reason,
+            "details": self.details,
+            "code": self.code,
+        }
 
 
 def not_found(kind: Kind, name: str) -> Refusal:
-    return Refusal(404, "NotFound", f'{kind.qualified} "{name}" not found',
-                   {"name": name, "group": kind.group, "kind": kind.plural})
+    return Refusal(
+        404,
+        "NotFound",
+        f'{kind.qualified} "{name}" not found',
+        {"name": name, "group": kind.group, "kind": kind.plural},
+    )
 
 
 class Change(NamedTuple):
@@ -50,8 +62,10 @@ class Store:
         self.owners: dict[Key, Owners] = {}
         self.history: list[Change] = []
         self.version = 1
-        self.restricted = False                              # Pod Security "restricted" is enforced
-        self.holds: Callable[[Thing], bool] = lambda _: False  # whether a pod that is to go ends by itself, later
+        self.restricted = False  # Pod Security "restricted" is enforced
+        self.holds: Callable[[Thing], bool] = lambda _: (
+            False
+        )  # whether a pod that is to go ends by itself, later
 
     # ---- Reading
     def find(self, kind: Kind, namespace: str | None, name: str) -> Thing:
@@ -64,11 +78,16 @@ class Store:
     def list(self, kind: Kind, namespace: str | None = None) -> list[Thing]:
         """Of one namespace, or of all."""
         with self.changed:
-            return [copy.deepcopy(thing) for (k, ns, _), thing in sorted(self.things.items(), key=lambda i: str(i[0]))
-                    if k == kind and namespace in (None, ns)]
+            return [
+                copy.deepcopy(thing)
+                for (k, ns, _), thing in sorted(self.things.items(), key=lambda i: str(i[0]))
+                if k == kind and namespace in (None, ns)
+            ]
 
     # ---- Writing
-    def create(self, kind: Kind, namespace: str | None, thing: Thing, manager: str, *, dry: bool = False) -> Thing:
+    def create(
+        self, kind: Kind, namespace: str | None, thing: Thing, manager: str, *, dry: bool = False
+    ) -> Thing:
         with self.changed:
             thing = copy.deepcopy(thing)
             meta = thing.setdefault("metadata", {})
@@ -77,8 +96,12 @@ class Store:
             self.check_place(kind, namespace, thing)
             key = (kind, namespace, meta.get("name", ""))
             if key in self.things:
-                raise Refusal(409, "AlreadyExists", f'{kind.qualified} "{key[2]}" already exists',
-                              {"name": key[2], "group": kind.group, "kind": kind.plural})
+                raise Refusal(
+                    409,
+                    "AlreadyExists",
+                    f'{kind.qualified} "{key[2]}" already exists',
+                    {"name": key[2], "group": kind.group, "kind": kind.plural},
+                )
             if kind.kind in ("Pod", "Job") and manager.startswith("kubectl"):
                 thing.pop("status", None)
             self.check_schema(thing)
@@ -91,14 +114,27 @@ class Store:
                 self.bind(key)
             return copy.deepcopy(self.things[key] if not dry else thing)
 
-    def apply(self, kind: Kind, namespace: str | None, name: str, wanted: Thing, manager: str, *, force: bool,
-              dry: bool) -> tuple[Thing, bool]:
+    def apply(
+        self,
+        kind: Kind,
+        namespace: str | None,
+        name: str,
+        wanted: Thing,
+        manager: str,
+        *,
+        force: bool,
+        dry: bool,
+    ) -> tuple[Thing, bool]:
         """Server-side apply; also whether the object is new."""
         with self.changed:
             key = (kind, namespace, name)
             if wanted.get("metadata", {}).get("name") != name:
-                raise Refusal(400, "BadRequest", f"the name of the object ({wanted.get('metadata', {}).get('name')}) "
-                              f"does not match the name on the URL ({name})")
+                raise Refusal(
+                    400,
+                    "BadRequest",
+                    f"the name of the object ({wanted.get('metadata', {}).get('name')}) "
+                    f"does not match the name on the URL ({name})",
+                )
             self.check_schema(wanted)
             if key not in self.things:
                 made = self.create(kind, namespace, wanted, manager, dry=dry)
@@ -114,18 +150,36 @@ class Store:
             new = self.update(key, new, manager, dry=dry, owners=owners)
             return new, False
 
-    def update(self, key: Key, new: Thing, manager: str, *, dry: bool = False, owners: Owners | None = None,
-               system: bool = False) -> Thing:
+    def update(
+        self,
+        key: Key,
+        new: Thing,
+        manager: str,
+        *,
+        dry: bool = False,
+        owners: Owners | None = None,
+        system: bool = False,
+    ) -> Thing:
         """Replace an object. What does not change it makes no new version. The system itself may write anything."""
         with self.changed:
             old = self.find(*key)
             new = copy.deepcopy(new)
             given = new["metadata"].get("resourceVersion")
             if given and given != old["metadata"]["resourceVersion"]:
-                raise Refusal(409, "Conflict", f'Operation cannot be fulfilled on {key[0].qualified} "{key[2]}": the '
-                              "object has been modified; please apply your changes to the latest version and try again",
-                              {"name": key[2], "group": key[0].group, "kind": key[0].plural})
-            for field in ("uid", "creationTimestamp", "generation", "resourceVersion", "deletionTimestamp"):
+                raise Refusal(
+                    409,
+                    "Conflict",
+                    f'Operation cannot be fulfilled on {key[0].qualified} "{key[2]}": the '
+                    "object has been modified; please apply your changes to the latest version and try again",
+                    {"name": key[2], "group": key[0].group, "kind": key[0].plural},
+                )
+            for field in (
+                "uid",
+                "creationTimestamp",
+                "generation",
+                "resourceVersion",
+                "deletionTimestamp",
+            ):
                 if field in old["metadata"]:
                     new["metadata"][field] = old["metadata"][field]
             if not system:
@@ -145,26 +199,44 @@ class Store:
                 self.write(key, new, "MODIFIED")
             return copy.deepcopy(new)
 
-    def delete(self, key: Key, *, propagation: str = "Background", grace: int | None = None,
-               dry: bool = False) -> Thing:
+    def delete(
+        self,
+        key: Key,
+        *,
+        propagation: str = "Background",
+        grace: int | None = None,
+        dry: bool = False,
+    ) -> Thing:
         """Take an object away, and what it owns. A pod that runs is only told; with Foreground a Job waits for its."""
         with self.changed:
             thing = self.find(*key)
             if dry:
                 return thing
-            owned = [k for k, other in self.things.items() for owner in other["metadata"].get("ownerReferences", [])
-                     if owner["uid"] == thing["metadata"]["uid"]]
+            owned = [
+                k
+                for k, other in self.things.items()
+                for owner in other["metadata"].get("ownerReferences", [])
+                if owner["uid"] == thing["metadata"]["uid"]
+            ]
             if key[0].kind == "Pod" and self.holds(thing) and grace != 0:
                 if "deletionTimestamp" not in thing["metadata"]:
                     thing["metadata"] |= {
-                        "deletionTimestamp": rules.now(), "deletionGracePeriodSeconds":
-                        thing["spec"]["terminationGracePeriodSeconds"] if grace is None else grace}
+                        "deletionTimestamp": rules.now(),
+                        "deletionGracePeriodSeconds": thing["spec"]["terminationGracePeriodSeconds"]
+                        if grace is None
+                        else grace,
+                    }
                     self.write(key, thing, "MODIFIED")
                 return copy.deepcopy(thing)
-            held = propagation == "Foreground" and [k for k in owned if blocks(self.things[k], thing)]
+            held = propagation == "Foreground" and [
+                k for k in owned if blocks(self.things[k], thing)
+            ]
             if held:  # what does not block goes when this has gone
                 owned = held
-                thing["metadata"] |= {"deletionTimestamp": rules.now(), "finalizers": ["foregroundDeletion"]}
+                thing["metadata"] |= {
+                    "deletionTimestamp": rules.now(),
+                    "finalizers": ["foregroundDeletion"],
+                }
                 self.write(key, thing, "MODIFIED")
             else:
                 self.write(key, thing, "DELETED")
@@ -194,11 +266,19 @@ class Store:
         """End what waited, in foreground deletion, for its dependants, and then those that it had not waited for."""
         for key, thing in list(self.things.items()):
             waits = "foregroundDeletion" in thing["metadata"].get("finalizers", [])
-            if key not in self.things or not waits or any(blocks(other, thing) for other in self.things.values()):
+            if (
+                key not in self.things
+                or not waits
+                or any(blocks(other, thing) for other in self.things.values())
+            ):
                 continue
             self.write(key, thing, "DELETED")
-            for inner in [k for k, other in self.things.items() for owner in other["metadata"].get(
-                    "ownerReferences", []) if owner["uid"] == thing["metadata"]["uid"]]:
+            for inner in [
+                k
+                for k, other in self.things.items()
+                for owner in other["metadata"].get("ownerReferences", [])
+                if owner["uid"] == thing["metadata"]["uid"]
+            ]:
                 self.delete(inner)
 
     def check_place(self, kind: Kind, namespace: str | None, thing: Thing) -> None:
@@ -206,8 +286,12 @@ class Store:
             if (kind_of("Namespace"), None, namespace) not in self.things:
                 raise not_found(kind_of("Namespace"), namespace)
             if thing["metadata"].setdefault("namespace", namespace) != namespace:
-                raise Refusal(400, "BadRequest", f"the namespace of the provided object does not match the namespace "
-                              f"sent on the request ({thing['metadata']['namespace']}, {namespace})")
+                raise Refusal(
+                    400,
+                    "BadRequest",
+                    f"the namespace of the provided object does not match the namespace "
+                    f"sent on the request ({thing['metadata']['namespace']}, {namespace})",
+                )
 
     def check_schema(self, thing: Thing) -> None:
         fault = validate.schema_fault(thing)
@@ -217,37 +301,68 @@ class Store:
     def check(self, kind: Kind, thing: Thing, old: Thing | None) -> None:
         """Fill in what was left open, then refuse what is wrong or may not change."""
         if kind.kind == "Secret" and "stringData" in thing:
-            thing["data"] = {**thing.get("data", {}), **{name: base64.b64encode(text.encode()).decode()
-                                                         for name, text in thing.pop("stringData").items()}}
+            thing["data"] = {
+                **thing.get("data", {}),
+                **{
+                    name: base64.b64encode(text.encode()).decode()
+                    for name, text in thing.pop("stringData").items()
+                },
+            }
         classes = {c["metadata"]["name"]: c for c in self.list(kind_of("StorageClass"))}
-        default = next((name for name, c in classes.items()
-                        if c["metadata"].get("annotations", {}).get(rules.DEFAULT_CLASS) == "true"), None)
+        default = next(
+            (
+                name
+                for name, c in classes.items()
+                if c["metadata"].get("annotations", {}).get(rules.DEFAULT_CLASS) == "true"
+            ),
+            None,
+        )
         rules.fill_in(thing, default)
         class_of = classes.get(thing.get("spec", {}).get("storageClassName", ""), {})
         found = validate.faults(thing)
         if old:
             found += rules.frozen(old, thing, bool(class_of.get("allowVolumeExpansion")))
-        security = validate.insecure(thing["spec"]) if kind.kind == "Pod" and self.restricted else []
+        security = (
+            validate.insecure(thing["spec"]) if kind.kind == "Pod" and self.restricted else []
+        )
         if security and not found:
-            raise Refusal(403, "Forbidden", f'pods "{thing["metadata"]["name"]}" is forbidden: violates PodSecurity '
-                          f'"restricted:latest": {", ".join(security)}')
+            raise Refusal(
+                403,
+                "Forbidden",
+                f'pods "{thing["metadata"]["name"]}" is forbidden: violates PodSecurity '
+                f'"restricted:latest": {", ".join(security)}',
+            )
         if found:
             name = thing["metadata"].get("name", "")
             shown = [f"{fault.field}: {fault.message}" for fault in found]
             whole = shown[0] if len(shown) == 1 else "[" + ", ".join(shown) + "]"
-            raise Refusal(422, "Invalid", f'{kind.kind}{"." + kind.group if kind.group else ""} "{name}" is invalid: '
-                          f"{whole}", {"name": name, "group": kind.group, "kind": kind.kind, "causes": [
-                              fault._asdict() for fault in found]})
+            raise Refusal(
+                422,
+                "Invalid",
+                f'{kind.kind}{"." + kind.group if kind.group else ""} "{name}" is invalid: {whole}',
+                {
+                    "name": name,
+                    "group": kind.group,
+                    "kind": kind.kind,
+                    "causes": [fault._asdict() for fault in found],
+                },
+            )
 
     def bind(self, key: Key) -> None:
         """A claim of a class that there is gets its volume at once."""
         thing = self.things[key]
-        if key[0].kind == "PersistentVolumeClaim" and (
-                kind_of("StorageClass"), None, thing["spec"].get("storageClassName", "")) in self.things:
+        if (
+            key[0].kind == "PersistentVolumeClaim"
+            and (kind_of("StorageClass"), None, thing["spec"].get("storageClassName", ""))
+            in self.things
+        ):
             thing = copy.deepcopy(thing)
             thing["spec"]["volumeName"] = "pvc-" + thing["metadata"]["uid"]
-            thing["status"] = {"phase": "Bound", "accessModes": thing["spec"]["accessModes"],
-                               "capacity": {"storage": thing["spec"]["resources"]["requests"]["storage"]}}
+            thing["status"] = {
+                "phase": "Bound",
+                "accessModes": thing["spec"]["accessModes"],
+                "capacity": {"storage": thing["spec"]["resources"]["requests"]["storage"]},
+            }
             self.write(key, thing, "MODIFIED")
 
     def since(self, version: int) -> Iterator[Change]:
@@ -257,23 +372,48 @@ class Store:
 
 def blocks(thing: Thing, owner: Thing) -> bool:
     """Whether the deletion of an owner, in the foreground, waits for a thing."""
-    return any(one["uid"] == owner["metadata"]["uid"] and one.get("blockOwnerDeletion")
-               for one in thing["metadata"].get("ownerReferences", []))
+    return any(
+        one["uid"] == owner["metadata"]["uid"] and one.get("blockOwnerDeletion")
+        for one in thing["metadata"].get("ownerReferences", [])
+    )
 
 
 def plain(thing: Thing) -> Thing:
     """An object without what the server itself writes, and without what addresses it: nobody owns these."""
-    kept = {name: value for name, value in thing.items() if name not in ("kind", "apiVersion", "status", "metadata")}
-    server = ("name", "namespace", "uid", "creationTimestamp", "generation", "resourceVersion", "managedFields")
+    kept = {
+        name: value
+        for name, value in thing.items()
+        if name not in ("kind", "apiVersion", "status", "metadata")
+    }
+    server = (
+        "name",
+        "namespace",
+        "uid",
+        "creationTimestamp",
+        "generation",
+        "resourceVersion",
+        "managedFields",
+    )
     meta = {name: value for name, value in thing["metadata"].items() if name not in server}
     return kept | ({"metadata": meta} if meta else {})
 
 
 def conflicting(kind: Kind, name: str, conflict: Conflict) -> Refusal:
     """The API's words for fields that others own."""
-    lines = [f'conflict with "{manager}" using {kind.group_version}: {path}' for manager, path in conflict.fields]
+    lines = [
+        f'conflict with "{manager}" using {kind.group_version}: {path}'
+        for manager, path in conflict.fields
+    ]
     count = len(lines)
-    return Refusal(409, "Conflict", f"Apply failed with {count} conflict{'s' * (count > 1)}: " + "\n".join(lines),
-                   {"name": name, "causes": [{"reason": "FieldManagerConflict", "message": line.partition(":")[0],
-                                              "field": path}
-                                             for line, (_, path) in zip(lines, conflict.fields, strict=True)]})
+    return Refusal(
+        409,
+        "Conflict",
+        f"Apply failed with {count} conflict{'s' * (count > 1)}: " + "\n".join(lines),
+        {
+            "name": name,
+            "causes": [
+                {"reason": "FieldManagerConflict", "message": line.partition(":")[0], "field": path}
+                for line, (_, path) in zip(lines, conflict.fields, strict=True)
+            ],
+        },
+    )

@@ -7,7 +7,12 @@ from typing import Any
 from tests.cluster_sim.kinds import Kind
 
 Thing = dict[str, Any]
-MODES = {"ReadWriteOnce": "RWO", "ReadOnlyMany": "ROX", "ReadWriteMany": "RWX", "ReadWriteOncePod": "RWOP"}
+MODES = {
+    "ReadWriteOnce": "RWO",
+    "ReadOnlyMany": "ROX",
+    "ReadWriteMany": "RWX",
+    "ReadWriteOncePod": "RWOP",
+}
 Column = tuple[str, Callable[[Thing], object]]
 
 
@@ -38,7 +43,9 @@ def pod_status(pod: Thing) -> str:
 
 def ready(pod: Thing) -> str:
     statuses = pod.get("status", {}).get("containerStatuses", [])
-    return f"{sum(bool(status.get('ready')) for status in statuses)}/{len(pod['spec']['containers'])}"
+    return (
+        f"{sum(bool(status.get('ready')) for status in statuses)}/{len(pod['spec']['containers'])}"
+    )
 
 
 def node_ready(node: Thing) -> str:
@@ -48,7 +55,9 @@ def node_ready(node: Thing) -> str:
 
 
 def job_status(job: Thing) -> str:
-    conditions = [c["type"] for c in job.get("status", {}).get("conditions", []) if c["status"] == "True"]
+    conditions = [
+        c["type"] for c in job.get("status", {}).get("conditions", []) if c["status"] == "True"
+    ]
     words = ("Complete", "Failed", "Suspended", "FailureTarget")
     return next((name for name in words if name in conditions), "Running")
 
@@ -60,42 +69,115 @@ def job_duration(job: Thing) -> str:
 
 COLUMNS: dict[str, list[Column]] = {
     "Pod": [("Ready", ready), ("Status", pod_status), ("Restarts", lambda _: 0)],
-    "Node": [("Status", node_ready), ("Roles", lambda _: "<none>"),
-             ("Version", lambda node: node.get("status", {}).get("nodeInfo", {}).get("kubeletVersion", ""))],
-    "Job": [("Status", job_status), ("Completions", lambda job: f"{job.get('status', {}).get('succeeded', 0)}/"
-                                     f"{job['spec'].get('completions', 1)}"), ("Duration", job_duration)],
+    "Node": [
+        ("Status", node_ready),
+        ("Roles", lambda _: "<none>"),
+        (
+            "Version",
+            lambda node: node.get("status", {}).get("nodeInfo", {}).get("kubeletVersion", ""),
+        ),
+    ],
+    "Job": [
+        ("Status", job_status),
+        (
+            "Completions",
+            lambda job: (
+                f"{job.get('status', {}).get('succeeded', 0)}/{job['spec'].get('completions', 1)}"
+            ),
+        ),
+        ("Duration", job_duration),
+    ],
     "PersistentVolumeClaim": [
         ("Status", lambda claim: claim.get("status", {}).get("phase", "")),
         ("Volume", lambda claim: claim["spec"].get("volumeName", "")),
         ("Capacity", lambda claim: claim.get("status", {}).get("capacity", {}).get("storage", "")),
-        ("Access Modes", lambda claim: ",".join(MODES[mode] for mode in claim["spec"]["accessModes"])),
-        ("StorageClass", lambda claim: claim["spec"].get("storageClassName", ""))],
+        (
+            "Access Modes",
+            lambda claim: ",".join(MODES[mode] for mode in claim["spec"]["accessModes"]),
+        ),
+        ("StorageClass", lambda claim: claim["spec"].get("storageClassName", "")),
+    ],
     "StorageClass": [("Provisioner", lambda thing: thing["provisioner"])],
     "ConfigMap": [("Data", lambda thing: len(thing.get("data", {})))],
-    "Secret": [("Type", lambda thing: thing.get("type", "")), ("Data", lambda thing: len(thing.get("data", {})))],
+    "Secret": [
+        ("Type", lambda thing: thing.get("type", "")),
+        ("Data", lambda thing: len(thing.get("data", {}))),
+    ],
     "Namespace": [("Status", lambda thing: thing["status"]["phase"])],
-    "Event": [("Type", lambda event: event.get("type", "")), ("Reason", lambda event: event.get("reason", "")),
-              ("Object", lambda event: "{kind}/{name}".format(**{"kind": "", "name": ""} | event["involvedObject"])),
-              ("Message", lambda event: event.get("message", ""))],
+    "Event": [
+        ("Type", lambda event: event.get("type", "")),
+        ("Reason", lambda event: event.get("reason", "")),
+        (
+            "Object",
+            lambda event: "{kind}/{name}".format(
+                **{"kind": "", "name": ""} | event["involvedObject"]
+            ),
+        ),
+        ("Message", lambda event: event.get("message", "")),
+    ],
 }
 WIDE: dict[str, list[Column]] = {
-    "Pod": [("IP", lambda pod: pod.get("status", {}).get("podIP", "<none>")),
-            ("Node", lambda pod: pod["spec"].get("nodeName", "<none>"))],
-    "Node": [("Internal-IP", lambda node: next((a["address"] for a in node.get("status", {}).get("addresses", [])
-                                                if a["type"] == "InternalIP"), "<none>"))],
+    "Pod": [
+        ("IP", lambda pod: pod.get("status", {}).get("podIP", "<none>")),
+        ("Node", lambda pod: pod["spec"].get("nodeName", "<none>")),
+    ],
+    "Node": [
+        (
+            "Internal-IP",
+            lambda node: next(
+                (
+                    a["address"]
+                    for a in node.get("status", {}).get("addresses", [])
+                    if a["type"] == "InternalIP"
+                ),
+                "<none>",
+            ),
+        )
+    ],
 }
 
 
-def table(kind: Kind, things: list[Thing], version: int, *, headings: bool = True, whole: bool = False) -> Thing:
+def table(
+    kind: Kind, things: list[Thing], version: int, *, headings: bool = True, whole: bool = False
+) -> Thing:
     """A Table of objects; with what is wanted of each beside its row."""
     age: Column = ("Age", lambda thing: ago(thing["metadata"].get("creationTimestamp")))
-    columns: list[Column] = [("Name", lambda thing: thing["metadata"]["name"]), *COLUMNS.get(kind.kind, []), age]
+    columns: list[Column] = [
+        ("Name", lambda thing: thing["metadata"]["name"]),
+        *COLUMNS.get(kind.kind, []),
+        age,
+    ]
     wide = WIDE.get(kind.kind, [])
-    made: Thing = {"kind": "Table", "apiVersion": "meta.k8s.io/v1", "metadata": {"resourceVersion": str(version)}}
-    made["columnDefinitions"] = [
-        {"name": name, "type": "string", "format": "name" if name == "Name" else "", "description": name,
-         "priority": int((name, _) in wide)} for name, _ in columns + wide] if headings else None
-    made["rows"] = [{"cells": [str(value(thing)) for _, value in columns + wide], "object": thing if whole else {
-        "kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": thing["metadata"]}}
-        for thing in things]
+    made: Thing = {
+        "kind": "Table",
+        "apiVersion": "meta.k8s.io/v1",
+        "metadata": {"resourceVersion": str(version)},
+    }
+    made["columnDefinitions"] = (
+        [
+            {
+                "name": name,
+                "type": "string",
+                "format": "name" if name == "Name" else "",
+                "description": name,
+                "priority": int((name, _) in wide),
+            }
+            for name, _ in columns + wide
+        ]
+        if headings
+        else None
+    )
+    made["rows"] = [
+        {
+            "cells": [str(value(thing)) for _, value in columns + wide],
+            "object": thing
+            if whole
+            else {
+                "kind": "PartialObjectMetadata",
+                "apiVersion": "meta.k8s.io/v1",
+                "metadata": thing["metadata"],
+            },
+        }
+        for thing in things
+    ]
     return made

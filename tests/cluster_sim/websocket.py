@@ -19,8 +19,12 @@ class Channels:
     def __init__(self, handler: BaseHTTPRequestHandler):
         accept = hashlib.sha1((handler.headers["Sec-WebSocket-Key"] + MAGIC).encode()).digest()
         handler.send_response(101)
-        for name, value in {"Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Protocol": PROTOCOL,
-                            "Sec-WebSocket-Accept": base64.b64encode(accept).decode()}.items():
+        for name, value in {
+            "Upgrade": "websocket",
+            "Connection": "Upgrade",
+            "Sec-WebSocket-Protocol": PROTOCOL,
+            "Sec-WebSocket-Accept": base64.b64encode(accept).decode(),
+        }.items():
             handler.send_header(name, value)
         handler.end_headers()
         handler.close_connection = True
@@ -35,7 +39,7 @@ class Channels:
 
     def send(self, channel: int, content: bytes) -> None:
         for start in range(0, len(content), LARGEST):
-            self.frame(BINARY, bytes([channel]) + content[start:start + LARGEST])
+            self.frame(BINARY, bytes([channel]) + content[start : start + LARGEST])
 
     def receive(self) -> tuple[int, bytes]:
         """The next frame's opcode and content; raises EOFError at the end."""
@@ -44,12 +48,19 @@ class Channels:
             raise EOFError
         length = head[1] & 0x7F
         if length >= 126:
-            length = struct.unpack(">H", self.into.read(2))[0] if length == 126 else struct.unpack(
-                ">Q", self.into.read(8))[0]
+            length = (
+                struct.unpack(">H", self.into.read(2))[0]
+                if length == 126
+                else struct.unpack(">Q", self.into.read(8))[0]
+            )
         mask = self.into.read(4) if head[1] & 0x80 else bytes(4)
         content = self.into.read(length)
-        whole = int.from_bytes(content, "big") ^ int.from_bytes(
-            (mask * (length // 4 + 1))[:length], "big") if length else 0
+        whole = (
+            int.from_bytes(content, "big")
+            ^ int.from_bytes((mask * (length // 4 + 1))[:length], "big")
+            if length
+            else 0
+        )
         return head[0] & 0x0F, whole.to_bytes(length, "big")
 
     def stdin(self) -> bytes:
@@ -66,9 +77,16 @@ class Channels:
 
     def end(self, code: int) -> None:
         """Say the exit code, and that this is all."""
-        status = {"metadata": {}, "status": "Success"} if code == 0 else {
-            "metadata": {}, "status": "Failure", "reason": "NonZeroExitCode",
-            "message": f"command terminated with non-zero exit code: exit status {code}",
-            "details": {"causes": [{"reason": "ExitCode", "message": str(code)}]}}
+        status = (
+            {"metadata": {}, "status": "Success"}
+            if code == 0
+            else {
+                "metadata": {},
+                "status": "Failure",
+                "reason": "NonZeroExitCode",
+                "message": f"command terminated with non-zero exit code: exit status {code}",
+                "details": {"causes": [{"reason": "ExitCode", "message": str(code)}]},
+            }
+        )
         self.send(STATUS, json.dumps(status).encode())
         self.frame(CLOSED, struct.pack(">H", 1000))

@@ -38,17 +38,21 @@ class SlowLink:
                 side.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8 * PIECE)
             for start, end, there in ((near, far, True), (far, near, False)):
                 waiting: queue.Queue[tuple[float, bytes]] = queue.Queue(maxsize=32)
-                threading.Thread(target=self.take, args=(start, waiting, there), daemon=True).start()
+                threading.Thread(
+                    target=self.take, args=(start, waiting, there), daemon=True
+                ).start()
                 threading.Thread(target=self.give, args=(end, waiting), daemon=True).start()
 
-    def take(self, start: socket.socket, waiting: "queue.Queue[tuple[float, bytes]]", there: bool) -> None:
+    def take(
+        self, start: socket.socket, waiting: "queue.Queue[tuple[float, bytes]]", there: bool
+    ) -> None:
         data = b"first"
         while data:
             try:
                 data = start.recv(PIECE)
             except OSError:
                 data = b""
-            with self.lock:   # a link sends one thing after another
+            with self.lock:  # a link sends one thing after another
                 now = time.monotonic()
                 self.free_at[there] = max(now, self.free_at[there]) + len(data) / self.bytes_per_s
                 through = self.free_at[there]

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from doctor import before_run
-from settings.finding import FAIL, WARN, Finding
 from settings.config import Config
 from settings.declare import ROOT
+from settings.finding import FAIL, WARN, Finding
 
 
 def run(tmp_path: Path, **settings: str) -> subprocess.CompletedProcess[str]:
@@ -18,17 +18,33 @@ def run(tmp_path: Path, **settings: str) -> subprocess.CompletedProcess[str]:
     forbidden = tmp_path / "forbidden"
     (forbidden / "torch").mkdir(parents=True, exist_ok=True)
     (forbidden / "torch" / "__init__.py").write_text("raise AssertionError('torch was loaded')\n")
-    env = {"PATH": os.environ["PATH"], "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(forbidden),
-           "RUNS_DIR": str(tmp_path / "runs"), "DATA_DIR": str(tmp_path / "data"), **settings}
-    return subprocess.run([sys.executable, "-m", "doctor.before_run"], cwd=ROOT, env=env, text=True,
-                          capture_output=True, check=False)
+    env = {
+        "PATH": os.environ["PATH"],
+        "CUDA_VISIBLE_DEVICES": "",
+        "PYTHONPATH": str(forbidden),
+        "RUNS_DIR": str(tmp_path / "runs"),
+        "DATA_DIR": str(tmp_path / "data"),
+        **settings,
+    }
+    return subprocess.run(
+        [sys.executable, "-m", "doctor.before_run"],
+        cwd=ROOT,
+        env=env,
+        text=True,
+        capture_output=True,
+        check=False,
+    )
 
 
 def test_a_run_that_may_start_is_told_its_hours(tmp_path: Path) -> None:
     done = run(tmp_path)
     assert done.returncode == 0, done.stderr
     last = done.stdout.splitlines()[-1]
-    assert last.startswith("plan: ") and "for 1.23M tokens at " in last and "make plan says more" in last
+    assert (
+        last.startswith("plan: ")
+        and "for 1.23M tokens at " in last
+        and "make plan says more" in last
+    )
 
 
 def test_only_the_first_node_tells_the_plan(tmp_path: Path) -> None:
@@ -37,14 +53,23 @@ def test_only_the_first_node_tells_the_plan(tmp_path: Path) -> None:
     assert "plan: " not in run(tmp_path, NODE_RANK="1", **several).stdout
 
 
-@pytest.mark.parametrize(("settings", "said"), [
-    ({"DEVICE": "cuda"}, "DEVICE=cuda: there is no GPU here"),
-    ({"TARGET_HOURS": "0.00001"}, "TARGET_HOURS=1e-05"),
-    ({"N_EMBD": "65536", "N_HEAD": "512", "N_LAYER": "64"}, "GiB")])
-def test_what_cannot_be_stops_it_and_is_let_through_by_name(tmp_path: Path, settings: dict[str, str],
-                                                             said: str) -> None:
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"DEVICE": "cuda"}, "DEVICE=cuda: there is no GPU here"),
+        ({"TARGET_HOURS": "0.00001"}, "TARGET_HOURS=1e-05"),
+        ({"N_EMBD": "65536", "N_HEAD": "512", "N_LAYER": "64"}, "GiB"),
+    ],
+)
+def test_what_cannot_be_stops_it_and_is_let_through_by_name(
+    tmp_path: Path, settings: dict[str, str], said: str
+) -> None:
     stopped = run(tmp_path, **settings)
-    assert stopped.returncode in (64, 78) and said in stopped.stderr and stopped.stderr.startswith("FAIL  ")
+    assert (
+        stopped.returncode in (64, 78)
+        and said in stopped.stderr
+        and stopped.stderr.startswith("FAIL  ")
+    )
     last = stopped.stderr.splitlines()[-1]
     assert last.startswith("nothing was started; ALLOW_FAIL=")
     names = last.split("ALLOW_FAIL=")[1].split()[0]
@@ -61,7 +86,9 @@ def test_bad_settings_are_said_as_everywhere(tmp_path: Path) -> None:
 def test_what_doctor_has_said_the_plan_does_not_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
     said = Finding("target-hours", WARN, "by the doctor")
     monkeypatch.setattr(before_run, "quick", lambda c: [said])
-    found, planned = before_run.look(Config.of_preset(PRESET="tiny", DEVICE="cpu", TARGET_HOURS="0.00001"))
+    found, planned = before_run.look(
+        Config.of_preset(PRESET="tiny", DEVICE="cpu", TARGET_HOURS="0.00001")
+    )
     assert found == [said] and planned.startswith("plan: ")
 
 
@@ -69,8 +96,15 @@ def test_memory_of_a_cpu_is_said_once(tmp_path: Path) -> None:
     """It is the machine's own: what the plan says of it, with what would fit. The disk is told apart from it."""
     stopped = run(tmp_path, N_EMBD="65536", N_HEAD="512", N_LAYER="64", CHECKPOINTS="off")
     names = [line.split()[1] for line in stopped.stderr.splitlines() if line.startswith("FAIL")]
-    assert stopped.returncode == 64 and names == ["memory"] and "what would do: N_LAYER=" in stopped.stderr
-    assert stopped.stderr.splitlines()[-1] == "nothing was started; ALLOW_FAIL=memory starts it all the same"
+    assert (
+        stopped.returncode == 64
+        and names == ["memory"]
+        and "what would do: N_LAYER=" in stopped.stderr
+    )
+    assert (
+        stopped.stderr.splitlines()[-1]
+        == "nothing was started; ALLOW_FAIL=memory starts it all the same"
+    )
 
 
 def test_memory_of_a_gpu_and_of_its_machine_are_two(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,10 +14,10 @@ import pytest
 
 from doctor import disk
 from doctor.disk import Folder
-from settings.finding import FAIL, PASS, WARN
 from plan.storage import Place
 from settings.config import Config
 from settings.declare import ROOT
+from settings.finding import FAIL, PASS, WARN
 
 
 def config(**values: Any) -> Config:
@@ -27,18 +27,26 @@ def config(**values: Any) -> Config:
 def test_room_is_judged_with_its_parts() -> None:
     needs = {"checkpoints": 30e9, "shards": 50e9, "downloads": 0.0}
     (fits,) = disk.room([Place(("RUNS_DIR", "DATA_DIR"), Path("/"), needs, 80e9)])
-    assert fits.level == PASS and fits.text == ("RUNS_DIR and DATA_DIR: 80 GB free, still to be written at most: 30 GB "
-                                                "of checkpoints, 50 GB of shards (computed)")
-    runs, data = disk.room([Place(("RUNS_DIR",), Path("/"), {"checkpoints": 30e9}, 29.9e9),
-                            Place(("DATA_DIR",), Path("/"), {"shards": 0.0}, 1.0)])
+    assert fits.level == PASS and fits.text == (
+        "RUNS_DIR and DATA_DIR: 80 GB free, still to be written at most: 30 GB "
+        "of checkpoints, 50 GB of shards (computed)"
+    )
+    runs, data = disk.room(
+        [
+            Place(("RUNS_DIR",), Path("/"), {"checkpoints": 30e9}, 29.9e9),
+            Place(("DATA_DIR",), Path("/"), {"shards": 0.0}, 1.0),
+        ]
+    )
     assert runs.level == FAIL and "put RUNS_DIR on another disk" in runs.fix
     assert data.level == PASS and "at most: nothing (computed)" in data.text
 
 
 def test_folders_that_are_not_there_are_judged_by_what_is_above(tmp_path: Path) -> None:
     c = config(runs_dir=str(tmp_path / "a" / "runs"), data_dir=str(tmp_path))
-    assert disk.folders(c) == [Folder("RUNS_DIR", tmp_path / "a" / "runs", tmp_path),
-                               Folder("DATA_DIR", tmp_path, tmp_path)]
+    assert disk.folders(c) == [
+        Folder("RUNS_DIR", tmp_path / "a" / "runs", tmp_path),
+        Folder("DATA_DIR", tmp_path, tmp_path),
+    ]
     (there,) = disk.places(c, disk.folders(c))
     assert there.settings == ("RUNS_DIR", "DATA_DIR") and not (tmp_path / "a").exists()
     assert disk.places(dataclasses.replace(c, data_mix="no-such:1"), disk.folders(c)) == []
@@ -49,7 +57,11 @@ def test_a_file_where_a_folder_is_wanted(tmp_path: Path) -> None:
     c = config(runs_dir=str(tmp_path / "runs" / "deeper"), data_dir=str(tmp_path))
     found = disk.folders(c)
     (finding,) = disk.rights(found)
-    assert finding.level == FAIL and f"{tmp_path}/runs is no folder" in finding.text and disk.places(c, found) == []
+    assert (
+        finding.level == FAIL
+        and f"{tmp_path}/runs is no folder" in finding.text
+        and disk.places(c, found) == []
+    )
 
 
 AS_NOBODY = """
@@ -70,21 +82,36 @@ def test_folders_that_may_not_be_written_to() -> None:
             (Path(folder) / name).mkdir()
             os.chmod(Path(folder) / name, mode)
         folders = [f"{folder}/{name}" for name in ("open/new/runs", "closed", "hidden/runs/more")]
-        done = subprocess.run([sys.executable, "-c", AS_NOBODY, *folders], cwd=ROOT, capture_output=True, text=True,
-                              check=True)
+        done = subprocess.run(
+            [sys.executable, "-c", AS_NOBODY, *folders],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
     assert done.stdout.splitlines() == ["", "Permission denied", "Permission denied"]
 
 
-@pytest.mark.skipif(os.getuid() != 0 or shutil.which("mount") is None, reason="needs root to mount a small disk")
+@pytest.mark.skipif(
+    os.getuid() != 0 or shutil.which("mount") is None, reason="needs root to mount a small disk"
+)
 def test_a_disk_that_may_only_be_read_or_is_too_small(tmp_path: Path) -> None:
     small = tmp_path / "small"
     small.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", small], check=False).returncode:
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "none", small], check=False
+    ).returncode:
         pytest.skip("this machine lets nobody mount")
     try:
-        c = config(runs_dir=str(small), data_dir=str(tmp_path))  # 3.3 M parameters: 40 MB a checkpoint
+        c = config(
+            runs_dir=str(small), data_dir=str(tmp_path)
+        )  # 3.3 M parameters: 40 MB a checkpoint
         first, second = disk.room(disk.places(c, disk.folders(c)))
-        assert first.level == FAIL and first.text.startswith("RUNS_DIR: 1.05 MB free") and second.level == PASS
+        assert (
+            first.level == FAIL
+            and first.text.startswith("RUNS_DIR: 1.05 MB free")
+            and second.level == PASS
+        )
         assert disk.write_mb_s(small) == (None, "there is too little room")
         subprocess.run(["mount", "-o", "remount,ro", small], check=True)
         assert disk.folders(c)[0].problem == "Read-only file system"
@@ -94,7 +121,10 @@ def test_a_disk_that_may_only_be_read_or_is_too_small(tmp_path: Path) -> None:
 
 # ---- Speed
 
-def test_what_is_measured_with_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+
+def test_what_is_measured_with_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(disk, "MEASURED_BYTES", 2e6)
     monkeypatch.setattr(disk, "MEASURED_S", 120)
     monkeypatch.setattr(disk, "PIECE_BYTES", 2**20)
@@ -114,26 +144,40 @@ def test_what_is_measured_with_leaves_nothing(tmp_path: Path, monkeypatch: pytes
     assert mb_s and 2.097152 / took <= mb_s <= 2.097152 / 0.2
 
 
-def test_a_slow_disk_is_not_waited_for_and_one_that_fails_is_told(tmp_path: Path,
-                                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_disk_is_not_waited_for_and_one_that_fails_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     flushed: list[int] = []
     monkeypatch.setattr(disk, "MEASURED_S", 0.1)
-    monkeypatch.setattr(os, "fsync", lambda descriptor: (flushed.append(descriptor), time.sleep(0.2)))
+    monkeypatch.setattr(
+        os, "fsync", lambda descriptor: (flushed.append(descriptor), time.sleep(0.2))
+    )
     mb_s, _ = disk.write_mb_s(tmp_path)
     assert len(flushed) == 1 and mb_s and mb_s <= disk.PIECE_BYTES / 1e6 / 0.2
-    monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(5, "Input/output error")))
+    monkeypatch.setattr(
+        os, "fsync", lambda _: (_ for _ in ()).throw(OSError(5, "Input/output error"))
+    )
     assert disk.write_mb_s(tmp_path) == (None, "Input/output error")
 
 
 def test_speed_is_judged_by_what_a_checkpoint_takes() -> None:
     small = config()  # 3.3 M parameters: 12 bytes of each are 40 MB
-    assert disk.speed(small, 400.0, "").level == PASS and " s for a checkpoint of " in disk.speed(small, 400.0, "").text
-    assert disk.speed(small, 99.0, "").level == WARN and disk.speed(small, None, "too full").level == WARN
+    assert (
+        disk.speed(small, 400.0, "").level == PASS
+        and " s for a checkpoint of " in disk.speed(small, 400.0, "").text
+    )
+    assert (
+        disk.speed(small, 99.0, "").level == WARN
+        and disk.speed(small, None, "too full").level == WARN
+    )
     # 12 bytes of about 1.21 billion: 14.5 GB
     large = config(vocab_size=50304, n_layer=22, n_head=16, n_embd=2048, mlp_dim=5632)
-    assert disk.speed(large, 200.0, "").level == PASS                                   # 73 s
-    late = disk.speed(large, 110.0, "")                                                 # 132 s
+    assert disk.speed(large, 200.0, "").level == PASS  # 73 s
+    late = disk.speed(large, 110.0, "")  # 132 s
     assert late.level == WARN and "SHUTDOWN_TIMEOUT_S=120" in late.text
     over = disk.speed(dataclasses.replace(large, save_minutes=1), 200.0, "")
     assert over.level == FAIL and over.code == 64 and "SAVE_MINUTES=1" in over.text
-    assert disk.speed(dataclasses.replace(large, checkpoints="off"), 110.0, "").text == "RUNS_DIR=runs takes 110 MB/s"
+    assert (
+        disk.speed(dataclasses.replace(large, checkpoints="off"), 110.0, "").text
+        == "RUNS_DIR=runs takes 110 MB/s"
+    )

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from doctor import machine
-from hardware.host_memory import Memory, memory_here
 from doctor.machine import Compiler, Meeting
+from hardware.host_memory import Memory, memory_here
 from plan import memory as plan_memory
-from settings.finding import FAIL, PASS, WARN, Finding
 from settings.config import Config
 from settings.declare import ROOT
+from settings.finding import FAIL, PASS, WARN, Finding
 
 GIB = 2**30
 
@@ -43,56 +43,97 @@ MEMINFO = "MemTotal:       65536000 kB\nMemAvailable:   33554432 kB\nHugePages_T
 
 
 def test_memory_is_what_the_machine_and_every_group_above_leave(tmp_path: Path) -> None:
-    root = tree(tmp_path, {"proc/meminfo": MEMINFO, "proc/self/cgroup": "0::/pods/one\n",
-                           "sys/fs/cgroup/pods/memory.max": str(24 * GIB),
-                           "sys/fs/cgroup/pods/memory.current": str(20 * GIB),
-                           "sys/fs/cgroup/pods/memory.stat": f"anon 5\ninactive_file {6 * GIB}\n",
-                           "sys/fs/cgroup/pods/one/memory.max": "max\n",
-                           "sys/fs/cgroup/pods/one/memory.current": str(3 * GIB)})
+    root = tree(
+        tmp_path,
+        {
+            "proc/meminfo": MEMINFO,
+            "proc/self/cgroup": "0::/pods/one\n",
+            "sys/fs/cgroup/pods/memory.max": str(24 * GIB),
+            "sys/fs/cgroup/pods/memory.current": str(20 * GIB),
+            "sys/fs/cgroup/pods/memory.stat": f"anon 5\ninactive_file {6 * GIB}\n",
+            "sys/fs/cgroup/pods/one/memory.max": "max\n",
+            "sys/fs/cgroup/pods/one/memory.current": str(3 * GIB),
+        },
+    )
     here = memory_here(root)
-    assert (here.available, here.limit, here.limit_free) == (32.0 * GIB, 24.0 * GIB, 10.0 * GIB)  # 24 - (20 - 6)
+    assert (here.available, here.limit, here.limit_free) == (
+        32.0 * GIB,
+        24.0 * GIB,
+        10.0 * GIB,
+    )  # 24 - (20 - 6)
     assert here.free == 10 * GIB and here.most == min(24.0 * GIB, here.total)
 
 
 def test_version_1_of_control_groups_within_a_container(tmp_path: Path) -> None:
-    root = tree(tmp_path, {"proc/meminfo": MEMINFO, "proc/self/cgroup": "5:cpu:/x\n4:memory:/docker/abc\n0::/\n",
-                           "sys/fs/cgroup/memory/memory.limit_in_bytes": str(2 * GIB),  # its own group is the root
-                           "sys/fs/cgroup/memory/memory.usage_in_bytes": str(1 * GIB)})
+    root = tree(
+        tmp_path,
+        {
+            "proc/meminfo": MEMINFO,
+            "proc/self/cgroup": "5:cpu:/x\n4:memory:/docker/abc\n0::/\n",
+            "sys/fs/cgroup/memory/memory.limit_in_bytes": str(2 * GIB),  # its own group is the root
+            "sys/fs/cgroup/memory/memory.usage_in_bytes": str(1 * GIB),
+        },
+    )
     here = memory_here(root)
     assert (here.limit, here.limit_free, here.most) == (2.0 * GIB, 1.0 * GIB, 2.0 * GIB)
-    (root / "sys/fs/cgroup/memory/memory.limit_in_bytes").write_text("9223372036854771712\n")  # none
+    (root / "sys/fs/cgroup/memory/memory.limit_in_bytes").write_text(
+        "9223372036854771712\n"
+    )  # none
     assert memory_here(root) == Memory(here.total, 32.0 * GIB)
 
 
 def test_memory_of_this_machine() -> None:
     here = memory_here()
-    total = int(subprocess.run(["getconf", "_PHYS_PAGES"], capture_output=True, check=True).stdout) \
+    total = (
+        int(subprocess.run(["getconf", "_PHYS_PAGES"], capture_output=True, check=True).stdout)
         * resource.getpagesize()
+    )
     assert here.total == total and 0.01 * total < here.free <= total
 
 
 # Of a model whose parameters are counted by hand: table, attention, MLP, three norms
-SHAPE = {"vocab_size": 1024, "n_layer": 1, "n_head": 1, "n_embd": 128, "mlp_dim": 256, "tie_embeddings": True}
+SHAPE = {
+    "vocab_size": 1024,
+    "n_layer": 1,
+    "n_head": 1,
+    "n_embd": 128,
+    "mlp_dim": 256,
+    "tie_embeddings": True,
+}
 N = 1024 * 128 + 4 * 128**2 + 3 * 128 * 256 + 3 * 128
-ONE_MOMENT = (4 * 128**2 + 3 * 128 * 256) / N / 3   # which Muon does without, in matrices
+ONE_MOMENT = (4 * 128**2 + 3 * 128 * 256) / N / 3  # which Muon does without, in matrices
 
 
-@pytest.mark.parametrize(("settings", "processes", "on_gpus", "copied"), [
-    ({}, 1, False, 1), ({}, 4, False, 1), ({}, 2, True, 1), ({"optimizer": "muon"}, 2, False, 1 - ONE_MOMENT),
-    ({"parallel": "hsdp", "shard_ranks": 1}, 2, True, 1), ({"parallel": "fsdp"}, 2, False, 1),
-    ({"parallel": "fsdp"}, 4, True, 1), ({"parallel": "fsdp", "nodes": 2, "master_addr": "a"}, 4, True, 1 / 2),
-    ({"parallel": "hsdp", "shard_ranks": 2}, 4, True, 1),
-    ({"parallel": "hsdp", "shard_ranks": 8, "nodes": 2, "master_addr": "a"}, 4, True, 1 / 2),
-    ({"nodes": 2, "node_rank": 1, "master_addr": "a"}, 1, True, 0),  # the first node writes
-    ({"checkpoints": "off"}, 1, True, 0)])
-def test_memory_that_a_step_and_a_save_take(settings: dict[str, Any], processes: int, on_gpus: bool,
-                                            copied: float) -> None:
+@pytest.mark.parametrize(
+    ("settings", "processes", "on_gpus", "copied"),
+    [
+        ({}, 1, False, 1),
+        ({}, 4, False, 1),
+        ({}, 2, True, 1),
+        ({"optimizer": "muon"}, 2, False, 1 - ONE_MOMENT),
+        ({"parallel": "hsdp", "shard_ranks": 1}, 2, True, 1),
+        ({"parallel": "fsdp"}, 2, False, 1),
+        ({"parallel": "fsdp"}, 4, True, 1),
+        ({"parallel": "fsdp", "nodes": 2, "master_addr": "a"}, 4, True, 1 / 2),
+        ({"parallel": "hsdp", "shard_ranks": 2}, 4, True, 1),
+        ({"parallel": "hsdp", "shard_ranks": 8, "nodes": 2, "master_addr": "a"}, 4, True, 1 / 2),
+        ({"nodes": 2, "node_rank": 1, "master_addr": "a"}, 1, True, 0),  # the first node writes
+        ({"checkpoints": "off"}, 1, True, 0),
+    ],
+)
+def test_memory_that_a_step_and_a_save_take(
+    settings: dict[str, Any], processes: int, on_gpus: bool, copied: float
+) -> None:
     """Once, on CPU too, where the plan of a step has it already."""
     c = config(**SHAPE | settings)
     without = dataclasses.replace(c, checkpoints="off")
-    step = 1e9 if on_gpus else plan_memory.memory(without, processes * c.nodes, processes, True).total
+    step = (
+        1e9 if on_gpus else plan_memory.memory(without, processes * c.nodes, processes, True).total
+    )
     need = machine.needed_bytes(c, processes, on_gpus) - processes * step
-    assert need == pytest.approx(copied * 12 * N, rel=0.05, abs=1.0)  # weights, two moments, and headers
+    assert need == pytest.approx(
+        copied * 12 * N, rel=0.05, abs=1.0
+    )  # weights, two moments, and headers
 
 
 def test_memory_is_judged() -> None:
@@ -100,30 +141,51 @@ def test_memory_is_judged() -> None:
     need = machine.needed_bytes(c, 1, False)
     assert told(machine.memory(c, Memory(8.0 * GIB, need), 1, False)).startswith("PASS ")
     finding = machine.memory(c, Memory(8.0 * GIB, 8.0 * GIB, 2.0 * GIB, need - 1), 1, False)
-    assert finding.level == WARN and " free of the 2.0 GiB that this container may take" in finding.text
-    assert machine.memory(c, Memory(8.0 * GIB, 8.0 * GIB, need - 1, need - 1), 1, False).level == FAIL
-    assert machine.memory(c, Memory(0.5 * GIB, 0.5 * GIB), 1, True).level == FAIL  # of a GPU's libraries alone: 1 GB
+    assert (
+        finding.level == WARN
+        and " free of the 2.0 GiB that this container may take" in finding.text
+    )
+    assert (
+        machine.memory(c, Memory(8.0 * GIB, 8.0 * GIB, need - 1, need - 1), 1, False).level == FAIL
+    )
+    assert (
+        machine.memory(c, Memory(0.5 * GIB, 0.5 * GIB), 1, True).level == FAIL
+    )  # of a GPU's libraries alone: 1 GB
 
 
 # ---- /dev/shm, open files
 
-@pytest.mark.parametrize(("free", "processes", "on_gpus", "level"), [
-    (64 * 2**20, 2, True, FAIL), (65 * 2**20, 2, True, WARN), (GIB, 2, True, PASS),
-    (64 * 2**20, 1, True, PASS), (64 * 2**20, 4, False, PASS)])
-def test_shared_memory_matters_between_gpus(free: int, processes: int, on_gpus: bool, level: str) -> None:
+
+@pytest.mark.parametrize(
+    ("free", "processes", "on_gpus", "level"),
+    [
+        (64 * 2**20, 2, True, FAIL),
+        (65 * 2**20, 2, True, WARN),
+        (GIB, 2, True, PASS),
+        (64 * 2**20, 1, True, PASS),
+        (64 * 2**20, 4, False, PASS),
+    ],
+)
+def test_shared_memory_matters_between_gpus(
+    free: int, processes: int, on_gpus: bool, level: str
+) -> None:
     finding = machine.shm((float(2 * GIB), float(free)), processes, on_gpus)
     assert told(finding).startswith(level) and bool(finding and finding.fix) == (level != PASS)
 
 
 def test_shared_memory_of_this_machine(tmp_path: Path) -> None:
     assert machine.shm_free(str(tmp_path / "none")) is None and machine.shm(None, 2, True) is None
-    df = subprocess.run(["df", "-Pk", str(tmp_path)], capture_output=True, text=True, check=True).stdout.split("\n")[1]
+    df = subprocess.run(
+        ["df", "-Pk", str(tmp_path)], capture_output=True, text=True, check=True
+    ).stdout.split("\n")[1]
     found = machine.shm_free(str(tmp_path))
     assert found and found[0] == 1024 * int(df.split()[1])
 
 
 def test_open_files_that_a_run_needs() -> None:
-    c = config(data_mix="a:3,b:1", train_tokens=1_000_000_000, shard_tokens=100_000_000, group_shards=8)
+    c = config(
+        data_mix="a:3,b:1", train_tokens=1_000_000_000, shard_tokens=100_000_000, group_shards=8
+    )
     # of a 750 M tokens in 8 shards, of b 250 M in 3; two groups of 8 of each
     assert machine.files_needed(c, 1, False) == 128 + (16 + 8) + (16 + 3)
     assert machine.files_needed(c, 2, True) == 128 + 43 + 1024
@@ -139,23 +201,36 @@ def test_open_files_are_judged() -> None:
 
 
 def test_the_limit_of_open_files_is_this_process_own() -> None:
-    code = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (99, resource.getrlimit(7)[1]));" \
-           "from doctor import machine; print(machine.files_limit()[0])"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    code = (
+        "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (99, resource.getrlimit(7)[1]));"
+        "from doctor import machine; print(machine.files_limit()[0])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert done.stdout == "99\n"
 
 
 # ---- Ports
 
+
 def test_a_port_that_is_taken_is_found(free_port: int) -> None:
     c = config(nodes=2, master_addr="127.0.0.1", master_port=free_port)
     assert machine.meeting(c) == Meeting(("127.0.0.1",))
-    assert told(machine.ports(c, machine.meeting(c))).startswith(f"PASS MASTER_PORT={free_port} is free here")
+    assert told(machine.ports(c, machine.meeting(c))).startswith(
+        f"PASS MASTER_PORT={free_port} is free here"
+    )
     with socket.create_server(("", free_port)):
         finding = machine.ports(c, machine.meeting(c))
-        assert finding.level == FAIL and finding.code == 64 and f"MASTER_PORT={free_port + 1}" in finding.fix
+        assert (
+            finding.level == FAIL
+            and finding.code == 64
+            and f"MASTER_PORT={free_port + 1}" in finding.fix
+        )
         other = dataclasses.replace(c, node_rank=1)  # it calls, and does not listen
-        assert told(machine.ports(other, machine.meeting(other))).startswith("PASS MASTER_ADDR=127.0.0.1 is 127.0.0.1;")
+        assert told(machine.ports(other, machine.meeting(other))).startswith(
+            "PASS MASTER_ADDR=127.0.0.1 is 127.0.0.1;"
+        )
 
 
 def test_a_name_without_an_address_is_told() -> None:
@@ -169,15 +244,24 @@ def test_a_name_without_an_address_is_told() -> None:
 BOTH, NONE = Compiler("gcc", "g++", True), Compiler("", "", True)
 
 
-@pytest.mark.parametrize(("compile", "found", "on_gpus", "worth", "level", "words"), [
-    ("auto", NONE, True, None, WARN, "no C compiler"), ("1", NONE, True, None, FAIL, "no C compiler"),
-    ("1", NONE, False, None, FAIL, "no C++ compiler"), ("auto", NONE, False, True, WARN, "no C++ compiler"),
-    ("auto", NONE, False, False, PASS, "so short"), ("0", NONE, True, True, PASS, "COMPILE=0"),
-    ("auto", BOTH, True, None, PASS, "gcc"), ("auto", BOTH, False, True, PASS, "g++"),
-    ("auto", Compiler("gcc", "g++", False), True, None, FAIL, "Python.h"),
-    ("auto", Compiler("gcc", "g++", False), False, False, PASS, "so short")])
-def test_a_compiler_is_needed_where_something_is_compiled(compile: str, found: Compiler, on_gpus: bool,
-                                                          worth: bool | None, level: str, words: str) -> None:
+@pytest.mark.parametrize(
+    ("compile", "found", "on_gpus", "worth", "level", "words"),
+    [
+        ("auto", NONE, True, None, WARN, "no C compiler"),
+        ("1", NONE, True, None, FAIL, "no C compiler"),
+        ("1", NONE, False, None, FAIL, "no C++ compiler"),
+        ("auto", NONE, False, True, WARN, "no C++ compiler"),
+        ("auto", NONE, False, False, PASS, "so short"),
+        ("0", NONE, True, True, PASS, "COMPILE=0"),
+        ("auto", BOTH, True, None, PASS, "gcc"),
+        ("auto", BOTH, False, True, PASS, "g++"),
+        ("auto", Compiler("gcc", "g++", False), True, None, FAIL, "Python.h"),
+        ("auto", Compiler("gcc", "g++", False), False, False, PASS, "so short"),
+    ],
+)
+def test_a_compiler_is_needed_where_something_is_compiled(
+    compile: str, found: Compiler, on_gpus: bool, worth: bool | None, level: str, words: str
+) -> None:
     finding = machine.compiler(config(compile=compile), found, on_gpus, worth)
     assert told(finding).startswith(level) and words in told(finding)
     assert bool(finding and finding.fix) == (level != PASS)
@@ -198,7 +282,9 @@ def test_compilers_are_found_on_the_path(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_what_the_processor_can_is_read(tmp_path: Path) -> None:
     path = tmp_path / "cpuinfo"
-    path.write_text("processor\t: 0\nflags\t\t: fpu avx2 avx512_bf16\nbugs\t: x\n\nprocessor\t: 1\nflags\t: fpu\n")
+    path.write_text(
+        "processor\t: 0\nflags\t\t: fpu avx2 avx512_bf16\nbugs\t: x\n\nprocessor\t: 1\nflags\t: fpu\n"
+    )
     assert machine.cpu_flags(path) == {"fpu", "avx2", "avx512_bf16"}
     path.write_text("processor : 0\nFeatures : fp asimd\n")
     assert machine.cpu_flags(path) is None and machine.cpu_flags(tmp_path / "none") is None
@@ -207,8 +293,11 @@ def test_what_the_processor_can_is_read(tmp_path: Path) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="adjtimex is Linux'")
 def test_the_kernel_tells_whether_its_clock_is_kept() -> None:
     assert machine.is_kept() in (True, False)
-    adjtimex = subprocess.run(["adjtimex", "--print"], capture_output=True, text=True, check=False) \
-        if Path("/sbin/adjtimex").exists() else None
+    adjtimex = (
+        subprocess.run(["adjtimex", "--print"], capture_output=True, text=True, check=False)
+        if Path("/sbin/adjtimex").exists()
+        else None
+    )
     if adjtimex and adjtimex.returncode == 0:
         status = int(adjtimex.stdout.split("status:")[1].split()[0])
         assert machine.is_kept() == (not status & 64)

@@ -6,17 +6,25 @@ from pathlib import Path
 import pytest
 
 from settings.config import Config
-from settings.rules import NAMES_OF_CHECKS
 from settings.declare import ROOT, SettingsError
+from settings.rules import NAMES_OF_CHECKS
 
-SOURCES = [path for room in ("plan", "doctor", "k8s") for path in sorted((ROOT / room).glob("*.py"))]
+SOURCES = [
+    path for room in ("plan", "doctor", "k8s") for path in sorted((ROOT / room).glob("*.py"))
+]
 
 
 def literals(path: Path) -> set[str]:
     """First arguments, written out, of what makes a finding."""
     calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
-    return {call.args[0].value for call in calls if isinstance(call.func, ast.Name) and call.args
-            and call.func.id in ("Finding", "told", "Asked") and isinstance(call.args[0], ast.Constant)}
+    return {
+        call.args[0].value
+        for call in calls
+        if isinstance(call.func, ast.Name)
+        and call.args
+        and call.func.id in ("Finding", "told", "Asked")
+        and isinstance(call.args[0], ast.Constant)
+    }
 
 
 def test_each_check_has_its_name_in_the_list() -> None:
@@ -25,12 +33,18 @@ def test_each_check_has_its_name_in_the_list() -> None:
 
 
 def test_each_name_of_the_list_is_a_check_s() -> None:
-    written = {node.value for path in SOURCES for node in ast.walk(ast.parse(path.read_text()))
-               if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    written = {
+        node.value
+        for path in SOURCES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
     assert set(NAMES_OF_CHECKS) <= written, set(NAMES_OF_CHECKS) - written
 
 
 def test_a_name_that_is_none_is_refused_with_the_nearest() -> None:
-    with pytest.raises(SettingsError, match="there is no check disc; did you mean disk\\? there are: attention, "):
+    with pytest.raises(
+        SettingsError, match="there is no check disc; did you mean disk\\? there are: attention, "
+    ):
         Config.of_preset(PRESET="tiny", ALLOW_FAIL="gpus,disc")
     assert Config.of_preset(PRESET="tiny", ALLOW_FAIL="gpus,disk").allow_fail == "gpus,disk"

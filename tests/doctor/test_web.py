@@ -13,7 +13,14 @@ SECRET = "s3cr3t-t0ken"
 
 @pytest.fixture(autouse=True)
 def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
+    for name in (
+        "http_proxy",
+        "https_proxy",
+        "HTTP_PROXY",
+        "HTTPS_PROXY",
+        "all_proxy",
+        "ALL_PROXY",
+    ):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -21,9 +28,16 @@ def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_answer_is_an_answer_whatever_it_says(status: int) -> None:
     with server(lambda _: (status, {"X-Error-Code": "GatedRepo"}, b"body")) as there:
         answer = web.ask(there.url + "/a", web.bearer(SECRET))
-    assert (answer.host, answer.status, answer.problem, answer.body) == (there.host, status, "", b"body")
+    assert (answer.host, answer.status, answer.problem, answer.body) == (
+        there.host,
+        status,
+        "",
+        b"body",
+    )
     assert answer.headers["x-error-code"] == "GatedRepo" and answer.ok == (status == 200)
-    assert there.requests[0][2]["Authorization"] == f"Bearer {SECRET}" and SECRET not in repr(answer)
+    assert there.requests[0][2]["Authorization"] == f"Bearer {SECRET}" and SECRET not in repr(
+        answer
+    )
 
 
 def test_data_are_posted_as_json() -> None:
@@ -42,10 +56,13 @@ def test_a_server_that_is_not_there_or_breaks_off_is_told(free_port: int) -> Non
     assert web.ask("http://no-such-host.invalid/", {}).problem == "its name is not found (DNS)"
 
 
-@pytest.mark.parametrize(("manner", "silence_s", "limit_s", "words"), [
-    ("hangs", 0.3, 30, "nothing came for 0 s"), ("drips", 30, 0.8, "no answer within 1 s")])
-def test_a_server_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch, manner: str, silence_s: float,
-                                         limit_s: float, words: str) -> None:
+@pytest.mark.parametrize(
+    ("manner", "silence_s", "limit_s", "words"),
+    [("hangs", 0.3, 30, "nothing came for 0 s"), ("drips", 30, 0.8, "no answer within 1 s")],
+)
+def test_a_server_that_hangs_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, manner: str, silence_s: float, limit_s: float, words: str
+) -> None:
     monkeypatch.setattr(web, "SILENCE_S", silence_s)
     began = time.monotonic()
     with server(lambda _: manner) as there:
@@ -55,10 +72,21 @@ def test_a_server_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch, manner
 
 
 def test_a_redirect_elsewhere_does_not_get_the_token() -> None:
-    with server(lambda _: (200, {}, b"")) as other, \
-            server(lambda path: (307, {"Location": f"{other.url}/x"}, b"") if path == "/out" else
-                   (307, {"Location": "/there"}, b"") if path == "/in" else (200, {}, b"here")) as there:
-        assert web.ask(there.url + "/out", web.bearer(SECRET)).status == 307 and other.requests == []
+    with (
+        server(lambda _: (200, {}, b"")) as other,
+        server(
+            lambda path: (
+                (307, {"Location": f"{other.url}/x"}, b"")
+                if path == "/out"
+                else (307, {"Location": "/there"}, b"")
+                if path == "/in"
+                else (200, {}, b"here")
+            )
+        ) as there,
+    ):
+        assert (
+            web.ask(there.url + "/out", web.bearer(SECRET)).status == 307 and other.requests == []
+        )
         assert web.ask(there.url + "/in", web.bearer(SECRET)).body == b"here"
     assert [request[2]["Authorization"] for request in there.requests] == [f"Bearer {SECRET}"] * 3
 
@@ -66,17 +94,24 @@ def test_a_redirect_elsewhere_does_not_get_the_token() -> None:
 def test_nothing_of_a_secret_that_cannot_be_sent_is_told() -> None:
     for secret in (f"{SECRET}\nX: y", f"{SECRET}\u00fc\u20ac"):
         answer = web.ask("http://127.0.0.1:9/", web.bearer(secret))
-        assert answer.status is None and "characters" in answer.problem and SECRET not in repr(answer)
+        assert (
+            answer.status is None and "characters" in answer.problem and SECRET not in repr(answer)
+        )
 
 
 def test_an_address_is_told_without_user_and_password() -> None:
     assert web.host_of("https://user:pass@example.org:8443/x") == "example.org:8443"
 
 
-def test_a_proxy_is_named_without_its_password(monkeypatch: pytest.MonkeyPatch, free_port: int) -> None:
+def test_a_proxy_is_named_without_its_password(
+    monkeypatch: pytest.MonkeyPatch, free_port: int
+) -> None:
     monkeypatch.setenv("http_proxy", f"http://me:{SECRET}@127.0.0.1:{free_port}")
     monkeypatch.setenv("no_proxy", "")
-    assert web.ask("http://example.org/", {}).problem == f"Connection refused (through the proxy 127.0.0.1:{free_port})"
+    assert (
+        web.ask("http://example.org/", {}).problem
+        == f"Connection refused (through the proxy 127.0.0.1:{free_port})"
+    )
     with server(lambda _: (200, {}, b"by proxy")) as there:
         monkeypatch.setenv("http_proxy", there.url)
         assert web.ask("http://example.org/a", {}).body == b"by proxy"
@@ -88,7 +123,9 @@ def test_a_proxy_is_named_without_its_password(monkeypatch: pytest.MonkeyPatch, 
 
 @pytest.mark.parametrize("off_s", [0, 600, -600])
 def test_the_clock_is_compared_with_the_servers(off_s: int) -> None:
-    with server(lambda _: (200, {"Date": email.utils.formatdate(time.time() - off_s, usegmt=True)}, b"")) as there:
+    with server(
+        lambda _: (200, {"Date": email.utils.formatdate(time.time() - off_s, usegmt=True)}, b"")
+    ) as there:
         ahead_s = web.ask(there.url, {}).ahead_s
     assert ahead_s is not None and abs(ahead_s - off_s) < 2
 

@@ -9,14 +9,20 @@ import pytest
 import torch
 
 from export import __main__ as command
-from tests.train.checkpoint.test_checkpoint import ALONE, go_on, save
 from settings.config import Config
+from tests.train.checkpoint.test_checkpoint import ALONE, go_on, save
+from train.data.tokenizer import load
 from train.model.model import Transformer, build
 from train.optim import build_optimizer
-from train.data.tokenizer import load
 
 LLAMA = {"n_kv_head": 2, "tie_embeddings": True}
-QWEN = {"qk_norm": True, "n_kv_head": 2, "tie_embeddings": False, "rope_theta": 500_000.0, "norm_eps": 1e-6}
+QWEN = {
+    "qk_norm": True,
+    "n_kv_head": 2,
+    "tie_embeddings": False,
+    "rope_theta": 500_000.0,
+    "norm_eps": 1e-6,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,15 +41,25 @@ class Run:
         """make export with these settings, in this process; the exit code."""
         empty = self.folder / "empty.env"
         empty.touch()
-        settings = {"ENV_FILE": empty, "RUNS_DIR": self.config.runs_dir, "RUN_NAME": self.config.run_name,
-                    "DATA_DIR": self.config.data_dir, "DEVICE": "cpu", **given}
-        monkeypatch.setattr(os, "environ", {"PATH": os.environ["PATH"]} | {k: str(v) for k, v in settings.items()})
+        settings = {
+            "ENV_FILE": empty,
+            "RUNS_DIR": self.config.runs_dir,
+            "RUN_NAME": self.config.run_name,
+            "DATA_DIR": self.config.data_dir,
+            "DEVICE": "cpu",
+            **given,
+        }
+        monkeypatch.setattr(
+            os, "environ", {"PATH": os.environ["PATH"]} | {k: str(v) for k, v in settings.items()}
+        )
         return command.main()
 
 
 def make_run(parent: Path, c: Config, steps: tuple[int, ...] = (3,)) -> Run:
     """c: with a TOKENIZER that is a path."""
-    c = dataclasses.replace(c, runs_dir=str(parent), run_name="a-run", device="cpu", data_dir=str(parent / "data"))
+    c = dataclasses.replace(
+        c, runs_dir=str(parent), run_name="a-run", device="cpu", data_dir=str(parent / "data")
+    )
     folder, models = parent / "a-run", {}
     sha256 = load(Path(c.tokenizer)).sha256
     for step in steps:
@@ -54,10 +70,23 @@ def make_run(parent: Path, c: Config, steps: tuple[int, ...] = (3,)) -> Run:
                     weight.uniform_(0.5, 1.5, generator=torch.Generator().manual_seed(step))
         optimizer = build_optimizer(model, c)
         go_on(c, model, optimizer, 1)  # so that there are moments
-        save(folder / "checkpoints", step, model, optimizer,
-             {"tokens": step * c.batch_tokens, "data": {"step": step, "tokenizer_sha256": sha256}})
+        save(
+            folder / "checkpoints",
+            step,
+            model,
+            optimizer,
+            {"tokens": step * c.batch_tokens, "data": {"step": step, "tokenizer_sha256": sha256}},
+        )
         models[step] = model.eval()
-    attempt = {"host": "secret-host", "world_size": 2, "device": "NVIDIA H100", "git": 40 * "a", "git_dirty": True,
-               "torch": "2.13.0"}
-    (folder / "config.json").write_text(json.dumps({"settings": c.stored(), "attempts": [attempt, attempt]}))
+    attempt = {
+        "host": "secret-host",
+        "world_size": 2,
+        "device": "NVIDIA H100",
+        "git": 40 * "a",
+        "git_dirty": True,
+        "torch": "2.13.0",
+    }
+    (folder / "config.json").write_text(
+        json.dumps({"settings": c.stored(), "attempts": [attempt, attempt]})
+    )
     return Run(c, folder, models)

@@ -12,31 +12,47 @@ import yaml
 from tokenizers import Tokenizer, processors
 
 from export import card, files
+from settings.config import Config
+from settings.declare import SettingsError
 from tests.conftest import SHARED
 from tests.export.exported import QWEN, Run, make_run
 from tests.export.test_export import tokenizer_of
-from tests.train.model.test_model import recipe
 from tests.train.data.test_tokenizer import AWKWARD, KINDS, byte_level, some_text
-from train.generate import eval_run
+from tests.train.model.test_model import recipe
 from train.data import tokenizer
-from settings.config import Config
+from train.data.tokenizer import Vocabulary
 from train.evaluate.core.metric import Counts
 from train.evaluate.core.tasks import Task
-from settings.declare import SettingsError
-from train.data.tokenizer import Vocabulary
+from train.generate import eval_run
 
-PLAIN = ["The quick brown fox", *AWKWARD, "\u00a0no\u2003break\u3000", "  x", "a\r\n\r\n\tb", "\ufb01\u0301\u200b",
-         "0" * 50, "'s't", "\U0001f469\u200d\U0001f469\u200d\U0001f467", "\u0627\u0644\u0639 \u05e9\u05dc",
-         "<s></s><eos>", "<|end|><|pad|> <|system|>\n<|assistant|>", *some_text()[:2]]
+PLAIN = [
+    "The quick brown fox",
+    *AWKWARD,
+    "\u00a0no\u2003break\u3000",
+    "  x",
+    "a\r\n\r\n\tb",
+    "\ufb01\u0301\u200b",
+    "0" * 50,
+    "'s't",
+    "\U0001f469\u200d\U0001f469\u200d\U0001f467",
+    "\u0627\u0644\u0639 \u05e9\u05dc",
+    "<s></s><eos>",
+    "<|end|><|pad|> <|system|>\n<|assistant|>",
+    *some_text()[:2],
+]
 
 
 def written(folder: Path, made: Tokenizer, c: Config) -> Vocabulary:
     """A tokenizer as a run has it, and beside it what an export writes of it."""
     (folder / "run.json").write_text(made.to_str())
     v = tokenizer.load(folder / "run.json")
-    (folder / "tokenizer.json").write_bytes(files.tokenizer_json((folder / "run.json").read_bytes()))
-    for name, content in (("tokenizer_config", files.tokenizer_config(c, v, None)),
-                          ("config", files.config_json(c, v, "float32"))):
+    (folder / "tokenizer.json").write_bytes(
+        files.tokenizer_json((folder / "run.json").read_bytes())
+    )
+    for name, content in (
+        ("tokenizer_config", files.tokenizer_config(c, v, None)),
+        ("config", files.config_json(c, v, "float32")),
+    ):
         (folder / f"{name}.json").write_text(json.dumps(content))
     return v
 
@@ -46,7 +62,11 @@ def check_ids(folder: Path, v: Vocabulary) -> None:
     theirs, as_text = tokenizer_of(folder), tokenizer_of(folder, split_special_tokens=True)
     spelled = re.compile("|".join(map(re.escape, files.special_tokens(v))))
     for text in PLAIN:
-        assert as_text(text).input_ids == as_text.encode(text, add_special_tokens=False) == v.encode(text)
+        assert (
+            as_text(text).input_ids
+            == as_text.encode(text, add_special_tokens=False)
+            == v.encode(text)
+        )
         assert theirs(text, split_special_tokens=True).input_ids == v.encode(text)
         if not spelled.search(text):
             assert theirs(text).input_ids == v.encode(text)
@@ -57,21 +77,33 @@ def check_ids(folder: Path, v: Vocabulary) -> None:
 
 # ---- Tokenizers
 
-def test_a_tokenizer_trained_here_encodes_through_transformers_as_through_ours(tiny: Config, tmp_path: Path) -> None:
+
+def test_a_tokenizer_trained_here_encodes_through_transformers_as_through_ours(
+    tiny: Config, tmp_path: Path
+) -> None:
     made = tokenizer.train(iter(some_text()), 500, tmp_path / "made.json").tokenizer
     v = written(tmp_path, made, tiny)
     assert (tmp_path / "tokenizer.json").read_bytes() == (tmp_path / "run.json").read_bytes()
     check_ids(tmp_path, v)
     theirs = tokenizer_of(tmp_path)
     assert (theirs.pad_token, theirs.model_max_length) == ("<|pad|>", tiny.seq_len)
-    assert theirs("<|end|>").input_ids == [v.tokenizer.token_to_id("<|end|>")]  # as a chat's template needs it
+    assert theirs("<|end|>").input_ids == [
+        v.tokenizer.token_to_id("<|end|>")
+    ]  # as a chat's template needs it
     assert theirs.decode([v.end_of_text, *v.encode("ab")], skip_special_tokens=True) == "ab"
-    assert tokenizer_of(tmp_path, add_bos_token=True)("ab").input_ids == [v.end_of_text, *v.encode("ab")]
+    assert tokenizer_of(tmp_path, add_bos_token=True)("ab").input_ids == [
+        v.end_of_text,
+        *v.encode("ab"),
+    ]
 
 
-@pytest.mark.parametrize("qk_norm", [False, True], ids=["Llama", "Qwen3"])  # transformers chooses a class by it
+@pytest.mark.parametrize(
+    "qk_norm", [False, True], ids=["Llama", "Qwen3"]
+)  # transformers chooses a class by it
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_that_is_taken_encodes_alike(tiny: Config, tmp_path: Path, kind: str, qk_norm: bool) -> None:
+def test_every_kind_that_is_taken_encodes_alike(
+    tiny: Config, tmp_path: Path, kind: str, qk_norm: bool
+) -> None:
     v = written(tmp_path, KINDS[kind][0](), recipe(tiny, qk_norm=qk_norm))
     check_ids(tmp_path, v)
 
@@ -91,8 +123,9 @@ def test_what_would_cut_pad_or_add_is_taken_out(tiny: Config, tmp_path: Path) ->
     """As Llama 3 puts a token before a text which our training never saw there."""
     made = byte_level(add_prefix_space=False)
     made.add_special_tokens(["<begin>"])
-    made.post_processor = processors.TemplateProcessing(single="<begin> $A", special_tokens=[
-        ("<begin>", made.token_to_id("<begin>"))])
+    made.post_processor = processors.TemplateProcessing(
+        single="<begin> $A", special_tokens=[("<begin>", made.token_to_id("<begin>"))]
+    )
     made.enable_truncation(5)
     made.enable_padding(length=9)
     assert len(made.encode("abc def ghi abc def").ids) == 9
@@ -107,11 +140,14 @@ def test_a_chat_ends_an_answer_where_its_token_does(tmp_path: Path) -> None:
     end = v.tokenizer.token_to_id("<|end|>")
     assert files.generation_config(v, [end])["eos_token_id"] == [v.end_of_text, end]
     assert files.generation_config(v, [])["eos_token_id"] == v.end_of_text
-    assert files.tokenizer_config(Config(), v, "{{ messages }}")["chat_template"] == "{{ messages }}"
+    assert (
+        files.tokenizer_config(Config(), v, "{{ messages }}")["chat_template"] == "{{ messages }}"
+    )
     assert "chat_template" not in files.tokenizer_config(Config(), v, None)
 
 
 # ---- The model card
+
 
 @pytest.fixture
 def run(tiny: Config, tmp_path: Path, data: dict[str, str]) -> Run:
@@ -127,55 +163,119 @@ def text_of(run: Run, monkeypatch: pytest.MonkeyPatch) -> tuple[dict, str, dict[
     return yaml.safe_load(head), text, rows
 
 
-def test_a_card_says_what_is_known_and_n_a_of_the_rest(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_card_says_what_is_known_and_n_a_of_the_rest(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     head, text, rows = text_of(run, monkeypatch)
-    assert head == {"library_name": "transformers", "pipeline_tag": "text-generation", "model_name": "a-run",
-                    "tags": ["qwen3", "pytorch"], "datasets": ["HuggingFaceFW/fineweb-edu"]}
+    assert head == {
+        "library_name": "transformers",
+        "pipeline_tag": "text-generation",
+        "model_name": "a-run",
+        "tags": ["qwen3", "pytorch"],
+        "datasets": ["HuggingFaceFW/fineweb-edu"],
+    }
     c, weights = run.config, sum(w.numel() for w in run.models[3].parameters())
     assert rows["parameters"] == f"{weights:,}" and rows["tokens"] == f"{3 * c.batch_tokens:,}"
-    products = sum(w.numel() for n, w in run.models[3].named_parameters() if w.ndim == 2 and "embed" not in n)
+    products = sum(
+        w.numel() for n, w in run.models[3].named_parameters() if w.ndim == 2 and "embed" not in n
+    )
     flops = 3 * c.batch_tokens * (6 * products + 12 * c.n_layer * c.n_embd * c.seq_len)
     assert rows["computation"].startswith(f"{flops:.3g} FLOPs")
-    assert rows["hardware"] == "2 x NVIDIA H100" and rows["code"] == "aaaaaaaaaaaa and changes that are in no commit"
-    assert rows["time"] == rows["energy of the GPUs"] == "n/a" and "n/a: neither the record nor" in text
+    assert (
+        rows["hardware"] == "2 x NVIDIA H100"
+        and rows["code"] == "aaaaaaaaaaaa and changes that are in no commit"
+    )
+    assert (
+        rows["time"] == rows["energy of the GPUs"] == "n/a"
+        and "n/a: neither the record nor" in text
+    )
     share = round(3 * c.batch_tokens * 0.75)
     assert f"| 75.00% | {share:,} | n/a |" in text and "By the weights of DATA_MIX" in text
     assert "Licence: n/a" in text and "N_KV_HEAD=2\n" in text
     assert "secret-host" not in text and str(run.folder.parent) not in text
 
 
-@pytest.mark.parametrize(("tokenizer", "shown"), [("openai-community/gpt2", True), ("../models/tokenizer.json", False),
-                                                  ("/srv/models/tokenizer.json", False)])
-def test_a_card_names_repositories_of_the_hub_and_no_path(tiny: Config, tokenizer: str, shown: bool) -> None:
+@pytest.mark.parametrize(
+    ("tokenizer", "shown"),
+    [
+        ("openai-community/gpt2", True),
+        ("../models/tokenizer.json", False),
+        ("/srv/models/tokenizer.json", False),
+    ],
+)
+def test_a_card_names_repositories_of_the_hub_and_no_path(
+    tiny: Config, tokenizer: str, shown: bool
+) -> None:
     said = card.settings(recipe(tiny, tokenizer=tokenizer, init_from="models/llama"))
     assert (f"TOKENIZER={tokenizer}" in said) is shown
     assert not [line for line in said if "models" in line]
 
 
-def test_a_card_has_counts_and_evaluations_of_this_step_alone(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_card_has_counts_and_evaluations_of_this_step_alone(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     common = {"schema": 1, "host": "h", "attempt": 0, "mono_s": 1.0, "time": 1.7e9, "tokens": 512}
-    records = [{"event": "start", "step": 0, "startup_s": {}, "changes": {}, "world_size": 1},
-               *({"event": "step", "step": n, "loss": 2.0, "lr": 1e-3, "grad_norm": 1.0, "step_ms": 10.0,
-                  "tokens_per_s": 1.0, "mfu": None, "mem_gib": 1.0, "mono_s": 1.0 + n} for n in (1, 2, 3)),
-               {"event": "eval", "step": 2, "val_loss": 9.0, "val_bpb": 8.0},
-               {"event": "eval", "step": 3, "val_loss": 3.5, "val_bpb": 1.25, "scored_tokens": 1234, "full": True}]
-    (run.folder / "metrics.jsonl").write_text("".join(json.dumps(common | r) + "\n" for r in records))
+    records = [
+        {"event": "start", "step": 0, "startup_s": {}, "changes": {}, "world_size": 1},
+        *(
+            {
+                "event": "step",
+                "step": n,
+                "loss": 2.0,
+                "lr": 1e-3,
+                "grad_norm": 1.0,
+                "step_ms": 10.0,
+                "tokens_per_s": 1.0,
+                "mfu": None,
+                "mem_gib": 1.0,
+                "mono_s": 1.0 + n,
+            }
+            for n in (1, 2, 3)
+        ),
+        {"event": "eval", "step": 2, "val_loss": 9.0, "val_bpb": 8.0},
+        {
+            "event": "eval",
+            "step": 3,
+            "val_loss": 3.5,
+            "val_bpb": 1.25,
+            "scored_tokens": 1234,
+            "full": True,
+        },
+    ]
+    (run.folder / "metrics.jsonl").write_text(
+        "".join(json.dumps(common | r) + "\n" for r in records)
+    )
     (run.folder / "eval").mkdir()
-    for name, content in (("step_0000003.json", {"step": 3, "val_bpb": 1.5, "core": None, "sources": []}),
-                          ("step_0000002.json", {"step": 2, "val_bpb": 0.99}), ("bad.json", [])):
+    for name, content in (
+        ("step_0000003.json", {"step": 3, "val_bpb": 1.5, "core": None, "sources": []}),
+        ("step_0000002.json", {"step": 2, "val_bpb": 0.99}),
+        ("bad.json", []),
+    ):
         (run.folder / "eval" / name).write_text(json.dumps(content))
     _, text, rows = text_of(run, monkeypatch)
-    assert (rows["bits per byte"], rows["loss, nats a token"], rows["tokens scored"]) == ("1.2500", "3.5000", "1,234")
-    assert rows["held-out text, bits per byte"] == "1.5000" and "0.99" not in text and "8.0" not in text
+    assert (rows["bits per byte"], rows["loss, nats a token"], rows["tokens scored"]) == (
+        "1.2500",
+        "3.5000",
+        "1,234",
+    )
+    assert (
+        rows["held-out text, bits per byte"] == "1.5000"
+        and "0.99" not in text
+        and "8.0" not in text
+    )
     assert rows["time"].startswith("0:0")
 
 
-def test_a_card_has_what_make_eval_found_and_nothing_of_where(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_card_has_what_make_eval_found_and_nothing_of_where(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As eval_run writes it: 3 of 8 questions right where guessing has 2, and a task that could not be asked."""
     task = Task("arc_easy", "multiple_choice", "arc.jsonl", 10, " ", 0.25)
 
     class Asked:
-        bundle = SimpleNamespace(tasks=[task], tables={}, missing={}, path=run.folder, sha256="f" * 64)
+        bundle = SimpleNamespace(
+            tasks=[task], tables={}, missing={}, path=run.folder, sha256="f" * 64
+        )
         examples = 8
 
         def __call__(self, *_: object, **__: object) -> dict[str, Counts]:
@@ -186,24 +286,39 @@ def test_a_card_has_what_make_eval_found_and_nothing_of_where(run: Run, monkeypa
 
     held_out = part(2.5, 1.125)
     held_out.by_source = {"python-stdlib": part(2.25, 1.0), "fineweb-edu": part(3.0, 1.75)}
-    found = eval_run.of_validation(held_out) | {"core": eval_run.measure(Asked(), SimpleNamespace(model=None))}
-    opened = SimpleNamespace(step=3, tokens=1536, source=str(run.folder), facts={"settings": {}}, config=run.config)
+    found = eval_run.of_validation(held_out) | {
+        "core": eval_run.measure(Asked(), SimpleNamespace(model=None))
+    }
+    opened = SimpleNamespace(
+        step=3, tokens=1536, source=str(run.folder), facts={"settings": {}}, config=run.config
+    )
     world = SimpleNamespace(host="secret-host", size=1, device_name="CPU")
     eval_run.write(run.config, opened, world, found, ["no more"], 987.0)  # type: ignore[arg-type]
     _, text, rows = text_of(run, monkeypatch)
     section = text.partition("## Evaluation")[2].partition("## Limits")[0]
     assert dict(re.findall(r"^\| ([^|]+) \| (-?[0-9][0-9.,]*) \|$", section, re.MULTILINE)) == {
-        "held-out text, bits per byte": "1.1250", "held-out text, nats a token": "2.5000",
+        "held-out text, bits per byte": "1.1250",
+        "held-out text, nats a token": "2.5000",
         "held-out text, tokens scored": "77",
-        **{f"held-out text, {what}, {name}": value for name, values in (
-            ("python-stdlib", ("1.0000", "2.2500", "77")), ("fineweb-edu", ("1.7500", "3.0000", "77")))
-           for what, value in zip(("bits per byte", "nats a token", "tokens scored"), values, strict=True)},
+        **{
+            f"held-out text, {what}, {name}": value
+            for name, values in (
+                ("python-stdlib", ("1.0000", "2.2500", "77")),
+                ("fineweb-edu", ("1.7500", "3.0000", "77")),
+            )
+            for what, value in zip(
+                ("bits per byte", "nats a token", "tokens scored"), values, strict=True
+            )
+        },
         "mean of 1 tasks of CORE, which is not CORE, of 8 questions a task at most": f"{(3 / 8 - 1 / 4) / 0.75:.4f}",
         "half of its 95 % interval": rows["half of its 95 % interval"],
-        "arc_easy, 10 shots, accuracy": "0.3750", "arc_easy, 10 shots, centred on guessing": "0.1667"}
+        "arc_easy, 10 shots, accuracy": "0.3750",
+        "arc_easy, 10 shots, centred on guessing": "0.1667",
+    }
     assert "secret-host" not in text and str(run.folder.parent) not in text and "987" not in section
-    when = datetime.datetime.fromtimestamp(json.loads((run.folder / "eval/step_0000003.json").read_text())["time"],
-                                           datetime.UTC)
+    when = datetime.datetime.fromtimestamp(
+        json.loads((run.folder / "eval/step_0000003.json").read_text())["time"], datetime.UTC
+    )
     assert f"of this step, {when:%Y-%m-%d %H:%M} UTC:" in section
 
 
@@ -217,8 +332,9 @@ def test_energy_is_that_of_the_samples_and_says_how_much_they_cover() -> None:
     class Recorded:
         columns: dict
 
-    known = card.Known(Config(), {}, "float32", 7, {},
-                       Recorded({"step": [5, 7]}), Sampled(), {}, False)  # type: ignore[arg-type]
+    known = card.Known(
+        Config(), {}, "float32", 7, {}, Recorded({"step": [5, 7]}), Sampled(), {}, False
+    )  # type: ignore[arg-type]
     assert card.energy(known) == "12.35 kWh; samples cover 98.7% of the GPUs' time"
     assert card.energy(dataclasses.replace(known, step=5)).startswith("12.35 kWh, up to step 7;")
     assert card.energy(dataclasses.replace(known, energy=None)) == "n/a"
@@ -226,14 +342,19 @@ def test_energy_is_that_of_the_samples_and_says_how_much_they_cover() -> None:
 
 # ---- What there is nothing to export of
 
-def test_a_folder_of_weights_is_exported_already(run: Run, monkeypatch: pytest.MonkeyPatch,
-                                                 capsys: pytest.CaptureFixture[str]) -> None:
+
+def test_a_folder_of_weights_is_exported_already(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run.command(monkeypatch) == 0
     assert run.command(monkeypatch, RUN_NAME="another", INIT_FROM=run.export) == 64
     assert "is in Hugging Face's format already" in capsys.readouterr().err
     assert run.command(monkeypatch, RUN_NAME="another") == 78
     assert "there is no such run" in capsys.readouterr().err
     assert run.command(monkeypatch, EXPORT_DTYPE="float16") == 64
-    assert "EXPORT_DTYPE=float16 (environment): must be one of float32, bfloat16" in capsys.readouterr().err
+    assert (
+        "EXPORT_DTYPE=float16 (environment): must be one of float32, bfloat16"
+        in capsys.readouterr().err
+    )
     with pytest.raises(SettingsError, match=r"EXPORT_SHARD_GB=0 .*above 0"):
         Config.load({"EXPORT_SHARD_GB": "0", "ENV_FILE": str(run.folder / "empty.env")})

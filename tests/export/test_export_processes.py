@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 
-from tests.train.checkpoint.test_reshard import run
-from tests.export.exported import Run
 from settings.config import Config
+from tests.export.exported import Run
+from tests.train.checkpoint.test_reshard import run
 
 
 def digests(folder: Path) -> dict[str, str]:
@@ -18,20 +18,43 @@ def digests(folder: Path) -> dict[str, str]:
     found = {}
     for path in folder.glob("*.safetensors"):
         with safe_open(path, framework="np") as file:
-            found |= {name.removeprefix("model."): hashlib.sha256(file.get_tensor(name).tobytes()).hexdigest()
-                      for name in file.keys()}  # noqa: SIM118 (no dict)
+            found |= {
+                name.removeprefix("model."): hashlib.sha256(
+                    file.get_tensor(name).tobytes()
+                ).hexdigest()
+                for name in file.keys()  # noqa: SIM118 (no dict)
+            }
     return found
 
 
-@pytest.mark.parametrize(("mode", "settings"), [
-    pytest.param("fsdp 2", {"parallel": "fsdp"}, id="2"),
-    pytest.param("fsdp 4", {"parallel": "fsdp"}, id="4", marks=pytest.mark.slow),
-    pytest.param("hsdp 2 x 2", {"parallel": "hsdp", "shard_ranks": 2}, id="2 x 2", marks=pytest.mark.slow)])
-def test_weights_in_parts_are_exported_whole(tmp_path: Path, tiny: Config, free_port: int, data: dict[str, str],
-                                             monkeypatch: pytest.MonkeyPatch, mode: str, settings: dict) -> None:
+@pytest.mark.parametrize(
+    ("mode", "settings"),
+    [
+        pytest.param("fsdp 2", {"parallel": "fsdp"}, id="2"),
+        pytest.param("fsdp 4", {"parallel": "fsdp"}, id="4", marks=pytest.mark.slow),
+        pytest.param(
+            "hsdp 2 x 2", {"parallel": "hsdp", "shard_ranks": 2}, id="2 x 2", marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_weights_in_parts_are_exported_whole(
+    tmp_path: Path,
+    tiny: Config,
+    free_port: int,
+    data: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    mode: str,
+    settings: dict,
+) -> None:
     monkeypatch.setenv("TEST_PORT", str(free_port))
-    c = dataclasses.replace(tiny, device="cpu", runs_dir=str(tmp_path), run_name="run", tokenizer=data["TOKENIZER"],
-                            **settings)
+    c = dataclasses.replace(
+        tiny,
+        device="cpu",
+        runs_dir=str(tmp_path),
+        run_name="run",
+        tokenizer=data["TOKENIZER"],
+        **settings,
+    )
     ((written,), *_) = (found.values() for found in run(c, mode, tmp_path / "written"))
     (tmp_path / "run").mkdir()
     (tmp_path / "written").rename(tmp_path / "run" / "checkpoints")
@@ -39,4 +62,6 @@ def test_weights_in_parts_are_exported_whole(tmp_path: Path, tiny: Config, free_
     (tmp_path / "run" / "config.json").write_text(json.dumps({"settings": c.stored()}))
     made = Run(c, tmp_path / "run", {})
     assert made.command(monkeypatch, EXPORT_SHARD_GB="0.00005") == 0
-    assert digests(made.export) == {name: digest for name, digest in written.items() if not name.startswith("state.")}
+    assert digests(made.export) == {
+        name: digest for name, digest in written.items() if not name.startswith("state.")
+    }

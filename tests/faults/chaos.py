@@ -21,19 +21,38 @@ import time
 from collections import Counter
 from pathlib import Path
 
+from record import goodput, reader
 from tests.conftest import make_data
 from tests.faults.inject import Fault, faulty, processes
 from tests.running import ROOT, environment, losses, train
 from train.checkpoint import checkpoint
-from record import goodput, reader
 
 LAUNCH = [str(ROOT / "scripts" / "launch.sh")]
-SETTINGS = {"MAX_STEPS": 240, "TRAIN_TOKENS": 240 * 512, "SAVE_EVERY": 10, "KEEP_LAST": 3, "EVAL_EVERY": 100,
-            "EVAL_TOKENS": 256, "SAMPLE_TOKENS": 0, "LOG_EVERY": 20}
-SLOWLY = Fault("step", "sleep", value=0.08, every=True)  # else a run would be done before anything happens to it
-PLANS = ((2,), (1,), (2,), (4,), (1, 2, 4), (2,))        # processes of a run; of several one at each start
+SETTINGS = {
+    "MAX_STEPS": 240,
+    "TRAIN_TOKENS": 240 * 512,
+    "SAVE_EVERY": 10,
+    "KEEP_LAST": 3,
+    "EVAL_EVERY": 100,
+    "EVAL_TOKENS": 256,
+    "SAMPLE_TOKENS": 0,
+    "LOG_EVERY": 20,
+}
+SLOWLY = Fault(
+    "step", "sleep", value=0.08, every=True
+)  # else a run would be done before anything happens to it
+PLANS = (
+    (2,),
+    (1,),
+    (2,),
+    (4,),
+    (1, 2, 4),
+    (2,),
+)  # processes of a run; of several one at each start
 CLOSE = 1e-5
-PATIENCE_S = 600.0  # for a launcher that was told to stop, and for a run to get on after the last blow
+PATIENCE_S = (
+    600.0  # for a launcher that was told to stop, and for a run to get on after the last blow
+)
 BLOWS = ("a rank", "a rank", "torchrun", "all ranks", "everything", "stop", "stop")
 
 
@@ -44,17 +63,27 @@ class Wrong(Exception):
 class Run:
     """One run that is struck until it is done."""
 
-    def __init__(self, folder: Path, data: dict[str, str], plan: tuple[int, ...], rng: random.Random):
+    def __init__(
+        self, folder: Path, data: dict[str, str], plan: tuple[int, ...], rng: random.Random
+    ):
         folder.mkdir()
         self.folder, self.data, self.plan, self.rng = folder, data, plan, rng
         self.run, self.blows = folder / "run", Counter[str]()
         self.starts, self.process = 0, None
 
     def start(self) -> None:
-        env = environment(self.folder, self.data, NPROC=self.rng.choice(self.plan), MAX_RESTARTS=20, **SETTINGS)
+        env = environment(
+            self.folder, self.data, NPROC=self.rng.choice(self.plan), MAX_RESTARTS=20, **SETTINGS
+        )
         with open(self.folder / "console.log", "a") as said:
-            self.process = subprocess.Popen(LAUNCH, env=faulty(env, self.folder, SLOWLY), cwd=ROOT, stdout=said,
-                                            stderr=said, start_new_session=True)
+            self.process = subprocess.Popen(
+                LAUNCH,
+                env=faulty(env, self.folder, SLOWLY),
+                cwd=ROOT,
+                stdout=said,
+                stderr=said,
+                start_new_session=True,
+            )
         self.starts += 1
 
     def strike(self) -> None:
@@ -76,8 +105,12 @@ class Run:
             if code not in (0, 75, 143):
                 raise Wrong(f"told to stop, it ended with code {code}")
             return
-        struck = {"a rank": self.rng.sample(ranks, min(1, len(ranks))), "all ranks": ranks, "torchrun": agents,
-                  "everything": [self.process.pid, *agents, *ranks]}[blow]
+        struck = {
+            "a rank": self.rng.sample(ranks, min(1, len(ranks))),
+            "all ranks": ranks,
+            "torchrun": agents,
+            "everything": [self.process.pid, *agents, *ranks],
+        }[blow]
         for pid in struck:
             try:
                 os.kill(pid, signal.SIGKILL)
@@ -114,25 +147,36 @@ class Run:
         if found.keys() != expected.keys():
             raise Wrong(f"steps are missing: {sorted(expected.keys() - found.keys())}")
         for step, values in found.items():
-            if len(self.plan) == 1 and [v.hex() for v in values] != [v.hex() for v in expected[step]]:
+            if len(self.plan) == 1 and [v.hex() for v in values] != [
+                v.hex() for v in expected[step]
+            ]:
                 raise Wrong(f"step {step}: loss and norm {values}, left alone {expected[step]}")
             if abs(values[0] / expected[step][0] - 1) > CLOSE:
                 raise Wrong(f"step {step}: loss {values[0]}, left alone {expected[step][0]}")
         names = sorted(path.name for path in (self.run / "checkpoints").iterdir())
         records = list(reader.read(self.run / "metrics.jsonl"))
-        written = {r["step"] for r in records if r["event"] in ("checkpoint", "resume")}  # killed before it said so
-        newest = sorted(written)[-SETTINGS["KEEP_LAST"]:]
+        written = {
+            r["step"] for r in records if r["event"] in ("checkpoint", "resume")
+        }  # killed before it said so
+        newest = sorted(written)[-SETTINGS["KEEP_LAST"] :]
         if names != [f"step_{step:07d}" for step in newest] or newest[-1] != SETTINGS["MAX_STEPS"]:
-            raise Wrong(f"the folder of checkpoints holds {names}, and the newest that were written are {newest}")
+            raise Wrong(
+                f"the folder of checkpoints holds {names}, and the newest that were written are {newest}"
+            )
         for name in names:
             checkpoint.read_manifest(self.run / "checkpoints" / name)
         state = json.loads((self.run / "STATUS.json").read_text())
         if state["phase"] != "done":
             raise Wrong(f"STATUS.json says {state['phase']}")
-        made, attempts = [r["step"] for r in records if r["event"] == "step"], records[-1]["attempt"] + 1
-        return (f"{sum(self.blows.values())} blows ({', '.join(f'{n} {what}' for what, n in self.blows.items())}), "
-                f"{self.starts} starts, {attempts} attempts that trained, {len(made) - len(set(made))} of {len(made)} "
-                f"steps made again, goodput {100 * goodput.account(records).goodput:.0f}%")
+        made, attempts = (
+            [r["step"] for r in records if r["event"] == "step"],
+            records[-1]["attempt"] + 1,
+        )
+        return (
+            f"{sum(self.blows.values())} blows ({', '.join(f'{n} {what}' for what, n in self.blows.items())}), "
+            f"{self.starts} starts, {attempts} attempts that trained, {len(made) - len(set(made))} of {len(made)} "
+            f"steps made again, goodput {100 * goodput.account(records).goodput:.0f}%"
+        )
 
 
 def references(folder: Path, data: dict[str, str]) -> dict[int, dict[int, tuple[float, float]]]:
@@ -148,33 +192,56 @@ def references(folder: Path, data: dict[str, str]) -> dict[int, dict[int, tuple[
 def chaos(folder: Path, minutes: float, seed: int) -> None:
     began = told = time.monotonic()
     data = make_data(folder / "data")
-    expected, until, number, total = references(folder, data), began + 60 * minutes, 0, Counter[str]()
-    print(f"chaos: seed={seed} minutes={minutes:g}; runs that are left alone took {time.monotonic() - began:.0f} s",
-          flush=True)
+    expected, until, number, total = (
+        references(folder, data),
+        began + 60 * minutes,
+        0,
+        Counter[str](),
+    )
+    print(
+        f"chaos: seed={seed} minutes={minutes:g}; runs that are left alone took {time.monotonic() - began:.0f} s",
+        flush=True,
+    )
     while number == 0 or time.monotonic() < until - 60:
-        plan = PLANS[(seed + number) % len(PLANS)]  # a short chaos begins with another one each time
+        plan = PLANS[
+            (seed + number) % len(PLANS)
+        ]  # a short chaos begins with another one each time
         run = Run(folder / f"run_{number}", data, plan, random.Random(f"{seed} {number}"))
         name = f"run {number} of {' or '.join(map(str, plan))} processes"
         try:
             while not run.go_on(until):
                 if time.monotonic() - told > 60:
                     told = time.monotonic()
-                    at = json.loads((run.run / "STATUS.json").read_text()).get("step", 0) if \
-                        (run.run / "STATUS.json").exists() else 0
-                    print(f"chaos: {told - began:.0f} s, {name} at step {at}, blows so far: "
-                          f"{sum((total + run.blows).values())}", flush=True)
-            print(f"chaos: {name} is as if nothing had happened: {run.verify(expected[plan[0]])}", flush=True)
+                    at = (
+                        json.loads((run.run / "STATUS.json").read_text()).get("step", 0)
+                        if (run.run / "STATUS.json").exists()
+                        else 0
+                    )
+                    print(
+                        f"chaos: {told - began:.0f} s, {name} at step {at}, blows so far: "
+                        f"{sum((total + run.blows).values())}",
+                        flush=True,
+                    )
+            print(
+                f"chaos: {name} is as if nothing had happened: {run.verify(expected[plan[0]])}",
+                flush=True,
+            )
         except Wrong as error:
             tail = (run.folder / "console.log").read_text().splitlines()[-60:]
-            raise Wrong("\n  ".join([f"{name}: {error}; it is left in {run.folder}", *tail])) from None
+            raise Wrong(
+                "\n  ".join([f"{name}: {error}; it is left in {run.folder}", *tail])
+            ) from None
         finally:
             for pid, _ in processes(run.folder):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
         total += run.blows
         number += 1
-    print(f"chaos: {number} runs, {sum(total.values())} blows in {time.monotonic() - began:.0f} s, all losses equal: "
-          + ", ".join(f"{n} {what}" for what, n in total.most_common()), flush=True)
+    print(
+        f"chaos: {number} runs, {sum(total.values())} blows in {time.monotonic() - began:.0f} s, all losses equal: "
+        + ", ".join(f"{n} {what}" for what, n in total.most_common()),
+        flush=True,
+    )
 
 
 def main() -> int:

@@ -21,7 +21,13 @@ from typing import Any
 REPOSITORY = "GBaker/MedQA-USMLE-4-options"
 REVISION = "0123456789abcdef" * 2 + "01234567"
 PAGE = b"<!DOCTYPE html><html><title>Sign in to the campus network</title></html>"
-LFS_SUFFIXES = (".parquet", ".gz", ".zst", ".arrow", ".safetensors")  # what the hub keeps by its sha256
+LFS_SUFFIXES = (
+    ".parquet",
+    ".gz",
+    ".zst",
+    ".arrow",
+    ".safetensors",
+)  # what the hub keeps by its sha256
 
 
 @dataclass
@@ -51,8 +57,12 @@ class Hub(http.server.ThreadingHTTPServer):
 
     def environment(self, folder: Path) -> dict[str, str]:
         """What leads the hub's client here, with a cache of its own."""
-        return {"HF_ENDPOINT": self.url, "HF_HOME": str(folder / "hf"), "HF_HUB_DISABLE_TELEMETRY": "1",
-                "HF_HUB_DISABLE_XET": "1"}
+        return {
+            "HF_ENDPOINT": self.url,
+            "HF_HOME": str(folder / "hf"),
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+            "HF_HUB_DISABLE_XET": "1",
+        }
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -63,26 +73,42 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         url = urllib.parse.urlsplit(self.path)
         path, query = urllib.parse.unquote(url.path).strip("/"), urllib.parse.parse_qs(url.query)
-        found = next((name for name in self.server.repositories if f"/{name}/" in f"/{path}/"), None)
+        found = next(
+            (name for name in self.server.repositories if f"/{name}/" in f"/{path}/"), None
+        )
         line = f"{self.command} {self.path.split('?')[0]}"
         with self.server.lock:
             self.server.requests.append(line)
             if found:
                 self.server.repositories[found].requests.append(line)
         if found is None:
-            return self.send(404, b'{"error": "Repository not found"}', {"X-Error-Code": "RepoNotFound"})
+            return self.send(
+                404, b'{"error": "Repository not found"}', {"X-Error-Code": "RepoNotFound"}
+            )
         self.repository = self.server.repositories[found]
         rest = f"/{path}/".partition(f"/{found}/")[2].strip("/")
         kind, _, rest = rest.partition("/")
         if kind in ("", "revision"):
-            return self.about({"id": found, "sha": REVISION, "private": False, "gated": False, "tags": [],
-                               "siblings": [{"rfilename": name} for name in self.repository.files]})
+            return self.about(
+                {
+                    "id": found,
+                    "sha": REVISION,
+                    "private": False,
+                    "gated": False,
+                    "tags": [],
+                    "siblings": [{"rfilename": name} for name in self.repository.files],
+                }
+            )
         rest = rest.partition("/")[2]  # behind the revision
         if kind == "tree":
-            return self.about(self.tree(rest, recursive="true" in str(query.get("recursive", "")).lower()))
+            return self.about(
+                self.tree(rest, recursive="true" in str(query.get("recursive", "")).lower())
+            )
         if kind == "paths-info":
             wanted = urllib.parse.parse_qs(self.body.decode()).get("paths", [])
-            return self.about([self.entry(name) for name in wanted if name in self.repository.files])
+            return self.about(
+                [self.entry(name) for name in wanted if name in self.repository.files]
+            )
         if kind == "resolve" and rest in self.repository.files:
             return self.file(self.repository.files[rest], self.entry(rest))
         self.send(404, b"{}", {"X-Error-Code": "EntryNotFound"})
@@ -95,7 +121,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
         blob = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
         entry = {"type": "file", "path": name, "size": len(content), "oid": blob}
         if name.endswith(LFS_SUFFIXES):
-            entry["lfs"] = {"oid": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 130}
+            entry["lfs"] = {
+                "oid": hashlib.sha256(content).hexdigest(),
+                "size": len(content),
+                "pointerSize": 130,
+            }
         return entry
 
     def tree(self, under: str, recursive: bool) -> list[dict[str, Any]]:
@@ -103,21 +133,36 @@ class Handler(http.server.BaseHTTPRequestHandler):
         start = f"{under}/" if under else ""
         names = [name for name in self.repository.files if name.startswith(start)]
         files = [name for name in names if recursive or "/" not in name.removeprefix(start)]
-        folders = {start + name.removeprefix(start).split("/")[0] for name in names if name not in files}
-        return [{"type": "directory", "path": name, "oid": "0" * 40} for name in sorted(folders)] + \
-            [self.entry(name) for name in files]
+        folders = {
+            start + name.removeprefix(start).split("/")[0] for name in names if name not in files
+        }
+        return [
+            {"type": "directory", "path": name, "oid": "0" * 40} for name in sorted(folders)
+        ] + [self.entry(name) for name in files]
 
     def about(self, content: Any) -> None:
-        self.misbehave(json.dumps(content).encode(), {"Content-Type": "application/json"}, at="about")
+        self.misbehave(
+            json.dumps(content).encode(), {"Content-Type": "application/json"}, at="about"
+        )
 
     def file(self, content: bytes, entry: dict[str, Any]) -> None:
         etag = entry.get("lfs", entry)["oid"]
-        self.misbehave(content, {"ETag": f'"{etag}"', "X-Repo-Commit": REVISION, "Accept-Ranges": "bytes",
-                                 "Content-Type": "application/octet-stream"}, at="file")
+        self.misbehave(
+            content,
+            {
+                "ETag": f'"{etag}"',
+                "X-Repo-Commit": REVISION,
+                "Accept-Ranges": "bytes",
+                "Content-Type": "application/octet-stream",
+            },
+            at="file",
+        )
 
     def is_bad(self, at: str) -> bool:
         """Whether this answer is to be a bad one; a file is bad when it is read, or asked for its size by "head"."""
-        if self.repository.manner.partition(" ")[2] != (f"head {at}" if self.command == "HEAD" else at):
+        if self.repository.manner.partition(" ")[2] != (
+            f"head {at}" if self.command == "HEAD" else at
+        ):
             return False
         with self.server.lock:
             self.repository.bad_times -= 1
@@ -130,8 +175,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
         manner = self.repository.manner.partition(" ")[0]
         if manner.isdigit():
             after = self.repository.retry_after
-            return self.send(int(manner), b'{"error": "no"}', {"Content-Type": "application/json"} | (
-                {} if after is None else {"Retry-After": str(after)}))
+            return self.send(
+                int(manner),
+                b'{"error": "no"}',
+                {"Content-Type": "application/json"}
+                | ({} if after is None else {"Retry-After": str(after)}),
+            )
         if manner == "gated":
             return self.send(403, b'{"error": "gated"}', {"X-Error-Code": "GatedRepo"})
         if manner == "page":  # as a captive portal does: somewhere else, and with code 200
@@ -143,7 +192,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
             return self.send(200, content, headers)
         if manner == "short":
             self.close_connection = True
-            return self.send(200, content[:len(content) // 2], headers | {"Content-Length": str(len(content))})
+            return self.send(
+                200, content[: len(content) // 2], headers | {"Content-Length": str(len(content))}
+            )
         if manner == "hangs":
             time.sleep(600)
         raise AssertionError(f"no such manner: {manner}")
@@ -161,15 +212,25 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 
 def questions(count: int = 60) -> bytes:
-    rows = [{"question": f"Which bone is number {i} of those in the hand and the wrist?", "answer": "Capitate",
-             "options": {"A": "Scaphoid", "B": "Lunate", "C": "Capitate", "D": "Hamate"}, "answer_idx": "C"}
-            for i in range(count)]
+    rows = [
+        {
+            "question": f"Which bone is number {i} of those in the hand and the wrist?",
+            "answer": "Capitate",
+            "options": {"A": "Scaphoid", "B": "Lunate", "C": "Capitate", "D": "Hamate"},
+            "answer_idx": "C",
+        }
+        for i in range(count)
+    ]
     return "".join(json.dumps(row) + "\n" for row in rows).encode()
 
 
 @contextmanager
-def hub(manner: str = "good", bad_times: int = 1000, files: dict[str, bytes] | None = None,
-        repositories: dict[str, Repository] | None = None) -> Iterator[Hub]:
+def hub(
+    manner: str = "good",
+    bad_times: int = 1000,
+    files: dict[str, bytes] | None = None,
+    repositories: dict[str, Repository] | None = None,
+) -> Iterator[Hub]:
     """A hub for as long as the block runs: with these data sets, or with one in that manner."""
     one = {REPOSITORY: Repository(files or {"train.jsonl": questions()}, manner, bad_times)}
     running = Hub(one if repositories is None else repositories)

@@ -26,7 +26,7 @@ class Fault:
     """What happens where: at one step (the one being made, counted from 1), in one rank, at the n-th call."""
 
     where: str  # POINTS; or "start", before anything of the trainer is imported
-    do: str     # ACTIONS
+    do: str  # ACTIONS
     step: int | None = None
     rank: int | None = None
     n: int | None = None
@@ -61,8 +61,11 @@ class Injected(Exception):
 def faulty(env: dict[str, str], folder: Path, *faults: Fault) -> dict[str, str]:
     """The environment in which trainers have these faults; `folder` remembers which have happened."""
     assert all(fault.where in {"start", *POINTS} and fault.do in ACTIONS for fault in faults)
-    return env | {"PYTHONPATH": PATH, "FAULTS_FOLDER": str(folder),
-                  "FAULTS": json.dumps([dataclasses.asdict(fault) for fault in faults])}
+    return env | {
+        "PYTHONPATH": PATH,
+        "FAULTS_FOLDER": str(folder),
+        "FAULTS": json.dumps([dataclasses.asdict(fault) for fault in faults]),
+    }
 
 
 def processes(folder: Path) -> list[tuple[int, str]]:
@@ -71,7 +74,9 @@ def processes(folder: Path) -> list[tuple[int, str]]:
     for path in Path("/proc").glob("[0-9]*"):
         try:
             if f"RUNS_DIR={folder}\0" in (path / "environ").read_text():
-                found.append((int(path.name), (path / "cmdline").read_text().replace("\0", " ").strip()))
+                found.append(
+                    (int(path.name), (path / "cmdline").read_text().replace("\0", " ").strip())
+                )
         except (OSError, UnicodeDecodeError):  # it has just ended, or is somebody else's
             continue
     return found
@@ -81,8 +86,10 @@ def processes(folder: Path) -> list[tuple[int, str]]:
 # In the trainer
 # ---------------------------------------------------------------------------------------------------
 
+
 def no_memory(_: float) -> None:
     import torch
+
     raise torch.OutOfMemoryError("tried to allocate 80.00 GiB")
 
 
@@ -109,7 +116,9 @@ def until_told(_: float) -> None:
 def wait_for_the_save(_: float) -> None:
     """Until the checkpoint that is written beside training is there, or has failed, on all ranks."""
     for thread in threading.enumerate():
-        if thread.name == "saver":  # it has collectives of its own, and needs nothing of the thread that waits
+        if (
+            thread.name == "saver"
+        ):  # it has collectives of its own, and needs nothing of the thread that waits
             thread.join()
 
 
@@ -163,7 +172,9 @@ def is_due(fault: Fault, number: int) -> bool:
         return False
     if fault.where == "forward" and not learning():
         return False
-    if fault.samples and (Now.samples.stop <= fault.samples[0] or Now.samples.start >= fault.samples[1]):
+    if fault.samples and (
+        Now.samples.stop <= fault.samples[0] or Now.samples.start >= fault.samples[1]
+    ):
         return False
     Now.calls[number] = Now.calls.get(number, 0) + 1
     if fault.n is not None and fault.n != Now.calls[number]:
@@ -171,7 +182,9 @@ def is_due(fault: Fault, number: int) -> bool:
     if fault.every:
         return True
     try:
-        mark = Path(os.environ["FAULTS_FOLDER"], f".fault_{number}_rank_{os.environ.get('RANK', 0)}")
+        mark = Path(
+            os.environ["FAULTS_FOLDER"], f".fault_{number}_rank_{os.environ.get('RANK', 0)}"
+        )
         mark.open("x").close()
     except FileExistsError:
         return False
@@ -181,6 +194,7 @@ def is_due(fault: Fault, number: int) -> bool:
 def learning() -> bool:
     """Whether a step is made, and not an evaluation or the rehearsal of a step."""
     import torch
+
     return torch.is_grad_enabled() and Now.training
 
 
@@ -208,6 +222,7 @@ def follow_steps() -> None:
     """Keep Now as the trainer goes on."""
     from train import loop
     from train.data.batch import Loader
+
     batch = Loader.batch
 
     def followed(self: Any, step: int, *args: Any) -> Any:
@@ -228,6 +243,7 @@ def follow_steps() -> None:
 def install(producer: bool = False) -> None:
     """Put the faults that the environment names where they belong, in the trainer or in its producer of data."""
     import importlib
+
     faults = list(enumerate(Fault(**fault) for fault in json.loads(os.environ["FAULTS"])))
     for number, fault in faults:
         if fault.where == "start" and not producer and is_due(fault, number):
@@ -235,12 +251,14 @@ def install(producer: bool = False) -> None:
     if not producer:
         follow_steps()
     for point, (module_name, name, when) in POINTS.items():
-        here = [(number, fault) for number, fault in faults if fault.where == point
-                and (point in IN_THE_PRODUCER) == producer]
+        here = [
+            (number, fault)
+            for number, fault in faults
+            if fault.where == point and (point in IN_THE_PRODUCER) == producer
+        ]
         if here:
             owner: Any = importlib.import_module(f"train.{module_name}")
             *path, last = name.split(".")
             for part in path:
                 owner = getattr(owner, part)
             setattr(owner, last, wrap(getattr(owner, last), here, when))
-

@@ -11,24 +11,42 @@ from typing import Any
 
 import numpy as np
 
-from tests.running import ROOT, environment
 from record import reader
+from tests.running import ROOT, environment
 
 # 16 windows a step, 12 of one source, 1.4 times round it, and 4 of the other, 2.4 times; shards have 31 or more
-SETTINGS = {"DATA_MIX": "long:3,short:1", "SHARD_TOKENS": 1000, "GROUP_SHARDS": 2, "MAX_STEPS": 40, "SAVE_EVERY": 8,
-            "EVAL_EVERY": 0, "EVAL_TOKENS": 256, "SAMPLE_TOKENS": 0, "ALLOW_REPEAT": "short"}
+SETTINGS = {
+    "DATA_MIX": "long:3,short:1",
+    "SHARD_TOKENS": 1000,
+    "GROUP_SHARDS": 2,
+    "MAX_STEPS": 40,
+    "SAVE_EVERY": 8,
+    "EVAL_EVERY": 0,
+    "EVAL_TOKENS": 256,
+    "SAMPLE_TOKENS": 0,
+    "ALLOW_REPEAT": "short",
+}
 
 
 def make_sources(folder: Path, long: int = 80, short: int = 16) -> Path:
     """A SOURCES_DIR with two sources of so many documents, of 40 words each: about seven are a shard."""
-    rng, words = np.random.default_rng(3), ["bone", "cell", "the", "of", "nerve", "a", "blood", "in", "is", "heart"]
+    rng, words = (
+        np.random.default_rng(3),
+        ["bone", "cell", "the", "of", "nerve", "a", "blood", "in", "is", "heart"],
+    )
     for name, count in (("long", long), ("short", short)):
         texts = [" ".join(rng.choice(words, 40)) for _ in range(count)]
         folder.mkdir(exist_ok=True)
-        (folder / f"{name}.jsonl").write_text("".join(
-            json.dumps({"id": f"{name}-{i}", "text": text}) + "\n" for i, text in enumerate(texts)))
-        (folder / f"{name}.toml").write_text(f'files = ["{folder}/{name}.jsonl"]\ntext = "text"\nid = "id"\n'
-                                             "validation_fraction = 0.15\n")
+        (folder / f"{name}.jsonl").write_text(
+            "".join(
+                json.dumps({"id": f"{name}-{i}", "text": text}) + "\n"
+                for i, text in enumerate(texts)
+            )
+        )
+        (folder / f"{name}.toml").write_text(
+            f'files = ["{folder}/{name}.jsonl"]\ntext = "text"\nid = "id"\n'
+            "validation_fraction = 0.15\n"
+        )
     return folder
 
 
@@ -41,8 +59,16 @@ def settings(folder: Path, sources: Path, tokenizer: str, **more: object) -> dic
 
 def prepare(env: dict[str, str], *what: str) -> str:
     """make data, or with no further word what make train does before it trains."""
-    done = subprocess.run([sys.executable, "-m", "train.data.prepare", *what], env=env, cwd=ROOT, text=True, check=False,
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-m", "train.data.prepare", *what],
+        env=env,
+        cwd=ROOT,
+        text=True,
+        check=False,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=300,
+    )
     assert done.returncode == 0, done.stdout
     return done.stdout
 

@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from record import reader
+from settings.config import Config
 from tests.conftest import make_data
 from tests.faults.conftest import STEPS
 from tests.running import ROOT, environment, train
 from train.data import prepare, tokenizer
-from record import reader
-from settings.config import Config
 from train.data.manifest import SPLITS, DataError, Seal, manifest_of
 from train.data.shards import write_shard
 
@@ -29,12 +29,16 @@ def steps_made(folder: Path) -> int:
 
 
 @pytest.mark.fault(9, 11)
-def test_a_shard_that_is_short_or_an_error_page_ends_the_run_before_it_begins(tmp_path: Path) -> None:
+def test_a_shard_that_is_short_or_an_error_page_ends_the_run_before_it_begins(
+    tmp_path: Path,
+) -> None:
     own = make_data(tmp_path / "data")
     shard = next((tmp_path / "data").rglob("train_00001.bin"))
     whole = shard.read_bytes()
-    for content, words in ((whole[:-100], f"{len(whole) - 100} bytes, but the manifest says {len(whole)}"),
-                           (PAGE, "not a token shard (278 bytes, starts with b\"<?xml version='1.0'?\"; it looks")):
+    for content, words in (
+        (whole[:-100], f"{len(whole) - 100} bytes, but the manifest says {len(whole)}"),
+        (PAGE, "not a token shard (278 bytes, starts with b\"<?xml version='1.0'?\"; it looks"),
+    ):
         shard.write_bytes(content)
         out = train(environment(tmp_path, own), code=78)
         assert f"{shard}: {words}" in out and f"delete {shard} and run: make data" in out
@@ -43,10 +47,15 @@ def test_a_shard_that_is_short_or_an_error_page_ends_the_run_before_it_begins(tm
 
 @pytest.mark.slow
 @pytest.mark.fault(11)
-def test_an_error_page_for_the_text_of_validation_or_the_tokenizer_is_named_too(tmp_path: Path) -> None:
+def test_an_error_page_for_the_text_of_validation_or_the_tokenizer_is_named_too(
+    tmp_path: Path,
+) -> None:
     own = make_data(tmp_path / "data")
-    for name, words in (("validation_00000.bin", "not a token shard (278 bytes"), ("manifest.json", "not a manifest"),
-                        ("tokenizer.json", "not a tokenizer.json (278 bytes")):
+    for name, words in (
+        ("validation_00000.bin", "not a token shard (278 bytes"),
+        ("manifest.json", "not a manifest"),
+        ("tokenizer.json", "not a tokenizer.json (278 bytes"),
+    ):
         path = next((tmp_path / "data").rglob(name))
         whole = path.read_bytes()
         path.write_bytes(PAGE)
@@ -64,19 +73,30 @@ def test_another_tokenizer_than_that_of_data_or_run_is_refused_by_its_hash(tmp_p
     train(env)
     path, folder = Path(own["TOKENIZER"]), next((tmp_path / "data").rglob("manifest.json")).parent
     before = tokenizer.load(path).sha256
-    text = ("".join(pair) for pair in np.random.default_rng(1).choice(list("abcdefghij"), (3000, 40)))
+    text = (
+        "".join(pair) for pair in np.random.default_rng(1).choice(list("abcdefghij"), (3000, 40))
+    )
     after = tokenizer.train(text, 512, path).sha256
     out = train(env | {"MAX_STEPS": "4"}, code=78)
-    assert "make data" in out and steps_made(tmp_path) == 2  # its shards have another folder, which is not there
+    assert (
+        "make data" in out and steps_made(tmp_path) == 2
+    )  # its shards have another folder, which is not there
     other = folder.parent / after[:12]
     folder.rename(other)
     out = train(env | {"MAX_STEPS": "4"}, code=78)
-    assert f"{other}: the shards are of tokenizer {before[:12]}, but TOKENIZER gives {after[:12]}" in out
+    assert (
+        f"{other}: the shards are of tokenizer {before[:12]}, but TOKENIZER gives {after[:12]}"
+        in out
+    )
     shutil.rmtree(other)
     c = Config.load(env)
     make_shards(c)
     out = train(env | {"MAX_STEPS": "4"}, code=78)
-    assert "was trained on other data" in out and "the tokenizer, the shards" in out and "RUN_NAME" in out
+    assert (
+        "was trained on other data" in out
+        and "the tokenizer, the shards" in out
+        and "RUN_NAME" in out
+    )
     assert before[:12] in out and after[:12] in out and steps_made(tmp_path) == 2
 
 
@@ -86,14 +106,25 @@ def make_shards(c: Config) -> None:
     folder, name = prepare.source_folder(c, "python-stdlib", v), "python-stdlib"
     folder.mkdir()
     ids = np.arange(4000) % 500
-    train, validation = (write_shard(folder / f"{split}_00000.bin", ids, 1, 4000, v.sha256, name, v.size)
-                         for split in SPLITS)
-    (folder / "manifest.json").write_bytes(manifest_of(
-        [Seal((0, 0), 2, {}, train, validation)], source=name, revision="r", key="r-i", tokenizer_sha256=v.sha256,
-        shard_tokens=c.shard_tokens, end="all"))
+    train, validation = (
+        write_shard(folder / f"{split}_00000.bin", ids, 1, 4000, v.sha256, name, v.size)
+        for split in SPLITS
+    )
+    (folder / "manifest.json").write_bytes(
+        manifest_of(
+            [Seal((0, 0), 2, {}, train, validation)],
+            source=name,
+            revision="r",
+            key="r-i",
+            tokenizer_sha256=v.sha256,
+            shard_tokens=c.shard_tokens,
+            end="all",
+        )
+    )
 
 
 # ---- Text that is given
+
 
 def row(name: str, text: str | None) -> bytes:
     return json.dumps({"id": name, "text": text}).encode() + b"\n"
@@ -105,9 +136,17 @@ def papers(folder: Path, data: dict[str, str], *contents: bytes) -> dict[str, st
         (folder / name).mkdir(parents=True)
     for k, content in enumerate(contents):
         (folder / "papers" / f"{k}.jsonl").write_bytes(content)
-    (folder / "sources" / "papers.toml").write_text(f'files = ["{folder}/papers/*"]\nvalidation_fraction = 0.2\n')
-    return {"DATA_MIX": "papers:1", "DATA_DIR": str(folder / "data"), "TOKENIZER": data["TOKENIZER"],
-            "VOCAB_SIZE": "512", "SOURCES_DIR": str(folder / "sources"), "ALLOW_REPEAT": "papers"}
+    (folder / "sources" / "papers.toml").write_text(
+        f'files = ["{folder}/papers/*"]\nvalidation_fraction = 0.2\n'
+    )
+    return {
+        "DATA_MIX": "papers:1",
+        "DATA_DIR": str(folder / "data"),
+        "TOKENIZER": data["TOKENIZER"],
+        "VOCAB_SIZE": "512",
+        "SOURCES_DIR": str(folder / "sources"),
+        "ALLOW_REPEAT": "papers",
+    }
 
 
 def stored(c: Config) -> list[str]:
@@ -118,14 +157,17 @@ def stored(c: Config) -> list[str]:
         for k in range(len(shards.shards[split])):
             ids = shards.tokens(split, k).tolist()
             starts = [i for i, token in enumerate(ids) if token == v.end_of_text] + [len(ids)]
-            texts += [v.decode(ids[a + 1:b]) for a, b in itertools.pairwise(starts)]
+            texts += [v.decode(ids[a + 1 : b]) for a, b in itertools.pairwise(starts)]
     return sorted(texts)
 
 
 @pytest.mark.fault(10)
-def test_a_shard_with_a_flipped_bit_is_made_whole_by_what_the_message_says(tmp_path: Path,
-                                                                          data: dict[str, str]) -> None:
-    c = Config.load(papers(tmp_path, data, b"".join(row(f"p{i}", f"abcd efgh {i} " * 30) for i in range(40))))
+def test_a_shard_with_a_flipped_bit_is_made_whole_by_what_the_message_says(
+    tmp_path: Path, data: dict[str, str]
+) -> None:
+    c = Config.load(
+        papers(tmp_path, data, b"".join(row(f"p{i}", f"abcd efgh {i} " * 30) for i in range(40)))
+    )
     prepare.prepare(c)
     shard = prepare.source_folder(c, "papers", prepare.vocabulary(c)) / "train_00000.bin"
     whole = shard.read_bytes()
@@ -141,27 +183,47 @@ def test_a_shard_with_a_flipped_bit_is_made_whole_by_what_the_message_says(tmp_p
 
 
 @pytest.mark.fault(28)
-def test_documents_without_text_are_counted_and_a_source_without_any_is_an_error(tmp_path: Path,
-                                                                                data: dict[str, str]) -> None:
+def test_documents_without_text_are_counted_and_a_source_without_any_is_an_error(
+    tmp_path: Path, data: dict[str, str]
+) -> None:
     texts = ["", None, "<|endoftext|>", " ", "\n", *("abcd " * n for n in range(1, 30))]
-    c = Config.load(papers(tmp_path / "some", data, b"".join(row(f"p{i}", text) for i, text in enumerate(texts))))
+    c = Config.load(
+        papers(
+            tmp_path / "some", data, b"".join(row(f"p{i}", text) for i, text in enumerate(texts))
+        )
+    )
     prepare.prepare(c)
     manifest = prepare.open_sources(c, prepare.vocabulary(c))["papers"].manifest
-    assert manifest["documents"] == len(texts) - 4 and manifest["dropped"] == {"empty": 3, "null": 1}
-    assert stored(c) == sorted(text for text in texts if text and text.strip())  # a separator is text like any other
+    assert manifest["documents"] == len(texts) - 4 and manifest["dropped"] == {
+        "empty": 3,
+        "null": 1,
+    }
+    assert stored(c) == sorted(
+        text for text in texts if text and text.strip()
+    )  # a separator is text like any other
     c = Config.load(papers(tmp_path / "none", data, row("a", "") + row("b", None)))
     with pytest.raises(DataError, match="holds no training document"):
         prepare.prepare(c)
 
 
-AWKWARD = ["\ufeffa mark at its head", "lines\r\nof\rtwo kinds\r\n", "naïve 日本語 \U0001f642",
-           "\u202eright to left", "\x1b[31mred", " blanks at both ends \t"]
+AWKWARD = [
+    "\ufeffa mark at its head",
+    "lines\r\nof\rtwo kinds\r\n",
+    "naïve 日本語 \U0001f642",
+    "\u202eright to left",
+    "\x1b[31mred",
+    " blanks at both ends \t",
+]
 
 
 @pytest.mark.fault(30)
-def test_text_with_bom_and_carriage_returns_is_kept_to_the_byte(tmp_path: Path, data: dict[str, str]) -> None:
+def test_text_with_bom_and_carriage_returns_is_kept_to_the_byte(
+    tmp_path: Path, data: dict[str, str]
+) -> None:
     plain = [f"abcd {i}" for i in range(30)]
-    c = Config.load(papers(tmp_path, data, b"".join(row(f"p{i}", t) for i, t in enumerate(plain + AWKWARD))))
+    c = Config.load(
+        papers(tmp_path, data, b"".join(row(f"p{i}", t) for i, t in enumerate(plain + AWKWARD)))
+    )
     prepare.prepare(c)
     assert stored(c) == sorted(plain + AWKWARD)
 
@@ -169,20 +231,36 @@ def test_text_with_bom_and_carriage_returns_is_kept_to_the_byte(tmp_path: Path, 
 def run_prepare(folder: Path, env: dict[str, str], script: str = "") -> tuple[int, str]:
     """(exit code, what it said) of make data in a process of its own, with something done first."""
     script += "\nimport sys; from train import prepare; sys.exit(prepare.main(['data']))"
-    done = subprocess.run([sys.executable, "-c", script], env=environment(folder, {}) | env, cwd=ROOT, text=True,
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env=environment(folder, {}) | env,
+        cwd=ROOT,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        check=False,
+        timeout=300,
+    )
     assert "Traceback" not in done.stdout, done.stdout
     return done.returncode, done.stdout
 
 
 @pytest.mark.slow
 @pytest.mark.fault(30)
-@pytest.mark.parametrize(("bad", "reason"), [
-    (b'{"id": "x", "text": "latin \xe9"}\n', "utf-8"), (b'{"id": "x", "text": "half \\ud83d pair"}\n', "surrogate"),
-    (b"\xff\xfe\x00\x01\n", "utf-8"), (row("x", "nul \0 in it"), "nul"), (b'{"id": "x", "te\n', "not json")],
-    ids=["not UTF-8", "lone surrogate", "binary", "NUL", "cut"])
-def test_a_row_that_is_no_text_is_left_out_counted_and_named(tmp_path: Path, data: dict[str, str], bad: bytes,
-                                                             reason: str) -> None:
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        (b'{"id": "x", "text": "latin \xe9"}\n', "utf-8"),
+        (b'{"id": "x", "text": "half \\ud83d pair"}\n', "surrogate"),
+        (b"\xff\xfe\x00\x01\n", "utf-8"),
+        (row("x", "nul \0 in it"), "nul"),
+        (b'{"id": "x", "te\n', "not json"),
+    ],
+    ids=["not UTF-8", "lone surrogate", "binary", "NUL", "cut"],
+)
+def test_a_row_that_is_no_text_is_left_out_counted_and_named(
+    tmp_path: Path, data: dict[str, str], bad: bytes, reason: str
+) -> None:
     rows = [row(f"p{i}", f"abcd {i}") for i in range(30)]
     env = papers(tmp_path, data, b"".join(rows[:20]) + bad + b"".join(rows[20:]))
     code, out = run_prepare(tmp_path, env)
@@ -194,11 +272,17 @@ def test_a_row_that_is_no_text_is_left_out_counted_and_named(tmp_path: Path, dat
 
 @pytest.mark.slow
 @pytest.mark.fault(11)
-@pytest.mark.parametrize(("content", "words"), [
-    (PAGE, "a web or error page, 278 bytes"), (row("a", "abcd") * 3 + b'{"id": "x", "te', "half a last line")],
-    ids=["page", "cut"])
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (PAGE, "a web or error page, 278 bytes"),
+        (row("a", "abcd") * 3 + b'{"id": "x", "te', "half a last line"),
+    ],
+    ids=["page", "cut"],
+)
 def test_a_file_that_is_no_data_is_refused_by_name_and_nothing_is_made_of_the_others(
-        tmp_path: Path, data: dict[str, str], content: bytes, words: str) -> None:
+    tmp_path: Path, data: dict[str, str], content: bytes, words: str
+) -> None:
     env = papers(tmp_path, data, b"".join(row(f"p{i}", f"abcd {i}") for i in range(30)), content)
     code, out = run_prepare(tmp_path, env)
     assert code == 78, out
@@ -210,11 +294,18 @@ def test_a_file_that_is_no_data_is_refused_by_name_and_nothing_is_made_of_the_ot
 
 @pytest.mark.slow
 @pytest.mark.fault(29)
-def test_a_document_of_50_mb_without_a_blank_takes_bounded_memory(tmp_path: Path, data: dict[str, str]) -> None:
-    script = "import resource, torch, numpy, pyarrow; from train import prepare\n" \
-             "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n" \
-             "resource.setrlimit(resource.RLIMIT_AS, (used + 4 * 2**30,) * 2)"
-    rows = [*(row(f"p{i}", f"abcd {i}") for i in range(30)), row("huge", "abcdefgh" * (50 * 2**20 // 8))]
+def test_a_document_of_50_mb_without_a_blank_takes_bounded_memory(
+    tmp_path: Path, data: dict[str, str]
+) -> None:
+    script = (
+        "import resource, torch, numpy, pyarrow; from train import prepare\n"
+        "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (used + 4 * 2**30,) * 2)"
+    )
+    rows = [
+        *(row(f"p{i}", f"abcd {i}") for i in range(30)),
+        row("huge", "abcdefgh" * (50 * 2**20 // 8)),
+    ]
     code, out = run_prepare(tmp_path, papers(tmp_path, data, b"".join(rows)), script)
     assert code == 0, out
     assert "source papers: 31 documents" in out

@@ -9,31 +9,53 @@ from pathlib import Path
 
 import pytest
 
+from record import reader
 from tests.faults.conftest import LAUNCH, STEPS
 from tests.faults.hub import REPOSITORY, REVISION, Hub, Repository, hub, questions
 from tests.running import ROOT, environment, train
-from record import reader
 
 PAGE = f"https://huggingface.co/datasets/{REPOSITORY}"
-ABOUT, FILE = f"GET /api/datasets/{REPOSITORY}", f"GET /datasets/{REPOSITORY}/resolve/{REVISION}/train.jsonl"
+ABOUT, FILE = (
+    f"GET /api/datasets/{REPOSITORY}",
+    f"GET /datasets/{REPOSITORY}/resolve/{REVISION}/train.jsonl",
+)
 IMPATIENT = "from train.data.sources import hub; hub.TRIES = 3; hub.FIRST_PAUSE_S = 0.2\n"  # eight tries take a minute
 
 
 def settings(folder: Path, data: dict[str, str], server: Hub) -> dict[str, str]:
-    return environment(folder, {"TOKENIZER": data["TOKENIZER"], "DATA_DIR": str(folder / "data")},
-                       DATA_MIX="usmle:1", SHARD_TOKENS=1000, **STEPS) | server.environment(folder)
+    return environment(
+        folder,
+        {"TOKENIZER": data["TOKENIZER"], "DATA_DIR": str(folder / "data")},
+        DATA_MIX="usmle:1",
+        SHARD_TOKENS=1000,
+        **STEPS,
+    ) | server.environment(folder)
 
 
-def prepare(folder: Path, data: dict[str, str], manner: str, bad_times: int = 1000, retry_after: int | None = None,
-            script: str = "") -> tuple[int, str, Counter[str]]:
+def prepare(
+    folder: Path,
+    data: dict[str, str],
+    manner: str,
+    bad_times: int = 1000,
+    retry_after: int | None = None,
+    script: str = "",
+) -> tuple[int, str, Counter[str]]:
     """(exit code, what it said, how often what was asked for) of make data."""
     folder.mkdir(parents=True, exist_ok=True)
     served = Repository({"train.jsonl": questions()}, manner, bad_times, retry_after)
     main = f"{script}import sys; from train import prepare; sys.exit(prepare.main(['data']))"
     command = ["-c", main] if script else ["-m", "train.data.prepare", "data"]
     with hub(repositories={REPOSITORY: served}) as server:
-        done = subprocess.run([sys.executable, *command], env=settings(folder, data, server), cwd=ROOT, text=True,
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=150, check=False)
+        done = subprocess.run(
+            [sys.executable, *command],
+            env=settings(folder, data, server),
+            cwd=ROOT,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=150,
+            check=False,
+        )
     assert "Traceback" not in done.stdout, done.stdout
     return done.returncode, done.stdout, Counter(served.requests)
 
@@ -44,28 +66,43 @@ def shards(folder: Path) -> dict[str, bytes]:
 
 def left_over(folder: Path) -> list[str]:
     """Files of downloads that are there behind a preparation."""
-    return [path.name for path in (folder / "data").rglob("*") if "downloads" in path.parts and path.is_file()]
+    return [
+        path.name
+        for path in (folder / "data").rglob("*")
+        if "downloads" in path.parts and path.is_file()
+    ]
 
 
 @pytest.mark.slow
 @pytest.mark.fault(12)
-def test_what_is_refused_is_not_asked_for_again_and_named_with_the_remedy(tmp_path: Path, data: dict[str, str]) -> None:
+def test_what_is_refused_is_not_asked_for_again_and_named_with_the_remedy(
+    tmp_path: Path, data: dict[str, str]
+) -> None:
     about, file = f"the revision of {REPOSITORY}", f"train.jsonl of {REPOSITORY} at {REVISION[:12]}"
     absent = f"{REPOSITORY} does not exist, or not for everybody"
-    expected = {"401 about": f"the hub does not show {about} (401): {absent}",
-                "403 about": f"the hub refuses {about} (403)",
-                "404 about": f"the hub does not show {about} (404): {absent}",
-                "401 file": f"the hub does not show {file} (401): {absent}",
-                "403 file": f"the hub refuses {file} (403)",
-                "404 file": f"the hub does not show {file} (404): {absent}",
-                "gated file": f"the hub refuses {file} (403, the data set is gated)"}
+    expected = {
+        "401 about": f"the hub does not show {about} (401): {absent}",
+        "403 about": f"the hub refuses {about} (403)",
+        "404 about": f"the hub does not show {about} (404): {absent}",
+        "401 file": f"the hub does not show {file} (401): {absent}",
+        "403 file": f"the hub refuses {file} (403)",
+        "404 file": f"the hub does not show {file} (404): {absent}",
+        "gated file": f"the hub refuses {file} (403, the data set is gated)",
+    }
 
     def check(manner: str) -> None:
         folder = tmp_path / manner.replace(" ", "_")
         code, out, asked = prepare(folder, data, manner)
-        assert (code, asked[ABOUT if manner.endswith("about") else FILE]) == (78, 1), (manner, asked, out)
+        assert (code, asked[ABOUT if manner.endswith("about") else FILE]) == (78, 1), (
+            manner,
+            asked,
+            out,
+        )
         remedy = f"set HF_TOKEN to a token that may read it, and accept the licence on {PAGE} where it asks for that"
-        assert out.splitlines()[-1] == f"{expected[manner]}; check the name, {remedy}", (manner, out)
+        assert out.splitlines()[-1] == f"{expected[manner]}; check the name, {remedy}", (
+            manner,
+            out,
+        )
         assert not shards(folder) and not left_over(folder), manner
 
     with ThreadPoolExecutor(2) as pool:
@@ -74,8 +111,9 @@ def test_what_is_refused_is_not_asked_for_again_and_named_with_the_remedy(tmp_pa
 
 @pytest.mark.slow
 @pytest.mark.fault(12)
-def test_what_fails_for_a_moment_is_asked_for_again_and_the_shards_are_the_same(tmp_path: Path,
-                                                                              data: dict[str, str]) -> None:
+def test_what_fails_for_a_moment_is_asked_for_again_and_the_shards_are_the_same(
+    tmp_path: Path, data: dict[str, str]
+) -> None:
     code, out, _ = prepare(tmp_path / "good", data, "good")
     good = shards(tmp_path / "good")
     assert code == 0 and len(good) > 4, out
@@ -83,16 +121,39 @@ def test_what_fails_for_a_moment_is_asked_for_again_and_the_shards_are_the_same(
 
     def check(manner: str) -> None:
         folder = tmp_path / manner.replace(" ", "_")
-        code, out, asked = prepare(folder, data, manner, bad_times=2, script="from train.data.sources import hub; "
-                                   "hub.FIRST_PAUSE_S = 0.2\n")
+        code, out, asked = prepare(
+            folder,
+            data,
+            manner,
+            bad_times=2,
+            script="from train.data.sources import hub; hub.FIRST_PAUSE_S = 0.2\n",
+        )
         assert code == 0, (manner, out)
         assert ("asking again in" in out) is not manner.startswith(("slow", "short")), (manner, out)
-        assert asked[ABOUT if manner.endswith("about") else FILE] >= 2 or manner.startswith("slow"), (manner, asked)
+        assert asked[ABOUT if manner.endswith("about") else FILE] >= 2 or manner.startswith(
+            "slow"
+        ), (manner, asked)
         assert shards(folder) == good and not left_over(folder), manner
 
     with ThreadPoolExecutor(2) as pool:
-        list(pool.map(check, ["429 file", "500 file", "503 file", "short file", "page file", "wrong file", "slow file",
-                              "429 about", "500 about", "page about", "slow about"]))
+        list(
+            pool.map(
+                check,
+                [
+                    "429 file",
+                    "500 file",
+                    "503 file",
+                    "short file",
+                    "page file",
+                    "wrong file",
+                    "slow file",
+                    "429 about",
+                    "500 about",
+                    "page about",
+                    "slow about",
+                ],
+            )
+        )
 
 
 @pytest.mark.slow
@@ -109,19 +170,32 @@ def test_it_waits_as_long_as_the_hub_asks(tmp_path: Path, data: dict[str, str]) 
 
 @pytest.mark.slow
 @pytest.mark.fault(12)
-def test_what_goes_on_failing_is_given_up_and_nothing_is_made_of_it(tmp_path: Path, data: dict[str, str]) -> None:
+def test_what_goes_on_failing_is_given_up_and_nothing_is_made_of_it(
+    tmp_path: Path, data: dict[str, str]
+) -> None:
     """A short body is resumed by the hub's own client; what comes in the end has another size or hash."""
-    causes = {"429 file": "it answers 429", "500 file": "it answers 500", "500 about": "it answers 500",
-              "page file": "a web page comes instead", "page about": "a web page comes instead",
-              "wrong file": "its hash is"}
+    causes = {
+        "429 file": "it answers 429",
+        "500 file": "it answers 500",
+        "500 about": "it answers 500",
+        "page file": "a web page comes instead",
+        "page about": "a web page comes instead",
+        "wrong file": "its hash is",
+    }
 
     def check(manner: str) -> None:
         folder = tmp_path / manner.replace(" ", "_")
         code, out, _ = prepare(folder, data, manner, script=IMPATIENT)
         said = out.splitlines()[-1]
-        assert code == 78 and said.startswith("the hub does not give ") and REPOSITORY in said, (manner, out)
+        assert code == 78 and said.startswith("the hub does not give ") and REPOSITORY in said, (
+            manner,
+            out,
+        )
         assert causes[manner] in said and "asked 3 times in " in said, (manner, out)
-        assert said.endswith("check the network, and run the same command again later"), (manner, out)
+        assert said.endswith("check the network, and run the same command again later"), (
+            manner,
+            out,
+        )
         assert not shards(folder) and "train.jsonl" not in left_over(folder), manner
         # what was right before and after is no matter: the same command goes on
         assert prepare(folder, data, "good")[0] == 0 and shards(folder), manner
@@ -131,11 +205,14 @@ def test_what_goes_on_failing_is_given_up_and_nothing_is_made_of_it(tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_a_file_that_the_tokenizer_had_fetched_ahead_is_not_fetched_again_for_the_shards(tmp_path: Path,
-                                                                                       data: dict[str, str]) -> None:
+def test_a_file_that_the_tokenizer_had_fetched_ahead_is_not_fetched_again_for_the_shards(
+    tmp_path: Path, data: dict[str, str]
+) -> None:
     served = Repository({"a.jsonl": questions(), "b.jsonl": questions()}, "slow file", 1000)
-    script = "import sys; from train import prepare; prepare.TOKENIZER_TEXT_BYTES = 2000\n" \
-             "sys.exit(prepare.main(['data']))"
+    script = (
+        "import sys; from train import prepare; prepare.TOKENIZER_TEXT_BYTES = 2000\n"
+        "sys.exit(prepare.main(['data']))"
+    )
     with hub(repositories={REPOSITORY: served}) as server:
         env = settings(tmp_path, data, server) | {"TOKENIZER": "train", "VOCAB_SIZE": "300"}
         out = train(env, command=[sys.executable, "-c", script])
@@ -147,7 +224,9 @@ def test_a_file_that_the_tokenizer_had_fetched_ahead_is_not_fetched_again_for_th
 
 @pytest.mark.slow
 @pytest.mark.fault(12)
-def test_training_asks_the_hub_for_nothing_and_only_one_process_prepares(tmp_path: Path, data: dict[str, str]) -> None:
+def test_training_asks_the_hub_for_nothing_and_only_one_process_prepares(
+    tmp_path: Path, data: dict[str, str]
+) -> None:
     with hub() as server:
         env = settings(tmp_path, data, server) | {"DATA_STREAM": "0"}
         command = [sys.executable, "-m", "train.data.prepare"]
@@ -163,9 +242,18 @@ def test_training_asks_the_hub_for_nothing_and_only_one_process_prepares(tmp_pat
 
 @pytest.mark.slow
 @pytest.mark.fault(12)
-def test_what_is_prepared_for_a_run_that_streams_is_the_pin_alone(tmp_path: Path, data: dict[str, str]) -> None:
+def test_what_is_prepared_for_a_run_that_streams_is_the_pin_alone(
+    tmp_path: Path, data: dict[str, str]
+) -> None:
     with hub() as server:
-        out = train(settings(tmp_path, data, server), command=[sys.executable, "-m", "train.data.prepare"])
-        assert "data: usmle will be streamed while the run trains; make data prepares all of it beforehand" in out
-        assert not [line for line in server.requests if "/resolve/" in line and line.endswith("train.jsonl")]
+        out = train(
+            settings(tmp_path, data, server), command=[sys.executable, "-m", "train.data.prepare"]
+        )
+        assert (
+            "data: usmle will be streamed while the run trains; make data prepares all of it beforehand"
+            in out
+        )
+        assert not [
+            line for line in server.requests if "/resolve/" in line and line.endswith("train.jsonl")
+        ]
     assert not shards(tmp_path) and list((tmp_path / "data" / "usmle").glob("pin-*.json"))

@@ -1,6 +1,6 @@
 """docs/faults.md: every fault that is promised something for has tests that inject it, and the page lists them.
 
-    python -m tests.faults.test_plan          writes the page's last column anew
+python -m tests.faults.test_plan          writes the page's last column anew
 """
 
 import ast
@@ -22,9 +22,14 @@ def marked() -> dict[int, list[str]]:
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
                 for decorator in node.decorator_list:
-                    if isinstance(decorator, ast.Call) and ast.unparse(decorator.func) == "pytest.mark.fault":
+                    if (
+                        isinstance(decorator, ast.Call)
+                        and ast.unparse(decorator.func) == "pytest.mark.fault"
+                    ):
                         for number in decorator.args:
-                            found[ast.literal_eval(number)].append(f"{path.relative_to(ROOT / 'tests')}::{node.name}")
+                            found[ast.literal_eval(number)].append(
+                                f"{path.relative_to(ROOT / 'tests')}::{node.name}"
+                            )
     return found
 
 
@@ -34,7 +39,9 @@ def cell(tests: list[str]) -> str:
     for test in tests:
         file = test.split("::")[0]
         files[file] = files.get(file, 0) + 1
-    return ", ".join(f"`{file}`" + (f" ({count})" if count > 1 else "") for file, count in files.items())
+    return ", ".join(
+        f"`{file}`" + (f" ({count})" if count > 1 else "") for file, count in files.items()
+    )
 
 
 def test_every_fault_of_the_plan_is_injected_by_a_test() -> None:

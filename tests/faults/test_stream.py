@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from record import reader
 from tests.faults.conftest import LAUNCH, made_once
 from tests.faults.hub import REPOSITORY, Hub, hub
 from tests.faults.inject import Fault, faulty, processes
 from tests.faults.streams import Disk, make_sources, prepare, settings, steps
 from tests.running import ROOT, losses, same, tensors, train, wait_until
-from record import reader
 
 TRAINER = [sys.executable, "-m", "train.main"]
 SLOW = Fault("document", "sleep", value=0.15, every=True)
@@ -50,8 +50,17 @@ def finished_pair(shared: Path, sources: Path, data: dict[str, str], finished: P
     folder = shared / "finished_pair"
     with made_once(folder) as mine:
         if mine:
-            train(settings(folder, sources, data["TOKENIZER"], DATA_STREAM=0, NPROC=2,
-                           DATA_DIR=finished / "data"), command=LAUNCH)
+            train(
+                settings(
+                    folder,
+                    sources,
+                    data["TOKENIZER"],
+                    DATA_STREAM=0,
+                    NPROC=2,
+                    DATA_DIR=finished / "data",
+                ),
+                command=LAUNCH,
+            )
     return folder
 
 
@@ -60,7 +69,9 @@ def producers(folder: Path) -> list[int]:
 
 
 def shards(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*.bin"))}
+    return {
+        str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*.bin"))
+    }
 
 
 def ended(process: subprocess.Popen[str], code: int, seconds: float = 150) -> str:
@@ -70,12 +81,15 @@ def ended(process: subprocess.Popen[str], code: int, seconds: float = 150) -> st
 
 
 def start(env: dict[str, str], command: list[str] = TRAINER) -> subprocess.Popen[str]:
-    return subprocess.Popen(command, env=env, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    return subprocess.Popen(
+        command, env=env, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
 
 
 @pytest.mark.slow
-def test_a_run_that_streams_equals_one_on_finished_shards(tmp_path: Path, sources: Path, data: dict[str, str],
-                                                          finished: Path) -> None:
+def test_a_run_that_streams_equals_one_on_finished_shards(
+    tmp_path: Path, sources: Path, data: dict[str, str], finished: Path
+) -> None:
     env = settings(tmp_path, sources, data["TOKENIZER"])
     assert "will be streamed while the run trains" in prepare(env)
     train(env)
@@ -90,7 +104,8 @@ def test_a_run_that_streams_equals_one_on_finished_shards(tmp_path: Path, source
 
 @pytest.mark.slow
 def test_a_producer_slower_than_training_shows_as_waits_that_no_time_out_ends(
-        tmp_path: Path, sources: Path, data: dict[str, str], finished_pair: Path) -> None:
+    tmp_path: Path, sources: Path, data: dict[str, str], finished_pair: Path
+) -> None:
     env = settings(tmp_path, sources, data["TOKENIZER"], TRAIN_TIMEOUT_S=8, NPROC=2)
     prepare(env)
     slow = faulty(env, tmp_path, SLOW, Fault("document", "sleep when waited for", n=50, value=12))
@@ -98,11 +113,16 @@ def test_a_producer_slower_than_training_shows_as_waits_that_no_time_out_ends(
     assert losses(tmp_path / "run") == losses(finished_pair / "run")
     waits = {step["step"]: step["data_wait_s"] for step in steps(tmp_path)}
     assert max(waits.values()) > 8, waits
-    said = [int(step) + 1 for step in re.findall(r"for data at step (\d+)", out)]  # the step before is named
+    said = [
+        int(step) + 1 for step in re.findall(r"for data at step (\d+)", out)
+    ]  # the step before is named
     assert len(said) == len(set(said))
     # what is recorded has the time of reading too, so that it may be above 2 s where the wait was not
-    assert {step for step, wait in waits.items() if wait > 3} <= set(said) <= {
-        step for step, wait in waits.items() if wait > 2}, (said, waits)
+    assert (
+        {step for step, wait in waits.items() if wait > 3}
+        <= set(said)
+        <= {step for step, wait in waits.items() if wait > 2}
+    ), (said, waits)
     assert "waiting for data: long" in out and "; made so far: long 0.0 M tokens" in out
     assert "the trainer failed" not in out and "no progress" not in out
     # a busy machine has stragglers; a wait that was taken for work would be one of its length
@@ -116,7 +136,8 @@ def test_a_producer_slower_than_training_shows_as_waits_that_no_time_out_ends(
 
 @pytest.mark.slow
 def test_a_run_may_go_from_shards_in_the_making_to_finished_ones_and_back(
-        tmp_path: Path, sources: Path, data: dict[str, str], finished: Path) -> None:
+    tmp_path: Path, sources: Path, data: dict[str, str], finished: Path
+) -> None:
     env = settings(tmp_path, sources, data["TOKENIZER"])
     slow = faulty(env, tmp_path, SLOW)
     prepare(env)
@@ -124,7 +145,7 @@ def test_a_run_may_go_from_shards_in_the_making_to_finished_ones_and_back(
     assert "going on behind" in prepare(env, "data")
     out = train(env | {"DATA_STREAM": "0", "MAX_STEPS": "14"})
     assert "resumed from step_0000006" in out and not producers(tmp_path)
-    (tmp_path / "data").rename(tmp_path / "lost")   # and with it all that was made
+    (tmp_path / "data").rename(tmp_path / "lost")  # and with it all that was made
     prepare(env)
     assert "resumed from step_0000014" in train(slow)
     assert losses(tmp_path / "run") == losses(finished / "run")
@@ -133,15 +154,31 @@ def test_a_run_may_go_from_shards_in_the_making_to_finished_ones_and_back(
 
 @pytest.mark.slow
 def test_producers_and_jobs_that_are_killed_again_and_again_change_nothing(
-        tmp_path: Path, sources: Path, data: dict[str, str], finished: Path) -> None:
+    tmp_path: Path, sources: Path, data: dict[str, str], finished: Path
+) -> None:
     env = settings(tmp_path, sources, data["TOKENIZER"], SAVE_EVERY=3)
     prepare(env)
-    slow = faulty(env, tmp_path, SLOW, Fault("seal", "kill", n=3, every=True), Fault("document", "kill", n=9),
-                  Fault("numbers", "kill", step=9), Fault("numbers", "kill", step=23))
+    slow = faulty(
+        env,
+        tmp_path,
+        SLOW,
+        Fault("seal", "kill", n=3, every=True),
+        Fault("document", "kill", n=9),
+        Fault("numbers", "kill", step=9),
+        Fault("numbers", "kill", step=23),
+    )
     out = ""
     for _ in range(2):
-        done = subprocess.run(TRAINER, env=slow, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                              timeout=400, check=False)
+        done = subprocess.run(
+            TRAINER,
+            env=slow,
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=400,
+            check=False,
+        )
         assert done.returncode == -signal.SIGKILL, done.stdout
         out += done.stdout
     out += train(slow)
@@ -156,7 +193,7 @@ def test_producers_and_jobs_that_are_killed_again_and_again_change_nothing(
 # ---------------------------------------------------------------------------------------------------
 
 ROUND = {"MAX_STEPS": 60, "SAVE_EVERY": 5, "GROUP_SHARDS": 2}  # 1.4 times round 16 shards
-SHARD = 256 + 2 * 1200                                         # bytes, at most
+SHARD = 256 + 2 * 1200  # bytes, at most
 
 
 @pytest.fixture(scope="session")
@@ -174,13 +211,35 @@ def larger(shared: Path, data: dict[str, str]) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("cap", "more"), [
-    (14_000, {}), (14_000, {"SAVE_EVERY": 1000}), (14_000, {"CHECKPOINTS": "off"}), (1000, {}),
-    (14_000, {"RUN_NAME": "large", "BATCH_TOKENS": 10240, "MAX_STEPS": 6, "CHECKPOINTS": "off"}),
-], ids=["saved often", "saved when it is asked for", "never saved", "less than a shard", "a step over many groups"])
+@pytest.mark.parametrize(
+    ("cap", "more"),
+    [
+        (14_000, {}),
+        (14_000, {"SAVE_EVERY": 1000}),
+        (14_000, {"CHECKPOINTS": "off"}),
+        (1000, {}),
+        (
+            14_000,
+            {"RUN_NAME": "large", "BATCH_TOKENS": 10240, "MAX_STEPS": 6, "CHECKPOINTS": "off"},
+        ),
+    ],
+    ids=[
+        "saved often",
+        "saved when it is asked for",
+        "never saved",
+        "less than a shard",
+        "a step over many groups",
+    ],
+)
 def test_the_disk_holds_what_it_may_and_what_is_needed_and_no_more(
-        tmp_path: Path, data: dict[str, str], larger: Path, cap: int, more: dict[str, object]) -> None:
-    env = settings(tmp_path, larger / "sources", data["TOKENIZER"], **(ROUND | {"DATA_CACHE_GB": cap / 1e9} | more))
+    tmp_path: Path, data: dict[str, str], larger: Path, cap: int, more: dict[str, object]
+) -> None:
+    env = settings(
+        tmp_path,
+        larger / "sources",
+        data["TOKENIZER"],
+        **(ROUND | {"DATA_CACHE_GB": cap / 1e9} | more),
+    )
     prepare(env)
     with Disk(tmp_path / "data") as disk:
         out = train(faulty(env, tmp_path, Fault("step", "sleep", value=0.2, every=True)))
@@ -188,9 +247,11 @@ def test_the_disk_holds_what_it_may_and_what_is_needed_and_no_more(
     assert losses(tmp_path / name) == losses(larger / name)
     if name == "run":
         needed = SHARD * (2 * 2 + 2)  # of both sources, the group that training is in and the next
-        meanwhile = SHARD * 2         # a group lasts less than a second here, and checkpoints take that
+        meanwhile = SHARD * 2  # a group lasts less than a second here, and checkpoints take that
         assert disk.most <= max(cap, needed) + needed + meanwhile, disk.most / SHARD
-    assert {name for name in disk.came_back if name.startswith("long")} and "deleted train_00000.bin" in out
+    assert {
+        name for name in disk.came_back if name.startswith("long")
+    } and "deleted train_00000.bin" in out
     assert "the trainer failed" not in out
     made = shards(tmp_path / "data")
     assert made.items() <= shards(larger / "data").items()
@@ -202,19 +263,38 @@ def test_the_disk_holds_what_it_may_and_what_is_needed_and_no_more(
 # Producers that come no further, and trainers that are told to stop
 # ---------------------------------------------------------------------------------------------------
 
+
 @pytest.mark.slow
 @pytest.mark.parametrize("nproc", [1, 2])
 def test_a_producer_that_dies_again_and_again_ends_the_run_saved_when_it_has_waited_long_enough(
-        tmp_path: Path, sources: Path, data: dict[str, str], finished: Path, nproc: int) -> None:
-    env = settings(tmp_path, sources, data["TOKENIZER"], NPROC=nproc, DATA_TIMEOUT_S=20, MAX_RESTARTS=2,
-                   TRAIN_TIMEOUT_S=16)
+    tmp_path: Path, sources: Path, data: dict[str, str], finished: Path, nproc: int
+) -> None:
+    env = settings(
+        tmp_path,
+        sources,
+        data["TOKENIZER"],
+        NPROC=nproc,
+        DATA_TIMEOUT_S=20,
+        MAX_RESTARTS=2,
+        TRAIN_TIMEOUT_S=16,
+    )
     prepare(env)
     dying = faulty(env, tmp_path, Fault("document", "kill", step=5, every=True))
     out = train(dying, command=LAUNCH, code=78)
-    assert out.count("the producer of data has stopped: it ended with code -9") == 1 and "the trainer failed" not in out
+    assert (
+        out.count("the producer of data has stopped: it ended with code -9") == 1
+        and "the trainer failed" not in out
+    )
     assert "has come no further for" in out and "(DATA_TIMEOUT_S=20): it ended with code -9" in out
-    (state, taken) = (json.loads((tmp_path / "run" / "STATUS.json").read_text()), steps(tmp_path)[-1]["step"])
-    assert (state["phase"], state["exit_code"], f"stands at step {taken}, saved" in out) == ("crashed", 78, True)
+    (state, taken) = (
+        json.loads((tmp_path / "run" / "STATUS.json").read_text()),
+        steps(tmp_path)[-1]["step"],
+    )
+    assert (state["phase"], state["exit_code"], f"stands at step {taken}, saved" in out) == (
+        "crashed",
+        78,
+        True,
+    )
     assert taken > 5 and (tmp_path / "run" / "checkpoints" / f"step_{taken:07d}").exists()
     wait_until(lambda: not processes(tmp_path), 30)
     train(env | {"DATA_TIMEOUT_S": "900", "TRAIN_TIMEOUT_S": "120"}, command=LAUNCH)
@@ -224,16 +304,28 @@ def test_a_producer_that_dies_again_and_again_ends_the_run_saved_when_it_has_wai
 
 @pytest.mark.slow
 def test_a_producer_that_is_refused_is_said_once_while_there_is_data_and_then_ends_the_run(
-        tmp_path: Path, data: dict[str, str]) -> None:
+    tmp_path: Path, data: dict[str, str]
+) -> None:
     sources = make_sources(tmp_path / "sources")
     env = settings(tmp_path, sources, data["TOKENIZER"], NPROC=2, MAX_RESTARTS=2)
     prepare(env)
-    process = start(faulty(env, tmp_path, Fault("document", "kill", step=6), Fault("step", "sleep", value=0.3,
-                                                                                     every=True)), LAUNCH)
+    process = start(
+        faulty(
+            env,
+            tmp_path,
+            Fault("document", "kill", step=6),
+            Fault("step", "sleep", value=0.3, every=True),
+        ),
+        LAUNCH,
+    )
     try:
-        wait_until((tmp_path / ".fault_0_rank_0").exists)  # the producer is killed: it reads no more
+        wait_until(
+            (tmp_path / ".fault_0_rank_0").exists
+        )  # the producer is killed: it reads no more
         wait_until((tmp_path / "run" / "metrics.jsonl").exists)
-        (sources / "long.jsonl").write_text('{"text": "something else"}\n')  # what is read already is not asked for
+        (sources / "long.jsonl").write_text(
+            '{"text": "something else"}\n'
+        )  # what is read already is not asked for
         out = ended(process, 78)
     finally:
         process.kill()
@@ -241,18 +333,27 @@ def test_a_producer_that_is_refused_is_said_once_while_there_is_data_and_then_en
     assert "long.jsonl: 27 bytes, not" in out
     said = (tmp_path / "run" / "train.log").read_text()
     assert said.count("the producer of data was refused:") == 1
-    assert said.count("the producer of data has stopped: ") in (1, 2)  # by SIGKILL, and then for what it found
+    assert said.count("the producer of data has stopped: ") in (
+        1,
+        2,
+    )  # by SIGKILL, and then for what it found
 
 
 @pytest.mark.slow
 def test_told_to_stop_while_it_waits_a_run_saves_and_its_producer_is_gone_with_it(
-        tmp_path: Path, sources: Path, data: dict[str, str], finished: Path) -> None:
+    tmp_path: Path, sources: Path, data: dict[str, str], finished: Path
+) -> None:
     env = settings(tmp_path, sources, data["TOKENIZER"], NPROC=2)
     prepare(env)
     process = start(faulty(env, tmp_path, Fault("document", "sleep", step=5, value=600)), LAUNCH)
     try:
-        wait_until(lambda: "waiting for data: long" in (tmp_path / "run" / "train.log").read_text()
-                   if (tmp_path / "run" / "train.log").exists() else False)
+        wait_until(
+            lambda: (
+                "waiting for data: long" in (tmp_path / "run" / "train.log").read_text()
+                if (tmp_path / "run" / "train.log").exists()
+                else False
+            )
+        )
         process.send_signal(signal.SIGTERM)
         out = ended(process, 75)
     finally:
@@ -266,14 +367,19 @@ def test_told_to_stop_while_it_waits_a_run_saves_and_its_producer_is_gone_with_i
 
 @pytest.mark.slow
 def test_a_producer_ends_with_its_trainer_whatever_it_is_doing_and_the_next_goes_on_at_once(
-        tmp_path: Path, sources: Path, data: dict[str, str], finished: Path) -> None:
+    tmp_path: Path, sources: Path, data: dict[str, str], finished: Path
+) -> None:
     env = settings(tmp_path, sources, data["TOKENIZER"])
     prepare(env)
     process = start(faulty(env, tmp_path, Fault("document", "sleep", step=5, value=600)))
     try:
-        wait_until(lambda: (tmp_path / "run" / "metrics.jsonl").exists() and len(steps(tmp_path)) > 3)
+        wait_until(
+            lambda: (tmp_path / "run" / "metrics.jsonl").exists() and len(steps(tmp_path)) > 3
+        )
         (producer,) = producers(tmp_path)
-        assert os.getpgid(producer) == producer  # what is typed at the trainer's terminal does not reach it
+        assert (
+            os.getpgid(producer) == producer
+        )  # what is typed at the trainer's terminal does not reach it
         before = shards(tmp_path / "data")
         process.kill()
         began = time.monotonic()
@@ -288,14 +394,21 @@ def test_a_producer_ends_with_its_trainer_whatever_it_is_doing_and_the_next_goes
 
 @pytest.mark.slow
 def test_the_first_step_comes_as_soon_as_each_source_has_a_shard_and_a_stop_before_that_is_heeded(
-        tmp_path: Path, sources: Path, data: dict[str, str]) -> None:
+    tmp_path: Path, sources: Path, data: dict[str, str]
+) -> None:
     env = settings(tmp_path, sources, data["TOKENIZER"], NPROC=2)
     prepare(env)
-    never = faulty(env, tmp_path / "never", Fault("document", "sleep", step=0, value=600, every=True))
+    never = faulty(
+        env, tmp_path / "never", Fault("document", "sleep", step=0, value=600, every=True)
+    )
     process = start(never, LAUNCH)
     try:
-        wait_until(lambda: producers(tmp_path) and "waiting for the first" in (
-            tmp_path / "run" / "train.log").read_text())
+        wait_until(
+            lambda: (
+                producers(tmp_path)
+                and "waiting for the first" in (tmp_path / "run" / "train.log").read_text()
+            )
+        )
         process.send_signal(signal.SIGTERM)
         out = ended(process, 75)
     finally:
@@ -303,17 +416,24 @@ def test_the_first_step_comes_as_soon_as_each_source_has_a_shard_and_a_stop_befo
     assert "stopped by SIGTERM before training" in out and "the trainer failed" not in out
     wait_until(lambda: not processes(tmp_path), 30)
     (tmp_path / "late").mkdir()
-    process = start(faulty(env, tmp_path / "late", Fault("document", "sleep", step=3, value=600, every=True)), LAUNCH)
+    process = start(
+        faulty(env, tmp_path / "late", Fault("document", "sleep", step=3, value=600, every=True)),
+        LAUNCH,
+    )
     try:
         wait_until(lambda: (tmp_path / "run" / "metrics.jsonl").exists() and steps(tmp_path))
-        assert len(list((tmp_path / "data").rglob("train_*.bin"))) == 5  # three of one, all two of the other
+        assert (
+            len(list((tmp_path / "data").rglob("train_*.bin"))) == 5
+        )  # three of one, all two of the other
     finally:
         process.send_signal(signal.SIGTERM)
         ended(process, 75)
 
 
 @pytest.mark.slow
-def test_a_source_that_cannot_be_read_ends_a_start_with_its_message(tmp_path: Path, data: dict[str, str]) -> None:
+def test_a_source_that_cannot_be_read_ends_a_start_with_its_message(
+    tmp_path: Path, data: dict[str, str]
+) -> None:
     sources = make_sources(tmp_path / "sources")
     (sources / "short.jsonl").write_text('{"words": 1}\n' * 120)
     env = settings(tmp_path, sources, data["TOKENIZER"], NPROC=2, MAX_RESTARTS=2)
@@ -326,7 +446,8 @@ def test_a_source_that_cannot_be_read_ends_a_start_with_its_message(tmp_path: Pa
 
 @pytest.mark.slow
 def test_the_producer_alone_speaks_to_the_hub_and_what_that_refuses_ends_the_run(
-        tmp_path: Path, data: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path: Path, data: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[str] = []
 
     def process_request(self: Hub, request: socket.socket, client: tuple[str, int]) -> None:
@@ -336,16 +457,31 @@ def test_the_producer_alone_speaks_to_the_hub_and_what_that_refuses_ends_the_run
     monkeypatch.setattr(Hub, "process_request", process_request)
     local = make_sources(tmp_path / "local")
     (tmp_path / "sources").mkdir()
-    (tmp_path / "sources" / "far.toml").write_text(f'repository = "{REPOSITORY}"\ntext = "text"\nid = "id"\n'
-                                                   "validation_fraction = 0.15\n")
+    (tmp_path / "sources" / "far.toml").write_text(
+        f'repository = "{REPOSITORY}"\ntext = "text"\nid = "id"\nvalidation_fraction = 0.15\n'
+    )
     with hub(files={"train.jsonl": (local / "long.jsonl").read_bytes()}) as server:
-        env = settings(tmp_path, tmp_path / "sources", data["TOKENIZER"], DATA_MIX="far:1", ALLOW_REPEAT="", NPROC=2,
-                       DATA_STREAM="auto") | server.environment(tmp_path)
+        env = settings(
+            tmp_path,
+            tmp_path / "sources",
+            data["TOKENIZER"],
+            DATA_MIX="far:1",
+            ALLOW_REPEAT="",
+            NPROC=2,
+            DATA_STREAM="auto",
+        ) | server.environment(tmp_path)
         assert "far will be streamed" in prepare(env)
         assert all("train.data.prepare" in command for command in asked) and asked
         asked.clear()
-        process = start(faulty(env, tmp_path, Fault("document", "sleep", step=5, value=12),
-                               Fault("document", "kill", step=5)), LAUNCH)
+        process = start(
+            faulty(
+                env,
+                tmp_path,
+                Fault("document", "sleep", step=5, value=12),
+                Fault("document", "kill", step=5),
+            ),
+            LAUNCH,
+        )
         try:
             wait_until((tmp_path / "run" / "metrics.jsonl").exists)
             assert all("train.data.streaming.producer" in command for command in asked) and asked

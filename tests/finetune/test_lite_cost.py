@@ -20,12 +20,12 @@ from finetune import lite
 from finetune.adapter import adapters_of, in_file
 from finetune.weights import put
 from tests.finetune.models import models, opened, theirs
-from tests.finetune.test_lite import LITE, writer
 from tests.finetune.test_hf_model import packed
+from tests.finetune.test_lite import LITE, writer
 from tests.train.checkpoint.test_checkpoint import ALONE
+from train.checkpoint.saver import Saver
 from train.distributed.world import World
 from train.optim import Optimizer, build_optimizer
-from train.checkpoint.saver import Saver
 
 __all__ = ["models"]  # a fixture
 
@@ -39,7 +39,9 @@ class Made(TorchDispatchMode):
         self.collectives: list[str] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        known = {id_of(value) for value in tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)}
+        known = {
+            id_of(value) for value in tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)
+        }
         if "c10d" in func.namespace:
             self.collectives.append(str(func))
         result = func(*args, **(kwargs or {}))
@@ -47,7 +49,9 @@ class Made(TorchDispatchMode):
             if isinstance(value, torch.Tensor) and id_of(value) not in known:
                 known.add(id_of(value))
                 kind = value.device.type
-                self.by_device[kind] = self.by_device.get(kind, 0) + value.untyped_storage().nbytes()
+                self.by_device[kind] = (
+                    self.by_device.get(kind, 0) + value.untyped_storage().nbytes()
+                )
         return result
 
 
@@ -60,7 +64,11 @@ def test_a_save_of_adapters_makes_no_memory_on_the_device(models: dict[str, Path
     made, control = Made(), Made()
     with FakeTensorMode():  # a GPU that need not be there
         for name, weight in list(model.named_parameters()):
-            put(model, name, nn.Parameter(torch.empty(weight.shape, dtype=weight.dtype, device="cuda"), False))
+            put(
+                model,
+                name,
+                nn.Parameter(torch.empty(weight.shape, dtype=weight.dtype, device="cuda"), False),
+            )
         adapters = adapters_of(model)
         size = sum(weight.numel() * 4 for weight in adapters.values())
         saver = writer(c, models["glm4_moe"])
@@ -76,9 +84,11 @@ def test_a_save_of_adapters_makes_no_memory_on_the_device(models: dict[str, Path
 
 # ---- As one of many processes, of which the others need not be there
 
+
 @pytest.fixture
 def one_of_many(request: pytest.FixtureRequest) -> Iterator[World]:
     from torch.testing._internal.distributed.fake_pg import FakeStore
+
     rank, size = request.param
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
     yield World(rank, rank, 0, size, torch.device("cpu"), "CPU", "here", size)
@@ -87,10 +97,18 @@ def one_of_many(request: pytest.FixtureRequest) -> Iterator[World]:
 
 # torch remembers by the size of a mesh which part is whose, so each rank here has a size of its own
 @pytest.mark.parametrize("one_of_many", [(0, 16), (5, 15), (11, 14)], ids=str, indirect=True)
-def test_of_more_processes_than_rows_each_loads_and_saves_what_it_has(models: dict[str, Path], one_of_many: World,
-                                                                      ) -> None:
-    c, model = opened(models["glm4_moe"], one_of_many, PARALLEL="fsdp", **LITE)  # 8 experts, adapters of rank 4
-    reference, rank, size = dict(theirs(models["glm4_moe"]).named_parameters()), one_of_many.rank, one_of_many.size
+def test_of_more_processes_than_rows_each_loads_and_saves_what_it_has(
+    models: dict[str, Path],
+    one_of_many: World,
+) -> None:
+    c, model = opened(
+        models["glm4_moe"], one_of_many, PARALLEL="fsdp", **LITE
+    )  # 8 experts, adapters of rank 4
+    reference, rank, size = (
+        dict(theirs(models["glm4_moe"]).named_parameters()),
+        one_of_many.rank,
+        one_of_many.size,
+    )
     _, whole = opened(models["glm4_moe"], ALONE, **LITE)
     begun = {in_file(name): weight.detach() for name, weight in adapters_of(whole).items()}
 
@@ -114,6 +132,7 @@ def test_of_more_processes_than_rows_each_loads_and_saves_what_it_has(models: di
 
 # ---- Beside a full one
 
+
 def saved_bytes(folder: Path, model_folder: Path, **settings: Any) -> int:
     """Of one checkpoint behind a step."""
     c, model = opened(model_folder, ALONE, **settings)
@@ -136,24 +155,32 @@ def test_it_holds_the_adapters_and_a_few_words(models: dict[str, Path], tmp_path
     numbers = sum(weight.nbytes for weight in adapters.values())
     base = sum(weight.nbytes for weight in model.parameters()) - numbers
     light = saved_bytes(tmp_path / "lite", models["glm4_moe"], **LITE)
-    beside_moments = saved_bytes(tmp_path / "lora", models["glm4_moe"], **LITE | {"CHECKPOINT_MODE": "full"})
+    beside_moments = saved_bytes(
+        tmp_path / "lora", models["glm4_moe"], **LITE | {"CHECKPOINT_MODE": "full"}
+    )
     everything = saved_bytes(tmp_path / "all", models["glm4_moe"])
     assert numbers < light < numbers + 256 * len(adapters) + 4096
     assert beside_moments > 3 * numbers and everything > 3 * base > 3 * light
     held = load_file(tmp_path / "lite" / "step_0000001" / lite.FILE)
     assert {name: values.shape for name, values in held.items()} == {
-        in_file(name): weight.shape for name, weight in adapters.items()}
+        in_file(name): weight.shape for name, weight in adapters.items()
+    }
 
 
 # ---- What is damaged
 
+
 def damaged(folder: Path, **changes: Any) -> None:
     from safetensors.torch import save_file
+
     held = load_file(folder / lite.FILE)
     name = sorted(held)[2]
     for kind, value in changes.items():
         if kind == "rows":  # of one process
-            held = {key: values[:math.ceil(len(values) / value)].contiguous() for key, values in held.items()}
+            held = {
+                key: values[: math.ceil(len(values) / value)].contiguous()
+                for key, values in held.items()
+            }
         elif kind == "number":
             held[name] = held[name].clone()
             held[name].view(-1)[3] = value
@@ -162,15 +189,22 @@ def damaged(folder: Path, **changes: Any) -> None:
     save_file(held, folder / lite.FILE, metadata={"format": "pt"})
 
 
-@pytest.mark.parametrize(("change", "words"), [
-    ({"rows": 4}, r"is \(1, 32\), not \(4, 32\)"), ({"rows": 2}, r"is \(2, 32\), not \(4, 32\)"),
-    ({"number": math.nan}, r"base_model\S+ holds numbers that are not finite"),
-    ({"number": -math.inf}, r"base_model\S+ holds numbers that are not finite"),
-    ({"prefix": ""}, "holds other adapters than LORA_TARGETS asks for")],
-    ids=["a-quarter", "a-half", "nan", "inf", "names"])
-def test_an_adapter_that_is_damaged_is_refused(models: dict[str, Path], tmp_path: Path, change: dict[str, Any],
-                                               words: str) -> None:
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"rows": 4}, r"is \(1, 32\), not \(4, 32\)"),
+        ({"rows": 2}, r"is \(2, 32\), not \(4, 32\)"),
+        ({"number": math.nan}, r"base_model\S+ holds numbers that are not finite"),
+        ({"number": -math.inf}, r"base_model\S+ holds numbers that are not finite"),
+        ({"prefix": ""}, "holds other adapters than LORA_TARGETS asks for"),
+    ],
+    ids=["a-quarter", "a-half", "nan", "inf", "names"],
+)
+def test_an_adapter_that_is_damaged_is_refused(
+    models: dict[str, Path], tmp_path: Path, change: dict[str, Any], words: str
+) -> None:
     from train.checkpoint.checkpoint import CheckpointError
+
     c, model = opened(models["llama"], ALONE, LORA_RANK=4, CHECKPOINT_MODE="lite")
     saver = Saver(tmp_path, c, ALONE, 10**7)
     saver.lite = writer(c, models["llama"])
@@ -198,8 +232,12 @@ def test_what_is_not_finite_is_not_written(models: dict[str, Path], tmp_path: Pa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_those_of_adapters_do_not_push_the_newest_full_one_out(models: dict[str, Path], tmp_path: Path) -> None:
-    c, model = opened(models["llama"], ALONE, LORA_RANK=2, CHECKPOINT_MODE="lite", FULL_SAVE_EVERY=3, KEEP_LAST=2)
+def test_those_of_adapters_do_not_push_the_newest_full_one_out(
+    models: dict[str, Path], tmp_path: Path
+) -> None:
+    c, model = opened(
+        models["llama"], ALONE, LORA_RANK=2, CHECKPOINT_MODE="lite", FULL_SAVE_EVERY=3, KEEP_LAST=2
+    )
     saver = Saver(tmp_path, c, ALONE, 10**7)
     saver.lite = writer(c, models["llama"])
     for step in range(1, 9):
@@ -207,5 +245,11 @@ def test_those_of_adapters_do_not_push_the_newest_full_one_out(models: dict[str,
         saver.wait()
         ended = saver.poll()
         assert ended and ended.problem is None
-    assert sorted(path.name for path in tmp_path.iterdir()) == [f"step_000000{step}" for step in (6, 7, 8)]
-    assert [(tmp_path / f"step_000000{step}" / lite.FILE).exists() for step in (6, 7, 8)] == [False, True, True]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        f"step_000000{step}" for step in (6, 7, 8)
+    ]
+    assert [(tmp_path / f"step_000000{step}" / lite.FILE).exists() for step in (6, 7, 8)] == [
+        False,
+        True,
+        True,
+    ]

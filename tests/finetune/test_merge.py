@@ -14,15 +14,15 @@ from safetensors.torch import load_file, save_file
 
 from finetune import lite
 from finetune.adapter import Adapters, adapters_of, in_file, is_adapter
-from finetune.merge import adapters_in
 from finetune.hf_model import Tuned
+from finetune.merge import adapters_in
 from finetune.weights import plain
+from settings.config import Config
 from tests.finetune.models import classes, models, opened, theirs
 from tests.finetune.test_hf_model import alone, packed
 from tests.finetune.test_training import LORA, chats, env_of, finetune, saved
 from tests.running import train
 from tests.train.checkpoint.test_checkpoint import ALONE
-from settings.config import Config
 from train.model.hf_import import weight_files
 
 __all__ = ["chats", "models"]  # fixtures
@@ -40,13 +40,20 @@ def all_tensors(folder: Path) -> dict[str, torch.Tensor]:
     return found
 
 
-@pytest.mark.parametrize(("kind", "settings"), [
-    pytest.param("glm4_moe", LORA, marks=SLOW), ("glm4_moe", {**LORA, "CHECKPOINT_MODE": "lite"}),
-    pytest.param("qwen3", {"LORA_RANK": "4"}, marks=SLOW), pytest.param("qwen3", {}, marks=SLOW),
-    pytest.param("glm4_moe", {}, marks=SLOW)],
-    ids=["mixture", "mixture-lite", "lora", "full", "full-mixture"])
-def test_an_export_computes_what_was_trained(models: dict[str, Path], chats: Path, tmp_path: Path, kind: str,
-                                             settings: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        pytest.param("glm4_moe", LORA, marks=SLOW),
+        ("glm4_moe", {**LORA, "CHECKPOINT_MODE": "lite"}),
+        pytest.param("qwen3", {"LORA_RANK": "4"}, marks=SLOW),
+        pytest.param("qwen3", {}, marks=SLOW),
+        pytest.param("glm4_moe", {}, marks=SLOW),
+    ],
+    ids=["mixture", "mixture-lite", "lora", "full", "full-mixture"],
+)
+def test_an_export_computes_what_was_trained(
+    models: dict[str, Path], chats: Path, tmp_path: Path, kind: str, settings: dict[str, str]
+) -> None:
     if settings:
         pytest.importorskip("peft", reason="make setup-dev installs it")
     env = env_of(tmp_path, models[kind], chats, MAX_STEPS="4", **settings)
@@ -55,12 +62,18 @@ def test_an_export_computes_what_was_trained(models: dict[str, Path], chats: Pat
     made = tmp_path / "run" / "export"
     base, new = all_tensors(models[kind]), all_tensors(made)
     assert base.keys() == new.keys()
-    assert {path.name for path in weight_files(models[kind])} == {path.name for path in weight_files(made)}
+    assert {path.name for path in weight_files(models[kind])} == {
+        path.name for path in weight_files(made)
+    }
     changed = {name for name, values in new.items() if not torch.equal(values, base[name])}
-    expected = {name for name in base if "layers.2." not in name and (not settings or "_proj" in name)}
+    expected = {
+        name for name in base if "layers.2." not in name and (not settings or "_proj" in name)
+    }
     assert changed <= expected and len(changed) > 0.9 * len(expected)
     if kind == "glm4_moe":
-        assert {f"model.layers.1.mlp.experts.{part}_proj.weight" for part in ("3.up", "7.down")} <= changed
+        assert {
+            f"model.layers.1.mlp.experts.{part}_proj.weight" for part in ("3.up", "7.down")
+        } <= changed
 
     _, model = opened(models[kind], ALONE, **settings)
     checkpoint = tmp_path / "run" / "checkpoints" / "step_0000004"
@@ -78,6 +91,7 @@ def test_an_export_computes_what_was_trained(models: dict[str, Path], chats: Pat
     assert alone(theirs(models[kind]), batch[0], batch[1]) != pytest.approx(wanted, rel=1e-4)
     if "CHECKPOINT_MODE" in settings:
         from peft import PeftModel
+
         merged = PeftModel.from_pretrained(theirs(models[kind]), str(checkpoint)).merge_and_unload()
         wanted_logits = merged(batch[0]).logits
         assert torch.allclose(theirs(made)(batch[0]).logits, wanted_logits, atol=1e-5)
@@ -91,18 +105,23 @@ def test_an_export_computes_what_was_trained(models: dict[str, Path], chats: Pat
     done = subprocess.run(["sha256sum", "-c", "--quiet", "SHA256SUMS"], cwd=made, check=False)
     assert done.returncode == 0
     from transformers import AutoTokenizer
+
     assert AutoTokenizer.from_pretrained(str(made)).chat_template
 
 
 @SLOW
-def test_what_cannot_be_exported_is_refused(models: dict[str, Path], chats: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_exported_is_refused(
+    models: dict[str, Path], chats: Path, tmp_path: Path
+) -> None:
     base = tmp_path / "base"
     shutil.copytree(models["llama"], base)
     env = env_of(tmp_path, base, chats, MAX_STEPS="2")
     assert "there is no such run" in export(env | {"RUN_NAME": "none"}, code=78)
     finetune(env)
     assert "has no checkpoint of that step; there are: 2" in export(env | {"STEP": "7"}, code=64)
-    said = train(env | {"PROMPT": "a"}, command=[sys.executable, "-m", "train.generate.sample"], code=78)
+    said = train(
+        env | {"PROMPT": "a"}, command=[sys.executable, "-m", "train.generate.sample"], code=78
+    )
     assert "has fine-tuned MODEL=" in said
     facts = json.loads((base / "config.json").read_text())
     (base / "config.json").write_text(json.dumps(facts | {"rms_norm_eps": 0.5}))
@@ -117,22 +136,36 @@ def test_what_cannot_be_exported_is_refused(models: dict[str, Path], chats: Path
 def test_what_is_added_is_what_peft_adds(tmp_path: Path, kind: str) -> None:
     pytest.importorskip("peft", reason="make setup-dev installs it")
     from transformers import GptOssConfig, GptOssForCausalLM
+
     torch.manual_seed(2)
     if kind == "gpt_oss":
-        config: Any = GptOssConfig(vocab_size=64, hidden_size=32, intermediate_size=24, num_hidden_layers=2,
-                                   num_attention_heads=2, num_key_value_heads=2, head_dim=16, num_local_experts=4,
-                                   num_experts_per_tok=2)
+        config: Any = GptOssConfig(
+            vocab_size=64,
+            hidden_size=32,
+            intermediate_size=24,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=2,
+            head_dim=16,
+            num_local_experts=4,
+            num_experts_per_tok=2,
+        )
         lm: Any = GptOssForCausalLM(config)
     else:
         make, config = classes()[kind]
         lm = make(config)
-    c = Config.of_preset(PRESET="finetune", DEVICE="cpu", LORA_RANK="4", LORA_TARGETS="attention,experts")
+    c = Config.of_preset(
+        PRESET="finetune", DEVICE="cpu", LORA_RANK="4", LORA_TARGETS="attention,experts"
+    )
     adapters = Adapters.of(c)
     assert adapters
     adapters.join(lm)
     lm.to_empty(device="cpu")
-    weights = {name: weight.data.normal_() for name, weight in Tuned(lm, torch.float32).named_parameters()
-               if is_adapter(name)}
+    weights = {
+        name: weight.data.normal_()
+        for name, weight in Tuned(lm, torch.float32).named_parameters()
+        if is_adapter(name)
+    }
     save_file({in_file(name): weight for name, weight in weights.items()}, tmp_path / lite.FILE)
     added = adapters_in(tmp_path, {"mode": "lite"}, c, lm)
     assert len(added.names) == len(weights) // 2 > 4

@@ -34,9 +34,15 @@ class Nodes:
         rank = len(self.started)
         self.logs.append(self.folder / f"console_{rank}")
         with open(self.logs[rank], "w") as out:
-            self.started.append(subprocess.Popen(
-                [ROOT / "scripts" / "finetune.sh", "node"], env=env | {"NODE_RANK": str(rank)}, cwd=ROOT, stdout=out,
-                stderr=subprocess.STDOUT))
+            self.started.append(
+                subprocess.Popen(
+                    [ROOT / "scripts" / "finetune.sh", "node"],
+                    env=env | {"NODE_RANK": str(rank)},
+                    cwd=ROOT,
+                    stdout=out,
+                    stderr=subprocess.STDOUT,
+                )
+            )
 
     def ends(self, *codes: int) -> list[str]:
         """What each said, once it has ended with its code."""
@@ -63,9 +69,19 @@ def all_nodes() -> Iterator[list[Nodes]]:
 
 @pytest.fixture
 def env(tmp_path: Path, models: dict[str, Path], chats: Path, free_port: int) -> dict[str, str]:
-    return env_of(tmp_path, models["llama"], chats, NODES="2", NPROC="1", MASTER_ADDR="127.0.0.1",
-                  MASTER_PORT=str(free_port), START_TIMEOUT_S="300", ALLOW_FAIL="gpus,memory,disk,host-memory",
-                  PRESET="finetune", LORA_RANK="4")
+    return env_of(
+        tmp_path,
+        models["llama"],
+        chats,
+        NODES="2",
+        NPROC="1",
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(free_port),
+        START_TIMEOUT_S="300",
+        ALLOW_FAIL="gpus,memory,disk,host-memory",
+        PRESET="finetune",
+        LORA_RANK="4",
+    )
 
 
 def of_the_second(env: dict[str, str], folder: Path) -> dict[str, str]:
@@ -73,8 +89,13 @@ def of_the_second(env: dict[str, str], folder: Path) -> dict[str, str]:
     return env | {"RUNS_DIR": str(folder / "second"), "DATA_DIR": str(folder / "second" / "data")}
 
 
-def test_two_nodes_train_as_one_process_does(tmp_path: Path, env: dict[str, str], models: dict[str, Path], chats: Path,
-                                             all_nodes: list[Nodes]) -> None:
+def test_two_nodes_train_as_one_process_does(
+    tmp_path: Path,
+    env: dict[str, str],
+    models: dict[str, Path],
+    chats: Path,
+    all_nodes: list[Nodes],
+) -> None:
     (tmp_path / "one").mkdir()
     finetune(env_of(tmp_path / "one", models["llama"], chats, PRESET="finetune", LORA_RANK="4"))
     all_nodes.append(Nodes(tmp_path, env, of_the_second(env, tmp_path)))
@@ -82,19 +103,26 @@ def test_two_nodes_train_as_one_process_does(tmp_path: Path, env: dict[str, str]
     for said in (first, second):
         assert "roll call: all nodes have joined" in said
     assert re.search(r"gloo: TCP on \S+ \(\S+, .*\); GLOO_SOCKET_IFNAME names another", first)
-    sent = 4.0 * sum(value.numel() for name, value in saved(tmp_path, 12).items() if name.startswith("model."))
+    sent = 4.0 * sum(
+        value.numel() for name, value in saved(tmp_path, 12).items() if name.startswith("model.")
+    )
     assert f"between nodes: each sends {sent / 1e3:.1f} kB of gradients (adapters) a step" in first
     assert "the nodes do not share" in first and "step=12/12" in first
     assert losses(tmp_path) == pytest.approx(losses(tmp_path / "one"), rel=2e-5)
-    scores = [[entry["val_loss"] for entry in records(place) if entry["event"] == "eval"]
-              for place in (tmp_path, tmp_path / "one")]
+    scores = [
+        [entry["val_loss"] for entry in records(place) if entry["event"] == "eval"]
+        for place in (tmp_path, tmp_path / "one")
+    ]
     assert scores[0] == pytest.approx(scores[1], rel=2e-5) and len(scores[0]) == 2
     assert not (tmp_path / "second" / "run" / "checkpoints").exists() or not list(
-        (tmp_path / "second" / "run" / "checkpoints").glob("step_*"))
+        (tmp_path / "second" / "run" / "checkpoints").glob("step_*")
+    )
 
 
 @pytest.fixture
-def homes(tmp_path: Path, env: dict[str, str], models: dict[str, Path], chats: Path) -> list[dict[str, str]]:
+def homes(
+    tmp_path: Path, env: dict[str, str], models: dict[str, Path], chats: Path
+) -> list[dict[str, str]]:
     """Two machines with a home each, in which MODEL and DATA have the same names and are the same."""
     envs = []
     for node, given in (("one", env), ("other", of_the_second(env, tmp_path))):
@@ -106,8 +134,9 @@ def homes(tmp_path: Path, env: dict[str, str], models: dict[str, Path], chats: P
 
 
 @pytest.mark.parametrize("what", ["weights", "tokenizer", "rows"])
-def test_a_node_that_read_something_else_is_refused_on_both(tmp_path: Path, homes: list[dict[str, str]],
-                                                            all_nodes: list[Nodes], what: str) -> None:
+def test_a_node_that_read_something_else_is_refused_on_both(
+    tmp_path: Path, homes: list[dict[str, str]], all_nodes: list[Nodes], what: str
+) -> None:
     other = tmp_path / "other"
     if what == "rows":
         write_rows(other / "chats.jsonl", [row(f"Is it {i}?", f"It is {i}.") for i in range(200)])
@@ -122,29 +151,40 @@ def test_a_node_that_read_something_else_is_refused_on_both(tmp_path: Path, home
     all_nodes.append(Nodes(tmp_path, *homes))
     named = "DATA=~/chats.jsonl" if what == "rows" else "MODEL=~/model"
     for said in all_nodes[-1].ends(78, 78):
-        assert re.search(rf"{named}: rank 1 on \S+ \(node 1\) has other {what}.* than rank 0 on \S+ \(hashes", said)
+        assert re.search(
+            rf"{named}: rank 1 on \S+ \(node 1\) has other {what}.* than rank 0 on \S+ \(hashes",
+            said,
+        )
         assert "parameters, of which" not in said  # no weight was read
 
 
 @pytest.mark.parametrize("what", ["MODEL", "DATA"])
-def test_what_a_node_does_not_have_is_told_to_both(tmp_path: Path, homes: list[dict[str, str]], all_nodes: list[Nodes],
-                                                   what: str) -> None:
+def test_what_a_node_does_not_have_is_told_to_both(
+    tmp_path: Path, homes: list[dict[str, str]], all_nodes: list[Nodes], what: str
+) -> None:
     if what == "MODEL":
         shutil.rmtree(tmp_path / "other" / "model")
     else:
         (tmp_path / "other" / "chats.jsonl").unlink()
     all_nodes.append(Nodes(tmp_path, homes[0]))
-    wait_for(all_nodes[-1].logs[0], "roll call: 1 of 2")  # a node that fails tells whoever listens for some seconds
+    wait_for(
+        all_nodes[-1].logs[0], "roll call: 1 of 2"
+    )  # a node that fails tells whoever listens for some seconds
     all_nodes[-1].start(homes[1])
     code = 64 if what == "MODEL" else 78
     first, second = all_nodes[-1].ends(code, code)
-    why = "MODEL=~/model: there is no such run" if what == "MODEL" else "DATA=~/chats.jsonl: there is no such file"
+    why = (
+        "MODEL=~/model: there is no such run"
+        if what == "MODEL"
+        else "DATA=~/chats.jsonl: there is no such file"
+    )
     assert why in second and "roll call: all nodes" not in second
     assert re.search(rf"node 1 \(\S+\) has ended with exit code {code}: .*{re.escape(why)}", first)
 
 
-def test_a_node_alone_waits_for_the_other_and_says_so(tmp_path: Path, env: dict[str, str],
-                                                      all_nodes: list[Nodes]) -> None:
+def test_a_node_alone_waits_for_the_other_and_says_so(
+    tmp_path: Path, env: dict[str, str], all_nodes: list[Nodes]
+) -> None:
     all_nodes.append(Nodes(tmp_path, env | {"START_TIMEOUT_S": "10"}))
     (said,) = all_nodes[-1].ends(69)
     assert "1 of 2 nodes have joined" in said and "missing: 1" in said

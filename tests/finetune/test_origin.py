@@ -10,16 +10,16 @@ import pytest
 import torch
 
 from finetune import origin
+from settings.config import Config
+from settings.declare import SettingsError
+from tests.export.exported import LLAMA, make_run
 from tests.faults.hub import REVISION, Hub, Repository, hub
 from tests.finetune.making import row, write_rows
 from tests.finetune.models import models
 from tests.finetune.test_training import chats, env_of, finetune, losses
 from tests.running import ROOT, train
-from tests.export.exported import LLAMA, make_run
 from tests.train.checkpoint.test_checkpoint import ALONE
-from settings.config import Config
 from train.model.hf_import import ForeignError
-from settings.declare import SettingsError
 
 __all__ = ["chats", "models"]  # fixtures
 
@@ -33,23 +33,35 @@ def served(folder: Path, **manner: object) -> dict[str, Repository]:
     return {NAME: Repository(files | beside, **manner)}  # type: ignore[arg-type]
 
 
-def bring(env: dict[str, str], running: Hub, folder: Path, code: int = 0, model: str = NAME, *argv: str) -> str:
-    done = subprocess.run([sys.executable, "-m", "finetune.prepare_data", *argv], cwd=ROOT, text=True, check=False, timeout=400,
-                          env=env | running.environment(folder) | {"MODEL": model, "HF_TOKEN": ""},
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+def bring(
+    env: dict[str, str], running: Hub, folder: Path, code: int = 0, model: str = NAME, *argv: str
+) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "finetune.prepare_data", *argv],
+        cwd=ROOT,
+        text=True,
+        check=False,
+        timeout=400,
+        env=env | running.environment(folder) | {"MODEL": model, "HF_TOKEN": ""},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
     assert done.returncode == code, done.stdout
     return done.stdout
 
 
-def test_a_name_on_the_hub_is_brought_once_without_code_and_pickles(models: dict[str, Path], chats: Path,
-                                                                    tmp_path: Path) -> None:
+def test_a_name_on_the_hub_is_brought_once_without_code_and_pickles(
+    models: dict[str, Path], chats: Path, tmp_path: Path
+) -> None:
     env = env_of(tmp_path, models["llama"], chats)
     with hub(repositories=served(models["llama"])) as running:
         assert f"commit {REVISION}" in bring(env, running, tmp_path)
         kept = tmp_path / "data" / "models" / "lab--tiny-llama"
         expected = {path.name for path in models["llama"].iterdir()}
         assert {path.name for path in kept.iterdir() if path.name[0] != "."} == expected
-        assert all((kept / name).read_bytes() == (models["llama"] / name).read_bytes() for name in expected)
+        assert all(
+            (kept / name).read_bytes() == (models["llama"] / name).read_bytes() for name in expected
+        )
         before = len(running.requests)
         assert "training: 180 examples" in bring(env, running, tmp_path)
         assert len(running.requests) == before
@@ -57,57 +69,88 @@ def test_a_name_on_the_hub_is_brought_once_without_code_and_pickles(models: dict
     assert origin.find(Config.of_preset(MODEL=NAME, DATA_DIR=str(tmp_path / "data"))) == kept
 
 
-@pytest.mark.parametrize(("manner", "times"), [("503 file", 2), ("503 about", 1), ("short file", 2), ("wrong file", 1),
-                                               ("page about", 1)])
-def test_a_bad_answer_is_asked_for_again(models: dict[str, Path], chats: Path, tmp_path: Path, manner: str,
-                                         times: int) -> None:
+@pytest.mark.parametrize(
+    ("manner", "times"),
+    [("503 file", 2), ("503 about", 1), ("short file", 2), ("wrong file", 1), ("page about", 1)],
+)
+def test_a_bad_answer_is_asked_for_again(
+    models: dict[str, Path], chats: Path, tmp_path: Path, manner: str, times: int
+) -> None:
     env = env_of(tmp_path, models["llama"], chats)
     with hub(repositories=served(models["llama"], manner=manner, bad_times=times)) as running:
         said = bring(env, running, tmp_path)
     assert "asking again" in said or manner == "short file"  # which the hub's client resumes
     kept = tmp_path / "data" / "models" / "lab--tiny-llama"
-    assert all((kept / path.name).read_bytes() == path.read_bytes() for path in models["llama"].iterdir())
+    assert all(
+        (kept / path.name).read_bytes() == path.read_bytes() for path in models["llama"].iterdir()
+    )
 
 
-@pytest.mark.parametrize(("manner", "model", "words"), [
-    ("gated about", NAME, "set HF_TOKEN to a token that may read it"), ("good", "lab/none", "does not exist"),
-    ("404 about", NAME, "does not exist, or not for everybody")])
-def test_what_will_not_change_ends_it(models: dict[str, Path], chats: Path, tmp_path: Path, manner: str, model: str,
-                                      words: str) -> None:
+@pytest.mark.parametrize(
+    ("manner", "model", "words"),
+    [
+        ("gated about", NAME, "set HF_TOKEN to a token that may read it"),
+        ("good", "lab/none", "does not exist"),
+        ("404 about", NAME, "does not exist, or not for everybody"),
+    ],
+)
+def test_what_will_not_change_ends_it(
+    models: dict[str, Path], chats: Path, tmp_path: Path, manner: str, model: str, words: str
+) -> None:
     with hub(repositories=served(models["llama"], manner=manner)) as running:
         said = bring(env_of(tmp_path, models["llama"], chats), running, tmp_path, 78, model)
-    assert said.startswith(f"MODEL={model}: there is no run and no folder of that name here, and of the hub: ")
+    assert said.startswith(
+        f"MODEL={model}: there is no run and no folder of that name here, and of the hub: "
+    )
     assert words in said
 
 
-@pytest.mark.parametrize(("settings", "code"), [({}, 0), ({"MICRO_BATCH_SIZE": "16384", "SEQ_LEN": "512",
-                                                           "BATCH_TOKENS": "8388608"}, 64)], ids=["fits", "too large"])
-def test_what_was_not_here_to_be_planned_is_planned_once_it_is(models: dict[str, Path], chats: Path, tmp_path: Path,
-                                                               settings: dict[str, str], code: int) -> None:
+@pytest.mark.parametrize(
+    ("settings", "code"),
+    [({}, 0), ({"MICRO_BATCH_SIZE": "16384", "SEQ_LEN": "512", "BATCH_TOKENS": "8388608"}, 64)],
+    ids=["fits", "too large"],
+)
+def test_what_was_not_here_to_be_planned_is_planned_once_it_is(
+    models: dict[str, Path], chats: Path, tmp_path: Path, settings: dict[str, str], code: int
+) -> None:
     env = env_of(tmp_path, models["llama"], chats, **settings)
     with hub(repositories=served(models["llama"])) as running:
         said = bring(env, running, tmp_path, code, NAME, "before-training")
-        assert said.index("GiB a process") > said.index("commit ") and ("nothing was started" in said) == bool(code)
+        assert said.index("GiB a process") > said.index("commit ") and (
+            "nothing was started" in said
+        ) == bool(code)
         again = bring(env, running, tmp_path, 0, NAME, "before-training")
     assert "plan" not in again  # scripts/train.sh has said it
 
 
 def test_pickles_alone_are_no_model(models: dict[str, Path], chats: Path, tmp_path: Path) -> None:
     held = served(models["llama"])
-    held[NAME].files = {name: data for name, data in held[NAME].files.items() if not name.endswith(".safetensors")}
+    held[NAME].files = {
+        name: data for name, data in held[NAME].files.items() if not name.endswith(".safetensors")
+    }
     env = env_of(tmp_path, models["llama"], chats)
     with hub(repositories=held) as running:
         assert "the hub has no safetensors of it" in bring(env, running, tmp_path, 78)
 
 
 @pytest.mark.slow
-def test_a_run_of_ours_is_fine_tuned_and_exported_again(tiny: Config, data: dict[str, str],
-                                                        tmp_path: Path) -> None:
-    made = make_run(tmp_path, dataclasses.replace(tiny, tokenizer=data["TOKENIZER"], seq_len=64, **LLAMA))
+def test_a_run_of_ours_is_fine_tuned_and_exported_again(
+    tiny: Config, data: dict[str, str], tmp_path: Path
+) -> None:
+    made = make_run(
+        tmp_path, dataclasses.replace(tiny, tokenizer=data["TOKENIZER"], seq_len=64, **LLAMA)
+    )
     rows = write_rows(tmp_path / "chats.jsonl", [row(f"Is {i} one?", "Yes.") for i in range(100)])
-    (tmp_path / "own.env").write_text("SEQ_LEN=48\n")  # which is not that of the run that is exported
-    env = env_of(tmp_path, Path("a-run"), rows, MAX_STEPS="8", EPOCHS="4", ENV_FILE=str(tmp_path / "own.env"))
-    for what in ("the run has no export yet", "training: 90 examples"):  # the second time there is one
+    (tmp_path / "own.env").write_text(
+        "SEQ_LEN=48\n"
+    )  # which is not that of the run that is exported
+    env = env_of(
+        tmp_path, Path("a-run"), rows, MAX_STEPS="8", EPOCHS="4", ENV_FILE=str(tmp_path / "own.env")
+    )
+    for what in (
+        "the run has no export yet",
+        "training: 90 examples",
+    ):  # the second time there is one
         said = train(env, command=[sys.executable, "-m", "finetune.prepare_data"])
         assert what in said and ("no export yet" in said) == (what == "the run has no export yet")
     finetune(env)
@@ -116,8 +159,17 @@ def test_a_run_of_ours_is_fine_tuned_and_exported_again(tiny: Config, data: dict
     said = train(env, command=[sys.executable, "-m", "export"])  # what make export starts
     assert "with step 8 of run" in said
     from train.generate.load_run import open_trained, settings_of_command
-    c, _ = settings_of_command({"ENV_FILE": "", "INIT_FROM": str(tmp_path / "run" / "export"), "RUN_NAME": "none",
-                                "DEVICE": "cpu", "RUNS_DIR": str(tmp_path), "DATA_DIR": str(tmp_path / "data")})
+
+    c, _ = settings_of_command(
+        {
+            "ENV_FILE": "",
+            "INIT_FROM": str(tmp_path / "run" / "export"),
+            "RUN_NAME": "none",
+            "DEVICE": "cpu",
+            "RUNS_DIR": str(tmp_path),
+            "DATA_DIR": str(tmp_path / "data"),
+        }
+    )
     again = open_trained(c, ALONE, given={"INIT_FROM"})  # as make eval and make sample open it
     first = made.models[3].embed_tokens.weight
     assert not torch.equal(again.model.embed_tokens.weight[:512], first[:512])
@@ -131,19 +183,30 @@ def test_a_run_of_ours_is_read_by_its_export(tmp_path: Path) -> None:
     (tmp_path / "mine" / "checkpoints").mkdir(parents=True)
     with pytest.raises(ForeignError, match="the run has no export yet"):
         origin.find(c)
-    with pytest.raises(ForeignError, match=r"MODEL=mine: the run cannot be exported, .*: RUN_NAME=mine: "):
+    with pytest.raises(
+        ForeignError, match=r"MODEL=mine: the run cannot be exported, .*: RUN_NAME=mine: "
+    ):
         origin.bring(c)
     (tmp_path / "mine" / "export").mkdir()
     (tmp_path / "mine" / "export" / "config.json").touch()
     assert origin.find(c) == tmp_path / "mine" / "export"
-    assert origin.find(Config.of_preset(MODEL=str(tmp_path / "mine"))) == tmp_path / "mine" / "export"
+    assert (
+        origin.find(Config.of_preset(MODEL=str(tmp_path / "mine"))) == tmp_path / "mine" / "export"
+    )
 
 
-@pytest.mark.parametrize(("name", "content", "said"), [
-    ("README.md", "# x\n\n| steps | 1,009 of 2,000 |\n", ", of step 1009,"), ("README.md", "by hand\n", ""),
-    ("finetuned.json", '{"step": 1012}', ", of step 1012,"), ("finetuned.json", "{", "")])
-def test_an_export_that_the_run_has_left_behind_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str,
-                                                         content: str, said: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("README.md", "# x\n\n| steps | 1,009 of 2,000 |\n", ", of step 1009,"),
+        ("README.md", "by hand\n", ""),
+        ("finetuned.json", '{"step": 1012}', ", of step 1012,"),
+        ("finetuned.json", "{", ""),
+    ],
+)
+def test_an_export_that_the_run_has_left_behind_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, content: str, said: str
+) -> None:
     (tmp_path / "mine" / "export").mkdir(parents=True)
     (tmp_path / "mine" / "export" / "config.json").touch()
     (tmp_path / "mine" / "export" / name).write_text(content)
@@ -153,15 +216,30 @@ def test_an_export_that_the_run_has_left_behind_is_named(tmp_path: Path, caplog:
         origin.bring(Config.of_preset(MODEL="mine", RUNS_DIR=str(tmp_path)))
     first, *others = [one.getMessage() for one in caplog.records]
     assert first == f"MODEL=mine: {tmp_path}/mine/export{said} is what is read of it"
-    assert others == ([] if "1012" in said else [
-        "MODEL=mine: its newest checkpoint is of step 1012; make export RUN_NAME=mine renews the export"])
+    assert others == (
+        []
+        if "1012" in said
+        else [
+            "MODEL=mine: its newest checkpoint is of step 1012; make export RUN_NAME=mine renews the export"
+        ]
+    )
 
 
 def test_what_scripts_ask_of_settings_is_asked_as_fine_tuning_does(tmp_path: Path) -> None:
     """A warm-up of more than TRAIN_TOKENS, which EPOCHS of DATA take the place of."""
     (tmp_path / "none.env").write_text("")
-    env = {"PATH": "/usr/bin:/bin", "ENV_FILE": str(tmp_path / "none.env"), "WARMUP_TOKENS": "999999999"}
+    env = {
+        "PATH": "/usr/bin:/bin",
+        "ENV_FILE": str(tmp_path / "none.env"),
+        "WARMUP_TOKENS": "999999999",
+    }
     for model, code in (("models/qwen3-1.7b", 0), ("", 64)):
-        done = subprocess.run([sys.executable, "-m", "settings.config", "get", "PRESET"], cwd=ROOT, text=True, check=False,
-                              env=env | {"MODEL": model}, capture_output=True)
+        done = subprocess.run(
+            [sys.executable, "-m", "settings.config", "get", "PRESET"],
+            cwd=ROOT,
+            text=True,
+            check=False,
+            env=env | {"MODEL": model},
+            capture_output=True,
+        )
         assert done.returncode == code, done.stderr

@@ -8,9 +8,14 @@ import pytest
 from finetune.packing import Packing, best_fit
 
 RNG = np.random.default_rng(3)
-LENGTHS = {"many sizes": RNG.integers(1, 101, 400), "long tail": np.minimum(100, RNG.geometric(0.05, 400)),
-           "two sizes": RNG.choice([34, 67], 399), "full": np.full(7, 100), "one": np.array([1]),
-           "ones": np.ones(250, dtype=np.int64)}
+LENGTHS = {
+    "many sizes": RNG.integers(1, 101, 400),
+    "long tail": np.minimum(100, RNG.geometric(0.05, 400)),
+    "two sizes": RNG.choice([34, 67], 399),
+    "full": np.full(7, 100),
+    "one": np.array([1]),
+    "ones": np.ones(250, dtype=np.int64),
+}
 
 
 def naive(sizes: list[int], capacity: int) -> list[list[int]]:
@@ -40,13 +45,19 @@ def test_each_example_is_in_one_window_of_each_epoch(lengths: np.ndarray, shuffl
     for epoch in range(3):
         windows = packing.epoch(epoch)
         every = np.concatenate([windows.examples(w) for w in range(packing.windows)])
-        assert sorted(every.tolist()) == list(range(len(lengths))) and len(windows.ends) == packing.windows
+        assert (
+            sorted(every.tolist()) == list(range(len(lengths)))
+            and len(windows.ends) == packing.windows
+        )
 
 
 def test_the_order_depends_on_seed_and_epoch_alone() -> None:
     lengths = LENGTHS["long tail"]
-    orders = {(seed, epoch): Packing(lengths, 100, seed).epoch(epoch).order.tobytes()
-              for seed in (1, 2) for epoch in (0, 1, 2)}
+    orders = {
+        (seed, epoch): Packing(lengths, 100, seed).epoch(epoch).order.tobytes()
+        for seed in (1, 2)
+        for epoch in (0, 1, 2)
+    }
     assert len(set(orders.values())) == 6
     later = Packing(lengths, 100, 2)
     for epoch in (2, 0, 1):  # entered anywhere, in any order
@@ -60,7 +71,10 @@ def test_long_examples_do_not_come_first() -> None:
     packing = Packing(lengths, 100, 5)
     longest = [int(lengths[packing.epoch(0).examples(w)].max()) for w in range(packing.windows)]
     with_90 = np.flatnonzero(np.array(longest) == 90)
-    assert len(with_90) == 200 and abs(with_90.mean() - (packing.windows - 1) / 2) < packing.windows / 10
+    assert (
+        len(with_90) == 200
+        and abs(with_90.mean() - (packing.windows - 1) / 2) < packing.windows / 10
+    )
 
 
 def test_nothing_is_lost_of_what_may_be_full() -> None:
@@ -71,11 +85,18 @@ def test_nothing_is_lost_of_what_may_be_full() -> None:
 
 def test_by_hand() -> None:
     assert best_fit(np.array([7, 6, 4, 3, 3, 1]), 10).tolist() == [0, 1, 1, 0, 2, 2]
-    assert best_fit(np.array([6, 6, 4, 4]), 10).tolist() == [0, 1, 1, 0]  # of equals the last filled
+    assert best_fit(np.array([6, 6, 4, 4]), 10).tolist() == [
+        0,
+        1,
+        1,
+        0,
+    ]  # of equals the last filled
     assert Packing(np.empty(0, dtype=np.int64), 10, 1).windows == 0
 
 
 @pytest.mark.parametrize("lengths", [[0, 5], [5, 11]])
 def test_what_cannot_be_in_a_window_is_refused(lengths: list[int]) -> None:
-    with pytest.raises(ValueError, match=rf"examples take {lengths[0]} to {lengths[1]} positions, windows have 10"):
+    with pytest.raises(
+        ValueError, match=rf"examples take {lengths[0]} to {lengths[1]} positions, windows have 10"
+    ):
         Packing(np.array(lengths), 10, 1)

@@ -10,47 +10,77 @@ import pytest
 import torch
 from torch import nn
 
-from finetune import tuning_job, perplexity
-from settings import finetune_rules
+from finetune import perplexity, tuning_job
 from finetune.loader import Loader
-from finetune.prepare_data import Data, prepared
 from finetune.perplexity import Evaluator, Scored
+from finetune.prepare_data import Data, prepared
+from settings import finetune_rules
+from settings.config import Config
+from settings.declare import SettingsError
 from tests.finetune.models import models, opened
 from tests.finetune.test_training import chats
 from tests.train.checkpoint.test_checkpoint import ALONE
-from settings.config import Config
+from train.data.mixture import Gap
 from train.evaluate.validation import EvaluationFailed
 from train.model.loss import IGNORED
-from train.data.mixture import Gap
-from settings.declare import SettingsError
 
 __all__ = ["chats", "models"]  # fixtures
 
 
 @pytest.fixture(scope="module")
-def settled(models: dict[str, Path], chats: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, Data]:
-    c = Config.of_preset(PRESET="finetune", DEVICE="cpu", MODEL=str(models["llama"]), DATA=str(chats), SEQ_LEN="64",
-                         BATCH_TOKENS="1024", MICRO_BATCH_SIZE="4", EVAL_CONVERSATIONS="20", EPOCHS="2",
-                         DATA_DIR=str(tmp_path_factory.mktemp("data")), LORA_RANK="2", LORA_DROPOUT="0.5")
+def settled(
+    models: dict[str, Path], chats: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Config, Data]:
+    c = Config.of_preset(
+        PRESET="finetune",
+        DEVICE="cpu",
+        MODEL=str(models["llama"]),
+        DATA=str(chats),
+        SEQ_LEN="64",
+        BATCH_TOKENS="1024",
+        MICRO_BATCH_SIZE="4",
+        EVAL_CONVERSATIONS="20",
+        EPOCHS="2",
+        DATA_DIR=str(tmp_path_factory.mktemp("data")),
+        LORA_RANK="2",
+        LORA_DROPOUT="0.5",
+    )
     return c, prepared(c, models["llama"])
 
 
-def test_the_loader_gives_each_conversation_as_often_as_epochs_say(settled: tuple[Config, Data]) -> None:
+def test_the_loader_gives_each_conversation_as_often_as_epochs_say(
+    settled: tuple[Config, Data],
+) -> None:
     c, data = settled
     loader = Loader(c, data, ALONE)
     steps = loader.batches.steps
     assert steps == math.ceil(2 * 180 / 16)
-    seen = np.concatenate([loader.endless.window(n) for step in range(steps) for n in loader.batch(step).samples
-                           if n < 2 * 180])
+    seen = np.concatenate(
+        [
+            loader.endless.window(n)
+            for step in range(steps)
+            for n in loader.batch(step).samples
+            if n < 2 * 180
+        ]
+    )
     assert (np.bincount(seen, minlength=180) == 2).all()
     batch = loader.batch(0)
-    assert sum(int((targets != IGNORED).sum()) for _, targets, *_ in batch.micro_batches) == batch.scored > 0
+    assert (
+        sum(int((targets != IGNORED).sum()) for _, targets, *_ in batch.micro_batches)
+        == batch.scored
+        > 0
+    )
     assert loader.blank()[0].shape == batch.micro_batches[0][0].shape == (4, 64)
     assert (loader.blank()[1] == IGNORED).all()
-    assert [loader.batch(step).whole for step in range(steps + 1)] == [True] * (steps - 1) + [False, True]
+    assert [loader.batch(step).whole for step in range(steps + 1)] == [True] * (steps - 1) + [
+        False,
+        True,
+    ]
 
 
-def test_behind_the_last_epoch_and_what_was_passed_over_there_is_more(settled: tuple[Config, Data]) -> None:
+def test_behind_the_last_epoch_and_what_was_passed_over_there_is_more(
+    settled: tuple[Config, Data],
+) -> None:
     c, data = settled
     loader = Loader(c, data, ALONE)
     last = loader.batches.steps - 1
@@ -61,42 +91,71 @@ def test_behind_the_last_epoch_and_what_was_passed_over_there_is_more(settled: t
 
 
 @pytest.mark.parametrize(("asked", "ends"), [(None, 23), (5, 5), (23, 23), (100, 23)])
-def test_a_run_ends_with_its_epochs(settled: tuple[Config, Data], models: dict[str, Path], asked: int | None, ends: int,
-                                    caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_ends_with_its_epochs(
+    settled: tuple[Config, Data],
+    models: dict[str, Path],
+    asked: int | None,
+    ends: int,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     c, data = settled
     with caplog.at_level("INFO"):
-        found = tuning_job.settled(dataclasses.replace(c, max_steps=asked), data, models["llama"], 1)
+        found = tuning_job.settled(
+            dataclasses.replace(c, max_steps=asked), data, models["llama"], 1
+        )
     assert found.last_step == ends and found.train_tokens == 23 * 1024
-    assert [one.getMessage() for one in caplog.records] == ([] if asked != 100 else [
-        "MAX_STEPS=100: EPOCHS=2 of DATA are 23 steps, and training ends there; more EPOCHS train longer"])
+    assert [one.getMessage() for one in caplog.records] == (
+        []
+        if asked != 100
+        else [
+            "MAX_STEPS=100: EPOCHS=2 of DATA are 23 steps, and training ends there; more EPOCHS train longer"
+        ]
+    )
 
 
-def test_a_schedule_that_is_over_with_its_first_step_is_refused(settled: tuple[Config, Data],
-                                                                models: dict[str, Path]) -> None:
+def test_a_schedule_that_is_over_with_its_first_step_is_refused(
+    settled: tuple[Config, Data], models: dict[str, Path]
+) -> None:
     c, data = settled
     windows = data.batches(1).packing.windows
     for schedule in ("cosine", "wsd"):
         one = dataclasses.replace(c, batch_tokens=512 * 64, lr_schedule=schedule)
-        with pytest.raises(SettingsError, match=r"BATCH_TOKENS=32768: EPOCHS=2 of DATA are one such step, .* nothing "
-                                                r"would be learned; set a smaller BATCH_TOKENS"):
+        with pytest.raises(
+            SettingsError,
+            match=r"BATCH_TOKENS=32768: EPOCHS=2 of DATA are one such step, .* nothing "
+            r"would be learned; set a smaller BATCH_TOKENS",
+        ):
             finetune_rules.refuse_idle(one, windows)
         finetune_rules.refuse_idle(dataclasses.replace(one, min_learning_rate=1e-6), windows)
         finetune_rules.refuse_idle(dataclasses.replace(one, epochs=3), windows)
-    assert tuning_job.settled(one, dataclasses.replace(data, c=one), models["llama"], 1).last_step == 1
+    assert (
+        tuning_job.settled(one, dataclasses.replace(data, c=one), models["llama"], 1).last_step == 1
+    )
     with pytest.raises(SettingsError) as found:
         finetune_rules.refuse_idle(one, windows)
     enough = int(str(found.value).rpartition("EPOCHS=")[2].partition(" ")[0])
     advised = dataclasses.replace(one, epochs=enough)
-    assert tuning_job.settled(advised, dataclasses.replace(data, c=advised), models["llama"], 1).last_step >= 10
+    assert (
+        tuning_job.settled(
+            advised, dataclasses.replace(data, c=advised), models["llama"], 1
+        ).last_step
+        >= 10
+    )
     with pytest.raises(SettingsError, match=r"or give more DATA$"):  # no number of epochs is enough
         finetune_rules.refuse_idle(dataclasses.replace(one, batch_tokens=10**6 * 64), windows)
     warm = dataclasses.replace(one, warmup_tokens=one.batch_tokens)
-    with pytest.raises(SettingsError, match=r"WARMUP_TOKENS=32768 must be less than EPOCHS=2 of DATA"):
+    with pytest.raises(
+        SettingsError, match=r"WARMUP_TOKENS=32768 must be less than EPOCHS=2 of DATA"
+    ):
         tuning_job.settled(warm, dataclasses.replace(data, c=warm), models["llama"], 1)
 
 
-@pytest.mark.parametrize("ours", [0.5, 0.0])  # with none of ours there is the model's own, by its config.json
-def test_what_dropout_leaves_out_depends_on_the_step_alone(settled: tuple[Config, Data], ours: float) -> None:
+@pytest.mark.parametrize(
+    "ours", [0.5, 0.0]
+)  # with none of ours there is the model's own, by its config.json
+def test_what_dropout_leaves_out_depends_on_the_step_alone(
+    settled: tuple[Config, Data], ours: float
+) -> None:
     c, data = settled
     loader, drawn = Loader(dataclasses.replace(c, lora_dropout=ours), data, ALONE), []
     for step in (3, 4, 3):
@@ -105,8 +164,9 @@ def test_what_dropout_leaves_out_depends_on_the_step_alone(settled: tuple[Config
     assert drawn[0] == drawn[2] != drawn[1]
 
 
-def test_an_evaluation_scores_each_once_with_one_all_reduce(settled: tuple[Config, Data], models: dict[str, Path],
-                                                            monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_evaluation_scores_each_once_with_one_all_reduce(
+    settled: tuple[Config, Data], models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     c, data = settled
     _, model = opened(models["llama"], ALONE, LORA_RANK=2, LORA_DROPOUT=0.5)
     with torch.no_grad():
@@ -132,7 +192,9 @@ def test_an_evaluation_scores_each_once_with_one_all_reduce(settled: tuple[Confi
     assert found.record()["val_ppl"] == pytest.approx(math.exp(nats / tokens), rel=1e-5)
 
 
-def test_an_evaluation_is_interrupted_and_given_up(settled: tuple[Config, Data], models: dict[str, Path]) -> None:
+def test_an_evaluation_is_interrupted_and_given_up(
+    settled: tuple[Config, Data], models: dict[str, Path]
+) -> None:
     c, data = settled
     _, model = opened(models["llama"], ALONE)
     evaluator = Evaluator(c, data, ALONE)

@@ -10,12 +10,20 @@ from finetune.hf_model import on_meta
 from settings.config import Config
 from settings.declare import ROOT
 
-NAMES = sorted(path.stem for path in (ROOT / "presets").glob("*.env") if path.read_text().startswith("# Fine-tuning"))
+NAMES = sorted(
+    path.stem
+    for path in (ROOT / "presets").glob("*.env")
+    if path.read_text().startswith("# Fine-tuning")
+)
 
 
 def header(name: str) -> dict[str, float]:
     """Name -> number, of the lines '#   name   number   remark'."""
-    found = re.findall(r"^#   (\S+)\s+([0-9][0-9,.]*)", (ROOT / "presets" / f"{name}.env").read_text(), re.MULTILINE)
+    found = re.findall(
+        r"^#   (\S+)\s+([0-9][0-9,.]*)",
+        (ROOT / "presets" / f"{name}.env").read_text(),
+        re.MULTILINE,
+    )
     return {key: float(number.replace(",", "")) for key, number in found}
 
 
@@ -28,11 +36,25 @@ def test_there_are_those_that_the_documentation_names() -> None:
 def test_the_labs_values_and_their_arithmetic() -> None:
     pytest.importorskip("peft", reason="make setup-dev installs it")
     from transformers import Glm4MoeConfig
+
     c, said = Config.of_preset(PRESET=NAMES[1]), header(NAMES[1])
-    assert (c.epochs, c.learning_rate, c.eval_every, c.save_every, c.eval_conversations) == (1, 4e-5, 100, 100, 200)
-    assert (c.keep_last, c.checkpoint_mode, c.eval_micro_batch_size, c.eval_baseline) == (5, "lite", 2, False)
+    assert (c.epochs, c.learning_rate, c.eval_every, c.save_every, c.eval_conversations) == (
+        1,
+        4e-5,
+        100,
+        100,
+        200,
+    )
+    assert (c.keep_last, c.checkpoint_mode, c.eval_micro_batch_size, c.eval_baseline) == (
+        5,
+        "lite",
+        2,
+        False,
+    )
     assert c.save_minutes == 24 * 60  # longer than a hundred steps take, so that these alone save
-    lm = on_meta(Glm4MoeConfig(attention_bias=True, head_dim=128), torch.bfloat16)  # else as GLM-4.5-Air
+    lm = on_meta(
+        Glm4MoeConfig(attention_bias=True, head_dim=128), torch.bfloat16
+    )  # else as GLM-4.5-Air
     weights = sum(weight.numel() for weight in lm.parameters())
     assert said["parameters"] == weights
     block = sum(weight.numel() for name, weight in lm.named_parameters() if ".layers.1." in name)
@@ -49,5 +71,7 @@ def test_the_labs_values_and_their_arithmetic() -> None:
 
 def test_the_default_takes_small_steps() -> None:
     c = Config.of_preset(PRESET="finetune")
-    assert c.batch_tokens == header("finetune")["step"] and c.seq_len == header("finetune")["window"]
+    assert (
+        c.batch_tokens == header("finetune")["step"] and c.seq_len == header("finetune")["window"]
+    )
     assert not c.weight_decay and c.learning_rate < 1e-4

@@ -24,22 +24,31 @@ def shown(*texts: str, colour: bool = False) -> str:
 
 def test_plain_text_by_hand() -> None:
     head, text = shown("a?", "one", "b?", "it is").split("\n", 1)
-    assert head.startswith("one example, x.jsonl:7: ") and head.endswith("(scored parts stand in [[[ ]]])")
-    assert text == ("<|im_start|>user\na?<|im_end|>\n<|im_start|>assistant\n[[[one<|im_end|>]]]\n<|im_start|>user\nb?"
-                    "<|im_end|>\n<|im_start|>assistant\n[[[it is<|im_end|>]]]")
+    assert head.startswith("one example, x.jsonl:7: ") and head.endswith(
+        "(scored parts stand in [[[ ]]])"
+    )
+    assert text == (
+        "<|im_start|>user\na?<|im_end|>\n<|im_start|>assistant\n[[[one<|im_end|>]]]\n<|im_start|>user\nb?"
+        "<|im_end|>\n<|im_start|>assistant\n[[[it is<|im_end|>]]]"
+    )
 
 
 def test_the_numbers_of_the_head_are_those_of_the_tokens() -> None:
     t = theirs(CHATML)
     (made,) = t.label([talk("a?", "one")])
     assert isinstance(made, Labelled)
-    assert f": {len(made.ids) - 1} tokens, {made.scored.sum()} of them scored (" in shown("a?", "one")
+    assert f": {len(made.ids) - 1} tokens, {made.scored.sum()} of them scored (" in shown(
+        "a?", "one"
+    )
 
 
 def test_on_a_terminal_the_same_text_stands_in_colours() -> None:
-    plain, coloured = (shown("a?", "one", "b?", "two", colour=colour).split("\n", 1)[1] for colour in (False, True))
-    assert coloured.replace(DIM, "").replace(SCORED, OPEN).replace(OPEN, "").replace(PLAIN, "") == \
-        plain.replace(OPEN, "").replace(CLOSE, "")
+    plain, coloured = (
+        shown("a?", "one", "b?", "two", colour=colour).split("\n", 1)[1] for colour in (False, True)
+    )
+    assert coloured.replace(DIM, "").replace(SCORED, OPEN).replace(OPEN, "").replace(
+        PLAIN, ""
+    ) == plain.replace(OPEN, "").replace(CLOSE, "")
     assert coloured.count(SCORED) == plain.count(OPEN) == 2
     assert f"{SCORED}one<|im_end|>{PLAIN}{DIM}\n" in coloured and coloured.endswith(PLAIN)
 
@@ -52,12 +61,27 @@ def test_characters_that_move_a_terminal_are_shown_as_escapes() -> None:
 def test_long_parts_are_shown_by_both_ends() -> None:
     text = shown("a" * 5000 + "Z", "b" * 5000 + "Y")
     assert len(text) < 4 * LONGEST
-    assert "aaZ<|im_end|>" in text and "[[[bbb" in text and "bbY<|im_end|>]]]" in text and "characters) ..." in text
+    assert (
+        "aaZ<|im_end|>" in text
+        and "[[[bbb" in text
+        and "bbY<|im_end|>]]]" in text
+        and "characters) ..." in text
+    )
 
 
 def test_before_a_training_it_is_left_to_the_trainings_log(env: dict[str, str]) -> None:
-    done = subprocess.run([ROOT / "scripts" / "train.sh", "here", "finetune"], env=env, text=True, check=True,
-                          stdout=subprocess.PIPE, timeout=120)
+    done = subprocess.run(
+        [ROOT / "scripts" / "train.sh", "here", "finetune"],
+        env=env,
+        text=True,
+        check=True,
+        stdout=subprocess.PIPE,
+        timeout=120,
+    )
     stages = [line.split("run: ")[1] for line in done.stdout.splitlines() if "run: " in line]
-    assert stages == ["-m doctor.before_run finetune", "-m finetune.prepare_data before-training", "-m finetune.main",
-                      "-m analysis.plots"]
+    assert stages == [
+        "-m doctor.before_run finetune",
+        "-m finetune.prepare_data before-training",
+        "-m finetune.main",
+        "-m analysis.plots",
+    ]

@@ -15,10 +15,10 @@ import pytest
 
 from finetune import reading
 from finetune.reading import SENTENCES, Located, Tally, conversations, pinned_files, source_of
+from settings.declare import ROOT
 from tests.faults.hub import REVISION, Hub, Repository, hub
 from tests.finetune.making import row, talk, write_rows
 from train.data.sources.source import CorpusError
-from settings.declare import ROOT
 
 ROWS = [row(f"q{i}?", f"a{i}") for i in range(5)]
 
@@ -33,6 +33,7 @@ def said(found: list[Located]) -> list[list]:
 
 
 # ---- Kinds of files
+
 
 def as_table() -> pa.Table:
     return pa.table({"id": list(range(5)), "messages": [one["messages"] for one in ROWS]})
@@ -53,60 +54,101 @@ def write(path: Path) -> None:
         path.write_bytes(lines)
 
 
-@pytest.mark.parametrize("name", ["x.jsonl", "x.json", "x.jsonl.gz", "x.jsonl.zst", "x.parquet", "x.arrow"])
+@pytest.mark.parametrize(
+    "name", ["x.jsonl", "x.json", "x.jsonl.gz", "x.jsonl.zst", "x.parquet", "x.arrow"]
+)
 def test_each_kind_of_file_gives_the_same(tmp_path: Path, name: str) -> None:
     write(tmp_path / name)
     found, tally = read(tmp_path / name, tmp_path / "data")
     assert said(found) == [talk(f"q{i}?", f"a{i}") for i in range(5)]
-    assert [(one.file, one.row, one.place) for one in found] == [(0, i, f"{tmp_path / name}:{i + 1}") for i in range(5)]
+    assert [(one.file, one.row, one.place) for one in found] == [
+        (0, i, f"{tmp_path / name}:{i + 1}") for i in range(5)
+    ]
     assert (tally.rows, tally.shapes, tally.dropped) == (5, Counter(messages=5), Counter())
     assert tally.unread == ({"id": 5} if name in ("x.parquet", "x.arrow") else {})
 
 
 def test_a_folder_is_all_such_files_below_it_by_name(tmp_path: Path) -> None:
-    for i, name in enumerate(["b.jsonl", "a/[1].jsonl", "c.jsonl", "a/.hidden/x.jsonl", "a/notes.txt"]):
+    for i, name in enumerate(
+        ["b.jsonl", "a/[1].jsonl", "c.jsonl", "a/.hidden/x.jsonl", "a/notes.txt"]
+    ):
         write_rows(tmp_path / "chats" / name, [row(f"q{i}?", f"a{i}")])
     found, tally = read(tmp_path / "chats", tmp_path / "data")
     assert said(found) == [talk(f"q{i}?", f"a{i}") for i in (1, 0, 2)] and tally.rows == 3
-    assert found[0].place == f"{tmp_path}/chats/a/[1].jsonl:1" and [one.file for one in found] == [0, 1, 2]
+    assert found[0].place == f"{tmp_path}/chats/a/[1].jsonl:1" and [one.file for one in found] == [
+        0,
+        1,
+        2,
+    ]
 
 
 def test_names_stay_as_they_are_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from train.data.sources import pin
+
     for module in (reading, pin):
         monkeypatch.setattr(module, "ROOT", tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     write_rows(tmp_path / "chats" / "x.jsonl", ROWS[:1])
     write_rows(tmp_path / "home" / "y.jsonl", ROWS[:1])
-    places = [read(data, tmp_path / "data")[0][0].place for data in ("chats/x.jsonl", "chats/", "~/y.jsonl")]
+    places = [
+        read(data, tmp_path / "data")[0][0].place
+        for data in ("chats/x.jsonl", "chats/", "~/y.jsonl")
+    ]
     assert places == ["chats/x.jsonl:1", "chats/x.jsonl:1", "~/y.jsonl:1"]
 
 
 def test_rows_of_one_file_may_have_different_shapes(tmp_path: Path) -> None:
-    path = write_rows(tmp_path / "x.jsonl", [row("q?", "a"), {"prompt": "q?", "completion": "a"},
-                                             {"question": "q?", "answer": "a", "id": 1}])
+    path = write_rows(
+        tmp_path / "x.jsonl",
+        [
+            row("q?", "a"),
+            {"prompt": "q?", "completion": "a"},
+            {"question": "q?", "answer": "a", "id": 1},
+        ],
+    )
     found, tally = read(path, tmp_path / "data")
     assert said(found) == [talk("q?", "a")] * 3
     lines = tally.report(SENTENCES)
-    assert lines == ["3 rows: 1 of the shape messages, 1 of the shape prompt/completion, "
-                     "1 of the shape question/answer", "columns that are not read: id"]
+    assert lines == [
+        "3 rows: 1 of the shape messages, 1 of the shape prompt/completion, "
+        "1 of the shape question/answer",
+        "columns that are not read: id",
+    ]
 
 
 # ---- What is wrong
 
-def test_rows_that_are_wrong_are_counted_and_the_first_three_of_each_reason_named(tmp_path: Path) -> None:
-    path = write_rows(tmp_path / "x.jsonl", [
-        row("q?", "a"), "{oops", row("q?"), row("q?", " "), row("q?"), "", row("q?"), row("q?"), row("q?", "a", "b?"),
-        *[row("q?", "a")] * 9])
+
+def test_rows_that_are_wrong_are_counted_and_the_first_three_of_each_reason_named(
+    tmp_path: Path,
+) -> None:
+    path = write_rows(
+        tmp_path / "x.jsonl",
+        [
+            row("q?", "a"),
+            "{oops",
+            row("q?"),
+            row("q?", " "),
+            row("q?"),
+            "",
+            row("q?"),
+            row("q?"),
+            row("q?", "a", "b?"),
+            *[row("q?", "a")] * 9,
+        ],
+    )
     found, tally = read(path, tmp_path / "data")
     assert len(found) == 11 and tally.rows == 18
     assert tally.dropped == {"no assistant": 4, "not json": 1, "empty": 1, "blank": 1}
     lines = "\n".join(tally.report(SENTENCES))
-    assert f"""dropped 4: no message of the assistant
+    assert (
+        f"""dropped 4: no message of the assistant
   {path}:3: 1 messages: user
   {path}:5: 1 messages: user
   {path}:7: 1 messages: user
-""" in lines
+"""
+        in lines
+    )
     assert f"  {path}:4: message 2, of the assistant, has no text" in lines
     assert f"dropped 1: a blank line\n  {path}:6: " in lines
     assert f"1 last questions without an answer cut off ({path}:9)" in lines
@@ -114,52 +156,78 @@ def test_rows_that_are_wrong_are_counted_and_the_first_three_of_each_reason_name
 
 def test_a_file_of_which_no_row_is_a_conversation_is_refused_early(tmp_path: Path) -> None:
     path = write_rows(tmp_path / "x.jsonl", [{"text": "q?"}] * 100 + ["{"])
-    with pytest.raises(CorpusError, match=r"x\.jsonl of DATA, at line 100: none of its first 100 rows is a conver"
-                       r"sation; the first: it has text; accepted are messages;"):
+    with pytest.raises(
+        CorpusError,
+        match=r"x\.jsonl of DATA, at line 100: none of its first 100 rows is a conver"
+        r"sation; the first: it has text; accepted are messages;",
+    ):
         read(path, tmp_path / "data")
 
 
 def test_parquet_without_an_accepted_shape_is_refused_before_any_row(tmp_path: Path) -> None:
     pa.parquet.write_table(pa.table({"prompt": ["q?"], "reply": ["a"]}), tmp_path / "x.parquet")
-    with pytest.raises(CorpusError, match="none of the accepted shapes; it has the columns prompt, reply, accepted a"):
+    with pytest.raises(
+        CorpusError,
+        match="none of the accepted shapes; it has the columns prompt, reply, accepted a",
+    ):
         read(tmp_path / "x.parquet", tmp_path / "data")
 
 
-@pytest.mark.parametrize(("rows", "good", "is_refused"), [(99, 1, False), (100, 50, False), (100, 49, True),
-                                                          (3, 0, True)])
-def test_at_most_half_may_be_dropped(rows: int, good: int, is_refused: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("rows", "good", "is_refused"),
+    [(99, 1, False), (100, 50, False), (100, 49, True), (3, 0, True)],
+)
+def test_at_most_half_may_be_dropped(
+    rows: int, good: int, is_refused: bool, tmp_path: Path
+) -> None:
     path = write_rows(tmp_path / "x.jsonl", [row("q?", "a")] * good + [row("q?")] * (rows - good))
     pinned, files = pinned_files(str(path), tmp_path / "data")
     list(conversations(pinned, files, tally := Tally()))
     if not is_refused:
         return reading.check_dropped(pinned, tally, SENTENCES)
-    with pytest.raises(CorpusError, match=rf"DATA: {rows - good} of {rows} rows had to be dropped(.|\n)*x.jsonl:"):
+    with pytest.raises(
+        CorpusError, match=rf"DATA: {rows - good} of {rows} rows had to be dropped(.|\n)*x.jsonl:"
+    ):
         reading.check_dropped(pinned, tally, SENTENCES)
 
 
-@pytest.mark.parametrize(("name", "content", "words"), [
-    ("x.jsonl", b"<html>no such page</html>", "a web or error page"),
-    ("x.parquet", b"PAR1 and no more", "truncated parquet"),
-    ("x.parquet", b"nothing", "not parquet"),
-    ("x.jsonl.gz", gzip.compress(b'{"messages": []}\n' * 99, mtime=0)[:-9],
-     r"x\.jsonl\.gz of DATA, at line \d+: damaged"),
-    ("x.jsonl", b'{"messages": []}\n{"mess', "half a last line"),
-    ("x.jsonl", b'[{"messages": []}]', "one JSON value over the whole file"),
-])
-def test_a_file_that_is_none_is_refused(tmp_path: Path, name: str, content: bytes, words: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("x.jsonl", b"<html>no such page</html>", "a web or error page"),
+        ("x.parquet", b"PAR1 and no more", "truncated parquet"),
+        ("x.parquet", b"nothing", "not parquet"),
+        (
+            "x.jsonl.gz",
+            gzip.compress(b'{"messages": []}\n' * 99, mtime=0)[:-9],
+            r"x\.jsonl\.gz of DATA, at line \d+: damaged",
+        ),
+        ("x.jsonl", b'{"messages": []}\n{"mess', "half a last line"),
+        ("x.jsonl", b'[{"messages": []}]', "one JSON value over the whole file"),
+    ],
+)
+def test_a_file_that_is_none_is_refused(
+    tmp_path: Path, name: str, content: bytes, words: str
+) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(CorpusError, match=words):
         read(tmp_path / name, tmp_path / "data")
 
 
-@pytest.mark.parametrize(("data", "words"), [
-    ("chats.jsonl", "DATA=chats.jsonl: there is no such file or folder"),
-    ("/nowhere/x", "DATA=/nowhere/x: there is no such file"),
-    ("a/b/c", "no name of a data set on the hub; for example DATA=chats.jsonl, or DATA=OWNER/NAME:CONFIG:SPLIT"),
-    ("a/b:c:d:e", "no name of a data set"),
-    ("README.md", "not a kind of file that conversations are read from; there are: .parquet"),
-    ("presets", "the folder holds no file of conversations"),
-])
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ("chats.jsonl", "DATA=chats.jsonl: there is no such file or folder"),
+        ("/nowhere/x", "DATA=/nowhere/x: there is no such file"),
+        (
+            "a/b/c",
+            "no name of a data set on the hub; for example DATA=chats.jsonl, or DATA=OWNER/NAME:CONFIG:SPLIT",
+        ),
+        ("a/b:c:d:e", "no name of a data set"),
+        ("README.md", "not a kind of file that conversations are read from; there are: .parquet"),
+        ("presets", "the folder holds no file of conversations"),
+    ],
+)
 def test_what_data_cannot_be(data: str, words: str) -> None:
     with pytest.raises(CorpusError) as raised:
         source_of(data)
@@ -167,6 +235,7 @@ def test_what_data_cannot_be(data: str, words: str) -> None:
 
 
 # ---- The hub
+
 
 def test_a_name_on_the_hub() -> None:
     def parts(data: str) -> tuple:
@@ -198,15 +267,24 @@ for data in sys.argv[2:]:
 
 
 def ask(server: Hub, folder: Path, *data: str) -> list:
-    done = subprocess.run([sys.executable, "-c", ASK, str(folder), *data], cwd=ROOT, text=True, capture_output=True,
-                          env=os.environ | server.environment(folder), timeout=300, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", ASK, str(folder), *data],
+        cwd=ROOT,
+        text=True,
+        capture_output=True,
+        env=os.environ | server.environment(folder),
+        timeout=300,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 def test_a_data_set_on_the_hub_is_read_and_no_download_stays(tmp_path: Path) -> None:
-    files = {"train.jsonl": json.dumps(row("q?", "a")).encode() + b"\n",
-             "test.jsonl": json.dumps({"prompt": "p?", "completion": "c"}).encode() + b"\n"}
+    files = {
+        "train.jsonl": json.dumps(row("q?", "a")).encode() + b"\n",
+        "test.jsonl": json.dumps({"prompt": "p?", "completion": "c"}).encode() + b"\n",
+    }
     with hub(repositories={"a/chats": Repository(files)}) as server:
         train, test, none = ask(server, tmp_path, "a/chats", "a/chats:test", "a/chats:sft")
     assert train == [["train.jsonl:1", [["user", "q?"], ["assistant", "a"]]]]

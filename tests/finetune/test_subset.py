@@ -22,9 +22,13 @@ def test_the_subset_is_that_of_the_hashes_whatever_their_order_and_company() -> 
     more = np.concatenate((HASHES, HASHES[:50]))
     assert set(more[chosen(more, 1, 20)].tolist()) == subset and len(chosen(more, 1, 20)) == 20
     fewer = set(HASHES[:150][chosen(HASHES[:150], 1, 20)].tolist())
-    assert subset & set(HASHES[:150].tolist()) <= fewer  # those that are still there are still chosen
+    assert (
+        subset & set(HASHES[:150].tolist()) <= fewer
+    )  # those that are still there are still chosen
     assert set(HASHES[chosen(HASHES, 2, 20)].tolist()) != subset
-    assert chosen(HASHES, 1, None).tolist() == list(range(300)) and len(chosen(HASHES, 1, 1000)) == 300
+    assert (
+        chosen(HASHES, 1, None).tolist() == list(range(300)) and len(chosen(HASHES, 1, 1000)) == 300
+    )
 
 
 def test_the_subset_is_no_part_of_the_file_by_place() -> None:
@@ -53,7 +57,13 @@ def test_with_other_data_to_evaluate_with_only_copies_of_it_are_left_out() -> No
 
 
 def test_what_is_said_decides_the_hash() -> None:
-    talks = [talk("a", "b"), talk("a", "c"), talk("ab", ""), talk("a", "b", system="s"), talk("a", "b", "c", "d")]
+    talks = [
+        talk("a", "b"),
+        talk("a", "c"),
+        talk("ab", ""),
+        talk("a", "b", system="s"),
+        talk("a", "b", "c", "d"),
+    ]
     assert len({hash_of(messages) for messages in talks}) == 5
     assert hash_of(talk("a", "b")) == hash_of(list(talk("a", "b")))
 

@@ -12,15 +12,18 @@ from safetensors.torch import load_file
 from finetune import lite
 from finetune.adapter import adapters_of, in_file
 from tests.finetune.models import models, opened
-from tests.finetune.test_lite import LITE, writer
 from tests.finetune.test_hf_model import packed
+from tests.finetune.test_lite import LITE, writer
+from train.checkpoint.saver import Saver
 from train.distributed.world import World
 from train.optim import build_optimizer
-from train.checkpoint.saver import Saver
 
 __all__ = ["models"]  # a fixture
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here"),
+]
 
 
 def allocations() -> tuple[int, int]:
@@ -30,7 +33,9 @@ def allocations() -> tuple[int, int]:
     return stats["allocation.all.allocated"], stats["allocated_bytes.all.allocated"]
 
 
-def test_a_save_of_adapters_allocates_nothing_on_the_gpu(models: dict[str, Path], tmp_path: Path) -> None:
+def test_a_save_of_adapters_allocates_nothing_on_the_gpu(
+    models: dict[str, Path], tmp_path: Path
+) -> None:
     here = World(0, 0, 0, 1, torch.device("cuda", 0), "GPU", "here")
     c, model = opened(models["glm4_moe"], here, **LITE)
     optimizer = build_optimizer(model, c)

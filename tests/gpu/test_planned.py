@@ -6,11 +6,19 @@ import torch
 from bench import planned
 from bench.planned import Row, row_of
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here"),
+]
 
-ROWS = [row_of("gpt2", "bfloat16", "eager"), row_of("gpt2", "bfloat16", "compiled"), row_of("gpt2", "float32", "eager"),
-        row_of("gpt2", "bfloat16", "compiled", activation_checkpointing="selective"),
-        row_of("gpt2", "bfloat16", "eager", activation_checkpointing="full"), row_of("d16", "bfloat16", "compiled")]
+ROWS = [
+    row_of("gpt2", "bfloat16", "eager"),
+    row_of("gpt2", "bfloat16", "compiled"),
+    row_of("gpt2", "float32", "eager"),
+    row_of("gpt2", "bfloat16", "compiled", activation_checkpointing="selective"),
+    row_of("gpt2", "bfloat16", "eager", activation_checkpointing="full"),
+    row_of("d16", "bfloat16", "compiled"),
+]
 
 
 @pytest.mark.parametrize("row", ROWS, ids=[row.text for row in ROWS])

@@ -8,15 +8,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from doctor.gpu_probe import probe, probe_step
 from doctor import gpu_state, probed, probing
-from settings.finding import lines
-from plan.measured import read
+from doctor.gpu_probe import probe, probe_step
 from hardware.gpu_specs import card_of
+from plan.measured import read
 from settings.config import Config
+from settings.finding import lines
 from train.distributed.world import World
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here"),
+]
 
 
 @pytest.fixture
@@ -59,8 +62,18 @@ def test_the_triad_is_near_a_copy(here: World) -> None:
 
 
 def test_a_composed_step_takes_as_long_as_a_whole_one(here: World) -> None:
-    c = dataclasses.replace(Config(), n_layer=4, n_embd=1024, n_head=8, vocab_size=32768, seq_len=1024,
-                            micro_batch_size=4, batch_tokens=12 * 4 * 1024, dtype="bfloat16", compile="0").derived()
+    c = dataclasses.replace(
+        Config(),
+        n_layer=4,
+        n_embd=1024,
+        n_head=8,
+        vocab_size=32768,
+        seq_len=1024,
+        micro_batch_size=4,
+        batch_tokens=12 * 4 * 1024,
+        dtype="bfloat16",
+        compile="0",
+    ).derived()
     step = probe_step.Stepper(c, here)
     for micro_batches in (1, 2, 12):
         step.take(micro_batches)
@@ -77,15 +90,29 @@ def test_nvidia_smi_knows_the_gpu_by_the_name_that_torch_has(here: World) -> Non
 
 def test_a_whole_measurement_of_all_gpus(tmp_path: Path) -> None:
     torch.cuda.empty_cache()
-    c = dataclasses.replace(Config(), n_layer=4, n_embd=1024, n_head=8, vocab_size=32768, seq_len=1024,
-                            micro_batch_size=4, dtype="bfloat16", runs_dir=str(tmp_path),
-                            batch_tokens=8 * 4 * 1024 * torch.cuda.device_count()).derived()
+    c = dataclasses.replace(
+        Config(),
+        n_layer=4,
+        n_embd=1024,
+        n_head=8,
+        vocab_size=32768,
+        seq_len=1024,
+        micro_batch_size=4,
+        dtype="bfloat16",
+        runs_dir=str(tmp_path),
+        batch_tokens=8 * 4 * 1024 * torch.cuda.device_count(),
+    ).derived()
     began = time.monotonic()
     found = probing.measure(c, lambda words: None)
     assert time.monotonic() - began < 90
     probing.keep(c, found)
     known = read(c, torch.cuda.get_device_name(0))
-    assert known is not None and known.memory_gb_s and known.disk_mb_s and known.matmul_tflops["bfloat16"] > 0
+    assert (
+        known is not None
+        and known.memory_gb_s
+        and known.disk_mb_s
+        and known.matmul_tflops["bfloat16"] > 0
+    )
     assert (known.link_gb_s is None) == (torch.cuda.device_count() == 1)
     taken = known.step(c, torch.cuda.device_count())
     assert taken is not None and taken.tokens_per_s > 0, "\n".join(lines(probed.findings(c, found)))

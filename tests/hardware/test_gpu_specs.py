@@ -43,23 +43,80 @@ SHEETS: dict[str, tuple[str, float | None, float, float, float, float, float]] =
     "NVIDIA L40S": ("l40s", 362.05, AD102 * 2.52, 48, 864, 4, 350),
     "NVIDIA L40": ("l40", 181.05, AD102 * 2.49, 48, 864, 4, 300),
     "NVIDIA L4": ("l4", 242 / 2, 7424 * 2 * 2.04e-3, 24, 300, 4, 72),
-    "NVIDIA GeForce RTX 5090": ("rtx5090", 419 / 2, 21760 * 2 * 2.407e-3, 32, 512 / 8 * 28, 0.5, 575),
-    "NVIDIA GeForce RTX 4090": ("rtx4090", 330.4 / 2, 16384 * 2 * 2.52e-3, 24, 384 / 8 * 21, 0.4, 450),
-    "NVIDIA GeForce RTX 4080": ("rtx4080", 195 / 2, 9728 * 2 * 2.505e-3, 16, 256 / 8 * 22.4, 0.4, 320),
-    "NVIDIA GeForce RTX 3090": ("rtx3090", 142 / 2, 10496 * 2 * 1.695e-3, 24, 384 / 8 * 19.5, 0.4, 350),
-    "NVIDIA GeForce RTX 3070": ("rtx3070", 81.2 / 2, 5888 * 2 * 1.725e-3, 8, 256 / 8 * 14, 0.4, 220),
+    "NVIDIA GeForce RTX 5090": (
+        "rtx5090",
+        419 / 2,
+        21760 * 2 * 2.407e-3,
+        32,
+        512 / 8 * 28,
+        0.5,
+        575,
+    ),
+    "NVIDIA GeForce RTX 4090": (
+        "rtx4090",
+        330.4 / 2,
+        16384 * 2 * 2.52e-3,
+        24,
+        384 / 8 * 21,
+        0.4,
+        450,
+    ),
+    "NVIDIA GeForce RTX 4080": (
+        "rtx4080",
+        195 / 2,
+        9728 * 2 * 2.505e-3,
+        16,
+        256 / 8 * 22.4,
+        0.4,
+        320,
+    ),
+    "NVIDIA GeForce RTX 3090": (
+        "rtx3090",
+        142 / 2,
+        10496 * 2 * 1.695e-3,
+        24,
+        384 / 8 * 19.5,
+        0.4,
+        350,
+    ),
+    "NVIDIA GeForce RTX 3070": (
+        "rtx3070",
+        81.2 / 2,
+        5888 * 2 * 1.725e-3,
+        8,
+        256 / 8 * 14,
+        0.4,
+        220,
+    ),
     "Tesla V100-SXM2-32GB": ("v100-32gb-sxm", None, V100_SXM, 32, 900, 300, 300),
     "Tesla V100-SXM2-16GB": ("v100-16gb-sxm", None, V100_SXM, 16, 900, 300, 300),
     "Tesla V100-PCIE-32GB": ("v100-32gb-pcie", None, V100_PCIE, 32, 900, 3, 250),
     "Tesla V100-PCIE-16GB": ("v100-16gb-pcie", None, V100_PCIE, 16, 900, 3, 250),
     "Tesla V100S-PCIE-32GB": ("v100s-32gb-pcie", None, 5120 * 2 * 1.597e-3, 32, 1134, 3, 250),
-    "Tesla T4": ("t4", None, 2560 * 2 * 1.59e-3, 16, 256 / 8 * 10, 3, 70)}
+    "Tesla T4": ("t4", None, 2560 * 2 * 1.59e-3, 16, 256 / 8 * 10, 3, 70),
+}
 
 # total_memory as torch printed it on one machine, MiB.
-SEEN = {"h200": 143_156, "b200": 182_642, "h100-sxm": 81_089, "h100-pcie": 81_008, "h20": 97_285, "a40": 45_416,
-        "a10g": 22_587, "a6000": 48_676, "a5000": 24_138, "rtx6000-ada": 48_622, "l40s": 45_589, "rtx4080": 16_049,
-        "rtx3090": 24_259, "v100-16gb-sxm": 16_160, "v100-16gb-pcie": 16_160, "t4": 14_930, "a100-40gb-sxm": 40_536,
-        "gh200-144gb": 153_008_209_920 / 2**20}
+SEEN = {
+    "h200": 143_156,
+    "b200": 182_642,
+    "h100-sxm": 81_089,
+    "h100-pcie": 81_008,
+    "h20": 97_285,
+    "a40": 45_416,
+    "a10g": 22_587,
+    "a6000": 48_676,
+    "a5000": 24_138,
+    "rtx6000-ada": 48_622,
+    "l40s": 45_589,
+    "rtx4080": 16_049,
+    "rtx3090": 24_259,
+    "v100-16gb-sxm": 16_160,
+    "v100-16gb-pcie": 16_160,
+    "t4": 14_930,
+    "a100-40gb-sxm": 40_536,
+    "gh200-144gb": 153_008_209_920 / 2**20,
+}
 
 
 def known(name: str) -> Card:
@@ -94,34 +151,79 @@ def test_a_link_is_half_of_what_is_printed_or_what_is_got_of_pcie(name: str) -> 
     elif printed >= 1:  # 8, 16 or 32 GT/s of 128 bits in 130, on 16 lanes
         assert 0.7 < link / (2**printed * 16 / 8 * 128 / 130) < 0.9
     else:  # to the host and back, through memory that all share
-        assert 0.2 < link / (2**round(10 * printed) * 16 / 8 * 128 / 130) < 0.4
+        assert 0.2 < link / (2 ** round(10 * printed) * 16 / 8 * 128 / 130) < 0.4
 
 
 def test_v100_and_t4_have_no_bfloat16_units_and_all_others_do() -> None:
     assert {card.key for card in CARDS if card.peak("bfloat16") is None} == {
-        "v100-32gb-sxm", "v100-16gb-sxm", "v100-32gb-pcie", "v100-16gb-pcie", "v100s-32gb-pcie", "t4"}
+        "v100-32gb-sxm",
+        "v100-16gb-sxm",
+        "v100-32gb-pcie",
+        "v100-16gb-pcie",
+        "v100s-32gb-pcie",
+        "t4",
+    }
     assert known("Tesla T4").peak("float32") == 8.1
     assert {card.peak(dtype) for card in CARDS for dtype in ("float16", "tf32", "")} == {None}
 
 
-@pytest.mark.parametrize("name", [
-    "cpu", "", "NVIDIA", "Tesla V100", "Tesla V100-SXM3-32GB", "Tesla V100-DGXS-32GB", "Tesla V100-FHHL-16GB",
-    "NVIDIA T4G", "Tesla P100-PCIE-16GB", "AMD Instinct MI300X", "NVIDIA A2", "NVIDIA A16",
-    "NVIDIA L2", "NVIDIA L20", "NVIDIA H20-3e", "NVIDIA B100", "NVIDIA GB10", "NVIDIA H100", "NVIDIA A10M",
-    "NVIDIA A100-SXM-64GB", "NVIDIA RTX A500", "NVIDIA RTX A5500", "NVIDIA RTX A4000", "Quadro RTX 6000",
-    "NVIDIA RTX 4000 Ada Generation", "NVIDIA RTX 6000D", "NVIDIA RTX PRO 6000 Blackwell Server Edition",
-    "NVIDIA RTX A5000 Laptop GPU", "NVIDIA GeForce RTX 3080", "NVIDIA GeForce RTX 3090 Ti",
-    "NVIDIA GeForce RTX 3070 Ti", "NVIDIA GeForce RTX 3070 Laptop GPU", "NVIDIA GeForce RTX 4080 SUPER",
-    "NVIDIA GeForce RTX 4080 with Max-Q Design", "NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA GeForce RTX 4090 D",
-    "NVIDIA GeForce RTX 5090 D", "NVIDIA GeForce RTX 5090 D v2", "NVIDIA A100-SXM4-80GB MIG 3g.40gb",
-    "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "GRID A100-10C", "GRID V100D-32Q", "NVIDIA A40-48Q"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "cpu",
+        "",
+        "NVIDIA",
+        "Tesla V100",
+        "Tesla V100-SXM3-32GB",
+        "Tesla V100-DGXS-32GB",
+        "Tesla V100-FHHL-16GB",
+        "NVIDIA T4G",
+        "Tesla P100-PCIE-16GB",
+        "AMD Instinct MI300X",
+        "NVIDIA A2",
+        "NVIDIA A16",
+        "NVIDIA L2",
+        "NVIDIA L20",
+        "NVIDIA H20-3e",
+        "NVIDIA B100",
+        "NVIDIA GB10",
+        "NVIDIA H100",
+        "NVIDIA A10M",
+        "NVIDIA A100-SXM-64GB",
+        "NVIDIA RTX A500",
+        "NVIDIA RTX A5500",
+        "NVIDIA RTX A4000",
+        "Quadro RTX 6000",
+        "NVIDIA RTX 4000 Ada Generation",
+        "NVIDIA RTX 6000D",
+        "NVIDIA RTX PRO 6000 Blackwell Server Edition",
+        "NVIDIA RTX A5000 Laptop GPU",
+        "NVIDIA GeForce RTX 3080",
+        "NVIDIA GeForce RTX 3090 Ti",
+        "NVIDIA GeForce RTX 3070 Ti",
+        "NVIDIA GeForce RTX 3070 Laptop GPU",
+        "NVIDIA GeForce RTX 4080 SUPER",
+        "NVIDIA GeForce RTX 4080 with Max-Q Design",
+        "NVIDIA GeForce RTX 4090 Laptop GPU",
+        "NVIDIA GeForce RTX 4090 D",
+        "NVIDIA GeForce RTX 5090 D",
+        "NVIDIA GeForce RTX 5090 D v2",
+        "NVIDIA A100-SXM4-80GB MIG 3g.40gb",
+        "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
+        "GRID A100-10C",
+        "GRID V100D-32Q",
+        "NVIDIA A40-48Q",
+    ],
+)
 def test_another_device_is_never_taken_for_a_card_of_the_table(name: str) -> None:
     assert card_of(name) is None
 
 
 @pytest.mark.parametrize("name", SHEETS)
 def test_no_name_fits_two_rows(name: str) -> None:
-    assert len([card for card in CARDS if re.fullmatch(card.names, name.removeprefix("NVIDIA "))]) == 1
+    assert (
+        len([card for card in CARDS if re.fullmatch(card.names, name.removeprefix("NVIDIA "))]) == 1
+    )
 
 
 def test_every_row_has_a_source_a_key_of_its_own_and_a_device_in_these_tests() -> None:
@@ -129,7 +231,9 @@ def test_every_row_has_a_source_a_key_of_its_own_and_a_device_in_these_tests() -
     assert [card.key for card in CARDS if not kind.search(card.source)] == []
     assert len({card.key for card in CARDS}) == len(CARDS)
     assert {card.key for card in CARDS} == {known(name).key for name in SHEETS}
-    assert [card.key for card in CARDS if not re.fullmatch("[a-z][a-z0-9]*(-[a-z0-9]+)*", card.key)] == []
+    assert [
+        card.key for card in CARDS if not re.fullmatch("[a-z][a-z0-9]*(-[a-z0-9]+)*", card.key)
+    ] == []
 
 
 def test_a_card_is_found_by_its_key() -> None:

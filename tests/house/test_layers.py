@@ -82,7 +82,9 @@ def uses(tree: ast.AST, dotted: str) -> bool:
 
 
 def users_of(*dotted: str) -> set[str]:
-    return {name_of(path) for path, tree in TREES.items() if any(uses(tree, name) for name in dotted)}
+    return {
+        name_of(path) for path, tree in TREES.items() if any(uses(tree, name) for name in dotted)
+    }
 
 
 def test_the_environment_is_read_in_few_places() -> None:
@@ -103,7 +105,9 @@ def test_nothing_is_printed_past_the_log() -> None:
     assert printing == []
 
 
-@pytest.mark.parametrize("module", ["analysis.plots", "plan.__main__", "monitor.__main__", "k8s.jobs", "doctor.__main__"])
+@pytest.mark.parametrize(
+    "module", ["analysis.plots", "plan.__main__", "monitor.__main__", "k8s.jobs", "doctor.__main__"]
+)
 def test_a_command_that_needs_no_torch_loads_none(module: str) -> None:
     code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
@@ -115,7 +119,9 @@ def test_what_every_script_reads_needs_the_standard_library_only() -> None:
     assert len(found) > 30
     for path in found:
         packages = {name.split(".")[0] for name in imports_of(TREES[path])}
-        assert packages <= sys.stdlib_module_names | {"settings", "record", "hardware", "train"}, name_of(path)
+        assert packages <= sys.stdlib_module_names | {"settings", "record", "hardware", "train"}, (
+            name_of(path)
+        )
 
 
 def is_for_every_script(path: Path) -> bool:
@@ -128,12 +134,16 @@ def is_for_every_script(path: Path) -> bool:
 def imports_of(tree: ast.AST) -> set[str]:
     nodes = list(ast.walk(tree))
     modules = {str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)}
-    return modules | {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    return modules | {
+        alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names
+    }
 
 
 def test_a_module_is_found_by_its_name() -> None:
     names = Counter(path.stem for path in MODULES if path.stem != "__init__")
-    assert {name: count for name, count in names.items() if count > 1} == SAME_NAME_IN_FOLDERS_THAT_TELL_THEM_APART
+    assert {
+        name: count for name, count in names.items() if count > 1
+    } == SAME_NAME_IN_FOLDERS_THAT_TELL_THEM_APART
 
 
 def test_no_folder_is_crowded() -> None:
@@ -141,13 +151,17 @@ def test_no_folder_is_crowded() -> None:
     for path in MODULES:
         if path.stem != "__init__":
             folders[name_of(path.parent)].append(path.name)
-    assert {folder: len(files) for folder, files in folders.items() if len(files) > MOST_MODULES} == {}
+    assert {
+        folder: len(files) for folder, files in folders.items() if len(files) > MOST_MODULES
+    } == {}
 
 
 def test_the_top_of_the_repository_is_short() -> None:
     if not (ROOT / ".git").exists():
         pytest.skip("not a git checkout")
-    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    listed = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
     files = [path for path in listed.splitlines() if "/" not in path]
     assert len(files) <= MOST_FILES_AT_THE_TOP, files
 
@@ -156,4 +170,6 @@ def test_pytest_looks_into_every_folder_of_tests() -> None:
     left_out = PROJECT["tool"]["pytest"]["ini_options"]["norecursedirs"]
     folders = {path.parent.name for path in (ROOT / "tests").rglob("test_*.py")}
     assert {"train", "faults", "k8s"} <= folders
-    assert not [name for name in folders if any(fnmatch.fnmatch(name, pattern) for pattern in left_out)]
+    assert not [
+        name for name in folders if any(fnmatch.fnmatch(name, pattern) for pattern in left_out)
+    ]

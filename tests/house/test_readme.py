@@ -16,8 +16,15 @@ def test_each_file_and_function_of_the_map_exists() -> None:
     for row in rows:
         for path, rest in re.findall(r"`((?:\w+/)+\w+\.(?:py|sh))`((?:,? ?`\w+`)*)", row):
             text = (ROOT / path).read_text()
-            names = {node.name for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)} \
-                if path.endswith(".py") else set()
+            names = (
+                {
+                    node.name
+                    for node in ast.walk(ast.parse(text))
+                    if isinstance(node, ast.FunctionDef)
+                }
+                if path.endswith(".py")
+                else set()
+            )
             wanted = re.findall(r"`(\w+)`", rest)
             assert set(wanted) <= names, (path, wanted)
             checked += 1 + len(wanted)
@@ -40,7 +47,9 @@ def test_each_test_that_stands_for_a_promise_exists() -> None:
 
 def test_every_setting_of_the_readme_example_is_in_env_example() -> None:
     text = (ROOT / ".env.example").read_text()
-    assert all(f"#{name}=" in text for name in ("SAVE_MINUTES", "KEEP_LAST", "DETACH", "BATCH_TOKENS"))
+    assert all(
+        f"#{name}=" in text for name in ("SAVE_MINUTES", "KEEP_LAST", "DETACH", "BATCH_TOKENS")
+    )
 
 
 def test_the_readme_fits_two_screens_and_its_picture_is_there() -> None:

@@ -27,10 +27,22 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 @pytest.fixture
 def kubectl(cluster: Cluster) -> Kubectl:
     """Calls kubectl: its output, if it ends with `code`. Objects go to its standard input."""
+
     def call(*args: str, code: int = 0, stdin: Any = None) -> str:
         text = stdin if stdin is None or isinstance(stdin, str) else yaml.safe_dump(stdin)
-        done = subprocess.run([KUBECTL, *args], env=os.environ | cluster.env, input=text, text=True, check=False,
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120)
-        assert done.returncode == code, f"kubectl {' '.join(args)}: {done.returncode}\n{done.stdout}"
+        done = subprocess.run(
+            [KUBECTL, *args],
+            env=os.environ | cluster.env,
+            input=text,
+            text=True,
+            check=False,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=120,
+        )
+        assert done.returncode == code, (
+            f"kubectl {' '.join(args)}: {done.returncode}\n{done.stdout}"
+        )
         return done.stdout
+
     return call

@@ -17,7 +17,12 @@ from k8s import jobs
 from k8s.cluster import volume
 from tests.cluster_sim.cluster import Cluster
 
-JOB, RUN, IMAGE, VOLUME = "pure-transformer-8xa100", "a-run", "registry.example.org/lab/image:1", "pure-transformer"
+JOB, RUN, IMAGE, VOLUME = (
+    "pure-transformer-8xa100",
+    "a-run",
+    "registry.example.org/lab/image:1",
+    "pure-transformer",
+)
 LABELS = {"app.kubernetes.io/name": "pure-transformer", "app.kubernetes.io/instance": JOB}
 OF_JOB, INDEX = "batch.kubernetes.io/job-name", "batch.kubernetes.io/job-completion-index"
 RUN_OF = "pure-transformer/run-name"
@@ -25,15 +30,31 @@ RUN_OF = "pure-transformer/run-name"
 Exec = Callable[..., tuple[int, bytes, bytes]]
 
 
-def sender(cluster: Cluster, folder: Path, monkeypatch: pytest.MonkeyPatch,
-           capsys: pytest.CaptureFixture) -> Callable[..., tuple[int, str, str]]:
+def sender(
+    cluster: Cluster, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> Callable[..., tuple[int, str, str]]:
     """Somebody at a terminal who sent the run `a-run` to the cluster; called with a command, returns how it ended."""
     runs = folder / "runs-here"
     (runs / RUN).mkdir(parents=True)
     (folder / "empty.env").touch()
-    (runs / RUN / "cluster.json").write_text(json.dumps(
-        {"job_name": JOB, "namespace": "lab", "context": "test", "image": IMAGE, "volume": VOLUME, "sent": 1}))
-    settings = {"RUNS_DIR": str(runs), "RUN_NAME": RUN, "ENV_FILE": str(folder / "empty.env"), **cluster.env}
+    (runs / RUN / "cluster.json").write_text(
+        json.dumps(
+            {
+                "job_name": JOB,
+                "namespace": "lab",
+                "context": "test",
+                "image": IMAGE,
+                "volume": VOLUME,
+                "sent": 1,
+            }
+        )
+    )
+    settings = {
+        "RUNS_DIR": str(runs),
+        "RUN_NAME": RUN,
+        "ENV_FILE": str(folder / "empty.env"),
+        **cluster.env,
+    }
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(volume, "POLL_S", 0.05)
@@ -54,23 +75,59 @@ def stamp(ago_s: float = 0) -> str:
 
 
 def pod_spec(container: str = "trainer") -> dict[str, Any]:
-    return {"restartPolicy": "Never", "terminationGracePeriodSeconds": 30, "containers": [
-        {"name": container, "image": IMAGE, "envFrom": [{"configMapRef": {"name": f"{JOB}-env-abc"}}],
-         "resources": {"limits": {"cpu": "16", "memory": "96Gi", "nvidia.com/gpu": "2"},
-                       "requests": {"cpu": "16", "memory": "96Gi", "nvidia.com/gpu": "2"}}}]}
+    return {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": 30,
+        "containers": [
+            {
+                "name": container,
+                "image": IMAGE,
+                "envFrom": [{"configMapRef": {"name": f"{JOB}-env-abc"}}],
+                "resources": {
+                    "limits": {"cpu": "16", "memory": "96Gi", "nvidia.com/gpu": "2"},
+                    "requests": {"cpu": "16", "memory": "96Gi", "nvidia.com/gpu": "2"},
+                },
+            }
+        ],
+    }
 
 
 def put_job(cluster: Cluster, pods: int = 4, run: str = RUN, **status: Any) -> dict[str, Any]:
     """The Job, its ConfigMap and its volume's claim."""
-    cluster.put({"kind": "ConfigMap", "apiVersion": "v1", "metadata": {"name": f"{JOB}-env-abc"},
-                 "data": {"PRESET": "xlarge-8xa100", "RUNS_DIR": "/volume/runs", "DATA_DIR": "/volume/data",
-                          "NODES": str(pods), "LEARNING_RATE": "2e-4", "SAVE_EVERY": "1000"}})
+    cluster.put(
+        {
+            "kind": "ConfigMap",
+            "apiVersion": "v1",
+            "metadata": {"name": f"{JOB}-env-abc"},
+            "data": {
+                "PRESET": "xlarge-8xa100",
+                "RUNS_DIR": "/volume/runs",
+                "DATA_DIR": "/volume/data",
+                "NODES": str(pods),
+                "LEARNING_RATE": "2e-4",
+                "SAVE_EVERY": "1000",
+            },
+        }
+    )
     put_volume(cluster)
-    job = cluster.put({
-        "kind": "Job", "apiVersion": "batch/v1", "metadata": {
-            "name": JOB, "labels": LABELS, "annotations": {"pure-transformer/run-name": run}},
-        "spec": {"completionMode": "Indexed", "completions": pods, "parallelism": pods, "backoffLimit": 100,
-                 "template": {"metadata": {"labels": LABELS}, "spec": pod_spec()}}})
+    job = cluster.put(
+        {
+            "kind": "Job",
+            "apiVersion": "batch/v1",
+            "metadata": {
+                "name": JOB,
+                "labels": LABELS,
+                "annotations": {"pure-transformer/run-name": run},
+            },
+            "spec": {
+                "completionMode": "Indexed",
+                "completions": pods,
+                "parallelism": pods,
+                "backoffLimit": 100,
+                "template": {"metadata": {"labels": LABELS}, "spec": pod_spec()},
+            },
+        }
+    )
     if status:
         job["status"] = status
         job = cluster.put(job)
@@ -83,22 +140,58 @@ def put_data_job(cluster: Cluster, run: str = RUN, **how: Any) -> str:
     notes = {RUN_OF: run}
     spec = pod_spec()
     spec["containers"][0]["resources"] = {"limits": {"cpu": "8"}, "requests": {"cpu": "8"}}
-    job = cluster.put({"kind": "Job", "apiVersion": "batch/v1",
-                       "metadata": {"name": name, "labels": LABELS, "annotations": notes},
-                       "spec": {"completions": 1, "parallelism": 1, "backoffLimit": 25,
-                                "template": {"metadata": {"labels": LABELS, "annotations": notes}, "spec": spec}}})
-    cluster.put({"kind": "Pod", "apiVersion": "v1", "spec": spec, "metadata": {
-        "name": pod, "labels": LABELS | {OF_JOB: name}, "annotations": notes,
-        "ownerReferences": [{"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": job["metadata"]["uid"],
-                             "controller": True, "blockOwnerDeletion": True}]}})
+    job = cluster.put(
+        {
+            "kind": "Job",
+            "apiVersion": "batch/v1",
+            "metadata": {"name": name, "labels": LABELS, "annotations": notes},
+            "spec": {
+                "completions": 1,
+                "parallelism": 1,
+                "backoffLimit": 25,
+                "template": {"metadata": {"labels": LABELS, "annotations": notes}, "spec": spec},
+            },
+        }
+    )
+    cluster.put(
+        {
+            "kind": "Pod",
+            "apiVersion": "v1",
+            "spec": spec,
+            "metadata": {
+                "name": pod,
+                "labels": LABELS | {OF_JOB: name},
+                "annotations": notes,
+                "ownerReferences": [
+                    {
+                        "apiVersion": "batch/v1",
+                        "kind": "Job",
+                        "name": name,
+                        "uid": job["metadata"]["uid"],
+                        "controller": True,
+                        "blockOwnerDeletion": True,
+                    }
+                ],
+            },
+        }
+    )
     if how:
         cluster.set_pod(pod, **how)
     return pod
 
 
 def put_volume(cluster: Cluster) -> None:
-    cluster.put({"kind": "PersistentVolumeClaim", "apiVersion": "v1", "metadata": {"name": VOLUME}, "spec": {
-        "accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "500Gi"}}}})
+    cluster.put(
+        {
+            "kind": "PersistentVolumeClaim",
+            "apiVersion": "v1",
+            "metadata": {"name": VOLUME},
+            "spec": {
+                "accessModes": ["ReadWriteMany"],
+                "resources": {"requests": {"storage": "500Gi"}},
+            },
+        }
+    )
 
 
 def put_pod(cluster: Cluster, index: int, suffix: str = "aaaaa", **how: Any) -> str:
@@ -106,29 +199,63 @@ def put_pod(cluster: Cluster, index: int, suffix: str = "aaaaa", **how: Any) -> 
     name = f"{JOB}-{index}-{suffix}"
     meta = cluster.get("Job", JOB)["metadata"]
     owner, run_of = meta["uid"], meta["annotations"][RUN_OF]
-    cluster.put({"kind": "Pod", "apiVersion": "v1", "spec": pod_spec(), "metadata": {
-        "name": name, "labels": LABELS | {OF_JOB: JOB, INDEX: str(index)},
-        "annotations": {INDEX: str(index), RUN_OF: run_of},
-        "ownerReferences": [{"apiVersion": "batch/v1", "kind": "Job", "name": JOB, "uid": owner, "controller": True,
-                             "blockOwnerDeletion": True}]}})
+    cluster.put(
+        {
+            "kind": "Pod",
+            "apiVersion": "v1",
+            "spec": pod_spec(),
+            "metadata": {
+                "name": name,
+                "labels": LABELS | {OF_JOB: JOB, INDEX: str(index)},
+                "annotations": {INDEX: str(index), RUN_OF: run_of},
+                "ownerReferences": [
+                    {
+                        "apiVersion": "batch/v1",
+                        "kind": "Job",
+                        "name": JOB,
+                        "uid": owner,
+                        "controller": True,
+                        "blockOwnerDeletion": True,
+                    }
+                ],
+            },
+        }
+    )
     if how:
         cluster.set_pod(name, **how)
     return name
 
 
-def put_event(cluster: Cluster, about: str, reason: str, message: str, ago_s: float = 10, kind: str = "Pod") -> None:
-    cluster.put({"kind": "Event", "apiVersion": "v1", "type": "Warning", "reason": reason, "message": message,
-                 "metadata": {"name": f"{about}.{reason.lower()}.{int(ago_s)}", "namespace": "lab"}, "count": 1,
-                 "involvedObject": {"kind": kind, "name": about, "namespace": "lab"},
-                 "firstTimestamp": stamp(ago_s), "lastTimestamp": stamp(ago_s)})
+def put_event(
+    cluster: Cluster, about: str, reason: str, message: str, ago_s: float = 10, kind: str = "Pod"
+) -> None:
+    cluster.put(
+        {
+            "kind": "Event",
+            "apiVersion": "v1",
+            "type": "Warning",
+            "reason": reason,
+            "message": message,
+            "metadata": {"name": f"{about}.{reason.lower()}.{int(ago_s)}", "namespace": "lab"},
+            "count": 1,
+            "involvedObject": {"kind": kind, "name": about, "namespace": "lab"},
+            "firstTimestamp": stamp(ago_s),
+            "lastTimestamp": stamp(ago_s),
+        }
+    )
 
 
 def shell(volume: Path, calls: list[tuple[str, str]] | None = None) -> Exec:
     """What runs the commands of `kubectl exec` on this machine, /volume being a folder of the test."""
+
     def run(pod: str, container: str, argv: list[str], **_: bytes) -> tuple[int, bytes, bytes]:
         if calls is not None:
             calls.append((pod, container))
-        done = subprocess.run([word.replace("/volume", str(volume)) for word in argv], capture_output=True, check=False)
+        done = subprocess.run(
+            [word.replace("/volume", str(volume)) for word in argv],
+            capture_output=True,
+            check=False,
+        )
         return done.returncode, done.stdout, done.stderr
 
     return run
@@ -138,11 +265,26 @@ def write_checkpoint(run: Path, step: int, size: int = 3000) -> Path:
     """A checkpoint in the form of train/checkpoint/checkpoint.py, by an own hand."""
     folder = run / "checkpoints" / f"step_{step:07d}"
     folder.mkdir(parents=True)
-    files = {".metadata": os.urandom(100), "__0_0.distcp": os.urandom(size), "__1_0.distcp": os.urandom(size + 1)}
+    files = {
+        ".metadata": os.urandom(100),
+        "__0_0.distcp": os.urandom(size),
+        "__1_0.distcp": os.urandom(size + 1),
+    }
     for name, content in files.items():
         (folder / name).write_bytes(content)
-    (folder / "MANIFEST.json").write_text(json.dumps({"schema": 1, "step": step, "files": {
-        name: [len(content), xxhash.xxh3_64(content).hexdigest()] for name, content in files.items()}}, indent=1))
+    (folder / "MANIFEST.json").write_text(
+        json.dumps(
+            {
+                "schema": 1,
+                "step": step,
+                "files": {
+                    name: [len(content), xxhash.xxh3_64(content).hexdigest()]
+                    for name, content in files.items()
+                },
+            },
+            indent=1,
+        )
+    )
     return folder
 
 
@@ -153,18 +295,54 @@ def write_run(volume: Path, steps: tuple[int, ...] = (1000, 2000), **state: Any)
     (run / "plots").mkdir()
     (run / "config.json").write_text('{"settings": {}, "attempts": []}')
     now = time.time()
-    facts = {"schema": 1, "phase": "training", "host": f"{JOB}-0", "step": 2100, "last_step": 190735, "loss": 3.25,
-             "heartbeat": now - 2} | state
+    facts = {
+        "schema": 1,
+        "phase": "training",
+        "host": f"{JOB}-0",
+        "step": 2100,
+        "last_step": 190735,
+        "loss": 3.25,
+        "heartbeat": now - 2,
+    } | state
     (run / "STATUS.json").write_text(json.dumps(facts, indent=1) + "\n")
-    records = [{"schema": 1, "event": "checkpoint", "time": now - 90, "step": 2000, "seconds": 1.0, "bytes": 1},
-               *({"schema": 1, "event": "step", "time": now - 80, "step": step} for step in range(2001, 2100)),
-               {"schema": 1, "event": "step", "time": now - 2, "step": 2100, "loss": 3.25, "lr": 3e-4,
-                "grad_norm": 0.4, "step_ms": 3900.0, "tokens_per_s": 134432.0, "mfu": 49.7, "mem_gib": 56.1,
-                "tokens": 2100 * 524288}]
-    (run / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records) + '{"schema": 1, "ev')
-    (run / "train.log").write_text("2026-11-22 00:41:31,442 step=2100/190735 loss=3.2500 lr=3.000e-04\n")
+    records = [
+        {
+            "schema": 1,
+            "event": "checkpoint",
+            "time": now - 90,
+            "step": 2000,
+            "seconds": 1.0,
+            "bytes": 1,
+        },
+        *(
+            {"schema": 1, "event": "step", "time": now - 80, "step": step}
+            for step in range(2001, 2100)
+        ),
+        {
+            "schema": 1,
+            "event": "step",
+            "time": now - 2,
+            "step": 2100,
+            "loss": 3.25,
+            "lr": 3e-4,
+            "grad_norm": 0.4,
+            "step_ms": 3900.0,
+            "tokens_per_s": 134432.0,
+            "mfu": 49.7,
+            "mem_gib": 56.1,
+            "tokens": 2100 * 524288,
+        },
+    ]
+    (run / "metrics.jsonl").write_text(
+        "".join(json.dumps(record) + "\n" for record in records) + '{"schema": 1, "ev'
+    )
+    (run / "train.log").write_text(
+        "2026-11-22 00:41:31,442 step=2100/190735 loss=3.2500 lr=3.000e-04\n"
+    )
     (run / "logs" / "node_0.log").write_text((run / "train.log").read_text())
-    (run / "logs" / "node_2.log").write_text("2026-11-22 00:41:31,000 rank=4 node 2: host=c ranks=4-5 of 8\n")
+    (run / "logs" / "node_2.log").write_text(
+        "2026-11-22 00:41:31,000 rank=4 node 2: host=c ranks=4-5 of 8\n"
+    )
     (run / "plots" / "loss_curves.png").write_bytes(bytes(range(256)) * 8)
     for step in steps:
         write_checkpoint(run, step)
@@ -175,7 +353,11 @@ class ReaderRuns:
     """Lets a reader pod run as soon as it is made, as a kubelet does. Use as `with ReaderRuns(cluster)`."""
 
     def __init__(self, cluster: Cluster, **how: Any):
-        self.cluster, self.how, self.over = cluster, how or {"phase": "Running", "node": "n1"}, threading.Event()
+        self.cluster, self.how, self.over = (
+            cluster,
+            how or {"phase": "Running", "node": "n1"},
+            threading.Event(),
+        )
         self.made: list[str] = []
         self.specs: list[dict[str, Any]] = []
         self.thread = threading.Thread(target=self.work, daemon=True)

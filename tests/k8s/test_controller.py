@@ -7,11 +7,14 @@ from typing import Any
 import pytest
 
 from tests.cluster_sim.cluster import Cluster
-from tests.k8s.conftest import Kubectl
 from tests.cluster_sim.controller import judge, ranges
+from tests.k8s.conftest import Kubectl
 from tests.k8s.test_cluster import JOB, changed
 
-FAIL = {"action": "FailJob", "onExitCodes": {"containerName": "trainer", "operator": "In", "values": [64, 70, 78]}}
+FAIL = {
+    "action": "FailJob",
+    "onExitCodes": {"containerName": "trainer", "operator": "In", "values": [64, 70, 78]},
+}
 IGNORE = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
 POLICY = changed(JOB, "spec.podFailurePolicy.rules", [FAIL, IGNORE])
 INDEX = "batch.kubernetes.io/job-completion-index"
@@ -32,15 +35,25 @@ def jobs(cluster: Cluster) -> Cluster:
 
 def pods(cluster: Cluster, *phases: str) -> dict[int, str]:
     """The newest pod of each index, of these phases only."""
-    return {int(pod["metadata"]["annotations"][INDEX]): pod["metadata"]["name"]
-            for pod in sorted(cluster.objects("Pod"), key=lambda pod: int(pod["metadata"]["resourceVersion"]))
-            if pod["status"]["phase"] in (phases or ("Pending", "Running"))}
+    return {
+        int(pod["metadata"]["annotations"][INDEX]): pod["metadata"]["name"]
+        for pod in sorted(
+            cluster.objects("Pod"), key=lambda pod: int(pod["metadata"]["resourceVersion"])
+        )
+        if pod["status"]["phase"] in (phases or ("Pending", "Running"))
+    }
 
 
 def ends(cluster: Cluster, type_: str, job: str = "job") -> dict[str, Any]:
     """Wait for a condition of the Job; it is returned."""
+
     def found() -> list[dict[str, Any]]:
-        return [c for c in cluster.get("Job", job).get("status", {}).get("conditions", []) if c["type"] == type_]
+        return [
+            c
+            for c in cluster.get("Job", job).get("status", {}).get("conditions", [])
+            if c["type"] == type_
+        ]
+
     until(found)
     return found()[0]
 
@@ -52,9 +65,16 @@ def test_pods_have_an_index_a_host_name_and_an_owner(jobs: Cluster, kubectl: Kub
         pod = jobs.get("Pod", name)
         assert name.startswith(f"job-{index}-") and len(name) == len("job-0-") + 5
         assert pod["spec"]["hostname"] == f"job-{index}" and pod["spec"]["subdomain"] == "job"
-        assert {"app": "a", "job-name": "job", "batch.kubernetes.io/job-name": "job",
-                INDEX: str(index)}.items() <= pod["metadata"]["labels"].items()
-        assert pod["metadata"]["ownerReferences"][0]["uid"] == jobs.get("Job", "job")["metadata"]["uid"]
+        assert {
+            "app": "a",
+            "job-name": "job",
+            "batch.kubernetes.io/job-name": "job",
+            INDEX: str(index),
+        }.items() <= pod["metadata"]["labels"].items()
+        assert (
+            pod["metadata"]["ownerReferences"][0]["uid"]
+            == jobs.get("Job", "job")["metadata"]["uid"]
+        )
         assert [v["name"] for v in pod["spec"]["containers"][0]["env"]] == ["JOB_COMPLETION_INDEX"]
     assert "Created pod: job-0-" in kubectl("describe", "job", "job")
 
@@ -72,7 +92,11 @@ def test_a_job_is_complete_when_each_index_has_succeeded(jobs: Cluster) -> None:
     jobs.set_pod(second, exit_code=0)
     assert ends(jobs, "Complete")["reason"] == "CompletionsReached"
     status = jobs.get("Job", "job")["status"]
-    assert (status["succeeded"], status["failed"], status["active"]) == (2, 0, 0) and "completionTime" in status
+    assert (status["succeeded"], status["failed"], status["active"]) == (
+        2,
+        0,
+        0,
+    ) and "completionTime" in status
 
 
 def test_a_pod_that_failed_is_replaced_and_the_others_stay(jobs: Cluster) -> None:
@@ -96,7 +120,7 @@ def test_failures_follow_each_other_more_and_more_slowly(jobs: Cluster) -> None:
         jobs.set_pod(name, exit_code=1)
         until(lambda: pods(jobs))
         waits.append(time.monotonic() - start)
-    assert all(wait >= 0.1 * 2 ** number for number, wait in enumerate(waits)), waits
+    assert all(wait >= 0.1 * 2**number for number, wait in enumerate(waits)), waits
 
 
 @pytest.mark.parametrize("code", [64, 70, 78])
@@ -108,8 +132,11 @@ def test_an_exit_code_of_the_policy_fails_the_job_at_once(jobs: Cluster, code: i
     jobs.set_pod(first, exit_code=code)
     failed = ends(jobs, "Failed")
     assert failed["reason"] == "PodFailurePolicy" and failed["message"] == (
-        f"Container trainer for pod lab/{first} failed with exit code {code} matching FailJob rule at index 0")
-    assert [pod["metadata"]["name"] for pod in jobs.objects("Pod")] == [first], "the other was taken away"
+        f"Container trainer for pod lab/{first} failed with exit code {code} matching FailJob rule at index 0"
+    )
+    assert [pod["metadata"]["name"] for pod in jobs.objects("Pod")] == [first], (
+        "the other was taken away"
+    )
     assert ends(jobs, "FailureTarget")["message"] == failed["message"]
 
 
@@ -138,7 +165,11 @@ def test_a_pod_that_was_deleted_is_replaced(jobs: Cluster, kubectl: Kubectl) -> 
 
 
 def test_a_job_without_indexes_and_one_with_a_deadline(jobs: Cluster) -> None:
-    job = changed(changed(changed(JOB, "spec.completionMode", None), "spec.completions", 1), "spec.parallelism", 1)
+    job = changed(
+        changed(changed(JOB, "spec.completionMode", None), "spec.completions", 1),
+        "spec.parallelism",
+        1,
+    )
     jobs.put(job)
     until(lambda: jobs.objects("Pod"))
     pod = jobs.objects("Pod")[0]
@@ -157,12 +188,19 @@ def test_pods_that_are_refused_are_told_of(jobs: Cluster, kubectl: Kubectl) -> N
 
 
 def test_rules_are_looked_at_in_order() -> None:
-    pod = {"metadata": {"namespace": "lab", "name": "p"}, "status": {
-        "containerStatuses": [{"name": "trainer", "state": {"terminated": {"exitCode": 70}}}],
-        "conditions": [{"type": "DisruptionTarget", "status": "True"}]}}
+    pod = {
+        "metadata": {"namespace": "lab", "name": "p"},
+        "status": {
+            "containerStatuses": [{"name": "trainer", "state": {"terminated": {"exitCode": 70}}}],
+            "conditions": [{"type": "DisruptionTarget", "status": "True"}],
+        },
+    }
     assert judge({"rules": [FAIL, IGNORE]}, pod)[0] == "FailJob"
     assert judge({"rules": [IGNORE, FAIL]}, pod)[0] == "Ignore"
-    other = {"action": "Ignore", "onExitCodes": {"containerName": "other", "operator": "In", "values": [70]}}
+    other = {
+        "action": "Ignore",
+        "onExitCodes": {"containerName": "other", "operator": "In", "values": [70]},
+    }
     outside = {"action": "FailJob", "onExitCodes": {"operator": "NotIn", "values": [1, 2]}}
     assert judge({"rules": [other]}, pod)[0] == "Count"
     assert judge({"rules": [other, outside]}, pod)[0] == "FailJob"

@@ -16,25 +16,117 @@ from settings.declare import ROOT, SettingsError, declared_fields
 FIELDS = declared_fields(Config)
 
 # What pods are not told, stated here a second time: secrets, this machine's own, and what the manifests say themselves.
-OF_THIS_MACHINE = {"ENV_FILE", "SOURCES_DIR", "DETACH", "TORCH_BACKEND", "NODE_RANK", "BENCH_SHAPES", "BENCH_ROUNDS",
-                   "PEER_NANOGPT", "PEER_NANOCHAT", "PEER_TORCHTITAN", "GPU_CHECK", "REPORT_TASKS", "REPORT_TOKENS",
-                   "IMAGE_BUILDER", "BASE_IMAGE", "FLASH_ATTN_WHEEL", "WHERE", "WAIT",
-                   "WAIT_MINUTES", "DRY_RUN", "ONLY", "NODE",
-                   "STEP", "EXPORT_DTYPE", "EXPORT_SHARD_GB", "CARDS", "SITE_ADDR", "WAN_GBIT", "WAN_LAB",
-                   "WAN_LAB_SLOWER", "WAN_LAB_SMALLER", "WAN_LOSS_PERCENT", "WAN_RTT_MS", "LAN_GBIT", "STORAGE_MB_S",
-                   "MFU", "PRICE_GPU_HOUR", "PRICE_KWH", "SWEEP", "JSON", "PROBE", "ONCE", "REFRESH_S", "ALERT_CMD",
-                   "LOG_DIR", "QUALITY_TOKENS", "QUALITY_SEEDS", "QUALITY_PROSE",
-                   "ALERT_MINUTES", "VERDICT_MINUTES", "PENDING_MINUTES", "PULL_MINUTES", "PEERS_MINUTES",
-                   "SETUP_MINUTES", "COMPILE_MINUTES", "SILENT_MINUTES", "HANG_FACTOR", "HANG_S",
-                   "HANG_POWER_PERCENT", "BUSY_PERCENT", "IDLE_PERCENT", "IMBALANCE_PERCENT", "CLOCK_PERCENT",
-                   "SATURATED_PERCENT", "SLOW_PERCENT", "STARVED_PERCENT", "OVERHEAD_PERCENT", "SPIKE_FACTOR",
-                   "SKIPPED_STEPS", "CHECKPOINT_FACTOR", "DISK_FACTOR", "MEMORY_PERCENT", "MEMORY_HOURS", "PROMPT",
-                   "SAMPLES", "SAMPLE_TEMPERATURE", "SAMPLE_TOP_K", "SAMPLE_TOP_P", "CHAT", "MID_DATA", "MID_EPOCHS",
-                   "MID_LEARNING_RATE", "MID_BATCH_TOKENS", "SFT_DATA", "SFT_EPOCHS", "SFT_LEARNING_RATE",
-                   "SFT_BATCH_TOKENS", "CHAT_EVAL_DATA", "CHAT_EVAL_QUESTIONS"}
-OF_THE_MANIFESTS = {"IMAGE", "NAMESPACE", "OVERLAY", "GPUS_PER_NODE", "GPU_PRODUCTS", "GPU_RESOURCE", "SITE",
-                    "STORAGE_CLASS", "VOLUME", "VOLUME_GB", "POD_CPUS", "POD_MEMORY_GB", "POD_DISK_GB", "SHM_GB",
-                    "TOLERATIONS", "PRIORITY_CLASS", "SECRET_NAME", "IMAGE_PULL_SECRET"}
+OF_THIS_MACHINE = {
+    "ENV_FILE",
+    "SOURCES_DIR",
+    "DETACH",
+    "TORCH_BACKEND",
+    "NODE_RANK",
+    "BENCH_SHAPES",
+    "BENCH_ROUNDS",
+    "PEER_NANOGPT",
+    "PEER_NANOCHAT",
+    "PEER_TORCHTITAN",
+    "GPU_CHECK",
+    "REPORT_TASKS",
+    "REPORT_TOKENS",
+    "IMAGE_BUILDER",
+    "BASE_IMAGE",
+    "FLASH_ATTN_WHEEL",
+    "WHERE",
+    "WAIT",
+    "WAIT_MINUTES",
+    "DRY_RUN",
+    "ONLY",
+    "NODE",
+    "STEP",
+    "EXPORT_DTYPE",
+    "EXPORT_SHARD_GB",
+    "CARDS",
+    "SITE_ADDR",
+    "WAN_GBIT",
+    "WAN_LAB",
+    "WAN_LAB_SLOWER",
+    "WAN_LAB_SMALLER",
+    "WAN_LOSS_PERCENT",
+    "WAN_RTT_MS",
+    "LAN_GBIT",
+    "STORAGE_MB_S",
+    "MFU",
+    "PRICE_GPU_HOUR",
+    "PRICE_KWH",
+    "SWEEP",
+    "JSON",
+    "PROBE",
+    "ONCE",
+    "REFRESH_S",
+    "ALERT_CMD",
+    "LOG_DIR",
+    "QUALITY_TOKENS",
+    "QUALITY_SEEDS",
+    "QUALITY_PROSE",
+    "ALERT_MINUTES",
+    "VERDICT_MINUTES",
+    "PENDING_MINUTES",
+    "PULL_MINUTES",
+    "PEERS_MINUTES",
+    "SETUP_MINUTES",
+    "COMPILE_MINUTES",
+    "SILENT_MINUTES",
+    "HANG_FACTOR",
+    "HANG_S",
+    "HANG_POWER_PERCENT",
+    "BUSY_PERCENT",
+    "IDLE_PERCENT",
+    "IMBALANCE_PERCENT",
+    "CLOCK_PERCENT",
+    "SATURATED_PERCENT",
+    "SLOW_PERCENT",
+    "STARVED_PERCENT",
+    "OVERHEAD_PERCENT",
+    "SPIKE_FACTOR",
+    "SKIPPED_STEPS",
+    "CHECKPOINT_FACTOR",
+    "DISK_FACTOR",
+    "MEMORY_PERCENT",
+    "MEMORY_HOURS",
+    "PROMPT",
+    "SAMPLES",
+    "SAMPLE_TEMPERATURE",
+    "SAMPLE_TOP_K",
+    "SAMPLE_TOP_P",
+    "CHAT",
+    "MID_DATA",
+    "MID_EPOCHS",
+    "MID_LEARNING_RATE",
+    "MID_BATCH_TOKENS",
+    "SFT_DATA",
+    "SFT_EPOCHS",
+    "SFT_LEARNING_RATE",
+    "SFT_BATCH_TOKENS",
+    "CHAT_EVAL_DATA",
+    "CHAT_EVAL_QUESTIONS",
+}
+OF_THE_MANIFESTS = {
+    "IMAGE",
+    "NAMESPACE",
+    "OVERLAY",
+    "GPUS_PER_NODE",
+    "GPU_PRODUCTS",
+    "GPU_RESOURCE",
+    "SITE",
+    "STORAGE_CLASS",
+    "VOLUME",
+    "VOLUME_GB",
+    "POD_CPUS",
+    "POD_MEMORY_GB",
+    "POD_DISK_GB",
+    "SHM_GB",
+    "TOLERATIONS",
+    "PRIORITY_CLASS",
+    "SECRET_NAME",
+    "IMAGE_PULL_SECRET",
+}
 SECRETS = {"HF_TOKEN", "WANDB_API_KEY"}
 
 Load = Callable[..., Config]
@@ -43,6 +135,7 @@ Load = Callable[..., Config]
 @pytest.fixture
 def load(tmp_path: Path) -> Load:
     """cluster_config with these settings and those of an env file of its own, apart from the machine's."""
+
     def with_settings(env_file: str = "", **environ: str) -> Config:
         path = tmp_path / "own.env"
         path.write_text(env_file)
@@ -62,12 +155,22 @@ def as_a_pod(environment: dict[str, str], tmp_path: Path) -> Config:
 
 # ---- The settings of the target
 
+
 def test_a_job_is_four_pods_of_two_gpus_with_the_large_preset(load: Load) -> None:
     c = load()
     assert (c.preset, c.run_name, c.nodes, c.gpus_per_node, c.nproc, c.node_rank) == (
-        "xlarge-8xa100", "xlarge-8xa100", 4, 2, 2, 0)
+        "xlarge-8xa100",
+        "xlarge-8xa100",
+        4,
+        2,
+        2,
+        0,
+    )
     assert (c.master_addr, c.peer_stop, c.start_timeout_s) == (
-        "pure-transformer-8xa100-0.pure-transformer-8xa100", "wait", 1800)
+        "pure-transformer-8xa100-0.pure-transformer-8xa100",
+        "wait",
+        1800,
+    )
 
 
 def test_one_pod_has_nobody_to_find(load: Load) -> None:
@@ -75,11 +178,23 @@ def test_one_pod_has_nobody_to_find(load: Load) -> None:
 
 
 def test_what_is_set_wins_over_the_defaults_of_the_target(load: Load) -> None:
-    c = load("NODES=2\nPRESET=tiny\nSTART_TIMEOUT_S=300\nPEER_STOP=end\n", GPUS_PER_NODE="1", JOB_NAME="mine")
-    assert (c.nodes, c.nproc, c.preset, c.start_timeout_s, c.peer_stop) == (2, 1, "tiny", 300, "end")
+    c = load(
+        "NODES=2\nPRESET=tiny\nSTART_TIMEOUT_S=300\nPEER_STOP=end\n",
+        GPUS_PER_NODE="1",
+        JOB_NAME="mine",
+    )
+    assert (c.nodes, c.nproc, c.preset, c.start_timeout_s, c.peer_stop) == (
+        2,
+        1,
+        "tiny",
+        300,
+        "end",
+    )
     assert c.master_addr == "mine-0.mine"
     seen = pod_environment(c)
-    assert "START_TIMEOUT_S" not in seen and "PEER_STOP" not in seen  # these are what a pod takes by itself
+    assert (
+        "START_TIMEOUT_S" not in seen and "PEER_STOP" not in seen
+    )  # these are what a pod takes by itself
 
 
 def test_pods_without_gpus_are_small_unless_told_otherwise(load: Load) -> None:
@@ -90,22 +205,26 @@ def test_pods_without_gpus_are_small_unless_told_otherwise(load: Load) -> None:
     assert load().pod_cpus == 16
 
 
-@pytest.mark.parametrize(("settings", "overlay", "network"), [
-    ({}, "nrp", "wan"),
-    ({"NODES": "2", "GPUS_PER_NODE": "4"}, "nrp", "wan"),
-    ({"NODES": "1", "GPUS_PER_NODE": "8"}, "single-node", "site"),
-    ({"NODES": "1", "GPUS_PER_NODE": "8", "SITE": "ucsd"}, "single-node", "site"),
-    ({"SITE": "ucsd"}, "pinned-site", "site"),
-    ({"SITE": "ucsd", "NETWORK": "wan"}, "pinned-site", "wan"),
-    ({"SYNC": "diloco"}, "diloco", "site"),
-    ({"SYNC": "diloco", "PRESET": "tiny", "DEVICE": "cpu"}, "cpu-smoke", "site"),
-    ({"PRESET": "tiny", "DEVICE": "cpu"}, "cpu-smoke", "wan"),
-    ({"PRESET": "tiny", "DEVICE": "cpu", "NODES": "1"}, "cpu-smoke", "site"),
-    ({"OVERLAY": "nrp", "NETWORK": "site"}, "nrp", "site"),
-    ({"OVERLAY": "nrp", "NODES": "1", "GPUS_PER_NODE": "8"}, "nrp", "site"),
-])
-def test_the_overlay_and_the_network_follow_from_shape_and_site(load: Load, settings: dict[str, str], overlay: str,
-                                                                network: str) -> None:
+@pytest.mark.parametrize(
+    ("settings", "overlay", "network"),
+    [
+        ({}, "nrp", "wan"),
+        ({"NODES": "2", "GPUS_PER_NODE": "4"}, "nrp", "wan"),
+        ({"NODES": "1", "GPUS_PER_NODE": "8"}, "single-node", "site"),
+        ({"NODES": "1", "GPUS_PER_NODE": "8", "SITE": "ucsd"}, "single-node", "site"),
+        ({"SITE": "ucsd"}, "pinned-site", "site"),
+        ({"SITE": "ucsd", "NETWORK": "wan"}, "pinned-site", "wan"),
+        ({"SYNC": "diloco"}, "diloco", "site"),
+        ({"SYNC": "diloco", "PRESET": "tiny", "DEVICE": "cpu"}, "cpu-smoke", "site"),
+        ({"PRESET": "tiny", "DEVICE": "cpu"}, "cpu-smoke", "wan"),
+        ({"PRESET": "tiny", "DEVICE": "cpu", "NODES": "1"}, "cpu-smoke", "site"),
+        ({"OVERLAY": "nrp", "NETWORK": "site"}, "nrp", "site"),
+        ({"OVERLAY": "nrp", "NODES": "1", "GPUS_PER_NODE": "8"}, "nrp", "site"),
+    ],
+)
+def test_the_overlay_and_the_network_follow_from_shape_and_site(
+    load: Load, settings: dict[str, str], overlay: str, network: str
+) -> None:
     c = load(**settings)
     assert (overlay_of(c), network_of(c)) == (overlay, network)
     assert pod_environment(c)["NETWORK"] == network
@@ -113,76 +232,162 @@ def test_the_overlay_and_the_network_follow_from_shape_and_site(load: Load, sett
 
 # ---- What pods are told
 
+
 def test_the_environment_of_a_pod(load: Load) -> None:
     assert pod_environment(load(HF_TOKEN="hf-not-to-be-seen", NETWORK="site")) == {
-        "ALLOW_REPEAT": "usmle", "BATCH_TOKENS": "524288", "DATA_DIR": "/volume/data",
-        "DATA_MIX": "fineweb-edu:65,finepdfs:34,usmle:1", "DEVICE": "cuda", "DTYPE": "bfloat16",
-        "EVAL_TOKENS": "4194304", "LEARNING_RATE": "0.0003",
-        "MASTER_ADDR": "pure-transformer-8xa100-0.pure-transformer-8xa100", "MICRO_BATCH_SIZE": "8",
-        "MIN_LEARNING_RATE": "3e-05", "MLP_DIM": "5632", "NCCL_NSOCKS_PERTHREAD": "4", "NCCL_SOCKET_NTHREADS": "4",
-        "NETWORK": "site", "NODES": "4", "NPROC": "2", "N_EMBD": "2048", "N_HEAD": "16", "N_KV_HEAD": "16",
-        "MAX_RESTARTS": "10", "N_LAYER": "24", "OMP_NUM_THREADS": "8", "PEER_STOP": "wait", "PRESET": "xlarge-8xa100",
-        "PYTORCH_ALLOC_CONF": "expandable_segments:True", "RUNS_DIR": "/volume/runs", "RUN_NAME": "xlarge-8xa100",
-        "SAVE_EVERY": "1000", "SEQ_LEN": "2048", "START_TIMEOUT_S": "1800", "TOKENIZER": "openai-community/gpt2",
-        "TRAIN_TOKENS": "100000000000", "VOCAB_SIZE": "50304", "WARMUP_TOKENS": "100000000"}
+        "ALLOW_REPEAT": "usmle",
+        "BATCH_TOKENS": "524288",
+        "DATA_DIR": "/volume/data",
+        "DATA_MIX": "fineweb-edu:65,finepdfs:34,usmle:1",
+        "DEVICE": "cuda",
+        "DTYPE": "bfloat16",
+        "EVAL_TOKENS": "4194304",
+        "LEARNING_RATE": "0.0003",
+        "MASTER_ADDR": "pure-transformer-8xa100-0.pure-transformer-8xa100",
+        "MICRO_BATCH_SIZE": "8",
+        "MIN_LEARNING_RATE": "3e-05",
+        "MLP_DIM": "5632",
+        "NCCL_NSOCKS_PERTHREAD": "4",
+        "NCCL_SOCKET_NTHREADS": "4",
+        "NETWORK": "site",
+        "NODES": "4",
+        "NPROC": "2",
+        "N_EMBD": "2048",
+        "N_HEAD": "16",
+        "N_KV_HEAD": "16",
+        "MAX_RESTARTS": "10",
+        "N_LAYER": "24",
+        "OMP_NUM_THREADS": "8",
+        "PEER_STOP": "wait",
+        "PRESET": "xlarge-8xa100",
+        "PYTORCH_ALLOC_CONF": "expandable_segments:True",
+        "RUNS_DIR": "/volume/runs",
+        "RUN_NAME": "xlarge-8xa100",
+        "SAVE_EVERY": "1000",
+        "SEQ_LEN": "2048",
+        "START_TIMEOUT_S": "1800",
+        "TOKENIZER": "openai-community/gpt2",
+        "TRAIN_TOKENS": "100000000000",
+        "VOCAB_SIZE": "50304",
+        "WARMUP_TOKENS": "100000000",
+    }
 
 
 def test_pods_that_are_sites_are_told_so_and_where_their_lighthouse_is(load: Load) -> None:
     c = load(SYNC="diloco", SYNC_EVERY="100")
     told, before = pod_environment(c), pod_environment(load(NETWORK="site"))
     assert {name: value for name, value in told.items() if before.get(name) != value} == {
-        "SYNC": "diloco", "SITES": "4", "SYNC_EVERY": "100", "SYNC_ALPHA": "0", "PARALLEL": "fsdp",
-        "LIGHTHOUSE": "pure-transformer-8xa100-lighthouse:29510"}
+        "SYNC": "diloco",
+        "SITES": "4",
+        "SYNC_EVERY": "100",
+        "SYNC_ALPHA": "0",
+        "PARALLEL": "fsdp",
+        "LIGHTHOUSE": "pure-transformer-8xa100-lighthouse:29510",
+    }
     assert before.keys() - told.keys() == {"MASTER_ADDR"} and told["PEER_STOP"] == "wait"
     one = load(SYNC="diloco", GPUS_PER_NODE="1", PARALLEL="")
     assert one.parallel == "ddp" and (one.sites, one.site_nodes) == (4, 1)
     assert load(SYNC="diloco", PARALLEL="fsdp", SITES="4").sites == 4
-    assert pod_environment(load(SITES="4", SYNC_EVERY="7")) == pod_environment(load())  # of no use to them
+    assert pod_environment(load(SITES="4", SYNC_EVERY="7")) == pod_environment(
+        load()
+    )  # of no use to them
 
 
-@pytest.mark.parametrize("settings", [
-    {}, {"SYNC": "diloco", "SYNC_FRAGMENTS": "3", "SYNC_DELAY": "2", "MIN_SITES": "2"},
-    {"PRESET": "tiny", "DEVICE": "cpu", "NODES": "1", "GPUS_PER_NODE": "1"},
-    {"PRESET": "d24-2xh100", "NODES": "2", "GPUS_PER_NODE": "8", "SITE": "x", "LEARNING_RATE": "1.2345678901234e-4"},
-    {"PRESET": "gpt2-124m", "NODES": "1", "GPUS_PER_NODE": "8", "LR_SCHEDULE": "wsd", "MASTER_PORT": "4000"},
-], ids=str)
-def test_a_pod_gives_every_setting_the_value_that_was_checked_here(load: Load, tmp_path: Path,
-                                                                   settings: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"SYNC": "diloco", "SYNC_FRAGMENTS": "3", "SYNC_DELAY": "2", "MIN_SITES": "2"},
+        {"PRESET": "tiny", "DEVICE": "cpu", "NODES": "1", "GPUS_PER_NODE": "1"},
+        {
+            "PRESET": "d24-2xh100",
+            "NODES": "2",
+            "GPUS_PER_NODE": "8",
+            "SITE": "x",
+            "LEARNING_RATE": "1.2345678901234e-4",
+        },
+        {
+            "PRESET": "gpt2-124m",
+            "NODES": "1",
+            "GPUS_PER_NODE": "8",
+            "LR_SCHEDULE": "wsd",
+            "MASTER_PORT": "4000",
+        },
+    ],
+    ids=str,
+)
+def test_a_pod_gives_every_setting_the_value_that_was_checked_here(
+    load: Load, tmp_path: Path, settings: dict[str, str]
+) -> None:
     c = load("SEED=5\nKEEP_EVERY=7\nCHECKPOINTS=off\nWANDB_ENTITY=us\n", **settings)
     there = as_a_pod(pod_environment(c), tmp_path)
     differ = {name for name in FIELDS if getattr(there, name.lower()) != getattr(c, name.lower())}
-    assert differ <= OF_THIS_MACHINE | OF_THE_MANIFESTS | SECRETS | {"RUNS_DIR", "DATA_DIR", "NETWORK"}
+    assert differ <= OF_THIS_MACHINE | OF_THE_MANIFESTS | SECRETS | {
+        "RUNS_DIR",
+        "DATA_DIR",
+        "NETWORK",
+    }
     assert (there.runs_dir, there.data_dir, there.seed) == ("/volume/runs", "/volume/data", 5)
 
 
-def test_a_value_that_is_the_default_wins_over_the_preset_there_too(load: Load, tmp_path: Path) -> None:
+def test_a_value_that_is_the_default_wins_over_the_preset_there_too(
+    load: Load, tmp_path: Path
+) -> None:
     assert Config().eval_every == 1000 and Config.load({"PRESET": "tiny"}, ROOT).eval_every == 200
     c = load(PRESET="tiny", DEVICE="cpu", EVAL_EVERY="1000")
     assert as_a_pod(pod_environment(c), tmp_path).eval_every == 1000
 
 
 def test_a_pod_is_not_told_what_is_of_this_machine_or_secret(load: Load) -> None:
-    elsewhere = {"BENCH_ROUNDS": "9", "DETACH": "1", "REPORT_TOKENS": "5", "WAIT": "1", "DRY_RUN": "1", "NODE": "1",
-                 "STEP": "4", "IMAGE": "a.example/b:c", "VOLUME": "v", "POD_CPUS": "20", "TOLERATIONS": "a",
-                 "HF_TOKEN": "hf-not-to-be-seen", "WANDB_API_KEY": "key-not-to-be-seen", "WHERE": "cluster",
-                 "RUNS_DIR": "/home/me/runs", "DATA_DIR": "/home/me/data", "NODE_RANK": "2", "CARDS": "4xt4",
-                 "MFU": "30", "SITES": "2", "PROBE": "1"}
+    elsewhere = {
+        "BENCH_ROUNDS": "9",
+        "DETACH": "1",
+        "REPORT_TOKENS": "5",
+        "WAIT": "1",
+        "DRY_RUN": "1",
+        "NODE": "1",
+        "STEP": "4",
+        "IMAGE": "a.example/b:c",
+        "VOLUME": "v",
+        "POD_CPUS": "20",
+        "TOLERATIONS": "a",
+        "HF_TOKEN": "hf-not-to-be-seen",
+        "WANDB_API_KEY": "key-not-to-be-seen",
+        "WHERE": "cluster",
+        "RUNS_DIR": "/home/me/runs",
+        "DATA_DIR": "/home/me/data",
+        "NODE_RANK": "2",
+        "CARDS": "4xt4",
+        "MFU": "30",
+        "SITES": "2",
+        "PROBE": "1",
+    }
     told = pod_environment(load(**elsewhere))
     assert not told.keys() & (OF_THIS_MACHINE | OF_THE_MANIFESTS | SECRETS)
     assert not [value for value in told.values() if "not-to-be-seen" in value or "/home" in value]
     assert {name for name in FIELDS if name in job_spec.NOT_SENT} == (
-        OF_THIS_MACHINE | OF_THE_MANIFESTS | SECRETS | {"PRESET"})  # which is sent by itself
+        OF_THIS_MACHINE | OF_THE_MANIFESTS | SECRETS | {"PRESET"}
+    )  # which is sent by itself
 
 
 def test_pods_are_told_what_decides_whether_they_start(load: Load) -> None:
-    told = pod_environment(load(TARGET_HOURS="300", TARGET_TOKENS_PER_S="9e4", ALLOW_FAIL="disk,target-hours"))
+    told = pod_environment(
+        load(TARGET_HOURS="300", TARGET_TOKENS_PER_S="9e4", ALLOW_FAIL="disk,target-hours")
+    )
     assert [told[name] for name in ("TARGET_HOURS", "TARGET_TOKENS_PER_S", "ALLOW_FAIL")] == [
-        "300", "90000", "disk,target-hours"]
+        "300",
+        "90000",
+        "disk,target-hours",
+    ]
 
 
 def test_threads_are_the_cores_of_the_pod_and_not_of_its_machine(load: Load) -> None:
-    assert pod_environment(load(POD_CPUS="12", GPUS_PER_NODE="4", NODES="2"))["OMP_NUM_THREADS"] == "3"
-    assert pod_environment(load(POD_CPUS="1", GPUS_PER_NODE="4", NODES="2"))["OMP_NUM_THREADS"] == "1"
+    assert (
+        pod_environment(load(POD_CPUS="12", GPUS_PER_NODE="4", NODES="2"))["OMP_NUM_THREADS"] == "3"
+    )
+    assert (
+        pod_environment(load(POD_CPUS="1", GPUS_PER_NODE="4", NODES="2"))["OMP_NUM_THREADS"] == "1"
+    )
 
 
 def test_the_variables_of_the_network_are_no_misspelt_settings(load: Load, tmp_path: Path) -> None:
@@ -192,8 +397,9 @@ def test_the_variables_of_the_network_are_no_misspelt_settings(load: Load, tmp_p
         assert [remark for remark in remarks if "no setting" in remark] == []
 
 
-def test_online_needs_no_key_here_since_the_secret_has_it(load: Load, tmp_path: Path,
-                                                          monkeypatch: pytest.MonkeyPatch) -> None:
+def test_online_needs_no_key_here_since_the_secret_has_it(
+    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("NETRC", str(tmp_path / "none"))
     c = load(WANDB_MODE="online")
     assert c.wandb_api_key == "" and pod_environment(c)["WANDB_MODE"] == "online"
@@ -205,36 +411,96 @@ def test_online_needs_no_key_here_since_the_secret_has_it(load: Load, tmp_path: 
 
 # ---- What is refused here, since it would fail there
 
-@pytest.mark.parametrize(("settings", "said"), [
-    ({"OVERLAY": "single-node"}, r"OVERLAY=single-node .* NODES=4; .* NODES=1 and GPUS_PER_NODE=8"),
-    ({"OVERLAY": "pinned-site"}, r"OVERLAY=pinned-site needs SITE, .*make sites.*SITE=ucsd"),
-    ({"OVERLAY": "nrp", "SITE": "ucsd"}, r"SITE=ucsd: OVERLAY=nrp takes any site; .*OVERLAY=pinned-site"),
-    ({"OVERLAY": "diloco"}, r"OVERLAY=diloco is for SYNC=diloco, and SYNC=ddp; leave OVERLAY out, or set SYNC=diloco"),
-    ({"SYNC": "diloco", "OVERLAY": "nrp"}, r"OVERLAY=nrp is for SYNC=ddp, .*lighthouse.*; leave OVERLAY out, or"),
-    ({"SYNC": "diloco", "SITE": "ucsd"}, r"SYNC=diloco with SITE=ucsd: .* set SYNC=ddp, or leave SITE and OVERLAY out"),
-    ({"SYNC": "diloco", "OVERLAY": "pinned-site"}, r"SYNC=diloco with OVERLAY=pinned-site: .* set SYNC=ddp, or leave"),
-    ({"SYNC": "diloco", "NODES": "1"}, r"SYNC=diloco with NODES=1: .*; set NODES=4 and GPUS_PER_NODE=2, or SYNC=ddp"),
-    ({"SYNC": "diloco", "SITES": "2"}, r"SITES=2 \(environment\): .*each of NODES=4 pods is a site; leave SITES out"),
-    ({"SYNC": "diloco", "LIGHTHOUSE": "10.0.0.5:29510"}, r"LIGHTHOUSE=10.0.0.5:29510 .* is a pod .*; leave LIGHTHOUSE"),
-    ({"SYNC": "diloco", "PARALLEL": "ddp"}, r"PARALLEL=ddp with SYNC=diloco: .*set PARALLEL=fsdp"),
-    ({"SYNC": "diloco", "MIN_SITES": "5"}, r"MIN_SITES=5 is more than SITES=4"),
-    ({"OVERLAY": "cpu-smoke"}, r"OVERLAY=cpu-smoke: .*DEVICE=cuda; set DEVICE=cpu, .*PRESET=tiny"),
-    ({"OVERLAY": "nrp", "DEVICE": "cpu"}, r"OVERLAY=nrp: .* DEVICE=cpu leaves idle; leave OVERLAY out"),
-    ({"SHM_GB": "96"}, r"SHM_GB=96 is a part of POD_MEMORY_GB=96 and must be less; for example SHM_GB=16"),
-    ({"NODES": "3"}, r"BATCH_TOKENS=524288 is not a multiple of .* 6 = 98304; nearest: BATCH_TOKENS=491520"),
-    ({"GRACE_PERIOD_S": "60"}, r"SHUTDOWN_TIMEOUT_S=120 must be less than GRACE_PERIOD_S=60, .*=180"),
-    ({"TOKENIZER": "my/tokenizer.json"}, r"TOKENIZER=my/tokenizer.json is on this machine.*/volume/tokenizer.json"),
-    ({"TOKENIZER": "/volumes/t.json"}, r"TOKENIZER=/volumes/t.json is on this machine"),
-    ({"INIT_FROM": "models/q"}, r"INIT_FROM=models/q is on this machine, .*INIT_FROM=/volume/models/"),
-    ({"SOURCES_DIR": "/home/me/sources"}, r"SOURCES_DIR=/home/me/sources is on this machine.*leave SOURCES_DIR out"),
-    ({"DATA_MIX": "fineweb-edo:1"}, r"DATA_MIX=fineweb-edo:1: .*fineweb-edu"),
-    ({"JOB_NAME": "Upper"}, r"JOB_NAME=Upper .*a DNS label"),
-    ({"JOB_NAME": "a" * 51}, r"JOB_NAME=a+ .*a DNS label, with room for a suffix"),
-    ({"NPROC": "4"}, r"NPROC=4 \(environment\): .*GPUS_PER_NODE=2; .*GPUS_PER_NODE=4"),
-    ({"GPU_RESOURCE": "a100"}, r"GPU_RESOURCE=a100 .*nvidia\.com/a100"),
-    ({"GPUS_PER_NODE": "none"}, r"GPUS_PER_NODE=none .*a whole number"),
-])
-def test_one_sentence_says_what_is_wrong_and_what_would_do(load: Load, settings: dict[str, str], said: str) -> None:
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (
+            {"OVERLAY": "single-node"},
+            r"OVERLAY=single-node .* NODES=4; .* NODES=1 and GPUS_PER_NODE=8",
+        ),
+        ({"OVERLAY": "pinned-site"}, r"OVERLAY=pinned-site needs SITE, .*make sites.*SITE=ucsd"),
+        (
+            {"OVERLAY": "nrp", "SITE": "ucsd"},
+            r"SITE=ucsd: OVERLAY=nrp takes any site; .*OVERLAY=pinned-site",
+        ),
+        (
+            {"OVERLAY": "diloco"},
+            r"OVERLAY=diloco is for SYNC=diloco, and SYNC=ddp; leave OVERLAY out, or set SYNC=diloco",
+        ),
+        (
+            {"SYNC": "diloco", "OVERLAY": "nrp"},
+            r"OVERLAY=nrp is for SYNC=ddp, .*lighthouse.*; leave OVERLAY out, or",
+        ),
+        (
+            {"SYNC": "diloco", "SITE": "ucsd"},
+            r"SYNC=diloco with SITE=ucsd: .* set SYNC=ddp, or leave SITE and OVERLAY out",
+        ),
+        (
+            {"SYNC": "diloco", "OVERLAY": "pinned-site"},
+            r"SYNC=diloco with OVERLAY=pinned-site: .* set SYNC=ddp, or leave",
+        ),
+        (
+            {"SYNC": "diloco", "NODES": "1"},
+            r"SYNC=diloco with NODES=1: .*; set NODES=4 and GPUS_PER_NODE=2, or SYNC=ddp",
+        ),
+        (
+            {"SYNC": "diloco", "SITES": "2"},
+            r"SITES=2 \(environment\): .*each of NODES=4 pods is a site; leave SITES out",
+        ),
+        (
+            {"SYNC": "diloco", "LIGHTHOUSE": "10.0.0.5:29510"},
+            r"LIGHTHOUSE=10.0.0.5:29510 .* is a pod .*; leave LIGHTHOUSE",
+        ),
+        (
+            {"SYNC": "diloco", "PARALLEL": "ddp"},
+            r"PARALLEL=ddp with SYNC=diloco: .*set PARALLEL=fsdp",
+        ),
+        ({"SYNC": "diloco", "MIN_SITES": "5"}, r"MIN_SITES=5 is more than SITES=4"),
+        (
+            {"OVERLAY": "cpu-smoke"},
+            r"OVERLAY=cpu-smoke: .*DEVICE=cuda; set DEVICE=cpu, .*PRESET=tiny",
+        ),
+        (
+            {"OVERLAY": "nrp", "DEVICE": "cpu"},
+            r"OVERLAY=nrp: .* DEVICE=cpu leaves idle; leave OVERLAY out",
+        ),
+        (
+            {"SHM_GB": "96"},
+            r"SHM_GB=96 is a part of POD_MEMORY_GB=96 and must be less; for example SHM_GB=16",
+        ),
+        (
+            {"NODES": "3"},
+            r"BATCH_TOKENS=524288 is not a multiple of .* 6 = 98304; nearest: BATCH_TOKENS=491520",
+        ),
+        (
+            {"GRACE_PERIOD_S": "60"},
+            r"SHUTDOWN_TIMEOUT_S=120 must be less than GRACE_PERIOD_S=60, .*=180",
+        ),
+        (
+            {"TOKENIZER": "my/tokenizer.json"},
+            r"TOKENIZER=my/tokenizer.json is on this machine.*/volume/tokenizer.json",
+        ),
+        ({"TOKENIZER": "/volumes/t.json"}, r"TOKENIZER=/volumes/t.json is on this machine"),
+        (
+            {"INIT_FROM": "models/q"},
+            r"INIT_FROM=models/q is on this machine, .*INIT_FROM=/volume/models/",
+        ),
+        (
+            {"SOURCES_DIR": "/home/me/sources"},
+            r"SOURCES_DIR=/home/me/sources is on this machine.*leave SOURCES_DIR out",
+        ),
+        ({"DATA_MIX": "fineweb-edo:1"}, r"DATA_MIX=fineweb-edo:1: .*fineweb-edu"),
+        ({"JOB_NAME": "Upper"}, r"JOB_NAME=Upper .*a DNS label"),
+        ({"JOB_NAME": "a" * 51}, r"JOB_NAME=a+ .*a DNS label, with room for a suffix"),
+        ({"NPROC": "4"}, r"NPROC=4 \(environment\): .*GPUS_PER_NODE=2; .*GPUS_PER_NODE=4"),
+        ({"GPU_RESOURCE": "a100"}, r"GPU_RESOURCE=a100 .*nvidia\.com/a100"),
+        ({"GPUS_PER_NODE": "none"}, r"GPUS_PER_NODE=none .*a whole number"),
+    ],
+)
+def test_one_sentence_says_what_is_wrong_and_what_would_do(
+    load: Load, settings: dict[str, str], said: str
+) -> None:
     with pytest.raises(SettingsError) as error:
         load(**settings)
     assert len(error.value.problems) == 1
@@ -251,11 +517,17 @@ def test_all_that_is_wrong_is_said_together(load: Load) -> None:
     with pytest.raises(SettingsError) as error:
         load("NODEZ=3\n", SHM_GB="200", NODES="3", TOKENIZER="t.json", SEED="x")
     said = "\n".join(error.value.problems)
-    assert [name for name in ("NODEZ", "SHM_GB", "BATCH_TOKENS", "TOKENIZER", "SEED=x") if name not in said] == []
+    assert [
+        name
+        for name in ("NODEZ", "SHM_GB", "BATCH_TOKENS", "TOKENIZER", "SEED=x")
+        if name not in said
+    ] == []
     assert len(error.value.problems) == 5
 
 
-def test_nproc_of_this_machine_does_not_count_but_of_the_command_line_is_answered(load: Load) -> None:
+def test_nproc_of_this_machine_does_not_count_but_of_the_command_line_is_answered(
+    load: Load,
+) -> None:
     assert load("NPROC=1\n").nproc == 2
     assert load(NPROC="2").nproc == 2
     with pytest.raises(SettingsError, match=r"NPROC=3 \(make's command line\)"):
@@ -267,7 +539,12 @@ def test_the_longest_job_name_leaves_room_for_index_and_suffix() -> None:
     longest = "a" * 50
     assert re.fullmatch(pattern, longest) and not re.fullmatch(pattern, longest + "a")
     last = FIELDS["NODES"].metadata["declared"].maximum - 1
-    for name in (f"{longest}-{last}", f"{longest}-data-xxxxx", f"{longest}-reader", f"{longest}-lighthouse"):
+    for name in (
+        f"{longest}-{last}",
+        f"{longest}-data-xxxxx",
+        f"{longest}-reader",
+        f"{longest}-lighthouse",
+    ):
         assert re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", name)
 
 
@@ -301,20 +578,28 @@ def test_a_source_that_git_does_not_have_as_it_stands_is_not_in_the_image(reposi
     (repository / "sources" / "new.toml").write_text(text)
     (repository / "sources" / "mine.toml").write_text(text)  # ignored
     for name in ("web", "new", "mine"):
-        assert problem_with(f"{name}:1") == (f"DATA_MIX={name}:1: sources/{name}.toml is not committed as it stands, "
-                                             "and the image holds what is; commit it, then make image push")
+        assert problem_with(f"{name}:1") == (
+            f"DATA_MIX={name}:1: sources/{name}.toml is not committed as it stands, "
+            "and the image holds what is; commit it, then make image push"
+        )
 
 
-def test_a_source_of_files_on_this_machine_is_refused_and_of_the_volume_is_not(repository: Path) -> None:
+def test_a_source_of_files_on_this_machine_is_refused_and_of_the_volume_is_not(
+    repository: Path,
+) -> None:
     path = repository / "sources" / "web.toml"
     path.write_text('files = ["~/papers/*.jsonl"]\n' + REST)
-    assert re.search(r"sources/web.toml, ~/papers/\*.jsonl, are on this machine.*\"/volume/web/\*\"",
-                     problem_with("web:1"))
+    assert re.search(
+        r"sources/web.toml, ~/papers/\*.jsonl, are on this machine.*\"/volume/web/\*\"",
+        problem_with("web:1"),
+    )
     path.write_text('files = ["/volume/papers/*.jsonl"]\n' + REST)
     assert "not committed" in problem_with("web:1")
 
 
-def test_where_there_is_no_repository_nobody_can_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_there_is_no_repository_nobody_can_tell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "presets").mkdir()
     (tmp_path / "presets" / "tiny.env").write_text("")
     monkeypatch.setattr(job_spec, "ROOT", tmp_path)

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from k8s import jobs
-from tests.k8s.running_job import RUN, write_checkpoint, write_run
 from record import status
+from tests.k8s.running_job import RUN, write_checkpoint, write_run
 
 
 @pytest.fixture
@@ -29,8 +29,13 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("command", ["status", "stop", "attach"])
 @pytest.mark.parametrize("name", [RUN, "absent", "a b"])
-def test_what_there_was_before_is_as_it_was(run: Path, command: str, name: str, monkeypatch: pytest.MonkeyPatch,
-                                            capsys: pytest.CaptureFixture) -> None:
+def test_what_there_was_before_is_as_it_was(
+    run: Path,
+    command: str,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+) -> None:
     monkeypatch.setenv("RUN_NAME", name)
     codes, texts = [], []
     for main in (status.main, jobs.main):
@@ -39,7 +44,9 @@ def test_what_there_was_before_is_as_it_was(run: Path, command: str, name: str, 
     assert codes[0] == codes[1] and texts[0] == texts[1]
 
 
-def test_logs_of_a_run_are_filtered(run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+def test_logs_of_a_run_are_filtered(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
     assert jobs.main(["logs"]) == 0
     assert capsys.readouterr().out == (run / "logs" / "node_0.log").read_text()
     (run / "logs" / "node_0.log").unlink()
@@ -51,16 +58,23 @@ def test_logs_of_a_run_are_filtered(run: Path, monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setenv("NODE", "2")
     assert jobs.main(["logs"]) == 0 and "node 2: host=c" in capsys.readouterr().out
     monkeypatch.setenv("NODE", "1")
-    assert jobs.main(["logs"]) == 78 and "NODE=1: run a-run has no log of that node" in capsys.readouterr().err
+    assert (
+        jobs.main(["logs"]) == 78
+        and "NODE=1: run a-run has no log of that node" in capsys.readouterr().err
+    )
     monkeypatch.delenv("NODE")
     monkeypatch.setenv("ONLY", "errors")
     (run / "logs" / "rank_1.log").write_text("2026-11-22 00:41:31,000 rank=1 ValueError: odd\n")
     assert jobs.main(["logs"]) == 0
-    assert capsys.readouterr().out == "==> logs/rank_1.log <==\n2026-11-22 00:41:31,000 rank=1 ValueError: odd\n"
+    assert (
+        capsys.readouterr().out
+        == "==> logs/rank_1.log <==\n2026-11-22 00:41:31,000 rank=1 ValueError: odd\n"
+    )
 
 
-def test_a_log_of_here_is_followed_until_the_run_is_over(run: Path, monkeypatch: pytest.MonkeyPatch,
-                                                         capsys: pytest.CaptureFixture) -> None:
+def test_a_log_of_here_is_followed_until_the_run_is_over(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     shown, write = threading.Event(), sys.stdout.write
     monkeypatch.setattr(sys.stdout, "write", lambda text: (write(text), shown.set())[0])
@@ -83,7 +97,9 @@ def test_a_log_of_here_is_followed_until_the_run_is_over(run: Path, monkeypatch:
 
 def test_checkpoints_of_here_are_verified_by_hash(run: Path, capsys: pytest.CaptureFixture) -> None:
     damaged = write_checkpoint(run, 3000) / "__1_0.distcp"
-    damaged.write_bytes(damaged.read_bytes()[:-1] + b"x" if damaged.read_bytes()[-1:] != b"x" else b"y" * 3001)
+    damaged.write_bytes(
+        damaged.read_bytes()[:-1] + b"x" if damaged.read_bytes()[-1:] != b"x" else b"y" * 3001
+    )
     assert jobs.main(["checkpoints"]) == 0
     states = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()[1:]}
     assert states["step_0001000"].endswith("whole, all hashes hold")
@@ -91,26 +107,52 @@ def test_checkpoints_of_here_are_verified_by_hash(run: Path, capsys: pytest.Capt
     assert states["step_0003000"].endswith("damaged: the hash of __1_0.distcp differs")
 
 
-def test_describe_tells_settings_and_attempts(run: Path, capsys: pytest.CaptureFixture,
-                                              monkeypatch: pytest.MonkeyPatch) -> None:
-    (run / "config.json").write_text(json.dumps({
-        "settings": {"PRESET": "gpt2-124m", "LEARNING_RATE": 0.5, "N_LAYER": 12, "MAX_STEPS": None},
-        "attempts": [{"time": time.time() - 3725, "host": "a", "world_size": 2, "device": "H100", "torch": "2.13.0",
-                      "git": "0123456789abcdef", "git_dirty": True}, {"time": time.time(), "host": "b"}]}))
+def test_describe_tells_settings_and_attempts(
+    run: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (run / "config.json").write_text(
+        json.dumps(
+            {
+                "settings": {
+                    "PRESET": "gpt2-124m",
+                    "LEARNING_RATE": 0.5,
+                    "N_LAYER": 12,
+                    "MAX_STEPS": None,
+                },
+                "attempts": [
+                    {
+                        "time": time.time() - 3725,
+                        "host": "a",
+                        "world_size": 2,
+                        "device": "H100",
+                        "torch": "2.13.0",
+                        "git": "0123456789abcdef",
+                        "git_dirty": True,
+                    },
+                    {"time": time.time(), "host": "b"},
+                ],
+            }
+        )
+    )
     now = time.time()
     with monkeypatch.context() as patch:
         patch.setattr(time, "time", lambda: now)
         assert jobs.main(["describe"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert "2 attempts" in lines[0] and lines[1] == "settings: PRESET=gpt2-124m and LEARNING_RATE=0.5"
-    assert lines[2] == ("attempt 0: begun 1:02:05 ago on a, 2 processes on H100, torch 2.13.0, "
-                        "commit 0123456789ab with changes")
+    assert (
+        "2 attempts" in lines[0] and lines[1] == "settings: PRESET=gpt2-124m and LEARNING_RATE=0.5"
+    )
+    assert lines[2] == (
+        "attempt 0: begun 1:02:05 ago on a, 2 processes on H100, torch 2.13.0, "
+        "commit 0123456789ab with changes"
+    )
     (run / "config.json").unlink()
     assert jobs.main(["describe"]) == 78 and "has no config.json" in capsys.readouterr().err
 
 
-def test_a_run_of_here_is_not_fetched_and_one_that_is_not_is_said(run: Path, monkeypatch: pytest.MonkeyPatch,
-                                                                  capsys: pytest.CaptureFixture) -> None:
+def test_a_run_of_here_is_not_fetched_and_one_that_is_not_is_said(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
     assert jobs.main(["fetch-run"]) == 78 and "WHERE=cluster" in capsys.readouterr().err
     monkeypatch.setenv("RUN_NAME", "absent")
     for command in ("logs", "describe", "checkpoints"):

@@ -14,24 +14,34 @@ from k8s import launch
 from tests.cluster_sim.cluster import Cluster
 from tests.k8s.running_job import ReaderRuns, put_job, put_pod, put_volume, sender, write_run
 
-LOG = ("launch: processes=2 threads=8\nroll call: all nodes have joined\nNCCL INFO NET/Socket : Using eth0\n"
-       "step=10/40 loss=6.1 lr=1e-3\ncheckpoint failed: No space left on device\n")
+LOG = (
+    "launch: processes=2 threads=8\nroll call: all nodes have joined\nNCCL INFO NET/Socket : Using eth0\n"
+    "step=10/40 loss=6.1 lr=1e-3\ncheckpoint failed: No space left on device\n"
+)
 
 
 @pytest.fixture
-def user(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture):
+def user(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+):
     """Somebody who sent the run `a-run` to the cluster; called with a command, returns how it ended."""
     return sender(cluster, tmp_path, monkeypatch, capsys)
 
 
-@pytest.mark.parametrize(("only", "lines"), [("", [0, 1, 2, 3, 4]), ("metrics", [3]), ("nccl", [2]), ("ranks", [0, 1])])
-def test_the_log_of_the_first_pod_is_shown_filtered(user, cluster: Cluster, only: str, lines: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("only", "lines"), [("", [0, 1, 2, 3, 4]), ("metrics", [3]), ("nccl", [2]), ("ranks", [0, 1])]
+)
+def test_the_log_of_the_first_pod_is_shown_filtered(
+    user, cluster: Cluster, only: str, lines: list[int]
+) -> None:
     put_job(cluster, pods=2)
     names = [put_pod(cluster, index, phase="Running", node="a") for index in range(2)]
     cluster.logs |= {names[0]: LOG, names[1]: "of another\n"}
     code, out, _ = user("logs", ONLY=only)
     assert code == 0 and out == "".join(LOG.splitlines(keepends=True)[number] for number in lines)
-    assert not [request for request in cluster.requests if request.query.get("follow")]  # nobody watches a file
+    assert not [
+        request for request in cluster.requests if request.query.get("follow")
+    ]  # nobody watches a file
     assert user("logs", NODE="1")[1] == "of another\n"
 
 
@@ -52,7 +62,10 @@ def test_a_log_is_followed_while_its_pod_lives(user, cluster: Cluster) -> None:
 
     def go_on() -> None:
         deadline = time.monotonic() + 20
-        while not [r for r in cluster.requests if r.query.get("follow") == "true"] and time.monotonic() < deadline:
+        while (
+            not [r for r in cluster.requests if r.query.get("follow") == "true"]
+            and time.monotonic() < deadline
+        ):
             time.sleep(0.02)
         cluster.logs[name] = str(cluster.logs[name]) + "step=2/9 loss=1 lr=1\n"
         time.sleep(0.3)
@@ -65,13 +78,17 @@ def test_a_log_is_followed_while_its_pod_lives(user, cluster: Cluster) -> None:
     assert code == 0 and out.splitlines() == ["step=1/9 loss=1 lr=1", "step=2/9 loss=1 lr=1"]
 
 
-def test_ctrl_c_ends_the_watching_only(user, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_ends_the_watching_only(
+    user, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     put_job(cluster, pods=1)
     name = put_pod(cluster, 0, phase="Running", node="a")
     cluster.logs[name] = LOG
     shown, write = threading.Event(), sys.stdout.write
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    monkeypatch.setattr(sys.stdout, "write", lambda text: (write(text), "No space left" in text and shown.set())[0])
+    monkeypatch.setattr(
+        sys.stdout, "write", lambda text: (write(text), "No space left" in text and shown.set())[0]
+    )
     threading.Thread(target=lambda: shown.wait(200) and os.kill(os.getpid(), signal.SIGINT)).start()
     code, out, _ = user("logs")
     assert code == 0 and out == LOG + "\n"
@@ -82,12 +99,18 @@ def test_a_pod_that_has_not_begun_is_said_with_the_reason(user, cluster: Cluster
     put_job(cluster, pods=2)
     put_pod(cluster, 0, message="0/3 nodes are available: 3 Insufficient nvidia.com/gpu.")
     code, out, err = user("logs")
-    assert code == 69 and out == "" and "has said nothing yet: finds no node: 0/3 nodes are available" in err
+    assert (
+        code == 69
+        and out == ""
+        and "has said nothing yet: finds no node: 0/3 nodes are available" in err
+    )
     code, _, err = user("logs", NODE="2")
     assert code == 64 and "NODE=2: the Job has 2 pods, of 0 to 1" in err
 
 
-def test_when_pods_are_gone_the_volume_has_their_logs(user, cluster: Cluster, tmp_path: Path) -> None:
+def test_when_pods_are_gone_the_volume_has_their_logs(
+    user, cluster: Cluster, tmp_path: Path
+) -> None:
     put_volume(cluster)
     run = write_run(tmp_path / "volume")
     with ReaderRuns(cluster):
@@ -97,13 +120,17 @@ def test_when_pods_are_gone_the_volume_has_their_logs(user, cluster: Cluster, tm
         assert code == 78 and "NODE=3: run a-run has no log of that node" in err
         (run / "logs" / "rank_5.log").write_text("2026-11-22 00:41:31,000 rank=5 ValueError: odd\n")
         assert user("logs", ONLY="errors")[1].splitlines() == [
-            "==> logs/rank_5.log <==", "2026-11-22 00:41:31,000 rank=5 ValueError: odd"]
+            "==> logs/rank_5.log <==",
+            "2026-11-22 00:41:31,000 rank=5 ValueError: odd",
+        ]
         (run / "logs" / "node_0.log").unlink()
         assert user("logs")[1] == (run / "train.log").read_text()
     assert cluster.objects("Pod") == []
 
 
-def test_what_nccl_wrote_into_files_of_its_own_is_shown_before(user, cluster: Cluster, tmp_path: Path) -> None:
+def test_what_nccl_wrote_into_files_of_its_own_is_shown_before(
+    user, cluster: Cluster, tmp_path: Path
+) -> None:
     run = write_run(tmp_path / "volume")
     (run / "logs" / "nccl_node_0.a-0.17").write_text("a-0:17:17 [0] NCCL INFO NET/Socket\n")
     (run / "logs" / "nccl_node_1.a-1.17").write_text("of another\n")
@@ -122,20 +149,26 @@ def test_what_nccl_wrote_into_files_of_its_own_is_shown_before(user, cluster: Cl
 def test_another_context_than_kubectls_own_is_used_and_said(user, cluster: Cluster) -> None:
     config = Path(cluster.env["KUBECONFIG"])
     content = yaml.safe_load(config.read_text())
-    content["contexts"].append({"name": "other", "context": {"cluster": "test", "user": "lab-user"}})
+    content["contexts"].append(
+        {"name": "other", "context": {"cluster": "test", "user": "lab-user"}}
+    )
     content["current-context"] = "other"
     config.write_text(yaml.safe_dump(content))
     put_job(cluster, pods=1)
     cluster.logs[put_pod(cluster, 0, phase="Running", node="a")] = LOG
     code, out, err = user("logs")
     assert code == 0 and out == LOG
-    assert "was sent to context test, and kubectl uses other" in err and "kubectl config use-context test" in err
+    assert (
+        "was sent to context test, and kubectl uses other" in err
+        and "kubectl config use-context test" in err
+    )
     code, _, err = user("restart", PRESET="tiny", DEVICE="cpu", NODES="1", GPUS_PER_NODE="1")
     assert code == 64 and "kubectl config use-context test" in err
 
 
-def test_restart_is_handed_to_the_launcher_for_the_run_that_is_meant(user, cluster: Cluster, tmp_path: Path,
-                                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+def test_restart_is_handed_to_the_launcher_for_the_run_that_is_meant(
+    user, cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[list[str]] = []
     monkeypatch.setattr(launch, "main", lambda argv: asked.append(argv) or 7)
     small = {"DEVICE": "cpu", "NODES": "1", "GPUS_PER_NODE": "1"}

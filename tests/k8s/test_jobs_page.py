@@ -14,7 +14,17 @@ SAID = PAGE.split("## What failures look like")[1].split("##")[0]
 def test_each_target_and_setting_that_is_named_exists() -> None:
     targets = set(re.findall(r"^([a-z0-9-]+):.*##", (ROOT / "Makefile").read_text(), re.MULTILINE))
     named = set(re.findall(r"`make ([a-z][a-z0-9-]+)\b", PAGE))
-    assert {"status", "stop", "restart", "logs", "describe", "checkpoints", "fetch-run", "sites", "push"} <= named
+    assert {
+        "status",
+        "stop",
+        "restart",
+        "logs",
+        "describe",
+        "checkpoints",
+        "fetch-run",
+        "sites",
+        "push",
+    } <= named
     assert named <= targets
     settings = set(re.findall(r"\b([A-Z][A-Z_]{3,})\b(?==|`)", PAGE))
     assert len(settings) > 15 and settings - {"NAME"} <= declared_fields(Config).keys()
@@ -25,8 +35,19 @@ def test_each_line_that_the_lab_typed_has_a_target() -> None:
     rows = [row for row in rows if not row[0].startswith("---")]
     assert len(rows) >= 15 and all("`make " in now or "`.env`" in now for _, now in rows)
     before = " ".join(row[0] for row in rows)
-    for typed in ("get pods", "logs -l job-name", "train/loss", "NCCL", "Node rank", "MEMBER", "nvidia-smi", "cp POD",
-                  "describe job", "delete job", "apply -f"):
+    for typed in (
+        "get pods",
+        "logs -l job-name",
+        "train/loss",
+        "NCCL",
+        "Node rank",
+        "MEMBER",
+        "nvidia-smi",
+        "cp POD",
+        "describe job",
+        "delete job",
+        "apply -f",
+    ):
         assert typed in before, typed
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from tests.cluster_sim import scheduling
 from tests.cluster_sim.cluster import Cluster
-from tests.k8s.conftest import Kubectl
 from tests.cluster_sim.containers import ROOT, Image, Paths, members
 from tests.cluster_sim.kubelet import Kubelet
+from tests.k8s.conftest import Kubectl
 from tests.k8s.test_cluster import CLAIM, POD, changed
 from tests.k8s.test_controller import until
 
@@ -36,64 +36,141 @@ def pod_of(script: str, **fields: Any) -> dict[str, Any]:
 def ended(cluster: Cluster) -> dict[str, Any]:
     """Wait until the pod is over; how it ended."""
     until(lambda: cluster.get("Pod", "pod")["status"]["phase"] in ("Succeeded", "Failed"))
-    status: dict[str, Any] = cluster.get("Pod", "pod")["status"]["containerStatuses"][0]["state"]["terminated"]
+    status: dict[str, Any] = cluster.get("Pod", "pod")["status"]["containerStatuses"][0]["state"][
+        "terminated"
+    ]
     return status
 
 
-def test_a_container_has_the_environment_that_the_manifest_gives_it(cluster: Cluster, kubelet: Kubelet,
-                                                                    kubectl: Kubectl) -> None:
-    cluster.put({"kind": "ConfigMap", "apiVersion": "v1", "metadata": {"name": "settings"},
-                 "data": {"A": "of the map", "B": "of the map", "PLACE": "/volume/runs:/tmp/x"}})
-    cluster.put({"kind": "Secret", "apiVersion": "v1", "metadata": {"name": "keys"}, "stringData": {"KEY": "a secret"}})
+def test_a_container_has_the_environment_that_the_manifest_gives_it(
+    cluster: Cluster, kubelet: Kubelet, kubectl: Kubectl
+) -> None:
+    cluster.put(
+        {
+            "kind": "ConfigMap",
+            "apiVersion": "v1",
+            "metadata": {"name": "settings"},
+            "data": {"A": "of the map", "B": "of the map", "PLACE": "/volume/runs:/tmp/x"},
+        }
+    )
+    cluster.put(
+        {
+            "kind": "Secret",
+            "apiVersion": "v1",
+            "metadata": {"name": "keys"},
+            "stringData": {"KEY": "a secret"},
+        }
+    )
     cluster.put(CLAIM)
 
     def field(path: str) -> dict[str, Any]:
         return {"valueFrom": {"fieldRef": {"fieldPath": path}}}
 
-    pod = pod_of('echo "$A|$B|$C|$KEY|$NAME|$LABEL|$NONE|$NODE|$PLACE|$TMPDIR|$PWD"; echo kept >/volume/kept', envFrom=[
-        {"configMapRef": {"name": "settings"}}, {"secretRef": {"name": "keys"}},
-        {"secretRef": {"name": "absent", "optional": True}}], env=[
-        {"name": "B", "value": "its own"}, {"name": "C", "value": "$(A), $(NOTHING)"},
-        {"name": "NAME", **field("metadata.name")}, {"name": "LABEL", **field("metadata.labels['app']")},
-        {"name": "NONE", **field("metadata.labels['absent']")}, {"name": "NODE", **field("spec.nodeName")}],
-        volumeMounts=[{"name": "v", "mountPath": "/volume"}, {"name": "t", "mountPath": "/tmp"}])
-    cluster.put(changed(pod, "spec.volumes", [{"name": "v", "persistentVolumeClaim": {"claimName": "claim"}},
-                                              {"name": "t", "emptyDir": {}}]))
+    pod = pod_of(
+        'echo "$A|$B|$C|$KEY|$NAME|$LABEL|$NONE|$NODE|$PLACE|$TMPDIR|$PWD"; echo kept >/volume/kept',
+        envFrom=[
+            {"configMapRef": {"name": "settings"}},
+            {"secretRef": {"name": "keys"}},
+            {"secretRef": {"name": "absent", "optional": True}},
+        ],
+        env=[
+            {"name": "B", "value": "its own"},
+            {"name": "C", "value": "$(A), $(NOTHING)"},
+            {"name": "NAME", **field("metadata.name")},
+            {"name": "LABEL", **field("metadata.labels['app']")},
+            {"name": "NONE", **field("metadata.labels['absent']")},
+            {"name": "NODE", **field("spec.nodeName")},
+        ],
+        volumeMounts=[{"name": "v", "mountPath": "/volume"}, {"name": "t", "mountPath": "/tmp"}],
+    )
+    cluster.put(
+        changed(
+            pod,
+            "spec.volumes",
+            [
+                {"name": "v", "persistentVolumeClaim": {"claimName": "claim"}},
+                {"name": "t", "emptyDir": {}},
+            ],
+        )
+    )
     assert ended(cluster)["exitCode"] == 0
     said = kubectl("logs", "pod").rstrip().split("|")
-    assert said[:8] == ["of the map", "its own", "of the map, $(NOTHING)", "a secret", "pod", "a", "", "node-of-test"]
-    volume, own = kubelet.claim("claim"), kubelet.folder / "pods" / cluster.get("Pod", "pod")["metadata"]["uid"] / "t"
+    assert said[:8] == [
+        "of the map",
+        "its own",
+        "of the map, $(NOTHING)",
+        "a secret",
+        "pod",
+        "a",
+        "",
+        "node-of-test",
+    ]
+    volume, own = (
+        kubelet.claim("claim"),
+        kubelet.folder / "pods" / cluster.get("Pod", "pod")["metadata"]["uid"] / "t",
+    )
     assert said[8:] == [f"{volume}/runs:{own}/x", str(own), str(kubelet.folder / "app")]
     assert (volume / "kept").read_text() == "kept\n"
 
 
-def test_the_image_holds_what_dockerignore_lets_in_and_starts_as_the_dockerfile_says(tmp_path: Path) -> None:
+def test_the_image_holds_what_dockerignore_lets_in_and_starts_as_the_dockerfile_says(
+    tmp_path: Path,
+) -> None:
     image = Image(tmp_path)
-    held = {path.relative_to(image.app).as_posix() for path in image.app.rglob("*") if path.is_file()}
+    held = {
+        path.relative_to(image.app).as_posix() for path in image.app.rglob("*") if path.is_file()
+    }
     assert {"train/main.py", "scripts/train.sh", "presets/tiny.env", "REVISION"} <= held
-    assert not [name for name in held if name.startswith(("tests/", "k8s/", ".")) or not (
-        name == "REVISION" or (ROOT / name).exists())]
+    assert not [
+        name
+        for name in held
+        if name.startswith(("tests/", "k8s/", "."))
+        or not (name == "REVISION" or (ROOT / name).exists())
+    ]
     assert image.entry == ["tini", "--", "scripts/train.sh"]
     assert image.environment["VENV"] == "/opt/venv" and image.environment["HOME"] == "/tmp"
-    assert "NVIDIA_VISIBLE_DEVICES" not in image.environment  # which would show a pod GPUs that it did not ask for
+    assert (
+        "NVIDIA_VISIBLE_DEVICES" not in image.environment
+    )  # which would show a pod GPUs that it did not ask for
     assert image.environment["PATH"].startswith("/opt/venv/bin:/usr/local/")
 
 
 def test_paths_are_turned_where_they_stand_alone() -> None:
     here = Paths({"/tmp": Path("/x/tmp"), "/volume": Path("/y")}).here
-    assert here("/tmp") == "/x/tmp" and here("--to=/volume/runs:/tmp/a b") == "--to=/y/runs:/x/tmp/a b"
-    assert here("/tmpfs /var/tmp /volumes http://h/volume") == "/tmpfs /var/tmp /volumes http://h/volume"
+    assert (
+        here("/tmp") == "/x/tmp" and here("--to=/volume/runs:/tmp/a b") == "--to=/y/runs:/x/tmp/a b"
+    )
+    assert (
+        here("/tmpfs /var/tmp /volumes http://h/volume")
+        == "/tmpfs /var/tmp /volumes http://h/volume"
+    )
 
 
-@pytest.mark.parametrize(("change", "reason", "words"), [
-    ({f"{SPEC}.image": "example.org/image:2"}, "ErrImagePull", "image:2"),
-    ({f"{SPEC}.envFrom": [{"configMapRef": {"name": "absent"}}]}, "CreateContainerConfigError", 'configmap "absent"'),
-    ({f"{SPEC}.envFrom": [{"secretRef": {"name": "absent"}}]}, "CreateContainerConfigError", 'secret "absent"'),
-    ({"spec.volumes": [{"name": "v", "configMap": {"name": "absent"}}]}, "ContainerCreating", "MountVolume.SetUp"),
-])
-def test_what_keeps_a_container_from_starting(cluster: Cluster, kubelet: Kubelet, change: dict[str, Any], reason: str,
-                                              words: str) -> None:
-    (path, value), = change.items()
+@pytest.mark.parametrize(
+    ("change", "reason", "words"),
+    [
+        ({f"{SPEC}.image": "example.org/image:2"}, "ErrImagePull", "image:2"),
+        (
+            {f"{SPEC}.envFrom": [{"configMapRef": {"name": "absent"}}]},
+            "CreateContainerConfigError",
+            'configmap "absent"',
+        ),
+        (
+            {f"{SPEC}.envFrom": [{"secretRef": {"name": "absent"}}]},
+            "CreateContainerConfigError",
+            'secret "absent"',
+        ),
+        (
+            {"spec.volumes": [{"name": "v", "configMap": {"name": "absent"}}]},
+            "ContainerCreating",
+            "MountVolume.SetUp",
+        ),
+    ],
+)
+def test_what_keeps_a_container_from_starting(
+    cluster: Cluster, kubelet: Kubelet, change: dict[str, Any], reason: str, words: str
+) -> None:
+    ((path, value),) = change.items()
     cluster.put(changed(pod_of("true"), path, value))
     until(lambda: cluster.get("Pod", "pod")["status"].get("containerStatuses"))
     waiting = cluster.get("Pod", "pod")["status"]["containerStatuses"][0]["state"]["waiting"]
@@ -102,12 +179,25 @@ def test_what_keeps_a_container_from_starting(cluster: Cluster, kubelet: Kubelet
 
 
 def test_what_keeps_a_pod_from_a_node(cluster: Cluster, kubelet: Kubelet) -> None:
-    cluster.put(changed(pod_of("true"), "spec.volumes", [
-        {"name": "v", "persistentVolumeClaim": {"claimName": "claim"}}]))
+    cluster.put(
+        changed(
+            pod_of("true"),
+            "spec.volumes",
+            [{"name": "v", "persistentVolumeClaim": {"claimName": "claim"}}],
+        )
+    )
 
     def words() -> str:
-        return str(next((c["message"] for c in cluster.get("Pod", "pod")["status"].get("conditions", [])
-                         if c["status"] == "False"), ""))
+        return str(
+            next(
+                (
+                    c["message"]
+                    for c in cluster.get("Pod", "pod")["status"].get("conditions", [])
+                    if c["status"] == "False"
+                ),
+                "",
+            )
+        )
 
     until(lambda: words() == 'persistentvolumeclaim "claim" not found')
     cluster.put(changed(CLAIM, "spec.storageClassName", "nowhere"))
@@ -119,26 +209,54 @@ def test_what_keeps_a_pod_from_a_node(cluster: Cluster, kubelet: Kubelet) -> Non
 
 def test_nodes_are_taken_as_the_pod_asks_for_them() -> None:
     def node(name: str, gpus: int, **labels: str) -> dict[str, Any]:
-        return {"metadata": {"name": name, "labels": labels}, "status": {"allocatable": {"nvidia.com/gpu": str(gpus)}}}
+        return {
+            "metadata": {"name": name, "labels": labels},
+            "status": {"allocatable": {"nvidia.com/gpu": str(gpus)}},
+        }
 
     spec = changed(POD, f"{SPEC}.resources", {"limits": {"nvidia.com/gpu": 2}})
-    product = changed(spec, "spec.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution", {
-        "nodeSelectorTerms": [{"matchExpressions": [{"key": "product", "operator": "In", "values": ["A100"]}]}]})
+    product = changed(
+        spec,
+        "spec.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution",
+        {
+            "nodeSelectorTerms": [
+                {"matchExpressions": [{"key": "product", "operator": "In", "values": ["A100"]}]}
+            ]
+        },
+    )
     there = [changed(spec, "spec.nodeName", "large") | {"status": {"phase": "Running"}}]
-    nodes = [node("small", 1, product="A100"), node("large", 4, product="A100"), node("other", 8, product="H100")]
+    nodes = [
+        node("small", 1, product="A100"),
+        node("large", 4, product="A100"),
+        node("other", 8, product="H100"),
+    ]
     assert scheduling.place(product, nodes, there, {}) == ("large", "")
     assert scheduling.place(product, nodes, there * 2, {}) == (
-        "", "0/3 nodes are available: 2 Insufficient nvidia.com/gpu, 1 node(s) didn't match Pod's node "
-        "affinity/selector.")
-    nodes[1]["spec"] = {"taints": [{"key": "nautilus.io/hardware", "value": "a100", "effect": "NoSchedule"}]}
+        "",
+        "0/3 nodes are available: 2 Insufficient nvidia.com/gpu, 1 node(s) didn't match Pod's node "
+        "affinity/selector.",
+    )
+    nodes[1]["spec"] = {
+        "taints": [{"key": "nautilus.io/hardware", "value": "a100", "effect": "NoSchedule"}]
+    }
     assert "untolerated taint" in scheduling.place(product, nodes, there, {})[1]
-    tolerant = changed(product, "spec.tolerations", [{"key": "nautilus.io/hardware", "operator": "Exists"}])
+    tolerant = changed(
+        product, "spec.tolerations", [{"key": "nautilus.io/hardware", "operator": "Exists"}]
+    )
     assert scheduling.place(tolerant, nodes, there, {})[0] == "large"
-    assert scheduling.place(changed(spec, "spec.nodeSelector", {"product": "H100"}), nodes, [], {})[0] == "other"
+    assert (
+        scheduling.place(changed(spec, "spec.nodeSelector", {"product": "H100"}), nodes, [], {})[0]
+        == "other"
+    )
 
 
 def test_how_a_container_ends_is_reported(cluster: Cluster, kubelet: Kubelet) -> None:
-    cluster.put(pod_of("seq 200; echo the reason >&2; exit 78", terminationMessagePolicy="FallbackToLogsOnError"))
+    cluster.put(
+        pod_of(
+            "seq 200; echo the reason >&2; exit 78",
+            terminationMessagePolicy="FallbackToLogsOnError",
+        )
+    )
     end = ended(cluster)
     assert end["exitCode"] == 78 and end["reason"] == "Error"
     assert end["message"].splitlines() == [*map(str, range(122, 201)), "the reason"]
@@ -153,18 +271,26 @@ def test_a_killed_pod_leaves_no_process_behind(cluster: Cluster, kubelet: Kubele
     assert ended(cluster)["exitCode"] == 137 and not members(uid)
 
 
-def test_what_the_first_process_leaves_behind_ends_with_it(cluster: Cluster, kubelet: Kubelet) -> None:
+def test_what_the_first_process_leaves_behind_ends_with_it(
+    cluster: Cluster, kubelet: Kubelet
+) -> None:
     cluster.put(pod_of("setsid sleep 100 & exit 0"))
     assert ended(cluster)["reason"] == "Completed"
     assert not members(cluster.get("Pod", "pod")["metadata"]["uid"])
 
 
-def test_a_deleted_pod_is_told_first_and_killed_when_its_time_is_up(cluster: Cluster, kubelet: Kubelet,
-                                                                    kubectl: Kubectl) -> None:
-    deaf = changed(pod_of("trap 'echo no' TERM; echo there; while :; do sleep 0.05; done"),
-                   "spec.terminationGracePeriodSeconds", 1)
-    for pod, code, least in ((pod_of("trap 'exit 75' TERM; echo there; while :; do sleep 0.05; done"), 75, 0.0),
-                             (deaf, 137, 1.0)):
+def test_a_deleted_pod_is_told_first_and_killed_when_its_time_is_up(
+    cluster: Cluster, kubelet: Kubelet, kubectl: Kubectl
+) -> None:
+    deaf = changed(
+        pod_of("trap 'echo no' TERM; echo there; while :; do sleep 0.05; done"),
+        "spec.terminationGracePeriodSeconds",
+        1,
+    )
+    for pod, code, least in (
+        (pod_of("trap 'exit 75' TERM; echo there; while :; do sleep 0.05; done"), 75, 0.0),
+        (deaf, 137, 1.0),
+    ):
         cluster.put(pod)
         until(lambda: cluster.log_of("pod") == b"there\n")
         start = time.monotonic()
@@ -194,42 +320,75 @@ def test_a_pod_has_until_its_deadline(cluster: Cluster, kubelet: Kubelet) -> Non
     assert (status["phase"], status["reason"]) == ("Failed", "DeadlineExceeded")
 
 
-def test_exec_runs_beside_the_container_with_what_it_sees(cluster: Cluster, kubelet: Kubelet, kubectl: Kubectl) -> None:
+def test_exec_runs_beside_the_container_with_what_it_sees(
+    cluster: Cluster, kubelet: Kubelet, kubectl: Kubectl
+) -> None:
     cluster.put(CLAIM)
-    pod = pod_of("sleep 100", env=[{"name": "A", "value": "b"}], volumeMounts=[{"name": "v", "mountPath": "/volume"}])
-    cluster.put(changed(pod, "spec.volumes", [{"name": "v", "persistentVolumeClaim": {"claimName": "claim"}}]))
+    pod = pod_of(
+        "sleep 100",
+        env=[{"name": "A", "value": "b"}],
+        volumeMounts=[{"name": "v", "mountPath": "/volume"}],
+    )
+    cluster.put(
+        changed(
+            pod, "spec.volumes", [{"name": "v", "persistentVolumeClaim": {"claimName": "claim"}}]
+        )
+    )
     until(lambda: cluster.get("Pod", "pod")["status"]["phase"] == "Running")
     (kubelet.claim("claim") / "file").write_text("on the volume\n")
-    assert kubectl("exec", "pod", "--", "sh", "-c", "cat /volume/file; echo $A") == "on the volume\nb\n"
+    assert (
+        kubectl("exec", "pod", "--", "sh", "-c", "cat /volume/file; echo $A")
+        == "on the volume\nb\n"
+    )
     assert kubectl("exec", "-i", "pod", "--", "wc", "-c", stdin="four").strip() == "4"
-    assert "terminated with exit code 3" in kubectl("exec", "pod", "--", "sh", "-c", "exit 3", code=3)
+    assert "terminated with exit code 3" in kubectl(
+        "exec", "pod", "--", "sh", "-c", "exit 3", code=3
+    )
     assert "not found in $PATH" in kubectl("exec", "pod", "--", "no-such-program", code=127)
 
 
-PEERS = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "job"}, "spec": {
-    "clusterIP": "None", "publishNotReadyAddresses": True, "selector": {"app": "a"}}}
+PEERS = {
+    "apiVersion": "v1",
+    "kind": "Service",
+    "metadata": {"name": "job"},
+    "spec": {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {"app": "a"}},
+}
 
 
-@pytest.mark.parametrize(("change", "found"), [
-    ({}, True), ({"spec.publishNotReadyAddresses": False}, False), ({"spec.selector": {"app": "b"}}, False),
-    ({"spec.clusterIP": "10.0.0.7", "spec.ports": [{"port": 1}]}, False), ({"metadata.name": "other"}, False)])
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        ({}, True),
+        ({"spec.publishNotReadyAddresses": False}, False),
+        ({"spec.selector": {"app": "b"}}, False),
+        ({"spec.clusterIP": "10.0.0.7", "spec.ports": [{"port": 1}]}, False),
+        ({"metadata.name": "other"}, False),
+    ],
+)
 def test_the_first_pod_is_found_by_the_name_that_a_headless_service_gives(
-        cluster: Cluster, kubelet: Kubelet, kubectl: Kubectl, change: dict[str, Any], found: bool) -> None:
+    cluster: Cluster, kubelet: Kubelet, kubectl: Kubectl, change: dict[str, Any], found: bool
+) -> None:
     service = PEERS
     for path, value in change.items():
         service = changed(service, path, value)
     cluster.put(service)
-    pod = pod_of('echo "$MASTER_ADDR $MASTER_PORT"', ports=[{"containerPort": 29500}],
-                 env=[{"name": "MASTER_ADDR", "value": "job-0.job"}])
+    pod = pod_of(
+        'echo "$MASTER_ADDR $MASTER_PORT"',
+        ports=[{"containerPort": 29500}],
+        env=[{"name": "MASTER_ADDR", "value": "job-0.job"}],
+    )
     pod["metadata"]["labels"]["batch.kubernetes.io/job-name"] = "job"
     cluster.put(changed(pod, "spec.subdomain", "job"))
     ended(cluster)
     said = kubectl("logs", "pod").split(" ")
-    assert said == (["127.0.0.1", f"{kubelet.ports['job-0.job']}\n"] if found else ["job-0.job", "\n"])
+    assert said == (
+        ["127.0.0.1", f"{kubelet.ports['job-0.job']}\n"] if found else ["job-0.job", "\n"]
+    )
 
 
-def test_the_first_process_alone_is_told_and_what_it_starts_is_not(cluster: Cluster, kubelet: Kubelet,
-                                                                     kubectl: Kubectl) -> None:
+def test_the_first_process_alone_is_told_and_what_it_starts_is_not(
+    cluster: Cluster, kubelet: Kubelet, kubectl: Kubectl
+) -> None:
     child = "trap 'echo child' TERM; echo there; while :; do sleep 0.05; done"
     script = f"({child}) & trap 'echo first; sleep 0.3; exit 3' TERM; wait"
     cluster.put(changed(POD, f"{SPEC}.command", ["tini", "--", "sh", "-c", script]))
@@ -244,5 +403,7 @@ def test_nothing_outlives_the_cluster(tmp_path: Path) -> None:
     cluster.put(pod_of("sleep 1234.5"))
     until(lambda: cluster.get("Pod", "pod")["status"]["phase"] == "Running")
     cluster.close()
-    listed = subprocess.run(["ps", "-A", "-o", "args="], capture_output=True, text=True, check=True).stdout
+    listed = subprocess.run(
+        ["ps", "-A", "-o", "args="], capture_output=True, text=True, check=True
+    ).stdout
     assert "sleep 1234.5" not in listed

@@ -6,19 +6,23 @@ from pathlib import Path
 
 import pytest
 
-from k8s.cluster import placement, nodes as sites
+from hardware.gpu_specs import CARDS, card_of
 from k8s import launch_plan
+from k8s.cluster import nodes as sites
+from k8s.cluster import placement
 from k8s.cluster.job_spec import cluster_config
 from k8s.cluster.kubectl import Done
 from k8s.cluster.nodes import Node
 from plan import storage
-from tests.k8s.user import A100
-from hardware.gpu_specs import CARDS, card_of
 from settings.config import Config
 from settings.declare import ROOT
+from tests.k8s.user import A100
 
-PRESETS = sorted(path.stem for path in (ROOT / "presets").glob("*.env")
-                 if not path.read_text().startswith("# Fine-tuning"))
+PRESETS = sorted(
+    path.stem
+    for path in (ROOT / "presets").glob("*.env")
+    if not path.read_text().startswith("# Fine-tuning")
+)
 
 
 @pytest.fixture
@@ -34,7 +38,9 @@ def configured(folder: Path, **settings: str) -> Config:
 def test_the_lab_s_run_costs_what_its_preset_says(tmp_path: Path) -> None:
     """On one node; evaluations are beside that, 190 of 4.2M tokens and at most 20 more, at a third of a step's work."""
     p = launch_plan.plan(configured(tmp_path, NODES="1", GPUS_PER_NODE="8"))
-    assert p.time and p.time.training == pytest.approx(205.3, abs=0.05)  # of presets/xlarge-8xa100.env
+    assert p.time and p.time.training == pytest.approx(
+        205.3, abs=0.05
+    )  # of presets/xlarge-8xa100.env
     assert p.time.waiting == 0
     assert p.time.evaluating == pytest.approx((190 + 20) * 4_194_304 / 3 / 135_287 / 3600, rel=1e-3)
     assert p.step_s == pytest.approx(9_224_847_360 * 524_288 / (0.5 * 8 * 312e12))
@@ -46,7 +52,9 @@ def test_twice_the_gpus_take_half_the_time_of_computing(tmp_path: Path) -> None:
     assert one and two and one.training == pytest.approx(2 * two.training)
 
 
-def test_pods_wait_for_gradients_at_one_site_and_more_at_several(config: Config, tmp_path: Path) -> None:
+def test_pods_wait_for_gradients_at_one_site_and_more_at_several(
+    config: Config, tmp_path: Path
+) -> None:
     """A ring of 4 nodes sends 1.5 times 5.345 GB: 2.57 s at 25 Gbit/s, 64.1 s and six half round trips at 1."""
     p = launch_plan.plan(config)
     assert p.time and p.step_s and p.fleet and p.fleet.text == "8 x a100-80gb-sxm"
@@ -64,7 +72,12 @@ def test_the_traffic_of_the_data_is_told(config: Config, tmp_path: Path) -> None
     said = launch_plan.told(config, launch_plan.plan(config))
     assert "200 GB of shards, which each pod reads from the volume: 800 GB" in said
     assert "600 GB of it cross the WAN" in said
-    assert "WAN" not in launch_plan.told(config, launch_plan.plan(configured(tmp_path, SITE="ucsd"))).split("data")[0]
+    assert (
+        "WAN"
+        not in launch_plan.told(config, launch_plan.plan(configured(tmp_path, SITE="ucsd"))).split(
+            "data"
+        )[0]
+    )
     pinned = configured(tmp_path, SITE="ucsd")
     assert "WAN" not in launch_plan.told(pinned, launch_plan.plan(pinned))
 
@@ -73,11 +86,15 @@ def test_the_disk_is_told_by_part(config: Config) -> None:
     p = launch_plan.plan(config)
     assert p.disk_bytes == sum(storage.disk(config).values())
     # 4 checkpoints of 12 bytes a parameter; DATA_CACHE_GB; downloads of three sources, one of which is small
-    assert "up to 124 GB on VOLUME=pure-transformer: 60 GB of shards and downloads, 64.1 GB of checkpoints, 16 GB " \
+    assert (
+        "up to 124 GB on VOLUME=pure-transformer: 60 GB of shards and downloads, 64.1 GB of checkpoints, 16 GB "
         "each\n" in launch_plan.told(config, p)
+    )
     every = dataclasses.replace(config, data_stream="0", checkpoints="off")
-    assert "up to 208 GB on VOLUME=pure-transformer: 208 GB of shards and downloads, no checkpoints\n" \
+    assert (
+        "up to 208 GB on VOLUME=pure-transformer: 208 GB of shards and downloads, no checkpoints\n"
         in launch_plan.told(every, launch_plan.plan(every))
+    )
 
 
 def test_a_source_of_unknown_size_is_said_to_be(config: Config, tmp_path: Path) -> None:
@@ -88,10 +105,19 @@ def test_a_source_of_unknown_size_is_said_to_be(config: Config, tmp_path: Path) 
 
 # ---- What is known of GPUs
 
-@pytest.mark.parametrize(("product", "name"), [
-    ("NVIDIA-A100-SXM4-80GB", "NVIDIA A100-SXM4-80GB"), ("NVIDIA-A100-80GB-PCIe", "NVIDIA A100 80GB PCIe"),
-    ("NVIDIA-H100-80GB-HBM3", "NVIDIA H100 80GB HBM3"), ("NVIDIA-GeForce-RTX-3090", "NVIDIA GeForce RTX 3090"),
-    ("Tesla-V100-SXM2-32GB", "Tesla V100-SXM2-32GB"), ("NVIDIA-A100-SXM4-80GB-MIG-1g.10gb", ""), ("Tesla-V100", "")])
+
+@pytest.mark.parametrize(
+    ("product", "name"),
+    [
+        ("NVIDIA-A100-SXM4-80GB", "NVIDIA A100-SXM4-80GB"),
+        ("NVIDIA-A100-80GB-PCIe", "NVIDIA A100 80GB PCIe"),
+        ("NVIDIA-H100-80GB-HBM3", "NVIDIA H100 80GB HBM3"),
+        ("NVIDIA-GeForce-RTX-3090", "NVIDIA GeForce RTX 3090"),
+        ("Tesla-V100-SXM2-32GB", "Tesla V100-SXM2-32GB"),
+        ("NVIDIA-A100-SXM4-80GB-MIG-1g.10gb", ""),
+        ("Tesla-V100", ""),
+    ],
+)
 def test_a_label_is_read_as_the_gpu_s_name(product: str, name: str) -> None:
     assert launch_plan.card_of_product(product) == card_of(name)
 
@@ -111,7 +137,9 @@ def test_the_slowest_gpu_sets_the_pace_and_an_unknown_one_is_no_guess(tmp_path: 
     unknown = configured(tmp_path, GPU_PRODUCTS=f"{A100},Tesla-V100")
     p = launch_plan.plan(unknown)
     assert (p.step_s, p.time, p.at_sites) == (None, None, {})
-    assert f"n/a: GPU_PRODUCTS={A100},Tesla-V100 has one that is not known" in launch_plan.told(unknown, p)
+    assert f"n/a: GPU_PRODUCTS={A100},Tesla-V100 has one that is not known" in launch_plan.told(
+        unknown, p
+    )
 
 
 def test_of_a_gpu_without_bfloat16_that_is_said(tmp_path: Path) -> None:
@@ -127,7 +155,9 @@ def test_of_a_gpu_without_bfloat16_that_is_said(tmp_path: Path) -> None:
 
 
 def test_a_run_on_cpus_has_no_hours(tmp_path: Path) -> None:
-    c = configured(tmp_path, PRESET="tiny", DEVICE="cpu", NODES="2", GPUS_PER_NODE="1", BATCH_TOKENS="2048")
+    c = configured(
+        tmp_path, PRESET="tiny", DEVICE="cpu", NODES="2", GPUS_PER_NODE="1", BATCH_TOKENS="2048"
+    )
     p = launch_plan.plan(c)
     said = launch_plan.told(c, p)
     assert "n/a: DEVICE=cpu" in said and "2 pods of 1 process on CPU" in said
@@ -137,26 +167,32 @@ def test_a_run_on_cpus_has_no_hours(tmp_path: Path) -> None:
 
 # ---- What cannot be
 
+
 def test_a_target_beyond_the_chips_is_refused_with_what_would_do(tmp_path: Path) -> None:
     """Two days for 100 billion tokens need 2.15 times the peak of eight A100: 205.9 hours x 50% / 48."""
     c = configured(tmp_path, NODES="1", GPUS_PER_NODE="8", TARGET_HOURS="48")
-    found, = launch_plan.findings(c, launch_plan.plan(c), None)
+    (found,) = launch_plan.findings(c, launch_plan.plan(c), None)
     assert (found.name, found.level) == ("target-hours", "FAIL")
     assert "215% of its peak" in found.text and "TRAIN_TOKENS=" in found.fix
 
 
 def test_a_volume_that_would_fill_is_refused_with_the_size_that_would_do(config: Config) -> None:
     p = launch_plan.plan(dataclasses.replace(config, volume_gb=100))
-    found, = launch_plan.findings(dataclasses.replace(config, volume_gb=100), p, None)
+    (found,) = launch_plan.findings(dataclasses.replace(config, volume_gb=100), p, None)
     assert found.name == "disk" and "needs up to 124 GB and the volume has 107 GB" in found.text
     assert f"set VOLUME_GB={-(-p.disk_bytes // 2**30):.0f}" in found.fix
-    assert launch_plan.findings(config, p, None) == [] and launch_plan.findings(config, p, 1e9)[0].fix.startswith("choose another")
+    assert launch_plan.findings(config, p, None) == [] and launch_plan.findings(config, p, 1e9)[
+        0
+    ].fix.startswith("choose another")
 
 
 # ---- Sites that differ
 
+
 def placed(*nodes: str) -> placement.Placed:
-    return placement.Placed([placement.Pod(i, f"p{i}", "Running", node) for i, node in enumerate(nodes)], len(nodes))
+    return placement.Placed(
+        [placement.Pod(i, f"p{i}", "Running", node) for i, node in enumerate(nodes)], len(nodes)
+    )
 
 
 def node(name: str, zone: str, gpus: int = 8) -> Node:
@@ -178,30 +214,49 @@ def test_where_no_site_has_room_another_shape_is_proposed(config: Config) -> Non
 
 
 def test_one_site_or_unknown_ones_are_not_remarked_on(config: Config) -> None:
-    assert placement.across_sites(placed("a", "b"), [node("a", "ksu"), node("b", "ksu")], config, 3.5) == ""
+    assert (
+        placement.across_sites(placed("a", "b"), [node("a", "ksu"), node("b", "ksu")], config, 3.5)
+        == ""
+    )
     assert placement.across_sites(placed("a", "b"), None, config, 3.5) == ""
 
 
 def test_a_site_is_refused_where_it_cannot_hold_the_shape(tmp_path: Path) -> None:
     c = configured(tmp_path, SITE="ksu")
     nodes = [node("a", "ksu", gpus=4), node("b", "ucsd", gpus=8)]
-    problem, = sites.problems(nodes, c)
+    (problem,) = sites.problems(nodes, c)
     assert "could hold 2 such pods at most" in problem and "another site (SITE=ucsd)" in problem
     assert sites.problems([*nodes, node("c", "ksu", gpus=4)], c) == []
 
 
 def test_the_newest_warning_is_told_wherever_it_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
-    events = [{"metadata": {}, "involvedObject": {"name": "job"}, "message": message, "lastTimestamp": stamp}
-              for message, stamp in (("older", "2026-01-01T00:00:01Z"), ("the newest", "2026-01-01T00:00:09Z"),
-                                     ("oldest", "2026-01-01T00:00:00Z"))]
+    events = [
+        {
+            "metadata": {},
+            "involvedObject": {"name": "job"},
+            "message": message,
+            "lastTimestamp": stamp,
+        }
+        for message, stamp in (
+            ("older", "2026-01-01T00:00:01Z"),
+            ("the newest", "2026-01-01T00:00:09Z"),
+            ("oldest", "2026-01-01T00:00:00Z"),
+        )
+    ]
     monkeypatch.setattr(placement, "kubectl", lambda *_: Done(0, json.dumps({"items": events}), ""))
     assert placement.warnings(placement.Placed([], 1), "job", "lab") == "the newest"
 
 
 def test_sites_are_planned_over_the_wan_and_each_keeps_its_checkpoints(tmp_path: Path) -> None:
-    ddp, sites_ = (configured(tmp_path, **more) for more in ({"PARALLEL": "fsdp"}, {"SYNC": "diloco"}))
+    ddp, sites_ = (
+        configured(tmp_path, **more) for more in ({"PARALLEL": "fsdp"}, {"SYNC": "diloco"})
+    )
     one, several = launch_plan.plan(ddp), launch_plan.plan(sites_)
-    assert several.fleet and (several.fleet.processes, several.fleet.nodes, several.fleet.sites) == (8, 4, 4)
+    assert several.fleet and (
+        several.fleet.processes,
+        several.fleet.nodes,
+        several.fleet.sites,
+    ) == (8, 4, 4)
     assert one.fleet and one.fleet.sites == 1
     kept = several.disk_bytes - storage.disk_of_shards(sites_) - storage.disk_of_downloads(sites_)
     assert kept == 4 * storage.disk_of_checkpoints(sites_) > 0

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from settings.declare import ROOT
 from tests.cluster_sim.cluster import Cluster
 from tests.cluster_sim.kubelet import Ports
 from tests.k8s.test_cluster import JOB, POD, changed
 from tests.k8s.test_controller import until
 from tests.k8s.test_kubelet import ended, pod_of
-from settings.declare import ROOT
 
 Start = Callable[[], subprocess.Popen[str]]
 
@@ -51,10 +51,22 @@ def over(folder: Path, code: int, ago_s: float = 0) -> None:
 def start(run: Path) -> Start:
     def started(**more: str) -> subprocess.Popen[str]:
         folder = run.parent.parent
-        return subprocess.Popen(["scripts/lighthouse.sh"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                                text=True, env=os.environ | {
-                                    "VENV": str(folder / "venv"), "TMPDIR": str(folder / "tmp"), "LOOK_S": "0.1",
-                                    "RUNS": str(run.parent), **more})
+        return subprocess.Popen(
+            ["scripts/lighthouse.sh"],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=os.environ
+            | {
+                "VENV": str(folder / "venv"),
+                "TMPDIR": str(folder / "tmp"),
+                "LOOK_S": "0.1",
+                "RUNS": str(run.parent),
+                **more,
+            },
+        )
+
     return started
 
 
@@ -62,7 +74,9 @@ def is_up(process: subprocess.Popen[str]) -> None:
     assert process.stdout and process.stdout.readline() == "up\n"
 
 
-def test_it_ends_when_all_sites_are_done_and_not_by_what_an_earlier_job_left(start: Start, run: Path) -> None:
+def test_it_ends_when_all_sites_are_done_and_not_by_what_an_earlier_job_left(
+    start: Start, run: Path
+) -> None:
     process = start()
     is_up(process)
     over(run, 0)
@@ -73,7 +87,9 @@ def test_it_ends_when_all_sites_are_done_and_not_by_what_an_earlier_job_left(sta
 
 
 @pytest.mark.parametrize(("code", "ends"), [(64, True), (78, True), (70, False), (143, False)])
-def test_one_site_is_enough_where_its_code_ends_the_job(start: Start, run: Path, code: int, ends: bool) -> None:
+def test_one_site_is_enough_where_its_code_ends_the_job(
+    start: Start, run: Path, code: int, ends: bool
+) -> None:
     process = start()
     is_up(process)
     over(run / "site_1", code)
@@ -86,7 +102,9 @@ def test_one_site_is_enough_where_its_code_ends_the_job(start: Start, run: Path,
     assert process.wait(120) == 143
 
 
-def test_one_that_dies_is_not_taken_for_the_end_and_hears_of_it_once_it_is_back(start: Start, run: Path) -> None:
+def test_one_that_dies_is_not_taken_for_the_end_and_hears_of_it_once_it_is_back(
+    start: Start, run: Path
+) -> None:
     assert start(ENDS="137").wait(120) == 137
     over(run, 0)
     over(run / "site_1", 0)  # while it was away
@@ -95,7 +113,10 @@ def test_one_that_dies_is_not_taken_for_the_end_and_hears_of_it_once_it_is_back(
 
 # ---- The tests' cluster
 
-def test_a_container_that_failed_is_started_again_in_its_pod(cluster: Cluster, tmp_path: Path) -> None:
+
+def test_a_container_that_failed_is_started_again_in_its_pod(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     cluster.start_kubelet(images=["example.org/image:1"])
     script = f"echo once more; test -e {tmp_path}/began || {{ touch {tmp_path}/began; exit 3; }}"
     uid = cluster.put(changed(pod_of(script), "spec.restartPolicy", "OnFailure"))["metadata"]["uid"]
@@ -108,8 +129,15 @@ def test_a_job_goes_before_what_does_not_block_it(cluster: Cluster) -> None:
     owner = cluster.put(JOB)["metadata"]["uid"]
     for name, blocks in (("inside", True), ("beside", False)):
         pod = changed(POD, "metadata.name", name)
-        pod["metadata"]["ownerReferences"] = [{"apiVersion": "batch/v1", "kind": "Job", "name": "job", "uid": owner,
-                                               "blockOwnerDeletion": blocks}]
+        pod["metadata"]["ownerReferences"] = [
+            {
+                "apiVersion": "batch/v1",
+                "kind": "Job",
+                "name": "job",
+                "uid": owner,
+                "blockOwnerDeletion": blocks,
+            }
+        ]
         cluster.put(pod)
     cluster.store.holds = lambda pod: pod["metadata"]["name"] == "inside"
     cluster.store.delete(cluster.key("Job", "job"), propagation="Foreground")
@@ -121,8 +149,10 @@ def test_a_job_goes_before_what_does_not_block_it(cluster: Cluster) -> None:
 
 def test_a_job_that_is_over_goes_when_its_time_is_up(cluster: Cluster) -> None:
     cluster.start_kubelet(processes=False)
-    cluster.put(changed(changed(JOB, "spec.ttlSecondsAfterFinished", 100), "spec.completions", 1) | {
-        "metadata": {"name": "job"}})
+    cluster.put(
+        changed(changed(JOB, "spec.ttlSecondsAfterFinished", 100), "spec.completions", 1)
+        | {"metadata": {"name": "job"}}
+    )
     until(lambda: cluster.objects("Pod"))
     for pod in cluster.objects("Pod"):
         cluster.set_pod(pod["metadata"]["name"], phase="Succeeded")
@@ -132,4 +162,6 @@ def test_a_job_that_is_over_goes_when_its_time_is_up(cluster: Cluster) -> None:
 def test_a_pair_of_ports_is_two_that_nobody_else_is_given() -> None:
     ports = Ports()
     first, pair = ports["a"], ports.pair("b")
-    assert pair == ports.pair("b") and {pair, pair + 1}.isdisjoint({first, ports["c"], ports.pair("d")})
+    assert pair == ports.pair("b") and {pair, pair + 1}.isdisjoint(
+        {first, ports["c"], ports.pair("d")}
+    )

@@ -46,7 +46,8 @@ Root Cause (first observed failure):
 ============================================================
 """
 
-TROUBLE = """\
+TROUBLE = (
+    """\
 step=1/40 loss=6.2530 lr=7.500e-04 grad_norm=0.296 step_ms=33.8 tokens_per_s=15157
 the trainer failed
 Traceback (most recent call last):
@@ -64,11 +65,14 @@ W1122 01:24:02.781000 8262 torch/distributed/elastic/multiprocessing/api.py:1028
 Traceback (most recent call last):
   File "/opt/venv/lib/python3.11/site-packages/torch/distributed/run.py", line 1028, in main
     run(args)
-""" + TORCHRUN + """\
+"""
+    + TORCHRUN
+    + """\
 launch: attempt 1 ended with code 1; last checkpoint: step 20; starting again in 1 s (restart 1 of 3)
 roll call: 2 of 2 nodes have joined: 0 (a-0), 1 (a-1)
 resumed from step_0000020 at step 20/40
 """
+)
 
 
 def only(text: str, which: str) -> list[str]:
@@ -80,15 +84,25 @@ def test_without_a_choice_all_is_shown() -> None:
 
 
 def test_metrics_are_the_lines_of_steps_and_evaluations() -> None:
-    assert only(QUIET, "metrics") == [line for line in QUIET.splitlines() if line.startswith("step=")]
-    clocked = "".join(line + "\n" if line[0] == " " else f"2026-11-22 00:41:38,682 {line}\n"
-                      for line in QUIET.splitlines())  # a sample is one record of several lines
+    assert only(QUIET, "metrics") == [
+        line for line in QUIET.splitlines() if line.startswith("step=")
+    ]
+    clocked = "".join(
+        line + "\n" if line[0] == " " else f"2026-11-22 00:41:38,682 {line}\n"
+        for line in QUIET.splitlines()
+    )  # a sample is one record of several lines
     assert [line.split(" ", 2)[2] for line in only(clocked, "metrics")] == only(QUIET, "metrics")
 
 
-@pytest.mark.parametrize("line", [
-    "train/loss: 3.2104", "step 00010/12800 (0.08%) | loss: 9.123456 | lrm: 1.00 | dt: 1217.30ms | tok/sec: 430,600",
-    "INFO:root:step 100 loss 3.21 tokens/sec 400,000", "step:  1  loss: 12.2345  grad_norm: 1.2345  tps: 7,890"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "train/loss: 3.2104",
+        "step 00010/12800 (0.08%) | loss: 9.123456 | lrm: 1.00 | dt: 1217.30ms | tok/sec: 430,600",
+        "INFO:root:step 100 loss 3.21 tokens/sec 400,000",
+        "step:  1  loss: 12.2345  grad_norm: 1.2345  tps: 7,890",
+    ],
+)
 def test_metrics_of_other_trainers_are_known_too(line: str) -> None:
     assert only(line, "metrics") == [line]
 
@@ -98,10 +112,13 @@ def test_ranks_are_who_takes_part() -> None:
     assert only(QUIET, "ranks") == [*lines[:5], lines[9]]
     lab = ["Node rank: 2", "[rank 3] MEMBER: 4/4", "NODE_RANK=1 MASTER_ADDR=a-0"]
     assert only("\n".join(lab[:2]), "ranks") == lab[:2]
-    said = ["roll call: node 1 (a-1) has left (no sign of life for 30 s)", "roll call: node 1 (a-1) was told to stop",
-            "2026-11-22 00:41:31,000 rank=4 node 2: host=c ranks=4-5 of 8 device=CPU torch=2.13.0 nccl=none",
-            "2026-11-22 00:41:31,000 all 4 nodes share /volume/runs/x",
-            "2026-11-22 00:41:31 roll call: node 2 (c): site=ucsd machine=n1 processes=2 device=H100"]
+    said = [
+        "roll call: node 1 (a-1) has left (no sign of life for 30 s)",
+        "roll call: node 1 (a-1) was told to stop",
+        "2026-11-22 00:41:31,000 rank=4 node 2: host=c ranks=4-5 of 8 device=CPU torch=2.13.0 nccl=none",
+        "2026-11-22 00:41:31,000 all 4 nodes share /volume/runs/x",
+        "2026-11-22 00:41:31 roll call: node 2 (c): site=ucsd machine=n1 processes=2 device=H100",
+    ]
     assert only("\n".join(said), "ranks") == said
 
 
@@ -116,8 +133,10 @@ step=1/40 loss=6.2530
 data=python-stdlib windows=520
 """
     assert only(text, "nccl") == text.splitlines()[:5]
-    slow = ("nodes talk over TCP sockets, though there is mlx5_0 (InfiniBand or RoCE) (NCCL_IB_DISABLE is set); right "
-            "between sites, slow inside one")
+    slow = (
+        "nodes talk over TCP sockets, though there is mlx5_0 (InfiniBand or RoCE) (NCCL_IB_DISABLE is set); right "
+        "between sites, slow inside one"
+    )
     assert only(slow, "nccl") == only(slow, "errors") == [slow]
     expected = "between nodes: each sends 177.1 MB of gradients (adapters) a step; 0.14 s at 10 Gbit/s (computed)"
     assert only(expected, "nccl") == [expected] and only(expected, "errors") == []
@@ -153,21 +172,27 @@ step=4/40 loss=6.0 lr=1
     assert only(text, "errors") == [line for line in text.splitlines() if line.startswith("[rank")]
 
 
-@pytest.mark.parametrize("line", [
-    "straggler: rank 3 on c takes 2.1 times as long as the median",
-    "checkpoint failed: No space left on device. Training goes on, the last good one is untouched",
-    "the evaluation at step 20 failed, and training goes on: TimeoutError",
-    "HANGS: rank 1 on b: no progress in step 7 for 60 s (see TRAIN_TIMEOUT_S); it is at /app/train/step.py:90",
-    "2026-11-22 00:41:31,000 rank=4 rank=4 host=c: told to stop 90 s ago, and still in step 7; not known",
-    "checkpoint step_0000002: MANIFEST.json is missing or damaged; falling back to step_0000001",
-    "loss of 3 steps in a row: went back to step_0000020 (1 of MAX_ROLLBACKS=3)",
-    "roll call: node 1 (b) has left (the connection broke: Connection reset by peer)",
-    "roll call: MASTER_ADDR=a-0.a does not resolve on a-1 (Name or service not known); trying on",
-    "the producer of data has stopped: it ended with code 1. Training goes on with what there is",
-    "STATUS.json: cannot be written (No space left on device); what it says is old",
-    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB", "step=7/40 loss=n/a lr=1.0e-03",
-    "W&B: cannot be reached (timeout) Trying again now and then; the run goes on",
-    "Fatal Python error: Segmentation fault", "/app/train/x.py:3: UserWarning: lazy"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "straggler: rank 3 on c takes 2.1 times as long as the median",
+        "checkpoint failed: No space left on device. Training goes on, the last good one is untouched",
+        "the evaluation at step 20 failed, and training goes on: TimeoutError",
+        "HANGS: rank 1 on b: no progress in step 7 for 60 s (see TRAIN_TIMEOUT_S); it is at /app/train/step.py:90",
+        "2026-11-22 00:41:31,000 rank=4 rank=4 host=c: told to stop 90 s ago, and still in step 7; not known",
+        "checkpoint step_0000002: MANIFEST.json is missing or damaged; falling back to step_0000001",
+        "loss of 3 steps in a row: went back to step_0000020 (1 of MAX_ROLLBACKS=3)",
+        "roll call: node 1 (b) has left (the connection broke: Connection reset by peer)",
+        "roll call: MASTER_ADDR=a-0.a does not resolve on a-1 (Name or service not known); trying on",
+        "the producer of data has stopped: it ended with code 1. Training goes on with what there is",
+        "STATUS.json: cannot be written (No space left on device); what it says is old",
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB",
+        "step=7/40 loss=n/a lr=1.0e-03",
+        "W&B: cannot be reached (timeout) Trying again now and then; the run goes on",
+        "Fatal Python error: Segmentation fault",
+        "/app/train/x.py:3: UserWarning: lazy",
+    ],
+)
 def test_a_complaint_is_an_error(line: str) -> None:
     assert only(f"{line}\n", "errors") == [line]
 
@@ -178,8 +203,10 @@ def test_all_problems_of_settings_are_shown() -> None:
 
 
 def test_of_several_files_those_with_errors_are_named() -> None:
-    text = ("==> train.log <==\nrun=ok\n==> logs/rank_3.log <==\nrank=3 cannot go on\nfine\n"
-            "==> logs/rank_4.log <==\nfine\n")
+    text = (
+        "==> train.log <==\nrun=ok\n==> logs/rank_3.log <==\nrank=3 cannot go on\nfine\n"
+        "==> logs/rank_4.log <==\nfine\n"
+    )
     assert only(text, "errors") == ["==> logs/rank_3.log <==", "rank=3 cannot go on"]
 
 
@@ -194,13 +221,20 @@ def test_lines_come_one_by_one() -> None:
 
     for which in ("", "metrics", "errors"):
         taken.clear()
-        found = chosen(endless() if which != "errors" else (f"error {n}\n" for n in range(10**9)), which)
+        found = chosen(
+            endless() if which != "errors" else (f"error {n}\n" for n in range(10**9)), which
+        )
         assert next(found).strip() and next(found).strip() and len(taken) <= 2
 
 
 # ---- What pods tell of their nodes
 
-NODE = to_line(Node(0, "a-0", 1.0, complaint="checkpoint step_0000900: No space left on device, an error")) + "\n"
+NODE = (
+    to_line(
+        Node(0, "a-0", 1.0, complaint="checkpoint step_0000900: No space left on device, an error")
+    )
+    + "\n"
+)
 
 
 @pytest.mark.parametrize("only", ["", "metrics", "nccl", "ranks", "errors"])
@@ -214,15 +248,25 @@ def test_what_a_pod_tells_of_its_node_is_shown_to_nobody(only: str, text: str) -
 
 
 def test_a_line_in_which_it_came_is_whole_again_and_words_like_it_stay() -> None:
-    assert list(own(["a\n", "rank 1 has " + NODE, "failed\n", "the node-facts of it\n", "no end " + NODE])) == [
-        "a\n", "rank 1 has failed\n", "the node-facts of it\n", "no end "]
+    assert list(
+        own(["a\n", "rank 1 has " + NODE, "failed\n", "the node-facts of it\n", "no end " + NODE])
+    ) == ["a\n", "rank 1 has failed\n", "the node-facts of it\n", "no end "]
 
 
 def test_the_last_words_of_a_pod_are_its_own() -> None:
     """Of a longer log Kubernetes keeps the last 2048 bytes, which begin within a line."""
-    message = NODE[30:] + NODE + "the trainer failed\n" + NODE + "launch: exit code 70: NaN in a row\n"
-    assert words.failed({"exitCode": 70, "message": message}) == \
-        "exit code 70 (no progress in spite of restarts): NaN in a row"
+    message = (
+        NODE[30:] + NODE + "the trainer failed\n" + NODE + "launch: exit code 70: NaN in a row\n"
+    )
+    assert (
+        words.failed({"exitCode": 70, "message": message})
+        == "exit code 70 (no progress in spite of restarts): NaN in a row"
+    )
     full = NODE[30:] + "launch: exit code 1: No space left on device\n"
-    assert words.failed({"exitCode": 1, "message": full}).startswith("the volume or the pod's own disk is full")
-    assert words.failed({"exitCode": 1, "message": '{"odd": 1}'}) == 'exit code 1 (the trainer failed): {"odd": 1}'
+    assert words.failed({"exitCode": 1, "message": full}).startswith(
+        "the volume or the pod's own disk is full"
+    )
+    assert (
+        words.failed({"exitCode": 1, "message": '{"odd": 1}'})
+        == 'exit code 1 (the trainer failed): {"odd": 1}'
+    )

@@ -23,8 +23,13 @@ Probe = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def probe(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture,
-          free_port: int) -> Probe:
+def probe(
+    cluster: Cluster,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+    free_port: int,
+) -> Probe:
     """Somebody at a terminal who sent the run to the cluster and types make net-probe: (code, output, errors)."""
     sender(cluster, tmp_path, monkeypatch, capsys)
     monkeypatch.setattr(net_probe, "PORT", free_port)
@@ -42,14 +47,35 @@ def run_pods(cluster: Cluster, *zones: str) -> Any:
     """A pod of the Job in each zone, its files those of the image, at work on something else."""
     cluster.nodes(*({"name": f"n{i}", "zone": zone, "gpus": 2} for i, zone in enumerate(zones)))
     put_job(cluster, pods=len(zones))
-    kubelet = cluster.kubelet = Kubelet(cluster, images=[IMAGE])   # without the controller: these pods are its pods
+    kubelet = cluster.kubelet = Kubelet(
+        cluster, images=[IMAGE]
+    )  # without the controller: these pods are its pods
     for index in range(len(zones)):
-        cluster.put({"kind": "Pod", "apiVersion": "v1", "metadata": {
-            "name": f"{JOB}-{index}-aaaaa", "labels": LABELS | {OF_JOB: JOB, INDEX: str(index)},
-            "annotations": {INDEX: str(index), RUN_OF: RUN}}, "spec": {
-                "restartPolicy": "Never", "nodeName": f"n{index}", "terminationGracePeriodSeconds": 1, "containers": [
-                    {"name": "trainer", "image": IMAGE, "command": ["sleep", "100"], "workingDir": "/app",
-                     "terminationMessagePolicy": "File"}]}})
+        cluster.put(
+            {
+                "kind": "Pod",
+                "apiVersion": "v1",
+                "metadata": {
+                    "name": f"{JOB}-{index}-aaaaa",
+                    "labels": LABELS | {OF_JOB: JOB, INDEX: str(index)},
+                    "annotations": {INDEX: str(index), RUN_OF: RUN},
+                },
+                "spec": {
+                    "restartPolicy": "Never",
+                    "nodeName": f"n{index}",
+                    "terminationGracePeriodSeconds": 1,
+                    "containers": [
+                        {
+                            "name": "trainer",
+                            "image": IMAGE,
+                            "command": ["sleep", "100"],
+                            "workingDir": "/app",
+                            "terminationMessagePolicy": "File",
+                        }
+                    ],
+                },
+            }
+        )
     until(lambda: all(pod["status"].get("phase") == "Running" for pod in cluster.objects("Pod")))
     return kubelet
 
@@ -59,7 +85,11 @@ def test_between_the_pods_of_a_job(cluster: Cluster, probe: Probe, tmp_path: Pat
     code, out, err = probe()
     assert code == 0, err
     lines = out.splitlines()
-    assert lines[1].startswith("node 0 (") and ") at ucsd  node 1 (" in lines[1] and ") at unl" in lines[1]
+    assert (
+        lines[1].startswith("node 0 (")
+        and ") at ucsd  node 1 (" in lines[1]
+        and ") at unl" in lines[1]
+    )
     assert lines[-1].startswith("NODES=2 SITES=2 WAN_GBIT=") and " WAN_RTT_MS=" in lines[-1]
     assert "which goes on meanwhile" in err
     kept = json.loads((tmp_path / "runs-here" / "net_probe.json").read_text())
@@ -67,7 +97,9 @@ def test_between_the_pods_of_a_job(cluster: Cluster, probe: Probe, tmp_path: Pat
     assert all(pair["rtt_ms"] and pair["many_gbit"] for pair in kept["pairs"])
 
 
-def test_a_pod_that_dies_meanwhile(cluster: Cluster, probe: Probe, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pod_that_dies_meanwhile(
+    cluster: Cluster, probe: Probe, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Node 1 does not come: its command is killed with its pod."""
     kubelet = run_pods(cluster, "ucsd", "unl")
     plain = cluster.exec
@@ -108,9 +140,15 @@ def test_what_keeps_it_from_measuring(cluster: Cluster, probe: Probe) -> None:
 def test_an_image_of_an_earlier_version_is_named() -> None:
     pods = [{"metadata": {"name": "a"}}, {"metadata": {"name": "b"}}]
     target = Target("", "lab", JOB)
-    said = net_probe.why(pods, [Done(0, "", ""), Done(1, "", "python: No module named doctor.net_probe.net\n")], target)
+    said = net_probe.why(
+        pods,
+        [Done(0, "", ""), Done(1, "", "python: No module named doctor.net_probe.net\n")],
+        target,
+    )
     assert said.code == 78 and "the image of pod b has no net-probe" in said.sentence
-    said = net_probe.why(pods, [Done(69, "", "x\nnet-probe: node 1 is gone\n"), Done(0, "", "")], target)
+    said = net_probe.why(
+        pods, [Done(69, "", "x\nnet-probe: node 1 is gone\n"), Done(0, "", "")], target
+    )
     assert (said.code, said.sentence) == (69, "node 1 is gone")
     said = net_probe.why(pods, [Done(1, "", "Traceback: boom\n"), Done(0, "", "")], target)
     assert said.code == 69 and "pod a: Traceback: boom" in said.sentence

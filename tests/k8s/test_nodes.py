@@ -6,12 +6,12 @@ import sys
 import pytest
 
 from k8s.cluster import nodes
-from k8s.cluster.kubectl import kubectl
 from k8s.cluster.job_spec import cluster_config
-from tests.cluster_sim.cluster import Cluster
-from tests.k8s.user import A100, User, a_user
+from k8s.cluster.kubectl import kubectl
 from settings.config import Config
 from settings.declare import ROOT
+from tests.cluster_sim.cluster import Cluster
+from tests.k8s.user import A100, User, a_user
 
 user = a_user
 PCIE = "NVIDIA-A100-80GB-PCIe"
@@ -20,18 +20,44 @@ PCIE = "NVIDIA-A100-80GB-PCIe"
 @pytest.fixture
 def federation(cluster: Cluster) -> None:
     """Nodes of several sites, one of them cordoned and one not ready."""
-    cluster.nodes({"name": "a", "zone": "ucsd", "region": "us-west", "product": A100, "gpus": 8},
-                  {"name": "b.long.example.org", "zone": "ucsd", "region": "us-west", "product": A100, "gpus": 3},
-                  {"name": "c", "zone": "ksu", "product": PCIE, "gpus": 2},
-                  {"name": "d", "zone": "ksu", "region": "us-central", "product": "NVIDIA-L40", "gpus": 8},
-                  {"name": "e", "zone": "ksu", "region": "us-central", "product": PCIE, "gpus": 4, "ready": False},
-                  {"name": "no-gpus", "zone": "ksu"},
-                  {"name": "nowhere", "product": A100, "gpus": 4})
+    cluster.nodes(
+        {"name": "a", "zone": "ucsd", "region": "us-west", "product": A100, "gpus": 8},
+        {
+            "name": "b.long.example.org",
+            "zone": "ucsd",
+            "region": "us-west",
+            "product": A100,
+            "gpus": 3,
+        },
+        {"name": "c", "zone": "ksu", "product": PCIE, "gpus": 2},
+        {"name": "d", "zone": "ksu", "region": "us-central", "product": "NVIDIA-L40", "gpus": 8},
+        {
+            "name": "e",
+            "zone": "ksu",
+            "region": "us-central",
+            "product": PCIE,
+            "gpus": 4,
+            "ready": False,
+        },
+        {"name": "no-gpus", "zone": "ksu"},
+        {"name": "nowhere", "product": A100, "gpus": 4},
+    )
     assert kubectl("config", "current-context").out == "test\n"
-    cordoned = {"kind": "Node", "apiVersion": "v1", "spec": {"unschedulable": True}, "metadata": {
-        "name": "f", "labels": {"topology.kubernetes.io/zone": "ucsd", "topology.kubernetes.io/region": "us-west",
-                                "nvidia.com/gpu.product": A100, "nvidia.com/gpu.count": "8"}},
-                "status": {"conditions": [{"type": "Ready", "status": "True"}]}}
+    cordoned = {
+        "kind": "Node",
+        "apiVersion": "v1",
+        "spec": {"unschedulable": True},
+        "metadata": {
+            "name": "f",
+            "labels": {
+                "topology.kubernetes.io/zone": "ucsd",
+                "topology.kubernetes.io/region": "us-west",
+                "nvidia.com/gpu.product": A100,
+                "nvidia.com/gpu.count": "8",
+            },
+        },
+        "status": {"conditions": [{"type": "Ready", "status": "True"}]},
+    }
     cluster.put(cordoned)
 
 
@@ -40,7 +66,9 @@ def config(user: User) -> Config:
     return cluster_config(user.settings)[0]
 
 
-def test_gpus_are_listed_by_site_and_product(user: User, cluster: Cluster, federation: None) -> None:
+def test_gpus_are_listed_by_site_and_product(
+    user: User, cluster: Cluster, federation: None
+) -> None:
     for name in ("gpu-0", "gpu-1"):  # those of the usual user
         cluster.store.delete(cluster.key("Node", name))
     done = user.sites()
@@ -50,7 +78,8 @@ def test_gpus_are_listed_by_site_and_product(user: User, cluster: Cluster, feder
         ["-", "-", A100, "*", "4", "1", "0", "2"],
         ["ksu", "-", PCIE, "*", "2", "1", "0", "1"],
         ["ksu", "us-central", "NVIDIA-L40", "8", "1", "0", "-"],
-        ["ucsd", "us-west", A100, "*", "11", "2", "1", "5"]]  # a node of three GPUs holds one pod of two
+        ["ucsd", "us-west", A100, "*", "11", "2", "1", "5"],
+    ]  # a node of three GPUs holds one pod of two
     assert rows[-1][:3] == ["*", "of", "GPU_PRODUCTS."]
     assert "1 node is not ready and left out" in done.out
     assert "Which of them are free cannot be seen" in done.out
@@ -63,19 +92,23 @@ def test_only_a_list_of_nodes_is_asked_for(user: User, cluster: Cluster, federat
 
 
 def test_the_columns_are_read_by_where_they_begin() -> None:
-    table = ("NAME     STATUS                        ROLES    AGE   VERSION   ZONE   REGION    GPU.PRODUCT  GPU.COUNT\n"
-             "node-1   Ready                         <none>   9d    v1.32.4          us-west   NVIDIA-A40   4\n"
-             "node-2   NotReady,SchedulingDisabled   <none>   9d    v1.32.4   ksu                            \n"
-             "node-3   Ready,SchedulingDisabled      <none>   9d    v1.32.4   ksu              NVIDIA-A40\n")
+    table = (
+        "NAME     STATUS                        ROLES    AGE   VERSION   ZONE   REGION    GPU.PRODUCT  GPU.COUNT\n"
+        "node-1   Ready                         <none>   9d    v1.32.4          us-west   NVIDIA-A40   4\n"
+        "node-2   NotReady,SchedulingDisabled   <none>   9d    v1.32.4   ksu                            \n"
+        "node-3   Ready,SchedulingDisabled      <none>   9d    v1.32.4   ksu              NVIDIA-A40\n"
+    )
     assert nodes.parsed(table) == [
         nodes.Node("node-1", True, False, "", "us-west", "NVIDIA-A40", 4),
         nodes.Node("node-2", False, True, "ksu", "", "", 0),
-        nodes.Node("node-3", True, True, "ksu", "", "NVIDIA-A40", 0)]
+        nodes.Node("node-3", True, True, "ksu", "", "NVIDIA-A40", 0),
+    ]
     assert nodes.parsed("") == nodes.parsed("NAME   STATUS\n") == []
 
 
-def test_room_counts_whole_pods_on_nodes_that_take_them(user: User, cluster: Cluster, federation: None,
-                                                        config: Config) -> None:
+def test_room_counts_whole_pods_on_nodes_that_take_them(
+    user: User, cluster: Cluster, federation: None, config: Config
+) -> None:
     assert nodes.room(nodes.nodes(), config) == {"ucsd": 8 + 5, "ksu": 1, "": 2}
 
 
@@ -98,8 +131,14 @@ def test_a_bad_setting_is_told(user: User, cluster: Cluster) -> None:
 
 
 def test_as_the_makefile_calls_it(user: User, cluster: Cluster) -> None:
-    done = subprocess.run([sys.executable, "-m", "k8s.cluster.nodes"], cwd=ROOT, env=user.environment(), capture_output=True,
-                          text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "k8s.cluster.nodes"],
+        cwd=ROOT,
+        env=user.environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0 and A100 in done.stdout, done.stderr
 
 

@@ -15,7 +15,9 @@ def test_an_address_keeps_its_port_and_no_other_has_it(monkeypatch: pytest.Monke
     assert ports["a.a"] == first and ports["b.b"] != first, "though nobody listens there yet"
     with socket.create_server(("127.0.0.1", first)):
         assert Ports()["a.a"] != first
-    assert all(1024 < port < 32768 for port in ports.values()), "the kernel gives away those from there on"
+    assert all(1024 < port < 32768 for port in ports.values()), (
+        "the kernel gives away those from there on"
+    )
 
 
 def test_processes_side_by_side_have_ports_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,9 +7,18 @@ import pytest
 from settings.declare import ROOT, read_env_file
 
 # The lab's list, with the values that its manifests had; None where they had left the variable unset.
-LAB = {"NCCL_IB_DISABLE": "1", "NCCL_P2P_DISABLE": "1", "NCCL_NET_GDR_LEVEL": "0", "NCCL_BUFFSIZE": "4194304",
-       "NCCL_MIN_NCHANNELS": "4", "NCCL_NSOCKS_PERTHREAD": "4", "NCCL_SOCKET_NTHREADS": "4", "NCCL_SOCKET_IFNAME": None,
-       "CUDA_DEVICE_MAX_CONNECTIONS": "1", "PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:512"}
+LAB = {
+    "NCCL_IB_DISABLE": "1",
+    "NCCL_P2P_DISABLE": "1",
+    "NCCL_NET_GDR_LEVEL": "0",
+    "NCCL_BUFFSIZE": "4194304",
+    "NCCL_MIN_NCHANNELS": "4",
+    "NCCL_NSOCKS_PERTHREAD": "4",
+    "NCCL_SOCKET_NTHREADS": "4",
+    "NCCL_SOCKET_IFNAME": None,
+    "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+    "PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:512",
+}
 NETWORKS = ("wan", "site")
 PATHS = {network: ROOT / "k8s" / "manifests" / "network" / f"{network}.env" for network in NETWORKS}
 PAGE = (ROOT / "docs" / "nccl.md").read_text()
@@ -33,7 +42,9 @@ def verdicts_of_file(network: str) -> dict[str, tuple[str, str]]:
 def verdicts_of_page() -> dict[str, dict[str, tuple[str, str]]]:
     """Network -> variable -> (verdict, NAME=value), of the table."""
     found: dict[str, dict[str, tuple[str, str]]] = {network: {} for network in NETWORKS}
-    for name, lab, *cells in re.findall(r"^\| `([A-Z0-9_]+)` \|(.*?)\|(.*?)\|(.*?)\|$", PAGE, re.MULTILINE):
+    for name, lab, *cells in re.findall(
+        r"^\| `([A-Z0-9_]+)` \|(.*?)\|(.*?)\|(.*?)\|$", PAGE, re.MULTILINE
+    ):
         assert lab.strip().strip("`") == (LAB[name] or ""), name
         for network, cell in zip(NETWORKS, cells, strict=True):
             match = re.fullmatch(r" (kept|changed|dropped)(?:: `(\S+)`)? ", cell)
@@ -62,11 +73,15 @@ def test_a_verdict_is_what_the_file_does(network: str) -> None:
             new, _, value = line.partition("=")
             assert is_set.get(new) == value and (new, value) != (name, LAB[name]), name
     lines = {line for _, line in verdicts_of_file(network).values() if line}
-    assert lines == {f"{name}={value}" for name, value in is_set.items()}  # and it does nothing else
+    assert lines == {
+        f"{name}={value}" for name, value in is_set.items()
+    }  # and it does nothing else
 
 
 @pytest.mark.parametrize("network", NETWORKS)
-def test_what_costs_bandwidth_inside_a_node_is_set_nowhere_and_sockets_are_within_the_limit(network: str) -> None:
+def test_what_costs_bandwidth_inside_a_node_is_set_nowhere_and_sockets_are_within_the_limit(
+    network: str,
+) -> None:
     is_set = values(network)
     assert "NCCL_P2P_DISABLE" not in is_set and "CUDA_DEVICE_MAX_CONNECTIONS" not in is_set
     assert int(is_set["NCCL_SOCKET_NTHREADS"]) <= 16
@@ -76,7 +91,11 @@ def test_what_costs_bandwidth_inside_a_node_is_set_nowhere_and_sockets_are_withi
 
 def test_infiniband_is_for_one_site_and_never_between_sites() -> None:
     assert values("wan")["NCCL_IB_DISABLE"] == "1" and values("wan")["NCCL_SOCKET_IFNAME"] == "eth0"
-    assert not [name for name in values("site") if name in ("NCCL_IB_DISABLE", "NCCL_NET_GDR_LEVEL", "NCCL_NET")]
+    assert not [
+        name
+        for name in values("site")
+        if name in ("NCCL_IB_DISABLE", "NCCL_NET_GDR_LEVEL", "NCCL_NET")
+    ]
 
 
 def test_the_page_gives_a_reason_for_each() -> None:
@@ -89,4 +108,7 @@ def test_the_page_gives_a_reason_for_each() -> None:
 def test_the_computed_numbers_of_the_page_are_so() -> None:
     per_channel = 4 * 2**20 * 8 / 0.03 / 1e9  # Gbit/s: one buffer in each 30 ms
     said = re.search(r"at most ([\d.]+)\s+Gbit/s, four of them ([\d.]+) \(computed", PAGE)
-    assert said and [float(number) for number in said.groups()] == [round(per_channel, 1), round(4 * per_channel, 1)]
+    assert said and [float(number) for number in said.groups()] == [
+        round(per_channel, 1),
+        round(4 * per_channel, 1),
+    ]

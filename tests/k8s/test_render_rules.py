@@ -12,27 +12,56 @@ from typing import Any
 import kubernetes_validate
 import pytest
 
+from k8s.cluster.job_spec import cluster_config
 from k8s.cluster.kubectl import kubectl
 from k8s.cluster.render import claim, objects, reader_pod, render
-from k8s.cluster.job_spec import cluster_config
-from tests.cluster_sim.cluster import Cluster
 from settings.declare import ROOT
+from tests.cluster_sim.cluster import Cluster
 
 IMAGE = "registry.example.org/lab/pure-transformer:v1"
 SECRETS = {"HF_TOKEN": "hf-not-to-be-seen", "WANDB_API_KEY": "key-not-to-be-seen"}
 SHAPES: dict[str, dict[str, str]] = {
     "nrp": {},
-    "nrp-2x4": {"NODES": "2", "GPUS_PER_NODE": "4", "GPU_RESOURCE": "nvidia.com/a100", "NAMESPACE": "lab",
-                "IMAGE_PULL_SECRET": "login", "TOLERATIONS": "nautilus.io/hardware=a100,b",
-                "PRIORITY_CLASS": "low", "STORAGE_CLASS": "a.b"},
-    "single-node": {"NODES": "1", "GPUS_PER_NODE": "8"}, "pinned-site": {"SITE": "UCSD.Example_1"},
+    "nrp-2x4": {
+        "NODES": "2",
+        "GPUS_PER_NODE": "4",
+        "GPU_RESOURCE": "nvidia.com/a100",
+        "NAMESPACE": "lab",
+        "IMAGE_PULL_SECRET": "login",
+        "TOLERATIONS": "nautilus.io/hardware=a100,b",
+        "PRIORITY_CLASS": "low",
+        "STORAGE_CLASS": "a.b",
+    },
+    "single-node": {"NODES": "1", "GPUS_PER_NODE": "8"},
+    "pinned-site": {"SITE": "UCSD.Example_1"},
     "cpu-smoke": {"PRESET": "tiny", "DEVICE": "cpu", "NODES": "2"},
-    "diloco": {"SYNC": "diloco", "TOLERATIONS": "a", "IMAGE_PULL_SECRET": "login", "NAMESPACE": "lab"},
-    "diloco on cpu": {"SYNC": "diloco", "PRESET": "tiny", "DEVICE": "cpu", "NODES": "2", "GPUS_PER_NODE": "1",
-                      "JOB_NAME": "small"},
+    "diloco": {
+        "SYNC": "diloco",
+        "TOLERATIONS": "a",
+        "IMAGE_PULL_SECRET": "login",
+        "NAMESPACE": "lab",
+    },
+    "diloco on cpu": {
+        "SYNC": "diloco",
+        "PRESET": "tiny",
+        "DEVICE": "cpu",
+        "NODES": "2",
+        "GPUS_PER_NODE": "1",
+        "JOB_NAME": "small",
+    },
     "longest diloco": {"SYNC": "diloco", "JOB_NAME": "k" * 50},
-    "finetune": {"MODEL": "/volume/m", "DATA": "an-owner/chats", "PRESET": "glm-4.5-air-16xh200", "NODES": "2"},
-    "longest": {"JOB_NAME": "j" * 50, "NODES": "4096", "GPUS_PER_NODE": "1", "BATCH_TOKENS": str(4096 * 2048)},
+    "finetune": {
+        "MODEL": "/volume/m",
+        "DATA": "an-owner/chats",
+        "PRESET": "glm-4.5-air-16xh200",
+        "NODES": "2",
+    },
+    "longest": {
+        "JOB_NAME": "j" * 50,
+        "NODES": "4096",
+        "GPUS_PER_NODE": "1",
+        "BATCH_TOKENS": str(4096 * 2048),
+    },
 }
 Things = list[dict[str, Any]]
 
@@ -54,6 +83,7 @@ def rendered(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 # ---- Schemas
 
+
 @pytest.mark.parametrize("version", ["1.29", "1.32", "1.37"])
 def test_the_api_knows_every_field(rendered: dict[str, str], version: str) -> None:
     checked = 0
@@ -65,19 +95,34 @@ def test_the_api_knows_every_field(rendered: dict[str, str], version: str) -> No
 
 
 def test_the_api_takes_every_shape_and_changes_nothing_when_it_is_sent_again(
-        rendered: dict[str, str], cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    rendered: dict[str, str], cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, value in cluster.env.items():
         monkeypatch.setenv(name, value)
-    names = [f"{shape}{part}" for shape in ("nrp", "longest", "diloco on cpu", "longest diloco")
-             for part in (": claim", "", ": data", ": reader")]
+    names = [
+        f"{shape}{part}"
+        for shape in ("nrp", "longest", "diloco on cpu", "longest diloco")
+        for part in (": claim", "", ": data", ": reader")
+    ]
     for name in names:
         for _ in range(2):
             done = kubectl("apply", "--server-side", "-f", "-", stdin=rendered[name])
             assert done.code == 0, (name, done.err)
-    sent = {(thing["kind"], thing["metadata"]["name"]) for name in names for thing in objects(rendered[name])}
-    assert {(kind, thing["metadata"]["name"]) for kind in {kind for kind, _ in sent}
-            for thing in cluster.objects(kind)} >= sent
-    job = next(thing for thing in cluster.objects("Job") if thing["metadata"]["name"] == "pure-transformer-8xa100")
+    sent = {
+        (thing["kind"], thing["metadata"]["name"])
+        for name in names
+        for thing in objects(rendered[name])
+    }
+    assert {
+        (kind, thing["metadata"]["name"])
+        for kind in {kind for kind, _ in sent}
+        for thing in cluster.objects(kind)
+    } >= sent
+    job = next(
+        thing
+        for thing in cluster.objects("Job")
+        if thing["metadata"]["name"] == "pure-transformer-8xa100"
+    )
     assert job["metadata"]["generation"] == 1
 
 
@@ -90,18 +135,24 @@ def test_a_field_that_is_not_there_would_be_noticed(rendered: dict[str, str]) ->
 
 # ---- Rules
 
+
 def problems(things: Things) -> set[str]:
     """What is wrong with objects that are to be applied together, in a word or two each."""
-    found = {f"name {thing['metadata']['name']}" for thing in things
-             if not re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", thing["metadata"]["name"])
-             and thing["kind"] != "ConfigMap"}  # which may be longer
+    found = {
+        f"name {thing['metadata']['name']}"
+        for thing in things
+        if not re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", thing["metadata"]["name"])
+        and thing["kind"] != "ConfigMap"
+    }  # which may be longer
     kinds = {thing["kind"]: thing for thing in things if not is_lighthouse(thing)}
     beside = {thing["kind"]: thing for thing in things if is_lighthouse(thing)}
     for job in (thing for thing in things if thing["kind"] == "Job"):
         found |= pod_problems(job["spec"]["template"]["spec"])
     if "Job" in kinds:
         found |= job_problems(kinds["Job"], kinds)
-        several = "subdomain" in kinds["Job"]["spec"]["template"]["spec"]  # and not the one of make data
+        several = (
+            "subdomain" in kinds["Job"]["spec"]["template"]["spec"]
+        )  # and not the one of make data
         if several and kinds["ConfigMap"]["data"].get("SYNC") == "diloco":
             found |= site_problems(kinds, beside)
     for pod in (thing for thing in things if thing["kind"] == "Pod"):
@@ -119,12 +170,20 @@ def job_problems(job: dict[str, Any], kinds: dict[str, Any]) -> set[str]:
         found.add("the policy lets others in")
     if "subdomain" in pod:
         service = kinds.get("Service", {"metadata": {"name": ""}, "spec": {"selector": {}}})
-        environment, first = kinds["ConfigMap"]["data"], f"{job['metadata']['name']}-0.{pod['subdomain']}"
-        if service["metadata"]["name"] != pod["subdomain"] or not service["spec"]["selector"].items() <= labels:
+        environment, first = (
+            kinds["ConfigMap"]["data"],
+            f"{job['metadata']['name']}-0.{pod['subdomain']}",
+        )
+        if (
+            service["metadata"]["name"] != pod["subdomain"]
+            or not service["spec"]["selector"].items() <= labels
+        ):
             found.add("the Service is of other pods")
         if environment.get("MASTER_ADDR", first) != first:
             found.add("pods look for another first one")
-        if service["spec"].get("clusterIP") != "None" or not service["spec"].get("publishNotReadyAddresses"):
+        if service["spec"].get("clusterIP") != "None" or not service["spec"].get(
+            "publishNotReadyAddresses"
+        ):
             found.add("pods have no names before they are ready")
     wishes = pod.get("affinity", {}).get("podAffinity", {})
     for term in wishes.get("preferredDuringSchedulingIgnoredDuringExecution", []):
@@ -138,9 +197,15 @@ def job_problems(job: dict[str, Any], kinds: dict[str, Any]) -> set[str]:
     named = {rule["onExitCodes"]["containerName"] for rule in rules if "onExitCodes" in rule}
     if not named <= {container["name"] for container in pod["containers"]}:
         found.add("a rule is about no container")
-    if [rule["action"] for rule in rules] != ["FailJob", "Ignore"] or "activeDeadlineSeconds" in spec:
+    if [rule["action"] for rule in rules] != [
+        "FailJob",
+        "Ignore",
+    ] or "activeDeadlineSeconds" in spec:
         found.add("the Job ends otherwise than it should")
-    if pod["containers"][0]["envFrom"][0]["configMapRef"]["name"] != kinds["ConfigMap"]["metadata"]["name"]:
+    if (
+        pod["containers"][0]["envFrom"][0]["configMapRef"]["name"]
+        != kinds["ConfigMap"]["metadata"]["name"]
+    ):
         found.add("another ConfigMap")
     return found
 
@@ -158,8 +223,11 @@ def site_problems(kinds: dict[str, Any], beside: dict[str, Any]) -> set[str]:
     env = {one["name"]: one.get("value", "") for one in pod["containers"][0]["env"]}
     # Kubernetes puts in what stands before it in the list, and pods have the names JOB-INDEX.SUBDOMAIN
     names = list(env)
-    if env.get("SITE_ADDR") != f"{kinds['Job']['metadata']['name']}-$(NODE_RANK).{pod['subdomain']}" \
-            or "NODE_RANK" not in names[:names.index("SITE_ADDR")]:
+    if (
+        env.get("SITE_ADDR")
+        != f"{kinds['Job']['metadata']['name']}-$(NODE_RANK).{pod['subdomain']}"
+        or "NODE_RANK" not in names[: names.index("SITE_ADDR")]
+    ):
         found.add("a site has another name")
     if set(beside) != {"Job", "Service"}:
         return found | {"no lighthouse"}
@@ -169,23 +237,31 @@ def site_problems(kinds: dict[str, Any], beside: dict[str, Any]) -> set[str]:
         found.add("the lighthouse has no such name")
     open_ports = {one["containerPort"] for one in there["spec"]["containers"][0]["ports"]}
     if {one["port"] for one in service["ports"]} != {int(port), int(port) + 1} or open_ports != {
-            one.get("targetPort", one["port"]) for one in service["ports"]}:
+        one.get("targetPort", one["port"]) for one in service["ports"]
+    }:
         found.add("the lighthouse has other ports")
-    if not service["selector"].items() <= there["metadata"]["labels"].items() \
-            or service["selector"].items() <= here.items():
+    if (
+        not service["selector"].items() <= there["metadata"]["labels"].items()
+        or service["selector"].items() <= here.items()
+    ):
         found.add("the name leads to other pods")
     if kinds["Service"]["spec"]["selector"].items() <= there["metadata"]["labels"].items():
         found.add("the lighthouse is taken for a site")
     policy = kinds["NetworkPolicy"]["spec"]
-    callers = [peer["podSelector"]["matchLabels"].items() for rule in policy["ingress"] for peer in rule["from"]
-               if "ports" not in rule]
+    callers = [
+        peer["podSelector"]["matchLabels"].items()
+        for rule in policy["ingress"]
+        for peer in rule["from"]
+        if "ports" not in rule
+    ]
     for labels in (here, there["metadata"]["labels"]):
         if not policy["podSelector"]["matchLabels"].items() <= labels.items():
             found.add("no policy holds others off")
         if not any(caller <= labels.items() for caller in callers):
             found.add("a policy keeps pods of the job apart")
     if there["spec"]["containers"][0]["envFrom"] != [
-            {"configMapRef": {"name": kinds["ConfigMap"]["metadata"]["name"]}}]:
+        {"configMapRef": {"name": kinds["ConfigMap"]["metadata"]["name"]}}
+    ]:
         found.add("the lighthouse has other settings")
     if there["spec"]["restartPolicy"] != "OnFailure" or "podFailurePolicy" in beside["Job"]["spec"]:
         found.add("the lighthouse does not come back")
@@ -195,27 +271,45 @@ def site_problems(kinds: dict[str, Any], beside: dict[str, Any]) -> set[str]:
 def pod_problems(pod: dict[str, Any]) -> set[str]:
     """Pod Security's restricted profile, and what keeps a pod from starting."""
     found, context = set(), pod["securityContext"]
-    if not context["runAsNonRoot"] or 0 in (context["runAsUser"], context["runAsGroup"]) \
-            or context["seccompProfile"]["type"] != "RuntimeDefault":
+    if (
+        not context["runAsNonRoot"]
+        or 0 in (context["runAsUser"], context["runAsGroup"])
+        or context["seccompProfile"]["type"] != "RuntimeDefault"
+    ):
         found.add("not restricted")
     volumes = {volume["name"]: volume for volume in pod["volumes"]}
-    if any(set(volume) & {"hostPath", "secret"} for volume in volumes.values()) or pod.get("hostNetwork"):
+    if any(set(volume) & {"hostPath", "secret"} for volume in volumes.values()) or pod.get(
+        "hostNetwork"
+    ):
         found.add("not restricted")
     for container in pod["containers"]:
         own = container["securityContext"]
-        if own["allowPrivilegeEscalation"] or own["capabilities"]["drop"] != ["ALL"] \
-                or not own["readOnlyRootFilesystem"]:
+        if (
+            own["allowPrivilegeEscalation"]
+            or own["capabilities"]["drop"] != ["ALL"]
+            or not own["readOnlyRootFilesystem"]
+        ):
             found.add("not restricted")
         mounted = [mount["name"] for mount in container["volumeMounts"]]
         places = {mount["mountPath"] for mount in container["volumeMounts"]}
         if sorted(mounted) != sorted(volumes) or len(places) != len(mounted):
             found.add("mounts")
         resources = container["resources"]
-        if resources["requests"] != resources["limits"] or not {"cpu", "memory", "ephemeral-storage"} <= set(
-                resources["limits"]) or not all(isinstance(amount, str) for amount in resources["limits"].values()):
+        if (
+            resources["requests"] != resources["limits"]
+            or not {"cpu", "memory", "ephemeral-storage"} <= set(resources["limits"])
+            or not all(isinstance(amount, str) for amount in resources["limits"].values())
+        ):
             found.add("resources")
-        shared = [volume["emptyDir"] for volume in volumes.values() if volume.get("emptyDir", {}).get("medium")]
-        if any(int(each["sizeLimit"][:-2]) >= int(resources["limits"]["memory"][:-2]) for each in shared):
+        shared = [
+            volume["emptyDir"]
+            for volume in volumes.values()
+            if volume.get("emptyDir", {}).get("medium")
+        ]
+        if any(
+            int(each["sizeLimit"][:-2]) >= int(resources["limits"]["memory"][:-2])
+            for each in shared
+        ):
             found.add("shared memory beyond memory")
     if pod["automountServiceAccountToken"] or pod["enableServiceLinks"]:
         found.add("knows the API")
@@ -223,11 +317,14 @@ def pod_problems(pod: dict[str, Any]) -> set[str]:
 
 
 def test_every_shape_keeps_the_rules(rendered: dict[str, str]) -> None:
-    assert {name: found for name, text in rendered.items() if (found := problems(objects(text)))} == {}
+    assert {
+        name: found for name, text in rendered.items() if (found := problems(objects(text)))
+    } == {}
 
 
 def damage(path: str, value: Any) -> Callable[[Things], None]:
     """Set a field, found by kind and then by keys, or delete it (value ...)."""
+
     def apply(things: Things) -> None:
         kind, *keys = path.split(".")
         at: Any = next(thing for thing in things if thing["kind"] == kind)
@@ -245,29 +342,46 @@ def damage(path: str, value: Any) -> Callable[[Things], None]:
 POD, TRAINER = "Job.spec.template.spec", "Job.spec.template.spec.containers.0"
 
 
-@pytest.mark.parametrize(("path", "value", "said"), [
-    ("Job.metadata.name", "Upper", "name Upper"),
-    ("NetworkPolicy.spec.podSelector.matchLabels.app|kubernetes|io/instance", "x", "the policy is of other pods"),
-    ("Service.metadata.name", "x", "the Service is of other pods"),
-    ("Service.spec.selector.app|kubernetes|io/instance", "x", "the Service is of other pods"),
-    ("Service.spec.publishNotReadyAddresses", ..., "pods have no names before they are ready"),
-    ("ConfigMap.data.MASTER_ADDR", "x", "pods look for another first one"),
-    ("ConfigMap.metadata.name", "x", "another ConfigMap"),
-    ("Job.spec.parallelism", 1, "not all pods at once"),
-    (f"{POD}.restartPolicy", "OnFailure", "the API refuses a policy by exit codes so"),
-    ("Job.spec.podFailurePolicy.rules.0.onExitCodes.containerName", "x", "a rule is about no container"),
-    ("Job.spec.activeDeadlineSeconds", 5, "the Job ends otherwise than it should"),
-    (f"{POD}.affinity.podAffinity.preferredDuringSchedulingIgnoredDuringExecution.0.podAffinityTerm.labelSelector"
-     ".matchLabels.app|kubernetes|io/instance", "x", "near to other pods"),
-    (f"{POD}.securityContext.runAsUser", 0, "not restricted"),
-    (f"{TRAINER}.securityContext.readOnlyRootFilesystem", False, "not restricted"),
-    (f"{TRAINER}.volumeMounts.0", ..., "mounts"),
-    (f"{TRAINER}.resources.limits.cpu", "17", "resources"),
-    (f"{TRAINER}.resources.limits.nvidia|com/gpu", 2, "resources"),
-    (f"{POD}.volumes.2.emptyDir.sizeLimit", "96Gi", "shared memory beyond memory"),
-    (f"{POD}.automountServiceAccountToken", True, "knows the API"),
-])
-def test_a_rule_that_is_broken_is_noticed(rendered: dict[str, str], path: str, value: Any, said: str) -> None:
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        ("Job.metadata.name", "Upper", "name Upper"),
+        (
+            "NetworkPolicy.spec.podSelector.matchLabels.app|kubernetes|io/instance",
+            "x",
+            "the policy is of other pods",
+        ),
+        ("Service.metadata.name", "x", "the Service is of other pods"),
+        ("Service.spec.selector.app|kubernetes|io/instance", "x", "the Service is of other pods"),
+        ("Service.spec.publishNotReadyAddresses", ..., "pods have no names before they are ready"),
+        ("ConfigMap.data.MASTER_ADDR", "x", "pods look for another first one"),
+        ("ConfigMap.metadata.name", "x", "another ConfigMap"),
+        ("Job.spec.parallelism", 1, "not all pods at once"),
+        (f"{POD}.restartPolicy", "OnFailure", "the API refuses a policy by exit codes so"),
+        (
+            "Job.spec.podFailurePolicy.rules.0.onExitCodes.containerName",
+            "x",
+            "a rule is about no container",
+        ),
+        ("Job.spec.activeDeadlineSeconds", 5, "the Job ends otherwise than it should"),
+        (
+            f"{POD}.affinity.podAffinity.preferredDuringSchedulingIgnoredDuringExecution.0.podAffinityTerm.labelSelector"
+            ".matchLabels.app|kubernetes|io/instance",
+            "x",
+            "near to other pods",
+        ),
+        (f"{POD}.securityContext.runAsUser", 0, "not restricted"),
+        (f"{TRAINER}.securityContext.readOnlyRootFilesystem", False, "not restricted"),
+        (f"{TRAINER}.volumeMounts.0", ..., "mounts"),
+        (f"{TRAINER}.resources.limits.cpu", "17", "resources"),
+        (f"{TRAINER}.resources.limits.nvidia|com/gpu", 2, "resources"),
+        (f"{POD}.volumes.2.emptyDir.sizeLimit", "96Gi", "shared memory beyond memory"),
+        (f"{POD}.automountServiceAccountToken", True, "knows the API"),
+    ],
+)
+def test_a_rule_that_is_broken_is_noticed(
+    rendered: dict[str, str], path: str, value: Any, said: str
+) -> None:
     things = copy.deepcopy(objects(rendered["nrp"]))
     damage(path, value)(things)
     assert said in problems(things)
@@ -276,28 +390,70 @@ def test_a_rule_that_is_broken_is_noticed(rendered: dict[str, str], path: str, v
 OF_SITES, AT = "app|kubernetes|io", "spec.template.spec.containers.0"
 
 
-@pytest.mark.parametrize(("beside", "path", "value", "said"), [
-    (False, "ConfigMap.data.SITES", "3", "not a site a pod"),
-    (False, f"Job.{AT}.env.4.value", "job-$(NODE_RANK)", "a site has another name"),
-    (False, f"Job.{AT}.env.0.name", "SITE_ADDR", "a site has another name"),
-    (False, "ConfigMap.data.LIGHTHOUSE", "lighthouse:29510", "the lighthouse has no such name"),
-    (False, "ConfigMap.data.LIGHTHOUSE", "pure-transformer-8xa100-lighthouse:29511", "the lighthouse has other ports"),
-    (True, "Service.spec.ports.1.port", 29512, "the lighthouse has other ports"),
-    (True, f"Job.{AT}.ports.0.containerPort", 29500, "the lighthouse has other ports"),
-    (True, f"Service.spec.selector.{OF_SITES}/component", "trainer", "the name leads to other pods"),
-    (True, f"Job.spec.template.metadata.labels.{OF_SITES}/component", "trainer", "the lighthouse is taken for a site"),
-    (True, f"Job.spec.template.metadata.labels.{OF_SITES}/instance", "x", "a policy keeps pods of the job apart"),
-    (False, f"NetworkPolicy.spec.podSelector.matchLabels.{OF_SITES}/component", "trainer",
-     "no policy holds others off"),
-    (False, f"NetworkPolicy.spec.ingress.0.from.0.podSelector.matchLabels.{OF_SITES}/component", "trainer",
-     "a policy keeps pods of the job apart"),
-    (False, "NetworkPolicy.spec.ingress.0.ports", [{"port": 29510}], "a policy keeps pods of the job apart"),
-    (True, f"Job.{AT}.envFrom.0.configMapRef.name", "x", "the lighthouse has other settings"),
-    (True, "Job.spec.template.spec.restartPolicy", "Never", "the lighthouse does not come back"),
-    (True, f"Job.{AT}.securityContext.readOnlyRootFilesystem", False, "not restricted"),
-])
-def test_a_rule_of_several_sites_that_is_broken_is_noticed(rendered: dict[str, str], beside: bool, path: str,
-                                                           value: Any, said: str) -> None:
+@pytest.mark.parametrize(
+    ("beside", "path", "value", "said"),
+    [
+        (False, "ConfigMap.data.SITES", "3", "not a site a pod"),
+        (False, f"Job.{AT}.env.4.value", "job-$(NODE_RANK)", "a site has another name"),
+        (False, f"Job.{AT}.env.0.name", "SITE_ADDR", "a site has another name"),
+        (False, "ConfigMap.data.LIGHTHOUSE", "lighthouse:29510", "the lighthouse has no such name"),
+        (
+            False,
+            "ConfigMap.data.LIGHTHOUSE",
+            "pure-transformer-8xa100-lighthouse:29511",
+            "the lighthouse has other ports",
+        ),
+        (True, "Service.spec.ports.1.port", 29512, "the lighthouse has other ports"),
+        (True, f"Job.{AT}.ports.0.containerPort", 29500, "the lighthouse has other ports"),
+        (
+            True,
+            f"Service.spec.selector.{OF_SITES}/component",
+            "trainer",
+            "the name leads to other pods",
+        ),
+        (
+            True,
+            f"Job.spec.template.metadata.labels.{OF_SITES}/component",
+            "trainer",
+            "the lighthouse is taken for a site",
+        ),
+        (
+            True,
+            f"Job.spec.template.metadata.labels.{OF_SITES}/instance",
+            "x",
+            "a policy keeps pods of the job apart",
+        ),
+        (
+            False,
+            f"NetworkPolicy.spec.podSelector.matchLabels.{OF_SITES}/component",
+            "trainer",
+            "no policy holds others off",
+        ),
+        (
+            False,
+            f"NetworkPolicy.spec.ingress.0.from.0.podSelector.matchLabels.{OF_SITES}/component",
+            "trainer",
+            "a policy keeps pods of the job apart",
+        ),
+        (
+            False,
+            "NetworkPolicy.spec.ingress.0.ports",
+            [{"port": 29510}],
+            "a policy keeps pods of the job apart",
+        ),
+        (True, f"Job.{AT}.envFrom.0.configMapRef.name", "x", "the lighthouse has other settings"),
+        (
+            True,
+            "Job.spec.template.spec.restartPolicy",
+            "Never",
+            "the lighthouse does not come back",
+        ),
+        (True, f"Job.{AT}.securityContext.readOnlyRootFilesystem", False, "not restricted"),
+    ],
+)
+def test_a_rule_of_several_sites_that_is_broken_is_noticed(
+    rendered: dict[str, str], beside: bool, path: str, value: Any, said: str
+) -> None:
     things = copy.deepcopy(objects(rendered["diloco"]))
     damage(path, value)([thing for thing in things if is_lighthouse(thing) == beside])
     assert said in problems(things)
@@ -310,6 +466,7 @@ def test_sites_without_a_lighthouse_are_noticed(rendered: dict[str, str]) -> Non
 
 # ---- Exit codes, secrets, and the files themselves
 
+
 def exit_codes(script: str) -> set[int]:
     """The codes that the head of a script names: `exits: 0 done, 64 bad setting, ...`."""
     head = (ROOT / "scripts" / script).read_text().split("set -euo pipefail")[0]
@@ -317,37 +474,58 @@ def exit_codes(script: str) -> set[int]:
     return {int(code) for code in re.findall(r"[\s,](\d{1,3}) [a-z]", listed)}
 
 
-def test_the_job_ends_at_once_by_codes_that_the_launcher_really_gives(rendered: dict[str, str]) -> None:
+def test_the_job_ends_at_once_by_codes_that_the_launcher_really_gives(
+    rendered: dict[str, str],
+) -> None:
     given = exit_codes("train.sh")
     assert given == {0, 64, 69, 70, 75, 78, 143}
     for name, text in rendered.items():
-        for job in (thing for thing in objects(text) if thing["kind"] == "Job" and not is_lighthouse(thing)):
+        for job in (
+            thing for thing in objects(text) if thing["kind"] == "Job" and not is_lighthouse(thing)
+        ):
             rule, ignored = job["spec"]["podFailurePolicy"]["rules"]
             codes = set(rule["onExitCodes"]["values"])
             # another try may mend 69, 75, 143, and any other; of a site 70 too, which the others do without meanwhile
             of_sites = job["metadata"]["annotations"].get("pure-transformer/sync") == "diloco"
             assert codes == ({64, 78} if of_sites else {64, 70, 78}) and codes < given, name
             assert ignored["onPodConditions"] == [{"type": "DisruptionTarget", "status": "True"}]
-    retried = re.search(r"^\s*([0-9 |]+)\) return 0 ;;", (ROOT / "scripts" / "launch.sh").read_text(), re.MULTILINE)
-    assert retried and {64, 70, 78} <= set(map(int, retried[1].split("|")))  # nor does the launcher itself try again
+    retried = re.search(
+        r"^\s*([0-9 |]+)\) return 0 ;;", (ROOT / "scripts" / "launch.sh").read_text(), re.MULTILINE
+    )
+    assert retried and {64, 70, 78} <= set(
+        map(int, retried[1].split("|"))
+    )  # nor does the launcher itself try again
 
 
 def test_no_secret_is_in_anything_that_is_sent(rendered: dict[str, str]) -> None:
     assert len(rendered) == 4 * len(SHAPES)
     assert [name for name, text in rendered.items() if "not-to-be-seen" in text] == []
-    assert not [name for name, text in rendered.items() if "kind: Secret" in text or "'Secret'" in text]
+    assert not [
+        name for name, text in rendered.items() if "kind: Secret" in text or "'Secret'" in text
+    ]
 
 
 def test_yamllint_has_nothing_to_say() -> None:
-    done = subprocess.run([sys.executable, "-m", "yamllint", "--strict", "k8s"], cwd=ROOT, capture_output=True,
-                          text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "yamllint", "--strict", "k8s"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (done.returncode, done.stdout) == (0, "")
 
 
 def test_every_manifest_is_used() -> None:
     """By a kustomization or by render.py; a file that nobody reads would be changed in vain."""
-    written = {path.relative_to(ROOT / "k8s" / "manifests").as_posix() for path in (ROOT / "k8s" / "manifests").rglob("*.yaml")}
-    used = {f"fields/{name}.yaml" for name in re.findall(r'"(\w+)"', (ROOT / "k8s" / "cluster" / "render.py").read_text())}
+    written = {
+        path.relative_to(ROOT / "k8s" / "manifests").as_posix()
+        for path in (ROOT / "k8s" / "manifests").rglob("*.yaml")
+    }
+    used = {
+        f"fields/{name}.yaml"
+        for name in re.findall(r'"(\w+)"', (ROOT / "k8s" / "cluster" / "render.py").read_text())
+    }
     for path in (ROOT / "k8s").rglob("kustomization.yaml"):
         folder = path.parent.relative_to(ROOT / "k8s" / "manifests").as_posix()
         used |= {f"{folder}/{name}" for name in re.findall(r"[\w-]+\.yaml", path.read_text())}
@@ -356,4 +534,7 @@ def test_every_manifest_is_used() -> None:
 
 
 def test_render_leaves_the_repository_as_it_is(rendered: dict[str, str]) -> None:
-    assert not list(Path(ROOT / "k8s").rglob("values.yaml")) and not (ROOT / "k8s" / "manifests" / "kustomization.yaml").exists()
+    assert (
+        not list(Path(ROOT / "k8s").rglob("values.yaml"))
+        and not (ROOT / "k8s" / "manifests" / "kustomization.yaml").exists()
+    )

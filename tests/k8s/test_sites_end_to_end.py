@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 
-from tests.k8s.test_end_to_end import IMAGE, Lab
 from record import reader
 from record.run_paths import RunPaths
+from tests.k8s.test_end_to_end import IMAGE, Lab
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="pods need /proc")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="pods need /proc"),
+]
 
 SITES, RUN, NAME = 3, "apart", "job-apart-lighthouse"
 ASKED = {"SYNC": "diloco", "SYNC_EVERY": "10", "SITE_WAIT_S": "20", "SYNC_TIMEOUT_S": "100"}
@@ -34,25 +37,38 @@ class Sites:
 
     def exchanges(self, site: int, of: int, beyond: int = 0) -> Records:
         """Those that counted, of so many sites."""
-        return [r for r in self.events(site, "sync")
-                if r["committed"] and r["sites"] == of and r["outer_step"] > beyond]
+        return [
+            r
+            for r in self.events(site, "sync")
+            if r["committed"] and r["sites"] == of and r["outer_step"] > beyond
+        ]
 
     def last(self, site: int) -> int:
-        return max((r["outer_step"] for r in self.events(site, "sync") if r["committed"]), default=0)
+        return max(
+            (r["outer_step"] for r in self.events(site, "sync") if r["committed"]), default=0
+        )
 
     def until(self, sites: list[int], of: int, count: int, what: str) -> None:
         """Wait until each of these sites has made so many more exchanges with so many of them."""
         begun = {site: self.last(site) for site in sites}
-        self.lab.until(lambda: all(len(self.exchanges(site, of, begun[site])) >= count for site in sites), what)
+        self.lab.until(
+            lambda: all(len(self.exchanges(site, of, begun[site])) >= count for site in sites), what
+        )
 
     def lighthouses(self) -> list[dict[str, Any]]:
-        return [pod for pod in self.lab.cluster.objects("Pod")
-                if pod["metadata"]["labels"].get("job-name") == NAME]
+        return [
+            pod
+            for pod in self.lab.cluster.objects("Pod")
+            if pod["metadata"]["labels"].get("job-name") == NAME
+        ]
 
     def left(self) -> set[tuple[str, str]]:
         """What there is of the run in the cluster."""
-        return {(kind, thing["metadata"]["name"]) for kind in ("Job", "Pod", "Service")
-                for thing in self.lab.cluster.objects(kind)}
+        return {
+            (kind, thing["metadata"]["name"])
+            for kind in ("Job", "Pod", "Service")
+            for thing in self.lab.cluster.objects(kind)
+        }
 
 
 @dataclasses.dataclass
@@ -95,28 +111,48 @@ def story(sites: Sites) -> Story:
     lab.kubelet.images.add(IMAGE)
     sites.until(everybody, SITES, 2, "the third is back")
     back, after = lab.uids(RUN), sites.last(0)
-    lighthouse, = sites.lighthouses()
+    (lighthouse,) = sites.lighthouses()
     lab.kubelet.kill(lighthouse["metadata"]["name"])
     sites.until(everybody, SITES, 2, "the lighthouse is back")
     told = lab.make("status", RUN)
-    seen = [(pod["metadata"]["uid"], pod["status"]["containerStatuses"][0]["restartCount"])
-            for pod in (lighthouse, *sites.lighthouses())]
+    seen = [
+        (pod["metadata"]["uid"], pod["status"]["containerStatuses"][0]["restartCount"])
+        for pod in (lighthouse, *sites.lighthouses())
+    ]
     stopped = lab.make("stop", RUN)
-    return Story(begun, lost, alone, back, after, seen, told, stopped, sites.left(),
-                 {site: sites.events(site) for site in everybody})
+    return Story(
+        begun,
+        lost,
+        alone,
+        back,
+        after,
+        seen,
+        told,
+        stopped,
+        sites.left(),
+        {site: sites.events(site) for site in everybody},
+    )
 
 
 def test_a_lost_site_stops_nobody(story: Story) -> None:
     assert set(story.begun) == {0, 1, 2} and {index: story.lost[index] for index in (0, 1)} == {
-        index: story.begun[index] for index in (0, 1)}
+        index: story.begun[index] for index in (0, 1)
+    }
     assert len(story.alone) >= 2 and all(r["sites"] == 2 for r in story.alone)
 
 
 def test_it_comes_back_and_stands_where_the_others_do(sites: Sites, story: Story) -> None:
     assert story.back[2] != story.begun[2] and {index: story.back[index] for index in (0, 1)} == {
-        index: story.begun[index] for index in (0, 1)}
-    hashes = [{(r["outer_step"], r["fragment"]): r["hash"] for r in story.ended[site]
-               if r["event"] == "sync" and r["committed"]} for site in range(SITES)]
+        index: story.begun[index] for index in (0, 1)
+    }
+    hashes = [
+        {
+            (r["outer_step"], r["fragment"]): r["hash"]
+            for r in story.ended[site]
+            if r["event"] == "sync" and r["committed"]
+        }
+        for site in range(SITES)
+    ]
     together = set.intersection(*map(set, hashes))
     assert len([outer for outer, _ in together if outer > story.alone[-1]["outer_step"]]) >= 4
     assert all(hashes[0][key] == hashes[1][key] == hashes[2][key] for key in together)
@@ -134,7 +170,9 @@ def test_the_lighthouse_is_started_again_where_it_was(story: Story) -> None:
 
 def test_status_tells_of_each_site(story: Story) -> None:
     assert "running: all 3 pods run" in story.told and f"Job {NAME}" in story.told
-    assert "site 1 " in story.told and "site 2 " in story.told and "last exchange: step" in story.told
+    assert (
+        "site 1 " in story.told and "site 2 " in story.told and "last exchange: step" in story.told
+    )
     assert "of 3 sites" in story.told and "every step waits" not in story.told
 
 
@@ -148,10 +186,18 @@ def test_a_stop_saves_at_all_sites_and_leaves_nothing_of_the_lighthouse(story: S
 
 
 def test_a_run_that_is_done_leaves_no_lighthouse_either(sites: Sites, story: Story) -> None:
-    saved = [max(r["step"] for r in records if r["event"] == "checkpoint") for records in story.ended.values()]
+    saved = [
+        max(r["step"] for r in records if r["event"] == "checkpoint")
+        for records in story.ended.values()
+    ]
     lab = sites.lab
     lab.make("train-8xa100", RUN, MAX_STEPS=str(max(saved) + 15), **ASKED)
     lab.until(lambda: "Complete" in lab.conditions(RUN), "the run is done")
-    assert {site: sites.events(site)[-1]["reason"] for site in range(SITES)} == dict.fromkeys(range(SITES), "done")
-    lab.until(lambda: ("Job", NAME) not in sites.left() and not sites.lighthouses(), "the lighthouse has gone")
+    assert {site: sites.events(site)[-1]["reason"] for site in range(SITES)} == dict.fromkeys(
+        range(SITES), "done"
+    )
+    lab.until(
+        lambda: ("Job", NAME) not in sites.left() and not sites.lighthouses(),
+        "the lighthouse has gone",
+    )
     assert lab.made(RUN) >= 2 * SITES + 1 and "done" in lab.make("status", RUN)

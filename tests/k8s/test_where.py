@@ -38,12 +38,16 @@ def test_a_run_that_was_sent_is_the_clusters_and_one_of_here_is_local(runs: Path
     train_here(runs, "tiny")
     send(runs, "sent")
     assert not place(runs).cluster and place(runs).paths.name == "tiny"
-    assert place(runs, RUN_NAME="sent").cluster and place(runs, RUN_NAME="sent").paths.name == "sent"
+    assert (
+        place(runs, RUN_NAME="sent").cluster and place(runs, RUN_NAME="sent").paths.name == "sent"
+    )
     assert not place(runs, RUN_NAME="sent", WHERE="local").cluster
     assert place(runs, RUN_NAME="tiny", WHERE="cluster").cluster
 
 
-def test_without_a_run_of_the_name_that_of_make_train_8xa100_is_meant_where_it_was_sent(runs: Path) -> None:
+def test_without_a_run_of_the_name_that_of_make_train_8xa100_is_meant_where_it_was_sent(
+    runs: Path,
+) -> None:
     assert not place(runs).cluster  # nothing anywhere: the local command says so
     send(runs, "xlarge-8xa100")
     found = place(runs)
@@ -56,7 +60,9 @@ def test_without_a_run_of_the_name_that_of_make_train_8xa100_is_meant_where_it_w
 
 def test_the_cluster_can_be_meant_without_a_note(runs: Path) -> None:
     found = place(runs, WHERE="cluster")
-    assert found.cluster and found.sent == {} and found.value("job_name") == "pure-transformer-8xa100"
+    assert (
+        found.cluster and found.sent == {} and found.value("job_name") == "pure-transformer-8xa100"
+    )
 
 
 def test_a_job_that_has_just_begun_here_is_a_run(runs: Path) -> None:
@@ -84,18 +90,26 @@ def test_what_the_user_says_counts_before_the_note_and_that_before_the_default(r
 
 def test_settings_that_matter_to_training_alone_refuse_nothing(runs: Path) -> None:
     send(runs, "sent")
-    assert place(runs, RUN_NAME="sent", NODES="3", BATCH_TOKENS="12345").cluster  # they do not fit each other
+    assert place(
+        runs, RUN_NAME="sent", NODES="3", BATCH_TOKENS="12345"
+    ).cluster  # they do not fit each other
     with pytest.raises(SettingsError, match="RUN_NAME=a b"):
         place(runs, RUN_NAME="a b")
 
 
-def test_context_and_namespace_of_the_note_are_taken_and_said(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_context_and_namespace_of_the_note_are_taken_and_said(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(where, "kubectl", lambda *_: Done(0, "here\nthere\n", ""))
     send(runs, "sent", context="here", namespace="mine")
     assert choose(place(runs, RUN_NAME="sent"), HERE) == ("here", "mine", [])
     send(runs, "sent", context="here", namespace="theirs")
     name, namespace, said = choose(place(runs, RUN_NAME="sent"), HERE)
-    assert (name, namespace) == ("here", "theirs") and "kubectl uses mine" in said[0] and "NAMESPACE=theirs" in said[0]
+    assert (
+        (name, namespace) == ("here", "theirs")
+        and "kubectl uses mine" in said[0]
+        and "NAMESPACE=theirs" in said[0]
+    )
     name, namespace, said = choose(place(runs, RUN_NAME="sent", NAMESPACE="said"), HERE)
     assert (name, namespace) == ("here", "said") and "was sent to namespace theirs" in said[0]
     send(runs, "sent", context="there", namespace="theirs")
@@ -104,11 +118,16 @@ def test_context_and_namespace_of_the_note_are_taken_and_said(runs: Path, monkey
     assert "kubectl config use-context there" in said[0]
 
 
-def test_a_context_that_is_gone_is_said_and_the_present_one_used(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_context_that_is_gone_is_said_and_the_present_one_used(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(where, "kubectl", lambda *_: Done(0, "here\n", ""))
     send(runs, "sent", context="gone", namespace="theirs")
     name, namespace, said = choose(place(runs, RUN_NAME="sent"), HERE)
-    assert (name, namespace) == ("here", "theirs") and "which your kubeconfig does not have" in said[0]
+    assert (name, namespace) == (
+        "here",
+        "theirs",
+    ) and "which your kubeconfig does not have" in said[0]
 
 
 def test_without_a_note_kubectls_own_namespace_is_taken(runs: Path) -> None:

@@ -11,10 +11,10 @@ import pytest
 
 from k8s import launch
 from k8s.cluster import nodes
-from tests.cluster_sim.cluster import Cluster
-from tests.cluster_sim.store import Refusal
 from settings.config import Config
 from settings.declare import declared_fields
+from tests.cluster_sim.cluster import Cluster
+from tests.cluster_sim.store import Refusal
 
 A100 = "NVIDIA-A100-SXM4-80GB"
 DIGEST = f"sha256:{'0123456789abcdef' * 4}"
@@ -31,12 +31,25 @@ class Said:
 class User:
     """Calls the commands in this process, so that what they wait for can be made short."""
 
-    def __init__(self, cluster: Cluster, folder: Path, monkeypatch: pytest.MonkeyPatch,
-                 capsys: pytest.CaptureFixture[str]):
-        self.cluster, self.monkeypatch, self.capsys, self.runs = cluster, monkeypatch, capsys, folder / "runs"
+    def __init__(
+        self,
+        cluster: Cluster,
+        folder: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+    ):
+        self.cluster, self.monkeypatch, self.capsys, self.runs = (
+            cluster,
+            monkeypatch,
+            capsys,
+            folder / "runs",
+        )
         (folder / "empty.env").touch()
-        self.settings = {"ENV_FILE": str(folder / "empty.env"), "RUNS_DIR": str(self.runs),
-                         "IMAGE": f"registry.example.org/lab/pure-transformer@{DIGEST}"}
+        self.settings = {
+            "ENV_FILE": str(folder / "empty.env"),
+            "RUNS_DIR": str(self.runs),
+            "IMAGE": f"registry.example.org/lab/pure-transformer@{DIGEST}",
+        }
         for name in declared_fields(Config):
             monkeypatch.delenv(name, raising=False)
         for name, value in {**cluster.env, "NETRC": str(folder / "none")}.items():
@@ -62,8 +75,9 @@ class User:
         return Said(code, *self.capsys.readouterr())
 
     @contextlib.contextmanager
-    def scheduler(self, place: Callable[[int], str | None],
-                  then: Callable[[str], None] | None = None) -> Iterator[None]:
+    def scheduler(
+        self, place: Callable[[int], str | None], then: Callable[[str], None] | None = None
+    ) -> Iterator[None]:
         """Pods of Jobs come, and are put on the node that `place` says for their index, or on none. then: what
         befalls each that has a node; else it runs."""
         self.cluster.start_kubelet(processes=False)
@@ -73,8 +87,12 @@ class User:
             seen: set[str] = set()
             while not over.wait(0.05):
                 for pod in self.cluster.objects("Pod"):
-                    name, index = pod["metadata"]["name"], pod["metadata"]["labels"].get(
-                        "batch.kubernetes.io/job-completion-index", "0")
+                    name, index = (
+                        pod["metadata"]["name"],
+                        pod["metadata"]["labels"].get(
+                            "batch.kubernetes.io/job-completion-index", "0"
+                        ),
+                    )
                     if pod["metadata"]["uid"] in seen:
                         continue
                     seen.add(pod["metadata"]["uid"])
@@ -82,7 +100,9 @@ class User:
                         if (node := place(int(index))) is None:
                             self.cluster.set_pod(name, message=FULL)
                             continue
-                        self.cluster.set_pod(name, node=node, **({} if then else {"phase": "Running"}))
+                        self.cluster.set_pod(
+                            name, node=node, **({} if then else {"phase": "Running"})
+                        )
                         if then:
                             then(name)
 
@@ -101,11 +121,17 @@ class User:
 
 
 @pytest.fixture
-def a_user(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-           capsys: pytest.CaptureFixture[str]) -> User:
+def a_user(
+    cluster: Cluster,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> User:
     """A user of a cluster that has room for the wished shape, and of a launch that waits for no pods."""
-    cluster.nodes({"name": "gpu-0", "zone": "ucsd", "region": "us-west", "product": A100, "gpus": 8},
-                  {"name": "gpu-1", "zone": "ucsd", "region": "us-west", "product": A100, "gpus": 8})
+    cluster.nodes(
+        {"name": "gpu-0", "zone": "ucsd", "region": "us-west", "product": A100, "gpus": 8},
+        {"name": "gpu-1", "zone": "ucsd", "region": "us-west", "product": A100, "gpus": 8},
+    )
     monkeypatch.setattr(launch, "PLACE_S", 0.0)
     monkeypatch.setattr(launch.placement, "LOOK_S", 0.1)
     monkeypatch.setattr(launch.placement, "SETTLE_S", 0.2)

@@ -16,7 +16,14 @@ import pytest
 from settings.declare import ROOT
 
 SOURCE = Path(__file__).parent / "fake_nvml.c"
-PERIOD, BUSY, HIGH, LOW, AHEAD, UPDATE = 1.3, 1.1, 650.0, 250.0, 0.033, 0.1  # seconds and watts, as there
+PERIOD, BUSY, HIGH, LOW, AHEAD, UPDATE = (
+    1.3,
+    1.1,
+    650.0,
+    250.0,
+    0.033,
+    0.1,
+)  # seconds and watts, as there
 
 Environment = Callable[..., dict[str, str]]
 
@@ -30,11 +37,25 @@ def nvml(tmp_path_factory: pytest.TempPathFactory) -> Environment:
     folders = {}
     for old in (False, True):
         folders[old] = tmp_path_factory.mktemp("old" if old else "new")
-        subprocess.run([gcc, "-O1", "-shared", "-fPIC", *["-DOLD"] * old, "-o",
-                        folders[old] / "libnvidia-ml.so.1", SOURCE, "-lm"], check=True)
+        subprocess.run(
+            [
+                gcc,
+                "-O1",
+                "-shared",
+                "-fPIC",
+                *["-DOLD"] * old,
+                "-o",
+                folders[old] / "libnvidia-ml.so.1",
+                SOURCE,
+                "-lm",
+            ],
+            check=True,
+        )
 
     def fake(old: bool = False, **values: object) -> dict[str, str]:
-        return {"LD_LIBRARY_PATH": str(folders[old])} | {f"FAKE_NVML_{name}": str(v) for name, v in values.items()}
+        return {"LD_LIBRARY_PATH": str(folders[old])} | {
+            f"FAKE_NVML_{name}": str(v) for name, v in values.items()
+        }
 
     return fake
 
@@ -44,9 +65,16 @@ def env(tmp_path: Path) -> dict[str, str]:
     """The environment of a user with no settings but a run in tmp_path, and no driver."""
     (tmp_path / "empty.env").touch()
     (tmp_path / "none").mkdir()
-    return {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PYTHONPATH": str(ROOT), "RUNS_DIR": str(tmp_path),
-            "RUN_NAME": "run", "ENV_FILE": str(tmp_path / "empty.env"), "LD_LIBRARY_PATH": str(tmp_path / "none"),
-            "TZ": "UTC"}
+    return {
+        "PATH": os.environ["PATH"],
+        "HOME": str(tmp_path),
+        "PYTHONPATH": str(ROOT),
+        "RUNS_DIR": str(tmp_path),
+        "RUN_NAME": "run",
+        "ENV_FILE": str(tmp_path / "empty.env"),
+        "LD_LIBRARY_PATH": str(tmp_path / "none"),
+        "TZ": "UTC",
+    }
 
 
 class Sampled:
@@ -54,8 +82,13 @@ class Sampled:
 
     def __init__(self, folder: Path, said: str = ""):
         self.said = said
-        self.fast_files, self.slow_files = sorted(folder.glob("gpu_metrics_*.csv")), sorted(folder.glob("gpu_slow_*"))
-        self.sidecars = [json.loads(path.with_suffix(".json").read_text()) for path in self.fast_files]
+        self.fast_files, self.slow_files = (
+            sorted(folder.glob("gpu_metrics_*.csv")),
+            sorted(folder.glob("gpu_slow_*")),
+        )
+        self.sidecars = [
+            json.loads(path.with_suffix(".json").read_text()) for path in self.fast_files
+        ]
         self.about = self.sidecars[-1]
         self.rows, self.slow = rows_of(self.fast_files), rows_of(self.slow_files)
 
@@ -83,13 +116,28 @@ def number(text: str) -> Any:
 @pytest.fixture
 def in_time(nvml: Environment, env: dict[str, str], tmp_path: Path) -> Callable[..., Sampled]:
     """Sample the stand-in for so many seconds of its own time; GPUS and the like are the stand-in's."""
-    def sample(seconds: float, old: bool = False, fake: dict[str, Any] | None = None, **how: Any) -> Sampled:
+
+    def sample(
+        seconds: float, old: bool = False, fake: dict[str, Any] | None = None, **how: Any
+    ) -> Sampled:
         folder = tmp_path / "run"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
-        done = subprocess.run([sys.executable, "-m", "tests.monitor.in_time", str(folder),
-                               json.dumps({"seconds": seconds, **how})], cwd=ROOT, env=env | nvml(old, **(fake or {})),
-                              capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "tests.monitor.in_time",
+                str(folder),
+                json.dumps({"seconds": seconds, **how}),
+            ],
+            cwd=ROOT,
+            env=env | nvml(old, **(fake or {})),
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
         assert done.returncode == 0, done.stderr
         return Sampled(folder, done.stdout)
 
@@ -97,6 +145,7 @@ def in_time(nvml: Environment, env: dict[str, str], tmp_path: Path) -> Callable[
 
 
 # ---- The truth, derived a second time
+
 
 def power(gpu: int, t: float) -> float:
     """Watts at a moment."""

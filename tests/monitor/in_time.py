@@ -48,14 +48,24 @@ def main(folder: str, how: dict[str, Any]) -> None:
     driver = nvml.start()
     devices, _ = nvml.devices(None)
     time = Time(how)
-    sampler = Sampler(devices, how.get("interval_ms", 10), how.get("every", True), {"driver": driver},
-                      lambda line: sys.stdout.write(line + "\n") and None,
-                      Clock(lambda: time.mono, lambda: time.mono + time.offset, time.sleep))
-    recording = Recording(RunPaths(Path(folder)), sampler.columns, sampler.slow_columns, sys.stderr.write)
+    sampler = Sampler(
+        devices,
+        how.get("interval_ms", 10),
+        how.get("every", True),
+        {"driver": driver},
+        lambda line: sys.stdout.write(line + "\n") and None,
+        Clock(lambda: time.mono, lambda: time.mono + time.offset, time.sleep),
+    )
+    recording = Recording(
+        RunPaths(Path(folder)), sampler.columns, sampler.slow_columns, sys.stderr.write
+    )
     sys.stdout.write(f"bytes an hour: {sampler.bytes_per_hour}\n")
     time.began, slots = time.mono, round(how["seconds"] * 1000 / sampler.interval_ms)
-    sampler.run(recording, lambda: "the end" if sampler.slots.slot + 1 >= slots else "",
-                how.get("rotate_bytes", ROTATE_BYTES))
+    sampler.run(
+        recording,
+        lambda: "the end" if sampler.slots.slot + 1 >= slots else "",
+        how.get("rotate_bytes", ROTATE_BYTES),
+    )
 
 
 if __name__ == "__main__":

@@ -12,10 +12,10 @@ from monitor import alert
 from monitor.alert import Alerts, command_of
 from monitor.facts import Fault, Seen
 from monitor.verdict import Verdict
-from tests.monitor.moments import NOW, TRAINING, cluster, node, seen, status
-from settings.config import Config
 from record.run_paths import RunPaths
+from settings.config import Config
 from settings.declare import SettingsError
+from tests.monitor.moments import NOW, TRAINING, cluster, node, seen, status
 
 HANGS = Fault("hanging", "hanging: no step for 4:10", "make logs", failing=True)
 HOT = Fault("throttled-heat", "GPU 3 is throttled by heat", "look at fans", "node 1")
@@ -47,7 +47,11 @@ class Bell:
 
     @property
     def names(self) -> list[str]:
-        return [line.split("|")[3] for line in self.rung.read_text().splitlines()] if self.rung.exists() else []
+        return (
+            [line.split("|")[3] for line in self.rung.read_text().splitlines()]
+            if self.rung.exists()
+            else []
+        )
 
 
 @pytest.fixture
@@ -62,6 +66,7 @@ def at(minutes: float, attempt: int = 0) -> Seen:
 
 # ---- What rings
 
+
 def test_a_new_fault_rings_once_with_a_sentence_and_its_facts(bell: Bell) -> None:
     alerts = bell.alerts()
     for minute in range(3):
@@ -69,7 +74,8 @@ def test_a_new_fault_rings_once_with_a_sentence_and_its_facts(bell: Bell) -> Non
     assert alerts.close() == []
     assert bell.rung.read_text().splitlines() == [
         "1|big: hanging: no step for 4:10; next: make logs|big|hanging||1|make logs",
-        "1|big: GPU 3 is throttled by heat; next: look at fans|big|throttled-heat|node 1|0|look at fans"]
+        "1|big: GPU 3 is throttled by heat; next: look at fans|big|throttled-heat|node 1|0|look at fans",
+    ]
 
 
 def test_other_numbers_make_no_other_fault_and_another_node_does(bell: Bell) -> None:
@@ -82,9 +88,17 @@ def test_other_numbers_make_no_other_fault_and_another_node_does(bell: Bell) -> 
 
 
 @pytest.mark.parametrize(("away", "rings"), [(4.9, 1), (5.1, 2)])
-def test_a_fault_that_is_back_is_new_after_alert_minutes_only(bell: Bell, away: float, rings: int) -> None:
+def test_a_fault_that_is_back_is_new_after_alert_minutes_only(
+    bell: Bell, away: float, rings: int
+) -> None:
     alerts = bell.alerts()
-    for minute, faults in ((0, [HOT]), (10, []), (10 + away / 2, []), (10 + away, [HOT]), (11 + away, [HOT])):
+    for minute, faults in (
+        (0, [HOT]),
+        (10, []),
+        (10 + away / 2, []),
+        (10 + away, [HOT]),
+        (11 + away, [HOT]),
+    ):
         alerts.look(at(minute), faults)
     alerts.close()
     assert len(bell.names) == rings
@@ -107,7 +121,9 @@ def test_the_end_rings_once_for_each_attempt(bell: Bell) -> None:
     alerts.look(at(4, attempt=1), [], Verdict("failing", "failing: killed", is_last=True))
     alerts.close()
     assert [line.split("|")[1:6] for line in bell.rung.read_text().splitlines()] == [
-        ["big: done: 10 of 10 steps", "big", "end", "", "0"], ["big: failing: killed", "big", "end", "", "1"]]
+        ["big: done: 10 of 10 steps", "big", "end", "", "0"],
+        ["big: failing: killed", "big", "end", "", "1"],
+    ]
 
 
 def test_a_monitor_that_is_started_again_remembers(bell: Bell) -> None:
@@ -117,7 +133,12 @@ def test_a_monitor_that_is_started_again_remembers(bell: Bell) -> None:
         alerts.close()
     assert bell.names == ["hanging", "end"]
     kept = json.loads((bell.paths.folder / ".alerts.json").read_text())
-    assert kept == {"schema": 1, "faults": {"hanging ": None}, "ended": "done in attempt 0", "since": NOW - 1000}
+    assert kept == {
+        "schema": 1,
+        "faults": {"hanging ": None},
+        "ended": "done in attempt 0",
+        "since": NOW - 1000,
+    }
 
 
 CRASHED = Fault("crashed", "crashed: first", "make logs", failing=True)
@@ -129,9 +150,13 @@ def in_phase(phase: str, began: float, now: float, **changes: object) -> Seen:
     return dataclasses.replace(found, now=NOW + now)
 
 
-@pytest.mark.parametrize("looks_between", [True, False])  # from cron the second attempt may never be seen at work
+@pytest.mark.parametrize(
+    "looks_between", [True, False]
+)  # from cron the second attempt may never be seen at work
 @pytest.mark.parametrize("name", ["crashed", "killed"])
-def test_a_second_crash_before_the_first_record_rings_again(bell: Bell, looks_between: bool, name: str) -> None:
+def test_a_second_crash_before_the_first_record_rings_again(
+    bell: Bell, looks_between: bool, name: str
+) -> None:
     end = dataclasses.replace(CRASHED, name=name)
     for now in (0, 1):
         bell_of(bell, in_phase("crashed", -10, now), [end], FAILED)
@@ -198,6 +223,7 @@ def test_a_memory_that_cannot_be_kept_is_said_once_and_nothing_rings_twice(bell:
 
 # ---- The command
 
+
 def test_a_command_that_fails_is_said_once_with_its_last_words(bell: Bell) -> None:
     bell.does("#!/bin/sh\necho no network >&2\nexit 6\n")
     alerts = bell.alerts()
@@ -214,7 +240,9 @@ def test_one_that_never_ends_holds_nothing_up_and_is_ended_with_its_children(bel
     alerts.look(at(0), [HANGS])
     assert time.monotonic() - began < 9
     said = alerts.close()
-    assert said == [f"ALERT_CMD={bell.command} was ended after 10 s"] and time.monotonic() - began < 50
+    assert (
+        said == [f"ALERT_CMD={bell.command} was ended after 10 s"] and time.monotonic() - began < 50
+    )
     child = int((bell.folder / "child").read_text())
     deadline = time.monotonic() + 30
     while lives(child):
@@ -242,10 +270,15 @@ def test_what_logs_hold_does_not_harm(bell: Bell) -> None:
 def test_too_many_at_once_drop_the_oldest(bell: Bell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(alert, "MOST_WAITING", 2)
     alerts = bell.alerts()
-    (said,) = alerts.look(at(0), [dataclasses.replace(HOT, about=f"node {number}") for number in range(4)])
+    (said,) = alerts.look(
+        at(0), [dataclasses.replace(HOT, about=f"node {number}") for number in range(4)]
+    )
     assert "more than 2 alerts wait" in said
     alerts.close()
-    assert [line.split("|")[4] for line in bell.rung.read_text().splitlines()] == ["node 2", "node 3"]
+    assert [line.split("|")[4] for line in bell.rung.read_text().splitlines()] == [
+        "node 2",
+        "node 3",
+    ]
 
 
 def test_without_a_command_nothing_is_run_and_nothing_kept(bell: Bell) -> None:
@@ -265,9 +298,14 @@ def test_the_setting_is_looked_at_before_anything_is_wrong(bell: Bell) -> None:
 
     assert found("") == "" and found(str(bell.command)) == found("./bell.sh") == str(bell.command)
     assert Path(found("true")).name == "true" and found("true").startswith("/")
-    assert f"ALERT_CMD=absent.sh: there is no file {bell.folder}/absent.sh, nor a program" in refused("absent.sh")
+    assert (
+        f"ALERT_CMD=absent.sh: there is no file {bell.folder}/absent.sh, nor a program"
+        in refused("absent.sh")
+    )
     assert "for example ALERT_CMD=scripts/my_alert.sh" in refused("./runs")
     bell.command.chmod(0o644)
-    assert refused("./bell.sh").endswith(f"ALERT_CMD=./bell.sh: cannot be executed; chmod +x {bell.command}")
+    assert refused("./bell.sh").endswith(
+        f"ALERT_CMD=./bell.sh: cannot be executed; chmod +x {bell.command}"
+    )
     (bell.folder / "a=b").touch(0o755)
     assert "must have no = in it" in refused("./a=b")

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from hardware.nvml import Fault
 from monitor.gpu_sampler.counters import Complaints, Counter
 from monitor.gpu_sampler.interfaces import Network
-from hardware.nvml import Fault
 from monitor.gpu_sampler.readings import reasons, thousandth
 
 LOST, NOT_SUPPORTED, TIMEOUT = 15, 3, 10
@@ -26,12 +26,18 @@ class Gpu:
         return self.value
 
 
-def counter(gpu: Gpu, said: list[str], name: str = "power_w", complaints: Complaints | None = None) -> Counter:
-    return Counter(0, name, gpu.read, thousandth, complaints or Complaints(said.append), patience=100)
+def counter(
+    gpu: Gpu, said: list[str], name: str = "power_w", complaints: Complaints | None = None
+) -> Counter:
+    return Counter(
+        0, name, gpu.read, thousandth, complaints or Complaints(said.append), patience=100
+    )
 
 
-@pytest.mark.parametrize(("raw", "text"), [(0, "0.000"), (7, "0.007"), (650_000, "650.000"), (2**63 - 1,
-                                            "9223372036854775.807")])
+@pytest.mark.parametrize(
+    ("raw", "text"),
+    [(0, "0.000"), (7, "0.007"), (650_000, "650.000"), (2**63 - 1, "9223372036854775.807")],
+)
 def test_thousandths_are_exact(raw: int, text: str) -> None:
     assert thousandth(raw) == text
 
@@ -71,12 +77,16 @@ def test_what_is_not_supported_is_asked_for_once_and_said_once_for_all_gpus() ->
         one, calls = counter(gpu, said, name, complaints), gpu.calls
         assert {one.cell(slot) for slot in range(500)} == {""}
         assert gpu.calls == calls + 1
-    assert said == [f"gpu0_{name}: Not Supported; the cells of such GPUs stay empty"
-                    for name in ("energy_j", "power_inst_w")]
+    assert said == [
+        f"gpu0_{name}: Not Supported; the cells of such GPUs stay empty"
+        for name in ("energy_j", "power_inst_w")
+    ]
 
 
-@pytest.mark.parametrize(("bits", "words"), [(0, "none"), (1, "idle"), (0x44, "power_cap+hw_thermal"),
-                                             (0x8004, "power_cap+0x8000")])
+@pytest.mark.parametrize(
+    ("bits", "words"),
+    [(0, "none"), (1, "idle"), (0x44, "power_cap+hw_thermal"), (0x8004, "power_cap+0x8000")],
+)
 def test_reasons_for_low_clocks_are_words(bits: int, words: str) -> None:
     assert reasons(bits) == words
 
@@ -95,7 +105,10 @@ def machine(tmp_path: Path) -> Callable[..., Network]:
     counters.mkdir(parents=True)
 
     def network(words: tuple[int, int], **totals: tuple[int, int]) -> Network:
-        lines = [f"{name:>6}: {got} 9 0 0 0 0 0 0 {sent} 8 0 0 0 0 0 0\n" for name, (got, sent) in totals.items()]
+        lines = [
+            f"{name:>6}: {got} 9 0 0 0 0 0 0 {sent} 8 0 0 0 0 0 0\n"
+            for name, (got, sent) in totals.items()
+        ]
         (tmp_path / "dev").write_text(HEAD + "".join(lines))
         for name, value in zip(("port_rcv_data", "port_xmit_data"), words, strict=True):
             (counters / name).write_text(f"{value}\n")
@@ -106,14 +119,19 @@ def machine(tmp_path: Path) -> Callable[..., Network]:
 
 def test_bytes_per_second_of_each_interface(machine: Callable[..., Network]) -> None:
     network = machine((10, 20), lo=(5, 5), eth0=(1000, 50), veth1a=(1, 1), ib0=(0, 0))
-    assert network.columns == [f"net_{name}_{way}_bytes_per_s" for name in ("eth0", "ib0", "mlx5_0:1")
-                               for way in ("in", "out")]
+    assert network.columns == [
+        f"net_{name}_{way}_bytes_per_s"
+        for name in ("eth0", "ib0", "mlx5_0:1")
+        for way in ("in", "out")
+    ]
     assert network.cells(10.0) == [""] * 6  # since when is not known
     machine((10 + 250, 20 + 500), lo=(9, 9), eth0=(4000, 2050), ib0=(0, 1), eth1=(7, 7))
     assert network.cells(12.0) == ["1500", "1000", "0", "0", "500", "1000"]
 
 
-def test_an_interface_that_is_gone_or_begins_anew_is_an_empty_cell(machine: Callable[..., Network]) -> None:
+def test_an_interface_that_is_gone_or_begins_anew_is_an_empty_cell(
+    machine: Callable[..., Network],
+) -> None:
     network = machine((0, 0), eth0=(1000, 1000), eth1=(5, 5))
     network.cells(1.0)
     machine((0, 0), eth0=(10, 2000))

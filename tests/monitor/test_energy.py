@@ -17,8 +17,9 @@ STEP_S = 0.35
 
 
 @pytest.mark.parametrize("host", ["h", None])
-def test_steps_have_the_joules_that_the_load_had(in_time: Callable[..., Sampled], tmp_path: Path,
-                                                 host: str | None) -> None:
+def test_steps_have_the_joules_that_the_load_had(
+    in_time: Callable[..., Sampled], tmp_path: Path, host: str | None
+) -> None:
     """Joined by the monotonic clock where the machine is told, else by the clock on the wall; in several files, with
     slots missed, the counter's values held for 100 ms."""
     found = in_time(40, fake={"GPUS": 2}, late_ms=4, rotate_bytes=60_000)
@@ -28,9 +29,28 @@ def test_steps_have_the_joules_that_the_load_had(in_time: Callable[..., Sampled]
     began = found.about["elapsed_0"]["mono_s"] + 1.0
     ends = began + STEP_S * np.arange(1, 101)
     common = {"schema": 1, "host": "h", "attempt": 0}
-    records = [{"event": "start", "step": 0, "time": began + WALL_LESS_MONO, "mono_s": began, "world_size": 2} | common]
-    records += [{"event": "step", "step": i + 1, "tokens": 100 * i, "time": end + WALL_LESS_MONO, "mono_s": end,
-                 "step_ms": 1000 * STEP_S} | common for i, end in enumerate(ends.tolist())]
+    records = [
+        {
+            "event": "start",
+            "step": 0,
+            "time": began + WALL_LESS_MONO,
+            "mono_s": began,
+            "world_size": 2,
+        }
+        | common
+    ]
+    records += [
+        {
+            "event": "step",
+            "step": i + 1,
+            "tokens": 100 * i,
+            "time": end + WALL_LESS_MONO,
+            "mono_s": end,
+            "step_ms": 1000 * STEP_S,
+        }
+        | common
+        for i, end in enumerate(ends.tolist())
+    ]
     folder = tmp_path / "run"
     (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     result = join(load(folder), Prices(None, None))
@@ -38,7 +58,9 @@ def test_steps_have_the_joules_that_the_load_had(in_time: Callable[..., Sampled]
     for gpu in (0, 1):
         exact = np.array([energy(gpu, end) - energy(gpu, end - STEP_S) for end in ends.tolist()])
         error = result.steps[f"gpu{gpu}"] - exact
-        assert float(np.sqrt(np.mean(error ** 2))) < 0.02 * exact.mean()
-    assert result.total.joules == pytest.approx(sum(energy(g, ends[-1]) - energy(g, began) for g in (0, 1)), rel=1e-3)
+        assert float(np.sqrt(np.mean(error**2))) < 0.02 * exact.mean()
+    assert result.total.joules == pytest.approx(
+        sum(energy(g, ends[-1]) - energy(g, began) for g in (0, 1)), rel=1e-3
+    )
     assert result.per_cent is not None and abs(result.per_cent) < 2
     assert ("monotonic" in result.remarks[0]) == (host == "h")

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from hardware.gpu_specs import card_called
+from hardware.model_size import flops_of, parameters
 from k8s.cluster.where import decide
 from monitor import expected
 from plan.fleet import Fleet
-from hardware.gpu_specs import card_called
-from settings.config import Config
 from record.run_paths import RunPaths
+from settings.config import Config
 from settings.declare import ROOT
-from hardware.model_size import flops_of, parameters
 
 D16 = Config.of_preset(PRESET="d16-2xh100")
 XLARGE = Config.of_preset(PRESET="xlarge-8xa100")
@@ -45,7 +45,9 @@ def test_two_h100_as_the_preset_states_it() -> None:
     assert [*names] == ["first checkpoint", "10%", "50%", "100%"]
     assert names["100%"] - STARTED == pytest.approx(2 * (names["50%"] - STARTED), rel=1e-3)
     assert names["100%"] - STARTED > D16.last_step * found.step_s
-    assert names["first checkpoint"] - STARTED == pytest.approx(60 * D16.save_minutes, abs=2 * found.step_s)
+    assert names["first checkpoint"] - STARTED == pytest.approx(
+        60 * D16.save_minutes, abs=2 * found.step_s
+    )
 
 
 def test_four_nodes_send_their_gradients_through_a_link() -> None:
@@ -54,20 +56,37 @@ def test_four_nodes_send_their_gradients_through_a_link() -> None:
     gradients = 4 * parameters(c).total
     assert found.bytes_per_step == pytest.approx(2 * 3 / 4 * gradients)  # of a ring of four
     assert found.link_bytes_per_s == 25e9 / 8
-    apart = expected.expected(dataclasses.replace(c, sites=4), fleet("a100-80gb-sxm", 8, 4, 4), STARTED)
-    assert apart.link_bytes_per_s == 1e9 / 8 and apart.step_s and found.step_s and apart.step_s > found.step_s
+    apart = expected.expected(
+        dataclasses.replace(c, sites=4), fleet("a100-80gb-sxm", 8, 4, 4), STARTED
+    )
+    assert (
+        apart.link_bytes_per_s == 1e9 / 8
+        and apart.step_s
+        and found.step_s
+        and apart.step_s > found.step_s
+    )
     assert apart.mfu_percent and found.mfu_percent and apart.mfu_percent < found.mfu_percent
 
 
 def test_split_weights_are_a_share_of_what_a_process_must_hold() -> None:
-    c = dataclasses.replace(XLARGE, nodes=1, parallel="fsdp", optimizer="adamw", grad_sync="micro-batch")
-    assert expected.least_gib(c, fleet("a100-80gb-sxm", 8)) == pytest.approx(16 * parameters(c).total / 8 / 2**30)
+    c = dataclasses.replace(
+        XLARGE, nodes=1, parallel="fsdp", optimizer="adamw", grad_sync="micro-batch"
+    )
+    assert expected.least_gib(c, fleet("a100-80gb-sxm", 8)) == pytest.approx(
+        16 * parameters(c).total / 8 / 2**30
+    )
 
 
 def test_save_every_is_whatever_comes_first() -> None:
-    assert expected.save_every_s(dataclasses.replace(D16, save_minutes=15, save_every=100), 2.0) == 200
-    assert expected.save_every_s(dataclasses.replace(D16, save_minutes=1, save_every=100), 2.0) == 60
-    assert expected.save_every_s(dataclasses.replace(D16, save_minutes=1, save_every=100), None) == 60
+    assert (
+        expected.save_every_s(dataclasses.replace(D16, save_minutes=15, save_every=100), 2.0) == 200
+    )
+    assert (
+        expected.save_every_s(dataclasses.replace(D16, save_minutes=1, save_every=100), 2.0) == 60
+    )
+    assert (
+        expected.save_every_s(dataclasses.replace(D16, save_minutes=1, save_every=100), None) == 60
+    )
     assert expected.save_every_s(dataclasses.replace(D16, checkpoints="off"), 2.0) is None
 
 
@@ -86,12 +105,16 @@ def test_a_run_is_planned_as_it_was_begun_and_not_as_settings_are_now(tmp_path: 
 
 
 def test_a_site_that_trains_apart_is_planned_with_all_others(tmp_path: Path) -> None:
-    paths = RunPaths(tmp_path / "run" / "site_1")  # of three, with one process each, and of four, with two
+    paths = RunPaths(
+        tmp_path / "run" / "site_1"
+    )  # of three, with one process each, and of four, with two
     write_config(paths, dataclasses.replace(D16, sync="diloco", sites=3, nodes=3), "CPU", 1)
     run = expected.of_here(D16, paths)
     assert run.fleet == Fleet((), 3, 3, 3) and expected.expected(run.c, run.fleet).memory_gib
     paths = RunPaths(tmp_path / "other")
-    write_config(paths, dataclasses.replace(D16, sync="diloco", sites=4, nodes=4), "NVIDIA H100 80GB HBM3", 2)
+    write_config(
+        paths, dataclasses.replace(D16, sync="diloco", sites=4, nodes=4), "NVIDIA H100 80GB HBM3", 2
+    )
     assert expected.of_here(D16, paths).fleet == fleet("h100-sxm", 8, 4, 4)
 
 
@@ -100,7 +123,11 @@ def test_a_device_that_is_not_known_is_named(tmp_path: Path) -> None:
     write_config(paths, D16, "NVIDIA Titan Y", 2)
     run = expected.of_here(D16, paths)
     found = expected.expected(run.c, run.fleet, STARTED, run.why)
-    assert found.tokens_per_s is None and found.why == "nothing is known of NVIDIA Titan Y" and not found.milestones
+    assert (
+        found.tokens_per_s is None
+        and found.why == "nothing is known of NVIDIA Titan Y"
+        and not found.milestones
+    )
 
 
 def test_a_cpu_is_not_measured_for_this(tmp_path: Path) -> None:
@@ -109,13 +136,19 @@ def test_a_cpu_is_not_measured_for_this(tmp_path: Path) -> None:
     run = expected.of_here(c, paths)
     assert run.fleet == Fleet((), 2)
     found = expected.expected(run.c, run.fleet, STARTED)
-    assert found.tokens_per_s is None and found.step_s is None and found.milestones == () and found.eval_s is None
+    assert (
+        found.tokens_per_s is None
+        and found.step_s is None
+        and found.milestones == ()
+        and found.eval_s is None
+    )
     assert "make doctor PROBE=1" in found.why and found.needs_gib and found.checkpoint_bytes
     assert found.needs_gib == pytest.approx(16 * parameters(c).total / 2**30)
 
 
-GLM = Config.of_preset(PRESET="glm-4.5-air-16xh200", MODEL="models/GLM-4.5-Air", NODES="2",
-                        MASTER_ADDR="a")
+GLM = Config.of_preset(
+    PRESET="glm-4.5-air-16xh200", MODEL="models/GLM-4.5-Air", NODES="2", MASTER_ADDR="a"
+)
 
 
 def test_a_fine_tuning_is_planned_by_its_model_and_adapters(tmp_path: Path) -> None:
@@ -129,13 +162,23 @@ def test_a_fine_tuning_is_planned_by_its_model_and_adapters(tmp_path: Path) -> N
     assert found.checkpoint_bytes == pytest.approx(4 * adapters, rel=0.01)
     assert found.needs_gib == pytest.approx((2 * base + 16 * adapters) / 8 / 2**30, rel=0.01)
     assert found.memory_gib and found.needs_gib < found.memory_gib < 131
-    assert found.bytes_per_step == pytest.approx(4 * adapters, rel=0.1) and found.link_bytes_per_s == 63e9 / 8
-    assert found.tokens_per_s is None and found.milestones == () and found.why and found.save_every_s == 60 * 1440
+    assert (
+        found.bytes_per_step == pytest.approx(4 * adapters, rel=0.1)
+        and found.link_bytes_per_s == 63e9 / 8
+    )
+    assert (
+        found.tokens_per_s is None
+        and found.milestones == ()
+        and found.why
+        and found.save_every_s == 60 * 1440
+    )
     mixed = expected.expected(dataclasses.replace(run.c, full_save_every=500), run.fleet)
     assert mixed.checkpoint_bytes == pytest.approx(12 * adapters, rel=0.02)  # with both moments
 
 
-def test_a_fine_tuning_of_a_model_that_is_not_here_is_not_taken_for_one_of_ours(tmp_path: Path) -> None:
+def test_a_fine_tuning_of_a_model_that_is_not_here_is_not_taken_for_one_of_ours(
+    tmp_path: Path,
+) -> None:
     paths = RunPaths(tmp_path / "run")
     write_config(paths, dataclasses.replace(GLM, model="models/another"), "NVIDIA H200", 16)
     run = expected.of_here(GLM, paths)
@@ -144,10 +187,15 @@ def test_a_fine_tuning_of_a_model_that_is_not_here_is_not_taken_for_one_of_ours(
     assert found.why.startswith("MODEL=models/another: there is no config.json of it here")
 
 
-def test_pods_that_fine_tune_are_not_planned_without_their_model(monkeypatch: pytest.MonkeyPatch,
-                                                                 tmp_path: Path) -> None:
+def test_pods_that_fine_tune_are_not_planned_without_their_model(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     (tmp_path / "env").touch()
-    for name, value in {"WHERE": "cluster", "ENV_FILE": str(tmp_path / "env"), "RUNS_DIR": str(tmp_path)}.items():
+    for name, value in {
+        "WHERE": "cluster",
+        "ENV_FILE": str(tmp_path / "env"),
+        "RUNS_DIR": str(tmp_path),
+    }.items():
         monkeypatch.setenv(name, value)
     place = decide()
     run = expected.of_cluster(place, 2, 1, tunes=True)
@@ -160,7 +208,9 @@ def test_pods_that_fine_tune_are_not_planned_without_their_model(monkeypatch: py
     assert run.c.lora_rank == 16 and run.fleet and run.fleet.processes == 16
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"settings": {}}', '{"settings": {}, "attempts": []}'])
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", '{"settings": {}}', '{"settings": {}, "attempts": []}']
+)
 def test_a_torn_config_is_no_config(tmp_path: Path, content: str) -> None:
     paths = RunPaths(tmp_path / "run")
     paths.folder.mkdir()
@@ -169,9 +219,15 @@ def test_a_torn_config_is_no_config(tmp_path: Path, content: str) -> None:
     assert expected.of_here(c, paths).fleet == Fleet((), 2)
 
 
-def test_of_the_cluster_as_many_pods_and_sites_as_there_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_of_the_cluster_as_many_pods_and_sites_as_there_are(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     (tmp_path / "env").touch()
-    for name, value in {"WHERE": "cluster", "ENV_FILE": str(tmp_path / "env"), "RUNS_DIR": str(tmp_path)}.items():
+    for name, value in {
+        "WHERE": "cluster",
+        "ENV_FILE": str(tmp_path / "env"),
+        "RUNS_DIR": str(tmp_path),
+    }.items():
         monkeypatch.setenv(name, value)
     place = decide()
     run = expected.of_cluster(place)
@@ -191,7 +247,11 @@ def test_how_long_phases_took_is_of_an_earlier_start(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path / "run")
     assert expected.took(paths) == {}
     paths.folder.mkdir()
-    start = {"schema": 1, "event": "start", "startup_s": {"import": 3.0, "data": 0.5, "compile": 190.0}}
+    start = {
+        "schema": 1,
+        "event": "start",
+        "startup_s": {"import": 3.0, "data": 0.5, "compile": 190.0},
+    }
     paths.metrics.write_text("torn\n" + json.dumps(start) + "\n")
     assert expected.took(paths) == {"data": 0.5, "compiling": 190.0}
 
@@ -205,5 +265,7 @@ def test_it_is_reckoned_once_and_soon() -> None:
 
 def test_neither_torch_nor_numpy_is_loaded_for_it() -> None:
     code = "import sys, monitor.expected; sys.exit(str({'torch', 'numpy', 'wandb', 'datasets'} & sys.modules.keys()))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert done.stderr.strip() == "set()"

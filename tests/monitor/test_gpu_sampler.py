@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from monitor.gpu_sampler.__main__ import Follow
-from tests.monitor.conftest import Environment, Sampled
 from settings.declare import ROOT
+from tests.monitor.conftest import Environment, Sampled
 
 COMMAND = [sys.executable, "-m", "monitor.gpu_sampler"]
 
@@ -28,8 +28,16 @@ def start(env: dict[str, str]) -> Iterator[Callable[..., subprocess.Popen]]:
     processes = []
 
     def starts(*arguments: str, **values: str) -> subprocess.Popen:
-        processes.append(subprocess.Popen([*COMMAND, *arguments], env=env | values, cwd=ROOT, text=True,
-                                          stdout=subprocess.PIPE, stderr=subprocess.PIPE))
+        processes.append(
+            subprocess.Popen(
+                [*COMMAND, *arguments],
+                env=env | values,
+                cwd=ROOT,
+                text=True,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            )
+        )
         return processes[-1]
 
     yield starts
@@ -39,8 +47,15 @@ def start(env: dict[str, str]) -> Iterator[Callable[..., subprocess.Popen]]:
 
 
 def run(env: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *arguments], env=env, cwd=ROOT, text=True, capture_output=True, timeout=120,
-                          check=False)
+    return subprocess.run(
+        [*COMMAND, *arguments],
+        env=env,
+        cwd=ROOT,
+        text=True,
+        capture_output=True,
+        timeout=120,
+        check=False,
+    )
 
 
 def until(happens: Callable[[], Any], seconds: float = 60) -> None:
@@ -57,7 +72,10 @@ def rows(folder: Path) -> int:
 
 # ---- Nothing to sample, or no place for it
 
-def test_without_a_driver_it_says_so_in_a_line_and_leaves_nothing(env: dict[str, str], tmp_path: Path) -> None:
+
+def test_without_a_driver_it_says_so_in_a_line_and_leaves_nothing(
+    env: dict[str, str], tmp_path: Path
+) -> None:
     for arguments in ([], ["--follow"]):
         done = run(env, *arguments)
         assert done.returncode == 78 and done.stdout == ""
@@ -65,10 +83,16 @@ def test_without_a_driver_it_says_so_in_a_line_and_leaves_nothing(env: dict[str,
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(("values", "words"), [({"GPUS": 0}, "knows of no GPU here"),
-                                               ({"INIT": 9}, "does not answer (Driver Not Loaded); nvidia-smi")])
-def test_a_driver_without_gpus_or_that_fails_is_told(env: dict[str, str], nvml: Environment, values: dict,
-                                                     words: str) -> None:
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"GPUS": 0}, "knows of no GPU here"),
+        ({"INIT": 9}, "does not answer (Driver Not Loaded); nvidia-smi"),
+    ],
+)
+def test_a_driver_without_gpus_or_that_fails_is_told(
+    env: dict[str, str], nvml: Environment, values: dict, words: str
+) -> None:
     done = run(env | nvml(**values))
     assert done.returncode == 78 and words in done.stderr and done.stderr.count("\n") == 1
 
@@ -77,26 +101,41 @@ def test_hidden_gpus_are_not_sampled(env: dict[str, str], nvml: Environment) -> 
     done = run(env | nvml(), "--follow=0")
     assert done.returncode == 0
     done = run(env | nvml() | {"CUDA_VISIBLE_DEVICES": "-1"})
-    assert done.returncode == 78 and "CUDA_VISIBLE_DEVICES=-1 shows none of the 2 GPUs here" in done.stderr
+    assert (
+        done.returncode == 78
+        and "CUDA_VISIBLE_DEVICES=-1 shows none of the 2 GPUs here" in done.stderr
+    )
 
 
 @pytest.mark.parametrize("interval", ["0", "0.5", "1001", "ten"])
 def test_a_bad_interval_is_refused(env: dict[str, str], interval: str) -> None:
     for done in (run(env, interval), run(env | {"INTERVAL_MS": interval})):
         assert done.returncode == 64
-        assert f"INTERVAL_MS={interval} (" in done.stderr and "milliseconds), at least 1, at most 1000" in done.stderr
+        assert (
+            f"INTERVAL_MS={interval} (" in done.stderr
+            and "milliseconds), at least 1, at most 1000" in done.stderr
+        )
 
 
-def test_a_folder_that_cannot_be_made_is_told(env: dict[str, str], nvml: Environment, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_is_told(
+    env: dict[str, str], nvml: Environment, tmp_path: Path
+) -> None:
     (tmp_path / "file").touch()
     done = run(env | nvml() | {"RUNS_DIR": str(tmp_path / "file")})
-    assert done.returncode == 78 and "cannot be written (Not a directory)" in done.stderr and "RUNS_DIR" in done.stderr
+    assert (
+        done.returncode == 78
+        and "cannot be written (Not a directory)" in done.stderr
+        and "RUNS_DIR" in done.stderr
+    )
 
 
 # ---- Its life
 
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_told_to_stop_it_closes_its_files(start: Callable, nvml: Environment, tmp_path: Path, number: int) -> None:
+def test_told_to_stop_it_closes_its_files(
+    start: Callable, nvml: Environment, tmp_path: Path, number: int
+) -> None:
     process = start(**nvml())
     until(lambda: rows(tmp_path / "run") > 100)
     process.send_signal(number)
@@ -118,7 +157,9 @@ def test_told_to_stop_it_closes_its_files(start: Callable, nvml: Environment, tm
     assert re.search(r"gpu_metrics_\d{8}_\d{6}\.csv: about \d+ MB an hour \(computed\)", out)
 
 
-def test_samples_can_be_joined_to_the_record_of_a_run(start: Callable, nvml: Environment, tmp_path: Path) -> None:
+def test_samples_can_be_joined_to_the_record_of_a_run(
+    start: Callable, nvml: Environment, tmp_path: Path
+) -> None:
     """By the monotonic clock of this machine, which this process has too."""
     before = time.monotonic()
     process = start(**nvml())
@@ -130,7 +171,9 @@ def test_samples_can_be_joined_to_the_record_of_a_run(start: Callable, nvml: Env
     assert found.about["boot_id"] == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
-def test_killed_it_loses_less_than_a_second(start: Callable, nvml: Environment, tmp_path: Path) -> None:
+def test_killed_it_loses_less_than_a_second(
+    start: Callable, nvml: Environment, tmp_path: Path
+) -> None:
     counter = tmp_path / "count"
     counter.write_bytes(bytes(8))
 
@@ -149,13 +192,17 @@ def test_killed_it_loses_less_than_a_second(start: Callable, nvml: Environment, 
     assert json.loads(next((tmp_path / "run").glob("*.json")).read_text())["ended"] is None
 
 
-def test_one_sampler_records_a_run(start: Callable, env: dict[str, str], nvml: Environment, tmp_path: Path) -> None:
+def test_one_sampler_records_a_run(
+    start: Callable, env: dict[str, str], nvml: Environment, tmp_path: Path
+) -> None:
     first = start(**nvml())
     until(lambda: rows(tmp_path / "run") > 0)
     second = run(env | nvml())
     assert second.returncode == 78
     assert f"another sampler records {tmp_path}/run already (pid {first.pid} on " in second.stderr
-    other_node = start(**nvml(), NODES="2", NODE_RANK="1", MASTER_ADDR="a")  # which may see the same folder
+    other_node = start(
+        **nvml(), NODES="2", NODE_RANK="1", MASTER_ADDR="a"
+    )  # which may see the same folder
     until(lambda: len(list((tmp_path / "run").glob("gpu_metrics_*.csv"))) == 2)
     for process in (first, other_node):
         process.terminate()
@@ -167,17 +214,23 @@ def test_one_sampler_records_a_run(start: Callable, env: dict[str, str], nvml: E
     third.terminate()
 
 
-def test_calls_that_take_longer_than_a_slot_are_announced_and_counted(start: Callable, nvml: Environment,
-                                                                      tmp_path: Path) -> None:
+def test_calls_that_take_longer_than_a_slot_are_announced_and_counted(
+    start: Callable, nvml: Environment, tmp_path: Path
+) -> None:
     process = start(**nvml(CALL_US=3000))
     until(lambda: rows(tmp_path / "run") > 20)
     process.terminate()
     out, _ = process.communicate(timeout=120)
-    announced = re.search(r"a sample of all takes about ([0-9.]+) ms, so that slots of 10 ms will be missed; for "
-                          r"example INTERVAL_MS=(\d+) or GPU_FIELDS=basic", out)
+    announced = re.search(
+        r"a sample of all takes about ([0-9.]+) ms, so that slots of 10 ms will be missed; for "
+        r"example INTERVAL_MS=(\d+) or GPU_FIELDS=basic",
+        out,
+    )
     assert announced and float(announced[1]) >= 2 * 4 * 3 and int(announced[2]) > 2 * 4 * 3
     about = Sampled(tmp_path / "run").about
-    assert about["missed"] > about["samples"] and about["samples"] + about["missed"] == about["slots"]
+    assert (
+        about["missed"] > about["samples"] and about["samples"] + about["missed"] == about["slots"]
+    )
     assert about["sample_ms"]["mean"] >= 24
 
 
@@ -187,19 +240,28 @@ def test_basic_fields_and_chosen_gpus(start: Callable, nvml: Environment, tmp_pa
     process.terminate()
     process.communicate(timeout=120)
     found = Sampled(tmp_path / "run")
-    assert list(found.rows[0]) == ["timestamp", "elapsed_sec", "gpu1_power_w", "gpu1_temp_c", "gpu3_power_w",
-                                   "gpu3_temp_c"]
+    assert list(found.rows[0]) == [
+        "timestamp",
+        "elapsed_sec",
+        "gpu1_power_w",
+        "gpu1_temp_c",
+        "gpu3_power_w",
+        "gpu3_temp_c",
+    ]
     assert found.about["interval_ms"] == 20 and found.rows[0]["gpu3_temp_c"] == 63
 
 
 def test_it_starts_without_what_is_slow_to_import() -> None:
     code = "import sys, monitor.gpu_sampler; sys.stdout.write(' '.join(sys.modules))"
-    loaded = subprocess.run([sys.executable, "-c", code], cwd=ROOT, text=True, check=True, capture_output=True).stdout
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, text=True, check=True, capture_output=True
+    ).stdout
     slow = {"torch", "numpy", "rich", "pyarrow", "datasets", "wandb", "matplotlib", "tokenizers"}
     assert set(loaded.split()) & slow == set() and "pynvml" in loaded
 
 
 # ---- Beside training
+
 
 class Training:
     """Is at work or not, in a time of its own."""
@@ -214,9 +276,18 @@ class Training:
 def test_it_stays_through_restarts_and_ends_a_while_after_the_last() -> None:
     training = Training()
     follow = training.follow(60)
-    for at, at_work, over in [(0, False, False), (59, False, False), (60, True, False), (1000, True, False),
-                              (1059, False, False), (1060, True, False), (5000, True, False), (5001, False, False),
-                              (5060, False, False), (5061, False, True)]:
+    for at, at_work, over in [
+        (0, False, False),
+        (59, False, False),
+        (60, True, False),
+        (1000, True, False),
+        (1059, False, False),
+        (1060, True, False),
+        (5000, True, False),
+        (5001, False, False),
+        (5060, False, False),
+        (5061, False, True),
+    ]:
         training.now, training.at_work = at, at_work
         assert follow.is_over() is over, at
         assert follow.began is (at >= 60)
@@ -229,7 +300,9 @@ def test_a_run_that_never_begins_is_over_too() -> None:
     assert follow.is_over() and not follow.began
 
 
-def test_where_no_training_begins_nothing_is_left(env: dict[str, str], nvml: Environment, tmp_path: Path) -> None:
+def test_where_no_training_begins_nothing_is_left(
+    env: dict[str, str], nvml: Environment, tmp_path: Path
+) -> None:
     done = run(env | nvml(), "--follow=0.3")
     assert done.returncode == 0 and "no training of run began: nothing was sampled" in done.stdout
     assert not (tmp_path / "run").exists()
@@ -242,18 +315,26 @@ def test_it_follows_a_job_to_its_end(start: Callable, nvml: Environment, tmp_pat
         first = start("--follow=0.5", **nvml())
         until(lambda: rows(tmp_path / "run") > 10)
         second = start("--follow=30", **nvml())  # a second make train-2xh100
-        assert second.wait(timeout=120) == 0 and "another sampler records" in second.communicate()[1]
+        assert (
+            second.wait(timeout=120) == 0 and "another sampler records" in second.communicate()[1]
+        )
         assert first.poll() is None
     out, _ = first.communicate(timeout=120)
     assert first.returncode == 0 and "training ended 0.5 s ago" in out
     assert Sampled(tmp_path / "run").about["ended"] == "training ended 0.5 s ago"
 
 
-def test_a_terminal_that_is_gone_does_not_end_what_was_detached(env: dict[str, str], nvml: Environment,
-                                                                tmp_path: Path) -> None:
+def test_a_terminal_that_is_gone_does_not_end_what_was_detached(
+    env: dict[str, str], nvml: Environment, tmp_path: Path
+) -> None:
     """SIGHUP is ignored where whoever started it had it so, as nohup does."""
-    process = subprocess.Popen(["nohup", *COMMAND], env=env | nvml(), cwd=ROOT, stdout=subprocess.DEVNULL,
-                               stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        ["nohup", *COMMAND],
+        env=env | nvml(),
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     try:
         until(lambda: rows(tmp_path / "run") > 0)
         process.send_signal(signal.SIGHUP)

@@ -31,10 +31,14 @@ def test_it_is_the_median_of_all_slopes_and_of_the_last_hour() -> None:
     slopes = [(b - a) / (j - i) for (i, a), (j, b) in combinations(enumerate(values), 2)]
     assert fed(values).per_hour() == pytest.approx(120 * median(slopes))
     assert VALUES * EVERY_S == 3600
-    assert fed([100.0 - n for n in range(50)] + [n / 120 for n in range(120)]).per_hour() == pytest.approx(1.0)
+    assert fed(
+        [100.0 - n for n in range(50)] + [n / 120 for n in range(120)]
+    ).per_hour() == pytest.approx(1.0)
 
 
-def test_values_that_follow_too_soon_are_passed_over_and_a_look_in_between_changes_nothing() -> None:
+def test_values_that_follow_too_soon_are_passed_over_and_a_look_in_between_changes_nothing() -> (
+    None
+):
     growth = Growth(11)
     for n in range(300):
         growth.add(EVERY_S / 3 * n, float(n))
@@ -43,9 +47,14 @@ def test_values_that_follow_too_soon_are_passed_over_and_a_look_in_between_chang
     assert growth.per_hour() == pytest.approx(360)
 
 
-@pytest.mark.parametrize(("rises", "values", "expected"), [
-    (1, 10 * [1.0] + 10 * [2.0], True), (2, 10 * [1.0] + 10 * [2.0], False),
-    (2, 7 * [1.0] + 7 * [2.0] + 6 * [3.0], True)])
+@pytest.mark.parametrize(
+    ("rises", "values", "expected"),
+    [
+        (1, 10 * [1.0] + 10 * [2.0], True),
+        (2, 10 * [1.0] + 10 * [2.0], False),
+        (2, 7 * [1.0] + 7 * [2.0] + 6 * [3.0], True),
+    ],
+)
 def test_how_often_it_must_rise(rises: int, values: list[float], expected: bool) -> None:
     assert bool(fed(values, rises=rises).per_hour()) is expected
 

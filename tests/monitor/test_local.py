@@ -16,8 +16,8 @@ import pytest
 from monitor import local
 from monitor.facts import Node
 from monitor.tail import Tail
-from settings.config import Config
 from record.run_paths import RunPaths
+from settings.config import Config
 
 HOST, GIB = socket.gethostname(), 2**30
 CPU = dataclasses.replace(Config(), device="cpu")
@@ -35,11 +35,18 @@ def look(paths: RunPaths, tail: Tail | None = None) -> Node:
 
 # ---- The run
 
+
 def test_where_nothing_has_begun(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path / "none" / "yet")
     node = look(paths, Tail(paths.metrics))
     assert (node.host, node.status, node.stage, node.at_work, node.progress, node.complaint) == (
-        HOST, {}, "", False, None, "")
+        HOST,
+        {},
+        "",
+        False,
+        None,
+        "",
+    )
     assert node.gpus == () and node.gpus_why == "DEVICE=cpu: this run uses none"
     disk = os.statvfs(tmp_path)
     assert node.disk_free_bytes == pytest.approx(disk.f_bavail * disk.f_frsize, rel=0.05)
@@ -47,10 +54,20 @@ def test_where_nothing_has_begun(tmp_path: Path) -> None:
 
 
 def test_the_status_and_the_last_step_of_the_progress(paths: RunPaths) -> None:
-    paths.status.write_text(f'{{"phase": "training", "host": "{HOST}", "step": 7, "last_step": 99, "loss": NaN}}')
-    paths.metrics.write_text('{"schema": 1, "event": "step", "time": 5, "attempt": 0, "step": 7, "tokens": 70}\n')
+    paths.status.write_text(
+        f'{{"phase": "training", "host": "{HOST}", "step": 7, "last_step": 99, "loss": NaN}}'
+    )
+    paths.metrics.write_text(
+        '{"schema": 1, "event": "step", "time": 5, "attempt": 0, "step": 7, "tokens": 70}\n'
+    )
     node = look(paths, Tail(paths.metrics))
-    assert node.status == {"phase": "training", "host": HOST, "step": 7, "last_step": 99, "loss": None}
+    assert node.status == {
+        "phase": "training",
+        "host": HOST,
+        "step": 7,
+        "last_step": 99,
+        "loss": None,
+    }
     assert node.progress and (node.progress.step, node.progress.last_step) == (7, 99)
     paths.status.write_text('{"phase": "tra')
     node = look(paths, Tail(paths.metrics))
@@ -74,12 +91,19 @@ def test_who_is_at_work_is_told_by_the_locks(paths: RunPaths) -> None:
     assert (node.at_work, node.stage) == (False, "")
 
 
-@pytest.mark.parametrize(("phase", "host", "job", "expected"), [
-    ("training", "elsewhere", None, None), ("done", "elsewhere", None, False),
-    ("training", HOST, f"pid 1 on {HOST}", False), (None, None, "pid 1 on elsewhere: preparing data", None),
-    ("crashed", "elsewhere", "pid 1 on elsewhere", False)])
-def test_the_locks_of_another_machine_may_not_be_seen(paths: RunPaths, phase: str | None, host: str | None,
-                                                      job: str | None, expected: bool | None) -> None:
+@pytest.mark.parametrize(
+    ("phase", "host", "job", "expected"),
+    [
+        ("training", "elsewhere", None, None),
+        ("done", "elsewhere", None, False),
+        ("training", HOST, f"pid 1 on {HOST}", False),
+        (None, None, "pid 1 on elsewhere: preparing data", None),
+        ("crashed", "elsewhere", "pid 1 on elsewhere", False),
+    ],
+)
+def test_the_locks_of_another_machine_may_not_be_seen(
+    paths: RunPaths, phase: str | None, host: str | None, job: str | None, expected: bool | None
+) -> None:
     if phase:
         paths.status.write_text(json.dumps({"phase": phase, "host": host}))
     if job:
@@ -87,8 +111,9 @@ def test_the_locks_of_another_machine_may_not_be_seen(paths: RunPaths, phase: st
     assert look(paths).at_work is expected
 
 
-def test_a_run_that_ends_while_it_is_looked_at_was_not_killed(paths: RunPaths, monkeypatch: pytest.MonkeyPatch
-                                                              ) -> None:
+def test_a_run_that_ends_while_it_is_looked_at_was_not_killed(
+    paths: RunPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
     paths.status.write_text(json.dumps({"phase": "training", "host": HOST}))
 
     def ends_meanwhile(path: Path) -> bool:
@@ -104,7 +129,9 @@ def test_what_is_being_written_or_deleted_of_checkpoints_is_known(paths: RunPath
     assert look(paths).disk_passing_bytes is None
     for name in ("step_00000010", "step_00000020.tmp-0a1b2c3d", ".trash-5-0a1b2c3d"):
         (paths.checkpoints / name / "rank0").mkdir(parents=True)
-        (paths.checkpoints / name / "rank0" / "weights").write_bytes(bytes(range(256)) * 4096)  # 1 MiB
+        (paths.checkpoints / name / "rank0" / "weights").write_bytes(
+            bytes(range(256)) * 4096
+        )  # 1 MiB
     found = look(paths).disk_passing_bytes
     assert found is not None and 2 * 2**20 <= found <= 2.1 * 2**20
 
@@ -123,8 +150,10 @@ def test_the_node_behind_the_first_has_a_job_of_its_own(paths: RunPaths) -> None
 # ---- Its log
 
 BEGIN = "2026-11-22 08:14:02,741 node 0: host=vm ranks=0-0 of 1 device=CPU torch=2.13.0 nccl=none\n"
-TRACE = ("2026-11-22 08:15:00,000 the trainer failed\nTraceback (most recent call last):\n"
-         '  File "train/main.py", line 81, in main\n    code = run(job)\nRuntimeError: no such thing\n')
+TRACE = (
+    "2026-11-22 08:15:00,000 the trainer failed\nTraceback (most recent call last):\n"
+    '  File "train/main.py", line 81, in main\n    code = run(job)\nRuntimeError: no such thing\n'
+)
 
 
 def test_the_last_complaint_of_an_attempt(paths: RunPaths) -> None:
@@ -136,14 +165,26 @@ def test_the_last_complaint_of_an_attempt(paths: RunPaths) -> None:
         return local.look(CPU, paths, None, between).complaint
 
     assert after(BEGIN + "2026-11-22 08:14:07,326 step=1/40 loss=8.3247 lr=5.000e-05\n") == ""
-    assert after("2026-11-22 08:14:08,000 checkpoint failed: disk full\n  it is tried again\n") == \
-        "checkpoint failed: disk full"
-    assert after("2026-11-22 08:14:09,000 went back to step 3") == "checkpoint failed: disk full", "a torn line waits"
-    assert after("0\n2026-11-22 08:14:09,100 goodput 80% of 1:00: lost work 0:03\n") == "went back to step 30"
+    assert (
+        after("2026-11-22 08:14:08,000 checkpoint failed: disk full\n  it is tried again\n")
+        == "checkpoint failed: disk full"
+    )
+    assert after("2026-11-22 08:14:09,000 went back to step 3") == "checkpoint failed: disk full", (
+        "a torn line waits"
+    )
+    assert (
+        after("0\n2026-11-22 08:14:09,100 goodput 80% of 1:00: lost work 0:03\n")
+        == "went back to step 30"
+    )
     assert after(TRACE) == "RuntimeError: no such thing"
-    assert local.look(CPU, paths).complaint == "RuntimeError: no such thing", "one that looks for the first time"
+    assert local.look(CPU, paths).complaint == "RuntimeError: no such thing", (
+        "one that looks for the first time"
+    )
     assert after(BEGIN) == "", "that was the attempt before"
-    assert after("2026-11-22 08:16:00,000 " + 1000 * "error " + "\n") == ("error " * 1000)[:300].strip()
+    assert (
+        after("2026-11-22 08:16:00,000 " + 1000 * "error " + "\n")
+        == ("error " * 1000)[:300].strip()
+    )
     log.write_text(BEGIN)
     assert after("") == "", "another file"
 
@@ -151,16 +192,25 @@ def test_the_last_complaint_of_an_attempt(paths: RunPaths) -> None:
 def test_of_a_node_behind_the_first_and_of_a_long_log(paths: RunPaths) -> None:
     second = RunPaths(paths.folder, 1)
     line = "2026-11-22 08:14:09,000 rank=1 node 1: host=b ranks=1-1 of 2\n"
-    second.node_log(1).write_text("2026-11-22 08:14:00,000 rank=1 lost\n" + line + 3000 * (50 * "a" + "\n")
-                                  + "2026-11-22 08:15:00,000 rank=1 NCCL error: remote\n" + 2000 * "fine\n")
+    second.node_log(1).write_text(
+        "2026-11-22 08:14:00,000 rank=1 lost\n"
+        + line
+        + 3000 * (50 * "a" + "\n")
+        + "2026-11-22 08:15:00,000 rank=1 NCCL error: remote\n"
+        + 2000 * "fine\n"
+    )
     assert look(second).complaint == "NCCL error: remote"
 
 
-HANGS = "HANGS: rank 1 on b: no progress in step 7 for 61 s (see TRAIN_TIMEOUT_S); it is at loop.py:9"
+HANGS = (
+    "HANGS: rank 1 on b: no progress in step 7 for 61 s (see TRAIN_TIMEOUT_S); it is at loop.py:9"
+)
 WAITS = "waits for others: rank 0 on a: no progress in step 7 for 61 s (see TRAIN_TIMEOUT_S); it is at step.py:5"
 
 
-def test_who_hangs_is_told_rather_than_who_waits_for_it_and_what_comes_of_it(paths: RunPaths) -> None:
+def test_who_hangs_is_told_rather_than_who_waits_for_it_and_what_comes_of_it(
+    paths: RunPaths,
+) -> None:
     log, between = paths.node_log(0), local.Between(paths)
 
     def after(*words: str) -> str:
@@ -168,23 +218,37 @@ def test_who_hangs_is_told_rather_than_who_waits_for_it_and_what_comes_of_it(pat
             file.writelines(f"2026-11-22 08:16:00,000 {line}\n" for line in words)
         return local.look(CPU, paths, None, between).complaint
 
-    assert after("rank=0 host=a: no progress in step 7 for 61 s") == "rank=0 host=a: no progress in step 7 for 61 s"
+    assert (
+        after("rank=0 host=a: no progress in step 7 for 61 s")
+        == "rank=0 host=a: no progress in step 7 for 61 s"
+    )
     assert after(HANGS, WAITS) == HANGS
-    assert after("the trainer failed with exit code 1", "RuntimeError: Connection closed by peer") == HANGS
+    assert (
+        after("the trainer failed with exit code 1", "RuntimeError: Connection closed by peer")
+        == HANGS
+    )
     again = f"the attempt before: {HANGS}"
     assert after(BEGIN[24:].strip(), again, f"the attempt before: {WAITS}") == again
-    assert after("checkpoint failed: disk full") == "checkpoint failed: disk full", "of this attempt"
-    assert after(WAITS) == WAITS and after(HANGS.replace("rank 1", "rank 2")).startswith("HANGS: rank 2")
+    assert after("checkpoint failed: disk full") == "checkpoint failed: disk full", (
+        "of this attempt"
+    )
+    assert after(WAITS) == WAITS and after(HANGS.replace("rank 1", "rank 2")).startswith(
+        "HANGS: rank 2"
+    )
 
 
 # ---- The machine
 
+
 def test_rates_of_links_and_their_speed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files = {"proc/net/dev": "a\nb\n    lo: 9 0 0 0 0 0 0 0 9\n  eth0: 1000 0 0 0 0 0 0 0 500\n"
-                             "  dead: 0 0 0 0 0 0 0 0 0\n",
-             "sys/class/net/eth0/speed": "25000\n", "sys/class/infiniband/mlx5_0/ports/1/rate": "200 Gb/sec (4X HDR)\n",
-             "sys/class/infiniband/mlx5_0/ports/1/counters/port_rcv_data": "100\n",
-             "sys/class/infiniband/mlx5_0/ports/1/counters/port_xmit_data": "50\n"}
+    files = {
+        "proc/net/dev": "a\nb\n    lo: 9 0 0 0 0 0 0 0 9\n  eth0: 1000 0 0 0 0 0 0 0 500\n"
+        "  dead: 0 0 0 0 0 0 0 0 0\n",
+        "sys/class/net/eth0/speed": "25000\n",
+        "sys/class/infiniband/mlx5_0/ports/1/rate": "200 Gb/sec (4X HDR)\n",
+        "sys/class/infiniband/mlx5_0/ports/1/counters/port_rcv_data": "100\n",
+        "sys/class/infiniband/mlx5_0/ports/1/counters/port_xmit_data": "50\n",
+    }
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
@@ -192,8 +256,12 @@ def test_rates_of_links_and_their_speed(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(time, "monotonic", lambda: next(clock))
     links = local.Links(tmp_path)
     assert [(link.name, link.in_bytes_per_s, link.speed_bytes_per_s) for link in links.look()] == [
-        ("eth0", None, 3.125e9), ("mlx5_0:1", None, 25e9)]
-    (tmp_path / "proc/net/dev").write_text("a\nb\n  eth0: 5000 0 0 0 0 0 0 0 700\n  eth1: 5 0 0 0 0 0 0 0 5\n")
+        ("eth0", None, 3.125e9),
+        ("mlx5_0:1", None, 25e9),
+    ]
+    (tmp_path / "proc/net/dev").write_text(
+        "a\nb\n  eth0: 5000 0 0 0 0 0 0 0 700\n  eth1: 5 0 0 0 0 0 0 0 5\n"
+    )
     (tmp_path / "sys/class/net/eth0/speed").write_text("-1\n")
     (tmp_path / "sys/class/infiniband/mlx5_0/ports/1/counters/port_rcv_data").write_text("1100\n")
     eth0, eth1, ib = links.look()
@@ -201,7 +269,9 @@ def test_rates_of_links_and_their_speed(tmp_path: Path, monkeypatch: pytest.Monk
     assert (eth1.name, eth1.in_bytes_per_s, eth1.speed_bytes_per_s) == ("eth1", None, None)
     assert (ib.in_bytes_per_s, ib.out_bytes_per_s) == (1000, 0)
     (tmp_path / "proc/net/dev").write_text("a\nb\n  eth0: 10 0 0 0 0 0 0 0 701\n")
-    assert (links.look()[0].in_bytes_per_s, links.before[0]) == (None, 105.0), "a counter that began anew"
+    assert (links.look()[0].in_bytes_per_s, links.before[0]) == (None, 105.0), (
+        "a counter that began anew"
+    )
 
 
 def test_memory_is_of_the_container_where_that_has_a_limit(tmp_path: Path) -> None:
@@ -214,17 +284,29 @@ def test_memory_is_of_the_container_where_that_has_a_limit(tmp_path: Path) -> No
 
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     assert local.memory(tree(proc__meminfo="MemAvailable: 1048576 kB\n")) == (total - GIB, total)
-    tree(proc__self__cgroup="0::/\n", sys__fs__cgroup__memory_DOT_max=str(8 * GIB),
-         sys__fs__cgroup__memory_DOT_current=str(6 * GIB),
-         sys__fs__cgroup__memory_DOT_stat=f"inactive_file {GIB}\n")
+    tree(
+        proc__self__cgroup="0::/\n",
+        sys__fs__cgroup__memory_DOT_max=str(8 * GIB),
+        sys__fs__cgroup__memory_DOT_current=str(6 * GIB),
+        sys__fs__cgroup__memory_DOT_stat=f"inactive_file {GIB}\n",
+    )
     assert local.memory(tmp_path) == (5 * GIB, 8 * GIB)
-    tree(proc__self__cgroup="4:memory:/a\n", sys__fs__cgroup__memory__memory_DOT_limit_in_bytes=str(4 * GIB),
-         sys__fs__cgroup__memory__memory_DOT_usage_in_bytes=str(3 * GIB))
+    tree(
+        proc__self__cgroup="4:memory:/a\n",
+        sys__fs__cgroup__memory__memory_DOT_limit_in_bytes=str(4 * GIB),
+        sys__fs__cgroup__memory__memory_DOT_usage_in_bytes=str(3 * GIB),
+    )
     assert local.memory(tmp_path) == (3 * GIB, 4 * GIB)
 
 
-def grown(monkeypatch: pytest.MonkeyPatch, minutes: range, gib_of: Callable[[float], float], state: dict[str, Any],
-          found: local.MemoryHere, busy: bool = True) -> float | None:
+def grown(
+    monkeypatch: pytest.MonkeyPatch,
+    minutes: range,
+    gib_of: Callable[[float], float],
+    state: dict[str, Any],
+    found: local.MemoryHere,
+    busy: bool = True,
+) -> float | None:
     """GiB an hour, after a look each half minute."""
     rate = None
     for half in range(2 * minutes.start, 2 * minutes.stop):
@@ -233,34 +315,79 @@ def grown(monkeypatch: pytest.MonkeyPatch, minutes: range, gib_of: Callable[[flo
     return rate and rate / GIB
 
 
-def test_how_fast_the_memory_of_the_machine_grows_in_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    training, saw = {"phase": "training", "attempt": 0}, lambda minute: 3 * (minute % 10 < 2) - (minute % 3)
+def test_how_fast_the_memory_of_the_machine_grows_in_training(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    training, saw = (
+        {"phase": "training", "attempt": 0},
+        lambda minute: 3 * (minute % 10 < 2) - (minute % 3),
+    )
     found = local.MemoryHere()
-    assert grown(monkeypatch, range(0, 10), lambda m: 5 * m, {"phase": "compiling", "attempt": 0}, found) is None
-    assert grown(monkeypatch, range(10, 30), lambda m: 50 + m / 10, training, found) is None, "40 values"
-    assert grown(monkeypatch, range(30, 40), lambda m: 50 + m / 10, training, found) == pytest.approx(6)
-    assert grown(monkeypatch, range(40, 41), lambda m: 50 + m / 10, {}, found), "STATUS.json cannot be read for once"
-    assert grown(monkeypatch, range(41, 60), lambda m: 50 + m / 10, {**training, "attempt": 1}, found) is None
-    assert grown(monkeypatch, range(60, 61), lambda m: 50 + m / 10, {**training, "attempt": 1}, found) is None
-    assert grown(monkeypatch, range(61, 62), lambda m: 50 + m / 10, {**training, "attempt": 1}, found)
-    assert grown(monkeypatch, range(62, 63), lambda m: 50, {**training, "attempt": 1}, found, busy=False) is None
-    assert grown(monkeypatch, range(0, 60), lambda m: 50 + saw(m), training, local.MemoryHere()) is None, "up and down"
+    assert (
+        grown(
+            monkeypatch, range(0, 10), lambda m: 5 * m, {"phase": "compiling", "attempt": 0}, found
+        )
+        is None
+    )
+    assert grown(monkeypatch, range(10, 30), lambda m: 50 + m / 10, training, found) is None, (
+        "40 values"
+    )
+    assert grown(
+        monkeypatch, range(30, 40), lambda m: 50 + m / 10, training, found
+    ) == pytest.approx(6)
+    assert grown(monkeypatch, range(40, 41), lambda m: 50 + m / 10, {}, found), (
+        "STATUS.json cannot be read for once"
+    )
+    assert (
+        grown(monkeypatch, range(41, 60), lambda m: 50 + m / 10, {**training, "attempt": 1}, found)
+        is None
+    )
+    assert (
+        grown(monkeypatch, range(60, 61), lambda m: 50 + m / 10, {**training, "attempt": 1}, found)
+        is None
+    )
+    assert grown(
+        monkeypatch, range(61, 62), lambda m: 50 + m / 10, {**training, "attempt": 1}, found
+    )
+    assert (
+        grown(
+            monkeypatch, range(62, 63), lambda m: 50, {**training, "attempt": 1}, found, busy=False
+        )
+        is None
+    )
+    assert (
+        grown(monkeypatch, range(0, 60), lambda m: 50 + saw(m), training, local.MemoryHere())
+        is None
+    ), "up and down"
     chance = random.Random(7)
     noise = [[chance.gauss(50, 2) for _ in range(60)] for _ in range(6)]
-    rates = [grown(monkeypatch, range(0, 60), lambda minute, values=hour: values[int(minute)],  # type: ignore[misc]
-                   training, local.MemoryHere()) for hour in noise]
+    rates = [
+        grown(
+            monkeypatch,
+            range(0, 60),
+            lambda minute, values=hour: values[int(minute)],  # type: ignore[misc]
+            training,
+            local.MemoryHere(),
+        )
+        for hour in noise
+    ]
     assert rates == 6 * [None]
-    assert grown(monkeypatch, range(0, 60), lambda m: 50 + saw(m) + m / 5, training, local.MemoryHere()) == \
-        pytest.approx(12, rel=0.1)
+    assert grown(
+        monkeypatch, range(0, 60), lambda m: 50 + saw(m) + m / 5, training, local.MemoryHere()
+    ) == pytest.approx(12, rel=0.1)
 
 
-def test_a_node_that_knows_no_phase_counts_when_it_must_have_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_that_knows_no_phase_counts_when_it_must_have_begun(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     found = local.MemoryHere()
     assert grown(monkeypatch, range(0, 50), lambda m: 20 + m / 10, {}, found) is None
     assert grown(monkeypatch, range(50, 52), lambda m: 20 + m / 10, {}, found) == pytest.approx(6)
 
 
-def test_a_look_has_what_memory_has_grown_by(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_look_has_what_memory_has_grown_by(
+    paths: RunPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
     told: list[Any] = []
     between = local.Between(paths)
     monkeypatch.setattr(between.memory, "look", lambda *given: told.append(given) or 123.0)

@@ -6,18 +6,23 @@ import re
 
 from monitor import panels
 from settings.config import Config
-from settings.sections.tools import Outside
 from settings.declare import ROOT, declared_fields
+from settings.sections.tools import Outside
 
 PAGE = (ROOT / "docs" / "monitor.md").read_text()
-TABLE = re.findall(r"^\| (.+) \| (.+) \| (.*)\|$", PAGE.split("## What is wrong")[1].split("##")[0], re.MULTILINE)
+TABLE = re.findall(
+    r"^\| (.+) \| (.+) \| (.*)\|$", PAGE.split("## What is wrong")[1].split("##")[0], re.MULTILINE
+)
 NAME = re.compile(r"[a-z]+(-[a-z]+)*")
 
 
 def rules() -> set[str]:
     """The names that are given to a Fault or a Wait, or on the way there, anywhere in the rules."""
     found = set()
-    for path in [*(ROOT / "monitor" / "rules").glob("*_rules.py"), ROOT / "monitor" / "rules" / "pod_waits.py"]:
+    for path in [
+        *(ROOT / "monitor" / "rules").glob("*_rules.py"),
+        ROOT / "monitor" / "rules" / "pod_waits.py",
+    ]:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                 place = {"Fault": 0, "Wait": 0, "held_back": 2}.get(node.func.id)
@@ -26,7 +31,11 @@ def rules() -> set[str]:
                 name = node.elts[0]
             else:
                 continue
-            if isinstance(name, ast.Constant) and isinstance(name.value, str) and NAME.fullmatch(name.value):
+            if (
+                isinstance(name, ast.Constant)
+                and isinstance(name.value, str)
+                and NAME.fullmatch(name.value)
+            ):
                 found.add(name.value)
     return found
 
@@ -38,15 +47,21 @@ def test_the_table_has_each_rule_once() -> None:
 
 def test_the_page_has_each_setting_of_the_monitor_and_none_that_is_not_there() -> None:
     names = [field.name.upper() for field in dataclasses.fields(Outside)]
-    thresholds = set(names[names.index("ALERT_CMD"):names.index("LOG_DIR")])
+    thresholds = set(names[names.index("ALERT_CMD") : names.index("LOG_DIR")])
     named = set(re.findall(r"`([A-Z][A-Z_]*_[A-Z_]+)`", PAGE))
-    assert "HANG_FACTOR" in thresholds and len(thresholds) > 20 and thresholds <= named, thresholds - named
-    assert {name for name in named if not name.startswith("MONITOR_")} - {"NO_COLOR"} <= declared_fields(Config).keys()
+    assert "HANG_FACTOR" in thresholds and len(thresholds) > 20 and thresholds <= named, (
+        thresholds - named
+    )
+    assert {name for name in named if not name.startswith("MONITOR_")} - {
+        "NO_COLOR"
+    } <= declared_fields(Config).keys()
 
 
 def test_the_page_has_each_line_of_the_screen() -> None:
     source = (ROOT / "monitor" / "panels.py").read_text()
     labels = set(re.findall(r'(?:line|labelled)\("([A-Za-z]+)"', source)) - {"alert"}
-    rows = " ".join(re.findall(r"^\| (.+?) \| ", PAGE.split("## The lines")[1].split("##")[0], re.MULTILINE))
+    rows = " ".join(
+        re.findall(r"^\| (.+?) \| ", PAGE.split("## The lines")[1].split("##")[0], re.MULTILINE)
+    )
     assert len(labels) >= 12 and not [label for label in labels if f"`{label}`" not in rows]
     assert max(map(len, labels)) < panels.INDENT

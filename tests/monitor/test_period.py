@@ -10,7 +10,9 @@ import pytest
 from monitor.gpu_sampler.period import Period
 
 
-def watched(value: Callable[[float], object], slots: int, late: float = 0.0, missed: float = 0.0) -> Period:
+def watched(
+    value: Callable[[float], object], slots: int, late: float = 0.0, missed: float = 0.0
+) -> Period:
     """A period from samples of a function of time in slots, each up to `late` slots late, a share of them missed."""
     rng, period = random.Random(5), Period()
     last: object = None
@@ -44,16 +46,24 @@ def test_values_that_repeat_make_gaps_of_several_periods() -> None:
     """A tenth and more of the updates bring the same value again, as of a load that is steady for a while."""
     rng = random.Random(3)
     levels = [rng.choice((1, 2, 3)) for _ in range(1000)]  # a third repeats
-    assert watched(lambda t: levels[int(t / 10)], 9000, late=0.9).slots() == pytest.approx(10, rel=0.01)
+    assert watched(lambda t: levels[int(t / 10)], 9000, late=0.9).slots() == pytest.approx(
+        10, rel=0.01
+    )
 
 
 def test_two_gaps_tell_a_period_that_neither_of_them_is() -> None:
     """High for 11 updates and low for 2, of ten slots each: gaps of 110 and 20."""
-    assert watched(lambda t: int(t / 10) % 13 < 11, 4000, late=0.9).slots() == pytest.approx(10, rel=0.01)
+    assert watched(lambda t: int(t / 10) % 13 < 11, 4000, late=0.9).slots() == pytest.approx(
+        10, rel=0.01
+    )
 
 
-@pytest.mark.parametrize(("slots", "late"), [(0.1, 0.0), (1, 0.0), (1, 0.9), (1.5, 0.0), (1.9, 0.0)])
-def test_what_changes_as_fast_as_it_is_looked_at_has_a_bound_only(slots: float, late: float) -> None:
+@pytest.mark.parametrize(
+    ("slots", "late"), [(0.1, 0.0), (1, 0.0), (1, 0.9), (1.5, 0.0), (1.9, 0.0)]
+)
+def test_what_changes_as_fast_as_it_is_looked_at_has_a_bound_only(
+    slots: float, late: float
+) -> None:
     found = watched(every(slots), 2000, late).found(10)
     assert found["period_ms"] is None and found["at_most_ms"] == 20
 

@@ -14,8 +14,13 @@ from monitor.screen import Screen
 from tests.monitor import scenes
 
 SIZES = [(80, 24), (80, 40), (100, 30), (120, 30), (160, 40), (200, 60)]
-SCENES = {"here": scenes.here(), "cpu": scenes.on_cpu(), "cluster": scenes.in_cluster(),
-          "two large nodes": scenes.in_cluster(3, 8), "nothing known": Seen(scenes.NOW, "r", "tiny")}
+SCENES = {
+    "here": scenes.here(),
+    "cpu": scenes.on_cpu(),
+    "cluster": scenes.in_cluster(),
+    "two large nodes": scenes.in_cluster(3, 8),
+    "nothing known": Seen(scenes.NOW, "r", "tiny"),
+}
 
 
 @pytest.fixture(autouse=True)
@@ -24,14 +29,30 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(screen.time, "time", lambda: scenes.NOW + 1)
 
 
-def shown(seen: Seen, width: int = 80, height: int = 24, faults: Sequence[Fault] = (), verdict: str = "",
-          trouble: str = "", **options: object) -> list[str]:
+def shown(
+    seen: Seen,
+    width: int = 80,
+    height: int = 24,
+    faults: Sequence[Fault] = (),
+    verdict: str = "",
+    trouble: str = "",
+    **options: object,
+) -> list[str]:
     """The lines as a terminal of that size shows them."""
-    return raw(seen, width, height, faults, verdict, trouble, color_system=None, **options).splitlines()
+    return raw(
+        seen, width, height, faults, verdict, trouble, color_system=None, **options
+    ).splitlines()
 
 
-def raw(seen: Seen, width: int, height: int, faults: Sequence[Fault] = (), verdict: str = "", trouble: str = "",
-        **options: object) -> str:
+def raw(
+    seen: Seen,
+    width: int,
+    height: int,
+    faults: Sequence[Fault] = (),
+    verdict: str = "",
+    trouble: str = "",
+    **options: object,
+) -> str:
     file = io.StringIO()
     console = Console(file=file, width=width, height=height, force_terminal=True, **options)  # type: ignore[arg-type]
     console.print(Screen(seen, faults, verdict, trouble))
@@ -40,7 +61,9 @@ def raw(seen: Seen, width: int, height: int, faults: Sequence[Fault] = (), verdi
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("name", SCENES)
-@pytest.mark.parametrize("faults", [(), (scenes.HANG, scenes.DISK) * 4], ids=["well", "eight faults"])
+@pytest.mark.parametrize(
+    "faults", [(), (scenes.HANG, scenes.DISK) * 4], ids=["well", "eight faults"]
+)
 def test_it_fits_every_terminal(name: str, size: tuple[int, int], faults: Sequence[Fault]) -> None:
     lines = shown(SCENES[name], *size, faults)
     assert 0 < len(lines) <= size[1] and max(map(len, lines)) <= size[0]
@@ -52,38 +75,58 @@ def line_of(lines: list[str], label: str) -> str:
 
 def test_the_run_in_figures() -> None:
     lines = shown(scenes.here())
-    assert lines[0].split("  ")[:2] == ["d16", "training for 12:30"] and lines[0].endswith("14:00:00")
+    assert lines[0].split("  ")[:2] == ["d16", "training for 12:30"] and lines[0].endswith(
+        "14:00:00"
+    )
     assert lines[1] == "nothing is wrong"
     step = line_of(lines, "step")
     assert step.startswith("step 300/1,200 25.0% ") and step.endswith(" 36:00 to go, 14:36")
     bar = step.split()[3]
     assert bar.count("█") == round(len(bar) / 4) and set(bar) == {"█", "░"}
     assert line_of(lines, "loss") == "loss 3.5800 validation 3.9222 at 250"
-    assert line_of(lines, "speed") == "speed 32,768 tokens/s, 80% of plan MFU 43.8% of 50.0% 2,000 ms a step"
+    assert (
+        line_of(lines, "speed")
+        == "speed 32,768 tokens/s, 80% of plan MFU 43.8% of 50.0% 2,000 ms a step"
+    )
     assert line_of(lines, "process") == "process 61.25 GiB, 60.00 by plan waits for data 0.5%"
     assert line_of(lines, "checkpoint") == "checkpoint step 200, 5:01 ago, 4 GB"
     assert line_of(lines, "milestones") == "milestones 10% reached 13:50, planned 13:46 (3:20 late)"
     assert "             50% expected 14:12, planned 14:00 (12:00 late)" in lines
     assert "            100% expected 14:36, planned 14:16 (20:00 late)" in lines
     assert line_of(lines, "network") == "network eth0 in 1.2 GB/s, out 1.1 GB/s of 3.12 GB/s"
-    assert line_of(lines, "machine") == \
-        "machine disk 212 GB left, for 53 checkpoints memory 48.0 of 96.0 GiB"
+    assert (
+        line_of(lines, "machine")
+        == "machine disk 212 GB left, for 53 checkpoints memory 48.0 of 96.0 GiB"
+    )
 
 
 def test_goodput_is_a_bar_of_causes_that_are_named() -> None:
     lines = shown(scenes.here())
     at = next(n for n, line in enumerate(lines) if line.startswith("goodput"))
-    assert lines[at].split() == ["goodput", "50.0%", 20 * "=" + 8 * "s" + 2 * "e" + 2 * "c" + 8 * "_"]
-    assert lines[at + 1].split("  ")[-4:] == ["s start-up 20.0%", "_ down 20.0%", "e evaluation 6.0%",
-                                              "c checkpoint 4.0%"]
+    assert lines[at].split() == [
+        "goodput",
+        "50.0%",
+        20 * "=" + 8 * "s" + 2 * "e" + 2 * "c" + 8 * "_",
+    ]
+    assert lines[at + 1].split("  ")[-4:] == [
+        "s start-up 20.0%",
+        "_ down 20.0%",
+        "e evaluation 6.0%",
+        "c checkpoint 4.0%",
+    ]
 
 
 def test_each_gpu_has_a_line_where_there_is_room() -> None:
     lines = shown(scenes.here())
     assert line_of(lines, "GPUs") == "GPUs 0/0 98% █████░ 64/80 GiB 670/700 W 60°C"
     hot = scenes.gpu(1, throttle=("sw_thermal", "power_cap"), temp_c=None, utilisation_percent=None)
-    lines = shown(scenes.here(nodes=(dataclasses.replace(scenes.node(), gpus=(hot, Gpu(2, lost=True))),)))
-    assert line_of(lines, "GPUs") == "GPUs 0/1 n/a █████░ 64/80 GiB 671/700 W n/a sw thermal, power cap"
+    lines = shown(
+        scenes.here(nodes=(dataclasses.replace(scenes.node(), gpus=(hot, Gpu(2, lost=True))),))
+    )
+    assert (
+        line_of(lines, "GPUs")
+        == "GPUs 0/1 n/a █████░ 64/80 GiB 671/700 W n/a sw thermal, power cap"
+    )
     assert any(" ".join(line.split()) == "0/2 lost: it no longer answers" for line in lines)
 
 
@@ -93,8 +136,10 @@ def test_what_gpus_took_stands_below_them() -> None:
     at = next(n for n, line in enumerate(lines) if line.startswith("energy"))
     assert " ".join(lines[at].split()) == "energy 5 kWh since 13:00; about 2.68 kJ a step"
     assert lines[at - 1].split()[0] == "0/1"
-    assert line_of(shown(scenes.here(nodes=(counted, scenes.node(1, 1))), 80, 60), "energy") == \
-        "energy 5 kWh on 1 of 2 nodes since 13:00; about 4.02 kJ a step"  # and 670 W of the third
+    assert (
+        line_of(shown(scenes.here(nodes=(counted, scenes.node(1, 1))), 80, 60), "energy")
+        == "energy 5 kWh on 1 of 2 nodes since 13:00; about 4.02 kJ a step"
+    )  # and 670 W of the third
     assert not [line for line in shown(scenes.on_cpu(), 120, 40) if line.startswith("energy")]
 
 
@@ -113,10 +158,17 @@ def test_sixteen_gpus_on_two_nodes_are_told_in_what_room_there_is() -> None:
 def test_what_is_wrong_stands_first_in_whole_with_the_next_command() -> None:
     lines = shown(scenes.in_cluster(), 80, 40, [scenes.HANG, scenes.DISK], "failing: it hangs")
     text = " ".join(" ".join(lines[1:7]).split())
-    assert text == (f"FAILS hang: {scenes.HANG.text} next {scenes.HANG.next} WRONG disk node 0: {scenes.DISK.text} "
-                    f"next {scenes.DISK.next}")
+    assert text == (
+        f"FAILS hang: {scenes.HANG.text} next {scenes.HANG.next} WRONG disk node 0: {scenes.DISK.text} "
+        f"next {scenes.DISK.next}"
+    )
     assert " ".join(lines[7].split()) == "verdict failing: it hangs"
-    many = shown(scenes.here(), 80, 24, [dataclasses.replace(scenes.DISK, about=f"node {n}") for n in range(9)])
+    many = shown(
+        scenes.here(),
+        80,
+        24,
+        [dataclasses.replace(scenes.DISK, about=f"node {n}") for n in range(9)],
+    )
     assert "and 6 more; ONCE=1 make monitor lists all" in " ".join(many)
     assert any(line.startswith("step") for line in many)
 
@@ -131,7 +183,13 @@ def test_pods_with_their_last_lines_where_there_is_room() -> None:
 
 
 def test_words_of_others_are_never_markup_and_never_move_the_cursor() -> None:
-    pod = Pod(0, "p", "Running", last_line="[bold]x[/] \x1b[2J\x1b[31mred\x07", last_line_time=scenes.NOW - 3)
+    pod = Pod(
+        0,
+        "p",
+        "Running",
+        last_line="[bold]x[/] \x1b[2J\x1b[31mred\x07",
+        last_line_time=scenes.NOW - 3,
+    )
     seen = scenes.here(cluster=Cluster("ns", "job", "running", pods=(pod,)))
     fault = Fault("a", "said \x1b]0;title\x07 and \x1b[5A\r", "do \x9b2J")
     text = raw(seen, 100, 40, [fault], color_system=None)
@@ -163,35 +221,78 @@ def test_how_old_it_is_where_it_is_old(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "12 s old: the disk is gone" in shown(scenes.here(), trouble="the disk is gone")[0]
 
 
-@pytest.mark.parametrize(("status", "at_work", "stage", "words"), [
-    ({"phase": "compiling", "since": scenes.NOW - 190}, True, "", "compiling for 3:10 of about 5 min"),
-    ({"phase": "waiting for peers 2/4", "since": scenes.NOW - 20}, True, "",
-     "waiting for peers 2/4 for 20 s of at most 3 min"),
-    ({"phase": "evaluating", "since": scenes.NOW - 3}, True, "", "evaluating for 3 s of about 8 s"),
-    ({"phase": "done", "since": scenes.NOW - 7200}, False, "", "done since 12:00"),
-    ({"phase": "training", "since": scenes.NOW - 900, "heartbeat": scenes.NOW - 600}, False, "",
-     "killed while training since 13:50"),
-    ({}, True, "preparing data", "preparing data"),
-    ({"phase": "done", "since": scenes.NOW - 60}, True, "drawing plots", "drawing plots"),
-    ({}, False, "", "n/a: STATUS.json is not there or damaged"),  # of a run that has made steps
-])
-def test_what_the_run_is_at(status: dict[str, object], at_work: bool, stage: str, words: str) -> None:
+@pytest.mark.parametrize(
+    ("status", "at_work", "stage", "words"),
+    [
+        (
+            {"phase": "compiling", "since": scenes.NOW - 190},
+            True,
+            "",
+            "compiling for 3:10 of about 5 min",
+        ),
+        (
+            {"phase": "waiting for peers 2/4", "since": scenes.NOW - 20},
+            True,
+            "",
+            "waiting for peers 2/4 for 20 s of at most 3 min",
+        ),
+        (
+            {"phase": "evaluating", "since": scenes.NOW - 3},
+            True,
+            "",
+            "evaluating for 3 s of about 8 s",
+        ),
+        ({"phase": "done", "since": scenes.NOW - 7200}, False, "", "done since 12:00"),
+        (
+            {"phase": "training", "since": scenes.NOW - 900, "heartbeat": scenes.NOW - 600},
+            False,
+            "",
+            "killed while training since 13:50",
+        ),
+        ({}, True, "preparing data", "preparing data"),
+        ({"phase": "done", "since": scenes.NOW - 60}, True, "drawing plots", "drawing plots"),
+        ({}, False, "", "n/a: STATUS.json is not there or damaged"),  # of a run that has made steps
+    ],
+)
+def test_what_the_run_is_at(
+    status: dict[str, object], at_work: bool, stage: str, words: str
+) -> None:
     plan = dataclasses.replace(scenes.EXPECTED, limits=(("waiting for peers", 180.0),))
-    seen = scenes.here(expected=plan, nodes=(scenes.node(status=status, at_work=at_work, stage=stage),))
+    seen = scenes.here(
+        expected=plan, nodes=(scenes.node(status=status, at_work=at_work, stage=stage),)
+    )
     assert " ".join(shown(seen)[0].split()[1:-1]) == words
 
 
 def test_what_is_not_known_is_said_or_left_out() -> None:
-    lines = shown(scenes.here(nodes=(scenes.node(0, 0, progress=Progress(), links=(), disk_free_bytes=None,
-                                                 memory_bytes=None),), expected=Expected()))
-    assert line_of(lines, "step") == "step 0" and line_of(lines, "loss") == "loss n/a validation n/a"
+    lines = shown(
+        scenes.here(
+            nodes=(
+                scenes.node(
+                    0, 0, progress=Progress(), links=(), disk_free_bytes=None, memory_bytes=None
+                ),
+            ),
+            expected=Expected(),
+        )
+    )
+    assert (
+        line_of(lines, "step") == "step 0" and line_of(lines, "loss") == "loss n/a validation n/a"
+    )
     assert line_of(lines, "speed") == "speed n/a MFU n/a"
-    assert not [line for line in lines if line.startswith(("goodput", "milestones", "GPUs", "network", "machine"))]
-    assert "n/a: there is no NVIDIA driver" in line_of(shown(scenes.here(nodes=(scenes.node(
-        0, 0, gpus_why="there is no NVIDIA driver"),))), "GPUs")
+    assert not [
+        line
+        for line in lines
+        if line.startswith(("goodput", "milestones", "GPUs", "network", "machine"))
+    ]
+    assert "n/a: there is no NVIDIA driver" in line_of(
+        shown(scenes.here(nodes=(scenes.node(0, 0, gpus_why="there is no NVIDIA driver"),))), "GPUs"
+    )
 
 
 def test_the_last_evaluation_is_longer_than_those_before() -> None:
     done = dataclasses.replace(scenes.PROGRESS, step=1200)
     status = {"phase": "evaluating", "since": scenes.NOW - 40}
-    assert "evaluating for 40 s  " in shown(scenes.here(nodes=(scenes.node(status=status, progress=done),)))[0]
+    assert (
+        "evaluating for 40 s  "
+        in shown(scenes.here(nodes=(scenes.node(status=status, progress=done),)))[0]
+    )

@@ -54,8 +54,14 @@ def test_a_sleep_that_takes_too_long_misses_slots_as_well() -> None:
 def test_taken_and_missed_are_all_slots_whatever_happens() -> None:
     time = Time(7.0)
     rng = random.Random(4)
-    slots = Slots(0.01, Clock(lambda: time.now, lambda: time.now,
-                              lambda seconds: time.sleep(seconds + rng.expovariate(200))))
+    slots = Slots(
+        0.01,
+        Clock(
+            lambda: time.now,
+            lambda: time.now,
+            lambda seconds: time.sleep(seconds + rng.expovariate(200)),
+        ),
+    )
     seen = []
     for _ in range(2000):
         seen.append(slots.wait())

@@ -26,13 +26,38 @@ class Record:
     def write(self, event: str, step: int, after: float = 0.0, **values: Any) -> None:
         self.wall, self.mono = self.wall + after, self.mono + after
         with open(self.path, "a") as file:
-            file.write(reader.to_json({
-                "schema": 1, "event": event, "time": self.wall, "mono_s": self.mono, "host": "h",
-                "attempt": self.attempt, "step": step, "tokens": 100 * step, **values}) + "\n")
+            file.write(
+                reader.to_json(
+                    {
+                        "schema": 1,
+                        "event": event,
+                        "time": self.wall,
+                        "mono_s": self.mono,
+                        "host": "h",
+                        "attempt": self.attempt,
+                        "step": step,
+                        "tokens": 100 * step,
+                        **values,
+                    }
+                )
+                + "\n"
+            )
 
     def step(self, step: int, seconds: float = 2.0, **values: Any) -> None:
-        self.write("step", step, seconds, **{"loss": 3.0, "step_ms": 1000 * seconds, "data_wait_s": 0.1 * seconds,
-                                             "tokens_per_s": 100 / seconds, "mfu": 40.0, "mem_gib": 10.0} | values)
+        self.write(
+            "step",
+            step,
+            seconds,
+            **{
+                "loss": 3.0,
+                "step_ms": 1000 * seconds,
+                "data_wait_s": 0.1 * seconds,
+                "tokens_per_s": 100 / seconds,
+                "mfu": 40.0,
+                "mem_gib": 10.0,
+            }
+            | values,
+        )
 
 
 @pytest.fixture
@@ -53,10 +78,26 @@ def test_what_is_not_there_is_none_and_what_is_not_known_too(run: Record) -> Non
     assert tail.look() is None
     run.write("start", 0, 7.0, startup_s={"import": 3.0, "model": 4.0}, world_size=8)
     seen = tail.look()
-    assert seen and (seen.step, seen.attempt, seen.started, seen.attempt_started, seen.ready,
-                     seen.processes) == (0, 0, START, START, START + 7, 8)
-    assert [seen.loss, seen.step_s, seen.tokens_per_s, seen.mfu_percent, seen.step_time, seen.mem_gib,
-            seen.val_loss, seen.checkpoint_time, seen.data_wait_fraction, seen.last_step] == 10 * [None]
+    assert seen and (
+        seen.step,
+        seen.attempt,
+        seen.started,
+        seen.attempt_started,
+        seen.ready,
+        seen.processes,
+    ) == (0, 0, START, START, START + 7, 8)
+    assert [
+        seen.loss,
+        seen.step_s,
+        seen.tokens_per_s,
+        seen.mfu_percent,
+        seen.step_time,
+        seen.mem_gib,
+        seen.val_loss,
+        seen.checkpoint_time,
+        seen.data_wait_fraction,
+        seen.last_step,
+    ] == 10 * [None]
 
 
 def test_rates_are_of_the_steps_without_the_first(run: Record) -> None:
@@ -102,7 +143,9 @@ def test_skips_rollbacks_evaluations_and_checkpoints(run: Record) -> None:
     run.write("rollback", 5, seconds=1.0)
     seen = look(run)
     assert (seen.step, seen.tokens, seen.rollbacks, seen.skipped_steps) == (5, 500, 1, 2)
-    assert seen.median_loss == mean([3.0, 4.0]), "of steps 2 to 5, and no longer of those that were gone back behind"
+    assert seen.median_loss == mean([3.0, 4.0]), (
+        "of steps 2 to 5, and no longer of those that were gone back behind"
+    )
 
 
 def test_another_attempt_begins_anew_and_the_end_says_why(run: Record) -> None:
@@ -143,13 +186,23 @@ def test_the_last_straggler_of_an_attempt_with_its_step(run: Record) -> None:
 
 # ---- Memory
 
-@pytest.mark.parametrize(("gib_of", "expected"), [
-    (lambda minute: 10 + minute / 60, 1.0),                               # a steady rise
-    (lambda minute: 10 + minute / 60 + 5 * (minute % 20 == 7), 1.0),      # and some values that are off
-    (lambda minute: 10.0 + minute // 10 * 0.5, 3.0),                      # in steps: 0.5 each 10 minutes
-    (lambda minute: 10.0 + 4 * (minute >= 30), None),                     # one rise alone
-    (lambda minute: 10.0, None), (lambda minute: 10 + minute * 1e-5, None), (lambda minute: None, None)],
-    ids=["steady", "outliers", "stairs", "jump", "flat", "crumbs", "unknown"])
+
+@pytest.mark.parametrize(
+    ("gib_of", "expected"),
+    [
+        (lambda minute: 10 + minute / 60, 1.0),  # a steady rise
+        (
+            lambda minute: 10 + minute / 60 + 5 * (minute % 20 == 7),
+            1.0,
+        ),  # and some values that are off
+        (lambda minute: 10.0 + minute // 10 * 0.5, 3.0),  # in steps: 0.5 each 10 minutes
+        (lambda minute: 10.0 + 4 * (minute >= 30), None),  # one rise alone
+        (lambda minute: 10.0, None),
+        (lambda minute: 10 + minute * 1e-5, None),
+        (lambda minute: None, None),
+    ],
+    ids=["steady", "outliers", "stairs", "jump", "flat", "crumbs", "unknown"],
+)
 def test_how_fast_memory_grows(run: Record, gib_of: Any, expected: float | None) -> None:
     run.write("start", 0)
     for minute in range(60):
@@ -168,7 +221,9 @@ def test_the_time_after_a_stop_is_known_apart_from_that_after_a_crash(run: Recor
     """Stopped, 100 s later begun again, crashed, and 40 s later once more, with 7 s of start-up each time."""
     for attempt, (away, reason) in enumerate(((0, "stopped"), (100, "crashed"), (40, "stopped"))):
         run.attempt = attempt
-        run.write("resume" if attempt else "start", 3 * attempt, away + 7.0, startup_s={"import": 7.0})
+        run.write(
+            "resume" if attempt else "start", 3 * attempt, away + 7.0, startup_s={"import": 7.0}
+        )
         run.step(3 * attempt + 1)
         run.write("end", 3 * attempt + 1, 1.0, reason=reason)
     seen = look(run)
@@ -177,8 +232,21 @@ def test_the_time_after_a_stop_is_known_apart_from_that_after_a_crash(run: Recor
 
 # ---- Reading
 
-@pytest.mark.parametrize("key", ["loss", "step_ms", "tokens_per_s", "mfu", "data_wait_s", "mem_gib", "mono_s",
-                                 "tokens", "attempt"])
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "loss",
+        "step_ms",
+        "tokens_per_s",
+        "mfu",
+        "data_wait_s",
+        "mem_gib",
+        "mono_s",
+        "tokens",
+        "attempt",
+    ],
+)
 @pytest.mark.parametrize("damage", ["3.0", [1], {"a": 1}])
 def test_a_record_whose_number_is_none_is_a_bad_one(run: Record, key: str, damage: object) -> None:
     for step in (1, 2, 3):
@@ -186,7 +254,13 @@ def test_a_record_whose_number_is_none_is_a_bad_one(run: Record, key: str, damag
     run.step(4, **{key: damage})
     tail = Tail(run.path)
     seen = tail.look()
-    assert seen and (seen.step, seen.loss, seen.step_s, seen.recent_steps, tail.bad) == (3, 3.0, 2.0, 2, 1)
+    assert seen and (seen.step, seen.loss, seen.step_s, seen.recent_steps, tail.bad) == (
+        3,
+        3.0,
+        2.0,
+        2,
+        1,
+    )
 
 
 def test_a_torn_line_waits_and_a_bad_one_is_counted(run: Record) -> None:
@@ -195,17 +269,19 @@ def test_a_torn_line_waits_and_a_bad_one_is_counted(run: Record) -> None:
     tail = Tail(run.path)
     whole = run.path.read_bytes()
     run.step(2)
-    line = run.path.read_bytes()[len(whole):]
+    line = run.path.read_bytes()[len(whole) :]
     for cut in (1, len(line) // 2, len(line) - 1):
         run.path.write_bytes(whole + line[:cut])
         assert tail.look().step == 1  # type: ignore[union-attr]
     run.path.write_bytes(whole + line)
     assert tail.look().step == 2 and tail.bad == 0  # type: ignore[union-attr]
     with open(run.path, "ab") as file:
-        file.write(b'no record\n\xff\xfe\n[1, 2]\n{"schema": 1}\n{"schema": 2, "event": "step", "time": 1, "step": 9}\n'
-                   b'{"schema": 1, "event": "step", "time": 1}\n'
-                   b'{"schema": 1, "event": "step", "time": NaN, "step": 9}\n'
-                   b'{"a": [1\n2]}\n\n')
+        file.write(
+            b'no record\n\xff\xfe\n[1, 2]\n{"schema": 1}\n{"schema": 2, "event": "step", "time": 1, "step": 9}\n'
+            b'{"schema": 1, "event": "step", "time": 1}\n'
+            b'{"schema": 1, "event": "step", "time": NaN, "step": 9}\n'
+            b'{"a": [1\n2]}\n\n'
+        )
     run.step(3)
     assert tail.look().step == 3 and tail.bad == tail.look().damaged_lines == 10  # type: ignore[union-attr]
 
@@ -247,12 +323,17 @@ def test_looks_in_between_change_nothing(run: Record, monkeypatch: pytest.Monkey
     chance, tail, step = random.Random(3), Tail(run.path), 0
     run.write("start", 0, 3.0, startup_s={"import": 3.0})
     for _ in range(2000):
-        event = chance.choices(["step", "skip", "eval", "checkpoint", "rollback", "resume"], [90, 3, 2, 2, 1, 1])[0]
+        event = chance.choices(
+            ["step", "skip", "eval", "checkpoint", "rollback", "resume"], [90, 3, 2, 2, 1, 1]
+        )[0]
         if event == "step":
             step += 1
             run.step(step, chance.uniform(0.5, 2.0), mem_gib=chance.uniform(5, 6))
         elif event in ("rollback", "resume"):
-            step, run.attempt = max(0, step - chance.randrange(20)), run.attempt + (event == "resume")
+            step, run.attempt = (
+                max(0, step - chance.randrange(20)),
+                run.attempt + (event == "resume"),
+            )
             run.write(event, step, 9.0, seconds=2.0)
         else:
             run.write(event, step, 1.0, reason="loss", val_loss=2.0, eval_s=0.5, bytes=5)
@@ -267,8 +348,20 @@ def test_looks_in_between_change_nothing(run: Record, monkeypatch: pytest.Monkey
     slow = Tail(run.path)
     seen = slow.look()
     assert seen and slow.behind and seen.goodput == {}
-    near = ("step", "tokens", "step_time", "loss", "median_loss", "step_s", "tokens_per_s", "started",
-            "attempt_started", "checkpoint_time", "skipped_steps", "mem_gib")
+    near = (
+        "step",
+        "tokens",
+        "step_time",
+        "loss",
+        "median_loss",
+        "step_s",
+        "tokens_per_s",
+        "started",
+        "attempt_started",
+        "checkpoint_time",
+        "skipped_steps",
+        "mem_gib",
+    )
     assert [getattr(seen, name) for name in near] == [getattr(once, name) for name in near]
     looks = 1
     while slow.behind:
@@ -281,6 +374,7 @@ def test_looks_in_between_change_nothing(run: Record, monkeypatch: pytest.Monkey
 def test_a_line_of_the_recorder_itself_is_read(tmp_path: Path) -> None:
     from record.metrics import Recorder
     from record.run_paths import RunPaths
+
     recorder = Recorder(RunPaths(tmp_path), True, 0, 10, 1)
     recorder.event("start", 0, 0, startup_s={})
     recorder.step(1, 64, True, loss=2.5, step_ms=100.0)
@@ -295,13 +389,19 @@ def test_when_milestones_were_reached_is_of_the_steps_that_the_run_has(tmp_path:
     path = tmp_path / "metrics.jsonl"
 
     def line(event: str, step: int, at: float) -> str:
-        return json.dumps({"schema": 1, "event": event, "step": step, "time": at, "attempt": 0}) + "\n"
+        return (
+            json.dumps({"schema": 1, "event": event, "step": step, "time": at, "attempt": 0}) + "\n"
+        )
 
-    path.write_text(line("start", 0, 1000.0) + "".join(line("step", n, 1000.0 + n) for n in range(1, 13)))
+    path.write_text(
+        line("start", 0, 1000.0) + "".join(line("step", n, 1000.0 + n) for n in range(1, 13))
+    )
     tail = Tail(path)
     tail.look()
     assert tail.reached(20) == {"10%": 1002.0, "50%": 1010.0} and tail.reached(12)["100%"] == 1012.0
     with open(path, "a") as file:  # back behind 50%, and there once more
-        file.write(line("resume", 4, 2000.0) + "".join(line("step", n, 2000.0 + n) for n in range(5, 11)))
+        file.write(
+            line("resume", 4, 2000.0) + "".join(line("step", n, 2000.0 + n) for n in range(5, 11))
+        )
     tail.look()
     assert tail.reached(20) == {"10%": 1002.0, "50%": 2010.0} and tail.reached(400) == {}

@@ -5,11 +5,24 @@ from typing import Any
 
 import pytest
 
-from monitor.rules import gpu_rules, run_rules, train_rules
 from monitor.facts import Seen
+from monitor.rules import gpu_rules, run_rules, train_rules
 from monitor.rules.sift import found_by
-from tests.monitor.moments import (GIB, NOW, PLAN, SETTINGS, TRAINING, at_phase, cluster, gpus, node, only, progress,
-                                   seen, status)
+from tests.monitor.moments import (
+    GIB,
+    NOW,
+    PLAN,
+    SETTINGS,
+    TRAINING,
+    at_phase,
+    cluster,
+    gpus,
+    node,
+    only,
+    progress,
+    seen,
+    status,
+)
 
 c = SETTINGS
 
@@ -18,24 +31,33 @@ def names(of: Seen) -> list[str]:
     return [fault.name for fault in found_by(train_rules.RULES, of, c)]
 
 
-def beside(first: dict[str, Any] | None = None, second: dict[str, Any] | None = None, **changes: Any) -> Seen:
+def beside(
+    first: dict[str, Any] | None = None, second: dict[str, Any] | None = None, **changes: Any
+) -> Seen:
     """The run in training, with other facts of its first and second node."""
     return seen(node(0, **(first or {})), node(1, **(second or {})), **changes)
 
 
 # ---- The loss
 
+
 def test_a_loss_that_is_no_number_is_said_at_the_first_one() -> None:
     assert names(progress(nonfinite_steps=0)) == []
     fault = only(train_rules.not_finite(progress(nonfinite_steps=1, skipped_steps=1), c))
     assert "not finite in 1 step up to step 12,345" in fault.text and not fault.failing
-    assert "make restart LEARNING_RATE=0.0005 PRESET=xlarge-8xa100 RUN_NAME=big goes on from step 12,000" in fault.next
+    assert (
+        "make restart LEARNING_RATE=0.0005 PRESET=xlarge-8xa100 RUN_NAME=big goes on from step 12,000"
+        in fault.next
+    )
 
 
 def test_steps_that_are_skipped_again_and_again() -> None:
     assert names(progress(skipped_steps=2)) == []  # SKIPPED_STEPS=2
     fault = only(train_rules.skips(progress(skipped_steps=3), c))
-    assert fault.text == "the updates of 3 steps up to step 12,345 were left out for a loss or gradient out of bounds"
+    assert (
+        fault.text
+        == "the updates of 3 steps up to step 12,345 were left out for a loss or gradient out of bounds"
+    )
     assert names(progress(rollbacks=1)) == []  # and it has come further
     fault = only(train_rules.skips(progress(skipped_steps=1, rollbacks=2), c))
     assert "gone back 2 times, of MAX_ROLLBACKS=3" in fault.text and not fault.failing
@@ -44,8 +66,10 @@ def test_steps_that_are_skipped_again_and_again() -> None:
 
 def test_a_loss_that_jumps() -> None:
     assert names(progress(loss=3.37)) == []  # 1.3 x 2.60 = 3.38
-    assert "jumped to 3.390 at step 12,345; the median of the last steps is 2.600" in \
-        only(train_rules.spike(progress(loss=3.39), c)).text
+    assert (
+        "jumped to 3.390 at step 12,345; the median of the last steps is 2.600"
+        in only(train_rules.spike(progress(loss=3.39), c)).text
+    )
     jumped = dataclasses.replace(TRAINING, loss=3.39)
     assert names(at_phase("evaluating", 20, jumped)) == ["spike"]
     for phase in ("done", "stopped"):  # nobody can do anything about it any more
@@ -56,25 +80,42 @@ def test_a_loss_that_jumps() -> None:
 
 # ---- Data
 
+
 def test_the_first_steps_of_an_attempt_are_no_measure_of_its_pace() -> None:
     """Slow and waiting for data: said of 10 steps, 30 s after it could train, or where nobody told how many."""
     slow = {"tokens_per_s": 50_000.0, "data_wait_fraction": 0.3}
     assert names(progress(**slow)) == ["starved", "below-plan"]
-    for steps, ready, said in ((9, NOW - 500, False), (10, NOW - 500, True), (100, NOW - 31, False),
-                               (100, NOW - 32, True)):  # the last step was 2 s ago
-        assert bool(names(progress(**slow, recent_steps=steps, ready=ready))) is said, (steps, ready)
+    for steps, ready, said in (
+        (9, NOW - 500, False),
+        (10, NOW - 500, True),
+        (100, NOW - 31, False),
+        (100, NOW - 32, True),
+    ):  # the last step was 2 s ago
+        assert bool(names(progress(**slow, recent_steps=steps, ready=ready))) is said, (
+            steps,
+            ready,
+        )
 
 
 def test_steps_that_wait_for_data() -> None:
     assert names(progress(data_wait_fraction=0.10)) == []
     fault = only(train_rules.starved(progress(data_wait_fraction=0.25, step_s=2.0), c))
-    assert fault.text == "25% of the last steps' time was spent waiting for data, 0.5 s of 2 s a step"
-    assert "DATA_DIR=data on a local disk; make data PRESET=xlarge-8xa100 prepares all shards" in fault.next
+    assert (
+        fault.text == "25% of the last steps' time was spent waiting for data, 0.5 s of 2 s a step"
+    )
+    assert (
+        "DATA_DIR=data on a local disk; make data PRESET=xlarge-8xa100 prepares all shards"
+        in fault.next
+    )
     prepared = dataclasses.replace(c, data_stream="0")
-    assert "make data" not in only(train_rules.starved(progress(data_wait_fraction=0.25), prepared)).next
+    assert (
+        "make data"
+        not in only(train_rules.starved(progress(data_wait_fraction=0.25), prepared)).next
+    )
 
 
 # ---- Checkpoints and disk
+
 
 def saved(ago: float, **changes: Any) -> Seen:
     return beside({"progress": dataclasses.replace(TRAINING, checkpoint_time=NOW - ago)}, **changes)
@@ -83,36 +124,59 @@ def saved(ago: float, **changes: Any) -> Seen:
 def test_a_checkpoint_that_is_long_overdue() -> None:
     assert names(saved(3 * 900 - 1)) == []
     fault = only(train_rules.no_checkpoint(saved(3 * 900 + 1), c))
-    assert fault.text == ("the last checkpoint, of step 12,000, is from 45:01 ago, and one is due every 15:00: a crash "
-                          "now would lose 45:01 of training")
+    assert fault.text == (
+        "the last checkpoint, of step 12,000, is from 45:01 ago, and one is due every 15:00: a crash "
+        "now would lose 45:01 of training"
+    )
     assert fault.next == "make checkpoints RUN_NAME=big; make logs ONLY=errors RUN_NAME=big"
     assert train_rules.no_checkpoint(saved(9999), dataclasses.replace(c, checkpoints="off")) == []
 
 
 def test_how_often_one_is_due_without_a_plan() -> None:
     no_plan = dataclasses.replace(PLAN, save_every_s=None)
-    often, never_so_often = dataclasses.replace(c, save_every=100), dataclasses.replace(c, save_minutes=0.01)
-    for plan in (no_plan, PLAN, dataclasses.replace(PLAN, save_every_s=100.0)):  # by which steps are quicker
-        assert train_rules.save_every_s(saved(1, expected=plan), c) == 900                     # SAVE_MINUTES=15
-        assert train_rules.save_every_s(saved(1, expected=plan), often) == pytest.approx(290)  # 100 steps of 2.9 s
+    often, never_so_often = (
+        dataclasses.replace(c, save_every=100),
+        dataclasses.replace(c, save_minutes=0.01),
+    )
+    for plan in (
+        no_plan,
+        PLAN,
+        dataclasses.replace(PLAN, save_every_s=100.0),
+    ):  # by which steps are quicker
+        assert train_rules.save_every_s(saved(1, expected=plan), c) == 900  # SAVE_MINUTES=15
+        assert train_rules.save_every_s(saved(1, expected=plan), often) == pytest.approx(
+            290
+        )  # 100 steps of 2.9 s
         assert train_rules.save_every_s(saved(1, expected=plan), never_so_often) == 2.9
-    before = seen(node(0, status={}, progress=None), expected=dataclasses.replace(PLAN, save_every_s=100.0))
+    before = seen(
+        node(0, status={}, progress=None), expected=dataclasses.replace(PLAN, save_every_s=100.0)
+    )
     assert train_rules.save_every_s(before, often) == 100
 
 
-def test_an_attempt_that_has_made_none_yet_counts_from_its_start_and_a_failed_save_is_quoted() -> None:
-    first = dataclasses.replace(TRAINING, checkpoint_time=None, checkpoint_step=None, attempt_started=NOW - 2701)
+def test_an_attempt_that_has_made_none_yet_counts_from_its_start_and_a_failed_save_is_quoted() -> (
+    None
+):
+    first = dataclasses.replace(
+        TRAINING, checkpoint_time=None, checkpoint_step=None, attempt_started=NOW - 2701
+    )
     why = "checkpoint failed: /runs: No space left on device. Training goes on"
     fault = only(train_rules.no_checkpoint(beside({"progress": first, "complaint": why}), c))
-    assert fault.text.startswith("no checkpoint in 45:01, and one is due every 15:00 (checkpoint failed: /runs: No")
-    resumed = dataclasses.replace(TRAINING, checkpoint_time=NOW - 90_000, attempt_started=NOW - 2000)
+    assert fault.text.startswith(
+        "no checkpoint in 45:01, and one is due every 15:00 (checkpoint failed: /runs: No"
+    )
+    resumed = dataclasses.replace(
+        TRAINING, checkpoint_time=NOW - 90_000, attempt_started=NOW - 2000
+    )
     assert names(beside({"progress": resumed})) == []
 
 
 def test_neither_a_start_up_nor_an_evaluation_makes_a_checkpoint_late() -> None:
     """SAVE_MINUTES=1: three minutes are too long for one, whatever came before."""
     each_minute = dataclasses.replace(c, save_minutes=1.0)
-    compiled = dataclasses.replace(TRAINING, checkpoint_time=None, checkpoint_step=None, attempt_started=NOW - 900)
+    compiled = dataclasses.replace(
+        TRAINING, checkpoint_time=None, checkpoint_step=None, attempt_started=NOW - 900
+    )
     assert only(train_rules.no_checkpoint(beside({"progress": compiled}), each_minute))
     for ready, late in ((NOW - 170, False), (NOW - 190, True)):
         p = dataclasses.replace(compiled, ready=ready)
@@ -125,21 +189,28 @@ def test_neither_a_start_up_nor_an_evaluation_makes_a_checkpoint_late() -> None:
 def test_a_disk_without_room_for_the_next_checkpoint() -> None:
     assert names(beside({"disk_free_bytes": 22.5 * GIB})) == []  # 1.5 x 15
     fault = only(train_rules.disk(beside({"disk_free_bytes": 22.0 * GIB}), c))
-    assert not fault.failing and fault.text == ("23.6 GB of disk are free for the next checkpoint, due in 5:00, of "
-                                                "16.1 GB, and then no other")
+    assert not fault.failing and fault.text == (
+        "23.6 GB of disk are free for the next checkpoint, due in 5:00, of "
+        "16.1 GB, and then no other"
+    )
     fault = only(train_rules.disk(beside({"disk_free_bytes": 14.9 * GIB}, cluster=cluster()), c))
-    assert fault.failing and "which does not fit" in fault.text and "a larger VOLUME_GB" in fault.next
+    assert (
+        fault.failing and "which does not fit" in fault.text and "a larger VOLUME_GB" in fault.next
+    )
 
 
 def test_the_checkpoint_that_is_being_written_is_the_next_one_itself() -> None:
     """25 GiB are free before, of which 10 of 15 are written: two thirds of it, and no disk that is too full."""
     writing = beside({"disk_free_bytes": 15.0 * GIB, "disk_passing_bytes": 10.0 * GIB})
     assert train_rules.disk(writing, c) == []
-    fault = only(train_rules.disk(beside({"disk_free_bytes": 0.0, "disk_passing_bytes": 14.0 * GIB}), c))
+    fault = only(
+        train_rules.disk(beside({"disk_free_bytes": 0.0, "disk_passing_bytes": 14.0 * GIB}), c)
+    )
     assert fault.failing and fault.text.startswith("15 GB of disk are free for the next checkpoint")
 
 
 # ---- Memory
+
 
 def growing(rate: float, left_steps: int = 10**6, **changes: Any) -> Seen:
     """The largest process has 48 GiB of 80, and grows."""
@@ -149,18 +220,30 @@ def growing(rate: float, left_steps: int = 10**6, **changes: Any) -> Seen:
 def test_memory_that_grows_says_how_many_hours_are_left() -> None:
     assert names(growing(2.66)) == []  # 32 GiB / 2.66 = 12.03 hours
     fault = only(train_rules.creeping(growing(4.0), c))
-    assert fault.text == ("the memory of the fullest GPU grows by 4 GiB an hour: 48.0 of 80.0 GiB are in use, and it "
-                          "is full in 8.0 hours")
-    assert names(growing(4.0, left_steps=9931)) == [] != names(growing(4.0, left_steps=9932))  # 8 h are 9931.03 steps
+    assert fault.text == (
+        "the memory of the fullest GPU grows by 4 GiB an hour: 48.0 of 80.0 GiB are in use, and it "
+        "is full in 8.0 hours"
+    )
+    assert (
+        names(growing(4.0, left_steps=9931)) == [] != names(growing(4.0, left_steps=9932))
+    )  # 8 h are 9931.03 steps
 
 
 def test_on_a_cpu_the_limit_is_the_machine_s_and_a_host_may_grow_beside_gpus() -> None:
-    alone = {"gpus": (), "progress": dataclasses.replace(TRAINING, mem_gib=90.0, mem_gib_per_hour=2.0)}
-    assert "the largest process grows by 2 GiB an hour: 90.0 of 96.0 GiB are in use, and it is full in 3.0 hours" in \
-        only(train_rules.creeping(seen(node(0, **alone)), c)).text
+    alone = {
+        "gpus": (),
+        "progress": dataclasses.replace(TRAINING, mem_gib=90.0, mem_gib_per_hour=2.0),
+    }
+    assert (
+        "the largest process grows by 2 GiB an hour: 90.0 of 96.0 GiB are in use, and it is full in 3.0 hours"
+        in only(train_rules.creeping(seen(node(0, **alone)), c)).text
+    )
     host = {"memory_bytes": 86.0 * GIB, "memory_bytes_per_hour": 1.0 * GIB}
     fault = only(train_rules.creeping(beside(second=host), c))
-    assert fault.about == "node 1" and "node 1 (gpu-b) grows by 1 GiB an hour: 86.0 of 96.0" in fault.text
+    assert (
+        fault.about == "node 1"
+        and "node 1 (gpu-b) grows by 1 GiB an hour: 86.0 of 96.0" in fault.text
+    )
     assert "full in 10.0 hours" in fault.text
     assert names(beside(second=host | {"memory_bytes_per_hour": 0.8 * GIB})) == []  # 12.5 hours
 
@@ -168,29 +251,55 @@ def test_on_a_cpu_the_limit_is_the_machine_s_and_a_host_may_grow_beside_gpus() -
 def test_memory_that_is_nearly_full() -> None:
     assert names(beside(second={"memory_bytes": 91.0 * GIB})) == []  # 95% of 96 are 91.2
     fault = only(train_rules.memory(beside(second={"memory_bytes": 91.4 * GIB}), c))
-    assert fault.about == "node 1" and "node 1 (gpu-b) is nearly full, 91.4 of 96.0 GiB" in fault.text
+    assert (
+        fault.about == "node 1" and "node 1 (gpu-b) is nearly full, 91.4 of 96.0 GiB" in fault.text
+    )
     assert names(seen(node(0, memory_bytes=96.0 * GIB, status=status("done")))) == []
 
 
 # ---- Speed
 
+
 def test_fewer_tokens_than_planned() -> None:
     assert names(progress(tokens_per_s=108_000)) == []  # 80% of 135,000
     fault = only(train_rules.below_plan(progress(tokens_per_s=107_000), c))
-    assert fault.text == "107,000 tokens/s, 79% of the plan's 135,000" and "make doctor PROBE=1" in fault.next
+    assert (
+        fault.text == "107,000 tokens/s, 79% of the plan's 135,000"
+        and "make doctor PROBE=1" in fault.next
+    )
     no_plan = dataclasses.replace(PLAN, tokens_per_s=None)
-    assert train_rules.below_plan(dataclasses.replace(progress(tokens_per_s=1), expected=no_plan), c) == []
+    assert (
+        train_rules.below_plan(dataclasses.replace(progress(tokens_per_s=1), expected=no_plan), c)
+        == []
+    )
 
 
 # ---- A run in which all is well
 
-@pytest.mark.parametrize("phase", ["waiting for peers 1/2", "data", "model", "compiling", "first step", "training",
-                                   "evaluating", "saving", "sampling", "done", "stopped"])
+
+@pytest.mark.parametrize(
+    "phase",
+    [
+        "waiting for peers 1/2",
+        "data",
+        "model",
+        "compiling",
+        "first step",
+        "training",
+        "evaluating",
+        "saving",
+        "sampling",
+        "done",
+        "stopped",
+    ],
+)
 def test_a_run_that_is_well_has_no_fault_in_any_phase(phase: str) -> None:
     rules = (*train_rules.RULES, *gpu_rules.RULES, *run_rules.RULES)
     for past in (TRAINING, None):
         well = at_phase(phase, 20, past)
         assert [fault.text for fault in found_by(rules, well, c)] == []
         assert found_by(rules, dataclasses.replace(well, cluster=cluster()), c) == []
-    quiet = gpus(utilisation_percent=0, power_w=60, throttle=())  # in a save, or before the first step
+    quiet = gpus(
+        utilisation_percent=0, power_w=60, throttle=()
+    )  # in a save, or before the first step
     assert found_by(rules, at_phase("saving", 20, TRAINING, gpus=quiet), c) == []

@@ -11,19 +11,34 @@ from monitor.facts import Cluster, Gpu, Node, Progress, Seen
 from monitor.tail import Tail
 from monitor.usual import ENOUGH, READINGS, Usual
 from record import reader
-from settings.config import Config
 from record.run_paths import RunPaths
+from settings.config import Config
 
 START = 1.8e9
 
 
-def node(at: float, watts: float, step: int, phase: str = "training", attempt: int = 0, step_s: float = 1.0,
-         behind: float = 0.0, number: int = 0, **changes: Any) -> Node:
+def node(
+    at: float,
+    watts: float,
+    step: int,
+    phase: str = "training",
+    attempt: int = 0,
+    step_s: float = 1.0,
+    behind: float = 0.0,
+    number: int = 0,
+    **changes: Any,
+) -> Node:
     """A look `at` seconds; the last step was made `behind` seconds before."""
     progress = Progress(step, attempt=attempt, step_time=START + at - behind, step_s=step_s)
     facts = {"status": {"phase": phase}, "progress": progress} if number == 0 else {}
-    return Node(number, "h", START + at, gpus=(Gpu(0, power_w=watts), Gpu(1, power_w=watts + 5)),
-                gpus_time=START + at - 0.5, **facts | changes)
+    return Node(
+        number,
+        "h",
+        START + at,
+        gpus=(Gpu(0, power_w=watts), Gpu(1, power_w=watts + 5)),
+        gpus_time=START + at - 0.5,
+        **facts | changes,
+    )
 
 
 def training_w(usual: Usual, *nodes: Node) -> list[float | None]:
@@ -34,8 +49,8 @@ def test_it_is_the_median_of_the_readings_while_steps_came() -> None:
     usual = Usual()
     found = [training_w(usual, node(2.0 * n, 600 + 10 * n, 2 * n)) for n in range(ENOUGH + 2)]
     # the first one counts at the second look, which finds steps behind it, and each of the others at its own
-    assert found[:ENOUGH - 1] == (ENOUGH - 1) * [[None, None]]
-    assert found[ENOUGH - 1:] == [[620, 625], [625, 630], [630, 635]]
+    assert found[: ENOUGH - 1] == (ENOUGH - 1) * [[None, None]]
+    assert found[ENOUGH - 1 :] == [[620, 625], [625, 630], [630, 635]]
 
 
 @pytest.mark.parametrize("what", ["hang", "evaluating", "slow", "attempt", "rollback"])
@@ -77,10 +92,14 @@ def test_nodes_behind_the_first_have_theirs_by_its_steps_and_what_is_told_stays(
     usual = Usual()
     for n in range(10):
         told = node(2.0 * n, 600, 2 * n)
-        told = dataclasses.replace(told, gpus=(dataclasses.replace(told.gpus[0], training_w=1.0), told.gpus[1]))
+        told = dataclasses.replace(
+            told, gpus=(dataclasses.replace(told.gpus[0], training_w=1.0), told.gpus[1])
+        )
         found = training_w(usual, told, node(2.0 * n, 300, 0, number=1))
     assert found == [1.0, 605, 300, 305]
-    assert training_w(usual, node(0, 300, 0, number=1)) == [None, None], "without the first nothing is known"
+    assert training_w(usual, node(0, 300, 0, number=1)) == [None, None], (
+        "without the first nothing is known"
+    )
 
 
 def test_a_look_at_this_machine_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,15 +109,29 @@ def test_a_look_at_this_machine_has_it(tmp_path: Path, monkeypatch: pytest.Monke
     for step in range(10):
         at = START + 2 * step
         with open(paths.metrics, "a") as file:
-            file.write(reader.to_json({"schema": 1, "event": "step", "time": at, "attempt": 0, "step": step + 1,
-                                       "step_ms": 2000.0}) + "\n")
-        monkeypatch.setattr(between.gpus, "look", lambda at=at: ((Gpu(0, power_w=600.0),), at - 0.5, ""))
+            file.write(
+                reader.to_json(
+                    {
+                        "schema": 1,
+                        "event": "step",
+                        "time": at,
+                        "attempt": 0,
+                        "step": step + 1,
+                        "step_ms": 2000.0,
+                    }
+                )
+                + "\n"
+            )
+        monkeypatch.setattr(
+            between.gpus, "look", lambda at=at: ((Gpu(0, power_w=600.0),), at - 0.5, "")
+        )
         seen = local.look(Config(), paths, tail, between)
     assert seen.gpus == (Gpu(0, power_w=600.0, training_w=600.0),)
 
 
 def test_a_look_at_a_cluster_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     from monitor import cluster
+
     looks = iter([(Cluster("", "job", "running"), (node(2.0 * n, 600, 2 * n),)) for n in range(10)])
 
     class Planned:
@@ -110,8 +143,11 @@ def test_a_look_at_a_cluster_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     class Place:
         paths = type("Paths", (), {"name": "big"})()
 
-    monkeypatch.setattr(cluster, "Watch", lambda place: type("Watch", (), {
-        "target": None, "look": lambda self, now: next(looks)})())
+    monkeypatch.setattr(
+        cluster,
+        "Watch",
+        lambda place: type("Watch", (), {"target": None, "look": lambda self, now: next(looks)})(),
+    )
     monkeypatch.setattr(watch, "with_limit", lambda seen, c: seen)
     look = watch.looking_there(Place(), Planned())  # type: ignore[arg-type]
     for _ in range(10):

@@ -6,10 +6,10 @@ import time
 
 from monitor.facts import Seen
 from monitor.watch import Watcher
-from tests.monitor import scenes
-from tests.monitor.test_monitor import environment, made, paths  # noqa: F401 (a fixture)
 from record.run_paths import RunPaths
 from settings.declare import ROOT
+from tests.monitor import scenes
+from tests.monitor.test_monitor import environment, made, paths  # noqa: F401 (a fixture)
 
 
 class Calm:
@@ -21,6 +21,7 @@ class Calm:
 
 def watching(looks: list[Seen | Exception]) -> Watcher:
     """Each look brings the next of these, and at the end always the last."""
+
     def look(since: float) -> Seen:
         found = looks.pop(0) if len(looks) > 1 else looks[0]
         if isinstance(found, Exception):
@@ -43,7 +44,9 @@ def test_a_look_that_fails_as_nobody_expected_is_said_and_the_next_one_comes() -
     watcher.start()
     wait_for(watcher, lambda: watcher.view and watcher.view.trouble)
     assert watcher.view and watcher.view.code == 1 and watcher.view.seen is seen
-    assert watcher.view.trouble == ("this look failed (TypeError: '<' not supported); ONCE=1 make monitor shows where")
+    assert watcher.view.trouble == (
+        "this look failed (TypeError: '<' not supported); ONCE=1 make monitor shows where"
+    )
     looks[:] = [seen]
     wait_for(watcher, lambda: watcher.view and not watcher.view.trouble)
     assert watcher.view.trouble == "" and watcher.thread.is_alive()
@@ -60,8 +63,13 @@ def test_a_first_look_that_fails_ends_the_watch_with_its_reason() -> None:
 
 def test_who_reads_leaves_without_a_traceback(paths: RunPaths) -> None:  # noqa: F811
     made(paths, "done")
-    telling = subprocess.Popen([sys.executable, "-m", "monitor"], cwd=ROOT, stdout=subprocess.PIPE,
-                               stderr=subprocess.PIPE, env=environment(paths, ONCE="1"))
+    telling = subprocess.Popen(
+        [sys.executable, "-m", "monitor"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(paths, ONCE="1"),
+    )
     assert telling.stdout and telling.stderr
     telling.stdout.close()
     assert telling.wait(120) == 141 and telling.stderr.read() == b""

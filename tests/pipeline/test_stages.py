@@ -19,14 +19,14 @@ from pipeline import inputs
 from pipeline.inputs import Problems, Ready
 from pipeline.stages import OF_MID, Stage
 from pipeline.state import State
+from record.run_paths import RunPaths
+from record.status import RunFolderError, Status
+from settings import declare
+from settings.config import Config
+from settings.declare import ROOT, SettingsError
 from settings.finding import FAIL, WARN, Finding
 from tests.running import wait_for
-from settings import declare
 from train.generate.chat_format import Message
-from settings.config import Config
-from record.run_paths import RunPaths
-from settings.declare import ROOT, SettingsError
-from record.status import RunFolderError, Status
 
 KEYS = ("first", "second", "third")
 # In a process of its own, so that it can be killed: arguments are the folder and the stages' commands.
@@ -45,12 +45,29 @@ sys.exit(entry.run_all(run, ready))
 def made_run(folder: Path, *commands: str) -> tuple[entry.Run, Ready]:
     """A pipeline whose stages are lines of bash, run in `folder`."""
     c = Config.of_preset(RUN_NAME="x", RUNS_DIR=str(folder / "runs"))
-    stages = [Stage(key, f"the {key}", f"x-{key}", {"HERE": str(folder)}, (("bash", "-c", f"cd $HERE; {line}"),),
-                    watched=frozenset({"LEARNING_RATE", "SEED"})) for key, line in zip(KEYS, commands, strict=True)]
+    stages = [
+        Stage(
+            key,
+            f"the {key}",
+            f"x-{key}",
+            {"HERE": str(folder)},
+            (("bash", "-c", f"cd $HERE; {line}"),),
+            watched=frozenset({"LEARNING_RATE", "SEED"}),
+        )
+        for key, line in zip(KEYS, commands, strict=True)
+    ]
     paths = RunPaths.of(c.runs_dir, "x-pipeline", ROOT)
     job = entry.hold(paths)
-    run = entry.Run(c, stages, State(paths.folder), paths, Status(paths.status, True, run=paths.name, last_step=3),
-                    entry.Asked(), job, "make pipeline RUN_NAME=x")
+    run = entry.Run(
+        c,
+        stages,
+        State(paths.folder),
+        paths,
+        Status(paths.status, True, run=paths.name, last_step=3),
+        entry.Asked(),
+        job,
+        "make pipeline RUN_NAME=x",
+    )
     return run, Ready(dict.fromkeys(KEYS, c), {key: {} for key in KEYS}, ())
 
 
@@ -76,12 +93,18 @@ def status_of(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "runs" / "x-pipeline" / "STATUS.json").read_text())
 
 
-def test_stages_come_in_order_and_what_is_done_is_not_done_again(tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
+def test_stages_come_in_order_and_what_is_done_is_not_done_again(
+    tmp_path: Path, capfd: pytest.CaptureFixture
+) -> None:
     lines = [f"printf {mark} >> marks; echo said by {mark}" for mark in "abc"]
     assert finished(tmp_path, *lines) == 0
     assert marks(tmp_path) == "abc" and status_of(tmp_path)["phase"] == "done"
     assert "said by b" in (tmp_path / "runs/x-pipeline/logs/second.log").read_text()
-    assert re.findall("said by .", capfd.readouterr().out) == ["said by a", "said by b", "said by c"]
+    assert re.findall("said by .", capfd.readouterr().out) == [
+        "said by a",
+        "said by b",
+        "said by c",
+    ]
     assert finished(tmp_path, *lines) == 0
     assert marks(tmp_path) == "abc"
 
@@ -103,20 +126,38 @@ def test_a_run_that_was_stopped_by_itself_is_told_so(tmp_path: Path) -> None:
     assert "the stage the first was stopped" in status_of(tmp_path)["why"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, pytest.param(
-    signal.SIGINT, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+)
 def test_killed_or_told_to_stop_it_goes_on_where_it_was(tmp_path: Path, number: int) -> None:
     waits = "trap 'printf t >> marks; exit 75' TERM; printf b >> marks; for i in {1..600}; do sleep 0.05; done"
-    command = [sys.executable, "-c", ALONE, str(tmp_path), "printf a >> marks", waits, "printf c >> marks"]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                          env={**os.environ, "PYTHONPATH": str(ROOT)}) as started:
+    command = [
+        sys.executable,
+        "-c",
+        ALONE,
+        str(tmp_path),
+        "printf a >> marks",
+        waits,
+        "printf c >> marks",
+    ]
+    with subprocess.Popen(
+        command,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    ) as started:
         wait_for(tmp_path / "marks", "ab")
         started.send_signal(number)
         said, _ = started.communicate(timeout=120)
     wait_for(tmp_path / "marks", "abt")  # its command hears of it, whatever ended the pipeline
     if number != signal.SIGKILL:
         assert started.returncode == 75
-        assert f"stopped by {signal.Signals(number).name} in the stage the second; the same command goes on" in said
+        assert (
+            f"stopped by {signal.Signals(number).name} in the stage the second; the same command goes on"
+            in said
+        )
     assert finished(tmp_path, "printf a >> marks", "printf B >> marks", "printf c >> marks") == 0
     assert marks(tmp_path) == "abtBc"
 
@@ -132,8 +173,14 @@ def test_two_pipelines_of_one_name_do_not_meet(tmp_path: Path) -> None:
 def test_a_stage_waits_for_a_trainer_that_is_left_of_a_killed_one(tmp_path: Path) -> None:
     held = tmp_path / "runs" / "x-first"
     held.mkdir(parents=True)
-    holder = subprocess.Popen(["bash", "-c", f"exec 9>>{held}/.job; flock 9; touch {held}/held; sleep 1; "
-                               f"printf h >> {tmp_path}/marks"])
+    holder = subprocess.Popen(
+        [
+            "bash",
+            "-c",
+            f"exec 9>>{held}/.job; flock 9; touch {held}/held; sleep 1; "
+            f"printf h >> {tmp_path}/marks",
+        ]
+    )
     deadline = time.monotonic() + 30
     while not (held / "held").exists():
         assert time.monotonic() < deadline
@@ -142,8 +189,9 @@ def test_a_stage_waits_for_a_trainer_that_is_left_of_a_killed_one(tmp_path: Path
     assert holder.wait() == 0 and marks(tmp_path) == "ha"
 
 
-def test_what_a_stage_made_is_known_wherever_the_repository_lies(tmp_path: Path,
-                                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_stage_made_is_known_wherever_the_repository_lies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(declare, "ROOT", tmp_path)
     monkeypatch.setattr(entry, "fingerprint_of", lambda folder: f"of {folder.parent.name}")
     run, ready = made_run(tmp_path, "true", "true", "true")
@@ -156,9 +204,18 @@ def test_what_a_stage_made_is_known_wherever_the_repository_lies(tmp_path: Path,
 
 # ---- What may not change
 
+
 def states(folder: Path, done: bool) -> tuple[State, Stage, Config]:
-    stage = Stage("mid", "mid-training", "x-mid", {}, (), OF_MID, frozenset({"LEARNING_RATE", "SEED", "DATA"}),
-                  trains=True)
+    stage = Stage(
+        "mid",
+        "mid-training",
+        "x-mid",
+        {},
+        (),
+        OF_MID,
+        frozenset({"LEARNING_RATE", "SEED", "DATA"}),
+        trains=True,
+    )
     c = dataclasses.replace(Config.of_preset(), learning_rate=1e-3, data="a.jsonl")
     state = State(folder)
     state.begin(stage, c, {"MID_DATA": "one"})
@@ -167,28 +224,46 @@ def states(folder: Path, done: bool) -> tuple[State, Stage, Config]:
     return State(folder), stage, c  # as it is read again
 
 
-def test_what_a_done_stage_was_made_with_is_refused_by_the_name_that_the_user_knows(tmp_path: Path) -> None:
+def test_what_a_done_stage_was_made_with_is_refused_by_the_name_that_the_user_knows(
+    tmp_path: Path,
+) -> None:
     state, stage, c = states(tmp_path, done=True)
-    assert state.changed_settings(stage, dataclasses.replace(c, micro_batch_size=99, nproc=3), set(), True) == []
-    assert state.changed_settings(stage, dataclasses.replace(c, learning_rate=2e-3, seed=4), set(), False) == [
+    assert (
+        state.changed_settings(
+            stage, dataclasses.replace(c, micro_batch_size=99, nproc=3), set(), True
+        )
+        == []
+    )
+    assert state.changed_settings(
+        stage, dataclasses.replace(c, learning_rate=2e-3, seed=4), set(), False
+    ) == [
         "MID_LEARNING_RATE=0.002: the stage mid-training is done with MID_LEARNING_RATE=0.001, and would not be what "
         "it is; go on with that, or choose another RUN_NAME",
         "SEED=4: the stage mid-training is done with SEED=1337, and would not be what it is; go on with that, or "
-        "choose another RUN_NAME"]
+        "choose another RUN_NAME",
+    ]
     assert state.changed_settings(stage, dataclasses.replace(c, seed=4), {"SEED"}, False) == []
     assert state.changed_inputs(stage, {"MID_DATA": "one"}) == []
-    assert [text.partition(";")[0] for text in state.changed_inputs(stage, {"MID_DATA": "other"})] == [
-        "MID_DATA: is not what the stage mid-training was done with"]
+    assert [
+        text.partition(";")[0] for text in state.changed_inputs(stage, {"MID_DATA": "other"})
+    ] == ["MID_DATA: is not what the stage mid-training was done with"]
     assert state.changed_outputs(stage, {"/there/export": "two"}) == []
     assert "is not what the stage" in state.changed_outputs(stage, {"/there/export": "x"})[0]
-    assert "is gone, which the stage mid-training made" in state.changed_outputs(stage, {"/there/export": ""})[0]
+    assert (
+        "is gone, which the stage mid-training made"
+        in state.changed_outputs(stage, {"/there/export": ""})[0]
+    )
 
 
 def test_a_stage_that_has_begun_may_take_what_its_run_may(tmp_path: Path) -> None:
     state, stage, c = states(tmp_path, done=False)
-    assert state.changed_settings(stage, dataclasses.replace(c, learning_rate=2e-3), set(), True) == []
-    assert "MID_DATA=b.jsonl: the stage mid-training has begun with MID_DATA=a.jsonl" in state.changed_settings(
-        stage, dataclasses.replace(c, data="b.jsonl"), set(), True)[0]
+    assert (
+        state.changed_settings(stage, dataclasses.replace(c, learning_rate=2e-3), set(), True) == []
+    )
+    assert (
+        "MID_DATA=b.jsonl: the stage mid-training has begun with MID_DATA=a.jsonl"
+        in state.changed_settings(stage, dataclasses.replace(c, data="b.jsonl"), set(), True)[0]
+    )
     assert state.changed_settings(stage, dataclasses.replace(c, data="b.jsonl"), set(), False) == []
     assert state.changed_inputs(stage, {"MID_DATA": "other"}) == []
 
@@ -202,8 +277,14 @@ def test_a_torn_file_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:
 
 
 def test_the_sample_asks_what_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = [Asked([Message("user", text)], "yes", options, "x:1") for text, options in (
-        ("w" * 90, ("A. a", "B. b")), ("short?", ("A. a", "B. b")), ("say", ()))]
+    asked = [
+        Asked([Message("user", text)], "yes", options, "x:1")
+        for text, options in (
+            ("w" * 90, ("A. a", "B. b")),
+            ("short?", ("A. a", "B. b")),
+            ("say", ()),
+        )
+    ]
     monkeypatch.setattr(inputs.chat, "render", lambda v, messages: list(messages[0].text))
     c, sheet, v = Config.of_preset(PRESET="tiny"), Sheet(asked, 3, []), object()
     assert inputs.prompts_of(c, sheet, v, 64) == ["short?", "say"]  # type: ignore[arg-type]
@@ -212,22 +293,36 @@ def test_the_sample_asks_what_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         inputs.prompts_of(dataclasses.replace(c, prompt="w" * 65), sheet, v, 64)  # type: ignore[arg-type]
 
 
-def test_memory_of_every_stage_is_asked_for_before_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_of_every_stage_is_asked_for_before_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[tuple[str, bool]] = []
 
     def look(c: Config, finetune: bool = False) -> tuple[list[Finding], str]:
         asked.append((c.model, finetune))
-        return [Finding("memory", FAIL, "9 GiB do not fit", "set BATCH_TOKENS=64", 64), Finding("disk", WARN, "x")], ""
+        return [
+            Finding("memory", FAIL, "9 GiB do not fit", "set BATCH_TOKENS=64", 64),
+            Finding("disk", WARN, "x"),
+        ], ""
 
     monkeypatch.setattr(inputs, "look", look)
-    stages = [Stage(key, key, f"x-{key}", {}, (("scripts/finetune.sh",),), OF_MID) for key in ("mid", "sft", "done")]
+    stages = [
+        Stage(key, key, f"x-{key}", {}, (("scripts/finetune.sh",),), OF_MID)
+        for key in ("mid", "sft", "done")
+    ]
     state, problems, c = State(tmp_path), Problems(), Config.of_preset(PRESET="finetune")
     state.begin(stages[2], c, {})
     state.end(stages[2], 1.0, 0, {})
-    inputs.look_at_tuning(stages, dict.fromkeys(("mid", "sft", "done"), c), state, tmp_path, problems)
+    inputs.look_at_tuning(
+        stages, dict.fromkeys(("mid", "sft", "done"), c), state, tmp_path, problems
+    )
     assert asked == [(str(tmp_path), True)] * 2
-    assert problems.settings == [f"{key}: memory: 9 GiB do not fit; set MID_BATCH_TOKENS=64" for key in ("mid", "sft")]
+    assert problems.settings == [
+        f"{key}: memory: 9 GiB do not fit; set MID_BATCH_TOKENS=64" for key in ("mid", "sft")
+    ]
     assert not problems.others
     allowed = Problems()
-    inputs.look_at_tuning(stages, {"mid": dataclasses.replace(c, allow_fail="memory")}, state, tmp_path, allowed)
+    inputs.look_at_tuning(
+        stages, {"mid": dataclasses.replace(c, allow_fail="memory")}, state, tmp_path, allowed
+    )
     assert len(asked) == 3 and not allowed

@@ -23,9 +23,13 @@ class Live(TorchDispatchMode):
     def count(self, values: Iterable[Any]) -> None:
         for value in values:
             if isinstance(value, Tensor):
-                storage = getattr(value, "_local_tensor", value).untyped_storage()  # a DTensor has its part inside
+                storage = getattr(
+                    value, "_local_tensor", value
+                ).untyped_storage()  # a DTensor has its part inside
                 key = storage._cdata
-                self.storages.setdefault(key, weakref.ref(storage, lambda _, k=key: self.storages.pop(k, None)))
+                self.storages.setdefault(
+                    key, weakref.ref(storage, lambda _, k=key: self.storages.pop(k, None))
+                )
         self.peak = max(self.peak, self.now)
 
     @property

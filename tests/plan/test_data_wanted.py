@@ -9,38 +9,59 @@ from pathlib import Path
 import pytest
 
 from plan.data_wanted import Epochs, epochs, findings, sealed
+from settings.config import Config
+from settings.declare import ROOT
 from settings.finding import FAIL, WARN
 from tests.conftest import make_data
 from train.data import prepare
-from settings.config import Config
 from train.data.sources.source import CorpusError
-from settings.declare import ROOT
 
 
 @pytest.fixture
 def xlarge(tmp_path: Path) -> Config:
-    return Config.load({"PRESET": "xlarge-8xa100", "ENV_FILE": "", "DATA_DIR": str(tmp_path / "nothing")})
+    return Config.load(
+        {"PRESET": "xlarge-8xa100", "ENV_FILE": "", "DATA_DIR": str(tmp_path / "nothing")}
+    )
 
 
 def of(tmp_path: Path, **settings: str) -> Config:
     """A run whose shards are random: 16,666 tokens in two, of 10,000 and 6,666."""
-    return Config.load({"ENV_FILE": "", "VOCAB_SIZE": "512", "SEQ_LEN": "32", "BATCH_TOKENS": "512", "N_EMBD": "32",
-                        "MICRO_BATCH_SIZE": "4", "N_HEAD": "2", "TRAIN_TOKENS": "20480", "WARMUP_TOKENS": "0",
-                        **make_data(tmp_path), **settings})
+    return Config.load(
+        {
+            "ENV_FILE": "",
+            "VOCAB_SIZE": "512",
+            "SEQ_LEN": "32",
+            "BATCH_TOKENS": "512",
+            "N_EMBD": "32",
+            "MICRO_BATCH_SIZE": "4",
+            "N_HEAD": "2",
+            "TRAIN_TOKENS": "20480",
+            "WARMUP_TOKENS": "0",
+            **make_data(tmp_path),
+            **settings,
+        }
+    )
 
 
 def test_the_labs_mixture_before_anything_is_prepared(xlarge: Config) -> None:
     web, pdf, usmle = epochs(xlarge)
     total = 190_735 * 524_288  # steps of the preset
-    assert [e.wanted_tokens for e in (web, pdf, usmle)] == pytest.approx([0.65 * total, 0.34 * total, 0.01 * total])
-    assert (web.there_tokens, web.origin) == (pytest.approx(0.999 * 100e9), "about, by sources/fineweb-edu.toml")
+    assert [e.wanted_tokens for e in (web, pdf, usmle)] == pytest.approx(
+        [0.65 * total, 0.34 * total, 0.01 * total]
+    )
+    assert (web.there_tokens, web.origin) == (
+        pytest.approx(0.999 * 100e9),
+        "about, by sources/fineweb-edu.toml",
+    )
     assert web.epochs == pytest.approx(0.65 / 0.999, rel=1e-5)
     assert pdf.epochs == pytest.approx(0.034 / 0.999, rel=1e-5)
     assert usmle.epochs == pytest.approx(1e9 / (0.98 * 2e6), rel=1e-5)  # about 510
-    said, = findings(xlarge, [web, pdf, usmle])
+    (said,) = findings(xlarge, [web, pdf, usmle])
     assert (said.name, said.level) == ("epochs", WARN)
-    assert said.text.startswith("usmle is repeated 510.2 times: 1% of 100,000,071,680 tokens are 1,000,000,717, and it "
-                                "has 1,960,000 (about") and said.text.endswith(", as ALLOW_REPEAT allows")
+    assert said.text.startswith(
+        "usmle is repeated 510.2 times: 1% of 100,000,071,680 tokens are 1,000,000,717, and it "
+        "has 1,960,000 (about"
+    ) and said.text.endswith(", as ALLOW_REPEAT allows")
 
 
 def test_data_tokens_bounds_what_there_will_be(xlarge: Config) -> None:
@@ -51,25 +72,38 @@ def test_data_tokens_bounds_what_there_will_be(xlarge: Config) -> None:
     assert web.origin == "as many as DATA_TOKENS has made, of what sources/fineweb-edu.toml says"
     assert usmle.there_tokens == 1_960_000  # fewer than its hundredth
     said = findings(c, [web])[0]
-    assert said.level == WARN and said.text.endswith("; beyond 4 times it is worth less than new text")
+    assert said.level == WARN and said.text.endswith(
+        "; beyond 4 times it is worth less than new text"
+    )
     past = dataclasses.replace(xlarge, max_steps=3 * 190_735)
-    assert epochs(past)[0].epochs == pytest.approx(3, rel=1e-5)  # of 100e9 TRAIN_TOKENS has 65e9 made
+    assert epochs(past)[0].epochs == pytest.approx(
+        3, rel=1e-5
+    )  # of 100e9 TRAIN_TOKENS has 65e9 made
 
 
 def test_shards_are_counted_as_the_trainer_counts_them(tmp_path: Path) -> None:
     c = of(tmp_path)
     there = (9_999 // 32 + 6_665 // 32) * 32  # whole windows, shard by shard
-    assert epochs(c) == [Epochs("python-stdlib", 20_480, there, "counted in its shards", 20_480 / there, True)]
+    assert epochs(c) == [
+        Epochs("python-stdlib", 20_480, there, "counted in its shards", 20_480 / there, True)
+    ]
     shards = prepare.open_sources(c, prepare.vocabulary(c))["python-stdlib"]
     assert epochs(c)[0].epochs == prepare.planned_epochs(c, shards, "python-stdlib")
     found = sealed(c, prepare.source_of(c, "python-stdlib"))
-    assert found and found.whole and found.size == sum(path.stat().st_size for path in shards.folder.glob("*.bin"))
+    assert (
+        found
+        and found.whole
+        and found.size == sum(path.stat().st_size for path in shards.folder.glob("*.bin"))
+    )
 
 
-@pytest.mark.parametrize(("steps", "allow", "level"), [("120", "", None), ("200", "", WARN), ("600", "", FAIL),
-                                                       ("600", "python-stdlib", WARN)])
-def test_what_is_said_is_what_preparing_says(tmp_path: Path, caplog: pytest.LogCaptureFixture, steps: str, allow: str,
-                                             level: str | None) -> None:
+@pytest.mark.parametrize(
+    ("steps", "allow", "level"),
+    [("120", "", None), ("200", "", WARN), ("600", "", FAIL), ("600", "python-stdlib", WARN)],
+)
+def test_what_is_said_is_what_preparing_says(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, steps: str, allow: str, level: str | None
+) -> None:
     c = of(tmp_path, MAX_STEPS=steps, ALLOW_REPEAT=allow)
     found = findings(c, epochs(c))
     assert [f.level for f in found] == ([level] if level else [])
@@ -88,7 +122,7 @@ def test_what_is_said_is_what_preparing_says(tmp_path: Path, caplog: pytest.LogC
 
 def test_shards_that_are_not_all_made_do_not_count(tmp_path: Path) -> None:
     c = of(tmp_path)
-    manifest, = tmp_path.glob("python-stdlib/*/*/manifest.json")
+    (manifest,) = tmp_path.glob("python-stdlib/*/*/manifest.json")
     content = json.loads(manifest.read_text())
     manifest.write_text(json.dumps(content | {"end": None}))
     assert epochs(c)[0].there_tokens == 3_700_000 * 0.95
@@ -110,8 +144,15 @@ def test_other_shards_than_this_runs_do_not_count(tmp_path: Path) -> None:
 
 def test_a_source_of_unknown_size_has_no_epochs(tmp_path: Path) -> None:
     (tmp_path / "papers.toml").write_text('files = ["papers/*.txt"]\nvalidation_fraction = 0.1\n')
-    c = Config.load({"ENV_FILE": "", "SOURCES_DIR": str(tmp_path), "DATA_MIX": "papers:1", "DATA_DIR": str(tmp_path)})
-    found, = epochs(c)
+    c = Config.load(
+        {
+            "ENV_FILE": "",
+            "SOURCES_DIR": str(tmp_path),
+            "DATA_MIX": "papers:1",
+            "DATA_DIR": str(tmp_path),
+        }
+    )
+    (found,) = epochs(c)
     assert (found.there_tokens, found.epochs) == (None, None)
     assert found.origin == "no shards yet, and sources/papers.toml says no tokens"
     assert findings(c, [found]) == []
@@ -120,7 +161,9 @@ def test_a_source_of_unknown_size_has_no_epochs(tmp_path: Path) -> None:
 
 
 def test_it_needs_neither_torch_nor_a_tokenizer_and_without_shards_no_numpy() -> None:
-    code = ("import sys; from plan import data; from settings.config import Config; "
-            "data.epochs(Config.load({'PRESET': 'xlarge-8xa100', 'ENV_FILE': '', 'DATA_DIR': 'no-such-folder'})); "
-            "sys.exit(bool({'torch', 'tokenizers', 'pyarrow', 'numpy'} & set(sys.modules)))")
+    code = (
+        "import sys; from plan import data; from settings.config import Config; "
+        "data.epochs(Config.load({'PRESET': 'xlarge-8xa100', 'ENV_FILE': '', 'DATA_DIR': 'no-such-folder'})); "
+        "sys.exit(bool({'torch', 'tokenizers', 'pyarrow', 'numpy'} & set(sys.modules)))"
+    )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from hardware.gpu_specs import CARDS, card_called
 from plan import fleet
 from plan.fleet import Fleet, fleet_of, gpus_here, seen
-from hardware.gpu_specs import CARDS, card_called
 from settings.config import Config
 from settings.declare import SettingsError
 
@@ -50,67 +50,144 @@ def listing(*names: str) -> str:
 
 # ---- CARDS
 
-@pytest.mark.parametrize(("changes", "expected"), [
-    ({"cards": "8xa100-80gb-sxm"}, ("8 x a100-80gb-sxm", 8, 1, 8, 1)),
-    ({"cards": "8xa100-80gb-sxm", "nodes": 4, "sites": 4}, ("8 x a100-80gb-sxm", 8, 4, 2, 4)),
-    ({"cards": "8xa100-80gb-sxm", "nodes": 4, "sites": 2, "nproc": 2}, ("8 x a100-80gb-sxm", 8, 4, 2, 2)),
-    ({"cards": "1xrtx4090", "device": "cuda"}, ("1 x rtx4090", 1, 1, 1, 1)),
-    ({"cards": "4xa6000,4xa100-80gb-sxm"}, ("4 x a100-80gb-sxm and 4 x a6000", 8, 1, 8, 1)),
-    ({"cards": "2xa6000,1xt4,2xa6000,3xh100-sxm"}, ("3 x h100-sxm, 4 x a6000 and 1 x t4", 8, 1, 8, 1)),
-    ({"cards": "cpu", "device": "cpu"}, ("1 process on CPU", 1, 1, 1, 1)),
-    ({"cards": "cpu", "nproc": 2, "nodes": 2, "sites": 2}, ("4 processes on CPU", 4, 2, 2, 2)),
-    ({"device": "cpu"}, ("1 process on CPU", 1, 1, 1, 1)),
-    ({"cards": "here", "device": "cpu", "nproc": 3}, ("3 processes on CPU", 3, 1, 3, 1))])
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"cards": "8xa100-80gb-sxm"}, ("8 x a100-80gb-sxm", 8, 1, 8, 1)),
+        ({"cards": "8xa100-80gb-sxm", "nodes": 4, "sites": 4}, ("8 x a100-80gb-sxm", 8, 4, 2, 4)),
+        (
+            {"cards": "8xa100-80gb-sxm", "nodes": 4, "sites": 2, "nproc": 2},
+            ("8 x a100-80gb-sxm", 8, 4, 2, 2),
+        ),
+        ({"cards": "1xrtx4090", "device": "cuda"}, ("1 x rtx4090", 1, 1, 1, 1)),
+        ({"cards": "4xa6000,4xa100-80gb-sxm"}, ("4 x a100-80gb-sxm and 4 x a6000", 8, 1, 8, 1)),
+        (
+            {"cards": "2xa6000,1xt4,2xa6000,3xh100-sxm"},
+            ("3 x h100-sxm, 4 x a6000 and 1 x t4", 8, 1, 8, 1),
+        ),
+        ({"cards": "cpu", "device": "cpu"}, ("1 process on CPU", 1, 1, 1, 1)),
+        ({"cards": "cpu", "nproc": 2, "nodes": 2, "sites": 2}, ("4 processes on CPU", 4, 2, 2, 2)),
+        ({"device": "cpu"}, ("1 process on CPU", 1, 1, 1, 1)),
+        ({"cards": "here", "device": "cpu", "nproc": 3}, ("3 processes on CPU", 3, 1, 3, 1)),
+    ],
+)
 def test_the_fleet_is_what_the_settings_say(changes: dict[str, object], expected: tuple) -> None:
     found = fleet_of(config(**changes), here=(H100,) * 3)
     assert shape(found) == expected
     assert found.on_cpu == ("CPU" in found.text)
 
 
-@pytest.mark.parametrize(("cards", "meant"), [
-    ("8xa100", "a100 is not known, and nothing is guessed; did you mean a100-80gb-sxm or a100-80gb-pcie or "
-               "a100-40gb-sxm or a100-40gb-pcie? there are gb200, "),
-    ("1xrtx-4090", "rtx-4090 is not known, and nothing is guessed; did you mean rtx4090? there are "),
-    ("1xl40z", "did you mean l40? "), ("2xmi300x", "mi300x is not known, and nothing is guessed; there are "),
-    ("4xt4,4xrtx4O90,4xmi300x", "rtx4O90 and mi300x are not known, and nothing is guessed; did you mean rtx4090? ")])
+@pytest.mark.parametrize(
+    ("cards", "meant"),
+    [
+        (
+            "8xa100",
+            "a100 is not known, and nothing is guessed; did you mean a100-80gb-sxm or a100-80gb-pcie or "
+            "a100-40gb-sxm or a100-40gb-pcie? there are gb200, ",
+        ),
+        (
+            "1xrtx-4090",
+            "rtx-4090 is not known, and nothing is guessed; did you mean rtx4090? there are ",
+        ),
+        ("1xl40z", "did you mean l40? "),
+        ("2xmi300x", "mi300x is not known, and nothing is guessed; there are "),
+        (
+            "4xt4,4xrtx4O90,4xmi300x",
+            "rtx4O90 and mi300x are not known, and nothing is guessed; did you mean rtx4090? ",
+        ),
+    ],
+)
 def test_an_unknown_card_is_asked_for(cards: str, meant: str) -> None:
-    problem, = refused(config(cards=cards))
+    (problem,) = refused(config(cards=cards))
     assert problem.startswith(f"CARDS={cards}: ") and meant in problem
     assert all(card.key in problem.rpartition("there are ")[2] for card in CARDS)
     assert problem.endswith("a row in hardware/gpu_specs.py makes another known")
 
 
-@pytest.mark.parametrize(("changes", "problems"), [
-    ({"cards": "8xt4", "nodes": 3}, ["CARDS=8xt4: 8 cards cannot be spread evenly over NODES=3; set NODES=2, or CARDS "
-                                     "with a multiple of 3"]),
-    ({"cards": "1xt4", "nodes": 2}, ["CARDS=1xt4: 1 card cannot be spread evenly over NODES=2; set NODES=1, or CARDS "
-                                     "with a multiple of 2"]),
-    ({"cards": "8xt4", "nproc": 4}, ["NPROC=4: CARDS=8xt4 is 8 cards, with a process each; leave NPROC out, or set "
-                                     "NPROC=8 or other CARDS"]),
-    ({"cards": "8xt4", "nproc": 8, "nodes": 4}, ["NPROC=8: CARDS=8xt4 is 2 cards on each of NODES=4, with a process "
-                                                 "each; leave NPROC out, or set NPROC=2 or other CARDS"]),
-    ({"cards": "8xt4", "nodes": 4, "sites": 3}, ["SITES=3: NODES=4 cannot be spread evenly over them; set SITES=2, or "
-                                                 "NODES=6"]),
-    ({"cards": "cpu", "sites": 4}, ["SITES=4: NODES=1 cannot be spread evenly over them; set SITES=1, or NODES=4"]),
-    ({"cards": "9xt4", "nodes": 2, "sites": 3}, ["CARDS=9xt4: 9 cards cannot be spread evenly over NODES=2; set NODES=1"
-                                                 ", or CARDS with a multiple of 2",
-                                                 "SITES=3: NODES=2 cannot be spread evenly over them; set SITES=2, or "
-                                                 "NODES=3"]),
-    ({"cards": "cpu", "device": "cuda"}, ["CARDS=cpu and DEVICE=cuda are two plans; set DEVICE=cpu for one on "
-                                          "processors, or another CARDS, for example CARDS=8xa100-80gb-sxm"]),
-    ({"cards": "8xt4", "device": "cpu"}, ["CARDS=8xt4 and DEVICE=cpu are two plans; set CARDS=cpu for one on "
-                                          "processors, or DEVICE=cuda for one on those cards"])])
-def test_what_does_not_fit_is_refused_with_what_would(changes: dict[str, object], problems: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("changes", "problems"),
+    [
+        (
+            {"cards": "8xt4", "nodes": 3},
+            [
+                "CARDS=8xt4: 8 cards cannot be spread evenly over NODES=3; set NODES=2, or CARDS "
+                "with a multiple of 3"
+            ],
+        ),
+        (
+            {"cards": "1xt4", "nodes": 2},
+            [
+                "CARDS=1xt4: 1 card cannot be spread evenly over NODES=2; set NODES=1, or CARDS "
+                "with a multiple of 2"
+            ],
+        ),
+        (
+            {"cards": "8xt4", "nproc": 4},
+            [
+                "NPROC=4: CARDS=8xt4 is 8 cards, with a process each; leave NPROC out, or set "
+                "NPROC=8 or other CARDS"
+            ],
+        ),
+        (
+            {"cards": "8xt4", "nproc": 8, "nodes": 4},
+            [
+                "NPROC=8: CARDS=8xt4 is 2 cards on each of NODES=4, with a process "
+                "each; leave NPROC out, or set NPROC=2 or other CARDS"
+            ],
+        ),
+        (
+            {"cards": "8xt4", "nodes": 4, "sites": 3},
+            ["SITES=3: NODES=4 cannot be spread evenly over them; set SITES=2, or NODES=6"],
+        ),
+        (
+            {"cards": "cpu", "sites": 4},
+            ["SITES=4: NODES=1 cannot be spread evenly over them; set SITES=1, or NODES=4"],
+        ),
+        (
+            {"cards": "9xt4", "nodes": 2, "sites": 3},
+            [
+                "CARDS=9xt4: 9 cards cannot be spread evenly over NODES=2; set NODES=1"
+                ", or CARDS with a multiple of 2",
+                "SITES=3: NODES=2 cannot be spread evenly over them; set SITES=2, or NODES=3",
+            ],
+        ),
+        (
+            {"cards": "cpu", "device": "cuda"},
+            [
+                "CARDS=cpu and DEVICE=cuda are two plans; set DEVICE=cpu for one on "
+                "processors, or another CARDS, for example CARDS=8xa100-80gb-sxm"
+            ],
+        ),
+        (
+            {"cards": "8xt4", "device": "cpu"},
+            [
+                "CARDS=8xt4 and DEVICE=cpu are two plans; set CARDS=cpu for one on "
+                "processors, or DEVICE=cuda for one on those cards"
+            ],
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_what_would(
+    changes: dict[str, object], problems: list[str]
+) -> None:
     assert refused(config(**changes)) == problems
 
 
 def test_what_a_refusal_proposes_is_accepted() -> None:
-    for changes in ({"nodes": 2}, {"nproc": 8}, {"nodes": 4, "nproc": 2}, {"nodes": 4, "sites": 2},
-                    {"nodes": 8, "sites": 8}, {"device": "cuda"}):
+    for changes in (
+        {"nodes": 2},
+        {"nproc": 8},
+        {"nodes": 4, "nproc": 2},
+        {"nodes": 4, "sites": 2},
+        {"nodes": 8, "sites": 8},
+        {"device": "cuda"},
+    ):
         assert fleet_of(config(cards="8xt4", **changes)).processes == 8
 
 
 # ---- Mixed
+
 
 def test_the_slowest_and_the_smallest_card_of_a_mixed_fleet() -> None:
     """Between an A30 (165 TFLOP/s in bfloat16, 10.3 in float32) and an A6000 (154.8, 38.7) it depends on the type."""
@@ -118,7 +195,9 @@ def test_the_slowest_and_the_smallest_card_of_a_mixed_fleet() -> None:
     assert found.slowest("bfloat16").key == found.smallest.key == "rtx3070"
     found = fleet_of(config(cards="4xa30,4xa6000"))
     assert (found.slowest("bfloat16").key, found.slowest("float32").key) == ("a6000", "a30")
-    assert found.smallest.key == "a30" and found.without("bfloat16") == found.without("float32") == ()
+    assert (
+        found.smallest.key == "a30" and found.without("bfloat16") == found.without("float32") == ()
+    )
 
 
 def test_a_card_without_bfloat16_is_named_and_has_no_peak() -> None:
@@ -131,38 +210,59 @@ def test_a_card_without_bfloat16_is_named_and_has_no_peak() -> None:
 
 # ---- This machine
 
-@pytest.mark.parametrize(("changes", "here", "expected"), [
-    ({}, (A100,) * 8, ("8 x a100-80gb-sxm", 8, 1, 8, 1)),
-    ({"cards": "here", "device": "cuda"}, (A100,) * 8, ("8 x a100-80gb-sxm", 8, 1, 8, 1)),
-    ({"nproc": 2}, (A100,) * 8, ("2 x a100-80gb-sxm", 2, 1, 2, 1)),
-    ({"nproc": 2, "nodes": 4, "sites": 2}, (A100,) * 8, ("8 x a100-80gb-sxm", 8, 4, 2, 2)),
-    ({}, (RTX4090, A100), ("1 x a100-80gb-sxm and 1 x rtx4090", 2, 1, 2, 1)),
-    ({"nproc": 1}, (RTX4090, "NVIDIA GeForce RTX 3080"), ("1 x rtx4090", 1, 1, 1, 1)),  # the other takes no part
-    ({}, (), ("1 process on CPU", 1, 1, 1, 1)),
-    ({"cards": "here", "nproc": 2}, (), ("2 processes on CPU", 2, 1, 2, 1))])
-def test_without_cards_it_is_about_this_machine(changes: dict[str, object], here: tuple[str, ...],
-                                                expected: tuple) -> None:
+
+@pytest.mark.parametrize(
+    ("changes", "here", "expected"),
+    [
+        ({}, (A100,) * 8, ("8 x a100-80gb-sxm", 8, 1, 8, 1)),
+        ({"cards": "here", "device": "cuda"}, (A100,) * 8, ("8 x a100-80gb-sxm", 8, 1, 8, 1)),
+        ({"nproc": 2}, (A100,) * 8, ("2 x a100-80gb-sxm", 2, 1, 2, 1)),
+        ({"nproc": 2, "nodes": 4, "sites": 2}, (A100,) * 8, ("8 x a100-80gb-sxm", 8, 4, 2, 2)),
+        ({}, (RTX4090, A100), ("1 x a100-80gb-sxm and 1 x rtx4090", 2, 1, 2, 1)),
+        (
+            {"nproc": 1},
+            (RTX4090, "NVIDIA GeForce RTX 3080"),
+            ("1 x rtx4090", 1, 1, 1, 1),
+        ),  # the other takes no part
+        ({}, (), ("1 process on CPU", 1, 1, 1, 1)),
+        ({"cards": "here", "nproc": 2}, (), ("2 processes on CPU", 2, 1, 2, 1)),
+    ],
+)
+def test_without_cards_it_is_about_this_machine(
+    changes: dict[str, object], here: tuple[str, ...], expected: tuple
+) -> None:
     assert shape(fleet_of(config(**changes), here)) == expected
 
 
-@pytest.mark.parametrize(("here", "example"), [
-    (("NVIDIA GeForce RTX 3090 Ti",), "1xrtx3090"), ((RTX4090, "NVIDIA GeForce RTX 4090 D"), "2xrtx4090"),
-    (("Tesla V100-SXM3-32GB",) * 2, "2xv100-32gb-sxm"), (("AMD Instinct MI300X",), "1xrtx4090"),
-    (("NVIDIA A100-SXM4-80GB MIG 3g.40gb",), "1xrtx4090")])  # a part of a card is like none
+@pytest.mark.parametrize(
+    ("here", "example"),
+    [
+        (("NVIDIA GeForce RTX 3090 Ti",), "1xrtx3090"),
+        ((RTX4090, "NVIDIA GeForce RTX 4090 D"), "2xrtx4090"),
+        (("Tesla V100-SXM3-32GB",) * 2, "2xv100-32gb-sxm"),
+        (("AMD Instinct MI300X",), "1xrtx4090"),
+        (("NVIDIA A100-SXM4-80GB MIG 3g.40gb",), "1xrtx4090"),
+    ],
+)  # a part of a card is like none
 def test_an_unknown_card_here_is_asked_for(here: tuple[str, ...], example: str) -> None:
-    problem, = refused(config(), here)
-    assert problem.startswith(f"CARDS: this machine's {here[-1]} is not known, and nothing is guessed: say which card "
-                              f"comes nearest, for example CARDS={example}; there are gb200, b200, ")
+    (problem,) = refused(config(), here)
+    assert problem.startswith(
+        f"CARDS: this machine's {here[-1]} is not known, and nothing is guessed: say which card "
+        f"comes nearest, for example CARDS={example}; there are gb200, b200, "
+    )
     number, key = example.split("x", 1)
     assert int(number) == len(here) and card_called(key)
 
 
 def test_too_few_or_no_gpus_here_are_said() -> None:
     assert refused(config(nproc=4), (A100, A100)) == [
-        "NPROC=4: 2 GPUs here; set NPROC=2, or CARDS for another machine, for example CARDS=8xa100-80gb-sxm"]
-    problem, = refused(config(device="cuda"))
-    assert problem.startswith("CARDS: there is no GPU here (nvidia-smi lists none), and DEVICE=cuda: say which to plan "
-                              "for, for example CARDS=8xa100-80gb-sxm; there are gb200, ")
+        "NPROC=4: 2 GPUs here; set NPROC=2, or CARDS for another machine, for example CARDS=8xa100-80gb-sxm"
+    ]
+    (problem,) = refused(config(device="cuda"))
+    assert problem.startswith(
+        "CARDS: there is no GPU here (nvidia-smi lists none), and DEVICE=cuda: say which to plan "
+        "for, for example CARDS=8xa100-80gb-sxm; there are gb200, "
+    )
 
 
 def test_the_driver_is_asked_for_the_gpus(smi: Smi, tmp_path: Path) -> None:
@@ -172,34 +272,49 @@ def test_the_driver_is_asked_for_the_gpus(smi: Smi, tmp_path: Path) -> None:
     assert fleet_of(config(nodes=2)).text == "4 x a100-80gb-sxm and 2 x rtx4090"
 
 
-@pytest.mark.parametrize("line", ["echo NVIDIA-SMI has failed; exit 9", f"echo '{listing(A100)}'; exit 6", "exit 0"])
+@pytest.mark.parametrize(
+    "line", ["echo NVIDIA-SMI has failed; exit 9", f"echo '{listing(A100)}'; exit 6", "exit 0"]
+)
 def test_a_driver_that_fails_lists_nothing(smi: Smi, line: str) -> None:
     smi(line)
     assert gpus_here() == ()
 
 
-def test_without_a_driver_there_are_no_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_driver_there_are_no_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert gpus_here() == () and fleet_of(config()).on_cpu
 
 
-def test_gpus_that_are_hidden_do_not_count(smi: Smi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_that_are_hidden_do_not_count(
+    smi: Smi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "list").write_text(listing(A100, RTX4090, H100))
     smi(f"cat {tmp_path}/list")
-    for visible, names in (("2,0", (H100, A100)), ("1", (RTX4090,)), ("", ()), ("-1", ()), ("0,7,1", (A100,)),
-                           ("NoDevFiles", ()), ("GPU-2222-ab,GPU-1111", (H100, RTX4090))):
+    for visible, names in (
+        ("2,0", (H100, A100)),
+        ("1", (RTX4090,)),
+        ("", ()),
+        ("-1", ()),
+        ("0,7,1", (A100,)),
+        ("NoDevFiles", ()),
+        ("GPU-2222-ab,GPU-1111", (H100, RTX4090)),
+    ):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         assert gpus_here() == names, visible
 
 
 def test_slices_of_a_gpu_stand_in_its_place() -> None:
-    listed = (f"GPU 0: {A100} (UUID: GPU-0aaa)\n"
-              "  MIG 3g.40gb     Device  0: (UUID: MIG-1bbb)\n  MIG 2g.20gb     Device  1: (UUID: MIG-2ccc)\n"
-              f"GPU 1: {H100} (UUID: GPU-3ddd)\n")
+    listed = (
+        f"GPU 0: {A100} (UUID: GPU-0aaa)\n"
+        "  MIG 3g.40gb     Device  0: (UUID: MIG-1bbb)\n  MIG 2g.20gb     Device  1: (UUID: MIG-2ccc)\n"
+        f"GPU 1: {H100} (UUID: GPU-3ddd)\n"
+    )
     assert seen(listed, None) == (f"{A100} MIG 3g.40gb", f"{A100} MIG 2g.20gb", H100)
     assert seen(listed, ["MIG-2ccc"]) == (f"{A100} MIG 2g.20gb",)
     assert seen(listed, ["1", "0"]) == (H100, f"{A100} MIG 3g.40gb")
-    problem, = refused(config(), seen(listed, None))
+    (problem,) = refused(config(), seen(listed, None))
     assert f"this machine's {A100} MIG 3g.40gb and {A100} MIG 2g.20gb are not known" in problem
 
 

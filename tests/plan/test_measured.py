@@ -22,8 +22,16 @@ def c(tmp_path: Path) -> Config:
 
 @pytest.fixture
 def measured(c: Config) -> Probe:
-    return Probe(H100, 1764000000.25, "2.13.0+cu130", {"bfloat16": 703.5, "float32": 51.25}, 3010.0, 371.5, None,
-                 (Step(shape_of(c), 2, 430600.0, 28.5), Step("0123456789ab", 1, 7.0, 0.5)))
+    return Probe(
+        H100,
+        1764000000.25,
+        "2.13.0+cu130",
+        {"bfloat16": 703.5, "float32": 51.25},
+        3010.0,
+        371.5,
+        None,
+        (Step(shape_of(c), 2, 430600.0, 28.5), Step("0123456789ab", 1, 7.0, 0.5)),
+    )
 
 
 def write(c: Config, text: str, device: str = H100) -> Path:
@@ -44,7 +52,12 @@ def test_what_is_written_is_read(c: Config, measured: Probe, tmp_path: Path) -> 
 def test_it_is_json_with_its_schema(measured: Probe) -> None:
     found = json.loads(to_json(measured))
     assert found["schema"] == 1 and found["matmul_tflops"] == {"bfloat16": 703.5, "float32": 51.25}
-    assert found["steps"][1] == {"shape": "0123456789ab", "processes": 1, "tokens_per_s": 7.0, "peak_gib": 0.5}
+    assert found["steps"][1] == {
+        "shape": "0123456789ab",
+        "processes": 1,
+        "tokens_per_s": 7.0,
+        "peak_gib": 0.5,
+    }
     assert to_json(measured).endswith("}\n")
 
 
@@ -54,10 +67,22 @@ def test_nothing_is_known_of_another_device(c: Config, measured: Probe) -> None:
     assert read(dataclasses.replace(c, runs_dir=c.runs_dir + "/none"), H100) is None
 
 
-@pytest.mark.parametrize("change", [
-    {"schema": 2}, {"schema": None}, {"unknown": 1}, {"steps": [{"shape": "x"}]}, {"steps": 3}, {"steps": ["x"]},
-    {"steps": [{"shape": "x", "processes": 1, "tokens_per_s": 1, "peak_gib": 1, "more": 1}]}], ids=str)
-def test_what_another_version_wrote_is_not_read(c: Config, measured: Probe, change: dict[str, object]) -> None:
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"schema": 2},
+        {"schema": None},
+        {"unknown": 1},
+        {"steps": [{"shape": "x"}]},
+        {"steps": 3},
+        {"steps": ["x"]},
+        {"steps": [{"shape": "x", "processes": 1, "tokens_per_s": 1, "peak_gib": 1, "more": 1}]},
+    ],
+    ids=str,
+)
+def test_what_another_version_wrote_is_not_read(
+    c: Config, measured: Probe, change: dict[str, object]
+) -> None:
     good = json.loads(to_json(measured))
     write(c, json.dumps(good))
     assert read(c, H100) == measured
@@ -73,7 +98,9 @@ def test_what_lacks_a_part_is_not_read(c: Config, measured: Probe, missing: str)
     assert read(c, H100) is None
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "3", "null", '"schema"', '{"schema": 1}', "\ufffd"])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "3", "null", '"schema"', '{"schema": 1}', "\ufffd"]
+)
 def test_what_is_damaged_is_not_read(c: Config, measured: Probe, text: str) -> None:
     write(c, text)
     assert read(c, H100) is None
@@ -90,7 +117,10 @@ def test_bytes_that_are_no_text_and_a_folder_are_not_read(c: Config) -> None:
 
 # ---- Of which step
 
-def test_a_step_counts_for_its_own_shape_and_number_of_processes_only(c: Config, measured: Probe) -> None:
+
+def test_a_step_counts_for_its_own_shape_and_number_of_processes_only(
+    c: Config, measured: Probe
+) -> None:
     assert measured.step(c, 2) == measured.steps[0]
     assert measured.step(c, 1) is None
     assert measured.step(dataclasses.replace(c, n_layer=c.n_layer + 1), 2) is None
@@ -98,7 +128,10 @@ def test_a_step_counts_for_its_own_shape_and_number_of_processes_only(c: Config,
 
 def another(c: Config, name: str) -> Any:
     """A value of a setting that is not c's: another choice, the other bool, one more."""
-    value, choices = getattr(c, name), declared_fields(Config)[name.upper()].metadata["declared"].choices
+    value, choices = (
+        getattr(c, name),
+        declared_fields(Config)[name.upper()].metadata["declared"].choices,
+    )
     if choices:
         return next(choice for choice in choices if choice != value)
     return not value if isinstance(value, bool) else (value or 1) + 1
@@ -110,12 +143,24 @@ def test_what_decides_how_fast_a_step_is_makes_another_shape(c: Config, name: st
 
 
 def test_what_does_not_decide_it_makes_no_other_shape(c: Config) -> None:
-    others = {"run_name": "x", "seed": 5, "learning_rate": 1e-5, "train_tokens": 10, "data_mix": "x:1", "nproc": 4}
+    others = {
+        "run_name": "x",
+        "seed": 5,
+        "learning_rate": 1e-5,
+        "train_tokens": 10,
+        "data_mix": "x:1",
+        "nproc": 4,
+    }
     assert shape_of(dataclasses.replace(c, **others)) == shape_of(c)
 
 
-def test_a_path_stays_inside_the_folder_of_probes_whatever_the_device_is_called(c: Config, tmp_path: Path) -> None:
+def test_a_path_stays_inside_the_folder_of_probes_whatever_the_device_is_called(
+    c: Config, tmp_path: Path
+) -> None:
     for device in ("../../etc/x", "NVIDIA A100 80GB PCIe", "/abs", "a\nb"):
         assert path_of(c, device).parent == tmp_path / ".probe"
-    assert path_of(dataclasses.replace(c, runs_dir="runs"), "cpu") == ROOT / "runs" / ".probe" / "cpu.json"
+    assert (
+        path_of(dataclasses.replace(c, runs_dir="runs"), "cpu")
+        == ROOT / "runs" / ".probe" / "cpu.json"
+    )
     assert probe.SCHEMA == 1

@@ -10,26 +10,41 @@ import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from plan import activations, memory
-from plan.memory import GIB, PARTS, Memory, activation_bytes_per_token, largest_micro_batch, usable_bytes
-from tests.plan.live import Live, norm_of_gpu
-from train.model import attention, compilation, loss, model
-from train.distributed import parallel
 from hardware.gpu_specs import card_called
+from hardware.model_size import parameters
+from plan import activations, memory
+from plan.memory import (
+    GIB,
+    PARTS,
+    Memory,
+    activation_bytes_per_token,
+    largest_micro_batch,
+    usable_bytes,
+)
 from settings.config import Config
+from settings.rules import batch_problem
+from tests.plan.live import Live, norm_of_gpu
+from train.distributed import parallel
 from train.distributed.world import World
+from train.model import attention, compilation, loss, model
 from train.model.model import Transformer, rotary_table
 from train.optim import build_optimizer
-from settings.rules import batch_problem
-from hardware.model_size import parameters
 
 CPU = torch.device("cpu")
 
 
 def small(**changes: Any) -> Config:
     """Steps of two micro-batches, eager."""
-    shape = {"vocab_size": 8192, "n_layer": 3, "n_embd": 256, "n_head": 4, "seq_len": 256, "micro_batch_size": 4,
-             "batch_tokens": 2048, "compile": "0"}
+    shape = {
+        "vocab_size": 8192,
+        "n_layer": 3,
+        "n_embd": 256,
+        "n_head": 4,
+        "seq_len": 256,
+        "micro_batch_size": 4,
+        "batch_tokens": 2048,
+        "compile": "0",
+    }
     return dataclasses.replace(Config(), **(shape | changes)).derived()
 
 
@@ -65,36 +80,59 @@ def on(device: str, *marks: pytest.MarkDecorator, **changes: Any) -> Any:
     return pytest.param(device == "cpu", changes, marks=marks, id=f"{device}-{changes}")
 
 
-QUICK = [on("cpu", dtype="bfloat16", qk_norm=True, n_kv_head=2, tie_embeddings=False),
-         on("cpu", dtype="bfloat16", micro_batch_size=1, batch_tokens=256),
-         on("cpu", n_embd=1024, seq_len=64, batch_tokens=512, micro_batch_size=8, tie_embeddings=False),
-         on("gpu"), on("gpu", activation_checkpointing="selective", dtype="bfloat16")]
+QUICK = [
+    on("cpu", dtype="bfloat16", qk_norm=True, n_kv_head=2, tie_embeddings=False),
+    on("cpu", dtype="bfloat16", micro_batch_size=1, batch_tokens=256),
+    on("cpu", n_embd=1024, seq_len=64, batch_tokens=512, micro_batch_size=8, tie_embeddings=False),
+    on("gpu"),
+    on("gpu", activation_checkpointing="selective", dtype="bfloat16"),
+]
 CASES: list[dict[str, Any]] = [
-    {"dtype": "bfloat16"}, {"micro_batch_size": 8}, {"activation_checkpointing": "full", "n_layer": 8},
-    {"attention": "math"}, {"dtype": "bfloat16", "vocab_size": 65536},
-    {"optimizer": "muon", "n_layer": 1, "seq_len": 64}]
-REST = [on("cpu", pytest.mark.slow), on("cpu", pytest.mark.slow, activation_checkpointing="selective",
-                                        dtype="bfloat16"),
-        on("gpu", pytest.mark.slow, dtype="bfloat16", qk_norm=True, n_kv_head=2, tie_embeddings=False),
-        on("gpu", pytest.mark.slow, dtype="bfloat16", micro_batch_size=1, batch_tokens=256),
-        on("gpu", pytest.mark.slow, n_embd=1024, seq_len=64, batch_tokens=512, micro_batch_size=8,
-           tie_embeddings=False),
-        *(on(device, pytest.mark.slow, **changes) for device in ("cpu", "gpu") for changes in CASES)]
+    {"dtype": "bfloat16"},
+    {"micro_batch_size": 8},
+    {"activation_checkpointing": "full", "n_layer": 8},
+    {"attention": "math"},
+    {"dtype": "bfloat16", "vocab_size": 65536},
+    {"optimizer": "muon", "n_layer": 1, "seq_len": 64},
+]
+REST = [
+    on("cpu", pytest.mark.slow),
+    on("cpu", pytest.mark.slow, activation_checkpointing="selective", dtype="bfloat16"),
+    on("gpu", pytest.mark.slow, dtype="bfloat16", qk_norm=True, n_kv_head=2, tie_embeddings=False),
+    on("gpu", pytest.mark.slow, dtype="bfloat16", micro_batch_size=1, batch_tokens=256),
+    on(
+        "gpu",
+        pytest.mark.slow,
+        n_embd=1024,
+        seq_len=64,
+        batch_tokens=512,
+        micro_batch_size=8,
+        tie_embeddings=False,
+    ),
+    *(on(device, pytest.mark.slow, **changes) for device in ("cpu", "gpu") for changes in CASES),
+]
 
 
 @pytest.mark.parametrize(("on_cpu", "changes"), QUICK + REST)
-def test_the_peak_of_a_step_is_that_of_its_tensors(on_cpu: bool, changes: dict[str, Any],
-                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_peak_of_a_step_is_that_of_its_tensors(
+    on_cpu: bool, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     c = small(**changes)
-    assert measured(c, on_cpu, monkeypatch) == pytest.approx(tensors(memory.memory(c, 1, 1, on_cpu)), rel=0.03)
+    assert measured(c, on_cpu, monkeypatch) == pytest.approx(
+        tensors(memory.memory(c, 1, 1, on_cpu)), rel=0.03
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("changes", [{}, {"activation_checkpointing": "full"}], ids=str)
-def test_the_peak_of_a_preset_is_that_of_its_tensors(changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_peak_of_a_preset_is_that_of_its_tensors(
+    changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As a GPU does it, at full shape, without any data."""
     c = preset("gpt2-124m", compile="0", batch_tokens=2 * 16 * 1024, **changes)
-    assert measured(c, False, monkeypatch) == pytest.approx(tensors(memory.memory(c, 1, 1, False)), rel=0.03)
+    assert measured(c, False, monkeypatch) == pytest.approx(
+        tensors(memory.memory(c, 1, 1, False)), rel=0.03
+    )
 
 
 def measured(c: Config, on_cpu: bool, monkeypatch: pytest.MonkeyPatch) -> int:
@@ -111,6 +149,7 @@ def measured(c: Config, on_cpu: bool, monkeypatch: pytest.MonkeyPatch) -> int:
 
 # ---- Spread over processes
 
+
 @pytest.fixture
 def four() -> Iterator[World]:
     """The first of four processes, of which the others are not there."""
@@ -119,11 +158,25 @@ def four() -> Iterator[World]:
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("changes", [
-    {}, {"parallel": "hsdp", "dtype": "bfloat16"}, *(pytest.param(changes, marks=pytest.mark.slow) for changes in (
-        {"dtype": "bfloat16"}, {"dtype": "bfloat16", "grad_sync": "micro-batch", "tie_embeddings": False},
-        {"dtype": "bfloat16", "batch_tokens": 1024, "n_layer": 8}))], ids=str)
-def test_the_peak_of_a_process_that_holds_a_part_is_that_of_its_tensors(four: World, changes: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"parallel": "hsdp", "dtype": "bfloat16"},
+        *(
+            pytest.param(changes, marks=pytest.mark.slow)
+            for changes in (
+                {"dtype": "bfloat16"},
+                {"dtype": "bfloat16", "grad_sync": "micro-batch", "tie_embeddings": False},
+                {"dtype": "bfloat16", "batch_tokens": 1024, "n_layer": 8},
+            )
+        ),
+    ],
+    ids=str,
+)
+def test_the_peak_of_a_process_that_holds_a_part_is_that_of_its_tensors(
+    four: World, changes: dict[str, Any]
+) -> None:
     c = small(**({"parallel": "fsdp", "vocab_size": 2048, "n_layer": 4, "seq_len": 64} | changes))
     with torch.device("meta"):
         net = Transformer(c, attention.choose(c, CPU))
@@ -136,6 +189,7 @@ def test_the_peak_of_a_process_that_holds_a_part_is_that_of_its_tensors(four: Wo
 
 
 # ---- By hand
+
 
 def test_constants_are_those_of_the_modules_that_import_torch() -> None:
     for name in ("CHUNK_TOKENS", "CHUNK_TOKENS_ON_CPU", "ROWS_IN_CACHE", "COLUMNS"):
@@ -170,9 +224,13 @@ def test_each_way_to_save_memory_saves_what_it_says() -> None:
     fsdp = memory.memory(dataclasses.replace(c, parallel="fsdp"), 8, 2, False)
     hsdp = memory.memory(dataclasses.replace(c, parallel="hsdp"), 8, 2, False)
     for part in ("weights", "optimizer"):
-        assert fsdp.parts[part] == whole.parts[part] / 8 and hsdp.parts[part] == whole.parts[part] / 2
-    by_how = [activation_bytes_per_token(dataclasses.replace(c, activation_checkpointing=how), False)
-              for how in ("none", "selective", "full")]
+        assert (
+            fsdp.parts[part] == whole.parts[part] / 8 and hsdp.parts[part] == whole.parts[part] / 2
+        )
+    by_how = [
+        activation_bytes_per_token(dataclasses.replace(c, activation_checkpointing=how), False)
+        for how in ("none", "selective", "full")
+    ]
     assert by_how[0] > by_how[1] > 5 * by_how[2]
     # each block its input, and compiled a number a row and a head; the last norm
     assert by_how[2] == 24 * (2 * 2048 + 8 + 4 * 16) + 8 * 2048 + 4
@@ -193,13 +251,20 @@ def test_the_lab_s_depth_16_needs_what_it_saw() -> None:
 
 # ---- What fits
 
+
 def test_the_largest_micro_batch_fits_and_divides_and_the_next_does_not() -> None:
     card = card_called("a100-80gb-sxm")
-    assert card is not None and 0.9 * card.memory_gib * GIB < usable_bytes(card) < card.memory_gib * GIB - GIB
+    assert (
+        card is not None
+        and 0.9 * card.memory_gib * GIB < usable_bytes(card) < card.memory_gib * GIB - GIB
+    )
     c, capacity = preset("xlarge-8xa100"), usable_bytes(card)
     found = largest_micro_batch(c, 8, 2, False, capacity)
-    sizes = {n: memory.memory(dataclasses.replace(c, micro_batch_size=n), 8, 2, False).total for n in range(1, 33)
-             if batch_problem(dataclasses.replace(c, micro_batch_size=n), 8) is None}
+    sizes = {
+        n: memory.memory(dataclasses.replace(c, micro_batch_size=n), 8, 2, False).total
+        for n in range(1, 33)
+        if batch_problem(dataclasses.replace(c, micro_batch_size=n), 8) is None
+    }
     assert list(sizes) == [1, 2, 4, 8, 16, 32]
     assert found == max(n for n, size in sizes.items() if size <= capacity) >= 8
     less = dataclasses.replace(c, activation_checkpointing="full")
@@ -207,15 +272,26 @@ def test_the_largest_micro_batch_fits_and_divides_and_the_next_does_not() -> Non
     assert largest_micro_batch(c, 8, 2, False, 20e9) == 0
 
 
-def test_of_a_very_large_share_only_what_divides_it_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_very_large_share_only_what_divides_it_is_tried(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """2^19 sequences of 128 tokens have 20 divisors; 360 have 24, of which all sizes from 1 to 360 agree."""
     tried: list[int] = []
-    monkeypatch.setattr(memory, "batch_problem", lambda c, n: tried.append(c.micro_batch_size) or batch_problem(c, n))
+    monkeypatch.setattr(
+        memory,
+        "batch_problem",
+        lambda c, n: tried.append(c.micro_batch_size) or batch_problem(c, n),
+    )
     c = dataclasses.replace(preset("gpt2-124m"), seq_len=128, batch_tokens=2**26)
-    assert largest_micro_batch(c, 1, 1, False, 1.0) == 0 and tried == [2**n for n in range(19, -1, -1)]
+    assert largest_micro_batch(c, 1, 1, False, 1.0) == 0 and tried == [
+        2**n for n in range(19, -1, -1)
+    ]
     c = dataclasses.replace(c, batch_tokens=360 * 128)
-    sizes = {n: memory.memory(dataclasses.replace(c, micro_batch_size=n), 1, 1, False).total for n in range(1, 361)
-             if batch_problem(dataclasses.replace(c, micro_batch_size=n), 1) is None}
+    sizes = {
+        n: memory.memory(dataclasses.replace(c, micro_batch_size=n), 1, 1, False).total
+        for n in range(1, 361)
+        if batch_problem(dataclasses.replace(c, micro_batch_size=n), 1) is None
+    }
     assert len(sizes) == 24
     assert [largest_micro_batch(c, 1, 1, False, size) for size in sizes.values()] == list(sizes)
 
@@ -225,8 +301,12 @@ def test_on_a_cpu_a_process_has_python_its_holes_and_the_copy_of_a_checkpoint() 
     saving = memory.memory(c, 1, 1, True)
     without = memory.memory(dataclasses.replace(c, checkpoints="off"), 1, 1, True)
     assert saving.total - without.total == 12 * parameters(c).total
-    assert without.parts["other"] - memory.PYTHON_AND_TORCH - memory.HOLES_AT_LEAST == pytest.approx(
+    assert without.parts[
+        "other"
+    ] - memory.PYTHON_AND_TORCH - memory.HOLES_AT_LEAST == pytest.approx(
         memory.HOLES_OF_ONE_MICRO_BATCH["float32"] * without.parts["activations"]
-        + memory.HOLES_OF_LOGITS * without.parts["logits"], rel=0.02)
+        + memory.HOLES_OF_LOGITS * without.parts["logits"],
+        rel=0.02,
+    )
     compiled = dataclasses.replace(c, compile="1")
     assert memory.memory(compiled, 1, 1, True).parts["activations"] < saving.parts["activations"]

@@ -14,8 +14,9 @@ START = datetime.datetime(2026, 11, 22, 23, 30)
 @pytest.fixture
 def c() -> Config:
     """1,000 steps of 1,000 tokens."""
-    return dataclasses.replace(Config(), train_tokens=10**6, batch_tokens=1000, warmup_tokens=25_500,
-                               save_minutes=15.0).derived()
+    return dataclasses.replace(
+        Config(), train_tokens=10**6, batch_tokens=1000, warmup_tokens=25_500, save_minutes=15.0
+    ).derived()
 
 
 def test_each_milestone_has_its_step_and_clock(c: Config) -> None:
@@ -25,14 +26,23 @@ def test_each_milestone_has_its_step_and_clock(c: Config) -> None:
         Milestone("warm-up ends", 26, 26_000, 0.26, "2026-11-22T23:45"),
         Milestone("10%", 100, 100_000, 1.0, "2026-11-23T00:30"),
         Milestone("50%", 500, 500_000, 5.0, "2026-11-23T04:30"),
-        Milestone("100%", 1000, 10**6, 10.0, "2026-11-23T09:30")]
+        Milestone("100%", 1000, 10**6, 10.0, "2026-11-23T09:30"),
+    ]
 
 
 def test_what_a_run_does_not_have_is_no_milestone(c: Config) -> None:
-    names = [m.name for m in milestones(dataclasses.replace(c, warmup_tokens=0, checkpoints="off"), 36.0, START)]
+    names = [
+        m.name
+        for m in milestones(dataclasses.replace(c, warmup_tokens=0, checkpoints="off"), 36.0, START)
+    ]
     assert names == ["10%", "50%", "100%"]
     stopped = dataclasses.replace(c, max_steps=20)  # within its warm-up
-    assert [m.name for m in milestones(stopped, 36.0, START)] == ["10%", "50%", "first checkpoint", "100%"]
+    assert [m.name for m in milestones(stopped, 36.0, START)] == [
+        "10%",
+        "50%",
+        "first checkpoint",
+        "100%",
+    ]
 
 
 def test_the_first_checkpoint_is_by_steps_or_minutes_whichever_is_sooner(c: Config) -> None:
@@ -46,7 +56,8 @@ def test_of_a_run_that_has_begun_what_is_left_counts_from_now(c: Config) -> None
     assert milestones(c, 36.0, START, done=110) == [
         Milestone("next checkpoint", 135, 135_000, 0.25, "2026-11-22T23:45"),
         Milestone("50%", 500, 500_000, 3.9, "2026-11-23T03:24"),
-        Milestone("100%", 1000, 10**6, 8.9, "2026-11-23T08:24")]
+        Milestone("100%", 1000, 10**6, 8.9, "2026-11-23T08:24"),
+    ]
     assert milestones(c, 36.0, START, done=1000) == []
 
 

@@ -7,18 +7,20 @@ from typing import Any
 import pytest
 
 from plan.run_so_far import TAIL_BYTES, Begun, begun, last_recorded
-from settings.config import Config
 from record.reader import SCHEMA, last_of_each_step, to_json
 from record.reader import read as read_record
 from record.run_paths import RunPaths
-from settings.declare import ROOT
 from record.status import hold_run
+from settings.config import Config
+from settings.declare import ROOT
 
 
 @pytest.fixture
 def c(tmp_path: Path) -> Config:
     """1,000 steps."""
-    return dataclasses.replace(Config(), runs_dir=str(tmp_path), run_name="run", max_steps=1000).derived()
+    return dataclasses.replace(
+        Config(), runs_dir=str(tmp_path), run_name="run", max_steps=1000
+    ).derived()
 
 
 def folder(c: Config) -> RunPaths:
@@ -73,11 +75,18 @@ def test_a_run_of_more_steps_than_are_asked_for_is_at_its_end(c: Config) -> None
     assert begun(c) == Begun(1000, None, running=False)
 
 
-@pytest.mark.parametrize(("lines", "step"), [
-    ([record("step", 7), record("eval", 7, val_loss=3.0), record("checkpoint", 5, bytes=1)], 7),
-    ([record("step", 7), record("step", 8)[:-9]], 7), ([record("step", 7), record("step", 8)[:-1]], 7),  # by a kill
-    ([record("step", 7), record("rollback", 4, **{"from": 7})], 4),
-    ([record("step", 7), record("resume", 6)], 6), ([record("step", 7), "\0\0\0\n", "[]\n"], 7), ([], None)])
+@pytest.mark.parametrize(
+    ("lines", "step"),
+    [
+        ([record("step", 7), record("eval", 7, val_loss=3.0), record("checkpoint", 5, bytes=1)], 7),
+        ([record("step", 7), record("step", 8)[:-9]], 7),
+        ([record("step", 7), record("step", 8)[:-1]], 7),  # by a kill
+        ([record("step", 7), record("rollback", 4, **{"from": 7})], 4),
+        ([record("step", 7), record("resume", 6)], 6),
+        ([record("step", 7), "\0\0\0\n", "[]\n"], 7),
+        ([], None),
+    ],
+)
 def test_the_end_of_the_record(c: Config, lines: list[str], step: int | None) -> None:
     assert last_recorded(write(c, "".join(lines))) == step
 
@@ -87,5 +96,7 @@ def test_of_a_long_record_the_end_alone_is_read_and_says_the_same(c: Config) -> 
     path = write(c, "".join(lines))
     assert path.stat().st_size > 2 * TAIL_BYTES
     assert last_recorded(path) == last_of_each_step(read_record(path))[-1]["step"] == 3000
-    path.write_bytes(b"\xff" * 2 * TAIL_BYTES + b"\n" + path.read_bytes()[-TAIL_BYTES // 2:])   # what is before: unread
+    path.write_bytes(
+        b"\xff" * 2 * TAIL_BYTES + b"\n" + path.read_bytes()[-TAIL_BYTES // 2 :]
+    )  # what is before: unread
     assert last_recorded(path) == 3000

@@ -10,9 +10,9 @@ from plan.scaling import LAW, Law
 from settings.config import Config
 from settings.declare import ROOT
 
-CHINCHILLA = 70e9, 1.4e12          # Hoffmann et al. 2022: the model that they trained
-GOPHER_FLOPS = 5.76e23             # the compute that it had
-FIRST_FIT = Law(1.6934, 406.4, 410.7, 0.3392, 0.2849)    # theirs, to the digits of the paper's source
+CHINCHILLA = 70e9, 1.4e12  # Hoffmann et al. 2022: the model that they trained
+GOPHER_FLOPS = 5.76e23  # the compute that it had
+FIRST_FIT = Law(1.6934, 406.4, 410.7, 0.3392, 0.2849)  # theirs, to the digits of the paper's source
 LAB_D16, LAB_D24 = (336_630_784, 6_710_886_400), (880_885_248, 17_616_076_800)
 
 
@@ -31,7 +31,9 @@ def searched(law: Law, flops: float) -> float:
 
 def test_the_loss_by_hand() -> None:
     # 70e9^0.3478 = exp(0.3478 x 24.97181) = 5,914; 1.4e12^0.3658 = exp(0.3658 x 27.96750) = 27,738
-    assert scaling.expected_loss(*CHINCHILLA) == pytest.approx(1.8172 + 482.01 / 5914 + 2085.43 / 27738, abs=1e-4)
+    assert scaling.expected_loss(*CHINCHILLA) == pytest.approx(
+        1.8172 + 482.01 / 5914 + 2085.43 / 27738, abs=1e-4
+    )
 
 
 def test_the_first_fit_gives_the_size_that_its_paper_names() -> None:
@@ -60,8 +62,10 @@ def test_the_best_size_is_where_a_search_finds_it(law: Law, flops: float) -> Non
 
 def test_tokens_a_parameter_by_the_law_and_by_the_rule() -> None:
     """The law's fall slowly with size; the rule's do not."""
-    assert [round(scaling.optimal_tokens(size) / size) for size in (336_630_784, 880_885_248, 70e9)] == [24, 23, 18]
-    assert scaling.rule_tokens(880_803_840) == 17_616_076_800    # the lab's own count for depth 24
+    assert [
+        round(scaling.optimal_tokens(size) / size) for size in (336_630_784, 880_885_248, 70e9)
+    ] == [24, 23, 18]
+    assert scaling.rule_tokens(880_803_840) == 17_616_076_800  # the lab's own count for depth 24
 
 
 def test_what_training_past_the_optimum_costs() -> None:
@@ -75,7 +79,7 @@ def test_what_training_past_the_optimum_costs() -> None:
         low, high = (low, middle) if LAW.loss(best, middle / 6 / best) < loss else (middle, high)
     assert scaling.wasted(size, tokens) == pytest.approx(1 - low / (6 * size * tokens), rel=1e-4)
     assert 0.1 < scaling.wasted(size, tokens) < 0.2
-    assert scaling.wasted(size, 1e9) > 0.5                                    # 0.75 a parameter: far too few
+    assert scaling.wasted(size, 1e9) > 0.5  # 0.75 a parameter: far too few
     assert scaling.wasted(size, scaling.optimal_tokens(size)) == pytest.approx(0, abs=1e-9)
 
 
@@ -89,7 +93,9 @@ def test_text_that_is_repeated() -> None:
     many there are never more than R* passes. Four passes lose little, forty are close to the end."""
     assert scaling.effective_tokens(1e9, 5e8) == 5e8 and scaling.effective_tokens(1e9, 1e9) == 1e9
     passes = 16.387756
-    assert scaling.effective_tokens(1e9, passes * 1e9) == pytest.approx(1e9 * (1 + 15.387756 * (1 - 1 / math.e)))
+    assert scaling.effective_tokens(1e9, passes * 1e9) == pytest.approx(
+        1e9 * (1 + 15.387756 * (1 - 1 / math.e))
+    )
     assert scaling.effective_tokens(1e9, 1e15) == pytest.approx(passes * 1e9)
     # 1 + 15.387756 x (1 - exp(-3 / 15.387756)) = 1 + 15.387756 x 0.17713
     assert scaling.effective_tokens(1e9, 4e9) == pytest.approx(3.7256e9, rel=1e-4)
@@ -99,29 +105,53 @@ def test_a_first_repeat_is_worth_what_new_text_is() -> None:
     assert scaling.effective_tokens(1e9, 1e9 + 1e6) - 1e9 == pytest.approx(1e6, rel=1e-3)
 
 
-@pytest.mark.parametrize(("given", "source", "unique"), [
-    ({}, "usmle", 1_960_000), ({"DATA_TOKENS": "10000000"}, "usmle", 100_000),
-    ({"DATA_TOKENS": "1000000000"}, "fineweb-edu", 650_000_000)])
-def test_what_a_runs_tokens_are_worth(given: dict[str, str], source: str, unique: float, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("given", "source", "unique"),
+    [
+        ({}, "usmle", 1_960_000),
+        ({"DATA_TOKENS": "10000000"}, "usmle", 100_000),
+        ({"DATA_TOKENS": "1000000000"}, "fineweb-edu", 650_000_000),
+    ],
+)
+def test_what_a_runs_tokens_are_worth(
+    given: dict[str, str], source: str, unique: float, tmp_path: Path
+) -> None:
     """usmle has 2 million tokens, 2% of them held out, and the lab's mixture takes a hundredth of its 100B tokens of
     it; DATA_TOKENS prepares of each source its share."""
     (tmp_path / "empty.env").touch()
     c = Config.load({"PRESET": "xlarge-8xa100", "ENV_FILE": str(tmp_path / "empty.env")} | given)
-    other = Config.load({"PRESET": "xlarge-8xa100", "ENV_FILE": str(tmp_path / "empty.env"), "DATA_MIX": f"{source}:1"}
-                        | {name: str(round(int(value) * c.mixture[source] / 100)) for name, value in given.items()}
-                        | {"TRAIN_TOKENS": str(c.train_tokens * c.mixture[source] // 100)})
+    other = Config.load(
+        {
+            "PRESET": "xlarge-8xa100",
+            "ENV_FILE": str(tmp_path / "empty.env"),
+            "DATA_MIX": f"{source}:1",
+        }
+        | {name: str(round(int(value) * c.mixture[source] / 100)) for name, value in given.items()}
+        | {"TRAIN_TOKENS": str(c.train_tokens * c.mixture[source] // 100)}
+    )
     passes = other.last_step * other.batch_tokens / unique
-    assert scaling.worth(other) == pytest.approx(unique * (1 + 15.387756 * (1 - math.exp((1 - passes) / 15.387756))))
+    assert scaling.worth(other) == pytest.approx(
+        unique * (1 + 15.387756 * (1 - math.exp((1 - passes) / 15.387756)))
+    )
     assert scaling.worth(c) < c.last_step * c.batch_tokens
 
 
 def test_sources_that_do_not_say_how_many_tokens_they_have_count_as_new(tmp_path: Path) -> None:
     declared = (ROOT / "sources" / "usmle.toml").read_text()
-    (tmp_path / "usmle.toml").write_text("".join(line for line in declared.splitlines(keepends=True)
-                                                 if not line.startswith("tokens")))
+    (tmp_path / "usmle.toml").write_text(
+        "".join(
+            line for line in declared.splitlines(keepends=True) if not line.startswith("tokens")
+        )
+    )
     (tmp_path / "empty.env").touch()
-    c = Config.load({"PRESET": "xlarge-8xa100", "ENV_FILE": str(tmp_path / "empty.env"), "DATA_MIX": "usmle:1",
-                     "SOURCES_DIR": str(tmp_path)})
+    c = Config.load(
+        {
+            "PRESET": "xlarge-8xa100",
+            "ENV_FILE": str(tmp_path / "empty.env"),
+            "DATA_MIX": "usmle:1",
+            "SOURCES_DIR": str(tmp_path),
+        }
+    )
     assert scaling.worth(c) == c.last_step * c.batch_tokens
 
 
@@ -131,7 +161,9 @@ def test_the_labs_runs_lie_as_the_law_says_they_should() -> None:
     assert scaling.expected_loss(*LAB_D24) < scaling.expected_loss(*LAB_D16) - 0.2
     for step, apart in ((5_000, 3.0704 - 2.9279), (10_000, 2.9700 - 2.8135)):
         tokens = step * 524_288
-        found = scaling.expected_loss(LAB_D16[0], tokens) - scaling.expected_loss(LAB_D24[0], tokens)
+        found = scaling.expected_loss(LAB_D16[0], tokens) - scaling.expected_loss(
+            LAB_D24[0], tokens
+        )
         assert found == pytest.approx(apart, abs=0.02)
 
 
@@ -139,6 +171,8 @@ def test_a_run_s_loss_is_that_of_a_model_and_tokens_that_the_law_knows() -> None
     """By hand for d16: 1.8172 + 482.01 / 336,630,784^0.3478 + 2085.43 / 6,710,886,400^0.3658; of one step it would have
     19.2, above the ln 65,536 = 11.1 of a guess."""
     d16 = scaling.loss_of(Config.of_preset(PRESET="d16-2xh100"))
-    assert d16 == pytest.approx(1.8172 + 482.01 / 336_630_784**0.3478 + 2085.43 / 6_710_886_400**0.3658)
+    assert d16 == pytest.approx(
+        1.8172 + 482.01 / 336_630_784**0.3478 + 2085.43 / 6_710_886_400**0.3658
+    )
     assert scaling.loss_of(Config.of_preset(PRESET="d16-2xh100", MAX_STEPS="1")) is None
     assert scaling.loss_of(Config.of_preset(PRESET="tiny")) is None

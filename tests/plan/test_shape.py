@@ -7,47 +7,70 @@ from typing import Any
 import pytest
 import torch
 
-from plan.published import PUBLISHED, of_preset, published
 from plan.finetuning.hf_shape import KINDS, MIXTURES, UnknownShape, shape_of
 from plan.finetuning.tuned import tuned_of
+from plan.published import PUBLISHED, of_preset, published
 from settings.config import Config
 from settings.declare import SettingsError
 
-SMALL = {"vocab_size": 400, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3,
-         "num_attention_heads": 4, "num_key_value_heads": 2}
+SMALL = {
+    "vocab_size": 400,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
 EXPERTS = {"moe_intermediate_size": 16, "num_experts_per_tok": 2}
 GLM: dict[str, Any] = {"n_routed_experts": 8, "head_dim": 8, "num_nextn_predict_layers": 1}
 LISTED: list[tuple[str, dict[str, Any]]] = [
-    ("llama", {"attention_bias": True, "mlp_bias": True}), ("llama", {"tie_word_embeddings": True}), ("mistral", {}),
-    ("qwen2", {}), ("qwen3", {"attention_bias": True}), ("qwen3", {"head_dim": 8}), ("smollm3", {"pad_token_id": 1}),
+    ("llama", {"attention_bias": True, "mlp_bias": True}),
+    ("llama", {"tie_word_embeddings": True}),
+    ("mistral", {}),
+    ("qwen2", {}),
+    ("qwen3", {"attention_bias": True}),
+    ("qwen3", {"head_dim": 8}),
+    ("smollm3", {"pad_token_id": 1}),
     ("qwen3_moe", EXPERTS | {"num_experts": 8, "decoder_sparse_step": 2}),
     ("qwen3_moe", EXPERTS | {"num_experts": 8, "mlp_only_layers": [1], "head_dim": 8}),
-    ("qwen3_moe", EXPERTS | {"num_experts": 8}), ("mixtral", {"num_local_experts": 4, "head_dim": 8}),
-    ("glm4_moe", EXPERTS | GLM | {"use_qk_norm": True, "attention_bias": True, "n_shared_experts": 2}),
-    ("glm4_moe", EXPERTS | GLM)]
+    ("qwen3_moe", EXPERTS | {"num_experts": 8}),
+    ("mixtral", {"num_local_experts": 4, "head_dim": 8}),
+    (
+        "glm4_moe",
+        EXPERTS | GLM | {"use_qk_norm": True, "attention_bias": True, "n_shared_experts": 2},
+    ),
+    ("glm4_moe", EXPERTS | GLM),
+]
 TARGETS = ("attention,mlp", "mlp", "q_proj,down_proj", "attention,experts")
 
 
 @functools.cache
 def configuration(number: int) -> Any:
     from transformers import AutoConfig
+
     kind, more = LISTED[number]
     return AutoConfig.for_model(kind, **SMALL | more)
 
 
 def made(number: int) -> Any:
     from finetune.hf_model import on_meta
+
     return on_meta(configuration(number), torch.bfloat16)
 
 
-@pytest.mark.parametrize("number", range(len(LISTED)), ids=[f"{kind}-{i}" for i, (kind, _) in enumerate(LISTED)])
+@pytest.mark.parametrize(
+    "number", range(len(LISTED)), ids=[f"{kind}-{i}" for i, (kind, _) in enumerate(LISTED)]
+)
 def test_parameters_adapters_and_work_are_those_of_transformers_and_peft(number: int) -> None:
     pytest.importorskip("peft", reason="make setup-dev installs it")
     from finetune.adapter import Adapters, is_adapter
-    from finetune.tuning_job import flops
     from finetune.hf_model import PLAIN_HEAD, Tuned
+    from finetune.tuning_job import flops
+
     shape = shape_of(configuration(number).to_dict())
-    assert shape.kind in PLAIN_HEAD   # of whose logits plan/finetuning/tuned_memory.py has chunks only
+    assert (
+        shape.kind in PLAIN_HEAD
+    )  # of whose logits plan/finetuning/tuned_memory.py has chunks only
     lm = made(number)
     assert shape.total == sum(weight.numel() for weight in lm.parameters())
     c = Config.of_preset(PRESET="finetune")
@@ -55,7 +78,10 @@ def test_parameters_adapters_and_work_are_those_of_transformers_and_peft(number:
     assert (t.flops(), t.flops(causal=True)) == pytest.approx(flops(Tuned(lm, torch.float32), c))
     assert t.trained_tensors == len(list(lm.parameters()))
     for targets in TARGETS:
-        c, lm = Config.of_preset(PRESET="finetune", LORA_RANK="4", LORA_TARGETS=targets), made(number)
+        c, lm = (
+            Config.of_preset(PRESET="finetune", LORA_RANK="4", LORA_TARGETS=targets),
+            made(number),
+        )
         adapters = Adapters.of(c)
         assert adapters
         alone = not any(matrix.group == "mlp" for _, matrix in shape.matrices())
@@ -69,7 +95,9 @@ def test_parameters_adapters_and_work_are_those_of_transformers_and_peft(number:
         adapters.join(lm)
         sizes = [weight.numel() for name, weight in lm.named_parameters() if is_adapter(name)]
         assert (t.adapters, t.trained_tensors) == (sum(sizes), len(sizes))
-        assert (t.flops(), t.flops(causal=True)) == pytest.approx(flops(Tuned(lm, torch.float32), c))
+        assert (t.flops(), t.flops(causal=True)) == pytest.approx(
+            flops(Tuned(lm, torch.float32), c)
+        )
 
 
 def test_each_kind_has_a_case_and_another_is_not_guessed() -> None:
@@ -86,9 +114,21 @@ def test_glm_4_5_air_as_it_was_published() -> None:
     attention = 4096 * 128 * (2 * 96 + 2 * 8) + 128 * (96 + 2 * 8)
     expert, norms, tables = 3 * 4096 * 1408, 2 * 4096, 2 * 151_552 * 4096 + 4096
     mixture = attention + 129 * expert + 128 * 4096 + norms
-    assert shape.total == tables + attention + 3 * 4096 * 10_944 + norms + 45 * mixture == 106_852_245_504
-    assert round(shape.active / 1e9) in (12, 13) and (shape.experts, shape.passed, shape.more) == (128, 8, 1)
-    assert published("owner/GLM-4.5-Air@0123456") == published("models/glm-4.5-air/") == PUBLISHED["glm-4.5-air"]
+    assert (
+        shape.total
+        == tables + attention + 3 * 4096 * 10_944 + norms + 45 * mixture
+        == 106_852_245_504
+    )
+    assert round(shape.active / 1e9) in (12, 13) and (shape.experts, shape.passed, shape.more) == (
+        128,
+        8,
+        1,
+    )
+    assert (
+        published("owner/GLM-4.5-Air@0123456")
+        == published("models/glm-4.5-air/")
+        == PUBLISHED["glm-4.5-air"]
+    )
     assert published("models/another") is None
     assert (of_preset("glm-4.5-air-16xh200"), of_preset("finetune")) == ("glm-4.5-air", "")
 

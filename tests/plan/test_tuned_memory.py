@@ -12,39 +12,65 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from plan.finetuning.hf_shape import shape_of
 from plan.finetuning.tuned import Tuned, tuned_of
 from plan.finetuning.tuned_memory import PARTS, memory
+from settings.config import Config
 from tests.plan.live import Live
 from train.distributed import parallel
-from settings.config import Config
 from train.distributed.world import World
 from train.optim import build_optimizer
 
 pytest.importorskip("peft", reason="make setup-dev installs it")
 
 CPU = torch.device("cpu")
-SIZE = {"vocab_size": 4096, "hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 3,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
-EXPERTS = {"moe_intermediate_size": 64, "n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 1,
-           "first_k_dense_replace": 1}
+SIZE = {
+    "vocab_size": 4096,
+    "hidden_size": 128,
+    "intermediate_size": 384,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+}
+EXPERTS = {
+    "moe_intermediate_size": 64,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+}
 LORA = {"LORA_RANK": "8"}
 DROPOUT = LORA | {"LORA_DROPOUT": "0.1"}
 
 
 def configuration(kind: str) -> Any:
     from transformers import Glm4MoeConfig, LlamaConfig, Qwen3Config
-    return {"llama": lambda: LlamaConfig(**SIZE), "qwen3": lambda: Qwen3Config(**SIZE, tie_word_embeddings=True),
-            "glm4_moe": lambda: Glm4MoeConfig(**SIZE, **EXPERTS)}[kind]()
+
+    return {
+        "llama": lambda: LlamaConfig(**SIZE),
+        "qwen3": lambda: Qwen3Config(**SIZE, tie_word_embeddings=True),
+        "glm4_moe": lambda: Glm4MoeConfig(**SIZE, **EXPERTS),
+    }[kind]()
 
 
 def settings(**more: str) -> Config:
     """Steps of two micro-batches of 8 x 128 tokens."""
-    return Config.of_preset(**{"PRESET": "finetune", "DEVICE": "cpu", "SEQ_LEN": "128", "MICRO_BATCH_SIZE": "8",
-                               "BATCH_TOKENS": "2048", "EVAL_MICRO_BATCH_SIZE": "1"} | more)
+    return Config.of_preset(
+        **{
+            "PRESET": "finetune",
+            "DEVICE": "cpu",
+            "SEQ_LEN": "128",
+            "MICRO_BATCH_SIZE": "8",
+            "BATCH_TOKENS": "2048",
+            "EVAL_MICRO_BATCH_SIZE": "1",
+        }
+        | more
+    )
 
 
 def made(kind: str, c: Config, world: World | None = None) -> tuple[Tuned, Any]:
     """(what is planned, the model as finetune/hf_model.py makes it, with weights that mean nothing)"""
     from finetune import hf_model
     from finetune.adapter import Adapters
+
     config, adapters = configuration(kind), Adapters.of(c)
     dtype = getattr(torch, c.dtype)
     lm = hf_model.on_meta(config, dtype if adapters else torch.float32)
@@ -67,7 +93,12 @@ def peak(net: Any, c: Config, processes: int = 1) -> int:
     optimizer, B, T = build_optimizer(net, c), c.micro_batch(processes), c.seq_len
     several = c.batch_windows // processes // B
     tokens = torch.arange(B * T).view(B, T)
-    batch = (tokens, tokens, torch.arange(T).repeat(B, 1), torch.arange(0, B * T + 1, T, dtype=torch.int32))
+    batch = (
+        tokens,
+        tokens,
+        torch.arange(T).repeat(B, 1),
+        torch.arange(0, B * T + 1, T, dtype=torch.int32),
+    )
     trained = [weight for weight in net.parameters() if weight.requires_grad]
     with Live(net.parameters()) as live:
         for weight in trained:
@@ -91,19 +122,34 @@ def tensors(t: Tuned, processes: int = 1, of_a_node: int = 1) -> float:
 
 
 QUICK: list[tuple[str, dict[str, str]]] = [
-    ("llama", {}), ("llama", LORA), ("llama", LORA | {"DTYPE": "bfloat16", "ACTIVATION_CHECKPOINTING": "selective"}),
+    ("llama", {}),
+    ("llama", LORA),
+    ("llama", LORA | {"DTYPE": "bfloat16", "ACTIVATION_CHECKPOINTING": "selective"}),
     ("qwen3", {"DTYPE": "bfloat16", "ACTIVATION_CHECKPOINTING": "full"}),
-    ("glm4_moe", {"ACTIVATION_CHECKPOINTING": "selective"}), ("glm4_moe", LORA | {"DTYPE": "bfloat16"}),
-    ("glm4_moe", LORA | {"LORA_TARGETS": "attention,experts"}), ("llama", DROPOUT)]
-REST = [(kind, trained | {"DTYPE": dtype, "ACTIVATION_CHECKPOINTING": how})
-        for kind in ("llama", "qwen3", "glm4_moe") for trained in ({}, LORA, LORA | {"LORA_TARGETS": "attention"})
-        for dtype in ("float32", "bfloat16") for how in ("none", "selective", "full")]
-REST += [("llama", DROPOUT | {"DTYPE": "bfloat16"}), ("llama", DROPOUT | {"ACTIVATION_CHECKPOINTING": "selective"}),
-         ("qwen3", DROPOUT | {"LORA_TARGETS": "attention"})]
+    ("glm4_moe", {"ACTIVATION_CHECKPOINTING": "selective"}),
+    ("glm4_moe", LORA | {"DTYPE": "bfloat16"}),
+    ("glm4_moe", LORA | {"LORA_TARGETS": "attention,experts"}),
+    ("llama", DROPOUT),
+]
+REST = [
+    (kind, trained | {"DTYPE": dtype, "ACTIVATION_CHECKPOINTING": how})
+    for kind in ("llama", "qwen3", "glm4_moe")
+    for trained in ({}, LORA, LORA | {"LORA_TARGETS": "attention"})
+    for dtype in ("float32", "bfloat16")
+    for how in ("none", "selective", "full")
+]
+REST += [
+    ("llama", DROPOUT | {"DTYPE": "bfloat16"}),
+    ("llama", DROPOUT | {"ACTIVATION_CHECKPOINTING": "selective"}),
+    ("qwen3", DROPOUT | {"LORA_TARGETS": "attention"}),
+]
 
 
-@pytest.mark.parametrize(("kind", "changes"), [*QUICK, *(pytest.param(*one, marks=pytest.mark.slow) for one in REST
-                                                         if one not in QUICK)], ids=str)
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [*QUICK, *(pytest.param(*one, marks=pytest.mark.slow) for one in REST if one not in QUICK)],
+    ids=str,
+)
 def test_the_peak_of_a_step_is_that_of_its_tensors(kind: str, changes: dict[str, str]) -> None:
     c = settings(**changes)
     t, net = made(kind, c)
@@ -118,28 +164,46 @@ def four() -> Iterator[World]:
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize(("kind", "changes"), [
-    ("llama", {}), ("glm4_moe", LORA | {"DTYPE": "bfloat16", "PARALLEL": "hsdp"}), ("qwen3", DROPOUT),
-    pytest.param("glm4_moe", LORA | {"ACTIVATION_CHECKPOINTING": "full"}, marks=pytest.mark.slow)], ids=str)
-def test_the_peak_of_a_process_that_holds_a_part_is_that_of_its_tensors(four: World, kind: str,
-                                                                        changes: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("llama", {}),
+        ("glm4_moe", LORA | {"DTYPE": "bfloat16", "PARALLEL": "hsdp"}),
+        ("qwen3", DROPOUT),
+        pytest.param(
+            "glm4_moe", LORA | {"ACTIVATION_CHECKPOINTING": "full"}, marks=pytest.mark.slow
+        ),
+    ],
+    ids=str,
+)
+def test_the_peak_of_a_process_that_holds_a_part_is_that_of_its_tensors(
+    four: World, kind: str, changes: dict[str, str]
+) -> None:
     c = settings(**{"PARALLEL": "fsdp", "BATCH_TOKENS": "8192"} | changes)
     t, net = made(kind, c, four)
     assert tensors(t, 4, 2) == pytest.approx(peak(net, c, 4), rel=0.08)
 
 
-@pytest.mark.parametrize(("kind", "changes"), [("llama", {}), ("glm4_moe", LORA | {"LORA_TARGETS": "experts"})],
-                         ids=str)
+@pytest.mark.parametrize(
+    ("kind", "changes"), [("llama", {}), ("glm4_moe", LORA | {"LORA_TARGETS": "experts"})], ids=str
+)
 def test_an_evaluation_takes_no_more_than_is_said(kind: str, changes: dict[str, str]) -> None:
     """Of a batch so large that it, and not a step, is the peak; what it takes at once is not reckoned more closely."""
-    c = settings(**{"EVAL_MICRO_BATCH_SIZE": "64", "MICRO_BATCH_SIZE": "1", "BATCH_TOKENS": "256"} | changes)
+    c = settings(
+        **{"EVAL_MICRO_BATCH_SIZE": "64", "MICRO_BATCH_SIZE": "1", "BATCH_TOKENS": "256"} | changes
+    )
     t, net = made(kind, c)
     found = memory(t, 1, 1, on_cpu=True)
     assert found.moment == "evaluation"
     B, T = 64, c.seq_len
     tokens = torch.arange(B * T).view(B, T) % 4096
-    batch = (tokens, tokens, torch.arange(T).repeat(B, 1), torch.arange(0, B * T + 1, T, dtype=torch.int32))
+    batch = (
+        tokens,
+        tokens,
+        torch.arange(T).repeat(B, 1),
+        torch.arange(0, B * T + 1, T, dtype=torch.int32),
+    )
     with torch.no_grad(), Live(net.parameters()) as live:
         net.eval()(*batch)
-    said = tensors(t) - found.parts["optimizer"]   # whose moments are not there yet
+    said = tensors(t) - found.parts["optimizer"]  # whose moments are not there yet
     assert live.peak <= 1.05 * said <= 2 * live.peak

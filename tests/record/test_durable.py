@@ -8,7 +8,9 @@ import pytest
 from record.durable import write_whole
 
 
-def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_written_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "new" / "file"
     write_whole(path, b"first")
     assert path.read_bytes() == b"first"

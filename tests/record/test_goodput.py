@@ -22,13 +22,26 @@ class Clock:
     def write(self, event: str, step: int, after: float = 0.0, **values: Any) -> "Clock":
         self.wall += after
         self.mono += after
-        self.records.append({"schema": 1, "event": event, "time": self.wall, "mono_s": self.mono, "host": "h",
-                             "attempt": self.attempt, "step": step, "tokens": 100 * step, **values})
+        self.records.append(
+            {
+                "schema": 1,
+                "event": event,
+                "time": self.wall,
+                "mono_s": self.mono,
+                "host": "h",
+                "attempt": self.attempt,
+                "step": step,
+                "tokens": 100 * step,
+                **values,
+            }
+        )
         return self
 
     def start(self, step: int = 0, event: str = "start", **startup_s: float) -> "Clock":
         """An attempt whose process starts now; the record follows its start-up."""
-        return self.write(event, step, sum(startup_s.values()), **({"startup_s": startup_s} if startup_s else {}))
+        return self.write(
+            event, step, sum(startup_s.values()), **({"startup_s": startup_s} if startup_s else {})
+        )
 
     def resume(self, step: int, down: float, **startup_s: float) -> "Clock":
         """The next attempt, on another machine: its process starts `down` seconds from the last record."""
@@ -45,18 +58,27 @@ class Clock:
         result = account(iter(self.records), **of)
         assert set(result.seconds) == set(CATEGORIES)
         assert result.wall_s == pytest.approx(sum(result.seconds.values()), abs=1e-9)
-        return {category: round(seconds, 6) for category, seconds in result.seconds.items() if round(seconds, 6)}
+        return {
+            category: round(seconds, 6)
+            for category, seconds in result.seconds.items()
+            if round(seconds, 6)
+        }
 
 
 def test_a_plain_run_is_start_up_steps_evaluation_and_saving() -> None:
     run = Clock().start(**{"import": 3.0, "data": 1.0, "compile": 6.0}).steps(1, 10, wait=0.25)
     run.write("eval", 10, 5.0, eval_s=4.5, val_loss=3.0)
-    run.write("checkpoint", 10, 1.0, seconds=0.75, bytes=1)                          # costs nothing by itself
+    run.write("checkpoint", 10, 1.0, seconds=0.75, bytes=1)  # costs nothing by itself
     run.write("step", 11, 2.5, step_ms=2000.0, data_wait_s=0.25, checkpoint_stall_s=1.5)
     run.write("end", 11, 4.0, reason="done", stall_s=3.0)
     assert run.booked() == {
-        "start_up": 10.0, "training": 11 * 1.75, "data_wait": 2.75, "evaluation": 4.5,
-        "checkpoint": 1.5 + 3, "other": 0.5 + (3.5 - 3.5) + 1}                       # 5 - 4.5; 1 + 2.5 - 1.5 - 2; 4 - 3
+        "start_up": 10.0,
+        "training": 11 * 1.75,
+        "data_wait": 2.75,
+        "evaluation": 4.5,
+        "checkpoint": 1.5 + 3,
+        "other": 0.5 + (3.5 - 3.5) + 1,
+    }  # 5 - 4.5; 1 + 2.5 - 1.5 - 2; 4 - 3
     result = account(run.records)
     assert result.start_up == {"import": 3.0, "data": 1.0, "compile": 6.0}
     assert (result.attempts, result.lost_steps, result.skipped_steps) == (1, 0, 0)
@@ -68,19 +90,36 @@ def test_exchanges_between_sites_have_a_category_of_their_own() -> None:
     """Of one that takes 6 s training waited for 4; one that fails is waited for too; who was away comes back later."""
     run = Clock().start().steps(1, 2).write("sync", 2, 4.0, seconds=6.0, stall_s=4.0).steps(3, 4)
     run.write("rollback", 2, 5.0, stall_s=4.5, seconds=0.25, **{"from": 4}).steps(3, 3)
-    run.write("gap", 10, 0.0, reason="away", to=10, **{"from": 3}).write("sync", 10, 3.0, seconds=3.0, stall_s=3.0)
+    run.write("gap", 10, 0.0, reason="away", to=10, **{"from": 3}).write(
+        "sync", 10, 3.0, seconds=3.0, stall_s=3.0
+    )
     run.steps(11, 11)
-    assert run.booked() == {"training": 4 * 2.0, "exchange": 4 + 4.5 + 3, "lost_work": 4.0, "checkpoint": 0.25,
-                            "other": 0.25}
+    assert run.booked() == {
+        "training": 4 * 2.0,
+        "exchange": 4 + 4.5 + 3,
+        "lost_work": 4.0,
+        "checkpoint": 0.25,
+        "other": 0.25,
+    }
     assert "exchanges between sites 0:1" in account(run.records).summary()
 
 
 def test_killed_and_resumed_loses_the_steps_past_the_checkpoint_and_the_time_between() -> None:
-    run = Clock().start(model=4.0).steps(1, 10, wait=0.5).write("checkpoint", 6, 0.0, seconds=1.0).steps(11, 12)
+    run = (
+        Clock()
+        .start(model=4.0)
+        .steps(1, 10, wait=0.5)
+        .write("checkpoint", 6, 0.0, seconds=1.0)
+        .steps(11, 12)
+    )
     run.resume(6, down=30.0, model=5.0).steps(7, 8)
     assert run.booked() == {
-        "start_up": 9.0, "down": 30.0, "training": 6 * 1.5 + 2 * 2.0, "data_wait": 6 * 0.5,
-        "lost_work": 4 * 2.0 + 2 * 2.0}                                               # 7 to 10, and 11 and 12
+        "start_up": 9.0,
+        "down": 30.0,
+        "training": 6 * 1.5 + 2 * 2.0,
+        "data_wait": 6 * 0.5,
+        "lost_work": 4 * 2.0 + 2 * 2.0,
+    }  # 7 to 10, and 11 and 12
     result = account(run.records)
     assert (result.lost_steps, result.attempts, result.start_up) == (6, 2, {"model": 9.0})
     kept = reader.last_of_each_step(run.records)
@@ -98,7 +137,9 @@ def test_a_step_that_is_skipped_is_lost_work_and_what_precedes_it_is_not_booked_
     run = Clock().start().steps(1, 2)
     run.write("nonfinite", 3, 2.0, loss=None, samples=[1, 2])
     run.write("skip", 3, 0.0, reason="nonfinite", loss=None, grad_norm=None, step_ms=2000.0)
-    run.write("skip", 3, 3.0, reason="loss", loss=9.0, step_ms=2500.0, checkpoint_stall_s=0.5).steps(3, 3)
+    run.write(
+        "skip", 3, 3.0, reason="loss", loss=9.0, step_ms=2500.0, checkpoint_stall_s=0.5
+    ).steps(3, 3)
     assert run.booked() == {"training": 6.0, "lost_work": 4.5, "checkpoint": 0.5}
     assert (account(run.records).skipped_steps, account(run.records).lost_steps) == (2, 0)
 
@@ -106,10 +147,20 @@ def test_a_step_that_is_skipped_is_lost_work_and_what_precedes_it_is_not_booked_
 def test_a_rollback_loses_the_steps_behind_it_and_its_own_time_is_the_checkpoints() -> None:
     run = Clock().start().steps(1, 9)
     run.write("rollback", 5, 7.0, **{"from": 9, "passed_over": 3, "seconds": 6.0}).steps(6, 7)
-    assert run.booked() == {"training": 7 * 2.0, "lost_work": 4 * 2.0, "checkpoint": 6.0, "other": 1.0}
-    run.resume(3, down=1.0).steps(4, 4)                             # and behind that a damaged checkpoint
-    assert run.booked() == {"training": 4 * 2.0, "lost_work": (4 + 4) * 2.0, "checkpoint": 6.0, "other": 1.0,
-                            "down": 1.0}
+    assert run.booked() == {
+        "training": 7 * 2.0,
+        "lost_work": 4 * 2.0,
+        "checkpoint": 6.0,
+        "other": 1.0,
+    }
+    run.resume(3, down=1.0).steps(4, 4)  # and behind that a damaged checkpoint
+    assert run.booked() == {
+        "training": 4 * 2.0,
+        "lost_work": (4 + 4) * 2.0,
+        "checkpoint": 6.0,
+        "other": 1.0,
+        "down": 1.0,
+    }
     assert account(run.records).lost_steps == 8
 
 
@@ -165,7 +216,9 @@ def test_an_attempt_that_speaks_before_it_is_ready_is_one_attempt() -> None:
 def test_a_failed_evaluation_and_unknown_values_cost_what_they_say_and_break_nothing() -> None:
     run = Clock().start().write("step", 1, 2.0, step_ms=None, data_wait_s=None)
     run.write("eval", 1, 3.0, val_loss=None, val_bpb=None, error="timed out", eval_s=2.0)
-    run.write("eval", 1, 1.0, val_loss=None, eval_s=None).write("of_the_future", 1, 1.0, seconds=[1])
+    run.write("eval", 1, 1.0, val_loss=None, eval_s=None).write(
+        "of_the_future", 1, 1.0, seconds=[1]
+    )
     assert run.booked() == {"evaluation": 2.0, "other": 2 + 1 + 1 + 1}
 
 
@@ -173,7 +226,11 @@ def test_nothing_is_booked_beyond_the_time_that_passed() -> None:
     run = Clock().start().write("step", 1, 2.0, step_ms=9000.0, data_wait_s=1.0)
     assert run.booked() == {"training": 1.0, "data_wait": 1.0}
     run.write("signal", 1, 5.0).resume(1, down=0.0).write("step", 2, 2.0, step_ms=9000.0)
-    assert run.booked() == {"training": 3.0, "data_wait": 1.0, "other": 5.0}  # not the attempt's before
+    assert run.booked() == {
+        "training": 3.0,
+        "data_wait": 1.0,
+        "other": 5.0,
+    }  # not the attempt's before
 
 
 def test_a_step_that_comes_again_was_lost_although_no_record_says_why() -> None:
@@ -204,10 +261,24 @@ def test_every_second_is_booked_whatever_happens() -> None:
             inside, between = inside + sum(startup_s.values()), between + down
             for _ in range(dice.randint(0, 30)):
                 event, after, part = dice.choice(EVENTS), dice.uniform(0, 9), dice.uniform(0, 1.1)
-                step = step + 1 if event == "step" else dice.randint(0, step) if event == "rollback" else step
+                step = (
+                    step + 1
+                    if event == "step"
+                    else dice.randint(0, step)
+                    if event == "rollback"
+                    else step
+                )
                 run.wall += dice.choice([0.0] * 9 + [-3600.0, 3600.0])
-                run.write(event, step, after, step_ms=1000 * after * part, data_wait_s=dice.uniform(0, after),
-                          eval_s=after * part, seconds=after * part, checkpoint_stall_s=dice.choice([0.0, after]))
+                run.write(
+                    event,
+                    step,
+                    after,
+                    step_ms=1000 * after * part,
+                    data_wait_s=dice.uniform(0, after),
+                    eval_s=after * part,
+                    seconds=after * part,
+                    checkpoint_stall_s=dice.choice([0.0, after]),
+                )
                 inside += after
         result, steps = account(run.records), [r for r in run.records if r["event"] == "step"]
         assert result.wall_s == pytest.approx(inside + between, abs=1e-6), seed
@@ -225,18 +296,47 @@ def test_the_summary_says_what_is_not_zero_and_the_end_event_takes_seconds() -> 
     # 15.25 + 3400 + 62 + 2 + 90 + 12 + 2 + 1 = 3584.25 s, of which 1691 steps of 2 s are 3382 s
     assert result.summary() == (
         "goodput 94.4% of 59:44: training 56:22, start-up 0:27 (import 0:24, data 0:03), evaluation 1:02, "
-        "checkpoint 0:01, lost work 0:22 (10 steps gone back behind, 1 step skipped), down 1:30 (2 attempts)")
+        "checkpoint 0:01, lost work 0:22 (10 steps gone back behind, 1 step skipped), down 1:30 (2 attempts)"
+    )
     assert result.as_dict() == {
-        "training": 3382.0, "start_up": 27.25, "evaluation": 62.0, "checkpoint": 0.75, "data_wait": 0.0,
-        "exchange": 0.0, "lost_work": 22.0, "down": 90.0, "other": 0.25}
+        "training": 3382.0,
+        "start_up": 27.25,
+        "evaluation": 62.0,
+        "checkpoint": 0.75,
+        "data_wait": 0.0,
+        "exchange": 0.0,
+        "lost_work": 22.0,
+        "down": 90.0,
+        "other": 0.25,
+    }
     hours = Clock().start().steps(1, 3723, seconds=1.0)
     assert account(hours.records).summary() == "goodput 100.0% of 1:02:03: training 1:02:03"
 
 
 def test_a_long_run_is_accounted_at_once() -> None:
-    entries = [{"event": "step", "time": START + i, "mono_s": 1.0 * i, "attempt": 0, "step": i, "step_ms": 1000.0,
-                "data_wait_s": 0.1, "host": "h"} for i in range(200_000)]
-    entries.append({"event": "rollback", "time": START + 2e5, "mono_s": 2e5, "attempt": 0, "step": 10, "seconds": 1.0})
+    entries = [
+        {
+            "event": "step",
+            "time": START + i,
+            "mono_s": 1.0 * i,
+            "attempt": 0,
+            "step": i,
+            "step_ms": 1000.0,
+            "data_wait_s": 0.1,
+            "host": "h",
+        }
+        for i in range(200_000)
+    ]
+    entries.append(
+        {
+            "event": "rollback",
+            "time": START + 2e5,
+            "mono_s": 2e5,
+            "attempt": 0,
+            "step": 10,
+            "seconds": 1.0,
+        }
+    )
     began = time.process_time()
     result = account(iter(entries))
     assert time.process_time() - began < 60  # a second on one core that is free

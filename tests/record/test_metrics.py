@@ -19,7 +19,7 @@ class Disk:
     def write(self, content: bytes) -> int:
         if not self.room:
             raise OSError(errno.ENOSPC, "No space left on device")
-        taken = self.file.write(content[:self.room])
+        taken = self.file.write(content[: self.room])
         self.room -= taken
         return taken
 
@@ -30,7 +30,9 @@ class Disk:
         self.file.close()
 
 
-def test_a_full_disk_loses_and_tears_no_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_full_disk_loses_and_tears_no_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     paths = RunPaths(tmp_path)
     caplog.set_level("INFO")
     recorder = Recorder(paths, True, 0, 10, 5)

@@ -8,14 +8,31 @@ import pytest
 
 from record import reader
 
-STEP = {"schema": 1, "event": "step", "time": 1.5, "mono_s": 2.5, "host": "h", "attempt": 0, "step": 1200,
-        "tokens": 629145600, "loss": 3.412711, "lr": 6e-4, "grad_norm": 0.41, "step_ms": 353.42,
-        "tokens_per_s": 1483200.4, "mfu": 41.24, "mem_gib": 61.2}
+STEP = {
+    "schema": 1,
+    "event": "step",
+    "time": 1.5,
+    "mono_s": 2.5,
+    "host": "h",
+    "attempt": 0,
+    "step": 1200,
+    "tokens": 629145600,
+    "loss": 3.412711,
+    "lr": 6e-4,
+    "grad_norm": 0.41,
+    "step_ms": 353.42,
+    "tokens_per_s": 1483200.4,
+    "mfu": 41.24,
+    "mem_gib": 61.2,
+}
 
 
 def events(*pairs: tuple[str, int]) -> list[dict]:
     """Records of these events at these steps, numbered in the order of writing."""
-    return [{"event": event, "step": step, "number": number} for number, (event, step) in enumerate(pairs)]
+    return [
+        {"event": event, "step": step, "number": number}
+        for number, (event, step) in enumerate(pairs)
+    ]
 
 
 def test_a_line_is_json_that_gives_the_record_back() -> None:
@@ -27,7 +44,10 @@ def test_a_line_is_json_that_gives_the_record_back() -> None:
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_what_is_no_number_is_null_in_a_map_of_sources_too(value: float) -> None:
     line = reader.to_json({"val_loss_by_source": {"one": value, "other": 2.5}, "list": (value, 1)})
-    assert json.loads(line) == {"val_loss_by_source": {"one": None, "other": 2.5}, "list": [None, 1]}
+    assert json.loads(line) == {
+        "val_loss_by_source": {"one": None, "other": 2.5},
+        "list": [None, 1],
+    }
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -39,12 +59,19 @@ def test_what_is_not_finite_is_written_as_null(value: float) -> None:
 def test_the_console_line_has_the_keys_of_the_record_in_few_digits() -> None:
     assert reader.to_console(STEP, 18865) == (
         "step=1200/18865 loss=3.4127 lr=6.000e-04 grad_norm=0.410 step_ms=353.4 tokens_per_s=1483200 mfu=41.2 "
-        "mem_gib=61.20 tokens=629145600")
+        "mem_gib=61.20 tokens=629145600"
+    )
 
 
 def test_the_console_says_na_for_what_is_unknown_and_nothing_for_what_is_absent() -> None:
-    assert reader.to_console({"step": 1, "loss": 2.0, "mfu": None}, 10) == "step=1/10 loss=2.0000 mfu=n/a"
-    assert reader.to_console({"step": 1, "val_loss": 2.0}, 10, ("val_loss", "val_bpb")) == "step=1/10 val_loss=2.0000"
+    assert (
+        reader.to_console({"step": 1, "loss": 2.0, "mfu": None}, 10)
+        == "step=1/10 loss=2.0000 mfu=n/a"
+    )
+    assert (
+        reader.to_console({"step": 1, "val_loss": 2.0}, 10, ("val_loss", "val_bpb"))
+        == "step=1/10 val_loss=2.0000"
+    )
 
 
 def test_every_key_of_the_console_has_a_unit() -> None:
@@ -60,10 +87,20 @@ def test_what_goes_back_and_what_has_units_are_events() -> None:
 
 def test_a_time_is_minutes_and_seconds_with_hours_where_there_are_any() -> None:
     times = (0.0, 0.4, 59.6, 3599.4, 3599.6, 3723.0, 90_000.0)
-    assert [reader.duration(s) for s in times] == ["0:00", "0:00", "1:00", "59:59", "1:00:00", "1:02:03", "25:00:00"]
+    assert [reader.duration(s) for s in times] == [
+        "0:00",
+        "0:00",
+        "1:00",
+        "59:59",
+        "1:00:00",
+        "1:02:03",
+        "25:00:00",
+    ]
 
 
-def test_records_are_read_in_order_with_keys_that_this_version_does_not_know(tmp_path: Path) -> None:
+def test_records_are_read_in_order_with_keys_that_this_version_does_not_know(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "metrics.jsonl"
     written = [STEP | {"step": step, "of_the_future": [1]} for step in (1, 2, 3)]
     path.write_text("".join(reader.to_json(r) + "\n" for r in written))
@@ -78,7 +115,9 @@ def test_a_last_line_that_a_kill_cut_short_is_left_out_wherever_it_was_cut(tmp_p
         assert list(reader.read(path)) == [STEP]
 
 
-@pytest.mark.parametrize("line", ["", "{", "[1]", "3", "null", '"text"', '{"event": "step"}', "step=1/2 loss=3"])
+@pytest.mark.parametrize(
+    "line", ["", "{", "[1]", "3", "null", '"text"', '{"event": "step"}', "step=1/2 loss=3"]
+)
 def test_a_line_within_the_file_that_is_no_record_is_named(tmp_path: Path, line: str) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text(f"{reader.to_json(STEP)}\n{line}\n{reader.to_json(STEP)}\n")
@@ -95,9 +134,23 @@ def test_a_newer_schema_is_refused_with_both_numbers(tmp_path: Path) -> None:
 
 def test_after_a_resume_the_last_record_of_each_step_counts() -> None:
     """Killed behind step 5 with a checkpoint at 3; the second attempt is at step 4."""
-    written = events(("start", 0), ("step", 1), ("step", 2), ("step", 3), ("checkpoint", 3), ("step", 4), ("step", 5),
-                     ("resume", 3), ("step", 4))
-    assert [(r["step"], r["number"]) for r in reader.last_of_each_step(written)] == [(1, 1), (2, 2), (3, 3), (4, 8)]
+    written = events(
+        ("start", 0),
+        ("step", 1),
+        ("step", 2),
+        ("step", 3),
+        ("checkpoint", 3),
+        ("step", 4),
+        ("step", 5),
+        ("resume", 3),
+        ("step", 4),
+    )
+    assert [(r["step"], r["number"]) for r in reader.last_of_each_step(written)] == [
+        (1, 1),
+        (2, 2),
+        (3, 3),
+        (4, 8),
+    ]
 
 
 def test_steps_behind_a_rollback_are_dropped_and_a_new_start_drops_all() -> None:
@@ -107,6 +160,15 @@ def test_steps_behind_a_rollback_are_dropped_and_a_new_start_drops_all() -> None
 
 
 def test_other_events_take_no_step_away() -> None:
-    written = events(("start", 0), ("step", 1), ("step", 2), ("eval", 1), ("signal", 1), ("checkpoint", 1),
-                     ("nonfinite", 1), ("skip", 1), ("end", 1))
+    written = events(
+        ("start", 0),
+        ("step", 1),
+        ("step", 2),
+        ("eval", 1),
+        ("signal", 1),
+        ("checkpoint", 1),
+        ("nonfinite", 1),
+        ("skip", 1),
+        ("end", 1),
+    )
     assert [r["step"] for r in reader.last_of_each_step(written)] == [1, 2]

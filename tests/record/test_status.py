@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 from record import status
-from settings.config import Config
 from record.run_paths import RunPaths
-from settings.declare import ROOT
 from record.status import Status
+from settings.config import Config
+from settings.declare import ROOT
 
 # A stand-in for a trainer: holds the lock as train/main.py does, and obeys or ignores a signal.
 HOLDER = """
@@ -41,17 +41,40 @@ def paths(tmp_path: Path) -> RunPaths:
 
 
 def write_status(paths: RunPaths, **facts: object) -> None:
-    facts = {"schema": 1, "pid": os.getpid(), "host": socket.gethostname(), "phase": "training", "since": 1.0,
-             "heartbeat": time.time(), "step": 7, "last_step": 20, "loss": 2.5} | facts
+    facts = {
+        "schema": 1,
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+        "phase": "training",
+        "since": 1.0,
+        "heartbeat": time.time(),
+        "step": 7,
+        "last_step": 20,
+        "loss": 2.5,
+    } | facts
     paths.status.write_text(json.dumps(facts))
 
 
-def hold(paths: RunPaths, processes: list[subprocess.Popen], manner: str = "good",
-         host: str | None = None, lock: Path | None = None, number: int = signal.SIGINT,
-         says: str = "") -> subprocess.Popen:
+def hold(
+    paths: RunPaths,
+    processes: list[subprocess.Popen],
+    manner: str = "good",
+    host: str | None = None,
+    lock: Path | None = None,
+    number: int = signal.SIGINT,
+    says: str = "",
+) -> subprocess.Popen:
     """A process that holds the run."""
-    command = [sys.executable, "-c", HOLDER, str(lock or paths.lock), manner, host or socket.gethostname(),
-               str(int(number)), says]
+    command = [
+        sys.executable,
+        "-c",
+        HOLDER,
+        str(lock or paths.lock),
+        manner,
+        host or socket.gethostname(),
+        str(int(number)),
+        says,
+    ]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     processes.append(process)
     assert process.stdout is not None
@@ -62,42 +85,72 @@ def hold(paths: RunPaths, processes: list[subprocess.Popen], manner: str = "good
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 def test_what_cannot_be_looked_into_is_held_by_nobody() -> None:
     code = "import os, sys; from train import status; os.setuid(65534); print(*map(status.is_locked, sys.argv[1:]))"
-    with tempfile.TemporaryDirectory() as closed:   # to other users
+    with tempfile.TemporaryDirectory() as closed:  # to other users
         paths = [f"{closed}/run.lock", f"{__file__}/run.lock", "/none/run.lock"]
-        done = subprocess.run([sys.executable, "-c", code, *paths], capture_output=True, text=True, cwd=ROOT)
+        done = subprocess.run(
+            [sys.executable, "-c", code, *paths], capture_output=True, text=True, cwd=ROOT
+        )
     assert done.stdout == "False False False\n", done.stderr
 
 
 # ---- Writing
 
-def test_a_status_says_phase_since_when_and_that_it_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+
+def test_a_status_says_phase_since_when_and_that_it_lives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = [100.0]
-    monkeypatch.setattr(status, "time", types.SimpleNamespace(time=lambda: 1e9 + now[0], monotonic=lambda: now[0]))
+    monkeypatch.setattr(
+        status, "time", types.SimpleNamespace(time=lambda: 1e9 + now[0], monotonic=lambda: now[0])
+    )
     state = Status(tmp_path / "STATUS.json", active=True, run="r", last_step=20)
     state.phase("training", step=3)
     now[0] += 5
     state.beat(step=4, loss=2.0)
     assert status.read(tmp_path / "STATUS.json") == {
-        "schema": 1, "pid": os.getpid(), "run": "r", "last_step": 20, "phase": "training", "since": 1e9 + 100,
-        "step": 4, "loss": 2.0, "heartbeat": 1e9 + 105}
+        "schema": 1,
+        "pid": os.getpid(),
+        "run": "r",
+        "last_step": 20,
+        "phase": "training",
+        "since": 1e9 + 100,
+        "step": 4,
+        "loss": 2.0,
+        "heartbeat": 1e9 + 105,
+    }
 
 
-def test_a_phase_that_is_entered_again_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_phase_that_is_entered_again_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = [100.0]
-    monkeypatch.setattr(status, "time", types.SimpleNamespace(time=lambda: now[0], monotonic=lambda: now[0]))
+    monkeypatch.setattr(
+        status, "time", types.SimpleNamespace(time=lambda: now[0], monotonic=lambda: now[0])
+    )
     state = Status(tmp_path / "STATUS.json", active=True)
     seen = []
-    for name in ("waiting for peers 1/12", "waiting for peers 2/12", "waiting for peers 11/12", "data", "data",
-                 "training", "data"):
+    for name in (
+        "waiting for peers 1/12",
+        "waiting for peers 2/12",
+        "waiting for peers 11/12",
+        "data",
+        "data",
+        "training",
+        "data",
+    ):
         now[0] += 10
         state.phase(name)
         seen.append(status.read(state.path)["since"])
     assert seen == [110, 110, 110, 140, 140, 160, 170]
 
 
-def test_beats_within_a_second_are_not_written_but_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_beats_within_a_second_are_not_written_but_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = [100.0]
-    monkeypatch.setattr(status, "time", types.SimpleNamespace(time=lambda: now[0], monotonic=lambda: now[0]))
+    monkeypatch.setattr(
+        status, "time", types.SimpleNamespace(time=lambda: now[0], monotonic=lambda: now[0])
+    )
     state = Status(tmp_path / "STATUS.json", active=True)
     state.phase("training")
     seen = []
@@ -136,8 +189,9 @@ def test_a_status_is_replaced_as_a_whole(tmp_path: Path, monkeypatch: pytest.Mon
     assert [p.name for p in tmp_path.iterdir()] == ["STATUS.json"]
 
 
-def test_a_disk_that_takes_no_status_is_said_once_and_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-                                                                    caplog: pytest.LogCaptureFixture) -> None:
+def test_a_disk_that_takes_no_status_is_said_once_and_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     state = Status(tmp_path / "STATUS.json", active=True)
     state.phase("data")
 
@@ -164,6 +218,7 @@ def test_a_torn_status_is_read_as_none(paths: RunPaths, text: str) -> None:
 
 
 # ---- Describing
+
 
 def test_a_run_is_held_while_a_process_has_its_lock(paths: RunPaths) -> None:
     assert not status.is_held(paths)
@@ -209,6 +264,7 @@ def test_a_folder_without_a_status_is_a_run_that_has_not_started(paths: RunPaths
 
 # ---- Stopping and following
 
+
 def test_stop_asks_the_process_and_waits_until_it_is_gone(paths: RunPaths, processes: list) -> None:
     process = hold(paths, processes)
     write_status(paths, pid=process.pid)
@@ -225,7 +281,9 @@ def test_stop_says_so_when_nothing_runs(paths: RunPaths) -> None:
 def test_stop_tells_of_a_process_that_does_not_stop(paths: RunPaths, processes: list) -> None:
     process = hold(paths, processes, "deaf")
     write_status(paths, pid=process.pid)
-    with pytest.raises(status.StopError, match=f"has not stopped.*pid {process.pid}.*{paths.train_log}"):
+    with pytest.raises(
+        status.StopError, match=f"has not stopped.*pid {process.pid}.*{paths.train_log}"
+    ):
         status.stop(paths, patience_s=0.2)
     assert process.poll() is None
 
@@ -233,14 +291,16 @@ def test_stop_tells_of_a_process_that_does_not_stop(paths: RunPaths, processes: 
 def test_stop_signals_nobody_for_a_run_on_another_machine(paths: RunPaths, processes: list) -> None:
     """The lock is seen over a shared disk; its pid is somebody else's here."""
     process = hold(paths, processes, host="elsewhere")
-    with pytest.raises(status.StopError, match=f"trained on elsewhere .pid {process.pid}.*make stop RUN_NAME=a-run"):
+    with pytest.raises(
+        status.StopError, match=f"trained on elsewhere .pid {process.pid}.*make stop RUN_NAME=a-run"
+    ):
         status.stop(paths, patience_s=1)
     assert process.poll() is None
 
 
-def test_stop_says_that_a_run_belongs_to_another_user(paths: RunPaths, processes: list,
-                                                      monkeypatch: pytest.MonkeyPatch,
-                                                      capsys: pytest.CaptureFixture) -> None:
+def test_stop_says_that_a_run_belongs_to_another_user(
+    paths: RunPaths, processes: list, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
     hold(paths, processes)
     write_status(paths)
 
@@ -255,8 +315,9 @@ def test_stop_says_that_a_run_belongs_to_another_user(paths: RunPaths, processes
     assert "run a-run belongs to another user" in capsys.readouterr().err
 
 
-def test_stop_asks_a_trainer_that_was_started_again_meanwhile(paths: RunPaths, processes: list,
-                                                              monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stop_asks_a_trainer_that_was_started_again_meanwhile(
+    paths: RunPaths, processes: list, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first, started = hold(paths, processes), []
     write_status(paths)
     end = os.kill
@@ -277,7 +338,9 @@ def test_a_node_that_is_not_the_first_asks_its_own_job(paths: RunPaths, processe
     """On a shared disk it sees the lock of the first, whose process is on another machine."""
     own = RunPaths(paths.folder, 1)
     hold(paths, processes, host="elsewhere")
-    job = hold(paths, processes, lock=own.job, number=signal.SIGTERM, says=": training as node 1 of 2")
+    job = hold(
+        paths, processes, lock=own.job, number=signal.SIGTERM, says=": training as node 1 of 2"
+    )
     assert own.job != paths.job and own.console_log != paths.console_log
     write_status(paths, host="elsewhere")
     assert "training as node 1 of 2 step 7/20" in status.describe(own)
@@ -312,7 +375,9 @@ def job(paths: RunPaths, processes: list) -> subprocess.Popen:
     return hold(paths, processes, lock=paths.job, number=signal.SIGTERM, says=": preparing data")
 
 
-def test_a_job_that_prepares_data_says_so_whatever_the_last_attempt_said(paths: RunPaths, job) -> None:
+def test_a_job_that_prepares_data_says_so_whatever_the_last_attempt_said(
+    paths: RunPaths, job
+) -> None:
     assert status.describe(paths).split() == ["a-run", "preparing", "data"]
     write_status(paths, phase="stopped")
     assert re.fullmatch(r"a-run +preparing data +step 7/20  loss 2\.5000", status.describe(paths))
@@ -327,8 +392,9 @@ def test_a_job_without_a_trainer_is_stopped(paths: RunPaths, job) -> None:
     assert job.wait(120) == -signal.SIGTERM
 
 
-def test_attach_shows_what_a_job_says_before_there_is_a_trainer(paths: RunPaths, capsys: pytest.CaptureFixture,
-                                                                monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attach_shows_what_a_job_says_before_there_is_a_trainer(
+    paths: RunPaths, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     paths.console_log.write_text("tokenizing\n")
     works = iter([True, True, False])
     monkeypatch.setattr(status, "has_job", lambda _: next(works))
@@ -337,7 +403,9 @@ def test_attach_shows_what_a_job_says_before_there_is_a_trainer(paths: RunPaths,
     assert capsys.readouterr().out == "tokenizing\nfirst step\n"
 
 
-def test_attach_shows_the_whole_log_of_a_run_that_is_over(paths: RunPaths, capsys: pytest.CaptureFixture) -> None:
+def test_attach_shows_the_whole_log_of_a_run_that_is_over(
+    paths: RunPaths, capsys: pytest.CaptureFixture
+) -> None:
     paths.train_log.write_text("first\nlast\n")
     status.attach(paths)
     assert capsys.readouterr().out == "first\nlast\n"
@@ -345,8 +413,10 @@ def test_attach_shows_the_whole_log_of_a_run_that_is_over(paths: RunPaths, capsy
 
 # ---- The targets
 
-def test_runs_lists_each_run_and_its_state(paths: RunPaths, monkeypatch: pytest.MonkeyPatch,
-                                           capsys: pytest.CaptureFixture) -> None:
+
+def test_runs_lists_each_run_and_its_state(
+    paths: RunPaths, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
     write_status(paths, phase="done")
     (paths.folder.parent / "no-run").mkdir()
     monkeypatch.setenv("RUNS_DIR", str(paths.folder.parent))
@@ -355,23 +425,29 @@ def test_runs_lists_each_run_and_its_state(paths: RunPaths, monkeypatch: pytest.
     assert len(lines) == 1 and lines[0].split()[:2] == ["a-run", "done"]
 
 
-def test_a_target_on_a_run_that_does_not_exist_says_where_it_looked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-                                                                    capsys: pytest.CaptureFixture) -> None:
+def test_a_target_on_a_run_that_does_not_exist_says_where_it_looked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
     monkeypatch.setenv("RUNS_DIR", str(tmp_path))
     monkeypatch.setenv("RUN_NAME", "absent")
     for command in ("status", "stop", "attach"):
         assert status.main([command]) == 78
-        assert f"there is no run absent in {tmp_path}; make runs lists them" in capsys.readouterr().err
+        assert (
+            f"there is no run absent in {tmp_path}; make runs lists them" in capsys.readouterr().err
+        )
 
 
-def test_a_target_with_a_bad_setting_ends_with_64(monkeypatch: pytest.MonkeyPatch,
-                                                  capsys: pytest.CaptureFixture) -> None:
+def test_a_target_with_a_bad_setting_ends_with_64(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
     monkeypatch.setenv("RUN_NAME", "a b")
     assert status.main(["status"]) == 64
     assert "RUN_NAME=a b" in capsys.readouterr().err
 
 
-def test_what_the_last_attempt_knew_is_kept_by_whoever_opens_the_status_next(tmp_path: Path) -> None:
+def test_what_the_last_attempt_knew_is_kept_by_whoever_opens_the_status_next(
+    tmp_path: Path,
+) -> None:
     c, paths = Config(), RunPaths(tmp_path)
     known = {"step": 7, "loss": 2.5, "step_s": 1.5, "save_s": 20.0}
     Status(paths.status, True, **known).phase("crashed", exit_code=1)
@@ -385,8 +461,12 @@ def test_a_run_folder_that_cannot_be_is_named_with_what_to_do(tmp_path: Path) ->
     (tmp_path / "file").touch()
     with pytest.raises(status.RunFolderError, match=r"file.*cannot be written.*RUNS_DIR"):
         status.hold_run(RunPaths(tmp_path / "file" / "run"))
-    with status.hold_run(RunPaths(tmp_path / "run")), \
-            pytest.raises(status.RunFolderError, match=rf"another process trains this run \(pid {os.getpid()} on"):
+    with (
+        status.hold_run(RunPaths(tmp_path / "run")),
+        pytest.raises(
+            status.RunFolderError, match=rf"another process trains this run \(pid {os.getpid()} on"
+        ),
+    ):
         status.hold_run(RunPaths(tmp_path / "run"), patience_s=0.1)
 
 
@@ -395,6 +475,9 @@ def test_an_attempt_that_ends_badly_says_why_on_one_line(paths: RunPaths) -> Non
     told.end(78, "the disk has 2 GiB free;\n  make room " + "x" * 400)
     found = status.read(paths.status)
     assert (found["phase"], found["exit_code"]) == ("crashed", 78)
-    assert found["why"].startswith("the disk has 2 GiB free; make room xxx") and len(found["why"]) == 300
+    assert (
+        found["why"].startswith("the disk has 2 GiB free; make room xxx")
+        and len(found["why"]) == 300
+    )
     Status(paths.status, True).end(75)
     assert "why" not in status.read(paths.status)

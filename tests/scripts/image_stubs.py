@@ -14,8 +14,32 @@ import pytest
 from settings.declare import ROOT
 
 DIGEST = "sha256:" + "0123456789abcdef" * 4
-TOOLS = ("bash", "sh", "cat", "cut", "dirname", "env", "git", "grep", "head", "tail", "ls", "mkdir", "mktemp", "mv",
-         "rm", "sed", "sort", "tee", "tr", "uname", "wc", "awk", "id", "nproc")
+TOOLS = (
+    "bash",
+    "sh",
+    "cat",
+    "cut",
+    "dirname",
+    "env",
+    "git",
+    "grep",
+    "head",
+    "tail",
+    "ls",
+    "mkdir",
+    "mktemp",
+    "mv",
+    "rm",
+    "sed",
+    "sort",
+    "tee",
+    "tr",
+    "uname",
+    "wc",
+    "awk",
+    "id",
+    "nproc",
+)
 
 STUB = f"""#!/usr/bin/env bash
 name=${{0##*/}}
@@ -57,7 +81,9 @@ class Clone:
     def __init__(self, folder: Path):
         self.root, self.bin, self.log = folder / "clone", folder / "bin", folder / "calls"
         for name in ("train", "presets"):
-            shutil.copytree(ROOT / name, self.root / name, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
+            shutil.copytree(
+                ROOT / name, self.root / name, ignore=shutil.ignore_patterns("__pycache__", "*.pyc")
+            )
         (self.root / "scripts").mkdir()
         for path in ("lib.sh", "image_lib.sh", "image.sh", "push.sh"):
             shutil.copy(ROOT / "scripts" / path, self.root / "scripts")
@@ -73,16 +99,31 @@ class Clone:
         python.parent.mkdir(parents=True)
         python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
         python.chmod(0o755)
-        self.env = {"PATH": str(self.bin), "HOME": str(folder), "LOG": str(self.log), "STORE": str(folder),
-                    "VENV": str(folder / "venv"), "PYTHONDONTWRITEBYTECODE": "1", "GIT_AUTHOR_NAME": "a",
-                    "GIT_AUTHOR_EMAIL": "a@example.org", "GIT_COMMITTER_NAME": "a",
-                    "GIT_COMMITTER_EMAIL": "a@example.org", "GIT_CONFIG_NOSYSTEM": "1"}
+        self.env = {
+            "PATH": str(self.bin),
+            "HOME": str(folder),
+            "LOG": str(self.log),
+            "STORE": str(folder),
+            "VENV": str(folder / "venv"),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "GIT_AUTHOR_NAME": "a",
+            "GIT_AUTHOR_EMAIL": "a@example.org",
+            "GIT_COMMITTER_NAME": "a",
+            "GIT_COMMITTER_EMAIL": "a@example.org",
+            "GIT_CONFIG_NOSYSTEM": "1",
+        }
         self.git("init", "-q")
         self.commit()
 
     def git(self, *arguments: str) -> str:
-        return subprocess.run(["git", *arguments], cwd=self.root, env=self.env, check=True, capture_output=True,
-                              text=True).stdout.strip()
+        return subprocess.run(
+            ["git", *arguments],
+            cwd=self.root,
+            env=self.env,
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout.strip()
 
     def commit(self) -> str:
         self.git("add", "--all")
@@ -101,12 +142,23 @@ class Clone:
 
     def run(self, script: str, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
         self.log.write_text("")
-        return subprocess.run([f"scripts/{script}.sh", *arguments], cwd=self.root, env=self.env | environ,
-                              capture_output=True, text=True, timeout=120, check=False)
+        return subprocess.run(
+            [f"scripts/{script}.sh", *arguments],
+            cwd=self.root,
+            env=self.env | environ,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
 
     def calls(self, *words: str) -> list[str]:
         """The calls of builders in which all these words are."""
-        return [call for call in self.log.read_text().splitlines() if all(word in f" {call} " for word in words)]
+        return [
+            call
+            for call in self.log.read_text().splitlines()
+            if all(word in f" {call} " for word in words)
+        ]
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from record import reader
 from tests.conftest import make_data
 from tests.running import environment, train
-from record import reader
 
 
 def no_training(folder: Path) -> bool:
@@ -25,13 +25,21 @@ def test_settings_are_refused_together_with_code_64(tmp_path: Path, data: dict[s
     env = environment(tmp_path, data, LEARNING_RATE="nan", N_HEAD=5, SAVE_EVERY=-1, GRAD_CLIP="big")
     out = train(env, code=64)
     assert "4 problems in the settings" in out
-    for name in ("LEARNING_RATE=nan", "N_HEAD=5", "SAVE_EVERY=-1", "CHECKPOINTS=off", "GRAD_CLIP=big"):
+    for name in (
+        "LEARNING_RATE=nan",
+        "N_HEAD=5",
+        "SAVE_EVERY=-1",
+        "CHECKPOINTS=off",
+        "GRAD_CLIP=big",
+    ):
         assert name in out
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.fault(22)
-def test_a_gpu_that_is_not_there_is_an_error_and_no_slow_run(tmp_path: Path, data: dict[str, str]) -> None:
+def test_a_gpu_that_is_not_there_is_an_error_and_no_slow_run(
+    tmp_path: Path, data: dict[str, str]
+) -> None:
     out = train(environment(tmp_path, data, DEVICE="cuda", CUDA_VISIBLE_DEVICES=""), code=64)
     assert "DEVICE=cuda" in out and "DEVICE=cpu" in out and "Traceback" not in out
 
@@ -47,7 +55,11 @@ def test_an_error_page_as_shard_is_named_with_its_size(tmp_path: Path) -> None:
     shard = next((tmp_path / "data").rglob("train_00001.bin"))
     shard.write_bytes(b"<?xml version='1.0'?><Error><Code>AccessDenied</Code></Error>".ljust(278))
     out = train(environment(tmp_path, own), code=78)
-    assert f"{shard}: not a token shard (278 bytes, starts with" in out and "error page" in out and "make data" in out
+    assert (
+        f"{shard}: not a token shard (278 bytes, starts with" in out
+        and "error page" in out
+        and "make data" in out
+    )
     assert no_training(tmp_path)
 
 
@@ -74,13 +86,17 @@ def test_an_id_beyond_the_vocabulary_is_refused(tmp_path: Path) -> None:
     assert "token id 600" in out and "VOCAB_SIZE=512" in out and "601" in out
 
 
-def test_a_vocabulary_too_small_for_the_tokenizer_is_refused(tmp_path: Path, data: dict[str, str]) -> None:
+def test_a_vocabulary_too_small_for_the_tokenizer_is_refused(
+    tmp_path: Path, data: dict[str, str]
+) -> None:
     out = train(environment(tmp_path, data, VOCAB_SIZE=384), code=78)
     assert "512 entries" in out and "VOCAB_SIZE=512" in out
 
 
 @pytest.mark.fault(32)
-def test_a_second_trainer_on_a_run_folder_is_turned_away(tmp_path: Path, data: dict[str, str]) -> None:
+def test_a_second_trainer_on_a_run_folder_is_turned_away(
+    tmp_path: Path, data: dict[str, str]
+) -> None:
     (tmp_path / "run").mkdir()
     with open(tmp_path / "run" / ".lock", "w") as lock:
         lock.write("pid 4711 on elsewhere")
@@ -94,22 +110,30 @@ def test_a_second_trainer_on_a_run_folder_is_turned_away(tmp_path: Path, data: d
 @pytest.mark.fault(8)
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 def test_an_unwritable_run_folder_is_named(data: dict[str, str]) -> None:
-    script = "import os, sys, train.main\n" \
-             "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n" \
-             "sys.exit(train.main.main())"
+    script = (
+        "import os, sys, train.main\n"
+        "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
+        "sys.exit(train.main.main())"
+    )
     with tempfile.TemporaryDirectory() as folder:  # pytest's own folders are closed to other users
         os.chmod(folder, 0o755)
-        out = train(environment(Path(folder), data), command=[sys.executable, "-c", script], code=78)
+        out = train(
+            environment(Path(folder), data), command=[sys.executable, "-c", script], code=78
+        )
     assert f"{folder}/run: cannot be written (Permission denied)" in out and "RUNS_DIR" in out
     assert "Traceback" not in out
 
 
 @pytest.mark.fault(7)
-@pytest.mark.skipif(os.getuid() != 0 or shutil.which("mount") is None, reason="needs root to mount a small disk")
+@pytest.mark.skipif(
+    os.getuid() != 0 or shutil.which("mount") is None, reason="needs root to mount a small disk"
+)
 def test_a_full_disk_is_said_before_training(tmp_path: Path, data: dict[str, str]) -> None:
     small = tmp_path / "small"
     small.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300k", "none", small], check=False).returncode:
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=300k", "none", small], check=False
+    ).returncode:
         pytest.skip("this machine lets nobody mount")
     try:
         out = train(environment(tmp_path, data, RUNS_DIR=small), code=78)
@@ -121,30 +145,49 @@ def test_a_full_disk_is_said_before_training(tmp_path: Path, data: dict[str, str
 
 @pytest.mark.slow
 @pytest.mark.fault(7)
-@pytest.mark.skipif(os.getuid() != 0 or shutil.which("mount") is None, reason="needs root to mount a small disk")
+@pytest.mark.skipif(
+    os.getuid() != 0 or shutil.which("mount") is None, reason="needs root to mount a small disk"
+)
 def test_a_disk_that_fills_up_on_the_way_ends_nothing(tmp_path: Path, data: dict[str, str]) -> None:
     small = tmp_path / "small"
     small.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "none", small], check=False).returncode:
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=8m", "none", small], check=False
+    ).returncode:
         pytest.skip("this machine lets nobody mount")
-    script = "import sys; from pathlib import Path; from train import loop, main, status; f = loop.lr_at\n" \
-             "status.BEAT_S = 0; filler = Path(sys.argv[1]) / 'filler'\n" \
-             "def fill(step, c):\n" \
-             "    if 6 <= step < 11 or step > 11 and sys.argv[2] == 'full':\n" \
-             "        with open(filler, 'ab', buffering=0) as file:  # again: a save that failed gave its room back\n" \
-             "            try:\n                while file.write(bytes(4096)): pass\n" \
-             "            except OSError: pass\n" \
-             "    if step == 11 and sys.argv[2] == 'freed': filler.unlink()\n" \
-             "    return f(step, c)\n" \
-             "loop.lr_at = fill; sys.exit(main.main())"
+    script = (
+        "import sys; from pathlib import Path; from train import loop, main, status; f = loop.lr_at\n"
+        "status.BEAT_S = 0; filler = Path(sys.argv[1]) / 'filler'\n"
+        "def fill(step, c):\n"
+        "    if 6 <= step < 11 or step > 11 and sys.argv[2] == 'full':\n"
+        "        with open(filler, 'ab', buffering=0) as file:  # again: a save that failed gave its room back\n"
+        "            try:\n                while file.write(bytes(4096)): pass\n"
+        "            except OSError: pass\n"
+        "    if step == 11 and sys.argv[2] == 'freed': filler.unlink()\n"
+        "    return f(step, c)\n"
+        "loop.lr_at = fill; sys.exit(main.main())"
+    )
     try:
         for name, code in (("freed", 0), ("full", 78)):
-            env = environment(tmp_path, data, RUNS_DIR=small, RUN_NAME=name, SAVE_EVERY=4, MAX_STEPS=16)
+            env = environment(
+                tmp_path, data, RUNS_DIR=small, RUN_NAME=name, SAVE_EVERY=4, MAX_STEPS=16
+            )
             out = train(env, command=[sys.executable, "-c", script, str(small), name], code=code)
-            assert "checkpoint failed" in out and "Traceback" not in out and not list(small.rglob("*tmp*"))
+            assert (
+                "checkpoint failed" in out
+                and "Traceback" not in out
+                and not list(small.rglob("*tmp*"))
+            )
             assert out.count("STATUS.json: cannot be written (No space left on device)") == 1
-            steps = [r["step"] for r in reader.read(small / name / "metrics.jsonl") if r["event"] == "step"]
-            assert steps == list(range(1, 17 if name == "freed" else len(steps) + 1)) and len(steps) >= 5
+            steps = [
+                r["step"]
+                for r in reader.read(small / name / "metrics.jsonl")
+                if r["event"] == "step"
+            ]
+            assert (
+                steps == list(range(1, 17 if name == "freed" else len(steps) + 1))
+                and len(steps) >= 5
+            )
     finally:
         subprocess.run(["umount", small], check=True)
 
@@ -173,7 +216,9 @@ sys.exit(main.main())
 
 
 @pytest.mark.fault(16)
-def test_weights_that_are_nan_are_those_of_the_last_checkpoint_again(tmp_path: Path, data: dict[str, str]) -> None:
+def test_weights_that_are_nan_are_those_of_the_last_checkpoint_again(
+    tmp_path: Path, data: dict[str, str]
+) -> None:
     env = environment(tmp_path, data, SAVE_EVERY=4, MAX_STEPS=12, TRAIN_TIMEOUT_S=12)
     out = train(env, command=[sys.executable, "-c", POISON, "1", "7"])
     assert "step 7: loss=nan" in out and "the step is skipped" in out and "Traceback" not in out
@@ -181,42 +226,66 @@ def test_weights_that_are_nan_are_those_of_the_last_checkpoint_again(tmp_path: P
     records = list(reader.read(tmp_path / "run" / "metrics.jsonl"))
     fault = next(r for r in records if r["event"] == "nonfinite")
     assert fault["step"] == 7 and fault["loss"] is None and fault["samples"] == list(range(96, 112))
-    assert [r["samples"] for r in records if r["event"] == "skip"] == [[96, 111], [112, 127], [128, 143]]
+    assert [r["samples"] for r in records if r["event"] == "skip"] == [
+        [96, 111],
+        [112, 127],
+        [128, 143],
+    ]
     (back,) = [r for r in records if r["event"] == "rollback"]
-    assert (back["step"], back["from"], back["passed_over"]) == (4, 6, 5 * 16)  # steps 5, 6 and what was skipped
+    assert (back["step"], back["from"], back["passed_over"]) == (
+        4,
+        6,
+        5 * 16,
+    )  # steps 5, 6 and what was skipped
     assert [r["step"] for r in reader.last_of_each_step(records)] == list(range(1, 13))
 
 
 @pytest.mark.slow
-def test_a_run_that_goes_astray_again_and_again_ends_with_a_code_that_nobody_retries(tmp_path: Path,
-                                                                                     data: dict[str, str]) -> None:
+def test_a_run_that_goes_astray_again_and_again_ends_with_a_code_that_nobody_retries(
+    tmp_path: Path, data: dict[str, str]
+) -> None:
     env = environment(tmp_path, data, SAVE_EVERY=4, MAX_STEPS=12, MAX_ROLLBACKS=2)
     out = train(env, command=[sys.executable, "-c", POISON, "99", "0"], code=70)
-    assert "going back 2 times (MAX_ROLLBACKS=2) did not help. Lower LEARNING_RATE" in out and "Traceback" not in out
+    assert (
+        "going back 2 times (MAX_ROLLBACKS=2) did not help. Lower LEARNING_RATE" in out
+        and "Traceback" not in out
+    )
     assert json.loads((tmp_path / "run" / "STATUS.json").read_text())["phase"] == "crashed"
-    out = train(environment(tmp_path, data, RUN_NAME="none", MAX_STEPS=12),
-                command=[sys.executable, "-c", POISON, "99", "0"], code=70)
+    out = train(
+        environment(tmp_path, data, RUN_NAME="none", MAX_STEPS=12),
+        command=[sys.executable, "-c", POISON, "99", "0"],
+        code=70,
+    )
     assert "there is no checkpoint to go back to" in out
 
 
 @pytest.mark.slow
 @pytest.mark.fault(7)
-def test_a_save_that_fails_on_the_way_is_tried_again_and_does_not_end_the_run(tmp_path: Path,
-                                                                              data: dict[str, str]) -> None:
-    script = "import sys, time; from train import checkpoint, loop, main\n" \
-             "f, rate, calls = checkpoint.check_space, loop.lr_at, []\n" \
-             "def slowly(*a):\n    time.sleep(0.5 * (len(calls) == 3)); return rate(*a)  # until it is tried again\n" \
-             "loop.lr_at = slowly\n" \
-             "def full(root, need):\n    calls.append(1)\n" \
-             "    if len(calls) == 3: raise checkpoint.CheckpointError('disk full')\n" \
-             "checkpoint.check_space = full; sys.exit(main.main())"
+def test_a_save_that_fails_on_the_way_is_tried_again_and_does_not_end_the_run(
+    tmp_path: Path, data: dict[str, str]
+) -> None:
+    script = (
+        "import sys, time; from train import checkpoint, loop, main\n"
+        "f, rate, calls = checkpoint.check_space, loop.lr_at, []\n"
+        "def slowly(*a):\n    time.sleep(0.5 * (len(calls) == 3)); return rate(*a)  # until it is tried again\n"
+        "loop.lr_at = slowly\n"
+        "def full(root, need):\n    calls.append(1)\n"
+        "    if len(calls) == 3: raise checkpoint.CheckpointError('disk full')\n"
+        "checkpoint.check_space = full; sys.exit(main.main())"
+    )
     env = environment(tmp_path, data, SAVE_EVERY=8, MAX_STEPS=40, KEEP_LAST=9)
     out = train(env, command=[sys.executable, "-c", script])
     assert "checkpoint failed" in out and "disk full" in out and "it is tried again now" in out
-    saved = [int(p.name.removeprefix("step_")) for p in (tmp_path / "run" / "checkpoints").iterdir()]
-    assert {8, 24, 32, 40} < set(saved) and 16 not in saved and any(16 < step < 24 for step in saved)
+    saved = [
+        int(p.name.removeprefix("step_")) for p in (tmp_path / "run" / "checkpoints").iterdir()
+    ]
+    assert (
+        {8, 24, 32, 40} < set(saved) and 16 not in saved and any(16 < step < 24 for step in saved)
+    )
 
 
-def test_without_checkpoints_in_words_nothing_is_saved(tmp_path: Path, data: dict[str, str]) -> None:
+def test_without_checkpoints_in_words_nothing_is_saved(
+    tmp_path: Path, data: dict[str, str]
+) -> None:
     train(environment(tmp_path, data, CHECKPOINTS="off", MAX_STEPS=4))
     assert not list((tmp_path / "run" / "checkpoints").iterdir())

@@ -9,27 +9,44 @@ from pathlib import Path
 
 import pytest
 
+from record import reader
 from tests.core_bundle import TASKS, make_folder
 from tests.running import ROOT, environment, train, wait_for
-from record import reader
 
 LABELS = set(TASKS)
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory, data: dict[str, str]) -> tuple[dict[str, str], Path]:
+def trained(
+    tmp_path_factory: pytest.TempPathFactory, data: dict[str, str]
+) -> tuple[dict[str, str], Path]:
     """Settings of a run that is done, and its folder."""
     folder = tmp_path_factory.mktemp("evaluated")
-    env = environment(folder, data, MAX_STEPS=10, RUN_NAME="run", CORE_EVERY=5, EVAL_EVERY=5, KEEP_BEST=1,
-                      CORE_BUNDLE=make_folder(folder / "bundle"), EVAL_EXAMPLES=6)
+    env = environment(
+        folder,
+        data,
+        MAX_STEPS=10,
+        RUN_NAME="run",
+        CORE_EVERY=5,
+        EVAL_EVERY=5,
+        KEEP_BEST=1,
+        CORE_BUNDLE=make_folder(folder / "bundle"),
+        EVAL_EXAMPLES=6,
+    )
     assert "core_partial" in train(env)
     return env, folder / "run"
 
 
 def evaluate(env: dict[str, str], code: int = 0, **settings: object) -> str:
-    done = subprocess.run([str(ROOT / "scripts" / "eval.sh")], cwd=ROOT, text=True, stdout=subprocess.PIPE,
-                          stderr=subprocess.STDOUT, check=False,
-                          env=env | {name: str(value) for name, value in settings.items()})
+    done = subprocess.run(
+        [str(ROOT / "scripts" / "eval.sh")],
+        cwd=ROOT,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        check=False,
+        env=env | {name: str(value) for name, value in settings.items()},
+    )
     assert done.returncode == code, done.stdout
     return done.stdout
 
@@ -38,24 +55,43 @@ def written(run: Path) -> dict:
     return json.loads((run / "eval" / "step_0000010.json").read_text())
 
 
-def test_training_records_core_and_make_eval_finds_the_same(trained: tuple[dict[str, str], Path]) -> None:
+def test_training_records_core_and_make_eval_finds_the_same(
+    trained: tuple[dict[str, str], Path],
+) -> None:
     env, run = trained
     records = [r for r in reader.read(run / "metrics.jsonl") if r["event"] == "eval"]
     core = [r for r in records if "core" in r]
     assert [r["step"] for r in core] == [5, 10] and {r["core"] for r in core} == {None}
-    assert core[-1].keys() - reader.EVAL_UNITS.keys() <= {"schema", "event", "time", "mono_s", "host", "attempt",
-                                                           "step", "tokens"}
+    assert core[-1].keys() - reader.EVAL_UNITS.keys() <= {
+        "schema",
+        "event",
+        "time",
+        "mono_s",
+        "host",
+        "attempt",
+        "step",
+        "tokens",
+    }
     (last,) = [r for r in records if r.get("full")]
     said = evaluate(env)
     found = written(run)
-    assert (found["val_loss"], found["val_bpb"]) == (pytest.approx(last["val_loss"]), pytest.approx(last["val_bpb"]))
-    assert found["sources"]["python-stdlib"]["val_bpb"] == pytest.approx(last["val_bpb_by_source"]["python-stdlib"])
-    assert found["core"]["core_partial"] == core[-1]["core_partial"] and found["core"]["core"] is None
+    assert (found["val_loss"], found["val_bpb"]) == (
+        pytest.approx(last["val_loss"]),
+        pytest.approx(last["val_bpb"]),
+    )
+    assert found["sources"]["python-stdlib"]["val_bpb"] == pytest.approx(
+        last["val_bpb_by_source"]["python-stdlib"]
+    )
+    assert (
+        found["core"]["core_partial"] == core[-1]["core_partial"] and found["core"]["core"] is None
+    )
     assert found["core"]["core_centred"] == core[-1]["core_centred"] and found["problems"] == []
     assert set(found["core"]["tasks"]) == LABELS and len(found["core"]["lacking"]) == 18
     assert [of["asked"] for of in found["core"]["tasks"].values()] == [6, 6, 6, 6]
     for label, of in found["core"]["tasks"].items():
-        assert of["centred"] == pytest.approx((of["right"] / 6 - of["baseline"]) / (1 - of["baseline"]))
+        assert of["centred"] == pytest.approx(
+            (of["right"] / 6 - of["baseline"]) / (1 - of["baseline"])
+        )
         assert f"\n{label} " in said
     assert found["settings"]["VOCAB_SIZE"] == 512 and "CORE n/a, 18 of 22 tasks are missing" in said
     assert "Warning" not in said
@@ -72,8 +108,9 @@ def test_two_processes_find_what_one_does(trained: tuple[dict[str, str], Path]) 
     assert two["val_loss"] == pytest.approx(one["val_loss"], rel=1e-5)
 
 
-def test_without_a_bundle_the_rest_is_measured_and_the_code_says_so(trained: tuple[dict[str, str], Path],
-                                                                    tmp_path: Path) -> None:
+def test_without_a_bundle_the_rest_is_measured_and_the_code_says_so(
+    trained: tuple[dict[str, str], Path], tmp_path: Path
+) -> None:
     env, run = trained
     page = tmp_path / "bundle.zip"
     page.write_bytes(b'<?xml version="1.0"?><Error><Code>AccessDenied</Code></Error>'.ljust(278))
@@ -89,7 +126,9 @@ def test_without_a_bundle_the_rest_is_measured_and_the_code_says_so(trained: tup
 
 
 @pytest.mark.fault(43)
-def test_a_damaged_bundle_stops_a_run_before_it_trains(trained: tuple[dict[str, str], Path], tmp_path: Path) -> None:
+def test_a_damaged_bundle_stops_a_run_before_it_trains(
+    trained: tuple[dict[str, str], Path], tmp_path: Path
+) -> None:
     env, _ = trained
     page = tmp_path / "bundle.zip"
     page.write_bytes(b"<html>sign in</html>")
@@ -97,15 +136,29 @@ def test_a_damaged_bundle_stops_a_run_before_it_trains(trained: tuple[dict[str, 
     assert "20 bytes that are no whole .zip of a bundle" in said and "step=1/" not in said
 
 
-def test_interrupted_it_says_so_and_writes_nothing(trained: tuple[dict[str, str], Path], tmp_path: Path) -> None:
+def test_interrupted_it_says_so_and_writes_nothing(
+    trained: tuple[dict[str, str], Path], tmp_path: Path
+) -> None:
     env, run = trained
     said, before = tmp_path / "said.txt", sorted((run / "eval").glob("*"))
-    with socket.create_server(("127.0.0.1", 0)) as silent, open(said, "wb") as out:  # which never answers
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        open(said, "wb") as out,
+    ):  # which never answers
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/bundle.zip"
-        process = subprocess.Popen([str(ROOT / "scripts" / "eval.sh")], cwd=ROOT, stdout=out, stderr=subprocess.STDOUT,
-                                   env=env | {"CORE_BUNDLE": url}, start_new_session=True)
+        process = subprocess.Popen(
+            [str(ROOT / "scripts" / "eval.sh")],
+            cwd=ROOT,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env=env | {"CORE_BUNDLE": url},
+            start_new_session=True,
+        )
         wait_for(said, "weights of")
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does
         assert process.wait(120) == 143
-    assert "interrupted: nothing was written" in said.read_text() and "Traceback" not in said.read_text()
+    assert (
+        "interrupted: nothing was written" in said.read_text()
+        and "Traceback" not in said.read_text()
+    )
     assert sorted((run / "eval").glob("*")) == before

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.running import ROOT, environment, train, wait_for
 from settings.declare import format_value
+from tests.running import ROOT, environment, train, wait_for
 
 
 def export(env: dict[str, str], code: int = 0) -> str:
@@ -24,13 +24,27 @@ def trained(tmp_path_factory: pytest.TempPathFactory, data: dict[str, str]) -> d
     return env
 
 
-def test_a_run_that_starts_from_an_export_begins_where_it_ended(trained: dict[str, str], tmp_path: Path) -> None:
-    said = export(trained | {"VOCAB_SIZE": "", "N_EMBD": "", "N_LAYER": ""})  # the run's own settings rule
+def test_a_run_that_starts_from_an_export_begins_where_it_ended(
+    trained: dict[str, str], tmp_path: Path
+) -> None:
+    said = export(
+        trained | {"VOCAB_SIZE": "", "N_EMBD": "", "N_LAYER": ""}
+    )  # the run's own settings rule
     folder = Path(trained["RUNS_DIR"]) / "run" / "export"
-    assert "step 6: " in said and f"from_pretrained('{folder}')" in said and "every weight is the checkpoint's" in said
+    assert (
+        "step 6: " in said
+        and f"from_pretrained('{folder}')" in said
+        and "every weight is the checkpoint's" in said
+    )
     assert all(f"  {path.name} " in said for path in folder.iterdir())
-    settings = {"RUNS_DIR": str(tmp_path), "INIT_FROM": str(folder), "TOKENIZER": str(folder / "tokenizer.json"),
-                "MAX_STEPS": "1", "LEARNING_RATE": "1e-9", "EVAL_EVERY": "1"}
+    settings = {
+        "RUNS_DIR": str(tmp_path),
+        "INIT_FROM": str(folder),
+        "TOKENIZER": str(folder / "tokenizer.json"),
+        "MAX_STEPS": "1",
+        "LEARNING_RATE": "1e-9",
+        "EVAL_EVERY": "1",
+    }
     train(trained | settings)  # on the shards that are there: nothing is prepared again
 
     def loss(parent: str) -> float:
@@ -39,36 +53,58 @@ def test_a_run_that_starts_from_an_export_begins_where_it_ended(trained: dict[st
 
     assert loss(str(tmp_path)) == pytest.approx(loss(trained["RUNS_DIR"]), abs=1e-4)
     attempt = json.loads((tmp_path / "run" / "config.json").read_text())["attempts"][0]
-    sums = dict(reversed(line.split("  ")) for line in (folder / "SHA256SUMS").read_text().splitlines())
-    assert attempt["init_from"] == {name: sums[name] for name in ("config.json", "model.safetensors")}
-    card = export(trained | {"RUNS_DIR": str(tmp_path)}) and (tmp_path / "run" / "export" / "README.md").read_text()
+    sums = dict(
+        reversed(line.split("  ")) for line in (folder / "SHA256SUMS").read_text().splitlines()
+    )
+    assert attempt["init_from"] == {
+        name: sums[name] for name in ("config.json", "model.safetensors")
+    }
+    card = (
+        export(trained | {"RUNS_DIR": str(tmp_path)})
+        and (tmp_path / "run" / "export" / "README.md").read_text()
+    )
     assert f"weights of others: config.json of sha256 {sums['config.json'][:16]}" in card
     assert str(tmp_path) not in card and str(folder) not in card
 
 
-def test_settings_that_are_not_the_export_s_are_all_said_with_the_value_to_set(trained: dict[str, str],
-                                                                              tmp_path: Path) -> None:
+def test_settings_that_are_not_the_export_s_are_all_said_with_the_value_to_set(
+    trained: dict[str, str], tmp_path: Path
+) -> None:
     export(trained)
     folder = Path(trained["RUNS_DIR"]) / "run" / "export"
     other = {"RUNS_DIR": str(tmp_path), "INIT_FROM": str(folder), "N_LAYER": "3", "N_HEAD": "4"}
     said = train(trained | other, code=64)
     config = json.loads((folder / "config.json").read_text())
-    assert f"set N_LAYER={format_value(config['num_hidden_layers'])}" in said and "set N_HEAD=2" in said
+    assert (
+        f"set N_LAYER={format_value(config['num_hidden_layers'])}" in said
+        and "set N_HEAD=2" in said
+    )
 
 
 def test_ctrl_c_leaves_no_half_folder(trained: dict[str, str]) -> None:
     export(trained)
     run = Path(trained["RUNS_DIR"]) / "run"
     before = {path.name: path.read_bytes() for path in (run / "export").iterdir()}
-    code = ("import sys, time\nfrom export import __main__ as command\n"
-            "def slow(*_):\n    (command.ROOT / sys.argv[1]).write_text('here'); time.sleep(60)\n"
-            "command.write_beside = slow\nsys.exit(command.main())")
+    code = (
+        "import sys, time\nfrom export import __main__ as command\n"
+        "def slow(*_):\n    (command.ROOT / sys.argv[1]).write_text('here'); time.sleep(60)\n"
+        "command.write_beside = slow\nsys.exit(command.main())"
+    )
     mark = run / "mark"
-    with subprocess.Popen([sys.executable, "-c", code, str(mark)], env=trained, cwd=ROOT, text=True,
-                          stderr=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(mark)],
+        env=trained,
+        cwd=ROOT,
+        text=True,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+    ) as process:
         wait_for(mark, "here")
         os.kill(process.pid, signal.SIGINT)
         said = process.communicate(timeout=120)[1]
-    assert process.returncode == 130 and said == "stopped; nothing was exported, and what was there is as it was\n"
+    assert (
+        process.returncode == 130
+        and said == "stopped; nothing was exported, and what was there is as it was\n"
+    )
     assert {path.name: path.read_bytes() for path in (run / "export").iterdir()} == before
     assert not list(run.glob(".export-*"))

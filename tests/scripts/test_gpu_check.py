@@ -13,10 +13,14 @@ PYTHON = f"""#!/usr/bin/env bash
 echo "$2 $3 ${{BENCH_SHAPES-}} ${{BENCH_ROUNDS-}}" >>"$NOTES"
 [[ ${{BENCH_SHAPES-}} != "$FAILS" ]]
 """
-SMI = "#!/usr/bin/env bash\n[[ $1 == --list-gpus ]] && echo 'GPU 0: one (UUID: GPU-0)' || echo one\n"
+SMI = (
+    "#!/usr/bin/env bash\n[[ $1 == --list-gpus ]] && echo 'GPU 0: one (UUID: GPU-0)' || echo one\n"
+)
 
 
-def check(folder: Path, gpus: bool = True, fails: str = "none", **settings: str) -> tuple[int, str, list[str]]:
+def check(
+    folder: Path, gpus: bool = True, fails: str = "none", **settings: str
+) -> tuple[int, str, list[str]]:
     """Its exit code, what it said, and what it ran."""
     (folder / "bin").mkdir(exist_ok=True)
     for name, text in [("python", PYTHON), *([("nvidia-smi", SMI)] if gpus else [])]:
@@ -26,12 +30,27 @@ def check(folder: Path, gpus: bool = True, fails: str = "none", **settings: str)
     notes, empty = folder / "notes", folder / "empty.env"
     notes.write_text("")
     empty.touch()
-    env = {"PATH": f"{folder}/bin:{os.environ['PATH']}", "HOME": str(folder), "VENV": str(folder), "NOTES": str(notes),
-           "FAILS": fails, "ENV_FILE": str(empty), "PYTHONPATH": str(ROOT), **settings}
+    env = {
+        "PATH": f"{folder}/bin:{os.environ['PATH']}",
+        "HOME": str(folder),
+        "VENV": str(folder),
+        "NOTES": str(notes),
+        "FAILS": fails,
+        "ENV_FILE": str(empty),
+        "PYTHONPATH": str(ROOT),
+        **settings,
+    }
     if not gpus:
         env["CUDA_VISIBLE_DEVICES"] = ""
-    done = subprocess.run([ROOT / "scripts" / "gpu_check.sh"], env=env, cwd=ROOT, text=True, stdout=subprocess.PIPE,
-                          stderr=subprocess.STDOUT, check=False)
+    done = subprocess.run(
+        [ROOT / "scripts" / "gpu_check.sh"],
+        env=env,
+        cwd=ROOT,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        check=False,
+    )
     return done.returncode, done.stdout, notes.read_text().splitlines()
 
 
@@ -42,16 +61,21 @@ def test_all_parts_are_run_in_turn_and_each_is_timed(tmp_path: Path) -> None:
     code, out, ran = check(tmp_path)
     assert code == 0, out
     assert [line.split() for line in ran] == [
-        ["pytest", "tests/gpu"], ["pytest", "tests/gpu/test_planned.py"],
+        ["pytest", "tests/gpu"],
+        ["pytest", "tests/gpu/test_planned.py"],
         *(["bench.run", shape, "2"] for shape in ("gpt2", "d16", "d24", "xlarge")),
-        ["bench.run", RUNS, "1"], ["bench.run", "plan,sampler,waste", "2"]]
+        ["bench.run", RUNS, "1"],
+        ["bench.run", "plan,sampler,waste", "2"],
+    ]
     assert out.count(" passed in ") == 8
 
 
 def test_parts_can_be_asked_for_one_by_one(tmp_path: Path) -> None:
     code, _, ran = check(tmp_path, GPU_CHECK="runs,xlarge", BENCH_ROUNDS="5", BENCH_SHAPES="waste")
     assert code == 0 and [line.split()[1:] for line in ran] == [[RUNS, "1"], ["xlarge", "5"]]
-    assert [line.split()[1:] for line in check(tmp_path, GPU_CHECK="rest", BENCH_SHAPES="waste")[2]] == [["waste", "2"]]
+    assert [
+        line.split()[1:] for line in check(tmp_path, GPU_CHECK="rest", BENCH_SHAPES="waste")[2]
+    ] == [["waste", "2"]]
     code, out, ran = check(tmp_path, GPU_CHECK="d32")
     assert code == 64 and "GPU_CHECK=d32" in out and not ran
 

@@ -16,7 +16,9 @@ def test_it_builds_pushes_and_notes_the_digest(clone: Clone, builder: str) -> No
     assert done.returncode == 0, done.stderr
     tag = f"{REPOSITORY}:{clone.git('rev-parse', 'HEAD')[:12]}"
     [call] = clone.calls(" push ")
-    assert call.split()[0] == ("docker" if builder == "buildx" else builder) and call.endswith(f" {tag}")
+    assert call.split()[0] == ("docker" if builder == "buildx" else builder) and call.endswith(
+        f" {tag}"
+    )
     assert len(clone.calls(f" --tag {tag} ")) == 1
     assert (clone.root / ".image").read_text() == f"{REPOSITORY}@{DIGEST}\n"
     assert f"push: {REPOSITORY}@{DIGEST}\n" in done.stdout and "make train-8xa100" in done.stdout
@@ -31,7 +33,9 @@ def test_what_is_there_of_this_commit_is_not_built_again(clone: Clone, builder: 
 
 
 def test_what_is_there_with_other_settings_is_built_again(clone: Clone) -> None:
-    assert clone.install("buildah").run("image", IMAGE=REPOSITORY, TORCH_BACKEND="cpu").returncode == 0
+    assert (
+        clone.install("buildah").run("image", IMAGE=REPOSITORY, TORCH_BACKEND="cpu").returncode == 0
+    )
     assert clone.run("push", IMAGE=REPOSITORY).returncode == 0
     assert len(clone.calls(" --file docker/Dockerfile ", "TORCH_BACKEND=cu126")) == 1
 
@@ -45,7 +49,9 @@ def test_a_later_push_replaces_the_line_of_its_repository_and_no_other(clone: Cl
 
 def test_options_behind_two_dashes_go_to_the_push(clone: Clone) -> None:
     clone.install("buildah").run("push", "--", "--tls-verify=false", IMAGE=REPOSITORY)
-    assert "--tls-verify=false" in clone.calls(" push ")[0] and not clone.calls(" bud ", "--tls-verify")
+    assert "--tls-verify=false" in clone.calls(" push ")[0] and not clone.calls(
+        " bud ", "--tls-verify"
+    )
 
 
 @pytest.mark.parametrize("image", [f"{REPOSITORY}:v1", f"{REPOSITORY}@{OTHER}"])
@@ -56,6 +62,7 @@ def test_where_image_names_another_one_it_says_what_pods_take(clone: Clone, imag
 
 
 # ---- What is refused: in one sentence, with nothing built or pushed
+
 
 def refusal(clone: Clone, code: int, **environ: str) -> str:
     said = one_sentence(clone.install("buildah").run("push", **environ), code)
@@ -69,9 +76,13 @@ def test_without_image(clone: Clone) -> None:
     assert "IMAGE is not set" in said and "IMAGE=registry.example.org/lab/pure-transformer" in said
 
 
-@pytest.mark.parametrize("image", ["pure-transformer", "lab/pure-transformer", "lab/pure-transformer:v1.0"])
+@pytest.mark.parametrize(
+    "image", ["pure-transformer", "lab/pure-transformer", "lab/pure-transformer:v1.0"]
+)
 def test_an_image_without_a_registry(clone: Clone, image: str) -> None:
-    assert f"IMAGE={image} names no registry; write its host in front" in refusal(clone, 64, IMAGE=image)
+    assert f"IMAGE={image} names no registry; write its host in front" in refusal(
+        clone, 64, IMAGE=image
+    )
 
 
 def test_a_file_that_was_changed_or_is_new(clone: Clone) -> None:
@@ -91,18 +102,29 @@ def test_a_file_that_git_ignores_and_the_image_does_not(clone: Clone) -> None:
 
 
 @pytest.mark.parametrize("builder", ["docker", "podman", "buildah"])
-@pytest.mark.parametrize("answer", ["unauthorized: authentication required", "no basic auth credentials",
-                                    "denied: requested access to the resource is denied"])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "unauthorized: authentication required",
+        "no basic auth credentials",
+        "denied: requested access to the resource is denied",
+    ],
+)
 def test_a_registry_that_wants_a_login(clone: Clone, builder: str, answer: str) -> None:
     done = clone.install(builder).run("push", IMAGE=REPOSITORY, REFUSED=answer)
     said = one_sentence(done, 78)
-    assert f"type `{builder} login registry.example.org`, with a token that may write to lab/name, then make " in said
+    assert (
+        f"type `{builder} login registry.example.org`, with a token that may write to lab/name, then make "
+        in said
+    )
     assert answer in done.stdout and not (clone.root / ".image").exists()
 
 
 @pytest.mark.parametrize("builder", ["docker", "buildah"])
 def test_a_registry_that_is_out_of_reach(clone: Clone, builder: str) -> None:
-    said = one_sentence(clone.install(builder).run("push", IMAGE=REPOSITORY, REFUSED="no route to host"), 1)
+    said = one_sentence(
+        clone.install(builder).run("push", IMAGE=REPOSITORY, REFUSED="no route to host"), 1
+    )
     assert f"{builder} could not push {REPOSITORY}:" in said and "make push tries again" in said
 
 

@@ -18,13 +18,15 @@ from pathlib import Path
 import pytest
 
 from k8s.cluster.image_ref import image_of
-from tests.scripts.image_stubs import Clone, clone
 from settings.config import Config
+from tests.scripts.image_stubs import Clone, clone
 
 __all__ = ["clone"]  # a fixture
 
-pytestmark = pytest.mark.skipif(os.getuid() != 0 or shutil.which("buildah") is None,
-                                reason="needs root and buildah (apt-get install buildah)")
+pytestmark = pytest.mark.skipif(
+    os.getuid() != 0 or shutil.which("buildah") is None,
+    reason="needs root and buildah (apt-get install buildah)",
+)
 
 
 class Registry(ThreadingHTTPServer):
@@ -63,8 +65,12 @@ class Handler(BaseHTTPRequestHandler):
                 self.rfile.readline()
             self.rfile.readline()
         if self.server.locked and path != "/v2/":
-            return self.answer(401, b'{"errors":[{"code":"UNAUTHORIZED","message":"authentication required"}]}',
-                               WWW_Authenticate='Basic realm="registry"', Content_Type="application/json")
+            return self.answer(
+                401,
+                b'{"errors":[{"code":"UNAUTHORIZED","message":"authentication required"}]}',
+                WWW_Authenticate='Basic realm="registry"',
+                Content_Type="application/json",
+            )
         name = path.rpartition("/")[2]
         if path == "/v2/":
             return self.answer(200)
@@ -75,7 +81,9 @@ class Handler(BaseHTTPRequestHandler):
         if "/blobs/uploads/" in path:
             self.server.uploads[name] += body
             if self.command == "PATCH":
-                return self.answer(202, Location=path, Range=f"0-{len(self.server.uploads[name]) - 1}")
+                return self.answer(
+                    202, Location=path, Range=f"0-{len(self.server.uploads[name]) - 1}"
+                )
             digest = re.sub("%3[aA]", ":", re.search(r"digest=([^&]+)", query)[1])  # type: ignore[index]
             content = self.server.uploads.pop(name)
             assert digest == f"sha256:{hashlib.sha256(content).hexdigest()}"
@@ -104,12 +112,18 @@ def registry() -> Iterator[Registry]:
 @pytest.fixture
 def real(clone: Clone, tmp_path: Path, registry: Registry) -> Clone:
     """A clone whose builder is this machine's buildah, with a store of its own."""
-    (tmp_path / "storage.conf").write_text(f'[storage]\ndriver = "vfs"\ngraphroot = "{tmp_path}/graph"\n'
-                                           f'runroot = "{tmp_path}/run"\n')
+    (tmp_path / "storage.conf").write_text(
+        f'[storage]\ndriver = "vfs"\ngraphroot = "{tmp_path}/graph"\nrunroot = "{tmp_path}/run"\n'
+    )
     # the clone's PATH has no tools but the script's own
-    clone.env |= {"PATH": os.environ["PATH"], "CONTAINERS_STORAGE_CONF": str(tmp_path / "storage.conf"),
-                  "BUILDAH_ISOLATION": "chroot", "IMAGE_BUILDER": "buildah", "TMPDIR": str(tmp_path),
-                  "IMAGE": f"127.0.0.1:{registry.server_address[1]}/lab/name"}
+    clone.env |= {
+        "PATH": os.environ["PATH"],
+        "CONTAINERS_STORAGE_CONF": str(tmp_path / "storage.conf"),
+        "BUILDAH_ISOLATION": "chroot",
+        "IMAGE_BUILDER": "buildah",
+        "TMPDIR": str(tmp_path),
+        "IMAGE": f"127.0.0.1:{registry.server_address[1]}/lab/name",
+    }
     return clone
 
 
@@ -117,34 +131,65 @@ def real(clone: Clone, tmp_path: Path, registry: Registry) -> Clone:
 def built(real: Clone, tmp_path: Path) -> Clone:
     """A clone whose image is there: a small one, labelled as make image labels it."""
     clone = real
-    base = re.search(r"^ARG BASE_IMAGE=(.*)$", (clone.root / "docker" / "Dockerfile").read_text(), re.M)
+    base = re.search(
+        r"^ARG BASE_IMAGE=(.*)$", (clone.root / "docker" / "Dockerfile").read_text(), re.M
+    )
     assert base
     commit = clone.git("rev-parse", "HEAD")
     (tmp_path / "hello").write_text("hello\n")
     (tmp_path / "Dockerfile").write_text(
         f'FROM scratch\nCOPY hello /\nLABEL org.opencontainers.image.revision="{commit}"\n'
-        f'LABEL pure-transformer.built-with="torch=cu126 base={base[1]} flash-attn=none"\n')
-    subprocess.run(["buildah", "bud", "--quiet", "--file", tmp_path / "Dockerfile", "--tag",
-                    f"{clone.env['IMAGE']}:{commit[:12]}", tmp_path], env=clone.env, check=True, capture_output=True)
+        f'LABEL pure-transformer.built-with="torch=cu126 base={base[1]} flash-attn=none"\n'
+    )
+    subprocess.run(
+        [
+            "buildah",
+            "bud",
+            "--quiet",
+            "--file",
+            tmp_path / "Dockerfile",
+            "--tag",
+            f"{clone.env['IMAGE']}:{commit[:12]}",
+            tmp_path,
+        ],
+        env=clone.env,
+        check=True,
+        capture_output=True,
+    )
     return clone
 
 
 def test_an_image_upon_a_local_base_is_for_the_processors_of_the_cluster(real: Clone) -> None:
     def buildah(*arguments: str | Path) -> str:
-        return subprocess.run(["buildah", *arguments], env=real.env, check=True, capture_output=True, text=True).stdout
+        return subprocess.run(
+            ["buildah", *arguments], env=real.env, check=True, capture_output=True, text=True
+        ).stdout
 
     dockerfile = real.root / "docker" / "Dockerfile"
     dockerfile.write_text("ARG BASE_IMAGE=scratch\nFROM ${BASE_IMAGE}\nCOPY train/main.py /\n")
-    buildah("bud", "--quiet", "--platform", "linux/amd64", "--file", dockerfile, "--tag",
-            "localhost/base:test", real.root)
-    done = real.run("image", "--", "--pull-never", BASE_IMAGE="localhost/base:test", TORCH_BACKEND="cpu")
+    buildah(
+        "bud",
+        "--quiet",
+        "--platform",
+        "linux/amd64",
+        "--file",
+        dockerfile,
+        "--tag",
+        "localhost/base:test",
+        real.root,
+    )
+    done = real.run(
+        "image", "--", "--pull-never", BASE_IMAGE="localhost/base:test", TORCH_BACKEND="cpu"
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     tag = f"{real.env['IMAGE']}:{real.git('rev-parse', 'HEAD')[:12]}-dirty"
     made = json.loads(buildah("inspect", "--type", "image", tag))
     assert (made["OCIv1"]["os"], made["OCIv1"]["architecture"]) == ("linux", "amd64")
 
 
-def test_the_digest_that_is_noted_is_what_the_registry_keeps(built: Clone, registry: Registry) -> None:
+def test_the_digest_that_is_noted_is_what_the_registry_keeps(
+    built: Clone, registry: Registry
+) -> None:
     done = built.run("push", "--", "--tls-verify=false")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "is here already" in done.stdout

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from settings.config import Config
-from settings.env_example import env_example
 from settings.declare import ROOT, declared_fields
+from settings.env_example import env_example
 
-SETUP = "#!/usr/bin/env bash\necho \"setup $*\" >> setup.log\n"
+SETUP = '#!/usr/bin/env bash\necho "setup $*" >> setup.log\n'
 
 
 def copy_of_repository(folder: Path) -> Path:
@@ -39,7 +39,9 @@ def root(tmp_path: Path) -> Path:
 def make(root: Path, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     """make in the copy, with none of this process's own settings or make variables."""
     env = {"PATH": os.environ["PATH"], "HOME": str(root), "PYTHONDONTWRITEBYTECODE": "1", **environ}
-    return subprocess.run(["make", *arguments], cwd=root, env=env, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        ["make", *arguments], cwd=root, env=env, capture_output=True, text=True, check=False
+    )
 
 
 def setting(root: Path, name: str, *arguments: str, **environ: str) -> str:
@@ -58,9 +60,14 @@ TARGETS = re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULT
 
 # ---- The targets
 
+
 def test_help_lists_every_target_once_with_a_line_of_help(root: Path) -> None:
     makefile = (ROOT / "Makefile").read_text()
-    phony = [name for names in re.findall(r"^\.PHONY: (.+)$", makefile, re.MULTILINE) for name in names.split()]
+    phony = [
+        name
+        for names in re.findall(r"^\.PHONY: (.+)$", makefile, re.MULTILINE)
+        for name in names.split()
+    ]
     assert len(TARGETS) > 10
     assert listed(root) == TARGETS == phony
     assert make(root).stdout == make(root, "help").stdout
@@ -69,7 +76,9 @@ def test_help_lists_every_target_once_with_a_line_of_help(root: Path) -> None:
 
 def test_help_groups_its_lines_under_titles(root: Path) -> None:
     titles = re.findall(r"^##@ (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    assert [line for line in make(root, "help").stdout.splitlines() if line and line[0] != " "] == titles
+    assert [
+        line for line in make(root, "help").stdout.splitlines() if line and line[0] != " "
+    ] == titles
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -102,6 +111,7 @@ def test_the_tests_and_linters_ask_for_what_only_they_need(root: Path) -> None:
 
 # ---- How a setting reaches a target
 
+
 def test_make_wins_over_environment_over_env_file_over_preset_over_default(root: Path) -> None:
     assert setting(root, "SEED") == "1337"
     (root / "presets" / "tiny.env").write_text("SEED=2\n")
@@ -130,24 +140,36 @@ def test_preset_and_env_file_are_chosen_on_the_command_line(root: Path) -> None:
 
 def test_make_settings_shows_every_setting_but_secrets(root: Path) -> None:
     shown = make(root, "settings", HF_TOKEN="hf_secret")
-    public = [name for name, field in declared_fields(Config).items() if not field.metadata["declared"].secret]
+    public = [
+        name
+        for name, field in declared_fields(Config).items()
+        if not field.metadata["declared"].secret
+    ]
     assert "HF_TOKEN" not in public and "SEED" in public
     assert [line.split("=")[0] for line in shown.stdout.splitlines()] == public
     assert "hf_secret" not in shown.stdout + shown.stderr
 
 
 @pytest.mark.parametrize("target", ["check-env", "settings", "runs", "status"])
-def test_an_unknown_name_on_the_command_line_is_refused_with_the_nearest(root: Path, target: str) -> None:
+def test_an_unknown_name_on_the_command_line_is_refused_with_the_nearest(
+    root: Path, target: str
+) -> None:
     done = make(root, target, "LEARNIN_RATE=1")
     assert done.returncode != 0 and done.stdout == ""
-    assert "LEARNIN_RATE (make's command line): no such setting; did you mean LEARNING_RATE?" in done.stderr
+    assert (
+        "LEARNIN_RATE (make's command line): no such setting; did you mean LEARNING_RATE?"
+        in done.stderr
+    )
     assert "Error 64" in done.stderr
 
 
 def test_an_unknown_name_in_the_environment_is_remarked_on(root: Path) -> None:
     done = make(root, "check-env", LEARNIN_RATE="1", SEED="4")
     assert done.returncode == 0
-    assert "the environment has LEARNIN_RATE, which is no setting; was LEARNING_RATE meant?" in done.stderr
+    assert (
+        "the environment has LEARNIN_RATE, which is no setting; was LEARNING_RATE meant?"
+        in done.stderr
+    )
     assert "taken from the environment: SEED=4" in done.stderr
 
 
@@ -156,7 +178,12 @@ def test_check_env_tells_all_problems_of_all_sources(root: Path) -> None:
     done = make(root, "check-env", "SEED=-1", LEARNING_RATE="nan")
     assert "Error 64" in done.stderr
     assert "4 problems in the settings" in done.stderr
-    for words in ("SEED=-1 (make's command line)", "LEARNING_RATE=nan (environment)", ".env line 1", ".env line 2"):
+    for words in (
+        "SEED=-1 (make's command line)",
+        "LEARNING_RATE=nan (environment)",
+        ".env line 1",
+        ".env line 2",
+    ):
         assert words in done.stderr
 
 
@@ -190,7 +217,11 @@ def test_a_blank_in_the_path_of_the_clone_does_no_harm(tmp_path: Path) -> None:
     for target in ("check-env", "settings", "runs", "env-example"):
         done = make(blank, target)
         assert done.returncode == 0, done.stderr
-    bare = [line for line in (ROOT / "Makefile").read_text().splitlines() if "$(PY)" in line.replace('"$(PY)"', "")]
+    bare = [
+        line
+        for line in (ROOT / "Makefile").read_text().splitlines()
+        if "$(PY)" in line.replace('"$(PY)"', "")
+    ]
     assert bare == []
 
 
@@ -204,8 +235,14 @@ def test_what_is_linked_from_another_disk_is_ignored_too(tmp_path: Path) -> None
     shutil.copy(ROOT / ".gitignore", tmp_path)
     for name in (".venv", "data", "runs"):
         (tmp_path / name).symlink_to("/nowhere")
-    shown = subprocess.run(["git", "status", "--porcelain"], cwd=tmp_path, env=env, check=True, text=True,
-                           capture_output=True).stdout
+    shown = subprocess.run(
+        ["git", "status", "--porcelain"],
+        cwd=tmp_path,
+        env=env,
+        check=True,
+        text=True,
+        capture_output=True,
+    ).stdout
     assert shown == "?? .gitignore\n"
 
 

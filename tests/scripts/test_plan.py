@@ -12,7 +12,7 @@ import pytest
 
 from settings.declare import ROOT
 
-MOST_CPU_S = 6.0   # of user and system time; some 0.4 s where nothing is measured, more on a machine that is shared
+MOST_CPU_S = 6.0  # of user and system time; some 0.4 s where nothing is measured, more on a machine that is shared
 
 
 @pytest.fixture
@@ -23,17 +23,31 @@ def run(tmp_path: Path) -> Any:
     (tmp_path / "empty.env").touch()
 
     def started(**settings: str) -> subprocess.CompletedProcess[str]:
-        env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(tmp_path / "path"), "PYTHONDONTWRITEBYTECODE": "1",
-               "ENV_FILE": str(tmp_path / "empty.env"), "RUNS_DIR": str(tmp_path / "runs"),
-               "DATA_DIR": str(tmp_path / "data"), **settings}
-        return subprocess.run([sys.executable, "-m", "plan"], cwd=ROOT, env=env, capture_output=True, text=True,
-                              check=False)
+        env = {
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": str(tmp_path / "path"),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "ENV_FILE": str(tmp_path / "empty.env"),
+            "RUNS_DIR": str(tmp_path / "runs"),
+            "DATA_DIR": str(tmp_path / "data"),
+            **settings,
+        }
+        return subprocess.run(
+            [sys.executable, "-m", "plan"],
+            cwd=ROOT,
+            env=env,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
     return started
 
 
 def loads(text: str) -> Any:
     def refuse(constant: str) -> None:
         raise AssertionError(f"{constant} is no JSON")
+
     return json.loads(text, parse_constant=refuse)
 
 
@@ -42,9 +56,15 @@ def cpu_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
-@pytest.mark.parametrize("settings", [
-    {"PRESET": "xlarge-8xa100", "NODES": "4", "SITES": "4", "TARGET_HOURS": "4000"}, {"PRESET": "d16-2xh100"},
-    {"PRESET": "d16-2xh100", "SWEEP": "1"}], ids=lambda settings: " ".join(settings.values()))
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"PRESET": "xlarge-8xa100", "NODES": "4", "SITES": "4", "TARGET_HOURS": "4000"},
+        {"PRESET": "d16-2xh100"},
+        {"PRESET": "d16-2xh100", "SWEEP": "1"},
+    ],
+    ids=lambda settings: " ".join(settings.values()),
+)
 def test_it_is_quick(run: Any, settings: dict[str, str]) -> None:
     before = cpu_s()
     done = run(**settings)
@@ -55,8 +75,10 @@ def test_it_is_quick(run: Any, settings: dict[str, str]) -> None:
 def test_it_needs_no_torch_even_where_it_measures(run: Any) -> None:
     """The test's own torch is found first: what imports it is ended."""
     done = run(PRESET="tiny", CARDS="cpu")
-    assert done.returncode == 0 and done.stdout.startswith("plan of tiny on 1 process on CPU: computed"), done.stderr
-    assert "free for RUNS_DIR and DATA_DIR" not in done.stdout   # CARDS=cpu may be another machine
+    assert done.returncode == 0 and done.stdout.startswith(
+        "plan of tiny on 1 process on CPU: computed"
+    ), done.stderr
+    assert "free for RUNS_DIR and DATA_DIR" not in done.stdout  # CARDS=cpu may be another machine
     done = run(PRESET="tiny", DEVICE="cpu")
     assert "free for RUNS_DIR and DATA_DIR" in " ".join(done.stdout.split())
 
@@ -64,7 +86,9 @@ def test_it_needs_no_torch_even_where_it_measures(run: Any) -> None:
 def test_json_is_the_same_plan(run: Any) -> None:
     found = loads(run(PRESET="d16-2xh100", JSON="1").stdout)
     assert found["schema"] == 1 and found["run_name"] == "d16-2xh100" and found["steps"] == 12_800
-    assert found["speed"]["tokens_per_s"] == pytest.approx(428_987, rel=1e-5) and found["cost"] is None
+    assert (
+        found["speed"]["tokens_per_s"] == pytest.approx(428_987, rel=1e-5) and found["cost"] is None
+    )
     swept = loads(run(PRESET="d16-2xh100", JSON="1", SWEEP="micro-batch").stdout)
     assert swept["kind"] == "micro-batch" and len(swept["rows"]) > 3
 
@@ -72,7 +96,9 @@ def test_json_is_the_same_plan(run: Any) -> None:
 def test_json_of_what_is_not_known_has_null(run: Any) -> None:
     done = run(PRESET="d16-2xh100", CARDS="8xv100-32gb-sxm", JSON="1")
     found = loads(done.stdout)
-    assert done.returncode == 64 and found["time"] is None and found["speed"]["tokens_per_s"] is None
+    assert (
+        done.returncode == 64 and found["time"] is None and found["speed"]["tokens_per_s"] is None
+    )
     assert [(one["name"], one["level"]) for one in found["findings"]] == [("bf16", "FAIL")]
 
 
@@ -80,7 +106,10 @@ def test_what_cannot_be_ends_with_64_and_what_would_do(run: Any) -> None:
     done = run(PRESET="xlarge-8xa100", TARGET_HOURS="48")
     assert done.returncode == 64 and done.stderr == ""
     said = " ".join(done.stdout.split())
-    assert "FAIL target-hours TARGET_HOURS=48 needs 669 TFLOP/s of each GPU, 215% of its peak of 312" in said
+    assert (
+        "FAIL target-hours TARGET_HOURS=48 needs 669 TFLOP/s of each GPU, 215% of its peak of 312"
+        in said
+    )
     assert "what would do: TRAIN_TOKENS=" in said
 
 
@@ -90,13 +119,21 @@ def test_allow_fail_lets_it_pass_and_says_it_all_the_same(run: Any) -> None:
     assert run(PRESET="xlarge-8xa100", TARGET_HOURS="48", ALLOW_FAIL="disk").returncode == 64
 
 
-@pytest.mark.parametrize(("settings", "said"), [
-    ({"CARDS": "8xa100"}, "CARDS=8xa100: a100 is not known, and nothing is guessed; did you mean a100-80gb-sxm or "),
-    ({"CARDS": "3xfoo"}, "CARDS=3xfoo: foo is not known"),
-    ({"MAKE_SETTINGS": "TARGET_HOUR", "TARGET_HOUR": "48"}, "TARGET_HOUR"),
-    ({"MFU": "120"}, "MFU=120"), ({"SWEEP": "width"}, "SWEEP=width"),
-    ({"SITES": "3", "NODES": "4"}, "SITES=3: NODES=4 cannot be spread evenly"),
-    ({"DATA_MIX": "nowhere:1"}, "DATA_MIX: ")])
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (
+            {"CARDS": "8xa100"},
+            "CARDS=8xa100: a100 is not known, and nothing is guessed; did you mean a100-80gb-sxm or ",
+        ),
+        ({"CARDS": "3xfoo"}, "CARDS=3xfoo: foo is not known"),
+        ({"MAKE_SETTINGS": "TARGET_HOUR", "TARGET_HOUR": "48"}, "TARGET_HOUR"),
+        ({"MFU": "120"}, "MFU=120"),
+        ({"SWEEP": "width"}, "SWEEP=width"),
+        ({"SITES": "3", "NODES": "4"}, "SITES=3: NODES=4 cannot be spread evenly"),
+        ({"DATA_MIX": "nowhere:1"}, "DATA_MIX: "),
+    ],
+)
 def test_a_setting_that_cannot_be_is_named(run: Any, settings: dict[str, str], said: str) -> None:
     done = run(**{"PRESET": "xlarge-8xa100"} | settings)
     assert done.returncode == 64 and done.stdout == "" and said in done.stderr
@@ -106,6 +143,9 @@ def test_a_run_that_has_begun_goes_on(run: Any, tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "d16-2xh100" / "checkpoints" / "step_0006400"
     folder.mkdir(parents=True)
     (folder / "MANIFEST.json").write_text("{}")
-    whole, half = (loads(run(PRESET="d16-2xh100", JSON="1", RUN_NAME=name).stdout) for name in ("other", "d16-2xh100"))
+    whole, half = (
+        loads(run(PRESET="d16-2xh100", JSON="1", RUN_NAME=name).stdout)
+        for name in ("other", "d16-2xh100")
+    )
     assert (whole["from_step"], half["from_step"]) == (0, 6400)
     assert half["time"]["training_seconds"] == pytest.approx(whole["time"]["training_seconds"] / 2)

@@ -8,11 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.running import ROOT, environment, losses, same, tensors, train, train_and_kill, wait_for
 from record import reader
+from tests.running import ROOT, environment, losses, same, tensors, train, train_and_kill, wait_for
 
-KILLS = [("in a step", 7), ("before files", 1), ("before the manifest", 1), ("before the rename", 1),
-         ("before pruning", 2), ("in an evaluation", 2)]
+KILLS = [
+    ("in a step", 7),
+    ("before files", 1),
+    ("before the manifest", 1),
+    ("before the rename", 1),
+    ("before pruning", 2),
+    ("in an evaluation", 2),
+]
 
 
 @pytest.fixture(scope="module")
@@ -25,8 +31,9 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, data: dict[str, str]) 
 
 @pytest.mark.slow
 @pytest.mark.fault(1, 2)
-def test_killed_at_every_kind_of_moment_it_ends_the_same(tmp_path: Path, data: dict[str, str],
-                                                         undisturbed: Path) -> None:
+def test_killed_at_every_kind_of_moment_it_ends_the_same(
+    tmp_path: Path, data: dict[str, str], undisturbed: Path
+) -> None:
     env = environment(tmp_path, data, SAVE_EVERY=8, EVAL_EVERY=12, KEEP_LAST=9)
     for point, n in KILLS:
         train_and_kill(env, point, n)
@@ -41,24 +48,33 @@ def test_killed_at_every_kind_of_moment_it_ends_the_same(tmp_path: Path, data: d
     assert len(attempts) == len(KILLS) + 1
     assert [a["step"] for a in attempts[:3]] == [0, 0, 0] and attempts[-1]["step"] == 16
     # one may be there twice: a kill in a save may come later than an evaluation behind it
-    assert sorted({r["step"] for r in reader.read(run / "metrics.jsonl") if r["event"] == "eval"}) == [12, 24, 36, 40]
+    assert sorted(
+        {r["step"] for r in reader.read(run / "metrics.jsonl") if r["event"] == "eval"}
+    ) == [12, 24, 36, 40]
     events = [r["event"] for r in reader.read(run / "metrics.jsonl")]
     assert events.count("resume") == 2 and events[-1] == "end"
 
 
 @pytest.mark.fault(4)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_saves_and_the_same_command_goes_on(tmp_path: Path, data: dict[str, str], undisturbed: Path,
-                                                     number: signal.Signals) -> None:
+def test_a_signal_saves_and_the_same_command_goes_on(
+    tmp_path: Path, data: dict[str, str], undisturbed: Path, number: signal.Signals
+) -> None:
     env = environment(tmp_path, data, KEEP_LAST=9, EVAL_EVERY=12)
     run = tmp_path / "run"
-    slow = "import time; from train import loop, main; f = loop.lr_at\n" \
-           "def slowly(*a):\n    time.sleep(0.1); return f(*a)\n" \
-           "loop.lr_at = slowly; raise SystemExit(main.main())"
-    process = subprocess.Popen([sys.executable, "-c", slow], env=env, cwd=ROOT, text=True, stdout=subprocess.PIPE)
+    slow = (
+        "import time; from train import loop, main; f = loop.lr_at\n"
+        "def slowly(*a):\n    time.sleep(0.1); return f(*a)\n"
+        "loop.lr_at = slowly; raise SystemExit(main.main())"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", slow], env=env, cwd=ROOT, text=True, stdout=subprocess.PIPE
+    )
     wait_for(run / "metrics.jsonl", '"step": 3,')
     process.send_signal(number)
-    process.send_signal(number)  # a terminal and the launcher both pass it on; twice at once is once
+    process.send_signal(
+        number
+    )  # a terminal and the launcher both pass it on; twice at once is once
     out, _ = process.communicate(timeout=120)
     assert process.returncode == 75, out
     assert f"stopped by {number.name} behind step" in out and "the same command goes on" in out
@@ -74,12 +90,15 @@ def test_a_signal_saves_and_the_same_command_goes_on(tmp_path: Path, data: dict[
 @pytest.mark.slow
 @pytest.mark.fault(6)
 def test_a_signal_in_an_evaluation_stops_there_and_the_evaluation_is_made_up_for(
-        tmp_path: Path, data: dict[str, str], undisturbed: Path) -> None:
+    tmp_path: Path, data: dict[str, str], undisturbed: Path
+) -> None:
     env = environment(tmp_path, data, KEEP_LAST=9, EVAL_EVERY=12)
     run = tmp_path / "run"
-    told = "import os, signal; from train import evaluate, main; f = evaluate.Evaluator.padded\n" \
-           "def padded(*a):\n    os.kill(os.getpid(), signal.SIGTERM); return f(*a)\n" \
-           "evaluate.Evaluator.padded = padded; raise SystemExit(main.main())"
+    told = (
+        "import os, signal; from train import evaluate, main; f = evaluate.Evaluator.padded\n"
+        "def padded(*a):\n    os.kill(os.getpid(), signal.SIGTERM); return f(*a)\n"
+        "evaluate.Evaluator.padded = padded; raise SystemExit(main.main())"
+    )
     for _ in range(2):  # the second time nothing is trained, and nothing lost
         out = train(env, command=[sys.executable, "-c", told], code=75)
         assert "stopped by SIGTERM behind step 12/40" in out
@@ -91,7 +110,9 @@ def test_a_signal_in_an_evaluation_stops_there_and_the_evaluation_is_made_up_for
     assert losses(run) == losses(undisturbed)
 
 
-def test_a_run_that_is_done_says_so_and_how_to_go_on(data: dict[str, str], undisturbed: Path) -> None:
+def test_a_run_that_is_done_says_so_and_how_to_go_on(
+    data: dict[str, str], undisturbed: Path
+) -> None:
     env = environment(undisturbed.parent, data, SAVE_EVERY=8, EVAL_EVERY=12, KEEP_LAST=9)
     before = (undisturbed / "metrics.jsonl").read_bytes()
     out = train(env)
@@ -101,49 +122,77 @@ def test_a_run_that_is_done_says_so_and_how_to_go_on(data: dict[str, str], undis
 
 
 @pytest.mark.slow
-def test_a_last_step_that_lies_behind_is_said_and_nothing_is_done(tmp_path: Path, data: dict[str, str]) -> None:
+def test_a_last_step_that_lies_behind_is_said_and_nothing_is_done(
+    tmp_path: Path, data: dict[str, str]
+) -> None:
     env = environment(tmp_path, data)
     run = tmp_path / "run"
     train(env | {"MAX_STEPS": "10"})
-    before = {path: path.read_bytes() for path in run.glob("*.*") if path.name not in (".lock", "train.log")}
+    before = {
+        path: path.read_bytes()
+        for path in run.glob("*.*")
+        if path.name not in (".lock", "train.log")
+    }
     for text in (before[run / "STATUS.json"], b'{"phase": "crashed", "step": 10}'):
         (run / "STATUS.json").write_bytes(text)
         out = train(env | {"MAX_STEPS": "5"})
-        assert "is already at step 10, past MAX_STEPS=5" in out and "MAX_STEPS=20" in out and "bits per byte" not in out
+        assert (
+            "is already at step 10, past MAX_STEPS=5" in out
+            and "MAX_STEPS=20" in out
+            and "bits per byte" not in out
+        )
         assert (run / "STATUS.json").read_bytes() == text
     for path, text in before.items():
         assert path.name == "STATUS.json" or path.read_bytes() == text
 
 
-def test_a_run_without_checkpoints_cannot_be_trained_further(tmp_path: Path, data: dict[str, str]) -> None:
+def test_a_run_without_checkpoints_cannot_be_trained_further(
+    tmp_path: Path, data: dict[str, str]
+) -> None:
     env = environment(tmp_path, data, CHECKPOINTS="off", MAX_STEPS=2)
     train(env)
     out = train(env)
-    assert "run run is done: 2 of 2 steps" in out and "train another" in out and "train it further" not in out
+    assert (
+        "run run is done: 2 of 2 steps" in out
+        and "train another" in out
+        and "train it further" not in out
+    )
 
 
 @pytest.mark.slow
-def test_an_attempt_that_ends_before_training_keeps_what_the_last_one_reached(tmp_path: Path,
-                                                                              data: dict[str, str]) -> None:
+def test_an_attempt_that_ends_before_training_keeps_what_the_last_one_reached(
+    tmp_path: Path, data: dict[str, str]
+) -> None:
     env = environment(tmp_path, data, MAX_STEPS=4)
     path = tmp_path / "run" / "STATUS.json"
     train(env)
     done = json.loads(path.read_text())
     train(env | {"MAX_STEPS": "6", "N_EMBD": "64"}, code=64)
     assert json.loads(path.read_text()) == done  # refused before anything was touched
-    told = "import os, signal; from train import main, prepare\n" \
-           "prepare.open_sources = lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM)\n" \
-           "raise SystemExit(main.main())"
-    for changes, command, phase, code in (({"DATA_DIR": str(tmp_path / "nowhere")}, None, "crashed", 78),
-                                          ({}, [sys.executable, "-c", told], "stopped", 75)):
+    told = (
+        "import os, signal; from train import main, prepare\n"
+        "prepare.open_sources = lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM)\n"
+        "raise SystemExit(main.main())"
+    )
+    for changes, command, phase, code in (
+        ({"DATA_DIR": str(tmp_path / "nowhere")}, None, "crashed", 78),
+        ({}, [sys.executable, "-c", told], "stopped", 75),
+    ):
         train(env | {"MAX_STEPS": "6"} | changes, command=command, code=code)
         state = json.loads(path.read_text())
-        assert (state["phase"], state["exit_code"], state["step"], state["last_step"]) == (phase, code, 4, 6)
+        assert (state["phase"], state["exit_code"], state["step"], state["last_step"]) == (
+            phase,
+            code,
+            4,
+            6,
+        )
         assert state["loss"] == done["loss"]
 
 
 @pytest.mark.slow
-def test_steps_past_the_horizon_train_on_at_the_lowest_rate(tmp_path: Path, data: dict[str, str]) -> None:
+def test_steps_past_the_horizon_train_on_at_the_lowest_rate(
+    tmp_path: Path, data: dict[str, str]
+) -> None:
     env = environment(tmp_path, data, TRAIN_TOKENS=5120)
     train(env)
     out = train(env | {"MAX_STEPS": "14"})
@@ -153,11 +202,17 @@ def test_steps_past_the_horizon_train_on_at_the_lowest_rate(tmp_path: Path, data
 
 
 @pytest.mark.fault(31)
-def test_a_frozen_setting_is_refused_by_name_and_a_tracked_one_recorded(tmp_path: Path, data: dict[str, str]) -> None:
+def test_a_frozen_setting_is_refused_by_name_and_a_tracked_one_recorded(
+    tmp_path: Path, data: dict[str, str]
+) -> None:
     env = environment(tmp_path, data, MAX_STEPS=4)
     train(env)
     out = train(env | {"MAX_STEPS": "6", "N_EMBD": "64", "SEED": "5"}, code=64)
-    assert "N_EMBD=64: the run was started with N_EMBD=32" in out and "SEED=5" in out and "RUN_NAME" in out
+    assert (
+        "N_EMBD=64: the run was started with N_EMBD=32" in out
+        and "SEED=5" in out
+        and "RUN_NAME" in out
+    )
     out = train(env | {"MAX_STEPS": "6", "LEARNING_RATE": "1e-3"})
     assert "changed since then: LEARNING_RATE=0.001, was 0.003" in out
     resume = [r for r in reader.read(tmp_path / "run" / "metrics.jsonl") if r["event"] == "resume"]
@@ -166,27 +221,37 @@ def test_a_frozen_setting_is_refused_by_name_and_a_tracked_one_recorded(tmp_path
     assert stored["settings"]["LEARNING_RATE"] == 0.001 and stored["attempts"][-1]["changes"]
 
 
-def test_wall_time_asks_for_checkpoints_too_and_few_are_kept(tmp_path: Path, data: dict[str, str]) -> None:
+def test_wall_time_asks_for_checkpoints_too_and_few_are_kept(
+    tmp_path: Path, data: dict[str, str]
+) -> None:
     train(environment(tmp_path, data, MAX_STEPS=6, SAVE_MINUTES=1e-9, KEEP_LAST=2, KEEP_EVERY=3))
     run = tmp_path / "run"
     saved = [r["step"] for r in reader.read(run / "metrics.jsonl") if r["event"] == "checkpoint"]
     assert saved == [1, 2, 3, 4, 5, 6]
-    assert sorted(p.name for p in (run / "checkpoints").iterdir()) == [f"step_{s:07d}" for s in (3, 5, 6)]
+    assert sorted(p.name for p in (run / "checkpoints").iterdir()) == [
+        f"step_{s:07d}" for s in (3, 5, 6)
+    ]
 
 
 @pytest.mark.slow
 def test_other_data_under_a_run_is_refused(tmp_path: Path, data: dict[str, str]) -> None:
     from tests.conftest import make_data
+
     env = environment(tmp_path, data, MAX_STEPS=4)
     train(env)
     other = make_data(tmp_path / "other", tokens=18_000)
-    out = train(env | {"MAX_STEPS": "6", "DATA_DIR": other["DATA_DIR"], "TOKENIZER": data["TOKENIZER"]}, code=78)
+    out = train(
+        env | {"MAX_STEPS": "6", "DATA_DIR": other["DATA_DIR"], "TOKENIZER": data["TOKENIZER"]},
+        code=78,
+    )
     assert "was trained on other data" in out and "RUN_NAME" in out
 
 
 @pytest.mark.slow
 @pytest.mark.fault(13, 15)
-def test_flipped_bits_are_found_and_the_checkpoint_before_is_taken(tmp_path: Path, data: dict[str, str]) -> None:
+def test_flipped_bits_are_found_and_the_checkpoint_before_is_taken(
+    tmp_path: Path, data: dict[str, str]
+) -> None:
     env = environment(tmp_path, data, MAX_STEPS=8, SAVE_EVERY=4)
     train(env)
     run = tmp_path / "run"
@@ -195,8 +260,14 @@ def test_flipped_bits_are_found_and_the_checkpoint_before_is_taken(tmp_path: Pat
     content[len(content) // 3] ^= 16
     path.write_bytes(content)
     out = train(env | {"MAX_STEPS": "10"})
-    assert "step_0000008: __0_0.distcp is damaged (its hash differs); falling back to step_0000004" in out
-    assert "step_0000008 was set aside" in out and len(list((run / "checkpoints").glob(".damaged-*"))) == 1
+    assert (
+        "step_0000008: __0_0.distcp is damaged (its hash differs); falling back to step_0000004"
+        in out
+    )
+    assert (
+        "step_0000008 was set aside" in out
+        and len(list((run / "checkpoints").glob(".damaged-*"))) == 1
+    )
     (run / "checkpoints" / "step_0000004" / "MANIFEST.json").write_text("{}")
     (run / "checkpoints" / "step_0000010" / "MANIFEST.json").write_text("{}")
     (run / "checkpoints" / "step_0000008" / "MANIFEST.json").write_text("{}")
@@ -206,12 +277,16 @@ def test_flipped_bits_are_found_and_the_checkpoint_before_is_taken(tmp_path: Pat
 
 @pytest.mark.slow
 @pytest.mark.fault(14)
-def test_the_last_checkpoint_is_written_again_if_it_was_found_damaged(tmp_path: Path, data: dict[str, str]) -> None:
+def test_the_last_checkpoint_is_written_again_if_it_was_found_damaged(
+    tmp_path: Path, data: dict[str, str]
+) -> None:
     env = environment(tmp_path, data, MAX_STEPS=8, SAVE_EVERY=4)
     train(env)
     run = tmp_path / "run"
     weights = tensors(run, 8)
     (run / "checkpoints" / "step_0000008" / "MANIFEST.json").write_text("{}")
-    (run / "STATUS.json").write_text("")  # torn, as by a crash of the machine: it is derived, and blocks nothing
+    (run / "STATUS.json").write_text(
+        ""
+    )  # torn, as by a crash of the machine: it is derived, and blocks nothing
     assert "resumed from step_0000004" in train(env)
     assert same(tensors(run, 8), weights)

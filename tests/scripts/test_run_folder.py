@@ -11,14 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.running import ROOT, environment, train, wait_for
 from record import reader
+from tests.running import ROOT, environment, train, wait_for
 
 SECRET = "hf_" + "q7Zk" * 8
 
 
 @pytest.fixture(scope="module")
-def said_and_run(tmp_path_factory: pytest.TempPathFactory, data: dict[str, str]) -> tuple[str, Path]:
+def said_and_run(
+    tmp_path_factory: pytest.TempPathFactory, data: dict[str, str]
+) -> tuple[str, Path]:
     folder = tmp_path_factory.mktemp("run")
     out = train(environment(folder, data, EVAL_EVERY=15, SAVE_EVERY=20, HF_TOKEN=SECRET))
     return out, folder / "run"
@@ -28,20 +30,40 @@ def test_every_step_has_a_record_with_all_keys_and_the_console_repeats_some(said
     out, run = said_and_run
     records = list(reader.read(run / "metrics.jsonl"))
     steps = [r for r in records if r["event"] == "step"]
-    assert [r["step"] for r in steps] == list(range(1, 41)) and [r["tokens"] for r in steps[:2]] == [512, 1024]
+    assert [r["step"] for r in steps] == list(range(1, 41)) and [
+        r["tokens"] for r in steps[:2]
+    ] == [512, 1024]
     common = {"schema", "event", "time", "mono_s", "host", "attempt", "step", "tokens"}
     for r in steps:
         assert common <= r.keys()
-        assert {"loss", "lr", "grad_norm", "step_ms", "tokens_per_s", "mfu", "mem_gib", "data_wait_s"} <= r.keys()
+        assert {
+            "loss",
+            "lr",
+            "grad_norm",
+            "step_ms",
+            "tokens_per_s",
+            "mfu",
+            "mem_gib",
+            "data_wait_s",
+        } <= r.keys()
         assert r["mfu"] is None  # the peak of a CPU is not known
         assert r["tokens_per_s"] == pytest.approx(512 / (r["step_ms"] / 1000))
     assert [r["step"] for r in steps if "checkpoint_stall_s" in r] == [21]
     assert [r["event"] for r in records if r["event"] not in ("step", "checkpoint")] == [
-        "start", "eval", "eval", "eval", "end"]
+        "start",
+        "eval",
+        "eval",
+        "eval",
+        "end",
+    ]
     # each once it is on the disk, beside the steps
     assert [r["step"] for r in records if r["event"] == "checkpoint"] == [20, 40]
-    lines = re.findall(r"^step=(\d+)/40 loss=([0-9.]+) lr=(\S+) grad_norm=\S+ step_ms=\S+ tokens_per_s=\d+ mfu=n/a "
-                       r"mem_gib=\S+ tokens=\d+$", out, re.MULTILINE)
+    lines = re.findall(
+        r"^step=(\d+)/40 loss=([0-9.]+) lr=(\S+) grad_norm=\S+ step_ms=\S+ tokens_per_s=\d+ mfu=n/a "
+        r"mem_gib=\S+ tokens=\d+$",
+        out,
+        re.MULTILINE,
+    )
     assert [int(step) for step, _, _ in lines] == [1, 5, 10, 15, 20, 25, 30, 35, 40]
     for step, loss, rate in lines:
         assert float(loss) == pytest.approx(steps[int(step) - 1]["loss"], abs=5e-5)
@@ -69,13 +91,22 @@ def test_a_secret_is_found_nowhere_in_the_folder_nor_in_what_is_said(said_and_ru
     assert not [path for path in files if SECRET.encode() in path.read_bytes()]
 
 
-def test_a_terminal_sees_the_progress_and_the_log_does_not(tmp_path: Path, data: dict[str, str]) -> None:
-    slow = "import time; from train import loop, main; f = loop.lr_at\n" \
-           "def slowly(*a):\n    time.sleep(0.02); return f(*a)\n" \
-           "loop.lr_at = slowly; raise SystemExit(main.main())"  # what is left is said once it is known
+def test_a_terminal_sees_the_progress_and_the_log_does_not(
+    tmp_path: Path, data: dict[str, str]
+) -> None:
+    slow = (
+        "import time; from train import loop, main; f = loop.lr_at\n"
+        "def slowly(*a):\n    time.sleep(0.02); return f(*a)\n"
+        "loop.lr_at = slowly; raise SystemExit(main.main())"
+    )  # what is left is said once it is known
     ours, theirs = pty.openpty()
-    process = subprocess.Popen([sys.executable, "-c", slow], cwd=ROOT, stdout=theirs, stderr=theirs,
-                               env=environment(tmp_path, data, LOG_EVERY=20))
+    process = subprocess.Popen(
+        [sys.executable, "-c", slow],
+        cwd=ROOT,
+        stdout=theirs,
+        stderr=theirs,
+        env=environment(tmp_path, data, LOG_EVERY=20),
+    )
     os.close(theirs)
     seen = b""
     while True:
@@ -90,10 +121,14 @@ def test_a_terminal_sees_the_progress_and_the_log_does_not(tmp_path: Path, data:
 
 
 @pytest.mark.slow
-def test_closing_the_terminal_saves_and_stops_and_a_lost_one_does_no_harm(tmp_path: Path, data: dict[str, str]) -> None:
-    slow = "import time; from train import loop, main; f = loop.lr_at\n" \
-           "def slowly(*a):\n    time.sleep(0.1); return f(*a)\n" \
-           "loop.lr_at = slowly; raise SystemExit(main.main())"
+def test_closing_the_terminal_saves_and_stops_and_a_lost_one_does_no_harm(
+    tmp_path: Path, data: dict[str, str]
+) -> None:
+    slow = (
+        "import time; from train import loop, main; f = loop.lr_at\n"
+        "def slowly(*a):\n    time.sleep(0.1); return f(*a)\n"
+        "loop.lr_at = slowly; raise SystemExit(main.main())"
+    )
     for name, hang_up in (("hung up", True), ("lost", False)):
         folder = tmp_path / name
         folder.mkdir()
@@ -114,6 +149,8 @@ def test_closing_the_terminal_saves_and_stops_and_a_lost_one_does_no_harm(tmp_pa
 def test_a_closed_pipe_does_not_end_a_run(tmp_path: Path, data: dict[str, str]) -> None:
     env = environment(tmp_path, data)
     command = f"{sys.executable} -m train.main | head -1; exit ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", command], env=env, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["bash", "-c", command], env=env, cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads((tmp_path / "run" / "STATUS.json").read_text())["phase"] == "done"

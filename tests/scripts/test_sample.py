@@ -20,14 +20,31 @@ def root(run: Run, tmp_path: Path) -> Path:  # noqa: F811
     return folder
 
 
-def test_the_text_comes_from_a_setting_or_a_pipe_and_is_all_there_is_on_standard_output(root: Path) -> None:
+def test_the_text_comes_from_a_setting_or_a_pipe_and_is_all_there_is_on_standard_output(
+    root: Path,
+) -> None:
     done = make(root, "sample", *ASKED, "PROMPT=abcd efgh")
-    assert done.returncode == 0 and done.stdout.startswith("abcd efgh") and "tokens/s" in done.stderr
-    piped = subprocess.run(["make", "sample", *ASKED], cwd=root, input="abcd efgh\n", capture_output=True, text=True,
-                           check=False)
+    assert (
+        done.returncode == 0 and done.stdout.startswith("abcd efgh") and "tokens/s" in done.stderr
+    )
+    piped = subprocess.run(
+        ["make", "sample", *ASKED],
+        cwd=root,
+        input="abcd efgh\n",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (piped.returncode, piped.stdout) == (0, done.stdout)
-    cut = subprocess.run(f"make sample PROMPT=abcd {' '.join(ASKED)} | head -c 2; exit ${{PIPESTATUS[0]}}", cwd=root,
-                         shell=True, executable="bash", capture_output=True, text=True, check=False)
+    cut = subprocess.run(
+        f"make sample PROMPT=abcd {' '.join(ASKED)} | head -c 2; exit ${{PIPESTATUS[0]}}",
+        cwd=root,
+        shell=True,
+        executable="bash",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (cut.returncode, cut.stdout) == (0, "ab") and "Traceback" not in cut.stderr
 
 
@@ -36,7 +53,10 @@ def test_a_bad_setting_and_a_run_that_is_not_there_are_said_in_a_sentence(root: 
     assert "SAMPLE_TOP_P=0 (make's command line): must be a number, above 0" in done.stderr
     assert "Error 64" in done.stderr and done.stdout == ""
     done = make(root, "sample", "RUN_NAME=other")
-    assert "there is no such run in runs; there are: a-run" in done.stderr and "Error 78" in done.stderr
+    assert (
+        "there is no such run in runs; there are: a-run" in done.stderr
+        and "Error 78" in done.stderr
+    )
 
 
 def test_the_folder_is_left_as_it_was(root: Path) -> None:

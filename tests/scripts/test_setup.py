@@ -16,8 +16,25 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-TOOLS = ("bash", "cat", "cp", "cut", "dirname", "env", "find", "grep", "id", "ls", "mkdir", "rm", "sed", "sha256sum",
-         "shasum", "sleep", "tr")
+TOOLS = (
+    "bash",
+    "cat",
+    "cp",
+    "cut",
+    "dirname",
+    "env",
+    "find",
+    "grep",
+    "id",
+    "ls",
+    "mkdir",
+    "rm",
+    "sed",
+    "sha256sum",
+    "shasum",
+    "sleep",
+    "tr",
+)
 
 # Python, and pip in it. PIP_CODE: its exit code; GATE: a file it waits for; IGNORE_INT: as pip, it does not die of
 # SIGINT; WHEEL: a local build; OLD, NO_VENV: its faults; HAVE: the torch in the environment. Anything else it is
@@ -64,7 +81,12 @@ class Machine:
         self.bin.mkdir()
         for name in ("setup.sh", "setup_torch.sh"):
             shutil.copy(ROOT / "scripts" / name, self.root / "scripts" / name)
-        for name in ("requirements", "requirements-torch", "requirements-finetune", "requirements-dev"):
+        for name in (
+            "requirements",
+            "requirements-torch",
+            "requirements-finetune",
+            "requirements-dev",
+        ):
             shutil.copy(ROOT / f"{name}.txt", self.root / f"{name}.txt")
         for name in TOOLS:
             if found := shutil.which(name):
@@ -80,8 +102,15 @@ class Machine:
 
     def start(self, *arguments: str, **env: str) -> subprocess.Popen[str]:
         self.log.write_text("")
-        return subprocess.Popen(["scripts/setup.sh", *arguments], cwd=self.root, env=self.env | env, text=True,
-                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
+        return subprocess.Popen(
+            ["scripts/setup.sh", *arguments],
+            cwd=self.root,
+            env=self.env | env,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
 
     def setup(self, *arguments: str, code: int = 0, **env: str) -> str:
         """What the script says; its exit code must be `code`."""
@@ -112,6 +141,7 @@ def wait_for(condition: Callable[[], object]) -> None:
 
 # ---- Nothing to build on
 
+
 @pytest.mark.parametrize("fault", ["none", "old"])
 def test_without_a_recent_python_it_says_what_to_install(machine: Machine, fault: str) -> None:
     if fault == "none":
@@ -136,7 +166,9 @@ def test_the_next_name_is_tried_where_python3_is_too_old(machine: Machine) -> No
 
 
 def test_a_python_without_venv_is_named_with_the_package_it_lacks(machine: Machine) -> None:
-    assert "python3 lacks the venv module: apt-get install python3-venv" in machine.setup(code=78, NO_VENV="yes")
+    assert "python3 lacks the venv module: apt-get install python3-venv" in machine.setup(
+        code=78, NO_VENV="yes"
+    )
 
 
 def test_a_folder_of_somebody_else_is_left_alone(machine: Machine) -> None:
@@ -146,10 +178,15 @@ def test_a_folder_of_somebody_else_is_left_alone(machine: Machine) -> None:
     assert [path.name for path in machine.venv.iterdir()] == ["thesis.tex"]
 
 
-def test_a_place_that_cannot_be_written_to_is_told_with_the_way_out(machine: Machine, tmp_path: Path) -> None:
+def test_a_place_that_cannot_be_written_to_is_told_with_the_way_out(
+    machine: Machine, tmp_path: Path
+) -> None:
     (tmp_path / "file").touch()
     said = machine.setup(code=78, VENV=str(tmp_path / "file" / "venv"))
-    assert said.startswith("setup: cannot write to ") and "set VENV to a folder that you may write to" in said
+    assert (
+        said.startswith("setup: cannot write to ")
+        and "set VENV to a folder that you may write to" in said
+    )
 
 
 def test_an_unknown_argument_is_refused(machine: Machine) -> None:
@@ -157,6 +194,7 @@ def test_an_unknown_argument_is_refused(machine: Machine) -> None:
 
 
 # ---- When nothing is to be done
+
 
 def test_a_finished_setup_is_silent_quick_and_starts_nothing(machine: Machine) -> None:
     machine.setup()
@@ -188,9 +226,12 @@ def test_an_environment_whose_python_is_gone_is_made_anew(machine: Machine) -> N
 
 # ---- When it is cut short
 
+
 def test_a_failed_install_says_what_to_do_and_leaves_no_stamp(machine: Machine) -> None:
     said = machine.setup(code=1, PIP_CODE="1")
-    assert said.index("ERROR: no matching distribution") < said.index("pip failed, see above. Check network and proxy")
+    assert said.index("ERROR: no matching distribution") < said.index(
+        "pip failed, see above. Check network and proxy"
+    )
     assert "is ignored" not in said
     assert not machine.ready
     (machine.venv / "half").write_text("a file of a package that is not all there")
@@ -199,7 +240,9 @@ def test_a_failed_install_says_what_to_do_and_leaves_no_stamp(machine: Machine) 
     assert not (machine.venv / "half").exists()
 
 
-def test_a_killed_install_leaves_no_stamp_and_the_next_one_starts_anew(machine: Machine, tmp_path: Path) -> None:
+def test_a_killed_install_leaves_no_stamp_and_the_next_one_starts_anew(
+    machine: Machine, tmp_path: Path
+) -> None:
     process = machine.start(GATE=str(tmp_path / "never"))
     wait_for(lambda: machine.calls("pip install"))
     os.killpg(process.pid, signal.SIGKILL)
@@ -236,7 +279,9 @@ def test_ctrl_c_is_not_blamed_on_the_network(machine: Machine, tmp_path: Path) -
     machine.setup()
 
 
-def test_an_environment_on_another_disk_is_made_anew_there(machine: Machine, tmp_path: Path) -> None:
+def test_an_environment_on_another_disk_is_made_anew_there(
+    machine: Machine, tmp_path: Path
+) -> None:
     (tmp_path / "scratch").mkdir()
     machine.venv.symlink_to(tmp_path / "scratch")
     machine.setup(code=1, PIP_CODE="1")
@@ -260,8 +305,9 @@ def test_two_setups_at_once_install_once(machine: Machine, tmp_path: Path) -> No
     gate = tmp_path / "gate"
     first = machine.start(GATE=str(gate))
     wait_for(lambda: machine.calls("pip install"))
-    second = subprocess.Popen(["scripts/setup.sh"], cwd=machine.root, env=machine.env, text=True,
-                              stderr=subprocess.PIPE)
+    second = subprocess.Popen(
+        ["scripts/setup.sh"], cwd=machine.root, env=machine.env, text=True, stderr=subprocess.PIPE
+    )
     assert second.stderr is not None
     assert "waiting for another setup" in second.stderr.readline()
     gate.touch()
@@ -274,6 +320,7 @@ def test_two_setups_at_once_install_once(machine: Machine, tmp_path: Path) -> No
 
 # ---- Which torch
 
+
 def test_a_local_wheel_is_taken_by_pip_and_uv_is_not_asked(machine: Machine) -> None:
     said = machine.setup(WHEEL="cpu")
     assert "torch 2.13.0+cpu (no NVIDIA driver found), from a wheel on this machine" in said
@@ -283,7 +330,11 @@ def test_a_local_wheel_is_taken_by_pip_and_uv_is_not_asked(machine: Machine) -> 
 
 def test_looking_for_a_local_wheel_asks_no_index(machine: Machine) -> None:
     machine.setup()
-    assert [call for call in machine.calls("--report") if "--no-index" not in call or "--dry-run" not in call] == []
+    assert [
+        call
+        for call in machine.calls("--report")
+        if "--no-index" not in call or "--dry-run" not in call
+    ] == []
     assert machine.calls("--report")
 
 
@@ -344,6 +395,7 @@ def test_asking_for_another_build_changes_torch_and_not_asking_keeps_it(machine:
 
 
 # ---- What tests and linters need
+
 
 def test_dev_adds_its_packages_once(machine: Machine) -> None:
     machine.setup()

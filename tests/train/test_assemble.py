@@ -9,15 +9,20 @@ from typing import Any
 import pytest
 import torch
 
-from train import assemble, run_folder
-from train.distributed import world as distributed
-from train.assemble import Stopwatch, refuse_other_data, say_how_it_is_stopped, say_where_it_is_saved
-from settings.config import Config
-from train.distributed.world import World
 from record.run_paths import RunPaths
-from settings.declare import SettingsError
-from train.data.manifest import DataError
 from record.status import Status
+from settings.config import Config
+from settings.declare import SettingsError
+from train import assemble, run_folder
+from train.assemble import (
+    Stopwatch,
+    refuse_other_data,
+    say_how_it_is_stopped,
+    say_where_it_is_saved,
+)
+from train.data.manifest import DataError
+from train.distributed import world as distributed
+from train.distributed.world import World
 
 
 def world(size: int, local: int = 1) -> World:
@@ -31,7 +36,8 @@ def state(tmp_path: Path, **facts: float) -> Status:
 
 @pytest.mark.fault(5)
 def test_a_stop_that_takes_longer_than_there_is_time_is_said_before_it_comes(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     c = Config()
     monkeypatch.setattr(assemble, "shutdown_timeout_s", lambda _: (120.0, True))
     say_how_it_is_stopped(c, world(2), state(tmp_path, step_s=10.0, save_s=100.0))
@@ -45,31 +51,49 @@ def test_a_stop_that_takes_longer_than_there_is_time_is_said_before_it_comes(
     assert "GRACE_PERIOD_S=180 leaves less" in caplog.text
 
 
-def test_a_torch_that_ends_processes_after_30_s_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-                                                         caplog: pytest.LogCaptureFixture) -> None:
+def test_a_torch_that_ends_processes_after_30_s_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(assemble, "shutdown_timeout_s", lambda _: (30.0, False))
     say_how_it_is_stopped(Config(), world(2), state(tmp_path, step_s=1.0, save_s=20.0))
     assert "ends processes 30 s after SIGTERM, whatever SHUTDOWN_TIMEOUT_S=120 says" in caplog.text
 
 
-def test_nodes_without_a_common_disk_are_told_what_follows(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_nodes_without_a_common_disk_are_told_what_follows(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
     paths, c = RunPaths(tmp_path), Config()
     for parallel in ("ddp", "hsdp"):
-        say_where_it_is_saved(dataclasses.replace(c, parallel=parallel), paths, world(8, 2), shared=False)
-        assert "the first keeps the checkpoints, and sends them to the others at a resume" in caplog.text
+        say_where_it_is_saved(
+            dataclasses.replace(c, parallel=parallel), paths, world(8, 2), shared=False
+        )
+        assert (
+            "the first keeps the checkpoints, and sends them to the others at a resume"
+            in caplog.text
+        )
         caplog.clear()
     say_where_it_is_saved(c, paths, world(8, 2), shared=True)
     assert "all 4 nodes share" in caplog.text
-    say_where_it_is_saved(dataclasses.replace(c, parallel="fsdp"), paths, world(2, 2), shared=False)  # one node
-    with pytest.raises(SettingsError, match=r"PARALLEL=fsdp: a copy .* lies on several nodes.*SHARD_RANKS=2"):
-        say_where_it_is_saved(dataclasses.replace(c, parallel="fsdp"), paths, world(8, 2), shared=False)
-    apart = dataclasses.replace(c, parallel="fsdp", sync="diloco", sites=2, nodes=8)  # which has no hsdp
+    say_where_it_is_saved(
+        dataclasses.replace(c, parallel="fsdp"), paths, world(2, 2), shared=False
+    )  # one node
+    with pytest.raises(
+        SettingsError, match=r"PARALLEL=fsdp: a copy .* lies on several nodes.*SHARD_RANKS=2"
+    ):
+        say_where_it_is_saved(
+            dataclasses.replace(c, parallel="fsdp"), paths, world(8, 2), shared=False
+        )
+    apart = dataclasses.replace(
+        c, parallel="fsdp", sync="diloco", sites=2, nodes=8
+    )  # which has no hsdp
     with pytest.raises(SettingsError, match=r"put RUNS_DIR on a disk that they share$"):
         say_where_it_is_saved(apart, paths, world(8, 2), shared=False)
 
 
-def test_whether_all_nodes_see_the_folder_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whether_all_nodes_see_the_folder_is_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for seen, expected in (([], True), ([False], False)):
         monkeypatch.setattr(distributed, "from_all", lambda mine, seen=seen: [mine, *seen])
         lock, shared = run_folder.open_run_folder(RunPaths(tmp_path / "run"), world(2))
@@ -81,19 +105,29 @@ def test_nodes_with_other_data_are_refused_by_name() -> None:
     """Another order, or other bytes in the same."""
     refuse_other_data([("a-b-c", "0123")] * 4, world(4, 2))
     for other in (("a-b-d", "0123"), ("a-b-c", "4567")):
-        with pytest.raises(DataError, match=rf"rank 2 on host1 has other data than rank 0 on host0 \(fingerprints "
-                                            rf"{'-'.join(other)} and a-b-c-0123\): copy DATA_DIR .*make data"):
+        with pytest.raises(
+            DataError,
+            match=rf"rank 2 on host1 has other data than rank 0 on host0 \(fingerprints "
+            rf"{'-'.join(other)} and a-b-c-0123\): copy DATA_DIR .*make data",
+        ):
             refuse_other_data([("a-b-c", "0123")] * 2 + [other] * 2, world(4, 2))
 
 
 def shards(key: str, *seals: tuple[str, ...]) -> Any:
     """As much of a ShardSet as is asked for what it holds."""
-    return SimpleNamespace(key=key, seals=[
-        SimpleNamespace(infos=lambda seal=seal: [SimpleNamespace(xxh3=xxh3) for xxh3 in seal]) for seal in seals])
+    return SimpleNamespace(
+        key=key,
+        seals=[
+            SimpleNamespace(infos=lambda seal=seal: [SimpleNamespace(xxh3=xxh3) for xxh3 in seal])
+            for seal in seals
+        ],
+    )
 
 
 def test_nodes_of_a_run_that_streams_may_see_more_or_less_and_not_something_else() -> None:
-    made, more, other = (shards("k", *seals) for seals in ([("1", "2")], [("1", "2"), ("3",)], [("1", "9")]))
+    made, more, other = (
+        shards("k", *seals) for seals in ([("1", "2")], [("1", "2"), ("3",)], [("1", "9")])
+    )
     assert assemble.content({"a": made}, whole=False) == assemble.content({"a": more}, whole=False)
     assert assemble.content({"a": made}, whole=True) != assemble.content({"a": more}, whole=True)
     for whole in (False, True):
@@ -103,19 +137,29 @@ def test_nodes_of_a_run_that_streams_may_see_more_or_less_and_not_something_else
 
 def test_the_fingerprint_of_a_run_is_of_the_order_the_tokenizer_and_where_text_comes_from() -> None:
     """And not of how much of it there is: a run may go from streamed shards to finished ones."""
-    def fingerprint(order: str = "order", tokenizer: str = "0123456789abcdef", **sources: Any) -> str:
+
+    def fingerprint(
+        order: str = "order", tokenizer: str = "0123456789abcdef", **sources: Any
+    ) -> str:
         loader: Any = SimpleNamespace(mixture=SimpleNamespace(fingerprint=order))
         vocabulary: Any = SimpleNamespace(sha256=tokenizer)
         return assemble.data_fingerprint(loader, vocabulary, sources or {"a": shards("k", ("1",))})
 
     assert fingerprint() == fingerprint(a=shards("k", ("1",), ("2",)))
     assert fingerprint().startswith("order-0123456789ab-")
-    others = {fingerprint(order="other"), fingerprint(tokenizer="f" * 16), fingerprint(a=shards("l", ("1",))),
-              fingerprint(b=shards("k", ("1",))), fingerprint()}
+    others = {
+        fingerprint(order="other"),
+        fingerprint(tokenizer="f" * 16),
+        fingerprint(a=shards("l", ("1",))),
+        fingerprint(b=shards("k", ("1",))),
+        fingerprint(),
+    }
     assert len(others) == 5
 
 
-def test_every_second_since_the_start_of_the_process_is_in_a_phase(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_second_since_the_start_of_the_process_is_in_a_phase(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     clock = iter([100.0, 103.0, 110.0, 110.5])
     monkeypatch.setattr("train.assemble.time", SimpleNamespace(monotonic=lambda: next(clock)))
     watch = Stopwatch()

@@ -42,11 +42,17 @@ EVALUATED = {"tolist in evaluate.__call__": 1}
 OF_THE_HOST = "__bool__ in evaluate.add_up"  # of flags that lie there
 
 
-def test_a_step_reads_the_device_once_and_an_evaluation_once_more(tmp_path: Path, data: dict[str, str]) -> None:
+def test_a_step_reads_the_device_once_and_an_evaluation_once_more(
+    tmp_path: Path, data: dict[str, str]
+) -> None:
     env = environment(tmp_path, data, EVAL_EVERY=3, MAX_STEPS=8, LOG_EVERY=1, CHECKPOINTS="off")
     train(env, command=[sys.executable, "-c", COUNTER, str(tmp_path / "reads.json")])
-    found = [{who: count for who, count in reads.items() if who != OF_THE_HOST}
-             for reads in json.loads((tmp_path / "reads.json").read_text())]
+    found = [
+        {who: count for who, count in reads.items() if who != OF_THE_HOST}
+        for reads in json.loads((tmp_path / "reads.json").read_text())
+    ]
     assert len(found) == 8
-    assert found[1:] == [READ | EVALUATED if step in (4, 7) else READ for step in range(2, 9)]  # behind steps 3 and 6
+    assert found[1:] == [
+        READ | EVALUATED if step in (4, 7) else READ for step in range(2, 9)
+    ]  # behind steps 3 and 6
     assert found[0]["tolist in step.read_numbers"] == 1

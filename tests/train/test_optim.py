@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import torch
 
+from settings.config import Config
+from settings.declare import SettingsError
 from tests.processes import run_ranks
 from tests.train.checkpoint.test_checkpoint import go_on, save, trained
 from train.checkpoint import checkpoint
-from settings.config import Config
 from train.distributed.world import World
 from train.model.model import build
 from train.optim import Muon, build_optimizer, set_rate
-from settings.declare import SettingsError
 
 ALONE = World(0, 0, 0, 1, torch.device("cpu"), "CPU", "here")
 
@@ -53,8 +53,12 @@ def test_muon_follows_its_formula_on_hidden_matrices(muon: Config) -> None:
             expected[name] -= rate * 0.2 * np.sqrt(max(w.shape)) * update
         optimizer.step()
     for name, w in hidden.items():
-        moved = np.abs(expected[name] - build(muon, ALONE.device).get_parameter(name).detach().numpy()).mean()
-        assert np.abs(w.detach().numpy() - expected[name]).mean() < 0.02 * moved  # its products are in bfloat16
+        moved = np.abs(
+            expected[name] - build(muon, ALONE.device).get_parameter(name).detach().numpy()
+        ).mean()
+        assert (
+            np.abs(w.detach().numpy() - expected[name]).mean() < 0.02 * moved
+        )  # its products are in bfloat16
 
 
 def test_the_rest_is_updated_as_by_adamw_alone(muon: Config) -> None:
@@ -82,8 +86,9 @@ def test_the_settings_reach_the_optimizers_at_once(muon: Config) -> None:
 def test_the_settings_reach_the_optimizers_at_each_step(muon: Config) -> None:
     model = build(muon, ALONE.device)
     optimizer = build_optimizer(model, muon)
-    changed = dataclasses.replace(muon, adam_beta1=0.8, adam_beta2=0.9, adam_eps=1e-6, weight_decay=0.3,
-                                  muon_momentum=0.9)
+    changed = dataclasses.replace(
+        muon, adam_beta1=0.8, adam_beta2=0.9, adam_eps=1e-6, weight_decay=0.3, muon_momentum=0.9
+    )
     set_rate(optimizer, 0.5, changed)
     for part in optimizer.parts:
         for group in part.param_groups:
@@ -93,7 +98,9 @@ def test_the_settings_reach_the_optimizers_at_each_step(muon: Config) -> None:
                 assert group["momentum"] == 0.9 and group["nesterov"]
             else:
                 assert group["betas"] == (0.8, 0.9) and group["eps"] == 1e-6
-    covered = [w for part in optimizer.parts for group in part.param_groups for w in group["params"]]
+    covered = [
+        w for part in optimizer.parts for group in part.param_groups for w in group["params"]
+    ]
     assert len(covered) == len(list(model.parameters())) == len({id(w) for w in covered})
 
 
@@ -110,11 +117,15 @@ def test_a_run_with_muon_goes_on_to_the_bit_from_a_checkpoint(muon: Config, tmp_
 
 def split_weights(rank: int, port: int, c: Config) -> None:
     """In a process of its own: a model split by FSDP2 is refused by Muon and taken by AdamW."""
-    torch.distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=1)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=1
+    )
     model = build(c, ALONE.device)
     torch.distributed.fsdp.fully_shard(model)
     build_optimizer(model, dataclasses.replace(c, optimizer="adamw"))
-    with pytest.raises(SettingsError, match=r"OPTIMIZER=muon: not yet with .*FSDP2.*set OPTIMIZER=adamw"):
+    with pytest.raises(
+        SettingsError, match=r"OPTIMIZER=muon: not yet with .*FSDP2.*set OPTIMIZER=adamw"
+    ):
         build_optimizer(model, c)
     os._exit(0)  # the group cannot be left while the model that uses it is there
 

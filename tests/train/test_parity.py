@@ -6,9 +6,9 @@ import math
 import pytest
 import torch
 
+from settings.config import Config
 from tests.train.model.test_model import hugging_face
 from train.data.batch import Batch
-from settings.config import Config
 from train.distributed.world import World
 from train.model.model import build
 from train.optim import build_optimizer, set_rate
@@ -20,7 +20,10 @@ ALONE = World(0, 0, 0, 1, torch.device("cpu"), "CPU", "here")
 
 def batches(c: Config, steps: int) -> list[torch.Tensor]:
     g = torch.Generator().manual_seed(5)
-    return [torch.randint(c.vocab_size, (c.batch_windows, c.seq_len + 1), generator=g) % 97 for _ in range(steps)]
+    return [
+        torch.randint(c.vocab_size, (c.batch_windows, c.seq_len + 1), generator=g) % 97
+        for _ in range(steps)
+    ]
 
 
 def ours(c: Config, data: list[torch.Tensor]) -> list[float]:
@@ -39,8 +42,14 @@ def theirs(c: Config, data: list[torch.Tensor]) -> list[float]:
     model = hugging_face(build(c, ALONE.device), c).train()
     norms = [w for name, w in model.named_parameters() if "norm" in name]
     rest = [w for name, w in model.named_parameters() if "norm" not in name]
-    optimizer = torch.optim.AdamW([{"params": rest, "weight_decay": 0.1}, {"params": norms, "weight_decay": 0.0}],
-                                  lr=1.0, betas=(0.9, 0.95), eps=1e-8, fused=False, foreach=False)
+    optimizer = torch.optim.AdamW(
+        [{"params": rest, "weight_decay": 0.1}, {"params": norms, "weight_decay": 0.0}],
+        lr=1.0,
+        betas=(0.9, 0.95),
+        eps=1e-8,
+        fused=False,
+        foreach=False,
+    )
     losses = []
     for step, windows in enumerate(data, 1):
         tokens = step * 512
@@ -50,7 +59,11 @@ def theirs(c: Config, data: list[torch.Tensor]) -> list[float]:
             rate = 3e-4 + 2.7e-3 * (1 + math.cos(math.pi * (tokens - 2048) / (30_720 - 2048))) / 2
         for group in optimizer.param_groups:
             group["lr"] = rate
-        loss = model(input_ids=windows[:, :-1], labels=windows[:, :-1], shift_labels=windows[:, 1:].contiguous()).loss
+        loss = model(
+            input_ids=windows[:, :-1],
+            labels=windows[:, :-1],
+            shift_labels=windows[:, 1:].contiguous(),
+        ).loss
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
@@ -59,7 +72,9 @@ def theirs(c: Config, data: list[torch.Tensor]) -> list[float]:
     return losses
 
 
-@pytest.mark.parametrize("changes", [{}, {"qk_norm": True, "tie_embeddings": False}], ids=["llama", "qwen3"])
+@pytest.mark.parametrize(
+    "changes", [{}, {"qk_norm": True, "tie_embeddings": False}], ids=["llama", "qwen3"]
+)
 def test_fifty_steps_follow_an_independent_loop(tiny: Config, changes: dict) -> None:
     c = dataclasses.replace(tiny, grad_clip=0.5, train_tokens=30_720, **changes)
     data = batches(c, 50)

@@ -10,32 +10,51 @@ from pathlib import Path
 import pytest
 import torch
 
+from record import reader, status
+from record.run_paths import RunPaths
+from settings.config import Config
 from tests.processes import run_ranks, run_trainer
 from tests.running import ROOT, environment, losses, same, tensors, train, wait_for
 from tests.train.test_step import masked_batch
-from train.checkpoint import checkpoint
-from train.model import compilation
-from train.distributed import world as distributed, parallel
-from record import reader, status
 from train import step
+from train.checkpoint import checkpoint
+from train.checkpoint.saver import Saver
 from train.data.batch import Batch
-from settings.config import Config
+from train.distributed import parallel
+from train.distributed import world as distributed
+from train.distributed.parallel import (
+    Sharding,
+    bare,
+    is_split,
+    parallelize,
+    settle,
+    weights_of,
+    writers,
+)
+from train.model import compilation
 from train.model.model import build
 from train.optim import build_optimizer, set_rate
-from train.distributed.parallel import Sharding, bare, is_split, parallelize, settle, weights_of, writers
-from record.run_paths import RunPaths
-from train.checkpoint.saver import Saver
 from train.step import train_step
 
 LAUNCH = [str(ROOT / "scripts" / "launch.sh")]
 
 
-def launch(folder: Path, data: dict[str, str], nproc: int, max_steps: int, by_user: bool = False,
-           **settings: object) -> Path:
+def launch(
+    folder: Path,
+    data: dict[str, str],
+    nproc: int,
+    max_steps: int,
+    by_user: bool = False,
+    **settings: object,
+) -> Path:
     """A run of so many processes; by_user: with all that a user starts, scripts and torchrun."""
     name = f"run{settings.pop('name', nproc)}"
     env = environment(folder, data, NPROC=nproc, MAX_STEPS=max_steps, RUN_NAME=name, **settings)
-    code, out = (0, train(env, command=LAUNCH)) if by_user else run_trainer(["-m", "train.main"], env, nproc)
+    code, out = (
+        (0, train(env, command=LAUNCH))
+        if by_user
+        else run_trainer(["-m", "train.main"], env, nproc)
+    )
     assert not code and f"processes={nproc} " in out, out
     return folder / name
 
@@ -51,8 +70,9 @@ def one_process(tmp_path_factory: pytest.TempPathFactory, data: dict[str, str]) 
 
 
 @pytest.mark.parametrize(("nproc", "micro"), [(2, 4), pytest.param(4, 1, marks=pytest.mark.slow)])
-def test_any_number_of_processes_follows_one(tmp_path: Path, data: dict[str, str], one_process: Path, nproc: int,
-                                             micro: int) -> None:
+def test_any_number_of_processes_follows_one(
+    tmp_path: Path, data: dict[str, str], one_process: Path, nproc: int, micro: int
+) -> None:
     run = launch(tmp_path, data, nproc, 20, by_user=True, MICRO_BATCH_SIZE=micro)
     assert len(losses(run)) == 20
     assert relative(losses(run), losses(one_process)) < 1e-5
@@ -61,14 +81,25 @@ def test_any_number_of_processes_follows_one(tmp_path: Path, data: dict[str, str
         torch.testing.assert_close(weights[name], value, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize(("nproc", "how"), [
-    (2, {"PARALLEL": "fsdp"}),
-    pytest.param(2, {"PARALLEL": "fsdp", "COMPILE": "1"}, marks=pytest.mark.slow),
-    pytest.param(2, {"PARALLEL": "fsdp", "ACTIVATION_CHECKPOINTING": "full", "GRAD_SYNC": "micro-batch"},
-                 marks=pytest.mark.slow),
-    pytest.param(4, {"PARALLEL": "hsdp", "SHARD_RANKS": 2, "MICRO_BATCH_SIZE": 1}, marks=pytest.mark.slow)], ids=str)
-def test_a_model_that_is_split_follows_one_that_is_not(tmp_path: Path, data: dict[str, str], one_process: Path,
-                                                       nproc: int, how: dict) -> None:
+@pytest.mark.parametrize(
+    ("nproc", "how"),
+    [
+        (2, {"PARALLEL": "fsdp"}),
+        pytest.param(2, {"PARALLEL": "fsdp", "COMPILE": "1"}, marks=pytest.mark.slow),
+        pytest.param(
+            2,
+            {"PARALLEL": "fsdp", "ACTIVATION_CHECKPOINTING": "full", "GRAD_SYNC": "micro-batch"},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            4, {"PARALLEL": "hsdp", "SHARD_RANKS": 2, "MICRO_BATCH_SIZE": 1}, marks=pytest.mark.slow
+        ),
+    ],
+    ids=str,
+)
+def test_a_model_that_is_split_follows_one_that_is_not(
+    tmp_path: Path, data: dict[str, str], one_process: Path, nproc: int, how: dict
+) -> None:
     if "COMPILE" in how and not compilation.has_compiler(torch.device("cpu")):
         pytest.skip("needs a C++ compiler")
     run = launch(tmp_path, data, nproc, 20, **how)
@@ -89,8 +120,9 @@ def test_two_processes_with_muon_follow_one(tmp_path: Path, data: dict[str, str]
 
 @pytest.mark.slow
 @pytest.mark.fault(33)
-def test_the_number_of_processes_may_change_at_each_resume(tmp_path: Path, data: dict[str, str],
-                                                           one_process: Path) -> None:
+def test_the_number_of_processes_may_change_at_each_resume(
+    tmp_path: Path, data: dict[str, str], one_process: Path
+) -> None:
     for nproc, steps in ((2, 6), (1, 10), (4, 20)):
         run = launch(tmp_path, data, nproc, steps, name="changing")
     three = environment(tmp_path, data, NPROC=3, MAX_STEPS=24, RUN_NAME="runchanging")
@@ -99,7 +131,9 @@ def test_the_number_of_processes_may_change_at_each_resume(tmp_path: Path, data:
 
 
 @pytest.mark.slow
-def test_four_processes_stopped_and_started_go_on_to_the_bit(tmp_path: Path, data: dict[str, str]) -> None:
+def test_four_processes_stopped_and_started_go_on_to_the_bit(
+    tmp_path: Path, data: dict[str, str]
+) -> None:
     whole = launch(tmp_path, data, 4, 12, name="whole", SAVE_EVERY=5)
     launch(tmp_path, data, 4, 7, name="killed", SAVE_EVERY=5)
     killed = launch(tmp_path, data, 4, 12, name="killed", SAVE_EVERY=5)
@@ -111,7 +145,9 @@ def test_four_processes_stopped_and_started_go_on_to_the_bit(tmp_path: Path, dat
 def test_the_launcher_returns_the_trainers_own_code(tmp_path: Path, data: dict[str, str]) -> None:
     out = train(environment(tmp_path, data, NPROC=3), command=LAUNCH, code=64)
     assert "BATCH_TOKENS=512 is not a multiple of" in out and "nearest: BATCH_TOKENS=" in out
-    out = train(environment(tmp_path, data, NPROC=2, DATA_DIR=tmp_path / "nowhere"), command=LAUNCH, code=78)
+    out = train(
+        environment(tmp_path, data, NPROC=2, DATA_DIR=tmp_path / "nowhere"), command=LAUNCH, code=78
+    )
     assert "make data" in out
 
 
@@ -127,10 +163,14 @@ if rank := os.environ.get("RANK"):
 """
 
 
-def with_fault(env: dict[str, str], folder: Path, *lines: str, everywhere: str = "") -> dict[str, str]:
+def with_fault(
+    env: dict[str, str], folder: Path, *lines: str, everywhere: str = ""
+) -> dict[str, str]:
     """The environment in which each process of a job runs these lines before it trains; `rank` is a string.
     everywhere: in those of its launchers, too."""
-    (folder / "sitecustomize.py").write_text(FAULT.format(everywhere=everywhere, fault="\n    ".join(lines)))
+    (folder / "sitecustomize.py").write_text(
+        FAULT.format(everywhere=everywhere, fault="\n    ".join(lines))
+    )
     return env | {"PYTHONPATH": f"{folder}:{ROOT}"}
 
 
@@ -140,43 +180,75 @@ def status_of(folder: Path) -> tuple[str, int]:
 
 
 @pytest.mark.slow
-def test_a_rank_that_fails_after_the_others_are_done_is_not_a_success(tmp_path: Path, data: dict[str, str]) -> None:
-    env = with_fault(environment(tmp_path, data, NPROC=2, MAX_STEPS=2), tmp_path,
-                     "from train import metrics", "close, calls = metrics.Recorder.close, []",
-                     "metrics.Recorder.close = lambda self: (calls.append(time.sleep(1)), "
-                     "1 / 0 if rank == '0' and len(calls) == 1 else close(self))")
+def test_a_rank_that_fails_after_the_others_are_done_is_not_a_success(
+    tmp_path: Path, data: dict[str, str]
+) -> None:
+    env = with_fault(
+        environment(tmp_path, data, NPROC=2, MAX_STEPS=2),
+        tmp_path,
+        "from train import metrics",
+        "close, calls = metrics.Recorder.close, []",
+        "metrics.Recorder.close = lambda self: (calls.append(time.sleep(1)), "
+        "1 / 0 if rank == '0' and len(calls) == 1 else close(self))",
+    )
     assert "ZeroDivisionError" in train(env, command=LAUNCH, code=1)
     records = list(reader.read(tmp_path / "run" / "metrics.jsonl"))
-    assert (records[-1]["event"], records[-1]["reason"], records[-1]["step"]) == ("end", "crashed", 2)
+    assert (records[-1]["event"], records[-1]["reason"], records[-1]["step"]) == (
+        "end",
+        "crashed",
+        2,
+    )
     assert status_of(tmp_path) == ("crashed", 1)
 
 
 @pytest.mark.slow
 @pytest.mark.fault(4)
-def test_ranks_that_stop_leave_together_however_long_the_first_takes(tmp_path: Path, data: dict[str, str]) -> None:
-    env = with_fault(environment(tmp_path, data, NPROC=2), tmp_path, "interrupt.PATIENCE_S = 0.1",
-                     "prune, rate = checkpoint.prune, loop.lr_at",
-                     "checkpoint.prune = lambda *args, **more: (time.sleep(3), prune(*args, **more))",
-                     "told = lambda step: rank == '0' and step == 3 and kill(signal.SIGTERM)",
-                     "loop.lr_at = lambda step, c: (told(step), rate(step, c))[1]")
+def test_ranks_that_stop_leave_together_however_long_the_first_takes(
+    tmp_path: Path, data: dict[str, str]
+) -> None:
+    env = with_fault(
+        environment(tmp_path, data, NPROC=2),
+        tmp_path,
+        "interrupt.PATIENCE_S = 0.1",
+        "prune, rate = checkpoint.prune, loop.lr_at",
+        "checkpoint.prune = lambda *args, **more: (time.sleep(3), prune(*args, **more))",
+        "told = lambda step: rank == '0' and step == 3 and kill(signal.SIGTERM)",
+        "loop.lr_at = lambda step, c: (told(step), rate(step, c))[1]",
+    )
     out = train(env, command=LAUNCH, code=75)
     assert "stopped by SIGTERM behind step 3/40, saved" in out
     assert status_of(tmp_path) == ("stopped", 75)
-    assert [r["event"] for r in reader.read(tmp_path / "run" / "metrics.jsonl")][-3:] == ["checkpoint", "signal", "end"]
+    assert [r["event"] for r in reader.read(tmp_path / "run" / "metrics.jsonl")][-3:] == [
+        "checkpoint",
+        "signal",
+        "end",
+    ]
 
 
-def test_a_rank_killed_before_training_is_no_stop_on_request(tmp_path: Path, data: dict[str, str]) -> None:
-    env = with_fault(environment(tmp_path, data, NPROC=2), tmp_path,
-                     "prepare.open_sources = lambda *_, **__: time.sleep(300) if rank == '0' else kill(signal.SIGKILL)")
+def test_a_rank_killed_before_training_is_no_stop_on_request(
+    tmp_path: Path, data: dict[str, str]
+) -> None:
+    env = with_fault(
+        environment(tmp_path, data, NPROC=2),
+        tmp_path,
+        "prepare.open_sources = lambda *_, **__: time.sleep(300) if rank == '0' else kill(signal.SIGKILL)",
+    )
     assert "stopped by SIGTERM before training" in train(env, command=LAUNCH, code=1)
 
 
 @pytest.mark.fault(6)
 @pytest.mark.parametrize("asked", ["launcher", "make stop"])
-def test_a_stop_before_training_is_one_on_request(tmp_path: Path, data: dict[str, str], asked: str) -> None:
-    env = with_fault(environment(tmp_path, data, NPROC=2), tmp_path,
-                     "prepare.open_sources = lambda *_, **__: time.sleep(300)")
-    process = subprocess.Popen(LAUNCH, env=env, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+def test_a_stop_before_training_is_one_on_request(
+    tmp_path: Path, data: dict[str, str], asked: str
+) -> None:
+    env = with_fault(
+        environment(tmp_path, data, NPROC=2),
+        tmp_path,
+        "prepare.open_sources = lambda *_, **__: time.sleep(300)",
+    )
+    process = subprocess.Popen(
+        LAUNCH, env=env, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     wait_for(tmp_path / "run" / "STATUS.json", '"data"')
     if asked == "launcher":
         process.send_signal(signal.SIGTERM)
@@ -187,32 +259,57 @@ def test_a_stop_before_training_is_one_on_request(tmp_path: Path, data: dict[str
 
 
 def test_ranks_that_have_left_on_request_are_no_failure_of_the_one_that_waited_for_them(
-        tmp_path: Path, data: dict[str, str]) -> None:
+    tmp_path: Path, data: dict[str, str]
+) -> None:
     """The first rank waits outside of Python, and hears of its peer's end before it hears of the signal."""
-    env = with_fault(environment(tmp_path, data, NPROC=2), tmp_path, "import torch",
-                     "prepare.vocabulary = lambda c: time.sleep(300) if rank == '1' else torch.distributed.barrier()")
-    process = subprocess.Popen(LAUNCH, env=env, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    env = with_fault(
+        environment(tmp_path, data, NPROC=2),
+        tmp_path,
+        "import torch",
+        "prepare.vocabulary = lambda c: time.sleep(300) if rank == '1' else torch.distributed.barrier()",
+    )
+    process = subprocess.Popen(
+        LAUNCH, env=env, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     wait_for(tmp_path / "run" / "STATUS.json", '"data"')
     process.send_signal(signal.SIGTERM)
     assert process.wait(120) == 75
     assert status_of(tmp_path) == ("stopped", 75)
 
 
-def test_the_cause_of_a_failure_is_in_the_log_of_its_rank(tmp_path: Path, data: dict[str, str]) -> None:
-    env = with_fault(environment(tmp_path, data, NPROC=2), tmp_path,
-                     "prepare.open_sources = lambda *_, **__: time.sleep(300) if rank == '0' else 1 / 0")
+def test_the_cause_of_a_failure_is_in_the_log_of_its_rank(
+    tmp_path: Path, data: dict[str, str]
+) -> None:
+    env = with_fault(
+        environment(tmp_path, data, NPROC=2),
+        tmp_path,
+        "prepare.open_sources = lambda *_, **__: time.sleep(300) if rank == '0' else 1 / 0",
+    )
     train(env, command=LAUNCH, code=1)
     logs = {path.name: path.read_text() for path in (tmp_path / "run" / "logs").iterdir()}
-    assert "rank=1 the trainer failed" in logs["rank_1.log"] and "ZeroDivisionError" in logs["rank_1.log"]
+    assert (
+        "rank=1 the trainer failed" in logs["rank_1.log"]
+        and "ZeroDivisionError" in logs["rank_1.log"]
+    )
     assert "ZeroDivisionError" not in logs["node_0.log"]
 
 
 @pytest.mark.slow
-def test_a_split_model_whose_evaluation_fails_is_whole_for_its_sample(tmp_path: Path, data: dict[str, str]) -> None:
-    env = with_fault(environment(tmp_path, data, NPROC=2, PARALLEL="fsdp", MAX_STEPS=2), tmp_path,
-                     "from train import evaluate", "evaluate.Evaluator.padded = lambda *_: 1 / 0")
+def test_a_split_model_whose_evaluation_fails_is_whole_for_its_sample(
+    tmp_path: Path, data: dict[str, str]
+) -> None:
+    env = with_fault(
+        environment(tmp_path, data, NPROC=2, PARALLEL="fsdp", MAX_STEPS=2),
+        tmp_path,
+        "from train import evaluate",
+        "evaluate.Evaluator.padded = lambda *_: 1 / 0",
+    )
     out = train(env, command=LAUNCH)
-    assert "the evaluation at step 2 failed" in out and "ZeroDivisionError" in out and "sample, step 2:" in out
+    assert (
+        "the evaluation at step 2 failed" in out
+        and "ZeroDivisionError" in out
+        and "sample, step 2:" in out
+    )
     assert status_of(tmp_path) == ("done", 0)
 
 
@@ -224,10 +321,16 @@ def test_the_engine_gets_one_name_of_the_flag_that_was_renamed() -> None:
 # Inside the processes
 # ---------------------------------------------------------------------------------------------------
 
+
 def masked_steps(rank: int, size: int, folder: str, c: Config) -> None:
     """Train a few steps on this rank's part of a batch whose sequences score unequal numbers of tokens."""
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank), MASTER_ADDR="127.0.0.1",
-                      MASTER_PORT=os.environ["TEST_PORT"])
+    os.environ.update(
+        RANK=str(rank),
+        WORLD_SIZE=str(size),
+        LOCAL_RANK=str(rank),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=os.environ["TEST_PORT"],
+    )
     torch.set_num_threads(1)
     world = distributed.join(c)
     sharding = Sharding(c, world) if is_split(c, world) else None
@@ -240,11 +343,22 @@ def masked_steps(rank: int, size: int, folder: str, c: Config) -> None:
     settle(model, micro[0])
     step.peak_memory_gib = lambda _: 8.0 - rank  # the first rank's is the largest
     set_rate(optimizer, 1e-2, c)
-    numbers = [train_step(model, optimizer, batch, 1.0, world, stop=rank == size - 1) for _ in range(20)]
-    whole = {n: w.full_tensor() if hasattr(w, "full_tensor") else w for n, w in weights_of(model).items()}
-    torch.save({"losses": [n.loss for n in numbers], "stops": [n.stop for n in numbers],
-                "norms": [n.grad_norm for n in numbers], "memory": [n.mem_gib for n in numbers],
-                "weights": {n: w.detach().clone() for n, w in whole.items()}}, f"{folder}/{size}-{rank}.pt")
+    numbers = [
+        train_step(model, optimizer, batch, 1.0, world, stop=rank == size - 1) for _ in range(20)
+    ]
+    whole = {
+        n: w.full_tensor() if hasattr(w, "full_tensor") else w for n, w in weights_of(model).items()
+    }
+    torch.save(
+        {
+            "losses": [n.loss for n in numbers],
+            "stops": [n.stop for n in numbers],
+            "norms": [n.grad_norm for n in numbers],
+            "memory": [n.mem_gib for n in numbers],
+            "weights": {n: w.detach().clone() for n, w in whole.items()},
+        },
+        f"{folder}/{size}-{rank}.pt",
+    )
     saver = Saver(Path(folder) / f"ckpt-{size}", c, world, 2**20)
     saver.start(6, model, optimizer, {"data": {}})
     saver.wait()
@@ -254,15 +368,27 @@ def masked_steps(rank: int, size: int, folder: str, c: Config) -> None:
     os._exit(0)  # a process group that FSDP2 uses cannot be left in order
 
 
-@pytest.mark.parametrize(("how", "sizes"), [
-    ({"parallel": "ddp"}, (1, 2)), pytest.param({"parallel": "fsdp"}, (1, 2, 4), marks=pytest.mark.slow),
-    pytest.param({"parallel": "hsdp", "shard_ranks": 2}, (1, 4), marks=pytest.mark.slow),
-    pytest.param({"parallel": "fsdp", "grad_sync": "micro-batch"}, (1, 2), marks=pytest.mark.slow),
-    pytest.param({"optimizer": "muon", "muon_momentum": 0.95}, (1, 2), marks=pytest.mark.slow),
-], ids=["ddp", "fsdp", "hsdp", "fsdp each micro-batch", "muon"])
+@pytest.mark.parametrize(
+    ("how", "sizes"),
+    [
+        ({"parallel": "ddp"}, (1, 2)),
+        pytest.param({"parallel": "fsdp"}, (1, 2, 4), marks=pytest.mark.slow),
+        pytest.param({"parallel": "hsdp", "shard_ranks": 2}, (1, 4), marks=pytest.mark.slow),
+        pytest.param(
+            {"parallel": "fsdp", "grad_sync": "micro-batch"}, (1, 2), marks=pytest.mark.slow
+        ),
+        pytest.param({"optimizer": "muon", "muon_momentum": 0.95}, (1, 2), marks=pytest.mark.slow),
+    ],
+    ids=["ddp", "fsdp", "hsdp", "fsdp each micro-batch", "muon"],
+)
 def test_unequal_masks_weigh_each_token_the_same_and_ranks_stay_equal(
-        tmp_path: Path, tiny: Config, free_port: int, monkeypatch: pytest.MonkeyPatch, how: dict,
-        sizes: tuple[int, ...]) -> None:
+    tmp_path: Path,
+    tiny: Config,
+    free_port: int,
+    monkeypatch: pytest.MonkeyPatch,
+    how: dict,
+    sizes: tuple[int, ...],
+) -> None:
     monkeypatch.setenv("TEST_PORT", str(free_port))
     c = dataclasses.replace(tiny, device="cpu", **how)
     close = 1e-3 if c.optimizer == "muon" else 1e-5  # Muon's iterations are in bfloat16
@@ -276,24 +402,37 @@ def test_unequal_masks_weigh_each_token_the_same_and_ranks_stay_equal(
         for part in results[size]:
             assert part["losses"] == results[size][0]["losses"] and all(part["stops"])
             assert part["losses"] == pytest.approx(one["losses"], rel=close)
-            assert part["norms"] == pytest.approx(one["norms"], rel=0.1 if c.optimizer == "muon" else 1e-4)
+            assert part["norms"] == pytest.approx(
+                one["norms"], rel=0.1 if c.optimizer == "muon" else 1e-4
+            )
             assert part["memory"] == [8.0] * 20
             for name, weight in part["weights"].items():
                 assert torch.equal(weight, results[size][0]["weights"][name]), name
         files = checkpoint.read_manifest(tmp_path / f"ckpt-{size}" / "step_0000006")["files"]
         ranks = range(2 if c.parallel == "hsdp" else size)  # those of one copy
-        assert {name for name in files if name != ".metadata"} == {f"__{rank}_0.distcp" for rank in ranks}
+        assert {name for name in files if name != ".metadata"} == {
+            f"__{rank}_0.distcp" for rank in ranks
+        }
 
 
 def no_room_on_one(rank: int, size: int, folder: str, c: Config) -> None:
     """Save where the last rank finds no room, and once more where all do."""
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank), MASTER_ADDR="127.0.0.1",
-                      MASTER_PORT=os.environ["TEST_PORT"])
+    os.environ.update(
+        RANK=str(rank),
+        WORLD_SIZE=str(size),
+        LOCAL_RANK=str(rank),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=os.environ["TEST_PORT"],
+    )
     torch.set_num_threads(1)
     world = distributed.join(c)
     model = parallelize(build(c, world.device), c, world)
     optimizer = build_optimizer(bare(model), c)
-    states, need, group = checkpoint.tensor_states(model, optimizer), 1, distributed.group_of([0, 1], 120)
+    states, need, group = (
+        checkpoint.tensor_states(model, optimizer),
+        1,
+        distributed.group_of([0, 1], 120),
+    )
     room = checkpoint.check_space
 
     def no_room(*_: object) -> None:
@@ -301,7 +440,9 @@ def no_room_on_one(rank: int, size: int, folder: str, c: Config) -> None:
             raise checkpoint.CheckpointError("no room here")
 
     checkpoint.check_space = no_room
-    with pytest.raises(checkpoint.CheckpointError, match="could not be written on rank 1: no room here"):
+    with pytest.raises(
+        checkpoint.CheckpointError, match="could not be written on rank 1: no room here"
+    ):
         checkpoint.write(Path(folder) / "ckpt", 1, states, need, {"data": {}}, world, group)
     checkpoint.check_space = room
     checkpoint.write(Path(folder) / "ckpt", 2, states, need, {"data": {}}, world, group)
@@ -309,8 +450,9 @@ def no_room_on_one(rank: int, size: int, folder: str, c: Config) -> None:
 
 
 @pytest.mark.slow
-def test_a_rank_that_cannot_save_holds_nobody_up(tmp_path: Path, tiny: Config, free_port: int,
-                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_cannot_save_holds_nobody_up(
+    tmp_path: Path, tiny: Config, free_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TEST_PORT", str(free_port))
     run_ranks(no_room_on_one, (2, str(tmp_path), dataclasses.replace(tiny, device="cpu")), 2)
     assert [path.name for path in (tmp_path / "ckpt").iterdir()] == ["step_0000002"]

@@ -8,8 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from train.data.batch import Batch
 from settings.config import Config
+from train.data.batch import Batch
 from train.distributed.world import World
 from train.model.loss import IGNORED
 from train.model.model import build
@@ -25,7 +25,7 @@ def masked_batch(c: Config, sequences: int) -> tuple[torch.Tensor, torch.Tensor]
     tokens = torch.randint(c.vocab_size, (sequences, c.seq_len), generator=g)
     targets = torch.randint(c.vocab_size, (sequences, c.seq_len), generator=g)
     for row in range(sequences):
-        targets[row, :row * c.seq_len // (sequences - 1)] = IGNORED
+        targets[row, : row * c.seq_len // (sequences - 1)] = IGNORED
     return tokens, targets
 
 
@@ -35,7 +35,9 @@ def as_batch(tokens: torch.Tensor, targets: torch.Tensor, micro: int) -> Batch:
 
 
 @pytest.mark.parametrize("micro", [1, 3, 8])
-def test_accumulated_gradient_is_that_of_the_mean_over_scored_tokens(tiny: Config, micro: int) -> None:
+def test_accumulated_gradient_is_that_of_the_mean_over_scored_tokens(
+    tiny: Config, micro: int
+) -> None:
     c = dataclasses.replace(tiny, grad_clip=0.0)
     tokens, targets = masked_batch(c, 8)
     model, reference = build(c, ALONE.device), build(c, ALONE.device)
@@ -58,7 +60,9 @@ def test_clipping_scales_the_whole_gradient_to_the_limit(tiny: Config) -> None:
     model = build(tiny, ALONE.device)
     optimizer = build_optimizer(model, tiny)
     lengths = []
-    optimizer.step = lambda: lengths.append(torch.cat([w.grad.flatten() for w in model.parameters()]).norm().item())
+    optimizer.step = lambda: lengths.append(
+        torch.cat([w.grad.flatten() for w in model.parameters()]).norm().item()
+    )
     numbers = train_step(model, optimizer, as_batch(tokens, targets, 4), 0.01, ALONE)
     assert numbers.grad_norm > 0.02
     assert lengths[0] == pytest.approx(0.01, rel=1e-3)
@@ -102,15 +106,23 @@ def test_a_step_that_is_refused_changes_nothing_and_names_all_its_samples(tiny: 
     optimizer = build_optimizer(model, tiny)
     before = copy.deepcopy(model.state_dict())
     asked = []
-    numbers = train_step(model, optimizer, as_batch(*masked_batch(tiny, 8), 4), 1.0, ALONE,
-                         judge=lambda *values: asked.append(values) or "loss")
+    numbers = train_step(
+        model,
+        optimizer,
+        as_batch(*masked_batch(tiny, 8), 4),
+        1.0,
+        ALONE,
+        judge=lambda *values: asked.append(values) or "loss",
+    )
     assert asked == [(numbers.loss, numbers.grad_norm)]
     assert numbers.refused == "loss" and numbers.samples == tuple(range(100, 108))
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert all(weight.grad is None for weight in model.parameters())
 
 
-def test_the_clock_tells_what_a_rank_did_before_it_waits(tiny: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_clock_tells_what_a_rank_did_before_it_waits(
+    tiny: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By a clock of our own, in which only what the model does takes time."""
     now = [0.0]
     monkeypatch.setattr("train.step.time", SimpleNamespace(perf_counter=lambda: now[0]))
@@ -129,8 +141,14 @@ def test_the_clock_tells_what_a_rank_did_before_it_waits(tiny: Config, monkeypat
     own = []
     for seconds in (0.0, 0.1, 0.2):
         clock.start()
-        own += train_step(Slow(model, seconds), optimizer, as_batch(*masked_batch(tiny, 8), 4), 1.0, ALONE,
-                          clock=clock).own_s
+        own += train_step(
+            Slow(model, seconds),
+            optimizer,
+            as_batch(*masked_batch(tiny, 8), 4),
+            1.0,
+            ALONE,
+            clock=clock,
+        ).own_s
     assert own == pytest.approx([0.0, 0.2, 0.4])  # two micro-batches
 
 
@@ -139,8 +157,10 @@ def test_stop_and_save_are_read_back(tiny: Config) -> None:
     model = build(tiny, ALONE.device)
     optimizer = build_optimizer(model, tiny)
     batch = as_batch(tokens, targets, 4)
-    answers = [train_step(model, optimizer, batch, 1.0, ALONE, stop=stop, save=save)
-               for stop, save in [(False, False), (True, False), (False, True)]]
+    answers = [
+        train_step(model, optimizer, batch, 1.0, ALONE, stop=stop, save=save)
+        for stop, save in [(False, False), (True, False), (False, True)]
+    ]
     assert [(a.stop, a.save) for a in answers] == [(False, False), (True, False), (False, True)]
     assert 0.05 < answers[0].mem_gib < 8
 

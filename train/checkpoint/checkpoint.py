@@ -30,10 +30,10 @@ import torch
 import xxhash
 from torch import Tensor, nn
 
-from train.distributed.world import World, from_all, from_first
 from record.durable import flush_folder
-from train.optim import Optimizer
 from train.distributed.parallel import replicate, weights_of
+from train.distributed.world import World, from_all, from_first
+from train.optim import Optimizer
 
 log = logging.getLogger(__name__)
 
@@ -58,15 +58,21 @@ def folder_of(root: Path, step: int) -> Path:
 # States
 # ---------------------------------------------------------------------------------------------------
 
-def tensor_states(model: nn.Module, optimizer: Optimizer, outer: dict[str, Tensor] | None = None) -> dict[str, Any]:
+
+def tensor_states(
+    model: nn.Module, optimizer: Optimizer, outer: dict[str, Tensor] | None = None
+) -> dict[str, Any]:
     """What goes through DCP: {"model": name -> weight, "optimizer": state.name.moment -> tensor}, and where there are
     several sites "outer", what they have in common (sites/diloco.py).
 
     The settings say what the optimizer's groups hold, so that its moments are all there is to keep.
     """
     weights = weights_of(model)
-    moments = {f"state.{name}.{key}": value for name, weight in weights.items()
-               for key, value in optimizer.moments(weight).items()}
+    moments = {
+        f"state.{name}.{key}": value
+        for name, weight in weights.items()
+        for key, value in optimizer.moments(weight).items()
+    }
     states = {"model": weights_state(model), "optimizer": moments}
     return states | {"outer": outer} if outer else states
 
@@ -79,12 +85,24 @@ def weights_state(model: nn.Module) -> dict[str, Tensor]:
 def stager(on_gpu: bool) -> Any:
     """DCP's copier of states into host memory, which it keeps for the next time: `stage(states)` returns the copy."""
     from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
-    return DefaultStager(StagingOptions(use_pinned_memory=on_gpu, use_shared_memory=False, use_async_staging=False,
-                                        use_non_blocking_copy=on_gpu))
+
+    return DefaultStager(
+        StagingOptions(
+            use_pinned_memory=on_gpu,
+            use_shared_memory=False,
+            use_async_staging=False,
+            use_non_blocking_copy=on_gpu,
+        )
+    )
 
 
-def load_into(folder: Path, model: nn.Module, optimizer: Optimizer, shared: bool = True,
-              outer: dict[str, Tensor] | None = None) -> None:
+def load_into(
+    folder: Path,
+    model: nn.Module,
+    optimizer: Optimizer,
+    shared: bool = True,
+    outer: dict[str, Tensor] | None = None,
+) -> None:
     """Read weights and moments of a verified checkpoint in place, on all ranks together.
 
     Each rank reads its own part. shared: all see the folder; else those of the first node read it, and the others
@@ -92,20 +110,31 @@ def load_into(folder: Path, model: nn.Module, optimizer: Optimizer, shared: bool
     is not read. Raises CheckpointError, on all ranks.
     """
     import torch.distributed.checkpoint as dcp
+
     problem, stored = None, {}
     try:
         if (folder / ".metadata").exists():
-            stored = {key: (facts.size, facts.properties.dtype) for key, facts in
-                      dcp.FileSystemReader(folder).read_metadata().state_dict_metadata.items()
-                      if isinstance(facts, dcp.metadata.TensorStorageMetadata)}
+            stored = {
+                key: (facts.size, facts.properties.dtype)
+                for key, facts in dcp.FileSystemReader(folder)
+                .read_metadata()
+                .state_dict_metadata.items()
+                if isinstance(facts, dcp.metadata.TensorStorageMetadata)
+            }
     except (Exception, dcp.api.CheckpointException) as error:
         problem = cause(error)
     stored = from_first(stored)
     try:
         for name, weight in weights_of(model).items():
             prefix = f"optimizer.state.{name}."
-            optimizer.set_moments(weight, {key.removeprefix(prefix): blank(weight, *stored[key])
-                                           for key in stored if key.startswith(prefix)})
+            optimizer.set_moments(
+                weight,
+                {
+                    key.removeprefix(prefix): blank(weight, *stored[key])
+                    for key in stored
+                    if key.startswith(prefix)
+                },
+            )
             for key in (f"weights.{name}", f"momentum.{name}"):
                 if outer is not None and f"outer.{key}" in stored:
                     outer[key] = blank(weight, *stored[f"outer.{key}"])
@@ -123,6 +152,7 @@ def load_weights(folder: Path, model: nn.Module) -> None:
     """Read the weights of a verified checkpoint in place, on all ranks together, each its own part; no moment is read,
     and a tensor at a time is twice in memory. Raises CheckpointError, on all ranks."""
     import torch.distributed.checkpoint as dcp
+
     problem = None
     try:
         dcp.load({"model": weights_state(model)}, checkpoint_id=folder, no_dist=True)
@@ -134,8 +164,10 @@ def load_weights(folder: Path, model: nn.Module) -> None:
 def refuse_misfit(folder: Path, problem: str | None) -> None:
     """Raises CheckpointError, on all ranks, where one of them has a problem with what it read."""
     if failed := [problem for problem in from_all(problem) if problem]:
-        raise CheckpointError(f"{folder}: does not fit this model: {failed[0]}; go on with the settings that "
-                              "config.json holds")
+        raise CheckpointError(
+            f"{folder}: does not fit this model: {failed[0]}; go on with the settings that "
+            "config.json holds"
+        )
 
 
 def blank(weight: Tensor, size: torch.Size, dtype: torch.dtype) -> Tensor:
@@ -156,15 +188,28 @@ def needed_bytes(model: nn.Module, sites: int = 1) -> int:
     """Size of a checkpoint, at most: weights, two moments and a counter, and DCP's 3 KiB beside each tensor; of several
     sites also the weights that they have in common, and the momentum of those."""
     weights, copies = [w for w in model.parameters() if w.requires_grad], 5 if sites > 1 else 3
-    return copies * sum(w.numel() * w.element_size() for w in weights) + (copies + 1) * len(weights) * 3072 + 2**16
+    return (
+        copies * sum(w.numel() * w.element_size() for w in weights)
+        + (copies + 1) * len(weights) * 3072
+        + 2**16
+    )
 
 
 # ---------------------------------------------------------------------------------------------------
 # Writing
 # ---------------------------------------------------------------------------------------------------
 
-def write(root: Path, step: int, states: dict[str, Any], need: int, small: dict[str, Any], world: World,
-          group: Any = None, save: Callable[[dict[str, Any], Path, Any], None] | None = None) -> tuple[Path, int]:
+
+def write(
+    root: Path,
+    step: int,
+    states: dict[str, Any],
+    need: int,
+    small: dict[str, Any],
+    world: World,
+    group: Any = None,
+    save: Callable[[dict[str, Any], Path, Any], None] | None = None,
+) -> tuple[Path, int]:
     """Write checkpoints/step_N, on the ranks of a group together. Returns (folder, bytes).
 
     states: as tensor_states has them, or as save(states, folder, group) writes them; need: the bytes they take at most.
@@ -172,11 +217,16 @@ def write(root: Path, step: int, states: dict[str, Any], need: int, small: dict[
     since, or it was evaluated. Raises CheckpointError, on all ranks of the group, leaving nothing behind; whatever else
     is raised, a rank is gone."""
     import torch.distributed.checkpoint as dcp
+
     target = folder_of(root, step)
     temporary = from_first(root / f"{target.name}.tmp-{uuid.uuid4().hex[:8]}", group)
     old = manifest_of(target)
-    if from_first(target.exists() and old.get("sites") == small.get("sites") and
-                  small.get("val_loss") in (None, old.get("val_loss")), group):
+    if from_first(
+        target.exists()
+        and old.get("sites") == small.get("sites")
+        and small.get("val_loss") in (None, old.get("val_loss")),
+        group,
+    ):
         return target, 0
     problem = None
     try:
@@ -184,27 +234,48 @@ def write(root: Path, step: int, states: dict[str, Any], need: int, small: dict[
         temporary.mkdir(parents=True, exist_ok=True)
     except (OSError, CheckpointError) as error:
         problem = cause(error)
-    refuse_if_any(from_all(problem, group), target, temporary, world)  # before its collectives: all must enter them
+    refuse_if_any(
+        from_all(problem, group), target, temporary, world
+    )  # before its collectives: all must enter them
     try:
         if save:
             save(states, temporary, group)
         else:
             writer = dcp.FileSystemWriter(temporary, sync_files=True, single_file_per_rank=True)
             dcp.save(states, storage_writer=writer, no_dist=group is None, process_group=group)
-        files = {path.name: describe(path) for path in temporary.iterdir()  # .metadata is the first's
-                 if path.name.startswith(f"__{world.rank}_") or (world.is_first and path.name[:2] != "__")}
-    except (Exception, dcp.api.CheckpointException) as error:  # whatever it is, training must be able to go on
+        files = {
+            path.name: describe(path)
+            for path in temporary.iterdir()  # .metadata is the first's
+            if path.name.startswith(f"__{world.rank}_")
+            or (world.is_first and path.name[:2] != "__")
+        }
+    except (
+        Exception,
+        dcp.api.CheckpointException,
+    ) as error:  # whatever it is, training must be able to go on
         problem, files = cause(error), {}
     gathered = from_all((problem, files), group)
     refuse_if_any([problem for problem, _ in gathered], target, temporary, world)
     all_files = {name: facts for _, part in gathered for name, facts in part.items()}
     if world.is_first:
         try:
-            commit(temporary, target, {"schema": SCHEMA, "step": step, **small, "torch": torch.__version__,
-                                       "world_size": world.size, "files": all_files})
+            commit(
+                temporary,
+                target,
+                {
+                    "schema": SCHEMA,
+                    "step": step,
+                    **small,
+                    "torch": torch.__version__,
+                    "world_size": world.size,
+                    "files": all_files,
+                },
+            )
         except Exception as error:  # the others wait to hear of it
             problem = cause(error)
-    refuse_if_any([from_first(problem, group)], target, temporary, world)  # nobody goes on before the commit
+    refuse_if_any(
+        [from_first(problem, group)], target, temporary, world
+    )  # nobody goes on before the commit
     return target, sum(size for size, _ in all_files.values())
 
 
@@ -214,8 +285,10 @@ def refuse_if_any(problems: list[str | None], target: Path, temporary: Path, wor
         if world.is_first:
             shutil.rmtree(temporary, ignore_errors=True)
         free = shutil.disk_usage(existing_parent(target)).free / 2**30
-        raise CheckpointError(f"{target}: could not be written on rank {failed[0][0]}: {failed[0][1]}; the disk has "
-                              f"{free:.2f} GiB free. Make room, or keep fewer with KEEP_LAST")
+        raise CheckpointError(
+            f"{target}: could not be written on rank {failed[0][0]}: {failed[0][1]}; the disk has "
+            f"{free:.2f} GiB free. Make room, or keep fewer with KEEP_LAST"
+        )
 
 
 def commit(temporary: Path, target: Path, manifest: dict[str, Any]) -> None:
@@ -253,16 +326,23 @@ def check_space(root: Path, need: int) -> None:
     """Raises CheckpointError if the disk has no room for one more checkpoint."""
     free = shutil.disk_usage(existing_parent(root)).free
     if free < need:
-        raise CheckpointError(f"{root}: a checkpoint takes {need / 2**30:.2f} GiB and the disk has "
-                              f"{free / 2**30:.2f} GiB free; make room, or put RUNS_DIR on another disk")
+        raise CheckpointError(
+            f"{root}: a checkpoint takes {need / 2**30:.2f} GiB and the disk has "
+            f"{free / 2**30:.2f} GiB free; make room, or put RUNS_DIR on another disk"
+        )
 
 
 def existing_parent(path: Path) -> Path:
     return path if path.exists() else existing_parent(path.parent)
 
 
-def prune(root: Path, keep_last: int, keep_every: int, sound: Collection[int] = (), always: Collection[int] = (),
-          ) -> list[int]:
+def prune(
+    root: Path,
+    keep_last: int,
+    keep_every: int,
+    sound: Collection[int] = (),
+    always: Collection[int] = (),
+) -> list[int]:
     """Delete old checkpoints and leftovers of killed saves; returns the steps deleted.
 
     Kept are those of `always`, the newest keep_last, the multiples of keep_every, and the two newest that verify: steps
@@ -277,7 +357,11 @@ def prune(root: Path, keep_last: int, keep_every: int, sound: Collection[int] = 
         try:
             os.rename(folder_of(root, step), trash)
         except OSError as error:  # as a network disk does for a folder that is being read
-            log.warning("checkpoint step_%07d could not be deleted (%s); training goes on", step, error.strerror)
+            log.warning(
+                "checkpoint step_%07d could not be deleted (%s); training goes on",
+                step,
+                error.strerror,
+            )
             continue
         shutil.rmtree(trash, ignore_errors=True)
         deleted.append(step)
@@ -309,6 +393,7 @@ def newest_valid(root: Path, steps: list[int], count: int, sound: Collection[int
 # Finding and reading
 # ---------------------------------------------------------------------------------------------------
 
+
 def committed(root: Path) -> list[int]:
     """Steps that have a folder under its final name, ascending. Nothing is verified."""
     found = (NAME.fullmatch(path.name) for path in root.iterdir()) if root.is_dir() else ()
@@ -322,20 +407,28 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         files = manifest["files"]
         schema = manifest["schema"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{folder.name}: MANIFEST.json is missing or damaged ({error!r})") from None
+        raise CheckpointError(
+            f"{folder.name}: MANIFEST.json is missing or damaged ({error!r})"
+        ) from None
     if schema != SCHEMA:
-        raise OtherFormat(f"{folder}: has format {schema}; this version reads {SCHEMA}. Go on with the version that "
-                          "wrote it, or choose another RUN_NAME")
+        raise OtherFormat(
+            f"{folder}: has format {schema}; this version reads {SCHEMA}. Go on with the version that "
+            "wrote it, or choose another RUN_NAME"
+        )
     for name, (size, digest) in files.items():
         path = folder / name
         if not path.is_file():
             raise CheckpointError(f"{folder.name}: {name} is missing")
         if path.stat().st_size != size:
-            raise CheckpointError(f"{folder.name}: {name} has {path.stat().st_size} bytes, not {size}")
+            raise CheckpointError(
+                f"{folder.name}: {name} has {path.stat().st_size} bytes, not {size}"
+            )
         try:
             found = describe(path)[1]
         except OSError as error:
-            raise CheckpointError(f"{folder.name}: {name} cannot be read ({error.strerror})") from None
+            raise CheckpointError(
+                f"{folder.name}: {name} cannot be read ({error.strerror})"
+            ) from None
         if found != digest:
             raise CheckpointError(f"{folder.name}: {name} is damaged (its hash differs)")
     return manifest
@@ -363,8 +456,10 @@ def find_latest(root: Path, before: int | None = None) -> tuple[Path, dict[str, 
             log.warning("checkpoint %s; falling back to %s", reason, folder.name)
         return folder, manifest
     if reasons and before is None:
-        raise CheckpointError(f"no valid checkpoint in {root} ({len(reasons)} found: {'; '.join(reasons)}). "
-                              "To start over, choose another RUN_NAME or move that folder away")
+        raise CheckpointError(
+            f"no valid checkpoint in {root} ({len(reasons)} found: {'; '.join(reasons)}). "
+            "To start over, choose another RUN_NAME or move that folder away"
+        )
     return None
 
 
@@ -377,14 +472,20 @@ def set_aside(root: Path, after: int, what: str = "damaged") -> None:
             try:
                 os.rename(folder, aside)
             except OSError as error:
-                raise CheckpointError(f"{folder}: is {what} and cannot be renamed ({error.strerror}); move it "
-                                      "away, so that training can write that step again") from None
-            log.warning("checkpoint %s was set aside as %s; delete it when you have no more use for it", folder.name,
-                        aside)
+                raise CheckpointError(
+                    f"{folder}: is {what} and cannot be renamed ({error.strerror}); move it "
+                    "away, so that training can write that step again"
+                ) from None
+            log.warning(
+                "checkpoint %s was set aside as %s; delete it when you have no more use for it",
+                folder.name,
+                aside,
+            )
 
 
-def latest_for_all(root: Path, world: World, before: int | None = None,
-                   what: str = "damaged") -> tuple[Path, dict[str, Any]] | None:
+def latest_for_all(
+    root: Path, world: World, before: int | None = None, what: str = "damaged"
+) -> tuple[Path, dict[str, Any]] | None:
     """`find_latest` by the first rank, the same answer on all. Those past it are set aside."""
     answer: Any = None
     if world.is_first:

@@ -18,12 +18,12 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
+from settings.config import Config
 from train.checkpoint import checkpoint
 from train.checkpoint.checkpoint import CheckpointError
-from settings.config import Config
+from train.distributed.parallel import is_split, writers
 from train.distributed.world import World, from_first, group_of, report_progress, use_device
 from train.optim import Optimizer
-from train.distributed.parallel import is_split, writers
 
 log = logging.getLogger(__name__)
 
@@ -37,8 +37,8 @@ class Saved:
 
     step: int
     folder: Path
-    size: int        # bytes
-    seconds: float   # from the start, the copy included
+    size: int  # bytes
+    seconds: float  # from the start, the copy included
     problem: str | None = None
 
 
@@ -67,14 +67,14 @@ class Saver:
         self.ranks = writers(c, world)
         self.writes = world.rank in self.ranks
         write_s = need / len(self.ranks) / SLOW_DISK
-        self.group_s = c.checkpoint_timeout_s + write_s       # for one of the ranks to wait for another
-        self.limit_s = 2 * c.checkpoint_timeout_s + write_s   # for all of a save
+        self.group_s = c.checkpoint_timeout_s + write_s  # for one of the ranks to wait for another
+        self.limit_s = 2 * c.checkpoint_timeout_s + write_s  # for all of a save
         self.group = group_of(self.ranks, self.group_s)
         self.thread: threading.Thread | None = None
-        self.ended: Saved | None = None     # not yet asked for
+        self.ended: Saved | None = None  # not yet asked for
         self.stager: Any = None
         self.misses = 0
-        self.sound: set[int] = set()        # checkpoints that this process verified or wrote
+        self.sound: set[int] = set()  # checkpoints that this process verified or wrote
         self.began = 0.0
         self.lite: Lite | None = None
 
@@ -82,12 +82,16 @@ class Saver:
     def busy(self) -> bool:
         return self.thread is not None and self.thread.is_alive()
 
-    def warm_up(self, model: nn.Module, optimizer: Optimizer, outer: dict[str, Tensor] | None = None) -> None:
+    def warm_up(
+        self, model: nn.Module, optimizer: Optimizer, outer: dict[str, Tensor] | None = None
+    ) -> None:
         """Import what the first save will need, and make room for its copy, beside the training that goes on.
 
         What is copied here is torn, and written nowhere.
         """
-        states = self.share(checkpoint.tensor_states(model, optimizer, outer)) if self.writes else {}
+        states = (
+            self.share(checkpoint.tensor_states(model, optimizer, outer)) if self.writes else {}
+        )
 
         def prepare() -> None:
             use_device(self.world)
@@ -97,8 +101,14 @@ class Saver:
         self.thread = threading.Thread(target=prepare, name="saver", daemon=True)
         self.thread.start()
 
-    def start(self, step: int, model: nn.Module, optimizer: Optimizer, small: dict[str, Any],
-              outer: dict[str, Tensor] | None = None) -> None:
+    def start(
+        self,
+        step: int,
+        model: nn.Module,
+        optimizer: Optimizer,
+        small: dict[str, Any],
+        outer: dict[str, Tensor] | None = None,
+    ) -> None:
         """Begin to save. Returns once weights and moments are copied, and training may change them.
 
         outer: what several sites have in common.
@@ -106,11 +116,15 @@ class Saver:
         Raises CheckpointError, on all ranks, after too many failures in a row.
         """
         self.wait()
-        message, misses, newest = from_first((self.too_many_misses(), self.misses, max(self.sound, default=0)))
+        message, misses, newest = from_first(
+            (self.too_many_misses(), self.misses, max(self.sound, default=0))
+        )
         if message:
             raise CheckpointError(message)
         if misses:
-            self.group = group_of(self.ranks, self.group_s)  # one that has timed out once works no more
+            self.group = group_of(
+                self.ranks, self.group_s
+            )  # one that has timed out once works no more
         if newest and not self.writes:  # each node's launcher counts checkpoints
             report_progress(self.world, newest)
         self.began = time.perf_counter()
@@ -122,20 +136,32 @@ class Saver:
         states = {} if lite else self.share(checkpoint.tensor_states(model, optimizer, outer))
         try:
             states = lite.copied(model) if lite else self.copied(states)
-        except Exception as error:  # most likely host memory: without the copy it can still be written, if slowly
-            log.warning("checkpoint: no copy could be made aside (%s); training waits for this save",
-                        checkpoint.cause(error))
+        except (
+            Exception
+        ) as error:  # most likely host memory: without the copy it can still be written, if slowly
+            log.warning(
+                "checkpoint: no copy could be made aside (%s); training waits for this save",
+                checkpoint.cause(error),
+            )
             self.write(step, states, small)
             return
-        self.thread = threading.Thread(target=self.write, args=(step, states, small, lite and lite.write), name="saver",
-                                       daemon=True)
+        self.thread = threading.Thread(
+            target=self.write,
+            args=(step, states, small, lite and lite.write),
+            name="saver",
+            daemon=True,
+        )
         self.thread.start()
 
     def share(self, states: dict[str, Any]) -> dict[str, Any]:
         """What of the states this process writes: where each has all of them, a part as large as the others'."""
         if is_split(self.c, self.world) or len(self.ranks) == 1:
             return states
-        named = [(part, name, tensor) for part, tensors in states.items() for name, tensor in tensors.items()]
+        named = [
+            (part, name, tensor)
+            for part, tensors in states.items()
+            for name, tensor in tensors.items()
+        ]
         named.sort(key=lambda entry: (-entry[2].nbytes, entry[0], entry[1]))
         load = dict.fromkeys(self.ranks, 0)
         mine: dict[str, dict[str, Any]] = {part: {} for part in states}
@@ -153,24 +179,35 @@ class Saver:
         staged: dict[str, Any] = self.stager.stage(states)
         return staged
 
-    def write(self, step: int, states: dict[str, Any], small: dict[str, Any], save: Any = None) -> None:
+    def write(
+        self, step: int, states: dict[str, Any], small: dict[str, Any], save: Any = None
+    ) -> None:
         """The thread: to the commit, and the deletion of what is no longer to be kept. save: in the place of DCP's."""
         use_device(self.world)
         folder = checkpoint.folder_of(self.root, step)
         try:
-            folder, size = checkpoint.write(self.root, step, states, self.need, small, self.world, self.group, save)
+            folder, size = checkpoint.write(
+                self.root, step, states, self.need, small, self.world, self.group, save
+            )
             self.sound.add(step)
             self.misses = 0
             report_progress(self.world, step)
             if self.world.is_first:
                 found = best(self.root) if self.c.keep_best else None
                 full = newest_full(self.root) if self.lite and self.c.full_save_every else None
-                checkpoint.prune(self.root, self.c.keep_last, self.c.keep_every, self.sound,
-                                 always=[step for step in (found and found[1], full) if step is not None])
+                checkpoint.prune(
+                    self.root,
+                    self.c.keep_last,
+                    self.c.keep_every,
+                    self.sound,
+                    always=[step for step in (found and found[1], full) if step is not None],
+                )
             self.ended = Saved(step, folder, size, time.perf_counter() - self.began)
         except BaseException as error:
             self.misses += 1
-            self.ended = Saved(step, folder, 0, time.perf_counter() - self.began, checkpoint.cause(error))
+            self.ended = Saved(
+                step, folder, 0, time.perf_counter() - self.began, checkpoint.cause(error)
+            )
 
     def poll(self) -> Saved | None:
         """How the last save ended, once; None as long as it goes on, and where there was none. Never waits."""
@@ -187,14 +224,22 @@ class Saver:
     def too_many_misses(self) -> str | None:
         if self.misses < MISSES:
             return None
-        return (f"{self.misses} checkpoints in a row could not be written, so that too much would be lost: see above "
-                "for the reason of each")
+        return (
+            f"{self.misses} checkpoints in a row could not be written, so that too much would be lost: see above "
+            "for the reason of each"
+        )
 
 
 def newest_full(root: Path) -> int | None:
     """The step of the newest checkpoint that holds more than adapters: those come more often, and would push it out."""
-    return next((step for step in reversed(checkpoint.committed(root))
-                 if checkpoint.manifest_of(checkpoint.folder_of(root, step)).get("mode") != "lite"), None)
+    return next(
+        (
+            step
+            for step in reversed(checkpoint.committed(root))
+            if checkpoint.manifest_of(checkpoint.folder_of(root, step)).get("mode") != "lite"
+        ),
+        None,
+    )
 
 
 def best(root: Path) -> tuple[float, int] | None:
@@ -202,6 +247,8 @@ def best(root: Path) -> tuple[float, int] | None:
 
     Saved in the checkpoint itself, so that a resumed run knows it. No file is verified.
     """
-    losses = ((checkpoint.manifest_of(checkpoint.folder_of(root, step)).get("val_loss"), step)
-              for step in checkpoint.committed(root))
+    losses = (
+        (checkpoint.manifest_of(checkpoint.folder_of(root, step)).get("val_loss"), step)
+        for step in checkpoint.committed(root)
+    )
     return min(((float(loss), step) for loss, step in losses if loss is not None), default=None)

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from settings.config import Config
-from train.distributed.world import World
 from train.data.mixture import Gap, Located, Mixture, sample_range
 from train.data.shards import ShardSet
+from train.distributed.world import World
 
 LOOK_AHEAD = 4096  # samples located at once: the cost of a numpy call is shared by them
 
@@ -45,12 +45,19 @@ class Loader:
     """Batches by global step; it has no state of its own, so any step can be asked for at any time."""
 
     def __init__(self, c: Config, sources: Mapping[str, ShardSet], world: World, end_of_text: int):
-        self.c, self.world, self.sources, self.end_of_text = c, world, list(sources.values()), end_of_text
+        self.c, self.world, self.sources, self.end_of_text = (
+            c,
+            world,
+            list(sources.values()),
+            end_of_text,
+        )
         windows = {name: shards.windows("train", c.seq_len) for name, shards in sources.items()}
         growing = [name for name, shards in sources.items() if not shards.ended]
         self.mixture = Mixture(windows, c.mixture, c.seed, c.group_shards, growing)
         self.micro_batch = c.micro_batch(world.size * c.replicas)
-        self._ahead: dict[int, tuple[Located, int]] = {}  # first sample of a step -> (located, offset in it)
+        self._ahead: dict[
+            int, tuple[Located, int]
+        ] = {}  # first sample of a step -> (located, offset in it)
 
     def batch(self, step: int, gaps: Sequence[Gap] = ()) -> Batch:
         """The batch of the step after `step` committed ones. Every position of pre-training text is scored."""
@@ -58,11 +65,16 @@ class Loader:
         located, offset = self.locate(step, samples, gaps)
         windows = self.read(located, offset, len(samples))
         parts: list[tuple[Tensor, ...]] = [
-            (part[:, :-1], part[:, 1:]) for part in to_device(windows, self.world.device).split(self.micro_batch)]
+            (part[:, :-1], part[:, 1:])
+            for part in to_device(windows, self.world.device).split(self.micro_batch)
+        ]
         if self.c.doc_mask:
             for i, part in enumerate(parts):
-                tokens = windows[i * self.micro_batch:(i + 1) * self.micro_batch, :-1]
-                parts[i] = (*part, to_device(document_bounds(tokens, self.end_of_text), self.world.device))
+                tokens = windows[i * self.micro_batch : (i + 1) * self.micro_batch, :-1]
+                parts[i] = (
+                    *part,
+                    to_device(document_bounds(tokens, self.end_of_text), self.world.device),
+                )
         return Batch(parts, self.c.batch_windows // self.c.replicas * self.c.seq_len, samples)
 
     def blank(self) -> tuple[Tensor, ...]:
@@ -73,8 +85,15 @@ class Loader:
         return (tensor[:, :-1], tensor[:, 1:], *(bounds if self.c.doc_mask else ()))
 
     def samples(self, step: int, gaps: Sequence[Gap]) -> range:
-        return sample_range(step, self.c.batch_windows, replica=self.c.site_rank, replicas=self.c.replicas,
-                            rank=self.world.rank, ranks=self.world.size, gaps=gaps)
+        return sample_range(
+            step,
+            self.c.batch_windows,
+            replica=self.c.site_rank,
+            replicas=self.c.replicas,
+            rank=self.world.rank,
+            ranks=self.world.size,
+            gaps=gaps,
+        )
 
     def locate(self, step: int, samples: range, gaps: Sequence[Gap]) -> tuple[Located, int]:
         """Where the samples lie: (arrays, offset of the first sample in them)."""
@@ -83,7 +102,9 @@ class Loader:
             while steps > 1 and self.mixture.lacking(self.end_of(step + steps - 1, gaps)):
                 steps //= 2
             ranges = [self.samples(s, gaps) for s in range(step, step + steps)]
-            located = self.mixture.locate(np.concatenate([np.arange(r.start, r.stop) for r in ranges]))
+            located = self.mixture.locate(
+                np.concatenate([np.arange(r.start, r.stop) for r in ranges])
+            )
             self._ahead = {r.start: (located, i * len(samples)) for i, r in enumerate(ranges)}
             self.open_shards(located, ranges[-1].stop)
         return self._ahead[samples.start]
@@ -94,8 +115,9 @@ class Loader:
 
     def open_shards(self, located: Located, end: int) -> None:
         """Have the shards of these samples hashed, and behind them those of each source's open and next group."""
-        for s, (shards, order, count) in enumerate(zip(self.sources, self.mixture.orders, self.mixture.counts(end),
-                                                       strict=True)):
+        for s, (shards, order, count) in enumerate(
+            zip(self.sources, self.mixture.orders, self.mixture.counts(end), strict=True)
+        ):
             now = np.unique(located.shard[located.source == s]).tolist()
             shards.keep_open(now)
             group = order.group_of(count)
@@ -112,8 +134,13 @@ class Loader:
 
     def absent(self, begin: int, end: int) -> str:
         """The source of which a shard was deleted that lies in a group of these samples."""
-        for shards, order, first, last in zip(self.sources, self.mixture.orders, self.mixture.counts(begin),
-                                              self.mixture.counts(end), strict=True):
+        for shards, order, first, last in zip(
+            self.sources,
+            self.mixture.orders,
+            self.mixture.counts(begin),
+            self.mixture.counts(end),
+            strict=True,
+        ):
             if shards.partial and last > first:
                 for group in order.groups(first, last):
                     if not all(map(shards.is_there, order.shards_of(group))):
@@ -122,8 +149,11 @@ class Loader:
 
     def grow(self) -> bool:
         """Take in what was made since; whether that is anything."""
-        grown = [(shards, order) for shards, order in zip(self.sources, self.mixture.orders, strict=True)
-                 if not order.ended and shards.refresh()]
+        grown = [
+            (shards, order)
+            for shards, order in zip(self.sources, self.mixture.orders, strict=True)
+            if not order.ended and shards.refresh()
+        ]
         for shards, order in grown:
             self.mixture.grow(order.name, shards.windows("train", self.c.seq_len), shards.ended)
         return bool(grown)
@@ -138,8 +168,12 @@ class Loader:
         for gap in sorted((gap for gap in gaps if gap.step <= step), key=lambda gap: gap.step):
             begin = gap.step * self.c.batch_windows + passed
             passed += gap.windows
-            for name, before, behind in zip(self.mixture.names, self.mixture.counts(begin),
-                                            self.mixture.counts(begin + gap.windows), strict=True):
+            for name, before, behind in zip(
+                self.mixture.names,
+                self.mixture.counts(begin),
+                self.mixture.counts(begin + gap.windows),
+                strict=True,
+            ):
                 taken[name] -= behind - before
         return taken
 
@@ -147,9 +181,14 @@ class Loader:
         """source -> tokens that the model has seen of it, their share of all, and how often it has seen each."""
         windows = self.trained(step, gaps)
         total = max(1, sum(windows.values()))
-        return {order.name: {"tokens": windows[order.name] * self.c.seq_len, "share": windows[order.name] / total,
-                             "epochs": windows[order.name] / order.sealed if order.ended else 0.0}
-                for order in self.mixture.orders}
+        return {
+            order.name: {
+                "tokens": windows[order.name] * self.c.seq_len,
+                "share": windows[order.name] / total,
+                "epochs": windows[order.name] / order.sealed if order.ended else 0.0,
+            }
+            for order in self.mixture.orders
+        }
 
     def opened(self, step: int, gaps: Sequence[Gap]) -> dict[str, dict[str, Any]]:
         """What of each source the order behind `step` steps depends on: the shards up to the open group's end.
@@ -161,14 +200,25 @@ class Loader:
         for shards, order in zip(self.sources, self.mixture.orders, strict=True):
             count = taken[order.name]
             gone_round = order.ended and count >= order.sealed
-            number = len(order.shard_ends) if gone_round else \
-                order.shards_of(order.group_of(count - 1)).stop if count else 0
-            found[order.name] = {"shards": number, "digest": self.digest(shards, number), "round": gone_round}
+            number = (
+                len(order.shard_ends)
+                if gone_round
+                else order.shards_of(order.group_of(count - 1)).stop
+                if count
+                else 0
+            )
+            found[order.name] = {
+                "shards": number,
+                "digest": self.digest(shards, number),
+                "round": gone_round,
+            }
         return found
 
     @staticmethod
     def digest(shards: ShardSet, number: int) -> str:
-        return hashlib.sha256(repr([info.xxh3 for info in shards.shards["train"][:number]]).encode()).hexdigest()[:16]
+        return hashlib.sha256(
+            repr([info.xxh3 for info in shards.shards["train"][:number]]).encode()
+        ).hexdigest()[:16]
 
     def differs(self, opened: Mapping[str, Mapping[str, Any]]) -> str:
         """The source of which what was opened is not what there is now; "" where all are the same."""
@@ -176,7 +226,9 @@ class Loader:
             then = opened[order.name]
             number = then["shards"]
             ends = [0, *order.group_shard_ends]
-            fits = order.ended and number == len(order.shard_ends) if then["round"] else number in ends
+            fits = (
+                order.ended and number == len(order.shard_ends) if then["round"] else number in ends
+            )
             if not fits or self.digest(shards, number) != then["digest"]:
                 return order.name
         return ""
@@ -194,14 +246,16 @@ class Loader:
             at = offset + i
             begin = int(located.window[at]) * length
             shard = self.sources[int(located.source[at])].tokens("train", int(located.shard[at]))
-            windows[i] = shard[begin:begin + length + 1]
+            windows[i] = shard[begin : begin + length + 1]
         return windows
 
     def names(self, samples: Sequence[int]) -> list[str]:
         """What to call samples in a message: source:epoch:shard:window."""
         at = self.mixture.locate(np.asarray(samples, dtype=np.int64))
-        return [f"{self.mixture.names[s]}:epoch {e}:{self.sources[s].shards['train'][k].file}:window {w}"
-                for s, e, k, w in zip(at.source, at.epoch, at.shard, at.window, strict=True)]
+        return [
+            f"{self.mixture.names[s]}:epoch {e}:{self.sources[s].shards['train'][k].file}:window {w}"
+            for s, e, k, w in zip(at.source, at.epoch, at.shard, at.window, strict=True)
+        ]
 
 
 def to_device(values: np.ndarray, device: torch.device) -> Tensor:

@@ -11,11 +11,13 @@ import math
 from pathlib import Path
 
 from settings.config import Config
+from settings.declare import ROOT
 from train.data.sources.pin import Pinned, pinned
 from train.data.sources.source import Source, declared
-from settings.declare import ROOT
 
-MANY_EPOCHS = 4  # up to which repeated text is worth nearly as much as new text (Muennighoff et al. 2023)
+MANY_EPOCHS = (
+    4  # up to which repeated text is worth nearly as much as new text (Muennighoff et al. 2023)
+)
 MAX_EPOCHS = 16  # beyond which it is worth little, by the same work: to be asked for by name
 
 
@@ -39,7 +41,9 @@ def tokenizer_path(c: Config) -> Path:
         return path
     name = c.tokenizer.replace("/", "--")
     if c.tokenizer == "train":
-        trained_on = [(source, weight, pinned_of(c, source).key) for source, weight in c.mixture.items()]
+        trained_on = [
+            (source, weight, pinned_of(c, source).key) for source, weight in c.mixture.items()
+        ]
         digest = hashlib.sha256(repr(trained_on).encode()).hexdigest()
         name = f"{'+'.join(c.mixture)}-{digest[:8]}-bpe{c.vocab_size}"
     return data_dir(c) / "tokenizers" / name / "tokenizer.json"
@@ -59,6 +63,7 @@ def token_bytes(vocab_size: int) -> int:
 # How much of each source
 # ---------------------------------------------------------------------------------------------------
 
+
 def share_of(c: Config, name: str) -> float:
     """A source's part of the mixture, 0 to 1."""
     return c.mixture[name] / sum(c.mixture.values())
@@ -67,7 +72,11 @@ def share_of(c: Config, name: str) -> float:
 def token_limit(c: Config, s: Source) -> float:
     """Training tokens to prepare of a source: its share of DATA_TOKENS, or on the hub of TRAIN_TOKENS."""
     wanted = c.data_tokens or (c.train_tokens if s.kind == "hub" else math.inf)
-    return wanted if math.isinf(wanted) else math.ceil(wanted * c.mixture[s.name] / sum(c.mixture.values()))
+    return (
+        wanted
+        if math.isinf(wanted)
+        else math.ceil(wanted * c.mixture[s.name] / sum(c.mixture.values()))
+    )
 
 
 def wanted_tokens(c: Config, name: str) -> float:
@@ -77,17 +86,24 @@ def wanted_tokens(c: Config, name: str) -> float:
 
 def repeated(c: Config, name: str, epochs: float, has: str) -> str:
     """That a source is repeated so often; has: how many tokens there are, in words."""
-    return (f"{name} is repeated {epochs:,.1f} times: {100 * share_of(c, name):.3g}% of "
-            f"{c.last_step * c.batch_tokens:,} tokens are {round(wanted_tokens(c, name)):,}, and it has {has}")
+    return (
+        f"{name} is repeated {epochs:,.1f} times: {100 * share_of(c, name):.3g}% of "
+        f"{c.last_step * c.batch_tokens:,} tokens are {round(wanted_tokens(c, name)):,}, and it has {has}"
+    )
 
 
 def worth_less(c: Config, name: str) -> str:
     """What follows where a source is repeated more than MANY_EPOCHS times and may be."""
-    return (", as ALLOW_REPEAT allows" if name in c.repeats else
-            f"; beyond {MANY_EPOCHS} times it is worth less than new text")
+    return (
+        ", as ALLOW_REPEAT allows"
+        if name in c.repeats
+        else f"; beyond {MANY_EPOCHS} times it is worth less than new text"
+    )
 
 
 def too_often(c: Config, names: list[str]) -> str:
     """What follows where sources are repeated more than MAX_EPOCHS times and may not be."""
-    return (f"Beyond {MAX_EPOCHS} times text teaches little and is learned by heart: give it less weight in DATA_MIX, "
-            f"or allow it with ALLOW_REPEAT={','.join([*c.repeats, *names])}")
+    return (
+        f"Beyond {MAX_EPOCHS} times text teaches little and is learned by heart: give it less weight in DATA_MIX, "
+        f"or allow it with ALLOW_REPEAT={','.join([*c.repeats, *names])}"
+    )

@@ -13,8 +13,19 @@ from typing import Any
 
 SCHEMA = 2
 SPLITS = ("train", "validation")
-KEYS = ("source", "revision", "key", "tokenizer_sha256", "shard_tokens", "end", "next", "documents", "dropped",
-        "dropped_examples", "compressed_bpb")  # beside schema and seals
+KEYS = (
+    "source",
+    "revision",
+    "key",
+    "tokenizer_sha256",
+    "shard_tokens",
+    "end",
+    "next",
+    "documents",
+    "dropped",
+    "dropped_examples",
+    "compressed_bpb",
+)  # beside schema and seals
 
 
 class DataError(Exception):
@@ -54,7 +65,9 @@ class Seal:
     @classmethod
     def of(cls, entry: dict[str, Any]) -> "Seal":
         """From the manifest's JSON. Raises KeyError, TypeError, ValueError."""
-        train, validation = (ShardInfo(**entry[split]) if entry[split] else None for split in SPLITS)
+        train, validation = (
+            ShardInfo(**entry[split]) if entry[split] else None for split in SPLITS
+        )
         file, row = entry["begins"]
         return cls((file, row), entry["documents"], entry["dropped"], train, validation)
 
@@ -62,20 +75,40 @@ class Seal:
         return [info for info in (self.train, self.validation) if info]
 
 
-def manifest_of(seals: Sequence[Seal], *, source: str, revision: str, key: str, tokenizer_sha256: str,
-                shard_tokens: int, end: str | None, next: tuple[int, int] = (0, 0),
-                dropped: Mapping[str, int] = MappingProxyType({}), dropped_examples: Sequence[Mapping[str, Any]] = (),
-                compressed_bpb: Mapping[str, float] = MappingProxyType({})) -> bytes:
+def manifest_of(
+    seals: Sequence[Seal],
+    *,
+    source: str,
+    revision: str,
+    key: str,
+    tokenizer_sha256: str,
+    shard_tokens: int,
+    end: str | None,
+    next: tuple[int, int] = (0, 0),
+    dropped: Mapping[str, int] = MappingProxyType({}),
+    dropped_examples: Sequence[Mapping[str, Any]] = (),
+    compressed_bpb: Mapping[str, float] = MappingProxyType({}),
+) -> bytes:
     """The text of manifest.json.
 
     key: of the declaration at its revision; end: "all" where the source has no more, "limit" where more was not
     wanted, None while more is made, from the place `next` on.
     """
-    content = {"schema": SCHEMA, "source": source, "revision": revision, "key": key,
-               "tokenizer_sha256": tokenizer_sha256, "shard_tokens": shard_tokens, "end": end, "next": next,
-               "documents": sum(seal.documents for seal in seals), "dropped": dict(dropped),
-               "dropped_examples": list(dropped_examples), "compressed_bpb": dict(compressed_bpb),
-               "seals": [dataclasses.asdict(seal) for seal in seals]}
+    content = {
+        "schema": SCHEMA,
+        "source": source,
+        "revision": revision,
+        "key": key,
+        "tokenizer_sha256": tokenizer_sha256,
+        "shard_tokens": shard_tokens,
+        "end": end,
+        "next": next,
+        "documents": sum(seal.documents for seal in seals),
+        "dropped": dict(dropped),
+        "dropped_examples": list(dropped_examples),
+        "compressed_bpb": dict(compressed_bpb),
+        "seals": [dataclasses.asdict(seal) for seal in seals],
+    }
     return json.dumps(content, indent=1).encode()
 
 
@@ -90,12 +123,16 @@ def parse_manifest(path: Path, content: bytes) -> tuple[dict[str, Any], list[Sea
     try:
         manifest = json.loads(content)
         if manifest["schema"] != SCHEMA:
-            raise DataError(f"{path}: has format {manifest['schema']}; this version reads {SCHEMA}; "
-                            f"{make_anew(path.parent)}")
+            raise DataError(
+                f"{path}: has format {manifest['schema']}; this version reads {SCHEMA}; "
+                f"{make_anew(path.parent)}"
+            )
         seals = [Seal.of(entry) for entry in manifest["seals"]]
         return {key: manifest[key] for key in KEYS} | manifest, seals
     except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path}: not a manifest of token shards ({error!r}); {make_anew(path.parent)}") from None
+        raise DataError(
+            f"{path}: not a manifest of token shards ({error!r}); {make_anew(path.parent)}"
+        ) from None
 
 
 def make_anew(folder: Path) -> str:

@@ -26,7 +26,9 @@ _U64 = np.uint64
 
 def key_of(*parts: object) -> np.uint64:
     """64 bits that depend on all parts."""
-    return _U64(int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest(), "little"))
+    return _U64(
+        int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest(), "little")
+    )
 
 
 def mix64(x: np.ndarray) -> np.ndarray:
@@ -49,10 +51,14 @@ def permute(positions: np.ndarray, n: int, keys: np.ndarray) -> np.ndarray:
     keys = np.broadcast_to(keys, positions.shape)
     result = positions.astype(_U64)
     outside = np.arange(len(result))
-    while len(outside):  # the network permutes [0, 2^bits), at most 2 n; walk on until inside [0, n)
+    while len(
+        outside
+    ):  # the network permutes [0, 2^bits), at most 2 n; walk on until inside [0, n)
         x, key = result[outside], keys[outside]
         left, right = x >> low, x & masks[1]
-        for t in range(ROUNDS):  # the halves differ in width where bits is odd, and trade places each round
+        for t in range(
+            ROUNDS
+        ):  # the halves differ in width where bits is odd, and trade places each round
             left, right = right, left ^ (mix64(right ^ key ^ _ROUND_KEYS[t]) & masks[t % 2])
         result[outside] = x = (left << low) | right
         outside = outside[x >= _U64(n)]
@@ -70,7 +76,9 @@ class Gap:
     windows: int
 
 
-def with_gap(gaps: Sequence[Gap], step: int, windows: int, since: int | None = None) -> tuple[Gap, ...]:
+def with_gap(
+    gaps: Sequence[Gap], step: int, windows: int, since: int | None = None
+) -> tuple[Gap, ...]:
     """The gaps of a run that, having done `step` steps, passes over the next `windows` samples.
 
     since: it goes back, and passes over all samples from that step on, those of earlier gaps included.
@@ -81,8 +89,16 @@ def with_gap(gaps: Sequence[Gap], step: int, windows: int, since: int | None = N
     return (*kept, Gap(begin, inside + windows))
 
 
-def sample_range(step: int, batch_windows: int, *, replica: int = 0, replicas: int = 1, rank: int = 0, ranks: int = 1,
-                 gaps: Sequence[Gap] = ()) -> range:
+def sample_range(
+    step: int,
+    batch_windows: int,
+    *,
+    replica: int = 0,
+    replicas: int = 1,
+    rank: int = 0,
+    ranks: int = 1,
+    gaps: Sequence[Gap] = (),
+) -> range:
     """Sample indices that one rank trains on in the step after `step` committed ones.
 
     A step takes batch_windows consecutive samples; replicas, and the ranks within each, take equal
@@ -90,7 +106,9 @@ def sample_range(step: int, batch_windows: int, *, replica: int = 0, replicas: i
     """
     parts = replicas * ranks
     if batch_windows % parts:
-        raise ValueError(f"{batch_windows} windows a step do not divide over {replicas} replicas of {ranks} ranks")
+        raise ValueError(
+            f"{batch_windows} windows a step do not divide over {replicas} replicas of {ranks} ranks"
+        )
     share = batch_windows // parts
     first = step * batch_windows + sum(gap.windows for gap in gaps if gap.step <= step)
     first += (replica * ranks + rank) * share
@@ -131,15 +149,26 @@ class SourceOrder:
     shard_windows: windows of each shard that there is; ended: there will be no more.
     """
 
-    def __init__(self, name: str, shard_windows: Sequence[int], group_shards: int, seed: int, ended: bool = True):
+    def __init__(
+        self,
+        name: str,
+        shard_windows: Sequence[int],
+        group_shards: int,
+        seed: int,
+        ended: bool = True,
+    ):
         self.name, self.key, self.ended = name, key_of(seed, name), ended
         self.shard_ends = np.cumsum(np.asarray(shard_windows, dtype=np.int64))
         self.shard_begins = np.concatenate(([0], self.shard_ends[:-1]))
         self.group_shard_ends = group_ends(len(shard_windows), group_shards, ended)
         self.group_ends = self.shard_ends[[end - 1 for end in self.group_shard_ends]]
-        self.sealed = int(self.group_ends[-1]) if len(self.group_ends) else 0  # windows in whole groups
+        self.sealed = (
+            int(self.group_ends[-1]) if len(self.group_ends) else 0
+        )  # windows in whole groups
         if self.sealed == 0 and ended:
-            raise ValueError(f"source {name} has no window to train on: it is shorter than SEQ_LEN + 1 tokens")
+            raise ValueError(
+                f"source {name} has no window to train on: it is shorter than SEQ_LEN + 1 tokens"
+            )
 
     def locate(self, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(epoch, shard, window in the shard) of the source's counts-th samples ever. counts (k,) int64.
@@ -173,7 +202,10 @@ class SourceOrder:
         first, last = self.group_of(begin), self.group_of(end - 1)
         if first == last and (end - 1) // self.sealed > begin // self.sealed:  # all the way round
             return list(range(len(self.group_ends)))
-        return [(first + i) % len(self.group_ends) for i in range((last - first) % len(self.group_ends) + 1)]
+        return [
+            (first + i) % len(self.group_ends)
+            for i in range((last - first) % len(self.group_ends) + 1)
+        ]
 
     def shards_of(self, group: int) -> range:
         """The shards of a group that is whole; of none where it is not."""
@@ -189,32 +221,49 @@ class Mixture:
     which more shards will come.
     """
 
-    def __init__(self, sources: Mapping[str, Sequence[int]], weights: Mapping[str, int], seed: int, group_shards: int,
-                 growing: Collection[str] = ()):
+    def __init__(
+        self,
+        sources: Mapping[str, Sequence[int]],
+        weights: Mapping[str, int],
+        seed: int,
+        group_shards: int,
+        growing: Collection[str] = (),
+    ):
         self.names, self.seed, self.group_shards = list(sources), seed, group_shards
         divisor = math.gcd(*weights.values())
         self.weights = [weights[name] // divisor for name in self.names]
         self.block, self.key = sum(self.weights), key_of(seed, "block")
-        self.orders = [SourceOrder(name, sources[name], group_shards, seed, name not in growing) for name in self.names]
+        self.orders = [
+            SourceOrder(name, sources[name], group_shards, seed, name not in growing)
+            for name in self.names
+        ]
         self._slots = np.repeat(np.arange(len(self.names)), self.weights)
         text = repr(("groups of 1, 1, 2, 4", self.names, self.weights, seed, group_shards))
-        self.fingerprint = hashlib.sha256(text.encode()).hexdigest()[:16]  # of the order, whatever the shards
+        self.fingerprint = hashlib.sha256(text.encode()).hexdigest()[
+            :16
+        ]  # of the order, whatever the shards
 
     def grow(self, name: str, shard_windows: Sequence[int], ended: bool) -> None:
         """A source has more shards; the order of those that it had stays."""
-        self.orders[self.names.index(name)] = SourceOrder(name, shard_windows, self.group_shards, self.seed, ended)
+        self.orders[self.names.index(name)] = SourceOrder(
+            name, shard_windows, self.group_shards, self.seed, ended
+        )
 
     def counts(self, samples: int) -> list[int]:
         """How many of the first `samples` of the run are of each source."""
         blocks = samples // self.block
         rest, _ = self.interleave(np.arange(blocks * self.block, samples, dtype=np.int64))
         part = np.bincount(rest, minlength=len(self.names))
-        return [blocks * weight + int(more) for weight, more in zip(self.weights, part, strict=True)]
+        return [
+            blocks * weight + int(more) for weight, more in zip(self.weights, part, strict=True)
+        ]
 
     def lacking(self, samples: int) -> str:
         """The first source of which the first `samples` of the run need a group that is not whole; "" if none does."""
         needed = zip(self.orders, self.counts(samples), strict=True)
-        return next((order.name for order, count in needed if not order.ended and count > order.sealed), "")
+        return next(
+            (order.name for order, count in needed if not order.ended and count > order.sealed), ""
+        )
 
     def locate(self, samples: np.ndarray) -> Located:
         """Where each sample of the run lies. samples (k,) int64."""

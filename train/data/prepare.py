@@ -23,23 +23,37 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from settings.config import Config
+from settings.declare import SettingsError
+from train.data.data_paths import (
+    MANY_EPOCHS,
+    MAX_EPOCHS,
+    data_dir,
+    pinned_of,
+    repeated,
+    shard_folder,
+    source_of,
+    token_limit,
+    tokenizer_path,
+    too_often,
+    wanted_tokens,
+    worth_less,
+)
+from train.data.manifest import SPLITS, DataError, read_manifest
+from train.data.progress import Progress
+from train.data.shard_writer import Maker, rows_dropped
+from train.data.shards import ShardSet
 from train.data.sources.fetch import Files
 from train.data.sources.pin import Pinned, pin
 from train.data.sources.rows import Document, documents
 from train.data.sources.source import CorpusError, is_validation
-from train.data.shard_writer import Maker, rows_dropped
-from train.data.data_paths import (MANY_EPOCHS, MAX_EPOCHS, data_dir, pinned_of, repeated, shard_folder, source_of,
-                                   token_limit, tokenizer_path, too_often, wanted_tokens, worth_less)
-from train.data.progress import Progress
-from settings.declare import SettingsError
-from train.data.manifest import SPLITS, DataError, read_manifest
-from train.data.shards import ShardSet
 from train.data.tokenizer import TokenizerError, Vocabulary, from_hub, load
 from train.data.tokenizer import train as train_tokenizer
 
 log = logging.getLogger(__name__)
 
-TOKENIZER_TEXT_BYTES = 200_000_000  # of training text, over all sources, that a tokenizer is trained on
+TOKENIZER_TEXT_BYTES = (
+    200_000_000  # of training text, over all sources, that a tokenizer is trained on
+)
 
 
 def files_of(c: Config, p: Pinned) -> Files:
@@ -58,13 +72,19 @@ def vocabulary(c: Config, make: bool = False) -> Vocabulary:
     if target.is_file() or not target.is_relative_to(data_dir(c) / "tokenizers"):
         return load(target)
     if not make:
-        raise TokenizerError(f"{target}: there is no tokenizer yet; prepare the data with: make data")
+        raise TokenizerError(
+            f"{target}: there is no tokenizer yet; prepare the data with: make data"
+        )
     if c.tokenizer != "train":
         return from_hub(c.tokenizer, c.hf_token, target)
     began = time.perf_counter()
     trained = train_tokenizer(tokenizer_text(c), c.vocab_size, target)
-    log.info("tokenizer: trained a BPE of %d tokens, sha256 %s, in %.1f s", trained.size, trained.sha256[:12],
-             time.perf_counter() - began)
+    log.info(
+        "tokenizer: trained a BPE of %d tokens, sha256 %s, in %.1f s",
+        trained.size,
+        trained.sha256[:12],
+        time.perf_counter() - began,
+    )
     return trained
 
 
@@ -103,7 +123,9 @@ def is_finished(c: Config, name: str, v: Vocabulary) -> bool:
     except DataError:
         return True  # there is one, and opening it says what is wrong
     made = sum(seal.train.tokens for seal in seals if seal.train)
-    enough = manifest["end"] == "all" or (manifest["end"] and made >= token_limit(c, source_of(c, name)))
+    enough = manifest["end"] == "all" or (
+        manifest["end"] and made >= token_limit(c, source_of(c, name))
+    )
     there = {path.name for path in folder.glob("*.bin")}
     return bool(enough) and all(info.file in there for seal in seals for info in seal.infos())
 
@@ -120,16 +142,24 @@ def open_sources(c: Config, v: Vocabulary, partial: bool = False) -> dict[str, S
         shards.check_vocabulary(v.sha256, c.vocab_size)
         for split, word in (("train", "training"), ("validation", "validation")):
             if not shards.total(split, "tokens"):
-                raise DataError(f"{shards.folder}: holds no {word} document; prepare more with DATA_TOKENS")
+                raise DataError(
+                    f"{shards.folder}: holds no {word} document; prepare more with DATA_TOKENS"
+                )
         if shards.ended and not sum(shards.windows("train", c.seq_len)):
-            raise DataError(f"{shards.folder}: holds no training shard of SEQ_LEN + 1 = {c.seq_len + 1} tokens; "
-                            "prepare more, or take a shorter SEQ_LEN")
+            raise DataError(
+                f"{shards.folder}: holds no training shard of SEQ_LEN + 1 = {c.seq_len + 1} tokens; "
+                "prepare more, or take a shorter SEQ_LEN"
+            )
         if (made := shards.manifest["shard_tokens"]) != c.shard_tokens:
-            raise DataError(f"{shards.folder}: was prepared with SHARD_TOKENS={made}, not {c.shard_tokens}; "
-                            f"set that, or {shards.remedy()}")
+            raise DataError(
+                f"{shards.folder}: was prepared with SHARD_TOKENS={made}, not {c.shard_tokens}; "
+                f"set that, or {shards.remedy()}"
+            )
         have, limit = shards.total("train", "tokens"), token_limit(c, source_of(c, name))
         if have < limit and shards.manifest["end"] == "limit":
-            raise DataError(f"{shards.folder}: holds {have} training tokens and {limit} are asked for; run: make data")
+            raise DataError(
+                f"{shards.folder}: holds {have} training tokens and {limit} are asked for; run: make data"
+            )
     return opened
 
 
@@ -139,7 +169,9 @@ def not_begun(c: Config, v: Vocabulary, held_out: Mapping[str, int]) -> str:
     for name in c.mixture:
         try:
             manifest, seals = read_manifest(source_folder(c, name, v))
-            trained, validated = (sum(getattr(seal, split) is not None for seal in seals) for split in SPLITS)
+            trained, validated = (
+                sum(getattr(seal, split) is not None for seal in seals) for split in SPLITS
+            )
             if manifest["end"] is None and not (trained and validated >= held_out.get(name, 1)):
                 return name
         except FileNotFoundError:
@@ -152,7 +184,9 @@ def not_begun(c: Config, v: Vocabulary, held_out: Mapping[str, int]) -> str:
 def check_tokenizer(c: Config, v: Vocabulary) -> None:
     """Raises DataError where the model has no row for some of the tokenizer's entries."""
     if v.size > c.vocab_size:
-        raise DataError(f"the tokenizer has {v.size} entries, but VOCAB_SIZE={c.vocab_size}; set VOCAB_SIZE={v.size}")
+        raise DataError(
+            f"the tokenizer has {v.size} entries, but VOCAB_SIZE={c.vocab_size}; set VOCAB_SIZE={v.size}"
+        )
 
 
 def planned_epochs(c: Config, shards: ShardSet, name: str) -> float:
@@ -181,6 +215,7 @@ def refuse_repetition(c: Config, sources: dict[str, ShardSet], begun: bool = Fal
 # Making shards
 # ---------------------------------------------------------------------------------------------------
 
+
 def maker_of(c: Config, name: str, v: Vocabulary) -> Maker:
     p = pinned_of(c, name)
     return Maker(p, v, source_folder(c, name, v), c.shard_tokens, files_of(c, p))
@@ -192,35 +227,57 @@ def make_source(c: Config, name: str, v: Vocabulary) -> None:
     limit, before = token_limit(c, maker.pinned.source), maker.tokens()
     files = maker.pinned.files
     plain = all(file.name.endswith((".jsonl", ".json", ".txt", ".py")) for file in files)
-    with contextlib.closing(maker.files), Progress(name, limit, [file.bytes for file in files], before,
-                                                   plain) as progress:
+    with (
+        contextlib.closing(maker.files),
+        Progress(name, limit, [file.bytes for file in files], before, plain) as progress,
+    ):
         maker.progress = progress.at
-        if maker.pinned.source.compressors and not maker.compressed_bpb:  # before the end is written, which is the end
+        if (
+            maker.pinned.source.compressors and not maker.compressed_bpb
+        ):  # before the end is written, which is the end
             maker.compressed_bpb = compressed_bpb(maker.pinned, maker.files)
         for k in maker.absent():
             log.info("source %s: making shard %d again, which is not there", name, k)
             maker.remake(k)
         for _ in maker.make(limit):
             pass
-        for i in range(len(maker.pinned.files)):  # the limit may end in the middle of one, with another fetched ahead
+        for i in range(
+            len(maker.pinned.files)
+        ):  # the limit may end in the middle of one, with another fetched ahead
             maker.files.done(i)
     seconds, made = time.perf_counter() - began, maker.tokens() - before
-    log.info("source %s: %d documents, %.2f M training tokens; rows dropped: %s; %.1f s, %.2f M tokens/s", name,
-             sum(seal.documents for seal in maker.seals), maker.tokens() / 1e6, rows_dropped(maker.dropped.counts),
-             seconds, made / seconds / 1e6)
+    log.info(
+        "source %s: %d documents, %.2f M training tokens; rows dropped: %s; %.1f s, %.2f M tokens/s",
+        name,
+        sum(seal.documents for seal in maker.seals),
+        maker.tokens() / 1e6,
+        rows_dropped(maker.dropped.counts),
+        seconds,
+        made / seconds / 1e6,
+    )
     for example in maker.dropped.examples:
         log.info("  dropped: %s, row %d: %s", example["file"], example["row"], example["what"])
 
 
 def compressed_bpb(p: Pinned, files: Files) -> dict[str, float]:
     """Bits per byte that general compressors need for the held-out documents, all in one file."""
-    held_out = b"".join(item.text.encode() for item in documents(p, files)
-                        if isinstance(item, Document) and is_validation(p.source, item.name))
-    return {"gzip -9": 8 * len(gzip.compress(held_out, 9, mtime=0)) / len(held_out),
-            "xz -9": 8 * len(lzma.compress(held_out, preset=9)) / len(held_out)} if held_out else {}
+    held_out = b"".join(
+        item.text.encode()
+        for item in documents(p, files)
+        if isinstance(item, Document) and is_validation(p.source, item.name)
+    )
+    return (
+        {
+            "gzip -9": 8 * len(gzip.compress(held_out, 9, mtime=0)) / len(held_out),
+            "xz -9": 8 * len(lzma.compress(held_out, preset=9)) / len(held_out),
+        }
+        if held_out
+        else {}
+    )
 
 
 # ---------------------------------------------------------------------------------------------------
+
 
 @contextlib.contextmanager
 def one_at_a_time(folder: Path) -> Iterator[None]:
@@ -255,21 +312,30 @@ def prepare(c: Config, whole: bool = False) -> None:
         check_tokenizer(c, v)
         if not whole and streams(c, v):
             unfinished = [name for name in c.mixture if not is_finished(c, name, v)]
-            log.info("data: %s will be streamed while the run trains; make data prepares all of it beforehand",
-                     ", ".join(unfinished))
+            log.info(
+                "data: %s will be streamed while the run trains; make data prepares all of it beforehand",
+                ", ".join(unfinished),
+            )
             return
         for name in c.mixture:
             if not is_finished(c, name, v):
                 with one_at_a_time(data_dir(c) / name):
                     make_source(c, name, v)
     except OSError as error:
-        raise DataError(f"{error.filename or data_dir(c)}: cannot be written ({error.strerror}); choose another folder "
-                        "with DATA_DIR, or make room") from error
+        raise DataError(
+            f"{error.filename or data_dir(c)}: cannot be written ({error.strerror}); choose another folder "
+            "with DATA_DIR, or make room"
+        ) from error
     sources = open_sources(c, v)
     for name, shards in sources.items():
-        log.info("data: %s %s, %.2f M training and %.2f M validation tokens in %s", name,
-                 shards.manifest["revision"][:12], shards.total("train", "tokens") / 1e6,
-                 shards.total("validation", "tokens") / 1e6, shards.folder)
+        log.info(
+            "data: %s %s, %.2f M training and %.2f M validation tokens in %s",
+            name,
+            shards.manifest["revision"][:12],
+            shards.total("train", "tokens") / 1e6,
+            shards.total("validation", "tokens") / 1e6,
+            shards.folder,
+        )
     refuse_repetition(c, sources)
 
 
@@ -299,7 +365,11 @@ def verify(c: Config) -> None:
 
 def main(argv: Sequence[str]) -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
-    return exit_code(lambda: verify(Config.load()) if "verify" in argv else prepare(Config.load(), "data" in argv))
+    return exit_code(
+        lambda: (
+            verify(Config.load()) if "verify" in argv else prepare(Config.load(), "data" in argv)
+        )
+    )
 
 
 def exit_code(action: Callable[[], None]) -> int:

@@ -16,13 +16,21 @@ from typing import Any
 
 import numpy as np
 
+from record.durable import write_whole
+from train.data.manifest import (
+    SPLITS,
+    DataError,
+    Seal,
+    ShardInfo,
+    make_anew,
+    manifest_of,
+    read_manifest,
+)
+from train.data.shards import DTYPES, token_bytes, write_shard
 from train.data.sources.fetch import Files
 from train.data.sources.pin import Pinned
 from train.data.sources.rows import Cursor, Document, Dropped, documents
 from train.data.sources.source import is_validation
-from record.durable import write_whole
-from train.data.manifest import SPLITS, DataError, Seal, ShardInfo, make_anew, manifest_of, read_manifest
-from train.data.shards import DTYPES, token_bytes, write_shard
 from train.data.tokenizer import Vocabulary
 
 log = logging.getLogger(__name__)
@@ -54,7 +62,9 @@ class Drops:
     def add(self, row: Dropped, file: str) -> None:
         self.counts[row.reason] += 1
         if self.counts[row.reason] <= EXAMPLES:
-            self.examples.append({"file": file, "row": row.at.row, "reason": row.reason, "what": row.what})
+            self.examples.append(
+                {"file": file, "row": row.at.row, "reason": row.reason, "what": row.what}
+            )
 
     def update(self, other: "Drops") -> None:
         for example in other.examples:
@@ -77,10 +87,16 @@ class Pending:
     def add(self, ids: np.ndarray, text_bytes: int) -> None:
         end = self.tokens + 1 + len(ids)
         if end > len(self.ids):
-            self.ids = np.concatenate((self.ids[:self.tokens], np.empty(end, self.ids.dtype)))  # about twice as long
+            self.ids = np.concatenate(
+                (self.ids[: self.tokens], np.empty(end, self.ids.dtype))
+            )  # about twice as long
         self.ids[self.tokens] = self.end_of_text
-        self.ids[self.tokens + 1:end] = ids
-        self.tokens, self.documents, self.text_bytes = end, self.documents + 1, self.text_bytes + text_bytes
+        self.ids[self.tokens + 1 : end] = ids
+        self.tokens, self.documents, self.text_bytes = (
+            end,
+            self.documents + 1,
+            self.text_bytes + text_bytes,
+        )
 
 
 class Maker:
@@ -89,8 +105,15 @@ class Maker:
     progress: called with the training tokens, the place in the source and the bytes of text, for each document.
     """
 
-    def __init__(self, pinned: Pinned, v: Vocabulary, folder: Path, shard_tokens: int, files: Files,
-                 progress: Callable[[int, Cursor, int], None] = lambda tokens, at, text_bytes: None):
+    def __init__(
+        self,
+        pinned: Pinned,
+        v: Vocabulary,
+        folder: Path,
+        shard_tokens: int,
+        files: Files,
+        progress: Callable[[int, Cursor, int], None] = lambda tokens, at, text_bytes: None,
+    ):
         self.pinned, self.v, self.folder, self.shard_tokens = pinned, v, folder, shard_tokens
         self.files, self.progress = files, progress
         self.pending = {split: Pending(v) for split in SPLITS}
@@ -115,8 +138,10 @@ class Maker:
             self.dropped.examples = manifest["dropped_examples"]
             self.compressed_bpb = manifest["compressed_bpb"]
             if (made := manifest["shard_tokens"]) != self.shard_tokens:
-                raise DataError(f"{self.folder}: was prepared with SHARD_TOKENS={made}, not {self.shard_tokens}; set "
-                                f"that, or {make_anew(self.folder)}")
+                raise DataError(
+                    f"{self.folder}: was prepared with SHARD_TOKENS={made}, not {self.shard_tokens}; set "
+                    f"that, or {make_anew(self.folder)}"
+                )
         kept = {info.file for seal in self.seals for info in seal.infos()}
         for path in (*self.folder.glob("*.bin*"), *self.folder.glob(f"{self.path.name}.tmp*")):
             if path.name not in kept:
@@ -126,7 +151,10 @@ class Maker:
 
     def tokens(self) -> int:
         """Training tokens, sealed or not."""
-        return sum(seal.train.tokens for seal in self.seals if seal.train) + self.pending["train"].tokens
+        return (
+            sum(seal.train.tokens for seal in self.seals if seal.train)
+            + self.pending["train"].tokens
+        )
 
     def make(self, limit: float) -> Iterator[Seal]:
         """Seal shard after shard, up to the document that reaches `limit` training tokens; yields each seal."""
@@ -138,8 +166,12 @@ class Maker:
         if self.end is not None:
             return
         if self.seals:
-            log.info("source %s: going on behind %d documents in %d sealed shards", self.pinned.source.name,
-                     sum(seal.documents for seal in self.seals), len(self.seals))
+            log.info(
+                "source %s: going on behind %d documents in %d sealed shards",
+                self.pinned.source.name,
+                sum(seal.documents for seal in self.seals),
+                len(self.seals),
+            )
         made, begins, count, behind = self.tokens(), self.next, 0, self.next
         rest = Drops()
         for entry, ids in self.encoded(self.next, rest):
@@ -180,7 +212,9 @@ class Maker:
     @staticmethod
     def entry(document: Document, drops: Drops) -> Entry:
         text = document.text
-        return Entry(document.name, document.at, len(text) if text.isascii() else len(text.encode()), drops)
+        return Entry(
+            document.name, document.at, len(text) if text.isascii() else len(text.encode()), drops
+        )
 
     def add(self, entry: Entry, ids: np.ndarray) -> str:
         """A document goes to its split, which is returned."""
@@ -194,8 +228,13 @@ class Maker:
         for split in SPLITS:
             number = sum(bool(getattr(seal, split)) for seal in self.seals)
             infos[split] = self.write(split, f"{split}_{number:05d}.bin")
-        seal = Seal((begins.file, begins.row), count, dict(self.since_seal.counts), infos["train"],
-                    infos["validation"])
+        seal = Seal(
+            (begins.file, begins.row),
+            count,
+            dict(self.since_seal.counts),
+            infos["train"],
+            infos["validation"],
+        )
         self.dropped.update(self.since_seal)
         self.since_seal.counts.clear()
         self.since_seal.examples.clear()
@@ -209,17 +248,36 @@ class Maker:
         pending = self.pending[split]
         if not pending.documents:
             return None
-        info = write_shard(self.folder / file, pending.ids[:pending.tokens], pending.documents,
-                           pending.text_bytes, self.v.sha256, self.pinned.source.name, self.v.size)
+        info = write_shard(
+            self.folder / file,
+            pending.ids[: pending.tokens],
+            pending.documents,
+            pending.text_bytes,
+            self.v.sha256,
+            self.pinned.source.name,
+            self.v.size,
+        )
         pending.clear()
         return info
 
     def write_manifest(self) -> None:
         p = self.pinned
-        write_whole(self.path, manifest_of(
-            self.seals, source=p.source.name, revision=p.revision, key=p.key, tokenizer_sha256=self.v.sha256,
-            shard_tokens=self.shard_tokens, end=self.end, next=self.next, dropped=self.dropped.counts,
-            dropped_examples=self.dropped.examples, compressed_bpb=self.compressed_bpb))
+        write_whole(
+            self.path,
+            manifest_of(
+                self.seals,
+                source=p.source.name,
+                revision=p.revision,
+                key=p.key,
+                tokenizer_sha256=self.v.sha256,
+                shard_tokens=self.shard_tokens,
+                end=self.end,
+                next=self.next,
+                dropped=self.dropped.counts,
+                dropped_examples=self.dropped.examples,
+                compressed_bpb=self.compressed_bpb,
+            ),
+        )
 
     def go_on(self) -> None:
         """The limit was raised: a last shard that it cut short is made anew, as if the limit had not been there."""
@@ -231,8 +289,11 @@ class Maker:
             self.dropped.counts.subtract(last.dropped)
             self.dropped.counts = +self.dropped.counts
             behind = [last.begins[0], last.begins[1]]
-            self.dropped.examples = [example for example in self.dropped.examples
-                                     if [self.file_number(example["file"]), example["row"]] < behind]
+            self.dropped.examples = [
+                example
+                for example in self.dropped.examples
+                if [self.file_number(example["file"]), example["row"]] < behind
+            ]
             self.write_manifest()
             for info in last.infos():
                 (self.folder / info.file).unlink(missing_ok=True)
@@ -244,8 +305,11 @@ class Maker:
 
     def absent(self) -> list[int]:
         """Seals of which a shard is not there."""
-        return [k for k, seal in enumerate(self.seals)
-                if not all((self.folder / info.file).is_file() for info in seal.infos())]
+        return [
+            k
+            for k, seal in enumerate(self.seals)
+            if not all((self.folder / info.file).is_file() for info in seal.infos())
+        ]
 
     def remake(self, k: int) -> None:
         """Make what is not there of a seal's shards again, between two others. Raises DataError where it does not come
@@ -258,11 +322,17 @@ class Maker:
                 break
         self.files.done(entry.at.file)
         for split, info in zip(SPLITS, (seal.train, seal.validation), strict=True):
-            if info and not (path := self.folder / info.file).is_file() and self.write(split, info.file) != info:
+            if (
+                info
+                and not (path := self.folder / info.file).is_file()
+                and self.write(split, info.file) != info
+            ):
                 path.unlink(missing_ok=True)
-                raise DataError(f"{self.folder}: {info.file} does not come out as it was when it is made again "
-                                f"(revision {self.pinned.revision}, tokenizer {self.v.sha256[:12]}); delete "
-                                f"{self.folder} and run: make data")
+                raise DataError(
+                    f"{self.folder}: {info.file} does not come out as it was when it is made again "
+                    f"(revision {self.pinned.revision}, tokenizer {self.v.sha256[:12]}); delete "
+                    f"{self.folder} and run: make data"
+                )
             self.pending[split].clear()
 
 

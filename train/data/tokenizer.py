@@ -24,32 +24,62 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from tokenizers import AddedToken, Encoding, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import (
+    AddedToken,
+    Encoding,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    pre_tokenizers,
+    trainers,
+)
 
+from record.durable import write_whole
 from train.data.sources.hub import ask
 from train.data.sources.source import CorpusError
-from record.durable import write_whole
 
 END_OF_TEXT = "<|endoftext|>"
 # Of OLMo, GPT-2 and Qwen; Llama 3; DeepSeek; Llama 2 and Mistral; Gemma; and what ends a turn of a chat.
-SEPARATORS = (END_OF_TEXT, "<|end_of_text|>", "<\uff5cend\u2581of\u2581sentence\uff5c>", "</s>", "<eos>", "<|im_end|>")
-LONGEST_PIECE = 2**16    # characters of a document that are encoded at once
+SEPARATORS = (
+    END_OF_TEXT,
+    "<|end_of_text|>",
+    "<\uff5cend\u2581of\u2581sentence\uff5c>",
+    "</s>",
+    "<eos>",
+    "<|im_end|>",
+)
+LONGEST_PIECE = 2**16  # characters of a document that are encoded at once
 BATCH_BYTES = 4_000_000  # of text handed to the tokenizer at once, to keep all cores busy
-BATCH_PIECES = 2**15     # at most; each takes a kilobyte besides its text
+BATCH_PIECES = 2**15  # at most; each takes a kilobyte besides its text
 # Reserved in every tokenizer trained here, so that fine-tuning needs no new rows in the embedding.
-SPECIAL_TOKENS = (END_OF_TEXT, "<|pad|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "<|end|>")
+SPECIAL_TOKENS = (
+    END_OF_TEXT,
+    "<|pad|>",
+    "<|system|>",
+    "<|user|>",
+    "<|assistant|>",
+    "<|tool|>",
+    "<|end|>",
+)
 
 # Splits text before BPE, so that no token spans a word and its neighbour: an optional blank or other
 # single character and letters; up to three digits; punctuation; line ends with their indentation; blanks.
 SPLIT = r" ?\p{L}+|[^\s\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+|\s*[\r\n]+|\s+(?!\S)|\s+"
 
-METASPACE = "\u2581"     # a blank, as SentencePiece writes it
+METASPACE = "\u2581"  # a blank, as SentencePiece writes it
 BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 NEVER = {0xC0, 0xC1, *range(0xF5, 0x100)}  # bytes that are in no UTF-8
 # What a tokenizer must give back, by what it is called where one does not.
-PROBES = {"capital letters": "Abc XYZ", "accents": "a \u00e9 \u00ef\u00df", "runs of blanks": "a  b   c ",
-          "line ends and tabs": "a\n\tb\r\n\n", "compatibility characters": "x\u00b2 \ufb01 \uff21",
-          "other scripts": "a \u65e5\u672c \u0639\u0631 \U0001f642", "control characters": "a\x01\x7f\u200d"}
+PROBES = {
+    "capital letters": "Abc XYZ",
+    "accents": "a \u00e9 \u00ef\u00df",
+    "runs of blanks": "a  b   c ",
+    "line ends and tabs": "a\n\tb\r\n\n",
+    "compatibility characters": "x\u00b2 \ufb01 \uff21",
+    "other scripts": "a \u65e5\u672c \u0639\u0631 \U0001f642",
+    "control characters": "a\x01\x7f\u200d",
+}
 
 
 class TokenizerError(Exception):
@@ -96,7 +126,9 @@ class Vocabulary:
         """
         problem: list[Exception] = []
         drawn, parts = batches(texts, problem), list[np.ndarray]()
-        with concurrent.futures.ThreadPoolExecutor(1) as worker:  # leaving it waits for the batch under way
+        with concurrent.futures.ThreadPoolExecutor(
+            1
+        ) as worker:  # leaving it waits for the batch under way
             batch = next(drawn, None)
             running = worker.submit(self.encode_pieces, batch or [])
             while batch:
@@ -114,10 +146,18 @@ class Vocabulary:
 
     def encode_pieces(self, batch: list[Piece]) -> list[Encoding]:
         if self.inner is self.tokenizer:
-            return self.tokenizer.encode_batch_fast([piece.text for piece in batch], add_special_tokens=False)
-        first, later = (iter(tokenizer.encode_batch_fast([piece.text for piece in batch if piece.begins is begins],
-                                                         add_special_tokens=False))
-                        for tokenizer, begins in ((self.tokenizer, True), (self.inner, False)))
+            return self.tokenizer.encode_batch_fast(
+                [piece.text for piece in batch], add_special_tokens=False
+            )
+        first, later = (
+            iter(
+                tokenizer.encode_batch_fast(
+                    [piece.text for piece in batch if piece.begins is begins],
+                    add_special_tokens=False,
+                )
+            )
+            for tokenizer, begins in ((self.tokenizer, True), (self.inner, False))
+        )
         return [next(first if piece.begins else later) for piece in batch]
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -147,13 +187,17 @@ def load(path: Path) -> Vocabulary:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise TokenizerError(f"{path}: cannot be read ({error.strerror}); TOKENIZER must be the path of a "
-                             "tokenizer.json, a repository on the hub, or 'train'") from None
+        raise TokenizerError(
+            f"{path}: cannot be read ({error.strerror}); TOKENIZER must be the path of a "
+            "tokenizer.json, a repository on the hub, or 'train'"
+        ) from None
     try:
         tokenizer = Tokenizer.from_str(content.decode())
     except Exception:  # the library raises a bare Exception
-        raise TokenizerError(f"{path}: not a tokenizer.json ({len(content)} bytes, starts with "
-                             f"{content[:20]!r}); fetch it again") from None
+        raise TokenizerError(
+            f"{path}: not a tokenizer.json ({len(content)} bytes, starts with "
+            f"{content[:20]!r}); fetch it again"
+        ) from None
     return from_tokenizer(tokenizer, hashlib.sha256(content).hexdigest(), str(path))
 
 
@@ -162,9 +206,11 @@ def from_tokenizer(tokenizer: Tokenizer, sha256: str, where: str) -> Vocabulary:
     added = {token.content: token for token in tokenizer.get_added_tokens_decoder().values()}
     separator = next((token for token in SEPARATORS if token in added), None)
     if separator is None:
-        raise TokenizerError(f"{where}: has no special token that separates documents; there must be one of "
-                             f"{' '.join(SEPARATORS)} among its added_tokens, as add_special_tokens of the tokenizers "
-                             "library puts it there")
+        raise TokenizerError(
+            f"{where}: has no special token that separates documents; there must be one of "
+            f"{' '.join(SEPARATORS)} among its added_tokens, as add_special_tokens of the tokenizers "
+            "library puts it there"
+        )
     if not added[separator].special:  # or text that spells it out would be taken for it
         tokenizer.add_special_tokens([AddedToken(separator, special=True, normalized=False)])
     inner = without_prefix(tokenizer)
@@ -175,25 +221,38 @@ def from_tokenizer(tokenizer: Tokenizer, sha256: str, where: str) -> Vocabulary:
     entries = tokenizer.get_vocab(with_added_tokens=True)
     vocabulary = Vocabulary(tokenizer, inner, sha256, entries[separator], max(entries.values()) + 1)
     if lost := what_it_loses(vocabulary, entries):
-        raise TokenizerError(f"{where}: a {type(tokenizer.model).__name__} tokenizer that loses text ({lost}), so that "
-                             "bytes cannot be counted; take a byte-level BPE, or a SentencePiece one with byte "
-                             "fallback and no normalizer that changes characters")
+        raise TokenizerError(
+            f"{where}: a {type(tokenizer.model).__name__} tokenizer that loses text ({lost}), so that "
+            "bytes cannot be counted; take a byte-level BPE, or a SentencePiece one with byte "
+            "fallback and no normalizer that changes characters"
+        )
     return vocabulary
 
 
 def what_it_loses(v: Vocabulary, entries: dict[str, int]) -> str:
     """What text does not survive encoding and decoding, or has another length by its ids; "" where all does."""
     if is_byte_level(v.tokenizer):
-        missing = [c for c in pre_tokenizers.ByteLevel.alphabet() if ord(c) not in NEVER and c not in entries]
+        missing = [
+            c
+            for c in pre_tokenizers.ByteLevel.alphabet()
+            if ord(c) not in NEVER and c not in entries
+        ]
     else:
-        missing = [token for byte in range(256) if byte not in NEVER and (token := f"<0x{byte:02X}>") not in entries]
+        missing = [
+            token
+            for byte in range(256)
+            if byte not in NEVER and (token := f"<0x{byte:02X}>") not in entries
+        ]
     if missing:
         return f"it has no token for {len(missing)} of the bytes"
     lengths, added, lost = v.byte_lengths(), v.tokenizer.get_added_tokens_decoder(), []
     if any(token.lstrip or token.rstrip for token in added.values() if not token.special):
         lost.append("blanks beside its added tokens")
     special = {i: token.content for i, token in added.items() if token.special}
-    if any(special.keys() & v.encode(text) for text in (*special.values(), "a".join(["", *special.values(), ""]))):
+    if any(
+        special.keys() & v.encode(text)
+        for text in (*special.values(), "a".join(["", *special.values(), ""]))
+    ):
         lost.append("special tokens that a text spells out")
     for name, text in PROBES.items():
         ids = v.encode(text)
@@ -219,14 +278,21 @@ def without_prefix(tokenizer: Tokenizer) -> Tokenizer:
     """The same without the blank that some put before every text; the tokenizer itself where it puts none."""
     parts = {name: part_of(tokenizer, name) for name in ("normalizer", "pre_tokenizer")}
     bare = {name: part and part_without_prefix(part) for name, part in parts.items()}
-    return tokenizer if bare == parts else Tokenizer.from_str(json.dumps(json.loads(tokenizer.to_str()) | bare))
+    return (
+        tokenizer
+        if bare == parts
+        else Tokenizer.from_str(json.dumps(json.loads(tokenizer.to_str()) | bare))
+    )
 
 
 def part_without_prefix(part: dict[str, Any]) -> dict[str, Any] | None:
     """A normalizer or pre-tokenizer that puts no blank before the text; None where that was all it did."""
     for several in part.keys() & {"normalizers", "pretokenizers"}:
         return part | {several: [p for p in map(part_without_prefix, part[several]) if p]}
-    never: dict[str, Any] = {"Metaspace": {"prepend_scheme": "never"}, "ByteLevel": {"add_prefix_space": False}}
+    never: dict[str, Any] = {
+        "Metaspace": {"prepend_scheme": "never"},
+        "ByteLevel": {"add_prefix_space": False},
+    }
     return None if part["type"] == "Prepend" else part | never.get(part["type"], {})
 
 
@@ -265,15 +331,21 @@ def pieces(text: str, longest: int | None = None) -> Iterator[str]:
 def from_hub(repository: str, token: str, target: Path) -> Vocabulary:
     """The tokenizer.json of a hub repository, kept at `target` from the first time on."""
     if not target.is_file():
+
         def download() -> Path:
             from huggingface_hub import hf_hub_download
+
             return Path(hf_hub_download(repository, "tokenizer.json", token=token or None))
 
         try:
-            fetched = ask(repository, f"tokenizer.json of {repository}", download, "https://huggingface.co/")
+            fetched = ask(
+                repository, f"tokenizer.json of {repository}", download, "https://huggingface.co/"
+            )
         except CorpusError as error:
-            raise TokenizerError(f"TOKENIZER={repository}: neither a file here nor to be had from the hub: {error}; "
-                                 "or give the path of a tokenizer.json") from error
+            raise TokenizerError(
+                f"TOKENIZER={repository}: neither a file here nor to be had from the hub: {error}; "
+                "or give the path of a tokenizer.json"
+            ) from error
         load(fetched)
         write_whole(target, fetched.read_bytes())
     return load(target)
@@ -282,15 +354,24 @@ def from_hub(repository: str, token: str, target: Path) -> Vocabulary:
 def train(texts: Iterator[str], vocab_size: int, target: Path) -> Vocabulary:
     """A byte-level BPE of exactly `vocab_size` entries trained on the texts, written to `target`."""
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.Split(Regex(SPLIT), behavior="isolated"),
-        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(SPLIT), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
     tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=list(SPECIAL_TOKENS), show_progress=False,
-                                  initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=list(SPECIAL_TOKENS),
+        show_progress=False,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )
     tokenizer.train_from_iterator(texts, trainer)
     if (got := tokenizer.get_vocab_size()) != vocab_size:
-        raise TokenizerError(f"the text gives a vocabulary of {got} tokens only, not VOCAB_SIZE={vocab_size}; "
-                             f"set VOCAB_SIZE={got}, or train on more text")
+        raise TokenizerError(
+            f"the text gives a vocabulary of {got} tokens only, not VOCAB_SIZE={vocab_size}; "
+            f"set VOCAB_SIZE={got}, or train on more text"
+        )
     write_whole(target, tokenizer.to_str(pretty=True).encode())
     return load(target)

@@ -2,4 +2,6 @@
 
 import os
 
-os.environ.setdefault("RUST_LOG", "error")  # torchft's servers tell of every call; read when torchft is loaded
+os.environ.setdefault(
+    "RUST_LOG", "error"
+)  # torchft's servers tell of every call; read when torchft is loaded

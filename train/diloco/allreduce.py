@@ -24,16 +24,27 @@ import torch.distributed as dist
 from torch import Tensor
 from torchft.process_group import ProcessGroup, create_store_client
 
-PIECES = 2**21       # numbers of a piece, at most, times the members; what make wan-lab finds best with SYNC_STREAMS
-UNDER_WAY = 2**24    # numbers of all streams' pieces, which share a link: at 10 Mbit/s less than STALL_S
-STALL_S = 60.0       # a piece that has not come through by then never will: the link is down, or a peer hangs
-JOIN_S = 60.0        # for the members to connect
+PIECES = (
+    2**21
+)  # numbers of a piece, at most, times the members; what make wan-lab finds best with SYNC_STREAMS
+UNDER_WAY = (
+    2**24
+)  # numbers of all streams' pieces, which share a link: at 10 Mbit/s less than STALL_S
+STALL_S = (
+    60.0  # a piece that has not come through by then never will: the link is down, or a peer hangs
+)
+JOIN_S = 60.0  # for the members to connect
 
 
 class Pending(dist._Work):
     """A sum that threads are at work on. `wait` raises what went wrong in any of them."""
 
-    def __init__(self, tensor: Tensor, parts: Sequence["concurrent.futures.Future[None]"], at_end: Callable[[], None]):
+    def __init__(
+        self,
+        tensor: Tensor,
+        parts: Sequence["concurrent.futures.Future[None]"],
+        at_end: Callable[[], None],
+    ):
         super().__init__()
         self.tensor, self.parts, self.at_end = tensor, parts, at_end
 
@@ -64,19 +75,31 @@ class StripedGloo(ProcessGroup):
         self.members, self.rank_here, self.sites = 1, 0, list[int]()
         self.groups: list[Any] = []
         # one thread for each stream, so that its pieces follow one another in the same order at all sites
-        self.threads = [concurrent.futures.ThreadPoolExecutor(1, f"between-sites-{i}") for i in range(streams)]
+        self.threads = [
+            concurrent.futures.ThreadPoolExecutor(1, f"between-sites-{i}") for i in range(streams)
+        ]
         self.failed: Exception | None = None
-        self.heals = False              # a member fetches weights before the next sum
-        self.first = [True] * streams   # whether the next piece of a stream is the first of an exchange
-        self.next_stream = 0            # for the next piece
-        self.is_double = False          # an earlier member has this site's number
+        self.heals = False  # a member fetches weights before the next sum
+        self.first = [
+            True
+        ] * streams  # whether the next piece of a stream is the first of an exchange
+        self.next_stream = 0  # for the next piece
+        self.is_double = False  # an earlier member has this site's number
         self.bytes_sent, self.began, self.seconds = 0, 0.0, 0.0  # since `reset`
 
     # ---- What torchft's manager calls
 
-    def configure(self, store_addr: str, replica_id: str, rank: int, world_size: int, quorum_id: int | None = None,
-                  group_rank: int | None = None, group_world_size: int | None = None,
-                  global_ranks: list[int] | None = None) -> None:
+    def configure(
+        self,
+        store_addr: str,
+        replica_id: str,
+        rank: int,
+        world_size: int,
+        quorum_id: int | None = None,
+        group_rank: int | None = None,
+        group_world_size: int | None = None,
+        global_ranks: list[int] | None = None,
+    ) -> None:
         """Connect to the members anew. store_addr: host:port/prefix, another prefix each time. Raises where one of
         them cannot be reached in JOIN_S."""
         self.abort()
@@ -84,7 +107,10 @@ class StripedGloo(ProcessGroup):
         self.members, self.rank_here, self.sites = world_size, rank, list(global_ranks or [])
         self.is_double = rank < len(self.sites) and self.sites[rank] in self.sites[:rank]
         if world_size > 1:
-            connecting = [thread.submit(self.connected, store_addr, i) for i, thread in enumerate(self.threads)]
+            connecting = [
+                thread.submit(self.connected, store_addr, i)
+                for i, thread in enumerate(self.threads)
+            ]
             self.groups = [group.result() for group in connecting]
 
     def allreduce(self, tensors: list[Tensor], opts: Any) -> Pending:
@@ -101,8 +127,14 @@ class StripedGloo(ProcessGroup):
         for begin, end in pieces_of(tensor.numel(), self.members, self.streams):
             stream, self.next_stream = self.next_stream, (self.next_stream + 1) % self.streams
             deadline_s, self.first[stream] = first_s if self.first[stream] else STALL_S, False
-            parts.append(self.threads[stream].submit(self.add_up, self.groups[stream], carrier, begin, end, deadline_s))
-            self.bytes_sent += 2 * (self.members - 1) * ((end - begin) // self.members) * self.dtype.itemsize
+            parts.append(
+                self.threads[stream].submit(
+                    self.add_up, self.groups[stream], carrier, begin, end, deadline_s
+                )
+            )
+            self.bytes_sent += (
+                2 * (self.members - 1) * ((end - begin) // self.members) * self.dtype.itemsize
+            )
 
         def finish() -> None:
             carrier.land()
@@ -151,7 +183,9 @@ class StripedGloo(ProcessGroup):
         store = create_store_client(f"{store_addr}/stream_{stream}", timeout)
         return gloo(store, self.rank_here, self.members, options)
 
-    def add_up(self, group: Any, carrier: "Carrier", begin: int, end: int, deadline_s: float) -> None:
+    def add_up(
+        self, group: Any, carrier: "Carrier", begin: int, end: int, deadline_s: float
+    ) -> None:
         """One piece. Once one has failed the others of the sum are not tried."""
         if self.failed:
             raise RuntimeError(f"given up, since another piece failed: {self.failed}")
@@ -168,7 +202,9 @@ class StripedGloo(ProcessGroup):
         options = dist.AllToAllOptions()
         options.timeout = datetime.timedelta(seconds=deadline_s)
         arrived = torch.empty_like(values)
-        group.alltoall_base(arrived.view(torch.uint8), values.view(torch.uint8), [], [], options).wait()
+        group.alltoall_base(
+            arrived.view(torch.uint8), values.view(torch.uint8), [], [], options
+        ).wait()
         return arrived
 
 
@@ -186,14 +222,14 @@ class Carrier:
         """A piece, as it is sent; a copy."""
         part = self.flat[begin:end]
         values = torch.empty(end - begin, dtype=self.dtype)
-        values[:len(part)].copy_(part)
-        values[len(part):].zero_()
+        values[: len(part)].copy_(part)
+        values[len(part) :].zero_()
         return values
 
     def put(self, begin: int, values: Tensor) -> None:
         """The piece's sum."""
-        part = self.flat[begin:begin + len(values)]
-        part.copy_(values[:len(part)])
+        part = self.flat[begin : begin + len(values)]
+        part.copy_(values[: len(part)])
 
     def land(self) -> None:
         """All pieces have been put."""

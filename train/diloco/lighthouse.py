@@ -17,8 +17,8 @@ from settings.declare import SettingsError
 
 log = logging.getLogger(__name__)
 
-TICK_MS = 100        # how often it looks whether an exchange can begin
-DEAD_MS = 5000       # who has not been heard of for so long is not waited for
+TICK_MS = 100  # how often it looks whether an exchange can begin
+DEAD_MS = 5000  # who has not been heard of for so long is not waited for
 DEFAULT = "0.0.0.0:29510"
 
 
@@ -43,18 +43,33 @@ def serve(c: Config, port: int, over: threading.Event) -> None:
     from torchft.coordination import LighthouseServer  # these take seconds to import
 
     from train.diloco import site_registry
+
     try:
-        server = LighthouseServer(f"[::]:{port}", min_replicas=c.min_sites, join_timeout_ms=1000 * c.site_wait_s,
-                                  quorum_tick_ms=TICK_MS, heartbeat_timeout_ms=DEAD_MS)
+        server = LighthouseServer(
+            f"[::]:{port}",
+            min_replicas=c.min_sites,
+            join_timeout_ms=1000 * c.site_wait_s,
+            quorum_tick_ms=TICK_MS,
+            heartbeat_timeout_ms=DEAD_MS,
+        )
         visitors = site_registry.opened(port + 1)
     except Exception as error:
-        raise SettingsError([f"LIGHTHOUSE={c.lighthouse or DEFAULT}: ports {port} and {port + 1} cannot be listened on "
-                             f"here ({str(error).splitlines()[0]}); end what does, or choose another for all sites, "
-                             f"for example LIGHTHOUSE={c.lighthouse.rpartition(':')[0] or '10.0.0.5'}:{port + 10}"]
-                            ) from None
-    log.info("lighthouse on port %d, desk on port %d: an exchange takes %d site%s at least, and waits %d s for one "
-             "that is up and not there (MIN_SITES, SITE_WAIT_S)", port, port + 1, c.min_sites, "s" * (c.min_sites > 1),
-             c.site_wait_s)
+        raise SettingsError(
+            [
+                f"LIGHTHOUSE={c.lighthouse or DEFAULT}: ports {port} and {port + 1} cannot be listened on "
+                f"here ({str(error).splitlines()[0]}); end what does, or choose another for all sites, "
+                f"for example LIGHTHOUSE={c.lighthouse.rpartition(':')[0] or '10.0.0.5'}:{port + 10}"
+            ]
+        ) from None
+    log.info(
+        "lighthouse on port %d, desk on port %d: an exchange takes %d site%s at least, and waits %d s for one "
+        "that is up and not there (MIN_SITES, SITE_WAIT_S)",
+        port,
+        port + 1,
+        c.min_sites,
+        "s" * (c.min_sites > 1),
+        c.site_wait_s,
+    )
     over.wait()
     visitors.shutdown()
     server.shutdown()

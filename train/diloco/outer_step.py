@@ -24,55 +24,110 @@ import torch.distributed as dist
 import xxhash
 from torch import Tensor, nn
 
-from train.checkpoint.checkpoint import blank
 from settings.config import Config
+from train.checkpoint.checkpoint import blank
+from train.diloco.allreduce import StripedGloo
+from train.diloco.result import APART, DoubleSite, Outcome, SitesMissing
+from train.diloco.torchft_engine import (
+    Engine,
+    Fragment,
+    Nesterov,
+    Quorums,
+    Transport,
+    aside,
+    fragments_of,
+)
+from train.distributed.parallel import local, weights_of
 from train.distributed.world import World, from_all, from_first, group_of, sum_over
 from train.optim import Optimizer
-from train.distributed.parallel import local, weights_of
-from train.diloco.torchft_engine import Engine, Fragment, Nesterov, Quorums, Transport, aside, fragments_of
-from train.diloco.result import APART, DoubleSite, Outcome, SitesMissing
-from train.diloco.allreduce import StripedGloo
 
-AGAIN_S = 5       # between two tries of a lighthouse that went away in the midst of a quorum; one try would hang
+AGAIN_S = 5  # between two tries of a lighthouse that went away in the midst of a quorum; one try would hang
 CONNECT_S = 20.0  # for a lighthouse or a manager to answer at all
 
 
 class Site:
     """What a process does about the other sites. Created by all ranks of a site together, once weights are there."""
 
-    def __init__(self, c: Config, world: World, model: nn.Module, optimizer: Optimizer, asked: Callable[[], bool]):
+    def __init__(
+        self,
+        c: Config,
+        world: World,
+        model: nn.Module,
+        optimizer: Optimizer,
+        asked: Callable[[], bool],
+    ):
         """asked: whether this process was told to stop. Raises SitesMissing."""
-        self.c, self.world, self.model, self.optimizer, self.asked = c, world, model, optimizer, asked
+        self.c, self.world, self.model, self.optimizer, self.asked = (
+            c,
+            world,
+            model,
+            optimizer,
+            asked,
+        )
         self.address = c.site_addr or socket.gethostname()
         self.present, self.began, self.waited_s = c.sites, 0.0, 0.0
-        self.step, self.base = 0, 0     # so many were made; this many when exchanges were counted from 0
-        self.finished = -1              # the step behind which nothing was left to exchange
+        self.step, self.base = (
+            0,
+            0,
+        )  # so many were made; this many when exchanges were counted from 0
+        self.finished = -1  # the step behind which nothing was left to exchange
         self.healed_at: int | None = None  # the step of the site whose weights were taken over
         self.digests: list[str] = []
         self.group = group_of(list(range(world.size)), c.sync_timeout_s)
-        self.striped = StripedGloo(self.address, c.sync_streams, getattr(torch, c.sync_dtype), c.sync_timeout_s)
+        self.striped = StripedGloo(
+            self.address, c.sync_streams, getattr(torch, c.sync_dtype), c.sync_timeout_s
+        )
         self.store = self.own_store()
         patience = datetime.timedelta(seconds=c.sync_timeout_s)
         try:
             self.manager = Quorums(
-                self.told, c.sync_timeout_s, c.lighthouse, pg=self.striped, load_state_dict=self.take_over,
-                state_dict=self.hand_over, min_replica_size=c.min_sites, use_async_quorum=False, timeout=patience,
-                quorum_timeout=patience, connect_timeout=datetime.timedelta(seconds=CONNECT_S), rank=world.rank,
-                world_size=world.size, store_addr=self.store_addr, store_port=self.store_port,
-                lighthouse_addr=f"http://{c.lighthouse}", replica_id=self.replica_id(), hostname=self.address,
-                checkpoint_transport=Transport(self.address, c.sync_timeout_s), init_sync=False,
-                quorum_retries=c.sync_timeout_s // AGAIN_S)
+                self.told,
+                c.sync_timeout_s,
+                c.lighthouse,
+                pg=self.striped,
+                load_state_dict=self.take_over,
+                state_dict=self.hand_over,
+                min_replica_size=c.min_sites,
+                use_async_quorum=False,
+                timeout=patience,
+                quorum_timeout=patience,
+                connect_timeout=datetime.timedelta(seconds=CONNECT_S),
+                rank=world.rank,
+                world_size=world.size,
+                store_addr=self.store_addr,
+                store_port=self.store_port,
+                lighthouse_addr=f"http://{c.lighthouse}",
+                replica_id=self.replica_id(),
+                hostname=self.address,
+                checkpoint_transport=Transport(self.address, c.sync_timeout_s),
+                init_sync=False,
+                quorum_retries=c.sync_timeout_s // AGAIN_S,
+            )
         except (RuntimeError, TimeoutError) as error:
-            raise SitesMissing(f"LIGHTHOUSE={c.lighthouse}: does not answer ({str(error).splitlines()[0]}); start make "
-                               "lighthouse there, and look at the network") from None
-        names = fragments_of({name: weight.numel() for name, weight in weights_of(model).items()}, c.sync_fragments)
+            raise SitesMissing(
+                f"LIGHTHOUSE={c.lighthouse}: does not answer ({str(error).splitlines()[0]}); start make "
+                "lighthouse there, and look at the network"
+            ) from None
+        names = fragments_of(
+            {name: weight.numel() for name, weight in weights_of(model).items()}, c.sync_fragments
+        )
         fragments = [Fragment(model, part) for part in names]
         self.outer = [Nesterov(fragment, c) for fragment in fragments]
-        device, unused = next(iter(weights_of(model).values())).device, Any  # the inner optimizer is ours to step
+        device, unused = (
+            next(iter(weights_of(model).values())).device,
+            Any,
+        )  # the inner optimizer is ours to step
         assert c.sync_alpha is not None  # filled in by Config.load
-        self.engine = Engine(self.manager, list(fragments), unused, list(self.outer), c.sync_every,
-                             backup_device=device, fragment_sync_delay=c.sync_delay,
-                             fragment_update_alpha=c.sync_alpha)
+        self.engine = Engine(
+            self.manager,
+            list(fragments),
+            unused,
+            list(self.outer),
+            c.sync_every,
+            backup_device=device,
+            fragment_sync_delay=c.sync_delay,
+            fragment_update_alpha=c.sync_alpha,
+        )
 
     def replica_id(self) -> str:
         """What this site is called in a quorum: sorted by site and then by start; torchft reads its last figures."""
@@ -81,14 +136,20 @@ class Site:
     def own_store(self) -> Any:
         """The store over which the members of a quorum find each other, where it is of this site. On the first rank,
         at whose address all others look for it, those on another machine too."""
-        store = dist.TCPStore("0.0.0.0", 0, is_master=True, wait_for_workers=False) if self.world.is_first else None
+        store = (
+            dist.TCPStore("0.0.0.0", 0, is_master=True, wait_for_workers=False)
+            if self.world.is_first
+            else None
+        )
         found: tuple[str, int] = from_first((self.address, store.port if store else 0))
         self.store_addr, self.store_port = found
         return store
 
     def told(self, through: bool, failed: bool) -> tuple[bool, bool, bool]:
         """(whether all ranks of the site are through, whether any has failed, whether any was told to stop)."""
-        values = sum_over(torch.tensor([float(through), float(failed), float(self.asked())]), self.group)
+        values = sum_over(
+            torch.tensor([float(through), float(failed), float(self.asked())]), self.group
+        )
         done, failures, stop = values.tolist()
         return done == self.world.size, failures > 0, stop > 0
 
@@ -115,7 +176,10 @@ class Site:
 
     def is_through(self, step: int) -> bool:
         """Whether each fragment has been exchanged, once the last exchange before the run's last step was."""
-        return not self.engine.in_flight and step - self.common_step <= -(len(self.engine) - 1) * self.turn
+        return (
+            not self.engine.in_flight
+            and step - self.common_step <= -(len(self.engine) - 1) * self.turn
+        )
 
     @property
     def away(self) -> list[int]:
@@ -150,11 +214,17 @@ class Site:
         if not begins and not ended:
             return Outcome(outer=self.exchanges, sites=self.present)
         if self.striped.is_double:
-            raise DoubleSite(f"another process takes part as site {self.c.site_rank} (NODE_RANK={self.c.node_rank}), "
-                             "since before this one; stop one of them")
-        if begins and len(set(from_all((self.healed_at, self.exchanges)))) > 1:  # a model of two halves
-            raise SitesMissing("the weights of another site came through to some processes of this one only; it goes "
-                               "back to its checkpoint")
+            raise DoubleSite(
+                f"another process takes part as site {self.c.site_rank} (NODE_RANK={self.c.node_rank}), "
+                "since before this one; stop one of them"
+            )
+        if (
+            begins and len(set(from_all((self.healed_at, self.exchanges)))) > 1
+        ):  # a model of two halves
+            raise SitesMissing(
+                "the weights of another site came through to some processes of this one only; it goes "
+                "back to its checkpoint"
+            )
         committed = ended and self.manager.committed
         before = self.exchanges - committed
         behind = None if self.healed_at is None else (step, self.healed_at)
@@ -166,8 +236,17 @@ class Site:
             return Outcome(behind, outer=self.exchanges, sites=self.present)
         if not committed:
             self.striped.abort()  # the others may wait for this site
-        return Outcome(behind, fragment, committed, self.exchanges, self.present, time.perf_counter() - self.began,
-                       self.waited_s, self.striped.bytes_sent, self.digests[fragment])
+        return Outcome(
+            behind,
+            fragment,
+            committed,
+            self.exchanges,
+            self.present,
+            time.perf_counter() - self.began,
+            self.waited_s,
+            self.striped.bytes_sent,
+            self.digests[fragment],
+        )
 
     def digest(self, fragment: int) -> str:
         """xxh3 of what the sites have in common of a fragment, over all ranks."""
@@ -183,8 +262,10 @@ class Site:
         """For checkpoints, split as the weights are: "weights.NAME", what the sites have in common, "momentum.NAME"."""
         weights, found = weights_of(self.model), dict[str, Tensor]()
         for number, outer in enumerate(self.outer):
-            found |= {f"weights.{name}": alike(values, weights[name])
-                      for name, values in self.engine.synchronised(number).items()}
+            found |= {
+                f"weights.{name}": alike(values, weights[name])
+                for name, values in self.engine.synchronised(number).items()
+            }
             found |= {f"momentum.{name}": buffer for name, buffer in outer.momentum().items()}
         return found
 
@@ -196,8 +277,13 @@ class Site:
         for number, outer in enumerate(self.outer):
             for name, values in self.engine.synchronised(number).items() if states else ():
                 values.copy_(local(states[f"weights.{name}"]))
-            outer.load_state_dict({name: local(states[f"momentum.{name}"]) for name in outer.fragment.names
-                                   if f"momentum.{name}" in states})
+            outer.load_state_dict(
+                {
+                    name: local(states[f"momentum.{name}"])
+                    for name in outer.fragment.names
+                    if f"momentum.{name}" in states
+                }
+            )
         self.manager.load_state_dict({"step": exchanges, "batches_committed": 0})
         self.base = base
         self.engine.position = step - self.common_step
@@ -217,15 +303,27 @@ class Site:
 
     def small(self) -> dict[str, int]:
         """What a checkpoint keeps beside tensors."""
-        return {"exchanges": self.exchanges, "turn": self.turn, "base": self.base, "finished": self.finished}
+        return {
+            "exchanges": self.exchanges,
+            "turn": self.turn,
+            "base": self.base,
+            "finished": self.finished,
+        }
 
     def hand_over(self) -> dict[str, Any]:
         """What a site that is behind gets from this rank beside what torchft's DiLoCo keeps; a copy."""
         weights = weights_of(self.model)
-        moments = {f"{name}/{key}": aside(value) for name, weight in weights.items()
-                   for key, value in self.optimizer.moments(weight).items()}
-        return {"step": self.step, "base": self.base, "moments": moments,
-                "weights": {name: aside(weight) for name, weight in weights.items()}}
+        moments = {
+            f"{name}/{key}": aside(value)
+            for name, weight in weights.items()
+            for key, value in self.optimizer.moments(weight).items()
+        }
+        return {
+            "step": self.step,
+            "base": self.base,
+            "moments": moments,
+            "weights": {name: aside(weight) for name, weight in weights.items()},
+        }
 
     @torch.no_grad()
     def take_over(self, given: dict[str, Any]) -> None:
@@ -236,8 +334,9 @@ class Site:
             for key, value in given["moments"].items():
                 if key.startswith(f"{name}/"):
                     whole = value.shape == local(weight).shape
-                    moments[key.removeprefix(f"{name}/")] = kept = blank(weight, weight.shape if whole else value.shape,
-                                                                        value.dtype)
+                    moments[key.removeprefix(f"{name}/")] = kept = blank(
+                        weight, weight.shape if whole else value.shape, value.dtype
+                    )
                     local(kept).copy_(value)
             self.optimizer.set_moments(weight, moments)
         self.healed_at, self.base = int(given["step"]), int(given["base"])
@@ -268,6 +367,13 @@ def alike(values: Tensor, weight: Tensor) -> Tensor:
     if not hasattr(weight, "device_mesh"):
         return values
     from torch.distributed.tensor import DTensor
+
     split: Any = weight
-    return DTensor.from_local(values, split.device_mesh, split.placements, run_check=False, shape=split.shape,
-                              stride=split.stride())
+    return DTensor.from_local(
+        values,
+        split.device_mesh,
+        split.placements,
+        run_check=False,
+        shape=split.shape,
+        stride=split.stride(),
+    )

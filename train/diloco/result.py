@@ -2,7 +2,9 @@
 
 import dataclasses
 
-APART = -10**9  # exchanges of a site that must take over others' weights, and of which none takes its own
+APART = -(
+    10**9
+)  # exchanges of a site that must take over others' weights, and of which none takes its own
 
 
 class ToldToStop(Exception):

@@ -23,10 +23,10 @@ from typing import Any
 
 log = logging.getLogger(__name__)
 
-BEAT_S = 2.0          # between two beats
-LOOK_S = 3 * BEAT_S   # who has not moved by then is gone
-CALL_S = 10.0         # for the desk to answer
-LONGEST = 2**20       # bytes that a site may say
+BEAT_S = 2.0  # between two beats
+LOOK_S = 3 * BEAT_S  # who has not moved by then is gone
+CALL_S = 10.0  # for the desk to answer
+LONGEST = 2**20  # bytes that a site may say
 
 
 class NoDesk(Exception):
@@ -108,10 +108,15 @@ class Desk:
 
     def read(self) -> dict[int, dict[str, Any]]:
         """What each site of the run has put down, as far as any has. Raises NoDesk."""
-        return {int(site): said for site, said in self.ask("GET", "/").items() if int(site) < self.sites}
+        return {
+            int(site): said for site, said in self.ask("GET", "/").items() if int(site) < self.sites
+        }
 
-    def living(self, patience_s: float = LOOK_S, enough: Callable[[dict[int, dict[str, Any]]], bool] | None = None,
-               ) -> dict[int, dict[str, Any]]:
+    def living(
+        self,
+        patience_s: float = LOOK_S,
+        enough: Callable[[dict[int, dict[str, Any]]], bool] | None = None,
+    ) -> dict[int, dict[str, Any]]:
         """What those sites say that live, this one left out. Looks for patience_s, or until what was seen is enough,
         or all live. Raises NoDesk."""
         first, found = self.read(), dict[int, dict[str, Any]]()
@@ -119,9 +124,16 @@ class Desk:
         while True:
             for site, said in self.read().items():
                 before = first.get(site, {})
-                if site != self.site and (said["token"], said["beat"]) != (before.get("token"), before.get("beat")):
+                if site != self.site and (said["token"], said["beat"]) != (
+                    before.get("token"),
+                    before.get("beat"),
+                ):
                     found[site] = said
-            if len(found) == self.sites - 1 or (enough and enough(found)) or time.monotonic() > deadline:
+            if (
+                len(found) == self.sites - 1
+                or (enough and enough(found))
+                or time.monotonic() > deadline
+            ):
                 return found
             time.sleep(0.2)
 
@@ -140,6 +152,7 @@ class Desk:
 
     def live(self) -> None:
         """Beat from now on, in a thread; where the desk is away it goes on trying."""
+
         def beat() -> None:
             while not self.over.wait(BEAT_S):
                 with contextlib.suppress(NoDesk):

@@ -23,16 +23,18 @@ from torchft.local_sgd import DiLoCo
 from torchft.manager import Manager
 
 from settings.config import Config
-from train.distributed.parallel import local, weights_of
 from train.diloco.result import SitesMissing, ToldToStop
+from train.distributed.parallel import local, weights_of
 
 log = logging.getLogger(__name__)
 
 for name in ("torchft", "torchft_quorums", "torchft_commits", "torchft_errors"):
-    logging.getLogger(name).setLevel(logging.CRITICAL)  # what went wrong is said here, in a sentence
-ASK_S = 0.5           # between two looks at whether a wait is over, or the process was told to stop
-SAY_S = 30.0          # of waiting, after which that is said
-RETRY_S = 2.0         # before a lighthouse that does not answer is asked again
+    logging.getLogger(name).setLevel(
+        logging.CRITICAL
+    )  # what went wrong is said here, in a sentence
+ASK_S = 0.5  # between two looks at whether a wait is over, or the process was told to stop
+SAY_S = 30.0  # of waiting, after which that is said
+RETRY_S = 2.0  # before a lighthouse that does not answer is asked again
 
 
 class Fragment(nn.Module):
@@ -70,15 +72,25 @@ class Nesterov(torch.optim.SGD):
 
     def __init__(self, fragment: Fragment, c: Config):
         weights = [weight for _, weight in fragment.named_parameters()]
-        in_one_pass = not any(hasattr(weight, "device_mesh") for weight in weights)  # torch has none for split weights
-        super().__init__(weights, lr=c.outer_learning_rate, momentum=c.outer_momentum, nesterov=c.outer_momentum > 0,
-                         fused=in_one_pass)
+        in_one_pass = not any(
+            hasattr(weight, "device_mesh") for weight in weights
+        )  # torch has none for split weights
+        super().__init__(
+            weights,
+            lr=c.outer_learning_rate,
+            momentum=c.outer_momentum,
+            nesterov=c.outer_momentum > 0,
+            fused=in_one_pass,
+        )
         self.fragment = fragment
 
     def momentum(self) -> dict[str, Tensor]:
         """By name, as the weights are split; empty before the first exchange."""
-        return {name: buffer for name, weight in self.fragment.named_parameters()
-                if (buffer := self.state.get(weight, {}).get("momentum_buffer")) is not None}
+        return {
+            name: buffer
+            for name, weight in self.fragment.named_parameters()
+            if (buffer := self.state.get(weight, {}).get("momentum_buffer")) is not None
+        }
 
     def state_dict(self) -> dict[str, Any]:
         return {name: aside(buffer) for name, buffer in self.momentum().items()}
@@ -107,7 +119,9 @@ class Transport(HTTPTransport):
     """Weights for a site that comes back, by HTTP, from the address that the others know; no pickles."""
 
     def __init__(self, address: str, timeout_s: float):
-        self.host = f"[{address}]" if ":" in address else address  # the server says at once where it is
+        self.host = (
+            f"[{address}]" if ":" in address else address
+        )  # the server says at once where it is
         super().__init__(datetime.timedelta(seconds=timeout_s), num_chunks=0)
         answers: Any = self._server.RequestHandlerClass
         answers.log_message = lambda *_: None  # or each fetch is a line in the run's log
@@ -115,7 +129,9 @@ class Transport(HTTPTransport):
     def address(self) -> str:
         return f"http://{self.host}:{self._server.socket.getsockname()[1]}/checkpoint/"
 
-    def send_checkpoint(self, dst_ranks: list[int], step: int, state_dict: Any, timeout: datetime.timedelta) -> None:
+    def send_checkpoint(
+        self, dst_ranks: list[int], step: int, state_dict: Any, timeout: datetime.timedelta
+    ) -> None:
         finish_on_gpu()
         super().send_checkpoint(dst_ranks, step, state_dict, timeout)
 
@@ -126,8 +142,13 @@ class Transport(HTTPTransport):
 
     @classmethod
     def _load_from_address(cls, address: str, timeout: datetime.timedelta) -> object:
-        with warnings.catch_warnings(), urllib.request.urlopen(address, timeout=timeout.total_seconds()) as content:
-            warnings.filterwarnings("ignore", message="The given buffer is not writable")  # it is copied from only
+        with (
+            warnings.catch_warnings(),
+            urllib.request.urlopen(address, timeout=timeout.total_seconds()) as content,
+        ):
+            warnings.filterwarnings(
+                "ignore", message="The given buffer is not writable"
+            )  # it is copied from only
             return _streaming_load(content, weights_only=True)
 
 
@@ -162,8 +183,13 @@ class Answers:
 class Quorums(Manager):
     """torchft's manager of one process, which asks again where the lighthouse is away, and stops waiting when told."""
 
-    def __init__(self, told: Callable[[bool, bool], tuple[bool, bool, bool]], patience_s: float, lighthouse: str,
-                 **arguments: Any):
+    def __init__(
+        self,
+        told: Callable[[bool, bool], tuple[bool, bool, bool]],
+        patience_s: float,
+        lighthouse: str,
+        **arguments: Any,
+    ):
         """told: whether all ranks of the site are through, whether any has failed, given that of this one, and whether
         any was told to stop; all ranks must call it together."""
         self.told, self.patience_s, self.lighthouse = told, patience_s, lighthouse
@@ -176,8 +202,12 @@ class Quorums(Manager):
         finish_on_gpu()  # the last update, too
         return super()._manager_state_dict()
 
-    def start_quorum(self, allow_heal: bool = True, shrink_only: bool = False,
-                     timeout: datetime.timedelta | None = None) -> None:
+    def start_quorum(
+        self,
+        allow_heal: bool = True,
+        shrink_only: bool = False,
+        timeout: datetime.timedelta | None = None,
+    ) -> None:
         """Returns when the quorum stands, with its weights taken over where this site was behind. Raises ToldToStop,
         SitesMissing."""
         deadline, said, self.step_before = time.monotonic() + self.patience_s, False, self._step
@@ -187,12 +217,18 @@ class Quorums(Manager):
             except (RuntimeError, TimeoutError, ConnectionError) as error:
                 trouble = str(error).splitlines()[0]
             if time.monotonic() > deadline:
-                raise SitesMissing(f"LIGHTHOUSE={self.lighthouse}: no quorum of sites in SYNC_TIMEOUT_S="
-                                   f"{self.patience_s:.0f}: {trouble}; look at make lighthouse there, and at the "
-                                   "network")
+                raise SitesMissing(
+                    f"LIGHTHOUSE={self.lighthouse}: no quorum of sites in SYNC_TIMEOUT_S="
+                    f"{self.patience_s:.0f}: {trouble}; look at make lighthouse there, and at the "
+                    "network"
+                )
             if not said:
-                log.warning("the lighthouse at %s does not answer (%s); trying for %.0f s", self.lighthouse, trouble,
-                            self.patience_s)
+                log.warning(
+                    "the lighthouse at %s does not answer (%s); trying for %.0f s",
+                    self.lighthouse,
+                    trouble,
+                    self.patience_s,
+                )
                 said = True
             time.sleep(RETRY_S)
             self._quorum_future = None  # that one has failed
@@ -203,8 +239,12 @@ class Quorums(Manager):
         began, said = time.monotonic(), False
         while future is not self.settled:  # asked again behind the quorum, for each sum
             if not said and time.monotonic() - began > SAY_S:
-                log.warning("waiting for a quorum of sites for %.0f s: the lighthouse at %s is away, or a site that is "
-                            "up is not there yet (SITE_WAIT_S)", SAY_S, self.lighthouse)
+                log.warning(
+                    "waiting for a quorum of sites for %.0f s: the lighthouse at %s is away, or a site that is "
+                    "up is not there yet (SITE_WAIT_S)",
+                    SAY_S,
+                    self.lighthouse,
+                )
                 said = True
             with contextlib.suppress(TimeoutError):
                 future.exception(ASK_S)

@@ -24,8 +24,12 @@ from train.distributed.world import World
 # Buffers are not sent at each step: the only one is the table of rotary angles. The flag is called
 # broadcast_buffers before torch 2.13, which warns of the old name.
 NO_BUFFERS: dict[str, Any] = {
-    next(name for name in ("forward_sync_buffers", "broadcast_buffers")
-         if name in inspect.signature(DistributedDataParallel.__init__).parameters): False}
+    next(
+        name
+        for name in ("forward_sync_buffers", "broadcast_buffers")
+        if name in inspect.signature(DistributedDataParallel.__init__).parameters
+    ): False
+}
 
 
 def is_split(c: Config, world: World) -> bool:
@@ -52,6 +56,7 @@ class Sharding:
         """Split each block's weights, and then the others. The model may still be on the meta device."""
         from torch.distributed.device_mesh import init_device_mesh  # these take a second to import
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
         c, kind = self.c, self.world.device.type
         if c.parallel == "hsdp":
             copies = self.world.size // self.ranks
@@ -59,7 +64,9 @@ class Sharding:
         else:
             mesh = init_device_mesh(kind, (self.ranks,), mesh_dim_names=("shard",))
         # the weights travel in the type in which they are used, gradients in float32
-        policy = MixedPrecisionPolicy(param_dtype=getattr(torch, c.dtype), reduce_dtype=torch.float32)
+        policy = MixedPrecisionPolicy(
+            param_dtype=getattr(torch, c.dtype), reduce_dtype=torch.float32
+        )
         engine: Any = model
         for layer in engine.layers:
             fully_shard(layer, mesh=mesh, mp_policy=policy)
@@ -78,6 +85,7 @@ def part_of(values: Tensor, weight: Tensor) -> Tensor:
     if not hasattr(split, "placements"):  # a DTensor, known without a second's import
         return values
     from torch.distributed.tensor import distribute_tensor
+
     return distribute_tensor(values, split.device_mesh, split.placements, src_data_rank=None)
 
 
@@ -86,8 +94,12 @@ def parallelize(model: nn.Module, c: Config, world: World) -> nn.Module:
     if world.size == 1 or is_split(c, world):
         return model
     # static_graph stays off: with accumulation under no_sync it can stop reducing, silently (pytorch#143580)
-    return DistributedDataParallel(model, device_ids=[world.device] if world.device.type == "cuda" else None,
-                                   gradient_as_bucket_view=True, **NO_BUFFERS)
+    return DistributedDataParallel(
+        model,
+        device_ids=[world.device] if world.device.type == "cuda" else None,
+        gradient_as_bucket_view=True,
+        **NO_BUFFERS,
+    )
 
 
 def bare(model: nn.Module) -> nn.Module:

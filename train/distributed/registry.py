@@ -19,14 +19,14 @@ log = logging.getLogger(__name__)
 
 HELLO = {"roll_call": 1}
 WAITING = "waiting for peers"  # the phase of a run, with "i/n" behind
-LONGEST_LINE = 2**16   # bytes; a node's facts take 3 kB
-LONGEST_WHY = 1000     # characters of a node's last word
-TOUCH_S = 5.0          # between two signs of life
-SILENT_S = 30.0        # without any a node, or node 0, counts as gone
-STRANGER_S = 10.0      # for a caller to say who it is
-RIVAL_S = 5.0          # for the node that joined first under a rank to show that it lives
-LINGER_S = 10.0        # for the nodes that are still on their way to hear that it is over
-REMIND_S = 15.0        # between two words on who is missing
+LONGEST_LINE = 2**16  # bytes; a node's facts take 3 kB
+LONGEST_WHY = 1000  # characters of a node's last word
+TOUCH_S = 5.0  # between two signs of life
+SILENT_S = 30.0  # without any a node, or node 0, counts as gone
+STRANGER_S = 10.0  # for a caller to say who it is
+RIVAL_S = 5.0  # for the node that joined first under a rank to show that it lives
+LINGER_S = 10.0  # for the nodes that are still on their way to hear that it is over
+REMIND_S = 15.0  # between two words on who is missing
 MOST_STRANGERS = 100
 
 
@@ -109,32 +109,53 @@ def named(facts: dict[str, Any]) -> str:
 
 
 def is_someone(content: dict[str, Any]) -> bool:
-    return isinstance(content.get("node_rank"), int) and bool(re.fullmatch(r"[\w.-]{1,253}", str(content.get("host"))))
+    return isinstance(content.get("node_rank"), int) and bool(
+        re.fullmatch(r"[\w.-]{1,253}", str(content.get("host")))
+    )
 
 
 def last_word(facts: dict[str, Any], code: int, why: object = "") -> Verdict:
     """What the others are told when a node ends for good. why: what it said itself, where it did."""
     said = " ".join(str(why).split())[:LONGEST_WHY] if isinstance(why, str) else ""
-    how = "was told to stop" if code in (75, 143) else f"has ended with exit code {code}" + (
-        f": {said}" if said.isprintable() and said else "; its log says why")
+    how = (
+        "was told to stop"
+        if code in (75, 143)
+        else f"has ended with exit code {code}"
+        + (f": {said}" if said.isprintable() and said else "; its log says why")
+    )
     return Verdict(code, f"{named(facts)} {how}")
 
 
 class RollCall:
     """Hears callers until all nodes have joined, or it is clear that they will not."""
 
-    def __init__(self, facts: dict[str, Any], listeners: list[socket.socket], where: str, timeout_s: float,
-                 state: Status, patient: bool = False):
+    def __init__(
+        self,
+        facts: dict[str, Any],
+        listeners: list[socket.socket],
+        where: str,
+        timeout_s: float,
+        state: Status,
+        patient: bool = False,
+    ):
         """patient: whether the others wait for this node to come back when it is told to stop."""
-        self.facts, self.listeners, self.where, self.timeout_s, self.state = facts, listeners, where, timeout_s, state
+        self.facts, self.listeners, self.where, self.timeout_s, self.state = (
+            facts,
+            listeners,
+            where,
+            timeout_s,
+            state,
+        )
         self.patient, self.size = patient, int(facts["nodes"])
         self.callers: list[Caller] = []
         self.joined: dict[int, Caller] = {}
-        self.members: list[dict[str, Any]] = []  # what all nodes said of themselves, by rank, once they are there
+        self.members: list[
+            dict[str, Any]
+        ] = []  # what all nodes said of themselves, by rank, once they are there
         self.verdict: Verdict | None = None
-        self.told: set[int] = set()           # ranks that know it
+        self.told: set[int] = set()  # ranks that know it
         self.complaints: list[Verdict] = []
-        self.over: Verdict | None = None      # the last word of a node that will not come back
+        self.over: Verdict | None = None  # the last word of a node that will not come back
         self.touched = self.reminded = 0.0
         self.selector = selectors.DefaultSelector()
         for listener in listeners:
@@ -152,7 +173,11 @@ class RollCall:
                     self.verdict, deadline = verdict, min(deadline, now + LINGER_S)
                 if self.verdict:
                     self.tell(self.verdict)
-                    if self.verdict.code in (0, 69) or len(self.told) == self.size - 1 or now >= deadline:
+                    if (
+                        self.verdict.code in (0, 69)
+                        or len(self.told) == self.size - 1
+                        or now >= deadline
+                    ):
                         return self.verdict
                 else:
                     self.keep_in_touch(now)
@@ -169,12 +194,21 @@ class RollCall:
         if self.over:
             return self.over
         if self.complaints:
-            return Verdict(self.complaints[0].code, "; ".join(complaint.why for complaint in self.complaints))
+            return Verdict(
+                self.complaints[0].code, "; ".join(complaint.why for complaint in self.complaints)
+            )
         if len(self.joined) == self.size - 1:
             self.members = [self.facts, *(self.joined[rank].facts for rank in sorted(self.joined))]
             return Verdict(0)
-        return Verdict(69, f"after {self.timeout_s:.0f} s {self.roll()}. Look whether those were started, with this "
-                       "address and port, and whether a firewall keeps the port closed") if late else None
+        return (
+            Verdict(
+                69,
+                f"after {self.timeout_s:.0f} s {self.roll()}. Look whether those were started, with this "
+                "address and port, and whether a firewall keeps the port closed",
+            )
+            if late
+            else None
+        )
 
     def tell(self, verdict: Verdict) -> None:
         for caller in [c for c in self.callers if c.facts and c.rank not in self.told]:
@@ -200,11 +234,15 @@ class RollCall:
 
     def roll(self) -> str:
         """'2 of 4 nodes have joined: 0 (a), 2 (c); missing: 1, 3, which call a:29500'"""
-        here = {0: self.facts["host"]} | {rank: caller.facts["host"] for rank, caller in self.joined.items()}
+        here = {0: self.facts["host"]} | {
+            rank: caller.facts["host"] for rank, caller in self.joined.items()
+        }
         missing = ", ".join(str(rank) for rank in range(self.size) if rank not in here)
-        return (f"{len(here)} of {self.size} nodes have joined: "
-                + ", ".join(f"{rank} ({host})" for rank, host in sorted(here.items()))
-                + (f"; missing: {missing}; they are to reach {self.where}" if missing else ""))
+        return (
+            f"{len(here)} of {self.size} nodes have joined: "
+            + ", ".join(f"{rank} ({host})" for rank, host in sorted(here.items()))
+            + (f"; missing: {missing}; they are to reach {self.where}" if missing else "")
+        )
 
     def say(self) -> None:
         if self.verdict:  # it is over for all, however many still come
@@ -298,9 +336,14 @@ class RollCall:
     def settle(self, caller: Caller, before: Caller, now: float) -> None:
         """Two under one rank: a node that came back before its old connection was known to be dead, or a mistake."""
         if before.heard > caller.heard:
-            self.complaints.append(Verdict(64, f"NODE_RANK={caller.rank} was given to both {before.facts['host']} "
-                                           f"({before.address}) and {caller.facts['host']} ({caller.address}); each "
-                                           f"node needs its own, from 0 to {self.size - 1}"))
+            self.complaints.append(
+                Verdict(
+                    64,
+                    f"NODE_RANK={caller.rank} was given to both {before.facts['host']} "
+                    f"({before.address}) and {caller.facts['host']} ({caller.address}); each "
+                    f"node needs its own, from 0 to {self.size - 1}",
+                )
+            )
             caller.rival = None
         elif before not in self.callers or now - caller.heard > RIVAL_S:
             caller.rival = None
@@ -324,23 +367,44 @@ class RollCall:
 def differences(first: dict[str, Any], other: dict[str, Any]) -> list[Verdict]:
     """Why two nodes cannot train together: versions and code first, since settings follow from them."""
     found: list[Verdict] = []
-    for key, what, remedy in (("torch", "torch", "make setup with one TORCH_BACKEND on all"),
-                              ("python", "Python", "make setup with one PYTHON on all"),
-                              ("commit", "commit", "check out the same commit on all, without changes"),
-                              ("source", "code in train/", "check out the same commit on all, without changes")):
+    for key, what, remedy in (
+        ("torch", "torch", "make setup with one TORCH_BACKEND on all"),
+        ("python", "Python", "make setup with one PYTHON on all"),
+        ("commit", "commit", "check out the same commit on all, without changes"),
+        ("source", "code in train/", "check out the same commit on all, without changes"),
+    ):
         mine, theirs = first.get(key), other.get(key)
         known = key != "commit" or (mine and theirs)  # an image has no history
-        if known and mine != theirs and not (key == "source" and any("commit" in v.why for v in found)):
-            found.append(Verdict(78, f"{what} is {mine} on {named(first)} and {theirs} on {named(other)}: {remedy}"))
+        if (
+            known
+            and mine != theirs
+            and not (key == "source" and any("commit" in v.why for v in found))
+        ):
+            found.append(
+                Verdict(
+                    78,
+                    f"{what} is {mine} on {named(first)} and {theirs} on {named(other)}: {remedy}",
+                )
+            )
     mine, theirs = settings_of(first), settings_of(other)
-    unequal = [name for name in sorted(mine.keys() | theirs.keys()) if mine.get(name) != theirs.get(name)]
+    unequal = [
+        name for name in sorted(mine.keys() | theirs.keys()) if mine.get(name) != theirs.get(name)
+    ]
     if unequal:
-        values = ", ".join(f"{name}={mine.get(name)} on {named(first)} and {name}={theirs.get(name)} on "
-                           f"{named(other)}" for name in unequal)
+        values = ", ".join(
+            f"{name}={mine.get(name)} on {named(first)} and {name}={theirs.get(name)} on "
+            f"{named(other)}"
+            for name in unequal
+        )
         found.append(Verdict(64, f"settings differ: {values}; give all nodes the same"))
     elif other["node_rank"] not in range(1, first["nodes"]):
-        found.append(Verdict(64, f"NODE_RANK={other['node_rank']} was given to {first['host']} and {other['host']}; "
-                             f"each node needs its own, from 0 to {first['nodes'] - 1}"))
+        found.append(
+            Verdict(
+                64,
+                f"NODE_RANK={other['node_rank']} was given to {first['host']} and {other['host']}; "
+                f"each node needs its own, from 0 to {first['nodes'] - 1}",
+            )
+        )
     return found
 
 

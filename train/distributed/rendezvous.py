@@ -32,24 +32,41 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from record import status
-from settings.config import Config
 from hardware.ports import free_port
+from record import status
 from record.provenance import git, version
-from train.distributed.registry import (HELLO, LINGER_S, LONGEST_WHY, REMIND_S, SILENT_S, WAITING, Line, Lost, RollCall,
-                                        Told, Verdict, last_word)
-from settings.rules import OF_PRETRAINING
 from record.run_paths import RunPaths
-from settings.declare import FREE, ROOT, SettingsError, declared_fields
 from record.status import RunFolderError, RunIsHeld, Status
+from settings.config import Config
+from settings.declare import FREE, ROOT, SettingsError, declared_fields
+from settings.rules import OF_PRETRAINING
+from train.distributed.registry import (
+    HELLO,
+    LINGER_S,
+    LONGEST_WHY,
+    REMIND_S,
+    SILENT_S,
+    WAITING,
+    Line,
+    Lost,
+    RollCall,
+    Told,
+    Verdict,
+    last_word,
+)
 from train.distributed.wan import whereabouts
 
 log = logging.getLogger(__name__)
 
-ROOMS_THAT_TRAIN = ("settings", "record", "hardware", "train")  # whose source must be equal on all nodes
-DONE = 10         # exit code of `meet` for a run that has nothing left to do; for scripts/launch.sh only
-CONNECT_S = 5.0   # for node 0 to take a call, and to greet
-PORT_S = 60.0     # for whoever has the port to let it go: a torchrun that is about to end
+ROOMS_THAT_TRAIN = (
+    "settings",
+    "record",
+    "hardware",
+    "train",
+)  # whose source must be equal on all nodes
+DONE = 10  # exit code of `meet` for a run that has nothing left to do; for scripts/launch.sh only
+CONNECT_S = 5.0  # for node 0 to take a call, and to greet
+PORT_S = 60.0  # for whoever has the port to let it go: a torchrun that is about to end
 
 
 class Unreachable(Exception):
@@ -73,9 +90,13 @@ def meet(c: Config, processes: int, site: str = "", machine: str = "") -> Verdic
         return call(c, facts, c.start_timeout_s)
     try:
         # a machine that is gone may keep its lock for minutes, on a disk that it shared
-        lock = status.hold_run(paths, c.start_timeout_s if c.peer_stop == "wait" else status.SETTLE_S)
+        lock = status.hold_run(
+            paths, c.start_timeout_s if c.peer_stop == "wait" else status.SETTLE_S
+        )
     except RunFolderError as error:  # in a pod another try may find it free
-        return Verdict(69 if c.peer_stop == "wait" and isinstance(error, RunIsHeld) else 78, str(error))
+        return Verdict(
+            69 if c.peer_stop == "wait" and isinstance(error, RunIsHeld) else 78, str(error)
+        )
     with lock:
         state = status_of(c, paths)
         state.phase(f"{WAITING} 1/{c.site_nodes}")
@@ -87,7 +108,9 @@ def meet(c: Config, processes: int, site: str = "", machine: str = "") -> Verdic
     return verdict
 
 
-def receive(c: Config, facts: dict[str, Any], state: Status, timeout_s: float) -> tuple[Verdict, list[dict[str, Any]]]:
+def receive(
+    c: Config, facts: dict[str, Any], state: Status, timeout_s: float
+) -> tuple[Verdict, list[dict[str, Any]]]:
     """Hold the roll call, as soon as MASTER_ADDR has an address and MASTER_PORT is free. Returns also who came."""
     deadline = time.monotonic() + timeout_s
     try:
@@ -96,7 +119,9 @@ def receive(c: Config, facts: dict[str, Any], state: Status, timeout_s: float) -
         return last_word(facts, 143), []
     if isinstance(listeners, Verdict):
         return listeners, []
-    roll_call = RollCall(facts, listeners, where(c), deadline - time.monotonic(), state, c.peer_stop == "wait")
+    roll_call = RollCall(
+        facts, listeners, where(c), deadline - time.monotonic(), state, c.peer_stop == "wait"
+    )
     roll_call.say()
     return roll_call.hold(), roll_call.members
 
@@ -107,7 +132,9 @@ def over(c: Config, code: int, why: str = "") -> None:
         call(c, who(c) | {"over": code, "why": why[:LONGEST_WHY]}, LINGER_S)
         return
     paths = RunPaths.of_node(c, ROOT)
-    if str(status.read(paths.status).get("phase", "")).startswith(WAITING):  # the trainer ended before it said more
+    if str(status.read(paths.status).get("phase", "")).startswith(
+        WAITING
+    ):  # the trainer ended before it said more
         status_of(c, paths).end(code)
     state = Status(paths.status, active=False)
     listeners = listen(c, state, time.monotonic() + 1)
@@ -118,6 +145,7 @@ def over(c: Config, code: int, why: str = "") -> None:
 # ---------------------------------------------------------------------------------------------------
 # The calling side
 # ---------------------------------------------------------------------------------------------------
+
 
 def call(c: Config, content: dict[str, Any], timeout_s: float) -> Verdict:
     """Call node 0 until it answers, and return its verdict. Once it knows of this node, its patience is what counts."""
@@ -150,14 +178,20 @@ def reached(c: Config) -> Iterator[Line]:
     except socket.gaierror as error:
         raise Unreachable(unresolved(c, error)) from None
     except ConnectionRefusedError:
-        raise Unreachable(f"{where(c)} refuses connections: node 0 has not been started yet, or MASTER_ADDR or "
-                          "MASTER_PORT is not its own") from None
+        raise Unreachable(
+            f"{where(c)} refuses connections: node 0 has not been started yet, or MASTER_ADDR or "
+            "MASTER_PORT is not its own"
+        ) from None
     except TimeoutError:
-        raise Unreachable(f"{where(c)} does not answer in {CONNECT_S:.0f} s: a firewall drops what is sent there, or "
-                          "MASTER_ADDR is not node 0's address in this network") from None
+        raise Unreachable(
+            f"{where(c)} does not answer in {CONNECT_S:.0f} s: a firewall drops what is sent there, or "
+            "MASTER_ADDR is not node 0's address in this network"
+        ) from None
     except OSError as error:
-        raise Unreachable(f"{where(c)} cannot be reached ({error.strerror or error}); check MASTER_ADDR and the "
-                          "network") from None
+        raise Unreachable(
+            f"{where(c)} cannot be reached ({error.strerror or error}); check MASTER_ADDR and the "
+            "network"
+        ) from None
     with connection:
         yield Line(connection)
 
@@ -188,8 +222,10 @@ def talk(line: Line, content: dict[str, Any], reminder: "Reminder", comes_back: 
     except Lost as lost:
         if greeted:
             raise LostSight(f"the connection to node 0 was lost ({lost})") from None
-        raise Unreachable("something answers where node 0 should, but it calls no roll: an attempt of node 0 may still "
-                          "be ending, or MASTER_PORT is another program's there") from None
+        raise Unreachable(
+            "something answers where node 0 should, but it calls no roll: an attempt of node 0 may still "
+            "be ending, or MASTER_PORT is another program's there"
+        ) from None
     except Told:
         with contextlib.suppress(Lost):
             if greeted and not comes_back:
@@ -213,6 +249,7 @@ class Reminder:
 # The listening side
 # ---------------------------------------------------------------------------------------------------
 
+
 def listen(c: Config, state: Status, deadline: float) -> "list[socket.socket] | Verdict":
     """Sockets that listen on MASTER_PORT, or why there are none. A name may come later, and a port may be freed."""
     reminder, began = Reminder(), time.monotonic()
@@ -222,8 +259,11 @@ def listen(c: Config, state: Status, deadline: float) -> "list[socket.socket] | 
         except socket.gaierror as error:
             verdict = Verdict(69, unresolved(c, error))
         except OSError as error:
-            verdict = Verdict(78, f"MASTER_PORT={c.master_port} cannot be listened on here ({error.strerror}); choose "
-                              f"another on all nodes, for example MASTER_PORT={free_port(c.master_port)}")
+            verdict = Verdict(
+                78,
+                f"MASTER_PORT={c.master_port} cannot be listened on here ({error.strerror}); choose "
+                f"another on all nodes, for example MASTER_PORT={free_port(c.master_port)}",
+            )
             deadline = min(deadline, began + PORT_S)
         if (left := deadline - time.monotonic()) <= 0:
             return verdict
@@ -239,13 +279,22 @@ def opened(c: Config, reminder: Reminder) -> list[socket.socket]:
     addresses = sorted({str(address[0]) for *_, address in found})
     here = [address for address in addresses if is_here(address)]
     if here and is_loopback(c.master_addr):
-        return [socket.create_server((address, c.master_port), family=family_of(address)) for address in here]
+        return [
+            socket.create_server((address, c.master_port), family=family_of(address))
+            for address in here
+        ]
     if not here:
-        reminder.say(f"MASTER_ADDR={c.master_addr} ({', '.join(addresses)}) is no address of this machine "
-                     f"({socket.gethostname()}), though it is node 0: the others will look for it there")
+        reminder.say(
+            f"MASTER_ADDR={c.master_addr} ({', '.join(addresses)}) is no address of this machine "
+            f"({socket.gethostname()}), though it is node 0: the others will look for it there"
+        )
     if socket.has_dualstack_ipv6():
         try:
-            return [socket.create_server(("", c.master_port), family=socket.AF_INET6, dualstack_ipv6=True)]
+            return [
+                socket.create_server(
+                    ("", c.master_port), family=socket.AF_INET6, dualstack_ipv6=True
+                )
+            ]
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 raise
@@ -277,6 +326,7 @@ def family_of(address: str) -> socket.AddressFamily:
 # What nodes know of themselves
 # ---------------------------------------------------------------------------------------------------
 
+
 def who(c: Config) -> dict[str, Any]:
     return {"node_rank": c.rank_in_site, "host": socket.gethostname(), "nodes": c.site_nodes}
 
@@ -284,14 +334,23 @@ def who(c: Config) -> dict[str, Any]:
 def facts_of(c: Config, processes: int) -> dict[str, Any]:
     """Who this is, and what must be equal on all nodes: versions, code, and the settings that the result hangs on."""
     fields = declared_fields(Config)
-    settings = {name: value for name, value in c.stored().items() if fields[name].metadata["declared"].resume != FREE}
+    settings = {
+        name: value
+        for name, value in c.stored().items()
+        if fields[name].metadata["declared"].resume != FREE
+    }
     commit = git("rev-parse", "--short=12", "HEAD")
     files = sorted(path for room in ROOMS_THAT_TRAIN for path in (ROOT / room).rglob("*.py"))
     source = hashlib.sha256(b"".join(path.read_bytes() for path in files))
-    return who(c) | {"torch": version("torch"), "python": ".".join(platform.python_version_tuple()[:2]),
-                     "commit": commit + " with changes" * bool(git("status", "--porcelain", "-uno")) if commit else "",
-                     "source": source.hexdigest()[:12],
-                     "settings": settings | {"RUN_NAME": c.run_name, "NPROC": processes}}
+    return who(c) | {
+        "torch": version("torch"),
+        "python": ".".join(platform.python_version_tuple()[:2]),
+        "commit": commit + " with changes" * bool(git("status", "--porcelain", "-uno"))
+        if commit
+        else "",
+        "source": source.hexdigest()[:12],
+        "settings": settings | {"RUN_NAME": c.run_name, "NPROC": processes},
+    }
 
 
 def device_of(c: Config) -> str:
@@ -299,8 +358,13 @@ def device_of(c: Config) -> str:
     if c.device == "cpu":
         return "CPU"
     try:
-        said = subprocess.run(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], capture_output=True,
-                              text=True, check=True, timeout=60).stdout
+        said = subprocess.run(
+            ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+        ).stdout
     except (OSError, subprocess.SubprocessError):
         return "CPU"
     return next(iter(said.splitlines()), "CPU").strip()
@@ -308,7 +372,11 @@ def device_of(c: Config) -> str:
 
 def is_done(c: Config, last: dict[str, Any]) -> bool:
     """Whether this is the status of a run that has made all steps, and been evaluated."""
-    return last.get("phase") == "done" and isinstance(at := last.get("step"), int) and at >= c.last_step
+    return (
+        last.get("phase") == "done"
+        and isinstance(at := last.get("step"), int)
+        and at >= c.last_step
+    )
 
 
 def status_of(c: Config, paths: RunPaths) -> Status:
@@ -327,8 +395,14 @@ def finished(c: Config, paths: RunPaths) -> str:
     last = status.read(paths.status)
     if is_done(c, last):
         return f"run {c.run_name} is done: {last['step']} of {c.last_step} steps, in {paths.folder}"
-    saved = max((int(path.name[5:]) for path in paths.checkpoints.glob("step_*") if path.name[5:].isdecimal()),
-                default=0)
+    saved = max(
+        (
+            int(path.name[5:])
+            for path in paths.checkpoints.glob("step_*")
+            if path.name[5:].isdecimal()
+        ),
+        default=0,
+    )
     if saved > c.last_step:
         return f"run {c.run_name} is already at step {saved}, past step {c.last_step}: nothing is left to do"
     return ""
@@ -341,18 +415,26 @@ def say_where(c: Config, members: list[dict[str, Any]], paths: RunPaths) -> None
         for level, line in lines:
             log.log(level, "%s", line)
         with open(paths.train_log, "a", encoding="utf-8") as file:
-            file.writelines(f"{time.strftime('%Y-%m-%d %H:%M:%S')} roll call: {line}\n" for _, line in lines)
+            file.writelines(
+                f"{time.strftime('%Y-%m-%d %H:%M:%S')} roll call: {line}\n" for _, line in lines
+            )
     except Exception as error:  # all nodes have been told to start, and the run is whole without it
         log.warning("where the nodes are cannot be told: %r", error)
 
 
 def where(c: Config) -> str:
-    return f"[{c.master_addr}]:{c.master_port}" if ":" in c.master_addr else f"{c.master_addr}:{c.master_port}"
+    return (
+        f"[{c.master_addr}]:{c.master_port}"
+        if ":" in c.master_addr
+        else f"{c.master_addr}:{c.master_port}"
+    )
 
 
 def unresolved(c: Config, error: OSError) -> str:
-    return (f"MASTER_ADDR={c.master_addr} does not resolve on {socket.gethostname()} ({error.strerror}); a pod's name "
-            "takes a moment, else give node 0's address, for example MASTER_ADDR=10.0.0.5")
+    return (
+        f"MASTER_ADDR={c.master_addr} does not resolve on {socket.gethostname()} ({error.strerror}); a pod's name "
+        "takes a moment, else give node 0's address, for example MASTER_ADDR=10.0.0.5"
+    )
 
 
 def stop_asked(number: int, frame: object) -> None:
@@ -364,10 +446,14 @@ def stop_asked(number: int, frame: object) -> None:
 def main(argv: list[str]) -> int:
     logging.basicConfig(level=logging.INFO, format="roll call: %(message)s", stream=sys.stdout)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # detached from its terminal
+        if (
+            number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN
+        ):  # detached from its terminal
             signal.signal(number, stop_asked)
     try:
-        c, _ = Config.load_with_remarks(without=OF_PRETRAINING)  # which the trainer asks, of what it trains
+        c, _ = Config.load_with_remarks(
+            without=OF_PRETRAINING
+        )  # which the trainer asks, of what it trains
         if argv[0] == "over":
             over(c, int(argv[1]), *argv[2:3])
             return 0

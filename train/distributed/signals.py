@@ -15,9 +15,9 @@ from collections.abc import Callable
 from types import FrameType
 
 PATIENCE_S = 3.0  # one Ctrl-C arrives several times, from the terminal and from the launcher
-IN_DOUBT = "?"    # SIGTERM: torchrun sends it too, when another process has died
-BY_USER = "!"     # SIGINT and SIGHUP, which nothing else sends
-DEAF_S = 10.0     # before training: a main thread that has not heard of a signal by then waits outside of Python
+IN_DOUBT = "?"  # SIGTERM: torchrun sends it too, when another process has died
+BY_USER = "!"  # SIGINT and SIGHUP, which nothing else sends
+DEAF_S = 10.0  # before training: a main thread that has not heard of a signal by then waits outside of Python
 
 
 def end_with_parent(number: int) -> None:
@@ -47,15 +47,21 @@ class Interrupt:
     def __init__(self) -> None:
         self.asked: str | None = None  # name of the first signal
         self.asked_at = 0.0
-        self.training = False          # whether a checkpoint will follow
-        self.at_force: Callable[..., None] = lambda *_: None  # what is done with a code before ending with it at once
+        self.training = False  # whether a checkpoint will follow
+        self.at_force: Callable[..., None] = lambda *_: (
+            None
+        )  # what is done with a code before ending with it at once
         self.numbers = [signal.SIGTERM, signal.SIGINT]
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # a detached run is to outlive its terminal
+        if (
+            signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
+        ):  # a detached run is to outlive its terminal
             self.numbers.append(signal.SIGHUP)
         for number in self.numbers:
             signal.signal(number, self.handle)
         heard, self.wake = socket.socketpair()
-        os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))  # a child's signals are not ours
+        os.register_at_fork(
+            after_in_child=lambda: signal.set_wakeup_fd(-1)
+        )  # a child's signals are not ours
         self.wake.setblocking(False)
         signal.set_wakeup_fd(self.wake.fileno(), warn_on_full_buffer=False)
         threading.Thread(target=self.watch, args=(heard,), name="signals", daemon=True).start()
@@ -75,7 +81,9 @@ class Interrupt:
     def handle(self, number: int, frame: FrameType | None) -> None:
         if self.asked is None:
             self.asked, self.asked_at = signal.Signals(number).name, time.monotonic()
-            if not self.training and sys.exc_info()[0] is None:  # else an error is being told of already
+            if (
+                not self.training and sys.exc_info()[0] is None
+            ):  # else an error is being told of already
                 raise Stopped(self.asked)
 
     def watch(self, heard: socket.socket) -> None:

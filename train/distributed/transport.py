@@ -17,19 +17,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from train.distributed import nccl_log, parallel
-from settings.config import Config
-from train.distributed.world import World, from_all, gloo_interface
-from train.distributed.nccl_log import Node
 from record.run_paths import RunPaths
+from settings.config import Config
+from train.distributed import nccl_log, parallel
+from train.distributed.nccl_log import Node
 from train.distributed.wan import amount, seconds
+from train.distributed.world import World, from_all, gloo_interface
 
 if TYPE_CHECKING:
     from train.job import Job
 
 NET = Path("/sys/class/net")
 SUPPOSED = (10.0, 100.0)  # Gbit/s, where a link does not say what it has
-LONG_S = 1.0              # of gathering weights a step: then it is said how to do without
+LONG_S = 1.0  # of gathering weights a step: then it is said how to do without
 
 log = logging.getLogger(__name__)
 
@@ -53,14 +53,21 @@ def say(job: "Job") -> None:
     members = from_all((world.node_rank, os.getpid()))
     if world.local_rank:
         return
-    level = logging.INFO if world.is_first else logging.WARNING  # other ranks' words are for their node's log
+    level = (
+        logging.INFO if world.is_first else logging.WARNING
+    )  # other ranks' words are for their node's log
     name = "NCCL" if world.device.type == "cuda" else "gloo"
     try:
         pids = [pid for node, pid in members if node == world.node_rank]
-        gbit = of_nccl(job.paths, world, pids, level, wan=c.network == "wan") if name == "NCCL" else \
-            of_gloo(world, level)
+        gbit = (
+            of_nccl(job.paths, world, pids, level, wan=c.network == "wan")
+            if name == "NCCL"
+            else of_gloo(world, level)
+        )
         if world.is_first and world.nodes > 1:
-            expect(c, world, traffic(c, world, parallel.bare(job.model), job.loader.micro_batch), gbit)
+            expect(
+                c, world, traffic(c, world, parallel.bare(job.model), job.loader.micro_batch), gbit
+            )
     except Exception as error:  # the run is whole without it
         log.log(level, "%s's transport: n/a (%s: %s)", name, type(error).__name__, error)
 
@@ -69,7 +76,9 @@ def of_nccl(paths: RunPaths, world: World, pids: list[int], level: int, wan: boo
     """Returns Gbit/s to other nodes, None where that is not known. wan: nodes are meant to talk over a WAN."""
     logs = nccl_log.read(paths.node_log(0).parent, world.node_rank, pids)
     if not logs:
-        log.log(level, "NCCL's transport: n/a, it has written nothing to %s", paths.node_log(0).parent)
+        log.log(
+            level, "NCCL's transport: n/a, it has written nothing to %s", paths.node_log(0).parent
+        )
         return None
     node = Node(logs, world.local_size, world.nodes)
     log.log(level, "%s", node.line())
@@ -84,8 +93,13 @@ def of_gloo(world: World, level: int) -> float | None:
         return None
     name, address = gloo_interface()
     gbit = speed_of(name)
-    log.log(level, "gloo: TCP on %s (%s, %s); GLOO_SOCKET_IFNAME names another", name, address,
-            f"{gbit:g} Gbit/s" if gbit else "speed n/a")
+    log.log(
+        level,
+        "gloo: TCP on %s (%s, %s); GLOO_SOCKET_IFNAME names another",
+        name,
+        address,
+        f"{gbit:g} Gbit/s" if gbit else "speed n/a",
+    )
     return gbit
 
 
@@ -101,8 +115,12 @@ def speed_of(interface: str) -> float | None:
 def peer_access(world: World) -> bool | None:
     """Whether all GPUs of this node reach each other's memory; None where that is not known."""
     try:
-        return all(torch.cuda.can_device_access_peer(one, other) for one in range(world.local_size)
-                   for other in range(world.local_size) if one != other)
+        return all(
+            torch.cuda.can_device_access_peer(one, other)
+            for one in range(world.local_size)
+            for other in range(world.local_size)
+            if one != other
+        )
     except (RuntimeError, AssertionError):
         return None
 
@@ -114,9 +132,13 @@ def traffic(c: Config, world: World, model: Any, micro_batch: int) -> Traffic:
     copies = world.nodes // span
     passes = -(-c.batch_windows // (world.size * c.replicas * micro_batch))
     gradients = 4.0 * sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
-    blocks, everything = (float(sum(weight.numel() for weight in part.parameters())) for part in (model.layers, model))
+    blocks, everything = (
+        float(sum(weight.numel() for weight in part.parameters())) for part in (model.layers, model)
+    )
     apart = (span - 1) / span  # of what is split over nodes, that which another has
-    gathered = passes * (blocks + everything) * getattr(torch, c.dtype).itemsize * apart  # what is round blocks: once
+    gathered = (
+        passes * (blocks + everything) * getattr(torch, c.dtype).itemsize * apart
+    )  # what is round blocks: once
     scattered = gradients * apart * (passes if c.grad_sync == "micro-batch" else 1)
     return Traffic(gathered, scattered + 2 * (copies - 1) / copies * gradients / span)
 
@@ -125,13 +147,21 @@ def expect(c: Config, world: World, sent: Traffic, gbit: float | None) -> None:
     """Say what a step sends, how long that takes, and what would be less."""
     gradients = f"{told(sent.gradients)} of gradients" + (" (adapters)" if c.lora_rank else "")
     gathered = f" and gathers {told(sent.gathered)} of weights" if sent.gathered else ""
-    takes = f"{seconds(sent.seconds(gbit))} at {gbit:g} Gbit/s" if gbit else "the link's speed is n/a; " + ", ".join(
-        f"{seconds(sent.seconds(speed))} at {speed:g} Gbit/s" for speed in SUPPOSED)
+    takes = (
+        f"{seconds(sent.seconds(gbit))} at {gbit:g} Gbit/s"
+        if gbit
+        else "the link's speed is n/a; "
+        + ", ".join(f"{seconds(sent.seconds(speed))} at {speed:g} Gbit/s" for speed in SUPPOSED)
+    )
     log.info("between nodes: each sends %s%s a step; %s (computed)", gradients, gathered, takes)
     if sent.gathered * 8 / ((gbit or SUPPOSED[-1]) * 1e9) > LONG_S:
-        log.warning("PARALLEL=%s gathers the weights of each block from %d nodes; PARALLEL=hsdp%s keeps a copy in each "
-                    "node, where its memory suffices, and only gradients travel", c.parallel, world.nodes,
-                    f" with SHARD_RANKS={world.local_size}" if c.shard_ranks else "")
+        log.warning(
+            "PARALLEL=%s gathers the weights of each block from %d nodes; PARALLEL=hsdp%s keeps a copy in each "
+            "node, where its memory suffices, and only gradients travel",
+            c.parallel,
+            world.nodes,
+            f" with SHARD_RANKS={world.local_size}" if c.shard_ranks else "",
+        )
 
 
 def told(size: float) -> str:

@@ -10,24 +10,31 @@ loses packets, much worse. What is said is marked as computed.
 import logging
 from typing import Any
 
-from settings.config import Config
 from hardware.flops import peak_tflops
-from train.distributed.registry import named, settings_of
 from hardware.model_size import flops_of, parameters
+from settings.config import Config
+from train.distributed.registry import named, settings_of
 
-ROUND_TRIP_S = 0.03      # between universities of one continent: 10 to 50 ms
-SPEEDS = (1.0, 10.0)     # Gbit/s between two sites: what is got as a rule, and what is hoped for
-MFU = 0.5                # what a tuned step reaches inside one node
+ROUND_TRIP_S = 0.03  # between universities of one continent: 10 to 50 ms
+SPEEDS = (1.0, 10.0)  # Gbit/s between two sites: what is got as a rule, and what is hoped for
+MFU = 0.5  # what a tuned step reaches inside one node
 
 
-def sync_s(gradient_bytes: float, sites: int, gbit_per_s: float, round_trip_s: float = ROUND_TRIP_S) -> float:
+def sync_s(
+    gradient_bytes: float, sites: int, gbit_per_s: float, round_trip_s: float = ROUND_TRIP_S
+) -> float:
     """Seconds that a ring all-reduce between sites takes: 2 (S - 1) hops, each of 1/S of the bytes."""
     hops = 2 * (sites - 1)
     return hops * (gradient_bytes / sites * 8 / (gbit_per_s * 1e9) + round_trip_s / 2)
 
 
-def sync_efficiency(step_s: float, gradient_bytes: float, sites: int, gbit_per_s: float,
-                    round_trip_s: float = ROUND_TRIP_S) -> float:
+def sync_efficiency(
+    step_s: float,
+    gradient_bytes: float,
+    sites: int,
+    gbit_per_s: float,
+    round_trip_s: float = ROUND_TRIP_S,
+) -> float:
     """The share of time spent computing, 0 to 1, when every step of step_s is followed by such an all-reduce."""
     return step_s / (step_s + sync_s(gradient_bytes, sites, gbit_per_s, round_trip_s))
 
@@ -51,17 +58,24 @@ def sentence(c: Config, sites: int, devices: int, device_name: str) -> str:
     size, step_s = gradient_bytes(c), compute_s(c, devices, device_name)
     waits = [sync_s(size, sites, speed) for speed in SPEEDS]
     slow, fast = (f"{speed:g} Gbit/s" for speed in SPEEDS)
-    said = (f"in every step {amount(2 * (sites - 1) / sites * size)} of gradients leave each of {sites} sites; "
-            f"computed, that takes {seconds(waits[0])} at {slow} and {seconds(waits[1])} at {fast}")
+    said = (
+        f"in every step {amount(2 * (sites - 1) / sites * size)} of gradients leave each of {sites} sites; "
+        f"computed, that takes {seconds(waits[0])} at {slow} and {seconds(waits[1])} at {fast}"
+    )
     if step_s is None:
         said += f", beside computing, whose time is not known for {device_name or 'these devices'}"
     else:
         shares = [f"{100 * sync_efficiency(step_s, size, sites, speed):.0f}%" for speed in SPEEDS]
-        said += (f", beside {seconds(step_s)} of computing ({devices} {device_name.removeprefix('NVIDIA ')} at "
-                 f"{100 * MFU:.0f}% MFU): {shares[0]} or {shares[1]} of the time is spent computing, "
-                 "the rest waiting, while the GPUs show 100% utilisation")
-    return (said + ". make restart SITE=ZONE keeps all pods at one site (make sites lists them); SYNC=diloco "
-            "synchronises them every SYNC_EVERY steps only: make plan says what that takes, and costs in loss")
+        said += (
+            f", beside {seconds(step_s)} of computing ({devices} {device_name.removeprefix('NVIDIA ')} at "
+            f"{100 * MFU:.0f}% MFU): {shares[0]} or {shares[1]} of the time is spent computing, "
+            "the rest waiting, while the GPUs show 100% utilisation"
+        )
+    return (
+        said
+        + ". make restart SITE=ZONE keeps all pods at one site (make sites lists them); SYNC=diloco "
+        "synchronises them every SYNC_EVERY steps only: make plan says what that takes, and costs in loss"
+    )
 
 
 def amount(size: float) -> str:
@@ -77,9 +91,15 @@ def whereabouts(c: Config, members: list[dict[str, Any]]) -> list[tuple[int, str
 
     members: the facts of each node, as rendezvous.py gathers them.
     """
-    lines = [(logging.INFO, f"{named(node)}: site={node.get('site') or 'unknown'} "
-              f"machine={node.get('machine') or 'unknown'} processes={settings_of(node).get('NPROC', 'n/a')} "
-              f"device={node.get('device') or 'n/a'}") for node in members]
+    lines = [
+        (
+            logging.INFO,
+            f"{named(node)}: site={node.get('site') or 'unknown'} "
+            f"machine={node.get('machine') or 'unknown'} processes={settings_of(node).get('NPROC', 'n/a')} "
+            f"device={node.get('device') or 'n/a'}",
+        )
+        for node in members
+    ]
     sites = sorted({str(node.get("site") or "") for node in members} - {""})
     unknown = [str(node["node_rank"]) for node in members if not node.get("site")]
     devices = sum(int(settings_of(node).get("NPROC", 1)) for node in members)
@@ -87,8 +107,22 @@ def whereabouts(c: Config, members: list[dict[str, Any]]) -> list[tuple[int, str
     if len(sites) > 1:
         others = f" (that of node {', '.join(unknown)} is not known)" if unknown else ""
         cost = sentence(c, len(sites), devices, device)
-        return [*lines, (logging.WARNING, f"the nodes are at {len(sites)} sites: {', '.join(sites)}{others}; {cost}")]
-    if unknown and c.network == "wan":  # pods that nothing keeps together, of a cluster that does not tell them
-        return [*lines, (logging.WARNING, "the nodes do not know their sites (make status does); if each is at one of "
-                         f"its own: {sentence(c, len(members), devices, device)}")]
+        return [
+            *lines,
+            (
+                logging.WARNING,
+                f"the nodes are at {len(sites)} sites: {', '.join(sites)}{others}; {cost}",
+            ),
+        ]
+    if (
+        unknown and c.network == "wan"
+    ):  # pods that nothing keeps together, of a cluster that does not tell them
+        return [
+            *lines,
+            (
+                logging.WARNING,
+                "the nodes do not know their sites (make status does); if each is at one of "
+                f"its own: {sentence(c, len(members), devices, device)}",
+            ),
+        ]
     return [*lines, (logging.INFO, "sites: unknown" if unknown else f"one site: {sites[0]}")]

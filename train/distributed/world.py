@@ -22,9 +22,9 @@ import torch
 import torch.distributed as dist
 
 from settings.config import Config
-from train.distributed.signals import BY_USER
-from settings.rules import batch_problem, site_problem, split_problem
 from settings.declare import SettingsError
+from settings.rules import batch_problem, site_problem, split_problem
+from train.distributed.signals import BY_USER
 
 ADDRESS_OF_INTERFACE = 0x8915  # SIOCGIFADDR, of Linux
 
@@ -66,6 +66,7 @@ class World:
 # Coming together
 # ---------------------------------------------------------------------------------------------------
 
+
 def join(c: Config, trains: bool = True) -> World:
     """Find the device, join the process group if there is one, and check that the batch divides over it.
 
@@ -73,9 +74,14 @@ def join(c: Config, trains: bool = True) -> World:
     PeersMissing.
     """
     rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    local_rank, node_rank = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("GROUP_RANK", 0))
+    local_rank, node_rank = (
+        int(os.environ.get("LOCAL_RANK", 0)),
+        int(os.environ.get("GROUP_RANK", 0)),
+    )
     local_size = int(os.environ.get("LOCAL_WORLD_SIZE", size))
-    if trains and (problem := batch_problem(c, size * c.replicas) or site_problem(c) or split_problem(c, size)):
+    if trains and (
+        problem := batch_problem(c, size * c.replicas) or site_problem(c) or split_problem(c, size)
+    ):
         raise SettingsError([problem])
     device = choose_device(c, local_rank)
     name = "CPU"
@@ -89,34 +95,61 @@ def join(c: Config, trains: bool = True) -> World:
             dist.init_process_group(backend, timeout=datetime.timedelta(seconds=c.start_timeout_s))
         except dist.DistError as error:
             where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
-            raise PeersMissing(f"rank {rank} of {size} on {host} did not find the others at {where} in "
-                               f"START_TIMEOUT_S={c.start_timeout_s}: {str(error).splitlines()[0]}; look at the other "
-                               "nodes' logs, and at the firewall between them") from error
-    return World(rank, local_rank, node_rank, size, device, name, host, local_size, tuple(from_all(host)))
+            raise PeersMissing(
+                f"rank {rank} of {size} on {host} did not find the others at {where} in "
+                f"START_TIMEOUT_S={c.start_timeout_s}: {str(error).splitlines()[0]}; look at the other "
+                "nodes' logs, and at the firewall between them"
+            ) from error
+    return World(
+        rank, local_rank, node_rank, size, device, name, host, local_size, tuple(from_all(host))
+    )
 
 
 def introduce(world: World, site: int | None = None) -> None:
     """Each node says what it is, the first process that all are there. site: which of several that train apart. Raises
     PeersDiffer."""
     nccl = ".".join(map(str, torch.cuda.nccl.version())) if world.device.type == "cuda" else "none"
-    software = {"torch": torch.__version__, "CUDA": torch.version.cuda or "none", "NCCL": nccl,
-                "Python": platform.python_version()}
+    software = {
+        "torch": torch.__version__,
+        "CUDA": torch.version.cuda or "none",
+        "NCCL": nccl,
+        "Python": platform.python_version(),
+    }
     if world.local_rank == 0:
-        log.log(logging.INFO if world.is_first else logging.WARNING,  # other ranks' words are for their node's log
-                "node %d: host=%s ranks=%d-%d of %d device=%s torch=%s nccl=%s%s", world.node_rank, world.host,
-                world.rank, world.rank + world.local_size - 1, world.size, world.device_name, software["torch"], nccl,
-                "" if site is None else f" site={site}")
+        log.log(
+            logging.INFO
+            if world.is_first
+            else logging.WARNING,  # other ranks' words are for their node's log
+            "node %d: host=%s ranks=%d-%d of %d device=%s torch=%s nccl=%s%s",
+            world.node_rank,
+            world.host,
+            world.rank,
+            world.rank + world.local_size - 1,
+            world.size,
+            world.device_name,
+            software["torch"],
+            nccl,
+            "" if site is None else f" site={site}",
+        )
     if world.size == 1:
         return
     members = from_all((world.host, world.device_name, software))
     for key in software:
-        found = {facts[key]: f"rank {rank} on {host}" for rank, (host, _, facts) in enumerate(members)}
+        found = {
+            facts[key]: f"rank {rank} on {host}" for rank, (host, _, facts) in enumerate(members)
+        }
         if len(found) > 1:
             listed = ", ".join(f"{key} {version} ({who})" for version, who in found.items())
-            raise PeersDiffer(f"the processes of this job do not run the same software: {listed}; install the same "
-                              "everywhere (make setup of the same commit)")
-    log.info("%d of %d processes joined, on %s", len(members), world.size,
-             ", ".join(dict.fromkeys(f"{host} ({device})" for host, device, _ in members)))
+            raise PeersDiffer(
+                f"the processes of this job do not run the same software: {listed}; install the same "
+                "everywhere (make setup of the same commit)"
+            )
+    log.info(
+        "%d of %d processes joined, on %s",
+        len(members),
+        world.size,
+        ", ".join(dict.fromkeys(f"{host} ({device})" for host, device, _ in members)),
+    )
 
 
 def gloo_interface() -> tuple[str, str]:
@@ -129,14 +162,18 @@ def gloo_interface() -> tuple[str, str]:
         address = socket.gethostbyname(socket.gethostname())
     except OSError:
         address = "127.0.0.1"
-    return names.get(address, "lo" if address.startswith("127.") else "an interface that is not known"), address
+    return names.get(
+        address, "lo" if address.startswith("127.") else "an interface that is not known"
+    ), address
 
 
 def address_of(interface: str) -> str:
     """Its IPv4 address, "" where it has none."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            found = fcntl.ioctl(probe, ADDRESS_OF_INTERFACE, struct.pack("256s", interface[:15].encode()))
+            found = fcntl.ioctl(
+                probe, ADDRESS_OF_INTERFACE, struct.pack("256s", interface[:15].encode())
+            )
         except OSError:
             return ""
     return socket.inet_ntoa(found[20:24])
@@ -152,7 +189,9 @@ def set_timeout(seconds: float, groups: list[Any]) -> None:
     """How long a collective of the job, and of these groups of it, may take from now on."""
     if dist.is_initialized():
         for group in [dist.group.WORLD, *groups]:
-            dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=seconds), group)  # there is no public one
+            dist.distributed_c10d._set_pg_timeout(
+                datetime.timedelta(seconds=seconds), group
+            )  # there is no public one
 
 
 def group_of(ranks: list[int], seconds: float) -> Any:
@@ -169,21 +208,30 @@ def choose_device(c: Config, local_rank: int) -> torch.device:
     """The device of a process. Raises SettingsError where DEVICE or DTYPE asks for what is not there."""
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if c.device == "cuda" and gpus == 0:
-        raise SettingsError([f"DEVICE=cuda: torch {torch.__version__} sees no GPU here; check nvidia-smi and the torch "
-                             "build (make setup), or choose DEVICE=cpu"])
+        raise SettingsError(
+            [
+                f"DEVICE=cuda: torch {torch.__version__} sees no GPU here; check nvidia-smi and the torch "
+                "build (make setup), or choose DEVICE=cpu"
+            ]
+        )
     if c.device == "cpu" or gpus == 0:
         return torch.device("cpu")
     if local_rank >= gpus:
         raise SettingsError([f"NPROC={c.nproc}: only {gpus} GPUs are visible; set NPROC={gpus}"])
     if c.dtype == "bfloat16" and not torch.cuda.is_bf16_supported(including_emulation=False):
-        raise SettingsError([f"DTYPE=bfloat16: {torch.cuda.get_device_name(local_rank)} has no bfloat16 units; "
-                             "set DTYPE=float32"])
+        raise SettingsError(
+            [
+                f"DTYPE=bfloat16: {torch.cuda.get_device_name(local_rank)} has no bfloat16 units; "
+                "set DTYPE=float32"
+            ]
+        )
     return torch.device("cuda", local_rank)
 
 
 # ---------------------------------------------------------------------------------------------------
 # Leaving
 # ---------------------------------------------------------------------------------------------------
+
 
 def leave() -> None:
     """Leave the process group, if there is one. What uses it goes before it: the other way round a process may hang or
@@ -215,6 +263,7 @@ def under_torchrun() -> bool:
 def shutdown_timeout_s(c: Config) -> tuple[float, bool]:
     """What torchrun leaves a process between SIGTERM and SIGKILL, and whether it can be told so: torch 2.11 cannot."""
     from torch.distributed.launcher import api
+
     settable = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT" in Path(api.__file__).read_text(encoding="utf-8")
     if not settable:
         return 30.0, False
@@ -242,6 +291,7 @@ def report_progress(world: World, step: int) -> None:
 # Together
 # ---------------------------------------------------------------------------------------------------
 
+
 def sum_over_ranks(values: torch.Tensor) -> torch.Tensor:
     """The values summed over all processes, in place."""
     if dist.is_initialized():
@@ -258,7 +308,10 @@ def sum_over(values: torch.Tensor, group: Any) -> torch.Tensor:
 
 def who_sees(folder: Path, world: World) -> list[bool]:
     """By rank, whether it sees the first one's folder. Raises OSError, on all, where that cannot be written to."""
-    name, problem = f".probe-{uuid.uuid4().hex}", None  # nobody has asked a network disk for it: not known as absent
+    name, problem = (
+        f".probe-{uuid.uuid4().hex}",
+        None,
+    )  # nobody has asked a network disk for it: not known as absent
     if world.is_first:
         try:
             folder.mkdir(parents=True, exist_ok=True)

@@ -18,12 +18,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from train.data.batch import document_bounds, to_device
 from settings.config import Config
+from train.data.batch import document_bounds, to_device
+from train.data.shards import ShardSet
+from train.distributed.parallel import waits_in_forward
 from train.distributed.world import World, from_all, sum_over_ranks
 from train.model.loss import IGNORED
-from train.distributed.parallel import waits_in_forward
-from train.data.shards import ShardSet
 
 FULL_SET = 20  # the end of a run scores at most this many times EVAL_TOKENS
 
@@ -50,8 +50,12 @@ class Validation:
     def of_sources(cls, sums: Mapping[str, list[float]]) -> "Validation":
         """From nats, tokens and bytes of each source."""
         nats, tokens, text_bytes = (sum(column) for column in zip(*sums.values(), strict=True))
-        return cls(nats, int(tokens), int(text_bytes),
-                   {name: cls(n, int(t), int(b)) for name, (n, t, b) in sums.items() if t and b})
+        return cls(
+            nats,
+            int(tokens),
+            int(text_bytes),
+            {name: cls(n, int(t), int(b)) for name, (n, t, b) in sums.items() if t and b},
+        )
 
     @property
     def loss(self) -> float:
@@ -65,9 +69,13 @@ class Validation:
 
     def record(self) -> dict[str, Any]:
         """The evaluation's values as the record has them."""
-        return {"val_loss": self.loss, "val_bpb": self.bpb, "scored_tokens": self.tokens,
-                "val_loss_by_source": {name: of.loss for name, of in self.by_source.items()},
-                "val_bpb_by_source": {name: of.bpb for name, of in self.by_source.items()}}
+        return {
+            "val_loss": self.loss,
+            "val_bpb": self.bpb,
+            "scored_tokens": self.tokens,
+            "val_loss_by_source": {name: of.loss for name, of in self.by_source.items()},
+            "val_bpb_by_source": {name: of.bpb for name, of in self.by_source.items()},
+        }
 
 
 class Evaluator:
@@ -77,8 +85,15 @@ class Evaluator:
     shard may be short: what is missing is not scored, so that the full set scores every token but the first.
     """
 
-    def __init__(self, c: Config, sources: Mapping[str, ShardSet], byte_lengths: np.ndarray, world: World,
-                 end_of_text: int = -1, shards: Mapping[str, int] | None = None):
+    def __init__(
+        self,
+        c: Config,
+        sources: Mapping[str, ShardSet],
+        byte_lengths: np.ndarray,
+        world: World,
+        end_of_text: int = -1,
+        shards: Mapping[str, int] | None = None,
+    ):
         """shards: take the first so many of each source only, those that there were when the run began."""
         self.c, self.world, self.end_of_text = c, world, end_of_text
         self.shards = shards or {}
@@ -93,19 +108,31 @@ class Evaluator:
 
     def candidates(self, name: str, shards: ShardSet) -> list[tuple[str, int, int]]:
         """(source, shard, window) of every validation window, in the order of their hashes."""
-        windows = [(name, k, w) for k, info in enumerate(shards.shards["validation"][:self.shards.get(name)])
-                   for w in range(-(-max(0, info.tokens - 1) // self.c.seq_len))]
+        windows = [
+            (name, k, w)
+            for k, info in enumerate(shards.shards["validation"][: self.shards.get(name)])
+            for w in range(-(-max(0, info.tokens - 1) // self.c.seq_len))
+        ]
         return sorted(windows, key=lambda window: hashlib.sha256(repr(window).encode()).digest())
 
     def choose(self, candidates: Mapping[str, list], tokens: int) -> list[tuple[str, int, int]]:
         """Up to `tokens` of windows, each source in proportion to its weight."""
         total = sum(self.c.mixture.values()) * self.c.seq_len
-        return [window for name, weight in self.c.mixture.items()
-                for window in candidates[name][:max(1, tokens * weight // total)]]
+        return [
+            window
+            for name, weight in self.c.mixture.items()
+            for window in candidates[name][: max(1, tokens * weight // total)]
+        ]
 
     @torch.no_grad()
-    def __call__(self, model: nn.Module, full: bool = False, interrupted: Callable[[], bool] = lambda: False,
-                 limit_s: float = math.inf, progress: Callable[[str], None] = lambda what: None) -> Validation | None:
+    def __call__(
+        self,
+        model: nn.Module,
+        full: bool = False,
+        interrupted: Callable[[], bool] = lambda: False,
+        limit_s: float = math.inf,
+        progress: Callable[[str], None] = lambda what: None,
+    ) -> Validation | None:
         """Score; None if `interrupted` said so in between, on any rank.
 
         progress: called with "batch" at each, and with "others" before they are waited for.
@@ -113,8 +140,13 @@ class Evaluator:
         """
         # nats, tokens, bytes of each source; then ranks that were interrupted, ranks that failed
         names = list(self.sources)
-        sums, problem = torch.zeros(3 * len(names) + 2, dtype=torch.float64, device=self.world.device), ""
-        together = waits_in_forward(model)  # then all ranks stop at the same batch, or some would wait for ever
+        sums, problem = (
+            torch.zeros(3 * len(names) + 2, dtype=torch.float64, device=self.world.device),
+            "",
+        )
+        together = waits_in_forward(
+            model
+        )  # then all ranks stop at the same batch, or some would wait for ever
         try:
             with overtime(limit_s, anywhere=not together) as clock:
                 problem = self.add_up(sums, model, full, together, clock, interrupted, progress)
@@ -126,17 +158,38 @@ class Evaluator:
         progress("others")
         *values, stopped, failed = sum_over_ranks(sums).tolist()
         if failed:
-            problems = [f"rank {rank}: {text}" for rank, text in enumerate(from_all(problem)) if text]
+            problems = [
+                f"rank {rank}: {text}" for rank, text in enumerate(from_all(problem)) if text
+            ]
             raise EvaluationFailed(problems[0])
-        return None if stopped else Validation.of_sources({name: values[3 * i:3 * i + 3]
-                                                           for i, name in enumerate(names)})
+        return (
+            None
+            if stopped
+            else Validation.of_sources(
+                {name: values[3 * i : 3 * i + 3] for i, name in enumerate(names)}
+            )
+        )
 
-    def add_up(self, sums: torch.Tensor, model: nn.Module, full: bool, together: bool, clock: "_Clock",
-               interrupted: Callable[[], bool], progress: Callable[[str], None]) -> str:
+    def add_up(
+        self,
+        sums: torch.Tensor,
+        model: nn.Module,
+        full: bool,
+        together: bool,
+        clock: "_Clock",
+        interrupted: Callable[[], bool],
+        progress: Callable[[str], None],
+    ) -> str:
         """Score this rank's share into the sums, as many batches on each rank; returns what is wrong on this one."""
-        size, places = self.c.micro_batch(self.world.size), {name: 3 * i for i, name in enumerate(self.sources)}
+        size, places = (
+            self.c.micro_batch(self.world.size),
+            {name: 3 * i for i, name in enumerate(self.sources)},
+        )
         batches = self.batches(self.full if full else self.subset, size)  # as large as in training
-        mine, most = batches[self.world.rank::self.world.size], -(-len(batches) // self.world.size)
+        mine, most = (
+            batches[self.world.rank :: self.world.size],
+            -(-len(batches) // self.world.size),
+        )
         for number in range(most if together else len(mine)):
             problem, windows = "", mine[number] if number < len(mine) else []
             try:
@@ -152,7 +205,7 @@ class Evaluator:
                 sums[-2:] += flags.to(sums.device)
                 return problem
             place = places[windows[0][0]] if windows else 0
-            sums[place:place + 3] += self.score(model, tokens, targets)
+            sums[place : place + 3] += self.score(model, tokens, targets)
         return ""
 
     @staticmethod
@@ -161,7 +214,11 @@ class Evaluator:
         by_source: dict[str, list[tuple[str, int, int]]] = {}
         for window in windows:
             by_source.setdefault(window[0], []).append(window)
-        return [part[start:start + size] for part in by_source.values() for start in range(0, len(part), size)]
+        return [
+            part[start : start + size]
+            for part in by_source.values()
+            for start in range(0, len(part), size)
+        ]
 
     def words(self, error: BaseException) -> str:
         if isinstance(error, _OverTime):
@@ -170,20 +227,28 @@ class Evaluator:
 
     def score(self, model: nn.Module, tokens: np.ndarray, targets: np.ndarray) -> torch.Tensor:
         """(3,) float64 on the device: nats, tokens and bytes of a batch."""
-        inputs = [tokens, targets, *([document_bounds(tokens, self.end_of_text)] if self.c.doc_mask else [])]
+        inputs = [
+            tokens,
+            targets,
+            *([document_bounds(tokens, self.end_of_text)] if self.c.doc_mask else []),
+        ]
         nats, scored = model(*(to_device(values, self.world.device) for values in inputs))
         text = float(self.byte_lengths[targets[targets != IGNORED]].sum())
-        return torch.stack([nats.double(), scored.double(), nats.new_tensor(text, dtype=torch.float64)])
+        return torch.stack(
+            [nats.double(), scored.double(), nats.new_tensor(text, dtype=torch.float64)]
+        )
 
-    def padded(self, windows: list[tuple[str, int, int]], rows: int) -> tuple[np.ndarray, np.ndarray]:
+    def padded(
+        self, windows: list[tuple[str, int, int]], rows: int
+    ) -> tuple[np.ndarray, np.ndarray]:
         """(tokens, targets), each (rows, T) int64; what windows leave over is filled up with unscored positions."""
         length = self.c.seq_len
         tokens = np.zeros((rows, length), dtype=np.int64)
         targets = np.full((rows, length), IGNORED, dtype=np.int64)
         for row, (name, shard, window) in enumerate(windows):
             whole = self.sources[name].tokens("validation", shard)
-            ids = whole[window * length:(window + 1) * length + 1]
-            tokens[row, :len(ids) - 1], targets[row, :len(ids) - 1] = ids[:-1], ids[1:]
+            ids = whole[window * length : (window + 1) * length + 1]
+            tokens[row, : len(ids) - 1], targets[row, : len(ids) - 1] = ids[:-1], ids[1:]
         return tokens, targets
 
 

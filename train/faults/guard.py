@@ -16,12 +16,15 @@ from collections import deque
 from statistics import median
 from typing import Any
 
-WINDOW = 128         # steps
-ARMED_FROM = 32      # steps in the window before spikes are looked for
-NORMAL = 1.4826      # median distance from the median -> standard deviation
-LEAST_SPREAD = {"loss": 0.02, "grad_norm": 0.25}  # parts of the median: 8 sigmas are 16% of a loss, 3 times a norm
-UNSETTLED = 5        # steps behind an exchange between sites, in which norms jump without harm
-LOOK_BACK = 100      # steps whose samples a rollback passes over: those before a spike often lead to it
+WINDOW = 128  # steps
+ARMED_FROM = 32  # steps in the window before spikes are looked for
+NORMAL = 1.4826  # median distance from the median -> standard deviation
+LEAST_SPREAD = {
+    "loss": 0.02,
+    "grad_norm": 0.25,
+}  # parts of the median: 8 sigmas are 16% of a loss, 3 times a norm
+UNSETTLED = 5  # steps behind an exchange between sites, in which norms jump without harm
+LOOK_BACK = 100  # steps whose samples a rollback passes over: those before a spike often lead to it
 
 
 class GuardError(Exception):
@@ -37,11 +40,13 @@ class Guard:
     max_rollbacks: int
     loss: deque[float] = dataclasses.field(default_factory=lambda: deque(maxlen=WINDOW))
     grad_norm: deque[float] = dataclasses.field(default_factory=lambda: deque(maxlen=WINDOW))
-    skips: int = 0           # in a row
-    rollbacks: int = 0       # since the run last got well beyond where it went back from
-    beyond: int = 0          # that step
-    went_to: int = 0         # the step that the last of them went back to
-    unsettled: int = 0       # so many next steps are refused only where they are not finite, and not remembered
+    skips: int = 0  # in a row
+    rollbacks: int = 0  # since the run last got well beyond where it went back from
+    beyond: int = 0  # that step
+    went_to: int = 0  # the step that the last of them went back to
+    unsettled: int = (
+        0  # so many next steps are refused only where they are not finite, and not remembered
+    )
 
     def judge(self, loss: float, grad_norm: float) -> str | None:
         """Why a step of these numbers must not be taken: "nonfinite", "loss", "grad_norm"; or None."""
@@ -95,9 +100,15 @@ class Guard:
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps."""
-        return {"loss": list(self.loss), "grad_norm": list(self.grad_norm), "skips": self.skips,
-                "rollbacks": self.rollbacks, "beyond": self.beyond, "went_to": self.went_to,
-                "unsettled": self.unsettled}
+        return {
+            "loss": list(self.loss),
+            "grad_norm": list(self.grad_norm),
+            "skips": self.skips,
+            "rollbacks": self.rollbacks,
+            "beyond": self.beyond,
+            "went_to": self.went_to,
+            "unsettled": self.unsettled,
+        }
 
     def load(self, state: dict[str, Any], history: bool = True) -> None:
         """Take up what a checkpoint kept; without history only the window of numbers."""

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from train.checkpoint import checkpoint
+from train.data.manifest import DataError
+from train.data.mixture import Gap, with_gap
 from train.distributed.world import from_first
 from train.faults.guard import LOOK_BACK, GuardError
-from train.data.mixture import Gap, with_gap
-from train.data.manifest import DataError
 from train.step import StepNumbers
 
 if TYPE_CHECKING:
@@ -55,8 +55,10 @@ def check_data(job: "Job") -> None:
 
 
 def other_data(where: Path, what: str) -> DataError:
-    return DataError(f"{where}: was trained on other data ({what}): the tokenizer, the shards in DATA_DIR, or what "
-                     "MODEL, DATA and EVAL_DATA name have changed. Bring those back, or choose another RUN_NAME")
+    return DataError(
+        f"{where}: was trained on other data ({what}): the tokenizer, the shards in DATA_DIR, or what "
+        "MODEL, DATA and EVAL_DATA name have changed. Bring those back, or choose another RUN_NAME"
+    )
 
 
 def load(job: "Job", folder: Path, manifest: dict[str, Any]) -> None:
@@ -64,7 +66,9 @@ def load(job: "Job", folder: Path, manifest: dict[str, Any]) -> None:
     if manifest.get("mode") == "lite":
         assert job.saver.lite
         job.saver.lite.load(folder, job.model, job.optimizer, job.shared)
-        log.info("%s holds adapters alone (CHECKPOINT_MODE=lite): the optimizer starts anew", folder.name)
+        log.info(
+            "%s holds adapters alone (CHECKPOINT_MODE=lite): the optimizer starts anew", folder.name
+        )
     else:
         checkpoint.load_into(folder, job.model, job.optimizer, job.shared, outer)
     job.kept_outer = (outer, manifest.get("sites", {})) if outer else None
@@ -120,20 +124,40 @@ def back_to(job: "Job", step: int, why: str, began: float, stall_s: float = 0.0)
     job.evaluated_at, job.validated, job.save_soon = min(job.evaluated_at, job.step), None, True
     job.core_at = min(job.core_at, job.step)
     job.guard.exchanged(job.site.turn)
-    job.recorder.event("rollback", job.step, job.tokens, passed_over=passed, seconds=time.perf_counter() - began,
-                       stall_s=stall_s, **{"from": here})
-    job.recorder.say(f"{why}: back to step {job.step}, what the sites have in common; {here - job.step} steps of this "
-                     "site are lost, and their samples are passed over")
+    job.recorder.event(
+        "rollback",
+        job.step,
+        job.tokens,
+        passed_over=passed,
+        seconds=time.perf_counter() - began,
+        stall_s=stall_s,
+        **{"from": here},
+    )
+    job.recorder.say(
+        f"{why}: back to step {job.step}, what the sites have in common; {here - job.step} steps of this "
+        "site are lost, and their samples are passed over"
+    )
 
 
 def states(job: "Job") -> dict[str, Any]:
     """What a checkpoint keeps beside weights and moments."""
-    data = {"step": job.step, "gaps": [dataclasses.astuple(gap) for gap in job.gaps],
-            "fingerprint": job.data_fingerprint, "tokenizer_sha256": job.vocabulary.sha256,
-            "opened": job.loader.opened(job.step, job.gaps), "shares": job.shares}
+    data = {
+        "step": job.step,
+        "gaps": [dataclasses.astuple(gap) for gap in job.gaps],
+        "fingerprint": job.data_fingerprint,
+        "tokenizer_sha256": job.vocabulary.sha256,
+        "opened": job.loader.opened(job.step, job.gaps),
+        "shares": job.shares,
+    }
     loss = job.validated[1] if job.validated and job.validated[0] == job.step else None
-    small = {"tokens": job.tokens, "evaluated_at": job.evaluated_at, "val_loss": loss, "core_at": job.core_at,
-             "data": data, "guard": job.guard.state()}
+    small = {
+        "tokens": job.tokens,
+        "evaluated_at": job.evaluated_at,
+        "val_loss": loss,
+        "core_at": job.core_at,
+        "data": data,
+        "guard": job.guard.state(),
+    }
     if job.site:
         data["away"] = job.away
         small["sites"] = job.site.small()
@@ -150,17 +174,36 @@ def refuse(job: "Job", numbers: StepNumbers, seconds: float) -> None:
     facts = {"loss": numbers.loss, "grad_norm": numbers.grad_norm}
     span = [min(numbers.samples), max(numbers.samples)]
     if numbers.refused == "nonfinite":
-        job.recorder.event("nonfinite", step, job.tokens, samples=list(numbers.samples), names=names, **facts)
-    job.recorder.event("skip", step, job.tokens, reason=numbers.refused, samples=span, names=names[:16],
-                       step_ms=1000 * seconds, **facts)
-    why = {"nonfinite": "not finite", "loss": f"a loss above {job.guard.bound('loss'):.4g}",
-           "grad_norm": f"a gradient norm above {job.guard.bound('grad_norm'):.4g}"}[numbers.refused or "nonfinite"]
+        job.recorder.event(
+            "nonfinite", step, job.tokens, samples=list(numbers.samples), names=names, **facts
+        )
+    job.recorder.event(
+        "skip",
+        step,
+        job.tokens,
+        reason=numbers.refused,
+        samples=span,
+        names=names[:16],
+        step_ms=1000 * seconds,
+        **facts,
+    )
+    why = {
+        "nonfinite": "not finite",
+        "loss": f"a loss above {job.guard.bound('loss'):.4g}",
+        "grad_norm": f"a gradient norm above {job.guard.bound('grad_norm'):.4g}",
+    }[numbers.refused or "nonfinite"]
     shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-    job.recorder.say(f"step {step}: loss={numbers.loss:.4g} grad_norm={numbers.grad_norm:.4g}: {why}. The weights were "
-                     f"not touched, the step is skipped. Samples {span[0]} to {span[1]}: {shown}")
+    job.recorder.say(
+        f"step {step}: loss={numbers.loss:.4g} grad_norm={numbers.grad_norm:.4g}: {why}. The weights were "
+        f"not touched, the step is skipped. Samples {span[0]} to {span[1]}: {shown}"
+    )
     job.gaps = with_gap(job.gaps, job.step, c.batch_windows)
     if job.guard.skipped():
-        job.pace.allow("going back to a checkpoint", c.start_timeout_s + job.saver.limit_s, "CHECKPOINT_TIMEOUT_S")
+        job.pace.allow(
+            "going back to a checkpoint",
+            c.start_timeout_s + job.saver.limit_s,
+            "CHECKPOINT_TIMEOUT_S",
+        )
         go_back(job)
         job.pace.restore()
 
@@ -171,18 +214,23 @@ def go_back(job: "Job") -> None:
     what = f"step {here}: {job.guard.skips} steps in a row were skipped"
     advice = "Lower LEARNING_RATE, or look at the samples that metrics.jsonl names"
     if job.guard.gives_up:
-        raise GuardError(f"{what}, and going back {job.guard.rollbacks} times (MAX_ROLLBACKS={c.max_rollbacks}) did "
-                         f"not help. {advice}")
+        raise GuardError(
+            f"{what}, and going back {job.guard.rollbacks} times (MAX_ROLLBACKS={c.max_rollbacks}) did "
+            f"not help. {advice}"
+        )
     if job.site:
         job.site.step = here
         job.site.drop()
         job.guard.went_back(here, min(here, job.site.common_step))
-        return back_to_common(job, f"{what} ({job.guard.rollbacks} of MAX_ROLLBACKS={c.max_rollbacks})", began)
+        return back_to_common(
+            job, f"{what} ({job.guard.rollbacks} of MAX_ROLLBACKS={c.max_rollbacks})", began
+        )
     job.saver.wait()
     # a checkpoint from which the run went astray once may be the cause itself
     before = job.guard.went_to if job.guard.rollbacks else None
-    found = checkpoint.latest_for_all(job.paths.checkpoints, job.world, before, what="rolled-back") or \
-        checkpoint.latest_for_all(job.paths.checkpoints, job.world)
+    found = checkpoint.latest_for_all(
+        job.paths.checkpoints, job.world, before, what="rolled-back"
+    ) or checkpoint.latest_for_all(job.paths.checkpoints, job.world)
     if found is None:
         raise GuardError(f"{what}, and there is no checkpoint to go back to. {advice}")
     load(job, *found)
@@ -192,7 +240,15 @@ def go_back(job: "Job") -> None:
     job.gaps = with_gap(gaps, here, (here - since) * c.batch_windows, since)
     job.save_soon = True  # a kill would find the old gaps only
     passed = job.gaps[-1].windows
-    job.recorder.event("rollback", job.step, job.tokens, passed_over=passed, seconds=time.perf_counter() - began,
-                       **{"from": here})
-    job.recorder.say(f"{what}: went back to {found[0].name} ({job.guard.rollbacks} of MAX_ROLLBACKS="
-                     f"{c.max_rollbacks}); {passed} samples from step {since} on are passed over")
+    job.recorder.event(
+        "rollback",
+        job.step,
+        job.tokens,
+        passed_over=passed,
+        seconds=time.perf_counter() - began,
+        **{"from": here},
+    )
+    job.recorder.say(
+        f"{what}: went back to {found[0].name} ({job.guard.rollbacks} of MAX_ROLLBACKS="
+        f"{c.max_rollbacks}); {passed} samples from step {since} on are passed over"
+    )

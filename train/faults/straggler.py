@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-STEPS = 20        # a rank's time is its median over so many steps
-TIMES = 1.5       # slow is who takes so many times the median of all ranks,
-LEAST_S = 0.02    # and so many seconds longer
-AGAIN = 200       # steps until the same rank is named again
+STEPS = 20  # a rank's time is its median over so many steps
+TIMES = 1.5  # slow is who takes so many times the median of all ranks,
+LEAST_S = 0.02  # and so many seconds longer
+AGAIN = 200  # steps until the same rank is named again
 
 
 class Stragglers:
@@ -37,5 +37,9 @@ class Stragglers:
         if step - self.named.get(rank, -AGAIN) < AGAIN:
             return None
         self.named[rank] = step
-        return {"rank": rank, "host": self.hosts[rank], "times": round(usual[rank] / max(middle, 1e-9), 2),
-                "own_s": usual[rank]}
+        return {
+            "rank": rank,
+            "host": self.hosts[rank],
+            "times": round(usual[rank] / max(middle, 1e-9), 2),
+            "own_s": usual[rank],
+        }

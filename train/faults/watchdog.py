@@ -22,10 +22,10 @@ from typing import Any, TextIO
 
 log = logging.getLogger(__name__)
 
-HUNG = 1            # exit code: the launcher starts the job again
-BEHIND_S = 5.0      # the timer in C is set so much later
-GATHER_S = 3.0      # the first rank waits so long for the others' stacks
-LOOK_S = 0.25       # how often the thread looks
+HUNG = 1  # exit code: the launcher starts the job again
+BEHIND_S = 5.0  # the timer in C is set so much later
+GATHER_S = 3.0  # the first rank waits so long for the others' stacks
+LOOK_S = 0.25  # how often the thread looks
 FRAME = re.compile(r'  File "(.+)", line (\d+) in (.+)')
 
 
@@ -37,23 +37,44 @@ class Watchdog:
     ends, for what must be said.
     """
 
-    def __init__(self, folder: Path, rank: int, host: str, told_at: Callable[[], float | None] = lambda: None,
-                 patience_s: float = 30.0, at_end: Callable[[], Any] = lambda: None):
+    def __init__(
+        self,
+        folder: Path,
+        rank: int,
+        host: str,
+        told_at: Callable[[], float | None] = lambda: None,
+        patience_s: float = 30.0,
+        at_end: Callable[[], Any] = lambda: None,
+    ):
         self.folder, self.rank, self.host = folder, rank, host
         self.told_at, self.patience_s, self.at_end = told_at, patience_s, at_end
-        self.doing, self.limit_s, self.since, self.impatient = "starting", float("inf"), time.monotonic(), False
+        self.doing, self.limit_s, self.since, self.impatient = (
+            "starting",
+            float("inf"),
+            time.monotonic(),
+            False,
+        )
         self.setting = ""
         self.over = threading.Event()
         self.file: TextIO | None = None
-        with contextlib.suppress(OSError):  # without a place for them there are no stacks, and all else works
+        with contextlib.suppress(
+            OSError
+        ):  # without a place for them there are no stacks, and all else works
             folder.mkdir(exist_ok=True)
             self.file = open(folder / f"rank_{rank}.txt", "w", encoding="utf-8")  # noqa: SIM115
         atexit.register(self.release)
         threading.Thread(target=self.watch, name="watchdog", daemon=True).start()
 
-    def expect(self, doing: str, limit_s: float, setting: str = "START_TIMEOUT_S", impatient: bool = False) -> None:
+    def expect(
+        self, doing: str, limit_s: float, setting: str = "START_TIMEOUT_S", impatient: bool = False
+    ) -> None:
         """There was progress; the next is due within so many seconds, by a setting. Cheap enough for every step."""
-        self.doing, self.limit_s, self.since, self.impatient = doing, limit_s, time.monotonic(), impatient
+        self.doing, self.limit_s, self.since, self.impatient = (
+            doing,
+            limit_s,
+            time.monotonic(),
+            impatient,
+        )
         self.setting = setting
         if self.file:
             faulthandler.dump_traceback_later(limit_s + BEHIND_S, exit=True, file=self.file)
@@ -75,8 +96,14 @@ class Watchdog:
         while not self.over.wait(LOOK_S):
             now, told_at = time.monotonic(), self.told_at()
             if now - self.since > self.limit_s:
-                self.bark(f"no progress in {self.doing} for {now - self.since:.0f} s (see {self.setting})")
-            if self.impatient and told_at is not None and now - max(self.since, told_at) > self.patience_s:
+                self.bark(
+                    f"no progress in {self.doing} for {now - self.since:.0f} s (see {self.setting})"
+                )
+            if (
+                self.impatient
+                and told_at is not None
+                and now - max(self.since, told_at) > self.patience_s
+            ):
                 self.bark(f"told to stop {now - told_at:.0f} s ago, and still in {self.doing}")
 
     def bark(self, why: str) -> None:
@@ -86,9 +113,16 @@ class Watchdog:
             self.file.flush()
             faulthandler.dump_traceback(self.file, all_threads=True)
             self.file.flush()
-        log.error("rank=%d host=%s: %s; %s", self.rank, self.host, why,
-                  place(self.folder / f"rank_{self.rank}.txt") or "where it stands is not known")
-        time.sleep(GATHER_S if self.rank == 0 else 2 * GATHER_S)  # whoever ends breaks the others' connections
+        log.error(
+            "rank=%d host=%s: %s; %s",
+            self.rank,
+            self.host,
+            why,
+            place(self.folder / f"rank_{self.rank}.txt") or "where it stands is not known",
+        )
+        time.sleep(
+            GATHER_S if self.rank == 0 else 2 * GATHER_S
+        )  # whoever ends breaks the others' connections
         if self.rank == 0:
             for line in report(self.folder):
                 log.error("%s", line)
@@ -100,12 +134,19 @@ class Watchdog:
 def main_stack(path: Path) -> list[tuple[str, int, str]]:
     """(file, line, function) of the main thread in a file of stacks, innermost first; [] if there is none."""
     try:
-        blocks = re.split(r"^(?:Current thread|Thread) .*$", path.read_text(encoding="utf-8", errors="replace"),
-                          flags=re.MULTILINE)
+        blocks = re.split(
+            r"^(?:Current thread|Thread) .*$",
+            path.read_text(encoding="utf-8", errors="replace"),
+            flags=re.MULTILINE,
+        )
     except OSError:
         return []
     # the main thread is the oldest, and listed last
-    return [(file, int(line), function) for file, line, function in FRAME.findall(blocks[-1])] if blocks[1:] else []
+    return (
+        [(file, int(line), function) for file, line, function in FRAME.findall(blocks[-1])]
+        if blocks[1:]
+        else []
+    )
 
 
 def place(path: Path) -> str:
@@ -113,16 +154,25 @@ def place(path: Path) -> str:
     stack = main_stack(path)
     if not stack:
         return ""
-    ours = next((frame for frame in stack if "/train/" in frame[0] and "site-packages" not in frame[0]), stack[0])
+    ours = next(
+        (frame for frame in stack if "/train/" in frame[0] and "site-packages" not in frame[0]),
+        stack[0],
+    )
     text = "it is at {}:{} in {}".format(*ours)
-    return text if ours == stack[0] else f"{text}, inside {stack[0][2]} ({stack[0][0]}:{stack[0][1]})"
+    return (
+        text if ours == stack[0] else f"{text}, inside {stack[0][2]} ({stack[0][0]}:{stack[0][1]})"
+    )
 
 
 def waits(path: Path) -> bool:
     """Whether a process only waits for others, as far as its innermost line shows."""
     stack = main_stack(path)
     inner = stack[0] if stack else ("", 0, "")
-    return "torch/distributed" in inner[0] or inner[2] in ("_engine_run_backward", "read_numbers", "sum_over_ranks")
+    return "torch/distributed" in inner[0] or inner[2] in (
+        "_engine_run_backward",
+        "read_numbers",
+        "sum_over_ranks",
+    )
 
 
 def report(folder: Path) -> list[str]:
@@ -134,7 +184,9 @@ def report(folder: Path) -> list[str]:
         head = path.read_text(encoding="utf-8", errors="replace").split("\n", 1)[0]
         rank = path.stem.replace("_", " ")
         who = head if head.startswith(rank) else f"{rank}: stuck, and with it Python itself"
-        lines.append(f"{'waits for others' if waits(path) else 'HANGS'}: {who}; {place(path)} ({path})")
+        lines.append(
+            f"{'waits for others' if waits(path) else 'HANGS'}: {who}; {place(path)} ({path})"
+        )
     return lines
 
 

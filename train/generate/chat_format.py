@@ -48,20 +48,32 @@ class Format:
     @property
     def template(self) -> str:
         """For transformers' apply_chat_template: messages, and add_generation_prompt."""
+
         def joined(role: str, *parts: str) -> str:
             """An expression of Jinja: the parts one behind the other, with the role for {}."""
-            pieces = [piece for part in parts for piece in (part.replace("{}", "\0{}\0").split("\0")) if piece]
+            pieces = [
+                piece
+                for part in parts
+                for piece in (part.replace("{}", "\0{}\0").split("\0"))
+                if piece
+            ]
             quoted = {"{}": role, "TEXT": "message['content']"}
-            return " + ".join(quoted.get(piece) or "'" + piece.replace("\n", "\\n") + "'" for piece in pieces)
+            return " + ".join(
+                quoted.get(piece) or "'" + piece.replace("\n", "\\n") + "'" for piece in pieces
+            )
 
-        message = joined("message['role']", self.opening, self.heading, "TEXT", self.end, self.behind)
+        message = joined(
+            "message['role']", self.opening, self.heading, "TEXT", self.end, self.behind
+        )
         reply = joined("'assistant'", self.opening, self.heading)
         roles = ", ".join(f"'{role}'" for role in ROLES)
-        return (f"{{{{- '{self.begin}' }}}}" * bool(self.begin) + "{%- for message in messages %}"
-                f"{{%- if message['role'] not in [{roles}] %}}"
-                "{{- raise_exception('a message has the role ' + message['role']) }}{%- endif %}"
-                f"{{{{- {message} }}}}{{%- endfor %}}"
-                f"{{%- if add_generation_prompt %}}{{{{- {reply} }}}}{{%- endif %}}")
+        return (
+            f"{{{{- '{self.begin}' }}}}" * bool(self.begin) + "{%- for message in messages %}"
+            f"{{%- if message['role'] not in [{roles}] %}}"
+            "{{- raise_exception('a message has the role ' + message['role']) }}{%- endif %}"
+            f"{{{{- {message} }}}}{{%- endfor %}}"
+            f"{{%- if add_generation_prompt %}}{{{{- {reply} }}}}{{%- endif %}}"
+        )
 
 
 OWN = Format("own", END_OF_TEXT, "<|{}|>", "", "<|end|>", "")
@@ -72,13 +84,19 @@ TEMPLATE = OWN.template  # of tokenizers trained here; of others that of their f
 
 def format_of(vocabulary: Vocabulary) -> Format:
     """The format whose tokens a tokenizer has. Raises TokenizerError."""
-    lacking = {made: [token for token in made.tokens if not is_special(vocabulary, token)] for made in FORMATS}
+    lacking = {
+        made: [token for token in made.tokens if not is_special(vocabulary, token)]
+        for made in FORMATS
+    }
     for made, tokens in lacking.items():
         if not tokens:
             return made
-    raise TokenizerError("the tokenizer has no special tokens for a conversation: it lacks " + "; or for ChatML ".join(
-        " ".join(tokens) for tokens in lacking.values()) + ". CHAT=1 is for models that were fine-tuned with them; to "
-        "have a text continued leave CHAT out")
+    raise TokenizerError(
+        "the tokenizer has no special tokens for a conversation: it lacks "
+        + "; or for ChatML ".join(" ".join(tokens) for tokens in lacking.values())
+        + ". CHAT=1 is for models that were fine-tuned with them; to "
+        "have a text continued leave CHAT out"
+    )
 
 
 def is_special(vocabulary: Vocabulary, token: str) -> bool:
@@ -93,7 +111,9 @@ def special_tokens(vocabulary: Vocabulary) -> dict[str, int]:
         needed = format_of(vocabulary).tokens
     except TokenizerError:
         return {}
-    return {token: i for token in needed if (i := vocabulary.tokenizer.token_to_id(token)) is not None}
+    return {
+        token: i for token in needed if (i := vocabulary.tokenizer.token_to_id(token)) is not None
+    }
 
 
 def render(vocabulary: Vocabulary, messages: Sequence[Message], reply: bool = True) -> list[int]:
@@ -106,10 +126,17 @@ def render(vocabulary: Vocabulary, messages: Sequence[Message], reply: bool = Tr
     for role, text in messages:
         if role not in ROLES:
             raise ValueError(f"a message has the role {role}; there are {', '.join(ROLES)}")
-        ids += [special[made.opening.format(role)], *vocabulary.encode(made.heading.format(role) + text),
-                special[made.end], *vocabulary.encode(made.behind)]
+        ids += [
+            special[made.opening.format(role)],
+            *vocabulary.encode(made.heading.format(role) + text),
+            special[made.end],
+            *vocabulary.encode(made.behind),
+        ]
     if reply:
-        ids += [special[made.opening.format("assistant")], *vocabulary.encode(made.heading.format("assistant"))]
+        ids += [
+            special[made.opening.format("assistant")],
+            *vocabulary.encode(made.heading.format("assistant")),
+        ]
     return ids
 
 

@@ -18,24 +18,33 @@ from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any
 
-from train.distributed import parallel
-from train.data import prepare
-from train.assemble import padded_lengths
+from record.durable import write_whole
+from record.provenance import provenance
+from record.reader import finite
+from record.run_paths import RunPaths
 from settings.config import Config
+from settings.declare import ROOT, SettingsError, shown
+from train.assemble import padded_lengths
+from train.data import prepare
+from train.data.manifest import DataError
+from train.data.sources.source import CorpusError
+from train.distributed import parallel
+from train.distributed.world import (
+    PeersMissing,
+    World,
+    from_all,
+    from_first,
+    join,
+    leave,
+    report_exit,
+    set_timeout,
+)
 from train.evaluate.core.metric import Counts, Result, references, table
 from train.evaluate.core.score import Core, CoreFailed, open_core
 from train.evaluate.core.tasks import CoreError
-from train.distributed.world import PeersMissing, World, from_all, from_first, join, leave, report_exit, set_timeout
-from record.durable import write_whole
 from train.evaluate.validation import FULL_SET, EvaluationFailed, Evaluator, Validation
-from train.data.manifest import DataError
-from record.provenance import provenance
-from record.reader import finite
-from train.run_folder import stored_config
-from record.run_paths import RunPaths
-from settings.declare import ROOT, SettingsError, shown
 from train.generate.load_run import PROBLEMS, Trained, open_trained, settings_of_command
-from train.data.sources.source import CorpusError
+from train.run_folder import stored_config
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +55,9 @@ NO_BUNDLE = "none"  # CORE_BUNDLE, where CORE is not wanted
 def main(measure: Callable[[Config, World], int] | None = None) -> int:
     """measure: what else than `evaluate` is done with the settings; it returns the exit code."""
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
-    warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # DCP, in one process
+    warnings.filterwarnings(
+        "ignore", message="torch.distributed is disabled"
+    )  # DCP, in one process
     for number in STOPS:
         signal.signal(number, stop)
     try:
@@ -86,9 +97,17 @@ def evaluate(c: Config, world: World) -> int:
     """Measure what can be measured; returns the exit code."""
     began = time.perf_counter()
     trained = open_trained(c, world, split=parallel.is_split(c, world))
-    log.info("weights of %s, step %d, %d tokens, on %d x %s", trained.source, trained.step, trained.tokens, world.size,
-             world.device_name)
-    set_timeout(60 * c.eval_minutes * FULL_SET, [])  # ranks meet at the end only, and one may be slower
+    log.info(
+        "weights of %s, step %d, %d tokens, on %d x %s",
+        trained.source,
+        trained.step,
+        trained.tokens,
+        world.size,
+        world.device_name,
+    )
+    set_timeout(
+        60 * c.eval_minutes * FULL_SET, []
+    )  # ranks meet at the end only, and one may be slower
     core, problems = None, list[str]()
     try:  # what is damaged shows before hours of measuring
         if c.core_bundle != NO_BUNDLE:
@@ -120,12 +139,16 @@ def evaluate(c: Config, world: World) -> int:
 # Validation
 # ---------------------------------------------------------------------------------------------------
 
+
 def validate(trained: Trained, world: World) -> Validation:
     """All the held-out text that the end of the run scores. Raises DataError, EvaluationFailed, on all ranks."""
     c, v, problem, evaluator = trained.config, trained.vocabulary, "", None
     try:
-        held_out = stored_config(RunPaths.of(c.runs_dir, c.run_name, ROOT)).get("validation_shards") \
-            if trained.facts else None
+        held_out = (
+            stored_config(RunPaths.of(c.runs_dir, c.run_name, ROOT)).get("validation_shards")
+            if trained.facts
+            else None
+        )
         sources = prepare.open_sources(c, v, partial=True)
         evaluator = Evaluator(c, sources, padded_lengths(v, c), world, v.end_of_text, held_out)
     except (DataError, CorpusError) as error:
@@ -140,10 +163,21 @@ def validate(trained: Trained, world: World) -> Validation:
 
 def of_validation(found: Validation) -> dict[str, Any]:
     """As a record of an evaluation has it."""
-    return {"val_loss": found.loss, "val_bpb": found.bpb, "scored_tokens": found.tokens,
-            "scored_bytes": found.text_bytes, "sources": {
-                name: {"val_loss": of.loss, "val_bpb": of.bpb, "scored_tokens": of.tokens,
-                       "scored_bytes": of.text_bytes} for name, of in found.by_source.items()}}
+    return {
+        "val_loss": found.loss,
+        "val_bpb": found.bpb,
+        "scored_tokens": found.tokens,
+        "scored_bytes": found.text_bytes,
+        "sources": {
+            name: {
+                "val_loss": of.loss,
+                "val_bpb": of.bpb,
+                "scored_tokens": of.tokens,
+                "scored_bytes": of.text_bytes,
+            }
+            for name, of in found.by_source.items()
+        },
+    }
 
 
 def say_validation(found: Validation) -> None:
@@ -151,12 +185,20 @@ def say_validation(found: Validation) -> None:
     width = max(map(len, names))
     log.info("\n%s  nats/token  bits/byte      tokens       bytes", "validation".ljust(width))
     for name, of in [*found.by_source.items(), ("all", found)]:
-        log.info("%s  %10.4f %10.4f %11d %11d", name.ljust(max(width, 10)), of.loss, of.bpb, of.tokens, of.text_bytes)
+        log.info(
+            "%s  %10.4f %10.4f %11d %11d",
+            name.ljust(max(width, 10)),
+            of.loss,
+            of.bpb,
+            of.tokens,
+            of.text_bytes,
+        )
 
 
 # ---------------------------------------------------------------------------------------------------
 # CORE
 # ---------------------------------------------------------------------------------------------------
+
 
 def measure(core: Core, trained: Trained) -> dict[str, Any]:
     """The metric, said as a table. Raises CoreFailed."""
@@ -167,7 +209,13 @@ def measure(core: Core, trained: Trained) -> dict[str, Any]:
 
     def progress(what: str) -> None:
         if what in names:
-            log.info("%d/%d %s, %.0f s so far", names[what], len(names), what, time.perf_counter() - began)
+            log.info(
+                "%d/%d %s, %.0f s so far",
+                names[what],
+                len(names),
+                what,
+                time.perf_counter() - began,
+            )
 
     counts: Mapping[str, Counts] = core(trained.model, progress=progress) or {}
     result, others = Result.of(bundle.tasks, counts, bundle.missing), references(bundle.tables)
@@ -176,35 +224,72 @@ def measure(core: Core, trained: Trained) -> dict[str, Any]:
         log.info("%s", line)
     log.info("%s", result.words())
     if core.examples:
-        log.info("of each task %d questions at most, always the same; EVAL_EXAMPLES=0 takes all, as GPT-2's figures do",
-                 core.examples)
-    source = "the bundle's tables" if bundle.tables else "karpathy/nanochat, dev/estimate_gpt3_core.ipynb"
+        log.info(
+            "of each task %d questions at most, always the same; EVAL_EXAMPLES=0 takes all, as GPT-2's figures do",
+            core.examples,
+        )
+    source = (
+        "the bundle's tables"
+        if bundle.tables
+        else "karpathy/nanochat, dev/estimate_gpt3_core.ipynb"
+    )
     log.info("GPT-2: centred accuracies from %s", source)
     return result.record() | {
         "bundle": {"path": shown(bundle.path), "sha256": bundle.sha256, "missing": bundle.missing},
-        "seconds": time.perf_counter() - began, "examples": core.examples, "lacking": result.lacking,
-        "tasks": {label: dataclasses.asdict(score.counts) | {
-            "shots": score.task.shots, "kind": score.task.kind, "baseline": score.task.baseline,
-            "accuracy": score.accuracy, "centred": score.centred, "interval": score.interval}
-            for label, score in result.scores.items()},
-        "gpt2": {"source": source, "centred": others}}
+        "seconds": time.perf_counter() - began,
+        "examples": core.examples,
+        "lacking": result.lacking,
+        "tasks": {
+            label: dataclasses.asdict(score.counts)
+            | {
+                "shots": score.task.shots,
+                "kind": score.task.kind,
+                "baseline": score.task.baseline,
+                "accuracy": score.accuracy,
+                "centred": score.centred,
+                "interval": score.interval,
+            }
+            for label, score in result.scores.items()
+        },
+        "gpt2": {"source": source, "centred": others},
+    }
 
 
-def write(c: Config, trained: Trained, world: World, found: dict[str, Any], problems: list[str],
-          seconds: float) -> None:
+def write(
+    c: Config,
+    trained: Trained,
+    world: World,
+    found: dict[str, Any],
+    problems: list[str],
+    seconds: float,
+) -> None:
     """The JSON of an evaluation, in the run's folder; said where."""
-    name = f"step_{trained.step:07d}" if trained.facts else f"init_{trained.source.rstrip('/').rpartition('/')[2]}"
+    name = (
+        f"step_{trained.step:07d}"
+        if trained.facts
+        else f"init_{trained.source.rstrip('/').rpartition('/')[2]}"
+    )
     path = RunPaths.of(c.runs_dir, c.run_name, ROOT).evaluation(name)
-    facts = {"schema": 1, "step": trained.step, "tokens": trained.tokens, "weights": trained.source,
-             "time": time.time(), "seconds": seconds, "problems": problems, **found,
-             "settings": trained.config.stored(),
-             "provenance": provenance(world.host, world.size, world.device_name, 0)}
+    facts = {
+        "schema": 1,
+        "step": trained.step,
+        "tokens": trained.tokens,
+        "weights": trained.source,
+        "time": time.time(),
+        "seconds": seconds,
+        "problems": problems,
+        **found,
+        "settings": trained.config.stored(),
+        "provenance": provenance(world.host, world.size, world.device_name, 0),
+    }
     try:
         if path.exists():  # it may have taken hours, and have what this one lacks
             path.replace(path.with_name(f"{path.stem}_until_{time.strftime('%Y%m%d_%H%M%S')}.json"))
         write_whole(path, (json.dumps(finite(facts), indent=1, allow_nan=False) + "\n").encode())
     except OSError as error:
-        problems.append(f"{path}: cannot be written ({error.strerror}); make room, or choose another RUNS_DIR")
+        problems.append(
+            f"{path}: cannot be written ({error.strerror}); make room, or choose another RUNS_DIR"
+        )
         return
     log.info("written: %s", shown(path))
 

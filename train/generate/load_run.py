@@ -17,41 +17,76 @@ from typing import Any, TypeVar
 
 import torch
 
-from train.model import attention, hf_import
-from train.checkpoint import checkpoint
-from train.distributed import parallel
-from train.data import prepare
-from settings import rules, declare
-from train.checkpoint.checkpoint import CheckpointError
-from settings.config import Config
-from train.data.sources.source import CorpusError
-from train.distributed.world import World, choose_device, from_all, from_first
-from train.model.hf_import import ForeignError
-from train.data.manifest import DataError
-from train.model.model import Transformer, unfilled
-from train.data.data_paths import data_dir
-from train.run_folder import stored_config
 from record.run_paths import RunPaths
-from settings.declare import FREE, ROOT, SettingsError, declared_fields, format_value, parse_value
 from record.status import RunFolderError
+from settings import declare, rules
+from settings.config import Config
+from settings.declare import FREE, ROOT, SettingsError, declared_fields, format_value, parse_value
+from train.checkpoint import checkpoint
+from train.checkpoint.checkpoint import CheckpointError
+from train.data import prepare
+from train.data.data_paths import data_dir
+from train.data.manifest import DataError
+from train.data.sources.source import CorpusError
 from train.data.tokenizer import TokenizerError, Vocabulary, load
+from train.distributed import parallel
+from train.distributed.world import World, choose_device, from_all, from_first
+from train.model import attention, hf_import
+from train.model.hf_import import ForeignError
+from train.model.model import Transformer, unfilled
+from train.run_folder import stored_config
 
 Made = TypeVar("Made")
 
 PROBLEMS = (SettingsError, CheckpointError, ForeignError, TokenizerError, DataError, RunFolderError)
 
 # What the weights compute with, and mean; given otherwise than the run has it, a setting is refused.
-SAME = {"VOCAB_SIZE", "N_LAYER", "N_HEAD", "N_KV_HEAD", "N_EMBD", "MLP_DIM", "QK_NORM", "TIE_EMBEDDINGS", "ROPE_THETA",
-        "NORM_EPS", "SEQ_LEN", "DOC_MASK", "DATA_MIX"}
+SAME = {
+    "VOCAB_SIZE",
+    "N_LAYER",
+    "N_HEAD",
+    "N_KV_HEAD",
+    "N_EMBD",
+    "MLP_DIM",
+    "QK_NORM",
+    "TIE_EMBEDDINGS",
+    "ROPE_THETA",
+    "NORM_EPS",
+    "SEQ_LEN",
+    "DOC_MASK",
+    "DATA_MIX",
+}
 # The run's, or the command's where it was given.
-MAY_DIFFER = {"DTYPE", "MICRO_BATCH_SIZE", "PARALLEL", "SHARD_RANKS", "EVAL_TOKENS", "SEED", "TOKENIZER"}
+MAY_DIFFER = {
+    "DTYPE",
+    "MICRO_BATCH_SIZE",
+    "PARALLEL",
+    "SHARD_RANKS",
+    "EVAL_TOKENS",
+    "SEED",
+    "TOKENIZER",
+}
 OF_THE_MACHINE = {"DEVICE", "NPROC", "NODES", "ATTENTION", "COMPILE"}
 OF_THE_RUN = {"PRESET", "MAX_STEPS", "DATA_TOKENS"}  # though they are FREE
 
 # Rules about steps, which a command that takes none need not keep.
-OF_TRAINING = (rules.check_heads, rules.check_kv_heads, rules.check_batch, rules.check_rates, rules.check_horizon,
-               rules.check_decay, rules.check_muon, rules.check_sites, rules.check_exchange, rules.check_split,
-               rules.check_lighthouse, rules.check_shutdown, rules.check_shard, rules.check_init, rules.check_wandb)
+OF_TRAINING = (
+    rules.check_heads,
+    rules.check_kv_heads,
+    rules.check_batch,
+    rules.check_rates,
+    rules.check_horizon,
+    rules.check_decay,
+    rules.check_muon,
+    rules.check_sites,
+    rules.check_exchange,
+    rules.check_split,
+    rules.check_lighthouse,
+    rules.check_shutdown,
+    rules.check_shard,
+    rules.check_init,
+    rules.check_wandb,
+)
 
 TUNED = "finetuned.json"  # in the export of a run that has fine-tuned: of what, and which step
 LONGEST = 4096  # tokens of SEQ_LEN for a folder that allows more, unless it is given: masks and windows grow with it
@@ -84,7 +119,9 @@ def settings_of_command(environ: Mapping[str, str] | None = None) -> tuple[Confi
     return Config.load_with_remarks(environ, without=OF_TRAINING)
 
 
-def open_trained(c: Config, world: World, split: bool = False, given: Collection[str] | None = None) -> Trained:
+def open_trained(
+    c: Config, world: World, split: bool = False, given: Collection[str] | None = None
+) -> Trained:
     """The weights of RUN_NAME, or of INIT_FROM where there is no such run; on all processes together.
 
     split: whether several processes hold a part each, by PARALLEL as in training; else each holds all. given: names of
@@ -95,9 +132,13 @@ def open_trained(c: Config, world: World, split: bool = False, given: Collection
     found = from_first(together(lambda: find(c, names) if world.is_first else None))
     vocabulary = together(lambda: vocabulary_of(found))
     config = found.config
-    together(lambda: choose_device(config, world.local_rank))  # which says where there is no such DTYPE
+    together(
+        lambda: choose_device(config, world.local_rank)
+    )  # which says where there is no such DTYPE
     kernel = together(lambda: attention.choose(config, world.device))
-    sharding = parallel.Sharding(config, world) if split and parallel.is_split(config, world) else None
+    sharding = (
+        parallel.Sharding(config, world) if split and parallel.is_split(config, world) else None
+    )
     torch.set_float32_matmul_precision("highest")
     model = unfilled(config, world.device, kernel, sharding)
     if found.manifest:
@@ -106,21 +147,31 @@ def open_trained(c: Config, world: World, split: bool = False, given: Collection
         except CheckpointError:  # on all processes
             if found.folder.is_dir():
                 raise
-            raise CheckpointError(f"{found.folder}: was deleted while it was read, as a run that trains does with old "
-                                  "ones (KEEP_LAST); call again for its newest") from None
+            raise CheckpointError(
+                f"{found.folder}: was deleted while it was read, as a run that trains does with old "
+                "ones (KEEP_LAST); call again for its newest"
+            ) from None
     else:
         with torch.no_grad():  # rows that pad the vocabulary are in no file
             for weight in (model.embed_tokens.weight, model.lm_head.weight):
                 weight.zero_()
         hf_import.load(found.folder, model)
     step = int(found.manifest["step"]) if found.manifest else 0
-    return Trained(config, model.eval().requires_grad_(False), vocabulary, step, step * config.batch_tokens,
-                   declare.shown(found.folder), found.facts)
+    return Trained(
+        config,
+        model.eval().requires_grad_(False),
+        vocabulary,
+        step,
+        step * config.batch_tokens,
+        declare.shown(found.folder),
+        found.facts,
+    )
 
 
 # ---------------------------------------------------------------------------------------------------
 # Finding
 # ---------------------------------------------------------------------------------------------------
+
 
 @dataclasses.dataclass(frozen=True)
 class Found:
@@ -140,23 +191,41 @@ def find(c: Config, given: Collection[str]) -> Found:
         if c.init_from:
             return of_folder(c, given)
         there = sorted(path.parent.name for path in (ROOT / c.runs_dir).glob("*/config.json"))
-        raise RunFolderError(f"RUN_NAME={c.run_name}: there is no such run in {c.runs_dir}; there are: "
-                             f"{hf_import.some(there) or 'none'}. Train one (make train), bring one from the cluster "
-                             "(make fetch-run), or name a folder of weights with INIT_FROM")
+        raise RunFolderError(
+            f"RUN_NAME={c.run_name}: there is no such run in {c.runs_dir}; there are: "
+            f"{hf_import.some(there) or 'none'}. Train one (make train), bring one from the cluster "
+            "(make fetch-run), or name a folder of weights with INIT_FROM"
+        )
     stored = settings_of_run(paths, before)
-    if "INIT_FROM" in given and c.init_from and c.init_from != stored.init_from and "RUN_NAME" not in given:
+    if (
+        "INIT_FROM" in given
+        and c.init_from
+        and c.init_from != stored.init_from
+        and "RUN_NAME" not in given
+    ):
         return of_folder(c, given)
     if stored.model:
         return of_export(c, paths, stored, given)
-    wrong = [name for name in sorted({*SAME, "INIT_FROM"}.intersection(given))
-             if getattr(c, name.lower()) != getattr(stored, name.lower())]
+    wrong = [
+        name
+        for name in sorted({*SAME, "INIT_FROM"}.intersection(given))
+        if getattr(c, name.lower()) != getattr(stored, name.lower())
+    ]
     if wrong:
-        raise SettingsError([f"{name}={format_value(getattr(c, name.lower()))}: the run {c.run_name} has {name}="
-                             f"{format_value(getattr(stored, name.lower()))}; leave {name} out, or choose another "
-                             "RUN_NAME" for name in wrong])
+        raise SettingsError(
+            [
+                f"{name}={format_value(getattr(c, name.lower()))}: the run {c.run_name} has {name}="
+                f"{format_value(getattr(stored, name.lower()))}; leave {name} out, or choose another "
+                "RUN_NAME"
+                for name in wrong
+            ]
+        )
     folder, manifest = checkpoint_of(c, paths)
-    facts = {"settings": before["settings"], "attempts": before.get("attempts", []),
-             "checkpoint": {key: value for key, value in manifest.items() if key != "files"}}
+    facts = {
+        "settings": before["settings"],
+        "attempts": before.get("attempts", []),
+        "checkpoint": {key: value for key, value in manifest.items() if key != "files"},
+    }
     return Found(settings_for_use(c, stored, given), folder, manifest, facts)
 
 
@@ -167,10 +236,14 @@ def of_export(c: Config, paths: RunPaths, stored: Config, given: Collection[str]
     wanted = c.step or max(there, default=0)
     merged = f"make export RUN_NAME={c.run_name}" + f" STEP={c.step}" * bool(c.step)
     if not (export / TUNED).is_file():
-        raise RunFolderError(f"RUN_NAME={c.run_name}: has fine-tuned MODEL={stored.model}, and is read by its export, "
-                             f"which is not there; {merged} makes it")
+        raise RunFolderError(
+            f"RUN_NAME={c.run_name}: has fine-tuned MODEL={stored.model}, and is read by its export, "
+            f"which is not there; {merged} makes it"
+        )
     if (step := hf_import.read_json(export / TUNED).get("step")) != wanted:
-        raise RunFolderError(f"RUN_NAME={c.run_name}: its export is of step {step}, not {wanted}; {merged} renews it")
+        raise RunFolderError(
+            f"RUN_NAME={c.run_name}: its export is of step {step}, not {wanted}; {merged} renews it"
+        )
     one = dataclasses.replace(c, init_from=str(export), step=None)
     return of_folder(one, set(given) - {"TOKENIZER", "STEP"})
 
@@ -182,37 +255,50 @@ def settings_of_run(paths: RunPaths, before: dict[str, Any]) -> Config:
         known, wrong, values = {name: kept[name] for name in kept.keys() & fields.keys()}, "", {}
         for name, value in known.items():
             try:
-                values[name.lower()] = value if value is None or value == "" else parse_value(fields[name],
-                                                                                              format_value(value))
+                values[name.lower()] = (
+                    value
+                    if value is None or value == ""
+                    else parse_value(fields[name], format_value(value))
+                )
             except ValueError:
                 wrong = name
         if not wrong:
             return Config(**values).derived()
-    raise RunFolderError(f"{paths.config}: damaged ({wrong} is not what it should be); restore it, or choose another "
-                         "RUN_NAME")
+    raise RunFolderError(
+        f"{paths.config}: damaged ({wrong} is not what it should be); restore it, or choose another "
+        "RUN_NAME"
+    )
 
 
 def settings_for_use(c: Config, stored: Config, given: Collection[str]) -> Config:
     """The run's settings with what the command may choose."""
     fields = declared_fields(Config)
-    chosen = {name for name, field in fields.items() if field.metadata["declared"].resume == FREE} - OF_THE_RUN
+    chosen = {
+        name for name, field in fields.items() if field.metadata["declared"].resume == FREE
+    } - OF_THE_RUN
     chosen |= OF_THE_MACHINE | MAY_DIFFER.intersection(given)
-    return dataclasses.replace(stored, **{fields[name].name: getattr(c, fields[name].name) for name in chosen})
+    return dataclasses.replace(
+        stored, **{fields[name].name: getattr(c, fields[name].name) for name in chosen}
+    )
 
 
 def checkpoint_of(c: Config, paths: RunPaths) -> tuple[Path, dict[str, Any]]:
     """The checkpoint of STEP, or the newest that verifies, and its manifest. Raises CheckpointError."""
     there = checkpoint.committed(paths.checkpoints)
     if not there:
-        raise CheckpointError(f"{paths.checkpoints}: run {c.run_name} has no checkpoint yet; it writes one at its end, "
-                              "and on make stop")
+        raise CheckpointError(
+            f"{paths.checkpoints}: run {c.run_name} has no checkpoint yet; it writes one at its end, "
+            "and on make stop"
+        )
     if c.step is None:
         found = checkpoint.find_latest(paths.checkpoints)
         assert found  # or it has said why not
         return found
     if c.step not in there:
         steps = hf_import.some([str(step) for step in reversed(there)])
-        raise SettingsError([f"STEP={c.step}: run {c.run_name} has no checkpoint of that step; there are: {steps}"])
+        raise SettingsError(
+            [f"STEP={c.step}: run {c.run_name} has no checkpoint of that step; there are: {steps}"]
+        )
     folder = checkpoint.folder_of(paths.checkpoints, c.step)
     return folder, checkpoint.read_manifest(folder)
 
@@ -226,16 +312,22 @@ def of_folder(c: Config, given: Collection[str]) -> Found:
     values, complaints = hf_import.settings_in(config)
     problems = [f"INIT_FROM={c.init_from}: {complaint}" for complaint in complaints]
     if c.step is not None:
-        problems.append(f"STEP={c.step}: the weights of INIT_FROM={c.init_from} have no steps; leave it out")
+        problems.append(
+            f"STEP={c.step}: the weights of INIT_FROM={c.init_from} have no steps; leave it out"
+        )
     for name, (said, value) in values.items():
         if name in given and getattr(c, name.lower()) != value:
-            problems.append(f"{name}={format_value(getattr(c, name.lower()))}: INIT_FROM={c.init_from} has {said}; "
-                            f"leave {name} out")
+            problems.append(
+                f"{name}={format_value(getattr(c, name.lower()))}: INIT_FROM={c.init_from} has {said}; "
+                f"leave {name} out"
+            )
     length = config.get("max_position_embeddings")
     length = length if isinstance(length, int) and length > 1 else None
     if "SEQ_LEN" in given and length and c.seq_len > length:
-        problems.append(f"SEQ_LEN={c.seq_len}: INIT_FROM={c.init_from} has max_position_embeddings={length}; set "
-                        f"SEQ_LEN={length} or less")
+        problems.append(
+            f"SEQ_LEN={c.seq_len}: INIT_FROM={c.init_from} has max_position_embeddings={length}; set "
+            f"SEQ_LEN={length} or less"
+        )
     theirs = {name.lower(): value for name, (_, value) in values.items()} | {"doc_mask": False}
     if "TOKENIZER" not in given:
         theirs["tokenizer"] = f"{c.init_from.rstrip('/')}/tokenizer.json"
@@ -254,6 +346,7 @@ def of_folder(c: Config, given: Collection[str]) -> Found:
 # The tokenizer
 # ---------------------------------------------------------------------------------------------------
 
+
 def vocabulary_of(found: Found) -> Vocabulary:
     """The tokenizer that the weights were trained with, wherever in DATA_DIR it is. Raises TokenizerError,
     DataError."""
@@ -262,13 +355,17 @@ def vocabulary_of(found: Found) -> Vocabulary:
         vocabulary = prepare.vocabulary(c)
     except (TokenizerError, CorpusError) as error:
         if wanted is None or (other := kept_tokenizer(c, wanted)) is None:
-            raise TokenizerError(f"the tokenizer of {declare.shown(found.folder)} is not to be had: {error}") from None
+            raise TokenizerError(
+                f"the tokenizer of {declare.shown(found.folder)} is not to be had: {error}"
+            ) from None
         vocabulary = other
     if wanted and vocabulary.sha256 != wanted:
         if (other := kept_tokenizer(c, wanted)) is None:
-            raise TokenizerError(f"TOKENIZER={c.tokenizer}: {declare.shown(found.folder)} was trained with another "
-                                 f"tokenizer, of sha256 {wanted[:12]}, and not {vocabulary.sha256[:12]}; bring that "
-                                 "one back, or give its path as TOKENIZER")
+            raise TokenizerError(
+                f"TOKENIZER={c.tokenizer}: {declare.shown(found.folder)} was trained with another "
+                f"tokenizer, of sha256 {wanted[:12]}, and not {vocabulary.sha256[:12]}; bring that "
+                "one back, or give its path as TOKENIZER"
+            )
         vocabulary = other
     prepare.check_tokenizer(c, vocabulary)
     return vocabulary
@@ -286,6 +383,7 @@ def kept_tokenizer(c: Config, sha256: str) -> Vocabulary | None:
 # ---------------------------------------------------------------------------------------------------
 # Several processes
 # ---------------------------------------------------------------------------------------------------
+
 
 def together(make: Callable[[], Made]) -> Made:
     """What each process makes for itself. Where one of them has a problem, all raise it."""

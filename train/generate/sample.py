@@ -19,41 +19,57 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 
-from train.generate import chat_format
-from train.data import prepare
-from train.generate.chat_format import Message
-from train.checkpoint.checkpoint import CheckpointError
 from settings.config import Config
+from settings.declare import SettingsError, given
+from train.checkpoint.checkpoint import CheckpointError
+from train.data import prepare
 from train.data.sources.source import CorpusError
 from train.distributed.world import join
-from train.model.generate import Choice, Shown, cache_for, generate
-from settings.declare import SettingsError, given
+from train.generate import chat_format
+from train.generate.chat_format import Message
 from train.generate.load_run import PROBLEMS, Trained, open_trained, settings_of_command
+from train.model.generate import Choice, Shown, cache_for, generate
 
 log = logging.getLogger(__name__)
 
 
 def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-    warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # DCP, in one process
+    warnings.filterwarnings(
+        "ignore", message="torch.distributed is disabled"
+    )  # DCP, in one process
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(encoding="utf-8")  # the model writes any character, whatever the locale has
+        sys.stdout.reconfigure(
+            encoding="utf-8"
+        )  # the model writes any character, whatever the locale has
     try:
         c, remarks = settings_of_command()
         if not c.sample_tokens:
-            raise SettingsError(["SAMPLE_TOKENS=0: make sample needs some; for example SAMPLE_TOKENS=160"])
+            raise SettingsError(
+                ["SAMPLE_TOKENS=0: make sample needs some; for example SAMPLE_TOKENS=160"]
+            )
         for remark in remarks:
-            log.info("%s", remark.replace(f" PROMPT={c.prompt}", ""))  # which is shown anyway, and may be long
+            log.info(
+                "%s", remark.replace(f" PROMPT={c.prompt}", "")
+            )  # which is shown anyway, and may be long
         text = asked(c)
         if c.chat and text is None and not at_terminal():
-            raise SettingsError(["PROMPT: there is none, nor anything on standard input, and CHAT=1 answers a message; "
-                                 "for example PROMPT=Hello"])
+            raise SettingsError(
+                [
+                    "PROMPT: there is none, nor anything on standard input, and CHAT=1 answers a message; "
+                    "for example PROMPT=Hello"
+                ]
+            )
         opened = open_trained(c, join(c, trains=False))
         refuse_no_numbers(opened)
-        log.info("%s: %s, %.2fM parameters, SEQ_LEN=%d, on %s", opened.source,
-                 f"step {opened.step}" if opened.facts else "weights of others",
-                 sum(w.numel() for w in opened.model.parameters()) / 1e6, opened.config.seq_len,
-                 opened.model.rotary.device)
+        log.info(
+            "%s: %s, %.2fM parameters, SEQ_LEN=%d, on %s",
+            opened.source,
+            f"step {opened.step}" if opened.facts else "weights of others",
+            sum(w.numel() for w in opened.model.parameters()) / 1e6,
+            opened.config.seq_len,
+            opened.model.rotary.device,
+        )
         if c.chat and text is None:
             converse(opened)
         elif c.chat:
@@ -83,8 +99,10 @@ def refuse_no_numbers(opened: Trained) -> None:
     """Raises CheckpointError for weights of a run that diverged: any token would do for them."""
     for name, weight in opened.model.named_parameters():
         if not weight.isfinite().all():
-            raise CheckpointError(f"{opened.source}: {name} holds values that are infinite or no numbers; take an "
-                                  "earlier checkpoint (STEP; make checkpoints lists them)")
+            raise CheckpointError(
+                f"{opened.source}: {name} holds values that are infinite or no numbers; take an "
+                "earlier checkpoint (STEP; make checkpoints lists them)"
+            )
 
 
 def asked(c: Config) -> str | None:
@@ -94,12 +112,18 @@ def asked(c: Config) -> str | None:
         try:  # bytes that the locale could not read come as lone surrogates
             return c.prompt.encode(errors="surrogateescape").decode() or None
         except UnicodeDecodeError as error:
-            raise SettingsError([f"PROMPT: its byte {error.start} is not UTF-8; give text"]) from None
-    log.info("the prompt is read from standard input")  # which a program that calls this may have left open
+            raise SettingsError(
+                [f"PROMPT: its byte {error.start} is not UTF-8; give text"]
+            ) from None
+    log.info(
+        "the prompt is read from standard input"
+    )  # which a program that calls this may have left open
     try:
         text = sys.stdin.buffer.read().decode()
     except UnicodeDecodeError as error:
-        raise SettingsError([f"standard input: its byte {error.start} is not UTF-8; give text, or PROMPT"]) from None
+        raise SettingsError(
+            [f"standard input: its byte {error.start} is not UTF-8; give text, or PROMPT"]
+        ) from None
     return text.removesuffix("\n").removesuffix("\r") or None
 
 
@@ -115,8 +139,12 @@ def continued(opened: Trained, prompt: str) -> None:
     c, v = opened.config, opened.vocabulary
     ids = [v.end_of_text, *v.encode(prompt)]
     if len(ids) > c.seq_len:
-        raise SettingsError([f"PROMPT: the text has {len(ids)} tokens, and the model sees SEQ_LEN={c.seq_len} at once; "
-                             "shorten it"])
+        raise SettingsError(
+            [
+                f"PROMPT: the text has {len(ids)} tokens, and the model sees SEQ_LEN={c.seq_len} at once; "
+                "shorten it"
+            ]
+        )
     warn(c, ids)
     if c.samples == 1:
         put(prompt)
@@ -130,7 +158,9 @@ def continued(opened: Trained, prompt: str) -> None:
 def warn(c: Config, ids: list[int]) -> None:
     """Say where a text that goes on from these ids may outgrow what the model sees."""
     if len(ids) + c.sample_tokens > c.seq_len + 1:
-        log.info("the text may outgrow SEQ_LEN=%d; the model then sees the latest half of it", c.seq_len)
+        log.info(
+            "the text may outgrow SEQ_LEN=%d; the model then sees the latest half of it", c.seq_len
+        )
 
 
 def reply(opened: Trained, messages: Sequence[Message]) -> str:
@@ -138,8 +168,12 @@ def reply(opened: Trained, messages: Sequence[Message]) -> str:
     c, v = opened.config, opened.vocabulary
     ids = chat_format.render(v, messages)
     if len(ids) > c.seq_len:
-        raise SettingsError([f"PROMPT: the conversation has {len(ids)} tokens, and the model sees SEQ_LEN={c.seq_len}; "
-                             "shorten it"])
+        raise SettingsError(
+            [
+                f"PROMPT: the conversation has {len(ids)} tokens, and the model sees SEQ_LEN={c.seq_len}; "
+                "shorten it"
+            ]
+        )
     warn(c, ids)
     stop = chat_format.end_of_message(v)
     if c.samples > 1:
@@ -177,8 +211,11 @@ def converse(opened: Trained) -> None:
         while len(messages) > 1 and len(chat_format.render(v, messages)) > most:
             del messages[:2]  # a question and its answer
         if len(messages) < before:
-            log.info("(the conversation has outgrown SEQ_LEN=%d: its first %d messages are forgotten)",
-                     c.seq_len, before - len(messages))
+            log.info(
+                "(the conversation has outgrown SEQ_LEN=%d: its first %d messages are forgotten)",
+                c.seq_len,
+                before - len(messages),
+            )
         try:
             messages.append(Message("assistant", reply(opened, messages)))
         except SettingsError as error:
@@ -200,7 +237,10 @@ def write(opened: Trained, ids: list[int], stops: Sequence[int] = ()) -> str:
 
 def written(opened: Trained, ids: list[int], stops: Sequence[int] = ()) -> list[str]:
     """SAMPLES texts, without what they continue."""
-    began, rows = time.perf_counter(), list(zip(*tokens(opened, ids, opened.config.samples, stops), strict=True))
+    began, rows = (
+        time.perf_counter(),
+        list(zip(*tokens(opened, ids, opened.config.samples, stops), strict=True)),
+    )
     texts = []
     for row in rows:
         shown = Shown(opened.vocabulary, ids)
@@ -209,14 +249,22 @@ def written(opened: Trained, ids: list[int], stops: Sequence[int] = ()) -> list[
     return texts
 
 
-def tokens(opened: Trained, ids: list[int], rows: int, stops: Sequence[int]
-           ) -> Iterator[list[int | None]]:
+def tokens(
+    opened: Trained, ids: list[int], rows: int, stops: Sequence[int]
+) -> Iterator[list[int | None]]:
     """The next token of each of so many texts that go on from these ids."""
     c = opened.config
     texts = [ids] * rows
-    return generate(cache_for(opened.model, texts, c.sample_tokens), texts, c.sample_tokens,
-                    Choice(c.sample_temperature, c.sample_top_k, c.sample_top_p), [c.seed + i for i in range(rows)],
-                    opened.vocabulary, c.seq_len, stops)
+    return generate(
+        cache_for(opened.model, texts, c.sample_tokens),
+        texts,
+        c.sample_tokens,
+        Choice(c.sample_temperature, c.sample_top_k, c.sample_top_p),
+        [c.seed + i for i in range(rows)],
+        opened.vocabulary,
+        c.seq_len,
+        stops,
+    )
 
 
 def say_pace(count: int, began: float) -> None:

@@ -51,8 +51,9 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
     H is a multiple of H_kv: query head h reads key head h // (H / H_kv).
     """
     q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-    y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None,
-                                       enable_gqa=q.shape[1] != k.shape[1])
+    y = F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=q.shape[1] != k.shape[1]
+    )
     return y.transpose(1, 2)
 
 
@@ -64,7 +65,9 @@ def by_products(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> 
     if mask is not None:
         return sdpa(q, k, v, mask)
     B, T, H, D = q.shape
-    q, k, v = (x.transpose(1, 2).reshape(B * H, T, D) for x in (q, ungrouped(k, H), ungrouped(v, H)))
+    q, k, v = (
+        x.transpose(1, 2).reshape(B * H, T, D) for x in (q, ungrouped(k, H), ungrouped(v, H))
+    )
     future = torch.full((T, T), float("-inf"), dtype=q.dtype, device=q.device).triu(1)
     scores = torch.baddbmm(future, q, k.transpose(1, 2), alpha=D**-0.5)
     return (scores.softmax(dim=-1) @ v).view(B, H, T, D).transpose(1, 2)
@@ -82,8 +85,13 @@ def ungrouped(x: Tensor, heads: int) -> Tensor:
 def sdpa_varlen() -> Attend:
     """torch's own kernels: the one for sequences of varying length where there are bounds."""
     from torch.nn.attention.varlen import varlen_attn
-    known = inspect.signature(varlen_attn).parameters  # the flag for causal was renamed in torch 2.12
-    options: dict[str, Any] = {"window_size": (-1, 0)} if "window_size" in known else {"is_causal": True}
+
+    known = inspect.signature(
+        varlen_attn
+    ).parameters  # the flag for causal was renamed in torch 2.12
+    options: dict[str, Any] = (
+        {"window_size": (-1, 0)} if "window_size" in known else {"is_causal": True}
+    )
     grouped = "enable_gqa" in known
 
     def attend(q: Tensor, k: Tensor, v: Tensor, bounds: Tensor | None) -> Tensor:
@@ -129,10 +137,15 @@ def document_mask(bounds: Tensor, B: int, T: int) -> Tensor:
 # The choice
 # ---------------------------------------------------------------------------------------------------
 
+
 def choose(c: Config, device: torch.device) -> Kernel:
     """The kernel that ATTENTION asks for. Raises SettingsError where it cannot be used."""
-    if c.attention == "math" or (c.attention == "auto" and device.type == "cpu" and c.dtype == "bfloat16"
-                                 and c.seq_len <= SHORT):
+    if c.attention == "math" or (
+        c.attention == "auto"
+        and device.type == "cpu"
+        and c.dtype == "bfloat16"
+        and c.seq_len <= SHORT
+    ):
         return MATH
     name = "sdpa"
     if c.attention != "sdpa":
@@ -141,13 +154,21 @@ def choose(c: Config, device: torch.device) -> Kernel:
             raise SettingsError([f"ATTENTION={c.attention}: {problem}; set ATTENTION=auto or sdpa"])
         if device.type == "cuda" and cudnn_first(device) and not c.doc_mask:
             problems["flash-attn"] = "torch has cuDNN's"
-        name = c.attention if c.attention != "auto" else next((n for n, p in problems.items() if p is None), "sdpa")
+        name = (
+            c.attention
+            if c.attention != "auto"
+            else next((n for n, p in problems.items() if p is None), "sdpa")
+        )
     if name == "flash-attn":
         return Kernel(name, flash_attn(), by_bounds=True)
     if name == "fa3":
         torch.nn.attention.activate_flash_attention_impl("FA3")
-        torch.backends.cuda.enable_cudnn_sdp(False)  # which is before every flash kernel, by cudnn_first
-    if name == "fa3" or (device.type == "cuda" and c.dtype == "bfloat16" and has_varlen() and c.head_dim % 8 == 0):
+        torch.backends.cuda.enable_cudnn_sdp(
+            False
+        )  # which is before every flash kernel, by cudnn_first
+    if name == "fa3" or (
+        device.type == "cuda" and c.dtype == "bfloat16" and has_varlen() and c.head_dim % 8 == 0
+    ):
         return Kernel(name, sdpa_varlen(), by_bounds=True)
     return SDPA
 
@@ -166,7 +187,9 @@ def why_not(name: str, c: Config, device: torch.device) -> str | None:
         return f"heads are {c.head_dim} wide, and it takes multiples of 8 up to 256"
     if importlib.util.find_spec(module) is None:
         return f"the package with the module {module} is not installed"
-    if name == "fa3" and not (hasattr(torch.nn.attention, "activate_flash_attention_impl") and has_varlen()):
+    if name == "fa3" and not (
+        hasattr(torch.nn.attention, "activate_flash_attention_impl") and has_varlen()
+    ):
         return f"torch {torch.__version__} cannot be given another kernel"
     return None
 
@@ -184,10 +207,21 @@ def has_varlen() -> bool:
 
 def log_choice(kernel: Kernel, c: Config, device: torch.device) -> None:
     """Say which kernel attention uses, and how documents are kept apart."""
-    chosen = {"cpu": "torch's flash kernel for CPU", "cuda": "torch chooses flash, efficient or math by shape"}
+    chosen = {
+        "cpu": "torch's flash kernel for CPU",
+        "cuda": "torch chooses flash, efficient or math by shape",
+    }
     if device.type == "cuda" and cudnn_first(device):
         chosen["cuda"] = f"torch takes cuDNN's first, version {torch.backends.cudnn.version()}"
-    detail = {"sdpa": chosen.get(device.type, "torch chooses"), "fa3": "through torch's own entry points",
-              "flash-attn": "the package", "math": "two batched products"}[kernel.name]
-    apart = (", documents kept apart by " + ("their bounds" if kernel.by_bounds else "a mask")) if c.doc_mask else ""
+    detail = {
+        "sdpa": chosen.get(device.type, "torch chooses"),
+        "fa3": "through torch's own entry points",
+        "flash-attn": "the package",
+        "math": "two batched products",
+    }[kernel.name]
+    apart = (
+        (", documents kept apart by " + ("their bounds" if kernel.by_bounds else "a mask"))
+        if c.doc_mask
+        else ""
+    )
     log.info("attention=%s (%s)%s", kernel.name, detail, apart)

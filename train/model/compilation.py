@@ -10,11 +10,11 @@ import shutil
 import torch
 from torch import Tensor
 
-from settings.config import Config
 from hardware.flops import flops_per_token
+from settings.config import Config
+from settings.declare import SettingsError
 from train.model.loss import SoftmaxPart, softmax_part_to_compile
 from train.model.model import Transformer, matmul_weights
-from settings.declare import SettingsError
 
 log = logging.getLogger(__name__)
 
@@ -28,10 +28,17 @@ def wanted(c: Config, device: torch.device, model: Transformer) -> bool:
     """Whether to compile, by COMPILE; says so, and why. Raises SettingsError where it is asked for and cannot be."""
     reason = "COMPILE"
     if c.compile == "auto":
-        work = c.last_step * c.batch_tokens * flops_per_token(matmul_weights(model), c.n_layer, c.n_embd, c.seq_len)
+        work = (
+            c.last_step
+            * c.batch_tokens
+            * flops_per_token(matmul_weights(model), c.n_layer, c.n_embd, c.seq_len)
+        )
         if device.type == "cpu" and work < FLOPS_WORTH_COMPILING_ON_CPU:
-            log.info("compile=no (a run of %.1e FLOPs; on a CPU it pays from about %.0e on)", work,
-                     FLOPS_WORTH_COMPILING_ON_CPU)
+            log.info(
+                "compile=no (a run of %.1e FLOPs; on a CPU it pays from about %.0e on)",
+                work,
+                FLOPS_WORTH_COMPILING_ON_CPU,
+            )
             return False
         reason = "it pays on a GPU" if device.type != "cpu" else f"a run of {work:.1e} FLOPs"
     if c.compile != "0" and not has_compiler(device):
@@ -50,6 +57,7 @@ def has_compiler(device: torch.device) -> bool:
     if device.type != "cpu":
         return any(map(shutil.which, ("gcc", "clang", "cc")))
     from torch._inductor import cpp_builder, exc  # not above: this takes two seconds
+
     try:
         return bool(cpp_builder.get_cpp_compiler())
     except exc.InvalidCxxCompiler:
@@ -63,11 +71,13 @@ def compile_model(model: Transformer, named: bool = False) -> None:
     """
     if named:
         import torch._inductor.config as inductor
+
         inductor.cpp.enable_kernel_profile = True
     # On a CPU results of norms, and what is between the MLP's matrices, are computed again in backward, which takes a
     # fifteenth off the memory of a small model for about 1% of its time. What else is computed again
     # ACTIVATION_CHECKPOINTING says.
     import torch._functorch.config as functorch  # not above: this takes a second
+
     functorch.ban_recompute_materialized_backward = next(model.parameters()).device.type != "cpu"
     for layer in model.layers:
         # the pass itself and not the call of the module, in which FSDP2 gathers weights
@@ -79,11 +89,14 @@ def compile_model(model: Transformer, named: bool = False) -> None:
 def of_any_length(part: SoftmaxPart) -> SoftmaxPart:
     """Compiled once for chunks of any number of tokens: the last one, and those of an evaluation, may have fewer. On a
     CPU it gets a few rows at a time, since what it writes for them it writes beside them first."""
+
     def softmax_part(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         rows = ROWS_AT_ONCE if logits.device.type == "cpu" else max(1, len(logits))
         total = logits.new_zeros((), dtype=torch.float32)
         factors = logits.new_empty(len(logits), 1, dtype=torch.float32)
-        for values, target, factor in zip(logits.split(rows), targets.split(rows), factors.split(rows), strict=True):
+        for values, target, factor in zip(
+            logits.split(rows), targets.split(rows), factors.split(rows), strict=True
+        ):
             for tensor in (values, target):
                 torch._dynamo.maybe_mark_dynamic(tensor, 0)
             loss, factor[:] = part(values, target)

@@ -17,13 +17,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from train.data.tokenizer import Vocabulary
 from train.model.kv_cache import Cache
 from train.model.model import Transformer
-from train.data.tokenizer import Vocabulary
 
 REPLACED = "\ufffd"  # what decoding makes of bytes that are no character, or none yet
-COLDEST = 1e-30      # colder is no different: of two logits that differ the likelier is certain
-CONTEXT = 16         # tokens before the new ones that are decoded with them: what a token reads like may depend on it
+COLDEST = 1e-30  # colder is no different: of two logits that differ the likelier is certain
+CONTEXT = 16  # tokens before the new ones that are decoded with them: what a token reads like may depend on it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +60,11 @@ class Recomputing:
         (text,) = texts
         self.ids = list(text)
         # each length would be compiled anew; setting the stance imports the compiler
-        as_written = torch.compiler.set_stance("force_eager") if self.model.compiled else contextlib.nullcontext()
+        as_written = (
+            torch.compiler.set_stance("force_eager")
+            if self.model.compiled
+            else contextlib.nullcontext()
+        )
         with as_written:  # a split model has its weights only within its own forward pass
             logits: Tensor = self.model(torch.tensor([self.ids], device=self.model.rotary.device))
         return logits[:, -1]
@@ -79,12 +83,22 @@ def choose(logits: Tensor, how: Choice, generators: Sequence[torch.Generator]) -
         logits, entries = logits.sort(descending=True)
     else:
         entries = None
-    likeliest = logits.amax(-1, keepdim=True)  # taken off, or at a temperature near 0 there were infinite ones
-    heaps = ((logits - likeliest) / max(how.temperature, COLDEST)).softmax(-1).cumsum(-1, dtype=torch.float64)
+    likeliest = logits.amax(
+        -1, keepdim=True
+    )  # taken off, or at a temperature near 0 there were infinite ones
+    heaps = (
+        ((logits - likeliest) / max(how.temperature, COLDEST))
+        .softmax(-1)
+        .cumsum(-1, dtype=torch.float64)
+    )
     total = heaps[:, -1:]
     if how.top_p < 1:  # up to and with the entry that reaches it
-        total = heaps.gather(-1, torch.searchsorted(heaps, how.top_p * total).clamp_(max=heaps.shape[-1] - 1))
-    each = [torch.rand((), dtype=torch.float64, generator=generator) for generator in generators]  # in [0, 1)
+        total = heaps.gather(
+            -1, torch.searchsorted(heaps, how.top_p * total).clamp_(max=heaps.shape[-1] - 1)
+        )
+    each = [
+        torch.rand((), dtype=torch.float64, generator=generator) for generator in generators
+    ]  # in [0, 1)
     drawn = torch.stack(each).to(heaps.device)[:, None]
     place = torch.searchsorted(heaps, drawn * total, right=True).clamp_(max=heaps.shape[-1] - 1)
     return (place if entries is None else entries.gather(-1, place))[:, 0]
@@ -97,9 +111,17 @@ def window_start(length: int, seq_len: int) -> int:
     return -(-max(0, length - seq_len) // half) * half
 
 
-def generate(reader: Reader, texts: Sequence[Sequence[int]], n_tokens: int, how: Choice, seeds: Sequence[int],
-             vocabulary: Vocabulary, seq_len: int, stops: Collection[int] = (),
-             agree: Callable[[list[int]], list[int]] | None = None) -> Iterator[list[int | None]]:
+def generate(
+    reader: Reader,
+    texts: Sequence[Sequence[int]],
+    n_tokens: int,
+    how: Choice,
+    seeds: Sequence[int],
+    vocabulary: Vocabulary,
+    seq_len: int,
+    stops: Collection[int] = (),
+    agree: Callable[[list[int]], list[int]] | None = None,
+) -> Iterator[list[int | None]]:
     """The next token of each text, up to n_tokens times; None where a text has ended, in one of `stops` or the token
     that separates documents, which are not given themselves. Ends when all have.
 
@@ -113,7 +135,7 @@ def generate(reader: Reader, texts: Sequence[Sequence[int]], n_tokens: int, how:
     logits = reader.read(ids) if n_tokens else None
     for number in range(n_tokens):
         assert logits is not None
-        chosen = choose(logits[:, :vocabulary.size].float(), how, generators)
+        chosen = choose(logits[:, : vocabulary.size].float(), how, generators)
         row = agree(chosen.tolist()) if agree else chosen.tolist()
         ended = [over or token in stops for over, token in zip(ended, row, strict=True)]
         yield [None if over else token for over, token in zip(ended, row, strict=True)]
@@ -121,10 +143,17 @@ def generate(reader: Reader, texts: Sequence[Sequence[int]], n_tokens: int, how:
             return
         for text, token in zip(ids, row, strict=True):
             text.append(token)
-        begin = [0 if over else window_start(len(text), seq_len) for over, text in zip(ended, ids, strict=True)]
+        begin = [
+            0 if over else window_start(len(text), seq_len)
+            for over, text in zip(ended, ids, strict=True)
+        ]
         if reader.is_full or any(now > before for now, before in zip(begin, starts, strict=True)):
-            logits = reader.read([[vocabulary.end_of_text] if over else text[start:]
-                                  for over, text, start in zip(ended, ids, begin, strict=True)])
+            logits = reader.read(
+                [
+                    [vocabulary.end_of_text] if over else text[start:]
+                    for over, text, start in zip(ended, ids, begin, strict=True)
+                ]
+            )
         else:
             logits = reader.add(torch.tensor(row, device=logits.device))
         starts = begin
@@ -153,20 +182,39 @@ class Shown:
         return self.show(self.vocabulary.decode(self.ids))
 
     def show(self, text: str) -> str:
-        new = text[len(self.said):]
+        new = text[len(self.said) :]
         self.ids = self.ids[-CONTEXT:]
         self.said = self.vocabulary.decode(self.ids)
         return new
 
 
-def continue_text(model: Transformer, vocabulary: Vocabulary, prompt: str, n_tokens: int, seed: int,
-                  temperature: float = 0.8, top_k: int = 50, agree: Callable[[list[int]], list[int]] | None = None
-                  ) -> str:
+def continue_text(
+    model: Transformer,
+    vocabulary: Vocabulary,
+    prompt: str,
+    n_tokens: int,
+    seed: int,
+    temperature: float = 0.8,
+    top_k: int = 50,
+    agree: Callable[[list[int]], list[int]] | None = None,
+) -> str:
     """The prompt and up to n_tokens more, ended early by the end-of-text token. agree: as `generate` has it, for a
     split model. Of a prompt beyond SEQ_LEN the model sees the end."""
     seq_len, ids = model.rotary.shape[1], [vocabulary.end_of_text, *vocabulary.encode(prompt)]
-    seen = ids[window_start(len(ids), seq_len):]
+    seen = ids[window_start(len(ids), seq_len) :]
     reader = Recomputing(model) if agree else cache_for(model, [seen], n_tokens)
-    more = [token for (token,) in generate(reader, [seen], n_tokens, Choice(temperature, top_k), [seed], vocabulary,
-                                           seq_len, agree=agree) if token is not None]
+    more = [
+        token
+        for (token,) in generate(
+            reader,
+            [seen],
+            n_tokens,
+            Choice(temperature, top_k),
+            [seed],
+            vocabulary,
+            seq_len,
+            agree=agree,
+        )
+        if token is not None
+    ]
     return vocabulary.decode([*ids[1:], *more])

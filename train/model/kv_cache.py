@@ -39,9 +39,18 @@ class Cache:
         for layer in self.model.layers:
             attention: Any = layer.self_attn
             heads = attention.k_proj.weight.shape[0] // attention.head_dim
-            memory = torch.zeros(2, rows, heads, length, attention.head_dim, dtype=model.dtype,
-                                 device=model.rotary.device)
-            attention.kernel = Kernel("cache", Remembering(self, model.kernel, memory), by_bounds=False)
+            memory = torch.zeros(
+                2,
+                rows,
+                heads,
+                length,
+                attention.head_dim,
+                dtype=model.dtype,
+                device=model.rotary.device,
+            )
+            attention.kernel = Kernel(
+                "cache", Remembering(self, model.kernel, memory), by_bounds=False
+            )
 
     @property
     def is_full(self) -> bool:
@@ -53,23 +62,29 @@ class Cache:
         self.lengths, device = list(map(len, texts)), self.starts.device
         self.column = 0
         longest = max(self.lengths)
-        tokens = torch.tensor([[*text, *[0] * (longest - len(text))] for text in texts], device=device)
+        tokens = torch.tensor(
+            [[*text, *[0] * (longest - len(text))] for text in texts], device=device
+        )
         x = self.model.through(tokens, self.model.rotary[:, :longest])
         last = torch.tensor(self.lengths, device=device) - 1
         self.column, self.mask = longest, None
         self.starts = longest - 1 - last
         if min(self.lengths) < longest:
             hidden = torch.arange(self.length, device=device) < self.starts[:, None]
-            self.mask = torch.zeros(hidden.shape, dtype=self.model.dtype, device=device).masked_fill_(
-                hidden, -math.inf)[:, None, None]
+            self.mask = torch.zeros(
+                hidden.shape, dtype=self.model.dtype, device=device
+            ).masked_fill_(hidden, -math.inf)[:, None, None]
         return self.model.lm_head(x[torch.arange(len(texts), device=device), last])
 
     @torch.inference_mode()
     def add(self, tokens: Tensor) -> Tensor:
         """(B, padded V) logits behind one more token of each text, (B,) int64."""
         rotary = self.model.rotary
-        at = rotary[:, self.column:self.column + 1] if self.mask is None else \
-            rotary[:, (self.column - self.starts)[:, None]]
+        at = (
+            rotary[:, self.column : self.column + 1]
+            if self.mask is None
+            else rotary[:, (self.column - self.starts)[:, None]]
+        )
         x = self.model.through(tokens[:, None], at)
         self.column += 1
         return self.model.lm_head(x[:, 0])
@@ -93,8 +108,11 @@ class Remembering:
         seen, mask = column + 1, self.cache.mask
         B, _, H, D = q.shape
         y = F.scaled_dot_product_attention(  # heads that share keys are rows of one product
-            q.view(B, k.shape[2], -1, D), self.keys[:, :, :seen], self.values[:, :, :seen],
-            attn_mask=None if mask is None else mask[..., :seen])
+            q.view(B, k.shape[2], -1, D),
+            self.keys[:, :, :seen],
+            self.values[:, :, :seen],
+            attn_mask=None if mask is None else mask[..., :seen],
+        )
         return y.view(B, 1, H, D)
 
     def write(self, k: Tensor, v: Tensor) -> None:
@@ -102,7 +120,7 @@ class Remembering:
         longest = k.shape[1]
         for row, length in enumerate(self.cache.lengths):
             for memory, new in ((self.keys, k), (self.values, v)):
-                memory[row, :, longest - length:longest] = new[row, :length].transpose(0, 1)
+                memory[row, :, longest - length : longest] = new[row, :length].transpose(0, 1)
 
 
 def twin(module: Any, dtype: torch.dtype, cast: dict[Tensor, Tensor]) -> Any:
@@ -112,8 +130,11 @@ def twin(module: Any, dtype: torch.dtype, cast: dict[Tensor, Tensor]) -> Any:
     """
     made = copy.copy(module)
     made.__dict__.pop("forward", None)  # compilation.py puts it there, bound to the first
-    made._parameters = {name: cast.setdefault(weight, in_type(weight, dtype))
-                        for name, weight in module._parameters.items() if weight is not None}
+    made._parameters = {
+        name: cast.setdefault(weight, in_type(weight, dtype))
+        for name, weight in module._parameters.items()
+        if weight is not None
+    }
     made._buffers = {name: buffer.to(dtype) for name, buffer in module._buffers.items()}
     made._modules = {name: twin(part, dtype, cast) for name, part in module._modules.items()}
     return made

@@ -13,12 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-IGNORED = -1          # target of a position that is not scored
-CHUNK_TOKENS = 2048   # 2048 x 50,304 float32 logits are 0.4 GiB; smaller chunks starve a GPU's matrix units
-CHUNK_TOKENS_ON_CPU = 1536  # where memory is scarcer; 1,300 and more are as fast, with AMX 1,024 are not
-ROWS_IN_CACHE = 8     # on CPU: 8 x 50,304 float32 are 1.5 MiB
-COLUMNS = 8192        # of logits that a CPU computes at once in bfloat16: with AMX in half the time that all take
-UNLIKELY = 87.0       # nats below the likeliest: beyond, a CPU is slow at exponentials (denormal); they count as here
+IGNORED = -1  # target of a position that is not scored
+CHUNK_TOKENS = (
+    2048  # 2048 x 50,304 float32 logits are 0.4 GiB; smaller chunks starve a GPU's matrix units
+)
+CHUNK_TOKENS_ON_CPU = (
+    1536  # where memory is scarcer; 1,300 and more are as fast, with AMX 1,024 are not
+)
+ROWS_IN_CACHE = 8  # on CPU: 8 x 50,304 float32 are 1.5 MiB
+COLUMNS = 8192  # of logits that a CPU computes at once in bfloat16: with AMX in half the time that all take
+UNLIKELY = 87.0  # nats below the likeliest: beyond, a CPU is slow at exponentials (denormal); they count as here
 
 # (logits (n, V), targets (n,)) -> sum of the losses, and by how much (n, 1) float32 each row of what is left where the
 # logits were is to be multiplied to be the gradient by them
@@ -54,7 +58,9 @@ def softmax_part_to_compile(logits: Tensor, targets: Tensor) -> tuple[Tensor, Te
     exponential = (values - largest).clamp(min=-UNLIKELY).exp()
     z = exponential.sum(dim=1, keepdim=True)
     total = torch.where(scored, largest + z.log() - said, 0.0).sum()
-    unit = z.to(logits.dtype).float()  # so that minus one, which outweighs the rest of a row, is exact
+    unit = z.to(
+        logits.dtype
+    ).float()  # so that minus one, which outweighs the rest of a row, is exact
     logits.copy_(exponential)
     logits.scatter_(1, index, ((said - largest).exp() - unit).to(logits.dtype))
     return total, torch.where(scored, 1 / unit, 0.0)
@@ -63,7 +69,9 @@ def softmax_part_to_compile(logits: Tensor, targets: Tensor) -> tuple[Tensor, Te
 def columns_at_once(x: Tensor, vocab_size: int) -> list[slice]:
     """The logits' columns, as they are best computed."""
     columns = COLUMNS if x.device.type == "cpu" and x.dtype == torch.bfloat16 else vocab_size
-    return [slice(start, min(start + columns, vocab_size)) for start in range(0, vocab_size, columns)]
+    return [
+        slice(start, min(start + columns, vocab_size)) for start in range(0, vocab_size, columns)
+    ]
 
 
 def products(x: Tensor, w: Tensor, out: Tensor) -> Tensor:
@@ -88,9 +96,10 @@ def add_products(dw: Tensor, grad: Tensor, x: Tensor, first: bool) -> None:
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
-
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, targets: Tensor, chunk: int, part_of: SoftmaxPart) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, targets: Tensor, chunk: int, part_of: SoftmaxPart
+    ) -> Tensor:
         w = weight.to(x.dtype)
         need_x, need_w = ctx.needs_input_grad[:2]
         dx = torch.empty_like(x) if need_x else None
@@ -101,7 +110,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         factors = torch.empty(len(x), 1, dtype=torch.float32, device=x.device)
         for start in range(0, x.shape[0], chunk):
             part = slice(start, start + chunk)
-            logits = products(x[part], w, block[:len(x[part])])
+            logits = products(x[part], w, block[: len(x[part])])
             loss, factors[part] = part_of(logits, targets[part])
             total += loss
             grad = logits  # but for the factors of its rows
@@ -114,12 +123,21 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return total
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
+    def backward(
+        ctx: Any, *grad_outputs: Tensor
+    ) -> tuple[Tensor | None, Tensor | None, None, None, None]:
         dx, dw = ctx.gradients
         ctx.gradients = (None, None)
-        scale = grad_outputs[0].view(1, 1)  # of two dimensions, since torch rounds a scalar to the other's type first
-        return (None if dx is None else dx.mul_(ctx.factors * scale),
-                None if dw is None else dw.mul_(scale).to(ctx.weight_dtype), None, None, None)
+        scale = grad_outputs[0].view(
+            1, 1
+        )  # of two dimensions, since torch rounds a scalar to the other's type first
+        return (
+            None if dx is None else dx.mul_(ctx.factors * scale),
+            None if dw is None else dw.mul_(scale).to(ctx.weight_dtype),
+            None,
+            None,
+            None,
+        )
 
 
 def chunk_of(tokens: int, device: torch.device) -> int:
@@ -128,8 +146,13 @@ def chunk_of(tokens: int, device: torch.device) -> int:
     return -(-tokens // max(1, chunks))
 
 
-def summed_loss(x: Tensor, weight: Tensor, targets: Tensor, chunk: int | None = None,
-                part: SoftmaxPart = softmax_part) -> tuple[Tensor, Tensor]:
+def summed_loss(
+    x: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    chunk: int | None = None,
+    part: SoftmaxPart = softmax_part,
+) -> tuple[Tensor, Tensor]:
     """(sum of the losses in nats, number of scored tokens), both scalars on the device.
 
     x (N, C) hidden states; weight (V, C) of the head, cast to x's type; targets (N,) int64, IGNORED where
@@ -139,8 +162,9 @@ def summed_loss(x: Tensor, weight: Tensor, targets: Tensor, chunk: int | None = 
     return _LinearCrossEntropy.apply(x, weight, targets, chunk, part), (targets != IGNORED).sum()
 
 
-def scored_answers(x: Tensor, weight: Tensor, answers: Tensor, vocab_size: int,
-                   chunk: int = CHUNK_TOKENS) -> tuple[Tensor, Tensor]:
+def scored_answers(
+    x: Tensor, weight: Tensor, answers: Tensor, vocab_size: int, chunk: int = CHUNK_TOKENS
+) -> tuple[Tensor, Tensor]:
     """(nats (n,) float32, whether no entry is likelier (n,) bool; of several as likely the first counts).
 
     x (n, C) hidden states; weight (V, C) of the head, of which the first vocab_size rows are entries; answers (n,).

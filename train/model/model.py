@@ -29,10 +29,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from train.model.attention import SDPA, Kernel, sdpa
-from train.model.prefix_scoring import Branches
 from settings.config import Config
+from train.model.attention import SDPA, Kernel, sdpa
 from train.model.loss import SoftmaxPart, scored_answers, softmax_part, summed_loss
+from train.model.prefix_scoring import Branches
 from train.model.recompute import recomputed
 
 
@@ -71,7 +71,9 @@ class RMSNorm(nn.Module):
             return _RMSNormOnCPU.apply(x, self.weight, self.eps)
         if x.dtype == torch.float32:
             return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
-        return self.weight.to(x.dtype) * F.rms_norm(x.float(), self.weight.shape, None, self.eps).to(x.dtype)
+        return self.weight.to(x.dtype) * F.rms_norm(
+            x.float(), self.weight.shape, None, self.eps
+        ).to(x.dtype)
 
 
 def normalised(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -104,7 +106,9 @@ def rotary_table(seq_len: int, head_dim: int, theta: float) -> Tensor:
     """(2, T, 1, D) float32: cosine and signed sine of position * theta^(-2i/D), each of the D/2 angles twice over;
     the sine is negative in the first half, as `rotate` wants it."""
     frequency = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
-    angle = torch.outer(torch.arange(seq_len, dtype=torch.float32), frequency)[:, None]  # (T, 1, D/2)
+    angle = torch.outer(torch.arange(seq_len, dtype=torch.float32), frequency)[
+        :, None
+    ]  # (T, 1, D/2)
     cos, sin = angle.cos(), angle.sin()
     return torch.stack((torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)))
 
@@ -112,14 +116,15 @@ def rotary_table(seq_len: int, head_dim: int, theta: float) -> Tensor:
 def rotate(x: Tensor, rotary: Tensor) -> Tensor:
     """x (B, T, H, D) with each pair (i, i + D/2) turned by its angle, Llama's pairing."""
     cos, sin = rotary
-    if torch.compiler.is_compiling():  # which reads each half in one go, and what is rolled entry by entry
+    if (
+        torch.compiler.is_compiling()
+    ):  # which reads each half in one go, and what is rolled entry by entry
         (a, b), (cos_a, cos_b), (sin_a, sin_b) = (half.chunk(2, dim=-1) for half in (x, cos, sin))
         return torch.cat((a * cos_a + b * sin_a, b * cos_b + a * sin_b), dim=-1)
     return (x * cos).addcmul_(x.roll(x.shape[-1] // 2, dims=-1), sin)
 
 
 class Attention(nn.Module):
-
     def __init__(self, c: Config, kernel: Kernel):
         super().__init__()
         self.head_dim, self.kernel = c.head_dim, kernel
@@ -133,9 +138,13 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, rotary: Tensor, apart: Tensor | None) -> Tensor:
         B, T, C = x.shape
-        q, k, v = (proj(x).view(B, T, -1, self.head_dim)  # (B, T, H or H_kv, D)
-                   for proj in (self.q_proj, self.k_proj, self.v_proj))
-        attend = sdpa if apart is not None and apart.ndim == 4 else self.kernel.attend  # which may not know masks
+        q, k, v = (
+            proj(x).view(B, T, -1, self.head_dim)  # (B, T, H or H_kv, D)
+            for proj in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        attend = (
+            sdpa if apart is not None and apart.ndim == 4 else self.kernel.attend
+        )  # which may not know masks
         y = attend(rotate(self.q_norm(q), rotary), rotate(self.k_norm(k), rotary), v, apart)
         return self.o_proj(y.reshape(B, T, C))
 
@@ -155,7 +164,6 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-
     def __init__(self, c: Config, kernel: Kernel):
         super().__init__()
         self.input_layernorm = RMSNorm(c.n_embd, c.norm_eps)
@@ -190,11 +198,19 @@ class Transformer(nn.Module):
             self.lm_head.weight = self.embed_tokens.weight
         self.softmax_part: SoftmaxPart = softmax_part  # compilation.py changes this and the next
         self.compiled = False
-        self.register_buffer("rotary", rotary_table(c.seq_len, c.head_dim, c.rope_theta), persistent=False)
+        self.register_buffer(
+            "rotary", rotary_table(c.seq_len, c.head_dim, c.rope_theta), persistent=False
+        )
 
-    def hidden(self, tokens: Tensor, bounds: Tensor | None = None, branches: Branches | None = None) -> Tensor:
+    def hidden(
+        self, tokens: Tensor, bounds: Tensor | None = None, branches: Branches | None = None
+    ) -> Tensor:
         """(B, T, C): what the head reads."""
-        rotary = self.rotary[:, :tokens.shape[1]] if branches is None else self.rotary[:, branches.positions]
+        rotary = (
+            self.rotary[:, : tokens.shape[1]]
+            if branches is None
+            else self.rotary[:, branches.positions]
+        )
         apart = None if bounds is None else self.kernel.apart(bounds, *tokens.shape)
         if branches:
             apart = branches.mask()
@@ -207,8 +223,13 @@ class Transformer(nn.Module):
             x = layer(x, rotary, apart)
         return self.norm(x)
 
-    def forward(self, tokens: Tensor, targets: Tensor | None = None,
-                bounds: Tensor | None = None, branches: Branches | None = None) -> Tensor | tuple[Tensor, Tensor]:
+    def forward(
+        self,
+        tokens: Tensor,
+        targets: Tensor | None = None,
+        bounds: Tensor | None = None,
+        branches: Branches | None = None,
+    ) -> Tensor | tuple[Tensor, Tensor]:
         """tokens (B, T) int64, T at most SEQ_LEN; targets (B, T) int64, -1 where not scored; bounds of documents
         that are to be kept apart, as attention.document_mask has them, or None.
 
@@ -217,19 +238,24 @@ class Transformer(nn.Module):
         """
         x = self.hidden(tokens, bounds, branches)
         if branches:
-            return scored_answers(x.flatten(0, 1)[branches.at], self.lm_head.weight, branches.answers, self.vocab_size)
+            return scored_answers(
+                x.flatten(0, 1)[branches.at], self.lm_head.weight, branches.answers, self.vocab_size
+            )
         if targets is None:
-            return self.lm_head(x)[..., :self.vocab_size].float()
-        return summed_loss(x.flatten(0, 1), self.lm_head.weight, targets.flatten(), part=self.softmax_of_entries)
+            return self.lm_head(x)[..., : self.vocab_size].float()
+        return summed_loss(
+            x.flatten(0, 1), self.lm_head.weight, targets.flatten(), part=self.softmax_of_entries
+        )
 
     def softmax_of_entries(self, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """The softmax part of the loss over logits (n, padded V), in which the padding has no share."""
-        logits[:, self.vocab_size:] = 0
-        return self.softmax_part(logits[:, :self.vocab_size], targets)
+        logits[:, self.vocab_size :] = 0
+        return self.softmax_part(logits[:, : self.vocab_size], targets)
 
 
-def build(c: Config, device: torch.device, kernel: Kernel = SDPA,
-          sharding: Any = None) -> Transformer:
+def build(
+    c: Config, device: torch.device, kernel: Kernel = SDPA, sharding: Any = None
+) -> Transformer:
     """The model on `device` with the initial weights that SEED gives, the same on every device and rank."""
     model = unfilled(c, device, kernel, sharding)
     for name, weight in model.named_parameters():
@@ -237,7 +263,9 @@ def build(c: Config, device: torch.device, kernel: Kernel = SDPA,
     return model
 
 
-def unfilled(c: Config, device: torch.device, kernel: Kernel = SDPA, sharding: Any = None) -> Transformer:
+def unfilled(
+    c: Config, device: torch.device, kernel: Kernel = SDPA, sharding: Any = None
+) -> Transformer:
     """The model on `device`, of whatever its memory held before.
 
     sharding: how the weights are split over processes (parallel.Sharding), or None. They are before they take any
@@ -265,7 +293,9 @@ def initialise(weight: Tensor, name: str, c: Config, sharding: Any = None) -> No
         std /= math.sqrt(2 * c.n_layer)
     digest = hashlib.sha256(f"{c.seed} {name}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
-    values = torch.empty(weight.shape, device="cpu").normal_(0.0, std, generator=generator)  # the same on any device
+    values = torch.empty(weight.shape, device="cpu").normal_(
+        0.0, std, generator=generator
+    )  # the same on any device
     weight.data.copy_(sharding.part(values, weight) if sharding else values)
 
 
@@ -273,5 +303,8 @@ def matmul_weights(model: nn.Module) -> int:
     """Weights that take part in matrix products for each token: all but norms, the embedding table only as
     a head. This is N of 6 N + 12 L d T."""
     head = model.get_parameter("lm_head.weight").numel()
-    return head + sum(p.numel() for name, p in model.named_parameters()
-                      if p.ndim == 2 and "embed_tokens" not in name and "lm_head" not in name)
+    return head + sum(
+        p.numel()
+        for name, p in model.named_parameters()
+        if p.ndim == 2 and "embed_tokens" not in name and "lm_head" not in name
+    )

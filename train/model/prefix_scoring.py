@@ -40,10 +40,14 @@ class Branches:
         return (((query == key) | (key == 0)) & causal)[:, None]
 
     def to(self, device: torch.device) -> "Branches":
-        return Branches(*(getattr(self, field.name).to(device) for field in dataclasses.fields(self)))
+        return Branches(
+            *(getattr(self, field.name).to(device) for field in dataclasses.fields(self))
+        )
 
 
-def laid_out(rows: Sequence[tuple[Sequence[int], Sequence[Sequence[int]]]], length: int) -> tuple[Tensor, Branches]:
+def laid_out(
+    rows: Sequence[tuple[Sequence[int], Sequence[Sequence[int]]]], length: int
+) -> tuple[Tensor, Branches]:
     """(tokens (B, length) int64, their Branches) of rows of (trunk, branches); scored are all tokens of branches, row
     by row, branch by branch. Raises ValueError where a row is longer than length, or has an empty trunk."""
     tokens = np.zeros((len(rows), length), dtype=np.int64)
@@ -51,16 +55,25 @@ def laid_out(rows: Sequence[tuple[Sequence[int], Sequence[Sequence[int]]]], leng
     at, answers = list[int](), list[int]()
     for row, (trunk, branches) in enumerate(rows):
         if not trunk or len(trunk) + sum(map(len, branches)) > length:
-            raise ValueError(f"row {row} has {len(trunk)} tokens of trunk and {sum(map(len, branches))} of branches; "
-                             f"it must have a trunk, and at most {length} in all")
+            raise ValueError(
+                f"row {row} has {len(trunk)} tokens of trunk and {sum(map(len, branches))} of branches; "
+                f"it must have a trunk, and at most {length} in all"
+            )
         end = len(trunk)
         tokens[row, :end], positions[row, :end], branch[row, :end] = trunk, np.arange(end), 0
         for number, words in enumerate(branches, start=1):
             place = slice(end, end + len(words))
             tokens[row, place], branch[row, place] = words, number
             positions[row, place] = np.arange(len(trunk), len(trunk) + len(words))
-            at += [row * length + i for i in [len(trunk) - 1, *range(end, end + len(words) - 1)][:len(words)]]
+            at += [
+                row * length + i
+                for i in [len(trunk) - 1, *range(end, end + len(words) - 1)][: len(words)]
+            ]
             answers += words
             end += len(words)
-    return torch.from_numpy(tokens), Branches(torch.from_numpy(positions), torch.from_numpy(branch), torch.tensor(
-        at, dtype=torch.int64), torch.tensor(answers, dtype=torch.int64))
+    return torch.from_numpy(tokens), Branches(
+        torch.from_numpy(positions),
+        torch.from_numpy(branch),
+        torch.tensor(at, dtype=torch.int64),
+        torch.tensor(answers, dtype=torch.int64),
+    )

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from train.profile import time_shares
+from record.durable import write_whole
 from train.data.batch import Batch
 from train.distributed.world import from_all
-from record.durable import write_whole
+from train.profile import time_shares
 from train.profile.time_shares import DATA, STEP, Shares, TraceError
 
 if TYPE_CHECKING:
@@ -33,12 +33,19 @@ def window(step: int, last_step: int, count: int, busy: tuple[int, ...]) -> rang
     """The steps to record of an attempt that stands at `step`: as many as there are up to `count`, from the first place
     on in which no multiple of a number in `busy` lies between two of them or just before them. Empty: too few are left.
     """
+
     def is_quiet(first: int) -> bool:
-        return not any(at % every == 0 for at in range(first - 1, first + count - 1) for every in busy)
+        return not any(
+            at % every == 0 for at in range(first - 1, first + count - 1) for every in busy
+        )
 
     earliest = step + SETTLE + 1
     latest = last_step - count + 1
-    quiet = (first for first in range(earliest, min(latest, earliest + max(busy, default=0)) + 1) if is_quiet(first))
+    quiet = (
+        first
+        for first in range(earliest, min(latest, earliest + max(busy, default=0)) + 1)
+        if is_quiet(first)
+    )
     first = next(quiet, earliest)
     return range(first, min(first + count, last_step + 1))
 
@@ -50,14 +57,18 @@ class Profile:
         c = job.config
         exchanges = c.sync_every if c.replicas > 1 else 0
         busy = (c.eval_every, c.save_every or 0, c.core_every, exchanges)
-        self.steps = window(job.step, c.last_step, c.profile_steps, tuple(every for every in busy if every))
+        self.steps = window(
+            job.step, c.last_step, c.profile_steps, tuple(every for every in busy if every)
+        )
         self.job, self.recorded, self.usual_s = job, 0, 0.0
         self.profiler: Any = None
         self.mark: Any = None
         self.recording = False
         if not self.steps:
-            job.recorder.say(f"PROFILE=1: nothing is profiled: it takes {SETTLE + 1} steps or more, and {c.last_step} "
-                             f"- {job.step} are left; set a larger MAX_STEPS or TRAIN_TOKENS")
+            job.recorder.say(
+                f"PROFILE=1: nothing is profiled: it takes {SETTLE + 1} steps or more, and {c.last_step} "
+                f"- {job.step} are left; set a larger MAX_STEPS or TRAIN_TOKENS"
+            )
 
     @classmethod
     def of(cls, job: "Job") -> "Profile | None":
@@ -89,12 +100,13 @@ class Profile:
             self.record()
 
     def leave(self) -> None:
-        """Training has ended, in whatever way. A profiler that still records then would crash the process at its end.
-        """
+        """Training has ended, in whatever way. A profiler that still records then would crash the process at its end."""
         if self.recording:
             self.stop()
         if self.steps:
-            self.job.recorder.say("PROFILE=1: the run ended before its steps were recorded; nothing is written")
+            self.job.recorder.say(
+                "PROFILE=1: the run ended before its steps were recorded; nothing is written"
+            )
 
     @contextlib.contextmanager
     def patience(self) -> Iterator[None]:
@@ -146,14 +158,18 @@ class Profile:
             self.export(trace)
             found = time_shares.shares(time_shares.read(trace), job.world.device.type == "cuda")
             took_s = time.perf_counter() - began
-            lines = [*summary(found, steps, job, self.usual_s),
-                     f"Writing and reading the trace took {took_s:.1f} s between two steps, and no step of it."]
+            lines = [
+                *summary(found, steps, job, self.usual_s),
+                f"Writing and reading the trace took {took_s:.1f} s between two steps, and no step of it.",
+            ]
             text = trace.with_name(trace.name.removesuffix(".json.gz") + ".txt")
             write_whole(text, ("\n".join(lines) + "\n").encode())
             job.recorder.say("\n".join([*lines, f"trace: {trace}"]))
         except (OSError, TraceError) as error:
-            job.recorder.say(f"PROFILE=1: no profile of the steps {steps.start} to {steps[-1]}, and training goes on: "
-                             f"{error}")
+            job.recorder.say(
+                f"PROFILE=1: no profile of the steps {steps.start} to {steps[-1]}, and training goes on: "
+                f"{error}"
+            )
 
     def stop(self) -> None:
         """Record no more."""
@@ -176,12 +192,19 @@ class Profile:
 def summary(found: Shares, steps: range, job: "Job", usual_s: float) -> list[str]:
     """Of one screen: what was profiled, the shares of a step, and what profiling cost."""
     c, world = job.config, job.world
-    way = "kernels of the GPU" if found.on_gpu else "operators of the CPU, by the time that each takes itself"
+    way = (
+        "kernels of the GPU"
+        if found.on_gpu
+        else "operators of the CPU, by the time that each takes itself"
+    )
     ratio = found.step_ms / 1000 / usual_s
     wait = " and waiting for the GPU at its end" if found.on_gpu else ""
     between = found.between_ns / max(1, found.steps - 1) / 1e6
-    return [f"profile of {found.steps} steps from {steps.start} on: rank 0 of {world.size}, {world.device_name}, "
-            f"{c.dtype}, {way}", *found.table(),
-            f"A step took {ratio:.2f} times as long as the {1000 * usual_s:.2f} ms (median) of those before: by "
-            f"profiling{wait}, and by chance.",
-            f"Between two steps {between:.2f} ms passed (log, evaluation, checkpoints), which are no part of these."]
+    return [
+        f"profile of {found.steps} steps from {steps.start} on: rank 0 of {world.size}, {world.device_name}, "
+        f"{c.dtype}, {way}",
+        *found.table(),
+        f"A step took {ratio:.2f} times as long as the {1000 * usual_s:.2f} ms (median) of those before: by "
+        f"profiling{wait}, and by chance.",
+        f"Between two steps {between:.2f} ms passed (log, evaluation, checkpoints), which are no part of these.",
+    ]

@@ -26,21 +26,40 @@ from typing import Any, NamedTuple
 STEP, DATA = "train step", "data wait"  # how the trainer marks them in a trace
 
 COMMUNICATION = "communication, exposed"
-CLASSES = ("matmul", "attention", "loss", "optimizer", COMMUNICATION, "data wait", "host gaps", "other")
+CLASSES = (
+    "matmul",
+    "attention",
+    "loss",
+    "optimizer",
+    COMMUNICATION,
+    "data wait",
+    "host gaps",
+    "other",
+)
 BIGGEST = 6  # names of `other` that are told
 CALLS = "calls of compiled code"  # what torch.compile does round the kernels that it made
-OF_COMPILER = re.compile(r"## Call CompiledFxGraph|TorchDynamo |Torch-Compiled Region|CompiledFunction|Pregraph")
+OF_COMPILER = re.compile(
+    r"## Call CompiledFxGraph|TorchDynamo |Torch-Compiled Region|CompiledFunction|Pregraph"
+)
 
 # Names of operators, of the parts that make up this trainer's model. A batched product is one of attention.
 PRODUCTS = {"aten::mm", "aten::addmm", "aten::addmm_", "aten::linear", "aten::_scaled_mm"}
-OF_ATTENTION = {"aten::bmm", "aten::baddbmm", "aten::softmax", "aten::_softmax", "aten::_softmax_backward_data"}
+OF_ATTENTION = {
+    "aten::bmm",
+    "aten::baddbmm",
+    "aten::softmax",
+    "aten::_softmax",
+    "aten::_softmax_backward_data",
+}
 LOSS, OPTIMIZER = "_LinearCrossEntropy", "Optimizer."  # how the names of what is round them begin
 SENDS = re.compile(r"(gloo|nccl|mpi|ucc):|c10d::|_c10d_functional|record_param_comms")
 
 # Names of kernels: of cuBLAS, CUTLASS and Triton's templates; of flash-attn, cuDNN, torch and Triton; of NCCL.
 KERNEL_SENDS = re.compile(r"nccl|multimem_|(one|two)_shot_all_reduce", re.IGNORECASE)
 KERNEL_ATTENDS = re.compile(r"flash|fmha|sdpa|attention|softmax", re.IGNORECASE)
-KERNEL_MULTIPLIES = re.compile(r"gemm|gemv|nvjet|cublas|cutlass|xmma|splitk|triton_tem\w*_(add)?mm", re.IGNORECASE)
+KERNEL_MULTIPLIES = re.compile(
+    r"gemm|gemv|nvjet|cublas|cutlass|xmma|splitk|triton_tem\w*_(add)?mm", re.IGNORECASE
+)
 KERNEL_UPDATES = re.compile(r"FusedAdam")
 
 WORK, COPY, SEND, WAIT = range(4)  # kinds of what goes on, the first before the others
@@ -87,37 +106,53 @@ class Shares:
     def table(self) -> list[str]:
         """A line for each class, and their sum."""
         biggest = sorted(self.others.items(), key=lambda item: -item[1])[:BIGGEST]
-        beside = {"matmul": f"of it in the head {self.percent(self.head_ns):.1f}%" if self.head_ns else "",
-                  COMMUNICATION: f"and {self.percent(self.hidden_ns):.1f}% hidden behind work, which is counted there"
-                  if self.hidden_ns else "",
-                  "other": ", ".join(f"{name} {self.percent(ns):.1f}%" for name, ns in biggest)}
+        beside = {
+            "matmul": f"of it in the head {self.percent(self.head_ns):.1f}%"
+            if self.head_ns
+            else "",
+            COMMUNICATION: f"and {self.percent(self.hidden_ns):.1f}% hidden behind work, which is counted there"
+            if self.hidden_ns
+            else "",
+            "other": ", ".join(f"{name} {self.percent(ns):.1f}%" for name, ns in biggest),
+        }
         rows = [*self.by_class.items(), ("a step", float(self.wall_ns))]
-        return [f"{name:<23}{self.percent(ns):6.1f}% {ns / self.steps / 1e6:10.2f} ms   {beside.get(name, '')}".rstrip()
-                for name, ns in rows]
+        return [
+            f"{name:<23}{self.percent(ns):6.1f}% {ns / self.steps / 1e6:10.2f} ms   {beside.get(name, '')}".rstrip()
+            for name, ns in rows
+        ]
 
 
 # ---------------------------------------------------------------------------------------------------
 # Reading
 # ---------------------------------------------------------------------------------------------------
 
+
 def read(path: Path) -> list[dict[str, Any]]:
     """The events of a trace as torch.profiler exports it (.json or .json.gz). Raises TraceError, OSError."""
     try:
-        with gzip.open(path, "rt") if path.suffix == ".gz" else open(path, encoding="utf-8") as file:
+        with (
+            gzip.open(path, "rt") if path.suffix == ".gz" else open(path, encoding="utf-8") as file
+        ):
             return list(json.load(file)["traceEvents"])
     except (ValueError, KeyError, TypeError, EOFError) as error:
-        raise TraceError(f"{path} is no trace of torch's profiler ({type(error).__name__}: {error})") from None
+        raise TraceError(
+            f"{path} is no trace of torch's profiler ({type(error).__name__}: {error})"
+        ) from None
 
 
 def shares(events: Iterable[Mapping[str, Any]], on_gpu: bool) -> Shares:
     """Where the time of the steps in a trace went. Raises TraceError where it has none, or of a GPU no kernels."""
     whole = [event for event in events if event.get("ph") == "X" and "dur" in event]
-    marks = [event for event in whole if event["name"] == STEP and event.get("cat") == "user_annotation"]
+    marks = [
+        event for event in whole if event["name"] == STEP and event.get("cat") == "user_annotation"
+    ]
     if not marks:
         raise TraceError(f"the trace has no step: nothing in it is marked {STEP!r}")
     steps = sorted((ns(mark["ts"]), ns(mark["ts"] + mark["dur"])) for mark in marks)
     if on_gpu and not any(event.get("cat") == "kernel" for event in whole):
-        raise TraceError("the trace has no kernels: the driver or another profiler keeps torch's from the GPU")
+        raise TraceError(
+            "the trace has no kernels: the driver or another profiler keeps torch's from the GPU"
+        )
     spans = of_gpu(whole) if on_gpu else of_cpu(whole, (marks[0]["pid"], marks[0]["tid"]))
     return divide(spans, steps, on_gpu)
 
@@ -126,7 +161,9 @@ def ns(us: float) -> int:
     return round(us * 1000)
 
 
-def threads(events: Iterable[Mapping[str, Any]]) -> dict[tuple[Any, Any], list[tuple[int, int, str, Any]]]:
+def threads(
+    events: Iterable[Mapping[str, Any]],
+) -> dict[tuple[Any, Any], list[tuple[int, int, str, Any]]]:
     """What each thread of the host did: (begin, end, name, correlation or None), those round others before them."""
     found: dict[tuple[Any, Any], list[tuple[int, int, str, Any]]] = defaultdict(list)
     for event in events:
@@ -134,15 +171,22 @@ def threads(events: Iterable[Mapping[str, Any]]) -> dict[tuple[Any, Any], list[t
         launches = category in ("cuda_runtime", "cuda_driver")
         if launches or category in ("cpu_op", "user_annotation"):
             begin = ns(event["ts"])
-            found[event["pid"], event["tid"]].append((
-                begin, begin + ns(event["dur"]), event["name"],
-                event.get("args", {}).get("correlation") if launches else None))
+            found[event["pid"], event["tid"]].append(
+                (
+                    begin,
+                    begin + ns(event["dur"]),
+                    event["name"],
+                    event.get("args", {}).get("correlation") if launches else None,
+                )
+            )
     for ranges in found.values():
         ranges.sort(key=lambda r: (r[0], -r[1]))
     return found
 
 
-def innermost(ranges: list[tuple[int, int, str, Any]]) -> Iterator[tuple[int, int, tuple[str, ...]]]:
+def innermost(
+    ranges: list[tuple[int, int, str, Any]],
+) -> Iterator[tuple[int, int, tuple[str, ...]]]:
     """(from, to, names from the outermost to the innermost) of a thread, where there is any; in order of time."""
     stack: list[tuple[int, tuple[str, ...]]] = []  # (end, names)
     at = 0
@@ -181,26 +225,38 @@ def launched_by(ranges: list[tuple[int, int, str, Any]]) -> Iterator[tuple[Any, 
 # What goes on
 # ---------------------------------------------------------------------------------------------------
 
+
 def of_cpu(events: list[Mapping[str, Any]], main: tuple[Any, Any]) -> Iterator[Span]:
     """Operators of the main thread by their self time; what is sent, by whichever thread; the waits for data. What only
     stands in marks (Python between operators) is nothing."""
     marks = {event["name"] for event in events if event.get("cat") == "user_annotation"}
     for thread, ranges in threads(events).items():
-        yield from (Span(begin, end, SEND, COMMUNICATION, name) for begin, end, name, _ in ranges
-                    if SENDS.match(name))
+        yield from (
+            Span(begin, end, SEND, COMMUNICATION, name)
+            for begin, end, name, _ in ranges
+            if SENDS.match(name)
+        )
         if thread != main:
             continue
         for begin, end, names in innermost(ranges):
             if DATA in names:
                 yield Span(begin, end, WAIT, "data wait", DATA)
             elif (kind := class_of(names)) and not (kind == "other" and names[-1] in marks):
-                yield Span(begin, end, WORK, kind, in_head(names) if kind == "matmul" else
-                           CALLS if OF_COMPILER.match(names[-1]) else names[-1])
+                yield Span(
+                    begin,
+                    end,
+                    WORK,
+                    kind,
+                    in_head(names)
+                    if kind == "matmul"
+                    else CALLS
+                    if OF_COMPILER.match(names[-1])
+                    else names[-1],
+                )
 
 
 def class_of(names: tuple[str, ...]) -> str | None:
-    """The class of what runs in these operators, from the outermost to the innermost; None where others are waited for.
-    """
+    """The class of what runs in these operators, from the outermost to the innermost; None where others are waited for."""
     if any(name.startswith(OPTIMIZER) for name in names):
         return "optimizer"
     if SENDS.match(names[-1]):
@@ -209,8 +265,11 @@ def class_of(names: tuple[str, ...]) -> str | None:
     for name in reversed(names):
         if name in PRODUCTS:
             return "matmul"
-        if not in_loss and (name in OF_ATTENTION or "scaled_dot_product" in name or
-                            ("fused" in name and "softmax" in name)):
+        if not in_loss and (
+            name in OF_ATTENTION
+            or "scaled_dot_product" in name
+            or ("fused" in name and "softmax" in name)
+        ):
             return "attention"
     return "loss" if in_loss else "other"
 
@@ -222,9 +281,15 @@ def in_head(names: tuple[str, ...]) -> str:
 def of_gpu(events: list[Mapping[str, Any]]) -> Iterator[Span]:
     """Kernels and copies of all streams, and the host's waits for data."""
     by = threads(events)
-    launchers = {correlation: names for ranges in by.values() for correlation, names in launched_by(ranges)}
+    launchers = {
+        correlation: names for ranges in by.values() for correlation, names in launched_by(ranges)
+    }
     for ranges in by.values():
-        yield from (Span(begin, end, WAIT, "data wait", DATA) for begin, end, name, _ in ranges if name == DATA)
+        yield from (
+            Span(begin, end, WAIT, "data wait", DATA)
+            for begin, end, name, _ in ranges
+            if name == DATA
+        )
     for event in events:
         category, name = event.get("cat"), event["name"]
         if category not in ("kernel", "gpu_memcpy", "gpu_memset"):
@@ -239,7 +304,9 @@ def of_gpu(events: list[Mapping[str, Any]]) -> Iterator[Span]:
             yield Span(begin, end, SEND, COMMUNICATION, name)
         else:
             kind = class_of_kernel(name, names)
-            yield Span(begin, end, WORK, kind, in_head(names) if kind == "matmul" else said(name, names))
+            yield Span(
+                begin, end, WORK, kind, in_head(names) if kind == "matmul" else said(name, names)
+            )
 
 
 def class_of_kernel(name: str, names: tuple[str, ...]) -> str:
@@ -249,7 +316,9 @@ def class_of_kernel(name: str, names: tuple[str, ...]) -> str:
     in_loss = any(LOSS in launcher for launcher in names)
     if not in_loss and (KERNEL_ATTENDS.search(name) or (names and class_of(names) == "attention")):
         return "attention"
-    if KERNEL_MULTIPLIES.search(name) or (names and class_of(names) == "matmul" and not name.startswith("triton_")):
+    if KERNEL_MULTIPLIES.search(name) or (
+        names and class_of(names) == "matmul" and not name.startswith("triton_")
+    ):
         return "matmul"
     return "loss" if in_loss else "other"
 
@@ -263,6 +332,7 @@ def said(name: str, names: tuple[str, ...]) -> str:
 # ---------------------------------------------------------------------------------------------------
 # Adding up
 # ---------------------------------------------------------------------------------------------------
+
 
 def divide(spans: Iterable[Span], steps: list[tuple[int, int]], on_gpu: bool) -> Shares:
     """Give each nanosecond of the steps to what goes on in it. steps: (begin, end), in order, apart from each other."""
@@ -284,14 +354,24 @@ def divide(spans: Iterable[Span], steps: list[tuple[int, int]], on_gpu: bool) ->
         if active[SEND] and (active[WORK] or active[COPY]):
             hidden_ns += length
     wall_ns = sum(end - begin for begin, end in steps)
-    return Shares(len(steps), wall_ns, by_class, dict(others), head_ns, hidden_ns,
-                  steps[-1][1] - steps[0][0] - wall_ns, on_gpu)
+    return Shares(
+        len(steps),
+        wall_ns,
+        by_class,
+        dict(others),
+        head_ns,
+        hidden_ns,
+        steps[-1][1] - steps[0][0] - wall_ns,
+        on_gpu,
+    )
 
 
 Active = tuple[Counter[tuple[str, str]], ...]  # by kind, how many of a class and name are going on
 
 
-def moments(spans: Iterable[Span], steps: list[tuple[int, int]]) -> Iterator[tuple[int, int, Active]]:
+def moments(
+    spans: Iterable[Span], steps: list[tuple[int, int]]
+) -> Iterator[tuple[int, int, Active]]:
     """The steps cut up wherever something begins or ends: (from, to, what goes on)."""
     ordered = sorted((span for span in spans if span.end > span.begin), key=lambda span: span.begin)
     active: Active = tuple(Counter[tuple[str, str]]() for _ in range(4))
@@ -317,8 +397,11 @@ def moments(spans: Iterable[Span], steps: list[tuple[int, int]]) -> Iterator[tup
         at = begin
         advance(at)
         while at < end:
-            following = min(end, ends[0][0] if ends else end,
-                            ordered[position].begin if position < len(ordered) else end)
+            following = min(
+                end,
+                ends[0][0] if ends else end,
+                ordered[position].begin if position < len(ordered) else end,
+            )
             if following > at:
                 yield at, following, active
             at = following

@@ -2,6 +2,13 @@
 
 import sys
 
-if sys.orig_argv[-2:-1] == ["-m"] and sys.orig_argv[-1] in ("train.main", "train.data.streaming.producer", "finetune.main"):
-    from tests.faults import inject  # and not in torchrun, the questions about settings, or the mirror
+if sys.orig_argv[-2:-1] == ["-m"] and sys.orig_argv[-1] in (
+    "train.main",
+    "train.data.streaming.producer",
+    "finetune.main",
+):
+    from tests.faults import (
+        inject,  # and not in torchrun, the questions about settings, or the mirror
+    )
+
     inject.install(producer=sys.orig_argv[-1] == "train.data.streaming.producer")

@@ -11,41 +11,63 @@ from typing import Any
 import pytest
 import torch
 
+from settings.config import Config
 from tests.processes import run_ranks
 from tests.train.test_step import as_batch, masked_batch
 from train.checkpoint import checkpoint
+from train.checkpoint.saver import Saver
 from train.distributed import world as distributed
-from settings.config import Config
+from train.distributed.parallel import Sharding, bare, is_split, parallelize, writers
 from train.distributed.world import World
 from train.model.model import build
 from train.optim import Optimizer, build_optimizer, set_rate
-from train.distributed.parallel import Sharding, bare, is_split, parallelize, writers
-from train.checkpoint.saver import Saver
 from train.step import train_step
 
 MODES: dict[str, tuple[int, dict[str, Any]]] = {
-    "one": (1, {}), "ddp 2": (2, {}), "ddp 4": (4, {}), "fsdp 2": (2, {"parallel": "fsdp"}),
-    "fsdp 4": (4, {"parallel": "fsdp"}), "hsdp 2 x 2": (4, {"parallel": "hsdp", "shard_ranks": 2})}
+    "one": (1, {}),
+    "ddp 2": (2, {}),
+    "ddp 4": (4, {}),
+    "fsdp 2": (2, {"parallel": "fsdp"}),
+    "fsdp 4": (4, {"parallel": "fsdp"}),
+    "hsdp 2 x 2": (4, {"parallel": "hsdp", "shard_ranks": 2}),
+}
 
 
 def joined(rank: int, size: int, c: Config) -> tuple[World, torch.nn.Module, Optimizer]:
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank), MASTER_ADDR="127.0.0.1",
-                      MASTER_PORT=os.environ["TEST_PORT"])
+    os.environ.update(
+        RANK=str(rank),
+        WORLD_SIZE=str(size),
+        LOCAL_RANK=str(rank),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=os.environ["TEST_PORT"],
+    )
     torch.set_num_threads(1)
     world = distributed.join(c)
-    model = parallelize(build(c, world.device, sharding=Sharding(c, world) if is_split(c, world) else None), c, world)
+    model = parallelize(
+        build(c, world.device, sharding=Sharding(c, world) if is_split(c, world) else None),
+        c,
+        world,
+    )
     return world, model, build_optimizer(bare(model), c)
 
 
 def digests(model: torch.nn.Module, optimizer: Optimizer) -> dict[str, str]:
     """Name -> hash of every whole weight and moment."""
     states = checkpoint.tensor_states(model, optimizer)
-    whole = {name: value.full_tensor() if hasattr(value, "full_tensor") else value
-             for part in states.values() for name, value in part.items()}
-    return {name: hashlib.sha256(value.detach().numpy().tobytes()).hexdigest() for name, value in whole.items()}
+    whole = {
+        name: value.full_tensor() if hasattr(value, "full_tensor") else value
+        for part in states.values()
+        for name, value in part.items()
+    }
+    return {
+        name: hashlib.sha256(value.detach().numpy().tobytes()).hexdigest()
+        for name, value in whole.items()
+    }
 
 
-def write_or_read(rank: int, size: int, c: Config, folder: str, reads: list[str], shared: bool) -> None:
+def write_or_read(
+    rank: int, size: int, c: Config, folder: str, reads: list[str], shared: bool
+) -> None:
     """Train a step, save and write down the hashes; or read each of these checkpoints and do so."""
     world, model, optimizer = joined(rank, size, c)
     saver = Saver(Path(folder), c, world, 2**20)
@@ -67,7 +89,9 @@ def write_or_read(rank: int, size: int, c: Config, folder: str, reads: list[str]
     os._exit(0)
 
 
-def run(c: Config, mode: str, folder: Path, reads: list[Path] | None = None, shared: bool = True) -> list[dict]:
+def run(
+    c: Config, mode: str, folder: Path, reads: list[Path] | None = None, shared: bool = True
+) -> list[dict]:
     """What each rank found: path of the checkpoint -> hashes."""
     size, settings = MODES[mode]
     folder.mkdir()
@@ -76,13 +100,26 @@ def run(c: Config, mode: str, folder: Path, reads: list[Path] | None = None, sha
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(size)]
 
 
-@pytest.mark.parametrize(("writers", "readers"), [
-    (("fsdp 2",), ("one",)),
-    pytest.param(("one", "ddp 2", "hsdp 2 x 2"), ("ddp 2", "fsdp 2", "fsdp 4", "hsdp 2 x 2"), marks=pytest.mark.slow)],
-    ids=["some", "more"])
+@pytest.mark.parametrize(
+    ("writers", "readers"),
+    [
+        (("fsdp 2",), ("one",)),
+        pytest.param(
+            ("one", "ddp 2", "hsdp 2 x 2"),
+            ("ddp 2", "fsdp 2", "fsdp 4", "hsdp 2 x 2"),
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=["some", "more"],
+)
 def test_whatever_wrote_it_whatever_reads_it_every_weight_and_moment_is_the_same_to_the_bit(
-        tmp_path: Path, tiny: Config, free_port: int, monkeypatch: pytest.MonkeyPatch, writers: tuple[str, ...],
-        readers: tuple[str, ...]) -> None:
+    tmp_path: Path,
+    tiny: Config,
+    free_port: int,
+    monkeypatch: pytest.MonkeyPatch,
+    writers: tuple[str, ...],
+    readers: tuple[str, ...],
+) -> None:
     monkeypatch.setenv("TEST_PORT", str(free_port))
     c = dataclasses.replace(tiny, device="cpu")
     written = {}
@@ -98,20 +135,29 @@ def test_whatever_wrote_it_whatever_reads_it_every_weight_and_moment_is_the_same
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["ddp 2", "hsdp 2 x 2"])
 def test_ranks_that_do_not_see_the_folder_get_what_the_first_copy_has(
-        tmp_path: Path, tiny: Config, free_port: int, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+    tmp_path: Path, tiny: Config, free_port: int, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
     monkeypatch.setenv("TEST_PORT", str(free_port))
     c = dataclasses.replace(tiny, device="cpu")
     (found,) = run(c, "one", tmp_path / "one")
-    assert run(c, mode, tmp_path / "reads", [Path(path) for path in found], shared=False) == [found] * MODES[mode][0]
+    assert (
+        run(c, mode, tmp_path / "reads", [Path(path) for path in found], shared=False)
+        == [found] * MODES[mode][0]
+    )
 
 
 # ---------------------------------------------------------------------------------------------------
 # Memory
 # ---------------------------------------------------------------------------------------------------
 
+
 def peak_mib() -> float:
     """The most that this process has had resident since `forget_peak`."""
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    line = next(
+        line
+        for line in Path("/proc/self/status").read_text().splitlines()
+        if line.startswith("VmHWM")
+    )
     return int(line.split()[1]) / 1024
 
 
@@ -122,7 +168,9 @@ def forget_peak() -> None:
 def save_whole(rank: int, c: Config, folder: str) -> None:
     world, model, optimizer = joined(rank, 1, c)
     for weight in model.parameters():
-        optimizer.set_moments(weight, {"exp_avg": torch.ones_like(weight), "exp_avg_sq": torch.ones_like(weight)})
+        optimizer.set_moments(
+            weight, {"exp_avg": torch.ones_like(weight), "exp_avg_sq": torch.ones_like(weight)}
+        )
     saver = Saver(Path(folder), c, world, 2**20)
     saver.write(1, checkpoint.tensor_states(model, optimizer), {"data": {}})
     assert saver.poll().problem is None
@@ -135,24 +183,46 @@ def load_part(rank: int, size: int, c: Config, folder: str) -> None:
     before = peak_mib()
     _, model, optimizer = joined(rank, size, c)
     checkpoint.load_into(Path(folder) / "step_0000001", model, optimizer)
-    mine = sum(part.numel() * 4 for states in checkpoint.tensor_states(model, optimizer).values()
-               for part in (value.to_local() for value in states.values())) / 2**20
-    Path(f"{folder}/memory-{rank}.json").write_text(json.dumps({"rose": peak_mib() - before, "mine": mine}))
+    mine = (
+        sum(
+            part.numel() * 4
+            for states in checkpoint.tensor_states(model, optimizer).values()
+            for part in (value.to_local() for value in states.values())
+        )
+        / 2**20
+    )
+    Path(f"{folder}/memory-{rank}.json").write_text(
+        json.dumps({"rose": peak_mib() - before, "mine": mine})
+    )
     distributed.from_first(None)
     os._exit(0)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux to measure memory")
+@pytest.mark.skipif(
+    not Path("/proc/self/clear_refs").exists(), reason="needs Linux to measure memory"
+)
 def test_building_and_loading_a_split_model_never_holds_it_whole(
-        tmp_path: Path, tiny: Config, free_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path: Path, tiny: Config, free_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TEST_PORT", str(free_port))
-    c = dataclasses.replace(tiny, device="cpu", n_layer=16, n_embd=512, n_head=8, n_kv_head=8, mlp_dim=2048,
-                            vocab_size=8192, seq_len=32)
+    c = dataclasses.replace(
+        tiny,
+        device="cpu",
+        n_layer=16,
+        n_embd=512,
+        n_head=8,
+        n_kv_head=8,
+        mlp_dim=2048,
+        vocab_size=8192,
+        seq_len=32,
+    )
     run_ranks(save_whole, (c, str(tmp_path)), 1)
     split = dataclasses.replace(c, parallel="fsdp")
     run_ranks(load_part, (4, split, str(tmp_path)), 4)
     for rank in range(4):
         found = json.loads((tmp_path / f"memory-{rank}.json").read_text())
         assert found["mine"] > 150  # MiB of weights and moments on this rank, a quarter of all
-        assert found["rose"] < found["mine"] + 150, found  # and little beside: the whole has 600 and more
+        assert found["rose"] < found["mine"] + 150, (
+            found
+        )  # and little beside: the whole has 600 and more

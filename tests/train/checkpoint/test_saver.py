@@ -6,38 +6,64 @@ from pathlib import Path
 import pytest
 import torch
 
+from settings.config import Config
 from tests.train.checkpoint.test_checkpoint import trained
 from train.checkpoint import checkpoint
-from train.distributed import parallel
 from train.checkpoint import saver as saver_module
-from settings.config import Config
-from train.distributed.world import World
 from train.checkpoint.saver import Saver
+from train.distributed import parallel
+from train.distributed.world import World
 
 ALONE = World(0, 0, 0, 1, torch.device("cpu"), "CPU", "here")
 
 
 def worlds(size: int, local_size: int) -> list[World]:
-    return [World(rank, rank % local_size, rank // local_size, size, torch.device("cpu"), "CPU", "here", local_size)
-            for rank in range(size)]
+    return [
+        World(
+            rank,
+            rank % local_size,
+            rank // local_size,
+            size,
+            torch.device("cpu"),
+            "CPU",
+            "here",
+            local_size,
+        )
+        for rank in range(size)
+    ]
 
 
-def test_under_ddp_each_process_of_a_node_writes_an_equal_part_and_all_is_written_once(tiny: Config,
-                                                                                       tmp_path: Path) -> None:
+def test_under_ddp_each_process_of_a_node_writes_an_equal_part_and_all_is_written_once(
+    tiny: Config, tmp_path: Path
+) -> None:
     states = checkpoint.tensor_states(*trained(tiny, 1))
     savers = [Saver(tmp_path, tiny, world, 2**20) for world in worlds(8, 4)]
     parts = [saver.share(states) for saver in savers[:4]]
     names = [(kind, name) for part in parts for kind, tensors in part.items() for name in tensors]
-    assert sorted(names) == sorted((kind, name) for kind, tensors in states.items() for name in tensors)
-    sizes = [sum(tensor.nbytes for tensors in part.values() for tensor in tensors.values()) for part in parts]
+    assert sorted(names) == sorted(
+        (kind, name) for kind, tensors in states.items() for name in tensors
+    )
+    sizes = [
+        sum(tensor.nbytes for tensors in part.values() for tensor in tensors.values())
+        for part in parts
+    ]
     assert max(sizes) - min(sizes) <= max(t.nbytes for t in states["model"].values()) / 2
     assert [saver.writes for saver in savers] == [True] * 4 + [False] * 4
 
 
-@pytest.mark.parametrize(("how", "ranks"), [
-    ({"parallel": "ddp"}, [0, 1]), ({"parallel": "fsdp"}, list(range(8))), ({"parallel": "hsdp"}, [0, 1]),
-    ({"parallel": "hsdp", "shard_ranks": 4}, [0, 1, 2, 3])], ids=str)
-def test_a_checkpoint_is_written_by_one_copy_of_the_weights(tiny: Config, how: dict, ranks: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("how", "ranks"),
+    [
+        ({"parallel": "ddp"}, [0, 1]),
+        ({"parallel": "fsdp"}, list(range(8))),
+        ({"parallel": "hsdp"}, [0, 1]),
+        ({"parallel": "hsdp", "shard_ranks": 4}, [0, 1, 2, 3]),
+    ],
+    ids=str,
+)
+def test_a_checkpoint_is_written_by_one_copy_of_the_weights(
+    tiny: Config, how: dict, ranks: list[int]
+) -> None:
     assert parallel.writers(dataclasses.replace(tiny, **how), worlds(8, 2)[5]) == ranks
 
 
@@ -51,15 +77,20 @@ def test_the_copy_has_its_room_before_the_first_save(tiny: Config, tmp_path: Pat
     again = saver.copied(checkpoint.tensor_states(model, optimizer))
     for name, weight in model.named_parameters():
         assert torch.equal(first["model"][name], weight)
-        assert first["model"][name].data_ptr() == again["model"][name].data_ptr() != weight.data_ptr()
+        assert (
+            first["model"][name].data_ptr() == again["model"][name].data_ptr() != weight.data_ptr()
+        )
 
 
-def test_a_save_that_failed_leaves_no_group_behind_that_works_no_more(tiny: Config, tmp_path: Path,
-                                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_save_that_failed_leaves_no_group_behind_that_works_no_more(
+    tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = []
     monkeypatch.setattr(saver_module, "group_of", lambda ranks, seconds: made.append(seconds))
     model, optimizer = trained(tiny, 1)
-    saver = Saver(tmp_path, dataclasses.replace(tiny, checkpoint_timeout_s=100), ALONE, 2_000_000_000)
+    saver = Saver(
+        tmp_path, dataclasses.replace(tiny, checkpoint_timeout_s=100), ALONE, 2_000_000_000
+    )
     assert made == [200.0] and saver.limit_s == 300.0  # a disk that writes 20 MB/s has 100 s for it
     for step, misses in ((1, 0), (2, 1), (3, 0)):
         saver.misses = misses
@@ -70,7 +101,15 @@ def test_a_save_that_failed_leaves_no_group_behind_that_works_no_more(tiny: Conf
 
 
 def test_what_a_killed_save_left_takes_no_room_from_the_next(tiny: Config, tmp_path: Path) -> None:
-    for name in ("step_0000004.tmp-1a2b", ".trash-3-ab", ".damaged-step_0000002-ab", "step_0000001"):
+    for name in (
+        "step_0000004.tmp-1a2b",
+        ".trash-3-ab",
+        ".damaged-step_0000002-ab",
+        "step_0000001",
+    ):
         (tmp_path / name).mkdir()
     checkpoint.clear_leftovers(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".damaged-step_0000002-ab", "step_0000001"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        ".damaged-step_0000002-ab",
+        "step_0000001",
+    ]

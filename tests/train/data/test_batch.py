@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
+from settings.config import Config
 from train.data import prepare
 from train.data.batch import Loader
-from settings.config import Config
-from train.distributed.world import World
-from train.data.mixture import Gap, NotSealed, sample_range
 from train.data.manifest import DataError, Seal, manifest_of
+from train.data.mixture import Gap, NotSealed, sample_range
 from train.data.shards import ShardSet, write_shard
+from train.distributed.world import World
 
 END = 3  # no token of the test data
 
@@ -38,39 +38,57 @@ def test_a_window_is_a_slice_of_the_file_and_its_targets_the_next_tokens(opened)
     tokens = torch.cat([pair[0] for pair in batch.micro_batches])
     targets = torch.cat([pair[1] for pair in batch.micro_batches])
     assert tokens.shape == targets.shape == (c.batch_windows, c.seq_len)
-    assert batch.scored == c.batch_tokens and batch.samples == range(3 * c.batch_windows, 4 * c.batch_windows)
+    assert batch.scored == c.batch_tokens and batch.samples == range(
+        3 * c.batch_windows, 4 * c.batch_windows
+    )
     for row, name in enumerate(loader.names(list(batch.samples))):
         _, _, file, window = name.split(":")
-        whole = np.fromfile(Path(sources["python-stdlib"].folder) / file, dtype="<u2")[128:]  # 256 bytes of header
+        whole = np.fromfile(Path(sources["python-stdlib"].folder) / file, dtype="<u2")[
+            128:
+        ]  # 256 bytes of header
         begin = int(window.removeprefix("window ")) * c.seq_len
-        assert tokens[row].tolist() == whole[begin:begin + c.seq_len].tolist()
-        assert targets[row].tolist() == whole[begin + 1:begin + c.seq_len + 1].tolist()
+        assert tokens[row].tolist() == whole[begin : begin + c.seq_len].tolist()
+        assert targets[row].tolist() == whole[begin + 1 : begin + c.seq_len + 1].tolist()
 
 
 @pytest.mark.parametrize("doc_mask", [False, True])
-def test_a_blank_micro_batch_has_the_shape_of_all_and_reads_no_shard(opened, monkeypatch: pytest.MonkeyPatch,
-                                                                     doc_mask: bool) -> None:
+def test_a_blank_micro_batch_has_the_shape_of_all_and_reads_no_shard(
+    opened, monkeypatch: pytest.MonkeyPatch, doc_mask: bool
+) -> None:
     c, sources = opened
     loader = Loader(dataclasses.replace(c, doc_mask=doc_mask), sources, world(), END)
     real = loader.batch(0).micro_batches[0]
-    monkeypatch.setattr(type(sources["python-stdlib"]), "tokens", lambda *_: pytest.fail("a shard was read"))
+    monkeypatch.setattr(
+        type(sources["python-stdlib"]), "tokens", lambda *_: pytest.fail("a shard was read")
+    )
     blank = loader.blank()
-    assert [(part.shape, part.dtype, part.stride()) for part in blank] == \
-        [(part.shape, part.dtype, part.stride()) for part in real]
+    assert [(part.shape, part.dtype, part.stride()) for part in blank] == [
+        (part.shape, part.dtype, part.stride()) for part in real
+    ]
 
 
 @pytest.mark.parametrize(("size", "micro"), [(1, 16), (2, 4), (4, 1), (16, 4)])
-def test_all_ranks_together_read_the_same_batch_in_the_same_order(opened, size: int, micro: int) -> None:
+def test_all_ranks_together_read_the_same_batch_in_the_same_order(
+    opened, size: int, micro: int
+) -> None:
     c, sources = opened
     whole = torch.cat([t for t, _ in Loader(c, sources, world(), END).batch(5).micro_batches])
-    parts = [Loader(dataclasses.replace(c, micro_batch_size=micro), sources, world(rank, size), END).batch(5)
-             for rank in range(size)]
+    parts = [
+        Loader(
+            dataclasses.replace(c, micro_batch_size=micro), sources, world(rank, size), END
+        ).batch(5)
+        for rank in range(size)
+    ]
     assert torch.equal(whole, torch.cat([t for part in parts for t, _ in part.micro_batches]))
     assert all(part.scored == c.batch_tokens for part in parts)
-    assert {len(t) for part in parts for t, _ in part.micro_batches} == {min(micro, c.batch_windows // size)}
+    assert {len(t) for part in parts for t, _ in part.micro_batches} == {
+        min(micro, c.batch_windows // size)
+    }
 
 
-def test_all_sites_together_read_the_batch_once_and_a_gap_of_one_is_no_other_sites_turn(opened) -> None:
+def test_all_sites_together_read_the_batch_once_and_a_gap_of_one_is_no_other_sites_turn(
+    opened,
+) -> None:
     """Three sites, of which one has two processes a site; the second has passed over two steps at its third."""
     c, sources = opened
     c = dataclasses.replace(c, sync="diloco", sites=2, nodes=2, micro_batch_size=2)
@@ -80,11 +98,17 @@ def test_all_sites_together_read_the_batch_once_and_a_gap_of_one_is_no_other_sit
             loader = Loader(dataclasses.replace(c, node_rank=site), sources, world(rank, 2), END)
             for step in range(6 - 2 * bool(gaps)):
                 batch = loader.batch(step, gaps)
-                assert batch.scored == c.batch_tokens // 2 and len(batch.samples) == c.batch_windows // 4
+                assert (
+                    batch.scored == c.batch_tokens // 2
+                    and len(batch.samples) == c.batch_windows // 4
+                )
                 seen += batch.samples
     passed_over = {2, 3}
-    of_second = [step * c.batch_windows + c.batch_windows // 2 + i for step in passed_over
-                 for i in range(c.batch_windows // 2)]
+    of_second = [
+        step * c.batch_windows + c.batch_windows // 2 + i
+        for step in passed_over
+        for i in range(c.batch_windows // 2)
+    ]
     assert sorted(seen) == sorted(set(range(6 * c.batch_windows)) - set(of_second))
 
 
@@ -102,11 +126,15 @@ def test_a_gap_passes_samples_over_from_its_step_on(opened) -> None:
     gap = (Gap(step=4, windows=2 * c.batch_windows),)
     assert loader.batch(3, gap).samples == loader.batch(3).samples
     assert loader.batch(4, gap).samples == loader.batch(6).samples
-    assert torch.equal(loader.batch(4, gap).micro_batches[0][0], loader.batch(6).micro_batches[0][0])
+    assert torch.equal(
+        loader.batch(4, gap).micro_batches[0][0], loader.batch(6).micro_batches[0][0]
+    )
 
 
 @pytest.mark.parametrize(("size", "micro"), [(1, 16), (2, 4), (2, 3)])
-def test_bounds_are_those_of_the_documents_in_each_micro_batch(opened, size: int, micro: int) -> None:
+def test_bounds_are_those_of_the_documents_in_each_micro_batch(
+    opened, size: int, micro: int
+) -> None:
     c, sources = opened
     c = dataclasses.replace(c, doc_mask=True, micro_batch_size=micro)
     whole = Loader(dataclasses.replace(c, doc_mask=False), sources, world(), END).batch(2)
@@ -119,8 +147,8 @@ def test_bounds_are_those_of_the_documents_in_each_micro_batch(opened, size: int
             begins = [i for i, token in enumerate(flat) if token == often or i % c.seq_len == 0]
             inner += len(begins) - len(tokens)
             assert bounds.dtype == torch.int32
-            assert bounds[:len(begins)].tolist() == begins
-            assert len(bounds) > len(begins) and set(bounds[len(begins):].tolist()) == {len(flat)}
+            assert bounds[: len(begins)].tolist() == begins
+            assert len(bounds) > len(begins) and set(bounds[len(begins) :].tolist()) == {len(flat)}
     assert inner > 5  # documents that begin inside a window
 
 
@@ -131,8 +159,13 @@ SIZES = {"a": [40, 52, 33, 90, 41, 60, 70, 44], "b": [120, 48]}  # tokens of eac
 SHA = hashlib.sha256(b"a tokenizer").hexdigest()
 
 
-def two(folder: Path, made: int = 8, end: str | None = "all", partial: bool = False,
-        spoilt: int | None = None) -> tuple[Config, dict[str, ShardSet]]:
+def two(
+    folder: Path,
+    made: int = 8,
+    end: str | None = "all",
+    partial: bool = False,
+    spoilt: int | None = None,
+) -> tuple[Config, dict[str, ShardSet]]:
     """Sources a, of which so many shards are made, and b; batches are of 8 windows of 8 tokens. spoilt: a shard of a
     that has other tokens."""
     opened = {}
@@ -144,13 +177,27 @@ def two(folder: Path, made: int = 8, end: str | None = "all", partial: bool = Fa
             ids = (np.arange(size) * 7919 + 13 * k + (k == spoilt) * (name == "a")) % 500
             info = write_shard(folder / name / f"train_{k:05d}.bin", ids, 1, size, SHA, name, 500)
             seals.append(Seal((0, k), 1, {}, info, None))
-        (folder / name / "new").write_bytes(manifest_of(
-            seals, source=name, revision="r", key="r-i", tokenizer_sha256=SHA, shard_tokens=30,
-            end=end if name == "a" else "all"))
+        (folder / name / "new").write_bytes(
+            manifest_of(
+                seals,
+                source=name,
+                revision="r",
+                key="r-i",
+                tokenizer_sha256=SHA,
+                shard_tokens=30,
+                end=end if name == "a" else "all",
+            )
+        )
         (folder / name / "new").rename(folder / name / "manifest.json")
         opened[name] = ShardSet(folder / name, partial)
-    c = dataclasses.replace(Config(), data_mix="a:3,b:1", seq_len=T, batch_tokens=8 * T, micro_batch_size=8,
-                            group_shards=4)
+    c = dataclasses.replace(
+        Config(),
+        data_mix="a:3,b:1",
+        seq_len=T,
+        batch_tokens=8 * T,
+        micro_batch_size=8,
+        group_shards=4,
+    )
     return c, opened
 
 
@@ -163,7 +210,9 @@ def trained_samples(c: Config, step: int, gaps: tuple[Gap, ...]) -> list[int]:
 
 
 @pytest.mark.parametrize("gaps", GAPS)
-def test_shares_and_counts_are_those_of_the_samples_that_were_trained_on(tmp_path: Path, gaps: tuple[Gap, ...]) -> None:
+def test_shares_and_counts_are_those_of_the_samples_that_were_trained_on(
+    tmp_path: Path, gaps: tuple[Gap, ...]
+) -> None:
     c, sources = two(tmp_path)
     loader = Loader(c, sources, world(), END)
     windows = {name: sum((size - 1) // T for size in sizes) for name, sizes in SIZES.items()}
@@ -173,19 +222,32 @@ def test_shares_and_counts_are_those_of_the_samples_that_were_trained_on(tmp_pat
         seen = collections.Counter(names)
         assert loader.trained(step, gaps) == {name: seen[name] for name in SIZES}
         assert loader.shares(step, gaps) == {
-            name: {"tokens": seen[name] * T, "share": seen[name] / max(1, len(samples)),
-                   "epochs": seen[name] / windows[name]} for name in SIZES}
+            name: {
+                "tokens": seen[name] * T,
+                "share": seen[name] / max(1, len(samples)),
+                "epochs": seen[name] / windows[name],
+            }
+            for name in SIZES
+        }
         passed = range(sample_range(step, c.batch_windows, gaps=gaps).start)
-        past = collections.Counter(name.split(":")[0] for name in loader.names(passed)) if passed else {}
+        past = (
+            collections.Counter(name.split(":")[0] for name in loader.names(passed))
+            if passed
+            else {}
+        )
         assert loader.taken(step, gaps) == {name: past.get(name, 0) for name in SIZES}
         assert loader.groups(loader.taken(step, gaps)) == [
-            order.group_of(past.get(order.name, 0)) for order in loader.mixture.orders]
+            order.group_of(past.get(order.name, 0)) for order in loader.mixture.orders
+        ]
 
 
 def test_a_source_that_is_still_being_made_has_no_number_of_epochs(tmp_path: Path) -> None:
     c, sources = two(tmp_path, made=4, end=None, partial=True)
     shares = Loader(c, sources, world(), END).shares(1, ())
-    assert shares["a"] == {"tokens": 6 * T, "share": 0.75, "epochs": 0.0} and shares["b"]["epochs"] == 2 / 19
+    assert (
+        shares["a"] == {"tokens": 6 * T, "share": 0.75, "epochs": 0.0}
+        and shares["b"]["epochs"] == 2 / 19
+    )
 
 
 def test_batches_of_a_source_that_grows_are_those_of_the_finished_one(tmp_path: Path) -> None:
@@ -198,7 +260,9 @@ def test_batches_of_a_source_that_grows_are_those_of_the_finished_one(tmp_path: 
     for made, end in [*((k, None) for k in range(1, 9)), (8, "all")]:
         two(tmp_path / "growing", made, end, partial=True)
         while step < steps and not (lacking := loader.lacking(step, ())):
-            assert torch.equal(loader.batch(step).micro_batches[0][0], expected[step].micro_batches[0][0])
+            assert torch.equal(
+                loader.batch(step).micro_batches[0][0], expected[step].micro_batches[0][0]
+            )
             step += 1
         if step < steps:
             assert lacking == "a"
@@ -209,7 +273,9 @@ def test_batches_of_a_source_that_grows_are_those_of_the_finished_one(tmp_path: 
 
 
 @pytest.mark.parametrize("gaps", GAPS)
-def test_a_step_waits_for_deleted_shards_of_its_own_groups_only(tmp_path: Path, gaps: tuple[Gap, ...]) -> None:
+def test_a_step_waits_for_deleted_shards_of_its_own_groups_only(
+    tmp_path: Path, gaps: tuple[Gap, ...]
+) -> None:
     c, sources = two(tmp_path, partial=True)
     loader = Loader(c, sources, world(), END)
     groups = {"a": [[0], [1], [2, 3], [4, 5, 6, 7]], "b": [[0], [1]]}
@@ -218,15 +284,21 @@ def test_a_step_waits_for_deleted_shards_of_its_own_groups_only(tmp_path: Path, 
         content = path.read_bytes()
         path.unlink()
         for step in range(12):
-            files = {(at.split(":")[0], int(at.split(":")[2][6:11])) for at in
-                     loader.names(sample_range(step, c.batch_windows, gaps=gaps))}
-            needed = {(s, k) for s, shard in files for group in groups[s] if shard in group for k in group}
+            files = {
+                (at.split(":")[0], int(at.split(":")[2][6:11]))
+                for at in loader.names(sample_range(step, c.batch_windows, gaps=gaps))
+            }
+            needed = {
+                (s, k) for s, shard in files for group in groups[s] if shard in group for k in group
+            }
             assert loader.lacking(step, gaps) == (name if (name, gone) in needed else "")
         path.write_bytes(content)
         assert not any(loader.lacking(step, gaps) for step in range(12))
 
 
-def test_a_shard_that_is_missing_where_all_should_be_there_is_an_error_and_no_wait(tmp_path: Path) -> None:
+def test_a_shard_that_is_missing_where_all_should_be_there_is_an_error_and_no_wait(
+    tmp_path: Path,
+) -> None:
     c, sources = two(tmp_path)
     loader = Loader(c, sources, world(), END)
     (tmp_path / "a" / "train_00000.bin").unlink()
@@ -239,20 +311,33 @@ def test_what_was_opened_may_have_more_behind_it_and_may_not_have_changed(tmp_pa
     """Behind each step of a run of which the data grew, with each shard spoilt in turn."""
     group_end = {0: 0, 1: 1, 2: 2, 3: 4, 4: 4, 5: 8, 6: 8, 7: 8, 8: 8}
     states = [(1, None), (2, None), (4, None), (5, None), (8, "all")]
-    loaders = {(made, spoilt): Loader(*two(tmp_path / f"{made} {spoilt}", made, end, True, spoilt), world(), END)
-               for made, end in states for spoilt in (None, *range(made))}
+    loaders = {
+        (made, spoilt): Loader(
+            *two(tmp_path / f"{made} {spoilt}", made, end, True, spoilt), world(), END
+        )
+        for made, end in states
+        for spoilt in (None, *range(made))
+    }
     for made, _ in states:
         loader = loaders[made, None]
         steps = next((step for step in range(7) if loader.lacking(step, ())), 7)
         for step in range(steps + 1):
             opened = json.loads(json.dumps(loader.opened(step, ())))  # as a checkpoint keeps it
             names = loader.names(range(step * 8)) if step else []
-            last = max((int(name.split(":")[2][6:11]) + 1 for name in names if name.startswith("a:")), default=0)
+            last = max(
+                (int(name.split(":")[2][6:11]) + 1 for name in names if name.startswith("a:")),
+                default=0,
+            )
             assert opened["a"]["shards"] == group_end[last], (made, step)
             for (later, spoilt), other in loaders.items():
                 if later >= made:
                     spoils = spoilt is not None and spoilt < opened["a"]["shards"]
-                    assert other.differs(opened) == ("a" if spoils else ""), (made, step, later, spoilt)
+                    assert other.differs(opened) == ("a" if spoils else ""), (
+                        made,
+                        step,
+                        later,
+                        spoilt,
+                    )
 
 
 def test_a_group_is_open_from_its_first_window_on(tmp_path: Path) -> None:
@@ -270,13 +355,22 @@ def test_an_epoch_that_ended_holds_the_source_to_the_shards_that_it_had(tmp_path
     loader = Loader(c, sources, world(), END)
     windows = sum((size - 1) // T for size in SIZES["a"][:5])
     assert (loader.taken(4, ())["a"], loader.taken(5, ())["a"]) == (windows - 6, windows)
-    others = {made: Loader(*two(tmp_path / f"{made}", made, end), world(), END)
-              for made, end in ((4, "limit"), (5, "limit"), (6, "limit"), (8, "all"))}
-    for step, gaps, number, fits in ((4, (), 4, {4, 5, 6, 8}), (4, (Gap(4, 3),), 5, {5}), (5, (), 5, {5}),
-                                     (10, (), 5, {5})):
+    others = {
+        made: Loader(*two(tmp_path / f"{made}", made, end), world(), END)
+        for made, end in ((4, "limit"), (5, "limit"), (6, "limit"), (8, "all"))
+    }
+    for step, gaps, number, fits in (
+        (4, (), 4, {4, 5, 6, 8}),
+        (4, (Gap(4, 3),), 5, {5}),
+        (5, (), 5, {5}),
+        (10, (), 5, {5}),
+    ):
         opened = loader.opened(step, gaps)
         assert (opened["a"]["shards"], opened["a"]["round"]) == (number, step >= 5)
-        assert {made for made, other in others.items() if other.differs(opened) == ""} == fits, (step, gaps)
+        assert {made for made, other in others.items() if other.differs(opened) == ""} == fits, (
+            step,
+            gaps,
+        )
 
 
 def test_another_size_of_groups_is_no_fit_for_what_was_opened(tmp_path: Path) -> None:
@@ -290,8 +384,9 @@ def test_another_size_of_groups_is_no_fit_for_what_was_opened(tmp_path: Path) ->
     assert spans.differs(loader.opened(step, ())) == "a"  # of which there is less now
 
 
-def test_shards_of_the_open_and_the_next_group_are_hashed_ahead_and_no_others(tmp_path: Path,
-                                                                             monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shards_of_the_open_and_the_next_group_are_hashed_ahead_and_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("train.data.batch.LOOK_AHEAD", 8)
     c, sources = two(tmp_path)
     loader, groups = Loader(c, sources, world(), END), [[0], [1], [2, 3], [4, 5, 6, 7]]
@@ -299,8 +394,11 @@ def test_shards_of_the_open_and_the_next_group_are_hashed_ahead_and_no_others(tm
     for step in range(10):
         asked: set[int] = set()
         real = sources["a"].check_soon
-        monkeypatch.setattr(sources["a"], "check_soon", lambda split, k, real=real, asked=asked:
-                            (asked.add(k), real(split, k))[1])
+        monkeypatch.setattr(
+            sources["a"],
+            "check_soon",
+            lambda split, k, real=real, asked=asked: (asked.add(k), real(split, k))[1],
+        )
         loader.locate(step, loader.samples(step, ()), ())
         monkeypatch.undo()
         monkeypatch.setattr("train.data.batch.LOOK_AHEAD", 8)
@@ -310,16 +408,23 @@ def test_shards_of_the_open_and_the_next_group_are_hashed_ahead_and_no_others(tm
         assert {k for g in (group, group + 1) if g < 4 for k in groups[g]} <= asked <= allowed
 
 
-def test_a_flipped_bit_in_the_next_group_is_named_no_later_than_it_is_read(tmp_path: Path,
-                                                                          monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_flipped_bit_in_the_next_group_is_named_no_later_than_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("train.data.batch.LOOK_AHEAD", 8)
     c, sources = two(tmp_path)
     path = tmp_path / "a" / "train_00003.bin"
     content = path.read_bytes()
     path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     loader = Loader(c, sources, world(), END)
-    first = next(s for s in range(20) if any(":train_00003.bin:" in name and name.startswith("a:") for name in
-                                             loader.names(loader.samples(s, ()))))
+    first = next(
+        s
+        for s in range(20)
+        if any(
+            ":train_00003.bin:" in name and name.startswith("a:")
+            for name in loader.names(loader.samples(s, ()))
+        )
+    )
     for step in range(first):
         loader.batch(step)
     with pytest.raises(DataError, match=rf"{path}: damaged"):

@@ -10,13 +10,24 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from train.data.mixture import Gap, Mixture, NotSealed, SourceOrder, group_ends, key_of, permute, sample_range, with_gap
+from train.data.mixture import (
+    Gap,
+    Mixture,
+    NotSealed,
+    SourceOrder,
+    group_ends,
+    key_of,
+    permute,
+    sample_range,
+    with_gap,
+)
 
 M64 = 2**64 - 1
 Sample = tuple[int, int, int, int]  # source, epoch, shard, window
 
 
 # ---- The order, once more
+
 
 def mix(x: int) -> int:
     x = (x + 0x9E3779B97F4A7C15) & M64
@@ -58,9 +69,20 @@ def groups_of(shards: int, group_shards: int) -> list[range]:
 class Reference:
     """The documented order: blocks with exact shares, epochs of each source, groups of shards in sequence."""
 
-    def __init__(self, sources: dict[str, Sequence[int]], weights: dict[str, int], seed: int, group_shards: int):
+    def __init__(
+        self,
+        sources: dict[str, Sequence[int]],
+        weights: dict[str, int],
+        seed: int,
+        group_shards: int,
+    ):
         divisor = math.gcd(*weights.values())
-        self.names, self.sources, self.seed, self.group_shards = list(sources), sources, seed, group_shards
+        self.names, self.sources, self.seed, self.group_shards = (
+            list(sources),
+            sources,
+            seed,
+            group_shards,
+        )
         self.weights = [weights[name] // divisor for name in self.names]
         self.slots = [s for s, weight in enumerate(self.weights) for _ in range(weight)]
 
@@ -95,10 +117,19 @@ def mixture(seed: int = 7, group_shards: int = 2) -> Mixture:
 
 def located(m: Mixture, samples: Sequence[int] | range) -> list[Sample]:
     at = m.locate(np.asarray(samples, dtype=np.int64))
-    return list(zip(at.source.tolist(), at.epoch.tolist(), at.shard.tolist(), at.window.tolist(), strict=True))
+    return list(
+        zip(
+            at.source.tolist(),
+            at.epoch.tolist(),
+            at.shard.tolist(),
+            at.window.tolist(),
+            strict=True,
+        )
+    )
 
 
 # ---- The permutation
+
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 31, 32, 33, 100, 1000, 4097])
 def test_a_permutation_reaches_every_place_once(n: int) -> None:
@@ -123,6 +154,7 @@ def test_two_keys_give_two_permutations_that_look_shuffled() -> None:
 
 # ---- The order
 
+
 def test_the_order_equals_the_one_worked_out_sample_by_sample() -> None:
     for seed, group_shards in ((7, 2), (1337, 1), (0, 8)):
         reference = Reference(WINDOWS, WEIGHTS, seed, group_shards)
@@ -133,11 +165,33 @@ def test_the_order_equals_the_one_worked_out_sample_by_sample() -> None:
 def test_the_order_is_frozen() -> None:
     """Numbers written down when groups became 1, 1, 2, 4: no version of numpy, Python or of this may change them."""
     assert located(mixture(), range(6)) == [
-        (0, 0, 0, 21), (1, 0, 0, 82), (0, 0, 0, 323), (0, 0, 0, 203), (1, 0, 0, 114), (0, 0, 0, 274)]
+        (0, 0, 0, 21),
+        (1, 0, 0, 82),
+        (0, 0, 0, 323),
+        (0, 0, 0, 203),
+        (1, 0, 0, 114),
+        (0, 0, 0, 274),
+    ]
     assert located(mixture(), range(10**9, 10**9 + 6)) == [
-        (0, 556506, 2, 140), (1, 678642, 2, 81), (0, 556506, 2, 194), (0, 556506, 2, 184), (0, 556506, 2, 153),
-        (0, 556506, 2, 246)]
-    assert permute(np.arange(10), 10, key_of("frozen", 1)).tolist() == [5, 1, 8, 4, 3, 0, 9, 7, 2, 6]
+        (0, 556506, 2, 140),
+        (1, 678642, 2, 81),
+        (0, 556506, 2, 194),
+        (0, 556506, 2, 184),
+        (0, 556506, 2, 153),
+        (0, 556506, 2, 246),
+    ]
+    assert permute(np.arange(10), 10, key_of("frozen", 1)).tolist() == [
+        5,
+        1,
+        8,
+        4,
+        3,
+        0,
+        9,
+        7,
+        2,
+        6,
+    ]
     assert mixture().fingerprint == "2f05ca8b44e32c3a"
 
 
@@ -159,8 +213,11 @@ def test_one_order_whatever_the_ranks_and_their_changes() -> None:
 
 def test_replicas_with_ranks_take_what_as_many_ranks_of_one_replica_take() -> None:
     for step in (0, 1, 17):
-        parts = [sample_range(step, 48, replica=replica, replicas=4, rank=rank, ranks=2)
-                 for replica in range(4) for rank in range(2)]
+        parts = [
+            sample_range(step, 48, replica=replica, replicas=4, rank=rank, ranks=2)
+            for replica in range(4)
+            for rank in range(2)
+        ]
         assert parts == [sample_range(step, 48, rank=rank, ranks=8) for rank in range(8)]
         assert list(itertools.chain(*parts)) == list(range(48 * step, 48 * step + 48))
 
@@ -186,7 +243,9 @@ def test_weights_count_by_their_ratio() -> None:
 def test_each_window_comes_once_an_epoch() -> None:
     samples = located(mixture(), range(6000))
     for s, name in enumerate(WINDOWS):
-        everything = {(shard, window) for shard, n in enumerate(WINDOWS[name]) for window in range(n)}
+        everything = {
+            (shard, window) for shard, n in enumerate(WINDOWS[name]) for window in range(n)
+        }
         mine = [(epoch, (shard, window)) for source, epoch, shard, window in samples if source == s]
         epochs = [epoch for epoch, _ in mine]
         assert epochs == sorted(epochs)
@@ -203,7 +262,13 @@ def test_groups_of_shards_follow_one_another_and_are_shuffled_within() -> None:
     order = [(shard, window) for _, _, shard, window in located(m, range(2 * 185))]
     for epoch in (order[:185], order[185:]):
         parts = epoch[:15], epoch[15:35], epoch[35:105], epoch[105:175], epoch[175:]
-        assert [sorted({shard for shard, _ in part}) for part in parts] == [[0], [1], [2, 3], [4, 5], [6]]
+        assert [sorted({shard for shard, _ in part}) for part in parts] == [
+            [0],
+            [1],
+            [2, 3],
+            [4, 5],
+            [6],
+        ]
         changes = sum(a != b for (a, _), (b, _) in itertools.pairwise(parts[2]))
         assert changes > 20  # two shards after one another would have one
     assert order[:185] != order[185:]
@@ -211,20 +276,28 @@ def test_groups_of_shards_follow_one_another_and_are_shuffled_within() -> None:
 
 def test_epochs_seeds_and_sources_have_orders_of_their_own() -> None:
     def order(seed: int, name: str, epoch: int) -> list[Sample]:
-        return [(0, 0, *place[2:]) for place in
-                located(Mixture({name: [500]}, {name: 1}, seed, 8), range(500 * epoch, 500 * epoch + 500))]
+        return [
+            (0, 0, *place[2:])
+            for place in located(
+                Mixture({name: [500]}, {name: 1}, seed, 8), range(500 * epoch, 500 * epoch + 500)
+            )
+        ]
 
     orders = [order(*what) for what in itertools.product((1, 2), ("a", "b"), (0, 1))]
     for one, other in itertools.combinations(orders, 2):
         assert sorted(one) == sorted(other)
-        assert sum(x == y for x, y in zip(one, other, strict=True)) < 10  # one is expected by chance
+        assert (
+            sum(x == y for x, y in zip(one, other, strict=True)) < 10
+        )  # one is expected by chance
 
 
 def test_gaps_pass_over_windows_from_their_step_on() -> None:
     gaps = (Gap(step=2, windows=48), Gap(step=2, windows=1), Gap(step=4, windows=10))
     starts = [sample_range(step, 48, gaps=gaps).start for step in range(6)]
     assert starts == [0, 48, 96 + 49, 144 + 49, 192 + 59, 240 + 59]
-    assert [sample_range(3, 48, rank=1, ranks=2, gaps=gaps)] == [range(144 + 49 + 24, 144 + 49 + 48)]
+    assert [sample_range(3, 48, rank=1, ranks=2, gaps=gaps)] == [
+        range(144 + 49 + 24, 144 + 49 + 48)
+    ]
 
 
 def test_position_is_one_integer_however_large() -> None:
@@ -237,10 +310,13 @@ def test_position_is_one_integer_however_large() -> None:
     assert peak < 4e6  # bytes
     assert len(set(samples)) == 1000
     assert collections.Counter(source for source, *_ in samples) == {0: 750, 1: 250}
-    assert {epoch for source, epoch, *_ in samples if source == 1} == {25_000}  # 10^12 / 4 windows of 10^7 an epoch
+    assert {epoch for source, epoch, *_ in samples if source == 1} == {
+        25_000
+    }  # 10^12 / 4 windows of 10^7 an epoch
 
 
 # ---- What cannot be a mixture, and what tells two apart
+
 
 def test_a_source_without_a_window_is_refused_by_name() -> None:
     for shards in ([], [0], [0, 0]):
@@ -250,25 +326,47 @@ def test_a_source_without_a_window_is_refused_by_name() -> None:
 
 def test_the_fingerprint_tells_apart_all_that_changes_the_order_and_shards_do_not() -> None:
     """They may be still to come."""
-    made = [Mixture(WINDOWS, WEIGHTS, 7, 2), Mixture(WINDOWS, WEIGHTS, 8, 2), Mixture(WINDOWS, WEIGHTS, 7, 3),
-            Mixture(WINDOWS, WEIGHTS | {"exams": 2}, 7, 2), Mixture(dict(reversed(WINDOWS.items())), WEIGHTS, 7, 2),
-            Mixture({f"{name}s": n for name, n in WINDOWS.items()}, {f"{n}s": w for n, w in WEIGHTS.items()}, 7, 2)]
+    made = [
+        Mixture(WINDOWS, WEIGHTS, 7, 2),
+        Mixture(WINDOWS, WEIGHTS, 8, 2),
+        Mixture(WINDOWS, WEIGHTS, 7, 3),
+        Mixture(WINDOWS, WEIGHTS | {"exams": 2}, 7, 2),
+        Mixture(dict(reversed(WINDOWS.items())), WEIGHTS, 7, 2),
+        Mixture(
+            {f"{name}s": n for name, n in WINDOWS.items()},
+            {f"{n}s": w for n, w in WEIGHTS.items()},
+            7,
+            2,
+        ),
+    ]
     assert len({m.fingerprint for m in made}) == len(made)
-    for other in (Mixture(WINDOWS | {"exams": [5, 7]}, WEIGHTS, 7, 2), Mixture(WINDOWS, WEIGHTS, 7, 2, ["web"])):
+    for other in (
+        Mixture(WINDOWS | {"exams": [5, 7]}, WEIGHTS, 7, 2),
+        Mixture(WINDOWS, WEIGHTS, 7, 2, ["web"]),
+    ):
         assert other.fingerprint == made[0].fingerprint
 
 
 # ---- Exact shares, far out and whatever the ranks
 
+
 @pytest.mark.parametrize("begin", [0, 10**10, 10**10 + 700, 10**12])
-def test_every_hundred_have_the_exact_shares_however_far_out_and_whatever_the_ranks(begin: int) -> None:
+def test_every_hundred_have_the_exact_shares_however_far_out_and_whatever_the_ranks(
+    begin: int,
+) -> None:
     m, batch, steps = mixture(), 400, 3
     assert begin % 100 == 0
     for ranks in (1, 5, 16, 400):
-        rows = [m.locate(np.arange(part.start, part.stop) + begin) for step in range(steps) for rank in range(ranks)
-                if (part := sample_range(step, batch, rank=rank, ranks=ranks))]
+        rows = [
+            m.locate(np.arange(part.start, part.stop) + begin)
+            for step in range(steps)
+            for rank in range(ranks)
+            if (part := sample_range(step, batch, rank=rank, ranks=ranks))
+        ]
         source = np.concatenate([at.source for at in rows])
-        assert {tuple(np.bincount(block, minlength=3)) for block in source.reshape(-1, 100)} == {(65, 34, 1)}
+        assert {tuple(np.bincount(block, minlength=3)) for block in source.reshape(-1, 100)} == {
+            (65, 34, 1)
+        }
 
 
 def test_counts_are_those_of_the_samples_one_by_one() -> None:
@@ -280,11 +378,13 @@ def test_counts_are_those_of_the_samples_one_by_one() -> None:
         seen[reference[i][0]] += 1
     far = 10**10
     assert m.counts(far) == [far // 100 * weight for weight in (65, 34, 1)]
-    assert m.counts(far + 57) == [n + [reference[far + i][0] for i in range(57)].count(s)
-                                  for s, n in enumerate(m.counts(far))]
+    assert m.counts(far + 57) == [
+        n + [reference[far + i][0] for i in range(57)].count(s) for s, n in enumerate(m.counts(far))
+    ]
 
 
 # ---- Groups, and sources that are still being made
+
 
 def test_groups_have_one_one_two_four_and_then_as_many_shards_as_asked_for() -> None:
     assert group_ends(40, 8, ended=True) == [1, 2, 4, 8, 16, 24, 32, 40]
@@ -295,8 +395,11 @@ def test_groups_have_one_one_two_four_and_then_as_many_shards_as_asked_for() -> 
     for group_shards, shards in itertools.product((1, 2, 3, 5, 8), range(60)):
         groups = groups_of(shards, group_shards)
         assert group_ends(shards, group_shards, ended=True) == [group.stop for group in groups]
-        whole = [group.stop for group, more in zip(groups, groups_of(shards + 100, group_shards), strict=False)
-                 if group == more]
+        whole = [
+            group.stop
+            for group, more in zip(groups, groups_of(shards + 100, group_shards), strict=False)
+            if group == more
+        ]
         assert group_ends(shards, group_shards, ended=False) == whole
 
 
@@ -304,15 +407,19 @@ SIZES = [7, 0, 5, 9, 3, 0, 8, 6, 4, 11, 2, 5]  # windows of the shards of a sour
 
 
 @pytest.mark.parametrize("group_shards", [1, 2, 4, 8])
-def test_the_order_of_a_source_that_grows_is_at_every_moment_that_of_the_finished_one(group_shards: int) -> None:
+def test_the_order_of_a_source_that_grows_is_at_every_moment_that_of_the_finished_one(
+    group_shards: int,
+) -> None:
     finished = Mixture({"a": SIZES, "b": [40]}, {"a": 2, "b": 1}, 7, group_shards)
     growing = Mixture({"a": [], "b": [40]}, {"a": 2, "b": 1}, 7, group_shards, growing=["a"])
     handed_out = []
     for made in range(len(SIZES) + 1):
         growing.grow("a", SIZES[:made], ended=False)
         whole = [group for group in groups_of(len(SIZES) + 100, group_shards) if group.stop <= made]
-        windows = sum(SIZES[:whole[-1].stop]) if whole else 0
-        there = next(i for i in itertools.count() if finished.counts(i + 1)[0] > windows)  # samples before one too far
+        windows = sum(SIZES[: whole[-1].stop]) if whole else 0
+        there = next(
+            i for i in itertools.count() if finished.counts(i + 1)[0] > windows
+        )  # samples before one too far
         assert located(growing, range(there)) == located(finished, range(there))
         assert growing.lacking(there) == "" and growing.lacking(there + 1) == "a"
         for samples in (range(there + 1), range(there, there + 1), range(10**6, 10**6 + 100)):
@@ -353,12 +460,15 @@ def test_groups_of_a_stretch_and_their_shards_are_those_of_its_samples(group_sha
 
 
 def test_the_group_of_a_sample_that_is_not_made_yet_is_the_next_to_be_made() -> None:
-    order = SourceOrder("a", [5, 6, 7], 8, 7, ended=False)  # whole are those of shard 0 and of shard 1
+    order = SourceOrder(
+        "a", [5, 6, 7], 8, 7, ended=False
+    )  # whole are those of shard 0 and of shard 1
     assert [order.group_of(i) for i in (0, 4, 5, 10, 11, 17, 100)] == [0, 0, 1, 1, 2, 2, 2]
     assert order.groups(3, 7) == [0, 1]
 
 
 # ---- Gaps
+
 
 def test_a_run_that_goes_back_passes_over_all_from_there_on() -> None:
     gaps: tuple[Gap, ...] = ()

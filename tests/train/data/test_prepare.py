@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from train.data import shard_writer, prepare
 from settings.config import Config
-from train.data.sources import pin
-from train.data.sources.source import is_validation
+from train.data import prepare, shard_writer
 from train.data.manifest import DataError
 from train.data.shards import ShardSet
+from train.data.sources import pin
+from train.data.sources.source import is_validation
 
 EMPTY = (5, 41)  # numbers of the documents without text
 
@@ -37,13 +37,18 @@ def documents(count: int = 60, seed: int = 11) -> list[Paper]:
 
 
 def lines(papers: list[Paper]) -> str:
-    return "".join(json.dumps({"id": paper.name, "text": paper.text or None}) + "\n" for paper in papers)
+    return "".join(
+        json.dumps({"id": paper.name, "text": paper.text or None}) + "\n" for paper in papers
+    )
 
 
 def declare(c: Config, name: str, **keys: Any) -> None:
     """Write sources/NAME.toml."""
     Path(c.sources_dir).mkdir(exist_ok=True)
-    text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in ({"validation_fraction": 0.2} | keys).items())
+    text = "".join(
+        f"{key} = {json.dumps(value)}\n"
+        for key, value in ({"validation_fraction": 0.2} | keys).items()
+    )
     (Path(c.sources_dir) / f"{name}.toml").write_text(text)
 
 
@@ -59,9 +64,19 @@ def declare_papers(c: Config, name: str, seed: int = 11, **keys: Any) -> None:
 @pytest.fixture
 def config(tmp_path: Path) -> Config:
     """A mixture of one local source; shards are of about 1,000 tokens of its 6,400."""
-    c = dataclasses.replace(Config(), data_mix="papers:1", data_dir=str(tmp_path / "data"), vocab_size=300,
-                            shard_tokens=1000, sources_dir=str(tmp_path / "sources"), seq_len=32, batch_tokens=512,
-                            micro_batch_size=4, train_tokens=10240, warmup_tokens=1024).derived()
+    c = dataclasses.replace(
+        Config(),
+        data_mix="papers:1",
+        data_dir=str(tmp_path / "data"),
+        vocab_size=300,
+        shard_tokens=1000,
+        sources_dir=str(tmp_path / "sources"),
+        seq_len=32,
+        batch_tokens=512,
+        micro_batch_size=4,
+        train_tokens=10240,
+        warmup_tokens=1024,
+    ).derived()
     declare_papers(c, "papers", prompt="the")
     return c
 
@@ -86,9 +101,13 @@ def declare_hub(c: Config, name: str, seed: int = 12) -> None:
 def web(config: Config) -> Config:
     """Of papers and of a source on the hub, with a tokenizer that is there."""
     prepare.prepare(config)
-    path = next(Path(config.data_dir).rglob("tokenizer.json")).rename(Path(config.sources_dir) / "tokenizer.json")
+    path = next(Path(config.data_dir).rglob("tokenizer.json")).rename(
+        Path(config.sources_dir) / "tokenizer.json"
+    )
     shutil.rmtree(config.data_dir)
-    c = dataclasses.replace(config, data_mix="web:3,papers:1", tokenizer=str(path), train_tokens=4000)
+    c = dataclasses.replace(
+        config, data_mix="web:3,papers:1", tokenizer=str(path), train_tokens=4000
+    )
     declare_hub(c, "web")
     return c
 
@@ -112,14 +131,25 @@ def stored_texts(c: Config, split: str, name: str = "papers") -> list[str]:
         ids = shards.tokens(split, k).tolist()
         assert ids[0] == v.end_of_text
         ends = [i for i, token in enumerate(ids) if token == v.end_of_text] + [len(ids)]
-        texts += [v.decode(ids[a + 1:b]) for a, b in itertools.pairwise(ends)]
+        texts += [v.decode(ids[a + 1 : b]) for a, b in itertools.pairwise(ends)]
     return texts
 
 
 def settings(monkeypatch: pytest.MonkeyPatch, c: Config) -> None:
     """The same in the environment."""
-    for name in ("DATA_MIX", "DATA_DIR", "VOCAB_SIZE", "SOURCES_DIR", "SHARD_TOKENS", "TOKENIZER", "TRAIN_TOKENS",
-                 "WARMUP_TOKENS", "SEQ_LEN", "BATCH_TOKENS", "MICRO_BATCH_SIZE"):
+    for name in (
+        "DATA_MIX",
+        "DATA_DIR",
+        "VOCAB_SIZE",
+        "SOURCES_DIR",
+        "SHARD_TOKENS",
+        "TOKENIZER",
+        "TRAIN_TOKENS",
+        "WARMUP_TOKENS",
+        "SEQ_LEN",
+        "BATCH_TOKENS",
+        "MICRO_BATCH_SIZE",
+    ):
         monkeypatch.setenv(name, str(getattr(c, name.lower())))
 
 
@@ -132,27 +162,37 @@ def test_a_mixture_is_prepared_by_source_with_one_tokenizer(config: Config) -> N
     assert v.size == 300
     for name, seed in (("papers", 11), ("notes", 13)):
         source, shards = prepare.source_of(c, name), opened(c, name)
-        assert shards.folder == Path(c.data_dir) / name / prepare.pinned_of(c, name).key / v.sha256[:12]
+        assert (
+            shards.folder
+            == Path(c.data_dir) / name / prepare.pinned_of(c, name).key / v.sha256[:12]
+        )
         for split in ("train", "validation"):
-            expected = [d.text for d in documents(seed=seed)
-                        if d.text and is_validation(source, d.name) == (split == "validation")]
+            expected = [
+                d.text
+                for d in documents(seed=seed)
+                if d.text and is_validation(source, d.name) == (split == "validation")
+            ]
             assert len(expected) > 5 and stored_texts(c, split, name) == expected
 
 
 @pytest.mark.fault(28)
 def test_the_manifest_counts_documents_and_those_without_text_and_the_end_says_so(
-        config: Config, caplog: pytest.LogCaptureFixture) -> None:
+    config: Config, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
     prepare.prepare(config)
     manifest = opened(config).manifest
     assert (manifest["source"], manifest["end"]) == ("papers", "all")
     assert manifest["documents"] == 60 - len(EMPTY) and manifest["dropped"] == {"null": len(EMPTY)}
-    assert any(f"source papers: {60 - len(EMPTY)} documents" in said and "rows dropped: 2 null" in said
-               for said in caplog.messages)
+    assert any(
+        f"source papers: {60 - len(EMPTY)} documents" in said and "rows dropped: 2 null" in said
+        for said in caplog.messages
+    )
     papers = Path(config.sources_dir).parent / "papers"
     assert [said for said in caplog.messages if said.startswith("  dropped:")] == [
         f"  dropped: {papers}/a.jsonl, row 5: column 'text' is null",
-        f"  dropped: {papers}/b.jsonl, row 6: column 'text' is null"]
+        f"  dropped: {papers}/b.jsonl, row 6: column 'text' is null",
+    ]
 
 
 def test_the_limit_of_a_source_is_its_share(tmp_path: Path) -> None:
@@ -160,7 +200,10 @@ def test_the_limit_of_a_source_is_its_share(tmp_path: Path) -> None:
 
     def limits(**changes: int) -> list[float]:
         changed = dataclasses.replace(c, **changes)
-        return [prepare.token_limit(changed, prepare.source_of(changed, name)) for name in changed.mixture]
+        return [
+            prepare.token_limit(changed, prepare.source_of(changed, name))
+            for name in changed.mixture
+        ]
 
     assert limits() == [667, math.inf]  # of TRAIN_TOKENS on the hub; what is here is taken whole
     assert limits(data_tokens=50) == [34, 17]
@@ -184,9 +227,14 @@ def test_data_tokens_bounds_each_source_by_its_share_and_may_be_raised(config: C
         c = dataclasses.replace(c, data_tokens=total)
         prepare.prepare(c)
         for name, share in (("papers", 0.75), ("notes", 0.25)):
-            assert share * total <= opened(c, name).total("train", "tokens") < share * total + longest
+            assert (
+                share * total <= opened(c, name).total("train", "tokens") < share * total + longest
+            )
     more = dataclasses.replace(c, data_tokens=6000)
-    with pytest.raises(DataError, match=r"papers/.*: holds \d+ training tokens and 4500 are asked for; run: make data"):
+    with pytest.raises(
+        DataError,
+        match=r"papers/.*: holds \d+ training tokens and 4500 are asked for; run: make data",
+    ):
         opened(more)
     prepare.prepare(dataclasses.replace(c, data_tokens=None))
     once = dataclasses.replace(c, data_tokens=None, data_dir=c.data_dir + "_once")
@@ -201,17 +249,27 @@ def test_what_is_there_is_left_alone(config: Config, monkeypatch: pytest.MonkeyP
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("nothing was to be made")
 
-    for module, name in ((shard_writer, "write_shard"), (shard_writer, "write_whole"), (prepare, "train_tokenizer"),
-                         (pin, "write_whole"), (shard_writer, "documents"), (prepare, "documents"), (pin, "digest_of")):
+    for module, name in (
+        (shard_writer, "write_shard"),
+        (shard_writer, "write_whole"),
+        (prepare, "train_tokenizer"),
+        (pin, "write_whole"),
+        (shard_writer, "documents"),
+        (prepare, "documents"),
+        (pin, "digest_of"),
+    ):
         monkeypatch.setattr(module, name, refuse)
     prepare.prepare(config)
     prepare.prepare(config, whole=True)
     assert content(config) == before
 
 
-def test_the_tokenizer_sees_training_text_only_by_weight(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    (Path(config.sources_dir).parent / "x.jsonl").write_text("".join(
-        json.dumps({"id": f"f{i}", "text": "x" * 100}) + "\n" for i in range(1000)))
+def test_the_tokenizer_sees_training_text_only_by_weight(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (Path(config.sources_dir).parent / "x.jsonl").write_text(
+        "".join(json.dumps({"id": f"f{i}", "text": "x" * 100}) + "\n" for i in range(1000))
+    )
     declare(config, "long", files=[str(Path(config.sources_dir).parent / "x.jsonl")])
     monkeypatch.setattr(prepare, "TOKENIZER_TEXT_BYTES", 8000)
     c = dataclasses.replace(config, data_mix="papers:1,long:3")
@@ -221,13 +279,19 @@ def test_the_tokenizer_sees_training_text_only_by_weight(config: Config, monkeyp
     source = prepare.source_of(c, "papers")
     train = [d.text for d in documents() if d.text and not is_validation(source, d.name)]
     papers = [text for text in texts if "x" not in text]
-    assert papers == train[:len(papers)]
-    assert sum(map(len, papers[:-1])) < 2000 <= sum(map(len, papers))  # the document that reaches the share is whole
-    assert texts[len(papers):] == ["x" * 100] * 60
+    assert papers == train[: len(papers)]
+    assert (
+        sum(map(len, papers[:-1])) < 2000 <= sum(map(len, papers))
+    )  # the document that reaches the share is whole
+    assert texts[len(papers) :] == ["x" * 100] * 60
 
 
-@pytest.mark.parametrize(("name", "command"), [("gzip -9", ["gzip", "-9", "-n"]), ("xz -9", ["xz", "-9"])])
-def test_bits_per_byte_of_a_compressor_are_those_of_its_command(config: Config, name: str, command: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("name", "command"), [("gzip -9", ["gzip", "-9", "-n"]), ("xz -9", ["xz", "-9"])]
+)
+def test_bits_per_byte_of_a_compressor_are_those_of_its_command(
+    config: Config, name: str, command: list[str]
+) -> None:
     if not shutil.which(command[0]):
         pytest.skip(f"no {command[0]} on this machine")
     path = Path(config.sources_dir).parent / "many.jsonl"

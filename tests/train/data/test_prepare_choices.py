@@ -8,21 +8,24 @@ from typing import Any
 
 import pytest
 
+from settings.config import Config
 from tests.train.data.test_prepare import config, opened, settings, web
 from train.data import prepare
-from settings.config import Config
-from train.data.sources import pin
 from train.data.manifest import DataError
+from train.data.sources import pin
 
 __all__ = ["config", "web"]  # fixtures
 
 
 # ---- What is made, and what streams
 
+
 def streams(c: Config) -> dict[str, bool]:
     """By DATA_STREAM."""
-    return {how: prepare.streams(dataclasses.replace(c, data_stream=how), prepare.vocabulary(c))
-            for how in ("auto", "0", "1")}
+    return {
+        how: prepare.streams(dataclasses.replace(c, data_stream=how), prepare.vocabulary(c))
+        for how in ("auto", "0", "1")
+    }
 
 
 def finished(c: Config) -> dict[str, bool]:
@@ -44,23 +47,30 @@ def test_what_is_on_the_hub_and_has_no_shards_streams(web: Config) -> None:
     assert streams(web) == {"auto": False, "0": False, "1": False}
 
 
-def test_other_nodes_than_the_first_make_nothing_and_ask_no_hub(web: Config, monkeypatch: pytest.MonkeyPatch,
-                                                                tmp_path: Path) -> None:
+def test_other_nodes_than_the_first_make_nothing_and_ask_no_hub(
+    web: Config, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     def asked(*_: Any, **__: Any) -> None:
         raise AssertionError("a node that is not the first")
 
-    other = dataclasses.replace(web, nodes=2, node_rank=1, master_addr="a", data_dir=str(tmp_path / "other"))
+    other = dataclasses.replace(
+        web, nodes=2, node_rank=1, master_addr="a", data_dir=str(tmp_path / "other")
+    )
     for name in ("pin", "vocabulary", "make_source", "source_of"):
         monkeypatch.setattr(prepare, name, asked)
     for whole in (False, True):
         prepare.prepare(other, whole=whole)
-    assert [path.name for path in (tmp_path / "other").rglob("*") if path.is_file()] == 3 * [".lock"]
+    assert [path.name for path in (tmp_path / "other").rglob("*") if path.is_file()] == 3 * [
+        ".lock"
+    ]
     (tmp_path / "file").touch()
     with pytest.raises(DataError, match="DATA_DIR"):
         prepare.prepare(dataclasses.replace(other, data_dir=str(tmp_path / "file")))
 
 
-def test_a_source_is_finished_when_its_limit_is_reached_and_every_file_is_there(web: Config) -> None:
+def test_a_source_is_finished_when_its_limit_is_reached_and_every_file_is_there(
+    web: Config,
+) -> None:
     prepare.prepare(web, whole=True)
     folder = opened(web, "web").folder
     assert finished(dataclasses.replace(web, train_tokens=3900))["web"]
@@ -81,13 +91,19 @@ def test_a_source_is_finished_when_its_limit_is_reached_and_every_file_is_there(
 
 
 @pytest.mark.parametrize(("argv", "made"), [([], set()), (["data"], {"web", "papers"})])
-def test_make_train_leaves_to_the_stream_what_make_data_makes(web: Config, monkeypatch: pytest.MonkeyPatch,
-                                                              caplog: pytest.LogCaptureFixture, argv: list[str],
-                                                              made: set[str]) -> None:
+def test_make_train_leaves_to_the_stream_what_make_data_makes(
+    web: Config,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    argv: list[str],
+    made: set[str],
+) -> None:
     settings(monkeypatch, web)
     caplog.set_level(logging.INFO)
     assert prepare.main(argv) == 0
-    assert {path.parent.parent.parent.name for path in Path(web.data_dir).rglob("train_*.bin")} == made
+    assert {
+        path.parent.parent.parent.name for path in Path(web.data_dir).rglob("train_*.bin")
+    } == made
     said = "data: web, papers will be streamed while the run trains; make data prepares all of it beforehand"
     assert (said in caplog.messages) is not made
 
@@ -100,7 +116,9 @@ def test_a_run_that_streams_has_not_begun_until_each_source_has_both_splits(web:
     sealed = []
     for seal in maker.make(3000):
         sealed.append(seal)
-        both = all(any(getattr(seal, split) for seal in sealed) for split in ("train", "validation"))
+        both = all(
+            any(getattr(seal, split) for seal in sealed) for split in ("train", "validation")
+        )
         assert prepare.not_begun(web, v, {}) == ("papers" if both else "web")
     assert len(sealed) > 2
     prepare.prepare(dataclasses.replace(web, data_mix="papers:1"))
@@ -109,10 +127,13 @@ def test_a_run_that_streams_has_not_begun_until_each_source_has_both_splits(web:
 
 # ---- Repetition
 
+
 def shards_of(tokens: int, shard_tokens: int = 100_000_000, ended: bool = True) -> Any:
     """As much of a ShardSet as is asked for its size."""
     sizes = [shard_tokens] * (tokens // shard_tokens) + [tokens % shard_tokens]
-    return SimpleNamespace(ended=ended, windows=lambda split, seq_len: [max(0, n - 1) // seq_len for n in sizes])
+    return SimpleNamespace(
+        ended=ended, windows=lambda split, seq_len: [max(0, n - 1) // seq_len for n in sizes]
+    )
 
 
 def refusal(c: Config, sources: dict[str, Any]) -> str:
@@ -123,27 +144,44 @@ def refusal(c: Config, sources: dict[str, Any]) -> str:
     return ""
 
 
-@pytest.mark.parametrize(("epochs", "outcome"), [(3.9, ""), (4.1, "warned"), (15.9, "warned"), (16.1, "refused")])
-def test_text_that_is_repeated_often_is_warned_of_and_then_refused(caplog: pytest.LogCaptureFixture, epochs: float,
-                                                                   outcome: str) -> None:
-    c = dataclasses.replace(Config(), data_mix="notes:1,papers:3", seq_len=100, batch_tokens=1000,
-                            train_tokens=4_000_000)
+@pytest.mark.parametrize(
+    ("epochs", "outcome"), [(3.9, ""), (4.1, "warned"), (15.9, "warned"), (16.1, "refused")]
+)
+def test_text_that_is_repeated_often_is_warned_of_and_then_refused(
+    caplog: pytest.LogCaptureFixture, epochs: float, outcome: str
+) -> None:
+    c = dataclasses.replace(
+        Config(),
+        data_mix="notes:1,papers:3",
+        seq_len=100,
+        batch_tokens=1000,
+        train_tokens=4_000_000,
+    )
     sources = {"papers": shards_of(2_999_901), "notes": shards_of(100 * round(10_000 / epochs) + 1)}
     said = refusal(c, {name: sources[name] for name in c.mixture})
-    what = f"notes is repeated {10_000 / round(10_000 / epochs):,.1f} times: 25% of 4,000,000 tokens are 1,000,000, " \
-           f"and it has {100 * round(10_000 / epochs):,}"
+    what = (
+        f"notes is repeated {10_000 / round(10_000 / epochs):,.1f} times: 25% of 4,000,000 tokens are 1,000,000, "
+        f"and it has {100 * round(10_000 / epochs):,}"
+    )
     assert said.startswith(what) is (outcome == "refused")
     assert said.endswith("ALLOW_REPEAT=notes") is (outcome == "refused")
     assert any(what in message for message in caplog.messages) is (outcome == "warned")
     caplog.clear()
     assert refusal(dataclasses.replace(c, allow_repeat="notes"), sources) == ""
-    assert [message.startswith(f"warning: {what}, as ALLOW_REPEAT") for message in caplog.messages] == [True] * bool(
-        outcome)
+    assert [
+        message.startswith(f"warning: {what}, as ALLOW_REPEAT") for message in caplog.messages
+    ] == [True] * bool(outcome)
 
 
 def test_one_list_names_all_that_must_be_allowed(caplog: pytest.LogCaptureFixture) -> None:
-    c = dataclasses.replace(Config(), data_mix="a:1,b:1,c:1,d:1", seq_len=100, batch_tokens=1000,
-                            train_tokens=4_000_000, allow_repeat="b")
+    c = dataclasses.replace(
+        Config(),
+        data_mix="a:1,b:1,c:1,d:1",
+        seq_len=100,
+        batch_tokens=1000,
+        train_tokens=4_000_000,
+        allow_repeat="b",
+    )
     sources = {name: shards_of(1001 if name != "d" else 10**6) for name in c.mixture}
     said = refusal(c, sources)
     assert "a is repeated" in said and "c is repeated" in said and "d is repeated" not in said
@@ -162,10 +200,18 @@ def test_the_labs_mixture_starts_with_a_warning(caplog: pytest.LogCaptureFixture
     """65/34/1 of 100 billion tokens: a usmle of 2.0 million tokens is seen about 500 times."""
     c = Config.load({"PRESET": "xlarge-8xa100"})
     assert c.mixture == {"fineweb-edu": 65, "finepdfs": 34, "usmle": 1} and c.train_tokens == 10**11
-    sources = {"fineweb-edu": shards_of(65 * 10**9), "finepdfs": shards_of(34 * 10**9), "usmle": shards_of(2_000_000)}
-    assert [round(prepare.planned_epochs(c, shards, name), 2) for name, shards in sources.items()] == [1, 1, 500.29]
+    sources = {
+        "fineweb-edu": shards_of(65 * 10**9),
+        "finepdfs": shards_of(34 * 10**9),
+        "usmle": shards_of(2_000_000),
+    }
+    assert [
+        round(prepare.planned_epochs(c, shards, name), 2) for name, shards in sources.items()
+    ] == [1, 1, 500.29]
     assert refusal(c, sources) == ""
     whole = 190_735 * 524_288
-    assert caplog.messages == [f"warning: usmle is repeated 500.3 times: 1% of {whole:,} tokens are "
-                               f"{round(whole / 100):,}, and it has 1,998,848, as ALLOW_REPEAT allows"]
+    assert caplog.messages == [
+        f"warning: usmle is repeated 500.3 times: 1% of {whole:,} tokens are "
+        f"{round(whole / 100):,}, and it has 1,998,848, as ALLOW_REPEAT allows"
+    ]
     assert refusal(dataclasses.replace(c, allow_repeat=""), sources).endswith("ALLOW_REPEAT=usmle")

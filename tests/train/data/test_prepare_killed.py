@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from settings.config import Config
 from tests.killing import killed_at
 from tests.train.data.test_prepare import config, content, declare_papers, opened
-from train.data import shard_writer, prepare, tokenizer
-from settings.config import Config
+from train.data import prepare, shard_writer, tokenizer
 from train.data.manifest import DataError
 
 __all__ = ["config"]  # a fixture
@@ -27,7 +27,9 @@ def whole(c: Config) -> dict[str, bytes]:
 
 
 @pytest.mark.slow
-def test_a_prepare_that_is_killed_at_any_write_ends_with_the_same_bytes(config: Config, tmp_path: Path) -> None:
+def test_a_prepare_that_is_killed_at_any_write_ends_with_the_same_bytes(
+    config: Config, tmp_path: Path
+) -> None:
     """Pins, tokenizer, shards of two sources, manifests, and what the compressors need."""
     declare_papers(config, "notes", seed=13, compressors=True)
     c = dataclasses.replace(config, data_mix="papers:3,notes:1", shard_tokens=3000)
@@ -45,10 +47,14 @@ def test_a_prepare_that_is_killed_at_any_write_ends_with_the_same_bytes(config: 
     assert point > 4 * len(undisturbed)
 
 
-def test_a_prepare_that_is_killed_again_and_again_ends_with_the_same_bytes(config: Config, tmp_path: Path) -> None:
+def test_a_prepare_that_is_killed_again_and_again_ends_with_the_same_bytes(
+    config: Config, tmp_path: Path
+) -> None:
     prepare.prepare(config)
     other = dataclasses.replace(config, data_dir=str(tmp_path / "killed"))
-    attempts = next(attempt for attempt in range(100) if not killed_at(17, partial(prepare.prepare, other)))
+    attempts = next(
+        attempt for attempt in range(100) if not killed_at(17, partial(prepare.prepare, other))
+    )
     assert attempts >= 3
     assert whole(other) == content(config)
 
@@ -63,7 +69,9 @@ def outcome(c: Config) -> str:
 
 
 @pytest.mark.fault(7)
-def test_a_full_disk_is_said_at_any_write_and_room_lets_it_go_on(config: Config, tmp_path: Path) -> None:
+def test_a_full_disk_is_said_at_any_write_and_room_lets_it_go_on(
+    config: Config, tmp_path: Path
+) -> None:
     prepare.prepare(config)
     for room in itertools.count():
         other = dataclasses.replace(config, data_dir=str(tmp_path / f"full {room}"))
@@ -79,14 +87,18 @@ def test_a_full_disk_is_said_at_any_write_and_room_lets_it_go_on(config: Config,
             said = outcome(other)
         if not said:
             break
-        assert said == f"{other.data_dir}: cannot be written (No space left on device); choose another folder with " \
-                       "DATA_DIR, or make room"
+        assert (
+            said
+            == f"{other.data_dir}: cannot be written (No space left on device); choose another folder with "
+            "DATA_DIR, or make room"
+        )
         prepare.prepare(other)
         assert content(other) == content(config)
     assert room > 10
 
 
 # ---- One at a time
+
 
 def waits(c: Config, held: Path, caplog: pytest.LogCaptureFixture) -> dict[str, bytes]:
     """What a prepare makes while another holds that folder; it goes on to its end when that lets go."""
@@ -108,26 +120,34 @@ def waits(c: Config, held: Path, caplog: pytest.LogCaptureFixture) -> dict[str, 
     return found
 
 
-def test_pins_and_tokenizer_wait_for_whoever_holds_the_folder(config: Config,
-                                                              caplog: pytest.LogCaptureFixture) -> None:
+def test_pins_and_tokenizer_wait_for_whoever_holds_the_folder(
+    config: Config, caplog: pytest.LogCaptureFixture
+) -> None:
     assert waits(config, Path(config.data_dir), caplog) == {}
 
 
-def test_shards_wait_for_whoever_makes_them_and_nothing_else_does(config: Config,
-                                                                 caplog: pytest.LogCaptureFixture) -> None:
+def test_shards_wait_for_whoever_makes_them_and_nothing_else_does(
+    config: Config, caplog: pytest.LogCaptureFixture
+) -> None:
     found = waits(config, Path(config.data_dir) / "papers", caplog)
-    assert len(found) == 3 and not [name for name in found if "manifest" in name or name.endswith(".bin")]
+    assert len(found) == 3 and not [
+        name for name in found if "manifest" in name or name.endswith(".bin")
+    ]
 
 
-def test_two_at_the_same_time_make_each_file_once(config: Config, tmp_path: Path,
-                                                  monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_at_the_same_time_make_each_file_once(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     prepare.prepare(config)
     other = dataclasses.replace(config, data_dir=str(tmp_path / "both"))
     written: list[str] = []
     for module, name in ((shard_writer, "write_shard"), (tokenizer, "write_whole")):
         real = getattr(module, name)
-        monkeypatch.setattr(module, name, lambda path, *rest, real=real: (written.append(str(path)),
-                                                                          real(path, *rest))[1])
+        monkeypatch.setattr(
+            module,
+            name,
+            lambda path, *rest, real=real: (written.append(str(path)), real(path, *rest))[1],
+        )
     threads = [threading.Thread(target=prepare.prepare, args=(other,)) for _ in range(3)]
     for thread in threads:
         thread.start()

@@ -12,19 +12,20 @@ from pathlib import Path
 
 import pytest
 
+from settings.config import Config
+from settings.declare import ROOT
 from tests.train.data.test_prepare import config, content, declare, declare_papers, opened, settings
 from train.data import prepare
-from settings.config import Config
-from train.data.sources.source import CorpusError
-from settings.declare import ROOT
 from train.data.manifest import DataError
+from train.data.sources.source import CorpusError
 
 __all__ = ["config"]  # a fixture
 
 
 @pytest.mark.fault(10)
-def test_all_that_is_damaged_is_named_by_verify_with_code_78(config: Config, monkeypatch: pytest.MonkeyPatch,
-                                                            caplog: pytest.LogCaptureFixture) -> None:
+def test_all_that_is_damaged_is_named_by_verify_with_code_78(
+    config: Config, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """Bits, sizes, pages and what is not there, in both sources."""
     declare_papers(config, "notes", seed=13)
     c = dataclasses.replace(config, data_mix="papers:1,notes:1")
@@ -36,13 +37,19 @@ def test_all_that_is_damaged_is_named_by_verify_with_code_78(config: Config, mon
         count = len(list(opened(c, name).folder.glob("*.bin")))
         assert count > 5 and f"data: {name} is whole, {count} shards" in caplog.messages
     papers, notes = opened(c, "papers").folder, opened(c, "notes").folder
-    wrong = {papers / "train_00001.bin": "damaged", papers / "validation_00000.bin": "damaged",
-             papers / "train_00002.bin": "bytes, but the manifest says", papers / "train_00003.bin": "cannot be read",
-             notes / "train_00000.bin": "it looks like an error page"}
+    wrong = {
+        papers / "train_00001.bin": "damaged",
+        papers / "validation_00000.bin": "damaged",
+        papers / "train_00002.bin": "bytes, but the manifest says",
+        papers / "train_00003.bin": "cannot be read",
+        notes / "train_00000.bin": "it looks like an error page",
+    }
     for path, what in wrong.items():
         whole = bytearray(path.read_bytes())
         whole[-1] ^= 1
-        path.write_bytes({"d": whole, "b": whole[:-2], "c": whole, "i": b"<html>403</html>"}[what[0]])
+        path.write_bytes(
+            {"d": whole, "b": whole[:-2], "c": whole, "i": b"<html>403</html>"}[what[0]]
+        )
         if what == "cannot be read":
             path.unlink()
     caplog.clear()
@@ -62,18 +69,25 @@ def test_verify_refuses_what_training_would_though_every_byte_is_right(config: C
     path = next(Path(config.data_dir).rglob("tokenizer.json"))
     c = dataclasses.replace(config, tokenizer=str(path))
     prepare.verify(c)
-    for changes, words in (({"vocab_size": 256}, "set VOCAB_SIZE=300"), ({"shard_tokens": 2000}, "SHARD_TOKENS=1000")):
+    for changes, words in (
+        ({"vocab_size": 256}, "set VOCAB_SIZE=300"),
+        ({"shard_tokens": 2000}, "SHARD_TOKENS=1000"),
+    ):
         with pytest.raises(DataError, match=words):
             prepare.verify(dataclasses.replace(c, **changes))
 
 
 def test_a_missing_shard_is_said_with_the_remedy_and_that_brings_it_back(
-        config: Config, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    config: Config, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     prepare.prepare(config)
     before, folder = content(config), opened(config).folder
     path = folder / "train_00002.bin"
     path.unlink()
-    with pytest.raises(DataError, match=rf"{path}: cannot be read \(No such file.*\); make it again with: make data"):
+    with pytest.raises(
+        DataError,
+        match=rf"{path}: cannot be read \(No such file.*\); make it again with: make data",
+    ):
         opened(config)
     settings(monkeypatch, config)
     caplog.set_level(logging.INFO)
@@ -82,27 +96,50 @@ def test_a_missing_shard_is_said_with_the_remedy_and_that_brings_it_back(
     assert any("making shard 2 again" in message for message in caplog.messages)
 
 
-@pytest.mark.parametrize(("environ", "argv", "code", "words"), [
-    ({"DATA_MIX": "wiki:1"}, [], 78, "DATA_MIX names wiki, which is no source"),
-    ({"SEED": "x"}, [], 64, "SEED=x"),
-    ({}, ["verify"], 78, "was never prepared as it is declared now; prepare the data with: make data"),
-    ({"TOKENIZER": "a/b"}, ["verify"], 78, "there is no tokenizer yet; prepare the data with: make data"),
-    ({"TOKENIZER": "absent.json"}, [], 78, "absent.json: cannot be read"),
-])
-def test_faults_end_with_their_code_and_one_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environ: dict,
-                                                    caplog: pytest.LogCaptureFixture, argv: list[str], code: int,
-                                                    words: str) -> None:
+@pytest.mark.parametrize(
+    ("environ", "argv", "code", "words"),
+    [
+        ({"DATA_MIX": "wiki:1"}, [], 78, "DATA_MIX names wiki, which is no source"),
+        ({"SEED": "x"}, [], 64, "SEED=x"),
+        (
+            {},
+            ["verify"],
+            78,
+            "was never prepared as it is declared now; prepare the data with: make data",
+        ),
+        (
+            {"TOKENIZER": "a/b"},
+            ["verify"],
+            78,
+            "there is no tokenizer yet; prepare the data with: make data",
+        ),
+        ({"TOKENIZER": "absent.json"}, [], 78, "absent.json: cannot be read"),
+    ],
+)
+def test_faults_end_with_their_code_and_one_message(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    environ: dict,
+    caplog: pytest.LogCaptureFixture,
+    argv: list[str],
+    code: int,
+    words: str,
+) -> None:
     for name, value in {"DATA_DIR": str(tmp_path), **environ}.items():
         monkeypatch.setenv(name, value)
     assert prepare.main(argv) == code
     assert words in caplog.messages[-1]
 
 
-def test_a_tokenizer_larger_than_the_vocabulary_is_refused_with_a_size_that_holds_it(config: Config) -> None:
+def test_a_tokenizer_larger_than_the_vocabulary_is_refused_with_a_size_that_holds_it(
+    config: Config,
+) -> None:
     prepare.prepare(config)
     path = next(Path(config.data_dir).rglob("tokenizer.json"))
     small = dataclasses.replace(config, tokenizer=str(path), vocab_size=256)
-    with pytest.raises(DataError, match="the tokenizer has 300 entries, but VOCAB_SIZE=256; set VOCAB_SIZE=") as raised:
+    with pytest.raises(
+        DataError, match="the tokenizer has 300 entries, but VOCAB_SIZE=256; set VOCAB_SIZE="
+    ) as raised:
         prepare.prepare(small)
     size = int(str(raised.value).split("set VOCAB_SIZE=")[1])
     prepare.prepare(dataclasses.replace(small, vocab_size=size))
@@ -119,7 +156,9 @@ def test_shards_of_another_tokenizer_in_its_place_are_refused(config: Config) ->
     assert here != there
     shutil.rmtree(there)
     shutil.copytree(here, there)
-    with pytest.raises(DataError, match=rf"{there}: .* tokenizer {here.name}, but TOKENIZER gives {there.name}"):
+    with pytest.raises(
+        DataError, match=rf"{there}: .* tokenizer {here.name}, but TOKENIZER gives {there.name}"
+    ):
         prepare.prepare(other)
 
 
@@ -128,8 +167,12 @@ def test_shards_of_another_tokenizer_in_its_place_are_refused(config: Config) ->
 def test_a_split_without_a_document_is_an_error(config: Config, fraction: float, word: str) -> None:
     prepare.prepare(config)
     path = next(Path(config.data_dir).rglob("tokenizer.json"))
-    declare(config, "papers", files=[str(Path(config.sources_dir).parent / "papers" / "*.jsonl")],
-            validation_fraction=fraction)
+    declare(
+        config,
+        "papers",
+        files=[str(Path(config.sources_dir).parent / "papers" / "*.jsonl")],
+        validation_fraction=fraction,
+    )
     with pytest.raises(DataError, match=f"holds no {word} document; prepare more with DATA_TOKENS"):
         prepare.prepare(dataclasses.replace(config, tokenizer=str(path)))
 
@@ -139,7 +182,9 @@ def test_a_source_that_fails_while_it_is_read_is_not_blamed_on_the_disk(config: 
     prepare.prepare(config)
     (Path(config.sources_dir).parent / "papers" / "b.jsonl").write_bytes(b"cut")
     shutil.rmtree(opened(config).folder)
-    with pytest.raises(CorpusError, match=r"b\.jsonl: 3 bytes, not \d+.*it changed since papers was prepared"):
+    with pytest.raises(
+        CorpusError, match=r"b\.jsonl: 3 bytes, not \d+.*it changed since papers was prepared"
+    ):
         prepare.make_source(config, "papers", prepare.vocabulary(config))
 
 
@@ -162,10 +207,18 @@ def test_a_data_dir_that_cannot_be_written_ends_with_code_78() -> None:
     try:
         folder.chmod(0o555)
         env = os.environ | {"DATA_DIR": str(folder / "data"), "DATA_MIX": "python-stdlib:1"}
-        done = subprocess.run([sys.executable, "-c", AS_ANOTHER_USER], cwd=ROOT, env=env, check=False, text=True,
-                              capture_output=True)
+        done = subprocess.run(
+            [sys.executable, "-c", AS_ANOTHER_USER],
+            cwd=ROOT,
+            env=env,
+            check=False,
+            text=True,
+            capture_output=True,
+        )
         assert done.returncode == 78, done.stdout + done.stderr
-        assert done.stdout.startswith(f"{folder}/data: cannot be written (Permission denied); choose another folder")
+        assert done.stdout.startswith(
+            f"{folder}/data: cannot be written (Permission denied); choose another folder"
+        )
         assert "DATA_DIR" in done.stdout
         assert done.stdout.count("\n") == 1 and "Traceback" not in done.stderr
     finally:
@@ -176,5 +229,7 @@ def test_a_data_dir_that_cannot_be_written_ends_with_code_78() -> None:
 @pytest.mark.fault(8)
 def test_a_file_in_the_place_of_data_dir_is_named(config: Config) -> None:
     Path(config.data_dir).write_text("in the way")
-    with pytest.raises(DataError, match=rf"{re.escape(config.data_dir)}: cannot be written \(.*\); .*DATA_DIR"):
+    with pytest.raises(
+        DataError, match=rf"{re.escape(config.data_dir)}: cannot be written \(.*\); .*DATA_DIR"
+    ):
         prepare.prepare(config)

@@ -12,10 +12,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from train.data import progress
-from train.data.sources.rows import Cursor
-from train.data.progress import Progress
 from settings.declare import ROOT
+from train.data import progress
+from train.data.progress import Progress
+from train.data.sources.rows import Cursor
 
 
 @pytest.fixture
@@ -30,8 +30,9 @@ def info(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
 
 
-def test_where_there_is_no_terminal_a_line_comes_now_and_then(clock: SimpleNamespace,
-                                                              caplog: pytest.LogCaptureFixture) -> None:
+def test_where_there_is_no_terminal_a_line_comes_now_and_then(
+    clock: SimpleNamespace, caplog: pytest.LogCaptureFixture
+) -> None:
     with Progress("web", 40e6, [10**9], 0) as shown:
         for tenth in range(1, 351):  # 35 s, of 100,000 tokens each tenth
             clock.s = 1000 + tenth / 10
@@ -40,11 +41,13 @@ def test_where_there_is_no_terminal_a_line_comes_now_and_then(clock: SimpleNames
     assert caplog.messages == [
         "source web: 10.0 of 40.0 M tokens, 1.00 M tokens/s, 0:30 left",
         "source web: 20.0 of 40.0 M tokens, 1.00 M tokens/s, 0:20 left",
-        "source web: 30.0 of 40.0 M tokens, 1.00 M tokens/s, 0:10 left"]
+        "source web: 30.0 of 40.0 M tokens, 1.00 M tokens/s, 0:10 left",
+    ]
 
 
-def test_what_was_made_before_counts_for_the_share_and_not_for_the_speed(clock: SimpleNamespace,
-                                                                        caplog: pytest.LogCaptureFixture) -> None:
+def test_what_was_made_before_counts_for_the_share_and_not_for_the_speed(
+    clock: SimpleNamespace, caplog: pytest.LogCaptureFixture
+) -> None:
     """30 of 40 M tokens were there; 5 M in 10 s leave another 10 s for the other 5."""
     shown = Progress("web", 40e6, [10**9], 30_000_000)
     shown.at(30_000_000, Cursor(0, 5))
@@ -53,8 +56,9 @@ def test_what_was_made_before_counts_for_the_share_and_not_for_the_speed(clock: 
     assert caplog.messages == ["source web: 35.0 of 40.0 M tokens, 0.50 M tokens/s, 0:10 left"]
 
 
-def test_within_a_plain_file_the_text_that_was_read_tells(clock: SimpleNamespace,
-                                                          caplog: pytest.LogCaptureFixture) -> None:
+def test_within_a_plain_file_the_text_that_was_read_tells(
+    clock: SimpleNamespace, caplog: pytest.LogCaptureFixture
+) -> None:
     """Of one file of 1000 bytes 250 in 10 s: 750 take 30 s."""
     shown = Progress("papers", math.inf, [1000], 0, plain=True)
     shown.at(0, Cursor(0, 0))
@@ -63,8 +67,9 @@ def test_within_a_plain_file_the_text_that_was_read_tells(clock: SimpleNamespace
     assert caplog.messages == ["source papers: 1.0 M tokens, 0.10 M tokens/s, 0:30 left"]
 
 
-def test_how_much_text_a_packed_file_gives_is_learned_from_the_one_before(clock: SimpleNamespace,
-                                                                          caplog: pytest.LogCaptureFixture) -> None:
+def test_how_much_text_a_packed_file_gives_is_learned_from_the_one_before(
+    clock: SimpleNamespace, caplog: pytest.LogCaptureFixture
+) -> None:
     """100 bytes gave 400 of text; 200 of text more are half of the second file: three quarters in 30 s."""
     shown = Progress("papers", math.inf, [100, 100], 0)
     shown.at(0, Cursor(0, 0), 150)
@@ -74,8 +79,9 @@ def test_how_much_text_a_packed_file_gives_is_learned_from_the_one_before(clock:
     assert caplog.messages == ["source papers: 3.0 M tokens, 0.10 M tokens/s, 0:10 left"]
 
 
-def test_without_a_limit_the_files_that_were_read_tell(clock: SimpleNamespace,
-                                                       caplog: pytest.LogCaptureFixture) -> None:
+def test_without_a_limit_the_files_that_were_read_tell(
+    clock: SimpleNamespace, caplog: pytest.LogCaptureFixture
+) -> None:
     """Of 1000 bytes 100 were read before, and 300 in 20 s: 600 take 40 s."""
     shown = Progress("papers", math.inf, [100, 300, 500, 100], 2_000_000)
     shown.at(2_000_000, Cursor(1, 0))
@@ -84,8 +90,9 @@ def test_without_a_limit_the_files_that_were_read_tell(clock: SimpleNamespace,
     assert caplog.messages == ["source papers: 8.0 M tokens, 0.30 M tokens/s, 0:40 left"]
 
 
-def test_a_source_that_ends_before_its_limit_is_measured_by_its_files(clock: SimpleNamespace,
-                                                                      caplog: pytest.LogCaptureFixture) -> None:
+def test_a_source_that_ends_before_its_limit_is_measured_by_its_files(
+    clock: SimpleNamespace, caplog: pytest.LogCaptureFixture
+) -> None:
     shown = Progress("usmle", 1e9, [500, 500], 0)
     shown.at(1000, Cursor(0, 0))
     clock.s += 30
@@ -94,7 +101,9 @@ def test_a_source_that_ends_before_its_limit_is_measured_by_its_files(clock: Sim
     assert said == "source usmle: 1.0 of 1,000.0 M tokens, 0.03 M tokens/s, 0:30 left"
 
 
-def test_as_long_as_nothing_is_known_no_time_is_said(clock: SimpleNamespace, caplog: pytest.LogCaptureFixture) -> None:
+def test_as_long_as_nothing_is_known_no_time_is_said(
+    clock: SimpleNamespace, caplog: pytest.LogCaptureFixture
+) -> None:
     shown = Progress("papers", math.inf, [10**9], 0)
     shown.at(0, Cursor(0, 0))
     clock.s += 10
@@ -120,7 +129,9 @@ logging.getLogger("train").info("the end")
 def test_on_a_terminal_there_is_a_bar_that_goes_away() -> None:
     ours, theirs = pty.openpty()
     env = os.environ | {"TERM": "xterm", "COLUMNS": "120", "PYTHONPATH": str(ROOT)}
-    running = subprocess.Popen([sys.executable, "-c", ON_A_TERMINAL], cwd=ROOT, env=env, stdout=theirs, stderr=theirs)
+    running = subprocess.Popen(
+        [sys.executable, "-c", ON_A_TERMINAL], cwd=ROOT, env=env, stdout=theirs, stderr=theirs
+    )
     os.close(theirs)
     seen = b""
     try:
@@ -131,6 +142,8 @@ def test_on_a_terminal_there_is_a_bar_that_goes_away() -> None:
     os.close(ours)
     assert running.wait(120) == 0, seen
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen.decode())
-    assert re.search(r"web .*\d+% 0\.\d of 1\.0 M tokens, 0\.\d\d M tokens/s, 0:0\d left", text), text
+    assert re.search(r"web .*\d+% 0\.\d of 1\.0 M tokens, 0\.\d\d M tokens/s, 0:0\d left", text), (
+        text
+    )
     assert re.search(r"(^|\n|\r)something else is said", text), text  # on a line of its own
     assert "source web:" not in text and text.rstrip().endswith("the end")

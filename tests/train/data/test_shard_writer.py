@@ -17,15 +17,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from settings.declare import ROOT
 from train.data import shard_writer, tokenizer
+from train.data.manifest import DataError, Seal
+from train.data.shard_writer import EXAMPLES, Maker
+from train.data.shards import HEADER_BYTES
 from train.data.sources.fetch import Files
 from train.data.sources.pin import Pinned, pin
 from train.data.sources.rows import Cursor, Document, Dropped
 from train.data.sources.source import Source
-from train.data.shard_writer import EXAMPLES, Maker
-from settings.declare import ROOT
-from train.data.manifest import DataError, Seal
-from train.data.shards import HEADER_BYTES
 from train.data.tokenizer import Vocabulary
 
 SHARD_TOKENS = 800
@@ -35,7 +35,9 @@ def rows() -> list[list[dict[str, Any]]]:
     """Three files of rows in a small language; some give no text, the first ones and the last ones among them."""
     rng = random.Random(11)
     words = ["".join(rng.choices("abcdefghij", k=rng.randint(2, 6))) for _ in range(200)]
-    texts: list[str | None] = [" ".join(rng.choices(words, k=rng.randint(10, 60))) + " é\n" for _ in range(70)]
+    texts: list[str | None] = [
+        " ".join(rng.choices(words, k=rng.randint(10, 60))) + " é\n" for _ in range(70)
+    ]
     for i in (0, 5, 6, 24, 25, 40, 41, 42, 43, 44, 68, 69):
         texts[i] = (None, "", "a\0b")[i % 3]
     made = [{"id": f"paper {i}", "text": text} for i, text in enumerate(texts)]
@@ -55,7 +57,9 @@ def source(folder: Path, files: list[list[dict[str, Any]]], **keys: Any) -> Pinn
     folder.mkdir()
     for k, content in enumerate(files):
         (folder / f"{k}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in content))
-    return pin(Source("papers", "files", 0.2, files=(str(folder / "*.jsonl"),), **keys), folder / "data")
+    return pin(
+        Source("papers", "files", 0.2, files=(str(folder / "*.jsonl"),), **keys), folder / "data"
+    )
 
 
 @pytest.fixture
@@ -83,6 +87,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 # ---- The shards, once more
 
+
 @dataclasses.dataclass
 class Expected:
     """A seal as it must be."""
@@ -90,7 +95,9 @@ class Expected:
     begins: tuple[int, int]
     documents: int = 0
     dropped: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
-    ids: dict[str, list[int]] = dataclasses.field(default_factory=lambda: {"train": [], "validation": []})
+    ids: dict[str, list[int]] = dataclasses.field(
+        default_factory=lambda: {"train": [], "validation": []}
+    )
     counts: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     text_bytes: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
 
@@ -126,57 +133,85 @@ def check(folder: Path, v: Vocabulary, limit: float = math.inf) -> None:
     assert len(wanted) > (2 if math.isinf(limit) else 0)
     assert len(manifest["seals"]) == len(wanted)
     for seal, entry in zip(wanted, manifest["seals"], strict=True):
-        assert (tuple(entry["begins"]), entry["documents"], entry["dropped"]) == (seal.begins, seal.documents,
-                                                                                 dict(seal.dropped))
+        assert (tuple(entry["begins"]), entry["documents"], entry["dropped"]) == (
+            seal.begins,
+            seal.documents,
+            dict(seal.dropped),
+        )
         for split in ("train", "validation"):
             if not seal.ids[split]:
                 assert entry[split] is None
                 continue
             assert entry[split]["file"] == f"{split}_{numbers[split]:05d}.bin"
             numbers[split] += 1
-            stored = np.fromfile(folder / entry[split]["file"], "<u2")[HEADER_BYTES // 2:]
+            stored = np.fromfile(folder / entry[split]["file"], "<u2")[HEADER_BYTES // 2 :]
             assert stored.tolist() == seal.ids[split]
-            assert (entry[split]["documents"], entry[split]["text_bytes"], entry[split]["tokens"]) == \
-                (seal.counts[split], seal.text_bytes[split], len(seal.ids[split]))
+            assert (
+                entry[split]["documents"],
+                entry[split]["text_bytes"],
+                entry[split]["tokens"],
+            ) == (seal.counts[split], seal.text_bytes[split], len(seal.ids[split]))
     assert manifest["documents"] == sum(seal.documents for seal in wanted)
     assert {path.name for path in folder.iterdir()} == {"manifest.json"} | {
-        f"{split}_{k:05d}.bin" for split in numbers for k in range(numbers[split])}
+        f"{split}_{k:05d}.bin" for split in numbers for k in range(numbers[split])
+    }
 
 
 # ---- Undisturbed
 
+
 @pytest.mark.parametrize("batch_bytes", [1, 300, 5000, tokenizer.BATCH_BYTES])
 def test_each_document_is_sealed_once_in_order_in_its_split_however_many_are_encoded_at_once(
-        papers: Pinned, v: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batch_bytes: int) -> None:
+    papers: Pinned, v: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batch_bytes: int
+) -> None:
     monkeypatch.setattr(tokenizer, "BATCH_BYTES", batch_bytes)
     made = make(papers, v, tmp_path / "made")
     check(tmp_path / "made", v)
     assert made.end == "all"
     manifest = json.loads(made.path.read_text())
     assert manifest["next"] == [3, 0] and manifest["end"] == "all"
-    assert (manifest["source"], manifest["key"], manifest["tokenizer_sha256"], manifest["shard_tokens"]) == \
-        ("papers", papers.key, v.sha256, SHARD_TOKENS)
+    assert (
+        manifest["source"],
+        manifest["key"],
+        manifest["tokenizer_sha256"],
+        manifest["shard_tokens"],
+    ) == ("papers", papers.key, v.sha256, SHARD_TOKENS)
 
 
-def test_rows_left_out_are_counted_by_reason_and_the_first_of_each_are_named(papers: Pinned, v: Vocabulary,
-                                                                             tmp_path: Path) -> None:
+def test_rows_left_out_are_counted_by_reason_and_the_first_of_each_are_named(
+    papers: Pinned, v: Vocabulary, tmp_path: Path
+) -> None:
     """Those behind the last document too."""
     manifest = json.loads(make(papers, v, tmp_path / "made").path.read_text())
-    bad = [(f"{tmp_path}/papers/{f}.jsonl", r, REASONS[row["text"]]) for f, file in enumerate(rows())
-           for r, row in enumerate(file) if row["text"] in REASONS]
+    bad = [
+        (f"{tmp_path}/papers/{f}.jsonl", r, REASONS[row["text"]])
+        for f, file in enumerate(rows())
+        for r, row in enumerate(file)
+        if row["text"] in REASONS
+    ]
     assert bad[0][1] == 0 and bad[-1][1] == len(rows()[2]) - 1
     assert manifest["dropped"] == dict(collections.Counter(reason for *_, reason in bad))
-    named = [(example["file"], example["row"], example["reason"]) for example in manifest["dropped_examples"]]
-    assert sorted(named) == sorted(entry for reason in REASONS.values()
-                                   for entry in [b for b in bad if b[2] == reason][:EXAMPLES])
+    named = [
+        (example["file"], example["row"], example["reason"])
+        for example in manifest["dropped_examples"]
+    ]
+    assert sorted(named) == sorted(
+        entry
+        for reason in REASONS.values()
+        for entry in [b for b in bad if b[2] == reason][:EXAMPLES]
+    )
     assert max(manifest["dropped"].values()) == EXAMPLES  # one more is tried below
     assert all(example["what"] for example in manifest["dropped_examples"])
 
 
-def test_a_source_of_which_every_row_is_left_out_ends_with_no_shard_and_their_number(v: Vocabulary,
-                                                                                  tmp_path: Path) -> None:
-    p = source(tmp_path / "nothing", [[{"id": "x", "text": None}] * 7 + [{"id": "y", "text": " "}] * 150],
-               max_dropped=1.0)
+def test_a_source_of_which_every_row_is_left_out_ends_with_no_shard_and_their_number(
+    v: Vocabulary, tmp_path: Path
+) -> None:
+    p = source(
+        tmp_path / "nothing",
+        [[{"id": "x", "text": None}] * 7 + [{"id": "y", "text": " "}] * 150],
+        max_dropped=1.0,
+    )
     for _ in range(2):
         made = make(p, v, tmp_path / "made")
         assert (made.seals, made.end, made.tokens()) == ([], "all", 0)
@@ -185,7 +220,9 @@ def test_a_source_of_which_every_row_is_left_out_ends_with_no_shard_and_their_nu
         assert list(content(tmp_path / "made")) == ["manifest.json"]
 
 
-def test_rows_left_out_behind_the_last_sealed_document_are_counted_once(v: Vocabulary, tmp_path: Path) -> None:
+def test_rows_left_out_behind_the_last_sealed_document_are_counted_once(
+    v: Vocabulary, tmp_path: Path
+) -> None:
     """Where no document is left for a shard of its own."""
     some = [row for row in rows()[0] if row["text"] not in REASONS]
     ids, many = 0, 0
@@ -199,41 +236,61 @@ def test_rows_left_out_behind_the_last_sealed_document_are_counted_once(v: Vocab
         assert made.dropped.counts == {"empty": 3} and made.end == "all"
 
 
-def test_progress_is_told_the_training_tokens_and_the_place(papers: Pinned, v: Vocabulary, tmp_path: Path) -> None:
+def test_progress_is_told_the_training_tokens_and_the_place(
+    papers: Pinned, v: Vocabulary, tmp_path: Path
+) -> None:
     told: list[tuple[int, Cursor]] = []
     made = maker(papers, v, tmp_path / "made")
     made.progress = lambda tokens, at, text_bytes: told.append((tokens, at))
     for _ in made.make(math.inf):
         pass
-    assert [at for _, at in told] == [(f, r) for f, file in enumerate(rows()) for r, row in enumerate(file)
-                                      if row["text"] not in REASONS]
+    assert [at for _, at in told] == [
+        (f, r)
+        for f, file in enumerate(rows())
+        for r, row in enumerate(file)
+        if row["text"] not in REASONS
+    ]
     assert [tokens for tokens, _ in told] == sorted(tokens for tokens, _ in told)
     assert told[-1][0] == made.tokens() == sum(len(seal.ids["train"]) for seal in expected(v))
 
 
 # ---- What was there before
 
-@pytest.mark.parametrize(("text", "words"), [
-    *((text, "not a manifest ") for text in ("", "[]", "{}", "<html>", "null")),
-    ('{"schema": 1, "shards": {}}', "has format 1; this version reads 2; ")])
-def test_a_manifest_that_is_none_is_refused_and_no_shard_is_deleted(papers: Pinned, v: Vocabulary, tmp_path: Path,
-                                                                    text: str, words: str) -> None:
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        *((text, "not a manifest ") for text in ("", "[]", "{}", "<html>", "null")),
+        ('{"schema": 1, "shards": {}}', "has format 1; this version reads 2; "),
+    ],
+)
+def test_a_manifest_that_is_none_is_refused_and_no_shard_is_deleted(
+    papers: Pinned, v: Vocabulary, tmp_path: Path, text: str, words: str
+) -> None:
     make(papers, v, tmp_path / "made").path.write_text(text)
     before = content(tmp_path / "made")
-    with pytest.raises(DataError, match=rf"{tmp_path}/made/manifest\.json: {words}.*delete .*make data"):
+    with pytest.raises(
+        DataError, match=rf"{tmp_path}/made/manifest\.json: {words}.*delete .*make data"
+    ):
         maker(papers, v, tmp_path / "made")
     assert content(tmp_path / "made") == before
 
 
-def test_another_size_of_shards_is_refused_with_the_setting(papers: Pinned, v: Vocabulary, tmp_path: Path) -> None:
+def test_another_size_of_shards_is_refused_with_the_setting(
+    papers: Pinned, v: Vocabulary, tmp_path: Path
+) -> None:
     make(papers, v, tmp_path / "made", 1000)
     before = content(tmp_path / "made")
-    with pytest.raises(DataError, match=r"was prepared with SHARD_TOKENS=800, not 900; set that, or delete"):
+    with pytest.raises(
+        DataError, match=r"was prepared with SHARD_TOKENS=800, not 900; set that, or delete"
+    ):
         Maker(papers, v, tmp_path / "made", 900, Files(papers, tmp_path))
     assert content(tmp_path / "made") == before
 
 
-def test_files_that_no_manifest_knows_are_removed(papers: Pinned, v: Vocabulary, tmp_path: Path) -> None:
+def test_files_that_no_manifest_knows_are_removed(
+    papers: Pinned, v: Vocabulary, tmp_path: Path
+) -> None:
     make(papers, v, tmp_path / "made", 1000)
     before = content(tmp_path / "made")
     for name in ("train_00077.bin", "validation_00000.bin.tmp", "manifest.json.tmp-0123abcd"):
@@ -242,7 +299,9 @@ def test_files_that_no_manifest_knows_are_removed(papers: Pinned, v: Vocabulary,
     assert content(tmp_path / "made") == before
 
 
-def test_a_seal_comes_back_from_the_manifest_as_it_was(papers: Pinned, v: Vocabulary, tmp_path: Path) -> None:
+def test_a_seal_comes_back_from_the_manifest_as_it_was(
+    papers: Pinned, v: Vocabulary, tmp_path: Path
+) -> None:
     made = make(papers, v, tmp_path / "made")
     assert [Seal.of(entry) for entry in json.loads(made.path.read_text())["seals"]] == made.seals
     assert maker(papers, v, tmp_path / "made").seals == made.seals
@@ -250,8 +309,10 @@ def test_a_seal_comes_back_from_the_manifest_as_it_was(papers: Pinned, v: Vocabu
 
 # ---- Memory
 
-def test_a_million_null_rows_in_a_row_take_no_memory(papers: Pinned, v: Vocabulary, tmp_path: Path,
-                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+
+def test_a_million_null_rows_in_a_row_take_no_memory(
+    papers: Pinned, v: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def nulls(*_: object) -> Iterator[Document | Dropped]:
         yield from itertools.repeat(Dropped("null", Cursor(0, 0), "column 'text' is null"), 10**6)
         yield Document("last", "abcd", Cursor(0, 10**6))
@@ -288,15 +349,24 @@ print(sum(seal.documents for seal in maker.seals), (resource.getrusage(resource.
 
 @pytest.mark.slow
 @pytest.mark.fault(29)
-def test_documents_of_50_mb_beside_tiny_ones_take_bounded_memory(v: Vocabulary, tmp_path: Path) -> None:
+def test_documents_of_50_mb_beside_tiny_ones_take_bounded_memory(
+    v: Vocabulary, tmp_path: Path
+) -> None:
     """Of words; tests/faults/test_data.py has one without a blank."""
     unit = "abcd efgh "
     (tmp_path / "tokenizer.json").write_text(v.tokenizer.to_str())
     huge = json.dumps({"text": unit * (50 * 2**20 // len(unit))}) + "\n"
     tiny = "".join(json.dumps({"text": f"abcd {i}"}) + "\n" for i in range(5000))
     (tmp_path / "a.jsonl").write_text(tiny + huge + huge + tiny)
-    done = subprocess.run([sys.executable, "-c", MEASURED, str(tmp_path)], cwd=ROOT, text=True, check=True,
-                          capture_output=True)
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURED, str(tmp_path)],
+        cwd=ROOT,
+        text=True,
+        check=True,
+        capture_output=True,
+    )
     count, used = map(int, done.stdout.split())
     assert count == 10_002
-    assert used < 1.2e9, used  # a text of 50 MB is held as a line, as text and as ids, and a batch of 4 MB is encoded
+    assert used < 1.2e9, (
+        used
+    )  # a text of 50 MB is held as a line, as text and as ids, and a batch of 4 MB is encoded

@@ -26,23 +26,55 @@ def numbers(n: int, vocab: int = 500) -> np.ndarray:
     return (np.arange(n, dtype=np.int64) * 7919 + 13) % vocab
 
 
-def make(folder: Path, sizes: tuple[int, ...] = (300, 200), vocab: int = 500, tokenizer: str = TOKENIZER,
-         end: str | None = "all") -> Path:
+def make(
+    folder: Path,
+    sizes: tuple[int, ...] = (300, 200),
+    vocab: int = 500,
+    tokenizer: str = TOKENIZER,
+    end: str | None = "all",
+) -> Path:
     """A source with these training shards and one of validation beside the first; returns the first shard."""
-    seals = [{"begins": [0, k], "documents": k + 2, "dropped": {}, "validation": None,
-              "train": written(folder, f"train_{k:05d}.bin", count, k + 1, vocab, tokenizer)}
-             for k, count in enumerate(sizes)]
+    seals = [
+        {
+            "begins": [0, k],
+            "documents": k + 2,
+            "dropped": {},
+            "validation": None,
+            "train": written(folder, f"train_{k:05d}.bin", count, k + 1, vocab, tokenizer),
+        }
+        for k, count in enumerate(sizes)
+    ]
     seals[0]["validation"] = written(folder, "validation_00000.bin", 50, 1, vocab, tokenizer)
-    write_manifest(folder, json.loads(manifest_of([*map(Seal.of, seals)], source="a-source", revision="r", key="r-i",
-                                                  tokenizer_sha256=tokenizer, shard_tokens=200, end=end)))
+    write_manifest(
+        folder,
+        json.loads(
+            manifest_of(
+                [*map(Seal.of, seals)],
+                source="a-source",
+                revision="r",
+                key="r-i",
+                tokenizer_sha256=tokenizer,
+                shard_tokens=200,
+                end=end,
+            )
+        ),
+    )
     return folder / "train_00000.bin"
 
 
-def written(folder: Path, file: str, count: int, documents: int = 1, vocab: int = 500,
-            tokenizer: str = TOKENIZER) -> dict[str, Any]:
+def written(
+    folder: Path,
+    file: str,
+    count: int,
+    documents: int = 1,
+    vocab: int = 500,
+    tokenizer: str = TOKENIZER,
+) -> dict[str, Any]:
     """A shard's entry; the file is left alone where it is there already."""
     kept = path.read_bytes() if (path := folder / file).exists() else b""
-    info = write_shard(path, numbers(count, vocab), documents, 3 * count, tokenizer, "a-source", vocab)
+    info = write_shard(
+        path, numbers(count, vocab), documents, 3 * count, tokenizer, "a-source", vocab
+    )
     if kept:
         path.write_bytes(kept)
     return dataclasses.asdict(info)
@@ -56,8 +88,11 @@ def write_manifest(folder: Path, manifest: object) -> None:
 
 # ---- Writing and reading
 
+
 @pytest.mark.parametrize(("vocab", "width"), [(500, 2), (2**16, 2), (2**16 + 1, 4), (128_256, 4)])
-def test_tokens_come_back_as_written_in_the_width_that_they_need(tmp_path: Path, vocab: int, width: int) -> None:
+def test_tokens_come_back_as_written_in_the_width_that_they_need(
+    tmp_path: Path, vocab: int, width: int
+) -> None:
     path = make(tmp_path, (1000, 333), vocab)
     shards = ShardSet(tmp_path)
     assert path.stat().st_size == HEADER_BYTES + 1000 * width
@@ -72,7 +107,12 @@ def test_a_file_is_the_documented_header_and_little_endian_ids(tmp_path: Path) -
     info = write_shard(tmp_path / "s.bin", ids, 2, 11, TOKENIZER, "a-source", 500)
     content = (tmp_path / "s.bin").read_bytes()
     assert content[:8] == MAGIC == b"PTTOKENS"
-    assert struct.unpack("<IIQQ", content[8:32]) == (1, 2, 3, 2)  # format, bytes a token, tokens, documents
+    assert struct.unpack("<IIQQ", content[8:32]) == (
+        1,
+        2,
+        3,
+        2,
+    )  # format, bytes a token, tokens, documents
     assert content[32:64].hex() == TOKENIZER
     assert content[64:128].rstrip(b"\0") == b"a-source"
     assert content[256:] == bytes([1, 0, 2, 1, 243, 1])
@@ -80,7 +120,9 @@ def test_a_file_is_the_documented_header_and_little_endian_ids(tmp_path: Path) -
     assert [p.name for p in tmp_path.iterdir()] == ["s.bin"]
 
 
-def test_a_shard_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shard_is_written_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
@@ -102,33 +144,55 @@ def test_totals_and_windows_are_those_of_the_shards(tmp_path: Path) -> None:
 
 # ---- Files that will not do
 
+
 def flip(content: bytes, at: int) -> bytes:
-    return content[:at] + bytes([content[at] ^ 4]) + content[at + 1:]
+    return content[:at] + bytes([content[at] ^ 4]) + content[at + 1 :]
 
 
 @pytest.mark.fault(9, 11)
-@pytest.mark.parametrize(("spoil", "words"), [
-    (lambda c: ERROR_PAGE, ["not a token shard (278 bytes, starts with b", "error page"]),
-    (lambda c: b"", ["not a token shard (0 bytes"]),
-    (lambda c: b"PK\x03\x04" + c[4:], ["not a token shard (856 bytes"]),
-    (lambda c: c[:-1], ["855 bytes, but the manifest says 856"]),
-    (lambda c: c[:100], ["100 bytes, but the manifest says 856"]),
-    (lambda c: c[:10], ["10 bytes, but the manifest says 856"]),
-    (lambda c: c + b"\0\0", ["858 bytes, but the manifest says 856"]),
-    (lambda c: flip(c, 8), ["header says format 5, 300 tokens of 2 bytes"]),
-    (lambda c: flip(c, 12), ["tokens of 6 bytes"]),
-    (lambda c: flip(c, 16), ["header says format 1, 296 tokens"]),
-    (lambda c: c[:32] + bytes.fromhex(OTHER) + c[64:], [f"made with tokenizer {OTHER[:12]}", TOKENIZER[:12]]),
-], ids=["error page", "empty", "foreign", "one byte less", "cut in the header", "cut in the magic", "longer",
-        "other format", "other width", "other count", "other tokenizer"])
-def test_a_bad_file_is_found_on_opening_and_named_with_the_remedy(tmp_path: Path, spoil: Callable[[bytes], bytes],
-                                                                  words: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda c: ERROR_PAGE, ["not a token shard (278 bytes, starts with b", "error page"]),
+        (lambda c: b"", ["not a token shard (0 bytes"]),
+        (lambda c: b"PK\x03\x04" + c[4:], ["not a token shard (856 bytes"]),
+        (lambda c: c[:-1], ["855 bytes, but the manifest says 856"]),
+        (lambda c: c[:100], ["100 bytes, but the manifest says 856"]),
+        (lambda c: c[:10], ["10 bytes, but the manifest says 856"]),
+        (lambda c: c + b"\0\0", ["858 bytes, but the manifest says 856"]),
+        (lambda c: flip(c, 8), ["header says format 5, 300 tokens of 2 bytes"]),
+        (lambda c: flip(c, 12), ["tokens of 6 bytes"]),
+        (lambda c: flip(c, 16), ["header says format 1, 296 tokens"]),
+        (
+            lambda c: c[:32] + bytes.fromhex(OTHER) + c[64:],
+            [f"made with tokenizer {OTHER[:12]}", TOKENIZER[:12]],
+        ),
+    ],
+    ids=[
+        "error page",
+        "empty",
+        "foreign",
+        "one byte less",
+        "cut in the header",
+        "cut in the magic",
+        "longer",
+        "other format",
+        "other width",
+        "other count",
+        "other tokenizer",
+    ],
+)
+def test_a_bad_file_is_found_on_opening_and_named_with_the_remedy(
+    tmp_path: Path, spoil: Callable[[bytes], bytes], words: list[str]
+) -> None:
     path = make(tmp_path)
     path.write_bytes(spoil(path.read_bytes()))
     with pytest.raises(DataError) as raised:
         ShardSet(tmp_path)
     assert str(raised.value).startswith(f"{path}: ")
-    remedy = tmp_path if words[0].startswith("made with tokenizer") else path  # a single one is made again
+    remedy = (
+        tmp_path if words[0].startswith("made with tokenizer") else path
+    )  # a single one is made again
     assert str(raised.value).endswith(f"; delete {remedy} and run: make data")
     assert all(word in str(raised.value) for word in words), str(raised.value)
 
@@ -137,7 +201,9 @@ def test_a_missing_shard_is_found_on_opening(tmp_path: Path) -> None:
     make(tmp_path)
     path = tmp_path / "validation_00000.bin"
     path.unlink()
-    with pytest.raises(DataError, match=rf"{path}: cannot be read \(No such file or directory\); .*make data"):
+    with pytest.raises(
+        DataError, match=rf"{path}: cannot be read \(No such file or directory\); .*make data"
+    ):
         ShardSet(tmp_path)
 
 
@@ -149,7 +215,10 @@ def test_any_flipped_bit_is_found_when_the_shard_is_first_read(tmp_path: Path) -
     for at in (64, 200, 256, 555, 855):
         path.write_bytes(flip(whole, at))
         shards = ShardSet(tmp_path)
-        with pytest.raises(DataError, match=rf"{path}: damaged, its hash is [0-9a-f]{{16}} and .*delete .* make data"):
+        with pytest.raises(
+            DataError,
+            match=rf"{path}: damaged, its hash is [0-9a-f]{{16}} and .*delete .* make data",
+        ):
             shards.tokens("train", 0)
         assert shards.tokens("train", 1).tolist() == numbers(200).tolist()  # the others are good
     path.write_bytes(whole)
@@ -167,20 +236,37 @@ def test_a_hash_is_checked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.fault(11)
-@pytest.mark.parametrize("content", [
-    b"", b"{", b"[]", b"null", b"{}", b'{"schema": 2}', b'{"schema": 2, "seals": {}}',
-    b'{"schema": 2, "seals": [{"begins": [0, 0]}], "tokenizer_sha256": ""}',
-    b'{"schema": 2, "seals": [{"begins": [0], "documents": 1, "dropped": {}, "train": null, "validation": null}]}',
-    b'{"schema": 2, "seals": []}', b"\xff\xfe", ERROR_PAGE], ids=repr)
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b"{}",
+        b'{"schema": 2}',
+        b'{"schema": 2, "seals": {}}',
+        b'{"schema": 2, "seals": [{"begins": [0, 0]}], "tokenizer_sha256": ""}',
+        b'{"schema": 2, "seals": [{"begins": [0], "documents": 1, "dropped": {}, "train": null, "validation": null}]}',
+        b'{"schema": 2, "seals": []}',
+        b"\xff\xfe",
+        ERROR_PAGE,
+    ],
+    ids=repr,
+)
 def test_a_damaged_manifest_is_named_with_the_remedy(tmp_path: Path, content: bytes) -> None:
     make(tmp_path)
     (tmp_path / "manifest.json").write_bytes(content)
-    with pytest.raises(DataError, match=rf"{tmp_path}/manifest\.json: not a manifest .*delete {tmp_path} and run"):
+    with pytest.raises(
+        DataError, match=rf"{tmp_path}/manifest\.json: not a manifest .*delete {tmp_path} and run"
+    ):
         ShardSet(tmp_path)
 
 
 @pytest.mark.parametrize(("key", "value"), [("tokens", 150), ("tokens", 3000), ("documents", 9)])
-def test_a_manifest_that_contradicts_a_header_is_refused(tmp_path: Path, key: str, value: int) -> None:
+def test_a_manifest_that_contradicts_a_header_is_refused(
+    tmp_path: Path, key: str, value: int
+) -> None:
     path = make(tmp_path)
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     manifest["seals"][0]["train"][key] = value
@@ -190,28 +276,38 @@ def test_a_manifest_that_contradicts_a_header_is_refused(tmp_path: Path, key: st
 
 
 @pytest.mark.parametrize("key", ["schema", "seals", *KEYS])
-def test_a_manifest_without_one_of_its_keys_is_named_with_the_remedy(tmp_path: Path, key: str) -> None:
+def test_a_manifest_without_one_of_its_keys_is_named_with_the_remedy(
+    tmp_path: Path, key: str
+) -> None:
     make(tmp_path)
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     del manifest[key]
     write_manifest(tmp_path, manifest)
-    with pytest.raises(DataError, match=rf"{tmp_path}/manifest\.json: not a manifest .*'{key}'.*delete {tmp_path} and"):
+    with pytest.raises(
+        DataError,
+        match=rf"{tmp_path}/manifest\.json: not a manifest .*'{key}'.*delete {tmp_path} and",
+    ):
         ShardSet(tmp_path)
 
 
 def test_a_manifest_of_another_version_is_named_with_both(tmp_path: Path) -> None:
     make(tmp_path)
     write_manifest(tmp_path, {"schema": 1, "shards": {}})
-    with pytest.raises(DataError, match=rf"{tmp_path}/manifest\.json: has format 1; this version reads 2; delete "):
+    with pytest.raises(
+        DataError, match=rf"{tmp_path}/manifest\.json: has format 1; this version reads 2; delete "
+    ):
         ShardSet(tmp_path)
 
 
 def test_a_folder_without_a_manifest_names_the_target_that_makes_it(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=rf"{tmp_path}/manifest\.json: there is no such file; prepare .*: make data"):
+    with pytest.raises(
+        DataError, match=rf"{tmp_path}/manifest\.json: there is no such file; prepare .*: make data"
+    ):
         ShardSet(tmp_path)
 
 
 # ---- Shards that are good, for another model
+
 
 @pytest.mark.fault(26)
 def test_shards_of_another_tokenizer_are_refused_with_both_names(tmp_path: Path) -> None:
@@ -222,12 +318,17 @@ def test_shards_of_another_tokenizer_are_refused_with_both_names(tmp_path: Path)
 
 
 @pytest.mark.fault(27)
-def test_a_token_id_beyond_the_vocabulary_is_refused_with_the_size_that_holds_it(tmp_path: Path) -> None:
+def test_a_token_id_beyond_the_vocabulary_is_refused_with_the_size_that_holds_it(
+    tmp_path: Path,
+) -> None:
     path = make(tmp_path)
     highest = int(numbers(300).max())
     shards = ShardSet(tmp_path)
-    with pytest.raises(DataError, match=rf"{path}: holds token id {highest}, but VOCAB_SIZE={highest}; "
-                                        rf"set VOCAB_SIZE to at least {highest + 1}"):
+    with pytest.raises(
+        DataError,
+        match=rf"{path}: holds token id {highest}, but VOCAB_SIZE={highest}; "
+        rf"set VOCAB_SIZE to at least {highest + 1}",
+    ):
         shards.check_vocabulary(TOKENIZER, highest)
     shards.check_vocabulary(TOKENIZER, highest + 1)
 
@@ -243,14 +344,20 @@ def test_a_token_id_beyond_the_vocabulary_is_found_in_validation_too(tmp_path: P
 
 # ---- Sources of which more shards come
 
+
 def grow(folder: Path, sizes: tuple[int, ...], end: str | None = None) -> None:
     """More shards behind those of make()."""
     make(folder, sizes, end=end)
 
 
-def test_a_source_that_is_still_being_made_is_refused_unless_it_is_opened_as_such(tmp_path: Path) -> None:
+def test_a_source_that_is_still_being_made_is_refused_unless_it_is_opened_as_such(
+    tmp_path: Path,
+) -> None:
     make(tmp_path, end=None)
-    with pytest.raises(DataError, match=rf"{tmp_path}: is not finished; go on with: make data, or set DATA_STREAM=1"):
+    with pytest.raises(
+        DataError,
+        match=rf"{tmp_path}: is not finished; go on with: make data, or set DATA_STREAM=1",
+    ):
         ShardSet(tmp_path)
     assert not ShardSet(tmp_path, partial=True).ended
 
@@ -275,7 +382,9 @@ def test_a_manifest_that_grows_is_taken_in_shard_by_shard(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("sizes", [(300,), (300, 202), (301, 201, 350), ()])
-def test_shards_that_change_while_they_are_in_use_are_refused(tmp_path: Path, sizes: tuple[int, ...]) -> None:
+def test_shards_that_change_while_they_are_in_use_are_refused(
+    tmp_path: Path, sizes: tuple[int, ...]
+) -> None:
     make(tmp_path, (300, 201), end=None)
     shards = ShardSet(tmp_path, partial=True)
     manifest = json.loads((tmp_path / "manifest.json").read_text())
@@ -286,7 +395,10 @@ def test_shards_that_change_while_they_are_in_use_are_refused(tmp_path: Path, si
     else:
         write_manifest(tmp_path, manifest | {"seals": []})
     for _ in range(2):
-        with pytest.raises(DataError, match=rf"{tmp_path}/manifest\.json: shards that were there have changed .*make"):
+        with pytest.raises(
+            DataError,
+            match=rf"{tmp_path}/manifest\.json: shards that were there have changed .*make",
+        ):
             shards.refresh()
 
 
@@ -305,13 +417,17 @@ def test_a_bad_shard_that_comes_is_named_each_time_and_not_taken_in(tmp_path: Pa
     assert shards.refresh() and shards.windows("train", 100) == [2, 2]
 
 
-def test_training_shards_may_be_absent_where_a_source_streams_and_those_of_validation_not(tmp_path: Path) -> None:
+def test_training_shards_may_be_absent_where_a_source_streams_and_those_of_validation_not(
+    tmp_path: Path,
+) -> None:
     make(tmp_path, (300, 200, 250), end=None)
     (tmp_path / "train_00001.bin").unlink()
     shards = ShardSet(tmp_path, partial=True)
     assert [shards.is_there(k) for k in range(3)] == [True, False, True]
     assert shards.windows("train", 100) == [2, 1, 2]
-    with pytest.raises(DataError, match=rf"{tmp_path}/train_00001\.bin: cannot be read \(No such .*make data"):
+    with pytest.raises(
+        DataError, match=rf"{tmp_path}/train_00001\.bin: cannot be read \(No such .*make data"
+    ):
         shards.tokens("train", 1)
     written(tmp_path, "train_00001.bin", 200, 2)
     assert shards.is_there(1) and shards.tokens("train", 1).tolist() == numbers(200).tolist()
@@ -320,8 +436,9 @@ def test_training_shards_may_be_absent_where_a_source_streams_and_those_of_valid
         ShardSet(tmp_path, partial=True)
 
 
-def test_a_hash_is_checked_beside_and_before_the_first_token_is_handed_out(tmp_path: Path,
-                                                                          monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hash_is_checked_beside_and_before_the_first_token_is_handed_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = make(tmp_path)
     shards, may_go_on, threads = ShardSet(tmp_path), threading.Event(), []
     real = shards.check_hash
@@ -342,8 +459,9 @@ def test_a_hash_is_checked_beside_and_before_the_first_token_is_handed_out(tmp_p
     assert threading.current_thread() not in threads
 
 
-def test_a_shard_that_was_deleted_and_made_anew_is_hashed_again(tmp_path: Path,
-                                                                monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shard_that_was_deleted_and_made_anew_is_hashed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = make(tmp_path)
     shards, checked = ShardSet(tmp_path, partial=True), []
     real = shards.check_hash
@@ -357,7 +475,9 @@ def test_a_shard_that_was_deleted_and_made_anew_is_hashed_again(tmp_path: Path,
     shards.tokens("train", 0)
     shards.keep_open([])
     path.unlink()
-    (tmp_path / "other").write_bytes(whole)  # so that the new file is another, whatever the clock's grain
+    (tmp_path / "other").write_bytes(
+        whole
+    )  # so that the new file is another, whatever the clock's grain
     (tmp_path / "new").write_bytes(whole)
     (tmp_path / "new").rename(path)
     assert shards.tokens("train", 0).tolist() == numbers(300).tolist()
@@ -374,6 +494,7 @@ def test_a_shard_that_was_deleted_and_made_anew_is_hashed_again(tmp_path: Path,
 
 def test_what_is_let_go_of_is_mapped_no_more(tmp_path: Path) -> None:
     """A deleted file takes its room as long as it is."""
+
     def mapped() -> set[str]:
         text = Path("/proc/self/maps").read_text()
         return {path.name for path in tmp_path.glob("*.bin") if str(path) in text}
@@ -383,7 +504,12 @@ def test_what_is_let_go_of_is_mapped_no_more(tmp_path: Path) -> None:
     for k in range(3):
         shards.tokens("train", k)
     shards.tokens("validation", 0)
-    assert mapped() == {"train_00000.bin", "train_00001.bin", "train_00002.bin", "validation_00000.bin"}
+    assert mapped() == {
+        "train_00000.bin",
+        "train_00001.bin",
+        "train_00002.bin",
+        "validation_00000.bin",
+    }
     shards.keep_open([1])
     assert mapped() == {"train_00001.bin", "validation_00000.bin"}
     assert shards.tokens("train", 2).tolist() == numbers(250).tolist()

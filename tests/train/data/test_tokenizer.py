@@ -10,16 +10,35 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import (
+    AddedToken,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    trainers,
+)
 
 from tests.conftest import SHARED
 from train.data import tokenizer
 from train.data.tokenizer import SPECIAL_TOKENS, TokenizerError, Vocabulary
 
 AWKWARD = [
-    "def f(x):\n    return x**2  # naïve\n", "", " ", "\n\n\t\r\n", "1234567890.5e-3", "日本語と한국어",
+    "def f(x):\n    return x**2  # naïve\n",
+    "",
+    " ",
+    "\n\n\t\r\n",
+    "1234567890.5e-3",
+    "日本語と한국어",
     "\U0001f642\u200d\u2194\ufe0f e\u0301",
-    "\x00\x01\x7f", "a" * 3000, "don't  stop", "\ufeffBOM", "٣٤٥", "x" + " " * 50 + "y", "<|endoftext|>",
+    "\x00\x01\x7f",
+    "a" * 3000,
+    "don't  stop",
+    "\ufeffBOM",
+    "٣٤٥",
+    "x" + " " * 50 + "y",
+    "<|endoftext|>",
     "before<|endoftext|>after <|user|>hello<|end|>",
 ]
 
@@ -28,7 +47,10 @@ def some_text() -> list[str]:
     """Words of a little language, the same at every call."""
     rng = random.Random(3)
     words = ["".join(rng.choices("abcdefghij", k=rng.randint(2, 6))) for _ in range(300)]
-    return [" ".join(rng.choices(words, k=200)) + f"\n    x{i} = {rng.randint(0, 10**6)}\n" for i in range(40)]
+    return [
+        " ".join(rng.choices(words, k=200)) + f"\n    x{i} = {rng.randint(0, 10**6)}\n"
+        for i in range(40)
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +58,9 @@ def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Vocabulary:
     return tokenizer.train(iter(some_text()), 400, tmp_path_factory.mktemp("t") / "tokenizer.json")
 
 
-def test_a_trained_vocabulary_has_the_asked_size_and_the_reserved_tokens(vocabulary: Vocabulary) -> None:
+def test_a_trained_vocabulary_has_the_asked_size_and_the_reserved_tokens(
+    vocabulary: Vocabulary,
+) -> None:
     assert vocabulary.size == 400
     ids = [vocabulary.tokenizer.token_to_id(token) for token in SPECIAL_TOKENS]
     assert ids == list(range(len(SPECIAL_TOKENS)))
@@ -54,7 +78,9 @@ def test_bytes_of_the_ids_are_the_bytes_of_the_text(vocabulary: Vocabulary, text
     assert int(vocabulary.byte_lengths()[vocabulary.encode(text)].sum()) == len(text.encode())
 
 
-def test_a_special_token_stands_for_no_bytes_and_is_never_made_from_text(vocabulary: Vocabulary) -> None:
+def test_a_special_token_stands_for_no_bytes_and_is_never_made_from_text(
+    vocabulary: Vocabulary,
+) -> None:
     lengths = vocabulary.byte_lengths()
     special = range(len(SPECIAL_TOKENS))
     assert [int(lengths[i]) for i in special] == [0] * len(SPECIAL_TOKENS)
@@ -65,7 +91,9 @@ def test_a_special_token_stands_for_no_bytes_and_is_never_made_from_text(vocabul
 
 def test_many_texts_at_once_give_what_each_gives_alone(vocabulary: Vocabulary) -> None:
     texts = AWKWARD + some_text()
-    assert [ids.tolist() for ids in vocabulary.encode_all(texts)] == [vocabulary.encode(text) for text in texts]
+    assert [ids.tolist() for ids in vocabulary.encode_all(texts)] == [
+        vocabulary.encode(text) for text in texts
+    ]
 
 
 def test_no_token_spans_two_words_or_more_than_three_digits(vocabulary: Vocabulary) -> None:
@@ -74,7 +102,9 @@ def test_no_token_spans_two_words_or_more_than_three_digits(vocabulary: Vocabula
     assert not [token for token in spelled if re.search(r"\w\s+\w|\d{4}|[a-z]\d|\d[a-z]", token)]
 
 
-def test_training_twice_gives_one_identity_the_hash_of_the_file(tmp_path: Path, vocabulary: Vocabulary) -> None:
+def test_training_twice_gives_one_identity_the_hash_of_the_file(
+    tmp_path: Path, vocabulary: Vocabulary
+) -> None:
     path = tmp_path / "deep" / "tokenizer.json"
     again = tokenizer.train(iter(some_text()), 400, path)
     assert again.sha256 == vocabulary.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
@@ -85,7 +115,9 @@ def test_training_twice_gives_one_identity_the_hash_of_the_file(tmp_path: Path, 
 
 def test_too_little_text_is_refused_with_a_size_that_it_gives(tmp_path: Path) -> None:
     target = tmp_path / "tokenizer.json"
-    with pytest.raises(TokenizerError, match=r"not VOCAB_SIZE=5000; set VOCAB_SIZE=\d+, or train on more") as raised:
+    with pytest.raises(
+        TokenizerError, match=r"not VOCAB_SIZE=5000; set VOCAB_SIZE=\d+, or train on more"
+    ) as raised:
         tokenizer.train(iter(some_text()[:3]), 5000, target)
     assert not target.exists()
     size = int(str(raised.value).split("set VOCAB_SIZE=")[1].split(",")[0])
@@ -104,11 +136,19 @@ def sentencepiece(model: str = "BPE", byte_fallback: bool = True) -> Tokenizer:
     learnt.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
     special = ["<unk>", "<s>", "</s>", *(BYTES if byte_fallback else [])]
     kinds: dict[str, Any] = {"BPE": trainers.BpeTrainer, "Unigram": trainers.UnigramTrainer}
-    learnt.train_from_iterator(some_text(), kinds[model](vocab_size=600, special_tokens=special, show_progress=False,
-                                                         unk_token="<unk>"))
+    learnt.train_from_iterator(
+        some_text(),
+        kinds[model](
+            vocab_size=600, special_tokens=special, show_progress=False, unk_token="<unk>"
+        ),
+    )
     content = json.loads(learnt.to_str())
-    content["model"] |= {"byte_fallback": byte_fallback} | ({"unk_token": "<unk>"} if model == "BPE" else {"unk_id": 0})
-    content["added_tokens"] = [token for token in content["added_tokens"] if token["content"] not in BYTES]
+    content["model"] |= {"byte_fallback": byte_fallback} | (
+        {"unk_token": "<unk>"} if model == "BPE" else {"unk_id": 0}
+    )
+    content["added_tokens"] = [
+        token for token in content["added_tokens"] if token["content"] not in BYTES
+    ]
     made = Tokenizer.from_str(json.dumps(content))
     made.pre_tokenizer = None
     made.decoder = decoders.Sequence(METASPACE_DECODERS)
@@ -117,7 +157,9 @@ def sentencepiece(model: str = "BPE", byte_fallback: bool = True) -> Tokenizer:
 
 def llama_2() -> Tokenizer:
     made = sentencepiece()
-    made.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
+    made.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
+    )
     made.decoder = decoders.Sequence([*METASPACE_DECODERS, decoders.Strip(" ", 1, 0)])
     return made
 
@@ -138,8 +180,15 @@ def mistral(model: str = "BPE", scheme: str = "first") -> Tokenizer:
 def byte_level(**how: Any) -> Tokenizer:
     made = Tokenizer(models.BPE())
     made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(**how), decoders.ByteLevel()
-    made.train_from_iterator(some_text(), trainers.BpeTrainer(
-        vocab_size=500, special_tokens=["<eos>"], show_progress=False, initial_alphabet=made.pre_tokenizer.alphabet()))
+    made.train_from_iterator(
+        some_text(),
+        trainers.BpeTrainer(
+            vocab_size=500,
+            special_tokens=["<eos>"],
+            show_progress=False,
+            initial_alphabet=made.pre_tokenizer.alphabet(),
+        ),
+    )
     return made
 
 
@@ -166,10 +215,14 @@ def taken(made: Tokenizer) -> Vocabulary:
 
 # What is taken, and by whose blank before a text, if any, what comes back may differ
 KINDS: dict[str, tuple[Callable[[], Tokenizer], str]] = {
-    "byte-level": (lambda: byte_level(add_prefix_space=False), "none"), "with NFC": (with_nfc, "none"),
+    "byte-level": (lambda: byte_level(add_prefix_space=False), "none"),
+    "with NFC": (with_nfc, "none"),
     "byte-level with a prefix": (lambda: byte_level(add_prefix_space=True), "stays"),
-    "Gemma": (gemma, "none"), "Llama 2": (llama_2, "is taken away"), "Mistral": (mistral, "may take one along"),
-    "Unigram": (unigram, "may take one along")}
+    "Gemma": (gemma, "none"),
+    "Llama 2": (llama_2, "is taken away"),
+    "Mistral": (mistral, "may take one along"),
+    "Unigram": (unigram, "may take one along"),
+}
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -180,8 +233,12 @@ def kind(request: pytest.FixtureRequest) -> tuple[Vocabulary, str]:
 
 def real_text() -> Iterator[str]:
     """Rows of web pages, of text from PDFs and of examinations."""
-    for name in ("web/dclm_majority.jsonl", "pdf/pdf_text.jsonl", "pdf/docling_markdown.jsonl",
-                 "medical/medqa_4options_test_even.jsonl"):
+    for name in (
+        "web/dclm_majority.jsonl",
+        "pdf/pdf_text.jsonl",
+        "pdf/docling_markdown.jsonl",
+        "medical/medqa_4options_test_even.jsonl",
+    ):
         with open(SHARED / name, encoding="utf-8") as file:
             for line in file.readlines()[:60]:
                 row = json.loads(line)
@@ -190,7 +247,9 @@ def real_text() -> Iterator[str]:
 
 def check_text(v: Vocabulary, blank: str, text: str) -> None:
     """It comes back, and its ids stand for its bytes, but for a blank at its start."""
-    text = unicodedata.normalize("NFC", text) if v.tokenizer.normalizer and blank == "none" else text
+    text = (
+        unicodedata.normalize("NFC", text) if v.tokenizer.normalizer and blank == "none" else text
+    )
     text = text.replace("\u2581", " ")
     ids = v.encode(text)
     before = " " * (blank == "stays" and text[:1] not in ("", " "))
@@ -198,10 +257,15 @@ def check_text(v: Vocabulary, blank: str, text: str) -> None:
     if blank == "may take one along" and text.startswith((" ", "\u2581")):
         assert (back, surplus) == (text[1:], 0)
     else:
-        assert (back, surplus) == (before + text, len(before) if blank in ("none", "stays") else bool(text))
+        assert (back, surplus) == (
+            before + text,
+            len(before) if blank in ("none", "stays") else bool(text),
+        )
 
 
-def test_every_kind_that_is_taken_gives_text_back_and_counts_its_bytes(kind: tuple[Vocabulary, str]) -> None:
+def test_every_kind_that_is_taken_gives_text_back_and_counts_its_bytes(
+    kind: tuple[Vocabulary, str],
+) -> None:
     for text in [*AWKWARD, *some_text(), " x", "  x", "a </s> b<0x41"]:
         check_text(*kind, text)
 
@@ -215,8 +279,9 @@ def test_every_kind_gives_real_text_back(kind: tuple[Vocabulary, str]) -> None:
         check_text(*kind, text)
 
 
-def test_pieces_of_a_document_have_no_blank_put_between_them(kind: tuple[Vocabulary, str],
-                                                             monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pieces_of_a_document_have_no_blank_put_between_them(
+    kind: tuple[Vocabulary, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     v, blank = kind
     text = "ab cde \u65e5\u672c\u8a9e" * 20 + "x" * 80 + " fin"
     monkeypatch.setattr(tokenizer, "LONGEST_PIECE", 30)
@@ -256,8 +321,12 @@ def changed(made: Tokenizer, **parts: Any) -> Tokenizer:
 
 def few_bytes() -> Tokenizer:
     content = json.loads(byte_level(add_prefix_space=False).to_str())
-    content["model"]["vocab"]["\u0120\u0120\u0120"] = content["model"]["vocab"].pop("!")  # no token of that byte
-    content["model"]["merges"] = [pair for pair in content["model"]["merges"] if "!" not in "".join(pair)]
+    content["model"]["vocab"]["\u0120\u0120\u0120"] = content["model"]["vocab"].pop(
+        "!"
+    )  # no token of that byte
+    content["model"]["merges"] = [
+        pair for pair in content["model"]["merges"] if "!" not in "".join(pair)
+    ]
     return Tokenizer.from_str(json.dumps(content))
 
 
@@ -273,27 +342,58 @@ def words(model: Any) -> Tokenizer:
     return made
 
 
-@pytest.mark.parametrize(("make", "said"), [
-    (lambda: changed(byte_level(add_prefix_space=False), normalizer=normalizers.Lowercase()), "(capital letters, "),
-    (lambda: changed(byte_level(add_prefix_space=False),
-                     normalizer=normalizers.Sequence([normalizers.NFD(), normalizers.StripAccents()])), "(accents)"),
-    (lambda: changed(byte_level(add_prefix_space=False), normalizer=normalizers.NFKC()), "(compatibility characters)"),
-    (lambda: changed(gemma(), pre_tokenizer=pre_tokenizers.WhitespaceSplit()), "line ends and tabs"),
-    (lambda: changed(gemma(), decoder=decoders.Metaspace()), "other scripts"),
-    (few_bytes, "(it has no token for 1 of the bytes)"),
-    (lambda: mistral("Unigram"), "(special tokens that a text spells out)"),
-    (greedy_added_token, "(blanks beside its added tokens)"),
-    (lambda: sentencepiece("Unigram", byte_fallback=False), "a Unigram tokenizer that loses text (it has no token"),
-    (lambda: words(models.WordPiece({"[UNK]": 0, "word": 1}, unk_token="[UNK]")), "a WordPiece tokenizer that loses"),
-    (lambda: words(models.WordLevel({"[UNK]": 0, "word": 1}, unk_token="[UNK]")), "a WordLevel tokenizer that loses"),
-])
-def test_what_loses_text_is_refused_with_what_it_loses(make: Callable[[], Tokenizer], said: str) -> None:
-    with pytest.raises(TokenizerError, match=r"^here: a .*; take a byte-level BPE, or a SentencePiece") as raised:
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (
+            lambda: changed(byte_level(add_prefix_space=False), normalizer=normalizers.Lowercase()),
+            "(capital letters, ",
+        ),
+        (
+            lambda: changed(
+                byte_level(add_prefix_space=False),
+                normalizer=normalizers.Sequence([normalizers.NFD(), normalizers.StripAccents()]),
+            ),
+            "(accents)",
+        ),
+        (
+            lambda: changed(byte_level(add_prefix_space=False), normalizer=normalizers.NFKC()),
+            "(compatibility characters)",
+        ),
+        (
+            lambda: changed(gemma(), pre_tokenizer=pre_tokenizers.WhitespaceSplit()),
+            "line ends and tabs",
+        ),
+        (lambda: changed(gemma(), decoder=decoders.Metaspace()), "other scripts"),
+        (few_bytes, "(it has no token for 1 of the bytes)"),
+        (lambda: mistral("Unigram"), "(special tokens that a text spells out)"),
+        (greedy_added_token, "(blanks beside its added tokens)"),
+        (
+            lambda: sentencepiece("Unigram", byte_fallback=False),
+            "a Unigram tokenizer that loses text (it has no token",
+        ),
+        (
+            lambda: words(models.WordPiece({"[UNK]": 0, "word": 1}, unk_token="[UNK]")),
+            "a WordPiece tokenizer that loses",
+        ),
+        (
+            lambda: words(models.WordLevel({"[UNK]": 0, "word": 1}, unk_token="[UNK]")),
+            "a WordLevel tokenizer that loses",
+        ),
+    ],
+)
+def test_what_loses_text_is_refused_with_what_it_loses(
+    make: Callable[[], Tokenizer], said: str
+) -> None:
+    with pytest.raises(
+        TokenizerError, match=r"^here: a .*; take a byte-level BPE, or a SentencePiece"
+    ) as raised:
         taken(make())
     assert said in str(raised.value)
 
 
 # ---- Files
+
 
 def without_end_of_text() -> str:
     made = Tokenizer(models.BPE())
@@ -302,17 +402,28 @@ def without_end_of_text() -> str:
 
 
 @pytest.mark.fault(11)
-@pytest.mark.parametrize(("content", "words"), [
-    (None, ["cannot be read (No such file", "TOKENIZER must be"]),
-    (b"<?xml version='1.0'?><Error/>".ljust(278), ["not a tokenizer.json (278 bytes,", "<?xml", "fetch it again"]),
-    (b"", ["not a tokenizer.json (0 bytes"]),
-    (b'{"version": "1.0"', ["not a tokenizer.json"]),
-    (b'{"a": 1}', ["not a tokenizer.json"]),
-    (b"\xff\xfe\x00", ["not a tokenizer.json (3 bytes"]),
-    (without_end_of_text().encode(), ["no special token that separates", "<|endoftext|> <|end_of", "</s>"]),
-], ids=["absent", "error page", "empty", "truncated", "other json", "binary", "no end of text"])
-def test_a_file_that_will_not_do_is_named_with_what_is_wrong(tmp_path: Path, content: bytes | None,
-                                                             words: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, ["cannot be read (No such file", "TOKENIZER must be"]),
+        (
+            b"<?xml version='1.0'?><Error/>".ljust(278),
+            ["not a tokenizer.json (278 bytes,", "<?xml", "fetch it again"],
+        ),
+        (b"", ["not a tokenizer.json (0 bytes"]),
+        (b'{"version": "1.0"', ["not a tokenizer.json"]),
+        (b'{"a": 1}', ["not a tokenizer.json"]),
+        (b"\xff\xfe\x00", ["not a tokenizer.json (3 bytes"]),
+        (
+            without_end_of_text().encode(),
+            ["no special token that separates", "<|endoftext|> <|end_of", "</s>"],
+        ),
+    ],
+    ids=["absent", "error page", "empty", "truncated", "other json", "binary", "no end of text"],
+)
+def test_a_file_that_will_not_do_is_named_with_what_is_wrong(
+    tmp_path: Path, content: bytes | None, words: list[str]
+) -> None:
     path = tmp_path / "tokenizer.json"
     if content is not None:
         path.write_bytes(content)
@@ -322,16 +433,32 @@ def test_a_file_that_will_not_do_is_named_with_what_is_wrong(tmp_path: Path, con
     assert all(word in str(raised.value) for word in words), str(raised.value)
 
 
-def test_truncation_and_padding_in_a_file_are_not_applied(tmp_path: Path, vocabulary: Vocabulary) -> None:
+def test_truncation_and_padding_in_a_file_are_not_applied(
+    tmp_path: Path, vocabulary: Vocabulary
+) -> None:
     content = json.loads(vocabulary.tokenizer.to_str())
-    content["truncation"] = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
-    content["padding"] = {"strategy": {"Fixed": 9}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 1,
-                          "pad_type_id": 0, "pad_token": "<|pad|>"}
+    content["truncation"] = {
+        "direction": "Right",
+        "max_length": 4,
+        "strategy": "LongestFirst",
+        "stride": 0,
+    }
+    content["padding"] = {
+        "strategy": {"Fixed": 9},
+        "direction": "Right",
+        "pad_to_multiple_of": None,
+        "pad_id": 1,
+        "pad_type_id": 0,
+        "pad_token": "<|pad|>",
+    }
     path = tmp_path / "tokenizer.json"
     path.write_text(json.dumps(content))
     text = some_text()[0]
     assert tokenizer.load(path).encode(text) == vocabulary.encode(text)
-    loaded, same = ([ids.tolist() for ids in v.encode_all(["ab", text])] for v in (tokenizer.load(path), vocabulary))
+    loaded, same = (
+        [ids.tolist() for ids in v.encode_all(["ab", text])]
+        for v in (tokenizer.load(path), vocabulary)
+    )
     assert loaded == same
 
 

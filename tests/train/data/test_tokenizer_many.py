@@ -29,7 +29,9 @@ def test_ids_of_all_are_those_of_each_in_order(vocabulary: Vocabulary, small_bat
     assert [ids.dtype for ids in found] == [np.uint16] * len(texts)
     assert [vocabulary.decode(ids.tolist()) for ids in found] == texts
     spaced = [i for i, text in enumerate(texts) if len(text) <= 50]
-    assert len(spaced) > 35 and all(found[i].tolist() == vocabulary.encode(texts[i]) for i in spaced)
+    assert len(spaced) > 35 and all(
+        found[i].tolist() == vocabulary.encode(texts[i]) for i in spaced
+    )
     assert list(vocabulary.encode_all([])) == []
 
 
@@ -43,14 +45,18 @@ def test_a_large_vocabulary_has_ids_of_four_bytes(vocabulary: Vocabulary) -> Non
 
 def test_batches_are_bounded_in_bytes_and_in_pieces(small_batches: None) -> None:
     many = list(tokenizer.batches(["x"] * 20, []))
-    assert [len(batch) for batch in many] == [6, 6, 6, 2] and all(p.begins and p.ends for batch in many for p in batch)
+    assert [len(batch) for batch in many] == [6, 6, 6, 2] and all(
+        p.begins and p.ends for batch in many for p in batch
+    )
     long = list(tokenizer.batches(["\u65e5" * 500], []))
     assert [len(batch) for batch in long] == [2] * 5  # 150 bytes a piece
     flags = [(p.begins, p.ends) for batch in long for p in batch]
     assert flags == [(True, False), *[(False, False)] * 8, (False, True)]
 
 
-def test_no_more_than_two_batches_are_read_ahead(vocabulary: Vocabulary, small_batches: None) -> None:
+def test_no_more_than_two_batches_are_read_ahead(
+    vocabulary: Vocabulary, small_batches: None
+) -> None:
     drawn = 0
 
     def texts() -> Iterator[str]:
@@ -66,8 +72,11 @@ def test_no_more_than_two_batches_are_read_ahead(vocabulary: Vocabulary, small_b
         assert done <= drawn <= done + 2 * 6  # and never waits for texts that it does not need
 
 
-def test_what_the_texts_raise_comes_behind_the_last_of_them(vocabulary: Vocabulary, small_batches: None) -> None:
+def test_what_the_texts_raise_comes_behind_the_last_of_them(
+    vocabulary: Vocabulary, small_batches: None
+) -> None:
     for n in (0, 1, 6, 7, 20):
+
         def texts(n: int = n) -> Iterator[str]:
             yield from ["ab"] * n
             raise ConnectionError("gone")
@@ -78,7 +87,9 @@ def test_what_the_texts_raise_comes_behind_the_last_of_them(vocabulary: Vocabula
             next(encoded)
 
 
-def test_a_consumer_that_stops_leaves_no_thread_and_no_open_source(vocabulary: Vocabulary, small_batches: None) -> None:
+def test_a_consumer_that_stops_leaves_no_thread_and_no_open_source(
+    vocabulary: Vocabulary, small_batches: None
+) -> None:
     closed = []
 
     def texts() -> Iterator[str]:
@@ -96,7 +107,9 @@ def test_a_consumer_that_stops_leaves_no_thread_and_no_open_source(vocabulary: V
     assert threading.active_count() == before and closed == [True]
 
 
-def test_texts_are_drawn_while_others_are_encoded(vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_texts_are_drawn_while_others_are_encoded(
+    vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tokenizer, "BATCH_PIECES", 1)
     real, begun, asked = Vocabulary.encode_pieces, threading.Semaphore(0), threading.Semaphore(0)
 
@@ -122,7 +135,9 @@ def test_texts_are_drawn_while_others_are_encoded(vocabulary: Vocabulary, monkey
 def test_a_long_document_is_encoded_in_pieces_and_to_the_same_ids(data: dict[str, str]) -> None:
     vocabulary = tokenizer.load(Path(data["TOKENIZER"]))
     chance = random.Random(3)
-    text = "".join(chance.choice(["abca", " ", "  ", "\n", "de\t", " f", "\u00e9 "]) for _ in range(4000))
+    text = "".join(
+        chance.choice(["abca", " ", "  ", "\n", "de\t", " f", "\u00e9 "]) for _ in range(4000)
+    )
     parts = list(tokenizer.pieces(text, 100))
     assert "".join(parts) == text and max(map(len, parts)) <= 100 and len(parts) > 80
     assert [i for part in parts for i in vocabulary.encode(part)] == vocabulary.encode(text)

@@ -9,23 +9,38 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.running import ROOT, environment
-from record import reader
 from hardware.ports import free_ports
+from record import reader
 from record.run_paths import RunPaths
+from tests.running import ROOT, environment
 
 
 class Sites:
     """SITES sites of one run. `end` leaves nothing of it behind."""
 
-    def __init__(self, folder: Path, data: dict[str, str], sites: int, start: bool = True, **settings: object):
+    def __init__(
+        self, folder: Path, data: dict[str, str], sites: int, start: bool = True, **settings: object
+    ):
         """start: the sites, too; else each starts by `again`."""
         port = free_ports(2)
         self.folder, self.paths = folder, RunPaths(folder / "run")
-        usual = {"SITE_ADDR": "127.0.0.1", "SAVE_MINUTES": 60, "START_TIMEOUT_S": 120, "SITE_WAIT_S": 60, "NPROC": 1,
-                 "SYNC_STREAMS": 2}
-        self.env = environment(folder, data, SYNC="diloco", SITES=sites, NODES=sites, LIGHTHOUSE=f"127.0.0.1:{port}",
-                               **usual | settings)
+        usual = {
+            "SITE_ADDR": "127.0.0.1",
+            "SAVE_MINUTES": 60,
+            "START_TIMEOUT_S": 120,
+            "SITE_WAIT_S": 60,
+            "NPROC": 1,
+            "SYNC_STREAMS": 2,
+        }
+        self.env = environment(
+            folder,
+            data,
+            SYNC="diloco",
+            SITES=sites,
+            NODES=sites,
+            LIGHTHOUSE=f"127.0.0.1:{port}",
+            **usual | settings,
+        )
         self.lighthouse = self.light()
         self.sites = {rank: self.start(rank) for rank in range(sites if start else 0)}
 
@@ -37,14 +52,28 @@ class Sites:
 
     def light(self) -> "subprocess.Popen[bytes]":
         with open(self.folder / "lighthouse", "a") as out:
-            return subprocess.Popen([sys.executable, "-m", "train.diloco.lighthouse"], env=self.env, cwd=ROOT,
-                                    stdout=out, stderr=subprocess.STDOUT)
+            return subprocess.Popen(
+                [sys.executable, "-m", "train.diloco.lighthouse"],
+                env=self.env,
+                cwd=ROOT,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+            )
 
-    def start(self, rank: int, command: list[str] | None = None, **changes: str) -> "subprocess.Popen[bytes]":
-        with open(self.log(rank), "a") as out:  # a session of its own: all of it can be lost at once
-            return subprocess.Popen(command or [str(ROOT / "scripts" / "launch.sh")],
-                                    env=self.env | {"NODE_RANK": str(rank)} | changes, cwd=ROOT, stdout=out,
-                                    stderr=subprocess.STDOUT, start_new_session=True)
+    def start(
+        self, rank: int, command: list[str] | None = None, **changes: str
+    ) -> "subprocess.Popen[bytes]":
+        with open(
+            self.log(rank), "a"
+        ) as out:  # a session of its own: all of it can be lost at once
+            return subprocess.Popen(
+                command or [str(ROOT / "scripts" / "launch.sh")],
+                env=self.env | {"NODE_RANK": str(rank)} | changes,
+                cwd=ROOT,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
 
     def again(self, rank: int, command: list[str] | None = None, **changes: str) -> None:
         self.sites[rank] = self.start(rank, command, **changes)
@@ -69,14 +98,21 @@ class Sites:
     def ends(self, *codes: int) -> list[str]:
         """What each said, once it has ended with its code."""
         deadline = time.monotonic() + 240
-        got = tuple(self.sites[rank].wait(max(1.0, deadline - time.monotonic())) for rank in range(len(self.sites)))
+        got = tuple(
+            self.sites[rank].wait(max(1.0, deadline - time.monotonic()))
+            for rank in range(len(self.sites))
+        )
         assert got == codes, self.said()
         return [self.log(rank).read_text() for rank in range(len(self.sites))]
 
     def events(self, rank: int, *names: str) -> list[dict[str, Any]]:
         """The events of these names in a site's record."""
         with contextlib.suppress(FileNotFoundError):
-            return [entry for entry in reader.read(self.run(rank) / "metrics.jsonl") if entry["event"] in names]
+            return [
+                entry
+                for entry in reader.read(self.run(rank) / "metrics.jsonl")
+                if entry["event"] in names
+            ]
         return []
 
     def hashes(self, rank: int) -> dict[int, str]:
@@ -93,14 +129,18 @@ class Sites:
     def wait(self, rank: int, exchanges: int, sites: int = 0, seconds: float = 240) -> None:
         """Until a site has seen so many exchanges, the last of them among so many sites, if that matters."""
         deadline = time.monotonic() + seconds
-        while not any(entry["outer_step"] >= exchanges and sites in (0, entry["sites"])
-                      for entry in self.events(rank, "sync")):
+        while not any(
+            entry["outer_step"] >= exchanges and sites in (0, entry["sites"])
+            for entry in self.events(rank, "sync")
+        ):
             assert self.sites[rank].poll() is None and time.monotonic() < deadline, self.said()
             time.sleep(0.05)
 
     def said(self) -> str:
         """What the lighthouse and all sites have said."""
-        return "\n".join(path.read_text() for path in (self.folder / "lighthouse", *map(self.log, self.sites)))
+        return "\n".join(
+            path.read_text() for path in (self.folder / "lighthouse", *map(self.log, self.sites))
+        )
 
     def end(self) -> None:
         for site in self.sites.values():
@@ -112,7 +152,9 @@ class Sites:
 
 def signal_session(session: int, number: signal.Signals) -> None:
     """torchrun puts its workers into groups of their own: by session they are all found."""
-    listed = subprocess.run(["ps", "-A", "-o", "pid=,sid="], text=True, check=True, capture_output=True).stdout
+    listed = subprocess.run(
+        ["ps", "-A", "-o", "pid=,sid="], text=True, check=True, capture_output=True
+    ).stdout
     for line in listed.splitlines():
         pid, sid = map(int, line.split())
         if sid == session:

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 pytest.importorskip("torchft")
-from train.diloco import outer_step, allreduce
+from train.diloco import allreduce, outer_step
 from train.diloco.allreduce import StripedGloo, pieces_of
 
 
@@ -20,7 +20,9 @@ def together(members: int, work: Callable[[int, str], torch.Tensor]) -> list[tor
     """What each member's thread returns, given its rank and a store."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     with ThreadPoolExecutor(members) as threads:
-        return list(threads.map(lambda rank: work(rank, f"127.0.0.1:{store.port}/quorum"), range(members)))
+        return list(
+            threads.map(lambda rank: work(rank, f"127.0.0.1:{store.port}/quorum"), range(members))
+        )
 
 
 def values(rank: int, numbers: int) -> torch.Tensor:
@@ -43,9 +45,12 @@ def summed(members: int, numbers: int, streams: int, dtype: torch.dtype) -> list
     return together(members, work)
 
 
-@pytest.mark.parametrize(("members", "numbers", "streams"), [(2, 1, 1), (2, 1000, 3), (3, 10_001, 4), (4, 4_097, 8)])
-def test_all_get_the_sum_rounded_once_each_way(members: int, numbers: int, streams: int,
-                                               monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("members", "numbers", "streams"), [(2, 1, 1), (2, 1000, 3), (3, 10_001, 4), (4, 4_097, 8)]
+)
+def test_all_get_the_sum_rounded_once_each_way(
+    members: int, numbers: int, streams: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(allreduce, "PIECES", 512)  # so that a stream has several
     expected = sum(values(rank, numbers).bfloat16().double() for rank in range(members))
     found = summed(members, numbers, streams, torch.bfloat16)
@@ -60,22 +65,32 @@ def test_in_float32_it_is_the_sum() -> None:
         torch.testing.assert_close(tensor.double(), expected, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize(("numbers", "members", "streams"), [(1, 4, 8), (7, 3, 1), (2**21 * 3 + 5, 4, 8), (100, 2, 2),
-                                                             (2**21 * 3 + 5, 4, 64)])
-def test_pieces_hold_each_number_once_in_equal_shares(numbers: int, members: int, streams: int) -> None:
+@pytest.mark.parametrize(
+    ("numbers", "members", "streams"),
+    [(1, 4, 8), (7, 3, 1), (2**21 * 3 + 5, 4, 8), (100, 2, 2), (2**21 * 3 + 5, 4, 64)],
+)
+def test_pieces_hold_each_number_once_in_equal_shares(
+    numbers: int, members: int, streams: int
+) -> None:
     pieces = pieces_of(numbers, members, streams)
     assert [begin for begin, _ in pieces[1:]] == [end for _, end in pieces[:-1]]
     assert pieces[0][0] == 0 and pieces[-1][0] < numbers <= pieces[-1][1]
     assert {(end - begin) % members for begin, end in pieces} == {0}
     longest = max(end - begin for begin, end in pieces)
-    assert longest <= allreduce.PIECES / members + members and longest * streams <= allreduce.UNDER_WAY + members * streams
+    assert (
+        longest <= allreduce.PIECES / members + members
+        and longest * streams <= allreduce.UNDER_WAY + members * streams
+    )
 
 
 def test_tensors_follow_one_another_whatever_their_sizes() -> None:
     sizes = (5, 4000, 0, 1, 77, 100_000, 3)
 
     def work(rank: int, store: str) -> torch.Tensor:
-        group, tensors = StripedGloo("127.0.0.1", 3, torch.float32, 60), [values(rank, size) for size in sizes]
+        group, tensors = (
+            StripedGloo("127.0.0.1", 3, torch.float32, 60),
+            [values(rank, size) for size in sizes],
+        )
         group.configure(store, f"site-{rank}", rank, 3)
         for pending in [group.allreduce([tensor], dist.ReduceOp.SUM) for tensor in tensors]:
             assert pending.wait()
@@ -93,7 +108,9 @@ def test_alone_nothing_is_sent_and_nothing_changes() -> None:
     assert torch.equal(tensor, values(0, 1000)) and group.bytes_sent == 0
 
 
-def test_a_member_that_is_gone_is_an_error_that_the_manager_hears_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_member_that_is_gone_is_an_error_that_the_manager_hears_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(allreduce, "STALL_S", 2.0)
     connected, left = threading.Event(), threading.Event()
 
@@ -123,7 +140,9 @@ def test_a_site_that_is_there_twice_is_known_by_the_later_of_the_two() -> None:
     first, second = (StripedGloo("127.0.0.1", 1, torch.bfloat16, 60) for _ in range(2))
     for group, rank in ((first, 0), (second, 1)):
         group.connected = lambda *_: None  # type: ignore[method-assign]
-        group.configure(f"127.0.0.1:{ports.getsockname()[1]}/q", "x", rank, 3, global_ranks=[2, 2, 3])
+        group.configure(
+            f"127.0.0.1:{ports.getsockname()[1]}/q", "x", rank, 3, global_ranks=[2, 2, 3]
+        )
     assert not first.is_double and second.is_double
 
 
@@ -133,10 +152,17 @@ def test_only_sums_are_offered() -> None:
         group.allreduce([values(0, 4)], dist.ReduceOp.MAX)
 
 
-def test_all_processes_of_a_site_look_for_its_store_where_the_first_one_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    site = SimpleNamespace(world=SimpleNamespace(is_first=False), address="10.0.0.6")  # on the site's second machine
+def test_all_processes_of_a_site_look_for_its_store_where_the_first_one_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    site = SimpleNamespace(
+        world=SimpleNamespace(is_first=False), address="10.0.0.6"
+    )  # on the site's second machine
     monkeypatch.setattr(outer_step, "from_first", lambda mine: ("10.0.0.5", 4321))
-    assert outer_step.Site.own_store(site) is None and (site.store_addr, site.store_port) == ("10.0.0.5", 4321)
+    assert outer_step.Site.own_store(site) is None and (site.store_addr, site.store_port) == (
+        "10.0.0.5",
+        4321,
+    )
     monkeypatch.undo()
     site.world.is_first = True
     assert outer_step.Site.own_store(site).port == site.store_port and site.store_addr == "10.0.0.6"

@@ -10,29 +10,40 @@ import torch
 
 pytest.importorskip("torchft")
 from plan.network import outer
-from train.diloco import hook
-from train.faults import recovery
 from settings.config import Config
+from train.data.mixture import Gap
+from train.diloco import hook, torchft_engine
+from train.diloco.outer_step import Site
+from train.diloco.result import Outcome, ToldToStop
+from train.diloco.torchft_engine import (
+    Answers,
+    Fragment,
+    Nesterov,
+    Quorums,
+    Transport,
+    fragments_of,
+)
+from train.faults import recovery
 from train.faults.guard import Guard
 from train.job import Job
-from train.data.mixture import Gap
 from train.model.model import build
-from train.diloco import torchft_engine
-from train.diloco.outer_step import Site
-from train.diloco.torchft_engine import Answers, Fragment, Nesterov, Quorums, Transport, fragments_of
-from train.diloco.result import Outcome, ToldToStop
 
 
-@pytest.mark.parametrize(("layers", "count", "tied"), [(6, 1, True), (6, 4, True), (5, 2, False), (4, 4, False)])
-def test_fragments_hold_each_weight_once_and_are_those_that_are_planned(tiny: Config, layers: int, count: int,
-                                                                        tied: bool) -> None:
+@pytest.mark.parametrize(
+    ("layers", "count", "tied"), [(6, 1, True), (6, 4, True), (5, 2, False), (4, 4, False)]
+)
+def test_fragments_hold_each_weight_once_and_are_those_that_are_planned(
+    tiny: Config, layers: int, count: int, tied: bool
+) -> None:
     c = dataclasses.replace(tiny, n_layer=layers, tie_embeddings=tied)
     weights = dict(build(c, torch.device("cpu")).named_parameters())
     found = fragments_of({name: w.numel() for name, w in weights.items()}, count)
     assert sorted(name for names in found for name in names) == sorted(weights)
     total = sum(w.numel() for w in weights.values())
     shares = [sum(weights[name].numel() for name in names) / total for names in found]
-    assert shares == pytest.approx(outer.fragments(c, count), abs=2e-3)  # the last norm is counted elsewhere
+    assert shares == pytest.approx(
+        outer.fragments(c, count), abs=2e-3
+    )  # the last norm is counted elsewhere
 
 
 def test_an_outer_optimizer_goes_on_from_what_it_gave_away(tiny: Config) -> None:
@@ -54,7 +65,9 @@ def test_an_outer_optimizer_goes_on_from_what_it_gave_away(tiny: Config) -> None
                 given[name].zero_()  # it was a copy
         optimizer, at = (one, model) if turn < 2 else (two, other)
         for name in names:
-            gradient = torch.randn(expected[name].shape, generator=torch.Generator().manual_seed(turn))
+            gradient = torch.randn(
+                expected[name].shape, generator=torch.Generator().manual_seed(turn)
+            )
             at.get_parameter(name).grad = gradient.clone()
             momentum[name] = 0.9 * momentum[name] + gradient
             expected[name] -= 0.7 * (gradient + 0.9 * momentum[name])
@@ -70,8 +83,14 @@ class Lighthouse:
     """A client that hears of these quorums."""
 
     def __init__(self, **said: Any):
-        self.said = {"quorum_id": 1, "replica_ids": ["a:1", "b:1"], "store_address": "a:5", "max_step": 3,
-                     "max_world_size": 2, "replica_world_size": 2} | said
+        self.said = {
+            "quorum_id": 1,
+            "replica_ids": ["a:1", "b:1"],
+            "store_address": "a:5",
+            "max_step": 3,
+            "max_world_size": 2,
+            "replica_world_size": 2,
+        } | said
 
     def _quorum(self, **asked: Any) -> Any:
         return types.SimpleNamespace(**self.said)
@@ -90,23 +109,43 @@ def test_quorums_are_known_by_their_members_and_meet_at_a_place_of_their_own() -
     first, others = heard(), heard(replica_ids=["a:1", "b:2"])
     assert first.quorum_id != others.quorum_id != heard(quorum_id=2).quorum_id
     assert first.quorum_id == heard(max_step=4).quorum_id  # they stay connected
-    assert first.store_address != heard(max_step=4).store_address and first.store_address.startswith("a:5/")
+    assert first.store_address != heard(
+        max_step=4
+    ).store_address and first.store_address.startswith("a:5/")
     assert first.replica_world_size == 2 and heals == [False] * 5
-    assert len({first.quorum_id, *(heard(max_step=step, max_world_size=1).quorum_id for step in (3, 4))}) == 3
+    assert (
+        len(
+            {
+                first.quorum_id,
+                *(heard(max_step=step, max_world_size=1).quorum_id for step in (3, 4)),
+            }
+        )
+        == 3
+    )
     assert heals[-1] and Answers(Lighthouse(), heals.append).should_commit() == "its own"
 
 
-def test_a_quorum_that_is_given_up_on_leaves_the_count_of_exchanges_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_quorum_that_is_given_up_on_leaves_the_count_of_exchanges_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Its thread fetches weights still, and counts as the other site does, while this one saves and leaves."""
     monkeypatch.setattr(torchft_engine, "ASK_S", 0.01)
     quorums: Any = Quorums.__new__(Quorums)
     fetching: concurrent.futures.Future[None] = concurrent.futures.Future()
     shut = []
     quorums.__dict__ |= {
-        "told": lambda done, failed: (done, failed, True), "patience_s": 10.0, "abandoned": False, "_step": 4,
-        "settled": None, "_quorum_future": None, "_quorum_retries": 0, "_use_async_quorum": False,
-        "_quorum_timeout": None, "_executor": types.SimpleNamespace(submit=lambda *_, **__: fetching),
-        "_manager": types.SimpleNamespace(shutdown=lambda: shut.append(True))}
+        "told": lambda done, failed: (done, failed, True),
+        "patience_s": 10.0,
+        "abandoned": False,
+        "_step": 4,
+        "settled": None,
+        "_quorum_future": None,
+        "_quorum_retries": 0,
+        "_use_async_quorum": False,
+        "_quorum_timeout": None,
+        "_executor": types.SimpleNamespace(submit=lambda *_, **__: fetching),
+        "_manager": types.SimpleNamespace(shutdown=lambda: shut.append(True)),
+    }
     with pytest.raises(ToldToStop):
         quorums.start_quorum()
     quorums._step = 9
@@ -131,6 +170,7 @@ def test_what_was_handed_over_is_not_kept() -> None:
 # ---------------------------------------------------------------------------------------------------
 # How steps are counted
 # ---------------------------------------------------------------------------------------------------
+
 
 class Apart(Site):
     """A site whose exchanges succeed, or fail, without another, and whose weights are a number."""
@@ -175,25 +215,52 @@ class Steps:
 @pytest.fixture
 def job(tiny: Config, monkeypatch: pytest.MonkeyPatch) -> Any:
     """As much of a Job as counts steps; nothing is saved."""
-    quiet = types.SimpleNamespace(phase=lambda *_, **__: None, allow=lambda *_: None, restore=lambda: None,
-                                  wait=lambda: None, sound={20})
+    quiet = types.SimpleNamespace(
+        phase=lambda *_, **__: None,
+        allow=lambda *_: None,
+        restore=lambda: None,
+        wait=lambda: None,
+        sound={20},
+    )
     events: list[tuple[str, int]] = []
-    recorder = types.SimpleNamespace(event=lambda name, step, *_, **__: events.append((name, step)),
-                                     say=lambda text: None)
+    recorder = types.SimpleNamespace(
+        event=lambda name, step, *_, **__: events.append((name, step)), say=lambda text: None
+    )
     monkeypatch.setattr(recovery.checkpoint, "set_aside", lambda *_: None)
     c = dataclasses.replace(tiny, sync="diloco", sites=2, nodes=2)
     made: Any = types.SimpleNamespace(
-        config=c, status=quiet, pace=quiet, saver=quiet, recorder=recorder, events=events, desk=None, late=False,
-        world=types.SimpleNamespace(is_first=False), guard=Guard(8, 3, 3), step=0, tokens=0, gaps=(), feed=None,
-        paths=types.SimpleNamespace(checkpoints=None), exchange_stall_s=0.0, exchanged_with=0, evaluated_at=0,
-        save_soon=False, starved=False, kept_outer=None, core_at=0, validated=None)
+        config=c,
+        status=quiet,
+        pace=quiet,
+        saver=quiet,
+        recorder=recorder,
+        events=events,
+        desk=None,
+        late=False,
+        world=types.SimpleNamespace(is_first=False),
+        guard=Guard(8, 3, 3),
+        step=0,
+        tokens=0,
+        gaps=(),
+        feed=None,
+        paths=types.SimpleNamespace(checkpoints=None),
+        exchange_stall_s=0.0,
+        exchanged_with=0,
+        evaluated_at=0,
+        save_soon=False,
+        starved=False,
+        kept_outer=None,
+        core_at=0,
+        validated=None,
+    )
     return made
 
 
 def goes_on(job: Any, last_step: int) -> Job:
     """Steps until the run is through, as train() takes them; a step that is made again counts again."""
-    job.config = types.SimpleNamespace(**{**vars(job.config), "last_step": last_step, "batch_windows": 16,
-                                          "site_rank": 0})
+    job.config = types.SimpleNamespace(
+        **{**vars(job.config), "last_step": last_step, "batch_windows": 16, "site_rank": 0}
+    )
     while job.step < last_step or hook.is_unfinished(job):
         if job.step >= last_step:
             assert not hook.begin(job)
@@ -206,8 +273,9 @@ def goes_on(job: Any, last_step: int) -> Job:
 @pytest.mark.parametrize("settled", [False, True])
 @pytest.mark.parametrize(("fragments", "delay"), [(1, 0), (1, 2), (2, 0), (2, 3), (4, 1)])
 @pytest.mark.parametrize("last", [16, 17, 23, 24, 32])
-def test_sites_that_saved_at_other_times_make_as_many_exchanges(job: Any, fragments: int, delay: int, last: int,
-                                                                settled: bool) -> None:
+def test_sites_that_saved_at_other_times_make_as_many_exchanges(
+    job: Any, fragments: int, delay: int, last: int, settled: bool
+) -> None:
     """One whose checkpoint ended an exchange early is where one without it is; so is the run that is made longer."""
     job.site = site = Apart(16, fragments, delay)
     turn = 16 // fragments
@@ -216,7 +284,11 @@ def test_sites_that_saved_at_other_times_make_as_many_exchanges(job: Any, fragme
         hook.settle(job)
         assert site.exchanges == 1
     goes_on(job, last)
-    assert (job.step, site.exchanges, site.engine.position) == (last, -(-last // turn) + fragments - 1, 0)
+    assert (job.step, site.exchanges, site.engine.position) == (
+        last,
+        -(-last // turn) + fragments - 1,
+        0,
+    )
     assert site.finished == last and job.gaps == ()
     before = site.exchanges
     goes_on(job, last + turn + 1)
@@ -271,10 +343,14 @@ def test_going_back_behind_an_exchange_that_ended_early_passes_nothing_over_twic
     assert site.engine.position == -1 and site.common_step == 8
 
 
-def test_a_checkpoint_stands_where_it_was_taken_or_in_another_rhythm(job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_stands_where_it_was_taken_or_in_another_rhythm(
+    job: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     taken: list[tuple[int, int, int]] = []
     job.site = site = Apart(8, 1)
-    monkeypatch.setattr(site, "adopt", lambda states, step, exchanges, base: taken.append((step, exchanges, base)))
+    monkeypatch.setattr(
+        site, "adopt", lambda states, step, exchanges, base: taken.append((step, exchanges, base))
+    )
     job.step = 21
     one = {"exchanges": 4, "turn": 8, "base": -9, "finished": 20}
     for kept in (one, one | {"turn": 5}, None):
@@ -283,12 +359,20 @@ def test_a_checkpoint_stands_where_it_was_taken_or_in_another_rhythm(job: Any, m
     assert taken == [(21, 4, -9), (21, 2, 0), (21, 2, 0)] and job.kept_outer is None
 
 
-@pytest.mark.parametrize(("mine", "other", "gives_way"), [
-    ({}, {}, False), ({"common": "b"}, {}, True), ({"common": "b", "node_rank": 0}, {"node_rank": 1}, False),
-    ({"common": "b", "step": 7}, {}, False), ({"common": "b", "step": 7}, {"training": True}, True),
-    ({"common": "b"}, {"outer": 4}, False)])
-def test_of_two_sites_that_were_trained_apart_one_gives_way(mine: dict[str, Any], other: dict[str, Any],
-                                                            gives_way: bool) -> None:
+@pytest.mark.parametrize(
+    ("mine", "other", "gives_way"),
+    [
+        ({}, {}, False),
+        ({"common": "b"}, {}, True),
+        ({"common": "b", "node_rank": 0}, {"node_rank": 1}, False),
+        ({"common": "b", "step": 7}, {}, False),
+        ({"common": "b", "step": 7}, {"training": True}, True),
+        ({"common": "b"}, {"outer": 4}, False),
+    ],
+)
+def test_of_two_sites_that_were_trained_apart_one_gives_way(
+    mine: dict[str, Any], other: dict[str, Any], gives_way: bool
+) -> None:
     said = {"outer": 5, "common": "a", "step": 5, "training": False}
     one, two = said | {"node_rank": 1} | mine, said | {"node_rank": 0} | other
     assert hook.counts_before(two, one) is gives_way

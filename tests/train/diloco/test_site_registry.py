@@ -9,17 +9,27 @@ from typing import Any
 import pytest
 
 from doctor import site_checks as check
-from train.diloco import hook
-from settings.config import Config
-from train.distributed.world import PeersDiffer
 from hardware.ports import free_ports
+from settings.config import Config
 from settings.declare import SettingsError
-from train.diloco import site_registry
+from train.diloco import hook, site_registry
 from train.diloco.site_registry import Desk, NoDesk
+from train.distributed.world import PeersDiffer
 
-FACTS = {"node_rank": 0, "nodes": 3, "host": "a", "torch": "2.13.0", "python": "3.11", "commit": "", "source": "1",
-         "settings": {"RUN_NAME": "r", "LEARNING_RATE": 1e-3}, "data": "d", "processes": 2, "last_step": 100,
-         "training": False}
+FACTS = {
+    "node_rank": 0,
+    "nodes": 3,
+    "host": "a",
+    "torch": "2.13.0",
+    "python": "3.11",
+    "commit": "",
+    "source": "1",
+    "settings": {"RUN_NAME": "r", "LEARNING_RATE": 1e-3},
+    "data": "d",
+    "processes": 2,
+    "last_step": 100,
+    "training": False,
+}
 
 
 @pytest.fixture
@@ -53,7 +63,9 @@ def test_what_a_site_says_the_others_read_until_it_leaves(port: int) -> None:
     assert one.read()[2]["done"] is True
 
 
-def test_those_live_whose_beat_moves_or_who_have_just_appeared(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_those_live_whose_beat_moves_or_who_have_just_appeared(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     here, silent, lively = at(port, 0), at(port, 1), at(port, 2)
     silent.say()
     lively.say()
@@ -73,7 +85,9 @@ def test_those_live_whose_beat_moves_or_who_have_just_appeared(port: int, monkey
     lively.leave(done=False)
 
 
-def test_another_of_the_same_number_is_seen_if_it_lives(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_of_the_same_number_is_seen_if_it_lives(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before, again = at(port, 1, host="b"), at(port, 1)
     assert again.double() is None
     before.say()
@@ -86,7 +100,9 @@ def test_another_of_the_same_number_is_seen_if_it_lives(port: int, monkeypatch: 
 
 
 def test_a_desk_that_is_not_there_or_something_else_is_said(port: int) -> None:
-    away = Desk(f"127.0.0.1:{port - 1}", 0, 3, {})  # one further is the lighthouse's port, at which nobody listens
+    away = Desk(
+        f"127.0.0.1:{port - 1}", 0, 3, {}
+    )  # one further is the lighthouse's port, at which nobody listens
     with pytest.raises(NoDesk, match=rf"no desk answers at 127\.0\.0\.1:{port}"):
         away.read()
     connection = http.client.HTTPConnection("127.0.0.1", port + 1, timeout=10)
@@ -101,9 +117,14 @@ def test_a_desk_that_is_not_there_or_something_else_is_said(port: int) -> None:
 def test_sites_that_cannot_train_together_are_refused_with_what_differs() -> None:
     mine = FACTS | {"node_rank": 1, "host": "b"}
     hook.refuse_others(mine, {0: FACTS})
-    with pytest.raises(SettingsError, match=r"RATE=0\.001 on node 0 \(a\) and LEARNING_RATE=0\.01 on node 1 .*all"
-                                            " sites"):
-        hook.refuse_others(mine | {"settings": {"RUN_NAME": "r", "LEARNING_RATE": 1e-2}}, {0: FACTS})
+    with pytest.raises(
+        SettingsError,
+        match=r"RATE=0\.001 on node 0 \(a\) and LEARNING_RATE=0\.01 on node 1 .*all"
+        " sites",
+    ):
+        hook.refuse_others(
+            mine | {"settings": {"RUN_NAME": "r", "LEARNING_RATE": 1e-2}}, {0: FACTS}
+        )
     with pytest.raises(PeersDiffer, match=r"torch is 2\.13\.0 on node 0"):
         hook.refuse_others(mine | {"torch": "2.11.0"}, {0: FACTS})
     with pytest.raises(PeersDiffer, match="data"):
@@ -112,11 +133,21 @@ def test_sites_that_cannot_train_together_are_refused_with_what_differs() -> Non
         hook.refuse_others(mine | {"processes": 1}, {0: FACTS})
 
 
-@pytest.mark.parametrize(("step", "done", "over"), [
-    (50, {}, False), (50, {"done": True}, True), (0, {"done": True}, False),
-    (50, {"done": True, "last_step": 40}, False)])
-def test_a_run_that_the_others_have_finished_is_not_trained_alone(step: int, done: dict[str, Any], over: bool) -> None:
-    job: Any = SimpleNamespace(config=SimpleNamespace(site_rank=1, run_name="r", last_step=100), step=step)
+@pytest.mark.parametrize(
+    ("step", "done", "over"),
+    [
+        (50, {}, False),
+        (50, {"done": True}, True),
+        (0, {"done": True}, False),
+        (50, {"done": True, "last_step": 40}, False),
+    ],
+)
+def test_a_run_that_the_others_have_finished_is_not_trained_alone(
+    step: int, done: dict[str, Any], over: bool
+) -> None:
+    job: Any = SimpleNamespace(
+        config=SimpleNamespace(site_rank=1, run_name="r", last_step=100), step=step
+    )
     assert bool(hook.over_at(job, {0: FACTS | done, 1: FACTS | {"done": True}})) is over
     job.config.run_name = "another"
     assert hook.over_at(job, {0: FACTS | {"done": True}}) == ""
@@ -139,5 +170,7 @@ def test_the_doctor_says_whether_the_lighthouse_and_this_site_can_be_reached(por
     with contextlib.suppress(ValueError):
         (found, _) = check.findings(config(LIGHTHOUSE=where, SITE_ADDR="192.0.2.1"))
         assert (found.level, found.code) == ("FAIL", 64) and "SITE_ADDR=192.0.2.1" in found.text
-    (found,) = check.findings(config(LIGHTHOUSE="192.0.2.1:29510", SITE_ADDR="127.0.0.1"), ask=False)
+    (found,) = check.findings(
+        config(LIGHTHOUSE="192.0.2.1:29510", SITE_ADDR="127.0.0.1"), ask=False
+    )
     assert found.level == "WARN" and "only this machine" in found.text

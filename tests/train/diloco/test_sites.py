@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.train.diloco.sites import Sites
+from settings.config import Config
 from tests.running import losses, same, tensors, wait_for, wait_until
+from tests.train.diloco.sites import Sites
 from train.data import prepare
 from train.data.batch import Loader
-from settings.config import Config
 from train.distributed.world import World
 from train.model.model import Transformer, build
 from train.schedule import lr_at
@@ -41,27 +41,41 @@ def started(tmp_path: Path, data: dict[str, str]) -> Iterator[Started]:
 # DiLoCo, once more
 # ---------------------------------------------------------------------------------------------------
 
+
 class OneProcess:
     """Algorithm 1 of Douillard et al. 2023 with AdamW inside and Nesterov outside, for all sites in one process; with
     fragments algorithm 2 of Douillard et al. 2025. Nothing of torchft, nor of the trainer's loop and step."""
 
     def __init__(self, env: dict[str, str]):
         c = self.c = Config.load({**env, "NODE_RANK": "0"})
-        self.common = {name: w.detach().clone() for name, w in build(c, torch.device("cpu")).named_parameters()}
+        self.common = {
+            name: w.detach().clone() for name, w in build(c, torch.device("cpu")).named_parameters()
+        }
         self.momentum = {name: torch.zeros_like(w) for name, w in self.common.items()}
         self.sites = [self.site(rank, env) for rank in range(c.sites)]
         self.in_flight: tuple[list[str], dict[str, torch.Tensor]] | None = None
 
-    def site(self, rank: int, env: dict[str, str]) -> tuple[Transformer, torch.optim.Optimizer, Loader]:
+    def site(
+        self, rank: int, env: dict[str, str]
+    ) -> tuple[Transformer, torch.optim.Optimizer, Loader]:
         c = Config.load({**env, "NODE_RANK": str(rank)})
         model, vocabulary = build(c, torch.device("cpu")), prepare.vocabulary(c)
         matrices = [w for w in model.parameters() if w.ndim == 2]
         vectors = [w for w in model.parameters() if w.ndim == 1]
-        optimizer = torch.optim.AdamW([{"params": matrices, "weight_decay": c.weight_decay},
-                                       {"params": vectors, "weight_decay": 0.0}], betas=(c.adam_beta1, c.adam_beta2),
-                                      eps=c.adam_eps)
+        optimizer = torch.optim.AdamW(
+            [
+                {"params": matrices, "weight_decay": c.weight_decay},
+                {"params": vectors, "weight_decay": 0.0},
+            ],
+            betas=(c.adam_beta1, c.adam_beta2),
+            eps=c.adam_eps,
+        )
         world = World(0, 0, 0, 1, torch.device("cpu"), "CPU", "here")
-        return model, optimizer, Loader(c, prepare.open_sources(c, vocabulary), world, vocabulary.end_of_text)
+        return (
+            model,
+            optimizer,
+            Loader(c, prepare.open_sources(c, vocabulary), world, vocabulary.end_of_text),
+        )
 
     def train(self, steps: int) -> None:
         c = self.c
@@ -75,10 +89,14 @@ class OneProcess:
                 self.outer(*self.in_flight)
                 self.in_flight = None
 
-    def inner(self, step: int, model: Transformer, optimizer: torch.optim.Optimizer, loader: Loader) -> None:
+    def inner(
+        self, step: int, model: Transformer, optimizer: torch.optim.Optimizer, loader: Loader
+    ) -> None:
         total = 0
         for tokens, targets in loader.batch(step).micro_batches:
-            loss = torch.nn.functional.cross_entropy(model(tokens).flatten(0, 1), targets.flatten(), reduction="sum")
+            loss = torch.nn.functional.cross_entropy(
+                model(tokens).flatten(0, 1), targets.flatten(), reduction="sum"
+            )
             loss.backward()
             total += targets.numel()
         for w in model.parameters():
@@ -92,17 +110,25 @@ class OneProcess:
     def changes(self, fragment: int) -> tuple[list[str], dict[str, torch.Tensor]]:
         """The names of a fragment's weights and the mean change of each; table and last norm go with the first."""
         c = self.c
-        block = {name: int(name.split(".")[1]) if name.startswith("layers.") else 0 for name in self.common}
+        block = {
+            name: int(name.split(".")[1]) if name.startswith("layers.") else 0
+            for name in self.common
+        }
         names = [name for name in self.common if block[name] % c.sync_fragments == fragment]
         own = [dict(model.named_parameters()) for model, _, _ in self.sites]
         with torch.no_grad():
-            return names, {name: sum(self.common[name] - weights[name] for weights in own) / len(own) for name in names}
+            return names, {
+                name: sum(self.common[name] - weights[name] for weights in own) / len(own)
+                for name in names
+            }
 
     def outer(self, names: list[str], mean: dict[str, torch.Tensor]) -> None:
         c = self.c
         for name in names:
             self.momentum[name] = c.outer_momentum * self.momentum[name] + mean[name]
-            self.common[name] -= c.outer_learning_rate * (mean[name] + c.outer_momentum * self.momentum[name])
+            self.common[name] -= c.outer_learning_rate * (
+                mean[name] + c.outer_momentum * self.momentum[name]
+            )
             for model, _, _ in self.sites:
                 w = model.get_parameter(name)
                 w.data = self.common[name] + c.sync_alpha * (w.data - self.common[name])
@@ -124,24 +150,41 @@ def test_two_sites_train_as_the_algorithm_says_and_have_the_same_weights(started
     reference.train(12)
     for rank in (0, 1):
         close(job.run(rank), 12, reference.common)
-        assert [(e["step"], e["outer_step"], e["sites"]) for e in job.events(rank, "sync")] == [(4, 1, 2), (8, 2, 2),
-                                                                                           (12, 3, 2)]
+        assert [(e["step"], e["outer_step"], e["sites"]) for e in job.events(rank, "sync")] == [
+            (4, 1, 2),
+            (8, 2, 2),
+            (12, 3, 2),
+        ]
         assert {e["replica"] for e in job.events(rank, "step")} == {rank}
         (end,) = job.events(rank, "end")
         assert end["reason"] == "done" and "hash" in said[rank]
     assert job.hashes(0) == job.hashes(1) and len(set(job.hashes(0).values())) == 3
     assert losses(job.run(0)) != losses(job.run(1))  # each has trained on its own part
-    assert same({k: v for k, v in tensors(job.run(0), 12).items() if "model." in k or "outer." in k},
-                {k: v for k, v in tensors(job.run(1), 12).items() if "model." in k or "outer." in k})
+    assert same(
+        {k: v for k, v in tensors(job.run(0), 12).items() if "model." in k or "outer." in k},
+        {k: v for k, v in tensors(job.run(1), 12).items() if "model." in k or "outer." in k},
+    )
 
 
 @pytest.mark.slow
-def test_fragments_that_travel_while_training_goes_on_do_as_the_algorithm_says(started: Started) -> None:
-    job = started(2, MAX_STEPS=16, SYNC_EVERY=8, SYNC_FRAGMENTS=2, SYNC_DELAY=1, SYNC_DTYPE="float32", SAVE_EVERY=16)
+def test_fragments_that_travel_while_training_goes_on_do_as_the_algorithm_says(
+    started: Started,
+) -> None:
+    job = started(
+        2,
+        MAX_STEPS=16,
+        SYNC_EVERY=8,
+        SYNC_FRAGMENTS=2,
+        SYNC_DELAY=1,
+        SYNC_DTYPE="float32",
+        SAVE_EVERY=16,
+    )
     job.ends(0, 0)
     reference = OneProcess(job.env)
     reference.train(16)
-    reference.outer(*reference.changes(0))  # what the last exchange was not about has its own at the end
+    reference.outer(
+        *reference.changes(0)
+    )  # what the last exchange was not about has its own at the end
     for rank in (0, 1):
         close(job.run(rank), 16, reference.common)
         assert [e["fragment"] for e in job.events(rank, "sync")] == [0, 1, 0, 1, 0]
@@ -149,7 +192,9 @@ def test_fragments_that_travel_while_training_goes_on_do_as_the_algorithm_says(s
 
 
 @pytest.mark.slow
-def test_a_site_of_two_processes_sends_each_weight_once_and_trains_as_one_of_one(started: Started) -> None:
+def test_a_site_of_two_processes_sends_each_weight_once_and_trains_as_one_of_one(
+    started: Started,
+) -> None:
     settings = {"MAX_STEPS": 12, "SYNC_EVERY": 4, "SYNC_DTYPE": "float32", "PARALLEL": "fsdp"}
     split = started(2, "split", **settings | {"NPROC": 2})
     split.ends(0, 0)
@@ -160,7 +205,9 @@ def test_a_site_of_two_processes_sends_each_weight_once_and_trains_as_one_of_one
     assert split.hashes(0) == split.hashes(1)
     weights = sum(w.numel() for w in reference.common.values())
     (*_, last) = split.events(0, "sync")
-    assert last["bytes"] == pytest.approx(4 * weights / 2, rel=0.05)  # of two sites each sends what it has once
+    assert last["bytes"] == pytest.approx(
+        4 * weights / 2, rel=0.05
+    )  # of two sites each sends what it has once
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -219,10 +266,14 @@ def test_a_site_that_is_killed_stops_no_other_and_catches_up(started: Started) -
     (gap,) = job.events(last, "gap")
     assert gap["reason"] == "away" and gap["from"] < gap["to"] == gap["step"]
     assert job.agreed(last, 0, behind=gap["to"] // 10) >= 2
-    for entry in job.events(0, "rollback"):  # an exchange in which it died: what is lost is one turn at most
+    for entry in job.events(
+        0, "rollback"
+    ):  # an exchange in which it died: what is lost is one turn at most
         assert entry["from"] - entry["step"] <= 10
     saved = max(int(folder.name[5:]) for folder in (job.run(last) / "checkpoints").glob("step_*"))
-    manifest = json.loads((job.run(last) / "checkpoints" / f"step_{saved:07d}" / "MANIFEST.json").read_text())
+    manifest = json.loads(
+        (job.run(last) / "checkpoints" / f"step_{saved:07d}" / "MANIFEST.json").read_text()
+    )
     assert manifest["data"]["away"] == [[gap["from"], gap["to"]]]
 
 
@@ -260,8 +311,14 @@ def test_an_exchange_that_fails_costs_the_steps_since_the_last_one(started: Star
     last = [entry for entry in job.events(0, "sync") if entry["time"] < lost["time"]][-1]
     job.wait(0, exchanges=last["outer_step"] + 1, sites=1)
     assert last["sites"] == 2 and (lost["from"], lost["step"]) == (last["step"] + 10, last["step"])
-    assert lost["passed_over"] == 10 * job.events(0, "step")[0]["tokens"] // Config.load(job.env).seq_len
-    assert f"back to step {last['step']}, what the sites have in common; 10 steps" in job.log(0).read_text()
+    assert (
+        lost["passed_over"]
+        == 10 * job.events(0, "step")[0]["tokens"] // Config.load(job.env).seq_len
+    )
+    assert (
+        f"back to step {last['step']}, what the sites have in common; 10 steps"
+        in job.log(0).read_text()
+    )
     job.again(1)
     job.wait(1, exchanges=last["outer_step"] + 2, sites=2)
     job.wait(0, exchanges=job.events(1, "sync")[-1]["outer_step"] + 2)
@@ -285,20 +342,33 @@ def test_without_its_lighthouse_a_site_waits_and_goes_on_when_it_is_back(started
     job.lighthouse = job.light()
     for rank in (0, 1):
         job.wait(rank, exchanges=alone + 4, sites=2)
-    for entry in job.events(0, "rollback")[undone:]:  # of an exchange that one of them had begun with the old one
+    for entry in job.events(0, "rollback")[
+        undone:
+    ]:  # of an exchange that one of them had begun with the old one
         assert entry["step"] <= 10 * (alone + 1)
     job.tell(signal.SIGTERM)
     job.ends(75, 75)
-    assert job.agreed(0, 1) > job.agreed(0, 1, behind=alone) >= 1  # each may have made some more by itself
+    assert (
+        job.agreed(0, 1) > job.agreed(0, 1, behind=alone) >= 1
+    )  # each may have made some more by itself
 
 
 @pytest.mark.slow
 @pytest.mark.fault(41)
-def test_a_lighthouse_that_comes_to_the_same_number_again_leaves_nobody_waiting(started: Started) -> None:
+def test_a_lighthouse_that_comes_to_the_same_number_again_leaves_nobody_waiting(
+    started: Started,
+) -> None:
     """Quorum 1 is the first site's alone and 2 is of both, from the new lighthouse as from the old one; the second site
     was away when the new one's first stood, and knows that number of both as the one for which it has connected."""
-    job = started(2, start=False, MAX_STEPS=20_000, SYNC_EVERY=10, SITE_WAIT_S=5, START_TIMEOUT_S=15,
-                  TRAIN_TIMEOUT_S=600)
+    job = started(
+        2,
+        start=False,
+        MAX_STEPS=20_000,
+        SYNC_EVERY=10,
+        SITE_WAIT_S=5,
+        START_TIMEOUT_S=15,
+        TRAIN_TIMEOUT_S=600,
+    )
     job.again(0)
     job.wait(0, exchanges=1, sites=1)
     job.again(1)
@@ -347,21 +417,31 @@ def test_a_stop_is_heard_while_a_site_waits_for_the_others(started: Started) -> 
 
 
 @pytest.mark.slow
-def test_stopped_behind_the_last_step_sites_still_exchange_and_a_longer_run_goes_on_from_there(started: Started,
-                                                                                               ) -> None:
+def test_stopped_behind_the_last_step_sites_still_exchange_and_a_longer_run_goes_on_from_there(
+    started: Started,
+) -> None:
     job = started(2, MAX_STEPS=10, SYNC_EVERY=8, SYNC_FRAGMENTS=2, start=False)
     for rank in (0, 1):
         job.again(rank, [sys.executable, "-c", STOPS.format(steps=10)])
     job.ends(75, 75)
     assert [e["outer_step"] for e in job.events(0, "sync")] == [1, 2]  # behind steps 4 and 8
-    for steps, exchanges in (("10", 4), ("17", 7)):  # both fragments at the end; two further turns from 10 on, and both
+    for steps, exchanges in (
+        ("10", 4),
+        ("17", 7),
+    ):  # both fragments at the end; two further turns from 10 on, and both
         for rank in (0, 1):
             job.again(rank, MAX_STEPS=steps)
         job.ends(0, 0)
         assert job.hashes(0) == job.hashes(1) and max(job.hashes(0)) == exchanges
-        assert job.events(0, "end")[-1]["reason"] == "done" and job.events(0, "step")[-1]["step"] == int(steps)
+        assert job.events(0, "end")[-1]["reason"] == "done" and job.events(0, "step")[-1][
+            "step"
+        ] == int(steps)
         first, other = (tensors(job.run(rank), int(steps)) for rank in (0, 1))
-        assert all(torch.equal(first[key], other[key]) for key in first if key.startswith(("model.", "outer.weights.")))
+        assert all(
+            torch.equal(first[key], other[key])
+            for key in first
+            if key.startswith(("model.", "outer.weights."))
+        )
     assert [e["step"] for e in job.events(0, "sync")] == [4, 8, 10, 10, 14, 17, 17]
 
 
@@ -383,6 +463,7 @@ def test_a_checkpoint_of_one_site_alone_is_taken_over_by_one_that_starts(started
 # ---------------------------------------------------------------------------------------------------
 # What is refused
 # ---------------------------------------------------------------------------------------------------
+
 
 @pytest.mark.slow
 @pytest.mark.fault(42)

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.train.test_ranks import relative, with_fault
-from tests.faults.inject import Fault, faulty
-from tests.running import ROOT, environment, losses, train, wait_for, wait_until
 from record import reader, status
 from record.run_paths import RunPaths
+from tests.faults.inject import Fault, faulty
+from tests.running import ROOT, environment, losses, train, wait_for, wait_until
+from tests.train.test_ranks import relative, with_fault
 
 pytestmark = pytest.mark.slow
 
@@ -36,8 +36,13 @@ class Job:
 
     def start(self, rank: int, **changes: str) -> "subprocess.Popen[bytes]":
         with open(self.logs[rank], "a") as out:
-            return subprocess.Popen([ROOT / "scripts" / "launch.sh"], env=self.env | {"NODE_RANK": str(rank)} | changes,
-                                    cwd=ROOT, stdout=out, stderr=subprocess.STDOUT)
+            return subprocess.Popen(
+                [ROOT / "scripts" / "launch.sh"],
+                env=self.env | {"NODE_RANK": str(rank)} | changes,
+                cwd=ROOT,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+            )
 
     def ends(self, *codes: int) -> list[str]:
         """What each said, once it has ended with its code."""
@@ -60,13 +65,17 @@ class Job:
 
 def kill(pids: list[int]) -> None:
     for pid in pids:
-        with contextlib.suppress(ProcessLookupError):  # a sleep of the launcher, or what goes with its parent
+        with contextlib.suppress(
+            ProcessLookupError
+        ):  # a sleep of the launcher, or what goes with its parent
             os.kill(pid, signal.SIGKILL)
 
 
 def descendants(pid: int) -> list[int]:
     """The processes that a process has started, and those that they have."""
-    listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], text=True, check=True, capture_output=True).stdout
+    listed = subprocess.run(
+        ["ps", "-A", "-o", "pid=,ppid="], text=True, check=True, capture_output=True
+    ).stdout
     pairs = [tuple(map(int, line.split())) for line in listed.splitlines()]
     found = [pid]
     for parent in found:
@@ -76,8 +85,18 @@ def descendants(pid: int) -> list[int]:
 
 @pytest.fixture
 def env(tmp_path: Path, data: dict[str, str], free_port: int) -> dict[str, str]:
-    return environment(tmp_path, data, NODES=2, NPROC=1, MASTER_ADDR="127.0.0.1", MASTER_PORT=free_port, MAX_RESTARTS=3,
-                       START_TIMEOUT_S=120, MAX_STEPS=40, SAVE_EVERY=5)
+    return environment(
+        tmp_path,
+        data,
+        NODES=2,
+        NPROC=1,
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=free_port,
+        MAX_RESTARTS=3,
+        START_TIMEOUT_S=120,
+        MAX_STEPS=40,
+        SAVE_EVERY=5,
+    )
 
 
 @pytest.fixture
@@ -95,26 +114,41 @@ def jobs() -> Iterator[list[Job]]:
             job.logs[rank].unlink(missing_ok=True)
 
 
-def test_two_nodes_of_which_one_is_killed_follow_one_process(tmp_path: Path, data: dict[str, str], env: dict[str, str],
-                                                             jobs: list[Job]) -> None:
+def test_two_nodes_of_which_one_is_killed_follow_one_process(
+    tmp_path: Path, data: dict[str, str], env: dict[str, str], jobs: list[Job]
+) -> None:
     (tmp_path / "one").mkdir()
-    train(environment(tmp_path / "one", data, MAX_STEPS=40), command=[str(ROOT / "scripts" / "launch.sh")])
-    job = Job(tmp_path, faulty(env, tmp_path, Fault("step", "wait for the save", step=7),
-                               Fault("step", "sleep", step=8, rank=1, value=50)))  # once
+    train(
+        environment(tmp_path / "one", data, MAX_STEPS=40),
+        command=[str(ROOT / "scripts" / "launch.sh")],
+    )
+    job = Job(
+        tmp_path,
+        faulty(
+            env,
+            tmp_path,
+            Fault("step", "wait for the save", step=7),
+            Fault("step", "sleep", step=8, rank=1, value=50),
+        ),
+    )  # once
     jobs.append(job)
     wait_until((tmp_path / ".fault_1_rank_1").exists)
     job.kill(1)
     first, second = job.ends(0, 0)
     for said in (first, second):
-        assert "launch: attempt 1 ended with" in said and said.count("roll call: all nodes have joined") == 2
+        assert (
+            "launch: attempt 1 ended with" in said
+            and said.count("roll call: all nodes have joined") == 2
+        )
     assert "waiting for peers" not in job.run.status.read_text()
     records = list(reader.read(job.run.metrics))
     assert [r["event"] for r in records].count("resume") == 1
     assert relative(losses(job.run.folder), losses(tmp_path / "one" / "run")) < 1e-5
 
 
-def test_nodes_without_a_common_disk_resume_from_the_firsts(tmp_path: Path, data: dict[str, str], env: dict[str, str],
-                                                            jobs: list[Job]) -> None:
+def test_nodes_without_a_common_disk_resume_from_the_firsts(
+    tmp_path: Path, data: dict[str, str], env: dict[str, str], jobs: list[Job]
+) -> None:
     (tmp_path / "one").mkdir()
     train(environment(tmp_path / "one", data, MAX_STEPS=12))
     for steps in ("7", "12"):
@@ -124,36 +158,61 @@ def test_nodes_without_a_common_disk_resume_from_the_firsts(tmp_path: Path, data
     assert "resumed from step_0000007" in first
     assert relative(losses(tmp_path / "run"), losses(tmp_path / "one" / "run")) < 1e-5
     assert not list((tmp_path / "other" / "run").glob("checkpoints/*"))
-    job = Job(tmp_path, env | {"PARALLEL": "fsdp", "RUN_NAME": "split"}, RUNS_DIR=str(tmp_path / "other"))
+    job = Job(
+        tmp_path, env | {"PARALLEL": "fsdp", "RUN_NAME": "split"}, RUNS_DIR=str(tmp_path / "other")
+    )
     jobs.append(job)
     assert "PARALLEL=fsdp: a copy of the weights lies on several nodes" in job.ends(64, 64)[0]
 
 
 def test_a_node_with_a_data_dir_of_its_own_gets_from_the_first_what_it_lacks(
-        tmp_path: Path, data: dict[str, str], env: dict[str, str], jobs: list[Job]) -> None:
+    tmp_path: Path, data: dict[str, str], env: dict[str, str], jobs: list[Job]
+) -> None:
     """Prepared, and streamed: only the first node reads the sources; the other has the same files in the end."""
     sources = tmp_path / "sources"
     sources.mkdir()
     rng = random.Random(5)
     words = ["".join(rng.choices("abcdefgh", k=4)) for _ in range(400)]
     for name, count in (("large", 300), ("small", 30)):
-        rows = [json.dumps({"id": i, "text": " ".join(rng.choices(words, k=60))}) + "\n" for i in range(count)]
+        rows = [
+            json.dumps({"id": i, "text": " ".join(rng.choices(words, k=60))}) + "\n"
+            for i in range(count)
+        ]
         (tmp_path / f"{name}.jsonl").write_text("".join(rows))
-        (sources / f"{name}.toml").write_text(f'files = ["{tmp_path}/{name}.jsonl"]\nvalidation_fraction = 0.1\n')
-    mixture = {"SOURCES_DIR": str(sources), "DATA_MIX": "large:9,small:1", "SHARD_TOKENS": "2000", "GROUP_SHARDS": "2",
-               "DATA_DIR": str(tmp_path / "data"), "MAX_STEPS": "40", "ALLOW_REPEAT": "small"}
+        (sources / f"{name}.toml").write_text(
+            f'files = ["{tmp_path}/{name}.jsonl"]\nvalidation_fraction = 0.1\n'
+        )
+    mixture = {
+        "SOURCES_DIR": str(sources),
+        "DATA_MIX": "large:9,small:1",
+        "SHARD_TOKENS": "2000",
+        "GROUP_SHARDS": "2",
+        "DATA_DIR": str(tmp_path / "data"),
+        "MAX_STEPS": "40",
+        "ALLOW_REPEAT": "small",
+    }
     (tmp_path / "one").mkdir()
     alone = environment(tmp_path / "one", data) | mixture
     train(alone, command=[sys.executable, "-m", "train.data.prepare"])
     train(alone)
-    made = {path.relative_to(tmp_path / "data"): path.read_bytes() for path in (tmp_path / "data").rglob("*.bin")}
+    made = {
+        path.relative_to(tmp_path / "data"): path.read_bytes()
+        for path in (tmp_path / "data").rglob("*.bin")
+    }
     for number, stream in enumerate(("0", "1")):
         if stream == "1":
             shutil.rmtree(tmp_path / "data" / "large")
-            train(alone | {"DATA_STREAM": "1"}, command=[sys.executable, "-m", "train.data.prepare"])
+            train(
+                alone | {"DATA_STREAM": "1"}, command=[sys.executable, "-m", "train.data.prepare"]
+            )
         other = tmp_path / f"other_{stream}"
-        jobs.append(Job(tmp_path, env | mixture | {"DATA_STREAM": stream, "RUN_NAME": f"run_{stream}"},
-                        DATA_DIR=str(other)))
+        jobs.append(
+            Job(
+                tmp_path,
+                env | mixture | {"DATA_STREAM": stream, "RUN_NAME": f"run_{stream}"},
+                DATA_DIR=str(other),
+            )
+        )
         first, _ = jobs[number].ends(0, 0)
         assert "has a DATA_DIR of its own" in first, first
         assert relative(losses(tmp_path / f"run_{stream}"), losses(tmp_path / "one" / "run")) < 1e-5
@@ -161,7 +220,9 @@ def test_a_node_with_a_data_dir_of_its_own_gets_from_the_first_what_it_lacks(
         assert got and got.items() <= made.items() and len(got) > len(made) // 2
 
 
-def test_make_stop_on_the_first_node_saves_and_stops_both(tmp_path: Path, env: dict[str, str], jobs: list[Job]) -> None:
+def test_make_stop_on_the_first_node_saves_and_stops_both(
+    tmp_path: Path, env: dict[str, str], jobs: list[Job]
+) -> None:
     job = Job(tmp_path, env | {"MAX_STEPS": "4000"})
     jobs.append(job)
     wait_for(job.run.metrics, '"event": "step"')
@@ -175,10 +236,15 @@ def test_make_stop_on_the_first_node_saves_and_stops_both(tmp_path: Path, env: d
 HEARD = "from train import rollcall; rollcall.LINGER_S = 60.0"
 
 
-def test_a_node_whose_peer_was_stopped_before_training_learns_of_it(tmp_path: Path, env: dict[str, str],
-                                                                    jobs: list[Job]) -> None:
-    env = with_fault(env, tmp_path, "if rank == '0': prepare.open_sources = lambda *_, **__: time.sleep(60)",
-                     everywhere=HEARD)
+def test_a_node_whose_peer_was_stopped_before_training_learns_of_it(
+    tmp_path: Path, env: dict[str, str], jobs: list[Job]
+) -> None:
+    env = with_fault(
+        env,
+        tmp_path,
+        "if rank == '0': prepare.open_sources = lambda *_, **__: time.sleep(60)",
+        everywhere=HEARD,
+    )
     job = Job(tmp_path, env)
     jobs.append(job)
     wait_for(job.run.status, '"data"')
@@ -187,8 +253,9 @@ def test_a_node_whose_peer_was_stopped_before_training_learns_of_it(tmp_path: Pa
     assert "was told to stop" in second
 
 
-def test_nodes_with_other_settings_end_before_torch_is_loaded(tmp_path: Path, env: dict[str, str],
-                                                              jobs: list[Job]) -> None:
+def test_nodes_with_other_settings_end_before_torch_is_loaded(
+    tmp_path: Path, env: dict[str, str], jobs: list[Job]
+) -> None:
     job = Job(tmp_path, env, SEED="5")
     jobs.append(job)
     for said in job.ends(64, 64):
@@ -200,14 +267,17 @@ def test_nodes_with_other_settings_end_before_torch_is_loaded(tmp_path: Path, en
 # ---- As in pods
 
 # Steps that take long enough to be stopped between them.
-SLOWLY = ("from train import loop", "step = loop.train_step",
-          "loop.train_step = lambda *args, **named: (time.sleep(0.3), step(*args, **named))[1]")
+SLOWLY = (
+    "from train import loop",
+    "step = loop.train_step",
+    "loop.train_step = lambda *args, **named: (time.sleep(0.3), step(*args, **named))[1]",
+)
 
 
 @pytest.mark.parametrize("stopped", [0, 1])
-def test_a_node_that_was_told_to_stop_comes_back_and_the_other_has_waited(tmp_path: Path, data: dict[str, str],
-                                                                          env: dict[str, str], jobs: list[Job],
-                                                                          stopped: int) -> None:
+def test_a_node_that_was_told_to_stop_comes_back_and_the_other_has_waited(
+    tmp_path: Path, data: dict[str, str], env: dict[str, str], jobs: list[Job], stopped: int
+) -> None:
     """A pod that is preempted saves and leaves with 75; the others' steps go on once it has been started elsewhere."""
     (tmp_path / "one").mkdir()
     train(environment(tmp_path / "one", data, MAX_STEPS=40))
@@ -218,7 +288,10 @@ def test_a_node_that_was_told_to_stop_comes_back_and_the_other_has_waited(tmp_pa
     job.nodes[stopped].send_signal(signal.SIGTERM)
     assert job.nodes[stopped].wait(120) == 75
     (saved,) = job.run.checkpoints.iterdir()
-    wait_for(job.logs[1 - stopped], "Another node was told to stop; waiting for it to come back (PEER_STOP=wait)")
+    wait_for(
+        job.logs[1 - stopped],
+        "Another node was told to stop; waiting for it to come back (PEER_STOP=wait)",
+    )
     assert job.nodes[1 - stopped].poll() is None
     job.nodes[stopped] = job.start(stopped)
     said = job.ends(0, 0)
@@ -231,10 +304,14 @@ def test_a_node_that_was_told_to_stop_comes_back_and_the_other_has_waited(tmp_pa
     # all have left: of a run that is done no node waits for another, and one that is to go on wants both
     before, earlier = job.run.status.read_text(), len(job.logs[1 - stopped].read_text())
     again = job.start(1 - stopped)
-    assert again.wait(100) == 0  # sooner than START_TIMEOUT_S, for which it would wait for the other
+    assert (
+        again.wait(100) == 0
+    )  # sooner than START_TIMEOUT_S, for which it would wait for the other
     alone = job.logs[1 - stopped].read_text()[earlier:]
     assert "roll call: run run is done: 40 of 40 steps" in alone
-    assert "nodes have joined" not in alone and "node 0 has not been started yet" not in alone, "no roll call was made"
+    assert "nodes have joined" not in alone and "node 0 has not been started yet" not in alone, (
+        "no roll call was made"
+    )
     assert job.run.status.read_text() == before
     longer = {"MAX_STEPS": "44"}
     job.nodes = [job.start(rank, **longer) for rank in (0, 1)]
@@ -242,8 +319,9 @@ def test_a_node_that_was_told_to_stop_comes_back_and_the_other_has_waited(tmp_pa
     assert max(losses(job.run.folder)) == 44
 
 
-def test_three_nodes_of_which_the_first_is_gone_and_replaced(tmp_path: Path, data: dict[str, str], env: dict[str, str],
-                                                             jobs: list[Job]) -> None:
+def test_three_nodes_of_which_the_first_is_gone_and_replaced(
+    tmp_path: Path, data: dict[str, str], env: dict[str, str], jobs: list[Job]
+) -> None:
     env = with_fault(env, tmp_path, *SLOWLY)
     job = Job(tmp_path, env | {"NODES": "3", "BATCH_TOKENS": "768", "PEER_STOP": "wait"})
     jobs.append(job)
@@ -256,11 +334,16 @@ def test_three_nodes_of_which_the_first_is_gone_and_replaced(tmp_path: Path, dat
     assert events.count("resume") == 1 and max(losses(job.run.folder)) == 40
 
 
-def test_a_node_with_bad_data_ends_all_at_once_and_says_why_last(tmp_path: Path, env: dict[str, str],
-                                                                 jobs: list[Job]) -> None:
-    env = with_fault(env, tmp_path, "from train.data.manifest import DataError",
-                     "def broken(*_, **__): raise DataError('shard 7 is damaged')",
-                     "if rank == '1': prepare.open_sources = broken")
+def test_a_node_with_bad_data_ends_all_at_once_and_says_why_last(
+    tmp_path: Path, env: dict[str, str], jobs: list[Job]
+) -> None:
+    env = with_fault(
+        env,
+        tmp_path,
+        "from train.data.manifest import DataError",
+        "def broken(*_, **__): raise DataError('shard 7 is damaged')",
+        "if rank == '1': prepare.open_sources = broken",
+    )
     job = Job(tmp_path, env | {"PEER_STOP": "wait"})
     jobs.append(job)
     said = job.ends(78, 78)

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
+from record import status
+from settings.config import Config
 from tests.train.distributed.test_rendezvous import Nodes, nodes
 from tests.train.distributed.test_rendezvous_ends import command, said
 from train.distributed import rendezvous, wan
-from record import status
-from settings.config import Config
 from train.distributed.registry import Verdict
 
 __all__ = ["nodes"]  # a fixture
@@ -27,13 +27,17 @@ POD = {"PEER_STOP": "wait"}
 
 # ---- Told to stop, and started again
 
+
 @pytest.mark.parametrize("stopped", [0, 2])
 def test_the_others_wait_for_a_node_that_was_told_to_stop(nodes: Nodes, stopped: int) -> None:
     pods = {rank: command(nodes, rank, "meet", "1", **POD) for rank in (0, 2)}
     nodes.wait_for("waiting for peers 2/3")
     pods[stopped].send_signal(signal.SIGTERM)
     code, text = said(pods[stopped])
-    assert code == 143 and f"roll call: node {stopped} ({socket.gethostname()}) was told to stop" in text
+    assert (
+        code == 143
+        and f"roll call: node {stopped} ({socket.gethostname()}) was told to stop" in text
+    )
     if not stopped:
         assert status.read(nodes.paths.status)["phase"] == "stopped"
     for rank in (stopped, 1):
@@ -59,8 +63,9 @@ def test_who_waits_for_node_0_has_as_long_again_once_it_has_been_there(nodes: No
     assert nodes.verdict(1) == Verdict(0)
 
 
-def test_a_run_that_a_machine_which_is_gone_still_holds_is_waited_for(nodes: Nodes,
-                                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_a_machine_which_is_gone_still_holds_is_waited_for(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As a shared disk has it for some minutes; by hand that is refused at once."""
     monkeypatch.setattr(status, "SETTLE_S", 0.2)
     pod = dataclasses.replace(nodes.config, peer_stop="wait", start_timeout_s=4)
@@ -74,22 +79,28 @@ def test_a_run_that_a_machine_which_is_gone_still_holds_is_waited_for(nodes: Nod
 
 # ---- Done
 
+
 def finish(nodes: Nodes, **facts: Any) -> None:
     """Leave the run as one that all three nodes have finished, in a folder that they share."""
     (nodes.paths.folder / "logs").mkdir()
     for rank in range(3):
         nodes.paths.node_log(rank).touch()
-    nodes.paths.status.write_text(json.dumps({"phase": "done", "step": nodes.config.last_step} | facts))
+    nodes.paths.status.write_text(
+        json.dumps({"phase": "done", "step": nodes.config.last_step} | facts)
+    )
 
 
 def meet(nodes: Nodes, rank: int, **settings: Any) -> Verdict:
     """The outcome of a roll call for which only this node is there."""
-    return rendezvous.meet(dataclasses.replace(nodes.config, node_rank=rank, start_timeout_s=1, **settings), 1)
+    return rendezvous.meet(
+        dataclasses.replace(nodes.config, node_rank=rank, start_timeout_s=1, **settings), 1
+    )
 
 
 @pytest.mark.parametrize("rank", [0, 1, 2])
-def test_a_node_of_a_run_that_is_done_waits_for_nobody(nodes: Nodes, rank: int,
-                                                       monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_of_a_run_that_is_done_waits_for_nobody(
+    nodes: Nodes, rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     finish(nodes)
     before = nodes.paths.status.read_text()
     for part in ("call", "receive"):
@@ -109,8 +120,12 @@ def test_a_run_that_is_to_go_on_is_not_done(nodes: Nodes, settings: dict[str, in
         assert meet(nodes, rank, **settings).code == 69
 
 
-@pytest.mark.parametrize("facts", [{"phase": "sampling"}, {"phase": "crashed"}, {"step": 3}, {"step": None}])
-def test_a_run_whose_end_is_still_to_be_made_wants_all_nodes(nodes: Nodes, facts: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "facts", [{"phase": "sampling"}, {"phase": "crashed"}, {"step": 3}, {"step": None}]
+)
+def test_a_run_whose_end_is_still_to_be_made_wants_all_nodes(
+    nodes: Nodes, facts: dict[str, Any]
+) -> None:
     """The evaluation behind the last step too: a checkpoint of that step does not make it done."""
     finish(nodes, **facts)
     (nodes.paths.checkpoints / f"step_{nodes.config.last_step:07d}").mkdir(parents=True)
@@ -140,36 +155,66 @@ def test_the_command_says_by_its_code_that_a_run_is_done(nodes: Nodes) -> None:
 
 # ---- Sites
 
+
 def members(*sites: str, device: str = "CPU") -> list[dict[str, Any]]:
-    return [{"node_rank": rank, "host": f"pt-{rank}", "site": site, "machine": f"gpu-{rank}.example.org",
-             "device": device, "settings": {"NPROC": 2}} for rank, site in enumerate(sites)]
+    return [
+        {
+            "node_rank": rank,
+            "host": f"pt-{rank}",
+            "site": site,
+            "machine": f"gpu-{rank}.example.org",
+            "device": device,
+            "settings": {"NPROC": 2},
+        }
+        for rank, site in enumerate(sites)
+    ]
 
 
-def where(nodes: Nodes, caplog: pytest.LogCaptureFixture, found: list[dict[str, Any]],
-          c: Config | None = None) -> list[tuple[str, str]]:
+def where(
+    nodes: Nodes,
+    caplog: pytest.LogCaptureFixture,
+    found: list[dict[str, Any]],
+    c: Config | None = None,
+) -> list[tuple[str, str]]:
     caplog.clear()
     rendezvous.say_where(c or nodes.config, found, nodes.paths)
     return [(record.levelname, record.getMessage()) for record in caplog.records]
 
 
-def test_nodes_of_one_site_and_of_none_that_is_known(nodes: Nodes, caplog: pytest.LogCaptureFixture) -> None:
+def test_nodes_of_one_site_and_of_none_that_is_known(
+    nodes: Nodes, caplog: pytest.LogCaptureFixture
+) -> None:
     one = where(nodes, caplog, members("ucsd", "ucsd"))
-    assert one == [("INFO", "node 0 (pt-0): site=ucsd machine=gpu-0.example.org processes=2 device=CPU"),
-                   ("INFO", "node 1 (pt-1): site=ucsd machine=gpu-1.example.org processes=2 device=CPU"),
-                   ("INFO", "one site: ucsd")]
+    assert one == [
+        ("INFO", "node 0 (pt-0): site=ucsd machine=gpu-0.example.org processes=2 device=CPU"),
+        ("INFO", "node 1 (pt-1): site=ucsd machine=gpu-1.example.org processes=2 device=CPU"),
+        ("INFO", "one site: ucsd"),
+    ]
     for sites in (("", ""), ("ucsd", "")):
         assert where(nodes, caplog, members(*sites))[2:] == [("INFO", "sites: unknown")]
-    bare = [{"node_rank": 0, "host": "a"}, {"node_rank": 1, "host": "b"}]  # of a node that tells less
-    assert where(nodes, caplog, bare)[0][1] == "node 0 (a): site=unknown machine=unknown processes=n/a device=n/a"
+    bare = [
+        {"node_rank": 0, "host": "a"},
+        {"node_rank": 1, "host": "b"},
+    ]  # of a node that tells less
+    assert (
+        where(nodes, caplog, bare)[0][1]
+        == "node 0 (a): site=unknown machine=unknown processes=n/a device=n/a"
+    )
 
 
-def test_nodes_at_several_sites_are_told_what_that_costs(nodes: Nodes, caplog: pytest.LogCaptureFixture,
-                                                         tmp_path: Path) -> None:
+def test_nodes_at_several_sites_are_told_what_that_costs(
+    nodes: Nodes, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
     (tmp_path / "empty.env").touch()
     xlarge = Config.load({"PRESET": "xlarge-8xa100", "ENV_FILE": str(tmp_path / "empty.env")})
     device = "NVIDIA A100-SXM4-80GB"
-    *_, (level, text) = where(nodes, caplog, members("ksu", "osu", "sdsu", "mu", device=device), xlarge)
-    assert level == "WARNING" and "the nodes are at 4 sites: ksu, mu, osu, sdsu; in every step 8.0 GB of" in text
+    *_, (level, text) = where(
+        nodes, caplog, members("ksu", "osu", "sdsu", "mu", device=device), xlarge
+    )
+    assert (
+        level == "WARNING"
+        and "the nodes are at 4 sites: ksu, mu, osu, sdsu; in every step 8.0 GB of" in text
+    )
     assert "6% or 37% of the time" in text and "SYNC=diloco" in text
     assert text.endswith(wan.sentence(xlarge, 4, 8, device))
     assert f"roll call: {text}\n" in nodes.paths.train_log.read_text()
@@ -178,18 +223,26 @@ def test_nodes_at_several_sites_are_told_what_that_costs(nodes: Nodes, caplog: p
 
 
 def test_node_0_says_where_all_are_before_anything_starts(nodes: Nodes) -> None:
-    pods = [command(nodes, rank, "meet", "1", site, f"machine-{rank}") for rank, site in enumerate(("a", "b", "a"))]
+    pods = [
+        command(nodes, rank, "meet", "1", site, f"machine-{rank}")
+        for rank, site in enumerate(("a", "b", "a"))
+    ]
     texts = []
     for pod in pods:
         code, text = said(pod)
         assert code == 0
         texts.append(text)
-    assert f"roll call: node 1 ({socket.gethostname()}): site=b machine=machine-1 processes=1 device=CPU" in texts[0]
+    assert (
+        f"roll call: node 1 ({socket.gethostname()}): site=b machine=machine-1 processes=1 device=CPU"
+        in texts[0]
+    )
     assert "roll call: the nodes are at 2 sites: a, b; in every step" in texts[0]
     assert all("sites" not in text for text in texts[1:])
 
 
-def test_the_device_is_told_without_torch(nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_device_is_told_without_torch(
+    nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert rendezvous.device_of(dataclasses.replace(nodes.config, device="cpu")) == "CPU"
     monkeypatch.setenv("PATH", str(tmp_path))
     assert rendezvous.device_of(nodes.config) == "CPU"
@@ -200,4 +253,7 @@ def test_the_device_is_told_without_torch(nodes: Nodes, tmp_path: Path, monkeypa
     stub.write_text("#!/bin/sh\necho no devices were found\nexit 6\n")
     assert rendezvous.device_of(nodes.config) == "CPU"
     code = "import sys, train.distributed.rendezvous; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=rendezvous.ROOT, check=False).returncode == 0
+    assert (
+        subprocess.run([sys.executable, "-c", code], cwd=rendezvous.ROOT, check=False).returncode
+        == 0
+    )

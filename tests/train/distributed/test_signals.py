@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 import pytest
 
+from settings.declare import ROOT
 from train.distributed import signals as interrupt
 from train.distributed.signals import Interrupt, Stopped
-from settings.declare import ROOT
 
 PARENT = """
 import os, subprocess, sys, time
@@ -40,9 +40,15 @@ def alive(pid: int) -> bool:
 @pytest.mark.fault(3)
 @pytest.mark.skipif(sys.platform != "linux", reason="a service of Linux")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_process_ends_with_the_one_that_started_it_even_if_that_was_killed(number: signal.Signals) -> None:
-    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(int(number))], cwd=ROOT, text=True,
-                              stdout=subprocess.PIPE)
+def test_a_process_ends_with_the_one_that_started_it_even_if_that_was_killed(
+    number: signal.Signals,
+) -> None:
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, str(int(number))],
+        cwd=ROOT,
+        text=True,
+        stdout=subprocess.PIPE,
+    )
     lines = {parent.stdout.readline().strip() for _ in range(2)}
     (pid,) = (int(line) for line in lines if line.isdigit())
     parent.kill()
@@ -57,7 +63,10 @@ def test_a_process_ends_with_the_one_that_started_it_even_if_that_was_killed(num
 @pytest.fixture
 def handlers():
     """Give back what a test takes of this process's signals."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    before = {
+        number: signal.getsignal(number)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    }
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -71,8 +80,9 @@ def until(condition: Callable[[], bool], seconds: float = 10) -> bool:
     return condition()
 
 
-def test_asked_again_after_a_while_it_says_its_code_and_ends_at_once(handlers: None,
-                                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+def test_asked_again_after_a_while_it_says_its_code_and_ends_at_once(
+    handlers: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     this, ends = Interrupt(), []
     monkeypatch.setattr(os, "_exit", lambda code: ends.append(code))
     this.training, this.at_force = True, lambda code, mark: ends.append(f"said {code}{mark}")
@@ -100,14 +110,21 @@ store.wait(["what never comes"], datetime.timedelta(seconds=60))
 
 
 @pytest.mark.fault(3)
-@pytest.mark.parametrize(("when", "deaf_s", "signals", "said", "code"), [
-    ("before", 0.5, [signal.SIGTERM], "75 ?", 75), ("before", 0.5, [signal.SIGINT], "75 !", 75),
-    ("before", 60, [signal.SIGTERM, signal.SIGTERM], "143", 143),
-    ("training", 0.1, [signal.SIGTERM, signal.SIGTERM], "143", 143)])
-def test_a_process_that_waits_for_ranks_that_are_gone_is_ended_too(when: str, deaf_s: float, signals: list[int],
-                                                                   said: str, code: int) -> None:
-    process = subprocess.Popen([sys.executable, "-c", DEAF, when, str(deaf_s)], cwd=ROOT, text=True,
-                               stdout=subprocess.PIPE)
+@pytest.mark.parametrize(
+    ("when", "deaf_s", "signals", "said", "code"),
+    [
+        ("before", 0.5, [signal.SIGTERM], "75 ?", 75),
+        ("before", 0.5, [signal.SIGINT], "75 !", 75),
+        ("before", 60, [signal.SIGTERM, signal.SIGTERM], "143", 143),
+        ("training", 0.1, [signal.SIGTERM, signal.SIGTERM], "143", 143),
+    ],
+)
+def test_a_process_that_waits_for_ranks_that_are_gone_is_ended_too(
+    when: str, deaf_s: float, signals: list[int], said: str, code: int
+) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", DEAF, when, str(deaf_s)], cwd=ROOT, text=True, stdout=subprocess.PIPE
+    )
     assert process.stdout.readline() == "waiting\n"
     process.send_signal(signals[0])
     deadline = time.monotonic() + 20

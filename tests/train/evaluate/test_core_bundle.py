@@ -14,8 +14,10 @@ from train.evaluate.core import download
 from train.evaluate.core.bundle import Bundle, open_bundle
 from train.evaluate.core.tasks import CORE_TASKS, CoreError
 
-PAGE = (b'<?xml version="1.0" encoding="UTF-8"?>\n<Error><Code>AccessDenied</Code><Message>Access Denied</Message>'
-        b"<RequestId>0123456789ABCDEF</RequestId></Error>").ljust(278)
+PAGE = (
+    b'<?xml version="1.0" encoding="UTF-8"?>\n<Error><Code>AccessDenied</Code><Message>Access Denied</Message>'
+    b"<RequestId>0123456789ABCDEF</RequestId></Error>"
+).ljust(278)
 
 
 class Server(http.server.ThreadingHTTPServer):
@@ -45,7 +47,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.send_header("ETag", '"one"')
         self.end_headers()
         breaks = manner == "always breaks" or (manner == "breaks" and not start)
-        self.wfile.write(content[start:start + (len(content) - start) // 2] if breaks else content[start:])
+        self.wfile.write(
+            content[start : start + (len(content) - start) // 2] if breaks else content[start:]
+        )
 
     def log_message(self, *_: object) -> None:
         pass
@@ -66,10 +70,16 @@ def sha256(content: bytes) -> str:
 
 # ---- Here
 
+
 def test_a_folder_and_a_zip_of_it_are_the_same_bundle(tmp_path: Path) -> None:
-    folder, archive = Bundle(make_folder(tmp_path / "here")), Bundle(make_zip(tmp_path / "here.zip"))
+    folder, archive = (
+        Bundle(make_folder(tmp_path / "here")),
+        Bundle(make_zip(tmp_path / "here.zip")),
+    )
     assert folder.sha256 == archive.sha256 and len(folder.tasks) == 4
-    assert [folder.examples(task) for task in folder.tasks] == [archive.examples(task) for task in archive.tasks]
+    assert [folder.examples(task) for task in folder.tasks] == [
+        archive.examples(task) for task in archive.tasks
+    ]
     name = "eval_data/" + TASKS["copa"][0]
     changed = files() | {name: files()[name].replace(b"ab", b"ba")}
     assert Bundle(make_folder(tmp_path / "other", changed)).sha256 != folder.sha256
@@ -79,24 +89,42 @@ def test_missing_tasks_are_named_with_the_reason(tmp_path: Path) -> None:
     content = files(("copa", "piqa")) | {"eval_data/" + TASKS["piqa"][0]: b"\n"}
     found = open_bundle(str(make_folder(tmp_path, content)), tmp_path)
     assert [task.label for task in found.tasks] == ["copa"]
-    assert found.missing["winograd"] == "the bundle has no eval_data/language_understanding/winograd.jsonl"
+    assert (
+        found.missing["winograd"]
+        == "the bundle has no eval_data/language_understanding/winograd.jsonl"
+    )
     assert found.missing["piqa"] == "eval_data/commonsense_reasoning/piqa.jsonl is empty"
-    assert found.missing["squad"] == "core.yaml does not name it" and set(found.missing) == set(CORE_TASKS) - {"copa"}
+    assert found.missing["squad"] == "core.yaml does not name it" and set(found.missing) == set(
+        CORE_TASKS
+    ) - {"copa"}
     with pytest.raises(CoreError, match="none of its 4 tasks is there"):
         Bundle(make_folder(tmp_path / "empty", files(())))
 
 
 def test_a_bundle_may_bring_the_results_of_other_models(tmp_path: Path) -> None:
-    content = files() | {"openai-community-gpt2.csv": b"Task, Accuracy, Centered\ncopa, 0.62, 0.24\nCORE, , 0.1139\n",
-                         "openai-community-gpt2-xl.csv": b"Task, Accuracy, Centered\ncopa, 0.7, no number\n"}
-    assert Bundle(make_zip(tmp_path / "a.zip", content)).tables == {"gpt2": {"copa": 0.24, "CORE": 0.1139}}
+    content = files() | {
+        "openai-community-gpt2.csv": b"Task, Accuracy, Centered\ncopa, 0.62, 0.24\nCORE, , 0.1139\n",
+        "openai-community-gpt2-xl.csv": b"Task, Accuracy, Centered\ncopa, 0.7, no number\n",
+    }
+    assert Bundle(make_zip(tmp_path / "a.zip", content)).tables == {
+        "gpt2": {"copa": 0.24, "CORE": 0.1139}
+    }
 
 
-@pytest.mark.parametrize(("content", "said"), [
-    (PAGE, "278 bytes that are no whole .zip of a bundle (a web or error page, it starts with b'<?xml version="),
-    (b"", "0 bytes that are no whole .zip of a bundle"),
-    (b"PK\x03\x04 cut", "8 bytes that are no whole .zip of a bundle (it starts with b'PK")])
-def test_what_is_no_bundle_is_said_with_its_size_and_first_bytes(tmp_path: Path, content: bytes, said: str) -> None:
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (
+            PAGE,
+            "278 bytes that are no whole .zip of a bundle (a web or error page, it starts with b'<?xml version=",
+        ),
+        (b"", "0 bytes that are no whole .zip of a bundle"),
+        (b"PK\x03\x04 cut", "8 bytes that are no whole .zip of a bundle (it starts with b'PK"),
+    ],
+)
+def test_what_is_no_bundle_is_said_with_its_size_and_first_bytes(
+    tmp_path: Path, content: bytes, said: str
+) -> None:
     path = tmp_path / "eval_bundle.zip"
     path.write_bytes(content)
     with pytest.raises(CoreError) as raised:
@@ -107,7 +135,9 @@ def test_what_is_no_bundle_is_said_with_its_size_and_first_bytes(tmp_path: Path,
 @pytest.mark.fault(43)
 def test_a_damaged_task_is_found_when_the_bundle_is_opened(tmp_path: Path) -> None:
     name = "eval_data/" + TASKS["winograd"][0]
-    with pytest.raises(CoreError, match=r"winograd.jsonl \(278 bytes\) line 1 is no .*it begins b'<\?xml"):
+    with pytest.raises(
+        CoreError, match=r"winograd.jsonl \(278 bytes\) line 1 is no .*it begins b'<\?xml"
+    ):
         Bundle(make_folder(tmp_path / "page", files() | {name: PAGE}))
     path = make_zip(tmp_path / "flipped.zip")
     content = bytearray(path.read_bytes())
@@ -115,16 +145,21 @@ def test_a_damaged_task_is_found_when_the_bundle_is_opened(tmp_path: Path) -> No
     path.write_bytes(content)
     with pytest.raises(CoreError, match=r"winograd.jsonl cannot be read \(BadZipFile: Bad CRC-32"):
         Bundle(path)
-    with zipfile.ZipFile(tmp_path / "packed.zip", "w", zipfile.ZIP_DEFLATED) as archive:  # as nanochat's is
+    with zipfile.ZipFile(
+        tmp_path / "packed.zip", "w", zipfile.ZIP_DEFLATED
+    ) as archive:  # as nanochat's is
         for part, one in files().items():
             archive.writestr(part, one)
         info = archive.getinfo(name)
     content = bytearray((tmp_path / "packed.zip").read_bytes())
     start = info.header_offset + 30 + len(name)
-    content[start:start + 20] = b"\xff" * 20
+    content[start : start + 20] = b"\xff" * 20
     (tmp_path / "packed.zip").write_bytes(content)
-    with pytest.raises(CoreError, match=rf"winograd.jsonl cannot be read \(error: Error -3 .*, in {len(content)} bytes "
-                       r"\(it starts with b'PK.*bring the bundle again"):
+    with pytest.raises(
+        CoreError,
+        match=rf"winograd.jsonl cannot be read \(error: Error -3 .*, in {len(content)} bytes "
+        r"\(it starts with b'PK.*bring the bundle again",
+    ):
         Bundle(tmp_path / "packed.zip")
     with pytest.raises(CoreError, match=r"has no core\.yaml, so that it is no bundle"):
         Bundle(make_folder(tmp_path / "no", {"eval_meta_data.csv": b"a"}))
@@ -133,6 +168,7 @@ def test_a_damaged_task_is_found_when_the_bundle_is_opened(tmp_path: Path) -> No
 
 
 # ---- From a server
+
 
 def test_it_is_brought_once_and_compared_from_then_on(server: Server, tmp_path: Path) -> None:
     content = make_zip(tmp_path / "a.zip").read_bytes()
@@ -152,26 +188,41 @@ def test_it_is_brought_once_and_compared_from_then_on(server: Server, tmp_path: 
     other = files() | {"eval_meta_data.csv": files()["eval_meta_data.csv"] + b"\n"}
     server.served["a.zip"] = make_zip(tmp_path / "b.zip", other).read_bytes(), ""
     found.path.unlink()
-    with pytest.raises(CoreError, match=r"has the hash of the first time; delete it to take another"):
+    with pytest.raises(
+        CoreError, match=r"has the hash of the first time; delete it to take another"
+    ):
         open_bundle(server.url("a.zip"), tmp_path / "data")
-    assert not list((tmp_path / "data" / "core").glob("*.zip")) + list((tmp_path / "data" / "core").glob("*.part"))
+    assert not list((tmp_path / "data" / "core").glob("*.zip")) + list(
+        (tmp_path / "data" / "core").glob("*.part")
+    )
 
 
 @pytest.mark.fault(43)
-def test_addresses_are_tried_in_turn_and_all_that_went_wrong_is_said(server: Server, tmp_path: Path) -> None:
+def test_addresses_are_tried_in_turn_and_all_that_went_wrong_is_said(
+    server: Server, tmp_path: Path
+) -> None:
     content = make_zip(tmp_path / "a.zip").read_bytes()
-    server.served |= {"refused": (PAGE, "403"), "page": (PAGE, ""), "busy": (b"later", "503"), "good": (content, ""),
-                      "cut": (content, "always breaks")}
+    server.served |= {
+        "refused": (PAGE, "403"),
+        "page": (PAGE, ""),
+        "busy": (b"later", "503"),
+        "good": (content, ""),
+        "cut": (content, "always breaks"),
+    }
     bad = ",".join(server.url(name) for name in ("refused", "page", "busy", "missing", "cut"))
     assert len(open_bundle(f"{bad},{server.url('good')}", tmp_path / "one").tasks) == 4
     assert [name for name, _ in server.asked].count("busy") == download.TRIES
     assert [name for name, _ in server.asked].count("refused") == 1
     with pytest.raises(CoreError) as raised:
         open_bundle(bad, tmp_path / "two")
-    for said in ("/refused: it answers 403 with 278 bytes (a web or error page), which start with b'<?xml",
-                 "/page: 278 bytes that are no whole .zip of a bundle (a web or error page, it starts with b'<?xml",
-                 "/busy: it answers 503 with 5 bytes", "/missing: it answers 404 with 4 bytes", "/cut: ",
-                 "give its path as CORE_BUNDLE"):
+    for said in (
+        "/refused: it answers 403 with 278 bytes (a web or error page), which start with b'<?xml",
+        "/page: 278 bytes that are no whole .zip of a bundle (a web or error page, it starts with b'<?xml",
+        "/busy: it answers 503 with 5 bytes",
+        "/missing: it answers 404 with 4 bytes",
+        "/cut: ",
+        "give its path as CORE_BUNDLE",
+    ):
         assert said in str(raised.value)
     assert not list((tmp_path / "two" / "core").glob("*.zip"))
 
@@ -187,8 +238,13 @@ def test_what_breaks_off_is_gone_on_with(server: Server, tmp_path: Path) -> None
 @pytest.mark.fault(43)
 def test_a_known_hash_is_held_against_what_comes(server: Server, tmp_path: Path) -> None:
     content = make_zip(tmp_path / "a.zip").read_bytes()
-    server.served |= {"good": (content, ""), "other": (make_zip(tmp_path / "b.zip", files(("copa",))).read_bytes(), "")}
+    server.served |= {
+        "good": (content, ""),
+        "other": (make_zip(tmp_path / "b.zip", files(("copa",))).read_bytes(), ""),
+    }
     pinned = f"{server.url('other')}@sha256:{sha256(content)},{server.url('good')}@sha256:{sha256(content)}"
     assert len(open_bundle(pinned, tmp_path / "one").tasks) == 4
-    with pytest.raises(CoreError, match=rf"bytes with sha256 [0-9a-f]{{16}}\.\.\., not {sha256(content)[:16]}"):
+    with pytest.raises(
+        CoreError, match=rf"bytes with sha256 [0-9a-f]{{16}}\.\.\., not {sha256(content)[:16]}"
+    ):
         open_bundle(pinned.split(",")[0], tmp_path / "two")

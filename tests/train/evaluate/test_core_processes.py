@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from settings.config import Config
 from tests.core_bundle import TASKS, make_folder
 from tests.processes import run_ranks
-from train.distributed import world as distributed
 from train.data import prepare
-from settings.config import Config
+from train.distributed import world as distributed
+from train.distributed.parallel import Sharding, is_split, parallelize
+from train.distributed.world import World
 from train.evaluate.core import score
 from train.evaluate.core.bundle import Bundle
 from train.evaluate.core.score import Core, CoreFailed
-from train.distributed.world import World
 from train.model.model import build
-from train.distributed.parallel import Sharding, is_split, parallelize
 
 
 def model_of(c: Config, world: World) -> torch.nn.Module:
@@ -32,12 +32,20 @@ def model_of(c: Config, world: World) -> torch.nn.Module:
 
 def found(c: Config, folder: Path, world: World, model: torch.nn.Module) -> dict[str, list[int]]:
     core = Core(c, Bundle(folder), prepare.vocabulary(c), world, 0)
-    return {label: list(dataclasses.astuple(counts)) for label, counts in (core(model) or {}).items()}
+    return {
+        label: list(dataclasses.astuple(counts)) for label, counts in (core(model) or {}).items()
+    }
 
 
 def rank(number: int, c: Config, folder: Path, port: int) -> None:
-    os.environ.update(RANK=str(number), WORLD_SIZE="2", LOCAL_RANK=str(number), LOCAL_WORLD_SIZE="2",
-                      MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    os.environ.update(
+        RANK=str(number),
+        WORLD_SIZE="2",
+        LOCAL_RANK=str(number),
+        LOCAL_WORLD_SIZE="2",
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+    )
     world = distributed.join(c, trains=False)
     model = parallelize(model_of(c, world), c, world)
     sums, summed = 0, score.sum_over_ranks
@@ -51,7 +59,8 @@ def rank(number: int, c: Config, folder: Path, port: int) -> None:
     counts = found(c, folder, world, model)
     once = sums
     interrupted = Core(c, Bundle(folder), prepare.vocabulary(c), world, 0)(
-        model, interrupted=lambda: number == 1)
+        model, interrupted=lambda: number == 1
+    )
     damaged = Core(c, Bundle(folder), prepare.vocabulary(c), world, 0)
     if number == 1:  # of this rank only
         damaged.bundle.digests["eval_data/" + TASKS["piqa"][0]] = "another"
@@ -64,16 +73,31 @@ def rank(number: int, c: Config, folder: Path, port: int) -> None:
 
 
 @pytest.mark.parametrize("how", ["ddp", "fsdp"])
-def test_two_processes_count_what_one_does(tiny: Config, data: dict[str, str], tmp_path: Path, free_port: int,
-                                           how: str) -> None:
-    c = dataclasses.replace(tiny, data_dir=data["DATA_DIR"], tokenizer=data["TOKENIZER"], parallel=how, seq_len=64,
-                            device="cpu", eval_micro_batch_size=5)
+def test_two_processes_count_what_one_does(
+    tiny: Config, data: dict[str, str], tmp_path: Path, free_port: int, how: str
+) -> None:
+    c = dataclasses.replace(
+        tiny,
+        data_dir=data["DATA_DIR"],
+        tokenizer=data["TOKENIZER"],
+        parallel=how,
+        seq_len=64,
+        device="cpu",
+        eval_micro_batch_size=5,
+    )
     make_folder(tmp_path)
     alone = World(0, 0, 0, 1, torch.device("cpu"), "CPU", "here")
     expected = found(c, tmp_path, alone, model_of(c, alone))
-    assert 0 < sum(counts[0] for counts in expected.values()) < sum(counts[1] for counts in expected.values())
+    assert (
+        0
+        < sum(counts[0] for counts in expected.values())
+        < sum(counts[1] for counts in expected.values())
+    )
     run_ranks(rank, (c, tmp_path, free_port), 2)
     for number in range(2):
         counts, sums, interrupted, said = json.loads((tmp_path / f"rank_{number}.json").read_text())
         assert counts == expected and sums == 1 and interrupted is None
-        assert said.startswith("rank 1: CoreError: ") and "piqa.jsonl has changed since it was opened" in said
+        assert (
+            said.startswith("rank 1: CoreError: ")
+            and "piqa.jsonl has changed since it was opened" in said
+        )

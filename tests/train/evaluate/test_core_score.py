@@ -9,18 +9,18 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from settings.config import Config
 from tests.core_bundle import TASKS, make_folder
 from tests.train.model.test_model import hugging_face
 from train.data import prepare
-from settings.config import Config
+from train.data.tokenizer import Vocabulary
+from train.distributed.world import World
 from train.evaluate.core.bundle import Bundle
 from train.evaluate.core.metric import Counts
 from train.evaluate.core.prompts import Choice, Question, questions
 from train.evaluate.core.score import Core, CoreFailed, is_right, losses, rows_of
 from train.evaluate.core.tasks import Task
-from train.distributed.world import World
 from train.model.model import Transformer, build
-from train.data.tokenizer import Vocabulary
 
 CPU = torch.device("cpu")
 ALONE = World(0, 0, 0, 1, CPU, "CPU", "here")
@@ -35,8 +35,16 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 @pytest.fixture
 def parts(tiny: Config, data: dict[str, str], bundle: Bundle) -> Parts:
     """A model of random weights that are far from equal choices, of a context that some texts exceed."""
-    c = dataclasses.replace(tiny, data_dir=data["DATA_DIR"], tokenizer=data["TOKENIZER"], n_embd=64, n_kv_head=1,
-                            seq_len=96, mlp_dim=None, batch_tokens=960).derived()
+    c = dataclasses.replace(
+        tiny,
+        data_dir=data["DATA_DIR"],
+        tokenizer=data["TOKENIZER"],
+        n_embd=64,
+        n_kv_head=1,
+        seq_len=96,
+        mlp_dim=None,
+        batch_tokens=960,
+    ).derived()
     model = build(c, CPU)
     with torch.no_grad():
         for weight in model.parameters():
@@ -55,10 +63,13 @@ def asked(parts: Parts, label: str) -> tuple[Task, list[Question]]:
 def by_hugging_face(other: torch.nn.Module, choice: Choice) -> tuple[float, int, bool]:
     """Nats of the scored tokens of a text by itself, how many, and whether greedy decoding gives them."""
     tokens = torch.tensor(choice.tokens.tolist())
-    logits = other(tokens[None]).logits[0, choice.start - 1:-1].double()
-    answer = tokens[choice.start:]
-    return F.cross_entropy(logits, answer, reduction="sum").item(), len(answer), \
-        bool((logits.argmax(1) == answer).all())
+    logits = other(tokens[None]).logits[0, choice.start - 1 : -1].double()
+    answer = tokens[choice.start :]
+    return (
+        F.cross_entropy(logits, answer, reduction="sum").item(),
+        len(answer),
+        bool((logits.argmax(1) == answer).all()),
+    )
 
 
 @pytest.mark.parametrize("label", TASKS)
@@ -72,9 +83,14 @@ def test_log_likelihoods_are_those_of_hugging_face(parts: Parts, label: str) -> 
             theirs = [by_hugging_face(other, choice) for choice in question.choices]
             assert len(ours) == (1 if label == "jeopardy" else 2 if label == "winograd" else 3)
             for (nats, count, likeliest), expected in zip(ours, theirs, strict=True):
-                assert nats == pytest.approx(expected[0], abs=1e-4) and (count, likeliest) == expected[1:]
+                assert (
+                    nats == pytest.approx(expected[0], abs=1e-4)
+                    and (count, likeliest) == expected[1:]
+                )
             means = [nats / count for nats, count, _ in theirs]
-            right += theirs[0][2] if label == "jeopardy" else means.index(min(means)) == question.gold
+            right += (
+                theirs[0][2] if label == "jeopardy" else means.index(min(means)) == question.gold
+            )
             assert is_right(task, question, ours) == is_right(task, question, theirs)
     if label == "piqa":  # two shots: some are longer than the context
         assert 0 < sum(question.cropped for question in found) < len(found)
@@ -89,10 +105,12 @@ def test_what_is_greedily_decoded_counts_as_right(parts: Parts) -> None:
         tokens.append(int(other(torch.tensor([tokens])).logits[0, -1].argmax()))
     task = Task("jeopardy", "language_modeling", "", 0, "", 0.0)
     for wrong in (0, 1, 2):  # in any of its three tokens
-        changed = [*tokens[:3 + wrong], (tokens[3 + wrong] + 1) % 500, *tokens[4 + wrong:]]
+        changed = [*tokens[: 3 + wrong], (tokens[3 + wrong] + 1) % 500, *tokens[4 + wrong :]]
         batch = [Question(0, (Choice(ids(one), 3),), 0) for one in (tokens, changed)]
-        assert [is_right(task, question, of) for question, of in zip(batch, losses(model, batch, CPU), strict=True)
-                ] == [True, False]
+        assert [
+            is_right(task, question, of)
+            for question, of in zip(batch, losses(model, batch, CPU), strict=True)
+        ] == [True, False]
 
 
 def ids(tokens: list[int]) -> array:
@@ -110,13 +128,17 @@ def test_what_choices_begin_with_is_read_once() -> None:
     assert row.owners == [(0, 0, 1), (0, 1, 1)]
     cut = Question(0, (Choice(ids([2, 3, 4]), 2, 1), Choice(ids([3, 4, 5]), 1, 2)), 0)
     assert [(list(row.trunk), [list(b) for b in row.branches]) for row in rows_of(0, cut)] == [
-        ([2, 3], [[4]]), ([3], [[4, 5]])]
+        ([2, 3], [[4]]),
+        ([3], [[4, 5]]),
+    ]
 
 
 def test_the_lowest_mean_wins_and_of_equal_ones_the_first() -> None:
     task = Task("copa", "multiple_choice", "", 0, "", 0.5)
     question = Question(0, (), 1)
-    assert is_right(task, question, [(2.0, 1, False), (3.0, 2, False), (1.6, 1, False)])  # 2, 1.5, 1.6
+    assert is_right(
+        task, question, [(2.0, 1, False), (3.0, 2, False), (1.6, 1, False)]
+    )  # 2, 1.5, 1.6
     assert not is_right(task, question, [(2.0, 2, False), (1.0, 1, False)])
     assert is_right(task, dataclasses.replace(question, gold=0), [(2.0, 2, False), (1.0, 1, False)])
 
@@ -127,11 +149,28 @@ def test_counts_do_not_depend_on_ranks_and_batches(parts: Parts) -> None:
     assert [counts.asked for counts in whole.values()] == [12, 12, 12, 12]
     assert 0 < sum(counts.right for counts in whole.values()) < 48
     for size in (1, 5):
-        shares = [Core(dataclasses.replace(c, eval_micro_batch_size=size), bundle, v,
-                       dataclasses.replace(ALONE, rank=rank, size=3), 0)(model) for rank in range(3)]
-        summed = {label: [sum(column) for column in zip(*(dataclasses.astuple(share[label]) for share in shares),
-                                                        strict=True)] for label in whole}
-        assert summed == {label: list(dataclasses.astuple(counts)) for label, counts in whole.items()}
+        shares = [
+            Core(
+                dataclasses.replace(c, eval_micro_batch_size=size),
+                bundle,
+                v,
+                dataclasses.replace(ALONE, rank=rank, size=3),
+                0,
+            )(model)
+            for rank in range(3)
+        ]
+        summed = {
+            label: [
+                sum(column)
+                for column in zip(
+                    *(dataclasses.astuple(share[label]) for share in shares), strict=True
+                )
+            ]
+            for label in whole
+        }
+        assert summed == {
+            label: list(dataclasses.astuple(counts)) for label, counts in whole.items()
+        }
 
 
 def test_a_part_is_asked_as_it_is_in_the_whole_and_kept_for_the_next_time(parts: Parts) -> None:
@@ -162,6 +201,7 @@ def test_equal_choices_score_alike_to_the_bit_and_are_read_once(parts: Parts) ->
 
 # ---- What goes wrong
 
+
 def test_losses_that_are_no_numbers_are_no_answers(parts: Parts) -> None:
     c, _, v, bundle = parts
     model = build(c, CPU)
@@ -171,8 +211,9 @@ def test_losses_that_are_no_numbers_are_no_answers(parts: Parts) -> None:
         Core(c, bundle, v, ALONE, 0)(model)
 
 
-def test_too_little_memory_is_said_with_the_setting_that_needs_less(parts: Parts,
-                                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_memory_is_said_with_the_setting_that_needs_less(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
     c, model, v, bundle = parts
 
     def full(*_: object, **__: object) -> None:
@@ -183,12 +224,13 @@ def test_too_little_memory_is_said_with_the_setting_that_needs_less(parts: Parts
         Core(dataclasses.replace(c, eval_micro_batch_size=8), bundle, v, ALONE, 0)(model)
 
 
-
 def test_an_interrupted_metric_is_none_and_a_late_one_says_so(parts: Parts) -> None:
     c, model, v, bundle = parts
     core = Core(c, bundle, v, ALONE, 0)
     assert core(model, interrupted=lambda: True) is None
-    with pytest.raises(CoreFailed, match=r"rank 0: it took longer than EVAL_MINUTES=10; lower EVAL_EXAMPLES"):
+    with pytest.raises(
+        CoreFailed, match=r"rank 0: it took longer than EVAL_MINUTES=10; lower EVAL_EXAMPLES"
+    ):
         core(model, limit_s=-1.0)
     assert core(model, limit_s=math.inf)
 
@@ -198,13 +240,17 @@ def test_a_bundle_that_changes_costs_the_number_and_says_why(parts: Parts, tmp_p
     bundle = Bundle(make_folder(tmp_path))
     file = tmp_path / "eval_data" / TASKS["piqa"][0]
     file.write_bytes(file.read_bytes().replace(b"abcd", b"abce", 1))
-    with pytest.raises(CoreFailed, match=r"CoreError: .*piqa.jsonl has changed since it was opened; put it back"):
+    with pytest.raises(
+        CoreFailed, match=r"CoreError: .*piqa.jsonl has changed since it was opened; put it back"
+    ):
         Core(c, bundle, v, ALONE, 0)(model)
 
 
 def test_progress_is_told_by_task_and_batch(parts: Parts) -> None:
     c, model, v, bundle = parts
     said: list[str] = []
-    found = Core(dataclasses.replace(c, eval_micro_batch_size=6), bundle, v, ALONE, 0)(model, progress=said.append)
+    found = Core(dataclasses.replace(c, eval_micro_batch_size=6), bundle, v, ALONE, 0)(
+        model, progress=said.append
+    )
     assert said == [word for label in TASKS for word in (label, "batch", "batch")] + ["others"]
     assert isinstance(found["copa"], Counts)

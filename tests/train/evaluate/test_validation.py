@@ -14,15 +14,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from settings.config import Config
 from tests.conftest import make_data
 from train.data import prepare
-from settings.config import Config
-from train.distributed.world import World
-from train.evaluate.validation import EvaluationFailed, Evaluator, overtime
-from train.model.model import build
-from train.model.generate import continue_text
 from train.data.manifest import DataError
 from train.data.shards import ShardSet, write_shard
+from train.distributed.world import World
+from train.evaluate.validation import EvaluationFailed, Evaluator, overtime
+from train.model.generate import continue_text
+from train.model.model import build
 
 ALONE = World(0, 0, 0, 1, torch.device("cpu"), "CPU", "here")
 
@@ -39,13 +39,17 @@ def test_the_full_set_scores_every_validation_token_but_the_first(parts) -> None
     c, vocabulary, sources, evaluator = parts
     model = build(c, ALONE.device)
     result = evaluator(model, full=True)
-    ids = np.fromfile(sources["python-stdlib"].folder / "validation_00000.bin", dtype="<u2")[128:].astype(np.int64)
+    ids = np.fromfile(sources["python-stdlib"].folder / "validation_00000.bin", dtype="<u2")[
+        128:
+    ].astype(np.int64)
     nats = 0.0
     with torch.no_grad():
         for begin in range(0, len(ids) - 1, c.seq_len):
-            window = torch.from_numpy(ids[begin:begin + c.seq_len + 1])
+            window = torch.from_numpy(ids[begin : begin + c.seq_len + 1])
             nats += F.cross_entropy(model(window[None, :-1])[0], window[1:], reduction="sum").item()
-    text_bytes = sum(len(vocabulary.tokenizer.id_to_token(int(i))) for i in ids[1:])  # one character a byte
+    text_bytes = sum(
+        len(vocabulary.tokenizer.id_to_token(int(i))) for i in ids[1:]
+    )  # one character a byte
     assert evaluator.full_is_all
     assert (result.tokens, result.text_bytes) == (len(ids) - 1, text_bytes)
     assert result.loss == pytest.approx(nats / (len(ids) - 1), rel=1e-5)
@@ -62,7 +66,9 @@ def test_the_subset_is_fixed_and_of_the_size_asked_for(parts) -> None:
 def test_documents_that_share_a_window_are_scored_apart(parts) -> None:
     """A batch at a time, as the bounds that the model is given say, against each document by itself."""
     c, vocabulary, sources, _ = parts
-    ids = np.fromfile(sources["python-stdlib"].folder / "validation_00000.bin", dtype="<u2")[128:].astype(np.int64)
+    ids = np.fromfile(sources["python-stdlib"].folder / "validation_00000.bin", dtype="<u2")[
+        128:
+    ].astype(np.int64)
     often = int(np.bincount(ids).argmax())
     c = dataclasses.replace(c, doc_mask=True)
     model = build(c, ALONE.device)
@@ -76,15 +82,21 @@ def test_documents_that_share_a_window_are_scored_apart(parts) -> None:
     for tokens, bounds in given:
         flat = tokens.flatten().tolist()
         begins = [i for i, token in enumerate(flat) if token == often or i % c.seq_len == 0]
-        assert bounds[:len(begins)].tolist() == begins and set(bounds[len(begins):].tolist()) == {len(flat)}
+        assert bounds[: len(begins)].tolist() == begins and set(bounds[len(begins) :].tolist()) == {
+            len(flat)
+        }
     nats, inner = 0.0, 0
     with torch.no_grad():
         for begin in range(0, len(ids) - 1, c.seq_len):
-            window = ids[begin:begin + c.seq_len + 1]
-            starts = [0, *(i for i in range(1, len(window) - 1) if window[i] == often), len(window) - 1]
+            window = ids[begin : begin + c.seq_len + 1]
+            starts = [
+                0,
+                *(i for i in range(1, len(window) - 1) if window[i] == often),
+                len(window) - 1,
+            ]
             inner += len(starts) - 2
             for a, b in itertools.pairwise(starts):
-                part = torch.from_numpy(window[a:b + 1])
+                part = torch.from_numpy(window[a : b + 1])
                 logits = model.lm_head(model.hidden(part[None, :-1]))[0]
                 nats += F.cross_entropy(logits, part[1:], reduction="sum").item()
     assert inner > 5
@@ -92,16 +104,22 @@ def test_documents_that_share_a_window_are_scored_apart(parts) -> None:
     assert result.nats == pytest.approx(nats, rel=1e-5)
 
 
-def test_each_source_is_scored_in_proportion_to_its_weight_and_not_from_its_beginning(parts) -> None:
+def test_each_source_is_scored_in_proportion_to_its_weight_and_not_from_its_beginning(
+    parts,
+) -> None:
     c, vocabulary, sources, _ = parts
     shards = sources["python-stdlib"]
     c = dataclasses.replace(c, data_mix="python-stdlib:3,fineweb-edu:1")
     assert c.mixture == {"python-stdlib": 3, "fineweb-edu": 1}
-    two = Evaluator(c, {"python-stdlib": shards, "fineweb-edu": shards}, vocabulary.byte_lengths(), ALONE)
+    two = Evaluator(
+        c, {"python-stdlib": shards, "fineweb-edu": shards}, vocabulary.byte_lengths(), ALONE
+    )
     chosen = c.eval_tokens // c.seq_len
     per_source = {name: [w for source, _, w in two.subset if source == name] for name in c.mixture}
     assert {name: len(windows) for name, windows in per_source.items()} == {
-        "python-stdlib": chosen * 3 // 4, "fineweb-edu": chosen // 4}
+        "python-stdlib": chosen * 3 // 4,
+        "fineweb-edu": chosen // 4,
+    }
     assert per_source["python-stdlib"] != sorted(per_source["python-stdlib"])
     assert max(per_source["python-stdlib"]) > 2 * chosen  # of 63
 
@@ -113,32 +131,56 @@ def test_each_source_has_its_own_loss_and_bits_per_byte(parts, tmp_path: Path) -
     shutil.copytree(sources["python-stdlib"].folder, folder)
     manifest = json.loads((folder / "manifest.json").read_text())
     ids = np.arange(700) % 400
-    manifest["seals"][0]["validation"] = vars(write_shard(folder / "validation_00000.bin", ids, 1, 3000,
-                                                          vocabulary.sha256, "fineweb-edu", 512))
+    manifest["seals"][0]["validation"] = vars(
+        write_shard(
+            folder / "validation_00000.bin", ids, 1, 3000, vocabulary.sha256, "fineweb-edu", 512
+        )
+    )
     (folder / "manifest.json").write_text(json.dumps(manifest))
     both = {"python-stdlib": sources["python-stdlib"], "fineweb-edu": ShardSet(folder)}
-    model, c = build(c, ALONE.device), dataclasses.replace(c, data_mix="python-stdlib:2,fineweb-edu:1")
+    model, c = (
+        build(c, ALONE.device),
+        dataclasses.replace(c, data_mix="python-stdlib:2,fineweb-edu:1"),
+    )
     found = Evaluator(c, both, lengths, ALONE)(model, full=True)
     assert found is not None and list(found.by_source) == list(both)
     for name, shards in both.items():
-        one = Evaluator(dataclasses.replace(c, data_mix=f"{name}:1"), {name: shards}, lengths, ALONE)
+        one = Evaluator(
+            dataclasses.replace(c, data_mix=f"{name}:1"), {name: shards}, lengths, ALONE
+        )
         alone = one(model, full=True)
         of = found.by_source[name]
         assert (of.tokens, of.text_bytes) == (alone.tokens, alone.text_bytes)
-        assert (of.loss, of.bpb) == (pytest.approx(alone.loss, rel=1e-6), pytest.approx(alone.bpb, rel=1e-6))
-    assert abs(found.by_source["fineweb-edu"].bpb / found.by_source["python-stdlib"].bpb - 1) > 0.001
-    shares = [Evaluator(c, both, lengths, dataclasses.replace(ALONE, rank=rank, size=3))(model, full=True)
-              for rank in range(3)]
+        assert (of.loss, of.bpb) == (
+            pytest.approx(alone.loss, rel=1e-6),
+            pytest.approx(alone.bpb, rel=1e-6),
+        )
+    assert (
+        abs(found.by_source["fineweb-edu"].bpb / found.by_source["python-stdlib"].bpb - 1) > 0.001
+    )
+    shares = [
+        Evaluator(c, both, lengths, dataclasses.replace(ALONE, rank=rank, size=3))(model, full=True)
+        for rank in range(3)
+    ]
     for name, of in found.by_source.items():
-        assert sum(share.by_source[name].tokens for share in shares if name in share.by_source) == of.tokens
-        assert sum(share.by_source[name].nats for share in shares if name in share.by_source) == pytest.approx(of.nats)
+        assert (
+            sum(share.by_source[name].tokens for share in shares if name in share.by_source)
+            == of.tokens
+        )
+        assert sum(
+            share.by_source[name].nats for share in shares if name in share.by_source
+        ) == pytest.approx(of.nats)
     assert found.nats == pytest.approx(sum(of.nats for of in found.by_source.values()))
 
 
 def test_the_end_of_a_run_says_whether_it_scored_all(parts) -> None:
     c, vocabulary, sources, evaluator = parts
-    few = Evaluator(dataclasses.replace(c, eval_tokens=64), sources, vocabulary.byte_lengths(), ALONE)
-    assert len(few.full) == 40 < len(evaluator.full) and not few.full_is_all and evaluator.full_is_all
+    few = Evaluator(
+        dataclasses.replace(c, eval_tokens=64), sources, vocabulary.byte_lengths(), ALONE
+    )
+    assert (
+        len(few.full) == 40 < len(evaluator.full) and not few.full_is_all and evaluator.full_is_all
+    )
 
 
 def test_a_run_scores_the_shards_that_there_were_when_it_began(parts, tmp_path: Path) -> None:
@@ -148,8 +190,11 @@ def test_a_run_scores_the_shards_that_there_were_when_it_began(parts, tmp_path: 
     shutil.copytree(before.folder, folder)
     manifest = json.loads((folder / "manifest.json").read_text())
     ids = np.arange(1500) % 512
-    manifest["seals"][1]["validation"] = vars(write_shard(folder / "validation_00001.bin", ids, 1, 3000,
-                                                          vocabulary.sha256, "python-stdlib", 512))
+    manifest["seals"][1]["validation"] = vars(
+        write_shard(
+            folder / "validation_00001.bin", ids, 1, 3000, vocabulary.sha256, "python-stdlib", 512
+        )
+    )
     (folder / "manifest.json").write_text(json.dumps(manifest))
     grown = {"python-stdlib": ShardSet(folder)}
     lengths = vocabulary.byte_lengths()
@@ -165,7 +210,9 @@ def test_ranks_share_the_windows_out_without_overlap(parts) -> None:
     whole = evaluator(model, full=True)
     shares = []
     for rank in range(3):
-        mine = Evaluator(c, sources, vocabulary.byte_lengths(), dataclasses.replace(ALONE, rank=rank, size=3))
+        mine = Evaluator(
+            c, sources, vocabulary.byte_lengths(), dataclasses.replace(ALONE, rank=rank, size=3)
+        )
         shares.append(mine(model, full=True))
     assert sum(s.tokens for s in shares) == whole.tokens
     assert sum(s.nats for s in shares) == pytest.approx(whole.nats, rel=1e-6)
@@ -192,11 +239,19 @@ def test_greedy_sampling_takes_the_likeliest_token_each_time(parts) -> None:
     with torch.no_grad():
         for _ in range(10):
             ids.append(int(model(torch.tensor([ids]))[0, -1].argmax()))
-    expected = ids[1:] if vocabulary.end_of_text not in ids[1:] else ids[1:ids.index(vocabulary.end_of_text, 1)]
-    assert continue_text(model, vocabulary, "abcd", 10, seed=0, temperature=0) == vocabulary.decode(expected)
+    expected = (
+        ids[1:]
+        if vocabulary.end_of_text not in ids[1:]
+        else ids[1 : ids.index(vocabulary.end_of_text, 1)]
+    )
+    assert continue_text(model, vocabulary, "abcd", 10, seed=0, temperature=0) == vocabulary.decode(
+        expected
+    )
 
 
-@pytest.mark.parametrize("vocab_size", [640, 513])  # of which 512 are the tokenizer's; 513 is padded to 640
+@pytest.mark.parametrize(
+    "vocab_size", [640, 513]
+)  # of which 512 are the tokenizer's; 513 is padded to 640
 def test_rows_without_a_token_are_never_sampled(parts, vocab_size: int) -> None:
     c, vocabulary, _, _ = parts
     wide = dataclasses.replace(c, vocab_size=vocab_size)
@@ -209,6 +264,7 @@ def test_rows_without_a_token_are_never_sampled(parts, vocab_size: int) -> None:
 
 # ---- What goes wrong
 
+
 @pytest.mark.fault(37)
 def test_what_fails_costs_the_number_and_says_why(parts, monkeypatch: pytest.MonkeyPatch) -> None:
     c, _, _, evaluator = parts
@@ -218,26 +274,37 @@ def test_what_fails_costs_the_number_and_says_why(parts, monkeypatch: pytest.Mon
         evaluator(model, progress=seen.append)
     monkeypatch.undo()
     assert evaluator(model, progress=seen.append).tokens == c.eval_tokens
-    assert seen == ["others"] + ["batch"] * (c.eval_tokens // c.seq_len // c.micro_batch(1)) + ["others"]
+    assert seen == ["others"] + ["batch"] * (c.eval_tokens // c.seq_len // c.micro_batch(1)) + [
+        "others"
+    ]
 
 
 @pytest.mark.fault(37)
 @pytest.mark.parametrize("where", ["reading", "the model"])
-def test_what_takes_too_long_is_given_up_wherever_it_is(parts, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+def test_what_takes_too_long_is_given_up_wherever_it_is(
+    parts, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
     c, _, _, evaluator = parts
     model = build(c, ALONE.device)
     target, name = (evaluator, "padded") if where == "reading" else (evaluator, "score")
     monkeypatch.setattr(target, name, lambda *_: time.sleep(30))
     before, began = signal.getsignal(signal.SIGALRM), time.monotonic()
-    with pytest.raises(EvaluationFailed, match=r"it took longer than EVAL_MINUTES=10; lower EVAL_TOKENS"):
+    with pytest.raises(
+        EvaluationFailed, match=r"it took longer than EVAL_MINUTES=10; lower EVAL_TOKENS"
+    ):
         evaluator(model, limit_s=0.3)
     assert time.monotonic() - began < 25
-    assert signal.getsignal(signal.SIGALRM) == before and signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+    assert signal.getsignal(signal.SIGALRM) == before and signal.getitimer(signal.ITIMER_REAL) == (
+        0.0,
+        0.0,
+    )
 
 
 def test_the_alarm_rings_only_where_it_harms_nobody() -> None:
     with overtime(0.1, anywhere=False) as clock:
-        time.sleep(0.3)  # as in a pass through a split model: the others would wait for this rank's part
+        time.sleep(
+            0.3
+        )  # as in a pass through a split model: the others would wait for this rank's part
         assert clock.late
         with pytest.raises(BaseException, match=r"^$") as raised, clock.may_raise():
             pass
@@ -246,7 +313,9 @@ def test_the_alarm_rings_only_where_it_harms_nobody() -> None:
 
 @pytest.mark.fault(10)
 def test_damaged_validation_text_is_found_before_training(tiny: Config, tmp_path: Path) -> None:
-    c = dataclasses.replace(tiny, data_dir=make_data(tmp_path)["DATA_DIR"], tokenizer=str(tmp_path / "tokenizer.json"))
+    c = dataclasses.replace(
+        tiny, data_dir=make_data(tmp_path)["DATA_DIR"], tokenizer=str(tmp_path / "tokenizer.json")
+    )
     vocabulary = prepare.vocabulary(c)
     sources = prepare.open_sources(c, vocabulary)
     path = sources["python-stdlib"].folder / "validation_00000.bin"

@@ -7,8 +7,8 @@ import statistics
 
 import pytest
 
-from train.faults.guard import ARMED_FROM, LOOK_BACK, WINDOW, Guard
 from train.data.mixture import Gap, sample_range, with_gap
+from train.faults.guard import ARMED_FROM, LOOK_BACK, WINDOW, Guard
 
 
 def fed(losses: list[float], norms: list[float] | None = None, **settings: float) -> Guard:
@@ -45,7 +45,9 @@ def test_a_spike_lies_beyond_so_many_robust_deviations_of_the_window() -> None:
 
 
 @pytest.mark.parametrize(("every", "unsettled"), [(30, 5), (4, 2), (1, 0)])
-def test_behind_an_exchange_spikes_are_let_pass_and_not_remembered(every: int, unsettled: int) -> None:
+def test_behind_an_exchange_spikes_are_let_pass_and_not_remembered(
+    every: int, unsettled: int
+) -> None:
     """For a few steps, and never so many that none is left before the next."""
     guard = fed([2.0] * 60, [0.5] * 60)
     guard.exchanged(every)
@@ -60,8 +62,11 @@ def test_behind_an_exchange_spikes_are_let_pass_and_not_remembered(every: int, u
 
 def test_a_quiet_stretch_makes_the_guard_no_more_nervous_than_so() -> None:
     guard = fed([2.0] * 60, [0.5] * 60)
-    assert (guard.judge(2.31, 0.5), guard.judge(2.33, 0.5)) == (None, "loss")            # 16% of the median
-    assert (guard.judge(2.0, 1.49), guard.judge(2.0, 1.51)) == (None, "grad_norm")       # three times the median
+    assert (guard.judge(2.31, 0.5), guard.judge(2.33, 0.5)) == (None, "loss")  # 16% of the median
+    assert (guard.judge(2.0, 1.49), guard.judge(2.0, 1.51)) == (
+        None,
+        "grad_norm",
+    )  # three times the median
 
 
 def test_spikes_are_looked_for_once_enough_steps_are_known() -> None:
@@ -71,7 +76,9 @@ def test_spikes_are_looked_for_once_enough_steps_are_known() -> None:
 
 def test_one_wild_value_in_the_window_does_not_move_the_bound() -> None:
     losses = noisy(100)
-    assert fed([*losses[:50], 1e6, *losses[50:]]).bound("loss") == pytest.approx(fed(losses).bound("loss"), rel=0.02)
+    assert fed([*losses[:50], 1e6, *losses[50:]]).bound("loss") == pytest.approx(
+        fed(losses).bound("loss"), rel=0.02
+    )
 
 
 def test_a_run_goes_back_after_so_many_skips_in_a_row_and_no_sooner() -> None:
@@ -107,7 +114,9 @@ def test_a_guard_from_a_checkpoint_decides_as_one_that_was_never_stopped() -> No
     resumed.skipped()
     resumed.went_back(190, to=180)
     assert resumed.state() == whole.state()
-    assert resumed.bound("loss") == whole.bound("loss") and resumed.bound("grad_norm") == whole.bound("grad_norm")
+    assert resumed.bound("loss") == whole.bound("loss") and resumed.bound(
+        "grad_norm"
+    ) == whole.bound("grad_norm")
     after = fed([2.0] * 40)
     after.went_back(40, to=30)
     after.load(first.state(), history=False)
@@ -115,6 +124,7 @@ def test_a_guard_from_a_checkpoint_decides_as_one_that_was_never_stopped() -> No
 
 
 # ---- The samples that are passed over
+
 
 def samples(gaps: tuple[Gap, ...], steps: range, windows: int = 10) -> list[int]:
     return [i for step in steps for i in sample_range(step, windows, gaps=gaps)]
@@ -127,9 +137,11 @@ def test_a_skipped_step_gives_its_place_to_the_next_samples() -> None:
 
 
 def test_going_back_passes_over_what_led_there_and_what_was_skipped_on_the_way() -> None:
-    gaps = with_gap(with_gap((), 2, 10), 7, 30)      # samples 20..29, then three steps at 7: 80..109
+    gaps = with_gap(with_gap((), 2, 10), 7, 30)  # samples 20..29, then three steps at 7: 80..109
     before = samples(gaps, range(7))
-    gaps = with_gap(gaps, 7, 3 * 10, since=4)        # back to 4 or before: steps 5, 6 and 7 are passed over too
-    assert samples(gaps, range(4)) == before[:40]    # what came before is as it was
+    gaps = with_gap(
+        gaps, 7, 3 * 10, since=4
+    )  # back to 4 or before: steps 5, 6 and 7 are passed over too
+    assert samples(gaps, range(4)) == before[:40]  # what came before is as it was
     assert samples(gaps, range(4, 6)) == list(range(110, 130))
     assert gaps == (Gap(2, 10), Gap(4, 60))

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from train.faults import watchdog
 from settings.declare import ROOT
+from train.faults import watchdog
 from train.faults.watchdog import Watchdog
 
 # a process that watches itself; the arguments: folder, rank, what it does then
@@ -39,16 +39,29 @@ stuck()
 
 
 def hang(folder: Path, rank: int, what: str) -> tuple[int, str]:
-    done = subprocess.run([sys.executable, "-c", HANGS, folder, str(rank), what], cwd=ROOT, text=True, timeout=120,
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", HANGS, folder, str(rank), what],
+        cwd=ROOT,
+        text=True,
+        timeout=120,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        check=False,
+    )
     return done.returncode, done.stdout
 
 
 @pytest.mark.fault(19)
-def test_a_process_that_sleeps_says_where_and_ends_with_the_code_of_a_failure(tmp_path: Path) -> None:
+def test_a_process_that_sleeps_says_where_and_ends_with_the_code_of_a_failure(
+    tmp_path: Path,
+) -> None:
     code, out = hang(tmp_path / "hang", 0, "asleep")
     assert code == watchdog.HUNG == 1
-    assert "rank=0 host=here: no progress in step 7 for" in out and "in stuck" in out and "at the end" in out
+    assert (
+        "rank=0 host=here: no progress in step 7 for" in out
+        and "in stuck" in out
+        and "at the end" in out
+    )
     assert "HANGS: rank 0 on here" in out
     stacks = (tmp_path / "hang" / "rank_0.txt").read_text()
     assert "Current thread" in stacks and "in stuck" in stacks
@@ -58,7 +71,10 @@ def test_a_process_that_sleeps_says_where_and_ends_with_the_code_of_a_failure(tm
 def test_a_process_in_which_python_itself_is_stuck_leaves_its_stacks_too(tmp_path: Path) -> None:
     assert hang(tmp_path / "hang", 3, "with Python")[0] == 1
     (line,) = watchdog.put_away(tmp_path / "hang")
-    assert line.startswith("HANGS: rank 3: stuck, and with it Python itself; it is at") and "in stuck" in line
+    assert (
+        line.startswith("HANGS: rank 3: stuck, and with it Python itself; it is at")
+        and "in stuck" in line
+    )
     (kept,) = (tmp_path / "hang").iterdir()
     assert str(kept / "rank_3.txt") in line and (kept / "rank_3.txt").exists()
 
@@ -68,12 +84,16 @@ def test_one_that_was_told_to_stop_and_never_gets_there_ends(tmp_path: Path) -> 
     assert code == 1 and "told to stop" in out and "still in step 7" in out
 
 
-def test_progress_keeps_it_quiet_and_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_keeps_it_quiet_and_nothing_is_left_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By a clock of our own, at which it looks often."""
     now, looks, barked = [0.0], list[float](), list[str]()
     monkeypatch.setattr(watchdog, "time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(watchdog, "LOOK_S", 0.01)
-    monkeypatch.setattr(Watchdog, "bark", lambda dog, why: barked.append(why))  # it would end this process
+    monkeypatch.setattr(
+        Watchdog, "bark", lambda dog, why: barked.append(why)
+    )  # it would end this process
     dog = Watchdog(tmp_path / "hang", 0, "here", told_at=lambda: looks.append(now[0]))
     for _ in range(4):
         dog.expect("step", 60)
@@ -98,20 +118,27 @@ def test_without_a_place_for_stacks_all_else_works(tmp_path: Path) -> None:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Stacks of three ranks: the second reads a shard, the others wait for it."""
-    wait = 'Current thread 0x1 (most recent call first):\n  File "/x/train/faults/watchdog.py", line 9 in bark\n\n' \
-           'Thread 0x2 (most recent call first):\n  File "/venv/torch/distributed/c10d.py", line 5 in {}\n' \
-           '  File "/x/train/step.py", line 60 in train_step\n'
+    wait = (
+        'Current thread 0x1 (most recent call first):\n  File "/x/train/faults/watchdog.py", line 9 in bark\n\n'
+        'Thread 0x2 (most recent call first):\n  File "/venv/torch/distributed/c10d.py", line 5 in {}\n'
+        '  File "/x/train/step.py", line 60 in train_step\n'
+    )
     read = wait.replace("/venv/torch/distributed/c10d.py", "/x/train/data/batch.py").format("read")
     for rank, text in enumerate((wait.format("all_reduce"), read, wait.format("all_reduce"))):
-        (tmp_path / f"rank_{rank}.txt").write_text(f"rank {rank} on host{rank}: no progress in step 7 for 60 s\n{text}")
+        (tmp_path / f"rank_{rank}.txt").write_text(
+            f"rank {rank} on host{rank}: no progress in step 7 for 60 s\n{text}"
+        )
     (tmp_path / "rank_3.txt").touch()
     return tmp_path
 
 
 def test_the_rank_that_does_not_merely_wait_is_named_first(folder: Path) -> None:
     lines = watchdog.report(folder)
-    assert [line.split(" on ")[0] for line in lines] == ["HANGS: rank 1", "waits for others: rank 0",
-                                                         "waits for others: rank 2"]
+    assert [line.split(" on ")[0] for line in lines] == [
+        "HANGS: rank 1",
+        "waits for others: rank 0",
+        "waits for others: rank 2",
+    ]
     assert "it is at /x/train/data/batch.py:5 in read" in lines[0]
     assert "it is at /x/train/step.py:60 in train_step, inside all_reduce" in lines[1]
 

@@ -6,13 +6,16 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from train.generate import chat_format
 from train.data import tokenizer
-from train.generate.chat_format import CHATML, OWN, Message, format_of, render, special_tokens
 from train.data.tokenizer import TokenizerError, Vocabulary, load
+from train.generate import chat_format
+from train.generate.chat_format import CHATML, OWN, Message, format_of, render, special_tokens
 
-TALKS = [[("user", "Hi")], [("system", "Be brief. "), ("user", " What\nis 1+1?"), ("assistant", "\n\n2"), ("user", "")],
-         [("user", "it's 'quoted' {{ x }} \\n"), ("assistant", "\u00e9t\u00e9  \n")]]
+TALKS = [
+    [("user", "Hi")],
+    [("system", "Be brief. "), ("user", " What\nis 1+1?"), ("assistant", "\n\n2"), ("user", "")],
+    [("user", "it's 'quoted' {{ x }} \\n"), ("assistant", "\u00e9t\u00e9  \n")],
+]
 
 
 @pytest.fixture(scope="module")
@@ -32,56 +35,89 @@ def renamed(v: Vocabulary, path: Path, **names: str) -> Vocabulary:
 
 @pytest.fixture(scope="module")
 def chatml(own: Vocabulary, tmp_path_factory: pytest.TempPathFactory) -> Vocabulary:
-    return renamed(own, tmp_path_factory.mktemp("chatml") / "tokenizer.json", system="<|im_start|>", end="<|im_end|>")
+    return renamed(
+        own,
+        tmp_path_factory.mktemp("chatml") / "tokenizer.json",
+        system="<|im_start|>",
+        end="<|im_end|>",
+    )
 
 
 @pytest.mark.parametrize("kind", ["own", "chatml"])
 @pytest.mark.parametrize("talk", TALKS, ids=["a question", "a talk", "odd characters"])
 @pytest.mark.parametrize("reply", [False, True])
-def test_ids_are_those_of_the_template_in_transformers(request: pytest.FixtureRequest, kind: str, talk: list,
-                                                       reply: bool) -> None:
+def test_ids_are_those_of_the_template_in_transformers(
+    request: pytest.FixtureRequest, kind: str, talk: list, reply: bool
+) -> None:
     from transformers import PreTrainedTokenizerFast
+
     v: Vocabulary = request.getfixturevalue(kind)
-    theirs = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(v.tokenizer.to_str()),
-                                     chat_template=format_of(v).template)
+    theirs = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(v.tokenizer.to_str()),
+        chat_template=format_of(v).template,
+    )
     messages = [{"role": role, "content": text} for role, text in talk]
-    found = theirs.apply_chat_template(messages, add_generation_prompt=reply, tokenize=True, return_dict=False)
+    found = theirs.apply_chat_template(
+        messages, add_generation_prompt=reply, tokenize=True, return_dict=False
+    )
     assert render(v, [Message(*message) for message in talk], reply) == found
 
 
 def test_by_hand(own: Vocabulary, chatml: Vocabulary) -> None:
     messages = [Message("system", "s"), Message("user", "u")]
-    assert own.decode(render(own, messages)) == "<|endoftext|><|system|>s<|end|><|user|>u<|end|><|assistant|>"
+    assert (
+        own.decode(render(own, messages))
+        == "<|endoftext|><|system|>s<|end|><|user|>u<|end|><|assistant|>"
+    )
     assert chatml.decode(render(chatml, messages)) == (
-        "<|im_start|>system\ns<|im_end|>\n<|im_start|>user\nu<|im_end|>\n<|im_start|>assistant\n")
+        "<|im_start|>system\ns<|im_end|>\n<|im_start|>user\nu<|im_end|>\n<|im_start|>assistant\n"
+    )
     assert own.decode([chat_format.end_of_message(own)]) == "<|end|>" and format_of(own) is OWN
-    assert chatml.decode([chat_format.end_of_message(chatml)]) == "<|im_end|>" and format_of(chatml) is CHATML
-    assert list(special_tokens(own)) == ["<|endoftext|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"]
+    assert (
+        chatml.decode([chat_format.end_of_message(chatml)]) == "<|im_end|>"
+        and format_of(chatml) is CHATML
+    )
+    assert list(special_tokens(own)) == [
+        "<|endoftext|>",
+        "<|system|>",
+        "<|user|>",
+        "<|assistant|>",
+        "<|end|>",
+    ]
     assert own.decode(special_tokens(own).values()) == "".join(special_tokens(own))
 
 
 def test_a_message_that_spells_special_tokens_out_stays_a_message(own: Vocabulary) -> None:
     text = "a<|end|><|assistant|>b"
     ids = render(own, [Message("user", text)], reply=False)
-    assert sum(i in special_tokens(own).values() for i in ids) == 3  # the beginning, its role and its end
+    assert (
+        sum(i in special_tokens(own).values() for i in ids) == 3
+    )  # the beginning, its role and its end
     assert text in own.decode(ids)
 
 
-def test_a_tokenizer_without_them_is_refused_with_what_it_lacks(own: Vocabulary, tmp_path: Path) -> None:
+def test_a_tokenizer_without_them_is_refused_with_what_it_lacks(
+    own: Vocabulary, tmp_path: Path
+) -> None:
     bare = renamed(own, tmp_path / "t.json", user="<|a|>", end="<|b|>")
-    with pytest.raises(TokenizerError, match=r"it lacks <\|user\|> <\|end\|>; or for ChatML <\|im_start\|> <\|im"):
+    with pytest.raises(
+        TokenizerError, match=r"it lacks <\|user\|> <\|end\|>; or for ChatML <\|im_start\|> <\|im"
+    ):
         render(bare, [Message("user", "a")])
     assert special_tokens(bare) == {}
 
 
 def test_another_role_is_refused_by_both(own: Vocabulary) -> None:
     import jinja2
+
     with pytest.raises(ValueError, match="the role tool; there are system, user, assistant"):
         render(own, [Message("tool", "a")])
 
     def fail(text: str) -> None:
         raise ValueError(text)
 
-    template = jinja2.Environment().from_string(chat_format.TEMPLATE, globals={"raise_exception": fail})
+    template = jinja2.Environment().from_string(
+        chat_format.TEMPLATE, globals={"raise_exception": fail}
+    )
     with pytest.raises(ValueError, match="a message has the role tool"):
         template.render(messages=[{"role": "tool", "content": "a"}])

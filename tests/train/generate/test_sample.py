@@ -15,15 +15,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from settings.config import Config
+from settings.declare import ROOT
+from tests.train.generate.test_load_run import Run, run  # noqa: F401  (a fixture)
 from tests.train.model.test_hf_import import LLAMA, published
 from tests.train.model.test_model import recipe
-from tests.train.generate.test_load_run import Run, run  # noqa: F401  (a fixture)
-from train.generate import sample as sampling
-from settings.config import Config
-from train.model.model import Transformer
-from train.model.generate import continue_text
-from settings.declare import ROOT
 from train.data.tokenizer import load
+from train.generate import sample as sampling
+from train.model.generate import continue_text
+from train.model.model import Transformer
 
 
 class Stdin(io.TextIOWrapper):
@@ -38,44 +38,67 @@ class Stdin(io.TextIOWrapper):
 class Shell:
     """Calls make sample's program with settings and standard input."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], **settings: str):
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], **settings: str
+    ):
         self.monkeypatch, self.capfd, self.settings = monkeypatch, capfd, settings
 
-    def __call__(self, stdin: bytes = b"", terminal: bool = False, code: int = 0,
-                 **settings: object) -> tuple[str, str]:
+    def __call__(
+        self, stdin: bytes = b"", terminal: bool = False, code: int = 0, **settings: object
+    ) -> tuple[str, str]:
         """(standard output, standard error)"""
         with self.monkeypatch.context() as patch:
             for name, value in {**self.settings, **settings}.items():
                 patch.setenv(name, str(value))
             patch.setattr(sys, "stdin", Stdin(stdin, terminal))
-            patch.setattr("logging.Logger.info", lambda _, text, *more: sys.stderr.write(f"{text % more}\n"))
-            patch.setattr("logging.Logger.error", lambda _, text, *more: sys.stderr.write(f"{text % more}\n"))
+            patch.setattr(
+                "logging.Logger.info", lambda _, text, *more: sys.stderr.write(f"{text % more}\n")
+            )
+            patch.setattr(
+                "logging.Logger.error", lambda _, text, *more: sys.stderr.write(f"{text % more}\n")
+            )
             assert sampling.main() == code
         return self.capfd.readouterr()
 
 
 @pytest.fixture
-def sample(run: Run, data: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,  # noqa: F811
-           capfd: pytest.CaptureFixture[str]) -> Shell:
+def sample(
+    run: Run,  # noqa: F811
+    data: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> Shell:
     (tmp_path / "own.env").write_text("DEVICE=cpu\n")
     facts = json.loads((run.folder / "config.json").read_text())
     facts["settings"]["DTYPE"] = "float32"
     (run.folder / "config.json").write_text(json.dumps(facts))
-    return Shell(monkeypatch, capfd, ENV_FILE=str(tmp_path / "own.env"), RUNS_DIR=str(tmp_path), RUN_NAME="a-run",
-                 SAMPLE_TOKENS="12", DATA_DIR=data["DATA_DIR"])
+    return Shell(
+        monkeypatch,
+        capfd,
+        ENV_FILE=str(tmp_path / "own.env"),
+        RUNS_DIR=str(tmp_path),
+        RUN_NAME="a-run",
+        SAMPLE_TOKENS="12",
+        DATA_DIR=data["DATA_DIR"],
+    )
 
 
 def test_the_prompt_and_what_the_runs_weights_say_behind_it(sample: Shell, run: Run) -> None:  # noqa: F811
     opened = run.open()
     model = Transformer(opened.config)
-    model.load_state_dict(run.weights[3] | {"lm_head.weight": run.weights[3]["embed_tokens.weight"]})
+    model.load_state_dict(
+        run.weights[3] | {"lm_head.weight": run.weights[3]["embed_tokens.weight"]}
+    )
     model.dtype = torch.float32
     expected = continue_text(model, load(Path(run.config.tokenizer)), "abcd e", 12, seed=4)
     out, err = sample(PROMPT="abcd e", SEED=4)
     assert out == expected + "\n"
     assert f"{run.folder}/checkpoints/step_0000003: step 3" in err
     assert re.search(r"^\d+ tokens in \d+\.\d\d s, \d+\.\d tokens/s$", err, re.MULTILINE)
-    assert sample(b"abcd e\n", SEED=4)[0] == out  # from standard input, and its line end is the shell's
+    assert (
+        sample(b"abcd e\n", SEED=4)[0] == out
+    )  # from standard input, and its line end is the shell's
     assert sample(b"ab", PROMPT="abcd e", SEED=4)[0] == out
     assert sample(PROMPT="abcd e", SEED=4, STEP=1)[0] != out
 
@@ -83,7 +106,9 @@ def test_the_prompt_and_what_the_runs_weights_say_behind_it(sample: Shell, run: 
 def test_several_come_one_behind_another_each_as_if_it_were_asked_for_alone(sample: Shell) -> None:
     out, _ = sample(PROMPT="abcd", SAMPLES=3, SEED=8)
     alone = [sample(PROMPT="abcd", SEED=8 + number)[0] for number in range(3)]
-    assert out == "".join(f"==== {n + 1} of 3, SEED={8 + n}\n{text}" for n, text in enumerate(alone))
+    assert out == "".join(
+        f"==== {n + 1} of 3, SEED={8 + n}\n{text}" for n, text in enumerate(alone)
+    )
     assert len(set(alone)) == 3
 
 
@@ -96,8 +121,11 @@ def test_how_tokens_are_chosen_is_a_setting(sample: Shell) -> None:
 
 
 @pytest.mark.parametrize("terminal", [False, True])
-def test_without_a_prompt_it_begins_as_the_sample_at_the_end_of_the_run(sample: Shell, terminal: bool) -> None:
+def test_without_a_prompt_it_begins_as_the_sample_at_the_end_of_the_run(
+    sample: Shell, terminal: bool
+) -> None:
     from train.data import prepare
+
     prompt = prepare.source_of(Config(), "python-stdlib").prompt
     assert prompt and sample(terminal=terminal)[0].startswith(prompt)
 
@@ -106,13 +134,19 @@ def test_a_text_may_outgrow_seq_len_and_a_prompt_may_not(sample: Shell) -> None:
     out, err = sample(PROMPT="abcd", SAMPLE_TOKENS=70)
     assert "may outgrow SEQ_LEN=32; the model then sees the latest half" in err and len(out) > 40
     _, err = sample(PROMPT="abcd " * 40, code=64)
-    assert re.search(r"PROMPT: the text has \d+ tokens, and the model sees SEQ_LEN=32 at once; shorten it", err)
+    assert re.search(
+        r"PROMPT: the text has \d+ tokens, and the model sees SEQ_LEN=32 at once; shorten it", err
+    )
 
 
 def test_what_is_wrong_has_its_exit_code_and_nothing_is_written(sample: Shell, run: Run) -> None:  # noqa: F811
-    for code, said, settings in ((64, "SAMPLE_TOKENS=0", {"SAMPLE_TOKENS": 0}), (64, "STEP=2", {"STEP": 2}),
-                                 (64, "N_LAYER=9", {"N_LAYER": 9}), (64, "SAMPLE_TOP_P=2", {"SAMPLE_TOP_P": 2}),
-                                 (78, "RUN_NAME=other", {"RUN_NAME": "other"})):
+    for code, said, settings in (
+        (64, "SAMPLE_TOKENS=0", {"SAMPLE_TOKENS": 0}),
+        (64, "STEP=2", {"STEP": 2}),
+        (64, "N_LAYER=9", {"N_LAYER": 9}),
+        (64, "SAMPLE_TOP_P=2", {"SAMPLE_TOP_P": 2}),
+        (78, "RUN_NAME=other", {"RUN_NAME": "other"}),
+    ):
         out, err = sample(PROMPT="a", code=code, **settings)
         assert said in err and out == ""
     assert "its byte 1 is not UTF-8" in sample(b"a\xff", code=64)[1]
@@ -120,7 +154,9 @@ def test_what_is_wrong_has_its_exit_code_and_nothing_is_written(sample: Shell, r
     assert "has no checkpoint yet" in sample(PROMPT="a", code=78)[1]
 
 
-def test_weights_that_are_no_numbers_say_nothing(sample: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_that_are_no_numbers_say_nothing(
+    sample: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def spoilt(*how: object) -> object:
         opened = inner(*how)
         opened.model.layers[1].mlp.up_proj.weight[3, 2] = float("nan")
@@ -129,7 +165,11 @@ def test_weights_that_are_no_numbers_say_nothing(sample: Shell, monkeypatch: pyt
     inner = sampling.open_trained
     monkeypatch.setattr(sampling, "open_trained", spoilt)
     out, err = sample(PROMPT="abcd", code=78)
-    assert out == "" and "step_0000003: layers.1.mlp.up_proj.weight holds values that are infinite or no nu" in err
+    assert (
+        out == ""
+        and "step_0000003: layers.1.mlp.up_proj.weight holds values that are infinite or no nu"
+        in err
+    )
 
 
 def test_ctrl_c_ends_with_130(sample: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,33 +180,53 @@ def test_ctrl_c_ends_with_130(sample: Shell, monkeypatch: pytest.MonkeyPatch) ->
     assert sample(PROMPT="abcd", code=130)[0] == "abcd\n"
 
 
-def test_weights_of_others_begin_from_nothing(sample: Shell, tiny: Config, tmp_path: Path,
-                                              data: dict[str, str]) -> None:
+def test_weights_of_others_begin_from_nothing(
+    sample: Shell, tiny: Config, tmp_path: Path, data: dict[str, str]
+) -> None:
     other = published(tmp_path / "llama", recipe(tiny, **LLAMA))
     shutil.copy(data["TOKENIZER"], tmp_path / "llama" / "tokenizer.json")
     vocabulary = load(Path(data["TOKENIZER"]))
     begin = torch.tensor([[vocabulary.end_of_text, *vocabulary.encode("abcd e")]])
-    whole = other.generate(begin, attention_mask=torch.ones_like(begin), max_new_tokens=12, do_sample=False,
-                           eos_token_id=None, pad_token_id=0)[0, 1:].tolist()
+    whole = other.generate(
+        begin,
+        attention_mask=torch.ones_like(begin),
+        max_new_tokens=12,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
+    )[0, 1:].tolist()
     assert len(whole) == begin.shape[1] - 1 + 12 and vocabulary.end_of_text not in whole
-    out, err = sample(RUN_NAME="of-no-run", INIT_FROM=tmp_path / "llama", PROMPT="abcd e", SAMPLE_TEMPERATURE=0)
+    out, err = sample(
+        RUN_NAME="of-no-run", INIT_FROM=tmp_path / "llama", PROMPT="abcd e", SAMPLE_TEMPERATURE=0
+    )
     assert out == vocabulary.decode(whole) + "\n" and "llama: weights of others" in err
 
 
-def test_characters_survive_any_locale_and_bytes_that_are_none_are_refused(sample: Shell, data: dict[str, str],
-                                                                          monkeypatch: pytest.MonkeyPatch) -> None:
+def test_characters_survive_any_locale_and_bytes_that_are_none_are_refused(
+    sample: Shell, data: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = "d\u00e9f \u65e5"
     said = sample(PROMPT=text, SAMPLE_TEMPERATURE=0)[0]
     assert said.startswith(text)
-    for name, value in {**sample.settings, "PROMPT": text, "SAMPLE_TEMPERATURE": "0", "LC_ALL": "POSIX",
-                        "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "OMP_NUM_THREADS": "1"}.items():
+    for name, value in {
+        **sample.settings,
+        "PROMPT": text,
+        "SAMPLE_TEMPERATURE": "0",
+        "LC_ALL": "POSIX",
+        "PYTHONUTF8": "0",
+        "PYTHONCOERCECLOCALE": "0",
+        "OMP_NUM_THREADS": "1",
+    }.items():
         monkeypatch.setenv(name, value)
-    done = subprocess.run([sys.executable, "-m", "train.generate.sample"], cwd=ROOT, capture_output=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "train.generate.sample"], cwd=ROOT, capture_output=True, check=False
+    )
     assert (done.returncode, done.stdout.decode()) == (0, said), done.stderr
     assert "PROMPT: its byte 1 is not UTF-8" in sample(PROMPT=os.fsdecode(b"a\xff"), code=64)[1]
 
 
 # ---- Conversations
+
 
 def test_a_message_is_answered(sample: Shell) -> None:
     out, _ = sample(PROMPT="abcd", CHAT=1)
@@ -178,13 +238,17 @@ def test_a_message_is_answered(sample: Shell) -> None:
 
 def test_at_a_terminal_one_message_after_the_other_is_answered(sample: Shell) -> None:
     first, _ = sample(PROMPT="ab", CHAT=1, SAMPLE_TOKENS=3)
-    out, err = sample(b"ab\n\ncd\n" + b"abcdefgh" * 9 + b"\nef\n", terminal=True, CHAT=1, SAMPLE_TOKENS=3)
+    out, err = sample(
+        b"ab\n\ncd\n" + b"abcdefgh" * 9 + b"\nef\n", terminal=True, CHAT=1, SAMPLE_TOKENS=3
+    )
     assert out.startswith(first) and len(out.splitlines()) >= 3
     assert err.count("> ") == 6  # an empty one, and the end
     assert "outgrown SEQ_LEN=32: its first" in err and "PROMPT: the conversation has" in err
 
 
-def test_a_conversation_leaves_room_for_an_answer(sample: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_conversation_leaves_room_for_an_answer(
+    sample: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[int] = []
     monkeypatch.setattr(sampling, "write", lambda opened, ids, stops: asked.append(len(ids)) or "a")
     _, err = sample(b"abcd\n" * 12, terminal=True, CHAT=1, SAMPLE_TOKENS=10)
@@ -195,13 +259,24 @@ def test_a_conversation_leaves_room_for_an_answer(sample: Shell, monkeypatch: py
     assert max(asked) <= 16 and err.count("may outgrow SEQ_LEN=32") == 3
 
 
-def test_a_tokenizer_without_the_tokens_is_refused_before_anything_is_asked(sample: Shell, run: Run,  # noqa: F811
-                                                                            tmp_path: Path, tiny: Config) -> None:
+def test_a_tokenizer_without_the_tokens_is_refused_before_anything_is_asked(
+    sample: Shell,
+    run: Run,  # noqa: F811
+    tmp_path: Path,
+    tiny: Config,
+) -> None:
     text = Path(run.config.tokenizer).read_text().replace('"<|assistant|>"', '"<|other|>"')
     published(tmp_path / "llama", recipe(tiny, **LLAMA))
     (tmp_path / "llama" / "tokenizer.json").write_text(text)
     for terminal in (False, True):
-        out, err = sample(b"a\n", terminal=terminal, code=78, CHAT=1, RUN_NAME="none", INIT_FROM=tmp_path / "llama")
+        out, err = sample(
+            b"a\n",
+            terminal=terminal,
+            code=78,
+            CHAT=1,
+            RUN_NAME="none",
+            INIT_FROM=tmp_path / "llama",
+        )
         assert out == "" and "it lacks <|assistant|>" in err and "> " not in err.replace("|> ", "")
 
 
@@ -221,9 +296,22 @@ def read_until(terminal: int, what: bytes, seconds: float = 60) -> bytes:
 def test_a_conversation_at_a_real_terminal_ends_with_ctrl_d(sample: Shell) -> None:
     answer = sample(PROMPT="ab", CHAT=1, SAMPLE_TOKENS=3)[0].rstrip("\n")
     ours, theirs = pty.openpty()
-    settings = {**os.environ, **sample.settings, "CHAT": "1", "SAMPLE_TOKENS": "3", "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen([sys.executable, "-m", "train.generate.sample"], cwd=ROOT, stdin=theirs, stdout=theirs,
-                          stderr=theirs, env=settings, start_new_session=True) as process:
+    settings = {
+        **os.environ,
+        **sample.settings,
+        "CHAT": "1",
+        "SAMPLE_TOKENS": "3",
+        "OMP_NUM_THREADS": "1",
+    }
+    with subprocess.Popen(
+        [sys.executable, "-m", "train.generate.sample"],
+        cwd=ROOT,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env=settings,
+        start_new_session=True,
+    ) as process:
         os.close(theirs)
         try:
             assert b"Ctrl-D ends" in read_until(ours, b"\n> ")

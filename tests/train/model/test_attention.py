@@ -12,19 +12,21 @@ import numpy as np
 import pytest
 import torch
 
+from settings.config import Config
+from settings.declare import SettingsError
+from train.data.batch import document_bounds
 from train.model import attention
 from train.model.attention import MATH, SDPA, Kernel
-from train.data.batch import document_bounds
-from settings.config import Config
 from train.model.model import build
-from settings.declare import SettingsError
 
 CPU = torch.device("cpu")
 END = 3  # the token that begins a document here
 ROWS = [[END, 9, 8, END, 7, 6, 5, END], [9, 9, END, 8, END, END, 7, 7], [END, 1, 2, 4, 5, 6, 7, 8]]
 
 
-def by_hand(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tokens: list[list[int]] | None = None) -> torch.Tensor:
+def by_hand(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tokens: list[list[int]] | None = None
+) -> torch.Tensor:
     """Attention, a query at a time; with tokens within their documents only."""
     B, T, H, D = q.shape
     y = torch.zeros_like(q)
@@ -35,8 +37,10 @@ def by_hand(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tokens: list[list
                 first = max([i for i in range(t + 1) if tokens[b][i] == END], default=0)
             for h in range(H):
                 group = h // (H // k.shape[2])
-                scores = torch.stack([q[b, t, h] @ k[b, s, group] / math.sqrt(D) for s in range(first, t + 1)])
-                y[b, t, h] = scores.softmax(0) @ v[b, first:t + 1, group]
+                scores = torch.stack(
+                    [q[b, t, h] @ k[b, s, group] / math.sqrt(D) for s in range(first, t + 1)]
+                )
+                y[b, t, h] = scores.softmax(0) @ v[b, first : t + 1, group]
     return y
 
 
@@ -53,8 +57,12 @@ def test_attention_is_what_its_formula_says(heads: int, kv_heads: int, apart: bo
     for kernel in (SDPA, MATH):
         y = kernel.attend(q, k, v, None if bounds is None else kernel.apart(bounds, 3, 8))
         torch.testing.assert_close(y, by_hand(q, k, v, ROWS if apart else None))
-        half = kernel.attend(q.bfloat16(), k.bfloat16(), v.bfloat16(), bounds if bounds is None else
-                             kernel.apart(bounds, 3, 8))
+        half = kernel.attend(
+            q.bfloat16(),
+            k.bfloat16(),
+            v.bfloat16(),
+            bounds if bounds is None else kernel.apart(bounds, 3, 8),
+        )
         assert (half.float() - y).norm() < 0.01 * y.norm()
 
 
@@ -68,7 +76,10 @@ def test_bounds_are_where_documents_and_windows_begin_and_then_the_end() -> None
         row[0, 1:documents] = END
         bounds = document_bounds(row, END)
         assert len(bounds) - 1 == max(64, 2 ** math.ceil(math.log2(documents)))
-        assert bounds[:documents + 1].tolist() == [*range(documents), 5000] and (bounds[documents:] == 5000).all()
+        assert (
+            bounds[: documents + 1].tolist() == [*range(documents), 5000]
+            and (bounds[documents:] == 5000).all()
+        )
 
 
 def test_a_document_in_a_window_is_read_as_if_it_were_alone(tiny: Config) -> None:
@@ -76,11 +87,15 @@ def test_a_document_in_a_window_is_read_as_if_it_were_alone(tiny: Config) -> Non
     c = dataclasses.replace(tiny, n_kv_head=1)
     model = build(c, CPU)
     g = torch.Generator().manual_seed(1)
-    documents = [torch.cat((torch.tensor([END]), torch.randint(10, c.vocab_size, (length,), generator=g)))
-                 for length in (7, 3, 12)]
+    documents = [
+        torch.cat((torch.tensor([END]), torch.randint(10, c.vocab_size, (length,), generator=g)))
+        for length in (7, 3, 12)
+    ]
     window = torch.cat(documents)[None]
     with torch.no_grad():
-        packed = model.lm_head(model.hidden(window, torch.from_numpy(document_bounds(window.numpy(), END))))[0]
+        packed = model.lm_head(
+            model.hidden(window, torch.from_numpy(document_bounds(window.numpy(), END)))
+        )[0]
         alone = torch.cat([model(document[None])[0] for document in documents])
         mixed = model(window)[0]
     torch.testing.assert_close(packed, alone, rtol=1e-4, atol=1e-5)
@@ -89,13 +104,22 @@ def test_a_document_in_a_window_is_read_as_if_it_were_alone(tiny: Config) -> Non
 
 # ---- Kernels that are not here: called as their packages want it, and refused with a reason
 
+
 def check_varlen(q: torch.Tensor, cu: torch.Tensor, longest: int) -> None:
-    assert q.dim() == 3 and cu.dtype == torch.int32 and cu[0] == 0 and cu[-1] == len(q) and longest == 8
+    assert (
+        q.dim() == 3
+        and cu.dtype == torch.int32
+        and cu[0] == 0
+        and cu[-1] == len(q)
+        and longest == 8
+    )
 
 
 def by_bounds(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu: torch.Tensor) -> torch.Tensor:
     """(N, H, D): each stretch between two bounds by itself."""
-    parts = [by_hand(*(x[None, a:b] for x in (q, k, v)))[0] for a, b in itertools.pairwise(cu) if b > a]
+    parts = [
+        by_hand(*(x[None, a:b] for x in (q, k, v)))[0] for a, b in itertools.pairwise(cu) if b > a
+    ]
     return torch.cat(parts)
 
 
@@ -112,18 +136,36 @@ def test_flash_attn_is_called_as_its_package_wants_it(monkeypatch: pytest.Monkey
         check_varlen(q, cu_q, max_q)
         return by_bounds(q, k, v, cu_q)
 
-    fake_module(monkeypatch, "flash_attn", flash_attn_varlen_func=varlen,
-                flash_attn_func=lambda q, k, v, causal: by_hand(q, k, v))
+    fake_module(
+        monkeypatch,
+        "flash_attn",
+        flash_attn_varlen_func=varlen,
+        flash_attn_func=lambda q, k, v, causal: by_hand(q, k, v),
+    )
     q, k, v = random_qkv(4, 2)
     bounds = torch.from_numpy(document_bounds(np.array(ROWS), END))
     kernel = Kernel("flash-attn", attention.flash_attn(), by_bounds=True)
-    torch.testing.assert_close(kernel.attend(q, k, v, kernel.apart(bounds, 3, 8)), by_hand(q, k, v, ROWS))
+    torch.testing.assert_close(
+        kernel.attend(q, k, v, kernel.apart(bounds, 3, 8)), by_hand(q, k, v, ROWS)
+    )
     torch.testing.assert_close(kernel.attend(q, k, v, None), by_hand(q, k, v))
 
 
-def test_torchs_own_kernel_is_called_by_either_of_its_signatures(monkeypatch: pytest.MonkeyPatch) -> None:
-    def new(q, k, v, cu_q, cu_k, max_q, max_k, *,  # type: ignore[no-untyped-def]
-            window_size=(-1, -1), enable_gqa=False):
+def test_torchs_own_kernel_is_called_by_either_of_its_signatures(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def new(
+        q,
+        k,
+        v,
+        cu_q,
+        cu_k,
+        max_q,
+        max_k,
+        *,  # type: ignore[no-untyped-def]
+        window_size=(-1, -1),
+        enable_gqa=False,
+    ):
         assert window_size == (-1, 0) and enable_gqa == (q.shape[1] != k.shape[1])
         check_varlen(q, cu_q, max_q)
         return by_bounds(q, k, v, cu_q)
@@ -137,37 +179,65 @@ def test_torchs_own_kernel_is_called_by_either_of_its_signatures(monkeypatch: py
         fake_module(monkeypatch, "torch.nn.attention.varlen", varlen_attn=function)
         for kv_heads in (4, 2):
             q, k, v = random_qkv(4, kv_heads)
-            torch.testing.assert_close(attention.sdpa_varlen()(q, k, v, bounds), by_hand(q, k, v, ROWS))
+            torch.testing.assert_close(
+                attention.sdpa_varlen()(q, k, v, bounds), by_hand(q, k, v, ROWS)
+            )
             torch.testing.assert_close(attention.sdpa_varlen()(q, k, v, None), by_hand(q, k, v))
 
 
 def recipe(**changes: object) -> Config:
-    return dataclasses.replace(Config(), dtype="bfloat16", n_embd=512, n_head=4, **changes).derived()
+    return dataclasses.replace(
+        Config(), dtype="bfloat16", n_embd=512, n_head=4, **changes
+    ).derived()
 
 
 @pytest.mark.parametrize("kernel", ["flash-attn", "fa3"])
 def test_a_kernel_for_gpus_is_refused_on_a_cpu(kernel: str) -> None:
-    with pytest.raises(SettingsError, match=f"ATTENTION={kernel}: it runs on NVIDIA GPUs only.*set ATTENTION=auto"):
+    with pytest.raises(
+        SettingsError, match=f"ATTENTION={kernel}: it runs on NVIDIA GPUs only.*set ATTENTION=auto"
+    ):
         attention.choose(recipe(attention=kernel), CPU)
 
 
-def card(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], *modules: str) -> torch.device:
+def card(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], *modules: str
+) -> torch.device:
     """A GPU as far as the choice of a kernel looks, with these packages."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a card")
     find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: True if name in modules else
-                        None if name in ("flash_attn", "flash_attn_interface") else find(name))
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name: (
+            True
+            if name in modules
+            else None
+            if name in ("flash_attn", "flash_attn_interface")
+            else find(name)
+        ),
+    )
     return torch.device("cuda", 0)
 
 
-@pytest.mark.parametrize(("capability", "kernel", "changes", "reason"), [
-    ((8, 0), "fa3", {}, "no Hopper card"), ((7, 5), "flash-attn", {}, "no Ampere or later card"),
-    ((9, 0), "fa3", {}, "flash_attn_interface is not installed"), ((8, 0), "flash-attn", {}, "flash_attn is not"),
-    ((9, 0), "fa3", {"dtype": "float32"}, "it has no float32; set DTYPE=bfloat16"),
-    ((9, 0), "flash-attn", {"n_embd": 2048}, "heads are 512 wide")])
-def test_a_kernel_that_cannot_be_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch, kernel: str, reason: str,
-                                                            capability: tuple[int, int], changes: dict) -> None:
+@pytest.mark.parametrize(
+    ("capability", "kernel", "changes", "reason"),
+    [
+        ((8, 0), "fa3", {}, "no Hopper card"),
+        ((7, 5), "flash-attn", {}, "no Ampere or later card"),
+        ((9, 0), "fa3", {}, "flash_attn_interface is not installed"),
+        ((8, 0), "flash-attn", {}, "flash_attn is not"),
+        ((9, 0), "fa3", {"dtype": "float32"}, "it has no float32; set DTYPE=bfloat16"),
+        ((9, 0), "flash-attn", {"n_embd": 2048}, "heads are 512 wide"),
+    ],
+)
+def test_a_kernel_that_cannot_be_is_refused_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+    kernel: str,
+    reason: str,
+    capability: tuple[int, int],
+    changes: dict,
+) -> None:
     device = card(monkeypatch, capability)
     with pytest.raises(SettingsError, match=reason):
         attention.choose(dataclasses.replace(recipe(attention=kernel), **changes), device)
@@ -184,18 +254,38 @@ def test_auto_takes_the_fastest_that_fits(monkeypatch: pytest.MonkeyPatch) -> No
     for generation, packages in cases:
         kernel = attention.choose(recipe(), card(monkeypatch, (generation, 0), *packages))
         taken[generation, packages] = (kernel.name, kernel.by_bounds)
-    assert list(taken.values()) == [("fa3", True), ("flash-attn", True), ("flash-attn", True), ("sdpa", True),
-                                    ("sdpa", True)]
+    assert list(taken.values()) == [
+        ("fa3", True),
+        ("flash-attn", True),
+        ("flash-attn", True),
+        ("sdpa", True),
+        ("sdpa", True),
+    ]
     assert activated == ["FA3"] and cudnn == [False]  # torch would take cuDNN's before it
-    for version, changes, expected in ((91501, {}, "sdpa"), (91500, {}, "flash-attn"), (91900, {}, "sdpa"),
-                                       (91900, {"doc_mask": True}, "flash-attn")):
+    for version, changes, expected in (
+        (91501, {}, "sdpa"),
+        (91500, {}, "flash-attn"),
+        (91900, {}, "sdpa"),
+        (91900, {"doc_mask": True}, "flash-attn"),
+    ):
         monkeypatch.setattr(torch.backends.cudnn, "version", lambda known=version: known)
-        assert attention.choose(recipe(**changes), card(monkeypatch, (9, 0), "flash_attn")).name == expected
-        assert attention.choose(recipe(**changes), card(monkeypatch, (8, 0), "flash_attn")).name == "flash-attn"
-    asked = attention.choose(recipe(attention="flash-attn"), card(monkeypatch, (9, 0), "flash_attn"))
+        assert (
+            attention.choose(recipe(**changes), card(monkeypatch, (9, 0), "flash_attn")).name
+            == expected
+        )
+        assert (
+            attention.choose(recipe(**changes), card(monkeypatch, (8, 0), "flash_attn")).name
+            == "flash-attn"
+        )
+    asked = attention.choose(
+        recipe(attention="flash-attn"), card(monkeypatch, (9, 0), "flash_attn")
+    )
     assert asked.name == "flash-attn"
     assert attention.choose(recipe(seq_len=512), CPU) == MATH
     assert attention.choose(recipe(seq_len=513), CPU) == SDPA
     assert attention.choose(dataclasses.replace(recipe(), dtype="float32"), CPU) == SDPA
     assert attention.choose(recipe(attention="sdpa"), CPU) == SDPA
-    assert attention.choose(dataclasses.replace(recipe(attention="math"), dtype="float32"), CPU) == MATH
+    assert (
+        attention.choose(dataclasses.replace(recipe(attention="math"), dtype="float32"), CPU)
+        == MATH
+    )

@@ -7,23 +7,25 @@ from pathlib import Path
 import pytest
 import torch
 
+from settings.config import Config
+from settings.declare import SettingsError
 from tests.train.test_parity import batches
 from train.checkpoint import checkpoint
-from train.model import compilation, loss
 from train.data.batch import Batch
-from settings.config import Config
+from train.data.tokenizer import train as train_tokenizer
 from train.distributed.world import World
+from train.model import compilation, loss
+from train.model.generate import continue_text
 from train.model.loss import IGNORED, softmax_part, softmax_part_to_compile
 from train.model.model import Transformer, build
 from train.optim import build_optimizer, set_rate
-from train.model.generate import continue_text
-from settings.declare import SettingsError
 from train.step import train_step
-from train.data.tokenizer import train as train_tokenizer
 
 CPU = torch.device("cpu")
 ALONE = World(0, 0, 0, 1, CPU, "CPU", "here")
-needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs g++ on a CPU")
+needs_compiler = pytest.mark.skipif(
+    shutil.which("g++") is None, reason="torch.compile needs g++ on a CPU"
+)
 
 
 def steps(c: Config, compiled: bool) -> tuple[list[float], Transformer, object]:
@@ -35,13 +37,16 @@ def steps(c: Config, compiled: bool) -> tuple[list[float], Transformer, object]:
     losses = []
     for windows in batches(c, 8):
         micro = [(part[:, :-1], part[:, 1:]) for part in windows.split(4)]
-        losses.append(train_step(model, optimizer, Batch(micro, c.batch_tokens, range(16)), 1.0, ALONE).loss)
+        losses.append(
+            train_step(model, optimizer, Batch(micro, c.batch_tokens, range(16)), 1.0, ALONE).loss
+        )
     return losses, model, optimizer
 
 
 @needs_compiler
 def test_a_compiled_model_trains_as_the_written_one_and_is_compiled_once_for_all_layers(
-        tiny: Config, tmp_path: Path) -> None:
+    tiny: Config, tmp_path: Path
+) -> None:
     c = dataclasses.replace(tiny, n_layer=3, n_kv_head=1, activation_checkpointing="selective")
     eager, _, _ = steps(c, compiled=False)
     torch._dynamo.reset()
@@ -53,8 +58,12 @@ def test_a_compiled_model_trains_as_the_written_one_and_is_compiled_once_for_all
     assert graphs == 2  # a block, and the softmax part of the loss
     assert not torch._dynamo.utils.counters["graph_break"]
 
-    vocabulary = train_tokenizer((f"word{i} " * 5 for i in range(200)), 300, tmp_path / "tokenizer.json")
-    continue_text(model, vocabulary, "word", 5, seed=1)  # of five lengths, and nothing is compiled for it
+    vocabulary = train_tokenizer(
+        (f"word{i} " * 5 for i in range(200)), 300, tmp_path / "tokenizer.json"
+    )
+    continue_text(
+        model, vocabulary, "word", 5, seed=1
+    )  # of five lengths, and nothing is compiled for it
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs
     states = checkpoint.tensor_states(model, optimizer)  # type: ignore[arg-type]
     assert set(states["model"]) == {name for name, _ in build(c, CPU).named_parameters()}
@@ -63,7 +72,9 @@ def test_a_compiled_model_trains_as_the_written_one_and_is_compiled_once_for_all
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_both_ways_to_write_the_softmax_give_the_plain_gradient(dtype: torch.dtype) -> None:
     g = torch.Generator().manual_seed(0)
-    logits = (8 * torch.randn(70, 50, generator=g)).to(dtype)  # 70 rows: more than stay in the cache at once
+    logits = (8 * torch.randn(70, 50, generator=g)).to(
+        dtype
+    )  # 70 rows: more than stay in the cache at once
     targets = torch.randint(50, (70,), generator=g)
     targets[::7] = IGNORED
     logits[3] = -100.0
@@ -78,11 +89,14 @@ def test_both_ways_to_write_the_softmax_give_the_plain_gradient(dtype: torch.dty
         assert total.item() == pytest.approx(plain.item(), rel=1e-6)
         assert grad.dtype == dtype and factors.shape == (70, 1)
         found = factors.double() * grad.double()
-        torch.testing.assert_close(found, exact.grad, rtol=0, atol=1e-6 if dtype == torch.float32 else 4e-3)
+        torch.testing.assert_close(
+            found, exact.grad, rtol=0, atol=1e-6 if dtype == torch.float32 else 4e-3
+        )
 
 
 def test_a_loss_in_bfloat16_and_many_chunks_has_the_gradient_of_one_in_float32() -> None:
     from train.model.loss import summed_loss
+
     g = torch.Generator().manual_seed(0)
     x, w = torch.randn(300, 16, generator=g), 0.3 * torch.randn(40, 16, generator=g)
     targets = torch.randint(40, (300,), generator=g)
@@ -96,26 +110,43 @@ def test_a_loss_in_bfloat16_and_many_chunks_has_the_gradient_of_one_in_float32()
     assert error < 0.01  # chunks that overwrote each other would leave most of it out
 
 
-@pytest.mark.parametrize(("tokens", "on_cpu", "on_gpu"), [
-    (1, 1, 1), (1536, 1536, 1536), (1537, 769, 1537), (4096, 1366, 2048), (16384, 1490, 2048)])
-def test_chunks_are_as_large_as_each_other_and_none_is_larger_than_it_may_be(tokens: int, on_cpu: int,
-                                                                             on_gpu: int) -> None:
-    assert (loss.chunk_of(tokens, torch.device("cpu")), loss.chunk_of(tokens, torch.device("cuda"))) == (on_cpu, on_gpu)
+@pytest.mark.parametrize(
+    ("tokens", "on_cpu", "on_gpu"),
+    [(1, 1, 1), (1536, 1536, 1536), (1537, 769, 1537), (4096, 1366, 2048), (16384, 1490, 2048)],
+)
+def test_chunks_are_as_large_as_each_other_and_none_is_larger_than_it_may_be(
+    tokens: int, on_cpu: int, on_gpu: int
+) -> None:
+    assert (
+        loss.chunk_of(tokens, torch.device("cpu")),
+        loss.chunk_of(tokens, torch.device("cuda")),
+    ) == (on_cpu, on_gpu)
     for chunk in (on_cpu, on_gpu):
-        assert -(-tokens // chunk) * chunk - tokens < -(-tokens // chunk)  # the last lacks less than one of each
+        assert -(-tokens // chunk) * chunk - tokens < -(
+            -tokens // chunk
+        )  # the last lacks less than one of each
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_logits_that_are_computed_by_columns_are_those_of_one_product(dtype: torch.dtype) -> None:
     g = torch.Generator().manual_seed(0)
-    x, w = (torch.randint(-4, 5, shape, generator=g).to(dtype) for shape in ((3, 8), (2 * loss.COLUMNS + 5, 8)))
+    x, w = (
+        torch.randint(-4, 5, shape, generator=g).to(dtype)
+        for shape in ((3, 8), (2 * loss.COLUMNS + 5, 8))
+    )
     out = torch.full((3, len(w)), torch.nan, dtype=dtype)
     assert loss.products(x, w, out) is out
-    assert torch.equal(out.double(), (x.double() @ w.double().t()))  # small whole numbers: exact in either type
+    assert torch.equal(
+        out.double(), (x.double() @ w.double().t())
+    )  # small whole numbers: exact in either type
 
 
-@pytest.mark.parametrize(("dtype", "kept"), [(torch.float32, torch.float32), (torch.bfloat16, torch.float32)])
-def test_a_gradient_by_columns_is_that_of_one_product(dtype: torch.dtype, kept: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "kept"), [(torch.float32, torch.float32), (torch.bfloat16, torch.float32)]
+)
+def test_a_gradient_by_columns_is_that_of_one_product(
+    dtype: torch.dtype, kept: torch.dtype
+) -> None:
     g = torch.Generator().manual_seed(0)
     grad = torch.randint(-4, 5, (3, 2 * loss.COLUMNS + 5), generator=g).to(dtype)
     x = torch.randint(-4, 5, (3, 8), generator=g).to(dtype)
@@ -147,14 +178,22 @@ def test_a_compiled_softmax_part_is_compiled_once_for_chunks_of_any_length() -> 
 
 
 def test_compiled_blocks_keep_less_for_backward_on_a_cpu_and_have_the_same_gradients(
-        tiny: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from functools import partial
 
     import torch._functorch.config as functorch
-    monkeypatch.setattr(functorch, "ban_recompute_materialized_backward", True)  # put back behind the test
+
+    monkeypatch.setattr(
+        functorch, "ban_recompute_materialized_backward", True
+    )  # put back behind the test
     # what is kept is decided before code is generated, for which there need be no compiler
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager_decomp_partition"))
-    windows = torch.randint(tiny.vocab_size, (4, tiny.seq_len + 1), generator=torch.Generator().manual_seed(1))
+    monkeypatch.setattr(
+        torch, "compile", partial(torch.compile, backend="aot_eager_decomp_partition")
+    )
+    windows = torch.randint(
+        tiny.vocab_size, (4, tiny.seq_len + 1), generator=torch.Generator().manual_seed(1)
+    )
 
     def kept_and_gradients(prepare: object) -> tuple[int, list[torch.Tensor]]:
         torch._dynamo.reset()
@@ -169,7 +208,9 @@ def test_compiled_blocks_keep_less_for_backward_on_a_cpu_and_have_the_same_gradi
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
             total, _ = model(windows[:, :-1], windows[:, 1:])
         total.backward()
-        return sum(size for at, size in kept.items() if at not in weights), [w.grad for w in model.parameters()]
+        return sum(size for at, size in kept.items() if at not in weights), [
+            w.grad for w in model.parameters()
+        ]
 
     def by_torch(model: Transformer) -> None:
         for layer in model.layers:
@@ -181,38 +222,59 @@ def test_compiled_blocks_keep_less_for_backward_on_a_cpu_and_have_the_same_gradi
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
-def choice(c: Config, device: str = "cpu", compiler: bool = True, *, monkeypatch: pytest.MonkeyPatch) -> bool:
+def choice(
+    c: Config, device: str = "cpu", compiler: bool = True, *, monkeypatch: pytest.MonkeyPatch
+) -> bool:
     monkeypatch.setattr(compilation, "has_compiler", lambda device: compiler)
     with torch.device("meta"):
         model = Transformer(c)
     return compilation.wanted(c, torch.device(device), model)
 
 
-def test_auto_compiles_on_a_gpu_and_where_a_cpu_has_an_hours_work(tiny: Config, monkeypatch: pytest.MonkeyPatch,
-                                                                  caplog: pytest.LogCaptureFixture) -> None:
+def test_auto_compiles_on_a_gpu_and_where_a_cpu_has_an_hours_work(
+    tiny: Config, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level("INFO")
     long = dataclasses.replace(tiny, train_tokens=10**12)
-    found = {(kind, name): choice(c, kind, monkeypatch=monkeypatch)
-             for kind in ("cpu", "cuda") for name, c in (("short", tiny), ("long", long))}
-    assert found == {("cpu", "short"): False, ("cpu", "long"): True, ("cuda", "short"): True, ("cuda", "long"): True}
-    assert "compile=no (a run of" in caplog.text and "compile=yes, block by block (it pays on a GPU)" in caplog.text
+    found = {
+        (kind, name): choice(c, kind, monkeypatch=monkeypatch)
+        for kind in ("cpu", "cuda")
+        for name, c in (("short", tiny), ("long", long))
+    }
+    assert found == {
+        ("cpu", "short"): False,
+        ("cpu", "long"): True,
+        ("cuda", "short"): True,
+        ("cuda", "long"): True,
+    }
+    assert (
+        "compile=no (a run of" in caplog.text
+        and "compile=yes, block by block (it pays on a GPU)" in caplog.text
+    )
     assert not choice(dataclasses.replace(long, compile="0"), "cuda", monkeypatch=monkeypatch)
     assert choice(dataclasses.replace(tiny, compile="1"), monkeypatch=monkeypatch)
 
 
-def test_without_a_compiler_auto_says_so_and_an_order_is_refused(tiny: Config, monkeypatch: pytest.MonkeyPatch,
-                                                                 caplog: pytest.LogCaptureFixture) -> None:
+def test_without_a_compiler_auto_says_so_and_an_order_is_refused(
+    tiny: Config, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     long = dataclasses.replace(tiny, train_tokens=10**12)
     assert not choice(long, compiler=False, monkeypatch=monkeypatch)
     assert "compile=no (it would pay, but there is no C++ compiler: install g++)" in caplog.text
-    with pytest.raises(SettingsError, match=r"COMPILE=1: there is no C\+\+ compiler: install g\+\+, or set COMPILE=0"):
+    with pytest.raises(
+        SettingsError,
+        match=r"COMPILE=1: there is no C\+\+ compiler: install g\+\+, or set COMPILE=0",
+    ):
         choice(dataclasses.replace(tiny, compile="1"), compiler=False, monkeypatch=monkeypatch)
     with pytest.raises(SettingsError, match="there is no C compiler: install gcc"):
-        choice(dataclasses.replace(tiny, compile="1"), "cuda", compiler=False, monkeypatch=monkeypatch)
+        choice(
+            dataclasses.replace(tiny, compile="1"), "cuda", compiler=False, monkeypatch=monkeypatch
+        )
 
 
 def test_the_compiler_is_looked_for_where_torch_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch._inductor.config as inductor
+
     assert compilation.has_compiler(CPU) == (shutil.which("g++") is not None)
     monkeypatch.setattr(inductor.cpp, "cxx", ("no-such-compiler",))
     assert not compilation.has_compiler(CPU)

@@ -8,12 +8,21 @@ import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from settings.config import Config
 from tests.train.model.test_kv_cache import made, some_texts
 from tests.train.model.test_model import recipe
 from train.data import tokenizer
-from settings.config import Config
-from train.model.generate import Choice, Recomputing, Shown, cache_for, choose, continue_text, generate, window_start
 from train.data.tokenizer import Vocabulary, from_tokenizer
+from train.model.generate import (
+    Choice,
+    Recomputing,
+    Shown,
+    cache_for,
+    choose,
+    continue_text,
+    generate,
+    window_start,
+)
 
 GREEDY = Choice(temperature=0)
 
@@ -26,6 +35,7 @@ def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Vocabulary:
 
 # ---- The choice
 
+
 def chosen(how: Choice, logits: list[float], times: int) -> dict[int, float]:
     """Share of each entry, of so many draws from one generator."""
     generator = torch.Generator().manual_seed(0)
@@ -34,7 +44,9 @@ def chosen(how: Choice, logits: list[float], times: int) -> dict[int, float]:
     return {entry: count / times for entry, count in sorted(found.items())}
 
 
-def probabilities(logits: list[float], kept: list[int], temperature: float = 1.0) -> dict[int, float]:
+def probabilities(
+    logits: list[float], kept: list[int], temperature: float = 1.0
+) -> dict[int, float]:
     heaps = {i: 2.718281828459045 ** (logits[i] / temperature) for i in kept}
     return {i: heap / sum(heaps.values()) for i, heap in heaps.items()}
 
@@ -42,16 +54,29 @@ def probabilities(logits: list[float], kept: list[int], temperature: float = 1.0
 LOGITS = [0.5, 2.0, -1.0, 1.5, 0.0]  # of probability 0.10, 0.46, 0.02, 0.28, 0.06 or so
 
 
-@pytest.mark.parametrize(("how", "kept", "temperature"), [
-    (Choice(1.0, 0, 1.0), [0, 1, 2, 3, 4], 1.0), (Choice(1.0, 5, 1.0), [0, 1, 2, 3, 4], 1.0),
-    (Choice(1.0, 99, 1.0), [0, 1, 2, 3, 4], 1.0), (Choice(1.0, 2, 1.0), [1, 3], 1.0),
-    (Choice(2.0, 3, 1.0), [0, 1, 3], 2.0),
-    (Choice(1.0, 0, 0.3), [1], 1.0), (Choice(1.0, 0, 0.6), [1, 3], 1.0), (Choice(1.0, 4, 0.9), [0, 1, 3], 1.0),
-    (Choice(1.0, 2, 0.99), [1, 3], 1.0)], ids=str)
-def test_tokens_are_drawn_as_often_as_their_probability_says(how: Choice, kept: list[int], temperature: float) -> None:
+@pytest.mark.parametrize(
+    ("how", "kept", "temperature"),
+    [
+        (Choice(1.0, 0, 1.0), [0, 1, 2, 3, 4], 1.0),
+        (Choice(1.0, 5, 1.0), [0, 1, 2, 3, 4], 1.0),
+        (Choice(1.0, 99, 1.0), [0, 1, 2, 3, 4], 1.0),
+        (Choice(1.0, 2, 1.0), [1, 3], 1.0),
+        (Choice(2.0, 3, 1.0), [0, 1, 3], 2.0),
+        (Choice(1.0, 0, 0.3), [1], 1.0),
+        (Choice(1.0, 0, 0.6), [1, 3], 1.0),
+        (Choice(1.0, 4, 0.9), [0, 1, 3], 1.0),
+        (Choice(1.0, 2, 0.99), [1, 3], 1.0),
+    ],
+    ids=str,
+)
+def test_tokens_are_drawn_as_often_as_their_probability_says(
+    how: Choice, kept: list[int], temperature: float
+) -> None:
     expected, found = probabilities(LOGITS, kept, temperature), chosen(how, LOGITS, 20_000)
     assert found.keys() == expected.keys()
-    assert all(found[i] == pytest.approx(expected[i], abs=0.015) for i in expected)  # four standard deviations
+    assert all(
+        found[i] == pytest.approx(expected[i], abs=0.015) for i in expected
+    )  # four standard deviations
 
 
 def test_greedy_takes_the_likeliest_and_asks_no_generator() -> None:
@@ -65,37 +90,69 @@ def test_a_nucleus_of_a_temperature_counts_at_that_temperature() -> None:
 
 @pytest.mark.parametrize("temperature", [1e-20, 1e-40, 5e-324])
 def test_next_to_no_temperature_is_none(temperature: float) -> None:
-    for how in (Choice(temperature, 0, 1.0), Choice(temperature, 3, 1.0), Choice(temperature, 0, 0.9)):
+    for how in (
+        Choice(temperature, 0, 1.0),
+        Choice(temperature, 3, 1.0),
+        Choice(temperature, 0, 0.9),
+    ):
         assert chosen(how, LOGITS, 50) == {1: 1.0}
         assert chosen(how, [-x for x in LOGITS], 50) == {2: 1.0}
 
 
 # ---- With a cache and without
 
+
 @pytest.mark.parametrize("how", [GREEDY, Choice(1.2, 40, 0.95), Choice(1.0, 0, 1.0)], ids=str)
-def test_a_text_is_the_same_with_a_cache_and_without_alone_and_in_any_batch(tiny: Config, vocabulary: Vocabulary,
-                                                                            how: Choice) -> None:
+def test_a_text_is_the_same_with_a_cache_and_without_alone_and_in_any_batch(
+    tiny: Config, vocabulary: Vocabulary, how: Choice
+) -> None:
     """Also where it outgrows SEQ_LEN=32, at other places than the others."""
     c = recipe(tiny, n_kv_head=2)
     model, texts, seeds, n = made(c), some_texts(c, 9, 3, 32, 20), [5, 6, 7, 5], 70
-    alone = [[row for (row,) in generate(Recomputing(model), [text], n, how, [seed], vocabulary, c.seq_len)]
-             for text, seed in zip(texts, seeds, strict=True)]
+    alone = [
+        [
+            row
+            for (row,) in generate(
+                Recomputing(model), [text], n, how, [seed], vocabulary, c.seq_len
+            )
+        ]
+        for text, seed in zip(texts, seeds, strict=True)
+    ]
     assert max(map(len, alone)) > 40
     for rows in ([0], [2], [0, 1, 2, 3], [3, 1]):
         asked = [texts[row] for row in rows]
-        side_by_side = list(generate(cache_for(model, asked, n), asked, n, how, [seeds[row] for row in rows],
-                                     vocabulary, c.seq_len))
+        side_by_side = list(
+            generate(
+                cache_for(model, asked, n),
+                asked,
+                n,
+                how,
+                [seeds[row] for row in rows],
+                vocabulary,
+                c.seq_len,
+            )
+        )
         for row, found in zip(rows, zip(*side_by_side, strict=True), strict=True):
             said = [token for token in found if token is not None]
             assert said == [token for token in alone[row] if token is not None]
-            assert found[len(said):] == (None,) * (len(found) - len(said))
+            assert found[len(said) :] == (None,) * (len(found) - len(said))
 
 
 def test_another_seed_gives_another_text(tiny: Config, vocabulary: Vocabulary) -> None:
     c = recipe(tiny)
     model, texts = made(c), some_texts(c, 4) * 2
-    one, other = zip(*generate(cache_for(model, texts, 20), texts, 20, Choice(2.0, 0, 1.0), [1, 2], vocabulary,
-                               c.seq_len), strict=True)
+    one, other = zip(
+        *generate(
+            cache_for(model, texts, 20),
+            texts,
+            20,
+            Choice(2.0, 0, 1.0),
+            [1, 2],
+            vocabulary,
+            c.seq_len,
+        ),
+        strict=True,
+    )
     assert one != other
 
 
@@ -116,7 +173,9 @@ class Says:
 
     def read(self, texts: object) -> torch.Tensor:
         self.at += 1
-        return torch.stack([torch.nn.functional.one_hot(torch.tensor(row[self.at - 1]), 600) for row in self.rows])
+        return torch.stack(
+            [torch.nn.functional.one_hot(torch.tensor(row[self.at - 1]), 600) for row in self.rows]
+        )
 
     add = read
 
@@ -124,19 +183,28 @@ class Says:
 def test_a_text_ends_at_its_stops_and_others_go_on(vocabulary: Vocabulary) -> None:
     eot, stop = vocabulary.end_of_text, 9
     reader = Says([20, 21, eot, 30, 31], [22, 23, 24, 25, stop], [stop, 26, 27, 28, 29])
-    found = list(generate(reader, [[1], [1], [1]], 9, GREEDY, [0, 0, 0], vocabulary, 64, stops=[stop]))
-    assert list(zip(*found, strict=True)) == [(20, 21, None, None, None), (22, 23, 24, 25, None), (None,) * 5]
+    found = list(
+        generate(reader, [[1], [1], [1]], 9, GREEDY, [0, 0, 0], vocabulary, 64, stops=[stop])
+    )
+    assert list(zip(*found, strict=True)) == [
+        (20, 21, None, None, None),
+        (22, 23, 24, 25, None),
+        (None,) * 5,
+    ]
     assert reader.at == 5  # and no pass behind the last
     assert list(generate(Says([1]), [[1]], 0, GREEDY, [0], vocabulary, 64)) == []
 
 
 def test_one_process_may_choose_for_all(tiny: Config, vocabulary: Vocabulary) -> None:
     c = recipe(tiny)
-    text = continue_text(made(c), vocabulary, "word1", 3, seed=1, agree=lambda row: [400 + len(row)])
+    text = continue_text(
+        made(c), vocabulary, "word1", 3, seed=1, agree=lambda row: [400 + len(row)]
+    )
     assert text == vocabulary.decode([*vocabulary.encode("word1"), 401, 401, 401])
 
 
 # ---- As it comes
+
 
 def shown(vocabulary: Vocabulary, before: list[int], ids: list[int]) -> list[str]:
     made_ = Shown(vocabulary, before)
@@ -147,15 +215,21 @@ def by_bytes(path: Path) -> Vocabulary:
     """A SentencePiece-like tokenizer: blanks as U+2581, a single byte as <0x0A>."""
     entries = {"<unk>": 0, "</s>": 1, **{f"<0x{byte:02X}>": byte + 2 for byte in range(256)}}
     entries |= {piece: len(entries) + i for i, piece in enumerate(("\u2581", "a", "b", "\u2581a"))}
-    made_ = Tokenizer(models.BPE(vocab=entries, merges=[("\u2581", "a")], byte_fallback=True, unk_token="<unk>"))
+    made_ = Tokenizer(
+        models.BPE(vocab=entries, merges=[("\u2581", "a")], byte_fallback=True, unk_token="<unk>")
+    )
     made_.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
-    made_.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
+    made_.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
     made_.add_special_tokens(["</s>"])
     return from_tokenizer(made_, "0" * 64, str(path))
 
 
 @pytest.mark.parametrize("kind", ["byte-level", "sentencepiece"])
-def test_text_comes_in_whole_characters_and_is_the_text(kind: str, vocabulary: Vocabulary, tmp_path: Path) -> None:
+def test_text_comes_in_whole_characters_and_is_the_text(
+    kind: str, vocabulary: Vocabulary, tmp_path: Path
+) -> None:
     v = vocabulary if kind == "byte-level" else by_bytes(tmp_path)
     text = "a b  ab\n \u65e5\u672c\u8a9e \U0001f642\U0001f642 e\u0301 \ufb01 a" * 3
     ids = v.encode(text)
@@ -166,7 +240,9 @@ def test_text_comes_in_whole_characters_and_is_the_text(kind: str, vocabulary: V
     assert all(len(part) <= 2 for part in parts)  # as it comes, and not at the end
 
 
-def test_bytes_that_are_no_character_are_shown_as_decoding_shows_them(vocabulary: Vocabulary) -> None:
+def test_bytes_that_are_no_character_are_shown_as_decoding_shows_them(
+    vocabulary: Vocabulary,
+) -> None:
     generator = torch.Generator().manual_seed(2)
     for _ in range(50):
         ids = torch.randint(7, vocabulary.size, (40,), generator=generator).tolist()
@@ -175,7 +251,9 @@ def test_bytes_that_are_no_character_are_shown_as_decoding_shows_them(vocabulary
     assert shown(vocabulary, [], half) == ["" for _ in half] + [vocabulary.decode(half)]
 
 
-def test_a_sample_in_bfloat16_needs_no_gradient_and_no_eval(tiny: Config, vocabulary: Vocabulary) -> None:
+def test_a_sample_in_bfloat16_needs_no_gradient_and_no_eval(
+    tiny: Config, vocabulary: Vocabulary
+) -> None:
     c = dataclasses.replace(recipe(tiny), dtype="bfloat16")
     model = made(c).train()
     assert continue_text(model, vocabulary, "word2", 60, seed=1).startswith("word2")

@@ -11,21 +11,29 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from settings.config import Config
+from settings.declare import SettingsError
 from tests.processes import run_ranks
 from tests.train.model.test_model import hugging_face, recipe
 from train.distributed import world
 from train.model import hf_import
-from settings.config import Config
 from train.model.hf_import import ForeignError
 from train.model.model import build
-from settings.declare import SettingsError
 
 CPU = torch.device("cpu")
 LLAMA = {"n_kv_head": 2}
-QWEN = {"qk_norm": True, "n_kv_head": 2, "tie_embeddings": False, "rope_theta": 500_000.0, "norm_eps": 1e-6}
+QWEN = {
+    "qk_norm": True,
+    "n_kv_head": 2,
+    "tie_embeddings": False,
+    "rope_theta": 500_000.0,
+    "norm_eps": 1e-6,
+}
 
 
-def published(folder: Path, c: Config, dtype: torch.dtype = torch.float32, **how: object) -> torch.nn.Module:
+def published(
+    folder: Path, c: Config, dtype: torch.dtype = torch.float32, **how: object
+) -> torch.nn.Module:
     """A model of Hugging Face with random weights, and its files as save_pretrained writes them."""
     model = build(dataclasses.replace(c, seed=4), CPU)
     with torch.no_grad():
@@ -55,7 +63,9 @@ def llama(tiny: Config, tmp_path: Path) -> tuple[Config, Path]:
 def change(folder: Path, **values: object) -> None:
     """Change keys of config.json; None takes one away."""
     config = json.loads((folder / "config.json").read_text()) | values
-    (folder / "config.json").write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
+    (folder / "config.json").write_text(
+        json.dumps({k: v for k, v in config.items() if v is not None})
+    )
 
 
 def problems(folder: Path, c: Config) -> list[str]:
@@ -66,21 +76,36 @@ def problems(folder: Path, c: Config) -> list[str]:
 
 # ---- What is read
 
-@pytest.mark.parametrize("changes", [LLAMA, {"tie_embeddings": False}, QWEN, {**QWEN, "tie_embeddings": True},
-                                     {"vocab_size": 501}, {**QWEN, "vocab_size": 501}], ids=str)
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        LLAMA,
+        {"tie_embeddings": False},
+        QWEN,
+        {**QWEN, "tie_embeddings": True},
+        {"vocab_size": 501},
+        {**QWEN, "vocab_size": 501},
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("how", [{}, {"max_shard_size": "100KB"}], ids=["one file", "shards"])
-def test_logits_equal_those_of_the_model_that_was_saved(tiny: Config, tmp_path: Path, changes: dict, how: dict) -> None:
+def test_logits_equal_those_of_the_model_that_was_saved(
+    tiny: Config, tmp_path: Path, changes: dict, how: dict
+) -> None:
     c = recipe(tiny, **changes)
     theirs = published(tmp_path, c, **how)
     assert (len(list(tmp_path.glob("*.safetensors"))) > 3) == bool(how)
     hf_import.check(tmp_path, c)
     model = build(c, CPU)
-    padding = model.lm_head.weight[c.vocab_size:].clone()
+    padding = model.lm_head.weight[c.vocab_size :].clone()
     hf_import.load(tmp_path, model)
     torch.testing.assert_close(logits(model, c), logits(theirs, c), rtol=1e-5, atol=1e-5)
-    assert torch.equal(model.lm_head.weight[c.vocab_size:], padding)
+    assert torch.equal(model.lm_head.weight[c.vocab_size :], padding)
     assert (model.lm_head.weight is model.embed_tokens.weight) == c.tie_embeddings
-    assert all(weight.requires_grad and weight.dtype == torch.float32 for weight in model.parameters())
+    assert all(
+        weight.requires_grad and weight.dtype == torch.float32 for weight in model.parameters()
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
@@ -90,12 +115,15 @@ def test_other_types_become_float32(tiny: Config, tmp_path: Path, dtype: torch.d
     hf_import.check(tmp_path, c)
     model = build(c, CPU)
     hf_import.load(tmp_path, model)
-    wanted = {name.removeprefix("model."): weight.float() for name, weight in theirs.state_dict().items()}
+    wanted = {
+        name.removeprefix("model."): weight.float() for name, weight in theirs.state_dict().items()
+    }
     assert all(torch.equal(weight, wanted[name]) for name, weight in model.named_parameters())
 
 
-def test_small_pieces_give_the_same_and_links_are_followed(llama: tuple[Config, Path], tmp_path: Path,
-                                                           monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_pieces_give_the_same_and_links_are_followed(
+    llama: tuple[Config, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The hub's cache is a folder of links."""
     c, folder = llama
     (tmp_path / "links").mkdir()
@@ -109,79 +137,140 @@ def test_small_pieces_give_the_same_and_links_are_followed(llama: tuple[Config, 
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
 
 
-def test_keys_of_older_and_of_sparing_config_files_are_understood(llama: tuple[Config, Path]) -> None:
+def test_keys_of_older_and_of_sparing_config_files_are_understood(
+    llama: tuple[Config, Path],
+) -> None:
     c, folder = llama
-    change(folder, rope_parameters=None, rope_theta=10000, rope_scaling=None, head_dim=None, tie_word_embeddings=True)
+    change(
+        folder,
+        rope_parameters=None,
+        rope_theta=10000,
+        rope_scaling=None,
+        head_dim=None,
+        tie_word_embeddings=True,
+    )
     hf_import.check(folder, c)
     change(folder, rope_theta=None, mlp_bias=None, attention_bias=None)  # 10000, and no biases
     hf_import.check(folder, c)
     assert problems(folder, dataclasses.replace(c, rope_theta=5e5)) == [
-        f"ROPE_THETA=500000: INIT_FROM={folder} has rope_theta=10000.0; set ROPE_THETA=10000"]
-    change(folder, rope_theta=1e6, rope_scaling={"type": "default"}, rms_norm_eps=9.999999747378752e-06)
+        f"ROPE_THETA=500000: INIT_FROM={folder} has rope_theta=10000.0; set ROPE_THETA=10000"
+    ]
+    change(
+        folder, rope_theta=1e6, rope_scaling={"type": "default"}, rms_norm_eps=9.999999747378752e-06
+    )
     hf_import.check(folder, dataclasses.replace(c, rope_theta=1e6))
 
 
-def test_what_old_files_hold_besides_is_passed_over_or_must_agree(llama: tuple[Config, Path]) -> None:
+def test_what_old_files_hold_besides_is_passed_over_or_must_agree(
+    llama: tuple[Config, Path],
+) -> None:
     """Angles, which follow from the settings, and the tied table a second time."""
     c, folder = llama
     path = folder / "model.safetensors"
     weights = load_file(path)
-    more = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8),
-            "lm_head.weight": weights["model.embed_tokens.weight"].clone()}
+    more = {
+        "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8),
+        "lm_head.weight": weights["model.embed_tokens.weight"].clone(),
+    }
     save_file(weights | more, path)
     hf_import.check(folder, c)
     hf_import.load(folder, build(c, CPU))
     more["lm_head.weight"][5, 5] += 1
     save_file(weights | more, path)
-    with pytest.raises(ForeignError, match=r"model\.safetensors: config\.json ties .* lm_head\.weight is another"):
+    with pytest.raises(
+        ForeignError, match=r"model\.safetensors: config\.json ties .* lm_head\.weight is another"
+    ):
         hf_import.load(folder, build(c, CPU))
 
 
 def test_hashes_are_those_of_the_files(llama: tuple[Config, Path]) -> None:
     _, folder = llama
-    assert hf_import.hashes(folder) == {name: hashlib.sha256((folder / name).read_bytes()).hexdigest()
-                                      for name in ("config.json", "model.safetensors")}
+    assert hf_import.hashes(folder) == {
+        name: hashlib.sha256((folder / name).read_bytes()).hexdigest()
+        for name in ("config.json", "model.safetensors")
+    }
 
 
 # ---- What does not fit
 
-def test_all_differences_are_said_at_once_with_the_value_to_set(tiny: Config, tmp_path: Path) -> None:
+
+def test_all_differences_are_said_at_once_with_the_value_to_set(
+    tiny: Config, tmp_path: Path
+) -> None:
     published(tmp_path, recipe(tiny, **QWEN))
     ours = recipe(tiny, n_layer=3, n_head=2, n_embd=32, vocab_size=640, norm_eps=1e-5, mlp_dim=100)
     found = problems(tmp_path, ours)
-    sets = {match[1]: match[2] for match in (re.search(r"; set ([A-Z_]+)=(\S+)$", problem) for problem in found)}
-    assert sets == {"VOCAB_SIZE": "512", "N_LAYER": "2", "N_HEAD": "4", "N_EMBD": "64", "MLP_DIM": "192",
-                    "QK_NORM": "1", "TIE_EMBEDDINGS": "0", "ROPE_THETA": "500000", "NORM_EPS": "1e-06"}
+    sets = {
+        match[1]: match[2]
+        for match in (re.search(r"; set ([A-Z_]+)=(\S+)$", problem) for problem in found)
+    }
+    assert sets == {
+        "VOCAB_SIZE": "512",
+        "N_LAYER": "2",
+        "N_HEAD": "4",
+        "N_EMBD": "64",
+        "MLP_DIM": "192",
+        "QK_NORM": "1",
+        "TIE_EMBEDDINGS": "0",
+        "ROPE_THETA": "500000",
+        "NORM_EPS": "1e-06",
+    }
     assert f"N_LAYER=3: INIT_FROM={tmp_path} has num_hidden_layers=2; set N_LAYER=2" in found
     assert f"QK_NORM=0: INIT_FROM={tmp_path} has model_type=qwen3; set QK_NORM=1" in found
-    parsed = {name.lower(): hf_import.parse_value(hf_import.declared_fields(Config)[name], v) for name, v in sets.items()}
+    parsed = {
+        name.lower(): hf_import.parse_value(hf_import.declared_fields(Config)[name], v)
+        for name, v in sets.items()
+    }
     hf_import.check(tmp_path, dataclasses.replace(ours, **parsed))
 
 
-@pytest.mark.parametrize(("changes", "words"), [
-    ({"model_type": "mistral"}, ["model_type=mistral", "llama and qwen3"]),
-    ({"model_type": ["llama"]}, ["llama and qwen3"]),
-    ({"attention_bias": True}, ["attention_bias=true", "no biases"]),
-    ({"mlp_bias": True}, ["mlp_bias=true"]),
-    ({"hidden_act": "gelu"}, ['hidden_act="gelu"', "SwiGLU"]),
-    ({"head_dim": 32}, ["head_dim=32", "64 over 4"]),
-    ({"head_dim": "x"}, ['head_dim="x"']),
-    ({"head_dim": {}}, ["head_dim={}"]),
-    ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0}}, ['rope_type="llama3"']),
-    ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, ["rope_type={"]),
-    ({"rope_parameters": "linear"}, ["rope_type", "rope_theta=nothing"]),
-    ({"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2}}, ['rope_type="linear"']),
-    ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, ["partial_rotary_factor=0.5"]),
-    ({"use_sliding_window": True}, ["use_sliding_window=true"]),
-    ({"layer_types": ["full_attention", "sliding_attention"]}, ["layer_types", "sliding_attention"]),
-    ({"layer_types": 3}, ["layer_types=3"]),
-    ({"quantization_config": {"bits": 4}}, ["quantization_config"]),
-    ({"hidden_size": None, "vocab_size": True}, ["vocab_size=true", "hidden_size=nothing", "N_EMBD must be"]),
-    ({"num_hidden_layers": 10**9}, ["num_hidden_layers=1000000000", "N_LAYER must be", "at most 4096"]),
-    ({"rms_norm_eps": float("nan")}, ["rms_norm_eps=NaN", "NORM_EPS must be"]),
-], ids=str)
-def test_what_this_model_does_not_compute_is_refused(llama: tuple[Config, Path], changes: dict,
-                                                     words: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model_type": "mistral"}, ["model_type=mistral", "llama and qwen3"]),
+        ({"model_type": ["llama"]}, ["llama and qwen3"]),
+        ({"attention_bias": True}, ["attention_bias=true", "no biases"]),
+        ({"mlp_bias": True}, ["mlp_bias=true"]),
+        ({"hidden_act": "gelu"}, ['hidden_act="gelu"', "SwiGLU"]),
+        ({"head_dim": 32}, ["head_dim=32", "64 over 4"]),
+        ({"head_dim": "x"}, ['head_dim="x"']),
+        ({"head_dim": {}}, ["head_dim={}"]),
+        (
+            {"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0}},
+            ['rope_type="llama3"'],
+        ),
+        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, ["rope_type={"]),
+        ({"rope_parameters": "linear"}, ["rope_type", "rope_theta=nothing"]),
+        (
+            {"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2}},
+            ['rope_type="linear"'],
+        ),
+        (
+            {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+            ["partial_rotary_factor=0.5"],
+        ),
+        ({"use_sliding_window": True}, ["use_sliding_window=true"]),
+        (
+            {"layer_types": ["full_attention", "sliding_attention"]},
+            ["layer_types", "sliding_attention"],
+        ),
+        ({"layer_types": 3}, ["layer_types=3"]),
+        ({"quantization_config": {"bits": 4}}, ["quantization_config"]),
+        (
+            {"hidden_size": None, "vocab_size": True},
+            ["vocab_size=true", "hidden_size=nothing", "N_EMBD must be"],
+        ),
+        (
+            {"num_hidden_layers": 10**9},
+            ["num_hidden_layers=1000000000", "N_LAYER must be", "at most 4096"],
+        ),
+        ({"rms_norm_eps": float("nan")}, ["rms_norm_eps=NaN", "NORM_EPS must be"]),
+    ],
+    ids=str,
+)
+def test_what_this_model_does_not_compute_is_refused(
+    llama: tuple[Config, Path], changes: dict, words: list[str]
+) -> None:
     c, folder = llama
     change(folder, **changes)
     found = problems(folder, c)
@@ -204,14 +293,24 @@ def test_names_shapes_and_types_must_be_those_of_the_model(llama: tuple[Config, 
     del weights["model.norm.weight"]
     weights["model.layers.1.mlp.up_proj.weight"] = torch.zeros(3, 4)
     weights["model.layers.0.self_attn.q_proj.bias"] = torch.zeros(64)
-    weights["model.layers.0.mlp.up_proj.weight"] = weights["model.layers.0.mlp.up_proj.weight"].to(torch.int64)
+    weights["model.layers.0.mlp.up_proj.weight"] = weights["model.layers.0.mlp.up_proj.weight"].to(
+        torch.int64
+    )
     save_file(weights, path)
-    assert problems(folder, c) == [f"INIT_FROM={folder}: {text}" for text in (
-        "the files lack model.norm.weight", "the files hold what no such model has: "
-        "model.layers.0.self_attn.q_proj.bias", "by its own config.json this is wrong: "
-        "model.layers.1.mlp.up_proj.weight is [3, 4] and not [192, 64]", "of types that are not read (F64, F32, BF16, "
-        "F16 are): model.layers.0.mlp.up_proj.weight in model.safetensors is I64")]
-    assert problems(folder, dataclasses.replace(c, n_layer=3))[0].endswith("set N_LAYER=2")  # in the same breath
+    assert problems(folder, c) == [
+        f"INIT_FROM={folder}: {text}"
+        for text in (
+            "the files lack model.norm.weight",
+            "the files hold what no such model has: model.layers.0.self_attn.q_proj.bias",
+            "by its own config.json this is wrong: "
+            "model.layers.1.mlp.up_proj.weight is [3, 4] and not [192, 64]",
+            "of types that are not read (F64, F32, BF16, "
+            "F16 are): model.layers.0.mlp.up_proj.weight in model.safetensors is I64",
+        )
+    ]
+    assert problems(folder, dataclasses.replace(c, n_layer=3))[0].endswith(
+        "set N_LAYER=2"
+    )  # in the same breath
 
 
 def test_a_folder_that_changed_since_it_was_checked_is_noticed(llama: tuple[Config, Path]) -> None:
@@ -227,17 +326,26 @@ def test_a_weight_that_is_no_number_is_named(llama: tuple[Config, Path], value: 
     weights["model.layers.1.self_attn.k_proj.weight"][-1, -1] = value
     save_file(weights, folder / "model.safetensors")
     hf_import.check(folder, c)
-    with pytest.raises(ForeignError, match=r"model\.safetensors: model\.layers\.1\.self_attn\.k_proj\.weight holds"):
+    with pytest.raises(
+        ForeignError, match=r"model\.safetensors: model\.layers\.1\.self_attn\.k_proj\.weight holds"
+    ):
         hf_import.load(folder, build(c, CPU))
 
 
 # ---- Split over processes
 
+
 def split(rank: int, size: int, folder: str, damaged: str, c: Config) -> None:
     """Load into a model of FSDP2 and compare with a whole one; then a file that is bad in one rank's rows."""
     from torch.distributed.fsdp import fully_shard
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank), MASTER_ADDR="127.0.0.1",
-                      MASTER_PORT=os.environ["TEST_PORT"])
+
+    os.environ.update(
+        RANK=str(rank),
+        WORLD_SIZE=str(size),
+        LOCAL_RANK=str(rank),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=os.environ["TEST_PORT"],
+    )
     torch.set_num_threads(1)
     world.join(c)
     whole, model = build(c, CPU), build(dataclasses.replace(c, seed=9), CPU)
@@ -253,7 +361,9 @@ def split(rank: int, size: int, folder: str, damaged: str, c: Config) -> None:
             read.append(values.numel())
             yield ours, values
 
-    with pytest.raises(ForeignError, match="holds values that are infinite"):  # on both, though one has read it
+    with pytest.raises(
+        ForeignError, match="holds values that are infinite"
+    ):  # on both, though one has read it
         hf_import.load(damaged, model)
     hf_import.pieces = counted
     hf_import.load(folder, model)
@@ -267,10 +377,13 @@ def split(rank: int, size: int, folder: str, damaged: str, c: Config) -> None:
     os._exit(0)  # the group would hang on to the model
 
 
-def test_two_processes_of_fsdp_have_what_one_has(tiny: Config, tmp_path: Path, free_port: int,
-                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_processes_of_fsdp_have_what_one_has(
+    tiny: Config, tmp_path: Path, free_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TEST_PORT", str(free_port))
-    c = dataclasses.replace(recipe(tiny, **QWEN, vocab_size=501, mlp_dim=101), device="cpu")  # odd: unequal parts
+    c = dataclasses.replace(
+        recipe(tiny, **QWEN, vocab_size=501, mlp_dim=101), device="cpu"
+    )  # odd: unequal parts
     published(tmp_path, c)
     bad = tmp_path / "bad"
     bad.mkdir()

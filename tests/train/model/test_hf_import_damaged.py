@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from settings.config import Config
 from tests.train.model.test_hf_import import CPU, LLAMA, llama, problems, published
 from tests.train.model.test_model import recipe
 from train.model import hf_import
-from settings.config import Config
 from train.model.hf_import import ForeignError
 from train.model.model import build
 
@@ -21,12 +21,14 @@ __all__ = ["llama"]  # a fixture
 
 def rewritten(change_header: Callable[[dict], object]) -> Callable[[bytes], bytes]:
     """A file with another header over the same weights."""
+
     def rewrite(content: bytes) -> bytes:
         length = int.from_bytes(content[:8], "little")
-        header = json.loads(content[8:8 + length])
+        header = json.loads(content[8 : 8 + length])
         change_header(header)
         text = json.dumps(header).encode()
-        return len(text).to_bytes(8, "little") + text + content[8 + length:]
+        return len(text).to_bytes(8, "little") + text + content[8 + length :]
+
     return rewrite
 
 
@@ -45,14 +47,35 @@ DAMAGES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "a list": (lambda _: (2).to_bytes(8, "little") + b"[]", "is damaged or cut short"),
     "deep": (lambda _: (10**6).to_bytes(8, "little") + b"[" * 10**6, "is damaged or cut short"),
     "no offsets": (rewritten(lambda h: h[NORM].pop("data_offsets")), "is damaged or cut short"),
-    "three offsets": (rewritten(lambda h: h[NORM].update(data_offsets=[1, 2, 3])), "is damaged or cut short"),
+    "three offsets": (
+        rewritten(lambda h: h[NORM].update(data_offsets=[1, 2, 3])),
+        "is damaged or cut short",
+    ),
     "shape": (rewritten(lambda h: h[NORM].update(shape="x")), "is damaged or cut short"),
-    "beyond": (rewritten(lambda h: h[NORM].update(data_offsets=[0, 10**9])), "its header tells of 1000000000"),
-    "backwards": (rewritten(lambda h: h[FIRST].update(data_offsets=[256, 0])), "the bytes 256 to 0: damaged"),
-    "overlap": (rewritten(lambda h: h[FIRST].update(data_offsets=h["model.layers.1.input_layernorm.weight"]
-                                                    ["data_offsets"])), ": damaged"),
-    "too few": (rewritten(lambda h: h[FIRST].update(data_offsets=[0, 8])), "the bytes 0 to 8: damaged"),
-    "huge header": (lambda content: (2**62).to_bytes(8, "little") + content[8:], "is damaged or cut short"),
+    "beyond": (
+        rewritten(lambda h: h[NORM].update(data_offsets=[0, 10**9])),
+        "its header tells of 1000000000",
+    ),
+    "backwards": (
+        rewritten(lambda h: h[FIRST].update(data_offsets=[256, 0])),
+        "the bytes 256 to 0: damaged",
+    ),
+    "overlap": (
+        rewritten(
+            lambda h: h[FIRST].update(
+                data_offsets=h["model.layers.1.input_layernorm.weight"]["data_offsets"]
+            )
+        ),
+        ": damaged",
+    ),
+    "too few": (
+        rewritten(lambda h: h[FIRST].update(data_offsets=[0, 8])),
+        "the bytes 0 to 8: damaged",
+    ),
+    "huge header": (
+        lambda content: (2**62).to_bytes(8, "little") + content[8:],
+        "is damaged or cut short",
+    ),
 }
 
 
@@ -68,7 +91,9 @@ def test_a_damaged_file_is_named_with_what_it_is(llama: tuple[Config, Path], nam
         assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize("content", [b"", PAGE, b"[1]", b"{", b"\xff", b"[" * 10**6, None], ids=lambda c: str(c)[:9])
+@pytest.mark.parametrize(
+    "content", [b"", PAGE, b"[1]", b"{", b"\xff", b"[" * 10**6, None], ids=lambda c: str(c)[:9]
+)
 def test_a_config_that_is_none_is_named(llama: tuple[Config, Path], content: bytes | None) -> None:
     c, folder = llama
     (folder / "config.json").unlink()
@@ -85,11 +110,15 @@ def test_shards_must_be_there_and_lie_in_the_folder(tiny: Config, tmp_path: Path
     places = json.loads(index.read_text())
     first = sorted(set(places["weight_map"].values()))[0]
     (tmp_path / first).rename(tmp_path / "elsewhere")
-    with pytest.raises(ForeignError, match=rf"lacks {first}, which model\.safetensors\.index\.json names"):
+    with pytest.raises(
+        ForeignError, match=rf"lacks {first}, which model\.safetensors\.index\.json names"
+    ):
         hf_import.check(tmp_path, c)
     for bad in ("../outside.safetensors", "/etc/passwd", "pytorch_model.bin", 3, None):
         index.write_text(json.dumps({"weight_map": places["weight_map"] | {NORM: bad}}))
-        with pytest.raises(ForeignError, match="has no weight_map that names safetensors files beside it"):
+        with pytest.raises(
+            ForeignError, match="has no weight_map that names safetensors files beside it"
+        ):
             hf_import.check(tmp_path, c)
     (tmp_path / first).symlink_to(tmp_path / "elsewhere")
     (tmp_path / "twice.safetensors").symlink_to(tmp_path / "elsewhere")
@@ -108,8 +137,17 @@ class Bomb:
         return os.mkdir, (str(self.path),)
 
 
-@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "consolidated.00.pth", "__0_0.distcp",
-                                  "model.safetensors", "config.json"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "pytorch_model.bin",
+        "model.pt",
+        "consolidated.00.pth",
+        "__0_0.distcp",
+        "model.safetensors",
+        "config.json",
+    ],
+)
 def test_a_pickle_is_never_run(llama: tuple[Config, Path], tmp_path: Path, name: str) -> None:
     c, folder = llama
     if name != "config.json":
@@ -118,16 +156,24 @@ def test_a_pickle_is_never_run(llama: tuple[Config, Path], tmp_path: Path, name:
     (folder / name).write_bytes(bomb)
     with pytest.raises(ForeignError) as raised:
         hf_import.check(folder, c)
-    assert name in str(raised.value) and "pickle" in str(raised.value) and "safetensors" in str(raised.value)
+    assert (
+        name in str(raised.value)
+        and "pickle" in str(raised.value)
+        and "safetensors" in str(raised.value)
+    )
     assert not (tmp_path / "ran").exists()
     pickle.loads(bomb)
     assert (tmp_path / "ran").exists()  # it would have run
 
 
-def test_a_folder_without_weights_says_what_it_holds(llama: tuple[Config, Path], tmp_path: Path) -> None:
+def test_a_folder_without_weights_says_what_it_holds(
+    llama: tuple[Config, Path], tmp_path: Path
+) -> None:
     c, folder = llama
     (folder / "model.safetensors").rename(folder / "consolidated.safetensors")
-    with pytest.raises(ForeignError, match=r"holds consolidated\.safetensors, but no model\.safetensors"):
+    with pytest.raises(
+        ForeignError, match=r"holds consolidated\.safetensors, but no model\.safetensors"
+    ):
         hf_import.check(folder, c)
     (folder / "consolidated.safetensors").unlink()
     with pytest.raises(ForeignError, match=r"holds no model\.safetensors; there are: config\.json"):

@@ -5,10 +5,10 @@ import dataclasses
 import pytest
 import torch
 
+from settings.config import Config
 from tests.train.model.test_model import VARIANTS, recipe
 from train.model import attention
 from train.model.kv_cache import Cache
-from settings.config import Config
 from train.model.model import Transformer, build
 
 CPU = torch.device("cpu")
@@ -29,25 +29,33 @@ def made(c: Config) -> Transformer:
     model = build(c, CPU, attention.choose(c, CPU)).eval()
     with torch.no_grad():
         for name, weight in model.named_parameters():  # norms of 1 would hide one that is left out
-            weight.uniform_(0.5, 1.5) if weight.ndim == 1 else weight.mul_(3 if "embed" not in name else 1)
+            weight.uniform_(0.5, 1.5) if weight.ndim == 1 else weight.mul_(
+                3 if "embed" not in name else 1
+            )
     return model
 
 
 @pytest.mark.parametrize("changes", VARIANTS, ids=str)
 @pytest.mark.parametrize("lengths", [(5,), (4, 4, 4), (7, 1, 12, 3)], ids=str)
-def test_logits_are_those_of_whole_passes(tiny: Config, changes: dict, lengths: tuple[int, ...]) -> None:
+def test_logits_are_those_of_whole_passes(
+    tiny: Config, changes: dict, lengths: tuple[int, ...]
+) -> None:
     c = recipe(tiny, **changes)
     model, texts = made(c), some_texts(c, *lengths)
     cache = Cache(model, len(texts), max(lengths) + 9)
     found = cache.read(texts)
     for token in range(9):
-        torch.testing.assert_close(found[:, :c.vocab_size], one_by_one(model, texts), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(
+            found[:, : c.vocab_size], one_by_one(model, texts), rtol=1e-4, atol=1e-4
+        )
         more = [(17 * token + row) % c.vocab_size for row in range(len(texts))]
         texts = [[*text, new] for text, new in zip(texts, more, strict=True)]
         assert not cache.is_full
         found = cache.add(torch.tensor(more))
     assert cache.is_full
-    torch.testing.assert_close(found[:, :c.vocab_size], one_by_one(model, texts), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        found[:, : c.vocab_size], one_by_one(model, texts), rtol=1e-4, atol=1e-4
+    )
 
 
 def test_what_was_read_before_is_forgotten(tiny: Config) -> None:
@@ -58,8 +66,12 @@ def test_what_was_read_before_is_forgotten(tiny: Config) -> None:
     cache.add(torch.tensor([1, 2]))
     texts = some_texts(c, 3, 6)
     torch.testing.assert_close(cache.read(texts), one_by_one(model, texts), rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(cache.add(torch.tensor([5, 6])), one_by_one(model, [[*texts[0], 5], [*texts[1], 6]]),
-                               rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        cache.add(torch.tensor([5, 6])),
+        one_by_one(model, [[*texts[0], 5], [*texts[1], 6]]),
+        rtol=1e-4,
+        atol=1e-4,
+    )
 
 
 def test_in_bfloat16_it_computes_what_the_model_does_and_casts_once(tiny: Config) -> None:
@@ -71,7 +83,9 @@ def test_in_bfloat16_it_computes_what_the_model_does_and_casts_once(tiny: Config
     assert torch.equal(cache.read(texts).float(), one_by_one(model, texts))
     after = cache.add(torch.tensor([1, 2])).float()
     exact = one_by_one(model, [[*texts[0], 1], [*texts[1], 2]])
-    assert (after - exact).abs().max() < 0.03 * exact.abs().max()  # another kernel: bfloat16 has 8 bits
+    assert (
+        after - exact
+    ).abs().max() < 0.03 * exact.abs().max()  # another kernel: bfloat16 has 8 bits
 
 
 def test_the_model_is_left_as_it_was_and_its_float32_weights_are_not_copied(tiny: Config) -> None:
@@ -81,6 +95,9 @@ def test_the_model_is_left_as_it_was_and_its_float32_weights_are_not_copied(tiny
     cache = Cache(model, 1, 8)
     cache.read(some_texts(c, 4))
     assert all(layer.self_attn.kernel is model.kernel for layer in model.layers)
-    assert all(torch.equal(weight, before[name]) and weight.requires_grad for name, weight in model.named_parameters())
+    assert all(
+        torch.equal(weight, before[name]) and weight.requires_grad
+        for name, weight in model.named_parameters()
+    )
     ours = {name: weight.data_ptr() for name, weight in model.named_parameters()}
     assert {name: weight.data_ptr() for name, weight in cache.model.named_parameters()} == ours

@@ -8,13 +8,25 @@ import torch
 import torch.nn.functional as F
 
 from settings.config import Config
-from train.model.loss import IGNORED, SoftmaxPart, softmax_part, softmax_part_to_compile, summed_loss
+from train.model.loss import (
+    IGNORED,
+    SoftmaxPart,
+    softmax_part,
+    softmax_part_to_compile,
+    summed_loss,
+)
 from train.model.model import Transformer, build, matmul_weights
 
 CPU = torch.device("cpu")
-VARIANTS = [{}, {"n_kv_head": 1}, {"tie_embeddings": False, "rope_theta": 500_000.0}, {"qk_norm": True, "n_kv_head": 2},
-            {"qk_norm": True, "tie_embeddings": False, "norm_eps": 1e-6}, {"vocab_size": 501},
-            {"vocab_size": 501, "tie_embeddings": False}]
+VARIANTS = [
+    {},
+    {"n_kv_head": 1},
+    {"tie_embeddings": False, "rope_theta": 500_000.0},
+    {"qk_norm": True, "n_kv_head": 2},
+    {"qk_norm": True, "tie_embeddings": False, "norm_eps": 1e-6},
+    {"vocab_size": 501},
+    {"vocab_size": 501, "tie_embeddings": False},
+]
 
 
 def recipe(tiny: Config, **changes: object) -> Config:
@@ -25,18 +37,31 @@ def recipe(tiny: Config, **changes: object) -> Config:
 def hugging_face(model: Transformer, c: Config) -> torch.nn.Module:
     """A Llama, or with QK-norm a Qwen3, of Hugging Face with the same weights, and no padding of the vocabulary."""
     import transformers
-    common = {"vocab_size": c.vocab_size, "hidden_size": c.n_embd, "intermediate_size": c.mlp_dim,
-              "num_hidden_layers": c.n_layer, "num_attention_heads": c.n_head, "num_key_value_heads": c.n_kv_head,
-              "rms_norm_eps": c.norm_eps, "tie_word_embeddings": c.tie_embeddings, "head_dim": c.head_dim,
-              "max_position_embeddings": c.seq_len, "attention_bias": False,
-              "rope_parameters": {"rope_type": "default", "rope_theta": c.rope_theta}}
+
+    common = {
+        "vocab_size": c.vocab_size,
+        "hidden_size": c.n_embd,
+        "intermediate_size": c.mlp_dim,
+        "num_hidden_layers": c.n_layer,
+        "num_attention_heads": c.n_head,
+        "num_key_value_heads": c.n_kv_head,
+        "rms_norm_eps": c.norm_eps,
+        "tie_word_embeddings": c.tie_embeddings,
+        "head_dim": c.head_dim,
+        "max_position_embeddings": c.seq_len,
+        "attention_bias": False,
+        "rope_parameters": {"rope_type": "default", "rope_theta": c.rope_theta},
+    }
     if c.qk_norm:
         other = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**common))
     else:
         other = transformers.LlamaForCausalLM(transformers.LlamaConfig(**common, mlp_bias=False))
-    ours = {name if name.startswith("lm_head") else f"model.{name}":
-            w[:c.vocab_size] if name in ("lm_head.weight", "embed_tokens.weight") else w
-            for name, w in model.state_dict().items()}
+    ours = {
+        name if name.startswith("lm_head") else f"model.{name}": w[: c.vocab_size]
+        if name in ("lm_head.weight", "embed_tokens.weight")
+        else w
+        for name, w in model.state_dict().items()
+    }
     missing = other.load_state_dict(ours, strict=True)
     assert not missing.missing_keys and not missing.unexpected_keys
     return other.eval()
@@ -59,7 +84,10 @@ def test_logits_equal_those_of_hugging_face(tiny: Config, changes: dict) -> None
 @pytest.mark.parametrize("chunk", [3, 64, 1000])
 def test_chunked_loss_and_gradients_equal_plain_cross_entropy(chunk: int) -> None:
     g = torch.Generator().manual_seed(0)
-    x, w = torch.randn(37, 16, generator=g, dtype=torch.float64), torch.randn(50, 16, generator=g, dtype=torch.float64)
+    x, w = (
+        torch.randn(37, 16, generator=g, dtype=torch.float64),
+        torch.randn(50, 16, generator=g, dtype=torch.float64),
+    )
     targets = torch.randint(50, (37,), generator=g)
     targets[::5] = IGNORED
     x1, w1, x2, w2 = (t.float().clone().requires_grad_() for t in (x, w, x, w))
@@ -112,7 +140,9 @@ def test_forward_with_targets_is_the_loss_of_its_logits(tiny: Config) -> None:
     targets = tokens.roll(-1, 1)
     targets[:, -1] = IGNORED
     loss, scored = model(tokens, targets)
-    plain = F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum")
+    plain = F.cross_entropy(
+        model(tokens).flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum"
+    )
     torch.testing.assert_close(loss, plain)
     assert scored.item() == 2 * (tiny.seq_len - 1)
 
@@ -120,7 +150,9 @@ def test_forward_with_targets_is_the_loss_of_its_logits(tiny: Config) -> None:
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("part", [softmax_part, softmax_part_to_compile])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_rows_that_pad_the_vocabulary_compute_nothing(tiny: Config, tied: bool, part: SoftmaxPart, dtype: str) -> None:
+def test_rows_that_pad_the_vocabulary_compute_nothing(
+    tiny: Config, tied: bool, part: SoftmaxPart, dtype: str
+) -> None:
     c = recipe(tiny, vocab_size=501, tie_embeddings=tied, dtype=dtype)
     model = build(c, CPU)
     model.softmax_part = part
@@ -134,7 +166,10 @@ def test_rows_that_pad_the_vocabulary_compute_nothing(tiny: Config, tied: bool, 
         model.zero_grad()
         loss.backward()
         found.append([loss.detach(), *(weight.grad for weight in model.parameters())])
-        assert all(not weight.grad[501:].any() for weight in (model.lm_head.weight, model.embed_tokens.weight))
+        assert all(
+            not weight.grad[501:].any()
+            for weight in (model.lm_head.weight, model.embed_tokens.weight)
+        )
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
     logits = model(tokens)
     plain = F.cross_entropy(logits.flatten(0, 1), tokens.roll(-1, 1).flatten(), reduction="sum")
@@ -172,13 +207,17 @@ def test_no_position_sees_a_later_token(tiny: Config) -> None:
 
 def test_first_loss_is_near_that_of_a_uniform_guess(tiny: Config) -> None:
     model = build(recipe(tiny), CPU)
-    tokens = torch.randint(tiny.vocab_size, (8, tiny.seq_len), generator=torch.Generator().manual_seed(3))
+    tokens = torch.randint(
+        tiny.vocab_size, (8, tiny.seq_len), generator=torch.Generator().manual_seed(3)
+    )
     loss, scored = model(tokens, tokens.roll(-1, 1))
     assert (loss / scored).item() == pytest.approx(math.log(tiny.vocab_size), abs=0.15)
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_what_writes_into_the_residual_starts_smaller_by_the_depth(tiny: Config, tied: bool) -> None:
+def test_what_writes_into_the_residual_starts_smaller_by_the_depth(
+    tiny: Config, tied: bool
+) -> None:
     c = recipe(tiny, tie_embeddings=tied, n_layer=8)
     model = build(c, CPU)
     for name, weight in model.named_parameters():

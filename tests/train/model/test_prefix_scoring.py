@@ -3,17 +3,29 @@
 import pytest
 import torch
 
-from train.model.attention import MATH, SDPA, Kernel, by_products
-from train.model.prefix_scoring import Branches, laid_out
 from settings.config import Config
+from train.model.attention import MATH, SDPA, Kernel, by_products
 from train.model.model import Transformer, build
+from train.model.prefix_scoring import Branches, laid_out
 
 LENGTH = 24
 
 
 def model(kernel: Kernel = SDPA, **settings: str) -> Transformer:
-    c = Config.load({"PRESET": "tiny", "DEVICE": "cpu", "DTYPE": "float32", "VOCAB_SIZE": "300", "SEQ_LEN": "32",
-                     "N_LAYER": "2", "N_HEAD": "4", "N_KV_HEAD": "2", "N_EMBD": "32", **settings})
+    c = Config.load(
+        {
+            "PRESET": "tiny",
+            "DEVICE": "cpu",
+            "DTYPE": "float32",
+            "VOCAB_SIZE": "300",
+            "SEQ_LEN": "32",
+            "N_LAYER": "2",
+            "N_HEAD": "4",
+            "N_KV_HEAD": "2",
+            "N_EMBD": "32",
+            **settings,
+        }
+    )
     return build(c, torch.device("cpu"), kernel)
 
 
@@ -24,26 +36,37 @@ def rows(seed: int, count: int) -> list[tuple[list[int], list[list[int]]]]:
     def words(count: int) -> list[int]:
         return torch.randint(300, (count,), generator=random).tolist()
 
-    return [(words(1 + int(torch.randint(9, (), generator=random))),
-             [words(n) for n in torch.randperm(5, generator=random).tolist()]) for _ in range(count)]
+    return [
+        (
+            words(1 + int(torch.randint(9, (), generator=random))),
+            [words(n) for n in torch.randperm(5, generator=random).tolist()],
+        )
+        for _ in range(count)
+    ]
 
 
-def alone(one: Transformer, trunk: list[int], branch: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+def alone(
+    one: Transformer, trunk: list[int], branch: list[int]
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Nats and hits of a branch, from the logits of the whole text by itself."""
-    logits = one(torch.tensor([trunk + branch]))[0, len(trunk) - 1:-1].double()
+    logits = one(torch.tensor([trunk + branch]))[0, len(trunk) - 1 : -1].double()
     chosen = torch.tensor(branch, dtype=torch.int64)
     return -logits.log_softmax(1)[range(len(branch)), chosen], logits.argmax(1) == chosen
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("kernel", [SDPA, MATH, Kernel("by bounds", lambda q, k, v, b: by_products(q, k, v), True)])
+@pytest.mark.parametrize(
+    "kernel", [SDPA, MATH, Kernel("by bounds", lambda q, k, v, b: by_products(q, k, v), True)]
+)
 @pytest.mark.parametrize("qk_norm", ["0", "1"])
 def test_each_branch_is_scored_as_if_it_were_alone(kernel: Kernel, qk_norm: str) -> None:
     one, given = model(kernel, QK_NORM=qk_norm), rows(1, 5)
     tokens, branches = laid_out(given, LENGTH)
     nats, hits = one(tokens, branches=branches)
     expected = [alone(one, trunk, branch) for trunk, all_of in given for branch in all_of if branch]
-    torch.testing.assert_close(nats.double(), torch.cat([n for n, _ in expected]), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        nats.double(), torch.cat([n for n, _ in expected]), rtol=1e-5, atol=1e-5
+    )
     assert torch.equal(hits, torch.cat([h for _, h in expected]))
 
 
@@ -59,8 +82,13 @@ def test_a_token_sees_its_trunk_and_its_branch_up_to_itself() -> None:
     _, branches = laid_out([([9, 9], [[9, 9], [9]])], 6)
     assert branches.positions.tolist() == [[0, 1, 2, 3, 2, 0]]
     assert branches.mask()[0, 0].int().tolist() == [
-        [1, 0, 0, 0, 0, 0], [1, 1, 0, 0, 0, 0], [1, 1, 1, 0, 0, 0], [1, 1, 1, 1, 0, 0], [1, 1, 0, 0, 1, 0],
-        [1, 1, 0, 0, 0, 1]]
+        [1, 0, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0, 0],
+        [1, 1, 1, 0, 0, 0],
+        [1, 1, 1, 1, 0, 0],
+        [1, 1, 0, 0, 1, 0],
+        [1, 1, 0, 0, 0, 1],
+    ]
     assert branches.at.tolist() == [1, 2, 1]
 
 

@@ -41,22 +41,35 @@ def gradients(c: Config) -> tuple[dict[str, torch.Tensor], collections.Counter, 
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             loss, _ = model(tokens, tokens)
         loss.backward()
-    return {name: w.grad for name, w in model.named_parameters()}, counting.calls, sum(kept.values())  # type: ignore
+    return (
+        {name: w.grad for name, w in model.named_parameters()},
+        counting.calls,
+        sum(kept.values()),
+    )  # type: ignore
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_gradients_are_the_same_and_what_is_cheap_is_computed_anew(tiny: Config, dtype: str) -> None:
-    found = {how: gradients(dataclasses.replace(tiny, activation_checkpointing=how, dtype=dtype))
-             for how in ("none", "selective", "full")}
+def test_gradients_are_the_same_and_what_is_cheap_is_computed_anew(
+    tiny: Config, dtype: str
+) -> None:
+    found = {
+        how: gradients(dataclasses.replace(tiny, activation_checkpointing=how, dtype=dtype))
+        for how in ("none", "selective", "full")
+    }
     none, calls, bytes_kept = found["none"]
     for how in ("selective", "full"):
         for name, grad in found[how][0].items():
             assert torch.equal(grad, none[name]), (how, name)
         assert found[how][1]["aten.silu"] == 2 * calls["aten.silu"] > 0
         assert found[how][2] < 0.3 * bytes_kept
-    products = {how: sum(calls[f"aten.{name}"] for name in ("mm", "addmm", "bmm"))
-                for how, (_, calls, _) in found.items()}
-    flash = {how: calls["aten._scaled_dot_product_flash_attention_for_cpu"] for how, (_, calls, _) in found.items()}
+    products = {
+        how: sum(calls[f"aten.{name}"] for name in ("mm", "addmm", "bmm"))
+        for how, (_, calls, _) in found.items()
+    }
+    flash = {
+        how: calls["aten._scaled_dot_product_flash_attention_for_cpu"]
+        for how, (_, calls, _) in found.items()
+    }
     assert products["selective"] == products["none"] < products["full"]
     assert flash["selective"] == flash["none"] == tiny.n_layer and flash["full"] == 2 * tiny.n_layer
 

@@ -28,12 +28,12 @@ from settings.declare import ROOT, SettingsError
 from train.data.manifest import DataError
 from train.data.tokenizer import Vocabulary
 
-GRAM, SHORTEST = 13, 8               # words
+GRAM, SHORTEST = 13, 8  # words
 NO_WORD = re.compile(r"[^\w\s\0]+|_+")
-DOCUMENT_END = b" \0 "               # stands between documents as a word that no task has
+DOCUMENT_END = b" \0 "  # stands between documents as a word that no task has
 MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
-EXAMPLES = 3                         # of shared text, for a source and a task
-WAITING = 2                          # chunks a process that are read ahead
+EXAMPLES = 3  # of shared text, for a source and a task
+WAITING = 2  # chunks a process that are read ahead
 
 
 def words_of(text: str) -> list[str]:
@@ -43,14 +43,16 @@ def words_of(text: str) -> list[str]:
 
 def hashes_of(words: list[str]) -> np.ndarray:
     """(words,) uint64."""
-    return np.fromiter(map(xxhash.xxh3_64_intdigest, " ".join(words).encode().split()), np.uint64, len(words))
+    return np.fromiter(
+        map(xxhash.xxh3_64_intdigest, " ".join(words).encode().split()), np.uint64, len(words)
+    )
 
 
 def gram_hashes(words: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
     """n, and the hashes (len(words) - n + 1,) of all runs of n words, for n = SHORTEST..GRAM. words: their hashes."""
     grams = words
     for n in range(2, GRAM + 1):
-        grams = grams[:-1] * MULTIPLIER + words[n - 1:]
+        grams = grams[:-1] * MULTIPLIER + words[n - 1 :]
         if n >= SHORTEST:
             yield n, grams
 
@@ -58,6 +60,7 @@ def gram_hashes(words: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
 # ---------------------------------------------------------------------------------------------------
 # The tasks
 # ---------------------------------------------------------------------------------------------------
+
 
 @dataclasses.dataclass(frozen=True)
 class Task:
@@ -86,9 +89,13 @@ def read_tasks(setting: str) -> list[Task]:
         path = (ROOT / part).resolve()
         below = sorted(path.rglob("*.jsonl")) if path.is_dir() else [path]
         if not path.exists():
-            problems.append(f"REPORT_TASKS names {part}, but there is no {path}; give folders or files of tasks")
+            problems.append(
+                f"REPORT_TASKS names {part}, but there is no {path}; give folders or files of tasks"
+            )
         elif not below:
-            problems.append(f"REPORT_TASKS names {part}, but there is no *.jsonl below {path}; give another folder")
+            problems.append(
+                f"REPORT_TASKS names {part}, but there is no *.jsonl below {path}; give another folder"
+            )
         files += below
     if problems:
         raise SettingsError(problems)
@@ -98,13 +105,16 @@ def read_tasks(setting: str) -> list[Task]:
 
 def names_of(files: list[Path]) -> list[str]:
     """The stem of each file, behind as many of its folders as tell it from all others."""
+
     def tail(file: Path, length: int) -> str:
         return "/".join(file.with_suffix("").parts[-length:])
 
     names = []
     for file in files:
         length = 1
-        while sum(tail(other, length) == tail(file, length) for other in files) > 1 and length < len(file.parts):
+        while sum(
+            tail(other, length) == tail(file, length) for other in files
+        ) > 1 and length < len(file.parts):
             length += 1
         names.append(tail(file, length))
     return names
@@ -116,21 +126,27 @@ def read_task(name: str, file: Path) -> Task:
     try:
         lines = file.read_bytes().splitlines()
     except OSError as error:
-        raise DataError(f"{file}: cannot be read ({error.strerror}); REPORT_TASKS names it or its folder") from None
+        raise DataError(
+            f"{file}: cannot be read ({error.strerror}); REPORT_TASKS names it or its folder"
+        ) from None
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
             row = json.loads(line)
         except ValueError:
-            raise DataError(f"{file} row {number}: not JSON (starts with {line[:20]!r}); fetch the file again, or "
-                            "leave it out of REPORT_TASKS") from None
+            raise DataError(
+                f"{file} row {number}: not JSON (starts with {line[:20]!r}); fetch the file again, or "
+                "leave it out of REPORT_TASKS"
+            ) from None
         rows += 1
         strings = [words_of(text) for text in strings_in(row)]
         compared = [words for words in strings if len(words) >= GRAM]
         if not compared:
             short += 1
-            whole = [words for words in strings if len(words) >= SHORTEST] or [list(itertools.chain(*strings))]
+            whole = [words for words in strings if len(words) >= SHORTEST] or [
+                list(itertools.chain(*strings))
+            ]
             compared = [words for words in whole if len(words) >= SHORTEST]
             incomparable += not compared
         for words in compared:
@@ -138,10 +154,20 @@ def read_task(name: str, file: Path) -> Task:
             text_rows.append(number)
             hashes.append(dict(gram_hashes(hashes_of(words)))[min(GRAM, len(words))])
     if not rows:
-        raise DataError(f"{file}: holds no row; fetch the file again, or leave it out of REPORT_TASKS")
-    return Task(name, file, rows, short, incomparable, texts, np.array(text_rows, dtype=np.int64),
-                np.concatenate([np.zeros(0, dtype=np.uint64), *hashes]),
-                np.repeat(np.arange(len(texts)), [len(h) for h in hashes]))
+        raise DataError(
+            f"{file}: holds no row; fetch the file again, or leave it out of REPORT_TASKS"
+        )
+    return Task(
+        name,
+        file,
+        rows,
+        short,
+        incomparable,
+        texts,
+        np.array(text_rows, dtype=np.int64),
+        np.concatenate([np.zeros(0, dtype=np.uint64), *hashes]),
+        np.repeat(np.arange(len(texts)), [len(h) for h in hashes]),
+    )
 
 
 def strings_in(value: Any) -> Iterator[str]:
@@ -161,7 +187,9 @@ def shared(task: Task, found: np.ndarray) -> dict[str, Any]:
     """
     hit = np.flatnonzero(found)
     first = np.flatnonzero(np.diff(hit, prepend=-2) != 1) if hit.size else hit
-    first = np.union1d(first, np.flatnonzero(np.diff(task.gram_texts[hit], prepend=-1)))  # a text begins
+    first = np.union1d(
+        first, np.flatnonzero(np.diff(task.gram_texts[hit], prepend=-1))
+    )  # a text begins
     runs = np.diff(np.append(first, len(hit)))
     examples: dict[str, dict[str, Any]] = {}
     for k in np.argsort(-runs, kind="stable"):
@@ -169,19 +197,24 @@ def shared(task: Task, found: np.ndarray) -> dict[str, Any]:
         text = task.gram_texts[gram]
         words, row = task.texts[text].split(), int(task.text_rows[text])
         begin = gram - np.searchsorted(task.gram_texts, text)
-        stretch = words[begin:begin + runs[k] - 1 + min(GRAM, len(words))]
+        stretch = words[begin : begin + runs[k] - 1 + min(GRAM, len(words))]
         if row not in {e["row"] for e in examples.values()}:
             examples.setdefault(" ".join(stretch), {"row": row, "words": len(stretch)})
         if len(examples) == EXAMPLES:
             break
-    return {"rows": task.rows, "rows_touched": len(np.unique(task.text_rows[task.gram_texts[hit]])),
-            "grams": len(np.unique(task.grams)), "grams_found": len(np.unique(task.grams[hit])),
-            "examples": [{**example, "text": text} for text, example in examples.items()]}
+    return {
+        "rows": task.rows,
+        "rows_touched": len(np.unique(task.text_rows[task.gram_texts[hit]])),
+        "grams": len(np.unique(task.grams)),
+        "grams_found": len(np.unique(task.grams[hit])),
+        "examples": [{**example, "text": text} for text, example in examples.items()],
+    }
 
 
 # ---------------------------------------------------------------------------------------------------
 # The sources
 # ---------------------------------------------------------------------------------------------------
+
 
 def spellings(v: Vocabulary) -> list[bytes]:
     """The bytes that each id stands for; the end of text stands for DOCUMENT_END, which no other one holds.
@@ -191,11 +224,17 @@ def spellings(v: Vocabulary) -> list[bytes]:
     """
     printing = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printing]
-    byte_of = {chr(byte): byte for byte in printing} | {chr(256 + n): byte for n, byte in enumerate(others)}
+    byte_of = {chr(byte): byte for byte in printing} | {
+        chr(256 + n): byte for n, byte in enumerate(others)
+    }
     entries = v.tokenizer.get_vocab(with_added_tokens=True)
     spelled = [b""] * (max(entries.values()) + 1)
     for token, i in entries.items():
-        plain = bytes(map(byte_of.__getitem__, token)) if set(token) <= byte_of.keys() else token.encode()
+        plain = (
+            bytes(map(byte_of.__getitem__, token))
+            if set(token) <= byte_of.keys()
+            else token.encode()
+        )
         spelled[i] = plain.replace(b"\0", b"")
     spelled[v.end_of_text] = DOCUMENT_END
     return spelled
@@ -210,7 +249,7 @@ class Scanner:
         self.lengths = {min(GRAM, text.count(" ") + 1) for task in tasks for text in task.texts}
         bits = max(10, (16 * len(self.known)).bit_length())  # one in 16 or fewer passes by chance
         self.shift = np.uint64(64 - bits)
-        self.may_be_known = np.zeros(2**bits, dtype=bool)    # by the upper bits of a hash
+        self.may_be_known = np.zeros(2**bits, dtype=bool)  # by the upper bits of a hash
         self.may_be_known[self.known >> self.shift] = True
 
     def scan(self, ids: np.ndarray) -> tuple[int, np.ndarray]:
@@ -247,8 +286,13 @@ class Pool:
 
     def __init__(self, scanner: Scanner, cores: int):
         self.scanner, self.cores = scanner, cores
-        self.executor = None if cores == 1 else concurrent.futures.ProcessPoolExecutor(
-            cores, multiprocessing.get_context("spawn"), _receive, (scanner,))  # the tokenizer's threads bear no fork
+        self.executor = (
+            None
+            if cores == 1
+            else concurrent.futures.ProcessPoolExecutor(
+                cores, multiprocessing.get_context("spawn"), _receive, (scanner,)
+            )
+        )  # the tokenizer's threads bear no fork
 
     def scan(self, chunks: Iterable[np.ndarray]) -> Iterator[tuple[int, np.ndarray]]:
         """Scanner.scan of each chunk of ids."""
@@ -264,9 +308,10 @@ class Pool:
             while waiting:
                 yield waiting.popleft().result()
         except concurrent.futures.process.BrokenProcessPool:
-            raise DataError(f"one of {self.cores} processes that compare text with REPORT_TASKS was killed, most "
-                            "often for want of memory; give it more, or fewer cores (taskset -c 0 make data-report)"
-                            ) from None
+            raise DataError(
+                f"one of {self.cores} processes that compare text with REPORT_TASKS was killed, most "
+                "often for want of memory; give it more, or fewer cores (taskset -c 0 make data-report)"
+            ) from None
 
     def close(self) -> None:
         if self.executor is not None:

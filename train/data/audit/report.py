@@ -22,10 +22,10 @@ from typing import Any
 
 import numpy as np
 
-from train.data.audit import overlap, report_text
-from train.data import prepare
-from settings.config import Config
 from record.durable import write_whole
+from settings.config import Config
+from train.data import prepare
+from train.data.audit import overlap, report_text
 from train.data.audit.overlap import Task
 from train.data.manifest import SPLITS, DataError
 from train.data.shards import ShardSet
@@ -36,11 +36,11 @@ log = logging.getLogger(__name__)
 QUANTILES = (0, 1, 10, 25, 50, 75, 90, 99, 100)  # per cent of the documents
 WINDOWS = 10
 DROPPED_EXAMPLES = 5
-HASHED_AT_ONCE = 2**20   # tokens
+HASHED_AT_ONCE = 2**20  # tokens
 SCANNED_AT_ONCE = 2**19  # tokens handed to a process
 DOCUMENTS_AT_ONCE = 2**18
-PIECE = 2**13            # tokens of a long document that are taken, or not, together
-SEAM = 256               # tokens behind a piece that are read too, for the grams that begin in it
+PIECE = 2**13  # tokens of a long document that are taken, or not, together
+SEAM = 256  # tokens behind a piece that are read too, for the grams that begin in it
 SAID_EVERY_S = 10
 WORTH_PROCESSES = 4_000_000  # tokens to scan: below, one is done before others have started
 
@@ -52,6 +52,7 @@ def cores() -> int:
 # ---------------------------------------------------------------------------------------------------
 # Documents
 # ---------------------------------------------------------------------------------------------------
+
 
 @dataclasses.dataclass(frozen=True)
 class Documents:
@@ -69,9 +70,11 @@ def read_documents(shards: ShardSet, split: str, end_of_text: int) -> Documents:
     def one(k: int) -> tuple[np.ndarray, np.ndarray]:
         hashes, lengths = hash_documents(shards.tokens(split, k), end_of_text)
         if len(hashes) != infos[k].documents or lengths.sum(dtype=np.int64) != infos[k].tokens:
-            raise DataError(f"{shards.folder / infos[k].file}: {len(hashes)} end-of-text tokens, the first of them not "
-                            f"in front or not one for each of the {infos[k].documents} documents of the manifest; "
-                            f"{shards.remedy()}")
+            raise DataError(
+                f"{shards.folder / infos[k].file}: {len(hashes)} end-of-text tokens, the first of them not "
+                f"in front or not one for each of the {infos[k].documents} documents of the manifest; "
+                f"{shards.remedy()}"
+            )
         return hashes, lengths
 
     with concurrent.futures.ThreadPoolExecutor(cores()) as pool:
@@ -79,7 +82,9 @@ def read_documents(shards: ShardSet, split: str, end_of_text: int) -> Documents:
             found.append(hashed)
             if time.perf_counter() - last > SAID_EVERY_S:
                 last = time.perf_counter()
-                log.info("%s %s: documents of %d of %d shards read", shards.folder, split, k, len(infos))
+                log.info(
+                    "%s %s: documents of %d of %d shards read", shards.folder, split, k, len(infos)
+                )
     return Documents(np.concatenate([h for h, _ in found]), np.concatenate([n for _, n in found]))
 
 
@@ -89,13 +94,19 @@ def hash_documents(ids: np.ndarray, end_of_text: int) -> tuple[np.ndarray, np.nd
     A document's hash is the sum of one 64-bit word for each token, mixed from the token and its place in the document.
     """
     n, step = len(ids), HASHED_AT_ONCE
-    starts = np.concatenate([np.zeros(0, np.int64), *(np.flatnonzero(ids[a:a + step] == end_of_text) + a
-                                                      for a in range(0, n, step))])
+    starts = np.concatenate(
+        [
+            np.zeros(0, np.int64),
+            *(np.flatnonzero(ids[a : a + step] == end_of_text) + a for a in range(0, n, step)),
+        ]
+    )
     hashes = np.zeros(len(starts), dtype=np.uint64)
     for a in range(int(starts[0]) if starts.size else n, n, step):
         b = min(a + step, n)
         first, last = np.searchsorted(starts, a, "right") - 1, np.searchsorted(starts, b, "left")
-        begins = starts[first:last]  # of the document that is open at a, and of those that begin before b
+        begins = starts[
+            first:last
+        ]  # of the document that is open at a, and of those that begin before b
         cuts = np.maximum(begins, a) - a
         places = np.arange(a, b) - np.repeat(begins, np.diff(cuts, append=b - a))
         words = places.astype(np.uint64) << np.uint64(32) | ids[a:b].astype(np.uint64)
@@ -105,7 +116,7 @@ def hash_documents(ids: np.ndarray, end_of_text: int) -> tuple[np.ndarray, np.nd
 
 def mixed(words: np.ndarray) -> np.ndarray:
     """Each 64-bit word as another that depends on all its bits, one to one (the finaliser of splitmix64)."""
-    words = (words + np.uint64(0x9E3779B97F4A7C15))
+    words = words + np.uint64(0x9E3779B97F4A7C15)
     words = (words ^ words >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ words >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
     return words ^ words >> np.uint64(31)
@@ -115,26 +126,43 @@ def duplicates(v: Vocabulary, shards: ShardSet, split: str, docs: Documents) -> 
     """Documents that are equal to an earlier one of the split, their share of its tokens, and the most frequent."""
     order = np.argsort(docs.hashes, kind="stable")
     ranked = docs.hashes[order]
-    begins = np.flatnonzero(np.diff(ranked, prepend=~ranked[:1]))  # of each group of equal ones, the earliest first
+    begins = np.flatnonzero(
+        np.diff(ranked, prepend=~ranked[:1])
+    )  # of each group of equal ones, the earliest first
     sizes = np.diff(begins, append=len(ranked))
     repeated = np.ones(len(ranked), dtype=bool)
     repeated[order[begins]] = False
     tokens = int(docs.lengths[repeated].sum(dtype=np.int64))
-    found: dict[str, Any] = {"documents": int(repeated.sum()), "tokens": tokens,
-                             "token_share": tokens / max(1, int(docs.lengths.sum(dtype=np.int64))), "worst": None}
+    found: dict[str, Any] = {
+        "documents": int(repeated.sum()),
+        "tokens": tokens,
+        "token_share": tokens / max(1, int(docs.lengths.sum(dtype=np.int64))),
+        "worst": None,
+    }
     if found["documents"]:
         firsts = order[begins]
         worst = int(firsts[sizes == sizes.max()].min())
-        found["worst"] = {"count": int(sizes.max()), "text": beginning(v, shards, split, docs, worst)[:80]}
+        found["worst"] = {
+            "count": int(sizes.max()),
+            "text": beginning(v, shards, split, docs, worst)[:80],
+        }
     return found
 
 
-def beginning(v: Vocabulary, shards: ShardSet, split: str, docs: Documents, document: int, tokens: int = 400) -> str:
+def beginning(
+    v: Vocabulary, shards: ShardSet, split: str, docs: Documents, document: int, tokens: int = 400
+) -> str:
     """The text of a document's first tokens."""
     ends = np.cumsum([info.documents for info in shards.shards[split]])
     k = int(np.searchsorted(ends, document, "right"))
-    start = int(docs.lengths[ends[k] - shards.shards[split][k].documents:document].sum(dtype=np.int64))
-    return v.decode(shards.tokens(split, k)[start + 1:start + min(int(docs.lengths[document]), tokens)].tolist())
+    start = int(
+        docs.lengths[ends[k] - shards.shards[split][k].documents : document].sum(dtype=np.int64)
+    )
+    return v.decode(
+        shards.tokens(split, k)[
+            start + 1 : start + min(int(docs.lengths[document]), tokens)
+        ].tolist()
+    )
 
 
 def quantiles(lengths: np.ndarray) -> dict[str, int | None]:
@@ -145,19 +173,32 @@ def quantiles(lengths: np.ndarray) -> dict[str, int | None]:
     return {str(q): int(value) for q, value in zip(QUANTILES, values, strict=True)}
 
 
-def windows(c: Config, v: Vocabulary, name: str, shards: ShardSet, split: str) -> list[dict[str, Any]]:
+def windows(
+    c: Config, v: Vocabulary, name: str, shards: ShardSet, split: str
+) -> list[dict[str, Any]]:
     """WINDOWS stretches of SEQ_LEN tokens, none across a shard, at places that SEED decides, decoded."""
-    places = np.array([max(1, info.tokens - c.seq_len + 1) if info.tokens else 0 for info in shards.shards[split]],
-                      dtype=np.int64)
+    places = np.array(
+        [
+            max(1, info.tokens - c.seq_len + 1) if info.tokens else 0
+            for info in shards.shards[split]
+        ],
+        dtype=np.int64,
+    )
     rng = np.random.default_rng([c.seed, zlib.crc32(f"{name} {split}".encode())])
     total = int(places.sum())
     chosen = []
     for place in np.sort(rng.choice(total, min(WINDOWS, total), replace=False)) if total else ():
         k = int(np.searchsorted(places.cumsum(), place, "right"))
         start = int(place - places[:k].sum())
-        ids = shards.tokens(split, k)[start:start + c.seq_len]
-        chosen.append({"shard": shards.shards[split][k].file, "token": start, "tokens": len(ids),
-                       "text": v.decode(ids.tolist())})
+        ids = shards.tokens(split, k)[start : start + c.seq_len]
+        chosen.append(
+            {
+                "shard": shards.shards[split][k].file,
+                "token": start,
+                "tokens": len(ids),
+                "text": v.decode(ids.tolist()),
+            }
+        )
     return chosen
 
 
@@ -165,40 +206,54 @@ def windows(c: Config, v: Vocabulary, name: str, shards: ShardSet, split: str) -
 # Sources
 # ---------------------------------------------------------------------------------------------------
 
-def describe(c: Config, v: Vocabulary, name: str, shards: ShardSet, docs: dict[str, Documents]) -> dict[str, Any]:
+
+def describe(
+    c: Config, v: Vocabulary, name: str, shards: ShardSet, docs: dict[str, Documents]
+) -> dict[str, Any]:
     """All but the overlaps of one source."""
     splits = {}
     for split in SPLITS:
         tokens, text_bytes = shards.total(split, "tokens"), shards.total(split, "text_bytes")
         splits[split] = {
-            "documents": shards.total(split, "documents"), "tokens": tokens, "text_bytes": text_bytes,
+            "documents": shards.total(split, "documents"),
+            "tokens": tokens,
+            "text_bytes": text_bytes,
             "bytes_per_token": text_bytes / tokens if tokens else None,
             "duplicates": duplicates(v, shards, split, docs[split]),
-            "length_quantiles": quantiles(docs[split].lengths), "windows": windows(c, v, name, shards, split)}
+            "length_quantiles": quantiles(docs[split].lengths),
+            "windows": windows(c, v, name, shards, split),
+        }
     reasons: dict[str, Any] = {}
     for reason, count in shards.manifest["dropped"].items():
         examples = [e for e in shards.manifest["dropped_examples"] if e["reason"] == reason]
         reasons[reason] = {"documents": count, "examples": examples[:DROPPED_EXAMPLES]}
-    return {"folder": str(shards.folder), "revision": shards.manifest["revision"],
-            "documents_read": shards.manifest["documents"] + sum(shards.manifest["dropped"].values()),
-            "dropped": reasons, "splits": splits,
-            "validation_in_train": int(np.isin(docs["validation"].hashes, docs["train"].hashes).sum())}
+    return {
+        "folder": str(shards.folder),
+        "revision": shards.manifest["revision"],
+        "documents_read": shards.manifest["documents"] + sum(shards.manifest["dropped"].values()),
+        "dropped": reasons,
+        "splits": splits,
+        "validation_in_train": int(np.isin(docs["validation"].hashes, docs["train"].hashes).sum()),
+    }
 
 
 def in_two_sources(docs: dict[str, dict[str, Documents]]) -> list[dict[str, Any]]:
     """Pairs of sources with the same document in both: how many of each are in the other one too."""
-    hashes = {name: np.concatenate([of[split].hashes for split in SPLITS]) for name, of in docs.items()}
+    hashes = {
+        name: np.concatenate([of[split].hashes for split in SPLITS]) for name, of in docs.items()
+    }
     pairs = []
     for one in hashes:
-        for other in list(hashes)[list(hashes).index(one) + 1:]:
+        for other in list(hashes)[list(hashes).index(one) + 1 :]:
             if there := int(np.isin(hashes[one], hashes[other]).sum()):
                 back = int(np.isin(hashes[other], hashes[one]).sum())
                 pairs.append({"sources": [one, other], "documents": [there, back]})
     return pairs
 
 
-def spread(shards: ShardSet, docs: dict[str, Documents], end_of_text: int,
-           limit: int) -> Iterator[tuple[int, np.ndarray]]:
+def spread(
+    shards: ShardSet, docs: dict[str, Documents], end_of_text: int, limit: int
+) -> Iterator[tuple[int, np.ndarray]]:
     """About `limit` tokens of a source (0: all), evenly over its documents: (tokens, ids that hold them).
 
     What is taken or left is a document, or a piece of a long one: every so many of them, the first always. A
@@ -212,14 +267,20 @@ def spread(shards: ShardSet, docs: dict[str, Documents], end_of_text: int,
         document = 0
         for k, info in enumerate(shards.shards[split]):
             ids = np.asarray(shards.tokens(split, k))  # a memory map itself is slow to slice
-            lengths = docs[split].lengths[document:document + info.documents]
+            lengths = docs[split].lengths[document : document + info.documents]
             document += info.documents
             for begin, end, inside in pieces(lengths):
                 number = np.arange(seen, seen + len(begin))
                 seen += len(begin)
                 taken = np.ceil((number + 1) * share) > np.ceil(number * share)
-                for a, b, within in zip(*(x[taken].tolist() for x in (begin, end, inside)), strict=True):
-                    held += [opener, ids[a:min(b, a + PIECE + SEAM)]] if within else [ids[a:min(b, a + PIECE + SEAM)]]
+                for a, b, within in zip(
+                    *(x[taken].tolist() for x in (begin, end, inside)), strict=True
+                ):
+                    held += (
+                        [opener, ids[a : min(b, a + PIECE + SEAM)]]
+                        if within
+                        else [ids[a : min(b, a + PIECE + SEAM)]]
+                    )
                     tokens += min(b, a + PIECE) - a
                     if tokens >= SCANNED_AT_ONCE:
                         yield tokens, np.concatenate(held)
@@ -240,12 +301,20 @@ def pieces(lengths: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.nda
         offset += int(some.sum(dtype=np.int64))
 
 
-def compare(c: Config, v: Vocabulary, opened: dict[str, ShardSet], docs: dict[str, dict[str, Documents]],
-            tasks: list[Task]) -> dict[str, dict[str, Any]]:
+def compare(
+    c: Config,
+    v: Vocabulary,
+    opened: dict[str, ShardSet],
+    docs: dict[str, dict[str, Documents]],
+    tasks: list[Task],
+) -> dict[str, dict[str, Any]]:
     """Source -> how much of it was compared with the tasks, how fast, and what it shares with each."""
     began = time.perf_counter()
     scanner = overlap.Scanner(v, tasks)
-    totals = {name: sum(shards.total(split, "tokens") for split in SPLITS) for name, shards in opened.items()}
+    totals = {
+        name: sum(shards.total(split, "tokens") for split in SPLITS)
+        for name, shards in opened.items()
+    }
     work = sum(min(c.report_tokens or total, total) for total in totals.values())
     pool = overlap.Pool(scanner, cores() if work >= WORTH_PROCESSES else 1)
     compared = {}
@@ -255,7 +324,9 @@ def compare(c: Config, v: Vocabulary, opened: dict[str, ShardSet], docs: dict[st
             began = last = time.perf_counter()
             sizes: list[int] = []
 
-            def chunks(shards: ShardSet = shards, name: str = name, sizes: list[int] = sizes) -> Iterator[np.ndarray]:
+            def chunks(
+                shards: ShardSet = shards, name: str = name, sizes: list[int] = sizes
+            ) -> Iterator[np.ndarray]:
                 for size, ids in spread(shards, docs[name], v.end_of_text, c.report_tokens):
                     sizes.append(size)
                     yield ids
@@ -265,11 +336,22 @@ def compare(c: Config, v: Vocabulary, opened: dict[str, ShardSet], docs: dict[st
                 tokens, text_bytes = tokens + sizes[k], text_bytes + read
                 if time.perf_counter() - last > SAID_EVERY_S:
                     last = time.perf_counter()
-                    log.info("%s: %s compared, %.1f MB/s", name, report_text.amount(tokens, totals[name]),
-                             text_bytes / 1e6 / (last - began))
-            compared[name] = {"tokens": tokens, "of_tokens": totals[name], "text_bytes": text_bytes,
-                              "seconds": time.perf_counter() - began, "cores": pool.cores,
-                              "tasks": {task.name: overlap.shared(task, scanner.found_in(task, hit)) for task in tasks}}
+                    log.info(
+                        "%s: %s compared, %.1f MB/s",
+                        name,
+                        report_text.amount(tokens, totals[name]),
+                        text_bytes / 1e6 / (last - began),
+                    )
+            compared[name] = {
+                "tokens": tokens,
+                "of_tokens": totals[name],
+                "text_bytes": text_bytes,
+                "seconds": time.perf_counter() - began,
+                "cores": pool.cores,
+                "tasks": {
+                    task.name: overlap.shared(task, scanner.found_in(task, hit)) for task in tasks
+                },
+            }
     finally:
         pool.close()
     return compared
@@ -277,28 +359,47 @@ def compare(c: Config, v: Vocabulary, opened: dict[str, ShardSet], docs: dict[st
 
 # ---------------------------------------------------------------------------------------------------
 
+
 def make(c: Config) -> dict[str, Any]:
     """The whole report, as it is written to report.json."""
     tasks = overlap.read_tasks(c.report_tasks)
     v = prepare.vocabulary(c)
     opened = prepare.open_sources(c, v)
-    docs = {name: {split: read_documents(shards, split, v.end_of_text) for split in SPLITS}
-            for name, shards in opened.items()}
+    docs = {
+        name: {split: read_documents(shards, split, v.end_of_text) for split in SPLITS}
+        for name, shards in opened.items()
+    }
     report: dict[str, Any] = {
-        "schema": 1, "mixture": c.mixture, "tokenizer_sha256": v.sha256, "tokenizer_size": v.size, "seed": c.seed,
+        "schema": 1,
+        "mixture": c.mixture,
+        "tokenizer_sha256": v.sha256,
+        "tokenizer_size": v.size,
+        "seed": c.seed,
         "seq_len": c.seq_len,
-        "sources": {name: describe(c, v, name, shards, docs[name]) for name, shards in opened.items()},
+        "sources": {
+            name: describe(c, v, name, shards, docs[name]) for name, shards in opened.items()
+        },
         "in_two_sources": in_two_sources(docs),
-        "tasks": {task.name: {"file": str(task.file), "rows": task.rows, "short": task.short,
-                              "incomparable": task.incomparable} for task in tasks},
-        "compared": compare(c, v, opened, docs, tasks) if tasks else {}}
+        "tasks": {
+            task.name: {
+                "file": str(task.file),
+                "rows": task.rows,
+                "short": task.short,
+                "incomparable": task.incomparable,
+            }
+            for task in tasks
+        },
+        "compared": compare(c, v, opened, docs, tasks) if tasks else {},
+    }
     report["warnings"] = report_text.warnings(report)
     return report
 
 
 def main() -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # text of all languages, on a terminal of any
+        sys.stdout.reconfigure(
+            errors="backslashreplace"
+        )  # text of all languages, on a terminal of any
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     return prepare.exit_code(lambda: tell(Config.load()))
 
@@ -309,8 +410,10 @@ def tell(c: Config) -> None:
     try:
         write_whole(path, json.dumps(report, indent=1, ensure_ascii=False).encode(errors="replace"))
     except OSError as error:
-        raise DataError(f"{path}: cannot be written ({error.strerror}); make room, or choose another folder with "
-                        "DATA_DIR") from error
+        raise DataError(
+            f"{path}: cannot be written ({error.strerror}); make room, or choose another folder with "
+            "DATA_DIR"
+        ) from error
     for line in report_text.lines(report):
         log.info("%s", line)
     log.info("all of it, with the windows in full: %s", path)

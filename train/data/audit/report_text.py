@@ -6,8 +6,8 @@ from typing import Any
 from train.data.audit.overlap import GRAM, SHORTEST
 
 COLUMNS = 100
-SHOWN = 300            # characters of a window or of shared text; the JSON has all
-MEANS_NOTHING = 0.1    # share of a task's rows
+SHOWN = 300  # characters of a window or of shared text; the JSON has all
+MEANS_NOTHING = 0.1  # share of a task's rows
 
 
 def amount(tokens: int, of: int) -> str:
@@ -27,8 +27,8 @@ def folded(text: str, indent: int) -> Iterator[str]:
     width = COLUMNS - indent
     while len(text) > width:
         blank = text.rfind(" ", width * 4 // 5, width + 1)
-        yield " " * indent + text[:blank if blank > 0 else width]
-        text = text[blank + 1 if blank > 0 else width:]
+        yield " " * indent + text[: blank if blank > 0 else width]
+        text = text[blank + 1 if blank > 0 else width :]
     yield " " * indent + text
 
 
@@ -51,6 +51,7 @@ def listed(parts: list[str], first: str) -> Iterator[str]:
 
 # ---------------------------------------------------------------------------------------------------
 
+
 def warnings(report: dict[str, Any]) -> list[str]:
     """What a reader should not miss, a sentence each."""
     said = []
@@ -60,21 +61,30 @@ def warnings(report: dict[str, Any]) -> list[str]:
             if not (touched := found["rows_touched"]):
                 continue
             share = touched / found["rows"]
-            what = "results on it mean nothing" if share >= MEANS_NOTHING else \
-                f"results on it may be {100 * share:.2g} points too good"
+            what = (
+                "results on it mean nothing"
+                if share >= MEANS_NOTHING
+                else f"results on it may be {100 * share:.2g} points too good"
+            )
             if least and share < MEANS_NOTHING:
                 what += ", or more"
-            said.append(f"{name} shares {GRAM}-grams with {least}{touched:,} of {found['rows']:,} questions of "
-                        f"{task}: {what}")
+            said.append(
+                f"{name} shares {GRAM}-grams with {least}{touched:,} of {found['rows']:,} questions of "
+                f"{task}: {what}"
+            )
     for name, source in report["sources"].items():
         if inside := source["validation_in_train"]:
             held_out = source["splits"]["validation"]["documents"]
-            said.append(f"{name}: {inside:,} of {held_out:,} validation documents are in train too: its validation "
-                        "loss is too good")
+            said.append(
+                f"{name}: {inside:,} of {held_out:,} validation documents are in train too: its validation "
+                "loss is too good"
+            )
     for pair in report["in_two_sources"]:
         (one, other), (there, back) = pair["sources"], pair["documents"]
-        said.append(f"{one} and {other} share documents: {there:,} of {one} are in {other}, {back:,} of {other} in "
-                    f"{one}; they are trained on for both weights")
+        said.append(
+            f"{one} and {other} share documents: {there:,} of {one} are in {other}, {back:,} of {other} in "
+            f"{one}; they are trained on for both weights"
+        )
     return said
 
 
@@ -99,8 +109,10 @@ def of_source(name: str, source: dict[str, Any], report: dict[str, Any]) -> Iter
     yield f"  {'':12}{'documents':>12}{'tokens':>17}{'bytes/token':>13}{'duplicates':>13}{'of tokens':>11}"
     for split, of in source["splits"].items():
         ratio = f"{of['bytes_per_token']:.3f}" if of["bytes_per_token"] is not None else "n/a"
-        yield (f"  {split:12}{of['documents']:>12,}{of['tokens']:>17,}{ratio:>13}"
-               f"{of['duplicates']['documents']:>13,}{of['duplicates']['token_share']:>11.2%}")
+        yield (
+            f"  {split:12}{of['documents']:>12,}{of['tokens']:>17,}{ratio:>13}"
+            f"{of['duplicates']['documents']:>13,}{of['duplicates']['token_share']:>11.2%}"
+        )
     for split, of in source["splits"].items():
         if worst := of["duplicates"]["worst"]:
             yield f"  most often in {split}, {worst['count']:,} times:"
@@ -110,14 +122,18 @@ def of_source(name: str, source: dict[str, Any], report: dict[str, Any]) -> Iter
     first, *_ = source["splits"].values()
     yield "  length, tokens" + "".join(f"{q + '%':>9}" for q in first["length_quantiles"])
     for split, of in source["splits"].items():
-        yield f"  {split:14}" + "".join(f"{'n/a' if n is None else format(n, ','):>9}"
-                                         for n in of["length_quantiles"].values())
+        yield f"  {split:14}" + "".join(
+            f"{'n/a' if n is None else format(n, ','):>9}" for n in of["length_quantiles"].values()
+        )
     yield ""
     yield from of_dropped(source)
     for split, of in source["splits"].items():
         yield ""
-        yield from folded(f"{len(of['windows'])} windows of {report['seq_len']:,} tokens, {name} {split}, drawn "
-                          f"with SEED={report['seed']}; {SHOWN} characters of each", 2)
+        yield from folded(
+            f"{len(of['windows'])} windows of {report['seq_len']:,} tokens, {name} {split}, drawn "
+            f"with SEED={report['seed']}; {SHOWN} characters of each",
+            2,
+        )
         for number, window in enumerate(of["windows"], 1):
             less = f", {window['tokens']:,} tokens" if window["tokens"] < report["seq_len"] else ""
             yield f"  {number:2}  {window['shard']} from token {window['token']:,} on{less}"
@@ -144,8 +160,10 @@ def of_tasks(report: dict[str, Any]) -> Iterator[str]:
     short = {name: task for name, task in report["tasks"].items() if task["short"]}
     if short:
         yield ""
-        yield (f"  short: no string of the row has {GRAM} words; it is compared as a whole, with fewer than {SHORTEST} "
-               "not")
+        yield (
+            f"  short: no string of the row has {GRAM} words; it is compared as a whole, with fewer than {SHORTEST} "
+            "not"
+        )
         width = max(len("task"), *map(len, short))
         yield f"    {'task':{width}}{'rows':>9}{'short':>9}{'not compared':>15}"
         for name, task in short.items():
@@ -153,9 +171,11 @@ def of_tasks(report: dict[str, Any]) -> Iterator[str]:
     for name, compared in report["compared"].items():
         yield ""
         rate = compared["text_bytes"] / 1e6 / max(compared["seconds"], 1e-9)
-        yield (f"  {name}: compared {amount(compared['tokens'], compared['of_tokens'])}, "
-               f"{compared['text_bytes'] / 1e6:,.1f} MB in {compared['seconds']:.1f} s "
-               f"({rate:.1f} MB/s on {compared['cores']} core{'s' * (compared['cores'] > 1)})")
+        yield (
+            f"  {name}: compared {amount(compared['tokens'], compared['of_tokens'])}, "
+            f"{compared['text_bytes'] / 1e6:,.1f} MB in {compared['seconds']:.1f} s "
+            f"({rate:.1f} MB/s on {compared['cores']} core{'s' * (compared['cores'] > 1)})"
+        )
         if compared["tokens"] < compared["of_tokens"]:
             yield "    evenly spread over its documents; REPORT_TOKENS=0 compares all"
         touched = {task: of for task, of in compared["tasks"].items() if of["rows_touched"]}
@@ -168,8 +188,14 @@ def of_tasks(report: dict[str, Any]) -> Iterator[str]:
 def touched_table(touched: dict[str, dict[str, Any]]) -> Iterator[str]:
     width = max(len("task"), *map(len, touched))
     yield f"    {'task':{width}}{'rows touched':>14}{'of':>9}{'':>8}{GRAM:>9}-grams{'of':>12}"
-    for task, of in sorted(touched.items(), key=lambda entry: -entry[1]["rows_touched"] / entry[1]["rows"]):
-        yield (f"    {task:{width}}{of['rows_touched']:>14,}{of['rows']:>9,}{of['rows_touched'] / of['rows']:>8.1%}"
-               f"{of['grams_found']:>15,}{of['grams']:>12,}")
+    for task, of in sorted(
+        touched.items(), key=lambda entry: -entry[1]["rows_touched"] / entry[1]["rows"]
+    ):
+        yield (
+            f"    {task:{width}}{of['rows_touched']:>14,}{of['rows']:>9,}{of['rows_touched'] / of['rows']:>8.1%}"
+            f"{of['grams_found']:>15,}{of['grams']:>12,}"
+        )
         for example in of["examples"]:
-            yield from shown(f"row {example['row']}, {example['words']} words: {example['text']}", 6)
+            yield from shown(
+                f"row {example['row']}, {example['words']} words: {example['text']}", 6
+            )

@@ -58,8 +58,11 @@ class Files:
     def close(self) -> None:
         """Forget the download under way, and delete the folder of downloads if nothing is in it."""
         under_way, self.ahead = self.ahead is not None and self.ahead.thread.is_alive(), None
-        if self.pinned.source.kind == "hub" and not under_way and not any(
-                (self.folder / file.name).exists() for file in self.pinned.files):
+        if (
+            self.pinned.source.kind == "hub"
+            and not under_way
+            and not any((self.folder / file.name).exists() for file in self.pinned.files)
+        ):
             shutil.rmtree(self.folder, ignore_errors=True)  # what the client notes of its downloads
 
     def local(self, file: File) -> Path:
@@ -68,11 +71,15 @@ class Files:
         try:
             wrong = difference(path, file)
         except OSError as error:
-            raise CorpusError(f"{file.name}: cannot be read ({error.strerror}), but was there when {self.name} was "
-                              "prepared; put it back, or run: make data") from None
+            raise CorpusError(
+                f"{file.name}: cannot be read ({error.strerror}), but was there when {self.name} was "
+                "prepared; put it back, or run: make data"
+            ) from None
         if wrong:
-            raise CorpusError(f"{file.name}: {wrong}; it changed since {self.name} was prepared: put it back, or run: "
-                              "make data")
+            raise CorpusError(
+                f"{file.name}: {wrong}; it changed since {self.name} was prepared: put it back, or run: "
+                "make data"
+            )
         return path
 
     @property
@@ -90,17 +97,26 @@ class Files:
         def download() -> Path:
             nonlocal asked
             from huggingface_hub import hf_hub_download
+
             asked += 1
             target.unlink(missing_ok=True)
-            hf_hub_download(s.repository, file.name, repo_type="dataset", revision=self.pinned.revision,
-                            local_dir=self.folder, token=self.token or None,
-                            force_download=asked > 1)  # else a wrong one is copied again from the client's own cache
+            hf_hub_download(
+                s.repository,
+                file.name,
+                repo_type="dataset",
+                revision=self.pinned.revision,
+                local_dir=self.folder,
+                token=self.token or None,
+                force_download=asked > 1,
+            )  # else a wrong one is copied again from the client's own cache
             if wrong := difference(target, file):
                 target.unlink(missing_ok=True)
                 raise Again(wrong)
             return target
 
-        return ask(s.repository, f"{file.name} of {s.repository} at {self.pinned.revision[:12]}", download)
+        return ask(
+            s.repository, f"{file.name} of {s.repository} at {self.pinned.revision[:12]}", download
+        )
 
 
 class Download:
@@ -109,7 +125,9 @@ class Download:
     def __init__(self, files: Files, number: int):
         self.files, self.number = files, number
         self.outcome: Path | Exception | None = None
-        self.thread = threading.Thread(target=self.run, daemon=True, name=f"download-{files.name}-{number}")
+        self.thread = threading.Thread(
+            target=self.run, daemon=True, name=f"download-{files.name}-{number}"
+        )
         self.thread.start()
 
     def run(self) -> None:

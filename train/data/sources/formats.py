@@ -53,7 +53,9 @@ class Skipped(NamedTuple):
 Rows = Iterator[tuple[int, "dict[str, Any] | Bad | Skipped"]]
 
 
-def read(path: Path, name: str, columns: tuple[str, ...], is_template: bool, id: str, start: int) -> Rows:
+def read(
+    path: Path, name: str, columns: tuple[str, ...], is_template: bool, id: str, start: int
+) -> Rows:
     """The rows of a file. Those before `start` are skipped where the format allows, and come all the same where not.
 
     columns: what a row's text is made of; a column named `id` comes with them if there is one.
@@ -71,9 +73,19 @@ def read(path: Path, name: str, columns: tuple[str, ...], is_template: bool, id:
     return json_rows(opened(path, begin, format))
 
 
-FORMATS = {".parquet": "parquet", ".arrow": "arrow", ".feather": "arrow", ".jsonl": "json", ".json": "json",
-           ".jsonl.gz": "json gzip", ".json.gz": "json gzip", ".jsonl.zst": "json zstd", ".json.zst": "json zstd",
-           ".txt": "text", ".py": "text"}
+FORMATS = {
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".feather": "arrow",
+    ".jsonl": "json",
+    ".json": "json",
+    ".jsonl.gz": "json gzip",
+    ".json.gz": "json gzip",
+    ".jsonl.zst": "json zstd",
+    ".json.zst": "json zstd",
+    ".txt": "text",
+    ".py": "text",
+}
 EMBEDDED_ONLY = {".py"}
 
 
@@ -92,21 +104,28 @@ def ends(path: Path) -> tuple[bytes, bytes]:
 
 # ---- Columns
 
+
 def check_columns(schema: pa.Schema, columns: tuple[str, ...], is_template: bool) -> None:
     """Raises Broken unless the file has the columns, and the one that is the text holds text."""
     for column in columns:
         if column not in schema.names:
-            raise Broken(f"no column {column!r}; it has: {', '.join(schema.names)}",
-                         "name the right one in the declaration of the source, or leave the file out")
+            raise Broken(
+                f"no column {column!r}; it has: {', '.join(schema.names)}",
+                "name the right one in the declaration of the source, or leave the file out",
+            )
         kind = schema.field(column).type
         kind = kind.value_type if pa.types.is_dictionary(kind) else kind
         if not is_template and not (is_text(kind) or pa.types.is_null(kind)):
-            raise Broken(f"column {column!r} is {kind}, not text",
-                         "name the right one in the declaration of the source, or leave the file out")
+            raise Broken(
+                f"column {column!r} is {kind}, not text",
+                "name the right one in the declaration of the source, or leave the file out",
+            )
 
 
 def is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+    return bool(
+        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    )
 
 
 def values(column: pa.Array) -> list[Any]:
@@ -138,7 +157,7 @@ def decoded(cell: bytes) -> Any:
     try:
         return cell.decode()
     except UnicodeDecodeError as error:
-        return Bad("utf-8", f"byte {error.start} is {cell[error.start:error.start + 4]!r}")
+        return Bad("utf-8", f"byte {error.start} is {cell[error.start : error.start + 4]!r}")
 
 
 def nested(column: pa.Array, k: int) -> Any:
@@ -165,15 +184,24 @@ def rows_a_batch(bytes: int, rows: int) -> int:
     return max(1, min(BATCH_ROWS, BATCH_BYTES * rows // max(1, bytes)))
 
 
-def parquet_rows(path: Path, begin: bytes, end: bytes, columns: tuple[str, ...], is_template: bool, id: str,
-                 start: int) -> Rows:
+def parquet_rows(
+    path: Path,
+    begin: bytes,
+    end: bytes,
+    columns: tuple[str, ...],
+    is_template: bool,
+    id: str,
+    start: int,
+) -> Rows:
     """Row groups before `start` are skipped by what the file's footer says of them."""
     if begin[:4] != b"PAR1":
         raise Broken(f"not parquet, it starts with {begin[:8]!r}")
     if end[-4:] != b"PAR1":
         raise Broken(f"truncated parquet, it ends with {end[-4:]!r} and not with b'PAR1'")
     with pa.OSFile(str(path)) as source:
-        file = pa.parquet.ParquetFile(source, buffer_size=BUFFER_BYTES, page_checksum_verification=True)
+        file = pa.parquet.ParquetFile(
+            source, buffer_size=BUFFER_BYTES, page_checksum_verification=True
+        )
         check_columns(file.schema_arrow, columns, is_template)
         names = [name for name in file.schema_arrow.names if name in (*columns, id)]
         row = 0
@@ -182,8 +210,11 @@ def parquet_rows(path: Path, begin: bytes, end: bytes, columns: tuple[str, ...],
             parts = [group.column(k) for k in range(group.num_columns)]
             parts = [part for part in parts if part.path_in_schema.split(".")[0] in names]
             if row + group.num_rows <= start:
-                nulls = [part.statistics.null_count or 0 for part in parts
-                         if part.path_in_schema == columns[0] and part.statistics]
+                nulls = [
+                    part.statistics.null_count or 0
+                    for part in parts
+                    if part.path_in_schema == columns[0] and part.statistics
+                ]
                 yield row, Skipped(group.num_rows, sum(nulls))
                 row += group.num_rows
                 continue
@@ -193,17 +224,28 @@ def parquet_rows(path: Path, begin: bytes, end: bytes, columns: tuple[str, ...],
                 row += len(batch)
 
 
-def arrow_rows(path: Path, begin: bytes, end: bytes, columns: tuple[str, ...], is_template: bool, id: str,
-               start: int) -> Rows:
+def arrow_rows(
+    path: Path,
+    begin: bytes,
+    end: bytes,
+    columns: tuple[str, ...],
+    is_template: bool,
+    id: str,
+    start: int,
+) -> Rows:
     """Both layouts of Arrow's: with a footer, and the stream that `datasets` writes."""
     with pa.memory_map(str(path)) as source:
         if begin.startswith(FILE_MAGIC):
             if not end.endswith(FILE_MAGIC):
-                raise Broken(f"truncated Arrow file, it ends with {end[-6:]!r} and not with {FILE_MAGIC!r}")
+                raise Broken(
+                    f"truncated Arrow file, it ends with {end[-6:]!r} and not with {FILE_MAGIC!r}"
+                )
             file = pa.ipc.open_file(source)
             batches = (file.get_batch(k) for k in range(file.num_record_batches))
         elif begin.startswith(STREAM_START):
-            if not end.endswith(STREAM_END):  # between two batches a stream that was cut looks like one that ended
+            if not end.endswith(
+                STREAM_END
+            ):  # between two batches a stream that was cut looks like one that ended
                 raise Broken("truncated Arrow stream, its end mark is missing")
             file = pa.ipc.open_stream(source)
             batches = iter(file)
@@ -223,16 +265,23 @@ def arrow_rows(path: Path, begin: bytes, end: bytes, columns: tuple[str, ...], i
 
 # ---- Lines and texts
 
+
 def opened(path: Path, begin: bytes, format: str) -> BinaryIO:
     """The file, decompressed. Both libraries tell an end that comes too early."""
     if format == "json gzip":
         if begin[:2] != b"\x1f\x8b":
-            raise Broken(f"not gzip, it starts with {begin[:8]!r}" if begin else "not gzip, it is empty")
+            raise Broken(
+                f"not gzip, it starts with {begin[:8]!r}" if begin else "not gzip, it is empty"
+            )
         return io.BufferedReader(gzip.open(path), BUFFER_BYTES)
     if format == "json zstd":
         if begin[:4] != b"\x28\xb5\x2f\xfd":
-            raise Broken(f"not zstd, it starts with {begin[:8]!r}" if begin else "not zstd, it is empty")
-        return io.BufferedReader(pa.CompressedInputStream(pa.OSFile(str(path)), "zstd"), BUFFER_BYTES)
+            raise Broken(
+                f"not zstd, it starts with {begin[:8]!r}" if begin else "not zstd, it is empty"
+            )
+        return io.BufferedReader(
+            pa.CompressedInputStream(pa.OSFile(str(path)), "zstd"), BUFFER_BYTES
+        )
     return open(path, "rb", buffering=BUFFER_BYTES)
 
 
@@ -243,8 +292,10 @@ def json_rows(file: BinaryIO) -> Rows:
             if row == 0:
                 line = line.removeprefix(b"\xef\xbb\xbf")
                 if line.lstrip()[:1] == b"[" or line.strip() == b"{":
-                    raise Broken("one JSON value over the whole file, not one object a line",
-                                 "convert it to JSON lines")
+                    raise Broken(
+                        "one JSON value over the whole file, not one object a line",
+                        "convert it to JSON lines",
+                    )
             yield row, parsed(line, at_end=not line.endswith(b"\n"))
 
 
@@ -267,7 +318,9 @@ def parsed(line: bytes, at_end: bool) -> dict[str, Any] | Bad:
             return value
         what = Bad("not json", f"a JSON value that is no object: {line[:40]!r}")
     except UnicodeDecodeError as error:
-        what = Bad("utf-8", f"byte {error.start} of the line is {line[error.start:error.start + 4]!r}")
+        what = Bad(
+            "utf-8", f"byte {error.start} of the line is {line[error.start : error.start + 4]!r}"
+        )
     except (ValueError, RecursionError) as error:
         if not line.strip():
             return Bad("empty", "a blank line")

@@ -24,16 +24,26 @@ from typing import Any, TypeVar
 from train.data.sources.source import CorpusError
 
 TRIES = 8
-TOTAL_S = 90.0  # from the first failure to the last question, and of the same request within one question
+TOTAL_S = (
+    90.0  # from the first failure to the last question, and of the same request within one question
+)
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 20.0
 SILENCE_S = 10.0  # a connection on which nothing comes for so long is given up
 REFUSED = (401, 403, 404)
 PASSES = (408, 429)  # and 500 to 599
-FINAL = (ValueError, TypeError, KeyError, AttributeError, FileNotFoundError)  # unless the network is at their root
+FINAL = (
+    ValueError,
+    TypeError,
+    KeyError,
+    AttributeError,
+    FileNotFoundError,
+)  # unless the network is at their root
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 
 log = logging.getLogger(__name__)
-question = threading.local()  # of this thread: what was requested for it, and until when that may be repeated
+question = (
+    threading.local()
+)  # of this thread: what was requested for it, and until when that may be repeated
 T = TypeVar("T")
 
 
@@ -53,7 +63,12 @@ class Late(Exception):
     """The hub's client went on requesting the same for TOTAL_S."""
 
 
-def ask(repository: str, what: str, answer: Callable[[], T], page: str = "https://huggingface.co/datasets/") -> T:
+def ask(
+    repository: str,
+    what: str,
+    answer: Callable[[], T],
+    page: str = "https://huggingface.co/datasets/",
+) -> T:
     """What answer() returns, asked again by the rules above. what: the end of "the hub does not give ..."; page: where
     repositories of its kind are shown."""
     take_over()
@@ -64,21 +79,34 @@ def ask(repository: str, what: str, answer: Callable[[], T], page: str = "https:
             return answer()
         except CorpusError:
             raise
-        except Exception as error:  # the hub's client raises a score of types; what matters is at the root of them
+        except (
+            Exception
+        ) as error:  # the hub's client raises a score of types; what matters is at the root of them
             cause, after_s = judged(repository, what, error, page + repository)
             is_late = any(isinstance(found, Late) for found in causes(error))
         finally:
             del question.requested, question.until
-        pause_s = max(after_s, min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**(attempt - 1)) * random.uniform(0.5, 1.5))
+        pause_s = max(
+            after_s,
+            min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (attempt - 1)) * random.uniform(0.5, 1.5),
+        )
         failed = min(failed, time.monotonic())
         if attempt == TRIES or is_late or time.monotonic() + pause_s > failed + TOTAL_S:
             break
-        log.warning("the hub does not give %s: %s; asking again in %.1f s (%d of %d)", what, cause, pause_s,
-                    attempt, TRIES - 1)
+        log.warning(
+            "the hub does not give %s: %s; asking again in %.1f s (%d of %d)",
+            what,
+            cause,
+            pause_s,
+            attempt,
+            TRIES - 1,
+        )
         time.sleep(pause_s)
     wait = f", and it asks to wait {after_s:.0f} s" if after_s > TOTAL_S else ""
-    raise Unanswered(f"the hub does not give {what}: {cause}{wait}; asked {attempt} times in "
-                     f"{time.monotonic() - began:.0f} s; check the network, and run the same command again later")
+    raise Unanswered(
+        f"the hub does not give {what}: {cause}{wait}; asked {attempt} times in "
+        f"{time.monotonic() - began:.0f} s; check the network, and run the same command again later"
+    )
 
 
 def judged(repository: str, what: str, error: Exception, page: str) -> tuple[str, float]:
@@ -90,14 +118,22 @@ def judged(repository: str, what: str, error: Exception, page: str) -> tuple[str
         if status in REFUSED:
             raise refusal(repository, what, status, cause, page) from error
         if type(cause).__name__ == "OfflineModeIsEnabled":
-            raise CorpusError(f"the hub is not asked for {what}: HF_HUB_OFFLINE is set; unset it") from error
+            raise CorpusError(
+                f"the hub is not asked for {what}: HF_HUB_OFFLINE is set; unset it"
+            ) from error
     root = causes(error)[-1] if isinstance(error, (ConnectionError, *FINAL)) else error
     if isinstance(root, OSError) and root.errno in DISK:
-        raise CorpusError(f"cannot keep {what}: {root}; make room, or another folder DATA_DIR") from error
+        raise CorpusError(
+            f"cannot keep {what}: {root}; make room, or another folder DATA_DIR"
+        ) from error
     words = " ".join(f"{type(root).__name__}: {root}".split())[:300]
-    if all(isinstance(found, FINAL) and "JSON" not in type(found).__name__ for found in causes(error)):
-        raise CorpusError(f"cannot use {what}: {words}; check the source's repository, config and revision, and "
-                          f"{page}") from error
+    if all(
+        isinstance(found, FINAL) and "JSON" not in type(found).__name__ for found in causes(error)
+    ):
+        raise CorpusError(
+            f"cannot use {what}: {words}; check the source's repository, config and revision, and "
+            f"{page}"
+        ) from error
     return words, 0.0
 
 
@@ -111,19 +147,25 @@ def causes(error: BaseException) -> list[BaseException]:
     return found
 
 
-def refusal(repository: str, what: str, status: int, cause: BaseException, page: str) -> CorpusError:
+def refusal(
+    repository: str, what: str, status: int, cause: BaseException, page: str
+) -> CorpusError:
     """What is said for an answer that will not change by itself."""
     headers: Any = getattr(getattr(cause, "response", None), "headers", {})
     code = headers.get("X-Error-Code", "")
     gated = code == "GatedRepo"
     said = f"the hub refuses {what} ({status}{', the data set is gated' if gated else ''})"
     if status == 404 and code in ("EntryNotFound", "RevisionNotFound"):
-        return CorpusError(f"the hub does not have {what} ({status}); check the source's revision and the files on "
-                           f"{page}, or delete the pin-*.json of the source and run: make data")
+        return CorpusError(
+            f"the hub does not have {what} ({status}); check the source's revision and the files on "
+            f"{page}, or delete the pin-*.json of the source and run: make data"
+        )
     if status == 404 or (status == 401 and not gated):
         said = f"the hub does not show {what} ({status}): {repository} does not exist, or not for everybody"
-    return CorpusError(f"{said}; check the name, set HF_TOKEN to a token that may read it, and accept the licence "
-                       f"on {page} where it asks for that")
+    return CorpusError(
+        f"{said}; check the name, set HF_TOKEN to a token that may read it, and accept the licence "
+        f"on {page} where it asks for that"
+    )
 
 
 @functools.cache
@@ -135,8 +177,10 @@ def take_over() -> None:
 
     def session() -> Any:
         client = default_client_factory()
-        client.event_hooks = {"request": [*client.event_hooks["request"], bounded],
-                              "response": [*client.event_hooks["response"], looked_at]}
+        client.event_hooks = {
+            "request": [*client.event_hooks["request"], bounded],
+            "response": [*client.event_hooks["response"], looked_at],
+        }
         return client
 
     set_client_factory(session)
@@ -149,7 +193,9 @@ def bounded(request: Any) -> None:
     """Hook before a request: it waits SILENCE_S at most, and is not repeated for ever."""
     if not hasattr(question, "requested"):
         return
-    path = str(request.url) if "/api/" in request.url.path else request.url.path  # others are signed anew each time
+    path = (
+        str(request.url) if "/api/" in request.url.path else request.url.path
+    )  # others are signed anew each time
     this = (request.method, path, request.headers.get("Range"))
     if this not in question.requested:
         question.requested.add(this)
@@ -157,8 +203,10 @@ def bounded(request: Any) -> None:
     elif time.monotonic() > question.until:
         raise Late(f"no whole answer came within {TOTAL_S:.0f} s")
     timeouts = request.extensions.get("timeout", {})
-    request.extensions["timeout"] = {kind: min(timeouts.get(kind) or SILENCE_S, SILENCE_S)
-                                     for kind in ("connect", "read", "write", "pool")}
+    request.extensions["timeout"] = {
+        kind: min(timeouts.get(kind) or SILENCE_S, SILENCE_S)
+        for kind in ("connect", "read", "write", "pool")
+    }
 
 
 def looked_at(response: Any) -> None:
@@ -169,8 +217,12 @@ def looked_at(response: Any) -> None:
     if status in PASSES or 500 <= status < 600:
         waits = response.headers.get("Retry-After", "")
         raise Again(f"it answers {status}", float(waits) if waits.isdigit() else 0.0)
-    is_page = "html" in response.headers.get("Content-Type", "") and not path.endswith((".html", ".htm"))
+    is_page = "html" in response.headers.get("Content-Type", "") and not path.endswith(
+        (".html", ".htm")
+    )
     if status == 200 and is_page:
         size = response.headers.get("Content-Length", "?")
         start = response.read()[:40] if size.isdigit() and int(size) < 2**20 else b""
-        raise Again(f"a web page comes instead ({size} bytes{f', it starts with {start!r}' if start else ''})")
+        raise Again(
+            f"a web page comes instead ({size} bytes{f', it starts with {start!r}' if start else ''})"
+        )

@@ -22,15 +22,22 @@ from typing import Any
 
 import xxhash
 
-from train.data.sources.hub import ask
-from train.data.sources.source import CorpusError, Source
 from record.durable import write_whole
 from settings.declare import ROOT
+from train.data.sources.hub import ask
+from train.data.sources.source import CorpusError, Source
 
 SCHEMA = 1
 PATHS_A_QUESTION = 500  # files whose sizes the hub is asked for at once
 CHUNK_BYTES = 2**20
-LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}  # of the standard library
+LEFT_OUT = {
+    "test",
+    "tests",
+    "idle_test",
+    "site-packages",
+    "dist-packages",
+    "__pycache__",
+}  # of the standard library
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,12 +84,16 @@ def pinned(s: Source, folder: Path) -> Pinned:
     """The source at the revision that was written when its data was prepared."""
     path = pin_path(s, folder)
     if not path.exists():
-        raise CorpusError(f"{path}: there is no such file, so {s.name} was never prepared as it is declared now; "
-                          "prepare the data with: make data")
+        raise CorpusError(
+            f"{path}: there is no such file, so {s.name} was never prepared as it is declared now; "
+            "prepare the data with: make data"
+        )
     found = read(s, path)
     if s.kind == "hub" and s.revision and s.revision != found.revision:
-        raise CorpusError(f"{path}: pins {s.name} at {found.revision[:12]}, but its source says revision = "
-                          f"{s.revision[:12]}; prepare the data with: make data")
+        raise CorpusError(
+            f"{path}: pins {s.name} at {found.revision[:12]}, but its source says revision = "
+            f"{s.revision[:12]}; prepare the data with: make data"
+        )
     return found
 
 
@@ -94,8 +105,19 @@ def pin_path(s: Source, folder: Path) -> Path:
 def text_of(made: Pinned) -> str:
     """The pin as it is written."""
     files = [[file.name, file.bytes, file.digest] for file in made.files]
-    return json.dumps({"schema": SCHEMA, "source": made.source.name, "identity": made.source.identity,
-                       "revision": made.revision, "files": files}, indent=1) + "\n"
+    return (
+        json.dumps(
+            {
+                "schema": SCHEMA,
+                "source": made.source.name,
+                "identity": made.source.identity,
+                "revision": made.revision,
+                "files": files,
+            },
+            indent=1,
+        )
+        + "\n"
+    )
 
 
 def read_text(path: Path) -> str:
@@ -111,67 +133,97 @@ def read(s: Source, path: Path) -> Pinned:
         content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         if content["schema"] != SCHEMA or content["identity"] != s.identity or not content["files"]:
             raise ValueError("of another schema or source")
-        files = tuple(File(str(name), int(size), str(digest)) for name, size, digest in content["files"])
+        files = tuple(
+            File(str(name), int(size), str(digest)) for name, size, digest in content["files"]
+        )
         return Pinned(s, str(content["revision"]), files)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CorpusError(f"{path}: not the pin of a source ({error!r}); delete it and run: make data") from None
+        raise CorpusError(
+            f"{path}: not the pin of a source ({error!r}); delete it and run: make data"
+        ) from None
 
 
 # ---- On the hub
 
+
 def hub_pin(s: Source, token: str) -> Pinned:
     """The data files of the source's config and split, at its revision or the current one. Asks the hub."""
     from huggingface_hub import HfApi, RepoFile
+
     api = HfApi(token=token or None)
-    revision = s.revision or ask(s.repository, f"the revision of {s.repository}", lambda: str(
-        api.dataset_info(s.repository, timeout=30).sha))
+    revision = s.revision or ask(
+        s.repository,
+        f"the revision of {s.repository}",
+        lambda: str(api.dataset_info(s.repository, timeout=30).sha),
+    )
     at = f"{s.repository} at {revision[:12]}"
     names = ask(s.repository, f"the list of files of {at}", lambda: data_files(s, revision, token))
     facts: dict[str, File] = {}
     for start in range(0, len(names), PATHS_A_QUESTION):
-        some = names[start:start + PATHS_A_QUESTION]
-        answer = functools.partial(api.get_paths_info, s.repository, some, revision=revision, repo_type="dataset")
+        some = names[start : start + PATHS_A_QUESTION]
+        answer = functools.partial(
+            api.get_paths_info, s.repository, some, revision=revision, repo_type="dataset"
+        )
         for info in ask(s.repository, f"the sizes of files of {at}", answer):
             if isinstance(info, RepoFile):
-                facts[info.path] = File(info.path, info.lfs.size, f"sha256:{info.lfs.sha256}") if info.lfs else \
-                    File(info.path, info.size, f"git-sha1:{info.blob_id}")
+                facts[info.path] = (
+                    File(info.path, info.lfs.size, f"sha256:{info.lfs.sha256}")
+                    if info.lfs
+                    else File(info.path, info.size, f"git-sha1:{info.blob_id}")
+                )
     if missing := [name for name in names if name not in facts]:
-        raise CorpusError(f"the hub lists {missing[0]} of {at}, but gives no size of it; run the same command again")
+        raise CorpusError(
+            f"the hub lists {missing[0]} of {at}, but gives no size of it; run the same command again"
+        )
     return Pinned(s, revision, tuple(facts[name] for name in names))
 
 
 def data_files(s: Source, revision: str, token: str) -> list[str]:
     """Paths in the repository, sorted: what `datasets` would read for the config and split."""
     import datasets
-    with tempfile.TemporaryDirectory() as empty:  # with a cache, what cannot be reached is taken from there unasked
+
+    with (
+        tempfile.TemporaryDirectory() as empty
+    ):  # with a cache, what cannot be reached is taken from there unasked
         try:
-            builder = datasets.load_dataset_builder(s.repository, s.config, revision=revision, token=token or None,
-                                                    cache_dir=empty)
+            builder = datasets.load_dataset_builder(
+                s.repository, s.config, revision=revision, token=token or None, cache_dir=empty
+            )
         except ValueError as error:
             if configs := re.search(r"[Aa]vailable(?: configs)?: \[(.*?)\]", str(error)):
                 is_wrong = f"has no config {s.config}" if s.config else "has several configs"
-                raise CorpusError(f"{s.repository} {is_wrong}; there are: {configs[1]}; name one of them as config "
-                                  f"in the declaration of {s.name}") from None
+                raise CorpusError(
+                    f"{s.repository} {is_wrong}; there are: {configs[1]}; name one of them as config "
+                    f"in the declaration of {s.name}"
+                ) from None
             raise
     splits = {str(split): files for split, files in (builder.config.data_files or {}).items()}
     if s.split not in splits:
-        raise CorpusError(f"{s.repository}{f', config {s.config},' if s.config else ''} has no split {s.split}; there "
-                          f"are: {', '.join(sorted(splits)) or 'none'}; name one of them as split in the declaration "
-                          f"of {s.name}")
+        raise CorpusError(
+            f"{s.repository}{f', config {s.config},' if s.config else ''} has no split {s.split}; there "
+            f"are: {', '.join(sorted(splits)) or 'none'}; name one of them as split in the declaration "
+            f"of {s.name}"
+        )
     start = f"hf://datasets/{s.repository}@{revision}/"
     if foreign := [name for name in splits[s.split] if not name.startswith(start)]:
-        raise CorpusError(f"{s.repository} keeps its data elsewhere ({foreign[0]}), where no commit fixes them; "
-                          "download them and declare them as files")
+        raise CorpusError(
+            f"{s.repository} keeps its data elsewhere ({foreign[0]}), where no commit fixes them; "
+            "download them and declare them as files"
+        )
     return sorted(name.removeprefix(start) for name in splits[s.split])
 
 
 # ---- Here
 
+
 def local_pin(s: Source, folder: Path) -> Pinned:
     """The files as they are now."""
     if s.kind == "stdlib":
         names, root = stdlib_names(), stdlib_root()
-        files = tuple(File(name, (root / name).stat().st_size, digest_of(root / name, "xxh3")) for name in names)
+        files = tuple(
+            File(name, (root / name).stat().st_size, digest_of(root / name, "xxh3"))
+            for name in names
+        )
         return Pinned(s, ".".join(map(str, sys.version_info[:3])), files)
     files = hashed(expanded(s), folder / f"hashes-{s.identity}.json")
     content = xxhash.xxh3_128(json.dumps([dataclasses.astuple(file) for file in files]).encode())
@@ -184,11 +236,17 @@ def expanded(s: Source) -> list[str]:
     for pattern in s.files:
         base = str(Path("~").expanduser()) if pattern.startswith("~/") else ""
         whole = base + pattern[1:] if base else pattern
-        found = [name for name in glob.glob(whole, root_dir=ROOT, recursive=True) if (ROOT / name).is_file()]
+        found = [
+            name
+            for name in glob.glob(whole, root_dir=ROOT, recursive=True)
+            if (ROOT / name).is_file()
+        ]
         if not found:
-            raise CorpusError(f"{s.name}: no file matches {pattern!r} (looked for {ROOT / whole}); check files in the "
-                              "declaration of the source")
-        names |= {"~" + name[len(base):] if base else name for name in found}
+            raise CorpusError(
+                f"{s.name}: no file matches {pattern!r} (looked for {ROOT / whole}); check files in the "
+                "declaration of the source"
+            )
+        names |= {"~" + name[len(base) :] if base else name for name in found}
     return sorted(names)
 
 
@@ -209,10 +267,16 @@ def hashed(names: list[str], cache: Path) -> tuple[File, ...]:
         try:
             stat = path.stat()
             entry = known.get(name, [])
-            digest = entry[2] if entry[:2] == [stat.st_size, stat.st_mtime_ns] else digest_of(path, "xxh3")
+            digest = (
+                entry[2]
+                if entry[:2] == [stat.st_size, stat.st_mtime_ns]
+                else digest_of(path, "xxh3")
+            )
         except OSError as error:
-            raise CorpusError(f"{name}: cannot be read ({error.strerror}); make it readable, or leave it out of the "
-                              "source's files") from None
+            raise CorpusError(
+                f"{name}: cannot be read ({error.strerror}); make it readable, or leave it out of the "
+                "source's files"
+            ) from None
         files.append(File(name, stat.st_size, digest))
         now[name] = [stat.st_size, stat.st_mtime_ns, digest]
     if now != known:
@@ -228,17 +292,26 @@ def stdlib_root() -> Path:
 def stdlib_names() -> list[str]:
     """The Python source of the running interpreter's standard library, by file name; without tests and packages."""
     root = stdlib_root()
-    names = sorted(path.relative_to(root).as_posix() for path in root.rglob("*.py")
-                   if not LEFT_OUT & set(path.relative_to(root).parts))
+    names = sorted(
+        path.relative_to(root).as_posix()
+        for path in root.rglob("*.py")
+        if not LEFT_OUT & set(path.relative_to(root).parts)
+    )
     if not names:
-        raise CorpusError(f"{root} holds no Python source: this interpreter has its standard library in an archive; "
-                          "use another Python, or another source in DATA_MIX")
+        raise CorpusError(
+            f"{root} holds no Python source: this interpreter has its standard library in an archive; "
+            "use another Python, or another source in DATA_MIX"
+        )
     return names
 
 
 def digest_of(path: Path, kind: str) -> str:
     """The hash of a file's content. kind: "sha256", "git-sha1" or "xxh3"."""
-    kinds: dict[str, Any] = {"sha256": hashlib.sha256, "git-sha1": hashlib.sha1, "xxh3": xxhash.xxh3_128}
+    kinds: dict[str, Any] = {
+        "sha256": hashlib.sha256,
+        "git-sha1": hashlib.sha1,
+        "xxh3": xxhash.xxh3_128,
+    }
     digest = kinds[kind]()
     with open(path, "rb") as file:
         if kind == "git-sha1":

@@ -18,8 +18,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from train.data.sources.fetch import Files
-from train.data.sources.formats import (EMBEDDED_ONLY, FORMATS, LONGEST_TEXT, UNREADABLE, Bad, Broken, Skipped,
-                                        format_of, read)
+from train.data.sources.formats import (
+    EMBEDDED_ONLY,
+    FORMATS,
+    LONGEST_TEXT,
+    UNREADABLE,
+    Bad,
+    Broken,
+    Skipped,
+    format_of,
+    read,
+)
 from train.data.sources.pin import Pinned
 from train.data.sources.source import CorpusError, Source
 
@@ -75,8 +84,14 @@ def documents(pinned: Pinned, files: Files, at: Cursor = START) -> Iterator[Docu
         start = at.row if number == at.file else 0
         reading = Reading(pinned.source, pinned.files[number].name, number)
         try:
-            for row, value in read(path, reading.name, pinned.source.columns, bool(pinned.source.template),
-                                   pinned.source.id, start):
+            for row, value in read(
+                path,
+                reading.name,
+                pinned.source.columns,
+                bool(pinned.source.template),
+                pinned.source.id,
+                start,
+            ):
                 item = reading.take(row, value)
                 if item and row >= start:
                     yield item
@@ -84,7 +99,9 @@ def documents(pinned: Pinned, files: Files, at: Cursor = START) -> Iterator[Docu
         except Broken as broken:
             raise reading.refusal(str(broken), broken.remedy) from None
         except UNREADABLE as error:
-            raise reading.refusal(f"damaged or truncated ({' '.join(str(error).split())})") from error
+            raise reading.refusal(
+                f"damaged or truncated ({' '.join(str(error).split())})"
+            ) from error
         files.done(number)
 
 
@@ -94,8 +111,10 @@ def check_formats(pinned: Pinned) -> None:
     readable = [suffix for suffix in FORMATS if embedded or suffix not in EMBEDDED_ONLY]
     for file in pinned.files:
         if not format_of(file.name) or not file.name.lower().endswith(tuple(readable)):
-            raise CorpusError(f"{file.name}: not a kind of file that {pinned.source.name} can be read from; there are: "
-                              f"{', '.join(readable)}; convert it, or leave it out of the source")
+            raise CorpusError(
+                f"{file.name}: not a kind of file that {pinned.source.name} can be read from; there are: "
+                f"{', '.join(readable)}; convert it, or leave it out of the source"
+            )
 
 
 class Reading:
@@ -137,24 +156,31 @@ class Reading:
             self.no_column()
 
     def no_column(self) -> None:
-        raise Broken(f"no column {min(self.unseen)!r} in {self.objects} rows; they have: {', '.join(self.has)}",
-                     "name the right one in the declaration of the source, or leave the file out")
+        raise Broken(
+            f"no column {min(self.unseen)!r} in {self.objects} rows; they have: {', '.join(self.has)}",
+            "name the right one in the declaration of the source, or leave the file out",
+        )
 
     def finish(self) -> None:
         """Raises Broken if the whole file was not what it should be."""
         if self.unseen and self.objects:
             self.no_column()
         if self.rows >= ENOUGH_ROWS and self.dropped > self.s.max_dropped * self.rows:
-            raise Broken(f"{self.dropped} of {self.rows} rows had to be dropped, more than max_dropped = "
-                         f"{self.s.max_dropped:g} of them", "look at its columns, leave the file out, or allow more as "
-                         "max_dropped in the declaration of the source")
+            raise Broken(
+                f"{self.dropped} of {self.rows} rows had to be dropped, more than max_dropped = "
+                f"{self.s.max_dropped:g} of them",
+                "look at its columns, leave the file out, or allow more as "
+                "max_dropped in the declaration of the source",
+            )
 
     def refusal(self, what: str, remedy: str = "") -> CorpusError:
         """The error for the file as far as it was read."""
         again = "get it again, or leave it out of the source's files"
         if self.s.kind == "hub":  # its bytes are those that the hub has
             again = "it is so on the hub: pin another revision, or leave the source out of DATA_MIX"
-        return CorpusError(f"{self.name} of {self.s.name}, at row {self.row}: {what}; {remedy or again}")
+        return CorpusError(
+            f"{self.name} of {self.s.name}, at row {self.row}: {what}; {remedy or again}"
+        )
 
 
 def text_of(s: Source, value: dict[str, Any], file: str, row: int) -> tuple[str, str] | Bad:
@@ -203,7 +229,9 @@ class Filler(string.Formatter):
         if value is None:
             raise Unfit(Bad("null", f"{{{field_name}}} is null"))
         if not isinstance(value, (str, int, float)):
-            raise Unfit(Bad("type", f"{{{field_name}}} is {type(value).__name__}: {str(value)[:40]!r}"))
+            raise Unfit(
+                Bad("type", f"{{{field_name}}} is {type(value).__name__}: {str(value)[:40]!r}")
+            )
         return value, first
 
 

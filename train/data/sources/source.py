@@ -62,8 +62,18 @@ class Source:
     @property
     def identity(self) -> str:
         """8 hex digits of what decides which text comes out and how it is split; the revision aside."""
-        decides = [RULES, self.kind, self.repository, self.config, self.split, self.files, self.text, self.template,
-                   self.id, self.validation_fraction]
+        decides = [
+            RULES,
+            self.kind,
+            self.repository,
+            self.config,
+            self.split,
+            self.files,
+            self.text,
+            self.template,
+            self.id,
+            self.validation_fraction,
+        ]
         return hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:8]
 
     @property
@@ -95,7 +105,13 @@ KEYS: dict[str, tuple[type, str, str]] = {
     "max_dropped": (float, "max_dropped = 0.5", "hub files stdlib"),
     "tokens": (int, "tokens = 100_000_000_000", "hub files stdlib"),
 }
-TYPES = {str: "a string", list: "a list of strings", float: "a number", int: "a whole number", bool: "true or false"}
+TYPES = {
+    str: "a string",
+    list: "a list of strings",
+    float: "a number",
+    int: "a whole number",
+    bool: "true or false",
+}
 KINDS = {"repository": "hub", "files": "files", "embedded": "stdlib"}
 
 
@@ -104,25 +120,35 @@ def declared(name: str, folder: Path) -> Source:
     known = sorted(path.stem for path in folder.glob("*.toml"))
     if name not in known:
         meant = nearest(name, known)
-        raise CorpusError(f"DATA_MIX names {name}, which is no source; there are: {', '.join(known) or 'none'}"
-                          + (f"; did you mean {meant}?" if meant else "")
-                          + f" (a source of your own is a file {shown(folder / f'{name}.toml')})")
+        raise CorpusError(
+            f"DATA_MIX names {name}, which is no source; there are: {', '.join(known) or 'none'}"
+            + (f"; did you mean {meant}?" if meant else "")
+            + f" (a source of your own is a file {shown(folder / f'{name}.toml')})"
+        )
     path = folder / f"{name}.toml"
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise CorpusError(f"{shown(path)}: not TOML ({error}); a line looks like: {KEYS['repository'][1]}") from None
+        raise CorpusError(
+            f"{shown(path)}: not TOML ({error}); a line looks like: {KEYS['repository'][1]}"
+        ) from None
     except OSError as error:
-        raise CorpusError(f"{shown(path)}: cannot be read ({error.strerror}); make it readable") from None
+        raise CorpusError(
+            f"{shown(path)}: cannot be read ({error.strerror}); make it readable"
+        ) from None
     for key, value in content.items():
         check_type(path, key, value)
     kind = kind_of(path, content)
     for key in content:
         if kind not in KEYS[key][2].split():
-            raise CorpusError(f"{shown(path)}: {key} does not go with {given_as(kind)}; leave it out")
+            raise CorpusError(
+                f"{shown(path)}: {key} does not go with {given_as(kind)}; leave it out"
+            )
     check_values(path, content)
     content.pop("embedded", None)
-    values: dict[str, Any] = {key: tuple(value) if key == "files" else value for key, value in content.items()}
+    values: dict[str, Any] = {
+        key: tuple(value) if key == "files" else value for key, value in content.items()
+    }
     return Source(name=name, kind=kind, **values)
 
 
@@ -130,9 +156,14 @@ def check_type(path: Path, key: str, value: Any) -> None:
     """Raises CorpusError unless the key exists and has a value of its type."""
     if key not in KEYS:
         meant = nearest(key, KEYS)
-        raise CorpusError(f"{shown(path)}: {key} is no key of a source"
-                          + (f"; did you mean {meant}, as in {KEYS[meant][1]}?" if meant else
-                             f"; there are: {', '.join(KEYS)}"))
+        raise CorpusError(
+            f"{shown(path)}: {key} is no key of a source"
+            + (
+                f"; did you mean {meant}, as in {KEYS[meant][1]}?"
+                if meant
+                else f"; there are: {', '.join(KEYS)}"
+            )
+        )
     kind, example, _ = KEYS[key]
     right = isinstance(value, kind)
     if isinstance(value, list):
@@ -141,7 +172,9 @@ def check_type(path: Path, key: str, value: Any) -> None:
         right = isinstance(value, (int, kind)) and not isinstance(value, bool)
     if not right or value in ("", []):
         is_empty = "is empty" if right else f"is {value!r}"
-        raise CorpusError(f"{shown(path)}: {key} {is_empty}, but must be {TYPES[kind]}; for example: {example}")
+        raise CorpusError(
+            f"{shown(path)}: {key} {is_empty}, but must be {TYPES[kind]}; for example: {example}"
+        )
 
 
 def kind_of(path: Path, content: dict[str, Any]) -> str:
@@ -149,8 +182,10 @@ def kind_of(path: Path, content: dict[str, Any]) -> str:
     given = [key for key in KINDS if key in content]
     if len(given) != 1:
         what = " and ".join(given) + " are given" if given else "none is given"
-        raise CorpusError(f"{shown(path)}: a source has one of repository, files and embedded, and {what}; "
-                          f"for example: {KEYS['repository'][1]}")
+        raise CorpusError(
+            f"{shown(path)}: a source has one of repository, files and embedded, and {what}; "
+            f"for example: {KEYS['repository'][1]}"
+        )
     return KINDS[given[0]]
 
 
@@ -161,12 +196,15 @@ def given_as(kind: str) -> str:
 
 def check_values(path: Path, content: dict[str, Any]) -> None:
     """Raises CorpusError for a value of the right type that cannot be meant."""
+
     def wrong(key: str, rule: str) -> CorpusError:
         value = f"{key} = {json.dumps(content[key])}" if key in content else f"{key} is missing; it"
         return CorpusError(f"{shown(path)}: {value} {rule}; for example: {KEYS[key][1]}")
 
     if not 0 < content.get("validation_fraction", 0) < 1:
-        raise wrong("validation_fraction", "must be the share of documents held out, between 0 and 1")
+        raise wrong(
+            "validation_fraction", "must be the share of documents held out, between 0 and 1"
+        )
     if not 0 <= content.get("max_dropped", 0.5) <= 1:
         raise wrong("max_dropped", "must be a share of rows, from 0 to 1")
     if content.get("tokens", 1) < 1:
@@ -174,7 +212,9 @@ def check_values(path: Path, content: dict[str, Any]) -> None:
     if content.get("embedded", EMBEDDED) != EMBEDDED:
         raise wrong("embedded", f"must be {EMBEDDED}, the only text that is everywhere")
     if not re.fullmatch(r"[\w.-]+/[\w.-]+|[\w.-]+", content.get("repository", "a/b")):
-        raise wrong("repository", "must be OWNER/NAME as the hub shows it (a folder here is given as files)")
+        raise wrong(
+            "repository", "must be OWNER/NAME as the hub shows it (a folder here is given as files)"
+        )
     if not re.fullmatch(r"[0-9a-f]{40}", content.get("revision", "0" * 40)):
         raise wrong("revision", "must be a commit of 40 hex digits (a branch moves), or left out")
     if "text" in content and "template" in content:

@@ -21,19 +21,24 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
-from settings.config import Config
-from train.data.mixture import SourceOrder
-from train.data.streaming.node_transfer import Relay
 from record.run_paths import RunPaths
+from settings.config import Config
 from settings.declare import ROOT
+from train.data.mixture import SourceOrder
 from train.data.shards import ShardSet
+from train.data.streaming.node_transfer import Relay
 from train.data.streaming.producer import groups_ahead
 
 log = logging.getLogger(__name__)
 
-AGAIN_S = (0.0, 2.0, 10.0, 60.0)  # before a producer that has died is started again; the last from then on
-TELL_S = 5.0                      # between two words to it, where nothing is urgent
-URGENT_S = 1.0                    # where the disk is full
+AGAIN_S = (
+    0.0,
+    2.0,
+    10.0,
+    60.0,
+)  # before a producer that has died is started again; the last from then on
+TELL_S = 5.0  # between two words to it, where nothing is urgent
+URGENT_S = 1.0  # where the disk is full
 
 
 def through_with(order: SourceOrder, at: int, until: int, behind: int) -> list[int]:
@@ -45,29 +50,49 @@ def through_with(order: SourceOrder, at: int, until: int, behind: int) -> list[i
     number = len(order.group_ends)
     went_round = order.ended and behind >= order.sealed
     past = range(number if went_round else order.group_of(behind))
-    kept, here = {*groups_ahead(order, behind, until), *groups_ahead(order, at, until)}, order.group_of(at)
+    kept, here = (
+        {*groups_ahead(order, behind, until), *groups_ahead(order, at, until)},
+        order.group_of(at),
+    )
     return sorted(set(past) - kept, key=lambda group: (here - group) % number)
 
 
 class Feed:
     """The producer as the first rank knows it, and the relay to nodes with a DATA_DIR of their own."""
 
-    def __init__(self, c: Config, paths: RunPaths, first: bool, held_out: Mapping[str, int], produces: bool = True,
-                 relay: Relay | None = None):
+    def __init__(
+        self,
+        c: Config,
+        paths: RunPaths,
+        first: bool,
+        held_out: Mapping[str, int],
+        produces: bool = True,
+        relay: Relay | None = None,
+    ):
         """held_out: validation shards of each source that training begins with; produces: shards are still made."""
-        self.c, self.paths, self.first, self.held_out, self.relay = c, paths, first, dict(held_out), relay
+        self.c, self.paths, self.first, self.held_out, self.relay = (
+            c,
+            paths,
+            first,
+            dict(held_out),
+            relay,
+        )
         self.process: subprocess.Popen[bytes] | None = None
-        self.died: float | None = None         # when
-        self.deaths = 0                        # in a row, without a shard in between
+        self.died: float | None = None  # when
+        self.deaths = 0  # in a row, without a shard in between
         self.problem, self.refused = "", False  # why it died, and whether trying again is of no use
-        self.said = ""                         # of that, last
-        self.ready = not (first and produces)  # whether it has the folders, and has changed what it will there
-        self.over = False                      # whether the disk holds more than DATA_CACHE_GB
-        self.excess = 0                        # bytes to be deleted
-        self.made: dict[str, int] = {}         # source -> training tokens
-        self.earlier = self.now = 0            # shards made by producers before this one, and by this one
-        self.furthest = (0, 0)                 # shards, and tokens of the next
-        self.moved = self.seen = self.told = time.monotonic()  # when it was further, this rank lacked, it was told
+        self.said = ""  # of that, last
+        self.ready = not (
+            first and produces
+        )  # whether it has the folders, and has changed what it will there
+        self.over = False  # whether the disk holds more than DATA_CACHE_GB
+        self.excess = 0  # bytes to be deleted
+        self.made: dict[str, int] = {}  # source -> training tokens
+        self.earlier = self.now = 0  # shards made by producers before this one, and by this one
+        self.furthest = (0, 0)  # shards, and tokens of the next
+        self.moved = self.seen = self.told = (
+            time.monotonic()
+        )  # when it was further, this rank lacked, it was told
         self.message = b""
         if first and produces:
             self.start()
@@ -76,16 +101,26 @@ class Feed:
         """Start the producer, with the settings that this process has."""
         self.paths.producer_log.parent.mkdir(parents=True, exist_ok=True)
         with open(self.paths.producer_log, "ab") as errors:
-            self.process = subprocess.Popen([sys.executable, "-m", "train.data.streaming.producer"], cwd=ROOT, stdin=subprocess.PIPE,
-                                            stdout=subprocess.PIPE, stderr=errors, bufsize=0,
-                                            start_new_session=True)  # Ctrl-C is for the trainer
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "train.data.streaming.producer"],
+                cwd=ROOT,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                bufsize=0,
+                start_new_session=True,
+            )  # Ctrl-C is for the trainer
         assert self.process.stdin and self.process.stdout
         os.set_blocking(self.process.stdin.fileno(), False)
         self.died, self.problem, self.refused, self.now = None, "", False, 0
-        self.listener = threading.Thread(target=self.listen, args=(self.process.stdout,), name="producer", daemon=True)
+        self.listener = threading.Thread(
+            target=self.listen, args=(self.process.stdout,), name="producer", daemon=True
+        )
         self.listener.start()
         begin = {"settings": dataclasses.asdict(self.c), "held_out": self.held_out}
-        self.write(json.dumps(begin).encode() + b"\n")  # an env file may have changed since the trainer read it
+        self.write(
+            json.dumps(begin).encode() + b"\n"
+        )  # an env file may have changed since the trainer read it
         self.write(self.message)
 
     def listen(self, lines: IO[bytes]) -> None:
@@ -109,7 +144,9 @@ class Feed:
     @property
     def due(self) -> bool:
         """Whether the producer should be told again where training is."""
-        return self.first and time.monotonic() - self.told > (URGENT_S if self.excess > 0 else TELL_S)
+        return self.first and time.monotonic() - self.told > (
+            URGENT_S if self.excess > 0 else TELL_S
+        )
 
     def tell(self, at: dict[str, int], until: dict[str, int]) -> None:
         """Let the producer know which windows of each source are taken, and which the next step takes."""
@@ -122,7 +159,9 @@ class Feed:
 
     def write(self, line: bytes) -> None:
         if self.process and self.process.stdin:
-            with contextlib.suppress(OSError):  # full: it will be told again; gone: look_after sees it
+            with contextlib.suppress(
+                OSError
+            ):  # full: it will be told again; gone: look_after sees it
                 os.write(self.process.stdin.fileno(), line)
 
     def look_after(self) -> None:
@@ -134,10 +173,15 @@ class Feed:
             self.listener.join(1.0)  # its last words
             self.died, self.earlier, self.now = time.monotonic(), self.earlier + self.now, 0
             code = self.process.returncode
-            self.problem = self.problem or f"it ended with code {code}, see {self.paths.producer_log}"
+            self.problem = (
+                self.problem or f"it ended with code {code}, see {self.paths.producer_log}"
+            )
             if self.problem != self.said:
-                log.warning("the producer of data has stopped: %s. Training goes on with what there is, and it is "
-                            "started again", self.problem)
+                log.warning(
+                    "the producer of data has stopped: %s. Training goes on with what there is, and it is "
+                    "started again",
+                    self.problem,
+                )
             self.said = self.problem
         elif time.monotonic() - self.died >= pause_s:
             self.deaths += 1
@@ -148,13 +192,24 @@ class Feed:
         made = [f"{name} {tokens / 1e6:.1f} M tokens" for name, tokens in sorted(self.made.items())]
         return f"; made so far: {', '.join(made)}" if made else ""
 
-    def make_room(self, sources: Sequence[ShardSet], orders: Sequence[SourceOrder], at: Mapping[str, int],
-                  until: Mapping[str, int], behind: Mapping[str, int]) -> None:
+    def make_room(
+        self,
+        sources: Sequence[ShardSet],
+        orders: Sequence[SourceOrder],
+        at: Mapping[str, int],
+        until: Mapping[str, int],
+        behind: Mapping[str, int],
+    ) -> None:
         """Delete shards that training is through with, as far as DATA_CACHE_GB asks for it. What any rank may look
         for before this is called again lies between `at` and `until`."""
         for shards, order in zip(sources, orders, strict=True):
             where = (of[order.name] for of in (at, until, behind))
-            for k in (k for group in through_with(order, *where) for k in order.shards_of(group) if self.excess > 0):
+            for k in (
+                k
+                for group in through_with(order, *where)
+                for k in order.shards_of(group)
+                if self.excess > 0
+            ):
                 if shards.is_there(k):
                     info = shards.shards["train"][k]
                     log.info("%s: deleted %s, which the run is through with", order.name, info.file)
@@ -180,17 +235,21 @@ class Feed:
             if unseen_s <= timeout_s:
                 return ""
             rank, name = next((rank, name) for rank, name in enumerate(lacking) if name)
-            return (f"rank {rank} has not seen the shards of {name} that are made on the first node for "
-                    f"{unseen_s:.0f} s (DATA_TIMEOUT_S={timeout_s}): put DATA_DIR={self.c.data_dir} on a disk "
-                    "that all nodes share, or run make data on each")
+            return (
+                f"rank {rank} has not seen the shards of {name} that are made on the first node for "
+                f"{unseen_s:.0f} s (DATA_TIMEOUT_S={timeout_s}): put DATA_DIR={self.c.data_dir} on a disk "
+                "that all nodes share, or run make data on each"
+            )
         self.seen = now
         if self.refused:
             return f"the producer of data was refused: {self.problem}"
         idle_s = now - self.moved
         if min(idle_s, waited_s) > timeout_s:
             why = self.problem or self.said or f"see {self.paths.producer_log}"
-            return (f"training has waited {waited_s:.0f} s for data, and their producer has come no further for "
-                    f"{idle_s:.0f} s (DATA_TIMEOUT_S={timeout_s}): {why}")
+            return (
+                f"training has waited {waited_s:.0f} s for data, and their producer has come no further for "
+                f"{idle_s:.0f} s (DATA_TIMEOUT_S={timeout_s}): {why}"
+            )
         return ""
 
     def close(self) -> None:

@@ -18,19 +18,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from train.data import prepare
-from settings.config import Config
-from train.distributed.world import World, broadcast, from_all, from_first, group_of, who_sees
 from record.durable import write_whole
-from train.data.mixture import SourceOrder
+from settings.config import Config
+from train.data import prepare
 from train.data.manifest import DataError, parse_manifest
+from train.data.mixture import SourceOrder
 from train.data.tokenizer import Vocabulary
+from train.distributed.world import World, broadcast, from_all, from_first, group_of, who_sees
 
 log = logging.getLogger(__name__)
 
-PIECE_BYTES = 2**24   # sent at once
-IDLE_S = 0.5          # between two looks for something to send
-PATIENCE_S = 600.0    # for one piece, or for the word that there is none
+PIECE_BYTES = 2**24  # sent at once
+IDLE_S = 0.5  # between two looks for something to send
+PATIENCE_S = 600.0  # for one piece, or for the word that there is none
 
 
 @dataclasses.dataclass
@@ -39,12 +39,12 @@ class Relay:
 
     c: Config
     world: World
-    folder: Path          # DATA_DIR
-    ranks: list[int]      # the first, and those that receive
+    folder: Path  # DATA_DIR
+    ranks: list[int]  # the first, and those that receive
     group: Any
-    problem: str = ""     # why nothing more is sent or received
+    problem: str = ""  # why nothing more is sent or received
     moved: float = dataclasses.field(default_factory=time.monotonic)  # when something was, last
-    at: dict[str, int] = dataclasses.field(default_factory=dict)      # windows taken of each source
+    at: dict[str, int] = dataclasses.field(default_factory=dict)  # windows taken of each source
     closing: bool = False
     thread: threading.Thread | None = None
 
@@ -66,7 +66,11 @@ class Relay:
         if failed := next((text for text in from_all(problem) if text), ""):
             raise DataError(failed)
         hosts = ", ".join(world.hosts[rank] for rank in ranks[1:])
-        log.info("data: %s has a DATA_DIR of its own, and gets from %s what it lacks", hosts, world.hosts[0])
+        log.info(
+            "data: %s has a DATA_DIR of its own, and gets from %s what it lacks",
+            hosts,
+            world.hosts[0],
+        )
         return relay
 
     def start(self, v: Vocabulary) -> None:
@@ -92,7 +96,9 @@ class Relay:
             while self.receive():
                 pass
         except Exception as error:  # the next wait for data says it
-            self.problem = f"data no longer come from {self.world.hosts[0]} to {self.world.host}: {error}"
+            self.problem = (
+                f"data no longer come from {self.world.hosts[0]} to {self.world.host}: {error}"
+            )
             log.warning("%s", self.problem)
 
     # ---- On the first rank
@@ -106,8 +112,10 @@ class Relay:
 
     def send_all(self, v: Vocabulary) -> None:
         """Manifests when they have changed, and the shards that they name, until the end."""
-        queues = [Queue(self.c, name, weight, prepare.source_folder(self.c, name, v))
-                  for name, weight in self.c.mixture.items()]
+        queues = [
+            Queue(self.c, name, weight, prepare.source_folder(self.c, name, v))
+            for name, weight in self.c.mixture.items()
+        ]
         while not self.closing:
             if gone := [self.name_of(path) for queue in queues for path in queue.gone()]:
                 self.tell({"delete": gone})
@@ -118,7 +126,10 @@ class Relay:
                 if manifest:  # behind the validation shards that it names
                     self.tell_whole({self.name_of(queue.manifest): manifest})
             lag = sorted(queues, key=lambda queue: queue.lead(self.at.get(queue.name, 0)))
-            path = next((path for queue in lag if (path := queue.following(self.at.get(queue.name, 0)))), None)
+            path = next(
+                (path for queue in lag if (path := queue.following(self.at.get(queue.name, 0)))),
+                None,
+            )
             if path:
                 self.send(path)
             else:
@@ -137,7 +148,10 @@ class Relay:
             self.tell({"shard": self.name_of(path), "bytes": size})
             if not all(from_all(True, self.group)):
                 for length in lengths(size):
-                    broadcast(torch.from_numpy(np.frombuffer(file.read(length), np.uint8).copy()), self.group)
+                    broadcast(
+                        torch.from_numpy(np.frombuffer(file.read(length), np.uint8).copy()),
+                        self.group,
+                    )
                     self.moved = time.monotonic()
 
     def tell_whole(self, files: dict[str, bytes]) -> None:
@@ -192,10 +206,15 @@ def receivers(folder: Path, world: World) -> list[int]:
     if world.nodes == 1:
         return []
     try:
-        return [rank for rank, sees in enumerate(who_sees(folder, world)) if not sees and rank % world.local_size == 0]
+        return [
+            rank
+            for rank, sees in enumerate(who_sees(folder, world))
+            if not sees and rank % world.local_size == 0
+        ]
     except OSError as error:
-        raise DataError(f"{folder}: cannot be written ({error.strerror}); choose another folder with "
-                        "DATA_DIR") from None
+        raise DataError(
+            f"{folder}: cannot be written ({error.strerror}); choose another folder with DATA_DIR"
+        ) from None
 
 
 class Queue:
@@ -203,7 +222,10 @@ class Queue:
 
     def __init__(self, c: Config, name: str, weight: int, folder: Path):
         self.c, self.name, self.weight, self.folder = c, name, weight, folder
-        self.manifest, self.seen = folder / "manifest.json", b""  # where it is, and as it was when it was read last
+        self.manifest, self.seen = (
+            folder / "manifest.json",
+            b"",
+        )  # where it is, and as it was when it was read last
         self.order: SourceOrder | None = None
         self.train: list[Path] = []
         self.sent: set[Path] = set()
@@ -216,7 +238,9 @@ class Queue:
         manifest, seals = parse_manifest(self.manifest, content)
         windows = [seal.train.windows(self.c.seq_len) for seal in seals if seal.train]
         if sum(windows) or manifest["end"] is None:
-            self.order = SourceOrder(self.name, windows, self.c.group_shards, 0, manifest["end"] is not None)
+            self.order = SourceOrder(
+                self.name, windows, self.c.group_shards, 0, manifest["end"] is not None
+            )
         self.train = [self.folder / seal.train.file for seal in seals if seal.train]
         new = [self.folder / seal.validation.file for seal in seals if seal.validation]
         new = [shard for shard in new if shard not in self.sent]

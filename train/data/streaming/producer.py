@@ -25,24 +25,24 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from record.status import take
 from settings.config import Config
-from train.data.sources.hub import Unanswered
-from train.data.sources.source import CorpusError
-from train.data.shard_writer import Maker
-from train.data.mixture import SourceOrder
-from train.data.prepare import data_dir, maker_of, token_limit, vocabulary
 from settings.declare import SettingsError
 from train.data.manifest import DataError, Seal
+from train.data.mixture import SourceOrder
+from train.data.prepare import data_dir, maker_of, token_limit, vocabulary
+from train.data.shard_writer import Maker
 from train.data.shards import token_bytes
-from record.status import take
+from train.data.sources.hub import Unanswered
+from train.data.sources.source import CorpusError
 from train.data.tokenizer import TokenizerError
 
 log = logging.getLogger(__name__)
 
 LOCK_S = 60.0  # for a producer before this one to end
-TELL_S = 1.0   # between two words on stdout
-IDLE_S = 0.5   # between two looks at what is to be done, where there is nothing
-NICE = 10      # training's own processes come first
+TELL_S = 1.0  # between two words on stdout
+IDLE_S = 0.5  # between two looks at what is to be done, where there is nothing
+NICE = 10  # training's own processes come first
 
 
 def groups_ahead(order: SourceOrder, begin: int, end: int) -> list[int]:
@@ -53,7 +53,9 @@ def groups_ahead(order: SourceOrder, begin: int, end: int) -> list[int]:
         if begin >= order.sealed:
             return []
     number, first = len(order.group_ends), order.group_of(begin)
-    groups = sorted(order.groups(begin, max(begin + 1, end)), key=lambda group: (group - first) % number)
+    groups = sorted(
+        order.groups(begin, max(begin + 1, end)), key=lambda group: (group - first) % number
+    )
     following = groups[-1] + 1
     if order.ended:
         following %= number
@@ -86,8 +88,12 @@ class Stream:
         and in the one behind them."""
         order = self.order()
         groups = groups_ahead(order, self.at, self.until) if order else []
-        return [shard for group in groups for shard in order.shards_of(group)  # type: ignore[union-attr]
-                if not self.is_there(self.seals()[shard])]
+        return [
+            shard
+            for group in groups
+            for shard in order.shards_of(group)  # type: ignore[union-attr]
+            if not self.is_there(self.seals()[shard])
+        ]
 
     def seals(self) -> list[int]:
         """Numbers of the seals that have a training shard: the order's shards."""
@@ -95,13 +101,18 @@ class Stream:
 
     def must_begin(self) -> bool:
         """Whether more must be made before training can begin."""
-        return self.maker.end is None and sum(seal.validation is not None for seal in self.maker.seals) < self.held_out
+        return (
+            self.maker.end is None
+            and sum(seal.validation is not None for seal in self.maker.seals) < self.held_out
+        )
 
     def must_go_on(self) -> bool:
         """Whether more must be made, whatever room it takes: the group behind the next step's is not whole."""
         order, last = self.order(), max(self.at, self.until - 1)
-        return self.must_begin() or (self.maker.end is None and (
-            order is None or order.group_of(last) + 1 >= len(order.group_ends)))
+        return self.must_begin() or (
+            self.maker.end is None
+            and (order is None or order.group_of(last) + 1 >= len(order.group_ends))
+        )
 
     def lead(self) -> float:
         """How far training can go with what there is, in tokens of the whole run; infinitely where all is there."""
@@ -125,7 +136,11 @@ class Stream:
 
     def disk_bytes(self) -> int:
         """Of its training shards that are there."""
-        return sum(seal.train.bytes for k, seal in enumerate(self.maker.seals) if seal.train and self.is_there(k))
+        return sum(
+            seal.train.bytes
+            for k, seal in enumerate(self.maker.seals)
+            if seal.train and self.is_there(k)
+        )
 
 
 class Producer:
@@ -133,7 +148,10 @@ class Producer:
 
     def __init__(self, c: Config, trainer: "Trainer"):
         self.trainer, v = trainer, vocabulary(c)
-        self.cap, self.shard_bytes = int(c.data_cache_gb * 1e9), c.shard_tokens * token_bytes(v.size)
+        self.cap, self.shard_bytes = (
+            int(c.data_cache_gb * 1e9),
+            c.shard_tokens * token_bytes(v.size),
+        )
         self.streams: list[Stream] = []
         self.said = time.monotonic()
         self.made, self.excess, self.over = 0, 0, False
@@ -142,8 +160,15 @@ class Producer:
             limit = token_limit(c, maker.pinned.source)
             if maker.end == "limit" and maker.tokens() < limit:
                 maker.go_on()  # before anybody reads the shard that was cut short
-            stream = Stream(name, weight, maker, maker.make(limit), c.seq_len, c.group_shards,
-                            trainer.held_out[name])
+            stream = Stream(
+                name,
+                weight,
+                maker,
+                maker.make(limit),
+                c.seq_len,
+                c.group_shards,
+                trainer.held_out[name],
+            )
             maker.progress = lambda tokens, *_, stream=stream: self.tell(stream, tokens)
             self.streams.append(stream)
 
@@ -161,15 +186,23 @@ class Producer:
             stream.at, stream.until = heard["at"][stream.name], heard["until"][stream.name]
         self.measure()
         for stream in sorted(self.streams, key=Stream.lead):
-            missing = stream.missing() if heard else []  # a run that is taken up does not begin at the start
+            missing = (
+                stream.missing() if heard else []
+            )  # a run that is taken up does not begin at the start
             if missing:
-                log.info("%s: making training shard %d again, for another epoch", stream.name, missing[0])
+                log.info(
+                    "%s: making training shard %d again, for another epoch", stream.name, missing[0]
+                )
                 stream.maker.remake(stream.seals()[missing[0]])
             elif stream.maker.end is None and (not self.excess or stream.must_go_on()):
                 seal = next(stream.making, None)
                 if seal and seal.train:
-                    log.info("%s: sealed %s, %.1f M tokens so far", stream.name, seal.train.file,
-                             stream.maker.tokens() / 1e6)
+                    log.info(
+                        "%s: sealed %s, %.1f M tokens so far",
+                        stream.name,
+                        seal.train.file,
+                        stream.maker.tokens() / 1e6,
+                    )
             else:
                 continue
             self.made += 1
@@ -183,14 +216,25 @@ class Producer:
         """How the disk stands to DATA_CACHE_GB."""
         size = sum(stream.disk_bytes() for stream in self.streams)
         idle = all(stream.maker.end is not None and not stream.missing() for stream in self.streams)
-        self.excess, self.over = max(0, size + (0 if idle else self.shard_bytes) - self.cap), size > self.cap
+        self.excess, self.over = (
+            max(0, size + (0 if idle else self.shard_bytes) - self.cap),
+            size > self.cap,
+        )
 
     def tell(self, stream: Stream, tokens: int, now: bool = False) -> None:
         """A word to the trainer, now and then."""
         if now or time.monotonic() - self.said > TELL_S:
             self.said = time.monotonic()
-            say({"source": stream.name, "tokens": tokens, "made": self.made,
-                 "pending": stream.maker.pending["train"].tokens, "excess": self.excess, "over": self.over})
+            say(
+                {
+                    "source": stream.name,
+                    "tokens": tokens,
+                    "made": self.made,
+                    "pending": stream.maker.pending["train"].tokens,
+                    "excess": self.excess,
+                    "over": self.over,
+                }
+            )
 
 
 class Trainer:
@@ -217,7 +261,9 @@ class Trainer:
         while True:
             *lines, self.rest = self.rest.split(b"\n")
             for line in lines:
-                with contextlib.suppress(ValueError):  # half a line, where the pipe was full: the next is whole
+                with contextlib.suppress(
+                    ValueError
+                ):  # half a line, where the pipe was full: the next is whole
                     self.heard = json.loads(line)
             self.rest += self.read()
 
@@ -240,8 +286,10 @@ def alone(c: Config) -> Iterator[None]:
             try:
                 take(lock, LOCK_S)
             except BlockingIOError:
-                raise DataError(f"{folder}: another process makes shards there (make data, or a run that streams); "
-                                "wait for it, or give this run another DATA_DIR") from None
+                raise DataError(
+                    f"{folder}: another process makes shards there (make data, or a run that streams); "
+                    "wait for it, or give this run another DATA_DIR"
+                ) from None
         yield
 
 
@@ -256,8 +304,10 @@ def main() -> int:
             Producer(c, trainer).run()
     except OSError as error:
         again = True
-        problem = (f"{error.filename or data_dir(c)}: cannot be written ({error.strerror}); make room, or choose "
-                   "another folder with DATA_DIR")
+        problem = (
+            f"{error.filename or data_dir(c)}: cannot be written ({error.strerror}); make room, or choose "
+            "another folder with DATA_DIR"
+        )
     except (SettingsError, CorpusError, TokenizerError, DataError) as error:
         problem, again = str(error), isinstance(error, Unanswered)
     log.error("%s", problem)

@@ -20,13 +20,20 @@ import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
-from train.evaluate.core.download import bring
-from train.evaluate.core.metric import MODELS
-from train.evaluate.core.tasks import CORE_TASKS, CoreError, Example, Task, read_examples, read_tasks
-from train.data.sources.fetch import looks_like
-from train.data.sources.pin import digest_of
 from record.durable import write_whole
 from settings.declare import ROOT
+from train.data.sources.fetch import looks_like
+from train.data.sources.pin import digest_of
+from train.evaluate.core.download import bring
+from train.evaluate.core.metric import MODELS
+from train.evaluate.core.tasks import (
+    CORE_TASKS,
+    CoreError,
+    Example,
+    Task,
+    read_examples,
+    read_tasks,
+)
 
 log = logging.getLogger(__name__)
 
@@ -55,28 +62,40 @@ class Bundle:
             else:
                 self.tasks.append(task)
         names = {task.label for task in declared}
-        self.missing |= {label: "core.yaml does not name it" for label in CORE_TASKS if label not in names}
+        self.missing |= {
+            label: "core.yaml does not name it" for label in CORE_TASKS if label not in names
+        }
         if not self.tasks:
-            raise CoreError(f"{path}: none of its {len(declared)} tasks is there; the first would be "
-                            f"{self.root}eval_data/{declared[0].file}")
+            raise CoreError(
+                f"{path}: none of its {len(declared)} tasks is there; the first would be "
+                f"{self.root}eval_data/{declared[0].file}"
+            )
         self.tables = {model: table for model in MODELS if (table := self.table_of(model))}
-        self.sha256 = hashlib.sha256("".join(f"{name} {digest}\n" for name, digest in
-                                             sorted(self.digests.items())).encode()).hexdigest()
+        self.sha256 = hashlib.sha256(
+            "".join(f"{name} {digest}\n" for name, digest in sorted(self.digests.items())).encode()
+        ).hexdigest()
 
     def find_root(self) -> str:
         """The folder within, with its slash, that holds core.yaml; raises CoreError."""
         if self.path.is_dir():
-            inside = [path.relative_to(self.path).as_posix() for path in
-                      (self.path / TASK_LIST, *self.path.glob(f"*/{TASK_LIST}")) if path.is_file()]
+            inside = [
+                path.relative_to(self.path).as_posix()
+                for path in (self.path / TASK_LIST, *self.path.glob(f"*/{TASK_LIST}"))
+                if path.is_file()
+            ]
         else:
             try:
                 with zipfile.ZipFile(self.path) as archive:
-                    inside = [name for name in archive.namelist() if f"/{name}".endswith(f"/{TASK_LIST}")]
+                    inside = [
+                        name for name in archive.namelist() if f"/{name}".endswith(f"/{TASK_LIST}")
+                    ]
             except DAMAGE as error:
                 raise CoreError(f"{self.path}: {no_bundle(self.path)} ({error})") from None
         if not inside:
-            raise CoreError(f"{self.path}: has no {TASK_LIST}, so that it is no bundle of CORE; it needs {TASK_LIST}, "
-                            f"{META} and eval_data/ (docs/evaluation.md)")
+            raise CoreError(
+                f"{self.path}: has no {TASK_LIST}, so that it is no bundle of CORE; it needs {TASK_LIST}, "
+                f"{META} and eval_data/ (docs/evaluation.md)"
+            )
         return min(inside, key=len).removesuffix(TASK_LIST)
 
     def has(self, name: str) -> bool:
@@ -94,12 +113,20 @@ class Bundle:
                 with zipfile.ZipFile(self.path) as archive:
                     content = archive.read(self.root + name)
         except DAMAGE as error:
-            size = "" if self.path.is_dir() else f", in {self.path.stat().st_size} bytes{looks_like(self.path)}"
-            raise CoreError(f"{self.path}: {self.root}{name} cannot be read ({type(error).__name__}: {error}{size}); "
-                            "bring the bundle again") from None
+            size = (
+                ""
+                if self.path.is_dir()
+                else f", in {self.path.stat().st_size} bytes{looks_like(self.path)}"
+            )
+            raise CoreError(
+                f"{self.path}: {self.root}{name} cannot be read ({type(error).__name__}: {error}{size}); "
+                "bring the bundle again"
+            ) from None
         digest = hashlib.sha256(content).hexdigest()
         if self.digests.setdefault(name, digest) != digest:
-            raise CoreError(f"{self.path}: {self.root}{name} has changed since it was opened; put it back")
+            raise CoreError(
+                f"{self.path}: {self.root}{name} has changed since it was opened; put it back"
+            )
         return content
 
     def examples(self, task: Task) -> list[Example]:
@@ -112,17 +139,25 @@ class Bundle:
         if not self.has(name):
             return {}
         try:
-            rows = [[cell.strip() for cell in row] for row in csv.reader(io.StringIO(self.read(name).decode()))]
+            rows = [
+                [cell.strip() for cell in row]
+                for row in csv.reader(io.StringIO(self.read(name).decode()))
+            ]
             return {row[0]: float(row[2]) for row in rows[1:] if len(row) >= 3 and row[2]}
         except ValueError:
-            log.warning("%s: %s is no table of Task, Accuracy, Centered; figures from elsewhere are shown", self.path,
-                        name)
+            log.warning(
+                "%s: %s is no table of Task, Accuracy, Centered; figures from elsewhere are shown",
+                self.path,
+                name,
+            )
             return {}
 
     def words(self) -> str:
         """What it is, for a line of the log."""
         lacks = f"; missing: {', '.join(self.missing)}" if self.missing else ""
-        return f"CORE bundle {self.path} (sha256 {self.sha256[:12]}): {len(self.tasks)} tasks{lacks}"
+        return (
+            f"CORE bundle {self.path} (sha256 {self.sha256[:12]}): {len(self.tasks)} tasks{lacks}"
+        )
 
 
 def open_bundle(setting: str, data_dir: Path) -> Bundle:
@@ -132,8 +167,10 @@ def open_bundle(setting: str, data_dir: Path) -> Bundle:
     if "://" not in setting:
         path = (ROOT / setting).absolute()
         if not path.exists():
-            raise CoreError(f"CORE_BUNDLE={setting}: is not there; give a folder or a .zip with core.yaml, {META} and "
-                            "eval_data/")
+            raise CoreError(
+                f"CORE_BUNDLE={setting}: is not there; give a folder or a .zip with core.yaml, {META} and "
+                "eval_data/"
+            )
         return Bundle(path)
     return Bundle(brought(setting, data_dir / "core"))
 
@@ -151,8 +188,10 @@ def brought(setting: str, folder: Path) -> Path:
             fcntl.flock(turn, fcntl.LOCK_EX)
             return found_or_brought(path, lock, sources)
     except OSError as error:
-        raise CoreError(f"{path}: cannot be kept ({error.strerror or error}); make room, or choose another DATA_DIR, "
-                        "or give CORE_BUNDLE as a path") from None
+        raise CoreError(
+            f"{path}: cannot be kept ({error.strerror or error}); make room, or choose another DATA_DIR, "
+            "or give CORE_BUNDLE as a path"
+        ) from None
 
 
 def found_or_brought(path: Path, lock: Path, sources: list[tuple[str, str]]) -> Path:
@@ -160,7 +199,9 @@ def found_or_brought(path: Path, lock: Path, sources: list[tuple[str, str]]) -> 
         return path
     first, problems = first_hash(lock), []
     if path.is_file() and (first or any(sha for _, sha in sources)):
-        log.warning("%s: is not the bundle that it was (%s); it is brought again", path, no_bundle(path))
+        log.warning(
+            "%s: is not the bundle that it was (%s); it is brought again", path, no_bundle(path)
+        )
         path.unlink()
     for url, wanted in sources:
         partial = path.with_suffix(".part")
@@ -168,25 +209,41 @@ def found_or_brought(path: Path, lock: Path, sources: list[tuple[str, str]]) -> 
             bring(url, partial)
             found, expected = sha256_of(partial), wanted or first
             if expected and found != expected:
-                why = "" if wanted else f" ({lock.name} has the hash of the first time; delete it to take another)"
-                problems.append(f"{url}: {partial.stat().st_size} bytes with sha256 {found[:16]}..., not "
-                                f"{expected[:16]}...{looks_like(partial)}{why}")
+                why = (
+                    ""
+                    if wanted
+                    else f" ({lock.name} has the hash of the first time; delete it to take another)"
+                )
+                problems.append(
+                    f"{url}: {partial.stat().st_size} bytes with sha256 {found[:16]}..., not "
+                    f"{expected[:16]}...{looks_like(partial)}{why}"
+                )
                 continue
             if not zipfile.is_zipfile(partial):
                 problems.append(f"{url}: {no_bundle(partial)}")
                 continue
             Bundle(partial)  # whole to the last example
-            write_whole(lock, json.dumps({"url": url, "sha256": found, "bytes": partial.stat().st_size}).encode())
+            write_whole(
+                lock,
+                json.dumps({"url": url, "sha256": found, "bytes": partial.stat().st_size}).encode(),
+            )
             partial.replace(path)
-            log.info("CORE bundle from %s: %d bytes, sha256 %s%s", url, path.stat().st_size, found,
-                     "" if wanted else " (of no known hash: kept for the next time)")
+            log.info(
+                "CORE bundle from %s: %d bytes, sha256 %s%s",
+                url,
+                path.stat().st_size,
+                found,
+                "" if wanted else " (of no known hash: kept for the next time)",
+            )
             return path
         except CoreError as error:
             problems.append(str(error))
         finally:
             partial.unlink(missing_ok=True)
-    raise CoreError(f"no CORE bundle could be had: {'; '.join(problems)}. Check the network, or bring it by hand and "
-                    "give its path as CORE_BUNDLE")
+    raise CoreError(
+        f"no CORE bundle could be had: {'; '.join(problems)}. Check the network, or bring it by hand and "
+        "give its path as CORE_BUNDLE"
+    )
 
 
 def is_known(path: Path, lock: Path, sources: list[tuple[str, str]]) -> bool:

@@ -7,9 +7,9 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-from train.evaluate.core.tasks import CoreError
 from train.data.sources.fetch import foreign
 from train.data.sources.hub import PASSES, SILENCE_S
+from train.evaluate.core.tasks import CoreError
 
 TRIES, PAUSE_S = 4, 1.0
 PIECE = 2**20
@@ -22,10 +22,13 @@ def bring(url: str, target: Path) -> None:
     tag, why = "", ""
     for attempt in range(TRIES):
         if attempt:
-            time.sleep(PAUSE_S * 2**(attempt - 1))
+            time.sleep(PAUSE_S * 2 ** (attempt - 1))
         have = target.stat().st_size if target.exists() and tag else 0
-        request = urllib.request.Request(url, headers={"User-Agent": "pure-transformer"} | (
-            {"Range": f"bytes={have}-", "If-Range": tag} if have else {}))
+        request = urllib.request.Request(
+            url,
+            headers={"User-Agent": "pure-transformer"}
+            | ({"Range": f"bytes={have}-", "If-Range": tag} if have else {}),
+        )
         try:
             with urllib.request.urlopen(request, timeout=SILENCE_S) as answer:
                 goes_on = answer.status == 206
@@ -47,7 +50,13 @@ def bring(url: str, target: Path) -> None:
                 break
         except Broken as error:
             why = str(error)
-        except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError, ValueError) as error:
+        except (
+            urllib.error.URLError,
+            http.client.HTTPException,
+            TimeoutError,
+            ConnectionError,
+            ValueError,
+        ) as error:
             why = f"{type(error).__name__}: {getattr(error, 'reason', error)}"
     raise CoreError(f"{url}: {why}")
 

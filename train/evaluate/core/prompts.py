@@ -14,8 +14,8 @@ import dataclasses
 from array import array
 from collections.abc import Iterator, Sequence
 
-from train.evaluate.core.tasks import CHOICE, LANGUAGE, SCHEMA, Example, Task, shots_of
 from train.data.tokenizer import Vocabulary
+from train.evaluate.core.tasks import CHOICE, LANGUAGE, SCHEMA, Example, Task, shots_of
 
 TEXTS_AT_ONCE = 2048
 
@@ -53,13 +53,19 @@ class Question:
 
 def texts_of(task: Task, example: Example, shots: Sequence[Example]) -> list[str]:
     """The texts of an example: of each choice, or context; of language_modeling without and with the answer."""
-    answered = "".join(f"{question}{task.delimiter}{answer}\n\n" for question, answer in
-                       (question_and_answer(task, shot) for shot in shots))
+    answered = "".join(
+        f"{question}{task.delimiter}{answer}\n\n"
+        for question, answer in (question_and_answer(task, shot) for shot in shots)
+    )
     if task.kind == CHOICE:
-        return [f"{answered}{example['query']}{task.delimiter}{choice}" for choice in example["choices"]]
+        return [
+            f"{answered}{example['query']}{task.delimiter}{choice}" for choice in example["choices"]
+        ]
     if task.kind == SCHEMA:
-        return [f"{answered}{context}{task.delimiter}{example['continuation']}"
-                for context in example["context_options"]]
+        return [
+            f"{answered}{context}{task.delimiter}{example['continuation']}"
+            for context in example["context_options"]
+        ]
     question = f"{answered}{example['context'].strip()}{task.delimiter}"
     return [question.strip(), question + example["continuation"]]
 
@@ -73,15 +79,23 @@ def question_and_answer(task: Task, example: Example) -> tuple[str, str]:
     return example["context"].strip(), example["continuation"]
 
 
-def questions(task: Task, examples: Sequence[Example], numbers: Sequence[int], vocabulary: Vocabulary,
-              longest: int) -> Iterator[Question]:
+def questions(
+    task: Task,
+    examples: Sequence[Example],
+    numbers: Sequence[int],
+    vocabulary: Vocabulary,
+    longest: int,
+) -> Iterator[Question]:
     """These examples in tokens, in their order. longest: tokens of a text, of which the first are cut where it has
     more."""
     waiting: list[tuple[int, list[str]]] = []
 
     def flush() -> Iterator[Question]:
-        encoded = iter(vocabulary.tokenizer.encode_batch_fast([text for _, texts in waiting for text in texts],
-                                                              add_special_tokens=False))
+        encoded = iter(
+            vocabulary.tokenizer.encode_batch_fast(
+                [text for _, texts in waiting for text in texts], add_special_tokens=False
+            )
+        )
         for number, texts in waiting:
             ids = [[vocabulary.end_of_text, *next(encoded).ids] for _ in texts]
             yield question_of(task, examples[number], number, ids, longest)
@@ -94,7 +108,9 @@ def questions(task: Task, examples: Sequence[Example], numbers: Sequence[int], v
     yield from flush()
 
 
-def question_of(task: Task, example: Example, number: int, ids: list[list[int]], longest: int) -> Question:
+def question_of(
+    task: Task, example: Example, number: int, ids: list[list[int]], longest: int
+) -> Question:
     """From the tokens of its texts to what is scored of them."""
     gold, merged = int(example.get("gold", 0)), False
     if task.kind == LANGUAGE:
@@ -110,7 +126,9 @@ def question_of(task: Task, example: Example, number: int, ids: list[list[int]],
     for one, start in zip(ids, starts, strict=True):
         cut = max(0, len(one) - longest)
         choices.append(Choice(array("i", one[cut:]), start - cut, cut))
-    return Question(number, tuple(choices), gold, any(choice.start < 1 for choice in choices), merged)
+    return Question(
+        number, tuple(choices), gold, any(choice.start < 1 for choice in choices), merged
+    )
 
 
 def common(sequences: Sequence[Sequence[int]]) -> int:

@@ -25,10 +25,30 @@ import yaml
 from train.data.sources.source import CorpusError
 
 # The metric is the mean over these and no others (DCLM, arXiv 2406.11794; the labels of its core.yaml).
-CORE_TASKS = ("hellaswag_zeroshot", "jeopardy", "bigbench_qa_wikidata", "arc_easy", "arc_challenge", "copa",
-              "commonsense_qa", "piqa", "openbook_qa", "lambada_openai", "hellaswag", "winograd", "winogrande",
-              "bigbench_dyck_languages", "agi_eval_lsat_ar", "bigbench_cs_algorithms", "bigbench_operators",
-              "bigbench_repeat_copy_logic", "squad", "coqa", "boolq", "bigbench_language_identification")
+CORE_TASKS = (
+    "hellaswag_zeroshot",
+    "jeopardy",
+    "bigbench_qa_wikidata",
+    "arc_easy",
+    "arc_challenge",
+    "copa",
+    "commonsense_qa",
+    "piqa",
+    "openbook_qa",
+    "lambada_openai",
+    "hellaswag",
+    "winograd",
+    "winogrande",
+    "bigbench_dyck_languages",
+    "agi_eval_lsat_ar",
+    "bigbench_cs_algorithms",
+    "bigbench_operators",
+    "bigbench_repeat_copy_logic",
+    "squad",
+    "coqa",
+    "boolq",
+    "bigbench_language_identification",
+)
 CHOICE, SCHEMA, LANGUAGE = KINDS = ("multiple_choice", "schema", "language_modeling")
 ORDER_SEED, SHOTS_SEED = 1337, 1234  # nanochat's, scripts/base_eval.py and nanochat/core_eval.py
 Example = dict[str, Any]
@@ -60,17 +80,30 @@ def read_tasks(core_yaml: bytes, meta_csv: bytes, where: str) -> list[Task]:
         rows = csv.DictReader(io.StringIO(meta_csv.decode("utf-8-sig")))
         baselines = {row["Eval Task"]: float(row["Random baseline"]) / 100 for row in rows}
     except (KeyError, ValueError, TypeError) as error:
-        raise CoreError(f"{where}: eval_meta_data.csv needs the columns Eval Task and Random baseline, in per cent "
-                        f"({type(error).__name__}: {error})") from None
+        raise CoreError(
+            f"{where}: eval_meta_data.csv needs the columns Eval Task and Random baseline, in per cent "
+            f"({type(error).__name__}: {error})"
+        ) from None
     try:
         declared = yaml.safe_load(core_yaml)["icl_tasks"]
         tasks = [task_of(entry, baselines) for entry in declared]
-    except (yaml.YAMLError, KeyError, TypeError, ValueError, IndexError, UnicodeDecodeError) as error:
-        raise CoreError(f"{where}: core.yaml is no list icl_tasks of label, dataset_uri, num_fewshot and icl_task_type "
-                        f"({type(error).__name__}: {error})") from None
+    except (
+        yaml.YAMLError,
+        KeyError,
+        TypeError,
+        ValueError,
+        IndexError,
+        UnicodeDecodeError,
+    ) as error:
+        raise CoreError(
+            f"{where}: core.yaml is no list icl_tasks of label, dataset_uri, num_fewshot and icl_task_type "
+            f"({type(error).__name__}: {error})"
+        ) from None
     twice = {task.label for task in tasks if [other.label for other in tasks].count(task.label) > 1}
     if twice or not tasks:
-        raise CoreError(f"{where}: core.yaml has {'the label ' + min(twice) + ' twice' if twice else 'no task'}")
+        raise CoreError(
+            f"{where}: core.yaml has {'the label ' + min(twice) + ' twice' if twice else 'no task'}"
+        )
     return tasks
 
 
@@ -83,8 +116,14 @@ def task_of(entry: dict[str, Any], baselines: dict[str, float]) -> Task:
         raise ValueError(f"{label}: eval_meta_data.csv has no random baseline of it")
     if not 0 <= baselines[label] < 1:
         raise ValueError(f"{label}: a random baseline of {100 * baselines[label]:g} per cent")
-    return Task(label, kind, entry["dataset_uri"], int(shots), str(entry.get("continuation_delimiter", " ")),
-                baselines[label])
+    return Task(
+        label,
+        kind,
+        entry["dataset_uri"],
+        int(shots),
+        str(entry.get("continuation_delimiter", " ")),
+        baselines[label],
+    )
 
 
 def read_examples(task: Task, content: bytes) -> list[Example]:
@@ -96,11 +135,15 @@ def read_examples(task: Task, content: bytes) -> list[Example]:
         try:
             examples.append(checked(task, json.loads(line)))
         except (ValueError, KeyError, TypeError) as error:
-            raise CoreError(f"{task.file} ({len(content)} bytes) line {number} is no example of {task.kind} "
-                            f"({type(error).__name__}: {error}); it begins {line[:60]!r}") from None
+            raise CoreError(
+                f"{task.file} ({len(content)} bytes) line {number} is no example of {task.kind} "
+                f"({type(error).__name__}: {error}); it begins {line[:60]!r}"
+            ) from None
     if 0 < len(examples) <= task.shots:
-        raise CoreError(f"{task.file} has {len(examples)} examples; {task.label} needs {task.shots} beside each as "
-                        "shots")
+        raise CoreError(
+            f"{task.file} has {len(examples)} examples; {task.label} needs {task.shots} beside each as "
+            "shots"
+        )
     random.Random(ORDER_SEED).shuffle(examples)
     return examples
 

@@ -8,20 +8,43 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from train.data.audit import overlap
-from train.data import tokenizer
-from train.data.audit.overlap import Pool, Scanner, read_tasks
 from settings.declare import SettingsError
+from train.data import tokenizer
+from train.data.audit import overlap
+from train.data.audit.overlap import Pool, Scanner, read_tasks
 from train.data.manifest import DataError
 from train.data.tokenizer import Vocabulary
 
-WORDS = ["apple", "Don't", "naïve", "x-ray", "ÉCOLE", "42", "3.5", "日本", "_name_", "—", "“so”", "end."]
-PLAIN = {"Don't": "dont", "x-ray": "xray", "ÉCOLE": "école", "3.5": "35", "_name_": "name", "—": "", "“so”": "so",
-         "end.": "end"}  # by hand
+WORDS = [
+    "apple",
+    "Don't",
+    "naïve",
+    "x-ray",
+    "ÉCOLE",
+    "42",
+    "3.5",
+    "日本",
+    "_name_",
+    "—",
+    "“so”",
+    "end.",
+]
+PLAIN = {
+    "Don't": "dont",
+    "x-ray": "xray",
+    "ÉCOLE": "école",
+    "3.5": "35",
+    "_name_": "name",
+    "—": "",
+    "“so”": "so",
+    "end.": "end",
+}  # by hand
 
 
 def sentence(rng: random.Random, n: int) -> str:
-    return " ".join(rng.choice(["".join(rng.choices(string.ascii_lowercase, k=5)), *WORDS]) for _ in range(n))
+    return " ".join(
+        rng.choice(["".join(rng.choices(string.ascii_lowercase, k=5)), *WORDS]) for _ in range(n)
+    )
 
 
 def plainly(text: str) -> list[str]:
@@ -31,14 +54,17 @@ def plainly(text: str) -> list[str]:
 
 def tuples(text: str, n: int = 13) -> set[tuple[str, ...]]:
     words = plainly(text)
-    return {tuple(words[i:i + n]) for i in range(len(words) - n + 1)}
+    return {tuple(words[i : i + n]) for i in range(len(words) - n + 1)}
 
 
 @pytest.fixture(scope="module")
 def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Vocabulary:
     rng = random.Random(3)
-    return tokenizer.train((sentence(rng, 50) for _ in range(200)), 400,
-                           tmp_path_factory.mktemp("tokenizer") / "tokenizer.json")
+    return tokenizer.train(
+        (sentence(rng, 50) for _ in range(200)),
+        400,
+        tmp_path_factory.mktemp("tokenizer") / "tokenizer.json",
+    )
 
 
 def write(path: Path, rows: list) -> Path:
@@ -53,7 +79,7 @@ def ids_of(v: Vocabulary, documents: list[str]) -> np.ndarray:
 
 def compared(v: Vocabulary, folder: Path, rows: list, documents: list[str]) -> dict:
     """What documents share with a task of these rows."""
-    task, = read_tasks(str(write(folder / "task.jsonl", rows)))
+    (task,) = read_tasks(str(write(folder / "task.jsonl", rows)))
     scanner = Scanner(v, [task])
     hit = np.zeros(len(scanner.known), dtype=bool)
     hit[scanner.scan(ids_of(v, documents))[1]] = True
@@ -62,20 +88,27 @@ def compared(v: Vocabulary, folder: Path, rows: list, documents: list[str]) -> d
 
 # ---- Words
 
-@pytest.mark.parametrize(("text", "words"), [
-    ("Don't   STOP\tme,\nnow!", ["dont", "stop", "me", "now"]),
-    ("a — b … (c)", ["a", "b", "c"]),
-    ("snake_case x² 3.14", ["snakecase", "x²", "314"]),
-    ("no\u00a0break\u3000space", ["no", "break", "space"]),
-    ("“Größe” ÉCOLE 日本", ["größe", "école", "日本"]),
-    ("[ < { } >", [])])
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("Don't   STOP\tme,\nnow!", ["dont", "stop", "me", "now"]),
+        ("a — b … (c)", ["a", "b", "c"]),
+        ("snake_case x² 3.14", ["snakecase", "x²", "314"]),
+        ("no\u00a0break\u3000space", ["no", "break", "space"]),
+        ("“Größe” ÉCOLE 日本", ["größe", "école", "日本"]),
+        ("[ < { } >", []),
+    ],
+)
 def test_a_word_is_lower_case_without_punctuation(text: str, words: list[str]) -> None:
     assert overlap.words_of(text) == words
 
 
 def test_each_id_spells_what_the_tokenizer_decodes(vocabulary: Vocabulary) -> None:
     spelled = overlap.spellings(vocabulary)
-    text = "".join(map(chr, [*range(1, 700), 0x2014, 0x65E5, 0x1F600])) + " <|endoftext|> " + "é" * 9
+    text = (
+        "".join(map(chr, [*range(1, 700), 0x2014, 0x65E5, 0x1F600])) + " <|endoftext|> " + "é" * 9
+    )
     ids = vocabulary.encode(text)
     assert b"".join(spelled[i] for i in ids).decode() == text == vocabulary.decode(ids)
     assert spelled[vocabulary.end_of_text] == b" \0 "
@@ -84,14 +117,24 @@ def test_each_id_spells_what_the_tokenizer_decodes(vocabulary: Vocabulary) -> No
 
 # ---- What is found
 
-def test_rows_and_grams_found_are_those_of_plain_sets(vocabulary: Vocabulary, tmp_path: Path) -> None:
+
+def test_rows_and_grams_found_are_those_of_plain_sets(
+    vocabulary: Vocabulary, tmp_path: Path
+) -> None:
     rng = random.Random(5)
-    rows = [{"q": sentence(rng, 40), "choices": [sentence(rng, 20), {"deep": sentence(rng, 30)}]} for _ in range(60)]
+    rows = [
+        {"q": sentence(rng, 40), "choices": [sentence(rng, 20), {"deep": sentence(rng, 30)}]}
+        for _ in range(60)
+    ]
     documents = [sentence(rng, 80) for _ in range(40)]
     read = set()
-    for k, row in enumerate(rows):  # each fourth leaks a part of one of its strings, under other punctuation
+    for k, row in enumerate(
+        rows
+    ):  # each fourth leaks a part of one of its strings, under other punctuation
         if k % 4 == 0:
-            leaked = " ".join((row["q"] if k % 8 else row["choices"][1]["deep"]).split()[3:16 + k % 11])  # type: ignore
+            leaked = " ".join(
+                (row["q"] if k % 8 else row["choices"][1]["deep"]).split()[3 : 16 + k % 11]
+            )  # type: ignore
             read |= tuples(documents[k // 2] + " " + leaked)
             documents[k // 2] += " " + leaked.upper().replace(" ", ",\n") + "!"
     read |= {gram for document in documents[1::2] for gram in tuples(document)}
@@ -105,48 +148,81 @@ def test_rows_and_grams_found_are_those_of_plain_sets(vocabulary: Vocabulary, tm
     for example in found["examples"]:
         words = example["text"].split()
         assert len(words) == example["words"] >= 13
-        assert all(tuple(words[i:i + 13]) in grams[example["row"] - 1] & read for i in range(len(words) - 12))
+        assert all(
+            tuple(words[i : i + 13]) in grams[example["row"] - 1] & read
+            for i in range(len(words) - 12)
+        )
     assert len(found["examples"]) == 3 == len({example["row"] for example in found["examples"]})
 
 
-def test_thirteen_words_are_found_and_twelve_are_not(vocabulary: Vocabulary, tmp_path: Path) -> None:
+def test_thirteen_words_are_found_and_twelve_are_not(
+    vocabulary: Vocabulary, tmp_path: Path
+) -> None:
     words = [f"w{i}" for i in range(20)]
     for count, touched in ((13, 1), (12, 0)):
-        found = compared(vocabulary, tmp_path, [" ".join(words)], [" ".join(["a", *words[3:3 + count], "b"])])
+        found = compared(
+            vocabulary, tmp_path, [" ".join(words)], [" ".join(["a", *words[3 : 3 + count], "b"])]
+        )
         assert (found["rows_touched"], found["grams_found"]) == (touched, touched)
         assert [e["text"] for e in found["examples"]] == [" ".join(words[3:16])] * touched
 
 
 def test_no_gram_spans_two_documents_or_two_strings(vocabulary: Vocabulary, tmp_path: Path) -> None:
     words = [f"w{i}" for i in range(26)]
-    assert compared(vocabulary, tmp_path, [" ".join(words)],
-                    [" ".join(words[:12]), " ".join(words[12:24])])["rows_touched"] == 0
-    assert compared(vocabulary, tmp_path, [[" ".join(words[:13]), " ".join(words[13:])]],
-                    [" ".join(words[1:25])])["rows_touched"] == 0
+    assert (
+        compared(
+            vocabulary, tmp_path, [" ".join(words)], [" ".join(words[:12]), " ".join(words[12:24])]
+        )["rows_touched"]
+        == 0
+    )
+    assert (
+        compared(
+            vocabulary,
+            tmp_path,
+            [[" ".join(words[:13]), " ".join(words[13:])]],
+            [" ".join(words[1:25])],
+        )["rows_touched"]
+        == 0
+    )
 
 
-def test_examples_are_the_longest_stretches_of_three_rows(vocabulary: Vocabulary, tmp_path: Path) -> None:
+def test_examples_are_the_longest_stretches_of_three_rows(
+    vocabulary: Vocabulary, tmp_path: Path
+) -> None:
     """A stretch ends with its string, though the next one is shared too."""
-    rows = [[" ".join(f"r{k}x{i}" for i in range(20)), " ".join(f"r{k}y{i}" for i in range(20))] for k in range(5)]
+    rows = [
+        [" ".join(f"r{k}x{i}" for i in range(20)), " ".join(f"r{k}y{i}" for i in range(20))]
+        for k in range(5)
+    ]
     lengths = ((14, 13), (20, 20), (16, 0), (18, 17), (13, 0))
-    documents = [" ".join(text.split()[20 - n:]) for texts, ns in zip(rows, lengths, strict=True)
-                 for text, n in zip(texts, ns, strict=True)]
+    documents = [
+        " ".join(text.split()[20 - n :])
+        for texts, ns in zip(rows, lengths, strict=True)
+        for text, n in zip(texts, ns, strict=True)
+    ]
     found = compared(vocabulary, tmp_path, rows, documents)
     assert [(e["row"], e["words"]) for e in found["examples"]] == [(2, 20), (4, 18), (3, 16)]
     assert [e["text"] for e in found["examples"]] == [documents[2], documents[6], documents[4]]
 
 
-def test_short_rows_are_compared_whole_or_said_not_to_be(vocabulary: Vocabulary, tmp_path: Path) -> None:
+def test_short_rows_are_compared_whole_or_said_not_to_be(
+    vocabulary: Vocabulary, tmp_path: Path
+) -> None:
     words = [f"w{i}" for i in range(40)]
-    rows = [{"q": " ".join(words[:8])},                                   # 8: as a whole
-            {"q": " ".join(words[8:15])},                                 # 7: not at all
-            {"q": " ".join(words[:9]), "gold": 3},                        # 9, of which 8 are in the source
-            {"q": " ".join(words[15:20]), "a": " ".join(words[20:25])},   # 5 + 5: as a whole
-            {"q": " ".join(words[20:33]), "a": " ".join(words[33:40])},   # a string of 13
-            7, None]
-    task, = read_tasks(str(write(tmp_path / "task.jsonl", rows)))
+    rows = [
+        {"q": " ".join(words[:8])},  # 8: as a whole
+        {"q": " ".join(words[8:15])},  # 7: not at all
+        {"q": " ".join(words[:9]), "gold": 3},  # 9, of which 8 are in the source
+        {"q": " ".join(words[15:20]), "a": " ".join(words[20:25])},  # 5 + 5: as a whole
+        {"q": " ".join(words[20:33]), "a": " ".join(words[33:40])},  # a string of 13
+        7,
+        None,
+    ]
+    (task,) = read_tasks(str(write(tmp_path / "task.jsonl", rows)))
     assert (task.rows, task.short, task.incomparable) == (7, 6, 3)
-    found = compared(vocabulary, tmp_path, rows, [" ".join(words[:8]), "x " + " ".join(words[8:25])])
+    found = compared(
+        vocabulary, tmp_path, rows, [" ".join(words[:8]), "x " + " ".join(words[8:25])]
+    )
     assert found["rows_touched"] == 2
     assert {(e["row"], e["words"]) for e in found["examples"]} == {(1, 8), (4, 10)}
 
@@ -154,7 +230,7 @@ def test_short_rows_are_compared_whole_or_said_not_to_be(vocabulary: Vocabulary,
 def test_several_processes_find_what_one_does(vocabulary: Vocabulary, tmp_path: Path) -> None:
     rng = random.Random(9)
     rows = [sentence(rng, 30) for _ in range(20)]
-    task, = read_tasks(str(write(tmp_path / "task.jsonl", rows)))
+    (task,) = read_tasks(str(write(tmp_path / "task.jsonl", rows)))
     chunks = [ids_of(vocabulary, [rows[k] if k % 3 else sentence(rng, 30)]) for k in range(20)]
     results = []
     for cores in (1, 2):
@@ -167,19 +243,31 @@ def test_several_processes_find_what_one_does(vocabulary: Vocabulary, tmp_path: 
 
 # ---- Tasks on disk
 
+
 def test_folders_and_files_are_read_once_and_named_by_their_stem(tmp_path: Path) -> None:
     text = sentence(random.Random(1), 30)
     for name in ("core/qa/boolq.jsonl", "core/qa/piqa.jsonl", "small/qa/boolq.jsonl"):
         write(tmp_path / name, [text])
     (tmp_path / "core" / "notes.txt").write_text("no task")
-    names = [task.name for task in read_tasks(f"{tmp_path}/core,{tmp_path}/core/qa/piqa.jsonl,{tmp_path}/small")]
+    names = [
+        task.name
+        for task in read_tasks(f"{tmp_path}/core,{tmp_path}/core/qa/piqa.jsonl,{tmp_path}/small")
+    ]
     assert names == ["core/qa/boolq", "piqa", "small/qa/boolq"]
 
 
-@pytest.mark.parametrize(("content", "says"), [
-    (b'{"q": "a"}\n<?xml version="1.0"?>\n', "row 2: not JSON"), (b'"\xff"\n', "row 1: not JSON"),
-    (b'{"q": "half a', "row 1: not JSON"), (b"\n", "holds no row")])
-def test_a_damaged_task_is_refused_by_file_and_row(tmp_path: Path, content: bytes, says: str) -> None:
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b'{"q": "a"}\n<?xml version="1.0"?>\n', "row 2: not JSON"),
+        (b'"\xff"\n', "row 1: not JSON"),
+        (b'{"q": "half a', "row 1: not JSON"),
+        (b"\n", "holds no row"),
+    ],
+)
+def test_a_damaged_task_is_refused_by_file_and_row(
+    tmp_path: Path, content: bytes, says: str
+) -> None:
     (tmp_path / "t.jsonl").write_bytes(content)
     with pytest.raises(DataError, match=rf"{tmp_path}/t\.jsonl.*{says}.*REPORT_TASKS"):
         read_tasks(str(tmp_path))
@@ -189,5 +277,7 @@ def test_every_path_without_tasks_is_named(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(SettingsError) as refused:
         read_tasks(f"{tmp_path}/absent,{tmp_path}/empty")
-    assert [p.split(",")[0] for p in refused.value.problems] == [f"REPORT_TASKS names {tmp_path}/absent",
-                                                                f"REPORT_TASKS names {tmp_path}/empty"]
+    assert [p.split(",")[0] for p in refused.value.problems] == [
+        f"REPORT_TASKS names {tmp_path}/absent",
+        f"REPORT_TASKS names {tmp_path}/empty",
+    ]

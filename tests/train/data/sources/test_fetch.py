@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
+from settings.declare import ROOT
 from tests.faults.hub import PAGE, REVISION, Hub, Repository, hub, questions
 from train.data.sources import fetch, pin
 from train.data.sources import hub as asking
 from train.data.sources.fetch import Files
 from train.data.sources.pin import File, Pinned
 from train.data.sources.source import CorpusError, Source
-from settings.declare import ROOT
 
 # ---- Files here
 
@@ -27,7 +27,9 @@ from settings.declare import ROOT
 def papers(tmp_path: Path) -> Pinned:
     for name in "abc":
         (tmp_path / f"{name}.jsonl").write_text(f'{{"text": "{name}"}}\n')
-    return pin.pin(Source("papers", "files", 0.2, files=(str(tmp_path / "*.jsonl"),)), tmp_path / "data")
+    return pin.pin(
+        Source("papers", "files", 0.2, files=(str(tmp_path / "*.jsonl"),)), tmp_path / "data"
+    )
 
 
 def test_a_file_here_is_where_it_was_and_stays(tmp_path: Path, papers: Pinned) -> None:
@@ -42,27 +44,46 @@ def test_a_file_here_is_where_it_was_and_stays(tmp_path: Path, papers: Pinned) -
 
 
 @pytest.mark.fault(10, 11)
-def test_a_file_here_that_changed_or_went_is_named_with_what_was_expected(tmp_path: Path, papers: Pinned) -> None:
+def test_a_file_here_that_changed_or_went_is_named_with_what_was_expected(
+    tmp_path: Path, papers: Pinned
+) -> None:
     files = Files(papers, tmp_path / "data")
     (tmp_path / "a.jsonl").write_text('{"text": "A"}\n')
     (tmp_path / "b.jsonl").write_text("<html>")
     (tmp_path / "c.jsonl").unlink()
-    with pytest.raises(CorpusError, match=r"a\.jsonl: its hash is xxh3:.*, not xxh3:.* it changed since papers was"):
+    with pytest.raises(
+        CorpusError, match=r"a\.jsonl: its hash is xxh3:.*, not xxh3:.* it changed since papers was"
+    ):
         files.path(0)
-    with pytest.raises(CorpusError, match=r"b\.jsonl: 6 bytes, not 14 \(a web or error page, it starts with b'<html"):
+    with pytest.raises(
+        CorpusError,
+        match=r"b\.jsonl: 6 bytes, not 14 \(a web or error page, it starts with b'<html",
+    ):
         files.path(1)
-    with pytest.raises(CorpusError, match=r"c\.jsonl: cannot be read \(No such file or directory\).* run: make data"):
+    with pytest.raises(
+        CorpusError,
+        match=r"c\.jsonl: cannot be read \(No such file or directory\).* run: make data",
+    ):
         files.path(2)
 
 
 def test_what_is_no_data_is_known_by_its_start() -> None:
-    for start in (b"<!DOCTYPE html>", b"\xef\xbb\xbf\n<!doctype HTML>", b"<HTML>", b"<?xml version", b"<Error><Code>"):
+    for start in (
+        b"<!DOCTYPE html>",
+        b"\xef\xbb\xbf\n<!doctype HTML>",
+        b"<HTML>",
+        b"<?xml version",
+        b"<Error><Code>",
+    ):
         assert fetch.foreign(start) == "a web or error page"
     assert "git-lfs pointer" in fetch.foreign(b"version https://git-lfs.github.com/spec/v1\n")
-    assert [fetch.foreign(start) for start in (b"", b"PAR1", b'{"text": "<html>"}', b"<3 is a heart")] == [""] * 4
+    assert [
+        fetch.foreign(start) for start in (b"", b"PAR1", b'{"text": "<html>"}', b"<3 is a heart")
+    ] == [""] * 4
 
 
 # ---- Downloads, without a hub
+
 
 def three(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, get: Any) -> Files:
     """Three files of a hub source; get(self, i) instead of the download."""
@@ -71,7 +92,9 @@ def three(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, get: Any) -> Files:
     return Files(Pinned(Source("x", "hub", 0.1, repository="a/b"), REVISION, listed), tmp_path)
 
 
-def test_one_file_at_most_is_downloaded_ahead_and_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_file_at_most_is_downloaded_ahead_and_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     begun, go = [], threading.Event()
 
     def get(self: Files, i: int) -> Path:
@@ -90,7 +113,8 @@ def test_one_file_at_most_is_downloaded_ahead_and_waited_for(tmp_path: Path, mon
 
 
 def test_a_download_for_a_place_that_is_left_does_not_hold_up_those_of_another(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     begun, started, go = [], threading.Event(), threading.Event()
 
     def get(self: Files, i: int) -> Path:
@@ -108,8 +132,9 @@ def test_a_download_for_a_place_that_is_left_does_not_hold_up_those_of_another(
     go.set()
 
 
-def test_the_error_of_a_download_ahead_is_raised_where_the_file_is_asked_for(tmp_path: Path,
-                                                                           monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_of_a_download_ahead_is_raised_where_the_file_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def get(self: Files, i: int) -> Path:
         raise CorpusError(f"no {i}")
 
@@ -123,6 +148,7 @@ def test_the_error_of_a_download_ahead_is_raised_where_the_file_is_asked_for(tmp
 
 
 # ---- The rules of asking, without a hub
+
 
 @pytest.fixture
 def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
@@ -153,7 +179,10 @@ def came_from(error: Exception, root: Exception) -> Exception:
 
 @pytest.mark.fault(12)
 def test_pauses_grow_with_jitter_and_are_bounded_in_number_and_time(slept: list[float]) -> None:
-    with pytest.raises(CorpusError, match=r"the hub does not give it: it answers 500; asked \d times in \d+ s; check"):
+    with pytest.raises(
+        CorpusError,
+        match=r"the hub does not give it: it answers 500; asked \d times in \d+ s; check",
+    ):
         asking.ask("a/b", "it", failing(asking.Again("it answers 500")))
     assert 5 <= len(slept) <= asking.TRIES - 1 and sum(slept) <= asking.TOTAL_S
     for k, pause in enumerate(slept):
@@ -163,32 +192,67 @@ def test_pauses_grow_with_jitter_and_are_bounded_in_number_and_time(slept: list[
 
 @pytest.mark.fault(12)
 def test_the_hubs_own_wait_is_honoured_and_refused_when_it_is_too_long(slept: list[float]) -> None:
-    assert asking.ask("a/b", "it", failing(asking.Again("it answers 429", after_s=30), times=2)) == "answer"
+    assert (
+        asking.ask("a/b", "it", failing(asking.Again("it answers 429", after_s=30), times=2))
+        == "answer"
+    )
     assert slept == [30, 30]
-    with pytest.raises(CorpusError, match="it answers 429, and it asks to wait 3600 s; asked 1 times"):
+    with pytest.raises(
+        CorpusError, match="it answers 429, and it asks to wait 3600 s; asked 1 times"
+    ):
         asking.ask("a/b", "it", failing(asking.Again("it answers 429", after_s=3600)))
     assert slept == [30, 30]
 
 
 @pytest.mark.fault(12)
-@pytest.mark.parametrize(("error", "said"), [
-    (OSError(28, "No space left on device"), "cannot keep it: .*No space left on device; make room"),
-    (ValueError("no such thing"), "cannot use it: ValueError: no such thing; check the source's repository"),
-    (FileNotFoundError("no data files"), "cannot use it: FileNotFoundError: no data files; check the source's"),
-    (asking.Late("no whole answer came within 90 s"), "no whole answer came within 90 s; asked 1 times")])
-def test_what_asking_again_cannot_help_is_not_asked_again(slept: list[float], error: Exception, said: str) -> None:
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            OSError(28, "No space left on device"),
+            "cannot keep it: .*No space left on device; make room",
+        ),
+        (
+            ValueError("no such thing"),
+            "cannot use it: ValueError: no such thing; check the source's repository",
+        ),
+        (
+            FileNotFoundError("no data files"),
+            "cannot use it: FileNotFoundError: no data files; check the source's",
+        ),
+        (
+            asking.Late("no whole answer came within 90 s"),
+            "no whole answer came within 90 s; asked 1 times",
+        ),
+    ],
+)
+def test_what_asking_again_cannot_help_is_not_asked_again(
+    slept: list[float], error: Exception, said: str
+) -> None:
     with pytest.raises(CorpusError, match=said):
         asking.ask("a/b", "it", failing(error))
     with pytest.raises(CorpusError, match=said):
-        asking.ask("a/b", "it", failing(came_from(KeyError("x"), error) if isinstance(error, ValueError) else error))
+        asking.ask(
+            "a/b",
+            "it",
+            failing(came_from(KeyError("x"), error) if isinstance(error, ValueError) else error),
+        )
     assert slept == []
 
 
 @pytest.mark.fault(12)
-@pytest.mark.parametrize("error", [ConnectionError("refused"), TimeoutError(), OSError("short"), RuntimeError("xet"),
-                                   json.JSONDecodeError("no JSON", "<html>", 0),
-                                   came_from(ValueError("see above"), ConnectionError("refused")),
-                                   came_from(FileNotFoundError("not here either"), TimeoutError("silence"))])
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConnectionError("refused"),
+        TimeoutError(),
+        OSError("short"),
+        RuntimeError("xet"),
+        json.JSONDecodeError("no JSON", "<html>", 0),
+        came_from(ValueError("see above"), ConnectionError("refused")),
+        came_from(FileNotFoundError("not here either"), TimeoutError("silence")),
+    ],
+)
 def test_what_may_pass_is_asked_again(slept: list[float], error: Exception) -> None:
     assert asking.ask("a/b", "it", failing(error, times=2)) == "answer"
     assert len(slept) == 2
@@ -228,23 +292,33 @@ FAST = {"FIRST_PAUSE_S": 0.01, "TRIES": 4}
 TRAIN = f"/resolve/{REVISION}/train.jsonl.gz"
 
 
-def repositories(*manners: str, retry_after: int | None = None, files: dict[str, bytes] | None = None) \
-        -> dict[str, Repository]:
+def repositories(
+    *manners: str, retry_after: int | None = None, files: dict[str, bytes] | None = None
+) -> dict[str, Repository]:
     """A data set for each manner, "500 file*2" for twice: named a/500-file-2."""
     made = {}
     for manner in manners:
         words, _, times = manner.partition("*")
         content = files or {"train.jsonl.gz": gzip.compress(questions(), mtime=0)}
-        made[f"a/{manner.replace(' ', '-').replace('*', '-')}"] = Repository(content, words, int(times or 1000),
-                                                                            retry_after)
+        made[f"a/{manner.replace(' ', '-').replace('*', '-')}"] = Repository(
+            content, words, int(times or 1000), retry_after
+        )
     return made
 
 
-def get(server: Hub, folder: Path, constants: dict[str, float]) -> tuple[dict[str, tuple[Any, float, list]], str]:
+def get(
+    server: Hub, folder: Path, constants: dict[str, float]
+) -> tuple[dict[str, tuple[Any, float, list]], str]:
     """What each of the hub's data sets gave: (documents or error, seconds, files left); and the log."""
-    out = subprocess.run([sys.executable, "-c", GET, folder, json.dumps(constants), *server.repositories], cwd=ROOT,
-                         env=os.environ | server.environment(folder), text=True, capture_output=True, timeout=120,
-                         check=False)
+    out = subprocess.run(
+        [sys.executable, "-c", GET, folder, json.dumps(constants), *server.repositories],
+        cwd=ROOT,
+        env=os.environ | server.environment(folder),
+        text=True,
+        capture_output=True,
+        timeout=120,
+        check=False,
+    )
     assert out.returncode == 0 and "Traceback" not in out.stderr, out.stderr
     return json.loads(out.stdout), out.stderr
 
@@ -255,15 +329,25 @@ def left_nothing(left: list[str]) -> bool:
 
 @pytest.mark.fault(12)
 def test_what_is_refused_is_not_asked_for_again_and_named_with_the_remedy(tmp_path: Path) -> None:
-    manners = [f"{manner} {at}" for manner in ("401", "403", "404", "gated") for at in ("about", "file", "head file")]
+    manners = [
+        f"{manner} {at}"
+        for manner in ("401", "403", "404", "gated")
+        for at in ("about", "file", "head file")
+    ]
     with hub(repositories=repositories(*manners)) as server:
         found, log = get(server, tmp_path, FAST)
         for name, repository in server.repositories.items():
             said, seconds, left = found[name]
-            asked = {"about": f"GET /api/datasets/{name}", "file": f"GET /datasets/{name}{TRAIN}",
-                     "head file": f"HEAD /datasets/{name}{TRAIN}"}[repository.manner.partition(" ")[2]]
+            asked = {
+                "about": f"GET /api/datasets/{name}",
+                "file": f"GET /datasets/{name}{TRAIN}",
+                "head file": f"HEAD /datasets/{name}{TRAIN}",
+            }[repository.manner.partition(" ")[2]]
             assert repository.requests.count(asked) == 1, (name, repository.requests)
-            assert said.startswith("CorpusError: ") and f"https://huggingface.co/datasets/{name}" in said, said
+            assert (
+                said.startswith("CorpusError: ")
+                and f"https://huggingface.co/datasets/{name}" in said
+            ), said
             assert "set HF_TOKEN" in said and "accept the licence" in said and "\n" not in said
             assert ("gated" in said.replace(name, "")) == repository.manner.startswith("gated")
             assert repository.manner.startswith("gated") or f"({repository.manner[:3]}" in said
@@ -273,15 +357,22 @@ def test_what_is_refused_is_not_asked_for_again_and_named_with_the_remedy(tmp_pa
 
 @pytest.mark.fault(12)
 def test_what_fails_for_a_moment_is_asked_for_again(tmp_path: Path) -> None:
-    manners = [f"{manner} {at}*2" for manner in ("429", "500", "503", "408", "page")
-               for at in ("about", "file", "head file")]
+    manners = [
+        f"{manner} {at}*2"
+        for manner in ("429", "500", "503", "408", "page")
+        for at in ("about", "file", "head file")
+    ]
     with hub(repositories=repositories(*manners, "wrong file*2", "short file*1", "good")) as server:
         found, log = get(server, tmp_path, FAST)
         for name, repository in server.repositories.items():
             said, _, left = found[name]
             assert said == 60 and left_nothing(left), (name, said, left)
             if not repository.manner.startswith(("short", "good")):
-                lines = [line for line in log.splitlines() if f"of {name}" in line and "asking again in" in line]
+                lines = [
+                    line
+                    for line in log.splitlines()
+                    if f"of {name}" in line and "asking again in" in line
+                ]
                 assert len(lines) == 2, (name, log)
         assert "web page comes instead (72 bytes, it starts with b'<!DOCTYPE" in log
         assert server.repositories["a/good"].requests.count(f"GET /datasets/a/good{TRAIN}") == 1
@@ -289,16 +380,29 @@ def test_what_fails_for_a_moment_is_asked_for_again(tmp_path: Path) -> None:
 
 @pytest.mark.fault(12)
 def test_what_goes_on_failing_is_given_up_with_its_last_cause(tmp_path: Path) -> None:
-    with hub(repositories=repositories("500 about", "429 file", "page file", "wrong file", "503 head file")) as server:
+    with hub(
+        repositories=repositories(
+            "500 about", "429 file", "page file", "wrong file", "503 head file"
+        )
+    ) as server:
         found, _ = get(server, tmp_path, FAST)
-        for name, said in {"a/500-about": "it answers 500", "a/429-file": "it answers 429",
-                           "a/page-file": f"a web page comes instead ({len(PAGE)} bytes, it starts with b'<!DOCTYPE",
-                           "a/wrong-file": "its hash is sha256:", "a/503-head-file": "it answers 503"}.items():
+        for name, said in {
+            "a/500-about": "it answers 500",
+            "a/429-file": "it answers 429",
+            "a/page-file": f"a web page comes instead ({len(PAGE)} bytes, it starts with b'<!DOCTYPE",
+            "a/wrong-file": "its hash is sha256:",
+            "a/503-head-file": "it answers 503",
+        }.items():
             message, seconds, left = found[name]
-            assert message.split(": ", 1)[1].startswith("the hub does not give ") and said in message, message
+            assert (
+                message.split(": ", 1)[1].startswith("the hub does not give ") and said in message
+            ), message
             assert "asked 4 times in" in message and "check the network" in message and seconds < 60
             assert left_nothing(left), left
-        assert server.repositories["a/429-file"].requests.count(f"GET /datasets/a/429-file{TRAIN}") == 4
+        assert (
+            server.repositories["a/429-file"].requests.count(f"GET /datasets/a/429-file{TRAIN}")
+            == 4
+        )
         assert server.repositories["a/500-about"].requests == ["GET /api/datasets/a/500-about"] * 4
 
 
@@ -309,18 +413,24 @@ def test_retry_after_is_waited_for(tmp_path: Path) -> None:
         assert all(said == 60 and seconds >= 1 for said, seconds, _ in found.values()), found
     with hub(repositories=repositories("429 about", "429 file", retry_after=3600)) as server:
         found, _ = get(server, tmp_path, FAST)
-        assert all("it asks to wait 3600 s; asked 1 times" in said and seconds < 60
-                   for said, seconds, _ in found.values()), found
+        assert all(
+            "it asks to wait 3600 s; asked 1 times" in said and seconds < 60
+            for said, seconds, _ in found.values()
+        ), found
 
 
 @pytest.mark.slow
 @pytest.mark.fault(12)
 def test_silence_and_bodies_that_stay_short_are_given_up_in_time(tmp_path: Path) -> None:
-    with hub(repositories=repositories("hangs about", "hangs file", "hangs head file", "short file")) as server:
+    with hub(
+        repositories=repositories("hangs about", "hangs file", "hangs head file", "short file")
+    ) as server:
         found, _ = get(server, tmp_path, FAST | {"SILENCE_S": 0.3, "TOTAL_S": 3.0})
         for said, seconds, left in found.values():
             said = said.split(": ", 1)[1]
-            assert said.startswith("the hub does not give") and seconds < 20 and left_nothing(left), found
+            assert (
+                said.startswith("the hub does not give") and seconds < 20 and left_nothing(left)
+            ), found
     with hub(repositories=repositories("slow file*1", "slow about*1")) as server:
         found, _ = get(server, tmp_path / "slow", FAST)
         assert all(said == 60 for said, _, _ in found.values()), found
@@ -330,14 +440,23 @@ def test_silence_and_bodies_that_stay_short_are_given_up_in_time(tmp_path: Path)
 def test_no_hub_at_all_is_a_network_to_check(tmp_path: Path) -> None:
     with hub(repositories=repositories("good")) as server:
         environment = server.environment(tmp_path)
-    out = subprocess.run([sys.executable, "-c", GET, tmp_path, json.dumps(FAST), "a/good"], cwd=ROOT, text=True,
-                         env=os.environ | environment, capture_output=True, timeout=120, check=False)
+    out = subprocess.run(
+        [sys.executable, "-c", GET, tmp_path, json.dumps(FAST), "a/good"],
+        cwd=ROOT,
+        text=True,
+        env=os.environ | environment,
+        capture_output=True,
+        timeout=120,
+        check=False,
+    )
     said, seconds, _ = json.loads(out.stdout)["a/good"]
     assert "Connection refused" in said and "check the network" in said and seconds < 50
 
 
 @pytest.mark.fault(12)
-def test_a_file_that_was_left_here_is_used_if_it_is_right_and_halves_are_deleted(tmp_path: Path) -> None:
+def test_a_file_that_was_left_here_is_used_if_it_is_right_and_halves_are_deleted(
+    tmp_path: Path,
+) -> None:
     content = {"train.jsonl.gz": gzip.compress(questions(), mtime=0)}
     with hub(repositories=repositories("good", files=content)) as server:
         folder = tmp_path / "a-good" / "downloads" / REVISION[:12]
@@ -347,10 +466,17 @@ def test_a_file_that_was_left_here_is_used_if_it_is_right_and_halves_are_deleted
             half.write_bytes(b"half")
             (folder / "train.jsonl.gz").write_bytes(left)
             found, _ = get(server, tmp_path, FAST)
-            assert found["a/good"][0] == 60 and server.requests.count(f"GET /datasets/a/good{TRAIN}") == asked
+            assert (
+                found["a/good"][0] == 60
+                and server.requests.count(f"GET /datasets/a/good{TRAIN}") == asked
+            )
             assert not folder.exists()
             half.parent.mkdir(parents=True)
         half.write_bytes(b"half")
-        Files(Pinned(Source("a-good", "hub", 0.1), REVISION, (File("train.jsonl.gz", 1, "sha256:0"),)),
-              tmp_path / "a-good")
+        Files(
+            Pinned(
+                Source("a-good", "hub", 0.1), REVISION, (File("train.jsonl.gz", 1, "sha256:0"),)
+            ),
+            tmp_path / "a-good",
+        )
         assert half.parent.exists() and not half.exists()

@@ -11,15 +11,17 @@ from pathlib import Path
 import pytest
 import xxhash
 
+from settings.declare import ROOT
 from tests.faults.hub import REVISION, Hub, Repository, hub
 from train.data.sources import pin
 from train.data.sources.pin import File, Pinned
 from train.data.sources.source import CorpusError, Source
-from settings.declare import ROOT
 
 
 def papers(folder: Path, *patterns: str) -> Source:
-    return Source("papers", "files", 0.2, files=tuple(str(folder / pattern) for pattern in patterns))
+    return Source(
+        "papers", "files", 0.2, files=tuple(str(folder / pattern) for pattern in patterns)
+    )
 
 
 @pytest.fixture
@@ -32,12 +34,15 @@ def folder(tmp_path: Path) -> Path:
 
 # ---- Files here
 
+
 def test_globs_give_each_file_once_in_order_with_size_and_hash(folder: Path) -> None:
     s = papers(folder, "b.jsonl", "**/*.jsonl", "a/*")
     p = pin.pin(s, folder / "data")
     names = ["a/c.jsonl", "a/d.jsonl", "a/e.txt", "b.jsonl"]
-    assert p.files == tuple(File(str(folder / name), len(name), "xxh3:" + xxhash.xxh3_128(name.encode()).hexdigest())
-                            for name in names)
+    assert p.files == tuple(
+        File(str(folder / name), len(name), "xxh3:" + xxhash.xxh3_128(name.encode()).hexdigest())
+        for name in names
+    )
     assert p.revision.startswith("local-") and p.key == f"{p.revision[:12]}-{s.identity}"
     assert pin.pinned(s, folder / "data") == p == pin.pin(s, folder / "data")
 
@@ -48,8 +53,11 @@ def test_names_stay_as_they_were_given(folder: Path, monkeypatch: pytest.MonkeyP
     s = Source("papers", "files", 0.2, files=("a/*.jsonl", "~/b.jsonl"))
     p = pin.pin(s, folder / "data")
     assert [file.name for file in p.files] == ["a/c.jsonl", "a/d.jsonl", "~/b.jsonl"]
-    assert [pin.local_path(s, file.name) for file in p.files] == \
-        [folder / "a/c.jsonl", folder / "a/d.jsonl", folder / "b.jsonl"]
+    assert [pin.local_path(s, file.name) for file in p.files] == [
+        folder / "a/c.jsonl",
+        folder / "a/d.jsonl",
+        folder / "b.jsonl",
+    ]
 
 
 def test_a_local_revision_is_that_of_names_sizes_and_contents(folder: Path) -> None:
@@ -66,8 +74,9 @@ def test_a_local_revision_is_that_of_names_sizes_and_contents(folder: Path) -> N
     assert len(seen | {last.revision}) == 4 and pin.pinned(s, folder / "data") == last
 
 
-def test_a_file_is_hashed_again_only_when_its_size_or_time_changed(folder: Path,
-                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_hashed_again_only_when_its_size_or_time_changed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hashed, real = [], pin.digest_of
 
     def digest_of(path: Path, kind: str) -> str:
@@ -90,7 +99,9 @@ def test_a_file_is_hashed_again_only_when_its_size_or_time_changed(folder: Path,
 
 
 def test_what_matches_no_file_is_named(folder: Path) -> None:
-    with pytest.raises(CorpusError, match=r"papers: no file matches '.*x\*' \(looked for .*x\*\); check files"):
+    with pytest.raises(
+        CorpusError, match=r"papers: no file matches '.*x\*' \(looked for .*x\*\); check files"
+    ):
         pin.pin(papers(folder, "b.jsonl", "x*"), folder / "data")
     with pytest.raises(CorpusError, match="no file matches"):
         pin.pin(papers(folder, "a"), folder / "data")  # a folder
@@ -103,12 +114,16 @@ def test_the_embedded_corpus_is_pinned_by_the_interpreters_version(tmp_path: Pat
     names = [file.name for file in p.files]
     assert p.revision == "{}.{}.{}".format(*sys.version_info) and names == sorted(set(names))
     assert {"os.py", "json/decoder.py", "asyncio/events.py"} <= set(names)
-    assert not [n for n in names if {"test", "tests", "site-packages", "__pycache__"} & set(n.split("/"))]
+    assert not [
+        n for n in names if {"test", "tests", "site-packages", "__pycache__"} & set(n.split("/"))
+    ]
     assert 5e6 < sum(file.bytes for file in p.files) < 50e6  # 12 MB with 3.11
     assert pin.pinned(s, tmp_path) == p
 
 
-def test_an_interpreter_without_source_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interpreter_without_source_is_told_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(pin, "stdlib_root", lambda: tmp_path)
     with pytest.raises(CorpusError, match=r"holds no Python source.*DATA_MIX") as raised:
         pin.pin(Source("python-stdlib", "stdlib", 0.05), tmp_path / "data")
@@ -117,8 +132,11 @@ def test_an_interpreter_without_source_is_told_so(tmp_path: Path, monkeypatch: p
 
 # ---- The written pin
 
+
 def test_a_source_that_was_never_prepared_is_told_how_to(tmp_path: Path) -> None:
-    with pytest.raises(CorpusError, match=r"pin-.*\.json: there is no such file.*prepare the data with: make data"):
+    with pytest.raises(
+        CorpusError, match=r"pin-.*\.json: there is no such file.*prepare the data with: make data"
+    ):
         pin.pinned(papers(tmp_path, "x"), tmp_path)
 
 
@@ -127,25 +145,35 @@ def test_a_pin_that_is_damaged_is_named(folder: Path, damage: str) -> None:
     s = papers(folder, "b.jsonl")
     pin.pin(s, folder / "data")
     path = pin.pin_path(s, folder / "data")
-    content = {"half": path.read_text()[:-20], "other": path.read_text().replace(s.identity, "0" * 8)}
+    content = {
+        "half": path.read_text()[:-20],
+        "other": path.read_text().replace(s.identity, "0" * 8),
+    }
     path.write_text(content.get(damage, damage))
-    with pytest.raises(CorpusError, match=f"{path}: not the pin of a source .*; delete it and run: make data"):
+    with pytest.raises(
+        CorpusError, match=f"{path}: not the pin of a source .*; delete it and run: make data"
+    ):
         pin.pinned(s, folder / "data")
 
 
-def test_a_pin_is_written_whole_or_not_at_all(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pin_is_written_whole_or_not_at_all(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     s = papers(folder, "b.jsonl")
     first = pin.pin(s, folder / "data")
     (folder / "b.jsonl").write_text("longer than it was")
-    monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    monkeypatch.setattr(
+        os, "fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device"))
+    )
     with pytest.raises(OSError, match="No space"):
         pin.pin(s, folder / "data")
     assert pin.pinned(s, folder / "data") == first
     assert not [path for path in (folder / "data").iterdir() if ".tmp" in path.name]
 
 
-def test_another_revision_in_the_declaration_asks_for_another_pin(tmp_path: Path,
-                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_revision_in_the_declaration_asks_for_another_pin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     s = Source("x", "hub", 0.1, repository="a/b", revision="0" * 40)
     made = []
 
@@ -157,10 +185,15 @@ def test_another_revision_in_the_declaration_asks_for_another_pin(tmp_path: Path
     assert pin.pin(s, tmp_path).revision == "0" * 40 and len(made) == 1
     assert pin.pin(s, tmp_path).revision == "0" * 40 and len(made) == 1
     other = dataclasses.replace(s, revision="1" * 40)
-    with pytest.raises(CorpusError, match="pins x at 000000000000, but its source says revision = 111111111111; "):
+    with pytest.raises(
+        CorpusError, match="pins x at 000000000000, but its source says revision = 111111111111; "
+    ):
         pin.pinned(other, tmp_path)
     assert pin.pin(other, tmp_path).revision == "1" * 40 and len(made) == 2
-    assert pin.pin(dataclasses.replace(s, revision=""), tmp_path).revision == "1" * 40 and len(made) == 2
+    assert (
+        pin.pin(dataclasses.replace(s, revision=""), tmp_path).revision == "1" * 40
+        and len(made) == 2
+    )
 
 
 # ---- On the hub
@@ -198,36 +231,80 @@ configs:
 
 
 def ask(server: Hub, folder: Path, *sources: dict[str, str]) -> list:
-    out = subprocess.run([sys.executable, "-c", ASK, folder, json.dumps(sources)], cwd=ROOT, text=True,
-                         env=os.environ | server.environment(folder), capture_output=True, timeout=120, check=False)
+    out = subprocess.run(
+        [sys.executable, "-c", ASK, folder, json.dumps(sources)],
+        cwd=ROOT,
+        text=True,
+        env=os.environ | server.environment(folder),
+        capture_output=True,
+        timeout=120,
+        check=False,
+    )
     assert out.returncode == 0, out.stderr
     return json.loads(out.stdout)
 
 
-def test_the_files_of_a_config_and_split_are_pinned_with_what_the_hub_says_of_them(tmp_path: Path) -> None:
-    files = {"README.md": CARD, "one/train-1.jsonl": b"b" * 5, "one/train-0.jsonl": b"a" * 3, "one/test.jsonl": b"t",
-             "two/x.parquet": b"PAR1" * 10, "other.txt": b"o"}
+def test_the_files_of_a_config_and_split_are_pinned_with_what_the_hub_says_of_them(
+    tmp_path: Path,
+) -> None:
+    files = {
+        "README.md": CARD,
+        "one/train-1.jsonl": b"b" * 5,
+        "one/train-0.jsonl": b"a" * 3,
+        "one/test.jsonl": b"t",
+        "two/x.parquet": b"PAR1" * 10,
+        "other.txt": b"o",
+    }
     plain = {"train.jsonl": b"1", "test.jsonl": b"2"}
-    with hub(repositories={"a/many": Repository(files), "a/plain": Repository(plain),
-                           "a/none": Repository({"README.md": b"hello"})}) as server:
+    with hub(
+        repositories={
+            "a/many": Repository(files),
+            "a/plain": Repository(plain),
+            "a/none": Repository({"README.md": b"hello"}),
+        }
+    ) as server:
         one, two, test, missing, none, split, current, revised, config, empty = ask(
-            server, tmp_path, *({"repository": "a/many"} | keys for keys in (
-                {"config": "one"}, {"config": "two"}, {"config": "one", "split": "test"}, {"config": "three"}, {},
-                {"config": "one", "split": "validation"})), {"repository": "a/plain"},
-            {"repository": "a/plain", "revision": REVISION}, {"repository": "a/plain", "config": "x"},
-            {"repository": "a/none"})
+            server,
+            tmp_path,
+            *(
+                {"repository": "a/many"} | keys
+                for keys in (
+                    {"config": "one"},
+                    {"config": "two"},
+                    {"config": "one", "split": "test"},
+                    {"config": "three"},
+                    {},
+                    {"config": "one", "split": "validation"},
+                )
+            ),
+            {"repository": "a/plain"},
+            {"repository": "a/plain", "revision": REVISION},
+            {"repository": "a/plain", "config": "x"},
+            {"repository": "a/none"},
+        )
 
         def git(content: bytes) -> str:
             return "git-sha1:" + hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
-        assert one == [REVISION, [["one/train-0.jsonl", 3, git(b"aaa")], ["one/train-1.jsonl", 5, git(b"bbbbb")]]]
-        assert two == [REVISION, [["two/x.parquet", 40, "sha256:" + hashlib.sha256(b"PAR1" * 10).hexdigest()]]]
+        assert one == [
+            REVISION,
+            [["one/train-0.jsonl", 3, git(b"aaa")], ["one/train-1.jsonl", 5, git(b"bbbbb")]],
+        ]
+        assert two == [
+            REVISION,
+            [["two/x.parquet", 40, "sha256:" + hashlib.sha256(b"PAR1" * 10).hexdigest()]],
+        ]
         assert test == [REVISION, [["one/test.jsonl", 1, git(b"t")]]]
         assert current == revised == [REVISION, [["train.jsonl", 1, git(b"1")]]]
-        assert "a/many has no config three; there are: 'one', 'two'; name one of them as config in the declaration" \
+        assert (
+            "a/many has no config three; there are: 'one', 'two'; name one of them as config in the declaration"
             in missing
+        )
         assert "a/many has several configs; there are: 'one', 'two'; name one" in none
-        assert "a/many, config one, has no split validation; there are: test, train; name one of them as split" in split
+        assert (
+            "a/many, config one, has no split validation; there are: test, train; name one of them as split"
+            in split
+        )
         assert "a/plain has no config x; there are: 'default'" in config
         assert empty.startswith("CorpusError") and "a/none" in empty
         assert not (tmp_path / "s3").exists() or not list((tmp_path / "s3").iterdir())

@@ -12,18 +12,23 @@ import pyarrow.ipc
 import pyarrow.parquet as pq
 import pytest
 
+from settings.declare import ROOT
 from tests.conftest import SHARED
 from train.data.sources import fetch, formats, pin, rows
 from train.data.sources.rows import REASONS, Cursor, Document, Dropped, documents
 from train.data.sources.source import CorpusError, Source
-from settings.declare import ROOT
 
-ROWS = [{"id": f"d{i}", "text": f"text {i} naïve \U0001f600\n" * (i % 7 + 1), "score": i / 3} for i in range(250)]
+ROWS = [
+    {"id": f"d{i}", "text": f"text {i} naïve \U0001f600\n" * (i % 7 + 1), "score": i / 3}
+    for i in range(250)
+]
 SUFFIXES = ["parquet", "arrow", "feather", "jsonl", "json", "jsonl.gz", "json.gz", "jsonl.zst"]
 
 
 def lines(of: list[Any]) -> bytes:
-    return "".join((json.dumps(row) if isinstance(row, dict) else row) + "\n" for row in of).encode()
+    return "".join(
+        (json.dumps(row) if isinstance(row, dict) else row) + "\n" for row in of
+    ).encode()
 
 
 def encoded(of: list[Any], suffix: str, compression: str = "zstd") -> bytes:
@@ -32,8 +37,15 @@ def encoded(of: list[Any], suffix: str, compression: str = "zstd") -> bytes:
     if suffix in ("parquet", "arrow", "feather"):
         table = pa.Table.from_pylist(of)
         if suffix == "parquet":
-            pq.write_table(table, sink, row_group_size=40, compression=compression, write_page_checksum=True,
-                           use_dictionary=False, write_batch_size=1)  # a page a row
+            pq.write_table(
+                table,
+                sink,
+                row_group_size=40,
+                compression=compression,
+                write_page_checksum=True,
+                use_dictionary=False,
+                write_batch_size=1,
+            )  # a page a row
         else:
             make = pa.ipc.new_stream if suffix == "arrow" else pa.ipc.new_file
             with make(sink, table.schema) as writer:
@@ -76,16 +88,22 @@ def refused(p: pin.Pinned, at: Cursor = rows.START) -> str:
 
 # ---- What is right
 
+
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_every_format_gives_the_same_documents_from_any_place_on(tmp_path: Path, suffix: str) -> None:
-    p = source(tmp_path, {f"a.{suffix}": encoded(ROWS[:90], suffix), f"b.{suffix}": encoded(ROWS[90:], suffix)})
+def test_every_format_gives_the_same_documents_from_any_place_on(
+    tmp_path: Path, suffix: str
+) -> None:
+    p = source(
+        tmp_path,
+        {f"a.{suffix}": encoded(ROWS[:90], suffix), f"b.{suffix}": encoded(ROWS[90:], suffix)},
+    )
     whole = read(p)
     assert texts(whole) == [(row["id"], row["text"]) for row in ROWS]
     assert [item.at for item in whole] == [(0, i) for i in range(90)] + [(1, i) for i in range(160)]
     for k in (1, 29, 30, 40, 41, 89, 90, 91, 130, 249):
         assert read(p, whole[k].at) == whole[k:], k
         after = Cursor(whole[k].at.file, whole[k].at.row + 1)
-        assert read(p, after) == whole[k + 1:], k
+        assert read(p, after) == whole[k + 1 :], k
     assert read(p, Cursor(2, 0)) == []
 
 
@@ -105,30 +123,56 @@ def test_files_are_asked_for_one_after_the_other_and_the_next_one_ahead(tmp_path
 
     for item in documents(p, Watched(p, tmp_path), Cursor(1, 1)):
         calls.append(f"row {item.at.file} {item.at.row}")
-    assert calls == ["path 1", "prefetch 2", "row 1 1", "done 1",
-                     "path 2", "prefetch 3", "row 2 0", "row 2 1", "done 2"]
+    assert calls == [
+        "path 1",
+        "prefetch 2",
+        "row 1 1",
+        "done 1",
+        "path 2",
+        "prefetch 3",
+        "row 2 0",
+        "row 2 1",
+        "done 2",
+    ]
 
 
 def test_row_groups_before_the_place_are_not_read(tmp_path: Path) -> None:
     content = bytearray(encoded(ROWS, "parquet"))
     content[10:60] = bytes(50)  # in the first of seven groups of 40 rows
     p = source(tmp_path, {"a.parquet": bytes(content)})
-    assert "damaged or truncated" in refused(p) and "damaged or truncated" in refused(p, Cursor(0, 39))
+    assert "damaged or truncated" in refused(p) and "damaged or truncated" in refused(
+        p, Cursor(0, 39)
+    )
     assert texts(read(p, Cursor(0, 40))) == [(row["id"], row["text"]) for row in ROWS[40:]]
 
 
 def test_a_text_file_is_one_document_as_it_is(tmp_path: Path) -> None:
-    p = source(tmp_path, {"a.txt": b"\xef\xbb\xbfone\r\ntwo\n", "b.txt": b"  \n", "c.txt": b"\xff", "d.txt": b"d"})
+    p = source(
+        tmp_path,
+        {"a.txt": b"\xef\xbb\xbfone\r\ntwo\n", "b.txt": b"  \n", "c.txt": b"\xff", "d.txt": b"d"},
+    )
     found = read(p)
-    assert texts(found[:1] + found[3:]) == [(str(tmp_path / "a.txt"), "one\r\ntwo\n"), (str(tmp_path / "d.txt"), "d")]
-    assert [(item.reason, item.at) for item in found[1:3] if isinstance(item, Dropped)] == \
-        [("empty", (1, 0)), ("utf-8", (2, 0))]
+    assert texts(found[:1] + found[3:]) == [
+        (str(tmp_path / "a.txt"), "one\r\ntwo\n"),
+        (str(tmp_path / "d.txt"), "d"),
+    ]
+    assert [(item.reason, item.at) for item in found[1:3] if isinstance(item, Dropped)] == [
+        ("empty", (1, 0)),
+        ("utf-8", (2, 0)),
+    ]
     assert read(p, Cursor(1, 1)) == found[2:]
 
 
 def test_a_row_without_a_name_has_that_of_its_place(tmp_path: Path) -> None:
-    content = lines([{"text": "a"}, {"id": None, "text": "b"}, {"id": 7, "text": "c"}, {"id": "", "text": "d"},
-                     {"id": "\ud800", "text": "e"}])
+    content = lines(
+        [
+            {"text": "a"},
+            {"id": None, "text": "b"},
+            {"id": 7, "text": "c"},
+            {"id": "", "text": "d"},
+            {"id": "\ud800", "text": "e"},
+        ]
+    )
     p = source(tmp_path, {"a.jsonl": content})
     at = tmp_path / "a.jsonl"
     assert [name for name, _ in texts(read(p))] == [f"{at}:0", f"{at}:1", "7", f"{at}:3", f"{at}:4"]
@@ -137,8 +181,15 @@ def test_a_row_without_a_name_has_that_of_its_place(tmp_path: Path) -> None:
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet", "arrow"])
 def test_a_template_makes_the_text_of_several_columns(tmp_path: Path, suffix: str) -> None:
     good = {"q": "Why?", "o": {"A": "this", "B": "that"}, "n": 3}
-    p = source(tmp_path, {f"a.{suffix}": encoded([good, good | {"n": None}, good | {"o": {"A": None, "B": "x"}}],
-                                                 suffix)}, template="{q} {o[A]} {n:02d}")
+    p = source(
+        tmp_path,
+        {
+            f"a.{suffix}": encoded(
+                [good, good | {"n": None}, good | {"o": {"A": None, "B": "x"}}], suffix
+            )
+        },
+        template="{q} {o[A]} {n:02d}",
+    )
     found = read(p)
     assert isinstance(found[0], Document) and found[0].text == "Why? this 03"
     assert dropped(found) == [("null", 1), ("null", 2)]
@@ -149,15 +200,28 @@ def test_a_template_makes_the_text_of_several_columns(tmp_path: Path, suffix: st
 
 
 def test_a_template_with_a_key_that_a_row_lacks_drops_that_row(tmp_path: Path) -> None:
-    p = source(tmp_path, {"a.jsonl": lines([{"q": {"x": "1"}}, {"q": {"y": "2"}}, {"r": 1}, {"q": "text"}])},
-               template="{q[x]}")
+    p = source(
+        tmp_path,
+        {"a.jsonl": lines([{"q": {"x": "1"}}, {"q": {"y": "2"}}, {"r": 1}, {"q": "text"}])},
+        template="{q[x]}",
+    )
     assert dropped(read(p)) == [("template", 1), ("template", 2), ("template", 3)]
 
 
-def test_the_embedded_corpus_is_the_interpreters_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    contents = {"b.py": b"b = 'na\xc3\xafve'\r\n", "a/z.py": b"z", "a/latin.py": b"# \xe9", "test/t.py": b"t",
-                "empty.py": b"", "lib/tests/x.py": b"x", "site-packages/p.py": b"p", "data.txt": b"d",
-                "testing.py": b"kept"}
+def test_the_embedded_corpus_is_the_interpreters_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contents = {
+        "b.py": b"b = 'na\xc3\xafve'\r\n",
+        "a/z.py": b"z",
+        "a/latin.py": b"# \xe9",
+        "test/t.py": b"t",
+        "empty.py": b"",
+        "lib/tests/x.py": b"x",
+        "site-packages/p.py": b"p",
+        "data.txt": b"d",
+        "testing.py": b"kept",
+    }
     for name, content in contents.items():
         (tmp_path / "lib" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "lib" / name).write_bytes(content)
@@ -165,8 +229,11 @@ def test_the_embedded_corpus_is_the_interpreters_own(tmp_path: Path, monkeypatch
     p = pin.pin(Source("python-stdlib", "stdlib", 0.05), tmp_path / "data")
     found = read(p)
     assert dropped(found) == [("utf-8", 0), ("empty", 0)]
-    assert texts([item for item in found if isinstance(item, Document)]) == \
-        [("a/z.py", "z"), ("b.py", "b = 'naïve'\n"), ("testing.py", "kept")]
+    assert texts([item for item in found if isinstance(item, Document)]) == [
+        ("a/z.py", "z"),
+        ("b.py", "b = 'naïve'\n"),
+        ("testing.py", "kept"),
+    ]
 
 
 # ---- What is wrong with a row
@@ -183,13 +250,17 @@ BAD_LINES: dict[str, list[bytes]] = {
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "jsonl.gz"])
-def test_rows_of_json_lines_are_dropped_with_their_reason_and_the_others_stay(tmp_path: Path, suffix: str) -> None:
+def test_rows_of_json_lines_are_dropped_with_their_reason_and_the_others_stay(
+    tmp_path: Path, suffix: str
+) -> None:
     content, expected = b"", []
     for reason, bad in BAD_LINES.items():
         for line in bad:
             content += b'{"text": "good"}\n' + line + b"\n"
             expected.append(reason)
-    p = source(tmp_path, {f"a.{suffix}": gzip.compress(content) if suffix.endswith("gz") else content})
+    p = source(
+        tmp_path, {f"a.{suffix}": gzip.compress(content) if suffix.endswith("gz") else content}
+    )
     found = read(p)
     assert dropped(found) == [(reason, 2 * k + 1) for k, reason in enumerate(expected)]
     assert [item.text for item in found if isinstance(item, Document)] == ["good"] * len(expected)
@@ -200,21 +271,29 @@ def test_rows_of_json_lines_are_dropped_with_their_reason_and_the_others_stay(tm
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "arrow", "feather"])
-def test_rows_of_columns_are_dropped_with_their_reason_and_the_others_stay(tmp_path: Path, suffix: str) -> None:
+def test_rows_of_columns_are_dropped_with_their_reason_and_the_others_stay(
+    tmp_path: Path, suffix: str
+) -> None:
     cells = [b"good", None, b"", b"  \n", b"\xff\xfe", b"a\0b", b"good"]
     text = pa.array(cells, pa.binary())
-    table = pa.table({"text": pa.Array.from_buffers(pa.string(), len(text), text.buffers(), text.null_count)})
+    table = pa.table(
+        {"text": pa.Array.from_buffers(pa.string(), len(text), text.buffers(), text.null_count)}
+    )
     sink = pa.BufferOutputStream()
     if suffix == "parquet":
         pq.write_table(table, sink)
     else:
-        with (pa.ipc.new_stream if suffix == "arrow" else pa.ipc.new_file)(sink, table.schema) as writer:
+        with (pa.ipc.new_stream if suffix == "arrow" else pa.ipc.new_file)(
+            sink, table.schema
+        ) as writer:
             writer.write_table(table)
     p = source(tmp_path, {f"a.{suffix}": sink.getvalue().to_pybytes()})
     found = read(p)
     assert dropped(found) == [("null", 1), ("empty", 2), ("empty", 3), ("utf-8", 4), ("nul", 5)]
     assert [item.at.row for item in found if isinstance(item, Document)] == [0, 6]
-    wrapped = pa.table({"text": pa.StructArray.from_arrays([table["text"].combine_chunks()], ["en"])})
+    wrapped = pa.table(
+        {"text": pa.StructArray.from_arrays([table["text"].combine_chunks()], ["en"])}
+    )
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, wrapped.schema) as writer:
         writer.write_table(wrapped)
@@ -222,8 +301,10 @@ def test_rows_of_columns_are_dropped_with_their_reason_and_the_others_stay(tmp_p
     assert dropped(found) == [("null", 1), ("empty", 2), ("empty", 3), ("utf-8", 4), ("nul", 5)]
 
 
-@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.string_view(),
-                                  pa.dictionary(pa.int32(), pa.string())])
+@pytest.mark.parametrize(
+    "kind",
+    [pa.string(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())],
+)
 def test_text_of_every_arrow_type_is_read(tmp_path: Path, kind: pa.DataType) -> None:
     plain = pa.array(["a", None, "naïve"])
     column = plain.dictionary_encode() if pa.types.is_dictionary(kind) else plain.cast(kind)
@@ -235,30 +316,52 @@ def test_text_of_every_arrow_type_is_read(tmp_path: Path, kind: pa.DataType) -> 
     assert dropped(found) == [("null", 1)]
 
 
-def test_what_is_too_long_is_dropped_without_being_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_too_long_is_dropped_without_being_read_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(formats, "LONGEST_TEXT", 1000)
     monkeypatch.setattr(rows, "LONGEST_TEXT", 1000)
     monkeypatch.setattr(formats, "BUFFER_BYTES", 64)
-    of = [{"text": "x" * 980}, {"text": "y" * 990}, {"text": "z"}, {"text": "ï" * 5000}, {"text": "end"}]
+    of = [
+        {"text": "x" * 980},
+        {"text": "y" * 990},
+        {"text": "z"},
+        {"text": "ï" * 5000},
+        {"text": "end"},
+    ]
     content = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in of).encode()
     found = read(source(tmp_path, {"a.jsonl": content}))
     assert dropped(found) == [("long", 1), ("long", 3)]
     assert [item.text[0] for item in found if isinstance(item, Document)] == ["x", "z", "e"]
-    found = read(source(tmp_path, {"a.parquet": encoded([{"text": "ï" * 500}, {"text": "ï" * 501}], "parquet")}))
+    found = read(
+        source(
+            tmp_path, {"a.parquet": encoded([{"text": "ï" * 500}, {"text": "ï" * 501}], "parquet")}
+        )
+    )
     assert dropped(found) == [("long", 1)]
     found = read(source(tmp_path, {"a.txt": b"x" * 1000, "b.txt": b"x" * 1001}))
     assert [type(item) for item in found] == [Document, Dropped]
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet", "arrow"])
-def test_a_file_of_which_too_much_was_dropped_is_refused_wherever_reading_began(tmp_path: Path, suffix: str) -> None:
+def test_a_file_of_which_too_much_was_dropped_is_refused_wherever_reading_began(
+    tmp_path: Path, suffix: str
+) -> None:
     of = [{"id": str(i), "text": None if i < 51 else "x"} for i in range(100)]
     p = source(tmp_path, {f"a.{suffix}": encoded(of, suffix)})
     for start in (0, 1, 45, 99, 100):
-        assert "51 of 100 rows had to be dropped, more than max_dropped = 0.5" in refused(p, Cursor(0, start)), start
-    assert len(read(source(tmp_path, {f"a.{suffix}": encoded(of, suffix)}, max_dropped=0.51))) == 100
-    assert len(read(source(tmp_path, {f"a.{suffix}": encoded(of[1:], suffix)}))) == 99  # too few to judge by
-    assert len(read(source(tmp_path, {f"a.{suffix}": encoded([*of[1:], of[-1]], suffix)}))) == 100  # a half
+        assert "51 of 100 rows had to be dropped, more than max_dropped = 0.5" in refused(
+            p, Cursor(0, start)
+        ), start
+    assert (
+        len(read(source(tmp_path, {f"a.{suffix}": encoded(of, suffix)}, max_dropped=0.51))) == 100
+    )
+    assert (
+        len(read(source(tmp_path, {f"a.{suffix}": encoded(of[1:], suffix)}))) == 99
+    )  # too few to judge by
+    assert (
+        len(read(source(tmp_path, {f"a.{suffix}": encoded([*of[1:], of[-1]], suffix)}))) == 100
+    )  # a half
 
 
 # ---- In bounds, and on real text
@@ -278,34 +381,55 @@ print(count, peak() - before)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("suffix", "large", "tiny"), [("jsonl", 5, 200_000), ("parquet", 5, 200_000),
-                                                       ("jsonl.gz", 3, 100_000)])
-def test_memory_is_bounded_by_a_document_and_not_by_the_file(tmp_path: Path, suffix: str, large: int,
-                                                             tiny: int) -> None:
+@pytest.mark.parametrize(
+    ("suffix", "large", "tiny"),
+    [("jsonl", 5, 200_000), ("parquet", 5, 200_000), ("jsonl.gz", 3, 100_000)],
+)
+def test_memory_is_bounded_by_a_document_and_not_by_the_file(
+    tmp_path: Path, suffix: str, large: int, tiny: int
+) -> None:
     """KiB above what the process had before; a text of 50 MB is there a few times at once, as bytes and as text."""
-    for name, of, most_mb in (("large", [{"text": f"{i} " + "word " * 10_000_000} for i in range(large)], 450),
-                              ("tiny", [{"id": str(i), "text": f"t{i}"} for i in range(tiny)], 100)):
+    for name, of, most_mb in (
+        ("large", [{"text": f"{i} " + "word " * 10_000_000} for i in range(large)], 450),
+        ("tiny", [{"id": str(i), "text": f"t{i}"} for i in range(tiny)], 100),
+    ):
         path = tmp_path / f"{name}.{suffix}"
         path.write_bytes(encoded(of, suffix))
-        out = subprocess.run([sys.executable, "-c", READER, path, tmp_path / "data"], cwd=ROOT, text=True,
-                             capture_output=True, check=True).stdout
+        out = subprocess.run(
+            [sys.executable, "-c", READER, path, tmp_path / "data"],
+            cwd=ROOT,
+            text=True,
+            capture_output=True,
+            check=True,
+        ).stdout
         count, kib = map(int, out.split())
         assert count == len(of) and kib * 1024 < most_mb * 1e6, (name, kib)
 
 
-needs_shared = pytest.mark.skipif(not SHARED.exists(), reason="no text of others beside the repository (shared/data)")
+needs_shared = pytest.mark.skipif(
+    not SHARED.exists(), reason="no text of others beside the repository (shared/data)"
+)
 
 
 @needs_shared
-@pytest.mark.parametrize(("pattern", "keys", "count", "empty"), [
-    ("web/dclm_majority.jsonl", {}, 499, 0),
-    ("web/*.json.gz", {}, None, None),
-    ("pdf/pdf_text.jsonl", {}, None, None),
-    ("prose/classics_small.jsonl", {}, 6, 0),
-    ("medical/medqa_4options_test_even.jsonl", {"template": "{question}\n{options[A]}\n{answer}"}, None, 0),
-])
-def test_real_files_give_what_plain_python_reads_from_them(tmp_path: Path, pattern: str, keys: dict, count: int | None,
-                                                           empty: int | None) -> None:
+@pytest.mark.parametrize(
+    ("pattern", "keys", "count", "empty"),
+    [
+        ("web/dclm_majority.jsonl", {}, 499, 0),
+        ("web/*.json.gz", {}, None, None),
+        ("pdf/pdf_text.jsonl", {}, None, None),
+        ("prose/classics_small.jsonl", {}, 6, 0),
+        (
+            "medical/medqa_4options_test_even.jsonl",
+            {"template": "{question}\n{options[A]}\n{answer}"},
+            None,
+            0,
+        ),
+    ],
+)
+def test_real_files_give_what_plain_python_reads_from_them(
+    tmp_path: Path, pattern: str, keys: dict, count: int | None, empty: int | None
+) -> None:
     p = pin.pin(Source("real", "files", 0.1, files=(str(SHARED / pattern),), **keys), tmp_path)
     found = read(p)
     expected = []
@@ -318,7 +442,9 @@ def test_real_files_give_what_plain_python_reads_from_them(tmp_path: Path, patte
         if isinstance(item, Document):
             assert item.text == template.format(**row) and item.text.strip()
         else:
-            assert item.reason in ("empty", "nul") and (not row["text"].strip() or "\0" in row["text"])
+            assert item.reason in ("empty", "nul") and (
+                not row["text"].strip() or "\0" in row["text"]
+            )
     assert empty in (None, len(dropped(found)))
     cut = found[len(found) // 2]
-    assert read(p, cut.at) == found[len(found) // 2:]
+    assert read(p, cut.at) == found[len(found) // 2 :]

@@ -7,8 +7,15 @@ from typing import Any
 
 import pytest
 
-from train.data.sources.source import KEYS, CorpusError, Source, declared, is_validation, template_columns
 from settings.declare import ROOT
+from train.data.sources.source import (
+    KEYS,
+    CorpusError,
+    Source,
+    declared,
+    is_validation,
+    template_columns,
+)
 
 HERE = ROOT / "sources"
 FILES = 'files = ["a.jsonl"]\nvalidation_fraction = 0.1\n'
@@ -29,43 +36,100 @@ def refused(folder: Path, content: str) -> str:
 
 # ---- Those that are here
 
+
 def test_the_declared_sources_are_those_of_the_labs_mixture_and_the_embedded_one() -> None:
-    assert {path.stem for path in HERE.glob("*")} == {"python-stdlib", "fineweb-edu", "finepdfs", "usmle"}
-    assert declared("python-stdlib", HERE) == Source("python-stdlib", "stdlib", 0.05, prompt="def ", compressors=True,
-                                                       tokens=3_700_000)
+    assert {path.stem for path in HERE.glob("*")} == {
+        "python-stdlib",
+        "fineweb-edu",
+        "finepdfs",
+        "usmle",
+    }
+    assert declared("python-stdlib", HERE) == Source(
+        "python-stdlib", "stdlib", 0.05, prompt="def ", compressors=True, tokens=3_700_000
+    )
     fineweb = declared("fineweb-edu", HERE)
-    assert (fineweb.kind, fineweb.repository, fineweb.config, fineweb.split, fineweb.text, fineweb.id) == \
-        ("hub", "HuggingFaceFW/fineweb-edu", "sample-100BT", "train", "text", "id")
+    assert (
+        fineweb.kind,
+        fineweb.repository,
+        fineweb.config,
+        fineweb.split,
+        fineweb.text,
+        fineweb.id,
+    ) == ("hub", "HuggingFaceFW/fineweb-edu", "sample-100BT", "train", "text", "id")
     assert declared("finepdfs", HERE).config == "eng_Latn"
-    assert [declared(name, HERE).tokens for name in ("fineweb-edu", "finepdfs", "usmle")] == [10**11, 10**12, 2 * 10**6]
+    assert [declared(name, HERE).tokens for name in ("fineweb-edu", "finepdfs", "usmle")] == [
+        10**11,
+        10**12,
+        2 * 10**6,
+    ]
     for path in HERE.glob("*.toml"):
-        assert path.read_text().startswith("# ") and "licence" in path.read_text() and "size" in path.read_text()
+        assert (
+            path.read_text().startswith("# ")
+            and "licence" in path.read_text()
+            and "size" in path.read_text()
+        )
 
 
 def test_a_question_of_usmle_becomes_text_by_its_template() -> None:
-    row = {"question": "Which nerve?", "options": {"A": "Ulnar", "B": "Median", "C": "Radial", "D": "Vagus"},
-           "answer_idx": "B", "answer": "Median"}
+    row = {
+        "question": "Which nerve?",
+        "options": {"A": "Ulnar", "B": "Median", "C": "Radial", "D": "Vagus"},
+        "answer_idx": "B",
+        "answer": "Median",
+    }
     s = declared("usmle", HERE)
-    assert s.template.format(**row) == "Question: Which nerve?\nA. Ulnar\nB. Median\nC. Radial\nD. Vagus\n" \
-                                       "Answer: B. Median"
+    assert (
+        s.template.format(**row)
+        == "Question: Which nerve?\nA. Ulnar\nB. Median\nC. Radial\nD. Vagus\n"
+        "Answer: B. Median"
+    )
     assert s.columns == ("question", "options", "answer_idx", "answer")
 
 
 # ---- Declarations
 
+
 def test_a_declaration_of_files_gives_every_key_its_place(tmp_path: Path) -> None:
-    s = of(tmp_path, 'files = ["a/*.jsonl", "~/b.txt"]\ntext = "body"\nid = "url"\nvalidation_fraction = 0.25\n'
-                     'prompt = "Once"\ncompressors = true\nmax_dropped = 0.1\ntokens = 5_000\n')
-    assert s == Source("mine", "files", 0.25, files=("a/*.jsonl", "~/b.txt"), text="body", id="url", prompt="Once",
-                       compressors=True, max_dropped=0.1, tokens=5000)
-    s = of(tmp_path, f'repository = "a/b"\nconfig = "c"\nsplit = "s"\nrevision = "{"0f" * 20}"\n'
-                     'template = "{q}"\nvalidation_fraction = 0.1')
-    assert s == Source("mine", "hub", 0.1, repository="a/b", config="c", split="s", revision="0f" * 20, template="{q}")
+    s = of(
+        tmp_path,
+        'files = ["a/*.jsonl", "~/b.txt"]\ntext = "body"\nid = "url"\nvalidation_fraction = 0.25\n'
+        'prompt = "Once"\ncompressors = true\nmax_dropped = 0.1\ntokens = 5_000\n',
+    )
+    assert s == Source(
+        "mine",
+        "files",
+        0.25,
+        files=("a/*.jsonl", "~/b.txt"),
+        text="body",
+        id="url",
+        prompt="Once",
+        compressors=True,
+        max_dropped=0.1,
+        tokens=5000,
+    )
+    s = of(
+        tmp_path,
+        f'repository = "a/b"\nconfig = "c"\nsplit = "s"\nrevision = "{"0f" * 20}"\n'
+        'template = "{q}"\nvalidation_fraction = 0.1',
+    )
+    assert s == Source(
+        "mine",
+        "hub",
+        0.1,
+        repository="a/b",
+        config="c",
+        split="s",
+        revision="0f" * 20,
+        template="{q}",
+    )
 
 
 def test_an_unknown_source_is_named_with_those_that_there_are(tmp_path: Path) -> None:
-    with pytest.raises(CorpusError, match=r"DATA_MIX names wiki, which is no source; there are: finepdfs, fineweb-edu, "
-                                          r"python-stdlib, usmle .*sources/wiki\.toml"):
+    with pytest.raises(
+        CorpusError,
+        match=r"DATA_MIX names wiki, which is no source; there are: finepdfs, fineweb-edu, "
+        r"python-stdlib, usmle .*sources/wiki\.toml",
+    ):
         declared("wiki", HERE)
     with pytest.raises(CorpusError, match="did you mean fineweb-edu"):
         declared("fineweb-ed", HERE)
@@ -73,53 +137,103 @@ def test_an_unknown_source_is_named_with_those_that_there_are(tmp_path: Path) ->
         declared("../unit/x", tmp_path)
 
 
-@pytest.mark.parametrize(("content", "said"), [
-    (FILES + 'tekst = "body"', 'tekst is no key of a source; did you mean text, as in text = "text"?'),
-    (FILES + "zzzzz = 1", "zzzzz is no key of a source; there are: repository, files"),
-    (FILES + "text = 3", 'text is 3, but must be a string; for example: text = "text"'),
-    (FILES + 'text = ""', 'text is empty, but must be a string; for example: text = "text"'),
-    (FILES + "compressors = 1", "compressors is 1, but must be true or false; for example: compressors = false"),
-    (FILES + "max_dropped = true", "max_dropped is True, but must be a number"),
-    (FILES + "max_dropped = 1.5", "max_dropped = 1.5 must be a share of rows"),
-    (FILES + "tokens = 1e9", "tokens is 1000000000.0, but must be a whole number; for example: tokens = "),
-    (FILES + "tokens = true", "tokens is True, but must be a whole number"),
-    (FILES + "tokens = 0", "tokens = 0 must be about how many tokens the source has, or left out"),
-    ('files = "a.jsonl"\nvalidation_fraction = 0.1', "files is 'a.jsonl', but must be a list of strings; for example: "
-                                                     'files = ["~/papers/*.jsonl.gz"]'),
-    ("files = []\nvalidation_fraction = 0.1", "files is empty, but must be a list of strings"),
-    ("files = [1]\nvalidation_fraction = 0.1", "files is [1], but must be a list of strings"),
-    ("validation_fraction = 0.1", "a source has one of repository, files and embedded, and none is given; for example"),
-    (FILES + 'repository = "a/b"', "and repository and files are given; for example"),
-    (FILES + 'embedded = "python-stdlib"', "and files and embedded are given"),
-    ('embedded = "shakespeare"\nvalidation_fraction = 0.1', 'embedded = "shakespeare" must be python-stdlib'),
-    ('embedded = "python-stdlib"\ntext = "x"\nvalidation_fraction = 0.1', "text does not go with embedded; leave it"),
-    (FILES + 'split = "test"', "split does not go with files; leave it out"),
-    ('files = ["a"]', "validation_fraction is missing; it must be the share of documents held out, between 0 and 1; "
-                      "for example: validation_fraction = 0.001"),
-    ('files = ["a"]\nvalidation_fraction = 0', "validation_fraction = 0 must be"),
-    ('files = ["a"]\nvalidation_fraction = 1.0', "validation_fraction = 1.0 must be"),
-    ('files = ["a"]\nvalidation_fraction = nan', "validation_fraction = NaN must be"),
-    ('repository = "./folder/x"\nvalidation_fraction = 0.1', "must be OWNER/NAME as the hub shows it"),
-    ('repository = "a/b"\nrevision = "main"\nvalidation_fraction = 0.1', 'revision = "main" must be a commit of 40'),
-    (FILES + 'text = "a"\ntemplate = "{b}"', "and text are given, and a row's text is made by one of them"),
-    (FILES + 'template = "no column"', "must be text with columns in braces: it names no column; for example"),
-    (FILES + 'template = "{a"', "must be text with columns in braces: expected '}'"),
-    (FILES + 'template = "{a.b}"', "{a.b} is no column; write {column} or {column[key]}"),
-    (FILES + 'template = "{a[b].c}"', "{a[b].c} is no column"),
-    (FILES + 'template = "{}"', "{} is no column"),
-    (FILES + 'template = "{0}"', "{0} is a number, and columns have names"),
-    (FILES + 'template = "{a:{b}}"', "has braces in its format"),
-    ("files = [", "not TOML"),
-])
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (
+            FILES + 'tekst = "body"',
+            'tekst is no key of a source; did you mean text, as in text = "text"?',
+        ),
+        (FILES + "zzzzz = 1", "zzzzz is no key of a source; there are: repository, files"),
+        (FILES + "text = 3", 'text is 3, but must be a string; for example: text = "text"'),
+        (FILES + 'text = ""', 'text is empty, but must be a string; for example: text = "text"'),
+        (
+            FILES + "compressors = 1",
+            "compressors is 1, but must be true or false; for example: compressors = false",
+        ),
+        (FILES + "max_dropped = true", "max_dropped is True, but must be a number"),
+        (FILES + "max_dropped = 1.5", "max_dropped = 1.5 must be a share of rows"),
+        (
+            FILES + "tokens = 1e9",
+            "tokens is 1000000000.0, but must be a whole number; for example: tokens = ",
+        ),
+        (FILES + "tokens = true", "tokens is True, but must be a whole number"),
+        (
+            FILES + "tokens = 0",
+            "tokens = 0 must be about how many tokens the source has, or left out",
+        ),
+        (
+            'files = "a.jsonl"\nvalidation_fraction = 0.1',
+            "files is 'a.jsonl', but must be a list of strings; for example: "
+            'files = ["~/papers/*.jsonl.gz"]',
+        ),
+        ("files = []\nvalidation_fraction = 0.1", "files is empty, but must be a list of strings"),
+        ("files = [1]\nvalidation_fraction = 0.1", "files is [1], but must be a list of strings"),
+        (
+            "validation_fraction = 0.1",
+            "a source has one of repository, files and embedded, and none is given; for example",
+        ),
+        (FILES + 'repository = "a/b"', "and repository and files are given; for example"),
+        (FILES + 'embedded = "python-stdlib"', "and files and embedded are given"),
+        (
+            'embedded = "shakespeare"\nvalidation_fraction = 0.1',
+            'embedded = "shakespeare" must be python-stdlib',
+        ),
+        (
+            'embedded = "python-stdlib"\ntext = "x"\nvalidation_fraction = 0.1',
+            "text does not go with embedded; leave it",
+        ),
+        (FILES + 'split = "test"', "split does not go with files; leave it out"),
+        (
+            'files = ["a"]',
+            "validation_fraction is missing; it must be the share of documents held out, between 0 and 1; "
+            "for example: validation_fraction = 0.001",
+        ),
+        ('files = ["a"]\nvalidation_fraction = 0', "validation_fraction = 0 must be"),
+        ('files = ["a"]\nvalidation_fraction = 1.0', "validation_fraction = 1.0 must be"),
+        ('files = ["a"]\nvalidation_fraction = nan', "validation_fraction = NaN must be"),
+        (
+            'repository = "./folder/x"\nvalidation_fraction = 0.1',
+            "must be OWNER/NAME as the hub shows it",
+        ),
+        (
+            'repository = "a/b"\nrevision = "main"\nvalidation_fraction = 0.1',
+            'revision = "main" must be a commit of 40',
+        ),
+        (
+            FILES + 'text = "a"\ntemplate = "{b}"',
+            "and text are given, and a row's text is made by one of them",
+        ),
+        (
+            FILES + 'template = "no column"',
+            "must be text with columns in braces: it names no column; for example",
+        ),
+        (FILES + 'template = "{a"', "must be text with columns in braces: expected '}'"),
+        (FILES + 'template = "{a.b}"', "{a.b} is no column; write {column} or {column[key]}"),
+        (FILES + 'template = "{a[b].c}"', "{a[b].c} is no column"),
+        (FILES + 'template = "{}"', "{} is no column"),
+        (FILES + 'template = "{0}"', "{0} is a number, and columns have names"),
+        (FILES + 'template = "{a:{b}}"', "has braces in its format"),
+        ("files = [", "not TOML"),
+    ],
+)
 def test_a_declaration_that_is_wrong_is_refused_with_the_key_and_what_would_be_right(
-        tmp_path: Path, content: str, said: str) -> None:
+    tmp_path: Path, content: str, said: str
+) -> None:
     assert said in refused(tmp_path, content)
 
 
 def test_every_key_has_a_valid_example(tmp_path: Path) -> None:
     for key, (_, example, kinds) in KEYS.items():
-        base = {"hub": 'repository = "a/b"', "files": 'files = ["a"]', "stdlib": 'embedded = "python-stdlib"'}
-        lines = {line.split(" = ")[0]: line for line in (base[kinds.split()[0]], "validation_fraction = 0.1", example)}
+        base = {
+            "hub": 'repository = "a/b"',
+            "files": 'files = ["a"]',
+            "stdlib": 'embedded = "python-stdlib"',
+        }
+        lines = {
+            line.split(" = ")[0]: line
+            for line in (base[kinds.split()[0]], "validation_fraction = 0.1", example)
+        }
         assert of(tmp_path, "\n".join(lines.values())).name == "mine", key
 
 
@@ -129,16 +243,36 @@ def test_columns_of_a_template_come_once_and_in_order() -> None:
 
 # ---- Identity and split
 
+
 def test_the_identity_changes_with_what_decides_the_text_and_with_nothing_else() -> None:
     s = Source("a", "hub", 0.1, repository="a/b")
-    other: dict[str, Any] = {"kind": "files", "repository": "a/c", "config": "x", "split": "test",
-                             "files": ("x",), "text": "t", "template": "{x}", "id": "url", "validation_fraction": 0.2}
-    seen = {s.identity} | {dataclasses.replace(s, **{key: value}).identity for key, value in other.items()}
+    other: dict[str, Any] = {
+        "kind": "files",
+        "repository": "a/c",
+        "config": "x",
+        "split": "test",
+        "files": ("x",),
+        "text": "t",
+        "template": "{x}",
+        "id": "url",
+        "validation_fraction": 0.2,
+    }
+    seen = {s.identity} | {
+        dataclasses.replace(s, **{key: value}).identity for key, value in other.items()
+    }
     assert len(seen) == 1 + len(other) and all(len(identity) == 8 for identity in seen)
-    same: dict[str, Any] = {"name": "b", "prompt": "x", "compressors": True, "max_dropped": 0.1, "revision": "0" * 40,
-                            "tokens": 7}
+    same: dict[str, Any] = {
+        "name": "b",
+        "prompt": "x",
+        "compressors": True,
+        "max_dropped": 0.1,
+        "revision": "0" * 40,
+        "tokens": 7,
+    }
     assert {field.name for field in dataclasses.fields(s)} == other.keys() | same.keys()
-    assert {dataclasses.replace(s, **{key: value}).identity for key, value in same.items()} == {s.identity}
+    assert {dataclasses.replace(s, **{key: value}).identity for key, value in same.items()} == {
+        s.identity
+    }
 
 
 def test_the_split_is_the_hash_of_the_name_against_the_share() -> None:
@@ -150,8 +284,12 @@ def test_the_split_is_the_hash_of_the_name_against_the_share() -> None:
 
 def test_the_share_held_out_is_the_declared_one_and_grows_with_it() -> None:
     def held_out(fraction: float) -> set[int]:
-        return {i for i in range(20_000) if is_validation(Source("x", "hub", fraction), f"name {i}")}
+        return {
+            i for i in range(20_000) if is_validation(Source("x", "hub", fraction), f"name {i}")
+        }
 
-    assert len(held_out(0.05)) / 20_000 == pytest.approx(0.05, abs=0.005)  # three standard deviations
+    assert len(held_out(0.05)) / 20_000 == pytest.approx(
+        0.05, abs=0.005
+    )  # three standard deviations
     assert held_out(0.0) == set() and len(held_out(1.0)) == 20_000
     assert held_out(0.01) < held_out(0.05)

@@ -13,41 +13,66 @@ from typing import Any, cast
 
 import pytest
 
-from tests.train.data.streaming.test_producer import group_of_sample, layouts
-from train.data.streaming import consumer
-from settings.config import Config
-from train.data.streaming.consumer import Feed, through_with
-from train.data.mixture import SourceOrder, group_ends
 from record.run_paths import RunPaths
+from settings.config import Config
+from tests.train.data.streaming.test_producer import group_of_sample, layouts
+from train.data.mixture import SourceOrder, group_ends
 from train.data.shards import ShardSet
+from train.data.streaming import consumer
+from train.data.streaming.consumer import Feed, through_with
 
 WORDS = {"source": "s", "tokens": 100, "made": 0, "pending": 0, "excess": 0, "over": False}
 
 
 def test_what_is_deleted_was_trained_on_and_no_checkpoint_nor_the_next_step_needs_it() -> None:
     for rng, windows, size, ended, at, until in layouts(2000):
-        order, ends = SourceOrder("s", windows, size, 0, ended), group_ends(len(windows), size, ended)
-        sealed = sum(windows[:ends[-1]])
+        order, ends = (
+            SourceOrder("s", windows, size, 0, ended),
+            group_ends(len(windows), size, ended),
+        )
+        sealed = sum(windows[: ends[-1]])
         if not sealed:
             continue
         behind = rng.randint(max(0, at - 2 * sealed), at)
         found = through_with(order, at, until, behind)
         stop = max(at + 1, until)
-        needed = {group_of_sample(windows, ends, count) for count in range(behind, stop) if ended or count < sealed}
-        trained = {group_of_sample(windows, ends, count) for count in range(behind) if ended or count < sealed}
-        whole = {g for g in range(len(ends)) if sum(windows[ends[g - 1] if g else 0:ends[g]])}
+        needed = {
+            group_of_sample(windows, ends, count)
+            for count in range(behind, stop)
+            if ended or count < sealed
+        }
+        trained = {
+            group_of_sample(windows, ends, count)
+            for count in range(behind)
+            if ended or count < sealed
+        }
+        whole = {g for g in range(len(ends)) if sum(windows[ends[g - 1] if g else 0 : ends[g]])}
         assert not needed & set(found)
         assert set(found) & whole <= trained
-        assert len((trained - needed) - set(found)) <= 2  # those behind the next step's and the checkpoint's
+        assert (
+            len((trained - needed) - set(found)) <= 2
+        )  # those behind the next step's and the checkpoint's
         # the one that is used again last comes first
-        again = [next((n for n in range(1, 2 * sealed + 1) if group_of_sample(windows, ends, at + n) == g), 0)
-                 for g in found if g in whole]
+        again = [
+            next(
+                (
+                    n
+                    for n in range(1, 2 * sealed + 1)
+                    if group_of_sample(windows, ends, at + n) == g
+                ),
+                0,
+            )
+            for g in found
+            if g in whole
+        ]
         assert again == sorted(again, reverse=True) or not ended
 
 
 def quiet(tmp_path: Path, **settings: Any) -> Feed:
     """A feed whose producer is not started."""
-    made = Feed(dataclasses.replace(Config(), **settings), RunPaths(tmp_path), first=False, held_out={})
+    made = Feed(
+        dataclasses.replace(Config(), **settings), RunPaths(tmp_path), first=False, held_out={}
+    )
     made.first = True
     return made
 
@@ -56,8 +81,14 @@ def test_shards_are_deleted_only_as_far_as_there_is_too_much(tmp_path: Path) -> 
     infos = [SimpleNamespace(file=f"train_{k:05d}.bin", bytes=100) for k in range(6)]
     for info in infos:
         (tmp_path / info.file).touch()
-    shards = cast(ShardSet, SimpleNamespace(folder=tmp_path, shards={"train": infos}, is_there=lambda k: (
-        tmp_path / infos[k].file).exists()))
+    shards = cast(
+        ShardSet,
+        SimpleNamespace(
+            folder=tmp_path,
+            shards={"train": infos},
+            is_there=lambda k: (tmp_path / infos[k].file).exists(),
+        ),
+    )
     order, this = SourceOrder("s", [10] * 6, 1, 0, False), quiet(tmp_path)
 
     def left(excess: int) -> list[int]:
@@ -81,7 +112,7 @@ def test_progress_is_a_shard_more_or_more_of_the_next_than_ever_before(tmp_path:
 
     assert moves(pending=10) and moves(pending=20) and not moves(pending=20)
     assert moves(made=1) and moves(made=1, pending=5)
-    this.earlier, this.now = 1, 0                     # it has died, and another begins behind what is sealed
+    this.earlier, this.now = 1, 0  # it has died, and another begins behind what is sealed
     assert not moves(pending=5) and moves(pending=6)  # it is where the other was
     assert this.progress() == "; made so far: s 0.0 M tokens"
 
@@ -89,7 +120,9 @@ def test_progress_is_a_shard_more_or_more_of_the_next_than_ever_before(tmp_path:
 def test_what_is_no_word_of_the_producer_is_passed_over(tmp_path: Path) -> None:
     this = quiet(tmp_path)
     this.ready = False
-    this.listen(cast(Any, [b"Downloading: 3%\n", b"[1]\n", b"17\n", b'{"source": "s"}\n', b"\xff\n"]))
+    this.listen(
+        cast(Any, [b"Downloading: 3%\n", b"[1]\n", b"17\n", b'{"source": "s"}\n', b"\xff\n"])
+    )
     assert not this.ready and this.moved > 0
     this.listen(cast(Any, [json.dumps(WORDS).encode()]))
     assert this.ready
@@ -101,7 +134,11 @@ def producer(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     real = subprocess.Popen
 
     def use(code: str) -> None:
-        monkeypatch.setattr(consumer.subprocess, "Popen", lambda _, **more: real([sys.executable, "-c", code], **more))
+        monkeypatch.setattr(
+            consumer.subprocess,
+            "Popen",
+            lambda _, **more: real([sys.executable, "-c", code], **more),
+        )
 
     monkeypatch.setattr(consumer, "AGAIN_S", (0.0, 0.05, 0.1))
     return use
@@ -115,41 +152,70 @@ def until(what: Callable[[], object], seconds: float = 20) -> None:
 
 
 def test_a_producer_that_is_refused_ends_a_wait_at_once_and_says_why(
-        tmp_path: Path, producer: Callable[[str], None], caplog: pytest.LogCaptureFixture,
-        monkeypatch: pytest.MonkeyPatch) -> None:
-    producer("import json, sys; sys.stdout.write(json.dumps({'error': 'the hub refuses it (403)', 'again': False}))\n"
-             "sys.exit(78)")
-    monkeypatch.setattr(consumer, "AGAIN_S", (30.0,))  # so that it is not another one that is asked about
+    tmp_path: Path,
+    producer: Callable[[str], None],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    producer(
+        "import json, sys; sys.stdout.write(json.dumps({'error': 'the hub refuses it (403)', 'again': False}))\n"
+        "sys.exit(78)"
+    )
+    monkeypatch.setattr(
+        consumer, "AGAIN_S", (30.0,)
+    )  # so that it is not another one that is asked about
     this = Feed(Config(), RunPaths(tmp_path), first=True, held_out={"a": 2})
     until(lambda: this.process and this.process.poll() is not None)
     for _ in range(3):
         this.tell({}, {})
-    assert [r.levelno for r in caplog.records] == [logging.WARNING] and "the hub refuses it (403)" in caplog.text
+    assert [r.levelno for r in caplog.records] == [
+        logging.WARNING
+    ] and "the hub refuses it (403)" in caplog.text
     assert this.why_not(0.0, ["s"]) == "the producer of data was refused: the hub refuses it (403)"
     monkeypatch.setattr(consumer, "AGAIN_S", (0.1,))
-    until(lambda: this.why_not(0.0, ["s"]) and this.deaths > 1)  # and yet it is tried again as long as there is data
+    until(
+        lambda: this.why_not(0.0, ["s"]) and this.deaths > 1
+    )  # and yet it is tried again as long as there is data
     assert len(caplog.records) == 1
     this.close()
 
 
 def test_a_producer_that_dies_again_and_again_is_given_up_when_training_has_waited_long_enough(
-        tmp_path: Path, producer: Callable[[str], None], caplog: pytest.LogCaptureFixture) -> None:
-    producer(f"import json, os, sys; sys.stdout.write(json.dumps({WORDS | {'pending': 3}!r}) + chr(10))\n"
-             "sys.stdout.flush(); os.kill(os.getpid(), 9)")
-    this = Feed(dataclasses.replace(Config(), data_timeout_s=1), RunPaths(tmp_path), first=True, held_out={"a": 2})
+    tmp_path: Path, producer: Callable[[str], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    producer(
+        f"import json, os, sys; sys.stdout.write(json.dumps({WORDS | {'pending': 3}!r}) + chr(10))\n"
+        "sys.stdout.flush(); os.kill(os.getpid(), 9)"
+    )
+    this = Feed(
+        dataclasses.replace(Config(), data_timeout_s=1),
+        RunPaths(tmp_path),
+        first=True,
+        held_out={"a": 2},
+    )
     until(lambda: this.why_not(0.0, ["s"]) == "" and this.deaths > 3)
     assert this.why_not(0.5, ["s"]) == ""
     until(lambda: this.why_not(5.0, ["s"]))
     assert this.why_not(0.5, ["s"]) == ""  # training has hardly waited
-    assert "come no further for" in this.why_not(5.0, ["s"]) and "it ended with code -9" in this.why_not(5.0, ["s"])
+    assert "come no further for" in this.why_not(
+        5.0, ["s"]
+    ) and "it ended with code -9" in this.why_not(5.0, ["s"])
     assert len(caplog.records) == 1
     this.close()
 
 
 def test_one_that_makes_a_shard_between_its_deaths_is_started_again_at_once(
-        tmp_path: Path, producer: Callable[[str], None]) -> None:
-    producer(f"import json, sys; sys.stdout.write(json.dumps({WORDS | {'made': 1}!r}) + chr(10)); sys.exit(1)")
-    this = Feed(dataclasses.replace(Config(), data_timeout_s=1), RunPaths(tmp_path), first=True, held_out={"a": 2})
+    tmp_path: Path, producer: Callable[[str], None]
+) -> None:
+    producer(
+        f"import json, sys; sys.stdout.write(json.dumps({WORDS | {'made': 1}!r}) + chr(10)); sys.exit(1)"
+    )
+    this = Feed(
+        dataclasses.replace(Config(), data_timeout_s=1),
+        RunPaths(tmp_path),
+        first=True,
+        held_out={"a": 2},
+    )
     began = time.monotonic()
     until(lambda: this.why_not(0.0, ["s"]) == "" and this.earlier > 4)
     assert this.deaths <= 1 and this.why_not(9.0, ["s"]) == "" and this.furthest[0] >= 5
@@ -158,13 +224,18 @@ def test_one_that_makes_a_shard_between_its_deaths_is_started_again_at_once(
 
 
 def test_the_producer_has_the_settings_of_the_trainer_and_then_where_it_is(
-        tmp_path: Path, producer: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path: Path, producer: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     said = tmp_path / "said"
-    producer(f"import sys; f = open({str(said)!r}, 'w', buffering=1)\nfor line in sys.stdin: f.write(line)\n"
-             "f.write('end')")
+    producer(
+        f"import sys; f = open({str(said)!r}, 'w', buffering=1)\nfor line in sys.stdin: f.write(line)\n"
+        "f.write('end')"
+    )
     c = dataclasses.replace(Config(), data_mix="a:1", hf_token="hf_secret")
     this = Feed(c, RunPaths(tmp_path), first=True, held_out={"a": 2})
-    monkeypatch.setenv("DATA_MIX", "other:1")  # an environment or a file that has changed is not read again
+    monkeypatch.setenv(
+        "DATA_MIX", "other:1"
+    )  # an environment or a file that has changed is not read again
     this.tell({"a": 3}, {"a": 5})
     this.close()
     settings, where, end = said.read_text().splitlines()
@@ -173,8 +244,9 @@ def test_the_producer_has_the_settings_of_the_trainer_and_then_where_it_is(
     assert json.loads(where) == {"at": {"a": 3}, "until": {"a": 5}}
 
 
-def test_a_producer_that_reads_nothing_does_not_hold_training_up(tmp_path: Path,
-                                                                 producer: Callable[[str], None]) -> None:
+def test_a_producer_that_reads_nothing_does_not_hold_training_up(
+    tmp_path: Path, producer: Callable[[str], None]
+) -> None:
     producer("import time; time.sleep(60)")
     this = Feed(Config(), RunPaths(tmp_path), first=True, held_out={"a": 2})
     began = time.monotonic()
@@ -192,4 +264,7 @@ def test_a_rank_that_never_sees_the_shards_is_named(tmp_path: Path) -> None:
     this.seen = time.monotonic() - 6
     assert "rank 2 has not seen the shards of s" in this.why_not(7.0, ["", "", "s"])
     assert "on a disk that all nodes share" in this.why_not(7.0, ["", "", "s"])
-    assert Feed(Config(), RunPaths(tmp_path), first=False, held_out={}).why_not(10**6, ["s", "s"]) == ""
+    assert (
+        Feed(Config(), RunPaths(tmp_path), first=False, held_out={}).why_not(10**6, ["s", "s"])
+        == ""
+    )
