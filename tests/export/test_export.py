@@ -419,7 +419,7 @@ IMPORTED = """
 import json, sys
 from pathlib import Path
 import torch
-from train import foreign
+from train.model import hf_import as foreign
 from settings.config import Config
 from train.model.model import build
 def peak():

@@ -35,21 +35,21 @@ class Fault:
     every: bool = False
 
 
-# Where: module, function, and whether the fault comes before it or behind it.
+# Where: module of train/, function, and whether the fault comes before it or behind it.
 POINTS = {
-    "data": ("prepare", "open_sources", "before"),
+    "data": ("data.prepare", "open_sources", "before"),
     "rehearsal": ("assemble", "rehearse", "before"),
-    "resuming": ("recovery", "resume", "before"),
-    "step": ("batch", "Loader.batch", "behind"),
-    "forward": ("model", "Transformer.forward", "behind"),
+    "resuming": ("faults.recovery", "resume", "before"),
+    "step": ("data.batch", "Loader.batch", "behind"),
+    "forward": ("model.model", "Transformer.forward", "behind"),
     "numbers": ("step", "read_numbers", "before"),
-    "evaluation": ("evaluate", "Evaluator.padded", "before"),
-    "save": ("checkpoint", "write", "before"),
-    "commit": ("checkpoint", "commit", "before"),
-    "committed": ("checkpoint", "prune", "before"),
+    "evaluation": ("evaluate.validation", "Evaluator.padded", "before"),
+    "save": ("checkpoint.checkpoint", "write", "before"),
+    "commit": ("checkpoint.checkpoint", "commit", "before"),
+    "committed": ("checkpoint.checkpoint", "prune", "before"),
     # in the producer of a run that streams; their step is the number of shards that the source has
-    "document": ("making", "Maker.add", "before"),
-    "seal": ("making", "Maker.write_manifest", "before"),
+    "document": ("data.shard_writer", "Maker.add", "before"),
+    "seal": ("data.shard_writer", "Maker.write_manifest", "before"),
 }
 IN_THE_PRODUCER = ("document", "seal")
 

@@ -230,7 +230,7 @@ def test_text_with_bom_and_carriage_returns_is_kept_to_the_byte(
 
 def run_prepare(folder: Path, env: dict[str, str], script: str = "") -> tuple[int, str]:
     """(exit code, what it said) of make data in a process of its own, with something done first."""
-    script += "\nimport sys; from train import prepare; sys.exit(prepare.main(['data']))"
+    script += "\nimport sys; from train.data import prepare; sys.exit(prepare.main(['data']))"
     done = subprocess.run(
         [sys.executable, "-c", script],
         env=environment(folder, {}) | env,
@@ -298,7 +298,7 @@ def test_a_document_of_50_mb_without_a_blank_takes_bounded_memory(
     tmp_path: Path, data: dict[str, str]
 ) -> None:
     script = (
-        "import resource, torch, numpy, pyarrow; from train import prepare\n"
+        "import resource, torch, numpy, pyarrow; from train.data import prepare\n"
         "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
         "resource.setrlimit(resource.RLIMIT_AS, (used + 4 * 2**30,) * 2)"
     )

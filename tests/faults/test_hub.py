@@ -43,7 +43,7 @@ def prepare(
     """(exit code, what it said, how often what was asked for) of make data."""
     folder.mkdir(parents=True, exist_ok=True)
     served = Repository({"train.jsonl": questions()}, manner, bad_times, retry_after)
-    main = f"{script}import sys; from train import prepare; sys.exit(prepare.main(['data']))"
+    main = f"{script}import sys; from train.data import prepare; sys.exit(prepare.main(['data']))"
     command = ["-c", main] if script else ["-m", "train.data.prepare", "data"]
     with hub(repositories={REPOSITORY: served}) as server:
         done = subprocess.run(
@@ -210,7 +210,7 @@ def test_a_file_that_the_tokenizer_had_fetched_ahead_is_not_fetched_again_for_th
 ) -> None:
     served = Repository({"a.jsonl": questions(), "b.jsonl": questions()}, "slow file", 1000)
     script = (
-        "import sys; from train import prepare; prepare.TOKENIZER_TEXT_BYTES = 2000\n"
+        "import sys; from train.data import prepare; prepare.TOKENIZER_TEXT_BYTES = 2000\n"
         "sys.exit(prepare.main(['data']))"
     )
     with hub(repositories={REPOSITORY: served}) as server:

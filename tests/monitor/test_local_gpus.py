@@ -31,7 +31,7 @@ def paths(tmp_path: Path) -> RunPaths:
 
 # ---- Of the driver
 
-ASK = """import sys; from monitor import here; from monitor.facts import to_line; from settings.config import Config
+ASK = """import sys; from monitor import local as here; from monitor.facts import to_line; from settings.config import Config
 from record.run_paths import RunPaths; from pathlib import Path; import time
 paths = RunPaths(Path(sys.argv[1])); between = here.Between(paths)
 for _ in range(int(sys.argv[2])): print(to_line(here.look(Config(), paths, None, between)))"""

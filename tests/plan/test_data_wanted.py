@@ -162,7 +162,7 @@ def test_a_source_of_unknown_size_has_no_epochs(tmp_path: Path) -> None:
 
 def test_it_needs_neither_torch_nor_a_tokenizer_and_without_shards_no_numpy() -> None:
     code = (
-        "import sys; from plan import data; from settings.config import Config; "
+        "import sys; from plan import data_wanted as data; from settings.config import Config; "
         "data.epochs(Config.load({'PRESET': 'xlarge-8xa100', 'ENV_FILE': '', 'DATA_DIR': 'no-such-folder'})); "
         "sys.exit(bool({'torch', 'tokenizers', 'pyarrow', 'numpy'} & set(sys.modules)))"
     )

@@ -240,8 +240,8 @@ def test_a_file_where_a_folder_is_wanted_is_said_in_a_sentence(
 AS_NOBODY = """
 import os, sys
 from doctor import before_run
-from k8s import where
-from plan import __main__, begun, here, probe
+from k8s.cluster import where
+from plan import __main__; from plan import run_so_far as begun; from plan import this_machine as here; from plan import measured as probe
 from hardware.gpu_specs import CARDS
 from hardware.gpu_specs import CARDS
 from settings.config import Config

@@ -84,7 +84,7 @@ def hold(
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 def test_what_cannot_be_looked_into_is_held_by_nobody() -> None:
-    code = "import os, sys; from train import status; os.setuid(65534); print(*map(status.is_locked, sys.argv[1:]))"
+    code = "import os, sys; from record import status; os.setuid(65534); print(*map(status.is_locked, sys.argv[1:]))"
     with tempfile.TemporaryDirectory() as closed:  # to other users
         paths = [f"{closed}/run.lock", f"{__file__}/run.lock", "/none/run.lock"]
         done = subprocess.run(

@@ -156,7 +156,7 @@ def test_a_disk_that_fills_up_on_the_way_ends_nothing(tmp_path: Path, data: dict
     ).returncode:
         pytest.skip("this machine lets nobody mount")
     script = (
-        "import sys; from pathlib import Path; from train import loop, main, status; f = loop.lr_at\n"
+        "import sys; from pathlib import Path; from train import loop; from train import main; from record import status; f = loop.lr_at\n"
         "status.BEAT_S = 0; filler = Path(sys.argv[1]) / 'filler'\n"
         "def fill(step, c):\n"
         "    if 6 <= step < 11 or step > 11 and sys.argv[2] == 'full':\n"
@@ -194,7 +194,7 @@ def test_a_disk_that_fills_up_on_the_way_ends_nothing(tmp_path: Path, data: dict
 
 POISON = """
 import sys, time
-from train import assemble, batch, checkpoint, main
+from train import assemble; from train.data import batch; from train.checkpoint import checkpoint; from train import main
 read = checkpoint.read_manifest
 checkpoint.read_manifest = lambda folder: (time.sleep(seconds), read(folder))[1]  # a large one on a slow disk
 build, batch_of, times, seconds = assemble.build, batch.Loader.batch, int(sys.argv[1]), float(sys.argv[2])
@@ -265,7 +265,7 @@ def test_a_save_that_fails_on_the_way_is_tried_again_and_does_not_end_the_run(
     tmp_path: Path, data: dict[str, str]
 ) -> None:
     script = (
-        "import sys, time; from train import checkpoint, loop, main\n"
+        "import sys, time; from train.checkpoint import checkpoint; from train import loop; from train import main\n"
         "f, rate, calls = checkpoint.check_space, loop.lr_at, []\n"
         "def slowly(*a):\n    time.sleep(0.5 * (len(calls) == 3)); return rate(*a)  # until it is tried again\n"
         "loop.lr_at = slowly\n"

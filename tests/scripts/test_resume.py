@@ -95,7 +95,7 @@ def test_a_signal_in_an_evaluation_stops_there_and_the_evaluation_is_made_up_for
     env = environment(tmp_path, data, KEEP_LAST=9, EVAL_EVERY=12)
     run = tmp_path / "run"
     told = (
-        "import os, signal; from train import evaluate, main; f = evaluate.Evaluator.padded\n"
+        "import os, signal; from train.evaluate import validation as evaluate; from train import main; f = evaluate.Evaluator.padded\n"
         "def padded(*a):\n    os.kill(os.getpid(), signal.SIGTERM); return f(*a)\n"
         "evaluate.Evaluator.padded = padded; raise SystemExit(main.main())"
     )
@@ -170,7 +170,7 @@ def test_an_attempt_that_ends_before_training_keeps_what_the_last_one_reached(
     train(env | {"MAX_STEPS": "6", "N_EMBD": "64"}, code=64)
     assert json.loads(path.read_text()) == done  # refused before anything was touched
     told = (
-        "import os, signal; from train import main, prepare\n"
+        "import os, signal; from train import main; from train.data import prepare\n"
         "prepare.open_sources = lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM)\n"
         "raise SystemExit(main.main())"
     )

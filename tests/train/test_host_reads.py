@@ -12,14 +12,14 @@ COUNTER = """
 import collections, json, sys, traceback
 from pathlib import Path
 import torch
-from train import main, metrics
+from train import main; from record import metrics
 
 reads, found, write = collections.Counter(), [], metrics.Recorder.step
 
 def counted(name):
     method = getattr(torch.Tensor, name)
     def read(self, *args, **kwargs):
-        asking = [frame for frame in traceback.extract_stack(limit=15) if Path(frame.filename).parent.name == "train"]
+        asking = [frame for frame in traceback.extract_stack(limit=15) if Path(frame.filename).is_relative_to(Path.cwd() / "train")]
         reads[f"{name} in {Path(asking[-1].filename).stem}.{asking[-1].name}" if asking else name] += 1
         return method(self, *args, **kwargs)
     return read

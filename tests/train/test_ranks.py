@@ -157,7 +157,11 @@ import os
 {everywhere}
 if rank := os.environ.get("RANK"):
     import signal, time
-    from train import checkpoint, interrupt, loop, prepare, sample
+    from train import loop
+    from train.checkpoint import checkpoint
+    from train.data import prepare
+    from train.distributed import signals as interrupt
+    from train.model import generate as sample
     def kill(number): os.kill(os.getpid(), number)
     {fault}
 """
@@ -186,7 +190,7 @@ def test_a_rank_that_fails_after_the_others_are_done_is_not_a_success(
     env = with_fault(
         environment(tmp_path, data, NPROC=2, MAX_STEPS=2),
         tmp_path,
-        "from train import metrics",
+        "from record import metrics",
         "close, calls = metrics.Recorder.close, []",
         "metrics.Recorder.close = lambda self: (calls.append(time.sleep(1)), "
         "1 / 0 if rank == '0' and len(calls) == 1 else close(self))",
@@ -301,7 +305,7 @@ def test_a_split_model_whose_evaluation_fails_is_whole_for_its_sample(
     env = with_fault(
         environment(tmp_path, data, NPROC=2, PARALLEL="fsdp", MAX_STEPS=2),
         tmp_path,
-        "from train import evaluate",
+        "from train.evaluate import validation as evaluate",
         "evaluate.Evaluator.padded = lambda *_: 1 / 0",
     )
     out = train(env, command=LAUNCH)

@@ -190,7 +190,7 @@ def test_a_source_that_fails_while_it_is_read_is_not_blamed_on_the_disk(config: 
 
 AS_ANOTHER_USER = """
 import os, sys
-from train import prepare
+from train.data import prepare
 settings = prepare.Config.load()  # now: the other user may not be able to read this repository
 prepare.Config.load = classmethod(lambda cls: settings)
 if os.getuid() == 0:  # who may write anywhere

@@ -331,7 +331,7 @@ def test_a_million_null_rows_in_a_row_take_no_memory(
 MEASURED = """
 import math, resource, sys
 from pathlib import Path
-from train import tokenizer
+from train.data import tokenizer
 from train.data.sources.fetch import Files
 from train.data.sources.pin import pin
 from train.data.sources.source import Source

@@ -14,7 +14,7 @@ from tests.running import ROOT
 FETCH = """
 import json, sys
 from pathlib import Path
-from train import tokenizer
+from train.data import tokenizer
 from train.data.sources import hub
 
 hub.FIRST_PAUSE_S = 0.01

@@ -280,7 +280,7 @@ def test_a_site_that_is_killed_stops_no_other_and_catches_up(started: Started) -
 DIES = """
 import os, sys
 from train import main
-from train.diloco import striped
+from train.diloco import allreduce as striped
 Gloo = striped.StripedGloo
 reset, swapped, begun, shared = Gloo.reset, Gloo.swapped, [], set()
 def counting(self):

@@ -99,7 +99,7 @@ def test_asked_again_after_a_while_it_says_its_code_and_ends_at_once(
 DEAF = """
 import datetime, sys, threading
 from torch.distributed import TCPStore
-from train import interrupt
+from train.distributed import signals as interrupt
 interrupt.DEAF_S, interrupt.PATIENCE_S = float(sys.argv[2]), 0.2
 this = interrupt.Interrupt()
 this.training, this.at_force = sys.argv[1] == "training", lambda code, mark: print(code, mark, flush=True)

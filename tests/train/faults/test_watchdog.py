@@ -16,7 +16,7 @@ from train.faults.watchdog import Watchdog
 HANGS = """
 import ctypes, logging, sys, time
 from pathlib import Path
-from train import watchdog
+from train.faults import watchdog
 logging.basicConfig(format="%(message)s")
 folder, rank, what = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 watchdog.BEHIND_S, watchdog.GATHER_S = 1.0 if what == "with Python" else 30.0, 0.1
