@@ -13,8 +13,8 @@ from settings.finding import FAIL, PASS, WARN, Finding
 
 OLDEST = (3, 11)
 LOCKS = (
-    "requirements.txt",
-    "requirements-torch.txt",
+    "requirements/base.txt",
+    "requirements/torch.txt",
 )  # in this order, as scripts/setup.sh hashes them
 
 

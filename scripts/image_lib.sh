@@ -86,7 +86,7 @@ is_built() {
 build() {
   local start=$SECONDS source created argument command=() arguments=() size="about 3 GB"
   [[ $TORCH_BACKEND != cpu ]] || size="about 0.4 GB"
-  echo "$ME: building $TAG with $BUILDER: torch $(sed -n 's/^torch==//p' requirements-torch.txt) in its build" \
+  echo "$ME: building $TAG with $BUILDER: torch $(sed -n 's/^torch==//p' requirements/torch.txt) in its build" \
     "$TORCH_BACKEND${BACKEND_WHY-} (TORCH_BACKEND, docs/image.md), $size to download where nothing is cached"
   case $BUILDER in
     buildx) command=(docker buildx build --load) ;;

@@ -60,7 +60,7 @@ entering() {
   for name in .env .env.production id_rsa key.pem .git/config .netrc runs/tiny/metrics.jsonl data/a.bin wandb/run.log \
     .venv/bin/python train/.env train/id_rsa train/a.pem train/notes.txt train/__pycache__/a.pyc presets/.env \
     scripts/a.py sources/a.json tests/test_a.py k8s/a.yaml .image docker/Dockerfile \
-    train/a.py train/data/a.py presets/a.env scripts/a.sh sources/a.toml requirements.txt LICENSE; do
+    train/a.py train/data/a.py presets/a.env scripts/a.sh sources/a.toml requirements/a.txt LICENSE; do
     mkdir -p "$(dirname "$tree/$name")"
     echo "$name" >"$tree/$name"
   done
@@ -72,7 +72,7 @@ entering() {
   buildah rm "$container"
   diff - "$work/entered" <<<"./LICENSE
 ./presets/a.env
-./requirements.txt
+./requirements/a.txt
 ./scripts/a.sh
 ./sources/a.toml
 ./train/a.py

@@ -6,11 +6,11 @@
 #   reads: VENV (default .venv), PYTHON (a Python >= 3.11), TORCH_BACKEND (auto, cpu, cu126, cu130 ...)
 #   makes: $VENV; its stamps .ready, .ready-dev and .ready-finetune come last, so a setup that was cut short counts as
 #          none
-# Says nothing when all is in place. Exit codes: 64 usage, 78 nothing to build on, 1 an install failed.
+# An environment that pip install -e . or uv sync made is taken as it is. Says nothing when all is in place. Exit codes: 64 usage, 78 nothing to build on, 1 an install failed.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export VENV=${VENV:-.venv}
-BASE=(requirements.txt requirements-torch.txt)
+BASE=(requirements/base.txt requirements/torch.txt)
 
 say() { echo "setup: $*" >&2; }
 die() { say "${@:2}"; exit "$1"; }
@@ -29,8 +29,26 @@ base_is_ready() {
   [[ -x $VENV/bin/python && -f $VENV/.ready ]] && read -r sum build < "$VENV/.ready" &&
     [[ $sum == "$(digest "${BASE[@]}")" && ( ${TORCH_BACKEND:-auto} == auto || $TORCH_BACKEND == "$build" ) ]]
 }
-has() { [[ -f $VENV/.ready-$1 && $(cat "$VENV/.ready-$1") == "$(digest "requirements-$1.txt")" ]]; }
+has() { [[ -f $VENV/.ready-$1 && $(cat "$VENV/.ready-$1") == "$(digest "requirements/$1.txt")" ]]; }
 more_is_ready() { [[ -z $1 ]] || has "$1" || { [[ $1 == finetune ]] && has dev; }; }  # dev has all
+
+# made_by_others EXTRA: whether pip install -e . or uv sync made this environment. It is taken as it is; what an extra
+# needs is theirs to install too.
+made_by_others() {
+  local packages=(torch)
+  [[ -x $VENV/bin/python && ! -e $VENV/.setup.lock ]] && has_packages pure-transformer || return 1
+  case $1 in
+    finetune) packages+=(transformers peft) ;;
+    dev) packages+=(transformers peft pytest pytest-timeout ruff mypy import-linter) ;;
+  esac
+  has_packages "${packages[@]}" ||
+    die 78 "$VENV was made by pip or uv and lacks some of: ${packages[*]}. Add them with" \
+      "pip install -e '.${1:+[$1]}' or uv sync${1:+ --extra $1}, or set VENV to another folder"
+}
+has_packages() {
+  "$VENV/bin/python" -I -c 'import importlib.metadata, sys
+for name in sys.argv[1:]: importlib.metadata.version(name)' "$@" 2> /dev/null
+}
 
 choose_python() {
   local names=(python3 python3.13 python3.12 python3.11)
@@ -71,7 +89,7 @@ install_base() {
     find -H "$VENV" -mindepth 1 -maxdepth 1 ! -name .setup.lock -exec rm -rf {} +
     "$python" -m venv "$VENV" || die 78 "$python -m venv failed, see above"
   fi
-  pip_install requirements.txt
+  pip_install requirements/base.txt
   found=$(scripts/setup_torch.sh) || failed "installing torch"
   echo "$sum ${found%% *}" > "$VENV/.ready"
   say "ready in $SECONDS s: ${found#* }"
@@ -82,14 +100,15 @@ main() {
   [[ $# -le 1 && $more == @(|--dev|--finetune) ]] || die 64 "usage: scripts/setup.sh [--dev | --finetune]"
   more=${more#--}
   if base_is_ready && more_is_ready "$more"; then return; fi
+  if made_by_others "$more"; then return; fi
   choose_python
   take_lock
   # pip ends a Ctrl-C as an ordinary failure, which is not the network's
   trap 'break_off 130 "interrupted; the same command goes on"' INT
   base_is_ready || install_base
   more_is_ready "$more" || {
-    pip_install "requirements-$more.txt"
-    digest "requirements-$more.txt" > "$VENV/.ready-$more"
+    pip_install "requirements/$more.txt"
+    digest "requirements/$more.txt" > "$VENV/.ready-$more"
   }
 }
 

@@ -2,14 +2,14 @@
 # Install the pinned torch in $VENV, in the build that fits this machine. A part of scripts/setup.sh.
 #
 #   usage: VENV=.venv scripts/setup_torch.sh
-#   reads: requirements-torch.txt, TORCH_BACKEND (auto, cpu, cu126, cu130 ...), UV_CUDA_DRIVER_VERSION (a driver
+#   reads: requirements/torch.txt, TORCH_BACKEND (auto, cpu, cu126, cu130 ...), UV_CUDA_DRIVER_VERSION (a driver
 #          to assume, for an environment that another machine will use), pip's and uv's configuration
 #   makes: torch in $VENV; says first which build and how much it is; prints "BUILD what torch sees" on stdout
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 BACKEND=${TORCH_BACKEND:-auto}
-PINNED=$(sed -n 's/^torch==//p' requirements-torch.txt)
+PINNED=$(sed -n 's/^torch==//p' requirements/torch.txt)
 CHECK='import platform, torch
 build, gpus = torch.__version__.partition("+")[2] or "cpu", torch.cuda.device_count()
 seen = "1 GPU" if gpus == 1 else f"{gpus} GPUs"

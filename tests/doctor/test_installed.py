@@ -76,7 +76,7 @@ def test_this_environment_is_as_pinned() -> None:
     if here.stamp == "ours":  # make setup was through with it
         assert (here.missing, here.differing) == ((), ())
     sed = subprocess.run(
-        ["sed", "-n", "s/^torch==//p", "requirements-torch.txt"],
+        ["sed", "-n", "s/^torch==//p", "requirements/torch.txt"],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -88,8 +88,9 @@ def test_this_environment_is_as_pinned() -> None:
 def test_packages_that_are_absent_or_of_another_version_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "requirements.txt").write_text("numpy==0.1\nno-such-package==1.0\n")
-    (tmp_path / "requirements-torch.txt").write_text("torch==2.13.0\n")
+    (tmp_path / "requirements").mkdir()
+    (tmp_path / "requirements" / "base.txt").write_text("numpy==0.1\nno-such-package==1.0\n")
+    (tmp_path / "requirements" / "torch.txt").write_text("torch==2.13.0\n")
     monkeypatch.setattr(installed, "ROOT", tmp_path)
     here = installed.environment()
     assert here.missing == ("no-such-package",) and here.differing == (
@@ -99,7 +100,7 @@ def test_packages_that_are_absent_or_of_another_version_are_named(
 
 def test_the_stamp_tells_who_made_the_environment(tmp_path: Path) -> None:
     assert installed.stamp(tmp_path) == "none"
-    script = 'cat requirements.txt requirements-torch.txt | sha256sum | cut -d " " -f 1'
+    script = 'cat requirements/base.txt requirements/torch.txt | sha256sum | cut -d " " -f 1'
     digest = subprocess.run(
         ["bash", "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.strip()

@@ -89,8 +89,9 @@ class Clone:
             shutil.copy(ROOT / "scripts" / path, self.root / "scripts")
         (self.root / "docker").mkdir()
         shutil.copy(ROOT / "docker" / "Dockerfile", self.root / "docker")
-        for path in (".gitignore", ".dockerignore", "requirements-torch.txt"):
+        for path in (".gitignore", ".dockerignore"):
             shutil.copy(ROOT / path, self.root)
+        shutil.copytree(ROOT / "requirements", self.root / "requirements")
         self.bin.mkdir()
         for tool in TOOLS:
             if found := shutil.which(tool):

@@ -130,9 +130,9 @@ def test_all_that_a_job_runs_enters() -> None:
         "docker/finish.sh",
         "docker/check.sh",
         "docker/check.py",
-        "requirements.txt",
-        "requirements-torch.txt",
-        "requirements-finetune.txt",
+        "requirements/base.txt",
+        "requirements/torch.txt",
+        "requirements/finetune.txt",
         "LICENSE",
     ]
     assert len(needed) > 60
@@ -174,12 +174,12 @@ def test_what_fine_tuning_needs_is_locked_and_a_layer_behind_what_all_need() -> 
     )
     assert (
         base
-        < DOCKERFILE.index("COPY requirements-finetune.txt")
+        < DOCKERFILE.index("COPY requirements/finetune.txt")
         < more
         < DOCKERFILE.index("COPY . ./")
     )
     assert (
-        DOCKERFILE[:more].count("requirements-finetune.txt") == 1
+        DOCKERFILE[:more].count("requirements/finetune.txt") == 1
     )  # a change of it leaves torch's layer as it is
 
 

@@ -257,7 +257,7 @@ def test_a_run_that_was_not_stopped_or_not_done_fails(tmp_path: Path) -> None:
 
 def test_a_run_that_installs_something_fails(tmp_path: Path) -> None:
     run = run_folder(tmp_path / "run")
-    (run / "console").write_text("setup: installing requirements.txt in /opt/venv\n")
+    (run / "console").write_text("setup: installing requirements/base.txt in /opt/venv\n")
     assert trained(run).returncode == 1
 
 

@@ -4,6 +4,7 @@ import importlib.metadata
 import re
 import shutil
 import subprocess
+import tomllib
 
 import pytest
 
@@ -11,15 +12,15 @@ from tests.scripts.test_setup import ROOT, Machine, machine
 
 __all__ = ["machine"]  # a fixture
 
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
 
 # ---- The lock files
 
 
-@pytest.mark.parametrize(
-    "name", ["requirements.txt", "requirements-finetune.txt", "requirements-dev.txt"]
-)
+@pytest.mark.parametrize("name", ["base", "finetune", "dev"])
 def test_a_lock_file_pins_with_hashes_and_names_no_index(name: str) -> None:
-    text = (ROOT / name).read_text()
+    text = (ROOT / "requirements" / f"{name}.txt").read_text()
     assert not re.search(r"https?:|--(extra-)?index|--find-links|file:", text)
     assert "#    scripts/lock.sh" in text
     pins = re.findall(r"^[a-z0-9]\S*.*?(?=^[a-z0-9]|\Z)", text, re.M | re.S)
@@ -32,17 +33,19 @@ def test_a_lock_file_pins_with_hashes_and_names_no_index(name: str) -> None:
 def pinned(name: str) -> dict[str, set[str]]:
     pins: dict[str, set[str]] = {}
     for package, version in re.findall(
-        r"^([a-z0-9][a-z0-9._-]*)==([^\s;]+)", (ROOT / name).read_text(), re.M
+        r"^([a-z0-9][a-z0-9._-]*)==([^\s;]+)",
+        (ROOT / "requirements" / f"{name}.txt").read_text(),
+        re.M,
     ):
         pins.setdefault(package, set()).add(version)
     return pins
 
 
 @pytest.mark.parametrize(
-    ("inner", "outer"), [("", "-finetune"), ("", "-dev"), ("-finetune", "-dev")]
+    ("inner", "outer"), [("base", "finetune"), ("base", "dev"), ("finetune", "dev")]
 )
 def test_pins_agree_with_those_they_are_installed_over(inner: str, outer: str) -> None:
-    base, more = pinned(f"requirements{inner}.txt"), pinned(f"requirements{outer}.txt")
+    base, more = pinned(inner), pinned(outer)
     assert base.keys() & more.keys()
     assert {
         name: more[name] for name in base.keys() & more.keys() if not more[name] <= base[name]
@@ -50,10 +53,11 @@ def test_pins_agree_with_those_they_are_installed_over(inner: str, outer: str) -
 
 
 def test_torch_is_pinned_in_one_place_and_all_it_needs_is_locked() -> None:
-    pins = pinned("requirements.txt")
-    for name in ("requirements.txt", "requirements-finetune.txt", "requirements-dev.txt"):
+    pins = pinned("base")
+    for name in ("base", "finetune", "dev"):
         assert "torch" not in pinned(name)
-    assert len(pinned("requirements-torch.txt")["torch"]) == 1
+    (version,) = pinned("torch")["torch"]
+    assert f"torch=={version}" in PROJECT["dependencies"]
     needs = [
         re.split(r"[^A-Za-z0-9_.-]", line)[0]
         for line in importlib.metadata.requires("torch") or []
@@ -63,6 +67,15 @@ def test_torch_is_pinned_in_one_place_and_all_it_needs_is_locked() -> None:
     assert [
         name for name in needs if name not in pins and not re.match("nvidia-|cuda-|triton", name)
     ] == []
+
+
+@pytest.mark.parametrize("name", ["base", "finetune", "dev"])
+def test_a_lock_file_has_all_that_is_declared(name: str) -> None:
+    wanted = [*PROJECT["dependencies"]]
+    for extra in {"base": (), "finetune": ("finetune",), "dev": ("finetune", "dev")}[name]:
+        wanted += PROJECT["optional-dependencies"][extra]
+    names = {re.split(r"[^A-Za-z0-9_-]", line)[0].lower() for line in wanted}
+    assert names - pinned(name).keys() == {"torch"} | ({"pure-transformer"} & names)
 
 
 # ---- .ci/run

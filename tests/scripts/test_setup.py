@@ -52,6 +52,8 @@ case "$*" in
     while [[ -n ${{GATE:-}} && ! -e $GATE ]]; do sleep 0.02; done
     [[ ${{PIP_CODE:-0}} == 0 ]] || echo "ERROR: no matching distribution" >&2
     exit "${{PIP_CODE:-0}}" ;;
+  *"import importlib.metadata, sys"*)
+    for name in "${{@:4}}"; do [[ " ${{INSTALLED:-}} " == *" $name "* ]] || exit 1; done ;;
   *'m.version("torch")'*) [[ -n ${{HAVE:-}} ]] && echo "$HAVE" ;;
   *torch.__version__*) echo "${{BUILD:-cpu}} Python 3.11.7, torch 2.13.0, 0 GPUs seen" ;;
   *) exec {sys.executable} "$@" ;;
@@ -81,13 +83,7 @@ class Machine:
         self.bin.mkdir()
         for name in ("setup.sh", "setup_torch.sh"):
             shutil.copy(ROOT / "scripts" / name, self.root / "scripts" / name)
-        for name in (
-            "requirements",
-            "requirements-torch",
-            "requirements-finetune",
-            "requirements-dev",
-        ):
-            shutil.copy(ROOT / f"{name}.txt", self.root / f"{name}.txt")
+        shutil.copytree(ROOT / "requirements", self.root / "requirements")
         for name in TOOLS:
             if found := shutil.which(name):
                 (self.bin / name).symlink_to(found)
@@ -178,6 +174,18 @@ def test_a_folder_of_somebody_else_is_left_alone(machine: Machine) -> None:
     assert [path.name for path in machine.venv.iterdir()] == ["thesis.tex"]
 
 
+def test_an_environment_that_pip_or_uv_made_is_taken_as_it_is(machine: Machine) -> None:
+    (machine.venv / "bin").mkdir(parents=True)
+    shutil.copy(machine.bin / "python3", machine.venv / "bin" / "python")
+    installed = {"INSTALLED": "pure-transformer torch"}
+    machine.setup(**installed)
+    assert not machine.calls("pip install") and not (machine.venv / ".ready").exists()
+    lacking = machine.setup("--finetune", code=78, **installed)
+    assert "pip install -e '.[finetune]' or uv sync --extra finetune" in lacking
+    complete = {"INSTALLED": f"{installed['INSTALLED']} transformers peft"}
+    machine.setup("--finetune", **complete)
+
+
 def test_a_place_that_cannot_be_written_to_is_told_with_the_way_out(
     machine: Machine, tmp_path: Path
 ) -> None:
@@ -209,9 +217,9 @@ def test_a_finished_setup_is_silent_quick_and_starts_nothing(machine: Machine) -
 
 def test_a_changed_lock_file_is_installed_into_the_same_environment(machine: Machine) -> None:
     machine.setup()
-    (machine.root / "requirements.txt").write_text("numpy==2.0.0\n")
+    (machine.root / "requirements" / "base.txt").write_text("numpy==2.0.0\n")
     machine.setup(HAVE="2.13.0+cpu")
-    assert machine.calls("pip install .*-r requirements.txt")
+    assert machine.calls("pip install .*-r requirements/base.txt")
     assert not machine.calls("-m venv")
     assert not machine.calls("^uv")
     assert machine.setup() == ""
@@ -255,7 +263,7 @@ def test_a_killed_install_leaves_no_stamp_and_the_next_one_starts_anew(
 
 def test_a_killed_update_leaves_no_stamp(machine: Machine, tmp_path: Path) -> None:
     machine.setup()
-    (machine.root / "requirements.txt").write_text("numpy==2.0.0\n")
+    (machine.root / "requirements" / "base.txt").write_text("numpy==2.0.0\n")
     process = machine.start(GATE=str(tmp_path / "never"))
     wait_for(lambda: machine.calls("pip install"))
     os.killpg(process.pid, signal.SIGKILL)
@@ -313,7 +321,7 @@ def test_two_setups_at_once_install_once(machine: Machine, tmp_path: Path) -> No
     gate.touch()
     assert first.wait(timeout=120) == 0
     assert second.wait(timeout=120) == 0
-    assert len(machine.calls("pip install .*-r requirements.txt")) == 1
+    assert len(machine.calls("pip install .*-r requirements/base.txt")) == 1
     second.communicate()
     first.communicate()
 
@@ -400,8 +408,8 @@ def test_asking_for_another_build_changes_torch_and_not_asking_keeps_it(machine:
 def test_dev_adds_its_packages_once(machine: Machine) -> None:
     machine.setup()
     machine.setup("--dev")
-    assert machine.calls("pip install .*--require-hashes .*-r requirements-dev.txt")
-    assert not machine.calls("-r requirements.txt")
+    assert machine.calls("pip install .*--require-hashes .*-r requirements/dev.txt")
+    assert not machine.calls("-r requirements/base.txt")
     assert machine.setup("--dev") == ""
     assert machine.calls() == []
 
@@ -409,8 +417,8 @@ def test_dev_adds_its_packages_once(machine: Machine) -> None:
 def test_fine_tuning_adds_its_packages_once_and_dev_has_them(machine: Machine) -> None:
     machine.setup()
     machine.setup("--finetune")
-    assert machine.calls("pip install .*--require-hashes .*-r requirements-finetune.txt")
-    assert not machine.calls("-r requirements-dev.txt")
+    assert machine.calls("pip install .*--require-hashes .*-r requirements/finetune.txt")
+    assert not machine.calls("-r requirements/dev.txt")
     assert machine.setup("--finetune") == "" and machine.calls() == []
     machine.setup("--dev")
     (machine.venv / ".ready-finetune").unlink()

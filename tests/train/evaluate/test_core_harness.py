@@ -1,6 +1,6 @@
 """Tasks of CORE by EleutherAI's lm-evaluation-harness, beside ours: one model, the same documents, every choice.
 
-Not among the packages of requirements-dev.txt, of which it would bring 40 more; to run this, install it where torch and
+Not among the packages of requirements/dev.txt, of which it would bring 40 more; to run this, install it where torch and
 those are: pip install lm-eval[hf]==0.4.13. The documents are of the real bundle in ../shared.
 """
 
