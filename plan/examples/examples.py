@@ -130,8 +130,8 @@ of this machine cannot be looked into, the exit code is 78.
 ## Between sites
 With SITES above 1 the table of the network has DDP beside DiLoCo with 30, 100 and 500 steps between exchanges
 (SYNC_EVERY), as it is set, and in fragments with overlap; the hours of each; and what was published of its loss against
-DDP at equal tokens (`plan/network/evidence.py`). A figure counts where interval and number of sites are the same and the size
-is within a factor of {evidence.NEAR:g}; else the table says "not published", and below it which run comes nearest. Time
+DDP at equal tokens (`plan/network/evidence.py`). A figure counts where interval and number of sites are the same and
+the size is within a factor of {evidence.NEAR:g}; else the table says "not published", and below it which run comes nearest. Time
 can be computed, that loss cannot: small models lose more, longer intervals and more sites too. What to take is DDP
 where it computes for {100 * between.ENOUGH:.0f}% of the time, else the shortest interval with {100 * GOOD:.0f}%.
 

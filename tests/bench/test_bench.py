@@ -260,6 +260,6 @@ def test_making_data_is_measured_beside_the_tokenizer_on_the_same_text(
 
 def test_a_process_of_the_benchmark_that_fails_says_all_that_it_said() -> None:
     with pytest.raises(
-        RuntimeError, match=r"(?s)train\.prepare ended with exit code 64: .*VOCAB_SIZE=7"
+        RuntimeError, match=r"(?s)train\.data\.prepare ended with exit code 64: .*VOCAB_SIZE=7"
     ):
         bench_data.run("train.data.prepare", VOCAB_SIZE="7")

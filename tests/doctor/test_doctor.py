@@ -177,11 +177,11 @@ def test_where_says_what_is_looked_at(
     ).items():
         monkeypatch.setenv(name, value)
     asked: list[Config] = []
-    monkeypatch.setattr(doctor.cluster, "has_context", lambda: has_context)
+    monkeypatch.setattr(doctor.cluster_checks, "has_context", lambda: has_context)
     monkeypatch.setattr(
-        doctor.cluster, "findings", lambda c: asked.append(c) or [Finding("there", PASS, "")]
+        doctor.cluster_checks, "findings", lambda c: asked.append(c) or [Finding("there", PASS, "")]
     )
-    monkeypatch.setattr(doctor.local, "findings", lambda _: [Finding("here", PASS, "")])
+    monkeypatch.setattr(doctor.local_checks, "findings", lambda _: [Finding("here", PASS, "")])
     assert doctor.main() == 0
     assert [f["name"] for f in json.loads(capfd.readouterr().out)["findings"]] == names
     assert [c.nodes for c in asked] == ([4] if "there" in names else [])  # the settings of a launch
@@ -194,8 +194,8 @@ def test_settings_that_only_a_launch_refuses_stop_nothing_here(
         environment(tmp_path) | {"WHERE": "auto", "SHM_GB": "96", "PRESET": "xlarge-8xa100"}
     ).items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(doctor.cluster, "has_context", lambda: True)
-    monkeypatch.setattr(doctor.local, "findings", lambda _: [])
+    monkeypatch.setattr(doctor.cluster_checks, "has_context", lambda: True)
+    monkeypatch.setattr(doctor.local_checks, "findings", lambda _: [])
     assert (
         doctor.main() == 0 and "WARN  cluster  not looked at: SHM_GB=96" in capfd.readouterr().out
     )
@@ -209,7 +209,7 @@ def test_probe_measures_last_and_what_cannot_be_kept_is_told(
     for name, value in (environment(tmp_path) | {"PROBE": "1"}).items():
         monkeypatch.setenv(name, value)
     kept: list[object] = []
-    monkeypatch.setattr(doctor.local, "findings", lambda _: [Finding("here", PASS, "")])
+    monkeypatch.setattr(doctor.local_checks, "findings", lambda _: [Finding("here", PASS, "")])
     monkeypatch.setattr(doctor.probing, "measure", lambda c, say: say("products") or "measured")
     monkeypatch.setattr(
         doctor.probed, "findings", lambda c, found: [Finding("probe-disk", PASS, found)]

@@ -10,7 +10,7 @@ from settings.declare import ROOT, SettingsError
 from settings.rules import NAMES_OF_CHECKS
 
 SOURCES = [
-    path for room in ("plan", "doctor", "k8s") for path in sorted((ROOT / room).glob("*.py"))
+    path for room in ("plan", "doctor", "k8s") for path in sorted((ROOT / room).rglob("*.py"))
 ]
 
 

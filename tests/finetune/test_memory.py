@@ -27,13 +27,13 @@ def test_weights_that_do_not_fit(
     def full(*args: object) -> None:
         raise error
 
-    monkeypatch.setattr(tuning_job.model, "build", full)
+    monkeypatch.setattr(tuning_job.hf_model, "build", full)
     c = Config.of_preset(PRESET="finetune", DEVICE="cpu", MODEL=str(models["llama"]))
     with pytest.raises(
         SettingsError, match=r"its weights, 0\.\d GiB in the files.*PARALLEL=fsdp.*LORA_RANK=16"
     ):
         tuning_job.built(models["llama"], c, ALONE, Adapters.of(c))
-    monkeypatch.setattr(tuning_job.model, "build", lambda *args: 1 / 0)
+    monkeypatch.setattr(tuning_job.hf_model, "build", lambda *args: 1 / 0)
     with pytest.raises(ZeroDivisionError):  # what is something else stays what it is
         tuning_job.built(models["llama"], c, ALONE, None)
 

@@ -514,9 +514,9 @@ def test_whether_many_nodes_may_write_to_a_volume_that_is_to_be_made(
 ) -> None:
     c = cluster_config({**user.settings, "NODES": nodes})[0]
     monkeypatch.setattr(
-        doctor.checks,
+        doctor.preflight,
         "storage_classes",
-        lambda: [doctor.checks.StorageClass("standard", True, "Immediate", provisioner)],
+        lambda: [doctor.preflight.StorageClass("standard", True, "Immediate", provisioner)],
     )
     assert written(doctor.storage(doctor.There(c, "lab", "test", None, None, []))) == [said]
 

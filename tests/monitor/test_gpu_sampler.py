@@ -252,7 +252,7 @@ def test_basic_fields_and_chosen_gpus(start: Callable, nvml: Environment, tmp_pa
 
 
 def test_it_starts_without_what_is_slow_to_import() -> None:
-    code = "import sys, monitor.gpu_sampler; sys.stdout.write(' '.join(sys.modules))"
+    code = "import sys, monitor.gpu_sampler.__main__; sys.stdout.write(' '.join(sys.modules))"
     loaded = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, text=True, check=True, capture_output=True
     ).stdout

@@ -229,9 +229,9 @@ def test_a_look_that_fails_is_said_once_and_the_next_is_told(
         assert [of_line(line) is not None for line in told] == [True]
     said = capfd.readouterr().err.splitlines()
     assert [re.sub(r"[.]py:\d+", ".py:N", line.rpartition("fails: ")[2]) for line in said] == [
-        *2 * ["ZeroDivisionError: no such (test_teller.py:N)"],
-        "KeyError: 'a' (test_teller.py:N)",
-        f"ZeroDivisionError: {281 * 'x'} (test_teller.py:N)",
+        *2 * ["ZeroDivisionError: no such (test_pod_agent.py:N)"],
+        "KeyError: 'a' (test_pod_agent.py:N)",
+        f"ZeroDivisionError: {281 * 'x'} (test_pod_agent.py:N)",
     ]
     assert all(line.startswith("teller: nothing is told of this node") for line in said)
 

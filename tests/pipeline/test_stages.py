@@ -285,7 +285,7 @@ def test_the_sample_asks_what_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             ("say", ()),
         )
     ]
-    monkeypatch.setattr(inputs.chat, "render", lambda v, messages: list(messages[0].text))
+    monkeypatch.setattr(inputs.chat_format, "render", lambda v, messages: list(messages[0].text))
     c, sheet, v = Config.of_preset(PRESET="tiny"), Sheet(asked, 3, []), object()
     assert inputs.prompts_of(c, sheet, v, 64) == ["short?", "say"]  # type: ignore[arg-type]
     assert inputs.prompts_of(dataclasses.replace(c, prompt="mine"), sheet, v, 64) == ["mine"]  # type: ignore[arg-type]

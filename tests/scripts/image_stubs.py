@@ -80,7 +80,7 @@ class Clone:
 
     def __init__(self, folder: Path):
         self.root, self.bin, self.log = folder / "clone", folder / "bin", folder / "calls"
-        for name in ("train", "presets"):
+        for name in ("settings", "record", "hardware", "train", "presets"):
             shutil.copytree(
                 ROOT / name, self.root / name, ignore=shutil.ignore_patterns("__pycache__", "*.pyc")
             )

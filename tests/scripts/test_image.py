@@ -183,7 +183,7 @@ def test_the_tag_is_the_commit_in_the_repository_of_image(
 def test_a_tree_that_differs_from_its_commit_is_marked_as_such(clone: Clone, how: str) -> None:
     if how == "ignored":  # by git, but it would enter the image
         (clone.root / ".git" / "info" / "exclude").write_text("mine.py\n")
-    path = clone.root / "train" / ("loss.py" if how == "changed" else "mine.py")
+    path = clone.root / "train" / ("model/loss.py" if how == "changed" else "mine.py")
     path.write_text("x = 1\n")
     done = clone.install("buildah").run("image")
     commit = clone.git("rev-parse", "HEAD")

@@ -89,7 +89,7 @@ def test_a_file_that_was_changed_or_is_new(clone: Clone) -> None:
     (clone.root / "train" / "new.py").write_text("")
     said = refusal(clone, 78, IMAGE=REPOSITORY)
     assert "(train/new.py)" in said and "commit or stash" in said
-    (clone.root / "train" / "loss.py").write_text("")
+    (clone.root / "train" / "model" / "loss.py").write_text("")
     assert "(train/model/loss.py and 1 more)" in refusal(clone, 78, IMAGE=REPOSITORY)
 
 

@@ -18,7 +18,18 @@ SETUP = '#!/usr/bin/env bash\necho "setup $*" >> setup.log\n'
 
 def copy_of_repository(folder: Path) -> Path:
     """What make needs of it, with a setup that does nothing and this interpreter in the place of .venv's."""
-    for name in ("scripts", "train", "finetune", "monitor", "k8s", "presets", "export"):
+    for name in (
+        "settings",
+        "record",
+        "hardware",
+        "scripts",
+        "train",
+        "finetune",
+        "monitor",
+        "k8s",
+        "presets",
+        "export",
+    ):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "Makefile", folder)
     (folder / "scripts" / "setup.sh").write_text(SETUP)

@@ -38,8 +38,8 @@ sys.exit(code)
 """
 
 READ = {"tolist in step.read_numbers": 1}
-EVALUATED = {"tolist in evaluate.__call__": 1}
-OF_THE_HOST = "__bool__ in evaluate.add_up"  # of flags that lie there
+EVALUATED = {"tolist in validation.__call__": 1}
+OF_THE_HOST = "__bool__ in validation.add_up"  # of flags that lie there
 
 
 def test_a_step_reads_the_device_once_and_an_evaluation_once_more(

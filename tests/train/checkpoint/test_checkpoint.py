@@ -20,7 +20,7 @@ from train.optim import build_optimizer, set_rate
 from train.step import train_step
 
 ALONE = World(0, 0, 0, 1, torch.device("cpu"), "CPU", "here")
-COMMITTED = Path(__file__).parent.parent / "data" / "checkpoint_schema_1"
+COMMITTED = Path(__file__).with_name("checkpoint_schema_1")
 
 
 def trained(c: Config, steps: int):
@@ -305,7 +305,7 @@ def test_a_checkpoint_of_another_shape_says_so(tiny: Config, tmp_path: Path) -> 
 def test_the_committed_checkpoint_of_schema_1_still_loads(
     tiny: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The format is a promise: tests/data/checkpoint_schema_1 was written when schema 1 was defined."""
+    """The format is a promise: checkpoint_schema_1 was written when schema 1 was defined."""
     facts = json.loads((COMMITTED / "facts.json").read_text())
     monkeypatch.setattr(
         Config, "padded_vocab_size", 300

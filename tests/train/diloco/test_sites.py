@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from settings.config import Config
+from tests.conftest import TINY
 from tests.running import losses, same, tensors, wait_for, wait_until
 from tests.train.diloco.sites import Sites
 from train.data import prepare
@@ -135,11 +136,19 @@ class OneProcess:
 
 
 def close(run: Path, step: int, expected: dict[str, torch.Tensor]) -> None:
-    """The common weights of a checkpoint are these."""
+    """The common weights of a checkpoint are these.
+
+    AdamW divides a gradient by its own size, so where a gradient is nothing but rounding, rounding
+    decides the update, and kernels of another processor round otherwise: such elements, one in a
+    thousand at most, may be off by a hundredth of the learning rate.
+    """
     found = tensors(run, step)
+    rounding = 0.01 * float(TINY["LEARNING_RATE"])
     for name, w in expected.items():
-        torch.testing.assert_close(found[f"outer.weights.{name}"], w, rtol=1e-4, atol=2e-6)
-        torch.testing.assert_close(found[f"model.{name}"], w, rtol=1e-4, atol=2e-6)
+        for weight in (found[f"outer.weights.{name}"], found[f"model.{name}"]):
+            off = (weight - w).abs()
+            assert (off > 2e-6 + 1e-4 * w.abs()).float().mean() <= 1e-3, name
+            assert off.max() < rounding, name
 
 
 def test_two_sites_train_as_the_algorithm_says_and_have_the_same_weights(started: Started) -> None:

@@ -80,7 +80,7 @@ def test_a_peer_that_does_not_come_is_missed_with_the_place_where_it_was_expecte
     free_port: int,
 ) -> None:
     code = (
-        "import dataclasses, os\nfrom train import distributed\nfrom settings.config import Config\n"
+        "import dataclasses, os\nfrom train.distributed import world as distributed\nfrom settings.config import Config\n"
         "c = dataclasses.replace(Config(), device='cpu', start_timeout_s=1).derived()\n"
         "try: distributed.join(c)\nexcept distributed.PeersMissing as error: print(error)"
     )
