@@ -57,7 +57,13 @@ class Edition:
     def environment(self, **settings: str) -> dict[str, str]:
         kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
         places = {"RUNS_DIR": str(self.work / "runs"), "DATA_DIR": str(self.work / "data")}
-        quiet = {"ENV_FILE": "", "WANDB_MODE": "disabled", "DEVICE": "cpu", "COLUMNS": "100"}
+        quiet = {
+            "OMP_WAIT_POLICY": "PASSIVE",
+            "ENV_FILE": "",
+            "WANDB_MODE": "disabled",
+            "DEVICE": "cpu",
+            "COLUMNS": "100",
+        }
         return kept | places | quiet | settings
 
     def make(self, *arguments: str, **settings: str) -> tuple[int, str]:
