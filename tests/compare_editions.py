@@ -107,7 +107,7 @@ def plans() -> Iterator[dict[str, str]]:
     )
     for preset, card, change in itertools.product(presets, cards, changes):
         # Without CARDS the plan times a product on this machine, which differs each time.
-        yield {"PRESET": preset, "CARDS": card, "JSON": "1"} | change
+        yield {"PRESET": preset, "DEVICE": "cuda", "CARDS": card, "JSON": "1"} | change
 
 
 def compare_plans(editions: list[Edition]) -> Iterator[tuple[str, Any, Any]]:
@@ -115,8 +115,14 @@ def compare_plans(editions: list[Edition]) -> Iterator[tuple[str, Any, Any]]:
         one, other = (edition.make("plan", **settings) for edition in editions)
         yield f"plan {settings}", one, other
     for settings in (
-        {"PRESET": "d16-2xh100", "CARDS": "2xh100-sxm", "SWEEP": "depth"},
-        {"PRESET": "xlarge-8xa100", "CARDS": "8xa100-80gb-sxm", "SITES": "4", "NODES": "4"},
+        {"PRESET": "d16-2xh100", "DEVICE": "cuda", "CARDS": "2xh100-sxm", "SWEEP": "depth"},
+        {
+            "PRESET": "xlarge-8xa100",
+            "DEVICE": "cuda",
+            "CARDS": "8xa100-80gb-sxm",
+            "SITES": "4",
+            "NODES": "4",
+        },
     ):
         one, other = (edition.make("plan", **settings) for edition in editions)
         yield f"plan as text {settings}", one, other
