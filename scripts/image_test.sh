@@ -108,7 +108,7 @@ look_inside() {
   [[ -s $work/inside && -z $(comm -23 "$work/inside" "$work/tracked") ]] || {
     echo "git does not know these:"; comm -23 "$work/inside" "$work/tracked"; return 1
   }
-  grep -E '^(train|finetune|analysis)/.*\.py$' "$work/tracked" | comm -13 "$work/inside" - >"$work/left-out"
+  grep -E '^(settings|record|hardware|train|finetune|analysis)/.*\.py$' "$work/tracked" | comm -13 "$work/inside" - >"$work/left-out"
   [[ ! -s $work/left-out ]] || { echo "left out by .dockerignore:"; cat "$work/left-out"; return 1; }
   name=$(find "$root" -xdev \( -name .env -o -name .git -o -name .netrc -o -name 'id_rsa*' -o -name pip.conf -o \
     -name runs -path '*/app/*' \) -print -quit)

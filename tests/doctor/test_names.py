@@ -9,9 +9,9 @@ from settings.config import Config
 from settings.declare import ROOT, SettingsError
 from settings.rules import NAMES_OF_CHECKS
 
-SOURCES = [
-    path for room in ("plan", "doctor", "k8s") for path in sorted((ROOT / room).rglob("*.py"))
-]
+ROOMS = ("hardware", "plan", "doctor", "k8s")
+SOURCES = [path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))]
+SOURCES.append(ROOT / "settings" / "finding.py")
 
 
 def literals(path: Path) -> set[str]:

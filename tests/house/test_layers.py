@@ -33,12 +33,20 @@ KNOWS_PROCESSES = {
     "bench/wan_lab/reduce.py",
     "export/stored.py",
 }
-NEEDS_STANDARD_LIBRARY_ONLY = (
+# These need the standard library and each other only: shell scripts start them many times, also
+# before setup has run. A package stands for all its modules.
+STANDARD_LIBRARY_ONLY = (
     "settings",
     "record",
+    "hardware.flops",
+    "hardware.gpu_specs",
+    "hardware.host_memory",
+    "hardware.model_size",
+    "hardware.ports",
     "train.data.manifest",
     "train.diloco.result",
     "train.diloco.site_registry",
+    "train.distributed.nccl_log",
     "train.distributed.registry",
     "train.distributed.rendezvous",
     "train.distributed.signals",
@@ -49,6 +57,13 @@ NEEDS_STANDARD_LIBRARY_ONLY = (
     "train.profile.time_shares",
     "train.schedule",
 )
+IMPORTED_ONLY_BY = {  # others start these as processes of their own
+    "train.main": {"finetune/main.py"},
+    "record.trackers.wandb_mirror": set(),
+    "doctor.by_torch": set(),
+    "doctor.gpu_probe.probe": set(),
+    "doctor.gpu_probe.probe_disk": set(),
+}
 SAME_NAME_IN_FOLDERS_THAT_TELL_THEM_APART = {
     "__main__": 8,
     "main": 2,  # train/, finetune/: what torchrun starts
@@ -113,30 +128,48 @@ def test_a_command_that_needs_no_torch_loads_none(module: str) -> None:
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 
-def test_what_every_script_reads_needs_the_standard_library_only() -> None:
-    """Shell scripts start these many times, and setup has not always run: settings, and the record without its mirror."""
-    found = [path for path in MODULES if is_for_every_script(path)]
-    assert len(found) > 30
-    for path in found:
-        packages = {name.split(".")[0] for name in imports_of(TREES[path])}
-        assert packages <= sys.stdlib_module_names | {"settings", "record", "hardware", "train"}, (
-            name_of(path)
-        )
+def test_what_every_script_starts_needs_the_standard_library_only() -> None:
+    modules = [path for path in MODULES if is_for_every_script(module_of(path))]
+    assert len(modules) > 40
+    foreign = {
+        f"{name_of(path)}: {name}"
+        for path in modules
+        for name in imports_of(path)
+        if name.split(".")[0] not in sys.stdlib_module_names and not is_for_every_script(name)
+    }
+    assert foreign == set()
 
 
-def is_for_every_script(path: Path) -> bool:
-    module = name_of(path).removesuffix(".py").replace("/", ".")
+def is_for_every_script(module: str) -> bool:
     if module == "record.trackers.wandb_mirror":
         return False
-    return any(f"{module}.".startswith(f"{name}.") for name in NEEDS_STANDARD_LIBRARY_ONLY)
+    return any(f"{module}.".startswith(f"{name}.") for name in STANDARD_LIBRARY_ONLY)
 
 
-def imports_of(tree: ast.AST) -> set[str]:
-    nodes = list(ast.walk(tree))
-    modules = {str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)}
-    return modules | {
-        alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names
-    }
+def test_what_is_started_is_not_imported() -> None:
+    for module, importers in IMPORTED_ONLY_BY.items():
+        found = {name_of(path) for path in MODULES if module in imports_of(path)}
+        assert found == importers, module
+
+
+def module_of(path: Path) -> str:
+    return name_of(path).removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+MODULE_NAMES = {module_of(path) for path in MODULES}
+
+
+def imports_of(path: Path) -> set[str]:
+    """The modules that a file imports, also inside functions: `from train import step` is train.step."""
+    modules = set()
+    for node in ast.walk(TREES[path]):
+        if isinstance(node, ast.Import):
+            modules |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                modules.add(full if full in MODULE_NAMES else str(node.module))
+    return modules
 
 
 def test_a_module_is_found_by_its_name() -> None:

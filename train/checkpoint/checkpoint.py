@@ -63,7 +63,7 @@ def tensor_states(
     model: nn.Module, optimizer: Optimizer, outer: dict[str, Tensor] | None = None
 ) -> dict[str, Any]:
     """What goes through DCP: {"model": name -> weight, "optimizer": state.name.moment -> tensor}, and where there are
-    several sites "outer", what they have in common (sites/diloco.py).
+    several sites "outer", what they have in common (diloco/outer_step.py).
 
     The settings say what the optimizer's groups hold, so that its moments are all there is to keep.
     """

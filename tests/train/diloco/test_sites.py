@@ -149,6 +149,7 @@ def close(run: Path, step: int, expected: dict[str, torch.Tensor]) -> None:
             off = (weight - w).abs()
             assert (off > 2e-6 + 1e-4 * w.abs()).float().mean() <= 1e-3, name
             assert off.max() < rounding, name
+            assert off.norm() <= 5e-5 * w.norm(), name
 
 
 def test_two_sites_train_as_the_algorithm_says_and_have_the_same_weights(started: Started) -> None:
