@@ -16,9 +16,11 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/lib.sh
+source scripts/test_lib.sh
 
 MACHINE=(tests/gpu/test_planned.py tests/gpu/test_probe.py tests/gpu/test_sampler.py)
-TOLD=(-v -rs --durations=0 --durations-min=1)
+# A test may take as long as a part.
+REPORT=(-v -rs --durations=0 --durations-min=1 --timeout=540 -o faulthandler_timeout=560)
 
 bench() {
   BENCH_SHAPES=$1 BENCH_ROUNDS=$2 scripts/bench.sh
@@ -29,11 +31,12 @@ main() {
   parts=$("$PY" -m settings.config get GPU_CHECK) || exit $?
   [[ $(visible_gpus) != 0 ]] || die 78 "gpu-check: there is no GPU here (nvidia-smi lists none)"
   nvidia-smi --query-gpu=name,driver_version,memory.total,power.limit --format=csv,noheader
+  keep_bytecode
   for part in ${parts//,/ }; do
     began=$SECONDS
     case $part in
-      tests) "$PY" -m pytest tests/gpu "${MACHINE[@]/#/--ignore=}" "${TOLD[@]}" ;;
-      machine) "$PY" -m pytest "${MACHINE[@]}" "${TOLD[@]}" ;;
+      tests) "$PY" -m pytest tests/gpu "${MACHINE[@]/#/--ignore=}" "${REPORT[@]}" ;;
+      machine) "$PY" -m pytest "${MACHINE[@]}" "${REPORT[@]}" ;;
       runs) bench run-gpt2,run-d16,run-d24,run-xlarge 1 ;;
       rest) bench "${BENCH_SHAPES:-plan,sampler,waste}" "${BENCH_ROUNDS:-2}" ;;
       *) bench "$part" "${BENCH_ROUNDS:-2}" ;;

@@ -4,10 +4,6 @@
 # shellcheck disable=SC2034  # for those who source this
 PY=${VENV:-$PWD/.venv}/bin/python
 
-# For pytest: whole files side by side, more of them than there are cores, since much of a test is waiting.
-# shellcheck disable=SC2034
-SIDE_BY_SIDE=(-n "$(($(nproc 2>/dev/null || sysctl -n hw.ncpu) + 2))" --dist loadfile --no-loadscope-reorder)
-
 # die CODE MESSAGE: one line on standard error, then exit.
 die() {
   printf "%s\n" "${*:2}" >&2

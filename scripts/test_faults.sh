@@ -1,19 +1,20 @@
 #!/usr/bin/env bash
-# Every fault that docs/faults.md lists, brought about by a test; then chaos: runs whose processes are killed and told
-# to stop at random, compared with runs that were left alone.
+# Every fault that docs/faults.md lists, brought about by a test; then chaos: runs whose processes are
+# killed and told to stop at random, compared with runs that were left alone.
 #
 #   usage: scripts/test_faults.sh [pytest arguments]
-#   reads: CHAOS_MINUTES (default 10; 0: none), CHAOS_SEED, FAULTS (slow: only the tests that make test leaves out)
+#   reads: CHAOS_MINUTES (default 10; 0: none), CHAOS_SEED, FAULTS (slow: only the tests that make
+#          test leaves out), PART (I/N: one part of the tests in N; default all)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/lib.sh
+source scripts/test_lib.sh
 
-export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE # as scripts/test.sh has them
-
-said=$(mktemp)
-trap 'rm -f "$said"' EXIT
+prepare_pytest
+output=$(mktemp)
+trap 'rm -f "$output"' EXIT
 [[ $# -gt 0 ]] || set -- "${SIDE_BY_SIDE[@]}"
 [[ ${FAULTS-} == slow ]] && marks=slow || marks="fault or slow"
-"$PY" -m pytest -m "$marks" --durations=20 "$@" | tee "$said"
+"${PYTEST[@]}" -m "$marks" --durations=20 ${PART:+--part="$PART"} "$@" | tee "$output"
 [[ ${CHAOS_MINUTES:-10} == 0 ]] || "$PY" -m tests.faults.chaos
-tail -n 1 "$said" # again, so that the last line is the one that counts
+tail -n 1 "$output" # again, so that the last line is the one that counts

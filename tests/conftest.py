@@ -1,12 +1,15 @@
 """What tests share: a tiny recipe, and token shards of it that need no corpus."""
 
+import argparse
 import dataclasses
 import os
 import random
 import signal
 import subprocess
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -39,19 +42,68 @@ TINY = {
 }
 
 
-# What is started in the background of a shell ignores these from birth, and so would all that the tests start.
-for number in (signal.SIGINT, signal.SIGHUP):
-    if signal.getsignal(number) == signal.SIG_IGN:
-        signal.signal(
-            number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
-        )
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--part", type=parse_part, metavar="I/N", help="run part I of N (from 1) of the tests"
+    )
 
 
-# Each of pytest's workers, up to 8, has ports of its own: another could take what one has found before the process that
-# it is for listens.
-if worker := os.environ.get("PYTEST_XDIST_WORKER"):
-    share = len(ports.RANGE) // 8
-    ports.RANGE = ports.RANGE[share * (int(worker.removeprefix("gw")) % 8) :][:share]
+def parse_part(text: str) -> tuple[int, int]:
+    """Return I and N of "I/N"."""
+    part, _, parts = text.partition("/")
+    if not (part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts)):
+        raise argparse.ArgumentTypeError(f"--part={text} must be I/N with I from 1 to N, as in 2/4")
+    return int(part), int(parts)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # What is started in the background of a shell ignores these from birth, and so would all that
+    # the tests start.
+    for number, handler in (
+        (signal.SIGINT, signal.default_int_handler),
+        (signal.SIGHUP, signal.SIG_DFL),
+    ):
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, handler)
+    # Each of pytest's workers, up to 8, has ports of its own: another could take what one has found
+    # before the process that it is for listens.
+    if worker := os.environ.get("PYTEST_XDIST_WORKER"):
+        share = len(ports.RANGE) // 8
+        ports.RANGE = ports.RANGE[share * (int(worker.removeprefix("gw")) % 8) :][:share]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect the tests of other parts than --part."""
+    if not config.getoption("part"):
+        return
+    part, parts = config.getoption("part")
+    others = [item for item in items if part_of(item.nodeid, parts) != part]
+    config.hook.pytest_deselected(items=others)
+    items[:] = [item for item in items if item not in set(others)]
+
+
+def part_of(nodeid: str, parts: int) -> int:
+    """Return the part of a test, from 1: the same on every machine, and for all its parameters."""
+    function = nodeid.partition("[")[0]
+    return zlib.crc32(function.encode()) % parts + 1
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Let pytest's workers test whole files, and not repeat a test that has ended its worker."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduler(LoadFileScheduling):
+        def remove_node(self, node: Any) -> str | None:
+            for tests in self.assigned_work[node].values():
+                for nodeid, completed in tests.items():
+                    if not completed:
+                        tests[nodeid] = True  # else it would be given to the next worker
+                        super().remove_node(node)
+                        return nodeid
+            return super().remove_node(node)
+
+    return Scheduler(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 @pytest.fixture(autouse=True)

@@ -1,49 +1,45 @@
-"""Functions of a test in several processes, as ranks of a job; and whole trainers, which start without importing."""
+"""Functions of a test in several processes, as ranks of a job; and whole trainers, which start without importing.
 
-import multiprocessing
+Both are copies of the fork server (tests/fork_server.py).
+"""
+
+import base64
+import contextlib
+import faulthandler
 import os
-import runpy
+import pickle
 import select
+import signal
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
-import torch.multiprocessing as mp
 
-from hardware.ports import free_ports
+from hardware import ports
+from tests import fork_server
 from tests.faults import inject
+from tests.forked import Forked
 
-# What takes seconds to import, which a server does once for all the processes that are forked from it.
-IMPORTED = (
-    "tests.conftest",
-    "train.main",
-    "torch.distributed.checkpoint",
-    "torch.distributed.fsdp",
-    "finetune.main",
-    "peft",
-    "transformers.models.glm4_moe.modeling_glm4_moe",
-)
+STACKS_S = 5.0  # how long processes that hang have to print their stacks
 
 
 def run_ranks(function: Callable[..., None], arguments: tuple[Any, ...], size: int) -> None:
-    """function(rank, *arguments) in so many processes, with the environment of now; raises what one of them raises."""
-    multiprocessing.set_forkserver_preload(list(IMPORTED))
-    mp.start_processes(
-        in_environment, (dict(os.environ), function, *arguments), size, start_method="forkserver"
-    )
+    """Run function(rank, *arguments) in `size` processes, with the environment of now.
 
-
-def in_environment(
-    rank: int, environment: dict[str, str], function: Callable[..., None], *arguments: Any
-) -> None:
-    """The server's own environment is that of the first test which needed it."""
-    os.environ.clear()
-    os.environ.update(environment)
-    function(rank, *arguments)
+    Raises:
+        AssertionError: one of them failed; what they printed is in this test's own output.
+    """
+    ranks: list[Forked] = []
+    with contextlib.ExitStack() as stack:
+        stack.callback(end, ranks)
+        for rank in range(size):
+            ranks.append(start(dict(os.environ), (1, 2), function, rank, *arguments))
+        while None in (codes := [rank.poll(0.01) for rank in ranks]):
+            if any(codes):
+                break
+    assert not any(codes), f"exit codes of the ranks (None: still ran): {codes}"
 
 
 def run_trainer(
@@ -51,80 +47,108 @@ def run_trainer(
     env: dict[str, str],
     size: int = 1,
     before: Callable[[], None] | None = None,
-    seconds: float = 400,
+    seconds: float = 240,
 ) -> tuple[int, str]:
-    """What Python does with this command, -m or -c with arguments, and this environment, or torchrun with so many
-    processes: (exit code, what they and all that they started printed). The code is that of the
-    first that failed, by rank. before: called in each."""
-    multiprocessing.set_forkserver_preload(list(IMPORTED))
-    context = multiprocessing.get_context("forkserver")
+    """Run what Python does with a command, or torchrun with `size` processes.
+
+    Args:
+        command: -m or -c with arguments.
+        env: the environment.
+        before: called in each process first.
+        seconds: how long it may take.
+
+    Returns:
+        The exit code of the first process that failed, by rank; and what they and all that they
+        started printed.
+    """
     if size > 1:
         env = env | {
             "WORLD_SIZE": str(size),
             "LOCAL_WORLD_SIZE": str(size),
             "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(free_ports(1)),
+            "MASTER_PORT": str(ports.free_ports(1)),
         }
-    deadline, text = time.monotonic() + seconds, b""
-    with tempfile.TemporaryDirectory() as folder:
-        pipe = Path(folder) / "said"
-        os.mkfifo(pipe)
-        reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-        writing = os.open(pipe, os.O_WRONLY)  # until each process has it
-        ranks = [
-            context.Process(
-                target=trainer,
-                args=(
-                    list(command),
-                    env | ({"RANK": str(rank), "LOCAL_RANK": str(rank)} if size > 1 else {}),
-                    str(pipe),
-                    before,
-                ),
-            )
-            for rank in range(size)
-        ]
-        for process in ranks:
-            process.start()
-        while True:
-            if select.select([reading], [], [], 0.05)[0]:
-                if not (more := os.read(reading, 1 << 16)):
-                    break  # nobody is left who could say anything
-                text += more
-            if writing >= 0 and not any(process.is_alive() for process in ranks):
-                os.close(writing)
-                writing = -1
-            if time.monotonic() > deadline:
-                for process in ranks:
-                    process.kill()
-                raise AssertionError(f"not done within {seconds} s:\n{text.decode()}")
-        os.close(reading)
-    return next((process.exitcode for process in ranks if process.exitcode), 0), text.decode()
+    deadline = time.monotonic() + seconds
+    ranks: list[Forked] = []
+    reading, writing = os.pipe()
+    with open(reading, "rb", buffering=0) as output, contextlib.ExitStack() as stack:
+        stack.callback(end, ranks)
+        try:
+            for rank in range(size):
+                own = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if size > 1 else {}
+                ranks.append(
+                    start(env | own, (writing, writing), act_as_trainer, list(command), before)
+                )
+        finally:
+            os.close(writing)
+        text = bytearray()
+        try:
+            # To the end of the pipe: until nobody is left who could print anything.
+            while read_more(output, text, deadline):
+                pass
+        except BaseException as error:  # also the test's own time limit
+            for process in ranks:
+                process.send_signal(signal.SIGABRT)
+            with contextlib.suppress(TimeoutError):
+                while read_more(output, text, time.monotonic() + STACKS_S):
+                    pass
+            if isinstance(error, TimeoutError):
+                raise AssertionError(f"not done in {seconds} s:\n{text.decode()}") from None
+            print(text.decode(), file=sys.stderr)
+            raise
+        codes = [process.wait() for process in ranks]
+    return next((code for code in codes if code), 0), text.decode()
 
 
-def trainer(
-    command: list[str], environment: dict[str, str], said: str, before: Callable[[], None] | None
-) -> None:
-    """In a process of its own: the command, as if Python had been started with this environment."""
-    os.environ.clear()
-    os.environ.update(environment)
-    into = os.open(said, os.O_WRONLY)
-    os.dup2(into, 1)
-    os.dup2(into, 2)
-    os.close(into)
-    sys.stdout, sys.stderr = (
-        os.fdopen(1, "w", closefd=False),
-        os.fdopen(2, "w", buffering=1, closefd=False),
-    )
-    tempfile.tempdir = None  # TMPDIR may be another
-    torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))
-    if "FAULTS" in environment:
+def read_more(output: Any, text: bytearray, deadline: float) -> bool:
+    """Append to the text what comes next; returns whether there may be more.
+
+    Raises:
+        TimeoutError: nothing came before the deadline, a time of the monotonic clock.
+    """
+    left = deadline - time.monotonic()
+    if left <= 0 or not select.select([output], [], [], left)[0]:
+        raise TimeoutError
+    more = output.read(1 << 16)
+    text += more
+    return bool(more)
+
+
+def start(
+    env: dict[str, str], outputs: tuple[int, int], function: Callable[..., None], *arguments: Any
+) -> Forked:
+    """Start function(*arguments) in a process with this environment, output and error."""
+    call = base64.b64encode(pickle.dumps((ports.RANGE, function, arguments))).decode()
+    code = "import tests.processes; tests.processes.run_call()"
+    with open(os.devnull) as nothing:
+        return Forked(["-c", code, call], env, descriptors=(nothing.fileno(), *outputs))
+
+
+def end(ranks: list[Forked]) -> None:
+    """End those that still run. They print their stacks first, in case they hang."""
+    for process in ranks:
+        process.send_signal(signal.SIGABRT)
+    deadline = time.monotonic() + STACKS_S
+    for process in ranks:
+        process.poll(max(0.0, deadline - time.monotonic()))
+        process.close()  # which kills it
+
+
+# ---- In such a process
+
+
+def run_call() -> None:
+    """Do what `start` was asked for."""
+    faulthandler.enable()
+    ports.RANGE, function, arguments = pickle.loads(base64.b64decode(sys.argv[1]))
+    function(*arguments)
+
+
+def act_as_trainer(command: list[str], before: Callable[[], None] | None) -> None:
+    """Run the command, as if Python had been started with this environment."""
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    if "FAULTS" in os.environ:
         inject.install()  # which Python does by itself where it starts with this environment
     if before:
         before()
-    how, what, *arguments = command
-    sys.argv = [how, *arguments]
-    if how == "-c":
-        exec(compile(what, "<string>", "exec"), {"__name__": "__main__"})
-    else:
-        sys.modules.pop(what, None)  # it is to be __main__
-        runpy.run_module(what, run_name="__main__", alter_sys=True)
+    fork_server.run_command(command)

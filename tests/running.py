@@ -80,7 +80,7 @@ def train(
         check=False,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        timeout=400,
+        timeout=270,
         **popen,
     )
     assert done.returncode == code, f"exit code {done.returncode}, not {code}:\n{done.stdout}"

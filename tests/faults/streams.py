@@ -67,7 +67,7 @@ def prepare(env: dict[str, str], *what: str) -> str:
         check=False,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        timeout=300,
+        timeout=270,
     )
     assert done.returncode == 0, done.stdout
     return done.stdout

@@ -239,7 +239,7 @@ def run_prepare(folder: Path, env: dict[str, str], script: str = "") -> tuple[in
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         check=False,
-        timeout=300,
+        timeout=270,
     )
     assert "Traceback" not in done.stdout, done.stdout
     return done.returncode, done.stdout

@@ -176,7 +176,7 @@ def test_producers_and_jobs_that_are_killed_again_and_again_change_nothing(
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=400,
+            timeout=270,
             check=False,
         )
         assert done.returncode == -signal.SIGKILL, done.stdout

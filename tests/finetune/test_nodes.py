@@ -46,7 +46,7 @@ class Nodes:
 
     def ends(self, *codes: int) -> list[str]:
         """What each said, once it has ended with its code."""
-        deadline, got = time.monotonic() + 400, list[int | None]()
+        deadline, got = time.monotonic() + 270, list[int | None]()
         for node in self.started:
             try:
                 got.append(node.wait(max(1.0, deadline - time.monotonic())))

@@ -41,7 +41,7 @@ def bring(
         cwd=ROOT,
         text=True,
         check=False,
-        timeout=400,
+        timeout=270,
         env=env | running.environment(folder) | {"MODEL": model, "HF_TOKEN": ""},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

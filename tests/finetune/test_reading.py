@@ -273,7 +273,7 @@ def ask(server: Hub, folder: Path, *data: str) -> list:
         text=True,
         capture_output=True,
         env=os.environ | server.environment(folder),
-        timeout=300,
+        timeout=270,
         check=False,
     )
     assert done.returncode == 0, done.stderr

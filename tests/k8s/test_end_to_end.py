@@ -74,7 +74,7 @@ class Lab:
             cwd=ROOT,
             text=True,
             check=False,
-            timeout=1000,
+            timeout=270,
             env=self.env | {"RUN_NAME": run, "JOB_NAME": f"job-{run}"} | settings,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -137,7 +137,7 @@ class Lab:
 
         self.until(trains, f"the run goes on after {blow}")
 
-    def until(self, condition: Callable[[], object], what: str, seconds: float = 900) -> None:
+    def until(self, condition: Callable[[], object], what: str, seconds: float = 270) -> None:
         """Wait; what pods said is shown where it takes too long."""
         deadline = time.monotonic() + seconds
         while not condition():

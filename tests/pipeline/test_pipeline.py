@@ -84,7 +84,7 @@ def pipeline(env: dict[str, str], code: int = 0) -> str:
         check=False,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        timeout=900,
+        timeout=270,
     )
     assert done.returncode == code, done.stdout
     assert "Traceback" not in done.stdout

@@ -1,13 +1,17 @@
-"""The lock files: whole, hashed, agreeing with each other; and .ci/run, which stops where something fails."""
+"""The lock files: whole, hashed, agreeing with each other; .ci/run and the parts that it runs in turn."""
 
+import argparse
 import importlib.metadata
+import itertools
 import re
 import shutil
 import subprocess
 import tomllib
+import types
 
 import pytest
 
+from tests.conftest import parse_part, part_of, pytest_collection_modifyitems
 from tests.scripts.test_setup import ROOT, Machine, machine
 
 __all__ = ["machine"]  # a fixture
@@ -80,32 +84,127 @@ def test_a_lock_file_has_all_that_is_declared(name: str) -> None:
 
 # ---- .ci/run
 
+STAGES = (
+    ".ci/run install_packages",
+    "make setup",
+    "make lint",
+    "make train MAX_STEPS=400",
+    "make test",
+)
 
-def test_ci_stops_at_the_first_failure_with_its_code(machine: Machine) -> None:
+
+@pytest.fixture
+def ci(machine: Machine) -> Machine:
+    """.ci/run with a make that notes its targets, fails at FAILS and hangs at HANGS."""
     (machine.root / ".ci").mkdir()
     shutil.copy(ROOT / ".ci" / "run", machine.root / ".ci" / "run")
-    for name in ("git", "g++", "buildah", "debootstrap", "chromium", "ip"):
+    for name in ("mktemp", "tail", "timeout"):
+        (machine.bin / name).symlink_to(shutil.which(name))
+    for name in ("g++", "buildah", "debootstrap", "chromium", "ip"):
         machine.add(name, "#!/usr/bin/env bash\n")
+    machine.add("git", '#!/usr/bin/env bash\n[[ -n ${COMMITS-} ]] && echo "$COMMITS"\n')
     machine.add(
         "make",
-        '#!/usr/bin/env bash\necho "make $*" >> "$LOG"; [[ $* != "${FAILS:-}" ]] || exit 3\n',
+        """#!/usr/bin/env bash
+echo "make $* ${PART-}" >>"$LOG_OF_CALLS"
+[[ $* != "${HANGS-}" ]] || sleep 60
+[[ $* != test ]] || echo "100 passed, 3 warnings in 12.30s"
+[[ $* != test-faults ]] || echo "1 failed, 20 passed in 99.00s (0:01:39)"
+[[ $* != "${FAILS-}" ]] || exit 3
+""",
     )
-    whole = ["setup", "lint", "train MAX_STEPS=400", "test", "image-test", "test-faults"]
     lab = machine.root / "scripts" / "wan_lab.sh"
-    lab.write_text('#!/usr/bin/env bash\necho "lab $WAN_LAB" >> "$LOG"; exit 78\n')
+    lab.write_text('#!/usr/bin/env bash\necho "lab $WAN_LAB" >>"$LOG_OF_CALLS"; exit 78\n')
     lab.chmod(0o755)
-    for fails, code, wanted in (("lint", 3, whole[:2]), ("", 0, whole)):
-        machine.log.write_text("")
-        done = subprocess.run(
-            [".ci/run"],
-            cwd=machine.root,
-            env=machine.env | {"FAILS": fails},
-            text=True,
-            capture_output=True,
+    return machine
+
+
+def run_ci(ci: Machine, **settings: str) -> tuple[int, list[str], list[str]]:
+    """Return its exit code, the lines that it printed, and what it ran."""
+    ci.log.write_text("")
+    done = subprocess.run(
+        [".ci/run"],
+        cwd=ci.root,
+        env=ci.env | {"LOG_OF_CALLS": str(ci.log)} | settings,
+        text=True,
+        capture_output=True,
+        timeout=120,
+    )
+    assert not done.stderr
+    return done.returncode, done.stdout.splitlines(), ci.log.read_text().splitlines()
+
+
+def test_ci_runs_all_stages_and_lists_those_that_failed(ci: Machine) -> None:
+    code, lines, calls = run_ci(ci, COMMITS="6")
+    targets = [call.split()[1] for call in calls]
+    assert targets == ["setup", "lint", "train", "test", "image-test", "test-faults"]
+    assert code == 0 and "ci: stages that failed: 0 of 7" in lines
+    assert lines[-1] == "1 failed, 20 passed in 99.00s (0:01:39)"
+
+    code, lines, failed_calls = run_ci(ci, COMMITS="6", FAILS="lint")
+    assert code == 1 and failed_calls == calls
+    summary = lines[lines.index("ci: stages that failed: 1 of 7") :]
+    assert [line for line in summary if line.endswith("FAILED")] == [summary[3]]
+    assert re.fullmatch(r"ci: make lint took \d+ s, exit code 3: FAILED", summary[3])
+    for stage, line in zip(STAGES, summary[1:], strict=False):
+        assert line.startswith(f"ci: {stage} took ")
+
+
+def test_ci_stops_when_setup_fails(ci: Machine) -> None:
+    code, lines, calls = run_ci(ci, COMMITS="6", FAILS="setup")
+    assert code == 1 and [call.split()[1] for call in calls] == ["setup"]
+    assert lines[-1] == "ci: no tests were run"
+
+
+def test_ci_rotates_with_the_number_of_commits(ci: Machine) -> None:
+    parts = {}
+    for commits in ("", "1", "2", "3"):  # "": there is no git
+        code, _, calls = run_ci(ci, COMMITS=commits)
+        parts[commits] = calls[-1].split()[-1]
+        in_turn = "lab link,engine" if commits in ("1", "3") else "make image-test "
+        assert code == 0 and calls[-2] == in_turn, "without /dev/net/tun the lab exits with 78"
+    assert parts == {"": "1/4", "1": "2/4", "2": "3/4", "3": "4/4"}
+
+
+def test_ci_ends_a_stage_at_its_limit_and_goes_on(ci: Machine) -> None:
+    script = ci.root / ".ci" / "run"
+    text = script.read_text()
+    assert text.count("stage 600 make lint") == 1
+    script.write_text(text.replace("stage 600 make lint", "stage 1 make lint"))
+    code, lines, calls = run_ci(ci, COMMITS="6", HANGS="lint")
+    assert code == 1 and len(calls) == 6
+    assert any("make lint" in line and "stopped at its limit of 1 s" in line for line in lines)
+
+
+# ---- pytest --part
+
+
+def test_parts_of_the_tests_are_disjoint_and_complete() -> None:
+    names = [f"tests/a/test_{n % 50}.py::test_{n}" for n in range(800)]
+    parts = [part_of(name, 4) for name in names]
+    assert {*parts} == {1, 2, 3, 4} and all(150 < parts.count(part) < 250 for part in {*parts})
+    assert part_of("tests/a.py::test_b[1]", 4) == part_of("tests/a.py::test_b[x[2]]", 4)
+    assert part_of("tests/a.py::test_b", 1) == 1
+
+
+def test_part_deselects_the_other_parts(request: pytest.FixtureRequest) -> None:
+    collected = request.session.items
+    lists = []
+    for part in (1, 2, 3):
+        items, deselected = list(collected), []
+        config = types.SimpleNamespace(
+            getoption={"part": (part, 3)}.get,
+            hook=types.SimpleNamespace(
+                pytest_deselected=lambda items, to=deselected: to.extend(items)
+            ),
         )
-        assert done.returncode == code, done.stderr
-        assert machine.calls("^make") == [f"make {target}" for target in wanted]
-        assert machine.calls("^lab") == ["lab link,engine"] * (not fails)
-        assert re.search(
-            rf"ci: make {wanted[min(1, code)]} took \d+ s, exit code {code}", done.stdout
-        )
+        pytest_collection_modifyitems(config, items)
+        assert {*items} | {*deselected} == {*collected} and not {*items} & {*deselected}
+        lists.append(items)
+    assert sorted(map(id, itertools.chain(*lists))) == sorted(map(id, collected))
+
+
+@pytest.mark.parametrize("text", ["0/4", "5/4", "1", "a/b", "1/", "-1/4"])
+def test_a_part_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="must be I/N"):
+        parse_part(text)
