@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import faulthandler
 import os
 import random
 import signal
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from _pytest.faulthandler import fault_handler_stderr_fd_key
 
 from hardware import ports
 from settings.config import Config
@@ -86,6 +88,14 @@ def part_of(nodeid: str, parts: int) -> int:
     """Return the part of a test, from 1: the same on every machine, and for all its parameters."""
     function = nodeid.partition("[")[0]
     return zlib.crc32(function.encode()) % parts + 1
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Give a test with a time limit of its own, by its mark, as long for a hang in C code."""
+    if limit := item.get_closest_marker("timeout"):
+        stderr = item.config.stash[fault_handler_stderr_fd_key]
+        faulthandler.dump_traceback_later(limit.args[0] + 20, exit=True, file=stderr)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -198,8 +199,11 @@ def test_a_trainer_that_hangs_prints_its_stacks() -> None:
         run_trainer(["-c", code], {"OMP_NUM_THREADS": "1"}, seconds=1)
 
 
-def test_a_server_of_ones_own_is_started_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_of_ones_own_is_started_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     started = []
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.delenv("FORK_SERVER", raising=False)
     monkeypatch.setattr(subprocess, "Popen", lambda *arguments, **_: started.append(arguments))
     start_server.cache_clear()

@@ -23,6 +23,7 @@ from tests.train.test_ranks import relative
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.timeout(540),  # the first waits for a whole run on the cluster
     pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="pods need /proc"),
 ]
 

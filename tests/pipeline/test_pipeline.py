@@ -183,6 +183,7 @@ def kill_in(env: dict[str, str], words: str, number: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(540)  # eight stages, each a process that imports torch
 def test_a_tiny_pipeline_that_fails_and_is_killed_goes_on_to_its_end(
     user: dict[str, str], tmp_path: Path
 ) -> None:
@@ -210,6 +211,16 @@ def test_a_tiny_pipeline_that_fails_and_is_killed_goes_on_to_its_end(
     )
     assert "bits per byte, CORE left out" in said and "written answers" in said
     assert (tmp_path / "runs" / "x-sft" / "sample.txt").read_text().startswith("> ")
+    again = pipeline(user)
+    assert "pipeline x: done" in again and "==== stage" not in again
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(540)  # eight stages, each a process that imports torch
+def test_a_pipeline_that_is_done_does_nothing_again_and_refuses_other_settings_and_data(
+    user: dict[str, str],
+) -> None:
+    pipeline(user)
     again = pipeline(user)
     assert "pipeline x: done" in again and "==== stage" not in again
 
