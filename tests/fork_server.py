@@ -227,16 +227,26 @@ def options_of(command: list[str]) -> list[str]:
 
 
 def open_output(unbuffered: bool) -> None:
-    """Flush standard output and error when Python would: they were opened for the server."""
-    if unbuffered:
-        # The old object must live: handlers of logging have it, and its end would close 1.
-        SERVER_STREAMS.append(sys.stdout)
-        raw = open(1, "wb", buffering=0, closefd=False)  # noqa: SIM115 (until the process ends)
-        sys.stdout = sys.__stdout__ = io.TextIOWrapper(
-            raw, encoding=sys.stdout.encoding, errors=sys.stdout.errors, write_through=True
-        )
-    else:
-        sys.stdout.reconfigure(line_buffering=os.isatty(1))
+    """Open standard output and error anew, as Python does at its start.
+
+    Those of the server remember whether its files could be sought in, and these may be pipes.
+    """
+    # The old objects must live: handlers of logging have them, and their end would close 1 and 2.
+    SERVER_STREAMS.extend((sys.stdout, sys.stderr))
+    sys.stdout = sys.__stdout__ = text_on(1, sys.stdout, unbuffered)
+    sys.stderr = sys.__stderr__ = text_on(2, sys.stderr, unbuffered)
+
+
+def text_on(descriptor: int, like: Any, unbuffered: bool) -> io.TextIOWrapper:
+    """A text stream on a descriptor, with the buffering that Python gives it."""
+    raw = open(descriptor, "wb", buffering=0 if unbuffered else -1, closefd=False)  # noqa: SIM115
+    return io.TextIOWrapper(
+        raw,
+        encoding=like.encoding,
+        errors=like.errors,
+        line_buffering=descriptor == 2 or os.isatty(descriptor),
+        write_through=unbuffered,
+    )
 
 
 SERVER_STREAMS: list[Any] = []
