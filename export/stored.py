@@ -3,17 +3,16 @@
     .metadata, __0_0.distcp ... -> one weight, whole, in float32; moments stay where they are
 
 However many processes wrote the checkpoint, and however the weights were split over them, each comes back whole. In
-memory is one weight, and once more the part of it that a file is being read for. `.metadata` is a pickle: it is opened
-here, and only after checkpoint.read_manifest has found all files to be those that the trainer wrote.
+memory is one weight, and once more the part of it that a file is being read for.
 """
 
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
+from train.checkpoint import metadata
 from train.checkpoint.checkpoint import CheckpointError, cause
 
 MODEL = "model."  # before the names of weights, as checkpoint.tensor_states has them
@@ -23,7 +22,7 @@ class Weights:
     """shapes: name -> shape of each weight, as the model calls it. Raises CheckpointError."""
 
     def __init__(self, folder: Path):
-        self.folder, self.reader = folder, Reader(folder)
+        self.folder, self.reader = folder, metadata.Reader(folder)
         try:
             described = self.reader.read_metadata().state_dict_metadata
         except Exception as error:  # whatever a pickle raises
@@ -33,7 +32,7 @@ class Weights:
         found = {
             key.removeprefix(MODEL): facts
             for key, facts in described.items()
-            if key.startswith(MODEL) and isinstance(facts, dcp.metadata.TensorStorageMetadata)
+            if key.startswith(MODEL)
         }
         if not found or any(facts.properties.dtype != torch.float32 for facts in found.values()):
             raise CheckpointError(
@@ -52,13 +51,3 @@ class Weights:
                 "this checkpoint meanwhile, call again for its newest"
             ) from None
         return weight
-
-
-class Reader(dcp.FileSystemReader):
-    """DCP's reader of files, which reads the list of what is where once and not again for each weight."""
-
-    listed: Any = None
-
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Any:
-        self.listed = self.listed or super().read_metadata(*args, **kwargs)
-        return self.listed

@@ -20,6 +20,12 @@ def write_whole(path: Path, content: bytes) -> None:
         raise
 
 
+def flush_file(path: Path) -> None:
+    """Have what somebody else wrote to a file, and has closed, survive a power failure. Raises OSError."""
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+
+
 def flush_folder(folder: Path) -> None:
     """Have what was renamed in a folder survive a power failure. Raises OSError."""
     descriptor = os.open(folder, os.O_RDONLY)

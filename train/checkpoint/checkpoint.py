@@ -30,7 +30,7 @@ import torch
 import xxhash
 from torch import Tensor, nn
 
-from record.durable import flush_folder
+from record.durable import flush_file, flush_folder
 from train.distributed.parallel import replicate, weights_of
 from train.distributed.world import World, from_all, from_first
 from train.optim import Optimizer
@@ -111,15 +111,14 @@ def load_into(
     """
     import torch.distributed.checkpoint as dcp
 
+    from train.checkpoint import metadata
+
     problem, stored = None, {}
     try:
         if (folder / ".metadata").exists():
             stored = {
                 key: (facts.size, facts.properties.dtype)
-                for key, facts in dcp.FileSystemReader(folder)
-                .read_metadata()
-                .state_dict_metadata.items()
-                if isinstance(facts, dcp.metadata.TensorStorageMetadata)
+                for key, facts in metadata.read(folder).state_dict_metadata.items()
             }
     except (Exception, dcp.api.CheckpointException) as error:
         problem = cause(error)
@@ -139,7 +138,8 @@ def load_into(
                 if outer is not None and f"outer.{key}" in stored:
                     outer[key] = blank(weight, *stored[f"outer.{key}"])
         if shared or folder.exists():
-            dcp.load(tensor_states(model, optimizer, outer), checkpoint_id=folder, no_dist=True)
+            reader = metadata.Reader(folder)
+            dcp.load(tensor_states(model, optimizer, outer), storage_reader=reader, no_dist=True)
     except (Exception, dcp.api.CheckpointException) as error:
         problem = problem or cause(error)
     refuse_misfit(folder, problem)
@@ -153,9 +153,12 @@ def load_weights(folder: Path, model: nn.Module) -> None:
     and a tensor at a time is twice in memory. Raises CheckpointError, on all ranks."""
     import torch.distributed.checkpoint as dcp
 
+    from train.checkpoint import metadata
+
     problem = None
     try:
-        dcp.load({"model": weights_state(model)}, checkpoint_id=folder, no_dist=True)
+        reader = metadata.Reader(folder)
+        dcp.load({"model": weights_state(model)}, storage_reader=reader, no_dist=True)
     except (Exception, dcp.api.CheckpointException) as error:
         problem = cause(error)
     refuse_misfit(folder, problem)
@@ -164,6 +167,10 @@ def load_weights(folder: Path, model: nn.Module) -> None:
 def refuse_misfit(folder: Path, problem: str | None) -> None:
     """Raises CheckpointError, on all ranks, where one of them has a problem with what it read."""
     if failed := [problem for problem in from_all(problem) if problem]:
+        if failed[0].startswith(".metadata"):
+            raise CheckpointError(
+                f"{folder}: {failed[0]}. Delete it, or restore it from its origin"
+            )
         raise CheckpointError(
             f"{folder}: does not fit this model: {failed[0]}; go on with the settings that "
             "config.json holds"
@@ -243,6 +250,9 @@ def write(
         else:
             writer = dcp.FileSystemWriter(temporary, sync_files=True, single_file_per_rank=True)
             dcp.save(states, storage_writer=writer, no_dist=group is None, process_group=group)
+            if world.is_first:
+                # torch fsyncs it before the last of its buffer is written (2.11 to 2.13).
+                flush_file(temporary / ".metadata")
         files = {
             path.name: describe(path)
             for path in temporary.iterdir()  # .metadata is the first's

@@ -1,0 +1,107 @@
+"""train/checkpoint/metadata.py: a checkpoint's list of tensors is read, and code in its place is not run."""
+
+import json
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+from export.stored import Weights
+from settings.config import Config
+from tests.train.checkpoint.test_checkpoint import ALONE, trained, write
+from train.checkpoint import checkpoint, metadata
+from train.checkpoint.checkpoint import CheckpointError
+
+
+class Touches:
+    """Makes a file where it is unpickled."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.path),)
+
+
+def hostile(victim: Path) -> dict[str, bytes]:
+    """Name -> what somebody might put in the place of .metadata."""
+    listed = dcp.Metadata({"model.w": Touches(victim)})  # type: ignore[dict-item]
+    entry = dcp.Metadata({"model.w": dcp.metadata.BytesStorageMetadata()})
+    return {
+        "a call": pickle.dumps(Touches(victim)),
+        "a call of the first protocol": pickle.dumps(Touches(victim), protocol=0),
+        "a call inside the list": pickle.dumps(listed),
+        "eval by its name": b"cbuiltins\neval\n(V1\ntR.",
+        "a function of an allowed module": b"ctorch\nload\n(Vx\ntR.",
+        "an attribute of an allowed class": pickle.dumps(dcp.Metadata.__init__, protocol=4),
+        "an entry that DCP would unpickle": pickle.dumps(entry),
+        "no list": pickle.dumps({"model.w": 1}),
+        "nothing": b"",
+    }
+
+
+NAMES = list(hostile(Path()))
+
+
+@pytest.fixture
+def saved(tiny: Config, tmp_path: Path) -> Path:
+    return write(tmp_path, 1, tiny)
+
+
+def readers(config: Config) -> dict[str, Callable[[Path], object]]:
+    """Everything that reads a checkpoint's tensors."""
+    model, optimizer = trained(config, 0)
+    return {
+        "resume": lambda folder: checkpoint.load_into(folder, model, optimizer),
+        "sample and eval": lambda folder: checkpoint.load_weights(folder, model),
+        "export": lambda folder: Weights(folder),
+    }
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_code_in_the_place_of_the_list_is_run(
+    saved: Path, tiny: Config, tmp_path: Path, name: str
+) -> None:
+    victim = tmp_path / "victim"
+    (saved / ".metadata").write_bytes(hostile(victim)[name])
+    manifest = json.loads((saved / "MANIFEST.json").read_text())
+    manifest["files"][".metadata"] = checkpoint.describe(saved / ".metadata")
+    (saved / "MANIFEST.json").write_text(json.dumps(manifest))
+    checkpoint.read_manifest(saved)  # who writes the pickle writes its hash too
+    for what, read in readers(tiny).items():
+        with pytest.raises(CheckpointError, match=r"\.metadata|EOFError|input"):
+            read(saved)
+        assert not victim.exists(), what
+
+
+def test_the_list_is_read_as_torch_reads_it(saved: Path) -> None:
+    own, theirs = metadata.read(saved), dcp.FileSystemReader(saved).read_metadata()
+    assert own.state_dict_metadata == theirs.state_dict_metadata
+    assert own.storage_data == theirs.storage_data
+    assert len(own.state_dict_metadata) > 10
+
+
+def test_the_list_is_on_the_disk_before_the_checkpoint_is_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch syncs it before its buffer of 8 KiB is written: a power failure would leave it short."""
+    synced: dict[int, int] = {}
+    fsync = os.fsync
+
+    def noted(descriptor: int) -> None:
+        facts = os.fstat(descriptor)
+        synced[facts.st_ino] = facts.st_size
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    states = {"model": {"w": torch.zeros(2)}}
+    folder, _ = checkpoint.write(tmp_path, 1, states, 1000, {"data": {"step": 1}}, ALONE)
+    assert (folder / ".metadata").stat().st_size < 8192
+    for path in folder.iterdir():
+        facts = path.stat()
+        assert synced.get(facts.st_ino) == facts.st_size, path.name
