@@ -6,7 +6,8 @@
 #   reads: VENV (default .venv), PYTHON (a Python >= 3.11), TORCH_BACKEND (auto, cpu, cu126, cu130 ...)
 #   makes: $VENV; its stamps .ready, .ready-dev and .ready-finetune come last, so a setup that was cut short counts as
 #          none
-# An environment that pip install -e . or uv sync made is taken as it is. Says nothing when all is in place. Exit codes: 64 usage, 78 nothing to build on, 1 an install failed.
+# An environment that pip install -e . or uv sync made is taken as it is.
+# Says nothing when all is in place. Exit codes: 64 usage, 78 nothing to build on, 1 an install failed.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export VENV=${VENV:-.venv}

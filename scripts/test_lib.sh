@@ -6,6 +6,7 @@
 keep_bytecode() {
   unset PYTHONDONTWRITEBYTECODE
   export PYTHONPYCACHEPREFIX=${PYTHONPYCACHEPREFIX:-$PWD/.pycache}
+  rm -rf "$PYTHONPYCACHEPREFIX${TMPDIR:-/tmp}"/pytest-of-* # of modules that tests have written
 }
 
 # one_thread: each process has one, and idle threads do not spin. The models of the tests are tiny,

@@ -95,7 +95,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Give a test with a time limit of its own, by its mark, as long for a hang in C code."""
     if limit := item.get_closest_marker("timeout"):
         stderr = item.config.stash[fault_handler_stderr_fd_key]
-        faulthandler.dump_traceback_later(limit.args[0] + 20, exit=True, file=stderr)
+        seconds = limit.args[0] if limit.args else limit.kwargs["timeout"]
+        faulthandler.dump_traceback_later(seconds + 20, exit=True, file=stderr)
 
 
 @pytest.hookimpl(optionalhook=True)

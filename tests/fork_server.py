@@ -17,7 +17,6 @@ of OpenMP or MKL, and a child would wait for them.
 
 import atexit
 import contextlib
-import errno
 import gc
 import importlib
 import io
@@ -151,7 +150,8 @@ class Server:
         except OSError:
             numbers = b""
         for number in numbers or [signal.SIGKILL]:
-            os.kill(pid, number)  # not reaped yet, or it would not be registered
+            with contextlib.suppress(OSError):  # there is no such signal
+                os.kill(pid, number)  # not reaped yet, or it would not be registered
         if not numbers:
             self.selector.unregister(connection)
 
@@ -223,7 +223,9 @@ def options_of(command: list[str]) -> list[str]:
     for index, word in enumerate(command):
         if word in ("-c", "-m"):
             return command[:index]
-    raise ValueError(f"the fork server starts -c and -m only, not {command}")
+        if word != "-u":
+            break
+    raise ValueError(f"the fork server starts -c and -m, with -u at most, and not {command}")
 
 
 def open_output(unbuffered: bool) -> None:
@@ -265,11 +267,11 @@ def exit_code_of(command: list[str]) -> int:
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     try:
-        sys.stdout.flush()
-    except OSError as error:
-        if error.errno == errno.EPIPE:
-            code = 120  # as Python has it
-    with contextlib.suppress(OSError):
+        if sys.stdout and not sys.stdout.closed:
+            sys.stdout.flush()
+    except OSError:  # a full disk, a pipe that nobody reads
+        code = 120  # as Python has it
+    with contextlib.suppress(OSError, ValueError, AttributeError):
         sys.stderr.flush()
     if interrupted:
         signal.signal(signal.SIGINT, signal.SIG_DFL)

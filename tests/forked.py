@@ -87,7 +87,7 @@ def connect(address: str) -> socket.socket:
         try:
             connection.connect(address)
             return connection
-        except OSError:
+        except (FileNotFoundError, ConnectionRefusedError):  # it does not listen yet
             connection.close()
             if time.monotonic() > deadline:
                 raise
@@ -106,7 +106,7 @@ def start_server(owner: int) -> str:
         [
             "bash",
             "-c",
-            "source scripts/lib.sh && source scripts/test_lib.sh && serve_forks $0 $1",
+            'source scripts/lib.sh && source scripts/test_lib.sh && serve_forks "$0" "$1"',
             address,
             str(owner),
         ],

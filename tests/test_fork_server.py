@@ -100,12 +100,15 @@ def test_the_process_group_is_the_servers_unless_another_is_asked_for() -> None:
         ("import os; os.kill(os.getpid(), 15)", "", -15, ""),
         ("import os; os.kill(os.getpid(), 2)", "", -2, "KeyboardInterrupt"),
         ("print(input())", "typed\n", 0, "typed\n"),
+        ("import sys; sys.stdout.close()", "", 0, ""),
+        ("import os; os.dup2(os.open('/dev/full', 1), 1); print('x')", "", 120, ""),
         ("import sys; sys.stdout.reconfigure(errors='replace'); print('x')", "", 0, "x\n"),
     ],
 )
 def test_a_process_ends_as_python_does(code: str, text: str, exitcode: int, printed: str) -> None:
     real = subprocess.run(
         [sys.executable, "-c", code],
+        env={"PATH": os.environ["PATH"]},
         input=text,
         text=True,
         stdout=subprocess.PIPE,
