@@ -221,6 +221,7 @@ def in_a_child(work: Callable[[], object]) -> int:
     if (child := os.fork()) == 0:
         try:
             torch.set_num_threads(1)  # a copy has no other threads
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)  # and not the time limit of the test
             os._exit(int(bool(work())))
         finally:
             os._exit(77)
