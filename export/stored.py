@@ -24,7 +24,7 @@ class Weights:
     def __init__(self, folder: Path):
         self.folder, self.reader = folder, metadata.Reader(folder)
         try:
-            described = self.reader.read_metadata().state_dict_metadata
+            described = metadata.tensors(self.reader.read_metadata())
         except Exception as error:  # whatever a pickle raises
             raise CheckpointError(
                 f"{folder}: its .metadata cannot be read ({cause(error)})"

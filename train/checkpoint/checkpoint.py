@@ -118,7 +118,7 @@ def load_into(
         if (folder / ".metadata").exists():
             stored = {
                 key: (facts.size, facts.properties.dtype)
-                for key, facts in metadata.read(folder).state_dict_metadata.items()
+                for key, facts in metadata.tensors(metadata.read(folder)).items()
             }
     except (Exception, dcp.api.CheckpointException) as error:
         problem = cause(error)

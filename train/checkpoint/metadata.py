@@ -53,11 +53,19 @@ def read(folder: Path) -> dcp.Metadata:
         metadata = MetadataUnpickler(file).load()
     if not isinstance(metadata, dcp.Metadata):
         raise ForbiddenPickle(f"{FILE} holds a {type(metadata).__name__}, not a list of tensors")
+    tensors(metadata)
+    return metadata
+
+
+def tensors(metadata: dcp.Metadata) -> dict[str, dcp.metadata.TensorStorageMetadata]:
+    """Key -> size, data type and parts of each tensor. Raises ForbiddenPickle where there is anything else."""
+    found = {}
     for name, facts in metadata.state_dict_metadata.items():
         # DCP would unpickle anything else, as it is.
         if not isinstance(facts, dcp.metadata.TensorStorageMetadata):
             raise ForbiddenPickle(f"{FILE} lists {name} as a {type(facts).__name__}, not a tensor")
-    return metadata
+        found[name] = facts
+    return found
 
 
 class Reader(dcp.FileSystemReader):
