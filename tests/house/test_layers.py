@@ -28,6 +28,7 @@ KNOWS_PROCESSES = {
     "train/distributed/world.py",
     "train/distributed/parallel.py",
     "train/checkpoint/checkpoint.py",
+    "train/checkpoint/metadata.py",
     "train/diloco/outer_step.py",
     "train/diloco/allreduce.py",
     "bench/wan_lab/reduce.py",
