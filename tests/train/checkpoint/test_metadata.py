@@ -1,5 +1,6 @@
 """train/checkpoint/metadata.py: a checkpoint's list of tensors is read, and code in its place is not run."""
 
+import io
 import json
 import os
 import pickle
@@ -77,6 +78,27 @@ def test_no_code_in_the_place_of_the_list_is_run(
         with pytest.raises(CheckpointError, match=r"\.metadata|EOFError|input"):
             read(saved)
         assert not victim.exists(), what
+
+
+class ByName:
+    """A member of an enumeration, as Python 3.11.2 pickles it."""
+
+    def __init__(self, kind: Any, name: str):
+        self.arguments = kind, name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, self.arguments
+
+
+def test_a_memory_format_is_read_however_python_wrote_it_and_no_other_attribute() -> None:
+    kinds = dcp.metadata._MEM_FORMAT_ENCODING
+    member = kinds.TORCH_CONTIGUOUS_FORMAT
+    for content in (pickle.dumps(member), pickle.dumps(ByName(kinds, member.name))):
+        assert metadata.MetadataUnpickler(io.BytesIO(content)).load() is member
+    for kind, name in ((kinds, "__class__"), (dcp.Metadata, "__init__"), (torch.Size, "numel")):
+        content = pickle.dumps(ByName(kind, name))
+        with pytest.raises(metadata.ForbiddenPickle, match=name):
+            metadata.MetadataUnpickler(io.BytesIO(content)).load()
 
 
 def test_the_list_is_read_as_torch_reads_it(saved: Path) -> None:
