@@ -1,0 +1,25 @@
+"""Constants of the product that tests make smaller, in processes that they start.
+
+    run_make("train", environment={**constants(SHARD_TOKENS=1000)})
+
+In the test's own process, `monkeypatch.setattr` does the same.
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+SITE = Path(__file__).resolve().parent / "site"
+
+# Constant -> the module that defines it.
+MODULES: dict[str, str] = {}
+
+
+def constants(**values: Any) -> dict[str, str]:
+    """Return the environment of a process in which these constants have other values."""
+    replacements: dict[str, dict[str, Any]] = {}
+    for name, value in values.items():
+        replacements.setdefault(MODULES[name], {})[name] = value
+    path = [str(SITE), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {"TEST_CONSTANTS": json.dumps(replacements), "PYTHONPATH": os.pathsep.join(path)}
