@@ -23,7 +23,7 @@ import numpy as np
 from analysis.prices import Prices
 from analysis.record_blocks import Block, parts_of
 from record.goodput import Books, Goodput, Timeline
-from record.reader import GOES_BACK, STEP_UNITS
+from record.metrics import GOES_BACK, STEP_KEYS
 from record.run_paths import RunPaths
 from settings.config import Config
 from settings.declare import ROOT, declared_fields
@@ -170,7 +170,7 @@ class Steps:
     """The step records as columns, without those that were gone back behind; of a step that came twice the last."""
 
     def __init__(self) -> None:
-        self.columns: dict[str, array[float]] = {key: array("d") for key in (*COMMON, *STEP_UNITS)}
+        self.columns: dict[str, array[float]] = {key: array("d") for key in (*COMMON, *STEP_KEYS)}
         self.count = self.taken = 0  # that the run has; that were recorded
 
     def add(self, record: Mapping[str, Any]) -> None:

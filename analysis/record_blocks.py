@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from record.reader import SCHEMA, of_line
+from record.metrics import SCHEMA, parse_records
 
 READ_BYTES = 2**25
 FEWEST = 256  # lines of which a block is worth making
@@ -38,8 +38,7 @@ class Block:
     lines: list[bytes]
 
     def records(self) -> Iterator[dict[str, Any]]:
-        for i, line in enumerate(self.lines):
-            yield of_line(self.path, self.number + i, line.decode("utf-8", "replace"))
+        yield from parse_records(self.path, self.number, self.lines)
 
 
 def parts_of(path: Path) -> Iterator[Block | dict[str, Any]]:
@@ -68,8 +67,7 @@ def grouped(path: Path, number: int, lines: list[bytes]) -> Iterator[Block | dic
             start = end
             continue
         end = max(end, start + 1)
-        for i in range(start, end):
-            yield of_line(path, number + i, lines[i].decode("utf-8", "replace"))
+        yield from parse_records(path, number + start, lines[start:end])
         start = end
 
 
@@ -83,7 +81,7 @@ def block_of(path: Path, number: int, lines: list[bytes]) -> Block | None:
         table = arrow_json.read_json(
             io.BytesIO(text), arrow_json.ReadOptions(block_size=len(text) + 1)
         )
-        last = of_line(path, number + len(lines) - 1, lines[-1].decode())
+        (last,) = parse_records(path, number + len(lines) - 1, lines[-1:])
     except (pyarrow.ArrowInvalid, pyarrow.ArrowNotImplementedError, ValueError):
         return None  # no JSON, columns of mixed types, or NaN: read one by one, which takes it or names file and line
     columns = {}

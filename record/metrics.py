@@ -1,45 +1,391 @@
-"""Where the numbers of a run go: metrics.jsonl always, the console now and then."""
+"""metrics.jsonl, the record of a run: its format, its one writer and its one reader.
+
+    {"schema": 1, "event": "step", "time": ..., "mono_s": ..., "host": ..., "attempt": 0, "step": 1200, ...}
+
+One JSON object per line. Values are raw; smoothing is for plots. What cannot be known is null. JSON has no NaN: a value
+that is not finite is written as null and named in a `nonfinite` event. New optional keys do not change `schema`, and
+readers keep keys that they do not know. After a resume the steps past the checkpoint are written again, so the last
+record of a step counts (`keep_final_steps`). Standard library only.
+
+Keys of every record: `time` (Unix seconds), `mono_s` (the monotonic clock of the machine), `host`, `attempt` (0, 1, ...),
+`step`, `tokens` (trained on so far). Those of steps and evaluations stand below; other events add:
+
+    start, resume   startup_s: seconds by phase from the start of the process, changes: settings that differ from the
+                    last attempt's, world_size: processes
+    checkpoint      seconds: until it was safe on disk (training goes on meanwhile), bytes: its size
+    signal          name: of the signal, or the rank that received it
+    skip            step: whose update was not taken, reason: loss, grad_norm or nonfinite, loss, grad_norm and step_ms
+                    of that step, samples: [first, last], names: where they come from
+    nonfinite       as the skip that follows it
+    rollback        step: to which the run goes back, from: where it was, passed_over: sequences that are left out from
+                    here on, seconds: until training went on, stall_s: waited before for a synchronization that failed
+    sync            replica: the site that records it, outer_step: synchronizations so far, fragment, sites: how many
+                    took part, committed: true, seconds, stall_s: of these training waited, bytes: sent by this process,
+                    hash: xxh3 of the fragment afterward, equal at all sites
+    gap             reason: `away` (the site `replica` missed the steps from `from` to `to`) or `record removed`
+                    (metrics.jsonl was removed, replaced or cut; this is the first record since)
+    end             reason: done, stopped or crashed, stall_s: seconds of the last save, goodput: seconds by category
+                    since the first start (goodput.py), shares: of each source
+"""
 
 import contextlib
+import json
 import logging
+import math
 import os
 import socket
-import sys
 import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from record import reader
 from record.run_paths import RunPaths
 
 log = logging.getLogger(__name__)
 
+Record = dict[str, Any]
+
+SCHEMA = 1
+# These set the run to the step that they name: what was recorded past it is lost.
+GOES_BACK = ("start", "resume", "rollback")
+# Records that mean nothing without the number of a step.
+NEEDS_STEP = frozenset({"step", "eval", "skip", *GOES_BACK})
+
+STEP_KEYS = (
+    "loss",  # nats per token, mean over all scored tokens of the global batch
+    "lr",  # learning rate of this update
+    "grad_norm",  # L2 norm of the whole gradient before clipping
+    "step_ms",  # milliseconds of the whole step, data included
+    "tokens_per_s",  # tokens per second of the whole job
+    "mfu",  # percent of the devices' peak in DTYPE (hardware/): 6 N + 12 L d T (hardware/flops.py)
+    "mfu_causal",  # percent, counting only the causal half of attention
+    "mem_gib",  # GiB, peak of the largest rank: allocated on a GPU, resident on a CPU
+    "data_wait_s",  # seconds that this step waited for its batch
+    "checkpoint_stall_s",  # seconds that saving took from training before this step
+    "exchange_stall_s",  # seconds that synchronizations between sites took from training before this step
+    "replica",  # the site of this step, under SYNC=diloco: loss and grad_norm are of its part of the batch
+)
+EVAL_KEYS = (
+    "val_loss",  # nats per token on validation text; null where the evaluation failed
+    "val_bpb",  # bits per byte on the same
+    "val_ppl",  # fine-tuning: perplexity of the scored tokens, exp(val_loss)
+    "val_loss_by_source",  # source -> nats per token on its validation text
+    "val_bpb_by_source",  # source -> bits per byte on the same
+    "scored_tokens",  # validation tokens scored
+    "core",  # the DCLM CORE metric, mean of 22 centered accuracies; null where a task is missing
+    "core_partial",  # then: the mean of those that are there
+    "core_margin",  # half of the 95% interval of either
+    "core_tasks",  # how many tasks it is the mean of
+    "core_centred",  # task -> centered accuracy, 0 for guessing and 1 for all right
+    "core_error",  # in words, why there is none; training went on
+    "core_s",  # seconds that CORE took
+    "eval_s",  # seconds of the whole evaluation
+    "full",  # true for the final, larger set
+    "error",  # in words, why an evaluation failed or ran out of time; training went on
+)
+# A text under one of these keys is damage.
+NUMBERS = frozenset(
+    {
+        "mono_s",
+        "attempt",
+        "tokens",
+        "loss",
+        "step_ms",
+        "tokens_per_s",
+        "mfu",
+        "data_wait_s",
+        "mem_gib",
+        "val_loss",
+        "eval_s",
+        "bytes",
+        "world_size",
+        "checkpoint_stall_s",
+        "seconds",
+        "stall_s",
+    }
+)
+
+# How the console shows a value; others as str() does.
+FORMATS = {
+    "loss": ".4f",
+    "lr": ".3e",
+    "grad_norm": ".3f",
+    "step_ms": ".1f",
+    "tokens_per_s": ".0f",
+    "mfu": ".1f",
+    "mem_gib": ".2f",
+    "val_loss": ".4f",
+    "val_bpb": ".4f",
+    "val_ppl": ".4g",
+    "eval_s": ".1f",
+    "core": ".4f",
+    "core_partial": ".4f",
+}
+STEP_CONSOLE = ("loss", "lr", "grad_norm", "step_ms", "tokens_per_s", "mfu", "mem_gib", "tokens")
+EVAL_CONSOLE = (
+    "val_loss",
+    "val_bpb",
+    "val_ppl",
+    "scored_tokens",
+    "core",
+    "core_partial",
+    "eval_s",
+)
+
+CHUNK_BYTES = 2**18
+
+
+# ---------------------------------------------------------------------------------------------------
+# Reading
+# ---------------------------------------------------------------------------------------------------
+
+
+def read_records(path: Path) -> Iterator[Record]:
+    """Yield the records of metrics.jsonl in order, without a last line that a kill cut short.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: a line is not a record of this schema. The message names file and line.
+    """
+    number = 1
+    with open(path, "rb") as file:
+        for lines in complete_lines(file):
+            yield from parse_records(path, number, lines)
+            number += len(lines)
+
+
+def parse_records(path: Path, number: int, lines: Sequence[bytes]) -> Iterator[Record]:
+    """Yield the records of lines; `number` is that of the first one in the file. Raises ValueError."""
+    for offset, value in enumerate(parse_lines(lines)):
+        if fault := find_fault(value):
+            text = lines[offset][:60].decode(errors="replace")
+            raise ValueError(f"{path} line {number + offset} {fault}: {text!r}")
+        yield value
+
+
+class RecordReader:
+    """Follow a record that grows, and survive whatever is in it.
+
+    Attributes:
+        position: bytes read so far.
+        size: of the file at the last look; 0 without a file.
+        restarted: the last read_new() found the file removed, replaced or cut, and began anew.
+        damaged_lines: complete lines so far that are not records; they are passed over.
+    """
+
+    def __init__(self, path: Path, last_bytes: int | None = None):
+        """Begin at the start of the file, or at the first line within its last bytes."""
+        self.path = path
+        self.last_bytes = last_bytes
+        self.restarted = False
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget what was read."""
+        self.identity: tuple[int, int] | None = None
+        self.head = b""  # the first bytes: a new file may get the inode of the old one
+        self.position = 0
+        self.size = 0
+        self.damaged_lines = 0
+
+    def read_new(self, most_bytes: float = math.inf) -> list[Record]:
+        """Return the records of the lines that were completed since, about `most_bytes` of them at most.
+
+        Raises OSError where the file exists but cannot be read.
+        """
+        self.restarted = False
+        try:
+            file = open(self.path, "rb")  # noqa: SIM115 (closed below)
+        except FileNotFoundError:
+            self.restarted = self.identity is not None
+            self.begin()
+            return []
+        with file:
+            self.find_place(file)
+            return self.read_from(file, self.position + most_bytes)
+
+    def find_place(self, file: BinaryIO) -> None:
+        """Move to the first byte that was not read, which is the start of the file where it is another one."""
+        found = os.fstat(file.fileno())
+        identity = (found.st_dev, found.st_ino)
+        same = identity == self.identity and file.read(len(self.head)) == self.head
+        if self.identity is not None and (not same or found.st_size < self.position):
+            self.begin()
+            self.restarted = True
+        if self.identity is None and self.last_bytes is not None:
+            file.seek(max(0, found.st_size - self.last_bytes - 1))
+            if file.tell():
+                file.readline()
+            self.position = file.tell()
+        self.identity = identity
+        self.size = found.st_size
+        if not self.head:
+            file.seek(0)
+            self.head = file.readline(CHUNK_BYTES)
+            if not self.head.endswith(b"\n"):
+                self.head = b""
+        file.seek(self.position)
+
+    def read_from(self, file: BinaryIO, until: float) -> list[Record]:
+        records: list[Record] = []
+        for lines in complete_lines(file):
+            self.position += sum(map(len, lines)) + len(lines)
+            for value in parse_lines(lines):
+                if find_fault(value):
+                    self.damaged_lines += 1
+                else:
+                    records.append(value)
+            if self.position >= until:
+                break
+        return records
+
+
+def complete_lines(file: BinaryIO) -> Iterator[list[bytes]]:
+    """Yield the lines that have an end, many at once and without it."""
+    rest = b""
+    while chunk := file.read(CHUNK_BYTES):
+        lines = (rest + chunk).split(b"\n")
+        rest = lines.pop()
+        yield lines
+
+
+def parse_lines(lines: Sequence[bytes]) -> list[Any]:
+    """Return the JSON value of each line; None where there is none."""
+    try:
+        # All at once takes half the time of one by one.
+        values = json.loads(b"[" + b",".join(lines) + b"]")
+    except (ValueError, RecursionError):
+        values = []
+    if len(values) != len(lines):
+        values = [parse_line(line) for line in lines]
+    return values
+
+
+def parse_line(line: bytes) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+
+
+def find_fault(value: Any) -> str:
+    """Return in words why a JSON value is not a record; "" for a record."""
+    if not isinstance(value, dict) or "schema" not in value:
+        return "is not a record of a run"
+    if value["schema"] != SCHEMA:
+        return f"has schema {value['schema']}; this version reads {SCHEMA}"
+    event = value.get("event")
+    if not isinstance(event, str):
+        return "is a record without 'event'"
+    if not is_number(value.get("time")):
+        return "is a record without 'time'"
+    if event in NEEDS_STEP and not isinstance(value.get("step"), int):
+        return "is a record without 'step'"
+    for key in NUMBERS & value.keys():
+        if not isinstance(value[key], float | int | None):
+            return f"is a record with a {key!r} that is not a number"
+    return ""
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a value is a finite number."""
+    return isinstance(value, float | int) and -math.inf < value < math.inf
+
+
+def keep_final_steps(records: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the step records in order, without those that the run went back behind."""
+    by_step: dict[int, Mapping[str, Any]] = {}
+    for record in records:
+        if record["event"] == "step":
+            by_step[record["step"]] = record
+        elif record["event"] in GOES_BACK:
+            by_step = {step: kept for step, kept in by_step.items() if step <= record["step"]}
+    return [by_step[step] for step in sorted(by_step)]
+
+
+# ---------------------------------------------------------------------------------------------------
+# Text
+# ---------------------------------------------------------------------------------------------------
+
+
+def to_json(record: Mapping[str, Any]) -> str:
+    """Return one line of metrics.jsonl, without its end."""
+    return json.dumps(replace_nonfinite(record), allow_nan=False)
+
+
+def replace_nonfinite(value: Any) -> Any:
+    """Return the same with None for every number, at any depth, that is NaN or infinite."""
+    if isinstance(value, Mapping):
+        return {key: replace_nonfinite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [replace_nonfinite(inner) for inner in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def to_console(
+    record: Mapping[str, Any], last_step: int, keys: Iterable[str] = STEP_CONSOLE
+) -> str:
+    """Return the console line of a step or evaluation, in fewer digits than the record has."""
+    words = [f"step={record['step']}/{last_step}"]
+    for key in keys:
+        if key in record:
+            value = record[key]
+            text = "n/a" if value is None else format(value, FORMATS.get(key, ""))
+            words.append(f"{key}={text}")
+    return " ".join(words)
+
+
+def duration(seconds: float) -> str:
+    """Return 1:02:03, or 2:03 below an hour."""
+    hours, rest = divmod(round(seconds), 3600)
+    minutes = rest // 60
+    if hours:
+        return f"{hours}:{minutes:02}:{rest % 60:02}"
+    return f"{minutes}:{rest % 60:02}"
+
+
+def figures(value: float, digits: int = 4) -> str:
+    """Return a number with that many significant digits, and from 1000 on as an integer: '0.01234', '11,200'."""
+    if round(value, digits - 3) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.{digits}g}"
+
+
+# ---------------------------------------------------------------------------------------------------
+# Writing
+# ---------------------------------------------------------------------------------------------------
+
 
 class Recorder:
-    """Appends records to metrics.jsonl and says some of them aloud. Only the first rank has one that is `active`.
+    """Append records to metrics.jsonl, and print some of them. Only the recorder of rank 0 is `active`.
 
-    What a full disk does not take is kept, and written before the next record: no line is lost or torn in the middle.
+    Lines that a full disk does not take wait in memory for the next record: none is lost or torn.
     """
 
     def __init__(self, paths: RunPaths, active: bool, attempt: int, last_step: int, log_every: int):
-        self.active, self.attempt, self.last_step, self.log_every = (
-            active,
-            attempt,
-            last_step,
-            log_every,
-        )
+        self.path = paths.metrics
+        self.active = active
+        self.attempt = attempt
+        self.last_step = last_step
+        self.log_every = log_every
         self.file: BinaryIO | None = None
-        self.waiting, self.failed = b"", False  # bytes not yet in the file; whether that was said
+        self.waiting = b""  # bytes that are not in the file yet
+        self.place = (0, 0)  # step and tokens of the first of them
+        self.failed = False
         if active:
-            drop_partial_line(paths.metrics)
-            self.file = open(paths.metrics, "ab", buffering=0)  # noqa: SIM115 (open as long as the run)
-        self.progress = Progress(last_step) if active and sys.stdout.isatty() else None
+            self.open()
 
-    def entry(self, name: str, step: int, tokens: int, /, **values: Any) -> dict[str, Any]:
-        """A record of now."""
-        assert name in reader.EVENTS, name
+    def open(self) -> None:
+        drop_partial_line(self.path)
+        self.file = open(self.path, "ab", buffering=0)  # noqa: SIM115 (open as long as the run)
+        self.written = self.file.tell()
+
+    def entry(self, name: str, step: int, tokens: int, /, **values: Any) -> Record:
+        """Return a record of this moment."""
         return {
-            "schema": reader.SCHEMA,
+            "schema": SCHEMA,
             "event": name,
             "time": time.time(),
             "mono_s": time.monotonic(),
@@ -50,72 +396,84 @@ class Recorder:
             **values,
         }
 
-    def event(self, name: str, step: int, tokens: int, /, **values: Any) -> dict[str, Any]:
-        """Write one record; returns it."""
+    def event(self, name: str, step: int, tokens: int, /, **values: Any) -> Record:
+        """Write one record, and return it."""
         entry = self.entry(name, step, tokens, **values)
         if self.file:
-            self.waiting += reader.to_json(entry).encode() + b"\n"
+            if not self.waiting:
+                self.place = (step, tokens)
+            self.waiting += to_json(entry).encode() + b"\n"
             self.write_waiting()
         return entry
 
     def write_waiting(self) -> None:
         try:
+            if self.waiting and not self.is_intact():
+                self.begin_anew()
             while self.file and self.waiting:
-                self.waiting = self.waiting[self.file.write(self.waiting) :]
+                count = self.file.write(self.waiting)
+                self.waiting = self.waiting[count:]
+                self.written += count
             self.failed = False
         except OSError as error:
             if not self.failed:
                 self.say(
-                    f"metrics.jsonl: cannot be written ({error.strerror}); its lines wait in memory. Make room"
+                    f"metrics.jsonl: cannot be written ({error.strerror}). Its lines wait in memory; "
+                    "free some space or repair the folder"
                 )
             self.failed = True
 
+    def is_intact(self) -> bool:
+        """Return whether the path still leads to what was written."""
+        assert self.file
+        try:
+            there = os.stat(self.path)
+        except FileNotFoundError:
+            return False
+        return (
+            os.path.samestat(there, os.fstat(self.file.fileno())) and there.st_size >= self.written
+        )
+
+    def begin_anew(self) -> None:
+        """Open the record again, which somebody removed, replaced or cut, and record that."""
+        before = self.file
+        self.open()
+        if before:
+            before.close()
+        if not self.waiting.startswith(b'{"schema"'):  # the old file has the begin of this line
+            self.waiting = self.waiting.partition(b"\n")[2]
+        step, tokens = self.place
+        gap = self.entry("gap", step, tokens, reason="record removed")
+        self.waiting = to_json(gap).encode() + b"\n" + self.waiting
+        self.say(
+            f"{self.path}: was removed, replaced or cut during training, and what it had is gone. "
+            f"It begins anew at step {step}"
+        )
+
     def sync(self) -> None:
-        """Make the record durable, as a checkpoint is that must not know more than the record."""
+        """Flush the record to disk, so that no checkpoint knows more than the record."""
         if self.file:
             self.write_waiting()
-            with contextlib.suppress(OSError):  # said by the next write
+            with contextlib.suppress(OSError):  # the next write reports it
                 os.fsync(self.file.fileno())
 
     def step(self, step: int, tokens: int, first: bool, **values: Any) -> None:
-        """Record a step; on the console every LOG_EVERY steps, and the first and last of an attempt."""
+        """Record a step; print it every LOG_EVERY steps, and the first and last of an attempt."""
         entry = self.event("step", step, tokens, **values)
-        if not self.active:
-            return
-        if step % self.log_every == 0 or first or step == self.last_step:
-            self.say(reader.to_console(entry, self.last_step))
-        if self.progress:
-            self.progress.show(entry)
+        if self.active and (step % self.log_every == 0 or first or step == self.last_step):
+            self.say(to_console(entry, self.last_step))
 
     def evaluation(self, step: int, tokens: int, **values: Any) -> None:
-        """Record an evaluation and say it."""
+        """Record an evaluation and print it."""
         entry = self.event("eval", step, tokens, **values)
         if self.active:
-            self.say(
-                reader.to_console(
-                    entry,
-                    self.last_step,
-                    (
-                        "val_loss",
-                        "val_bpb",
-                        "val_ppl",
-                        "scored_tokens",
-                        "core",
-                        "core_partial",
-                        "eval_s",
-                    ),
-                )
-            )
+            self.say(to_console(entry, self.last_step, EVAL_CONSOLE))
 
     def say(self, line: str) -> None:
-        """A line for the console and train.log, above the progress line if there is one."""
-        if self.progress:
-            self.progress.clear()
+        """Print a line, to train.log too."""
         log.info("%s", line)
 
     def close(self) -> None:
-        if self.progress:
-            self.progress.clear()
         if self.file:
             self.sync()
             with contextlib.suppress(OSError):  # a network disk reports here what it could not keep
@@ -123,51 +481,14 @@ class Recorder:
             self.file = None
 
 
-class Progress:
-    """One line on a terminal that is written over, with the time that is left."""
-
-    WIDTH = 30
-
-    def __init__(self, last_step: int):
-        self.last_step = last_step
-        self.began: tuple[int, float] | None = None  # (step, time) at the first step shown
-        self.shown_at = 0.0
-
-    def show(self, entry: dict[str, Any]) -> None:
-        now = time.monotonic()
-        if self.began is None:
-            self.began = (entry["step"], now)
-        if now - self.shown_at < 0.2:
-            return
-        self.shown_at = now
-        done = int(self.WIDTH * entry["step"] / self.last_step)
-        steps = entry["step"] - self.began[0]
-        seconds = (self.last_step - entry["step"]) * (now - self.began[1]) / steps if steps else 0.0
-        left = f"{reader.duration(seconds)} left" if steps else ""
-        bar = "#" * done + "-" * (self.WIDTH - done)
-        self.write(
-            f"\r\033[K[{bar}] {entry['step']}/{self.last_step} loss {entry['loss']:.3f} {left}"
-        )
-
-    def clear(self) -> None:
-        self.write("\r\033[K")
-
-    def write(self, text: str) -> None:
-        try:
-            sys.stdout.write(text)
-            sys.stdout.flush()
-        except OSError:  # the terminal was closed: no reason to end a run
-            pass
-
-
 def drop_partial_line(path: Path) -> None:
-    """Cut a last line that a kill left without its end, so that what follows starts on a line of its own."""
+    """Cut a last line that a kill left without an end, so that the next record starts on a line of its own."""
     if not path.exists():
         return
     with open(path, "rb+") as file:
         content = file.read()
-        whole = content.rfind(b"\n") + 1
-        if whole < len(content):
-            file.truncate(whole)
+        complete = content.rfind(b"\n") + 1
+        if complete < len(content):
+            file.truncate(complete)
             file.flush()
             os.fsync(file.fileno())

@@ -15,7 +15,7 @@ from typing import Any
 from bench.wan_lab import crew
 from bench.wan_lab.crew import INTERFACE, QUIET
 from bench.wan_lab.network import Counters, Network, address_of
-from record import reader
+from record.metrics import RecordReader
 from settings.declare import ROOT
 
 LOOK_S = 0.05
@@ -65,9 +65,8 @@ class AtSites:
         )
         self.diloco = self.settings.get("SYNC") == "diloco"
         self.processes: dict[int, subprocess.Popen[Any]] = {}
-        self.seen: dict[
-            int, tuple[int, list[dict[str, Any]]]
-        ] = {}  # site -> (bytes of its record, what they hold)
+        # site -> the reader of its record, and the records so far
+        self.seen: dict[int, tuple[RecordReader, list[dict[str, Any]]]] = {}
         self.looks: list[tuple[float, list[Counters]]] = []  # (Unix seconds, counters)
 
     def command(self, place: int, *what: str) -> list[str]:
@@ -98,15 +97,8 @@ class AtSites:
         """What a site has written so far; under DDP the first writes for all."""
         folder = self.folder / self.name
         path = (folder / f"site_{site}" if self.diloco and site else folder) / "metrics.jsonl"
-        offset, found = self.seen.setdefault(site, (0, []))
-        with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
-            file.seek(offset)
-            for line in file:
-                if not line.endswith(b"\n"):
-                    break
-                found.append(reader.of_line(path, len(found) + 1, line.decode()))
-                offset += len(line)
-        self.seen[site] = (offset, found)
+        reader, found = self.seen.setdefault(site, (RecordReader(path), []))
+        found += reader.read_new()
         return found
 
     def steps(self, site: int) -> int:

@@ -1,13 +1,229 @@
-"""record/metrics.py: what a run's record keeps when the disk does not take it."""
+"""record/metrics.py: what a run's record keeps, and what readers get from it, whatever happens to the file."""
 
 import errno
+import json
+import math
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from record import reader
-from record.metrics import Recorder
+from record import metrics
+from record.metrics import Recorder, RecordReader, read_records, to_json
 from record.run_paths import RunPaths
+
+STEP: dict[str, Any] = {
+    "schema": 1,
+    "event": "step",
+    "time": 1.5,
+    "mono_s": 2.5,
+    "host": "h",
+    "attempt": 0,
+    "step": 1200,
+    "tokens": 629145600,
+    "loss": 3.412711,
+    "lr": 6e-4,
+    "grad_norm": 0.41,
+    "step_ms": 353.42,
+    "tokens_per_s": 1483200.4,
+    "mfu": 41.24,
+    "mem_gib": 61.2,
+}
+DAMAGED = (
+    "",
+    "{",
+    "[1]",
+    "3",
+    "null",
+    '"text"',
+    '{"event": "step"}',
+    "step=1/2 loss=3",
+    '{"schema": 1}',
+    to_json(STEP | {"schema": 2}),
+    to_json(STEP | {"event": 3}),
+    to_json(STEP | {"time": None}),
+    to_json(STEP | {"step": "1"}),
+    to_json(STEP | {"loss": "nan"}),
+    "[" * 10_000 + "]" * 10_000,
+    "\x00" * 40,
+)
+
+
+def lines_of(*steps: int) -> str:
+    return "".join(to_json(STEP | {"step": step}) + "\n" for step in steps)
+
+
+def events(*pairs: tuple[str, int]) -> list[dict]:
+    """Records of these events at these steps, numbered in the order of writing."""
+    return [
+        {"event": event, "step": step, "number": number}
+        for number, (event, step) in enumerate(pairs)
+    ]
+
+
+def steps_in(records: list[dict]) -> list[int]:
+    return [record["step"] for record in records]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_is_written_as_null(value: float) -> None:
+    record = {"loss": value, "of": {"one": value, "other": 2.5}, "list": (value, 1)}
+    assert to_json(record) == '{"loss": null, "of": {"one": null, "other": 2.5}, "list": [null, 1]}'
+
+
+def test_the_console_line_has_the_keys_of_the_record_in_fewer_digits() -> None:
+    assert metrics.to_console(STEP, 18865) == (
+        "step=1200/18865 loss=3.4127 lr=6.000e-04 grad_norm=0.410 step_ms=353.4 "
+        "tokens_per_s=1483200 mfu=41.2 mem_gib=61.20 tokens=629145600"
+    )
+    unknown = {"step": 1, "loss": 2.0, "mfu": None}
+    assert metrics.to_console(unknown, 10) == "step=1/10 loss=2.0000 mfu=n/a"
+
+
+def test_durations_have_hours_where_there_are_any() -> None:
+    times = (0.0, 59.6, 3599.4, 3599.6, 3723.0, 90_000.0)
+    expected = ["0:00", "1:00", "59:59", "1:00:00", "1:02:03", "25:00:00"]
+    assert [metrics.duration(seconds) for seconds in times] == expected
+
+
+def test_records_are_read_in_order_with_keys_that_this_version_does_not_know(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    written = [STEP | {"step": step, "of_the_future": [1]} for step in range(20)]
+    path.write_text("".join(to_json(record) + "\n" for record in written))
+    for chunk in (100, 1000, 2**18):
+        monkeypatch.setattr(metrics, "CHUNK_BYTES", chunk)
+        assert list(read_records(path)) == written
+
+
+def test_a_last_line_that_a_kill_cut_short_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    line = to_json(STEP)
+    for length in (1, 10, len(line) - 1, len(line)):  # the last lacks only its end
+        path.write_text(line + "\n" + line[:length])
+        assert list(read_records(path)) == [STEP]
+
+
+@pytest.mark.parametrize("line", DAMAGED)
+def test_a_damaged_line_is_named_by_one_reader_and_counted_by_the_other(
+    tmp_path: Path, line: str
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(lines_of(1) + line + "\n" + lines_of(2))
+    with pytest.raises(ValueError, match=r"metrics\.jsonl line 2 (is|has) "):
+        list(read_records(path))
+    reader = RecordReader(path)
+    assert steps_in(reader.read_new()) == [1, 2]
+    assert reader.damaged_lines == 1
+
+
+def test_a_newer_schema_is_refused_with_both_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(to_json(STEP | {"schema": 2}) + "\n")
+    with pytest.raises(ValueError, match="line 1 has schema 2; this version reads 1"):
+        list(read_records(path))
+
+
+def test_a_reader_follows_a_file_that_grows_and_waits_for_the_end_of_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    reader = RecordReader(path)
+    assert reader.read_new() == []
+    with open(path, "a") as file:
+        for piece, expected in ((lines_of(1, 2), [1, 2]), ('{"sch', []), ("", [])):
+            file.write(piece)
+            file.flush()
+            assert steps_in(reader.read_new()) == expected
+        file.write(lines_of(3)[5:] + lines_of(4))
+    assert steps_in(reader.read_new()) == [3, 4]
+    assert reader.position == reader.size == path.stat().st_size
+    assert not reader.restarted
+
+
+def remove_and_write(path: Path, text: str) -> None:
+    path.unlink()
+    path.write_text(text)
+
+
+def replace_by_another(path: Path, text: str) -> None:
+    path.with_name("other").write_text(text)
+    os.replace(path.with_name("other"), path)
+
+
+def write_over(path: Path, text: str) -> None:
+    path.write_text(text)
+
+
+@pytest.mark.parametrize("change", [remove_and_write, replace_by_another, write_over])
+@pytest.mark.parametrize("steps", [(5,), (1, 2, 3, 4, 5, 6), (5, 6, 7, 8, 9)])
+def test_a_reader_begins_anew_where_the_file_is_another_one(
+    tmp_path: Path, change: Any, steps: tuple[int, ...]
+) -> None:
+    """Another file may be shorter or longer, and may get the inode of the old one."""
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("damaged\n" + lines_of(1, 2, 3))
+    reader = RecordReader(path)
+    reader.read_new()
+    change(path, lines_of(*steps))
+    assert steps_in(reader.read_new()) == list(steps)
+    assert reader.restarted and reader.damaged_lines == 0
+    assert reader.read_new() == [] and not reader.restarted
+
+
+def test_a_reader_reports_once_that_the_file_was_removed(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(lines_of(1))
+    reader = RecordReader(path)
+    reader.read_new()
+    path.unlink()
+    assert reader.read_new() == [] and reader.restarted
+    assert reader.read_new() == [] and not reader.restarted
+    path.write_text(lines_of(1, 2))
+    assert steps_in(reader.read_new()) == [1, 2] and not reader.restarted
+
+
+def test_a_reader_may_take_a_part_at_a_time_or_only_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(lines_of(*range(1, 101)))
+    length = len(lines_of(50))
+    monkeypatch.setattr(metrics, "CHUNK_BYTES", 2 * length)
+    reader = RecordReader(path)
+    parts = []
+    while part := reader.read_new(most_bytes=10 * length):
+        parts.append(len(part))
+    assert sum(parts) == 100 and max(parts) <= 13
+    two_lines = len(lines_of(99, 100))
+    for last_bytes, expected in ((two_lines, 2), (two_lines - 1, 1), (10**9, 100)):
+        assert len(RecordReader(path, last_bytes).read_new()) == expected
+
+
+def test_after_a_resume_the_last_record_of_each_step_counts() -> None:
+    """Killed after step 5 with a checkpoint at 3; the second attempt is at step 4."""
+    written = events(
+        ("start", 0),
+        ("step", 1),
+        ("step", 2),
+        ("step", 3),
+        ("checkpoint", 3),
+        ("step", 4),
+        ("step", 5),
+        ("resume", 3),
+        ("step", 4),
+        ("eval", 1),
+        ("skip", 1),
+    )
+    kept = metrics.keep_final_steps(written)
+    assert [(record["step"], record["number"]) for record in kept] == [
+        (1, 1),
+        (2, 2),
+        (3, 3),
+        (4, 8),
+    ]
+    assert steps_in(metrics.keep_final_steps([*written, *events(("rollback", 2))])) == [1, 2]
+    assert metrics.keep_final_steps([*written, *events(("start", 0))]) == []
 
 
 class Disk:
@@ -41,16 +257,16 @@ def test_a_full_disk_loses_and_tears_no_line(
         recorder.event("step", step, 0, loss=1.0)
     recorder.sync()
     assert paths.metrics.stat().st_size == 250
-    assert [r["step"] for r in reader.read(paths.metrics)] == [1]
+    assert steps_in(list(read_records(paths.metrics))) == [1]
     assert caplog.text.count("metrics.jsonl: cannot be written (No space left on device)") == 1
     disk.room = 10**6
     recorder.event("step", 5, 0, loss=1.0)
-    assert [r["step"] for r in reader.read(paths.metrics)] == [1, 2, 3, 4, 5]
+    assert steps_in(list(read_records(paths.metrics))) == [1, 2, 3, 4, 5]
     disk.room = 0
     recorder.event("step", 6, 0, loss=1.0)
     disk.room = 10**6
     recorder.close()
-    assert [r["step"] for r in reader.read(paths.metrics)] == [1, 2, 3, 4, 5, 6]
+    assert steps_in(list(read_records(paths.metrics))) == [1, 2, 3, 4, 5, 6]
     recorder.event("end", 6, 0)  # of a closed record: nothing
 
 
@@ -59,3 +275,71 @@ def test_a_disk_that_stays_full_ends_no_run(tmp_path: Path) -> None:
     recorder.file = Disk(recorder.file, room=0)
     recorder.event("start", 0, 0)
     recorder.close()
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+def cut_within_a_line(path: Path) -> None:
+    os.truncate(path, 10)
+
+
+def move_away(path: Path) -> None:
+    path.rename(path.with_name("metrics.jsonl.1"))
+
+
+def replace_by_a_copy(path: Path) -> None:
+    replace_by_another(path, "")
+
+
+@pytest.mark.parametrize(
+    "harm", [Path.unlink, move_away, replace_by_a_copy, cut, cut_within_a_line]
+)
+def test_a_record_that_is_removed_begins_anew_and_has_a_gap(
+    tmp_path: Path, harm: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    paths = RunPaths(tmp_path)
+    caplog.set_level("INFO")
+    recorder = Recorder(paths, True, 0, 10, 5)
+    for step in (1, 2):
+        recorder.event("step", step, 0, loss=1.0)
+    harm(paths.metrics)
+    for step in (3, 4):
+        recorder.event("step", step, 0, loss=1.0)
+    recorder.close()
+    gap, *steps = read_records(paths.metrics)
+    assert (gap["event"], gap["reason"], gap["step"]) == ("gap", "record removed", 3)
+    assert steps_in(steps) == [3, 4]
+    assert caplog.text.count("begins anew at step 3") == 1
+
+
+def test_a_record_that_cannot_be_begun_anew_waits_in_memory(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    paths = RunPaths(tmp_path)
+    caplog.set_level("INFO")
+    recorder = Recorder(paths, True, 0, 10, 5)
+    recorder.event("step", 1, 0, loss=1.0)
+    paths.metrics.unlink()
+    paths.metrics.mkdir()
+    for step in (2, 3):
+        recorder.event("step", step, 0, loss=1.0)
+    assert caplog.text.count("metrics.jsonl: cannot be written (Is a directory)") == 1
+    paths.metrics.rmdir()
+    recorder.event("step", 4, 0, loss=1.0)
+    recorder.close()
+    gap, *steps = read_records(paths.metrics)
+    assert gap["event"] == "gap" and steps_in(steps) == [2, 3, 4]
+
+
+def test_a_record_of_a_run_resumed_after_a_kill_starts_on_its_own_line(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path)
+    paths.metrics.write_text(lines_of(1) + '{"schema": 1, "ev')
+    recorder = Recorder(paths, True, 1, 10, 5)
+    recorder.event("resume", 1, 0)
+    recorder.close()
+    assert [json.loads(line)["event"] for line in paths.metrics.read_text().splitlines()] == [
+        "step",
+        "resume",
+    ]
