@@ -22,14 +22,13 @@ import numpy as np
 
 from analysis.prices import Prices
 from analysis.record_blocks import Block, parts_of
-from record.goodput import Books, Goodput, Timeline
+from record.goodput import Goodput, Timeline
 from record.metrics import GOES_BACK, STEP_KEYS
 from record.run_paths import RunPaths
 from settings.config import Config
 from settings.declare import ROOT, declared_fields
 
 COMMON = ("step", "tokens", "time")
-PLACED = ("step", "eval", *GOES_BACK)  # meaningless without a step
 
 
 class RecordError(Exception):
@@ -134,7 +133,7 @@ class Run:
     nth: int = 1  # of runs that started in the same second, for their files' names
     timeline: Timeline = dataclasses.field(
         default_factory=Timeline
-    )  # the same, and when; empty without samples
+    )  # the same, and when; empty for a log
     energy: Energy | None = None  # where its GPUs were sampled, and that was joined
     sampled: Sampled | None = None  # the same as a curve
 
@@ -222,12 +221,11 @@ class Steps:
 def load(folder: Path) -> Run:
     """The run in `folder`. Raises RecordError where there is no record, or a broken one, or no step in it."""
     paths = RunPaths(folder)
-    # when each second was is asked for energy alone, and takes longer to book
-    books = Timeline() if any(paths.folder.glob("gpu_metrics_*.csv")) else Books()
+    timeline = Timeline()
     steps, others = Steps(), list[dict[str, Any]]()
     started = None
-    for record in records_of(paths, steps, books):
-        books.enter(record)
+    for record in records_of(paths, steps, timeline):
+        timeline.add(record)
         if started is None:
             started = record["time"]
         if record["event"] == "step":
@@ -254,33 +252,22 @@ def load(folder: Path) -> Run:
         evals=last_of_each_eval(others),
         events=[r for r in others if r["event"] != "eval"],
         started=next((r["time"] for r in others if r["event"] == "start"), started),
-        goodput=books.close(None),
+        goodput=timeline.totals(),
         lost_steps=steps.taken - steps.count,
         last_step=config.last_step if config else None,
-        timeline=books if isinstance(books, Timeline) else Timeline(),
+        timeline=timeline,
     )
 
 
-def records_of(paths: RunPaths, steps: Steps, books: Books) -> Iterator[dict[str, Any]]:
-    """Every record of the run that is not booked, with its steps, as a part of a block; each is known to have the keys
-    that readers rely on."""
+def records_of(paths: RunPaths, steps: Steps, timeline: Timeline) -> Iterator[dict[str, Any]]:
+    """Every record of the run that is not booked, with its steps, as a part of a block."""
     path = paths.metrics
     try:
         for part in parts_of(path):
-            if isinstance(part, Block) and booked(part, books):
+            if isinstance(part, Block) and booked(part, timeline):
                 steps.add_block(part)
                 continue
-            for record in part.records() if isinstance(part, Block) else (part,):
-                needed = (
-                    ("event", "time", "step")
-                    if record.get("event") in PLACED
-                    else ("event", "time")
-                )
-                if missing := [key for key in needed if key not in record]:
-                    raise ValueError(
-                        f"{path} has a record without {missing[0]!r}: {json.dumps(record)[:60]}"
-                    )
-                yield record
+            yield from part.records() if isinstance(part, Block) else (part,)
     except FileNotFoundError:
         raise RecordError(f"{path} does not exist: {advice(paths)}") from None
     except OSError as error:
@@ -293,7 +280,7 @@ def records_of(paths: RunPaths, steps: Steps, books: Books) -> Iterator[dict[str
         ) from None
 
 
-def booked(block: Block, books: Books) -> bool:
+def booked(block: Block, timeline: Timeline) -> bool:
     """Whether the time of these steps could be booked at once."""
 
     def of(key: str) -> np.ndarray:
@@ -301,7 +288,7 @@ def booked(block: Block, books: Books) -> bool:
         return np.where(values > 0, values, 0.0)  # as goodput.number has it
 
     took = of("step_ms") / 1000
-    return books.enter_steps(
+    return timeline.add_steps(
         block.columns["step"].astype(int).tolist(),
         block.columns["mono_s"].tolist(),
         took.tolist(),

@@ -1,6 +1,6 @@
 """How far a run is, from its record: metrics.jsonl, of which each look reads only what has been added since.
 
-    look -> the lines that are whole -> Books of all records, a window of the last RECENT steps -> Progress
+    look -> the lines that are whole -> Timeline of all records, a window of the last RECENT steps -> Progress
 
 A last line without its end waits for the next look. A file that is another one, or shorter than what was read of it,
 begins anew. A line that is no record is counted (`bad`), and passed over. A long record is read from its beginning, a
@@ -8,10 +8,7 @@ slice each look, and beside that from near its end: until both meet `behind` is 
 known. Standard library only.
 """
 
-import io
-import json
 import math
-import os
 from array import array
 from bisect import bisect_left
 from collections import deque
@@ -22,56 +19,35 @@ from typing import Any
 
 from monitor.facts import Progress
 from monitor.growth import Growth
-from record.goodput import Books, number, phases
-from record.reader import GOES_BACK, SCHEMA
+from record.goodput import Timeline, number, phases_of
+from record.metrics import GOES_BACK, RecordReader
 
 MILESTONES = (10, 50, 100)  # per cent of a run's steps
 RECENT = 100  # steps of this attempt, without its first, over which rates and medians go
 SLICE_BYTES = 2**23  # of a long record, in a look
 LAST_BYTES = 2**23  # of its end, at once: 20,000 steps
-CHUNK_BYTES = 2**18
 MEMORY_ENOUGH = 11  # values of the memory (growth.py) at least: 5 minutes
 MEMORY_RISES = 3  # a single evaluation that needs more is no creeping
 MEMORY_FLAT = 0.01  # GiB an hour
-# what is reckoned with, where a record has it; a text there is damage
-NUMBERS = frozenset(
-    {
-        "mono_s",
-        "attempt",
-        "tokens",
-        "loss",
-        "step_ms",
-        "tokens_per_s",
-        "mfu",
-        "data_wait_s",
-        "mem_gib",
-        "val_loss",
-        "eval_s",
-        "bytes",
-        "world_size",
-        "checkpoint_stall_s",
-        "seconds",
-        "stall_s",
-    }
-)
-COUNTED = ("step", "skip", *GOES_BACK)  # records that mean nothing without the number of a step
 
 
 class Tail:
-    """Reads a record. bad: lines of it that are none; behind: whether some of it is still to be read."""
+    """Reads a record. behind: whether some of it is still to be read."""
 
     def __init__(self, path: Path):
         self.path = path
-        self.begin((0, 0))
+        self.reader = RecordReader(path)
+        self.begin()
 
-    def begin(self, identity: tuple[int, int]) -> None:
-        self.identity, self.whole = identity, Reader()
-        self.recent: Reader | None = None  # that of the end, as long as the other is not there yet
+    def begin(self) -> None:
+        self.whole = Known()
+        # the reader of the end and what it knows, as long as the other is not there yet
+        self.recent: tuple[RecordReader, Known] | None = None
         self.progress: Progress | None = None
 
     @property
     def bad(self) -> int:
-        return self.whole.bad
+        return self.reader.damaged_lines
 
     @property
     def behind(self) -> bool:
@@ -79,83 +55,56 @@ class Tail:
 
     def look(self) -> Progress | None:
         """How far the run is now; None where there is no record yet. Raises OSError where it cannot be read."""
-        try:
-            with open(self.path, "rb") as file:
-                found = os.fstat(file.fileno())
-                if (
-                    found.st_dev,
-                    found.st_ino,
-                ) != self.identity or found.st_size < self.whole.position:
-                    self.begin((found.st_dev, found.st_ino))
-                if found.st_size > self.whole.position:
-                    self.read(file, found.st_size)
-        except FileNotFoundError:
-            self.begin((0, 0))
+        before = self.reader.position
+        self.read(SLICE_BYTES)
+        reader, known = self.reader, self.whole
+        if reader.size - reader.position > LAST_BYTES:
+            if self.recent is None:
+                self.recent = RecordReader(self.path, LAST_BYTES), Known(from_beginning=False)
+                self.recent[1].take(self.whole.first)  # which says when the run began
+            reader, known = self.recent
+            for record in reader.read_new():
+                known.take(record)
+        else:  # it is at the end, or will be at once
+            self.recent = None
+            self.read(math.inf)
+        if known.last and (self.reader.position != before or self.progress is None):
+            self.progress = known.told(reader.damaged_lines)
         return self.progress
+
+    def read(self, most_bytes: float) -> None:
+        records = self.reader.read_new(most_bytes)
+        if self.reader.restarted:
+            self.begin()
+        for record in records:
+            self.whole.take(record)
 
     def reached(self, last_step: int) -> dict[str, float]:
         """Milestone -> Unix seconds at which its step was made, of those that are reached and read."""
         return self.whole.course.reached(last_step)
 
-    def read(self, file: io.BufferedReader, size: int) -> None:
-        reader = self.whole
-        reader.read(file, SLICE_BYTES)
-        if size - reader.position > LAST_BYTES:  # else it is at the end, or will be at once
-            if self.recent is None:
-                self.recent = Reader()
-                self.recent.begin_near_end(file, size)
-            reader = self.recent
-        else:
-            self.recent = None
-        reader.read(file, None)
-        if reader.last:
-            self.progress = reader.told()
 
+class Known:
+    """What is known after some records."""
 
-class Reader:
-    """What is known of a file's lines up to a position."""
-
-    def __init__(self) -> None:
-        self.position, self.bad, self.from_beginning = 0, 0, True
-        self.books, self.window, self.memory, self.course = (
-            Books(),
+    def __init__(self, from_beginning: bool = True) -> None:
+        self.from_beginning = from_beginning
+        self.timeline, self.window, self.memory, self.course = (
+            Timeline(),
             Window(),
             peak_growth(),
             Course(),
         )
+        self.first: dict[str, Any] = {}
         self.last: Mapping[str, Any] = {}  # the last record
         self.rested_s = 0.0
         self.facts = dict[str, Any]()  # those of Progress that single records tell
-
-    def begin_near_end(self, file: io.BufferedReader, size: int) -> None:
-        """Of all the rest the first line only, which says when the run began."""
-        file.seek(0)
-        self.take_lines([file.readline()])
-        file.seek(size - LAST_BYTES)
-        file.readline()
-        self.position, self.from_beginning = file.tell(), False
-
-    def read(self, file: io.BufferedReader, most: int | None) -> None:
-        """Take the whole lines behind the position, of about `most` bytes."""
-        file.seek(self.position)
-        rest, until = b"", math.inf if most is None else self.position + most
-        while self.position < until and (chunk := file.read(CHUNK_BYTES)):
-            *lines, rest = (rest + chunk).split(b"\n")
-            self.take_lines(lines)
-            self.position += sum(map(len, lines)) + len(lines)
-
-    def take_lines(self, lines: list[bytes]) -> None:
-        for record in parsed(lines):
-            if record is None:
-                self.bad += 1
-            else:
-                self.take(record)
 
     def take(self, record: dict[str, Any]) -> None:
         event = record["event"]
         before = self.last.get("attempt")
         if event in ("start", "resume") or not self.last or record.get("attempt", before) != before:
-            began = record["time"] - sum(phases(record).values())
+            began = record["time"] - sum(phases_of(record).values())
             self.facts = (
                 {"started": began}
                 | self.facts
@@ -169,10 +118,11 @@ class Reader:
             )
             self.window.begin()
             self.memory = peak_growth()
-        down = self.books.seconds["down"]
-        self.books.enter(record)
+        down = self.timeline.seconds["down"]
+        self.timeline.add(record)
         if self.last and self.last["event"] == "end" and self.last.get("reason") == "stopped":
-            self.rested_s += self.books.seconds["down"] - down
+            self.rested_s += self.timeline.seconds["down"] - down
+        self.first = self.first or record
         self.last = record
         if event == "step":
             self.window.step(record)
@@ -198,14 +148,14 @@ class Reader:
                 "checkpoint_bytes": record.get("bytes"),
             }
 
-    def told(self) -> Progress:
+    def told(self, damaged_lines: int) -> Progress:
         """What is known after the last record."""
         attempt = self.last.get("attempt")
         attempt = attempt if isinstance(attempt, int) else 0
         return Progress(
             attempt=attempt,
-            damaged_lines=self.bad or None,
-            goodput=self.books.so_far().as_dict() if self.from_beginning else {},
+            damaged_lines=damaged_lines or None,
+            goodput=self.timeline.totals().as_dict() if self.from_beginning else {},
             rested_s=self.rested_s or None if self.from_beginning else None,
             mem_gib_per_hour=self.memory.per_hour(),
             end_reason=str(self.last.get("reason", "")) if self.last["event"] == "end" else "",
@@ -315,26 +265,6 @@ class Course:
         return found
 
 
-def parsed(lines: list[bytes]) -> list[dict[str, Any] | None]:
-    """The record that each line holds; None where it holds none that this version can read."""
-    try:
-        records = json.loads(
-            b"[" + b",".join(lines) + b"]"
-        )  # at once takes half the time of one by one
-    except ValueError:
-        records = []
-    if len(records) != len(lines):
-        records = [value_of(line) for line in lines]
-    return [record if is_record(record) else None for record in records]
-
-
-def value_of(line: bytes) -> Any:
-    try:
-        return json.loads(line)
-    except ValueError:
-        return None
-
-
 def straggler_of(record: Mapping[str, Any]) -> dict[str, Any]:
     """Who a step names as slow (train/faults/straggler.py), with "step"; {} where it names none."""
     slow = record.get("straggler")
@@ -346,16 +276,3 @@ def straggler_of(record: Mapping[str, Any]) -> dict[str, Any]:
     ):
         return {**slow, "step": record["step"]}
     return {}
-
-
-def is_record(value: Any) -> bool:
-    try:
-        return (
-            value["schema"] == SCHEMA
-            and isinstance(value["event"], str)
-            and math.isfinite(value["time"])
-            and (value["event"] not in COUNTED or isinstance(value["step"], int))
-            and all(isinstance(value[key], float | int | None) for key in NUMBERS & value.keys())
-        )
-    except (KeyError, TypeError, AttributeError):
-        return False

@@ -83,7 +83,8 @@ EVAL_KEYS = (
     "full",  # true for the final, larger set
     "error",  # in words, why an evaluation failed or ran out of time; training went on
 )
-# A text under one of these keys is damage.
+NUMBER_TYPES = frozenset({int, float, bool, type(None)})
+# Anything but a number or null under one of these keys is damage.
 NUMBERS = frozenset(
     {
         "mono_s",
@@ -281,8 +282,8 @@ def find_fault(value: Any) -> str:
         return "is a record without 'time'"
     if event in NEEDS_STEP and not isinstance(value.get("step"), int):
         return "is a record without 'step'"
-    for key in NUMBERS & value.keys():
-        if not isinstance(value[key], float | int | None):
+    for key, content in value.items():
+        if type(content) not in NUMBER_TYPES and key in NUMBERS:
             return f"is a record with a {key!r} that is not a number"
     return ""
 

@@ -27,8 +27,8 @@ from analysis.energy.samples import Meter, Sampler, boots_of, same_boot, sampler
 from analysis.load import Cause, Energy, RecordError, Run, load, run_folders, shown
 from analysis.prices import Prices
 from analysis.tables import WHOLE_NUMBERS, cells, write_csv
-from record.goodput import CATEGORIES, Attempt, Stretch, Timeline
-from record.reader import duration, figures
+from record.goodput import CATEGORIES, Attempt, Interval
+from record.metrics import duration, figures
 from settings.declare import SettingsError
 
 DONE, BAD_SETTING, BAD_DATA = 0, 64, 78
@@ -64,10 +64,10 @@ class Measured:
 def join(run: Run, prices: Prices) -> Energy | None:
     """The energy of a run; None where its folder holds no samples, or it is from a log. Raises OSError."""
     timeline = run.timeline
-    found, remarks = samplers(run.paths.folder) if timeline.ran else ([], [])
+    found, remarks = samplers(run.paths.folder) if timeline.attempts else ([], [])
     if not found:
         return None
-    ran, stretches, boots = timeline.ran, timeline.stretches(), boots_of(run.paths.config)
+    ran, stretches, boots = timeline.attempts, timeline.intervals(), boots_of(run.paths.config)
     rested = at_rest(run, stretches)
     nodes = {sampler.node for sampler in found}
     gpus: list[Measured] = []
@@ -83,14 +83,12 @@ def join(run: Run, prices: Prices) -> Energy | None:
             else f"node{sampler.node}."
         )
         new = [
-            measured(
-                timeline, stretches, np.array(shifts), meter, f"{prefix}gpu{meter.index}", rested
-            )
-            for meter in sampler.measure(moments(timeline, stretches, np.array(shifts)))
+            measured(run, stretches, np.array(shifts), meter, f"{prefix}gpu{meter.index}", rested)
+            for meter in sampler.measure(moments(run, stretches, np.array(shifts)))
         ]
         remarks += [clock_words(sampler, new, same, stretches), *sampler.remarks]
         gpus += new
-    of = np.array([stretch.begin[0] for stretch in stretches])
+    of = np.array([stretch.attempt for stretch in stretches])
     sampled = np.array(
         [[gpu.covered_s[of == k].sum() > 0 for gpu in gpus] for k in range(len(ran))]
     )
@@ -110,7 +108,7 @@ def join(run: Run, prices: Prices) -> Energy | None:
     ]
     expected = np.maximum(wanted, sampled.sum(axis=1))
     causes = by_cause(stretches, gpus, np.where(expected > 0, expected, expected.max()), rested)
-    energy_j = of_steps(timeline, gpus, sampled, wanted)
+    energy_j = of_steps(run, gpus, sampled, wanted)
     names = sorted({gpu.name for gpu in gpus})
     compared = {
         name: (
@@ -123,8 +121,8 @@ def join(run: Run, prices: Prices) -> Energy | None:
         causes,
         sum(causes.values(), Cause()),
         energy_j,
-        energy_j / timeline.step_s,
-        np.array(timeline.step_s),
+        energy_j / step_seconds(run),
+        step_seconds(run),
         {name: together([gpu.steps for gpu in gpus if gpu.name == name]) for name in names},
         sum(float(gpu.joules[gpu.by_power].sum()) for gpu in gpus),
         {name: pair for name, pair in compared.items() if pair[0] > 0},
@@ -133,7 +131,7 @@ def join(run: Run, prices: Prices) -> Energy | None:
     )
 
 
-def at_rest(run: Run, stretches: Sequence[Stretch]) -> np.ndarray:
+def at_rest(run: Run, stretches: Sequence[Interval]) -> np.ndarray:
     """(stretches,) bool: the run was down since somebody stopped it, or it was done, and not since it crashed."""
     ends = {
         event.get("attempt"): event.get("reason") for event in run.events if event["event"] == "end"
@@ -141,7 +139,7 @@ def at_rest(run: Run, stretches: Sequence[Stretch]) -> np.ndarray:
     return np.array(
         [
             s.category == "down"
-            and ends.get(run.timeline.ran[s.begin[0]].number) in ("stopped", "done")
+            and ends.get(run.timeline.attempts[s.attempt].number) in ("stopped", "done")
             for s in stretches
         ]
     )
@@ -165,27 +163,33 @@ def shift(sampler: Sampler, attempt: Attempt, boot: str | None) -> tuple[float, 
     return (attempt.offsets[-1] if attempt.offsets else 0.0) - sampler.offsets[-1], False
 
 
-def edges(stretches: Sequence[Stretch], shifts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def edges(stretches: Sequence[Interval], shifts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Where stretches begin and end on a sampler's clock; never back, though clocks on the wall may say so."""
-    both = [(k, t) for stretch in stretches for k, t in (stretch.begin, stretch.end)]
+    begins = [(stretch.attempt, stretch.begin) for stretch in stretches]
+    both = [*begins, (stretches[-1].attempt, stretches[-1].end)]
     moved = np.maximum.accumulate(np.array([t for _, t in both]) + shifts[[k for k, _ in both]])
-    return moved[::2], moved[1::2]
+    return moved[:-1], moved[1:]
 
 
-def step_edges(timeline: Timeline, shifts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def step_seconds(run: Run) -> np.ndarray:
+    """(steps,) seconds that each step of the run took, NaN where its record does not say."""
+    return run.columns["step_ms"] / 1000
+
+
+def step_edges(run: Run, shifts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Where steps begin and end; one of which it is not known how long it took has no length."""
-    ends = np.array(timeline.step_ends) + shifts[np.array(timeline.step_of)]
-    return ends - np.nan_to_num(np.array(timeline.step_s)), ends
+    ends = np.array(run.timeline.step_ends) + shifts[np.array(run.timeline.step_attempts)]
+    return ends - np.nan_to_num(step_seconds(run)), ends
 
 
-def moments(timeline: Timeline, stretches: Sequence[Stretch], shifts: np.ndarray) -> np.ndarray:
+def moments(run: Run, stretches: Sequence[Interval], shifts: np.ndarray) -> np.ndarray:
     """All that a curve will be asked for."""
-    return np.unique(np.concatenate([*edges(stretches, shifts), *step_edges(timeline, shifts)]))
+    return np.unique(np.concatenate([*edges(stretches, shifts), *step_edges(run, shifts)]))
 
 
 def measured(
-    timeline: Timeline,
-    stretches: Sequence[Stretch],
+    run: Run,
+    stretches: Sequence[Interval],
     shifts: np.ndarray,
     meter: Meter,
     name: str,
@@ -195,7 +199,7 @@ def measured(
     begins, ends = edges(stretches, shifts)
     joules, covered_s, by_power, compared = chosen(meter, begins, ends)
     joules, covered_s = (np.where(rested, 0.0, values) for values in (joules, covered_s))
-    first, last = step_edges(timeline, shifts)
+    first, last = step_edges(run, shifts)
     step_j, step_s, _, _ = chosen(meter, first, last)
     whole = (last > first) & (step_s >= last - first - NS)
     return Measured(
@@ -252,7 +256,10 @@ def unsplit(
 
 
 def by_cause(
-    stretches: Sequence[Stretch], gpus: Sequence[Measured], expected: np.ndarray, rested: np.ndarray
+    stretches: Sequence[Interval],
+    gpus: Sequence[Measured],
+    expected: np.ndarray,
+    rested: np.ndarray,
 ) -> dict[str, Cause]:
     """expected: GPUs of each attempt; while the run is down after a crash, those before, and at rest none."""
     joules, covered_s = (
@@ -262,19 +269,20 @@ def by_cause(
     for stretch, part_j, part_s, free in zip(
         stretches, joules.tolist(), covered_s.tolist(), rested, strict=True
     ):
-        gpu_s = 0.0 if free else stretch.seconds * int(expected[stretch.begin[0]])
-        causes[stretch.category] += Cause(stretch.seconds, gpu_s, part_s, part_j)
+        seconds = stretch.end - stretch.begin
+        gpu_s = 0.0 if free else seconds * int(expected[stretch.attempt])
+        causes[stretch.category] += Cause(seconds, gpu_s, part_s, part_j)
     if joules_between := sum(gpu.unsplit[0] for gpu in gpus):
         causes[UNSPLIT] = Cause(0.0, 0.0, sum(gpu.unsplit[1] for gpu in gpus), joules_between)
     return causes
 
 
 def of_steps(
-    timeline: Timeline, gpus: Sequence[Measured], sampled: np.ndarray, wanted: np.ndarray
+    run: Run, gpus: Sequence[Measured], sampled: np.ndarray, wanted: np.ndarray
 ) -> np.ndarray:
     """Joules of all GPUs in each step; NaN where one that its attempt had is not covered, or was never sampled, and
     where more were sampled than it had."""
-    of = np.array(timeline.step_of)
+    of = np.array(run.timeline.step_attempts)
     number = sampled[of].sum(axis=1)
     joules = np.where((number > 0) & ((number == wanted[of]) | (wanted[of] == 0)), 0.0, np.nan)
     for i, gpu in enumerate(gpus):
@@ -296,11 +304,11 @@ def together(parts: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def clock_words(
-    sampler: Sampler, gpus: Sequence[Measured], same: Sequence[bool], stretches: Sequence[Stretch]
+    sampler: Sampler, gpus: Sequence[Measured], same: Sequence[bool], stretches: Sequence[Interval]
 ) -> str:
     """What sampled where, and how it was joined, of the attempts that it was there for."""
     attempts = {
-        s.begin[0] for i, s in enumerate(stretches) if any(gpu.covered_s[i] > 0 for gpu in gpus)
+        s.attempt for i, s in enumerate(stretches) if any(gpu.covered_s[i] > 0 for gpu in gpus)
     }
     where = " on ".join(
         [

@@ -142,7 +142,7 @@ def test_the_page_says_where_the_time_went(plain, hurt):
         "start-up 0:10 (17.5%) (import 0:09, model 0:01)",
         "evaluation 0:06 (10.5%)",
         "checkpoint 0:03 (5.3%)",
-        "lost work 0:14 (24.6%) (5 steps gone back behind, 2 steps skipped)",
+        "lost work 0:14 (24.6%) (5 steps lost, 2 steps skipped)",
         "down 0:14 (24.6%) (2 attempts)",
     ]
     assert said(plain)[:2] == ["Goodput 45.4% of 0:11", "training 0:05 (45.4%)"]

@@ -224,7 +224,7 @@ def test_the_stamp_is_the_first_start_in_utc(tmp_path, monkeypatch):
         ),
         (
             '{"schema": 1, "event": "step", "time": 1}\n',
-            ["metrics.jsonl has a record without 'step'"],
+            ["metrics.jsonl line 1 is a record without 'step'"],
         ),
         (b"\xff\xfe\n", ["metrics.jsonl line 1 is not a record", "restore it"]),
     ],

@@ -12,7 +12,7 @@ from analysis import record_blocks
 from analysis.load import Run, load
 from analysis.record_blocks import Block, parts_of
 from record import goodput
-from record.reader import to_json
+from record.metrics import to_json
 
 
 def record(event: str, step: int, now: float, attempt: int = 0, **more: Any) -> dict[str, Any]:
@@ -102,9 +102,9 @@ def test_most_of_a_calm_run_is_booked_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken = []
-    entered = goodput.Books.enter
+    entered = goodput.Timeline.add
     monkeypatch.setattr(
-        goodput.Books, "enter", lambda books, each: (taken.append(each), entered(books, each))
+        goodput.Timeline, "add", lambda books, each: (taken.append(each), entered(books, each))
     )
     records = [
         record("start", 0, 1.0),

@@ -11,7 +11,7 @@ import pytest
 
 from monitor import tail as module
 from monitor.tail import RECENT, Tail
-from record import reader
+from record import metrics
 from record.goodput import account
 
 START = 1.7e9
@@ -27,7 +27,7 @@ class Record:
         self.wall, self.mono = self.wall + after, self.mono + after
         with open(self.path, "a") as file:
             file.write(
-                reader.to_json(
+                metrics.to_json(
                     {
                         "schema": 1,
                         "event": event,
@@ -164,7 +164,7 @@ def test_another_attempt_begins_anew_and_the_end_says_why(run: Record) -> None:
     assert look(run).step_s is None
     run.step(5, 1.0)
     assert look(run).step_s == 1.0
-    spent = account(reader.read(run.path)).as_dict()
+    spent = account(metrics.read_records(run.path)).as_dict()
     assert look(run).goodput == spent and spent["lost_work"] == 8.0
 
 
@@ -313,7 +313,7 @@ def test_a_file_that_shrank_or_is_another_begins_anew(run: Record, tmp_path: Pat
         other.step(step)
     os.replace(other.path, run.path)
     seen = tail.look()
-    assert seen and seen.step == 39 and seen.goodput == account(reader.read(run.path)).as_dict()
+    assert seen and seen.step == 39 and seen.goodput == account(metrics.read_records(run.path)).as_dict()
     run.path.unlink()
     assert tail.look() is None
 
@@ -340,11 +340,11 @@ def test_looks_in_between_change_nothing(run: Record, monkeypatch: pytest.Monkey
         if chance.random() < 0.05:
             tail.look()
     once = look(run)
-    assert tail.look() == once and once.goodput == account(reader.read(run.path)).as_dict()
+    assert tail.look() == once and once.goodput == account(metrics.read_records(run.path)).as_dict()
 
     monkeypatch.setattr(module, "SLICE_BYTES", 50_000)
     monkeypatch.setattr(module, "LAST_BYTES", 100_000)
-    monkeypatch.setattr(module, "CHUNK_BYTES", 10_000)
+    monkeypatch.setattr(metrics, "CHUNK_BYTES", 10_000)
     slow = Tail(run.path)
     seen = slow.look()
     assert seen and slow.behind and seen.goodput == {}

@@ -1,13 +1,14 @@
 """record/goodput.py: records by hand, and the seconds that they must come to, worked out beside them."""
 
+import itertools
 import random
 import time
 from typing import Any
 
 import pytest
 
-from record import reader
-from record.goodput import CATEGORIES, account
+from record.goodput import CATEGORIES, Interval, Timeline, account
+from record.metrics import keep_final_steps
 
 START = 1763719200.0
 
@@ -101,7 +102,7 @@ def test_exchanges_between_sites_have_a_category_of_their_own() -> None:
         "checkpoint": 0.25,
         "other": 0.25,
     }
-    assert "exchanges between sites 0:1" in account(run.records).summary()
+    assert "synchronization 0:1" in account(run.records).summary()
 
 
 def test_killed_and_resumed_loses_the_steps_past_the_checkpoint_and_the_time_between() -> None:
@@ -122,7 +123,7 @@ def test_killed_and_resumed_loses_the_steps_past_the_checkpoint_and_the_time_bet
     }  # 7 to 10, and 11 and 12
     result = account(run.records)
     assert (result.lost_steps, result.attempts, result.start_up) == (6, 2, {"model": 9.0})
-    kept = reader.last_of_each_step(run.records)
+    kept = keep_final_steps(run.records)
     assert result.seconds["training"] == sum(r["step_ms"] / 1000 - r["data_wait_s"] for r in kept)
 
 
@@ -284,7 +285,7 @@ def test_every_second_is_booked_whatever_happens() -> None:
         assert result.wall_s == pytest.approx(inside + between, abs=1e-6), seed
         assert result.seconds["down"] == pytest.approx(between, abs=1e-6), seed
         assert min(result.seconds.values()) >= 0.0
-        assert len(steps) - result.lost_steps == len(reader.last_of_each_step(run.records)), seed
+        assert len(steps) - result.lost_steps == len(keep_final_steps(run.records)), seed
 
 
 def test_the_summary_says_what_is_not_zero_and_the_end_event_takes_seconds() -> None:
@@ -296,7 +297,7 @@ def test_the_summary_says_what_is_not_zero_and_the_end_event_takes_seconds() -> 
     # 15.25 + 3400 + 62 + 2 + 90 + 12 + 2 + 1 = 3584.25 s, of which 1691 steps of 2 s are 3382 s
     assert result.summary() == (
         "goodput 94.4% of 59:44: training 56:22, start-up 0:27 (import 0:24, data 0:03), evaluation 1:02, "
-        "checkpoint 0:01, lost work 0:22 (10 steps gone back behind, 1 step skipped), down 1:30 (2 attempts)"
+        "checkpoint 0:01, lost work 0:22 (10 steps lost, 1 step skipped), down 1:30 (2 attempts)"
     )
     assert result.as_dict() == {
         "training": 3382.0,
@@ -342,3 +343,96 @@ def test_a_long_run_is_accounted_at_once() -> None:
     assert time.process_time() - began < 60  # a second on one core that is free
     assert result.lost_steps == 200_000 - 11
     assert result.wall_s == pytest.approx(200_000)
+
+
+def timeline_of(run: Clock) -> Timeline:
+    timeline = Timeline()
+    for entry in run.records:
+        timeline.add(entry)
+    assert timeline.totals() == account(run.records)
+    return timeline
+
+
+def test_a_record_claims_the_time_just_before_it() -> None:
+    run = Clock().start(model=4.0).steps(1, 2, wait=0.5)  # 5004, 5006, 5008
+    run.write("eval", 2, 3.0, eval_s=2.0)  # 5011
+    run.write("step", 3, 5.0, step_ms=2000.0, data_wait_s=0.5, checkpoint_stall_s=1.0)  # 5016
+    run.resume(2, down=7.0, model=1.0).steps(3, 3)  # 70000, 70001, 70003
+    assert timeline_of(run).intervals() == [
+        Interval(0, 5000.0, 5004.0, "start_up"),
+        Interval(0, 5004.0, 5004.5, "data_wait", 1),
+        Interval(0, 5004.5, 5006.0, "training", 1),
+        Interval(0, 5006.0, 5006.5, "data_wait", 2),
+        Interval(0, 5006.5, 5008.0, "training", 2),
+        Interval(0, 5008.0, 5009.0, "other"),
+        Interval(0, 5009.0, 5011.0, "evaluation"),
+        Interval(0, 5011.0, 5013.0, "other"),
+        Interval(0, 5013.0, 5014.0, "checkpoint"),
+        Interval(0, 5014.0, 5016.0, "lost_work", 3),
+        Interval(0, 5016.0, 5023.0, "down"),
+        Interval(1, 70000.0, 70001.0, "start_up"),
+        Interval(1, 70001.0, 70003.0, "training", 3),
+    ]
+
+
+def test_steps_are_those_that_the_run_has() -> None:
+    run = Clock().start().steps(1, 6).resume(4, down=1.0).steps(5, 5)
+    timeline = timeline_of(run)
+    assert timeline.step_attempts.tolist() == [0] * 4 + [1]
+    assert timeline.step_ends.tolist() == [5002.0, 5004.0, 5006.0, 5008.0, 70002.0]
+    assert timeline.trained.tolist() == [2.0] * 5
+
+
+def test_at_random_the_intervals_are_the_books_in_order_and_without_gaps() -> None:
+    for seed in range(60):
+        dice, run, step = random.Random(seed), Clock(), 0
+        for attempt in range(dice.randint(1, 4)):
+            startup_s = {"data": dice.uniform(0, 9)} if dice.random() < 0.8 else {}
+            step = dice.randint(0, step)
+            run = (
+                run.resume(step, dice.uniform(0, 99), **startup_s)
+                if attempt
+                else run.start(**startup_s)
+            )
+            for _ in range(dice.randint(0, 30)):
+                event = dice.choice(("step", "step", "eval", "skip", "rollback", "signal"))
+                after, part = dice.uniform(0, 9), dice.uniform(0, 1.5)
+                step = (
+                    step + 1
+                    if event == "step"
+                    else dice.randint(0, step)
+                    if event == "rollback"
+                    else step
+                )
+                run.write(
+                    event,
+                    step,
+                    after,
+                    step_ms=1000 * after * part,
+                    data_wait_s=dice.uniform(0, after),
+                    eval_s=after * part,
+                    seconds=after * part,
+                    checkpoint_stall_s=dice.choice([0.0, after]),
+                )
+        timeline, by_category = timeline_of(run), dict[str, float]()
+        intervals = timeline.intervals()
+        assert {interval.attempt for interval in intervals} <= set(range(len(timeline.attempts)))
+        for before, after_it in itertools.pairwise(intervals):
+            if before.category != "down":
+                assert before.attempt == after_it.attempt, seed
+                assert before.end == after_it.begin, seed
+        for interval in intervals:
+            assert interval.end > interval.begin, seed
+            by_category.setdefault(interval.category, 0.0)
+            by_category[interval.category] += interval.end - interval.begin
+        booked = {
+            category: seconds
+            for category, seconds in account(run.records).seconds.items()
+            if seconds > 1e-6
+        }
+        assert {c: s for c, s in by_category.items() if s > 1e-6} == pytest.approx(
+            booked, abs=1e-5
+        ), seed
+        kept = keep_final_steps(run.records)
+        assert timeline.steps.tolist() == [entry["step"] for entry in kept], seed
+        assert len(kept) == len(timeline.step_ends) == len(timeline.step_attempts), seed
