@@ -1,12 +1,13 @@
 """STATUS.json: what a run is doing now, since when, and a heartbeat. Standard library only.
 
-    python -m record.status runs|status|attach|stop      over the runs on this machine
+    python -m record.status runs|status|attach|stop      for the runs on this machine
     python -m record.status hold DESCRIPTOR PID          for scripts/train.sh
     python -m record.status settle                       for scripts/launch.sh: until no process trains the run
 
-Replaced as a whole, so that a reader never sees half of it. Phases: waiting for peers i/n, data, model, rehearsing or
+It is replaced as a whole, so a reader never sees half of it. Phases: waiting for peers i/n, data, model, rehearsing or
 compiling, first step, training, evaluating, saving, sampling, stopped, crashed, done. A phase before `stopped` whose
-process is gone means that the run was killed; the same command that started it goes on from its last checkpoint.
+process is gone means that the run was killed; the same command resumes it from its last checkpoint. Where STATUS.json
+is missing or damaged, the last record of metrics.jsonl says how far the run came.
 """
 
 import contextlib
@@ -22,6 +23,9 @@ import time
 from pathlib import Path
 from typing import Any, TextIO
 
+from record.durable import make_printable, read_object
+from record.exit_codes import BAD_DATA, BAD_SETTING, INTERRUPTED, STOPPED
+from record.metrics import RecordReader, is_number
 from record.run_paths import RunPaths
 from settings.config import Config
 from settings.declare import ROOT, SettingsError, shown
@@ -30,8 +34,9 @@ log = logging.getLogger(__name__)
 
 OVER = ("stopped", "crashed", "done")
 BEAT_S = 1.0  # at most one heartbeat in this time
-LONGEST_WHY = 300
+LONGEST_WHY = 300  # characters
 SETTLE_S = 10.0  # a trainer whose torchrun was killed holds its run this much longer, at most
+LAST_BYTES = 65_536  # of a record: some hundred steps
 
 
 class RunFolderError(Exception):
@@ -42,28 +47,42 @@ class RunIsHeld(RunFolderError):
     """Another process trains the run."""
 
 
+class StopError(Exception):
+    """The run was not stopped; the message says why and what to do."""
+
+
+# ---------------------------------------------------------------------------------------------------
+# Writing and reading
+# ---------------------------------------------------------------------------------------------------
+
+
 class Status:
-    """Writes the status of a run. Only the first rank has one that is `active`."""
+    """Write the status of a run. Only that of rank 0 is `active`."""
 
     def __init__(self, path: Path, active: bool, **facts: Any):
-        self.path, self.active = path, active
+        self.path = path
+        self.active = active
         self.facts: dict[str, Any] = {"schema": 1, "pid": os.getpid(), **facts}
-        self.last_beat, self.failed = 0.0, False
+        self.last_beat = 0.0
+        self.failed = False
 
     def phase(self, name: str, **facts: Any) -> None:
-        """Enter a phase. One that is entered again goes on, whatever numbers are in its name."""
-        goes_on = re.sub("[0-9]", "", name) == re.sub("[0-9]", "", str(self.facts.get("phase", "")))
-        since = self.facts["since"] if goes_on else time.time()
-        self.facts |= {"phase": name, "since": since, **facts}
+        """Enter a phase. One that is entered again continues, whatever numbers are in its name."""
+        before = str(self.facts.get("phase", ""))
+        if re.sub("[0-9]", "", name) != re.sub("[0-9]", "", before):
+            self.facts["since"] = time.time()
+        self.facts |= {"phase": name, **facts}
         self.write()
 
     def end(self, code: int, why: str = "") -> None:
-        """Enter the last phase of an attempt that ended with an exit code which is not 0; why: in words."""
-        told = {"why": " ".join(why.split())[:LONGEST_WHY]} if why else {}
-        self.phase("stopped" if code in (75, 143) else "crashed", exit_code=code, **told)
+        """Enter the last phase of an attempt that ended with this exit code, which is not 0."""
+        facts: dict[str, Any] = {"exit_code": code}
+        if why:
+            facts["why"] = " ".join(why.split())[:LONGEST_WHY]
+        self.phase("stopped" if code in (STOPPED, INTERRUPTED) else "crashed", **facts)
 
     def beat(self, **facts: Any) -> None:
-        """Say that the phase goes on; cheap enough for every step."""
+        """Report that the phase continues; cheap enough for every step."""
         self.facts |= facts
         if time.monotonic() - self.last_beat >= BEAT_S:
             self.write()
@@ -74,15 +93,14 @@ class Status:
         return self.facts.get("phase", "done") not in OVER
 
     def write(self) -> None:
-        """Replace the file. A disk that is full, or gone for now, is said once and ends no run."""
         if not self.active:
             return
         self.last_beat = time.monotonic()
-        temporary = self.path.with_name(f"{self.path.name}.tmp-{os.getpid()}")
+        temporary = self.path.with_name(f"STATUS.json.tmp-{os.getpid()}")
         try:
-            temporary.write_text(
-                json.dumps(self.facts | {"heartbeat": time.time()}, indent=1) + "\n"
-            )
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            facts = self.facts | {"heartbeat": time.time()}
+            temporary.write_text(json.dumps(facts, indent=1) + "\n")
             os.replace(temporary, self.path)
             self.failed = False
         except OSError as error:
@@ -96,35 +114,56 @@ class Status:
 
 
 def of_run(c: Config, paths: RunPaths, active: bool) -> Status:
-    """The run's status, with what the last attempt knew until this one knows better: step, loss, and the seconds that
-    a step and a save took."""
+    """Return a run's status with what the last attempt knew, until this one knows better: step, loss, and the seconds
+    that a step and a save took."""
     last = read(paths.status)
+    known = {key: last[key] for key in ("step", "loss", "step_s", "save_s") if key in last}
     return Status(
         paths.status,
         active,
         run=c.run_name,
         host=socket.gethostname(),
         last_step=c.last_step,
-        **{key: last[key] for key in ("step", "loss", "step_s", "save_s") if key in last},
+        **known,
     )
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The last status of a run; {} if there is none, or a crash of the machine left none that can be read."""
+    """Return the last status of a run, its text fit for a terminal; {} where there is none that can be read."""
     try:
-        state = json.loads(path.read_text())
+        state = read_object(path)
     except (FileNotFoundError, ValueError):
         return {}
-    return state if isinstance(state, dict) else {}
+    return {
+        key: make_printable(value) if isinstance(value, str) else value
+        for key, value in state.items()
+    }
+
+
+def from_record(paths: RunPaths) -> dict[str, Any]:
+    """Return what the end of the record knows of a status; {} without a record."""
+    try:
+        records = RecordReader(paths.metrics, LAST_BYTES).read_new()
+    except OSError:
+        return {}
+    state: dict[str, Any] = {}
+    for record in records:
+        state |= {"phase": "training", "heartbeat": record["time"]}
+        state |= {key: record[key] for key in ("host", "step") if key in record}
+        if record["event"] == "step":
+            state["loss"] = record.get("loss")
+        elif record["event"] == "end":
+            state["phase"] = record.get("reason", "done")
+    return state
 
 
 # ---------------------------------------------------------------------------------------------------
-# The targets that look after runs
+# Locks
 # ---------------------------------------------------------------------------------------------------
 
 
 def take(lock: TextIO | int, patience_s: float = 1.0) -> None:
-    """Lock a run or job. Tried for a second: `make status` holds a lock for an instant to see whether it is free."""
+    """Lock a run or job. Try for a second: `make status` locks for an instant to see whether it is free."""
     deadline = time.monotonic() + patience_s
     while time.monotonic() < deadline:
         try:
@@ -135,24 +174,40 @@ def take(lock: TextIO | int, patience_s: float = 1.0) -> None:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a process has it. What is not there, or cannot be looked into, counts as not held."""
+    """Return whether a process holds a lock. One that is missing or cannot be opened counts as free."""
     try:
-        with open(path, "rb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    except (FileNotFoundError, NotADirectoryError, PermissionError):
-        return False
+    finally:
+        os.close(descriptor)
     return False
 
 
+def read_lock(path: Path) -> str:
+    """Return what the holder of a lock wrote into it: `pid 1 on HOST`, and `: STAGE` of a job."""
+    try:
+        return make_printable(path.read_text(errors="replace").strip())
+    except OSError:
+        return ""
+
+
 def is_held(paths: RunPaths) -> bool:
-    """Whether a process on this machine, the first of the run's, trains it now."""
+    """Return whether a process of node 0 trains the run now on this machine."""
     return paths.node == 0 and is_locked(paths.lock)
 
 
+def has_job(paths: RunPaths) -> bool:
+    """Return whether scripts/train.sh works on the run: prepares data, trains, draws."""
+    return is_locked(paths.job)
+
+
 def hold_run(paths: RunPaths, patience_s: float = 1.0) -> TextIO:
-    """Make the run's folder, and hold it against a second trainer for as long as the returned file is open.
+    """Create the run's folder, and lock it against a second trainer for as long as the returned file is open.
 
     Raises RunFolderError where that fails, or another process has it.
     """
@@ -166,13 +221,13 @@ def hold_run(paths: RunPaths, patience_s: float = 1.0) -> TextIO:
         lock.flush()
     except BlockingIOError:
         raise RunIsHeld(
-            f"{paths.folder}: another process trains this run ({paths.lock.read_text()}); wait for "
+            f"{paths.folder}: another process trains this run ({read_lock(paths.lock)}). Wait for "
             "it, stop it, or choose another RUN_NAME"
         ) from None
     except OSError as error:
         raise RunFolderError(
-            f"{error.filename or paths.folder}: cannot be written ({error.strerror}); choose another "
-            "place with RUNS_DIR, or mend its permissions"
+            f"{error.filename or paths.folder}: cannot be written ({error.strerror}). Choose another "
+            "place with RUNS_DIR, or fix its permissions"
         ) from None
     return lock
 
@@ -184,78 +239,117 @@ def settle(paths: RunPaths, patience_s: float = SETTLE_S) -> None:
         time.sleep(0.1)
 
 
-def has_job(paths: RunPaths) -> bool:
-    """Whether scripts/train.sh is at work on the run: preparing data, training, drawing."""
-    return is_locked(paths.job)
+def hold(paths: RunPaths, descriptor: int, pid: int) -> int:
+    """Lock the job for the shell script `pid`, which opened paths.job as this descriptor. Returns an exit code."""
+    try:
+        take(descriptor)
+    except BlockingIOError:
+        holder = read_lock(paths.job) or "it has just begun"
+        return fail(
+            f"run {paths.name} is at work already ({holder}). See make status, attach and stop, "
+            "or choose another RUN_NAME"
+        )
+    holder = f"pid {pid} on {socket.gethostname()}"
+    os.ftruncate(descriptor, 0)
+    os.write(descriptor, holder.encode())
+    print(holder)
+    return 0
+
+
+# ---------------------------------------------------------------------------------------------------
+# The targets
+# ---------------------------------------------------------------------------------------------------
+
+
+def is_run(paths: RunPaths) -> bool:
+    """Return whether a folder is that of a run, or of somebody who lets nobody look into it."""
+    if not os.path.isdir(paths.folder):
+        return False
+    files = (paths.status, paths.metrics, paths.config)
+    return is_closed(paths) or any(map(os.path.lexists, files)) or has_job(paths)
+
+
+def is_closed(paths: RunPaths) -> bool:
+    return not os.access(paths.folder, os.R_OK | os.X_OK)
 
 
 def describe(paths: RunPaths) -> str:
-    """One line: name, phase, step, loss, heartbeat."""
-    state, stage = read(paths.status), ""
+    """Return one line: name, phase, step, loss, heartbeat; and a remark where STATUS.json is damaged."""
+    if is_closed(paths):
+        return f"{make_printable(paths.name):30} cannot be read (Permission denied)"
+    remark = ""
+    try:
+        read_object(paths.status)
+        state = read(paths.status)
+    except FileNotFoundError:
+        state = from_record(paths)
+    except ValueError as fault:
+        state = from_record(paths)
+        remark = f"  (STATUS.json {fault}{'; this is from metrics.jsonl' if state else ''})"
+    stage = ""
     if has_job(paths) and not is_held(paths):
-        stage = paths.job.read_text().partition(": ")[2].strip() or "starting"
+        stage = read_lock(paths.job).partition(": ")[2] or "starting"
     if not state:
-        otherwise = "STATUS.json cannot be read" if paths.status.exists() else "not started"
-        return f"{paths.name:30} {stage or otherwise}"
-    phase = stage or state.get("phase", "?")
+        return f"{make_printable(paths.name):30} {stage or 'not started'}{remark}"
+    phase = stage or str(state.get("phase", "?"))
     over = bool(stage) or phase in OVER
     if not over and state.get("host") == socket.gethostname() and not is_locked(paths.lock):
         phase = f"killed while {phase}"
-    return line_of(paths.name, state, phase, over, time.time())
+    return line_of(paths.name, state, phase, over, time.time()) + remark
 
 
 def line_of(name: str, state: dict[str, Any], phase: str, over: bool, now: float) -> str:
-    """What a status says, in a line; over: nobody is expected to be at work."""
-    loss = f"loss {state['loss']:.4f}" if isinstance(state.get("loss"), float) else ""
-    ago = "" if over else f"{now - state.get('heartbeat', 0):.0f} s ago on {state.get('host')}"
-    return f"{name:30} {phase:14} step {state.get('step', 0)}/{state.get('last_step')}  {loss}  {ago}".rstrip()
+    """Return a status as one line. `over`: nobody is expected to be at work."""
+    line = f"{name:30} {phase:14} step {state.get('step', 0)}"
+    if "last_step" in state:
+        line += f"/{state['last_step']}"
+    line += "  "
+    if is_number(state.get("loss")):
+        line += f"loss {state['loss']:.4f}"
+    if not over and is_number(state.get("heartbeat")):
+        line += f"  {now - state['heartbeat']:.0f} s ago on {state.get('host')}"
+    return make_printable(line.rstrip())
 
 
 def mirrored(paths: RunPaths) -> str:
-    """A line of where the run is at W&B; empty if it is not."""
+    """Return a line of where the run is at W&B; empty if it is not."""
     state = read(paths.wandb_state)
-    offline = state.get("mode") == "offline" and any(paths.wandb.glob("offline-run-*"))
-    where = state.get("url") or (
-        f"offline; to upload it: {sync_command(paths)}" if offline else None
-    )
+    where = state.get("url")
+    if not where and state.get("mode") == "offline" and any(paths.wandb.glob("offline-run-*")):
+        where = f"offline. To upload it: {sync_command(paths)}"
     return f"\n{'':30} W&B: {where}" if where else ""
 
 
 def sync_command(paths: RunPaths) -> str:
-    """What uploads the files of all attempts that were mirrored offline."""
+    """Return the command that uploads the files of all attempts that were mirrored offline."""
     return f"{shown(Path(sys.prefix))}/bin/wandb sync {shown(paths.wandb)}/offline-run-*"
 
 
-class StopError(Exception):
-    """The run goes on; the message says why and what to do."""
-
-
 def stop(paths: RunPaths, patience_s: float = 150.0) -> str:
-    """Ask the run's process to save and stop, and wait for it. Returns what happened; StopError if it goes on.
+    """Ask the run's process to save and stop, and wait for it. Returns what happened. Raises StopError.
 
-    Where none trains, the job's script is asked. The trainer is sent SIGINT, which none but a user sends:
-    torchrun ends those that are left of several processes with SIGTERM when one has died. A trainer that failed
-    just then is started again: that one is asked too.
+    Where none trains, the job's script is asked. The trainer gets SIGINT, which only a user sends: torchrun ends the
+    other processes with SIGTERM when one has died. A trainer that failed just then is started again, and asked too.
     """
-    deadline, pid = time.monotonic() + patience_s, None
+    deadline = time.monotonic() + patience_s
+    pid: int | None = None
     while (trains := is_held(paths)) or has_job(paths):
-        # not STATUS.json: it may be of an earlier attempt
-        holder = re.match(
-            r"pid (\d+) on ([^\s:]+)", (paths.lock if trains else paths.job).read_text()
-        )
+        # not STATUS.json, which may be of an earlier attempt
+        holder = re.match(r"pid (\d+) on ([^\s:]+)", read_lock(paths.lock if trains else paths.job))
         if holder and (pid is None or (trains and pid != int(holder[1]))):
-            pid = ask(paths, int(holder[1]), holder[2], signal.SIGINT if trains else signal.SIGTERM)
+            pid = int(holder[1])
+            ask(paths, pid, holder[2], signal.SIGINT if trains else signal.SIGTERM)
         if time.monotonic() > deadline:
             raise StopError(
-                f"run {paths.name} has not stopped in {patience_s:.0f} s (pid {pid}); look at "
-                f"{paths.train_log}, and kill it if it hangs: its last checkpoint is safe"
+                f"run {paths.name} has not stopped in {patience_s:.0f} s (pid {pid}). Look at "
+                f"{paths.train_log}, and kill the process if it hangs: its last checkpoint is safe"
             )
         time.sleep(0.1)
     return describe(paths) if pid else f"run {paths.name} is not running here"
 
 
-def ask(paths: RunPaths, pid: int, host: str, number: int) -> int:
-    """Signal a process that holds the run; returns its pid. A shared disk shows the lock on every machine."""
+def ask(paths: RunPaths, pid: int, host: str, number: int) -> None:
+    """Send a signal to the process that holds the run. A shared disk shows its lock on every machine."""
     if host != socket.gethostname():
         raise StopError(
             f"run {paths.name} is trained on {host} (pid {pid}), and this is {socket.gethostname()}: "
@@ -267,88 +361,77 @@ def ask(paths: RunPaths, pid: int, host: str, number: int) -> int:
         pass
     except PermissionError:
         raise StopError(
-            f"run {paths.name} belongs to another user (pid {pid}), who alone may stop it"
+            f"run {paths.name} belongs to another user (pid {pid}), and only they can stop it"
         ) from None
-    return pid
 
 
 def attach(paths: RunPaths) -> None:
-    """Follow the run's log, and before there is one what a detached job says, until it is over or Ctrl-C."""
+    """Follow the run's log, or the output of a detached job before there is one, until it is over or Ctrl-C."""
     own = paths.node_log(paths.node) if paths.node else paths.train_log
     position = {paths.console_log: 0, own: 0}
     while True:
         over = not is_held(paths) and not has_job(paths)
         path = own if own.exists() else paths.console_log
         if path.exists():
-            with open(path, encoding="utf-8", errors="replace") as said:
-                said.seek(position[path])
-                sys.stdout.write(said.read())
-                position[path] = said.tell()
+            with open(path, encoding="utf-8", errors="replace") as output:
+                output.seek(position[path])
+                sys.stdout.write(output.read())
+                position[path] = output.tell()
             sys.stdout.flush()
         if over:
             return
         time.sleep(0.5)
 
 
-def hold(paths: RunPaths, descriptor: int, pid: int) -> int:
-    """Lock the job for the shell script `pid` that has opened paths.job as this descriptor. Returns an exit code."""
+def list_runs(paths: RunPaths) -> str:
+    """Return a line for each run next to this one."""
+    parent = paths.folder.parent
     try:
-        take(descriptor)
-    except BlockingIOError:
-        who = paths.job.read_text().strip() or "it has just begun"
-        sys.stderr.write(
-            f"run {paths.name} is at work already ({who}); make status, attach "
-            "and stop look after it, or choose another RUN_NAME\n"
-        )
-        return 78
-    holder = f"pid {pid} on {socket.gethostname()}"
-    os.ftruncate(descriptor, 0)
-    os.write(descriptor, holder.encode())
-    sys.stdout.write(holder + "\n")
-    return 0
+        folders = sorted(parent.iterdir())
+    except FileNotFoundError:
+        folders = []
+    except OSError as error:
+        raise RunFolderError(
+            f"{parent}: cannot be read ({error.strerror}). Fix its permissions, or set RUNS_DIR"
+        ) from None
+    runs = [run for folder in folders if is_run(run := RunPaths(folder, paths.node))]
+    return "\n".join(map(describe, runs)) or f"no runs in {parent}"
+
+
+def fail(sentence: str, code: int = BAD_DATA) -> int:
+    sys.stderr.write(f"{sentence}\n")
+    return code
 
 
 def main(argv: list[str]) -> int:
     try:
         config = Config.load()
     except SettingsError as error:
-        sys.stderr.write(f"{error}\n")
-        return 64
+        return fail(str(error), BAD_SETTING)
     paths = RunPaths.of_node(config, ROOT)
-    if argv[:1] == ["hold"]:
-        return hold(paths, int(argv[1]), int(argv[2]))
-    if argv == ["settle"]:
-        settle(paths)
-        return 0
-    if argv == ["runs"]:
-        found = [
-            run
-            for run in (
-                RunPaths(path, paths.node) for path in sorted(paths.folder.parent.glob("*"))
-            )
-            if run.status.exists() or (run.folder.is_dir() and has_job(run))
-        ]
-        text = "\n".join(map(describe, found)) or f"no runs in {paths.folder.parent}"
-    elif not paths.status.exists() and not has_job(paths):
-        sys.stderr.write(
-            f"there is no run {config.run_name} in {paths.folder.parent}; make runs lists them\n"
-        )
-        return 78
-    elif argv == ["stop"]:
-        try:
-            text = stop(paths)
-        except StopError as error:
-            sys.stderr.write(f"{error}\n")
-            return 1
-    elif argv == ["attach"]:
-        try:
+    command = argv[0]
+    try:
+        if command == "hold":
+            return hold(paths, int(argv[1]), int(argv[2]))
+        if command == "settle":
+            settle(paths)
+        elif command == "runs":
+            print(list_runs(paths))
+        elif not is_run(paths):
+            parent = paths.folder.parent
+            return fail(f"there is no run {config.run_name} in {parent}; make runs lists them")
+        elif command == "stop":
+            print(stop(paths))
+        elif command == "attach":
             attach(paths)
-        except KeyboardInterrupt:
-            sys.stdout.write("\n")
-        return 0
-    else:
-        text = describe(paths) + mirrored(paths)
-    sys.stdout.write(text + "\n")
+        else:
+            print(describe(paths) + mirrored(paths))
+    except StopError as error:
+        return fail(str(error), 1)
+    except RunFolderError as error:
+        return fail(str(error))
+    except KeyboardInterrupt:
+        print()
     return 0
 
 

@@ -12,10 +12,12 @@ import tempfile
 import time
 import types
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from record import status
+from record.metrics import Recorder
 from record.run_paths import RunPaths
 from record.status import Status
 from settings.config import Config
@@ -41,6 +43,7 @@ def paths(tmp_path: Path) -> RunPaths:
 
 
 def write_status(paths: RunPaths, **facts: object) -> None:
+    paths.folder.mkdir(exist_ok=True)
     facts = {
         "schema": 1,
         "pid": os.getpid(),
@@ -210,11 +213,109 @@ def test_a_disk_that_takes_no_status_is_said_once_and_ends_nothing(
     assert status.read(state.path)["step"] == 2
 
 
-@pytest.mark.parametrize("text", ["", '{"phase": "tra', "[]", "\x00\x00", "\xff"])
-def test_a_torn_status_is_read_as_none(paths: RunPaths, text: str) -> None:
-    paths.status.write_bytes(text.encode("latin-1"))
+def strange(path: Path, kind: str) -> None:
+    """Put something at a path that no run of ours writes."""
+    texts = {
+        "empty": b"",
+        "zeros": bytes(40),
+        "torn": b'{"phase": "tra',
+        "list": b"[1, 2]",
+        "nested": b"[" * 10_000 + b"]" * 10_000,
+        "not text": b"\xff",
+    }
+    if kind in texts:
+        path.write_bytes(texts[kind])
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "loop":
+        path.symlink_to(path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("empty", "STATUS.json is empty"),
+        ("zeros", "STATUS.json is empty"),
+        ("torn", "STATUS.json is damaged: it is not JSON"),
+        ("list", "STATUS.json is damaged: it is not a JSON object"),
+        ("nested", "STATUS.json is damaged: it is not JSON"),
+        ("not text", "STATUS.json is damaged: it is not JSON"),
+        ("folder", "STATUS.json is not a file"),
+        ("pipe", "STATUS.json is not a file"),
+        ("loop", "STATUS.json cannot be read (Too many levels of symbolic links)"),
+    ],
+)
+def test_a_run_with_a_strange_status_is_shown_from_its_record(
+    paths: RunPaths, kind: str, words: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    strange(paths.status, kind)
     assert status.read(paths.status) == {}
-    assert "STATUS.json cannot be read" in status.describe(paths)
+    assert status.describe(paths).split(maxsplit=1) == ["a-run", f"not started  ({words})"]
+    recorder = Recorder(paths, True, 0, 20, 5)
+    recorder.event("step", 7, 0, loss=2.5)
+    monkeypatch.setenv("RUNS_DIR", str(paths.folder.parent))
+    for event, phase in (("checkpoint", "killed while training"), ("end", "stopped")):
+        recorder.event(event, 7, 0, reason="stopped")
+        assert status.main(["runs"]) == 0
+        assert re.fullmatch(
+            rf"a-run +{phase} +step 7  loss 2\.5000.*\({re.escape(words)}; this is from metrics.jsonl\)\n",
+            capsys.readouterr().out,
+        )
+
+
+def test_nothing_that_others_wrote_reaches_the_terminal_raw(
+    paths: RunPaths, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    write_status(paths, phase="\x1b]0;title\x07", host="\x1b[2J", step="\x1b[H", last_step=[1])
+    write_status(RunPaths(paths.folder.parent / os.fsdecode(b"b\xff\x1b[1m")), heartbeat="soon")
+    (paths.folder.parent / "c").mkdir()
+    (paths.folder.parent / "c" / "STATUS.json").symlink_to("STATUS.json")
+    monkeypatch.setenv("RUNS_DIR", str(paths.folder.parent))
+    assert status.main(["runs"]) == 0
+    output = capsys.readouterr().out
+    assert output.isascii() and all(line.isprintable() for line in output.splitlines())
+    assert [line.split()[0] for line in output.splitlines()] == ["a-run", r"b\udcff\x1b[1m", "c"]
+    paths.job.write_bytes(b"pid 1 on h: \x1b[2J\xff")
+    with open(paths.job) as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert status.describe(paths).isprintable()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_a_run_that_others_may_not_read_hides_no_other_run() -> None:
+    code = (
+        "import os, sys; from record import status; os.setgid(65534); os.setuid(65534); "
+        "sys.exit(max(status.main([name]) for name in sys.argv[1:]))"
+    )
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        os.chmod(folder, 0o755)
+        for name, mode in (("closed", 0o700), ("open", 0o755)):
+            paths = RunPaths(Path(folder) / name)
+            paths.folder.mkdir(mode=mode)
+            write_status(paths, phase="done")
+        hidden = RunPaths(Path(folder) / "hidden")
+        hidden.folder.mkdir()
+        write_status(hidden)
+        os.chmod(hidden.status, 0o600)
+        environment = {**os.environ, "RUNS_DIR": folder, "RUN_NAME": "closed"}
+        done = subprocess.run(
+            [sys.executable, "-c", code, "runs", "status"],
+            env=environment,
+            capture_output=True,
+            text=True,
+            cwd=ROOT,
+        )
+    closed, in_hidden, is_open, asked = done.stdout.splitlines()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (
+        closed.split(maxsplit=1)
+        == ["closed", "cannot be read (Permission denied)"]
+        == (asked.split(maxsplit=1))
+    )
+    assert "STATUS.json cannot be read (Permission denied)" in in_hidden
+    assert is_open.split()[:2] == ["open", "done"]
 
 
 # ---- Describing
