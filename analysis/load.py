@@ -10,7 +10,6 @@ Steps are read one by one into columns: in memory are eight bytes a number.
 
 import dataclasses
 import datetime
-import json
 import math
 import os
 from array import array
@@ -22,6 +21,7 @@ import numpy as np
 
 from analysis.prices import Prices
 from analysis.record_blocks import Block, parts_of
+from record.durable import read_object
 from record.goodput import Goodput, Timeline
 from record.metrics import GOES_BACK, STEP_KEYS
 from record.run_paths import RunPaths
@@ -313,7 +313,7 @@ def stored_config(path: Path) -> Config | None:
     A setting that this version does not know is left out; one that the file does not know has its default.
     """
     try:
-        stored = json.loads(path.read_text(encoding="utf-8"))["settings"]
+        stored = read_object(path)["settings"]
         return Config(
             **{
                 field.name: stored[name]

@@ -6,7 +6,6 @@ Exit codes: 0; 64 a setting is bad; 78 checkpoint, tokenizer or folder are bad; 
 an export that was there before is as it was, until the new one is whole.
 """
 
-import hashlib
 import json
 import logging
 import math
@@ -27,9 +26,8 @@ from settings.config import Config
 from settings.declare import ROOT, SettingsError
 from settings.declare import given as given_settings
 from settings.declare import shown as from_root
-from train.data.data_paths import data_dir, tokenizer_path
 from train.data.sources.source import CorpusError
-from train.data.tokenizer import TokenizerError, Vocabulary
+from train.data.tokenizer import Vocabulary
 from train.generate import chat_format, load_run
 from train.model import hf_import
 from train.model.hf_import import their_name
@@ -86,7 +84,7 @@ def export(found: load_run.Found, paths: RunPaths, vocabulary: Vocabulary) -> No
     place.refuse_to_lose(target)
     weights = Weights(found.folder)
     shapes = exported_shapes(c, weights)
-    tokenizer = tokenizer_of(c, vocabulary)
+    tokenizer = files.tokenizer_json(vocabulary.content)
     size = (
         sum(math.prod(shape) for shape in shapes.values()) * weight_files.TYPES[c.export_dtype][1]
     )
@@ -157,19 +155,6 @@ def layer_of(name: str) -> float:
     """Where a weight stands: the embedding before all layers, norm and head behind them."""
     parts = name.split(".")
     return int(parts[1]) if parts[0] == "layers" else -1 if parts[0] == "embed_tokens" else math.inf
-
-
-def tokenizer_of(c: Config, vocabulary: Vocabulary) -> bytes:
-    """The tokenizer.json that the vocabulary was read from, by its hash."""
-    for path in [tokenizer_path(c), *sorted((data_dir(c) / "tokenizers").glob("*/tokenizer.json"))]:
-        if (
-            path.is_file()
-            and hashlib.sha256(content := path.read_bytes()).hexdigest() == vocabulary.sha256
-        ):
-            return files.tokenizer_json(content)
-    raise TokenizerError(
-        f"TOKENIZER={c.tokenizer}: its file has changed while it was read; call again"
-    )
 
 
 def check_space(run: Path, need: int) -> None:

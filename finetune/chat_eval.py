@@ -30,9 +30,9 @@ from finetune.questions import (
     written_question,
 )
 from record.durable import write_whole
+from record.metrics import replace_nonfinite
 from record.provenance import provenance
-from record.reader import finite
-from record.run_paths import RunPaths
+from record.run_paths import RunPaths, name_checkpoint
 from settings.config import Config
 from settings.declare import ROOT, SettingsError, shown
 from train.data.sources.source import CorpusError
@@ -206,9 +206,10 @@ def name_of(trained: Trained) -> str:
     """Of the file: by the step that was measured, or by the folder of the weights."""
     folder = ROOT / trained.source
     if trained.facts:
-        return f"chat_step_{trained.step:07d}"
+        return f"chat_{name_checkpoint(trained.step)}"
     if (folder / TUNED).is_file():
-        return f"chat_step_{json.loads((folder / TUNED).read_text(encoding='utf-8'))['step']:07d}"
+        exported = json.loads((folder / TUNED).read_text(encoding="utf-8"))
+        return f"chat_{name_checkpoint(exported['step'])}"
     return f"chat_init_{Path(trained.source).name}"
 
 
@@ -230,7 +231,9 @@ def write(
         "provenance": provenance(world.host, world.size, world.device_name, 0),
     }
     try:
-        write_whole(path, (json.dumps(finite(facts), indent=1, allow_nan=False) + "\n").encode())
+        write_whole(
+            path, (json.dumps(replace_nonfinite(facts), indent=1, allow_nan=False) + "\n").encode()
+        )
     except OSError as error:
         raise CorpusError(
             f"{path}: cannot be written ({error.strerror}); make room, or choose another RUNS_DIR"

@@ -17,9 +17,8 @@ import xxhash
 
 from k8s.cluster.volume import Volume
 from k8s.cluster.words import short_time, table
-from record.run_paths import RunPaths
+from record.run_paths import RunPaths, step_of_checkpoint
 
-NAME = re.compile(r"step_([0-9]{7,})")
 ASIDE = {
     "tmp": "being written, or left by a killed save",
     "damaged": "set aside: damaged",
@@ -50,8 +49,8 @@ class Checkpoint:
     @property
     def step(self) -> int:
         """-1 for what is no committed checkpoint."""
-        match = NAME.fullmatch(self.name)
-        return int(match[1]) if match else -1
+        step = step_of_checkpoint(self.name)
+        return -1 if step is None else step
 
     @property
     def size(self) -> int:

@@ -1,6 +1,5 @@
 """make describe: what a job is made of. What `kubectl describe job` is used for, without what nobody looks at."""
 
-import json
 import sys
 import time
 from collections.abc import Mapping
@@ -19,7 +18,8 @@ from k8s.cluster.target import (
     no_job,
 )
 from k8s.cluster.where import Place
-from record.reader import duration
+from record.durable import read_object
+from record.metrics import duration
 from record.run_paths import RunPaths
 from settings.config import Config
 from settings.declare import ROOT, declared_fields, format_value, parse_value, read_env_file, shown
@@ -201,7 +201,7 @@ def conditions(pod: Thing) -> list[str]:
 def of_here(paths: RunPaths) -> tuple[int, str]:
     """(exit code, what config.json says of a run and its attempts, in words)."""
     try:
-        stored: dict[str, Any] = json.loads(paths.config.read_text(encoding="utf-8"))
+        stored = read_object(paths.config)
         attempts = list(stored["attempts"])
         values = dict(stored["settings"])
     except FileNotFoundError:

@@ -28,7 +28,7 @@ from k8s.cluster.where import is_run
 from k8s.transfer import Meter, Vanished
 from record import status
 from record.durable import flush_folder, write_whole
-from record.run_paths import RunPaths
+from record.run_paths import RunPaths, list_checkpoints, name_checkpoint
 from settings.declare import shown
 
 RECORD, HALF = "fetched.json", ".fetch"
@@ -202,15 +202,7 @@ def refuse_mixture(paths: RunPaths, record: Record) -> None:
         raise Refused(
             78, f"{shown(paths.folder)}: a run of this machine is at work there; {elsewhere}"
         )
-    present = (
-        {
-            path.name
-            for path in paths.checkpoints.glob("step_*")
-            if checkpoints.NAME.fullmatch(path.name)
-        }
-        if paths.checkpoints.is_dir()
-        else set()
-    )
+    present = {name_checkpoint(step) for step in list_checkpoints(paths.checkpoints)}
     if not record.known:
         if is_run(paths) or present:
             raise Refused(

@@ -7,7 +7,6 @@ codes: those of README.md; status has the code that ended a Job that failed.
 """
 
 import contextlib
-import json
 import os
 import re
 import signal
@@ -37,6 +36,7 @@ from k8s.cluster.target import (
 from k8s.cluster.volume import Volume, say
 from k8s.cluster.where import Place, decide
 from record import status
+from record.durable import read_object
 from record.run_paths import RunPaths
 from settings.declare import ROOT, SettingsError
 
@@ -310,8 +310,8 @@ def restart(place: Place, target: Target) -> int:
 
 def script_of(paths: RunPaths) -> str:
     """What starts a run of this machine: one that has fine-tuned goes on so."""
-    with contextlib.suppress(OSError, ValueError, KeyError):
-        if json.loads(paths.config.read_text())["settings"].get("MODEL"):
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        if read_object(paths.config)["settings"]["MODEL"]:
             return "scripts/finetune.sh"
     return "scripts/train.sh"
 

@@ -12,7 +12,6 @@ doctor PROBE=1 its speed is n/a. Loaded late, by the thread that looks: plan/ ta
 import dataclasses
 import datetime
 import functools
-import json
 from typing import Any
 
 from hardware.gpu_specs import card_of
@@ -29,6 +28,9 @@ from plan.measured import Probe, cpu_name, of_card, read
 from plan.milestones import milestones
 from plan.network.traffic import syncs
 from plan.speed import speed
+from record.durable import read_object
+from record.goodput import phases_of
+from record.metrics import RecordReader
 from record.run_paths import RunPaths
 from settings.config import Config
 from settings.declare import SettingsError, declared_fields
@@ -166,9 +168,9 @@ def dated(c: Config, step_s: float | None, started: float | None) -> tuple[tuple
 def of_here(c: Config, paths: RunPaths) -> Run:
     """The run of this machine: as config.json has it, and before there is one as it would be."""
     try:
-        content = json.loads(paths.config.read_text(encoding="utf-8"))
+        content = read_object(paths.config)
         return recorded(c, content["settings"], content["attempts"][-1])
-    except (OSError, ValueError, LookupError, TypeError):
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
         pass
     try:
         here = dataclasses.replace(c, cards="here")
@@ -222,17 +224,10 @@ def of_cluster(place: Place, pods: int | None = None, sites: int = 1, tunes: boo
 def took(paths: RunPaths) -> dict[str, float]:
     """Phase -> seconds, as an earlier start of this run took; {} of a first start, and where none is recorded."""
     try:
-        with open(paths.metrics, encoding="utf-8", errors="replace") as file:
-            lines = file.read(HEAD_BYTES).splitlines()
+        records = RecordReader(paths.metrics).read_new(HEAD_BYTES)
     except OSError:
         return {}
-    for line in lines:
-        try:
-            record = json.loads(line)
-            if record["event"] in ("start", "resume"):
-                return {
-                    LAPS[lap]: float(s) for lap, s in record["startup_s"].items() if lap in LAPS
-                }
-        except (ValueError, KeyError, TypeError, AttributeError):
-            continue
+    for record in records:
+        if record["event"] in ("start", "resume") and (phases := phases_of(record)):
+            return {LAPS[lap]: seconds for lap, seconds in phases.items() if lap in LAPS}
     return {}

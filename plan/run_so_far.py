@@ -5,19 +5,14 @@ it is not                  its newest checkpoint, from which the same command go
 """
 
 import dataclasses
-import json
-import re
 from pathlib import Path
 
 from record import status
-from record.reader import GOES_BACK
-from record.run_paths import RunPaths
+from record.metrics import GOES_BACK, RecordReader
+from record.run_paths import RunPaths, list_checkpoints, name_checkpoint
 from settings.config import Config
 from settings.declare import ROOT
 
-NAME = re.compile(
-    r"step_([0-9]{7,})"
-)  # of a checkpoint's folder (train/checkpoint/checkpoint.py, which imports torch)
 TAIL_BYTES = 65_536  # of the record: some hundred steps
 
 
@@ -42,27 +37,19 @@ def begun(c: Config) -> Begun | None:
 def newest_checkpoint(folder: Path) -> int | None:
     """None where there is none, or the folder cannot be looked into."""
     try:
-        names = [NAME.fullmatch(path.parent.name) for path in folder.glob("step_*/MANIFEST.json")]
+        steps = list_checkpoints(folder)
     except OSError:
         return None
-    return max((int(name[1]) for name in names if name), default=None)
+    whole = (step for step in steps if (folder / name_checkpoint(step) / "MANIFEST.json").exists())
+    return max(whole, default=None)
 
 
 def last_recorded(metrics: Path) -> int | None:
     """The last step in the end of the file; where a resume or a rollback comes behind it, the step that it went back
     to. Lines that are no records are passed over: to name them is the plots' part."""
     try:
-        with open(metrics, "rb") as file:
-            file.seek(max(0, file.seek(0, 2) - TAIL_BYTES))
-            lines = file.read().split(b"\n")
+        records = RecordReader(metrics, TAIL_BYTES).read_new()
     except OSError:
         return None
-    step = None
-    for line in lines[:-1]:  # the last has no end: a kill cut it
-        try:
-            record = json.loads(line)
-            if record["event"] in ("step", *GOES_BACK):
-                step = int(record["step"])
-        except (ValueError, KeyError, TypeError):
-            continue
-    return step
+    steps = (record["step"] for record in records if record["event"] in ("step", *GOES_BACK))
+    return next(reversed([*steps]), None)

@@ -1,11 +1,35 @@
 """Every path under runs/RUN_NAME/. Standard library only: the monitor and the plots read it too."""
 
 import dataclasses
+import os
 import re
 from pathlib import Path
 from typing import Any
 
 SITE = "site_"  # and a number from 1 on: the folder of another site than the first, in the run's (Config.run_folder)
+CHECKPOINT = re.compile(r"step_([0-9]{7,})")
+
+
+def name_checkpoint(step: int) -> str:
+    """Return the name of a checkpoint's folder."""
+    return f"step_{step:07d}"
+
+
+def step_of_checkpoint(name: str) -> int | None:
+    """Return the step of a checkpoint's folder; None for any other name, such as that of an unfinished one."""
+    match = CHECKPOINT.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def list_checkpoints(folder: Path) -> list[int]:
+    """Return the steps that have a folder under its final name, ascending; nothing is verified.
+
+    Raises OSError where the folder cannot be read.
+    """
+    if not folder.is_dir():
+        return []
+    steps = map(step_of_checkpoint, os.listdir(folder))
+    return sorted(step for step in steps if step is not None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,8 +68,13 @@ class RunPaths:
         return self.folder / "config.json"
 
     @property
+    def tokenizer(self) -> Path:
+        """The tokenizer that the run was trained with."""
+        return self.folder / "tokenizer.json"
+
+    @property
     def metrics(self) -> Path:
-        """The record: one JSON object a line (reader.py)."""
+        """The record: one JSON object per line (metrics.py)."""
         return self.folder / "metrics.jsonl"
 
     @property
@@ -147,7 +176,7 @@ class RunPaths:
 
     def profile(self, step: int) -> Path:
         """What torch's profiler recorded from this step on; the summary is beside it."""
-        return self.folder / "profile" / f"step_{step:07d}.json.gz"
+        return self.folder / "profile" / f"{name_checkpoint(step)}.json.gz"
 
     @property
     def plots(self) -> Path:

@@ -14,7 +14,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from record import reader  # noqa: E402
+from record.metrics import keep_final_steps, read_records  # noqa: E402
+from record.run_paths import name_checkpoint  # noqa: E402
 
 
 def declared(image: Path, revision: str, version: str) -> None:
@@ -62,7 +63,7 @@ def trained(
     run: Path, last: int, killed_at: int, save_every: int, commit: str, dirty: str, console: Path
 ) -> None:
     """Three attempts: one killed, one told to stop, one that ended. What they computed twice they computed alike."""
-    records = list(reader.read(run / "metrics.jsonl"))
+    records = list(read_records(run / "metrics.jsonl"))
     begins = [r for r in records if r["event"] in ("start", "resume")]
     assert [r["event"] for r in begins] == ["start", "resume", "resume"], begins
     first, second, third = (r["step"] for r in begins)
@@ -76,13 +77,13 @@ def trained(
     assert len(twice) >= killed_at - second and all(
         again[step] == loss for step, loss in twice.items()
     ), (twice, again)
-    final = reader.last_of_each_step(records)
+    final = keep_final_steps(records)
     assert [r["step"] for r in final] == list(range(1, last + 1)), "steps are missing"
     losses = [float(r["loss"]) for r in final]
     begin, end = sum(losses[:10]) / 10, sum(losses[-10:]) / 10
     assert end < begin - 1.5, f"the loss went from {begin:.3f} to {end:.3f}"
     assert [r["reason"] for r in records if r["event"] == "end"] == ["stopped", "done"]
-    assert (run / "checkpoints" / f"step_{last:07d}").is_dir() and (
+    assert (run / "checkpoints" / name_checkpoint(last)).is_dir() and (
         run / "plots" / "loss_curves.html"
     ).is_file()
     told = [

@@ -48,7 +48,7 @@ from train.job import Job, Pace
 from train.model import attention, compilation, hf_import
 from train.model.model import build
 from train.optim import build_optimizer
-from train.run_folder import stored_config
+from train.run_folder import keep_tokenizer, stored_config
 from train.step import rehearse
 
 log = logging.getLogger(__name__)
@@ -125,6 +125,8 @@ def put_together(
         hook.join(job)
         started.lap("sites")
     hashes = hf_import.hashes(init_from) if init_from and world.is_first else None
+    if world.is_first:
+        keep_tokenizer(paths, data.vocabulary)
     return enter(job, begun, started, {"attention": kernel.name, "init_from": hashes})
 
 

@@ -1,14 +1,14 @@
 """A run's folder: opened for one trainer, its logs, and what an earlier attempt left in it."""
 
-import json
 import logging
 from typing import Any, TextIO
 
 from record import status
-from record.run_paths import RunPaths
+from record.durable import read_object, write_whole
+from record.run_paths import RunPaths, list_checkpoints
 from record.status import RunFolderError
 from settings.config import Config
-from train.checkpoint import checkpoint
+from train.data.tokenizer import Vocabulary
 from train.distributed.world import World, from_first, who_sees
 
 log = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ def nothing_left(c: Config, paths: RunPaths, world: World, target: str = "train"
         "make train" if target == "train" else "the same command with",
     )  # MODEL, DATA and all else
     if world.is_first:
-        state, saved = status.read(paths.status), checkpoint.committed(paths.checkpoints)
+        state, saved = status.read(paths.status), list_checkpoints(paths.checkpoints)
         done = state.get("phase") == "done"
         at = state.get("step", 0) if done else max(saved, default=0)
         by_epochs = target == "finetune" and not c.max_steps
@@ -92,12 +92,27 @@ def nothing_left(c: Config, paths: RunPaths, world: World, target: str = "train"
 
 
 def stored_config(paths: RunPaths) -> dict[str, Any]:
-    """config.json of an earlier attempt; {} for a new run."""
+    """Return config.json of earlier attempts; {} for a new run. Raises RunFolderError."""
+    advice = "Restore it from a copy, or choose another RUN_NAME"
     try:
-        return dict(json.loads(paths.config.read_text()))
+        stored = read_object(paths.config)
     except FileNotFoundError:
+        if list_checkpoints(paths.checkpoints):
+            raise RunFolderError(
+                f"{paths.config}: is missing, and the run has checkpoints, whose settings it holds. {advice}"
+            ) from None
         return {}
-    except ValueError as error:
+    except ValueError as fault:
+        raise RunFolderError(f"{paths.config}: {fault}. {advice}") from None
+    attempts = stored.get("attempts", [])
+    if not isinstance(stored.get("settings"), dict) or not isinstance(attempts, list):
         raise RunFolderError(
-            f"{paths.config}: damaged ({error}); restore it, or choose another RUN_NAME"
-        ) from None
+            f"{paths.config}: is damaged: it must hold `settings` and `attempts`. {advice}"
+        )
+    return stored
+
+
+def keep_tokenizer(paths: RunPaths, vocabulary: Vocabulary) -> None:
+    """Copy the run's tokenizer into its folder, so that the folder can be used wherever it is copied to."""
+    if not paths.tokenizer.is_file() or paths.tokenizer.read_bytes() != vocabulary.content:
+        write_whole(paths.tokenizer, vocabulary.content)

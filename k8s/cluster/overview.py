@@ -1,7 +1,6 @@
 """make status of a run in the cluster: the Job and its pods, what keeps them, what the run says of itself, and what to
 type next."""
 
-import json
 import re
 import sys
 from typing import Any
@@ -23,7 +22,8 @@ from k8s.cluster.target import (
 )
 from k8s.cluster.volume import Volume
 from k8s.cluster.where import Place
-from record import reader, status
+from record import status
+from record.metrics import duration, find_fault, parse_line, parse_lines, to_console
 
 SILENT_S = 180.0  # without a heartbeat, a run that trains is looked at with suspicion
 EVENT_MINUTES = 20.0
@@ -170,15 +170,13 @@ def parsed(
     first, _, tail = rest.partition("\n")
     others = [match for line in tail.splitlines() if (match := SITE.fullmatch(line))]
     sites = {int(match[1]): as_object(match[2]) or {} for match in others}
-    records = [found for line in tail.splitlines() if (found := as_object(line))]
+    lines = [line.encode() for line in tail.splitlines()]
+    records = [record for record in parse_lines(lines) if not find_fault(record)]
     return float(clock or 0), as_object(first) or {}, dict(sorted(sites.items())), records
 
 
 def as_object(text: str) -> dict[str, Any] | None:
-    try:
-        found = json.loads(text)
-    except ValueError:
-        return None
+    found = parse_line(text.encode())
     return found if isinstance(found, dict) else None
 
 
@@ -202,12 +200,12 @@ def told(
         silent = clock - float(state.get("heartbeat") or clock)
         if not over and silent > SILENT_S:
             lines.append(
-                f"no heartbeat for {reader.duration(silent)}: it hangs, or its volume does; make logs "
+                f"no heartbeat for {duration(silent)}: it hangs, or its volume does; make logs "
                 "ONLY=errors, and make restart goes on from the last checkpoint"
             )
     last = next((r for r in reversed(records) if r.get("event") == "step" and "step" in r), None)
     if last:
-        lines.append(reader.to_console(last, state.get("last_step") or 0))
+        lines.append(to_console(last, state.get("last_step") or 0))
     held = next(
         (r for r in reversed(records) if r.get("event") == "checkpoint" and "step" in r), None
     )

@@ -250,6 +250,8 @@ def test_how_long_phases_took_is_of_an_earlier_start(tmp_path: Path) -> None:
     start = {
         "schema": 1,
         "event": "start",
+        "time": 1.0,
+        "step": 0,
         "startup_s": {"import": 3.0, "data": 0.5, "compile": 190.0},
     }
     paths.metrics.write_text("torn\n" + json.dumps(start) + "\n")

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from plan.run_so_far import TAIL_BYTES, Begun, begun, last_recorded
-from record.reader import SCHEMA, last_of_each_step, to_json
-from record.reader import read as read_record
+from record.metrics import SCHEMA, keep_final_steps, read_records, to_json
 from record.run_paths import RunPaths
 from record.status import hold_run
 from settings.config import Config
@@ -28,7 +27,7 @@ def folder(c: Config) -> RunPaths:
 
 
 def record(event: str, step: int, **more: Any) -> str:
-    return to_json({"schema": SCHEMA, "event": event, "step": step, **more}) + "\n"
+    return to_json({"schema": SCHEMA, "event": event, "time": 1.0, "step": step, **more}) + "\n"
 
 
 def write(c: Config, text: str) -> Path:
@@ -95,7 +94,7 @@ def test_of_a_long_record_the_end_alone_is_read_and_says_the_same(c: Config) -> 
     lines = [record("step", step, loss=3.0 + 1 / step) for step in range(1, 3001)]
     path = write(c, "".join(lines))
     assert path.stat().st_size > 2 * TAIL_BYTES
-    assert last_recorded(path) == last_of_each_step(read_record(path))[-1]["step"] == 3000
+    assert last_recorded(path) == keep_final_steps(read_records(path))[-1]["step"] == 3000
     path.write_bytes(
         b"\xff" * 2 * TAIL_BYTES + b"\n" + path.read_bytes()[-TAIL_BYTES // 2 :]
     )  # what is before: unread

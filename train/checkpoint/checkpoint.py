@@ -19,7 +19,6 @@ import contextlib
 import json
 import logging
 import os
-import re
 import shutil
 import uuid
 from collections.abc import Callable, Collection
@@ -31,6 +30,8 @@ import xxhash
 from torch import Tensor, nn
 
 from record.durable import flush_file, flush_folder
+from record.run_paths import list_checkpoints as committed
+from record.run_paths import name_checkpoint
 from train.distributed.parallel import replicate, weights_of
 from train.distributed.world import World, from_all, from_first
 from train.optim import Optimizer
@@ -39,7 +40,6 @@ log = logging.getLogger(__name__)
 
 logging.getLogger("torch.distributed.checkpoint").setLevel(logging.ERROR)  # says what we say better
 SCHEMA = 1
-NAME = re.compile(r"step_([0-9]{7,})")
 
 
 class CheckpointError(Exception):
@@ -51,7 +51,7 @@ class OtherFormat(CheckpointError):
 
 
 def folder_of(root: Path, step: int) -> Path:
-    return root / f"step_{step:07d}"
+    return root / name_checkpoint(step)
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -402,12 +402,6 @@ def newest_valid(root: Path, steps: list[int], count: int, sound: Collection[int
 # ---------------------------------------------------------------------------------------------------
 # Finding and reading
 # ---------------------------------------------------------------------------------------------------
-
-
-def committed(root: Path) -> list[int]:
-    """Steps that have a folder under its final name, ascending. Nothing is verified."""
-    found = (NAME.fullmatch(path.name) for path in root.iterdir()) if root.is_dir() else ()
-    return sorted(int(match[1]) for match in found if match)
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:

@@ -99,7 +99,7 @@ class Vocabulary:
     """A tokenizer, its identity and what the trainer needs to know of it.
 
     inner: what encodes the second and later pieces of a document, without a blank before them. size: entries,
-    special tokens included, up to the highest id; the embedding may have more rows.
+    special tokens included, up to the highest id; the embedding may have more rows. content: the tokenizer.json.
     """
 
     tokenizer: Tokenizer
@@ -107,6 +107,7 @@ class Vocabulary:
     sha256: str
     end_of_text: int
     size: int
+    content: bytes = b""
 
     @property
     def dtype(self) -> type[np.unsignedinteger]:
@@ -198,7 +199,8 @@ def load(path: Path) -> Vocabulary:
             f"{path}: not a tokenizer.json ({len(content)} bytes, starts with "
             f"{content[:20]!r}); fetch it again"
         ) from None
-    return from_tokenizer(tokenizer, hashlib.sha256(content).hexdigest(), str(path))
+    vocabulary = from_tokenizer(tokenizer, hashlib.sha256(content).hexdigest(), str(path))
+    return dataclasses.replace(vocabulary, content=content)
 
 
 def from_tokenizer(tokenizer: Tokenizer, sha256: str, where: str) -> Vocabulary:

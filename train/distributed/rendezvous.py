@@ -35,7 +35,7 @@ from typing import Any
 from hardware.ports import free_port
 from record import status
 from record.provenance import git, version
-from record.run_paths import RunPaths
+from record.run_paths import RunPaths, list_checkpoints
 from record.status import RunFolderError, RunIsHeld, Status
 from settings.config import Config
 from settings.declare import FREE, ROOT, SettingsError, declared_fields
@@ -395,14 +395,7 @@ def finished(c: Config, paths: RunPaths) -> str:
     last = status.read(paths.status)
     if is_done(c, last):
         return f"run {c.run_name} is done: {last['step']} of {c.last_step} steps, in {paths.folder}"
-    saved = max(
-        (
-            int(path.name[5:])
-            for path in paths.checkpoints.glob("step_*")
-            if path.name[5:].isdecimal()
-        ),
-        default=0,
-    )
+    saved = max(list_checkpoints(paths.checkpoints), default=0)
     if saved > c.last_step:
         return f"run {c.run_name} is already at step {saved}, past step {c.last_step}: nothing is left to do"
     return ""

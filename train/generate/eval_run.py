@@ -19,9 +19,9 @@ from types import FrameType
 from typing import Any
 
 from record.durable import write_whole
+from record.metrics import replace_nonfinite
 from record.provenance import provenance
-from record.reader import finite
-from record.run_paths import RunPaths
+from record.run_paths import RunPaths, name_checkpoint
 from settings.config import Config
 from settings.declare import ROOT, SettingsError, shown
 from train.assemble import padded_lengths
@@ -153,6 +153,9 @@ def validate(trained: Trained, world: World) -> Validation:
         evaluator = Evaluator(c, sources, padded_lengths(v, c), world, v.end_of_text, held_out)
     except (DataError, CorpusError) as error:
         problem = str(error)
+        if trained.facts and problem.endswith("make data"):  # with the tokenizer of the run
+            paths = RunPaths.of(c.runs_dir, c.run_name, ROOT)
+            problem += f" TOKENIZER={shown(paths.tokenizer)} VOCAB_SIZE={c.vocab_size} DATA_MIX={c.data_mix}"
     if problems := [text for text in from_all(problem) if text]:
         raise DataError(problems[0])
     assert evaluator
@@ -265,7 +268,7 @@ def write(
 ) -> None:
     """The JSON of an evaluation, in the run's folder; said where."""
     name = (
-        f"step_{trained.step:07d}"
+        name_checkpoint(trained.step)
         if trained.facts
         else f"init_{trained.source.rstrip('/').rpartition('/')[2]}"
     )
@@ -285,7 +288,9 @@ def write(
     try:
         if path.exists():  # it may have taken hours, and have what this one lacks
             path.replace(path.with_name(f"{path.stem}_until_{time.strftime('%Y%m%d_%H%M%S')}.json"))
-        write_whole(path, (json.dumps(finite(facts), indent=1, allow_nan=False) + "\n").encode())
+        write_whole(
+            path, (json.dumps(replace_nonfinite(facts), indent=1, allow_nan=False) + "\n").encode()
+        )
     except OSError as error:
         problems.append(
             f"{path}: cannot be written ({error.strerror}); make room, or choose another RUNS_DIR"

@@ -2,7 +2,7 @@
 
     runs/RUN_NAME/config.json  -> shape, and all that the weights were trained with
                  /checkpoints  -> weights, of the newest that verifies or of STEP; no moment is read
-    DATA_DIR/tokenizers        -> tokenizer, known by its hash; no shard is read
+                 /tokenizer.json -> tokenizer, identified by its hash; of older runs in DATA_DIR/tokenizers
     INIT_FROM                  -> all three, where there is no such run: a folder of Hugging Face's
 
 The run's settings rule. What a command may choose is where and how it computes (FREE settings, and MAY_DIFFER); one
@@ -175,12 +175,14 @@ def open_trained(
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """Weights to be read: the settings to read them with, and their folder. manifest: of a checkpoint, else {}."""
+    """Weights to be read: the settings to read them with, and their folder. manifest: of a checkpoint, else {}.
+    tokenizer: the run's own, unless the command was given another one."""
 
     config: Config
     folder: Path
     manifest: dict[str, Any]
     facts: dict[str, Any]
+    tokenizer: Path | None = None
 
 
 def find(c: Config, given: Collection[str]) -> Found:
@@ -226,7 +228,8 @@ def find(c: Config, given: Collection[str]) -> Found:
         "attempts": before.get("attempts", []),
         "checkpoint": {key: value for key, value in manifest.items() if key != "files"},
     }
-    return Found(settings_for_use(c, stored, given), folder, manifest, facts)
+    tokenizer = None if "TOKENIZER" in given else paths.tokenizer
+    return Found(settings_for_use(c, stored, given), folder, manifest, facts, tokenizer)
 
 
 def of_export(c: Config, paths: RunPaths, stored: Config, given: Collection[str]) -> Found:
@@ -348,9 +351,15 @@ def of_folder(c: Config, given: Collection[str]) -> Found:
 
 
 def vocabulary_of(found: Found) -> Vocabulary:
-    """The tokenizer that the weights were trained with, wherever in DATA_DIR it is. Raises TokenizerError,
-    DataError."""
+    """The tokenizer that the weights were trained with: the run's own, or of an older run, which has none, wherever in
+    DATA_DIR it is. Raises TokenizerError, DataError."""
     c, wanted = found.config, found.manifest.get("data", {}).get("tokenizer_sha256")
+    if found.tokenizer:
+        with contextlib.suppress(TokenizerError):
+            vocabulary = load(found.tokenizer)
+            if wanted in (None, vocabulary.sha256):
+                prepare.check_tokenizer(c, vocabulary)
+                return vocabulary
     try:
         vocabulary = prepare.vocabulary(c)
     except (TokenizerError, CorpusError) as error:

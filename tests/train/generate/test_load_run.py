@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -213,17 +214,35 @@ def test_settings_that_disagree_with_the_run_are_refused_and_others_are_the_comm
 def test_a_damaged_config_json_is_named_with_the_setting(run: Run) -> None:
     path = run.folder / "config.json"
     kept = json.loads(path.read_text())
-    for settings_, what in (
-        ({**kept["settings"], "N_LAYER": "many"}, "N_LAYER"),
-        (None, "settings"),
+    for content, words in (
+        ({"settings": {**kept["settings"], "N_LAYER": "many"}}, "N_LAYER is not what it should be"),
+        ({"settings": None}, "it must hold `settings` and `attempts`"),
+        ({"attempts": 3}, "it must hold `settings` and `attempts`"),
     ):
-        path.write_text(json.dumps(kept | {"settings": settings_}))
-        with pytest.raises(
-            RunFolderError, match=rf"config.json: damaged \({what} is not what it should be\)"
-        ):
+        path.write_text(json.dumps(kept | content))
+        with pytest.raises(RunFolderError, match=rf"config.json: .*damaged.*{words}"):
             run.open()
     path.write_text(json.dumps(kept | {"settings": {**kept["settings"], "OF_LATER": 1}}))
     assert equal(run.open(), run.weights[3])  # of a setting that this version does not know
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "is missing, and the run has checkpoints"),
+        ("", "is empty"),
+        ("[1, 2]", "is damaged: it is not a JSON object"),
+        ("{}", "is damaged: it must hold `settings` and `attempts`"),
+        ("[" * 10_000, "is damaged: it is not JSON"),
+    ],
+)
+def test_without_its_settings_a_run_is_not_used(run: Run, content: str | None, words: str) -> None:
+    path = run.folder / "config.json"
+    path.unlink()
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(RunFolderError, match=rf"config\.json: {re.escape(words)}.*Restore"):
+        run.open()
 
 
 # ---- Its tokenizer
@@ -247,6 +266,18 @@ def test_the_tokenizer_is_known_by_its_hash(run: Run, tmp_path: Path) -> None:
         TokenizerError, match=r"TOKENIZER=.*other.json: .* was trained with another tokenizer"
     ):
         run.open({*RUN, "TOKENIZER"}, tokenizer=str(other))
+
+
+def test_a_run_that_was_copied_elsewhere_has_its_own_tokenizer(run: Run, tmp_path: Path) -> None:
+    facts = json.loads((run.folder / "config.json").read_text())
+    facts["settings"]["TOKENIZER"] = str(tmp_path / "gone.json")
+    (run.folder / "config.json").write_text(json.dumps(facts))
+    content = Path(run.config.tokenizer).read_bytes()
+    (run.folder / "tokenizer.json").write_bytes(content)
+    assert run.open().vocabulary.content == content
+    (run.folder / "tokenizer.json").write_bytes(content + b"\n")  # another one
+    with pytest.raises(TokenizerError, match="is not to be had"):
+        run.open()
 
 
 def test_one_of_the_data_folder_is_found_without_shards_and_pins(run: Run, tmp_path: Path) -> None:
