@@ -375,6 +375,7 @@ class Recorder:
         self.waiting = b""  # bytes that are not in the file yet
         self.place = (0, 0)  # step and tokens of the first of them
         self.failed = False
+        self.began: Record = {}  # the first step of this attempt
         if active:
             self.open()
 
@@ -459,10 +460,16 @@ class Recorder:
                 os.fsync(self.file.fileno())
 
     def step(self, step: int, tokens: int, first: bool, **values: Any) -> None:
-        """Record a step; print it every LOG_EVERY steps, and the first and last of an attempt."""
+        """Record a step; print it every LOG_EVERY steps, and the first and last of an attempt, with the time left."""
         entry = self.event("step", step, tokens, **values)
+        if first:
+            self.began = entry
         if self.active and (step % self.log_every == 0 or first or step == self.last_step):
-            self.say(to_console(entry, self.last_step))
+            line = to_console(entry, self.last_step)
+            if self.began and step > self.began["step"]:
+                step_s = (entry["mono_s"] - self.began["mono_s"]) / (step - self.began["step"])
+                line += f" left={duration((self.last_step - step) * step_s)}"
+            self.say(line)
 
     def evaluation(self, step: int, tokens: int, **values: Any) -> None:
         """Record an evaluation and print it."""

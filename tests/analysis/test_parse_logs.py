@@ -19,7 +19,7 @@ from settings.config import Config
 from tests.analysis.conftest import DIALECTS
 from tests.analysis.pages import page_of
 
-OURS = "step={}/100 loss={} lr={} grad_norm=0.5 step_ms=100.0 tokens_per_s=40960 mfu=n/a mem_gib=1.00 tokens={}\n"
+OURS = "step={}/100 loss={} lr={} grad_norm=0.5 step_ms=100.0 tokens_per_s=40960 mfu=n/a mem_gib=1.00 tokens={} left=0:12\n"
 EVAL = "step={}/100 val_loss=3.5 val_bpb=1.25 scored_tokens=4096 eval_s=1.0\n"
 
 

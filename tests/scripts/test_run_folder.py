@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from record import reader
+from record.metrics import read_records
 from tests.running import ROOT, environment, train, wait_for
 
 SECRET = "hf_" + "q7Zk" * 8
@@ -28,7 +28,7 @@ def said_and_run(
 
 def test_every_step_has_a_record_with_all_keys_and_the_console_repeats_some(said_and_run) -> None:
     out, run = said_and_run
-    records = list(reader.read(run / "metrics.jsonl"))
+    records = list(read_records(run / "metrics.jsonl"))
     steps = [r for r in records if r["event"] == "step"]
     assert [r["step"] for r in steps] == list(range(1, 41)) and [
         r["tokens"] for r in steps[:2]
@@ -60,7 +60,7 @@ def test_every_step_has_a_record_with_all_keys_and_the_console_repeats_some(said
     assert [r["step"] for r in records if r["event"] == "checkpoint"] == [20, 40]
     lines = re.findall(
         r"^step=(\d+)/40 loss=([0-9.]+) lr=(\S+) grad_norm=\S+ step_ms=\S+ tokens_per_s=\d+ mfu=n/a "
-        r"mem_gib=\S+ tokens=\d+$",
+        r"mem_gib=\S+ tokens=\d+(?: left=\d+:\d\d)?$",
         out,
         re.MULTILINE,
     )
@@ -91,9 +91,7 @@ def test_a_secret_is_found_nowhere_in_the_folder_nor_in_what_is_said(said_and_ru
     assert not [path for path in files if SECRET.encode() in path.read_bytes()]
 
 
-def test_a_terminal_sees_the_progress_and_the_log_does_not(
-    tmp_path: Path, data: dict[str, str]
-) -> None:
+def test_a_terminal_sees_the_time_that_is_left(tmp_path: Path, data: dict[str, str]) -> None:
     slow = (
         "import time; from train import loop, main; f = loop.lr_at\n"
         "def slowly(*a):\n    time.sleep(0.02); return f(*a)\n"
@@ -115,9 +113,26 @@ def test_a_terminal_sees_the_progress_and_the_log_does_not(
         except OSError:  # the other end is closed
             break
     assert process.wait() == 0
-    assert re.search(rb"\r\x1b\[K\[#*-+\] \d+/40 loss \d\.\d{3} ", seen)
-    assert b"left" in seen and b"step=20/40" in seen
-    assert "\r" not in (tmp_path / "run" / "train.log").read_text()
+    assert re.search(rb"\nstep=20/40 .* left=0:\d\d\r\n", seen)
+    assert b"\x1b" not in seen
+
+
+def test_a_record_that_is_removed_during_training_begins_anew_and_the_run_is_done(
+    tmp_path: Path, data: dict[str, str]
+) -> None:
+    removes = (
+        "import os; from train import loop, main; f = loop.lr_at; n = [0]\n"
+        "def rate(*a):\n    n[0] += 1\n"
+        f"    if n[0] == 20: os.remove({str(tmp_path / 'run' / 'metrics.jsonl')!r})\n    return f(*a)\n"
+        "loop.lr_at = rate; raise SystemExit(main.main())"
+    )
+    out = train(environment(tmp_path, data), command=[sys.executable, "-c", removes])
+    gap, *rest = read_records(tmp_path / "run" / "metrics.jsonl")
+    assert (gap["event"], gap["reason"]) == ("gap", "record removed")
+    steps = [record["step"] for record in rest if record["event"] == "step"]
+    assert steps == list(range(gap["step"], 41)) and 10 < gap["step"] < 30
+    assert rest[-1]["event"] == "end" and rest[-1]["goodput"]["training"] > 0
+    assert "was removed, replaced or cut during training" in out and "goodput " in out
 
 
 @pytest.mark.slow
