@@ -22,7 +22,7 @@ import numpy as np
 from analysis.prices import Prices
 from analysis.record_blocks import Block, parts_of
 from record.durable import read_object
-from record.goodput import Goodput, Timeline
+from record.goodput import Claim, Goodput, Timeline
 from record.metrics import GOES_BACK, STEP_KEYS
 from record.run_paths import RunPaths
 from settings.config import Config
@@ -281,21 +281,39 @@ def records_of(paths: RunPaths, steps: Steps, timeline: Timeline) -> Iterator[di
 
 
 def booked(block: Block, timeline: Timeline) -> bool:
-    """Whether the time of these steps could be booked at once."""
+    """Add these steps to the timeline at once. False, and none is added, where they must be added one by one: as they
+    are of another attempt, go back, or claim more time than has passed."""
 
     def of(key: str) -> np.ndarray:
         values = block.columns.get(key, np.zeros(len(block.lines)))
         return np.where(values > 0, values, 0.0)  # as goodput.number has it
 
-    took = of("step_ms") / 1000
-    return timeline.add_steps(
-        block.columns["step"].astype(int).tolist(),
-        block.columns["mono_s"].tolist(),
-        took.tolist(),
-        np.minimum(took, of("data_wait_s")).tolist(),
-        of("checkpoint_stall_s").tolist(),
-        block.last,
+    steps, ends = block.columns["step"].astype(np.int64), block.columns["mono_s"]
+    if timeline.is_of_another_attempt(block.last):
+        return False
+    attempt, place = timeline.attempts[-1], len(timeline.attempts) - 1
+    if attempt.mono_s is None or ends[0] <= attempt.mono_s:
+        return False
+    if timeline.steps and steps[0] <= timeline.steps[-1]:
+        return False
+    took, stalls = of("step_ms") / 1000, of("checkpoint_stall_s")
+    waited = np.minimum(took, of("data_wait_s"))
+    unclaimed = timeline.unclaimed + np.cumsum(
+        np.diff(ends, prepend=attempt.mono_s) - took - stalls
     )
+    if unclaimed.min() < 0:
+        return False
+    for i in np.flatnonzero(stalls):
+        timeline.claims.append(Claim(place, float(ends[i]), float(stalls[i]), "checkpoint"))
+    timeline.steps.frombytes(steps.tobytes())
+    timeline.step_attempts.extend([place] * len(steps))
+    timeline.step_ends.frombytes(ends.tobytes())
+    timeline.trained.frombytes((took - waited).tobytes())
+    timeline.waited.frombytes(waited.tobytes())
+    timeline.unclaimed = float(unclaimed[-1])
+    attempt.mono_s = attempt.end = float(ends[-1])
+    timeline.note(block.last)
+    return True
 
 
 def advice(paths: RunPaths) -> str:

@@ -118,10 +118,11 @@ class Known:
             )
             self.window.begin()
             self.memory = peak_growth()
-        down = self.timeline.seconds["down"]
+        attempts = len(self.timeline.attempts)
         self.timeline.add(record)
-        if self.last and self.last["event"] == "end" and self.last.get("reason") == "stopped":
-            self.rested_s += self.timeline.seconds["down"] - down
+        begins = len(self.timeline.attempts) > attempts
+        if begins and self.last.get("event") == "end" and self.last.get("reason") == "stopped":
+            self.rested_s += self.timeline.attempts[-1].down_s
         self.first = self.first or record
         self.last = record
         if event == "step":

@@ -359,7 +359,7 @@ def test_a_record_claims_the_time_just_before_it() -> None:
     run.write("step", 3, 5.0, step_ms=2000.0, data_wait_s=0.5, checkpoint_stall_s=1.0)  # 5016
     run.resume(2, down=7.0, model=1.0).steps(3, 3)  # 70000, 70001, 70003
     assert timeline_of(run).intervals() == [
-        Interval(0, 5000.0, 5004.0, "start_up"),
+        Interval(0, 5000.0, 5004.0, "start_up", "model"),
         Interval(0, 5004.0, 5004.5, "data_wait", 1),
         Interval(0, 5004.5, 5006.0, "training", 1),
         Interval(0, 5006.0, 5006.5, "data_wait", 2),
@@ -370,7 +370,7 @@ def test_a_record_claims_the_time_just_before_it() -> None:
         Interval(0, 5013.0, 5014.0, "checkpoint"),
         Interval(0, 5014.0, 5016.0, "lost_work", 3),
         Interval(0, 5016.0, 5023.0, "down"),
-        Interval(1, 70000.0, 70001.0, "start_up"),
+        Interval(1, 70000.0, 70001.0, "start_up", "model"),
         Interval(1, 70001.0, 70003.0, "training", 3),
     ]
 
