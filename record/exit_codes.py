@@ -32,6 +32,11 @@ class ExitCode:
     ends_job: bool = False
     counts: bool = False
 
+    @property
+    def phrase(self) -> str:
+        """The meaning within a sentence."""
+        return self.meaning[0].lower() + self.meaning[1:].rstrip(".")
+
 
 ROWS = (
     ExitCode(DONE, "The run is done.", "", ends_job=True),
@@ -49,7 +54,7 @@ ROWS = (
     ExitCode(
         NO_PROGRESS,
         "Repeated restarts made no progress.",
-        "Read the last lines of the log, mend what they say, and start the run again.",
+        "Read the last lines of the log, fix what they say, and start the run again.",
         ends_job=True,
     ),
     ExitCode(
@@ -62,7 +67,7 @@ ROWS = (
     ),
     ExitCode(
         BAD_DATA,
-        "The data or the environment is bad, on every node alike.",
+        "The data or the environment is bad, the same on every node.",
         "Fix the file or folder that the message names.",
         ends_job=True,
     ),

@@ -124,11 +124,7 @@ def failure(job: str, namespace: str, again: str) -> tuple[int, str]:
             why = short(condition.get("message", "") or condition.get("reason", ""))
             found = re.search(r"exit code (\d+)", why)
             code = int(found[1]) if found else BAD_ENVIRONMENT
-            what = {
-                64: "a setting is bad",
-                70: "restarts brought no new checkpoint",
-                78: "data or environment are bad",
-            }.get(code, "its pods fail")
+            what = words.MEANING[code] if code in words.FINAL else "its pods fail"
             return (
                 code,
                 f"Job {job} has failed: {what} ({why}); make logs ONLY=errors says which, then {again}",

@@ -7,26 +7,18 @@ from collections.abc import Sequence
 
 from k8s.cluster.log_lines import own
 from k8s.cluster.target import Thing, container_of, index_of, name_of, newest, runs, when
-from record.reader import duration
+from record.exit_codes import DONE, OTHER, ROWS
+from record.metrics import duration
 
-# The trainer's and the launcher's exit codes, as README.md has them, and those of the system.
 LAUNCHER = re.compile("^launch: exit code [0-9]+: ")  # the last word of scripts/launch.sh
-MEANING = {
-    0: "done",
-    1: "the trainer failed",
-    64: "a setting is bad",
-    69: "other nodes are missing",
-    70: "no progress in spite of restarts",
-    75: "saved and stopped on request",
-    78: "data or environment are bad",
-    137: "killed: out of memory, or by its node",
-    143: "told to stop",
-}
+MEANING = {row.code: row.phrase for row in (*ROWS, OTHER)}
+MEANING[137] = "killed: out of memory, or by its node"
 FULL = re.compile(
     "No space left on device|Disk quota exceeded"
 )  # the latter is what CephFS says of a full claim
 OVERDUE_S = 60.0  # beyond its grace period, for a pod to leave
-FINAL = (64, 70, 78)  # these end the Job: another try cannot help
+# These end the Job: another try cannot help.
+FINAL = tuple(row.code for row in ROWS if row.ends_job and row.code != DONE)
 
 HINT = {
     64: "mend the setting that the pod's log names, then make restart",

@@ -7,7 +7,7 @@ are longer by what it takes until it does.
 import re
 from collections.abc import Iterator
 
-from k8s.cluster.words import MEANING
+from k8s.cluster.words import FINAL, MEANING
 from monitor.facts import Fault, Gpu, Node, Seen
 from monitor.snapshot import (
     ago,
@@ -41,7 +41,6 @@ FULL_SET = (
 SLOW_DISK = 20e6  # bytes/s, for which the trainer waits in a save (train/checkpoint/saver.py)
 WATCHDOG_S = 15.0  # until a trainer that watches itself has ended
 NEEDS_PART = 0.95  # of what is computed that a step needs: it is known to some per cent
-FINAL = (64, 70, 78)  # exit codes behind which another try cannot help
 
 HINTS = {
     1: "{logs} shows why",

@@ -290,7 +290,7 @@ def test_pods_that_cannot_start_are_told_with_the_next_command(
 
 
 @pytest.mark.parametrize(
-    ("code", "words"), [(64, "a setting is bad"), (78, "data or environment are bad")]
+    ("code", "words"), [(64, "a setting is invalid"), (78, "the data or the environment is bad, the same on every node")]
 )
 def test_a_job_that_fails_at_once_is_told_with_its_code(
     user: User, cluster: Cluster, code: int, words: str, monkeypatch: pytest.MonkeyPatch

@@ -567,7 +567,7 @@ def test_a_pod_that_has_just_ended_is_told_with_its_last_words() -> None:
     )
     assert (fault.name, fault.about, fault.failing) == ("pod-failed", "pod 1", False)
     assert (
-        "exit code 69 (other nodes are missing): node 0 is missing; the Job makes another"
+        "exit code 69 (other nodes of the run did not join in START_TIMEOUT_S): node 0 is missing; the Job makes another"
         in fault.text
     )
 
