@@ -179,14 +179,13 @@ class RecordReader:
         self.path = path
         self.last_bytes = last_bytes
         self.restarted = False
-        self.begin()
+        self.begin(None)
 
-    def begin(self) -> None:
-        """Forget what was read."""
-        self.identity: tuple[int, int] | None = None
-        self.head = b""  # the first bytes: a new file may get the inode of the old one
-        self.position = 0
-        self.size = 0
+    def begin(self, identity: tuple[int, int, bytes] | None, size: int = 0) -> None:
+        """Begin anew with another file, or with none."""
+        self.identity = identity
+        self.position = 0 if self.last_bytes is None else max(0, size - self.last_bytes)
+        self.size = size
         self.damaged_lines = 0
 
     def read_new(self, most_bytes: float = math.inf) -> list[Record]:
@@ -194,40 +193,30 @@ class RecordReader:
 
         Raises OSError where the file exists but cannot be read.
         """
+        before = self.position
         self.restarted = False
         try:
             file = open(self.path, "rb")  # noqa: SIM115 (closed below)
         except FileNotFoundError:
-            self.restarted = self.identity is not None
-            self.begin()
+            self.begin(None)
+            self.restarted = before > 0
             return []
         with file:
-            self.find_place(file)
-            return self.read_from(file, self.position + most_bytes)
+            found = os.fstat(file.fileno())
+            # The first line, too: a new file may get the inode of the old one.
+            identity = (found.st_dev, found.st_ino, file.readline(CHUNK_BYTES))
+            if identity != self.identity or found.st_size < self.position:
+                self.begin(identity, found.st_size)
+                self.restarted = before > 0
+                if self.position > 0:
+                    file.seek(self.position - 1)
+                    file.readline()
+                    self.position = file.tell()
+            self.size = found.st_size
+            file.seek(self.position)
+            return self.read_until(file, self.position + most_bytes)
 
-    def find_place(self, file: BinaryIO) -> None:
-        """Move to the first byte that was not read, which is the start of the file where it is another one."""
-        found = os.fstat(file.fileno())
-        identity = (found.st_dev, found.st_ino)
-        same = identity == self.identity and file.read(len(self.head)) == self.head
-        if self.identity is not None and (not same or found.st_size < self.position):
-            self.begin()
-            self.restarted = True
-        if self.identity is None and self.last_bytes is not None:
-            file.seek(max(0, found.st_size - self.last_bytes - 1))
-            if file.tell():
-                file.readline()
-            self.position = file.tell()
-        self.identity = identity
-        self.size = found.st_size
-        if not self.head:
-            file.seek(0)
-            self.head = file.readline(CHUNK_BYTES)
-            if not self.head.endswith(b"\n"):
-                self.head = b""
-        file.seek(self.position)
-
-    def read_from(self, file: BinaryIO, until: float) -> list[Record]:
+    def read_until(self, file: BinaryIO, end: float) -> list[Record]:
         records: list[Record] = []
         for lines in complete_lines(file):
             self.position += sum(map(len, lines)) + len(lines)
@@ -236,7 +225,7 @@ class RecordReader:
                     self.damaged_lines += 1
                 else:
                     records.append(value)
-            if self.position >= until:
+            if self.position >= end:
                 break
         return records
 
@@ -491,12 +480,6 @@ class Recorder:
 
 def drop_partial_line(path: Path) -> None:
     """Cut a last line that a kill left without an end, so that the next record starts on a line of its own."""
-    if not path.exists():
-        return
-    with open(path, "rb+") as file:
-        content = file.read()
-        complete = content.rfind(b"\n") + 1
-        if complete < len(content):
-            file.truncate(complete)
-            file.flush()
-            os.fsync(file.fileno())
+    if path.exists():
+        complete = path.read_bytes().rfind(b"\n") + 1
+        os.truncate(path, complete)

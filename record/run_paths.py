@@ -1,12 +1,12 @@
-"""Every path under runs/RUN_NAME/. Standard library only: the monitor and the plots read it too."""
+"""Every path under runs/RUN_NAME/, and the names of checkpoints. Standard library only."""
 
-import dataclasses
 import os
 import re
 from pathlib import Path
 from typing import Any
 
-SITE = "site_"  # and a number from 1 on: the folder of another site than the first, in the run's (Config.run_folder)
+# and a number from 1 on: the folder of another site than the first, inside the run's (Config.run_folder)
+SITE = "site_"
 CHECKPOINT = re.compile(r"step_([0-9]{7,})")
 
 
@@ -32,157 +32,92 @@ def list_checkpoints(folder: Path) -> list[int]:
     return sorted(step for step in steps if step is not None)
 
 
-@dataclasses.dataclass(frozen=True)
 class RunPaths:
     """Where a run keeps what. Nothing here creates anything.
 
-    node: which of several machines asks. They may share the folder, and each has its own job and console in it.
+    `node` is the one that asks, of several that may share the folder: each has its own job and console in it.
     """
 
-    folder: Path
-    node: int = 0
+    def __init__(self, folder: Path, node: int = 0):
+        self.folder = folder
+        self.node = node
+        own = f"_node_{node}" if node else ""
+
+        # What the run is and did
+        self.config = folder / "config.json"  # the resolved settings and the provenance
+        self.tokenizer = folder / "tokenizer.json"  # with which it was trained
+        self.metrics = folder / "metrics.jsonl"  # the record: one JSON object per line (metrics.py)
+        self.status = folder / "STATUS.json"  # what it is doing now, and a heartbeat
+        self.checkpoints = folder / "checkpoints"
+        self.plots = folder / "plots"
+        self.sample = folder / "sample.txt"  # generated at the end of the run
+        self.hang = folder / "hang"  # the stacks of processes that made no progress
+
+        # What its processes printed
+        self.logs = folder / "logs"
+        self.train_log = folder / "train.log"  # rank 0
+        self.console_log = folder / f"console{own}.log"  # a detached job
+        self.producer_log = self.logs / "producer.log"  # of a run that streams its data
+        self.wandb_log = self.logs / "wandb.log"  # the mirror, and W&B's own words
+        self.gpu_log = self.logs / f"gpu_sampler{own}.log"  # a sampler that training started
+
+        # Held by a process, which wrote its pid into it
+        self.lock = folder / ".lock"  # node 0, while it trains or calls the roll
+        self.job = (
+            folder / f".job{own}"
+        )  # scripts/train.sh, from preparing data to plots, and its stage
+        self.gpu_lock = folder / f".gpu_sampler{own}"  # the sampler of this node's GPUs
+        self.wandb_lock = folder / ".wandb.lock"  # the mirror
+
+        self.wandb = folder / "wandb"  # W&B's own files
+        self.wandb_state = (
+            folder / "wandb.json"
+        )  # the run's id and URL at W&B, and its last step there
 
     @classmethod
     def of(cls, runs_dir: str, run_name: str, root: Path, node: int = 0) -> "RunPaths":
-        """The run's paths; a relative RUNS_DIR is taken from the repository's root."""
+        """Return the paths of a run; a relative RUNS_DIR starts at the repository's root."""
         return cls((root / runs_dir / run_name).absolute(), node)
 
     @classmethod
     def of_node(cls, c: Any, root: Path) -> "RunPaths":
-        """Those of the node that a Config is of."""
+        """Return those of the node that a Config is for."""
         return cls((root / c.run_folder).absolute(), c.rank_in_site)
+
+    def of_site(self, site: int) -> "RunPaths":
+        """Return those of another site of this run; called on the first's."""
+        return RunPaths(self.folder / f"{SITE}{site}", self.node) if site else self
 
     @property
     def name(self) -> str:
-        """What the run is called; with its site, where it is not the first."""
+        """The run's name, with its site where that is not the first."""
         inner = re.fullmatch(SITE + "[1-9][0-9]*", self.folder.name)
         return f"{self.folder.parent.name}/{self.folder.name}" if inner else self.folder.name
 
-    def of_site(self, site: int) -> "RunPaths":
-        """Those of another site of this run, asked of the first's."""
-        return dataclasses.replace(self, folder=self.folder / f"{SITE}{site}") if site else self
-
-    @property
-    def config(self) -> Path:
-        """The resolved settings and the provenance of the run."""
-        return self.folder / "config.json"
-
-    @property
-    def tokenizer(self) -> Path:
-        """The tokenizer that the run was trained with."""
-        return self.folder / "tokenizer.json"
-
-    @property
-    def metrics(self) -> Path:
-        """The record: one JSON object per line (metrics.py)."""
-        return self.folder / "metrics.jsonl"
-
-    @property
-    def train_log(self) -> Path:
-        """What rank 0 said, in words."""
-        return self.folder / "train.log"
-
     def node_log(self, node: int) -> Path:
-        """What a node's first process said; one writer a file."""
-        return self.folder / "logs" / f"node_{node}.log"
+        """Return the log of a node's first process; each file has one writer."""
+        return self.logs / f"node_{node}.log"
 
     def rank_log(self, rank: int) -> Path:
-        """What went wrong in a process that is not its node's first; absent as long as nothing did."""
-        return self.folder / "logs" / f"rank_{rank}.log"
-
-    @property
-    def console_log(self) -> Path:
-        """What a detached job said."""
-        return self.folder / (f"console_node_{self.node}.log" if self.node else "console.log")
-
-    @property
-    def status(self) -> Path:
-        """What the run is doing now, and a heartbeat."""
-        return self.folder / "STATUS.json"
-
-    @property
-    def lock(self) -> Path:
-        """Held by the process of node 0 that trains this run, or calls the roll before it does."""
-        return self.folder / ".lock"
-
-    @property
-    def hang(self) -> Path:
-        """The stacks of processes that made no progress."""
-        return self.folder / "hang"
+        """Return the log of any other process, which exists once something went wrong in it."""
+        return self.logs / f"rank_{rank}.log"
 
     def evaluation(self, name: str) -> Path:
-        """What make eval found, of the weights of that name."""
+        """Return what make eval measured of the weights of that name."""
         return self.folder / "eval" / f"{name}.json"
 
-    @property
-    def wandb(self) -> Path:
-        """W&B's own files."""
-        return self.folder / "wandb"
-
-    @property
-    def wandb_state(self) -> Path:
-        """The run's id at W&B, its URL, and the last step there."""
-        return self.folder / "wandb.json"
-
-    @property
-    def wandb_log(self) -> Path:
-        """What the mirror said, and W&B beside it."""
-        return self.folder / "logs" / "wandb.log"
-
-    @property
-    def producer_log(self) -> Path:
-        """What the producer of a run that streams said."""
-        return self.folder / "logs" / "producer.log"
-
-    @property
-    def wandb_lock(self) -> Path:
-        """Held by the process that mirrors this run."""
-        return self.folder / ".wandb.lock"
+    def profile(self, step: int) -> Path:
+        """Return what torch's profiler recorded from this step on; the summary is next to it."""
+        return self.folder / "profile" / f"{name_checkpoint(step)}.json.gz"
 
     def gpu_metrics(self, stamp: str) -> Path:
-        """Power and temperature of the GPUs, from a moment YYYYMMDD_HHMMSS on."""
+        """Return power and temperature of the GPUs from a moment YYYYMMDD_HHMMSS on."""
         return self.folder / f"gpu_metrics_{stamp}.csv"
 
     def gpu_slow(self, stamp: str) -> Path:
-        """Their memory, utilisation and clocks, and the network, once a second."""
+        """Return their memory, utilization and clocks, and the network, once a second."""
         return self.folder / f"gpu_slow_{stamp}.csv"
 
     def gpu_sidecar(self, stamp: str) -> Path:
-        """What is known of both files."""
+        """Return what describes both files."""
         return self.folder / f"gpu_metrics_{stamp}.json"
-
-    @property
-    def gpu_lock(self) -> Path:
-        """Held by the process that samples this node's GPUs into the folder."""
-        return self.folder / (f".gpu_sampler_node_{self.node}" if self.node else ".gpu_sampler")
-
-    @property
-    def gpu_log(self) -> Path:
-        """What a sampler said that was started beside training."""
-        return (
-            self.folder
-            / "logs"
-            / (f"gpu_sampler_node_{self.node}.log" if self.node else "gpu_sampler.log")
-        )
-
-    @property
-    def job(self) -> Path:
-        """Held by scripts/train.sh from before data is prepared until the plots are drawn; says what it does."""
-        return self.folder / (f".job_node_{self.node}" if self.node else ".job")
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.folder / "checkpoints"
-
-    def profile(self, step: int) -> Path:
-        """What torch's profiler recorded from this step on; the summary is beside it."""
-        return self.folder / "profile" / f"{name_checkpoint(step)}.json.gz"
-
-    @property
-    def plots(self) -> Path:
-        return self.folder / "plots"
-
-    @property
-    def sample(self) -> Path:
-        """The text sample of the end of the run."""
-        return self.folder / "sample.txt"

@@ -279,8 +279,7 @@ def describe(paths: RunPaths) -> str:
         return f"{make_printable(paths.name):30} cannot be read (Permission denied)"
     remark = ""
     try:
-        read_object(paths.status)
-        state = read(paths.status)
+        state = read_object(paths.status)
     except FileNotFoundError:
         state = from_record(paths)
     except ValueError as fault:
