@@ -141,7 +141,7 @@ energy: setup ## kWh and cost of RUN_NAME by cause, joules by step and token, fr
 	@"$(PY)" -m analysis.energy.energy
 
 .PHONY: mirror
-mirror: setup ## Upload RUN_NAME to Weights & Biases now; a run in training does so by itself
+mirror: setup ## Send RUN_NAME to its trackers now (W&B, TRACKERS); a run does so by itself; docs/trackers.md
 	@"$(PY)" -m record.trackers.mirror
 
 ##@ Use

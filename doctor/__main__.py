@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from doctor import cluster_checks, local_checks, probed, probing
 from k8s.cluster import where
 from k8s.cluster.job_spec import cluster_config
+from record.trackers.mirror import check_trackers
 from settings.config import Config
 from settings.declare import SettingsError
 from settings.finding import FAIL, PASS, WARN, Finding, code_of, lines, split, told
@@ -67,6 +68,7 @@ def look(c: Config) -> list[Finding]:
     """Both sides at once: each waits for others most of the time. Raises SettingsError."""
     if c.where == "cluster":
         return cluster_checks.findings(cluster_config()[0])
+    check_trackers(c)
     with ThreadPoolExecutor() as pool:
         there = (
             pool.submit(of_cluster) if c.where == "auto" and cluster_checks.has_context() else None

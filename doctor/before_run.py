@@ -18,6 +18,7 @@ from plan.fleet import fleet_of
 from plan.network import links
 from plan.planner import Plan, plan
 from plan.report import brief
+from record.trackers.mirror import check_trackers
 from settings.config import Config
 from settings.declare import SettingsError
 from settings.finding import FAIL, PASS, Finding, code_of, lines, split
@@ -63,6 +64,7 @@ def main() -> int:
                 defaults=measured, without=OF_PRETRAINING if finetune else ()
             )[0]
         )
+        check_trackers(c)
     except SettingsError as error:
         sys.stderr.write(f"{error}\n")
         return 64

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from doctor.installed import Build
 from hardware.gpu_specs import card_of
+from hardware.visible_gpus import visible_gpus
 from settings.config import Config
 from settings.finding import FAIL, PASS, WARN, Finding
-from settings.wandb_env import visible_gpus
 
 SMI_S = (
     20.0  # a driver that hangs is given up; without persistence mode eight GPUs take some seconds

@@ -13,10 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 from doctor import web
 from plan.data_wanted import sealed
-from record.trackers.mirror import mode_of
+from record.trackers.wandb_env import find_key, find_mode, find_server, has_identity
 from settings.config import Config
 from settings.finding import FAIL, PASS, WARN, Finding
-from settings.wandb_env import has_identity, key, server
 from train.data.data_paths import source_of, tokenizer_path
 from train.data.sources.hub import PASSES
 from train.data.sources.source import CorpusError
@@ -35,17 +34,17 @@ VIEWER = (
 
 def ask_wandb(c: Config) -> web.Answer | None:
     """What it says to the key; None where the run will not ask it, or no key proves who asks."""
-    if mode_of(c) != "online" or not (secret := key(c.wandb_api_key)):
+    if find_mode(c) != "online" or not (secret := find_key(c)):
         return None
-    return web.ask(server().rstrip("/") + "/graphql", web.basic("api", secret), VIEWER)
+    return web.ask(find_server().rstrip("/") + "/graphql", web.basic("api", secret), VIEWER)
 
 
 def wandb(c: Config, answer: web.Answer | None) -> Finding:
     """The run itself goes on without W&B, whatever happens there: only what was asked for by name fails."""
-    if mode_of(c) == "disabled":
+    if find_mode(c) == "disabled":
         why = "WANDB_MODE=disabled" if c.wandb_mode == "disabled" else "there is no WANDB_API_KEY"
         return Finding("wandb", PASS, f"not wanted: {why}")
-    if mode_of(c) == "offline":
+    if find_mode(c) == "offline":
         return Finding("wandb", PASS, "WANDB_MODE=offline: into files, which can be sent later")
     if answer is None:
         what = (

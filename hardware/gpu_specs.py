@@ -1,30 +1,34 @@
-"""What is known of each GPU: how fast, how much memory, how much power. Standard library only.
+"""Data sheets of GPUs: compute, memory, links and power. Standard library only.
 
-A card is known by the name that torch.cuda.get_device_name gives, without the "NVIDIA " in front: the whole name must
-fit one row, since a laptop's card, a Ti, a SUPER, a slice of a card (MIG) is another device. One that is not here is
-unknown, and nothing is guessed of it: GeForce RTX 3080, for one, is the name of two cards.
+A card is known by the name that torch.cuda.get_device_name gives, without "NVIDIA " in front. The whole name must fit
+one row, since a laptop GPU, a Ti, a SUPER or a slice (MIG) is another device. A card that is not here is unknown, and
+nothing is guessed about it: GeForce RTX 3080, for example, is the name of two cards.
 
-Figures are NVIDIA's, of the source that the row names, but for these:
+Figures are NVIDIA's, from the source that the row names, except:
 
     bfloat16     dense, with sums in float32: sheets that print the peak with sparsity print twice this
     float32      outside of tensor cores, as the trainer computes it (TF32 is off)
-    memory       torch's total_memory as it is found printed in public, the least of several drivers, rounded down, and
-                 with ECC where the card is delivered with it. Of H200 NVL, H800 and A800 it is that of the card with
-                 the same memory, of L40 that of the L40S; of GH200 with 96 GB, A30 and A10 it is an estimate
+    memory       torch's total_memory as printed in public, the least of several drivers, rounded down, with ECC where
+                 the card is delivered with it. H200 NVL, H800 and A800 have that of the card with the same memory, L40
+                 that of L40S; GH200 with 96 GB, A30 and A10 are estimates
     link         what a card sends to the others of its machine at once, one way. NVLink: half of the printed figure,
                  which counts both ways; NCCL gets about 80% of it (NVIDIA/nccl-tests issue 212). Bridges that join two
-                 cards only, and are bought apart, are not counted. PCIe: what is got of it, the constants below
+                 cards only, and are sold separately, are not counted. PCIe: what is measured, the constants below
     watts        the limit as delivered; some data sheets allow less
 """
 
-import dataclasses
 import re
+from dataclasses import dataclass
 
-# GB/s one way through 16 lanes. Generation 4 as NCCL itself reckons it, 3 half of that; 5 was measured at 51 to 57
-# between cards of one processor. The driver gives GeForce no peer access over PCIe, so that all goes through the
-# host's memory: an estimate, NCCL reckons with 10 where it does so between processors. A10G likewise, as it is rented.
-PCIE3, PCIE4, PCIE5 = 12.0, 24.0, 50.0
-BY_HOST4, BY_HOST5 = 10.0, 20.0
+# GB/s one way through 16 lanes. Generation 4 as NCCL itself assumes, 3 half of that; 5 was measured at 51 to 57 between
+# cards of one processor.
+PCIE3 = 12.0
+PCIE4 = 24.0
+PCIE5 = 50.0
+# The driver gives GeForce no peer access over PCIe, so everything passes through the host's memory. An estimate: NCCL
+# assumes 10 where it does so between processors. A10G likewise, as clouds rent it.
+BY_HOST4 = 10.0
+BY_HOST5 = 20.0
 
 A100 = "A100 Tensor Core GPU data sheet"
 H100 = "H100 Tensor Core GPU data sheet"
@@ -35,11 +39,17 @@ GA102 = "Ampere GA102 GPU Architecture white paper"
 ADA = "Ada GPU Architecture white paper"
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Card:
-    """key: as CARDS has it; names: a pattern that torch's name fits; bf16_tflops: None without bfloat16 units.
+    """A GPU; see the top of this file.
 
-    TFLOP/s, GiB, GB/s (10^9 bytes) and watts, as the top of this file says.
+    Attributes:
+        key: as the setting CARDS has it.
+        names: a pattern that torch's name fits.
+        bf16_tflops: dense TFLOP/s, None without bfloat16 units; fp32_tflops likewise.
+        memory_gib: in GiB.
+        bandwidth_gb_s: of the memory, in GB/s (10^9 bytes); link_gb_s likewise, to the other cards.
+        watts: power limit.
     """
 
     key: str
@@ -53,7 +63,7 @@ class Card:
     source: str
 
     def peak(self, dtype: str) -> float | None:
-        """TFLOP/s of products of that type, or None where the card has no units for it."""
+        """Return the TFLOP/s of products of this type, or None where the card has no units for it."""
         return {"bfloat16": self.bf16_tflops, "float32": self.fp32_tflops}.get(dtype)
 
 
@@ -237,11 +247,11 @@ CARDS = (
 
 
 def card_of(device_name: str) -> Card | None:
-    """The card that torch calls so, or None."""
+    """Return the card that torch calls so, or None."""
     name = device_name.removeprefix("NVIDIA ")
     return next((card for card in CARDS if re.fullmatch(card.names, name)), None)
 
 
 def card_called(key: str) -> Card | None:
-    """The card of that key, or None."""
+    """Return the card with this key, or None."""
     return next((card for card in CARDS if card.key == key), None)

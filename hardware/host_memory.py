@@ -1,14 +1,34 @@
-"""Memory of this machine and of the container, as the kernel tells it: control groups of version 1 and 2."""
+"""Memory of this machine and of its container, from /proc and the control groups (versions 1 and 2)."""
 
-import dataclasses
+import contextlib
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
+# Of each version of control groups: its folder, the files of the limit and of what is used, and the key of memory.stat
+# for what the kernel can free at once.
+VERSIONS = (
+    ("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
+    (
+        "sys/fs/cgroup/memory",
+        "memory.limit_in_bytes",
+        "memory.usage_in_bytes",
+        "total_inactive_file",
+    ),
+)
+NO_LIMIT = 2.0**60  # version 1 writes a larger number where there is none
 
-@dataclasses.dataclass(frozen=True)
+
+@dataclass(frozen=True)
 class Memory:
-    """In bytes. total: of the machine; available: for new processes, without swapping; limit: of the container, None
-    where there is none, and what of it is free."""
+    """Memory in bytes.
+
+    Attributes:
+        total: of the machine.
+        available: for new processes, without swapping.
+        limit: of the container; None without one.
+        limit_free: what is free of it.
+    """
 
     total: float
     available: float
@@ -17,75 +37,71 @@ class Memory:
 
     @property
     def free(self) -> float:
-        return self.available if self.limit_free is None else min(self.available, self.limit_free)
+        if self.limit_free is None:
+            return self.available
+        return min(self.available, self.limit_free)
 
     @property
     def most(self) -> float:
-        """What could be free at all."""
-        return self.total if self.limit is None else min(self.total, self.limit)
+        """Return what could be free at all."""
+        return min(self.total, self.limit or self.total)
 
 
 def memory_here(root: Path = Path("/")) -> Memory:
-    """By /proc and the control groups that this process is in. root: where to look, for tests."""
-    total = available = float(
-        os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    )  # on macOS all there is
-    try:
-        lines = (root / "proc/meminfo").read_text().splitlines()
-        sizes_kb = {
-            line.split(":")[0]: float(line.split()[1]) for line in lines if len(line.split()) > 1
-        }
-        available = 1024 * sizes_kb["MemAvailable"]
-    except (OSError, KeyError, ValueError):
-        pass
-    limits = [found for folder, names in groups(root) if (found := group_limit(folder, names))]
-    limit, free = min(limits, key=lambda found: found[1], default=(None, None))
+    """Return the memory of this machine and of the strictest control group of this process."""
+    total = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    # macOS has no /proc.
+    available = 1024 * read_table(root / "proc/meminfo").get("MemAvailable:", total / 1024)
+    limits = list_limits(root)
+    if not limits:
+        return Memory(total, available)
+    free, limit = min(limits)
     return Memory(total, available, limit, free)
 
 
-# Of a version of control groups: the files of its limit and use, and in memory.stat what can be given back at once.
-GROUPS_V2 = ("memory.max", "memory.current", "inactive_file")
-GROUPS_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+def list_limits(root: Path) -> list[tuple[float, float]]:
+    """Return what is free and the limit, of each group of this process and those above that have one.
 
-
-def groups(root: Path) -> list[tuple[Path, tuple[str, str, str]]]:
-    """The folders of the groups that this process is in, and of those above them. Within a container the paths of
-    /proc/self/cgroup may be the host's, and its own group be the root of what it sees."""
+    In a container, the paths in /proc/self/cgroup may be the host's, and its own group the root of what it sees.
+    """
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
         return []
-    found = []
+    limits = []
     for line in lines:
         _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            base, names = root / "sys/fs/cgroup", GROUPS_V2
-        elif "memory" in controllers.split(","):
-            base, names = root / "sys/fs/cgroup/memory", GROUPS_V1
-        else:
+        if controllers and "memory" not in controllers.split(","):
             continue
-        here = base / path.strip("/")
-        found += [
-            (folder, names) for folder in (here, *here.parents) if folder.is_relative_to(base)
-        ]
-    return found
+        for folder, *names in VERSIONS:
+            base = root / folder
+            group = base / path.strip("/")
+            for parent in (group, *group.parents):
+                if parent.is_relative_to(base):
+                    limits += read_limit(parent, *names)
+    return limits
 
 
-def group_limit(folder: Path, names: tuple[str, str, str]) -> tuple[float, float] | None:
-    """(limit, what of it is free) of a control group; None where it has no limit."""
-    limit_file, used_file, given_back = names
+def read_limit(
+    folder: Path, limit_file: str, used_file: str, key: str
+) -> list[tuple[float, float]]:
+    """Return what is free of the limit of a control group, and the limit; [] without one."""
     try:
-        limit, used = (
-            float((folder / limit_file).read_text()),
-            float((folder / used_file).read_text()),
-        )
+        limit = float((folder / limit_file).read_text())
+        used = float((folder / used_file).read_text())
     except (OSError, ValueError):  # "max" is no number
-        return None
-    if limit >= 2.0**60:  # version 1 says so that there is none
-        return None
-    try:
-        stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-        used -= float(stat.get(given_back, 0))
-    except (OSError, ValueError):
-        pass
-    return limit, limit - used
+        return []
+    if limit >= NO_LIMIT:
+        return []
+    used -= read_table(folder / "memory.stat").get(key, 0.0)
+    return [(limit - used, limit)]
+
+
+def read_table(path: Path) -> dict[str, float]:
+    """Return the numbers of a file of lines like "NAME 123 kB", or {} where it cannot be read."""
+    table = {}
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in path.read_text().splitlines():
+            words = line.split()
+            table[words[0]] = float(words[1])
+    return table

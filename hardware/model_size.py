@@ -1,14 +1,14 @@
-"""How large a model is, by part, without building it; model.py builds it. Standard library only."""
+"""Parameters and FLOPs of a model from its settings, without building it. Standard library only."""
 
-import dataclasses
+from dataclasses import dataclass
 
 from hardware.flops import flops_per_token
 from settings.config import Config
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Parameters:
-    """How many numbers each part of the model has. head is 0 where it is the embedding table (TIE_EMBEDDINGS)."""
+    """Parameters by part. The head has 0 where it is the embedding table (TIE_EMBEDDINGS)."""
 
     embedding: int
     attention: int
@@ -17,35 +17,38 @@ class Parameters:
     head: int
 
     @property
-    def total(self) -> int:
-        return self.embedding + self.attention + self.mlp + self.norms + self.head
+    def hidden(self) -> int:
+        """Return those of the matrices in blocks, which Muon updates."""
+        return self.attention + self.mlp
 
     @property
     def matmul(self) -> int:
-        """Those that take part in a product for each token: N of 6 N + 12 L d T. The table counts as a head only."""
-        return self.attention + self.mlp + (self.head or self.embedding)
+        """Return those that are multiplied for each token: N of 6 N + 12 L d T. The table counts as head only."""
+        return self.hidden + (self.head or self.embedding)
 
     @property
-    def hidden(self) -> int:
-        """Of the matrices inside blocks, which Muon updates."""
-        return self.attention + self.mlp
+    def total(self) -> int:
+        return self.hidden + self.embedding + self.norms + self.head
 
 
 def parameters(c: Config) -> Parameters:
+    """Return the size of the model that model.py builds from these settings."""
     assert c.n_kv_head and c.mlp_dim  # filled in by Config.load
-    queries, keys = c.n_head * c.head_dim, c.n_kv_head * c.head_dim
     table = c.padded_vocab_size * c.n_embd
+    heads = 2 * c.n_head + 2 * c.n_kv_head  # queries and outputs, keys and values
+    norms = 2 * c.n_embd
+    if c.qk_norm:
+        norms += 2 * c.head_dim
     return Parameters(
-        table,
-        c.n_layer * c.n_embd * (2 * queries + 2 * keys),
-        c.n_layer * 3 * c.n_embd * c.mlp_dim,
-        c.n_layer * (2 * c.n_embd + (2 * c.head_dim if c.qk_norm else 0)) + c.n_embd,
-        0 if c.tie_embeddings else table,
+        embedding=table,
+        attention=c.n_layer * c.n_embd * heads * c.head_dim,
+        mlp=c.n_layer * 3 * c.n_embd * c.mlp_dim,
+        norms=c.n_layer * norms + c.n_embd,
+        head=0 if c.tie_embeddings else table,
     )
 
 
 def flops_of(c: Config, causal: bool = False) -> float:
-    """Model FLOPs of one token, forward and backward, as MFU counts them (flops.py)."""
-    return flops_per_token(
-        parameters(c).matmul, c.n_layer, c.n_head * c.head_dim, c.seq_len, causal
-    )
+    """Return the model FLOPs of one token, forward and backward, as MFU counts them (flops.py)."""
+    width = c.n_head * c.head_dim
+    return flops_per_token(parameters(c).matmul, c.n_layer, width, c.seq_len, causal)

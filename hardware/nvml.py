@@ -1,4 +1,4 @@
-"""NVML, the driver's own library: whether it is there, which GPUs it knows, and how it says that something failed."""
+"""NVML, the library of the NVIDIA driver: start it, list the GPUs, and name what it returns on failure."""
 
 import dataclasses
 from collections.abc import Callable
@@ -6,8 +6,10 @@ from typing import Any
 
 import pynvml
 
+from hardware.visible_gpus import visible_gpus
+
 LOST = (pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED)
-# What asking again does not change.
+# Asking again does not change these.
 PERMANENT = (
     pynvml.NVML_ERROR_NOT_SUPPORTED,
     pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
@@ -19,11 +21,11 @@ PERMANENT = (
 
 
 class Unavailable(Exception):
-    """There is nothing to sample here; the message says why and what would help."""
+    """There is no GPU to sample here; the message says why and what would help."""
 
 
 class Fault(Exception):
-    """A reading that could not be had, with NVML's return code."""
+    """A reading that failed, with NVML's return code."""
 
     def __init__(self, code: int):
         self.code = code
@@ -36,20 +38,28 @@ class Fault(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Device:
-    """A GPU. index: NVML's, as nvidia-smi shows it; handle: None where even that could not be had, for `fault`."""
+    """A GPU. A value is None where the driver does not tell it.
+
+    Attributes:
+        index: NVML's, as nvidia-smi shows it.
+        handle: NVML's; None where even that failed, with `fault`.
+        power_limit_w: the limit that is in force, in watts.
+        memory_total_gib: in GiB.
+        clock_max_mhz: highest clock of the multiprocessors, in MHz.
+    """
 
     index: int
     handle: Any
     fault: Fault | None
-    name: str | None
-    uuid: str | None
-    power_limit_w: float | None
+    name: str | None = None
+    uuid: str | None = None
+    power_limit_w: float | None = None
     memory_total_gib: float | None = None
-    clock_max_mhz: float | None = None  # of its multiprocessors
+    clock_max_mhz: float | None = None
 
 
 def start() -> str:
-    """Load the library and start it; returns the driver's version. Raises Unavailable."""
+    """Load and start the library, and return the version of the driver. Raises Unavailable."""
     try:
         pynvml.nvmlInit()
         return str(pynvml.nvmlSystemGetDriverVersion())
@@ -65,16 +75,19 @@ def start() -> str:
 
 
 def devices(visible: list[str] | None) -> tuple[list[Device], list[str]]:
-    """(those of the GPUs here that are in CUDA_VISIBLE_DEVICES, what is to be said of that). Raises Unavailable.
+    """Return the visible GPUs by index, and remarks on them. Raises Unavailable.
 
-    visible: indices, or UUIDs and beginnings of them; None: all. CUDA stops at the first that is none.
+    Args:
+        visible: indices, UUIDs or beginnings of UUIDs, as in CUDA_VISIBLE_DEVICES; None: all GPUs. CUDA stops at the
+            first one that it does not know, and so does this.
     """
     try:
-        here = [device(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        count = pynvml.nvmlDeviceGetCount()
     except pynvml.NVMLError as error:
         raise Unavailable(
             f"the NVIDIA driver does not say how many GPUs there are ({error})"
         ) from None
+    here = [read_device(index) for index in range(count)]
     if not here:
         raise Unavailable("the NVIDIA driver knows of no GPU here")
     if visible is None:
@@ -83,46 +96,61 @@ def devices(visible: list[str] | None) -> tuple[list[Device], list[str]]:
         return here, [
             "CUDA_VISIBLE_DEVICES names a slice (MIG): power and temperature are those of whole GPUs"
         ]
-    taken: list[Device] = []
+    chosen: list[Device] = []
     for name in visible:
-        found = [
-            d
-            for d in here
-            if (name.isdecimal() and d.index == int(name))
-            or (name.startswith("GPU-") and (d.uuid or "").startswith(name))
-        ]
-        if len(found) != 1:
+        matches = [device for device in here if is_called(device, name)]
+        if len(matches) != 1:
             break
-        taken += found
-    if not taken:
+        chosen += matches
+    if not chosen:
         raise Unavailable(
             f"CUDA_VISIBLE_DEVICES={','.join(visible)} shows none of the {len(here)} GPUs here"
         )
-    return sorted(taken, key=lambda d: d.index), []
+    return sorted(chosen, key=lambda device: device.index), []
 
 
-def device(index: int) -> Device:
+def is_called(device: Device, name: str) -> bool:
+    """Return whether CUDA_VISIBLE_DEVICES may call a GPU by this name."""
+    if name.startswith("GPU-"):
+        return (device.uuid or "").startswith(name)
+    return name.isdecimal() and device.index == int(name)
+
+
+def visible_indices(count: int | None) -> list[int]:
+    """Return the indices of the first `count` GPUs that this process may use; [] where NVML knows none."""
+    names = visible_gpus()
+    if names is not None:
+        names = names[:count]
+    try:
+        start()
+        found, _ = devices(names)
+    except Unavailable:
+        return []
+    return [device.index for device in found[:count]]
+
+
+def read_device(index: int) -> Device:
     try:
         handle = pynvml.nvmlDeviceGetHandleByIndex(index)
     except pynvml.NVMLError as error:
-        return Device(index, None, Fault(error.value), None, None, None)
-    limit = value_or_none(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle)
+        return Device(index, None, Fault(error.value))
+
+    def read(function: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return function(handle, *arguments)
+        except pynvml.NVMLError:
+            return None
+
+    limit_mw = read(pynvml.nvmlDeviceGetEnforcedPowerLimit)
+    memory = read(pynvml.nvmlDeviceGetMemoryInfo)
+    clock_mhz = read(pynvml.nvmlDeviceGetMaxClockInfo, pynvml.NVML_CLOCK_SM)
     return Device(
         index,
         handle,
         None,
-        value_or_none(pynvml.nvmlDeviceGetName, handle),
-        value_or_none(pynvml.nvmlDeviceGetUUID, handle),
-        None if limit is None else limit / 1000,
-        value_or_none(lambda of: pynvml.nvmlDeviceGetMemoryInfo(of).total / 2**30, handle),
-        value_or_none(
-            lambda of: float(pynvml.nvmlDeviceGetMaxClockInfo(of, pynvml.NVML_CLOCK_SM)), handle
-        ),
+        read(pynvml.nvmlDeviceGetName),
+        read(pynvml.nvmlDeviceGetUUID),
+        limit_mw and limit_mw / 1000,
+        memory and memory.total / 2**30,
+        clock_mhz and float(clock_mhz),
     )
-
-
-def value_or_none(function: Callable[[Any], Any], handle: Any) -> Any:
-    try:
-        return function(handle)
-    except pynvml.NVMLError:
-        return None

@@ -1,11 +1,13 @@
-"""Whether an error says that memory did not suffice."""
+"""Recognize errors that mean that memory did not suffice."""
 
 import torch
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory did not suffice; torch has a class of its own for GPUs only."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
-        isinstance(error, RuntimeError)
-        and ("allocate memory" in str(error) or "not enough memory" in str(error))
+    """Return whether memory did not suffice; torch has an error class for this on GPUs only."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    text = str(error)
+    return isinstance(error, RuntimeError) and (
+        "allocate memory" in text or "not enough memory" in text
     )

@@ -1,32 +1,30 @@
-"""Ports of this machine that are free."""
+"""Free ports of this machine."""
 
 import contextlib
 import random
 import socket
 
 RANGE = range(10000, 15000)  # of free_ports
+DEFAULT = 29500
 
 
 def free_port(taken: int) -> int:
-    """A port near the one that is taken."""
+    """Return the first free port above one that is taken."""
     for port in range(taken + 1, 65536):
-        with contextlib.suppress(OSError), socket.socket() as probe:
-            probe.bind(("", port))
+        with contextlib.suppress(OSError), socket.create_server(("", port)):
             return port
-    return 29500
+    return DEFAULT
 
 
 def free_ports(count: int) -> int:
-    """The first of so many ports in a row that are free, for processes of this machine that are about to be started.
+    """Return the first of `count` free ports in a row, for processes of this machine that are about to start.
 
-    Not among those that Linux gives to outgoing connections, from 32768 on: such a one may be taken again by any
-    program in the seconds until a process that was just started listens. Nor near MASTER_PORT and LIGHTHOUSE, which
-    are 29500 and 29510 where nobody says otherwise.
+    They are not among those that Linux gives to outgoing connections, from 32768 on: any program may get one of these
+    before our process listens. Nor are they near the defaults of MASTER_PORT and LIGHTHOUSE, 29500 and 29510.
     """
     while True:
-        first = random.SystemRandom().randrange(
-            RANGE.start, RANGE.stop - count
-        )  # whatever seed this process has
+        # Another one each time, whatever seed this process has.
+        first = random.SystemRandom().randrange(RANGE.start, RANGE.stop - count)
         with contextlib.suppress(OSError), contextlib.ExitStack() as probes:
             for port in range(first, first + count):
                 probes.enter_context(socket.socket()).bind(("", port))

@@ -21,7 +21,7 @@ from plan.scaling import SMALLEST
 from plan.speed import SHAPE
 from settings.config import Config
 from settings.declare import ROOT, declared_fields, format_value, read_env_file, resolve
-from settings.rules import CHECKS, batch_problem, check_batch, check_nodes, check_wandb
+from settings.rules import CHECKS, batch_problem, check_batch, check_nodes
 
 # Filled in from others where nobody sets them (Config.derived), with what stands for that.
 FILLED_IN: dict[str, Any] = {
@@ -34,7 +34,7 @@ FILLED_IN: dict[str, Any] = {
     "sync_alpha": None,
 }
 # What else a plan knows better: processes are the fleet's, and a plan needs neither addresses nor keys.
-NOT_OF_A_PLAN = (check_batch, check_nodes, check_wandb)
+NOT_OF_A_PLAN = (check_batch, check_nodes)
 CARDS_OF_A_NODE = 8
 OF_THIS_COMMAND = frozenset({"preset", "env_file", "sweep", "json"})  # not of the run
 

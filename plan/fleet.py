@@ -12,9 +12,9 @@ import re
 import subprocess
 
 from hardware.gpu_specs import CARDS, Card, card_called, card_of
+from hardware.visible_gpus import visible_gpus
 from settings.config import Config
 from settings.declare import SettingsError, nearest
-from settings.wandb_env import visible_gpus
 
 CPU = "cpu"
 

@@ -58,7 +58,6 @@ class RunPaths:
         self.train_log = folder / "train.log"  # rank 0
         self.console_log = folder / f"console{own}.log"  # a detached job
         self.producer_log = self.logs / "producer.log"  # of a run that streams its data
-        self.wandb_log = self.logs / "wandb.log"  # the mirror, and W&B's own words
         self.gpu_log = self.logs / f"gpu_sampler{own}.log"  # a sampler that training started
 
         # Held by a process, which wrote its pid into it
@@ -67,7 +66,6 @@ class RunPaths:
             folder / f".job{own}"
         )  # scripts/train.sh, from preparing data to plots, and its stage
         self.gpu_lock = folder / f".gpu_sampler{own}"  # the sampler of this node's GPUs
-        self.wandb_lock = folder / ".wandb.lock"  # the mirror
 
         self.wandb = folder / "wandb"  # W&B's own files
         self.wandb_state = (
@@ -109,6 +107,18 @@ class RunPaths:
     def profile(self, step: int) -> Path:
         """Return what torch's profiler recorded from this step on; the summary is next to it."""
         return self.folder / "profile" / f"{name_checkpoint(step)}.json.gz"
+
+    def tracker(self, name: str) -> Path:
+        """Return the files of a tracker: tensorboard or trackio."""
+        return self.folder / name
+
+    def tracker_log(self, name: str) -> Path:
+        """Return the log of a tracker: wandb, tensorboard or trackio."""
+        return self.logs / f"{name}.log"
+
+    def tracker_lock(self, name: str) -> Path:
+        """Return what the process that mirrors this run to a tracker holds."""
+        return self.folder / f".{name}.lock"
 
     def gpu_metrics(self, stamp: str) -> Path:
         """Return power and temperature of the GPUs from a moment YYYYMMDD_HHMMSS on."""

@@ -3,7 +3,7 @@
 #
 #   usage: scripts/lock.sh [--upgrade]      (--upgrade: the newest versions; else only what pyproject.toml changed)
 #   reads: [project] and its extras in pyproject.toml, VENV; uv's own variables say which index to ask
-#   makes: requirements/base.txt, torch.txt, finetune.txt and dev.txt; each but torch.txt holds all of base.txt
+#   makes: requirements/base.txt, torch.txt, finetune.txt, trackers.txt and dev.txt; each but torch.txt holds all of base.txt
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -33,6 +33,7 @@ main() {
   for name in finetune dev; do
     pin "$name" --extra "$name" --constraint requirements/base.txt "$@"
   done
+  pin trackers --extra trackers --constraint requirements/base.txt --overrides requirements/overrides.txt "$@"
 }
 
 main "$@"

@@ -508,6 +508,15 @@ class Config(OfEvaluation):
         example="my-team",
     )
 
+    # ---- Other trackers
+    trackers: str = setting(
+        "",
+        help="Trackers next to W&B, in files of the run's folder: tensorboard, trackio or both, "
+        "separated by a comma. Their packages are optional (docs/trackers.md)",
+        pattern="tensorboard|trackio|tensorboard,trackio|trackio,tensorboard",
+        example="tensorboard",
+    )
+
     # ---- Secrets: from the environment or the env file only, never written anywhere
     hf_token: str = setting("", help="Hugging Face token, for gated data sets", secret=True)
     wandb_api_key: str = setting(

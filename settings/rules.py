@@ -8,8 +8,6 @@ import importlib.util
 from collections.abc import Callable
 from typing import Any
 
-from settings.wandb_env import has_key
-
 # What make doctor and make plan call their checks; doctor/ and plan/ make them, and a test holds the list equal.
 NAMES_OF_CHECKS = (
     "attention",
@@ -320,15 +318,6 @@ def check_best(c: Any) -> str | None:
     return None
 
 
-def check_wandb(c: Any) -> str | None:
-    if c.wandb_mode == "online" and not has_key(c.wandb_api_key):
-        return (
-            "WANDB_MODE=online: there is no key; set WANDB_API_KEY in the environment or ENV_FILE, or run wandb "
-            "login; without one, for example WANDB_MODE=offline"
-        )
-    return None
-
-
 def check_lora(c: Any) -> str | None:
     if c.checkpoint_mode == "lite" and not c.lora_rank:
         return (
@@ -366,7 +355,6 @@ CHECKS: list[tuple[tuple[str, ...], Callable[[Any], str | None]]] = [
     (("INIT_FROM", "TOKENIZER"), check_init),
     (("SHARD_TOKENS", "SEQ_LEN"), check_shard),
     (("KEEP_BEST", "EVAL_EVERY", "CHECKPOINTS"), check_best),
-    (("WANDB_MODE", "WANDB_API_KEY"), check_wandb),
     (("LORA_RANK", "LORA_ALPHA", "LORA_DROPOUT", "CHECKPOINT_MODE", "FULL_SAVE_EVERY"), check_lora),
     (("ALLOW_FAIL",), check_allow_fail),
 ]

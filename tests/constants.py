@@ -13,7 +13,9 @@ from typing import Any
 SITE = Path(__file__).resolve().parent / "site"
 
 # Constant -> the module that defines it.
-MODULES: dict[str, str] = {}
+MODULES: dict[str, str] = {
+    "UPLOAD_S": "record.trackers.follow",
+}
 
 
 def constants(**values: Any) -> dict[str, str]:

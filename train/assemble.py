@@ -15,13 +15,14 @@ from typing import Any
 import numpy
 import torch
 
+from hardware.nvml import visible_indices
 from hardware.out_of_memory import is_out_of_memory
 from record.durable import write_whole
 from record.metrics import Recorder
 from record.provenance import provenance
 from record.run_paths import RunPaths
 from record.status import Status
-from record.trackers.mirror import Mirror
+from record.trackers.mirror import start_mirrors
 from settings.config import Config, compare_for_resume
 from settings.declare import SettingsError
 from train.checkpoint import checkpoint
@@ -286,7 +287,8 @@ def enter(job: Job, begun: Begun, started: Stopwatch, facts: dict[str, Any]) -> 
         startup_s=started.seconds,
     )
     if world.is_first:
-        job.mirror = Mirror.start(c, job.paths, job.recorder.say)
+        gpus = visible_indices(c.nproc) if world.device.type == "cuda" else []
+        job.mirrors = start_mirrors(c, job.paths, job.recorder.say, gpus)
     return job
 
 

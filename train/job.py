@@ -125,7 +125,7 @@ class Job:
     kept_outer: tuple[dict[str, Any], dict[str, Any]] | None = (
         None  # a checkpoint's, until the site stands there
     )
-    mirror: Mirror | None = None
+    mirrors: list[Mirror] = dataclasses.field(default_factory=list)
 
     @property
     def outer(self) -> dict[str, Tensor] | None:

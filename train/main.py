@@ -20,6 +20,7 @@ from record import goodput, reader, status
 from record.durable import write_whole
 from record.run_paths import RunPaths
 from record.status import RunFolderError, Status
+from record.trackers.mirror import DONE_S, STOPPED_S, check_trackers, close_mirrors
 from settings.config import Config
 from settings.declare import ROOT, SettingsError
 from train import loop
@@ -125,6 +126,7 @@ def main(way: Way | None = None) -> int:
     mark, why = "", ""
     try:
         c, remarks = way.settings()
+        check_trackers(c)
         world = join(c)
         if not world.is_first:
             logging.getLogger().setLevel(logging.WARNING)
@@ -199,8 +201,9 @@ def main(way: Way | None = None) -> int:
         job.feed.close()
     if job:
         hook.leave(job, code)
-    if job and job.mirror:
-        job.mirror.close(hurried=lambda: code not in (0, 75) or interrupt.asked is not None)
+    if job:
+        hurried = code not in (0, 75) or interrupt.asked is not None
+        close_mirrors(job.mirrors, STOPPED_S if hurried else DONE_S)
     interrupt.release()
     if job:
         job.watch.expect(

@@ -23,6 +23,7 @@ from types import FrameType
 from typing import TextIO
 
 from hardware import nvml
+from hardware.visible_gpus import visible_gpus
 from monitor.gpu_sampler.recording import Recording
 from monitor.gpu_sampler.sampling import ROTATE_BYTES, Sampler
 from record import status
@@ -38,7 +39,6 @@ from settings.declare import (
     rule_of,
     shown,
 )
-from settings.wandb_env import visible_gpus
 
 log = logging.getLogger("monitor.gpu_sampler")
 

@@ -3,6 +3,7 @@
 import ast
 import fnmatch
 import functools
+import re
 import subprocess
 import sys
 import tomllib
@@ -20,7 +21,9 @@ TREES = {path: ast.parse(path.read_text()) for path in MODULES}
 
 READS_ENVIRONMENT = {
     "settings/declare.py",
-    "settings/wandb_env.py",
+    "hardware/visible_gpus.py",
+    "record/trackers/trackio_mirror.py",
+    "record/trackers/wandb_env.py",
     "train/distributed/world.py",
     "train/diloco/__init__.py",
 }
@@ -44,6 +47,7 @@ STANDARD_LIBRARY_ONLY = (
     "hardware.host_memory",
     "hardware.model_size",
     "hardware.ports",
+    "hardware.visible_gpus",
     "train.data.manifest",
     "train.diloco.result",
     "train.diloco.site_registry",
@@ -60,6 +64,8 @@ STANDARD_LIBRARY_ONLY = (
 )
 IMPORTED_ONLY_BY = {  # others start these as processes of their own
     "train.main": {"finetune/main.py"},
+    "record.trackers.tensorboard_mirror": set(),
+    "record.trackers.trackio_mirror": set(),
     "record.trackers.wandb_mirror": set(),
     "doctor.by_torch": set(),
     "doctor.gpu_probe.probe": set(),
@@ -142,7 +148,7 @@ def test_what_every_script_starts_needs_the_standard_library_only() -> None:
 
 
 def is_for_every_script(module: str) -> bool:
-    if module == "record.trackers.wandb_mirror":
+    if re.fullmatch(r"record\.trackers\.(wandb|tensorboard|trackio)_mirror", module):
         return False
     return any(f"{module}.".startswith(f"{name}.") for name in STANDARD_LIBRARY_ONLY)
 

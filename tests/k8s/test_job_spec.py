@@ -10,6 +10,7 @@ import pytest
 
 from k8s.cluster import job_spec
 from k8s.cluster.job_spec import cluster_config, network_of, overlay_of, pod_environment
+from record.trackers.mirror import check_trackers
 from settings.config import Config
 from settings.declare import ROOT, SettingsError, declared_fields
 
@@ -406,7 +407,9 @@ def test_online_needs_no_key_here_since_the_secret_has_it(
     assert job_spec.STAND_IN not in str(pod_environment(c)) + str(dataclasses.asdict(c))
     assert load(WANDB_MODE="online", WANDB_API_KEY="mine").wandb_api_key == "mine"
     with pytest.raises(SettingsError, match="there is no key"):
-        Config.load({"WANDB_MODE": "online", "ENV_FILE": str(tmp_path / "own.env")}, ROOT)
+        check_trackers(
+            Config.load({"WANDB_MODE": "online", "ENV_FILE": str(tmp_path / "own.env")}, ROOT)
+        )
 
 
 # ---- What is refused here, since it would fail there

@@ -22,7 +22,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 # ---- The lock files
 
 
-@pytest.mark.parametrize("name", ["base", "finetune", "dev"])
+@pytest.mark.parametrize("name", ["base", "finetune", "trackers", "dev"])
 def test_a_lock_file_pins_with_hashes_and_names_no_index(name: str) -> None:
     text = (ROOT / "requirements" / f"{name}.txt").read_text()
     assert not re.search(r"https?:|--(extra-)?index|--find-links|file:", text)
@@ -46,7 +46,8 @@ def pinned(name: str) -> dict[str, set[str]]:
 
 
 @pytest.mark.parametrize(
-    ("inner", "outer"), [("base", "finetune"), ("base", "dev"), ("finetune", "dev")]
+    ("inner", "outer"),
+    [("base", "finetune"), ("base", "trackers"), ("base", "dev"), ("finetune", "dev")],
 )
 def test_pins_agree_with_those_they_are_installed_over(inner: str, outer: str) -> None:
     base, more = pinned(inner), pinned(outer)
@@ -58,7 +59,7 @@ def test_pins_agree_with_those_they_are_installed_over(inner: str, outer: str) -
 
 def test_torch_is_pinned_in_one_place_and_all_it_needs_is_locked() -> None:
     pins = pinned("base")
-    for name in ("base", "finetune", "dev"):
+    for name in ("base", "finetune", "trackers", "dev"):
         assert "torch" not in pinned(name)
     (version,) = pinned("torch")["torch"]
     assert f"torch=={version}" in PROJECT["dependencies"]
@@ -73,10 +74,10 @@ def test_torch_is_pinned_in_one_place_and_all_it_needs_is_locked() -> None:
     ] == []
 
 
-@pytest.mark.parametrize("name", ["base", "finetune", "dev"])
+@pytest.mark.parametrize("name", ["base", "finetune", "trackers", "dev"])
 def test_a_lock_file_has_all_that_is_declared(name: str) -> None:
     wanted = [*PROJECT["dependencies"]]
-    for extra in {"base": (), "finetune": ("finetune",), "dev": ("finetune", "dev")}[name]:
+    for extra in {"base": (), "dev": ("finetune", "dev")}.get(name, (name,)):
         wanted += PROJECT["optional-dependencies"][extra]
     names = {re.split(r"[^A-Za-z0-9_-]", line)[0].lower() for line in wanted}
     assert names - pinned(name).keys() == {"torch"} | ({"pure-transformer"} & names)

@@ -85,7 +85,6 @@ OF_TRAINING = (
     rules.check_shutdown,
     rules.check_shard,
     rules.check_init,
-    rules.check_wandb,
 )
 
 TUNED = "finetuned.json"  # in the export of a run that has fine-tuned: of what, and which step

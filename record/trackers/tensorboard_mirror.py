@@ -1,0 +1,62 @@
+"""TensorBoard as a tracker: event files in RUN/tensorboard/. mirror.py starts it.
+
+Each process writes a file of its own, with one event per row. The `source_metadata` of an event has the position of its
+row, so the files themselves say which row was the last, whenever a process was killed.
+"""
+
+import io
+import os
+import sys
+import time
+
+from record.trackers.follow import Row, Tracker
+from settings.declare import shown
+
+
+class TensorBoardTracker(Tracker):
+    """The event files of a run."""
+
+    name = "tensorboard"
+
+    def open(self) -> int:
+        from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
+        folder = self.paths.tracker(self.name)
+        folder.mkdir(exist_ok=True)
+        last_sent = -1
+        for path in folder.glob("events.out.tfevents.*"):
+            for event in EventFileLoader(str(path)).Load():  # up to where a power failure cut it
+                position = event.source_metadata.writer
+                if position.isdecimal():
+                    last_sent = max(last_sent, int(position))
+        name = f"events.out.tfevents.{time.time():.0f}.{os.getpid()}"
+        self.file = open(folder / name, "wb", buffering=0)  # noqa: SIM115 (open to the end)
+        self.say(f"in {shown(folder)}; to look at it: tensorboard --logdir {shown(folder.parent)}")
+        return last_sent
+
+    def send(self, rows: list[Row]) -> None:
+        """Append an event per row, or nothing where the disk is full: a torn event would hide all later ones."""
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        buffer = io.BytesIO()
+        writer = RecordWriter(buffer)
+        for row in rows:
+            event = Event(wall_time=row.time, step=row.step)
+            event.source_metadata.writer = str(row.position)
+            for name, value in row.values.items():
+                event.summary.value.add(tag=name, simple_value=value)
+            writer.write(event.SerializeToString())
+        end = self.file.tell()
+        rest = buffer.getvalue()
+        try:
+            while rest:
+                rest = rest[self.file.write(rest) :]
+        except OSError:
+            self.file.truncate(end)
+            self.file.seek(end)
+            raise
+
+
+if __name__ == "__main__":
+    sys.exit(TensorBoardTracker().run())

@@ -1,0 +1,121 @@
+"""Trackers in tests: a Python that has their packages, their processes, and what they stored, read with the packages.
+
+python = python_with_trackers()                    .venv with requirements/trackers.txt on top, cached in /tmp
+process = start(python, "trackio", run)            follows run/metrics.jsonl until its standard input ends
+read_values(python, "trackio", run)                [(step, name, value, time), ...]
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import resource
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tests import wandb_file
+from tests.running import ROOT, environment
+
+READERS = {
+    "tensorboard": """
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+events = EventAccumulator(run + "/tensorboard", size_guidance={"scalars": 0}).Reload()
+values = [
+    (event.step, name, event.value, event.wall_time)
+    for name in events.Tags()["scalars"]
+    for event in events.Scalars(name)
+]
+""",
+    "trackio": """
+import datetime, os
+os.environ["TRACKIO_DIR"] = run + "/trackio"
+from trackio.sqlite_storage import SQLiteStorage
+values = []
+for row in SQLiteStorage.get_logs("pure-transformer", "run"):
+    time = datetime.datetime.fromisoformat(row.pop("timestamp")).timestamp()
+    step = row.pop("step")
+    values += [(step, name, value, time) for name, value in row.items()]
+""",
+}
+
+
+def list_pins(name: str) -> set[str]:
+    """Return the pins of a list in requirements/, with their markers."""
+    text = (ROOT / "requirements" / f"{name}.txt").read_text()
+    return set(re.findall(r"^[a-z0-9]\S*==[^\\\n]*[^\\\s]", text, re.M))
+
+
+def python_with_trackers() -> str:
+    """Return a Python that has the packages of TRACKERS too. Skips the test where there is no package index."""
+    pins = "\n".join(sorted(list_pins("trackers") - list_pins("base")))
+    site = sysconfig.get_path("purelib")
+    digest = hashlib.sha256(f"{pins}{site}".encode()).hexdigest()[:12]
+    folder = Path(tempfile.gettempdir()) / f"trackers-{digest}"
+    python = folder / "bin" / "python"
+    with open(f"{folder}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "complete").exists():
+            subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+            (folder / "pins.txt").write_text(pins)
+            version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+            (folder / "lib" / version / "site-packages" / "base.pth").write_text(site)
+            uv = [Path(sys.executable).with_name("uv"), "pip", "install", "--python", python]
+            if subprocess.run(
+                [*uv, "--no-deps", "-r", folder / "pins.txt"], check=False
+            ).returncode:
+                pytest.skip("no package index: tensorboard and trackio cannot be installed")
+            (folder / "complete").touch()
+    return str(python)
+
+
+def start(python: str, name: str, run: Path, limit: int = 0, **more: str) -> subprocess.Popen:
+    """Start the process of a tracker as the trainer does; its files have at most `limit` bytes at first."""
+
+    def set_limit() -> None:
+        if limit:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+
+    mode = "offline" if name == "wandb" else "disabled"
+    env = environment(run.parent, {}, WANDB_MODE=mode, MAX_STEPS=40) | more
+    return subprocess.Popen(
+        [python, "-m", f"record.trackers.{name}_mirror"],
+        env=env,
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=set_limit,
+    )
+
+
+def read_values(python: str, name: str, run: Path) -> list[tuple[int, str, float, float]]:
+    """Return all values that a tracker stored, by step and name."""
+    if not (run / name).exists():
+        return []
+    if name == "wandb":
+        return sorted(
+            (row["step"], key, value, row["_timestamp"])
+            for row in wandb_file.rows(run)
+            for key, value in row.items()
+            if "/" in key
+        )
+    code = f"import json\nrun = {str(run)!r}\n{READERS[name]}\nprint('\\n' + json.dumps(values))"
+    done = subprocess.run([python, "-c", code], check=True, text=True, stdout=subprocess.PIPE)
+    return sorted(map(tuple, json.loads(done.stdout.splitlines()[-1])))
+
+
+def find_process(lock: Path) -> int:
+    """Return the process that holds a lock file open; 0 without one."""
+    for descriptor in Path("/proc").glob("[0-9]*/fd/*"):
+        try:
+            if os.readlink(descriptor) == str(lock):
+                return int(descriptor.parts[2])
+        except OSError:
+            continue
+    return 0
