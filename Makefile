@@ -146,12 +146,16 @@ mirror: setup ## Send RUN_NAME to its trackers now (W&B, TRACKERS); a run does s
 
 ##@ Use
 .PHONY: eval
-eval: setup ## Bits per byte and CORE of RUN_NAME (STEP, INIT_FROM); CHAT=1: answers right; docs/evaluation.md
+eval: setup ## Bits per byte and CORE of RUN_NAME (STEP, INIT_FROM); of a fine-tuned run, answers to EVAL_DATA
 	@scripts/eval.sh
 
 .PHONY: sample
-sample: setup ## Text from RUN_NAME (STEP) or INIT_FROM: PROMPT or standard input, SAMPLES, SAMPLE_TOKENS, CHAT=1
+sample: setup ## Text from RUN_NAME (STEP) or INIT_FROM: PROMPT or standard input, SAMPLES, SAMPLE_TOKENS
 	@"$(PY)" -m train.generate.sample
+
+.PHONY: chat
+chat: setup ## Talk to RUN_NAME (STEP) or INIT_FROM: one message after the other, or PROMPT as one message
+	@"$(PY)" -m train.generate.sample chat
 
 .PHONY: export
 export: setup ## RUN_NAME's newest checkpoint (STEP) for transformers and its like: runs/RUN_NAME/export; docs/export.md
@@ -172,11 +176,11 @@ image-test: setup-dev ## Build it without a registry and run the main job in it:
 
 ##@ Measure
 .PHONY: bench
-bench: setup ## Speed of a training step as table and JSON (BENCH_SHAPES, BENCH_ROUNDS, PEER_NANOGPT ..)
+bench: setup ## Speed of a training step as table and JSON (BENCH_SHAPES), next to the checkouts in peers/
 	@scripts/bench.sh
 
 .PHONY: bench-quality
-bench-quality: setup ## Bits per byte beside nanoGPT's recipe, equal tokens or time (PEER_NANOGPT, QUALITY_PROSE)
+bench-quality: setup ## Bits per byte beside nanoGPT's recipe, equal tokens or time (peers/nanoGPT)
 	@scripts/bench.sh bench.quality
 
 .PHONY: wan-lab

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from settings.declare import ROOT, SettingsError
@@ -19,17 +18,18 @@ from settings.declare import ROOT, SettingsError
 ALLOCATOR = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES")
 WITH_OURS = " + allocator"  # behind a peer's name: with these
 
+CHECKOUTS = ROOT / "peers"  # each peer's own repository, cloned by the user; git ignores it
+
 
 @dataclasses.dataclass(frozen=True)
 class Peer:
-    """module: in bench/, a process as worker.py says. setting: holds the path of a checkout; "": an installed package.
-    holds: a file of the checkout by which it is known. source, tried: where it comes from, what it was tried with.
-    dtype_in: a variable that it reads the type from. differs: in what its work is not ours, for the table's notes.
+    """module: in bench/, a process as worker.py says. holds: a file of its checkout in CHECKOUTS by which that is
+    known; "": an installed package. source, tried: where it comes from, what it was tried with. dtype_in: a variable
+    that it reads the type from. differs: in what its work is not ours, for the table's notes.
     """
 
     name: str
     module: str
-    setting: str
     holds: str
     source: str
     tried: str
@@ -46,7 +46,6 @@ PEERS = (
     Peer(
         "nanoGPT",
         "nanogpt",
-        "PEER_NANOGPT",
         "model.py",
         "https://github.com/karpathy/nanoGPT",
         "3adf61e",
@@ -55,7 +54,6 @@ PEERS = (
     Peer(
         "nanochat",
         "nanochat",
-        "PEER_NANOCHAT",
         "nanochat/gpt.py",
         "https://github.com/karpathy/nanochat",
         "92d63d4",
@@ -67,7 +65,6 @@ PEERS = (
     Peer(
         "torchtitan",
         "torchtitan",
-        "PEER_TORCHTITAN",
         "torchtitan/models/llama3/__init__.py",
         "https://github.com/pytorch/torchtitan",
         "963c20c, with the package tyro",
@@ -78,7 +75,6 @@ PEERS = (
         "HF Llama",
         "llama",
         "",
-        "",
         "pip install transformers",
         "5.23",
         "transformers' LlamaForCausalLM; bfloat16 by autocast, as its Trainer has it",
@@ -86,27 +82,32 @@ PEERS = (
 )
 
 
-def given(paths: Mapping[str, str]) -> tuple[dict[Peer, str], dict[str, str]]:
-    """(peer -> the path of its checkout, "" of a package; name of each that was not given -> why it is not there).
+def find_checkouts() -> tuple[dict[Peer, str], dict[str, str]]:
+    """Return the peers that are there and the folder of each ("" for a package), and why others are not, by name.
 
-    paths: by setting. Raises SettingsError for all those that hold no checkout.
+    Raises:
+        SettingsError: a folder holds something other than the peer's repository.
     """
-    found, absent, problems = dict[Peer, str](), dict[str, str](), []
+    present = dict[Peer, str]()
+    missing = dict[str, str]()
+    problems = []
     for peer in PEERS:
-        if not peer.setting:
-            found[peer] = ""
-        elif not (said := paths[peer.setting]):
-            absent[peer.name] = f"{peer.setting} is not set"
-        elif not (path := (ROOT / Path(said).expanduser()).absolute() / peer.holds).is_file():
+        folder = CHECKOUTS / peer.name
+        how = f"git clone {peer.source} peers/{peer.name} (tried with {peer.tried})"
+        if not peer.holds:
+            present[peer] = ""
+        elif (folder / peer.holds).is_file():
+            present[peer] = str(folder)
+        elif folder.exists():
             problems.append(
-                f"{peer.setting}={said}: is no checkout of {peer.name} ({path} is not there); git clone "
-                f"{peer.source} and give the path of what it made; tried with {peer.tried}"
+                f"{folder} is not a checkout of {peer.name}: it has no {peer.holds}. Remove it, or "
+                f"replace it: {how}"
             )
         else:
-            found[peer] = str((ROOT / Path(said).expanduser()).absolute())
+            missing[peer.name] = f"peers/{peer.name} is missing; {how}"
     if problems:
         raise SettingsError(problems)
-    return found, absent
+    return present, missing
 
 
 def fitting(found: Mapping[Peer, str]) -> tuple[dict[Peer, str], dict[str, str]]:
@@ -134,10 +135,10 @@ def fitting(found: Mapping[Peer, str]) -> tuple[dict[Peer, str], dict[str, str]]
         )
         if tried.returncode == 0:
             fit[peer] = path
-        elif peer.setting:
+        elif path:
             problems.append(
-                f"{peer.setting}={path}: this checkout of {peer.name} does not take a step here ({why}); "
-                f"tried with {peer.tried}; or leave {peer.setting} empty"
+                f"{path}: this checkout of {peer.name} cannot take a step here ({why}). Check out the "
+                f"version that was tried, {peer.tried}, or move the folder away."
             )
         else:
             absent[peer.name] = why

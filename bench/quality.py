@@ -1,15 +1,14 @@
 """`make bench-quality`: validation bits per byte at equal tokens and at equal wall time, beside nanoGPT's recipe.
 
-    for each corpus:  text -> tokenizer and shards, in a temporary folder
+    text -> tokenizer and shards, in a temporary folder
         for each seed:    a process in which all recipes train in turns, and are scored (contest.py)
 
-Corpora: the source of Python's standard library, as `make train` has it, and prose, the files in QUALITY_PROSE, read
-where they are and cut into passages of PASSAGE characters, of which a twentieth is held out by the hash of their names.
+The corpus is the one source of DATA_MIX: by default that of Python's standard library, as in `make train`.
 Alike for all: tokens, tokenizer, layers, width, heads, window, batch, type, threads. Not alike, since these are the
 recipes: what a block is made of, tied or untied head, first weights, optimizer, rate and its schedule, windows from
 anywhere or each once an epoch.
 
-The shape, the batch and our rates are the preset's. `tiny` takes QUALITY_TOKENS=512000 in 500 steps: 0.4 of what it
+The shape, the batch and our rates are the preset's. `tiny` takes TOKENS_OF_A_RECIPE in 500 steps: 0.4 of what it
 trains on in `make train`, enough to fall below gzip's 1.96 bits per byte; 300 of these steps for 2 corpora x 3 seeds x
 5 runs took 18 minutes on two CPU cores. nanoGPT has the numbers that it gives for models of that size (recipes.py).
 """
@@ -23,7 +22,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +34,11 @@ from settings.config import Config
 from settings.declare import ROOT, SettingsError, shown
 from train.data import prepare
 from train.data.manifest import DataError
-from train.data.sources.formats import FORMATS
-from train.data.sources.pin import pin
-from train.data.sources.rows import Document, documents
-from train.data.sources.source import EMBEDDED, CorpusError, Source
+from train.data.sources.source import CorpusError
 
 RESULTS = ROOT / "bench" / "results"
-PROSE, PASSAGE, HELD_OUT = "prose", 8192, 0.05
+TOKENS_OF_A_RECIPE = 512_000  # nanoGPT's time for them is what all recipes get
+SEEDS = 3  # runs of each recipe, from SEED on
 OFF = 3.0  # per cent: a larger difference in seconds is said
 HEADER = (
     "| corpus | equal | recipe | bits per byte | tokens, M | seconds of steps | of nanoGPT's in that seed, % | "
@@ -51,71 +47,30 @@ HEADER = (
 )
 
 
-def checkout_of(c: Config) -> str:
-    """The path of nanoGPT's checkout, which has taken a step. Raises SettingsError where there is none."""
+def find_checkout() -> str:
+    """Return the folder of nanoGPT, which has taken a step. Raises SettingsError where there is none."""
     peer = next(peer for peer in peers.PEERS if peer.name == NANOGPT)
-    found, _ = peers.given(
-        dict.fromkeys((other.setting for other in peers.PEERS), "") | {peer.setting: c.peer_nanogpt}
-    )
-    if peer not in found:
+    present, missing = peers.find_checkouts()
+    if peer not in present:
+        raise SettingsError([f"{missing[NANOGPT]}: our recipes are compared with its recipe."])
+    peers.fitting({peer: present[peer]})
+    return present[peer]
+
+
+def refuse_mixture(c: Config) -> None:
+    """Raise SettingsError if DATA_MIX names more than one source."""
+    if len(c.mixture) > 1:
         raise SettingsError(
             [
-                f"{peer.setting} is not set, and its recipe is what ours are compared with; git clone "
-                f"{peer.source} ../nanoGPT, and {peer.setting}=../nanoGPT; tried with {peer.tried}"
+                f"DATA_MIX={c.data_mix}: make bench-quality trains on one source. Set for example "
+                f"DATA_MIX={next(iter(c.mixture))}:1."
             ]
         )
-    peers.fitting({peer: found[peer]})
-    return found[peer]
 
 
-def prose_files(c: Config) -> tuple[str, ...]:
-    """The files of QUALITY_PROSE that can be read, in order. Raises SettingsError."""
-    folder = (ROOT / Path(c.quality_prose).expanduser()).absolute()
-    files = tuple(
-        str(path) for path in sorted(folder.glob("*")) if path.name.lower().endswith(tuple(FORMATS))
-    )
-    if not files:
-        raise SettingsError(
-            [
-                f"QUALITY_PROSE={c.quality_prose}: holds no file of text ({folder}); a folder with files "
-                f"that end in {', '.join(FORMATS)}, or empty to leave prose out"
-            ]
-        )
-    return files
-
-
-def passages(files: tuple[str, ...], scratch: Path) -> Iterator[tuple[str, str]]:
-    """(name, text) of pieces of about PASSAGE characters, each of whole lines where lines are no longer. What is held
-    out is drawn by these names: they are without the folder, and so the same wherever it is."""
-    pinned = pin(Source(PROSE, "files", HELD_OUT, files=files), scratch)
-    for item in documents(pinned, prepare.files_in(scratch, pinned, "")):
-        if isinstance(item, Document):
-            name, part, number = Path(item.name).name, "", 0
-            for line in item.text.splitlines(keepends=True):
-                part += line
-                if len(part) >= PASSAGE:
-                    yield f"{name}:{number}", part
-                    part, number = "", number + 1
-            if part:
-                yield f"{name}:{number}", part
-
-
-def prose(c: Config, scratch: Path) -> Config:
-    """The settings of a run on the passages, which are written to `scratch` for as long as this process is at work."""
-    sources = scratch / "sources"
-    sources.mkdir()
-    with open(scratch / "prose.jsonl", "w", encoding="utf-8") as out:
-        for name, text in passages(prose_files(c), scratch):
-            out.write(json.dumps({"id": name, "text": text}) + "\n")
-    (sources / f"{PROSE}.toml").write_text(
-        f"files = [{json.dumps(str(scratch / 'prose.jsonl'))}]\nvalidation_fraction = {HELD_OUT}\n"
-    )
-    return dataclasses.replace(c, data_mix=f"{PROSE}:1", sources_dir=str(sources))
-
-
-def corpora(c: Config, scratch: Path) -> list[Config]:
-    """The settings of a run on each corpus, whose shards are to be made in `scratch`. Raises CorpusError."""
-    ours = dataclasses.replace(
+def settings_of_corpus(c: Config, scratch: Path) -> Config:
+    """Return the settings of a run whose shards are made in `scratch`."""
+    return dataclasses.replace(
         c,
         data_dir=str(scratch / "data"),
         tokenizer="train",
@@ -125,8 +80,6 @@ def corpora(c: Config, scratch: Path) -> list[Config]:
         nodes=1,
         node_rank=0,
     )
-    embedded = dataclasses.replace(ours, data_mix=f"{EMBEDDED}:1", sources_dir="sources")
-    return [embedded, prose(ours, scratch)] if c.quality_prose else [embedded]
 
 
 def hold(c: Config, checkout: str) -> dict[str, Any]:
@@ -227,10 +180,9 @@ def verdict(corpus: str, contests: list[dict[str, Any]]) -> list[str]:
 def main() -> int:
     try:
         c = Config.load()
-        checkout = checkout_of(c)
-        if c.quality_prose:
-            prose_files(c)
-        c = laid_out(c, c.optimizer, math.ceil(c.quality_tokens / c.batch_tokens))
+        refuse_mixture(c)
+        checkout = find_checkout()
+        c = laid_out(c, c.optimizer, math.ceil(TOKENS_OF_A_RECIPE / c.batch_tokens))
     except SettingsError as error:
         sys.stderr.write(f"{error}\n")
         return 64
@@ -242,30 +194,24 @@ def main() -> int:
         f"{c.dtype}\n\n" + "\n".join(HEADER) + "\n"
     )
     sys.stdout.flush()
-    found, remarks = dict[str, list[dict[str, Any]]](), list[str]()
     try:
         with tempfile.TemporaryDirectory() as scratch:
-            for corpus in corpora(c, Path(scratch)):
-                prepare.prepare(corpus)
-                name = next(iter(corpus.mixture))
-                found[name] = [
-                    hold(dataclasses.replace(corpus, seed=c.seed + k), checkout)
-                    for k in range(c.quality_seeds)
-                ]
-                say("\n".join(rows(name, found[name])) + "\n")
-                sys.stdout.flush()
-                remarks += verdict(name, found[name])
+            corpus = settings_of_corpus(c, Path(scratch))
+            prepare.prepare(corpus)
+            contests = [
+                hold(dataclasses.replace(corpus, seed=c.seed + k), checkout) for k in range(SEEDS)
+            ]
     except (DataError, CorpusError) as error:
         sys.stderr.write(f"{error}\n")
         return 78
-    if not c.quality_prose:
-        say(f"| {PROSE} | not run: QUALITY_PROSE is not set |{6 * ' |'}\n")
-    say("\n" + "\n".join(remarks) + "\n")
+    name = next(iter(c.mixture))
+    say("\n".join([*rows(name, contests), "", *verdict(name, contests)]) + "\n")
     path = RESULTS / time.strftime("quality_%Y%m%d_%H%M%S.json")
     RESULTS.mkdir(parents=True, exist_ok=True)
     path.write_text(
         json.dumps(
-            {"schema": 1, "machine": facts, "settings": c.stored(), "corpora": found}, indent=1
+            {"schema": 1, "machine": facts, "settings": c.stored(), "corpora": {name: contests}},
+            indent=1,
         )
         + "\n"
     )

@@ -47,6 +47,7 @@ from settings.declare import ROOT, SettingsError
 
 FOREIGN = 5.0  # per cent of the machine
 ENOUGH = 3  # rounds that must remain
+ROUNDS = 5  # of each cell, in which all take turns
 TURN_S = 2.0  # a turn has as many steps as take about this long
 SAVING = "checkpoint"  # in BENCH_SHAPES: what a checkpoint costs (saving.py)
 DATA = "data"  # in BENCH_SHAPES: what data cost (data_pipeline.py)
@@ -351,11 +352,13 @@ def measure_saving(rounds: int, gpus: int) -> Iterator[dict[str, Any]]:
         )
 
 
-def tables(c: Config) -> Iterator[tuple[str, Sequence[str], Iterator[dict[str, Any]], Row]]:
+def tables(
+    c: Config, rounds: int
+) -> Iterator[tuple[str, Sequence[str], Iterator[dict[str, Any]], Row]]:
     """The parts of BENCH_SHAPES that are no shapes: key of the results, header, what is found, and its line."""
     import torch
 
-    asked, rounds, gpus = c.bench_shapes.split(","), c.bench_rounds, torch.cuda.device_count()
+    asked, gpus = c.bench_shapes.split(","), torch.cuda.device_count()
     tokenizer = c.tokenizer if c.tokenizer.endswith(".json") else "train"
     if SAVING in asked:
         yield "checkpoints", saving.HEADER, measure_saving(rounds, gpus), saving.row
@@ -425,16 +428,11 @@ def spreading(row: Callable[..., str]) -> Row:
     return lambda found: row(found, spread)
 
 
-def main() -> int:
+def main(rounds: int) -> int:
+    """Measure everything in so many rounds, and return the exit code."""
     try:
         c = Config.load()
-        checkouts, absent = peers.given(
-            {
-                "PEER_NANOGPT": c.peer_nanogpt,
-                "PEER_NANOCHAT": c.peer_nanochat,
-                "PEER_TORCHTITAN": c.peer_torchtitan,
-            }
-        )
+        checkouts, absent = peers.find_checkouts()
         facts = machine()
         todo = list(cells(c, facts["gpu"] is not None))
         beside, unfit = peers.fitting(checkouts if todo else {})
@@ -448,7 +446,7 @@ def main() -> int:
     sys.stdout.flush()
     results = []
     for shape, dtype, mode in todo:
-        results.append(measure(shape, dtype, mode, beside, c.bench_rounds, facts["gpu"]))
+        results.append(measure(shape, dtype, mode, beside, rounds, facts["gpu"]))
         say("\n".join(rows(results[-1], absent | unfit)) + "\n")
         sys.stdout.flush()
     if todo:
@@ -468,7 +466,7 @@ def main() -> int:
             "runs",
         )
     }
-    for name, header, finds, written in tables(c):
+    for name, header, finds, written in tables(c, rounds):
         say("\n" + "\n".join(header) + "\n")
         for found in finds:
             parts[name].append(found)
@@ -489,4 +487,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(int(sys.argv[1]) if len(sys.argv) > 1 else ROUNDS))

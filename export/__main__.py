@@ -85,20 +85,17 @@ def export(found: load_run.Found, paths: RunPaths, vocabulary: Vocabulary) -> No
     weights = Weights(found.folder)
     shapes = exported_shapes(c, weights)
     tokenizer = files.tokenizer_json(vocabulary.content)
-    size = (
-        sum(math.prod(shape) for shape in shapes.values()) * weight_files.TYPES[c.export_dtype][1]
-    )
+    size = sum(math.prod(shape) for shape in shapes.values()) * weight_files.TYPES[c.dtype][1]
     check_space(paths.folder, size + len(tokenizer) + BESIDE)
     say(
         f"{c.run_name}, step {found.manifest['step']:,}: {from_root(found.folder)} is whole; writing "
-        f"{size / 1e9:,.3f} GB of weights in {c.export_dtype}"
+        f"{size / 1e9:,.3f} GB of weights in {c.dtype}"
     )
     with place.unfinished(paths.folder) as folder:
         hashes = weight_files.write(
             folder,
             {their_name(name): shape for name, shape in shapes.items()},
-            c.export_dtype,
-            c.export_shard_gb * 1e9,
+            c.dtype,
             Rows(weights, shapes).read,
         )
         write_beside(folder, found, paths, vocabulary, tokenizer, shapes)
@@ -162,7 +159,7 @@ def check_space(run: Path, need: int) -> None:
     if free < need:
         raise place.PlaceError(
             f"{run}: an export takes {need / 2**30:.2f} GiB beside the one that is there, and the "
-            f"disk has {free / 2**30:.2f} GiB free; make room, or set EXPORT_DTYPE=bfloat16"
+            f"disk has {free / 2**30:.2f} GiB free; make room, or set DTYPE=bfloat16"
         )
 
 
@@ -178,7 +175,7 @@ def write_beside(
     c, step = found.config, found.manifest["step"]
     template, ends = chat_of(vocabulary)
     for name, content in (
-        ("config.json", files.config_json(c, vocabulary, c.export_dtype)),
+        ("config.json", files.config_json(c, vocabulary, c.dtype)),
         ("generation_config.json", files.generation_config(vocabulary, ends)),
         ("tokenizer_config.json", files.tokenizer_config(c, vocabulary, template)),
     ):
@@ -192,7 +189,7 @@ def write_beside(
             card.Known(
                 c,
                 shapes,
-                c.export_dtype,
+                c.dtype,
                 step,
                 found.facts,
                 run,
@@ -241,7 +238,7 @@ def tell(found: load_run.Found, target: Path, before: str, vocabulary: Vocabular
     say("\n".join(f"  {name:<{widths[0]}}  {size:>{widths[1]}}" for name, size in rows))
     say(
         "read back: every weight is the checkpoint's"
-        + (", rounded to bfloat16" if found.config.export_dtype == "bfloat16" else " to the bit")
+        + (", rounded to bfloat16" if found.config.dtype == "bfloat16" else " to the bit")
         + (f"; this replaces {before}" if before else "")
     )
     where = from_root(target)

@@ -24,6 +24,7 @@ TYPES = {
     "bfloat16": ("BF16", 2),
 }  # type -> its name in a header, bytes of an element
 PIECE = 2**24  # bytes read back at once
+FILE_GB = 5  # GB of weights in one file at most, as on the Hugging Face Hub
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -32,13 +33,13 @@ class WeightsError(Exception):
     """Weights that are of no use, or files that do not hold what was written; the message says what to do."""
 
 
-def parts(shapes: Shapes, dtype: str, limit: float) -> dict[str, list[str]]:
-    """File name -> names of the weights in it, in the order of `shapes`; limit: bytes of weights of a file."""
+def parts(shapes: Shapes, dtype: str) -> dict[str, list[str]]:
+    """File name -> names of the weights in it, in the order of `shapes`."""
     files: list[list[str]] = [[]]
     held = 0
     for name, shape in shapes.items():
         size = math.prod(shape) * TYPES[dtype][1]
-        if files[-1] and held + size > limit:
+        if files[-1] and held + size > FILE_GB * 1e9:
             files.append([])
             held = 0
         files[-1].append(name)
@@ -51,7 +52,7 @@ def parts(shapes: Shapes, dtype: str, limit: float) -> dict[str, list[str]]:
 
 
 def write(
-    folder: Path, shapes: Shapes, dtype: str, limit: float, read: Callable[[str], Tensor]
+    folder: Path, shapes: Shapes, dtype: str, read: Callable[[str], Tensor]
 ) -> dict[str, str]:
     """Write the files, and the index where there are several; returns name -> hash of the bytes of each weight.
 
@@ -59,7 +60,7 @@ def write(
     no number, and OSError.
     """
     hashes: dict[str, str] = {}
-    files = parts(shapes, dtype, limit)
+    files = parts(shapes, dtype)
     for file_name, names in files.items():
         with open(folder / file_name, "wb") as file:
             file.write(header(shapes, names, dtype))

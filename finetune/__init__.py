@@ -22,7 +22,9 @@
     merge.py         what was trained, merged into MODEL's files
     exercises.py     questions and talks that are made up, for a first try
     questions.py     questions with known answers, as a chat is asked them
-    chat_eval.py     how many it answers right: make eval CHAT=1
+    chat_eval.py     how many it answers right
+    evaluate.py      make eval: those questions for a fine-tuned model, bits per byte and CORE for others
+    tuning_settings.py  the settings as fine-tuning takes them
 
 It imports from train/, and nothing there imports it.
 """

@@ -1,4 +1,4 @@
-"""`make eval CHAT=1`: what a model answers right of CHAT_EVAL_DATA, as runs/RUN_NAME/eval/chat_step_N.json.
+"""How many questions of EVAL_DATA a model answers right, as runs/RUN_NAME/eval/chat_step_N.json.
 
     questions -> shared out over processes -> letters by likelihood, answers as they are written -> one all-reduce
 
@@ -51,11 +51,11 @@ log = logging.getLogger(__name__)
 
 def measure(c: Config, world: World) -> int:
     """Ask everything, say it and write it down; returns the exit code."""
-    if not c.chat_eval_data:
+    if not c.eval_data:
         raise SettingsError(
             [
-                "CHAT_EVAL_DATA is not set; give questions with answers that the model was not trained "
-                "on, for example CHAT_EVAL_DATA=held_out.jsonl; docs/pipeline.md lists what is read"
+                "EVAL_DATA is not set. Give questions with answers that the model was not trained on, "
+                "for example EVAL_DATA=held_out.jsonl (docs/pipeline.md)."
             ]
         )
     began = time.perf_counter()
@@ -132,7 +132,7 @@ def of_choices(
     c, right, chance, broken = trained.config, 0, 0.0, 0
     made = [choice_question(i, one, trained.vocabulary, c.seq_len) for i, one in mine]
     for batch in batched(
-        sorted((q for q in made if not q.too_long), key=len, reverse=True), size_of(c)
+        sorted((q for q in made if not q.too_long), key=len, reverse=True), c.micro_batch_size
     ):
         for question, scores in zip(batch, losses(trained.model, batch, world.device), strict=True):
             nats = [of for of, _, _ in scores]
@@ -148,7 +148,7 @@ def of_written(trained: Trained, mine: Sequence[Asked]) -> tuple[float, ...]:
     c, v, right = trained.config, trained.vocabulary, 0
     made = [(one, question) for one in mine if (question := written_question(one, v, c.seq_len))]
     made.sort(key=lambda pair: len(pair[1][0]), reverse=True)
-    for batch in batched(made, size_of(c)):
+    for batch in batched(made, c.micro_batch_size):
         texts = [prompt for _, (prompt, _) in batch]
         most = max(answer for _, (_, answer) in batch) + MORE
         replies: list[list[int]] = [[] for _ in batch]
@@ -173,10 +173,6 @@ def of_written(trained: Trained, mine: Sequence[Asked]) -> tuple[float, ...]:
 
 def batched(items: Sequence[Any], size: int) -> list[Sequence[Any]]:
     return [items[start : start + size] for start in range(0, len(items), size)]
-
-
-def size_of(c: Config) -> int:
-    return c.eval_micro_batch_size or c.micro_batch_size
 
 
 # ---- Telling
@@ -224,8 +220,8 @@ def write(
         "time": time.time(),
         "seconds": seconds,
         **found,
-        "data": c.chat_eval_data,
-        "questions": c.chat_eval_questions,
+        "data": c.eval_data,
+        "questions": c.eval_examples,
         "seed": c.seed,
         "report": sheet.report,
         "provenance": provenance(world.host, world.size, world.device_name, 0),

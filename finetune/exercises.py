@@ -1,4 +1,4 @@
-"""Questions and talks that are made up, for a first try of a pipeline: what MID_DATA=exercises stands for.
+"""Questions and talks that are made up, for a first try: what `exercises` stands for in MID_DATA, SFT_DATA, EVAL_DATA.
 
     which of four words is an animal?   multiple choice, by letter
     what is 3 plus 4?                   an answer to be written
@@ -23,7 +23,7 @@ ROWS = {"mid": 4000, "sft": 3000, "held_out": 400}
 PART = {
     "MID_DATA": "mid",
     "SFT_DATA": "sft",
-    "CHAT_EVAL_DATA": "held_out",
+    "EVAL_DATA": "held_out",
 }  # what each setting takes of them
 LETTERS = "ABCD"
 LARGEST = (
@@ -138,7 +138,8 @@ def are_in(c: Config, name: str) -> bool:
 
 
 def data_of(c: Config, name: str) -> str:
-    """MID_DATA and its like as DATA takes it: exercises by the file that holds them, which is made. Raises OSError."""
+    """MID_DATA, SFT_DATA or EVAL_DATA as DATA takes it: exercises by the file that holds them, which is made.
+    Raises OSError."""
     if not are_in(c, name):
         return str(getattr(c, name.lower()))
     made(data_dir(c), c.seed)

@@ -7,10 +7,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from finetune import origin
+from finetune import origin, tuning_settings
 from finetune.prepare_data import Data, prepared
 from finetune.tuning_job import Fingerprints, agreed_fingerprints, put_together, settled, together
-from settings import finetune_rules
 from settings.config import Config
 from train import loop
 from train.distributed.world import World, from_first
@@ -27,7 +26,7 @@ class Finetuning:
     known: Fingerprints
 
     def settings(self) -> tuple[Config, list[str]]:
-        return finetune_rules.settings()
+        return tuning_settings.load_settings()
 
     def settled(self, c: Config, world: World) -> Config:
         """DATA is opened here, since its size decides how many steps there are; all processes must have the same."""
@@ -40,9 +39,9 @@ class Finetuning:
         return put_together(self.read, self.folder, self.known, *what)
 
     def run(self, job: Job) -> int:
-        """Train, and evaluate before where EVAL_BASELINE asks for it and at the end. Returns the exit code."""
+        """Train, and evaluate before the first step and at the end. Returns the exit code."""
         c = job.config
-        if c.eval_baseline and not job.step:
+        if job.evaluator.steps and not job.step:  # type: ignore[attr-defined]
             job.interrupt.training = True
             loop.evaluate(job, full=False)
         if loop.train(job) == "stopped":

@@ -32,9 +32,9 @@ from finetune.hf_model import Tuned
 from finetune.weights import plain
 from record.run_paths import RunPaths
 from record.status import RunFolderError
-from settings import finetune_rules
 from settings.config import Config
 from settings.declare import FREE, ROOT, SettingsError, declared_fields, shown
+from settings.rules import OF_PRETRAINING
 from train.data.sources.source import CorpusError
 from train.generate import load_run
 from train.model.hf_import import ForeignError, some, weight_files
@@ -254,9 +254,7 @@ def main() -> int:
     )  # DCP, in one process
     paths = None
     try:
-        c, _ = Config.load_with_remarks(
-            without=(*finetune_rules.OF_PRETRAINING, *load_run.OF_TRAINING)
-        )
+        c, _ = Config.load_with_remarks(without=(*OF_PRETRAINING, *load_run.OF_TRAINING))
         paths = RunPaths.of(c.runs_dir, c.run_name, ROOT)
         if not stored_config(paths):
             raise RunFolderError(

@@ -119,6 +119,6 @@ class Evaluator:
     @property
     def late(self) -> str:
         return (
-            f"it took longer than EVAL_MINUTES={self.c.eval_minutes:g}; lower EVAL_CONVERSATIONS, or set "
-            "EVAL_MICRO_BATCH_SIZE higher"
+            f"it took longer than EVAL_MINUTES={self.c.eval_minutes:g}. Raise EVAL_MINUTES, or "
+            "MICRO_BATCH_SIZE if memory allows."
         )

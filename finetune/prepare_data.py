@@ -15,13 +15,13 @@ from pathlib import Path
 
 import numpy as np
 
-from finetune import hf_model, origin, subset, template
+from finetune import exercises, hf_model, origin, subset, template, tuning_settings
 from finetune.batches import Batches
 from finetune.preview import preview
 from finetune.several import examples_of
 from finetune.store import Examples
 from finetune.template import Template
-from settings import finetune_rules
+from settings import tuning_rules
 from settings.config import Config
 from settings.declare import ROOT, SettingsError
 from train.data.data_paths import data_dir
@@ -62,7 +62,7 @@ class Data:
 
     def evaluation_batches(self, ranks: int) -> Batches:
         """Steps of evaluation: a micro-batch of each rank, always the same; after the last one all are blank."""
-        size = self.c.eval_micro_batch_size or self.c.micro_batch(ranks)
+        size = self.c.micro_batch(ranks)
         return Batches(
             self.evaluation,
             self.held_out,
@@ -116,12 +116,14 @@ def prepare(c: Config, made_for: Template) -> Data:
     lines = [*made_for.remarks, *(f"DATA: {line}" for line in examples.report)]
     hashes = examples.index["hash"]
     if c.eval_data:
-        evaluation = examples_of(c.eval_data, made_for, c.seq_len, folder, c.hf_token, "EVAL_DATA")
+        sources = exercises.data_of(c, "EVAL_DATA")
+        evaluation = examples_of(sources, made_for, c.seq_len, folder, c.hf_token, "EVAL_DATA")
         lines += [f"EVAL_DATA: {line}" for line in evaluation.report]
-        held_out = subset.chosen(evaluation.index["hash"], c.seed, c.eval_conversations or None)
+        wanted = tuning_rules.HELD_OUT_CONVERSATIONS
+        held_out = subset.chosen(evaluation.index["hash"], c.seed, wanted)
         parts = subset.split(hashes, c.seed, 0, beside=evaluation.index["hash"])
     else:
-        parts = subset.split(hashes, c.seed, c.eval_conversations)
+        parts = subset.split(hashes, c.seed, tuning_rules.HELD_OUT_CONVERSATIONS)
         held_out = parts.held_out
     if not len(parts.train):
         raise CorpusError(
@@ -151,7 +153,7 @@ def summary(data: Data, parts: subset.Split) -> list[str]:
         f"evaluation: {len(data.held_out):,} conversations of {'EVAL_DATA' if c.eval_data else 'DATA'}, "
         f"{scored:,} scored tokens"
         if len(data.held_out)
-        else "evaluation: none; there are fewer than 10 different conversations, or EVAL_CONVERSATIONS=0"
+        else "evaluation: none, because DATA has fewer than 10 different conversations"
     )
     if parts.copies:
         lines.append(f"{parts.copies:,} copies of what is evaluated with are left out of training")
@@ -176,7 +178,7 @@ def planned() -> tuple[int, str]:
 def main(argv: Sequence[str] = ()) -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     try:
-        c, _ = finetune_rules.settings()
+        c, _ = tuning_settings.load_settings()
         was_here, folder = origin.is_here(c), origin.bring(c)
         if BEFORE_TRAINING in argv and not was_here:
             code, why = planned()

@@ -1,9 +1,9 @@
-"""Questions with known answers, as a chat is asked them: CHAT_EVAL_DATA, whose last answers are what is right.
+"""Questions with known answers, as a chat is asked them: EVAL_DATA, whose last answers are what is right.
 
     a row with options     each option is an answer to choose; scored is its letter, as its line begins
     any other row          the answer is to be written
 
-A question is asked as CHAT=1 make sample asks: the messages up to the last answer, written up to where a reply begins.
+A question is asked as `make chat` asks: the messages up to the last answer, written up to where a reply begins.
 Which are asked is decided by a seeded hash of what is said, as of held-out conversations (subset.py).
 """
 
@@ -33,7 +33,7 @@ from train.evaluate.core.prompts import Choice, Question
 from train.generate import chat_format
 from train.generate.chat_format import Message
 
-SETTING = "CHAT_EVAL_DATA"
+SETTING = "EVAL_DATA"
 RULES = 1  # changes when the same rows give other questions
 log = logging.getLogger(__name__)
 
@@ -65,8 +65,8 @@ class Sheet:
 
 
 def sheet_of(c: Config) -> Sheet:
-    """The questions of CHAT_EVAL_DATA, CHAT_EVAL_QUESTIONS of them at most. Raises CorpusError, OSError."""
-    if not c.chat_eval_data:
+    """The questions of EVAL_DATA, EVAL_EXAMPLES of them at most. Raises CorpusError, OSError."""
+    if not c.eval_data:
         raise CorpusError(
             f"{SETTING} is not set; give questions with answers that the model was not trained on, for "
             f"example {SETTING}=held_out.jsonl"
@@ -84,7 +84,7 @@ def sheet_of(c: Config) -> Sheet:
         [hash_of([*one.messages, Message("assistant", one.answer)]) for one in found],
         dtype=np.uint64,
     )
-    drawn = subset.chosen(hashes, c.seed, c.chat_eval_questions or None)
+    drawn = subset.chosen(hashes, c.seed, c.eval_examples or None)
     return Sheet([found[i] for i in drawn.tolist()], len(found), report)
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from finetune import hf_model, lite
+from finetune import hf_model, lite, tuning_settings
 from finetune.adapter import GROUPS, Adapters, is_adapter
 from finetune.hf_model import Tuned
 from finetune.loader import Loader
@@ -20,7 +20,6 @@ from finetune.prepare_data import Data
 from hardware.out_of_memory import is_out_of_memory
 from record.run_paths import RunPaths
 from record.status import Status
-from settings import finetune_rules
 from settings.config import Config
 from settings.declare import SettingsError, given
 from train.assemble import Stopwatch, begin, enter, gather, take_up
@@ -103,7 +102,7 @@ def settled(c: Config, read: Data, folder: Path, ranks: int) -> Config:
         )
         more["max_steps"] = None
     if not len(read.held_out):
-        more |= {"eval_every": 0, "eval_baseline": False, "keep_best": False}
+        more |= {"eval_every": 0, "keep_best": False}
     return dataclasses.replace(c, **more)
 
 
@@ -121,7 +120,7 @@ def put_together(
 ) -> Job:
     """Everything the loop needs, at the step of the newest checkpoint."""
     if not committed(paths.checkpoints):
-        finetune_rules.refuse_idle(c, read.batches(world.size).packing.windows)
+        tuning_settings.refuse_single_step(c, read.batches(world.size).packing.windows)
     begun = begin(c, paths, world, interrupt, state, shared)
     loader = Loader(c, read, world)
     for line in (*read.lines, "", *read.preview(colour=False).splitlines(), ""):

@@ -23,13 +23,13 @@ from doctor.before_run import look
 from export import files
 from export.__main__ import chat_of
 from finetune import exercises, hf_model, prepare_data, questions, reading, several, template
+from finetune.tuning_settings import refuse_single_step
 from hardware.model_size import parameters
 from pipeline.stages import Stage
 from pipeline.state import State
 from record.durable import write_whole
 from record.run_paths import RunPaths
 from record.status import RunFolderError
-from settings import finetune_rules
 from settings.config import Config
 from settings.declare import ROOT, SettingsError, shown
 from settings.finding import lines, split
@@ -253,9 +253,10 @@ def verify(
                 if read and not state.is_done(stage):
                     problems.of(
                         functools.partial(
-                            finetune_rules.refuse_idle,
+                            refuse_single_step,
                             configs[stage.key],
                             read.batches(1).packing.windows,
+                            epochs_are_fixed=True,
                         ),
                         stage,
                     )
@@ -268,7 +269,7 @@ def verify(
                     )
                     inputs[stage.key] = {
                         stage.names["DATA"]: read.examples.key,
-                        "CHAT_EVAL_DATA": read.evaluation.key,
+                        "EVAL_DATA": read.evaluation.key,
                     }
     if sheet:
         log.info(
@@ -279,7 +280,7 @@ def verify(
         )
         prompts = problems.of(functools.partial(prompts_of, c, sheet, v, base.seq_len)) or []
         asked = digest([[one.messages, one.answer, one.options] for one in sheet.asked])
-        inputs |= {key: {"CHAT_EVAL_DATA": asked} for key in inputs if key.startswith("chat-")}
+        inputs |= {key: {"EVAL_DATA": asked} for key in inputs if key.startswith("chat-")}
     for stage in stages:
         for problem in state.changed_inputs(stage, inputs[stage.key]):
             problems.other(problem)
@@ -328,7 +329,7 @@ def weightless(c: Config, v: Vocabulary, folder: Path) -> Path:
     chat_format.format_of(v)  # says which tokens are lacking
     template_, ends = chat_of(v)
     for name, content in (
-        ("config.json", files.config_json(c, v, c.export_dtype)),
+        ("config.json", files.config_json(c, v, c.dtype)),
         ("generation_config.json", files.generation_config(v, ends)),
         ("tokenizer_config.json", files.tokenizer_config(c, v, template_)),
     ):

@@ -7,9 +7,9 @@
     chat-mid
     sft         -> RUN_NAME-sft    MODEL=RUN_NAME-mid DATA=SFT_DATA; and its export
     chat-sft
-    sample                         answers, as CHAT=1 make sample writes them
+    sample                         answers, as `make chat` writes them
 
-The settings of a stage stand over the user's own: LEARNING_RATE of SFT is SFT_LEARNING_RATE. All others are shared.
+The settings of a stage stand over the user's own: DATA of SFT is SFT_DATA. All others are shared.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from collections.abc import Mapping
 
 from finetune import exercises
 from finetune.exercises import data_of
-from settings import finetune_rules
+from settings import rules, tuning_rules
 from settings.config import Config
 from settings.declare import (
     FROZEN,
@@ -32,21 +32,22 @@ from settings.declare import (
 from train.generate.eval_run import NO_BUNDLE
 
 PYTHON, PROMPT = "PYTHON", "PROMPT="  # in a command: the interpreter; what a sample answers
-TRAIN, TUNE, EVAL = ("scripts/train.sh",), ("scripts/finetune.sh",), ("scripts/eval.sh",)
-EXPORT, SAMPLE = (PYTHON, "-m", "export"), (PYTHON, "-m", "train.generate.sample")
+TRAIN, TUNE = ("scripts/train.sh",), ("scripts/finetune.sh",)
+EVAL = ("scripts/launch.sh", "train.generate.eval_run")
+CHAT_EVAL = ("scripts/launch.sh", "finetune.chat_eval")  # asks the base too, unlike `make eval`
+EXPORT, CHAT = (PYTHON, "-m", "export"), (PYTHON, "-m", "train.generate.sample", "chat")
 CHAT_STAGES = ("base", "mid", "sft")
 LONGEST_NAME = 63 - len("-pipeline")
 
 # A setting of a fine-tuning stage -> what the user calls it.
-OF_MID = {
-    "DATA": "MID_DATA",
-    "EPOCHS": "MID_EPOCHS",
-    "LEARNING_RATE": "MID_LEARNING_RATE",
-    "BATCH_TOKENS": "MID_BATCH_TOKENS",
-    "EVAL_DATA": "CHAT_EVAL_DATA",
-    "EVAL_CONVERSATIONS": "CHAT_EVAL_QUESTIONS",
-}
-OF_SFT = {name: theirs.replace("MID_", "SFT_") for name, theirs in OF_MID.items()}
+OF_MID = {"DATA": "MID_DATA"}
+OF_SFT = {"DATA": "SFT_DATA"}
+
+# Peak learning rates as fractions of the base's LEARNING_RATE; both go down to 0 along a cosine.
+MID_RATE_DIVISOR = 10
+SFT_RATE_DIVISOR = 30
+
+STAGE_EPOCHS = 1  # passes over MID_DATA and SFT_DATA, in which SOURCE*2 counts twice
 
 # What says where and how fast a stage computes, not what; it may differ where a stage is done.
 OF_THE_MACHINE = {
@@ -100,15 +101,15 @@ class Stage:
         environ = environment(self.settings)
         if not self.tunes:
             return Config.load(environ)
-        c = Config.load_with_remarks(environ, without=finetune_rules.OF_PRETRAINING)[0]
-        finetune_rules.refuse(c)
+        c = Config.load_with_remarks(environ, without=rules.OF_PRETRAINING)[0]
+        tuning_rules.refuse_unsupported(c)
         return c
 
 
 def stages_of(c: Config, prompts: tuple[str, ...], core: bool) -> list[Stage]:
     """All stages. prompts: of the sample; core: whether a bundle is given."""
     name = c.run_name
-    shared = {"PRESET": c.preset, "DETACH": "0", "CHAT": "0"}
+    shared = {"PRESET": c.preset, "DETACH": "0"}
     stages = [
         Stage(
             "base",
@@ -116,7 +117,7 @@ def stages_of(c: Config, prompts: tuple[str, ...], core: bool) -> list[Stage]:
             f"{name}-base",
             shared | {"RUN_NAME": f"{name}-base"},
             (TRAIN, EXPORT),
-            watched=frozenset(OF_A_RUN),
+            watched=frozenset(OF_A_RUN - {"EVAL_DATA"}),
             trains=True,
         ),
         Stage(
@@ -128,9 +129,9 @@ def stages_of(c: Config, prompts: tuple[str, ...], core: bool) -> list[Stage]:
             watched=frozenset({"EVAL_TOKENS", "CORE_BUNDLE", "EVAL_EXAMPLES"}),
         ),
         chat_stage(c, "base", shared),
-        tuning(c, "mid", "mid-training", "base", shared, OF_MID, 10),
+        tuning(c, "mid", "mid-training", "base", shared, OF_MID, MID_RATE_DIVISOR),
         chat_stage(c, "mid", shared),
-        tuning(c, "sft", "SFT", "mid", shared, OF_SFT, 30),
+        tuning(c, "sft", "SFT", "mid", shared, OF_SFT, SFT_RATE_DIVISOR),
         chat_stage(c, "sft", shared),
     ]
     if c.sample_tokens:
@@ -139,8 +140,8 @@ def stages_of(c: Config, prompts: tuple[str, ...], core: bool) -> list[Stage]:
                 "sample",
                 "sample",
                 f"{name}-sft",
-                shared | {"RUN_NAME": f"{name}-sft", "CHAT": "1", "SAMPLES": "1"},
-                tuple(("env", f"{PROMPT}{prompt}", *SAMPLE) for prompt in prompts),
+                shared | {"RUN_NAME": f"{name}-sft", "SAMPLES": "1"},
+                tuple(("env", f"{PROMPT}{prompt}", *CHAT) for prompt in prompts),
             )
         )
     return stages
@@ -153,31 +154,24 @@ def tuning(
     model: str,
     shared: dict[str, str],
     names: dict[str, str],
-    lower: int,
+    rate_divisor: int,
 ) -> Stage:
-    """Fine-tuning of what the stage `model` made. lower: of the base's rate a so-and-so-manieth, unless one is set."""
-    rate, tokens = getattr(c, f"{key}_learning_rate"), getattr(c, f"{key}_batch_tokens")
+    """Return the stage that fine-tunes what the stage `model` made."""
     settings = shared | {
         "RUN_NAME": f"{c.run_name}-{key}",
         "MODEL": f"{c.runs_dir}/{c.run_name}-{model}",
         "DATA": data_of(c, names["DATA"]),
-        "EVAL_DATA": data_of(c, "CHAT_EVAL_DATA"),
-        "EVAL_CONVERSATIONS": str(c.chat_eval_questions),
-        "EPOCHS": str(getattr(c, f"{key}_epochs")),
-        "LEARNING_RATE": format_value(rate or c.learning_rate / lower),
+        "EVAL_DATA": data_of(c, "EVAL_DATA"),
+        "EPOCHS": str(STAGE_EPOCHS),
+        "LEARNING_RATE": format_value(c.learning_rate / rate_divisor),
         "MIN_LEARNING_RATE": "0",
-        "BATCH_TOKENS": str(tokens or c.batch_tokens),
         "WARMUP_TOKENS": "0",
         "WEIGHT_DECAY": "0",
-        "EVAL_BASELINE": "1",
         "LR_SCHEDULE": "cosine",
-        **{name: format_value(value) for name, (value, _) in finetune_rules.MUST_BE.items()},
-        **{
-            name: "auto"
-            for name, values in finetune_rules.ALSO.items()
-            if getattr(c, name.lower()) not in values
-        },
     }
+    for name, (values, _) in tuning_rules.ALLOWED.items():
+        if getattr(c, name.lower()) not in values:
+            settings[name] = format_value(values[0])
     return Stage(
         key,
         title,
@@ -195,14 +189,9 @@ def chat_stage(c: Config, key: str, shared: dict[str, str]) -> Stage:
         f"chat-{key}",
         f"chat evaluation of {key}",
         f"{c.run_name}-{key}",
-        shared
-        | {
-            "RUN_NAME": f"{c.run_name}-{key}",
-            "CHAT": "1",
-            "CHAT_EVAL_DATA": data_of(c, "CHAT_EVAL_DATA"),
-        },
-        (EVAL,),
-        watched=frozenset({"CHAT_EVAL_DATA", "CHAT_EVAL_QUESTIONS"}),
+        shared | {"RUN_NAME": f"{c.run_name}-{key}", "EVAL_DATA": data_of(c, "EVAL_DATA")},
+        (CHAT_EVAL,),
+        watched=frozenset({"EVAL_DATA", "EVAL_EXAMPLES"}),
     )
 
 
@@ -216,6 +205,8 @@ def own_settings() -> tuple[Config, Resolved]:
     except SettingsError as error:
         problems = error.problems
         c = Config(**{name.lower(): value for name, value in resolved.values.items()}).derived()
+    if not c.eval_data and exercises.are_in(c, "SFT_DATA"):
+        c = dataclasses.replace(c, eval_data=exercises.NAME)
     given = {name for name, where in resolved.origin.items() if where != "default"}
     problems += [
         f"{name}={format_value(getattr(c, name.lower()))}: a pipeline says that to each of its stages; leave "
@@ -223,7 +214,6 @@ def own_settings() -> tuple[Config, Resolved]:
         for name, instead in (
             ("MODEL", "what the base is made of (PRESET)"),
             ("DATA", "MID_DATA and SFT_DATA"),
-            ("EVAL_DATA", "CHAT_EVAL_DATA"),
             ("STEP", "MAX_STEPS"),
         )
         if name in given and getattr(c, name.lower())
@@ -234,7 +224,7 @@ def own_settings() -> tuple[Config, Resolved]:
         for name, what, example in (
             ("MID_DATA", "conversations and questions to train on behind the base", "chats.jsonl"),
             ("SFT_DATA", "conversations to train on last", "chats.jsonl"),
-            ("CHAT_EVAL_DATA", "questions with answers that are not trained on", "held_out.jsonl"),
+            ("EVAL_DATA", "questions with answers that are not trained on", "held_out.jsonl"),
         )
         if not getattr(c, name.lower()) and name not in resolved.refused
     ]

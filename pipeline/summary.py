@@ -42,7 +42,7 @@ def summary(c: Config, stages: Sequence[Stage], state: State) -> list[str]:
     lines += [
         "",
         f"the chat: {shown(last.folder / 'export')}",
-        f"talk to it: make sample CHAT=1 RUN_NAME={c.run_name}-sft{elsewhere} SAMPLE_TEMPERATURE=0",
+        f"talk to it: make chat RUN_NAME={c.run_name}-sft{elsewhere} SAMPLE_TEMPERATURE=0",
     ]
     return lines
 

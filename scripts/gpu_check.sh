@@ -9,8 +9,8 @@
 #   rest                    what make plan predicts, what the sampler costs; evaluation, checkpoints, log, and Muon
 #
 #   usage: scripts/gpu_check.sh
-#   reads: GPU_CHECK (settings; all parts by default), BENCH_ROUNDS (2 here, in runs 1), BENCH_SHAPES (in place of what
-#          rest runs), PEER_NANOGPT, PEER_NANOCHAT, PEER_TORCHTITAN
+#   reads: GPU_CHECK (settings; all parts by default), BENCH_SHAPES (in place of what rest runs); the peers' checkouts
+#          in peers/
 #   makes: bench/results/bench_DATE_TIME.json, one of each part but tests
 #   exits: 78 without a GPU; the first part that fails ends it
 set -euo pipefail
@@ -23,7 +23,7 @@ MACHINE=(tests/gpu/test_planned.py tests/gpu/test_probe.py tests/gpu/test_sample
 REPORT=(-v -rs --durations=0 --durations-min=1 --timeout=540 -o faulthandler_timeout=560)
 
 bench() {
-  BENCH_SHAPES=$1 BENCH_ROUNDS=$2 scripts/bench.sh
+  BENCH_SHAPES=$1 scripts/bench.sh bench.run "$2"
 }
 
 main() {
@@ -38,8 +38,8 @@ main() {
       tests) "$PY" -m pytest tests/gpu "${MACHINE[@]/#/--ignore=}" "${REPORT[@]}" ;;
       machine) "$PY" -m pytest "${MACHINE[@]}" "${REPORT[@]}" ;;
       runs) bench run-gpt2,run-d16,run-d24,run-xlarge 1 ;;
-      rest) bench "${BENCH_SHAPES:-plan,sampler,waste}" "${BENCH_ROUNDS:-2}" ;;
-      *) bench "$part" "${BENCH_ROUNDS:-2}" ;;
+      rest) bench "${BENCH_SHAPES:-plan,sampler,waste}" 2 ;;
+      *) bench "$part" 2 ;;
     esac
     echo "gpu-check: $part passed in $((SECONDS - began)) s"
   done

@@ -458,24 +458,6 @@ class Config(OfEvaluation):
         "core (evaluation), waste (all that is no training)",
         pattern=r"[a-z0-9-]+(,[a-z0-9-]+)*",
     )
-    bench_rounds: int = setting(
-        5, help="of each cell of make bench, in which all take turns", minimum=1
-    )
-    peer_nanogpt: str = setting(
-        "",
-        help="a checkout of nanoGPT, whose step make bench takes beside ours; tried: "
-        "commit 3adf61e",
-        example="../nanoGPT",
-    )
-    peer_nanochat: str = setting(
-        "", help="a checkout of nanochat, likewise; tried: commit 92d63d4", example="../nanochat"
-    )
-    peer_torchtitan: str = setting(
-        "",
-        help="a checkout of torchtitan, likewise; tried: commit 963c20c of May 2026, "
-        "which needs the package tyro",
-        example="../torchtitan",
-    )
 
     # ---- Log
     log_every: int = setting(

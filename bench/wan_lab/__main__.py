@@ -24,11 +24,12 @@ from settings.config import Config
 from settings.declare import ROOT, SettingsError
 
 WITHOUT_NETWORK = {"loss"}
+LOST_PERCENT = 0  # of the packets on each site's way out
 Part = tuple[str, Sequence[str], Iterator[dict[str, Any]], Callable[[dict[str, Any]], str]]
 
 
 def asked_link(c: Config) -> Link:
-    return Link(c.wan_gbit, c.wan_rtt_ms / 2, c.wan_loss_percent / 100)
+    return Link(c.wan_gbit, c.wan_rtt_ms / 2, LOST_PERCENT / 100)
 
 
 def links(wanted: Link) -> Iterator[dict[str, Any]]:
@@ -43,13 +44,13 @@ def parts(c: Config, folder: Path) -> Iterator[Part]:
     if "link" in asked:
         yield "link", link.HEADER, links(wanted), link.row
     if "engine" in asked:
-        elements = ratio.scaled(c.wan_lab_smaller).elements
+        elements = ratio.scaled(ratio.SMALLER).elements
         yield "engine", engine.HEADER, engine.found(wanted, elements, c.sync_streams), engine.row
     if "ratio" in asked:
         yield (
             "ratio",
             ratio.HEADER,
-            ratio.found(wanted, c.sync_streams, c.wan_lab_smaller, c.wan_lab_slower),
+            ratio.found(wanted, c.sync_streams),
             ratio.row,
         )
     if "training" in asked:

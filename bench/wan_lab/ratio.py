@@ -1,12 +1,12 @@
 """How much of the time is spent computing at the xlarge preset's ratio of compute to traffic: DDP beside DiLoCo.
 
-Parameters and the seconds that a step computes are both divided by WAN_LAB_SMALLER; the link stays as it is, and so
+Parameters and the seconds that a step computes are both divided by SMALLER; the link stays as it is, and so
 does the share of time that bytes take. Round trips are not divided, so that they count as many times as much. The
 seconds are those of make plan, for the preset's own cards. Inner steps are waits: GPUs would compute them, not these
 cores. The exchange is real: the engine of train/diloco, in a process a site, with all that it does beside the network:
 changes, their mean and the outer step are passes over all weights, which on a site's GPUs take no time, and here those
 of four sites are done by the cores of one machine, together with the network's work. What the sum over the WAN takes
-of an exchange is said apart, and WAN_LAB_SLOWER=4 divides link, parameters and the pieces in which they travel by 4, so
+of an exchange is said apart, and SLOWER = 4 divides link, parameters and the pieces in which they travel by 4, so
 that bytes take as long, and such passes a quarter.
 
 Efficiency is the seconds of computing over all seconds of whole rounds, H steps and their exchange; under DDP of steps.
@@ -29,6 +29,8 @@ from train.distributed.wan import compute_s
 
 PRESET = "xlarge-8xa100"
 SITES = 4
+SMALLER = 20  # what the preset's parameters and the seconds of a step are divided by
+SLOWER = 1  # what link, pieces and once more the parameters are divided by
 DDP_STEPS = 2
 WAYS = (
     ("DiLoCo, H=30", {"SYNC_EVERY": "30"}, 3),
@@ -170,10 +172,10 @@ def described(scale: Scaled, name: str, steps: int, rounds: list[dict[str, Any]]
     }
 
 
-def found(link: Link, streams: int, smaller: float, slower: float) -> Iterator[dict[str, Any]]:
-    """Each way to stay together; smaller, slower: see the top."""
-    scale = scaled(smaller, slower)
-    with Network(SITES, dataclasses.replace(link, gbit=link.gbit / slower)) as network:
+def found(link: Link, streams: int) -> Iterator[dict[str, Any]]:
+    """Each way to stay together."""
+    scale = scaled(SMALLER, SLOWER)
+    with Network(SITES, dataclasses.replace(link, gbit=link.gbit / SLOWER)) as network:
         for dtype in ("float32", "bfloat16"):
             yield ddp(network, scale, dtype)
         for name, settings, rounds in WAYS:

@@ -21,11 +21,11 @@ from settings.declare import (
     read_env_file,
     resolve,
 )
-from settings.finetune_rules import refuse
 from settings.sections.finetuning import OfFinetuning
 from settings.sections.pipeline import OfPipeline
 from settings.sections.sites import AtSites
 from settings.sections.tools import Outside
+from settings.tuning_rules import refuse_unsupported
 from train.data.sources.source import CorpusError, declared
 
 DEFAULTS = {
@@ -85,10 +85,6 @@ NOT_SENT = (
         "NODE_RANK",
         "SITE_ADDR",
         "BENCH_SHAPES",
-        "BENCH_ROUNDS",
-        "PEER_NANOGPT",
-        "PEER_NANOCHAT",
-        "PEER_TORCHTITAN",
         "REPORT_TASKS",
         "REPORT_TOKENS",
     }
@@ -150,7 +146,7 @@ def cluster_config(environ: Mapping[str, str] | None = None) -> tuple[Config, li
             problems.append(problem)
     if tunes:
         try:
-            refuse(c)
+            refuse_unsupported(c)
         except SettingsError as error:
             problems += error.problems
     if problems:

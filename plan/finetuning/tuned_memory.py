@@ -5,7 +5,7 @@
     backward     all activations, and what the last block's backward adds
     sending      FSDP2: the gradients of a block as they were made and as they are sent
     end          all gradients, that of the embedding among them
-    evaluation   a batch of EVAL_MICRO_BATCH_SIZE, of which nothing is kept for backward
+    evaluation   a micro-batch, of which nothing is kept for backward
 
 A block is that of transformers' classes as they are written: norms in float32, keys and values once for each head, a
 mixture's experts by grouped products of rows that were sorted by expert. Of a mixture the largest block counts for all
@@ -417,7 +417,7 @@ def at_end(k: Case) -> dict[str, float]:
 
 def at_evaluation(k: Case) -> dict[str, float]:
     """Of a block what it has at once, and its weights with adapters in them; or of the loss a chunk. No gradient."""
-    micro = k.c.eval_micro_batch_size or max(1, k.tokens // k.c.seq_len)
+    micro = max(1, k.tokens // k.c.seq_len)
     tokens, width = micro * k.c.seq_len, k.t.shape.width
     in_block = {
         "activations": max(

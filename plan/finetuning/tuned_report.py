@@ -10,6 +10,7 @@ from plan.finetuning.tuning import TOKEN_BYTES, Held, Tuning
 from plan.network.traffic import Sync
 from plan.number_formats import GIB, MIB, binary, count, gib, hours, seconds, si, size
 from plan.report import entry, findings, rate, shares, table, wrapped
+from settings import tuning_rules
 
 # A moment of plan/finetuning/tuned_memory.py in words.
 WHEN = {
@@ -114,7 +115,7 @@ def pace(p: Tuning) -> list[str]:
     parts = [f"{name} take {hours(steps * p.pace.step_s / 3600)}"]
     if c_eval := p.evaluation_s:
         parts.append(
-            f"an evaluation of {p.c.eval_conversations} conversations at most {seconds(c_eval)}"
+            f"an evaluation of {tuning_rules.HELD_OUT_CONVERSATIONS} conversations at most {seconds(c_eval)}"
         )
     return found + entry("time", "; ".join(parts))
 
@@ -136,9 +137,8 @@ def memory(p: Tuning) -> list[str]:
         for held in p.memory
     ]
     micro = p.c.micro_batch(p.fleet.processes)
-    evaluated = p.c.eval_micro_batch_size or micro
     said = (
-        f"* as set: {micro} x {p.c.seq_len:,} tokens at once, {evaluated} in evaluation; its peak is "
+        f"* as set: {micro} x {p.c.seq_len:,} tokens at once, in evaluation too; its peak is "
         f"{WHEN[p.chosen.need.moment]}; fits: of {binary(p.capacity_bytes, unit)} {name}; largest: "
         "MICRO_BATCH_SIZE that does; gathered, under fsdp and hsdp: a block, the next and what is outside of them"
     )

@@ -23,7 +23,7 @@ from plan.planner import probe_of
 from plan.published import of_preset, published
 from plan.speed import Work, speed
 from record.run_paths import RunPaths
-from settings import rules
+from settings import rules, tuning_rules
 from settings.config import Config
 from settings.declare import ROOT, SettingsError, format_value, read_env_file
 from settings.finding import FAIL, Finding
@@ -99,7 +99,7 @@ class Tuning:
     @property
     def evaluation_tokens(self) -> int:
         """At most, each time."""
-        return self.c.eval_conversations * self.c.seq_len
+        return tuning_rules.HELD_OUT_CONVERSATIONS * self.c.seq_len
 
     @property
     def evaluation_s(self) -> float | None:
@@ -113,9 +113,9 @@ class Tuning:
 
 
 def is_tuning(c: Config) -> bool:
-    """Whether the settings are of a fine-tuning: MODEL is set, or the preset is for one."""
+    """Whether the settings are of a fine-tuning: MODEL is set, or the preset is for one and so has EPOCHS."""
     path = ROOT / "presets" / f"{c.preset}.env"
-    return bool(c.model) or (path.is_file() and "EVAL_CONVERSATIONS" in read_env_file(path)[0])
+    return bool(c.model) or (path.is_file() and "EPOCHS" in read_env_file(path)[0])
 
 
 def refuse(c: Config) -> None:

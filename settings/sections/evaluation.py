@@ -51,17 +51,9 @@ class OfEvaluation(OfPipeline):
     )
     eval_examples: int = setting(
         500,
-        help="of each task of CORE at most, always the same ones; 0: all, as published "
-        "figures have them",
+        help="Questions to ask of each task of CORE, and of EVAL_DATA, at most; always the same "
+        "ones. 0 asks all, as published figures do",
         minimum=0,
-    )
-    eval_micro_batch_size: int | None = setting(
-        None,
-        help="questions of CORE, or windows of held-out "
-        "conversations, in one forward pass of a process. "
-        "Default: MICRO_BATCH_SIZE",
-        minimum=1,
-        example="32",
     )
     sample_tokens: int = setting(
         160,

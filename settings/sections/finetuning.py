@@ -29,18 +29,11 @@ class OfFinetuning(AtSites):
     )
     eval_data: str = setting(
         "",
-        help="conversations that fine-tuning is evaluated with, given as DATA is. Default: "
-        "some of DATA, which are held out",
+        help="Conversations to evaluate fine-tuning with, given as for DATA, several with commas "
+        "between; exercises stands for generated questions. make eval asks a fine-tuned run their "
+        "questions. Default: one in ten of DATA is held out, at most 200",
         example="held_out.jsonl",
         resume=TRACKED,
-    )
-    eval_conversations: int = setting(
-        200,
-        help="that fine-tuning is evaluated with, always the same ones, by a hash "
-        "of what they say: of EVAL_DATA, 0 for all of it; else held out of DATA, one in "
-        "10 at most",
-        minimum=0,
-        resume=FROZEN,
     )
     epochs: int = setting(
         1,
@@ -49,7 +42,6 @@ class OfFinetuning(AtSites):
         maximum=1000,
         resume=TRACKED,
     )
-    eval_baseline: bool = setting(False, help="evaluate before the first step of fine-tuning too")
     lora_rank: int = setting(
         0,
         help="of LoRA's adapters, which alone are trained then; 0: all weights are",

@@ -416,8 +416,9 @@ class Outside:
     # ---- Text
     prompt: str = setting(
         "",
-        help="what make sample continues, or with CHAT=1 answers. Default: standard input, and "
-        "at a terminal what the sample at the end of the run begins with",
+        help="Text that make sample continues, or message that make chat replies to. Default: "
+        "standard input; at a terminal make sample begins as the sample at the end of the run "
+        "does, and make chat asks for one message after the other",
         example="Hello",
     )
     samples: int = setting(
@@ -438,25 +439,6 @@ class Outside:
         above=0,
         maximum=1,
     )
-    chat: bool = setting(
-        False,
-        help="make sample answers PROMPT as a message, or at a terminal one after the other; "
-        "make eval asks CHAT_EVAL_DATA: for models that were fine-tuned to",
-    )
-
-    # ---- Export
-    export_dtype: str = setting(
-        "float32",
-        help="of the weights that make export writes; bfloat16 takes half the room and rounds",
-        choices=("float32", "bfloat16"),
-    )
-    export_shard_gb: float = setting(
-        5,
-        help="of weights in one of its files, at most; where there are more there are "
-        "several files and an index",
-        unit="GB",
-        above=0,
-    )
 
     # ---- WAN lab
     wan_lab: str = setting(
@@ -467,46 +449,8 @@ class Outside:
         "DDP on three seeds, half an hour. WAN_GBIT and WAN_RTT_MS are the WAN that it asks for",
         pattern=r"(link|engine|ratio|training|loss)(,(link|engine|ratio|training|loss))*",
     )
-    wan_lab_smaller: float = setting(
-        20,
-        help="for the parts engine and ratio: the preset's parameters and the time of "
-        "its steps are divided by so much",
-        minimum=1,
-        maximum=1000,
-    )
-    wan_lab_slower: float = setting(
-        1,
-        help="for the part ratio: link, pieces that travel and parameters are divided "
-        "by so much once more, so that bytes take as long and the few cores of this "
-        "machine, which are four sites, have so many times the time for them",
-        minimum=1,
-        maximum=1000,
-    )
-    wan_loss_percent: float = setting(
-        0,
-        help="of the packets of make wan-lab that are lost on each site's way out",
-        unit="per cent",
-        minimum=0,
-        maximum=50,
-    )
 
     # ---- Benchmark
-    quality_tokens: int = setting(
-        512_000,
-        help="that each recipe of make bench-quality trains on; nanoGPT's time for "
-        "them is what all have",
-        unit="tokens",
-        minimum=1,
-    )
-    quality_seeds: int = setting(
-        3, help="of each of its cells, from SEED on", minimum=1, maximum=100
-    )
-    quality_prose: str = setting(
-        "",
-        help="a folder of text files, its second corpus, which are read where they are. "
-        "Default: none",
-        example="../shared/data/prose",
-    )
     gpu_check: str = setting(
         "tests,machine,gpt2,d16,d24,xlarge,runs,rest",
         help="parts of make gpu-check, with commas "

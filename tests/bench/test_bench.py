@@ -65,12 +65,12 @@ def test_the_table_says_which_peers_are_not_in_it_and_why() -> None:
     alone = cell([None] * 3, [1.0, 2.0, 3.0]) | {
         "failed": {"HF Llama": "llama ended with exit code 1, see above"}
     }
-    ours, others = run.rows(alone, {"nanoGPT": "PEER_NANOGPT is not set"})
+    ours, others = run.rows(alone, {"nanoGPT": "peers/nanoGPT is missing"})
     assert ours.endswith("|  | n/a |")
     assert (
         others.startswith(
             "| s4k | float32 | eager | not run: HF Llama: llama ended with exit code 1, see above; "
-            "nanoGPT: PEER_NANOGPT is not set |"
+            "nanoGPT: peers/nanoGPT is missing |"
         )
         and others.count("|") == 13
     )

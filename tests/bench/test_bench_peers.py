@@ -1,6 +1,6 @@
 """Peers of the benchmark: given or said to be missing, all with the same work, each in a process as it should be.
 
-Stubs have the interface that is used of a checkout. Those that are given by PEER_NANOGPT and the like take real steps.
+Stubs have the interface that is used of a checkout. Those that are in peers/ take real steps.
 """
 
 import dataclasses
@@ -8,6 +8,7 @@ import importlib
 import math
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -120,35 +121,40 @@ def checkout(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             del sys.modules[name]
 
 
-# ---- Given, or not
+# ---- There, or not
 
 
-def test_a_peer_that_is_not_given_is_named_with_its_setting(tmp_path: Path) -> None:
-    none = {peer.setting: "" for peer in peers.PEERS}
-    found, absent = peers.given(none)
-    assert [peer.name for peer in found] == ["HF Llama"]
-    assert absent == {name: f"PEER_{name.upper()} is not set" for name in STUBS}
-    path = write(tmp_path / "somewhere", NANOGPT)
-    found, absent = peers.given(none | {"PEER_NANOGPT": path})
-    assert found[BY_NAME["nanoGPT"]] == path and "nanoGPT" not in absent
-    relative = os.path.relpath(path, ROOT)
-    assert os.path.samefile(
-        peers.given(none | {"PEER_NANOGPT": relative})[0][BY_NAME["nanoGPT"]], path
+def test_a_peer_that_is_missing_is_named_with_the_way_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers, "CHECKOUTS", tmp_path)
+    present, missing = peers.find_checkouts()
+    assert [peer.name for peer in present] == ["HF Llama"] and list(missing) == list(STUBS)
+    assert missing["nanoGPT"] == (
+        "peers/nanoGPT is missing; git clone https://github.com/karpathy/nanoGPT peers/nanoGPT "
+        "(tried with 3adf61e)"
     )
+    path = write(tmp_path / "nanoGPT", NANOGPT)
+    present, missing = peers.find_checkouts()
+    assert present[BY_NAME["nanoGPT"]] == path and list(missing) == ["nanochat", "torchtitan"]
 
 
-def test_paths_that_hold_no_checkout_are_all_refused_at_once(tmp_path: Path) -> None:
+def test_folders_that_are_no_checkouts_are_all_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers, "CHECKOUTS", tmp_path)
+    (tmp_path / "nanoGPT").mkdir()
+    (tmp_path / "nanochat").write_text("")
     with pytest.raises(SettingsError) as refused:
-        peers.given(
-            {"PEER_NANOGPT": str(tmp_path), "PEER_NANOCHAT": "/nowhere", "PEER_TORCHTITAN": ""}
-        )
-    said = str(refused.value)
-    assert (
-        f"PEER_NANOGPT={tmp_path}: is no checkout of nanoGPT ({tmp_path}/model.py is not there)"
-        in said
-    )
-    assert "PEER_NANOCHAT=/nowhere: is no checkout of nanochat" in said and "92d63d4" in said
-    assert "PEER_TORCHTITAN" not in said
+        peers.find_checkouts()
+    first, second = refused.value.problems
+    assert f"{tmp_path}/nanoGPT is not a checkout of nanoGPT: it has no model.py" in first
+    assert f"{tmp_path}/nanochat is not a checkout of nanochat" in second and "92d63d4" in second
+
+
+def test_git_ignores_the_checkouts() -> None:
+    done = subprocess.run(["git", "check-ignore", "peers/nanoGPT"], cwd=ROOT, check=False)
+    assert done.returncode == 0
 
 
 def test_a_checkout_that_does_not_fit_is_refused_before_anything_is_measured(
@@ -161,8 +167,8 @@ def test_a_checkout_that_does_not_fit_is_refused_before_anything_is_measured(
     with pytest.raises(SettingsError) as refused:
         peers.fitting({BY_NAME["torchtitan"]: path})
     assert (
-        f"PEER_TORCHTITAN={path}: this checkout of torchtitan does not take a step here (ModuleNotFoundError: No "
-        "module named 'a_package_that_is_not_here'); tried with 963c20c"
+        f"{path}: this checkout of torchtitan cannot take a step here (ModuleNotFoundError: No "
+        "module named 'a_package_that_is_not_here'). Check out the version that was tried, 963c20c"
     ) in str(refused.value)
 
 
@@ -180,15 +186,10 @@ def test_a_package_that_cannot_be_loaded_is_left_out_with_the_reason(
     )
 
 
-def test_the_tried_commits_of_the_settings_and_of_the_document_are_the_same() -> None:
-    document, config = (
-        (ROOT / "BENCHMARKS.md").read_text(),
-        (ROOT / "settings" / "config.py").read_text(),
-    )
+def test_the_document_names_the_commits_that_were_tried() -> None:
+    document = (ROOT / "BENCHMARKS.md").read_text()
     for peer in peers.PEERS:
-        version = peer.tried.split(",")[0]
-        assert version in document
-        assert not peer.setting or version in config
+        assert peer.tried.split(",")[0] in document
 
 
 # ---- The same work
@@ -307,10 +308,11 @@ WEIGHTS: dict[str, Callable[[int, int, int, int, int], int]] = {
 @pytest.mark.parametrize("name", BY_NAME)
 def test_a_real_peer_trains_in_both_types(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     peer = BY_NAME[name]
-    path = os.environ.get(peer.setting, "") if peer.setting else ""
-    if peer.setting and not path:
-        pytest.skip(f"{peer.setting} is not set")
-    if not peer.setting:
+    present, missing = peers.find_checkouts()
+    if peer not in present:
+        pytest.skip(missing[name])
+    path = present[peer]
+    if not path:
         pytest.importorskip("transformers")
     monkeypatch.setattr(run, "TURN_S", 0.05)
     losses = []

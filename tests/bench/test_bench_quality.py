@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from bench import contest, quality, recipes
+from bench import contest, peers, quality, recipes
 from settings.config import Config
 from tests.conftest import TINY
 from train.data import prepare
 from train.data.batch import Loader
-from train.data.sources.formats import FORMATS
 from train.evaluate.validation import Evaluator
 from train.schedule import lr_at
 
@@ -49,37 +48,26 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-def prose_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two files of words, 300 kB, and one that is no text."""
+def prose(tmp_path_factory: pytest.TempPathFactory) -> Config:
+    """The settings of a tiny run on a source of 300 kB of words."""
     folder, rng = tmp_path_factory.mktemp("prose"), random.Random(3)
     words = ["".join(rng.choices("abcdefghij\u00e9", k=4)) for _ in range(300)]
-
-    def text(lines: int) -> str:
-        return "".join(" ".join(rng.choices(words, k=12)) + "\n" for _ in range(lines))
-
-    (folder / "a.txt").write_text(text(3000))
-    (folder / "b.jsonl").write_text(
-        "".join(json.dumps({"text": text(200)}) + "\n" for _ in range(10))
+    rows = [{"text": " ".join(rng.choices(words, k=1200))} for _ in range(60)]
+    (folder / "words.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in rows))
+    (folder / "prose.toml").write_text(
+        f"files = [{json.dumps(str(folder / 'words.jsonl'))}]\nvalidation_fraction = 0.05\n"
     )
-    (folder / "picture.bin").write_bytes(b"\x00\x01")
-    return folder
-
-
-@pytest.fixture(scope="module")
-def corpus(prose_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Config:
-    """The settings of a tiny run on that prose, prepared."""
-    scratch = tmp_path_factory.mktemp("scratch")
     values = {
         name.lower(): type(getattr(Config(), name.lower()))(value) for name, value in TINY.items()
     }
-    c = dataclasses.replace(
-        Config(),
-        **values,
-        quality_prose=str(prose_folder),
-        data_dir=str(scratch / "data"),
-        data_stream="0",
-    ).derived()
-    ready = quality.prose(c, scratch)
+    c = Config(**values, data_mix="prose:1", sources_dir=str(folder))
+    return c.derived()
+
+
+@pytest.fixture(scope="module")
+def corpus(prose: Config, tmp_path_factory: pytest.TempPathFactory) -> Config:
+    """The settings of that run, prepared."""
+    ready = quality.settings_of_corpus(prose, tmp_path_factory.mktemp("scratch"))
     prepare.prepare(ready)
     return ready
 
@@ -155,18 +143,6 @@ def test_scoring_finds_what_the_trainers_own_evaluation_finds(corpus: Config) ->
     assert evaluator.full_is_all and whole
     assert (found["tokens"], found["bytes"]) == (whole.tokens, whole.text_bytes)
     assert found["bpb"] == pytest.approx(whole.bpb, rel=1e-6)
-
-
-def test_passages_are_all_of_the_text_and_the_held_out_ones_are_spread_over_it(
-    prose_folder: Path, corpus: Config, tmp_path: Path
-) -> None:
-    assert [Path(path).name for path in quality.prose_files(corpus)] == ["a.txt", "b.jsonl"]
-    pieces = dict(quality.passages(quality.prose_files(corpus), tmp_path))
-    rows = [
-        json.loads(line)["text"] for line in (prose_folder / "b.jsonl").read_text().splitlines()
-    ]
-    assert "".join(pieces.values()) == (prose_folder / "a.txt").read_text() + "".join(rows)
-    assert max(map(len, pieces.values())) < quality.PASSAGE + 200 and len(pieces) > 25
 
 
 # ---- What is equal
@@ -356,14 +332,12 @@ def test_the_winner_is_named_by_medians_and_beyond_the_spread_only_where_no_seed
 def given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
     """Settings of a tiny table in the environment, and nobody's env file."""
     (tmp_path / "env").write_text("")
-    mine = {
-        "ENV_FILE": str(tmp_path / "env"),
-        "QUALITY_PROSE": "",
-        "QUALITY_TOKENS": "4096",
-        "QUALITY_SEEDS": "2",
-    }
-    for name, value in {**TINY, **mine, "OMP_NUM_THREADS": "1"}.items():
+    mine = {"ENV_FILE": str(tmp_path / "env"), "OMP_NUM_THREADS": "1"}
+    for name, value in {**TINY, **mine}.items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setattr(quality, "TOKENS_OF_A_RECIPE", 4096)
+    monkeypatch.setattr(quality, "SEEDS", 2)
+    monkeypatch.setattr(peers, "CHECKOUTS", tmp_path / "peers")
     return monkeypatch
 
 
@@ -371,45 +345,37 @@ def test_without_a_checkout_it_says_how_to_get_one_before_any_work(
     given: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given.setattr(prepare, "prepare", lambda *_: pytest.fail("it worked"))
-    given.delenv("PEER_NANOGPT", raising=False)
     assert quality.main() == 64
     said = capsys.readouterr()
-    assert said.out == "" and "PEER_NANOGPT is not set" in said.err
-    assert "git clone https://github.com/karpathy/nanoGPT" in said.err and "3adf61e" in said.err
-    given.setenv("PEER_NANOGPT", str(tmp_path))
-    assert (
-        quality.main() == 64
-        and f"PEER_NANOGPT={tmp_path}: is no checkout of nanoGPT" in capsys.readouterr().err
-    )
-
-
-def test_a_folder_without_text_is_refused_before_any_work(
-    given: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    given.setattr(quality, "checkout_of", lambda c: "somewhere")
-    given.setenv("QUALITY_PROSE", str(tmp_path / "nowhere"))
+    assert said.out == "" and "peers/nanoGPT is missing; git clone https://git" in said.err
+    assert "3adf61e" in said.err
+    (tmp_path / "peers" / "nanoGPT").mkdir(parents=True)
     assert quality.main() == 64
-    said = capsys.readouterr().err
-    assert (
-        f"QUALITY_PROSE={tmp_path}/nowhere: holds no file of text" in said
-        and next(iter(FORMATS)) in said
-    )
+    assert "is not a checkout of nanoGPT" in capsys.readouterr().err
+
+
+def test_a_mixture_is_refused_before_any_work(
+    given: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given.setattr(quality, "find_checkout", lambda: "somewhere")
+    given.setenv("DATA_MIX", "python-stdlib:2,prose:1")
+    assert quality.main() == 64
+    assert "Set for example DATA_MIX=python-stdlib:1." in capsys.readouterr().err
 
 
 @pytest.mark.slow
 def test_a_whole_table_is_made(
     given: pytest.MonkeyPatch,
-    prose_folder: Path,
+    prose: Config,
     checkout: str,
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """On prose alone; the processes are real ones. What was held out is the same for all, and seeds differ."""
-    both = quality.corpora
-    given.setattr(quality, "corpora", lambda c, scratch: both(c, scratch)[1:])
+    """The processes are real ones. What was held out is the same for all, and seeds differ."""
     given.setattr(quality, "RESULTS", tmp_path)
-    given.setattr(quality, "checkout_of", lambda c: checkout)
-    given.setenv("QUALITY_PROSE", str(prose_folder))
+    given.setattr(quality, "find_checkout", lambda: checkout)
+    given.setenv("DATA_MIX", prose.data_mix)
+    given.setenv("SOURCES_DIR", prose.sources_dir)
     assert quality.main() == 0
     said = capfd.readouterr().out
     assert len([line for line in said.splitlines() if line.startswith("| prose | ")]) == 6

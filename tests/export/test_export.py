@@ -102,7 +102,7 @@ def test_a_head_that_is_tied_is_in_no_file_and_padding_neither(
 
 
 def test_bfloat16_is_each_weight_rounded(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert run.command(monkeypatch, EXPORT_DTYPE="bfloat16") == 0
+    assert run.command(monkeypatch, DTYPE="bfloat16") == 0
     found = load_file(run.export / "model.safetensors")
     assert {w.dtype for w in found.values()} == {torch.bfloat16}
     assert all(
@@ -114,7 +114,8 @@ def test_bfloat16_is_each_weight_rounded(run: Run, monkeypatch: pytest.MonkeyPat
 
 
 def test_shards_have_an_index_and_hold_the_same(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert run.command(monkeypatch, EXPORT_SHARD_GB="0.0001") == 0  # 100 kB
+    monkeypatch.setattr(weight_files, "FILE_GB", 0.0001)  # 100 kB
+    assert run.command(monkeypatch) == 0
     index = json.loads((run.export / "model.safetensors.index.json").read_text())
     files = sorted(path.name for path in run.export.glob("*.safetensors"))
     assert len(files) > 3 and set(index["weight_map"].values()) == set(files)
@@ -145,9 +146,7 @@ def test_shards_have_an_index_and_hold_the_same(run: Run, monkeypatch: pytest.Mo
 # ---- There and back again
 
 
-@pytest.mark.parametrize(
-    "settings", [{}, {"EXPORT_SHARD_GB": "0.0001"}], ids=["one file", "shards"]
-)
+@pytest.mark.parametrize("file_gb", [5, 0.0001], ids=["one file", "shards"])
 @pytest.mark.parametrize("changes", [{**LLAMA, "vocab_size": 513}, QWEN], ids=["Llama", "Qwen3"])
 def test_an_export_is_a_start_of_training_with_the_same_bits(
     tiny: Config,
@@ -155,10 +154,11 @@ def test_an_export_is_a_start_of_training_with_the_same_bits(
     data: dict[str, str],
     monkeypatch: pytest.MonkeyPatch,
     changes: dict,
-    settings: dict,
+    file_gb: float,
 ) -> None:
+    monkeypatch.setattr(weight_files, "FILE_GB", file_gb)
     made = make_run(tmp_path, recipe(tiny, tokenizer=data["TOKENIZER"], **changes))
-    assert made.command(monkeypatch, **settings) == 0
+    assert made.command(monkeypatch) == 0
     hf_import.check(made.export, made.config)
     other = build(dataclasses.replace(made.config, seed=99), CPU)
     hf_import.load(made.export, other)
@@ -299,7 +299,7 @@ def test_a_killed_export_leaves_what_was_there_and_the_next_one_clears_up(
                 place.os, "rename", lambda a, b: die() if b == run.export else rename(a, b)
             )
         with pytest.raises(Killed):
-            run.command(patch, EXPORT_DTYPE="bfloat16")
+            run.command(patch, DTYPE="bfloat16")
     halves = [path for path in run.folder.glob(".*") if path.is_dir()]
     assert halves and run.export.exists() == (point != "between the renames")
     assert not run.export.exists() or digest(run.export) == before
@@ -307,7 +307,7 @@ def test_a_killed_export_leaves_what_was_there_and_the_next_one_clears_up(
         assert digest(run.export) == before and not [
             path for path in run.folder.glob(".*") if path.is_dir()
         ]
-    assert run.command(monkeypatch, EXPORT_DTYPE="bfloat16") == 0
+    assert run.command(monkeypatch, DTYPE="bfloat16") == 0
     assert digest(run.export) != before
 
 
@@ -496,7 +496,7 @@ def test_memory_holds_a_weight_or_two_and_never_the_model(
         RUN_NAME="a-run",
         DEVICE="cpu",
         DATA_DIR=parent,
-        EXPORT_DTYPE=dtype,
+        DTYPE=dtype,
         OMP_NUM_THREADS=1,
     )
     assert more < 0.25 * size, f"{more / 1e6:.0f} MB more than before"

@@ -13,7 +13,6 @@ from tokenizers import Tokenizer, processors
 
 from export import card, files
 from settings.config import Config
-from settings.declare import SettingsError
 from tests.conftest import SHARED
 from tests.export.exported import QWEN, Run, make_run
 from tests.export.test_export import tokenizer_of
@@ -351,10 +350,7 @@ def test_a_folder_of_weights_is_exported_already(
     assert "is in Hugging Face's format already" in capsys.readouterr().err
     assert run.command(monkeypatch, RUN_NAME="another") == 78
     assert "there is no such run" in capsys.readouterr().err
-    assert run.command(monkeypatch, EXPORT_DTYPE="float16") == 64
+    assert run.command(monkeypatch, DTYPE="float16") == 64
     assert (
-        "EXPORT_DTYPE=float16 (environment): must be one of float32, bfloat16"
-        in capsys.readouterr().err
+        "DTYPE=float16 (environment): must be one of float32, bfloat16" in capsys.readouterr().err
     )
-    with pytest.raises(SettingsError, match=r"EXPORT_SHARD_GB=0 .*above 0"):
-        Config.load({"EXPORT_SHARD_GB": "0", "ENV_FILE": str(run.folder / "empty.env")})

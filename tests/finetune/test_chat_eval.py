@@ -80,7 +80,7 @@ def choices(count: int) -> list[dict[str, Any]]:
 
 def config(run: Run, path: Path, **more: Any) -> Config:
     return dataclasses.replace(
-        run.config, chat_eval_data=str(path), chat_eval_questions=0, micro_batch_size=4, **more
+        run.config, eval_data=str(path), eval_examples=0, micro_batch_size=4, **more
     )
 
 
@@ -179,14 +179,14 @@ def test_a_fixed_part_is_asked_whatever_the_order_of_the_rows(run: Run, tmp_path
         {
             one.messages[0].text
             for one in questions.sheet_of(
-                dataclasses.replace(config(run, path), chat_eval_questions=9)
+                dataclasses.replace(config(run, path), eval_examples=9)
             ).asked
         }
         for path in paths
     ]
     assert len(parts[0]) == 9 and parts[0] == parts[1]
     other = questions.sheet_of(
-        dataclasses.replace(config(run, paths[0]), chat_eval_questions=9, seed=4)
+        dataclasses.replace(config(run, paths[0]), eval_examples=9, seed=4)
     ).asked
     assert {one.messages[0].text for one in other} != parts[0]
 
@@ -198,7 +198,7 @@ def test_what_does_not_fit_is_left_out_counted_and_named(run: Run, tmp_path: Pat
     sheet = questions.sheet_of(config(run, write_rows(tmp_path / "q.jsonl", [*choices(4), long])))
     assert questions.fitting(sheet, v, 96, said.append) == 4
     assert said == [
-        f"CHAT_EVAL_DATA: 1 of 5 questions do not fit into SEQ_LEN=96 tokens and are left out "
+        f"EVAL_DATA: 1 of 5 questions do not fit into SEQ_LEN=96 tokens and are left out "
         f"({tmp_path / 'q.jsonl'}:5)"
     ]
     found = chat_eval.ask(
@@ -242,8 +242,7 @@ def test_as_a_command_it_writes_the_run_s_file(run: Run, tmp_path: Path) -> None
     path = write_rows(tmp_path / "q.jsonl", choices(9))
     env = environment(tmp_path, {}) | {
         "RUN_NAME": "a-run",
-        "CHAT": "1",
-        "CHAT_EVAL_DATA": str(path),
+        "EVAL_DATA": str(path),
         "DATA_DIR": str(tmp_path / "data"),
         "SEQ_LEN": "96",
         "BATCH_TOKENS": "768",
@@ -251,7 +250,12 @@ def test_as_a_command_it_writes_the_run_s_file(run: Run, tmp_path: Path) -> None
         "N_KV_HEAD": "2",
     }
     done = subprocess.run(
-        ["bash", "scripts/eval.sh"], env=env, cwd=ROOT, capture_output=True, text=True, check=False
+        ["bash", "scripts/launch.sh", "finetune.chat_eval"],
+        env=env,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     facts = json.loads((run.folder / "eval" / "chat_step_0000003.json").read_text())
@@ -267,7 +271,7 @@ def test_as_a_command_it_writes_the_run_s_file(run: Run, tmp_path: Path) -> None
         "chance": None,
     }
     assert f"of 9, guessing {1 / 3:.1%}" in done.stdout
-    env |= {"CHAT_EVAL_DATA": "", "PRESET": "finetune"}
+    env |= {"EVAL_DATA": ""}
     done = subprocess.run(
         [sys.executable, "-m", "finetune.chat_eval"],
         env=env,
@@ -276,7 +280,7 @@ def test_as_a_command_it_writes_the_run_s_file(run: Run, tmp_path: Path) -> None
         text=True,
         check=False,
     )
-    assert done.returncode == 64 and "CHAT_EVAL_DATA is not set" in done.stdout
+    assert done.returncode == 64 and "EVAL_DATA is not set" in done.stdout
 
 
 def test_a_run_that_has_fine_tuned_is_read_by_its_export_of_the_newest_step(
@@ -339,7 +343,7 @@ def test_questions_are_fetched_by_one_process_at_a_time(
     real = questions.pinned_files
     monkeypatch.setattr(questions, "pinned_files", pinned_files)
     rows = write_rows(tmp_path / "x.jsonl", [row("Is it?", "Yes."), row("Why?", "I know.")])
-    c = Config.of_preset(DATA_DIR=str(tmp_path / "data"), CHAT_EVAL_DATA=str(rows))
+    c = Config.of_preset(DATA_DIR=str(tmp_path / "data"), EVAL_DATA=str(rows))
     assert len(questions.sheet_of(c).asked) == 2 and len(held) == 1
 
 
@@ -366,7 +370,7 @@ def test_questions_of_the_hub_are_brought_once_and_kept_with_their_hash(tmp_path
             check=True,
             env=environment(tmp_path, {"DATA_DIR": str(tmp_path / "data")})
             | server.environment(tmp_path)
-            | {"CHAT_EVAL_DATA": data, "CHAT_EVAL_QUESTIONS": "0"},
+            | {"EVAL_DATA": data, "EVAL_EXAMPLES": "0"},
         )
         assert ("damaged (another hash); it is made again" in done.stderr) == damaged
         return json.loads(done.stdout)

@@ -14,7 +14,7 @@ from finetune import perplexity, tuning_job
 from finetune.loader import Loader
 from finetune.perplexity import Evaluator, Scored
 from finetune.prepare_data import Data, prepared
-from settings import finetune_rules
+from finetune.tuning_settings import refuse_single_step
 from settings.config import Config
 from settings.declare import SettingsError
 from tests.finetune.models import models, opened
@@ -39,7 +39,6 @@ def settled(
         SEQ_LEN="64",
         BATCH_TOKENS="1024",
         MICRO_BATCH_SIZE="4",
-        EVAL_CONVERSATIONS="20",
         EPOCHS="2",
         DATA_DIR=str(tmp_path_factory.mktemp("data")),
         LORA_RANK="2",
@@ -122,17 +121,17 @@ def test_a_schedule_that_is_over_with_its_first_step_is_refused(
         one = dataclasses.replace(c, batch_tokens=512 * 64, lr_schedule=schedule)
         with pytest.raises(
             SettingsError,
-            match=r"BATCH_TOKENS=32768: EPOCHS=2 of DATA are one such step, .* nothing "
-            r"would be learned; set a smaller BATCH_TOKENS",
+            match=r"BATCH_TOKENS=32768: EPOCHS=2 of DATA make a single step, .* nothing "
+            r"would be learned\. Set a smaller BATCH_TOKENS",
         ):
-            finetune_rules.refuse_idle(one, windows)
-        finetune_rules.refuse_idle(dataclasses.replace(one, min_learning_rate=1e-6), windows)
-        finetune_rules.refuse_idle(dataclasses.replace(one, epochs=3), windows)
+            refuse_single_step(one, windows)
+        refuse_single_step(dataclasses.replace(one, min_learning_rate=1e-6), windows)
+        refuse_single_step(dataclasses.replace(one, epochs=3), windows)
     assert (
         tuning_job.settled(one, dataclasses.replace(data, c=one), models["llama"], 1).last_step == 1
     )
     with pytest.raises(SettingsError) as found:
-        finetune_rules.refuse_idle(one, windows)
+        refuse_single_step(one, windows)
     enough = int(str(found.value).rpartition("EPOCHS=")[2].partition(" ")[0])
     advised = dataclasses.replace(one, epochs=enough)
     assert (
@@ -141,8 +140,12 @@ def test_a_schedule_that_is_over_with_its_first_step_is_refused(
         ).last_step
         >= 10
     )
-    with pytest.raises(SettingsError, match=r"or give more DATA$"):  # no number of epochs is enough
-        finetune_rules.refuse_idle(dataclasses.replace(one, batch_tokens=10**6 * 64), windows)
+    with pytest.raises(
+        SettingsError, match=r"or give more DATA\.$"
+    ):  # no number of epochs is enough
+        refuse_single_step(dataclasses.replace(one, batch_tokens=10**6 * 64), windows)
+    with pytest.raises(SettingsError, match=r"or give more DATA\.$"):
+        refuse_single_step(one, windows, epochs_are_fixed=True)
     warm = dataclasses.replace(one, warmup_tokens=one.batch_tokens)
     with pytest.raises(
         SettingsError, match=r"WARMUP_TOKENS=32768 must be less than EPOCHS=2 of DATA"

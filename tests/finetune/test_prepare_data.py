@@ -10,6 +10,7 @@ import pytest
 from finetune import prepare_data
 from finetune.prepare_data import prepare
 from finetune.template import Theirs
+from settings import tuning_rules
 from settings.config import Config
 from settings.declare import SettingsError
 from tests.finetune.making import CHATML, row, their_tokenizer, theirs, write_rows
@@ -34,9 +35,12 @@ def settings(folder: Path, **more: object) -> Config:
     return dataclasses.replace(Config(), **values).derived()
 
 
-def test_what_is_held_out_is_not_trained_on(tmp_path: Path, chatml: Theirs) -> None:
+def test_what_is_held_out_is_not_trained_on(
+    tmp_path: Path, chatml: Theirs, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_rows(tmp_path / "x.jsonl", ROWS * 2)
-    d = prepare(settings(tmp_path, eval_conversations=7), chatml)
+    monkeypatch.setattr(tuning_rules, "HELD_OUT_CONVERSATIONS", 7)
+    d = prepare(settings(tmp_path), chatml)
     assert (len(d.held_out), len(d.train)) == (7, 186) and d.evaluation is d.examples
     hashes = d.examples.index["hash"]
     assert not set(hashes[d.train].tolist()) & set(hashes[d.held_out].tolist())
@@ -48,10 +52,12 @@ def test_what_is_held_out_is_not_trained_on(tmp_path: Path, chatml: Theirs) -> N
     assert "100 examples say the same as another one" in text
 
 
-def test_an_evaluation_file_is_taken_instead(tmp_path: Path, chatml: Theirs) -> None:
+def test_an_evaluation_file_is_taken_instead(
+    tmp_path: Path, chatml: Theirs, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_rows(tmp_path / "x.jsonl", ROWS)
     write_rows(tmp_path / "e.jsonl", [row("other?", "yes"), ROWS[3], row("q?")])
-    c = settings(tmp_path, eval_data=str(tmp_path / "e.jsonl"), eval_conversations=0)
+    c = settings(tmp_path, eval_data=str(tmp_path / "e.jsonl"))
     d = prepare(c, chatml)
     assert d.held_out.tolist() == [0, 1] and d.train.tolist() == [i for i in range(100) if i != 3]
     text = "\n".join(d.lines)
@@ -59,11 +65,21 @@ def test_an_evaluation_file_is_taken_instead(tmp_path: Path, chatml: Theirs) -> 
         "EVAL_DATA: dropped 1: no message of the assistant" in text
         and "2 conversations of EVAL_DATA" in text
     )
-    assert len(prepare(dataclasses.replace(c, eval_conversations=1), chatml).held_out) == 1
+    with monkeypatch.context() as patch:
+        patch.setattr(tuning_rules, "HELD_OUT_CONVERSATIONS", 1)
+        assert len(prepare(c, chatml).held_out) == 1
     with pytest.raises(
         CorpusError, match="no conversation is left to train on, since all of it is in EVAL_DATA"
     ):
         prepare(dataclasses.replace(c, eval_data=c.data), chatml)
+
+
+def test_exercises_are_made_for_an_evaluation_too(tmp_path: Path, chatml: Theirs) -> None:
+    write_rows(tmp_path / "x.jsonl", ROWS)
+    d = prepare(settings(tmp_path, eval_data="exercises", seed=5, seq_len=256), chatml)
+    rows = (tmp_path / "data" / "exercises" / "5" / "held_out.jsonl").read_text().splitlines()
+    assert len(d.evaluation.index) == len(rows) == 400 and len(d.held_out) == 200
+    assert len(d.train) == 100 and "200 conversations of EVAL_DATA" in "\n".join(d.lines)
 
 
 def test_evaluation_batches_hold_the_same_examples_on_any_number_of_ranks(

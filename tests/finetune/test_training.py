@@ -27,7 +27,6 @@ SMALL = {
     "MICRO_BATCH_SIZE": "4",
     "LEARNING_RATE": "3e-3",
     "WARMUP_TOKENS": "0",
-    "EVAL_CONVERSATIONS": "20",
     "EVAL_EVERY": "6",
     "LOG_EVERY": "5",
     "SPIKE_SIGMAS": "0",
@@ -103,7 +102,7 @@ def test_trained_and_gone_on_with_to_the_bit(
         pytest.importorskip("peft", reason="make setup-dev installs it")
     (tmp_path / "whole").mkdir()
     (tmp_path / "parts").mkdir()
-    env = env_of(tmp_path / "whole", models[kind], chats, EVAL_BASELINE="1", **settings)
+    env = env_of(tmp_path / "whole", models[kind], chats, **settings)
     said = finetune(env)
     assert "It is 1" in said and "[[[" in said  # the preview, before the first step
     assert said.index("[[[") < said.index("step=1/")
@@ -249,11 +248,15 @@ REFUSED: list[tuple[dict[str, str], int, str]] = [
         64,
         "DECAY_TOKENS=90000 and WARMUP_TOKENS=0 must fit",
     ),
-    ({"STEP": "3"}, 64, "STEP=3: not in fine-tuning: MODEL is read by its export"),
+    (
+        {"STEP": "3"},
+        64,
+        "STEP=3: not available in fine-tuning, because MODEL is read from its export",
+    ),
     (
         {"OPTIMIZER": "muon", "CORE_EVERY": "5", "COMPILE": "1"},
         64,
-        "(?s)OPTIMIZER=muon: not in fine-tuning.*CORE_EVERY=5.*COMPILE=1",
+        "(?s)OPTIMIZER=muon: not available in fine-tuning.*CORE_EVERY=5.*COMPILE=1",
     ),
     ({"CHECKPOINT_MODE": "lite"}, 64, "without LORA_RANK there are none"),
 ]

@@ -237,7 +237,7 @@ def test_what_a_done_stage_was_made_with_is_refused_by_the_name_that_the_user_kn
     assert state.changed_settings(
         stage, dataclasses.replace(c, learning_rate=2e-3, seed=4), set(), False
     ) == [
-        "MID_LEARNING_RATE=0.002: the stage mid-training is done with MID_LEARNING_RATE=0.001, and would not be what "
+        "LEARNING_RATE=0.002: the stage mid-training is done with LEARNING_RATE=0.001, and would not be what "
         "it is; go on with that, or choose another RUN_NAME",
         "SEED=4: the stage mid-training is done with SEED=1337, and would not be what it is; go on with that, or "
         "choose another RUN_NAME",
@@ -318,7 +318,7 @@ def test_memory_of_every_stage_is_asked_for_before_the_first(
     )
     assert asked == [(str(tmp_path), True)] * 2
     assert problems.settings == [
-        f"{key}: memory: 9 GiB do not fit; set MID_BATCH_TOKENS=64" for key in ("mid", "sft")
+        f"{key}: memory: 9 GiB do not fit; set BATCH_TOKENS=64" for key in ("mid", "sft")
     ]
     assert not problems.others
     allowed = Problems()

@@ -10,7 +10,7 @@ from tests.running import ROOT
 
 PYTHON = f"""#!/usr/bin/env bash
 [[ $2 != settings.config ]] || exec {sys.executable} "$@"
-echo "$2 $3 ${{BENCH_SHAPES-}} ${{BENCH_ROUNDS-}}" >>"$NOTES"
+echo "$2 ${{BENCH_SHAPES-}} $3" >>"$NOTES"
 [[ ${{BENCH_SHAPES-}} != "$FAILS" ]]
 """
 SMI = (
@@ -71,8 +71,8 @@ def test_all_parts_are_run_in_turn_and_each_is_timed(tmp_path: Path) -> None:
 
 
 def test_parts_can_be_asked_for_one_by_one(tmp_path: Path) -> None:
-    code, _, ran = check(tmp_path, GPU_CHECK="runs,xlarge", BENCH_ROUNDS="5", BENCH_SHAPES="waste")
-    assert code == 0 and [line.split()[1:] for line in ran] == [[RUNS, "1"], ["xlarge", "5"]]
+    code, _, ran = check(tmp_path, GPU_CHECK="runs,xlarge", BENCH_SHAPES="waste")
+    assert code == 0 and [line.split()[1:] for line in ran] == [[RUNS, "1"], ["xlarge", "2"]]
     assert [
         line.split()[1:] for line in check(tmp_path, GPU_CHECK="rest", BENCH_SHAPES="waste")[2]
     ] == [["waste", "2"]]

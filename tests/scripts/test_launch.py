@@ -365,7 +365,7 @@ def test_without_restarts_the_trainers_own_code_is_returned(
     assert launch(play, PLAY="k9", MAX_RESTARTS="0", NPROC="1")[0] == 137
     assert launch(play, PLAY="r75?:1", MAX_RESTARTS="0")[0] == 1
     stub = tmp_path / "venv" / "bin" / "python"
-    stub.write_text(stub.read_text().replace("*train.main", "*train.generate.eval_run"))
+    stub.write_text(stub.read_text().replace("*train.main", "*finetune.evaluate"))
     assert (
         launch(play, "eval.sh", PLAY="1", MAX_RESTARTS="3")[0] == 1
     )  # no trainer, and never started again

@@ -48,7 +48,6 @@ FROZEN = {
     "INIT_FROM",
     "MODEL",
     "DATA",
-    "EVAL_CONVERSATIONS",
     "LORA_RANK",
     "LORA_ALPHA",
     "LORA_TARGETS",
@@ -117,17 +116,14 @@ ZERO_IS_GOOD = {
     "REPORT_TOKENS",
     "NODE",
     "WAN_RTT_MS",
-    "WAN_LOSS_PERCENT",
     "OUTER_MOMENTUM",
     "SYNC_DELAY",
     "SYNC_ALPHA",
     "CORE_EVERY",
     "EVAL_EXAMPLES",
-    "EVAL_CONVERSATIONS",
     "FULL_SAVE_EVERY",
     "LORA_RANK",
     "LORA_DROPOUT",
-    "CHAT_EVAL_QUESTIONS",
 }
 
 # What a setting needs beside itself to mean anything.
@@ -589,7 +585,6 @@ def test_env_example_has_each_setting_with_help_rule_and_a_group() -> None:
         "Monitor",
         "Plots",
         "Text",
-        "Export",
         "WAN lab",
         "Benchmark",
         "Log",

@@ -20,13 +20,12 @@ def memory_advice(c: Config, world: World, evaluating: bool = False) -> str:
         c.micro_batch(world.size * c.replicas),
         c.batch_windows // (world.size * c.replicas),
     )
-    batch = c.eval_micro_batch_size or now
-    if evaluating and batch > 1:
-        return (
-            f"EVAL_MICRO_BATCH_SIZE={batch}: {batch} windows of held-out text at once do not fit into "
-            f"{room(world)}; set EVAL_MICRO_BATCH_SIZE={batch // 2}"
-        )
     smaller = max((n for n in range(1, now // 2 + 1) if share % n == 0), default=None)
+    if evaluating and smaller:
+        return (
+            f"MICRO_BATCH_SIZE={now}: {now} windows of held-out text at once do not fit into "
+            f"{room(world)}; set MICRO_BATCH_SIZE={smaller}"
+        )
     ways = (
         [f"MICRO_BATCH_SIZE={smaller} (the batch stays as it is, in more parts)"] if smaller else []
     )

@@ -92,10 +92,10 @@ def format_of(vocabulary: Vocabulary) -> Format:
         if not tokens:
             return made
     raise TokenizerError(
-        "the tokenizer has no special tokens for a conversation: it lacks "
+        "the tokenizer has no special tokens for conversations: it lacks "
         + "; or for ChatML ".join(" ".join(tokens) for tokens in lacking.values())
-        + ". CHAT=1 is for models that were fine-tuned with them; to "
-        "have a text continued leave CHAT out"
+        + ". Only a model that was fine-tuned with such tokens can chat. `make sample` continues a "
+        "text with any model."
     )
 
 

@@ -3,8 +3,8 @@
     PROMPT, or standard input, or what the run's sample began with -> tokens -> SAMPLES texts at once -> standard output
 
 Standard output has the text alone, several one behind the other under a line each; what is said of it goes to standard
-error. Sample n of SEED=s is the first of SEED=s+n-1. With CHAT=1 the prompt is a message and the text the reply; at a
-terminal without PROMPT, messages are asked for until Ctrl-D.
+error. Sample n of SEED=s is the first of SEED=s+n-1. `make chat` is the same with `chat` as argument: the prompt is a
+message and the text the reply; at a terminal without PROMPT, messages are asked for until Ctrl-D.
 
 A prompt longer than SEQ_LEN is refused. A text that outgrows it goes on, with the latest half in sight (generate.py).
 
@@ -33,7 +33,8 @@ from train.model.generate import Choice, Shown, cache_for, generate
 log = logging.getLogger(__name__)
 
 
-def main() -> int:
+def main(chat: bool = False) -> int:
+    """Continue a text, or with `chat` reply to messages. Return the exit code."""
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     warnings.filterwarnings(
         "ignore", message="torch.distributed is disabled"
@@ -46,18 +47,18 @@ def main() -> int:
         c, remarks = settings_of_command()
         if not c.sample_tokens:
             raise SettingsError(
-                ["SAMPLE_TOKENS=0: make sample needs some; for example SAMPLE_TOKENS=160"]
+                ["SAMPLE_TOKENS=0 leaves no room for any text. Set for example SAMPLE_TOKENS=160."]
             )
         for remark in remarks:
             log.info(
                 "%s", remark.replace(f" PROMPT={c.prompt}", "")
             )  # which is shown anyway, and may be long
         text = asked(c)
-        if c.chat and text is None and not at_terminal():
+        if chat and text is None and not at_terminal():
             raise SettingsError(
                 [
-                    "PROMPT: there is none, nor anything on standard input, and CHAT=1 answers a message; "
-                    "for example PROMPT=Hello"
+                    "PROMPT is not set and standard input is empty, so there is no message to reply to. "
+                    "Set for example PROMPT=Hello."
                 ]
             )
         opened = open_trained(c, join(c, trains=False))
@@ -70,9 +71,9 @@ def main() -> int:
             opened.config.seq_len,
             opened.model.rotary.device,
         )
-        if c.chat and text is None:
+        if chat and text is None:
             converse(opened)
-        elif c.chat:
+        elif chat:
             reply(opened, [Message("user", text or "")])
         else:
             continued(opened, first_words(opened) if text is None else text)
@@ -280,4 +281,4 @@ def put(text: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(chat="chat" in sys.argv[1:]))

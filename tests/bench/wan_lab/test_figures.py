@@ -29,10 +29,11 @@ def test_half_of_the_delay_is_on_each_of_two_links() -> None:
     assert str(Link()) == "no WAN"
 
 
-def test_the_lab_asks_for_the_wan_of_the_plan() -> None:
-    assert run.asked_link(Config(wan_gbit=10, wan_rtt_ms=50, wan_loss_percent=2)) == Link(
-        10, 25, 0.02
-    )
+def test_the_lab_asks_for_the_wan_of_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    c = Config(wan_gbit=10, wan_rtt_ms=50)
+    assert run.asked_link(c) == Link(10, 25, 0)
+    monkeypatch.setattr(run, "LOST_PERCENT", 2)
+    assert run.asked_link(c) == Link(10, 25, 0.02)
 
 
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")

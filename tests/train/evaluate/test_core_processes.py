@@ -83,7 +83,7 @@ def test_two_processes_count_what_one_does(
         parallel=how,
         seq_len=64,
         device="cpu",
-        eval_micro_batch_size=5,
+        micro_batch_size=5,
     )
     make_folder(tmp_path)
     alone = World(0, 0, 0, 1, torch.device("cpu"), "CPU", "here")

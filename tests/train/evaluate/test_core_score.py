@@ -151,7 +151,7 @@ def test_counts_do_not_depend_on_ranks_and_batches(parts: Parts) -> None:
     for size in (1, 5):
         shares = [
             Core(
-                dataclasses.replace(c, eval_micro_batch_size=size),
+                dataclasses.replace(c, micro_batch_size=size),
                 bundle,
                 v,
                 dataclasses.replace(ALONE, rank=rank, size=3),
@@ -220,8 +220,8 @@ def test_too_little_memory_is_said_with_the_setting_that_needs_less(
         raise torch.OutOfMemoryError("no room")
 
     monkeypatch.setattr(model, "forward", full)
-    with pytest.raises(CoreFailed, match=r"no room; lower EVAL_MICRO_BATCH_SIZE=8"):
-        Core(dataclasses.replace(c, eval_micro_batch_size=8), bundle, v, ALONE, 0)(model)
+    with pytest.raises(CoreFailed, match=r"no room; lower MICRO_BATCH_SIZE=8"):
+        Core(dataclasses.replace(c, micro_batch_size=8), bundle, v, ALONE, 0)(model)
 
 
 def test_an_interrupted_metric_is_none_and_a_late_one_says_so(parts: Parts) -> None:
@@ -249,7 +249,7 @@ def test_a_bundle_that_changes_costs_the_number_and_says_why(parts: Parts, tmp_p
 def test_progress_is_told_by_task_and_batch(parts: Parts) -> None:
     c, model, v, bundle = parts
     said: list[str] = []
-    found = Core(dataclasses.replace(c, eval_micro_batch_size=6), bundle, v, ALONE, 0)(
+    found = Core(dataclasses.replace(c, micro_batch_size=6), bundle, v, ALONE, 0)(
         model, progress=said.append
     )
     assert said == [word for label in TASKS for word in (label, "batch", "batch")] + ["others"]

@@ -44,7 +44,12 @@ class Shell:
         self.monkeypatch, self.capfd, self.settings = monkeypatch, capfd, settings
 
     def __call__(
-        self, stdin: bytes = b"", terminal: bool = False, code: int = 0, **settings: object
+        self,
+        stdin: bytes = b"",
+        terminal: bool = False,
+        code: int = 0,
+        chat: bool = False,
+        **settings: object,
     ) -> tuple[str, str]:
         """(standard output, standard error)"""
         with self.monkeypatch.context() as patch:
@@ -57,7 +62,7 @@ class Shell:
             patch.setattr(
                 "logging.Logger.error", lambda _, text, *more: sys.stderr.write(f"{text % more}\n")
             )
-            assert sampling.main() == code
+            assert sampling.main(chat) == code
         return self.capfd.readouterr()
 
 
@@ -229,17 +234,19 @@ def test_characters_survive_any_locale_and_bytes_that_are_none_are_refused(
 
 
 def test_a_message_is_answered(sample: Shell) -> None:
-    out, _ = sample(PROMPT="abcd", CHAT=1)
-    assert not out.startswith("abcd") and out.endswith("\n") and sample(b"abcd", CHAT=1)[0] == out
-    assert "PROMPT: there is none" in sample(b"", CHAT=1, code=64)[1]
-    both, _ = sample(PROMPT="abcd", CHAT=1, SAMPLES=2)
+    out, _ = sample(PROMPT="abcd", chat=True)
+    assert (
+        not out.startswith("abcd") and out.endswith("\n") and sample(b"abcd", chat=True)[0] == out
+    )
+    assert "PROMPT is not set" in sample(b"", chat=True, code=64)[1]
+    both, _ = sample(PROMPT="abcd", chat=True, SAMPLES=2)
     assert both.startswith(f"==== 1 of 2, SEED=1337\n{out}==== 2 of 2, SEED=1338\n")
 
 
 def test_at_a_terminal_one_message_after_the_other_is_answered(sample: Shell) -> None:
-    first, _ = sample(PROMPT="ab", CHAT=1, SAMPLE_TOKENS=3)
+    first, _ = sample(PROMPT="ab", chat=True, SAMPLE_TOKENS=3)
     out, err = sample(
-        b"ab\n\ncd\n" + b"abcdefgh" * 9 + b"\nef\n", terminal=True, CHAT=1, SAMPLE_TOKENS=3
+        b"ab\n\ncd\n" + b"abcdefgh" * 9 + b"\nef\n", terminal=True, chat=True, SAMPLE_TOKENS=3
     )
     assert out.startswith(first) and len(out.splitlines()) >= 3
     assert err.count("> ") == 6  # an empty one, and the end
@@ -251,11 +258,11 @@ def test_a_conversation_leaves_room_for_an_answer(
 ) -> None:
     asked: list[int] = []
     monkeypatch.setattr(sampling, "write", lambda opened, ids, stops: asked.append(len(ids)) or "a")
-    _, err = sample(b"abcd\n" * 12, terminal=True, CHAT=1, SAMPLE_TOKENS=10)
+    _, err = sample(b"abcd\n" * 12, terminal=True, chat=True, SAMPLE_TOKENS=10)
     assert len(asked) == 12 and 32 - 10 - 8 < max(asked) <= 32 - 10 and "forgotten" in err
     assert "may outgrow" not in err
     asked.clear()
-    _, err = sample(b"abcd\n" * 3, terminal=True, CHAT=1, SAMPLE_TOKENS=70)
+    _, err = sample(b"abcd\n" * 3, terminal=True, chat=True, SAMPLE_TOKENS=70)
     assert max(asked) <= 16 and err.count("may outgrow SEQ_LEN=32") == 3
 
 
@@ -273,7 +280,7 @@ def test_a_tokenizer_without_the_tokens_is_refused_before_anything_is_asked(
             b"a\n",
             terminal=terminal,
             code=78,
-            CHAT=1,
+            chat=True,
             RUN_NAME="none",
             INIT_FROM=tmp_path / "llama",
         )
@@ -294,17 +301,16 @@ def read_until(terminal: int, what: bytes, seconds: float = 60) -> bytes:
 
 
 def test_a_conversation_at_a_real_terminal_ends_with_ctrl_d(sample: Shell) -> None:
-    answer = sample(PROMPT="ab", CHAT=1, SAMPLE_TOKENS=3)[0].rstrip("\n")
+    answer = sample(PROMPT="ab", chat=True, SAMPLE_TOKENS=3)[0].rstrip("\n")
     ours, theirs = pty.openpty()
     settings = {
         **os.environ,
         **sample.settings,
-        "CHAT": "1",
         "SAMPLE_TOKENS": "3",
         "OMP_NUM_THREADS": "1",
     }
     with subprocess.Popen(
-        [sys.executable, "-m", "train.generate.sample"],
+        [sys.executable, "-m", "train.generate.sample", "chat"],
         cwd=ROOT,
         stdin=theirs,
         stdout=theirs,

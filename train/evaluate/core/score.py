@@ -124,7 +124,7 @@ class Core:
     ):
         self.c, self.bundle, self.vocabulary, self.world = c, bundle, vocabulary, world
         self.examples, self.keep = examples, keep
-        self.size = c.eval_micro_batch_size or c.micro_batch_size
+        self.size = c.micro_batch_size
         self.kept: dict[str, tuple[int, list[Question]]] = {}
 
     def __call__(
@@ -199,7 +199,7 @@ class Core:
     def words(self, error: Exception) -> str:
         """What went wrong, and what to change where memory did not suffice."""
         less = (
-            f"; lower EVAL_MICRO_BATCH_SIZE={self.size}"
+            f"; lower MICRO_BATCH_SIZE={self.size}"
             if is_out_of_memory(error) and self.size > 1
             else ""
         )
