@@ -101,7 +101,7 @@ attach: setup ## Follow the log of RUN_NAME; Ctrl-C leaves it running
 	@"$(PY)" -m k8s.jobs attach
 
 .PHONY: logs
-logs: setup ## Its log, of NODE=0; ONLY=metrics, nccl, ranks or errors
+logs: setup ## Its log, of NODE_RANK=0; ONLY=metrics or errors
 	@"$(PY)" -m k8s.jobs logs
 
 .PHONY: describe

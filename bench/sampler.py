@@ -36,7 +36,7 @@ FAKE = ROOT / "tests" / "monitor" / "fake_nvml.c"
 TURN_S = 5.0  # of sampling
 STEPS_S = 1.0  # of steps in a turn
 PAIRS = 4  # of turns with and without it, in a round
-LIMIT = {"basic": 2, "all": 4}  # per cent of one core, for any number of GPUs up to 8
+LIMIT = 4  # per cent of one core, for any number of GPUs up to 8
 
 
 def gpus_here() -> int:
@@ -59,9 +59,7 @@ def library(folder: Path) -> Path | None:
 
 
 @contextlib.contextmanager
-def sampling(
-    folder: Path, stand_in: Path | None, gpus: int, fields: str
-) -> Iterator[dict[str, Any]]:
+def sampling(folder: Path, stand_in: Path | None, gpus: int) -> Iterator[dict[str, Any]]:
     """A sampler at work into a new folder; behind the block the dictionary has its sidecar, and bytes of its rows."""
     runs = Path(tempfile.mkdtemp(dir=folder))
     instead = [
@@ -76,7 +74,6 @@ def sampling(
             *(instead if stand_in else []),
             f"RUNS_DIR={runs}",
             "RUN_NAME=bench",
-            f"GPU_FIELDS={fields}",
             sys.executable,
             "-m",
             "monitor.gpu_sampler",
@@ -104,28 +101,28 @@ def sampling(
 
 
 def cost(rounds: int, turn_s: float = TURN_S) -> Iterator[dict[str, Any]]:
-    """A row for each number of GPUs and kind of readings; all take turns in a round."""
+    """A row for each number of GPUs; all take turns in a round."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         stand_in, here = library(folder), gpus_here()
-        cells: list[tuple[Path | None, int, str]] = []
+        cells: list[tuple[Path | None, int]] = []
         if stand_in:
-            cells += [(stand_in, gpus, fields) for gpus in (1, 2, 8) for fields in LIMIT]
-        cells += [(None, here, fields) for fields in LIMIT if here]
+            cells += [(stand_in, gpus) for gpus in (1, 2, 8)]
+        if here:
+            cells.append((None, here))
         rows: list[dict[str, Any]] = [
             {
                 "part": "cost",
                 "library": "stand-in" if way else "this machine's",
                 "gpus": gpus,
-                "fields": fields,
                 "rounds": [],
             }
-            for way, gpus, fields in cells
+            for way, gpus in cells
         ]
         for _ in range(rounds):
-            for (way, gpus, fields), row in zip(cells, rows, strict=True):
+            for (way, gpus), row in zip(cells, rows, strict=True):
                 foreign = Foreign([], time.monotonic())
-                with sampling(folder, way, gpus, fields) as found:
+                with sampling(folder, way, gpus) as found:
                     time.sleep(turn_s)
                 load = foreign.percent(time.monotonic())
                 row["rounds"].append(
@@ -149,7 +146,7 @@ def cost(rounds: int, turn_s: float = TURN_S) -> Iterator[dict[str, Any]]:
 
 
 def effect(rounds: int, shape: str = "", steps_s: float = STEPS_S) -> Iterator[dict[str, Any]]:
-    """One row: how many times as long a step takes beside a sampler of all readings. The order changes in each pair.
+    """One row: how many times as long a step takes beside a sampler. The order changes in each pair.
 
     Steps are not compiled: then the processor has more to do for each, and is missed more.
     """
@@ -191,7 +188,7 @@ def effect(rounds: int, shape: str = "", steps_s: float = STEPS_S) -> Iterator[d
             took, foreign = dict[bool, float](), Foreign([], time.monotonic())
             for beside in (False, True) if number % 2 else (True, False):
                 if beside:
-                    with sampling(folder, stand_in, 8, "all") as found:
+                    with sampling(folder, stand_in, 8) as found:
                         took[beside] = seconds(count)
                 else:
                     took[beside] = seconds(count)
@@ -222,7 +219,7 @@ def row(found: dict[str, Any], spread: Callable[[list[float], int], str]) -> str
 
     gpus = "1 GPU" if found["gpus"] == 1 else f"{found['gpus']} GPUs"
     if found["part"] == "cost":
-        what = f"{gpus} of the {found['library']} library, {found['fields']} readings"
+        what = f"{gpus} of the {found['library']} library"
         hourly = (
             statistics.median(taken["bytes"] / taken["samples"] for taken in found["rounds"])
             * 360_000
@@ -232,7 +229,7 @@ def row(found: dict[str, Any], spread: Callable[[list[float], int], str]) -> str
             f"{of('hz', 1)} Hz, {of('missed', 0)} slots missed, {of('cpu_percent', 2)}% of one core, "
             f"{hourly:.0f} MB an hour"
         )
-        target = f"100.0 Hz, under {LIMIT[found['fields']]}%"
+        target = f"100.0 Hz, under {LIMIT}%"
     else:
         what = f"a step of {found['shape']} in {found['dtype']} beside it, {gpus} of the {found['library']} library"
         value, target = f"{of('ratio', 3)} times as long; {of('step_ms', 1)} ms without", "1.00"

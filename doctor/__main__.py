@@ -19,9 +19,19 @@ from doctor import cluster_checks, local_checks, probed, probing
 from k8s.cluster import where
 from k8s.cluster.job_spec import cluster_config
 from record.trackers.mirror import check_trackers
+from plan.allow_fail import refuse_unknown_checks
 from settings.config import Config
 from settings.declare import SettingsError
-from settings.finding import FAIL, PASS, WARN, Finding, code_of, lines, split, told
+from settings.finding import (
+    FAIL,
+    PASS,
+    WARN,
+    Finding,
+    code_of,
+    format_findings,
+    from_sentence,
+    split,
+)
 
 SCHEMA = 1
 ORDER = (PASS, WARN, FAIL)  # what matters stands where the eye is when it is through
@@ -31,7 +41,7 @@ def text(found: Sequence[Finding], allow_fail: str, seconds: float) -> str:
     stopping, allowed = split(allow_fail, found)
     counts = ", ".join(f"{sum(f.level == level for f in found)} {level}" for level in ORDER)
     said = [
-        *lines(sorted(found, key=lambda finding: ORDER.index(finding.level))),
+        *format_findings(sorted(found, key=lambda finding: ORDER.index(finding.level))),
         f"doctor: {counts}, in {seconds:.1f} s",
     ]
     if allowed:
@@ -83,7 +93,7 @@ def of_cluster() -> list[Finding]:
         return cluster_checks.findings(cluster_config()[0])
     except SettingsError as error:
         return [
-            told("cluster", WARN, f"not looked at: {problem}; WHERE=local leaves it out")
+            from_sentence("cluster", WARN, f"not looked at: {problem}; WHERE=local leaves it out")
             for problem in error.problems
         ]
 
@@ -119,6 +129,7 @@ def main() -> int:
             where.decide().config
         )  # of a cluster's run, which Config.load would check as one of this machine
         c = c if c.where == "cluster" else Config.load()
+        refuse_unknown_checks(c.allow_fail)
         found = look(c)
     except SettingsError as error:
         sys.stderr.write(f"{error}\n")

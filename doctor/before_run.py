@@ -12,6 +12,7 @@ import datetime
 import sys
 
 from doctor.quick import quick
+from plan.allow_fail import refuse_unknown_checks
 from plan.finetuning import tuned_report, tuning
 from plan.finetuning.tuning import Tuning
 from plan.fleet import fleet_of
@@ -21,7 +22,7 @@ from plan.report import brief
 from record.trackers.mirror import check_trackers
 from settings.config import Config
 from settings.declare import SettingsError
-from settings.finding import FAIL, PASS, Finding, code_of, lines, split
+from settings.finding import FAIL, PASS, Finding, code_of, format_findings, split
 from settings.rules import OF_PRETRAINING
 from train.data.sources.source import CorpusError
 
@@ -65,12 +66,13 @@ def main() -> int:
             )[0]
         )
         check_trackers(c)
+        refuse_unknown_checks(c.allow_fail)
     except SettingsError as error:
         sys.stderr.write(f"{error}\n")
         return 64
     found, planned = look(c, finetune)
     stopping, _ = split(c.allow_fail, found)
-    for line in lines([finding for finding in found if finding not in stopping]):
+    for line in format_findings([finding for finding in found if finding not in stopping]):
         sys.stdout.write(f"{line}\n")
     if planned and not c.node_rank:
         sys.stdout.write(f"{planned}\n")
@@ -80,7 +82,7 @@ def main() -> int:
             dict.fromkeys([*filter(None, c.allow_fail.split(",")), *(f.name for f in stopping)])
         )
         sys.stderr.write(
-            "".join(f"{line}\n" for line in lines(stopping))
+            "".join(f"{line}\n" for line in format_findings(stopping))
             + f"nothing was started; ALLOW_FAIL={allowed} starts it all the same\n"
         )
     return code_of(stopping)

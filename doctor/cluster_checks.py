@@ -19,7 +19,6 @@ from doctor import cluster_image, cluster_quota, cluster_room
 from doctor.cluster_image import Ask, ask
 from k8s.cluster import placement, preflight, secret, standing
 from k8s.cluster.image_ref import image_of
-from k8s.cluster.job_spec import overlay_of
 from k8s.cluster.kubectl import (
     ANSWER_S,
     BAD_SETTING,
@@ -30,10 +29,11 @@ from k8s.cluster.kubectl import (
     kubectl,
     refusal,
 )
+from k8s.cluster.nodes import GPU, gpu_resource
 from k8s.cluster.preflight import Found
 from k8s.cluster.target import Target, name_of
 from settings.config import Config
-from settings.finding import FAIL, PASS, WARN, Finding, told
+from settings.finding import FAIL, PASS, WARN, Finding, from_sentence
 
 SKEW = 1  # minor versions that kubectl may be behind the server: kubernetes.io/releases/version-skew-policy
 AT_ONCE = 4  # calls of kubectl, most of whose time is spent waiting for the server
@@ -50,6 +50,7 @@ class There:
     claim: dict[str, Any] | None
     job: dict[str, Any] | None
     pods: list[dict[str, Any]]  # of that Job, as far as they may be listed
+    gpu: str = GPU  # the name by which pods ask for GPUs
 
     @property
     def target(self) -> Target:
@@ -72,8 +73,6 @@ def has_context() -> bool:
 def findings(c: Config, asking: Ask = ask) -> list[Finding]:
     """All findings of the context in use. A cluster that cannot be reached is one FAIL, and one WARN where WHERE=auto:
     who trains here may have an old context. asking: how a registry is asked."""
-    if overlay_of(c) == "cpu-smoke":
-        c = dataclasses.replace(c, device="cpu")  # as its pods will have it
     try:
         here = context()
         with keeping_to(here):
@@ -83,18 +82,19 @@ def findings(c: Config, asking: Ask = ask) -> list[Finding]:
         level, aside = (
             (WARN, "; WHERE=local leaves the cluster out") if c.where == "auto" else (FAIL, "")
         )
-        return [told("context", level, refused.sentence + aside, refused.code)]
+        return [from_sentence("context", level, refused.sentence + aside, refused.code)]
 
 
 def looked(c: Config, here: Context, asking: Ask) -> list[Finding]:
     """The findings of a cluster that has answered."""
     namespace = c.namespace or here.namespace
     found, is_there = of_namespace(namespace)
-    there = (
-        look(c, namespace, here.name)
-        if is_there
-        else There(c, namespace, here.name, None, None, [])
-    )
+    if is_there:
+        there = look(c, namespace, here.name)
+    else:
+        there = There(c, namespace, here.name, None, None, [])
+    if there.on_gpus:
+        there = dataclasses.replace(there, gpu=gpu_resource(c) or GPU)
     asked = (
         [
             ("rights", rights),
@@ -122,14 +122,16 @@ def guarded(name: str, check: Callable[[There], list[Finding]], there: There) ->
         return check(there)
     except Refused as refused:
         return [
-            told(name, WARN if refused.kind == "rights" else FAIL, refused.sentence, refused.code)
+            from_sentence(
+                name, WARN if refused.kind == "rights" else FAIL, refused.sentence, refused.code
+            )
         ]
 
 
 def of(name: str, found: Found, fine: str = "") -> list[Finding]:
     """What a check of k8s/cluster/preflight.py has collected; if nothing, that it is fine."""
-    failed = [told(name, FAIL, sentence, code) for code, sentence in found.problems]
-    remarks = [told(name, WARN, sentence) for sentence in found.remarks]
+    failed = [from_sentence(name, FAIL, sentence, code) for code, sentence in found.problems]
+    remarks = [from_sentence(name, WARN, sentence) for sentence in found.remarks]
     return failed + remarks or ([Finding(name, PASS, fine)] if fine else [])
 
 
@@ -267,7 +269,7 @@ def keys(there: There) -> list[Finding]:
     known = preflight.check_keys(found, c)
     here, inside = sorted(secret.to_send(c)), sorted(known or ())
     said = [f"{' and '.join(here)} from here"] if here else []
-    said += [f"{' and '.join(inside)} in Secret {c.secret_name}"] if inside else []
+    said += [f"{' and '.join(inside)} in Secret {secret.NAME}"] if inside else []
     said += (
         [] if "HF_TOKEN" in (*here, *inside) else ["no HF_TOKEN, which only gated data sets need"]
     )
@@ -296,9 +298,9 @@ def job(there: There) -> list[Finding]:
         theirs, there.namespace, "make restart"
     ) or standing.Standing("at work", run=standing.run_of(theirs))
     if whose := standing.of_another_run(stands, c.job_name, there.namespace, c.run_name):
-        return [told("job", FAIL, whose, BAD_SETTING)]
+        return [from_sentence("job", FAIL, whose, BAD_SETTING)]
     if stands.sentence:
-        return [told("job", WARN, stands.sentence)]
+        return [from_sentence("job", WARN, stands.sentence)]
     read = [placement.read(pod) for pod in there.pods]
     run = sum(pod.state == "Running" for pod in read)
     text = f"Job {c.job_name} is there and trains run {stands.run}: {run} of {c.nodes} pods run"
@@ -330,15 +332,16 @@ def cluster_limits(there: There) -> list[Finding]:
         there.pods,
         has_job=there.job is not None,
         has_claim=there.claim is not None,
+        gpu=there.gpu,
     )
 
 
 def room(there: There) -> list[Finding]:
-    return cluster_room.findings(there.c, there.namespace)
+    return cluster_room.findings(there.c, there.namespace, there.gpu)
 
 
 def image(there: There, asking: Ask) -> list[Finding]:
     try:
         return [cluster_image.finding(image_of(there.c), there.c.image_pull_secret, asking)]
     except Refused as refused:
-        return [told("image", FAIL, refused.sentence, refused.code)]
+        return [from_sentence("image", FAIL, refused.sentence, refused.code)]

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from k8s.cluster.job_spec import overlay_of
+from k8s.cluster.job_spec import overlay_of, pod_cpus, pod_disk_gb
 from k8s.cluster.kubectl import BAD_SETTING, kubectl, refusal
 from k8s.cluster.preflight import quantity
 from settings.config import Config
@@ -20,11 +20,11 @@ from settings.finding import FAIL, PASS, WARN, Finding
 Thing = Mapping[str, Any]
 ENDED = ("Succeeded", "Failed")
 IN_BYTES = ("memory", "storage", "ephemeral-storage")
-SETTING = {
-    "cpu": "POD_CPUS",
-    "memory": "POD_MEMORY_GB",
-    "ephemeral-storage": "POD_DISK_GB",
-    "storage": "VOLUME_GB",
+SETTING = {"memory": "POD_MEMORY_GB", "storage": "VOLUME_GB"}
+# What no setting says by itself: what to do where a pod asks for too much or too little of it.
+REMEDIES = {
+    "cpu": "set another GPUS_PER_NODE: a pod asks for 8 cores per GPU",
+    "ephemeral-storage": "ask the namespace's administrator for another limit, or take another NAMESPACE",
 }
 LIGHTHOUSE = {
     "cpu": 1.0,
@@ -35,9 +35,10 @@ MANY = 4  # amounts that a line lists
 
 
 def findings(
-    c: Config, namespace: str, own: Iterable[Thing], *, has_job: bool, has_claim: bool
+    c: Config, namespace: str, own: Iterable[Thing], *, has_job: bool, has_claim: bool, gpu: str
 ) -> list[Finding]:
-    """Both kinds, asked for by one call. own: the pods of a Job of ours that is there, which a new one replaces."""
+    """Both kinds, asked for by one call. own: the pods of a Job of ours that is there, which a new one replaces. gpu:
+    the name by which pods ask for GPUs."""
     done = kubectl("get", "resourcequotas,limitranges", "-n", namespace, "-o", "json")
     hidden = [
         kind
@@ -47,7 +48,7 @@ def findings(
     if done.code and not hidden:
         raise refusal(done, ("get", "resourcequotas"))
     listed = json.loads(done.out or "{}").get("items") or []
-    found = []
+    asks, found = pod_asks(c, gpu), list[Finding]()
     for name, kind, plural, check in (
         ("quota", "ResourceQuota", "resourcequotas", quota),
         ("limits", "LimitRange", "limitranges", limits),
@@ -65,20 +66,23 @@ def findings(
         elif not things:
             found.append(Finding(name, PASS, f"no {kind} in namespace {namespace}"))
         elif check is quota:
-            found += quota(c, things, asked(c, has_job=has_job, has_claim=has_claim), held(own))
+            wants = asked(c, asks, has_job=has_job, has_claim=has_claim)
+            found += quota(c, things, asks, wants, held(own))
         else:
-            found += limits(c, things, has_claim=has_claim)
+            found += limits(c, things, asks, has_claim=has_claim)
     return found
 
 
-def pod_asks(c: Config) -> dict[str, float]:
+def pod_asks(c: Config, gpu: str) -> dict[str, float]:
     """Resource -> amount that one pod of the run asks for and may take; bytes where it is counted in them."""
     asks = {
-        "cpu": float(c.pod_cpus),
+        "cpu": float(pod_cpus(c)),
         "memory": c.pod_memory_gb * 2.0**30,
-        "ephemeral-storage": c.pod_disk_gb * 2.0**30,
+        "ephemeral-storage": pod_disk_gb(c) * 2.0**30,
     }
-    return asks | ({c.gpu_resource: float(c.gpus_per_node or 1)} if c.device != "cpu" else {})
+    if c.device != "cpu":
+        asks[gpu] = float(c.gpus_per_node or 1)
+    return asks
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -86,11 +90,11 @@ def pod_asks(c: Config) -> dict[str, float]:
 # ---------------------------------------------------------------------------------------------------
 
 
-def asked(c: Config, *, has_job: bool, has_claim: bool) -> dict[str, float]:
+def asked(
+    c: Config, asks: Mapping[str, float], *, has_job: bool, has_claim: bool
+) -> dict[str, float]:
     """Name in a quota -> what the run wants of it: pods, the Job and what comes with it, and the claim."""
-    wants = {
-        name: c.nodes * amount for what, amount in pod_asks(c).items() for name in names_of(what)
-    }
+    wants = {name: c.nodes * amount for what, amount in asks.items() for name in names_of(what)}
     beside = c.sync == "diloco"  # the lighthouse, a Job and a Service of its own
     wants |= dict.fromkeys(("pods", "count/pods"), float(c.nodes + beside))
     if beside:
@@ -141,7 +145,11 @@ def held(pods: Iterable[Thing]) -> dict[str, float]:
 
 
 def quota(
-    c: Config, quotas: Iterable[Thing], wants: Mapping[str, float], own: Mapping[str, float]
+    c: Config,
+    quotas: Iterable[Thing],
+    asks: Mapping[str, float],
+    wants: Mapping[str, float],
+    own: Mapping[str, float],
 ) -> list[Finding]:
     """Each amount that does not fit, or that all do."""
     found, fits = [], []
@@ -159,14 +167,14 @@ def quota(
             line = f"quota {name}: {what}={amount(what, limit)}, and the run asks for {amount(what, want)}"
             more = f"{amount(what, used)} used{' by others' if mine else ''}"
             if want > limit:
-                found.append(Finding("quota", FAIL, line, remedy(c, what, limit), BAD_SETTING))
+                found.append(Finding("quota", FAIL, line, remedy(asks, what, limit), BAD_SETTING))
             elif used + want > limit:
                 found.append(
                     Finding(
                         "quota",
                         FAIL,
                         f"{line} with {more}, so {amount(what, limit - used)} left",
-                        f"wait until others of the namespace end, or {remedy(c, what, limit - used)}",
+                        f"wait until others of the namespace end, or {remedy(asks, what, limit - used)}",
                     )
                 )
             else:
@@ -215,9 +223,9 @@ def applies(c: Config, thing: Thing) -> bool:
     return True
 
 
-def remedy(c: Config, what: str, left: float) -> str:
+def remedy(asks: Mapping[str, float], what: str, left: float) -> str:
     """What would fit into what is left, if anything of a run does."""
-    of_pod = {name: each for resource, each in pod_asks(c).items() for name in names_of(resource)}
+    of_pod = {name: each for resource, each in asks.items() for name in names_of(resource)}
     of_pod |= dict.fromkeys(("pods", "count/pods"), 1.0)
     if what.endswith("requests.storage"):
         return (
@@ -242,7 +250,9 @@ def amount(what: str, value: float) -> str:
 # ---------------------------------------------------------------------------------------------------
 
 
-def limits(c: Config, ranges: Sequence[Thing], *, has_claim: bool) -> list[Finding]:
+def limits(
+    c: Config, ranges: Sequence[Thing], asks: Mapping[str, float], *, has_claim: bool
+) -> list[Finding]:
     """Each limit that would refuse a pod or the claim, or change a pod."""
     found = []
     for thing in ranges:
@@ -250,16 +260,15 @@ def limits(c: Config, ranges: Sequence[Thing], *, has_claim: bool) -> list[Findi
         for item in (thing.get("spec") or {}).get("limits") or []:
             kind = item.get("type", "")
             if kind in ("Container", "Pod"):
-                found += of_pod(c, name, item)
+                found += of_pod(name, item, asks)
             elif kind == "PersistentVolumeClaim" and not has_claim:
-                found += outside(c, name, item, {"storage": c.volume_gb * 2.0**30})
+                found += outside(name, item, {"storage": c.volume_gb * 2.0**30})
     names = " and ".join(thing["metadata"]["name"] for thing in ranges)
     return found or [Finding("limits", PASS, f"a pod and its volume keep to LimitRange {names}")]
 
 
-def of_pod(c: Config, name: str, item: Thing) -> list[Finding]:
-    asks = pod_asks(c)
-    found = outside(c, name, item, asks)
+def of_pod(name: str, item: Thing, asks: Mapping[str, float]) -> list[Finding]:
+    found = outside(name, item, asks)
     added = {what: value for what, value in (item.get("default") or {}).items() if what not in asks}
     if added:
         said = ", ".join(f"{what}={value}" for what, value in sorted(added.items()))
@@ -274,7 +283,7 @@ def of_pod(c: Config, name: str, item: Thing) -> list[Finding]:
     return found
 
 
-def outside(c: Config, name: str, item: Thing, asks: Mapping[str, float]) -> list[Finding]:
+def outside(name: str, item: Thing, asks: Mapping[str, float]) -> list[Finding]:
     """What is more than the largest or less than the smallest amount, or is not asked for and must be."""
     found, kind = [], item["type"].lower()
     filled_in = {
@@ -296,7 +305,12 @@ def outside(c: Config, name: str, item: Thing, asks: Mapping[str, float]) -> lis
                         "ask the namespace's administrator to leave it out, or take another NAMESPACE",
                     )
                 )
-            elif have > bound if side == "max" else have < bound:
+            elif (side == "max" and have > bound) or (side == "min" and have < bound):
+                rule = f"LimitRange {name}: a {kind} {words} {what}={amount(what, bound)}"
+                if what in REMEDIES:
+                    text = f"{rule}, and a pod asks for {amount(what, have)}"
+                    found.append(Finding("limits", FAIL, text, REMEDIES[what], BAD_SETTING))
+                    continue
                 setting = SETTING.get(what, "GPUS_PER_NODE")
                 value = int(bound / (2**30 if what in IN_BYTES else 1))
                 exact = (
@@ -308,8 +322,7 @@ def outside(c: Config, name: str, item: Thing, asks: Mapping[str, float]) -> lis
                     Finding(
                         "limits",
                         FAIL,
-                        f"LimitRange {name}: a {kind} {words} {what}="
-                        f"{amount(what, bound)}, and {setting} makes it {amount(what, have)}",
+                        f"{rule}, and {setting} makes it {amount(what, have)}",
                         f"set {setting}={exact}" if exact else "take another NAMESPACE",
                         BAD_SETTING,
                     )

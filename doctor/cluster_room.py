@@ -17,9 +17,9 @@ from k8s.cluster import nodes as sites
 from k8s.cluster.kubectl import BAD_SETTING, Refused, kubectl, refusal
 from k8s.cluster.preflight import quantity
 from k8s.cluster.render import toleration
+from k8s.launch import WAIT_MINUTES
 from settings.config import Config
-from settings.declare import format_value
-from settings.finding import FAIL, PASS, WARN, Finding, told
+from settings.finding import FAIL, PASS, WARN, Finding, from_sentence
 
 PRODUCTS, FREE = "gpu-products", "free-gpus"
 PASSING = (
@@ -65,10 +65,10 @@ class Taken:
     ours: dict[str, dict[str, float]]
 
 
-def findings(c: Config, namespace: str) -> list[Finding]:
-    """What there is, and what is free of it."""
+def findings(c: Config, namespace: str, gpu: str) -> list[Finding]:
+    """What there is, and what is free of it. gpu: the name by which pods ask for GPUs."""
     try:
-        listed = nodes(c)
+        listed = nodes(c, gpu)
     except Refused as refused:
         if refused.kind != "rights":
             raise
@@ -85,10 +85,10 @@ def findings(c: Config, namespace: str) -> list[Finding]:
                 "more; of any other ask its administrators",
             )
         ]
-    found = products(c, listed)
+    found = products(c, listed, gpu)
     if c.device == "cpu" or any(finding.level == FAIL for finding in found):
         return found
-    return [*found, free(c, listed, taken(c, namespace))]
+    return [*found, free(c, listed, taken(c, namespace, gpu), gpu)]
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -96,17 +96,17 @@ def findings(c: Config, namespace: str) -> list[Finding]:
 # ---------------------------------------------------------------------------------------------------
 
 
-def nodes(c: Config) -> list[Seen]:
+def nodes(c: Config, gpu: str) -> list[Seen]:
     """All nodes, in full where that may be seen. Raises Refused."""
     done = kubectl("get", "nodes", "-o", "json")
     if done.code == 0:
-        return [seen(c, node) for node in json.loads(done.out)["items"]]
+        return [seen(c, node, gpu) for node in json.loads(done.out)["items"]]
     if "(Forbidden)" not in done.err:
         raise refusal(done, ("get", "nodes"))
     return [Seen(node) for node in sites.nodes()]
 
 
-def seen(c: Config, node: Mapping[str, Any]) -> Seen:
+def seen(c: Config, node: Mapping[str, Any], gpu: str) -> Seen:
     """A node by its object."""
     labels, spec, status = (
         node["metadata"].get("labels") or {},
@@ -135,8 +135,8 @@ def seen(c: Config, node: Mapping[str, Any]) -> Seen:
             int(count) if count.isdigit() else 0,
         ),
         offers,
-        tuple(written(taint) for taint in strange if taint["key"] != c.gpu_resource),
-        any(taint["key"] == c.gpu_resource for taint in strange),
+        tuple(written(taint) for taint in strange if taint["key"] != gpu),
+        any(taint["key"] == gpu for taint in strange),
     )
 
 
@@ -156,9 +156,9 @@ def written(taint: Mapping[str, Any]) -> str:
     return str(taint["key"]) + (f"={taint['value']}" if taint.get("value") else "")
 
 
-def taken(c: Config, namespace: str) -> Taken | None:
+def taken(c: Config, namespace: str, gpu: str) -> Taken | None:
     """What is taken on each node, by one call; None where everybody's pods may not be listed."""
-    what = (c.gpu_resource, *RESOURCES)
+    what = (gpu, *RESOURCES)
     columns = [
         "NODE:.spec.nodeName",
         "NAMESPACE:.metadata.namespace",
@@ -211,25 +211,21 @@ def numbers(text: str) -> list[float]:
 # ---------------------------------------------------------------------------------------------------
 
 
-def products(c: Config, listed: Sequence[Seen]) -> list[Finding]:
+def products(c: Config, listed: Sequence[Seen], gpu: str) -> list[Finding]:
     """Whether the shape fits an idle cluster: by what make train-8xa100 refuses, then by taints and sizes of nodes."""
     plain = [one.node for one in listed]
     if problems := sites.problems(plain, c):
-        return [told(PRODUCTS, FAIL, problem, BAD_SETTING) for problem in problems]
+        return [from_sentence(PRODUCTS, FAIL, problem, BAD_SETTING) for problem in problems]
     if c.device == "cpu":
         return [Finding(PRODUCTS, PASS, "pods ask for no GPU")]
     ours = wanted(c, listed)
-    if problem := offered(c, ours) or too_small(c, ours) or kept_away(c, ours):
+    if problem := offered(ours, gpu) or too_small(c, ours, gpu) or kept_away(c, ours, gpu):
         return [problem]
-    there = {
-        one.node.name: one.gpus(c.gpu_resource)
-        for one in ours
-        if one.node.takes_pods and not one.taints
-    }
+    there = {one.node.name: one.gpus(gpu) for one in ours if one.node.takes_pods and not one.taints}
     count, where = sum(there.values()), by_site(there, ours)
     if waits := sites.waits_for(plain, c):
         return [Finding(PRODUCTS, WARN, waits)]
-    held = idle(c, ours)
+    held = idle(c, ours, gpu)
     alone = max(held.values(), default=0)
     text = f"{count} GPUs of GPU_PRODUCTS on nodes that take pods{f': {where}' if where else ''}"
     if any(one.offers is None for one in ours):
@@ -245,16 +241,16 @@ def products(c: Config, listed: Sequence[Seen]) -> list[Finding]:
             )
         ]
     if (reserved := sum(one.perhaps for one in ours)) and sum(
-        idle(c, [one for one in ours if not one.perhaps]).values()
+        idle(c, [one for one in ours if not one.perhaps], gpu).values()
     ) < c.nodes:
         return [
             Finding(
                 PRODUCTS,
                 WARN,
-                f"{text}, {reserved} of the nodes with the taint {c.gpu_resource}",
+                f"{text}, {reserved} of the nodes with the taint {gpu}",
                 "many "
                 "clusters let pods with GPUs tolerate it by themselves; if pods stay pending, set TOLERATIONS="
-                f"{c.gpu_resource}",
+                f"{gpu}",
             )
         ]
     return [Finding(PRODUCTS, PASS, text)]
@@ -269,35 +265,22 @@ def wanted(c: Config, listed: Iterable[Seen]) -> list[Seen]:
     ]
 
 
-def offered(c: Config, ours: Sequence[Seen]) -> Finding | None:
-    """Whether the nodes know GPUs by the name that pods ask for."""
-    if any(one.offers is None or one.offers.get(c.gpu_resource) for one in ours):
+def offered(ours: Sequence[Seen], gpu: str) -> Finding | None:
+    """Whether the nodes offer their GPUs to pods at all."""
+    if any(one.offers is None or one.offers.get(gpu) for one in ours):
         return None
-    vendor = c.gpu_resource.partition("/")[0] + "/"
-    names = sorted(
-        {
-            what
-            for one in ours
-            for what, value in (one.offers or {}).items()
-            if value and what.startswith(vendor)
-        }
-    )
     return Finding(
         PRODUCTS,
         FAIL,
-        f"GPU_RESOURCE={c.gpu_resource}: no node of GPU_PRODUCTS offers it; they offer "
-        f"{sites.some(names)}",
-        f"set GPU_RESOURCE={names[0]}"
-        if names
-        else "ask the administrators: the device plugin of these nodes does not run",
-        BAD_SETTING if names else 78,
+        f"no node of GPU_PRODUCTS offers {gpu}",
+        "ask the administrators: the device plugin of these nodes does not run",
     )
 
 
-def too_small(c: Config, ours: Sequence[Seen]) -> Finding | None:
+def too_small(c: Config, ours: Sequence[Seen], gpu: str) -> Finding | None:
     """Whether nodes have the cores and the memory for as many pods as their GPUs do."""
-    asks, gpu = pod_asks(c), c.gpu_resource
-    asks = {what: asks[what] for what in (gpu, *RESOURCES)}
+    pod = pod_asks(c, gpu)
+    asks = {what: pod[what] for what in (gpu, *RESOURCES)}
     by_gpu = [one for one in ours if one.offers is not None and one.holds({gpu: asks[gpu]}, gpu)]
     if not by_gpu or sum(one.holds(asks, gpu) for one in ours) >= c.nodes:
         return None
@@ -311,18 +294,18 @@ def too_small(c: Config, ours: Sequence[Seen]) -> Finding | None:
     return Finding(
         PRODUCTS,
         FAIL,
-        f"POD_CPUS={c.pod_cpus} POD_MEMORY_GB={c.pod_memory_gb}: the nodes of GPU_PRODUCTS "
+        f"a pod asks for {pod['cpu']:.0f} cores and POD_MEMORY_GB={c.pod_memory_gb}: the nodes of GPU_PRODUCTS "
         f"have {most['cpu']:.4g} cores and {most['memory'] / 2**30:.4g} GiB at most, so "
         f"{sum(one.holds(asks, gpu) for one in ours)} of NODES={c.nodes} pods fit an idle cluster",
-        f"less than POD_CPUS={shares['cpu']:.0f} and POD_MEMORY_GB={shares['memory'] / 2**30:.0f} is a "
-        "pod's share of any of them",
+        f"a pod's share of any of them is {shares['cpu']:.0f} cores and "
+        f"POD_MEMORY_GB={shares['memory'] / 2**30:.0f}; a smaller GPUS_PER_NODE asks for fewer cores, 8 per GPU",
         BAD_SETTING,
     )
 
 
-def kept_away(c: Config, ours: Sequence[Seen]) -> Finding | None:
+def kept_away(c: Config, ours: Sequence[Seen], gpu: str) -> Finding | None:
     """Whether taints leave too few nodes."""
-    gpu, asks = c.gpu_resource, {c.gpu_resource: float(c.gpus_per_node or 1)}
+    asks = {gpu: float(c.gpus_per_node or 1)}
     here = [one for one in ours if not one.taints]
     if sum(one.holds(asks, gpu) for one in here) >= c.nodes:
         return None
@@ -346,9 +329,9 @@ def kept_away(c: Config, ours: Sequence[Seen]) -> Finding | None:
     )
 
 
-def idle(c: Config, ours: Iterable[Seen]) -> dict[str, int]:
+def idle(c: Config, ours: Iterable[Seen], gpu: str) -> dict[str, int]:
     """Zone -> pods that its nodes could hold if nothing else ran."""
-    return per_site(c, ours, lambda _: {})
+    return per_site(c, ours, gpu, lambda _: {})
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -356,11 +339,11 @@ def idle(c: Config, ours: Iterable[Seen]) -> dict[str, int]:
 # ---------------------------------------------------------------------------------------------------
 
 
-def free(c: Config, listed: Sequence[Seen], used: Taken | None) -> Finding:
+def free(c: Config, listed: Sequence[Seen], used: Taken | None, gpu: str) -> Finding:
     """How many GPUs nobody has asked for, where, and whether all pods fit there now."""
     wait = (
         "make train-8xa100 WAIT=1 sends the Job, takes it back where not all pods soon have a node, and tries "
-        f"again every WAIT_MINUTES={format_value(c.wait_minutes)}"
+        f"again every {WAIT_MINUTES:g} minutes"
     )
     if used is None:
         return Finding(
@@ -370,14 +353,13 @@ def free(c: Config, listed: Sequence[Seen], used: Taken | None) -> Finding:
             wait,
         )
     ours = [one for one in wanted(c, listed) if one.node.takes_pods and not one.taints]
-    gpu = c.gpu_resource
     left = {
         one.node.name: max(0, one.gpus(gpu) - int(used.others.get(one.node.name, {}).get(gpu, 0.0)))
         for one in ours
     }
     held = int(sum(of.get(gpu, 0.0) for name, of in used.ours.items() if name in left))
     total = sum(one.gpus(gpu) for one in ours)
-    fit = per_site(c, ours, lambda name: used.others.get(name, {}))
+    fit = per_site(c, ours, gpu, lambda name: used.others.get(name, {}))
     now, best = sum(fit.values()), max(fit, key=lambda zone: fit[zone], default="")
     where = by_site(left, ours)
     text = f"{sum(left.values())} of {total} GPUs of GPU_PRODUCTS are free{f': {where}' if where else ''}"
@@ -405,17 +387,15 @@ def free(c: Config, listed: Sequence[Seen], used: Taken | None) -> Finding:
 
 
 def per_site(
-    c: Config, ours: Iterable[Seen], taken_on: Callable[[str], Mapping[str, float]]
+    c: Config, ours: Iterable[Seen], gpu: str, taken_on: Callable[[str], Mapping[str, float]]
 ) -> dict[str, int]:
     """Zone -> pods that find room beside what is taken. taken_on: node's name -> resource -> amount."""
-    asks = {
-        what: amount for what, amount in pod_asks(c).items() if what in (c.gpu_resource, *RESOURCES)
-    }
+    asks = {what: amount for what, amount in pod_asks(c, gpu).items() if what in (gpu, *RESOURCES)}
     found: dict[str, int] = {}
     for one in ours:
         if one.node.takes_pods and not one.taints:
             found[one.node.zone] = found.get(one.node.zone, 0) + one.holds(
-                asks, c.gpu_resource, taken_on(one.node.name)
+                asks, gpu, taken_on(one.node.name)
             )
     return found
 

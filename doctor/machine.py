@@ -105,7 +105,7 @@ def shm(found: tuple[float, float] | None, processes: int, on_gpus: bool) -> Fin
     if not on_gpus or processes == 1:
         return Finding("shm", PASS, f"{said}; only several GPUs need any")
     fix = (
-        "start the container with --shm-size=1g or more (in a pod: SHM_GB); what killed programs left there may be "
+        "start the container with --shm-size=1g or more (in a pod: a larger POD_MEMORY_GB); what killed programs left there may be "
         "deleted: /dev/shm/nccl-*"
     )
     if free <= SHM_OF_CONTAINERS:

@@ -1,12 +1,9 @@
 """What a site needs to find the others, under SYNC=diloco: torchft, an address of its own, and the lighthouse."""
 
-import socket
-
 from settings.config import Config
-from settings.finding import FAIL, PASS, WARN, Finding, told
+from settings.finding import FAIL, PASS, WARN, Finding, from_sentence
 from settings.rules import site_problem
-from train.diloco.site_registry import Desk, NoDesk
-from train.distributed.rendezvous import is_here
+from train.diloco.site_registry import Desk, NoDesk, own_address
 
 NAME = "lighthouse"
 
@@ -16,45 +13,28 @@ def findings(c: Config, ask: bool = True) -> list[Finding]:
     if c.replicas == 1:
         return []
     if problem := site_problem(c):
-        return [told(NAME, FAIL, problem, 64)]
+        return [from_sentence(NAME, FAIL, problem, 64)]
     return [*address(c), reached(c)] if ask else address(c)
 
 
 def address(c: Config) -> list[Finding]:
-    """Whether SITE_ADDR is this machine's, on which the others call it."""
-    name = c.site_addr or socket.gethostname()
+    """Whether the address that the other sites are given leads to this machine from there."""
+    host = c.lighthouse.rpartition(":")[0]
     try:
-        found = sorted(
-            {str(entry[4][0]) for entry in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)}
+        own = own_address(c.lighthouse)
+    except OSError:  # reached() says it
+        return []
+    if not own.startswith("127.") or host == "localhost" or host.startswith("127."):
+        return []
+    return [
+        Finding(
+            NAME,
+            WARN,
+            f"LIGHTHOUSE={c.lighthouse} leads to this machine's {own}, at which only this machine reaches itself: "
+            "the other sites would not find this one",
+            "set LIGHTHOUSE to the address at which all sites reach it, for example LIGHTHOUSE=10.0.0.5:29510",
         )
-    except OSError:
-        found = []
-    setting = (
-        f"SITE_ADDR={name}" if c.site_addr else f"SITE_ADDR is not set, and this host's name {name}"
-    )
-    if not any(map(is_here, found)):
-        return [
-            Finding(
-                NAME,
-                FAIL,
-                f"{setting}: {', '.join(found) or 'no address'} is none of this machine",
-                "set SITE_ADDR to the address at which the other sites reach this machine, for example that of "
-                "its VPN: SITE_ADDR=10.0.0.6",
-                64,
-            )
-        ]
-    if all(
-        entry.startswith("127.") or entry == "::1" for entry in found
-    ) and not c.lighthouse.startswith("127."):
-        return [
-            Finding(
-                NAME,
-                WARN,
-                f"{setting} leads to {', '.join(found)}, at which only this machine reaches itself",
-                "set SITE_ADDR to the address at which the other sites reach it",
-            )
-        ]
-    return []
+    ]
 
 
 def reached(c: Config) -> Finding:

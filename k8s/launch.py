@@ -24,7 +24,7 @@ from k8s import apply, launch_plan
 from k8s.cluster import nodes as sites
 from k8s.cluster import placement, secret
 from k8s.cluster.image_ref import image_of
-from k8s.cluster.job_spec import cluster_config, overlay_of
+from k8s.cluster.job_spec import cluster_config
 from k8s.cluster.kubectl import BAD_SETTING, UNAVAILABLE, Context, Refused, keeping_to, reach
 from k8s.cluster.preflight import Found, check, claim_bytes
 from k8s.cluster.render import claim, objects, render
@@ -32,11 +32,12 @@ from k8s.cluster.standing import Standing, of_another_run, of_kind, standing
 from k8s.cluster.where import SENT, look, read_sent
 from record.run_paths import RunPaths
 from settings.config import Config
-from settings.declare import ROOT, SettingsError, format_value
+from settings.declare import ROOT, SettingsError
 from settings.finding import split
 
 PLACE_S = 60.0  # a launch waits so long for its pods to have nodes
 FIT_S = 120.0  # so long it does in each try with WAIT=1
+WAIT_MINUTES = 3.0  # between such tries
 TOLD_TO_STOP = 143
 
 
@@ -55,6 +56,7 @@ class Order:
     text: str  # YAML of all but volume and Secret
     again: str  # the command that sends it anew
     data: bool = False
+    notes: tuple[str, ...] = ()  # what to say of it when it is sent
 
     @functools.cached_property
     def job(self) -> str:
@@ -116,8 +118,6 @@ def send(command: str) -> int:
             f"MODEL={c.model}: make data makes shards of text to pretrain on; the pods of a "
             "fine-tuning prepare DATA themselves: make finetune-k8s",
         )
-    if overlay_of(c) == "cpu-smoke":
-        c = dataclasses.replace(c, device="cpu")  # as its pods will have it
     for text in remarks:
         remark(text)
     image, missing = "", list[str]()
@@ -125,15 +125,20 @@ def send(command: str) -> int:
         image = image_of(c)
     except Refused as refused:
         missing = refused.sentences
-    text = render(c, image or "unknown", data_job=data)
-    if c.dry_run:
+    if c.dry_run:  # asks no cluster
         if missing:
             raise Refused(BAD_SETTING, *missing)
-        sys.stdout.write(f"{claim(c).rstrip()}\n---\n{text}")
+        sys.stdout.write(f"{claim(c).rstrip()}\n---\n{render(c, image, data_job=data)}")
         return 0
     here = reach()
-    order = Order(c, here, c.namespace or here.namespace, image, text, again, data)
     with keeping_to(here):
+        gpu, notes = None, tuple[str, ...]()
+        if not data and c.device != "cpu":
+            gpu = sites.gpu_resource(c)
+            if gpu is None:
+                notes = (f"you may not read nodes, so pods request GPUs as {sites.GPU}",)
+        text = render(c, image or "unknown", data_job=data, gpu=gpu or sites.GPU)
+        order = Order(c, here, c.namespace or here.namespace, image, text, again, data, notes)
         return send_there(command, order, missing)
 
 
@@ -164,7 +169,7 @@ def send_there(command: str, order: Order, missing: list[str]) -> int:
     p = planned(order, found)
     found.refuse()
     tell_plan(order, p)
-    for text in found.remarks:
+    for text in (*order.notes, *found.remarks):
         remark(text)
     return carry_out(order, found, stands, p.step_s)
 
@@ -240,7 +245,7 @@ def carry_out(order: Order, found: Found, stands: Standing, step_s: float | None
     """Secret, volume and manifests; then where the pods are. Returns an exit code."""
     c = order.c
     if sent := secret.send(c, order.namespace):
-        say(f"Secret {c.secret_name}: {' and '.join(sent)} sent")
+        say(f"Secret {secret.NAME}: {' and '.join(sent)} sent")
     if found.claim is None:
         apply.apply_claim(claim(c), order.namespace)
         say(f"VOLUME={c.volume} of {c.volume_gb} GiB is made; no target ever deletes it")
@@ -311,7 +316,7 @@ def once(order: Order) -> placement.Placed:
 
 def gather(order: Order) -> placement.Placed:
     """Try until all pods have a node: a Job of which only some fit is taken away, so that it holds no GPU idle."""
-    minutes, patience_s = format_value(order.c.wait_minutes), order.c.grace_period_s + 60
+    minutes, patience_s = f"{WAIT_MINUTES:g}", order.c.grace_period_s + 60
     leaving = False  # an earlier try's Job was told to go, and nobody has seen it gone
     try:
         while True:
@@ -345,7 +350,7 @@ def gather(order: Order) -> placement.Placed:
                 if refused.code != UNAVAILABLE:
                     raise
                 say(f"{refused.sentence}; the next try is in {minutes} minutes")
-            time.sleep(order.c.wait_minutes * 60)
+            time.sleep(60 * WAIT_MINUTES)
     except (Told, Refused):
         with ignoring_signals():
             say("giving up: what was sent is taken back; volume and Secret stay")

@@ -11,6 +11,7 @@ import itertools
 from hardware.gpu_specs import Card, card_of
 from hardware.model_size import parameters
 from k8s.cluster import nodes
+from k8s.cluster.job_spec import pod_cpus, shm_gb
 from plan import limits, number_formats, storage
 from plan.checks import capacity_bytes, memory_of
 from plan.finetuning import tuned_report, tuning
@@ -161,7 +162,7 @@ def tuned(c: Config) -> list[tuple[str, str]]:
         (
             "shape",
             f"{c.nodes} {'pod' if c.nodes == 1 else 'pods'} of {units(c)}, PARALLEL={c.parallel}, each with "
-            f"{c.pod_cpus} CPUs and {c.pod_memory_gb} GiB, {c.shm_gb} of them shared memory",
+            f"{pod_cpus(c)} CPUs and {c.pod_memory_gb} GiB, {shm_gb(c)} of them shared memory",
         ),
         ("model", f"{c.model}: {trained}, in {c.dtype}"),
         (

@@ -25,6 +25,7 @@ from k8s.cluster.where import Place
 from k8s.cluster.words import trouble
 from record import status
 from record.run_paths import RunPaths
+from settings.config import Config
 
 POLL_S = 0.5
 
@@ -35,14 +36,6 @@ ALL_LOGS = (
     'cd "$1" || exit 2; for f in train.log logs/node_[1-9]*.log logs/rank_*.log '
     'site_*/train.log site_*/logs/rank_*.log; do [ -f "$f" ] || continue; '
     'printf "==> %s <==\\n" "$f"; cat "$f"; done'
-)
-
-
-# NCCL's own words, a file for each process: of a node the newest, each behind its name.
-NCCL_FILES = (
-    'cd "$1" || exit 2; for f in $(ls -t logs/nccl_node_"$2".* site_"$2"/logs/nccl_node_* 2>/dev/null | '
-    "head -n 8); do "
-    'printf "==> %s <==\\n" "$f"; tail -n 1000 "$f"; done'
 )
 
 
@@ -60,7 +53,7 @@ def show(found: Iterable[str], only: str) -> None:
 
 def of_cluster(place: Place, target: Target, follow: bool) -> int:
     """The log of the pod of an index, followed while it lives; of the volume where no pod is left. An exit code."""
-    node, only = place.config.node or 0, place.config.only
+    node, only = place.config.node_rank, place.config.only
     found = target.pods()
     other = overview.another_run(found[-1], place) if found else ""
     if not found and target.job() is None and target.job(DATA):
@@ -79,18 +72,6 @@ def of_cluster(place: Place, target: Target, follow: bool) -> int:
     if begun and is_search(place):
         return of_all_pods(target, newest(begun))
     if begun:
-        if only == "nccl" and runs(begun[-1]):
-            said = target.execute(
-                name_of(begun[-1]),
-                "trainer",
-                "sh",
-                "-c",
-                NCCL_FILES,
-                "sh",
-                Volume(place, target).folder,
-                str(node),
-            )
-            sys.stdout.write(said.out if said.code == 0 else "")
         return of_pod(target, begun[-1], only, follow)
     if pods:
         why = trouble(pods[-1]) or "its image is being fetched, or its volume mounted"
@@ -101,7 +82,7 @@ def of_cluster(place: Place, target: Target, follow: bool) -> int:
     if job and node >= int(job["spec"].get("completions") or 1):
         raise Refused(
             64,
-            f"NODE={node}: the Job has {job['spec']['completions']} pods, of 0 to "
+            f"NODE_RANK={node}: the Job has {job['spec']['completions']} pods, of 0 to "
             f"{int(job['spec']['completions']) - 1}",
         )
     try:
@@ -170,9 +151,7 @@ def of_volume(volume: Volume, place: Place) -> Iterator[str]:
         found = volume.ask("sh", "-c", ALL_LOGS, "sh", volume.folder, timeout=600)
         yield from found.splitlines(keepends=True)
         return
-    node = place.config.node or 0
-    if place.config.only == "nccl":
-        sys.stdout.write(volume.ask("sh", "-c", NCCL_FILES, "sh", volume.folder, str(node)))
+    node = place.config.node_rank
     done = volume.run(
         "sh",
         "-c",
@@ -187,7 +166,7 @@ def of_volume(volume: Volume, place: Place) -> Iterator[str]:
     if done.code == 4:
         raise Refused(
             78,
-            f"NODE={node}: run {place.paths.name} has no log of that node on the volume; it may never "
+            f"NODE_RANK={node}: run {place.paths.name} has no log of that node on the volume; it may never "
             "have begun. make status says what is known of it",
         )
     if done.code:
@@ -196,7 +175,8 @@ def of_volume(volume: Volume, place: Place) -> Iterator[str]:
 
 
 def is_search(place: Place) -> bool:
-    return place.config.only == "errors" and place.config.node is None
+    """Whether errors are looked for and no node was named: in the logs of all."""
+    return place.config.only == "errors" and "NODE_RANK" not in place.given
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -206,7 +186,7 @@ def is_search(place: Place) -> bool:
 
 def of_here(place: Place, follow: bool) -> int:
     """The same of a run on this machine. An exit code."""
-    paths, node = place.paths, place.config.node or 0
+    paths, node = place.paths, node_of(place.config)
     if is_search(place):
         files = [
             paths.train_log,
@@ -233,19 +213,20 @@ def of_here(place: Place, follow: bool) -> int:
             return 0
         raise Refused(
             78,
-            f"NODE={node}: run {paths.name} has no log of that node in {paths.folder}; it may never have "
+            f"NODE_RANK={place.config.node_rank}: run {paths.name} has no log of that node in {paths.folder}; it may never have "
             "begun, or have been on another machine",
         )
     path = next(path for path in candidates if path.exists())
-    if place.config.only == "nccl":
-        files = sorted(
-            (paths.folder / "logs").glob(f"nccl_node_{node}.*"),
-            key=lambda file: -file.stat().st_mtime,
-        )
-        for file in files[:8]:
-            sys.stdout.write(f"==> {file.relative_to(paths.folder)} <==\n" + "".join(read(file)))
     show(followed(path, paths) if follow else read(path), place.config.only)
     return 0
+
+
+def node_of(config: Config) -> int:
+    """Return the number of the node in the run's folder: at several sites each has a folder of its own. Commands that
+    only look need no NODES; without it the number is that of the run."""
+    if config.node_rank < config.nodes:
+        return config.rank_in_site
+    return config.node_rank
 
 
 def read(path: Path) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """make monitor: one screen of a run on this machine or in a cluster (WHERE), and what is wrong with it.
 
-python -m monitor      a screen, renewed every REFRESH_S, until Ctrl-C or the end of the run
+python -m monitor      a screen, renewed every two seconds, until Ctrl-C or the end of the run
 ONCE=1                 plain text, once; where standard output is no terminal, anew whenever something changes
 exit code              0; 1 where something is wrong; 64 a bad setting; 78 no such run, or one that may not be read
 """

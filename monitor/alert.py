@@ -35,6 +35,7 @@ from settings.declare import ROOT, SettingsError
 STATE = ".alerts.json"
 ENDS = ("crashed", "killed")  # the faults by which an attempt ends
 LIMIT_S = 60.0
+ALERT_MINUTES = 5.0  # a fault that was away for so long, and is back, is a new one
 MOST_WAITING = 20  # alerts that are not yet out; beyond it the oldest is dropped, and that is said
 
 
@@ -62,9 +63,9 @@ def command_of(c: Config, root: Path = ROOT) -> str:
 class Alerts:
     """Told at each look what is wrong; rings for what is new. `command` is what command_of() found."""
 
-    def __init__(self, command: str, c: Config, paths: RunPaths, limit_s: float = LIMIT_S):
+    def __init__(self, command: str, paths: RunPaths, limit_s: float = LIMIT_S):
         self.command, self.run, self.limit_s = command, paths.name, limit_s
-        self.again_s, self.path = 60 * c.alert_minutes, paths.folder / STATE
+        self.again_s, self.path = 60 * ALERT_MINUTES, paths.folder / STATE
         self.waiting = deque[list[str]]()
         self.ringing: subprocess.Popen | None = None
         self.began = 0.0

@@ -10,7 +10,6 @@ doctor PROBE=1 its speed is n/a. Loaded late, by the thread that looks: plan/ ta
 """
 
 import dataclasses
-import datetime
 import functools
 from typing import Any
 
@@ -25,7 +24,6 @@ from plan.finetuning import tuned_memory, tuning
 from plan.fleet import Fleet
 from plan.hours import Pace, time_of, waiting_s
 from plan.measured import Probe, cpu_name, of_card, read
-from plan.milestones import milestones
 from plan.network.traffic import syncs
 from plan.speed import speed
 from record.durable import read_object
@@ -37,7 +35,6 @@ from settings.declare import SettingsError, declared_fields
 from settings.sections.tools import Outside
 from train.data.sources.source import CorpusError
 
-SHOWN = ("10%", "50%", "100%", "first checkpoint")  # of the plan's milestones
 # What a start record calls the parts of a start-up (train/assemble.py), and the phase of STATUS.json in that time.
 LAPS = {"data": "data", "model": "model", "compile": "compiling", "rehearsal": "rehearsing"}
 HEAD_BYTES = 65_536
@@ -56,8 +53,8 @@ class Run:
 def expected(
     c: Config, fleet: Fleet | None, started: float | None = None, why: str = ""
 ) -> Expected:
-    """Computed, for c on these devices; started: Unix seconds of its first start, to which milestones are counted on,
-    steps and evaluations one after the other from then on."""
+    """Computed, for c on these devices; started: Unix seconds of its first start, from which the
+    planned end is counted."""
     if fleet is None:
         return Expected(why=why)
     return of_tuning(c, fleet) if c.model else of_fleet(c, fleet, started)
@@ -70,9 +67,6 @@ def of_fleet(c: Config, fleet: Fleet, started: float | None) -> Expected:
     ways = syncs(c, fleet, fast.step_s, probe.link_gb_s if probe else None)
     pace = Pace(fast, waiting_s(ways))
     hours = time_of(c, fast, pace.wait_s)
-    step_s = (
-        3600 * hours.total / c.last_step if hours else None
-    )  # with its share of all that recurs
     between = (
         next((sync.bytes_per_step for sync in ways if sync.chosen), None)
         if fleet.nodes > 1
@@ -96,7 +90,7 @@ def of_fleet(c: Config, fleet: Fleet, started: float | None) -> Expected:
         link_bytes_per_s=1e9 / 8 * gbit if fleet.nodes > 1 else None,
         checkpoint_bytes=storage.checkpoint_bytes(c) if c.checkpoints == "on" else None,
         save_every_s=save_every_s(c, pace.step_s),
-        milestones=dated(c, step_s, started),
+        end=started + 3600 * hours.total if hours and started is not None else None,
         eval_s=c.eval_tokens / (3 * pace.tokens_per_s) if pace.tokens_per_s else None,
     )
 
@@ -151,13 +145,6 @@ def save_every_s(c: Config, step_s: float | None) -> float | None:
         return None
     by_step = c.save_every * step_s if c.save_every and step_s else None
     return min(60 * c.save_minutes, by_step) if by_step else 60 * c.save_minutes
-
-
-def dated(c: Config, step_s: float | None, started: float | None) -> tuple[tuple[str, float], ...]:
-    if not step_s or started is None:
-        return ()
-    found = milestones(c, step_s, datetime.datetime.fromtimestamp(started))
-    return tuple((one.name, started + 3600 * one.hours) for one in found if one.name in SHOWN)
 
 
 # ---------------------------------------------------------------------------------------------------

@@ -72,7 +72,6 @@ class Progress:
     mfu_percent: float | None = None
     data_wait_fraction: float | None = None  # of the recent steps' time
     mem_gib: float | None = None  # the largest rank's peak, latest
-    mem_gib_per_hour: float | None = None  # how fast that grows, where it does
     val_loss: float | None = None
     val_step: int | None = None
     eval_s: float | None = None  # what the last one took
@@ -86,9 +85,6 @@ class Progress:
     straggler: Mapping[str, Any] = dataclasses.field(
         default_factory=dict
     )  # of the last step with one, and "step"
-    reached: Mapping[str, float] = dataclasses.field(
-        default_factory=dict
-    )  # "10%", "50%", "100%" -> Unix seconds
     ready: float | None = None  # when this attempt could train: its start-up was over
     recent_steps: int | None = None  # of which rates and medians are
     processes: int | None = None  # of this attempt, on all nodes
@@ -115,7 +111,6 @@ class Node:
     disk_free_bytes: float | None = None  # where the run is written
     memory_bytes: float | None = None  # of the host or the container, in use
     memory_limit_bytes: float | None = None
-    memory_bytes_per_hour: float | None = None  # how fast that grows, where it does
     complaint: str = ""  # the last line of its log that complains, "" where none of this attempt
     energy_j: float | None = (
         None  # that its GPUs took since energy_since (Unix seconds), by their counters
@@ -217,9 +212,7 @@ class Expected:
     link_bytes_per_s: float | None = None
     checkpoint_bytes: float | None = None
     save_every_s: float | None = None
-    milestones: tuple[
-        tuple[str, float], ...
-    ] = ()  # name, Unix seconds by the plan from the first start
+    end: float | None = None  # Unix seconds, by the plan from the first start
     eval_s: float | None = None
     phases: tuple[
         tuple[str, float], ...
@@ -319,7 +312,7 @@ def sparse(values: dict[str, Any]) -> dict[str, Any]:
     found = {}
     for key, value in values.items():
         if isinstance(value, dict):
-            value = sparse(value) if key in ("progress", "goodput", "reached") else value
+            value = sparse(value) if key in ("progress", "goodput") else value
         elif isinstance(value, list | tuple):
             value = [sparse(each) if isinstance(each, dict) else each for each in value]
         if value is not None and value != "" and value != [] and (value != {} or key == "progress"):

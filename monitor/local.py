@@ -18,7 +18,6 @@ from typing import Any
 from hardware.host_memory import memory_here
 from monitor.facts import Link, Node, Progress
 from monitor.gpu_sampler.interfaces import Network
-from monitor.growth import Growth
 from monitor.local_gpus import Found, GpusHere
 from monitor.tail import Tail
 from monitor.usual import Usual
@@ -30,9 +29,6 @@ from settings.config import Config
 BEGINS = re.compile(r"node \d+: host=")  # the first words of a trainer in its node's log
 LOG_BYTES = 2**17  # of a log's end, at the first look: a tenth of a second
 LONGEST_COMPLAINT = 300
-MEMORY_ENOUGH = 41  # values (growth.py) of the host's memory: 20 minutes; it goes up and down
-MEMORY_SURPLUS = 0.5  # of the pairs of them that rise: for noise 4.6 standard deviations
-MEMORY_FLAT = 2**26  # bytes an hour
 SETTLED_S = 1800.0  # of a node that does not know the phase: until then it may begin
 HOLDER = re.compile(r"pid \d+ on ([^\s:]+)")
 
@@ -42,7 +38,7 @@ class Between:
 
     def __init__(self, paths: RunPaths):
         self.gpus, self.links, self.log = GpusHere(paths), Links(), Log(paths.node_log(paths.node))
-        self.usual, self.memory = Usual(), MemoryHere()
+        self.usual = Usual()
 
 
 def look(
@@ -72,7 +68,6 @@ def look(
         disk_free_bytes=disk_free(paths.folder),
         memory_bytes=used,
         memory_limit_bytes=limit,
-        memory_bytes_per_hour=between.memory.look(used, works, state),
         complaint=between.log.look(),
         energy_j=energy_j,
         energy_since=energy_since,
@@ -132,7 +127,7 @@ def progress_of(tail: Tail | None, state: dict[str, Any]) -> Progress | None:
     last = state.get("last_step")
     if tail is None or progress is None or not isinstance(last, int):
         return progress
-    return dataclasses.replace(progress, last_step=last, reached=tail.reached(last))
+    return dataclasses.replace(progress, last_step=last)
 
 
 class Log:
@@ -184,35 +179,6 @@ class Log:
 
 def without_gpus() -> Found:
     return (), None, "DEVICE=cpu: this run uses none"
-
-
-class MemoryHere:
-    """How fast the memory in use grows while an attempt trains. What it takes to begin is no growth, so that nothing
-    counts before: by the phase, and where another node tells that, by how long this one is at work."""
-
-    def __init__(self) -> None:
-        self.begin()
-
-    def begin(self) -> None:
-        self.growth = Growth(MEMORY_ENOUGH, surplus=MEMORY_SURPLUS, least=MEMORY_FLAT)
-        self.attempt: object = None
-        self.since: float | None = None
-
-    def look(self, used: float | None, busy: bool | None, state: dict[str, Any]) -> float | None:
-        """Bytes an hour; None where it is flat, or not known."""
-        now = time.monotonic()
-        if not busy or state.get("attempt", self.attempt) != self.attempt:
-            self.begin()
-        if busy and self.since is None:
-            self.attempt, self.since = state.get("attempt"), now
-        training = (
-            state["phase"] == "training"
-            if "phase" in state
-            else self.since is not None and now - self.since > SETTLED_S
-        )
-        if busy and training and used is not None:
-            self.growth.add(now, used)
-        return self.growth.per_hour()
 
 
 class Links:

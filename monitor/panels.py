@@ -128,11 +128,10 @@ def run(seen: Seen, style: Style) -> Iterator[list[list[Text]]]:
     whole = f"{p.step:,}/{p.last_step:,}" if p.last_step else f"{p.step:,}"
     percent = f"{100 * p.step / p.last_step:5.1f}% " if p.last_step else ""
     left = phrases.eta_s(seen)
-    end = (
-        f"  {span(left)} to go, {phrases.clock(seen.now + left, seen.now)}"
-        if left is not None
-        else ""
-    )
+    end = ""
+    if left is not None:
+        at = phrases.clock(seen.now + left, seen.now)
+        end = f"  {span(left)} to go, {at}{phrases.planned_end(seen)}"
     room = style.width - INDENT - len(whole) - len(percent) - len(end) - 2
     bar = (
         style.bar(p.step / p.last_step, min(60, room), "green")
@@ -194,24 +193,6 @@ def goodput(seen: Seen, style: Style) -> Iterator[list[Text]]:
     whole = line("goodput", f"{100 * trained:5.1f}% ", bar)
     yield [whole, line(" " * INDENT, said)] if said else [whole]
     yield [line("goodput", f"{100 * trained:.1f}%  {said}")]
-
-
-def milestones(seen: Seen, style: Style) -> Iterator[list[Text]]:
-    """A line each; names and dates only."""
-    found = phrases.marks(seen)
-    said = [(mark, phrases.mark_words(mark, seen.now)) for mark in found]
-    said = [(mark, text) for mark, text in said if text != NA]
-    yield [
-        line("milestones" if n == 0 else " " * INDENT, f"{mark.name:>4} ", text)
-        for n, (mark, text) in enumerate(said)
-    ]
-    dates = [
-        f"{mark.name} {'reached' if mark.at is None else phrases.clock(mark.at, seen.now)}"
-        for mark in found
-        if mark.reached or mark.at is not None
-    ]
-    yield [line("milestones", "   ".join(dates))] if dates else []
-    yield []
 
 
 # ---------------------------------------------------------------------------------------------------

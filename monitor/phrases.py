@@ -7,7 +7,6 @@ import re
 
 from monitor.facts import Gpu, Link, Node, Pod, Seen
 from monitor.snapshot import SURROGATES, all_gpus, no_step_s
-from monitor.tail import MILESTONES
 from plan import number_formats
 from record.goodput import CATEGORIES
 from record.reader import duration, figures
@@ -193,6 +192,13 @@ def eta_s(seen: Seen) -> float | None:
     return (p.last_step - p.step) * each
 
 
+def planned_end(seen: Seen) -> str:
+    """', planned 13:50', the plan's end of the run; "" where it is not known."""
+    if seen.expected.end is None:
+        return ""
+    return f", planned {clock(seen.expected.end, seen.now)}"
+
+
 def share_of_plan(seen: Seen) -> float | None:
     """Tokens/s over those of the plan."""
     p, planned = seen.progress, seen.expected.tokens_per_s
@@ -228,55 +234,6 @@ def goodput(seen: Seen) -> list[tuple[str, float]]:
 def goodput_words(seen: Seen) -> str:
     parts = goodput(seen)
     return ", ".join(f"{name} {100 * share:.1f}%" for name, share in parts) or NA
-
-
-@dataclasses.dataclass(frozen=True)
-class Mark:
-    """A milestone. planned: by the plan from the first start; at: when it was reached, or will be at the pace of the
-    last steps; each None where that is not known."""
-
-    name: str
-    planned: float | None
-    at: float | None
-    reached: bool
-
-
-def marks(seen: Seen) -> list[Mark]:
-    """10, 50 and 100%, and the first checkpoint until there is one."""
-    p, planned = seen.progress, dict(seen.expected.milestones)
-    found = []
-    if "first checkpoint" in planned and p and p.checkpoint_step is None:
-        found.append(Mark("first checkpoint", planned["first checkpoint"], None, False))
-    if p is None or not p.last_step:
-        return found + [
-            Mark(name, at, None, False)
-            for name, at in planned.items()
-            if name != "first checkpoint"
-        ]
-    each = step_s(seen)
-    for percent in MILESTONES:
-        name, step = f"{percent}%", max(1, math.ceil(percent / 100 * p.last_step))
-        reached = p.step >= step
-        will = seen.now + (step - p.step) * each if each and not phase(seen).over else None
-        found.append(
-            Mark(name, planned.get(name), p.reached.get(name) if reached else will, reached)
-        )
-    return found
-
-
-def mark_words(mark: Mark, now: float) -> str:
-    """'reached 14:05, planned 13:50', 'expected Tue 14:05, planned Tue 13:50 (+15:00)'"""
-    said = []
-    if mark.reached:
-        said.append("reached" + (f" {clock(mark.at, now)}" if mark.at is not None else ""))
-    elif mark.at is not None:
-        said.append(f"expected {clock(mark.at, now)}")
-    if mark.planned is not None:
-        late = ""
-        if mark.at is not None and abs(mark.at - mark.planned) >= 59.5:
-            late = f" ({span(abs(mark.at - mark.planned))} {'late' if mark.at > mark.planned else 'early'})"
-        said.append(f"planned {clock(mark.planned, now)}{late}")
-    return ", ".join(said) or NA
 
 
 def saved(seen: Seen) -> str:

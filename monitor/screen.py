@@ -64,20 +64,18 @@ def drawn(screen: Screen, console: Console, style: Style, height: int, now: floa
     wide = style.width >= WIDE
     inner = dataclasses.replace(style, width=(style.width - GAP) // 2) if wide else style
     run = [Block(ways) for ways in panels.run(seen, inner)]
-    marks = Block(list(panels.milestones(seen, inner)))
     devices = [
         Block(list(panels.gpus(seen, inner))),
         Block(list(panels.network(seen, inner))),
         Block(list(panels.storage(seen, inner))),
     ]
     pods = [Block(list(panels.pods(seen, style if wide else inner)))]
-    left, right, below = [*run, marks], devices, pods
+    left, right, below = run, devices, pods
     giving = [
         *pods,
         devices[1],
         devices[2],
         devices[0],
-        marks,
         first[-1],
         *run,
         first[1],

@@ -23,6 +23,9 @@ SETTLED_STEPS, SETTLED_S = (
     10,
     30.0,
 )  # of an attempt, and since it could train, before its pace is judged
+HANG_FACTOR = 8.0  # no step for so many times as long as one takes, and for HANG_S, is a hang
+HANG_S = 30.0  # seconds
+SLOW_PERCENT = 80.0  # of the plan's tokens/s: below it a run is below plan
 STALE_S = 60.0  # readings of GPUs that are older say nothing of now
 OWN_MEMORY = 0.1  # of the fullest GPU's memory: one with less is not of this run
 
@@ -97,17 +100,15 @@ def no_step_s(seen: Seen) -> float | None:
     return max(0.0, at(seen) - max(began)) if began else None
 
 
-def stands_still(seen: Seen, c: Config) -> bool:
+def stands_still(seen: Seen) -> bool:
     """No step for so long that it is no slow one (HANG_FACTOR, HANG_S)."""
     waited, usual = no_step_s(seen), step_s(seen)
-    return (
-        waited is not None and usual is not None and waited > max(c.hang_factor * usual, c.hang_s)
-    )
+    return waited is not None and usual is not None and waited > max(HANG_FACTOR * usual, HANG_S)
 
 
-def is_stepping(seen: Seen, c: Config) -> bool:
+def is_stepping(seen: Seen) -> bool:
     """Steps come: training has made one in this attempt, and does not stand still."""
-    return trains(seen) and begun(seen) and not stands_still(seen, c)
+    return trains(seen) and begun(seen) and not stands_still(seen)
 
 
 def begun(seen: Seen) -> bool:
@@ -132,9 +133,9 @@ def slowness(seen: Seen) -> float | None:
     return p.tokens_per_s / plan if p and p.tokens_per_s is not None and plan else None
 
 
-def is_slow(seen: Seen, c: Config) -> bool:
+def is_slow(seen: Seen) -> bool:
     part = slowness(seen)
-    return part is not None and 100 * part < c.slow_percent and is_settled(seen)
+    return part is not None and 100 * part < SLOW_PERCENT and is_settled(seen)
 
 
 def is_settled(seen: Seen) -> bool:

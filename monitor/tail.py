@@ -9,8 +9,6 @@ known. Standard library only.
 """
 
 import math
-from array import array
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,17 +16,12 @@ from statistics import median
 from typing import Any
 
 from monitor.facts import Progress
-from monitor.growth import Growth
 from record.goodput import Timeline, number, phases_of
 from record.metrics import GOES_BACK, RecordReader
 
-MILESTONES = (10, 50, 100)  # per cent of a run's steps
 RECENT = 100  # steps of this attempt, without its first, over which rates and medians go
 SLICE_BYTES = 2**23  # of a long record, in a look
 LAST_BYTES = 2**23  # of its end, at once: 20,000 steps
-MEMORY_ENOUGH = 11  # values of the memory (growth.py) at least: 5 minutes
-MEMORY_RISES = 3  # a single evaluation that needs more is no creeping
-MEMORY_FLAT = 0.01  # GiB an hour
 
 
 class Tail:
@@ -79,22 +72,14 @@ class Tail:
         for record in records:
             self.whole.take(record)
 
-    def reached(self, last_step: int) -> dict[str, float]:
-        """Milestone -> Unix seconds at which its step was made, of those that are reached and read."""
-        return self.whole.course.reached(last_step)
-
 
 class Known:
     """What is known after some records."""
 
     def __init__(self, from_beginning: bool = True) -> None:
         self.from_beginning = from_beginning
-        self.timeline, self.window, self.memory, self.course = (
-            Timeline(),
-            Window(),
-            peak_growth(),
-            Course(),
-        )
+        self.timeline = Timeline()
+        self.window = Window()
         self.first: dict[str, Any] = {}
         self.last: Mapping[str, Any] = {}  # the last record
         self.rested_s = 0.0
@@ -117,7 +102,6 @@ class Known:
                 }
             )
             self.window.begin()
-            self.memory = peak_growth()
         attempts = len(self.timeline.attempts)
         self.timeline.add(record)
         begins = len(self.timeline.attempts) > attempts
@@ -127,16 +111,12 @@ class Known:
         self.last = record
         if event == "step":
             self.window.step(record)
-            self.course.step(record)
-            if gib := number(record, "mem_gib"):
-                self.memory.add(number(record, "mono_s") or record["time"], gib)
             if slow := straggler_of(record):
                 self.facts["straggler"] = slow
         elif event == "skip":
             self.window.skip(record)
         elif event in GOES_BACK:
             self.window.go_back(record)
-            self.course.go_back(record["step"])
             self.facts["rollbacks"] += event == "rollback"
         elif event == "eval":
             self.facts["eval_s"] = record.get("eval_s")
@@ -158,7 +138,6 @@ class Known:
             damaged_lines=damaged_lines or None,
             goodput=self.timeline.totals().as_dict() if self.from_beginning else {},
             rested_s=self.rested_s or None if self.from_beginning else None,
-            mem_gib_per_hour=self.memory.per_hour(),
             end_reason=str(self.last.get("reason", "")) if self.last["event"] == "end" else "",
             **self.facts,
             **self.window.told(),
@@ -231,39 +210,6 @@ def mean_of(
     known = [(r[key], seconds) for r, seconds in steps if r.get(key) is not None]
     total = sum(value * seconds if per_second else value for value, seconds in known)
     return total / sum(seconds for _, seconds in known) if known else None
-
-
-def peak_growth() -> Growth:
-    """Of the peak of memory in GiB. It only ever rises, so that one rise alone, as of the first evaluation, would be a
-    slope too: below MEMORY_RISES and MEMORY_FLAT it counts as flat."""
-    return Growth(MEMORY_ENOUGH, rises=MEMORY_RISES, least=MEMORY_FLAT)
-
-
-class Course:
-    """When the steps were made that the run has, in order."""
-
-    def __init__(self) -> None:
-        self.steps, self.times = array("q"), array("d")
-
-    def step(self, record: Mapping[str, Any]) -> None:
-        self.go_back(record["step"] - 1)
-        self.steps.append(record["step"])
-        self.times.append(record["time"])
-
-    def go_back(self, step: int) -> None:
-        """What was made past a step is lost."""
-        while self.steps and self.steps[-1] > step:
-            self.steps.pop()
-            self.times.pop()
-
-    def reached(self, last_step: int) -> dict[str, float]:
-        """Milestone -> Unix seconds, of those that are reached."""
-        found = {}
-        for percent in MILESTONES:
-            n = bisect_left(self.steps, max(1, math.ceil(percent / 100 * last_step)))
-            if n < len(self.steps):
-                found[f"{percent}%"] = self.times[n]
-        return found
 
 
 def straggler_of(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -61,7 +61,8 @@ def of_run(seen: Seen) -> Iterator[str]:
         )
         left = phrases.eta_s(seen)
         if left is not None:
-            yield f"eta: {span(left)}, at {phrases.clock(seen.now + left, seen.now)}"
+            at = phrases.clock(seen.now + left, seen.now)
+            yield f"eta: {span(left)}, at {at}{phrases.planned_end(seen)}"
         yield f"goodput: {phrases.goodput_words(seen)}"
         yield f"checkpoint: {phrases.saved(seen)}"
         if p.damaged_lines:
@@ -72,9 +73,6 @@ def of_run(seen: Seen) -> Iterator[str]:
                 f"skipped: {p.skipped_steps} of the last steps, of which {p.nonfinite_steps} not finite; "
                 f"{p.rollbacks} rollbacks"
             )
-    for mark in phrases.marks(seen):
-        if (said := phrases.mark_words(mark, seen.now)) != NA:
-            yield f"milestone {mark.name}: {said}"
     if plan.tokens_per_s is None and plan.why:
         yield f"plan: {NA}: {plan.why}"
     elif plan.why:

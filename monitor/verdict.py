@@ -10,7 +10,17 @@ from collections.abc import Iterable, Iterator
 
 from monitor.facts import Fault, Seen
 from monitor.rules.train_rules import data_hint
-from monitor.snapshot import ago, all_gpus, at, is_gone, is_over_well, make, restart, slowness
+from monitor.snapshot import (
+    SLOW_PERCENT,
+    ago,
+    all_gpus,
+    at,
+    is_gone,
+    is_over_well,
+    make,
+    restart,
+    slowness,
+)
 from settings.config import Config
 
 ON_PLAN, BELOW_PLAN, FAILING, DONE, STOPPED, NO_PLAN = (
@@ -23,6 +33,8 @@ ON_PLAN, BELOW_PLAN, FAILING, DONE, STOPPED, NO_PLAN = (
 )
 ROOMY = 0.5  # of a GPU's memory: with less in use a step may be larger
 MOST_TRIES = 3
+VERDICT_MINUTES = 30.0  # of training, after which a run has a verdict
+OVERHEAD_PERCENT = 10.0  # of a run's time may go into evaluations, and as much into checkpoints
 HEAVY = {
     "killed",
     "crashed",
@@ -54,7 +66,7 @@ def verdict(seen: Seen, c: Config, faults: Iterable[Fault]) -> Verdict | None:
     bad = [fault for fault in faults if fault.failing or fault.name in HEAVY]
     if bad and is_gone(seen):
         return Verdict(FAILING, f"failing: {bad[0].text}; next: {bad[0].next}", is_last=True)
-    if p is None or trained_s(seen) < 60 * c.verdict_minutes:
+    if p is None or trained_s(seen) < 60 * VERDICT_MINUTES:
         return None
     if bad:
         return Verdict(FAILING, f"failing: {bad[0].text}; next: {bad[0].next}")
@@ -66,7 +78,7 @@ def verdict(seen: Seen, c: Config, faults: Iterable[Fault]) -> Verdict | None:
             NO_PLAN,
             f"{NO_PLAN}{why}{speed} after {ago(trained_s(seen))} of training{wrong(faults)}",
         )
-    if 100 * part >= c.slow_percent:
+    if 100 * part >= SLOW_PERCENT:
         return Verdict(ON_PLAN, f"on plan: {numbers(seen, part)}{wrong(faults)}")
     tries = list(dict.fromkeys(what_to_try(seen, c, faults)))[:MOST_TRIES]
     advice = (
@@ -192,17 +204,17 @@ def by_books(seen: Seen, c: Config) -> Iterator[str]:
     def share(category: str) -> float:
         return 100 * books.get(category, 0.0) / spent if spent else 0.0
 
-    if share("evaluation") > c.overhead_percent and c.eval_every:
+    if share("evaluation") > OVERHEAD_PERCENT and c.eval_every:
         yield f"evaluations take {share('evaluation'):.0f}% of the time: " + restart(
             seen, EVAL_EVERY=2 * c.eval_every, EVAL_TOKENS=max(256, c.eval_tokens // 2)
         )
-    if share("checkpoint") > c.overhead_percent:
+    if share("checkpoint") > OVERHEAD_PERCENT:
         yield f"checkpoints take {share('checkpoint'):.0f}% of the time: " + restart(
             seen,
             SAVE_MINUTES=f"{2 * c.save_minutes:g}",
             **{"SAVE_EVERY": 2 * c.save_every} if c.save_every else {},
         )
-    if share("lost_work") > c.overhead_percent or share("down") > c.overhead_percent:
+    if share("lost_work") > OVERHEAD_PERCENT or share("down") > OVERHEAD_PERCENT:
         lost = share("lost_work") + share("down")
         yield f"{lost:.0f}% of the time was lost to crashes and restarts: {make(seen, 'logs', ONLY='errors')} shows why"
 
@@ -232,7 +244,7 @@ def over(seen: Seen, c: Config) -> Verdict:
         )
     part = pace(seen)
     if part is not None:
-        ends = "on plan" if 100 * part >= c.slow_percent else "below plan"
+        ends = "on plan" if 100 * part >= SLOW_PERCENT else "below plan"
         parts.append(f"{ends}, at {100 * part:.0f}% of its pace")
     if word == STOPPED:
         if p and p.last_step and p.step >= p.last_step:

@@ -13,7 +13,8 @@ from settings.config import Config
 from settings.declare import SettingsError
 from train.distributed.registry import WAITING
 
-CLUSTER_S = 10.0  # between two looks at a cluster, at least
+REFRESH_S = 2.0  # between two looks at this machine
+CLUSTER_S = 10.0  # between two looks at a cluster
 LEAVE_S = 2.0  # for a look that is under way to end
 NO_RUN = 78
 ENDED_WELL = ("done", "stopped", "not begun")
@@ -241,7 +242,7 @@ def with_limit(seen: Seen, c: Config) -> Seen:
     name = snapshot.doing(seen)
     limit = run_rules.limit_s(name, seen, c)
     if name == WAITING:
-        limit = 60 * c.peers_minutes, "PEERS_MINUTES"
+        limit = 60 * run_rules.PEERS_MINUTES, ""
     if limit is None:
         return seen
     return dataclasses.replace(
@@ -285,7 +286,7 @@ class Judge:
         from monitor.alert import Alerts, command_of
 
         self.planned, self.remarks = planned, list[str]()
-        self.alerts = Alerts(command_of(place.config), place.config, place.paths)
+        self.alerts = Alerts(command_of(place.config), place.paths)
 
     def judge(self, seen: Seen) -> tuple[list[Fault], str, tuple[str, ...]]:
         """What is wrong, the verdict in words, and what is to be said of ALERT_CMD."""
@@ -305,5 +306,4 @@ def watcher_of(place: Place) -> Watcher:
             place, planned
         )
 
-    c = place.config
-    return Watcher(make, max(CLUSTER_S, c.refresh_s) if place.cluster else c.refresh_s)
+    return Watcher(make, CLUSTER_S if place.cluster else REFRESH_S)

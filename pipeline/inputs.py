@@ -32,7 +32,7 @@ from record.run_paths import RunPaths
 from record.status import RunFolderError
 from settings.config import Config
 from settings.declare import ROOT, SettingsError, shown
-from settings.finding import lines, split
+from settings.finding import format_findings, split
 from train.data import prepare
 from train.data.data_paths import data_dir, pinned_of, tokenizer_path
 from train.data.manifest import DataError
@@ -152,7 +152,7 @@ def look_round(
         found, planned = look(base)
         stopping, _ = split(c.allow_fail, found)
         said += [
-            *lines([one for one in found if one not in stopping]),
+            *format_findings([one for one in found if one not in stopping]),
             *([planned] if planned else []),
         ]
         for one in stopping:

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 
 from finetune import exercises
 from finetune.exercises import data_of
+from plan.allow_fail import find_unknown_check
 from settings import rules, tuning_rules
 from settings.config import Config
 from settings.declare import (
@@ -238,6 +239,9 @@ def own_settings() -> tuple[Config, Resolved]:
             f"NODES={c.nodes}: a pipeline runs on one machine; leave it out, or start its stages one by "
             "one (make train-node, make finetune-node)"
         )
+    unknown = find_unknown_check(c.allow_fail)
+    if unknown is not None:
+        problems.append(unknown)
     if c.checkpoints == "off":
         problems.append(
             "CHECKPOINTS=off: each stage goes on from the checkpoint of the one before; leave it out"

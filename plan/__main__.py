@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from plan import storage
+from plan.allow_fail import refuse_unknown_checks
 from plan.as_json import as_json
 from plan.finetuning import tuned_report, tuning
 from plan.fleet import fleet_of
@@ -31,7 +32,9 @@ EVERY_RULE = [check for _, check in CHECKS]  # none is asked before it is known 
 
 def main() -> int:
     try:
-        if tuning.is_tuning(links.loaded(lambda measured: loaded(measured, EVERY_RULE))):
+        asked = links.loaded(lambda measured: loaded(measured, EVERY_RULE))
+        refuse_unknown_checks(asked.allow_fail)
+        if tuning.is_tuning(asked):
             return of_tuning()
         c = links.loaded(lambda measured: loaded(measured, (check_batch,)))
         fleet = fleet_of(c)

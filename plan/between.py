@@ -26,7 +26,6 @@ NOT_OF_A_RUN = (
     "WAN_GBIT",
     "WAN_RTT_MS",
     "LAN_GBIT",
-    "STORAGE_MB_S",
     "TARGET_HOURS",
     "TARGET_TOKENS_PER_S",
     "PRICE_GPU_HOUR",

@@ -130,7 +130,7 @@ def plan(
         capacity,
         [held(of, c, fleet, capacity) for of in ways(c, fleet)],
         list(places),
-        *storage.write_mb_s(c, probe),
+        *storage.write_mb_s(probe),
         syncs,
         read,
         [*limits.problems(c, fleet, probe, capacity, places, done), *data_wanted.findings(c, read)],

@@ -25,7 +25,7 @@ from plan.number_formats import (
 from plan.planner import Held, Plan
 from plan.speed import Speed
 from settings.config import Config
-from settings.finding import Finding, lines
+from settings.finding import Finding, format_findings
 
 WIDTH, INDENT = 100, 9
 Table = list[list[str]]
@@ -383,7 +383,7 @@ def sources(p: Plan) -> list[str]:
 
 
 def findings(found: Sequence[Finding]) -> list[str]:
-    return [part for line in lines(found) for part in wrapped(line)]
+    return [part for line in format_findings(found) for part in wrapped(line)]
 
 
 # ---------------------------------------------------------------------------------------------------

@@ -208,13 +208,11 @@ def size_of(files: Iterable[Path]) -> float:
 # ---------------------------------------------------------------------------------------------------
 
 
-def write_mb_s(c: Config, probe: Probe | None) -> tuple[float, str]:
+def write_mb_s(probe: Probe | None) -> tuple[float, str]:
     """MB/s at which a checkpoint is written, and where that is from, in words."""
-    if c.storage_mb_s is not None:
-        return c.storage_mb_s, "STORAGE_MB_S"
     if probe and probe.disk_mb_s:
         return probe.disk_mb_s, "measured by make doctor PROBE=1"
-    return MB_PER_S, "assumed; make doctor PROBE=1 measures it, STORAGE_MB_S says it"
+    return MB_PER_S, "assumed; make doctor PROBE=1 measures it"
 
 
 def save_s(c: Config, mb_s: float) -> float:

@@ -130,7 +130,9 @@ class Config(OfEvaluation):
     nodes: int = setting(
         1, help="machines of the run, of equal NPROC each", minimum=1, maximum=4096, resume=TRACKED
     )
-    node_rank: int = setting(0, help="which of them this is; 0 is the first", minimum=0)
+    node_rank: int = setting(
+        0, help="which of them this is, or whose lines make logs shows; 0 is the first", minimum=0
+    )
     master_addr: str = setting(
         "",
         help="name or address of the first, at which the others reach it",

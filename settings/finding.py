@@ -1,15 +1,19 @@
-"""What a check found: PASS, WARN or FAIL, in one line, and what mends it."""
+"""What a check found: PASS, WARN or FAIL, what was found, and what fixes it."""
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 PASS, WARN, FAIL = "PASS", "WARN", "FAIL"
 
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """name: what ALLOW_FAIL calls the check; fix: the command or setting that mends it; code: how a launcher that it
-    stops ends, 64 where a setting is to be changed and 78 where the machine is."""
+    """The result of one check.
+
+    name: what ALLOW_FAIL calls the check.
+    fix: the command or setting that fixes it.
+    code: the exit code of a launcher that it stops: 64 if a setting must change, 78 if the machine must.
+    """
 
     name: str
     level: str
@@ -18,28 +22,41 @@ class Finding:
     code: int = 78
 
 
-def told(name: str, level: str, sentence: str, code: int = 78) -> Finding:
-    """A finding from one sentence, as refusals are: what is behind its first semicolon mends what is before it."""
+def from_sentence(name: str, level: str, sentence: str, code: int = 78) -> Finding:
+    """Make a finding of one sentence: the fix is what follows its first semicolon."""
     text, _, fix = sentence.partition("; ")
     return Finding(name, level, text, fix, code)
 
 
-def lines(findings: Sequence[Finding]) -> Iterable[str]:
-    """A line each, names in one column."""
+def format_findings(findings: Sequence[Finding]) -> Iterator[str]:
+    """Yield a line for each finding, with the names in one column."""
     width = max((len(finding.name) for finding in findings), default=0)
     for finding in findings:
-        yield f"{finding.level}  {finding.name.ljust(width)}  {finding.text}" + (
-            f"; {finding.fix}" if finding.fix else ""
-        )
+        line = f"{finding.level}  {finding.name.ljust(width)}  {finding.text}"
+        if finding.fix:
+            line += f"; {finding.fix}"
+        yield line
 
 
 def split(allow_fail: str, findings: Iterable[Finding]) -> tuple[list[Finding], list[Finding]]:
-    """(those that fail and are to stop a run, those that fail and may not): by the names in ALLOW_FAIL."""
-    allowed = set(allow_fail.split(",")) - {""}
-    failed = [finding for finding in findings if finding.level == FAIL]
-    return [f for f in failed if f.name not in allowed], [f for f in failed if f.name in allowed]
+    """Return the failures that stop a run, and those that do not because ALLOW_FAIL names them."""
+    allowed_names = allow_fail.split(",")
+    stopping = []
+    allowed = []
+    for finding in findings:
+        if finding.level != FAIL:
+            continue
+        if finding.name in allowed_names:
+            allowed.append(finding)
+        else:
+            stopping.append(finding)
+    return stopping, allowed
 
 
 def code_of(stopping: Sequence[Finding]) -> int:
-    """The exit code where these are to stop a run: 64 only where settings alone mend it."""
-    return 0 if not stopping else 78 if any(finding.code == 78 for finding in stopping) else 64
+    """Return the exit code: 0 if nothing stops the run, 64 if changing settings is enough, else 78."""
+    if not stopping:
+        return 0
+    if any(finding.code == 78 for finding in stopping):
+        return 78
+    return 64

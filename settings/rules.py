@@ -3,76 +3,11 @@
 `c` is a Config whose values each keep their own rule; config.py calls the checks, so it is typed Any here.
 """
 
-import difflib
 import importlib.util
 from collections.abc import Callable
 from typing import Any
 
-# What make doctor and make plan call their checks; doctor/ and plan/ make them, and a test holds the list equal.
-NAMES_OF_CHECKS = (
-    "attention",
-    "batch",
-    "bf16",
-    "clock",
-    "cluster",
-    "compiler",
-    "context",
-    "disk",
-    "disk-speed",
-    "driver",
-    "epochs",
-    "free-gpus",
-    "gpu-card",
-    "gpu-memory",
-    "gpu-mix",
-    "gpu-products",
-    "gpus",
-    "gpus-torch",
-    "host-memory",
-    "hub",
-    "image",
-    "job",
-    "kubectl",
-    "lighthouse",
-    "limits",
-    "memory",
-    "namespace",
-    "nvml",
-    "open-files",
-    "ports",
-    "priority",
-    "probe-alone",
-    "probe-disk",
-    "probe-kept",
-    "probe-link",
-    "probe-matmul",
-    "probe-memory",
-    "probe-slow-gpu",
-    "probe-step",
-    "pull-secret",
-    "python",
-    "quota",
-    "rights",
-    "secret",
-    "shm",
-    "storage",
-    "target-hours",
-    "target-tokens-per-s",
-    "torch",
-    "wan",
-    "wandb",
-)
-
-
-def check_allow_fail(c: Any) -> str | None:
-    unknown = [name for name in c.allow_fail.split(",") if name and name not in NAMES_OF_CHECKS]
-    if not unknown:
-        return None
-    near = difflib.get_close_matches(unknown[0], NAMES_OF_CHECKS, n=1)
-    return (
-        f"ALLOW_FAIL={c.allow_fail}: there is no check {unknown[0]}; "
-        f"{f'did you mean {near[0]}? ' if near else ''}there are: {', '.join(NAMES_OF_CHECKS)}"
-    )
+from settings.wandb_env import has_key
 
 
 def check_heads(c: Any) -> str | None:
@@ -356,7 +291,6 @@ CHECKS: list[tuple[tuple[str, ...], Callable[[Any], str | None]]] = [
     (("SHARD_TOKENS", "SEQ_LEN"), check_shard),
     (("KEEP_BEST", "EVAL_EVERY", "CHECKPOINTS"), check_best),
     (("LORA_RANK", "LORA_ALPHA", "LORA_DROPOUT", "CHECKPOINT_MODE", "FULL_SAVE_EVERY"), check_lora),
-    (("ALLOW_FAIL",), check_allow_fail),
 ]
 
 # Of a model whose shape the settings say, and of steps whose number they do: neither is so in fine-tuning.

@@ -15,6 +15,7 @@ SITE = Path(__file__).resolve().parent / "site"
 # Constant -> the module that defines it.
 MODULES: dict[str, str] = {
     "UPLOAD_S": "record.trackers.follow",
+    "REFRESH_S": "monitor.watch",
 }
 
 

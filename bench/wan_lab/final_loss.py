@@ -64,7 +64,6 @@ def diloco(folder: Path, seed: int, every: int) -> dict[str, Any]:
             "NODES": str(SITES),
             "SYNC_EVERY": str(every),
             "LIGHTHOUSE": where,
-            "SITE_ADDR": "127.0.0.1",
             "MIN_SITES": str(SITES),
         }
         codes = run(

@@ -20,7 +20,7 @@ from typing import Any
 from bench.run import spread
 from bench.wan_lab.crew import crew, lighthouse
 from bench.wan_lab.engine import turns
-from bench.wan_lab.network import Link, Network, address_of
+from bench.wan_lab.network import Link, Network
 from doctor.gpu_probe.foreign_load import worst
 from hardware.model_size import parameters
 from plan.fleet import fleet_of
@@ -117,7 +117,6 @@ def diloco(
                         | {
                             "NODE_RANK": str(site),
                             "LIGHTHOUSE": where,
-                            "SITE_ADDR": address_of(site),
                         }
                     ).items()
                 ),

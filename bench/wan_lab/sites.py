@@ -38,7 +38,6 @@ TRAINER = {
     "COMPILE": "0",
     "SPIKE_SIGMAS": "0",
     "LIGHTHOUSE": "",
-    "SITE_ADDR": "",
 }
 
 

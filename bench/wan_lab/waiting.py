@@ -18,6 +18,7 @@ from doctor.gpu_probe.messages import say
 from settings.config import Config
 from train.diloco import allreduce
 from train.diloco.outer_step import Site
+from train.diloco.site_registry import own_address
 from train.distributed.world import World
 from train.optim import Optimizer
 
@@ -65,7 +66,7 @@ def main(elements: int, wait_s: float, slower: float, settings: dict[str, str]) 
     allreduce.PIECES = round(allreduce.PIECES / slower)
     c = Config.load(settings)
     torch.set_num_threads(1)
-    world = World(0, 0, 0, 1, torch.device("cpu"), "CPU", c.site_addr)
+    world = World(0, 0, 0, 1, torch.device("cpu"), "CPU", own_address(c.lighthouse))
     # no site is away here, and so no moments of its optimizer travel
     site = Site(c, world, Blocks(elements, c.n_layer), cast(Optimizer, None), lambda: False)
     site.adopt({}, step=0, exchanges=0, base=0)

@@ -156,7 +156,7 @@ def connect(to: Address) -> socket.socket:
     except socket.gaierror as error:
         raise Unreached(
             f"{to.name} gives its address as {to.host}, which does not resolve here ({error.strerror}); "
-            "set SITE_ADDR there to one that does"
+            "set MASTER_ADDR to one that resolves on all nodes"
         ) from None
     except ConnectionRefusedError:
         raise Unreached(

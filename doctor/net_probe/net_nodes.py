@@ -1,6 +1,6 @@
 """make net-probe on each node: all come to node 0, which says who measures what, round by round, and hears the results.
 
-    caller   {"node_rank": 1, "host": ..., "nodes": 4, "site": ..., "addr": ..., "port": ...}   I am here
+    caller   {"node_rank": 1, "host": ..., "nodes": 4, "site": ..., "port": ...}   I am here
     node 0   {"key": ...}                                                                       all are: what you know
     node 0   {"order": 3, "to": [name, host, port], "kind": "pair", "seconds": 5.0}             measure
     caller   {"order": 3, ...}                                                                  this I found
@@ -73,7 +73,6 @@ def take_part(c: Config, site: str = "", at: tuple[str, int] | None = None) -> V
         "host": socket.gethostname(),
         "nodes": c.nodes,
         "site": site,
-        "addr": c.site_addr,
         "port": ears.port,
     }
     try:
@@ -220,10 +219,8 @@ class Party:
         return named(self.facts[rank]) if rank in self.facts else f"node {rank}"
 
     def address(self, rank: int) -> Address:
-        """Where the others reach it: as it says, else as it reached node 0; node 0 as they were told."""
-        host = str(self.facts[rank].get("addr") or "") or (
-            self.c.master_addr if rank == 0 else self.peers[rank]
-        )
+        """Where the others reach it: as it reached node 0; node 0 as they were told."""
+        host = self.c.master_addr if rank == 0 else self.peers[rank]
         return Address(self.name(rank), host, int(self.facts[rank]["port"]))
 
     # ---- All are there

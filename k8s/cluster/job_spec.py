@@ -5,11 +5,13 @@ than one on this machine; and what speaks of this machine only is left here. Wit
 """
 
 import dataclasses
+import math
 import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from plan.allow_fail import find_unknown_check
 from record.run_paths import RunPaths
 from settings import rules
 from settings.config import Config
@@ -41,12 +43,13 @@ OF_A_MODEL = {
     "NODES": "1",
     "GPUS_PER_NODE": "1",
 }  # in the place of these, with MODEL
-SMALL = {
-    "POD_CPUS": 2,
-    "POD_MEMORY_GB": 6,
-    "POD_DISK_GB": 10,
-    "SHM_GB": 1,
-}  # defaults where there are no GPUs to feed
+SMALL = {"POD_MEMORY_GB": 6}  # defaults where there are no GPUs to feed
+
+CORES_PER_GPU = 8
+LEAST_CORES = 2  # of a pod without GPUs, which else has one for each process
+DISK_GB = 50  # GiB of a pod next to the volume: caches and temporary files
+SMALL_DISK_GB = 10  # the same of a pod without GPUs
+SHM_PART = 6  # of a pod's memory one part in so many may be /dev/shm
 
 LOADING_GB = 8  # of a process that fine-tunes: itself, and a block of a large mixture on its way from file to GPU
 
@@ -56,13 +59,11 @@ IN_POD = {"RUNS_DIR": f"{VOLUME_AT}/runs", "DATA_DIR": f"{VOLUME_AT}/data"}
 # What pods are not told: secrets, what is of this machine, and what the manifests themselves say.
 SENT_OF_OUTSIDE = {
     "JOB_NAME",
-    "NETWORK",
     "PEER_STOP",
     "TARGET_HOURS",
     "TARGET_TOKENS_PER_S",
     "ALLOW_FAIL",
     "INTERVAL_MS",
-    "GPU_FIELDS",
 }
 AT_SITES = {field.name.upper() for field in dataclasses.fields(AtSites)} - {
     field.name.upper() for field in dataclasses.fields(Outside)
@@ -83,7 +84,6 @@ NOT_SENT = (
         "DETACH",
         "TORCH_BACKEND",
         "NODE_RANK",
-        "SITE_ADDR",
         "BENCH_SHAPES",
         "REPORT_TASKS",
         "REPORT_TOKENS",
@@ -117,7 +117,7 @@ def cluster_config(environ: Mapping[str, str] | None = None) -> tuple[Config, li
     asked = values["NPROC"] if origin["NPROC"] in ("make's command line", "environment") else None
     if tunes and origin["GPUS_PER_NODE"] == "default" and origin["NPROC"].startswith("presets/"):
         values["GPUS_PER_NODE"] = values["NPROC"]
-    if values["DEVICE"] == "cpu" or values["OVERLAY"] == "cpu-smoke":
+    if values["DEVICE"] == "cpu":
         values |= {name: value for name, value in SMALL.items() if origin[name] == "default"}
     job, key = values["JOB_NAME"], values["WANDB_API_KEY"]
     values |= {
@@ -177,7 +177,7 @@ def as_sites(values: dict[str, Any], origin: Mapping[str, str]) -> list[str]:
         )
     if (values["GPUS_PER_NODE"] or 1) > 1 and origin["PARALLEL"] == "default":
         values["PARALLEL"] = "fsdp"
-    values |= ours | {"SITE_ADDR": ""}  # each pod has its own, by the manifests
+    values |= ours
     return found
 
 
@@ -186,63 +186,26 @@ def as_sites(values: dict[str, Any], origin: Mapping[str, str]) -> list[str]:
 # ---------------------------------------------------------------------------------------------------
 
 
-def check_overlay(c: Config) -> str | None:
-    overlay = overlay_of(c)
-    if c.sync == "diloco" and (problem := check_several(c)):
-        return problem
-    if overlay == "diloco" and c.sync != "diloco":
-        return f"OVERLAY=diloco is for SYNC=diloco, and SYNC={c.sync}; leave OVERLAY out, or set SYNC=diloco"
-    if overlay == "single-node" and c.nodes > 1:
+def check_site(c: Config) -> str | None:
+    if c.sync == "diloco" and c.site:
         return (
-            f"OVERLAY=single-node is one pod, and NODES={c.nodes}; leave OVERLAY out, or set NODES=1 and "
-            f"GPUS_PER_NODE={c.nodes * (c.gpus_per_node or 1)}"
-        )
-    if overlay == "pinned-site" and not c.site:
-        return "OVERLAY=pinned-site needs SITE, a zone that make sites lists; for example SITE=ucsd"
-    if overlay == "nrp" and c.site:
-        return f"SITE={c.site}: OVERLAY=nrp takes any site; leave OVERLAY out, or set OVERLAY=pinned-site"
-    if overlay == "cpu-smoke" and c.device == "cuda":
-        return (
-            "OVERLAY=cpu-smoke: its pods have no GPU, and DEVICE=cuda; set DEVICE=cpu, and a small PRESET, for "
-            "example PRESET=tiny"
-        )
-    if overlay != "cpu-smoke" and c.device == "cpu":
-        return (
-            f"OVERLAY={overlay}: its pods would hold GPUs that DEVICE=cpu leaves idle; leave OVERLAY out, or set "
-            "DEVICE=cuda"
-        )
-    return None
-
-
-def check_several(c: Config) -> str | None:
-    """Why SYNC=diloco has no use for the shape that is asked for."""
-    if c.site or c.overlay == "pinned-site":
-        return (
-            f"SYNC=diloco with {f'SITE={c.site}' if c.site else 'OVERLAY=pinned-site'}: pods of one site are quick "
-            "enough to keep in step at every step, which costs nothing in loss; set SYNC=ddp, or leave SITE and "
-            "OVERLAY out"
-        )
-    if c.overlay not in ("auto", "diloco", "cpu-smoke"):
-        return (
-            f"OVERLAY={c.overlay} is for SYNC=ddp, and SYNC=diloco has a lighthouse beside its pods; leave OVERLAY "
-            "out, or set SYNC=ddp"
+            f"SYNC=diloco with SITE={c.site}: pods of one site are quick enough to keep in step at every step, which "
+            "costs nothing in loss; set SYNC=ddp, or leave SITE out"
         )
     return None
 
 
 def check_memory(c: Config) -> str | None:
-    if c.shm_gb >= c.pod_memory_gb:
-        return (
-            f"SHM_GB={c.shm_gb} is a part of POD_MEMORY_GB={c.pod_memory_gb} and must be less; for example "
-            f"SHM_GB={max(1, c.pod_memory_gb // 6)}"
-        )
-    need = c.shm_gb + LOADING_GB * (c.gpus_per_node or 1)
-    if c.model and c.device != "cpu" and c.pod_memory_gb < need:
-        return (
-            f"POD_MEMORY_GB={c.pod_memory_gb}: to load a model each of GPUS_PER_NODE={c.gpus_per_node} processes "
-            f"needs {LOADING_GB} GiB of the host beside SHM_GB={c.shm_gb}; set POD_MEMORY_GB={need}"
-        )
-    return None
+    if not c.model or c.device == "cpu":
+        return None
+    loading = LOADING_GB * (c.gpus_per_node or 1)
+    if c.pod_memory_gb - shm_gb(c) >= loading:
+        return None
+    return (
+        f"POD_MEMORY_GB={c.pod_memory_gb}: to load a model each of GPUS_PER_NODE={c.gpus_per_node} processes needs "
+        f"{LOADING_GB} GiB of the host, and a sixth of the memory is /dev/shm; set "
+        f"POD_MEMORY_GB={math.ceil(loading * SHM_PART / (SHM_PART - 1))}"
+    )
 
 
 def check_paths(c: Config) -> str | None:
@@ -339,6 +302,10 @@ def check_sources(c: Config) -> str | None:
     return None
 
 
+def check_allow_fail(c: Config) -> str | None:
+    return find_unknown_check(c.allow_fail)
+
+
 def check_preset(c: Config) -> str | None:
     problem = not_committed(f"presets/{c.preset}.env")
     return f"PRESET={c.preset}: {problem}" if problem else None
@@ -364,12 +331,13 @@ def not_committed(path: str) -> str:
 
 
 CHECKS: list[tuple[tuple[str, ...], Callable[[Config], str | None]]] = [
-    (("OVERLAY", "NODES", "SITE", "DEVICE", "SYNC"), check_overlay),
-    (("SHM_GB", "POD_MEMORY_GB", "GPUS_PER_NODE"), check_memory),
+    (("SYNC", "SITE"), check_site),
+    (("POD_MEMORY_GB", "GPUS_PER_NODE"), check_memory),
     (("INIT_FROM", "TOKENIZER"), check_paths),
     (("SOURCES_DIR", "DATA_MIX"), check_sources),
     (("MODEL", "DATA", "EVAL_DATA", "RUNS_DIR"), check_tuned),
     (("PRESET",), check_preset),
+    (("ALLOW_FAIL",), check_allow_fail),
 ]
 
 
@@ -379,22 +347,41 @@ CHECKS: list[tuple[tuple[str, ...], Callable[[Config], str | None]]] = [
 
 
 def overlay_of(c: Config) -> str:
-    """The folder of k8s/manifests/overlays that OVERLAY says, or what follows from the other settings."""
-    if c.overlay != "auto":
-        return c.overlay
+    """Return the folder of k8s/manifests/overlays that the run takes."""
     if c.device == "cpu":
         return "cpu-smoke"
     if c.sync == "diloco":
         return "diloco"
     if c.nodes == 1:
         return "single-node"
-    return "pinned-site" if c.site else "nrp"
+    if c.site:
+        return "pinned-site"
+    return "nrp"
 
 
 def network_of(c: Config) -> str:
-    """The file of k8s/manifests/network that NETWORK says, or what follows from the other settings."""
-    one_site = c.site or c.nodes == 1 or c.sync == "diloco"  # whose sites NCCL does not join
-    return c.network if c.network != "auto" else "site" if one_site else "wan"
+    """Return the file of k8s/manifests/network with NCCL's settings: for nodes of one site, or of several."""
+    if c.site or c.nodes == 1 or c.sync == "diloco":  # NCCL does not join the sites of DiLoCo
+        return "site"
+    return "wan"
+
+
+def pod_cpus(c: Config) -> int:
+    """Return the cores of a pod: eight for each GPU; without GPUs one for each process, and two at least."""
+    processes = c.gpus_per_node or 1
+    if c.device == "cpu":
+        return max(LEAST_CORES, processes)
+    return CORES_PER_GPU * processes
+
+
+def pod_disk_gb(c: Config) -> int:
+    """Return the GiB of disk that a pod has next to the volume."""
+    return SMALL_DISK_GB if c.device == "cpu" else DISK_GB
+
+
+def shm_gb(c: Config) -> int:
+    """Return the GiB of a pod's memory that /dev/shm may take."""
+    return max(1, c.pod_memory_gb // SHM_PART)
 
 
 def pod_environment(c: Config) -> dict[str, str]:
@@ -404,12 +391,7 @@ def pod_environment(c: Config) -> dict[str, str]:
     )
     if problems:
         raise SettingsError(problems)
-    asked = dataclasses.replace(
-        c,
-        network=network_of(c),
-        nproc=c.gpus_per_node,
-        device="cpu" if overlay_of(c) == "cpu-smoke" else c.device,
-    )
+    asked = dataclasses.replace(c, nproc=c.gpus_per_node)
     left = (
         NOT_SENT
         | (set() if c.sync == "diloco" else AT_SITES)
@@ -421,7 +403,11 @@ def pod_environment(c: Config) -> dict[str, str]:
     defaults = Config()
     environment = (
         {name: value for name, (value, _) in network.items()}
-        | {"PRESET": c.preset, "OMP_NUM_THREADS": str(max(1, c.pod_cpus // (c.gpus_per_node or 1)))}
+        | {
+            "PRESET": c.preset,
+            "POD_NETWORK": network_of(c),
+            "OMP_NUM_THREADS": str(max(1, pod_cpus(c) // (c.gpus_per_node or 1))),
+        }
         | {
             name: format_value(value)
             for name, value in values.items()

@@ -6,12 +6,22 @@ A site is a zone. Which GPUs are free is not among what can be seen: that takes 
 """
 
 import dataclasses
+import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from k8s.cluster.job_spec import cluster_config
-from k8s.cluster.kubectl import BAD_SETTING, Refused, keeping_to, reach, succeed
+from k8s.cluster.kubectl import (
+    BAD_SETTING,
+    Refused,
+    keeping_to,
+    kubectl,
+    reach,
+    refusal,
+    succeed,
+)
 from settings.config import Config
 from settings.declare import SettingsError
 
@@ -22,6 +32,8 @@ LABELS = (
     "nvidia.com/gpu.count",
 )
 MANY = 10  # names that a sentence lists
+GPU = "nvidia.com/gpu"  # the name by which pods ask for GPUs, unless nodes offer them by another
+VENDOR = "nvidia.com/"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +82,31 @@ def parsed(table: str) -> list[Node]:
             )
         )
     return found
+
+
+def gpu_resource(c: Config) -> str | None:
+    """Return the name by which the nodes of GPU_PRODUCTS offer their GPUs.
+
+    Some clusters give large GPUs a name of their own, such as nvidia.com/a100. None where nodes may not be read:
+    a table of them, which some clusters show to everybody, does not have it. Raises Refused.
+    """
+    selector = f"nvidia.com/gpu.product in ({c.gpu_products})"
+    if c.site:
+        selector += f",topology.kubernetes.io/zone={c.site}"
+    done = kubectl("get", "nodes", "-l", selector, "-o", "json")
+    if "(Forbidden)" in done.err:
+        return None
+    if done.code:
+        raise refusal(done, ("get", "nodes"))
+    names = Counter[str]()
+    for node in json.loads(done.out)["items"]:
+        offers = (node.get("status") or {}).get("allocatable") or {}
+        names.update(
+            name for name, count in offers.items() if name.startswith(VENDOR) and count != "0"
+        )
+    if GPU in names or not names:
+        return GPU
+    return names.most_common(1)[0][0]
 
 
 def products_of(c: Config) -> list[str]:

@@ -201,10 +201,10 @@ def in_words(rights: Iterable[tuple[str, str, str]]) -> str:
 def check_keys(found: Found, c: Config) -> set[str] | None:
     """The keys of the run; the names of those that the cluster has, None where that may not be seen."""
     sent = secret.to_send(c)
-    there = secret.keys_there(c, found.namespace)
+    there = secret.keys_there(found.namespace)
     if there is None and len(sent) < len(secret.KEYS):
         found.remarks.append(
-            f"SECRET_NAME={c.secret_name}: you may not see Secrets, so whether it has what is not "
+            f"Secret {secret.NAME}: you may not see Secrets, so whether it has what is not "
             "set here is unchecked"
         )
     found.environment(*secret.problems(c, found.namespace, there))

@@ -14,8 +14,16 @@ from typing import Any
 
 import yaml
 
-from k8s.cluster.job_spec import LIGHTHOUSE, overlay_of, pod_environment
+from k8s.cluster.job_spec import (
+    LIGHTHOUSE,
+    overlay_of,
+    pod_cpus,
+    pod_disk_gb,
+    pod_environment,
+    shm_gb,
+)
 from k8s.cluster.kubectl import BAD_ENVIRONMENT, Refused, kubectl
+from k8s.cluster.nodes import GPU
 from settings.config import Config
 from settings.declare import ROOT
 
@@ -38,13 +46,14 @@ UNSET = "pure-transformer/rendered: unset"  # as base/job.yaml has it
 DATA_CPUS, DATA_MEMORY_GB = 8, 32  # of the pod that prepares data, at most: more would lie idle
 
 
-def render(c: Config, image: str, *, data_job: bool = False) -> str:
-    """All that a run needs but its volume and its Secret, as YAML; with data_job that of make data."""
+def render(c: Config, image: str, *, data_job: bool = False, gpu: str = GPU) -> str:
+    """All that a run needs but its volume and its Secret, as YAML; with data_job that of make data. gpu: the name by
+    which pods ask for GPUs."""
     overlay = "data" if data_job else overlay_of(c)
     text = build(
         overlay,
         values_of(c, image, data_job),
-        patches_of(c, overlay not in WITHOUT_GPUS),
+        patches_of(c, "" if overlay in WITHOUT_GPUS else gpu),
         pod_environment(c),
         c,
     )
@@ -110,9 +119,9 @@ def objects(text: str) -> list[dict[str, Any]]:
 def values_of(c: Config, image: str, data_job: bool) -> dict[str, str]:
     """What k8s/manifests/fields/ can name, as text; kustomize turns it into a number where the field holds one."""
     cpus, memory = (
-        (min(DATA_CPUS, c.pod_cpus), min(DATA_MEMORY_GB, c.pod_memory_gb))
+        (min(DATA_CPUS, pod_cpus(c)), min(DATA_MEMORY_GB, c.pod_memory_gb))
         if data_job
-        else (c.pod_cpus, c.pod_memory_gb)
+        else (pod_cpus(c), c.pod_memory_gb)
     )
     nodes = 1 if data_job else c.nodes
     return {
@@ -126,20 +135,18 @@ def values_of(c: Config, image: str, data_job: bool) -> dict[str, str]:
         "MASTER_PORT": str(c.master_port),
         "CPUS": str(cpus),
         "MEMORY": f"{memory}Gi",
-        "DISK": f"{c.pod_disk_gb}Gi",
-        "SHM": f"{1 if data_job else c.shm_gb}Gi",
+        "DISK": f"{pod_disk_gb(c)}Gi",
+        "SHM": f"{1 if data_job else shm_gb(c)}Gi",
         "GRACE_PERIOD_S": str(c.grace_period_s),
         "VOLUME": c.volume,
-        "SECRET_NAME": c.secret_name,
         "SITE": c.site,
-        "SITE_ADDR": f"{c.job_name}-$(NODE_RANK).{c.job_name}",
     }
 
 
-def patches_of(c: Config, gpus: bool) -> list[dict[str, Any]]:
-    """Lists, what is there only where a setting asks for it, and GPUs, of which a setting is the field's name."""
+def patches_of(c: Config, gpu: str) -> list[dict[str, Any]]:
+    """Lists, what is there only where a setting asks for it, and GPUs, whose name (gpu) is the field's name."""
     pod, found = "/spec/template/spec", list[dict[str, Any]]()
-    if gpus:
+    if gpu:
         found.append(
             {
                 "op": "replace",
@@ -152,7 +159,7 @@ def patches_of(c: Config, gpus: bool) -> list[dict[str, Any]]:
             {
                 "op": "add",
                 "value": str(c.gpus_per_node),  # "/" is ~1 in a path of JSON Patch
-                "path": f"{pod}/containers/0/resources/{part}/{c.gpu_resource.replace('/', '~1')}",
+                "path": f"{pod}/containers/0/resources/{part}/{gpu.replace('/', '~1')}",
             }
             for part in ("requests", "limits")
         ]
@@ -207,10 +214,8 @@ def build(
         fields = (*fields, "site")
         if folder != "pinned-site":
             components.append("k8s/manifests/site")
-    if "peers" in fields and c.sync == "diloco":
-        fields = (*fields, "diloco")
-        if folder != "diloco":
-            components.append("k8s/manifests/diloco")
+    if "peers" in fields and c.sync == "diloco" and folder != "diloco":
+        components.append("k8s/manifests/diloco")
     if "pods" in fields and c.model and folder != "data":
         components.append("k8s/manifests/finetune")
     if components:

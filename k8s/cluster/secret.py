@@ -14,6 +14,7 @@ from k8s.cluster.kubectl import BAD_ENVIRONMENT, Refused, kubectl, refusal, shor
 from k8s.cluster.standing import NAME_LABEL, OURS
 from settings.config import Config
 
+NAME = "pure-transformer-secrets"  # as k8s/manifests/base/job.yaml has it
 KEYS = ("HF_TOKEN", "WANDB_API_KEY")
 MANAGER = "pure-transformer"
 NAMES_ONLY = '{{range $name, $value := .data}}{{$name}}{{"\\n"}}{{end}}'
@@ -24,11 +25,9 @@ def to_send(c: Config) -> dict[str, str]:
     return {name: value for name in KEYS if (value := getattr(c, name.lower()))}
 
 
-def keys_there(c: Config, namespace: str) -> set[str] | None:
+def keys_there(namespace: str) -> set[str] | None:
     """The names of the keys that the cluster's Secret has; None where that may not be seen."""
-    done = kubectl(
-        "get", "secret", c.secret_name, "-n", namespace, "-o", f"go-template={NAMES_ONLY}"
-    )
+    done = kubectl("get", "secret", NAME, "-n", namespace, "-o", f"go-template={NAMES_ONLY}")
     if done.code == 0:
         return set(done.out.split())
     if "(NotFound)" in done.err:
@@ -46,7 +45,7 @@ def send(c: Config, namespace: str) -> list[str]:
             "kind": "Secret",
             "type": "Opaque",
             "metadata": {
-                "name": c.secret_name,
+                "name": NAME,
                 "namespace": namespace,
                 "labels": {NAME_LABEL: OURS},
             },
@@ -71,8 +70,8 @@ def send(c: Config, namespace: str) -> list[str]:
             )
             raise Refused(
                 BAD_ENVIRONMENT,
-                f"SECRET_NAME={c.secret_name}: {what}; choose a SECRET_NAME of your own, "
-                f"leave {name} out here, or delete it: kubectl delete secret {c.secret_name} -n {namespace}",
+                f"Secret {NAME}: {what}; leave {name} out here, or delete it: kubectl delete secret {NAME} "
+                f"-n {namespace}",
             )
         if done.code:
             raise refusal(done, ("apply", "secret"))
@@ -85,7 +84,7 @@ def problems(c: Config, namespace: str, there: set[str] | None) -> list[str]:
     if c.wandb_mode != "online" or has_key:
         return []
     return [
-        f"WANDB_MODE=online: pods would have no key, as there is none in Secret {c.secret_name} of namespace "
+        f"WANDB_MODE=online: pods would have no key, as there is none in Secret {NAME} of namespace "
         f"{namespace}, and what wandb login left here stays here; set WANDB_API_KEY in the environment or "
         "ENV_FILE, or choose WANDB_MODE=offline"
     ]

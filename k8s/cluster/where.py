@@ -94,7 +94,8 @@ def decide(environ: Mapping[str, str] | None = None, root: Path = ROOT) -> Place
         return here
     there = here if here.sent else look(environ, root, DEFAULTS)
     if there.sent or where == "cluster":
-        return dataclasses.replace(there, cluster=True)
+        whole = RunPaths.of(there.config.runs_dir, there.config.run_name, root)
+        return dataclasses.replace(there, cluster=True, paths=whole)
     return here
 
 
@@ -104,9 +105,12 @@ def look(environ: Mapping[str, str] | None, root: Path, defaults: Mapping[str, s
     if resolved.problems:
         raise SettingsError(resolved.problems, resolved.remarks)
     config = Config(**{name.lower(): value for name, value in resolved.values.items()}).derived()
-    paths = RunPaths.of_node(config, root)
+    whole = RunPaths.of(config.runs_dir, config.run_name, root)
+    paths = whole
+    if config.node_rank < config.nodes:  # else it is of a run whose NODES are not known here
+        paths = RunPaths.of_node(config, root)
     given = frozenset(name for name, origin in resolved.origin.items() if origin != "default")
-    return Place(False, config, paths, given, read_sent(paths))
+    return Place(False, config, paths, given, read_sent(whole))
 
 
 def read_sent(paths: RunPaths) -> dict[str, Any]:

@@ -155,7 +155,6 @@ def greeting(c: Config, sampler: Sampler, recording: Recording, driver: str) -> 
         lines.append(
             f"a sample of all takes about {sample_ms:.1f} ms, so that slots of {c.interval_ms:g} ms will be "
             f"missed; for example INTERVAL_MS={min(1000, 2 * math.ceil(sample_ms))}"
-            + (" or GPU_FIELDS=basic" if c.gpu_fields == "all" else "")
         )
     return lines
 
@@ -172,7 +171,7 @@ def record(c: Config, paths: RunPaths, driver: str, end: End, run: Follow | None
         "boot_id": boot_id(),
         "driver": driver,
     }
-    sampler = Sampler(devices, c.interval_ms, c.gpu_fields == "all", about, log.info)
+    sampler = Sampler(devices, c.interval_ms, about, log.info)
     try:
         recording = Recording(paths, sampler.columns, sampler.slow_columns, log.info)
     except OSError as error:

@@ -32,7 +32,7 @@ STEP_S = 1e-3  # a clock on the wall that was set by more than that gets a new a
 
 
 class Sampler:
-    """Samples devices every interval_ms, from `run` on. every: also instant power and energy.
+    """Samples devices every interval_ms, from `run` on.
 
     about: what the sidecar says of machine and driver. `first_look` is taken when this is made.
     """
@@ -41,7 +41,6 @@ class Sampler:
         self,
         devices: list[Device],
         interval_ms: float,
-        every: bool,
         about: dict[str, Any],
         say: Callable[[str], None],
         clock: Clock | None = None,
@@ -50,7 +49,7 @@ class Sampler:
         self.devices, self.interval_ms, self.about = devices, interval_ms, about
         self.say, self.clock = say, clock or Clock()
         self.complaints, self.slots_per_s = Complaints(say), max(1, round(1000 / interval_ms))
-        self.groups = (BASIC, MORE) if every else (BASIC,)
+        self.groups = (BASIC, MORE)
         self.second, self.prefix = -1, ""
         self.first_look, self.row_bytes = self.look()
         self.fast = [c for group in self.groups for d in devices for c in self.counters(group, d)]

@@ -8,7 +8,7 @@ what they could be and the run is below plan.
 from collections.abc import Callable
 
 from monitor.facts import Fault, Gpu, Link, Node, Seen
-from monitor.rules.run_rules import goes_on
+from monitor.rules.run_rules import BUSY_PERCENT, IDLE_PERCENT, goes_on
 from monitor.snapshot import (
     all_gpus,
     doing,
@@ -29,6 +29,9 @@ from monitor.snapshot import (
 from settings.config import Config
 from train.faults.straggler import AGAIN, STEPS
 
+CLOCK_PERCENT = 75.0  # of a GPU's highest clock, or else of the others'
+IMBALANCE_PERCENT = 50.0  # points by which GPUs of one run may differ in utilisation
+SATURATED_PERCENT = 80.0  # of a link's speed, from which on it is full
 HEAT = {"hw_thermal", "sw_thermal"}
 SUPPLY = {"power_brake"}
 OTHER = {"hw_slowdown"}  # the sum of both; alone where the driver tells no more
@@ -106,14 +109,14 @@ def slowdown(seen: Seen, c: Config) -> list[Fault]:
 
 def power(seen: Seen, c: Config) -> list[Fault]:
     """Clocks are far below what they could be, by the power limit, and the run is below plan."""
-    if not is_slow(seen, c) or not is_stepping(seen, c):
+    if not is_slow(seen) or not is_stepping(seen):
         return []
     usual = middle(gpu.clock_mhz for _, gpu in all_gpus(seen))
 
     def far_below(gpu: Gpu) -> bool:
         most = gpu.clock_max_mhz or usual
         return "power_cap" in gpu.throttle and bool(
-            most and gpu.clock_mhz is not None and 100 * gpu.clock_mhz < c.clock_percent * most
+            most and gpu.clock_mhz is not None and 100 * gpu.clock_mhz < CLOCK_PERCENT * most
         )
 
     return held_back(
@@ -172,10 +175,10 @@ def state(gpus: list[Gpu]) -> str:
 
 def idle(seen: Seen, c: Config) -> list[Fault]:
     """GPUs that have nothing to do while the others train; and where NPROC asks for more than are in use, those."""
-    if not is_stepping(seen, c):
+    if not is_stepping(seen):
         return []
     used = middle(gpu.utilisation_percent for _, gpu in all_gpus(seen))
-    if used is None or used < c.busy_percent:
+    if used is None or used < BUSY_PERCENT:
         return []
     faults = []
     for node in seen.nodes:
@@ -187,7 +190,7 @@ def idle(seen: Seen, c: Config) -> list[Fault]:
         still = [
             gpu
             for gpu in [*own, *unused]
-            if gpu.utilisation_percent is not None and gpu.utilisation_percent < c.idle_percent
+            if gpu.utilisation_percent is not None and gpu.utilisation_percent < IDLE_PERCENT
         ]
         if still:
             faults.append(
@@ -195,7 +198,7 @@ def idle(seen: Seen, c: Config) -> list[Fault]:
                     "idle-gpu",
                     f"GPU {listed(gpu.index for gpu in still)} of {named(seen, node)} "
                     f"{'is' if len(still) == 1 else 'are'} idle, and the others are at {used:.0f}%",
-                    f"{errors(seen, NODE=node.node)}; {restart(seen)}",
+                    f"{errors(seen, NODE_RANK=node.node)}; {restart(seen)}",
                     about=f"node {node.node}",
                 )
             )
@@ -209,17 +212,17 @@ def imbalance(seen: Seen, c: Config) -> list[Fault]:
         for node, gpu in all_gpus(seen)
         if gpu.utilisation_percent is not None
     ]
-    if not is_stepping(seen, c) or len(known) < 2:
+    if not is_stepping(seen) or len(known) < 2:
         return []
     (least, node, gpu), (most, busy_node, busy) = min(known, key=first), max(known, key=first)
-    if most - least <= c.imbalance_percent:
+    if most - least <= IMBALANCE_PERCENT:
         return []
     return [
         Fault(
             "imbalance",
             f"GPU {gpu.index} of {named(seen, node)} is at {least:.0f}% and GPU {busy.index} of "
             f"{named(seen, busy_node)} at {most:.0f}%: the one waits for the other",
-            f"{make(seen, 'logs', ONLY='ranks')} shows stragglers; look for other programs on that machine",
+            f"{errors(seen)} shows stragglers; look for other programs on that machine",
         )
     ]
 
@@ -233,12 +236,7 @@ def straggler(seen: Seen, c: Config) -> list[Fault]:
     AGAIN steps as long as it is."""
     p = seen.progress
     slow = p.straggler if p else {}
-    if (
-        not p
-        or not slow
-        or not is_stepping(seen, c)
-        or p.step - slow.get("step", 0) > AGAIN + STEPS
-    ):
+    if not p or not slow or not is_stepping(seen) or p.step - slow.get("step", 0) > AGAIN + STEPS:
         return []
     node = next((node for node in seen.nodes if node.host == slow["host"]), None)
     where = named(seen, node) if node else str(slow["host"])
@@ -246,7 +244,7 @@ def straggler(seen: Seen, c: Config) -> list[Fault]:
     look = (
         f"{make(seen, 'doctor', PROBE=1)} on that machine"
         if seen.cluster is None
-        else make(seen, "logs", NODE=node.node if node else 0)
+        else make(seen, "logs", NODE_RANK=node.node if node else 0)
     )
     elsewhere = (
         f"; {make(seen, 'sites')}, then {restart(seen, SITE='ZONE')} elsewhere"
@@ -272,12 +270,12 @@ def straggler(seen: Seen, c: Config) -> list[Fault]:
 def network(seen: Seen, c: Config) -> list[Fault]:
     """A link that is full, or slower than the plan needs, in a run below plan. A step needs bytes_per_step of it in
     the time that the plan gives a step."""
-    if not is_slow(seen, c) or not is_stepping(seen, c):
+    if not is_slow(seen) or not is_stepping(seen):
         return []
     for node in seen.nodes:
         for link in node.links:
             speed, rate = link.speed_bytes_per_s, rate_of(link)
-            if speed and rate is not None and 100 * rate >= c.saturated_percent * speed:
+            if speed and rate is not None and 100 * rate >= SATURATED_PERCENT * speed:
                 return [
                     Fault(
                         "network",
@@ -333,7 +331,7 @@ def faster(seen: Seen) -> str:
     larger = "a larger BATCH_TOKENS, in a new run, sends less often"
     if seen.cluster:
         return f"{make(seen, 'sites')}, then {restart(seen, SITE='ZONE')} with all pods at one site; {larger}"
-    return f"{make(seen, 'logs', ONLY='nccl')} shows over which link nodes talk; {larger}"
+    return f"{make(seen, 'logs')} shows over which link nodes talk; {larger}"
 
 
 def gbit(bytes_per_s: float) -> str:

@@ -20,4 +20,4 @@ RULES: tuple[Rule, ...] = (*run_rules.RULES, *gpu_rules.RULES, *train_rules.RULE
 
 def judge(seen: Seen, c: Config) -> list[Fault]:
     """All faults, without those that another explains."""
-    return sift(found_by(RULES, seen, c), pod_faults(seen, c))
+    return sift(found_by(RULES, seen, c), pod_faults(seen))

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from k8s.cluster import words
 from monitor.facts import Cluster, Fault, Pod, Seen
 from monitor.rules.pod_waits import waiting
-from settings.config import Config
 
 CRASH_MINUTES, CRASHES = 30.0, 3  # so many pods of an index that ended in this time are a loop
 RECENT_MINUTES = 60.0  # how long it is told of a pod that was killed for memory and has a successor
@@ -19,7 +18,7 @@ NODE_LOST = ("DeletionByTaintManager", "DeletionByPodGC", "NodeLost")
 PREEMPTED = ("PreemptionByScheduler", "Preempting", "Preempted")
 
 
-def pod_faults(seen: Seen, c: Config) -> list[Fault]:
+def pod_faults(seen: Seen) -> list[Fault]:
     """All that is wrong with the Job, then with its pods; [] of a run that is in no cluster."""
     cluster = seen.cluster
     if cluster is None:
@@ -29,7 +28,7 @@ def pod_faults(seen: Seen, c: Config) -> list[Fault]:
         return found
     now = cluster.asked if cluster.problem and cluster.asked is not None else seen.now
     if not cluster.job.startswith(("being stopped", "suspended")):
-        found += [*not_made(cluster), *waits(cluster, now, c), *ended_badly(cluster, now)]
+        found += [*not_made(cluster), *waits(cluster, now), *ended_badly(cluster, now)]
     return [*found, *taken_away(cluster)]
 
 
@@ -115,7 +114,7 @@ def not_made(cluster: Cluster) -> Iterator[Fault]:
         yield Fault(
             "quota",
             f"{missing}: the namespace has {found[0]}",
-            "kubectl describe quota shows it; ask for less (NODES, GPUS_PER_NODE, POD_CPUS, POD_MEMORY_GB) "
+            "kubectl describe quota shows it; ask for less (NODES, GPUS_PER_NODE, POD_MEMORY_GB) "
             "with make restart, for a larger quota, or wait until other jobs of the namespace end",
         )
     else:
@@ -141,14 +140,14 @@ def name_of(pods: Sequence[Pod]) -> str:
     return f"pods {', '.join(numbers[:-1])} and {numbers[-1]}"
 
 
-def waits(cluster: Cluster, now: float, c: Config) -> Iterator[Fault]:
+def waits(cluster: Cluster, now: float) -> Iterator[Fault]:
     """Pods that wait for what does not come, those that wait for the same together."""
     found: dict[tuple[str, str], list[Pod]] = {}
     for pod in cluster.pods:
-        if (wait := waiting(pod, c)) and wait.is_fault(now):
+        if (wait := waiting(pod)) and wait.is_fault(now):
             found.setdefault((wait.name, wait.text), []).append(pod)
     for (name, text), pods in found.items():
-        wait = waiting(pods[0], c)
+        wait = waiting(pods[0])
         assert wait is not None
         about = "" if all(name != other for other, told in found if told != text) else name_of(pods)
         yield Fault(name, f"{name_of(pods)}: {text}{wait.age(now)}", wait.next, about, wait.failing)
@@ -178,7 +177,7 @@ def ended_badly(cluster: Cluster, now: float) -> Iterator[Fault]:
                 "out-of-memory",
                 f"{about} was killed{when}: it used more memory than POD_MEMORY_GB allows"
                 f"{most}{again}",
-                "a larger POD_MEMORY_GB, or a smaller SHM_GB, with make restart",
+                "a larger POD_MEMORY_GB with make restart",
                 about,
                 failing=recent > CRASHES,
             )
@@ -217,7 +216,7 @@ def ended_badly(cluster: Cluster, now: float) -> Iterator[Fault]:
 
 
 def logs_of(pod: Pod) -> str:
-    return f"make logs NODE={max(pod.index, 0)} ONLY=errors shows why"
+    return f"make logs NODE_RANK={max(pod.index, 0)} ONLY=errors shows why"
 
 
 def taken_away(cluster: Cluster) -> Iterator[Fault]:
@@ -245,16 +244,15 @@ def taken_away(cluster: Cluster) -> Iterator[Fault]:
                 about,
             )
         elif pod.disrupted and pod.phase != "Succeeded":
-            larger, now = (
-                ("POD_DISK_GB", pod.asks.disk)
-                if re.search("ephemeral|emptyDir|disk", pod.trouble)
-                else ("POD_MEMORY_GB", pod.asks.memory)
-                if "memory" in pod.trouble
-                else ("", "")
-            )
             following = (
-                f"a larger {larger}{f' (it is {now})' if now else ''} with make restart"
-                if larger
-                else "nothing to do: the Job makes another, which goes on from the last checkpoint"
+                "nothing to do: the Job makes another, which goes on from the last checkpoint"
             )
+            if re.search("ephemeral|emptyDir|disk", pod.trouble):
+                size = f" ({pod.asks.disk})" if pod.asks.disk else ""
+                following = (
+                    f"put less into /tmp: a pod's disk has a fixed size{size}; then make restart"
+                )
+            elif "memory" in pod.trouble:
+                size = f" (it is {pod.asks.memory})" if pod.asks.memory else ""
+                following = f"a larger POD_MEMORY_GB{size} with make restart"
             yield Fault("evicted", f"{about}: {why}", following, about)

@@ -10,8 +10,9 @@ import re
 from k8s.cluster.placement import CANNOT_FETCH, CANNOT_START
 from k8s.cluster.words import one_line, short_time
 from monitor.facts import Pod
-from settings.config import Config
 
+PENDING_MINUTES = 10.0  # a pod may wait so long for a node, or on it for its volume
+PULL_MINUTES = 20.0  # its image may take so long to arrive
 SETTLE_S = 60.0  # for a scheduler, or nodes that are made on demand, to think again
 MOUNT_S = 120.0  # in which a volume is often mounted at a second attempt
 FOR_SYSTEM = re.compile(
@@ -42,9 +43,9 @@ class Wait:
         return f", for {short_time(now - self.since)}" if self.since is not None else ""
 
 
-def doing(pod: Pod, now: float, c: Config) -> str:
+def doing(pod: Pod, now: float) -> str:
     """What a pod that does not run is at, and for how long; "" of one that runs or is over."""
-    wait = waiting(pod, c)
+    wait = waiting(pod)
     if wait is None:
         return ""
     patience = (
@@ -55,7 +56,7 @@ def doing(pod: Pod, now: float, c: Config) -> str:
     return f"{wait.text}{wait.age(now)}{patience}"
 
 
-def waiting(pod: Pod, c: Config) -> Wait | None:
+def waiting(pod: Pod) -> Wait | None:
     """What keeps a pod from running; None where it runs, leaves or is over."""
     if pod.phase not in WAITING:
         return None
@@ -70,7 +71,7 @@ def waiting(pod: Pod, c: Config) -> Wait | None:
             failing=True,
         )
     if not pod.node:
-        return without_node(pod, c)
+        return without_node(pod)
     if pod.pulling_since is not None and (pod.pulled is None or pod.pulled < pod.pulling_since):
         return Wait(
             "pulling",
@@ -78,7 +79,7 @@ def waiting(pod: Pod, c: Config) -> Wait | None:
             f"kubectl describe pod {pod.name} says how it goes; "
             "a smaller image, or a registry that is nearer, comes sooner",
             pod.pulling_since,
-            60 * c.pull_minutes,
+            60 * PULL_MINUTES,
         )
     if mount := next(
         (
@@ -95,14 +96,14 @@ def waiting(pod: Pod, c: Config) -> Wait | None:
             "its image is being fetched, or its volume mounted",
             describe(pod),
             pod.scheduled or pod.created,
-            60 * max(c.pull_minutes, c.pending_minutes),
+            60 * max(PULL_MINUTES, PENDING_MINUTES),
         )
     return Wait(
         "pending",
         "its container is being made",
         describe(pod),
         pod.scheduled or pod.created,
-        60 * c.pending_minutes,
+        60 * PENDING_MINUTES,
     )
 
 
@@ -115,7 +116,7 @@ def describe(pod: Pod) -> str:
 # ---------------------------------------------------------------------------------------------------
 
 
-def without_node(pod: Pod, c: Config) -> Wait:
+def without_node(pod: Pod) -> Wait:
     """Why the scheduler finds no node."""
     said = pod.unschedulable.partition(" preemption:")[0].strip().rstrip(".")
     if wait := claim(pod, said):
@@ -123,7 +124,7 @@ def without_node(pod: Pod, c: Config) -> Wait:
     lacking = {
         what: int(count) for count, what in re.findall(r"(\d+) Insufficient ([\w./-]+)", said)
     }
-    asks, patience = pod.asks, 60 * c.pending_minutes
+    asks, patience = pod.asks, 60 * PENDING_MINUTES
     gpus = lacking.get(asks.resource, 0)
     if gpus:
         who = (
@@ -141,9 +142,8 @@ def without_node(pod: Pod, c: Config) -> Wait:
         )
     if lacking:
         settings = {
-            "cpu": "POD_CPUS",
+            "cpu": "GPUS_PER_NODE",
             "memory": "POD_MEMORY_GB",
-            "ephemeral-storage": "POD_DISK_GB",
         }
         less = [settings[what] for what in lacking if what in settings]
         return Wait(

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from k8s.cluster.words import FINAL, MEANING
 from monitor.facts import Fault, Gpu, Node, Seen
 from monitor.snapshot import (
+    HANG_FACTOR,
+    HANG_S,
     ago,
     all_gpus,
     at,
@@ -38,6 +40,15 @@ from train.distributed.registry import WAITING
 FULL_SET = (
     20  # times EVAL_MINUTES for the evaluation at the end, as in train/evaluate/validation.py
 )
+PEERS_MINUTES = 3.0  # nodes may wait so long for each other
+SETUP_MINUTES = 10.0  # opening the data, the model, the first step, a sample, the plots, each
+COMPILE_MINUTES = 20.0  # compiling, or rehearsing a step
+SILENT_MINUTES = 3.0  # a pod may tell nothing of its node for so long
+BUSY_PERCENT = 90.0  # a GPU of such utilisation counts as busy
+IDLE_PERCENT = 5.0  # and one of less than this as idle
+HANG_POWER_PERCENT = 60.0  # of what a GPU draws in training, or else of its limit: busy with less,
+# it only waits
+MEMORY_PERCENT = 95.0  # of a machine's or pod's memory may be in use
 SLOW_DISK = 20e6  # bytes/s, for which the trainer waits in a save (train/checkpoint/saver.py)
 WATCHDOG_S = 15.0  # until a trainer that watches itself has ended
 NEEDS_PART = 0.95  # of what is computed that a step needs: it is known to some per cent
@@ -88,7 +99,7 @@ BROKEN = (
 def peers(seen: Seen, c: Config) -> list[Fault]:
     """Nodes that wait for others, and for which."""
     waited = in_phase_s(seen)
-    if doing(seen) != WAITING or waited is None or waited <= 60 * c.peers_minutes or not seen.first:
+    if doing(seen) != WAITING or waited is None or waited <= 60 * PEERS_MINUTES or not seen.first:
         return []
     told = seen.first.status.get("missing")
     missing = [int(rank) for rank in told] if isinstance(told, list) else []
@@ -104,7 +115,7 @@ def peers(seen: Seen, c: Config) -> list[Fault]:
     there = seen.phase.removeprefix(WAITING).strip()
     target = "finetune-node" if c.model else "train-node"
     look = (
-        f"{make(seen, 'logs', NODE=missing[0])} and {make(seen, 'describe')} show what it does"
+        f"{make(seen, 'logs', NODE_RANK=missing[0])} and {make(seen, 'describe')} show what it does"
         if seen.cluster and missing
         else f"start them (make {target} with NODE_RANK={listed(missing) or 'theirs'}), and look whether a "
         "firewall keeps MASTER_PORT closed; docs/two-nodes.md"
@@ -129,20 +140,21 @@ def of_pod(seen: Seen, number: int) -> str:
 
 
 def limit_s(phase: str, seen: Seen, c: Config) -> tuple[float, str] | None:
-    """How long a phase may last, and the setting that says so; None for one without a limit of its own."""
-    setup = 60 * c.setup_minutes
+    """How long a phase may last, and the setting that says so, "" where none does; None for one without a limit of its
+    own."""
+    setup = 60 * SETUP_MINUTES
     step = seen.progress.step if seen.progress else 0
     if phase == "data":
         return (
-            (setup, "SETUP_MINUTES")
+            (setup, "")
             if setup >= c.data_timeout_s
             else (float(c.data_timeout_s), "DATA_TIMEOUT_S")
         )
     if phase in ("model", "first step", "drawing plots"):
-        return setup, "SETUP_MINUTES"
+        return setup, ""
     if phase in ("compiling", "rehearsing"):  # and what a resume reads
         size = (seen.progress.checkpoint_bytes if seen.progress else None) or 0.0
-        return 60 * c.compile_minutes + size / SLOW_DISK, "COMPILE_MINUTES"
+        return 60 * COMPILE_MINUTES + size / SLOW_DISK, ""
     if phase == "evaluating":
         longer = (
             FULL_SET
@@ -160,7 +172,7 @@ def limit_s(phase: str, seen: Seen, c: Config) -> tuple[float, str] | None:
     if phase == "exchanging":  # with other sites, one of which may fetch weights
         return 2.0 * c.sync_timeout_s, "SYNC_TIMEOUT_S"
     if phase == "sampling":
-        return setup + c.sample_tokens, "SETUP_MINUTES"
+        return setup + c.sample_tokens, ""
     return None
 
 
@@ -173,9 +185,14 @@ def phase(seen: Seen, c: Config) -> list[Fault]:
         or lasted is None
         or lasted <= limit[0]
         or is_gone(seen)
-        or data_stands_still(seen, c)
+        or data_stands_still(seen)
     ):
         return []
+    seconds, setting = limit
+    if setting:
+        allows = f"{setting} allows {ago(seconds)}"
+    else:
+        allows = f"the limit is {ago(seconds)}"
     still = (
         "still waiting for its first step"
         if name == "first step"
@@ -186,7 +203,7 @@ def phase(seen: Seen, c: Config) -> list[Fault]:
     return [
         Fault(
             "phase",
-            f"{still} after {ago(lasted)}; {limit[1]} allows {ago(limit[0])}",
+            f"{still} after {ago(lasted)}; {allows}",
             f"{make(seen, 'logs')} shows what it does; {make(seen, 'restart')} begins it anew",
             about=name,
         )
@@ -199,7 +216,7 @@ def not_begun(seen: Seen, c: Config) -> list[Fault]:
     if (
         needs is None
         or lasted is None
-        or lasted <= 60 * c.setup_minutes / 2
+        or lasted <= 60 * SETUP_MINUTES / 2
         or begun(seen)
         or is_gone(seen)
         or doing(seen) not in ("first step", "training")
@@ -216,7 +233,7 @@ def not_begun(seen: Seen, c: Config) -> list[Fault]:
     busy = middle(gpu.utilisation_percent for _, gpu in short)
     looks = (
         f", though they show {busy:.0f}% utilisation"
-        if busy is not None and busy >= c.busy_percent
+        if busy is not None and busy >= BUSY_PERCENT
         else ""
     )
     total = f" of {gpu.memory_total_gib:.0f}" if gpu.memory_total_gib else ""
@@ -247,7 +264,7 @@ def killed(seen: Seen, c: Config) -> list[Fault]:
     beat = first.status.get("heartbeat")
     when = f" {ago(at(seen) - beat)} ago" if isinstance(beat, int | float) else ""
     step = f" at step {seen.progress.step:,}" if seen.progress and seen.progress.step else ""
-    full = memory_is_full(first, c)
+    full = memory_is_full(first)
     why = f"; {full} GiB of memory were in use, so the system may have ended it" if full else ""
     return [
         Fault(
@@ -274,10 +291,10 @@ def status_lost(seen: Seen) -> list[Fault]:
     ]
 
 
-def memory_is_full(node: Node, c: Config) -> str:
+def memory_is_full(node: Node) -> str:
     """'91.3 of 96.0', in GiB, where that is too much; else ""."""
     used, most = node.memory_bytes, node.memory_limit_bytes
-    if used is None or not most or 100 * used <= c.memory_percent * most:
+    if used is None or not most or 100 * used <= MEMORY_PERCENT * most:
         return ""
     return f"{used / 2**30:.1f} of {most / 2**30:.1f}"
 
@@ -323,13 +340,13 @@ def silent(seen: Seen, c: Config) -> list[Fault]:
     faults = []
     for node in seen.nodes:
         pod, quiet = pod_of(seen, node.node), seen.now - node.time
-        if pod and pod.phase == "Running" and quiet > 60 * c.silent_minutes:
+        if pod and pod.phase == "Running" and quiet > 60 * SILENT_MINUTES:
             faults.append(
                 Fault(
                     "silent",
                     f"{named(seen, node)} has told nothing for {ago(quiet)}, and its pod "
                     f"{pod.name} is said to run: the machine, or the network to it, may be gone",
-                    f"{make(seen, 'describe')} and {make(seen, 'logs', NODE=node.node)}",
+                    f"{make(seen, 'describe')} and {make(seen, 'logs', NODE_RANK=node.node)}",
                     about=f"node {node.node}",
                 )
             )
@@ -348,7 +365,7 @@ def goes_on(seen: Seen, c: Config) -> bool:
     )  # the script is at something else, and no trainer is there
     ended = is_gone(seen) or seen.phase == "crashed" or between
     return begun(seen) and not (
-        ended or stands_still(seen, c) or data_stands_still(seen, c) or phase(seen, c)
+        ended or stands_still(seen) or data_stands_still(seen) or phase(seen, c)
     )
 
 
@@ -356,7 +373,7 @@ def nccl(seen: Seen, c: Config) -> list[Fault]:
     """Processes that do not hear of each other: which rank, and where. Of a run that goes on it is an old line."""
     if is_over_well(seen) or goes_on(seen, c):
         return []
-    ends = is_gone(seen) or seen.phase == "crashed" or stands_still(seen, c)
+    ends = is_gone(seen) or seen.phase == "crashed" or stands_still(seen)
     for pattern, words in BROKEN if ends else BROKEN[:-1]:
         for number, host, line in complaints(seen):
             if not pattern.search(line) or (begun(seen) and BEFORE in line):
@@ -368,7 +385,7 @@ def nccl(seen: Seen, c: Config) -> list[Fault]:
                 Fault(
                     "nccl",
                     f"{who} on {where} {words}: {said(line)}",
-                    f"{errors(seen, NODE=number)}, and the stacks in its folder hang/; "
+                    f"{errors(seen, NODE_RANK=number)}, and the stacks in its folder hang/; "
                     f"{again(seen)}",
                     about=who,
                     failing=is_gone(seen),
@@ -411,22 +428,22 @@ def by_host(seen: Seen, host: str, number: int | None) -> str:
 def hanging(seen: Seen, c: Config) -> list[Fault]:
     """No step for much longer than one takes; by the GPUs whether they wait, compute, or have nothing to do."""
     waited, usual = no_step_s(seen), step_s(seen)
-    if waited is None or usual is None or not stands_still(seen, c):
+    if waited is None or usual is None or not stands_still(seen):
         return []
     gpus = [gpu for _, gpu in all_gpus(seen)]
     idle = [
         f"GPU {gpu.index} of node {node.node}"
         for node, gpu in all_gpus(seen)
-        if gpu.utilisation_percent is not None and gpu.utilisation_percent < c.idle_percent
+        if gpu.utilisation_percent is not None and gpu.utilisation_percent < IDLE_PERCENT
     ]
     times = f"no step for {ago(waited)} (a step takes {brief(usual)})"
     follow = f"{errors(seen)}; {restart(seen)}"
     busy = [
         gpu
         for gpu in gpus
-        if gpu.utilisation_percent is not None and gpu.utilisation_percent >= c.busy_percent
+        if gpu.utilisation_percent is not None and gpu.utilisation_percent >= BUSY_PERCENT
     ]
-    if only_waits(busy, c):
+    if only_waits(busy):
         rest = f"; {listed(idle)} {'is' if len(idle) == 1 else 'are'} idle" if idle else ""
         return [Fault("hanging", f"hanging: {drawn(busy)}, {times}{rest}", follow)]
     if busy:
@@ -450,7 +467,7 @@ def hanging(seen: Seen, c: Config) -> list[Fault]:
     return [Fault("hanging", f"hanging: {times}", follow)]
 
 
-def only_waits(busy: list[Gpu], c: Config) -> bool:
+def only_waits(busy: list[Gpu]) -> bool:
     """Whether GPUs that look busy draw so little that they spin in a kernel that waits, as NCCL's do. Without readings
     of power nothing speaks against it."""
     parts = [
@@ -459,7 +476,7 @@ def only_waits(busy: list[Gpu], c: Config) -> bool:
         if gpu.power_w is not None and (most := gpu.training_w or gpu.power_limit_w)
     ]
     part = middle(parts)
-    return bool(busy) and (part is None or part < c.hang_power_percent)
+    return bool(busy) and (part is None or part < HANG_POWER_PERCENT)
 
 
 def drawn(busy: list[Gpu]) -> str:
@@ -473,7 +490,7 @@ def drawn(busy: list[Gpu]) -> str:
     return text + (f" ({usual:.0f} W in training)" if usual else "")
 
 
-def data_stands_still(seen: Seen, c: Config) -> bool:
+def data_stands_still(seen: Seen) -> bool:
     """Training, once begun, waits for data."""
     lasted = in_phase_s(seen)
     usual = step_s(seen) or 0.0
@@ -481,14 +498,14 @@ def data_stands_still(seen: Seen, c: Config) -> bool:
         doing(seen) == "data"
         and begun(seen)
         and lasted is not None
-        and lasted > max(c.hang_factor * usual, c.hang_s)
+        and lasted > max(HANG_FACTOR * usual, HANG_S)
     )
 
 
 def waits_for_data(seen: Seen, c: Config) -> list[Fault]:
     """Training stands still until data come."""
     lasted = in_phase_s(seen)
-    if lasted is None or not data_stands_still(seen, c) or is_gone(seen):
+    if lasted is None or not data_stands_still(seen) or is_gone(seen):
         return []
     return [
         Fault(

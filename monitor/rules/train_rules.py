@@ -5,7 +5,6 @@ from monitor.facts import Fault, Node, Seen
 from monitor.rules.run_rules import memory_is_full
 from monitor.snapshot import (
     ago,
-    all_gpus,
     at,
     brief,
     count,
@@ -16,7 +15,6 @@ from monitor.snapshot import (
     is_settled,
     is_slow,
     is_stepping,
-    left_s,
     make,
     named,
     restart,
@@ -28,7 +26,11 @@ from monitor.snapshot import (
 from plan import number_formats
 from settings.config import Config
 
-GIB = 2.0**30
+SKIPPED_STEPS = 2  # of the last steps may be skipped
+SPIKE_FACTOR = 1.3  # a loss above so many times the median of the last steps is a spike
+STARVED_PERCENT = 10.0  # of a step's time may be spent waiting for data
+CHECKPOINT_FACTOR = 3.0  # times the interval between two, by which the last one may be old
+DISK_FACTOR = 1.5  # checkpoints for which there must be room where they are written
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -68,7 +70,7 @@ def skips(seen: Seen, c: Config) -> list[Fault]:
     if (
         p is None
         or is_over_well(seen)
-        or not (p.skipped_steps > c.skipped_steps or (p.rollbacks and p.skipped_steps))
+        or not (p.skipped_steps > SKIPPED_STEPS or (p.rollbacks and p.skipped_steps))
     ):
         return []
     back = (
@@ -94,7 +96,7 @@ def spike(seen: Seen, c: Config) -> list[Fault]:
         p is None
         or p.loss is None
         or not p.median_loss
-        or not p.loss > c.spike_factor * p.median_loss
+        or not p.loss > SPIKE_FACTOR * p.median_loss
         or is_over_well(seen)
         or is_gone(seen)
     ):
@@ -123,7 +125,7 @@ def starved(seen: Seen, c: Config) -> list[Fault]:
         or p.data_wait_fraction is None
         or not trains(seen)
         or not is_settled(seen)
-        or 100 * p.data_wait_fraction <= c.starved_percent
+        or 100 * p.data_wait_fraction <= STARVED_PERCENT
     ):
         return []
     return [
@@ -164,11 +166,11 @@ def save_every_s(seen: Seen, c: Config) -> float:
 def no_checkpoint(seen: Seen, c: Config) -> list[Fault]:
     """The last checkpoint is much older than the next was due after."""
     p = seen.progress
-    if p is None or c.checkpoints == "off" or not is_stepping(seen, c):
+    if p is None or c.checkpoints == "off" or not is_stepping(seen):
         return []
     began = [time for time in (p.checkpoint_time, p.attempt_started, p.ready) if time is not None]
     # none is written during an evaluation, so that one that was due may be as much later
-    due = c.checkpoint_factor * save_every_s(seen, c) + (p.eval_s or 0.0)
+    due = CHECKPOINT_FACTOR * save_every_s(seen, c) + (p.eval_s or 0.0)
     if not began or (age := at(seen) - max(began)) <= due:
         return []
     last = (
@@ -202,7 +204,7 @@ def disk(seen: Seen, c: Config) -> list[Fault]:
         return []
     # what is being written is the next one itself: as much room as before it began
     free = first.disk_free_bytes + (first.disk_passing_bytes or 0.0)
-    if free >= c.disk_factor * size:
+    if free >= DISK_FACTOR * size:
         return []
     fits = free >= size
     usual, p_time = save_every_s(seen, c), p.checkpoint_time if p else None
@@ -226,77 +228,11 @@ def disk(seen: Seen, c: Config) -> list[Fault]:
 # ---------------------------------------------------------------------------------------------------
 
 
-def creeping(seen: Seen, c: Config) -> list[Fault]:
-    """Memory that grows and will be full: hours left = (limit - in use) / growth in an hour. Silent where the run is
-    over before that."""
-    if not trains(seen):
-        return []
-    faults = []
-    for name, used, most, rate, what, about in growing(seen):
-        hours = (most - used) / rate
-        left = left_s(seen)
-        if hours >= c.memory_hours or (left is not None and 3600 * hours >= left):
-            continue
-        faults.append(
-            Fault(
-                name,
-                f"{what} grows by {rate:.2g} GiB an hour: {used:.1f} of {most:.1f} GiB are in use, "
-                f"and it is full in {hours:.1f} hours",
-                f"before that, {restart(seen)}",
-                about=about,
-            )
-        )
-    return faults
-
-
-def growing(seen: Seen) -> list[tuple[str, float, float, float, str, str]]:
-    """(rule, in use, limit, growth an hour, what, about) of all memory that grows, in GiB."""
-    found = []
-    p, totals = (
-        seen.progress,
-        [gpu.memory_total_gib for _, gpu in all_gpus(seen) if gpu.memory_total_gib],
-    )
-    if p and p.mem_gib is not None and p.mem_gib_per_hour and p.mem_gib_per_hour > 0:
-        limit = seen.first.memory_limit_bytes if seen.first else None
-        most = (
-            min(totals) if totals else limit / GIB if limit else None
-        )  # on CPU it is the process's own
-        if most:
-            found.append(
-                (
-                    "memory-grows",
-                    p.mem_gib,
-                    most,
-                    p.mem_gib_per_hour,
-                    "the memory of the fullest GPU"
-                    if totals
-                    else "the memory of the largest process",
-                    "",
-                )
-            )
-    for node in seen.nodes:
-        rate = node.memory_bytes_per_hour
-        if rate and rate > 0 and node.memory_bytes is not None and node.memory_limit_bytes:
-            found.append(
-                (
-                    "memory-grows",
-                    node.memory_bytes / GIB,
-                    node.memory_limit_bytes / GIB,
-                    rate / GIB,
-                    f"the memory of {named(seen, node)}",
-                    f"node {node.node}",
-                )
-            )
-    return found
-
-
 def memory(seen: Seen, c: Config) -> list[Fault]:
     """A machine or pod whose memory is nearly full: the system ends a process next."""
     if is_over_well(seen) or is_gone(seen) or not doing(seen):
         return []
-    return [
-        memory_fault(seen, node, full) for node in seen.nodes if (full := memory_is_full(node, c))
-    ]
+    return [memory_fault(seen, node, full) for node in seen.nodes if (full := memory_is_full(node))]
 
 
 def memory_fault(seen: Seen, node: Node, full: str) -> Fault:
@@ -317,12 +253,12 @@ def memory_fault(seen: Seen, node: Node, full: str) -> Fault:
 def below_plan(seen: Seen, c: Config) -> list[Fault]:
     """Slower than planned; verdict.py says what to try."""
     p, part = seen.progress, slowness(seen)
-    if p is None or part is None or not is_slow(seen, c) or not is_stepping(seen, c):
+    if p is None or part is None or not is_slow(seen) or not is_stepping(seen):
         return []
     look = (
         f"{make(seen, 'doctor', PROBE=1)} measures what this machine can do"
         if seen.cluster is None
-        else f"{make(seen, 'logs', ONLY='nccl')} shows how nodes talk to each other"
+        else f"{make(seen, 'logs')} shows how nodes talk to each other"
     )
     return [
         Fault(
@@ -334,4 +270,4 @@ def below_plan(seen: Seen, c: Config) -> list[Fault]:
     ]
 
 
-RULES = (disk, not_finite, skips, memory, creeping, no_checkpoint, spike, starved, below_plan)
+RULES = (disk, not_finite, skips, memory, no_checkpoint, spike, starved, below_plan)

@@ -113,7 +113,7 @@ make plan PRESET=d16-2xh100 CARDS=here          # on this machine's; CARDS=4xrtx
 make plan PRESET=xlarge-8xa100 NODES=4 SITES=4 WAN_GBIT=10    # four nodes, each at a site of its own, and what to take
 make net-probe NODES=4 NODE_RANK=0 MASTER_ADDR=10.0.0.5       # measures WAN_GBIT and WAN_RTT_MS between them
 make plan PRESET=xlarge-8xa100 TARGET_HOURS=48  # refused, with what would be through by then
-make plan PRESET=d16-2xh100 SWEEP=1             # depths 12 to 32; SWEEP=micro-batch, SWEEP=gpus
+make plan PRESET=d16-2xh100 SWEEP=1             # depths 12 to 32; SWEEP=gpus
 make plan MODEL=models/qwen3-1.7b LORA_RANK=16 CARDS=1xrtx4090 # a fine-tuning
 make plan PRESET=d16-2xh100 PRICE_GPU_HOUR=2.5 PRICE_KWH=0.3 JSON=1
 ```
@@ -123,7 +123,7 @@ measured of just this run; or what its preset states; or what others reached on 
 what WAN_GBIT and LAN_GBIT say, or what `make net-probe` measured, a disk 500 MB/s unless it was measured. All else
 follows, by the formulas in `plan/`, each with its derivation or source.
 Where a run of that name has made steps, hours and dates are of what is left;
-so are those of SWEEP=gpus and SWEEP=micro-batch, while another depth is another run, from its first step. A row
+so are those of SWEEP=gpus, while another depth is another run, from its first step. A row
 of a sweep that memory holds only with less has the hours of what is typed with it. Where RUNS_DIR or DATA_DIR
 of this machine cannot be looked into, the exit code is 78.
 

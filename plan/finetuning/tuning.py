@@ -235,7 +235,7 @@ def plan(c: Config, fleet: Fleet) -> Tuning:
         ways,
         tuned_memory.host_bytes(t, shards),
         syncs,
-        *storage.write_mb_s(c, probe),
+        *storage.write_mb_s(probe),
         free_bytes(c),
         list(findings(t, fleet, capacity)),
     )

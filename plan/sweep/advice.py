@@ -14,9 +14,6 @@ from settings.declare import format_value
 
 # The law cannot tell less apart: its exponents are known to 0.02, which at these sizes moves differences by more.
 INDIFFERENT = 0.01  # nats/token
-BUSY = (
-    8192  # tokens in one forward pass: products are then large enough that more of them gain little
-)
 WORTH_A_WORD = 0.05  # of a run's compute
 WASTE = 1.1  # of the fewest GPU-hours: what is given for being through sooner
 
@@ -234,63 +231,13 @@ def command(target: str, c: Config, *typed: str | None) -> str:
 
 
 # ---------------------------------------------------------------------------------------------------
-# Micro-batches, cards
+# Cards
 # ---------------------------------------------------------------------------------------------------
 
 
 def left(done: int) -> str:
     """Of a title, where steps are made."""
     return f"; hours: of what is left behind step {done:,}" if done else ""
-
-
-def on_micro_batches(c: Config, fleet: Fleet, rows: list[Row], done: int = 0) -> Sweep:
-    """Computing anew costs time, and sequences beyond what keeps matrix units busy gain little: so as little of the
-    first as lets BUSY tokens in at once, and then as many sequences as fit."""
-    title = (
-        f"micro-batches on {fleet.text}, {c.seq_len} tokens a sequence: computed, not measured. The plan knows "
-        "no speed of a micro-batch, only what computing anew costs; make doctor PROBE=1 measures the one that is "
-        f"set. GiB: a process, of {gib(rows[0].capacity_bytes)}{left(done)}"
-    )
-    held = [row for row in rows if row.fits]
-    if not held:
-        return Sweep(
-            "micro-batch",
-            title,
-            rows,
-            None,
-            [
-                "None fits. PARALLEL=fsdp splits the weights over processes; "
-                "make plan says what else would do."
-            ],
-        )
-    largest = {
-        row.activation_checkpointing: row for row in held
-    }  # the last of each, from what costs no time
-    enough = min(BUSY, c.seq_len * max(row.micro_batch_size for row in rows))
-    best = next(
-        (row for row in largest.values() if row.micro_batch_size * c.seq_len >= enough),
-        max(largest.values(), key=lambda row: row.micro_batch_size),
-    )
-    said = (
-        f"Recommended: MICRO_BATCH_SIZE={best.micro_batch_size} ACTIVATION_CHECKPOINTING="
-        f"{best.activation_checkpointing}: "
-    )
-    if best.activation_checkpointing == "none":
-        said += (
-            f"the most sequences that fit with nothing computed anew, {gib(best.memory_bytes)} GiB."
-        )
-    else:
-        said += (
-            f"with less computed anew not even {enough:,} tokens fit at once, which keep the device busy; "
-            f"{gib(best.memory_bytes)} GiB."
-        )
-    return Sweep(
-        "micro-batch",
-        title,
-        rows,
-        best.label,
-        [said, ("It is what is set." if not best.typed else command("make train", c, best.typed))],
-    )
 
 
 def on_gpus(c: Config, fleet: Fleet, rows: list[Row], card: str, done: int = 0) -> Sweep:

@@ -37,8 +37,6 @@ class Row:
     nodes: int = 1
     sites: int = 1
     parallel: str = "ddp"
-    micro_batch_size: int = 0
-    activation_checkpointing: str = "none"
     typed_within: str = ""
     tokens_within: int | None = None
     loss_within: float | None = None
@@ -50,7 +48,7 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Sweep:
-    """kind: depth, micro-batch or gpus; within_hours: those of the columns *_within; recommended: a row's label, None
+    """kind: depth or gpus; within_hours: those of the columns *_within; recommended: a row's label, None
     where none can be; reasons: in words, the recommendation first."""
 
     kind: str
@@ -70,7 +68,7 @@ class Sweep:
 
 def text(swept: Sweep) -> str:
     """The table, the recommended row marked, and the reasons."""
-    columns = {"depth": of_a_depth, "micro-batch": of_a_micro_batch, "gpus": of_gpus}[swept.kind]
+    columns = {"depth": of_a_depth, "gpus": of_gpus}[swept.kind]
     rows = [columns(row, swept) for row in swept.rows]
     table = [list(rows[0]), *(list(row.values()) for row in rows)]
     widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
@@ -106,18 +104,6 @@ def of_a_depth(row: Row, swept: Sweep) -> dict[str, str]:
         **within,
         "GiB": f"{row.memory_bytes / GIB:.1f}",
         "fits": fits(row),
-    }
-
-
-def of_a_micro_batch(row: Row, swept: Sweep) -> dict[str, str]:
-    return {
-        "MICRO_BATCH_SIZE": str(row.micro_batch_size),
-        "ACTIVATION_CHECKPOINTING": row.activation_checkpointing,
-        "MFU": percent(row.mfu_percent),
-        "hours": number(row.hours),
-        "GPU-hours": number(row.gpu_hours),
-        "GiB": f"{row.memory_bytes / GIB:.1f}",
-        "fits": "yes" if row.fits else "no",
     }
 
 

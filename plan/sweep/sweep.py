@@ -1,8 +1,7 @@
-"""Runs beside the one that is planned, in a table, and which of them to take: make plan SWEEP=depth|micro-batch|gpus.
+"""Runs beside the one that is planned, in a table, and which of them to take: make plan SWEEP=depth|gpus.
 
     depth         d12 to d32, widths of 64 times the depth and heads of 128 (the family of the presets d16 to d32), at
                   20 tokens a parameter, and at what each can read in the hours that there are
-    micro-batch   sequences at once, and what backward computes anew
     gpus          numbers of the same card, DDP and FSDP2
 
 All of it computed. A row is what make plan says of what its `typed` is.
@@ -13,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from hardware.model_size import parameters
-from plan.checks import RECOMPUTE, as_split, capacity_bytes, memory_of, on_the_same
+from plan.checks import as_split, capacity_bytes, memory_of, on_the_same
 from plan.choices import (
     FILLED_IN,
     Choice,
@@ -46,8 +45,6 @@ def sweep(c: Config, fleet: Fleet, probe: Probe | None) -> Sweep:
     """What SWEEP asks for. Raises SettingsError where there is nothing to compare."""
     if without := bf16(c, fleet):
         raise SettingsError([f"{without.text}; {without.fix}"])
-    if c.sweep == "micro-batch":
-        return of_micro_batches(c, fleet, probe)
     return of_gpus(c, fleet, probe) if c.sweep == "gpus" else of_depths(c, fleet, probe)
 
 
@@ -218,7 +215,7 @@ def beside_the_preset(c: Config, preset: Config) -> dict[str, Any]:
 
 
 # ---------------------------------------------------------------------------------------------------
-# Micro-batches, cards
+# Cards
 # ---------------------------------------------------------------------------------------------------
 
 
@@ -226,29 +223,6 @@ def steps_made(c: Config) -> int:
     """By the run of this name; 0 where it is at its end, since nothing is left of it to compare."""
     found = begun(c)
     return found.step if found and found.step < c.last_step else 0
-
-
-def of_micro_batches(c: Config, fleet: Fleet, probe: Probe | None) -> Sweep:
-    """Powers of two up to all that a process has of a step, and the one that is set."""
-    done = steps_made(c)
-    most = c.batch_windows // fleet.processes
-    sizes = sorted({2**n for n in range(most.bit_length())} | {c.micro_batch(fleet.processes)})
-    rows = [
-        row_of(
-            found, f"{size} {how}", probe, done, micro_batch_size=size, activation_checkpointing=how
-        )
-        for how in RECOMPUTE
-        for size in sizes
-        if (found := choice(c, fleet, micro_batch_size=size, activation_checkpointing=how))
-    ]
-    if not rows:
-        raise SettingsError(
-            [
-                f"SWEEP=micro-batch: BATCH_TOKENS={c.batch_tokens} cannot be split evenly over "
-                f"{fleet.processes} processes; for example BATCH_TOKENS={fleet.processes * c.seq_len}"
-            ]
-        )
-    return advice.on_micro_batches(c, fleet, rows, done)
 
 
 def of_gpus(c: Config, fleet: Fleet, probe: Probe | None) -> Sweep:

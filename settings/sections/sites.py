@@ -31,12 +31,6 @@ class AtSites(Outside):
         pattern=r"[A-Za-z0-9][A-Za-z0-9.-]*:[0-9]{4,5}",
         example="10.0.0.5:29510",
     )
-    site_addr: str = setting(
-        "",
-        help="name or address at which other sites reach this machine. Default: its host name",
-        pattern=r"[A-Za-z0-9][A-Za-z0-9.:-]*",
-        example="10.0.0.6",
-    )
     sync_every: int = setting(
         30,
         help="steps from one exchange to the next (H); with SYNC_FRAGMENTS each has its turn in it",

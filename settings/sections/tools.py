@@ -55,12 +55,6 @@ class Outside:
         pattern=r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?",
         example="my-lab",
     )
-    overlay: str = setting(
-        "auto",
-        help="the manifests, of k8s/manifests/overlays; auto: cpu-smoke where DEVICE=cpu, diloco "
-        "where SYNC=diloco, single-node where NODES=1, pinned-site where there is a SITE, else nrp",
-        choices=("auto", "nrp", "diloco", "single-node", "pinned-site", "cpu-smoke"),
-    )
     gpus_per_node: int | None = setting(
         None,
         help="GPUs of a pod; processes of one where DEVICE=cpu. Default: 2 in the cluster",
@@ -72,13 +66,6 @@ class Outside:
         "NVIDIA-A100-SXM4-80GB,NVIDIA-A100-80GB-PCIe",
         help="those that will do, with commas between; make sites lists what there is",
         pattern=r"[A-Za-z0-9][A-Za-z0-9._-]*(,[A-Za-z0-9][A-Za-z0-9._-]*)*",
-    )
-    gpu_resource: str = setting(
-        "nvidia.com/gpu",
-        help="the name by which pods ask for them; some clusters give large "
-        "GPUs one of their own, such as nvidia.com/a100",
-        example="nvidia.com/a100",
-        pattern=r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?",
     )
     site: str = setting(
         "",
@@ -99,14 +86,7 @@ class Outside:
         pattern=r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?",
     )
     volume_gb: int = setting(500, help="of that claim, when it is made", unit="GiB", minimum=1)
-    pod_cpus: int = setting(
-        16, help="of a pod, asked for and allowed alike", unit="cores", minimum=1
-    )
     pod_memory_gb: int = setting(96, help="of a pod, shared memory included", unit="GiB", minimum=2)
-    pod_disk_gb: int = setting(
-        50, help="of a pod beside the volume: caches and temporary files", unit="GiB", minimum=2
-    )
-    shm_gb: int = setting(16, help="of that memory, for /dev/shm", unit="GiB", minimum=1)
     tolerations: str = setting(
         "",
         help="taints that pods tolerate, as KEY or KEY=VALUE, with commas between",
@@ -120,22 +100,11 @@ class Outside:
         example="opportunistic",
         pattern=r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?",
     )
-    secret_name: str = setting(
-        "pure-transformer-secrets",
-        help="the Secret that keeps HF_TOKEN and WANDB_API_KEY",
-        pattern=r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?",
-    )
     image_pull_secret: str = setting(
         "",
         help="a Secret of the namespace with which pods fetch the image",
         pattern=r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?",
         example="registry-login",
-    )
-    network: str = setting(
-        "auto",
-        help="the settings of NCCL, of k8s/manifests/network: for nodes of one site, or of several; "
-        "auto: site where there is a SITE or one node, else wan",
-        choices=("auto", "site", "wan"),
     )
     peer_stop: str = setting(
         "end",
@@ -144,17 +113,12 @@ class Outside:
         choices=("end", "wait"),
     )
     wait: bool = setting(False, help="make train-8xa100 tries until all pods find room together")
-    wait_minutes: float = setting(3, help="between such tries", unit="minutes", above=0)
     dry_run: bool = setting(False, help="print what would be applied, and apply nothing")
     only: str = setting(
         "",
-        help="of the lines of make logs: numbers of training, NCCL's, who joined, or complaints. "
-        "Default: all",
-        choices=("metrics", "nccl", "ranks", "errors"),
+        help="of the lines of make logs: numbers of training, or complaints. Default: all",
+        choices=("metrics", "errors"),
         example="metrics",
-    )
-    node: int | None = setting(
-        None, help="whose lines make logs shows. Default: the first's", minimum=0, example="0"
     )
     step: int | None = setting(
         None,
@@ -178,14 +142,6 @@ class Outside:
     )
     lan_gbit: float = setting(
         25, help="between nodes of one site, each way", unit="Gbit/s", above=0
-    )
-    storage_mb_s: float | None = setting(
-        None,
-        help="at which a checkpoint is written. Default: what make doctor "
-        "PROBE=1 measured here, else 500",
-        unit="MB/s",
-        above=0,
-        example="900",
     )
     mfu: float | None = setting(
         None,
@@ -225,9 +181,9 @@ class Outside:
     )
     sweep: str = setting(
         "",
-        help="make plan compares depths (1 or depth), micro-batches or numbers of GPUs, and "
+        help="make plan compares depths (1 or depth) or numbers of GPUs, and "
         "recommends one. Default: none",
-        choices=("depth", "micro-batch", "gpus", "1"),
+        choices=("depth", "gpus", "1"),
         example="depth",
     )
     json: bool = setting(False, help="make plan and make doctor print JSON")
@@ -251,158 +207,15 @@ class Outside:
         minimum=1,
         maximum=1000,
     )
-    gpu_fields: str = setting(
-        "all",
-        help="what it takes in each of them: power and temperature (basic), or instant "
-        "power and energy too; memory, clocks and network come once a second in any case",
-        choices=("all", "basic"),
-    )
     once: bool = setting(
         False,
         help="make monitor looks once and prints plain text; exit code 1 where something is wrong",
-    )
-    refresh_s: float = setting(
-        2,
-        help="between two looks of make monitor at this machine; at a cluster it looks every "
-        "10 at most often",
-        unit="seconds",
-        minimum=0.5,
-        maximum=3600,
     )
     alert_cmd: str = setting(
         "",
         help="a program that make monitor runs once for each new fault, and at the end of "
         "the run, with a sentence as its one argument",
         example="scripts/my_alert.sh",
-    )
-    alert_minutes: float = setting(
-        5,
-        help="a fault that was away for so long, and is back, is a new one",
-        unit="minutes",
-        above=0,
-    )
-    verdict_minutes: float = setting(
-        30,
-        help="of training, after which make monitor says on plan, below plan or failing",
-        unit="minutes",
-        above=0,
-    )
-    pending_minutes: float = setting(
-        10,
-        help="a pod may wait so long for a node, or on it for its volume",
-        unit="minutes",
-        above=0,
-    )
-    pull_minutes: float = setting(
-        20, help="its image may take so long to arrive", unit="minutes", above=0
-    )
-    peers_minutes: float = setting(
-        3, help="nodes may wait so long for each other", unit="minutes", above=0
-    )
-    setup_minutes: float = setting(
-        10,
-        help="opening the data, building the model, the first step, the sample and "
-        "the plots may take so long, each",
-        unit="minutes",
-        above=0,
-    )
-    compile_minutes: float = setting(
-        20,
-        help="compiling, or rehearsing a step, may take so long, and reading the "
-        "checkpoint with it",
-        unit="minutes",
-        above=0,
-    )
-    silent_minutes: float = setting(
-        3, help="a pod may tell nothing of its node for so long", unit="minutes", above=0
-    )
-    hang_factor: float = setting(
-        8,
-        help="no step for so many times as long as one takes, and for HANG_S, is a hang",
-        minimum=1,
-    )
-    hang_s: float = setting(30, help="and what is shorter is none", unit="seconds", above=0)
-    hang_power_percent: float = setting(
-        60,
-        help="of what a GPU draws in training, or else of its limit: one that is "
-        "busy with less only waits",
-        unit="per cent",
-        above=0,
-        maximum=100,
-    )
-    busy_percent: float = setting(
-        90, help="a GPU of such utilisation counts as busy", unit="per cent", above=0, maximum=100
-    )
-    idle_percent: float = setting(
-        5, help="and one of less than this as idle", unit="per cent", above=0, maximum=100
-    )
-    imbalance_percent: float = setting(
-        50,
-        help="GPUs of one run may differ so much in utilisation",
-        unit="points",
-        above=0,
-        maximum=100,
-    )
-    clock_percent: float = setting(
-        75,
-        help="of a GPU's highest clock, or else of the others', below which its power "
-        "limit holds it back",
-        unit="per cent",
-        above=0,
-        maximum=100,
-    )
-    saturated_percent: float = setting(
-        80,
-        help="of a link's speed, from which on it is full",
-        unit="per cent",
-        above=0,
-        maximum=100,
-    )
-    slow_percent: float = setting(
-        80,
-        help="of the plan's tokens/s, below which a run is below plan",
-        unit="per cent",
-        above=0,
-        maximum=100,
-    )
-    starved_percent: float = setting(
-        10,
-        help="of a step's time may be spent waiting for data",
-        unit="per cent",
-        above=0,
-        maximum=100,
-    )
-    overhead_percent: float = setting(
-        10,
-        help="of a run's time may go into evaluations, and as much into checkpoints",
-        unit="per cent",
-        above=0,
-        maximum=100,
-    )
-    spike_factor: float = setting(
-        1.3, help="a loss above so many times the median of the last steps is a spike", above=1
-    )
-    skipped_steps: int = setting(
-        2, help="of the last steps may be skipped", unit="steps", minimum=1
-    )
-    checkpoint_factor: float = setting(
-        3, help="the last checkpoint may be so many times as old as the next is due after", above=1
-    )
-    disk_factor: float = setting(
-        1.5, help="checkpoints for which there must be room where they are written", minimum=1
-    )
-    memory_percent: float = setting(
-        95,
-        help="of a machine's or pod's memory may be in use",
-        unit="per cent",
-        above=0,
-        maximum=100,
-    )
-    memory_hours: float = setting(
-        12,
-        help="memory that grows, and at this rate is full within, is a fault",
-        unit="hours",
-        above=0,
     )
 
     # ---- Plots

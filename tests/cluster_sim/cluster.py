@@ -163,7 +163,8 @@ class Cluster:
             return self.store.create(key[0], key[1], thing, "test")
 
     def nodes(self, *nodes: dict[str, Any]) -> None:
-        """Put nodes there: name, zone, region, product and gpus of each, and ready=False or other labels."""
+        """Put nodes there: name, zone, region, product and gpus of each, the resource by which it offers them, and
+        ready=False or other labels."""
         for number, node in enumerate(nodes):
             labels = {
                 "kubernetes.io/hostname": node.get("name", f"node-{number}"),
@@ -177,7 +178,8 @@ class Cluster:
             }.items():
                 if field in node:
                     labels[label] = str(node[field])
-            room = {"cpu": "64", "memory": "512Gi", "nvidia.com/gpu": str(node.get("gpus", 0))}
+            resource = node.get("resource", "nvidia.com/gpu")
+            room = {"cpu": "64", "memory": "512Gi", resource: str(node.get("gpus", 0))}
             self.put(
                 {
                     "kind": "Node",

@@ -237,20 +237,13 @@ class Sandbox:
 
     # ---- Peers
     def meeting(self, named: dict[str, str], ports: "Ports") -> dict[str, str]:
-        """The lighthouse's address and this site's own as they are on this machine, as far as the cluster's DNS would
-        know their names, and its policies let the job's pods reach them. Raises NotYet where the Service is still to
+        """The lighthouse's address as it is on this machine, as far as the cluster's DNS would know its name, and its
+        policies let the job's pods reach it. Raises NotYet where the Service is still to
         come: a program in a cluster asks for its name again, and here it is told once."""
-        address, own = named["LIGHTHOUSE"], named.get("SITE_ADDR", "")
-        found = {}
+        address = named["LIGHTHOUSE"]
         if self.serves(address):
-            found["LIGHTHOUSE"] = f"127.0.0.1:{ports.pair(address)}"
-        if (
-            own
-            and self.resolves(own, self.pod["spec"].get("hostname", ""))
-            and self.lets_in(self.pod["metadata"]["labels"], self.pod["metadata"]["labels"])
-        ):
-            found["SITE_ADDR"] = "127.0.0.1"
-        return found
+            return {"LIGHTHOUSE": f"127.0.0.1:{ports.pair(address)}"}
+        return {}
 
     def serves(self, address: str) -> bool:
         """Whether HOST:PORT, and the port behind it, is a Service that leads to a pod of some Job, ready or not, which

@@ -81,6 +81,9 @@ def test_what_cannot_be_stops_it_and_is_let_through_by_name(
 def test_bad_settings_are_said_as_everywhere(tmp_path: Path) -> None:
     done = run(tmp_path, N_HEAD="5")
     assert done.returncode == 64 and "must be an even multiple of N_HEAD=5" in done.stderr
+    done = run(tmp_path, ALLOW_FAIL="disk,memroy")
+    assert done.returncode == 64 and "no check memroy; did you mean memory?" in done.stderr
+    assert done.stdout == ""
 
 
 def test_what_doctor_has_said_the_plan_does_not_repeat(monkeypatch: pytest.MonkeyPatch) -> None:

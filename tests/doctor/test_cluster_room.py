@@ -53,8 +53,8 @@ def node(
     }
 
 
-def products(c: Config, *objects: dict[str, Any]) -> Finding:
-    [found] = room.products(c, [room.seen(c, thing) for thing in objects])
+def products(c: Config, *objects: dict[str, Any], gpu: str = GPU) -> Finding:
+    [found] = room.products(c, [room.seen(c, thing, gpu) for thing in objects], gpu)
     return found
 
 
@@ -73,15 +73,15 @@ def test_a_node_is_read_from_its_object() -> None:
             {"key": "reservation", "effect": "NoExecute"},
         ),
     )
-    seen = room.seen(c, thing)
+    seen = room.seen(c, thing, GPU)
     assert seen.node == Node("a", True, False, "ucsd", "", A100, 8)
     assert seen.offers == {"cpu": 64.0, "memory": 512 * GIB, GPU: 8.0, "rdma/hca": 4.0}
     assert seen.taints == ("hardware=h100", "reservation") and not seen.perhaps
-    pressed = room.seen(c, node("b", taints=({"key": "node.kubernetes.io/memory-pressure"},)))
+    pressed = room.seen(c, node("b", taints=({"key": "node.kubernetes.io/memory-pressure"},)), GPU)
     assert not pressed.node.takes_pods and pressed.taints == ()
-    assert room.seen(c, node("c", taints=({"key": GPU, "value": "present"},))).perhaps
-    assert not room.seen(c, node("d", unschedulable=True)).node.takes_pods
-    assert not room.seen(c, {"metadata": {"name": "bare"}}).node.ready
+    assert room.seen(c, node("c", taints=({"key": GPU, "value": "present"},)), GPU).perhaps
+    assert not room.seen(c, node("d", unschedulable=True), GPU).node.takes_pods
+    assert not room.seen(c, {"metadata": {"name": "bare"}}, GPU).node.ready
 
 
 def test_pods_are_counted_by_what_runs_out_first() -> None:
@@ -102,33 +102,29 @@ def test_pods_are_counted_by_what_runs_out_first() -> None:
     )  # of cores and memory nothing is known
 
 
-def test_gpus_by_another_name_are_told() -> None:
-    found = products(config(), node("a", resource="nvidia.com/a100"))
-    assert (found.level, found.code, found.fix) == (FAIL, 64, "set GPU_RESOURCE=nvidia.com/a100")
-    assert found.text == (
-        f"GPU_RESOURCE={GPU}: no node of GPU_PRODUCTS offers it; they offer nvidia.com/a100"
-    )
-    assert (
-        products(
-            config(gpu_resource="nvidia.com/a100"), node("a", resource="nvidia.com/a100")
-        ).level
-        == PASS
-    )
+def test_gpus_by_another_name_are_asked_for_by_it() -> None:
+    named = node("a", resource="nvidia.com/a100")
+    assert products(config(), named, gpu="nvidia.com/a100").level == PASS
     broken = node("a")
     broken["status"]["allocatable"][GPU] = "0"
-    assert "device plugin of these nodes does not run" in products(config(), broken).fix
+    found = products(config(), broken)
+    assert (found.level, found.text) == (FAIL, f"no node of GPU_PRODUCTS offers {GPU}")
+    assert "device plugin of these nodes does not run" in found.fix
 
 
 def test_pods_that_are_too_large_for_the_nodes_are_told() -> None:
-    found = products(config(pod_cpus=40, pod_memory_gb=96), node("a"), node("b", cpu="32"))
+    found = products(config(gpus_per_node=4), node("a"), node("b", cpu="30"))
     assert (found.level, found.code) == (FAIL, 64)
-    # b has 32 cores for 4 pods, and a 64: one pod of 40 cores fits a, none b
+    # a pod of 4 GPUs asks for 32 cores: two fit a, which has 64, and none b
     assert found.text == (
-        "POD_CPUS=40 POD_MEMORY_GB=96: the nodes of GPU_PRODUCTS have 64 cores and 512 GiB at most, "
-        "so 1 of NODES=4 pods fit an idle cluster"
+        "a pod asks for 32 cores and POD_MEMORY_GB=96: the nodes of GPU_PRODUCTS have 64 cores and "
+        "512 GiB at most, so 2 of NODES=4 pods fit an idle cluster"
     )
-    assert found.fix == "less than POD_CPUS=8 and POD_MEMORY_GB=128 is a pod's share of any of them"
-    assert products(config(pod_cpus=15), node("a")).level == PASS
+    assert found.fix == (
+        "a pod's share of any of them is 15 cores and POD_MEMORY_GB=256; a smaller GPUS_PER_NODE asks "
+        "for fewer cores, 8 per GPU"
+    )
+    assert products(config(gpus_per_node=2), node("a")).level == PASS
 
 
 def test_taints_that_keep_pods_away_are_told() -> None:
@@ -206,7 +202,9 @@ def free(
     *objects: dict[str, Any],
     ours: dict[str, dict[str, float]] | None = None,
 ) -> Finding:
-    return room.free(c, [room.seen(c, thing) for thing in objects], Taken(taken, ours or {}))
+    return room.free(
+        c, [room.seen(c, thing, GPU) for thing in objects], Taken(taken, ours or {}), GPU
+    )
 
 
 def test_how_many_gpus_are_free_and_where() -> None:
@@ -226,7 +224,7 @@ def test_how_many_gpus_are_free_and_where() -> None:
     assert found.level == WARN and found.fix.startswith(
         "make train-8xa100 WAIT=1 sends the Job, takes it back"
     )
-    assert found.fix.endswith("every WAIT_MINUTES=3")
+    assert found.fix.endswith("every 3 minutes")
     found = free(config(), {"a": {GPU: 3.0}, "b": {GPU: 2.0}}, *nodes)
     assert found.level == WARN  # 2 pods at ucsd, 3 at ksu
     assert found.text == (
@@ -245,7 +243,7 @@ def test_how_many_gpus_are_free_and_where() -> None:
 
 
 def test_free_gpus_without_free_cores_are_no_room() -> None:
-    found = free(config(nodes=1, pod_cpus=16), {"a": {"cpu": 50.0}}, node("a"))
+    found = free(config(nodes=1), {"a": {"cpu": 50.0}}, node("a"))
     assert found.level == WARN
     assert found.text == (
         "8 of 8 GPUs of GPU_PRODUCTS are free: 8 at ucsd; 0 of NODES=1 pods would find room now"
@@ -274,20 +272,26 @@ def a_quota(
     }
 
 
+def asked(c: Config, **there: bool) -> dict[str, float]:
+    return quota.asked(c, quota.pod_asks(c, GPU), **there)
+
+
 def checked(
     c: Config, thing: dict[str, Any], own: tuple[dict[str, Any], ...] = (), **there: bool
 ) -> list[Finding]:
+    asks = quota.pod_asks(c, GPU)
     return quota.quota(
         c,
         [thing],
-        quota.asked(c, **{"has_job": False, "has_claim": False, **there}),
+        asks,
+        quota.asked(c, asks, **{"has_job": False, "has_claim": False, **there}),
         quota.held(own),
     )
 
 
 def test_what_a_run_asks_of_a_quota() -> None:
-    c = config(pod_cpus=16, pod_memory_gb=96, pod_disk_gb=50, volume_gb=500, storage_class="cephfs")
-    wants = quota.asked(c, has_job=False, has_claim=False)
+    c = config(pod_memory_gb=96, volume_gb=500, storage_class="cephfs")
+    wants = asked(c, has_job=False, has_claim=False)
     assert {wants[name] for name in ("cpu", "requests.cpu", "limits.cpu")} == {64.0}
     assert wants["requests.memory"] == 384 * GIB and wants["limits.ephemeral-storage"] == 200 * GIB
     assert wants["requests.nvidia.com/gpu"] == 8.0 and "nvidia.com/gpu" not in wants
@@ -297,15 +301,13 @@ def test_what_a_run_asks_of_a_quota() -> None:
         == wants["requests.storage"]
         == 500 * GIB
     )
-    later = quota.asked(c, has_job=True, has_claim=True)
+    later = asked(c, has_job=True, has_claim=True)
     assert (
         not {"count/jobs.batch", "services", "requests.storage", "persistentvolumeclaims"}
         & later.keys()
     )
-    assert "services" not in quota.asked(config(nodes=1), has_job=False, has_claim=False)
-    sites = quota.asked(
-        dataclasses.replace(c, sync="diloco", sites=4), has_job=False, has_claim=False
-    )
+    assert "services" not in asked(config(nodes=1), has_job=False, has_claim=False)
+    sites = asked(dataclasses.replace(c, sync="diloco", sites=4), has_job=False, has_claim=False)
     assert {
         name: sites[name] - wants[name] for name in wants if sites[name] != wants[name]
     } == {  # the lighthouse
@@ -319,9 +321,7 @@ def test_what_a_run_asks_of_a_quota() -> None:
         ),
     }
     assert not [
-        name
-        for name in quota.asked(config(device="cpu"), has_job=True, has_claim=True)
-        if "gpu" in name
+        name for name in asked(config(device="cpu"), has_job=True, has_claim=True) if "gpu" in name
     ]
 
 
@@ -479,8 +479,8 @@ def ranges(**item: Any) -> list[dict[str, Any]]:
         (
             {"max": {"cpu": "500m"}},
             FAIL,
-            "LimitRange sizes: a container may have at most cpu=0.5, and POD_CPUS makes it 16",
-            "take another NAMESPACE",
+            "LimitRange sizes: a container may have at most cpu=0.5, and a pod asks for 16",
+            "set another GPUS_PER_NODE: a pod asks for 8 cores per GPU",
         ),
         (
             {"type": "Pod", "max": {"example.org/fpga": "1"}},
@@ -516,12 +516,15 @@ def ranges(**item: Any) -> list[dict[str, Any]]:
     ],
 )
 def test_limits(item: dict[str, Any], level: str, text: str, fix: str) -> None:
-    [found] = quota.limits(config(), ranges(**item), has_claim=False)
+    [found] = quota.limits(config(), ranges(**item), quota.pod_asks(config(), GPU), has_claim=False)
     assert (found.level, found.text, found.fix) == (level, text, fix)
 
 
 def test_a_claim_that_is_there_is_not_held_against_limits() -> None:
     [found] = quota.limits(
-        config(), ranges(type="PersistentVolumeClaim", max={"storage": "1Gi"}), has_claim=True
+        config(),
+        ranges(type="PersistentVolumeClaim", max={"storage": "1Gi"}),
+        quota.pod_asks(config(), GPU),
+        has_claim=True,
     )
     assert found.level == PASS

@@ -108,6 +108,9 @@ def test_what_fails_is_said_last_with_the_code_and_without_secrets(
 def test_settings_that_are_bad_are_said_first(tmp_path: Path) -> None:
     done = run(tmp_path, LEARNING_RATE="nan")
     assert done.returncode == 64 and "LEARNING_RATE=nan" in done.stderr and done.stdout == ""
+    done = run(tmp_path, ALLOW_FAIL="disc")
+    assert done.returncode == 64 and "no check disc; did you mean disk?" in done.stderr
+    assert done.stdout == ""
 
 
 ONE, TWO = (
@@ -191,16 +194,18 @@ def test_settings_that_only_a_launch_refuses_stop_nothing_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     for name, value in (
-        environment(tmp_path) | {"WHERE": "auto", "SHM_GB": "96", "PRESET": "xlarge-8xa100"}
+        environment(tmp_path)
+        | {"WHERE": "auto", "TOKENIZER": "my/tokenizer.json", "PRESET": "xlarge-8xa100"}
     ).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(doctor.cluster_checks, "has_context", lambda: True)
     monkeypatch.setattr(doctor.local_checks, "findings", lambda _: [])
     assert (
-        doctor.main() == 0 and "WARN  cluster  not looked at: SHM_GB=96" in capfd.readouterr().out
+        doctor.main() == 0
+        and "WARN  cluster  not looked at: TOKENIZER=my/tokenizer.json" in capfd.readouterr().out
     )
     monkeypatch.setenv("WHERE", "cluster")
-    assert doctor.main() == 64 and "SHM_GB=96" in capfd.readouterr().err
+    assert doctor.main() == 64 and "TOKENIZER=my/tokenizer.json" in capfd.readouterr().err
 
 
 def test_probe_measures_last_and_what_cannot_be_kept_is_told(

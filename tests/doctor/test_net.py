@@ -145,7 +145,6 @@ def node_behind(c: Config, port: int) -> threading.Thread:
                 "host": "far",
                 "nodes": c.nodes,
                 "port": link.port if link else port,
-                "addr": "127.0.0.1",
             }
             net_nodes.obey(Line(connection), facts, ears)
             ears.close()
@@ -260,7 +259,6 @@ def test_who_does_not_fit_is_told_so(port: int, more: dict[str, int], words: str
                 "nodes": c.nodes,
                 "port": 1,
                 "site": "",
-                "addr": "",
             }
             told.append(net_nodes.obey(Line(connection), facts, Ears("", loopback=True)))
 

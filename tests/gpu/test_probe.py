@@ -13,7 +13,7 @@ from doctor.gpu_probe import probe, probe_step
 from hardware.gpu_specs import card_of
 from plan.measured import read
 from settings.config import Config
-from settings.finding import lines
+from settings.finding import format_findings
 from train.distributed.world import World
 
 pytestmark = [
@@ -115,4 +115,6 @@ def test_a_whole_measurement_of_all_gpus(tmp_path: Path) -> None:
     )
     assert (known.link_gb_s is None) == (torch.cuda.device_count() == 1)
     taken = known.step(c, torch.cuda.device_count())
-    assert taken is not None and taken.tokens_per_s > 0, "\n".join(lines(probed.findings(c, found)))
+    assert taken is not None and taken.tokens_per_s > 0, "\n".join(
+        format_findings(probed.findings(c, found))
+    )

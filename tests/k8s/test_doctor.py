@@ -12,7 +12,7 @@ from doctor import cluster_checks as doctor
 from doctor.cluster_image import Answer
 from k8s.cluster import kubectl as k
 from k8s.cluster.job_spec import cluster_config
-from settings.finding import Finding, lines
+from settings.finding import Finding, format_findings
 from tests.cluster_sim.cluster import Cluster
 from tests.k8s.running_job import JOB, put_event, put_job, put_pod
 from tests.k8s.user import A100, User, a_user
@@ -55,7 +55,7 @@ def written(found: list[Finding]) -> list[str]:
         re.sub(
             r"127\.0\.0\.1:\d+", "SERVER", re.sub(r"in \d+ ms", "in N ms", " ".join(line.split()))
         )
-        for line in lines(found)
+        for line in format_findings(found)
     ]
 
 
@@ -193,7 +193,7 @@ def test_with_all_rights_and_nothing_wrong(
         "PASS priority PRIORITY_CLASS=high is there",
         f"PASS image {user.settings['IMAGE']} is there, for everybody",
     ]
-    assert len([argv for argv in calls if argv[0].endswith("kubectl")]) == 13
+    assert len([argv for argv in calls if argv[0].endswith("kubectl")]) == 14
     assert {
         request.method for request in cluster.requests if "selfsubject" not in request.path
     } == {"GET"}
@@ -220,14 +220,14 @@ def test_with_the_rights_of_a_shared_cluster(look: Look, cluster: Cluster) -> No
         "namespace may hold",
         "WARN limits unchecked: you may not list limitranges in namespace lab; ask its administrator what the "
         "namespace may hold",
-        "WARN secret SECRET_NAME=pure-transformer-secrets: you may not see Secrets, so whether it has what is not set "
+        "WARN secret Secret pure-transformer-secrets: you may not see Secrets, so whether it has what is not set "
         "here is unchecked",
         "WARN pull-secret IMAGE_PULL_SECRET=login is unchecked: you may not see Secrets",
         "PASS gpu-products 16 GPUs of GPU_PRODUCTS on nodes that take pods: 16 at ucsd (taints, cores and memory of "
         "nodes may not be seen)",
         "WARN free-gpus which GPUs are free cannot be seen: you may not list everybody's pods; make train-8xa100 "
         "WAIT=1 sends the Job, takes it back where not all pods soon have a node, and tries again every "
-        "WAIT_MINUTES=3",
+        "3 minutes",
         "WARN storage storage classes may not be listed, so whether there is a default one is unchecked; set "
         "STORAGE_CLASS to one that the cluster's documentation names",
         "WARN priority PRIORITY_CLASS=high is unchecked: you may not list priority classes",
@@ -273,7 +273,8 @@ def test_everything_that_is_wrong_is_told_at_once(look: Look, cluster: Cluster) 
         "another NAMESPACE or context (kubectl config get-contexts)",
         "FAIL quota quota lab: requests.nvidia.com/gpu=6, and the run asks for 8; ask for less (NODES=3 of these pods "
         "would fit) or for more quota",
-        "FAIL limits LimitRange sizes: a container may have at most cpu=8, and POD_CPUS makes it 16; set POD_CPUS=8",
+        "FAIL limits LimitRange sizes: a container may have at most cpu=8, and a pod asks for 16; set another "
+        "GPUS_PER_NODE: a pod asks for 8 cores per GPU",
         "FAIL secret WANDB_MODE=online: pods would have no key, as there is none in Secret pure-transformer-secrets of "
         "namespace lab, and what wandb login left here stays here; set WANDB_API_KEY in the environment or ENV_FILE, "
         "or choose WANDB_MODE=offline",
@@ -522,7 +523,7 @@ def test_whether_many_nodes_may_write_to_a_volume_that_is_to_be_made(
 
 
 def test_pods_without_gpus_are_not_in_need_of_any(look: Look) -> None:
-    found = look(OVERLAY="cpu-smoke", PRESET="tiny", NODES="2")
+    found = look(DEVICE="cpu", PRESET="tiny", NODES="2")
     assert of(found, "gpu-products") == ["PASS gpu-products pods ask for no GPU"]
     assert of(found, "free-gpus") == []
 

@@ -60,7 +60,6 @@ class Lab:
                 "DEVICE": "cpu",
                 "NODES": str(PODS),
                 "GPUS_PER_NODE": "1",
-                "POD_CPUS": "1",
                 "VOLUME": VOLUME,
                 "VOLUME_GB": "10",
                 "TOKENIZER": "/volume/data/tokenizer.json",
@@ -292,7 +291,7 @@ def test_each_pod_tells_of_its_node_and_nobody_is_shown_that(lab: Lab, plain: st
         assert (told[-1].status.get("phase"), told[-1].progress is not None) == (
             ("done", True) if index == 0 else (None, False)
         )
-        assert POD_LINE not in lab.make("logs", "plain", NODE=str(index))
+        assert POD_LINE not in lab.make("logs", "plain", NODE_RANK=str(index))
         log = "gpu_sampler.log" if index == 0 else f"gpu_sampler_node_{index}.log"
         assert "no NVIDIA driver here" in (lab.paths("plain").folder / "logs" / log).read_text()
     last = told_by(lab, "plain", 0)[-1].progress

@@ -129,7 +129,7 @@ def test_glm_on_sixteen_h200_is_two_pods_of_eight(load: Load) -> None:
             "NPROC",
             "NODES",
             "CHECKPOINT_MODE",
-            "NETWORK",
+            "POD_NETWORK",
             "OMP_NUM_THREADS",
         )
     } == {
@@ -140,7 +140,7 @@ def test_glm_on_sixteen_h200_is_two_pods_of_eight(load: Load) -> None:
         "NPROC": "8",
         "NODES": "2",
         "CHECKPOINT_MODE": "lite",
-        "NETWORK": "site",
+        "POD_NETWORK": "site",
         "OMP_NUM_THREADS": "8",
     }
     assert "NCCL_IB_DISABLE" not in told  # inside one site InfiniBand is taken where it is
@@ -217,8 +217,8 @@ def test_a_pod_gives_every_setting_of_fine_tuning_the_value_that_was_checked_her
             r"EVAL_DATA=./held.jsonl is a path, .*EVAL_DATA=/volume/chats.jsonl",
         ),
         (
-            {"POD_MEMORY_GB": "60", "SHM_GB": "16", "GPUS_PER_NODE": "8"},
-            r"POD_MEMORY_GB=60: .* set POD_MEMORY_GB=80$",
+            {"POD_MEMORY_GB": "60", "GPUS_PER_NODE": "8"},
+            r"POD_MEMORY_GB=60: .* set POD_MEMORY_GB=77$",
         ),
         (
             {"SYNC": "diloco", "NODES": "2"},

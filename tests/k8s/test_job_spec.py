@@ -9,7 +9,15 @@ from pathlib import Path
 import pytest
 
 from k8s.cluster import job_spec
-from k8s.cluster.job_spec import cluster_config, network_of, overlay_of, pod_environment
+from k8s.cluster.job_spec import (
+    cluster_config,
+    network_of,
+    overlay_of,
+    pod_cpus,
+    pod_disk_gb,
+    pod_environment,
+    shm_gb,
+)
 from record.trackers.mirror import check_trackers
 from settings.config import Config
 from settings.declare import ROOT, SettingsError, declared_fields
@@ -32,18 +40,14 @@ OF_THIS_MACHINE = {
     "FLASH_ATTN_WHEEL",
     "WHERE",
     "WAIT",
-    "WAIT_MINUTES",
     "DRY_RUN",
     "ONLY",
-    "NODE",
     "STEP",
     "CARDS",
-    "SITE_ADDR",
     "WAN_GBIT",
     "WAN_LAB",
     "WAN_RTT_MS",
     "LAN_GBIT",
-    "STORAGE_MB_S",
     "MFU",
     "PRICE_GPU_HOUR",
     "PRICE_KWH",
@@ -51,34 +55,8 @@ OF_THIS_MACHINE = {
     "JSON",
     "PROBE",
     "ONCE",
-    "REFRESH_S",
     "ALERT_CMD",
     "LOG_DIR",
-    "ALERT_MINUTES",
-    "VERDICT_MINUTES",
-    "PENDING_MINUTES",
-    "PULL_MINUTES",
-    "PEERS_MINUTES",
-    "SETUP_MINUTES",
-    "COMPILE_MINUTES",
-    "SILENT_MINUTES",
-    "HANG_FACTOR",
-    "HANG_S",
-    "HANG_POWER_PERCENT",
-    "BUSY_PERCENT",
-    "IDLE_PERCENT",
-    "IMBALANCE_PERCENT",
-    "CLOCK_PERCENT",
-    "SATURATED_PERCENT",
-    "SLOW_PERCENT",
-    "STARVED_PERCENT",
-    "OVERHEAD_PERCENT",
-    "SPIKE_FACTOR",
-    "SKIPPED_STEPS",
-    "CHECKPOINT_FACTOR",
-    "DISK_FACTOR",
-    "MEMORY_PERCENT",
-    "MEMORY_HOURS",
     "PROMPT",
     "SAMPLES",
     "SAMPLE_TEMPERATURE",
@@ -90,21 +68,15 @@ OF_THIS_MACHINE = {
 OF_THE_MANIFESTS = {
     "IMAGE",
     "NAMESPACE",
-    "OVERLAY",
     "GPUS_PER_NODE",
     "GPU_PRODUCTS",
-    "GPU_RESOURCE",
     "SITE",
     "STORAGE_CLASS",
     "VOLUME",
     "VOLUME_GB",
-    "POD_CPUS",
     "POD_MEMORY_GB",
-    "POD_DISK_GB",
-    "SHM_GB",
     "TOLERATIONS",
     "PRIORITY_CLASS",
-    "SECRET_NAME",
     "IMAGE_PULL_SECRET",
 }
 SECRETS = {"HF_TOKEN", "WANDB_API_KEY"}
@@ -177,12 +149,22 @@ def test_what_is_set_wins_over_the_defaults_of_the_target(load: Load) -> None:
     )  # these are what a pod takes by itself
 
 
-def test_pods_without_gpus_are_small_unless_told_otherwise(load: Load) -> None:
+def test_the_size_of_a_pod_follows_from_its_gpus_and_its_memory(load: Load) -> None:
+    usual, whole = load(), load(NODES="1", GPUS_PER_NODE="8", POD_MEMORY_GB="256")
+    assert [(pod_cpus(c), shm_gb(c), pod_disk_gb(c)) for c in (usual, whole)] == [
+        (16, 16, 50),
+        (64, 42, 50),
+    ]
     small = load(PRESET="tiny", DEVICE="cpu", NODES="2")
-    assert (small.pod_cpus, small.pod_memory_gb, small.pod_disk_gb, small.shm_gb) == (2, 6, 10, 1)
-    assert load(PRESET="tiny", OVERLAY="cpu-smoke", NODES="2").pod_cpus == 2
-    assert load(PRESET="tiny", DEVICE="cpu", NODES="2", POD_CPUS="7").pod_cpus == 7
-    assert load().pod_cpus == 16
+    assert (pod_cpus(small), small.pod_memory_gb, pod_disk_gb(small), shm_gb(small)) == (
+        2,
+        6,
+        10,
+        1,
+    )
+    assert load(PRESET="tiny", DEVICE="cpu", NODES="2", POD_MEMORY_GB="12").pod_memory_gb == 12
+    assert pod_cpus(load(PRESET="tiny", DEVICE="cpu", NODES="1", GPUS_PER_NODE="4")) == 4
+    assert shm_gb(load(POD_MEMORY_GB="2")) == 1
 
 
 @pytest.mark.parametrize(
@@ -193,13 +175,10 @@ def test_pods_without_gpus_are_small_unless_told_otherwise(load: Load) -> None:
         ({"NODES": "1", "GPUS_PER_NODE": "8"}, "single-node", "site"),
         ({"NODES": "1", "GPUS_PER_NODE": "8", "SITE": "ucsd"}, "single-node", "site"),
         ({"SITE": "ucsd"}, "pinned-site", "site"),
-        ({"SITE": "ucsd", "NETWORK": "wan"}, "pinned-site", "wan"),
         ({"SYNC": "diloco"}, "diloco", "site"),
         ({"SYNC": "diloco", "PRESET": "tiny", "DEVICE": "cpu"}, "cpu-smoke", "site"),
         ({"PRESET": "tiny", "DEVICE": "cpu"}, "cpu-smoke", "wan"),
         ({"PRESET": "tiny", "DEVICE": "cpu", "NODES": "1"}, "cpu-smoke", "site"),
-        ({"OVERLAY": "nrp", "NETWORK": "site"}, "nrp", "site"),
-        ({"OVERLAY": "nrp", "NODES": "1", "GPUS_PER_NODE": "8"}, "nrp", "site"),
     ],
 )
 def test_the_overlay_and_the_network_follow_from_shape_and_site(
@@ -207,14 +186,14 @@ def test_the_overlay_and_the_network_follow_from_shape_and_site(
 ) -> None:
     c = load(**settings)
     assert (overlay_of(c), network_of(c)) == (overlay, network)
-    assert pod_environment(c)["NETWORK"] == network
+    assert pod_environment(c)["POD_NETWORK"] == network
 
 
 # ---- What pods are told
 
 
 def test_the_environment_of_a_pod(load: Load) -> None:
-    assert pod_environment(load(HF_TOKEN="hf-not-to-be-seen", NETWORK="site")) == {
+    assert pod_environment(load(HF_TOKEN="hf-not-to-be-seen", SITE="ucsd")) == {
         "ALLOW_REPEAT": "usmle",
         "BATCH_TOKENS": "524288",
         "DATA_DIR": "/volume/data",
@@ -229,7 +208,7 @@ def test_the_environment_of_a_pod(load: Load) -> None:
         "MLP_DIM": "5632",
         "NCCL_NSOCKS_PERTHREAD": "4",
         "NCCL_SOCKET_NTHREADS": "4",
-        "NETWORK": "site",
+        "POD_NETWORK": "site",
         "NODES": "4",
         "NPROC": "2",
         "N_EMBD": "2048",
@@ -255,7 +234,7 @@ def test_the_environment_of_a_pod(load: Load) -> None:
 
 def test_pods_that_are_sites_are_told_so_and_where_their_lighthouse_is(load: Load) -> None:
     c = load(SYNC="diloco", SYNC_EVERY="100")
-    told, before = pod_environment(c), pod_environment(load(NETWORK="site"))
+    told, before = pod_environment(c), pod_environment(load(SITE="ucsd"))
     assert {name: value for name, value in told.items() if before.get(name) != value} == {
         "SYNC": "diloco",
         "SITES": "4",
@@ -305,7 +284,7 @@ def test_a_pod_gives_every_setting_the_value_that_was_checked_here(
     assert differ <= OF_THIS_MACHINE | OF_THE_MANIFESTS | SECRETS | {
         "RUNS_DIR",
         "DATA_DIR",
-        "NETWORK",
+        "POD_NETWORK",
     }
     assert (there.runs_dir, there.data_dir, there.seed) == ("/volume/runs", "/volume/data", 5)
 
@@ -325,11 +304,9 @@ def test_a_pod_is_not_told_what_is_of_this_machine_or_secret(load: Load) -> None
         "REPORT_TOKENS": "5",
         "WAIT": "1",
         "DRY_RUN": "1",
-        "NODE": "1",
         "STEP": "4",
         "IMAGE": "a.example/b:c",
         "VOLUME": "v",
-        "POD_CPUS": "20",
         "TOLERATIONS": "a",
         "HF_TOKEN": "hf-not-to-be-seen",
         "WANDB_API_KEY": "key-not-to-be-seen",
@@ -362,17 +339,15 @@ def test_pods_are_told_what_decides_whether_they_start(load: Load) -> None:
 
 
 def test_threads_are_the_cores_of_the_pod_and_not_of_its_machine(load: Load) -> None:
-    assert (
-        pod_environment(load(POD_CPUS="12", GPUS_PER_NODE="4", NODES="2"))["OMP_NUM_THREADS"] == "3"
-    )
-    assert (
-        pod_environment(load(POD_CPUS="1", GPUS_PER_NODE="4", NODES="2"))["OMP_NUM_THREADS"] == "1"
-    )
+    assert pod_environment(load(GPUS_PER_NODE="4", NODES="2"))["OMP_NUM_THREADS"] == "8"
+    small = {"PRESET": "tiny", "DEVICE": "cpu", "NODES": "2"}
+    assert pod_environment(load(**small))["OMP_NUM_THREADS"] == "1"
+    assert pod_environment(load(**small, GPUS_PER_NODE="1"))["OMP_NUM_THREADS"] == "2"
 
 
 def test_the_variables_of_the_network_are_no_misspelt_settings(load: Load, tmp_path: Path) -> None:
-    for network in ("site", "wan"):
-        environment = pod_environment(load(NETWORK=network))
+    for site in ("ucsd", ""):
+        environment = pod_environment(load(SITE=site))
         remarks = Config.load_with_remarks(environment, ROOT, {"ENV_FILE": "none"})[1]
         assert [remark for remark in remarks if "no setting" in remark] == []
 
@@ -398,29 +373,8 @@ def test_online_needs_no_key_here_since_the_secret_has_it(
     ("settings", "said"),
     [
         (
-            {"OVERLAY": "single-node"},
-            r"OVERLAY=single-node .* NODES=4; .* NODES=1 and GPUS_PER_NODE=8",
-        ),
-        ({"OVERLAY": "pinned-site"}, r"OVERLAY=pinned-site needs SITE, .*make sites.*SITE=ucsd"),
-        (
-            {"OVERLAY": "nrp", "SITE": "ucsd"},
-            r"SITE=ucsd: OVERLAY=nrp takes any site; .*OVERLAY=pinned-site",
-        ),
-        (
-            {"OVERLAY": "diloco"},
-            r"OVERLAY=diloco is for SYNC=diloco, and SYNC=ddp; leave OVERLAY out, or set SYNC=diloco",
-        ),
-        (
-            {"SYNC": "diloco", "OVERLAY": "nrp"},
-            r"OVERLAY=nrp is for SYNC=ddp, .*lighthouse.*; leave OVERLAY out, or",
-        ),
-        (
             {"SYNC": "diloco", "SITE": "ucsd"},
-            r"SYNC=diloco with SITE=ucsd: .* set SYNC=ddp, or leave SITE and OVERLAY out",
-        ),
-        (
-            {"SYNC": "diloco", "OVERLAY": "pinned-site"},
-            r"SYNC=diloco with OVERLAY=pinned-site: .* set SYNC=ddp, or leave",
+            r"SYNC=diloco with SITE=ucsd: .* set SYNC=ddp, or leave SITE out",
         ),
         (
             {"SYNC": "diloco", "NODES": "1"},
@@ -439,18 +393,6 @@ def test_online_needs_no_key_here_since_the_secret_has_it(
             r"PARALLEL=ddp with SYNC=diloco: .*set PARALLEL=fsdp",
         ),
         ({"SYNC": "diloco", "MIN_SITES": "5"}, r"MIN_SITES=5 is more than SITES=4"),
-        (
-            {"OVERLAY": "cpu-smoke"},
-            r"OVERLAY=cpu-smoke: .*DEVICE=cuda; set DEVICE=cpu, .*PRESET=tiny",
-        ),
-        (
-            {"OVERLAY": "nrp", "DEVICE": "cpu"},
-            r"OVERLAY=nrp: .* DEVICE=cpu leaves idle; leave OVERLAY out",
-        ),
-        (
-            {"SHM_GB": "96"},
-            r"SHM_GB=96 is a part of POD_MEMORY_GB=96 and must be less; for example SHM_GB=16",
-        ),
         (
             {"NODES": "3"},
             r"BATCH_TOKENS=524288 is not a multiple of .* 6 = 98304; nearest: BATCH_TOKENS=491520",
@@ -476,7 +418,7 @@ def test_online_needs_no_key_here_since_the_secret_has_it(
         ({"JOB_NAME": "Upper"}, r"JOB_NAME=Upper .*a DNS label"),
         ({"JOB_NAME": "a" * 51}, r"JOB_NAME=a+ .*a DNS label, with room for a suffix"),
         ({"NPROC": "4"}, r"NPROC=4 \(environment\): .*GPUS_PER_NODE=2; .*GPUS_PER_NODE=4"),
-        ({"GPU_RESOURCE": "a100"}, r"GPU_RESOURCE=a100 .*nvidia\.com/a100"),
+        ({"ALLOW_FAIL": "disk,disc"}, r"there is no check disc; did you mean disk\?"),
         ({"GPUS_PER_NODE": "none"}, r"GPUS_PER_NODE=none .*a whole number"),
     ],
 )
@@ -497,11 +439,11 @@ def test_what_is_on_the_volume_or_in_the_image_is_good(load: Load) -> None:
 
 def test_all_that_is_wrong_is_said_together(load: Load) -> None:
     with pytest.raises(SettingsError) as error:
-        load("NODEZ=3\n", SHM_GB="200", NODES="3", TOKENIZER="t.json", SEED="x")
+        load("NODEZ=3\n", POD_MEMORY_GB="1", NODES="3", TOKENIZER="t.json", SEED="x")
     said = "\n".join(error.value.problems)
     assert [
         name
-        for name in ("NODEZ", "SHM_GB", "BATCH_TOKENS", "TOKENIZER", "SEED=x")
+        for name in ("NODEZ", "POD_MEMORY_GB", "BATCH_TOKENS", "TOKENIZER", "SEED=x")
         if name not in said
     ] == []
     assert len(error.value.problems) == 5

@@ -53,16 +53,15 @@ def test_logs_of_a_run_are_filtered(
     monkeypatch.setenv("ONLY", "metrics")
     assert jobs.main(["logs"]) == 0
     assert capsys.readouterr().out == (run / "train.log").read_text()
-    monkeypatch.setenv("ONLY", "ranks")
-    assert jobs.main(["logs"]) == 0 and capsys.readouterr().out == ""
-    monkeypatch.setenv("NODE", "2")
+    monkeypatch.delenv("ONLY")
+    monkeypatch.setenv("NODE_RANK", "2")
     assert jobs.main(["logs"]) == 0 and "node 2: host=c" in capsys.readouterr().out
-    monkeypatch.setenv("NODE", "1")
+    monkeypatch.setenv("NODE_RANK", "1")
     assert (
         jobs.main(["logs"]) == 78
-        and "NODE=1: run a-run has no log of that node" in capsys.readouterr().err
+        and "NODE_RANK=1: run a-run has no log of that node" in capsys.readouterr().err
     )
-    monkeypatch.delenv("NODE")
+    monkeypatch.delenv("NODE_RANK")
     monkeypatch.setenv("ONLY", "errors")
     (run / "logs" / "rank_1.log").write_text("2026-11-22 00:41:31,000 rank=1 ValueError: odd\n")
     assert jobs.main(["logs"]) == 0
@@ -187,3 +186,14 @@ def test_restart_stops_and_starts_the_script(run: Path, monkeypatch: pytest.Monk
 def test_looking_after_runs_loads_no_torch() -> None:
     code = "import sys, k8s.jobs; sys.exit('torch' in sys.modules or 'pandas' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_on_a_machine_of_several_sites_its_own_log_is_shown(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    site = run / "site_2"
+    (site / "logs").mkdir(parents=True)
+    (site / "logs" / "node_0.log").write_text("of site 2\n")
+    for name, value in {"SYNC": "diloco", "NODES": "4", "SITES": "4", "NODE_RANK": "2"}.items():
+        monkeypatch.setenv(name, value)
+    assert jobs.main(["logs"]) == 0 and capsys.readouterr().out == "of site 2\n"

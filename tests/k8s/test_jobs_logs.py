@@ -28,9 +28,7 @@ def user(
     return sender(cluster, tmp_path, monkeypatch, capsys)
 
 
-@pytest.mark.parametrize(
-    ("only", "lines"), [("", [0, 1, 2, 3, 4]), ("metrics", [3]), ("nccl", [2]), ("ranks", [0, 1])]
-)
+@pytest.mark.parametrize(("only", "lines"), [("", [0, 1, 2, 3, 4]), ("metrics", [3])])
 def test_the_log_of_the_first_pod_is_shown_filtered(
     user, cluster: Cluster, only: str, lines: list[int]
 ) -> None:
@@ -42,7 +40,7 @@ def test_the_log_of_the_first_pod_is_shown_filtered(
     assert not [
         request for request in cluster.requests if request.query.get("follow")
     ]  # nobody watches a file
-    assert user("logs", NODE="1")[1] == "of another\n"
+    assert user("logs", NODE_RANK="1")[1] == "of another\n"
 
 
 def test_the_newest_pod_of_an_index_that_has_begun_is_taken(user, cluster: Cluster) -> None:
@@ -104,8 +102,8 @@ def test_a_pod_that_has_not_begun_is_said_with_the_reason(user, cluster: Cluster
         and out == ""
         and "has said nothing yet: finds no node: 0/3 nodes are available" in err
     )
-    code, _, err = user("logs", NODE="2")
-    assert code == 64 and "NODE=2: the Job has 2 pods, of 0 to 1" in err
+    code, _, err = user("logs", NODE_RANK="2")
+    assert code == 64 and "NODE_RANK=2: the Job has 2 pods, of 0 to 1" in err
 
 
 def test_when_pods_are_gone_the_volume_has_their_logs(
@@ -115,9 +113,9 @@ def test_when_pods_are_gone_the_volume_has_their_logs(
     run = write_run(tmp_path / "volume")
     with ReaderRuns(cluster):
         assert user("logs")[1] == (run / "logs" / "node_0.log").read_text()
-        assert user("logs", NODE="2", ONLY="ranks")[1] == (run / "logs" / "node_2.log").read_text()
-        code, _, err = user("logs", NODE="3")
-        assert code == 78 and "NODE=3: run a-run has no log of that node" in err
+        assert user("logs", NODE_RANK="2")[1] == (run / "logs" / "node_2.log").read_text()
+        code, _, err = user("logs", NODE_RANK="3")
+        assert code == 78 and "NODE_RANK=3: run a-run has no log of that node" in err
         (run / "logs" / "rank_5.log").write_text("2026-11-22 00:41:31,000 rank=5 ValueError: odd\n")
         assert user("logs", ONLY="errors")[1].splitlines() == [
             "==> logs/rank_5.log <==",
@@ -126,24 +124,6 @@ def test_when_pods_are_gone_the_volume_has_their_logs(
         (run / "logs" / "node_0.log").unlink()
         assert user("logs")[1] == (run / "train.log").read_text()
     assert cluster.objects("Pod") == []
-
-
-def test_what_nccl_wrote_into_files_of_its_own_is_shown_before(
-    user, cluster: Cluster, tmp_path: Path
-) -> None:
-    run = write_run(tmp_path / "volume")
-    (run / "logs" / "nccl_node_0.a-0.17").write_text("a-0:17:17 [0] NCCL INFO NET/Socket\n")
-    (run / "logs" / "nccl_node_1.a-1.17").write_text("of another\n")
-    own = "==> logs/nccl_node_0.a-0.17 <==\na-0:17:17 [0] NCCL INFO NET/Socket\n"
-    put_job(cluster, pods=1)
-    cluster.logs[put_pod(cluster, 0, phase="Running", node="a")] = LOG
-    assert user("logs", ONLY="nccl")[1] == own + "NCCL INFO NET/Socket : Using eth0\n"
-    cluster.forbid("create", "pods/exec")
-    assert user("logs", ONLY="nccl")[:2] == (0, "NCCL INFO NET/Socket : Using eth0\n")
-    cluster.forbidden.clear()
-    user("stop")
-    with ReaderRuns(cluster):
-        assert user("logs", ONLY="nccl")[1] == own
 
 
 def test_another_context_than_kubectls_own_is_used_and_said(user, cluster: Cluster) -> None:

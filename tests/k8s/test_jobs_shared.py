@@ -144,7 +144,7 @@ def test_complaints_are_looked_for_in_the_newest_pod_of_each_index(user, cluster
     assert code == 0
     assert out == f"==> {first} <==\nlost node 2\n==> {new} <==\nOSError: no tokenizer\n"
     assert not [request for request in cluster.requests if request.query.get("follow")]
-    assert user("logs", ONLY="errors", NODE="2")[1] == "OSError: no tokenizer\n"
+    assert user("logs", ONLY="errors", NODE_RANK="2")[1] == "OSError: no tokenizer\n"
 
 
 def test_a_pod_whose_log_cannot_be_read_hides_no_other(

@@ -145,10 +145,10 @@ def test_a_changed_job_is_explained_and_left(user: User, cluster: Cluster) -> No
 
 def test_a_changed_shape_is_explained_field_by_field(user: User, cluster: Cluster) -> None:
     assert user.launch().code == 0
-    done = user.launch(POD_CPUS="8", GRACE_PERIOD_S="200")
+    done = user.launch(POD_MEMORY_GB="48", GRACE_PERIOD_S="200")
     assert done.code == 64
     assert "terminationGracePeriodSeconds 180 there, 200 now" in done.err
-    assert 'containers[trainer].resources.limits.cpu "16" there, "8" now' in done.err
+    assert 'containers[trainer].resources.limits.memory "96Gi" there, "48Gi" now' in done.err
 
 
 def test_restart_replaces_the_job_and_keeps_volume_and_secret(user: User, cluster: Cluster) -> None:

@@ -44,6 +44,7 @@ def test_wait_takes_a_job_back_of_which_only_some_fit_and_tries_until_all_do(
     user: User, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launch, "FIT_S", 3.0)
+    monkeypatch.setattr(launch, "WAIT_MINUTES", 7.5)
     there: list[
         tuple[int, list[str]]
     ] = []  # at the beginning of each pause: tries, and what is left
@@ -61,7 +62,7 @@ def test_wait_takes_a_job_back_of_which_only_some_fit_and_tries_until_all_do(
 
     monkeypatch.setattr(launch, "time", Time)
     with user.scheduler(lambda index: "gpu-0" if index < 3 or len(there) >= 2 else None):
-        done = user.launch(WAIT="1", WAIT_MINUTES="7.5", RUN_NAME="patient")
+        done = user.launch(WAIT="1", RUN_NAME="patient")
     assert done.code == 0, done.err
     assert there[:2] == [(1, []), (2, [])]  # GPUs that some pods had are given back while it waits
     assert made(cluster) == len(there) + 1
@@ -130,8 +131,9 @@ def test_a_cluster_that_does_not_answer_for_once_is_tried_again(
         return apply(text, namespace, again)
 
     monkeypatch.setattr(launch.apply, "apply", flaky)
+    monkeypatch.setattr(launch, "WAIT_MINUTES", 0.001)
     with user.scheduler(lambda index: "gpu-1"):
-        done = user.launch(WAIT="1", WAIT_MINUTES="0.001")
+        done = user.launch(WAIT="1")
     assert done.code == 0 and len(calls) == 2
     assert "the cluster does not answer; the next try is in 0.001 minutes" in done.out
 
@@ -151,8 +153,9 @@ def test_a_job_that_leaves_slowly_does_not_end_the_waiting(
         real(name, namespace, patience_s)
 
     monkeypatch.setattr(launch.apply, "delete_job", slow)
+    monkeypatch.setattr(launch, "WAIT_MINUTES", 0.001)
     with user.scheduler(lambda index: "gpu-0" if index < 3 or len(asked) >= 2 else None):
-        done = user.launch(WAIT="1", WAIT_MINUTES="0.001")
+        done = user.launch(WAIT="1")
     assert done.code == 0, done.err
     assert (
         f"Job {JOB} is not gone after 9 s" in done.out

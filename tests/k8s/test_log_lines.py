@@ -107,42 +107,6 @@ def test_metrics_of_other_trainers_are_known_too(line: str) -> None:
     assert only(line, "metrics") == [line]
 
 
-def test_ranks_are_who_takes_part() -> None:
-    lines = QUIET.splitlines()
-    assert only(QUIET, "ranks") == [*lines[:5], lines[9]]
-    lab = ["Node rank: 2", "[rank 3] MEMBER: 4/4", "NODE_RANK=1 MASTER_ADDR=a-0"]
-    assert only("\n".join(lab[:2]), "ranks") == lab[:2]
-    said = [
-        "roll call: node 1 (a-1) has left (no sign of life for 30 s)",
-        "roll call: node 1 (a-1) was told to stop",
-        "2026-11-22 00:41:31,000 rank=4 node 2: host=c ranks=4-5 of 8 device=CPU torch=2.13.0 nccl=none",
-        "2026-11-22 00:41:31,000 all 4 nodes share /volume/runs/x",
-        "2026-11-22 00:41:31 roll call: node 2 (c): site=ucsd machine=n1 processes=2 device=H100",
-    ]
-    assert only("\n".join(said), "ranks") == said
-
-
-def test_nccl_is_what_it_says_and_what_is_said_of_it() -> None:
-    text = """\
-a-0:41:41 [0] NCCL INFO Bootstrap : Using eth0:10.0.0.5<0>
-a-0:41:41 [0] NCCL INFO NET/Socket : Using [0]eth0:10.0.0.5<0>
-a-0:41:90 [0] NCCL WARN NET/Socket : no usable interface
-[rank0]:[E1122 01:24:02 ProcessGroupNCCL.cpp:632] Watchdog caught collective operation timeout
-network: NCCL goes over sockets (NET/Socket), 25 Gbit/s
-step=1/40 loss=6.2530
-data=python-stdlib windows=520
-"""
-    assert only(text, "nccl") == text.splitlines()[:5]
-    slow = (
-        "nodes talk over TCP sockets, though there is mlx5_0 (InfiniBand or RoCE) (NCCL_IB_DISABLE is set); right "
-        "between sites, slow inside one"
-    )
-    assert only(slow, "nccl") == only(slow, "errors") == [slow]
-    expected = "between nodes: each sends 177.1 MB of gradients (adapters) a step; 0.14 s at 10 Gbit/s (computed)"
-    assert only(expected, "nccl") == [expected] and only(expected, "errors") == []
-    assert only(text, "errors") == text.splitlines()[2:4]
-
-
 def test_a_run_without_trouble_has_no_errors_and_its_sample_is_none() -> None:
     assert only(QUIET.replace("; missing: 1", ""), "errors") == []
 

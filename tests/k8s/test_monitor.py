@@ -16,6 +16,7 @@ from monitor import __main__ as monitor
 from monitor import cluster as monitor_cluster
 from monitor.facts import Cluster as Facts
 from monitor.facts import Gpu, Node, Progress, to_line
+from monitor.rules import pod_waits
 from monitor.watch import View, watcher_of
 from tests.cluster_sim.cluster import Cluster
 from tests.k8s.running_job import JOB, RUN, put_job, put_pod, sender
@@ -100,12 +101,15 @@ def test_a_job_at_work_with_what_its_pods_tell(look: Look, cluster: Cluster) -> 
     )  # WAN_GBIT=1
 
 
-def test_a_pod_that_finds_no_node_is_wrong(look: Look, cluster: Cluster) -> None:
+def test_a_pod_that_finds_no_node_is_wrong(
+    look: Look, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pod_waits, "PENDING_MINUTES", 1e-5)
     cluster.nodes({"name": "a", "zone": "ucsd"})
     put_job(cluster)
     for index in range(4):
         put_pod(cluster, index, message="0/12 nodes are available: 12 Insufficient nvidia.com/gpu.")
-    code, out, _ = look(PENDING_MINUTES="0.00001")
+    code, out, _ = look()
     assert code == 1 and re.search(r"^fault no-free-gpu.*; next: make sites", out, re.M), out
     assert re.search(r"^pod 0: Pending, node n/a, site n/a", out, re.M)
 

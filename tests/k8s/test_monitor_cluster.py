@@ -124,7 +124,7 @@ def test_a_run_at_work_is_seen_whole_with_two_calls_and_the_right_to_list(
         for node in nodes
     ] == [(index, 1200, 399.0) for index in range(4)]
     first = Seen(time.time(), RUN, "", nodes, seen)
-    assert first.phase == "training" and pod_faults(first, decide().config) == []
+    assert first.phase == "training" and pod_faults(first) == []
     del calls[:]
     cluster.logs[f"{JOB}-3-aaaaa"] += "\n" + told(3, 1300)
     _, nodes = looking.look(time.time())
@@ -181,7 +181,7 @@ def test_pods_that_run_and_pods_that_do_not_are_told_apart_with_two_calls(
     assert seen.pods[2].pulling_since == pytest.approx(begun, abs=2) and seen.pods[2].pulled is None
     assert "exceeded quota: gpus" in seen.quota and "not ours" not in "".join(seen.events)
     assert len(seen.events) == 2
-    faults = pod_faults(Seen(time.time() + 700, RUN, "", nodes, seen), decide().config)
+    faults = pod_faults(Seen(time.time() + 700, RUN, "", nodes, seen))
     assert [(fault.name, fault.about) for fault in faults] == [
         ("quota", ""),
         ("no-free-gpu", ""),
@@ -285,7 +285,7 @@ def test_logs_that_may_not_be_read_are_said_and_the_pods_are_seen(
     cluster.forbid("*", "nodes")
     seen, nodes = watch().look(time.time())
     assert seen.problem == "" and seen.pods[0].phase == "Running" and nodes == ()
-    (fault,) = pod_faults(Seen(time.time(), RUN, "", nodes, seen), decide().config)
+    (fault,) = pod_faults(Seen(time.time(), RUN, "", nodes, seen))
     assert fault.name == "logs-unread" and "you may not get pods/log in namespace lab" in fault.text
     assert "ask its administrator" in fault.next
 
@@ -303,9 +303,7 @@ def test_pods_that_may_not_be_listed_and_a_namespace_that_is_absent_are_problems
     monkeypatch.setenv("NAMESPACE", "absent")
     seen, _ = watch().look(time.time())
     assert "NAMESPACE=absent: there is no such namespace" in seen.problem
-    assert [
-        fault.name for fault in pod_faults(Seen(time.time(), RUN, "", (), seen), decide().config)
-    ] == ["cluster"]
+    assert [fault.name for fault in pod_faults(Seen(time.time(), RUN, "", (), seen))] == ["cluster"]
 
 
 def test_an_api_that_goes_down_leaves_what_was_known_and_its_age(
@@ -318,7 +316,7 @@ def test_an_api_that_goes_down_leaves_what_was_known_and_its_age(
     cluster.close()
     seen, nodes = looking.look(began + 180)
     assert seen.asked == began and seen.pods[0].phase == "Running" and nodes[0].gpus
-    (fault,) = pod_faults(Seen(began + 180, RUN, "", nodes, seen), decide().config)
+    (fault,) = pod_faults(Seen(began + 180, RUN, "", nodes, seen))
     assert fault.name == "cluster" and "does not answer at http://127.0.0.1" in fault.text
     assert (
         "(what is known of the pods is 3m old)" in fault.text
@@ -351,7 +349,7 @@ def test_another_runs_job_is_not_taken_for_ones_own(
     cluster.logs[put_pod(cluster, 0, phase="Running")] = told(0, 1200)
     seen, nodes = watch().look(time.time())
     assert (seen.run, seen.pods, nodes) == ("theirs", (), ()) and len(calls) == 1
-    (fault,) = pod_faults(Seen(time.time(), RUN, "", nodes, seen), decide().config)
+    (fault,) = pod_faults(Seen(time.time(), RUN, "", nodes, seen))
     assert fault.name == "other-run"
 
 

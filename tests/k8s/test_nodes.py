@@ -145,3 +145,59 @@ def test_as_the_makefile_calls_it(user: User, cluster: Cluster) -> None:
 def test_names_are_not_listed_by_the_hundred() -> None:
     assert nodes.some(["b", "a"]) == "a, b" and nodes.some([]) == "none"
     assert nodes.some(f"site-{i:02}" for i in range(12)).endswith("site-09 and 2 more")
+
+
+def test_gpus_are_requested_by_the_name_under_which_nodes_of_the_products_offer_them(
+    user: User, cluster: Cluster
+) -> None:
+    cluster.nodes_list_only = False
+    for name in ("gpu-0", "gpu-1"):
+        cluster.store.delete(cluster.key("Node", name))
+    named = {"product": A100, "gpus": 8, "resource": "nvidia.com/a100"}
+    cluster.nodes(
+        {"name": "a", "zone": "ucsd", **named},
+        {"name": "b", "zone": "ksu", "product": PCIE, "gpus": 2},
+        {
+            "name": "c",
+            "zone": "msu",
+            "product": "NVIDIA-L40",
+            "gpus": 8,
+            "resource": "nvidia.com/l40",
+        },
+        {"name": "d", "zone": "mghpcc", **named, "gpus": 0},
+    )
+
+    def found(**settings: str) -> str | None:
+        return nodes.gpu_resource(cluster_config({**user.settings, **settings})[0])
+
+    assert found() == "nvidia.com/gpu", "which some of them offer"
+    assert found(SITE="ucsd") == found(GPU_PRODUCTS=A100) == "nvidia.com/a100"
+    assert found(SITE="msu") == found(SITE="mghpcc") == "nvidia.com/gpu", "nothing else is known"
+    cluster.nodes_list_only = True
+    assert found(SITE="ucsd") is None
+
+
+def test_pods_are_sent_with_that_name(user: User, cluster: Cluster) -> None:
+    cluster.nodes_list_only = False
+    for name in ("gpu-0", "gpu-1"):
+        cluster.store.delete(cluster.key("Node", name))
+    cluster.nodes(
+        *(
+            {
+                "name": f"a{n}",
+                "zone": "ucsd",
+                "product": A100,
+                "gpus": 2,
+                "resource": "nvidia.com/a100",
+            }
+            for n in range(4)
+        )
+    )
+    done = user.launch()
+    assert done.code == 0, done.err
+    pod = cluster.get("Job", "pure-transformer-8xa100")["spec"]["template"]["spec"]
+    assert pod["containers"][0]["resources"]["limits"]["nvidia.com/a100"] == "2"
+    assert "nvidia.com/gpu" not in pod["containers"][0]["resources"]["limits"]
+    cluster.nodes_list_only = True
+    done = user.launch()
+    assert "you may not read nodes, so pods request GPUs as nvidia.com/gpu" in done.err

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from k8s.cluster import secret
 from k8s.cluster.job_spec import cluster_config, pod_environment
 from k8s.cluster.kubectl import Refused
 from k8s.cluster.render import claim, digest, objects, reader_pod, render
@@ -97,7 +98,7 @@ TOGETHER = {
 def expected_pod(environment: str, gpus: int) -> dict[str, Any]:
     """The pod of a single node, by hand."""
     amounts = {
-        "cpu": "16",
+        "cpu": str(8 * gpus),
         "memory": "96Gi",
         "ephemeral-storage": "50Gi",
         "nvidia.com/gpu": str(gpus),
@@ -295,13 +296,10 @@ def test_every_size_and_name_comes_from_its_setting(load: Load) -> None:
     c = load(
         JOB_NAME="mine",
         RUN_NAME="My.Run",
-        POD_CPUS="9",
+        GPUS_PER_NODE="4",
         POD_MEMORY_GB="70",
-        POD_DISK_GB="33",
-        SHM_GB="11",
         GRACE_PERIOD_S="400",
         VOLUME="disk",
-        SECRET_NAME="keys",
         MASTER_PORT="4000",
         NAMESPACE="lab",
         GPU_PRODUCTS="B,A",
@@ -312,13 +310,13 @@ def test_every_size_and_name_comes_from_its_setting(load: Load) -> None:
     kinds = by_kind(render(c, "example.org/a:b"))
     job, pod = kinds["Job"], kinds["Job"]["spec"]["template"]["spec"]
     trainer = pod["containers"][0]
-    amounts = {"cpu": "9", "memory": "70Gi", "ephemeral-storage": "33Gi", "nvidia.com/gpu": "2"}
+    amounts = {"cpu": "32", "memory": "70Gi", "ephemeral-storage": "50Gi", "nvidia.com/gpu": "4"}
     assert trainer["resources"] == {"requests": amounts, "limits": amounts}
     assert trainer["image"] == "example.org/a:b" and trainer["ports"][0]["containerPort"] == 4000
-    assert trainer["envFrom"][1]["secretRef"]["name"] == "keys"
+    assert trainer["envFrom"][1]["secretRef"]["name"] == secret.NAME
     assert [volume.get("emptyDir") for volume in pod["volumes"]] == [
         None,
-        {"sizeLimit": "33Gi"},
+        {"sizeLimit": "50Gi"},
         {"medium": "Memory", "sizeLimit": "11Gi"},
     ]
     assert pod["volumes"][0]["persistentVolumeClaim"]["claimName"] == "disk"
@@ -350,12 +348,12 @@ def test_gpus_are_asked_for_by_the_name_that_the_cluster_gives_them(
     load: Load, shape: dict[str, str]
 ) -> None:
     usual, named = (
-        by_kind(render(load(**shape, **setting), IMAGE))
-        for setting in ({}, {"GPU_RESOURCE": "nvidia.com/a100"})
+        by_kind(render(load(**shape), IMAGE, gpu=gpu))
+        for gpu in ("nvidia.com/gpu", "nvidia.com/a100")
     )
     resources = named["Job"]["spec"]["template"]["spec"]["containers"][0]["resources"]
     amounts = {
-        "cpu": "16",
+        "cpu": "64" if "NODES" in shape else "16",
         "memory": "96Gi",
         "ephemeral-storage": "50Gi",
         "nvidia.com/a100": shape.get("GPUS_PER_NODE", "2"),
@@ -365,7 +363,7 @@ def test_gpus_are_asked_for_by_the_name_that_the_cluster_gives_them(
         part["nvidia.com/gpu"] = part.pop("nvidia.com/a100")
     assert rendered_job(named) == rendered_job(usual) and named == usual  # and that is all
     assert "nvidia.com/a100" not in str(
-        by_kind(render(load(GPU_RESOURCE="nvidia.com/a100"), IMAGE, data_job=True))
+        by_kind(render(load(), IMAGE, data_job=True, gpu="nvidia.com/a100"))
     )
 
 
@@ -422,8 +420,10 @@ def test_data_is_made_by_one_pod_without_gpus_on_the_same_volume(load: Load) -> 
 
 
 def test_data_takes_no_more_than_a_pod_of_training_would(load: Load) -> None:
-    job = by_kind(render(load(POD_CPUS="3", POD_MEMORY_GB="20"), IMAGE, data_job=True))["Job"]
-    amounts = {"cpu": "3", "memory": "20Gi", "ephemeral-storage": "50Gi"}
+    job = by_kind(
+        render(load(PRESET="tiny", DEVICE="cpu", POD_MEMORY_GB="20"), IMAGE, data_job=True)
+    )["Job"]
+    amounts = {"cpu": "2", "memory": "20Gi", "ephemeral-storage": "10Gi"}
     assert job["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"] == amounts
 
 
@@ -498,7 +498,6 @@ def test_another_kubectl_and_another_way_to_name_the_namespace_send_the_same(loa
     ("settings", "image", "environment_changes"),
     [
         ({"LEARNING_RATE": "1e-4"}, IMAGE, True),
-        ({"NETWORK": "site"}, IMAGE, True),
         ({"KEEP_LAST": "4"}, IMAGE, True),
         ({}, IMAGE.replace("aa", "bb"), False),
         ({"POD_MEMORY_GB": "97"}, IMAGE, False),

@@ -139,10 +139,6 @@ def test_each_pod_is_a_site_with_a_name_wherever_there_is_room(tmp_path: Path) -
     assert pod["containers"][0]["env"][0] == field_ref(
         "NODE_RANK", "metadata.labels['batch.kubernetes.io/job-completion-index']"
     )
-    assert pod["containers"][0]["env"][-1] == {
-        "name": "SITE_ADDR",
-        "value": f"{JOB}-$(NODE_RANK).{JOB}",
-    }
     assert (
         pod["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "2"
         and pod["subdomain"] == JOB
@@ -361,7 +357,7 @@ def test_logs_describe_checkpoints_and_results_are_those_of_the_sites(
         "of pod 1\n",
         "of the lighthouse\n",
     )
-    assert looks("logs", NODE="1")[1] == "of pod 1\n"
+    assert looks("logs", NODE_RANK="1")[1] == "of pod 1\n"
     assert "of the lighthouse" not in looks("logs", ONLY="errors")[1]
     assert "sites: each pod is one" in looks("describe")[1]
     assert "step_0000005" not in looks("checkpoints")[1]
@@ -378,4 +374,6 @@ def test_logs_describe_checkpoints_and_results_are_those_of_the_sites(
     for index in range(3):
         cluster.store.delete(cluster.key("Pod", f"{JOB}-{index}-aaaaa"), grace=0)
     put_pod(cluster, 0, "again", phase="Running", node="b")
-    assert looks("logs", NODE="1")[1] == "2026-11-22 00:41:31,000 I am site 1\n", "of the volume"
+    assert looks("logs", NODE_RANK="1")[1] == "2026-11-22 00:41:31,000 I am site 1\n", (
+        "of the volume"
+    )

@@ -65,6 +65,20 @@ def test_the_cluster_can_be_meant_without_a_note(runs: Path) -> None:
     )
 
 
+SITES = {"SYNC": "diloco", "NODES": "4", "SITES": "4", "LIGHTHOUSE": "a:29510"}
+
+
+def test_the_node_whose_log_is_asked_for_hides_no_run(runs: Path) -> None:
+    """make logs NODE_RANK=2 needs no NODES; with those of several sites it is about the site's own folder."""
+    send(runs, "sent")
+    for settings in ({}, SITES):
+        found = place(runs, RUN_NAME="sent", NODE_RANK="2", **settings)
+        assert found.cluster and found.paths.name == "sent" and "NODE_RANK" in found.given
+    train_here(runs, "tiny")
+    assert place(runs, NODE_RANK="2").paths.name == "tiny"
+    assert place(runs, NODE_RANK="2", **SITES).paths.name == "tiny/site_2"
+
+
 def test_a_job_that_has_just_begun_here_is_a_run(runs: Path) -> None:
     send(runs, "xlarge-8xa100")
     (runs / "tiny").mkdir()

@@ -51,7 +51,6 @@ def main(folder: str, how: dict[str, Any]) -> None:
     sampler = Sampler(
         devices,
         how.get("interval_ms", 10),
-        how.get("every", True),
         {"driver": driver},
         lambda line: sys.stdout.write(line + "\n") and None,
         Clock(lambda: time.mono, lambda: time.mono + time.offset, time.sleep),

@@ -43,7 +43,7 @@ class Bell:
 
     def alerts(self, limit_s: float = 20.0) -> Alerts:
         """A monitor that has just been started."""
-        return Alerts(str(self.command), Config(), self.paths, limit_s)
+        return Alerts(str(self.command), self.paths, limit_s)
 
     @property
     def names(self) -> list[str]:
@@ -282,7 +282,7 @@ def test_too_many_at_once_drop_the_oldest(bell: Bell, monkeypatch: pytest.Monkey
 
 
 def test_without_a_command_nothing_is_run_and_nothing_kept(bell: Bell) -> None:
-    alerts = Alerts("", Config(), bell.paths)
+    alerts = Alerts("", bell.paths)
     assert alerts.look(at(0), [HANGS], DONE) == alerts.close() == []
     assert os.listdir(bell.paths.folder) == []
 

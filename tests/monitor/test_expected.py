@@ -1,6 +1,7 @@
 """monitor/expected.py: what the plan says of a run that is there, beside the same worked out by hand."""
 
 import dataclasses
+import datetime
 import json
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from hardware.gpu_specs import card_called
 from hardware.model_size import flops_of, parameters
 from k8s.cluster.where import decide
 from monitor import expected
+from plan import planner
 from plan.fleet import Fleet
 from record.run_paths import RunPaths
 from settings.config import Config
@@ -41,13 +43,9 @@ def test_two_h100_as_the_preset_states_it() -> None:
     assert found.memory_gib is not None and found.needs_gib and found.memory_gib > found.needs_gib
     assert found.bytes_per_step is None and found.link_bytes_per_s is None  # of one node
     assert found.save_every_s == 60 * D16.save_minutes
-    names = dict(found.milestones)
-    assert [*names] == ["first checkpoint", "10%", "50%", "100%"]
-    assert names["100%"] - STARTED == pytest.approx(2 * (names["50%"] - STARTED), rel=1e-3)
-    assert names["100%"] - STARTED > D16.last_step * found.step_s
-    assert names["first checkpoint"] - STARTED == pytest.approx(
-        60 * D16.save_minutes, abs=2 * found.step_s
-    )
+    hours = planner.plan(D16, fleet("h100-sxm", 2), datetime.datetime.now()).time
+    assert hours and found.end == pytest.approx(STARTED + 3600 * hours.total)
+    assert found.end - STARTED > D16.last_step * found.step_s
 
 
 def test_four_nodes_send_their_gradients_through_a_link() -> None:
@@ -126,7 +124,7 @@ def test_a_device_that_is_not_known_is_named(tmp_path: Path) -> None:
     assert (
         found.tokens_per_s is None
         and found.why == "nothing is known of NVIDIA Titan Y"
-        and not found.milestones
+        and found.end is None
     )
 
 
@@ -139,7 +137,7 @@ def test_a_cpu_is_not_measured_for_this(tmp_path: Path) -> None:
     assert (
         found.tokens_per_s is None
         and found.step_s is None
-        and found.milestones == ()
+        and found.end is None
         and found.eval_s is None
     )
     assert "make doctor PROBE=1" in found.why and found.needs_gib and found.checkpoint_bytes
@@ -168,7 +166,7 @@ def test_a_fine_tuning_is_planned_by_its_model_and_adapters(tmp_path: Path) -> N
     )
     assert (
         found.tokens_per_s is None
-        and found.milestones == ()
+        and found.end is None
         and found.why
         and found.save_every_s == 60 * 1440
     )

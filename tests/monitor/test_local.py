@@ -4,12 +4,9 @@ import dataclasses
 import fcntl
 import json
 import os
-import random
 import socket
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -297,100 +294,3 @@ def test_memory_is_of_the_container_where_that_has_a_limit(tmp_path: Path) -> No
         sys__fs__cgroup__memory__memory_DOT_usage_in_bytes=str(3 * GIB),
     )
     assert local.memory(tmp_path) == (3 * GIB, 4 * GIB)
-
-
-def grown(
-    monkeypatch: pytest.MonkeyPatch,
-    minutes: range,
-    gib_of: Callable[[float], float],
-    state: dict[str, Any],
-    found: local.MemoryHere,
-    busy: bool = True,
-) -> float | None:
-    """GiB an hour, after a look each half minute."""
-    rate = None
-    for half in range(2 * minutes.start, 2 * minutes.stop):
-        monkeypatch.setattr(time, "monotonic", lambda now=30.0 * half: now)
-        rate = found.look(gib_of(half / 2) * GIB, busy, state)
-    return rate and rate / GIB
-
-
-def test_how_fast_the_memory_of_the_machine_grows_in_training(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    training, saw = (
-        {"phase": "training", "attempt": 0},
-        lambda minute: 3 * (minute % 10 < 2) - (minute % 3),
-    )
-    found = local.MemoryHere()
-    assert (
-        grown(
-            monkeypatch, range(0, 10), lambda m: 5 * m, {"phase": "compiling", "attempt": 0}, found
-        )
-        is None
-    )
-    assert grown(monkeypatch, range(10, 30), lambda m: 50 + m / 10, training, found) is None, (
-        "40 values"
-    )
-    assert grown(
-        monkeypatch, range(30, 40), lambda m: 50 + m / 10, training, found
-    ) == pytest.approx(6)
-    assert grown(monkeypatch, range(40, 41), lambda m: 50 + m / 10, {}, found), (
-        "STATUS.json cannot be read for once"
-    )
-    assert (
-        grown(monkeypatch, range(41, 60), lambda m: 50 + m / 10, {**training, "attempt": 1}, found)
-        is None
-    )
-    assert (
-        grown(monkeypatch, range(60, 61), lambda m: 50 + m / 10, {**training, "attempt": 1}, found)
-        is None
-    )
-    assert grown(
-        monkeypatch, range(61, 62), lambda m: 50 + m / 10, {**training, "attempt": 1}, found
-    )
-    assert (
-        grown(
-            monkeypatch, range(62, 63), lambda m: 50, {**training, "attempt": 1}, found, busy=False
-        )
-        is None
-    )
-    assert (
-        grown(monkeypatch, range(0, 60), lambda m: 50 + saw(m), training, local.MemoryHere())
-        is None
-    ), "up and down"
-    chance = random.Random(7)
-    noise = [[chance.gauss(50, 2) for _ in range(60)] for _ in range(6)]
-    rates = [
-        grown(
-            monkeypatch,
-            range(0, 60),
-            lambda minute, values=hour: values[int(minute)],  # type: ignore[misc]
-            training,
-            local.MemoryHere(),
-        )
-        for hour in noise
-    ]
-    assert rates == 6 * [None]
-    assert grown(
-        monkeypatch, range(0, 60), lambda m: 50 + saw(m) + m / 5, training, local.MemoryHere()
-    ) == pytest.approx(12, rel=0.1)
-
-
-def test_a_node_that_knows_no_phase_counts_when_it_must_have_begun(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    found = local.MemoryHere()
-    assert grown(monkeypatch, range(0, 50), lambda m: 20 + m / 10, {}, found) is None
-    assert grown(monkeypatch, range(50, 52), lambda m: 20 + m / 10, {}, found) == pytest.approx(6)
-
-
-def test_a_look_has_what_memory_has_grown_by(
-    paths: RunPaths, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told: list[Any] = []
-    between = local.Between(paths)
-    monkeypatch.setattr(between.memory, "look", lambda *given: told.append(given) or 123.0)
-    paths.status.write_text(f'{{"phase": "training", "host": "{HOST}"}}')
-    node = local.look(CPU, paths, None, between)
-    assert node.memory_bytes_per_hour == 123.0 and told == [(node.memory_bytes, False, node.status)]

@@ -27,6 +27,7 @@ from monitor.facts import Fault
 from monitor.screen import Screen
 from record.run_paths import RunPaths
 from settings.declare import ROOT
+from tests.constants import constants
 from tests.monitor import scenes
 from tests.running import wait_for
 
@@ -260,8 +261,8 @@ def test_no_such_run_and_bad_settings(once: Once, paths: RunPaths) -> None:
     told = once()
     assert (told.returncode, told.stdout) == (78, "")
     assert told.stderr == f"there is no run a-run in {paths.folder.parent}; make runs lists them\n"
-    told = once(REFRESH_S="0")
-    assert told.returncode == 64 and "REFRESH_S=0" in told.stderr and told.stdout == ""
+    told = once(INTERVAL_MS="0")
+    assert told.returncode == 64 and "INTERVAL_MS=0" in told.stderr and told.stdout == ""
     made(paths, "done")
     told = once(ALERT_CMD="/no/such/program")
     assert (
@@ -394,7 +395,7 @@ def test_a_pipe_is_told_what_changes_until_the_end(
         stdout=subprocess.PIPE,
         text=True,
         stderr=subprocess.STDOUT,
-        env=environment(paths, ONCE="0", REFRESH_S="0.5"),
+        env=environment(paths, ONCE="0", **constants(REFRESH_S=0.5)),
     )
     processes.append(watching)
     assert watching.stdout
@@ -419,7 +420,7 @@ def test_a_folder_that_vanishes_is_said(paths: RunPaths, processes: list[subproc
         stdout=subprocess.PIPE,
         text=True,
         stderr=subprocess.PIPE,
-        env=environment(paths, REFRESH_S="0.5"),
+        env=environment(paths, **constants(REFRESH_S=0.5)),
     )
     processes.append(watching)
     assert watching.stdout
@@ -448,7 +449,8 @@ class Terminal:
                 [sys.executable, "-m", "monitor"],
                 environment(
                     paths,
-                    **{"TERM": "xterm-256color", "REFRESH_S": "0.5", "LANG": "C.UTF-8"} | settings,
+                    **constants(REFRESH_S=0.5),
+                    **{"TERM": "xterm-256color", "LANG": "C.UTF-8"} | settings,
                 ),
             )
         self.size(columns, lines)

@@ -40,7 +40,6 @@ PROGRESS = Progress(
     50.123456,
     0.0123456789,
     71.123456789,
-    0.123456789,
     2.9123456,
     123000,
     61.123456,
@@ -100,7 +99,6 @@ def node_of(gpus: int, links: int = 2, complaint: str = 300 * "c") -> Node:
         1234567890123.0,
         123456789012.0,
         137438953472.0,
-        123456789.123,
         complaint=complaint,
         energy_j=1234567890.123,
         energy_since=1763719200.123456,
@@ -128,11 +126,7 @@ def test_a_line_has_all_of_an_ordinary_node() -> None:
         power_w=699.12,
         training_w=671.12,
     )
-    assert (told.energy_j, told.energy_since, told.memory_bytes_per_hour) == (
-        1234567890.1,
-        1763719200.1,
-        123456789.1,
-    )
+    assert (told.energy_j, told.energy_since) == (1234567890.1, 1763719200.1)
     assert (told.disk_free_bytes, told.complaint) == (1234567890123, "checkpoint failed: disk full")
 
 

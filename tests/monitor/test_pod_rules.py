@@ -186,8 +186,8 @@ def seen(
     return cluster_of("namespace lab", JOB, job, pods, events, {"gpu-1": "ucsd"}, run, NOW)
 
 
-def faults(cluster: Cluster, c: Config = CONFIG) -> list[Fault]:
-    return pod_faults(Seen(NOW, "a-run", "xlarge", cluster=cluster), c)
+def faults(cluster: Cluster) -> list[Fault]:
+    return pod_faults(Seen(NOW, "a-run", "xlarge", cluster=cluster))
 
 
 @pytest.mark.parametrize("script", ["train", "finetune"])
@@ -217,7 +217,7 @@ def test_a_run_whose_pods_all_run_and_one_of_this_machine_have_no_fault() -> Non
         (1, "Running", "gpu-1", "ucsd", 0),
     ]
     assert cluster.pods[0].created == NOW - 900 and cluster.pods[0].scheduled == NOW - 890
-    assert pod_faults(Seen(NOW, "a-run", "xlarge"), CONFIG) == []
+    assert pod_faults(Seen(NOW, "a-run", "xlarge")) == []
 
 
 def test_a_job_that_is_done_or_being_stopped_has_none_either() -> None:
@@ -300,8 +300,7 @@ def test_a_pod_without_a_node_says_why(
 def test_waiting_for_free_gpus_is_a_fault_after_pending_minutes_only() -> None:
     pods = [homeless(0, FULL, 599), homeless(1, FULL, 601)]
     assert one(seen(a_job(2), pods)).text.startswith("pod 1: no room")
-    assert faults(seen(a_job(2), pods), dataclasses.replace(CONFIG, pending_minutes=20)) == []
-    assert doing(seen(a_job(2), pods).pods[0], NOW, CONFIG).endswith("nvidia.com/gpu free, for 10m")
+    assert doing(seen(a_job(2), pods).pods[0], NOW).endswith("nvidia.com/gpu free, for 10m")
     assert (
         faults(seen(a_job(1), [homeless(0, NONE_SUCH, 30)])) == []
     )  # nodes that are made on demand need a moment
@@ -439,7 +438,7 @@ def test_a_large_image_is_no_fault_before_pull_minutes_and_then_is() -> None:
     )
     assert faults(early) == []
     assert (
-        doing(early.pods[0], NOW, CONFIG)
+        doing(early.pods[0], NOW)
         == f"fetches its image {IMAGE}, for 10m (a large image takes minutes; it is not stuck)"
     )
     assert (
@@ -517,9 +516,7 @@ def test_a_container_that_cannot_be_made_is_said_at_once() -> None:
 def test_without_events_a_pod_may_take_as_long_as_an_image_does() -> None:
     young, old = (seen(a_job(1), [making(0, ago_s=ago)]) for ago in (1100, 1300))
     assert faults(young) == [] and one(old).name == "pending"
-    assert "its image is being fetched, or its volume mounted, for 18m" in doing(
-        young.pods[0], NOW, CONFIG
-    )
+    assert "its image is being fetched, or its volume mounted, for 18m" in doing(young.pods[0], NOW)
 
 
 # ---- Pods that ended
@@ -552,7 +549,7 @@ def test_pods_of_an_index_that_end_again_and_again_are_a_loop() -> None:
     assert (
         fault.name == "crash-loop"
         and fault.failing
-        and fault.next.startswith("make logs NODE=0 ONLY=errors")
+        and fault.next.startswith("make logs NODE_RANK=0 ONLY=errors")
     )
     assert "4 pods in 30 minutes; the last one: exit code 1 (the trainer failed)" in fault.text
     spread = [ended(0, 1, 100, made_ago_s=9000 - 2000 * n, suffix=f"aaaa{n}") for n in range(3)]
@@ -608,7 +605,7 @@ def test_a_job_that_a_code_has_ended_is_failing(code: int, following: str) -> No
             "TerminationByKubelet",
             "The node was low on resource: ephemeral-storage.",
             "evicted",
-            "POD_DISK_GB (it is 50Gi)",
+            "a pod's disk has a fixed size (50Gi)",
         ),
         ("DeletionByPodGC", "PodGC: node no longer exists", "node-lost", "make status"),
     ],

@@ -80,7 +80,9 @@ def test_the_run_in_figures() -> None:
     )
     assert lines[1] == "nothing is wrong"
     step = line_of(lines, "step")
-    assert step.startswith("step 300/1,200 25.0% ") and step.endswith(" 36:00 to go, 14:36")
+    assert step.startswith("step 300/1,200 25.0% ") and step.endswith(
+        " 36:00 to go, 14:36, planned 14:16"
+    )
     bar = step.split()[3]
     assert bar.count("█") == round(len(bar) / 4) and set(bar) == {"█", "░"}
     assert line_of(lines, "loss") == "loss 3.5800 validation 3.9222 at 250"
@@ -90,9 +92,6 @@ def test_the_run_in_figures() -> None:
     )
     assert line_of(lines, "process") == "process 61.25 GiB, 60.00 by plan waits for data 0.5%"
     assert line_of(lines, "checkpoint") == "checkpoint step 200, 5:01 ago, 4 GB"
-    assert line_of(lines, "milestones") == "milestones 10% reached 13:50, planned 13:46 (3:20 late)"
-    assert "             50% expected 14:12, planned 14:00 (12:00 late)" in lines
-    assert "            100% expected 14:36, planned 14:16 (20:00 late)" in lines
     assert line_of(lines, "network") == "network eth0 in 1.2 GB/s, out 1.1 GB/s of 3.12 GB/s"
     assert (
         line_of(lines, "machine")
@@ -280,9 +279,7 @@ def test_what_is_not_known_is_said_or_left_out() -> None:
     )
     assert line_of(lines, "speed") == "speed n/a MFU n/a"
     assert not [
-        line
-        for line in lines
-        if line.startswith(("goodput", "milestones", "GPUs", "network", "machine"))
+        line for line in lines if line.startswith(("goodput", "GPUs", "network", "machine"))
     ]
     assert "n/a: there is no NVIDIA driver" in line_of(
         shown(scenes.here(nodes=(scenes.node(0, 0, gpus_why="there is no NVIDIA driver"),))), "GPUs"

@@ -184,39 +184,6 @@ def test_the_last_straggler_of_an_attempt_with_its_step(run: Record) -> None:
     assert look(run).straggler == {}, "its ranks are others"
 
 
-# ---- Memory
-
-
-@pytest.mark.parametrize(
-    ("gib_of", "expected"),
-    [
-        (lambda minute: 10 + minute / 60, 1.0),  # a steady rise
-        (
-            lambda minute: 10 + minute / 60 + 5 * (minute % 20 == 7),
-            1.0,
-        ),  # and some values that are off
-        (lambda minute: 10.0 + minute // 10 * 0.5, 3.0),  # in steps: 0.5 each 10 minutes
-        (lambda minute: 10.0 + 4 * (minute >= 30), None),  # one rise alone
-        (lambda minute: 10.0, None),
-        (lambda minute: 10 + minute * 1e-5, None),
-        (lambda minute: None, None),
-    ],
-    ids=["steady", "outliers", "stairs", "jump", "flat", "crumbs", "unknown"],
-)
-def test_how_fast_memory_grows(run: Record, gib_of: Any, expected: float | None) -> None:
-    run.write("start", 0)
-    for minute in range(60):
-        run.step(minute + 1, 60.0, mem_gib=gib_of(minute))
-    assert look(run).mem_gib_per_hour == (pytest.approx(expected, rel=0.1) if expected else None)
-
-
-def test_memory_of_a_few_minutes_tells_nothing(run: Record) -> None:
-    run.write("start", 0)
-    for step in range(1, 25):
-        run.step(step, 10.0, mem_gib=10.0 + step)
-    assert look(run).mem_gib_per_hour is None
-
-
 def test_the_time_after_a_stop_is_known_apart_from_that_after_a_crash(run: Record) -> None:
     """Stopped, 100 s later begun again, crashed, and 40 s later once more, with 7 s of start-up each time."""
     for attempt, (away, reason) in enumerate(((0, "stopped"), (100, "crashed"), (40, "stopped"))):
@@ -383,25 +350,3 @@ def test_a_line_of_the_recorder_itself_is_read(tmp_path: Path) -> None:
     seen = Tail(RunPaths(tmp_path).metrics).look()
     assert seen and (seen.step, seen.loss, seen.step_s, seen.tokens) == (2, 2.5, 0.05, 128)
     assert json.loads(RunPaths(tmp_path).metrics.read_text().splitlines()[-1])["loss"] is None
-
-
-def test_when_milestones_were_reached_is_of_the_steps_that_the_run_has(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-
-    def line(event: str, step: int, at: float) -> str:
-        return (
-            json.dumps({"schema": 1, "event": event, "step": step, "time": at, "attempt": 0}) + "\n"
-        )
-
-    path.write_text(
-        line("start", 0, 1000.0) + "".join(line("step", n, 1000.0 + n) for n in range(1, 13))
-    )
-    tail = Tail(path)
-    tail.look()
-    assert tail.reached(20) == {"10%": 1002.0, "50%": 1010.0} and tail.reached(12)["100%"] == 1012.0
-    with open(path, "a") as file:  # back behind 50%, and there once more
-        file.write(
-            line("resume", 4, 2000.0) + "".join(line("step", n, 2000.0 + n) for n in range(5, 11))
-        )
-    tail.look()
-    assert tail.reached(20) == {"10%": 1002.0, "50%": 2010.0} and tail.reached(400) == {}

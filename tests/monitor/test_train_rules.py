@@ -212,42 +212,6 @@ def test_the_checkpoint_that_is_being_written_is_the_next_one_itself() -> None:
 # ---- Memory
 
 
-def growing(rate: float, left_steps: int = 10**6, **changes: Any) -> Seen:
-    """The largest process has 48 GiB of 80, and grows."""
-    return progress(mem_gib=48.0, mem_gib_per_hour=rate, last_step=12_345 + left_steps, **changes)
-
-
-def test_memory_that_grows_says_how_many_hours_are_left() -> None:
-    assert names(growing(2.66)) == []  # 32 GiB / 2.66 = 12.03 hours
-    fault = only(train_rules.creeping(growing(4.0), c))
-    assert fault.text == (
-        "the memory of the fullest GPU grows by 4 GiB an hour: 48.0 of 80.0 GiB are in use, and it "
-        "is full in 8.0 hours"
-    )
-    assert (
-        names(growing(4.0, left_steps=9931)) == [] != names(growing(4.0, left_steps=9932))
-    )  # 8 h are 9931.03 steps
-
-
-def test_on_a_cpu_the_limit_is_the_machine_s_and_a_host_may_grow_beside_gpus() -> None:
-    alone = {
-        "gpus": (),
-        "progress": dataclasses.replace(TRAINING, mem_gib=90.0, mem_gib_per_hour=2.0),
-    }
-    assert (
-        "the largest process grows by 2 GiB an hour: 90.0 of 96.0 GiB are in use, and it is full in 3.0 hours"
-        in only(train_rules.creeping(seen(node(0, **alone)), c)).text
-    )
-    host = {"memory_bytes": 86.0 * GIB, "memory_bytes_per_hour": 1.0 * GIB}
-    fault = only(train_rules.creeping(beside(second=host), c))
-    assert (
-        fault.about == "node 1"
-        and "node 1 (gpu-b) grows by 1 GiB an hour: 86.0 of 96.0" in fault.text
-    )
-    assert "full in 10.0 hours" in fault.text
-    assert names(beside(second=host | {"memory_bytes_per_hour": 0.8 * GIB})) == []  # 12.5 hours
-
-
 def test_memory_that_is_nearly_full() -> None:
     assert names(beside(second={"memory_bytes": 91.0 * GIB})) == []  # 95% of 96 are 91.2
     fault = only(train_rules.memory(beside(second={"memory_bytes": 91.4 * GIB}), c))

@@ -163,7 +163,7 @@ def test_what_the_labs_eight_a100_take(planned: Any) -> None:
     ]
     assert paragraph(p, "disk") == (
         "up to 64.1 GB of checkpoints, 50 GB of shards, 10 GB of downloads a checkpoint is 16 GB, safe on disk after "
-        "32 s at 500 MB/s (assumed; make doctor PROBE=1 measures it, STORAGE_MB_S says it)"
+        "32 s at 500 MB/s (assumed; make doctor PROBE=1 measures it)"
     )
     assert rows(p, "data", "WARN")[1:] == [
         ["fineweb-edu", "65B", "99.9B", "0.65", "about, by sources/fineweb-edu.toml"],

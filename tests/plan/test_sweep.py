@@ -42,7 +42,6 @@ def row(found: Sweep, label: str) -> Row:
         ({"PRESET": "d32-8xh100", "CARDS": "1xa100-40gb-sxm"}, "depth"),
         (D16 | {"MAX_STEPS": "5000"}, "1"),
         ({"PRESET": "gpt2-124m", "CARDS": "1xrtx4090"}, "depth"),
-        (D16, "micro-batch"),
         (D16, "gpus"),
         (XLARGE | {"NODES": "4", "SITES": "4"}, "gpus"),
     ],
@@ -54,9 +53,8 @@ def test_each_row_is_what_its_settings_give(load: Load, base: Given, kind: str) 
         c, fleet = load(base, as_given(one.typed))
         held, _ = load(base, as_given(one.typed), as_given(one.fits_with or ""))
         assert (parameters(c).total, c.last_step * c.batch_tokens) == (one.parameters, one.tokens)
-        # of what is typed: computing anew takes longer; a row of the micro-batches is what it says
-        timed = c if found.kind == "micro-batch" else held
-        assert hours_of(timed, fleet, None) == pytest.approx(one.hours, rel=1e-9)
+        # of what is typed: computing anew takes longer
+        assert hours_of(held, fleet, None) == pytest.approx(one.hours, rel=1e-9)
         assert one.gpu_hours == pytest.approx((one.hours or 0) * fleet.processes)
         assert (memory_of(c, fleet).total, capacity_bytes(fleet)) == (
             one.memory_bytes,
@@ -96,7 +94,7 @@ def test_the_hours_are_those_of_what_memory_holds(load: Load) -> None:
     assert (deep.hours or 0) > 1.3 * (hours_of(c, fleet, None) or 0)
 
 
-@pytest.mark.parametrize("kind", ["micro-batch", "gpus", "depth"])
+@pytest.mark.parametrize("kind", ["gpus", "depth"])
 def test_the_command_has_all_that_was_given(load: Load, kind: str) -> None:
     """But no secret, and nothing twice."""
     given = {
@@ -114,7 +112,6 @@ def test_the_command_has_all_that_was_given(load: Load, kind: str) -> None:
     assert "hf_not" not in json.dumps(found.as_json())
     again, _ = planned_again(load, given, found.reasons[-1])
     changed = {
-        "micro-batch": {"micro_batch_size"},
         "gpus": {"cards"},
         "depth": {
             "n_layer",
@@ -162,29 +159,24 @@ def test_a_lower_rate_is_asked_for_of_larger_models_only(load: Load) -> None:
         assert ("larger models want a lower one" in found.reasons[-1]) == larger
 
 
-@pytest.mark.parametrize("kind", ["micro-batch", "gpus"])
-def test_of_a_begun_run_the_hours_are_of_what_is_left(
-    load: Load, tmp_path: Path, kind: str
-) -> None:
+def test_of_a_begun_run_the_hours_are_of_what_is_left(load: Load, tmp_path: Path) -> None:
     base = D16 | {"RUNS_DIR": str(tmp_path), "RUN_NAME": "half"}
-    whole = swept(*load(base, {"SWEEP": kind}))
+    whole = swept(*load(base, {"SWEEP": "gpus"}))
     made = tmp_path / "half" / "checkpoints" / "step_0009000"
     made.mkdir(parents=True)
     (made / "MANIFEST.json").touch()
-    found = swept(*load(base, {"SWEEP": kind}))
+    found = swept(*load(base, {"SWEEP": "gpus"}))
     assert (
         "hours: of what is left behind step 9,000" in found.title
         and "step 9,000" not in whole.title
     )
     for one, before in zip(found.rows, whole.rows, strict=True):
         # of 25 evaluations 17 are made; the twenty times of the end are not
-        c, fleet = load(
-            base, as_given(one.typed), as_given((one.fits_with or "") if kind == "gpus" else "")
-        )
+        c, fleet = load(base, as_given(one.typed), as_given(one.fits_with or ""))
         assert one.hours == pytest.approx(hours_of(c, fleet, None, 9000))
         assert (one.hours or 0) < 0.4 * (before.hours or 0)
     made.rename(made.with_name("step_0012800"))  # at its end: of the whole
-    assert swept(*load(base, {"SWEEP": kind})) == whole
+    assert swept(*load(base, {"SWEEP": "gpus"})) == whole
 
 
 def test_another_depth_is_another_run(load: Load, tmp_path: Path) -> None:
@@ -338,29 +330,6 @@ def test_without_a_speed_the_largest_that_fits(load: Load) -> None:
     assert "how long it takes is not known here" in found.reasons[0] and "n/a" in text(found)
 
 
-@pytest.mark.parametrize("just_fits", ["32 none", "4 selective", "8 full"])
-def test_the_micro_batch_that_is_recommended(load: Load, just_fits: str) -> None:
-    """As little computed anew as lets 8,192 tokens in at once, four sequences, and then as many as fit."""
-    c, fleet = load(D16, {"SWEEP": "micro-batch"})
-    rows = swept(c, fleet).rows
-    assert {one.micro_batch_size for one in rows} == {1, 2, 4, 8, 16, 32, 64, 128} and len(
-        rows
-    ) == 24
-    there = next(one.memory_bytes for one in rows if one.label == just_fits)
-    found = advice.on_micro_batches(
-        c, fleet, [dataclasses.replace(one, capacity_bytes=there) for one in rows]
-    )
-    assert found.recommended == just_fits
-    assert (
-        "MICRO_BATCH_SIZE={} ACTIVATION_CHECKPOINTING={}:".format(*just_fits.split())
-        in found.reasons[0]
-    )
-    nothing = advice.on_micro_batches(
-        c, fleet, [dataclasses.replace(one, capacity_bytes=1.0) for one in rows]
-    )
-    assert nothing.recommended is None and nothing.reasons[0].startswith("None fits.")
-
-
 def test_cards_by_target_hours_or_by_their_cost(load: Load) -> None:
     found = swept(*load(XLARGE, {"SWEEP": "gpus"}))
     one, eight = row(found, "1 GPU, ddp"), row(found, "8 GPUs, ddp")
@@ -394,14 +363,9 @@ def test_muon_is_exchanged_where_weights_are_split(load: Load) -> None:
 def test_there_is_nothing_to_compare(load: Load) -> None:
     with pytest.raises(SettingsError, match="say which card"):
         swept(*load({"PRESET": "tiny", "CARDS": "cpu", "SWEEP": "gpus"}))
-    with pytest.raises(
-        SettingsError,
-        match="cannot be split evenly over 3 processes; for example BATCH_TOKENS=6144",
-    ):
-        swept(*load(D16, {"CARDS": "3xh100-sxm", "SWEEP": "micro-batch"}))
 
 
-@pytest.mark.parametrize("kind", ["depth", "micro-batch", "gpus"])
+@pytest.mark.parametrize("kind", ["depth", "gpus"])
 def test_on_one_screen_and_as_json(load: Load, kind: str) -> None:
     found = swept(*load({"PRESET": "d32-8xh100", "CARDS": "2xa100-40gb-sxm", "SWEEP": kind}))
     lines = text(found).splitlines()

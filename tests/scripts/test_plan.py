@@ -89,8 +89,8 @@ def test_json_is_the_same_plan(run: Any) -> None:
     assert (
         found["speed"]["tokens_per_s"] == pytest.approx(428_987, rel=1e-5) and found["cost"] is None
     )
-    swept = loads(run(PRESET="d16-2xh100", JSON="1", SWEEP="micro-batch").stdout)
-    assert swept["kind"] == "micro-batch" and len(swept["rows"]) > 3
+    swept = loads(run(PRESET="d16-2xh100", JSON="1", SWEEP="gpus").stdout)
+    assert swept["kind"] == "gpus" and len(swept["rows"]) > 3
 
 
 def test_json_of_what_is_not_known_has_null(run: Any) -> None:
@@ -130,6 +130,7 @@ def test_allow_fail_lets_it_pass_and_says_it_all_the_same(run: Any) -> None:
         ({"MAKE_SETTINGS": "TARGET_HOUR", "TARGET_HOUR": "48"}, "TARGET_HOUR"),
         ({"MFU": "120"}, "MFU=120"),
         ({"SWEEP": "width"}, "SWEEP=width"),
+        ({"SWEEP": "1", "ALLOW_FAIL": "disc"}, "no check disc; did you mean disk?"),
         ({"SITES": "3", "NODES": "4"}, "SITES=3: NODES=4 cannot be spread evenly"),
         ({"DATA_MIX": "nowhere:1"}, "DATA_MIX: "),
     ],

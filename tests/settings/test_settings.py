@@ -114,7 +114,6 @@ ZERO_IS_GOOD = {
     "SPIKE_SIGMAS",
     "MAX_ROLLBACKS",
     "REPORT_TOKENS",
-    "NODE",
     "WAN_RTT_MS",
     "OUTER_MOMENTUM",
     "SYNC_DELAY",

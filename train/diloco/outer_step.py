@@ -14,7 +14,6 @@ torchft_engine.py has what torchft is given, allreduce.py the sum over sites; si
 
 import contextlib
 import datetime
-import socket
 import time
 from collections.abc import Callable
 from typing import Any
@@ -28,6 +27,7 @@ from settings.config import Config
 from train.checkpoint.checkpoint import blank
 from train.diloco.allreduce import StripedGloo
 from train.diloco.result import APART, DoubleSite, Outcome, SitesMissing
+from train.diloco.site_registry import own_address
 from train.diloco.torchft_engine import (
     Engine,
     Fragment,
@@ -64,7 +64,13 @@ class Site:
             optimizer,
             asked,
         )
-        self.address = c.site_addr or socket.gethostname()
+        try:
+            self.address = own_address(c.lighthouse)
+        except OSError as error:
+            raise SitesMissing(
+                f"LIGHTHOUSE={c.lighthouse}: this machine cannot reach it ({error.strerror}); check the name and "
+                "the network"
+            ) from None
         self.present, self.began, self.waited_s = c.sites, 0.0, 0.0
         self.step, self.base = (
             0,

@@ -15,6 +15,7 @@ import http.client
 import http.server
 import json
 import logging
+import socket
 import threading
 import time
 import uuid
@@ -31,6 +32,18 @@ LONGEST = 2**20  # bytes that a site may say
 
 class NoDesk(Exception):
     """The desk cannot be reached; the message says where it should be."""
+
+
+def own_address(lighthouse: str) -> str:
+    """Return the address from which this machine reaches the lighthouse: the other sites reach it there.
+
+    Connecting a UDP socket sends nothing. The system only chooses the route, and with it the address.
+    Raises OSError where the host does not resolve or no route leads to it.
+    """
+    host, _, port = lighthouse.rpartition(":")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, int(port)))
+        return str(probe.getsockname()[0])
 
 
 class Answers(http.server.BaseHTTPRequestHandler):

@@ -315,7 +315,7 @@ class Node:
     def why_sockets(self) -> tuple[str, str]:
         """Why NCCL has probably passed over InfiniBand, and what to do about it."""
         if why := because(self.settings, "NCCL_IB_DISABLE", "NCCL_NET", "NCCL_IB_HCA"):
-            return why, "unset it; in the cluster NETWORK=site, or SITE, does"
+            return why, "unset it; in the cluster SITE does"
         if any(log.no_verbs for log in self.logs):
             return (
                 " (libibverbs is not installed here)",

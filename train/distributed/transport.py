@@ -21,7 +21,7 @@ from record.run_paths import RunPaths
 from settings.config import Config
 from train.distributed import nccl_log, parallel
 from train.distributed.nccl_log import Node
-from train.distributed.wan import amount, seconds
+from train.distributed.wan import amount, may_be_at_sites, seconds
 from train.distributed.world import World, from_all, gloo_interface
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def say(job: "Job") -> None:
     try:
         pids = [pid for node, pid in members if node == world.node_rank]
         gbit = (
-            of_nccl(job.paths, world, pids, level, wan=c.network == "wan")
+            of_nccl(job.paths, world, pids, level, wan=may_be_at_sites())
             if name == "NCCL"
             else of_gloo(world, level)
         )

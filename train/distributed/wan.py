@@ -8,6 +8,7 @@ loses packets, much worse. What is said is marked as computed.
 """
 
 import logging
+import os
 from typing import Any
 
 from hardware.flops import peak_tflops
@@ -86,6 +87,11 @@ def seconds(value: float) -> str:
     return f"{value:.0f} s" if value >= 10 else f"{value:.2g} s"
 
 
+def may_be_at_sites() -> bool:
+    """Return whether this is a pod of several that nothing keeps at one site: they may talk over a WAN."""
+    return os.environ.get("POD_NETWORK") == "wan"  # k8s/cluster/job_spec.py sets it
+
+
 def whereabouts(c: Config, members: list[dict[str, Any]]) -> list[tuple[int, str]]:
     """(level of logging, line): which node is where, and a warning where that is at several sites.
 
@@ -115,7 +121,7 @@ def whereabouts(c: Config, members: list[dict[str, Any]]) -> list[tuple[int, str
             ),
         ]
     if (
-        unknown and c.network == "wan"
+        unknown and may_be_at_sites()
     ):  # pods that nothing keeps together, of a cluster that does not tell them
         return [
             *lines,

@@ -25,7 +25,6 @@ class Sites:
         port = free_ports(2)
         self.folder, self.paths = folder, RunPaths(folder / "run")
         usual = {
-            "SITE_ADDR": "127.0.0.1",
             "SAVE_MINUTES": 60,
             "START_TIMEOUT_S": 120,
             "SITE_WAIT_S": 60,

@@ -66,8 +66,8 @@ def test_on_a_device_of_unknown_peak_no_share_is_guessed(xlarge: Config) -> None
 @pytest.mark.parametrize(
     ("network", "sites", "level", "words"),
     [
-        ("auto", ["a", "a"], logging.INFO, "one site: a"),
-        ("auto", ["", ""], logging.INFO, "sites: unknown"),
+        ("", ["a", "a"], logging.INFO, "one site: a"),
+        ("", ["", ""], logging.INFO, "sites: unknown"),
         (
             "wan",
             ["", ""],
@@ -78,8 +78,14 @@ def test_on_a_device_of_unknown_peak_no_share_is_guessed(xlarge: Config) -> None
     ],
 )
 def test_what_is_said_of_where_the_nodes_are(
-    xlarge: Config, network: str, sites: list[str], level: int, words: str
+    xlarge: Config,
+    monkeypatch: pytest.MonkeyPatch,
+    network: str,
+    sites: list[str],
+    level: int,
+    words: str,
 ) -> None:
+    monkeypatch.setenv("POD_NETWORK", network)
     members = [
         {
             "node_rank": rank,
@@ -90,7 +96,7 @@ def test_what_is_said_of_where_the_nodes_are(
         }
         for rank, site in enumerate(sites)
     ]
-    lines = wan.whereabouts(dataclasses.replace(xlarge, network=network), members)
+    lines = wan.whereabouts(xlarge, members)
     assert lines[-1][0] == level and words in lines[-1][1]
     assert [said for _, said in lines[:-1]] == [
         f"node {rank} (h{rank}): site={site or 'unknown'} machine=unknown processes=2 device={A100}"

@@ -1,0 +1,80 @@
+"""The names that ALLOW_FAIL accepts: those of the checks of make plan, make doctor and a launch."""
+
+import difflib
+
+from settings.declare import SettingsError
+
+# The checks are made in plan/, doctor/ and k8s/; a test holds this list equal to them.
+CHECK_NAMES = (
+    "attention",
+    "batch",
+    "bf16",
+    "clock",
+    "cluster",
+    "compiler",
+    "context",
+    "disk",
+    "disk-speed",
+    "driver",
+    "epochs",
+    "free-gpus",
+    "gpu-card",
+    "gpu-memory",
+    "gpu-mix",
+    "gpu-products",
+    "gpus",
+    "gpus-torch",
+    "host-memory",
+    "hub",
+    "image",
+    "job",
+    "kubectl",
+    "lighthouse",
+    "limits",
+    "memory",
+    "namespace",
+    "nvml",
+    "open-files",
+    "ports",
+    "priority",
+    "probe-alone",
+    "probe-disk",
+    "probe-kept",
+    "probe-link",
+    "probe-matmul",
+    "probe-memory",
+    "probe-slow-gpu",
+    "probe-step",
+    "pull-secret",
+    "python",
+    "quota",
+    "rights",
+    "secret",
+    "shm",
+    "storage",
+    "target-hours",
+    "target-tokens-per-s",
+    "torch",
+    "wan",
+    "wandb",
+)
+
+
+def find_unknown_check(allow_fail: str) -> str | None:
+    """Return what is wrong with ALLOW_FAIL, with the nearest name, or None."""
+    for name in allow_fail.split(","):
+        if name and name not in CHECK_NAMES:
+            matches = difflib.get_close_matches(name, CHECK_NAMES, n=1)
+            suggestion = f"did you mean {matches[0]}? " if matches else ""
+            return (
+                f"ALLOW_FAIL={allow_fail}: there is no check {name}; {suggestion}"
+                f"there are: {', '.join(CHECK_NAMES)}"
+            )
+    return None
+
+
+def refuse_unknown_checks(allow_fail: str) -> None:
+    """Raise SettingsError if ALLOW_FAIL names a check that does not exist."""
+    problem = find_unknown_check(allow_fail)
+    if problem is not None:
+        raise SettingsError([problem])
