@@ -80,7 +80,7 @@ data-verify: setup ## Check every hash of those shards
 	@"$(PY)" -m train.data.prepare verify
 
 .PHONY: data-report
-data-report: setup ## What is in them: lengths, duplicates, windows to read, overlaps with REPORT_TASKS
+data-report: setup ## What is in them: lengths, duplicates, windows to read, overlaps with CORE_BUNDLE
 	@"$(PY)" -m train.data.audit.report
 
 ##@ Watch, here or in the cluster (WHERE)

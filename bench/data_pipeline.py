@@ -56,7 +56,7 @@ SHA256 = "00" * 32
 
 def source_text(folder: Path) -> Iterator[str]:
     """The files of the standard library; where they are is noted in the folder."""
-    pinned = pin(declared("python-stdlib", ROOT / "sources"), folder / "python-stdlib")
+    pinned = pin(declared("python-stdlib", [ROOT / "sources"]), folder / "python-stdlib")
     for item in documents(pinned, Files(pinned, folder)):
         if isinstance(item, Document):
             yield item.text
@@ -117,9 +117,6 @@ def prepare(
         folder = Path(name)
         (folder / "text").mkdir()
         files = write_text(folder / "text", size)
-        (folder / "bench.toml").write_text(
-            f'files = ["{folder}/text/*.jsonl"]\nvalidation_fraction = 0.05\n'
-        )
         path = folder / "tokenizer.json" if given == "train" else ROOT / given
         vocabulary = (
             tokenizer.load(path)
@@ -131,11 +128,15 @@ def prepare(
             text = json.loads(run("bench.data_pipeline", "alone", str(path), *map(str, files)))
             settings = {
                 "DATA_MIX": mix,
-                "SOURCES_DIR": str(folder),
                 "DATA_DIR": str(folder / f"data-{number}"),
                 "TOKENIZER": str(path),
                 "VOCAB_SIZE": str(max(300, vocabulary.size)),
             }
+            sources = Path(settings["DATA_DIR"]) / "sources"
+            sources.mkdir(parents=True)
+            (sources / "bench.toml").write_text(
+                f'files = ["{folder}/text/*.jsonl"]\nvalidation_fraction = 0.05\n'
+            )
             began = time.perf_counter()
             run("train.data.prepare", **settings)
             seconds = time.perf_counter() - began

@@ -80,7 +80,7 @@ class Row:
 
     @property
     def config(self) -> Config:
-        c = dataclasses.replace(Config(), checkpoints="off", **self.settings)
+        c = dataclasses.replace(Config(), save_every=0, **self.settings)
         return dataclasses.replace(
             c, batch_tokens=2 * c.micro_batch_size * c.seq_len * self.processes
         ).derived()

@@ -75,7 +75,6 @@ def settings_of_corpus(c: Config, scratch: Path) -> Config:
         data_dir=str(scratch / "data"),
         tokenizer="train",
         data_stream="0",
-        data_tokens=None,
         sync="ddp",
         nodes=1,
         node_rank=0,

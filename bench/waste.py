@@ -48,7 +48,6 @@ class Trainer(ours.Trainer):
             dataclasses.replace(
                 c,
                 optimizer=optimizer,
-                muon_momentum=None,
                 batch_tokens=micro_batches * c.batch_tokens,
                 **settings,
             ).derived(),

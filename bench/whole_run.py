@@ -33,15 +33,15 @@ from record.run_paths import RunPaths
 from settings.config import Config
 from settings.declare import ROOT, format_value
 from train.data import prepare, tokenizer
+from train.data.data_paths import SHARD_TOKENS
 from train.data.manifest import Seal, manifest_of
 from train.data.shards import write_shard
 from train.data.sources.pin import pin
 from train.profile import time_shares
-from train.profile.profiling import SETTLE
+from train.profile.profiling import PROFILE_STEPS, SETTLE
 
 PREFIX = "run-"  # in BENCH_SHAPES, before a shape
 SOURCE, ENTRIES = "python-stdlib", 512
-PROFILED = 2  # steps
 MEASURED_S = 20.0  # so long the steps behind those take
 LEAST, MOST = 8, 100  # of them
 TURN_S = 2.0  # for bare steps, and as much for the ceiling
@@ -117,14 +117,13 @@ def settings_of(shape: Shape, folder: Path, steps: int) -> dict[str, str]:
             "LEARNING_RATE": "1e-5",  # what is random is not to be learnt, and must not look like a spike
             "TRAIN_TOKENS": str(steps * c.batch_tokens),
             "MAX_STEPS": str(steps),
-            "CHECKPOINTS": "off",
+            "SAVE_EVERY": "0",
             "EVAL_EVERY": "0",
             "EVAL_TOKENS": str(shape.tokens),
             "SAMPLE_TOKENS": "0",
             "WANDB_MODE": "disabled",
             "COMPILE": "auto",
             "PROFILE": "1",
-            "PROFILE_STEPS": str(PROFILED),
         }
     )
 
@@ -162,7 +161,7 @@ def make_data(folder: Path, tokens: int, held_out: int) -> dict[str, str]:
             revision=pinned.revision,
             key=pinned.key,
             tokenizer_sha256=vocabulary.sha256,
-            shard_tokens=c.shard_tokens,
+            shard_tokens=SHARD_TOKENS,
             end="all",
         )
     )
@@ -171,7 +170,7 @@ def make_data(folder: Path, tokens: int, held_out: int) -> dict[str, str]:
 
 def trained(shape: Shape, folder: Path, step_s: float) -> dict[str, Any]:
     """What the launcher's run of the shape has in its record. Raises RuntimeError, with what it said, if it fails."""
-    warm = SETTLE + PROFILED + 1  # and that in which the trace was written
+    warm = SETTLE + PROFILE_STEPS + 1  # and that in which the trace was written
     steps = warm + max(LEAST, min(MOST, round(MEASURED_S / step_s)))
     told = settings_of(shape, folder, steps)
     done = subprocess.run(

@@ -18,8 +18,8 @@ from concurrent.futures import ThreadPoolExecutor
 from doctor import cluster_checks, local_checks, probed, probing
 from k8s.cluster import where
 from k8s.cluster.job_spec import cluster_config
-from record.trackers.mirror import check_trackers
 from plan.allow_fail import refuse_unknown_checks
+from record.trackers.mirror import check_trackers
 from settings.config import Config
 from settings.declare import SettingsError
 from settings.finding import (

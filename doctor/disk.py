@@ -147,7 +147,7 @@ def speed(c: Config, mb_s: float | None, why: str) -> Finding:
             f"{where}: not measured, {why}",
             "make room, or mend what is wrong there",
         )
-    on = c.checkpoints == "on"
+    on = c.save_every != 0
     save_s = storage.save_s(c, mb_s) if on else 0.0
     said = f"{where} takes {mb_s:,.0f} MB/s" + (
         f": {save_s:,.1f} s for a checkpoint of {amount(storage.checkpoint_bytes(c))}" if on else ""

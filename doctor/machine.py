@@ -23,6 +23,7 @@ from plan import memory as plan_memory
 from plan import storage
 from settings.config import Config
 from settings.finding import FAIL, PASS, WARN, Finding
+from train.data import data_paths
 
 GIB = 2.0**30
 LOADED_ON_GPU_BYTES = (
@@ -49,7 +50,7 @@ def needed_bytes(c: Config, processes: int, on_gpus: bool) -> float:
         return processes * plan_memory.memory(c, world, processes, on_cpu=True).total
     writers = {"ddp": processes, "fsdp": world, "hsdp": c.shard_ranks or processes}[c.parallel]
     here = min(1.0, processes / writers) if c.node_rank * processes < writers else 0.0
-    saved = here * storage.checkpoint_bytes(c) if c.checkpoints == "on" else 0.0
+    saved = here * storage.checkpoint_bytes(c) if c.save_every != 0 else 0.0
     return processes * LOADED_ON_GPU_BYTES + saved
 
 
@@ -131,8 +132,8 @@ def files_needed(c: Config, processes: int, on_gpus: bool) -> int:
     source (batch.py lets go of others), and all validation shards, of which there is one for each SHARD_TOKENS."""
     shards = 0
     for weight in c.mixture.values():
-        tokens = (c.data_tokens or c.train_tokens) * weight / sum(c.mixture.values())
-        shards += 2 * c.group_shards + math.ceil(tokens / c.shard_tokens)
+        tokens = c.train_tokens * weight / sum(c.mixture.values())
+        shards += 2 * data_paths.GROUP_SHARDS + math.ceil(tokens / data_paths.SHARD_TOKENS)
     return FILES + shards + (FILES_OF_NCCL if on_gpus and processes * c.nodes > 1 else 0)
 
 

@@ -31,6 +31,7 @@ from train.data.tokenizer import Vocabulary
 from train.generate import chat_format, load_run
 from train.model import hf_import
 from train.model.hf_import import their_name
+from train.model.model import NORM_EPS
 from train.run_folder import stored_config
 
 BAD_SETTING, BAD_DATA, STOPPED = 64, 78, 130
@@ -174,8 +175,9 @@ def write_beside(
     """All files but the weights."""
     c, step = found.config, found.manifest["step"]
     template, ends = chat_of(vocabulary)
+    norm_eps = NORM_EPS if found.norm_eps is None else found.norm_eps
     for name, content in (
-        ("config.json", files.config_json(c, vocabulary, c.dtype)),
+        ("config.json", files.config_json(c, vocabulary, c.dtype, norm_eps)),
         ("generation_config.json", files.generation_config(vocabulary, ends)),
         ("tokenizer_config.json", files.tokenizer_config(c, vocabulary, template)),
     ):

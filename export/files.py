@@ -18,8 +18,8 @@ from train.data.tokenizer import Vocabulary
 PAD = "<|pad|>"  # of tokenizers that are trained here
 
 
-def config_json(c: Config, v: Vocabulary, dtype: str) -> dict[str, Any]:
-    """What config.json says of a model with these settings."""
+def config_json(c: Config, v: Vocabulary, dtype: str, norm_eps: float) -> dict[str, Any]:
+    """What config.json says of a model with these settings, and that epsilon of RMSNorm."""
     kind = (
         {
             "architectures": ["Qwen3ForCausalLM"],
@@ -48,7 +48,7 @@ def config_json(c: Config, v: Vocabulary, dtype: str) -> dict[str, Any]:
         "attention_bias": False,
         "attention_dropout": 0.0,
         "max_position_embeddings": c.seq_len,
-        "rms_norm_eps": c.norm_eps,
+        "rms_norm_eps": norm_eps,
         "tie_word_embeddings": c.tie_embeddings,
         "rope_theta": c.rope_theta,
         "rope_parameters": {"rope_type": "default", "rope_theta": c.rope_theta},

@@ -41,7 +41,7 @@ class Lite:
     def due(self, step: int) -> bool:
         """Whether the checkpoint of this step holds adapters alone."""
         return self.c.checkpoint_mode == "lite" and not (
-            self.c.full_save_every and step % self.c.full_save_every == 0
+            self.c.keep_every and step % self.c.keep_every == 0
         )
 
     def copied(self, model: nn.Module) -> dict[str, Any]:

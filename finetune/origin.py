@@ -163,7 +163,6 @@ def export(run: Path, c: Config) -> None:
         "RUN_NAME": run.name,
         "RUNS_DIR": str(run.parent),
         "DATA_DIR": str(data_dir(c)),
-        "SOURCES_DIR": str(ROOT / c.sources_dir),
         **({"HF_TOKEN": c.hf_token} if c.hf_token else {}),
     }
     with tempfile.NamedTemporaryFile(suffix=".env") as nothing:  # in the place of .env

@@ -288,7 +288,7 @@ def shards_told(c: Config) -> str:
 
 
 def saves_told(c: Config) -> str:
-    if c.checkpoints == "off":
+    if c.save_every == 0:
         return "no checkpoints"
     of_sites = f" of {c.replicas} sites" if c.replicas > 1 else ""
     return (

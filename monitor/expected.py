@@ -88,7 +88,7 @@ def of_fleet(c: Config, fleet: Fleet, started: float | None) -> Expected:
         memory_gib=need.total / memory.GIB,
         bytes_per_step=between,
         link_bytes_per_s=1e9 / 8 * gbit if fleet.nodes > 1 else None,
-        checkpoint_bytes=storage.checkpoint_bytes(c) if c.checkpoints == "on" else None,
+        checkpoint_bytes=storage.checkpoint_bytes(c) if c.save_every != 0 else None,
         save_every_s=save_every_s(c, pace.step_s),
         end=started + 3600 * hours.total if hours and started is not None else None,
         eval_s=c.eval_tokens / (3 * pace.tokens_per_s) if pace.tokens_per_s else None,
@@ -118,9 +118,9 @@ def of_tuning(c: Config, fleet: Fleet) -> Expected:
         if several
         else None,
         checkpoint_bytes=(
-            t.lite_bytes if c.checkpoint_mode == "lite" and not c.full_save_every else t.full_bytes
+            t.lite_bytes if c.checkpoint_mode == "lite" and not c.keep_every else t.full_bytes
         )
-        if c.checkpoints == "on"
+        if c.save_every != 0
         else None,
         save_every_s=saves,
     )
@@ -141,7 +141,7 @@ def least_gib(c: Config, fleet: Fleet) -> float:
 
 def save_every_s(c: Config, step_s: float | None) -> float | None:
     """Seconds between two checkpoints: SAVE_MINUTES, or SAVE_EVERY steps where these are through before."""
-    if c.checkpoints != "on":
+    if c.save_every == 0:
         return None
     by_step = c.save_every * step_s if c.save_every and step_s else None
     return min(60 * c.save_minutes, by_step) if by_step else 60 * c.save_minutes

@@ -44,8 +44,8 @@ from settings.declare import (
     format_value,
     shown,
 )
+from train.data.data_paths import NO_BUNDLE
 from train.distributed.signals import Stopped, end_with_parent
-from train.generate.eval_run import NO_BUNDLE
 
 BAD_SETTING, STOPPED, BAD_DATA = 64, 75, 78
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)

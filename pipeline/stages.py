@@ -30,7 +30,7 @@ from settings.declare import (
     format_value,
     resolve,
 )
-from train.generate.eval_run import NO_BUNDLE
+from train.data.data_paths import NO_BUNDLE
 
 PYTHON, PROMPT = "PYTHON", "PROMPT="  # in a command: the interpreter; what a sample answers
 TRAIN, TUNE = ("scripts/train.sh",), ("scripts/finetune.sh",)
@@ -64,8 +64,6 @@ OF_THE_MACHINE = {
     "SHARD_RANKS",
     "GRAD_SYNC",
     "SPIKE_SIGMAS",
-    "MAX_SKIPS",
-    "MAX_ROLLBACKS",
 }
 OF_A_RUN = {
     name
@@ -242,9 +240,9 @@ def own_settings() -> tuple[Config, Resolved]:
     unknown = find_unknown_check(c.allow_fail)
     if unknown is not None:
         problems.append(unknown)
-    if c.checkpoints == "off":
+    if c.save_every == 0:
         problems.append(
-            "CHECKPOINTS=off: each stage goes on from the checkpoint of the one before; leave it out"
+            "SAVE_EVERY=0: each stage starts from the checkpoint of the one before; leave it out"
         )
     if problems:
         raise SettingsError(list(dict.fromkeys(problems)), resolved.remarks)

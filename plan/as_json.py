@@ -94,11 +94,11 @@ def as_json(p: Plan) -> dict[str, Any]:
         "disk": {
             "bytes": storage.disk(c),
             "unknown": storage.unknown(c),
-            "checkpoint_bytes": storage.checkpoint_bytes(c) if c.checkpoints == "on" else None,
+            "checkpoint_bytes": storage.checkpoint_bytes(c) if c.save_every != 0 else None,
             "save_seconds": p.save_s,
             "bytes_per_s": 1e6 * p.write_mb_s,
             "why": p.write_why,
-            "other_site_save_seconds": storage.wan_save_s(c) if c.checkpoints == "on" else None,
+            "other_site_save_seconds": storage.wan_save_s(c) if c.save_every != 0 else None,
             "places": [
                 {"settings": list(one.settings), "needs_bytes": one.needs, "free_bytes": one.free}
                 for one in p.places

@@ -30,8 +30,6 @@ FILLED_IN: dict[str, Any] = {
     "mlp_dim": None,
     "min_learning_rate": None,
     "decay_tokens": None,
-    "muon_momentum": None,
-    "sync_alpha": None,
 }
 # What else a plan knows better: processes are the fleet's, and a plan needs neither addresses nor keys.
 NOT_OF_A_PLAN = (check_batch, check_nodes)

@@ -13,7 +13,8 @@ from settings.config import Config
 from settings.finding import FAIL, WARN, Finding
 from train.data.data_paths import (
     MANY_EPOCHS,
-    MAX_EPOCHS,
+    is_enough,
+    most_epochs,
     repeated,
     shard_folder,
     source_of,
@@ -74,10 +75,9 @@ def of_source(c: Config, s: Source) -> Epochs:
     if token_limit(c, s) < min(
         wanted - c.batch_tokens, there
     ):  # no more are made; a run's last step is a whole one
-        setting = "DATA_TOKENS" if c.data_tokens else "TRAIN_TOKENS"
         there, origin = (
             token_limit(c, s),
-            f"as many as {setting} has made, of what sources/{s.name}.toml says",
+            f"as many as TRAIN_TOKENS has made, of what sources/{s.name}.toml says",
         )
     return Epochs(s.name, wanted, there, origin, wanted / max(1, there))
 
@@ -110,7 +110,7 @@ def counted(c: Config, s: Source, folder: Path) -> Sealed | None:
     return Sealed(
         sum(seal.train.windows(c.seq_len) for seal in seals if seal.train) * c.seq_len,
         sum(info.bytes for info in infos if info.file in there),
-        manifest["end"] == "all" or (manifest["end"] is not None and made >= token_limit(c, s)),
+        is_enough(c, s, manifest["end"], made),
     )
 
 
@@ -124,10 +124,11 @@ def findings(c: Config, found: list[Epochs]) -> list[Finding]:
         if e.epochs is None or e.there_tokens is None or e.epochs <= MANY_EPOCHS:
             continue
         text = repeated(c, e.source, e.epochs, f"{round(e.there_tokens):,} ({e.origin})")
-        if e.epochs > MAX_EPOCHS and e.source not in c.repeats:
+        source = source_of(c, e.source)
+        if e.epochs > most_epochs(source):
             said.append(
                 Finding("epochs", FAIL if e.counted else WARN, text, too_often(c, [e.source]))
             )
         else:
-            said.append(Finding("epochs", WARN, text + worth_less(c, e.source)))
+            said.append(Finding("epochs", WARN, text + worth_less(source)))
     return said

@@ -348,9 +348,7 @@ def other(k: Case, parts: dict[str, float]) -> float:
             + FRAGMENTS * (parts["activations"] + parts["casts"] + parts["logits"])
         )
     # the copy that a thread writes: of weights and moments, this process's part
-    saved = (
-        (FLOAT * k.p.total + k.shards * moments(k)) / k.writers if k.c.checkpoints == "on" else 0.0
-    )
+    saved = (FLOAT * k.p.total + k.shards * moments(k)) / k.writers if k.c.save_every != 0 else 0.0
     standing = PYTHON_AND_TORCH + COMPILER * k.compiled + JOINED * (k.processes > 1)
     heap = holes(k) * parts["activations"] + (0 if k.accumulates else HOLES_AT_LEAST)
     return standing + batch + rotary + saved + heap + HOLES_OF_LOGITS * parts["logits"]

@@ -37,7 +37,7 @@ def milestones(
     found = [at(f"{percent}%", math.ceil(percent / 100 * c.last_step)) for percent in (10, 50, 100)]
     if c.warmup_tokens and c.warmup_tokens // c.batch_tokens <= c.last_step:
         found.append(at("warm-up ends", math.ceil(c.warmup_tokens / c.batch_tokens)))
-    if c.checkpoints == "on":
+    if c.save_every != 0:
         found.append(
             at("next checkpoint" if done else "first checkpoint", first_save(c, step_s, done))
         )

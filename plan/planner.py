@@ -99,7 +99,7 @@ class Plan:
     @property
     def save_s(self) -> float | None:
         """Seconds until a checkpoint is safe on its disk; None where the run has none."""
-        return None if self.c.checkpoints == "off" else storage.save_s(self.c, self.write_mb_s)
+        return None if self.c.save_every == 0 else storage.save_s(self.c, self.write_mb_s)
 
     @property
     def chosen(self) -> Held:

@@ -266,7 +266,7 @@ def disk(p: Plan) -> list[str]:
         parts.append(f"shards of {' and '.join(unknown)}, of which nobody said how large")
     free = [f"{size(place.free)} free for {' and '.join(place.settings)}" for place in p.places]
     found = entry("disk", f"up to {', '.join(parts)}" + (f" ({', '.join(free)})" if free else ""))
-    if c.sync == "diloco" and c.sites > 1 and c.checkpoints == "on":
+    if c.sync == "diloco" and c.sites > 1 and c.save_every != 0:
         found += entry("", f"each of {c.sites} sites writes as many checkpoints, its own")
     if p.save_s is not None:
         found += entry(

@@ -18,7 +18,7 @@ import math
 from hardware.model_size import parameters
 from plan.data_wanted import declared_tokens
 from settings.config import Config
-from train.data.data_paths import source_of, token_limit, wanted_tokens
+from train.data.data_paths import source_of, wanted_tokens
 
 SMALLEST, LARGEST = 70e6, 16e9  # parameters of the models that the law was fitted to
 
@@ -123,8 +123,6 @@ def worth(c: Config) -> float:
         source = source_of(c, name)
         there = declared_tokens(c, source)
         limits = [] if there is None else [there]
-        if c.data_tokens:
-            limits.append(token_limit(c, source))
         total += effective_tokens(min(limits, default=math.inf), wanted_tokens(c, name))
     return total
 

@@ -51,7 +51,7 @@ def checkpoint_bytes(c: Config) -> float:
 
 def disk_of_checkpoints(c: Config) -> float:
     """At most, of one site: those that are kept, and the one that is being written."""
-    if c.checkpoints == "off":
+    if c.save_every == 0:
         return 0.0
     kept_for_ever = c.last_step // c.keep_every if c.keep_every else 0
     return (c.keep_last + 1 + kept_for_ever) * checkpoint_bytes(c)
@@ -82,7 +82,7 @@ def disk_of_shards(c: Config) -> float:
     if c.data_stream == "0" or not streams(c):
         return sum(made)
     # While streaming the cache is kept to, but for two groups of each source, which are there whatever it takes.
-    least = 2 * c.group_shards * c.shard_tokens * token_bytes(c)
+    least = 2 * data_paths.GROUP_SHARDS * data_paths.SHARD_TOKENS * token_bytes(c)
     return min(sum(made), max(c.data_cache_gb * 1e9, sum(min(least, size) for size in made)))
 
 

@@ -182,9 +182,6 @@ class Config(OfEvaluation):
     rope_theta: float = setting(
         10000.0, help="base of the rotary wavelengths", above=0, resume=FROZEN
     )
-    norm_eps: float = setting(
-        1e-5, help="added to the mean square in RMSNorm", above=0, maximum=0.1, resume=FROZEN
-    )
     init_from: str = setting(
         "",
         help="a folder with config.json and safetensors of a Llama or Qwen3, whose weights a "
@@ -260,22 +257,11 @@ class Config(OfEvaluation):
         choices=("adamw", "muon"),
         resume=FROZEN,
     )
-    muon_momentum: float | None = setting(
-        None,
-        help="of Muon (Nesterov). Default: 0.95",
-        minimum=0,
-        maximum=0.9999,
-        resume=TRACKED,
-        example="0.95",
-    )
     adam_beta1: float = setting(
         0.9, help="decay of the first moment", minimum=0, maximum=0.9999, resume=TRACKED
     )
     adam_beta2: float = setting(
         0.95, help="decay of the second moment", minimum=0, maximum=0.99999, resume=TRACKED
-    )
-    adam_eps: float = setting(
-        1e-8, help="added to the root of the second moment", above=0, maximum=1, resume=TRACKED
     )
     weight_decay: float = setting(
         0.1, help="decoupled, on matrices only", minimum=0, maximum=10, resume=TRACKED
@@ -288,20 +274,11 @@ class Config(OfEvaluation):
     data_mix: str = setting(
         "python-stdlib:1",
         help="sources and their integer weights, by token; each is declared in "
-        "SOURCES_DIR/NAME.toml",
+        "sources/NAME.toml or DATA_DIR/sources/NAME.toml",
         resume=FROZEN,
         pattern=r"[a-z0-9-]+:[1-9][0-9]{0,5}(,[a-z0-9-]+:[1-9][0-9]{0,5})*",
     )
-    sources_dir: str = setting("sources", help="the folder that declares sources", resume=FREE)
     data_dir: str = setting("data", help="the folder that holds token shards", resume=FREE)
-    data_tokens: int | None = setting(
-        None,
-        help="training tokens to prepare, of each source its share. Default: "
-        "TRAIN_TOKENS for sources on the hub, and other sources whole",
-        unit="tokens",
-        minimum=1,
-        example="100000000",
-    )
     data_stream: str = setting(
         "auto",
         help="make shards while training: 1; or all of them before: 0; auto streams "
@@ -315,35 +292,9 @@ class Config(OfEvaluation):
         unit="GB",
         above=0,
     )
-    data_timeout_s: int = setting(
-        900,
-        help="training waits so long for a producer of data that comes no further",
-        unit="seconds",
-        minimum=5,
-    )
-    allow_repeat: str = setting(
-        "",
-        help="sources, with commas between, whose text may be repeated more than 16 times",
-        pattern=r"[a-z0-9-]+(,[a-z0-9-]+)*",
-        example="usmle",
-    )
-    shard_tokens: int = setting(
-        100_000_000,
-        help="a shard is sealed at the first document end past this",
-        unit="tokens",
-        minimum=1000,
-        resume=FROZEN,
-    )
     doc_mask: bool = setting(
         False,
         help="a token attends within its own document only, where a window holds several",
-        resume=FROZEN,
-    )
-    group_shards: int = setting(
-        8,
-        help="windows are shuffled within groups of this many shards",
-        unit="shards",
-        minimum=1,
         resume=FROZEN,
     )
     tokenizer: str = setting(
@@ -352,33 +303,15 @@ class Config(OfEvaluation):
         "repository on the Hugging Face hub",
         resume=FROZEN,
     )
-    report_tasks: str = setting(
-        "",
-        help="folders or files of evaluation tasks, with commas between, whose text make "
-        "data-report looks for; of a folder every *.jsonl below. Default: none",
-        resume=FREE,
-        example="../tasks/core,../tasks/medqa.jsonl",
-    )
-    report_tokens: int = setting(
-        50_000_000,
-        help="of each source that make data-report compares with them, evenly "
-        "spread over its documents; 0: all",
-        unit="tokens",
-        minimum=0,
-        resume=FREE,
-    )
 
     # ---- Checkpoints
-    checkpoints: str = setting(
-        "on", help="off trains without any: a killed run is lost", choices=("on", "off")
-    )
     save_every: int | None = setting(
         None,
-        help="checkpoint after so many steps, beside SAVE_MINUTES",
+        help="Number of steps between checkpoints, in addition to SAVE_MINUTES. Default: SAVE_MINUTES alone. 0 "
+        "turns both off: a run that is killed is lost",
         unit="steps",
-        minimum=1,
+        minimum=0,
         example="1000",
-        hint="to train without checkpoints say CHECKPOINTS=off",
     )
     save_minutes: float = setting(
         15, help="checkpoint after so much wall time", unit="minutes", above=0
@@ -388,7 +321,8 @@ class Config(OfEvaluation):
     )
     keep_every: int = setting(
         0,
-        help="keep the checkpoints of multiples of this step for ever; 0: none",
+        help="Checkpoints at multiples of this step are kept for good, and with CHECKPOINT_MODE=lite they are full "
+        "ones. 0: none",
         unit="steps",
         minimum=0,
     )
@@ -418,9 +352,6 @@ class Config(OfEvaluation):
         unit="seconds",
         minimum=4,
     )
-    checkpoint_timeout_s: int = setting(
-        300, help="for processes to wait for each other in a checkpoint", unit="seconds", minimum=4
-    )
     shutdown_timeout_s: int = setting(
         120, help="a trainer that was told to stop has this long to save", minimum=1, unit="seconds"
     )
@@ -434,19 +365,6 @@ class Config(OfEvaluation):
         8,
         help="a step whose loss or gradient norm exceeds the median of the last 128 by so "
         "many robust standard deviations is skipped; 0: only what is not finite",
-        minimum=0,
-        resume=TRACKED,
-    )
-    max_skips: int = setting(
-        3,
-        help="steps skipped in a row before the run goes back to its last good checkpoint",
-        unit="steps",
-        minimum=1,
-        resume=TRACKED,
-    )
-    max_rollbacks: int = setting(
-        3,
-        help="times that a run goes back so without getting any further, before it ends",
         minimum=0,
         resume=TRACKED,
     )
@@ -474,7 +392,6 @@ class Config(OfEvaluation):
         help="have torch's profiler record some steps behind the start: a trace, and where "
         "their time went, in the run's folder; docs/profile.md",
     )
-    profile_steps: int = setting(3, help="so many of them", unit="steps", minimum=1, maximum=100)
 
     # ---- W&B, a mirror of the record
     wandb_mode: str = setting(
@@ -554,10 +471,6 @@ class Config(OfEvaluation):
             fill["min_learning_rate"] = self.learning_rate / 10
         if self.decay_tokens is None and self.lr_schedule == "wsd":
             fill["decay_tokens"] = self.train_tokens // 5
-        if self.sync_alpha is None:
-            fill["sync_alpha"] = 0.5 if self.sync_delay else 0.0
-        if self.muon_momentum is None and self.optimizer == "muon":
-            fill["muon_momentum"] = 0.95
         return dataclasses.replace(self, **fill)
 
     # ---- What follows from the settings
@@ -615,11 +528,6 @@ class Config(OfEvaluation):
             name: int(weight)
             for name, weight in (part.split(":") for part in self.data_mix.split(","))
         }
-
-    @property
-    def repeats(self) -> list[str]:
-        """Sources that may be repeated as often as it takes."""
-        return [name for name in self.allow_repeat.split(",") if name]
 
     def micro_batch(self, world_size: int) -> int:
         """Sequences of one forward pass: MICRO_BATCH_SIZE, or all that a process has where that is less.

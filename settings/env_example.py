@@ -18,7 +18,7 @@ GROUPS = {
     "MODEL": "Fine-tuning",
     "MID_DATA": "Pipeline",
     "EVAL_EVERY": "Evaluation",
-    "CHECKPOINTS": "Checkpoints",
+    "SAVE_EVERY": "Checkpoints",
     "MAX_RESTARTS": "Failures",
     "IMAGE": "Image",
     "WHERE": "Cluster",

@@ -7,8 +7,6 @@ import importlib.util
 from collections.abc import Callable
 from typing import Any
 
-from settings.wandb_env import has_key
-
 
 def check_heads(c: Any) -> str | None:
     if c.n_embd % c.n_head or c.head_dim % 2:
@@ -95,12 +93,6 @@ def check_init(c: Any) -> str | None:
     return None
 
 
-def check_shard(c: Any) -> str | None:
-    if c.shard_tokens <= c.seq_len:
-        return f"SHARD_TOKENS={c.shard_tokens} must exceed SEQ_LEN={c.seq_len}; for example SHARD_TOKENS=100000000"
-    return None
-
-
 def check_decay(c: Any) -> str | None:
     if c.lr_schedule != "wsd":
         return (
@@ -116,15 +108,6 @@ def check_decay(c: Any) -> str | None:
             f"DECAY_TOKENS={c.decay_tokens} and WARMUP_TOKENS={c.warmup_tokens} do not fit into "
             f"TRAIN_TOKENS={c.train_tokens}; "
             f"for example DECAY_TOKENS={max(1, (c.train_tokens - c.warmup_tokens) // 5)}"
-        )
-    return None
-
-
-def check_muon(c: Any) -> str | None:
-    if c.optimizer != "muon" and c.muon_momentum is not None:
-        return (
-            f"MUON_MOMENTUM={c.muon_momentum:g}: OPTIMIZER={c.optimizer} has none; leave it out, or set "
-            "OPTIMIZER=muon"
         )
     return None
 
@@ -245,10 +228,15 @@ def check_shutdown(c: Any) -> str | None:
 
 
 def check_best(c: Any) -> str | None:
-    if c.keep_best and (not c.eval_every or c.checkpoints == "off"):
-        lacking = "CHECKPOINTS=off saves none" if c.eval_every else "EVAL_EVERY=0 evaluates none"
-        return f"KEEP_BEST=1 keeps the best checkpoint, and {lacking}; for example " + (
-            "CHECKPOINTS=on" if c.eval_every else "EVAL_EVERY=1000"
+    if c.keep_best and c.save_every == 0:
+        return (
+            "KEEP_BEST=1 keeps the best checkpoint, and SAVE_EVERY=0 saves none; for example "
+            "SAVE_EVERY=1000"
+        )
+    if c.keep_best and not c.eval_every:
+        return (
+            "KEEP_BEST=1 keeps the best checkpoint, and EVAL_EVERY=0 evaluates none; for example "
+            "EVAL_EVERY=1000"
         )
     return None
 
@@ -258,11 +246,6 @@ def check_lora(c: Any) -> str | None:
         return (
             "CHECKPOINT_MODE=lite saves adapters alone, and without LORA_RANK there are none; set LORA_RANK=16, or "
             "CHECKPOINT_MODE=full"
-        )
-    if c.full_save_every and c.checkpoint_mode == "full":
-        return (
-            f"FULL_SAVE_EVERY={c.full_save_every}: with CHECKPOINT_MODE=full all checkpoints are; leave it out, or "
-            "set CHECKPOINT_MODE=lite"
         )
     if (c.lora_alpha or c.lora_dropout) and not c.lora_rank:
         name = "LORA_ALPHA" if c.lora_alpha else "LORA_DROPOUT"
@@ -277,7 +260,6 @@ CHECKS: list[tuple[tuple[str, ...], Callable[[Any], str | None]]] = [
     (("MIN_LEARNING_RATE", "LEARNING_RATE"), check_rates),
     (("TRAIN_TOKENS", "BATCH_TOKENS", "WARMUP_TOKENS"), check_horizon),
     (("LR_SCHEDULE", "DECAY_TOKENS", "WARMUP_TOKENS", "TRAIN_TOKENS"), check_decay),
-    (("OPTIMIZER", "MUON_MOMENTUM"), check_muon),
     (("ATTENTION", "DEVICE", "DTYPE"), check_attention),
     (("SYNC", "SITES", "NODES", "MIN_SITES"), check_sites),
     (("SYNC", "SYNC_EVERY", "SYNC_FRAGMENTS", "SYNC_DELAY", "N_LAYER"), check_exchange),
@@ -288,9 +270,8 @@ CHECKS: list[tuple[tuple[str, ...], Callable[[Any], str | None]]] = [
     (("SHUTDOWN_TIMEOUT_S", "GRACE_PERIOD_S"), check_shutdown),
     (("DATA_MIX",), check_mix),
     (("INIT_FROM", "TOKENIZER"), check_init),
-    (("SHARD_TOKENS", "SEQ_LEN"), check_shard),
-    (("KEEP_BEST", "EVAL_EVERY", "CHECKPOINTS"), check_best),
-    (("LORA_RANK", "LORA_ALPHA", "LORA_DROPOUT", "CHECKPOINT_MODE", "FULL_SAVE_EVERY"), check_lora),
+    (("KEEP_BEST", "EVAL_EVERY", "SAVE_EVERY"), check_best),
+    (("LORA_RANK", "LORA_ALPHA", "LORA_DROPOUT", "CHECKPOINT_MODE"), check_lora),
 ]
 
 # Of a model whose shape the settings say, and of steps whose number they do: neither is so in fine-tuning.
@@ -299,7 +280,5 @@ OF_PRETRAINING = (
     check_kv_heads,
     check_horizon,
     check_decay,
-    check_muon,
     check_init,
-    check_shard,
 )

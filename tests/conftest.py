@@ -20,6 +20,7 @@ from _pytest.faulthandler import fault_handler_stderr_fd_key
 from hardware import ports
 from settings.config import Config
 from train.data import tokenizer
+from train.data.data_paths import SHARD_TOKENS
 from train.data.manifest import Seal, manifest_of
 from train.data.shards import write_shard
 from train.data.sources.pin import pin
@@ -176,7 +177,7 @@ def make_data(folder: Path, tokens: int = 20_000) -> dict[str, str]:
             revision=pinned.revision,
             key=pinned.key,
             tokenizer_sha256=vocabulary.sha256,
-            shard_tokens=c.shard_tokens,
+            shard_tokens=SHARD_TOKENS,
             end="all",
         )
     )

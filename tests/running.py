@@ -16,6 +16,7 @@ import torch.distributed.checkpoint as dcp
 
 from record import reader as record
 from tests.conftest import TINY
+from tests.constants import MODULES, SITE, constants
 from tests.faults import inject
 from tests.processes import run_trainer
 from train import loop
@@ -24,17 +25,21 @@ from train.evaluate import validation
 
 ROOT = Path(__file__).resolve().parent.parent
 
+WITH_CONSTANTS = os.pathsep.join((str(SITE), str(ROOT)))  # PYTHONPATH
+
 # What Python and libraries ask for while they are imported, and what a copy of a process has of it.
 OF_IMPORTING = ("PYTHON", "OMP_", "TORCH", "HF_", "CUDA", "LD_PRELOAD")
 NOT_COPIED = (
     "record.trackers.mirror",
     "train.data.prepare",
 )  # they start processes of their own, by what they were started with
-AS_IT_IS = {"OMP_NUM_THREADS": ("1",), "PYTHONPATH": (str(ROOT), inject.PATH)}
+AS_IT_IS = {"OMP_NUM_THREADS": ("1",), "PYTHONPATH": (str(ROOT), WITH_CONSTANTS, inject.PATH)}
 
 
 def environment(folder: Path, data: dict[str, str], **settings: object) -> dict[str, str]:
-    """The environment of a user whose settings are TINY's, with runs in `folder`."""
+    """The environment of a user whose settings are TINY's, with runs in `folder`. Names that tests/constants.py knows
+    are constants of the product."""
+    replaced = {name: int(str(settings.pop(name))) for name in MODULES if name in settings}
     empty = folder / "empty.env"
     empty.touch()
     base = {
@@ -44,14 +49,16 @@ def environment(folder: Path, data: dict[str, str], **settings: object) -> dict[
     }
     return base | {
         "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(ROOT),
+        **constants(
+            **{"MAX_EPOCHS": 10**6} | replaced
+        ),  # there is little text, and some runs are long
+        "PYTHONPATH": WITH_CONSTANTS,
         "ENV_FILE": str(empty),
         "RUNS_DIR": str(folder),
         "RUN_NAME": "run",
         "VENV": str(Path(sys.executable).parent.parent),
         "DEVICE": "cpu",
         "WANDB_MODE": "disabled",  # a developer may be logged in
-        "ALLOW_REPEAT": "python-stdlib",  # there is little of it, and some runs are long
         "MAX_RESTARTS": "0",  # the trainer's own code is seen, and at once
         **TINY,
         **data,

@@ -49,7 +49,7 @@ from train.job import Job, Pace
 from train.model import attention, compilation, hf_import
 from train.model.model import build
 from train.optim import build_optimizer
-from train.run_folder import keep_tokenizer, stored_config
+from train.run_folder import keep_tokenizer, stored_config, stored_norm_eps
 from train.step import rehearse
 
 log = logging.getLogger(__name__)
@@ -111,6 +111,7 @@ def put_together(
         world.device,
         kernel,
         parallel.Sharding(c, world) if parallel.is_split(c, world) else None,
+        hf_import.read_norm_eps(init_from) if init_from else stored_norm_eps(begun.before),
     )
     attention.log_choice(kernel, c, world.device)
     if init_from:
@@ -128,7 +129,8 @@ def put_together(
     hashes = hf_import.hashes(init_from) if init_from and world.is_first else None
     if world.is_first:
         keep_tokenizer(paths, data.vocabulary)
-    return enter(job, begun, started, {"attention": kernel.name, "init_from": hashes})
+    facts = {"attention": kernel.name, "init_from": hashes, "norm_eps": model.norm.eps}
+    return enter(job, begun, started, facts)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,7 +184,7 @@ def gather(
 ) -> Job:
     """The job of a model that is built: with its optimizer, spread over processes, and what watches and saves it."""
     optimizer = build_optimizer(model, c)
-    if c.checkpoints == "on" and world.is_first:
+    if c.save_every != 0 and world.is_first:
         checkpoint.clear_leftovers(paths.checkpoints)  # they may be what takes the room
         checkpoint.check_space(paths.checkpoints, checkpoint.needed_bytes(model, c.replicas))
     weights, everywhere = sum(w.numel() for w in model.parameters()), world.size * c.replicas
@@ -205,7 +207,7 @@ def gather(
     engine = parallelize(model, c, world)
     recorder = Recorder(paths, world.is_first, begun.attempt, c.last_step, c.log_every)
     saver = Saver(paths.checkpoints, c, world, checkpoint.needed_bytes(model, c.replicas))
-    guard = Guard(c.spike_sigmas, c.max_skips, c.max_rollbacks)
+    guard = Guard(c.spike_sigmas)
     return Job(
         c,
         paths,
@@ -408,7 +410,7 @@ def wait_for_first_data(
     began = said = time.monotonic()
     ready = False
     while True:
-        watch.expect("waiting for the first data", c.start_timeout_s, "DATA_TIMEOUT_S")
+        watch.expect("waiting for the first data", c.start_timeout_s)
         here = prepare.not_begun(c, vocabulary, held_out) if ready else next(iter(c.mixture))
         lacking, told, broken = zip(*from_all((here, feed.ready, feed.broken)), strict=True)
         ready, waited_s = told[0], time.monotonic() - began

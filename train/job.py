@@ -66,8 +66,9 @@ class Pace:
         self.collective_s = 2 * self.limit_s
         set_timeout(self.collective_s, self.groups)
 
-    def allow(self, doing: str, limit_s: float, setting: str) -> None:
-        """Something else than a step begins, for which others may wait so long, by a setting."""
+    def allow(self, doing: str, limit_s: float, setting: str = "") -> None:
+        """Something else than a step begins, for which others may wait so long; setting: the one
+        that decides how long, if one does."""
         self.watch.expect(doing, limit_s, setting)
         set_timeout(2 * limit_s, self.groups)
 

@@ -101,7 +101,7 @@ def train(job: Job, profile: Profile | None = None) -> str:
         job.guard.taken(job.step, numbers.loss, numbers.grad_norm)
         if first:
             job.status.phase("training")
-            if c.checkpoints == "on":
+            if c.save_every != 0:
                 job.saver.warm_up(job.model, job.optimizer, job.outer)
         job.pace.end(seconds)
 
@@ -131,7 +131,8 @@ def train(job: Job, profile: Profile | None = None) -> str:
         first, last, waited_s = False, job.step == c.last_step, 0.0
         if not told:
             told = evaluate_if_due(job)  # the resumed run evaluates here first
-        due = any(every and job.step % every == 0 for every in (c.save_every, c.full_save_every))
+        full_every = c.keep_every if c.checkpoint_mode == "lite" else 0
+        due = any(every and job.step % every == 0 for every in (c.save_every, full_every))
         if told or numbers.save or last or is_best(job) or due:
             save(job, must=told or last)
         if told:
@@ -210,10 +211,10 @@ def wait_for_data(job: Job) -> tuple[bool, float]:
     """
     assert job.feed
     c, began, waited_s, say_at_s = job.config, time.perf_counter(), 0.0, 2.0
-    job.pace.allow("waiting for data", c.start_timeout_s, "DATA_TIMEOUT_S")
+    job.pace.allow("waiting for data", c.start_timeout_s, "START_TIMEOUT_S")
     while True:
         tell_producer(job, now=True)
-        job.watch.expect("waiting for data", c.start_timeout_s, "DATA_TIMEOUT_S")
+        job.watch.expect("waiting for data", c.start_timeout_s)
         lacking, told, broken = zip(
             *from_all(
                 (
@@ -227,7 +228,7 @@ def wait_for_data(job: Job) -> tuple[bool, float]:
         if (stopping := any(told)) or not any(lacking):
             break
         if problem := max(broken) or from_first(job.feed.why_not(waited_s, lacking)):
-            saved = ", saved" if job.step and c.checkpoints == "on" else ""
+            saved = ", saved" if job.step and c.save_every != 0 else ""
             if saved:
                 save(job, must=True)
             raise DataError(
@@ -263,7 +264,7 @@ def tell_producer(job: Job, now: bool = False) -> None:
     )  # an older one may be asked for, where the newest does not verify
     at, until, beyond = (job.loader.taken(step, job.gaps) for step in range(job.step, job.step + 3))
     through = (
-        at if job.config.checkpoints == "off" else job.loader.taken(min(behind, job.step), job.gaps)
+        at if job.config.save_every == 0 else job.loader.taken(min(behind, job.step), job.gaps)
     )
     job.feed.tell(at, until)
     # other ranks may be looking already whether they have the step behind the one that begins
@@ -403,7 +404,7 @@ def is_best(job: Job) -> bool:
     """
     if not job.config.keep_best or not job.validated or job.validated[0] != job.step:
         return False
-    job.pace.allow("a checkpoint", job.saver.limit_s, "CHECKPOINT_TIMEOUT_S")
+    job.pace.allow("a checkpoint", job.saver.limit_s)
     job.saver.wait()
     found, loss = (
         from_first(best(job.paths.checkpoints) if job.world.is_first else None),
@@ -424,10 +425,10 @@ def save(job: Job, must: bool) -> None:
     A failure is said and training goes on, unless nothing could be saved after this (`must`): CheckpointError.
     """
     c, began = job.config, time.perf_counter()
-    if c.checkpoints == "off":
+    if c.save_every == 0:
         return
     job.status.phase("saving")
-    job.pace.allow("a checkpoint", job.saver.limit_s, "CHECKPOINT_TIMEOUT_S")
+    job.pace.allow("a checkpoint", job.saver.limit_s)
     job.saved_at, job.save_soon = time.monotonic(), False
     job.recorder.sync()
     job.saver.wait()

@@ -276,7 +276,7 @@ def run(job: Job) -> int:
 
 
 def stopped(job: Job) -> int:
-    kept = "saved" if job.config.checkpoints == "on" else "CHECKPOINTS=off, so nothing was saved"
+    kept = "saved" if job.config.save_every != 0 else "and SAVE_EVERY=0 saves nothing"
     kept = kept if job.step else "of which there was nothing to save"
     job.recorder.say(
         f"stopped by {job.interrupt.asked or 'another rank'} behind step "

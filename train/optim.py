@@ -11,6 +11,9 @@ from torch import Tensor, nn
 from settings.config import Config
 from settings.declare import SettingsError
 
+MUON_MOMENTUM = 0.95  # decay of Muon's momentum (Nesterov)
+ADAM_EPS = 1e-8  # added to the square root of Adam's second moment
+
 
 class _Plain(torch.optim.Optimizer):
     """torch's optimizers without what keeps torch's compiler from looking inside.
@@ -89,7 +92,7 @@ def build_optimizer(model: nn.Module, c: Config) -> Optimizer:
             groups,
             lr=c.learning_rate,
             betas=(c.adam_beta1, c.adam_beta2),
-            eps=c.adam_eps,
+            eps=ADAM_EPS,
             fused=True,
         )
     ]
@@ -100,7 +103,7 @@ def build_optimizer(model: nn.Module, c: Config) -> Optimizer:
                 hidden,
                 lr=c.learning_rate,
                 weight_decay=c.weight_decay,
-                momentum=c.muon_momentum or 0.0,
+                momentum=MUON_MOMENTUM,
                 nesterov=True,
                 adjust_lr_fn="match_rms_adamw",
             )
@@ -115,6 +118,6 @@ def set_rate(optimizer: Optimizer, rate: float, c: Config) -> None:
             group["lr"] = rate
             group["weight_decay"] = c.weight_decay if group["params"][0].ndim >= 2 else 0.0
             if isinstance(part, Muon):
-                group["momentum"] = c.muon_momentum
+                group["momentum"] = MUON_MOMENTUM
             else:
-                group["betas"], group["eps"] = (c.adam_beta1, c.adam_beta2), c.adam_eps
+                group["betas"], group["eps"] = (c.adam_beta1, c.adam_beta2), ADAM_EPS

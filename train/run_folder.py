@@ -116,3 +116,13 @@ def keep_tokenizer(paths: RunPaths, vocabulary: Vocabulary) -> None:
     """Copy the run's tokenizer into its folder, so that the folder can be used wherever it is copied to."""
     if not paths.tokenizer.is_file() or paths.tokenizer.read_bytes() != vocabulary.content:
         write_whole(paths.tokenizer, vocabulary.content)
+
+
+def stored_norm_eps(before: dict[str, Any]) -> float | None:
+    """Return the epsilon of RMSNorm from a run's config.json, where INIT_FROM had one of its own.
+
+    It was a setting once: older runs have it among these.
+    """
+    attempts = before.get("attempts") or [{}]
+    stored = attempts[-1].get("norm_eps") or before.get("settings", {}).get("NORM_EPS")
+    return None if stored is None else float(stored)

@@ -22,6 +22,7 @@ from bench.wan_lab import engine, final_loss, link, ratio, training
 from bench.wan_lab.network import CannotRun, Link, Network, stopping, what_is_missing
 from settings.config import Config
 from settings.declare import ROOT, SettingsError
+from train.limits import SYNC_STREAMS
 
 WITHOUT_NETWORK = {"loss"}
 LOST_PERCENT = 0  # of the packets on each site's way out
@@ -45,12 +46,12 @@ def parts(c: Config, folder: Path) -> Iterator[Part]:
         yield "link", link.HEADER, links(wanted), link.row
     if "engine" in asked:
         elements = ratio.scaled(ratio.SMALLER).elements
-        yield "engine", engine.HEADER, engine.found(wanted, elements, c.sync_streams), engine.row
+        yield "engine", engine.HEADER, engine.found(wanted, elements, SYNC_STREAMS), engine.row
     if "ratio" in asked:
         yield (
             "ratio",
             ratio.HEADER,
-            ratio.found(wanted, c.sync_streams),
+            ratio.found(wanted),
             ratio.row,
         )
     if "training" in asked:

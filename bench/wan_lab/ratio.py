@@ -171,14 +171,14 @@ def described(scale: Scaled, name: str, steps: int, rounds: list[dict[str, Any]]
     }
 
 
-def found(link: Link, streams: int) -> Iterator[dict[str, Any]]:
+def found(link: Link) -> Iterator[dict[str, Any]]:
     """Each way to stay together."""
     scale = scaled(SMALLER, SLOWER)
     with Network(SITES, dataclasses.replace(link, gbit=link.gbit / SLOWER)) as network:
         for dtype in ("float32", "bfloat16"):
             yield ddp(network, scale, dtype)
         for name, settings, rounds in WAYS:
-            yield diloco(network, scale, name, settings | {"SYNC_STREAMS": str(streams)}, rounds)
+            yield diloco(network, scale, name, settings, rounds)
 
 
 HEADER = (

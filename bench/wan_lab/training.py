@@ -105,7 +105,7 @@ def most_apart(one: dict[int, float], other: dict[int, float]) -> float:
 
 def lost(network: Network, folder: Path) -> Iterator[dict[str, Any]]:
     """One run in which a site is killed and started again, then another one cut off for CUT_S."""
-    settings = DILOCO | {"MAX_STEPS": "100000", "SYNC_EVERY": str(LOST_EVERY)}
+    settings = DILOCO | {"MAX_STEPS": "6000", "SYNC_EVERY": str(LOST_EVERY)}
     with at_sites(network, folder, "lost", settings) as run:
         run.wait_until(
             "exchanges of all",

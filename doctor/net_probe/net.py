@@ -84,7 +84,6 @@ def in_pod(
     nodes: str,
     address: str,
     port: str,
-    streams: str,
     seconds: str,
     join_s: str,
     site: str = "",
@@ -95,7 +94,6 @@ def in_pod(
         nodes=int(nodes),
         master_addr=address,
         master_port=int(port),
-        sync_streams=int(streams),
         start_timeout_s=int(join_s),
     )
     if c.node_rank:

@@ -24,6 +24,7 @@ from doctor.net_probe.net_rounds import ring, rounds
 from hardware.ports import free_port
 from plan.network.links import Flow, Links, Pair
 from settings.config import Config
+from train import limits
 from train.distributed.registry import Line, Lost, Verdict, is_someone, named
 from train.distributed.rendezvous import (
     Reminder,
@@ -316,7 +317,7 @@ class Party:
     # ---- Measuring
     def measure(self, total_s: float) -> None:
         """All pairs, and all at once. Raises Gone."""
-        planned, streams = rounds(self.sites), self.c.sync_streams
+        planned, streams = rounds(self.sites), limits.SYNC_STREAMS
         each = min(MOST_S, max(LEAST_S, total_s / max(1, len(planned))))
         all_s = min(ALL_S, total_s / 4)
         say(
@@ -392,7 +393,7 @@ class Party:
             time.time(),
             hosts,
             tuple(self.sites),
-            self.c.sync_streams,
+            limits.SYNC_STREAMS,
             tuple(self.pairs),
             tuple(self.flows),
         )

@@ -45,9 +45,7 @@ def probe(place: Place, target: Target) -> tuple[links.Links, int]:
     )
     lasts = len(rounds(named)) * net_nodes.MOST_S + net_nodes.ALL_S + net_nodes.LATE_S + JOIN_S
 
-    said = [
-        str(value) for value in (len(pods), first, PORT, place.config.sync_streams, TOTAL_S, JOIN_S)
-    ]
+    said = [str(value) for value in (len(pods), first, PORT, TOTAL_S, JOIN_S)]
 
     def start(rank: int) -> Done:
         return target.execute(

@@ -80,13 +80,10 @@ NOT_SENT = (
     | {
         "PRESET",
         "ENV_FILE",
-        "SOURCES_DIR",
         "DETACH",
         "TORCH_BACKEND",
         "NODE_RANK",
         "BENCH_SHAPES",
-        "REPORT_TASKS",
-        "REPORT_TOKENS",
     }
     | {name for name, field in declared_fields(Config).items() if field.metadata["declared"].secret}
 )
@@ -282,14 +279,9 @@ def in_a_pod(path: str) -> bool:
 
 
 def check_sources(c: Config) -> str | None:
-    if (ROOT / c.sources_dir).resolve() != ROOT / "sources":
-        return (
-            f"SOURCES_DIR={c.sources_dir} is on this machine, and the image holds sources/ only; put the "
-            "declarations there, commit them, and leave SOURCES_DIR out"
-        )
     for name in c.mixture:
         try:
-            source = declared(name, ROOT / "sources")
+            source = declared(name, [ROOT / "sources"])
         except CorpusError as error:
             return f"DATA_MIX={c.data_mix}: {error}"
         if here := [pattern for pattern in source.files if not in_a_pod(pattern)]:
@@ -334,7 +326,7 @@ CHECKS: list[tuple[tuple[str, ...], Callable[[Config], str | None]]] = [
     (("SYNC", "SITE"), check_site),
     (("POD_MEMORY_GB", "GPUS_PER_NODE"), check_memory),
     (("INIT_FROM", "TOKENIZER"), check_paths),
-    (("SOURCES_DIR", "DATA_MIX"), check_sources),
+    (("DATA_MIX",), check_sources),
     (("MODEL", "DATA", "EVAL_DATA", "RUNS_DIR"), check_tuned),
     (("PRESET",), check_preset),
     (("ALLOW_FAIL",), check_allow_fail),

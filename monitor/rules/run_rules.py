@@ -1,6 +1,6 @@
 """What is wrong with a run as such: it waits, takes too long to begin, hangs, or is gone. Pure functions of a moment.
 
-Each phase has its own limit. Those of settings by which the trainer ends itself (EVAL_MINUTES, CHECKPOINT_TIMEOUT_S)
+Each phase has its own limit. Those by which the trainer ends itself (EVAL_MINUTES, train/limits.py)
 are longer by what it takes until it does.
 """
 
@@ -35,6 +35,7 @@ from monitor.snapshot import (
     step_s,
 )
 from settings.config import Config
+from train import limits
 from train.distributed.registry import WAITING
 
 FULL_SET = (
@@ -146,9 +147,9 @@ def limit_s(phase: str, seen: Seen, c: Config) -> tuple[float, str] | None:
     step = seen.progress.step if seen.progress else 0
     if phase == "data":
         return (
-            (setup, "")
-            if setup >= c.data_timeout_s
-            else (float(c.data_timeout_s), "DATA_TIMEOUT_S")
+            (setup, "SETUP_MINUTES")
+            if setup >= limits.DATA_TIMEOUT_S
+            else (float(limits.DATA_TIMEOUT_S), "the trainer")
         )
     if phase in ("model", "first step", "drawing plots"):
         return setup, ""
@@ -168,9 +169,9 @@ def limit_s(phase: str, seen: Seen, c: Config) -> tuple[float, str] | None:
             or seen.expected.checkpoint_bytes
             or 0.0
         )
-        return 2 * c.checkpoint_timeout_s + size / SLOW_DISK + WATCHDOG_S, "CHECKPOINT_TIMEOUT_S"
+        return 2 * limits.CHECKPOINT_TIMEOUT_S + size / SLOW_DISK + WATCHDOG_S, "the trainer"
     if phase == "exchanging":  # with other sites, one of which may fetch weights
-        return 2.0 * c.sync_timeout_s, "SYNC_TIMEOUT_S"
+        return 2.0 * limits.SYNC_TIMEOUT_S, "the trainer"
     if phase == "sampling":
         return setup + c.sample_tokens, ""
     return None
@@ -511,8 +512,8 @@ def waits_for_data(seen: Seen, c: Config) -> list[Fault]:
         Fault(
             "waits-for-data",
             f"training stands still for {ago(lasted)} and waits for data: their producer is "
-            "slower than training, or was refused; the run ends when it comes no further for DATA_TIMEOUT_S="
-            f"{c.data_timeout_s}",
+            "slower than training, or was refused; the run ends when it makes no progress for "
+            f"{limits.DATA_TIMEOUT_S} s",
             f"{errors(seen)}, and logs/producer.log of the run; {make(seen, 'data')} prepares them beforehand",
         )
     ]

@@ -25,6 +25,7 @@ from monitor.snapshot import (
 )
 from plan import number_formats
 from settings.config import Config
+from train.faults.guard import MAX_ROLLBACKS
 
 SKIPPED_STEPS = 2  # of the last steps may be skipped
 SPIKE_FACTOR = 1.3  # a loss above so many times the median of the last steps is a spike
@@ -57,7 +58,7 @@ def not_finite(seen: Seen, c: Config) -> list[Fault]:
 
 def goes_in_circles(seen: Seen, c: Config) -> bool:
     """No further way back is left: the next one ends the run (MAX_ROLLBACKS)."""
-    return bool(seen.progress and 0 < c.max_rollbacks <= seen.progress.rollbacks)
+    return bool(seen.progress and seen.progress.rollbacks >= MAX_ROLLBACKS)
 
 
 def lower_rate(seen: Seen, c: Config) -> str:
@@ -74,7 +75,7 @@ def skips(seen: Seen, c: Config) -> list[Fault]:
     ):
         return []
     back = (
-        f", and the run has gone back {count(p.rollbacks, 'time')}, of MAX_ROLLBACKS={c.max_rollbacks}"
+        f", and the run has gone back {count(p.rollbacks, 'time')} of {MAX_ROLLBACKS}"
         if p.rollbacks
         else ""
     )
@@ -166,7 +167,7 @@ def save_every_s(seen: Seen, c: Config) -> float:
 def no_checkpoint(seen: Seen, c: Config) -> list[Fault]:
     """The last checkpoint is much older than the next was due after."""
     p = seen.progress
-    if p is None or c.checkpoints == "off" or not is_stepping(seen):
+    if p is None or c.save_every == 0 or not is_stepping(seen):
         return []
     began = [time for time in (p.checkpoint_time, p.attempt_started, p.ready) if time is not None]
     # none is written during an evaluation, so that one that was due may be as much later
@@ -198,7 +199,7 @@ def disk(seen: Seen, c: Config) -> list[Fault]:
         first is None
         or first.disk_free_bytes is None
         or not size
-        or c.checkpoints == "off"
+        or c.save_every == 0
         or is_over_well(seen)
     ):
         return []

@@ -458,7 +458,7 @@ def other(k: Case, parts: dict[str, float]) -> float:
             + FRAGMENTS * (parts["activations"] + parts["gathered"] + parts["logits"])
         )
     writers = k.shards if k.split else 1
-    saved = 3 * FLOAT * k.t.trained / writers if k.c.checkpoints == "on" else 0.0
+    saved = 3 * FLOAT * k.t.trained / writers if k.c.save_every != 0 else 0.0
     how = k.c.activation_checkpointing
     holes = (
         HOLES_COMPUTED_ANEW[how]

@@ -166,7 +166,7 @@ def disk(p: Tuning) -> list[str]:
         f"up to {', '.join(parts)}; of DATA up to {TOKEN_BYTES} bytes a token; MODEL itself "
         f"{size(2 * t.shape.total)} in bfloat16",
     )
-    if c.checkpoints == "off":
+    if c.save_every == 0:
         return found
     kinds = f"a checkpoint is {size(p.checkpoint_bytes)}" + (
         f" (CHECKPOINT_MODE=lite: adapters alone; full, with moments, {size(t.full_bytes)})"

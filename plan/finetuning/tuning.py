@@ -88,11 +88,11 @@ class Tuning:
     @property
     def disk_bytes(self) -> dict[str, float]:
         """Part -> bytes at most, but for DATA: TOKEN_BYTES a token."""
-        kept = self.c.keep_last + 1 if self.c.checkpoints == "on" else 0
-        full = self.t.full_bytes - self.checkpoint_bytes if self.c.full_save_every else 0.0
-        shape = self.t.shape
+        c, shape = self.c, self.t.shape
+        kept = c.keep_last + 1 if c.save_every != 0 else 0
+        kept_forever = c.last_step // c.keep_every if kept and c.keep_every else 0
         return {
-            "checkpoints": kept * self.checkpoint_bytes + full,
+            "checkpoints": kept * self.checkpoint_bytes + kept_forever * self.t.full_bytes,
             "the export": float(shape.stored * shape.total),
         }
 
@@ -326,7 +326,7 @@ def disk_problem(p: Tuning) -> Iterator[Finding]:
     would = [
         f"KEEP_LAST={n}"
         for n in range(c.keep_last - 1, 1, -1)
-        if (n + 1) * p.checkpoint_bytes <= free and not c.full_save_every
+        if (n + 1) * p.checkpoint_bytes <= free and not c.keep_every
     ][:1]
     if p.t.lora and c.checkpoint_mode == "full" and (c.keep_last + 1) * p.t.lite_bytes <= free:
         would.append("CHECKPOINT_MODE=lite")

@@ -42,11 +42,9 @@ class OfEvaluation(OfPipeline):
     core_bundle: str = setting(
         "https://karpathy-public.s3.us-west-2.amazonaws.com/eval_bundle.zip@sha256:"
         "90a7c19e28ee7a52b4f6e1f87658deb9fde7f63deba2379045bdb1fe9ea5d200",
-        help="the tasks of CORE: a folder or a "
-        ".zip, or addresses of one with commas between, which are tried in turn, each with its hash behind it where "
-        "that is known; none leaves CORE out; docs/evaluation.md",
-        pattern=r"https?://[^#,\s]+(@sha256:[0-9a-f]{64})?"
-        r"(,https?://[^#,\s]+(@sha256:[0-9a-f]{64})?)*|(?!https?:)/?[^\s/-][^\s]*",
+        help="Tasks of CORE, which make data-report also looks for in the text: a folder, a .zip, or the "
+        "address of one with its hash. none leaves CORE out; docs/evaluation.md",
+        pattern=r"https?://[^#,\s]+@sha256:[0-9a-f]{64}|(?!https?:)/?[^\s/-][^\s]*",
         example="../eval_bundle",
     )
     eval_examples: int = setting(

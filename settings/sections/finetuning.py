@@ -78,9 +78,3 @@ class OfFinetuning(AtSites):
         "starts anew",
         choices=("full", "lite"),
     )
-    full_save_every: int = setting(
-        0,
-        help="with CHECKPOINT_MODE=lite, checkpoints of multiples of this step are full; 0: none",
-        unit="steps",
-        minimum=0,
-    )

@@ -51,15 +51,6 @@ class AtSites(Outside):
         minimum=0,
         resume=TRACKED,
     )
-    sync_alpha: float | None = setting(
-        None,
-        help="share of a site's own weights in the mean with those that such an "
-        "exchange brings. Default: 0.5 with SYNC_DELAY, else 0",
-        minimum=0,
-        maximum=0.99,
-        resume=TRACKED,
-        example="0.5",
-    )
     outer_learning_rate: float = setting(
         0.7,
         help="of the step that an exchange ends with (Nesterov; Douillard et al. 2023)",
@@ -76,25 +67,6 @@ class AtSites(Outside):
         choices=("bfloat16", "float32"),
         resume=TRACKED,
     )
-    sync_streams: int = setting(
-        16,
-        help="connections between two sites, which together fill a long link",
-        minimum=1,
-        maximum=64,
-    )
     min_sites: int = setting(
         1, help="sites that train on when others are away", minimum=1, maximum=4096
-    )
-    site_wait_s: int = setting(
-        120,
-        help="an exchange waits so long for a site that is up and not there yet",
-        minimum=1,
-        unit="seconds",
-    )
-    sync_timeout_s: int = setting(
-        1800,
-        help="a site waits so long for the lighthouse and the others, and one that "
-        "comes back for their weights",
-        unit="seconds",
-        minimum=10,
     )

@@ -97,7 +97,7 @@ def test_what_doctor_has_said_the_plan_does_not_repeat(monkeypatch: pytest.Monke
 
 def test_memory_of_a_cpu_is_said_once(tmp_path: Path) -> None:
     """It is the machine's own: what the plan says of it, with what would fit. The disk is told apart from it."""
-    stopped = run(tmp_path, N_EMBD="65536", N_HEAD="512", N_LAYER="64", CHECKPOINTS="off")
+    stopped = run(tmp_path, N_EMBD="65536", N_HEAD="512", N_LAYER="64", SAVE_EVERY="0")
     names = [line.split()[1] for line in stopped.stderr.splitlines() if line.startswith("FAIL")]
     assert (
         stopped.returncode == 64

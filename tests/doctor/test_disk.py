@@ -178,6 +178,6 @@ def test_speed_is_judged_by_what_a_checkpoint_takes() -> None:
     over = disk.speed(dataclasses.replace(large, save_minutes=1), 200.0, "")
     assert over.level == FAIL and over.code == 64 and "SAVE_MINUTES=1" in over.text
     assert (
-        disk.speed(dataclasses.replace(large, checkpoints="off"), 110.0, "").text
+        disk.speed(dataclasses.replace(large, save_every=0), 110.0, "").text
         == "RUNS_DIR=runs takes 110 MB/s"
     )

@@ -118,7 +118,7 @@ ONE_MOMENT = (4 * 128**2 + 3 * 128 * 256) / N / 3  # which Muon does without, in
         ({"parallel": "hsdp", "shard_ranks": 2}, 4, True, 1),
         ({"parallel": "hsdp", "shard_ranks": 8, "nodes": 2, "master_addr": "a"}, 4, True, 1 / 2),
         ({"nodes": 2, "node_rank": 1, "master_addr": "a"}, 1, True, 0),  # the first node writes
-        ({"checkpoints": "off"}, 1, True, 0),
+        ({"save_every": 0}, 1, True, 0),
     ],
 )
 def test_memory_that_a_step_and_a_save_take(
@@ -126,7 +126,7 @@ def test_memory_that_a_step_and_a_save_take(
 ) -> None:
     """Once, on CPU too, where the plan of a step has it already."""
     c = config(**SHAPE | settings)
-    without = dataclasses.replace(c, checkpoints="off")
+    without = dataclasses.replace(c, save_every=0)
     step = (
         1e9 if on_gpus else plan_memory.memory(without, processes * c.nodes, processes, True).total
     )
@@ -183,9 +183,7 @@ def test_shared_memory_of_this_machine(tmp_path: Path) -> None:
 
 
 def test_open_files_that_a_run_needs() -> None:
-    c = config(
-        data_mix="a:3,b:1", train_tokens=1_000_000_000, shard_tokens=100_000_000, group_shards=8
-    )
+    c = config(data_mix="a:3,b:1", train_tokens=1_000_000_000)
     # of a 750 M tokens in 8 shards, of b 250 M in 3; two groups of 8 of each
     assert machine.files_needed(c, 1, False) == 128 + (16 + 8) + (16 + 3)
     assert machine.files_needed(c, 2, True) == 128 + 43 + 1024

@@ -48,7 +48,6 @@ def settings(port: int, nodes: int, rank: int = 0, **more: Any) -> Config:
         master_addr="127.0.0.1",
         master_port=port,
         start_timeout_s=60,
-        sync_streams=3,
         **more,
     )
 

@@ -166,7 +166,6 @@ def test_shards_of_a_source_on_the_hub_that_are_here_are_enough(tmp_path: Path) 
         tokenizer=own["TOKENIZER"],
         vocab_size=512,
         data_mix="mine:1",
-        sources_dir=str(tmp_path / "sources"),
         train_tokens=100_000,
     )
     assert outside.wanted_of(c) == (Wanted("datasets", "me/mine", "DATA_MIX"),)

@@ -21,7 +21,6 @@ QWEN = {
     "n_kv_head": 2,
     "tie_embeddings": False,
     "rope_theta": 500_000.0,
-    "norm_eps": 1e-6,
 }
 
 
@@ -55,7 +54,9 @@ class Run:
         return command.main()
 
 
-def make_run(parent: Path, c: Config, steps: tuple[int, ...] = (3,)) -> Run:
+def make_run(
+    parent: Path, c: Config, steps: tuple[int, ...] = (3,), norm_eps: float | None = None
+) -> Run:
     """c: with a TOKENIZER that is a path."""
     c = dataclasses.replace(
         c, runs_dir=str(parent), run_name="a-run", device="cpu", data_dir=str(parent / "data")
@@ -63,7 +64,7 @@ def make_run(parent: Path, c: Config, steps: tuple[int, ...] = (3,)) -> Run:
     folder, models = parent / "a-run", {}
     sha256 = load(Path(c.tokenizer)).sha256
     for step in steps:
-        model = build(dataclasses.replace(c, seed=step), ALONE.device)
+        model = build(dataclasses.replace(c, seed=step), ALONE.device, norm_eps=norm_eps)
         with torch.no_grad():
             for weight in model.parameters():  # norms of 1 would hide one that is left out
                 if weight.ndim == 1:
@@ -85,6 +86,7 @@ def make_run(parent: Path, c: Config, steps: tuple[int, ...] = (3,)) -> Run:
         "git": 40 * "a",
         "git_dirty": True,
         "torch": "2.13.0",
+        "norm_eps": norm_eps,
     }
     (folder / "config.json").write_text(
         json.dumps({"settings": c.stored(), "attempts": [attempt, attempt]})

@@ -50,7 +50,7 @@ def written(folder: Path, made: Tokenizer, c: Config) -> Vocabulary:
     )
     for name, content in (
         ("tokenizer_config", files.tokenizer_config(c, v, None)),
-        ("config", files.config_json(c, v, "float32")),
+        ("config", files.config_json(c, v, "float32", 1e-5)),
     ):
         (folder / f"{name}.json").write_text(json.dumps(content))
     return v

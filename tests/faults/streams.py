@@ -24,12 +24,11 @@ SETTINGS = {
     "EVAL_EVERY": 0,
     "EVAL_TOKENS": 256,
     "SAMPLE_TOKENS": 0,
-    "ALLOW_REPEAT": "short",
 }
 
 
 def make_sources(folder: Path, long: int = 80, short: int = 16) -> Path:
-    """A SOURCES_DIR with two sources of so many documents, of 40 words each: about seven are a shard."""
+    """A folder that declares two sources of so many documents, of 40 words each: about seven are a shard."""
     rng, words = (
         np.random.default_rng(3),
         ["bone", "cell", "the", "of", "nerve", "a", "blood", "in", "is", "heart"],
@@ -53,8 +52,16 @@ def make_sources(folder: Path, long: int = 80, short: int = 16) -> Path:
 def settings(folder: Path, sources: Path, tokenizer: str, **more: object) -> dict[str, str]:
     """The environment of a run in `folder` that streams."""
     folder.mkdir(parents=True, exist_ok=True)
-    where = {"SOURCES_DIR": str(sources), "TOKENIZER": tokenizer, "DATA_DIR": str(folder / "data")}
+    where = {"TOKENIZER": tokenizer, "DATA_DIR": str(folder / "data")}
+    declare_in(folder / "data", sources)
     return environment(folder, where, **(SETTINGS | {"DATA_STREAM": 1} | more))
+
+
+def declare_in(data_dir: Path, sources: Path) -> None:
+    """Have DATA_DIR declare the sources of a folder."""
+    data_dir.mkdir(parents=True, exist_ok=True)
+    if not (data_dir / "sources").exists():
+        (data_dir / "sources").symlink_to(sources)
 
 
 def prepare(env: dict[str, str], *what: str) -> str:

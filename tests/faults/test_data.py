@@ -17,6 +17,7 @@ from tests.conftest import make_data
 from tests.faults.conftest import STEPS
 from tests.running import ROOT, environment, train
 from train.data import prepare, tokenizer
+from train.data.data_paths import SHARD_TOKENS
 from train.data.manifest import SPLITS, DataError, Seal, manifest_of
 from train.data.shards import write_shard
 
@@ -117,7 +118,7 @@ def make_shards(c: Config) -> None:
             revision="r",
             key="r-i",
             tokenizer_sha256=v.sha256,
-            shard_tokens=c.shard_tokens,
+            shard_tokens=SHARD_TOKENS,
             end="all",
         )
     )
@@ -131,12 +132,12 @@ def row(name: str, text: str | None) -> bytes:
 
 
 def papers(folder: Path, data: dict[str, str], *contents: bytes) -> dict[str, str]:
-    """Settings of a source of these files, which are declared in a folder of its own."""
-    for name in ("papers", "sources"):
+    """Settings of a source of these files, which is declared next to the data."""
+    for name in ("papers", "data/sources"):
         (folder / name).mkdir(parents=True)
     for k, content in enumerate(contents):
         (folder / "papers" / f"{k}.jsonl").write_bytes(content)
-    (folder / "sources" / "papers.toml").write_text(
+    (folder / "data" / "sources" / "papers.toml").write_text(
         f'files = ["{folder}/papers/*"]\nvalidation_fraction = 0.2\n'
     )
     return {
@@ -144,8 +145,6 @@ def papers(folder: Path, data: dict[str, str], *contents: bytes) -> dict[str, st
         "DATA_DIR": str(folder / "data"),
         "TOKENIZER": data["TOKENIZER"],
         "VOCAB_SIZE": "512",
-        "SOURCES_DIR": str(folder / "sources"),
-        "ALLOW_REPEAT": "papers",
     }
 
 

@@ -16,7 +16,7 @@ from record import reader
 from tests.faults.conftest import LAUNCH, made_once
 from tests.faults.hub import REPOSITORY, Hub, hub
 from tests.faults.inject import Fault, faulty, processes
-from tests.faults.streams import Disk, make_sources, prepare, settings, steps
+from tests.faults.streams import Disk, declare_in, make_sources, prepare, settings, steps
 from tests.running import ROOT, losses, same, tensors, train, wait_until
 
 TRAINER = [sys.executable, "-m", "train.main"]
@@ -146,6 +146,7 @@ def test_a_run_may_go_from_shards_in_the_making_to_finished_ones_and_back(
     out = train(env | {"DATA_STREAM": "0", "MAX_STEPS": "14"})
     assert "resumed from step_0000006" in out and not producers(tmp_path)
     (tmp_path / "data").rename(tmp_path / "lost")  # and with it all that was made
+    declare_in(tmp_path / "data", sources)
     prepare(env)
     assert "resumed from step_0000014" in train(slow)
     assert losses(tmp_path / "run") == losses(finished / "run")
@@ -216,11 +217,11 @@ def larger(shared: Path, data: dict[str, str]) -> Path:
     [
         (14_000, {}),
         (14_000, {"SAVE_EVERY": 1000}),
-        (14_000, {"CHECKPOINTS": "off"}),
+        (14_000, {"SAVE_EVERY": "0"}),
         (1000, {}),
         (
             14_000,
-            {"RUN_NAME": "large", "BATCH_TOKENS": 10240, "MAX_STEPS": 6, "CHECKPOINTS": "off"},
+            {"RUN_NAME": "large", "BATCH_TOKENS": 10240, "MAX_STEPS": 6, "SAVE_EVERY": "0"},
         ),
     ],
     ids=[
@@ -285,7 +286,7 @@ def test_a_producer_that_dies_again_and_again_ends_the_run_saved_when_it_has_wai
         out.count("the producer of data has stopped: it ended with code -9") == 1
         and "the trainer failed" not in out
     )
-    assert "has come no further for" in out and "(DATA_TIMEOUT_S=20): it ended with code -9" in out
+    assert re.search(r"has come no further for 2\d s: it ended with code -9", out)
     (state, taken) = (
         json.loads((tmp_path / "run" / "STATUS.json").read_text()),
         steps(tmp_path)[-1]["step"],
@@ -297,7 +298,7 @@ def test_a_producer_that_dies_again_and_again_ends_the_run_saved_when_it_has_wai
     )
     assert taken > 5 and (tmp_path / "run" / "checkpoints" / f"step_{taken:07d}").exists()
     wait_until(lambda: not processes(tmp_path), 30)
-    train(env | {"DATA_TIMEOUT_S": "900", "TRAIN_TIMEOUT_S": "120"}, command=LAUNCH)
+    train(settings(tmp_path, sources, data["TOKENIZER"], NPROC=nproc), command=LAUNCH)
     if nproc == 1:
         assert losses(tmp_path / "run") == losses(finished / "run")
 
@@ -466,7 +467,6 @@ def test_the_producer_alone_speaks_to_the_hub_and_what_that_refuses_ends_the_run
             tmp_path / "sources",
             data["TOKENIZER"],
             DATA_MIX="far:1",
-            ALLOW_REPEAT="",
             NPROC=2,
             DATA_STREAM="auto",
         ) | server.environment(tmp_path)

@@ -101,7 +101,7 @@ def test_full_ones_come_in_between_and_go_on_to_the_bit(
         models["llama"],
         chats,
         SAVE_EVERY="3",
-        FULL_SAVE_EVERY="4",
+        KEEP_EVERY="4",
         KEEP_LAST="5",
         **{**LITE, "LORA_TARGETS": "attention"},
     )

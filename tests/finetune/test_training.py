@@ -52,7 +52,6 @@ def env_of(folder: Path, model: Path, chats: Path, **settings: str) -> dict[str,
         "N_EMBD",
         "TRAIN_TOKENS",
         "EVAL_TOKENS",
-        "ALLOW_REPEAT",
         "SAMPLE_TOKENS",
     ):
         kept.pop(name)

@@ -18,6 +18,7 @@ from record.pod_line import POD_LINE
 from record.run_paths import RunPaths
 from tests.cluster_sim.cluster import Cluster
 from tests.conftest import TINY
+from tests.constants import constants
 from tests.running import ROOT, environment, losses, train
 from tests.train.test_ranks import relative
 
@@ -30,10 +31,13 @@ pytestmark = [
 IMAGE = "registry.example.org/lab/pure-transformer@sha256:" + 64 * "a"
 VOLUME, PODS = "the-volume", 3
 # A batch that three pods of one process share evenly.
+OF_PODS = {
+    "OMP_NUM_THREADS": "1",
+    **constants(MAX_EPOCHS=10**6, SITE_WAIT_S=20, SYNC_TIMEOUT_S=100),
+}
 RECIPE = TINY | {
     "BATCH_TOKENS": "384",
     "SAVE_EVERY": "20",
-    "ALLOW_REPEAT": "python-stdlib",
     "WANDB_MODE": "disabled",
 }
 
@@ -43,7 +47,7 @@ class Lab:
 
     def __init__(self, folder: Path, data: Path):
         self.cluster, self.folder = Cluster(folder), folder
-        self.kubelet = self.cluster.start_kubelet(images=[IMAGE], extra={"OMP_NUM_THREADS": "1"})
+        self.kubelet = self.cluster.start_kubelet(images=[IMAGE], extra=OF_PODS)
         shutil.copytree(data, self.kubelet.claim(VOLUME) / "data")
         (folder / "empty.env").touch()
         base = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}

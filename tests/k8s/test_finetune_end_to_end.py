@@ -22,7 +22,6 @@ OF_PRETRAINING = (
     "N_EMBD",
     "TRAIN_TOKENS",
     "EVAL_TOKENS",
-    "ALLOW_REPEAT",
     "SAMPLE_TOKENS",
     "TOKENIZER",
     "PRESET",

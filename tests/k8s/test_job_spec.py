@@ -27,14 +27,11 @@ FIELDS = declared_fields(Config)
 # What pods are not told, stated here a second time: secrets, this machine's own, and what the manifests say themselves.
 OF_THIS_MACHINE = {
     "ENV_FILE",
-    "SOURCES_DIR",
     "DETACH",
     "TORCH_BACKEND",
     "NODE_RANK",
     "BENCH_SHAPES",
     "GPU_CHECK",
-    "REPORT_TASKS",
-    "REPORT_TOKENS",
     "IMAGE_BUILDER",
     "BASE_IMAGE",
     "FLASH_ATTN_WHEEL",
@@ -194,7 +191,6 @@ def test_the_overlay_and_the_network_follow_from_shape_and_site(
 
 def test_the_environment_of_a_pod(load: Load) -> None:
     assert pod_environment(load(HF_TOKEN="hf-not-to-be-seen", SITE="ucsd")) == {
-        "ALLOW_REPEAT": "usmle",
         "BATCH_TOKENS": "524288",
         "DATA_DIR": "/volume/data",
         "DATA_MIX": "fineweb-edu:65,finepdfs:34,usmle:1",
@@ -239,7 +235,6 @@ def test_pods_that_are_sites_are_told_so_and_where_their_lighthouse_is(load: Loa
         "SYNC": "diloco",
         "SITES": "4",
         "SYNC_EVERY": "100",
-        "SYNC_ALPHA": "0",
         "PARALLEL": "fsdp",
         "LIGHTHOUSE": "pure-transformer-8xa100-lighthouse:29510",
     }
@@ -278,7 +273,7 @@ def test_pods_that_are_sites_are_told_so_and_where_their_lighthouse_is(load: Loa
 def test_a_pod_gives_every_setting_the_value_that_was_checked_here(
     load: Load, tmp_path: Path, settings: dict[str, str]
 ) -> None:
-    c = load("SEED=5\nKEEP_EVERY=7\nCHECKPOINTS=off\nWANDB_ENTITY=us\n", **settings)
+    c = load("SEED=5\nKEEP_EVERY=7\nSAVE_EVERY=0\nWANDB_ENTITY=us\n", **settings)
     there = as_a_pod(pod_environment(c), tmp_path)
     differ = {name for name in FIELDS if getattr(there, name.lower()) != getattr(c, name.lower())}
     assert differ <= OF_THIS_MACHINE | OF_THE_MANIFESTS | SECRETS | {
@@ -301,7 +296,6 @@ def test_a_pod_is_not_told_what_is_of_this_machine_or_secret(load: Load) -> None
     elsewhere = {
         "BENCH_SHAPES": "s4k",
         "DETACH": "1",
-        "REPORT_TOKENS": "5",
         "WAIT": "1",
         "DRY_RUN": "1",
         "STEP": "4",
@@ -410,10 +404,6 @@ def test_online_needs_no_key_here_since_the_secret_has_it(
             {"INIT_FROM": "models/q"},
             r"INIT_FROM=models/q is on this machine, .*INIT_FROM=/volume/models/",
         ),
-        (
-            {"SOURCES_DIR": "/home/me/sources"},
-            r"SOURCES_DIR=/home/me/sources is on this machine.*leave SOURCES_DIR out",
-        ),
         ({"DATA_MIX": "fineweb-edo:1"}, r"DATA_MIX=fineweb-edo:1: .*fineweb-edu"),
         ({"JOB_NAME": "Upper"}, r"JOB_NAME=Upper .*a DNS label"),
         ({"JOB_NAME": "a" * 51}, r"JOB_NAME=a+ .*a DNS label, with room for a suffix"),
@@ -434,7 +424,6 @@ def test_one_sentence_says_what_is_wrong_and_what_would_do(
 def test_what_is_on_the_volume_or_in_the_image_is_good(load: Load) -> None:
     c = load(TOKENIZER="/volume/t.json", INIT_FROM="/volume/models/q")
     assert pod_environment(c)["INIT_FROM"] == "/volume/models/q"
-    assert load(SOURCES_DIR=str(ROOT / "sources")).sources_dir == str(ROOT / "sources")
 
 
 def test_all_that_is_wrong_is_said_together(load: Load) -> None:

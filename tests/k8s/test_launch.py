@@ -263,7 +263,7 @@ def test_data_that_has_ended_is_sent_again(user: User, cluster: Cluster, ended: 
 
 def test_data_that_is_at_work_with_other_settings_is_left(user: User, cluster: Cluster) -> None:
     assert user.launch("data", WHERE="cluster").code == 0
-    done = user.launch("data", WHERE="cluster", DATA_TOKENS="1000000")
+    done = user.launch("data", WHERE="cluster", TRAIN_TOKENS="1000000")
     assert done.code == 64
     assert (
         "kubectl delete job pure-transformer-8xa100-data -n lab, then make data WHERE=cluster"

@@ -90,7 +90,7 @@ def test_the_disk_is_told_by_part(config: Config) -> None:
         "up to 124 GB on VOLUME=pure-transformer: 60 GB of shards and downloads, 64.1 GB of checkpoints, 16 GB "
         "each\n" in launch_plan.told(config, p)
     )
-    every = dataclasses.replace(config, data_stream="0", checkpoints="off")
+    every = dataclasses.replace(config, data_stream="0", save_every=0)
     assert (
         "up to 208 GB on VOLUME=pure-transformer: 208 GB of shards and downloads, no checkpoints\n"
         in launch_plan.told(every, launch_plan.plan(every))
@@ -98,8 +98,11 @@ def test_the_disk_is_told_by_part(config: Config) -> None:
 
 
 def test_a_source_of_unknown_size_is_said_to_be(config: Config, tmp_path: Path) -> None:
-    (tmp_path / "papers.toml").write_text('files = ["papers/*.txt"]\nvalidation_fraction = 0.1\n')
-    c = dataclasses.replace(config, sources_dir=str(tmp_path), data_mix="papers:1")
+    (tmp_path / "sources").mkdir()
+    (tmp_path / "sources" / "papers.toml").write_text(
+        'files = ["papers/*.txt"]\nvalidation_fraction = 0.1\n'
+    )
+    c = dataclasses.replace(config, data_dir=str(tmp_path), data_mix="papers:1")
     assert launch_plan.shards_told(c) == "shards of papers, as large as that is"
 
 

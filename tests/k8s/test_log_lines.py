@@ -145,7 +145,7 @@ step=4/40 loss=6.0 lr=1
         "HANGS: rank 1 on b: no progress in step 7 for 60 s (see TRAIN_TIMEOUT_S); it is at /app/train/step.py:90",
         "2026-11-22 00:41:31,000 rank=4 rank=4 host=c: told to stop 90 s ago, and still in step 7; not known",
         "checkpoint step_0000002: MANIFEST.json is missing or damaged; falling back to step_0000001",
-        "loss of 3 steps in a row: went back to step_0000020 (1 of MAX_ROLLBACKS=3)",
+        "loss of 3 steps in a row: went back to step_0000020 (rollback 1 of 3)",
         "roll call: node 1 (b) has left (the connection broke: Connection reset by peer)",
         "roll call: MASTER_ADDR=a-0.a does not resolve on a-1 (Name or service not known); trying on",
         "the producer of data has stopped: it ended with code 1. Training goes on with what there is",

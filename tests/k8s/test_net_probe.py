@@ -34,7 +34,6 @@ def probe(
     sender(cluster, tmp_path, monkeypatch, capsys)
     monkeypatch.setattr(net_probe, "PORT", free_port)
     monkeypatch.setattr(net_probe, "TOTAL_S", 4.0)
-    monkeypatch.setenv("SYNC_STREAMS", "2")
 
     def call() -> tuple[int, str, str]:
         code = command.main()

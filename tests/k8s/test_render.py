@@ -245,11 +245,11 @@ def test_only_pods_of_the_same_job_may_speak_to_it_and_it_to_anyone(load: Load) 
 
 def test_the_configmap_is_the_environment_to_the_letter(load: Load) -> None:
     c = load(
-        TOKENIZER="/volume/my tok=1.json", LEARNING_RATE="1e-4", CHECKPOINTS="off", RUN_NAME="0x1e3"
+        TOKENIZER="/volume/my tok=1.json", LEARNING_RATE="1e-4", SAVE_EVERY="0", RUN_NAME="0x1e3"
     )
     made = by_kind(render(c, IMAGE))["ConfigMap"]
     assert made["data"] == pod_environment(c)
-    assert (made["data"]["TOKENIZER"], made["data"]["CHECKPOINTS"], made["data"]["RUN_NAME"]) == (
+    assert (made["data"]["TOKENIZER"], made["data"]["SAVE_EVERY"], made["data"]["RUN_NAME"]) == (
         "/volume/my tok=1.json",
         "off",
         "0x1e3",

@@ -18,7 +18,7 @@ pytestmark = [
 ]
 
 SITES, RUN, NAME = 3, "apart", "job-apart-lighthouse"
-ASKED = {"SYNC": "diloco", "SYNC_EVERY": "10", "SITE_WAIT_S": "20", "SYNC_TIMEOUT_S": "100"}
+ASKED = {"SYNC": "diloco", "SYNC_EVERY": "10"}
 Records = list[dict[str, Any]]
 
 

@@ -85,7 +85,7 @@ def test_save_every_is_whatever_comes_first() -> None:
     assert (
         expected.save_every_s(dataclasses.replace(D16, save_minutes=1, save_every=100), None) == 60
     )
-    assert expected.save_every_s(dataclasses.replace(D16, checkpoints="off"), 2.0) is None
+    assert expected.save_every_s(dataclasses.replace(D16, save_every=0), 2.0) is None
 
 
 def write_config(paths: RunPaths, c: Config, device: str, processes: int) -> None:
@@ -170,7 +170,7 @@ def test_a_fine_tuning_is_planned_by_its_model_and_adapters(tmp_path: Path) -> N
         and found.why
         and found.save_every_s == 60 * 1440
     )
-    mixed = expected.expected(dataclasses.replace(run.c, full_save_every=500), run.fleet)
+    mixed = expected.expected(dataclasses.replace(run.c, keep_every=500), run.fleet)
     assert mixed.checkpoint_bytes == pytest.approx(12 * adapters, rel=0.02)  # with both moments
 
 

@@ -88,7 +88,7 @@ def test_the_roll_call_itself_tells_who_is_missing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "limit", "words"),
     [
-        ("data", 900, "still at its data after 15:01; DATA_TIMEOUT_S allows 15:00"),
+        ("data", 900, "still at its data after 15:01; the trainer allows 15:00"),
         ("model", 600, "still at its model after 10:01; the limit is 10:00"),
         (
             "rehearsing",
@@ -105,7 +105,7 @@ def test_the_roll_call_itself_tells_who_is_missing(tmp_path: Path) -> None:
         (
             "saving",
             2 * 300 + 15 * 2**30 / 20e6 + 15,
-            "still saving after 23:41; CHECKPOINT_TIMEOUT_S allows 23:40",
+            "still saving after 23:41; the trainer allows 23:40",
         ),
         ("sampling", 600 + 160, "still sampling"),
     ],
@@ -278,7 +278,7 @@ def test_training_that_waits_for_data_says_so() -> None:
     fault = only(run_rules.waits_for_data(waits, c))
     assert (
         "stands still for 31 s and waits for data" in fault.text
-        and "DATA_TIMEOUT_S=900" in fault.text
+        and "no progress for 900 s" in fault.text
     )
     assert names(at_phase("data", 29)) == [] and names(at_phase("data", 500, BEFORE)) == []
 

@@ -103,7 +103,7 @@ def test_what_only_a_pipeline_asks_for_is_said_together(
             "MID_DATA": "",
             "PRESET": "gpt2-124m",
             "N_KV_HEAD": "2",
-            "CHECKPOINTS": "off",
+            "SAVE_EVERY": "0",
             "RUN_NAME": 60 * "x",
         },
     )
@@ -113,7 +113,7 @@ def test_what_only_a_pipeline_asks_for_is_said_together(
         "MODEL",
         "MID_DATA",
         "RUN_NAME",
-        "CHECKPOINTS",
+        "SAVE_EVERY",
     ]
     assert "MID_DATA=exercises" in found.value.problems[1]
 

@@ -13,7 +13,7 @@ from settings.config import Config
 from settings.declare import ROOT
 from settings.finding import FAIL, WARN
 from tests.conftest import make_data
-from train.data import prepare
+from train.data import data_paths, prepare
 from train.data.sources.source import CorpusError
 
 
@@ -61,15 +61,15 @@ def test_the_labs_mixture_before_anything_is_prepared(xlarge: Config) -> None:
     assert said.text.startswith(
         "usmle is repeated 510.2 times: 1% of 100,000,071,680 tokens are 1,000,000,717, and it "
         "has 1,960,000 (about"
-    ) and said.text.endswith(", as ALLOW_REPEAT allows")
+    ) and said.text.endswith(", as its max_epochs allows")
 
 
-def test_data_tokens_bounds_what_there_will_be(xlarge: Config) -> None:
-    c = dataclasses.replace(xlarge, data_tokens=10**10)
+def test_train_tokens_bounds_what_there_will_be(xlarge: Config) -> None:
+    c = dataclasses.replace(xlarge, train_tokens=10**10, max_steps=xlarge.last_step)
     web, pdf, usmle = epochs(c)
     assert (web.there_tokens, pdf.there_tokens) == (6.5e9, 3.4e9)
     assert web.epochs == pytest.approx(10, rel=1e-5)
-    assert web.origin == "as many as DATA_TOKENS has made, of what sources/fineweb-edu.toml says"
+    assert web.origin == "as many as TRAIN_TOKENS has made, of what sources/fineweb-edu.toml says"
     assert usmle.there_tokens == 1_960_000  # fewer than its hundredth
     said = findings(c, [web])[0]
     assert said.level == WARN and said.text.endswith(
@@ -98,13 +98,19 @@ def test_shards_are_counted_as_the_trainer_counts_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("steps", "allow", "level"),
-    [("120", "", None), ("200", "", WARN), ("600", "", FAIL), ("600", "python-stdlib", WARN)],
+    ("steps", "most", "level"),
+    [("120", 16, None), ("200", 16, WARN), ("600", 16, FAIL), ("600", 100, WARN)],
 )
 def test_what_is_said_is_what_preparing_says(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, steps: str, allow: str, level: str | None
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    steps: str,
+    most: int,
+    level: str | None,
 ) -> None:
-    c = of(tmp_path, MAX_STEPS=steps, ALLOW_REPEAT=allow)
+    monkeypatch.setattr(data_paths, "MAX_EPOCHS", most)
+    c = of(tmp_path, MAX_STEPS=steps)
     found = findings(c, epochs(c))
     assert [f.level for f in found] == ([level] if level else [])
     try:
@@ -113,7 +119,7 @@ def test_what_is_said_is_what_preparing_says(
     except prepare.DataError as error:
         assert level == FAIL
         said = str(error)
-        assert found[0].fix in said and found[0].fix.endswith("ALLOW_REPEAT=python-stdlib")
+        assert found[0].fix in said and found[0].fix.endswith("in sources/python-stdlib.toml")
     assert bool(said) == bool(found)
     if found:
         begins, has, ends = found[0].text.partition(" (counted in its shards)")
@@ -127,8 +133,7 @@ def test_shards_that_are_not_all_made_do_not_count(tmp_path: Path) -> None:
     manifest.write_text(json.dumps(content | {"end": None}))
     assert epochs(c)[0].there_tokens == 3_700_000 * 0.95
     manifest.write_text(json.dumps(content | {"end": "limit"}))
-    assert not epochs(dataclasses.replace(c, data_tokens=20_000))[0].counted  # it was raised
-    assert epochs(dataclasses.replace(c, data_tokens=16_000))[0].counted
+    assert epochs(c)[0].counted  # an earlier version made a part of it
     manifest.write_text("{")  # make data-verify says what is wrong
     assert not epochs(c)[0].counted
 
@@ -143,11 +148,13 @@ def test_other_shards_than_this_runs_do_not_count(tmp_path: Path) -> None:
 
 
 def test_a_source_of_unknown_size_has_no_epochs(tmp_path: Path) -> None:
-    (tmp_path / "papers.toml").write_text('files = ["papers/*.txt"]\nvalidation_fraction = 0.1\n')
+    (tmp_path / "sources").mkdir()
+    (tmp_path / "sources" / "papers.toml").write_text(
+        'files = ["papers/*.txt"]\nvalidation_fraction = 0.1\n'
+    )
     c = Config.load(
         {
             "ENV_FILE": "",
-            "SOURCES_DIR": str(tmp_path),
             "DATA_MIX": "papers:1",
             "DATA_DIR": str(tmp_path),
         }

@@ -299,7 +299,7 @@ def test_of_a_very_large_share_only_what_divides_it_is_tried(
 def test_on_a_cpu_a_process_has_python_its_holes_and_the_copy_of_a_checkpoint() -> None:
     c = preset("tiny")
     saving = memory.memory(c, 1, 1, True)
-    without = memory.memory(dataclasses.replace(c, checkpoints="off"), 1, 1, True)
+    without = memory.memory(dataclasses.replace(c, save_every=0), 1, 1, True)
     assert saving.total - without.total == 12 * parameters(c).total
     assert without.parts[
         "other"

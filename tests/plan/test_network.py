@@ -237,7 +237,7 @@ def test_only_one_way_is_chosen_whatever_is_set(xlarge: Config) -> None:
         found = syncs(c, fleet(8, 4, sites), 3.875)
         assert [way.name for way in found if way.chosen] == [name]
         assert len({way.name for way in found}) == len(found)
-    muon = dataclasses.replace(xlarge, optimizer="muon", muon_momentum=0.95)
+    muon = dataclasses.replace(xlarge, optimizer="muon")
     assert [
         by_name(syncs(muon, fleet(n, 4, 4), 3.875))["DiLoCo, H=30"].offered for n in (8, 4)
     ] == [False, True]
@@ -259,7 +259,7 @@ def test_fsdp_over_sites_is_absurd_and_said_to_be(xlarge: Config) -> None:
     assert way.note.startswith("each of 8 passes of a step waits for the WAN, which 15.4 GB cross")
     assert 1 - (way.overlapped or 0) > 0.95
     assert way.offered and not way.chosen
-    muon = dataclasses.replace(xlarge, optimizer="muon", muon_momentum=0.95)
+    muon = dataclasses.replace(xlarge, optimizer="muon")
     assert not by_name(syncs(muon, fleet(8, 4, 4), None))["FSDP2 over all"].offered
 
 

@@ -103,7 +103,7 @@ def test_what_is_not_known_is_none(planned: Any) -> None:
     p = planned(PRESET="d16-2xh100", CARDS="8xv100-32gb-sxm")
     assert (p.time, p.gpu_hours, p.kwh, p.cost, p.milestones) == (None, None, None, None, [])
     assert [finding.name for finding in p.findings] == ["bf16"]
-    assert planned(PRESET="d16-2xh100", CHECKPOINTS="off").save_s is None
+    assert planned(PRESET="d16-2xh100", SAVE_EVERY="0").save_s is None
 
 
 def test_expected_loss_counts_repeated_text_for_less_and_is_of_models_that_the_law_knows(
@@ -283,7 +283,7 @@ def refuse(constant: str) -> None:
             "NODES": "4",
             "SITES": "4",
             "TARGET_HOURS": "48",
-            "CHECKPOINTS": "off",
+            "SAVE_EVERY": "0",
         },
     ],
 )

@@ -296,10 +296,11 @@ def test_disk_says_what_is_free_and_what_nobody_knows(planned: Any, tmp_path: Pa
     assert paragraph(planned((place,), PRESET="d16-2xh100"), "disk").startswith(
         "up to 12.9 GB of checkpoints, 13.4 GB of shards, 5 GB of downloads (5 TB free for RUNS_DIR and DATA_DIR)"
     )
-    (tmp_path / "mine.toml").write_text('files = ["/nowhere/*.txt"]\nvalidation_fraction = 0.01\n')
-    own = planned(
-        PRESET="d16-2xh100", DATA_MIX="mine:1", SOURCES_DIR=str(tmp_path), CHECKPOINTS="off"
+    (tmp_path / "sources").mkdir()
+    (tmp_path / "sources" / "mine.toml").write_text(
+        'files = ["/nowhere/*.txt"]\nvalidation_fraction = 0.01\n'
     )
+    own = planned(PRESET="d16-2xh100", DATA_MIX="mine:1", DATA_DIR=str(tmp_path), SAVE_EVERY="0")
     assert paragraph(own, "disk") == "up to shards of mine, of which nobody said how large"
 
 

@@ -9,10 +9,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from plan.finetuning import tuned_memory
 from plan.finetuning.hf_shape import shape_of
 from plan.finetuning.tuned import Tuned, tuned_of
-from plan.finetuning.tuned_memory import PARTS, memory
+from plan.finetuning.tuned_memory import PARTS, at_evaluation, case, held, memory
 from settings.config import Config
 from tests.plan.live import Live
 from train.distributed import parallel
@@ -188,11 +187,9 @@ def test_the_peak_of_a_process_that_holds_a_part_is_that_of_its_tensors(
     ("kind", "changes"), [("llama", {}), ("glm4_moe", LORA | {"LORA_TARGETS": "experts"})], ids=str
 )
 def test_an_evaluation_takes_no_more_than_is_said(kind: str, changes: dict[str, str]) -> None:
-    """What it takes at once is not reckoned more closely. A step of as many windows takes more."""
+    """What it takes at once is not reckoned more closely."""
     c = settings(**{"MICRO_BATCH_SIZE": "64", "BATCH_TOKENS": "8192"} | changes)
     t, net = made(kind, c)
-    k = tuned_memory.case(t, 1, 1, on_cpu=True)
-    assert memory(t, 1, 1, on_cpu=True).moment != "evaluation"
     B, T = 64, c.seq_len
     tokens = torch.arange(B * T).view(B, T) % 4096
     batch = (
@@ -203,6 +200,8 @@ def test_an_evaluation_takes_no_more_than_is_said(kind: str, changes: dict[str, 
     )
     with torch.no_grad(), Live(net.parameters()) as live:
         net.eval()(*batch)
-    parts = tuned_memory.held(k) | {"optimizer": 0}  # there are no moments yet
-    said = sum(parts.values()) + sum(tuned_memory.at_evaluation(k).values())
+    k = case(t, 1, 1, on_cpu=True)
+    standing = held(k)
+    del standing["optimizer"]  # whose moments are not there yet
+    said = sum(standing.values()) + sum(at_evaluation(k).values())
     assert live.peak <= 1.05 * said <= 2 * live.peak

@@ -145,7 +145,7 @@ def test_interrupted_it_says_so_and_writes_nothing(
         socket.create_server(("127.0.0.1", 0)) as silent,
         open(said, "wb") as out,
     ):  # which never answers
-        url = f"http://127.0.0.1:{silent.getsockname()[1]}/bundle.zip"
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/bundle.zip@sha256:{64 * '0'}"
         process = subprocess.Popen(
             [str(ROOT / "scripts" / "eval.sh")],
             cwd=ROOT,

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -65,6 +66,27 @@ def test_a_run_that_starts_from_an_export_begins_where_it_ended(
     )
     assert f"weights of others: config.json of sha256 {sums['config.json'][:16]}" in card
     assert str(tmp_path) not in card and str(folder) not in card
+
+
+@pytest.mark.slow
+def test_a_run_keeps_the_epsilon_that_init_from_brought(
+    trained: dict[str, str], tmp_path: Path
+) -> None:
+    export(trained)
+    folder = shutil.copytree(Path(trained["RUNS_DIR"]) / "run" / "export", tmp_path / "model")
+    facts = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(facts | {"rms_norm_eps": 1e-3}))
+    env = trained | {
+        "RUNS_DIR": str(tmp_path),
+        "INIT_FROM": str(folder),
+        "TOKENIZER": str(folder / "tokenizer.json"),
+    }
+    train(env | {"MAX_STEPS": "1"})
+    (folder / "config.json").unlink()  # a run that is resumed needs it no more
+    assert "resumed from step_0000001" in train(env | {"MAX_STEPS": "2"})
+    export(env | {"MAX_STEPS": "2"})
+    made = json.loads((tmp_path / "run" / "export" / "config.json").read_text())
+    assert facts["rms_norm_eps"] == 1e-5 and made["rms_norm_eps"] == 1e-3
 
 
 def test_settings_that_are_not_the_export_s_are_all_said_with_the_value_to_set(

@@ -149,7 +149,7 @@ def test_a_last_step_that_lies_behind_is_said_and_nothing_is_done(
 def test_a_run_without_checkpoints_cannot_be_trained_further(
     tmp_path: Path, data: dict[str, str]
 ) -> None:
-    env = environment(tmp_path, data, CHECKPOINTS="off", MAX_STEPS=2)
+    env = environment(tmp_path, data, SAVE_EVERY="0", MAX_STEPS=2)
     train(env)
     out = train(env)
     assert (

@@ -101,7 +101,6 @@ SITES = {
             {"WARMUP_TOKENS": "10000000"},
             "WARMUP_TOKENS=10000000 must be less than TRAIN_TOKENS=10000000",
         ),
-        ({"SHARD_TOKENS": "1000", "SEQ_LEN": "1024"}, "SHARD_TOKENS=1000 must exceed SEQ_LEN=1024"),
         ({"NODES": "2"}, "NODES=2 needs MASTER_ADDR"),
         ({"GRACE_PERIOD_S": "120"}, "SHUTDOWN_TIMEOUT_S=120 must be less than GRACE_PERIOD_S=120"),
         (SITES | {"SITES": "3"}, "SITES=3: NODES=4 cannot be spread evenly over them"),
@@ -207,8 +206,7 @@ def test_a_site_is_a_run_of_its_own_nodes(root: Path) -> None:
         "r/site_1",
         "r/site_1",
     ]
-    assert {(one.replicas, one.site_nodes) for one in c} == {(2, 2)} and c[0].sync_alpha == 0.0
-    assert Config.load(SITES | {"SYNC_DELAY": "3"}, root).sync_alpha == 0.5
+    assert {(one.replicas, one.site_nodes) for one in c} == {(2, 2)}
     ddp = Config.load(SITES | {"SYNC": "ddp", "NODE_RANK": "3"}, root)
     assert (ddp.replicas, ddp.site_nodes, ddp.site_rank, ddp.rank_in_site) == (1, 4, 0, 3)
 

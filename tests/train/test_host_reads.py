@@ -45,7 +45,7 @@ OF_THE_HOST = "__bool__ in validation.add_up"  # of flags that lie there
 def test_a_step_reads_the_device_once_and_an_evaluation_once_more(
     tmp_path: Path, data: dict[str, str]
 ) -> None:
-    env = environment(tmp_path, data, EVAL_EVERY=3, MAX_STEPS=8, LOG_EVERY=1, CHECKPOINTS="off")
+    env = environment(tmp_path, data, EVAL_EVERY=3, MAX_STEPS=8, LOG_EVERY=1, SAVE_EVERY="0")
     train(env, command=[sys.executable, "-c", COUNTER, str(tmp_path / "reads.json")])
     found = [
         {who: count for who, count in reads.items() if who != OF_THE_HOST}

@@ -381,7 +381,7 @@ def masked_steps(rank: int, size: int, folder: str, c: Config) -> None:
         pytest.param(
             {"parallel": "fsdp", "grad_sync": "micro-batch"}, (1, 2), marks=pytest.mark.slow
         ),
-        pytest.param({"optimizer": "muon", "muon_momentum": 0.95}, (1, 2), marks=pytest.mark.slow),
+        pytest.param({"optimizer": "muon"}, (1, 2), marks=pytest.mark.slow),
     ],
     ids=["ddp", "fsdp", "hsdp", "fsdp each micro-batch", "muon"],
 )

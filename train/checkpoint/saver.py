@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from settings.config import Config
+from train import limits
 from train.checkpoint import checkpoint
 from train.checkpoint.checkpoint import CheckpointError
 from train.distributed.parallel import is_split, writers
@@ -67,8 +68,10 @@ class Saver:
         self.ranks = writers(c, world)
         self.writes = world.rank in self.ranks
         write_s = need / len(self.ranks) / SLOW_DISK
-        self.group_s = c.checkpoint_timeout_s + write_s  # for one of the ranks to wait for another
-        self.limit_s = 2 * c.checkpoint_timeout_s + write_s  # for all of a save
+        self.group_s = (
+            limits.CHECKPOINT_TIMEOUT_S + write_s
+        )  # for one of the ranks to wait for another
+        self.limit_s = 2 * limits.CHECKPOINT_TIMEOUT_S + write_s  # for all of a save
         self.group = group_of(self.ranks, self.group_s)
         self.thread: threading.Thread | None = None
         self.ended: Saved | None = None  # not yet asked for
@@ -194,13 +197,12 @@ class Saver:
             report_progress(self.world, step)
             if self.world.is_first:
                 found = best(self.root) if self.c.keep_best else None
-                full = newest_full(self.root) if self.lite and self.c.full_save_every else None
                 checkpoint.prune(
                     self.root,
                     self.c.keep_last,
                     self.c.keep_every,
                     self.sound,
-                    always=[step for step in (found and found[1], full) if step is not None],
+                    always=[found[1]] if found else [],
                 )
             self.ended = Saved(step, folder, size, time.perf_counter() - self.began)
         except BaseException as error:
@@ -228,18 +230,6 @@ class Saver:
             f"{self.misses} checkpoints in a row could not be written, so that too much would be lost: see above "
             "for the reason of each"
         )
-
-
-def newest_full(root: Path) -> int | None:
-    """The step of the newest checkpoint that holds more than adapters: those come more often, and would push it out."""
-    return next(
-        (
-            step
-            for step in reversed(checkpoint.committed(root))
-            if checkpoint.manifest_of(checkpoint.folder_of(root, step)).get("mode") != "lite"
-        ),
-        None,
-    )
 
 
 def best(root: Path) -> tuple[float, int] | None:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from settings.config import Config
+from train.data import data_paths
 from train.data.mixture import Gap, Located, Mixture, sample_range
 from train.data.shards import ShardSet
 from train.distributed.world import World
@@ -53,7 +54,7 @@ class Loader:
         )
         windows = {name: shards.windows("train", c.seq_len) for name, shards in sources.items()}
         growing = [name for name, shards in sources.items() if not shards.ended]
-        self.mixture = Mixture(windows, c.mixture, c.seed, c.group_shards, growing)
+        self.mixture = Mixture(windows, c.mixture, c.seed, data_paths.GROUP_SHARDS, growing)
         self.micro_batch = c.micro_batch(world.size * c.replicas)
         self._ahead: dict[
             int, tuple[Located, int]

@@ -11,14 +11,17 @@ import math
 from pathlib import Path
 
 from settings.config import Config
-from settings.declare import ROOT
+from settings.declare import ROOT, shown
 from train.data.sources.pin import Pinned, pinned
-from train.data.sources.source import Source, declared
+from train.data.sources.source import Source, declaration, declared
 
 MANY_EPOCHS = (
     4  # up to which repeated text is worth nearly as much as new text (Muennighoff et al. 2023)
 )
-MAX_EPOCHS = 16  # beyond which it is worth little, by the same work: to be asked for by name
+MAX_EPOCHS = 16  # beyond which it is worth little, by the same work; a source may say otherwise
+NO_BUNDLE = "none"  # CORE_BUNDLE, where its tasks are not wanted
+SHARD_TOKENS = 100_000_000  # a shard is sealed at the first end of a document past this many tokens
+GROUP_SHARDS = 8  # shards of a group, at most, within which windows are shuffled
 
 
 def data_dir(c: Config) -> Path:
@@ -27,7 +30,12 @@ def data_dir(c: Config) -> Path:
 
 def source_of(c: Config, name: str) -> Source:
     """The declaration of a source. Raises CorpusError."""
-    return declared(name, ROOT / c.sources_dir)
+    return declared(name, source_folders(c))
+
+
+def source_folders(c: Config) -> list[Path]:
+    """Where sources are declared: in this repository, and next to the data."""
+    return [ROOT / "sources", data_dir(c) / "sources"]
 
 
 def pinned_of(c: Config, name: str) -> Pinned:
@@ -54,6 +62,14 @@ def shard_folder(c: Config, name: str, tokenizer_sha256: str) -> Path:
     return data_dir(c) / name / pinned_of(c, name).key / tokenizer_sha256[:12]
 
 
+def core_bundle_path(setting: str, folder: Path) -> Path:
+    """Return where CORE_BUNDLE is: a path, or the place under DATA_DIR of what it downloads."""
+    if "://" not in setting:
+        return (ROOT / setting).absolute()
+    digest = hashlib.sha256(setting.encode()).hexdigest()
+    return folder / "core" / f"bundle-{digest[:12]}.zip"
+
+
 def token_bytes(vocab_size: int) -> int:
     """Bytes that a token takes in a shard of that tokenizer."""
     return 2 if vocab_size <= 2**16 else 4
@@ -70,13 +86,22 @@ def share_of(c: Config, name: str) -> float:
 
 
 def token_limit(c: Config, s: Source) -> float:
-    """Training tokens to prepare of a source: its share of DATA_TOKENS, or on the hub of TRAIN_TOKENS."""
-    wanted = c.data_tokens or (c.train_tokens if s.kind == "hub" else math.inf)
-    return (
-        wanted
-        if math.isinf(wanted)
-        else math.ceil(wanted * c.mixture[s.name] / sum(c.mixture.values()))
-    )
+    """Training tokens to prepare of a source: on the Hub its share of TRAIN_TOKENS, else all."""
+    if s.kind != "hub":
+        return math.inf
+    return math.ceil(c.train_tokens * c.mixture[s.name] / sum(c.mixture.values()))
+
+
+def is_enough(c: Config, s: Source, end: str | None, made: int) -> bool:
+    """Whether shards that ended so, with that many training tokens, are all that the settings ask for."""
+    if end == "limit" and s.kind != "hub":
+        return True  # an earlier version could prepare a part of a local source
+    return end is not None and (end == "all" or made >= token_limit(c, s))
+
+
+def most_epochs(s: Source) -> float:
+    """How often a run may repeat a source."""
+    return MAX_EPOCHS if s.max_epochs is None else s.max_epochs
 
 
 def wanted_tokens(c: Config, name: str) -> float:
@@ -92,18 +117,17 @@ def repeated(c: Config, name: str, epochs: float, has: str) -> str:
     )
 
 
-def worth_less(c: Config, name: str) -> str:
+def worth_less(s: Source) -> str:
     """What follows where a source is repeated more than MANY_EPOCHS times and may be."""
-    return (
-        ", as ALLOW_REPEAT allows"
-        if name in c.repeats
-        else f"; beyond {MANY_EPOCHS} times it is worth less than new text"
-    )
+    if s.max_epochs is not None:
+        return ", as its max_epochs allows"
+    return f"; beyond {MANY_EPOCHS} times it is worth less than new text"
 
 
 def too_often(c: Config, names: list[str]) -> str:
-    """What follows where sources are repeated more than MAX_EPOCHS times and may not be."""
+    """What follows where sources are repeated more often than they may be."""
+    files = " and ".join(shown(declaration(name, source_folders(c))) for name in names)
     return (
-        f"Beyond {MAX_EPOCHS} times text teaches little and is learned by heart: give it less weight in DATA_MIX, "
-        f"or allow it with ALLOW_REPEAT={','.join([*c.repeats, *names])}"
+        f"Beyond {MAX_EPOCHS} times text teaches little and is memorized: give it less weight in DATA_MIX, "
+        f'or allow it with max_epochs = "unlimited" in {files}'
     )

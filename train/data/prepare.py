@@ -24,10 +24,12 @@ from pathlib import Path
 
 from settings.config import Config
 from settings.declare import SettingsError
+from train.data import data_paths
 from train.data.data_paths import (
     MANY_EPOCHS,
-    MAX_EPOCHS,
     data_dir,
+    is_enough,
+    most_epochs,
     pinned_of,
     repeated,
     shard_folder,
@@ -123,11 +125,9 @@ def is_finished(c: Config, name: str, v: Vocabulary) -> bool:
     except DataError:
         return True  # there is one, and opening it says what is wrong
     made = sum(seal.train.tokens for seal in seals if seal.train)
-    enough = manifest["end"] == "all" or (
-        manifest["end"] and made >= token_limit(c, source_of(c, name))
-    )
+    enough = is_enough(c, source_of(c, name), manifest["end"], made)
     there = {path.name for path in folder.glob("*.bin")}
-    return bool(enough) and all(info.file in there for seal in seals for info in seal.infos())
+    return enough and all(info.file in there for seal in seals for info in seal.infos())
 
 
 def open_sources(c: Config, v: Vocabulary, partial: bool = False) -> dict[str, ShardSet]:
@@ -142,23 +142,17 @@ def open_sources(c: Config, v: Vocabulary, partial: bool = False) -> dict[str, S
         shards.check_vocabulary(v.sha256, c.vocab_size)
         for split, word in (("train", "training"), ("validation", "validation")):
             if not shards.total(split, "tokens"):
-                raise DataError(
-                    f"{shards.folder}: holds no {word} document; prepare more with DATA_TOKENS"
-                )
+                raise DataError(f"{shards.folder}: holds no {word} document; prepare more text")
         if shards.ended and not sum(shards.windows("train", c.seq_len)):
             raise DataError(
                 f"{shards.folder}: holds no training shard of SEQ_LEN + 1 = {c.seq_len + 1} tokens; "
                 "prepare more, or take a shorter SEQ_LEN"
             )
-        if (made := shards.manifest["shard_tokens"]) != c.shard_tokens:
+        source, have = source_of(c, name), shards.total("train", "tokens")
+        if shards.ended and not is_enough(c, source, shards.manifest["end"], have):
             raise DataError(
-                f"{shards.folder}: was prepared with SHARD_TOKENS={made}, not {c.shard_tokens}; "
-                f"set that, or {shards.remedy()}"
-            )
-        have, limit = shards.total("train", "tokens"), token_limit(c, source_of(c, name))
-        if have < limit and shards.manifest["end"] == "limit":
-            raise DataError(
-                f"{shards.folder}: holds {have} training tokens and {limit} are asked for; run: make data"
+                f"{shards.folder}: holds {have} training tokens and {token_limit(c, source)} are asked for; "
+                "run: make data"
             )
     return opened
 
@@ -196,17 +190,18 @@ def planned_epochs(c: Config, shards: ShardSet, name: str) -> float:
 
 
 def refuse_repetition(c: Config, sources: dict[str, ShardSet], begun: bool = False) -> None:
-    """Warn where text is repeated often; raises DataError where it is so beyond what ALLOW_REPEAT names, unless the run
+    """Warn where text is repeated often; raises DataError where it is so beyond its max_epochs, unless the run
     has begun already: how large a source is that is streamed shows late."""
     refused: dict[str, str] = {}
     for name, shards in sources.items():
         epochs = planned_epochs(c, shards, name) if shards.ended else 0.0
         tokens = sum(shards.windows("train", c.seq_len)) * c.seq_len
         said = repeated(c, name, epochs, f"{tokens:,}")
-        if epochs > MAX_EPOCHS and name not in c.repeats and not begun:
+        source = source_of(c, name)
+        if epochs > most_epochs(source) and not begun:
             refused[name] = said
         elif epochs > MANY_EPOCHS:
-            log.warning("warning: %s%s", said, worth_less(c, name))
+            log.warning("warning: %s%s", said, worth_less(source))
     if refused:
         raise DataError(f"{'; '.join(refused.values())}. {too_often(c, list(refused))}")
 
@@ -218,7 +213,7 @@ def refuse_repetition(c: Config, sources: dict[str, ShardSet], begun: bool = Fal
 
 def maker_of(c: Config, name: str, v: Vocabulary) -> Maker:
     p = pinned_of(c, name)
-    return Maker(p, v, source_folder(c, name, v), c.shard_tokens, files_of(c, p))
+    return Maker(p, v, source_folder(c, name, v), data_paths.SHARD_TOKENS, files_of(c, p))
 
 
 def make_source(c: Config, name: str, v: Vocabulary) -> None:
@@ -239,8 +234,9 @@ def make_source(c: Config, name: str, v: Vocabulary) -> None:
         for k in maker.absent():
             log.info("source %s: making shard %d again, which is not there", name, k)
             maker.remake(k)
-        for _ in maker.make(limit):
-            pass
+        if not is_enough(c, maker.pinned.source, maker.end, before):
+            for _ in maker.make(limit):
+                pass
         for i in range(
             len(maker.pinned.files)
         ):  # the limit may end in the middle of one, with another fetched ahead

@@ -4,7 +4,7 @@
 
 The manifest knows where in the source each seal begins, so that a killed run goes on behind the last one, a larger
 limit continues where a smaller one ended, and a shard that is missing is made again. The bytes depend on the source
-at its revision, the tokenizer and SHARD_TOKENS only: not on batches, cores, kills or limits.
+at its revision, the tokenizer and the size of shards only: not on batches, cores, kills or limits.
 """
 
 import dataclasses
@@ -22,7 +22,6 @@ from train.data.manifest import (
     DataError,
     Seal,
     ShardInfo,
-    make_anew,
     manifest_of,
     read_manifest,
 )
@@ -102,7 +101,8 @@ class Pending:
 class Maker:
     """Makes the shards of one source in a folder. Only one process may do so at a time.
 
-    progress: called with the training tokens, the place in the source and the bytes of text, for each document.
+    shard_tokens: a shard is sealed at the first end of a document past this, unless the folder has shards of another
+    size. progress: called with the training tokens, the place in the source and the bytes of text, for each document.
     """
 
     def __init__(
@@ -137,11 +137,7 @@ class Maker:
             self.dropped.counts.update(manifest["dropped"])
             self.dropped.examples = manifest["dropped_examples"]
             self.compressed_bpb = manifest["compressed_bpb"]
-            if (made := manifest["shard_tokens"]) != self.shard_tokens:
-                raise DataError(
-                    f"{self.folder}: was prepared with SHARD_TOKENS={made}, not {self.shard_tokens}; set "
-                    f"that, or {make_anew(self.folder)}"
-                )
+            self.shard_tokens = manifest["shard_tokens"]  # as those that are there
         kept = {info.file for seal in self.seals for info in seal.infos()}
         for path in (*self.folder.glob("*.bin*"), *self.folder.glob(f"{self.path.name}.tmp*")):
             if path.name not in kept:

@@ -13,6 +13,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from settings.declare import SettingsError
+from train import limits
 from train.diloco.result import APART, DoubleSite, Outcome, RunIsOver, SitesMissing, ToldToStop
 from train.diloco.site_registry import Desk, NoDesk
 from train.distributed import rendezvous
@@ -41,7 +42,7 @@ def join(job: "Job") -> None:
         job.kept_outer = None
         return  # what is left is this site's own
     job.pace.allow(
-        "waiting for other sites", 2 * c.start_timeout_s + c.sync_timeout_s, "START_TIMEOUT_S"
+        "waiting for other sites", 2 * c.start_timeout_s + limits.SYNC_TIMEOUT_S, "START_TIMEOUT_S"
     )
     problem: Exception | None = None
     if world.is_first:
@@ -163,7 +164,7 @@ def gather(job: "Job", desk: Desk) -> tuple[bool, bool]:
         there,
         site.turn,
         c.sync_every,
-        c.sync_streams,
+        limits.SYNC_STREAMS,
         c.sync_dtype,
     )
     if apart:
@@ -281,11 +282,11 @@ def advance(job: "Job", now: bool) -> bool:
 
     Raises PeersMissing.
     """
-    c, site, called = job.config, job.site, time.perf_counter()
+    site, called = job.site, time.perf_counter()
     assert site
     job.status.phase("exchanging", step=job.step)
     # until there is a quorum; until those that are behind have fetched weights; and for the rest
-    job.pace.allow("an exchange between sites", 3 * c.sync_timeout_s, "SYNC_TIMEOUT_S")
+    job.pace.allow("an exchange between sites", 3 * limits.SYNC_TIMEOUT_S)
     try:
         outcome = site.advance(job.step, now)
     except ToldToStop:

@@ -14,6 +14,7 @@ import threading
 
 from settings.config import Config
 from settings.declare import SettingsError
+from train import limits
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +49,7 @@ def serve(c: Config, port: int, over: threading.Event) -> None:
         server = LighthouseServer(
             f"[::]:{port}",
             min_replicas=c.min_sites,
-            join_timeout_ms=1000 * c.site_wait_s,
+            join_timeout_ms=1000 * limits.SITE_WAIT_S,
             quorum_tick_ms=TICK_MS,
             heartbeat_timeout_ms=DEAD_MS,
         )
@@ -63,12 +64,12 @@ def serve(c: Config, port: int, over: threading.Event) -> None:
         ) from None
     log.info(
         "lighthouse on port %d, desk on port %d: an exchange takes %d site%s at least, and waits %d s for one "
-        "that is up and not there (MIN_SITES, SITE_WAIT_S)",
+        "that is up and not there (MIN_SITES)",
         port,
         port + 1,
         c.min_sites,
         "s" * (c.min_sites > 1),
-        c.site_wait_s,
+        limits.SITE_WAIT_S,
     )
     over.wait()
     visitors.shutdown()

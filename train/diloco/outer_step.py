@@ -24,6 +24,7 @@ import xxhash
 from torch import Tensor, nn
 
 from settings.config import Config
+from train import limits
 from train.checkpoint.checkpoint import blank
 from train.diloco.allreduce import StripedGloo
 from train.diloco.result import APART, DoubleSite, Outcome, SitesMissing
@@ -42,6 +43,9 @@ from train.distributed.world import World, from_all, from_first, group_of, sum_o
 from train.optim import Optimizer
 
 AGAIN_S = 5  # between two tries of a lighthouse that went away in the midst of a quorum; one try would hang
+SYNC_ALPHA = (
+    0.5  # share of a site's own weights in the mean, where it trained on meanwhile (SYNC_DELAY)
+)
 CONNECT_S = 20.0  # for a lighthouse or a manager to answer at all
 
 
@@ -79,16 +83,16 @@ class Site:
         self.finished = -1  # the step behind which nothing was left to exchange
         self.healed_at: int | None = None  # the step of the site whose weights were taken over
         self.digests: list[str] = []
-        self.group = group_of(list(range(world.size)), c.sync_timeout_s)
+        self.group = group_of(list(range(world.size)), limits.SYNC_TIMEOUT_S)
         self.striped = StripedGloo(
-            self.address, c.sync_streams, getattr(torch, c.sync_dtype), c.sync_timeout_s
+            self.address, limits.SYNC_STREAMS, getattr(torch, c.sync_dtype), limits.SYNC_TIMEOUT_S
         )
         self.store = self.own_store()
-        patience = datetime.timedelta(seconds=c.sync_timeout_s)
+        patience = datetime.timedelta(seconds=limits.SYNC_TIMEOUT_S)
         try:
             self.manager = Quorums(
                 self.told,
-                c.sync_timeout_s,
+                limits.SYNC_TIMEOUT_S,
                 c.lighthouse,
                 pg=self.striped,
                 load_state_dict=self.take_over,
@@ -105,9 +109,9 @@ class Site:
                 lighthouse_addr=f"http://{c.lighthouse}",
                 replica_id=self.replica_id(),
                 hostname=self.address,
-                checkpoint_transport=Transport(self.address, c.sync_timeout_s),
+                checkpoint_transport=Transport(self.address, limits.SYNC_TIMEOUT_S),
                 init_sync=False,
-                quorum_retries=c.sync_timeout_s // AGAIN_S,
+                quorum_retries=limits.SYNC_TIMEOUT_S // AGAIN_S,
             )
         except (RuntimeError, TimeoutError) as error:
             raise SitesMissing(
@@ -123,7 +127,6 @@ class Site:
             next(iter(weights_of(model).values())).device,
             Any,
         )  # the inner optimizer is ours to step
-        assert c.sync_alpha is not None  # filled in by Config.load
         self.engine = Engine(
             self.manager,
             list(fragments),
@@ -132,7 +135,7 @@ class Site:
             c.sync_every,
             backup_device=device,
             fragment_sync_delay=c.sync_delay,
-            fragment_update_alpha=c.sync_alpha,
+            fragment_update_alpha=SYNC_ALPHA if c.sync_delay else 0.0,
         )
 
     def replica_id(self) -> str:

@@ -218,8 +218,8 @@ class Quorums(Manager):
                 trouble = str(error).splitlines()[0]
             if time.monotonic() > deadline:
                 raise SitesMissing(
-                    f"LIGHTHOUSE={self.lighthouse}: no quorum of sites in SYNC_TIMEOUT_S="
-                    f"{self.patience_s:.0f}: {trouble}; look at make lighthouse there, and at the "
+                    f"LIGHTHOUSE={self.lighthouse}: no quorum of sites in "
+                    f"{self.patience_s:.0f} s: {trouble}; look at make lighthouse there, and at the "
                     "network"
                 )
             if not said:
@@ -241,7 +241,7 @@ class Quorums(Manager):
             if not said and time.monotonic() - began > SAY_S:
                 log.warning(
                     "waiting for a quorum of sites for %.0f s: the lighthouse at %s is away, or a site that is "
-                    "up is not there yet (SITE_WAIT_S)",
+                    "up is not there yet",
                     SAY_S,
                     self.lighthouse,
                 )

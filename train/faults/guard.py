@@ -24,6 +24,8 @@ LEAST_SPREAD = {
     "grad_norm": 0.25,
 }  # parts of the median: 8 sigmas are 16% of a loss, 3 times a norm
 UNSETTLED = 5  # steps behind an exchange between sites, in which norms jump without harm
+MAX_SKIPS = 3  # refused steps in a row, after which the run goes back to a checkpoint
+MAX_ROLLBACKS = 3  # times that it may go back to get past one place, before the run ends
 LOOK_BACK = 100  # steps whose samples a rollback passes over: those before a spike often lead to it
 
 
@@ -36,8 +38,6 @@ class Guard:
     """Judges each step. What it remembers is `state`."""
 
     sigmas: float
-    max_skips: int
-    max_rollbacks: int
     loss: deque[float] = dataclasses.field(default_factory=lambda: deque(maxlen=WINDOW))
     grad_norm: deque[float] = dataclasses.field(default_factory=lambda: deque(maxlen=WINDOW))
     skips: int = 0  # in a row
@@ -82,7 +82,7 @@ class Guard:
     def skipped(self) -> bool:
         """A step was refused. Returns whether the run must go back to a checkpoint."""
         self.skips += 1
-        return self.skips >= self.max_skips
+        return self.skips >= MAX_SKIPS
 
     def exchanged(self, every: int) -> None:
         """The weights have changed by more than a step, as they do every so many steps; half of these count."""
@@ -96,7 +96,7 @@ class Guard:
     @property
     def gives_up(self) -> bool:
         """Whether no further rollback is allowed."""
-        return self.rollbacks >= self.max_rollbacks
+        return self.rollbacks >= MAX_ROLLBACKS
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps."""

@@ -17,7 +17,7 @@ from train.checkpoint import checkpoint
 from train.data.manifest import DataError
 from train.data.mixture import Gap, with_gap
 from train.distributed.world import from_first
-from train.faults.guard import LOOK_BACK, GuardError
+from train.faults.guard import LOOK_BACK, MAX_ROLLBACKS, GuardError
 from train.step import StepNumbers
 
 if TYPE_CHECKING:
@@ -202,7 +202,7 @@ def refuse(job: "Job", numbers: StepNumbers, seconds: float) -> None:
         job.pace.allow(
             "going back to a checkpoint",
             c.start_timeout_s + job.saver.limit_s,
-            "CHECKPOINT_TIMEOUT_S",
+            "START_TIMEOUT_S",
         )
         go_back(job)
         job.pace.restore()
@@ -215,15 +215,14 @@ def go_back(job: "Job") -> None:
     advice = "Lower LEARNING_RATE, or look at the samples that metrics.jsonl names"
     if job.guard.gives_up:
         raise GuardError(
-            f"{what}, and going back {job.guard.rollbacks} times (MAX_ROLLBACKS={c.max_rollbacks}) did "
-            f"not help. {advice}"
+            f"{what}, and going back {job.guard.rollbacks} times did not help. {advice}"
         )
     if job.site:
         job.site.step = here
         job.site.drop()
         job.guard.went_back(here, min(here, job.site.common_step))
         return back_to_common(
-            job, f"{what} ({job.guard.rollbacks} of MAX_ROLLBACKS={c.max_rollbacks})", began
+            job, f"{what} (rollback {job.guard.rollbacks} of {MAX_ROLLBACKS})", began
         )
     job.saver.wait()
     # a checkpoint from which the run went astray once may be the cause itself
@@ -249,6 +248,6 @@ def go_back(job: "Job") -> None:
         **{"from": here},
     )
     job.recorder.say(
-        f"{what}: went back to {found[0].name} ({job.guard.rollbacks} of MAX_ROLLBACKS="
-        f"{c.max_rollbacks}); {passed} samples from step {since} on are passed over"
+        f"{what}: went back to {found[0].name} (rollback {job.guard.rollbacks} of "
+        f"{MAX_ROLLBACKS}); {passed} samples from step {since} on are passed over"
     )

@@ -68,7 +68,8 @@ class Watchdog:
     def expect(
         self, doing: str, limit_s: float, setting: str = "START_TIMEOUT_S", impatient: bool = False
     ) -> None:
-        """There was progress; the next is due within so many seconds, by a setting. Cheap enough for every step."""
+        """There was progress; the next is due within so many seconds; setting: the one that
+        decides how many, if one does. Cheap enough for every step."""
         self.doing, self.limit_s, self.since, self.impatient = (
             doing,
             limit_s,
@@ -96,9 +97,8 @@ class Watchdog:
         while not self.over.wait(LOOK_S):
             now, told_at = time.monotonic(), self.told_at()
             if now - self.since > self.limit_s:
-                self.bark(
-                    f"no progress in {self.doing} for {now - self.since:.0f} s (see {self.setting})"
-                )
+                hint = f" (see {self.setting})" if self.setting else ""
+                self.bark(f"no progress in {self.doing} for {now - self.since:.0f} s{hint}")
             if (
                 self.impatient
                 and told_at is not None

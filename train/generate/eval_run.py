@@ -26,6 +26,7 @@ from settings.config import Config
 from settings.declare import ROOT, SettingsError, shown
 from train.assemble import padded_lengths
 from train.data import prepare
+from train.data.data_paths import NO_BUNDLE
 from train.data.manifest import DataError
 from train.data.sources.source import CorpusError
 from train.distributed import parallel
@@ -49,7 +50,6 @@ from train.run_folder import stored_config
 log = logging.getLogger(__name__)
 
 STOPS = (signal.SIGINT, signal.SIGTERM)
-NO_BUNDLE = "none"  # CORE_BUNDLE, where CORE is not wanted
 
 
 def main(measure: Callable[[Config, World], int] | None = None) -> int:

@@ -34,7 +34,7 @@ from train.distributed.world import World, choose_device, from_all, from_first
 from train.model import attention, hf_import
 from train.model.hf_import import ForeignError
 from train.model.model import Transformer, unfilled
-from train.run_folder import stored_config
+from train.run_folder import stored_config, stored_norm_eps
 
 Made = TypeVar("Made")
 
@@ -51,7 +51,6 @@ SAME = {
     "QK_NORM",
     "TIE_EMBEDDINGS",
     "ROPE_THETA",
-    "NORM_EPS",
     "SEQ_LEN",
     "DOC_MASK",
     "DATA_MIX",
@@ -67,7 +66,7 @@ MAY_DIFFER = {
     "TOKENIZER",
 }
 OF_THE_MACHINE = {"DEVICE", "NPROC", "NODES", "ATTENTION", "COMPILE"}
-OF_THE_RUN = {"PRESET", "MAX_STEPS", "DATA_TOKENS"}  # though they are FREE
+OF_THE_RUN = {"PRESET", "MAX_STEPS"}  # though they are FREE
 
 # Rules about steps, which a command that takes none need not keep.
 OF_TRAINING = (
@@ -77,13 +76,11 @@ OF_TRAINING = (
     rules.check_rates,
     rules.check_horizon,
     rules.check_decay,
-    rules.check_muon,
     rules.check_sites,
     rules.check_exchange,
     rules.check_split,
     rules.check_lighthouse,
     rules.check_shutdown,
-    rules.check_shard,
     rules.check_init,
 )
 
@@ -139,7 +136,7 @@ def open_trained(
         parallel.Sharding(config, world) if split and parallel.is_split(config, world) else None
     )
     torch.set_float32_matmul_precision("highest")
-    model = unfilled(config, world.device, kernel, sharding)
+    model = unfilled(config, world.device, kernel, sharding, found.norm_eps)
     if found.manifest:
         try:
             checkpoint.load_weights(found.folder, model)
@@ -175,12 +172,13 @@ def open_trained(
 @dataclasses.dataclass(frozen=True)
 class Found:
     """Weights to be read: the settings to read them with, and their folder. manifest: of a checkpoint, else {}.
-    tokenizer: the run's own, unless the command was given another one."""
+    tokenizer: the run's own, unless the command was given another one. norm_eps: of RMSNorm, if it is not ours."""
 
     config: Config
     folder: Path
     manifest: dict[str, Any]
     facts: dict[str, Any]
+    norm_eps: float | None
     tokenizer: Path | None = None
 
 
@@ -228,7 +226,8 @@ def find(c: Config, given: Collection[str]) -> Found:
         "checkpoint": {key: value for key, value in manifest.items() if key != "files"},
     }
     tokenizer = None if "TOKENIZER" in given else paths.tokenizer
-    return Found(settings_for_use(c, stored, given), folder, manifest, facts, tokenizer)
+    used = settings_for_use(c, stored, given)
+    return Found(used, folder, manifest, facts, stored_norm_eps(before), tokenizer)
 
 
 def of_export(c: Config, paths: RunPaths, stored: Config, given: Collection[str]) -> Found:
@@ -341,7 +340,7 @@ def of_folder(c: Config, given: Collection[str]) -> Found:
     if problem := rules.check_heads(made) or rules.check_kv_heads(made) or rules.check_init(made):
         raise SettingsError([f"INIT_FROM={c.init_from}: {problem}"])
     hf_import.check(c.init_from, made)
-    return Found(made, place, {}, {})
+    return Found(made, place, {}, {}, hf_import.norm_eps_of(config))
 
 
 # ---------------------------------------------------------------------------------------------------

@@ -56,7 +56,6 @@ KEYS: dict[str, tuple[str, Any]] = {
     "intermediate_size": ("MLP_DIM", None),
     "tie_word_embeddings": ("TIE_EMBEDDINGS", False),
     "rope_theta": ("ROPE_THETA", 10000.0),
-    "rms_norm_eps": ("NORM_EPS", 1e-6),
 }
 
 
@@ -178,7 +177,26 @@ def settings_in(config: dict[str, Any]) -> tuple[dict[str, tuple[str, Any]], lis
             problems.append(
                 f"config.json has {key}={said(given[key])}, and {name} must be {rule_of(field)}"
             )
+    try:
+        norm_eps_of(config)
+    except ForeignError as error:
+        problems.append(str(error))
     return values, problems
+
+
+def norm_eps_of(config: dict[str, Any]) -> float:
+    """Return the epsilon of RMSNorm that config.json gives. Raises ForeignError."""
+    value = config.get("rms_norm_eps", 1e-6)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 0.1:
+        raise ForeignError(
+            f"config.json has rms_norm_eps={said(value)}, which must be a number above 0, at most 0.1"
+        )
+    return float(value)
+
+
+def read_norm_eps(folder: Path | str) -> float:
+    """Return the epsilon of RMSNorm of a folder. Raises ForeignError."""
+    return norm_eps_of(read_json(ROOT / folder / "config.json"))
 
 
 def missing_here(config: dict[str, Any], kind: str) -> list[str]:

@@ -35,6 +35,8 @@ from train.model.loss import SoftmaxPart, scored_answers, softmax_part, summed_l
 from train.model.prefix_scoring import Branches
 from train.model.recompute import recomputed
 
+NORM_EPS = 1e-5  # added to the mean square in RMSNorm; INIT_FROM brings its own
+
 
 class Linear(nn.Linear):
     """A bias-free product in the type of its input; the float32 weight is cast on use."""
@@ -125,7 +127,7 @@ def rotate(x: Tensor, rotary: Tensor) -> Tensor:
 
 
 class Attention(nn.Module):
-    def __init__(self, c: Config, kernel: Kernel):
+    def __init__(self, c: Config, kernel: Kernel, norm_eps: float):
         super().__init__()
         self.head_dim, self.kernel = c.head_dim, kernel
         kv_dim = (c.n_kv_head or c.n_head) * c.head_dim
@@ -133,8 +135,8 @@ class Attention(nn.Module):
         self.k_proj = Linear(c.n_embd, kv_dim)
         self.v_proj = Linear(c.n_embd, kv_dim)
         self.o_proj = Linear(c.n_embd, c.n_embd)
-        self.q_norm = RMSNorm(c.head_dim, c.norm_eps) if c.qk_norm else nn.Identity()
-        self.k_norm = RMSNorm(c.head_dim, c.norm_eps) if c.qk_norm else nn.Identity()
+        self.q_norm = RMSNorm(c.head_dim, norm_eps) if c.qk_norm else nn.Identity()
+        self.k_norm = RMSNorm(c.head_dim, norm_eps) if c.qk_norm else nn.Identity()
 
     def forward(self, x: Tensor, rotary: Tensor, apart: Tensor | None) -> Tensor:
         B, T, C = x.shape
@@ -164,11 +166,11 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, c: Config, kernel: Kernel):
+    def __init__(self, c: Config, kernel: Kernel, norm_eps: float):
         super().__init__()
-        self.input_layernorm = RMSNorm(c.n_embd, c.norm_eps)
-        self.self_attn = Attention(c, kernel)
-        self.post_attention_layernorm = RMSNorm(c.n_embd, c.norm_eps)
+        self.input_layernorm = RMSNorm(c.n_embd, norm_eps)
+        self.self_attn = Attention(c, kernel, norm_eps)
+        self.post_attention_layernorm = RMSNorm(c.n_embd, norm_eps)
         self.mlp = MLP(c)
         self.recompute = c.activation_checkpointing
 
@@ -183,16 +185,20 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """forward(tokens) -> logits; forward(tokens, targets) -> (summed loss in nats, scored tokens)."""
+    """forward(tokens) -> logits; forward(tokens, targets) -> (summed loss in nats, scored tokens).
+
+    norm_eps: of the norms; None: NORM_EPS.
+    """
 
     rotary: Tensor
 
-    def __init__(self, c: Config, kernel: Kernel = SDPA):
+    def __init__(self, c: Config, kernel: Kernel = SDPA, norm_eps: float | None = None):
         super().__init__()
+        norm_eps = NORM_EPS if norm_eps is None else norm_eps
         self.dtype, self.kernel, self.vocab_size = getattr(torch, c.dtype), kernel, c.vocab_size
         self.embed_tokens = Embedding(c.padded_vocab_size, c.n_embd)
-        self.layers = nn.ModuleList(Block(c, kernel) for _ in range(c.n_layer))
-        self.norm = RMSNorm(c.n_embd, c.norm_eps)
+        self.layers = nn.ModuleList(Block(c, kernel, norm_eps) for _ in range(c.n_layer))
+        self.norm = RMSNorm(c.n_embd, norm_eps)
         self.lm_head = Linear(c.n_embd, c.padded_vocab_size)
         if c.tie_embeddings:
             self.lm_head.weight = self.embed_tokens.weight
@@ -254,17 +260,25 @@ class Transformer(nn.Module):
 
 
 def build(
-    c: Config, device: torch.device, kernel: Kernel = SDPA, sharding: Any = None
+    c: Config,
+    device: torch.device,
+    kernel: Kernel = SDPA,
+    sharding: Any = None,
+    norm_eps: float | None = None,
 ) -> Transformer:
     """The model on `device` with the initial weights that SEED gives, the same on every device and rank."""
-    model = unfilled(c, device, kernel, sharding)
+    model = unfilled(c, device, kernel, sharding, norm_eps)
     for name, weight in model.named_parameters():
         initialise(weight, name, c, sharding)
     return model
 
 
 def unfilled(
-    c: Config, device: torch.device, kernel: Kernel = SDPA, sharding: Any = None
+    c: Config,
+    device: torch.device,
+    kernel: Kernel = SDPA,
+    sharding: Any = None,
+    norm_eps: float | None = None,
 ) -> Transformer:
     """The model on `device`, of whatever its memory held before.
 
@@ -272,7 +286,7 @@ def unfilled(
     memory, so that no process ever holds the whole model.
     """
     with torch.device("meta") if sharding else device:
-        model = Transformer(c, kernel)
+        model = Transformer(c, kernel, norm_eps)
     if sharding:
         sharding.split(model)
         model.to_empty(device=device)

@@ -26,6 +26,7 @@ from train.profile.time_shares import DATA, STEP, Shares, TraceError
 if TYPE_CHECKING:
     from train.job import Job
 
+PROFILE_STEPS = 3  # that are recorded
 SETTLE = 4  # steps that are not recorded, of which the first sets much up and the others tell how long one takes
 
 
@@ -58,7 +59,7 @@ class Profile:
         exchanges = c.sync_every if c.replicas > 1 else 0
         busy = (c.eval_every, c.save_every or 0, c.core_every, exchanges)
         self.steps = window(
-            job.step, c.last_step, c.profile_steps, tuple(every for every in busy if every)
+            job.step, c.last_step, PROFILE_STEPS, tuple(every for every in busy if every)
         )
         self.job, self.recorded, self.usual_s = job, 0, 0.0
         self.profiler: Any = None

@@ -2,6 +2,8 @@
 
 import sys
 
+from tests.site import sitecustomize as constants  # noqa: F401 (it replaces them, being another sitecustomize)
+
 if sys.orig_argv[-2:-1] == ["-m"] and sys.orig_argv[-1] in (
     "train.main",
     "train.data.streaming.producer",

@@ -196,7 +196,6 @@ def two(
         seq_len=T,
         batch_tokens=8 * T,
         micro_batch_size=8,
-        group_shards=4,
     )
     return c, opened
 

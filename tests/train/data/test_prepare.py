@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from settings.config import Config
-from train.data import prepare, shard_writer
+from train.data import data_paths, prepare, shard_writer
 from train.data.manifest import DataError
 from train.data.shards import ShardSet
 from train.data.sources import pin
@@ -44,33 +44,38 @@ def lines(papers: list[Paper]) -> str:
 
 def declare(c: Config, name: str, **keys: Any) -> None:
     """Write sources/NAME.toml."""
-    Path(c.sources_dir).mkdir(exist_ok=True)
+    sources_of(c).mkdir(exist_ok=True)
     text = "".join(
         f"{key} = {json.dumps(value)}\n"
         for key, value in ({"validation_fraction": 0.2} | keys).items()
     )
-    (Path(c.sources_dir) / f"{name}.toml").write_text(text)
+    (sources_of(c) / f"{name}.toml").write_text(text)
 
 
 def declare_papers(c: Config, name: str, seed: int = 11, **keys: Any) -> None:
     """A source of documents() in two local files."""
-    folder = Path(c.sources_dir).parent / name
+    folder = Path(c.data_dir).parent / name
     folder.mkdir()
     (folder / "a.jsonl").write_text(lines(documents(seed=seed)[:35]))
     (folder / "b.jsonl").write_text(lines(documents(seed=seed)[35:]))
     declare(c, name, files=[str(folder / "*.jsonl")], **keys)
 
 
+def sources_of(c: Config) -> Path:
+    """The folder that declares sources in these tests: what is in DATA_DIR may be deleted."""
+    return Path(c.data_dir).parent / "sources"
+
+
 @pytest.fixture
-def config(tmp_path: Path) -> Config:
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
     """A mixture of one local source; shards are of about 1,000 tokens of its 6,400."""
+    monkeypatch.setattr(data_paths, "SHARD_TOKENS", 1000)
+    monkeypatch.setattr(data_paths, "source_folders", lambda c: [tmp_path / "sources"])
     c = dataclasses.replace(
         Config(),
         data_mix="papers:1",
         data_dir=str(tmp_path / "data"),
         vocab_size=300,
-        shard_tokens=1000,
-        sources_dir=str(tmp_path / "sources"),
         seq_len=32,
         batch_tokens=512,
         micro_batch_size=4,
@@ -102,7 +107,7 @@ def web(config: Config) -> Config:
     """Of papers and of a source on the hub, with a tokenizer that is there."""
     prepare.prepare(config)
     path = next(Path(config.data_dir).rglob("tokenizer.json")).rename(
-        Path(config.sources_dir) / "tokenizer.json"
+        sources_of(config) / "tokenizer.json"
     )
     shutil.rmtree(config.data_dir)
     c = dataclasses.replace(
@@ -141,8 +146,6 @@ def settings(monkeypatch: pytest.MonkeyPatch, c: Config) -> None:
         "DATA_MIX",
         "DATA_DIR",
         "VOCAB_SIZE",
-        "SOURCES_DIR",
-        "SHARD_TOKENS",
         "TOKENIZER",
         "TRAIN_TOKENS",
         "WARMUP_TOKENS",
@@ -188,7 +191,7 @@ def test_the_manifest_counts_documents_and_those_without_text_and_the_end_says_s
         f"source papers: {60 - len(EMPTY)} documents" in said and "rows dropped: 2 null" in said
         for said in caplog.messages
     )
-    papers = Path(config.sources_dir).parent / "papers"
+    papers = Path(config.data_dir).parent / "papers"
     assert [said for said in caplog.messages if said.startswith("  dropped:")] == [
         f"  dropped: {papers}/a.jsonl, row 5: column 'text' is null",
         f"  dropped: {papers}/b.jsonl, row 6: column 'text' is null",
@@ -206,8 +209,7 @@ def test_the_limit_of_a_source_is_its_share(tmp_path: Path) -> None:
         ]
 
     assert limits() == [667, math.inf]  # of TRAIN_TOKENS on the hub; what is here is taken whole
-    assert limits(data_tokens=50) == [34, 17]
-    assert limits(data_tokens=10**12) == [math.ceil(2 * 10**12 / 3), math.ceil(10**12 / 3)]
+    assert limits(train_tokens=10**12) == [math.ceil(2 * 10**12 / 3), math.inf]
 
 
 def test_sources_on_the_hub_are_made_up_to_the_horizon_and_local_ones_whole(web: Config) -> None:
@@ -219,27 +221,47 @@ def test_sources_on_the_hub_are_made_up_to_the_horizon_and_local_ones_whole(web:
     assert not list(Path(web.data_dir).rglob("train.jsonl"))  # of which the rest is of no use
 
 
-def test_data_tokens_bounds_each_source_by_its_share_and_may_be_raised(config: Config) -> None:
-    declare_papers(config, "notes", seed=13, validation_fraction=0.4)
-    c = dataclasses.replace(config, data_mix="papers:3,notes:1")
+def test_what_is_made_of_the_hub_may_be_raised(web: Config) -> None:
     longest = 200
     for total in (2400, 4000):
-        c = dataclasses.replace(c, data_tokens=total)
-        prepare.prepare(c)
-        for name, share in (("papers", 0.75), ("notes", 0.25)):
-            assert (
-                share * total <= opened(c, name).total("train", "tokens") < share * total + longest
-            )
-    more = dataclasses.replace(c, data_tokens=6000)
+        c = dataclasses.replace(web, train_tokens=total)
+        declare_hub(c, "web")  # its file, too, which is deleted once it is read
+        prepare.prepare(c, whole=True)
+        made = opened(c, "web").total("train", "tokens")
+        assert 0.75 * total <= made < 0.75 * total + longest
+    more = dataclasses.replace(web, train_tokens=6000)
     with pytest.raises(
-        DataError,
-        match=r"papers/.*: holds \d+ training tokens and 4500 are asked for; run: make data",
+        DataError, match=r"web/.*: holds \d+ training tokens and 4500 are asked for; run: make data"
     ):
-        opened(more)
-    prepare.prepare(dataclasses.replace(c, data_tokens=None))
-    once = dataclasses.replace(c, data_tokens=None, data_dir=c.data_dir + "_once")
-    prepare.prepare(once)
-    assert content(once) == content(c)
+        opened(more, "web")
+
+
+def test_a_local_source_that_an_earlier_version_made_a_part_of_stays_as_it_is(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepare, "token_limit", lambda c, s: 2000)
+    prepare.prepare(config)
+    monkeypatch.undo()
+    monkeypatch.setattr(data_paths, "source_folders", lambda c: [sources_of(config)])
+    before = content(config)
+    assert opened(config).manifest["end"] == "limit" and before
+    prepare.prepare(config, whole=True)
+    assert content(config) == before
+    next(opened(config).folder.glob("train_*.bin")).unlink()
+    prepare.prepare(config, whole=True)
+    assert content(config) == before
+
+
+def test_shards_of_another_size_go_on_in_it(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare.prepare(config)
+    before = content(config)
+    monkeypatch.setattr(data_paths, "SHARD_TOKENS", 5000)
+    for path in opened(config).folder.glob("train_*.bin"):
+        path.unlink()
+    prepare.prepare(config)
+    assert content(config) == before and opened(config).manifest["shard_tokens"] == 1000
 
 
 def test_what_is_there_is_left_alone(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,10 +289,10 @@ def test_what_is_there_is_left_alone(config: Config, monkeypatch: pytest.MonkeyP
 def test_the_tokenizer_sees_training_text_only_by_weight(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (Path(config.sources_dir).parent / "x.jsonl").write_text(
+    (Path(config.data_dir).parent / "x.jsonl").write_text(
         "".join(json.dumps({"id": f"f{i}", "text": "x" * 100}) + "\n" for i in range(1000))
     )
-    declare(config, "long", files=[str(Path(config.sources_dir).parent / "x.jsonl")])
+    declare(config, "long", files=[str(Path(config.data_dir).parent / "x.jsonl")])
     monkeypatch.setattr(prepare, "TOKENIZER_TEXT_BYTES", 8000)
     c = dataclasses.replace(config, data_mix="papers:1,long:3")
     for name in c.mixture:
@@ -290,14 +312,15 @@ def test_the_tokenizer_sees_training_text_only_by_weight(
     ("name", "command"), [("gzip -9", ["gzip", "-9", "-n"]), ("xz -9", ["xz", "-9"])]
 )
 def test_bits_per_byte_of_a_compressor_are_those_of_its_command(
-    config: Config, name: str, command: list[str]
+    config: Config, monkeypatch: pytest.MonkeyPatch, name: str, command: list[str]
 ) -> None:
     if not shutil.which(command[0]):
         pytest.skip(f"no {command[0]} on this machine")
-    path = Path(config.sources_dir).parent / "many.jsonl"
+    path = Path(config.data_dir).parent / "many.jsonl"
     path.write_text(lines(documents(2000)))
     declare(config, "many", files=[str(path)], compressors=True)
-    c = dataclasses.replace(config, data_mix="many:1", data_tokens=2000)
+    c = dataclasses.replace(config, data_mix="many:1")
+    monkeypatch.setattr(prepare, "token_limit", lambda c, s: 2000)
     prepare.prepare(c)
     source = prepare.source_of(c, "many")
     held_out = "".join(d.text for d in documents(2000) if is_validation(source, d.name)).encode()

@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 
 from settings.config import Config
 from tests.train.data.test_prepare import config, opened, settings, web
-from train.data import prepare
+from train.data import data_paths, prepare
 from train.data.manifest import DataError
 from train.data.sources import pin
 
@@ -144,11 +145,28 @@ def refusal(c: Config, sources: dict[str, Any]) -> str:
     return ""
 
 
+@pytest.fixture
+def declare_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Declares sources by name, with a line about max_epochs or none."""
+    monkeypatch.setattr(data_paths, "source_folders", lambda c: [tmp_path])
+
+    def declare_all(**lines: str) -> None:
+        for name, line in lines.items():
+            text = f'files = ["x.jsonl"]\nvalidation_fraction = 0.1\n{line}\n'
+            (tmp_path / f"{name}.toml").write_text(text)
+
+    return declare_all
+
+
 @pytest.mark.parametrize(
     ("epochs", "outcome"), [(3.9, ""), (4.1, "warned"), (15.9, "warned"), (16.1, "refused")]
 )
 def test_text_that_is_repeated_often_is_warned_of_and_then_refused(
-    caplog: pytest.LogCaptureFixture, epochs: float, outcome: str
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+    declare_most: Callable[..., None],
+    epochs: float,
+    outcome: str,
 ) -> None:
     c = dataclasses.replace(
         Config(),
@@ -157,41 +175,53 @@ def test_text_that_is_repeated_often_is_warned_of_and_then_refused(
         batch_tokens=1000,
         train_tokens=4_000_000,
     )
+    declare_most(notes="", papers="")
     sources = {"papers": shards_of(2_999_901), "notes": shards_of(100 * round(10_000 / epochs) + 1)}
     said = refusal(c, {name: sources[name] for name in c.mixture})
     what = (
         f"notes is repeated {10_000 / round(10_000 / epochs):,.1f} times: 25% of 4,000,000 tokens are 1,000,000, "
         f"and it has {100 * round(10_000 / epochs):,}"
     )
+    remedy = f'max_epochs = "unlimited" in {tmp_path}/notes.toml'
     assert said.startswith(what) is (outcome == "refused")
-    assert said.endswith("ALLOW_REPEAT=notes") is (outcome == "refused")
+    assert said.endswith(remedy) is (outcome == "refused")
     assert any(what in message for message in caplog.messages) is (outcome == "warned")
-    caplog.clear()
-    assert refusal(dataclasses.replace(c, allow_repeat="notes"), sources) == ""
-    assert [
-        message.startswith(f"warning: {what}, as ALLOW_REPEAT") for message in caplog.messages
-    ] == [True] * bool(outcome)
+    for most in ('"unlimited"', "17"):
+        caplog.clear()
+        declare_most(notes=f"max_epochs = {most}")
+        assert refusal(c, sources) == ""
+        assert [
+            message == f"warning: {what}, as its max_epochs allows" for message in caplog.messages
+        ] == [True] * bool(outcome)
+    declare_most(notes="max_epochs = 15")
+    assert bool(refusal(c, sources)) is (epochs > 15)
 
 
-def test_one_list_names_all_that_must_be_allowed(caplog: pytest.LogCaptureFixture) -> None:
+def test_all_that_must_be_allowed_are_named(
+    caplog: pytest.LogCaptureFixture, declare_most: Callable[..., None]
+) -> None:
     c = dataclasses.replace(
         Config(),
         data_mix="a:1,b:1,c:1,d:1",
         seq_len=100,
         batch_tokens=1000,
         train_tokens=4_000_000,
-        allow_repeat="b",
     )
+    unlimited = 'max_epochs = "unlimited"'
+    declare_most(a="", b=unlimited, c="", d="")
     sources = {name: shards_of(1001 if name != "d" else 10**6) for name in c.mixture}
     said = refusal(c, sources)
     assert "a is repeated" in said and "c is repeated" in said and "d is repeated" not in said
-    allowed = said.split("ALLOW_REPEAT=")[1]
-    assert allowed == "b,a,c"
-    assert refusal(dataclasses.replace(c, allow_repeat=allowed), sources) == ""
+    assert "/a.toml and " in said and said.endswith("/c.toml")
+    declare_most(a=unlimited, c=unlimited)
+    assert refusal(c, sources) == ""
 
 
-def test_of_a_source_that_is_still_being_made_nothing_is_known() -> None:
+def test_of_a_source_that_is_still_being_made_nothing_is_known(
+    declare_most: Callable[..., None],
+) -> None:
     c = dataclasses.replace(Config(), data_mix="a:1", train_tokens=10**9)
+    declare_most(a="")
     assert refusal(c, {"a": shards_of(10_000, ended=False)}) == ""
     assert "a is repeated" in refusal(c, {"a": shards_of(10_000)})
 
@@ -212,6 +242,5 @@ def test_the_labs_mixture_starts_with_a_warning(caplog: pytest.LogCaptureFixture
     whole = 190_735 * 524_288
     assert caplog.messages == [
         f"warning: usmle is repeated 500.3 times: 1% of {whole:,} tokens are "
-        f"{round(whole / 100):,}, and it has 1,998,848, as ALLOW_REPEAT allows"
+        f"{round(whole / 100):,}, and it has 1,998,848, as its max_epochs allows"
     ]
-    assert refusal(dataclasses.replace(c, allow_repeat=""), sources).endswith("ALLOW_REPEAT=usmle")

@@ -15,7 +15,7 @@ import pytest
 from settings.config import Config
 from tests.killing import killed_at
 from tests.train.data.test_prepare import config, content, declare_papers, opened
-from train.data import prepare, shard_writer, tokenizer
+from train.data import data_paths, prepare, shard_writer, tokenizer
 from train.data.manifest import DataError
 
 __all__ = ["config"]  # a fixture
@@ -28,11 +28,12 @@ def whole(c: Config) -> dict[str, bytes]:
 
 @pytest.mark.slow
 def test_a_prepare_that_is_killed_at_any_write_ends_with_the_same_bytes(
-    config: Config, tmp_path: Path
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Pins, tokenizer, shards of two sources, manifests, and what the compressors need."""
     declare_papers(config, "notes", seed=13, compressors=True)
-    c = dataclasses.replace(config, data_mix="papers:3,notes:1", shard_tokens=3000)
+    c = dataclasses.replace(config, data_mix="papers:3,notes:1")
+    monkeypatch.setattr(data_paths, "SHARD_TOKENS", 3000)
     prepare.prepare(c)
     undisturbed, differing = content(c), []
     assert sum(name.endswith(".bin") for name in undisturbed) > 4

@@ -14,6 +14,7 @@ from settings.config import Config
 from tests.conftest import TINY
 from tests.running import losses, same, tensors, wait_for, wait_until
 from tests.train.diloco.sites import Sites
+from train import optim
 from train.data import prepare
 from train.data.batch import Loader
 from train.distributed.world import World
@@ -69,7 +70,7 @@ class OneProcess:
                 {"params": vectors, "weight_decay": 0.0},
             ],
             betas=(c.adam_beta1, c.adam_beta2),
-            eps=c.adam_eps,
+            eps=optim.ADAM_EPS,
         )
         world = World(0, 0, 0, 1, torch.device("cpu"), "CPU", "here")
         return (
@@ -132,7 +133,9 @@ class OneProcess:
             )
             for model, _, _ in self.sites:
                 w = model.get_parameter(name)
-                w.data = self.common[name] + c.sync_alpha * (w.data - self.common[name])
+                w.data = self.common[name] + (0.5 if c.sync_delay else 0.0) * (
+                    w.data - self.common[name]
+                )
 
 
 def close(run: Path, step: int, expected: dict[str, torch.Tensor]) -> None:

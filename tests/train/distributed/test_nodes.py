@@ -17,8 +17,18 @@ import pytest
 
 from record import reader, status
 from record.run_paths import RunPaths
+from tests.constants import constants
 from tests.faults.inject import Fault, faulty
-from tests.running import ROOT, environment, losses, train, wait_for, wait_until
+from tests.faults.streams import declare_in
+from tests.running import (
+    ROOT,
+    WITH_CONSTANTS,
+    environment,
+    losses,
+    train,
+    wait_for,
+    wait_until,
+)
 from tests.train.test_ranks import relative, with_fault
 
 pytestmark = pytest.mark.slow
@@ -169,8 +179,8 @@ def test_a_node_with_a_data_dir_of_its_own_gets_from_the_first_what_it_lacks(
     tmp_path: Path, data: dict[str, str], env: dict[str, str], jobs: list[Job]
 ) -> None:
     """Prepared, and streamed: only the first node reads the sources; the other has the same files in the end."""
-    sources = tmp_path / "sources"
-    sources.mkdir()
+    sources = tmp_path / "data" / "sources"
+    sources.mkdir(parents=True)
     rng = random.Random(5)
     words = ["".join(rng.choices("abcdefgh", k=4)) for _ in range(400)]
     for name, count in (("large", 300), ("small", 30)):
@@ -183,14 +193,12 @@ def test_a_node_with_a_data_dir_of_its_own_gets_from_the_first_what_it_lacks(
             f'files = ["{tmp_path}/{name}.jsonl"]\nvalidation_fraction = 0.1\n'
         )
     mixture = {
-        "SOURCES_DIR": str(sources),
         "DATA_MIX": "large:9,small:1",
-        "SHARD_TOKENS": "2000",
-        "GROUP_SHARDS": "2",
         "DATA_DIR": str(tmp_path / "data"),
         "MAX_STEPS": "40",
-        "ALLOW_REPEAT": "small",
     }
+    small = constants(SHARD_TOKENS=2000, GROUP_SHARDS=2, MAX_EPOCHS=100)
+    mixture |= small | {"PYTHONPATH": WITH_CONSTANTS}
     (tmp_path / "one").mkdir()
     alone = environment(tmp_path / "one", data) | mixture
     train(alone, command=[sys.executable, "-m", "train.data.prepare"])
@@ -206,6 +214,7 @@ def test_a_node_with_a_data_dir_of_its_own_gets_from_the_first_what_it_lacks(
                 alone | {"DATA_STREAM": "1"}, command=[sys.executable, "-m", "train.data.prepare"]
             )
         other = tmp_path / f"other_{stream}"
+        declare_in(other, sources)
         jobs.append(
             Job(
                 tmp_path,

@@ -82,9 +82,10 @@ def test_of_a_fine_tuning_those_of_its_model_too(
 
 
 def test_in_an_evaluation_its_own_batch_is_named_first() -> None:
-    c = dataclasses.replace(TUNED, micro_batch_size=4)
-    told = memory_advice(c, world(1), evaluating=True)
-    assert "4 windows of held-out text" in told and told.endswith("set MICRO_BATCH_SIZE=2")
+    c = dataclasses.replace(TUNED, micro_batch_size=8, batch_tokens=8 * TUNED.seq_len)
+    said = memory_advice(c, world(1), evaluating=True)
+    assert "8 windows of held-out text" in said and said.endswith("set MICRO_BATCH_SIZE=4")
+    assert "held-out" not in memory_advice(c, world(1))
     c = dataclasses.replace(c, micro_batch_size=1)
     assert "LORA_RANK=16" in memory_advice(c, world(1), evaluating=True)
 

@@ -21,7 +21,7 @@ from train.checkpoint.checkpoint import CheckpointError
 from train.data.manifest import DataError
 from train.data.tokenizer import TokenizerError, load
 from train.generate.load_run import Trained, open_trained, settings_of_command
-from train.model import model
+from train.model import model as model_module
 from train.model.hf_import import ForeignError
 
 RUN = {"RUN_NAME"}
@@ -92,6 +92,22 @@ def equal(opened: Trained, weights: dict[str, torch.Tensor]) -> bool:
 # ---- A run
 
 
+@pytest.mark.parametrize(
+    ("attempt", "settings", "eps"),
+    [({}, {}, 1e-5), ({"norm_eps": 1e-6}, {}, 1e-6), ({}, {"NORM_EPS": 1e-3}, 1e-3)],
+    ids=["ours", "of INIT_FROM", "of an older version"],
+)
+def test_a_run_keeps_the_epsilon_of_its_norms(
+    run: Run, attempt: dict, settings: dict, eps: float
+) -> None:
+    facts = json.loads((run.folder / "config.json").read_text())
+    facts["attempts"][-1] |= attempt
+    facts["settings"] |= settings
+    (run.folder / "config.json").write_text(json.dumps(facts))
+    model = run.open().model
+    assert {part.eps for part in model.modules() if isinstance(part, model_module.RMSNorm)} == {eps}
+
+
 def test_the_newest_weights_come_back_to_the_bit_with_the_runs_own_shape(run: Run) -> None:
     opened = run.open()
     assert equal(opened, run.weights[3]) and not equal(opened, run.weights[1])
@@ -145,7 +161,7 @@ def test_one_that_the_trainer_deletes_meanwhile_is_said_to_be_deleted(
 ) -> None:
     def unfilled(*how: object) -> object:
         shutil.rmtree(run.folder / "checkpoints" / "step_0000003")  # it was verified by now
-        return model.unfilled(*how)
+        return model_module.unfilled(*how)
 
     monkeypatch.setattr("train.generate.load_run.unfilled", unfilled)
     with pytest.raises(

@@ -27,15 +27,15 @@ QWEN = {
     "n_kv_head": 2,
     "tie_embeddings": False,
     "rope_theta": 500_000.0,
-    "norm_eps": 1e-6,
 }
+THEIR_EPS = 1e-6  # of RMSNorm
 
 
 def published(
     folder: Path, c: Config, dtype: torch.dtype = torch.float32, **how: object
 ) -> torch.nn.Module:
     """A model of Hugging Face with random weights, and its files as save_pretrained writes them."""
-    model = build(dataclasses.replace(c, seed=4), CPU)
+    model = build(dataclasses.replace(c, seed=4), CPU, norm_eps=THEIR_EPS)
     with torch.no_grad():
         for weight in model.parameters():  # norms of 1 would hide one that is left as it was
             if weight.ndim == 1:
@@ -97,7 +97,7 @@ def test_logits_equal_those_of_the_model_that_was_saved(
     theirs = published(tmp_path, c, **how)
     assert (len(list(tmp_path.glob("*.safetensors"))) > 3) == bool(how)
     hf_import.check(tmp_path, c)
-    model = build(c, CPU)
+    model = build(c, CPU, norm_eps=hf_import.read_norm_eps(tmp_path))
     padding = model.lm_head.weight[c.vocab_size :].clone()
     hf_import.load(tmp_path, model)
     torch.testing.assert_close(logits(model, c), logits(theirs, c), rtol=1e-5, atol=1e-5)
@@ -155,10 +155,9 @@ def test_keys_of_older_and_of_sparing_config_files_are_understood(
     assert problems(folder, dataclasses.replace(c, rope_theta=5e5)) == [
         f"ROPE_THETA=500000: INIT_FROM={folder} has rope_theta=10000.0; set ROPE_THETA=10000"
     ]
-    change(
-        folder, rope_theta=1e6, rope_scaling={"type": "default"}, rms_norm_eps=9.999999747378752e-06
-    )
+    change(folder, rope_theta=1e6, rope_scaling={"type": "default"}, rms_norm_eps=None)
     hf_import.check(folder, dataclasses.replace(c, rope_theta=1e6))
+    assert hf_import.read_norm_eps(folder) == 1e-6
 
 
 def test_what_old_files_hold_besides_is_passed_over_or_must_agree(
@@ -198,7 +197,7 @@ def test_all_differences_are_said_at_once_with_the_value_to_set(
     tiny: Config, tmp_path: Path
 ) -> None:
     published(tmp_path, recipe(tiny, **QWEN))
-    ours = recipe(tiny, n_layer=3, n_head=2, n_embd=32, vocab_size=640, norm_eps=1e-5, mlp_dim=100)
+    ours = recipe(tiny, n_layer=3, n_head=2, n_embd=32, vocab_size=640, mlp_dim=100)
     found = problems(tmp_path, ours)
     sets = {
         match[1]: match[2]
@@ -213,7 +212,6 @@ def test_all_differences_are_said_at_once_with_the_value_to_set(
         "QK_NORM": "1",
         "TIE_EMBEDDINGS": "0",
         "ROPE_THETA": "500000",
-        "NORM_EPS": "1e-06",
     }
     assert f"N_LAYER=3: INIT_FROM={tmp_path} has num_hidden_layers=2; set N_LAYER=2" in found
     assert f"QK_NORM=0: INIT_FROM={tmp_path} has model_type=qwen3; set QK_NORM=1" in found
@@ -264,7 +262,7 @@ def test_all_differences_are_said_at_once_with_the_value_to_set(
             {"num_hidden_layers": 10**9},
             ["num_hidden_layers=1000000000", "N_LAYER must be", "at most 4096"],
         ),
-        ({"rms_norm_eps": float("nan")}, ["rms_norm_eps=NaN", "NORM_EPS must be"]),
+        ({"rms_norm_eps": float("nan")}, ["rms_norm_eps=NaN", "a number above 0, at most 0.1"]),
     ],
     ids=str,
 )

@@ -23,7 +23,7 @@ VARIANTS = [
     {"n_kv_head": 1},
     {"tie_embeddings": False, "rope_theta": 500_000.0},
     {"qk_norm": True, "n_kv_head": 2},
-    {"qk_norm": True, "tie_embeddings": False, "norm_eps": 1e-6},
+    {"qk_norm": True, "tie_embeddings": False},
     {"vocab_size": 501},
     {"vocab_size": 501, "tie_embeddings": False},
 ]
@@ -45,7 +45,7 @@ def hugging_face(model: Transformer, c: Config) -> torch.nn.Module:
         "num_hidden_layers": c.n_layer,
         "num_attention_heads": c.n_head,
         "num_key_value_heads": c.n_kv_head,
-        "rms_norm_eps": c.norm_eps,
+        "rms_norm_eps": model.norm.eps,
         "tie_word_embeddings": c.tie_embeddings,
         "head_dim": c.head_dim,
         "max_position_embeddings": c.seq_len,
@@ -67,10 +67,14 @@ def hugging_face(model: Transformer, c: Config) -> torch.nn.Module:
     return other.eval()
 
 
+@pytest.mark.parametrize("norm_eps", [None, 1e-6])
 @pytest.mark.parametrize("changes", VARIANTS, ids=str)
-def test_logits_equal_those_of_hugging_face(tiny: Config, changes: dict) -> None:
+def test_logits_equal_those_of_hugging_face(
+    tiny: Config, changes: dict, norm_eps: float | None
+) -> None:
     c = recipe(tiny, **changes)
-    model = build(c, CPU)
+    model = build(c, CPU, norm_eps=norm_eps)
+    assert model.norm.eps == (norm_eps or 1e-5)
     tokens = torch.randint(c.vocab_size, (3, c.seq_len), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         for weight in model.parameters():  # norms of 1 would hide a norm that is left out

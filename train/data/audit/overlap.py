@@ -1,6 +1,6 @@
 """Which evaluation tasks a source has read already: n-grams of words that its text shares with theirs.
 
-    REPORT_TASKS -> the strings of each row -> words -> hashes of 13-grams: the table
+    CORE_BUNDLE -> the strings of each row -> words -> hashes of 13-grams: the table
     documents of a source -> their text -> words -> hashes of 13-grams -> found in the table, on all cores
 
 After Brown et al. 2020 (GPT-3, appendix C) a word is lower case, delimited by white space and without
@@ -15,8 +15,11 @@ import concurrent.futures
 import dataclasses
 import itertools
 import json
+import logging
 import multiprocessing
 import re
+import zipfile
+import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,15 +27,19 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from settings.declare import ROOT, SettingsError
+from settings.declare import SettingsError
+from train.data.data_paths import NO_BUNDLE, core_bundle_path
 from train.data.manifest import DataError
 from train.data.tokenizer import Vocabulary
+
+log = logging.getLogger(__name__)
 
 GRAM, SHORTEST = 13, 8  # words
 NO_WORD = re.compile(r"[^\w\s\0]+|_+")
 DOCUMENT_END = b" \0 "  # stands between documents as a word that no task has
 MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 EXAMPLES = 3  # of shared text, for a source and a task
+REMEDY = "download the tasks again, or leave them out with CORE_BUNDLE=none"
 WAITING = 2  # chunks a process that are read ahead
 
 
@@ -81,26 +88,55 @@ class Task:
     gram_texts: np.ndarray
 
 
-def read_tasks(setting: str) -> list[Task]:
-    """The tasks that REPORT_TASKS names. Raises SettingsError where there are none, DataError where one is damaged."""
-    files: list[Path] = []
-    problems = []
-    for part in filter(None, setting.split(",")):
-        path = (ROOT / part).resolve()
-        below = sorted(path.rglob("*.jsonl")) if path.is_dir() else [path]
-        if not path.exists():
-            problems.append(
-                f"REPORT_TASKS names {part}, but there is no {path}; give folders or files of tasks"
-            )
-        elif not below:
-            problems.append(
-                f"REPORT_TASKS names {part}, but there is no *.jsonl below {path}; give another folder"
-            )
-        files += below
-    if problems:
-        raise SettingsError(problems)
-    files = list(dict.fromkeys(files))
+def read_tasks(setting: str, data_dir: Path) -> list[Task]:
+    """Read the tasks of CORE_BUNDLE; none where it is `none`, or an address that was not downloaded.
+
+    Raises SettingsError where there are none, DataError where one is damaged.
+    """
+    if setting == NO_BUNDLE:
+        return []
+    path = core_bundle_path(setting, data_dir)
+    if not path.exists() and "://" in setting:
+        log.info(
+            "text is not compared with the tasks of CORE, which are not downloaded: `make eval` of any run "
+            "does that, or give the path of a copy as CORE_BUNDLE"
+        )
+        return []
+    files = task_files(path)
+    if not files:
+        raise SettingsError(
+            [
+                f"CORE_BUNDLE={setting}: there is no *.jsonl in {path}; give a folder, a .zip or a file of "
+                "tasks, or CORE_BUNDLE=none"
+            ]
+        )
     return [read_task(name, file) for name, file in zip(names_of(files), files, strict=True)]
+
+
+def task_files(path: Path) -> list[Path]:
+    """Return all files of tasks: of a folder or a .zip every *.jsonl below it."""
+    if path.suffix == ".zip" and path.is_file():
+        try:
+            with zipfile.ZipFile(path) as archive:
+                names = archive.namelist()
+        except (OSError, zipfile.BadZipFile) as error:
+            raise DataError(f"{path}: is not a .zip ({error}); {REMEDY}") from None
+        return sorted(path / name for name in names if name.endswith(".jsonl"))
+    if path.is_file():
+        return [path]
+    return sorted(path.rglob("*.jsonl"))
+
+
+def read_file(file: Path) -> bytes:
+    """Read a file of tasks, on its own or in a .zip. Raises DataError."""
+    archive = next((folder for folder in file.parents if folder.suffix == ".zip"), None)
+    try:
+        if archive and archive.is_file():
+            with zipfile.ZipFile(archive) as opened:
+                return opened.read(file.relative_to(archive).as_posix())
+        return file.read_bytes()
+    except (OSError, zipfile.BadZipFile, zlib.error) as error:
+        raise DataError(f"{file}: cannot be read ({error}); {REMEDY}") from None
 
 
 def names_of(files: list[Path]) -> list[str]:
@@ -123,21 +159,14 @@ def names_of(files: list[Path]) -> list[str]:
 def read_task(name: str, file: Path) -> Task:
     texts, text_rows, hashes = [], [], []
     rows = short = incomparable = 0
-    try:
-        lines = file.read_bytes().splitlines()
-    except OSError as error:
-        raise DataError(
-            f"{file}: cannot be read ({error.strerror}); REPORT_TASKS names it or its folder"
-        ) from None
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(read_file(file).splitlines(), 1):
         if not line.strip():
             continue
         try:
             row = json.loads(line)
         except ValueError:
             raise DataError(
-                f"{file} row {number}: not JSON (starts with {line[:20]!r}); fetch the file again, or "
-                "leave it out of REPORT_TASKS"
+                f"{file} row {number}: not JSON (starts with {line[:20]!r}); {REMEDY}"
             ) from None
         rows += 1
         strings = [words_of(text) for text in strings_in(row)]
@@ -154,9 +183,7 @@ def read_task(name: str, file: Path) -> Task:
             text_rows.append(number)
             hashes.append(dict(gram_hashes(hashes_of(words)))[min(GRAM, len(words))])
     if not rows:
-        raise DataError(
-            f"{file}: holds no row; fetch the file again, or leave it out of REPORT_TASKS"
-        )
+        raise DataError(f"{file}: holds no row; {REMEDY}")
     return Task(
         name,
         file,
@@ -309,7 +336,7 @@ class Pool:
                 yield waiting.popleft().result()
         except concurrent.futures.process.BrokenProcessPool:
             raise DataError(
-                f"one of {self.cores} processes that compare text with REPORT_TASKS was killed, most "
+                f"one of {self.cores} processes that compare text with the tasks was killed, most "
                 "often for want of memory; give it more, or fewer cores (taskset -c 0 make data-report)"
             ) from None
 

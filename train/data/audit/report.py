@@ -42,6 +42,7 @@ DOCUMENTS_AT_ONCE = 2**18
 PIECE = 2**13  # tokens of a long document that are taken, or not, together
 SEAM = 256  # tokens behind a piece that are read too, for the grams that begin in it
 SAID_EVERY_S = 10
+REPORT_TOKENS = 50_000_000  # of each source that are compared with the tasks, at most
 WORTH_PROCESSES = 4_000_000  # tokens to scan: below, one is done before others have started
 
 
@@ -315,7 +316,7 @@ def compare(
         name: sum(shards.total(split, "tokens") for split in SPLITS)
         for name, shards in opened.items()
     }
-    work = sum(min(c.report_tokens or total, total) for total in totals.values())
+    work = sum(min(REPORT_TOKENS, total) for total in totals.values())
     pool = overlap.Pool(scanner, cores() if work >= WORTH_PROCESSES else 1)
     compared = {}
     try:
@@ -327,7 +328,7 @@ def compare(
             def chunks(
                 shards: ShardSet = shards, name: str = name, sizes: list[int] = sizes
             ) -> Iterator[np.ndarray]:
-                for size, ids in spread(shards, docs[name], v.end_of_text, c.report_tokens):
+                for size, ids in spread(shards, docs[name], v.end_of_text, REPORT_TOKENS):
                     sizes.append(size)
                     yield ids
 
@@ -362,7 +363,7 @@ def compare(
 
 def make(c: Config) -> dict[str, Any]:
     """The whole report, as it is written to report.json."""
-    tasks = overlap.read_tasks(c.report_tasks)
+    tasks = overlap.read_tasks(c.core_bundle, prepare.data_dir(c))
     v = prepare.vocabulary(c)
     opened = prepare.open_sources(c, v)
     docs = {

@@ -153,8 +153,8 @@ def of_dropped(source: dict[str, Any]) -> Iterator[str]:
 def of_tasks(report: dict[str, Any]) -> Iterator[str]:
     yield "==== evaluation tasks ".ljust(COLUMNS, "=")
     if not report["tasks"]:
-        yield "  compared with none. Give folders or files of tasks (*.jsonl) to find text that both have:"
-        yield "  make data-report REPORT_TASKS=folder,file.jsonl"
+        yield "  compared with none. Give a folder or a .zip of tasks (*.jsonl) to find text that both have:"
+        yield "  make data-report CORE_BUNDLE=folder"
         return
     yield f"  {GRAM} words in a row, without case and punctuation, that a row of a task and a source both have"
     short = {name: task for name, task in report["tasks"].items() if task["short"]}
@@ -177,7 +177,7 @@ def of_tasks(report: dict[str, Any]) -> Iterator[str]:
             f"({rate:.1f} MB/s on {compared['cores']} core{'s' * (compared['cores'] > 1)})"
         )
         if compared["tokens"] < compared["of_tokens"]:
-            yield "    evenly spread over its documents; REPORT_TOKENS=0 compares all"
+            yield "    evenly spread over its documents"
         touched = {task: of for task, of in compared["tasks"].items() if of["rows_touched"]}
         if touched:
             yield from touched_table(touched)

@@ -14,9 +14,11 @@ the same on every machine and does not move when documents are added.
 import dataclasses
 import hashlib
 import json
+import math
 import re
 import string
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +42,7 @@ class Source:
     validation_fraction: share of documents held out. prompt: what the text sample at the end of a run
     continues. compressors: held-out text is small enough to compress. max_dropped: share of a file's rows that may
     be dropped. tokens: about how many the source has, by whoever counted them; make plan reckons with it until there
-    are shards.
+    are shards. max_epochs: how often a run may repeat it; None: data_paths.MAX_EPOCHS.
     """
 
     name: str
@@ -58,6 +60,7 @@ class Source:
     compressors: bool = False
     max_dropped: float = 0.5
     tokens: int | None = None
+    max_epochs: float | None = None
 
     @property
     def identity(self) -> str:
@@ -104,6 +107,7 @@ KEYS: dict[str, tuple[type, str, str]] = {
     "compressors": (bool, "compressors = false", "hub files stdlib"),
     "max_dropped": (float, "max_dropped = 0.5", "hub files stdlib"),
     "tokens": (int, "tokens = 100_000_000_000", "hub files stdlib"),
+    "max_epochs": (float, "max_epochs = 64", "hub files stdlib"),
 }
 TYPES = {
     str: "a string",
@@ -115,17 +119,31 @@ TYPES = {
 KINDS = {"repository": "hub", "files": "files", "embedded": "stdlib"}
 
 
-def declared(name: str, folder: Path) -> Source:
-    """The source that folder/NAME.toml declares; CorpusError says what is wrong with it, and what would be right."""
-    known = sorted(path.stem for path in folder.glob("*.toml"))
-    if name not in known:
+def declaration(name: str, folders: Sequence[Path]) -> Path:
+    """Find the file NAME.toml that declares a source. Raises CorpusError."""
+    paths = sorted(path for folder in folders for path in folder.glob("*.toml"))
+    found = [path for path in paths if path.stem == name]
+    own = folders[-1] / f"{name}.toml"
+    if len(found) > 1:
+        others = " and ".join(shown(path) for path in found)
+        raise CorpusError(
+            f"DATA_MIX names {name}, which is declared twice, in {others}; rename {shown(own)}"
+        )
+    if not found:
+        known = [path.stem for path in paths]
         meant = nearest(name, known)
         raise CorpusError(
             f"DATA_MIX names {name}, which is no source; there are: {', '.join(known) or 'none'}"
             + (f"; did you mean {meant}?" if meant else "")
-            + f" (a source of your own is a file {shown(folder / f'{name}.toml')})"
+            + f" (a source of your own is a file {shown(own)})"
         )
-    path = folder / f"{name}.toml"
+    return found[0]
+
+
+def declared(name: str, folders: Sequence[Path]) -> Source:
+    """The source that NAME.toml in one of the folders declares; CorpusError says what is wrong with it, and what would
+    be right."""
+    path = declaration(name, folders)
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -136,6 +154,8 @@ def declared(name: str, folder: Path) -> Source:
         raise CorpusError(
             f"{shown(path)}: cannot be read ({error.strerror}); make it readable"
         ) from None
+    if content.get("max_epochs") == "unlimited":
+        content["max_epochs"] = math.inf
     for key, value in content.items():
         check_type(path, key, value)
     kind = kind_of(path, content)
@@ -209,6 +229,9 @@ def check_values(path: Path, content: dict[str, Any]) -> None:
         raise wrong("max_dropped", "must be a share of rows, from 0 to 1")
     if content.get("tokens", 1) < 1:
         raise wrong("tokens", "must be about how many tokens the source has, or left out")
+    most = content.get("max_epochs", 1)
+    if not (most >= 1 and (most == math.inf or most == int(most))):
+        raise wrong("max_epochs", 'must be a whole number, at least 1, or "unlimited"')
     if content.get("embedded", EMBEDDED) != EMBEDDED:
         raise wrong("embedded", f"must be {EMBEDDED}, the only text that is everywhere")
     if not re.fullmatch(r"[\w.-]+/[\w.-]+|[\w.-]+", content.get("repository", "a/b")):

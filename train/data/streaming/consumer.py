@@ -6,7 +6,7 @@
 
 The first rank deletes, between two steps and nothing that lies in them, so that no rank looks for a shard, and finds
 it gone when it reads. A producer that has died costs nothing as long as there is data ahead. When training has to
-wait for one that is refused, or comes no further for DATA_TIMEOUT_S, the run ends with what it said last.
+wait for one that is refused, or makes no progress for DATA_TIMEOUT_S, the run ends with what it said last.
 """
 
 import contextlib
@@ -24,6 +24,7 @@ from typing import IO, Any
 from record.run_paths import RunPaths
 from settings.config import Config
 from settings.declare import ROOT
+from train import limits
 from train.data.mixture import SourceOrder
 from train.data.shards import ShardSet
 from train.data.streaming.node_transfer import Relay
@@ -229,7 +230,7 @@ class Feed:
         if not self.first:
             return ""
         self.look_after()
-        now, timeout_s = time.monotonic(), self.c.data_timeout_s
+        now, timeout_s = time.monotonic(), limits.DATA_TIMEOUT_S
         if not lacking[0]:
             unseen_s = min(waited_s, now - max(self.seen, self.relay.moved if self.relay else 0.0))
             if unseen_s <= timeout_s:
@@ -237,7 +238,7 @@ class Feed:
             rank, name = next((rank, name) for rank, name in enumerate(lacking) if name)
             return (
                 f"rank {rank} has not seen the shards of {name} that are made on the first node for "
-                f"{unseen_s:.0f} s (DATA_TIMEOUT_S={timeout_s}): put DATA_DIR={self.c.data_dir} on a disk "
+                f"{unseen_s:.0f} s: put DATA_DIR={self.c.data_dir} on a disk "
                 "that all nodes share, or run make data on each"
             )
         self.seen = now
@@ -248,7 +249,7 @@ class Feed:
             why = self.problem or self.said or f"see {self.paths.producer_log}"
             return (
                 f"training has waited {waited_s:.0f} s for data, and their producer has come no further for "
-                f"{idle_s:.0f} s (DATA_TIMEOUT_S={timeout_s}): {why}"
+                f"{idle_s:.0f} s: {why}"
             )
         return ""
 

@@ -20,7 +20,7 @@ import torch
 
 from record.durable import write_whole
 from settings.config import Config
-from train.data import prepare
+from train.data import data_paths, prepare
 from train.data.manifest import DataError, parse_manifest
 from train.data.mixture import SourceOrder
 from train.data.tokenizer import Vocabulary
@@ -226,6 +226,7 @@ class Queue:
             folder / "manifest.json",
             b"",
         )  # where it is, and as it was when it was read last
+        self.shard_tokens = 0
         self.order: SourceOrder | None = None
         self.train: list[Path] = []
         self.sent: set[Path] = set()
@@ -236,10 +237,11 @@ class Queue:
             return [], b""
         self.seen = content
         manifest, seals = parse_manifest(self.manifest, content)
+        self.shard_tokens = manifest["shard_tokens"]
         windows = [seal.train.windows(self.c.seq_len) for seal in seals if seal.train]
         if sum(windows) or manifest["end"] is None:
             self.order = SourceOrder(
-                self.name, windows, self.c.group_shards, 0, manifest["end"] is not None
+                self.name, windows, data_paths.GROUP_SHARDS, 0, manifest["end"] is not None
             )
         self.train = [self.folder / seal.train.file for seal in seals if seal.train]
         new = [self.folder / seal.validation.file for seal in seals if seal.validation]
@@ -260,7 +262,7 @@ class Queue:
 
     def lead(self, at: int) -> float:
         """How many tokens of the whole run the shards that were sent last, from here on."""
-        ahead = sum(path in self.sent for path in self.train) * self.c.shard_tokens
+        ahead = sum(path in self.sent for path in self.train) * self.shard_tokens
         return (ahead - at * self.c.seq_len) / self.weight
 
     def gone(self) -> list[Path]:

@@ -28,6 +28,8 @@ from typing import Any
 from record.status import take
 from settings.config import Config
 from settings.declare import SettingsError
+from train.data import data_paths
+from train.data.data_paths import is_enough
 from train.data.manifest import DataError, Seal
 from train.data.mixture import SourceOrder
 from train.data.prepare import data_dir, maker_of, token_limit, vocabulary
@@ -148,17 +150,15 @@ class Producer:
 
     def __init__(self, c: Config, trainer: "Trainer"):
         self.trainer, v = trainer, vocabulary(c)
-        self.cap, self.shard_bytes = (
-            int(c.data_cache_gb * 1e9),
-            c.shard_tokens * token_bytes(v.size),
-        )
+        self.cap, self.shard_bytes = int(c.data_cache_gb * 1e9), 0
         self.streams: list[Stream] = []
         self.said = time.monotonic()
         self.made, self.excess, self.over = 0, 0, False
         for name, weight in c.mixture.items():
             maker = maker_of(c, name, v)
+            self.shard_bytes = max(self.shard_bytes, maker.shard_tokens * token_bytes(v.size))
             limit = token_limit(c, maker.pinned.source)
-            if maker.end == "limit" and maker.tokens() < limit:
+            if maker.end and not is_enough(c, maker.pinned.source, maker.end, maker.tokens()):
                 maker.go_on()  # before anybody reads the shard that was cut short
             stream = Stream(
                 name,
@@ -166,7 +166,7 @@ class Producer:
                 maker,
                 maker.make(limit),
                 c.seq_len,
-                c.group_shards,
+                data_paths.GROUP_SHARDS,
                 trainer.held_out[name],
             )
             maker.progress = lambda tokens, *_, stream=stream: self.tell(stream, tokens)

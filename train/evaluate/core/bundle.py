@@ -1,9 +1,7 @@
-"""Which files: a bundle of tasks in nanochat's layout, a folder or a .zip, here or brought from the first URL that
-gives it whole.
+"""Which files: a bundle of tasks in nanochat's layout, a folder or a .zip, here or downloaded.
 
-    CORE_BUNDLE   a path, or URLs with commas between, each with @sha256:... behind it where its hash is known
-    DATA_DIR/core/bundle-KEY.zip         what was brought; KEY stands for CORE_BUNDLE
-                  bundle-KEY.lock.json   its hash, from the first time on: what comes later must be the same
+    CORE_BUNDLE   a path, or an address with its hash: https://HOST/PATH.zip@sha256:HASH
+    DATA_DIR/core/bundle-KEY.zip         the download; KEY stands for CORE_BUNDLE
 
 Opening a bundle reads every task in it to the end, so that a run learns of a damaged one before it trains. What is not
 a bundle, such as the page of a server that refuses, is never kept, and is said with its size and first bytes.
@@ -13,15 +11,13 @@ import csv
 import fcntl
 import hashlib
 import io
-import json
 import logging
 import zipfile
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
-from record.durable import write_whole
-from settings.declare import ROOT
+from train.data.data_paths import core_bundle_path
 from train.data.sources.fetch import looks_like
 from train.data.sources.pin import digest_of
 from train.evaluate.core.download import bring
@@ -37,6 +33,7 @@ from train.evaluate.core.tasks import (
 
 log = logging.getLogger(__name__)
 
+ADDRESS = "https://HOST/PATH.zip@sha256:HASH"
 TASK_LIST, META = "core.yaml", "eval_meta_data.csv"
 # What reading a damaged .zip raises: bits that are flipped in what is compressed, an unknown method, an encrypted file.
 DAMAGE = (OSError, KeyError, ValueError, RuntimeError, EOFError, zipfile.BadZipFile, zlib.error)
@@ -163,30 +160,31 @@ class Bundle:
 def open_bundle(setting: str, data_dir: Path) -> Bundle:
     """The bundle that CORE_BUNDLE names, verified. Raises CoreError."""
     if not setting:
-        raise CoreError("CORE_BUNDLE is empty; give a folder, a .zip or https:// addresses of one")
-    if "://" not in setting:
-        path = (ROOT / setting).absolute()
-        if not path.exists():
-            raise CoreError(
-                f"CORE_BUNDLE={setting}: is not there; give a folder or a .zip with core.yaml, {META} and "
-                "eval_data/"
-            )
-        return Bundle(path)
-    return Bundle(brought(setting, data_dir / "core"))
+        raise CoreError(f"CORE_BUNDLE is empty; give a folder, a .zip or {ADDRESS}")
+    path = core_bundle_path(setting, data_dir)
+    if "://" in setting:
+        download(setting, path)
+    elif not path.exists():
+        raise CoreError(
+            f"CORE_BUNDLE={setting}: is not there; give a folder or a .zip with core.yaml, {META} and "
+            "eval_data/"
+        )
+    return Bundle(path)
 
 
-def brought(setting: str, folder: Path) -> Path:
-    """The bundle of one of these URLs, which need not be asked where it is here already; one process at a time."""
-    path = folder / f"bundle-{hashlib.sha256(setting.encode()).hexdigest()[:12]}.zip"
-    lock = path.with_suffix(".lock.json")
-    sources = [entry.partition("@sha256:")[::2] for entry in setting.split(",")]
+def download(setting: str, path: Path) -> None:
+    """Download a bundle unless it is there; one process at a time. Raises CoreError."""
+    url, _, sha256 = setting.rpartition("@sha256:")
+    if not url:
+        raise CoreError(f"CORE_BUNDLE={setting}: an address needs its hash: {ADDRESS}")
     try:
-        if is_known(path, lock, sources):  # also where nothing can be written
-            return path
-        folder.mkdir(parents=True, exist_ok=True)
+        if is_whole(path, sha256):  # also where nothing can be written
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
         with open(path.with_suffix(".lock"), "a", encoding="utf-8") as turn:
             fcntl.flock(turn, fcntl.LOCK_EX)
-            return found_or_brought(path, lock, sources)
+            if not is_whole(path, sha256):  # or another process was faster
+                replace(path, url, sha256)
     except OSError as error:
         raise CoreError(
             f"{path}: cannot be kept ({error.strerror or error}); make room, or choose another DATA_DIR, "
@@ -194,70 +192,36 @@ def brought(setting: str, folder: Path) -> Path:
         ) from None
 
 
-def found_or_brought(path: Path, lock: Path, sources: list[tuple[str, str]]) -> Path:
-    if is_known(path, lock, sources):  # another process was faster
-        return path
-    first, problems = first_hash(lock), []
-    if path.is_file() and (first or any(sha for _, sha in sources)):
+def replace(path: Path, url: str, sha256: str) -> None:
+    """Download a bundle in place of what is there. Raises CoreError."""
+    if path.is_file():
         log.warning(
-            "%s: is not the bundle that it was (%s); it is brought again", path, no_bundle(path)
+            "%s: is not the bundle that it was (%s); it is downloaded again", path, no_bundle(path)
         )
         path.unlink()
-    for url, wanted in sources:
-        partial = path.with_suffix(".part")
-        try:
-            bring(url, partial)
-            found, expected = sha256_of(partial), wanted or first
-            if expected and found != expected:
-                why = (
-                    ""
-                    if wanted
-                    else f" ({lock.name} has the hash of the first time; delete it to take another)"
-                )
-                problems.append(
-                    f"{url}: {partial.stat().st_size} bytes with sha256 {found[:16]}..., not "
-                    f"{expected[:16]}...{looks_like(partial)}{why}"
-                )
-                continue
-            if not zipfile.is_zipfile(partial):
-                problems.append(f"{url}: {no_bundle(partial)}")
-                continue
-            Bundle(partial)  # whole to the last example
-            write_whole(
-                lock,
-                json.dumps({"url": url, "sha256": found, "bytes": partial.stat().st_size}).encode(),
-            )
-            partial.replace(path)
-            log.info(
-                "CORE bundle from %s: %d bytes, sha256 %s%s",
-                url,
-                path.stat().st_size,
-                found,
-                "" if wanted else " (of no known hash: kept for the next time)",
-            )
-            return path
-        except CoreError as error:
-            problems.append(str(error))
-        finally:
-            partial.unlink(missing_ok=True)
-    raise CoreError(
-        f"no CORE bundle could be had: {'; '.join(problems)}. Check the network, or bring it by hand and "
-        "give its path as CORE_BUNDLE"
-    )
-
-
-def is_known(path: Path, lock: Path, sources: list[tuple[str, str]]) -> bool:
-    """Whether the bundle is here, with a hash that CORE_BUNDLE gives or that was noted."""
-    known = {sha for _, sha in sources if sha} or {first_hash(lock)}
-    return path.is_file() and sha256_of(path) in known
-
-
-def first_hash(lock: Path) -> str:
-    """The hash that was noted at the first time; "" where there was none."""
+    partial = path.with_suffix(".part")
     try:
-        return str(json.loads(lock.read_text())["sha256"])
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
-        return ""
+        bring(url, partial)
+        if (found := sha256_of(partial)) != sha256:
+            raise CoreError(
+                f"{url}: {partial.stat().st_size} bytes with sha256 {found[:16]}..., not "
+                f"{sha256[:16]}...{looks_like(partial)}"
+            )
+        Bundle(partial)  # whole to the last example
+        partial.replace(path)
+    except CoreError as error:
+        raise CoreError(
+            f"no CORE bundle could be had: {error}. Check the network, or download it by hand and "
+            "give its path as CORE_BUNDLE"
+        ) from None
+    finally:
+        partial.unlink(missing_ok=True)
+    log.info("CORE bundle from %s: %d bytes, sha256 %s", url, path.stat().st_size, sha256)
+
+
+def is_whole(path: Path, sha256: str) -> bool:
+    """Whether the bundle is there, with its hash."""
+    return path.is_file() and sha256_of(path) == sha256
 
 
 def sha256_of(path: Path) -> str:

@@ -1,7 +1,9 @@
 """train/data/audit/overlap.py against sets of 13-tuples of words, counted in plain Python."""
 
 import json
+import logging
 import random
+import shutil
 import string
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from settings.declare import SettingsError
 from train.data import tokenizer
 from train.data.audit import overlap
 from train.data.audit.overlap import Pool, Scanner, read_tasks
+from train.data.data_paths import core_bundle_path
 from train.data.manifest import DataError
 from train.data.tokenizer import Vocabulary
 
@@ -79,7 +82,7 @@ def ids_of(v: Vocabulary, documents: list[str]) -> np.ndarray:
 
 def compared(v: Vocabulary, folder: Path, rows: list, documents: list[str]) -> dict:
     """What documents share with a task of these rows."""
-    (task,) = read_tasks(str(write(folder / "task.jsonl", rows)))
+    (task,) = read_tasks(str(write(folder / "task.jsonl", rows)), folder)
     scanner = Scanner(v, [task])
     hit = np.zeros(len(scanner.known), dtype=bool)
     hit[scanner.scan(ids_of(v, documents))[1]] = True
@@ -218,7 +221,7 @@ def test_short_rows_are_compared_whole_or_said_not_to_be(
         7,
         None,
     ]
-    (task,) = read_tasks(str(write(tmp_path / "task.jsonl", rows)))
+    (task,) = read_tasks(str(write(tmp_path / "task.jsonl", rows)), tmp_path)
     assert (task.rows, task.short, task.incomparable) == (7, 6, 3)
     found = compared(
         vocabulary, tmp_path, rows, [" ".join(words[:8]), "x " + " ".join(words[8:25])]
@@ -230,7 +233,7 @@ def test_short_rows_are_compared_whole_or_said_not_to_be(
 def test_several_processes_find_what_one_does(vocabulary: Vocabulary, tmp_path: Path) -> None:
     rng = random.Random(9)
     rows = [sentence(rng, 30) for _ in range(20)]
-    (task,) = read_tasks(str(write(tmp_path / "task.jsonl", rows)))
+    (task,) = read_tasks(str(write(tmp_path / "task.jsonl", rows)), tmp_path)
     chunks = [ids_of(vocabulary, [rows[k] if k % 3 else sentence(rng, 30)]) for k in range(20)]
     results = []
     for cores in (1, 2):
@@ -244,16 +247,33 @@ def test_several_processes_find_what_one_does(vocabulary: Vocabulary, tmp_path: 
 # ---- Tasks on disk
 
 
-def test_folders_and_files_are_read_once_and_named_by_their_stem(tmp_path: Path) -> None:
-    text = sentence(random.Random(1), 30)
+def test_all_tasks_of_a_folder_or_zip_are_read_and_named_by_their_stem(tmp_path: Path) -> None:
+    rng = random.Random(1)
+    folder = tmp_path / "bundle"
     for name in ("core/qa/boolq.jsonl", "core/qa/piqa.jsonl", "small/qa/boolq.jsonl"):
-        write(tmp_path / name, [text])
-    (tmp_path / "core" / "notes.txt").write_text("no task")
-    names = [
-        task.name
-        for task in read_tasks(f"{tmp_path}/core,{tmp_path}/core/qa/piqa.jsonl,{tmp_path}/small")
-    ]
-    assert names == ["core/qa/boolq", "piqa", "small/qa/boolq"]
+        write(folder / name, [sentence(rng, 30)])
+    (folder / "core" / "notes.txt").write_text("no task")
+    shutil.make_archive(str(folder), "zip", folder)
+    tasks, packed = (read_tasks(str(path), tmp_path) for path in (folder, f"{folder}.zip"))
+    assert [task.name for task in tasks] == ["core/qa/boolq", "piqa", "small/qa/boolq"]
+    assert [(task.name, task.texts) for task in tasks] == [(o.name, o.texts) for o in packed]
+    (alone,) = read_tasks(str(folder / "core" / "qa" / "piqa.jsonl"), tmp_path)
+    assert alone.texts == tasks[1].texts
+
+
+def test_the_download_of_make_eval_is_read_and_nothing_is_downloaded(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    address = f"https://example.invalid/a.zip@sha256:{64 * '0'}"
+    assert read_tasks(address, tmp_path) == []
+    assert "which are not downloaded: `make eval` of any run does that" in caplog.text
+    write(tmp_path / "tasks" / "a.jsonl", [sentence(random.Random(1), 30)])
+    path = core_bundle_path(address, tmp_path)
+    path.parent.mkdir()
+    shutil.make_archive(str(path.with_suffix("")), "zip", tmp_path / "tasks")
+    assert [task.name for task in read_tasks(address, tmp_path)] == ["a"]
+    assert read_tasks("none", tmp_path) == []
 
 
 @pytest.mark.parametrize(
@@ -269,15 +289,26 @@ def test_a_damaged_task_is_refused_by_file_and_row(
     tmp_path: Path, content: bytes, says: str
 ) -> None:
     (tmp_path / "t.jsonl").write_bytes(content)
-    with pytest.raises(DataError, match=rf"{tmp_path}/t\.jsonl.*{says}.*REPORT_TASKS"):
-        read_tasks(str(tmp_path))
+    with pytest.raises(DataError, match=rf"{tmp_path}/t\.jsonl.*{says}.*CORE_BUNDLE=none"):
+        read_tasks(str(tmp_path), tmp_path)
 
 
-def test_every_path_without_tasks_is_named(tmp_path: Path) -> None:
+def test_a_damaged_zip_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.zip"
+    path.write_bytes(b"PK half")
+    with pytest.raises(DataError, match=r"a\.zip: is not a \.zip .*CORE_BUNDLE=none"):
+        read_tasks(str(path), tmp_path)
+    write(tmp_path / "tasks" / "a.jsonl", [sentence(random.Random(1), 30)])
+    shutil.make_archive(str(path.with_suffix("")), "zip", tmp_path / "tasks")
+    content = bytearray(path.read_bytes())
+    content[60] ^= 255
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"a\.jsonl: cannot be read .*CORE_BUNDLE=none"):
+        read_tasks(str(path), tmp_path)
+
+
+@pytest.mark.parametrize("name", ["absent", "empty"])
+def test_a_path_without_tasks_is_named(tmp_path: Path, name: str) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(SettingsError) as refused:
-        read_tasks(f"{tmp_path}/absent,{tmp_path}/empty")
-    assert [p.split(",")[0] for p in refused.value.problems] == [
-        f"REPORT_TASKS names {tmp_path}/absent",
-        f"REPORT_TASKS names {tmp_path}/empty",
-    ]
+    with pytest.raises(SettingsError, match=rf"CORE_BUNDLE={tmp_path}/{name}: there is no"):
+        read_tasks(f"{tmp_path}/{name}", tmp_path)

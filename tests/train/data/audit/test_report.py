@@ -7,6 +7,7 @@ import json
 import logging
 import math
 import random
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -328,7 +329,7 @@ def test_a_gram_is_found_wherever_a_long_document_is_cut(
     shards = shard_set(
         tmp_path / "a", vocabulary, {"train": [[" ".join(words)]], "validation": [["green"]]}
     )
-    c = dataclasses.replace(config, report_tasks=str(tmp_path / "task.jsonl"))
+    c = dataclasses.replace(config, core_bundle=str(tmp_path / "task.jsonl"))
     found = made(c, vocabulary, {"a": shards}, monkeypatch)["compared"]["a"]["tasks"]["task"]
     assert found["grams_found"] == found["grams"] == 288
     assert found["examples"] == [{"row": 1, "words": 300, "text": " ".join(words)}]
@@ -338,7 +339,11 @@ def test_a_gram_is_found_wherever_a_long_document_is_cut(
 
 
 def overlapping(
-    config: Config, folder: Path, v: Vocabulary, monkeypatch: pytest.MonkeyPatch, tokens: int = 0
+    config: Config,
+    folder: Path,
+    v: Vocabulary,
+    monkeypatch: pytest.MonkeyPatch,
+    tokens: int = 10**9,
 ) -> dict:
     """A source that holds 8 of the 9 questions of one task, 1 of the 40 of another and none of a third."""
     rng = random.Random(6)
@@ -366,7 +371,8 @@ def overlapping(
             for k, r in enumerate(["empty"] * 2 + ["null"] * 7)
         ],
     )
-    c = dataclasses.replace(config, report_tasks=str(folder), report_tokens=tokens)
+    c = dataclasses.replace(config, core_bundle=str(folder))
+    monkeypatch.setattr(report, "REPORT_TOKENS", tokens)
     return made(c, v, {"a": shards}, monkeypatch)
 
 
@@ -390,7 +396,7 @@ def test_a_part_that_was_compared_says_so(
     assert found["warnings"][0].startswith("a shares 13-grams with at least ")
     said = "\n".join(report_text.lines(found))
     assert f"compared {compared['tokens']:,} of {compared['of_tokens']:,} tokens" in said
-    assert "REPORT_TOKENS=0 compares all" in said
+    assert "evenly spread over its documents" in said
 
 
 def test_the_text_has_every_figure_within_a_terminal_of_100_columns(
@@ -419,7 +425,7 @@ def test_without_tasks_it_says_how_to_give_some(
     )
     found = made(config, vocabulary, {"a": shards}, monkeypatch)
     assert found["compared"] == {} == found["tasks"]
-    assert "make data-report REPORT_TASKS=" in "\n".join(report_text.lines(found))
+    assert "make data-report CORE_BUNDLE=" in "\n".join(report_text.lines(found))
 
 
 @pytest.mark.parametrize(
@@ -452,7 +458,7 @@ def test_the_command_writes_what_it_says(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     found = overlapping(config, tmp_path, vocabulary, monkeypatch)
-    code, said = run(dataclasses.replace(config, report_tasks=str(tmp_path)), monkeypatch, caplog)
+    code, said = run(dataclasses.replace(config, core_bundle=str(tmp_path)), monkeypatch, caplog)
     assert code == 0 and str(tmp_path / "report.json") in said.splitlines()[-1]
     written = json.loads((tmp_path / "report.json").read_text())
     for of in (written, found):
@@ -467,9 +473,9 @@ def test_a_bad_setting_ends_with_64_and_bad_data_with_78(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    absent = dataclasses.replace(config, report_tasks=str(tmp_path / "absent"))
+    absent = dataclasses.replace(config, core_bundle=str(tmp_path / "absent"))
     code, said = run(absent, monkeypatch, caplog)
-    assert code == 64 and f"REPORT_TASKS names {tmp_path}/absent" in said
+    assert code == 64 and f"CORE_BUNDLE={tmp_path}/absent: there is no *.jsonl" in said
     code, said = run(
         dataclasses.replace(config, tokenizer=str(tmp_path / "no.json")), monkeypatch, caplog
     )
@@ -504,9 +510,10 @@ def test_rows_touched_on_real_text_are_those_of_plain_sets(
     shards = shard_set(
         tmp_path / "usmle", v, {"train": [texts[::3], texts[1::3]], "validation": [texts[2::3]]}
     )
-    c = dataclasses.replace(
-        config, report_tasks=f"{SHARED}/medical,{SHARED}/eval/core_small", vocab_size=50304
-    )
+    tasks = tmp_path / "tasks"
+    for name in ("medical", "eval/core_small"):
+        shutil.copytree(SHARED / name, tasks / name)
+    c = dataclasses.replace(config, core_bundle=str(tasks), vocab_size=50304)
     found = made(c, v, {"usmle": shards}, monkeypatch)
     read = set().union(*map(grams_of, texts))
     assert len(found["tasks"]) == 12

@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import math
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ FILES = 'files = ["a.jsonl"]\nvalidation_fraction = 0.1\n'
 
 def of(folder: Path, content: str, name: str = "mine") -> Source:
     (folder / f"{name}.toml").write_text(content)
-    return declared(name, folder)
+    return declared(name, [folder])
 
 
 def refused(folder: Path, content: str) -> str:
@@ -44,10 +45,10 @@ def test_the_declared_sources_are_those_of_the_labs_mixture_and_the_embedded_one
         "finepdfs",
         "usmle",
     }
-    assert declared("python-stdlib", HERE) == Source(
+    assert declared("python-stdlib", [HERE]) == Source(
         "python-stdlib", "stdlib", 0.05, prompt="def ", compressors=True, tokens=3_700_000
     )
-    fineweb = declared("fineweb-edu", HERE)
+    fineweb = declared("fineweb-edu", [HERE])
     assert (
         fineweb.kind,
         fineweb.repository,
@@ -56,8 +57,8 @@ def test_the_declared_sources_are_those_of_the_labs_mixture_and_the_embedded_one
         fineweb.text,
         fineweb.id,
     ) == ("hub", "HuggingFaceFW/fineweb-edu", "sample-100BT", "train", "text", "id")
-    assert declared("finepdfs", HERE).config == "eng_Latn"
-    assert [declared(name, HERE).tokens for name in ("fineweb-edu", "finepdfs", "usmle")] == [
+    assert declared("finepdfs", [HERE]).config == "eng_Latn"
+    assert [declared(name, [HERE]).tokens for name in ("fineweb-edu", "finepdfs", "usmle")] == [
         10**11,
         10**12,
         2 * 10**6,
@@ -77,7 +78,7 @@ def test_a_question_of_usmle_becomes_text_by_its_template() -> None:
         "answer_idx": "B",
         "answer": "Median",
     }
-    s = declared("usmle", HERE)
+    s = declared("usmle", [HERE])
     assert (
         s.template.format(**row)
         == "Question: Which nerve?\nA. Ulnar\nB. Median\nC. Radial\nD. Vagus\n"
@@ -93,7 +94,7 @@ def test_a_declaration_of_files_gives_every_key_its_place(tmp_path: Path) -> Non
     s = of(
         tmp_path,
         'files = ["a/*.jsonl", "~/b.txt"]\ntext = "body"\nid = "url"\nvalidation_fraction = 0.25\n'
-        'prompt = "Once"\ncompressors = true\nmax_dropped = 0.1\ntokens = 5_000\n',
+        'prompt = "Once"\ncompressors = true\nmax_dropped = 0.1\ntokens = 5_000\nmax_epochs = 40\n',
     )
     assert s == Source(
         "mine",
@@ -106,6 +107,7 @@ def test_a_declaration_of_files_gives_every_key_its_place(tmp_path: Path) -> Non
         compressors=True,
         max_dropped=0.1,
         tokens=5000,
+        max_epochs=40,
     )
     s = of(
         tmp_path,
@@ -130,11 +132,29 @@ def test_an_unknown_source_is_named_with_those_that_there_are(tmp_path: Path) ->
         match=r"DATA_MIX names wiki, which is no source; there are: finepdfs, fineweb-edu, "
         r"python-stdlib, usmle .*sources/wiki\.toml",
     ):
-        declared("wiki", HERE)
+        declared("wiki", [HERE])
     with pytest.raises(CorpusError, match="did you mean fineweb-edu"):
-        declared("fineweb-ed", HERE)
+        declared("fineweb-ed", [HERE])
     with pytest.raises(CorpusError, match="there are: none"):
-        declared("../unit/x", tmp_path)
+        declared("../unit/x", [tmp_path])
+
+
+def test_a_source_is_declared_here_or_next_to_the_data_and_not_in_both(tmp_path: Path) -> None:
+    ours, own = tmp_path / "sources", tmp_path / "data"
+    for folder in (ours, own):
+        folder.mkdir()
+    (own / "mine.toml").write_text(FILES)
+    assert declared("mine", [ours, own]).files == ("a.jsonl",)
+    (ours / "mine.toml").write_text(FILES)
+    with pytest.raises(
+        CorpusError, match=f"mine, which is declared twice, in .*; rename {own}/mine.toml"
+    ):
+        declared("mine", [ours, own])
+
+
+def test_max_epochs_may_be_unlimited(tmp_path: Path) -> None:
+    assert of(tmp_path, FILES).max_epochs is None
+    assert of(tmp_path, FILES + 'max_epochs = "unlimited"\n').max_epochs == math.inf
 
 
 @pytest.mark.parametrize(
@@ -162,6 +182,10 @@ def test_an_unknown_source_is_named_with_those_that_there_are(tmp_path: Path) ->
             FILES + "tokens = 0",
             "tokens = 0 must be about how many tokens the source has, or left out",
         ),
+        (FILES + "max_epochs = 0", 'must be a whole number, at least 1, or "unlimited"'),
+        (FILES + "max_epochs = 2.5", "max_epochs = 2.5 must be a whole number, at least 1"),
+        (FILES + "max_epochs = nan", "max_epochs = NaN must be a whole number, at least 1"),
+        (FILES + 'max_epochs = "many"', "max_epochs is 'many', but must be a number"),
         (
             'files = "a.jsonl"\nvalidation_fraction = 0.1',
             "files is 'a.jsonl', but must be a list of strings; for example: "
@@ -268,6 +292,7 @@ def test_the_identity_changes_with_what_decides_the_text_and_with_nothing_else()
         "max_dropped": 0.1,
         "revision": "0" * 40,
         "tokens": 7,
+        "max_epochs": 7,
     }
     assert {field.name for field in dataclasses.fields(s)} == other.keys() | same.keys()
     assert {dataclasses.replace(s, **{key: value}).identity for key, value in same.items()} == {

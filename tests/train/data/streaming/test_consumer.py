@@ -16,6 +16,7 @@ import pytest
 from record.run_paths import RunPaths
 from settings.config import Config
 from tests.train.data.streaming.test_producer import group_of_sample, layouts
+from train import limits
 from train.data.mixture import SourceOrder, group_ends
 from train.data.shards import ShardSet
 from train.data.streaming import consumer
@@ -181,14 +182,18 @@ def test_a_producer_that_is_refused_ends_a_wait_at_once_and_says_why(
 
 
 def test_a_producer_that_dies_again_and_again_is_given_up_when_training_has_waited_long_enough(
-    tmp_path: Path, producer: Callable[[str], None], caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    producer: Callable[[str], None],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(limits, "DATA_TIMEOUT_S", 1)
     producer(
         f"import json, os, sys; sys.stdout.write(json.dumps({WORDS | {'pending': 3}!r}) + chr(10))\n"
         "sys.stdout.flush(); os.kill(os.getpid(), 9)"
     )
     this = Feed(
-        dataclasses.replace(Config(), data_timeout_s=1),
+        Config(),
         RunPaths(tmp_path),
         first=True,
         held_out={"a": 2},
@@ -205,13 +210,14 @@ def test_a_producer_that_dies_again_and_again_is_given_up_when_training_has_wait
 
 
 def test_one_that_makes_a_shard_between_its_deaths_is_started_again_at_once(
-    tmp_path: Path, producer: Callable[[str], None]
+    tmp_path: Path, producer: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(limits, "DATA_TIMEOUT_S", 1)
     producer(
         f"import json, sys; sys.stdout.write(json.dumps({WORDS | {'made': 1}!r}) + chr(10)); sys.exit(1)"
     )
     this = Feed(
-        dataclasses.replace(Config(), data_timeout_s=1),
+        Config(),
         RunPaths(tmp_path),
         first=True,
         held_out={"a": 2},
@@ -257,8 +263,11 @@ def test_a_producer_that_reads_nothing_does_not_hold_training_up(
     assert this.process and this.process.returncode == -9
 
 
-def test_a_rank_that_never_sees_the_shards_is_named(tmp_path: Path) -> None:
-    this = quiet(tmp_path, data_timeout_s=5)
+def test_a_rank_that_never_sees_the_shards_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "DATA_TIMEOUT_S", 5)
+    this = quiet(tmp_path)
     this.seen = time.monotonic() - 6
     assert this.why_not(4.0, ["", "", "s"]) == "" == this.why_not(4.0, ["s", "s", "s"])
     this.seen = time.monotonic() - 6
