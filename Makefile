@@ -6,19 +6,32 @@ SHELL := bash
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
 
-# Names given on the command line, so that a misspelt one is refused; make exports their values by itself.
-export MAKE_SETTINGS := $(foreach name,$(.VARIABLES),$(if $(filter command line,$(origin $(name))),$(name)))
+# Settings from the command line reach Python as they were typed: $(value ...) does not expand a
+# dollar, and := does not expand it later. Their names tell which they are.
+export MAKE_SETTINGS := $(strip $(foreach name,$(.VARIABLES),$(if $(filter command line,$(origin $(name))),$(name))))
+$(foreach name,$(MAKE_SETTINGS),$(eval override $(name) := $$(value $(name)))$(eval export $(name)))
+export MAKE_TARGET = $@
 export VENV ?= $(CURDIR)/.venv
 PY := $(VENV)/bin/python
+
+# The settings room needs no packages, so it also works before make setup.
+ANY_PYTHON = $(shell [ -x "$(PY)" ] && echo "$(PY)" || echo python3)
+# In targets that take no settings, if they are what was typed and not what another target needs.
+REFUSE_SETTINGS = $(if $(MAKE_SETTINGS),$(if $(filter $@,$(or $(MAKECMDGOALS),help)),@"$(ANY_PYTHON)" -m settings refuse))
+
+.DEFAULT:
+	@"$(ANY_PYTHON)" -m settings suggest "$@"
 
 ##@ Start
 .PHONY: help
 help: ## This list
+	$(REFUSE_SETTINGS)
 	@awk 'BEGIN {FS = ":.*## "} /^##@ / {printf "%s%s\n", n++ ? "\n" : "", substr($$0, 5)} \
 		/^[a-z0-9-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' Makefile
 
 .PHONY: setup
 setup: ## .venv with pinned packages and the torch build that fits this machine
+	$(REFUSE_SETTINGS)
 	@scripts/setup.sh
 
 ##@ Before a run
@@ -37,15 +50,15 @@ net-probe: setup ## Bandwidth and latency between the nodes of a job (NODES, NOD
 ##@ Train
 .PHONY: train
 train: setup ## Train or resume RUN_NAME (PRESET=tiny), evaluate, sample, plot; DETACH=1 frees the terminal
-	@scripts/train.sh
+	@"$(PY)" -m scripts.train
 
 .PHONY: train-node
 train-node: setup ## One node of a run on several machines (NODES, NODE_RANK, MASTER_ADDR); docs/two-nodes.md
-	@scripts/train.sh node
+	@"$(PY)" -m scripts.train node
 
 .PHONY: train-2xh100
 train-2xh100: setup ## The d16-2xh100 preset on 2 GPUs of this machine, the GPU sampler beside it
-	@scripts/train_2xh100.sh
+	@"$(PY)" -m scripts.train 2xh100
 
 .PHONY: train-8xa100
 train-8xa100: setup ## The xlarge preset on a cluster: 4 pods x 2 GPUs (NODES, GPUS_PER_NODE); docs/kubernetes.md
@@ -57,11 +70,11 @@ lighthouse: setup ## What tells the sites of a SYNC=diloco run of each other (LI
 
 .PHONY: finetune
 finetune: setup-finetune ## Fine-tune MODEL on DATA: conversations, all weights or LORA_RANK; docs/finetune.md
-	@scripts/finetune.sh
+	@"$(PY)" -m scripts.train finetune
 
 .PHONY: finetune-node
 finetune-node: setup-finetune ## One node of that on several machines (NODES, NODE_RANK, MASTER_ADDR)
-	@scripts/finetune.sh node
+	@"$(PY)" -m scripts.train finetune node
 
 .PHONY: finetune-k8s
 finetune-k8s: setup ## That on a cluster, MODEL and DATA on the volume or the hub (NODES, GPUS_PER_NODE, GPU_PRODUCTS)
@@ -69,7 +82,7 @@ finetune-k8s: setup ## That on a cluster, MODEL and DATA on the volume or the hu
 
 .PHONY: pipeline
 pipeline: setup-finetune ## Base, evaluation, mid-training, SFT, chat evaluation, in one go (MID_DATA ..); docs/pipeline.md
-	@scripts/pipeline.sh
+	@"$(PY)" -m pipeline
 
 .PHONY: data
 data: setup ## The token shards of the preset's mixture, verified; WHERE=cluster makes them there
@@ -147,7 +160,7 @@ mirror: setup ## Send RUN_NAME to its trackers now (W&B, TRACKERS); a run does s
 ##@ Use
 .PHONY: eval
 eval: setup ## Bits per byte and CORE of RUN_NAME (STEP, INIT_FROM); of a fine-tuned run, answers to EVAL_DATA
-	@scripts/eval.sh
+	@"$(PY)" -m scripts.eval
 
 .PHONY: sample
 sample: setup ## Text from RUN_NAME (STEP) or INIT_FROM: PROMPT or standard input, SAMPLES, SAMPLE_TOKENS
@@ -164,28 +177,29 @@ export: setup ## RUN_NAME's newest checkpoint (STEP) for transformers and its li
 ##@ Image
 .PHONY: image
 image: setup ## Build the image of this commit (docker, podman or buildah); docs/image.md
-	@scripts/image.sh
+	@"$(PY)" -m scripts.image build
 
 .PHONY: push
 push: setup ## Push it to IMAGE and note its digest, which pods then take
-	@scripts/push.sh
+	@"$(PY)" -m scripts.image push
 
 .PHONY: image-test
 image-test: setup-dev ## Build it without a registry and run the main job in it: trained, killed, resumed
+	$(REFUSE_SETTINGS)
 	@scripts/image_test.sh
 
 ##@ Measure
 .PHONY: bench
 bench: setup ## Speed of a training step as table and JSON (BENCH_SHAPES), next to the checkouts in peers/
-	@scripts/bench.sh
+	@"$(PY)" -m train.tune 1 bench.run
 
 .PHONY: bench-quality
-bench-quality: setup ## Bits per byte beside nanoGPT's recipe, equal tokens or time (peers/nanoGPT)
-	@scripts/bench.sh bench.quality
+bench-quality: setup ## Bits per byte next to nanoGPT's recipe, equal tokens or time (peers/nanoGPT)
+	@"$(PY)" -m train.tune 1 bench.quality
 
 .PHONY: wan-lab
 wan-lab: setup ## Four sites and a WAN on this machine, as root: DDP beside DiLoCo, sites killed and cut off (WAN_LAB)
-	@scripts/wan_lab.sh
+	@"$(PY)" -m train.tune --cpu 4 bench.wan_lab
 
 .PHONY: gpu-check
 gpu-check: setup-dev ## What only a GPU can show, and the benchmark, in parts (GPU_CHECK)
@@ -194,37 +208,44 @@ gpu-check: setup-dev ## What only a GPU can show, and the benchmark, in parts (G
 ##@ Settings
 .PHONY: check-env
 check-env: setup ## Check the settings from every source, all problems at once
-	@"$(PY)" -m settings.config check
+	@"$(PY)" -m settings check
 
 .PHONY: settings
-settings: setup ## Every setting with its value, as the targets would see it
-	@"$(PY)" -m settings.config show
+settings: setup ## Every setting with its value and origin; NAME=BATCH_TOKENS explains one
+	@"$(PY)" -m settings show
 
 .PHONY: env-example
-env-example: setup ## Write .env.example from settings/config.py
-	@"$(PY)" -m settings.env_example > .env.example
+env-example: setup ## Write .env.example from settings/
+	$(REFUSE_SETTINGS)
+	@"$(PY)" -m settings env-example > .env.example
 
 ##@ Develop
 .PHONY: setup-dev
 setup-dev: ## The same .venv with what tests and linters need
+	$(REFUSE_SETTINGS)
 	@scripts/setup.sh --dev
 
 .PHONY: setup-finetune
 setup-finetune: ## The same .venv with what fine-tuning needs: transformers and peft
+	$(REFUSE_SETTINGS)
 	@scripts/setup.sh --finetune
 
 .PHONY: test
 test: setup-dev ## All tests but those that take long
+	$(REFUSE_SETTINGS)
 	@scripts/test.sh
 
 .PHONY: test-faults
 test-faults: setup-dev ## Each fault of docs/faults.md, and CHAOS_MINUTES=10 of random kills; 20 minutes
+	$(REFUSE_SETTINGS)
 	@scripts/test_faults.sh
 
 .PHONY: lint
 lint: setup-dev ## ruff, mypy, shellcheck; no secret in tree and history
+	$(REFUSE_SETTINGS)
 	@scripts/lint.sh
 
 .PHONY: lock
 lock: setup-dev ## Pin the newest packages that the .in files allow, with hashes
+	$(REFUSE_SETTINGS)
 	@scripts/lock.sh --upgrade

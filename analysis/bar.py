@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from analysis.load import Run
 from record.goodput import CATEGORIES, Goodput
-from record.reader import duration
+from record.metrics import duration
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

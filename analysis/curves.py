@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from analysis.load import Run
-from record.reader import figures
+from record.metrics import figures
 
 FAILED = "evaluation failed"  # a kind of mark: an evaluation without a result
 REASONS = {

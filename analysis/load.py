@@ -25,8 +25,8 @@ from record.durable import read_object
 from record.goodput import Claim, Goodput, Timeline
 from record.metrics import GOES_BACK, STEP_KEYS
 from record.run_paths import RunPaths
-from settings.config import Config
-from settings.declare import ROOT, declared_fields
+from settings import ROOT
+from settings.config import SETTINGS, Config
 
 COMMON = ("step", "tokens", "time")
 
@@ -332,13 +332,7 @@ def stored_config(path: Path) -> Config | None:
     """
     try:
         stored = read_object(path)["settings"]
-        return Config(
-            **{
-                field.name: stored[name]
-                for name, field in declared_fields(Config).items()
-                if name in stored
-            }
-        )
+        return Config(**{name.lower(): stored[name] for name in SETTINGS if name in stored})
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -380,7 +374,7 @@ def run_folders(given: Sequence[str], runs_dir: str | None) -> list[Path]:
         return list(dict.fromkeys(path.absolute() for path in found))
     config = Config.load()
     chosen = str(Path(runs_dir).absolute()) if runs_dir else config.runs_dir
-    return [RunPaths.of_node(dataclasses.replace(config, runs_dir=chosen), ROOT).folder]
+    return [RunPaths.of_node(config.replace(runs_dir=chosen), ROOT).folder]
 
 
 def shown(path: Path) -> str:

@@ -22,8 +22,8 @@ from analysis.page.build import write_page
 from analysis.picture import DPI, PAPER_DPI, write_picture
 from analysis.prices import prices
 from analysis.tables import write_tables
+from settings import ROOT, SettingsError
 from settings.config import Config
-from settings.declare import ROOT, SettingsError
 
 DONE, BAD_SETTING, BAD_DATA = 0, 64, 78
 

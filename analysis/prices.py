@@ -2,8 +2,8 @@
 
 import dataclasses
 
+from settings import SettingsError
 from settings.config import Config
-from settings.declare import SettingsError
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,7 +6,6 @@ Writes a JSON line as saving.py does. The model is a Llama of transformers' of 2
 rank 64 (4.1M). Needs what make finetune installs.
 """
 
-import dataclasses
 import os
 import shutil
 import sys
@@ -21,8 +20,8 @@ from doctor.gpu_probe import messages
 from finetune import lite
 from finetune.adapter import Adapters
 from finetune.hf_model import Tuned
+from settings import ROOT
 from settings.config import Config
-from settings.declare import ROOT
 from train.checkpoint import checkpoint
 from train.checkpoint.saver import Saver
 from train.data.batch import Batch
@@ -37,15 +36,18 @@ def main(what: str, rounds: int) -> None:
     """Steps, with a save behind every second."""
     from transformers import AutoModelForCausalLM, LlamaConfig
 
-    c = dataclasses.replace(
-        Config(),
-        seq_len=T,
-        batch_tokens=T * WINDOWS,
-        micro_batch_size=WINDOWS,
-        keep_last=2,
-        lora_rank=0 if what == "all" else 64,
-        checkpoint_mode="lite" if what == "lite" else "full",
-    ).derived()
+    c = (
+        Config()
+        .replace(
+            seq_len=T,
+            batch_tokens=T * WINDOWS,
+            micro_batch_size=WINDOWS,
+            keep_last=2,
+            lora_rank=0 if what == "all" else 64,
+            checkpoint_mode="lite" if what == "lite" else "full",
+        )
+        .derived()
+    )
     warnings.filterwarnings(
         "ignore", message="torch.distributed is disabled"
     )  # DCP, in one process

@@ -10,7 +10,6 @@ are those of steps alone: batch, rate, forward, backward and update; no start, n
 """
 
 import contextlib
-import dataclasses
 import json
 import statistics
 import sys
@@ -39,8 +38,7 @@ def laid_out(c: Config, optimizer: str, steps: int) -> Config:
     """The settings of a run of so many steps: warm-up and decay keep their shares of it."""
     tokens = steps * c.batch_tokens
     decay = round(c.decay_tokens * tokens / c.train_tokens) if c.decay_tokens else None
-    return dataclasses.replace(
-        c,
+    return c.replace(
         optimizer=optimizer,
         train_tokens=tokens,
         max_steps=None,

@@ -8,7 +8,6 @@ the questions, padded to the longest of its batch, and logits of all positions. 
 same model, in turn; the answers are compared. Writes a JSON line.
 """
 
-import dataclasses
 import random
 import sys
 import time
@@ -97,15 +96,18 @@ def main(shots: int, rounds: int) -> None:
     device = worker.device()
     on_gpu = device.type == "cuda"
     layers, width, heads, vocab_size = (12, 768, 12, 50304) if on_gpu else (4, 256, 4, 8192)
-    c = dataclasses.replace(
-        Config(),
-        vocab_size=vocab_size,
-        n_layer=layers,
-        n_embd=width,
-        n_head=heads,
-        seq_len=2048,
-        dtype="bfloat16" if on_gpu else "float32",
-    ).derived()
+    c = (
+        Config()
+        .replace(
+            vocab_size=vocab_size,
+            n_layer=layers,
+            n_embd=width,
+            n_head=heads,
+            seq_len=2048,
+            dtype="bfloat16" if on_gpu else "float32",
+        )
+        .derived()
+    )
     model = build(c, device, attention.choose(c, device))
     questions = made(shots, 512 if on_gpu else 32, c.vocab_size)
     ways: dict[str, Callable[..., list[float]]] = {"plain": plain, "shared": shared}

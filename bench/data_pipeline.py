@@ -29,8 +29,8 @@ import numpy as np
 
 from doctor.gpu_probe.foreign_load import Foreign, worst
 from doctor.gpu_probe.messages import say
+from settings import ROOT
 from settings.config import Config
-from settings.declare import ROOT
 from train.data import tokenizer
 from train.data.manifest import Seal, ShardInfo, manifest_of
 from train.data.shards import HEADER, HEADER_BYTES, ShardSet, write_shard
@@ -247,14 +247,17 @@ def make_holes(folder: Path, counts: dict[str, int], tokens: int) -> dict[str, P
 
 
 def recipe(seq_len: int, batch_tokens: int) -> Config:
-    return dataclasses.replace(
-        Config(),
-        seq_len=seq_len,
-        batch_tokens=batch_tokens,
-        micro_batch_size=16,
-        device="cpu",
-        data_mix=",".join(f"{name}:{weight}" for name, weight in MIX.items()),
-    ).derived()
+    return (
+        Config()
+        .replace(
+            seq_len=seq_len,
+            batch_tokens=batch_tokens,
+            micro_batch_size=16,
+            device="cpu",
+            data_mix=",".join(f"{name}:{weight}" for name, weight in MIX.items()),
+        )
+        .derived()
+    )
 
 
 def open_loader(c: Config, folders: dict[str, Path], rank: int = 0, size: int = 1) -> Any:

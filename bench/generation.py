@@ -8,7 +8,6 @@ turns. The peer is the Llama class with our weights, in the form of a test (test
 make setup-dev; without it there are our figures alone.
 """
 
-import dataclasses
 import importlib
 import statistics
 import sys
@@ -39,11 +38,11 @@ HEADER_ROWS = (
 
 def shapes() -> dict[str, Config]:
     """Name -> what is measured: the tiny preset, and wider models with heads that share keys."""
-    base = dataclasses.replace(Config(), vocab_size=4096, seq_len=256, n_layer=6)
+    base = Config().replace(vocab_size=4096, seq_len=256, n_layer=6)
     return {
         "tiny": Config.of_preset(PRESET="tiny"),
-        "6 x 256": dataclasses.replace(base, n_embd=256, n_head=4, n_kv_head=4).derived(),
-        "6 x 512": dataclasses.replace(base, n_embd=512, n_head=8, n_kv_head=2).derived(),
+        "6 x 256": base.replace(n_embd=256, n_head=4, n_kv_head=4).derived(),
+        "6 x 512": base.replace(n_embd=512, n_head=8, n_kv_head=2).derived(),
     }
 
 
@@ -99,7 +98,7 @@ def measure(
     for name, c in shapes().items():
         if names and name not in names:
             continue
-        c = dataclasses.replace(c, dtype="bfloat16" if device.type == "cuda" else "float32")
+        c = c.replace(dtype="bfloat16" if device.type == "cuda" else "float32")
         model = build(c, device, attention.choose(c, device)).eval()
         beside = transformers_beside(model, c)
         for batch in BATCHES:

@@ -1,6 +1,5 @@
 """Our training step, by the functions that the trainer calls: a process for run.py (worker.py says how)."""
 
-import dataclasses
 import socket
 
 import torch
@@ -18,20 +17,23 @@ from train.step import train_step
 
 def config(shape: Shape, dtype: str = "float32", compiled: bool = False) -> Config:
     """The settings of a run of this shape."""
-    return dataclasses.replace(
-        Config(),
-        vocab_size=shape.vocab_size,
-        n_layer=shape.n_layer,
-        n_head=shape.n_head,
-        n_embd=shape.n_embd,
-        seq_len=shape.seq_len,
-        batch_tokens=shape.tokens,
-        grad_clip=worker.CLIP,
-        micro_batch_size=shape.sequences,
-        dtype=dtype,
-        compile="1" if compiled else "0",
-        tie_embeddings=True,
-    ).derived()
+    return (
+        Config()
+        .replace(
+            vocab_size=shape.vocab_size,
+            n_layer=shape.n_layer,
+            n_head=shape.n_head,
+            n_embd=shape.n_embd,
+            seq_len=shape.seq_len,
+            batch_tokens=shape.tokens,
+            grad_clip=worker.CLIP,
+            micro_batch_size=shape.sequences,
+            dtype=dtype,
+            compile="1" if compiled else "0",
+            tie_embeddings=True,
+        )
+        .derived()
+    )
 
 
 class Trainer:

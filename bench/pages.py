@@ -20,8 +20,8 @@ import numpy as np
 from bench.log_reading import KINDS
 from doctor.gpu_probe.foreign_load import Foreign, worst
 from doctor.gpu_probe.messages import say
-from record import reader
-from settings.declare import ROOT
+from record import metrics
+from settings import ROOT
 
 STEPS = 1_000_000
 TARGET_S = 10
@@ -40,14 +40,14 @@ def make_log(folder: Path, steps: int) -> list[str]:
 
 
 def make_record(folder: Path, steps: int) -> list[str]:
-    """A record as record/reader.py writes it; returns the arguments of Python that make its page."""
-    common = {"schema": reader.SCHEMA, "host": "here", "attempt": 0}
+    """A record as record/metrics.py writes it; returns the arguments of Python that make its page."""
+    common = {"schema": metrics.SCHEMA, "host": "here", "attempt": 0}
     values = np.random.default_rng(7).random(steps).tolist()
     with open(folder / "metrics.jsonl", "w", encoding="utf-8") as file:
         start = {**common, "event": "start", "time": 1e9, "mono_s": 1.0, "step": 0, "tokens": 0}
-        file.write(reader.to_json(start) + "\n")
+        file.write(metrics.to_json(start) + "\n")
         file.writelines(
-            reader.to_json(
+            metrics.to_json(
                 {
                     **common,
                     "event": "step",

@@ -12,9 +12,9 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from settings.declare import ROOT, SettingsError
+from settings import ROOT, SettingsError
 
-# Variables by which scripts/lib.sh (tune) has glibc keep large blocks, in large pages, on CPUs with Linux.
+# Variables by which train/tune.py has glibc keep large blocks, in large pages, on CPUs with Linux.
 ALLOCATOR = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES")
 WITH_OURS = " + allocator"  # behind a peer's name: with these
 

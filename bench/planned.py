@@ -24,8 +24,8 @@ from plan.fleet import Fleet
 from plan.measured import Probe
 from plan.memory import memory
 from plan.speed import speed
+from settings import ROOT
 from settings.config import Config
-from settings.declare import ROOT
 
 MIB = 2**20
 STEPS = 3  # behind the first
@@ -80,10 +80,8 @@ class Row:
 
     @property
     def config(self) -> Config:
-        c = dataclasses.replace(Config(), save_every=0, **self.settings)
-        return dataclasses.replace(
-            c, batch_tokens=2 * c.micro_batch_size * c.seq_len * self.processes
-        ).derived()
+        c = Config().replace(save_every=0, **self.settings)
+        return c.replace(batch_tokens=2 * c.micro_batch_size * c.seq_len * self.processes).derived()
 
     @property
     def text(self) -> str:

@@ -13,7 +13,6 @@ trains on in `make train`, enough to fall below gzip's 1.96 bits per byte; 300 o
 5 runs took 18 minutes on two CPU cores. nanoGPT has the numbers that it gives for models of that size (recipes.py).
 """
 
-import dataclasses
 import json
 import logging
 import math
@@ -30,9 +29,11 @@ from bench.contest import TIME, TOKENS, laid_out
 from bench.recipes import NANOGPT
 from bench.run import FOREIGN, machine, spread
 from doctor.gpu_probe.foreign_load import worst
+from settings import ROOT, SettingsError
 from settings.config import Config
-from settings.declare import ROOT, SettingsError, shown
+from settings.resolve import show_path
 from train.data import prepare
+from train.data.data_paths import data_dir
 from train.data.manifest import DataError
 from train.data.sources.source import CorpusError
 
@@ -69,10 +70,16 @@ def refuse_mixture(c: Config) -> None:
 
 
 def settings_of_corpus(c: Config, scratch: Path) -> Config:
-    """Return the settings of a run whose shards are made in `scratch`."""
-    return dataclasses.replace(
-        c,
-        data_dir=str(scratch / "data"),
+    """Return the settings of a run whose shards are made in `scratch`.
+
+    The sources that are declared in DATA_DIR are those there too.
+    """
+    data, declared = scratch / "data", data_dir(c) / "sources"
+    data.mkdir()
+    if declared.is_dir():
+        (data / "sources").symlink_to(declared)
+    return c.replace(
+        data_dir=str(data),
         tokenizer="train",
         data_stream="0",
         sync="ddp",
@@ -197,9 +204,7 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as scratch:
             corpus = settings_of_corpus(c, Path(scratch))
             prepare.prepare(corpus)
-            contests = [
-                hold(dataclasses.replace(corpus, seed=c.seed + k), checkout) for k in range(SEEDS)
-            ]
+            contests = [hold(corpus.replace(seed=c.seed + k), checkout) for k in range(SEEDS)]
     except (DataError, CorpusError) as error:
         sys.stderr.write(f"{error}\n")
         return 78
@@ -214,7 +219,7 @@ def main() -> int:
         )
         + "\n"
     )
-    say(f"\n{shown(path)} has all runs\n")
+    say(f"\n{show_path(path)} has all runs\n")
     return 0
 
 

@@ -42,8 +42,8 @@ from doctor.gpu_probe.messages import said
 from doctor.gpu_probe.shapes import SHAPES, Shape
 from hardware.flops import mfu, peak_tflops
 from record.provenance import commit
+from settings import ROOT, SettingsError
 from settings.config import Config
-from settings.declare import ROOT, SettingsError
 
 FOREIGN = 5.0  # per cent of the machine
 ENOUGH = 3  # rounds that must remain
@@ -428,8 +428,9 @@ def spreading(row: Callable[..., str]) -> Row:
     return lambda found: row(found, spread)
 
 
-def main(rounds: int) -> int:
-    """Measure everything in so many rounds, and return the exit code."""
+def main(arguments: list[str]) -> int:
+    """Measure everything, in ROUNDS or as many rounds as the argument says. Return the exit code."""
+    rounds = int(arguments[0]) if arguments else ROUNDS
     try:
         c = Config.load()
         checkouts, absent = peers.find_checkouts()
@@ -487,4 +488,4 @@ def main(rounds: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]) if len(sys.argv) > 1 else ROUNDS))
+    sys.exit(main(sys.argv[1:]))

@@ -29,7 +29,7 @@ from doctor.gpu_probe.foreign_load import Foreign, worst
 from doctor.gpu_probe.messages import say
 from doctor.gpu_probe.shapes import SHAPES
 from hardware import nvml
-from settings.declare import ROOT
+from settings import ROOT
 
 PARTS = ("cost", "effect")
 FAKE = ROOT / "tests" / "monitor" / "fake_nvml.c"

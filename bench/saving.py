@@ -6,7 +6,6 @@ Writes a JSON line: the seconds that each save kept training (stall_s), until it
 bytes. State: 26M float32 weights with AdamW's two moments, 300 MB.
 """
 
-import dataclasses
 import os
 import shutil
 import sys
@@ -20,8 +19,8 @@ import torch
 from torch import nn
 
 from doctor.gpu_probe import messages, worker
+from settings import ROOT
 from settings.config import Config
-from settings.declare import ROOT
 from train.checkpoint import checkpoint
 from train.checkpoint.saver import Saver
 from train.data.batch import Batch
@@ -35,18 +34,21 @@ from train.step import train_step
 
 def main(how: str, rounds: int) -> None:
     """Steps, with a save behind every second."""
-    c = dataclasses.replace(
-        Config(),
-        vocab_size=8192,
-        n_layer=8,
-        n_head=8,
-        n_embd=480,
-        seq_len=64,
-        batch_tokens=512,
-        micro_batch_size=8,
-        parallel=how,
-        keep_last=2,
-    ).derived()
+    c = (
+        Config()
+        .replace(
+            vocab_size=8192,
+            n_layer=8,
+            n_head=8,
+            n_embd=480,
+            seq_len=64,
+            batch_tokens=512,
+            micro_batch_size=8,
+            parallel=how,
+            keep_last=2,
+        )
+        .derived()
+    )
     warnings.filterwarnings(
         "ignore", message="torch.distributed is disabled"
     )  # DCP, in one process

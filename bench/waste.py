@@ -7,7 +7,6 @@ forward passes of EVAL_TOKENS behind EVAL_EVERY steps, a copy for a checkpoint b
 at every step. `muon`: whole steps of both optimizers in turn. Writes a JSON line.
 """
 
-import dataclasses
 import statistics
 import sys
 import tempfile
@@ -45,8 +44,7 @@ class Trainer(ours.Trainer):
         on_gpu = worker.device().type == "cuda"
         c = ours.config(shape, "bfloat16" if on_gpu else "float32", compiled=on_gpu)
         super().__init__(
-            dataclasses.replace(
-                c,
+            c.replace(
                 optimizer=optimizer,
                 batch_tokens=micro_batches * c.batch_tokens,
                 **settings,

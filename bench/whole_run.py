@@ -11,7 +11,6 @@ steps, so that all that is done between steps is in it; MFU is what the record s
 into these steps: waste.py has those. Ids are random, of a tokenizer of 512 entries: products have the same size.
 """
 
-import dataclasses
 import statistics
 import subprocess
 import sys
@@ -28,10 +27,11 @@ from bench import ceiling, ours, waste
 from doctor.gpu_probe import messages, worker
 from doctor.gpu_probe.foreign_load import Foreign, worst
 from doctor.gpu_probe.shapes import SHAPES, Shape
-from record import reader
+from record import metrics
 from record.run_paths import RunPaths
+from settings import ROOT
 from settings.config import Config
-from settings.declare import ROOT, format_value
+from settings.declare import format_value
 from train.data import prepare, tokenizer
 from train.data.data_paths import SHARD_TOKENS
 from train.data.manifest import Seal, manifest_of
@@ -96,8 +96,7 @@ def bare(shape: Shape) -> dict[str, float]:
 
 def settings_of(shape: Shape, folder: Path, steps: int) -> dict[str, str]:
     """What a run of the shape is told. Its data are made in `folder`, as many as it needs."""
-    c = dataclasses.replace(
-        ours.config(shape, "bfloat16" if torch.cuda.is_available() else "float32"),
+    c = ours.config(shape, "bfloat16" if torch.cuda.is_available() else "float32").replace(
         batch_tokens=shape.micro_batches * shape.tokens,
     )
     (folder / "empty.env").touch()
@@ -135,7 +134,7 @@ def make_data(folder: Path, tokens: int, held_out: int) -> dict[str, str]:
     vocabulary = tokenizer.train(
         (" ".join(rng.choice(words, 200)) for _ in range(50)), ENTRIES, path
     )
-    c = dataclasses.replace(Config(), data_dir=str(folder), tokenizer=str(path), vocab_size=ENTRIES)
+    c = Config().replace(data_dir=str(folder), tokenizer=str(path), vocab_size=ENTRIES)
     pinned = pin(prepare.source_of(c, SOURCE), folder / SOURCE)
     shards = prepare.source_folder(c, SOURCE, vocabulary)
     shards.mkdir(parents=True)
@@ -187,7 +186,11 @@ def trained(shape: Shape, folder: Path, step_s: float) -> dict[str, Any]:
         )
     paths = RunPaths(folder / "run")
     found = of_record(
-        [r for r in reader.last_of_each_step(reader.read(paths.metrics)) if r["step"] >= warm],
+        [
+            r
+            for r in metrics.keep_final_steps(metrics.read_records(paths.metrics))
+            if r["step"] >= warm
+        ],
         int(told["BATCH_TOKENS"]),
     )
     (trace,) = (paths.folder / "profile").glob("*.json.gz")

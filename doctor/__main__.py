@@ -20,8 +20,8 @@ from k8s.cluster import where
 from k8s.cluster.job_spec import cluster_config
 from plan.allow_fail import refuse_unknown_checks
 from record.trackers.mirror import check_trackers
+from settings import SettingsError
 from settings.config import Config
-from settings.declare import SettingsError
 from settings.finding import (
     FAIL,
     PASS,

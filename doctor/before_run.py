@@ -7,7 +7,6 @@ finetune: MODEL on DATA is what is planned, where its config.json is here.
 It loads no torch, asks no network and writes nothing: half a second that may save hours.
 """
 
-import dataclasses
 import datetime
 import sys
 
@@ -20,10 +19,10 @@ from plan.network import links
 from plan.planner import Plan, plan
 from plan.report import brief
 from record.trackers.mirror import check_trackers
+from settings import SettingsError
+from settings.checks import PRETRAINING
 from settings.config import Config
-from settings.declare import SettingsError
 from settings.finding import FAIL, PASS, Finding, code_of, format_findings, split
-from settings.rules import OF_PRETRAINING
 from train.data.sources.source import CorpusError
 
 
@@ -36,7 +35,7 @@ def look(c: Config, finetune: bool = False) -> tuple[list[Finding], str]:
     ]  # it reckons with a model of ours
     if any(finding.name == "gpus" and finding.level == FAIL for finding in found):
         return found, ""  # there is nothing to plan for
-    here = dataclasses.replace(c, cards="here")
+    here = c.replace(cards="here")
     try:
         p: Plan | Tuning = (
             tuning.plan(here, fleet_of(here))
@@ -57,12 +56,12 @@ def look(c: Config, finetune: bool = False) -> tuple[list[Finding], str]:
     )
 
 
-def main() -> int:
-    finetune = sys.argv[1:] == ["finetune"]
+def main(words: list[str]) -> int:
+    finetune = words == ["finetune"]
     try:
         c = links.loaded(
-            lambda measured: Config.load_with_remarks(
-                defaults=measured, without=OF_PRETRAINING if finetune else ()
+            lambda measured: Config.load_with_warnings(
+                defaults=measured, without=PRETRAINING if finetune else ()
             )[0]
         )
         check_trackers(c)
@@ -89,4 +88,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from hardware import model_size
+from settings import SettingsError
 from settings.config import Config
-from settings.declare import SettingsError
 from train.model import attention, compilation
 
 

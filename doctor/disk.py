@@ -14,9 +14,10 @@ from pathlib import Path
 
 from plan import storage
 from plan.number_formats import size as amount
+from settings import ROOT
 from settings.config import Config
-from settings.declare import ROOT, shown
 from settings.finding import FAIL, PASS, WARN, Finding
+from settings.resolve import show_path
 from train.data.sources.source import CorpusError
 
 MEASURED_BYTES, PIECE_BYTES = 256e6, 16 * 2**20
@@ -106,7 +107,7 @@ def rights(found: Sequence[Folder]) -> list[Finding]:
         Finding(
             "disk",
             FAIL,
-            f"{one.name}={shown(one.folder)}: nothing can be written there ({one.problem})",
+            f"{one.name}={show_path(one.folder)}: nothing can be written there ({one.problem})",
             f"choose another {one.name}, or mend its permissions",
         )
         for one in found
@@ -164,8 +165,9 @@ def speed(c: Config, mb_s: float | None, why: str) -> Finding:
         return Finding(
             "disk-speed",
             WARN,
-            f"{said}; a run that is told to stop has SHUTDOWN_TIMEOUT_S={c.shutdown_timeout_s}",
-            "a faster disk for RUNS_DIR, or a larger SHUTDOWN_TIMEOUT_S",
+            f"{said}; with GRACE_PERIOD_S={c.grace_period_s}, a run that is asked to stop has "
+            f"{c.shutdown_timeout_s} s to save",
+            "a faster disk for RUNS_DIR, or a larger GRACE_PERIOD_S",
         )
     if mb_s < SLOW_MB_S:
         return Finding(

@@ -8,8 +8,9 @@ import re
 import sys
 from pathlib import Path
 
-from settings.declare import ROOT, shown
+from settings import ROOT
 from settings.finding import FAIL, PASS, WARN, Finding
+from settings.resolve import show_path
 
 OLDEST = (3, 11)
 LOCKS = (
@@ -74,7 +75,7 @@ def environment() -> Environment:
             differing.append((name, has, " or ".join(versions)))
     return Environment(
         (sys.version_info.major, sys.version_info.minor, sys.version_info.micro),
-        shown(Path(sys.prefix)),
+        show_path(Path(sys.prefix)),
         stamp(Path(sys.prefix)),
         tuple(missing),
         tuple(differing),

@@ -7,8 +7,8 @@ import sys
 from typing import Any
 
 from doctor.gpus import Seen, count_of
+from settings import ROOT
 from settings.config import Config
-from settings.declare import ROOT
 from settings.finding import FAIL, PASS, WARN, Finding
 
 LIMIT_S = 60.0  # torch is loaded in 2 s from a local disk, and in many times that from a network's for the first time

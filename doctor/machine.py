@@ -19,8 +19,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hardware.host_memory import Memory
+from hardware.ports import free_port
 from plan import memory as plan_memory
 from plan import storage
+from settings.addresses import join_address
 from settings.config import Config
 from settings.finding import FAIL, PASS, WARN, Finding
 from train.data import data_paths
@@ -164,7 +166,7 @@ def open_files(limits: tuple[int, int], need: int) -> Finding:
 
 @dataclasses.dataclass(frozen=True)
 class Meeting:
-    """Of several nodes. addresses: those of MASTER_ADDR, none where it has none; taken: why MASTER_PORT cannot be
+    """Of several nodes. addresses: those of MASTER_ADDR, none where it has none; taken: why its port cannot be
     listened on here, "" where it can or need not be."""
 
     addresses: tuple[str, ...]
@@ -173,7 +175,7 @@ class Meeting:
 
 def meeting(c: Config) -> Meeting:
     try:
-        found = socket.getaddrinfo(c.master_addr, c.master_port, type=socket.SOCK_STREAM)
+        found = socket.getaddrinfo(c.master_host, c.master_port, type=socket.SOCK_STREAM)
         addresses = tuple(sorted({str(address[0]) for *_, address in found}))
     except OSError:
         addresses = ()
@@ -194,12 +196,12 @@ def meeting(c: Config) -> Meeting:
 def ports(c: Config, m: Meeting) -> Finding:
     """Where several nodes meet. Whether a firewall lets the others through shows only when they call."""
     if m.taken:
-        other = c.master_port + 1 if c.master_port < 65535 else c.master_port - 1
+        other = join_address(c.master_host, free_port(c.master_port))
         return Finding(
             "ports",
             FAIL,
-            f"MASTER_PORT={c.master_port}: cannot be listened on ({m.taken})",
-            f"end that, or choose another on all nodes, for example MASTER_PORT={other}",
+            f"MASTER_ADDR={c.master_addr}: port {c.master_port} cannot be listened on ({m.taken})",
+            f"end that, or choose another on all nodes, for example MASTER_ADDR={other}",
             64,
         )
     if not m.addresses:
@@ -219,7 +221,7 @@ def ports(c: Config, m: Meeting) -> Finding:
     return Finding(
         "ports",
         PASS,
-        f"MASTER_PORT={c.master_port} is free here, and {where}; whether a firewall lets the "
+        f"port {c.master_port} is free here, and {where}; whether a firewall lets the "
         "others through shows when they call",
     )
 

@@ -27,8 +27,8 @@ from hardware.model_size import flops_of
 from hardware.ports import free_ports
 from plan.measured import Probe, Step, cpu_name, path_of, read, shape_of, to_json
 from record.durable import write_whole
+from settings import ROOT
 from settings.config import Config
-from settings.declare import ROOT
 
 SECONDS = 60.0
 OVERTIME = 1.45  # times its share of the time, when a part is ended
@@ -74,9 +74,7 @@ class Measured:
 
 def alone(c: Config) -> Config:
     """What this machine does of a run: its share of the batch."""
-    return dataclasses.replace(
-        c, nodes=1, node_rank=0, master_addr="", batch_tokens=c.batch_tokens // c.nodes
-    )
+    return c.replace(nodes=1, node_rank=0, master_addr="", batch_tokens=c.batch_tokens // c.nodes)
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -117,7 +115,7 @@ def take_step(found: Measured, say: Callable[[str], None], until: float, limit: 
     """A step at the run's own shape, or at the largest micro-batch below it that fits into memory and time."""
     problems: list[str] = []
     for micro_batch in micro_batches(found.c, found.processes or 1):
-        c = found.c if not problems else dataclasses.replace(found.c, micro_batch_size=micro_batch)
+        c = found.c if not problems else found.c.replace(micro_batch_size=micro_batch)
         left = until - time.time()
         if (needs := least_s(found, c)) is not None and needs > left:
             problems.append(
@@ -167,9 +165,9 @@ def command(c: Config, part: str) -> list[str]:
     defaults = Config().stored()
     chosen = {name: value for name, value in c.stored().items() if value != defaults[name]}
     return [
-        "env",
-        f"VENV={sys.prefix}",
-        "scripts/probe.sh",
+        sys.executable,
+        "-m",
+        "doctor.gpu_probe.start",
         c.device,
         str(c.nproc or ""),
         str(free_ports(1)),

@@ -1,9 +1,9 @@
 """What a site needs to find the others, under SYNC=diloco: torchft, an address of its own, and the lighthouse."""
 
 from settings.config import Config
-from settings.finding import FAIL, PASS, WARN, Finding, from_sentence
-from settings.rules import site_problem
+from settings.finding import FAIL, PASS, WARN, Finding
 from train.diloco.site_registry import Desk, NoDesk, own_address
+from train.distributed.wan import find_site_problem
 
 NAME = "lighthouse"
 
@@ -12,8 +12,8 @@ def findings(c: Config, ask: bool = True) -> list[Finding]:
     """None where sites do not train apart. ask: the lighthouse too, which has ten seconds to answer."""
     if c.replicas == 1:
         return []
-    if problem := site_problem(c):
-        return [from_sentence(NAME, FAIL, problem, 64)]
+    if problem := find_site_problem(c):
+        return [Finding(NAME, FAIL, problem, code=64)]
     return [*address(c), reached(c)] if ask else address(c)
 
 

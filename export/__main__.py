@@ -22,10 +22,10 @@ from analysis.prices import prices
 from export import card, files, place, weight_files
 from export.stored import Weights
 from record.run_paths import RunPaths
+from settings import ROOT, SettingsError
 from settings.config import Config
-from settings.declare import ROOT, SettingsError
-from settings.declare import given as given_settings
-from settings.declare import shown as from_root
+from settings.resolve import find_explicit as given_settings
+from settings.resolve import show_path as from_root
 from train.data.sources.source import CorpusError
 from train.data.tokenizer import Vocabulary
 from train.generate import chat_format, load_run
@@ -51,7 +51,7 @@ def main() -> int:
             stored_config(paths).get("settings", {}).get("MODEL")
         ):  # of others, or ours as theirs: merged
             os.execv(sys.executable, [sys.executable, "-m", "finetune.merge"])
-        found = load_run.find(c, given_settings(Config))
+        found = load_run.find(c, given_settings())
         if not found.manifest:
             raise SettingsError(
                 [

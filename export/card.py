@@ -18,9 +18,9 @@ from typing import Any
 from analysis.load import Energy, Run
 from export.weight_files import Shapes
 from hardware.flops import flops_per_token
-from record.reader import duration, figures
-from settings.config import Config
-from settings.declare import FREE, declared_fields, format_value
+from record.metrics import duration, figures
+from settings.config import SETTINGS, Config
+from settings.declare import FREE, format_value
 from train.data.data_paths import share_of, source_of
 from train.data.sources.source import CorpusError
 
@@ -393,14 +393,14 @@ def limits(k: Known) -> list[str]:
 
 def settings(c: Config) -> list[str]:
     """NAME=value of what a resumed run may not change or would record, where it is not the default."""
-    fields, plain = declared_fields(Config), Config()
+    fields, plain = SETTINGS, Config()
     return [
-        f"{name}={format_value(getattr(c, field.name))}"
+        f"{name}={format_value(getattr(c, name.lower()))}"
         for name, field in fields.items()
-        if field.metadata["declared"].resume != FREE
-        and not field.metadata["declared"].secret
-        and getattr(c, field.name) != getattr(plain, field.name)
-        and not is_path(name, format_value(getattr(c, field.name)))
+        if field.resume != FREE
+        and not field.secret
+        and getattr(c, name.lower()) != getattr(plain, name.lower())
+        and not is_path(name, format_value(getattr(c, name.lower())))
     ]
 
 

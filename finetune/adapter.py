@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from finetune.weights import put
+from settings import SettingsError
 from settings.config import Config
-from settings.declare import SettingsError
 from train.model.hf_import import some
 
 PART = re.compile(r"(?:^|\.)layers\.\d+\.(.+)$")  # a name within its block

@@ -33,8 +33,9 @@ from record.durable import write_whole
 from record.metrics import replace_nonfinite
 from record.provenance import provenance
 from record.run_paths import RunPaths, name_checkpoint
+from settings import ROOT, SettingsError
 from settings.config import Config
-from settings.declare import ROOT, SettingsError, shown
+from settings.resolve import show_path
 from train.data.sources.source import CorpusError
 from train.distributed.world import World, from_all, from_first, set_timeout, sum_over_ranks
 from train.evaluate.core.metric import wilson
@@ -234,7 +235,7 @@ def write(
         raise CorpusError(
             f"{path}: cannot be written ({error.strerror}); make room, or choose another RUNS_DIR"
         ) from error
-    log.info("written: %s", shown(path))
+    log.info("written: %s", show_path(path))
 
 
 if __name__ == "__main__":

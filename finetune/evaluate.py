@@ -7,14 +7,14 @@ models, and runs fine-tuned without EVAL_DATA, are measured by train/generate/ev
 Exit codes are those of train/generate/eval_run.py.
 """
 
-import dataclasses
 import logging
 import sys
 
 from finetune import chat_eval
 from record.run_paths import RunPaths
+from settings import ROOT
 from settings.config import Config
-from settings.declare import ROOT, given
+from settings.resolve import find_explicit
 from train.distributed.world import World
 from train.generate import eval_run
 from train.run_folder import stored_config
@@ -26,13 +26,13 @@ def evaluate(c: Config, world: World) -> int:
     """Measure the model in the way that suits it, and return the exit code."""
     questions = find_questions(c)
     if questions:
-        return chat_eval.measure(dataclasses.replace(c, eval_data=questions), world)
+        return chat_eval.measure(c.replace(eval_data=questions), world)
     return eval_run.evaluate(c, world)
 
 
 def find_questions(c: Config) -> str:
     """Return the EVAL_DATA that the model is to be asked, or "" if it is not asked any."""
-    names = given(Config)
+    names = find_explicit()
     questions = c.eval_data if "EVAL_DATA" in names else ""
     run = stored_config(RunPaths.of(c.runs_dir, c.run_name, ROOT)).get("settings", {})
     if not run or (c.init_from and "INIT_FROM" in names and "RUN_NAME" not in names):

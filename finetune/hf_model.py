@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from finetune import weights
+from settings import SettingsError
 from settings.config import Config
-from settings.declare import SettingsError
 from train.model.attention import document_mask
 from train.model.hf_import import ForeignError, read_json, tensors, weight_files
 from train.model.loss import IGNORED, summed_loss

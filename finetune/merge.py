@@ -32,9 +32,11 @@ from finetune.hf_model import Tuned
 from finetune.weights import plain
 from record.run_paths import RunPaths
 from record.status import RunFolderError
-from settings.config import Config
-from settings.declare import FREE, ROOT, SettingsError, declared_fields, shown
-from settings.rules import OF_PRETRAINING
+from settings import ROOT, SettingsError
+from settings.checks import PRETRAINING
+from settings.config import SETTINGS, Config
+from settings.declare import FREE
+from settings.resolve import show_path
 from train.data.sources.source import CorpusError
 from train.generate import load_run
 from train.model.hf_import import ForeignError, some, weight_files
@@ -178,7 +180,7 @@ def write(base: Path, target: Path, skeleton: Any, source: Source) -> list[str]:
         )
     if lacking := sorted(weight_of.keys() - set(changed)):
         raise ForeignError(
-            f"{shown(base)}: its files lack {some(lacking)}, which was trained; bring that MODEL back"
+            f"{show_path(base)}: its files lack {some(lacking)}, which was trained; bring that MODEL back"
         )
     for pattern in KEPT:
         for path in base.glob(pattern):
@@ -193,16 +195,12 @@ def export(c: Config, paths: RunPaths) -> None:
     place.refuse_to_lose(target)
     before = stored_config(paths)
     tuned = load_run.settings_of_run(paths, before)
-    free = [
-        field.name
-        for field in declared_fields(Config).values()
-        if field.metadata["declared"].resume == FREE
-    ]
+    free = [name.lower() for name, field in SETTINGS.items() if field.resume == FREE]
     tuned = dataclasses.replace(tuned, **{name: getattr(c, name) for name in free})
     base = origin.find(tuned)
     if before["attempts"][0].get("model_fingerprint") != hf_model.fingerprint(base):
         raise ForeignError(
-            f"MODEL={tuned.model}: {shown(base)} is not what was fine-tuned; bring that back"
+            f"MODEL={tuned.model}: {show_path(base)} is not what was fine-tuned; bring that back"
         )
     folder, manifest = load_run.checkpoint_of(c, paths)
     config = hf_model.configuration(base)
@@ -242,7 +240,7 @@ def export(c: Config, paths: RunPaths) -> None:
         place.seal(half)
         place.replace(half, target)
     sys.stdout.write(
-        f"{shown(target)}: {tuned.model} with step {manifest['step']} of {c.run_name}, {len(changed)} "
+        f"{show_path(target)}: {tuned.model} with step {manifest['step']} of {c.run_name}, {len(changed)} "
         "tensors changed; transformers reads it\n"
     )
 
@@ -254,7 +252,7 @@ def main() -> int:
     )  # DCP, in one process
     paths = None
     try:
-        c, _ = Config.load_with_remarks(without=(*OF_PRETRAINING, *load_run.OF_TRAINING))
+        c, _ = Config.load_with_warnings(without=(*PRETRAINING, *load_run.OF_TRAINING))
         paths = RunPaths.of(c.runs_dir, c.run_name, ROOT)
         if not stored_config(paths):
             raise RunFolderError(

@@ -28,8 +28,9 @@ from typing import Any
 
 from export import card
 from record.durable import write_whole
-from settings.config import Config
-from settings.declare import ROOT, SettingsError, declared_fields, environment, shown
+from settings import ROOT, SettingsError
+from settings.config import SETTINGS, Config
+from settings.resolve import build_environment, show_path
 from train.checkpoint.checkpoint import committed
 from train.data.data_paths import data_dir
 from train.data.sources.hub import Again, ask
@@ -69,7 +70,7 @@ def find(c: Config) -> Path:
         if (kept / WHOLE).is_file():
             return kept
         raise ForeignError(
-            f"MODEL={c.model}: has not been brought from the hub to {shown(kept)} yet, which make "
+            f"MODEL={c.model}: has not been brought from the hub to {show_path(kept)} yet, which make "
             "finetune does on each machine"
         )
     raise SettingsError(
@@ -137,7 +138,7 @@ def say_age(run: Path, folder: Path, c: Config) -> None:
     log.info(
         "MODEL=%s: %s%s is what is read of it",
         c.model,
-        shown(folder),
+        show_path(folder),
         "" if step is None else f", of step {step},",
     )
     if newest is not None and newest != step:
@@ -174,7 +175,7 @@ def export(run: Path, c: Config) -> None:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             preexec_fn=functools.partial(end_with_parent, signal.SIGTERM),
-            env=environment(own | {"ENV_FILE": nothing.name}, without=declared_fields(Config)),
+            env=build_environment(own | {"ENV_FILE": nothing.name}, without=SETTINGS),
         )
     if done.returncode:
         raise ForeignError(
@@ -228,7 +229,7 @@ def download(c: Config, target: Path) -> None:
         "MODEL=%s: commit %s in %s, %.0f s",
         c.model,
         info.sha,
-        shown(target),
+        show_path(target),
         time.monotonic() - began,
     )
 

@@ -1,7 +1,7 @@
 """DATA for MODEL: examples to train on, a fixed subset to evaluate with, and what is to be said of both.
 
 `python -m finetune.prepare_data` prepares DATA (MODEL, SEQ_LEN), says what became of its rows, and shows one example. With
-`before-training` behind it, as scripts/train.sh has it, it leaves both to the training, whose log they belong to.
+`before-training` behind it, as train/start_node.py has it, it leaves both to the training, whose log they belong to.
 
 Exit codes: 0; 64 a setting is bad; 78 data or tokenizer are bad; 130 stopped by Ctrl-C.
 """
@@ -21,9 +21,8 @@ from finetune.preview import preview
 from finetune.several import examples_of
 from finetune.store import Examples
 from finetune.template import Template
-from settings import tuning_rules
+from settings import ROOT, SettingsError, tuning_rules
 from settings.config import Config
-from settings.declare import ROOT, SettingsError
 from train.data.data_paths import data_dir
 from train.data.sources.source import CorpusError
 from train.data.tokenizer import TokenizerError
@@ -191,7 +190,7 @@ def main(argv: Sequence[str] = ()) -> int:
     except (SettingsError, CorpusError, TokenizerError, ForeignError) as error:
         sys.stderr.write(f"{error}\n")
         code = BAD_SETTING if isinstance(error, SettingsError) else BAD_DATA
-        report_exit(code, why=str(error))  # for the other nodes, which scripts/train.sh tells
+        report_exit(code, why=str(error))  # for the other nodes, which train/start_node.py tells
         return code
     except OSError as error:
         why = (

@@ -23,7 +23,7 @@ from finetune.store import hash_of
 from finetune.template import digest
 from record.durable import write_whole
 from settings.config import Config
-from settings.declare import shown
+from settings.resolve import show_path
 from train.data.data_paths import data_dir
 from train.data.prepare import one_at_a_time
 from train.data.sources.pin import Pinned
@@ -120,7 +120,7 @@ def opened(path: Path) -> tuple[list[Asked], list[str]] | None:
     except FileNotFoundError:
         return None
     except ValueError as error:
-        log.warning("%s: damaged (%s); it is made again", shown(path), error)
+        log.warning("%s: damaged (%s); it is made again", show_path(path), error)
         return None
     return [
         Asked([Message(*one) for one in messages], answer, tuple(options), place)

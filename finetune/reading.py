@@ -23,7 +23,7 @@ import pyarrow.parquet
 
 from finetune import row_shapes
 from finetune.row_shapes import COLUMNS, SHAPES, Conversation, conversation_of
-from settings.declare import ROOT
+from settings import ROOT
 from train.data.sources import rows
 from train.data.sources.fetch import Files
 from train.data.sources.formats import (

@@ -14,7 +14,7 @@ import numpy as np
 from finetune import store
 from finetune.store import Examples
 from finetune.template import Template, digest
-from settings.declare import ROOT
+from settings import ROOT
 from train.data.sources.source import CorpusError
 
 TIMES = re.compile(r"(?P<source>.+?)\*(?P<times>[0-9]+)")

@@ -34,7 +34,7 @@ from finetune import reading, template
 from finetune.reading import Located, Tally, conversations, pinned_files
 from finetune.template import Labelled, Template, digest
 from record.durable import flush_folder, write_whole
-from settings.declare import shown
+from settings.resolve import show_path
 from train.data.prepare import one_at_a_time
 from train.data.sources.formats import Bad
 from train.data.sources.pin import Pinned, digest_of
@@ -324,7 +324,7 @@ def opened(folder: Path) -> Examples | None:
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError, IndexError) as error:
-        log.warning("%s: damaged (%s); it is made again", shown(folder), error)
+        log.warning("%s: damaged (%s); it is made again", show_path(folder), error)
         return None
 
 

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from tokenizers import Encoding
 
-from settings.declare import shown
+from settings.resolve import show_path
 from train.data.sources.formats import Bad
 from train.data.tokenizer import TokenizerError, Vocabulary, load
 from train.generate import chat_format
@@ -80,7 +80,7 @@ def find(folder: Path, name: str = "") -> Template:
 
     Raises TokenizerError.
     """
-    name = name or shown(folder)
+    name = name or show_path(folder)
     if (folder / "tokenizer_config.json").is_file():
         return Theirs(their_tokenizer(folder), name)
     if (path := folder / "tokenizer.json").is_file():

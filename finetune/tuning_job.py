@@ -20,8 +20,9 @@ from finetune.prepare_data import Data
 from hardware.out_of_memory import is_out_of_memory
 from record.run_paths import RunPaths
 from record.status import Status
+from settings import SettingsError
 from settings.config import Config
-from settings.declare import SettingsError, given
+from settings.resolve import find_explicit
 from train.assemble import Stopwatch, begin, enter, gather, take_up
 from train.checkpoint.checkpoint import committed
 from train.data.manifest import DataError
@@ -66,7 +67,7 @@ def settled(c: Config, read: Data, folder: Path, ranks: int) -> Config:
     Raises SettingsError."""
     steps = read.batches(ranks, c.epochs).steps
     horizon = steps * c.batch_tokens
-    chosen = given(Config)
+    chosen = find_explicit()
     if c.warmup_tokens >= horizon:
         raise SettingsError(
             [

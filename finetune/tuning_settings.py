@@ -2,9 +2,9 @@
 
 import math
 
-from settings.config import Config
-from settings.declare import SettingsError, declared_fields
-from settings.rules import OF_PRETRAINING
+from settings import SettingsError
+from settings.checks import PRETRAINING
+from settings.config import SETTINGS, Config
 from settings.tuning_rules import refuse_unsupported
 
 ENOUGH_STEPS = 10  # what the advice about a run of one step aims at
@@ -16,7 +16,7 @@ def load_settings() -> tuple[Config, list[str]]:
     Raises:
         SettingsError: a value is invalid, or fine-tuning cannot follow it.
     """
-    c, remarks = Config.load_with_remarks(without=OF_PRETRAINING)
+    c, remarks = Config.load_with_warnings(without=PRETRAINING)
     refuse_unsupported(c)
     return c, remarks
 
@@ -33,7 +33,7 @@ def refuse_single_step(c: Config, windows: int, epochs_are_fixed: bool = False) 
         return
     advice = "Set a smaller BATCH_TOKENS, or give more DATA"
     epochs = math.ceil(ENOUGH_STEPS * c.batch_windows / windows)
-    most_epochs = declared_fields(Config)["EPOCHS"].metadata["declared"].maximum
+    most_epochs = SETTINGS["EPOCHS"].maximum
     if epochs <= most_epochs and not epochs_are_fixed:
         advice += f", or set EPOCHS={epochs} for {ENOUGH_STEPS} steps"
     raise SettingsError(

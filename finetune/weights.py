@@ -18,7 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from settings.declare import shown
+from settings.resolve import show_path
 from train.model import hf_import
 from train.model.hf_import import ForeignError
 
@@ -61,7 +61,7 @@ def load(
             raise MemoryError(f"{name}: {reason(why)}")
     if lacking or found.mismatched_keys or found.conversion_errors:
         raise ForeignError(
-            f"{shown(folder)}: "
+            f"{show_path(folder)}: "
             + "; ".join(
                 [
                     *([f"its files lack {hf_import.some(lacking)}"] if lacking else []),
@@ -113,7 +113,9 @@ def convert(
     try:
         found, _ = convert_and_load_state_dict_in_model(skeleton, slices, how)
     except (SafetensorError, OSError) as error:
-        raise ForeignError(f"{shown(folder)}: cannot be read ({error}); get it again") from error
+        raise ForeignError(
+            f"{show_path(folder)}: cannot be read ({error}); get it again"
+        ) from error
     for name in without_rows(skeleton) & (found.missing_keys | found.conversion_errors.keys()):
         nothing: Any = nn.Parameter(torch.empty_like(skeleton.get_parameter(name), device=device))
         nothing._is_hf_initialized = (
@@ -160,7 +162,7 @@ def refuse_unsplittable(folder: Path, mapping: list[Any], slices: dict[str, Any]
         if not fits and any(one.rename_source_key(name)[1] is not None for name in slices):
             names = ", ".join(name for name, _ in operations)
             raise ForeignError(
-                f"{shown(folder)}: its weights are converted by {names}, which a process cannot do to a "
+                f"{show_path(folder)}: its weights are converted by {names}, which a process cannot do to a "
                 "part of them; set PARALLEL=ddp"
             )
 

@@ -20,7 +20,7 @@ def free_ports(count: int) -> int:
     """Return the first of `count` free ports in a row, for processes of this machine that are about to start.
 
     They are not among those that Linux gives to outgoing connections, from 32768 on: any program may get one of these
-    before our process listens. Nor are they near the defaults of MASTER_PORT and LIGHTHOUSE, 29500 and 29510.
+    before our process listens. Nor are they near the default ports of MASTER_ADDR and LIGHTHOUSE, 29500 and 29510.
     """
     while True:
         # Another one each time, whatever seed this process has.

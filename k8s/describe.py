@@ -21,8 +21,11 @@ from k8s.cluster.where import Place
 from record.durable import read_object
 from record.metrics import duration
 from record.run_paths import RunPaths
-from settings.config import Config
-from settings.declare import ROOT, declared_fields, format_value, parse_value, read_env_file, shown
+from settings import ROOT
+from settings.config import SETTINGS, Config
+from settings.declare import format_value
+from settings.resolve import show_path
+from settings.sources import read_file
 
 ITS_OWN = {"PRESET", "RUN_NAME", "RUNS_DIR", "DATA_DIR"}  # said elsewhere, or the same in all pods
 CONDITIONS = (
@@ -139,17 +142,17 @@ def settings(target: Target, job: Thing) -> list[str]:
 
 def settings_line(values: Mapping[str, Any]) -> str:
     """The preset and what differs from it, of settings as text or typed."""
-    preset, fields = str(values.get("PRESET", "tiny")), declared_fields(Config)
-    said, _ = read_env_file(ROOT / "presets" / f"{preset}.env")
+    preset, fields = str(values.get("PRESET", "tiny")), SETTINGS
+    said = read_file(ROOT / "presets" / f"{preset}.env", preset, ()).values
 
     def typed(name: str, value: Any) -> Any:
         try:
-            return parse_value(fields[name], value) if isinstance(value, str) else value
+            return fields[name].parse(value) if isinstance(value, str) else value
         except ValueError:  # of another version
             return value
 
     of_preset = Config(
-        **{name.lower(): typed(name, text) for name, (text, _) in said.items() if name in fields}
+        **{name.lower(): typed(name, text) for name, text in said.items() if name in fields}
     )
     own = []
     for name, value in sorted(values.items()):
@@ -217,7 +220,7 @@ def of_here(paths: RunPaths) -> tuple[int, str]:
         )
     count = "1 attempt" if len(attempts) == 1 else f"{len(attempts)} attempts"
     lines = [
-        f"run {paths.name} in {shown(paths.folder)}: {count}",
+        f"run {paths.name} in {show_path(paths.folder)}: {count}",
         settings_line({name: value for name, value in values.items() if name != "ENV_FILE"}),
     ]
     lines += [f"attempt {number}: {attempt(facts)}" for number, facts in enumerate(attempts)]

@@ -29,7 +29,7 @@ from k8s.transfer import Meter, Vanished
 from record import status
 from record.durable import flush_folder, write_whole
 from record.run_paths import RunPaths, list_checkpoints, name_checkpoint
-from settings.declare import shown
+from settings.resolve import show_path
 
 RECORD, HALF = "fetched.json", ".fetch"
 SPARE = 64 * 2**20  # bytes that stay free
@@ -129,7 +129,7 @@ def fetch(volume: Volume, paths: RunPaths, step: int | None, weights: bool = Tru
     count = len(missing) + (len(chosen.hashes) if chosen and half else 0)
     sys.stdout.write(
         f"fetching {count} files, {size_words(need)}, from {volume.folder} of volume "
-        f"{volume.origin.value('volume')} to {shown(paths.folder)}\n"
+        f"{volume.origin.value('volume')} to {show_path(paths.folder)}\n"
         if count
         else ""
     )
@@ -154,7 +154,7 @@ def fetch(volume: Volume, paths: RunPaths, step: int | None, weights: bool = Tru
         meter.end()
     shutil.rmtree(paths.folder / HALF, ignore_errors=True)
     if not weights:
-        return f"the record of {paths.name}: {size_words(meter.moved)} moved, into {shown(paths.folder)}"
+        return f"the record of {paths.name}: {size_words(meter.moved)} moved, into {show_path(paths.folder)}"
     return summary(paths, chosen, missing, len(files) - len(missing), meter, bool(half))
 
 
@@ -180,7 +180,7 @@ def summary(
         what += "; there is no whole checkpoint on the volume yet"
     name = paths.name
     return (
-        f"{what}: {size_words(meter.moved)} moved, into {shown(paths.folder)}\n"
+        f"{what}: {size_words(meter.moved)} moved, into {show_path(paths.folder)}\n"
         f"  make plots RUN_NAME={name}        make checkpoints WHERE=local RUN_NAME={name}"
     )
 
@@ -200,14 +200,14 @@ def refuse_mixture(paths: RunPaths, record: Record) -> None:
     elsewhere = f"choose another place for it, for example make fetch-run RUNS_DIR=fetched RUN_NAME={paths.name}"
     if status.is_held(paths) or status.has_job(paths):
         raise Refused(
-            78, f"{shown(paths.folder)}: a run of this machine is at work there; {elsewhere}"
+            78, f"{show_path(paths.folder)}: a run of this machine is at work there; {elsewhere}"
         )
     present = {name_checkpoint(step) for step in list_checkpoints(paths.checkpoints)}
     if not record.known:
         if is_run(paths) or present:
             raise Refused(
                 78,
-                f"{shown(paths.folder)}: holds a run of this machine, which is not mixed with one of the "
+                f"{show_path(paths.folder)}: holds a run of this machine, which is not mixed with one of the "
                 f"cluster; {elsewhere}",
             )
         return
@@ -215,13 +215,13 @@ def refuse_mixture(paths: RunPaths, record: Record) -> None:
     if was != record.origin:
         raise Refused(
             78,
-            f"{shown(paths.folder)}: was fetched from {was}, and this is {record.origin}; {elsewhere}",
+            f"{show_path(paths.folder)}: was fetched from {was}, and this is {record.origin}; {elsewhere}",
         )
     changed = [name for name in OWN if not record.is_brought(name, paths.folder / name)]
     if changed or (present := present - set(record.steps)):
         raise Refused(
             78,
-            f"{shown(paths.folder)}: was trained further here since it was fetched "
+            f"{show_path(paths.folder)}: was trained further here since it was fetched "
             f"({', '.join([*changed, *sorted(present)][:3])} changed), and is not overwritten; {elsewhere}",
         )
 
@@ -285,7 +285,7 @@ def check_space(paths: RunPaths, need: int) -> None:
     if free < need + SPARE:
         raise Refused(
             78,
-            f"{shown(paths.folder)}: this takes {size_words(need)}, and the disk has {size_words(free)} "
+            f"{show_path(paths.folder)}: this takes {size_words(need)}, and the disk has {size_words(free)} "
             "free; make room, or put it on another disk with RUNS_DIR",
         )
 

@@ -34,11 +34,11 @@ from k8s.cluster.target import (
     tunes,
 )
 from k8s.cluster.volume import Volume, say
-from k8s.cluster.where import Place, decide
+from k8s.cluster.where import Place, decide, refuse_dry_run
 from record import status
 from record.durable import read_object
 from record.run_paths import RunPaths
-from settings.declare import ROOT, SettingsError
+from settings import ROOT, SettingsError
 
 COMMANDS = (
     "status",
@@ -308,12 +308,12 @@ def restart(place: Place, target: Target) -> int:
 # ---------------------------------------------------------------------------------------------------
 
 
-def script_of(paths: RunPaths) -> str:
+def start_command(paths: RunPaths) -> list[str]:
     """What starts a run of this machine: one that has fine-tuned goes on so."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         if read_object(paths.config)["settings"]["MODEL"]:
-            return "scripts/finetune.sh"
-    return "scripts/train.sh"
+            return [sys.executable, "-m", "scripts.train", "finetune"]
+    return [sys.executable, "-m", "scripts.train"]
 
 
 def here(command: str, place: Place) -> int:
@@ -324,12 +324,12 @@ def here(command: str, place: Place) -> int:
     if command == "plots":
         return draw([])
     if command == "restart":
+        refuse_dry_run(place.config, command)
         code = status.main(["stop"])
         if code:
             return code
         os.chdir(ROOT)
-        script = script_of(paths)
-        os.execv(script, [script])
+        os.execv(sys.executable, start_command(paths))
     if command == "fetch-run":
         there = (
             f"is on this machine, in {paths.folder}"

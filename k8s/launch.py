@@ -29,10 +29,10 @@ from k8s.cluster.kubectl import BAD_SETTING, UNAVAILABLE, Context, Refused, keep
 from k8s.cluster.preflight import Found, check, claim_bytes
 from k8s.cluster.render import claim, objects, render
 from k8s.cluster.standing import Standing, of_another_run, of_kind, standing
-from k8s.cluster.where import SENT, look, read_sent
+from k8s.cluster.where import SENT, Place, look, read_sent, refuse_dry_run
 from record.run_paths import RunPaths
+from settings import ROOT, SettingsError
 from settings.config import Config
-from settings.declare import ROOT, SettingsError
 from settings.finding import split
 
 PLACE_S = 60.0  # a launch waits so long for its pods to have nodes
@@ -209,7 +209,7 @@ def check_place(order: Order) -> None:
 
 def planned(order: Order, found: Found) -> launch_plan.Plan:
     """What it will cost; what of that cannot be is among what is found."""
-    c = dataclasses.replace(order.c, data_stream="0") if order.data else order.c
+    c = order.c.replace(data_stream="0") if order.data else order.c
     p = launch_plan.NONE if c.model else launch_plan.plan(c)
     has_bytes = claim_bytes(found.claim) if found.claim else None
     said = (
@@ -228,7 +228,7 @@ def planned(order: Order, found: Found) -> launch_plan.Plan:
 
 def tell_plan(order: Order, p: launch_plan.Plan) -> None:
     if order.data:
-        c = dataclasses.replace(order.c, data_stream="0")
+        c = order.c.replace(data_stream="0")
         say(
             f"plan (computed, not measured): {launch_plan.shards_told(c)} at most, on VOLUME={c.volume}"
         )
@@ -434,9 +434,8 @@ def write_sent(order: Order) -> None:
         )
 
 
-def in_cluster() -> bool:
+def is_in_cluster(place: Place) -> bool:
     """Whether make data is to work there: WHERE says so, or the very run that the settings name was sent there."""
-    place = look(None, ROOT, {})
     return place.config.where == "cluster" or (place.config.where == "auto" and bool(place.sent))
 
 
@@ -444,7 +443,9 @@ def main(argv: list[str]) -> int:
     """`python -m k8s.launch [finetune|restart|data]`; exit code 64, 69, 78 or 143."""
     command = (argv or ["train"])[0]
     try:
-        if command == "data" and not in_cluster():
+        place = look(None, ROOT, {})
+        if command == "data" and not is_in_cluster(place):
+            refuse_dry_run(place.config, command)
             os.execv(sys.executable, [sys.executable, "-m", "train.data.prepare", "data"])
         return send(command)
     except SettingsError as error:

@@ -81,7 +81,7 @@ def plan(c: Config) -> Plan:
     at_sites: dict[float, float] = {}
     if time and c.nodes > 1 and not c.site:
         for speed in wan.SPEEDS:
-            apart = dataclasses.replace(c, sites=c.nodes, wan_gbit=speed)
+            apart = c.replace(sites=c.nodes, wan_gbit=speed)
             spread = fleet_of(c, spread=True)
             assert spread and pace
             if found := time_of(c, pace.fast, pace_of(apart, spread, None).wait_s):

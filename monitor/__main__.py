@@ -15,7 +15,7 @@ from typing import Any
 from k8s.cluster.kubectl import BAD_SETTING, Refused
 from k8s.cluster.where import decide
 from monitor.watch import NO_RUN, NoRun, View, Watcher, unreadable, watcher_of
-from settings.declare import SettingsError
+from settings import SettingsError
 
 TICK_S = 1.0  # between two drawings: ages go on between two looks
 NOTICE_S = 0.1  # between two looks whether a signal has come

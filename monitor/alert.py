@@ -29,8 +29,8 @@ from monitor.snapshot import SURROGATES, since
 from monitor.verdict import Verdict
 from record.durable import write_whole
 from record.run_paths import RunPaths
+from settings import ROOT, SettingsError
 from settings.config import Config
-from settings.declare import ROOT, SettingsError
 
 STATE = ".alerts.json"
 ENDS = ("crashed", "killed")  # the faults by which an attempt ends

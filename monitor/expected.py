@@ -15,7 +15,7 @@ from typing import Any
 
 from hardware.gpu_specs import card_of
 from k8s import launch_plan as cluster_plan
-from k8s.cluster.job_spec import cluster_config
+from k8s.cluster.job_spec import OUTSIDE, cluster_config
 from k8s.cluster.where import Place
 from monitor.facts import Expected
 from plan import fleet as fleets
@@ -30,9 +30,8 @@ from record.durable import read_object
 from record.goodput import phases_of
 from record.metrics import RecordReader
 from record.run_paths import RunPaths
-from settings.config import Config
-from settings.declare import SettingsError, declared_fields
-from settings.sections.tools import Outside
+from settings import SettingsError
+from settings.config import SETTINGS, Config
 from train.data.sources.source import CorpusError
 
 # What a start record calls the parts of a start-up (train/assemble.py), and the phase of STATUS.json in that time.
@@ -160,7 +159,7 @@ def of_here(c: Config, paths: RunPaths) -> Run:
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         pass
     try:
-        here = dataclasses.replace(c, cards="here")
+        here = c.replace(cards="here")
         return Run(here, fleets.fleet_of(here))
     except SettingsError as error:
         return Run(c, None, "; ".join(error.problems))
@@ -168,7 +167,7 @@ def of_here(c: Config, paths: RunPaths) -> Run:
 
 def recorded(c: Config, settings: dict[str, Any], attempt: dict[str, Any]) -> Run:
     """Of what config.json holds; what it does not know, and what is round the run, is as it is now."""
-    known = declared_fields(Config).keys() - declared_fields(Outside).keys() - PLACES
+    known = SETTINGS.keys() - OUTSIDE - PLACES
     own = dataclasses.replace(
         c, **{name.lower(): value for name, value in settings.items() if name in known}
     )
@@ -200,8 +199,8 @@ def of_cluster(place: Place, pods: int | None = None, sites: int = 1, tunes: boo
         )
     nodes = pods or c.nodes
     if c.sync != "diloco":  # whose sites are its own, wherever pods have landed
-        c = dataclasses.replace(c, sites=sites if nodes % sites == 0 else 1)
-    c = dataclasses.replace(c, nodes=nodes)
+        c = c.replace(sites=sites if nodes % sites == 0 else 1)
+    c = c.replace(nodes=nodes)
     found = cluster_plan.fleet_of(c)
     if found is None:
         return Run(c, None, f"one of GPU_PRODUCTS={c.gpu_products} is not known")

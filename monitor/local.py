@@ -94,7 +94,7 @@ def state_of(paths: RunPaths) -> dict[str, Any]:
 
 
 def stage_of(paths: RunPaths) -> str:
-    """What scripts/train.sh is at, where no trainer speaks for itself."""
+    """What train/start_node.py is at, where no trainer speaks for itself."""
     try:
         if status.has_job(paths) and not status.is_held(paths):
             return paths.job.read_text(errors="replace").partition(": ")[2].strip() or "starting"

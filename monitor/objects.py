@@ -68,7 +68,8 @@ def cluster_of(
 def tunes(job: Thing) -> bool:
     """Whether a Job's pods fine-tune: by their command, as k8s/manifests/finetune writes it."""
     containers = ((job["spec"].get("template") or {}).get("spec") or {}).get("containers") or [{}]
-    return "scripts/finetune.sh" in (containers[0].get("command") or [])
+    words = containers[0].get("command") or []
+    return "finetune" in words or "scripts/finetune.sh" in words  # the script of older versions
 
 
 def is_about(event: Thing, thing: Thing) -> bool:

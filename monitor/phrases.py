@@ -9,7 +9,7 @@ from monitor.facts import Gpu, Link, Node, Pod, Seen
 from monitor.snapshot import SURROGATES, all_gpus, no_step_s
 from plan import number_formats
 from record.goodput import CATEGORIES
-from record.reader import duration, figures
+from record.metrics import duration, figures
 from record.status import OVER
 
 GIB, GB = 2.0**30, 1e9

@@ -24,8 +24,8 @@ from monitor import local
 from monitor.facts import Node, to_line
 from monitor.tail import Tail
 from record.run_paths import RunPaths
+from settings import ROOT, SettingsError
 from settings.config import Config
-from settings.declare import ROOT, SettingsError
 
 TELL_S, QUIET_S = 10.0, 30.0
 SETTLED_S = 300.0

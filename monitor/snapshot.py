@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from statistics import median
 
 from monitor.facts import Gpu, Node, Pod, Seen
-from record.reader import duration
+from record.metrics import duration
 from settings.config import Config
 from train.distributed.registry import WAITING
 

@@ -9,8 +9,8 @@ from k8s.cluster.kubectl import Refused
 from k8s.cluster.where import Place
 from monitor.facts import Expected, Fault, Seen
 from record import status
+from settings import SettingsError
 from settings.config import Config
-from settings.declare import SettingsError
 from train.distributed.registry import WAITING
 
 REFRESH_S = 2.0  # between two looks at this machine

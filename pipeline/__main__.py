@@ -34,23 +34,17 @@ from record import status
 from record.durable import write_whole
 from record.run_paths import RunPaths
 from record.status import RunFolderError, Status
-from settings.config import Config
-from settings.declare import (
-    ROOT,
-    Resolved,
-    SettingsError,
-    declared_fields,
-    environment,
-    format_value,
-    shown,
-)
+from settings import ROOT, SettingsError
+from settings.config import SETTINGS, Config
+from settings.declare import format_value
+from settings.resolve import Resolved, build_environment, show_path
 from train.data.data_paths import NO_BUNDLE
 from train.distributed.signals import Stopped, end_with_parent
 
 BAD_SETTING, STOPPED, BAD_DATA = 64, 75, 78
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 DRAIN_S = 2.0  # for what a command said last; what it left behind may hold the pipe
-SPARE_S = 30.0  # beyond SHUTDOWN_TIMEOUT_S, for a stage of a pipeline that was killed to have saved
+SPARE_S = 30.0  # beyond the time for a last checkpoint, for a stage of a pipeline that was killed to have saved
 log = logging.getLogger(__name__)
 
 
@@ -128,10 +122,10 @@ def check_and_run(asked: Asked) -> int:
     problems, (c, resolved) = Problems(), own_settings()
     paths = RunPaths.of(c.runs_dir, f"{c.run_name}-pipeline", ROOT)
     job, state = hold(paths), State(paths.folder)
-    core = resolved.origin["CORE_BUNDLE"] != "default" and c.core_bundle != NO_BUNDLE
+    core = resolved.origins["CORE_BUNDLE"] != "default" and c.core_bundle != NO_BUNDLE
     stages = stages_of(c, (), core)
     configs = inputs.configs_of(stages, problems)
-    for line in [*resolved.remarks, *inputs.look_round(c, stages, configs, state, core, problems)]:
+    for line in [*resolved.warnings, *inputs.look_round(c, stages, configs, state, core, problems)]:
         log.info("%s", line)
     ready = (
         None if problems else inputs.verify(c, stages, configs, state, paths.folder, core, problems)
@@ -173,7 +167,7 @@ def hold(paths: RunPaths) -> IO[str]:
         job.flush()
     except BlockingIOError:
         raise RunFolderError(
-            f"{shown(paths.folder)}: is at work already ({paths.job.read_text()}); make status, stop "
+            f"{show_path(paths.folder)}: is at work already ({paths.job.read_text()}); make status, stop "
             f"and attach look after it by RUN_NAME={paths.name}"
         ) from None
     except OSError as error:
@@ -191,7 +185,7 @@ def detached(job: IO[str], paths: RunPaths) -> int:
         subprocess.Popen(
             [sys.executable, "-m", "pipeline"],
             cwd=ROOT,
-            env=environment({"DETACH": "0"}),
+            env=build_environment({"DETACH": "0"}),
             stdin=subprocess.DEVNULL,
             stdout=console,
             stderr=console,
@@ -203,12 +197,11 @@ def detached(job: IO[str], paths: RunPaths) -> int:
 
 def typed(resolved: Resolved) -> str:
     """The command that goes on: what was given beside .env, without secrets."""
-    fields = declared_fields(Config)
+    fields = SETTINGS
     words = [
-        f"{name}={format_value(resolved.values[name])}"
-        for name, where in resolved.origin.items()
-        if where in ("make's command line", "environment")
-        and not fields[name].metadata["declared"].secret
+        f"{name}={format_value(getattr(resolved.config, name.lower()))}"
+        for name, where in resolved.origins.items()
+        if where in ("command line", "environment") and not fields[name].secret
     ]
     return shlex.join(["make", "pipeline", *words])
 
@@ -231,7 +224,7 @@ def run_all(run: Run, ready: inputs.Ready) -> int:
         began = time.monotonic()
         code = run_stage(run, stage)
         export = RunPaths.of(run.c.runs_dir, stage.run, ROOT).folder / "export"
-        made = {shown(export): fingerprint_of(export)} if stage.trains and not code else {}
+        made = {show_path(export): fingerprint_of(export)} if stage.trains and not code else {}
         run.state.end(stage, time.monotonic() - began, code, made)
         if run.asked.name:
             log.info(
@@ -254,7 +247,7 @@ def failed(run: Run, stage: Stage, code: int) -> int:
     end = "was stopped" if code == STOPPED else "failed"
     why = (
         f"the stage {stage.title} {end} with exit code {code}, and no later one was begun; what it said is in "
-        f"{shown(run.log_of(stage))}, and this goes on there: {run.command}"
+        f"{show_path(run.log_of(stage))}, and this goes on there: {run.command}"
     )
     log.error("\n%s", why)
     run.status.end(code, why)
@@ -297,7 +290,9 @@ def wait_until_free(run: Run, paths: RunPaths) -> None:
         and not run.asked.name
     ):
         if not said:
-            log.info("%s is at work still; waiting for it to save and stop", shown(paths.folder))
+            log.info(
+                "%s is at work still; waiting for it to save and stop", show_path(paths.folder)
+            )
             said = True
         time.sleep(0.2)
 
@@ -310,7 +305,7 @@ def run_command(
     child = subprocess.Popen(
         words,
         cwd=ROOT,
-        env=environment(stage.settings),
+        env=build_environment(stage.settings),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=errors,

@@ -30,9 +30,10 @@ from pipeline.state import State
 from record.durable import write_whole
 from record.run_paths import RunPaths
 from record.status import RunFolderError
+from settings import ROOT, SettingsError
 from settings.config import Config
-from settings.declare import ROOT, SettingsError, shown
 from settings.finding import format_findings, split
+from settings.resolve import show_path
 from train.data import prepare
 from train.data.data_paths import data_dir, pinned_of, tokenizer_path
 from train.data.manifest import DataError
@@ -42,6 +43,7 @@ from train.evaluate.core.bundle import open_bundle
 from train.generate import chat_format
 from train.generate.chat_format import Message
 from train.model.hf_import import ForeignError
+from train.model.model import NORM_EPS
 
 BAD_DATA = (CorpusError, TokenizerError, DataError, ForeignError, RunFolderError, OSError)
 MOMENTS = 12  # bytes of a parameter in a checkpoint: weight and two moments, float32
@@ -193,7 +195,7 @@ def check_room(c: Config, ahead: list[Stage], problems: Problems) -> None:
     need, free = max(0, whole - held), shutil.disk_usage(there).free
     if need > free:
         problems.other(
-            f"RUNS_DIR={c.runs_dir}: {shown(there)} has {free / 2**30:.1f} GiB free, and checkpoints and "
+            f"RUNS_DIR={c.runs_dir}: {show_path(there)} has {free / 2**30:.1f} GiB free, and checkpoints and "
             f"exports of {len(ahead)} stages take {need / 2**30:.1f} GiB more; make room, choose another "
             f"RUNS_DIR, or keep fewer (KEEP_LAST=2)"
         )
@@ -294,7 +296,7 @@ def look_at_tuning(
     for stage in stages:
         if not stage.tunes or stage.key not in configs or state.is_done(stage):
             continue
-        c = dataclasses.replace(configs[stage.key], model=str(folder))
+        c = configs[stage.key].replace(model=str(folder))
         for one in split(c.allow_fail, look(c, finetune=True)[0])[0]:
             told = as_user_says(f"{one.name}: {one.text}; {one.fix}", stage)
             (problems.setting if one.code == 64 else problems.other)(f"{stage.title}: {told}")
@@ -329,7 +331,7 @@ def weightless(c: Config, v: Vocabulary, folder: Path) -> Path:
     chat_format.format_of(v)  # says which tokens are lacking
     template_, ends = chat_of(v)
     for name, content in (
-        ("config.json", files.config_json(c, v, c.dtype)),
+        ("config.json", files.config_json(c, v, c.dtype, NORM_EPS)),
         ("generation_config.json", files.generation_config(v, ends)),
         ("tokenizer_config.json", files.tokenizer_config(c, v, template_)),
     ):

@@ -18,23 +18,17 @@ from collections.abc import Mapping
 from finetune import exercises
 from finetune.exercises import data_of
 from plan.allow_fail import find_unknown_check
-from settings import rules, tuning_rules
-from settings.config import Config
-from settings.declare import (
-    FROZEN,
-    TRACKED,
-    Resolved,
-    SettingsError,
-    declared_fields,
-    environment,
-    format_value,
-    resolve,
-)
+from settings import SettingsError, tuning_rules
+from settings.checks import PRETRAINING
+from settings.config import SETTINGS, Config
+from settings.declare import FROZEN, TRACKED, format_value
+from settings.resolve import Resolved, build_environment, resolve
 from train.data.data_paths import NO_BUNDLE
 
 PYTHON, PROMPT = "PYTHON", "PROMPT="  # in a command: the interpreter; what a sample answers
-TRAIN, TUNE = ("scripts/train.sh",), ("scripts/finetune.sh",)
-EVAL = ("scripts/launch.sh", "train.generate.eval_run")
+TRAIN = (PYTHON, "-m", "scripts.train")
+TUNE = (PYTHON, "-m", "scripts.train", "finetune")
+EVAL = (PYTHON, "-m", "scripts.eval")
 CHAT_EVAL = ("scripts/launch.sh", "finetune.chat_eval")  # asks the base too, unlike `make eval`
 EXPORT, CHAT = (PYTHON, "-m", "export"), (PYTHON, "-m", "train.generate.sample", "chat")
 CHAT_STAGES = ("base", "mid", "sft")
@@ -66,15 +60,9 @@ OF_THE_MACHINE = {
     "SPIKE_SIGMAS",
 }
 OF_A_RUN = {
-    name
-    for name, field in declared_fields(Config).items()
-    if field.metadata["declared"].resume in (FROZEN, TRACKED)
+    name for name, field in SETTINGS.items() if field.resume in (FROZEN, TRACKED)
 } - OF_THE_MACHINE | {"MAX_STEPS"}
-FROZEN_ONES = {
-    name
-    for name, field in declared_fields(Config).items()
-    if field.metadata["declared"].resume == FROZEN
-}
+FROZEN_ONES = {name for name, field in SETTINGS.items() if field.resume == FROZEN}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,10 +85,10 @@ class Stage:
 
     def load(self) -> Config:
         """The settings as this stage's commands see them. Raises SettingsError."""
-        environ = environment(self.settings)
+        environ = build_environment(self.settings)
         if not self.tunes:
             return Config.load(environ)
-        c = Config.load_with_remarks(environ, without=rules.OF_PRETRAINING)[0]
+        c = Config.load_with_warnings(environ, without=PRETRAINING)[0]
         tuning_rules.refuse_unsupported(c)
         return c
 
@@ -197,16 +185,16 @@ def chat_stage(c: Config, key: str, shared: dict[str, str]) -> Stage:
 def own_settings() -> tuple[Config, Resolved]:
     """The settings of the pipeline as a whole, and where they come from. Raises SettingsError with all that is wrong
     with them, and with what only a pipeline asks for."""
-    resolved = resolve(Config)
+    resolved = resolve()
     problems = list(resolved.problems)
     try:
-        c = Config.load(environment({}))
+        c = Config.load(build_environment({}))
     except SettingsError as error:
         problems = error.problems
-        c = Config(**{name.lower(): value for name, value in resolved.values.items()}).derived()
+        c = resolved.config
     if not c.eval_data and exercises.are_in(c, "SFT_DATA"):
-        c = dataclasses.replace(c, eval_data=exercises.NAME)
-    given = {name for name, where in resolved.origin.items() if where != "default"}
+        c = c.replace(eval_data=exercises.NAME)
+    given = {name for name, where in resolved.origins.items() if where != "default"}
     problems += [
         f"{name}={format_value(getattr(c, name.lower()))}: a pipeline says that to each of its stages; leave "
         f"it out, and give {instead}"
@@ -225,7 +213,7 @@ def own_settings() -> tuple[Config, Resolved]:
             ("SFT_DATA", "conversations to train on last", "chats.jsonl"),
             ("EVAL_DATA", "questions with answers that are not trained on", "held_out.jsonl"),
         )
-        if not getattr(c, name.lower()) and name not in resolved.refused
+        if not getattr(c, name.lower()) and name not in resolved.invalid
     ]
     if len(c.run_name) > LONGEST_NAME:
         problems.append(
@@ -245,5 +233,5 @@ def own_settings() -> tuple[Config, Resolved]:
             "SAVE_EVERY=0: each stage starts from the checkpoint of the one before; leave it out"
         )
     if problems:
-        raise SettingsError(list(dict.fromkeys(problems)), resolved.remarks)
+        raise SettingsError(list(dict.fromkeys(problems)))
     return c, resolved

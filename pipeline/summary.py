@@ -8,10 +8,11 @@ from typing import Any
 from finetune.chat_eval import words
 from pipeline.stages import CHAT_STAGES, Stage
 from pipeline.state import State
-from record import reader
+from record import metrics
 from record.run_paths import RunPaths
+from settings import ROOT
 from settings.config import Config
-from settings.declare import ROOT, shown
+from settings.resolve import show_path
 
 
 def summary(c: Config, stages: Sequence[Stage], state: State) -> list[str]:
@@ -41,7 +42,7 @@ def summary(c: Config, stages: Sequence[Stage], state: State) -> list[str]:
     elsewhere = f" RUNS_DIR={c.runs_dir}" if c.runs_dir != "runs" else ""
     lines += [
         "",
-        f"the chat: {shown(last.folder / 'export')}",
+        f"the chat: {show_path(last.folder / 'export')}",
         f"talk to it: make chat RUN_NAME={c.run_name}-sft{elsewhere} SAMPLE_TEMPERATURE=0",
     ]
     return lines
@@ -68,13 +69,13 @@ def result(c: Config, stage: Stage) -> str:
         scores = (
             [
                 entry["val_ppl"]
-                for entry in reader.read(paths.metrics)
+                for entry in metrics.read_records(paths.metrics)
                 if entry["event"] == "eval" and isinstance(entry.get("val_ppl"), float)
             ]
             if paths.metrics.exists()
             else []
         )
-        return shown(paths.folder) + (
+        return show_path(paths.folder) + (
             f", perplexity {scores[0]:.4g} -> {scores[-1]:.4g}" if scores else ""
         )
     if stage.key.startswith("chat-"):
@@ -85,8 +86,8 @@ def result(c: Config, stage: Stage) -> str:
             if found.get(kind, {}).get("asked")
         )
     if stage.key == "sample":
-        return shown(paths.sample)
-    return shown(paths.folder)
+        return show_path(paths.sample)
+    return show_path(paths.folder)
 
 
 def newest(c: Config, run: str, pattern: str) -> dict[str, Any] | None:

@@ -19,15 +19,15 @@ from plan.network import links
 from plan.planner import plan, probe_of
 from plan.report import told
 from plan.sweep import report_rows, sweep
+from settings import SettingsError
+from settings.checks import CHECKS, check_batch
 from settings.config import Config
-from settings.declare import ROOT, SettingsError
 from settings.finding import split
-from settings.rules import CHECKS, check_batch
 from train.data.sources.source import CorpusError
 
 BAD_SETTING, BAD_FOLDER = 64, 78
-Rule = Callable[[Any], str | None]
-EVERY_RULE = [check for _, check in CHECKS]  # none is asked before it is known what is planned
+Rule = Callable[[Any], Any]
+EVERY_RULE = tuple(CHECKS)  # none is asked before it is known what is planned
 
 
 def main() -> int:
@@ -61,7 +61,9 @@ def main() -> int:
 
 def loaded(defaults: dict[str, str], without: Collection[Rule]) -> Config:
     """A plan of several nodes needs no address of the first; how many processes share BATCH_TOKENS says CARDS."""
-    return Config.load_with_remarks(None, ROOT, {"MASTER_ADDR": "planned"} | defaults, without)[0]
+    return Config.load_with_warnings(
+        defaults={"MASTER_ADDR": "planned"} | defaults, without=without
+    )[0]
 
 
 def of_tuning() -> int:

@@ -23,7 +23,7 @@ from plan.number_formats import percent, seconds, size
 from plan.speed import speed
 from settings.config import Config
 from settings.finding import FAIL, WARN, Finding
-from train import limits
+from train import timeouts
 
 CODE = 64  # a setting is to be changed
 
@@ -108,15 +108,17 @@ def copies(c: Config, fleet: Fleet) -> Finding | None:
 def timeout(c: Config, fleet: Fleet) -> Finding | None:
     """A site that comes back, and is given up before it has what it missed: at most what a checkpoint holds."""
     needed = storage.wan_save_s(c) or 0.0
-    if needed <= limits.SYNC_TIMEOUT_S:
+    if needed <= timeouts.SYNC_TIMEOUT_S:
         return None
     whole = size(storage.checkpoint_bytes(c))
+    enough_gbit = 8e-9 * storage.checkpoint_bytes(c) / timeouts.SYNC_TIMEOUT_S
     return Finding(
         "wan",
         WARN,
         f"a site that comes back fetches up to {whole} from another, "
-        f"{seconds(needed)} with WAN_GBIT={c.wan_gbit:g}, and gives up after {seconds(limits.SYNC_TIMEOUT_S)}",
-        f"a faster link between the sites; {8e-9 * storage.checkpoint_bytes(c) / limits.SYNC_TIMEOUT_S:.1f} Gbit/s would do",
+        f"{seconds(needed)} with WAN_GBIT={c.wan_gbit:g}, and gives up after "
+        f"{seconds(timeouts.SYNC_TIMEOUT_S)}",
+        f"a faster link between the sites; {enough_gbit:.2g} Gbit/s would do",
         CODE,
     )
 

@@ -2,7 +2,7 @@
 
 import difflib
 
-from settings.declare import SettingsError
+from settings import SettingsError
 
 # The checks are made in plan/, doctor/ and k8s/; a test holds this list equal to them.
 CHECK_NAMES = (

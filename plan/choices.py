@@ -19,9 +19,12 @@ from plan.fleet import Fleet
 from plan.network.outer import of_a_site
 from plan.scaling import SMALLEST
 from plan.speed import SHAPE
-from settings.config import Config
-from settings.declare import ROOT, declared_fields, format_value, read_env_file, resolve
-from settings.rules import CHECKS, batch_problem, check_batch, check_nodes
+from settings import ROOT
+from settings.checks import CHECKS, check_batch, check_nodes, find_batch_problem
+from settings.config import SETTINGS, Config
+from settings.declare import format_value
+from settings.resolve import resolve
+from settings.sources import read_file
 
 # Filled in from others where nobody sets them (Config.derived), with what stands for that.
 FILLED_IN: dict[str, Any] = {
@@ -91,8 +94,8 @@ def refused(c: Config, fleet: Fleet) -> bool:
         c.parallel == "hsdp" and of_a_site(c, fleet.processes) % ranks
     ):
         return True
-    return batch_problem(c, fleet.processes) is not None or any(
-        check(c) for _, check in CHECKS if check not in NOT_OF_A_PLAN
+    return find_batch_problem(c, fleet.processes) is not None or any(
+        check(c) for check in CHECKS if check not in NOT_OF_A_PLAN
     )
 
 
@@ -114,7 +117,7 @@ def was_filled_in(c: Config, name: str) -> bool:
 def in_files(c: Config) -> set[str]:
     """The settings that c's preset and its env file name."""
     paths = [ROOT / "presets" / f"{c.preset}.env", ROOT / c.env_file]
-    return {name for path in paths if path.is_file() for name in read_env_file(path)[0]}
+    return {name for path in paths if path.is_file() for name in read_file(path, "", ()).values}
 
 
 def given(c: Config, another_preset: bool = False) -> dict[str, str]:
@@ -123,29 +126,23 @@ def given(c: Config, another_preset: bool = False) -> dict[str, str]:
     another_preset: to be typed beside one, which has a model, a length and what follows from them of its own.
     """
     files = {"PRESET": c.preset, "ENV_FILE": c.env_file}
-    own = Config(
-        **{name.lower(): value for name, value in resolve(Config, files).values.items()}
-    ).derived()
+    own = resolve(files).config
     theirs = (
         ({*SHAPE, "train_tokens", "max_steps", *FILLED_IN} - {"run_name"})
         if another_preset
         else set()
     )
     found = {}
-    for name, field in declared_fields(Config).items():
+    for name, field in SETTINGS.items():
         low, value = name.lower(), getattr(c, name.lower())
-        if (
-            low in OF_THIS_COMMAND | theirs
-            or value == getattr(own, low)
-            or field.metadata["declared"].secret
-        ):
+        if low in OF_THIS_COMMAND | theirs or value == getattr(own, low) or field.secret:
             continue
         if (low in FILLED_IN and was_filled_in(c, low)) or (
             low == "master_addr" and value == "planned"
         ):
             continue
         found[name] = shlex.quote(format_value(value)) if value is not None else ""
-    default = declared_fields(Config)["ENV_FILE"].default
+    default = SETTINGS["ENV_FILE"].default
     return found if c.env_file == default else found | {"ENV_FILE": shlex.quote(c.env_file)}
 
 
@@ -212,7 +209,7 @@ def with_cards(c: Config, fleet: Fleet, numbers: Iterable[int], **changes: Any) 
     return (
         found
         for number in numbers
-        if batch_problem(c, number) is None
+        if find_batch_problem(c, number) is None
         if (found := choice(c, fleet, (card_of_fleet(fleet), number), **changes))
     )
 

@@ -13,8 +13,9 @@ import subprocess
 
 from hardware.gpu_specs import CARDS, Card, card_called, card_of
 from hardware.visible_gpus import visible_gpus
+from settings import SettingsError
 from settings.config import Config
-from settings.declare import SettingsError, nearest
+from settings.resolve import find_nearest
 
 CPU = "cpu"
 
@@ -176,14 +177,16 @@ def keys() -> list[str]:
 def meant(key: str) -> str:
     """A question: which cards begin so, as with a100, or which one is spelt alike; "" if none does."""
     alike = [known for known in keys() if known.startswith(key)] or [
-        guess for guess in [nearest(key, keys())] if guess
+        guess for guess in [find_nearest(key, keys())] if guess
     ]
     return f"did you mean {' or '.join(alike)}? " if alike else ""
 
 
 def akin(name: str) -> str:
     """The key of the card whose name is the most alike, as an example."""
-    found = nearest(name.removeprefix("NVIDIA "), [card.names for card in CARDS], cutoff=0.75)
+    found = find_nearest(
+        name.removeprefix("NVIDIA "), [card.names for card in CARDS], similarity=0.75
+    )
     return next((card.key for card in CARDS if card.names == found), "rtx4090")
 
 

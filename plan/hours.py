@@ -95,7 +95,7 @@ def steps_within(c: Config, pace: Pace, hours: float, done: int = 0) -> int:
     assert pace.step_s is not None
 
     def too_long(steps: int) -> bool:
-        time = time_of(dataclasses.replace(c, max_steps=done + steps), pace.fast, pace.wait_s, done)
+        time = time_of(c.replace(max_steps=done + steps), pace.fast, pace.wait_s, done)
         return time is None or time.total > hours
 
     return bisect.bisect_left(range(1, 2 + int(3600 * hours / pace.step_s)), True, key=too_long)

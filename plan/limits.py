@@ -30,10 +30,10 @@ from plan.number_formats import count, number, seconds
 from plan.number_formats import hours as hours_told
 from plan.scaling import RULE, rule_tokens
 from plan.storage import Place
+from settings.checks import find_batch_problem
 from settings.config import Config
 from settings.declare import format_value
 from settings.finding import FAIL, WARN, Finding
-from settings.rules import batch_problem
 
 CODE = 64  # a setting is to be changed
 MARGIN = 1.1  # by which a minute's measurement may be wrong
@@ -104,15 +104,17 @@ def problems(
 
 def batch(c: Config, fleet: Fleet) -> Finding | None:
     """BATCH_TOKENS that so many processes cannot share evenly: the trainer refuses it."""
-    problem = batch_problem(c, fleet.processes)
+    problem = find_batch_problem(c, fleet.processes)
     if not problem:
         return None
-    text, _, nearest = problem.partition("; nearest: ")
+    text, _, nearest = problem.removesuffix(".").partition(". The nearest is ")
     fewer = [number for number in range(fleet.processes - 1, 0, -1) if number % fleet.nodes == 0]
     typed = [nearest]
     if fleet.on_cpu or c.cards in ("", "here"):
         typed += [
-            f"NPROC={number // fleet.nodes}" for number in fewer if not batch_problem(c, number)
+            f"NPROC={number // fleet.nodes}"
+            for number in fewer
+            if not find_batch_problem(c, number)
         ][:1]
     elif len(fleet.cards) == 1:
         nearby = next(with_cards(c, fleet, fewer), None), next(more_cards(c, fleet), None)

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from hardware.gpu_specs import Card, card_of
+from settings import ROOT
 from settings.config import Config
-from settings.declare import ROOT
 
 SCHEMA = 1
 

@@ -17,8 +17,8 @@ from hardware.gpu_specs import Card
 from hardware.model_size import Parameters, flops_of, parameters
 from plan.activations import Block, block, by_mask, compiled, item_bytes, norm_bytes
 from plan.network.outer import fragments, of_a_site
+from settings.checks import find_batch_problem
 from settings.config import Config
-from settings.rules import batch_problem
 
 PARTS = ("weights", "gradients", "optimizer", "activations", "casts", "logits", "other")
 GIB = 2**30
@@ -40,7 +40,7 @@ OUTER_STANDING, OUTER_EXCHANGED = 2 * FLOAT, 2 * FLOAT
 PYTHON_AND_TORCH = 250 * 2**20
 JOINED = 70 * 2**20
 COMPILER = 180 * 2**20
-# Bytes of the heap in holes, for each byte of activations, on CPU. scripts/lib.sh has glibc keep all memory; torch asks
+# Bytes of the heap in holes, for each byte of activations, on CPU. train/tune.py has glibc keep all memory; torch asks
 # for aligned blocks, for which glibc 2.36 does not take a hole of just their size; probably gradients of an earlier
 # micro-batch and moments lie where activations were freed, and what comes next does not fit between them: a float32 row
 # of 570 MiB of tensors peaks at 735 MiB in its rehearsal, where nothing lies between, and at 1,290 from the third step.
@@ -381,9 +381,9 @@ def largest_micro_batch(
     # no other size splits it evenly, and of the largest batches there are too many to try each
     small = [size for size in range(1, math.isqrt(share) + 1) if share % size == 0]
     for micro in sorted({*small, *(share // size for size in small)}, reverse=True):
-        other_c = dataclasses.replace(c, micro_batch_size=micro)
+        other_c = c.replace(micro_batch_size=micro)
         if (
-            batch_problem(other_c, processes) is None
+            find_batch_problem(other_c, processes) is None
             and memory(other_c, processes, processes_of_a_node, on_cpu).total <= capacity_bytes
         ):
             return micro

@@ -148,24 +148,20 @@ def probe_of(c: Config, fleet: Fleet) -> Probe | None:
 def ways(c: Config, fleet: Fleet) -> list[Config]:
     """DDP and FSDP2, and where it is asked for FSDP2 in replicas, with each of what backward may compute anew; one
     process, which under SYNC=diloco is one of its site, has nothing to split."""
-    as_ddp = dataclasses.replace(c, parallel="ddp", grad_sync="step", shard_ranks=None)
+    as_ddp = c.replace(parallel="ddp", grad_sync="step", shard_ranks=None)
     spread = [c if c.parallel == "ddp" else as_ddp]
     if of_a_site(c, fleet.processes) > 1:
         spread.append(
             c
             if c.parallel == "fsdp"
-            else dataclasses.replace(c, shard_ranks=None, **as_split(c) | {"parallel": "fsdp"})
+            else c.replace(shard_ranks=None, **as_split(c) | {"parallel": "fsdp"})
         )
         spread += [c] if c.parallel == "hsdp" else []
         if (
             c.sync == "diloco" and c.parallel != "ddp"
         ):  # whose copies would each send everything to the other sites
             del spread[0]
-    return [
-        dataclasses.replace(way, activation_checkpointing=how)
-        for way in spread
-        for how in RECOMPUTE
-    ]
+    return [way.replace(activation_checkpointing=how) for way in spread for how in RECOMPUTE]
 
 
 def held(of: Config, c: Config, fleet: Fleet, capacity: float) -> Held:

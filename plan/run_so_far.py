@@ -10,8 +10,8 @@ from pathlib import Path
 from record import status
 from record.metrics import GOES_BACK, RecordReader
 from record.run_paths import RunPaths, list_checkpoints, name_checkpoint
+from settings import ROOT
 from settings.config import Config
-from settings.declare import ROOT
 
 TAIL_BYTES = 65_536  # of the record: some hundred steps
 

@@ -15,8 +15,10 @@ import re
 from hardware.model_size import flops_of
 from plan.fleet import Fleet
 from plan.measured import Probe
+from settings import ROOT
 from settings.config import Config
-from settings.declare import ROOT, format_value, read_env_file
+from settings.declare import format_value
+from settings.sources import read_file
 
 # Per cent of the bfloat16 peak, by the first letters of a card's key, and who reached it; rounded down.
 KNOWN = (
@@ -161,8 +163,8 @@ def stated_by_preset(c: Config) -> tuple[float | None, str, Config | None]:
         path.read_text(encoding="utf-8"),
         re.MULTILINE,
     )
-    values, _ = read_env_file(path)
-    card = values["CARDS"][0].partition("x")[2] if "CARDS" in values else ""
+    values = read_file(path, "", ()).values
+    card = values.get("CARDS", "").partition("x")[2]
     own = Config.of_preset(PRESET=c.preset)
     same = all(getattr(c, name) == getattr(own, name) for name in SHAPE)
     return float(found[1]) if found else None, card, own if same else None

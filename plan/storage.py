@@ -16,8 +16,8 @@ from hardware import model_size
 from plan.data_wanted import declared_tokens, sealed
 from plan.measured import Probe
 from record.run_paths import RunPaths
+from settings import ROOT
 from settings.config import Config
-from settings.declare import ROOT
 from train.data import data_paths
 from train.data.sources.source import Source
 

@@ -126,14 +126,14 @@ class Interval(NamedTuple):
     Attributes:
         attempt: its place, from 0; of `down` that of the attempt before.
         begin, end: seconds on the clock of that attempt.
-        part: the step of training, data wait and lost work, the phase of a start-up.
+        step: of training, data wait and lost work.
     """
 
     attempt: int
     begin: float
     end: float
     category: str
-    part: int | str | None = None
+    step: int | None = None
 
 
 class Claim(NamedTuple):
@@ -143,7 +143,7 @@ class Claim(NamedTuple):
     end: float
     seconds: float
     category: str
-    part: int | str | None = None
+    step: int | None = None
 
 
 def account(records: Iterable[Mapping[str, Any]], now: float | None = None) -> Goodput:
@@ -163,7 +163,7 @@ class Timeline:
             attempt, seconds on its clock, seconds of training and of data wait.
         claims: all others, in the order of the records.
         unclaimed: seconds of this attempt that have passed and no record claims.
-        lost_steps, skipped_steps: see Goodput.
+        start_up, lost_steps, skipped_steps: see Goodput.
     """
 
     def __init__(self) -> None:
@@ -175,6 +175,7 @@ class Timeline:
         self.waited = array("d")
         self.claims: list[Claim] = []
         self.unclaimed = 0.0
+        self.start_up: dict[str, float] = {}
         self.lost_steps = 0
         self.skipped_steps = 0
         self.announced = False  # whether this attempt began with start or resume
@@ -192,8 +193,10 @@ class Timeline:
         self.announced = self.announced or announces
         self.note(record)
 
+        before = self.unclaimed
         for phase, seconds in phases.items():
-            self.claim("start_up", seconds, phase)
+            self.start_up[phase] = self.start_up.get(phase, 0.0) + self.take(seconds)
+        self.book("start_up", before - self.unclaimed)
         if event in GOES_BACK:
             self.go_back(record["step"])
         self.claim("checkpoint", number(record, "checkpoint_stall_s"))
@@ -261,13 +264,17 @@ class Timeline:
             if not attempt.offsets or abs(offset - attempt.offsets[-1]) > SET_S:
                 attempt.offsets.append(offset)
 
-    def claim(self, category: str, seconds: float, part: int | str | None = None) -> None:
+    def claim(self, category: str, seconds: float, step: int | None = None) -> None:
         """Claim as much of this as has passed, for a category."""
-        if taken := self.take(seconds):
+        self.book(category, self.take(seconds), step)
+
+    def book(self, category: str, seconds: float, step: int | None = None) -> None:
+        if seconds > 0:
             place = len(self.attempts) - 1
-            self.claims.append(Claim(place, self.attempts[-1].end, taken, category, part))
+            self.claims.append(Claim(place, self.attempts[-1].end, seconds, category, step))
 
     def take(self, seconds: float) -> float:
+        """Return as much of this as has passed and nothing claims, which is claimed now."""
         taken = min(seconds, self.unclaimed)
         self.unclaimed -= taken
         return taken
@@ -285,12 +292,8 @@ class Timeline:
         """Return the sums up to the last record, or to `now`: from that record on, time is down if it ended an attempt,
         and else `other`."""
         seconds = dict.fromkeys(CATEGORIES, 0.0)
-        start_up: dict[str, float] = {}
         for claim in self.claims:
             seconds[claim.category] += claim.seconds
-            if claim.category == "start_up":
-                phase = str(claim.part)
-                start_up[phase] = start_up.get(phase, 0.0) + claim.seconds
         seconds["training"] = math.fsum(self.trained)
         seconds["data_wait"] = math.fsum(self.waited)
         passed = math.fsum(attempt.end - attempt.begin for attempt in self.attempts)
@@ -299,7 +302,9 @@ class Timeline:
         if now is not None and self.last:
             since = "down" if self.last["event"] == "end" else "other"
             seconds[since] += max(0.0, now - self.last["time"])
-        return Goodput(seconds, start_up, self.lost_steps, self.skipped_steps, len(self.attempts))
+        return Goodput(
+            seconds, dict(self.start_up), self.lost_steps, self.skipped_steps, len(self.attempts)
+        )
 
     def intervals(self) -> list[Interval]:
         """Return all time from the first start to the last record, in order and without gaps.
@@ -318,13 +323,13 @@ class Timeline:
             attempt = self.attempts[place]
             free_until = attempt.end
             while claims and claims[-1].attempt == place:
-                _, end, seconds, category, part = claims.pop()
-                if end < free_until:
-                    backward.append(Interval(place, end, free_until, "other"))
-                    free_until = end
-                begin = free_until - seconds
+                claim = claims.pop()
+                if claim.end < free_until:
+                    backward.append(Interval(place, claim.end, free_until, "other"))
+                    free_until = claim.end
+                begin = free_until - claim.seconds
                 if begin < free_until:
-                    backward.append(Interval(place, begin, free_until, category, part))
+                    backward.append(Interval(place, begin, free_until, claim.category, claim.step))
                     free_until = begin
             if free_until - attempt.begin > ROUNDING_S:
                 backward.append(Interval(place, attempt.begin, free_until, "other"))

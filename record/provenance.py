@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from settings.declare import ROOT
+from settings import ROOT
 
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 

@@ -64,7 +64,8 @@ class RunPaths:
         self.lock = folder / ".lock"  # node 0, while it trains or calls the roll
         self.job = (
             folder / f".job{own}"
-        )  # scripts/train.sh, from preparing data to plots, and its stage
+        )  # train/start_node.py, from preparing data to plots, and its stage
+        self.last_word = folder / ".over"  # exit code of a site's pod, for the lighthouse's pod
         self.gpu_lock = folder / f".gpu_sampler{own}"  # the sampler of this node's GPUs
 
         self.wandb = folder / "wandb"  # W&B's own files

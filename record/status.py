@@ -1,8 +1,6 @@
 """STATUS.json: what a run is doing now, since when, and a heartbeat. Standard library only.
 
     python -m record.status runs|status|attach|stop      for the runs on this machine
-    python -m record.status hold DESCRIPTOR PID          for scripts/train.sh
-    python -m record.status settle                       for scripts/launch.sh: until no process trains the run
 
 It is replaced as a whole, so a reader never sees half of it. Phases: waiting for peers i/n, data, model, rehearsing or
 compiling, first step, training, evaluating, saving, sampling, stopped, crashed, done. A phase before `stopped` whose
@@ -27,8 +25,9 @@ from record.durable import make_printable, read_object
 from record.exit_codes import BAD_DATA, BAD_SETTING, INTERRUPTED, STOPPED
 from record.metrics import RecordReader, is_number
 from record.run_paths import RunPaths
+from settings import ROOT, SettingsError
 from settings.config import Config
-from settings.declare import ROOT, SettingsError, shown
+from settings.resolve import show_path
 
 log = logging.getLogger(__name__)
 
@@ -239,23 +238,6 @@ def settle(paths: RunPaths, patience_s: float = SETTLE_S) -> None:
         time.sleep(0.1)
 
 
-def hold(paths: RunPaths, descriptor: int, pid: int) -> int:
-    """Lock the job for the shell script `pid`, which opened paths.job as this descriptor. Returns an exit code."""
-    try:
-        take(descriptor)
-    except BlockingIOError:
-        holder = read_lock(paths.job) or "it has just begun"
-        return fail(
-            f"run {paths.name} is at work already ({holder}). See make status, attach and stop, "
-            "or choose another RUN_NAME"
-        )
-    holder = f"pid {pid} on {socket.gethostname()}"
-    os.ftruncate(descriptor, 0)
-    os.write(descriptor, holder.encode())
-    print(holder)
-    return 0
-
-
 # ---------------------------------------------------------------------------------------------------
 # The targets
 # ---------------------------------------------------------------------------------------------------
@@ -321,7 +303,7 @@ def mirrored(paths: RunPaths) -> str:
 
 def sync_command(paths: RunPaths) -> str:
     """Return the command that uploads the files of all attempts that were mirrored offline."""
-    return f"{shown(Path(sys.prefix))}/bin/wandb sync {shown(paths.wandb)}/offline-run-*"
+    return f"{show_path(Path(sys.prefix))}/bin/wandb sync {show_path(paths.wandb)}/offline-run-*"
 
 
 def stop(paths: RunPaths, patience_s: float = 150.0) -> str:
@@ -409,28 +391,26 @@ def main(argv: list[str]) -> int:
         return fail(str(error), BAD_SETTING)
     paths = RunPaths.of_node(config, ROOT)
     command = argv[0]
+    text = ""
     try:
-        if command == "hold":
-            return hold(paths, int(argv[1]), int(argv[2]))
-        if command == "settle":
-            settle(paths)
-        elif command == "runs":
-            print(list_runs(paths))
+        if command == "runs":
+            text = list_runs(paths)
         elif not is_run(paths):
             parent = paths.folder.parent
             return fail(f"there is no run {config.run_name} in {parent}; make runs lists them")
         elif command == "stop":
-            print(stop(paths))
+            text = stop(paths)
         elif command == "attach":
-            attach(paths)
+            with contextlib.suppress(KeyboardInterrupt):
+                attach(paths)
         else:
-            print(describe(paths) + mirrored(paths))
+            text = describe(paths) + mirrored(paths)
     except StopError as error:
         return fail(str(error), 1)
     except RunFolderError as error:
         return fail(str(error))
-    except KeyboardInterrupt:
-        print()
+    if text:
+        sys.stdout.write(f"{text}\n")
     return 0
 
 

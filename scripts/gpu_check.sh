@@ -15,7 +15,6 @@
 #   exits: 78 without a GPU; the first part that fails ends it
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-source scripts/lib.sh
 source scripts/test_lib.sh
 
 MACHINE=(tests/gpu/test_planned.py tests/gpu/test_probe.py tests/gpu/test_sampler.py)
@@ -23,14 +22,17 @@ MACHINE=(tests/gpu/test_planned.py tests/gpu/test_probe.py tests/gpu/test_sample
 REPORT=(-v -rs --durations=0 --durations-min=1 --timeout=540 -o faulthandler_timeout=560)
 
 bench() {
-  BENCH_SHAPES=$1 scripts/bench.sh bench.run "$2"
+  BENCH_SHAPES=$1 "$PY" -m train.tune 1 bench.run "$2"
 }
 
 main() {
   local parts part began
-  parts=$("$PY" -m settings.config get GPU_CHECK) || exit $?
-  [[ $(visible_gpus) != 0 ]] || die 78 "gpu-check: there is no GPU here (nvidia-smi lists none)"
-  nvidia-smi --query-gpu=name,driver_version,memory.total,power.limit --format=csv,noheader
+  "$PY" -m settings check >&2 || exit $?
+  parts=$("$PY" -c "from settings import Config; print(Config.load().gpu_check)") || exit $?
+  nvidia-smi --query-gpu=name,driver_version,memory.total,power.limit --format=csv,noheader || {
+    echo "gpu-check: there is no GPU here (nvidia-smi)" >&2
+    exit 78
+  }
   keep_bytecode
   for part in ${parts//,/ }; do
     began=$SECONDS

@@ -5,9 +5,8 @@
 #   usage: scripts/lint.sh
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-source scripts/lib.sh
 
-bin=$(dirname "$PY")
+bin=${VENV:-.venv}/bin
 "$bin/ruff" check .
 "$bin/ruff" format --check --quiet .
 "$bin/lint-imports" --no-cache
@@ -19,5 +18,5 @@ else
   echo "lint: docker/Dockerfile was not looked at: hadolint has no wheel for this machine ($(uname -sm))"
 fi
 "$bin/yamllint" --strict k8s
-"$PY" scripts/scan_secrets.py
+"$bin/python" -m scripts.scan_secrets
 echo "lint: no complaint"

@@ -100,6 +100,8 @@ main() {
   local more=${1-}
   [[ $# -le 1 && $more == @(|--dev|--finetune) ]] || die 64 "usage: scripts/setup.sh [--dev | --finetune]"
   more=${more#--}
+  [[ ${TORCH_BACKEND:-auto} =~ ^[a-z0-9.]+$ ]] ||
+    die 64 "TORCH_BACKEND=$TORCH_BACKEND: must be a build of PyTorch, for example cpu or cu126"
   if base_is_ready && more_is_ready "$more"; then return; fi
   if made_by_others "$more"; then return; fi
   choose_python

@@ -6,7 +6,6 @@
 #   makes: .pycache/, compiled modules (or PYTHONPYCACHEPREFIX)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-source scripts/lib.sh
 source scripts/test_lib.sh
 
 prepare_pytest

@@ -7,7 +7,6 @@
 #          test leaves out), PART (I/N: one part of the tests in N; default all)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-source scripts/lib.sh
 source scripts/test_lib.sh
 
 prepare_pytest

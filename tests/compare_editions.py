@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from settings.declare import ROOT
+from settings import ROOT
 from tests.conftest import SHARED
 
 RECIPE = {"MAX_STEPS": "200", "EVAL_EVERY": "50", "SAVE_EVERY": "40", "SEED": "7"}

@@ -16,17 +16,20 @@ SITE = Path(__file__).resolve().parent / "site"
 MODULES: dict[str, str] = {
     "UPLOAD_S": "record.trackers.follow",
     "REFRESH_S": "monitor.watch",
-    "CHECKPOINT_TIMEOUT_S": "train.limits",
-    "DATA_TIMEOUT_S": "train.limits",
+    "CHECKPOINT_TIMEOUT_S": "train.timeouts",
+    "DATA_TIMEOUT_S": "train.timeouts",
     "GROUP_SHARDS": "train.data.data_paths",
     "MAX_EPOCHS": "train.data.data_paths",
     "MAX_ROLLBACKS": "train.faults.guard",
     "MAX_SKIPS": "train.faults.guard",
     "PROFILE_STEPS": "train.profile.profiling",
     "SHARD_TOKENS": "train.data.data_paths",
-    "SITE_WAIT_S": "train.limits",
-    "SYNC_STREAMS": "train.limits",
-    "SYNC_TIMEOUT_S": "train.limits",
+    "SITE_WAIT_S": "train.timeouts",
+    "SYNC_STREAMS": "train.diloco.site_registry",
+    "SYNC_TIMEOUT_S": "train.timeouts",
+    "LIGHTHOUSE": "train.diloco.lighthouse_pod",
+    "LOOK_S": "train.diloco.lighthouse_pod",
+    "PYTHON": "train.launcher",
 }
 
 

@@ -35,7 +35,7 @@ import types
 from pathlib import Path
 from typing import Any, NoReturn
 
-from tests.site import sitecustomize as constants
+from tests.site import sitecustomize
 
 # What takes seconds to import.
 IMPORTED = (
@@ -218,7 +218,7 @@ def become(request: dict[str, Any], descriptors: list[int], sys_path: list[str])
     sys.path[:] = ["", *python_path, *sys_path]
     importlib.invalidate_caches()
     sys.orig_argv = [sys.executable, *command]
-    constants.replace(os.environ)
+    sitecustomize.change_process(os.environ)
 
 
 def options_of(command: list[str]) -> list[str]:

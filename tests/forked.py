@@ -104,15 +104,19 @@ def start_server(owner: int) -> str:
     address = os.path.join(tempfile.mkdtemp(prefix="fork."), "socket")
     subprocess.Popen(
         [
-            "bash",
-            "-c",
-            'source scripts/lib.sh && source scripts/test_lib.sh && serve_forks "$0" "$1"',
+            sys.executable,
+            "-m",
+            "train.tune",
+            "--cpu",
+            "1",
+            "tests.fork_server",
             address,
             str(owner),
         ],
         cwd=ROOT,
-        env=os.environ | {"VENV": sys.prefix},
+        env=os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"},
         stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
     )
     return address
 

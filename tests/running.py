@@ -15,6 +15,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from record import reader as record
+from settings.config import SETTINGS
 from tests.conftest import TINY
 from tests.constants import MODULES, SITE, constants
 from tests.faults import inject
@@ -39,7 +40,11 @@ AS_IT_IS = {"OMP_NUM_THREADS": ("1",), "PYTHONPATH": (str(ROOT), WITH_CONSTANTS,
 def environment(folder: Path, data: dict[str, str], **settings: object) -> dict[str, str]:
     """The environment of a user whose settings are TINY's, with runs in `folder`. Names that tests/constants.py knows
     are constants of the product."""
-    replaced = {name: int(str(settings.pop(name))) for name in MODULES if name in settings}
+    replaced = {
+        name: int(str(settings.pop(name)))
+        for name in MODULES
+        if name in settings and name not in SETTINGS
+    }
     empty = folder / "empty.env"
     empty.touch()
     base = {

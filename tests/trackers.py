@@ -83,6 +83,7 @@ def start(python: str, name: str, run: Path, limit: int = 0, **more: str) -> sub
 
     mode = "offline" if name == "wandb" else "disabled"
     env = environment(run.parent, {}, WANDB_MODE=mode, MAX_STEPS=40) | more
+    env["PYTHONDONTWRITEBYTECODE"] = "1"  # the limit would leave torn .pyc files
     return subprocess.Popen(
         [python, "-m", f"record.trackers.{name}_mirror"],
         env=env,

@@ -23,8 +23,9 @@ from record.provenance import provenance
 from record.run_paths import RunPaths
 from record.status import Status
 from record.trackers.mirror import start_mirrors
-from settings.config import Config, compare_for_resume
-from settings.declare import SettingsError
+from settings import SettingsError
+from settings.config import Config
+from settings.resume import compare_with_stored
 from train.checkpoint import checkpoint
 from train.checkpoint.saver import Saver
 from train.data import prepare
@@ -149,7 +150,9 @@ def begin(
     """Compare with what the run was before, and say how it is stopped and saved. Raises SettingsError."""
     before = stored_config(paths) if world.is_first else {}
     before = from_first(before)
-    complaints, changes = compare_for_resume(before["settings"], c) if before else ([], {})
+    complaints, changes = (
+        compare_with_stored(before["settings"], c.values()) if before else ([], {})
+    )
     if complaints:
         raise SettingsError([f"{complaint} [{paths.config}]" for complaint in complaints])
     attempt = len(before.get("attempts", []))
@@ -349,29 +352,29 @@ def hung(state: Status) -> None:
 
 def say_how_it_is_stopped(c: Config, world: World, state: Status) -> None:
     """Warn where what a stop needs, a step and a save, is longer than what is left for it."""
-    allowed, name = float(c.grace_period_s), "GRACE_PERIOD_S"
+    allowed = float(c.grace_period_s)
+    spare = 0
     if world.size > 1:
         allowed, settable = shutdown_timeout_s(c)
-        name = "SHUTDOWN_TIMEOUT_S"
+        spare = c.grace_period_s - c.shutdown_timeout_s
         if not settable:
             log.warning(
-                "torch %s ends processes %.0f s after SIGTERM, whatever SHUTDOWN_TIMEOUT_S=%d says: a save "
+                "torch %s ends processes %.0f s after SIGTERM, whatever GRACE_PERIOD_S=%d says: a save "
                 "must be shorter",
                 torch.__version__,
                 allowed,
-                c.shutdown_timeout_s,
+                c.grace_period_s,
             )
     last = state.facts
     needed = last.get("step_s", 0.0) + last.get("save_s", 0.0)
     if needed > allowed:
         log.warning(
-            "a step and a save took %.0f s the last time, and %s=%.0f leaves less: told to stop, this run "
-            "would be killed before its checkpoint is whole. Set %s=%d",
+            "a step and a save took %.0f s the last time, and GRACE_PERIOD_S=%d leaves %.0f s: told to stop, "
+            "this run would be killed before its checkpoint is whole. Set GRACE_PERIOD_S=%d",
             needed,
-            name,
+            c.grace_period_s,
             allowed,
-            name,
-            round(1.5 * needed),
+            round(1.5 * needed) + spare,
         )
 
 

@@ -163,7 +163,7 @@ class Rates:
         self.peak = peak_tflops(job.world.device_name, c.dtype)
 
     def of_step(self, numbers: StepNumbers, seconds: float) -> dict:
-        """The step record's values (reader.py has their units)."""
+        """The step record's values (record/metrics.py has their units)."""
         c, site = self.job.config, self.job.site
         there = site.present if site else c.replicas  # a site that is away does nothing
         speed, devices = (

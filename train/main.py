@@ -16,13 +16,13 @@ import warnings
 from typing import Any, Protocol, cast
 
 from hardware.out_of_memory import is_out_of_memory
-from record import goodput, reader, status
+from record import goodput, metrics, status
 from record.durable import write_whole
 from record.run_paths import RunPaths
 from record.status import RunFolderError, Status
 from record.trackers.mirror import DONE_S, STOPPED_S, check_trackers, close_mirrors
+from settings import ROOT, SettingsError
 from settings.config import Config
-from settings.declare import ROOT, SettingsError
 from train import loop
 from train.assemble import Stopwatch, put_together
 from train.checkpoint.checkpoint import CheckpointError
@@ -94,7 +94,7 @@ class Pretraining:
     target = "train"
 
     def settings(self) -> tuple[Config, list[str]]:
-        return Config.load_with_remarks()
+        return Config.load_with_warnings()
 
     def settled(self, c: Config, world: World) -> Config:
         return c
@@ -294,7 +294,9 @@ def end_record(job: Job, reason: str) -> None:
         job.recorder.sync()
         last = job.recorder.entry("end", job.step, job.tokens, stall_s=job.last_stall_s)
         try:
-            account = goodput.account(itertools.chain(reader.read(job.paths.metrics), [last]))
+            account = goodput.account(
+                itertools.chain(metrics.read_records(job.paths.metrics), [last])
+            )
         except Exception as error:  # the run is whole without the sum
             account = None
             job.recorder.say(f"goodput cannot be told: {error}")

@@ -8,8 +8,8 @@ import inspect
 import torch
 from torch import Tensor, nn
 
+from settings import SettingsError
 from settings.config import Config
-from settings.declare import SettingsError
 
 MUON_MOMENTUM = 0.95  # decay of Muon's momentum (Nesterov)
 ADAM_EPS = 1e-8  # added to the square root of Adam's second moment

@@ -57,7 +57,8 @@ def nothing_left(c: Config, paths: RunPaths, world: World, target: str = "train"
         "make train" if target == "train" else "the same command with",
     )  # MODEL, DATA and all else
     if world.is_first:
-        state, saved = status.read(paths.status), list_checkpoints(paths.checkpoints)
+        state = status.read(paths.status) or status.from_record(paths)
+        saved = list_checkpoints(paths.checkpoints)
         done = state.get("phase") == "done"
         at = state.get("step", 0) if done else max(saved, default=0)
         by_epochs = target == "finetune" and not c.max_steps

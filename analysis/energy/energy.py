@@ -29,7 +29,7 @@ from analysis.prices import Prices
 from analysis.tables import WHOLE_NUMBERS, cells, write_csv
 from record.goodput import CATEGORIES, Attempt, Interval
 from record.metrics import duration, figures
-from settings.declare import SettingsError
+from settings import SettingsError
 
 DONE, BAD_SETTING, BAD_DATA = 0, 64, 78
 

@@ -20,9 +20,9 @@ from typing import Any
 from bench.run import machine
 from bench.wan_lab import engine, final_loss, link, ratio, training
 from bench.wan_lab.network import CannotRun, Link, Network, stopping, what_is_missing
+from settings import ROOT, SettingsError
 from settings.config import Config
-from settings.declare import ROOT, SettingsError
-from train.limits import SYNC_STREAMS
+from train.diloco.site_registry import SYNC_STREAMS
 
 WITHOUT_NETWORK = {"loss"}
 LOST_PERCENT = 0  # of the packets on each site's way out

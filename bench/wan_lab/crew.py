@@ -13,7 +13,7 @@ from typing import Any
 
 from bench.wan_lab.network import Network, address_of
 from doctor.gpu_probe.foreign_load import Foreign
-from settings.declare import ROOT
+from settings import ROOT
 
 INTERFACE = "wan0"  # that gloo shall use; it would ask for the host name else
 QUIET = "TORCH_CPP_LOG_LEVEL=ERROR"  # it warns that addresses of the lab have no names elsewhere

@@ -18,8 +18,8 @@ from bench.run import spread
 from bench.wan_lab.crew import QUIET, prepare_data, until_it_listens
 from bench.wan_lab.sites import TRAINER
 from hardware.ports import free_ports
-from record import reader
-from settings.declare import ROOT
+from record import metrics
+from settings import ROOT
 
 SEEDS = (1, 2, 3)
 SITES = 4
@@ -99,7 +99,9 @@ def losses_of(codes: list[int], run_folder: Path) -> dict[str, Any]:
         raise RuntimeError(
             f"trainers of {run_folder.name} ended with exit codes {codes}; see its logs beside it"
         )
-    final = [r for r in reader.read(run_folder / "metrics.jsonl") if r["event"] == "eval"][-1]
+    final = [r for r in metrics.read_records(run_folder / "metrics.jsonl") if r["event"] == "eval"][
+        -1
+    ]
     return {"val_loss": final["val_loss"], "val_bpb": final["val_bpb"], "tokens": final["tokens"]}
 
 

@@ -87,7 +87,7 @@ def measure(address: str, port: int) -> None:
 
 def between(network: Network, pairs: list[tuple[int, int]]) -> list[dict[str, Any]]:
     """What each pair (from, to) finds, all at once. Raises RuntimeError where a process fails."""
-    from settings.declare import ROOT
+    from settings import ROOT
 
     def start(place: int, what: str, to: int, port: int) -> subprocess.Popen[str]:
         return network.start(

@@ -16,7 +16,7 @@ from bench.wan_lab import crew
 from bench.wan_lab.crew import INTERFACE, QUIET
 from bench.wan_lab.network import Counters, Network, address_of
 from record.metrics import RecordReader
-from settings.declare import ROOT
+from settings import ROOT
 
 LOOK_S = 0.05
 

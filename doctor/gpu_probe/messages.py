@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from settings.declare import ROOT
+from settings import ROOT
 
 
 def say(**values: object) -> None:

@@ -1,6 +1,6 @@
 """What this machine can do, measured by as many processes as train on it: one of them. doctor/probing.py starts it.
 
-    scripts/probe.sh DEVICE NPROC PORT PART SETTINGS UNTIL LIMIT
+    python -m doctor.gpu_probe.start DEVICE NPROC PORT PART SETTINGS UNTIL LIMIT
     -> python -m doctor.gpu_probe.probe PART SETTINGS PROCESSES UNTIL LIMIT      a process each
 
 PART is ceilings, or step (probe_step.py). SETTINGS are those of the run that are not the defaults, as JSON; UNTIL is
@@ -8,7 +8,6 @@ the Unix time at which it means to be through, LIMIT the one at which it ends, w
 lines: the first process what was found, any other one only what went wrong with it.
 """
 
-import dataclasses
 import functools
 import json
 import os
@@ -26,8 +25,8 @@ from doctor.gpu_probe import messages, probe_step, worker
 from doctor.gpu_probe.probe_step import introduce, say
 from hardware.model_size import parameters
 from hardware.out_of_memory import is_out_of_memory
+from settings import SettingsError
 from settings.config import Config
-from settings.declare import SettingsError
 from train.distributed.world import World, from_all, from_first, join, leave, sum_over_ranks
 
 SIZES = {
@@ -177,9 +176,7 @@ def main(part: str, settings: str, processes: int, until: float, limit: float) -
         if part == "step":
             probe_step.measure(c, join(c), until, limit)
         else:  # whatever the batch and the type of the run
-            c = dataclasses.replace(
-                c, dtype="float32", micro_batch_size=1, batch_tokens=processes * c.seq_len
-            )
+            c = c.replace(dtype="float32", micro_batch_size=1, batch_tokens=processes * c.seq_len)
             ceilings(c, join(c), until)
         leave()
     except SettingsError as error:

@@ -5,7 +5,7 @@ import sys
 
 from doctor.net_probe import net, pods
 from k8s.cluster.where import decide
-from settings.declare import SettingsError
+from settings import SettingsError
 
 
 def main() -> int:

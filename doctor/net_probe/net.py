@@ -1,13 +1,13 @@
 """What make net-probe does on each node, and its table.
 
-    make net-probe NODES=4 NODE_RANK=i MASTER_ADDR=host      on each node; node 0 listens at MASTER_ADDR:MASTER_PORT,
+    make net-probe NODES=4 NODE_RANK=i MASTER_ADDR=host      on each node; node 0 listens at MASTER_ADDR,
                                                              says who measures what, and prints the table
     make net-probe WHERE=cluster                             between the running pods of the job (pods.py)
-    python -m doctor.net_probe.net pod RANK NODES ADDRESS PORT STREAMS SECONDS JOIN_SECONDS SITE
+    python -m doctor.net_probe.net pod RANK NODES ADDRESS PORT SECONDS JOIN_SECONDS SITE
                                                              what that starts in each pod; node 0 prints JSON
 
 The table has the round trips and what goes through from each node to each other, with one connection and with
-SYNC_STREAMS, a pair at a time; and what each node sends while all send, as an exchange between sites does. Its last
+16, a pair at a time; and what each node sends while all send, as an exchange between sites does. Its last
 line is what make plan is to be given; RUNS_DIR/net_probe.json keeps it, and make plan takes it from there. Exit codes:
 0; 64 a bad setting; 69 a node is missing or was lost, or cannot be reached from another; 78 no port to listen on, or
 a cluster that refuses.
@@ -21,8 +21,9 @@ from doctor.net_probe import net_nodes
 from plan.network import links
 from plan.network.links import Links, Pair
 from plan.report import table, wrapped
+from settings import SettingsError
+from settings.addresses import join_address
 from settings.config import Config
-from settings.declare import SettingsError
 from train.distributed.registry import Verdict
 
 BAD_SETTING, TOLD_TO_STOP = 64, 130
@@ -92,8 +93,7 @@ def in_pod(
     c = Config(
         node_rank=int(rank),
         nodes=int(nodes),
-        master_addr=address,
-        master_port=int(port),
+        master_addr=join_address(address, int(port)),
         start_timeout_s=int(join_s),
     )
     if c.node_rank:

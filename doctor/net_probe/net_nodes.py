@@ -21,14 +21,14 @@ from typing import Any
 
 from doctor.net_probe.net_measure import Address, Ears, Unreached, flood, pings
 from doctor.net_probe.net_rounds import ring, rounds
-from hardware.ports import free_port
 from plan.network.links import Flow, Links, Pair
 from settings.config import Config
-from train import limits
+from train.diloco import site_registry
 from train.distributed.registry import Line, Lost, Verdict, is_someone, named
 from train.distributed.rendezvous import (
     Reminder,
     Unreachable,
+    busy_port,
     is_loopback,
     opened,
     reached,
@@ -68,7 +68,7 @@ class Gone(Exception):
 
 def take_part(c: Config, site: str = "", at: tuple[str, int] | None = None) -> Verdict:
     """Come to node 0 and measure what it says, until it is over. at: node 0's own port, for itself."""
-    ears = Ears("", is_loopback(c.master_addr))
+    ears = Ears("", is_loopback(c.master_host))
     facts = {
         "node_rank": c.node_rank,
         "host": socket.gethostname(),
@@ -124,7 +124,7 @@ def obey(line: Line, facts: dict[str, Any], ears: Ears) -> Verdict:
         if not greeted:
             raise Unreachable(
                 "something answers where node 0 should, but it is no make net-probe; choose another "
-                "MASTER_PORT on all nodes, for example one that nothing listens on"
+                "port on all nodes: MASTER_ADDR=HOST:PORT"
             ) from None
         return Verdict(
             69,
@@ -165,8 +165,7 @@ def conduct(c: Config, site: str = "", total_s: float = TOTAL_S) -> tuple[Verdic
     except OSError as error:
         return Verdict(
             78,
-            f"MASTER_PORT={c.master_port} cannot be listened on here ({error.strerror}); choose another "
-            f"on all nodes, for example MASTER_PORT={free_port(c.master_port)}",
+            busy_port(c, error),
         ), None
     at = listeners[0].getsockname()[:2]
     own = (
@@ -221,7 +220,7 @@ class Party:
 
     def address(self, rank: int) -> Address:
         """Where the others reach it: as it reached node 0; node 0 as they were told."""
-        host = self.c.master_addr if rank == 0 else self.peers[rank]
+        host = self.c.master_host if rank == 0 else self.peers[rank]
         return Address(self.name(rank), host, int(self.facts[rank]["port"]))
 
     # ---- All are there
@@ -317,7 +316,7 @@ class Party:
     # ---- Measuring
     def measure(self, total_s: float) -> None:
         """All pairs, and all at once. Raises Gone."""
-        planned, streams = rounds(self.sites), limits.SYNC_STREAMS
+        planned, streams = rounds(self.sites), site_registry.SYNC_STREAMS
         each = min(MOST_S, max(LEAST_S, total_s / max(1, len(planned))))
         all_s = min(ALL_S, total_s / 4)
         say(
@@ -393,7 +392,7 @@ class Party:
             time.time(),
             hosts,
             tuple(self.sites),
-            limits.SYNC_STREAMS,
+            site_registry.SYNC_STREAMS,
             tuple(self.pairs),
             tuple(self.flows),
         )

@@ -5,7 +5,7 @@
     registry.example.org/lab/name:tag           itself
     registry.example.org/lab/name@sha256:...    itself
 
-scripts/push.sh writes .image: a line REPOSITORY@sha256:... for each repository that was pushed to from this clone. git
+scripts/image.py writes .image: a line REPOSITORY@sha256:... for each repository that was pushed to from this clone. git
 ignores it.
 """
 
@@ -13,8 +13,8 @@ import re
 from pathlib import Path
 
 from k8s.cluster.kubectl import BAD_SETTING, Refused
+from settings import ROOT
 from settings.config import Config
-from settings.declare import ROOT
 
 
 def image_of(c: Config, root: Path = ROOT) -> str:

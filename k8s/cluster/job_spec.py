@@ -4,7 +4,6 @@ A setting has the same five sources as everywhere. A few have other defaults the
 than one on this machine; and what speaks of this machine only is left here. With MODEL it is a fine-tuning.
 """
 
-import dataclasses
 import math
 import subprocess
 from collections.abc import Callable, Mapping
@@ -13,20 +12,13 @@ from typing import Any
 
 from plan.allow_fail import find_unknown_check
 from record.run_paths import RunPaths
-from settings import rules
-from settings.config import Config
-from settings.declare import (
-    ROOT,
-    SettingsError,
-    declared_fields,
-    format_value,
-    read_env_file,
-    resolve,
-)
-from settings.sections.finetuning import OfFinetuning
-from settings.sections.pipeline import OfPipeline
-from settings.sections.sites import AtSites
-from settings.sections.tools import Outside
+from settings import ROOT, SettingsError
+from settings.checks import CHECKS as RULES
+from settings.checks import find_conflicts
+from settings.config import SETTINGS, Config
+from settings.declare import format_value
+from settings.resolve import resolve
+from settings.sources import read_file
 from settings.tuning_rules import refuse_unsupported
 from train.data.sources.source import CorpusError, declared
 
@@ -34,7 +26,6 @@ DEFAULTS = {
     "PRESET": "xlarge-8xa100",
     "NODES": "4",
     "GPUS_PER_NODE": "2",
-    "PEER_STOP": "wait",
     "START_TIMEOUT_S": "1800",  # pods of one job start whenever each finds room
     "MAX_RESTARTS": "10",
 }  # pods that die take the others' attempts with them
@@ -59,33 +50,26 @@ IN_POD = {"RUNS_DIR": f"{VOLUME_AT}/runs", "DATA_DIR": f"{VOLUME_AT}/data"}
 # What pods are not told: secrets, what is of this machine, and what the manifests themselves say.
 SENT_OF_OUTSIDE = {
     "JOB_NAME",
-    "PEER_STOP",
     "TARGET_HOURS",
     "TARGET_TOKENS_PER_S",
     "ALLOW_FAIL",
     "INTERVAL_MS",
+    "SAMPLE_TOKENS",
 }
-AT_SITES = {field.name.upper() for field in dataclasses.fields(AtSites)} - {
-    field.name.upper() for field in dataclasses.fields(Outside)
-}  # for pods that are sites alone
-OF_FINETUNING = {field.name.upper() for field in dataclasses.fields(OfFinetuning)} - {
-    field.name.upper() for field in dataclasses.fields(AtSites)
-}  # for pods that have a MODEL alone
-OF_PIPELINE = {field.name.upper() for field in dataclasses.fields(OfPipeline)} - {
-    field.name.upper() for field in dataclasses.fields(OfFinetuning)
-}  # no pod does that
+
+
+def names_of(*sections: str) -> set[str]:
+    """Return the settings of some sections."""
+    return {name for name, declared in SETTINGS.items() if declared.section in sections}
+
+
+AT_SITES = names_of("wan", "diloco")  # for pods that are sites
+OF_FINETUNING = names_of("tuning", "lora")  # for pods that have a MODEL
+OUTSIDE = names_of("sources", "cluster", "planning", "watching", "measuring", "sampling")
 NOT_SENT = (
-    ({field.name.upper() for field in dataclasses.fields(Outside)} - SENT_OF_OUTSIDE)
-    | OF_PIPELINE
-    | {
-        "PRESET",
-        "ENV_FILE",
-        "DETACH",
-        "TORCH_BACKEND",
-        "NODE_RANK",
-        "BENCH_SHAPES",
-    }
-    | {name for name, field in declared_fields(Config).items() if field.metadata["declared"].secret}
+    (OUTSIDE - SENT_OF_OUTSIDE)
+    | {"DETACH", "DRY_RUN", "MID_DATA", "NODE_RANK", "SFT_DATA", "STEP"}
+    | {name for name, declared in SETTINGS.items() if declared.secret}
 )
 
 LIGHTHOUSE, LIGHTHOUSE_PORT = (
@@ -107,11 +91,11 @@ STAND_IN = "in-the-secret"  # for a key that the Secret brings; no Config with i
 
 def cluster_config(environ: Mapping[str, str] | None = None) -> tuple[Config, list[str]]:
     """The settings of a run in the cluster, and what is to be said of where they came from. Raises SettingsError."""
-    resolved = resolve(Config, environ, ROOT, DEFAULTS)
-    if tunes := bool(resolved.values["MODEL"]):
-        resolved = resolve(Config, environ, ROOT, DEFAULTS | OF_A_MODEL)
-    values, origin = resolved.values, resolved.origin
-    asked = values["NPROC"] if origin["NPROC"] in ("make's command line", "environment") else None
+    resolved = resolve(environ, ROOT, DEFAULTS, without=RULES)
+    if tunes := bool(resolved.config.model):
+        resolved = resolve(environ, ROOT, DEFAULTS | OF_A_MODEL, without=RULES)
+    values, origin = resolved.config.values(), resolved.origins
+    asked = values["NPROC"] if origin["NPROC"] in ("command line", "environment") else None
     if tunes and origin["GPUS_PER_NODE"] == "default" and origin["NPROC"].startswith("presets/"):
         values["GPUS_PER_NODE"] = values["NPROC"]
     if values["DEVICE"] == "cpu":
@@ -123,11 +107,11 @@ def cluster_config(environ: Mapping[str, str] | None = None) -> tuple[Config, li
         "WANDB_API_KEY": key or STAND_IN,
         "MASTER_ADDR": f"{job}-0.{job}" if values["NODES"] > 1 and values["SYNC"] == "ddp" else "",
     }
-    problems, refused = list(resolved.problems), resolved.refused
+    problems, refused = list(resolved.problems), resolved.invalid
     if values["SYNC"] == "diloco" and (found := as_sites(values, origin)):
         problems += found if "NODES" not in refused else []
         refused.add("SITES")  # nothing more is to be said of it
-    c = Config(**{name.lower(): value for name, value in values.items()}).derived()
+    c = Config(**{name.lower(): value for name, value in values.items()})
     if "GPUS_PER_NODE" in refused:
         refused.add("NPROC")
     if asked not in (None, c.nproc):
@@ -135,9 +119,12 @@ def cluster_config(environ: Mapping[str, str] | None = None) -> tuple[Config, li
             f"NPROC={asked} ({origin['NPROC']}): a pod runs one process for each of its GPUS_PER_NODE="
             f"{c.gpus_per_node}; leave it out, or set GPUS_PER_NODE={asked}"
         )
-    without = (*rules.OF_PRETRAINING, check_sources) if tunes else ()
-    for names, check in [*rules.CHECKS, *CHECKS]:
-        if check in without or refused & {*names, "PRESET", "ENV_FILE"}:
+    purpose = "finetune" if tunes else "train"
+    for name, sentence in find_conflicts(c, purpose, refused, ()):
+        text = format_value(getattr(c, name.lower()))
+        problems.append(f"{name}={text} ({origin[name]}): {sentence}")
+    for names, check in CHECKS:
+        if refused & {*names, "PRESET", "ENV_FILE"} or (tunes and check is check_sources):
             continue
         if problem := check(c):
             problems.append(problem)
@@ -147,10 +134,10 @@ def cluster_config(environ: Mapping[str, str] | None = None) -> tuple[Config, li
         except SettingsError as error:
             problems += error.problems
     if problems:
-        raise SettingsError(problems, resolved.remarks)
-    c = dataclasses.replace(c, wandb_api_key=key)
+        raise SettingsError(problems)
+    c = c.replace(wandb_api_key=key)
     pod_environment(c)
-    return c, resolved.remarks
+    return c, resolved.warnings
 
 
 def as_sites(values: dict[str, Any], origin: Mapping[str, str]) -> list[str]:
@@ -378,23 +365,22 @@ def shm_gb(c: Config) -> int:
 
 def pod_environment(c: Config) -> dict[str, str]:
     """The settings as the pods get them, and the variables of the network. Raises SettingsError where pods would."""
-    network, problems = read_env_file(
-        ROOT / "k8s" / "manifests" / "network" / f"{network_of(c)}.env"
-    )
-    if problems:
-        raise SettingsError(problems)
-    asked = dataclasses.replace(c, nproc=c.gpus_per_node)
+    path = ROOT / "k8s" / "manifests" / "network" / f"{network_of(c)}.env"
+    network = read_file(path, path.name, ())
+    if network.problems:
+        raise SettingsError(network.problems)
+    asked = c.replace(nproc=c.gpus_per_node)
     left = (
         NOT_SENT
         | (set() if c.sync == "diloco" else AT_SITES)
         | (set() if c.model else OF_FINETUNING)
     )
     values: dict[str, Any] = {
-        name: getattr(asked, name.lower()) for name in declared_fields(Config) if name not in left
+        name: getattr(asked, name.lower()) for name in SETTINGS if name not in left
     }
     defaults = Config()
     environment = (
-        {name: value for name, (value, _) in network.items()}
+        dict(network.values)
         | {
             "PRESET": c.preset,
             "POD_NETWORK": network_of(c),
@@ -419,9 +405,8 @@ def pod_environment(c: Config) -> dict[str, str]:
 
 def as_a_pod_sees(environment: Mapping[str, str]) -> Config:
     """What this environment gives where there is no env file, but a Secret."""
-    return Config.load_with_remarks(
+    return Config.load_with_warnings(
         environment,
         ROOT,
-        {"ENV_FILE": "none-in-a-pod", "WANDB_API_KEY": STAND_IN},
-        without=rules.OF_PRETRAINING if environment.get("MODEL") else (),
+        defaults={"ENV_FILE": "none-in-a-pod", "WANDB_API_KEY": STAND_IN},
     )[0]

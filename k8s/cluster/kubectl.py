@@ -16,7 +16,11 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-BAD_SETTING, UNAVAILABLE, BAD_ENVIRONMENT = 64, 69, 78  # exit codes, as scripts/launch.sh has them
+BAD_SETTING, UNAVAILABLE, BAD_ENVIRONMENT = (
+    64,
+    69,
+    78,
+)  # exit codes, as record/exit_codes.py has them
 PATIENCE_S = 60.0  # for a call that asks or applies
 ANSWER_S = 10  # for the server's first answer, so that one that is out of reach is soon known
 KEPT_TO: ContextVar[tuple[str, ...]] = ContextVar(

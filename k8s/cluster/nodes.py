@@ -22,8 +22,8 @@ from k8s.cluster.kubectl import (
     refusal,
     succeed,
 )
+from settings import SettingsError
 from settings.config import Config
-from settings.declare import SettingsError
 
 LABELS = (
     "topology.kubernetes.io/zone",
@@ -85,11 +85,13 @@ def parsed(table: str) -> list[Node]:
 
 
 def gpu_resource(c: Config) -> str | None:
-    """Return the name by which the nodes of GPU_PRODUCTS offer their GPUs.
+    """Return GPU_RESOURCE, or else the name by which the nodes of GPU_PRODUCTS offer their GPUs.
 
     Some clusters give large GPUs a name of their own, such as nvidia.com/a100. None where nodes may not be read:
     a table of them, which some clusters show to everybody, does not have it. Raises Refused.
     """
+    if c.gpu_resource:
+        return c.gpu_resource
     selector = f"nvidia.com/gpu.product in ({c.gpu_products})"
     if c.site:
         selector += f",topology.kubernetes.io/zone={c.site}"

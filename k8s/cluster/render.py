@@ -22,10 +22,10 @@ from k8s.cluster.job_spec import (
     pod_environment,
     shm_gb,
 )
-from k8s.cluster.kubectl import BAD_ENVIRONMENT, Refused, kubectl
+from k8s.cluster.kubectl import BAD_ENVIRONMENT, BAD_SETTING, Refused, kubectl
 from k8s.cluster.nodes import GPU
+from settings import ROOT
 from settings.config import Config
-from settings.declare import ROOT
 
 MANIFESTS = ROOT / "k8s" / "manifests"
 FIELDS = {
@@ -41,6 +41,7 @@ FIELDS = {
 }
 WITHOUT_GPUS = ("cpu-smoke", "data")
 LABELS = "app.kubernetes.io"
+SETTINGS_FILE = "settings.env"
 UNSET = "pure-transformer/rendered: unset"  # as base/job.yaml has it
 
 DATA_CPUS, DATA_MEMORY_GB = 8, 32  # of the pod that prepares data, at most: more would lie idle
@@ -111,9 +112,21 @@ def reader_pod(c: Config, image: str, name: str) -> dict[str, Any]:
     return objects(build("reader", values, patch("Pod", patches), {}, c))[0]
 
 
+class Loader(yaml.SafeLoader):
+    """Reads `=` and `<<` as text, which kustomize leaves without quotes and PyYAML refuses."""
+
+
+def read_as_text(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> str:
+    return str(loader.construct_scalar(node))
+
+
+Loader.add_constructor("tag:yaml.org,2002:value", read_as_text)
+Loader.add_constructor("tag:yaml.org,2002:merge", read_as_text)
+
+
 def objects(text: str) -> list[dict[str, Any]]:
     """The objects of a YAML text."""
-    return [document for document in yaml.safe_load_all(text) if document]
+    return [document for document in yaml.load_all(text, Loader) if document]
 
 
 def values_of(c: Config, image: str, data_job: bool) -> dict[str, str]:
@@ -132,7 +145,6 @@ def values_of(c: Config, image: str, data_job: bool) -> dict[str, str]:
         "IMAGE": image,
         "NODES": str(nodes),
         "FAILURES": str(25 * nodes),
-        "MASTER_PORT": str(c.master_port),
         "CPUS": str(cpus),
         "MEMORY": f"{memory}Gi",
         "DISK": f"{pod_disk_gb(c)}Gi",
@@ -224,7 +236,7 @@ def build(
         top["configMapGenerator"] = [
             {
                 "name": values["ENVIRONMENT"],
-                "literals": [f"{name}={value}" for name, value in environment.items()],
+                "envs": [SETTINGS_FILE],  # as `literals`, values would lose quotes around them
                 "options": {
                     "labels": {
                         f"{LABELS}/name": "pure-transformer",
@@ -253,8 +265,29 @@ def build(
                 }
             )
         )
+        (work / SETTINGS_FILE).write_text(
+            "".join(f"{name}={value}\n" for name, value in environment.items()), "utf-8"
+        )
         (work / "kustomization.yaml").write_text(json.dumps(top))
-        return kustomize(work)
+        text = kustomize(work)
+    refuse_changed(environment, text)
+    return text
+
+
+def refuse_changed(environment: Mapping[str, str], text: str) -> None:
+    """Raise Refused where a setting is not in the output as it was given: kustomize drops all that follows a line of
+    64 KiB, and writes U+0085 such that it is read as a blank."""
+    made = dict[str, str]()
+    for thing in objects(text) if environment else []:
+        if thing["kind"] == "ConfigMap":
+            made = thing["data"]
+    changed = [name for name, value in environment.items() if made.get(name) != value]
+    if changed:
+        raise Refused(
+            BAD_SETTING,
+            f"{', '.join(changed)}: kubectl kustomize would not pass it on as it is. Values must be shorter than "
+            "64 KiB and have no control characters.",
+        )
 
 
 def kustomize(folder: Path) -> str:

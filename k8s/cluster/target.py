@@ -140,7 +140,8 @@ def is_of_sites(thing: Thing | None) -> bool:
 def tunes(job: Thing | None) -> bool:
     """Whether a Job's pods fine-tune."""
     containers = job["spec"]["template"]["spec"]["containers"] if job else []
-    return any("scripts/finetune.sh" in container.get("command", []) for container in containers)
+    words = {word for container in containers for word in container.get("command", [])}
+    return not words.isdisjoint(("finetune", "scripts/finetune.sh"))  # the script of older versions
 
 
 def sent_by(job: Thing | None) -> str:

@@ -5,7 +5,6 @@ end, after Ctrl-C and failure too. One that a killed command has left is used if
 while it is read from: `place` finds or makes the next.
 """
 
-import dataclasses
 import json
 import re
 import signal
@@ -196,8 +195,7 @@ class Volume:
     def create(self) -> None:
         sent = str(self.origin.sent.get("image") or "")
         image = sent if sent and "IMAGE" not in self.origin.given else image_of(self.origin.config)
-        c = dataclasses.replace(
-            self.origin.config,
+        c = self.origin.config.replace(
             namespace=self.target.namespace,
             job_name=self.target.job_name,
             volume=self.origin.value("volume"),

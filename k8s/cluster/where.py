@@ -19,8 +19,10 @@ from k8s.cluster.job_spec import DEFAULTS
 from k8s.cluster.kubectl import Context, context, kubectl
 from record import status
 from record.run_paths import RunPaths
+from settings import ROOT, SettingsError
+from settings.checks import CHECKS
 from settings.config import Config
-from settings.declare import ROOT, SettingsError, resolve
+from settings.resolve import resolve
 
 SENT = "cluster.json"  # in a run's folder here: where the run was sent
 
@@ -99,17 +101,25 @@ def decide(environ: Mapping[str, str] | None = None, root: Path = ROOT) -> Place
     return here
 
 
+def refuse_dry_run(config: Config, target: str) -> None:
+    """Raise SettingsError for DRY_RUN=1 on this machine, where the target would do the thing."""
+    if config.dry_run:
+        raise SettingsError(
+            [f"DRY_RUN=1: make {target} has a dry run on the cluster only. Leave it out."]
+        )
+
+
 def look(environ: Mapping[str, str] | None, root: Path, defaults: Mapping[str, str]) -> Place:
     """The run that the settings name, with these defaults, and whether it was sent to a cluster."""
-    resolved = resolve(Config, environ, root, defaults)
+    resolved = resolve(environ, root, defaults, without=CHECKS)
     if resolved.problems:
-        raise SettingsError(resolved.problems, resolved.remarks)
-    config = Config(**{name.lower(): value for name, value in resolved.values.items()}).derived()
+        raise SettingsError(resolved.problems)
+    config = resolved.config
     whole = RunPaths.of(config.runs_dir, config.run_name, root)
     paths = whole
     if config.node_rank < config.nodes:  # else it is of a run whose NODES are not known here
         paths = RunPaths.of_node(config, root)
-    given = frozenset(name for name, origin in resolved.origin.items() if origin != "default")
+    given = frozenset(name for name, origin in resolved.origins.items() if origin != "default")
     return Place(False, config, paths, given, read_sent(whole))
 
 

@@ -10,7 +10,7 @@ from k8s.cluster.target import Thing, container_of, index_of, name_of, newest, r
 from record.exit_codes import DONE, OTHER, ROWS
 from record.metrics import duration
 
-LAUNCHER = re.compile("^launch: exit code [0-9]+: ")  # the last word of scripts/launch.sh
+LAUNCHER = re.compile("^launch: exit code [0-9]+: ")  # the last word of train/launcher.py
 MEANING = {row.code: row.phrase for row in (*ROWS, OTHER)}
 MEANING[137] = "killed: out of memory, or by its node"
 FULL = re.compile(

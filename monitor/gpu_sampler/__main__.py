@@ -8,7 +8,6 @@ One sampler a node records a run. Exit codes: 0 ended, 64 bad setting, 78 nothin
 """
 
 import argparse
-import dataclasses
 import logging
 import math
 import os
@@ -29,16 +28,9 @@ from monitor.gpu_sampler.sampling import ROTATE_BYTES, Sampler
 from record import status
 from record.provenance import boot_id
 from record.run_paths import RunPaths
-from settings.config import Config
-from settings.declare import (
-    ROOT,
-    SettingsError,
-    declared_fields,
-    example_of,
-    parse_value,
-    rule_of,
-    shown,
-)
+from settings import ROOT, SettingsError
+from settings.config import SETTINGS, Config
+from settings.resolve import show_path
 
 log = logging.getLogger("monitor.gpu_sampler")
 
@@ -104,16 +96,11 @@ def settings(interval_ms: str | None) -> Config:
     c = Config.load()
     if interval_ms is None:
         return c
-    field = declared_fields(Config)["INTERVAL_MS"]
+    field = SETTINGS["INTERVAL_MS"]
     try:
-        return dataclasses.replace(c, interval_ms=parse_value(field, interval_ms))
-    except ValueError:
-        raise SettingsError(
-            [
-                f"INTERVAL_MS={interval_ms} (command line): must be {rule_of(field)}; for example "
-                f"{example_of('INTERVAL_MS', field)}"
-            ]
-        ) from None
+        return c.replace(interval_ms=field.parse(interval_ms))
+    except ValueError as error:
+        raise SettingsError([f"INTERVAL_MS={interval_ms} (command line): {error}"]) from None
 
 
 def hold(paths: RunPaths) -> TextIO:
@@ -124,7 +111,7 @@ def hold(paths: RunPaths) -> TextIO:
         status.take(lock)
     except BlockingIOError:
         raise AtWork(
-            f"another sampler records {shown(paths.folder)} already ({paths.gpu_lock.read_text()}); for one "
+            f"another sampler records {show_path(paths.folder)} already ({paths.gpu_lock.read_text()}); for one "
             "of your own choose another RUN_NAME"
         ) from None
     except OSError as error:
@@ -148,7 +135,7 @@ def greeting(c: Config, sampler: Sampler, recording: Recording, driver: str) -> 
     lines = [
         f"{kinds} (driver {driver}), every {c.interval_ms:g} ms; "
         + ", ".join(f"{name} takes {took:g} us" for name, took in call_us.items()),
-        f"{shown(recording.files[0].path)}: about {sampler.bytes_per_hour / 1e6:.0f} MB an hour (computed), a new "
+        f"{show_path(recording.files[0].path)}: about {sampler.bytes_per_hour / 1e6:.0f} MB an hour (computed), a new "
         f"file every {ROTATE_BYTES / 2**20:.0f} MiB; {free / 1e9:.0f} GB are free",
     ]
     if sample_ms > 0.8 * c.interval_ms:

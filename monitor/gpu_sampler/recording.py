@@ -20,7 +20,7 @@ from typing import Any
 
 from record.durable import write_whole
 from record.run_paths import RunPaths
-from settings.declare import shown
+from settings.resolve import show_path
 
 BACKLOG_BYTES = 2**25  # of each file: 20 minutes of 8 GPUs
 WAITING = 600  # hand-overs, of half a second each
@@ -170,7 +170,7 @@ class Recording:
     def fail(self, error: OSError) -> None:
         if not self.failing:
             self.say(
-                f"{shown(self.sidecar.parent)}: cannot be written ({error.strerror}); rows wait in memory, and "
+                f"{show_path(self.sidecar.parent)}: cannot be written ({error.strerror}); rows wait in memory, and "
                 "what does not fit there is lost and counted"
             )
         self.failing = True

@@ -1,6 +1,6 @@
 """What is wrong with a run as such: it waits, takes too long to begin, hangs, or is gone. Pure functions of a moment.
 
-Each phase has its own limit. Those by which the trainer ends itself (EVAL_MINUTES, train/limits.py)
+Each phase has its own limit. Those by which the trainer ends itself (EVAL_MINUTES, train/timeouts.py)
 are longer by what it takes until it does.
 """
 
@@ -35,7 +35,7 @@ from monitor.snapshot import (
     step_s,
 )
 from settings.config import Config
-from train import limits
+from train import timeouts
 from train.distributed.registry import WAITING
 
 FULL_SET = (
@@ -119,7 +119,7 @@ def peers(seen: Seen, c: Config) -> list[Fault]:
         f"{make(seen, 'logs', NODE_RANK=missing[0])} and {make(seen, 'describe')} show what it does"
         if seen.cluster and missing
         else f"start them (make {target} with NODE_RANK={listed(missing) or 'theirs'}), and look whether a "
-        "firewall keeps MASTER_PORT closed; docs/two-nodes.md"
+        "firewall keeps the port of MASTER_ADDR (29500) closed; docs/two-nodes.md"
     )
     return [
         Fault(
@@ -148,8 +148,8 @@ def limit_s(phase: str, seen: Seen, c: Config) -> tuple[float, str] | None:
     if phase == "data":
         return (
             (setup, "SETUP_MINUTES")
-            if setup >= limits.DATA_TIMEOUT_S
-            else (float(limits.DATA_TIMEOUT_S), "the trainer")
+            if setup >= timeouts.DATA_TIMEOUT_S
+            else (float(timeouts.DATA_TIMEOUT_S), "the trainer")
         )
     if phase in ("model", "first step", "drawing plots"):
         return setup, ""
@@ -169,9 +169,9 @@ def limit_s(phase: str, seen: Seen, c: Config) -> tuple[float, str] | None:
             or seen.expected.checkpoint_bytes
             or 0.0
         )
-        return 2 * limits.CHECKPOINT_TIMEOUT_S + size / SLOW_DISK + WATCHDOG_S, "the trainer"
+        return 2 * timeouts.CHECKPOINT_TIMEOUT_S + size / SLOW_DISK + WATCHDOG_S, "the trainer"
     if phase == "exchanging":  # with other sites, one of which may fetch weights
-        return 2.0 * limits.SYNC_TIMEOUT_S, "the trainer"
+        return 2.0 * timeouts.SYNC_TIMEOUT_S, "the trainer"
     if phase == "sampling":
         return setup + c.sample_tokens, ""
     return None
@@ -513,7 +513,7 @@ def waits_for_data(seen: Seen, c: Config) -> list[Fault]:
             "waits-for-data",
             f"training stands still for {ago(lasted)} and waits for data: their producer is "
             "slower than training, or was refused; the run ends when it makes no progress for "
-            f"{limits.DATA_TIMEOUT_S} s",
+            f"{timeouts.DATA_TIMEOUT_S} s",
             f"{errors(seen)}, and logs/producer.log of the run; {make(seen, 'data')} prepares them beforehand",
         )
     ]

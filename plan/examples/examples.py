@@ -1,6 +1,5 @@
 """docs/plans.md, printed by `python -m plan.examples.examples`; a test holds it equal. Its worked plans are of plan/examples/lab.py."""
 
-import dataclasses
 import datetime
 import re
 import sys
@@ -21,8 +20,8 @@ from plan.network.outer import GOOD
 from plan.planner import Plan, plan
 from plan.published import PUBLISHED
 from plan.report import told, wrapped
+from settings import ROOT
 from settings.config import Config
-from settings.declare import ROOT
 
 PARAGRAPH = re.compile(r"^(?![#|<])\S.*(?:\n(?![#|<])\S.*)*", re.MULTILINE)  # its lines
 DAY = datetime.datetime(
@@ -138,7 +137,7 @@ where it computes for {100 * between.ENOUGH:.0f}% of the time, else the shortest
 `make net-probe` measures what that hangs on, in a minute: on each node `make net-probe NODES=4 NODE_RANK=i
 MASTER_ADDR=host`, node 0's address, with SITES where several nodes share one; or `make net-probe WHERE=cluster` for the
 pods of a job that runs. Each node sends to each other, in rounds that share neither a node nor a site's link, with one
-connection and with SYNC_STREAMS; then all send at once, as an exchange does. The slowest of these and the longest round
+connection and with 16; then all send at once, as an exchange does. The slowest of these and the longest round
 trip are what it prints for make plan, which finds them in RUNS_DIR/net_probe.json where WAN_GBIT and WAN_RTT_MS are not
 set. It is plain Python: links beyond some 20 Gbit/s are measured as that. Ports are those that it finds free, as gloo's
 and NCCL's are: it says which node cannot reach which. It has no password, and belongs into a private network.
@@ -211,9 +210,7 @@ SwiGLU comes in multiples of 64:
 
 
 def third() -> str:
-    split = dataclasses.replace(
-        configured(PRESET="xlarge-8xa100", CARDS="16xh200", NODES="2"), parallel="fsdp"
-    )
+    split = configured(PRESET="xlarge-8xa100", CARDS="16xh200", NODES="2").replace(parallel="fsdp")
     return f"""## 3. Sixteen H200
 A mixture of experts with 108B parameters (GLM-4.5-Air) was tuned with adapters under FSDP. What that took:
 
@@ -231,7 +228,7 @@ the nodes this is what would meet the two days of the first plan.
 
 def planned_tuning(**settings: str) -> str:
     """As `make plan` says it."""
-    loaded = Config.load_with_remarks(
+    loaded = Config.load_with_warnings(
         {"ENV_FILE": "", "RUNS_DIR": "no-runs", "DATA_DIR": "no-data", **settings},
         ROOT,
         {"MASTER_ADDR": "planned"},

@@ -3,8 +3,6 @@
 What they noted is theirs, written down as they had it; every other figure is computed by what make plan computes with.
 """
 
-import dataclasses
-
 from hardware.gpu_specs import Card, card_called
 from hardware.model_size import flops_of, parameters
 from plan import number_formats, scaling, storage
@@ -43,7 +41,7 @@ def rate(tokens_per_s: float) -> str:
 
 def tokens_per_s(c: Config, percent: float) -> float:
     """Of the fleet that c names, at so much MFU and without a wait."""
-    found = speed(dataclasses.replace(c, mfu=percent), fleet_of(c), None).tokens_per_s
+    found = speed(c.replace(mfu=percent), fleet_of(c), None).tokens_per_s
     assert found is not None
     return found
 
@@ -65,7 +63,7 @@ def xlarge() -> Config:
 
 def at_four_sites(gbit: float) -> tuple[float, dict[str, Sync]]:
     """(seconds that a step computes at 50% MFU, what each way sends by its name)."""
-    c = dataclasses.replace(xlarge(), nodes=4, sites=4, wan_gbit=gbit)
+    c = xlarge().replace(nodes=4, sites=4, wan_gbit=gbit)
     step_s = c.batch_tokens / tokens_per_s(c, 50.0)
     return step_s, {sync.name: sync for sync in traffic.syncs(c, fleet_of(c), step_s)}
 

@@ -12,8 +12,8 @@ from plan.activations import item_bytes
 from plan.finetuning.hf_shape import ATTENTION, EXPERTS, MLP, ROUTER, Block, Matrix, Shape
 from plan.network.traffic import Sent
 from plan.storage import TENSOR_BYTES
+from settings import SettingsError
 from settings.config import Config
-from settings.declare import SettingsError
 
 FLOAT = 4
 OF_MIXTURES = (

@@ -34,8 +34,8 @@ from plan.memory import (
     ROWS_IN_CACHE,
     Memory,
 )
+from settings.checks import find_batch_problem
 from settings.config import Config
-from settings.rules import batch_problem
 
 FLOAT, INDEX = 4, 8
 PARTS = (
@@ -497,9 +497,9 @@ def largest_micro_batch(
     for micro in sorted(
         (size for size in range(1, min(share, 4096) + 1) if share % size == 0), reverse=True
     ):
-        other_t = dataclasses.replace(t, c=dataclasses.replace(t.c, micro_batch_size=micro))
+        other_t = dataclasses.replace(t, c=t.c.replace(micro_batch_size=micro))
         if (
-            batch_problem(other_t.c, processes) is None
+            find_batch_problem(other_t.c, processes) is None
             and memory(other_t, processes, processes_of_a_node, on_cpu).total <= capacity
         ):
             return micro

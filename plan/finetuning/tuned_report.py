@@ -75,7 +75,7 @@ def model(p: Tuning) -> list[str]:
 
 
 def small(p: Tuning) -> str:
-    c = dataclasses.replace(p.c, lora_rank=16, lora_targets="attention")
+    c = p.c.replace(lora_rank=16, lora_targets="attention")
     return f"{count(tuned_of(c, p.t.shape).adapters)} beside attention"
 
 

@@ -23,14 +23,15 @@ from plan.planner import probe_of
 from plan.published import of_preset, published
 from plan.speed import Work, speed
 from record.run_paths import RunPaths
-from settings import rules, tuning_rules
+from settings import ROOT, SettingsError, tuning_rules
+from settings.checks import PRETRAINING, check_batch, find_batch_problem
 from settings.config import Config
-from settings.declare import ROOT, SettingsError, format_value, read_env_file
+from settings.declare import format_value
 from settings.finding import FAIL, Finding
-from settings.rules import batch_problem
+from settings.sources import read_file
 from train.data import data_paths
 
-NOT_ASKED = (*rules.OF_PRETRAINING, rules.check_batch)  # processes are the fleet's
+NOT_ASKED = (*PRETRAINING, check_batch)  # processes are the fleet's
 TOKEN_BYTES = 5  # of a token of DATA as it is kept, at most (docs/finetune.md)
 PRESET = "finetune"  # where MODEL is set and no PRESET is
 LORA = {"lora_rank": 16}  # what is advised where all weights do not fit
@@ -115,7 +116,7 @@ class Tuning:
 def is_tuning(c: Config) -> bool:
     """Whether the settings are of a fine-tuning: MODEL is set, or the preset is for one and so has EPOCHS."""
     path = ROOT / "presets" / f"{c.preset}.env"
-    return bool(c.model) or (path.is_file() and "EPOCHS" in read_env_file(path)[0])
+    return bool(c.model) or (path.is_file() and "EPOCHS" in read_file(path, "", ()).values)
 
 
 def refuse(c: Config) -> None:
@@ -138,7 +139,7 @@ def in_nodes(c: Config) -> Config:
     )
     if c.nodes > 1 or not c.nproc or cards <= c.nproc or cards % c.nproc:
         return c
-    return dataclasses.replace(c, nodes=cards // c.nproc)
+    return c.replace(nodes=cards // c.nproc)
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -271,8 +272,7 @@ def ways_of(t: Tuned, fleet: Fleet) -> list[Tuned]:
     spread = [t.c]
     if fleet.processes > 1:
         others = [
-            dataclasses.replace(
-                t.c,
+            t.c.replace(
                 parallel=way,
                 shard_ranks=None,
                 grad_sync="step" if way == "ddp" else t.c.grad_sync,
@@ -282,7 +282,7 @@ def ways_of(t: Tuned, fleet: Fleet) -> list[Tuned]:
         ]
         spread = sorted([t.c, *others], key=lambda c: ("ddp", "fsdp", "hsdp").index(c.parallel))
     return [
-        dataclasses.replace(t, c=dataclasses.replace(c, activation_checkpointing=how))
+        dataclasses.replace(t, c=c.replace(activation_checkpointing=how))
         for c in spread
         for how in RECOMPUTE
     ]
@@ -413,7 +413,7 @@ def least(t: Tuned, fleet: Fleet, capacity: float, changes: dict[str, Any]) -> s
     for more in tried:
         all_of_it = changes | more
         new = dataclasses.replace(c, **all_of_it)
-        if not all_of_it or batch_problem(new, fleet.processes):
+        if not all_of_it or find_batch_problem(new, fleet.processes):
             continue
         need = memory_of(tuned_of(new, t.shape), fleet).total
         if need <= capacity:

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from settings import ROOT
 from settings.config import Config
-from settings.declare import ROOT
 
 SCHEMA = 1
 FILE = "net_probe.json"

@@ -33,6 +33,7 @@ from plan.network.outer import (
     streaming_of,
 )
 from plan.number_formats import seconds, size
+from settings.checks import count_shard_ranks
 from settings.config import Config
 from train.distributed.wan import gradient_bytes, sync_s
 
@@ -160,7 +161,7 @@ def syncs(
     if fleet.processes == 1:
         return []
     levels, count = levels_of(c, fleet, link_gb_s), micro_batches(c, fleet)
-    ranks = c.ranks_of_a_copy(fleet.processes, fleet.processes_of_a_node)
+    ranks = count_shard_ranks(c, fleet.processes, fleet.processes_of_a_node)
     splits, ours = c.optimizer != "muon", sent is None  # it needs whole matrices
     sent = sent or sent_of(c)
     own = c.parallel if c.sync == "ddp" or fleet.sites == 1 else ""

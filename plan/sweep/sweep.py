@@ -32,9 +32,9 @@ from plan.scaling import loss_of, rule_tokens
 from plan.speed import SHAPE
 from plan.sweep import advice
 from plan.sweep.report_rows import Row, Sweep
-from settings.config import Config
-from settings.declare import ROOT, SettingsError, declared_fields
-from settings.rules import batch_problem
+from settings import ROOT, SettingsError
+from settings.checks import find_batch_problem
+from settings.config import SETTINGS, Config
 
 DEPTHS = (12, 14, 16, 18, 20, 24, 28, 32)
 WIDTH_OF_DEPTH, HEAD = 64, 128
@@ -125,7 +125,7 @@ class Depths:
 def of_depths(c: Config, fleet: Fleet, probe: Probe | None) -> Sweep:
     """The run as it is set is among them, by its depth, or in a row of its own where it is of another family. Raises
     SettingsError where its batch cannot be shared."""
-    if problem := batch_problem(c, fleet.processes):
+    if problem := find_batch_problem(c, fleet.processes):
         raise SettingsError([problem])
     as_set = row_of(Choice(c, fleet, ""), "as set", probe)
     within = c.target_hours or as_set.hours
@@ -147,8 +147,8 @@ def of_depths(c: Config, fleet: Fleet, probe: Probe | None) -> Sweep:
 def of_depth(c: Config, depth: int) -> Config:
     """c with the model of that depth: no grouped heads, and an MLP of 8/3 of the width."""
     width = depth * WIDTH_OF_DEPTH
-    return dataclasses.replace(
-        c, n_layer=depth, n_embd=width, n_head=width // HEAD, n_kv_head=None, mlp_dim=None
+    return c.replace(
+        n_layer=depth, n_embd=width, n_head=width // HEAD, n_kv_head=None, mlp_dim=None
     ).derived()
 
 
@@ -179,11 +179,7 @@ def other_presets(c: Config) -> list[Config]:
 
 
 def loaded(preset: str, c: Config) -> Config | None:
-    files = (
-        {"ENV_FILE": c.env_file}
-        if c.env_file != declared_fields(Config)["ENV_FILE"].default
-        else {}
-    )
+    files = {"ENV_FILE": c.env_file} if c.env_file != SETTINGS["ENV_FILE"].default else {}
     try:
         return Config.load({"PRESET": preset, "MASTER_ADDR": "planned"} | files)
     except SettingsError:
@@ -194,9 +190,7 @@ def beside_the_preset(c: Config, preset: Config) -> dict[str, Any]:
     """What c has from neither its preset nor its env file, and its devices; but not the model and its length, and no
     secret, since it is printed."""
     own = loaded(c.preset, c)
-    other = {
-        field.name for field in dataclasses.fields(c) if not field.metadata["declared"].secret
-    } - {
+    other = {name.lower() for name, field in SETTINGS.items() if not field.secret} - {
         *SHAPE,
         *FILLED_IN,
         "master_addr",

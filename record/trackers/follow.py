@@ -23,8 +23,9 @@ from typing import Any
 from record.metrics import GOES_BACK, Record, RecordReader, is_number
 from record.run_paths import RunPaths
 from record.trackers.mirror import TITLES
+from settings import ROOT
 from settings.config import Config
-from settings.declare import ROOT, shown
+from settings.resolve import show_path
 
 STEP_NAMES = {
     "loss": "train/loss",
@@ -175,7 +176,7 @@ class Tracker:
             Exception
         ) as error:  # the tracker's own process may die: what is left is to report it
             traceback.print_exc()
-            log_path = shown(self.paths.tracker_log(self.name))
+            log_path = show_path(self.paths.tracker_log(self.name))
             self.give_up(f"failed ({type(error).__name__} {error}), see {log_path}")
         return 0
 

@@ -23,11 +23,12 @@ from pathlib import Path
 from record.exit_codes import BAD_DATA, BAD_SETTING
 from record.run_paths import RunPaths
 from record.trackers.wandb_env import build_environment, find_mode, has_key
+from settings import ROOT, SettingsError
 from settings.config import Config
-from settings.declare import ROOT, SettingsError, shown
+from settings.resolve import show_path
 
 TITLES = {"wandb": "W&B", "tensorboard": "TensorBoard", "trackio": "trackio"}
-INSTALL = f"{shown(Path(sys.executable))} -m pip install --no-deps -r requirements/trackers.txt"
+INSTALL = f"{show_path(Path(sys.executable))} -m pip install --no-deps -r requirements/trackers.txt"
 
 DONE_S = 15.0  # how long the end of a run waits for the last upload
 STOPPED_S = 3.0  # the same for a run that was stopped or failed: it may be killed soon

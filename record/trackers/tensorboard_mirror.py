@@ -10,7 +10,7 @@ import sys
 import time
 
 from record.trackers.follow import Row, Tracker
-from settings.declare import shown
+from settings.resolve import show_path
 
 
 class TensorBoardTracker(Tracker):
@@ -31,7 +31,9 @@ class TensorBoardTracker(Tracker):
                     last_sent = max(last_sent, int(position))
         name = f"events.out.tfevents.{time.time():.0f}.{os.getpid()}"
         self.file = open(folder / name, "wb", buffering=0)  # noqa: SIM115 (open to the end)
-        self.say(f"in {shown(folder)}; to look at it: tensorboard --logdir {shown(folder.parent)}")
+        self.say(
+            f"in {show_path(folder)}; to look at it: tensorboard --logdir {show_path(folder.parent)}"
+        )
         return last_sent
 
     def send(self, rows: list[Row]) -> None:

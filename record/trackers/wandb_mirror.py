@@ -16,7 +16,7 @@ from typing import Any
 from record.durable import write_whole
 from record.status import sync_command
 from record.trackers.follow import CORE, Row, Tracker, find_position
-from settings.declare import shown
+from settings.resolve import show_path
 
 PAUSE_S = 30  # between two tries
 INIT_S = 60  # for one try
@@ -42,7 +42,7 @@ class WandbTracker(Tracker):
         self.there.define_metric("*", step_metric="step")
         if self.config.wandb_mode == "offline":
             command = sync_command(self.paths)
-            self.say(f"offline, in {shown(self.paths.wandb)}; to upload it: {command}")
+            self.say(f"offline, in {show_path(self.paths.wandb)}; to upload it: {command}")
         else:
             last = self.there.starting_step - 1
             if last <= self.state["step"]:

@@ -14,8 +14,8 @@ from bench import data_pipeline as bench_data
 from bench import run
 from doctor.gpu_probe import foreign_load
 from doctor.gpu_probe.shapes import SHAPES
+from settings import SettingsError
 from settings.config import Config
-from settings.declare import SettingsError
 from train.data.tokenizer import Vocabulary
 
 
@@ -86,6 +86,23 @@ def test_mfu_is_of_the_cards_peak() -> None:
     flops = 6 * (6 * 12 * 384**2 + 4096 * 384) + 12 * 6 * 384 * 256
     low, middle, high = (f"{100 * rate * flops / 989e12:.1f}" for rate in (1e6, 2e6, 3e6))
     assert f"| {middle} ({low}-{high}) | 50 (50-50) |" in run.rows(measured, {})[0]
+
+
+@pytest.mark.parametrize(("arguments", "rounds"), [([], 7), (["2"], 2)])
+def test_there_are_as_many_rounds_as_asked_for_or_usual(
+    monkeypatch: pytest.MonkeyPatch, arguments: list[str], rounds: int
+) -> None:
+    class Reached(Exception):
+        pass
+
+    def tables(c: Config, rounds: int) -> None:
+        raise Reached(rounds)
+
+    monkeypatch.setattr(run, "ROUNDS", 7)
+    monkeypatch.setattr(run, "tables", tables)
+    monkeypatch.setenv("BENCH_SHAPES", "logs")
+    with pytest.raises(Reached, match=f"^{rounds}$"):
+        run.main(arguments)
 
 
 def test_disturbed_rounds_are_left_out_unless_too_few_remain() -> None:

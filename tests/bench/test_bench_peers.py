@@ -7,7 +7,6 @@ import dataclasses
 import importlib
 import math
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -17,7 +16,8 @@ import pytest
 
 from bench import ours, peers, run
 from doctor.gpu_probe.shapes import SHAPES
-from settings.declare import ROOT, SettingsError
+from settings import ROOT, SettingsError
+from train import tune
 
 TINY = SHAPES["tiny"]
 BY_NAME = {peer.name: peer for peer in peers.PEERS}
@@ -217,8 +217,9 @@ def test_nanochat_is_not_measured_in_another_type_than_the_row_says(
 
 
 def test_what_a_peer_has_of_our_allocator_is_what_training_has() -> None:
-    tuned = re.findall(r"export ((?:MALLOC|GLIBC)\w+)=", (ROOT / "scripts" / "lib.sh").read_text())
-    assert tuple(tuned) == peers.ALLOCATOR
+    environment: dict[str, str] = {}
+    tune.keep_large_blocks(environment)
+    assert tuple(environment) == peers.ALLOCATOR
 
 
 @pytest.mark.slow

@@ -49,18 +49,19 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def prose(tmp_path_factory: pytest.TempPathFactory) -> Config:
-    """The settings of a tiny run on a source of 300 kB of words."""
+    """The settings of a tiny run on a source of 300 kB of words, declared in DATA_DIR."""
     folder, rng = tmp_path_factory.mktemp("prose"), random.Random(3)
     words = ["".join(rng.choices("abcdefghij\u00e9", k=4)) for _ in range(300)]
     rows = [{"text": " ".join(rng.choices(words, k=1200))} for _ in range(60)]
     (folder / "words.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in rows))
-    (folder / "prose.toml").write_text(
+    (folder / "sources").mkdir()
+    (folder / "sources" / "prose.toml").write_text(
         f"files = [{json.dumps(str(folder / 'words.jsonl'))}]\nvalidation_fraction = 0.05\n"
     )
     values = {
         name.lower(): type(getattr(Config(), name.lower()))(value) for name, value in TINY.items()
     }
-    c = Config(**values, data_mix="prose:1", sources_dir=str(folder))
+    c = Config(**values, data_mix="prose:1", data_dir=str(folder))
     return c.derived()
 
 
@@ -375,7 +376,7 @@ def test_a_whole_table_is_made(
     given.setattr(quality, "RESULTS", tmp_path)
     given.setattr(quality, "find_checkout", lambda: checkout)
     given.setenv("DATA_MIX", prose.data_mix)
-    given.setenv("SOURCES_DIR", prose.sources_dir)
+    given.setenv("DATA_DIR", prose.data_dir)
     assert quality.main() == 0
     said = capfd.readouterr().out
     assert len([line for line in said.splitlines() if line.startswith("| prose | ")]) == 6

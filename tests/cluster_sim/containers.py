@@ -293,10 +293,7 @@ class Sandbox:
         job = self.pod["metadata"].get("labels", {}).get("batch.kubernetes.io/job-name", "")
         if not self.resolves(address, f"{job}-0"):
             return {}
-        port = str(next((port["containerPort"] for port in self.container.get("ports", [])), ""))
-        if port != named.get("MASTER_PORT", port):
-            return {}  # nobody listens there
-        return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(ports[address])}
+        return {"MASTER_ADDR": f"127.0.0.1:{ports[address]}"}
 
     def resolves(self, address: str, name: str) -> bool:
         """Whether HOST.SUBDOMAIN is this Job's pod of a name, by a headless Service, also before it is ready."""

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from doctor import before_run
+from settings import ROOT
 from settings.config import Config
-from settings.declare import ROOT
 from settings.finding import FAIL, WARN, Finding
 
 
 def run(tmp_path: Path, **settings: str) -> subprocess.CompletedProcess[str]:
-    """As scripts/train.sh runs it, with torch out of reach and no GPU."""
+    """As scripts/train.py runs it, with torch out of reach and no GPU."""
     forbidden = tmp_path / "forbidden"
     (forbidden / "torch").mkdir(parents=True, exist_ok=True)
     (forbidden / "torch" / "__init__.py").write_text("raise AssertionError('torch was loaded')\n")
@@ -80,7 +80,7 @@ def test_what_cannot_be_stops_it_and_is_let_through_by_name(
 
 def test_bad_settings_are_said_as_everywhere(tmp_path: Path) -> None:
     done = run(tmp_path, N_HEAD="5")
-    assert done.returncode == 64 and "must be an even multiple of N_HEAD=5" in done.stderr
+    assert done.returncode == 64 and "Must be a multiple of 2 x N_HEAD = 10" in done.stderr
     done = run(tmp_path, ALLOW_FAIL="disk,memroy")
     assert done.returncode == 64 and "no check memroy; did you mean memory?" in done.stderr
     assert done.stdout == ""

@@ -15,8 +15,8 @@ import pytest
 from doctor import disk
 from doctor.disk import Folder
 from plan.storage import Place
+from settings import ROOT
 from settings.config import Config
-from settings.declare import ROOT
 from settings.finding import FAIL, PASS, WARN
 
 
@@ -174,7 +174,10 @@ def test_speed_is_judged_by_what_a_checkpoint_takes() -> None:
     large = config(vocab_size=50304, n_layer=22, n_head=16, n_embd=2048, mlp_dim=5632)
     assert disk.speed(large, 200.0, "").level == PASS  # 73 s
     late = disk.speed(large, 110.0, "")  # 132 s
-    assert late.level == WARN and "SHUTDOWN_TIMEOUT_S=120" in late.text
+    assert (
+        late.level == WARN
+        and "GRACE_PERIOD_S=180, a run that is asked to stop has 120 s" in late.text
+    )
     over = disk.speed(dataclasses.replace(large, save_minutes=1), 200.0, "")
     assert over.level == FAIL and over.code == 64 and "SAVE_MINUTES=1" in over.text
     assert (

@@ -14,8 +14,8 @@ from huggingface_hub import constants
 from doctor import __main__ as doctor
 from doctor import kernels
 from doctor.quick import quick
+from settings import ROOT
 from settings.config import Config
-from settings.declare import ROOT
 from settings.finding import FAIL, PASS, WARN, Finding
 
 SECRETS = {"WANDB_API_KEY": "k3y-of-forty-characters", "HF_TOKEN": "hf_t0ken"}

@@ -24,8 +24,8 @@ from doctor.probing import Measured
 from hardware.model_size import parameters
 from hardware.out_of_memory import is_out_of_memory
 from plan.measured import shape_of
+from settings import ROOT
 from settings.config import Config
-from settings.declare import ROOT
 from train.distributed.world import World
 
 HERE = World(0, 0, 0, 1, torch.device("cpu"), "CPU", "here")
@@ -412,7 +412,7 @@ def test_a_batch_that_does_not_divide_is_said(
     assert probe.main("step", json.dumps(settings), 1, time.time() + 3, time.time() + 60) == 64
     found = Measured(tiny, time.time())
     said = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert "BATCH_TOKENS=480 is not a multiple" in probing.take_in(found, "step", said)
+    assert "BATCH_TOKENS=480: Must be a multiple" in probing.take_in(found, "step", said)
 
 
 def test_a_process_ends_itself_at_its_limit(tiny: Config) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from doctor import installed
 from doctor.installed import Build, Environment
-from settings.declare import ROOT
+from settings import ROOT
 from settings.finding import FAIL, PASS, WARN
 
 GOOD = Environment((3, 12, 4), ".venv", "ours")

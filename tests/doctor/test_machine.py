@@ -14,8 +14,8 @@ from doctor import machine
 from doctor.machine import Compiler, Meeting
 from hardware.host_memory import Memory, memory_here
 from plan import memory as plan_memory
+from settings import ROOT
 from settings.config import Config
-from settings.declare import ROOT
 from settings.finding import FAIL, PASS, WARN, Finding
 
 GIB = 2**30
@@ -213,21 +213,19 @@ def test_the_limit_of_open_files_is_this_process_own() -> None:
 
 
 def test_a_port_that_is_taken_is_found(free_port: int) -> None:
-    c = config(nodes=2, master_addr="127.0.0.1", master_port=free_port)
+    c = config(nodes=2, master_addr=f"127.0.0.1:{free_port}")
     assert machine.meeting(c) == Meeting(("127.0.0.1",))
     assert told(machine.ports(c, machine.meeting(c))).startswith(
-        f"PASS MASTER_PORT={free_port} is free here"
+        f"PASS port {free_port} is free here"
     )
     with socket.create_server(("", free_port)):
         finding = machine.ports(c, machine.meeting(c))
         assert (
-            finding.level == FAIL
-            and finding.code == 64
-            and f"MASTER_PORT={free_port + 1}" in finding.fix
+            finding.level == FAIL and finding.code == 64 and "MASTER_ADDR=127.0.0.1:" in finding.fix
         )
         other = dataclasses.replace(c, node_rank=1)  # it calls, and does not listen
         assert told(machine.ports(other, machine.meeting(other))).startswith(
-            "PASS MASTER_ADDR=127.0.0.1 is 127.0.0.1;"
+            f"PASS MASTER_ADDR=127.0.0.1:{free_port} is 127.0.0.1;"
         )
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from plan.allow_fail import CHECK_NAMES, refuse_unknown_checks
-from settings.declare import ROOT, SettingsError
+from settings import ROOT, SettingsError
 
 ROOMS = ("hardware", "plan", "doctor", "k8s")
 SOURCES = [

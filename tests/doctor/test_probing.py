@@ -17,8 +17,8 @@ from doctor.probing import Measured
 from hardware.model_size import flops_of
 from plan.measured import Probe, Step, cpu_name, path_of, read, shape_of
 from plan.storage import checkpoint_bytes
+from settings import ROOT
 from settings.config import Config
-from settings.declare import ROOT
 from settings.finding import PASS, WARN, Finding
 
 STEP = {

@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from export import __main__ as command
 from export import place, weight_files
 from export.stored import Weights
+from settings import ROOT
 from settings.config import Config
-from settings.declare import ROOT
 from tests.export.exported import LLAMA, QWEN, Run, make_run
 from tests.train.model.test_hf_import import logits
 from tests.train.model.test_model import recipe
@@ -348,7 +348,7 @@ def test_weights_that_are_no_numbers_are_refused(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def spoilt(c: Config, *rest: object) -> torch.nn.Module:
+    def spoilt(c: Config, *_: object, **__: object) -> torch.nn.Module:
         model = build(c, CPU)
         model.layers[1].mlp.up_proj.weight.data[0, 0] = float("nan")
         return model

@@ -352,5 +352,5 @@ def test_a_folder_of_weights_is_exported_already(
     assert "there is no such run" in capsys.readouterr().err
     assert run.command(monkeypatch, DTYPE="float16") == 64
     assert (
-        "DTYPE=float16 (environment): must be one of float32, bfloat16" in capsys.readouterr().err
+        "DTYPE=float16 (environment): Must be one of float32, bfloat16" in capsys.readouterr().err
     )

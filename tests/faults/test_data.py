@@ -138,7 +138,7 @@ def papers(folder: Path, data: dict[str, str], *contents: bytes) -> dict[str, st
     for k, content in enumerate(contents):
         (folder / "papers" / f"{k}.jsonl").write_bytes(content)
     (folder / "data" / "sources" / "papers.toml").write_text(
-        f'files = ["{folder}/papers/*"]\nvalidation_fraction = 0.2\n'
+        f'files = ["{folder}/papers/*"]\nvalidation_fraction = 0.2\nmax_epochs = "unlimited"\n'
     )
     return {
         "DATA_MIX": "papers:1",

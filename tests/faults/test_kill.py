@@ -130,7 +130,7 @@ def test_a_launcher_that_is_told_to_stop_has_the_run_saved(
 def test_a_save_that_is_not_given_the_time_leaves_the_one_before_and_the_next_start_says_so(
     tmp_path: Path, data: dict[str, str], pair: Path
 ) -> None:
-    settings = STEPS | {"SAVE_EVERY": 4, "SHUTDOWN_TIMEOUT_S": 3, "GRACE_PERIOD_S": 5}
+    settings = STEPS | {"SAVE_EVERY": 4, "GRACE_PERIOD_S": 63}
     env = environment(tmp_path, data, NPROC=2, **settings)
     slow = faulty(
         env,
@@ -151,7 +151,7 @@ def test_a_save_that_is_not_given_the_time_leaves_the_one_before_and_the_next_st
     ] == ["step_0000004"]
     wait_until_none(tmp_path)
     out = train(env, command=LAUNCH)
-    assert "a step and a save took" in out and "SHUTDOWN_TIMEOUT_S=3 leaves less" in out
+    assert "a step and a save took" in out and "GRACE_PERIOD_S=63 leaves 3 s" in out
     assert "resumed from step_0000004" in out and losses(run) == losses(pair)
     assert not list((run / "checkpoints").glob("*tmp*"))
 

@@ -286,7 +286,7 @@ def test_a_producer_that_dies_again_and_again_ends_the_run_saved_when_it_has_wai
         out.count("the producer of data has stopped: it ended with code -9") == 1
         and "the trainer failed" not in out
     )
-    assert re.search(r"has come no further for 2\d s: it ended with code -9", out)
+    assert re.search(r"has come no further for \d+ s: it ended with code -9", out)
     (state, taken) = (
         json.loads((tmp_path / "run" / "STATUS.json").read_text()),
         steps(tmp_path)[-1]["step"],

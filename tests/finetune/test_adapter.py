@@ -11,8 +11,8 @@ pytest.importorskip("peft", reason="make setup-dev installs it")
 
 from finetune.adapter import Adapters, adapters_of, in_file, is_adapter
 from finetune.hf_model import configuration, on_meta
+from settings import SettingsError
 from settings.config import Config
-from settings.declare import SettingsError
 from tests.finetune.models import as_rank, models, opened, theirs, whole
 from tests.finetune.test_hf_model import packed
 from tests.processes import run_ranks

@@ -250,7 +250,7 @@ def test_as_a_command_it_writes_the_run_s_file(run: Run, tmp_path: Path) -> None
         "N_KV_HEAD": "2",
     }
     done = subprocess.run(
-        ["bash", "scripts/launch.sh", "finetune.chat_eval"],
+        ["scripts/launch.sh", "finetune.chat_eval"],
         env=env,
         cwd=ROOT,
         capture_output=True,

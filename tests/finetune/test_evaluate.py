@@ -26,7 +26,7 @@ def write_run(c: Config, **settings: str) -> None:
 
 def ask(monkeypatch: pytest.MonkeyPatch, c: Config, *names: str) -> str:
     """Return what find_questions finds when the user has set these."""
-    monkeypatch.setattr(evaluate, "given", lambda _: set(names))
+    monkeypatch.setattr(evaluate, "find_explicit", lambda: set(names))
     return evaluate.find_questions(c)
 
 
@@ -72,7 +72,7 @@ def test_questions_decide_what_is_measured(c: Config, monkeypatch: pytest.Monkey
     monkeypatch.setattr(chat_eval, "measure", lambda c, world: asked.append(c.eval_data) or 0)
     monkeypatch.setattr(eval_run, "evaluate", lambda c, world: asked.append("CORE") or 0)
     write_run(c, MODEL="base", EVAL_DATA="own.jsonl")
-    monkeypatch.setattr(evaluate, "given", lambda _: set())
+    monkeypatch.setattr(evaluate, "find_explicit", set)
     assert evaluate.evaluate(c, ALONE) == 0 and asked == ["own.jsonl"]
     (Path(c.runs_dir) / c.run_name / "config.json").write_text('{"settings": {}}')
     assert evaluate.evaluate(c, ALONE) == 0 and asked == ["own.jsonl", "CORE"]

@@ -7,8 +7,8 @@ import torch
 
 from finetune import tuning_job
 from finetune.adapter import Adapters
+from settings import SettingsError
 from settings.config import Config
-from settings.declare import SettingsError
 from tests.faults.inject import Fault, faulty
 from tests.finetune.models import models
 from tests.finetune.test_training import chats, env_of, finetune

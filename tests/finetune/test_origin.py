@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from finetune import origin
+from settings import SettingsError
 from settings.config import Config
-from settings.declare import SettingsError
 from tests.export.exported import LLAMA, make_run
 from tests.faults.hub import REVISION, Hub, Repository, hub
 from tests.finetune.making import row, write_rows
@@ -120,7 +120,7 @@ def test_what_was_not_here_to_be_planned_is_planned_once_it_is(
             "nothing was started" in said
         ) == bool(code)
         again = bring(env, running, tmp_path, 0, NAME, "before-training")
-    assert "plan" not in again  # scripts/train.sh has said it
+    assert "plan" not in again  # scripts/train.py has said it
 
 
 def test_pickles_alone_are_no_model(models: dict[str, Path], chats: Path, tmp_path: Path) -> None:
@@ -235,7 +235,7 @@ def test_what_scripts_ask_of_settings_is_asked_as_fine_tuning_does(tmp_path: Pat
     }
     for model, code in (("models/qwen3-1.7b", 0), ("", 64)):
         done = subprocess.run(
-            [sys.executable, "-m", "settings.config", "get", "PRESET"],
+            [sys.executable, "-m", "settings", "check"],
             cwd=ROOT,
             text=True,
             check=False,

@@ -15,8 +15,8 @@ from finetune.loader import Loader
 from finetune.perplexity import Evaluator, Scored
 from finetune.prepare_data import Data, prepared
 from finetune.tuning_settings import refuse_single_step
+from settings import SettingsError
 from settings.config import Config
-from settings.declare import SettingsError
 from tests.finetune.models import models, opened
 from tests.finetune.test_training import chats
 from tests.train.checkpoint.test_checkpoint import ALONE

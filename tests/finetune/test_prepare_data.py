@@ -10,9 +10,8 @@ import pytest
 from finetune import prepare_data
 from finetune.prepare_data import prepare
 from finetune.template import Theirs
-from settings import tuning_rules
+from settings import SettingsError, tuning_rules
 from settings.config import Config
-from settings.declare import SettingsError
 from tests.finetune.making import CHATML, row, their_tokenizer, theirs, write_rows
 from train.data.sources.source import CorpusError
 

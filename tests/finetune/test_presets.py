@@ -7,8 +7,8 @@ import torch
 
 from finetune.adapter import Adapters, is_adapter
 from finetune.hf_model import on_meta
+from settings import ROOT
 from settings.config import Config
-from settings.declare import ROOT
 
 NAMES = sorted(
     path.stem

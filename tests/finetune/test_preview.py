@@ -1,17 +1,11 @@
 """finetune/preview.py: an example as text, its scored parts made visible."""
 
-import subprocess
-
 import numpy as np
 
 from finetune.preview import CLOSE, DIM, LONGEST, OPEN, PLAIN, SCORED, preview
 from finetune.template import Labelled
 from tests.finetune.making import CHATML, talk, theirs
-from tests.running import ROOT
-from tests.scripts.test_launch import env
 from train.model.loss import IGNORED
-
-__all__ = ["env"]  # a fixture
 
 
 def shown(*texts: str, colour: bool = False) -> str:
@@ -67,21 +61,3 @@ def test_long_parts_are_shown_by_both_ends() -> None:
         and "bbY<|im_end|>]]]" in text
         and "characters) ..." in text
     )
-
-
-def test_before_a_training_it_is_left_to_the_trainings_log(env: dict[str, str]) -> None:
-    done = subprocess.run(
-        [ROOT / "scripts" / "train.sh", "here", "finetune"],
-        env=env,
-        text=True,
-        check=True,
-        stdout=subprocess.PIPE,
-        timeout=120,
-    )
-    stages = [line.split("run: ")[1] for line in done.stdout.splitlines() if "run: " in line]
-    assert stages == [
-        "-m doctor.before_run finetune",
-        "-m finetune.prepare_data before-training",
-        "-m finetune.main",
-        "-m analysis.plots",
-    ]

@@ -15,7 +15,7 @@ import pytest
 
 from finetune import reading
 from finetune.reading import SENTENCES, Located, Tally, conversations, pinned_files, source_of
-from settings.declare import ROOT
+from settings import ROOT
 from tests.faults.hub import REVISION, Hub, Repository, hub
 from tests.finetune.making import row, talk, write_rows
 from train.data.sources.source import CorpusError

@@ -210,11 +210,11 @@ def test_another_model_or_other_data_do_not_go_on(
     env = env_of(tmp_path, base, chats, MAX_STEPS="2", LORA_RANK="2", CHECKPOINT_MODE="lite")
     finetune(env)
     more = env | {"MAX_STEPS": "4"}
-    assert "the run was started with MODEL=" in finetune(
+    assert "The run was started with MODEL=" in finetune(
         more | {"MODEL": str(models["qwen3"])}, code=64
     )
     other = write_rows(tmp_path / "other.jsonl", [row("Is it?", f"It is {i}.") for i in range(200)])
-    assert "the run was started with DATA=" in finetune(more | {"DATA": str(other)}, code=64)
+    assert "The run was started with DATA=" in finetune(more | {"DATA": str(other)}, code=64)
     before = chats.read_text()
     try:
         chats.write_text(before.replace("I know.", "I do know."))
@@ -257,7 +257,11 @@ REFUSED: list[tuple[dict[str, str], int, str]] = [
         64,
         "(?s)OPTIMIZER=muon: not available in fine-tuning.*CORE_EVERY=5.*COMPILE=1",
     ),
-    ({"CHECKPOINT_MODE": "lite"}, 64, "without LORA_RANK there are none"),
+    (
+        {"CHECKPOINT_MODE": "lite", "MAKE_SETTINGS": "CHECKPOINT_MODE", "MAKE_TARGET": "finetune"},
+        64,
+        r"CHECKPOINT_MODE \(command line\): Has no effect without LORA_RANK>0",
+    ),
 ]
 
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
+from settings import SettingsError
 from settings.config import Config
-from settings.declare import SettingsError
 from tests.running import environment, losses, train
 from tests.train.test_parity import batches
 from train.checkpoint import checkpoint

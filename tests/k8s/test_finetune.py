@@ -10,11 +10,13 @@ import pytest
 from k8s import jobs, launch, launch_plan
 from k8s.cluster.job_spec import OF_FINETUNING, cluster_config, overlay_of, pod_environment
 from k8s.cluster.render import objects, render
+from settings import SettingsError
 from settings.config import Config
-from settings.declare import SettingsError
 from tests.cluster_sim.cluster import Cluster
 from tests.k8s.test_job_spec import as_a_pod
 from tests.k8s.user import A100, User, a_user
+
+TRAIN = ["tini", "--", "/opt/venv/bin/python", "-m", "scripts.train"]
 
 user = a_user
 IMAGE = "registry.example.org/lab/pure-transformer@sha256:" + 64 * "a"
@@ -55,11 +57,9 @@ def test_a_fine_tuning_is_one_pod_with_its_own_command(load: Load) -> None:
         "single-node",
     )
     spec, container = pods_of(c)
-    assert (
-        container["command"] == ["tini", "--", "scripts/finetune.sh"] and spec["completions"] == 1
-    )
+    assert container["command"] == [*TRAIN, "finetune"] and spec["completions"] == 1
     _, pretraining = pods_of(load())
-    assert pretraining["command"] == ["tini", "--", "scripts/train.sh"]
+    assert pretraining["command"] == TRAIN
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_it_takes_every_overlay(load: Load, settings: dict[str, str], overlay: s
     c = load(**AIR | settings)
     assert overlay_of(c) == overlay
     spec, container = pods_of(c)
-    assert container["command"][2] == "scripts/finetune.sh"
+    assert container["command"] == [*TRAIN, "finetune"]
     things = {thing["kind"] for thing in objects(render(c, IMAGE))}
     assert {"Job", "ConfigMap", "NetworkPolicy"} <= things and ("Service" in things) == (
         overlay != "single-node"
@@ -225,7 +225,10 @@ def test_a_pod_gives_every_setting_of_fine_tuning_the_value_that_was_checked_her
             r"SYNC=diloco: not available in fine-tuning, .* Leave SYNC out",
         ),
         ({"OPTIMIZER": "muon"}, r"OPTIMIZER=muon: not available in fine-tuning"),
-        ({"CHECKPOINT_MODE": "lite"}, r"CHECKPOINT_MODE=lite .*LORA_RANK=16"),
+        (
+            {"CHECKPOINT_MODE": "lite", "MAKE_SETTINGS": "CHECKPOINT_MODE"},
+            r"CHECKPOINT_MODE \(command line\): Has no effect without LORA_RANK>0",
+        ),
     ],
 )
 def test_one_sentence_says_what_is_wrong_and_what_would_do(
@@ -280,7 +283,7 @@ def test_a_launch_tells_what_is_asked_for(user: User, cluster: Cluster) -> None:
     assert "1,336,248,320" not in plan  # that would be another model's
     assert "make stop RUN_NAME=air (saves and stops; make finetune-k8s then goes on" in done.out
     sent = cluster.get("Job", "pure-transformer-8xa100")
-    assert sent["spec"]["template"]["spec"]["containers"][0]["command"][2] == "scripts/finetune.sh"
+    assert sent["spec"]["template"]["spec"]["containers"][0]["command"] == [*TRAIN, "finetune"]
     (policy,) = cluster.objects("NetworkPolicy")
     assert policy["spec"]["policyTypes"] == ["Ingress"]
 

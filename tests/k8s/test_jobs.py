@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from k8s.cluster import volume
-from settings.declare import ROOT
+from settings import ROOT
 from tests.cluster_sim.cluster import Cluster
 from tests.k8s.running_job import (
     JOB,
@@ -116,7 +116,11 @@ def test_what_keeps_pods_is_said_in_words_with_the_events(
 
 @pytest.mark.parametrize(
     ("exit_code", "meaning"),
-    [(64, "a setting is invalid"), (70, "made no progress"), (78, "the data or the environment is bad")],
+    [
+        (64, "a setting is invalid"),
+        (70, "repeated restarts made no progress"),
+        (78, "the data or the environment is bad"),
+    ],
 )
 def test_a_job_that_a_code_has_failed_is_explained_and_gives_that_code(
     user, cluster: Cluster, tmp_path: Path, exit_code: int, meaning: str

@@ -164,20 +164,20 @@ def test_restart_stops_and_starts_the_script(run: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(status, "main", lambda argv: done.append(argv) or 0)
 
     def become(path: str, argv: list[str]) -> None:
-        done.append(path)
+        done.append(argv[1:])
         raise SystemExit(0)  # this program is no more
 
     monkeypatch.setattr(os, "execv", become)
     monkeypatch.setattr(os, "chdir", lambda path: None)
     with pytest.raises(SystemExit):
         jobs.main(["restart"])
-    assert done == [["stop"], "scripts/train.sh"]
+    assert done == [["stop"], ["-m", "scripts.train"]]
     config = run / "config.json"
     kept = config.read_text()
     config.write_text('{"settings": {"MODEL": "models/x"}}')
     with pytest.raises(SystemExit):
         jobs.main(["restart"])
-    assert done.pop() == "scripts/finetune.sh" and done.pop() == ["stop"]
+    assert done.pop() == ["-m", "scripts.train", "finetune"] and done.pop() == ["stop"]
     config.write_text(kept)
     monkeypatch.setattr(status, "main", lambda argv: 1)  # it does not stop
     assert jobs.main(["restart"]) == 1 and len(done) == 2

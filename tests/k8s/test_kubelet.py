@@ -120,14 +120,14 @@ def test_the_image_holds_what_dockerignore_lets_in_and_starts_as_the_dockerfile_
     held = {
         path.relative_to(image.app).as_posix() for path in image.app.rglob("*") if path.is_file()
     }
-    assert {"train/main.py", "scripts/train.sh", "presets/tiny.env", "REVISION"} <= held
+    assert {"train/main.py", "scripts/train.py", "presets/tiny.env", "REVISION"} <= held
     assert not [
         name
         for name in held
         if name.startswith(("tests/", "k8s/", "."))
         or not (name == "REVISION" or (ROOT / name).exists())
     ]
-    assert image.entry == ["tini", "--", "scripts/train.sh"]
+    assert image.entry == ["tini", "--", "/opt/venv/bin/python", "-m", "scripts.train"]
     assert image.environment["VENV"] == "/opt/venv" and image.environment["HOME"] == "/tmp"
     assert (
         "NVIDIA_VISIBLE_DEVICES" not in image.environment
@@ -373,17 +373,15 @@ def test_the_first_pod_is_found_by_the_name_that_a_headless_service_gives(
         service = changed(service, path, value)
     cluster.put(service)
     pod = pod_of(
-        'echo "$MASTER_ADDR $MASTER_PORT"',
+        'echo "$MASTER_ADDR"',
         ports=[{"containerPort": 29500}],
         env=[{"name": "MASTER_ADDR", "value": "job-0.job"}],
     )
     pod["metadata"]["labels"]["batch.kubernetes.io/job-name"] = "job"
     cluster.put(changed(pod, "spec.subdomain", "job"))
     ended(cluster)
-    said = kubectl("logs", "pod").split(" ")
-    assert said == (
-        ["127.0.0.1", f"{kubelet.ports['job-0.job']}\n"] if found else ["job-0.job", "\n"]
-    )
+    here = f"127.0.0.1:{kubelet.ports['job-0.job']}\n"
+    assert kubectl("logs", "pod") == (here if found else "job-0.job\n")
 
 
 def test_the_first_process_alone_is_told_and_what_it_starts_is_not(

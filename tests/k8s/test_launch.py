@@ -12,7 +12,7 @@ import yaml
 
 from k8s import launch
 from k8s.cluster import placement
-from settings.declare import ROOT
+from settings import ROOT
 from tests.cluster_sim.cluster import Cluster
 from tests.k8s.user import A100, DIGEST, User, a_user
 
@@ -74,7 +74,7 @@ def test_a_launch_tells_its_plan_makes_all_that_a_run_needs_and_says_what_to_typ
 
 
 def test_dry_run_prints_the_manifests_and_asks_no_cluster(user: User, cluster: Cluster) -> None:
-    done = user.launch(DRY_RUN="1", HF_TOKEN="hf-not-to-be-seen")
+    done = user.launch(DRY_RUN="1", HF_TOKEN="hf-not-to-be-seen", LEARNIN_RATE="1")
     kinds = [thing["kind"] for thing in yaml.safe_load_all(done.out)]
     assert done.code == 0
     assert kinds[0] == "PersistentVolumeClaim" and sorted(kinds[1:]) == [
@@ -88,7 +88,8 @@ def test_dry_run_prints_the_manifests_and_asks_no_cluster(user: User, cluster: C
     ] == []  # kubectl's own curiosity
     assert not user.runs.exists()
     assert "hf-not-to-be-seen" not in done.out + done.err
-    assert "taken from the environment" in done.err  # remarks are no part of the YAML
+    remark = "LEARNIN_RATE (environment): Did you mean LEARNING_RATE?"
+    assert remark in done.err and remark not in done.out  # remarks are no part of the YAML
 
 
 def test_dry_run_needs_no_kubeconfig(
@@ -263,7 +264,7 @@ def test_data_that_has_ended_is_sent_again(user: User, cluster: Cluster, ended: 
 
 def test_data_that_is_at_work_with_other_settings_is_left(user: User, cluster: Cluster) -> None:
     assert user.launch("data", WHERE="cluster").code == 0
-    done = user.launch("data", WHERE="cluster", TRAIN_TOKENS="1000000")
+    done = user.launch("data", WHERE="cluster", TRAIN_TOKENS="1000000000")
     assert done.code == 64
     assert (
         "kubectl delete job pure-transformer-8xa100-data -n lab, then make data WHERE=cluster"

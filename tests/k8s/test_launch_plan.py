@@ -14,8 +14,8 @@ from k8s.cluster.job_spec import cluster_config
 from k8s.cluster.kubectl import Done
 from k8s.cluster.nodes import Node
 from plan import storage
+from settings import ROOT
 from settings.config import Config
-from settings.declare import ROOT
 from tests.k8s.user import A100
 
 PRESETS = sorted(

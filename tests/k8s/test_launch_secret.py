@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from k8s.cluster import kubectl as k
-from settings.declare import ROOT
+from settings import ROOT
 from tests.cluster_sim.cluster import Cluster
 from tests.k8s.user import User, a_user
 
@@ -183,7 +183,10 @@ def test_what_is_no_key_and_anothers_is_not_said_to_be_a_key(user: User, cluster
 
 def test_a_secret_on_makes_command_line_is_refused(user: User, cluster: Cluster) -> None:
     done = user.launch(HF_TOKEN=TOKEN, MAKE_SETTINGS="HF_TOKEN")
-    assert done.code == 64 and "command lines are seen by everyone" in done.err
+    assert (
+        done.code == 64
+        and "HF_TOKEN (command line): A secret belongs in the environment" in done.err
+    )
     assert not seen_in((done.out + done.err).encode()) and cluster.requests == []
 
 

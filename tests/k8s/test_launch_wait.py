@@ -13,7 +13,7 @@ import yaml
 
 from k8s import launch
 from k8s.cluster.kubectl import Done
-from settings.declare import ROOT
+from settings import ROOT
 from tests.cluster_sim.cluster import Cluster
 from tests.k8s.user import User, a_user
 
@@ -293,7 +293,11 @@ def test_pods_that_cannot_start_are_told_with_the_next_command(
 
 
 @pytest.mark.parametrize(
-    ("code", "words"), [(64, "a setting is invalid"), (78, "the data or the environment is bad, the same on every node")]
+    ("code", "words"),
+    [
+        (64, "a setting is invalid"),
+        (78, "the data or the environment is bad, the same on every node"),
+    ],
 )
 def test_a_job_that_fails_at_once_is_told_with_its_code(
     user: User, cluster: Cluster, code: int, words: str, monkeypatch: pytest.MonkeyPatch

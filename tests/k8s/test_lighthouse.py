@@ -1,39 +1,38 @@
-"""scripts/lighthouse.sh, which ends the lighthouse when its run has, and what the tests' cluster does for it: a
+"""train/diloco/lighthouse_pod.py, which ends the lighthouse when its run has, and what the tests' cluster does for it: a
 container that is started again, owners that are not waited for, Jobs whose time is up."""
 
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from settings.declare import ROOT
+from settings import ROOT
 from tests.cluster_sim.cluster import Cluster
 from tests.cluster_sim.kubelet import Ports
+from tests.constants import constants
 from tests.k8s.test_cluster import JOB, POD, changed
 from tests.k8s.test_controller import until
 from tests.k8s.test_kubelet import ended, pod_of
 
 Start = Callable[[], subprocess.Popen[str]]
 
-# What stands for Python: the settings, and a lighthouse that ends as told, or by itself.
-STUB = """#!/usr/bin/env bash
-case "$*" in
-  *"settings.config get"*) printf '%s\\n' "$RUNS/run" 2 ;;
-  *) trap 'echo told; exit 0' TERM; echo up; [[ -z ${ENDS-} ]] || exit "$ENDS"; while :; do sleep 0.05; done ;;
-esac
+# What stands for the lighthouse, that ends as told, or by itself.
+STUB = """
+trap 'echo told; exit 0' TERM; echo up; [[ -z ${ENDS-} ]] || exit "$ENDS"; while :; do sleep 0.05; done
 """
+
+# Constants cannot be replaced in a module that runs by -m.
+MAIN = "import sys; from train.diloco import lighthouse_pod; sys.exit(lighthouse_pod.main())"
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """A run's folder of two sites; each has ended well before the lighthouse is there."""
-    (tmp_path / "venv" / "bin").mkdir(parents=True)
-    (tmp_path / "venv" / "bin" / "python").write_text(STUB)
-    (tmp_path / "venv" / "bin" / "python").chmod(0o755)
     (tmp_path / "tmp").mkdir()
     (tmp_path / "runs" / "run" / "site_1").mkdir(parents=True)
     for folder in ("", "site_1"):
@@ -52,17 +51,20 @@ def start(run: Path) -> Start:
     def started(**more: str) -> subprocess.Popen[str]:
         folder = run.parent.parent
         return subprocess.Popen(
-            ["scripts/lighthouse.sh"],
+            [sys.executable, "-c", MAIN],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             env=os.environ
             | {
-                "VENV": str(folder / "venv"),
                 "TMPDIR": str(folder / "tmp"),
-                "LOOK_S": "0.1",
-                "RUNS": str(run.parent),
+                "RUNS_DIR": str(run.parent),
+                "RUN_NAME": "run",
+                "SYNC": "diloco",
+                "SITES": "2",
+                "NODES": "2",
+                **constants(LOOK_S=0.1, LIGHTHOUSE=["bash", "-c", STUB]),
                 **more,
             },
         )

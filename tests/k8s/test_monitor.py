@@ -145,6 +145,7 @@ def test_the_screen_goes_on_while_kubectl_takes_its_time(
     watcher.start()
     try:
         while watcher.view is None:
+            assert watcher.gone is None, watcher.gone
             watcher.wait(1)
         first: View = watcher.view
         while len(looks) < 2:

@@ -92,7 +92,7 @@ def test_between_the_pods_of_a_job(cluster: Cluster, probe: Probe, tmp_path: Pat
     assert lines[-1].startswith("NODES=2 SITES=2 WAN_GBIT=") and " WAN_RTT_MS=" in lines[-1]
     assert "which goes on meanwhile" in err
     kept = json.loads((tmp_path / "runs-here" / "net_probe.json").read_text())
-    assert kept["sites"] == ["ucsd", "unl"] and len(kept["pairs"]) == 2 and kept["streams"] == 2
+    assert kept["sites"] == ["ucsd", "unl"] and len(kept["pairs"]) == 2 and kept["streams"] == 16
     assert all(pair["rtt_ms"] and pair["many_gbit"] for pair in kept["pairs"])
 
 

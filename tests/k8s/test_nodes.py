@@ -8,8 +8,8 @@ import pytest
 from k8s.cluster import nodes
 from k8s.cluster.job_spec import cluster_config
 from k8s.cluster.kubectl import kubectl
+from settings import ROOT
 from settings.config import Config
-from settings.declare import ROOT
 from tests.cluster_sim.cluster import Cluster
 from tests.k8s.user import A100, User, a_user
 
@@ -127,7 +127,7 @@ def test_who_may_not_list_nodes_is_told(user: User, cluster: Cluster) -> None:
 
 def test_a_bad_setting_is_told(user: User, cluster: Cluster) -> None:
     done = user.sites(SITE="a/b")
-    assert done.code == 64 and "SITE=a/b (environment): must be" in done.err
+    assert done.code == 64 and "SITE=a/b (environment): Must be" in done.err
 
 
 def test_as_the_makefile_calls_it(user: User, cluster: Cluster) -> None:
@@ -198,6 +198,13 @@ def test_pods_are_sent_with_that_name(user: User, cluster: Cluster) -> None:
     pod = cluster.get("Job", "pure-transformer-8xa100")["spec"]["template"]["spec"]
     assert pod["containers"][0]["resources"]["limits"]["nvidia.com/a100"] == "2"
     assert "nvidia.com/gpu" not in pod["containers"][0]["resources"]["limits"]
-    cluster.nodes_list_only = True
+
+
+def test_where_nodes_may_not_be_read_the_usual_name_is_taken_and_said(
+    user: User, cluster: Cluster
+) -> None:
     done = user.launch()
+    assert done.code == 0
     assert "you may not read nodes, so pods request GPUs as nvidia.com/gpu" in done.err
+    pod = cluster.get("Job", "pure-transformer-8xa100")["spec"]["template"]["spec"]
+    assert pod["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "2"

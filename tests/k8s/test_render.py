@@ -1,5 +1,6 @@
 """k8s/cluster/render.py: what is sent to the cluster, field by field, for the shapes that A100 come in."""
 
+import base64
 import hashlib
 import json
 import re
@@ -15,6 +16,10 @@ from k8s.cluster.job_spec import cluster_config, pod_environment
 from k8s.cluster.kubectl import Refused
 from k8s.cluster.render import claim, digest, objects, reader_pod, render
 from settings.config import Config
+from tests.cluster_sim.cluster import Cluster
+from tests.k8s.conftest import Kubectl
+from tests.k8s.test_cluster import POD, changed
+from tests.k8s.test_controller import until
 
 IMAGE = "registry.example.org/lab/pure-transformer@sha256:" + 64 * "a"
 JOB = "pure-transformer-8xa100"
@@ -107,7 +112,7 @@ def expected_pod(environment: str, gpus: int) -> dict[str, Any]:
         "name": "trainer",
         "image": IMAGE,
         "workingDir": "/app",
-        "command": ["tini", "--", "scripts/train.sh"],
+        "command": ["tini", "--", "/opt/venv/bin/python", "-m", "scripts.train"],
         "envFrom": [
             {"configMapRef": {"name": environment}},
             {"secretRef": {"name": "pure-transformer-secrets", "optional": True}},
@@ -245,17 +250,70 @@ def test_only_pods_of_the_same_job_may_speak_to_it_and_it_to_anyone(load: Load) 
 
 def test_the_configmap_is_the_environment_to_the_letter(load: Load) -> None:
     c = load(
-        TOKENIZER="/volume/my tok=1.json", LEARNING_RATE="1e-4", SAVE_EVERY="0", RUN_NAME="0x1e3"
+        TOKENIZER="/volume/my tok=1.json",
+        LEARNING_RATE="1e-4",
+        WANDB_PROJECT="off",
+        RUN_NAME="0x1e3",
     )
     made = by_kind(render(c, IMAGE))["ConfigMap"]
     assert made["data"] == pod_environment(c)
-    assert (made["data"]["TOKENIZER"], made["data"]["SAVE_EVERY"], made["data"]["RUN_NAME"]) == (
+    assert (made["data"]["TOKENIZER"], made["data"]["WANDB_PROJECT"], made["data"]["RUN_NAME"]) == (
         "/volume/my tok=1.json",
         "off",
         "0x1e3",
     )
     assert made["metadata"]["labels"] == labels()
     assert re.fullmatch(rf"{JOB}-env-[a-z0-9]{{10}}", made["metadata"]["name"])
+
+
+AWKWARD = [
+    '"in quotes"',
+    "'in single ones'",
+    '"',
+    """it's "both", `these` and \\"those\\" """,
+    "  blanks around  ",
+    "#hash",
+    "a #hash behind a blank",
+    "$HOME $(RUN_NAME) ${RUN_NAME} $$RUN_NAME",
+    "a=b==c=",
+    "=",
+    "<<",
+    "back\\slash\\n",
+    "null",
+    "- {a: [b]} | > & * ! %",
+    "é ü 語 \u2028 \U0001f600",
+]
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="pods need /proc")
+def test_values_arrive_in_a_pod_byte_for_byte(
+    load: Load, cluster: Cluster, kubectl: Kubectl
+) -> None:
+    cluster.start_kubelet(images=["example.org/image:1"])
+    told, sources, made = dict[str, str](), [], []
+    for number, value in enumerate(AWKWARD):
+        c = load(TOKENIZER=value, NODES="1")
+        text = render(c, IMAGE)
+        kinds = by_kind(text)
+        assert kinds["ConfigMap"]["data"] == pod_environment(c)
+        assert kinds["ConfigMap"]["data"]["TOKENIZER"] == value
+        made += [part for part in text.split("---\n") if "kind: ConfigMap\n" in part]
+        (source, _) = kinds["Job"]["spec"]["template"]["spec"]["containers"][0]["envFrom"]
+        sources.append({"prefix": f"JOB_{number}_", **source})  # one pod with those of all jobs
+        told |= {f"JOB_{number}_{name}": text for name, text in pod_environment(c).items()}
+    kubectl("apply", "-n", "lab", "-f", "-", stdin="---\n".join(made))
+    pod = changed(POD, "spec.containers.0.command", ["sh", "-c", "env -0 | base64 -w0"])
+    cluster.put(changed(pod, "spec.containers.0.envFrom", sources))
+    until(lambda: cluster.get("Pod", "pod")["status"]["phase"] == "Succeeded")
+    arrived = base64.b64decode(kubectl("logs", "pod")).split(b"\0")
+    assert {f"{name}={text}".encode() for name, text in told.items()} <= set(arrived)
+
+
+@pytest.mark.parametrize("value", ["x" * 70_000, "a\x85b"], ids=["long", "next line"])
+def test_a_value_that_kustomize_would_change_is_refused(load: Load, value: str) -> None:
+    c = load().replace(tokenizer=value)
+    with pytest.raises(Refused, match=r"TOKENIZER\b.*: kubectl kustomize would not pass it on"):
+        render(c, IMAGE)
 
 
 # ---- Overlays
@@ -300,7 +358,6 @@ def test_every_size_and_name_comes_from_its_setting(load: Load) -> None:
         POD_MEMORY_GB="70",
         GRACE_PERIOD_S="400",
         VOLUME="disk",
-        MASTER_PORT="4000",
         NAMESPACE="lab",
         GPU_PRODUCTS="B,A",
         TOLERATIONS="x/y=z,key",
@@ -312,7 +369,7 @@ def test_every_size_and_name_comes_from_its_setting(load: Load) -> None:
     trainer = pod["containers"][0]
     amounts = {"cpu": "32", "memory": "70Gi", "ephemeral-storage": "50Gi", "nvidia.com/gpu": "4"}
     assert trainer["resources"] == {"requests": amounts, "limits": amounts}
-    assert trainer["image"] == "example.org/a:b" and trainer["ports"][0]["containerPort"] == 4000
+    assert trainer["image"] == "example.org/a:b" and trainer["ports"][0]["containerPort"] == 29500
     assert trainer["envFrom"][1]["secretRef"]["name"] == secret.NAME
     assert [volume.get("emptyDir") for volume in pod["volumes"]] == [
         None,
@@ -338,7 +395,7 @@ def test_every_size_and_name_comes_from_its_setting(load: Load) -> None:
     assert [
         kinds[kind]["metadata"]["name"] for kind in ("Job", "Service", "NetworkPolicy")
     ] == 3 * ["mine"]
-    assert kinds["Service"]["spec"]["ports"][0]["port"] == 4000
+    assert kinds["Service"]["spec"]["ports"][0]["port"] == 29500
 
 
 @pytest.mark.parametrize(

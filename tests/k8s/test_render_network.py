@@ -4,7 +4,8 @@ import re
 
 import pytest
 
-from settings.declare import ROOT, read_env_file
+from settings import ROOT
+from settings.sources import read_file
 
 # The lab's list, with the values that its manifests had; None where they had left the variable unset.
 LAB = {
@@ -26,9 +27,9 @@ PAGE = (ROOT / "docs" / "nccl.md").read_text()
 
 def values(network: str) -> dict[str, str]:
     """What the strict reader of env files makes of a file."""
-    read, problems = read_env_file(PATHS[network])
-    assert problems == []
-    return {name: value for name, (value, _) in read.items()}
+    source = read_file(PATHS[network], network, ())
+    assert source.problems == []
+    return dict(source.values)
 
 
 def verdicts_of_file(network: str) -> dict[str, tuple[str, str]]:

@@ -11,7 +11,7 @@ import pytest
 import k8s
 from k8s.cluster.job_spec import cluster_config
 from k8s.cluster.render import FIELDS, claim, objects, render
-from settings.declare import ROOT
+from settings import ROOT
 
 PAGE = (ROOT / "docs" / "manifests.md").read_text()
 OTHER = {
@@ -26,7 +26,6 @@ OTHER = {
     "POD_MEMORY_GB": "80",
     "VOLUME": "disk",
     "GRACE_PERIOD_S": "500",
-    "MASTER_PORT": "4000",
     "TOLERATIONS": "k",
     "PRIORITY_CLASS": "low",
 }

@@ -15,7 +15,8 @@ import pytest
 from k8s.cluster.job_spec import cluster_config
 from k8s.cluster.kubectl import kubectl
 from k8s.cluster.render import claim, objects, reader_pod, render
-from settings.declare import ROOT
+from record.exit_codes import EXIT_CODES, NO_PROGRESS
+from settings import ROOT
 from tests.cluster_sim.cluster import Cluster
 
 IMAGE = "registry.example.org/lab/pure-transformer:v1"
@@ -455,18 +456,10 @@ def test_sites_without_a_lighthouse_are_noticed(rendered: dict[str, str]) -> Non
 # ---- Exit codes, secrets, and the files themselves
 
 
-def exit_codes(script: str) -> set[int]:
-    """The codes that the head of a script names: `exits: 0 done, 64 bad setting, ...`."""
-    head = (ROOT / "scripts" / script).read_text().split("set -euo pipefail")[0]
-    listed = head.split("exits:")[1].replace("\n#", " ")
-    return {int(code) for code in re.findall(r"[\s,](\d{1,3}) [a-z]", listed)}
-
-
 def test_the_job_ends_at_once_by_codes_that_the_launcher_really_gives(
     rendered: dict[str, str],
 ) -> None:
-    given = exit_codes("train.sh")
-    assert given == {0, 64, 69, 70, 75, 78, 143}
+    ends = {code for code, row in EXIT_CODES.items() if row.ends_job and code}
     for name, text in rendered.items():
         for job in (
             thing for thing in objects(text) if thing["kind"] == "Job" and not is_lighthouse(thing)
@@ -475,14 +468,8 @@ def test_the_job_ends_at_once_by_codes_that_the_launcher_really_gives(
             codes = set(rule["onExitCodes"]["values"])
             # another try may mend 69, 75, 143, and any other; of a site 70 too, which the others do without meanwhile
             of_sites = job["metadata"]["annotations"].get("pure-transformer/sync") == "diloco"
-            assert codes == ({64, 78} if of_sites else {64, 70, 78}) and codes < given, name
+            assert codes == (ends - {NO_PROGRESS} if of_sites else ends), name
             assert ignored["onPodConditions"] == [{"type": "DisruptionTarget", "status": "True"}]
-    retried = re.search(
-        r"^\s*([0-9 |]+)\) return 0 ;;", (ROOT / "scripts" / "launch.sh").read_text(), re.MULTILINE
-    )
-    assert retried and {64, 70, 78} <= set(
-        map(int, retried[1].split("|"))
-    )  # nor does the launcher itself try again
 
 
 def test_no_secret_is_in_anything_that_is_sent(rendered: dict[str, str]) -> None:

@@ -9,7 +9,7 @@ import pytest
 from k8s.cluster import where
 from k8s.cluster.kubectl import Context, Done
 from k8s.cluster.where import Place, choose, decide
-from settings.declare import SettingsError
+from settings import SettingsError
 
 HERE = Context("here", "mine", "https://example.org")
 

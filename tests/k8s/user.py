@@ -11,8 +11,7 @@ import pytest
 
 from k8s import launch
 from k8s.cluster import nodes
-from settings.config import Config
-from settings.declare import declared_fields
+from settings.config import SETTINGS
 from tests.cluster_sim.cluster import Cluster
 from tests.cluster_sim.store import Refusal
 
@@ -50,7 +49,7 @@ class User:
             "RUNS_DIR": str(self.runs),
             "IMAGE": f"registry.example.org/lab/pure-transformer@{DIGEST}",
         }
-        for name in declared_fields(Config):
+        for name in SETTINGS:
             monkeypatch.delenv(name, raising=False)
         for name, value in {**cluster.env, "NETRC": str(folder / "none")}.items():
             monkeypatch.setenv(name, value)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from settings.declare import ROOT
+from settings import ROOT
 
 SOURCE = Path(__file__).parent / "fake_nvml.c"
 PERIOD, BUSY, HIGH, LOW, AHEAD, UPDATE = (

@@ -13,8 +13,8 @@ from monitor.alert import Alerts, command_of
 from monitor.facts import Fault, Seen
 from monitor.verdict import Verdict
 from record.run_paths import RunPaths
+from settings import SettingsError
 from settings.config import Config
-from settings.declare import SettingsError
 from tests.monitor.moments import NOW, TRAINING, cluster, node, seen, status
 
 HANGS = Fault("hanging", "hanging: no step for 4:10", "make logs", failing=True)

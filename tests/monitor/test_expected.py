@@ -17,8 +17,8 @@ from monitor import expected
 from plan import planner
 from plan.fleet import Fleet
 from record.run_paths import RunPaths
+from settings import ROOT
 from settings.config import Config
-from settings.declare import ROOT
 
 D16 = Config.of_preset(PRESET="d16-2xh100")
 XLARGE = Config.of_preset(PRESET="xlarge-8xa100")

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from monitor.gpu_sampler.__main__ import Follow
-from settings.declare import ROOT
+from settings import ROOT
 from tests.monitor.conftest import Environment, Sampled
 
 COMMAND = [sys.executable, "-m", "monitor.gpu_sampler"]
@@ -113,7 +113,7 @@ def test_a_bad_interval_is_refused(env: dict[str, str], interval: str) -> None:
         assert done.returncode == 64
         assert (
             f"INTERVAL_MS={interval} (" in done.stderr
-            and "milliseconds), at least 1, at most 1000" in done.stderr
+            and "of milliseconds, at least 1 and at most 1,000" in done.stderr
         )
 
 
@@ -315,7 +315,7 @@ def test_where_no_training_begins_nothing_is_left(
 
 def test_it_follows_a_job_to_its_end(start: Callable, nvml: Environment, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
-    with open(tmp_path / "run" / ".job", "w") as job:  # as scripts/train.sh holds it
+    with open(tmp_path / "run" / ".job", "w") as job:  # as train/start_node.py holds it
         fcntl.flock(job, fcntl.LOCK_EX)
         first = start("--follow=0.5", **nvml())
         until(lambda: rows(tmp_path / "run") > 10)

@@ -16,8 +16,8 @@ from monitor import local
 from monitor.facts import Gpu, Node, of_line
 from monitor.local_gpus import Driver, Sampled
 from record.run_paths import RunPaths
+from settings import ROOT
 from settings.config import Config
-from settings.declare import ROOT
 from tests.monitor.conftest import Environment
 
 HOST = gethostname()

@@ -26,7 +26,7 @@ from monitor import __main__ as monitor
 from monitor.facts import Fault
 from monitor.screen import Screen
 from record.run_paths import RunPaths
-from settings.declare import ROOT
+from settings import ROOT
 from tests.constants import constants
 from tests.monitor import scenes
 from tests.running import wait_for
@@ -264,7 +264,7 @@ def test_no_such_run_and_bad_settings(once: Once, paths: RunPaths) -> None:
     told = once(INTERVAL_MS="0")
     assert told.returncode == 64 and "INTERVAL_MS=0" in told.stderr and told.stdout == ""
     made(paths, "done")
-    told = once(ALERT_CMD="/no/such/program")
+    told = once(INTERVAL_MS="10", ALERT_CMD="/no/such/program")
     assert (
         told.returncode == 64 and "ALERT_CMD=/no/such/program" in told.stderr and told.stdout == ""
     )
@@ -293,7 +293,7 @@ def test_what_cannot_be_printed_is_replaced(once: Once, paths: RunPaths) -> None
     }
     paths.status.write_text(json.dumps(state))
     told = once()
-    assert told.returncode == 1 and "FileNotFoundError: /data/caf\ufffd.txt" in told.stdout
+    assert told.returncode == 1 and r"FileNotFoundError: /data/caf\udce9.txt" in told.stdout
     console = Console(file=io.StringIO(), width=80, height=24)
     fault = Fault("crashed", "/data/caf\udce9.txt", "make logs \ud800")
     console.print(Screen(scenes.here(), [fault], fault.text, fault.text, [fault.text]))

@@ -1,4 +1,4 @@
-"""monitor/pod_agent.py: its line, when it comes, and that it ends; beside scripts/train.sh as a pod starts it."""
+"""monitor/pod_agent.py: its line, when it comes, and that it ends; next to training as a pod starts it."""
 
 import dataclasses
 import json
@@ -19,8 +19,11 @@ from monitor.facts import Gpu, Link, Node, Progress, of_line
 from monitor.pod_agent import QUIET_S, TELL_S, Teller, Told, line_of, pause_s, told_to_end
 from record.goodput import CATEGORIES
 from record.run_paths import RunPaths
+from settings import ROOT
 from settings.config import Config
-from settings.declare import ROOT
+from tests.constants import constants
+
+TRAIN = [sys.executable, "-m", "scripts.train"]
 
 PROGRESS = Progress(
     123456,
@@ -328,17 +331,16 @@ def until(happens: Callable[[], Any], seconds: float = 30) -> None:
         time.sleep(0.02)
 
 
-# ---- Beside scripts/train.sh
+# ---- Next to training
 
-# Stands in for .venv/bin/python: the trainer is a sleep that ends with CODE when told to; the sampler is as slow to end
+# Stands in for the Python of children: the trainer is a sleep that ends with CODE when told to; the sampler is as slow to end
 # as SLOW says.
-STUB = f"""#!/usr/bin/env bash
+STUB = """#!/usr/bin/env bash
 case "$2" in
-  settings.config | record.status) exec "{sys.executable}" "$@" ;;
-  train.main) trap 'exit ${{CODE:-0}}' TERM; echo trains; [[ -z ${{ENDS-}} ]] || exit "$ENDS"
+  train.main) trap 'exit ${CODE:-0}' TERM; echo trains; [[ -z ${ENDS-} ]] || exit "$ENDS"
     for _ in $(seq 300); do sleep 0.1; done ;;
-  monitor.*) trap 'sleep "${{SLOW:-0}}"; echo "$2 ended" >>"$TOLD"; exit' TERM; echo "$2 $$ ${{*:3}}" >>"$TOLD"
-    [[ ! -e /proc/self/fd/9 ]] || echo "$2 holds the lock" >>"$TOLD"
+  monitor.*) trap 'sleep "${SLOW:-0}"; echo "$2 ended" >>"$TOLD"; exit' TERM; echo "$2 $$ ${*:3}" >>"$TOLD"
+    [[ -z $(find /proc/$$/fd -lname '*/.job') ]] || echo "$2 holds the lock" >>"$TOLD"
     while sleep 0.1; do :; done ;;
 esac
 """
@@ -346,22 +348,21 @@ esac
 
 @pytest.fixture
 def pod(env: dict[str, str], tmp_path: Path) -> dict[str, str]:
-    (tmp_path / "venv/bin").mkdir(parents=True)
-    (tmp_path / "venv/bin/python").write_text(STUB)
-    (tmp_path / "venv/bin/python").chmod(0o755)
+    (tmp_path / "stub").write_text(STUB)
+    (tmp_path / "stub").chmod(0o755)
     return env | {
-        "VENV": str(tmp_path / "venv"),
+        **constants(PYTHON=str(tmp_path / "stub")),
         "TOLD": str(tmp_path / "told"),
         "K8S_NODE": "machine",
         "DEVICE": "cpu",
         "MAX_RESTARTS": "0",
-        "PEER_STOP": "wait",
     }
 
 
 def started(pod: dict[str, str]) -> subprocess.Popen:
     return subprocess.Popen(
-        [ROOT / "scripts/train.sh"],
+        TRAIN,
+        cwd=ROOT,
         env=pod,
         text=True,
         stdout=subprocess.PIPE,
@@ -378,7 +379,8 @@ def test_a_pod_has_both_beside_training_until_its_end(pod: dict[str, str], tmp_p
     for code in ("0", "1", "78"):
         Path(pod["TOLD"]).unlink(missing_ok=True)
         done = subprocess.run(
-            [ROOT / "scripts/train.sh"],
+            TRAIN,
+            cwd=ROOT,
             env=pod | {"ENDS": code, "NODE_RANK": "0"},
             text=True,
             capture_output=True,
@@ -393,12 +395,13 @@ def test_a_pod_has_both_beside_training_until_its_end(pod: dict[str, str], tmp_p
             "monitor.pod_agent",
             "monitor.pod_agent ended",
         ]
-    assert f"what it says is in {tmp_path}/run/logs/gpu_sampler.log" in done.stdout
+    assert f"logs to {tmp_path}/run/logs/gpu_sampler.log" in done.stdout
 
 
 def test_no_pod_has_none_of_them(pod: dict[str, str]) -> None:
     done = subprocess.run(
-        [ROOT / "scripts/train.sh"],
+        TRAIN,
+        cwd=ROOT,
         env=pod | {"ENDS": "0", "K8S_NODE": ""},
         text=True,
         capture_output=True,

@@ -190,14 +190,16 @@ def faults(cluster: Cluster) -> list[Fault]:
     return pod_faults(Seen(NOW, "a-run", "xlarge", cluster=cluster))
 
 
-@pytest.mark.parametrize("script", ["train", "finetune"])
-def test_what_pods_do_is_told_by_their_command(script: str) -> None:
+@pytest.mark.parametrize("words", [[], ["finetune"]])
+def test_what_pods_do_is_told_by_their_command(words: list[str]) -> None:
     job = a_job()
     assert not seen(job, []).tunes and not seen(None, []).tunes
     job["spec"]["template"] = {
-        "spec": {"containers": [{"command": ["tini", "--", f"scripts/{script}.sh"]}]}
+        "spec": {
+            "containers": [{"command": ["tini", "--", "python", "-m", "scripts.train", *words]}]
+        }
     }
-    assert seen(job, []).tunes == (script == "finetune")
+    assert seen(job, []).tunes == bool(words)
 
 
 def one(cluster: Cluster) -> Fault:

@@ -15,7 +15,7 @@ from monitor.rules import run_rules
 from monitor.rules.sift import found_by
 from monitor.snapshot import no_step_s
 from record.status import Status
-from settings.declare import ROOT
+from settings import ROOT
 from tests.monitor.moments import (
     GPU,
     NOW,

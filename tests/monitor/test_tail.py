@@ -280,7 +280,11 @@ def test_a_file_that_shrank_or_is_another_begins_anew(run: Record, tmp_path: Pat
         other.step(step)
     os.replace(other.path, run.path)
     seen = tail.look()
-    assert seen and seen.step == 39 and seen.goodput == account(metrics.read_records(run.path)).as_dict()
+    assert (
+        seen
+        and seen.step == 39
+        and seen.goodput == account(metrics.read_records(run.path)).as_dict()
+    )
     run.path.unlink()
     assert tail.look() is None
 

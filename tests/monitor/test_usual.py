@@ -10,7 +10,7 @@ from monitor import local, watch
 from monitor.facts import Cluster, Gpu, Node, Progress, Seen
 from monitor.tail import Tail
 from monitor.usual import ENOUGH, READINGS, Usual
-from record import reader
+from record import metrics
 from record.run_paths import RunPaths
 from settings.config import Config
 
@@ -110,7 +110,7 @@ def test_a_look_at_this_machine_has_it(tmp_path: Path, monkeypatch: pytest.Monke
         at = START + 2 * step
         with open(paths.metrics, "a") as file:
             file.write(
-                reader.to_json(
+                metrics.to_json(
                     {
                         "schema": 1,
                         "event": "step",

@@ -7,7 +7,7 @@ import time
 from monitor.facts import Seen
 from monitor.watch import Watcher
 from record.run_paths import RunPaths
-from settings.declare import ROOT
+from settings import ROOT
 from tests.monitor import scenes
 from tests.monitor.test_monitor import environment, made, paths  # noqa: F401 (a fixture)
 

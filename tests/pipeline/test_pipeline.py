@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from pipeline.stages import own_settings
-from settings.declare import SettingsError
+from settings import SettingsError
 from tests.conftest import SHARED
 from tests.finetune.making import row, write_rows
 from tests.running import ROOT, environment

@@ -17,13 +17,12 @@ from finetune.questions import Asked, Sheet
 from pipeline import __main__ as entry
 from pipeline import inputs
 from pipeline.inputs import Problems, Ready
-from pipeline.stages import OF_MID, Stage
+from pipeline.stages import CHAT, CHAT_EVAL, EVAL, OF_MID, TUNE, Stage, own_settings, stages_of
 from pipeline.state import State
 from record.run_paths import RunPaths
 from record.status import RunFolderError, Status
-from settings import declare
+from settings import ROOT, SettingsError, resolve
 from settings.config import Config
-from settings.declare import ROOT, SettingsError
 from settings.finding import FAIL, WARN, Finding
 from tests.running import wait_for
 from train.generate.chat_format import Message
@@ -192,7 +191,7 @@ def test_a_stage_waits_for_a_trainer_that_is_left_of_a_killed_one(tmp_path: Path
 def test_what_a_stage_made_is_known_wherever_the_repository_lies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(declare, "ROOT", tmp_path)
+    monkeypatch.setattr(resolve, "ROOT", tmp_path)
     monkeypatch.setattr(entry, "fingerprint_of", lambda folder: f"of {folder.parent.name}")
     run, ready = made_run(tmp_path, "true", "true", "true")
     run.stages[0] = dataclasses.replace(run.stages[0], trains=True)
@@ -200,6 +199,43 @@ def test_what_a_stage_made_is_known_wherever_the_repository_lies(
     run.job.close()
     facts = json.loads((tmp_path / "runs" / "x-pipeline" / "pipeline.json").read_text())
     assert facts["stages"]["first"]["made"] == {"runs/x-first/export": "of x-first"}
+
+
+# ---- The real stages
+
+
+@pytest.fixture
+def real_stages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Stage]:
+    """The stages of the preset tiny, by key, for a user who has set COMPILE."""
+    mine = {"PRESET": "tiny", "ENV_FILE": str(tmp_path / "env"), "DATA_DIR": str(tmp_path)}
+    (tmp_path / "env").write_text("")
+    monkeypatch.setattr(os, "environ", mine | {"COMPILE": "1"})
+    c, _ = own_settings()
+    return {stage.key: stage for stage in stages_of(c, ("Hi?",), core=False)}
+
+
+def test_fine_tuning_takes_fractions_of_the_rate_of_the_base(
+    real_stages: dict[str, Stage],
+) -> None:
+    base, mid, sft = (real_stages[key].load() for key in ("base", "mid", "sft"))
+    assert (base.learning_rate, mid.learning_rate, sft.learning_rate) == (
+        3e-3,
+        3e-3 / 10,
+        3e-3 / 30,
+    )
+    assert base.batch_tokens == mid.batch_tokens == sft.batch_tokens
+    assert (mid.epochs, mid.min_learning_rate, mid.compile, base.compile) == (1, 0, "auto", "1")
+
+
+def test_all_stages_ask_the_same_questions_by_default_exercises(
+    real_stages: dict[str, Stage], tmp_path: Path
+) -> None:
+    asked = {real_stages[key].load().eval_data for key in ("mid", "sft", "chat-base", "chat-sft")}
+    assert asked == {f"{tmp_path}/exercises/1337/held_out.jsonl"}
+    assert "EVAL_DATA" not in real_stages["base"].watched
+    for key, command in (("evaluation", EVAL), ("chat-base", CHAT_EVAL), ("chat-sft", CHAT_EVAL)):
+        assert real_stages[key].commands == (command,)
+    assert real_stages["sample"].commands == (("env", "PROMPT=Hi?", *CHAT),)
 
 
 # ---- What may not change
@@ -306,10 +342,7 @@ def test_memory_of_every_stage_is_asked_for_before_the_first(
         ], ""
 
     monkeypatch.setattr(inputs, "look", look)
-    stages = [
-        Stage(key, key, f"x-{key}", {}, (("scripts/finetune.sh",),), OF_MID)
-        for key in ("mid", "sft", "done")
-    ]
+    stages = [Stage(key, key, f"x-{key}", {}, (TUNE,), OF_MID) for key in ("mid", "sft", "done")]
     state, problems, c = State(tmp_path), Problems(), Config.of_preset(PRESET="finetune")
     state.begin(stages[2], c, {})
     state.end(stages[2], 1.0, 0, {})

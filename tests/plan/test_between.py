@@ -21,6 +21,7 @@ from plan.report import told
 from plan.storage import checkpoint_bytes
 from settings.finding import FAIL, WARN
 from tests.plan.conftest import D16, WAN, Given, Load
+from train import timeouts
 
 NOW = datetime.datetime(2026, 11, 22, 9, 0)
 SIZE, EMBEDDING = 1_336_248_320, 50_304 * 2048
@@ -359,6 +360,16 @@ def test_what_is_wrong_with_diloco_and_what_mends_it(
     assert listed and all(findings(load, DILOCO, typed, given_by(fix)) == [] for fix in listed), (
         one.fix
     )
+
+
+def test_a_site_that_comes_back_must_have_what_it_missed_before_it_gives_up(
+    load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert findings(load, DILOCO) == []
+    monkeypatch.setattr(timeouts, "SYNC_TIMEOUT_S", 20)
+    (one,) = findings(load, DILOCO)
+    assert "26.7 GB from another, 214 s with WAN_GBIT=1, and gives up after 20 s" in one.text
+    assert one.fix == "a faster link between the sites; 11 Gbit/s would do"
 
 
 def test_a_lone_process_of_a_site_may_keep_its_copy(load: Load) -> None:

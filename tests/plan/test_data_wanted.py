@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from plan.data_wanted import Epochs, epochs, findings, sealed
+from settings import ROOT
 from settings.config import Config
-from settings.declare import ROOT
 from settings.finding import FAIL, WARN
 from tests.conftest import make_data
 from train.data import data_paths, prepare

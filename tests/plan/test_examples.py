@@ -7,7 +7,7 @@ import pytest
 
 from hardware.gpu_specs import CARDS
 from plan.examples import examples, lab
-from settings.declare import ROOT
+from settings import ROOT
 
 PAGE = (ROOT / "docs" / "plans.md").read_text(encoding="utf-8")
 XLARGE = 1_336_248_320

@@ -9,8 +9,8 @@ import pytest
 from hardware.gpu_specs import CARDS, card_called
 from plan import fleet
 from plan.fleet import Fleet, fleet_of, gpus_here, seen
+from settings import SettingsError
 from settings.config import Config
-from settings.declare import SettingsError
 
 A100, H100, RTX4090 = "NVIDIA A100-SXM4-80GB", "NVIDIA H100 80GB HBM3", "NVIDIA GeForce RTX 4090"
 Smi = Callable[[str], None]

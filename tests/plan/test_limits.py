@@ -19,8 +19,8 @@ from plan.hours import hours_of, pace_of
 from plan.measured import Probe, Step, shape_of
 from plan.number_formats import size
 from plan.storage import Place, checkpoint_bytes, disk, disk_of_checkpoints
+from settings import ROOT
 from settings.config import Config
-from settings.declare import ROOT
 from settings.finding import FAIL, WARN, Finding
 from tests.plan.conftest import D16, WAN, XLARGE, Given, Load
 
@@ -464,7 +464,7 @@ def test_a_batch_that_processes_cannot_share(
     c, fleet = load(base, more)
     finding = found(c, fleet, "batch")
     assert finding and finding.level == FAIL and finding.code == 64
-    assert f"* {fleet.processes} = {8 * 2048 * fleet.processes}, on " in finding.text
+    assert f"x {fleet.processes}) = {8 * 2048 * fleet.processes}, on " in finding.text
     proposals = proposed(finding)
     assert [
         next(f"{name}={value}" for name, value in given.items()) for given in proposals

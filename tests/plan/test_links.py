@@ -13,8 +13,8 @@ from plan.network import links
 from plan.network.links import Flow, Links, Pair
 from plan.planner import plan
 from plan.report import told
+from settings import ROOT
 from settings.config import Config
-from settings.declare import ROOT
 
 NOON = datetime.datetime(2026, 11, 22, 12, 0).timestamp()
 FAST, SLOW = Pair(0, 1, 0.2, 0.3, 9.0, 20.0), Pair(0, 2, 31.0, 40.0, 0.2, 0.9)
@@ -121,7 +121,7 @@ def test_a_plan_says_who_measured_only_of_what_was(tmp_path: Path) -> None:
     assert "measured on" not in said() and "measured on" not in said(WAN_GBIT="0.9")
     assert "measured on" in said(WAN_GBIT="0.9", WAN_RTT_MS="31")
     c = links.loaded(
-        lambda defaults: Config.load_with_remarks(
+        lambda defaults: Config.load_with_warnings(
             {"ENV_FILE": "", "RUNS_DIR": str(tmp_path)}, defaults=defaults
         )[0]
     )

@@ -9,8 +9,8 @@ import pytest
 
 from plan import measured as probe
 from plan.measured import DECIDES, Probe, Step, path_of, read, shape_of, to_json
-from settings.config import Config
-from settings.declare import ROOT, declared_fields
+from settings import ROOT
+from settings.config import SETTINGS, Config
 
 H100 = "NVIDIA H100 80GB HBM3"
 
@@ -130,7 +130,7 @@ def another(c: Config, name: str) -> Any:
     """A value of a setting that is not c's: another choice, the other bool, one more."""
     value, choices = (
         getattr(c, name),
-        declared_fields(Config)[name.upper()].metadata["declared"].choices,
+        SETTINGS[name.upper()].choices,
     )
     if choices:
         return next(choice for choice in choices if choice != value)

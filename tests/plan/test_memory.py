@@ -21,8 +21,8 @@ from plan.memory import (
     largest_micro_batch,
     usable_bytes,
 )
+from settings.checks import find_batch_problem
 from settings.config import Config
-from settings.rules import batch_problem
 from tests.plan.live import Live, norm_of_gpu
 from train.distributed import parallel
 from train.distributed.world import World
@@ -263,7 +263,7 @@ def test_the_largest_micro_batch_fits_and_divides_and_the_next_does_not() -> Non
     sizes = {
         n: memory.memory(dataclasses.replace(c, micro_batch_size=n), 8, 2, False).total
         for n in range(1, 33)
-        if batch_problem(dataclasses.replace(c, micro_batch_size=n), 8) is None
+        if find_batch_problem(dataclasses.replace(c, micro_batch_size=n), 8) is None
     }
     assert list(sizes) == [1, 2, 4, 8, 16, 32]
     assert found == max(n for n, size in sizes.items() if size <= capacity) >= 8
@@ -279,8 +279,8 @@ def test_of_a_very_large_share_only_what_divides_it_is_tried(
     tried: list[int] = []
     monkeypatch.setattr(
         memory,
-        "batch_problem",
-        lambda c, n: tried.append(c.micro_batch_size) or batch_problem(c, n),
+        "find_batch_problem",
+        lambda c, n: tried.append(c.micro_batch_size) or find_batch_problem(c, n),
     )
     c = dataclasses.replace(preset("gpt2-124m"), seq_len=128, batch_tokens=2**26)
     assert largest_micro_batch(c, 1, 1, False, 1.0) == 0 and tried == [
@@ -290,7 +290,7 @@ def test_of_a_very_large_share_only_what_divides_it_is_tried(
     sizes = {
         n: memory.memory(dataclasses.replace(c, micro_batch_size=n), 1, 1, False).total
         for n in range(1, 361)
-        if batch_problem(dataclasses.replace(c, micro_batch_size=n), 1) is None
+        if find_batch_problem(dataclasses.replace(c, micro_batch_size=n), 1) is None
     }
     assert len(sizes) == 24
     assert [largest_micro_batch(c, 1, 1, False, size) for size in sizes.values()] == list(sizes)

@@ -27,8 +27,9 @@ from plan.network.traffic import (
     split_over,
     syncs,
 )
+from settings import SettingsError
+from settings.checks import count_shard_ranks
 from settings.config import Config
-from settings.declare import SettingsError
 from train.distributed.parallel import Sharding, grad_sync
 from train.distributed.wan import sync_efficiency
 from train.distributed.world import World
@@ -360,9 +361,10 @@ def test_what_is_not_known_is_not_guessed(xlarge: Config) -> None:
 
 def test_copies_that_do_not_come_out_even_are_refused(xlarge: Config) -> None:
     with pytest.raises(
-        SettingsError, match="SHARD_RANKS=3 does not divide 8 processes; for example SHARD_RANKS=2"
+        SettingsError,
+        match=r"SHARD_RANKS=3: Must divide the number of processes, 8\. For example SHARD_RANKS=2\.",
     ):
-        dataclasses.replace(xlarge, parallel="hsdp", shard_ranks=3).ranks_of_a_copy(8, 2)
+        count_shard_ranks(dataclasses.replace(xlarge, parallel="hsdp", shard_ranks=3), 8, 2)
 
 
 def test_micro_batches_are_counted_as_the_trainer_makes_them(xlarge: Config) -> None:
@@ -426,7 +428,7 @@ class Counting(TorchDispatchMode):
 def test_fsdp_sends_what_is_counted(tiny: Config, four_ranks: None, how: dict) -> None:
     """Three micro-batches of torch's FSDP2 on four ranks."""
     c = dataclasses.replace(tiny, tie_embeddings=False, **how).derived()
-    ranks = c.ranks_of_a_copy(4, 4)
+    ranks = count_shard_ranks(c, 4, 4)
     model = build(
         c,
         torch.device("cpu"),

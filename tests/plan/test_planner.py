@@ -19,8 +19,8 @@ from plan.planner import Held, Plan, plan
 from plan.scaling import effective_tokens, expected_loss
 from plan.storage import Place
 from record.run_paths import RunPaths
+from settings import ROOT
 from settings.config import Config
-from settings.declare import ROOT
 
 NOW = datetime.datetime(2026, 11, 22, 9, 0)
 RATE = 0.438 * 2 * 989e12 / 2_019_557_376  # tokens/s of d16 on two H100 at 43.8%: 428,987

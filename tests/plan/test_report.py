@@ -11,10 +11,10 @@ from plan.fleet import fleet_of
 from plan.planner import Plan, plan
 from plan.report import brief, clock, entry, findings, rate, table, told
 from plan.storage import Place
-from record.reader import SCHEMA, to_json
+from record.metrics import SCHEMA, to_json
 from record.run_paths import RunPaths
+from settings import ROOT
 from settings.config import Config
-from settings.declare import ROOT
 from settings.finding import FAIL, WARN, Finding
 
 NOW = datetime.datetime(2026, 11, 22, 9, 0)
@@ -312,7 +312,9 @@ def test_a_run_that_has_begun_says_from_where_it_goes_on(planned: Any) -> None:
     folder = RunPaths.of(c.runs_dir, c.run_name, ROOT)
     (folder.checkpoints / "step_0006400").mkdir(parents=True)
     (folder.checkpoints / "step_0006400" / "MANIFEST.json").write_text("{}")
-    folder.metrics.write_text(to_json({"schema": SCHEMA, "event": "step", "step": 6500}) + "\n")
+    folder.metrics.write_text(
+        to_json({"schema": SCHEMA, "event": "step", "time": 1.0, "step": 6500}) + "\n"
+    )
     p = planned(PRESET="d16-2xh100")
     assert paragraph(p, "begun") == (
         "step 6,400 of 12,800 is made (the step of its newest checkpoint; its record goes to 6,500): time, cost and "

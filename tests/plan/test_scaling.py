@@ -7,8 +7,8 @@ import pytest
 
 from plan import scaling
 from plan.scaling import LAW, Law
+from settings import ROOT
 from settings.config import Config
-from settings.declare import ROOT
 
 CHINCHILLA = 70e9, 1.4e12  # Hoffmann et al. 2022: the model that they trained
 GOPHER_FLOPS = 5.76e23  # the compute that it had

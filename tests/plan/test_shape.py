@@ -10,8 +10,8 @@ import torch
 from plan.finetuning.hf_shape import KINDS, MIXTURES, UnknownShape, shape_of
 from plan.finetuning.tuned import tuned_of
 from plan.published import PUBLISHED, of_preset, published
+from settings import SettingsError
 from settings.config import Config
-from settings.declare import SettingsError
 
 SMALL = {
     "vocab_size": 400,

@@ -7,8 +7,8 @@ import torch
 
 from hardware.flops import flops_per_token
 from hardware.model_size import flops_of, parameters
+from settings import ROOT
 from settings.config import Config
-from settings.declare import ROOT
 from train.model.model import Transformer, matmul_weights
 
 PRESETS = sorted(

@@ -8,8 +8,8 @@ import pytest
 from plan.fleet import Fleet, fleet_of
 from plan.measured import Probe, Step, shape_of
 from plan.speed import ASSUMED, SHARE_ON_CPU, speed
+from settings import ROOT
 from settings.config import Config
-from settings.declare import ROOT
 
 PRESETS = sorted(
     path.stem

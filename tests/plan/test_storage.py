@@ -16,8 +16,8 @@ from hardware.gpu_specs import CARDS
 from plan import storage
 from plan.measured import Probe, of_card
 from plan.run_so_far import begun
+from settings import ROOT
 from settings.config import Config
-from settings.declare import ROOT
 from tests.conftest import make_data
 from tests.train.checkpoint.test_checkpoint import save, trained
 from train.data import shards
@@ -240,11 +240,11 @@ from hardware.gpu_specs import CARDS
 from hardware.gpu_specs import CARDS
 from settings.config import Config
 c = Config.load()
-__main__.main(), before_run.main()   # what they import may lie where only this user may read
+__main__.main(), before_run.main([])   # what they import may lie where only this user may read
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
 assert begun.begun(c) is None and probe.of_card(c, CARDS[0]) is None
 assert where.decide().paths.name == "tiny"
-sys.stdout.write(f"{__main__.main()} {before_run.main()}\\n")
+sys.stdout.write(f"{__main__.main()} {before_run.main([])}\\n")
 """
 
 

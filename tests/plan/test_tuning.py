@@ -15,8 +15,8 @@ from plan.finetuning import tuned_report, tuning
 from plan.finetuning.tuned_memory import memory
 from plan.fleet import fleet_of
 from plan.published import PUBLISHED
+from settings import ROOT, SettingsError
 from settings.config import Config
-from settings.declare import ROOT, SettingsError
 
 LLAMA = {
     "model_type": "llama",
@@ -40,7 +40,7 @@ OF_HUB = {
 
 def planned(**settings: str) -> tuning.Tuning:
     c = tuning.in_nodes(
-        Config.load_with_remarks(
+        Config.load_with_warnings(
             {"ENV_FILE": "", **settings}, ROOT, {"MASTER_ADDR": "planned"}, without=tuning.NOT_ASKED
         )[0]
     )

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from record import run_paths
 from record.durable import write_whole
 
 
@@ -23,3 +24,12 @@ def test_a_file_is_written_whole_or_not_at_all(
         write_whole(path, b"second")
     assert path.read_bytes() == b"first"
     assert [p.name for p in path.parent.iterdir()] == ["file"]
+
+
+def test_a_checkpoint_is_a_folder_under_its_final_name(tmp_path: Path) -> None:
+    names = ("step_0000012", "step_0000003", "step_12345678", "step_0000640.tmp-7")
+    for name in (*names, ".trash-step_0000001", "step_12", "step_0000009x"):
+        (tmp_path / name).mkdir()
+    assert run_paths.list_checkpoints(tmp_path) == [3, 12, 12345678]
+    assert run_paths.list_checkpoints(tmp_path / "absent") == []
+    assert run_paths.name_checkpoint(12) == "step_0000012"

@@ -9,7 +9,7 @@ from k8s.cluster import words
 from record.exit_codes import DONE, EXIT_CODES, OTHER, ROWS, describe
 from record.run_paths import RunPaths
 from record.status import Status, read
-from settings.declare import ROOT
+from settings import ROOT
 
 
 def test_the_cluster_ends_the_job_at_the_codes_that_a_retry_cannot_help() -> None:

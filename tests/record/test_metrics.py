@@ -171,6 +171,15 @@ def test_a_reader_begins_anew_where_the_file_is_another_one(
     assert reader.read_new() == [] and not reader.restarted
 
 
+def test_a_reader_begins_anew_where_the_file_was_cut(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(lines_of(1, 2, 3))
+    reader = RecordReader(path)
+    reader.read_new()
+    os.truncate(path, len(lines_of(1, 2)))
+    assert steps_in(reader.read_new()) == [1, 2] and reader.restarted
+
+
 def test_a_reader_reports_once_that_the_file_was_removed(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text(lines_of(1))

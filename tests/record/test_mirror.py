@@ -13,8 +13,8 @@ from record import status
 from record.run_paths import RunPaths
 from record.trackers import mirror, wandb_env
 from record.trackers.mirror import Mirror
+from settings import SettingsError
 from settings.config import Config
-from settings.declare import SettingsError
 
 KEY = ("0123456789abcdef" * 3)[:40]  # composed here, so that no search for secrets stops at it
 

@@ -20,8 +20,8 @@ from record import status
 from record.metrics import Recorder
 from record.run_paths import RunPaths
 from record.status import Status
+from settings import ROOT
 from settings.config import Config
-from settings.declare import ROOT
 
 # A stand-in for a trainer: holds the lock as train/main.py does, and obeys or ignores a signal.
 HOLDER = """
@@ -150,6 +150,8 @@ def test_a_phase_that_is_entered_again_goes_on(
 def test_beats_within_a_second_are_not_written_but_not_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    Status(tmp_path / "other", active=False).phase("training")  # of another rank: writes nothing
+    assert list(tmp_path.iterdir()) == []
     now = [100.0]
     monkeypatch.setattr(
         status, "time", types.SimpleNamespace(time=lambda: now[0], monotonic=lambda: now[0])
@@ -164,13 +166,6 @@ def test_beats_within_a_second_are_not_written_but_not_lost(
     assert len(set(seen) - {None}) in (2, 3)  # three seconds
     state.phase("done")
     assert status.read(state.path)["step"] == 30
-
-
-def test_only_the_first_rank_writes(tmp_path: Path) -> None:
-    state = Status(tmp_path / "STATUS.json", active=False)
-    state.phase("training")
-    state.beat(step=1)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_status_is_replaced_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,6 +276,8 @@ def test_nothing_that_others_wrote_reaches_the_terminal_raw(
     with open(paths.job) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert status.describe(paths).isprintable()
+        paths.status.unlink()
+        assert status.describe(paths).isprintable()
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
@@ -331,36 +328,31 @@ def test_a_run_is_held_while_a_process_has_its_lock(paths: RunPaths) -> None:
         assert not status.is_held(paths)
 
 
-def test_a_run_that_trains_is_described_with_step_loss_and_heartbeat(paths: RunPaths) -> None:
-    write_status(paths, heartbeat=time.time() - 3)
+HOST = socket.gethostname()
+
+
+@pytest.mark.parametrize(
+    ("facts", "is_held", "line"),
+    [
+        ({}, True, rf"training +step 7/20  loss 2\.5000  [34] s ago on {re.escape(HOST)}"),
+        ({"phase": "evaluating"}, False, r"killed while evaluating step 7/20 .* s ago on .*"),
+        ({"phase": "done"}, False, r"done +step 7/20  loss 2\.5000"),
+        ({"phase": "stopped"}, False, r"stopped +step 7/20  loss 2\.5000"),
+        ({"phase": "crashed"}, False, r"crashed +step 7/20  loss 2\.5000"),
+        # nothing is known of a process on another machine
+        ({"host": "elsewhere"}, False, r"training +step 7/20 .* s ago on elsewhere"),
+        (None, False, "not started"),
+    ],
+)
+def test_a_run_is_described_in_one_line(
+    paths: RunPaths, facts: dict | None, is_held: bool, line: str
+) -> None:
+    if facts is not None:
+        write_status(paths, **{"heartbeat": time.time() - 3} | facts)
     with open(paths.lock, "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        line = status.describe(paths)
-    host = re.escape(socket.gethostname())
-    assert re.fullmatch(rf"a-run +training +step 7/20  loss 2\.5000  [34] s ago on {host}", line)
-
-
-def test_a_run_whose_process_is_gone_was_killed(paths: RunPaths) -> None:
-    write_status(paths, phase="evaluating")
-    paths.lock.write_text("pid 1 on here")
-    assert "killed while evaluating" in status.describe(paths)
-
-
-@pytest.mark.parametrize("phase", ["done", "stopped", "crashed"])
-def test_a_run_that_is_over_was_not_killed(paths: RunPaths, phase: str) -> None:
-    write_status(paths, phase=phase)
-    line = status.describe(paths)
-    assert phase in line and "killed" not in line and "ago" not in line
-
-
-def test_nothing_is_claimed_of_a_process_on_another_host(paths: RunPaths) -> None:
-    write_status(paths, host="elsewhere")
-    line = status.describe(paths)
-    assert "training" in line and "killed" not in line and "on elsewhere" in line
-
-
-def test_a_folder_without_a_status_is_a_run_that_has_not_started(paths: RunPaths) -> None:
-    assert status.describe(paths).split(maxsplit=1) == ["a-run", "not started"]
+        if is_held:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        assert re.fullmatch(rf"a-run +{line}", status.describe(paths))
 
 
 # ---- Stopping and following
@@ -472,7 +464,7 @@ def test_stop_never_asks_a_process_of_an_earlier_attempt(paths: RunPaths, proces
 
 @pytest.fixture
 def job(paths: RunPaths, processes: list) -> subprocess.Popen:
-    """A stand-in for scripts/train.sh, that prepares data."""
+    """A stand-in for train/start_node.py, that prepares data."""
     return hold(paths, processes, lock=paths.job, number=signal.SIGTERM, says=": preparing data")
 
 

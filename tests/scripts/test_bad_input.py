@@ -24,10 +24,11 @@ def no_training(folder: Path) -> bool:
 def test_settings_are_refused_together_with_code_64(tmp_path: Path, data: dict[str, str]) -> None:
     env = environment(tmp_path, data, LEARNING_RATE="nan", N_HEAD=5, SAVE_EVERY=-1, GRAD_CLIP="big")
     out = train(env, code=64)
-    assert "4 problems in the settings" in out
+    problems = out.partition("Invalid settings:\n")[2].splitlines()
+    assert len(problems) == 4
     for name in (
         "LEARNING_RATE=nan",
-        "N_HEAD=5",
+        "N_HEAD = 10",
         "SAVE_EVERY=-1",
         "GRAD_CLIP=big",
     ):

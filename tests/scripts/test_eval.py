@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -39,7 +40,7 @@ def trained(
 
 def evaluate(env: dict[str, str], code: int = 0, **settings: object) -> str:
     done = subprocess.run(
-        [str(ROOT / "scripts" / "eval.sh")],
+        [sys.executable, "-m", "scripts.eval"],
         cwd=ROOT,
         text=True,
         stdout=subprocess.PIPE,
@@ -62,7 +63,7 @@ def test_training_records_core_and_make_eval_finds_the_same(
     records = [r for r in reader.read(run / "metrics.jsonl") if r["event"] == "eval"]
     core = [r for r in records if "core" in r]
     assert [r["step"] for r in core] == [5, 10] and {r["core"] for r in core} == {None}
-    assert core[-1].keys() - reader.EVAL_UNITS.keys() <= {
+    assert core[-1].keys() - set(reader.EVAL_UNITS) <= {
         "schema",
         "event",
         "time",
@@ -147,7 +148,7 @@ def test_interrupted_it_says_so_and_writes_nothing(
     ):  # which never answers
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/bundle.zip@sha256:{64 * '0'}"
         process = subprocess.Popen(
-            [str(ROOT / "scripts" / "eval.sh")],
+            [sys.executable, "-m", "scripts.eval"],
             cwd=ROOT,
             stdout=out,
             stderr=subprocess.STDOUT,

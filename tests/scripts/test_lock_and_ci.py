@@ -114,7 +114,8 @@ echo "make $* ${PART-}" >>"$LOG_OF_CALLS"
 [[ $* != "${FAILS-}" ]] || exit 3
 """,
     )
-    lab = machine.root / "scripts" / "wan_lab.sh"
+    lab = machine.root / ".venv" / "bin" / "python"
+    lab.parent.mkdir(parents=True, exist_ok=True)
     lab.write_text('#!/usr/bin/env bash\necho "lab $WAN_LAB" >>"$LOG_OF_CALLS"; exit 78\n')
     lab.chmod(0o755)
     return machine

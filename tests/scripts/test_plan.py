@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from settings.declare import ROOT
+from settings import ROOT
 
 MOST_CPU_S = 6.0  # of user and system time; some 0.4 s where nothing is measured, more on a machine that is shared
 

@@ -209,7 +209,7 @@ def test_a_frozen_setting_is_refused_by_name_and_a_tracked_one_recorded(
     train(env)
     out = train(env | {"MAX_STEPS": "6", "N_EMBD": "64", "SEED": "5"}, code=64)
     assert (
-        "N_EMBD=64: the run was started with N_EMBD=32" in out
+        "N_EMBD=64: The run was started with N_EMBD=32" in out
         and "SEED=5" in out
         and "RUN_NAME" in out
     )

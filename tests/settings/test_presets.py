@@ -9,8 +9,8 @@ import torch
 from hardware.flops import flops_per_token
 from plan.fleet import fleet_of
 from plan.memory import memory
+from settings import ROOT
 from settings.config import Config
-from settings.declare import ROOT
 from train.model.model import Transformer, matmul_weights
 
 PRESETS = sorted(
@@ -182,7 +182,7 @@ def test_the_processes_that_a_presets_name_promises_divide_its_batch() -> None:
 def test_a_preset_as_it_stands_takes_nothing_from_a_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("settings.config.ROOT", tmp_path)
+    monkeypatch.setattr("settings.ROOT", tmp_path)
     (tmp_path / "presets").mkdir()
     (tmp_path / "presets" / "tiny.env").write_text("SEED=2\n")
     (tmp_path / ".env").write_text("SEED=3\nN_LAYER=7\n")

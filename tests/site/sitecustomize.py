@@ -1,44 +1,47 @@
-"""Replace constants of the product in the process that starts, as TEST_CONSTANTS says.
+"""What tests change in a process that starts: constants of the product, and a record of reads.
 
-The folder of this file is in PYTHONPATH then, so that Python imports it at its start
-(tests/constants.py sets both). The fork server calls `replace` in its children.
+    TEST_CONSTANTS   as JSON, module -> constant -> value (tests/constants.py)
+    RECORD_READS     folder that gets a file with the settings that the process reads (reads.py)
+
+The folder of this file is in PYTHONPATH then, so that Python imports it at its start. The fork
+server calls `change_process` in its children.
 """
 
+import functools
 import importlib.abc
 import importlib.machinery
-import importlib.util
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
-VARIABLE = "TEST_CONSTANTS"
+Change = Callable[[ModuleType], None]
 
 
 class Finder(importlib.abc.MetaPathFinder):
-    """Replaces the constants of a module right after it has been executed."""
+    """Changes modules right after they have been executed."""
 
-    def __init__(self, replacements: Mapping[str, Mapping[str, Any]]):
-        self.replacements = replacements
+    def __init__(self, changes: Mapping[str, Change]):
+        self.changes = changes
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Find the module as always, with a loader that replaces its constants."""
-        if name not in self.replacements:
+        """Find the module as always, with a loader that also changes it."""
+        if name not in self.changes:
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path)
         if spec is None or spec.loader is None:
             return None
         execute = spec.loader.exec_module
 
-        def execute_and_replace(module: ModuleType) -> None:
+        def execute_and_change(module: ModuleType) -> None:
             execute(module)
-            set_constants(module, self.replacements[name])
+            self.changes[name](module)
 
-        spec.loader.exec_module = execute_and_replace  # type: ignore[method-assign]
+        spec.loader.exec_module = execute_and_change  # type: ignore[method-assign]
         return spec
 
 
@@ -53,15 +56,27 @@ def set_constants(module: ModuleType, values: Mapping[str, Any]) -> None:
                 setattr(other, name, value)
 
 
-def replace(environ: Mapping[str, str]) -> None:
-    """Replace what TEST_CONSTANTS names, in modules that are imported and in those to come."""
-    replacements = json.loads(environ.get(VARIABLE, "{}"))
-    if not replacements:
-        return
-    sys.meta_path.insert(0, Finder(replacements))
-    for name, values in replacements.items():
+def record_reads(module: ModuleType) -> None:
+    """Record which settings this process reads."""
+    sys.path.append(os.path.dirname(__file__))
+    import reads
+
+    reads.install(module)
+
+
+def change_process(environ: Mapping[str, str]) -> None:
+    """Change the modules that are imported, and those to come."""
+    changes: dict[str, Change] = {
+        name: functools.partial(set_constants, values=values)
+        for name, values in json.loads(environ.get("TEST_CONSTANTS", "{}")).items()
+    }
+    if environ.get("RECORD_READS"):
+        changes["settings.resolve"] = record_reads
+    if changes:
+        sys.meta_path.insert(0, Finder(changes))
+    for name, change in changes.items():
         if name in sys.modules:
-            set_constants(sys.modules[name], values)
+            change(sys.modules[name])
 
 
-replace(os.environ)
+change_process(os.environ)

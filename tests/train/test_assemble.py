@@ -11,8 +11,8 @@ import torch
 
 from record.run_paths import RunPaths
 from record.status import Status
+from settings import SettingsError
 from settings.config import Config
-from settings.declare import SettingsError
 from train import assemble, run_folder
 from train.assemble import (
     Stopwatch,
@@ -45,10 +45,10 @@ def test_a_stop_that_takes_longer_than_there_is_time_is_said_before_it_comes(
     say_how_it_is_stopped(c, world(2), state(tmp_path))  # nothing is known yet
     assert caplog.text == ""
     say_how_it_is_stopped(c, world(2), state(tmp_path, step_s=10.0, save_s=115.0))
-    assert "took 125 s the last time, and SHUTDOWN_TIMEOUT_S=120 leaves less" in caplog.text
-    assert "Set SHUTDOWN_TIMEOUT_S=188" in caplog.text
+    assert "took 125 s the last time, and GRACE_PERIOD_S=180 leaves 120 s" in caplog.text
+    assert "Set GRACE_PERIOD_S=248" in caplog.text
     say_how_it_is_stopped(c, world(1), state(tmp_path, step_s=10.0, save_s=175.0))
-    assert "GRACE_PERIOD_S=180 leaves less" in caplog.text
+    assert "GRACE_PERIOD_S=180 leaves 180 s" in caplog.text
 
 
 def test_a_torch_that_ends_processes_after_30_s_is_named(
@@ -56,7 +56,7 @@ def test_a_torch_that_ends_processes_after_30_s_is_named(
 ) -> None:
     monkeypatch.setattr(assemble, "shutdown_timeout_s", lambda _: (30.0, False))
     say_how_it_is_stopped(Config(), world(2), state(tmp_path, step_s=1.0, save_s=20.0))
-    assert "ends processes 30 s after SIGTERM, whatever SHUTDOWN_TIMEOUT_S=120 says" in caplog.text
+    assert "ends processes 30 s after SIGTERM, whatever GRACE_PERIOD_S=180 says" in caplog.text
 
 
 def test_nodes_without_a_common_disk_are_told_what_follows(

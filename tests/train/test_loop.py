@@ -49,7 +49,7 @@ def job(c: Config, folder: Path, **facts: object) -> Job:
         "save_soon": False,
         "saver": Saver(paths.checkpoints, c, ALONE, 2**20),
         "watch": SimpleNamespace(expect=lambda *_, **__: None, patience_s=0.0),
-        "guard": Guard(8, 3, 3),
+        "guard": Guard(8),
         "last_stall_s": 0.0,
         "feed": None,
         "starved": False,

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+from settings import SettingsError
 from settings.config import Config
-from settings.declare import SettingsError
 from tests.processes import run_ranks
 from tests.train.checkpoint.test_checkpoint import go_on, save, trained
 from train.checkpoint import checkpoint

@@ -144,7 +144,8 @@ def test_four_processes_stopped_and_started_go_on_to_the_bit(
 @pytest.mark.fault(25)
 def test_the_launcher_returns_the_trainers_own_code(tmp_path: Path, data: dict[str, str]) -> None:
     out = train(environment(tmp_path, data, NPROC=3), command=LAUNCH, code=64)
-    assert "BATCH_TOKENS=512 is not a multiple of" in out and "nearest: BATCH_TOKENS=" in out
+    assert "BATCH_TOKENS=512 (environment): Must be a multiple of" in out
+    assert "The nearest is BATCH_TOKENS=384." in out
     out = train(
         environment(tmp_path, data, NPROC=2, DATA_DIR=tmp_path / "nowhere"), command=LAUNCH, code=78
     )

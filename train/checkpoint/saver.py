@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from settings.config import Config
-from train import limits
+from train import timeouts
 from train.checkpoint import checkpoint
 from train.checkpoint.checkpoint import CheckpointError
 from train.distributed.parallel import is_split, writers
@@ -69,9 +69,9 @@ class Saver:
         self.writes = world.rank in self.ranks
         write_s = need / len(self.ranks) / SLOW_DISK
         self.group_s = (
-            limits.CHECKPOINT_TIMEOUT_S + write_s
+            timeouts.CHECKPOINT_TIMEOUT_S + write_s
         )  # for one of the ranks to wait for another
-        self.limit_s = 2 * limits.CHECKPOINT_TIMEOUT_S + write_s  # for all of a save
+        self.limit_s = 2 * timeouts.CHECKPOINT_TIMEOUT_S + write_s  # for all of a save
         self.group = group_of(self.ranks, self.group_s)
         self.thread: threading.Thread | None = None
         self.ended: Saved | None = None  # not yet asked for

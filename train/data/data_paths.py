@@ -10,8 +10,9 @@ import hashlib
 import math
 from pathlib import Path
 
+from settings import ROOT
 from settings.config import Config
-from settings.declare import ROOT, shown
+from settings.resolve import show_path
 from train.data.sources.pin import Pinned, pinned
 from train.data.sources.source import Source, declaration, declared
 
@@ -126,7 +127,7 @@ def worth_less(s: Source) -> str:
 
 def too_often(c: Config, names: list[str]) -> str:
     """What follows where sources are repeated more often than they may be."""
-    files = " and ".join(shown(declaration(name, source_folders(c))) for name in names)
+    files = " and ".join(show_path(declaration(name, source_folders(c))) for name in names)
     return (
         f"Beyond {MAX_EPOCHS} times text teaches little and is memorized: give it less weight in DATA_MIX, "
         f'or allow it with max_epochs = "unlimited" in {files}'

@@ -22,8 +22,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from settings import SettingsError
 from settings.config import Config
-from settings.declare import SettingsError
 from train.data import data_paths
 from train.data.data_paths import (
     MANY_EPOCHS,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
-from record.reader import duration
+from record.metrics import duration
 from train.data.sources.rows import Cursor
 
 log = logging.getLogger(__name__)

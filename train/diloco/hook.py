@@ -12,10 +12,10 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any
 
-from settings.declare import SettingsError
-from train import limits
+from settings import SettingsError
+from train import timeouts
 from train.diloco.result import APART, DoubleSite, Outcome, RunIsOver, SitesMissing, ToldToStop
-from train.diloco.site_registry import Desk, NoDesk
+from train.diloco.site_registry import SYNC_STREAMS, Desk, NoDesk
 from train.distributed import rendezvous
 from train.distributed.registry import WAITING, differences, named
 from train.distributed.world import PeersDiffer, PeersMissing, from_all, from_first
@@ -42,7 +42,9 @@ def join(job: "Job") -> None:
         job.kept_outer = None
         return  # what is left is this site's own
     job.pace.allow(
-        "waiting for other sites", 2 * c.start_timeout_s + limits.SYNC_TIMEOUT_S, "START_TIMEOUT_S"
+        "waiting for other sites",
+        2 * c.start_timeout_s + timeouts.SYNC_TIMEOUT_S,
+        "START_TIMEOUT_S",
     )
     problem: Exception | None = None
     if world.is_first:
@@ -164,7 +166,7 @@ def gather(job: "Job", desk: Desk) -> tuple[bool, bool]:
         there,
         site.turn,
         c.sync_every,
-        limits.SYNC_STREAMS,
+        SYNC_STREAMS,
         c.sync_dtype,
     )
     if apart:
@@ -286,7 +288,7 @@ def advance(job: "Job", now: bool) -> bool:
     assert site
     job.status.phase("exchanging", step=job.step)
     # until there is a quorum; until those that are behind have fetched weights; and for the rest
-    job.pace.allow("an exchange between sites", 3 * limits.SYNC_TIMEOUT_S)
+    job.pace.allow("an exchange between sites", 3 * timeouts.SYNC_TIMEOUT_S)
     try:
         outcome = site.advance(job.step, now)
     except ToldToStop:

@@ -12,9 +12,9 @@ import signal
 import sys
 import threading
 
+from settings import SettingsError
 from settings.config import Config
-from settings.declare import SettingsError
-from train import limits
+from train import timeouts
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ def serve(c: Config, port: int, over: threading.Event) -> None:
         server = LighthouseServer(
             f"[::]:{port}",
             min_replicas=c.min_sites,
-            join_timeout_ms=1000 * limits.SITE_WAIT_S,
+            join_timeout_ms=1000 * timeouts.SITE_WAIT_S,
             quorum_tick_ms=TICK_MS,
             heartbeat_timeout_ms=DEAD_MS,
         )
@@ -69,7 +69,7 @@ def serve(c: Config, port: int, over: threading.Event) -> None:
         port + 1,
         c.min_sites,
         "s" * (c.min_sites > 1),
-        limits.SITE_WAIT_S,
+        timeouts.SITE_WAIT_S,
     )
     over.wait()
     visitors.shutdown()

@@ -24,11 +24,11 @@ import xxhash
 from torch import Tensor, nn
 
 from settings.config import Config
-from train import limits
+from train import timeouts
 from train.checkpoint.checkpoint import blank
 from train.diloco.allreduce import StripedGloo
 from train.diloco.result import APART, DoubleSite, Outcome, SitesMissing
-from train.diloco.site_registry import own_address
+from train.diloco.site_registry import SYNC_STREAMS, own_address
 from train.diloco.torchft_engine import (
     Engine,
     Fragment,
@@ -83,16 +83,16 @@ class Site:
         self.finished = -1  # the step behind which nothing was left to exchange
         self.healed_at: int | None = None  # the step of the site whose weights were taken over
         self.digests: list[str] = []
-        self.group = group_of(list(range(world.size)), limits.SYNC_TIMEOUT_S)
+        self.group = group_of(list(range(world.size)), timeouts.SYNC_TIMEOUT_S)
         self.striped = StripedGloo(
-            self.address, limits.SYNC_STREAMS, getattr(torch, c.sync_dtype), limits.SYNC_TIMEOUT_S
+            self.address, SYNC_STREAMS, getattr(torch, c.sync_dtype), timeouts.SYNC_TIMEOUT_S
         )
         self.store = self.own_store()
-        patience = datetime.timedelta(seconds=limits.SYNC_TIMEOUT_S)
+        patience = datetime.timedelta(seconds=timeouts.SYNC_TIMEOUT_S)
         try:
             self.manager = Quorums(
                 self.told,
-                limits.SYNC_TIMEOUT_S,
+                timeouts.SYNC_TIMEOUT_S,
                 c.lighthouse,
                 pg=self.striped,
                 load_state_dict=self.take_over,
@@ -109,9 +109,9 @@ class Site:
                 lighthouse_addr=f"http://{c.lighthouse}",
                 replica_id=self.replica_id(),
                 hostname=self.address,
-                checkpoint_transport=Transport(self.address, limits.SYNC_TIMEOUT_S),
+                checkpoint_transport=Transport(self.address, timeouts.SYNC_TIMEOUT_S),
                 init_sync=False,
-                quorum_retries=limits.SYNC_TIMEOUT_S // AGAIN_S,
+                quorum_retries=timeouts.SYNC_TIMEOUT_S // AGAIN_S,
             )
         except (RuntimeError, TimeoutError) as error:
             raise SitesMissing(

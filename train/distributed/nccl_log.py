@@ -1,7 +1,7 @@
 """What NCCL says of itself, in a line: which transport carries traffic within a node and between nodes, and where a
 faster one was to be expected. Standard library only.
 
-    logs/nccl_node_N.HOST.PID   NCCL's own words, INIT, ENV, NET and GRAPH, a file a process (guard in scripts/lib.sh)
+    logs/nccl_node_N.HOST.PID   NCCL's own words, INIT, ENV, NET and GRAPH, a file a process (train/tune.py)
 
 Its lines look so, in the versions 2.10 to 2.31; what is not understood is passed over, and what is not said is n/a:
 

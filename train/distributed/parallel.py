@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from settings.checks import count_shard_ranks
 from settings.config import Config
 from train.distributed.world import World
 
@@ -43,7 +44,7 @@ def shard_ranks(c: Config, world: World) -> int:
         return 1
     if c.parallel == "fsdp":
         return world.size
-    return c.ranks_of_a_copy(world.size, world.local_size)
+    return count_shard_ranks(c, world.size, world.local_size)
 
 
 class Sharding:

@@ -4,7 +4,7 @@
                                                                   torchrun now, 10: the run is done
     python -m train.distributed.rendezvous over CODE [WHY]                    tell the others that this node will not come back
 
-Node 0 listens at MASTER_ADDR:MASTER_PORT, where its torchrun will in a moment (registry.py); the others call until
+Node 0 listens at MASTER_ADDR, where its torchrun will in a moment (registry.py); the others call until
 they are heard. Both send lines of JSON. Node 0 greets first, so that a caller knows whom it has reached: between two
 attempts it may be the store of a torchrun that is about to end, or another program. Then
 
@@ -12,7 +12,7 @@ attempts it may be the store of a torchrun that is about to end, or another prog
     node 0   {"waiting": "2 of 4 nodes have joined ..."}           every few seconds; the caller answers {}
     node 0   {"code": 0, "why": ""}                                go, or the exit code of all nodes and the reason
 
-With PEER_STOP=wait, as in pods, a node that is told to stop just leaves: it will be started again, and the others wait
+In pods, a node that is told to stop just leaves: it will be started again, and the others wait
 for it. Once all are there node 0 says where each is, and what it costs where they are at several sites (wan.py).
 
 Anyone who reaches the port can take part, as with torchrun's own: it belongs into a private network.
@@ -37,9 +37,12 @@ from record import status
 from record.provenance import git, version
 from record.run_paths import RunPaths, list_checkpoints
 from record.status import RunFolderError, RunIsHeld, Status
-from settings.config import Config
-from settings.declare import FREE, ROOT, SettingsError, declared_fields
-from settings.rules import OF_PRETRAINING
+from settings import ROOT, SettingsError
+from settings.addresses import join_address
+from settings.checks import PRETRAINING
+from settings.config import SETTINGS, Config
+from settings.declare import FREE
+from train.distributed.pod import in_pod
 from train.distributed.registry import (
     HELLO,
     LINGER_S,
@@ -64,7 +67,7 @@ ROOMS_THAT_TRAIN = (
     "hardware",
     "train",
 )  # whose source must be equal on all nodes
-DONE = 10  # exit code of `meet` for a run that has nothing left to do; for scripts/launch.sh only
+DONE = 10  # exit code of `meet` for a run that has nothing left to do; for train/launcher.py only
 CONNECT_S = 5.0  # for node 0 to take a call, and to greet
 PORT_S = 60.0  # for whoever has the port to let it go: a torchrun that is about to end
 
@@ -90,13 +93,9 @@ def meet(c: Config, processes: int, site: str = "", machine: str = "") -> Verdic
         return call(c, facts, c.start_timeout_s)
     try:
         # a machine that is gone may keep its lock for minutes, on a disk that it shared
-        lock = status.hold_run(
-            paths, c.start_timeout_s if c.peer_stop == "wait" else status.SETTLE_S
-        )
+        lock = status.hold_run(paths, c.start_timeout_s if in_pod() else status.SETTLE_S)
     except RunFolderError as error:  # in a pod another try may find it free
-        return Verdict(
-            69 if c.peer_stop == "wait" and isinstance(error, RunIsHeld) else 78, str(error)
-        )
+        return Verdict(69 if in_pod() and isinstance(error, RunIsHeld) else 78, str(error))
     with lock:
         state = status_of(c, paths)
         state.phase(f"{WAITING} 1/{c.site_nodes}")
@@ -111,7 +110,7 @@ def meet(c: Config, processes: int, site: str = "", machine: str = "") -> Verdic
 def receive(
     c: Config, facts: dict[str, Any], state: Status, timeout_s: float
 ) -> tuple[Verdict, list[dict[str, Any]]]:
-    """Hold the roll call, as soon as MASTER_ADDR has an address and MASTER_PORT is free. Returns also who came."""
+    """Hold the roll call, as soon as MASTER_ADDR has an address and its port is free. Returns also who came."""
     deadline = time.monotonic() + timeout_s
     try:
         listeners = listen(c, state, deadline)
@@ -119,9 +118,7 @@ def receive(
         return last_word(facts, 143), []
     if isinstance(listeners, Verdict):
         return listeners, []
-    roll_call = RollCall(
-        facts, listeners, where(c), deadline - time.monotonic(), state, c.peer_stop == "wait"
-    )
+    roll_call = RollCall(facts, listeners, where(c), deadline - time.monotonic(), state, in_pod())
     roll_call.say()
     return roll_call.hold(), roll_call.members
 
@@ -153,7 +150,7 @@ def call(c: Config, content: dict[str, Any], timeout_s: float) -> Verdict:
     while True:
         try:
             with reached(c) as line:
-                return talk(line, content, reminder, comes_back=c.peer_stop == "wait")
+                return talk(line, content, reminder, comes_back=in_pod())
         except LostSight as error:  # it was there: as long again for it to come back
             trouble, deadline = str(error), time.monotonic() + timeout_s
         except Unreachable as error:
@@ -174,13 +171,13 @@ def call(c: Config, content: dict[str, Any], timeout_s: float) -> Verdict:
 def reached(c: Config) -> Iterator[Line]:
     """A connection to node 0's roll call. Raises Unreachable."""
     try:
-        connection = socket.create_connection((c.master_addr, c.master_port), CONNECT_S)
+        connection = socket.create_connection((c.master_host, c.master_port), CONNECT_S)
     except socket.gaierror as error:
         raise Unreachable(unresolved(c, error)) from None
     except ConnectionRefusedError:
         raise Unreachable(
-            f"{where(c)} refuses connections: node 0 has not been started yet, or MASTER_ADDR or "
-            "MASTER_PORT is not its own"
+            f"{where(c)} refuses connections: node 0 has not been started yet, or MASTER_ADDR "
+            "is not its address and port"
         ) from None
     except TimeoutError:
         raise Unreachable(
@@ -224,7 +221,7 @@ def talk(line: Line, content: dict[str, Any], reminder: "Reminder", comes_back: 
             raise LostSight(f"the connection to node 0 was lost ({lost})") from None
         raise Unreachable(
             "something answers where node 0 should, but it calls no roll: an attempt of node 0 may still "
-            "be ending, or MASTER_PORT is another program's there"
+            "be ending, or another program has the port of MASTER_ADDR there"
         ) from None
     except Told:
         with contextlib.suppress(Lost):
@@ -251,7 +248,7 @@ class Reminder:
 
 
 def listen(c: Config, state: Status, deadline: float) -> "list[socket.socket] | Verdict":
-    """Sockets that listen on MASTER_PORT, or why there are none. A name may come later, and a port may be freed."""
+    """Sockets that listen on the port of MASTER_ADDR, or why there are none. A name may come later, and a port may be freed."""
     reminder, began = Reminder(), time.monotonic()
     while True:
         try:
@@ -261,8 +258,7 @@ def listen(c: Config, state: Status, deadline: float) -> "list[socket.socket] | 
         except OSError as error:
             verdict = Verdict(
                 78,
-                f"MASTER_PORT={c.master_port} cannot be listened on here ({error.strerror}); choose "
-                f"another on all nodes, for example MASTER_PORT={free_port(c.master_port)}",
+                busy_port(c, error),
             )
             deadline = min(deadline, began + PORT_S)
         if (left := deadline - time.monotonic()) <= 0:
@@ -275,10 +271,10 @@ def listen(c: Config, state: Status, deadline: float) -> "list[socket.socket] | 
 def opened(c: Config, reminder: Reminder) -> list[socket.socket]:
     """On loopback where MASTER_ADDR says so in words or figures; a host's own name may lead there too, as on Debian,
     and the others then know it by another address. Raises OSError where that fails."""
-    found = socket.getaddrinfo(c.master_addr, c.master_port, type=socket.SOCK_STREAM)
+    found = socket.getaddrinfo(c.master_host, c.master_port, type=socket.SOCK_STREAM)
     addresses = sorted({str(address[0]) for *_, address in found})
     here = [address for address in addresses if is_here(address)]
-    if here and is_loopback(c.master_addr):
+    if here and is_loopback(c.master_host):
         return [
             socket.create_server((address, c.master_port), family=family_of(address))
             for address in here
@@ -299,6 +295,14 @@ def opened(c: Config, reminder: Reminder) -> list[socket.socket]:
             if error.errno == errno.EADDRINUSE:
                 raise
     return [socket.create_server(("", c.master_port))]
+
+
+def busy_port(c: Config, error: OSError) -> str:
+    other = join_address(c.master_host, free_port(c.master_port))
+    return (
+        f"MASTER_ADDR={c.master_addr}: port {c.master_port} cannot be listened on here "
+        f"({error.strerror}); choose another on all nodes, for example MASTER_ADDR={other}"
+    )
 
 
 def is_loopback(name: str) -> bool:
@@ -333,12 +337,8 @@ def who(c: Config) -> dict[str, Any]:
 
 def facts_of(c: Config, processes: int) -> dict[str, Any]:
     """Who this is, and what must be equal on all nodes: versions, code, and the settings that the result hangs on."""
-    fields = declared_fields(Config)
-    settings = {
-        name: value
-        for name, value in c.stored().items()
-        if fields[name].metadata["declared"].resume != FREE
-    }
+    fields = SETTINGS
+    settings = {name: value for name, value in c.stored().items() if fields[name].resume != FREE}
     commit = git("rev-parse", "--short=12", "HEAD")
     files = sorted(path for room in ROOMS_THAT_TRAIN for path in (ROOT / room).rglob("*.py"))
     source = hashlib.sha256(b"".join(path.read_bytes() for path in files))
@@ -416,11 +416,7 @@ def say_where(c: Config, members: list[dict[str, Any]], paths: RunPaths) -> None
 
 
 def where(c: Config) -> str:
-    return (
-        f"[{c.master_addr}]:{c.master_port}"
-        if ":" in c.master_addr
-        else f"{c.master_addr}:{c.master_port}"
-    )
+    return join_address(c.master_host, c.master_port)
 
 
 def unresolved(c: Config, error: OSError) -> str:
@@ -444,8 +440,8 @@ def main(argv: list[str]) -> int:
         ):  # detached from its terminal
             signal.signal(number, stop_asked)
     try:
-        c, _ = Config.load_with_remarks(
-            without=OF_PRETRAINING
+        c, _ = Config.load_with_warnings(
+            without=PRETRAINING
         )  # which the trainer asks, of what it trains
         if argv[0] == "over":
             over(c, int(argv[1]), *argv[2:3])

@@ -7,6 +7,7 @@ Nothing overlaps here and links are as fast as they say, so the truth is somewhe
 loses packets, much worse. What is said is marked as computed.
 """
 
+import importlib.util
 import logging
 import os
 from typing import Any
@@ -132,3 +133,20 @@ def whereabouts(c: Config, members: list[dict[str, Any]]) -> list[tuple[int, str
             ),
         ]
     return [*lines, (logging.INFO, "sites: unknown" if unknown else f"one site: {sites[0]}")]
+
+
+def find_site_problem(c: Config) -> str | None:
+    """Say what this machine lacks to train with SYNC=diloco, or return None."""
+    if c.sync == "ddp":
+        return None
+    if importlib.util.find_spec("torchft") is None:
+        return (
+            "SYNC=diloco: The package torchft is not installed. It has wheels for Linux on x86_64 only: run "
+            "make setup there, or set SYNC=ddp."
+        )
+    if not c.lighthouse:
+        return (
+            "SYNC=diloco: LIGHTHOUSE is not set. Start make lighthouse on a machine that all sites can reach, "
+            "and set its address, for example LIGHTHOUSE=10.0.0.5:29510."
+        )
+    return None

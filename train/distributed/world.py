@@ -21,10 +21,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from settings import SettingsError
+from settings.checks import check_sharding_for, explain, find_batch_problem
 from settings.config import Config
-from settings.declare import SettingsError
-from settings.rules import batch_problem, site_problem, split_problem
 from train.distributed.signals import BY_USER
+from train.distributed.wan import find_site_problem
 
 ADDRESS_OF_INTERFACE = 0x8915  # SIOCGIFADDR, of Linux
 
@@ -79,10 +80,14 @@ def join(c: Config, trains: bool = True) -> World:
         int(os.environ.get("GROUP_RANK", 0)),
     )
     local_size = int(os.environ.get("LOCAL_WORLD_SIZE", size))
-    if trains and (
-        problem := batch_problem(c, size * c.replicas) or site_problem(c) or split_problem(c, size)
-    ):
-        raise SettingsError([problem])
+    if trains:
+        problem = (
+            find_batch_problem(c, size * c.replicas)
+            or find_site_problem(c)
+            or explain(c, check_sharding_for(c, size))
+        )
+        if problem:
+            raise SettingsError([problem])
     device = choose_device(c, local_rank)
     name = "CPU"
     if device.type == "cuda":

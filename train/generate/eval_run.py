@@ -22,8 +22,9 @@ from record.durable import write_whole
 from record.metrics import replace_nonfinite
 from record.provenance import provenance
 from record.run_paths import RunPaths, name_checkpoint
+from settings import ROOT, SettingsError
 from settings.config import Config
-from settings.declare import ROOT, SettingsError, shown
+from settings.resolve import show_path
 from train.assemble import padded_lengths
 from train.data import prepare
 from train.data.data_paths import NO_BUNDLE
@@ -155,7 +156,7 @@ def validate(trained: Trained, world: World) -> Validation:
         problem = str(error)
         if trained.facts and problem.endswith("make data"):  # with the tokenizer of the run
             paths = RunPaths.of(c.runs_dir, c.run_name, ROOT)
-            problem += f" TOKENIZER={shown(paths.tokenizer)} VOCAB_SIZE={c.vocab_size} DATA_MIX={c.data_mix}"
+            problem += f" TOKENIZER={show_path(paths.tokenizer)} VOCAB_SIZE={c.vocab_size} DATA_MIX={c.data_mix}"
     if problems := [text for text in from_all(problem) if text]:
         raise DataError(problems[0])
     assert evaluator
@@ -238,7 +239,11 @@ def measure(core: Core, trained: Trained) -> dict[str, Any]:
     )
     log.info("GPT-2: centred accuracies from %s", source)
     return result.record() | {
-        "bundle": {"path": shown(bundle.path), "sha256": bundle.sha256, "missing": bundle.missing},
+        "bundle": {
+            "path": show_path(bundle.path),
+            "sha256": bundle.sha256,
+            "missing": bundle.missing,
+        },
         "seconds": time.perf_counter() - began,
         "examples": core.examples,
         "lacking": result.lacking,
@@ -296,7 +301,7 @@ def write(
             f"{path}: cannot be written ({error.strerror}); make room, or choose another RUNS_DIR"
         )
         return
-    log.info("written: %s", shown(path))
+    log.info("written: %s", show_path(path))
 
 
 if __name__ == "__main__":

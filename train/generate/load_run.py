@@ -19,9 +19,20 @@ import torch
 
 from record.run_paths import RunPaths
 from record.status import RunFolderError
-from settings import declare, rules
-from settings.config import Config
-from settings.declare import FREE, ROOT, SettingsError, declared_fields, format_value, parse_value
+from settings import ROOT, SettingsError
+from settings.checks import (
+    CHECKS,
+    check_attention,
+    check_heads,
+    check_kv_heads,
+    check_mixture,
+    check_nodes,
+    check_tokenizer,
+    explain,
+)
+from settings.config import SETTINGS, Config
+from settings.declare import FREE, format_value
+from settings.resolve import find_explicit, show_path
 from train.checkpoint import checkpoint
 from train.checkpoint.checkpoint import CheckpointError
 from train.data import prepare
@@ -69,20 +80,7 @@ OF_THE_MACHINE = {"DEVICE", "NPROC", "NODES", "ATTENTION", "COMPILE"}
 OF_THE_RUN = {"PRESET", "MAX_STEPS"}  # though they are FREE
 
 # Rules about steps, which a command that takes none need not keep.
-OF_TRAINING = (
-    rules.check_heads,
-    rules.check_kv_heads,
-    rules.check_batch,
-    rules.check_rates,
-    rules.check_horizon,
-    rules.check_decay,
-    rules.check_sites,
-    rules.check_exchange,
-    rules.check_split,
-    rules.check_lighthouse,
-    rules.check_shutdown,
-    rules.check_init,
-)
+OF_TRAINING = CHECKS.keys() - {check_attention, check_mixture, check_nodes}
 
 TUNED = "finetuned.json"  # in the export of a run that has fine-tuned: of what, and which step
 LONGEST = 4096  # tokens of SEQ_LEN for a folder that allows more, unless it is given: masks and windows grow with it
@@ -112,7 +110,7 @@ def settings_of_command(environ: Mapping[str, str] | None = None) -> tuple[Confi
 
     Its world is `distributed.join(c, trains=False)`.
     """
-    return Config.load_with_remarks(environ, without=OF_TRAINING)
+    return Config.load_with_warnings(environ, without=OF_TRAINING)
 
 
 def open_trained(
@@ -124,7 +122,7 @@ def open_trained(
     the settings that this command was given; by default those of its environment and ENV_FILE. Raises one of
     PROBLEMS, on all processes.
     """
-    names = declare.given(Config) if given is None else given
+    names = find_explicit() if given is None else given
     found = from_first(together(lambda: find(c, names) if world.is_first else None))
     vocabulary = together(lambda: vocabulary_of(found))
     config = found.config
@@ -159,7 +157,7 @@ def open_trained(
         vocabulary,
         step,
         step * config.batch_tokens,
-        declare.shown(found.folder),
+        show_path(found.folder),
         found.facts,
     )
 
@@ -245,13 +243,13 @@ def of_export(c: Config, paths: RunPaths, stored: Config, given: Collection[str]
         raise RunFolderError(
             f"RUN_NAME={c.run_name}: its export is of step {step}, not {wanted}; {merged} renews it"
         )
-    one = dataclasses.replace(c, init_from=str(export), step=None)
+    one = c.replace(init_from=str(export), step=None)
     return of_folder(one, set(given) - {"TOKENIZER", "STEP"})
 
 
 def settings_of_run(paths: RunPaths, before: dict[str, Any]) -> Config:
     """The settings in a run's config.json; one that it does not know yet has its default. Raises RunFolderError."""
-    kept, fields, wrong = before.get("settings"), declared_fields(Config), "settings"
+    kept, fields, wrong = before.get("settings"), SETTINGS, "settings"
     if isinstance(kept, dict):
         known, wrong, values = {name: kept[name] for name in kept.keys() & fields.keys()}, "", {}
         for name, value in known.items():
@@ -259,7 +257,7 @@ def settings_of_run(paths: RunPaths, before: dict[str, Any]) -> Config:
                 values[name.lower()] = (
                     value
                     if value is None or value == ""
-                    else parse_value(fields[name], format_value(value))
+                    else fields[name].parse(format_value(value))
                 )
             except ValueError:
                 wrong = name
@@ -273,13 +271,11 @@ def settings_of_run(paths: RunPaths, before: dict[str, Any]) -> Config:
 
 def settings_for_use(c: Config, stored: Config, given: Collection[str]) -> Config:
     """The run's settings with what the command may choose."""
-    fields = declared_fields(Config)
-    chosen = {
-        name for name, field in fields.items() if field.metadata["declared"].resume == FREE
-    } - OF_THE_RUN
+    fields = SETTINGS
+    chosen = {name for name, field in fields.items() if field.resume == FREE} - OF_THE_RUN
     chosen |= OF_THE_MACHINE | MAY_DIFFER.intersection(given)
     return dataclasses.replace(
-        stored, **{fields[name].name: getattr(c, fields[name].name) for name in chosen}
+        stored, **{name.lower(): getattr(c, name.lower()) for name in chosen}
     )
 
 
@@ -337,7 +333,8 @@ def of_folder(c: Config, given: Collection[str]) -> Found:
     if problems:
         raise SettingsError(problems)
     made = dataclasses.replace(c, **theirs)
-    if problem := rules.check_heads(made) or rules.check_kv_heads(made) or rules.check_init(made):
+    conflict = check_heads(made) or check_kv_heads(made) or check_tokenizer(made)
+    if problem := explain(made, conflict):
         raise SettingsError([f"INIT_FROM={c.init_from}: {problem}"])
     hf_import.check(c.init_from, made)
     return Found(made, place, {}, {}, hf_import.norm_eps_of(config))
@@ -363,13 +360,13 @@ def vocabulary_of(found: Found) -> Vocabulary:
     except (TokenizerError, CorpusError) as error:
         if wanted is None or (other := kept_tokenizer(c, wanted)) is None:
             raise TokenizerError(
-                f"the tokenizer of {declare.shown(found.folder)} is not to be had: {error}"
+                f"the tokenizer of {show_path(found.folder)} is not to be had: {error}"
             ) from None
         vocabulary = other
     if wanted and vocabulary.sha256 != wanted:
         if (other := kept_tokenizer(c, wanted)) is None:
             raise TokenizerError(
-                f"TOKENIZER={c.tokenizer}: {declare.shown(found.folder)} was trained with another "
+                f"TOKENIZER={c.tokenizer}: {show_path(found.folder)} was trained with another "
                 f"tokenizer, of sha256 {wanted[:12]}, and not {vocabulary.sha256[:12]}; bring that "
                 "one back, or give its path as TOKENIZER"
             )

@@ -19,8 +19,9 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 
+from settings import SettingsError
 from settings.config import Config
-from settings.declare import SettingsError, given
+from settings.resolve import find_explicit
 from train.checkpoint.checkpoint import CheckpointError
 from train.data import prepare
 from train.data.sources.source import CorpusError
@@ -50,9 +51,7 @@ def main(chat: bool = False) -> int:
                 ["SAMPLE_TOKENS=0 leaves no room for any text. Set for example SAMPLE_TOKENS=160."]
             )
         for remark in remarks:
-            log.info(
-                "%s", remark.replace(f" PROMPT={c.prompt}", "")
-            )  # which is shown anyway, and may be long
+            log.info("%s", remark)
         text = asked(c)
         if chat and text is None and not at_terminal():
             raise SettingsError(
@@ -109,13 +108,8 @@ def refuse_no_numbers(opened: Trained) -> None:
 def asked(c: Config) -> str | None:
     """The prompt: PROMPT, or what is on standard input where that is no terminal; None where there is neither. A line
     end at its end is the shell's and no part of it. Raises SettingsError."""
-    if "PROMPT" in given(Config) or sys.stdin is None or at_terminal():
-        try:  # bytes that the locale could not read come as lone surrogates
-            return c.prompt.encode(errors="surrogateescape").decode() or None
-        except UnicodeDecodeError as error:
-            raise SettingsError(
-                [f"PROMPT: its byte {error.start} is not UTF-8; give text"]
-            ) from None
+    if "PROMPT" in find_explicit() or sys.stdin is None or at_terminal():
+        return c.prompt or None
     log.info(
         "the prompt is read from standard input"
     )  # which a program that calls this may have left open

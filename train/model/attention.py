@@ -24,8 +24,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from settings import SettingsError
 from settings.config import Config
-from settings.declare import SettingsError
 
 log = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from hardware.flops import flops_per_token
+from settings import SettingsError
 from settings.config import Config
-from settings.declare import SettingsError
 from train.model.loss import SoftmaxPart, softmax_part_to_compile
 from train.model.model import Transformer, matmul_weights
 

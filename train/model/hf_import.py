@@ -24,15 +24,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from settings.config import Config
-from settings.declare import (
-    ROOT,
-    SettingsError,
-    declared_fields,
-    format_value,
-    parse_value,
-    rule_of,
-)
+from settings import ROOT, SettingsError
+from settings.config import SETTINGS, Config
+from settings.declare import format_value
 from train.distributed.world import from_all
 from train.model.model import Transformer
 
@@ -173,9 +167,9 @@ def settings_in(config: dict[str, Any]) -> tuple[dict[str, tuple[str, Any]], lis
         try:
             values[name] = (f"{key}={said(given[key])}", as_setting(name, given[key]))
         except ValueError:
-            field = declared_fields(Config)[name]
+            field = SETTINGS[name]
             problems.append(
-                f"config.json has {key}={said(given[key])}, and {name} must be {rule_of(field)}"
+                f"config.json has {key}={said(given[key])}, and {name} must be {field.rule()}"
             )
     try:
         norm_eps_of(config)
@@ -260,10 +254,10 @@ def missing_here(config: dict[str, Any], kind: str) -> list[str]:
 
 def as_setting(name: str, value: Any) -> Any:
     """A value of JSON as one of the setting of that name. Raises ValueError where it cannot be one."""
-    field = declared_fields(Config)[name]
-    if isinstance(value, bool) != (field.type is bool) or not isinstance(value, (bool, int, float)):
+    field = SETTINGS[name]
+    if isinstance(value, bool) != (field.kind is bool) or not isinstance(value, (bool, int, float)):
         raise ValueError
-    return parse_value(field, format_value(value))
+    return field.parse(format_value(value))
 
 
 def said(value: Any) -> str:
@@ -314,7 +308,7 @@ def some(names: list[str], most: int = 8) -> str:
 def expected(c: Config) -> dict[str, tuple[int, ...]]:
     """Their name -> shape of each weight of a model with these settings."""
     with torch.device("meta"):
-        one = Transformer(dataclasses.replace(c, n_layer=1, seq_len=2))
+        one = Transformer(c.replace(n_layer=1, seq_len=2))
     names = {
         name: (c.vocab_size, c.n_embd) if name in OF_ENTRIES else tuple(weight.shape)
         for name, weight in one.named_parameters()

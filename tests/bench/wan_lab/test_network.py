@@ -23,7 +23,7 @@ from bench.wan_lab.network import (
     processes_in,
     what_is_missing,
 )
-from settings.declare import ROOT
+from settings import ROOT
 
 missing = what_is_missing() if sys.platform == "linux" else ["it needs Linux"]
 pytestmark = [

@@ -8,7 +8,7 @@ import torch
 
 from settings.config import Config
 from tests.train.checkpoint.test_checkpoint import trained
-from train import limits
+from train import timeouts
 from train.checkpoint import checkpoint
 from train.checkpoint import saver as saver_module
 from train.checkpoint.saver import Saver
@@ -89,7 +89,7 @@ def test_a_save_that_failed_leaves_no_group_behind_that_works_no_more(
     made = []
     monkeypatch.setattr(saver_module, "group_of", lambda ranks, seconds: made.append(seconds))
     model, optimizer = trained(tiny, 1)
-    monkeypatch.setattr(limits, "CHECKPOINT_TIMEOUT_S", 100)
+    monkeypatch.setattr(timeouts, "CHECKPOINT_TIMEOUT_S", 100)
     saver = Saver(tmp_path, tiny, ALONE, 2_000_000_000)
     assert made == [200.0] and saver.limit_s == 300.0  # a disk that writes 20 MB/s has 100 s for it
     for step, misses in ((1, 0), (2, 1), (3, 0)):

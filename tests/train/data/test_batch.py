@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from settings.config import Config
-from train.data import prepare
+from train.data import data_paths, prepare
 from train.data.batch import Loader
 from train.data.manifest import DataError, Seal, manifest_of
 from train.data.mixture import Gap, NotSealed, sample_range
@@ -372,13 +372,18 @@ def test_an_epoch_that_ended_holds_the_source_to_the_shards_that_it_had(tmp_path
         )
 
 
-def test_another_size_of_groups_is_no_fit_for_what_was_opened(tmp_path: Path) -> None:
+def test_another_size_of_groups_is_no_fit_for_what_was_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data_paths, "GROUP_SHARDS", 4)
     c, sources = two(tmp_path)
     loader = Loader(c, sources, world(), END)
     step = next(s for s in range(20) if loader.opened(s, ())["a"]["shards"] == 4)
-    other = Loader(dataclasses.replace(c, group_shards=1), sources, world(), END)
+    monkeypatch.setattr(data_paths, "GROUP_SHARDS", 1)
+    other = Loader(c, sources, world(), END)
     assert other.differs(loader.opened(step, ())) == ""  # it ends a group there, too
     step = next(s for s in range(20) if loader.opened(s, ())["a"]["shards"] == 2)
+    monkeypatch.setattr(data_paths, "GROUP_SHARDS", 4)
     spans = Loader(c, two(tmp_path / "one", 1, None, partial=True)[1], world(), END)
     assert spans.differs(loader.opened(step, ())) == "a"  # of which there is less now
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from settings import ROOT
 from settings.config import Config
-from settings.declare import ROOT
 from tests.train.data.test_prepare import config, content, declare, declare_papers, opened, settings
 from train.data import prepare
 from train.data.manifest import DataError

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from settings.declare import ROOT
+from settings import ROOT
 from train.data import progress
 from train.data.progress import Progress
 from train.data.sources.rows import Cursor

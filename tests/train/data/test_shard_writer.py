@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from settings.declare import ROOT
+from settings import ROOT
 from train.data import shard_writer, tokenizer
 from train.data.manifest import DataError, Seal
 from train.data.shard_writer import EXAMPLES, Maker
@@ -276,16 +276,16 @@ def test_a_manifest_that_is_none_is_refused_and_no_shard_is_deleted(
     assert content(tmp_path / "made") == before
 
 
-def test_another_size_of_shards_is_refused_with_the_setting(
+def test_shards_go_on_in_the_size_that_they_have(
     papers: Pinned, v: Vocabulary, tmp_path: Path
 ) -> None:
     make(papers, v, tmp_path / "made", 1000)
-    before = content(tmp_path / "made")
-    with pytest.raises(
-        DataError, match=r"was prepared with SHARD_TOKENS=800, not 900; set that, or delete"
-    ):
-        Maker(papers, v, tmp_path / "made", 900, Files(papers, tmp_path))
-    assert content(tmp_path / "made") == before
+    again = Maker(papers, v, tmp_path / "made", 900, Files(papers, tmp_path))
+    assert again.shard_tokens == SHARD_TOKENS
+    for _ in again.make(math.inf):
+        pass
+    make(papers, v, tmp_path / "once")
+    assert content(tmp_path / "made") == content(tmp_path / "once")
 
 
 def test_files_that_no_manifest_knows_are_removed(

@@ -238,7 +238,7 @@ def job(tiny: Config, monkeypatch: pytest.MonkeyPatch) -> Any:
         desk=None,
         late=False,
         world=types.SimpleNamespace(is_first=False),
-        guard=Guard(8, 3, 3),
+        guard=Guard(8),
         step=0,
         tokens=0,
         gaps=(),
@@ -258,9 +258,8 @@ def job(tiny: Config, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def goes_on(job: Any, last_step: int) -> Job:
     """Steps until the run is through, as train() takes them; a step that is made again counts again."""
-    job.config = types.SimpleNamespace(
-        **{**vars(job.config), "last_step": last_step, "batch_windows": 16, "site_rank": 0}
-    )
+    job.config = job.config.replace(max_steps=last_step)
+    assert job.config.last_step == last_step and job.config.batch_windows == 16
     while job.step < last_step or hook.is_unfinished(job):
         if job.step >= last_step:
             assert not hook.begin(job)

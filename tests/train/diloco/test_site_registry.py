@@ -10,8 +10,8 @@ import pytest
 
 from doctor import site_checks as check
 from hardware.ports import free_ports
+from settings import SettingsError
 from settings.config import Config
-from settings.declare import SettingsError
 from train.diloco import hook, site_registry
 from train.diloco.site_registry import Desk, NoDesk, own_address
 from train.distributed.world import PeersDiffer

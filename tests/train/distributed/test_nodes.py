@@ -100,8 +100,7 @@ def env(tmp_path: Path, data: dict[str, str], free_port: int) -> dict[str, str]:
         data,
         NODES=2,
         NPROC=1,
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=free_port,
+        MASTER_ADDR=f"127.0.0.1:{free_port}",
         MAX_RESTARTS=3,
         START_TIMEOUT_S=120,
         MAX_STEPS=40,
@@ -291,7 +290,7 @@ def test_a_node_that_was_told_to_stop_comes_back_and_the_other_has_waited(
     (tmp_path / "one").mkdir()
     train(environment(tmp_path / "one", data, MAX_STEPS=40))
     env = with_fault(env, tmp_path, *SLOWLY, everywhere=HEARD)
-    job = Job(tmp_path, env | {"PEER_STOP": "wait", "MAX_RESTARTS": "0", "SAVE_EVERY": "1000"})
+    job = Job(tmp_path, env | {"K8S_NODE": "machine", "MAX_RESTARTS": "0", "SAVE_EVERY": "1000"})
     jobs.append(job)
     wait_for(job.run.metrics, '"step": 5,')
     job.nodes[stopped].send_signal(signal.SIGTERM)
@@ -299,7 +298,7 @@ def test_a_node_that_was_told_to_stop_comes_back_and_the_other_has_waited(
     (saved,) = job.run.checkpoints.iterdir()
     wait_for(
         job.logs[1 - stopped],
-        "Another node was told to stop; waiting for it to come back (PEER_STOP=wait)",
+        "Another node was asked to stop; waiting for it to come back",
     )
     assert job.nodes[1 - stopped].poll() is None
     job.nodes[stopped] = job.start(stopped)
@@ -332,7 +331,7 @@ def test_three_nodes_of_which_the_first_is_gone_and_replaced(
     tmp_path: Path, data: dict[str, str], env: dict[str, str], jobs: list[Job]
 ) -> None:
     env = with_fault(env, tmp_path, *SLOWLY)
-    job = Job(tmp_path, env | {"NODES": "3", "BATCH_TOKENS": "768", "PEER_STOP": "wait"})
+    job = Job(tmp_path, env | {"NODES": "3", "BATCH_TOKENS": "768", "K8S_NODE": "machine"})
     jobs.append(job)
     wait_for(job.run.metrics, '"event": "checkpoint"')
     job.lose(0)
@@ -353,7 +352,7 @@ def test_a_node_with_bad_data_ends_all_at_once_and_says_why_last(
         "def broken(*_, **__): raise DataError('shard 7 is damaged')",
         "if rank == '1': prepare.open_sources = broken",
     )
-    job = Job(tmp_path, env | {"PEER_STOP": "wait"})
+    job = Job(tmp_path, env | {"K8S_NODE": "machine"})
     jobs.append(job)
     said = job.ends(78, 78)
     assert said[1].splitlines()[-1] == "launch: exit code 78: shard 7 is damaged"

@@ -29,8 +29,7 @@ class Nodes:
         self.config = dataclasses.replace(
             Config(),
             nodes=count,
-            master_addr="127.0.0.1",
-            master_port=port,
+            master_addr=f"127.0.0.1:{port}",
             runs_dir=str(folder),
             run_name="run",
             batch_tokens=8192,
@@ -248,14 +247,14 @@ def test_a_taken_port_is_said_at_once_and_waited_for(
     with socket.create_server(("127.0.0.1", nodes.config.master_port)):
         nodes.start(0)
         nodes.start(1)
-        until_said(caplog, f"MASTER_PORT={nodes.config.master_port} cannot be listened on here")
+        until_said(caplog, f"port {nodes.config.master_port} cannot be listened on here")
     nodes.start(2)
     assert [nodes.verdict(rank).code for rank in range(3)] == [0, 0, 0]
     monkeypatch.setattr(rendezvous, "PORT_S", 0.3)
     with socket.create_server(("127.0.0.1", nodes.config.master_port)):
         nodes.start(0)
         code, why = nodes.verdict(0)
-    assert code == 78 and "choose another on all nodes, for example MASTER_PORT=" in why
+    assert code == 78 and "choose another on all nodes, for example MASTER_ADDR=127.0.0.1:" in why
 
 
 def test_what_answers_but_calls_no_roll_is_waited_out(

@@ -22,7 +22,7 @@ from train.distributed.registry import Verdict
 
 __all__ = ["nodes"]  # a fixture
 
-POD = {"PEER_STOP": "wait"}
+POD = ("K8S_NODE", "machine")
 
 
 # ---- Told to stop, and started again
@@ -30,7 +30,7 @@ POD = {"PEER_STOP": "wait"}
 
 @pytest.mark.parametrize("stopped", [0, 2])
 def test_the_others_wait_for_a_node_that_was_told_to_stop(nodes: Nodes, stopped: int) -> None:
-    pods = {rank: command(nodes, rank, "meet", "1", **POD) for rank in (0, 2)}
+    pods = {rank: command(nodes, rank, "meet", "1", **dict([POD])) for rank in (0, 2)}
     nodes.wait_for("waiting for peers 2/3")
     pods[stopped].send_signal(signal.SIGTERM)
     code, text = said(pods[stopped])
@@ -41,7 +41,7 @@ def test_the_others_wait_for_a_node_that_was_told_to_stop(nodes: Nodes, stopped:
     if not stopped:
         assert status.read(nodes.paths.status)["phase"] == "stopped"
     for rank in (stopped, 1):
-        pods[rank] = command(nodes, rank, "meet", "1", **POD)
+        pods[rank] = command(nodes, rank, "meet", "1", **dict([POD]))
     for rank, pod in pods.items():
         code, text = said(pod)
         assert code == 0 and "all nodes have joined" in text, f"node {rank}: {text}"
@@ -68,7 +68,8 @@ def test_a_run_that_a_machine_which_is_gone_still_holds_is_waited_for(
 ) -> None:
     """As a shared disk has it for some minutes; by hand that is refused at once."""
     monkeypatch.setattr(status, "SETTLE_S", 0.2)
-    pod = dataclasses.replace(nodes.config, peer_stop="wait", start_timeout_s=4)
+    monkeypatch.setenv(*POD)
+    pod = dataclasses.replace(nodes.config, start_timeout_s=4)
     with ThreadPoolExecutor() as threads:
         with status.hold_run(nodes.paths):
             told = threads.submit(rendezvous.meet, pod, 1)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from settings.declare import ROOT
+from settings import ROOT
 from train.distributed import signals as interrupt
 from train.distributed.signals import Interrupt, Stopped
 

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from settings import ROOT
 from settings.config import Config
-from settings.declare import ROOT
 from train.distributed import world as distributed
 from train.distributed.world import PeersDiffer, World
 
@@ -113,7 +113,7 @@ def test_a_torch_that_cannot_be_told_its_time_out_is_known(
     from torch.distributed import launcher
 
     monkeypatch.delenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", raising=False)
-    c = dataclasses.replace(Config(), shutdown_timeout_s=99)
+    c = dataclasses.replace(Config(), grace_period_s=159)
     old = tmp_path / "api.py"
     for text, expected in (
         ("timeout = 30", (30.0, False)),

@@ -53,7 +53,7 @@ def test_behind_an_exchange_spikes_are_let_pass_and_not_remembered(
     guard.exchanged(every)
     for step in range(unsettled):
         assert guard.judge(9.0, 9.0) is None and guard.judge(math.nan, 1.0) == "nonfinite"
-        again = Guard(8, 3, 3)
+        again = Guard(8)
         again.load(json.loads(json.dumps(guard.state())))
         assert again.unsettled == unsettled - step
         guard.taken(61 + step, 9.0, 9.0)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from settings.declare import ROOT
+from settings import ROOT
 from train.faults import watchdog
 from train.faults.watchdog import Watchdog
 

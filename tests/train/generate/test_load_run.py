@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from record.status import RunFolderError
-from settings import declare
+from settings import SettingsError
 from settings.config import Config
-from settings.declare import SettingsError
+from settings.resolve import resolve
 from tests.train.checkpoint.test_checkpoint import ALONE, go_on, save, trained
 from tests.train.model.test_hf_import import QWEN, change, logits, published
 from tests.train.model.test_model import recipe
@@ -369,7 +369,7 @@ def test_what_is_wrong_with_a_foreign_folder_is_said(
         "N_LAYER=7",
         f"SEQ_LEN={2 * longest}",
     ]
-    with pytest.raises(SettingsError, match="TOKENIZER=train makes another"):
+    with pytest.raises(SettingsError, match="TOKENIZER=train: INIT_FROM has its own"):
         of_folder(place, {"TOKENIZER"}, tokenizer="train")
     with pytest.raises(SettingsError, match="no such folder"):
         of_folder(tmp_path / "nowhere")
@@ -427,7 +427,7 @@ def test_given_is_what_no_preset_and_no_default_says(tmp_path: Path) -> None:
         "MAKE_SETTINGS": "RUN_NAME",
         "N_HEAD": "",
     }
-    assert declare.given(Config, environ) == {"ENV_FILE", "N_LAYER", "PRESET", "SEED", "RUN_NAME"}
+    assert resolve(environ).explicit == {"ENV_FILE", "N_LAYER", "PRESET", "SEED", "RUN_NAME"}
 
 
 def test_rules_about_steps_do_not_keep_a_command_from_looking_at_a_model() -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from settings import SettingsError
 from settings.config import Config
-from settings.declare import SettingsError
 from tests.processes import run_ranks
 from tests.train.checkpoint.test_checkpoint import ALONE
 from tests.train.checkpoint.test_reshard import run

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from settings import ROOT
 from settings.config import Config
-from settings.declare import ROOT
 from tests.train.generate.test_load_run import Run, run  # noqa: F401  (a fixture)
 from tests.train.model.test_hf_import import LLAMA, published
 from tests.train.model.test_model import recipe
@@ -227,7 +227,8 @@ def test_characters_survive_any_locale_and_bytes_that_are_none_are_refused(
         [sys.executable, "-m", "train.generate.sample"], cwd=ROOT, capture_output=True, check=False
     )
     assert (done.returncode, done.stdout.decode()) == (0, said), done.stderr
-    assert "PROMPT: its byte 1 is not UTF-8" in sample(PROMPT=os.fsdecode(b"a\xff"), code=64)[1]
+    refused = sample(PROMPT=os.fsdecode(b"a\xff"), code=64)[1]
+    assert "(environment): Must be text in UTF-8" in refused
 
 
 # ---- Conversations

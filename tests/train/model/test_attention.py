@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
+from settings import SettingsError
 from settings.config import Config
-from settings.declare import SettingsError
 from train.data.batch import document_bounds
 from train.model import attention
 from train.model.attention import MATH, SDPA, Kernel

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from settings import SettingsError
 from settings.config import Config
-from settings.declare import SettingsError
 from tests.train.test_parity import batches
 from train.checkpoint import checkpoint
 from train.data.batch import Batch

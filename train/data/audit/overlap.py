@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from settings.declare import SettingsError
+from settings import SettingsError
 from train.data.data_paths import NO_BUNDLE, core_bundle_path
 from train.data.manifest import DataError
 from train.data.tokenizer import Vocabulary

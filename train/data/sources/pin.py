@@ -23,7 +23,7 @@ from typing import Any
 import xxhash
 
 from record.durable import write_whole
-from settings.declare import ROOT
+from settings import ROOT
 from train.data.sources.hub import ask
 from train.data.sources.source import CorpusError, Source
 

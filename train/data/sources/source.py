@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from settings.declare import nearest, shown
+from settings.resolve import find_nearest, show_path
 
 RULES = 1  # changes when the same files give other documents, so that what was made before is not taken for the same
 EMBEDDED = "python-stdlib"
@@ -119,23 +119,31 @@ TYPES = {
 KINDS = {"repository": "hub", "files": "files", "embedded": "stdlib"}
 
 
+def declarations(folder: Path) -> list[Path]:
+    """Return the files that declare sources. None in a closed folder, which whoever needs the data reports."""
+    try:
+        return list(folder.glob("*.toml"))
+    except PermissionError:
+        return []
+
+
 def declaration(name: str, folders: Sequence[Path]) -> Path:
     """Find the file NAME.toml that declares a source. Raises CorpusError."""
-    paths = sorted(path for folder in folders for path in folder.glob("*.toml"))
+    paths = sorted(path for folder in folders for path in declarations(folder))
     found = [path for path in paths if path.stem == name]
     own = folders[-1] / f"{name}.toml"
     if len(found) > 1:
-        others = " and ".join(shown(path) for path in found)
+        others = " and ".join(show_path(path) for path in found)
         raise CorpusError(
-            f"DATA_MIX names {name}, which is declared twice, in {others}; rename {shown(own)}"
+            f"DATA_MIX names {name}, which is declared twice, in {others}; rename {show_path(own)}"
         )
     if not found:
         known = [path.stem for path in paths]
-        meant = nearest(name, known)
+        meant = find_nearest(name, known)
         raise CorpusError(
             f"DATA_MIX names {name}, which is no source; there are: {', '.join(known) or 'none'}"
             + (f"; did you mean {meant}?" if meant else "")
-            + f" (a source of your own is a file {shown(own)})"
+            + f" (a source of your own is a file {show_path(own)})"
         )
     return found[0]
 
@@ -148,11 +156,11 @@ def declared(name: str, folders: Sequence[Path]) -> Source:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise CorpusError(
-            f"{shown(path)}: not TOML ({error}); a line looks like: {KEYS['repository'][1]}"
+            f"{show_path(path)}: not TOML ({error}); a line looks like: {KEYS['repository'][1]}"
         ) from None
     except OSError as error:
         raise CorpusError(
-            f"{shown(path)}: cannot be read ({error.strerror}); make it readable"
+            f"{show_path(path)}: cannot be read ({error.strerror}); make it readable"
         ) from None
     if content.get("max_epochs") == "unlimited":
         content["max_epochs"] = math.inf
@@ -162,7 +170,7 @@ def declared(name: str, folders: Sequence[Path]) -> Source:
     for key in content:
         if kind not in KEYS[key][2].split():
             raise CorpusError(
-                f"{shown(path)}: {key} does not go with {given_as(kind)}; leave it out"
+                f"{show_path(path)}: {key} does not go with {given_as(kind)}; leave it out"
             )
     check_values(path, content)
     content.pop("embedded", None)
@@ -175,9 +183,9 @@ def declared(name: str, folders: Sequence[Path]) -> Source:
 def check_type(path: Path, key: str, value: Any) -> None:
     """Raises CorpusError unless the key exists and has a value of its type."""
     if key not in KEYS:
-        meant = nearest(key, KEYS)
+        meant = find_nearest(key, KEYS)
         raise CorpusError(
-            f"{shown(path)}: {key} is no key of a source"
+            f"{show_path(path)}: {key} is no key of a source"
             + (
                 f"; did you mean {meant}, as in {KEYS[meant][1]}?"
                 if meant
@@ -193,7 +201,7 @@ def check_type(path: Path, key: str, value: Any) -> None:
     if not right or value in ("", []):
         is_empty = "is empty" if right else f"is {value!r}"
         raise CorpusError(
-            f"{shown(path)}: {key} {is_empty}, but must be {TYPES[kind]}; for example: {example}"
+            f"{show_path(path)}: {key} {is_empty}, but must be {TYPES[kind]}; for example: {example}"
         )
 
 
@@ -203,7 +211,7 @@ def kind_of(path: Path, content: dict[str, Any]) -> str:
     if len(given) != 1:
         what = " and ".join(given) + " are given" if given else "none is given"
         raise CorpusError(
-            f"{shown(path)}: a source has one of repository, files and embedded, and {what}; "
+            f"{show_path(path)}: a source has one of repository, files and embedded, and {what}; "
             f"for example: {KEYS['repository'][1]}"
         )
     return KINDS[given[0]]
@@ -219,7 +227,7 @@ def check_values(path: Path, content: dict[str, Any]) -> None:
 
     def wrong(key: str, rule: str) -> CorpusError:
         value = f"{key} = {json.dumps(content[key])}" if key in content else f"{key} is missing; it"
-        return CorpusError(f"{shown(path)}: {value} {rule}; for example: {KEYS[key][1]}")
+        return CorpusError(f"{show_path(path)}: {value} {rule}; for example: {KEYS[key][1]}")
 
     if not 0 < content.get("validation_fraction", 0) < 1:
         raise wrong(

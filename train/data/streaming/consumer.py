@@ -10,7 +10,6 @@ wait for one that is refused, or makes no progress for DATA_TIMEOUT_S, the run e
 """
 
 import contextlib
-import dataclasses
 import json
 import logging
 import os
@@ -22,9 +21,9 @@ from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
 from record.run_paths import RunPaths
+from settings import ROOT
 from settings.config import Config
-from settings.declare import ROOT
-from train import limits
+from train import timeouts
 from train.data.mixture import SourceOrder
 from train.data.shards import ShardSet
 from train.data.streaming.node_transfer import Relay
@@ -118,7 +117,8 @@ class Feed:
             target=self.listen, args=(self.process.stdout,), name="producer", daemon=True
         )
         self.listener.start()
-        begin = {"settings": dataclasses.asdict(self.c), "held_out": self.held_out}
+        settings = {name.lower(): value for name, value in self.c.values().items()}
+        begin = {"settings": settings, "held_out": self.held_out}
         self.write(
             json.dumps(begin).encode() + b"\n"
         )  # an env file may have changed since the trainer read it
@@ -230,7 +230,7 @@ class Feed:
         if not self.first:
             return ""
         self.look_after()
-        now, timeout_s = time.monotonic(), limits.DATA_TIMEOUT_S
+        now, timeout_s = time.monotonic(), timeouts.DATA_TIMEOUT_S
         if not lacking[0]:
             unseen_s = min(waited_s, now - max(self.seen, self.relay.moved if self.relay else 0.0))
             if unseen_s <= timeout_s:

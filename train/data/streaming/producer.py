@@ -26,8 +26,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from record.status import take
+from settings import SettingsError
 from settings.config import Config
-from settings.declare import SettingsError
 from train.data import data_paths
 from train.data.data_paths import is_enough
 from train.data.manifest import DataError, Seal

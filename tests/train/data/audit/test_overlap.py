@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from settings.declare import SettingsError
+from settings import SettingsError
 from train.data import tokenizer
 from train.data.audit import overlap
 from train.data.audit.overlap import Pool, Scanner, read_tasks

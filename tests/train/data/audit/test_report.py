@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from settings import ROOT
 from settings.config import Config
-from settings.declare import ROOT
 from train.data import prepare, tokenizer
 from train.data.audit import report, report_text
 from train.data.audit.report import Documents

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from settings.declare import ROOT
+from settings import ROOT
 from tests.faults.hub import PAGE, REVISION, Hub, Repository, hub, questions
 from train.data.sources import fetch, pin
 from train.data.sources import hub as asking

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import xxhash
 
-from settings.declare import ROOT
+from settings import ROOT
 from tests.faults.hub import REVISION, Hub, Repository, hub
 from train.data.sources import pin
 from train.data.sources.pin import File, Pinned

@@ -12,7 +12,7 @@ import pyarrow.ipc
 import pyarrow.parquet as pq
 import pytest
 
-from settings.declare import ROOT
+from settings import ROOT
 from tests.conftest import SHARED
 from train.data.sources import fetch, formats, pin, rows
 from train.data.sources.rows import REASONS, Cursor, Document, Dropped, documents

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from settings.declare import ROOT
+from settings import ROOT
 from train.data.sources.source import (
     KEYS,
     CorpusError,

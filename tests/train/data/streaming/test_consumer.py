@@ -16,7 +16,7 @@ import pytest
 from record.run_paths import RunPaths
 from settings.config import Config
 from tests.train.data.streaming.test_producer import group_of_sample, layouts
-from train import limits
+from train import timeouts
 from train.data.mixture import SourceOrder, group_ends
 from train.data.shards import ShardSet
 from train.data.streaming import consumer
@@ -187,7 +187,7 @@ def test_a_producer_that_dies_again_and_again_is_given_up_when_training_has_wait
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(limits, "DATA_TIMEOUT_S", 1)
+    monkeypatch.setattr(timeouts, "DATA_TIMEOUT_S", 1)
     producer(
         f"import json, os, sys; sys.stdout.write(json.dumps({WORDS | {'pending': 3}!r}) + chr(10))\n"
         "sys.stdout.flush(); os.kill(os.getpid(), 9)"
@@ -212,7 +212,7 @@ def test_a_producer_that_dies_again_and_again_is_given_up_when_training_has_wait
 def test_one_that_makes_a_shard_between_its_deaths_is_started_again_at_once(
     tmp_path: Path, producer: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "DATA_TIMEOUT_S", 1)
+    monkeypatch.setattr(timeouts, "DATA_TIMEOUT_S", 1)
     producer(
         f"import json, sys; sys.stdout.write(json.dumps({WORDS | {'made': 1}!r}) + chr(10)); sys.exit(1)"
     )
@@ -266,7 +266,7 @@ def test_a_producer_that_reads_nothing_does_not_hold_training_up(
 def test_a_rank_that_never_sees_the_shards_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "DATA_TIMEOUT_S", 5)
+    monkeypatch.setattr(timeouts, "DATA_TIMEOUT_S", 5)
     this = quiet(tmp_path)
     this.seen = time.monotonic() - 6
     assert this.why_not(4.0, ["", "", "s"]) == "" == this.why_not(4.0, ["s", "s", "s"])

@@ -328,7 +328,8 @@ def test_what_the_trainer_says_is_taken_by_its_last_whole_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     words = [{"at": {"s": n}, "until": {"s": n + 1}} for n in range(4)]
-    begin = {"settings": dataclasses.asdict(Config()), "held_out": {"s": 2}}
+    settings = {name.lower(): value for name, value in Config().values().items()}
+    begin = {"settings": settings, "held_out": {"s": 2}}
     lines = [json.dumps(begin).encode(), *(json.dumps(word).encode() for word in words[:3])]
     said = b"\n".join([*lines, b'{"at": {"s"', json.dumps(words[3]).encode()])
     parts = [said[:50], said[50:1000], said[1000:], b"", b"not asked for"]

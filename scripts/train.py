@@ -1,0 +1,108 @@
+"""Train on this machine: check settings, machine and plan, then start this node of the run.
+
+python -m scripts.train [WORD...]
+
+finetune    fine-tune MODEL on DATA instead of pretraining
+node        one of several machines: NODES=1 is refused
+2xh100      exactly 2 GPUs of this machine, with the GPU sampler running
+"""
+
+import os
+import sys
+
+from doctor import before_run
+from record.exit_codes import BAD_DATA, BAD_SETTING, DONE, INTERRUPTED
+from record.run_paths import RunPaths
+from settings import ROOT, SettingsError
+from settings.checks import PRETRAINING
+from settings.config import Config
+from settings.declare import format_value
+from train.children import Children, complain
+from train.start_node import FINETUNE, PRETRAIN, Node, Way
+from train.tune import count_gpus
+
+GPUS = 2  # of the target train-2xh100
+DEFAULTS = {
+    "finetune": {"PRESET": "finetune"},
+    "2xh100": {"PRESET": "d16-2xh100", "NPROC": str(GPUS)},
+}
+
+
+def load(words: list[str], way: Way) -> Config:
+    """Load the settings with the target's own defaults, which this process's children get too."""
+    defaults: dict[str, str] = {}
+    for word in words:
+        defaults |= DEFAULTS.get(word, {})
+    without = PRETRAINING if way is FINETUNE else ()
+    config, _ = Config.load_with_warnings(defaults=defaults, without=without)
+    for name in defaults:
+        os.environ[name] = format_value(getattr(config, name.lower()))
+    return config
+
+
+def check_nodes(config: Config, way: Way) -> int:
+    """Refuse `make train-node` for a run on one machine."""
+    if config.nodes > 1:
+        return DONE
+    target = f"make {way.name}"
+    complain(
+        f"NODES=1: {way.name}-node starts one node of several. Set NODES to how many there are, "
+        "NODE_RANK to this one's number, counted from 0, and MASTER_ADDR to the address of node 0. "
+        f"On one machine, run {target}."
+    )
+    return BAD_SETTING
+
+
+def check_two_gpus(config: Config) -> int:
+    """Refuse `make train-2xh100` where there are not 2 GPUs to train on."""
+    general = f"make train PRESET={config.preset}"
+    if config.nproc != GPUS or config.nodes != 1 or config.device == "cpu":
+        complain(
+            f"train-2xh100 trains on 2 GPUs of one machine, but NPROC={config.nproc} "
+            f"NODES={config.nodes} DEVICE={config.device}. Leave these out, or run {general}."
+        )
+        return BAD_SETTING
+    gpus = count_gpus(os.environ)
+    if gpus < GPUS:
+        complain(
+            f"train-2xh100 needs 2 GPUs, but {gpus or 'none'} can be seen here (nvidia-smi, "
+            f"CUDA_VISIBLE_DEVICES). {general} uses those that there are."
+        )
+        return BAD_DATA
+    return DONE
+
+
+def start(words: list[str], node: Node) -> int:
+    """Check, then train. Returns the exit code."""
+    code = DONE
+    if "node" in words:
+        code = check_nodes(node.config, node.way)
+    elif "2xh100" in words:
+        code = check_two_gpus(node.config)
+        if code == DONE:
+            node.start_sampler()
+    if code == DONE:
+        code = before_run.main([node.way.name])
+    if code == DONE and node.children.stop_requested:
+        code = INTERRUPTED
+    if code != DONE:
+        return code
+    return node.run(lock=None)
+
+
+def main(words: list[str]) -> int:
+    children = Children()
+    way = FINETUNE if "finetune" in words else PRETRAIN
+    try:
+        config = load(words, way)
+    except SettingsError as error:
+        complain(str(error))
+        return BAD_SETTING
+    node = Node(config, way, children, RunPaths.of_node(config, ROOT))
+    code = start(words, node)
+    node.leave(code)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

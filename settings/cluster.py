@@ -1,0 +1,123 @@
+"""Settings of the image and of jobs on a Kubernetes cluster."""
+
+from dataclasses import dataclass
+
+from settings.declare import Format, Section, setting
+from settings.targets import CLUSTER, COMPUTE, LAUNCH, PREPARE_DATA
+
+IMAGE = Format(
+    r"[a-z0-9][a-z0-9._/:-]*(:[A-Za-z0-9_][A-Za-z0-9._-]{0,127})?(@sha256:[0-9a-f]{64})?",
+    "REGISTRY/REPOSITORY, with :TAG or @sha256:DIGEST if needed",
+)
+JOB_NAME = Format(r"[a-z]([-a-z0-9]{0,48}[a-z0-9])?", "a DNS label of at most 50 characters")
+DNS_LABEL = Format(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", "a DNS label")
+OBJECT_NAME = Format(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", "the name of a Kubernetes object")
+RESOURCE = Format(
+    r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?", "DOMAIN/NAME"
+)
+LABEL_VALUE = Format(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?", "the value of a label")
+PRODUCTS = Format(
+    r"[A-Za-z0-9][A-Za-z0-9._-]*(,[A-Za-z0-9][A-Za-z0-9._-]*)*",
+    "names of GPU products with commas between them",
+)
+TAINTS = Format(
+    r"[A-Za-z0-9][A-Za-z0-9./_-]*(=[A-Za-z0-9._-]+)?"
+    r"(,[A-Za-z0-9][A-Za-z0-9./_-]*(=[A-Za-z0-9._-]+)?)*",
+    "KEY or KEY=VALUE, with commas between several",
+)
+
+
+@dataclass(frozen=True)
+class Cluster(Section):
+    """Image, pods, volume and namespace."""
+
+    USED_BY = LAUNCH
+
+    image: str = setting(
+        "",
+        "Image repository that `make push` pushes to and pods pull from. "
+        "With a tag or digest, pods use that one instead of the newest push.",
+        format=IMAGE,
+        example="registry.example.org/lab/pure-transformer",
+        used_by=LAUNCH | {"image", "push"},
+    )
+    where: str = setting(
+        "auto",
+        "Work on this machine (`local`) or on the cluster (`cluster`). "
+        "`auto` chooses the cluster if RUN_NAME was launched there.",
+        choices=("auto", "local", "cluster"),
+        used_by=CLUSTER | COMPUTE | PREPARE_DATA | {"export"},
+    )
+    job_name: str = setting(
+        "pure-transformer-8xa100", "Name of the Kubernetes Job.", format=JOB_NAME, used_by=CLUSTER
+    )
+    namespace: str = setting(
+        "",
+        "Kubernetes namespace. Default: the namespace of kubectl's context.",
+        format=DNS_LABEL,
+        example="my-lab",
+        used_by=CLUSTER,
+    )
+    gpus_per_node: int | None = setting(
+        None,
+        "Number of GPUs per pod, each with 8 CPUs; or of processes with DEVICE=cpu. "
+        "Default: 2 on the cluster.",
+        minimum=1,
+        maximum=64,
+    )
+    gpu_products: str = setting(
+        "NVIDIA-A100-SXM4-80GB,NVIDIA-A100-80GB-PCIe",
+        "GPU products to run on. `make sites` lists those of the cluster.",
+        format=PRODUCTS,
+    )
+    gpu_resource: str = setting(
+        "",
+        "Name by which pods request GPUs; some clusters have an own one for large GPUs. "
+        "Default: the name that the nodes of GPU_PRODUCTS advertise, or else nvidia.com/gpu.",
+        format=RESOURCE,
+        example="nvidia.com/a100",
+    )
+    site: str = setting(
+        "",
+        "Zone that all pods must run in. `make sites` lists the zones. Default: any zone.",
+        format=LABEL_VALUE,
+        example="ucsd",
+    )
+    volume: str = setting(
+        "pure-transformer",
+        "Name of the PersistentVolumeClaim that holds runs and data. No target ever deletes it.",
+        format=DNS_LABEL,
+        used_by=CLUSTER,
+    )
+    volume_gb: int = setting(
+        500, "Size of the volume when it is created.", unit="GiB", minimum=1, maximum=10**6
+    )
+    storage_class: str = setting(
+        "",
+        "Storage class of the volume when it is created. Default: the cluster's.",
+        format=OBJECT_NAME,
+        example="rook-cephfs",
+    )
+    pod_memory_gb: int = setting(
+        96,
+        "Memory of a pod. A sixth of it is shared memory (/dev/shm).",
+        unit="GiB",
+        minimum=2,
+        maximum=10**5,
+    )
+    tolerations: str = setting(
+        "", "Taints that the pods tolerate.", format=TAINTS, example="nautilus.io/hardware=a100"
+    )
+    priority_class: str = setting(
+        "",
+        "PriorityClass of the pods. Default: the cluster's.",
+        format=OBJECT_NAME,
+        example="opportunistic",
+    )
+    image_pull_secret: str = setting(
+        "",
+        "Secret of the namespace that holds the credentials for pulling the image.",
+        format=OBJECT_NAME,
+        example="registry-login",
+    )
+    wait: bool = setting(False, "Keep trying until all pods can be scheduled together.")

@@ -1,0 +1,65 @@
+"""Settings of the training data: which text, how it is tokenized, and where the shards are."""
+
+from dataclasses import dataclass
+
+from settings.declare import FROZEN, Format, Section, setting
+from settings.targets import COMPUTE, PREPARE_DATA, PRETRAIN
+
+MIXTURE = Format(
+    r"[a-z0-9-]+:[1-9][0-9]{0,5}(,[a-z0-9-]+:[1-9][0-9]{0,5})*",
+    "SOURCE:WEIGHT with a whole weight, and commas between several",
+)
+
+
+@dataclass(frozen=True)
+class Corpus(Section):
+    """Sources, tokenizer and shards."""
+
+    USED_BY = PRETRAIN | PREPARE_DATA
+
+    data_mix: str = setting(
+        "python-stdlib:1",
+        "Sources of training text and their integer weights, measured in tokens. "
+        "Each source is declared in sources/NAME.toml or DATA_DIR/sources/NAME.toml.",
+        format=MIXTURE,
+        resume=FROZEN,
+    )
+    data_dir: str = setting(
+        "data",
+        "Folder that holds token shards, downloads and models from the Hub.",
+        used_by=COMPUTE | PREPARE_DATA | {"export", "bench"},
+    )
+    data_stream: str = setting(
+        "auto",
+        "Prepare shards during training (`1`) or before it (`0`). "
+        "`auto` streams sources on the Hub whose shards are missing.",
+        choices=("auto", "0", "1"),
+        used_by=PRETRAIN,
+    )
+    data_cache_gb: float = setting(
+        50,
+        "Disk space for training shards while streaming. Shards that have been trained on are "
+        "deleted beyond it.",
+        unit="GB",
+        positive=True,
+        used_by=PRETRAIN,
+    )
+    doc_mask: bool = setting(
+        False,
+        "Restrict attention to the document of each token, in sequences that hold several.",
+        resume=FROZEN,
+        used_by=PRETRAIN,
+    )
+    tokenizer: str = setting(
+        "train",
+        "Tokenizer: train one on the mixture (`train`), "
+        "or the path of a tokenizer.json, or a repository on the Hugging Face Hub.",
+        resume=FROZEN,
+        used_by=PRETRAIN | PREPARE_DATA | {"eval", "sample"},
+    )
+
+    @property
+    def mixture(self) -> dict[str, int]:
+        """Weight of each source."""
+        parts = [part.split(":") for part in self.data_mix.split(",")]
+        return {source: int(weight) for source, weight in parts}

@@ -1,0 +1,99 @@
+"""Settings of fine-tuning, and of the stages that `make pipeline` runs after pretraining."""
+
+from dataclasses import dataclass
+
+from settings.declare import DERIVED, FREE, FROZEN, TRACKED, Format, Section, setting
+from settings.targets import FINETUNE
+
+LAYERS = Format(r"[A-Za-z0-9_.]+(,[A-Za-z0-9_.]+)*", "names of layers with commas between them")
+PIPELINE = {"pipeline"}
+
+
+@dataclass(frozen=True)
+class Tuning(Section):
+    """Model, conversations and stages."""
+
+    USED_BY = FINETUNE
+
+    model: str = setting(
+        "",
+        "Model to fine-tune: the name of a run, a folder in Hugging Face format, or OWNER/NAME "
+        "(or OWNER/NAME@COMMIT) on the Hub.",
+        resume=FROZEN,
+    )
+    data: str = setting(
+        "",
+        "Conversations, or pairs of question and answer, to fine-tune on: "
+        "a file, a folder, or OWNER/NAME:CONFIG:SPLIT on the Hub.",
+        resume=FROZEN,
+    )
+    eval_data: str = setting(
+        "",
+        "Held-out conversations for the validation loss of fine-tuning, given as for DATA. "
+        "`make eval` asks their questions. Default: one in ten of DATA, at most 200.",
+        resume=TRACKED,
+        used_by=FINETUNE | {"eval"},
+    )
+    epochs: int = setting(
+        1,
+        "Number of passes over DATA. MAX_STEPS can end fine-tuning earlier.",
+        minimum=1,
+        maximum=1000,
+        resume=TRACKED,
+    )
+    mid_data: str = setting(
+        "",
+        "Data of mid-training: several as for DATA, with commas between them. SOURCE*2 counts "
+        "twice, and `exercises` stands for generated questions.",
+        used_by=PIPELINE,
+    )
+    sft_data: str = setting(
+        "",
+        "Data of supervised fine-tuning (SFT) in the pipeline, given as for MID_DATA.",
+        used_by=PIPELINE,
+    )
+
+
+@dataclass(frozen=True)
+class LoRA(Section):
+    """Low-rank adapters."""
+
+    USED_BY = FINETUNE
+    RESUME = FROZEN
+
+    lora_rank: int = setting(
+        0,
+        "Rank of the LoRA adapters, which are then the only trainable parameters. "
+        "0 trains all parameters.",
+        maximum=4096,
+        example="16",
+    )
+    lora_alpha: float | None = setting(
+        DERIVED,
+        "Scale of the adapters: they are multiplied by LORA_ALPHA / LORA_RANK. "
+        "Default: twice LORA_RANK.",
+        positive=True,
+        needs="LORA_RANK>0",
+    )
+    lora_dropout: float = setting(
+        0.0,
+        "Dropout probability of an adapter's inputs.",
+        maximum=0.9,
+        needs="LORA_RANK>0",
+        resume=TRACKED,
+    )
+    lora_targets: str = setting(
+        "attention,mlp",
+        "Layers that get an adapter: `attention`, `mlp` (in a mixture of experts, the shared one), "
+        "`experts`, or the last parts of parameter names.",
+        format=LAYERS,
+        needs="LORA_RANK>0",
+    )
+    checkpoint_mode: str = setting(
+        "full",
+        "Checkpoints of a LoRA run: adapters and optimizer state, which resume exactly (`full`), "
+        "or adapters alone in PEFT format, which restart the optimizer (`lite`).",
+        choices=("full", "lite"),
+        needs="LORA_RANK>0",
+        resume=FREE,
+    )

@@ -1,0 +1,101 @@
+"""Settings of the plan and the doctor."""
+
+from dataclasses import dataclass
+
+from settings.declare import Format, Section, setting
+from settings.run import NAMES
+from settings.targets import TRAIN
+
+GPUS = Format(
+    r"here|cpu|[1-9][0-9]{0,3}x[a-z0-9-]+(,[1-9][0-9]{0,3}x[a-z0-9-]+)*",
+    "COUNTxGPU with commas between several, or here, or cpu",
+)
+
+
+@dataclass(frozen=True)
+class Planning(Section):
+    """What to plan with, and what a run must achieve."""
+
+    USED_BY = TRAIN
+
+    cards: str = setting(
+        "",
+        "GPUs to plan for. `here` means the GPUs of this machine, which are also the default.",
+        format=GPUS,
+        example="8xa100-80gb-sxm",
+    )
+    mfu: float | None = setting(
+        None,
+        "Model FLOPs utilization to plan with, in percent: 45, not 0.45. "
+        "Default: what `make doctor PROBE=1` measured, or else what is usual for the GPU.",
+        unit="percent",
+        minimum=1,
+        maximum=100,
+        example="45",
+    )
+    lan_gbit: float = setting(
+        25,
+        "Bandwidth between the nodes of a site, in each direction.",
+        unit="Gbit/s",
+        positive=True,
+    )
+    wan_gbit: float = setting(
+        1,
+        "Bandwidth between two sites, in each direction.",
+        unit="Gbit/s",
+        positive=True,
+        used_by=TRAIN | {"wan-lab"},
+    )
+    wan_rtt_ms: float = setting(
+        30,
+        "Round-trip time between two sites.",
+        unit="milliseconds",
+        used_by=TRAIN | {"wan-lab"},
+    )
+    price_gpu_hour: float | None = setting(
+        None,
+        "Price of one GPU for an hour, in your currency. `make plan` then prints the cost.",
+        positive=True,
+        example="2.5",
+        used_by=TRAIN | {"energy", "plots"},
+    )
+    price_kwh: float | None = setting(
+        None,
+        "Price of electricity per kWh, in your currency, if you pay for it.",
+        positive=True,
+        example="0.3",
+        used_by=TRAIN | {"energy", "plots"},
+    )
+    target_hours: float | None = setting(
+        None,
+        "Time from now within which the run must finish. A run that cannot is refused.",
+        unit="hours",
+        positive=True,
+        example="48",
+    )
+    target_tokens_per_s: float | None = setting(
+        None,
+        "Speed that the run must reach. A run that cannot is refused.",
+        unit="tokens/s",
+        positive=True,
+        example="400000",
+    )
+    allow_fail: str = setting(
+        "",
+        "Checks that may FAIL without keeping the run from starting, "
+        "by the names that `make plan` and `make doctor` print.",
+        format=NAMES,
+        example="disk,target-hours",
+    )
+    sweep: str = setting(
+        "",
+        "Compare depths (`depth`, or `1`) or numbers of GPUs (`gpus`), and recommend one.",
+        choices=("depth", "gpus", "1"),
+        used_by={"plan"},
+    )
+    probe: bool = setting(
+        False,
+        "Measure this machine for a minute: matmuls, memory, disk, links and one real step.",
+        used_by={"doctor"},
+    )
+    json: bool = setting(False, "Print JSON.", used_by={"plan", "doctor"})

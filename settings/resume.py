@@ -1,0 +1,94 @@
+"""Settings of a run that exists: what a resume takes from it, and what must not change."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from settings.config import SETTINGS, build_config, derive_defaults
+from settings.declare import FREE, FROZEN, format_value
+from settings.removed import CONSTANTS, SHAPED_A_RUN
+
+
+def read_stored(run_folder: Path) -> tuple[dict[str, Any], list[str]]:
+    """Return the settings in a run's config.json, and what is wrong with the file.
+
+    There are none if the run does not exist yet.
+    """
+    path = run_folder / "config.json"
+    try:
+        stored = json.loads(path.read_bytes())["settings"]
+        if not isinstance(stored, dict):
+            raise TypeError
+    except (FileNotFoundError, NotADirectoryError):
+        return {}, []
+    except OSError as error:
+        return {}, [f"{path}: The settings of the run cannot be read: {error.strerror}."]
+    except (ValueError, TypeError, LookupError, RecursionError):
+        return {}, [
+            f"{path}: Not the settings of a run. Restore the file, or choose another RUN_NAME."
+        ]
+    return stored, []
+
+
+def find_lasting(stored: Mapping[str, Any]) -> dict[str, str]:
+    """Return the stored settings that hold for a resume too, as text.
+
+    A setting without influence on the result is chosen anew by each command, and a default that
+    followed from other settings follows from them again.
+    """
+    values = {name: stored.get(name, declared.default) for name, declared in SETTINGS.items()}
+    derived = derive_defaults(values)
+    lasting = {}
+    for name, declared in SETTINGS.items():
+        value = values[name]
+        lasts = declared.resume != FREE or name == "PRESET"
+        if lasts and name in stored and value != derived.get(name, ...):
+            lasting[name] = format_value(value)
+    return lasting
+
+
+def compare_with_stored(
+    stored: Mapping[str, Any], now: Mapping[str, Any]
+) -> tuple[list[str], dict[str, list[Any]]]:
+    """Compare the values of all settings with those that a run was started with.
+
+    A setting that the run did not know yet counts as having had its default.
+
+    Returns:
+        A sentence for each setting that must not change, and the tracked differences as
+        NAME -> [before, now].
+    """
+    refusals = []
+    changes = {}
+    earlier = build_config(stored).values()
+    for name, declared in SETTINGS.items():
+        before = earlier[name]
+        if before == now[name] or declared.resume == FREE:
+            continue
+        if declared.resume == FROZEN:
+            refusals.append(
+                f"{name}={format_value(now[name])}: The run was started with "
+                f"{name}={format_value(before)}, which cannot change. "
+                f"Set {name}={format_value(before)}, or choose another RUN_NAME."
+            )
+        else:
+            changes[name] = [before, now[name]]
+    for name, constant in list_constants(stored).items():
+        before = stored.get(name)
+        if before not in (None, constant):
+            refusals.append(
+                f"The run was started with {name}={format_value(before)}, but it is always "
+                f"{format_value(constant)} now. Finish the run with the version that started it, or "
+                "choose another RUN_NAME."
+            )
+    return refusals, changes
+
+
+def list_constants(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that are gone and shaped this run, with the values built in now."""
+    constants = {name: CONSTANTS[name] for name in SHAPED_A_RUN}
+    constants["SYNC_ALPHA"] = 0.5 if stored.get("SYNC_DELAY") else 0.0
+    if stored.get("EVAL_DATA"):  # else some of DATA was held out, this many conversations
+        del constants["EVAL_CONVERSATIONS"]
+    return constants

@@ -1,0 +1,244 @@
+"""Settings of a run: its name, the machine, checkpoints, and what happens when something fails."""
+
+from dataclasses import dataclass
+
+from settings import addresses
+from settings.declare import DERIVED, FREE, TRACKED, Format, Section, setting
+from settings.targets import COMPUTE, EVERY, FIND, LAUNCH, NODE, TRAIN
+
+NAME = Format(
+    r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}",
+    "a letter or digit and then letters, digits, '.', '_' or '-', at most 63 in all",
+)
+NAMES = Format(r"[a-z0-9-]+(,[a-z0-9-]+)*", "names with commas between them")
+ADDRESS = Format(addresses.PATTERN, "a host name or IP address, or HOST:PORT")
+MASTER_PORT = 29500
+
+
+@dataclass(frozen=True)
+class Sources(Section):
+    """Where settings come from."""
+
+    USED_BY = EVERY
+
+    preset: str = setting(
+        "tiny",
+        "Recipe to use: a file presets/PRESET.env with values for the other settings.",
+        format=NAME,
+    )
+    env_file: str = setting(".env", "File with your own settings, one NAME=value per line.")
+    name: str = setting(
+        "",
+        "Setting that `make settings` explains. Default: it lists all of them.",
+        format=NAME,
+        example="BATCH_TOKENS",
+        used_by={"settings"},
+    )
+
+
+@dataclass(frozen=True)
+class Run(Section):
+    """Which run a command is about."""
+
+    USED_BY = EVERY
+
+    run_name: str = setting(
+        DERIVED,
+        "Name of the run: its folder in RUNS_DIR and its name in W&B. "
+        "Training a name that exists resumes that run. Default: the value of PRESET.",
+        format=NAME,
+        example="tiny-lr3e-3-s1",
+    )
+    runs_dir: str = setting("runs", "Folder that holds all runs.")
+    step: int | None = setting(
+        None,
+        "Step of the checkpoint to use. Default: the newest checkpoint.",
+        minimum=1,
+        used_by={"sample", "chat", "eval", "export", "fetch-run"},
+    )
+    detach: bool = setting(
+        False, "Return at once and keep training in the background.", used_by=TRAIN
+    )
+    dry_run: bool = setting(
+        False,
+        "Print what would be applied to the cluster, and apply nothing.",
+        used_by=LAUNCH - {"plan", "doctor"},
+    )
+
+
+@dataclass(frozen=True)
+class Machine(Section):
+    """Devices, precision and parallelism."""
+
+    USED_BY = COMPUTE
+    RESUME = TRACKED
+
+    device: str = setting(
+        "auto",
+        "Device to compute on. `auto` uses the GPUs if there are any.",
+        choices=("auto", "cpu", "cuda"),
+        used_by=COMPUTE | {"bench", "monitor"},
+    )
+    nproc: int | None = setting(
+        None,
+        "Number of processes on this machine, one per GPU. Default: all visible GPUs, or 1 on CPU.",
+        minimum=1,
+        maximum=1024,
+        used_by=COMPUTE | {"bench"},
+    )
+    nodes: int = setting(
+        1,
+        "Number of machines (nodes) that train together. Each runs NPROC processes.",
+        minimum=1,
+        maximum=4096,
+        used_by=TRAIN | FIND | {"net-probe"},
+    )
+    node_rank: int = setting(
+        0,
+        "Rank of this node, counted from 0. `make logs` prints the log of this node.",
+        resume=FREE,
+        used_by=NODE | FIND | {"doctor"},
+    )
+    master_addr: str = setting(
+        "",
+        "Host name or IP address of node 0. Every other node must be able to reach it. "
+        "HOST:PORT uses another port than 29500.",
+        format=ADDRESS,
+        example="10.0.0.5",
+        resume=FREE,
+        used_by=NODE,
+    )
+    dtype: str = setting(
+        "float32",
+        "Precision of activations and matrix multiplications, and of exported weights. "
+        "During training, parameters, optimizer state and reductions stay in float32.",
+        choices=("float32", "bfloat16"),
+        used_by=COMPUTE | {"export"},
+    )
+    compile: str = setting(
+        "auto",
+        "Compile the model with torch.compile. `auto` compiles on a GPU, "
+        "and on a CPU if the run is long enough to repay it.",
+        choices=("auto", "1", "0"),
+    )
+    attention: str = setting(
+        "auto",
+        "Attention kernel. `auto` chooses the fastest one that is installed and suits the model.",
+        choices=("auto", "sdpa", "math", "flash-attn", "fa3"),
+    )
+    activation_checkpointing: str = setting(
+        "none",
+        "Activation checkpointing: recompute nothing (`none`), everything except matmuls and "
+        "attention (`selective`), or whole blocks (`full`) in the backward pass.",
+        choices=("none", "selective", "full"),
+        used_by=TRAIN,
+    )
+    parallel: str = setting(
+        "ddp",
+        "Parallelism: replicate the model on every process (`ddp`), shard it across all of them "
+        "(`fsdp`), or shard it within groups of processes and replicate it across them (`hsdp`).",
+        choices=("ddp", "fsdp", "hsdp"),
+    )
+    shard_ranks: int | None = setting(
+        None,
+        "Number of processes that share one copy of the model. Default: the processes of a node.",
+        minimum=1,
+        needs="PARALLEL=hsdp",
+    )
+    grad_sync: str = setting(
+        "step",
+        "When FSDP reduces gradients: once per step, or after every micro-batch, "
+        "which uses less memory but more bandwidth.",
+        choices=("step", "micro-batch"),
+        needs="PARALLEL=fsdp|hsdp",
+        used_by=TRAIN,
+    )
+
+    @property
+    def master_host(self) -> str:
+        """Where node 0 is."""
+        return addresses.split_address(self.master_addr, MASTER_PORT)[0]
+
+    @property
+    def master_port(self) -> int:
+        """Port at which node 0 listens."""
+        return addresses.split_address(self.master_addr, MASTER_PORT)[1]
+
+
+@dataclass(frozen=True)
+class Checkpoints(Section):
+    """When checkpoints are saved, and which are kept."""
+
+    USED_BY = TRAIN
+
+    save_every: int | None = setting(
+        None,
+        "Number of steps between checkpoints, in addition to SAVE_MINUTES. "
+        "Default: SAVE_MINUTES alone. 0 turns both off: a run that is killed is lost.",
+        unit="steps",
+        example="1000",
+    )
+    save_minutes: float = setting(
+        15, "Wall time between checkpoints.", unit="minutes", positive=True
+    )
+    keep_last: int = setting(
+        3, "Number of checkpoints to keep. The two newest that verify are always kept.", minimum=2
+    )
+    keep_every: int = setting(
+        0,
+        "Keep every checkpoint whose step is a multiple of this. "
+        "With CHECKPOINT_MODE=lite, these checkpoints are full. 0 keeps none of them.",
+        unit="steps",
+    )
+    keep_best: bool = setting(
+        False,
+        "Save a checkpoint whenever the validation loss improves, and keep the best one.",
+        needs="EVAL_EVERY>0",
+    )
+
+
+@dataclass(frozen=True)
+class Faults(Section):
+    """Restarts, timeouts, and steps that diverge."""
+
+    USED_BY = TRAIN
+
+    max_restarts: int = setting(
+        3,
+        "How many times a failed trainer is restarted without a new checkpoint in between. "
+        "0 never restarts it.",
+    )
+    start_timeout_s: int = setting(
+        300,
+        "Timeout for all nodes to join, and for each stage before the first step.",
+        unit="seconds",
+        maximum=10**6,
+        minimum=10,
+    )
+    train_timeout_s: int = setting(
+        120,
+        "Timeout for a collective operation during training. If a step takes half of it and ten "
+        "times as long as usual, every process writes its stack trace and training restarts.",
+        unit="seconds",
+        maximum=10**6,
+        minimum=4,
+    )
+    grace_period_s: int = setting(
+        180,
+        "Time between SIGTERM and SIGKILL on the cluster. "
+        "The trainer has 60 seconds less than this to save a checkpoint.",
+        unit="seconds",
+        maximum=10**6,
+        minimum=61,
+    )
+    spike_sigmas: float = setting(
+        8,
+        "Skip a step if its loss or gradient norm exceeds the median of the last 128 steps by this "
+        "many robust standard deviations. 0 skips only steps that are not finite.",
+        resume=TRACKED,
+    )
+
+    @property
+    def shutdown_timeout_s(self) -> int:
+        """Seconds that a trainer has for its checkpoint once it was told to stop."""
+        return self.grace_period_s - 60

@@ -1,0 +1,43 @@
+"""Settings of text generation."""
+
+from dataclasses import dataclass
+
+from settings.declare import ANY, Section, setting
+from settings.targets import GENERATE, TRAIN
+
+
+@dataclass(frozen=True)
+class Sampling(Section):
+    """How text is sampled."""
+
+    USED_BY = GENERATE
+
+    prompt: str = setting(
+        "",
+        "Text to continue, or the message to answer. Default: standard input.",
+        format=ANY,
+        used_by=GENERATE,
+    )
+    sample_tokens: int = setting(
+        160,
+        "Length of the text that `make sample` generates, and of the sample at the end of a run. "
+        "0 generates none.",
+        unit="tokens",
+        used_by=GENERATE | TRAIN,
+    )
+    samples: int = setting(
+        1, "Number of texts that `make sample` writes.", minimum=1, maximum=1024, used_by={"sample"}
+    )
+    sample_temperature: float = setting(
+        0.8, "Sampling temperature. 0 always chooses the most likely token.", maximum=100
+    )
+    sample_top_k: int = setting(
+        50,
+        "Sample from this many of the most likely tokens. 0 samples from all of them.",
+    )
+    sample_top_p: float = setting(
+        1,
+        "Sample from the fewest most likely tokens whose probabilities sum to this.",
+        positive=True,
+        maximum=1,
+    )

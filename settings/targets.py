@@ -1,0 +1,54 @@
+"""Name the make targets by the kind of settings that they use.
+
+`make plan`, `doctor` and `restart` take what a training target takes: they preview or repeat it.
+"""
+
+PREVIEW = {"plan", "doctor", "restart"}
+PRETRAIN = PREVIEW | {"train", "train-node", "train-2xh100", "train-8xa100", "pipeline"}
+FINETUNE = PREVIEW | {"finetune", "finetune-node", "finetune-k8s", "pipeline"}
+TRAIN = PRETRAIN | FINETUNE
+PREPARE_DATA = {"data", "data-verify", "data-report"}
+GENERATE = {"sample", "chat"}
+NODE = {"train", "train-node", "finetune", "finetune-node", "net-probe"}  # may be one of several
+COMPUTE = TRAIN | GENERATE | {"eval"}
+LAUNCH = PREVIEW | {"train-8xa100", "finetune-k8s", "data"}
+WATCH = {"status", "monitor", "attach", "logs", "checkpoints", "stop", "fetch-run", "plots"}
+CLUSTER = LAUNCH | WATCH | {"sites", "describe", "net-probe"}
+BENCHMARKS = {"bench", "bench-quality", "gpu-check", "wan-lab"}
+ALL_SETTINGS = {"settings", "check-env"}  # these read every setting
+OTHERS = {"runs", "energy", "mirror", "gpu-sampler", "export", "lighthouse", "image", "push"}
+EVERY = COMPUTE | PREPARE_DATA | CLUSTER | BENCHMARKS | ALL_SETTINGS | OTHERS
+
+OPEN = GENERATE | {"eval", "export"}  # these open what was trained, and compare its shape
+# These look for a run's folder, which is another one for the nodes of another site.
+FIND = WATCH | OPEN | PREPARE_DATA | {"runs", "energy", "mirror", "gpu-sampler", "lighthouse"}
+
+# These go on with a run that exists, with the settings that it was started with.
+RESUME = PREVIEW | {"train", "train-node", "train-2xh100", "finetune", "finetune-node"}
+
+# These pretrain, or fine-tune if MODEL is set.
+EITHER = PREVIEW | ALL_SETTINGS | {"pipeline"}
+
+# Variables that are no settings, and the targets that read them. `None` means every target.
+VARIABLES = {
+    "PYTHON": None,
+    "SHELL": None,
+    "VENV": None,
+    "CUDA_VISIBLE_DEVICES": None,
+    "OMP_NUM_THREADS": None,
+    "CHAOS_MINUTES": {"test-faults"},
+    "BASE_IMAGE": {"image", "push", "image-test"},
+    "FLASH_ATTN_WHEEL": {"image", "push", "image-test"},
+    "IMAGE_BUILDER": {"image", "push", "image-test"},
+    "TORCH_BACKEND": {"setup", "setup-dev", "setup-finetune", "image", "push", "image-test"},
+}
+
+# What a target puts in the place of the declared defaults.
+DEFAULTS = {
+    "train-2xh100": {"PRESET": "d16-2xh100", "NPROC": "2"},
+    "train-8xa100": {"PRESET": "xlarge-8xa100", "NODES": "4", "GPUS_PER_NODE": "2"},
+    "lighthouse": {"SYNC": "diloco"},
+    "finetune": {"PRESET": "finetune"},
+    "finetune-node": {"PRESET": "finetune"},
+    "finetune-k8s": {"PRESET": "finetune", "GPUS_PER_NODE": "1"},
+}

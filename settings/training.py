@@ -1,0 +1,315 @@
+"""Settings of training: the model's shape, batch, schedule, optimizer, sites and evaluation."""
+
+from dataclasses import dataclass
+
+from settings.declare import DERIVED, FREE, FROZEN, TRACKED, Format, Section, setting
+from settings.targets import COMPUTE, FIND, OPEN, PREPARE_DATA, PRETRAIN, TRAIN
+
+HOST_PORT = Format(r"[A-Za-z0-9][A-Za-z0-9.-]*:[0-9]{4,5}", "HOST:PORT")
+BUNDLE = Format(
+    r"https?://[^#,\s]+@sha256:[0-9a-f]{64}|(?!https?:|-)[^\s\x00-\x1f\x7f-\x9f\ud800-\udfff]+",
+    "a folder, a .zip file, or the address of one with @sha256:HASH after it",
+)
+CORE_BUNDLE = (
+    "https://karpathy-public.s3.us-west-2.amazonaws.com/eval_bundle.zip"
+    "@sha256:90a7c19e28ee7a52b4f6e1f87658deb9fde7f63deba2379045bdb1fe9ea5d200"
+)
+
+
+@dataclass(frozen=True)
+class Architecture(Section):
+    """Shape of the transformer."""
+
+    USED_BY = PRETRAIN | OPEN
+    RESUME = FROZEN
+
+    vocab_size: int = setting(
+        4096,
+        "Number of tokens in the vocabulary. A tokenizer that is trained here gets this many. "
+        "The embedding is padded to a multiple of 128.",
+        unit="tokens",
+        minimum=300,
+        maximum=2**24,
+        used_by=PRETRAIN | PREPARE_DATA | OPEN,
+    )
+    n_layer: int = setting(4, "Number of transformer blocks.", minimum=1, maximum=1024)
+    n_head: int = setting(4, "Number of attention heads.", minimum=1, maximum=4096)
+    n_kv_head: int = setting(
+        DERIVED,
+        "Number of key and value heads, each shared by a group of attention heads. "
+        "Default: N_HEAD.",
+        minimum=1,
+    )
+    n_embd: int = setting(256, "Width of the residual stream.", minimum=2, maximum=2**18)
+    mlp_dim: int = setting(
+        DERIVED,
+        "Hidden width of the SwiGLU. Default: 8/3 of N_EMBD, rounded up to a multiple of 64.",
+        minimum=1,
+        maximum=2**20,
+        example="704",
+    )
+    qk_norm: bool = setting(
+        False, "Apply RMSNorm to the queries and keys of each head, as Qwen3 does."
+    )
+    tie_embeddings: bool = setting(True, "Tie the output head to the input embedding.")
+    rope_theta: float = setting(10000.0, "Base of the rotary position embedding.", positive=True)
+    init_from: str = setting(
+        "",
+        "Folder with config.json and safetensors of a Llama or Qwen3 model. A new run starts from "
+        "its weights; `make sample`, `chat` and `eval` open it. Default: random weights.",
+        used_by=PRETRAIN | OPEN,
+    )
+
+    @property
+    def head_dim(self) -> int:
+        """Width of an attention head."""
+        return self.n_embd // self.n_head
+
+    @property
+    def padded_vocab_size(self) -> int:
+        """Number of rows of the embedding and the head: VOCAB_SIZE up to a multiple of 128."""
+        return -(-self.vocab_size // 128) * 128
+
+
+@dataclass(frozen=True)
+class Training(Section):
+    """Batch, learning-rate schedule and optimizer."""
+
+    USED_BY = TRAIN
+    RESUME = TRACKED
+
+    seed: int = setting(
+        1337,
+        "Random seed for weight initialization, data order and sampling.",
+        maximum=2**31 - 1,
+        resume=FROZEN,
+        used_by=COMPUTE | {"bench-quality"},
+    )
+    seq_len: int = setting(
+        256,
+        "Context length: number of tokens in a training sequence.",
+        unit="tokens",
+        minimum=2,
+        resume=FROZEN,
+        used_by=TRAIN | PREPARE_DATA | OPEN,
+    )
+    batch_tokens: int = setting(
+        8192,
+        "Global batch size in tokens: what one optimizer step trains on, over all processes.",
+        unit="tokens",
+        minimum=2,
+        resume=FROZEN,
+        used_by=TRAIN | {"data"},
+    )
+    micro_batch_size: int = setting(
+        16,
+        "Largest number of sequences in one forward pass of a process, also in evaluations. "
+        "Gradient accumulation follows from it.",
+        unit="sequences",
+        minimum=1,
+        used_by=COMPUTE,
+    )
+    train_tokens: int = setting(
+        10_000_000,
+        "Number of training tokens: the horizon of the learning-rate schedule. "
+        "After it, the learning rate stays at its minimum.",
+        unit="tokens",
+        minimum=1,
+        used_by=PRETRAIN | PREPARE_DATA,
+    )
+    max_steps: int | None = setting(
+        None,
+        "Step after which training stops. Default: the step that reaches TRAIN_TOKENS.",
+        unit="steps",
+        minimum=1,
+        example="1000",
+        resume=FREE,
+        used_by=TRAIN | {"data"},
+    )
+    learning_rate: float = setting(1e-3, "Peak learning rate.", positive=True, maximum=10)
+    min_learning_rate: float = setting(
+        DERIVED,
+        "Learning rate at the end of the schedule. Default: a tenth of LEARNING_RATE.",
+        maximum=10,
+        example="1e-4",
+    )
+    warmup_tokens: int = setting(
+        0,
+        "Number of tokens over which the learning rate rises linearly from zero.",
+        unit="tokens",
+    )
+    lr_schedule: str = setting(
+        "cosine",
+        "Learning rate after the warm-up: a cosine down to the minimum (`cosine`), "
+        "or constant and then linear down to it (`wsd`).",
+        choices=("cosine", "wsd"),
+    )
+    decay_tokens: int | None = setting(
+        DERIVED,
+        "Length of the linear decay, which ends at TRAIN_TOKENS. Default: a fifth of TRAIN_TOKENS.",
+        unit="tokens",
+        minimum=1,
+        example="2M",
+        needs="LR_SCHEDULE=wsd",
+    )
+    optimizer: str = setting(
+        "adamw",
+        "AdamW for all parameters (`adamw`), or Muon for the matrices inside the blocks "
+        "and AdamW for the rest (`muon`).",
+        choices=("adamw", "muon"),
+        resume=FROZEN,
+        used_by=PRETRAIN,
+    )
+    adam_beta1: float = setting(0.9, "Decay rate of Adam's first moment.", maximum=0.9999)
+    adam_beta2: float = setting(0.95, "Decay rate of Adam's second moment.", maximum=0.99999)
+    weight_decay: float = setting(
+        0.1, "Decoupled weight decay. It applies to matrices only.", maximum=10
+    )
+    grad_clip: float = setting(
+        1.0, "Largest norm of the gradient over all parameters. 0 does not clip."
+    )
+    log_every: int = setting(
+        10,
+        "Number of steps between lines on the console. metrics.jsonl always has every step.",
+        unit="steps",
+        minimum=1,
+        resume=FREE,
+    )
+    profile: bool = setting(
+        False,
+        "Record a few steps after the start with the PyTorch profiler, and summarize their time.",
+        resume=FREE,
+    )
+
+    @property
+    def batch_windows(self) -> int:
+        """Number of sequences in one optimizer step, over all processes."""
+        return self.batch_tokens // self.seq_len
+
+    @property
+    def last_step(self) -> int:
+        """Step after which a pretraining run is done."""
+        return self.max_steps or -(-self.train_tokens // self.batch_tokens)
+
+
+@dataclass(frozen=True)
+class Wan(Section):
+    """Sites that are connected by a WAN."""
+
+    USED_BY = PRETRAIN | {"lighthouse"}
+    RESUME = TRACKED
+
+    sync: str = setting(
+        "ddp",
+        "How sites stay in sync: all-reduce gradients in every step (`ddp`), or average weight "
+        "changes every SYNC_EVERY steps (`diloco`).",
+        choices=("ddp", "diloco"),
+        used_by=PRETRAIN | FIND,
+    )
+    sites: int = setting(
+        1,
+        "Number of sites (clusters connected by a WAN). NODES must be a multiple of it.",
+        minimum=1,
+        used_by=PRETRAIN | FIND,
+    )
+    lighthouse: str = setting(
+        "",
+        "Address at which `make lighthouse` listens. Sites find each other through it.",
+        format=HOST_PORT,
+        example="10.0.0.5:29510",
+        needs="SYNC=diloco",
+        resume=FREE,
+    )
+    min_sites: int = setting(
+        1,
+        "Smallest number of sites that continue training while the others are away.",
+        minimum=1,
+        needs="SYNC=diloco",
+        resume=FREE,
+    )
+
+
+@dataclass(frozen=True)
+class DiLoCo(Section):
+    """Synchronization of weights between sites."""
+
+    USED_BY = PRETRAIN
+    RESUME = TRACKED
+    NEEDS = "SYNC=diloco"
+
+    sync_every: int = setting(
+        30,
+        "Number of local steps between synchronizations (H in the DiLoCo paper). "
+        "With SYNC_FRAGMENTS, each fragment is synchronized once in that interval.",
+        unit="steps",
+        minimum=1,
+    )
+    sync_fragments: int = setting(
+        1,
+        "Number of parts of the model that are synchronized in turn (streaming DiLoCo).",
+        minimum=1,
+    )
+    sync_delay: int = setting(
+        0,
+        "Number of steps that training continues while a synchronization is in progress.",
+        unit="steps",
+    )
+    sync_dtype: str = setting(
+        "bfloat16",
+        "Data type of the pseudo-gradients on the wire. They are averaged in float32.",
+        choices=("bfloat16", "float32"),
+    )
+    outer_learning_rate: float = setting(
+        0.7,
+        "Learning rate of the outer Nesterov optimizer (Douillard et al. 2023).",
+        positive=True,
+        maximum=2,
+    )
+    outer_momentum: float = setting(0.9, "Momentum of the outer Nesterov optimizer.", maximum=0.999)
+
+
+@dataclass(frozen=True)
+class Evaluation(Section):
+    """Validation loss and evaluation tasks."""
+
+    USED_BY = TRAIN | {"eval"}
+
+    eval_every: int = setting(
+        1000,
+        "Number of steps between evaluations. 0 evaluates only at the end.",
+        unit="steps",
+        used_by=TRAIN,
+    )
+    eval_tokens: int = setting(
+        65536,
+        "Size of the fixed validation set that is used during training. "
+        "The evaluation at the end uses all validation data, but at most 20 times as many.",
+        unit="tokens",
+        minimum=256,
+        resume=TRACKED,
+    )
+    eval_minutes: float = setting(
+        10,
+        "Time limit of an evaluation; the one at the end gets 20 times as much. "
+        "Training continues if an evaluation is stopped.",
+        unit="minutes",
+        positive=True,
+    )
+    core_every: int = setting(
+        0,
+        "Number of steps between evaluations of the CORE metric, which is then also computed at "
+        "the end. 0 leaves it to `make eval`.",
+        unit="steps",
+        used_by=PRETRAIN,
+    )
+    core_bundle: str = setting(
+        CORE_BUNDLE,
+        "Tasks of the CORE metric. `make data-report` searches the training data for their text. "
+        "`none` leaves CORE out.",
+        format=BUNDLE,
+        used_by={"eval", "data-report"},
+    )
+    eval_examples: int = setting(
+        500,
+        "Largest number of questions of an evaluation task, always the same ones. 0 asks all.",
+    )

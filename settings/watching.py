@@ -1,0 +1,117 @@
+"""Settings of watching, tracking and measuring runs."""
+
+from dataclasses import dataclass
+
+from settings.declare import Format, Section, setting
+from settings.run import NAME, NAMES
+from settings.targets import TRAIN
+
+
+def one_or_more(*names: str) -> Format:
+    """Describe a list of these names."""
+    name = f"({'|'.join(names)})"
+    return Format(f"{name}(,{name})*", f"one or more of {', '.join(names)}, with commas between")
+
+
+@dataclass(frozen=True)
+class Watching(Section):
+    """Samples of the GPUs, the monitor, logs and plots."""
+
+    interval_ms: float = setting(
+        10,
+        "Time between two samples of GPU power and temperature.",
+        unit="milliseconds",
+        minimum=1,
+        maximum=1000,
+        used_by={"train-2xh100", "train-8xa100", "finetune-k8s", "restart", "gpu-sampler"},
+    )
+    once: bool = setting(
+        False,
+        "Print one snapshot as plain text. The exit code is 1 if something is wrong.",
+        used_by={"monitor"},
+    )
+    alert_cmd: str = setting(
+        "",
+        "Program that `make monitor` runs for each new fault and at the end of the run. "
+        "Its only argument is a sentence.",
+        example="scripts/my_alert.sh",
+        used_by={"monitor"},
+    )
+    only: str = setting(
+        "",
+        "Print only lines with training metrics, or only errors. Default: all lines.",
+        choices=("metrics", "errors"),
+        used_by={"logs"},
+    )
+    log_dir: str = setting(
+        "",
+        "Folder with logs of this or another trainer to plot. Default: the log of RUN_NAME.",
+        used_by={"plots"},
+    )
+
+
+@dataclass(frozen=True)
+class Measuring(Section):
+    """Benchmarks."""
+
+    bench_shapes: str = setting(
+        "s4k,s50k,checkpoint",
+        "Parts of `make bench`: shapes of doctor/gpu_probe/shapes.py, one cell such as "
+        "s50k-bfloat16-compiled, a whole run such as run-s4k, or checkpoint, data, sampler, plan, "
+        "logs, text, core, waste.",
+        format=NAMES,
+        used_by={"bench"},
+    )
+    gpu_check: str = setting(
+        "tests,machine,gpt2,d16,d24,xlarge,runs,rest",
+        "Parts of `make gpu-check`, each of 5 to 9 minutes.",
+        format=one_or_more("tests", "machine", "gpt2", "d16", "d24", "xlarge", "runs", "rest"),
+        used_by={"gpu-check"},
+    )
+    wan_lab: str = setting(
+        "link,engine,ratio,training",
+        "Parts of `make wan-lab`: what the link gives (link), the outer all-reduce alone (engine), "
+        "a model of 1.3B parameters scaled down (ratio), four sites that train while one is killed "
+        "and one cut off (training), DiLoCo next to DDP on three seeds (loss).",
+        format=one_or_more("link", "engine", "ratio", "training", "loss"),
+        used_by={"wan-lab"},
+    )
+
+
+@dataclass(frozen=True)
+class Tracking(Section):
+    """Weights & Biases, other trackers, and the Hugging Face Hub."""
+
+    USED_BY = TRAIN | {"mirror"}
+
+    wandb_mode: str = setting(
+        "auto",
+        "Mirror the run to Weights & Biases. `auto` means `online` if there is a key, "
+        "and `disabled` otherwise.",
+        choices=("auto", "online", "offline", "disabled"),
+    )
+    wandb_project: str = setting("pure-transformer", "Project in Weights & Biases.", format=NAME)
+    wandb_entity: str = setting(
+        "",
+        "Team or user in Weights & Biases. Default: the owner of the key.",
+        format=NAME,
+        example="my-team",
+    )
+    trackers: str = setting(
+        "",
+        "Other trackers that follow the run, with commas between them. "
+        "Each is a package to install first. Default: none.",
+        format=one_or_more("tensorboard", "trackio"),
+        example="tensorboard",
+    )
+    wandb_api_key: str = setting(
+        "",
+        "API key of Weights & Biases. A key that `wandb login` saved works too.",
+        secret=True,
+    )
+    hf_token: str = setting(
+        "",
+        "Hugging Face token, for gated data sets and for uploads.",
+        secret=True,
+        used_by=TRAIN | {"data", "data-report", "eval", "sample", "chat"},
+    )

@@ -1,0 +1,30 @@
+"""settings/addresses.py: where node 0 is, as MASTER_ADDR writes it."""
+
+import pytest
+
+from settings.addresses import join_address
+from settings.config import Config
+from settings.declare import SettingsError
+
+
+@pytest.mark.parametrize(
+    ("address", "host", "port"),
+    [
+        ("10.0.0.5", "10.0.0.5", 29500),
+        ("node-0.lab.org:4000", "node-0.lab.org", 4000),
+        ("[fe80::1]:4000", "fe80::1", 4000),
+        ("[fe80::1]", "fe80::1", 29500),
+        ("2001:db8::5", "2001:db8::5", 29500),
+    ],
+)
+def test_an_address_has_a_host_and_a_port(address: str, host: str, port: int) -> None:
+    config = Config.of_preset(NODES="2", MASTER_ADDR=address)
+    assert (config.master_host, config.master_port) == (host, port)
+    again = Config(master_addr=join_address(host, port))
+    assert (again.master_host, again.master_port) == (host, port)
+
+
+@pytest.mark.parametrize("address", ["a:", ":4000", "a:80", "a:65536", "x:1:2", "a b", "[a]:4000"])
+def test_what_is_no_address_is_refused_by_name(address: str) -> None:
+    with pytest.raises(SettingsError, match="MASTER_ADDR="):
+        Config.of_preset(NODES="2", MASTER_ADDR=address)

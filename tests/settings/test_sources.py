@@ -1,0 +1,254 @@
+"""Where a setting comes from, and what each source may hold."""
+
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from settings import ROOT, Config, SettingsError
+from settings.config import SETTINGS
+from settings.resolve import Resolved, resolve
+
+SECRET = "hf_AbCdEfGh123"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A repository with one empty preset and no .env."""
+    (tmp_path / "presets").mkdir()
+    (tmp_path / "presets" / "tiny.env").touch()
+    return tmp_path
+
+
+def read(root: Path, env_file: str = "", **environ: str) -> Resolved:
+    """Resolve the settings with this .env and environment."""
+    (root / ".env").write_bytes(env_file.encode(errors="surrogateescape"))
+    return resolve(environ, root)
+
+
+def typed(**settings: str) -> dict[str, str]:
+    """Return the environment that make gives a command with these settings."""
+    return {**settings, "MAKE_SETTINGS": " ".join(settings)}
+
+
+# ---- Which source wins
+
+
+def test_each_of_the_five_sources_wins_over_those_below_it(root: Path) -> None:
+    (root / "presets" / "tiny.env").write_text("SEED=2\n")
+    everywhere = {"SEED": "4"}
+
+    def find(env_file: str, **environ: str) -> tuple[int, str]:
+        resolved = read(root, env_file, **environ)
+        assert resolved.problems == []
+        return resolved.config.seed, resolved.origins["SEED"]
+
+    assert find("SEED=3\n", **typed(SEED="5")) == (5, "command line")
+    assert find("SEED=3\n", **everywhere) == (4, "environment")
+    assert find("#\nSEED=3\n") == (3, ".env line 2")
+    assert find("") == (2, "presets/tiny.env line 1")
+    (root / "presets" / "tiny.env").write_text("")
+    assert find("") == (1337, "default")
+
+
+def test_the_sources_above_choose_env_file_and_preset(root: Path) -> None:
+    (root / "presets" / "big.env").write_text("N_LAYER=7\n")
+    (root / "mine").write_text("PRESET=big\nSEED=9\n")
+    config = read(root, "SEED=1\n", ENV_FILE="mine").config
+    assert (config.seed, config.n_layer, config.run_name) == (9, 7, "big")
+    assert read(root, ENV_FILE="mine", PRESET="tiny").config.n_layer == 4
+
+
+def test_the_defaults_of_a_target_rank_between_presets_and_declarations(root: Path) -> None:
+    (root / "presets" / "big.env").write_text("N_LAYER=7\n")
+    defaults = {"PRESET": "big", "N_LAYER": "5", "SEED": "6"}
+    config = resolve({}, root, defaults).config
+    assert (config.preset, config.n_layer, config.seed) == ("big", 7, 6)
+    config = resolve({"PRESET": "tiny", "SEED": "8"}, root, defaults).config
+    assert (config.preset, config.n_layer, config.seed) == ("tiny", 5, 8)
+
+
+def test_an_empty_value_counts_as_not_set(root: Path) -> None:
+    (root / "presets" / "tiny.env").write_text("SEED=2\nN_LAYER=\n")
+    resolved = read(root, "SEED=\nN_HEAD=\n", **dict.fromkeys(SETTINGS, ""), MAKE_SETTINGS="SEED")
+    assert resolved.problems == [] and resolved.explicit == set()
+    assert resolved.config == Config(seed=2).derived()
+
+
+def test_what_somebody_set_is_told_from_presets_and_defaults(root: Path) -> None:
+    (root / "presets" / "tiny.env").write_text("SEED=2\n")
+    resolved = read(root, "N_HEAD=2\n", DEVICE="cpu", **typed(N_LAYER="3"))
+    assert resolved.explicit == {"N_HEAD", "DEVICE", "N_LAYER"}
+
+
+# ---- Names
+
+
+@pytest.mark.fault(23)
+@pytest.mark.parametrize(
+    ("name", "suggestion"),
+    [
+        ("LEARNIN_RATE", "LEARNING_RATE"),
+        ("LR", "LEARNING_RATE"),
+        ("BATCH_SIZE", "BATCH_TOKENS"),
+        ("seed", "SEED"),
+    ],
+)
+def test_an_unknown_name_is_refused_with_the_nearest(
+    root: Path, name: str, suggestion: str
+) -> None:
+    for place, resolved in (
+        ("command line", read(root, **typed(**{name: "1"}))),
+        (".env line 1", read(root, f"{name}=1\n")),
+    ):
+        expected = f"{name} ({place}): There is no such setting. Did you mean {suggestion}?"
+        assert resolved.problems == [expected]
+
+
+def test_a_name_that_is_like_none_is_refused(root: Path) -> None:
+    (problem,) = read(root, **typed(QQQQQQ="1")).problems
+    assert "make settings" in problem and "Did you mean" not in problem
+
+
+@pytest.mark.fault(23)
+def test_a_near_miss_in_the_environment_is_a_warning(root: Path) -> None:
+    resolved = read(root, LEARNIN_RATE="1", HOME="/root", LS_COLORS="x", QQQQQQ="1")
+    assert resolved.problems == []
+    assert resolved.warnings == ["LEARNIN_RATE (environment): Did you mean LEARNING_RATE?"]
+
+
+def test_values_from_the_environment_are_listed_without_secrets(root: Path) -> None:
+    resolved = read(
+        root, "N_HEAD=2\n", SEED="4", HF_TOKEN=SECRET, PATH="/bin", **typed(N_LAYER="3")
+    )
+    assert resolved.warnings == ["From the environment: HF_TOKEN=(secret) SEED=4"]
+
+
+def test_variables_of_make_and_of_the_build_are_no_settings(root: Path) -> None:
+    variables = typed(VENV="/opt/v", TORCH_BACKEND="cpu")
+    assert read(root, MAKE_TARGET="setup", **variables).problems == []
+    (problem,) = read(root, MAKE_TARGET="train", **variables).problems
+    assert problem.startswith("TORCH_BACKEND (command line): make train does not use it. It is for")
+
+
+def test_a_file_that_is_not_there_is_named_with_what_to_do(root: Path) -> None:
+    assert read(root, PRESET="tin").problems == ["PRESET=tin: Must be one of tiny."]
+    (problem,) = read(root, ENV_FILE="absent.env").problems
+    assert "ENV_FILE=absent.env: There is no such file" in problem
+
+
+def test_a_file_cannot_choose_the_file_that_it_is(root: Path) -> None:
+    (root / "presets" / "tiny.env").write_text("PRESET=big\nENV_FILE=x\n")
+    problems = read(root, "ENV_FILE=other.env\n").problems
+    assert problems == [
+        f"{name}: Cannot be set in this file."
+        for name in (
+            "ENV_FILE (.env line 1)",
+            "PRESET (presets/tiny.env line 1)",
+            "ENV_FILE (presets/tiny.env line 2)",
+        )
+    ]
+
+
+# ---- Env files
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "A=x\\t",
+        "export HF_TOKEN={}",
+        "HF_TOKEN = {}",
+        'HF_TOKEN="{}"',
+        "HF_TOKEN='{}'",
+        "HF_TOKEN={} # mine",
+        "HF_TOKEN: {}",
+        "HF_TOKN={}",
+        "HF_TOKEN={} ",
+        "HF_TOKEN={}\r",
+        " HF_TOKEN={}",
+        "\ufeffHF_TOKEN={}",
+        "{}",
+        "={}",
+        "1A={}",
+    ],
+)
+def test_a_line_that_readers_understand_differently_is_refused_and_not_shown(
+    root: Path, line: str
+) -> None:
+    (problem,) = read(root, "#\n" + line.format(SECRET) + "\n").problems
+    assert ".env line 2" in problem and SECRET not in problem
+
+
+@pytest.mark.parametrize(
+    "value", ["a$b$(touch x)`id`", "a\"b'c\\", "two words#3", "=a=b", "äö 你好 🎉", "x" * 10_000]
+)
+def test_a_value_in_an_env_file_is_taken_byte_for_byte(root: Path, value: str) -> None:
+    assert read(root, f"PROMPT={value}\n").config.sampling.prompt == value
+
+
+def test_every_bad_line_is_reported(root: Path) -> None:
+    env_file = "A B\nSEED='1'\nNO_SUCH=1\nN_HEAD=x\nexport N_HEAD=1\nN_LAYER=1\nN_LAYER=1\n"
+    assert len(read(root, env_file).problems) == 6
+
+
+def test_a_file_that_cannot_be_read_is_named(root: Path) -> None:
+    assert read(root, "A=\udcff\n").problems == [".env: Must be text in UTF-8."]
+    (root / "loop").symlink_to("loop")
+    for path in ("presets", "loop", "/dev/zero", "a" * 5000, "/dev/null/x"):
+        (problem,) = resolve({"ENV_FILE": path}, root).problems
+        assert path in problem
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_a_file_of_somebody_else_is_named(root: Path) -> None:
+    (root / ".env").touch(0o600)
+    os.chmod(root, 0o755)
+    read_end, write_end = os.pipe()
+    if os.fork() == 0:
+        os.setuid(65534)
+        os.write(write_end, json.dumps(resolve({}, root).problems).encode())
+        os._exit(0)
+    problems = json.loads(os.read(read_end, 4096))
+    assert all("denied" in problem for problem in problems) and problems
+
+
+# ---- Secrets
+
+
+def test_a_secret_is_in_no_message(root: Path) -> None:
+    resolved = read(root, HF_TOKEN=SECRET, SEED="x")
+    assert resolved.config.hf_token == SECRET
+    assert "HF_TOKEN" not in resolved.config.stored()
+    assert SECRET not in repr(resolved.config) + "".join(resolved.problems + resolved.warnings)
+    assert SECRET not in str(SettingsError(read(root, HF_TOKEN=SECRET + "\n").problems))
+
+
+def test_a_secret_where_others_can_read_it_is_refused(root: Path) -> None:
+    (root / "presets" / "tiny.env").write_text(f"HF_TOKEN={SECRET}\n")
+    (problem,) = read(root).problems
+    assert "HF_TOKEN (presets/tiny.env line 1)" in problem and SECRET not in problem
+    (root / "presets" / "tiny.env").write_text("")
+    (problem,) = read(root, **typed(HF_TOKEN=SECRET)).problems
+    assert "belongs in the environment" in problem and SECRET not in problem
+
+
+# ---- Presets
+
+
+@pytest.mark.parametrize("preset", sorted(path.stem for path in (ROOT / "presets").glob("*.env")))
+def test_each_preset_loads(tmp_path: Path, preset: str) -> None:
+    shutil.copytree(ROOT / "presets", tmp_path / "presets")
+    resolved = resolve({"PRESET": preset}, tmp_path, {"MASTER_ADDR": "a"})
+    assert resolved.problems == [] and resolved.config.run_name == preset
+
+
+def test_each_line_of_env_example_uncommented_changes_nothing(root: Path) -> None:
+    text = (ROOT / ".env.example").read_text()
+    env_file = re.sub(r"^#(?=[A-Z0-9_]+=)", "", text, flags=re.MULTILINE)
+    resolved = read(root, env_file)
+    assert resolved.problems == []
+    assert resolved.config == Config().derived()

@@ -1,0 +1,175 @@
+"""A setting is used by a make target or refused: on make's command line, and from other sources."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from settings import ROOT
+from settings.config import SETTINGS
+from settings.resolve import Resolved, resolve
+from settings.targets import ALL_SETTINGS, DEFAULTS, EITHER, EVERY, RESUME, VARIABLES
+from tests.settings.test_sources import root, typed
+
+__all__ = ["root"]
+
+MAKEFILE = (ROOT / "Makefile").read_text()
+TARGETS = re.findall(r"^([a-z0-9-]+):", MAKEFILE, re.MULTILINE)
+NO_SETTINGS = set(re.findall(r"^([a-z0-9-]+):.*\n\t\$\(REFUSE_SETTINGS\)", MAKEFILE, re.MULTILINE))
+
+
+def resolve_typed(root: Path, target: str, **settings: str) -> Resolved:
+    return resolve({"MAKE_TARGET": target, "PRESET": "tiny", **typed(**settings)}, root)
+
+
+def test_every_target_uses_settings_or_refuses_them() -> None:
+    assert set(TARGETS) == EVERY | NO_SETTINGS and not EVERY & NO_SETTINGS
+    named = {target for users in VARIABLES.values() for target in users or ()}
+    assert named | RESUME | EITHER | DEFAULTS.keys() <= set(TARGETS)
+    for declared in SETTINGS.values():
+        assert declared.used_by <= set(TARGETS) and declared.used_by >= ALL_SETTINGS
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_setting_is_used_or_refused_on_the_command_line(root: Path, target: str) -> None:
+    examples = {name: declared.example for name, declared in SETTINGS.items()}
+    (root / "mine").touch()
+    examples |= {"PRESET": "tiny", "ENV_FILE": "mine", "MODEL": "", "DRY_RUN": "0"}
+    problems = resolve_typed(root, target, **examples).problems
+    refused = {problem.split()[0] for problem in problems if f"make {target} does not" in problem}
+    unused = {name for name, declared in SETTINGS.items() if target not in declared.used_by}
+    assert refused == unused - {"DRY_RUN"}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"DRY_RUN": "1"},
+        {"MODEL": "gpt2"},
+        {"EPOCHS": "3"},
+        {"LORA_RANK": "8"},
+        {"SYNC_EVERY": "5"},
+        {"OUTER_LEARNING_RATE": "0.5"},
+        {"STEP": "10"},
+        {"GRAD_SYNC": "step"},
+        {"LIGHTHOUSE": "a:29510"},
+    ],
+    ids=str,
+)
+def test_what_make_train_ignored_before_is_refused(root: Path, settings: dict[str, str]) -> None:
+    (problem,) = resolve_typed(root, "train", **settings).problems
+    assert problem.startswith(f"{next(iter(settings))} (command line): ")
+
+
+def test_a_setting_is_refused_if_what_it_needs_is_not_set(root: Path) -> None:
+    assert not resolve_typed(
+        root, "plan", SYNC="diloco", NODES="2", SITES="2", SYNC_EVERY="5"
+    ).problems
+    (problem,) = resolve_typed(root, "plan", SYNC_EVERY="5").problems
+    assert problem == "SYNC_EVERY (command line): Has no effect without SYNC=diloco."
+    (problem,) = resolve_typed(root, "finetune", LORA_ALPHA="5").problems
+    assert "LORA_RANK>0" in problem
+    assert resolve_typed(root, "finetune", LORA_ALPHA="5", LORA_RANK="2").config.lora_alpha == 5
+
+
+def test_a_preview_takes_what_the_previewed_target_takes(root: Path) -> None:
+    assert not resolve_typed(root, "plan", MODEL="gpt2", LORA_RANK="8").problems
+    (problem,) = resolve_typed(root, "plan", MODEL="gpt2", N_LAYER="8").problems
+    assert problem.startswith("N_LAYER (command line): make plan does not use it")
+    assert not resolve_typed(root, "plan", N_LAYER="8").problems
+
+
+def test_the_environment_is_named_and_env_only_if_it_looks_meant(root: Path) -> None:
+    (root / ".env").write_text("LORA_RANK=8\nLOG_DIR=logs\nJOB_NAME=mine\nSYNC_EVERY=5\n")
+    environ = {"MAKE_TARGET": "train", "EPOCHS": "3", "LOG_DIR": "logs"}
+    resolved = resolve(environ, root)
+    assert resolved.problems == []
+    assert [warning.split(":")[0] for warning in resolved.warnings[1:]] == [
+        "EPOCHS (environment)",
+        "LOG_DIR (environment)",
+        "LORA_RANK (.env line 1)",
+        "SYNC_EVERY (.env line 4)",
+    ]
+    assert resolve({"MAKE_TARGET": "plots"}, root).warnings == []
+
+
+@pytest.mark.parametrize("source", ["environment", ".env"])
+def test_a_dry_run_is_never_the_real_one(root: Path, source: str) -> None:
+    environ = {"DRY_RUN": "1"} if source == "environment" else {}
+    (root / ".env").write_text("" if environ else "DRY_RUN=1\n")
+    for target in TARGETS:
+        problems = resolve({"MAKE_TARGET": target, "PRESET": "tiny", **environ}, root).problems
+        refusals = [problem for problem in problems if problem.startswith("DRY_RUN (")]
+        assert len(refusals) == (target not in SETTINGS["DRY_RUN"].used_by), target
+
+
+# ---- Through make
+
+
+def make(*arguments: str, target: str = "probe", **environ: str) -> subprocess.CompletedProcess:
+    """Run the first lines of the Makefile with a target that prints what Python gets."""
+    environment = {"PATH": os.environ["PATH"], "HOME": "/nowhere", **environ}
+    probe = (
+        "import os; from settings.sources import *; from settings.sources import read_command_line; environ = dict(os.environ);"
+        " print(ascii([find_source(name, [read_command_line(environ), Source('', environ)]).values"
+        "[name] for name in os.environ['NAMES'].split()] + [environ['MAKE_TARGET']]))"
+    )
+    makefile = f'include Makefile\nprobe: ; @"{sys.executable}" -c "$$PROBE"\n'
+    return subprocess.run(
+        ["make", "-f", "-", target, *arguments],
+        input=makefile,
+        cwd=ROOT,
+        env=environment | {"PROBE": probe},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+VALUES = [
+    "It costs $100 and $(shell touch {}) ok",
+    "${{HOME}} $$ $@ $(PATH)",
+    "\"double\" 'single' `touch {}` \\ # ; & | > x",
+    "  blanks  ",
+    "two\nlines\n\nand a\ttab\n",
+    "äö 你好 🎉",
+    "a=b:=c+=d?=e",
+    "-n -k --help",
+    "x" * 10_000,
+]
+
+
+@pytest.mark.parametrize("template", VALUES, ids=lambda text: ascii(text[:20]))
+def test_a_value_reaches_python_byte_for_byte_and_runs_nothing(
+    tmp_path: Path, template: str
+) -> None:
+    ran = tmp_path / "ran"
+    value = template.format(ran)
+    for done in (
+        make(f"PROMPT={value}", NAMES="PROMPT"),
+        make(NAMES="PROMPT", PROMPT=value),
+    ):
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.strip() == ascii([value, "probe"])
+    assert not ran.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["tran"], "Did you mean make train?"),
+        (["help", "LR=3e-4"], "Did you mean LEARNING_RATE?"),
+        (["lint", "BATCH_SIZE=8"], "Did you mean BATCH_TOKENS?"),
+        (["lint", "SEQ_LEN=8"], "make lint does not use it. It is for make"),
+        (["help", "RUNS_DIR=a\n$(touch /tmp/x)"], "RUNS_DIR"),
+    ],
+)
+def test_a_mistake_gets_a_suggestion_before_anything_starts(
+    arguments: list[str], words: str
+) -> None:
+    done = make(*arguments[1:], target=arguments[0])
+    assert done.returncode == 2 and "Error 64" in done.stderr
+    assert words in done.stderr and done.stdout == ""

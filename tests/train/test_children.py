@@ -1,0 +1,79 @@
+"""train/children.py: exit codes, and signals, which reach a child once for each request."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.running import ROOT, wait_for
+
+# Runs a child that reports each SIGTERM, and sends the launcher's process the signals of argv first.
+PARENT = """
+import os, sys
+from train.children import Children
+children = Children()
+for number in sys.argv[2:]:
+    os.kill(os.getpid(), int(number))
+code = children.run(["bash", "-c", sys.argv[1]], os.environ)
+if children.stop_requested:  # whatever is started then is stopped too
+    code = children.run(["bash", "-c", sys.argv[1]], os.environ)
+print("ended", code, children.stop_requested, flush=True)
+"""
+COUNTS = 'trap "echo stopped" TERM; echo ready; for i in $(seq 300); do sleep 0.1; done'
+
+
+def start(out: Path, script: str, *signals: int) -> "subprocess.Popen[bytes]":
+    command = [sys.executable, "-c", PARENT, script, *map(str, signals)]
+    with open(out, "w") as file:
+        return subprocess.Popen(command, cwd=ROOT, stdout=file, start_new_session=True)
+
+
+@pytest.mark.parametrize(
+    ("script", "ended"), [("exit 64", 64), ("kill -9 $$", 137), ("kill -TERM $$", 143)]
+)
+def test_the_exit_code_is_a_shells(tmp_path: Path, script: str, ended: int) -> None:
+    start(tmp_path / "out", script).wait(60)
+    assert (tmp_path / "out").read_text() == f"ended {ended} False\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_becomes_a_sigterm_of_the_child(tmp_path: Path, number: signal.Signals) -> None:
+    process = start(
+        tmp_path / "out",
+        "trap 'echo interrupted' INT; trap 'exit 75' TERM; echo ready; sleep 60 & wait",
+    )
+    wait_for(tmp_path / "out", "ready", seconds=20)
+    os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
+    process.wait(60)
+    out = (tmp_path / "out").read_text()
+    assert "ended 75 True" in out or "ended 143 True" in out  # the second may have no trap yet
+    assert "interrupted" not in out
+    os.killpg(process.pid, signal.SIGKILL)  # the sleep
+
+
+def test_a_request_before_there_is_a_child_reaches_it(tmp_path: Path) -> None:
+    start(tmp_path / "out", "sleep 60", signal.SIGTERM).wait(60)
+    assert (tmp_path / "out").read_text() == "ended 143 True\n"
+
+
+def test_a_stop_that_comes_several_times_is_passed_on_once_and_a_later_one_again(
+    tmp_path: Path,
+) -> None:
+    """As to a whole process group. At the second SIGTERM torchrun leaves its workers behind."""
+    out = tmp_path / "out"
+    process = start(out, COUNTS)
+    wait_for(out, "ready", seconds=20)
+    for _ in range(3):
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.2)
+    wait_for(out, "stopped", seconds=20)
+    time.sleep(0.5)
+    assert out.read_text().count("stopped") == 1
+    time.sleep(3)
+    process.send_signal(signal.SIGTERM)
+    wait_for(out, "stopped\nstopped", seconds=20)
+    os.killpg(process.pid, signal.SIGKILL)

@@ -1,0 +1,326 @@
+"""train/launcher.py: which command it starts, what it makes of how that ends, and when it starts again."""
+
+import dataclasses
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from record import status
+from settings import ROOT
+from settings.config import Config
+from train import launcher
+from train.children import Children
+
+NODES: dict[str, Any] = {"nodes": 2, "node_rank": 1, "master_addr": "10.0.0.5"}
+
+
+class Play(Children):
+    """Children that end as a script says; what follows its last word is that word again.
+
+    A word is an exit code, after what happens before: s10 commits step 10, r78 reports code 78, a
+    signal arrives where there is "stop". The roll call ends with `roll_call`.
+    """
+
+    def __init__(self, script: str, roll_call: int = 0):
+        self.words = script.split()
+        self.roll_call = roll_call
+        self.stop_requested = False
+        self.commands: list[str] = []
+        self.pauses: list[float] = []
+        self.stops_in_pause = False
+        self.starts = 0
+
+    def run(self, command: Sequence[str], environment: Mapping[str, str]) -> int:
+        assert environment["LAUNCHER_PID"] == str(os.getpid())  # the trainer ends with this process
+        self.commands.append(" ".join(command[1:]).strip())
+        if "rendezvous meet" in self.commands[-1]:
+            return self.roll_call
+        word = self.words[min(self.starts, len(self.words) - 1)]
+        self.starts += 1
+        for part in word.split(":"):
+            if part.startswith("s") and part != "stop":
+                Path(environment["PROGRESS_FILE"]).write_text(f"{part[1:]}\n")
+            elif part.startswith("r"):
+                Path(environment["EXIT_CODE_FILE"]).write_text(f"{part[1:]}\nno shard\n")
+            elif part == "stop":
+                self.stop_requested = True
+        return int(part)
+
+    def pause(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        self.stop_requested = self.stop_requested or self.stops_in_pause
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
+    """Two processes on the CPU, and other nodes that are told nothing."""
+    monkeypatch.setattr(status, "settle", lambda paths: None)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.delenv("K8S_NODE", raising=False)
+    return dataclasses.replace(
+        Config(), runs_dir=str(tmp_path), run_name="x", device="cpu", nproc=2, max_restarts=3
+    )
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Codes that the other nodes were told."""
+    codes: list[int] = []
+    monkeypatch.setattr(launcher, "tell_other_nodes", lambda code, *rest: codes.append(code))
+    return codes
+
+
+def replace(config: Config, **changes: Any) -> Config:
+    return dataclasses.replace(config, **changes)
+
+
+def is_pod(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("K8S_NODE", "a-machine")
+
+
+@pytest.mark.parametrize(
+    ("changes", "command"),
+    [
+        ({"nproc": 1}, "-m train.main"),
+        (
+            {},
+            "-m torch.distributed.run --standalone --max-restarts=0 --nproc-per-node=2 "
+            "-m train.main",
+        ),
+        (
+            NODES | {"nproc": 1, "start_timeout_s": 40},
+            "-m torch.distributed.run --nnodes=2 --node-rank=1 --master-addr=10.0.0.5 "
+            "--master-port=29500 --rdzv-conf=timeout=40 --max-restarts=0 --nproc-per-node=1 "
+            "-m train.main",
+        ),
+    ],
+)
+def test_one_process_runs_directly_and_several_under_torchrun(
+    config: Config, changes: dict[str, Any], command: str
+) -> None:
+    play = Play("0")
+    assert launcher.launch(replace(config, **changes), play) == 0
+    assert play.commands[-1] == command
+
+
+def test_all_visible_gpus_get_a_process_each(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launcher, "count_gpus", lambda environment: 3)
+    play = Play("0")
+    launcher.launch(replace(config, nproc=None, device="auto"), play)
+    launcher.launch(replace(config, nproc=None), play)
+    assert "--nproc-per-node=3" in play.commands[0] and play.commands[1] == "-m train.main"
+
+
+# ---- Exit codes
+
+
+@pytest.mark.parametrize("code", [0, 64, 70, 75, 78])
+@pytest.mark.parametrize("nproc", [1, 2])
+def test_what_another_start_cannot_help_is_returned_at_once(
+    config: Config, tmp_path: Path, nproc: int, code: int
+) -> None:
+    play = Play(str(code) if nproc == 1 or code == 0 else f"r{code}:1")
+    assert launcher.launch(replace(config, nproc=nproc), play) == code
+    assert play.starts == 1 and not list(tmp_path.glob("launch.*"))
+
+
+@pytest.mark.parametrize(
+    ("script", "code"),
+    [("r78:1", 78), ("r75:0", 75), ("r75?:1", 1), ("1", 1), ("137", 137), ("r1:137", 137)],
+)
+def test_the_code_that_the_trainer_reports_beats_that_of_torchrun(
+    config: Config, script: str, code: int
+) -> None:
+    assert launcher.launch(replace(config, max_restarts=0), Play(script)) == code
+
+
+@pytest.mark.parametrize(
+    ("script", "code"),
+    [("stop:r75:1", 75), ("stop:r75?:1", 75), ("stop:1", 143), ("r75!:1", 75), ("130", 143)],
+)
+def test_who_is_asked_to_stop_starts_nothing_again(config: Config, script: str, code: int) -> None:
+    play = Play(script)
+    assert launcher.launch(config, play) == code and play.starts == 1
+
+
+def test_a_stop_in_a_pause_is_heard(config: Config) -> None:
+    play = Play("1")
+    play.stops_in_pause = True
+    assert launcher.launch(config, play) == 143 and play.starts == 1
+
+
+@pytest.mark.parametrize(
+    ("nodes", "script", "code"),
+    [({}, "r64:1", 64), ({}, "r78:1", 78), (NODES, "r78:1", 78), ({}, "r1:1", 70)],
+)
+def test_the_last_line_says_why(
+    config: Config,
+    capfd: pytest.CaptureFixture,
+    told: list[int],
+    nodes: dict[str, Any],
+    script: str,
+    code: int,
+) -> None:
+    """After all that torchrun prints: Kubernetes shows the end of what a pod said."""
+    assert launcher.launch(replace(config, **nodes), Play(script)) == code
+    before = {70: "the trainer said last: "}.get(code, "")
+    last = capfd.readouterr().err.splitlines()[-1]
+    assert last == f"launch: exit code {code}: {before}no shard"
+
+
+# ---- Restarts
+
+
+def test_a_trainer_that_fails_is_started_again_and_it_is_said(
+    config: Config, capfd: pytest.CaptureFixture
+) -> None:
+    play = Play("s10:r1:1 137 0")
+    assert launcher.launch(config, play) == 0 and play.starts == 3
+    out = capfd.readouterr().out
+    assert (
+        "launch: attempt 1 ended with code 1; last checkpoint: step 10; starting again in 1 s "
+        "(restart 1 of 3 without a new checkpoint)" in out
+    )
+    assert "attempt 2 ended with signal KILL; last checkpoint: step 10; starting again in 2" in out
+
+
+def test_a_restart_waits_until_the_trainer_before_has_let_the_run_go(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As workers do whose torchrun was killed: they end a moment later."""
+    waits: list[str] = []
+    monkeypatch.setattr(status, "settle", lambda paths: waits.append(paths.name))
+    assert launcher.launch(config, Play("137 1 0")) == 0 and waits == ["x", "x"]
+
+
+def test_only_attempts_without_a_new_checkpoint_count(
+    config: Config, capfd: pytest.CaptureFixture, tmp_path: Path
+) -> None:
+    play = Play("s5:1 s10:1 1 1 s11:1 1 1 1")
+    assert launcher.launch(config, play) == 70 and play.starts == 8
+    assert play.pauses == [1, 1, 2, 4, 1, 2, 4]
+    err = capfd.readouterr().err
+    assert "attempt 8 ended with code 1; last checkpoint: step 11. That makes 4 attempts" in err
+    assert f"{tmp_path}/x/logs/" in err
+
+
+def test_an_older_checkpoint_is_no_progress(config: Config) -> None:
+    play = Play("s10:1 s8:1 s9:1 s10:1")
+    assert launcher.launch(config, play) == 70 and play.starts == 4
+
+
+def test_pauses_grow_up_to_half_a_minute(config: Config) -> None:
+    play = Play("1")
+    assert launcher.launch(replace(config, max_restarts=7), play) == 70
+    assert play.pauses == [1, 2, 4, 8, 16, 30, 30]
+
+
+def test_an_evaluation_is_not_started_again(config: Config) -> None:
+    play = Play("1")
+    assert launcher.launch(config, play, "train.generate.eval_run") == 1 and play.starts == 1
+
+
+# ---- Several nodes
+
+
+def test_torchrun_starts_after_the_roll_call(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POD_SITE", "a-zone")
+    is_pod(monkeypatch)
+    play = Play("s5:1 r1:1 0")
+    assert launcher.launch(replace(config, **NODES), play) == 0
+    calls = [command for command in play.commands if "rendezvous" in command]
+    assert calls == ["-m train.distributed.rendezvous meet 2 a-zone a-machine"] * 3
+
+
+@pytest.mark.parametrize("pod", [False, True])
+@pytest.mark.parametrize(
+    ("answer", "code"), [(10, 0), (64, 64), (69, 69), (75, 75), (78, 78), (143, 143)]
+)
+def test_the_answer_of_the_roll_call_is_final(
+    config: Config,
+    monkeypatch: pytest.MonkeyPatch,
+    told: list[int],
+    pod: bool,
+    answer: int,
+    code: int,
+) -> None:
+    if pod:
+        is_pod(monkeypatch)
+    play = Play("0", roll_call=answer)
+    assert launcher.launch(replace(config, **NODES), play) == code
+    assert play.starts == 0 and told == []
+
+
+def test_a_node_that_ends_for_good_tells_the_others(config: Config, told: list[int]) -> None:
+    assert launcher.launch(replace(config, **NODES), Play("r78:1")) == 78 and told == [78]
+
+
+def test_a_node_that_is_stopped_as_all_are_about_to_start_tells_the_others(
+    config: Config, told: list[int]
+) -> None:
+    play = Play("0")
+    play.stop_requested = True
+    assert launcher.launch(replace(config, **NODES), play) == 143
+    assert play.starts == 0 and told == [143]
+
+
+def test_a_pod_waits_for_a_peer_that_was_stopped_and_that_is_no_failure(
+    config: Config, monkeypatch: pytest.MonkeyPatch, told: list[int], capfd: pytest.CaptureFixture
+) -> None:
+    is_pod(monkeypatch)
+    play = Play("r75:1 s5:r75:1 r75:1 r75:1 0")
+    assert launcher.launch(replace(config, **NODES, max_restarts=0), play) == 0
+    assert play.starts == 5 and play.pauses == [1] * 4 and told == []
+    waits = "Another node was asked to stop; waiting for it to come back"
+    assert capfd.readouterr().out.count(waits) == 4
+
+
+def test_failures_between_such_stops_still_count(
+    config: Config, monkeypatch: pytest.MonkeyPatch, told: list[int]
+) -> None:
+    is_pod(monkeypatch)
+    play = Play("r75:1 1 r75:1 1 1")
+    assert launcher.launch(replace(config, **NODES, max_restarts=2), play) == 70
+    assert play.starts == 5 and told == [70]
+
+
+@pytest.mark.parametrize(("nodes", "pod"), [(NODES, False), ({}, True)])
+def test_a_peer_that_stops_ends_a_node_that_is_no_pod(
+    config: Config, monkeypatch: pytest.MonkeyPatch, told: list[int], nodes: Any, pod: bool
+) -> None:
+    if pod:
+        is_pod(monkeypatch)
+    play = Play("r75:1 0")
+    assert launcher.launch(replace(config, **nodes), play) == 75 and play.starts == 1
+
+
+@pytest.mark.parametrize("script", ["stop:r75:1", "r75!:1"])
+def test_a_pod_that_is_stopped_itself_takes_no_time_to_tell_the_others(
+    config: Config, monkeypatch: pytest.MonkeyPatch, told: list[int], script: str
+) -> None:
+    """`make stop` on a node, by SIGINT to the trainer alone, is about that node."""
+    is_pod(monkeypatch)
+    play = Play(script)
+    assert launcher.launch(replace(config, **NODES), play) == 75
+    assert play.starts == 1 and told == []
+
+
+# ---- As a program
+
+
+def test_it_starts_fast_and_only_execs() -> None:
+    code = "import sys, train.launcher, train.start_node; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout == "False\n"
+    script = (ROOT / "scripts" / "launch.sh").read_text()
+    assert re.search(r'^exec .*python" -m train\.launcher "\$@"$', script, re.M)

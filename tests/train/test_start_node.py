@@ -1,0 +1,283 @@
+"""train/start_node.py and scripts/train.py: the stages of a node, its lock, and what runs next to it.
+
+A stub stands for the Python of the processes that they start.
+"""
+
+import fcntl
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.constants import constants
+from tests.running import ROOT, wait_for
+
+STUB = """#!/usr/bin/env bash
+# The detached start is real. What else it runs it prints, with the session.
+[[ $2 != train.start_node ]] || exec {python} "$@"
+session=$(cut -d ' ' -f 6 /proc/$$/stat)
+echo "session=$session PRESET=${PRESET-} NPROC=${NPROC-} run: $*"
+[[ $2 != train.data.prepare || -z ${PAUSE-} ]] || sleep "$PAUSE"
+for _ in {1..600}; do [[ -n ${GATE-} && -e $GATE ]] || break; sleep 0.1; done
+if [[ $2 == "${FAILS-}" ]]; then
+  [[ -z ${EXIT_CODE_FILE-} ]] || printf '78\\nDATA=x: there is\\nno such file\\n' >"$EXIT_CODE_FILE"
+  exit "${CODE-78}"
+fi
+"""
+NODES = {"NODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "10.0.0.5"}
+PLOTS = "run: -m analysis.plots"
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads sessions in /proc")
+
+
+def executable(path: Path, text: str) -> None:
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+@pytest.fixture
+def env(tmp_path: Path) -> dict[str, str]:
+    """A user with few settings and no GPU; the trainer and all else is a stub."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "empty.env").touch()
+    executable(tmp_path / "stub", STUB.replace("{python}", sys.executable))
+    return {
+        "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
+        "TMPDIR": str(tmp_path),
+        "ENV_FILE": str(tmp_path / "empty.env"),
+        "RUNS_DIR": str(tmp_path / "runs"),
+        "DATA_DIR": str(tmp_path / "data"),
+        "RUN_NAME": "x",
+        "MAX_RESTARTS": "0",
+        **constants(PYTHON=str(tmp_path / "stub")),
+    }
+
+
+def gpus(tmp_path: Path, count: int) -> None:
+    lines = "\\n".join(f"GPU {i}: NVIDIA A100 (UUID: GPU-{i})" for i in range(count))
+    executable(tmp_path / "bin" / "nvidia-smi", f"#!/usr/bin/env bash\nprintf '{lines}\\n'\n")
+
+
+def start(env: dict[str, str], *words: str, **popen: Any) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "scripts.train", *words]
+    return subprocess.Popen(command, cwd=ROOT, env=env, text=True, **popen)
+
+
+def train(env: dict[str, str], *words: str, **settings: str) -> tuple[int, str]:
+    process = start(env | settings, *words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    out, _ = process.communicate(timeout=120)
+    return process.returncode, out
+
+
+def stages(out: str) -> list[str]:
+    return [line.rstrip() for line in re.findall(r"run: (.+)", out)]
+
+
+# ---- Stages
+
+
+@pytest.mark.fault(22)
+def test_a_recipe_for_gpus_stops_at_once_where_there_are_none(
+    env: dict[str, str], tmp_path: Path
+) -> None:
+    code, out = train(env, DEVICE="cuda")
+    assert code == 64 and "DEVICE=cuda: there is no GPU here" in out and "run:" not in out
+    gpus(tmp_path, 1)
+    code, out = train(env, DEVICE="cuda", ALLOW_FAIL="gpus,driver")
+    assert code == 0
+    assert stages(out) == ["-m train.data.prepare", "-m train.main", "-m analysis.plots"]
+
+
+def test_a_failing_stage_ends_the_job_with_its_code(env: dict[str, str]) -> None:
+    code, out = train(env, FAILS="train.data.prepare")
+    assert code == 78 and len(stages(out)) == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        (NODES, True),
+        (NODES | {"NODE_RANK": "0"}, True),
+        (NODES | {"K8S_NODE": "machine"}, False),
+        ({}, False),
+    ],
+)
+def test_a_node_that_cannot_prepare_its_data_tells_the_others_why(
+    env: dict[str, str], tmp_path: Path, settings: dict[str, str], told: bool
+) -> None:
+    """They would wait for it as long as they may. Pods end with their Job."""
+    code, out = train(env, FAILS="train.data.prepare", **settings)
+    assert code == 78 and "train.main" not in out
+    call = "run: -m train.distributed.rendezvous over 78 DATA=x: there is\nno such file\n"
+    assert (call in out) == told == ("rendezvous" in out)
+    assert not list(tmp_path.glob("prepare.*"))
+
+
+@pytest.mark.parametrize(("pod", "code"), [({}, 78), ({"K8S_NODE": "machine"}, 0)])
+def test_plots_alone_are_no_reason_for_another_pod(
+    env: dict[str, str], pod: dict[str, str], code: int
+) -> None:
+    got, out = train(env, FAILS="analysis.plots", **pod)
+    assert got == code and ("plots failed with code 78" in out) == (code == 0)
+
+
+def test_fine_tuning_has_its_own_modules_and_preset(env: dict[str, str]) -> None:
+    settings = {"MODEL": "models/x", "DATA": "chats.jsonl", "ALLOW_FAIL": "memory"}
+    _, out = train(env, "finetune", **settings)
+    assert stages(out) == [
+        "-m finetune.prepare_data before-training",
+        "-m finetune.main",
+        "-m analysis.plots",
+    ]
+    assert "PRESET=finetune " in out
+
+
+def test_a_node_of_a_run_on_one_machine_is_refused(env: dict[str, str]) -> None:
+    code, out = train(env, "node")
+    assert code == 64 and "NODES=1: train-node starts one node of several. Set NODES" in out
+
+
+# ---- The lock
+
+
+@pytest.mark.fault(32)
+def test_a_second_start_is_refused_and_leaves_the_log_alone(
+    env: dict[str, str], tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    gate.touch()
+    code, out = train(env, DETACH="1", GATE=str(gate))
+    assert code == 0 and "in the background" in out and "run:" not in out
+    for detach in "01":
+        code, out = train(env, DETACH=detach)
+        assert code == 78 and re.search(r"run x is at work already \((pid |it has just)", out)
+    gate.unlink()
+    console = tmp_path / "runs" / "x" / "console.log"
+    wait_for(console, PLOTS, seconds=60)
+    log = console.read_text()
+    assert log.count("run: -m train.data.prepare") == 1 and "\0" not in log
+
+
+def test_a_detached_run_outlives_the_shell_that_started_it(
+    env: dict[str, str], tmp_path: Path
+) -> None:
+    command = f"'{sys.executable}' -m scripts.train; kill -HUP $$"
+    environment = env | NODES | {"DETACH": "1", "PAUSE": "1"}
+    shell = subprocess.run(["bash", "-c", command], cwd=ROOT, env=environment, check=False)
+    assert shell.returncode == -signal.SIGHUP
+    wait_for(tmp_path / "runs" / "x" / "console_node_1.log", "--node-rank=1", seconds=20)
+
+
+def test_a_job_that_prepares_data_is_known_to_status_and_stopped_by_stop(
+    env: dict[str, str], tmp_path: Path
+) -> None:
+    def show(command: str) -> list[str]:
+        status = [sys.executable, "-m", "record.status", command]
+        done = subprocess.run(status, cwd=ROOT, env=env, text=True, check=True, capture_output=True)
+        return done.stdout.split()
+
+    job = start(env | {"PAUSE": "60"}, stdout=subprocess.DEVNULL)
+    wait_for(tmp_path / "runs" / "x" / ".job", "preparing data", seconds=20)
+    assert show("status") == show("runs") == ["x", "preparing", "data"]
+    show("stop")
+    assert job.wait(120) == 75
+    assert show("runs")[:2] == ["no", "runs"]
+
+
+def test_each_node_has_its_own_job_and_only_the_first_draws(
+    env: dict[str, str], tmp_path: Path
+) -> None:
+    """They may share RUNS_DIR."""
+    gate = tmp_path / "gate"
+    gate.touch()
+    first = start(
+        env | NODES | {"NODE_RANK": "0", "GATE": str(gate)}, "node", stdout=subprocess.PIPE
+    )
+    wait_for(tmp_path / "runs" / "x" / ".job", "preparing data", seconds=20)
+    code, out = train(env | NODES, "node")
+    assert code == 0 and "train.main" in out and "analysis.plots" not in out
+    holder = (tmp_path / "runs" / "x" / ".job_node_1").read_text()
+    assert re.fullmatch(r"pid \d+ on \S+: training as node 1 of 2\n", holder)
+    gate.unlink()
+    assert PLOTS in first.communicate(timeout=120)[0]
+
+
+def test_a_pod_waits_for_a_run_that_a_lost_machine_still_holds(
+    env: dict[str, str], tmp_path: Path
+) -> None:
+    """As a shared disk has it for some minutes. By hand it is refused at once."""
+    folder = tmp_path / "runs" / "x"
+    folder.mkdir(parents=True)
+    out = tmp_path / "out"
+    with open(folder / ".job", "w") as lock:
+        lock.write("pid 1 on a-pod: training\n")
+        lock.flush()
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        code, refusal = train(env)
+        assert code == 78 and "at work already (pid 1 on a-pod: training)" in refusal
+        with open(out, "w") as file:
+            pod = start(env | {"K8S_NODE": "a", "START_TIMEOUT_S": "40"}, stdout=file)
+        wait_for(out, "at work already", seconds=20)
+        assert pod.poll() is None
+    assert pod.wait(120) == 0
+    assert out.read_text().count("Waiting for up to 40 s") == 1 and PLOTS in out.read_text()
+
+
+@pytest.mark.slow
+def test_a_pod_waits_no_longer_than_it_may(env: dict[str, str], tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "x"
+    folder.mkdir(parents=True)
+    with open(folder / ".job", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        code, out = train(env, K8S_NODE="a", START_TIMEOUT_S="10")
+    assert code == 69 and "run x is at work already" in out.splitlines()[-1]
+
+
+def test_a_folder_that_cannot_be_written_is_named(env: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    gpus(tmp_path, 2)
+    code, out = train(env, "2xh100", RUNS_DIR=str(tmp_path / "file"), ALLOW_FAIL="disk,gpus,driver")
+    assert code == 78 and "cannot be written (Not a directory)" in out and "sampler" not in out
+
+
+# ---- Two GPUs
+
+
+def test_the_preset_on_two_gpus_with_the_sampler_apart(env: dict[str, str], tmp_path: Path) -> None:
+    gpus(tmp_path, 2)
+    env |= {"RUN_NAME": "", "ALLOW_FAIL": "gpus,driver,bf16,gpu-memory,memory,compiler"}
+    code, out = train(env, "2xh100")
+    assert code == 0, out
+    log = tmp_path / "runs" / "d16-2xh100" / "logs" / "gpu_sampler.log"
+    assert f"logs to {log}" in out
+    wait_for(log, "run: -m monitor.gpu_sampler --follow", seconds=20)
+    assert all("PRESET=d16-2xh100 NPROC=2 " in line for line in out.splitlines() if "run:" in line)
+    sessions = set(re.findall(r"session=\d+", out))
+    assert len(sessions) == 1 and not sessions & set(re.findall(r"session=\d+", log.read_text()))
+    assert "--nproc-per-node=2 -m train.main" in out
+
+
+@pytest.mark.parametrize(
+    ("settings", "code", "words"),
+    [
+        ({"DEVICE": "cpu"}, 64, "but NPROC=2 NODES=1 DEVICE=cpu. Leave these out, or run make"),
+        ({"NPROC": "1"}, 64, "but NPROC=1"),
+        ({"NODES": "2", "MASTER_ADDR": "a"}, 64, "NODES=2"),
+        ({"NPROC": "two"}, 64, "NPROC=two"),
+        ({}, 78, "train-2xh100 needs 2 GPUs, but none can be seen here"),
+        ({"GPUS": "8", "CUDA_VISIBLE_DEVICES": "3"}, 78, "but 1 can be seen here"),
+    ],
+    ids=str,
+)
+def test_what_is_not_two_gpus_of_one_machine_is_refused(
+    env: dict[str, str], tmp_path: Path, settings: dict[str, str], code: int, words: str
+) -> None:
+    gpus(tmp_path, int(settings.get("GPUS", "0")))
+    got, out = train(env, "2xh100", **settings)
+    assert got == code and words in out
+    assert not (tmp_path / "runs").exists() and "run:" not in out

@@ -1,0 +1,268 @@
+"""What a node of a run does from its start to its end: hold the job's lock, prepare data, train, plot.
+
+scripts/train.py starts it after its checks, in a terminal as in a pod. In a pod the GPU sampler and
+the pod agent run next to it.
+"""
+
+import contextlib
+import dataclasses
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TextIO
+
+from record import status
+from record.exit_codes import BAD_DATA, BAD_SETTING, DONE, INTERRUPTED, NODES_MISSING, STOPPED
+from record.run_paths import RunPaths
+from settings import ROOT
+from settings.checks import PRETRAINING
+from settings.config import Config
+from train import launcher
+from train.children import Children, complain, say
+from train.distributed.pod import in_pod
+
+LOCK_TICK_S = 2.0
+COMPANY_END_S = 3.0  # for the sampler and the agent to finish their files
+LAST_WORDS = (DONE, BAD_SETTING, BAD_DATA)  # after which no other pod takes this one's place
+
+
+@dataclasses.dataclass(frozen=True)
+class Way:
+    """What the run does: the module that prepares its data, and the one that trains."""
+
+    name: str
+    prepare: tuple[str, ...]
+    train: str
+
+
+PRETRAIN = Way("train", ("train.data.prepare",), "train.main")
+FINETUNE = Way("finetune", ("finetune.prepare_data", "before-training"), "finetune.main")
+
+
+@dataclasses.dataclass
+class Node:
+    """A node at work. `company` are the processes that run next to training."""
+
+    config: Config
+    way: Way
+    children: Children
+    paths: RunPaths
+    company: list[subprocess.Popen[bytes]] = dataclasses.field(default_factory=list)
+
+    def run(self, lock: int | None) -> int:
+        """Do everything, or start a process that does it if DETACH=1. Returns the exit code.
+
+        Args:
+            lock: the descriptor of the job's lock, if the process that started this one holds it.
+        """
+        detached = lock is not None
+        try:
+            job = self.open_lock(lock)
+        except OSError as error:
+            complain(
+                f"{self.paths.folder}: cannot be written ({error.strerror}); choose another place "
+                "with RUNS_DIR, make room, or mend its permissions"
+            )
+            return BAD_DATA
+        with job:
+            code = self.take_lock(job)
+            if code != DONE:
+                return code
+            if self.config.detach and not detached:
+                self.detach(job)
+                return DONE
+            if in_pod():
+                self.start_sampler()
+                self.start_agent()
+            return self.work(job)
+
+    def work(self, job: TextIO) -> int:
+        """Prepare data, train, and on the first node draw the plots."""
+        self.show_stage(job, "preparing data")
+        code = self.prepare_data()
+        if code != DONE:
+            return code
+        stage = "starting"
+        if self.config.site_nodes > 1:
+            rank = self.config.rank_in_site
+            stage = f"training as node {rank} of {self.config.site_nodes}"
+        self.show_stage(job, stage)
+        code = launcher.launch(self.config, self.children, self.way.train)
+        if code != DONE or self.config.rank_in_site:
+            return code
+        self.show_stage(job, "drawing plots")
+        code = self.children.run(
+            [launcher.PYTHON, "-m", "analysis.plots", str(self.paths.folder)], os.environ
+        )
+        if code != DONE and in_pod():  # no reason for another pod
+            complain(f"The run is done. Its plots failed with code {code}: run `make plots`.")
+            return DONE
+        return code
+
+    # ---- The job's lock
+
+    def open_lock(self, descriptor: int | None) -> TextIO:
+        """Open the job's lock. It shows this node to `make status` and `make stop`.
+
+        What this process starts does not hold the lock, and may outlive it.
+        """
+        if descriptor is not None:
+            return os.fdopen(descriptor, "r+")
+        self.paths.folder.mkdir(parents=True, exist_ok=True)
+        return open(self.paths.job, "a+")
+
+    def take_lock(self, job: TextIO) -> int:
+        """Take the job's lock, or return the exit code that says why not.
+
+        A pod waits for it: a machine that is gone may keep its locks on a shared disk for minutes.
+        """
+        patience_s = self.config.start_timeout_s if in_pod() else 0
+        deadline = time.monotonic() + patience_s
+        told = False
+        while True:
+            try:
+                status.take(job)
+                break
+            except BlockingIOError:
+                holder = self.paths.job.read_text(errors="replace").strip()
+            except OSError as error:
+                complain(f"{self.paths.job}: cannot be locked ({error.strerror})")
+                return BAD_DATA
+            message = (
+                f"run {self.paths.name} is at work already ({holder or 'it has just begun'}); "
+                "make status, attach and stop look after it, or choose another RUN_NAME"
+            )
+            if time.monotonic() >= deadline:
+                complain(message)
+                return NODES_MISSING if patience_s else BAD_DATA
+            if not told:
+                say(f"{message}. Waiting for up to {patience_s} s: a lost machine keeps its lock.")
+                told = True
+            self.children.pause(LOCK_TICK_S)
+            if self.children.stop_requested:
+                return INTERRUPTED
+        try:
+            self.write_holder(job, "")
+        except OSError as error:
+            complain(
+                f"{self.paths.folder}: cannot be written ({error.strerror}); make room, or choose "
+                "another place with RUNS_DIR"
+            )
+            return BAD_DATA
+        return DONE
+
+    def write_holder(self, job: TextIO, stage: str) -> None:
+        job.seek(0)
+        job.truncate()
+        job.write(f"pid {os.getpid()} on {socket.gethostname()}")
+        if stage:
+            job.write(f": {stage}\n")
+        job.flush()
+
+    def show_stage(self, job: TextIO, stage: str) -> None:
+        """Tell `make status` what happens while no trainer speaks for itself."""
+        with contextlib.suppress(OSError):  # what needs the space reports a full disk better
+            self.write_holder(job, stage)
+
+    def detach(self, job: TextIO) -> None:
+        """Start this job again in a session of its own, which keeps the lock."""
+        words = [str(job.fileno()), self.way.name]
+        with open(self.paths.console_log, "ab") as console:
+            subprocess.Popen(
+                [launcher.PYTHON, "-m", "train.start_node", *words],
+                cwd=ROOT,
+                env=os.environ | {"DETACH": "0"},
+                stdin=subprocess.DEVNULL,
+                stdout=console,
+                stderr=subprocess.STDOUT,
+                pass_fds=[job.fileno()],
+                start_new_session=True,
+                preexec_fn=ignore_hangup,
+            )
+        name = self.config.run_name
+        say(f"training in the background: make status, make attach, make stop (RUN_NAME={name})")
+
+    # ---- Data
+
+    def prepare_data(self) -> int:
+        """Prepare what is missing. If that fails, tell the other nodes, which would wait."""
+        with tempfile.TemporaryDirectory(prefix="prepare.", ignore_cleanup_errors=True) as folder:
+            report_file = Path(folder, "exit-code")
+            environment = os.environ | {"EXIT_CODE_FILE": str(report_file)}
+            code = self.children.run([launcher.PYTHON, "-m", *self.way.prepare], environment)
+            reason = launcher.read_report(report_file).reason
+        if code == DONE:
+            return DONE
+        if self.children.stop_requested:
+            return STOPPED
+        if self.config.site_nodes > 1 and not in_pod():  # pods end with their Job
+            launcher.tell_other_nodes(code, reason, dict(os.environ))
+        return code
+
+    # ---- What runs next to training
+
+    def start_sampler(self) -> None:
+        """Start the GPU sampler, apart from the terminal: it stays when the trainer restarts."""
+        log = self.paths.gpu_log
+        try:
+            log.parent.mkdir(parents=True, exist_ok=True)
+            file = open(log, "ab")  # noqa: SIM115 (closed below)
+        except OSError:  # training complains about such a folder
+            return
+        with file:
+            sampler = subprocess.Popen(
+                [launcher.PYTHON, "-m", "monitor.gpu_sampler", "--follow"],
+                cwd=ROOT,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=ignore_hangup,
+            )
+        self.company.append(sampler)
+        say(
+            f"GPU sampler: process {sampler.pid}, writes {self.paths.folder}/gpu_metrics_*.csv "
+            f"and logs to {log}"
+        )
+
+    def start_agent(self) -> None:
+        """Start what reports on this machine in the pod's log."""
+        command = [launcher.PYTHON, "-m", "monitor.pod_agent"]
+        self.company.append(subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL))
+
+    def leave(self, code: int) -> None:
+        """In a pod, end the company, and write how a site ended for the lighthouse's pod."""
+        if not in_pod():
+            return
+        deadline = time.monotonic() + COMPANY_END_S
+        for process in self.company:
+            process.terminate()
+        for process in self.company:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, deadline - time.monotonic()))
+        if self.config.sync == "diloco" and code in LAST_WORDS:
+            with contextlib.suppress(OSError):
+                self.paths.last_word.write_text(f"{code}\n")
+
+
+def ignore_hangup() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+
+def main(words: list[str]) -> int:
+    """Go on with the job whose lock is open, detached from the terminal."""
+    lock, name = words
+    way = FINETUNE if name == FINETUNE.name else PRETRAIN
+    children = Children()
+    # The process that started this one has checked the settings.
+    config, _ = Config.load_with_warnings(without=PRETRAINING)
+    return Node(config, way, children, RunPaths.of_node(config, ROOT)).run(int(lock))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
