@@ -32,6 +32,7 @@ from record.run_paths import RunPaths
 from settings import ROOT
 from settings.config import Config
 from settings.declare import format_value
+from settings.resolve import NO_TARGET
 from train.data import prepare, tokenizer
 from train.data.data_paths import SHARD_TOKENS
 from train.data.manifest import Seal, manifest_of
@@ -173,7 +174,12 @@ def trained(shape: Shape, folder: Path, step_s: float) -> dict[str, Any]:
     steps = warm + max(LEAST, min(MOST, round(MEASURED_S / step_s)))
     told = settings_of(shape, folder, steps)
     done = subprocess.run(
-        ["env", *(f"{name}={value}" for name, value in told.items()), "scripts/launch.sh"],
+        [
+            "env",
+            *NO_TARGET,
+            *(f"{name}={value}" for name, value in told.items()),
+            "scripts/launch.sh",
+        ],
         cwd=ROOT,
         text=True,
         stdout=subprocess.PIPE,

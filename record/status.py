@@ -201,7 +201,7 @@ def is_held(paths: RunPaths) -> bool:
 
 
 def has_job(paths: RunPaths) -> bool:
-    """Return whether scripts/train.sh works on the run: prepares data, trains, draws."""
+    """Return whether train/start_node.py works on the run: prepares data, trains, draws."""
     return is_locked(paths.job)
 
 

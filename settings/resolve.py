@@ -186,6 +186,9 @@ def find_near_misses(environ: Mapping[str, str]) -> list[str]:
 
 # ---- For rooms that look at settings
 
+# Words of env(1): what is started has settings of its own, not those of the target that was typed.
+NO_TARGET = ("-u", "MAKE_TARGET", "-u", "MAKE_SETTINGS")
+
 
 def find_explicit() -> set[str]:
     """Return the settings that somebody gave for this command, or for all in an env file."""
@@ -193,7 +196,11 @@ def find_explicit() -> set[str]:
 
 
 def build_environment(settings: Mapping[str, str], without: Collection[str] = ()) -> dict[str, str]:
-    """Return this process's environment with these settings, for a process to start."""
+    """Return this process's environment with these settings, for a process to start.
+
+    The settings are for that process, and not for the target that was typed.
+    """
+    without = {"MAKE_TARGET", "MAKE_SETTINGS", *without}
     kept = {name: value for name, value in os.environ.items() if name not in without}
     return kept | dict(settings)
 

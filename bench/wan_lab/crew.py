@@ -14,6 +14,7 @@ from typing import Any
 from bench.wan_lab.network import Network, address_of
 from doctor.gpu_probe.foreign_load import Foreign
 from settings import ROOT
+from settings.resolve import NO_TARGET
 
 INTERFACE = "wan0"  # that gloo shall use; it would ask for the host name else
 QUIET = "TORCH_CPP_LOG_LEVEL=ERROR"  # it warns that addresses of the lab have no names elsewhere
@@ -31,6 +32,7 @@ class Crew:
         for place, given in enumerate(arguments):
             command = [
                 "env",
+                *NO_TARGET,
                 f"GLOO_SOCKET_IFNAME={INTERFACE}",
                 "OMP_NUM_THREADS=1",
                 QUIET,
@@ -130,7 +132,7 @@ def lighthouse(network: Network, min_sites: str) -> Iterator[str]:
     with tempfile.NamedTemporaryFile("a") as log:  # a pipe that nobody reads would stop it one day
         process = network.start(
             network.hub,
-            ["env", QUIET, *given, sys.executable, "-m", "train.diloco.lighthouse"],
+            ["env", *NO_TARGET, QUIET, *given, sys.executable, "-m", "train.diloco.lighthouse"],
             cwd=ROOT,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -157,6 +159,7 @@ def prepare_data(settings: dict[str, str]) -> None:
     done = subprocess.run(
         [
             "env",
+            *NO_TARGET,
             *(f"{name}={value}" for name, value in settings.items()),
             sys.executable,
             "-m",

@@ -20,6 +20,7 @@ from bench.wan_lab.sites import TRAINER
 from hardware.ports import free_ports
 from record import metrics
 from settings import ROOT
+from settings.resolve import NO_TARGET
 
 SEEDS = (1, 2, 3)
 SITES = 4
@@ -82,7 +83,7 @@ def run(folder: Path, processes: list[tuple[str, dict[str, str]]]) -> list[int]:
             given = (f"{key}={value}" for key, value in (TRAINER | settings).items())
             started.append(
                 subprocess.Popen(
-                    ["env", QUIET, *given, "scripts/launch.sh"],
+                    ["env", *NO_TARGET, QUIET, *given, "scripts/launch.sh"],
                     cwd=ROOT,
                     stdout=log,
                     stderr=subprocess.STDOUT,
@@ -113,6 +114,7 @@ def lighthouse_here(log: Path) -> Iterator[str]:
         process = subprocess.Popen(
             [
                 "env",
+                *NO_TARGET,
                 QUIET,
                 f"LIGHTHOUSE={where}",
                 "PRESET=tiny",

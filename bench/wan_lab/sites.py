@@ -17,6 +17,7 @@ from bench.wan_lab.crew import INTERFACE, QUIET
 from bench.wan_lab.network import Counters, Network, address_of
 from record.metrics import RecordReader
 from settings import ROOT
+from settings.resolve import NO_TARGET
 
 LOOK_S = 0.05
 
@@ -77,7 +78,7 @@ class AtSites:
         else:
             own |= {"MASTER_ADDR": address_of(0)}
         given = [f"{name}={value}" for name, value in (self.settings | own).items()]
-        return ["env", f"GLOO_SOCKET_IFNAME={INTERFACE}", QUIET, *given, *what]
+        return ["env", *NO_TARGET, f"GLOO_SOCKET_IFNAME={INTERFACE}", QUIET, *given, *what]
 
     def start(self, place: int) -> None:
         """Start a site, or start it again."""

@@ -335,7 +335,7 @@ def of_folder(c: Config, given: Collection[str]) -> Found:
     made = dataclasses.replace(c, **theirs)
     conflict = check_heads(made) or check_kv_heads(made) or check_tokenizer(made)
     if problem := explain(made, conflict):
-        raise SettingsError([f"INIT_FROM={c.init_from}: {problem}"])
+        raise SettingsError([problem])
     hf_import.check(c.init_from, made)
     return Found(made, place, {}, {}, hf_import.norm_eps_of(config))
 
