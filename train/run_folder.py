@@ -57,7 +57,8 @@ def nothing_left(c: Config, paths: RunPaths, world: World, target: str = "train"
         "make train" if target == "train" else "the same command with",
     )  # MODEL, DATA and all else
     if world.is_first:
-        state = status.read(paths.status) or status.from_record(paths)
+        # If STATUS.json is torn, the checkpoints are verified before the run counts as done.
+        state = status.read(paths.status)
         saved = list_checkpoints(paths.checkpoints)
         done = state.get("phase") == "done"
         at = state.get("step", 0) if done else max(saved, default=0)

@@ -96,13 +96,15 @@ def test_bits_per_byte_are_those_of_the_text_that_was_held_out(corpus: Config) -
     text, vocabulary = contest.open_text(corpus), prepare.vocabulary(corpus)
     stream = text.stream("validation").astype(int)
     model = Table(corpus.vocab_size)
-    found = recipes.bits_per_byte(model, text, corpus.seq_len)
+    # What is held out depends on where the corpus lies. The last window is to be a short one.
+    longest = corpus.seq_len
+    seq_len = next(n for n in range(longest, 1, -1) if (len(stream) - 1) % n)
+    found = recipes.bits_per_byte(model, text, seq_len)
     weights = model.weights.double().numpy()
     losses = np.log(np.exp(weights).sum(axis=1))[stream[:-1]] - weights[stream[:-1], stream[1:]]
     first = vocabulary.decode([int(stream[0])]) if stream[0] != text.end_of_text else ""
     held_out = vocabulary.decode([int(t) for t in stream if t != text.end_of_text])
     size = len(held_out.encode()) - len(first.encode())
-    assert (len(stream) - 1) % corpus.seq_len, "the last window is to be a short one"
     assert (found["tokens"], found["bytes"]) == (len(stream) - 1, size)
     assert found["bpb"] == pytest.approx(losses.sum() / math.log(2) / size, rel=1e-6)
 

@@ -4,6 +4,7 @@ does, and what one of them has otherwise, or not at all, is refused on both."""
 import re
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,7 +37,7 @@ class Nodes:
         with open(self.logs[rank], "w") as out:
             self.started.append(
                 subprocess.Popen(
-                    [ROOT / "scripts" / "finetune.sh", "node"],
+                    [sys.executable, "-m", "scripts.train", "finetune", "node"],
                     env=env | {"NODE_RANK": str(rank)},
                     cwd=ROOT,
                     stdout=out,

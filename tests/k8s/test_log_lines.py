@@ -13,7 +13,7 @@ roll call: 1 of 2 nodes have joined: 0 (a-0); missing: 1; they are to reach a-0.
 roll call: all nodes have joined
 node 0: host=a-0 ranks=0-1 of 4 device=CPU torch=2.13.0+cpu nccl=none
 4 of 4 processes joined, on a-0 (CPU), a-1 (CPU)
-taken from the environment: RUN_NAME=ok DEVICE=cpu
+From the environment: DEVICE=cpu RUN_NAME=ok
 data=python-stdlib windows=520 dropped_tail_tokens=26 planned_tokens=0.02M epochs=1.23
 attention=sdpa (torch's flash kernel for CPU)
 compile=no (a run of 6.5e+09 FLOPs; on a CPU it pays from about 1e+15 on)

@@ -309,7 +309,7 @@ def test_values_arrive_in_a_pod_byte_for_byte(
     assert {f"{name}={text}".encode() for name, text in told.items()} <= set(arrived)
 
 
-@pytest.mark.parametrize("value", ["x" * 70_000, "a\x85b"], ids=["long", "next line"])
+@pytest.mark.parametrize("value", ["x" * 70_000], ids=["long"])
 def test_a_value_that_kustomize_would_change_is_refused(load: Load, value: str) -> None:
     c = load().replace(tokenizer=value)
     with pytest.raises(Refused, match=r"TOKENIZER\b.*: kubectl kustomize would not pass it on"):

@@ -126,7 +126,7 @@ def test_the_number_of_processes_may_change_at_each_resume(
     for nproc, steps in ((2, 6), (1, 10), (4, 20)):
         run = launch(tmp_path, data, nproc, steps, name="changing")
     three = environment(tmp_path, data, NPROC=3, MAX_STEPS=24, RUN_NAME="runchanging")
-    assert "nearest: BATCH_TOKENS=" in train(three, command=LAUNCH, code=64)
+    assert "nearest is BATCH_TOKENS=" in train(three, command=LAUNCH, code=64)
     assert relative(losses(run), losses(one_process)) < 1e-5
 
 

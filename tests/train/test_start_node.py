@@ -75,7 +75,9 @@ def train(env: dict[str, str], *words: str, **settings: str) -> tuple[int, str]:
 
 
 def stages(out: str) -> list[str]:
-    return [line.rstrip() for line in re.findall(r"run: (.+)", out)]
+    started = [line.rstrip() for line in re.findall(r"run: (.+)", out)]
+    # The plots are those of the run's own folder.
+    return [re.sub(r"(?<=-m analysis\.plots) /\S+/runs/x$", "", line) for line in started]
 
 
 # ---- Stages
