@@ -6,7 +6,7 @@
 
 The tag is the commit, with -dirty if files differ from it. A push builds what is missing and notes
 the digest in .image, which the manifests read (k8s/cluster/image_ref.py).
-It reads IMAGE (a setting) and the variables of the build (settings/build_variables.py).
+It reads IMAGE (a setting) and the variables of the build (settings/targets.py VARIABLES).
 Exit codes: 0, 64 a bad setting, 78 no builder, git or login, or changes to commit, 1 a failure.
 """
 

@@ -6,7 +6,7 @@
 
 The first rank deletes, between two steps and nothing that lies in them, so that no rank looks for a shard, and finds
 it gone when it reads. A producer that has died costs nothing as long as there is data ahead. When training has to
-wait for one that is refused, or makes no progress for DATA_TIMEOUT_S, the run ends with what it said last.
+wait for one that is refused, or makes no progress for 15 minutes, the run ends with what it said last.
 """
 
 import contextlib
