@@ -160,7 +160,7 @@ mirror: setup ## Send RUN_NAME to its trackers now (W&B, TRACKERS); a run does s
 ##@ Use
 .PHONY: eval
 eval: setup ## Bits per byte and CORE of RUN_NAME (STEP, INIT_FROM); of a fine-tuned run, answers to EVAL_DATA
-	@"$(PY)" -m scripts.eval
+	@"$(PY)" -m train.launcher finetune.evaluate
 
 .PHONY: sample
 sample: setup ## Text from RUN_NAME (STEP) or INIT_FROM: PROMPT or standard input, SAMPLES, SAMPLE_TOKENS

@@ -28,7 +28,7 @@ from train.data.data_paths import NO_BUNDLE
 PYTHON, PROMPT = "PYTHON", "PROMPT="  # in a command: the interpreter; what a sample answers
 TRAIN = (PYTHON, "-m", "scripts.train")
 TUNE = (PYTHON, "-m", "scripts.train", "finetune")
-EVAL = (PYTHON, "-m", "scripts.eval")
+EVAL = (PYTHON, "-m", "train.launcher", "finetune.evaluate")
 CHAT_EVAL = ("scripts/launch.sh", "finetune.chat_eval")  # asks the base too, unlike `make eval`
 EXPORT, CHAT = (PYTHON, "-m", "export"), (PYTHON, "-m", "train.generate.sample", "chat")
 CHAT_STAGES = ("base", "mid", "sft")

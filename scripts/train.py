@@ -13,7 +13,7 @@ import sys
 from doctor import before_run
 from record.exit_codes import BAD_DATA, BAD_SETTING, DONE, INTERRUPTED
 from record.run_paths import RunPaths
-from settings import ROOT, SettingsError
+from settings import ROOT, SettingsError, targets
 from settings.checks import PRETRAINING
 from settings.config import Config
 from settings.declare import format_value
@@ -23,8 +23,8 @@ from train.tune import count_gpus
 
 GPUS = 2  # of the target train-2xh100
 DEFAULTS = {
-    "finetune": {"PRESET": "finetune"},
-    "2xh100": {"PRESET": "d16-2xh100", "NPROC": str(GPUS)},
+    "finetune": targets.DEFAULTS["finetune"],
+    "2xh100": targets.DEFAULTS["train-2xh100"],
 }
 
 

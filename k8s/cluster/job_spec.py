@@ -12,7 +12,7 @@ from typing import Any
 
 from plan.allow_fail import find_unknown_check
 from record.run_paths import RunPaths
-from settings import ROOT, SettingsError
+from settings import ROOT, SettingsError, targets
 from settings.checks import CHECKS as RULES
 from settings.checks import find_conflicts
 from settings.config import SETTINGS, Config
@@ -22,18 +22,12 @@ from settings.sources import read_file
 from settings.tuning_rules import refuse_unsupported
 from train.data.sources.source import CorpusError, declared
 
-DEFAULTS = {
-    "PRESET": "xlarge-8xa100",
-    "NODES": "4",
-    "GPUS_PER_NODE": "2",
+DEFAULTS = targets.DEFAULTS["train-8xa100"] | {
     "START_TIMEOUT_S": "1800",  # pods of one job start whenever each finds room
-    "MAX_RESTARTS": "10",
-}  # pods that die take the others' attempts with them
-OF_A_MODEL = {
-    "PRESET": "finetune",
-    "NODES": "1",
-    "GPUS_PER_NODE": "1",
-}  # in the place of these, with MODEL
+    "MAX_RESTARTS": "10",  # pods that die take the others' attempts with them
+}
+# With MODEL, in the place of these.
+OF_A_MODEL = targets.DEFAULTS["finetune-k8s"] | {"NODES": "1"}
 SMALL = {"POD_MEMORY_GB": 6}  # defaults where there are no GPUs to feed
 
 CORES_PER_GPU = 8

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from record import reader
+from record import metrics as record_reader
 from tests.core_bundle import TASKS, make_folder
 from tests.running import ROOT, environment, train, wait_for
 
@@ -40,7 +40,7 @@ def trained(
 
 def evaluate(env: dict[str, str], code: int = 0, **settings: object) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", "scripts.eval"],
+        [sys.executable, "-m", "train.launcher", "finetune.evaluate"],
         cwd=ROOT,
         text=True,
         stdout=subprocess.PIPE,
@@ -60,10 +60,10 @@ def test_training_records_core_and_make_eval_finds_the_same(
     trained: tuple[dict[str, str], Path],
 ) -> None:
     env, run = trained
-    records = [r for r in reader.read(run / "metrics.jsonl") if r["event"] == "eval"]
+    records = [r for r in record_reader.read_records(run / "metrics.jsonl") if r["event"] == "eval"]
     core = [r for r in records if "core" in r]
     assert [r["step"] for r in core] == [5, 10] and {r["core"] for r in core} == {None}
-    assert core[-1].keys() - set(reader.EVAL_UNITS) <= {
+    assert core[-1].keys() - set(record_reader.EVAL_KEYS) <= {
         "schema",
         "event",
         "time",
@@ -148,7 +148,7 @@ def test_interrupted_it_says_so_and_writes_nothing(
     ):  # which never answers
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/bundle.zip@sha256:{64 * '0'}"
         process = subprocess.Popen(
-            [sys.executable, "-m", "scripts.eval"],
+            [sys.executable, "-m", "train.launcher", "finetune.evaluate"],
             cwd=ROOT,
             stdout=out,
             stderr=subprocess.STDOUT,
