@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from record import reader
+from record import metrics as record_reader
 from settings import ROOT
 
 STEPS, KILLED_AT, STOPPED_AT, SAVE_EVERY = 120, 48, 80, 20
@@ -123,7 +123,7 @@ class Pod:
 
 def check_run(run: Path, revision: str, console: str) -> str:
     """Three attempts: killed, stopped, done. What they computed twice they computed alike."""
-    records = list(reader.read(run / "metrics.jsonl"))
+    records = list(record_reader.read_records(run / "metrics.jsonl"))
     begins = [r["step"] for r in records if r["event"] in ("start", "resume")]
     assert len(begins) == 3 and begins[1] == KILLED_AT // SAVE_EVERY * SAVE_EVERY, begins
     losses: dict[int, set[float]] = {}

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed.checkpoint as dcp
 
-from record import reader as record
+from record import metrics as record_reader
 from settings.config import SETTINGS
 from tests.conftest import TINY
 from tests.constants import MODULES, SITE, constants
@@ -177,7 +177,7 @@ def wait_until(what: Callable[[], object], seconds: float = 240, why: str = "") 
 
 def losses(run: Path) -> dict[int, tuple[float, float]]:
     """Step -> (loss, gradient norm) as the run's record finally has them."""
-    steps = record.last_of_each_step(record.read(run / "metrics.jsonl"))
+    steps = record_reader.keep_final_steps(record_reader.read_records(run / "metrics.jsonl"))
     return {r["step"]: (r["loss"], r["grad_norm"]) for r in steps}
 
 

@@ -21,7 +21,8 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from record import goodput, reader
+from record import goodput
+from record import metrics as record_reader
 from tests.conftest import make_data
 from tests.faults.inject import Fault, faulty, processes
 from tests.running import ROOT, environment, losses, train
@@ -154,7 +155,7 @@ class Run:
             if abs(values[0] / expected[step][0] - 1) > CLOSE:
                 raise Wrong(f"step {step}: loss {values[0]}, left alone {expected[step][0]}")
         names = sorted(path.name for path in (self.run / "checkpoints").iterdir())
-        records = list(reader.read(self.run / "metrics.jsonl"))
+        records = list(record_reader.read_records(self.run / "metrics.jsonl"))
         written = {
             r["step"] for r in records if r["event"] in ("checkpoint", "resume")
         }  # killed before it said so

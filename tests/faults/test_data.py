@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from record import reader
+from record import metrics as record_reader
 from settings.config import Config
 from tests.conftest import make_data
 from tests.faults.conftest import STEPS
@@ -26,7 +26,9 @@ PAGE = b"<?xml version='1.0'?><Error><Code>AccessDenied</Code></Error>".ljust(27
 
 def steps_made(folder: Path) -> int:
     path = folder / "run" / "metrics.jsonl"
-    return sum(r["event"] == "step" for r in reader.read(path)) if path.exists() else 0
+    return (
+        sum(r["event"] == "step" for r in record_reader.read_records(path)) if path.exists() else 0
+    )
 
 
 @pytest.mark.fault(9, 11)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from record import reader
+from record import metrics as record_reader
 from tests.faults.conftest import LAUNCH, STEPS
 from tests.faults.inject import Fault, faulty
 from tests.running import environment, losses, same, tensors, train
@@ -20,7 +20,7 @@ def of_step(step: int, shift: int = 0, steps: int = 1) -> tuple[int, int]:
 
 
 def events(run: Path, name: str) -> list[dict]:
-    return [r for r in reader.read(run / "metrics.jsonl") if r["event"] == name]
+    return [r for r in record_reader.read_records(run / "metrics.jsonl") if r["event"] == name]
 
 
 def check_skips(run: Path, out: str) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from record import reader
+from record import metrics as record_reader
 from tests.faults.conftest import LAUNCH, STEPS
 from tests.faults.inject import Fault, faulty
 from tests.running import environment, losses, train
@@ -25,7 +25,11 @@ def test_a_slow_rank_is_named_with_its_host_and_how_slow_it_is(
         r"straggler: rank (\d) on (\S+) takes ([0-9.]+) times as long as the others", out
     )
     assert said[:2] == ("1", socket.gethostname()) and float(said[2]) > 1.5
-    (step,) = [r for r in reader.read(tmp_path / "run" / "metrics.jsonl") if "straggler" in r]
+    (step,) = [
+        r
+        for r in record_reader.read_records(tmp_path / "run" / "metrics.jsonl")
+        if "straggler" in r
+    ]
     assert (
         step["step"] <= 50 and step["straggler"]["rank"] == 1 and step["straggler"]["own_s"] > 0.2
     )
@@ -73,7 +77,7 @@ def test_a_clock_that_is_set_by_an_hour_changes_nothing(
     )
     run = tmp_path / "run"
     assert losses(run) == losses(alone)
-    records = list(reader.read(run / "metrics.jsonl"))
+    records = list(record_reader.read_records(run / "metrics.jsonl"))
     assert [r["step"] for r in records if r["event"] == "checkpoint"] == [8, 16, 24]
     assert all(0 < r["step_ms"] < 60_000 for r in records if r["event"] == "step")
     assert [path.name for path in sorted((run / "checkpoints").iterdir())] == [
@@ -102,7 +106,11 @@ def test_an_evaluation_that_fails_or_never_ends_costs_its_number_only(
         command=LAUNCH,
     )
     run = tmp_path / "run"
-    found = {r["step"]: r for r in reader.read(run / "metrics.jsonl") if r["event"] == "eval"}
+    found = {
+        r["step"]: r
+        for r in record_reader.read_records(run / "metrics.jsonl")
+        if r["event"] == "eval"
+    }
     assert sorted(found) == [6, 12, 18, 24]
     assert [step for step, r in found.items() if r["val_loss"] is None] == [6, 12]
     assert (

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from record import reader
+from record import metrics as record_reader
 from tests.faults.conftest import LAUNCH, STEPS
 from tests.faults.hub import REPOSITORY, REVISION, Hub, Repository, hub, questions
 from tests.running import ROOT, environment, train
@@ -236,7 +236,11 @@ def test_training_asks_the_hub_for_nothing_and_only_one_process_prepares(
         train(env, command=command)
         train(env | {"NPROC": "2"}, command=LAUNCH)
         assert Counter(server.requests) == asked
-    steps = [r for r in reader.read(tmp_path / "run" / "metrics.jsonl") if r["event"] == "step"]
+    steps = [
+        r
+        for r in record_reader.read_records(tmp_path / "run" / "metrics.jsonl")
+        if r["event"] == "step"
+    ]
     assert len(steps) == STEPS["MAX_STEPS"]
 
 

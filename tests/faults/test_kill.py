@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from record import reader
+from record import metrics as record_reader
 from tests.faults.conftest import LAUNCH, STEPS
 from tests.faults.inject import Fault, faulty, processes
 from tests.running import ROOT, environment, losses, same, tensors, train, wait_for
@@ -53,7 +53,9 @@ def test_whatever_is_killed_the_launcher_starts_again_and_nothing_is_lost(
     assert losses(tmp_path / "run") == losses(pair)
     assert same(tensors(tmp_path / "run", 24), tensors(pair, 24))
     resumed = [
-        r["step"] for r in reader.read(tmp_path / "run" / "metrics.jsonl") if r["event"] == "resume"
+        r["step"]
+        for r in record_reader.read_records(tmp_path / "run" / "metrics.jsonl")
+        if r["event"] == "resume"
     ]
     assert resumed == [8, 16]
     assert not list((tmp_path / "run" / "checkpoints").glob("*tmp*"))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from record import reader
+from record import metrics as record_reader
 from tests.faults.conftest import LAUNCH, STEPS
 from tests.faults.inject import Fault, faulty
 from tests.running import environment, losses, train
@@ -34,7 +34,7 @@ def test_too_little_memory_shows_before_the_first_step_and_later_too(
         assert ("Traceback" in out) == (name == "later")
         steps = [
             r
-            for r in reader.read(tmp_path / name / "run" / "metrics.jsonl")
+            for r in record_reader.read_records(tmp_path / name / "run" / "metrics.jsonl")
             if r["event"] == "step"
         ]
         assert len(steps) == (0 if name == "first" else 4)

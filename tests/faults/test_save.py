@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from record import reader
+from record import metrics as record_reader
 from tests.faults.conftest import STEPS
 from tests.faults.inject import Fault, faulty
 from tests.running import environment, losses, train
@@ -32,7 +32,11 @@ def test_a_save_that_fails_beside_training_is_said_and_tried_once_more(
     run = tmp_path / "run"
     said = f"checkpoint failed: {run}/checkpoints/step_0000008: could not be written on rank 0: {words}"
     assert said in out and "it is tried again now" in out
-    saved = [r["step"] for r in reader.read(run / "metrics.jsonl") if r["event"] == "checkpoint"]
+    saved = [
+        r["step"]
+        for r in record_reader.read_records(run / "metrics.jsonl")
+        if r["event"] == "checkpoint"
+    ]
     assert saved == [
         10,
         16,

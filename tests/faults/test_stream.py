@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from record import reader
+from record import metrics as record_reader
 from tests.faults.conftest import LAUNCH, made_once
 from tests.faults.hub import REPOSITORY, Hub, hub
 from tests.faults.inject import Fault, faulty, processes
@@ -127,7 +127,11 @@ def test_a_producer_slower_than_training_shows_as_waits_that_no_time_out_ends(
     assert "the trainer failed" not in out and "no progress" not in out
     # a busy machine has stragglers; a wait that was taken for work would be one of its length
     assert all(step["straggler"]["own_s"] < 5 for step in steps(tmp_path) if step.get("straggler"))
-    last = [r for r in reader.read(tmp_path / "run" / "metrics.jsonl") if r["event"] == "end"][-1]
+    last = [
+        r
+        for r in record_reader.read_records(tmp_path / "run" / "metrics.jsonl")
+        if r["event"] == "end"
+    ][-1]
     assert last["goodput"]["data_wait"] == pytest.approx(sum(waits.values()), abs=0.5)
     worked = sum(step["step_ms"] for step in steps(tmp_path)) / 1000 - sum(waits.values())
     assert last["goodput"]["training"] == pytest.approx(worked, abs=0.5)

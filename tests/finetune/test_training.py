@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from record import reader
+from record import metrics as record_reader
 from tests.faults.inject import Fault, faulty
 from tests.finetune.making import row, write_rows
 from tests.finetune.models import models
@@ -71,7 +71,7 @@ def finetune(env: dict[str, str], processes: int = 1, code: int = 0) -> str:
 
 
 def records(folder: Path) -> list[dict[str, Any]]:
-    return list(reader.read(folder / "run" / "metrics.jsonl"))
+    return list(record_reader.read_records(folder / "run" / "metrics.jsonl"))
 
 
 def losses(folder: Path) -> list[float]:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from monitor.facts import Node, of_line
-from record import reader
+from record import metrics as record_reader
 from record.pod_line import POD_LINE
 from record.run_paths import RunPaths
 from tests.cluster_sim.cluster import Cluster
@@ -128,7 +128,7 @@ class Lab:
     def happened(self, run: str) -> list[dict[str, Any]]:
         """All records of a run so far, in the order in which they were written."""
         path = self.paths(run).metrics
-        return list(reader.read(path)) if path.exists() else []
+        return list(record_reader.read_records(path)) if path.exists() else []
 
     def goes_on(self, run: str, resumes: int, blow: str) -> None:
         """Wait until a run that had been resumed so often is resumed again and trains: before its first step a process

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from record import reader
+from record import metrics as record_reader
 from record.run_paths import RunPaths
 from tests.k8s.test_end_to_end import IMAGE, Lab
 
@@ -33,7 +33,11 @@ class Sites:
 
     def events(self, site: int, event: str = "") -> Records:
         path = self.paths(site).metrics
-        return [r for r in reader.read(path) if event in ("", r["event"])] if path.exists() else []
+        return (
+            [r for r in record_reader.read_records(path) if event in ("", r["event"])]
+            if path.exists()
+            else []
+        )
 
     def exchanges(self, site: int, of: int, beyond: int = 0) -> Records:
         """Those that counted, of so many sites."""

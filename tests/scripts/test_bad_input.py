@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from record import reader
+from record import metrics as record_reader
 from tests.conftest import make_data
 from tests.running import environment, train
 
@@ -72,7 +72,11 @@ def test_a_flipped_bit_in_a_shard_is_found_before_it_is_trained_on(tmp_path: Pat
     shard.write_bytes(content)
     out = train(environment(tmp_path, own), code=78)
     assert f"{shard}: damaged" in out
-    assert not [r for r in reader.read(tmp_path / "run" / "metrics.jsonl") if r["event"] == "step"]
+    assert not [
+        r
+        for r in record_reader.read_records(tmp_path / "run" / "metrics.jsonl")
+        if r["event"] == "step"
+    ]
 
 
 @pytest.mark.fault(27)
@@ -181,7 +185,7 @@ def test_a_disk_that_fills_up_on_the_way_ends_nothing(tmp_path: Path, data: dict
             assert out.count("STATUS.json: cannot be written (No space left on device)") == 1
             steps = [
                 r["step"]
-                for r in reader.read(small / name / "metrics.jsonl")
+                for r in record_reader.read_records(small / name / "metrics.jsonl")
                 if r["event"] == "step"
             ]
             assert (
@@ -223,7 +227,7 @@ def test_weights_that_are_nan_are_those_of_the_last_checkpoint_again(
     out = train(env, command=[sys.executable, "-c", POISON, "1", "7"])
     assert "step 7: loss=nan" in out and "the step is skipped" in out and "Traceback" not in out
     assert "python-stdlib:epoch 0:train_0000" in out and "went back to step_0000004" in out
-    records = list(reader.read(tmp_path / "run" / "metrics.jsonl"))
+    records = list(record_reader.read_records(tmp_path / "run" / "metrics.jsonl"))
     fault = next(r for r in records if r["event"] == "nonfinite")
     assert fault["step"] == 7 and fault["loss"] is None and fault["samples"] == list(range(96, 112))
     assert [r["samples"] for r in records if r["event"] == "skip"] == [
@@ -237,7 +241,7 @@ def test_weights_that_are_nan_are_those_of_the_last_checkpoint_again(
         6,
         5 * 16,
     )  # steps 5, 6 and what was skipped
-    assert [r["step"] for r in reader.last_of_each_step(records)] == list(range(1, 13))
+    assert [r["step"] for r in record_reader.keep_final_steps(records)] == list(range(1, 13))
 
 
 @pytest.mark.slow

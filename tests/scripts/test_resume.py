@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from record import reader
+from record import metrics as record_reader
 from tests.running import ROOT, environment, losses, same, tensors, train, train_and_kill, wait_for
 
 KILLS = [
@@ -49,9 +49,13 @@ def test_killed_at_every_kind_of_moment_it_ends_the_same(
     assert [a["step"] for a in attempts[:3]] == [0, 0, 0] and attempts[-1]["step"] == 16
     # one may be there twice: a kill in a save may come later than an evaluation behind it
     assert sorted(
-        {r["step"] for r in reader.read(run / "metrics.jsonl") if r["event"] == "eval"}
+        {
+            r["step"]
+            for r in record_reader.read_records(run / "metrics.jsonl")
+            if r["event"] == "eval"
+        }
     ) == [12, 24, 36, 40]
-    events = [r["event"] for r in reader.read(run / "metrics.jsonl")]
+    events = [r["event"] for r in record_reader.read_records(run / "metrics.jsonl")]
     assert events.count("resume") == 2 and events[-1] == "end"
 
 
@@ -104,7 +108,7 @@ def test_a_signal_in_an_evaluation_stops_there_and_the_evaluation_is_made_up_for
         assert "stopped by SIGTERM behind step 12/40" in out
         assert [path.name for path in (run / "checkpoints").iterdir()] == ["step_0000012"]
     train(env)
-    records = list(reader.read(run / "metrics.jsonl"))
+    records = list(record_reader.read_records(run / "metrics.jsonl"))
     assert [r["step"] for r in records if r["event"] == "eval"] == [12, 24, 36, 40]
     assert [r["step"] for r in records if r["event"] == "signal"] == [12, 12]
     assert losses(run) == losses(undisturbed)
@@ -197,7 +201,9 @@ def test_steps_past_the_horizon_train_on_at_the_lowest_rate(
     train(env)
     out = train(env | {"MAX_STEPS": "14"})
     assert "resumed from step_0000010 at step 10/14" in out
-    steps = reader.last_of_each_step(reader.read(tmp_path / "run" / "metrics.jsonl"))
+    steps = record_reader.keep_final_steps(
+        record_reader.read_records(tmp_path / "run" / "metrics.jsonl")
+    )
     assert [r["lr"] for r in steps[9:]] == [pytest.approx(3e-4)] * 5
 
 
@@ -215,7 +221,11 @@ def test_a_frozen_setting_is_refused_by_name_and_a_tracked_one_recorded(
     )
     out = train(env | {"MAX_STEPS": "6", "LEARNING_RATE": "1e-3"})
     assert "changed since then: LEARNING_RATE=0.001, was 0.003" in out
-    resume = [r for r in reader.read(tmp_path / "run" / "metrics.jsonl") if r["event"] == "resume"]
+    resume = [
+        r
+        for r in record_reader.read_records(tmp_path / "run" / "metrics.jsonl")
+        if r["event"] == "resume"
+    ]
     assert resume[-1]["changes"]["LEARNING_RATE"] == [0.003, 0.001]
     stored = json.loads((tmp_path / "run" / "config.json").read_text())
     assert stored["settings"]["LEARNING_RATE"] == 0.001 and stored["attempts"][-1]["changes"]
@@ -226,7 +236,11 @@ def test_wall_time_asks_for_checkpoints_too_and_few_are_kept(
 ) -> None:
     train(environment(tmp_path, data, MAX_STEPS=6, SAVE_MINUTES=1e-9, KEEP_LAST=2, KEEP_EVERY=3))
     run = tmp_path / "run"
-    saved = [r["step"] for r in reader.read(run / "metrics.jsonl") if r["event"] == "checkpoint"]
+    saved = [
+        r["step"]
+        for r in record_reader.read_records(run / "metrics.jsonl")
+        if r["event"] == "checkpoint"
+    ]
     assert saved == [1, 2, 3, 4, 5, 6]
     assert sorted(p.name for p in (run / "checkpoints").iterdir()) == [
         f"step_{s:07d}" for s in (3, 5, 6)

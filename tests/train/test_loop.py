@@ -12,7 +12,7 @@ from typing import cast
 import pytest
 import torch
 
-from record import reader
+from record import metrics as record_reader
 from record.metrics import Recorder
 from record.run_paths import RunPaths
 from record.status import Status
@@ -115,7 +115,10 @@ def test_the_record_is_durable_before_a_checkpoint_is(
     loop.save(this, must=True)
     assert order == [("record", True), ("checkpoint", True)]
     assert this.saver.sound == {3} and this.last_stall_s > 0
-    assert [r["event"] for r in reader.read(tmp_path / "metrics.jsonl")] == ["step", "checkpoint"]
+    assert [r["event"] for r in record_reader.read_records(tmp_path / "metrics.jsonl")] == [
+        "step",
+        "checkpoint",
+    ]
 
 
 def test_training_goes_on_while_a_checkpoint_is_written_and_what_it_changes_is_not_in_it(
@@ -210,7 +213,7 @@ def test_an_evaluation_that_fails_costs_its_number_and_is_not_tried_again(
     this = job(c, tmp_path, step=4, evaluated_at=0, evaluator=fail)
     assert loop.evaluate(this, full=False) == (False, None)
     assert not loop.evaluation_due(this) and this.status.facts["phase"] == "training"
-    (entry,) = reader.read(tmp_path / "metrics.jsonl")
+    (entry,) = record_reader.read_records(tmp_path / "metrics.jsonl")
     assert (
         entry["val_loss"] is None
         and entry["error"] == "rank 1: no such file"

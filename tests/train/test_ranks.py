@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from record import reader, status
+from record import metrics as record_reader
+from record import status
 from record.run_paths import RunPaths
 from settings.config import Config
 from tests.processes import run_ranks, run_trainer
@@ -197,7 +198,7 @@ def test_a_rank_that_fails_after_the_others_are_done_is_not_a_success(
         "1 / 0 if rank == '0' and len(calls) == 1 else close(self))",
     )
     assert "ZeroDivisionError" in train(env, command=LAUNCH, code=1)
-    records = list(reader.read(tmp_path / "run" / "metrics.jsonl"))
+    records = list(record_reader.read_records(tmp_path / "run" / "metrics.jsonl"))
     assert (records[-1]["event"], records[-1]["reason"], records[-1]["step"]) == (
         "end",
         "crashed",
@@ -223,7 +224,9 @@ def test_ranks_that_stop_leave_together_however_long_the_first_takes(
     out = train(env, command=LAUNCH, code=75)
     assert "stopped by SIGTERM behind step 3/40, saved" in out
     assert status_of(tmp_path) == ("stopped", 75)
-    assert [r["event"] for r in reader.read(tmp_path / "run" / "metrics.jsonl")][-3:] == [
+    assert [r["event"] for r in record_reader.read_records(tmp_path / "run" / "metrics.jsonl")][
+        -3:
+    ] == [
         "checkpoint",
         "signal",
         "end",

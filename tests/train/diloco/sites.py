@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hardware.ports import free_ports
-from record import reader
+from record import metrics as record_reader
 from record.run_paths import RunPaths
 from tests.running import ROOT, environment
 
@@ -109,7 +109,7 @@ class Sites:
         with contextlib.suppress(FileNotFoundError):
             return [
                 entry
-                for entry in reader.read(self.run(rank) / "metrics.jsonl")
+                for entry in record_reader.read_records(self.run(rank) / "metrics.jsonl")
                 if entry["event"] in names
             ]
         return []

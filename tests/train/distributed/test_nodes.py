@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from record import reader, status
+from record import metrics as record_reader
+from record import status
 from record.run_paths import RunPaths
 from tests.constants import constants
 from tests.faults.inject import Fault, faulty
@@ -150,7 +151,7 @@ def test_two_nodes_of_which_one_is_killed_follow_one_process(
             and said.count("roll call: all nodes have joined") == 2
         )
     assert "waiting for peers" not in job.run.status.read_text()
-    records = list(reader.read(job.run.metrics))
+    records = list(record_reader.read_records(job.run.metrics))
     assert [r["event"] for r in records].count("resume") == 1
     assert relative(losses(job.run.folder), losses(tmp_path / "one" / "run")) < 1e-5
 
@@ -304,7 +305,7 @@ def test_a_node_that_was_told_to_stop_comes_back_and_the_other_has_waited(
     job.nodes[stopped] = job.start(stopped)
     said = job.ends(0, 0)
     assert "roll call: sites: unknown" in said[0]
-    events = [r["event"] for r in reader.read(job.run.metrics)]
+    events = [r["event"] for r in record_reader.read_records(job.run.metrics)]
     assert events.count("resume") == 1 and events.count("start") == 1
     assert f"resumed from {saved.name}" in job.run.train_log.read_text()
     assert relative(losses(job.run.folder), losses(tmp_path / "one" / "run")) < 1e-5
@@ -338,7 +339,7 @@ def test_three_nodes_of_which_the_first_is_gone_and_replaced(
     said = job.ends(0, 0, 0)
     for rank in (1, 2):
         assert "launch: attempt 1 ended with" in said[rank] and "restart 1 of 3" in said[rank]
-    events = [r["event"] for r in reader.read(job.run.metrics)]
+    events = [r["event"] for r in record_reader.read_records(job.run.metrics)]
     assert events.count("resume") == 1 and max(losses(job.run.folder)) == 40
 
 
