@@ -32,6 +32,7 @@ from train.distributed.parallel import (
     weights_of,
     writers,
 )
+from train.distributed.world import World
 from train.model import compilation
 from train.model.model import build
 from train.optim import build_optimizer, set_rate
@@ -434,6 +435,11 @@ def no_room_on_one(rank: int, size: int, folder: str, c: Config) -> None:
     )
     torch.set_num_threads(1)
     world = distributed.join(c)
+    save_twice(Path(folder), c, world)  # its model goes before the process group does
+    distributed.leave()
+
+
+def save_twice(folder: Path, c: Config, world: World) -> None:
     model = parallelize(build(c, world.device), c, world)
     optimizer = build_optimizer(bare(model), c)
     states, need, group = (
@@ -444,17 +450,16 @@ def no_room_on_one(rank: int, size: int, folder: str, c: Config) -> None:
     room = checkpoint.check_space
 
     def no_room(*_: object) -> None:
-        if rank == size - 1:
+        if world.rank == world.size - 1:
             raise checkpoint.CheckpointError("no room here")
 
     checkpoint.check_space = no_room
     with pytest.raises(
         checkpoint.CheckpointError, match="could not be written on rank 1: no room here"
     ):
-        checkpoint.write(Path(folder) / "ckpt", 1, states, need, {"data": {}}, world, group)
+        checkpoint.write(folder / "ckpt", 1, states, need, {"data": {}}, world, group)
     checkpoint.check_space = room
-    checkpoint.write(Path(folder) / "ckpt", 2, states, need, {"data": {}}, world, group)
-    distributed.leave()
+    checkpoint.write(folder / "ckpt", 2, states, need, {"data": {}}, world, group)
 
 
 @pytest.mark.slow

@@ -47,6 +47,12 @@ def rank(number: int, c: Config, folder: Path, port: int) -> None:
         MASTER_PORT=str(port),
     )
     world = distributed.join(c, trains=False)
+    score_with_a_fault(c, folder, world)  # its model goes before the process group does
+    distributed.leave()
+
+
+def score_with_a_fault(c: Config, folder: Path, world: World) -> None:
+    """Score whole, interrupted on rank 1, and with a damaged file on rank 1."""
     model = parallelize(model_of(c, world), c, world)
     sums, summed = 0, score.sum_over_ranks
 
@@ -59,17 +65,16 @@ def rank(number: int, c: Config, folder: Path, port: int) -> None:
     counts = found(c, folder, world, model)
     once = sums
     interrupted = Core(c, Bundle(folder), prepare.vocabulary(c), world, 0)(
-        model, interrupted=lambda: number == 1
+        model, interrupted=lambda: world.rank == 1
     )
     damaged = Core(c, Bundle(folder), prepare.vocabulary(c), world, 0)
-    if number == 1:  # of this rank only
+    if world.rank == 1:  # of this rank only
         damaged.bundle.digests["eval_data/" + TASKS["piqa"][0]] = "another"
     try:
         said = str(damaged(model))
     except CoreFailed as error:
         said = str(error)
-    (folder / f"rank_{number}.json").write_text(json.dumps([counts, once, interrupted, said]))
-    distributed.leave()
+    (folder / f"rank_{world.rank}.json").write_text(json.dumps([counts, once, interrupted, said]))
 
 
 @pytest.mark.parametrize("how", ["ddp", "fsdp"])
