@@ -77,6 +77,7 @@ def fleet_of(c: Config, spread: bool = False) -> Fleet | None:
 def plan(c: Config) -> Plan:
     fleet = fleet_of(c, spread=c.sync == "diloco")
     pace = pace_of(c, fleet, None) if fleet else None
+    step_s = pace.step_s if pace else None
     time = time_of(c, pace.fast, pace.wait_s) if pace else None
     at_sites: dict[float, float] = {}
     if time and c.nodes > 1 and not c.site:
@@ -92,7 +93,8 @@ def plan(c: Config) -> Plan:
         time,
         at_sites,
         float(c.last_step * c.batch_tokens * storage.token_bytes(c)),
-        sum(storage.disk(c).values()) + (c.replicas - 1) * storage.disk_of_checkpoints(c),
+        sum(storage.disk(c, step_s).values())
+        + (c.replicas - 1) * storage.disk_of_checkpoints(c, step_s),
     )
 
 
@@ -202,7 +204,7 @@ def planned(c: Config, p: Plan) -> list[tuple[str, str]]:
         ("data", data_told(c, p)),
         (
             "disk",
-            f"up to {number_formats.size(p.disk_bytes)} on VOLUME={c.volume}: {shards_told(c)}, {saves_told(c)}",
+            f"up to {number_formats.size(p.disk_bytes)} on VOLUME={c.volume}: {shards_told(c)}, {saves_told(c, p)}",
         ),
     ]
     return rows
@@ -287,11 +289,12 @@ def shards_told(c: Config) -> str:
     return " and ".join(said)
 
 
-def saves_told(c: Config) -> str:
+def saves_told(c: Config, p: Plan) -> str:
     if c.save_every == 0:
         return "no checkpoints"
     of_sites = f" of {c.replicas} sites" if c.replicas > 1 else ""
+    step_s = p.pace.step_s if p.pace else None
     return (
-        f"{number_formats.size(c.replicas * storage.disk_of_checkpoints(c))} of checkpoints{of_sites}, "
+        f"{number_formats.size(c.replicas * storage.disk_of_checkpoints(c, step_s))} of checkpoints{of_sites}, "
         f"{number_formats.size(storage.checkpoint_bytes(c))} each"
     )

@@ -92,7 +92,7 @@ def as_json(p: Plan) -> dict[str, Any]:
         ],
         "memory": {"capacity_bytes": p.capacity_bytes, "ways": [of_way(one) for one in p.memory]},
         "disk": {
-            "bytes": storage.disk(c),
+            "bytes": storage.disk(c, p.pace.step_s),
             "unknown": storage.unknown(c),
             "checkpoint_bytes": storage.checkpoint_bytes(c) if c.save_every != 0 else None,
             "save_seconds": p.save_s,

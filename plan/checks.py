@@ -175,14 +175,14 @@ def disk_problem(c: Config, fleet: Fleet, step_s: float | None, place: Place) ->
         f"{' and '.join(place.settings)}: up to {size(total)} are still to be written to {place.folder} "
         f"({by_part}), and {size(place.free)} are free: {full_when(c, step_s, place)}"
     )
-    would = [found.typed for found in what_is_stored(c, fleet, place)]
+    would = [found.typed for found in what_is_stored(c, fleet, step_s, place)]
     would.append(f"{' and '.join(place.settings)} on a disk with {size(total)}")
     return Finding("disk", FAIL, text, f"what would do: {'; or '.join(would)}", CODE)
 
 
-def still_missing(c: Config, place: Place, other: Config) -> float:
+def still_missing(c: Config, step_s: float | None, place: Place, other: Config) -> float:
     """Bytes that would not fit with other settings: what is there already stays."""
-    before, after = storage.disk(c), storage.disk(other)
+    before, after = storage.disk(c, step_s), storage.disk(other, step_s)
     needs = sum(max(0.0, size + after[part] - before[part]) for part, size in place.needs.items())
     return needs - place.free
 
@@ -193,7 +193,7 @@ def full_when(c: Config, step_s: float | None, place: Place) -> str:
     if data > place.free:
         return "the data alone fill it"
     one = storage.checkpoint_bytes(c)
-    there = round((storage.disk_of_checkpoints(c) - place.needs["checkpoints"]) / one)
+    there = round((storage.disk_of_checkpoints(c, step_s) - place.needs["checkpoints"]) / one)
     room = int((place.free - data) // one) + there
     if step_s is None and c.save_every is None:
         return f"checkpoint {room + 1} fills it"
@@ -209,12 +209,13 @@ def full_when(c: Config, step_s: float | None, place: Place) -> str:
     return f"it is full at step {step:,} of {c.last_step:,}{after}"
 
 
-def what_is_stored(c: Config, fleet: Fleet, place: Place) -> list[Choice]:
+def what_is_stored(c: Config, fleet: Fleet, step_s: float | None, place: Place) -> list[Choice]:
     """Each setting alone, if that is enough; else together."""
 
     def first(tried: Iterable[Choice | None]) -> Choice | None:
         return next(
-            (found for found in tried if found and still_missing(c, place, found.c) <= 0), None
+            (found for found in tried if found and still_missing(c, step_s, place, found.c) <= 0),
+            None,
         )
 
     rarer = (
@@ -227,21 +228,23 @@ def what_is_stored(c: Config, fleet: Fleet, place: Place) -> list[Choice]:
             choice(c, fleet, keep_last=kept) for kept in range(c.keep_last - 1, LEAST_KEPT - 1, -1)
         ),
         first(choice(c, fleet, keep_every=every) for every in (*rarer, 0) if every != c.keep_every),
-        first(caches(c, fleet, place)),
+        first(caches(c, fleet, step_s, place)),
     ]
     if any(single):
         return [found for found in single if found]
     less: dict[str, Any] = {"keep_last": min(c.keep_last, LEAST_KEPT), "keep_every": 0}
-    both = first([choice(c, fleet, **less)]) or first(caches(c, fleet, place, **less))
+    both = first([choice(c, fleet, **less)]) or first(caches(c, fleet, step_s, place, **less))
     return [both] if both else []
 
 
-def caches(c: Config, fleet: Fleet, place: Place, **changes: Any) -> Iterator[Choice | None]:
+def caches(
+    c: Config, fleet: Fleet, step_s: float | None, place: Place, **changes: Any
+) -> Iterator[Choice | None]:
     """DATA_CACHE_GB as large as leaves room for the rest, streaming; whole gigabytes."""
     streaming = changes | ({"data_stream": "1"} if c.data_stream == "0" else {})
     widest = choice(c, fleet, **streaming)
     if widest and "shards" in place.needs:
         shards = min(storage.disk_of_shards(widest.c), c.data_cache_gb * 1e9)
-        size = int((shards - still_missing(c, place, widest.c)) // 1e9)
+        size = int((shards - still_missing(c, step_s, place, widest.c)) // 1e9)
         if size > 0:
             yield choice(c, fleet, **streaming, data_cache_gb=float(min(size, c.data_cache_gb)))

@@ -118,6 +118,7 @@ def plan(
     hours, left = time_of(c, fast, pace.wait_s, done), c.last_step - done
     step_s = 3600 * hours.total / left if hours and left else None
     capacity, read = capacity_bytes(fleet), data_wanted.epochs(c)
+    places = [storage.at_pace(c, place, pace.step_s) for place in places]
     return Plan(
         c,
         fleet,
@@ -129,7 +130,7 @@ def plan(
         milestones(c, step_s, now, done) if step_s else [],
         capacity,
         [held(of, c, fleet, capacity) for of in ways(c, fleet)],
-        list(places),
+        places,
         *storage.write_mb_s(probe),
         syncs,
         read,

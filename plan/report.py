@@ -261,7 +261,11 @@ def way(held: Held, p: Plan) -> str:
 
 def disk(p: Plan) -> list[str]:
     c = p.c
-    parts = [f"{size(number)} of {name}" for name, number in storage.disk(c).items() if number]
+    parts = [
+        f"{size(number)} of {name}"
+        for name, number in storage.disk(c, p.pace.step_s).items()
+        if number
+    ]
     if unknown := storage.unknown(c):
         parts.append(f"shards of {' and '.join(unknown)}, of which nobody said how large")
     free = [f"{size(place.free)} free for {' and '.join(place.settings)}" for place in p.places]

@@ -49,12 +49,25 @@ def checkpoint_bytes(c: Config) -> float:
     return float(NUMBER_BYTES * ((3 + outer) * p.total - inside) + TENSOR_BYTES * tensors)
 
 
-def disk_of_checkpoints(c: Config) -> float:
-    """At most, of one site: those that are kept, and the one that is being written."""
+def disk_of_checkpoints(c: Config, step_s: float | None = None) -> float:
+    """At most, of one site: those that are kept and the one that is being written, or all that the run writes."""
     if c.save_every == 0:
         return 0.0
     kept_for_ever = c.last_step // c.keep_every if c.keep_every else 0
-    return (c.keep_last + 1 + kept_for_ever) * checkpoint_bytes(c)
+    return min(c.keep_last + 1 + kept_for_ever, most_saves(c, step_s)) * checkpoint_bytes(c)
+
+
+def most_saves(c: Config, step_s: float | None) -> int:
+    """At most so many checkpoints are written: by SAVE_EVERY, SAVE_MINUTES and KEEP_BEST, and at the end. step_s:
+    seconds of a step; where that is not known, one at each step."""
+    if step_s is None:
+        return c.last_step
+    saves = 1 + int(c.last_step * step_s / (60 * c.save_minutes))
+    if c.save_every:
+        saves += c.last_step // c.save_every
+    if c.keep_best:
+        saves += c.last_step // c.eval_every
+    return min(saves, c.last_step)
 
 
 def token_bytes(c: Config) -> int:
@@ -107,10 +120,10 @@ def disk_of_downloads(c: Config) -> float:
     )
 
 
-def disk(c: Config) -> dict[str, float]:
-    """Part -> bytes when the run takes most. Raises CorpusError."""
+def disk(c: Config, step_s: float | None = None) -> dict[str, float]:
+    """Part -> bytes when the run takes most. step_s: seconds of a step, if known. Raises CorpusError."""
     return {
-        "checkpoints": disk_of_checkpoints(c),
+        "checkpoints": disk_of_checkpoints(c, step_s),
         "shards": disk_of_shards(c),
         "downloads": disk_of_downloads(c),
     }
@@ -135,6 +148,15 @@ class Place:
     def missing(self) -> float:
         """Bytes that will not fit."""
         return max(0.0, sum(self.needs.values()) - self.free)
+
+
+def at_pace(c: Config, place: Place, step_s: float | None) -> Place:
+    """The same with no more checkpoints than are written where a step takes this long."""
+    spared = disk_of_checkpoints(c) - disk_of_checkpoints(c, step_s)
+    needs = place.needs
+    if "checkpoints" in needs:
+        needs = needs | {"checkpoints": max(0.0, needs["checkpoints"] - spared)}
+    return dataclasses.replace(place, needs=needs)
 
 
 class FolderError(Exception):

@@ -88,6 +88,30 @@ def test_the_labs_checkpoints(xlarge: Config) -> None:
     assert storage.disk_of_checkpoints(dataclasses.replace(xlarge, save_every=0)) == 0
 
 
+@pytest.mark.parametrize(
+    ("settings", "step_s", "saves"),
+    [
+        ({}, None, 40),  # one at each step
+        ({}, 0.001, 1),  # SAVE_MINUTES=15 never comes; the end is saved
+        ({"save_every": 20}, 0.001, 3),
+        ({"save_every": 20}, 90.0, 7),  # an hour has four times SAVE_MINUTES
+        ({"save_every": 20, "keep_best": True, "eval_every": 10}, 0.001, 7),
+        ({"save_every": 1}, 90.0, 40),
+        ({"keep_last": 3}, None, 4),
+    ],
+)
+def test_no_more_checkpoints_are_counted_than_a_run_writes(
+    tiny: Config, settings: dict, step_s: float | None, saves: int
+) -> None:
+    c = dataclasses.replace(tiny, **{"keep_last": 1000} | settings)
+    one = storage.checkpoint_bytes(c)
+    assert c.last_step == 40 and storage.disk_of_checkpoints(c, step_s) == saves * one
+    place = storage.Place(
+        ("RUNS_DIR",), Path("/"), {"checkpoints": storage.disk(c)["checkpoints"]}, 0.0
+    )
+    assert storage.at_pace(c, place, step_s).needs == {"checkpoints": saves * one}
+
+
 def test_shards_of_the_labs_mixture(xlarge: Config) -> None:
     assert storage.disk_of_shards(xlarge) == 50e9  # DATA_CACHE_GB
     downloads = 2 * 5e9 + 8 * 2_000_000  # of the third all
