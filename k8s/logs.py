@@ -26,6 +26,7 @@ from k8s.cluster.words import trouble
 from record import status
 from record.run_paths import RunPaths
 from settings.config import Config
+from settings.resolve import show_path
 
 POLL_S = 0.5
 
@@ -39,11 +40,19 @@ ALL_LOGS = (
 )
 
 
-def show(found: Iterable[str], only: str) -> None:
-    """Print the lines that are asked for, as they come."""
+def show(found: Iterable[str], only: str) -> bool:
+    """Print the lines that are asked for, as they come; returns whether there were any."""
+    line = ""
     for line in log_lines.chosen(found, only):
         sys.stdout.write(line if line.endswith("\n") else line + "\n")
         sys.stdout.flush()
+    return bool(line)
+
+
+def say_no_errors(only: str, where: str) -> None:
+    """Say that nothing was found, if errors were looked for. where: in whose log."""
+    if only == "errors":
+        say(f"No errors in {where}.")
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -87,7 +96,8 @@ def of_cluster(place: Place, target: Target, follow: bool) -> int:
         )
     try:
         with Volume(place, target) as volume:
-            show(of_volume(volume, place), only)
+            if not show(of_volume(volume, place), only):
+                say_no_errors(only, f"the logs of run {place.paths.name} on the volume")
     except Refused as refused:
         raise (
             no_job(target) if job is None and "no such claim" in refused.sentence else refused
@@ -114,9 +124,11 @@ def of_all_pods(target: Target, pods: list[Thing]) -> int:
                     "it is"
                 )
 
-    show(said(), "errors")
+    any_shown = show(said(), "errors")
     if len(unread) == len(pods):
         raise Refused(69, unread[0])
+    if not any_shown and not unread:
+        say_no_errors("errors", f"the logs of {len(pods)} pods")
     for sentence in unread:
         say(sentence)
     return 0
@@ -131,7 +143,7 @@ def of_pod(target: Target, pod: Thing, only: str, follow: bool) -> int:
     )
     try:
         assert process.stdout is not None and process.stderr is not None
-        show(process.stdout, only)
+        any_shown = show(process.stdout, only)
         complaint = process.stderr.read().strip()
         if process.wait():
             raise Refused(
@@ -139,6 +151,8 @@ def of_pod(target: Target, pod: Thing, only: str, follow: bool) -> int:
                 f"the log of pod {name} cannot be read ({complaint}); make status says how it is, and "
                 "once it is gone make logs reads the volume",
             )
+        if not any_shown:
+            say_no_errors(only, f"the log of pod {name}")
     finally:
         process.kill()
         process.wait()
@@ -199,7 +213,8 @@ def of_here(place: Place, follow: bool) -> int:
             if path.exists()
             for line in [f"==> {path.relative_to(paths.folder)} <==\n", *read(path)]
         )
-        show(marked, "errors")
+        if not show(marked, "errors"):
+            say_no_errors("errors", f"the logs in {show_path(paths.folder)}")
         return 0
     own = paths.node_log(node)
     candidates = (
@@ -217,7 +232,9 @@ def of_here(place: Place, follow: bool) -> int:
             "begun, or have been on another machine",
         )
     path = next(path for path in candidates if path.exists())
-    show(followed(path, paths) if follow else read(path), place.config.only)
+    lines = followed(path, paths) if follow else read(path)
+    if not show(lines, place.config.only):
+        say_no_errors(place.config.only, show_path(path))
     return 0
 
 

@@ -63,6 +63,8 @@ def test_logs_of_a_run_are_filtered(
     )
     monkeypatch.delenv("NODE_RANK")
     monkeypatch.setenv("ONLY", "errors")
+    assert jobs.main(["logs"]) == 0
+    assert capsys.readouterr() == ("", f"No errors in the logs in {run}.\n")
     (run / "logs" / "rank_1.log").write_text("2026-11-22 00:41:31,000 rank=1 ValueError: odd\n")
     assert jobs.main(["logs"]) == 0
     assert (

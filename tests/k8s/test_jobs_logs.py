@@ -122,6 +122,9 @@ def test_when_pods_are_gone_the_volume_has_their_logs(
         assert user("logs", NODE_RANK="2")[1] == (run / "logs" / "node_2.log").read_text()
         code, _, err = user("logs", NODE_RANK="3")
         assert code == 78 and "NODE_RANK=3: run a-run has no log of that node" in err
+        nothing = "No errors in the logs of run a-run on the volume.\n"
+        code, out, err = user("logs", ONLY="errors")
+        assert (code, out) == (0, "") and nothing in err
         (run / "logs" / "rank_5.log").write_text("2026-11-22 00:41:31,000 rank=5 ValueError: odd\n")
         assert user("logs", ONLY="errors")[1].splitlines() == [
             "==> logs/rank_5.log <==",

@@ -27,7 +27,7 @@ from settings.config import Config
 from settings.resolve import show_path
 from train.assemble import padded_lengths
 from train.data import prepare
-from train.data.data_paths import NO_BUNDLE
+from train.data.data_paths import NO_BUNDLE, data_dir
 from train.data.manifest import DataError
 from train.data.sources.source import CorpusError
 from train.distributed import parallel
@@ -154,15 +154,25 @@ def validate(trained: Trained, world: World) -> Validation:
         evaluator = Evaluator(c, sources, padded_lengths(v, c), world, v.end_of_text, held_out)
     except (DataError, CorpusError) as error:
         problem = str(error)
-        if trained.facts and problem.endswith("make data"):  # with the tokenizer of the run
-            paths = RunPaths.of(c.runs_dir, c.run_name, ROOT)
-            problem += f" TOKENIZER={show_path(paths.tokenizer)} VOCAB_SIZE={c.vocab_size} DATA_MIX={c.data_mix}"
+        if trained.facts and problem.endswith("make data"):
+            problem += advise_on_data(c)
     if problems := [text for text in from_all(problem) if text]:
         raise DataError(problems[0])
     assert evaluator
     found = evaluator(trained.model, full=True)
     assert found  # nothing interrupts it but the end of the process
     return found
+
+
+def advise_on_data(c: Config) -> str:
+    """Return the rest of `make data` that makes the run's shards, and where the run had them."""
+    paths = RunPaths.of(c.runs_dir, c.run_name, ROOT)
+    trained_with = stored_config(paths)["settings"].get("DATA_DIR", "")
+    return (
+        f" TOKENIZER={show_path(paths.tokenizer)} VOCAB_SIZE={c.vocab_size} DATA_MIX={c.data_mix} "
+        f"DATA_DIR={show_path(data_dir(c))}. Or set DATA_DIR to a copy of the folder that the run "
+        f"was trained with, which was DATA_DIR={trained_with}"
+    )
 
 
 def of_validation(found: Validation) -> dict[str, Any]:

@@ -1,33 +1,30 @@
-"""`make eval` and CORE_EVERY: what a run's checkpoint is worth, in its folder, in its record and on the console."""
+"""`make eval` and CORE_EVERY: what a checkpoint is worth, in its folder, its record and on the console."""
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from record import metrics as record_reader
+from record.metrics import EVAL_KEYS, read_records
 from tests.core_bundle import TASKS, make_folder
 from tests.running import ROOT, environment, train, wait_for
 
-LABELS = set(TASKS)
+LAUNCHER = [sys.executable, "-m", "train.launcher", "finetune.evaluate"]
 
 
 @pytest.fixture(scope="module")
-def trained(
-    tmp_path_factory: pytest.TempPathFactory, data: dict[str, str]
-) -> tuple[dict[str, str], Path]:
+def trained(tmp_path_factory, data):
     """Settings of a run that is done, and its folder."""
     folder = tmp_path_factory.mktemp("evaluated")
     env = environment(
         folder,
         data,
         MAX_STEPS=10,
-        RUN_NAME="run",
         CORE_EVERY=5,
         EVAL_EVERY=5,
         KEEP_BEST=1,
@@ -38,128 +35,108 @@ def trained(
     return env, folder / "run"
 
 
-def evaluate(env: dict[str, str], code: int = 0, **settings: object) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "train.launcher", "finetune.evaluate"],
-        cwd=ROOT,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        check=False,
-        env=env | {name: str(value) for name, value in settings.items()},
-    )
-    assert done.returncode == code, done.stdout
-    return done.stdout
+def evaluate(env, code=0):
+    return train(env, command=[sys.executable, "-m", "finetune.evaluate"], code=code)
 
 
-def written(run: Path) -> dict:
+def read_result(run):
     return json.loads((run / "eval" / "step_0000010.json").read_text())
 
 
-def test_training_records_core_and_make_eval_finds_the_same(
-    trained: tuple[dict[str, str], Path],
-) -> None:
+def test_training_records_core_and_make_eval_finds_the_same(trained):
     env, run = trained
-    records = [r for r in record_reader.read_records(run / "metrics.jsonl") if r["event"] == "eval"]
+    records = [r for r in read_records(run / "metrics.jsonl") if r["event"] == "eval"]
     core = [r for r in records if "core" in r]
-    assert [r["step"] for r in core] == [5, 10] and {r["core"] for r in core} == {None}
-    assert core[-1].keys() - set(record_reader.EVAL_KEYS) <= {
-        "schema",
-        "event",
-        "time",
-        "mono_s",
-        "host",
-        "attempt",
-        "step",
-        "tokens",
-    }
+    assert [(r["step"], r["core"]) for r in core] == [(5, None), (10, None)]
+    of_every_event = {"schema", "event", "time", "mono_s", "host", "attempt", "step", "tokens"}
+    assert core[-1].keys() <= set(EVAL_KEYS) | of_every_event
     (last,) = [r for r in records if r.get("full")]
-    said = evaluate(env)
-    found = written(run)
-    assert (found["val_loss"], found["val_bpb"]) == (
-        pytest.approx(last["val_loss"]),
-        pytest.approx(last["val_bpb"]),
-    )
-    assert found["sources"]["python-stdlib"]["val_bpb"] == pytest.approx(
+    output = evaluate(env)
+    result = read_result(run)
+    assert result["val_loss"] == pytest.approx(last["val_loss"])
+    assert result["val_bpb"] == pytest.approx(last["val_bpb"])
+    assert result["sources"]["python-stdlib"]["val_bpb"] == pytest.approx(
         last["val_bpb_by_source"]["python-stdlib"]
     )
-    assert (
-        found["core"]["core_partial"] == core[-1]["core_partial"] and found["core"]["core"] is None
-    )
-    assert found["core"]["core_centred"] == core[-1]["core_centred"] and found["problems"] == []
-    assert set(found["core"]["tasks"]) == LABELS and len(found["core"]["lacking"]) == 18
-    assert [of["asked"] for of in found["core"]["tasks"].values()] == [6, 6, 6, 6]
-    for label, of in found["core"]["tasks"].items():
-        assert of["centred"] == pytest.approx(
-            (of["right"] / 6 - of["baseline"]) / (1 - of["baseline"])
-        )
-        assert f"\n{label} " in said
-    assert found["settings"]["VOCAB_SIZE"] == 512 and "CORE n/a, 18 of 22 tasks are missing" in said
-    assert "Warning" not in said
+    assert result["problems"] == []
+    assert result["core"]["core"] is None and len(result["core"]["lacking"]) == 18
+    for key in ("core_partial", "core_centred"):
+        assert result["core"][key] == core[-1][key]
+    assert result["core"]["tasks"].keys() == set(TASKS)
+    for label, task in result["core"]["tasks"].items():
+        chance = task["baseline"]
+        assert task["asked"] == 6
+        assert task["centred"] == pytest.approx((task["right"] / 6 - chance) / (1 - chance))
+        assert f"\n{label} " in output
+    assert result["settings"]["VOCAB_SIZE"] == 512
+    assert "CORE n/a, 18 of 22 tasks are missing" in output and "Warning" not in output
 
 
 @pytest.mark.slow
-def test_two_processes_find_what_one_does(trained: tuple[dict[str, str], Path]) -> None:
+def test_two_processes_find_what_one_does(trained):
     env, run = trained
     evaluate(env)
-    one = written(run)
-    evaluate(env, NPROC=2, PARALLEL="fsdp")
-    two = written(run)
+    one = read_result(run)
+    train(env | {"NPROC": "2", "PARALLEL": "fsdp"}, command=LAUNCHER)
+    two = read_result(run)
     assert two["provenance"]["world_size"] == 2 and two["core"]["tasks"] == one["core"]["tasks"]
     assert two["val_loss"] == pytest.approx(one["val_loss"], rel=1e-5)
 
 
-def test_without_a_bundle_the_rest_is_measured_and_the_code_says_so(
-    trained: tuple[dict[str, str], Path], tmp_path: Path
-) -> None:
+def test_without_a_bundle_the_rest_is_measured_and_the_code_says_so(trained, tmp_path):
     env, run = trained
     page = tmp_path / "bundle.zip"
     page.write_bytes(b'<?xml version="1.0"?><Error><Code>AccessDenied</Code></Error>'.ljust(278))
     evaluate(env)
-    whole, before = written(run), set((run / "eval").glob("*_until_*.json"))
-    said = evaluate(env, code=78, CORE_BUNDLE=page)
-    assert "278 bytes that are no whole .zip of a bundle (a web or error page" in said
-    found = written(run)
-    assert "core" not in found and found["val_loss"] > 0 and "278 bytes" in found["problems"][0]
-    (kept,) = set((run / "eval").glob("*_until_*.json")) - before
-    assert json.loads(kept.read_text()) == whole  # the one before is kept beside
-    assert "there is no such run" in evaluate(env, code=78, RUN_NAME="none")
+    whole = read_result(run)
+    output = evaluate(env | {"CORE_BUNDLE": str(page)}, code=78)
+    assert "278 bytes that are no whole .zip of a bundle (a web or error page" in output
+    result = read_result(run)
+    assert "core" not in result and result["val_loss"] > 0 and "278 bytes" in result["problems"][0]
+    assert whole in [json.loads(path.read_text()) for path in (run / "eval").glob("*_until_*.json")]
+    assert "there is no such run" in evaluate(env | {"RUN_NAME": "none"}, code=78)
+
+
+def test_a_copied_run_names_the_data_that_it_needs(trained, tmp_path):
+    env, run = trained
+    shutil.copytree(run, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "eval", ignore_errors=True)
+    elsewhere = env | {"RUNS_DIR": str(tmp_path), "DATA_DIR": str(tmp_path / "data")}
+    del elsewhere["TOKENIZER"]
+    output = evaluate(elsewhere, code=78)
+    assert f"DATA_MIX=python-stdlib:1 DATA_DIR={tmp_path}/data. Or set DATA_DIR to" in output
+    assert f"trained with, which was DATA_DIR={env['DATA_DIR']}" in output
+    result = read_result(tmp_path / "run")
+    assert result["core"]["core_partial"] is not None and "val_loss" not in result
+    evaluate(elsewhere | {"DATA_DIR": env["DATA_DIR"]})
 
 
 @pytest.mark.fault(43)
-def test_a_damaged_bundle_stops_a_run_before_it_trains(
-    trained: tuple[dict[str, str], Path], tmp_path: Path
-) -> None:
+def test_a_damaged_bundle_stops_a_run_before_it_trains(trained, tmp_path):
     env, _ = trained
     page = tmp_path / "bundle.zip"
     page.write_bytes(b"<html>sign in</html>")
-    said = train(env | {"RUN_NAME": "other", "CORE_BUNDLE": str(page)}, code=78)
-    assert "20 bytes that are no whole .zip of a bundle" in said and "step=1/" not in said
+    output = train(env | {"RUN_NAME": "other", "CORE_BUNDLE": str(page)}, code=78)
+    assert "20 bytes that are no whole .zip of a bundle" in output and "step=1/" not in output
 
 
-def test_interrupted_it_says_so_and_writes_nothing(
-    trained: tuple[dict[str, str], Path], tmp_path: Path
-) -> None:
+def test_interrupted_it_says_so_and_writes_nothing(trained, tmp_path):
     env, run = trained
-    said, before = tmp_path / "said.txt", sorted((run / "eval").glob("*"))
-    with (
-        socket.create_server(("127.0.0.1", 0)) as silent,
-        open(said, "wb") as out,
-    ):  # which never answers
+    output, before = tmp_path / "output.txt", sorted((run / "eval").glob("*"))
+    # A server that never answers.
+    with socket.create_server(("127.0.0.1", 0)) as silent, open(output, "wb") as out:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/bundle.zip@sha256:{64 * '0'}"
         process = subprocess.Popen(
-            [sys.executable, "-m", "train.launcher", "finetune.evaluate"],
+            LAUNCHER,
             cwd=ROOT,
             stdout=out,
             stderr=subprocess.STDOUT,
             env=env | {"CORE_BUNDLE": url},
             start_new_session=True,
         )
-        wait_for(said, "weights of")
+        wait_for(output, "weights of")
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does
         assert process.wait(120) == 143
-    assert (
-        "interrupted: nothing was written" in said.read_text()
-        and "Traceback" not in said.read_text()
-    )
+    assert "interrupted: nothing was written" in output.read_text()
+    assert "Traceback" not in output.read_text()
     assert sorted((run / "eval").glob("*")) == before
