@@ -21,7 +21,7 @@ from plan.allow_fail import find_unknown_check
 from settings import SettingsError, tuning_rules
 from settings.checks import PRETRAINING
 from settings.config import SETTINGS, Config
-from settings.declare import FROZEN, TRACKED, format_value
+from settings.declare import FROZEN, TRACKED, format_value, round_as_typed
 from settings.resolve import Resolved, build_environment, resolve
 from train.data.data_paths import NO_BUNDLE
 
@@ -150,7 +150,7 @@ def tuning(
         "DATA": data_of(c, names["DATA"]),
         "EVAL_DATA": data_of(c, "EVAL_DATA"),
         "EPOCHS": str(STAGE_EPOCHS),
-        "LEARNING_RATE": format_value(c.learning_rate / rate_divisor),
+        "LEARNING_RATE": format_value(round_as_typed(c.learning_rate / rate_divisor)),
         "MIN_LEARNING_RATE": "0",
         "WARMUP_TOKENS": "0",
         "WEIGHT_DECAY": "0",

@@ -12,7 +12,7 @@ from typing import Any
 
 from settings.cluster import Cluster
 from settings.data import Corpus
-from settings.declare import Setting, SettingsError, read_section
+from settings.declare import Setting, SettingsError, read_section, round_as_typed
 from settings.finetune import LoRA, Tuning
 from settings.planning import Planning
 from settings.run import Checkpoints, Faults, Machine, Run, Sources
@@ -196,7 +196,7 @@ def derive_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
         "RUN_NAME": values["PRESET"],
         "N_KV_HEAD": values["N_HEAD"],
         "MLP_DIM": -(-8 * values["N_EMBD"] // (3 * 64)) * 64,
-        "MIN_LEARNING_RATE": values["LEARNING_RATE"] / 10,
+        "MIN_LEARNING_RATE": round_as_typed(values["LEARNING_RATE"] / 10),
     }
     if values["LR_SCHEDULE"] == "wsd":
         derived["DECAY_TOKENS"] = values["TRAIN_TOKENS"] // 5

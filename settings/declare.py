@@ -179,6 +179,11 @@ def parse_whole_number(text: str, unit: str) -> int | None:
     return int(whole + decimals) * 10**zeros
 
 
+def round_as_typed(value: float) -> float:
+    """Return the number that somebody would type: 0.003 / 10 is 0.00030000000000000003."""
+    return float(f"{value:.12g}")
+
+
 def format_value(value: Any) -> str:
     """Write a value as it is typed."""
     if value is None:

@@ -220,8 +220,8 @@ def test_fine_tuning_takes_fractions_of_the_rate_of_the_base(
     base, mid, sft = (real_stages[key].load() for key in ("base", "mid", "sft"))
     assert (base.learning_rate, mid.learning_rate, sft.learning_rate) == (
         3e-3,
-        3e-3 / 10,
-        3e-3 / 30,
+        3e-4,
+        1e-4,
     )
     assert base.batch_tokens == mid.batch_tokens == sft.batch_tokens
     assert (mid.epochs, mid.min_learning_rate, mid.compile, base.compile) == (1, 0, "auto", "1")

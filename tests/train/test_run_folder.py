@@ -34,6 +34,7 @@ def test_every_step_has_a_record_with_all_keys_and_the_console_repeats_some(said
         r["tokens"] for r in steps[:2]
     ] == [512, 1024]
     common = {"schema", "event", "time", "mono_s", "host", "attempt", "step", "tokens"}
+    assert steps[-1]["lr"] == 3e-4  # as one types it; 3e-3 / 10 is another number
     for r in steps:
         assert common <= r.keys()
         assert {
