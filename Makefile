@@ -24,89 +24,89 @@ REFUSE_SETTINGS = $(if $(MAKE_SETTINGS),$(if $(filter $@,$(or $(MAKECMDGOALS),he
 
 ##@ Start
 .PHONY: help
-help: ## This list
+help: ## List all targets
 	$(REFUSE_SETTINGS)
 	@awk 'BEGIN {FS = ":.*## "} /^##@ / {printf "%s%s\n", n++ ? "\n" : "", substr($$0, 5)} \
 		/^[a-z0-9-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' Makefile
 
 .PHONY: setup
-setup: ## .venv with pinned packages and the torch build that fits this machine
+setup: ## Install pinned packages and the torch build for this machine
 	$(REFUSE_SETTINGS)
 	@scripts/setup.sh
 
 ##@ Before a run
 .PHONY: plan
-plan: setup ## What a run will take, and whether it can be (CARDS, TARGET_HOURS, SWEEP=1); docs/plans.md
+plan: setup ## Compute time, memory, disk and cost of a run: docs/plans.md
 	@"$(PY)" -m plan
 
 .PHONY: doctor
-doctor: setup ## Looks at this machine and the cluster (WHERE), PASS or FAIL and the fix; PROBE=1 measures a minute
+doctor: setup ## Check this machine and the cluster (WHERE); PROBE=1 measures
 	@"$(PY)" -m doctor
 
 .PHONY: net-probe
-net-probe: setup ## Bandwidth and latency between the nodes of a job (NODES, NODE_RANK, MASTER_ADDR; WHERE), for make plan
+net-probe: setup ## Measure the network between nodes (NODES, NODE_RANK, WHERE)
 	@"$(PY)" -m doctor.net_probe
 
 ##@ Train
 .PHONY: train
-train: setup ## Train or resume RUN_NAME (PRESET=tiny), evaluate, sample, plot; DETACH=1 frees the terminal
+train: setup ## Train or resume RUN_NAME; DETACH=1 runs in the background
 	@"$(PY)" -m scripts.train
 
 .PHONY: train-node
-train-node: setup ## One node of a run on several machines (NODES, NODE_RANK, MASTER_ADDR); docs/two-nodes.md
+train-node: setup ## Train one node of several machines: docs/two-nodes.md
 	@"$(PY)" -m scripts.train node
 
 .PHONY: train-2xh100
-train-2xh100: setup ## The d16-2xh100 preset on 2 GPUs of this machine, the GPU sampler beside it
+train-2xh100: setup ## Train PRESET=d16-2xh100 on 2 GPUs here and sample their power
 	@"$(PY)" -m scripts.train 2xh100
 
 .PHONY: train-8xa100
-train-8xa100: setup ## The xlarge preset on a cluster: 4 pods x 2 GPUs (NODES, GPUS_PER_NODE); docs/kubernetes.md
+train-8xa100: setup ## Train PRESET=xlarge-8xa100 on a cluster: docs/kubernetes.md
 	@"$(PY)" -m k8s.launch
 
 .PHONY: lighthouse
-lighthouse: setup ## What tells the sites of a SYNC=diloco run of each other (LIGHTHOUSE); docs/four-sites.md
+lighthouse: setup ## Run the registry of SYNC=diloco sites: docs/four-sites.md
 	@"$(PY)" -m train.diloco.lighthouse
 
 .PHONY: finetune
-finetune: setup-finetune ## Fine-tune MODEL on DATA: conversations, all weights or LORA_RANK; docs/finetune.md
+finetune: setup-finetune ## Fine-tune MODEL on DATA, all weights or LoRA: docs/finetune.md
 	@"$(PY)" -m scripts.train finetune
 
 .PHONY: finetune-node
-finetune-node: setup-finetune ## One node of that on several machines (NODES, NODE_RANK, MASTER_ADDR)
+finetune-node: setup-finetune ## Fine-tune one node of several (NODES, NODE_RANK, MASTER_ADDR)
 	@"$(PY)" -m scripts.train finetune node
 
 .PHONY: finetune-k8s
-finetune-k8s: setup ## That on a cluster, MODEL and DATA on the volume or the hub (NODES, GPUS_PER_NODE, GPU_PRODUCTS)
+finetune-k8s: setup ## Fine-tune MODEL on DATA on a cluster: docs/finetune.md
 	@"$(PY)" -m k8s.launch finetune
 
 .PHONY: pipeline
-pipeline: setup-finetune ## Base, evaluation, mid-training, SFT, chat evaluation, in one go (MID_DATA ..); docs/pipeline.md
+pipeline: setup-finetune ## Pretrain, mid-train, fine-tune and evaluate: docs/pipeline.md
 	@"$(PY)" -m pipeline
 
 .PHONY: data
-data: setup ## The token shards of the preset's mixture, verified; WHERE=cluster makes them there
+data: setup ## Prepare the token shards of DATA_MIX, here or WHERE=cluster
 	@"$(PY)" -m k8s.launch data
 
 .PHONY: data-verify
-data-verify: setup ## Check every hash of those shards
+data-verify: setup ## Check every hash of the token shards
 	@"$(PY)" -m train.data.prepare verify
 
 .PHONY: data-report
-data-report: setup ## What is in them: lengths, duplicates, windows to read, overlaps with CORE_BUNDLE
+data-report: setup ## Report lengths, duplicates and overlaps with CORE tasks
 	@"$(PY)" -m train.data.audit.report
 
 ##@ Watch, here or in the cluster (WHERE)
 .PHONY: runs
-runs: setup ## All runs here: state, step, loss
+runs: setup ## List all runs on this machine: state, step, loss
 	@"$(PY)" -m record.status runs
 
 .PHONY: status
-status: setup ## What RUN_NAME is doing now
+status: setup ## Show what RUN_NAME is doing
 	@"$(PY)" -m k8s.jobs status
 
 .PHONY: monitor
-monitor: setup ## One live screen of RUN_NAME: pace, GPUs, pods, and what is wrong; ONCE=1 as text; docs/monitor.md
+monitor: setup ## Watch RUN_NAME live; ONCE=1 prints once: docs/monitor.md
 	@"$(PY)" -m monitor
 
 .PHONY: attach
@@ -114,104 +114,104 @@ attach: setup ## Follow the log of RUN_NAME; Ctrl-C leaves it running
 	@"$(PY)" -m k8s.jobs attach
 
 .PHONY: logs
-logs: setup ## Its log, of NODE_RANK=0; ONLY=metrics or errors
+logs: setup ## Print the log of node NODE_RANK; ONLY=metrics or ONLY=errors
 	@"$(PY)" -m k8s.jobs logs
 
 .PHONY: describe
-describe: setup ## Its shape, settings, pods and events
+describe: setup ## Show the shape, settings, pods and events of RUN_NAME
 	@"$(PY)" -m k8s.jobs describe
 
 .PHONY: checkpoints
-checkpoints: setup ## Its checkpoints, and which are whole
+checkpoints: setup ## List the checkpoints of RUN_NAME and verify their hashes
 	@"$(PY)" -m k8s.jobs checkpoints
 
 .PHONY: gpu-sampler
-gpu-sampler: setup ## Power and temperature of this machine's GPUs into RUN_NAME, 100 times a second, until Ctrl-C
+gpu-sampler: setup ## Sample the power of the GPUs here until Ctrl-C
 	@"$(PY)" -m monitor.gpu_sampler
 
 .PHONY: stop
-stop: setup ## Tell RUN_NAME to save and stop; nothing is deleted but the job
+stop: setup ## Save a checkpoint and stop RUN_NAME
 	@"$(PY)" -m k8s.jobs stop
 
 .PHONY: restart
-restart: setup ## Stop it and start it again, with the settings as they are now
+restart: setup ## Stop RUN_NAME and start it again with the present settings
 	@"$(PY)" -m k8s.jobs restart
 
 .PHONY: fetch-run
-fetch-run: setup ## Bring a run from the cluster: record, logs, plots, a checkpoint (STEP), verified
+fetch-run: setup ## Copy a run from the cluster: record, logs, checkpoint (STEP)
 	@"$(PY)" -m k8s.jobs fetch-run
 
 .PHONY: sites
-sites: setup ## The cluster's GPUs by site and product
+sites: setup ## List the cluster's GPUs by site and product
 	@"$(PY)" -m k8s.cluster.nodes
 
 .PHONY: plots
-plots: setup ## loss_curves.html, .png and CSV of RUN_NAME, here or in the cluster, or of logs in LOG_DIR; docs/plots.md
+plots: setup ## Draw loss curves of RUN_NAME, or of LOG_DIR: docs/plots.md
 	@"$(PY)" -m k8s.jobs plots
 
 .PHONY: energy
-energy: setup ## kWh and cost of RUN_NAME by cause, joules by step and token, from its GPU samples (PRICE_KWH)
+energy: setup ## Compute kWh and cost of RUN_NAME from its GPU samples
 	@"$(PY)" -m analysis.energy.energy
 
 .PHONY: mirror
-mirror: setup ## Send RUN_NAME to its trackers now (W&B, TRACKERS); a run does so by itself; docs/trackers.md
+mirror: setup ## Send RUN_NAME to W&B and TRACKERS now: docs/trackers.md
 	@"$(PY)" -m record.trackers.mirror
 
 ##@ Use
 .PHONY: eval
-eval: setup ## Bits per byte and CORE of RUN_NAME (STEP, INIT_FROM); of a fine-tuned run, answers to EVAL_DATA
+eval: setup ## Score bits per byte and CORE of RUN_NAME: docs/evaluation.md
 	@"$(PY)" -m train.launcher finetune.evaluate
 
 .PHONY: sample
-sample: setup ## Text from RUN_NAME (STEP) or INIT_FROM: PROMPT or standard input, SAMPLES, SAMPLE_TOKENS
+sample: setup ## Generate text from RUN_NAME or INIT_FROM (PROMPT, SAMPLES)
 	@"$(PY)" -m train.generate.sample
 
 .PHONY: chat
-chat: setup ## Talk to RUN_NAME (STEP) or INIT_FROM: one message after the other, or PROMPT as one message
+chat: setup ## Talk to RUN_NAME or INIT_FROM; PROMPT sends one message
 	@"$(PY)" -m train.generate.sample chat
 
 .PHONY: export
-export: setup ## RUN_NAME's newest checkpoint (STEP) for transformers and its like: runs/RUN_NAME/export; docs/export.md
+export: setup ## Convert RUN_NAME to Hugging Face format: docs/export.md
 	@"$(PY)" -m export
 
 ##@ Image
 .PHONY: image
-image: setup ## Build the image of this commit (docker, podman or buildah); docs/image.md
+image: setup ## Build the container image of this commit: docs/image.md
 	@"$(PY)" -m scripts.image build
 
 .PHONY: push
-push: setup ## Push it to IMAGE and note its digest, which pods then take
+push: setup ## Push the image to IMAGE and record its digest for the pods
 	@"$(PY)" -m scripts.image push
 
 .PHONY: image-test
-image-test: setup-dev ## Build it without a registry and run the main job in it: trained, killed, resumed
+image-test: setup-dev ## Build the image, then train, kill and resume in it
 	$(REFUSE_SETTINGS)
 	@scripts/image_test.sh
 
 ##@ Measure
 .PHONY: bench
-bench: setup ## Speed of a training step as table and JSON (BENCH_SHAPES), next to the checkouts in peers/
+bench: setup ## Measure the speed of a training step (BENCH_SHAPES, peers/)
 	@"$(PY)" -m train.tune 1 bench.run
 
 .PHONY: bench-quality
-bench-quality: setup ## Bits per byte next to nanoGPT's recipe, equal tokens or time (peers/nanoGPT)
+bench-quality: setup ## Compare bits per byte with nanoGPT's recipe (peers/nanoGPT)
 	@"$(PY)" -m train.tune 1 bench.quality
 
 .PHONY: wan-lab
-wan-lab: setup ## Four sites and a WAN on this machine, as root: DDP beside DiLoCo, sites killed and cut off (WAN_LAB)
+wan-lab: setup ## Emulate four sites on a WAN here, DDP and DiLoCo; needs root
 	@"$(PY)" -m train.tune --cpu 4 bench.wan_lab
 
 .PHONY: gpu-check
-gpu-check: setup-dev ## What only a GPU can show, and the benchmark, in parts (GPU_CHECK)
+gpu-check: setup-dev ## Run the GPU tests and benchmarks, or parts of them (GPU_CHECK)
 	@scripts/gpu_check.sh
 
 ##@ Settings
 .PHONY: check-env
-check-env: setup ## Check the settings from every source, all problems at once
+check-env: setup ## Check the settings of every source and report all problems
 	@"$(PY)" -m settings check
 
 .PHONY: settings
-settings: setup ## Every setting with its value and origin; NAME=BATCH_TOKENS explains one
+settings: setup ## List every setting; NAME=BATCH_TOKENS explains one
 	@"$(PY)" -m settings show
 
 .PHONY: env-example
@@ -221,31 +221,31 @@ env-example: setup ## Write .env.example from settings/
 
 ##@ Develop
 .PHONY: setup-dev
-setup-dev: ## The same .venv with what tests and linters need
+setup-dev: ## Install what tests and linters need as well
 	$(REFUSE_SETTINGS)
 	@scripts/setup.sh --dev
 
 .PHONY: setup-finetune
-setup-finetune: ## The same .venv with what fine-tuning needs: transformers and peft
+setup-finetune: ## Install what fine-tuning needs as well: transformers, peft
 	$(REFUSE_SETTINGS)
 	@scripts/setup.sh --finetune
 
 .PHONY: test
-test: setup-dev ## All tests but those that take long
+test: setup-dev ## Run all tests but the slow ones
 	$(REFUSE_SETTINGS)
 	@scripts/test.sh
 
 .PHONY: test-faults
-test-faults: setup-dev ## Each fault of docs/faults.md, and CHAOS_MINUTES=10 of random kills; 20 minutes
+test-faults: setup-dev ## Inject each fault of docs/faults.md; CHAOS_MINUTES of kills
 	$(REFUSE_SETTINGS)
 	@scripts/test_faults.sh
 
 .PHONY: lint
-lint: setup-dev ## ruff, mypy, shellcheck; no secret in tree and history
+lint: setup-dev ## Run ruff, mypy, shellcheck and the scan for secrets
 	$(REFUSE_SETTINGS)
 	@scripts/lint.sh
 
 .PHONY: lock
-lock: setup-dev ## Pin the newest packages that the .in files allow, with hashes
+lock: setup-dev ## Pin the newest versions of all packages, with hashes
 	$(REFUSE_SETTINGS)
 	@scripts/lock.sh --upgrade

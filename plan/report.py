@@ -397,21 +397,25 @@ def findings(found: Sequence[Finding]) -> list[str]:
 
 def brief(p: Plan, c: Config) -> str:
     """One line for the start of a run."""
-    need = f"{gib(p.chosen.need.total)} of {gib(p.capacity_bytes)} GiB a {'process' if p.fleet.on_cpu else 'GPU'}"
+    each = "process" if p.fleet.on_cpu else "GPU"
+    memory = f"{gib(p.chosen.need.total)} of {gib(p.capacity_bytes)} GiB of memory per {each}"
     if p.time is None or p.pace.tokens_per_s is None:
-        return f"plan: hours n/a ({p.pace.fast.why}); {need}"
+        return f"plan: {memory}. The hours are not known: {p.pace.fast.why}"
     if p.done >= c.last_step:
-        return f"plan: step {p.done:,} of {c.last_step:,} is made, nothing is left"
-    left, fast = (c.last_step - p.done) * c.batch_tokens, p.pace.fast
-    by = (
-        "by a step that was measured"
-        if fast.measured
-        else f"{fast.mfu_percent:.3g}% MFU"
-        + (", assumed" if fast.why.startswith("assumed") else "")
-    )
+        return f"plan: all {c.last_step:,} steps are done"
+    fast = p.pace.fast
+    if fast.measured:
+        origin = "measured"
+    elif fast.why.startswith("assumed"):
+        origin = f"computed with an assumed MFU of {fast.mfu_percent:.3g}%"
+    else:
+        origin = f"computed with an MFU of {fast.mfu_percent:.3g}%"
+    tokens = f"{count((c.last_step - p.done) * c.batch_tokens)} tokens"
+    if p.done:
+        tokens = f"the remaining {tokens}"
     return (
-        f"plan: {hours(p.time.total)} for {count(left)} tokens{' that are left' if p.done else ''} at "
-        f"{rate(p.pace.tokens_per_s)} ({by}), {need}; computed, make plan says more"
+        f"plan: {hours(p.time.total)} for {tokens} at {rate(p.pace.tokens_per_s)} ({origin}), "
+        f"{memory}. make plan shows all of it"
     )
 
 

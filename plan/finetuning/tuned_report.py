@@ -210,11 +210,11 @@ def brief(p: Tuning) -> str:
         f"{name} {gib(part)}" for name, part in p.chosen.need.parts.items() if part >= 0.05 * GIB
     )
     each = "process" if p.fleet.on_cpu else "GPU"
-    step = f"; a step {seconds(p.pace.step_s)} at an MFU that is assumed" if p.pace.step_s else ""
+    step = f", {seconds(p.pace.step_s)} per step with an assumed MFU" if p.pace.step_s else ""
     return (
-        f"plan: {gib(p.chosen.need.total)} of {gib(p.capacity_bytes)} GiB a {each}"
-        f"{f' ({parts})' if parts else ''}, {count(p.t.trained)} of {count(p.t.shape.total)} parameters trained"
-        f"{step}; computed, make plan says more"
+        f"plan: {gib(p.chosen.need.total)} of {gib(p.capacity_bytes)} GiB of memory per {each}"
+        f"{f' ({parts})' if parts else ''}, {count(p.t.trained)} of {count(p.t.shape.total)} "
+        f"parameters are trained{step}. make plan shows all of it"
     )
 
 

@@ -43,7 +43,7 @@ def test_a_run_that_may_start_is_told_its_hours(tmp_path: Path) -> None:
     assert (
         last.startswith("plan: ")
         and "for 1.23M tokens at " in last
-        and "make plan says more" in last
+        and "make plan shows all of it" in last
     )
 
 

@@ -307,7 +307,9 @@ def test_before_make_finetune_the_memory_is_said_and_what_cannot_fit_is_not_star
         **places,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(r"^plan: [0-9.]+ of [0-9.]+ GiB a process", done.stdout, re.MULTILINE)
+    assert re.search(
+        r"^plan: [0-9.]+ of [0-9.]+ GiB of memory per process", done.stdout, re.MULTILINE
+    )
     (Path(llama) / "config.json").write_text(json.dumps(PUBLISHED["glm-4.5-air"]))
     done = run("doctor.before_run", "finetune", LORA_RANK="8", **places)
     assert done.returncode == 64
