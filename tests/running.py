@@ -175,6 +175,26 @@ def wait_until(what: Callable[[], object], seconds: float = 240, why: str = "") 
         time.sleep(0.02)
 
 
+def slow_steps(seconds: float) -> list[str]:
+    """The command of a trainer that waits so long at each step."""
+    code = (
+        "import time; from train import loop, main; f = loop.lr_at\n"
+        f"def slowly(*a):\n    time.sleep({seconds}); return f(*a)\n"
+        "loop.lr_at = slowly; raise SystemExit(main.main())"
+    )
+    return [sys.executable, "-c", code]
+
+
+def events(run: Path, name: str) -> list[dict[str, Any]]:
+    """A run's records of one event."""
+    return [r for r in record_reader.read_records(run / "metrics.jsonl") if r["event"] == name]
+
+
+def saved_steps(run: Path) -> list[int]:
+    """The steps that a run has checkpoints of, half ones included."""
+    return sorted(int(path.name[-7:]) for path in (run / "checkpoints").iterdir())
+
+
 def losses(run: Path) -> dict[int, tuple[float, float]]:
     """Step -> (loss, gradient norm) as the run's record finally has them."""
     steps = record_reader.keep_final_steps(record_reader.read_records(run / "metrics.jsonl"))

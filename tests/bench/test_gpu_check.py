@@ -4,7 +4,6 @@ import os
 import stat
 import subprocess
 import sys
-from pathlib import Path
 
 from tests.running import ROOT
 
@@ -17,9 +16,7 @@ echo "$2 ${{BENCH_SHAPES-}} $3" >>"$NOTES"
 SMI = "#!/bin/sh\necho one\n"
 
 
-def check(
-    folder: Path, gpus: bool = True, fails: str = "none", **settings: str
-) -> tuple[int, str, list[str]]:
+def check(folder, gpus=True, fails="none", **settings):
     """Its exit code, what it said, and what it ran."""
     (folder / "bin").mkdir(exist_ok=True)
     for name, text in [("python", PYTHON), ("nvidia-smi", SMI if gpus else "#!/bin/sh\nexit 9\n")]:
@@ -54,7 +51,7 @@ def check(
 RUNS = "run-gpt2,run-d16,run-d24,run-xlarge"
 
 
-def test_all_parts_are_run_in_turn_and_each_is_timed(tmp_path: Path) -> None:
+def test_all_parts_are_run_in_turn_and_each_is_timed(tmp_path):
     code, out, ran = check(tmp_path)
     assert code == 0, out
     assert [line.split() for line in ran] == [
@@ -67,7 +64,7 @@ def test_all_parts_are_run_in_turn_and_each_is_timed(tmp_path: Path) -> None:
     assert out.count(" passed in ") == 8
 
 
-def test_parts_can_be_asked_for_one_by_one(tmp_path: Path) -> None:
+def test_parts_can_be_asked_for_one_by_one(tmp_path):
     code, _, ran = check(tmp_path, GPU_CHECK="runs,xlarge", BENCH_SHAPES="waste")
     assert code == 0 and [line.split()[1:] for line in ran] == [[RUNS, "1"], ["xlarge", "2"]]
     assert [
@@ -77,7 +74,7 @@ def test_parts_can_be_asked_for_one_by_one(tmp_path: Path) -> None:
     assert code == 64 and "GPU_CHECK=d32" in out and not ran
 
 
-def test_a_part_that_fails_ends_it_and_without_a_gpu_none_is_run(tmp_path: Path) -> None:
+def test_a_part_that_fails_ends_it_and_without_a_gpu_none_is_run(tmp_path):
     code, out, ran = check(tmp_path, fails="d16")
     assert code != 0 and len(ran) == 4 and "gpt2 passed" in out and "d16 passed" not in out
     code, out, ran = check(tmp_path, gpus=False)

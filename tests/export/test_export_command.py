@@ -14,20 +14,18 @@ from settings.declare import format_value
 from tests.running import ROOT, environment, train, wait_for
 
 
-def export(env: dict[str, str], code: int = 0) -> str:
+def export(env, code=0):
     return train(env, command=[sys.executable, "-m", "export"], code=code)
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory, data: dict[str, str]) -> dict[str, str]:
+def trained(tmp_path_factory, data):
     env = environment(tmp_path_factory.mktemp("run"), data, MAX_STEPS=6)
     train(env)
     return env
 
 
-def test_a_run_that_starts_from_an_export_begins_where_it_ended(
-    trained: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_run_that_starts_from_an_export_begins_where_it_ended(trained, tmp_path):
     said = export(
         trained | {"VOCAB_SIZE": "", "N_EMBD": "", "N_LAYER": ""}
     )  # the run's own settings rule
@@ -48,7 +46,7 @@ def test_a_run_that_starts_from_an_export_begins_where_it_ended(
     }
     train(trained | settings)  # on the shards that are there: nothing is prepared again
 
-    def loss(parent: str) -> float:
+    def loss(parent):
         lines = (Path(parent) / "run" / "metrics.jsonl").read_text().splitlines()
         return next(r["val_loss"] for r in map(json.loads, reversed(lines)) if r["event"] == "eval")
 
@@ -69,9 +67,7 @@ def test_a_run_that_starts_from_an_export_begins_where_it_ended(
 
 
 @pytest.mark.slow
-def test_a_run_keeps_the_epsilon_that_init_from_brought(
-    trained: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_run_keeps_the_epsilon_that_init_from_brought(trained, tmp_path):
     export(trained)
     folder = shutil.copytree(Path(trained["RUNS_DIR"]) / "run" / "export", tmp_path / "model")
     facts = json.loads((folder / "config.json").read_text())
@@ -89,9 +85,7 @@ def test_a_run_keeps_the_epsilon_that_init_from_brought(
     assert facts["rms_norm_eps"] == 1e-5 and made["rms_norm_eps"] == 1e-3
 
 
-def test_settings_that_are_not_the_export_s_are_all_said_with_the_value_to_set(
-    trained: dict[str, str], tmp_path: Path
-) -> None:
+def test_settings_that_are_not_the_export_s_are_all_said_with_the_value_to_set(trained, tmp_path):
     export(trained)
     folder = Path(trained["RUNS_DIR"]) / "run" / "export"
     other = {"RUNS_DIR": str(tmp_path), "INIT_FROM": str(folder), "N_LAYER": "3", "N_HEAD": "4"}
@@ -103,7 +97,7 @@ def test_settings_that_are_not_the_export_s_are_all_said_with_the_value_to_set(
     )
 
 
-def test_ctrl_c_leaves_no_half_folder(trained: dict[str, str]) -> None:
+def test_ctrl_c_leaves_no_half_folder(trained):
     export(trained)
     run = Path(trained["RUNS_DIR"]) / "run"
     before = {path.name: path.read_bytes() for path in (run / "export").iterdir()}

@@ -2,12 +2,10 @@
 
 import json
 import sys
-from pathlib import Path
 
 import pytest
 
-from record import metrics as record_reader
-from tests.running import environment, train
+from tests.running import environment, events, losses, train
 
 POISON = """
 import sys, time
@@ -33,34 +31,25 @@ sys.exit(main.main())
 
 
 @pytest.mark.fault(16)
-def test_weights_that_are_nan_are_those_of_the_last_checkpoint_again(
-    tmp_path: Path, data: dict[str, str]
-) -> None:
+def test_weights_that_are_nan_are_those_of_the_last_checkpoint_again(tmp_path, data):
     env = environment(tmp_path, data, SAVE_EVERY=4, MAX_STEPS=12, TRAIN_TIMEOUT_S=12)
     out = train(env, command=[sys.executable, "-c", POISON, "1", "7"])
     assert "step 7: loss=nan" in out and "the step is skipped" in out and "Traceback" not in out
     assert "python-stdlib:epoch 0:train_0000" in out and "went back to step_0000004" in out
-    records = list(record_reader.read_records(tmp_path / "run" / "metrics.jsonl"))
-    fault = next(r for r in records if r["event"] == "nonfinite")
+    run = tmp_path / "run"
+    fault = events(run, "nonfinite")[0]
     assert fault["step"] == 7 and fault["loss"] is None and fault["samples"] == list(range(96, 112))
-    assert [r["samples"] for r in records if r["event"] == "skip"] == [
-        [96, 111],
-        [112, 127],
-        [128, 143],
-    ]
-    (back,) = [r for r in records if r["event"] == "rollback"]
-    assert (back["step"], back["from"], back["passed_over"]) == (
-        4,
-        6,
-        5 * 16,
-    )  # steps 5, 6 and what was skipped
-    assert [r["step"] for r in record_reader.keep_final_steps(records)] == list(range(1, 13))
+    assert [r["samples"] for r in events(run, "skip")] == [[96, 111], [112, 127], [128, 143]]
+    (back,) = events(run, "rollback")
+    # Steps 5 and 6, and the three that were skipped.
+    assert (back["step"], back["from"], back["passed_over"]) == (4, 6, 5 * 16)
+    assert list(losses(run)) == list(range(1, 13))
 
 
 @pytest.mark.slow
 def test_a_run_that_goes_astray_again_and_again_ends_with_a_code_that_nobody_retries(
-    tmp_path: Path, data: dict[str, str]
-) -> None:
+    tmp_path, data
+):
     env = environment(tmp_path, data, SAVE_EVERY=4, MAX_STEPS=12, MAX_ROLLBACKS=2)
     out = train(env, command=[sys.executable, "-c", POISON, "99", "0"], code=70)
     assert "going back 2 times did not help. Lower LEARNING_RATE" in out and "Traceback" not in out

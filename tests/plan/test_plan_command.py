@@ -5,8 +5,6 @@ import os
 import resource
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,13 +14,13 @@ MOST_CPU_S = 6.0  # of user and system time; some 0.4 s where nothing is measure
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Any:
+def run(tmp_path):
     """Runs it with no settings but these, and a torch that ends whatever imports it."""
     (tmp_path / "path").mkdir()
     (tmp_path / "path" / "torch.py").write_text('raise SystemExit("torch was imported")\n')
     (tmp_path / "empty.env").touch()
 
-    def started(**settings: str) -> subprocess.CompletedProcess[str]:
+    def started(**settings):
         env = {
             "PATH": os.environ["PATH"],
             "PYTHONPATH": str(tmp_path / "path"),
@@ -44,14 +42,14 @@ def run(tmp_path: Path) -> Any:
     return started
 
 
-def loads(text: str) -> Any:
-    def refuse(constant: str) -> None:
+def loads(text):
+    def refuse(constant):
         raise AssertionError(f"{constant} is no JSON")
 
     return json.loads(text, parse_constant=refuse)
 
 
-def cpu_s() -> float:
+def cpu_s():
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
@@ -65,14 +63,14 @@ def cpu_s() -> float:
     ],
     ids=lambda settings: " ".join(settings.values()),
 )
-def test_it_is_quick(run: Any, settings: dict[str, str]) -> None:
+def test_it_is_quick(run, settings):
     before = cpu_s()
     done = run(**settings)
     assert done.returncode == 0 and done.stderr == "", done.stderr
     assert cpu_s() - before < MOST_CPU_S
 
 
-def test_it_needs_no_torch_even_where_it_measures(run: Any) -> None:
+def test_it_needs_no_torch_even_where_it_measures(run):
     """The test's own torch is found first: what imports it is ended."""
     done = run(PRESET="tiny", CARDS="cpu")
     assert done.returncode == 0 and done.stdout.startswith(
@@ -83,7 +81,7 @@ def test_it_needs_no_torch_even_where_it_measures(run: Any) -> None:
     assert "free for RUNS_DIR and DATA_DIR" in " ".join(done.stdout.split())
 
 
-def test_json_is_the_same_plan(run: Any) -> None:
+def test_json_is_the_same_plan(run):
     found = loads(run(PRESET="d16-2xh100", JSON="1").stdout)
     assert found["schema"] == 1 and found["run_name"] == "d16-2xh100" and found["steps"] == 12_800
     assert (
@@ -93,7 +91,7 @@ def test_json_is_the_same_plan(run: Any) -> None:
     assert swept["kind"] == "gpus" and len(swept["rows"]) > 3
 
 
-def test_json_of_what_is_not_known_has_null(run: Any) -> None:
+def test_json_of_what_is_not_known_has_null(run):
     done = run(PRESET="d16-2xh100", CARDS="8xv100-32gb-sxm", JSON="1")
     found = loads(done.stdout)
     assert (
@@ -102,7 +100,7 @@ def test_json_of_what_is_not_known_has_null(run: Any) -> None:
     assert [(one["name"], one["level"]) for one in found["findings"]] == [("bf16", "FAIL")]
 
 
-def test_what_cannot_be_ends_with_64_and_what_would_do(run: Any) -> None:
+def test_what_cannot_be_ends_with_64_and_what_would_do(run):
     done = run(PRESET="xlarge-8xa100", TARGET_HOURS="48")
     assert done.returncode == 64 and done.stderr == ""
     said = " ".join(done.stdout.split())
@@ -113,7 +111,7 @@ def test_what_cannot_be_ends_with_64_and_what_would_do(run: Any) -> None:
     assert "what would do: TRAIN_TOKENS=" in said
 
 
-def test_allow_fail_lets_it_pass_and_says_it_all_the_same(run: Any) -> None:
+def test_allow_fail_lets_it_pass_and_says_it_all_the_same(run):
     done = run(PRESET="xlarge-8xa100", TARGET_HOURS="48", ALLOW_FAIL="target-hours")
     assert done.returncode == 0 and "FAIL  target-hours" in done.stdout
     assert run(PRESET="xlarge-8xa100", TARGET_HOURS="48", ALLOW_FAIL="disk").returncode == 64
@@ -135,12 +133,12 @@ def test_allow_fail_lets_it_pass_and_says_it_all_the_same(run: Any) -> None:
         ({"DATA_MIX": "nowhere:1"}, "DATA_MIX: "),
     ],
 )
-def test_a_setting_that_cannot_be_is_named(run: Any, settings: dict[str, str], said: str) -> None:
+def test_a_setting_that_cannot_be_is_named(run, settings, said):
     done = run(**{"PRESET": "xlarge-8xa100"} | settings)
     assert done.returncode == 64 and done.stdout == "" and said in done.stderr
 
 
-def test_a_run_that_has_begun_goes_on(run: Any, tmp_path: Path) -> None:
+def test_a_run_that_has_begun_goes_on(run, tmp_path):
     folder = tmp_path / "runs" / "d16-2xh100" / "checkpoints" / "step_0006400"
     folder.mkdir(parents=True)
     (folder / "MANIFEST.json").write_text("{}")

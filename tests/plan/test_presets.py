@@ -1,7 +1,6 @@
 """What a preset says of itself at its top is what the code builds from it."""
 
 import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -20,14 +19,14 @@ PRESETS = sorted(
 )
 
 
-def header(path: Path) -> dict[str, str]:
+def header(path):
     """Name -> number, of the lines '#   name   number   remark' at the top."""
     found = re.findall(r"^#   (\S+)\s+([0-9][0-9,.e+]*)", path.read_text(), re.MULTILINE)
     return {name: number.replace(",", "") for name, number in found}
 
 
 @pytest.mark.parametrize("path", PRESETS, ids=lambda p: p.stem)
-def test_the_arithmetic_at_the_top_of_a_preset_is_right(path: Path, tmp_path: Path) -> None:
+def test_the_arithmetic_at_the_top_of_a_preset_is_right(path, tmp_path):
     (tmp_path / "empty.env").touch()
     c = Config.load({"PRESET": path.stem, "ENV_FILE": str(tmp_path / "empty.env")})
     with torch.device("meta"):
@@ -54,7 +53,7 @@ def test_the_arithmetic_at_the_top_of_a_preset_is_right(path: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize("path", PRESETS, ids=lambda p: p.stem)
-def test_evaluations_take_less_than_two_per_cent_of_the_time(path: Path, tmp_path: Path) -> None:
+def test_evaluations_take_less_than_two_per_cent_of_the_time(path, tmp_path):
     c, _ = load(
         path.stem, tmp_path
     )  # a token scored is a third of one trained on: forward without backward
@@ -72,9 +71,7 @@ def test_evaluations_take_less_than_two_per_cent_of_the_time(path: Path, tmp_pat
         ("xlarge-8xa100", "8xa100-80gb-sxm", 312),
     ],
 )
-def test_a_preset_is_planned_on_the_cards_of_its_header(
-    name: str, cards: str, tflops: float, tmp_path: Path
-) -> None:
+def test_a_preset_is_planned_on_the_cards_of_its_header(name, cards, tflops, tmp_path):
     c, _ = load(name, tmp_path)
     fleet = fleet_of(c)
     assert (c.cards, f"{fleet.processes}x{fleet.slowest(c.dtype).key}") == (cards, cards)
@@ -85,11 +82,11 @@ def test_a_preset_is_planned_on_the_cards_of_its_header(
     assert fleet.slowest(c.dtype).peak(c.dtype) == tflops
 
 
-def test_only_the_preset_for_a_cpu_names_no_cards(tmp_path: Path) -> None:
+def test_only_the_preset_for_a_cpu_names_no_cards(tmp_path):
     assert [path.stem for path in PRESETS if not load(path.stem, tmp_path)[0].cards] == ["tiny"]
 
 
-def test_there_are_the_presets_that_the_readme_names() -> None:
+def test_there_are_the_presets_that_the_readme_names():
     assert {path.stem for path in PRESETS} == {
         "tiny",
         "gpt2-124m",
@@ -101,14 +98,14 @@ def test_there_are_the_presets_that_the_readme_names() -> None:
     }
 
 
-def load(name: str, tmp_path: Path) -> tuple[Config, Transformer]:
+def load(name, tmp_path):
     (tmp_path / "empty.env").touch()
     c = Config.load({"PRESET": name, "ENV_FILE": str(tmp_path / "empty.env")})
     with torch.device("meta"):
         return c, Transformer(c)
 
 
-def test_xlarge_is_the_labs_recipe(tmp_path: Path) -> None:
+def test_xlarge_is_the_labs_recipe(tmp_path):
     c, model = load("xlarge-8xa100", tmp_path)
     assert sum(w.numel() for w in model.parameters()) == pytest.approx(1.336e9, rel=5e-4)
     assert sum(w.numel() for w in model.parameters()) + 50_304 * 2048 == pytest.approx(
@@ -146,9 +143,7 @@ def test_xlarge_is_the_labs_recipe(tmp_path: Path) -> None:
         ("d32-8xh100", 32, None, None),
     ],
 )
-def test_a_depth_fixes_the_rest(
-    tmp_path: Path, name: str, depth: int, parameters: float, steps: int
-) -> None:
+def test_a_depth_fixes_the_rest(tmp_path, name, depth, parameters, steps):
     c, model = load(name, tmp_path)
     counted = sum(w.numel() for w in model.parameters())
     assert (c.n_layer, c.n_embd, c.head_dim, c.vocab_size, c.tie_embeddings) == (
@@ -168,20 +163,18 @@ def test_a_depth_fixes_the_rest(
 
 
 @pytest.mark.parametrize("path", PRESETS, ids=lambda p: p.stem)
-def test_no_preset_sets_a_target_time(path: Path) -> None:
+def test_no_preset_sets_a_target_time(path):
     assert "TARGET_" not in path.read_text()
 
 
-def test_the_processes_that_a_presets_name_promises_divide_its_batch() -> None:
+def test_the_processes_that_a_presets_name_promises_divide_its_batch():
     for path in PRESETS:
         if found := re.search(r"-([0-9]+)x", path.stem):
             c = Config.load({"PRESET": path.stem, "NPROC": found[1]})
             assert c.batch_windows % (int(found[1]) * c.micro_batch_size) == 0
 
 
-def test_a_preset_as_it_stands_takes_nothing_from_a_user(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_preset_as_it_stands_takes_nothing_from_a_user(tmp_path, monkeypatch):
     monkeypatch.setattr("settings.ROOT", tmp_path)
     (tmp_path / "presets").mkdir()
     (tmp_path / "presets" / "tiny.env").write_text("SEED=2\n")

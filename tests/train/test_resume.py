@@ -4,12 +4,24 @@ import json
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from record import metrics as record_reader
-from tests.running import ROOT, environment, losses, same, tensors, train, train_and_kill, wait_for
+from tests.conftest import make_data
+from tests.running import (
+    ROOT,
+    environment,
+    events,
+    losses,
+    same,
+    saved_steps,
+    slow_steps,
+    tensors,
+    train,
+    train_and_kill,
+    wait_for,
+)
 
 KILLS = [
     ("in a step", 7),
@@ -22,7 +34,7 @@ KILLS = [
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory, data: dict[str, str]) -> Path:
+def undisturbed(tmp_path_factory, data):
     folder = tmp_path_factory.mktemp("undisturbed")
     out = train(environment(folder, data, SAVE_EVERY=8, EVAL_EVERY=12, KEEP_LAST=9))
     assert "step=40/40" in out and "bits per byte" in out
@@ -31,9 +43,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, data: dict[str, str]) 
 
 @pytest.mark.slow
 @pytest.mark.fault(1, 2)
-def test_killed_at_every_kind_of_moment_it_ends_the_same(
-    tmp_path: Path, data: dict[str, str], undisturbed: Path
-) -> None:
+def test_killed_at_every_kind_of_moment_it_ends_the_same(tmp_path, data, undisturbed):
     env = environment(tmp_path, data, SAVE_EVERY=8, EVAL_EVERY=12, KEEP_LAST=9)
     for point, n in KILLS:
         train_and_kill(env, point, n)
@@ -48,37 +58,21 @@ def test_killed_at_every_kind_of_moment_it_ends_the_same(
     assert len(attempts) == len(KILLS) + 1
     assert [a["step"] for a in attempts[:3]] == [0, 0, 0] and attempts[-1]["step"] == 16
     # one may be there twice: a kill in a save may come later than an evaluation behind it
-    assert sorted(
-        {
-            r["step"]
-            for r in record_reader.read_records(run / "metrics.jsonl")
-            if r["event"] == "eval"
-        }
-    ) == [12, 24, 36, 40]
-    events = [r["event"] for r in record_reader.read_records(run / "metrics.jsonl")]
-    assert events.count("resume") == 2 and events[-1] == "end"
+    assert {r["step"] for r in events(run, "eval")} == {12, 24, 36, 40}
+    assert len(events(run, "resume")) == 2 and len(events(run, "end")) == 1
 
 
 @pytest.mark.fault(4)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_saves_and_the_same_command_goes_on(
-    tmp_path: Path, data: dict[str, str], undisturbed: Path, number: signal.Signals
-) -> None:
+def test_a_signal_saves_and_the_same_command_goes_on(tmp_path, data, undisturbed, number):
     env = environment(tmp_path, data, KEEP_LAST=9, EVAL_EVERY=12)
     run = tmp_path / "run"
-    slow = (
-        "import time; from train import loop, main; f = loop.lr_at\n"
-        "def slowly(*a):\n    time.sleep(0.1); return f(*a)\n"
-        "loop.lr_at = slowly; raise SystemExit(main.main())"
-    )
     process = subprocess.Popen(
-        [sys.executable, "-c", slow], env=env, cwd=ROOT, text=True, stdout=subprocess.PIPE
+        slow_steps(0.1), env=env, cwd=ROOT, text=True, stdout=subprocess.PIPE
     )
     wait_for(run / "metrics.jsonl", '"step": 3,')
-    process.send_signal(number)
-    process.send_signal(
-        number
-    )  # a terminal and the launcher both pass it on; twice at once is once
+    for _ in range(2):  # a terminal and the launcher both pass it on: twice at once is once
+        process.send_signal(number)
     out, _ = process.communicate(timeout=120)
     assert process.returncode == 75, out
     assert f"stopped by {number.name} behind step" in out and "the same command goes on" in out
@@ -94,8 +88,8 @@ def test_a_signal_saves_and_the_same_command_goes_on(
 @pytest.mark.slow
 @pytest.mark.fault(6)
 def test_a_signal_in_an_evaluation_stops_there_and_the_evaluation_is_made_up_for(
-    tmp_path: Path, data: dict[str, str], undisturbed: Path
-) -> None:
+    tmp_path, data, undisturbed
+):
     env = environment(tmp_path, data, KEEP_LAST=9, EVAL_EVERY=12)
     run = tmp_path / "run"
     told = (
@@ -106,17 +100,14 @@ def test_a_signal_in_an_evaluation_stops_there_and_the_evaluation_is_made_up_for
     for _ in range(2):  # the second time nothing is trained, and nothing lost
         out = train(env, command=[sys.executable, "-c", told], code=75)
         assert "stopped by SIGTERM behind step 12/40" in out
-        assert [path.name for path in (run / "checkpoints").iterdir()] == ["step_0000012"]
+        assert saved_steps(run) == [12]
     train(env)
-    records = list(record_reader.read_records(run / "metrics.jsonl"))
-    assert [r["step"] for r in records if r["event"] == "eval"] == [12, 24, 36, 40]
-    assert [r["step"] for r in records if r["event"] == "signal"] == [12, 12]
+    assert [r["step"] for r in events(run, "eval")] == [12, 24, 36, 40]
+    assert [r["step"] for r in events(run, "signal")] == [12, 12]
     assert losses(run) == losses(undisturbed)
 
 
-def test_a_run_that_is_done_says_so_and_how_to_go_on(
-    data: dict[str, str], undisturbed: Path
-) -> None:
+def test_a_run_that_is_done_says_so_and_how_to_go_on(data, undisturbed):
     env = environment(undisturbed.parent, data, SAVE_EVERY=8, EVAL_EVERY=12, KEEP_LAST=9)
     before = (undisturbed / "metrics.jsonl").read_bytes()
     out = train(env)
@@ -126,9 +117,7 @@ def test_a_run_that_is_done_says_so_and_how_to_go_on(
 
 
 @pytest.mark.slow
-def test_a_last_step_that_lies_behind_is_said_and_nothing_is_done(
-    tmp_path: Path, data: dict[str, str]
-) -> None:
+def test_a_last_step_that_lies_behind_is_said_and_nothing_is_done(tmp_path, data):
     env = environment(tmp_path, data)
     run = tmp_path / "run"
     train(env | {"MAX_STEPS": "10"})
@@ -150,11 +139,10 @@ def test_a_last_step_that_lies_behind_is_said_and_nothing_is_done(
         assert path.name == "STATUS.json" or path.read_bytes() == text
 
 
-def test_a_run_without_checkpoints_cannot_be_trained_further(
-    tmp_path: Path, data: dict[str, str]
-) -> None:
+def test_a_run_without_checkpoints_cannot_be_trained_further(tmp_path, data):
     env = environment(tmp_path, data, SAVE_EVERY="0", MAX_STEPS=2)
     train(env)
+    assert saved_steps(tmp_path / "run") == []
     out = train(env)
     assert (
         "run run is done: 2 of 2 steps" in out
@@ -164,9 +152,7 @@ def test_a_run_without_checkpoints_cannot_be_trained_further(
 
 
 @pytest.mark.slow
-def test_an_attempt_that_ends_before_training_keeps_what_the_last_one_reached(
-    tmp_path: Path, data: dict[str, str]
-) -> None:
+def test_an_attempt_that_ends_before_training_keeps_what_the_last_one_reached(tmp_path, data):
     env = environment(tmp_path, data, MAX_STEPS=4)
     path = tmp_path / "run" / "STATUS.json"
     train(env)
@@ -194,9 +180,7 @@ def test_an_attempt_that_ends_before_training_keeps_what_the_last_one_reached(
 
 
 @pytest.mark.slow
-def test_steps_past_the_horizon_train_on_at_the_lowest_rate(
-    tmp_path: Path, data: dict[str, str]
-) -> None:
+def test_steps_past_the_horizon_train_on_at_the_lowest_rate(tmp_path, data):
     env = environment(tmp_path, data, TRAIN_TOKENS=5120)
     train(env)
     out = train(env | {"MAX_STEPS": "14"})
@@ -208,9 +192,7 @@ def test_steps_past_the_horizon_train_on_at_the_lowest_rate(
 
 
 @pytest.mark.fault(31)
-def test_a_frozen_setting_is_refused_by_name_and_a_tracked_one_recorded(
-    tmp_path: Path, data: dict[str, str]
-) -> None:
+def test_a_frozen_setting_is_refused_by_name_and_a_tracked_one_recorded(tmp_path, data):
     env = environment(tmp_path, data, MAX_STEPS=4)
     train(env)
     out = train(env | {"MAX_STEPS": "6", "N_EMBD": "64", "SEED": "5"}, code=64)
@@ -221,36 +203,20 @@ def test_a_frozen_setting_is_refused_by_name_and_a_tracked_one_recorded(
     )
     out = train(env | {"MAX_STEPS": "6", "LEARNING_RATE": "1e-3"})
     assert "changed since then: LEARNING_RATE=0.001, was 0.003" in out
-    resume = [
-        r
-        for r in record_reader.read_records(tmp_path / "run" / "metrics.jsonl")
-        if r["event"] == "resume"
-    ]
-    assert resume[-1]["changes"]["LEARNING_RATE"] == [0.003, 0.001]
+    assert events(tmp_path / "run", "resume")[-1]["changes"]["LEARNING_RATE"] == [0.003, 0.001]
     stored = json.loads((tmp_path / "run" / "config.json").read_text())
     assert stored["settings"]["LEARNING_RATE"] == 0.001 and stored["attempts"][-1]["changes"]
 
 
-def test_wall_time_asks_for_checkpoints_too_and_few_are_kept(
-    tmp_path: Path, data: dict[str, str]
-) -> None:
+def test_wall_time_asks_for_checkpoints_too_and_few_are_kept(tmp_path, data):
     train(environment(tmp_path, data, MAX_STEPS=6, SAVE_MINUTES=1e-9, KEEP_LAST=2, KEEP_EVERY=3))
     run = tmp_path / "run"
-    saved = [
-        r["step"]
-        for r in record_reader.read_records(run / "metrics.jsonl")
-        if r["event"] == "checkpoint"
-    ]
-    assert saved == [1, 2, 3, 4, 5, 6]
-    assert sorted(p.name for p in (run / "checkpoints").iterdir()) == [
-        f"step_{s:07d}" for s in (3, 5, 6)
-    ]
+    assert [r["step"] for r in events(run, "checkpoint")] == [1, 2, 3, 4, 5, 6]
+    assert saved_steps(run) == [3, 5, 6]
 
 
 @pytest.mark.slow
-def test_other_data_under_a_run_is_refused(tmp_path: Path, data: dict[str, str]) -> None:
-    from tests.conftest import make_data
-
+def test_other_data_under_a_run_is_refused(tmp_path, data):
     env = environment(tmp_path, data, MAX_STEPS=4)
     train(env)
     other = make_data(tmp_path / "other", tokens=18_000)
@@ -263,9 +229,7 @@ def test_other_data_under_a_run_is_refused(tmp_path: Path, data: dict[str, str])
 
 @pytest.mark.slow
 @pytest.mark.fault(13, 15)
-def test_flipped_bits_are_found_and_the_checkpoint_before_is_taken(
-    tmp_path: Path, data: dict[str, str]
-) -> None:
+def test_flipped_bits_are_found_and_the_checkpoint_before_is_taken(tmp_path, data):
     env = environment(tmp_path, data, MAX_STEPS=8, SAVE_EVERY=4)
     train(env)
     run = tmp_path / "run"
@@ -282,18 +246,15 @@ def test_flipped_bits_are_found_and_the_checkpoint_before_is_taken(
         "step_0000008 was set aside" in out
         and len(list((run / "checkpoints").glob(".damaged-*"))) == 1
     )
-    (run / "checkpoints" / "step_0000004" / "MANIFEST.json").write_text("{}")
-    (run / "checkpoints" / "step_0000010" / "MANIFEST.json").write_text("{}")
-    (run / "checkpoints" / "step_0000008" / "MANIFEST.json").write_text("{}")
+    for manifest in (run / "checkpoints").glob("step_*/MANIFEST.json"):
+        manifest.write_text("{}")
     out = train(env | {"MAX_STEPS": "12"}, code=78)
     assert "no valid checkpoint" in out and "3 found" in out
 
 
 @pytest.mark.slow
 @pytest.mark.fault(14)
-def test_the_last_checkpoint_is_written_again_if_it_was_found_damaged(
-    tmp_path: Path, data: dict[str, str]
-) -> None:
+def test_the_last_checkpoint_is_written_again_if_it_was_found_damaged(tmp_path, data):
     env = environment(tmp_path, data, MAX_STEPS=8, SAVE_EVERY=4)
     train(env)
     run = tmp_path / "run"

@@ -7,26 +7,23 @@ import re
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from record.metrics import read_records
-from tests.running import ROOT, environment, train, wait_for
+from tests.running import ROOT, environment, slow_steps, train, wait_for
 
 SECRET = "hf_" + "q7Zk" * 8
 
 
 @pytest.fixture(scope="module")
-def said_and_run(
-    tmp_path_factory: pytest.TempPathFactory, data: dict[str, str]
-) -> tuple[str, Path]:
+def said_and_run(tmp_path_factory, data):
     folder = tmp_path_factory.mktemp("run")
     out = train(environment(folder, data, EVAL_EVERY=15, SAVE_EVERY=20, HF_TOKEN=SECRET))
     return out, folder / "run"
 
 
-def test_every_step_has_a_record_with_all_keys_and_the_console_repeats_some(said_and_run) -> None:
+def test_every_step_has_a_record_with_all_keys_and_the_console_repeats_some(said_and_run):
     out, run = said_and_run
     records = list(read_records(run / "metrics.jsonl"))
     steps = [r for r in records if r["event"] == "step"]
@@ -71,7 +68,7 @@ def test_every_step_has_a_record_with_all_keys_and_the_console_repeats_some(said
         assert float(rate) == pytest.approx(steps[int(step) - 1]["lr"], rel=1e-3)
 
 
-def test_the_folder_holds_what_the_readme_says(said_and_run) -> None:
+def test_the_folder_holds_what_the_readme_says(said_and_run):
     out, run = said_and_run
     config = json.loads((run / "config.json").read_text())
     assert config["settings"]["N_EMBD"] == 32 and config["attempts"][0]["torch"]
@@ -84,7 +81,7 @@ def test_the_folder_holds_what_the_readme_says(said_and_run) -> None:
 
 
 @pytest.mark.fault(21)
-def test_a_secret_is_found_nowhere_in_the_folder_nor_in_what_is_said(said_and_run) -> None:
+def test_a_secret_is_found_nowhere_in_the_folder_nor_in_what_is_said(said_and_run):
     out, run = said_and_run
     assert SECRET not in out
     files = [path for path in run.rglob("*") if path.is_file()]
@@ -92,15 +89,10 @@ def test_a_secret_is_found_nowhere_in_the_folder_nor_in_what_is_said(said_and_ru
     assert not [path for path in files if SECRET.encode() in path.read_bytes()]
 
 
-def test_a_terminal_sees_the_time_that_is_left(tmp_path: Path, data: dict[str, str]) -> None:
-    slow = (
-        "import time; from train import loop, main; f = loop.lr_at\n"
-        "def slowly(*a):\n    time.sleep(0.02); return f(*a)\n"
-        "loop.lr_at = slowly; raise SystemExit(main.main())"
-    )  # what is left is said once it is known
+def test_a_terminal_sees_the_time_that_is_left(tmp_path, data):
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-c", slow],
+        slow_steps(0.02),
         cwd=ROOT,
         stdout=theirs,
         stderr=theirs,
@@ -118,9 +110,7 @@ def test_a_terminal_sees_the_time_that_is_left(tmp_path: Path, data: dict[str, s
     assert b"\x1b" not in seen
 
 
-def test_a_record_that_is_removed_during_training_begins_anew_and_the_run_is_done(
-    tmp_path: Path, data: dict[str, str]
-) -> None:
+def test_a_record_that_is_removed_during_training_begins_anew_and_the_run_is_done(tmp_path, data):
     removes = (
         "import os; from train import loop, main; f = loop.lr_at; n = [0]\n"
         "def rate(*a):\n    n[0] += 1\n"
@@ -137,14 +127,7 @@ def test_a_record_that_is_removed_during_training_begins_anew_and_the_run_is_don
 
 
 @pytest.mark.slow
-def test_closing_the_terminal_saves_and_stops_and_a_lost_one_does_no_harm(
-    tmp_path: Path, data: dict[str, str]
-) -> None:
-    slow = (
-        "import time; from train import loop, main; f = loop.lr_at\n"
-        "def slowly(*a):\n    time.sleep(0.1); return f(*a)\n"
-        "loop.lr_at = slowly; raise SystemExit(main.main())"
-    )
+def test_closing_the_terminal_saves_and_stops_and_a_lost_one_does_no_harm(tmp_path, data):
     for name, hang_up in (("hung up", True), ("lost", False)):
         folder = tmp_path / name
         folder.mkdir()
@@ -153,7 +136,7 @@ def test_closing_the_terminal_saves_and_stops_and_a_lost_one_does_no_harm(
             if not hang_up:
                 signal.signal(signal.SIGHUP, signal.SIG_IGN)
             os.chdir(ROOT)
-            os.execve(sys.executable, [sys.executable, "-c", slow], environment(folder, data))
+            os.execve(sys.executable, slow_steps(0.1), environment(folder, data))
         wait_for(folder / "run" / "metrics.jsonl", '"step": 3,')
         os.close(terminal)
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
@@ -162,7 +145,7 @@ def test_closing_the_terminal_saves_and_stops_and_a_lost_one_does_no_harm(
         assert (folder / "run" / "checkpoints" / f"step_{state['step']:07d}").is_dir()
 
 
-def test_a_closed_pipe_does_not_end_a_run(tmp_path: Path, data: dict[str, str]) -> None:
+def test_a_closed_pipe_does_not_end_a_run(tmp_path, data):
     env = environment(tmp_path, data)
     command = f"{sys.executable} -m train.main | head -1; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(

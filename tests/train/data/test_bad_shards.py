@@ -1,35 +1,15 @@
 """Shards that cannot be trained on are named before training, in one sentence."""
 
 import json
-from pathlib import Path
 
 import pytest
 
-from record import metrics as record_reader
 from tests.conftest import make_data
-from tests.running import environment, train
-
-
-def no_training(folder: Path) -> bool:
-    return not (folder / "run" / "metrics.jsonl").exists()
-
-
-@pytest.mark.fault(11)
-def test_an_error_page_as_shard_is_named_with_its_size(tmp_path: Path) -> None:
-    own = make_data(tmp_path / "data")
-    shard = next((tmp_path / "data").rglob("train_00001.bin"))
-    shard.write_bytes(b"<?xml version='1.0'?><Error><Code>AccessDenied</Code></Error>".ljust(278))
-    out = train(environment(tmp_path, own), code=78)
-    assert (
-        f"{shard}: not a token shard (278 bytes, starts with" in out
-        and "error page" in out
-        and "make data" in out
-    )
-    assert no_training(tmp_path)
+from tests.running import environment, events, train
 
 
 @pytest.mark.fault(10)
-def test_a_flipped_bit_in_a_shard_is_found_before_it_is_trained_on(tmp_path: Path) -> None:
+def test_a_flipped_bit_in_a_shard_is_found_before_it_is_trained_on(tmp_path):
     own = make_data(tmp_path / "data")
     shard = next((tmp_path / "data").rglob("train_00000.bin"))
     content = bytearray(shard.read_bytes())
@@ -37,15 +17,11 @@ def test_a_flipped_bit_in_a_shard_is_found_before_it_is_trained_on(tmp_path: Pat
     shard.write_bytes(content)
     out = train(environment(tmp_path, own), code=78)
     assert f"{shard}: damaged" in out
-    assert not [
-        r
-        for r in record_reader.read_records(tmp_path / "run" / "metrics.jsonl")
-        if r["event"] == "step"
-    ]
+    assert events(tmp_path / "run", "step") == []
 
 
 @pytest.mark.fault(27)
-def test_an_id_beyond_the_vocabulary_is_refused(tmp_path: Path) -> None:
+def test_an_id_beyond_the_vocabulary_is_refused(tmp_path):
     own = make_data(tmp_path / "data")
     manifest = next((tmp_path / "data").rglob("manifest.json"))
     content = json.loads(manifest.read_text())
@@ -55,8 +31,6 @@ def test_an_id_beyond_the_vocabulary_is_refused(tmp_path: Path) -> None:
     assert "token id 600" in out and "VOCAB_SIZE=512" in out and "601" in out
 
 
-def test_a_vocabulary_too_small_for_the_tokenizer_is_refused(
-    tmp_path: Path, data: dict[str, str]
-) -> None:
+def test_a_vocabulary_too_small_for_the_tokenizer_is_refused(tmp_path, data):
     out = train(environment(tmp_path, data, VOCAB_SIZE=384), code=78)
     assert "512 entries" in out and "VOCAB_SIZE=512" in out

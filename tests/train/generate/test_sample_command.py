@@ -1,7 +1,6 @@
 """make sample as a user's shell calls it: text on standard output alone, and its exit code."""
 
 import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -12,7 +11,7 @@ ASKED = ("RUN_NAME=a-run", "SAMPLE_TOKENS=6", "SAMPLE_TEMPERATURE=0", "DEVICE=cp
 
 
 @pytest.fixture
-def root(run: Run, tmp_path: Path) -> Path:  # noqa: F811
+def root(run, tmp_path):  # noqa: F811
     """A copy of the repository in which a run was trained."""
     folder = copy_of_repository(tmp_path / "copy")
     (folder / "runs").mkdir()
@@ -20,9 +19,7 @@ def root(run: Run, tmp_path: Path) -> Path:  # noqa: F811
     return folder
 
 
-def test_the_text_comes_from_a_setting_or_a_pipe_and_is_all_there_is_on_standard_output(
-    root: Path,
-) -> None:
+def test_the_text_comes_from_a_setting_or_a_pipe_and_is_all_there_is_on_standard_output(root):
     done = make(root, "sample", *ASKED, "PROMPT=abcd efgh")
     assert (
         done.returncode == 0 and done.stdout.startswith("abcd efgh") and "tokens/s" in done.stderr
@@ -50,7 +47,7 @@ def test_the_text_comes_from_a_setting_or_a_pipe_and_is_all_there_is_on_standard
     assert reply.returncode == 0 and not reply.stdout.startswith("abcd efgh")
 
 
-def test_a_bad_setting_and_a_run_that_is_not_there_are_said_in_a_sentence(root: Path) -> None:
+def test_a_bad_setting_and_a_run_that_is_not_there_are_said_in_a_sentence(root):
     done = make(root, "sample", "RUN_NAME=a-run", "SAMPLE_TOP_P=0")
     assert "SAMPLE_TOP_P=0 (command line): Must be a number, greater than 0" in done.stderr
     assert "Error 64" in done.stderr and done.stdout == ""
@@ -61,7 +58,7 @@ def test_a_bad_setting_and_a_run_that_is_not_there_are_said_in_a_sentence(root: 
     )
 
 
-def test_the_folder_is_left_as_it_was(root: Path) -> None:
+def test_the_folder_is_left_as_it_was(root):
     before = {path: path.stat().st_mtime_ns for path in (root / "runs").rglob("*")}
     assert make(root, "sample", *ASKED, "PROMPT=a").returncode == 0
     assert {path: path.stat().st_mtime_ns for path in (root / "runs").rglob("*")} == before
