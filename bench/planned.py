@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from hardware.gpu_specs import card_of
+from hardware.gpu_specs import find_gpu
 from hardware.model_size import parameters
 from plan.fleet import Fleet
 from plan.measured import Probe
@@ -269,7 +269,7 @@ def measured(row: Row) -> dict[str, Any]:
 
 def predicted_step_s(row: Row, found: dict[str, Any]) -> float | None:
     """By plan.speed, with the matrix products that were measured; None where it knows none."""
-    card = card_of(found["device"])
+    card = find_gpu(found["device"])
     if found["device"] != "CPU" and card is None:
         return None
     fleet = Fleet(((row.processes, card),) if card else (), row.processes)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from doctor.installed import Build
-from hardware.gpu_specs import card_of
+from hardware.gpu_specs import find_gpu
 from hardware.visible_gpus import visible_gpus
 from settings.config import Config
 from settings.finding import FAIL, PASS, WARN, Finding
@@ -57,7 +57,7 @@ class Gpu:
         """None where it is not known."""
         if self.capability:
             return self.capability >= BF16_FROM
-        card = card_of(self.name)
+        card = find_gpu(self.name)
         return None if card is None else card.bf16_tflops is not None
 
 
@@ -235,14 +235,14 @@ def gpus(c: Config, seen: Seen) -> list[Finding]:
                 "choose with CUDA_VISIBLE_DEVICES",
             )
         )
-    if unknown := sorted({gpu.name for gpu in taken if card_of(gpu.name) is None}):
+    if unknown := sorted({gpu.name for gpu in taken if find_gpu(gpu.name) is None}):
         found.append(
             Finding(
                 "gpu-card",
                 WARN,
                 f"nothing is known of {' and '.join(unknown)}: the log has no MFU, and "
                 "make plan no speed",
-                "plan with the CARDS that come nearest, or add a row to hardware/gpu_specs.py",
+                "plan with the CARDS that come nearest, or add an entry to hardware/gpus.toml",
             )
         )
     if busy := [(i, gpu) for i, gpu in enumerate(taken) if (gpu.used_mib or 0) > MINE_MIB]:

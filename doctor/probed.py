@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from doctor import gpu_state
 from doctor.probing import NO_ROOM, Measured
 from hardware.flops import mfu
-from hardware.gpu_specs import Card, card_of
+from hardware.gpu_specs import GpuSpec, find_gpu
 from hardware.model_size import flops_of
 from plan.measured import cpu_name
 from plan.storage import checkpoint_bytes
@@ -49,8 +49,8 @@ def figure(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def card_here(found: Measured) -> Card | None:
-    return card_of(found.names[0]) if found.on_gpu else None
+def card_here(found: Measured) -> GpuSpec | None:
+    return find_gpu(found.names[0]) if found.on_gpu else None
 
 
 def unmeasured(found: Measured, part: str, name: str, fix: str = "") -> Finding:

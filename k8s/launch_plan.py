@@ -6,9 +6,8 @@ and marked as such.
 """
 
 import dataclasses
-import itertools
 
-from hardware.gpu_specs import Card, card_of
+from hardware.gpu_specs import GpuSpec, load_gpu_specs
 from hardware.model_size import parameters
 from k8s.cluster import nodes
 from k8s.cluster.job_spec import pod_cpus, shm_gb
@@ -45,15 +44,12 @@ class Plan:
 NONE = Plan(None, None, None, {}, 0.0, 0.0)  # of a fine-tuning, which of_tuning plans
 
 
-def card_of_product(product: str) -> Card | None:
-    """The card of a node's label, in which the blanks of its name are dashes."""
-    parts = product.split("-")
-    for joints in itertools.product(" -", repeat=min(len(parts) - 1, 10)):
-        name = "".join(
-            part + joint for part, joint in itertools.zip_longest(parts, joints, fillvalue="")
-        )
-        if card := card_of(name):
-            return card
+def card_of_product(product: str) -> GpuSpec | None:
+    """Return the GPU of a node's label, which has dashes where its name has blanks."""
+    label = product.removeprefix("NVIDIA-")
+    for spec in load_gpu_specs().values():
+        if label in [name.replace(" ", "-") for name in spec.names]:
+            return spec
     return None
 
 

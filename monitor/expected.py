@@ -13,7 +13,7 @@ import dataclasses
 import functools
 from typing import Any
 
-from hardware.gpu_specs import card_of
+from hardware.gpu_specs import find_gpu
 from k8s import launch_plan as cluster_plan
 from k8s.cluster.job_spec import OUTSIDE, cluster_config
 from k8s.cluster.where import Place
@@ -178,7 +178,7 @@ def recorded(c: Config, settings: dict[str, Any], attempt: dict[str, Any]) -> Ru
     nodes = own.nodes if processes % own.nodes == 0 else own.replicas
     if device == "CPU":
         return Run(own, Fleet((), processes, nodes, own.replicas))
-    if card := card_of(device):
+    if card := find_gpu(device):
         return Run(own, Fleet(((processes, card),), processes, nodes, own.replicas))
     return Run(own, None, f"nothing is known of {device}")
 

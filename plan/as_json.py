@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from hardware.gpu_specs import Card
+from hardware.gpu_specs import GpuSpec
 from hardware.model_size import flops_of, parameters
 from plan import between, scaling, storage
 from plan.planner import Held, Plan
@@ -124,7 +124,7 @@ def as_json(p: Plan) -> dict[str, Any]:
     }
 
 
-def of_card(count: int, card: Card, dtype: str) -> dict[str, Any]:
+def of_card(count: int, card: GpuSpec, dtype: str) -> dict[str, Any]:
     peak = card.peak(dtype)
     return {
         "count": count,

@@ -13,7 +13,7 @@ import shlex
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from hardware.gpu_specs import Card
+from hardware.gpu_specs import GpuSpec
 from hardware.model_size import parameters
 from plan.fleet import Fleet
 from plan.network.outer import of_a_site
@@ -50,7 +50,7 @@ class Choice:
 
 
 def choice(
-    c: Config, fleet: Fleet, on: tuple[Card, int] | None = None, **changes: Any
+    c: Config, fleet: Fleet, on: tuple[GpuSpec, int] | None = None, **changes: Any
 ) -> Choice | None:
     """c with these fields changed, on so many of one card if that is said; None where a rule forbids it.
 
@@ -197,7 +197,7 @@ def together(fleet: Fleet) -> Fleet:
     )
 
 
-def card_of_fleet(fleet: Fleet) -> Card:
+def card_of_fleet(fleet: Fleet) -> GpuSpec:
     """Of a mixed fleet the fastest, since more of a slow one would hold it back."""
     return max(
         (card for _, card in fleet.cards), key=lambda card: card.bf16_tflops or card.fp32_tflops

@@ -11,7 +11,7 @@ import dataclasses
 import re
 import subprocess
 
-from hardware.gpu_specs import CARDS, Card, card_called, card_of
+from hardware.gpu_specs import GpuSpec, find_gpu, load_gpu_specs
 from hardware.visible_gpus import visible_gpus
 from settings import SettingsError
 from settings.config import Config
@@ -24,7 +24,7 @@ CPU = "cpu"
 class Fleet:
     """cards: (how many, which) of each kind, none where a run is planned for CPUs; processes: of the run."""
 
-    cards: tuple[tuple[int, Card], ...]
+    cards: tuple[tuple[int, GpuSpec], ...]
     processes: int
     nodes: int = 1
     sites: int = 1
@@ -37,7 +37,7 @@ class Fleet:
     def processes_of_a_node(self) -> int:
         return self.processes // self.nodes
 
-    def slowest(self, dtype: str) -> Card:
+    def slowest(self, dtype: str) -> GpuSpec:
         """The card that sets the pace of a step in which all take part. Not for CPUs.
 
         One without units for products of that type comes before all others: its peak is None, so that nothing can be
@@ -45,12 +45,12 @@ class Fleet:
         """
         return min((card for _, card in self.cards), key=lambda card: card.peak(dtype) or 0.0)
 
-    def without(self, dtype: str) -> tuple[Card, ...]:
+    def without(self, dtype: str) -> tuple[GpuSpec, ...]:
         """The cards that have no units for products of that type: a run that wants them does not start there."""
         return tuple(card for _, card in self.cards if card.peak(dtype) is None)
 
     @property
-    def smallest(self) -> Card:
+    def smallest(self) -> GpuSpec:
         """The card with the least memory. Not for CPUs."""
         return min((card for _, card in self.cards), key=lambda card: card.memory_gib)
 
@@ -102,11 +102,11 @@ def of_cards(c: Config) -> Fleet:
         number, key = part.split("x", 1)
         counts[key] = counts.get(key, 0) + int(number)
     processes, problems = sum(counts.values()), []
-    if unknown := [key for key in counts if card_called(key) is None]:
+    if unknown := [key for key in counts if key not in load_gpu_specs()]:
         problems.append(
             f"CARDS={c.cards}: {' and '.join(unknown)} {'is' if len(unknown) == 1 else 'are'} not known, "
-            f"and nothing is guessed; {''.join(map(meant, unknown))}there are {', '.join(keys())}; a row "
-            "in hardware/gpu_specs.py makes another known"
+            f"and nothing is guessed; {''.join(map(meant, unknown))}there are {', '.join(keys())}; an entry "
+            "in hardware/gpus.toml makes another known"
         )
     if processes % c.nodes:
         problems.append(
@@ -139,14 +139,14 @@ def of_this_machine(c: Config, names: tuple[str, ...]) -> Fleet:
         )
     counts: dict[str, int] = {}
     for name in taken:
-        key = card.key if (card := card_of(name)) else ""
+        key = card.key if (card := find_gpu(name)) else ""
         counts[key] = counts.get(key, 0) + c.nodes
-    if unknown := dict.fromkeys(name for name in taken if card_of(name) is None):
+    if unknown := dict.fromkeys(name for name in taken if find_gpu(name) is None):
         problems.append(
             f"CARDS: this machine's {' and '.join(unknown)} {'is' if len(unknown) == 1 else 'are'} not "
             f"known, and nothing is guessed: say which card comes nearest, for example CARDS="
-            f"{len(taken) * c.nodes}x{akin(next(iter(unknown)))}; there are {', '.join(keys())}; a row in "
-            "hardware/gpu_specs.py makes another known"
+            f"{len(taken) * c.nodes}x{akin(next(iter(unknown)))}; there are {', '.join(keys())}; an entry in "
+            "hardware/gpus.toml makes another known"
         )
     return spread(c, counts, len(taken) * c.nodes, problems)
 
@@ -161,7 +161,9 @@ def spread(c: Config, counts: dict[str, int], processes: int, problems: list[str
         ]
     if problems:
         raise SettingsError(problems)
-    cards = tuple((counts[card.key], card) for card in CARDS if card.key in counts)
+    cards = tuple(
+        (counts[card.key], card) for card in load_gpu_specs().values() if card.key in counts
+    )
     return Fleet(cards, processes, c.nodes, c.sites)
 
 
@@ -171,7 +173,7 @@ def spread(c: Config, counts: dict[str, int], processes: int, problems: list[str
 
 
 def keys() -> list[str]:
-    return [card.key for card in CARDS]
+    return list(load_gpu_specs())
 
 
 def meant(key: str) -> str:
@@ -184,10 +186,9 @@ def meant(key: str) -> str:
 
 def akin(name: str) -> str:
     """The key of the card whose name is the most alike, as an example."""
-    found = find_nearest(
-        name.removeprefix("NVIDIA "), [card.names for card in CARDS], similarity=0.75
-    )
-    return next((card.key for card in CARDS if card.names == found), "rtx4090")
+    names = [name for spec in load_gpu_specs().values() for name in spec.names]
+    nearest = find_gpu(find_nearest(name.removeprefix("NVIDIA "), names, similarity=0.75) or "")
+    return nearest.key if nearest else "rtx4090"
 
 
 def divisor(number: int, most: int) -> int:

@@ -13,7 +13,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from hardware.gpu_specs import Card, card_of
+from hardware.gpu_specs import GpuSpec, find_gpu
 from settings import ROOT
 from settings.config import Config
 
@@ -118,7 +118,7 @@ def to_json(probe: Probe) -> str:
     return json.dumps({"schema": SCHEMA, **dataclasses.asdict(probe)}, indent=1) + "\n"
 
 
-def of_card(c: Config, card: Card) -> Probe | None:
+def of_card(c: Config, card: GpuSpec) -> Probe | None:
     """The newest measurement of a card of this kind, whatever its driver calls it; none where the folder cannot be
     looked into."""
     try:
@@ -127,7 +127,7 @@ def of_card(c: Config, card: Card) -> Probe | None:
         return None
     found = [read(c, path.stem) for path in paths]
     return max(
-        (probe for probe in found if probe and card_of(probe.device) == card),
+        (probe for probe in found if probe and find_gpu(probe.device) == card),
         key=lambda probe: probe.time,
         default=None,
     )

@@ -13,7 +13,7 @@ the resident memory of the process.
 import dataclasses
 import math
 
-from hardware.gpu_specs import Card
+from hardware.gpu_specs import GpuSpec
 from hardware.model_size import Parameters, flops_of, parameters
 from plan.activations import Block, block, by_mask, compiled, item_bytes, norm_bytes
 from plan.network.outer import fragments, of_a_site
@@ -368,7 +368,7 @@ def holes(k: Case) -> float:
 # ---- What fits
 
 
-def usable_bytes(card: Card) -> float:
+def usable_bytes(card: GpuSpec) -> float:
     """Of a card, for what `memory` counts: all but the CUDA context, what NCCL takes, and a margin."""
     return card.memory_gib * GIB * (1 - MARGIN) - CUDA_CONTEXT - NCCL
 

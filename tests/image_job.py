@@ -83,7 +83,7 @@ def check_files(root: Path, revision: str) -> None:
         )
     )
     assert inside <= tracked, f"git does not know {inside - tracked}"
-    rooms = r"(settings|record|hardware|train|finetune|analysis)/.*\.py"
+    rooms = r"(settings|record|hardware|train|finetune|analysis)/.*\.(py|toml)"
     missing = {name for name in tracked - inside if re.fullmatch(rooms, name)}
     assert not missing, f".dockerignore leaves out {missing}"
     assert not [*(root / "tmp").iterdir(), *(root / "mnt").iterdir()], "files in /tmp or /mnt"

@@ -5,7 +5,7 @@ import re
 import sys
 import textwrap
 
-from hardware.gpu_specs import CARDS
+from hardware.gpu_specs import load_gpu_specs
 from hardware.model_size import flops_of, parameters
 from plan import between, number_formats, scaling
 from plan.as_json import KEYS
@@ -45,7 +45,7 @@ def cards() -> str:
             f"{one.watts:g}",
             one.source,
         ]
-        for one in CARDS
+        for one in load_gpu_specs().values()
     ]
     return markdown(
         [
@@ -286,7 +286,7 @@ what is not known.
 ## Cards
 {cards()}
 
-A card that is not here is asked for, not guessed: a row in `hardware/gpu_specs.py` makes it known. On CPU the products
+A card that is not here is asked for, not guessed: an entry in `hardware/gpus.toml` makes it known. On CPU the products
 of the machine are measured, by `make plan` itself in float32 and by `make doctor PROBE=1` in both types.
 """
 

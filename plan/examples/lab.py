@@ -3,7 +3,7 @@
 What they noted is theirs, written down as they had it; every other figure is computed by what make plan computes with.
 """
 
-from hardware.gpu_specs import Card, card_called
+from hardware.gpu_specs import GpuSpec, load_gpu_specs
 from hardware.model_size import flops_of, parameters
 from plan import number_formats, scaling, storage
 from plan.checks import capacity_bytes, memory_of
@@ -46,8 +46,8 @@ def tokens_per_s(c: Config, percent: float) -> float:
     return found
 
 
-def card(key: str) -> Card:
-    found = card_called(key)
+def card(key: str) -> GpuSpec:
+    found = load_gpu_specs().get(key)
     assert found is not None
     return found
 

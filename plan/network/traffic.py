@@ -1,6 +1,6 @@
 """What it costs to keep processes together, for each way to do so, over the fleet's own links. Computed.
 
-    processes of a node    the card's own links (gpu_specs.py), or what make doctor PROBE=1 measured
+    processes of a node    the card's own links (hardware/gpus.toml), or what make doctor PROBE=1 measured
     nodes of a site        LAN_GBIT
     sites                  WAN_GBIT, WAN_RTT_MS
 

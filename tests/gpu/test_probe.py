@@ -10,7 +10,7 @@ import torch
 
 from doctor import gpu_state, probed, probing
 from doctor.gpu_probe import probe, probe_step
-from hardware.gpu_specs import card_of
+from hardware.gpu_specs import find_gpu
 from plan.measured import read
 from settings.config import Config
 from settings.finding import format_findings
@@ -47,7 +47,7 @@ def test_products_are_as_fast_as_those_timed_by_the_gpu(here: World, dtype: str)
     theirs = 2 * 8192**3 / seconds(lambda: a @ b, 20) / 1e12
     found = probe.products(here, dtype, 1.0)
     assert 0.8 * theirs < found < 2 * theirs
-    if (card := card_of(here.device_name)) and (peak := card.peak(dtype)):
+    if (card := find_gpu(here.device_name)) and (peak := card.peak(dtype)):
         assert found < peak
 
 
@@ -57,7 +57,7 @@ def test_the_triad_is_near_a_copy(here: World) -> None:
     theirs = 8 * 2**28 / seconds(lambda: a.copy_(b), 20) / 1e9
     found = probe.triad_gb_s(here, 0.5)
     assert 0.7 * theirs < found < 1.4 * theirs
-    if card := card_of(here.device_name):
+    if card := find_gpu(here.device_name):
         assert found < card.bandwidth_gb_s
 
 

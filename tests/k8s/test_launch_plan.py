@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hardware.gpu_specs import CARDS, card_of
+from hardware.gpu_specs import find_gpu, load_gpu_specs
 from k8s import launch_plan
 from k8s.cluster import nodes as sites
 from k8s.cluster import placement
@@ -122,15 +122,13 @@ def test_a_source_of_unknown_size_is_said_to_be(config: Config, tmp_path: Path) 
     ],
 )
 def test_a_label_is_read_as_the_gpu_s_name(product: str, name: str) -> None:
-    assert launch_plan.card_of_product(product) == card_of(name)
+    assert launch_plan.card_of_product(product) == find_gpu(name)
 
 
 def test_every_gpu_of_the_table_is_found_by_its_label() -> None:
-    plain = [card.names for card in CARDS if not set(card.names) & set("[(|")]
-    assert len(plain) > 30
-    for name in plain:
-        found = launch_plan.card_of_product(f"NVIDIA-{name.replace(' ', '-')}")
-        assert found and found.names == name
+    for spec in load_gpu_specs().values():
+        for name in spec.names:
+            assert launch_plan.card_of_product(f"NVIDIA-{name.replace(' ', '-')}") == spec
 
 
 def test_the_slowest_gpu_sets_the_pace_and_an_unknown_one_is_no_guess(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hardware.gpu_specs import card_called
+from hardware.gpu_specs import load_gpu_specs
 from hardware.model_size import flops_of, parameters
 from k8s.cluster.where import decide
 from monitor import expected
@@ -26,7 +26,7 @@ STARTED = 1_800_000_000.0
 
 
 def fleet(key: str, count: int, nodes: int = 1, sites: int = 1) -> Fleet:
-    card = card_called(key)
+    card = load_gpu_specs().get(key)
     assert card
     return Fleet(((count, card),), count, nodes, sites)
 

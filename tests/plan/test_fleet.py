@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hardware.gpu_specs import CARDS, card_called
+from hardware.gpu_specs import load_gpu_specs
 from plan import fleet
 from plan.fleet import Fleet, fleet_of, gpus_here, seen
 from settings import SettingsError
@@ -101,8 +101,10 @@ def test_the_fleet_is_what_the_settings_say(changes: dict[str, object], expected
 def test_an_unknown_card_is_asked_for(cards: str, meant: str) -> None:
     (problem,) = refused(config(cards=cards))
     assert problem.startswith(f"CARDS={cards}: ") and meant in problem
-    assert all(card.key in problem.rpartition("there are ")[2] for card in CARDS)
-    assert problem.endswith("a row in hardware/gpu_specs.py makes another known")
+    assert all(
+        card.key in problem.rpartition("there are ")[2] for card in load_gpu_specs().values()
+    )
+    assert problem.endswith("an entry in hardware/gpus.toml makes another known")
 
 
 @pytest.mark.parametrize(
@@ -251,7 +253,7 @@ def test_an_unknown_card_here_is_asked_for(here: tuple[str, ...], example: str) 
         f"comes nearest, for example CARDS={example}; there are gb200, b200, "
     )
     number, key = example.split("x", 1)
-    assert int(number) == len(here) and card_called(key)
+    assert int(number) == len(here) and load_gpu_specs().get(key)
 
 
 def test_too_few_or_no_gpus_here_are_said() -> None:

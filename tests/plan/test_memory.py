@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from hardware.gpu_specs import card_called
+from hardware.gpu_specs import load_gpu_specs
 from hardware.model_size import parameters
 from plan import activations, memory
 from plan.memory import (
@@ -253,7 +253,7 @@ def test_the_lab_s_depth_16_needs_what_it_saw() -> None:
 
 
 def test_the_largest_micro_batch_fits_and_divides_and_the_next_does_not() -> None:
-    card = card_called("a100-80gb-sxm")
+    card = load_gpu_specs().get("a100-80gb-sxm")
     assert (
         card is not None
         and 0.9 * card.memory_gib * GIB < usable_bytes(card) < card.memory_gib * GIB - GIB

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hardware.gpu_specs import Card, card_called
+from hardware.gpu_specs import GpuSpec, load_gpu_specs
 from hardware.model_size import parameters
 from plan.fleet import Fleet
 from plan.hours import waiting_s
@@ -41,8 +41,8 @@ def xlarge() -> Config:
     return Config.load({"PRESET": "xlarge-8xa100", "ENV_FILE": ""})
 
 
-def card(key: str) -> Card:
-    found = card_called(key)
+def card(key: str) -> GpuSpec:
+    found = load_gpu_specs().get(key)
     assert found
     return found
 

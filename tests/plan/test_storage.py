@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hardware.gpu_specs import CARDS
+from hardware.gpu_specs import load_gpu_specs
 from plan import storage
 from plan.measured import Probe, of_card
 from plan.run_so_far import begun
@@ -247,7 +247,7 @@ def test_a_file_where_a_folder_is_wanted_is_said_in_a_sentence(
     c = dataclasses.replace(tiny, runs_dir=str(tmp_path / "runs"), data_dir=str(tmp_path / "data"))
     assert storage.places(c)
     c = dataclasses.replace(c, **{name.lower(): str(tmp_path / "file")})
-    assert begun(c) is None and of_card(c, CARDS[0]) is None
+    assert begun(c) is None and of_card(c, load_gpu_specs()["t4"]) is None
     with pytest.raises(
         storage.FolderError,
         match=f"^{name}: {tmp_path}/file.* is no folder.; choose another {name}, ",
@@ -260,13 +260,12 @@ import os, sys
 from doctor import before_run
 from k8s.cluster import where
 from plan import __main__; from plan import run_so_far as begun; from plan import this_machine as here; from plan import measured as probe
-from hardware.gpu_specs import CARDS
-from hardware.gpu_specs import CARDS
+from hardware.gpu_specs import load_gpu_specs
 from settings.config import Config
 c = Config.load()
 __main__.main(), before_run.main([])   # what they import may lie where only this user may read
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
-assert begun.begun(c) is None and probe.of_card(c, CARDS[0]) is None
+assert begun.begun(c) is None and probe.of_card(c, load_gpu_specs()["t4"]) is None
 assert where.decide().paths.name == "tiny"
 sys.stdout.write(f"{__main__.main()} {before_run.main([])}\\n")
 """
