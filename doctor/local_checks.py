@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from doctor import disk, gpus, installed, kernels, machine, online, site_checks, web
 from doctor.quick import present
-from hardware.host_memory import memory_here
+from hardware.host_memory import read_memory
 from settings.config import Config
 from settings.finding import FAIL, Finding
 
@@ -45,7 +45,7 @@ def findings(c: Config) -> list[Finding]:
             c, machine.compiler_here(), on_gpus, torch.worth_compiling if torch.version else None
         ),
         nvml,
-        machine.memory(c, memory_here(), processes, on_gpus),
+        machine.memory(c, read_memory(), processes, on_gpus),
         machine.shm(machine.shm_free(), processes, on_gpus),
         machine.open_files(machine.files_limit(), machine.files_needed(c, processes, on_gpus)),
         *disks,

@@ -4,7 +4,7 @@ It takes what Python takes to start and, where there are GPUs, one question to n
 """
 
 from doctor import disk, gpus, installed, machine, site_checks
-from hardware.host_memory import memory_here
+from hardware.host_memory import read_memory
 from settings.config import Config
 from settings.finding import Finding
 
@@ -20,7 +20,7 @@ def quick(c: Config) -> list[Finding]:
         gpus.bf16(c, seen, machine.cpu_flags()),
         gpus.attention(c, seen),
         machine.compiler(c, machine.compiler_here(), on_gpus, None),
-        machine.memory(c, memory_here(), processes, on_gpus),
+        machine.memory(c, read_memory(), processes, on_gpus),
         machine.shm(machine.shm_free(), processes, on_gpus),
         machine.open_files(machine.files_limit(), machine.files_needed(c, processes, on_gpus)),
         *disk.rights(folders),

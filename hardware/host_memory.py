@@ -1,12 +1,12 @@
-"""Memory of this machine and of its container, from /proc and the control groups (versions 1 and 2)."""
+"""Memory of this machine and of its container, from /proc and the control groups (1 and 2)."""
 
 import contextlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
-# Of each version of control groups: its folder, the files of the limit and of what is used, and the key of memory.stat
-# for what the kernel can free at once.
+# Of each version of control groups: its folder, the files with the limit and the use, and the key
+# in memory.stat of what the kernel can free at once.
 VERSIONS = (
     ("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
     (
@@ -27,7 +27,7 @@ class Memory:
         total: of the machine.
         available: for new processes, without swapping.
         limit: of the container; None without one.
-        limit_free: what is free of it.
+        limit_free: how much of the limit is free.
     """
 
     total: float
@@ -47,22 +47,20 @@ class Memory:
         return min(self.total, self.limit or self.total)
 
 
-def memory_here(root: Path = Path("/")) -> Memory:
+def read_memory(root: Path = Path("/")) -> Memory:
     """Return the memory of this machine and of the strictest control group of this process."""
     total = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     # macOS has no /proc.
-    available = 1024 * read_table(root / "proc/meminfo").get("MemAvailable:", total / 1024)
-    limits = list_limits(root)
-    if not limits:
-        return Memory(total, available)
-    free, limit = min(limits)
-    return Memory(total, available, limit, free)
+    available_kib = read_table(root / "proc/meminfo").get("MemAvailable:", total / 1024)
+    free, limit = min(list_limits(root), default=(None, None))
+    return Memory(total, 1024 * available_kib, limit, free)
 
 
 def list_limits(root: Path) -> list[tuple[float, float]]:
-    """Return what is free and the limit, of each group of this process and those above that have one.
+    """Return (free, limit) of each group of this process, and of those above, that has a limit.
 
-    In a container, the paths in /proc/self/cgroup may be the host's, and its own group the root of what it sees.
+    In a container, /proc/self/cgroup may name the host's paths, while the container's own group is
+    the root of what it sees.
     """
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
@@ -85,7 +83,7 @@ def list_limits(root: Path) -> list[tuple[float, float]]:
 def read_limit(
     folder: Path, limit_file: str, used_file: str, key: str
 ) -> list[tuple[float, float]]:
-    """Return what is free of the limit of a control group, and the limit; [] without one."""
+    """Return [(free, limit)] of a control group, or [] without a limit."""
     try:
         limit = float((folder / limit_file).read_text())
         used = float((folder / used_file).read_text())
@@ -98,10 +96,10 @@ def read_limit(
 
 
 def read_table(path: Path) -> dict[str, float]:
-    """Return the numbers of a file of lines like "NAME 123 kB", or {} where it cannot be read."""
+    """Return the numbers of a file of lines such as "NAME 123 kB"; {} if it cannot be read."""
     table = {}
-    with contextlib.suppress(OSError, ValueError, IndexError):
+    with contextlib.suppress(OSError, ValueError):
         for line in path.read_text().splitlines():
-            words = line.split()
-            table[words[0]] = float(words[1])
+            name, number, *_ = line.split()
+            table[name] = float(number)
     return table

@@ -1,10 +1,11 @@
-"""NVML, the library of the NVIDIA driver: start it, list the GPUs, and name what it returns on failure."""
+"""GPUs as NVML, the library of the NVIDIA driver, knows them."""
 
 import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import pynvml
+from pynvml import NVMLError
 
 from hardware.visible_gpus import visible_gpus
 
@@ -21,124 +22,104 @@ PERMANENT = (
 
 
 class Unavailable(Exception):
-    """There is no GPU to sample here; the message says why and what would help."""
-
-
-class Fault(Exception):
-    """A reading that failed, with NVML's return code."""
-
-    def __init__(self, code: int):
-        self.code = code
-        super().__init__(str(pynvml.NVMLError(code)))
-
-    @property
-    def is_permanent(self) -> bool:
-        return self.code in PERMANENT
+    """There is no GPU to read here. The message says why, and what would help."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Device:
-    """A GPU. A value is None where the driver does not tell it.
+    """A GPU. A value is None where the driver does not give it.
 
     Attributes:
         index: NVML's, as nvidia-smi shows it.
-        handle: NVML's; None where even that failed, with `fault`.
-        power_limit_w: the limit that is in force, in watts.
-        memory_total_gib: in GiB.
-        clock_max_mhz: highest clock of the multiprocessors, in MHz.
+        handle: NVML's; None where even that failed, with `error`.
+        power_limit_w: the limit in force, in watts.
+        clock_max_mhz: highest clock of the multiprocessors.
     """
 
     index: int
-    handle: Any
-    fault: Fault | None
+    handle: Any = None
+    error: NVMLError | None = None
     name: str | None = None
     uuid: str | None = None
     power_limit_w: float | None = None
     memory_total_gib: float | None = None
     clock_max_mhz: float | None = None
 
+    def is_called(self, name: str) -> bool:
+        """Whether CUDA_VISIBLE_DEVICES may call it so: by its index, or the beginning of its UUID."""
+        if name.startswith("GPU-"):
+            return (self.uuid or "").startswith(name)
+        return name.isdecimal() and self.index == int(name)
+
 
 def start() -> str:
-    """Load and start the library, and return the version of the driver. Raises Unavailable."""
+    """Load the library and return the version of the driver. Raises Unavailable."""
     try:
         pynvml.nvmlInit()
         return str(pynvml.nvmlSystemGetDriverVersion())
-    except pynvml.NVMLError as error:
+    except NVMLError as error:
+        problem = f"the NVIDIA driver does not answer ({error}); nvidia-smi shows whether it works"
         if error.value == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND:
-            raise Unavailable(
+            problem = (
                 "no NVIDIA driver here (libnvidia-ml.so.1 cannot be loaded), so there is nothing to "
-                "sample; in a container, start it with its GPUs, as in docker run --gpus all"
-            ) from None
-        raise Unavailable(
-            f"the NVIDIA driver does not answer ({error}); nvidia-smi shows whether it works"
-        ) from None
+                "sample; start a container with its GPUs, for example docker run --gpus all"
+            )
+        raise Unavailable(problem) from None
 
 
-def devices(visible: list[str] | None) -> tuple[list[Device], list[str]]:
-    """Return the visible GPUs by index, and remarks on them. Raises Unavailable.
+def list_devices(visible: list[str] | None) -> list[Device]:
+    """Return the visible GPUs by index. Raises Unavailable.
 
     Args:
-        visible: indices, UUIDs or beginnings of UUIDs, as in CUDA_VISIBLE_DEVICES; None: all GPUs. CUDA stops at the
-            first one that it does not know, and so does this.
+        visible: entries of CUDA_VISIBLE_DEVICES; None for all GPUs. Like CUDA, this stops at the
+            first entry that names no GPU. For a slice of a GPU (MIG) all GPUs are returned, since
+            NVML does not say whose slice it is.
     """
     try:
         count = pynvml.nvmlDeviceGetCount()
-    except pynvml.NVMLError as error:
-        raise Unavailable(
-            f"the NVIDIA driver does not say how many GPUs there are ({error})"
-        ) from None
-    here = [read_device(index) for index in range(count)]
-    if not here:
+    except NVMLError as error:
+        raise Unavailable(f"the NVIDIA driver cannot count its GPUs ({error})") from None
+    devices = [read_device(index) for index in range(count)]
+    if not devices:
         raise Unavailable("the NVIDIA driver knows of no GPU here")
-    if visible is None:
-        return here, []
-    if any(name.startswith("MIG") for name in visible):
-        return here, [
-            "CUDA_VISIBLE_DEVICES names a slice (MIG): power and temperature are those of whole GPUs"
-        ]
+    if visible is None or any(name.startswith("MIG") for name in visible):
+        return devices
     chosen: list[Device] = []
     for name in visible:
-        matches = [device for device in here if is_called(device, name)]
+        matches = [device for device in devices if device.is_called(name)]
         if len(matches) != 1:
             break
         chosen += matches
     if not chosen:
         raise Unavailable(
-            f"CUDA_VISIBLE_DEVICES={','.join(visible)} shows none of the {len(here)} GPUs here"
+            f"CUDA_VISIBLE_DEVICES={','.join(visible)} shows none of the {count} GPUs here"
         )
-    return sorted(chosen, key=lambda device: device.index), []
-
-
-def is_called(device: Device, name: str) -> bool:
-    """Return whether CUDA_VISIBLE_DEVICES may call a GPU by this name."""
-    if name.startswith("GPU-"):
-        return (device.uuid or "").startswith(name)
-    return name.isdecimal() and device.index == int(name)
+    return sorted(chosen, key=lambda device: device.index)
 
 
 def visible_indices(count: int | None) -> list[int]:
-    """Return the indices of the first `count` GPUs that this process may use; [] where NVML knows none."""
+    """Return the indices of the first `count` GPUs that this process may use; [] without NVML."""
     names = visible_gpus()
     if names is not None:
         names = names[:count]
     try:
         start()
-        found, _ = devices(names)
+        devices = list_devices(names)
     except Unavailable:
         return []
-    return [device.index for device in found[:count]]
+    return [device.index for device in devices[:count]]
 
 
 def read_device(index: int) -> Device:
     try:
         handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-    except pynvml.NVMLError as error:
-        return Device(index, None, Fault(error.value))
+    except NVMLError as error:
+        return Device(index, error=error)
 
     def read(function: Callable[..., Any], *arguments: Any) -> Any:
         try:
             return function(handle, *arguments)
-        except pynvml.NVMLError:
+        except NVMLError:
             return None
 
     limit_mw = read(pynvml.nvmlDeviceGetEnforcedPowerLimit)
@@ -147,10 +128,9 @@ def read_device(index: int) -> Device:
     return Device(
         index,
         handle,
-        None,
-        read(pynvml.nvmlDeviceGetName),
-        read(pynvml.nvmlDeviceGetUUID),
-        limit_mw and limit_mw / 1000,
-        memory and memory.total / 2**30,
-        clock_mhz and float(clock_mhz),
+        name=read(pynvml.nvmlDeviceGetName),
+        uuid=read(pynvml.nvmlDeviceGetUUID),
+        power_limit_w=limit_mw and limit_mw / 1000,
+        memory_total_gib=memory and memory.total / 2**30,
+        clock_max_mhz=clock_mhz and float(clock_mhz),
     )

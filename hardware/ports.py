@@ -5,27 +5,34 @@ import random
 import socket
 
 RANGE = range(10000, 15000)  # of free_ports
-DEFAULT = 29500
 
 
 def free_port(taken: int) -> int:
-    """Return the first free port above one that is taken."""
-    for port in range(taken + 1, 65536):
-        with contextlib.suppress(OSError), socket.create_server(("", port)):
+    """Return a free port other than `taken`: the next one, or the first from 1024 on.
+
+    Raises:
+        OSError: there is none.
+    """
+    candidates = [*range(taken + 1, 65536), *range(1024, taken)]
+    for port in candidates:
+        with contextlib.suppress(OSError):
+            socket.create_server(("", port)).close()
             return port
-    return DEFAULT
+    raise OSError("All TCP ports of this machine from 1024 to 65535 are taken.")
 
 
 def free_ports(count: int) -> int:
-    """Return the first of `count` free ports in a row, for processes of this machine that are about to start.
+    """Return the first of `count` free ports in a row, for processes that are about to start here.
 
-    They are not among those that Linux gives to outgoing connections, from 32768 on: any program may get one of these
-    before our process listens. Nor are they near the default ports of MASTER_ADDR and LIGHTHOUSE, 29500 and 29510.
+    Linux gives ports from 32768 on to outgoing connections, so any program may take one of those
+    before our process listens. These lie below, and away from the defaults of MASTER_ADDR and
+    LIGHTHOUSE, 29500 and 29510.
     """
+    chance = random.SystemRandom()  # whatever seed this process has
     while True:
-        # Another one each time, whatever seed this process has.
-        first = random.SystemRandom().randrange(RANGE.start, RANGE.stop - count)
-        with contextlib.suppress(OSError), contextlib.ExitStack() as probes:
+        first = chance.choice(RANGE[:-count])
+        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
             for port in range(first, first + count):
-                probes.enter_context(socket.socket()).bind(("", port))
+                probe = stack.enter_context(socket.socket())
+                probe.bind(("", port))
             return first

@@ -4,8 +4,12 @@ import os
 
 
 def visible_gpus() -> list[str] | None:
-    """Return the indices or UUIDs in CUDA_VISIBLE_DEVICES; None where it is not set, and all GPUs are visible."""
+    """Return the indices and UUIDs in CUDA_VISIBLE_DEVICES; None if it is unset: all are visible."""
     text = os.environ.get("CUDA_VISIBLE_DEVICES")
     if text is None:
         return None
-    return [name.strip() for name in text.split(",") if name.strip()]
+    names = []
+    for entry in text.split(","):
+        if name := entry.strip():
+            names.append(name)
+    return names

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from hardware.host_memory import memory_here
+from hardware.host_memory import read_memory
 from monitor.facts import Link, Node, Progress
 from monitor.gpu_sampler.interfaces import Network
 from monitor.local_gpus import Found, GpusHere
@@ -243,7 +243,7 @@ def passing(checkpoints: Path) -> float | None:
 def memory(root: Path = Path("/")) -> tuple[float | None, float | None]:
     """(bytes in use, bytes that may be) of the control group with the least room that this process is in, without what
     can be given back at once; of the machine where none has a limit."""
-    found = memory_here(root)
+    found = read_memory(root)
     if found.limit is not None and found.limit_free is not None:
         return found.limit - found.limit_free, found.limit
     return found.total - found.available, found.total

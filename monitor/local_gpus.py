@@ -267,7 +267,7 @@ class Driver:
                 wanted = {name: read for name, read, _ in [*readings.SLOW, *readings.BASIC]}
                 self.gpus = [
                     (device, {name: wanted[name](device) for name in (*FIELDS, "throttle")})
-                    for device in nvml.devices(visible_gpus())[0]
+                    for device in nvml.list_devices(visible_gpus())
                 ]
         except nvml.Unavailable as error:
             self.found, self.not_before = ((), None, str(error)), self.asked + AGAIN_S
@@ -276,6 +276,8 @@ class Driver:
 
     @staticmethod
     def gpu(device: Any, reads: dict[str, Callable[[], int]]) -> Gpu:
+        from pynvml import NVMLError
+
         from hardware import nvml
         from monitor.gpu_sampler import readings
 
@@ -283,8 +285,8 @@ class Driver:
         for name, read in reads.items():
             try:
                 values[name] = read()
-            except nvml.Fault as fault:
-                lost |= fault.code in nvml.LOST
+            except NVMLError as error:
+                lost |= error.value in nvml.LOST
         unit = {"mem_used_gib": 2**30, "power_w": 1000}
         fields = {
             field: values[name] / unit.get(name, 1)

@@ -148,7 +148,8 @@ def greeting(c: Config, sampler: Sampler, recording: Recording, driver: str) -> 
 
 def record(c: Config, paths: RunPaths, driver: str, end: End, run: Follow | None) -> None:
     """Sample until there is a reason to end. Raises Unavailable."""
-    devices, remarks = nvml.devices(visible_gpus())
+    visible = visible_gpus()
+    devices = nvml.list_devices(visible)
     lock = hold(paths)
     if run:
         end.follow(run)
@@ -166,7 +167,11 @@ def record(c: Config, paths: RunPaths, driver: str, end: End, run: Follow | None
             f"{paths.folder}: cannot be written ({error.strerror}); choose another place with "
             "RUNS_DIR, make room, or mend its permissions"
         ) from None
-    for line in [*remarks, *greeting(c, sampler, recording, driver)]:
+    if any(name.startswith("MIG") for name in visible or []):
+        log.info(
+            "CUDA_VISIBLE_DEVICES names a slice (MIG): power and temperature are those of whole GPUs"
+        )
+    for line in greeting(c, sampler, recording, driver):
         log.info("%s", line)
     sampler.run(recording, lambda: end.why)
     lock.close()

@@ -3,7 +3,9 @@
 from collections.abc import Callable
 from typing import Any
 
-from hardware.nvml import LOST, Fault
+from pynvml import NVMLError
+
+from hardware.nvml import LOST, PERMANENT
 from monitor.gpu_sampler.period import Period
 from monitor.gpu_sampler.readings import Read
 
@@ -15,20 +17,20 @@ class Complaints:
         self.say = say
         self.said: set[tuple[Any, ...]] = set()
 
-    def failed(self, gpu: int, name: str, fault: Fault) -> None:
-        if fault.is_permanent:
+    def failed(self, gpu: int, name: str, error: NVMLError) -> None:
+        if error.value in PERMANENT:
             self.once(
-                (name, fault.code), f"gpu{gpu}_{name}: {fault}; the cells of such GPUs stay empty"
+                (name, error.value), f"gpu{gpu}_{name}: {error}; the cells of such GPUs stay empty"
             )
-        elif fault.code in LOST:
+        elif error.value in LOST:
             self.once(
-                (gpu, fault.code),
-                f"gpu{gpu}: {fault}; its cells stay empty as long as it does not answer",
+                (gpu, error.value),
+                f"gpu{gpu}: {error}; its cells stay empty as long as it does not answer",
             )
         else:
             self.once(
-                (gpu, name, fault.code),
-                f"gpu{gpu}_{name}: {fault}; its cell stays empty until it answers; "
+                (gpu, name, error.value),
+                f"gpu{gpu}_{name}: {error}; its cell stays empty until it answers; "
                 "the .json counts such faults",
             )
 
@@ -74,8 +76,8 @@ class Counter:
             return ""
         try:
             raw = self.read()
-        except Fault as fault:
-            self.failed(fault, slot)
+        except NVMLError as error:
+            self.failed(error, slot)
             return ""
         if raw != self.raw:  # most slots have the value of the one before
             self.period.change(slot, sharp=self.slot == slot - 1)
@@ -86,10 +88,10 @@ class Counter:
         self.slot = slot
         return self.shown
 
-    def failed(self, fault: Fault, slot: int) -> None:
+    def failed(self, error: NVMLError, slot: int) -> None:
         """Say so, and wait before the next try, twice as long each time: a call that fails may be a slow one."""
         self.raw = None
-        self.faults[str(fault)] = self.faults.get(str(fault), 0) + 1
-        self.complaints.failed(self.gpu, self.name, fault)
+        self.faults[str(error)] = self.faults.get(str(error), 0) + 1
+        self.complaints.failed(self.gpu, self.name, error)
         self.pause = min(max(1, 2 * self.pause), self.patience)
-        self.asleep_until = float("inf") if fault.is_permanent else slot + self.pause
+        self.asleep_until = float("inf") if error.value in PERMANENT else slot + self.pause

@@ -1,8 +1,8 @@
 """What is read from a GPU, how the library is asked for it, and how it is written.
 
 nvidia-ml-py asks for what is wanted once a second. What is wanted a hundred times a second is called past it, into
-buffers that stay, which takes half of its time or less. A reading is a function that returns an integer or raises a
-Fault. None lists processes: that alone can take milliseconds.
+buffers that stay, which takes half of its time or less. A reading is a function that returns an integer or raises an
+NVMLError. None lists processes: that alone can take milliseconds.
 """
 
 import ctypes
@@ -10,8 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pynvml
+from pynvml import NVMLError
 
-from hardware.nvml import Device, Fault
+from hardware.nvml import PERMANENT, Device
 
 Read = Callable[[], int]
 Reading = tuple[
@@ -118,36 +119,29 @@ def reasons(bits: int) -> str:
 
 def first_of(d: Device, *ways: Callable[[], Read]) -> Read:
     """The first way that this driver and this GPU know; a reading that always fails where they know none."""
-    fault = d.fault
-    if fault is None:
+    error = d.error
+    if error is None:
         for way in ways:
             read: Read | None = None
             try:
                 read = way()
                 read()
                 return read
-            except Fault as found:
-                fault = found
-                if read and not found.is_permanent:  # known, and may answer the next time
+            except NVMLError as failure:
+                error = failure
+                if read and failure.value not in PERMANENT:  # known, and may answer the next time
                     return read
-    assert fault
+    assert error
 
     def fails() -> int:
-        raise Fault(fault.code)
+        raise NVMLError(error.value)
 
     return fails
 
 
 def asked(call: Callable[[], Any]) -> Read:
     """A reading by nvidia-ml-py."""
-
-    def read() -> int:
-        try:
-            return int(call())
-        except pynvml.NVMLError as error:
-            raise Fault(error.value) from None
-
-    return read
+    return lambda: int(call())
 
 
 def entry(function: str) -> Any:
@@ -155,7 +149,7 @@ def entry(function: str) -> Any:
     try:
         return pynvml.nvmlLib[function]
     except AttributeError:
-        raise Fault(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND) from None
+        raise NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND) from None
 
 
 def direct(function: str, handle: Any, buffer: Any, *between: int, member: str = "value") -> Read:
@@ -164,7 +158,7 @@ def direct(function: str, handle: Any, buffer: Any, *between: int, member: str =
 
     def read() -> int:
         if code := call(handle, *between, reference):
-            raise Fault(code)
+            raise NVMLError(code)
         return getattr(buffer, member)
 
     return read
@@ -180,9 +174,9 @@ def field(handle: Any, number: int) -> Read:
 
     def read() -> int:
         if code := call(handle, 1, reference) or buffer.nvmlReturn:
-            raise Fault(code)
+            raise NVMLError(code)
         if (member := MEMBERS.get(buffer.valueType)) is None:
-            raise Fault(pynvml.NVML_ERROR_NOT_SUPPORTED)
+            raise NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
         return getattr(buffer.value, member)
 
     return read

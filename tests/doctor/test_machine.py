@@ -12,7 +12,7 @@ import pytest
 
 from doctor import machine
 from doctor.machine import Compiler, Meeting
-from hardware.host_memory import Memory, memory_here
+from hardware.host_memory import Memory, read_memory
 from plan import memory as plan_memory
 from settings import ROOT
 from settings.config import Config
@@ -55,7 +55,7 @@ def test_memory_is_what_the_machine_and_every_group_above_leave(tmp_path: Path) 
             "sys/fs/cgroup/pods/one/memory.current": str(3 * GIB),
         },
     )
-    here = memory_here(root)
+    here = read_memory(root)
     assert (here.available, here.limit, here.limit_free) == (
         32.0 * GIB,
         24.0 * GIB,
@@ -74,16 +74,16 @@ def test_version_1_of_control_groups_within_a_container(tmp_path: Path) -> None:
             "sys/fs/cgroup/memory/memory.usage_in_bytes": str(1 * GIB),
         },
     )
-    here = memory_here(root)
+    here = read_memory(root)
     assert (here.limit, here.limit_free, here.most) == (2.0 * GIB, 1.0 * GIB, 2.0 * GIB)
     (root / "sys/fs/cgroup/memory/memory.limit_in_bytes").write_text(
         "9223372036854771712\n"
     )  # none
-    assert memory_here(root) == Memory(here.total, 32.0 * GIB)
+    assert read_memory(root) == Memory(here.total, 32.0 * GIB)
 
 
 def test_memory_of_this_machine() -> None:
-    here = memory_here()
+    here = read_memory()
     total = (
         int(subprocess.run(["getconf", "_PHYS_PAGES"], capture_output=True, check=True).stdout)
         * resource.getpagesize()

@@ -19,8 +19,11 @@ __all__ = ["nvml"]  # a fixture
         ("2,0", None, [0, 2]),
         ("2,0", 1, [2]),
         ("GPU-0001", 1, [1]),
+        ("2, 0", None, [0, 2]),
+        ("1,7,0", None, [1]),  # up to the first that names no GPU
+        ("GPU-000", None, []),  # several begin like that
+        ("MIG-1", 2, [0, 1]),
         ("", None, []),
-        ("7", None, []),
     ],
 )
 def test_the_gpus_of_a_run_are_the_first_visible_ones(

@@ -46,7 +46,7 @@ class Time:
 
 def main(folder: str, how: dict[str, Any]) -> None:
     driver = nvml.start()
-    devices, _ = nvml.devices(None)
+    devices = nvml.list_devices(None)
     time = Time(how)
     sampler = Sampler(
         devices,

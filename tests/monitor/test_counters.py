@@ -4,8 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from pynvml import NVMLError
 
-from hardware.nvml import Fault
 from monitor.gpu_sampler.counters import Complaints, Counter
 from monitor.gpu_sampler.interfaces import Network
 from monitor.gpu_sampler.readings import reasons, thousandth
@@ -22,7 +22,7 @@ class Gpu:
     def read(self) -> int:
         self.calls += 1
         if self.code:
-            raise Fault(self.code)
+            raise NVMLError(self.code)
         return self.value
 
 
