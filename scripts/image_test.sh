@@ -23,7 +23,7 @@ die() {
 make_base() {
   echo "image-test: a Debian to build upon, by debootstrap"
   debootstrap --variant=minbase --include="$PACKAGES" "$SUITE" "$work/debian" >"$work/log" || { cat "$work/log"; exit 1; }
-  rm -rf "$work"/debian/var/{cache/apt,lib/apt/lists}/* "$work"/debian/{usr/share/{doc,man,locale},dev,tmp}/*
+  rm -rf "$work"/debian/{dev,tmp,var/cache/apt,var/lib/apt/lists}/*
   tar --one-file-system -C "$work/debian" -cf "$1.part" .
   mv "$1.part" "$1"
   rm -rf "$work/debian"

@@ -15,12 +15,12 @@ BASE=(requirements/base.txt requirements/torch.txt)
 
 say() { echo "setup: $*" >&2; }
 die() { say "${@:2}"; exit "$1"; }
-break_off() {  # an environment that worked is mended where it is, later; one that is new will be made anew
+break_off() {  # the next setup repairs an environment that was complete before, and rebuilds any other
   [[ -z ${update:-} ]] || echo "unfinished none" > "$VENV/.ready"
   die "$@"
 }
 failed() {
-  break_off 1 "$1 failed, see above. Check network and proxy (HTTPS_PROXY), try again;" \
+  break_off 1 "$1 failed, see above. Check network and proxy (HTTPS_PROXY) and try again;" \
     "TORCH_BACKEND=cpu takes a small torch"
 }
 digest() { cat "$@" | { sha256sum 2> /dev/null || shasum -a 256; } | cut -d ' ' -f 1; }

@@ -13,7 +13,8 @@ prepare_pytest
 output=$(mktemp)
 trap 'rm -f "$output"' EXIT
 [[ $# -gt 0 ]] || set -- "${SIDE_BY_SIDE[@]}"
-[[ ${FAULTS-} == slow ]] && marks=slow || marks="fault or slow"
+marks="fault or slow"
+[[ ${FAULTS-} != slow ]] || marks=slow
 "${PYTEST[@]}" -m "$marks" --durations=20 ${PART:+--part="$PART"} "$@" | tee "$output"
 [[ ${CHAOS_MINUTES:-10} == 0 ]] || "$PY" -m tests.faults.chaos
 tail -n 1 "$output" # again, so that the last line is the one that counts

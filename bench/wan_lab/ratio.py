@@ -66,7 +66,7 @@ def scaled(smaller: float = 1, slower: float = 1) -> Scaled:
     """The preset as make plan sees it on its cards."""
     c = Config.load({"PRESET": PRESET})
     card = fleet_of(c).slowest(c.dtype)
-    step_s = compute_s(c, fleet_of(c).processes, card.names)
+    step_s = compute_s(c, fleet_of(c).processes, card.names[0])
     assert step_s is not None
     return Scaled(parameters(c).total, step_s, smaller, slower)
 

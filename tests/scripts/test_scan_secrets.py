@@ -196,7 +196,7 @@ def test_each_rule_finds_what_it_is_for(text: str, rule: str | None) -> None:
 
 def test_every_rule_has_a_text_that_it_finds() -> None:
     cases = test_each_rule_finds_what_it_is_for.pytestmark[0].args[1]
-    assert {rule["id"] for rule in load_rules(RULES)} == {rule for _, rule in cases} - {None}
+    assert {rule.id for rule in load_rules(RULES)} == {rule for _, rule in cases} - {None}
 
 
 @pytest.mark.parametrize(
