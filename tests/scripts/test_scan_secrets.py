@@ -1,124 +1,96 @@
-"""scripts/scan_secrets.py in throwaway repositories. Every key here is made up when the tests run: none is written."""
+"""scripts/scan_secrets.py in throwaway repositories. Every key here is made up when the tests run:
+none is written."""
 
-import os
 import random
 import string
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from scripts import scan_secrets
 from scripts.scan_secrets import find, load_rules
+from settings import ROOT
+from tests.scripts.throwaway import Checkout
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 RULES = ROOT / ".gitleaks.toml"
-LETTERS, UPPER = string.ascii_letters + string.digits, string.ascii_uppercase + "234567"
+LETTERS = string.ascii_letters + string.digits
+Places = Callable[..., list[str]]
 
 
-def made_up(alphabet: str, length: int, seed: int = 0) -> str:
+def make_up(alphabet: str, length: int, seed: int = 0) -> str:
     return "".join(random.Random(seed).choices(alphabet, k=length))
 
 
-HEX = made_up("0123456789abcdef", 40)
-TOKEN = "hf_" + made_up(LETTERS, 34)
-
-
-class Repository:
-    """A repository with our rules, and *.log ignored."""
-
-    def __init__(self, root: Path):
-        self.root = root
-        self.env = {"PATH": os.environ["PATH"], "HOME": str(root), "GIT_CONFIG_NOSYSTEM": "1"}
-        for role in ("AUTHOR", "COMMITTER"):
-            self.env |= {f"GIT_{role}_NAME": "a", f"GIT_{role}_EMAIL": "a@b.c"}
-        self.git("init", "--quiet", "--initial-branch=main")
-        self.write(".gitleaks.toml", RULES.read_text())
-        self.write(".gitignore", "*.log\n")
-        self.commit("rules")
-
-    def git(self, *words: str) -> str:
-        done = subprocess.run(
-            ["git", *words], cwd=self.root, env=self.env, check=True, capture_output=True, text=True
-        )
-        return done.stdout.strip()
-
-    def write(self, name: str, content: str | bytes) -> Path:
-        path = self.root / name
-        path.write_bytes(content if isinstance(content, bytes) else content.encode())
-        return path
-
-    def commit(self, message: str) -> str:
-        self.git("add", "--all")
-        self.git("commit", "--quiet", "--allow-empty", "--message", message)
-        return self.git("rev-parse", "--short", "HEAD")
-
-    def places(self, code: int = 1) -> list[str]:
-        """Where a scan finds something; it never prints a key."""
-        done = subprocess.run(
-            [sys.executable, "-m", "scripts.scan_secrets", self.root],
-            env=self.env,
-            cwd=ROOT,
-            text=True,
-            capture_output=True,
-            check=False,
-        )
-        assert done.returncode == code, done.stdout + done.stderr
-        assert not [key for key in (HEX, TOKEN) if key[3:15] in done.stdout]
-        lines = done.stdout.splitlines()[:-1]
-        ends = (": hugging-face-token: 'hf_'... (37 characters)",)
-        assert all(line.endswith(ends) for line in lines)
-        return [line.split(": ")[0] for line in lines]
+HEX = make_up("0123456789abcdef", 40)
+TOKEN = "hf_" + make_up(LETTERS, 34)
 
 
 @pytest.fixture
-def repository(tmp_path: Path) -> Repository:
-    return Repository(tmp_path)
+def checkout(tmp_path: Path) -> Checkout:
+    """A repository with our rules, and *.log ignored."""
+    checkout = Checkout(tmp_path, ".gitleaks.toml")
+    checkout.link("git")
+    checkout.write(".gitignore", "*.log\n")
+    checkout.commit("rules")
+    return checkout
+
+
+@pytest.fixture
+def places(checkout: Checkout, capfd: pytest.CaptureFixture[str]) -> Places:
+    """Return where a scan finds the token, which it never prints."""
+
+    def scan(code: int = 1) -> list[str]:
+        assert scan_secrets.main([str(checkout.root)]) == code
+        *lines, _ = capfd.readouterr().out.splitlines() or [""]
+        for line in lines:
+            assert line.endswith(": hugging-face-token: 'hf_'... (37 characters)")
+        return [line.split(": ")[0] for line in lines]
+
+    return scan
 
 
 # ---- Where a secret is found
 
 
-def test_in_the_tree_and_then_in_the_history(repository: Repository) -> None:
-    assert repository.places(code=0) == []
-    repository.write("ignored.log", TOKEN)
-    path = repository.write("b c.py", f"one = 1\ntoken = '{TOKEN}'\n")
-    assert repository.places() == ["b c.py:2"]
-    commit = repository.commit("it")
-    assert repository.places() == ["b c.py:2", commit]
+def test_in_the_tree_and_then_in_the_history(checkout: Checkout, places: Places) -> None:
+    assert places(code=0) == []
+    checkout.write("ignored.log", TOKEN)
+    path = checkout.write("b c.py", f"one = 1\ntoken = '{TOKEN}'\n")
+    assert places() == ["b c.py:2"]
+    commit = checkout.commit("it")[:7]
+    assert places() == ["b c.py:2", commit]
     path.unlink()
-    repository.commit("gone")
-    assert repository.places() == [commit]
+    checkout.commit("gone")
+    assert places() == [commit]
 
 
-def test_in_a_merge_a_message_a_tag_and_the_stash(repository: Repository) -> None:
-    repository.git("checkout", "--quiet", "-b", "side")
-    repository.commit("side")
-    repository.git("checkout", "--quiet", "main")
-    message = repository.commit(f"a subject\n\nwith {TOKEN}")
-    repository.git("merge", "--quiet", "--no-commit", "--no-ff", "side")
-    path = repository.write("merged", TOKEN)
-    merge = repository.commit("merge")
+def test_in_a_merge_a_message_a_tag_and_the_stash(checkout: Checkout, places: Places) -> None:
+    checkout.git("checkout", "--quiet", "-b", "side")
+    checkout.commit("side")
+    checkout.git("checkout", "--quiet", "main")
+    message = checkout.commit(f"a subject\n\nwith {TOKEN}")
+    checkout.git("merge", "--quiet", "--no-commit", "--no-ff", "side")
+    path = checkout.write("merged", TOKEN)
+    merge = checkout.commit("merge")
     path.unlink()
-    repository.commit("gone")
-    repository.git("tag", "--annotate", "v1", "--message", f"tagged {TOKEN}")
-    repository.write(".gitignore", f"{TOKEN}\n")
-    repository.git("stash")
-    places = repository.places()
-    assert {message, merge, "tags"} < set(places) and len(set(places)) > 3
+    checkout.commit("gone")
+    checkout.git("tag", "--annotate", "v1", "--message", f"tagged {TOKEN}")
+    checkout.write(".gitignore", f"{TOKEN}\n")
+    checkout.git("stash")
+    assert {message[:7], merge[:7], "tags"} < {*places()}
 
 
-def test_in_binary_and_utf_16_files_and_links(repository: Repository) -> None:
-    repository.write("weights.bin", b"\0\xff\xfe\0" * 9 + b" " + TOKEN.encode() + b"\0")
-    repository.write("windows.env", f"HF_TOKEN={TOKEN}\r\n".encode("utf-16"))
-    (repository.root / "link").symlink_to(TOKEN)
-    assert repository.places() == ["link:1", "weights.bin:1", "windows.env:1"]
+def test_in_binary_and_utf_16_files_and_links(checkout: Checkout, places: Places) -> None:
+    checkout.write("weights.bin", b"\0\xff\xfe\0" * 9 + b" " + TOKEN.encode() + b"\0")
+    checkout.write("windows.env", f"HF_TOKEN={TOKEN}\r\n".encode("utf-16"))
+    (checkout.root / "link").symlink_to(TOKEN)
+    assert places() == ["link:1", "weights.bin:1", "windows.env:1"]
 
 
-def test_without_a_repository_it_cannot_scan(repository: Repository) -> None:
-    (repository.root / ".git").rename(repository.root / "moved")
-    repository.places(code=78)
+def test_without_a_repository_it_cannot_scan(checkout: Checkout, places: Places) -> None:
+    (checkout.root / ".git").rename(checkout.root / "moved")
+    places(code=78)
 
 
 def test_ours_is_clean_in_tree_and_history() -> None:
@@ -127,21 +99,23 @@ def test_ours_is_clean_in_tree_and_history() -> None:
     assert scan_secrets.main([]) == 0
 
 
-def test_a_line_that_allows_it_is_passed_over_and_no_other(repository: Repository) -> None:
-    other = "hf_" + made_up(LETTERS, 34, seed=1)
+def test_a_line_that_allows_it_is_passed_over_and_no_other(
+    checkout: Checkout, places: Places
+) -> None:
+    other = "hf_" + make_up(LETTERS, 34, seed=1)
     text = f"a = '{TOKEN}'  # gitleaks:allow, made up\nb = '{other}'\n"
-    repository.write("fakes.py", text)
-    assert repository.places() == ["fakes.py:2"]
+    checkout.write("fakes.py", text)
+    assert places() == ["fakes.py:2"]
     allowlist = f"[[allowlists]]\nregexes = ['\\A{other}']\n"
-    repository.write(".gitleaks.toml", RULES.read_text() + allowlist)
-    assert repository.places(code=0) == []
+    checkout.write(".gitleaks.toml", RULES.read_text() + allowlist)
+    assert places(code=0) == []
 
 
 # ---- What a secret is
 
 
-def matched(text: str) -> list[str]:
-    """The rules by which a text has secrets."""
+def find_rules(text: str) -> list[str]:
+    """Return the rules by which a text has secrets."""
     return [rule for _, rule, _ in find(text.encode(), load_rules(RULES))]
 
 
@@ -189,9 +163,14 @@ def matched(text: str) -> list[str]:
     ],
 )
 def test_each_rule_finds_what_it_is_for(text: str, rule: str | None) -> None:
-    values = {f"letters{n}": made_up(LETTERS, n) for n in (20, 27, 34, 35, 36, 40, 48, 64, 82)}
-    text = text.format(hex=HEX, upper16=made_up(UPPER, 16), private="PRIVATE " + "KEY", **values)
-    assert matched(text) == ([rule] if rule else [])
+    values = {f"letters{n}": make_up(LETTERS, n) for n in (20, 27, 34, 35, 36, 40, 48, 64, 82)}
+    text = text.format(
+        hex=HEX,
+        upper16=make_up(string.ascii_uppercase + "234567", 16),
+        private="PRIVATE " + "KEY",
+        **values,
+    )
+    assert find_rules(text) == ([rule] if rule else [])
 
 
 def test_every_rule_has_a_text_that_it_finds() -> None:
@@ -208,8 +187,8 @@ def test_every_rule_has_a_text_that_it_finds() -> None:
         "AKIA" + "A" * 16,
         "sk-" + "estimator-" * 5,
         "AKIA" + "QY3" * 3 + "EXAMPLE",
-        "aws_secret_access_key=" + made_up(LETTERS, 30) + "EXAMPLE" + "KEY",
+        "aws_secret_access_key=" + make_up(LETTERS, 30) + "EXAMPLE" + "KEY",
     ],
 )
 def test_what_has_no_entropy_or_is_a_known_example_is_none(text: str) -> None:
-    assert matched(text) == []
+    assert find_rules(text) == []
