@@ -133,7 +133,7 @@ def main() -> int:
         found = look(c)
     except SettingsError as error:
         sys.stderr.write(f"{error}\n")
-        return 64
+        return error.exit_code
     if c.probe and c.where != "cluster":
         found += measure(c)
     say = as_json if c.json else text

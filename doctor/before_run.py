@@ -68,7 +68,7 @@ def main(words: list[str]) -> int:
         refuse_unknown_checks(c.allow_fail)
     except SettingsError as error:
         sys.stderr.write(f"{error}\n")
-        return 64
+        return error.exit_code
     found, planned = look(c, finetune)
     stopping, _ = split(c.allow_fail, found)
     for line in format_findings([finding for finding in found if finding not in stopping]):

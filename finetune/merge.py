@@ -30,8 +30,8 @@ from finetune import hf_model, lite, origin
 from finetune.adapter import Adapters, in_file
 from finetune.hf_model import Tuned
 from finetune.weights import plain
+from record.locks import RunFolderError
 from record.run_paths import RunPaths
-from record.status import RunFolderError
 from settings import ROOT, SettingsError
 from settings.checks import PRETRAINING
 from settings.config import SETTINGS, Config

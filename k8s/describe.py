@@ -18,13 +18,15 @@ from k8s.cluster.target import (
     no_job,
 )
 from k8s.cluster.where import Place
-from record.durable import read_object
-from record.metrics import duration
-from record.run_paths import RunPaths
+from record.durable import make_printable
+from record.exit_codes import BAD_DATA, DONE
+from record.metrics import duration, is_number
+from record.run_paths import RunPaths, list_checkpoints
 from settings import ROOT
 from settings.config import SETTINGS, Config
 from settings.declare import format_value
 from settings.resolve import show_path
+from settings.resume import RunConfigError, read_run_config
 from settings.sources import read_file
 
 ITS_OWN = {"PRESET", "RUN_NAME", "RUNS_DIR", "DATA_DIR"}  # said elsewhere, or the same in all pods
@@ -202,40 +204,43 @@ def conditions(pod: Thing) -> list[str]:
 
 
 def of_here(paths: RunPaths) -> tuple[int, str]:
-    """(exit code, what config.json says of a run and its attempts, in words)."""
+    """Return an exit code, and what config.json tells of a run and its attempts."""
     try:
-        stored = read_object(paths.config)
-        attempts = list(stored["attempts"])
-        values = dict(stored["settings"])
-    except FileNotFoundError:
-        return (
-            78,
-            f"run {paths.name} has no config.json in {paths.folder}: no trainer of it has begun; make runs "
-            "lists those there are",
+        stored = read_run_config(paths.config)
+    except RunConfigError as error:
+        return error.exit_code, str(error)
+    if not stored:
+        text = (
+            f"{paths.config}: is missing, so nothing is known of the run's settings and attempts."
         )
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        return (
-            78,
-            f"{paths.config}: cannot be read ({type(error).__name__}); restore it, or choose another RUN_NAME",
-        )
+        if list_checkpoints(paths.checkpoints):
+            text += " Restore it from a copy."
+        return BAD_DATA, f"{text} make status shows how far the run is."
+    attempts = stored.get("attempts", [])
     count = "1 attempt" if len(attempts) == 1 else f"{len(attempts)} attempts"
     lines = [
         f"run {paths.name} in {show_path(paths.folder)}: {count}",
-        settings_line({name: value for name, value in values.items() if name != "ENV_FILE"}),
+        settings_line(
+            {key: value for key, value in stored["settings"].items() if key != "ENV_FILE"}
+        ),
     ]
-    lines += [f"attempt {number}: {attempt(facts)}" for number, facts in enumerate(attempts)]
-    return 0, "\n".join(lines)
+    for number, facts in enumerate(attempts, start=1):
+        lines.append(f"attempt {number}: {describe_attempt(facts)}")
+    return DONE, "\n".join(lines)
 
 
-def attempt(facts: dict[str, Any]) -> str:
-    """Where and with what an attempt ran."""
-    commit = str(facts.get("git") or "")[:12]
+def describe_attempt(facts: dict[str, Any]) -> str:
+    """Say where and with what an attempt ran."""
+    age_s = 0.0
+    if is_number(facts.get("time")):
+        age_s = max(0.0, time.time() - facts["time"])
     processes = facts.get("world_size", 1)
-    text = (
-        f"begun {duration(max(0.0, time.time() - facts.get('time', time.time())))} ago on {facts.get('host')}, "
-        f"{processes} {'process' if processes == 1 else 'processes'} on {facts.get('device')}, "
-        f"torch {facts.get('torch')}"
-    )
-    return text + (
-        f", commit {commit}{' with changes' if facts.get('git_dirty') else ''}" if commit else ""
-    )
+    count = "1 process" if processes == 1 else f"{processes} processes"
+    text = f"started {duration(age_s)} ago on {facts.get('host')}, "
+    text += f"{count} on {facts.get('device')}, torch {facts.get('torch')}"
+    commit = str(facts.get("git") or "")[:12]
+    if commit:
+        text += f", commit {commit}"
+    if commit and facts.get("git_dirty"):
+        text += " with changes"
+    return make_printable(text)

@@ -26,7 +26,7 @@ from k8s.cluster.kubectl import Refused
 from k8s.cluster.volume import Volume
 from k8s.cluster.where import is_run
 from k8s.transfer import Meter, Vanished
-from record import status
+from record import locks
 from record.durable import flush_folder, write_whole
 from record.run_paths import RunPaths, list_checkpoints, name_checkpoint
 from settings.resolve import show_path
@@ -198,7 +198,7 @@ def origin_of(volume: Volume) -> dict[str, str]:
 def refuse_mixture(paths: RunPaths, record: Record) -> None:
     """Raises Refused where the folder here holds something else than what was brought into it from there."""
     elsewhere = f"choose another place for it, for example make fetch-run RUNS_DIR=fetched RUN_NAME={paths.name}"
-    if status.is_held(paths) or status.has_job(paths):
+    if locks.is_held(paths) or locks.has_job(paths):
         raise Refused(
             78, f"{show_path(paths.folder)}: a run of this machine is at work there; {elsewhere}"
         )

@@ -319,7 +319,7 @@ def start_command(paths: RunPaths) -> list[str]:
 def here(command: str, place: Place) -> int:
     """As ever, and the same for the commands that the cluster brought."""
     paths = place.paths
-    if command in ("status", "stop", "attach"):
+    if command in ("status", "stop"):
         return status.main([command])
     if command == "plots":
         return draw([])

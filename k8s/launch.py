@@ -450,7 +450,7 @@ def main(argv: list[str]) -> int:
         return send(command)
     except SettingsError as error:
         remark(str(error))
-        return BAD_SETTING
+        return error.exit_code
     except Refused as refused:
         remark(refused.sentence)
         return refused.code

@@ -1,10 +1,11 @@
 """make logs and make attach: of a pod while there is one, else of the files of its node, on the volume or here."""
 
+import io
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from k8s.cluster import log_lines, overview
@@ -23,7 +24,7 @@ from k8s.cluster.target import (
 from k8s.cluster.volume import Volume, say
 from k8s.cluster.where import Place
 from k8s.cluster.words import trouble
-from record import status
+from record import locks
 from record.run_paths import RunPaths
 from settings.config import Config
 from settings.resolve import show_path
@@ -222,19 +223,16 @@ def of_here(place: Place, follow: bool) -> int:
         if node == 0
         else [own, RunPaths(paths.folder, node).console_log]
     )
-    if not any(path.exists() for path in candidates):
-        if status.has_job(paths) and follow:
-            status.attach(paths)
-            return 0
+    existing = [path for path in candidates if path.exists()]
+    if not existing and not (follow and locks.has_job(paths)):
         raise Refused(
             78,
             f"NODE_RANK={place.config.node_rank}: run {paths.name} has no log of that node in {paths.folder}; it may never have "
             "begun, or have been on another machine",
         )
-    path = next(path for path in candidates if path.exists())
-    lines = followed(path, paths) if follow else read(path)
+    lines = followed(candidates, paths) if follow else read(existing[0])
     if not show(lines, place.config.only):
-        say_no_errors(place.config.only, show_path(path))
+        say_no_errors(place.config.only, show_path((existing or candidates)[0]))
     return 0
 
 
@@ -251,19 +249,28 @@ def read(path: Path) -> Iterator[str]:
         yield from file
 
 
-def followed(path: Path, paths: RunPaths) -> Iterator[str]:
-    """The lines of a file, and those that are added, until the run is over."""
-    rest = ""
-    with open(path, encoding="utf-8", errors="replace") as file:
-        while True:
-            over = not status.is_held(paths) and not status.has_job(paths)
-            *whole, rest = (rest + file.read()).split("\n")
-            yield from (line + "\n" for line in whole)
-            if over:
-                if rest:
-                    yield rest
-                return
-            time.sleep(POLL_S)
+def followed(candidates: Sequence[Path], paths: RunPaths) -> Iterator[str]:
+    """Yield the lines of the first of these files that exists, and those that are added, until the run is over.
+
+    A job that prepares data has its console only. Once its trainer writes a log, that is followed.
+    """
+    path: Path | None = None
+    position = 0
+    while True:
+        over = not locks.is_held(paths) and not locks.has_job(paths)
+        first = next((each for each in candidates if each.exists()), None)
+        if first != path:
+            path, position = first, 0
+        if path:
+            with open(path, "rb") as file:
+                file.seek(position)
+                content = file.read()
+            complete = len(content) if over else content.rfind(b"\n") + 1
+            position += complete
+            yield from io.StringIO(content[:complete].decode(errors="replace"), newline=None)
+        if over:
+            return
+        time.sleep(POLL_S)
 
 
 def watching(show_it: Callable[[], int]) -> int:

@@ -21,7 +21,7 @@ from monitor.gpu_sampler.interfaces import Network
 from monitor.local_gpus import Found, GpusHere
 from monitor.tail import Tail
 from monitor.usual import Usual
-from record import status
+from record import locks, status
 from record.complaints import HEAD, Complaints, tells_more
 from record.run_paths import RunPaths
 from settings.config import Config
@@ -96,18 +96,16 @@ def state_of(paths: RunPaths) -> dict[str, Any]:
 def stage_of(paths: RunPaths) -> str:
     """What train/start_node.py is at, where no trainer speaks for itself."""
     try:
-        if status.has_job(paths) and not status.is_held(paths):
-            return paths.job.read_text(errors="replace").partition(": ")[2].strip() or "starting"
+        return locks.read_stage(paths)
     except OSError:
-        pass
-    return ""
+        return ""
 
 
 def at_work(paths: RunPaths, state: dict[str, Any]) -> bool | None:
     """Whether this node is at work on the run, by the locks; None where another machine was, whose locks are not seen
     here, or where they cannot be asked for."""
     try:
-        if status.has_job(paths) or status.is_held(paths):
+        if locks.has_job(paths) or locks.is_held(paths):
             return True
         holder = HOLDER.match(paths.job.read_text(errors="replace")) if paths.job.exists() else None
     except OSError:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from k8s.cluster.kubectl import Refused
 from k8s.cluster.where import Place
 from monitor.facts import Expected, Fault, Seen
-from record import status
+from record import locks
 from settings import SettingsError
 from settings.config import Config
 from train.distributed.registry import WAITING
@@ -216,7 +216,7 @@ def looking_here(place: Place, planned: Planned) -> Look:
 
     def look(since: float) -> Seen:
         nonlocal known
-        there = paths.status.exists() or paths.metrics.exists() or status.has_job(paths)
+        there = paths.status.exists() or paths.metrics.exists() or locks.has_job(paths)
         if not there:
             raise NoRun(
                 f"run {paths.name} is gone from {paths.folder.parent}: its folder was moved or deleted while "

@@ -24,16 +24,17 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
-from typing import IO, Any
+from typing import IO, Any, TextIO
 
 from pipeline import inputs, summary
 from pipeline.inputs import Problems, fingerprint_of
 from pipeline.stages import PROMPT, PYTHON, Stage, own_settings, stages_of
 from pipeline.state import State
-from record import status
+from record import locks
 from record.durable import write_whole
+from record.locks import RunFolderError
 from record.run_paths import RunPaths
-from record.status import RunFolderError, Status
+from record.status import Status
 from settings import ROOT, SettingsError
 from settings.config import SETTINGS, Config
 from settings.declare import format_value
@@ -79,15 +80,12 @@ class Run:
     paths: RunPaths
     status: Status
     asked: Asked
-    job: IO[str]
+    job: TextIO
     command: str
 
     def stage(self, words: str) -> None:
         """What make status says of a pipeline at work."""
-        self.job.seek(0)
-        self.job.truncate()
-        self.job.write(f"pid {os.getpid()} on {socket.gethostname()}: {words}")
-        self.job.flush()
+        locks.write_holder(self.job, words)
 
     def log_of(self, stage: Stage) -> Path:
         return self.paths.folder / "logs" / f"{stage.key}.log"
@@ -156,20 +154,17 @@ def check_and_run(asked: Asked) -> int:
         raise
 
 
-def hold(paths: RunPaths) -> IO[str]:
+def hold(paths: RunPaths) -> TextIO:
     """Hold the pipeline's folder against a second one for as long as the file is open. Raises RunFolderError."""
     try:
         (paths.folder / "logs").mkdir(parents=True, exist_ok=True)
         job = open(paths.job, "a+", encoding="utf-8")  # noqa: SIM115 (held until it is closed)
-        status.take(job.fileno())
-        job.truncate(0)
-        job.write(f"pid {os.getpid()} on {socket.gethostname()}: checking inputs")
-        job.flush()
-    except BlockingIOError:
-        raise RunFolderError(
-            f"{show_path(paths.folder)}: is at work already ({paths.job.read_text()}); make status, stop "
-            f"and attach look after it by RUN_NAME={paths.name}"
-        ) from None
+        if not locks.take_lock(job):
+            raise RunFolderError(
+                f"{show_path(paths.folder)}: is at work already ({paths.job.read_text()}); make status, stop "
+                f"and attach look after it by RUN_NAME={paths.name}"
+            )
+        locks.write_holder(job, "checking inputs")
     except OSError as error:
         raise RunFolderError(
             f"{error.filename or paths.folder}: cannot be written ({error.strerror}); choose another "
@@ -178,7 +173,7 @@ def hold(paths: RunPaths) -> IO[str]:
     return job
 
 
-def detached(job: IO[str], paths: RunPaths) -> int:
+def detached(job: TextIO, paths: RunPaths) -> int:
     """The same again, apart from the terminal."""
     job.close()
     with open(paths.console_log, "ab") as console:
@@ -285,7 +280,7 @@ def wait_until_free(run: Run, paths: RunPaths) -> None:
     """A pipeline that was killed leaves a trainer behind that saves and stops: wait for it."""
     deadline, said = time.monotonic() + run.c.shutdown_timeout_s + SPARE_S, False
     while (
-        (status.has_job(paths) or status.is_held(paths))
+        (locks.has_job(paths) or locks.is_held(paths))
         and time.monotonic() < deadline
         and not run.asked.name
     ):

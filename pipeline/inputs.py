@@ -28,8 +28,8 @@ from hardware.model_size import parameters
 from pipeline.stages import Stage
 from pipeline.state import State
 from record.durable import write_whole
+from record.locks import RunFolderError
 from record.run_paths import RunPaths
-from record.status import RunFolderError
 from settings import ROOT, SettingsError
 from settings.config import Config
 from settings.finding import format_findings, split

@@ -14,7 +14,7 @@ from typing import Any
 
 from pipeline.stages import FROZEN_ONES, Stage
 from record.durable import write_whole
-from record.status import RunFolderError
+from record.locks import RunFolderError
 from settings.config import Config
 from settings.declare import format_value
 

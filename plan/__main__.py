@@ -47,7 +47,7 @@ def main() -> int:
         )
     except SettingsError as error:
         sys.stderr.write(f"{error}\n")
-        return BAD_SETTING
+        return error.exit_code
     except storage.FolderError as error:
         sys.stderr.write(f"{error}\n")
         return BAD_FOLDER

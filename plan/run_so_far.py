@@ -7,7 +7,7 @@ it is not                  its newest checkpoint, from which the same command go
 import dataclasses
 from pathlib import Path
 
-from record import status
+from record import locks
 from record.metrics import GOES_BACK, RecordReader
 from record.run_paths import RunPaths, list_checkpoints, name_checkpoint
 from settings import ROOT
@@ -29,7 +29,7 @@ def begun(c: Config) -> Begun | None:
     """None where no run of this name has made a step that is still there. A run of more steps than are asked for now
     is at its end."""
     paths = RunPaths.of(c.runs_dir, c.run_name, ROOT)
-    recorded, running = last_recorded(paths.metrics), status.is_held(paths)
+    recorded, running = last_recorded(paths.metrics), locks.is_held(paths)
     step = recorded if running else newest_checkpoint(paths.checkpoints)
     return None if not step else Begun(min(step, c.last_step), recorded, running)
 

@@ -1,15 +1,14 @@
 """STATUS.json: what a run is doing now, since when, and a heartbeat. Standard library only.
 
-    python -m record.status runs|status|attach|stop      for the runs on this machine
+    python -m record.status runs|status|stop      for the runs on this machine
 
 It is replaced as a whole, so a reader never sees half of it. Phases: waiting for peers i/n, data, model, rehearsing or
 compiling, first step, training, evaluating, saving, sampling, stopped, crashed, done. A phase before `stopped` whose
 process is gone means that the run was killed; the same command resumes it from its last checkpoint. Where STATUS.json
-is missing or damaged, the last record of metrics.jsonl says how far the run came.
+is missing or damaged, the end of metrics.jsonl tells how far the run came.
 """
 
 import contextlib
-import fcntl
 import json
 import logging
 import os
@@ -19,10 +18,20 @@ import socket
 import sys
 import time
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from record.durable import make_printable, read_object
-from record.exit_codes import BAD_DATA, BAD_SETTING, INTERRUPTED, STOPPED
+from record.exit_codes import BAD_DATA, BAD_SETTING, INTERRUPTED, OTHER, STOPPED
+from record.locks import (
+    HOLDER,
+    RETRY_S,
+    RunFolderError,
+    has_job,
+    is_held,
+    is_locked,
+    read_holder,
+    read_stage,
+)
 from record.metrics import RecordReader, is_number
 from record.run_paths import RunPaths
 from settings import ROOT, SettingsError
@@ -34,16 +43,7 @@ log = logging.getLogger(__name__)
 OVER = ("stopped", "crashed", "done")
 BEAT_S = 1.0  # at most one heartbeat in this time
 LONGEST_WHY = 300  # characters
-SETTLE_S = 10.0  # a trainer whose torchrun was killed holds its run this much longer, at most
-LAST_BYTES = 65_536  # of a record: some hundred steps
-
-
-class RunFolderError(Exception):
-    """The run folder cannot be used; the message says why and what to do."""
-
-
-class RunIsHeld(RunFolderError):
-    """Another process trains the run."""
+LAST_BYTES = 2**20  # of a record: some thousand steps
 
 
 class StopError(Exception):
@@ -139,13 +139,15 @@ def read(path: Path) -> dict[str, Any]:
     }
 
 
-def from_record(paths: RunPaths) -> dict[str, Any]:
-    """Return what the end of the record knows of a status; {} without a record."""
+def recall(paths: RunPaths) -> dict[str, Any]:
+    """Return what the end of the record tells of a status; {} if it tells nothing."""
+    state: dict[str, Any] = {}
+    if not os.path.isfile(paths.metrics):  # opening a pipe would wait for a writer
+        return state
     try:
         records = RecordReader(paths.metrics, LAST_BYTES).read_new()
     except OSError:
-        return {}
-    state: dict[str, Any] = {}
+        return state
     for record in records:
         state |= {"phase": "training", "heartbeat": record["time"]}
         state |= {key: record[key] for key in ("host", "step") if key in record}
@@ -154,88 +156,6 @@ def from_record(paths: RunPaths) -> dict[str, Any]:
         elif record["event"] == "end":
             state["phase"] = record.get("reason", "done")
     return state
-
-
-# ---------------------------------------------------------------------------------------------------
-# Locks
-# ---------------------------------------------------------------------------------------------------
-
-
-def take(lock: TextIO | int, patience_s: float = 1.0) -> None:
-    """Lock a run or job. Try for a second: `make status` locks for an instant to see whether it is free."""
-    deadline = time.monotonic() + patience_s
-    while time.monotonic() < deadline:
-        try:
-            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            time.sleep(0.1)
-    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
-def is_locked(path: Path) -> bool:
-    """Return whether a process holds a lock. One that is missing or cannot be opened counts as free."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
-
-
-def read_lock(path: Path) -> str:
-    """Return what the holder of a lock wrote into it: `pid 1 on HOST`, and `: STAGE` of a job."""
-    try:
-        return make_printable(path.read_text(errors="replace").strip())
-    except OSError:
-        return ""
-
-
-def is_held(paths: RunPaths) -> bool:
-    """Return whether a process of node 0 trains the run now on this machine."""
-    return paths.node == 0 and is_locked(paths.lock)
-
-
-def has_job(paths: RunPaths) -> bool:
-    """Return whether train/start_node.py works on the run: prepares data, trains, draws."""
-    return is_locked(paths.job)
-
-
-def hold_run(paths: RunPaths, patience_s: float = 1.0) -> TextIO:
-    """Create the run's folder, and lock it against a second trainer for as long as the returned file is open.
-
-    Raises RunFolderError where that fails, or another process has it.
-    """
-    try:
-        for folder in (paths.checkpoints, paths.plots):
-            folder.mkdir(parents=True, exist_ok=True)
-        lock = open(paths.lock, "a+", encoding="utf-8")  # noqa: SIM115 (held until it is closed)
-        take(lock, patience_s)
-        lock.truncate(0)
-        lock.write(f"pid {os.getpid()} on {socket.gethostname()}")
-        lock.flush()
-    except BlockingIOError:
-        raise RunIsHeld(
-            f"{paths.folder}: another process trains this run ({read_lock(paths.lock)}). Wait for "
-            "it, stop it, or choose another RUN_NAME"
-        ) from None
-    except OSError as error:
-        raise RunFolderError(
-            f"{error.filename or paths.folder}: cannot be written ({error.strerror}). Choose another "
-            "place with RUNS_DIR, or fix its permissions"
-        ) from None
-    return lock
-
-
-def settle(paths: RunPaths, patience_s: float = SETTLE_S) -> None:
-    """Wait until no process trains the run, for as long as one may take that dies with its parent."""
-    deadline = time.monotonic() + patience_s
-    while is_held(paths) and time.monotonic() < deadline:
-        time.sleep(0.1)
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -256,26 +176,32 @@ def is_closed(paths: RunPaths) -> bool:
 
 
 def describe(paths: RunPaths) -> str:
-    """Return one line: name, phase, step, loss, heartbeat; and a remark where STATUS.json is damaged."""
+    """Return one line: name, phase, step, loss, heartbeat; and a remark if STATUS.json does not tell them."""
+    name = f"{make_printable(paths.name):30}"
     if is_closed(paths):
-        return f"{make_printable(paths.name):30} cannot be read (Permission denied)"
-    remark = ""
+        return f"{name} cannot be read (Permission denied)"
+    state: dict[str, Any] = {}
+    fault = ""
     try:
         state = read_object(paths.status)
     except FileNotFoundError:
-        state = from_record(paths)
-    except ValueError as fault:
-        state = from_record(paths)
-        remark = f"  (STATUS.json {fault}{'; this is from metrics.jsonl' if state else ''})"
-    stage = ""
-    if has_job(paths) and not is_held(paths):
-        stage = read_lock(paths.job).partition(": ")[2] or "starting"
+        if os.path.lexists(paths.metrics):
+            fault = "is missing"
+    except ValueError as error:
+        fault = str(error)
+    remark = ""
+    if fault:
+        state = recall(paths)
+        source = "this is from metrics.jsonl" if state else "metrics.jsonl does not tell more"
+        remark = f"  (STATUS.json {fault}; {source})"
+
+    stage = read_stage(paths)
     if not state:
-        return f"{make_printable(paths.name):30} {stage or 'not started'}{remark}"
+        return f"{name} {stage or ('unknown' if fault else 'not started')}{remark}"
     phase = stage or str(state.get("phase", "?"))
     over = bool(stage) or phase in OVER
     if not over and state.get("host") == socket.gethostname() and not is_locked(paths.lock):
-        phase = f"killed while {phase}"
+        phase = "ended, unknown how" if fault else f"killed while {phase}"
     return line_of(paths.name, state, phase, over, time.time()) + remark
 
 
@@ -292,8 +218,8 @@ def line_of(name: str, state: dict[str, Any], phase: str, over: bool, now: float
     return make_printable(line.rstrip())
 
 
-def mirrored(paths: RunPaths) -> str:
-    """Return a line of where the run is at W&B; empty if it is not."""
+def describe_wandb(paths: RunPaths) -> str:
+    """Return a line that says where the run is at W&B; "" if it is not."""
     state = read(paths.wandb_state)
     where = state.get("url")
     if not where and state.get("mode") == "offline" and any(paths.wandb.glob("offline-run-*")):
@@ -309,24 +235,25 @@ def sync_command(paths: RunPaths) -> str:
 def stop(paths: RunPaths, patience_s: float = 150.0) -> str:
     """Ask the run's process to save and stop, and wait for it. Returns what happened. Raises StopError.
 
-    Where none trains, the job's script is asked. The trainer gets SIGINT, which only a user sends: torchrun ends the
-    other processes with SIGTERM when one has died. A trainer that failed just then is started again, and asked too.
+    The trainer gets SIGINT, which only a user sends: torchrun ends the other processes with SIGTERM
+    when one has died. While no trainer is there, the job's script gets SIGTERM. A trainer that failed
+    just then is started again, and asked too.
     """
     deadline = time.monotonic() + patience_s
-    pid: int | None = None
+    asked: int | None = None
     while (trains := is_held(paths)) or has_job(paths):
         # not STATUS.json, which may be of an earlier attempt
-        holder = re.match(r"pid (\d+) on ([^\s:]+)", read_lock(paths.lock if trains else paths.job))
-        if holder and (pid is None or (trains and pid != int(holder[1]))):
-            pid = int(holder[1])
-            ask(paths, pid, holder[2], signal.SIGINT if trains else signal.SIGTERM)
+        holder = HOLDER.match(read_holder(paths.lock if trains else paths.job))
+        if holder and (asked is None or (trains and asked != int(holder[1]))):
+            asked = int(holder[1])
+            ask(paths, asked, holder[2], signal.SIGINT if trains else signal.SIGTERM)
         if time.monotonic() > deadline:
             raise StopError(
-                f"run {paths.name} has not stopped in {patience_s:.0f} s (pid {pid}). Look at "
+                f"run {paths.name} has not stopped in {patience_s:.0f} s (pid {asked}). Look at "
                 f"{paths.train_log}, and kill the process if it hangs: its last checkpoint is safe"
             )
-        time.sleep(0.1)
-    return describe(paths) if pid else f"run {paths.name} is not running here"
+        time.sleep(RETRY_S)
+    return describe(paths) if asked else f"run {paths.name} is not running here"
 
 
 def ask(paths: RunPaths, pid: int, host: str, number: int) -> None:
@@ -346,24 +273,6 @@ def ask(paths: RunPaths, pid: int, host: str, number: int) -> None:
         ) from None
 
 
-def attach(paths: RunPaths) -> None:
-    """Follow the run's log, or the output of a detached job before there is one, until it is over or Ctrl-C."""
-    own = paths.node_log(paths.node) if paths.node else paths.train_log
-    position = {paths.console_log: 0, own: 0}
-    while True:
-        over = not is_held(paths) and not has_job(paths)
-        path = own if own.exists() else paths.console_log
-        if path.exists():
-            with open(path, encoding="utf-8", errors="replace") as output:
-                output.seek(position[path])
-                sys.stdout.write(output.read())
-                position[path] = output.tell()
-            sys.stdout.flush()
-        if over:
-            return
-        time.sleep(0.5)
-
-
 def list_runs(paths: RunPaths) -> str:
     """Return a line for each run next to this one."""
     parent = paths.folder.parent
@@ -379,38 +288,34 @@ def list_runs(paths: RunPaths) -> str:
     return "\n".join(map(describe, runs)) or f"no runs in {parent}"
 
 
-def fail(sentence: str, code: int = BAD_DATA) -> int:
-    sys.stderr.write(f"{sentence}\n")
+def fail(error: Exception, code: int) -> int:
+    sys.stderr.write(f"{error}\n")
     return code
+
+
+def look_after(command: str, paths: RunPaths) -> str:
+    """Do what a target asks for. Returns what to print. Raises RunFolderError, StopError."""
+    if command == "runs":
+        return list_runs(paths)
+    if not is_run(paths):
+        parent = paths.folder.parent
+        raise RunFolderError(f"there is no run {paths.name} in {parent}; make runs lists them")
+    if command == "stop":
+        return stop(paths)
+    return describe(paths) + describe_wandb(paths)
 
 
 def main(argv: list[str]) -> int:
     try:
-        config = Config.load()
+        paths = RunPaths.of_node(Config.load(), ROOT)
+        text = look_after(argv[0], paths)
     except SettingsError as error:
-        return fail(str(error), BAD_SETTING)
-    paths = RunPaths.of_node(config, ROOT)
-    command = argv[0]
-    text = ""
-    try:
-        if command == "runs":
-            text = list_runs(paths)
-        elif not is_run(paths):
-            parent = paths.folder.parent
-            return fail(f"there is no run {config.run_name} in {parent}; make runs lists them")
-        elif command == "stop":
-            text = stop(paths)
-        elif command == "attach":
-            with contextlib.suppress(KeyboardInterrupt):
-                attach(paths)
-        else:
-            text = describe(paths) + mirrored(paths)
+        return fail(error, BAD_SETTING)
     except StopError as error:
-        return fail(str(error), 1)
+        return fail(error, OTHER.code)
     except RunFolderError as error:
-        return fail(str(error))
-    if text:
-        sys.stdout.write(f"{text}\n")
+        return fail(error, BAD_DATA)
+    sys.stdout.write(f"{text}\n")
     return 0
 
 

@@ -18,7 +18,7 @@ from settings.checks import PRETRAINING
 from settings.config import Config
 from settings.declare import format_value
 from train.children import Children, complain
-from train.start_node import FINETUNE, PRETRAIN, Node, Way
+from train.start_node import FINETUNE, PRETRAIN, Node, Workload
 from train.tune import count_gpus
 
 GPUS = 2  # of the target train-2xh100
@@ -28,25 +28,25 @@ DEFAULTS = {
 }
 
 
-def load(words: list[str], way: Way) -> Config:
+def load(words: list[str], workload: Workload) -> Config:
     """Load the settings with the target's own defaults, which this process's children get too."""
     defaults: dict[str, str] = {}
     for word in words:
         defaults |= DEFAULTS.get(word, {})
-    without = PRETRAINING if way is FINETUNE else ()
+    without = PRETRAINING if workload is FINETUNE else ()
     config, _ = Config.load_with_warnings(defaults=defaults, without=without)
     for name in defaults:
         os.environ[name] = format_value(getattr(config, name.lower()))
     return config
 
 
-def check_nodes(config: Config, way: Way) -> int:
+def check_nodes(config: Config, workload: Workload) -> int:
     """Refuse `make train-node` for a run on one machine."""
     if config.nodes > 1:
         return DONE
-    target = f"make {way.name}"
+    target = f"make {workload.name}"
     complain(
-        f"NODES=1: {way.name}-node starts one node of several. Set NODES to how many there are, "
+        f"NODES=1: {workload.name}-node starts one node of several. Set NODES to how many there are, "
         "NODE_RANK to this one's number, counted from 0, and MASTER_ADDR to the address of node 0. "
         f"On one machine, run {target}."
     )
@@ -76,13 +76,13 @@ def start(words: list[str], node: Node) -> int:
     """Check, then train. Returns the exit code."""
     code = DONE
     if "node" in words:
-        code = check_nodes(node.config, node.way)
+        code = check_nodes(node.config, node.workload)
     elif "2xh100" in words:
         code = check_two_gpus(node.config)
         if code == DONE:
             node.start_sampler()
     if code == DONE:
-        code = before_run.main([node.way.name])
+        code = before_run.main([node.workload.name])
     if code == DONE and node.children.stop_requested:
         code = INTERRUPTED
     if code != DONE:
@@ -92,13 +92,13 @@ def start(words: list[str], node: Node) -> int:
 
 def main(words: list[str]) -> int:
     children = Children()
-    way = FINETUNE if "finetune" in words else PRETRAIN
+    workload = FINETUNE if "finetune" in words else PRETRAIN
     try:
-        config = load(words, way)
+        config = load(words, workload)
     except SettingsError as error:
         complain(str(error))
-        return BAD_SETTING
-    node = Node(config, way, children, RunPaths.of_node(config, ROOT))
+        return error.exit_code
+    node = Node(config, workload, children, RunPaths.of_node(config, ROOT))
     code = start(words, node)
     node.leave(code)
     return code

@@ -33,6 +33,8 @@ ZEROS = {"M": 6, "B": 9}
 class SettingsError(Exception):
     """Settings that cannot be used. `problems` holds a sentence for each."""
 
+    exit_code = 64  # of record/exit_codes.py: a setting must change
+
     def __init__(self, problems: list[str]):
         self.problems = problems
         title = "Invalid setting:" if len(problems) == 1 else "Invalid settings:"

@@ -6,29 +6,46 @@ from pathlib import Path
 from typing import Any
 
 from settings.config import SETTINGS, build_config, derive_defaults
-from settings.declare import FREE, FROZEN, format_value
+from settings.declare import FREE, FROZEN, SettingsError, format_value
 from settings.removed import CONSTANTS, SHAPED_A_RUN
 
 
-def read_stored(run_folder: Path) -> tuple[dict[str, Any], list[str]]:
-    """Return the settings in a run's config.json, and what is wrong with the file.
+class RunConfigError(SettingsError):
+    """The config.json of a run cannot be used: the file must be repaired, and not a setting."""
 
-    There are none if the run does not exist yet.
+    exit_code = 78
+
+    def __str__(self) -> str:
+        return self.problems[0]
+
+
+def read_run_config(path: Path) -> dict[str, Any]:
+    """Return what a run's config.json holds; {} if the run has none yet.
+
+    Raises RunConfigError if it does not hold settings and a list of attempts.
     """
-    path = run_folder / "config.json"
+    fault = "is damaged, or is not the config.json of a run"
     try:
-        stored = json.loads(path.read_bytes())["settings"]
-        if not isinstance(stored, dict):
-            raise TypeError
+        if path.exists() and not path.is_file():  # reading a pipe would wait for a writer
+            raise ValueError
+        content = json.loads(path.read_bytes())
+        attempts = content.get("attempts", [])
+        if isinstance(content["settings"], dict) and all(
+            isinstance(each, dict) for each in attempts
+        ):
+            return dict(content)
     except (FileNotFoundError, NotADirectoryError):
-        return {}, []
+        return {}
     except OSError as error:
-        return {}, [f"{path}: The settings of the run cannot be read: {error.strerror}."]
-    except (ValueError, TypeError, LookupError, RecursionError):
-        return {}, [
-            f"{path}: Not the settings of a run. Restore the file, or choose another RUN_NAME."
-        ]
-    return stored, []
+        fault = f"cannot be read ({error.strerror})"
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+        pass
+    raise RunConfigError([f"{path}: {fault}. Restore it from a copy, or choose another RUN_NAME."])
+
+
+def read_stored(path: Path) -> dict[str, Any]:
+    """Return the settings in a run's config.json; {} if the run has none yet. Raises RunConfigError."""
+    return read_run_config(path).get("settings", {})
 
 
 def find_lasting(stored: Mapping[str, Any]) -> dict[str, str]:

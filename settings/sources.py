@@ -155,8 +155,8 @@ def read_run_and_preset(
         return [preset, defaults]
     values, _, _ = choose_values([*explicit, preset, defaults])
     folder = build_config(values).run_folder
-    stored, problems = read_stored(root / folder)
-    run = Source(f"{folder}/config.json", find_lasting(stored), problems=problems)
+    stored = read_stored(root / folder / "config.json")
+    run = Source(f"{folder}/config.json", find_lasting(stored))
     is_another = find_text("PRESET", explicit) != run.values.get("PRESET")
     if find_source("PRESET", explicit) and is_another:
         return [preset, run, defaults]  # the values of the other preset are wanted

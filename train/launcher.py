@@ -3,12 +3,12 @@
     scripts/launch.sh [MODULE]      MODULE runs instead of the trainer, train.main
 
 One process runs directly, several under torchrun, which nothing else in this repository starts. On
-several nodes the launchers first meet in a roll call (distributed/rendezvous.py). The exit code is
+several nodes the launchers first meet (distributed/rendezvous.py). The exit code is
 the trainer's own, which torchrun would turn into 1, or one of the launcher's (record/exit_codes.py).
 """
 
-import contextlib
 import dataclasses
+import enum
 import os
 import signal
 import subprocess
@@ -16,13 +16,13 @@ import sys
 import tempfile
 from pathlib import Path
 
-from record import status
+from record import locks
 from record.exit_codes import (
     BAD_DATA,
-    BAD_SETTING,
     DONE,
     INTERRUPTED,
     NO_PROGRESS,
+    OTHER,
     STOPPED,
     describe,
 )
@@ -32,41 +32,39 @@ from settings.checks import PRETRAINING
 from settings.config import Config
 from train.children import Children, complain, say
 from train.distributed.pod import in_pod
+from train.distributed.signals import BY_USER, IN_DOUBT
 from train.tune import count_gpus, record_nccl, set_default, tune
 
 PYTHON = sys.executable  # what children run with
 TRAINERS = ("train.main", "finetune.main")
-ROLL_CALL = "train.distributed.rendezvous"
-RUN_IS_DONE = 10  # exit code of the roll call
+RENDEZVOUS = "train.distributed.rendezvous"
+RUN_IS_DONE = 10  # its exit code, for this module only
 FIRST_PAUSE_S = 1
 LONGEST_PAUSE_S = 30
 SIGNALED = 128  # and the signal's number: a shell's exit code
 
 
-@dataclasses.dataclass(frozen=True)
-class Report:
-    """How a process ended in its own words: its exit code, a mark (signals.py) and a reason."""
+class Ending(enum.Enum):
+    """How an attempt ended: what the launcher does next."""
 
-    code: str = ""
-    reason: str = ""
+    FINAL = enum.auto()  # starting again cannot help, or nobody wants it
+    FAILED = enum.auto()  # starting again may help
+    PEER_STOPPED = enum.auto()  # another node was asked to stop, and will come back
 
 
 @dataclasses.dataclass(frozen=True)
 class Attempt:
-    """How one start of the trainer ended.
+    """One start of the trainer, which is over.
 
     Attributes:
-        is_final: starting it again cannot help.
         reason: what the trainer reported.
-        joined: whether the roll call let this node start.
-        peer_stopped: another node was asked to stop, and will come back.
+        joined: whether this node met the others, which then wait for it.
     """
 
     code: int
-    is_final: bool = True
+    ending: Ending = Ending.FINAL
     reason: str = ""
     joined: bool = False
-    peer_stopped: bool = False
 
 
 @dataclasses.dataclass
@@ -89,28 +87,30 @@ class Launcher:
             The exit code.
         """
         attempt = self.supervise()
-        if attempt.joined and attempt.code != DONE:
-            waited_for = in_pod() and attempt.code in (STOPPED, INTERRUPTED)
-            if not waited_for:
-                self.tell_other_nodes(attempt.code)
+        stopped = attempt.code in (STOPPED, INTERRUPTED)
+        if attempt.joined and attempt.code != DONE and not (stopped and in_pod()):
+            tell_other_nodes(attempt.code, "", self.environment)
         # Torchrun prints a lot after the trainer's last words, and `kubectl describe` shows the end.
-        if attempt.reason and attempt.code not in (DONE, STOPPED, INTERRUPTED):
+        if attempt.reason and attempt.code != DONE and not stopped:
             complain(f"launch: exit code {attempt.code}: {attempt.reason}")
         return attempt.code
 
     def supervise(self) -> Attempt:
-        """Restart after failures, at most MAX_RESTARTS times without a new checkpoint."""
+        """Start the trainer, and again after each failure.
+
+        Give up after MAX_RESTARTS restarts without a new checkpoint. The pauses before them grow.
+        """
         restarts = self.config.max_restarts
         if self.module not in TRAINERS:
             restarts = 0  # an evaluation starts again only when the user asks
-        attempts = 0
-        failures = 0
+        failures = 0  # since the last new checkpoint
         saved = 0
+        attempts = 0
         while True:
             attempt = self.attempt()
-            if attempt.is_final:
-                return attempt
             attempts += 1
+            if attempt.ending is Ending.FINAL:
+                return attempt
             step = self.read_progress()
             if step > saved:
                 saved = step
@@ -118,12 +118,12 @@ class Launcher:
             outcome = f"launch: attempt {attempts} ended with {name_ending(attempt.code)}; "
             outcome += f"last checkpoint: step {saved}" if saved else "no new checkpoint yet"
             pause_s = FIRST_PAUSE_S
-            if attempt.peer_stopped:  # no failure of this run
+            if attempt.ending is Ending.PEER_STOPPED:
                 say(f"{outcome}. Another node was asked to stop; waiting for it to come back")
             elif restarts == 0:
                 return attempt
             elif failures == restarts:
-                return self.give_up(attempt, outcome, failures + 1)
+                return self.give_up(attempt, outcome)
             else:
                 pause_s = min(FIRST_PAUSE_S * 2**failures, LONGEST_PAUSE_S)
                 failures += 1
@@ -135,47 +135,48 @@ class Launcher:
             if self.children.stop_requested:
                 return dataclasses.replace(attempt, code=INTERRUPTED)
             # Workers whose torchrun was killed end a moment later.
-            status.settle(self.paths)
+            locks.wait_until_free(self.paths)
 
     def attempt(self) -> Attempt:
         """Start the trainer once, on all nodes together."""
         several_nodes = self.config.site_nodes > 1
         if several_nodes:
-            code = self.call_the_roll()
-            joined = code == DONE
+            code = self.meet_other_nodes()
             if self.children.stop_requested:
-                return Attempt(INTERRUPTED, joined=joined)
+                return Attempt(INTERRUPTED, joined=code == DONE)
             if code == RUN_IS_DONE:
                 return Attempt(DONE)
-            if not joined:  # all nodes get the same answer
+            if code != DONE:  # all nodes get the same answer
                 return Attempt(code)
         self.report_file.unlink(missing_ok=True)
         code = self.children.run(self.trainer(), self.environment)
-        report = read_report(self.report_file)
-        code = self.interpret(code, report.code)
-        stopped = self.children.stop_requested
-        if code == STOPPED and several_nodes and in_pod() and not stopped:
-            return Attempt(code, is_final=False, joined=True, peer_stopped=True)
-        if code == SIGNALED + signal.SIGINT:  # only a user sends it
-            self.children.stop_requested = stopped = True
-        is_final = code == STOPPED or describe(code).ends_job
-        if stopped and not is_final:
-            code = INTERRUPTED
-        return Attempt(code, is_final or stopped, report.reason, joined=several_nodes)
+        reported, reason = read_report(self.report_file)
+        code = self.interpret(code, reported)
+        ending = Ending.FAILED
+        if self.children.stop_requested:
+            ending = Ending.FINAL
+            if not is_final(code):
+                code = INTERRUPTED
+        elif code == STOPPED and several_nodes and in_pod():
+            ending = Ending.PEER_STOPPED
+        elif is_final(code):
+            ending = Ending.FINAL
+        return Attempt(code, ending, reason, joined=several_nodes)
 
     def interpret(self, code: int, reported: str) -> int:
-        """Choose between the exit code that was seen and the one that the trainer reported."""
-        if reported == f"{STOPPED}?":  # SIGTERM, which torchrun too sends when another process died
-            return STOPPED if self.children.stop_requested else 1
-        if reported == f"{STOPPED}!":  # SIGINT: `make stop` sends it to the trainer alone
+        """Choose between the exit code that was seen and the one that the trainer reported.
+
+        Note a user's SIGINT, which `make stop` sends to the trainer alone.
+        """
+        if reported == f"{STOPPED}{IN_DOUBT}":  # torchrun too sends SIGTERM: when a process died
+            return STOPPED if self.children.stop_requested else OTHER.code
+        if reported == f"{STOPPED}{BY_USER}":
             self.children.stop_requested = True
             return STOPPED
-        if not reported.isdecimal():
-            return code
-        own = int(reported)
-        is_final = own == STOPPED or describe(own).ends_job
-        if is_final or code <= SIGNALED:
-            return own
+        if reported.isdecimal() and (code <= SIGNALED or is_final(int(reported))):
+            code = int(reported)
+        if code == SIGNALED + signal.SIGINT:
+            self.children.stop_requested = True
         return code
 
     def trainer(self) -> list[str]:
@@ -198,14 +199,11 @@ class Launcher:
         options = ["--max-restarts=0", f"--nproc-per-node={self.processes}"]
         return [*command, *options, "-m", self.module]
 
-    def call_the_roll(self) -> int:
+    def meet_other_nodes(self) -> int:
+        """Wait until all nodes are there. Returns the exit code that all of them get."""
         place = [os.environ.get("POD_SITE", ""), os.environ.get("K8S_NODE", "")]
-        command = [PYTHON, "-m", ROLL_CALL, "meet", str(self.processes), *place]
+        command = [PYTHON, "-m", RENDEZVOUS, "meet", str(self.processes), *place]
         return self.children.run(command, self.environment)
-
-    def tell_other_nodes(self, code: int) -> None:
-        """End the other nodes, which may be on their way to the roll call."""
-        tell_other_nodes(code, "", self.environment)
 
     def read_progress(self) -> int:
         """Read the step of the last checkpoint, which the trainer writes. 0 if there is none."""
@@ -214,10 +212,11 @@ class Launcher:
         except (OSError, ValueError, IndexError):
             return 0
 
-    def give_up(self, attempt: Attempt, outcome: str, failures: int) -> Attempt:
+    def give_up(self, attempt: Attempt, outcome: str) -> Attempt:
+        restarts = self.config.max_restarts
         complain(
-            f"{outcome}. That makes {failures} attempts in a row without a new one, and "
-            f"MAX_RESTARTS={self.config.max_restarts}: starting again does not help. "
+            f"{outcome}. That makes {restarts + 1} attempts in a row without a new one, and "
+            f"MAX_RESTARTS={restarts}: starting again does not help. "
             f"Read the trainer's last words in {self.paths.folder}/logs/"
         )
         reason = attempt.reason and f"the trainer said last: {attempt.reason}"
@@ -256,20 +255,27 @@ def launch(config: Config, children: Children, module: str = "train.main") -> in
 
 
 def tell_other_nodes(code: int, reason: str, environment: dict[str, str]) -> None:
-    words = [str(code)]
-    if reason:
-        words.append(reason)
-    subprocess.run(
-        [PYTHON, "-m", ROLL_CALL, "over", *words], env=environment, cwd=ROOT, check=False
-    )
+    """End the other nodes, which may be on their way to meet this one."""
+    command = [PYTHON, "-m", RENDEZVOUS, "over", str(code), reason]
+    subprocess.run(command, env=environment, cwd=ROOT, check=False)
 
 
-def read_report(path: Path) -> Report:
-    """Read what a process reported before it ended (report_exit in distributed/world.py)."""
-    with contextlib.suppress(OSError):
+def is_final(code: int) -> bool:
+    """Return whether another attempt cannot help, or is not wanted."""
+    return code == STOPPED or describe(code).ends_job
+
+
+def read_report(path: Path) -> tuple[str, str]:
+    """Read how a process said that it ends (report_exit in distributed/world.py).
+
+    Returns:
+        Its exit code, followed by a mark of signals.py, and the reason. Both are empty if it said nothing.
+    """
+    try:
         code, _, reason = path.read_text(errors="replace").partition("\n")
-        return Report(code.strip(), reason.strip())
-    return Report()
+    except OSError:
+        return "", ""
+    return code.strip(), reason.strip()
 
 
 def name_ending(code: int) -> str:
@@ -288,7 +294,7 @@ def main(words: list[str]) -> int:
         config, _ = Config.load_with_warnings(without=PRETRAINING)
     except SettingsError as error:
         complain(str(error))
-        return BAD_SETTING
+        return error.exit_code
     return launch(config, children, *words)
 
 

@@ -18,8 +18,9 @@ from typing import Any, Protocol, cast
 from hardware.out_of_memory import is_out_of_memory
 from record import goodput, metrics, status
 from record.durable import write_whole
+from record.locks import RunFolderError
 from record.run_paths import RunPaths
-from record.status import RunFolderError, Status
+from record.status import Status
 from record.trackers.mirror import DONE_S, STOPPED_S, check_trackers, close_mirrors
 from settings import ROOT, SettingsError
 from settings.config import Config
@@ -131,7 +132,7 @@ def main(way: Way | None = None) -> int:
         if not world.is_first:
             logging.getLogger().setLevel(logging.WARNING)
         paths = RunPaths.of_node(c, ROOT)
-        lock, shared = open_run_folder(paths, world)
+        _lock, shared = open_run_folder(paths, world)  # held until this process is over
         log_to_files(paths, world)
         introduce(world, c.site_rank if c.replicas > 1 else None)
         started.lap("join")
@@ -144,7 +145,6 @@ def main(way: Way | None = None) -> int:
             state = status.of_run(c, paths, world.is_first)
             job = way.put_together(c, paths, world, interrupt, state, shared, started)
             code = way.run(job)
-        del lock
     except RunIsOver as over:
         log.info("%s", over)
         code = 0
@@ -152,7 +152,7 @@ def main(way: Way | None = None) -> int:
             state.phase("stopped", exit_code=0)
     except SettingsError as error:
         log.error("%s", error)
-        code, why = 64, str(error)
+        code, why = error.exit_code, str(error)
     except PeersMissing as error:
         log.error("%s", error)
         code, why = 69, str(error)
@@ -276,11 +276,14 @@ def run(job: Job) -> int:
 
 
 def stopped(job: Job) -> int:
-    kept = "saved" if job.config.save_every != 0 else "and SAVE_EVERY=0 saves nothing"
-    kept = kept if job.step else "of which there was nothing to save"
+    kept = "and saved a checkpoint. Run the same command to resume."
+    if not job.step:
+        kept = "with nothing to save yet. Run the same command to start again."
+    elif job.config.save_every == 0:
+        kept = "without a checkpoint, because SAVE_EVERY=0."
     job.recorder.say(
-        f"stopped by {job.interrupt.asked or 'another rank'} behind step "
-        f"{job.step}/{job.config.last_step}, {kept}; the same command goes on"
+        f"stopped by {job.interrupt.asked or 'another rank'} after step "
+        f"{job.step}/{job.config.last_step} {kept}"
     )
     end_record(job, "stopped")
     job.status.phase("stopped", step=job.step, exit_code=75)

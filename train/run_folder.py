@@ -3,11 +3,12 @@
 import logging
 from typing import Any, TextIO
 
-from record import status
-from record.durable import read_object, write_whole
+from record import locks, status
+from record.durable import write_whole
+from record.locks import RunFolderError
 from record.run_paths import RunPaths, list_checkpoints
-from record.status import RunFolderError
 from settings.config import Config
+from settings.resume import RunConfigError, read_run_config
 from train.data.tokenizer import Vocabulary
 from train.distributed.world import World, from_first, who_sees
 
@@ -22,7 +23,7 @@ def open_run_folder(paths: RunPaths, world: World) -> tuple[TextIO | None, bool]
     problem, lock = None, None
     if world.is_first:
         try:
-            lock = status.hold_run(paths)
+            lock = locks.hold_run(paths)
         except RunFolderError as error:
             problem = str(error)
     if problem := from_first(problem):
@@ -31,7 +32,8 @@ def open_run_folder(paths: RunPaths, world: World) -> tuple[TextIO | None, bool]
         return lock, all(who_sees(paths.folder, world))
     except OSError as error:
         raise RunFolderError(
-            f"{paths.folder}: cannot be written ({error.strerror}); mend its permissions"
+            f"{paths.folder}: cannot be written ({error.strerror}). Fix its permissions, or choose "
+            "another place with RUNS_DIR"
         ) from None
 
 
@@ -51,65 +53,72 @@ def log_to_files(paths: RunPaths, world: World) -> None:
 
 
 def nothing_left(c: Config, paths: RunPaths, world: World, target: str = "train") -> bool:
-    """Whether this run has nothing left to do; says how to go on. target: of make, which trains so."""
-    text, again = (
-        None,
-        "make train" if target == "train" else "the same command with",
-    )  # MODEL, DATA and all else
+    """Return whether this run has nothing left to do. If so, say how to continue.
+
+    target: the make target of this training, train or finetune.
+    """
+    lines: list[str] = []
     if world.is_first:
-        # If STATUS.json is torn, the checkpoints are verified before the run counts as done.
-        state = status.read(paths.status)
-        saved = list_checkpoints(paths.checkpoints)
-        done = state.get("phase") == "done"
-        at = state.get("step", 0) if done else max(saved, default=0)
-        by_epochs = target == "finetune" and not c.max_steps
-        if at > c.last_step:
-            end = (
-                f"EPOCHS={c.epochs} of DATA, {c.last_step} steps"
-                if by_epochs
-                else f"MAX_STEPS={c.last_step}"
-            )
-            text = f"run {c.run_name} is already at step {at}, past {end}: nothing is left to do"
-        elif done and at == c.last_step:
-            text = f"run {c.run_name} is done: {at} of {c.last_step} steps, in {paths.folder}"
-        if text and saved:
-            more = (
-                f"EPOCHS={2 * c.epochs}   (the rate goes on along the longer schedule)"
-                if by_epochs
-                else f"MAX_STEPS={2 * at}"
-                + "   (the rate stays at its minimum)" * (target == "train")
-            )
-            text += f"\n  train it further:  {again} RUN_NAME={c.run_name} {more}"
-    if text := from_first(text):
-        log.info(
-            "%s\n  train another:     %s RUN_NAME=%s-2 SEED=%d\n"
-            "  draw it again:     make plots RUN_NAME=%s",
-            text,
-            again,
-            c.run_name,
-            c.seed + 1,
-            c.run_name,
-        )
-    return text is not None
+        lines = describe_end(c, paths, target)
+    lines = from_first(lines)
+    for line in lines:
+        log.info("%s", line)
+    return bool(lines)
+
+
+def describe_end(c: Config, paths: RunPaths, target: str) -> list[str]:
+    """Say that the run is at its end, and what to do next. Returns no lines if it is not."""
+    # If STATUS.json is torn, the checkpoints are verified before the run counts as done.
+    state = status.read(paths.status)
+    saved = list_checkpoints(paths.checkpoints)
+    is_done = state.get("phase") == "done"
+    step = state.get("step", 0) if is_done else max(saved, default=0)
+    by_epochs = target == "finetune" and not c.max_steps
+    if is_done and step == c.last_step:
+        end = f"run {c.run_name} is done: {step} of {c.last_step} steps, in {paths.folder}"
+    elif step > c.last_step:
+        last = f"MAX_STEPS={c.last_step}"
+        if by_epochs:
+            last = f"EPOCHS={c.epochs} of DATA, {c.last_step} steps"
+        end = f"run {c.run_name} is already at step {step}, past {last}: nothing is left to do"
+    else:
+        return []
+    command = "make train"
+    more = f"MAX_STEPS={2 * step}"
+    if target == "train":
+        more += f"   ({describe_rate(c, step)})"
+    else:
+        command = "the same command with"  # MODEL, DATA and all else
+    if by_epochs:
+        more = f"EPOCHS={2 * c.epochs}   (the learning rate follows the longer schedule)"
+    lines = [end]
+    if saved:
+        lines.append(f"  train it further:  {command} RUN_NAME={c.run_name} {more}")
+    return [
+        *lines,
+        f"  train another:     {command} RUN_NAME={c.run_name}-2 SEED={c.seed + 1}",
+        f"  draw it again:     make plots RUN_NAME={c.run_name}",
+    ]
+
+
+def describe_rate(c: Config, step: int) -> str:
+    """Say what the learning rate does after a step: it ends at TRAIN_TOKENS (schedule.py)."""
+    last = -(-c.train_tokens // c.batch_tokens)
+    if step < last:
+        return f"the learning rate follows its schedule up to step {last}"
+    return "the learning rate stays at its minimum"
 
 
 def stored_config(paths: RunPaths) -> dict[str, Any]:
     """Return config.json of earlier attempts; {} for a new run. Raises RunFolderError."""
-    advice = "Restore it from a copy, or choose another RUN_NAME"
     try:
-        stored = read_object(paths.config)
-    except FileNotFoundError:
-        if list_checkpoints(paths.checkpoints):
-            raise RunFolderError(
-                f"{paths.config}: is missing, and the run has checkpoints, whose settings it holds. {advice}"
-            ) from None
-        return {}
-    except ValueError as fault:
-        raise RunFolderError(f"{paths.config}: {fault}. {advice}") from None
-    attempts = stored.get("attempts", [])
-    if not isinstance(stored.get("settings"), dict) or not isinstance(attempts, list):
+        stored = read_run_config(paths.config)
+    except RunConfigError as error:
+        raise RunFolderError(str(error)) from None
+    if not stored and list_checkpoints(paths.checkpoints):
         raise RunFolderError(
-            f"{paths.config}: is damaged: it must hold `settings` and `attempts`. {advice}"
+            f"{paths.config}: is missing, but the run has checkpoints, which need its settings. "
+            "Restore it from a copy, or choose another RUN_NAME."
         )
     return stored
 

@@ -8,7 +8,6 @@ import contextlib
 import dataclasses
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -16,7 +15,7 @@ import time
 from pathlib import Path
 from typing import TextIO
 
-from record import status
+from record import locks
 from record.exit_codes import BAD_DATA, BAD_SETTING, DONE, INTERRUPTED, NODES_MISSING, STOPPED
 from record.run_paths import RunPaths
 from settings import ROOT
@@ -27,12 +26,12 @@ from train.children import Children, complain, say
 from train.distributed.pod import in_pod
 
 LOCK_TICK_S = 2.0
-COMPANY_END_S = 3.0  # for the sampler and the agent to finish their files
+SIDECARS_END_S = 3.0  # for the sampler and the agent to finish their files
 LAST_WORDS = (DONE, BAD_SETTING, BAD_DATA)  # after which no other pod takes this one's place
 
 
 @dataclasses.dataclass(frozen=True)
-class Way:
+class Workload:
     """What the run does: the module that prepares its data, and the one that trains."""
 
     name: str
@@ -40,19 +39,19 @@ class Way:
     train: str
 
 
-PRETRAIN = Way("train", ("train.data.prepare",), "train.main")
-FINETUNE = Way("finetune", ("finetune.prepare_data", "before-training"), "finetune.main")
+PRETRAIN = Workload("train", ("train.data.prepare",), "train.main")
+FINETUNE = Workload("finetune", ("finetune.prepare_data", "before-training"), "finetune.main")
 
 
 @dataclasses.dataclass
 class Node:
-    """A node at work. `company` are the processes that run next to training."""
+    """A node at work. `sidecars` are the processes that run next to training."""
 
     config: Config
-    way: Way
+    workload: Workload
     children: Children
     paths: RunPaths
-    company: list[subprocess.Popen[bytes]] = dataclasses.field(default_factory=list)
+    sidecars: list[subprocess.Popen[bytes]] = dataclasses.field(default_factory=list)
 
     def run(self, lock: int | None) -> int:
         """Do everything, or start a process that does it if DETACH=1. Returns the exit code.
@@ -64,10 +63,7 @@ class Node:
         try:
             job = self.open_lock(lock)
         except OSError as error:
-            complain(
-                f"{self.paths.folder}: cannot be written ({error.strerror}); choose another place "
-                "with RUNS_DIR, make room, or mend its permissions"
-            )
+            complain(self.describe_error(error))
             return BAD_DATA
         with job:
             code = self.take_lock(job)
@@ -87,12 +83,12 @@ class Node:
         code = self.prepare_data()
         if code != DONE:
             return code
-        stage = "starting"
+        stage = ""  # the trainer tells
         if self.config.site_nodes > 1:
             rank = self.config.rank_in_site
             stage = f"training as node {rank} of {self.config.site_nodes}"
         self.show_stage(job, stage)
-        code = launcher.launch(self.config, self.children, self.way.train)
+        code = launcher.launch(self.config, self.children, self.workload.train)
         if code != DONE or self.config.rank_in_site:
             return code
         self.show_stage(job, "drawing plots")
@@ -123,55 +119,43 @@ class Node:
         """
         patience_s = self.config.start_timeout_s if in_pod() else 0
         deadline = time.monotonic() + patience_s
-        told = False
-        while True:
-            try:
-                status.take(job)
-                break
-            except BlockingIOError:
-                holder = self.paths.job.read_text(errors="replace").strip()
-            except OSError as error:
-                complain(f"{self.paths.job}: cannot be locked ({error.strerror})")
-                return BAD_DATA
-            message = (
-                f"run {self.paths.name} is at work already ({holder or 'it has just begun'}); "
-                "make status, attach and stop look after it, or choose another RUN_NAME"
-            )
-            if time.monotonic() >= deadline:
-                complain(message)
-                return NODES_MISSING if patience_s else BAD_DATA
-            if not told:
-                say(f"{message}. Waiting for up to {patience_s} s: a lost machine keeps its lock.")
-                told = True
-            self.children.pause(LOCK_TICK_S)
-            if self.children.stop_requested:
-                return INTERRUPTED
+        is_waiting = False
         try:
-            self.write_holder(job, "")
+            while not locks.take_lock(job):
+                holder = locks.read_holder(self.paths.job) or "it has just started"
+                message = (
+                    f"run {self.paths.name} is running already ({holder}). Use make status, make attach "
+                    "or make stop, or choose another RUN_NAME."
+                )
+                if time.monotonic() >= deadline:
+                    complain(message)
+                    return NODES_MISSING if patience_s else BAD_DATA
+                if not is_waiting:
+                    say(f"{message} Waiting up to {patience_s} s: a lost machine keeps its lock.")
+                    is_waiting = True
+                self.children.pause(LOCK_TICK_S)
+                if self.children.stop_requested:
+                    return INTERRUPTED
+            locks.write_holder(job)
         except OSError as error:
-            complain(
-                f"{self.paths.folder}: cannot be written ({error.strerror}); make room, or choose "
-                "another place with RUNS_DIR"
-            )
+            complain(self.describe_error(error))
             return BAD_DATA
         return DONE
 
-    def write_holder(self, job: TextIO, stage: str) -> None:
-        job.seek(0)
-        job.truncate()
-        job.write(f"pid {os.getpid()} on {socket.gethostname()}")
-        if stage:
-            job.write(f": {stage}\n")
-        job.flush()
+    def describe_error(self, error: OSError) -> str:
+        return (
+            f"{self.paths.folder}: cannot be written ({error.strerror}). Choose another place with "
+            "RUNS_DIR, free some space, or fix its permissions"
+        )
 
     def show_stage(self, job: TextIO, stage: str) -> None:
         """Tell `make status` what happens while no trainer speaks for itself."""
         with contextlib.suppress(OSError):  # what needs the space reports a full disk better
-            self.write_holder(job, stage)
+            locks.write_holder(job, stage)
 
     def detach(self, job: TextIO) -> None:
         """Start this job again in a session of its own, which keeps the lock."""
-        words = [str(job.fileno()), self.way.name]
+        words = [str(job.fileno()), self.workload.name]
         with open(self.paths.console_log, "ab") as console:
             subprocess.Popen(
                 [launcher.PYTHON, "-m", "train.start_node", *words],
@@ -194,8 +178,8 @@ class Node:
         with tempfile.TemporaryDirectory(prefix="prepare.", ignore_cleanup_errors=True) as folder:
             report_file = Path(folder, "exit-code")
             environment = os.environ | {"EXIT_CODE_FILE": str(report_file)}
-            code = self.children.run([launcher.PYTHON, "-m", *self.way.prepare], environment)
-            reason = launcher.read_report(report_file).reason
+            code = self.children.run([launcher.PYTHON, "-m", *self.workload.prepare], environment)
+            _, reason = launcher.read_report(report_file)
         if code == DONE:
             return DONE
         if self.children.stop_requested:
@@ -224,7 +208,7 @@ class Node:
                 start_new_session=True,
                 preexec_fn=ignore_hangup,
             )
-        self.company.append(sampler)
+        self.sidecars.append(sampler)
         say(
             f"GPU sampler: process {sampler.pid}, writes {self.paths.folder}/gpu_metrics_*.csv "
             f"and logs to {log}"
@@ -233,16 +217,16 @@ class Node:
     def start_agent(self) -> None:
         """Start what reports on this machine in the pod's log."""
         command = [launcher.PYTHON, "-m", "monitor.pod_agent"]
-        self.company.append(subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL))
+        self.sidecars.append(subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL))
 
     def leave(self, code: int) -> None:
-        """In a pod, end the company, and write how a site ended for the lighthouse's pod."""
+        """In a pod, end the sidecars, and write how a site ended for the lighthouse's pod."""
         if not in_pod():
             return
-        deadline = time.monotonic() + COMPANY_END_S
-        for process in self.company:
+        deadline = time.monotonic() + SIDECARS_END_S
+        for process in self.sidecars:
             process.terminate()
-        for process in self.company:
+        for process in self.sidecars:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, deadline - time.monotonic()))
         if self.config.sync == "diloco" and code in LAST_WORDS:
@@ -255,13 +239,13 @@ def ignore_hangup() -> None:
 
 
 def main(words: list[str]) -> int:
-    """Go on with the job whose lock is open, detached from the terminal."""
+    """Continue with the job whose lock is open, detached from the terminal."""
     lock, name = words
-    way = FINETUNE if name == FINETUNE.name else PRETRAIN
+    workload = FINETUNE if name == FINETUNE.name else PRETRAIN
     children = Children()
     # The process that started this one has checked the settings.
     config, _ = Config.load_with_warnings(without=PRETRAINING)
-    return Node(config, way, children, RunPaths.of_node(config, ROOT)).run(int(lock))
+    return Node(config, workload, children, RunPaths.of_node(config, ROOT)).run(int(lock))
 
 
 if __name__ == "__main__":

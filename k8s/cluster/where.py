@@ -17,7 +17,7 @@ from typing import Any
 
 from k8s.cluster.job_spec import DEFAULTS
 from k8s.cluster.kubectl import Context, context, kubectl
-from record import status
+from record import locks
 from record.run_paths import RunPaths
 from settings import ROOT, SettingsError
 from settings.checks import CHECKS
@@ -135,6 +135,6 @@ def read_sent(paths: RunPaths) -> dict[str, Any]:
 def is_run(paths: RunPaths) -> bool:
     """Whether a run of this machine is in the folder, or a job of it at work."""
     # os.path.exists: a folder that cannot be looked into has none of them, where Path.exists raises
-    return any(map(os.path.exists, (paths.status, paths.config, paths.metrics))) or status.has_job(
+    return any(map(os.path.exists, (paths.status, paths.config, paths.metrics))) or locks.has_job(
         paths
     )

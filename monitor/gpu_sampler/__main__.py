@@ -10,7 +10,6 @@ One sampler a node records a run. Exit codes: 0 ended, 64 bad setting, 78 nothin
 import argparse
 import logging
 import math
-import os
 import shutil
 import signal
 import socket
@@ -25,7 +24,7 @@ from hardware import nvml
 from hardware.visible_gpus import visible_gpus
 from monitor.gpu_sampler.recording import Recording
 from monitor.gpu_sampler.sampling import ROTATE_BYTES, Sampler
-from record import status
+from record import locks
 from record.provenance import boot_id
 from record.run_paths import RunPaths
 from settings import ROOT, SettingsError
@@ -108,20 +107,17 @@ def hold(paths: RunPaths) -> TextIO:
     try:
         paths.folder.mkdir(parents=True, exist_ok=True)
         lock = open(paths.gpu_lock, "a+", encoding="utf-8")  # noqa: SIM115 (held until it is closed)
-        status.take(lock)
-    except BlockingIOError:
-        raise AtWork(
-            f"another sampler records {show_path(paths.folder)} already ({paths.gpu_lock.read_text()}); for one "
-            "of your own choose another RUN_NAME"
-        ) from None
+        if not locks.take_lock(lock):
+            raise AtWork(
+                f"another sampler records {show_path(paths.folder)} already ({paths.gpu_lock.read_text()}); for one "
+                "of your own choose another RUN_NAME"
+            )
     except OSError as error:
         raise nvml.Unavailable(
             f"{error.filename or paths.folder}: cannot be written ({error.strerror}); choose "
             "another place with RUNS_DIR, or mend its permissions"
         ) from None
-    lock.truncate(0)
-    lock.write(f"pid {os.getpid()} on {socket.gethostname()}")
-    lock.flush()
+    locks.write_holder(lock)
     return lock
 
 
@@ -204,7 +200,7 @@ def main(argv: list[str]) -> int:
     try:
         driver = nvml.start()
         if arguments.follow is not None:
-            run = Follow(lambda: status.has_job(paths) or status.is_held(paths), arguments.follow)
+            run = Follow(lambda: locks.has_job(paths) or locks.is_held(paths), arguments.follow)
             if not end.wait_for(run):
                 log.info("%s: nothing was sampled", end.why or f"no training of {paths.name} began")
                 return 0

@@ -176,7 +176,7 @@ def test_told_to_stop_it_does_so_at_once_wherever_it_is(
     assert time.monotonic() - began < 60 and "Traceback" not in out
     run = tmp_path / "run"
     assert (
-        f"behind step {saved}/24, saved" if saved else "stopped by SIGTERM before training"
+        f"after step {saved}/24 and saved" if saved else "stopped by SIGTERM before training"
     ) in out
     assert [path.name for path in (run / "checkpoints").iterdir()] == (
         [f"step_{saved:07d}"] if saved else []

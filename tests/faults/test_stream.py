@@ -334,7 +334,10 @@ def test_a_producer_that_is_refused_is_said_once_while_there_is_data_and_then_en
         out = ended(process, 78)
     finally:
         process.kill()
-    assert "the trainer failed" not in out and "saved; the same command goes on" in out
+    assert (
+        "the trainer failed" not in out
+        and "and saved a checkpoint. Run the same command to resume." in out
+    )
     assert "long.jsonl: 27 bytes, not" in out
     said = (tmp_path / "run" / "train.log").read_text()
     assert said.count("the producer of data was refused:") == 1
@@ -364,7 +367,7 @@ def test_told_to_stop_while_it_waits_a_run_saves_and_its_producer_is_gone_with_i
     finally:
         process.kill()
     taken = steps(tmp_path)[-1]["step"]
-    assert f"behind step {taken}/40, saved" in out and "the trainer failed" not in out
+    assert f"after step {taken}/40 and saved" in out and "the trainer failed" not in out
     assert (tmp_path / "run" / "checkpoints" / f"step_{taken:07d}").exists()
     wait_until(lambda: not processes(tmp_path), 30)
     train(env)

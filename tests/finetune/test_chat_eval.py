@@ -14,7 +14,7 @@ from safetensors import safe_open
 
 from finetune import chat_eval, questions
 from finetune.questions import Asked
-from record.status import RunFolderError
+from record.locks import RunFolderError
 from settings.config import Config
 from tests.conftest import SHARED
 from tests.export.exported import LLAMA, Run, make_run

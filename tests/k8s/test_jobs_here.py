@@ -27,7 +27,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return write_run(tmp_path, phase="done")
 
 
-@pytest.mark.parametrize("command", ["status", "stop", "attach"])
+@pytest.mark.parametrize("command", ["status", "stop"])
 @pytest.mark.parametrize("name", [RUN, "absent", "a b"])
 def test_what_there_was_before_is_as_it_was(
     run: Path,
@@ -144,11 +144,15 @@ def test_describe_tells_settings_and_attempts(
         "2 attempts" in lines[0] and lines[1] == "settings: PRESET=gpt2-124m and LEARNING_RATE=0.5"
     )
     assert lines[2] == (
-        "attempt 0: begun 1:02:05 ago on a, 2 processes on H100, torch 2.13.0, "
+        "attempt 1: started 1:02:05 ago on a, 2 processes on H100, torch 2.13.0, "
         "commit 0123456789ab with changes"
     )
     (run / "config.json").unlink()
-    assert jobs.main(["describe"]) == 78 and "has no config.json" in capsys.readouterr().err
+    assert jobs.main(["describe"]) == 78
+    assert "is missing, so nothing is known of" in capsys.readouterr().err
+    (run / "config.json").write_text('{"settings": {}, "attempts": [1]}')
+    assert jobs.main(["describe"]) == 78
+    assert "config.json: is damaged, or is not" in capsys.readouterr().err
 
 
 def test_a_run_of_here_is_not_fetched_and_one_that_is_not_is_said(

@@ -19,8 +19,9 @@ from pipeline import inputs
 from pipeline.inputs import Problems, Ready
 from pipeline.stages import CHAT, CHAT_EVAL, EVAL, OF_MID, TUNE, Stage, own_settings, stages_of
 from pipeline.state import State
+from record.locks import RunFolderError
 from record.run_paths import RunPaths
-from record.status import RunFolderError, Status
+from record.status import Status
 from settings import ROOT, SettingsError, resolve
 from settings.config import Config
 from settings.finding import FAIL, WARN, Finding

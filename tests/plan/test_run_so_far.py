@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from plan.run_so_far import TAIL_BYTES, Begun, begun, last_recorded
+from record.locks import hold_run
 from record.metrics import SCHEMA, keep_final_steps, read_records, to_json
 from record.run_paths import RunPaths
-from record.status import hold_run
 from settings import ROOT
 from settings.config import Config
 

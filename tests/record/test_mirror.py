@@ -156,5 +156,5 @@ def test_status_says_where_the_run_is_at_wandb(
         (paths.wandb / "offline-run-20261122_101112-abcd").mkdir(parents=True)
     if state:
         paths.wandb_state.write_text(json.dumps(state))
-    line = status.mirrored(paths)
+    line = status.describe_wandb(paths)
     assert words.format(folder=tmp_path) in line and bool(line) == bool(words)

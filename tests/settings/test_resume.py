@@ -1,17 +1,19 @@
 """What a resumed run takes from the one that was started, and what it refuses."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from settings import Config
+from record.exit_codes import BAD_DATA, BAD_SETTING
+from settings import Config, SettingsError
 from settings.config import SETTINGS
 from settings.declare import FREE, FROZEN, TRACKED, format_value
 from settings.removed import CONSTANTS, REPLACEMENTS
 from settings.resolve import Resolved, resolve
-from settings.resume import compare_with_stored
+from settings.resume import RunConfigError, compare_with_stored
 from tests.settings.test_sources import root, typed
 
 __all__ = ["root"]
@@ -96,20 +98,28 @@ def test_only_targets_that_resume_read_the_run(root: Path) -> None:
 )
 def test_a_strange_config_is_named(root: Path, content: str) -> None:
     store(root)
-    (root / "runs" / "run" / "config.json").write_text(content)
-    (problem,) = resume(root).problems
-    assert "runs/run/config.json: Not the settings of a run." in problem
+    path = root / "runs" / "run" / "config.json"
+    path.write_text(content)
+    with pytest.raises(RunConfigError) as caught:
+        resume(root)
+    assert str(caught.value) == (
+        f"{path}: is damaged, or is not the config.json of a run. "
+        "Restore it from a copy, or choose another RUN_NAME."
+    )
+    assert (caught.value.exit_code, SettingsError.exit_code) == (BAD_DATA, BAD_SETTING)
 
 
 def test_a_config_that_cannot_be_opened_is_named(root: Path) -> None:
     store(root)
     path = root / "runs" / "run" / "config.json"
     path.unlink()
-    path.mkdir()
-    assert "Is a directory" in resume(root).problems[0]
-    path.rmdir()
+    os.mkfifo(path)
+    with pytest.raises(RunConfigError, match="is damaged"):
+        resume(root)
+    path.unlink()
     path.symlink_to("config.json")
-    assert "symbolic links" in resume(root).problems[0]
+    with pytest.raises(RunConfigError, match=r"cannot be read \(.*symbolic links\)"):
+        resume(root)
 
 
 def test_a_stored_value_that_is_none_is_named(root: Path) -> None:

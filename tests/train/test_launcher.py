@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from record import status
+from record import locks
 from settings import ROOT
 from settings.config import Config
 from train import launcher
@@ -60,7 +60,7 @@ class Play(Children):
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
     """Two processes on the CPU, and other nodes that are told nothing."""
-    monkeypatch.setattr(status, "settle", lambda paths: None)
+    monkeypatch.setattr(locks, "wait_until_free", lambda paths: None)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.delenv("K8S_NODE", raising=False)
     return dataclasses.replace(
@@ -197,7 +197,7 @@ def test_a_restart_waits_until_the_trainer_before_has_let_the_run_go(
 ) -> None:
     """As workers do whose torchrun was killed: they end a moment later."""
     waits: list[str] = []
-    monkeypatch.setattr(status, "settle", lambda paths: waits.append(paths.name))
+    monkeypatch.setattr(locks, "wait_until_free", lambda paths: waits.append(paths.name))
     assert launcher.launch(config, Play("137 1 0")) == 0 and waits == ["x", "x"]
 
 

@@ -223,7 +223,7 @@ def test_ranks_that_stop_leave_together_however_long_the_first_takes(
         "loop.lr_at = lambda step, c: (told(step), rate(step, c))[1]",
     )
     out = train(env, command=LAUNCH, code=75)
-    assert "stopped by SIGTERM behind step 3/40, saved" in out
+    assert "stopped by SIGTERM after step 3/40 and saved" in out
     assert status_of(tmp_path) == ("stopped", 75)
     assert [r["event"] for r in record_reader.read_records(tmp_path / "run" / "metrics.jsonl")][
         -3:
@@ -454,9 +454,7 @@ def save_twice(folder: Path, c: Config, world: World) -> None:
             raise checkpoint.CheckpointError("no room here")
 
     checkpoint.check_space = no_room
-    with pytest.raises(
-        checkpoint.CheckpointError, match="could not be written on rank 1: no room here"
-    ):
+    with pytest.raises(checkpoint.CheckpointError, match="rank 1 could not write it: no room here"):
         checkpoint.write(folder / "ckpt", 1, states, need, {"data": {}}, world, group)
     checkpoint.check_space = room
     checkpoint.write(folder / "ckpt", 2, states, need, {"data": {}}, world, group)

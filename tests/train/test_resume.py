@@ -75,7 +75,7 @@ def test_a_signal_saves_and_the_same_command_goes_on(tmp_path, data, undisturbed
         process.send_signal(number)
     out, _ = process.communicate(timeout=120)
     assert process.returncode == 75, out
-    assert f"stopped by {number.name} behind step" in out and "the same command goes on" in out
+    assert f"stopped by {number.name} after step" in out and "the same command to resume" in out
     state = json.loads((run / "STATUS.json").read_text())
     assert (state["phase"], state["exit_code"]) == ("stopped", 75)
     step = state["step"]
@@ -99,7 +99,7 @@ def test_a_signal_in_an_evaluation_stops_there_and_the_evaluation_is_made_up_for
     )
     for _ in range(2):  # the second time nothing is trained, and nothing lost
         out = train(env, command=[sys.executable, "-c", told], code=75)
-        assert "stopped by SIGTERM behind step 12/40" in out
+        assert "stopped by SIGTERM after step 12/40" in out
         assert saved_steps(run) == [12]
     train(env)
     assert [r["step"] for r in events(run, "eval")] == [12, 24, 36, 40]

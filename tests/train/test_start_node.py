@@ -157,7 +157,7 @@ def test_a_second_start_is_refused_and_leaves_the_log_alone(
     assert code == 0 and "in the background" in out and "run:" not in out
     for detach in "01":
         code, out = train(env, DETACH=detach)
-        assert code == 78 and re.search(r"run x is at work already \((pid |it has just)", out)
+        assert code == 78 and re.search(r"run x is running already \((pid |it has just)", out)
     gate.unlink()
     console = tmp_path / "runs" / "x" / "console.log"
     wait_for(console, PLOTS, seconds=60)
@@ -204,7 +204,7 @@ def test_each_node_has_its_own_job_and_only_the_first_draws(
     code, out = train(env | NODES, "node")
     assert code == 0 and "train.main" in out and "analysis.plots" not in out
     holder = (tmp_path / "runs" / "x" / ".job_node_1").read_text()
-    assert re.fullmatch(r"pid \d+ on \S+: training as node 1 of 2\n", holder)
+    assert re.fullmatch(r"pid \d+ on \S+: training as node 1 of 2", holder)
     gate.unlink()
     assert PLOTS in first.communicate(timeout=120)[0]
 
@@ -221,13 +221,13 @@ def test_a_pod_waits_for_a_run_that_a_lost_machine_still_holds(
         lock.flush()
         fcntl.flock(lock, fcntl.LOCK_EX)
         code, refusal = train(env)
-        assert code == 78 and "at work already (pid 1 on a-pod: training)" in refusal
+        assert code == 78 and "running already (pid 1 on a-pod: training)" in refusal
         with open(out, "w") as file:
             pod = start(env | {"K8S_NODE": "a", "START_TIMEOUT_S": "40"}, stdout=file)
-        wait_for(out, "at work already", seconds=20)
+        wait_for(out, "running already", seconds=20)
         assert pod.poll() is None
     assert pod.wait(120) == 0
-    assert out.read_text().count("Waiting for up to 40 s") == 1 and PLOTS in out.read_text()
+    assert out.read_text().count("Waiting up to 40 s") == 1 and PLOTS in out.read_text()
 
 
 @pytest.mark.slow
@@ -237,7 +237,7 @@ def test_a_pod_waits_no_longer_than_it_may(env: dict[str, str], tmp_path: Path) 
     with open(folder / ".job", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         code, out = train(env, K8S_NODE="a", START_TIMEOUT_S="10")
-    assert code == 69 and "run x is at work already" in out.splitlines()[-1]
+    assert code == 69 and "run x is running already" in out.splitlines()[-1]
 
 
 def test_a_folder_that_cannot_be_written_is_named(env: dict[str, str], tmp_path: Path) -> None:

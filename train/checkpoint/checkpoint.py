@@ -296,8 +296,8 @@ def refuse_if_any(problems: list[str | None], target: Path, temporary: Path, wor
             shutil.rmtree(temporary, ignore_errors=True)
         free = shutil.disk_usage(existing_parent(target)).free / 2**30
         raise CheckpointError(
-            f"{target}: could not be written on rank {failed[0][0]}: {failed[0][1]}; the disk has "
-            f"{free:.2f} GiB free. Make room, or keep fewer with KEEP_LAST"
+            f"{target}: rank {failed[0][0]} could not write it: {failed[0][1]}. The disk has "
+            f"{free:.2f} GiB free. Free some space, or keep fewer checkpoints with KEEP_LAST"
         )
 
 

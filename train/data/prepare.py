@@ -374,7 +374,7 @@ def exit_code(action: Callable[[], None]) -> int:
         action()
     except SettingsError as error:
         log.error("%s", error)
-        return 64
+        return error.exit_code
     except (CorpusError, TokenizerError, DataError) as error:
         log.error("%s", error)
         return 78

@@ -334,7 +334,7 @@ def exchanged(job: "Job", outcome: Outcome) -> None:
     if others != outcome.sites or outcome.outer % 10 == 0:
         away = ", ".join(map(str, job.site.away))
         job.recorder.say(
-            f"exchange {outcome.outer} behind step {job.step}: {outcome.sites} of {job.config.sites} "
+            f"exchange {outcome.outer} after step {job.step}: {outcome.sites} of {job.config.sites} "
             f"sites{f' (away: {away})' if away else ''}, {outcome.sent / 1e6:.1f} MB in "
             f"{outcome.seconds:.2f} s, of which training waited {outcome.stall_s:.2f} s; hash "
             f"{outcome.digest}"
@@ -353,7 +353,7 @@ def undone(job: "Job", outcome: Outcome) -> None:
     )
     recovery.back_to_common(
         job,
-        f"the exchange behind step {job.step} failed ({why})",
+        f"the exchange after step {job.step} failed ({why})",
         time.perf_counter(),
         outcome.stall_s,
     )
@@ -365,7 +365,7 @@ def caught_up(job: "Job", outcome: Outcome, called: float) -> None:
     begin, end = outcome.behind
     if end < begin:
         return recovery.back_to(
-            job, end, "this site was trained apart, and has the others' weights", called
+            job, end, "this site trained apart from the others and now has their weights", called
         )
     job.step, job.starved = end, job.feed is not None
     job.guard.exchanged(job.site.turn)
@@ -382,8 +382,8 @@ def caught_up(job: "Job", outcome: Outcome, called: float) -> None:
         **{"from": begin},
     )
     job.recorder.say(
-        f"this site was away: it was at step {begin}, and goes on behind step {end} with the weights of "
-        f"the others ({outcome.sites} of {job.config.sites} sites are there)"
+        f"this site was away at step {begin}. It continues after step {end} with the weights of the "
+        f"others ({outcome.sites} of {job.config.sites} sites are there)"
     )
 
 

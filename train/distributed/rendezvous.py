@@ -33,10 +33,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from hardware.ports import free_port
-from record import status
+from record import locks, status
+from record.locks import RunFolderError, RunIsHeld
 from record.provenance import git, version
 from record.run_paths import RunPaths, list_checkpoints
-from record.status import RunFolderError, RunIsHeld, Status
+from record.status import Status
 from settings import ROOT, SettingsError
 from settings.addresses import join_address
 from settings.checks import PRETRAINING
@@ -93,7 +94,7 @@ def meet(c: Config, processes: int, site: str = "", machine: str = "") -> Verdic
         return call(c, facts, c.start_timeout_s)
     try:
         # a machine that is gone may keep its lock for minutes, on a disk that it shared
-        lock = status.hold_run(paths, c.start_timeout_s if in_pod() else status.SETTLE_S)
+        lock = locks.hold_run(paths, c.start_timeout_s if in_pod() else locks.RELEASE_S)
     except RunFolderError as error:  # in a pod another try may find it free
         return Verdict(69 if in_pod() and isinstance(error, RunIsHeld) else 78, str(error))
     with lock:
@@ -449,7 +450,7 @@ def main(argv: list[str]) -> int:
         verdict = meet(c, int(argv[1]), *argv[2:4])
     except SettingsError as error:
         log.error("%s", error)
-        return 64
+        return error.exit_code
     except Told:
         return 143
     log.info("%s", verdict.why or "all nodes have joined")

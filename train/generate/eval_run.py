@@ -71,7 +71,7 @@ def main(measure: Callable[[Config, World], int] | None = None) -> int:
         code = (measure or evaluate)(c, world)
     except SettingsError as error:
         log.error("%s", error)
-        code = 64
+        code = error.exit_code
     except PeersMissing as error:
         log.error("%s", error)
         code = 69

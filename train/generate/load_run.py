@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from record.locks import RunFolderError
 from record.run_paths import RunPaths
-from record.status import RunFolderError
 from settings import ROOT, SettingsError
 from settings.checks import (
     CHECKS,
@@ -189,9 +189,9 @@ def find(c: Config, given: Collection[str]) -> Found:
             return of_folder(c, given)
         there = sorted(path.parent.name for path in (ROOT / c.runs_dir).glob("*/config.json"))
         raise RunFolderError(
-            f"RUN_NAME={c.run_name}: there is no such run in {c.runs_dir}; there are: "
-            f"{hf_import.some(there) or 'none'}. Train one (make train), bring one from the cluster "
-            "(make fetch-run), or name a folder of weights with INIT_FROM"
+            f"RUN_NAME={c.run_name}: there is no such run in {c.runs_dir}. Its runs: "
+            f"{hf_import.some(there) or 'none'}. Choose one of them, train one with make train, fetch "
+            "one from the cluster with make fetch-run, or set INIT_FROM to a folder of weights."
         )
     stored = settings_of_run(paths, before)
     if (
@@ -249,23 +249,22 @@ def of_export(c: Config, paths: RunPaths, stored: Config, given: Collection[str]
 
 def settings_of_run(paths: RunPaths, before: dict[str, Any]) -> Config:
     """The settings in a run's config.json; one that it does not know yet has its default. Raises RunFolderError."""
-    kept, fields, wrong = before.get("settings"), SETTINGS, "settings"
-    if isinstance(kept, dict):
-        known, wrong, values = {name: kept[name] for name in kept.keys() & fields.keys()}, "", {}
-        for name, value in known.items():
-            try:
-                values[name.lower()] = (
-                    value
-                    if value is None or value == ""
-                    else fields[name].parse(format_value(value))
-                )
-            except ValueError:
-                wrong = name
-        if not wrong:
-            return Config(**values).derived()
+    stored = before["settings"]
+    values = {}
+    wrong = ""
+    for name in sorted(stored.keys() & SETTINGS.keys()):
+        value = stored[name]
+        try:
+            if value not in (None, ""):
+                value = SETTINGS[name].parse(format_value(value))
+        except ValueError:
+            wrong = name
+        values[name.lower()] = value
+    if not wrong:
+        return Config(**values).derived()
     raise RunFolderError(
-        f"{paths.config}: damaged ({wrong} is not what it should be); restore it, or choose another "
-        "RUN_NAME"
+        f"{paths.config}: {wrong} has a value that this version does not accept. Correct it there, "
+        "restore the file from a copy, or choose another RUN_NAME."
     )
 
 
@@ -284,8 +283,8 @@ def checkpoint_of(c: Config, paths: RunPaths) -> tuple[Path, dict[str, Any]]:
     there = checkpoint.committed(paths.checkpoints)
     if not there:
         raise CheckpointError(
-            f"{paths.checkpoints}: run {c.run_name} has no checkpoint yet; it writes one at its end, "
-            "and on make stop"
+            f"{paths.checkpoints}: run {c.run_name} has no checkpoint yet. Wait for its first one "
+            f"(SAVE_MINUTES), or run make stop RUN_NAME={c.run_name}, which saves one."
         )
     if c.step is None:
         found = checkpoint.find_latest(paths.checkpoints)

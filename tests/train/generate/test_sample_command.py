@@ -53,7 +53,7 @@ def test_a_bad_setting_and_a_run_that_is_not_there_are_said_in_a_sentence(root):
     assert "Error 64" in done.stderr and done.stdout == ""
     done = make(root, "sample", "RUN_NAME=other")
     assert (
-        "there is no such run in runs; there are: a-run" in done.stderr
+        "there is no such run in runs. Its runs: a-run. Choose" in done.stderr
         and "Error 78" in done.stderr
     )
 

@@ -25,7 +25,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from record.status import take
+from record.locks import take_lock
 from settings import SettingsError
 from settings.config import Config
 from train.data import data_paths
@@ -283,13 +283,11 @@ def alone(c: Config) -> Iterator[None]:
             folder = data_dir(c) / name
             folder.mkdir(parents=True, exist_ok=True)
             lock = held.enter_context(open(folder / ".lock", "w"))
-            try:
-                take(lock, LOCK_S)
-            except BlockingIOError:
+            if not take_lock(lock, LOCK_S):
                 raise DataError(
                     f"{folder}: another process makes shards there (make data, or a run that streams); "
                     "wait for it, or give this run another DATA_DIR"
-                ) from None
+                )
         yield
 
 

@@ -1,0 +1,121 @@
+"""Locks on files in a run's folder. A lock goes with the process that took it, however it ends."""
+
+import fcntl
+import os
+import re
+import socket
+import time
+from pathlib import Path
+from typing import TextIO
+
+from record.durable import make_printable
+from record.run_paths import RunPaths
+
+RELEASE_S = 10.0  # a trainer whose torchrun was killed holds its run this much longer, at most
+RETRY_S = 0.1
+HOLDER = re.compile(r"pid (\d+) on ([^\s:]+)")
+
+
+class RunFolderError(Exception):
+    """The run folder cannot be used; the message says why and what to do."""
+
+
+class RunIsHeld(RunFolderError):
+    """Another process trains the run."""
+
+
+def take_lock(lock: TextIO, patience_s: float = 1.0) -> bool:
+    """Lock an open file. Returns False if another process keeps the lock.
+
+    A second is enough for `make status`, which locks for an instant to see whether a lock is free.
+    """
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+        time.sleep(RETRY_S)
+
+
+def is_locked(path: Path) -> bool:
+    """Return whether a process holds a lock. One that is missing or cannot be opened counts as free."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def write_holder(lock: TextIO, stage: str = "") -> None:
+    """Write into a lock who holds it, and what a job is doing: `pid 1 on HOST: STAGE`."""
+    text = f"pid {os.getpid()} on {socket.gethostname()}"
+    if stage:
+        text += f": {stage}"
+    lock.seek(0)
+    lock.truncate()
+    lock.write(text)
+    lock.flush()
+
+
+def read_holder(path: Path) -> str:
+    """Return what the holder of a lock wrote into it, fit for a terminal; "" if it cannot be read."""
+    try:
+        return make_printable(path.read_text(errors="replace").strip())
+    except OSError:
+        return ""
+
+
+def read_stage(paths: RunPaths) -> str:
+    """Return what train/start_node.py is doing while no trainer has the run; "" at any other time."""
+    if is_held(paths) or not has_job(paths):
+        return ""
+    return read_holder(paths.job).partition(": ")[2] or "starting"
+
+
+def is_held(paths: RunPaths) -> bool:
+    """Return whether a process of node 0 trains the run now on this machine."""
+    return paths.node == 0 and is_locked(paths.lock)
+
+
+def has_job(paths: RunPaths) -> bool:
+    """Return whether train/start_node.py works on the run: prepares data, trains, draws plots."""
+    return is_locked(paths.job)
+
+
+def hold_run(paths: RunPaths, patience_s: float = 1.0) -> TextIO:
+    """Create the run's folder, and lock it against a second trainer for as long as the returned file is open.
+
+    Raises RunFolderError if that fails, and RunIsHeld if another process has it.
+    """
+    try:
+        for folder in (paths.checkpoints, paths.plots):
+            folder.mkdir(parents=True, exist_ok=True)
+        lock = open(paths.lock, "a+", encoding="utf-8")  # noqa: SIM115 (held until it is closed)
+        if not take_lock(lock, patience_s):
+            raise RunIsHeld(
+                f"{paths.folder}: another process trains this run ({read_holder(paths.lock)}). Wait "
+                "for it, stop it, or choose another RUN_NAME"
+            )
+        write_holder(lock)
+    except OSError as error:
+        raise RunFolderError(
+            f"{error.filename or paths.folder}: cannot be written ({error.strerror}). Choose another "
+            "place with RUNS_DIR, or fix its permissions"
+        ) from None
+    return lock
+
+
+def wait_until_free(paths: RunPaths, patience_s: float = RELEASE_S) -> None:
+    """Wait until no process trains the run, for as long as one may take that dies with its parent."""
+    deadline = time.monotonic() + patience_s
+    while is_held(paths) and time.monotonic() < deadline:
+        time.sleep(RETRY_S)
