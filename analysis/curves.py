@@ -371,7 +371,7 @@ def event_words(event: Mapping[str, Any]) -> str:
             f"; {passed:,} windows of text passed over" if passed is not None else ""
         )
     words = {
-        "resume": f"resumed, attempt {event.get('attempt', 'n/a')}",
+        "resume": f"resumed, attempt {event['attempt'] + 1 if 'attempt' in event else 'n/a'}",
         "eval": f"evaluation failed: {event.get('error', 'no result')}",
         "end": f"end: {event.get('reason', 'n/a')}",
         "signal": f"signal {event.get('name', 'n/a')}",

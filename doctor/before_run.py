@@ -82,7 +82,7 @@ def main(words: list[str]) -> int:
         )
         sys.stderr.write(
             "".join(f"{line}\n" for line in format_findings(stopping))
-            + f"nothing was started; ALLOW_FAIL={allowed} starts it all the same\n"
+            + f"Nothing was started. To start anyway: ALLOW_FAIL={allowed}\n"
         )
     return code_of(stopping)
 

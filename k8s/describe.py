@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from k8s.cluster import words
@@ -21,181 +21,187 @@ from k8s.cluster.where import Place
 from record.durable import make_printable
 from record.exit_codes import BAD_DATA, DONE
 from record.metrics import duration, is_number
-from record.run_paths import RunPaths, list_checkpoints
-from settings import ROOT
+from record.run_paths import RunPaths
+from settings import SettingsError
 from settings.config import SETTINGS, Config
 from settings.declare import format_value
 from settings.resolve import show_path
 from settings.resume import RunConfigError, read_run_config
-from settings.sources import read_file
 
-ITS_OWN = {"PRESET", "RUN_NAME", "RUNS_DIR", "DATA_DIR"}  # said elsewhere, or the same in all pods
-CONDITIONS = (
-    "PodScheduled",
-    "PodReadyToStartContainers",
-    "Initialized",
-    "ContainersReady",
-    "Ready",
-    "DisruptionTarget",
-)
+# The first two have places of their own, and the others are the same in all pods.
+TOLD_ELSEWHERE = {"PRESET", "RUN_NAME", "RUNS_DIR", "DATA_DIR", "ENV_FILE"}
+RESOURCES = {"cpu": "CPU", "memory": "memory", "ephemeral-storage": "disk"}
 
 
 def of_cluster(place: Place, target: Target) -> int:
     """Print it. Raises Refused where there is no Job."""
-    part, job = "", target.job()
+    part = ""
+    job = target.job()
     if job is None:  # that of make data then
-        part, job = DATA, target.job(DATA)
+        part = DATA
+        job = target.job(DATA)
     if job is None:
         raise no_job(target)
     pods = target.pods(part)
     made = words.age(job["metadata"].get("creationTimestamp"))
-    lines = [
-        f"Job {name_of(job)} in {target.words}, made {made} ago: {words.state(job, pods)}",
-        *shape(job, place),
-        *settings(target, job),
-        *volume(place, target),
-    ]
+    lines = [f"Job {name_of(job)} in {target.words}, made {made} ago: {words.state(job, pods)}"]
+    lines += describe_shape(job, place)
+    lines.append(describe_settings(target, job))
+    lines.append(describe_volume(place, target))
     for pod in newest(pods):
-        lines.append(
-            f"pod {name_of(pod)}: {words.phase(pod)} on {pod['spec'].get('nodeName') or 'no node yet'}"
-            + (f"; {wrong}" if (wrong := words.trouble(pod)) else "")
-        )
-        lines += [f"  {line}" for line in conditions(pod)]
+        lines += describe_pod(pod)
     events = words.event_lines(target.events(), most=20)
-    lines += (
-        ["events, newest last:", *(f"  {line}" for line in events)]
-        if events
-        else ["no events are left"]
-    )
+    if events:
+        lines.append("events, newest last:")
+        lines += [f"  {line}" for line in events]
+    else:
+        lines.append("no events are left")
     sys.stdout.write("\n".join(lines) + "\n")
-    return 0
+    return DONE
 
 
-def shape(job: Thing, place: Place) -> list[str]:
-    """What the Job asks for."""
+def describe_shape(job: Thing, place: Place) -> Iterator[str]:
+    """Yield what the Job asks for."""
     spec = job["spec"]
     pod = spec["template"]["spec"]
     container = pod["containers"][0]
-    limits = (container.get("resources") or {}).get("limits") or {}
-    gpus, resource = gpus_of(container.get("resources") or {})
-    asked = ", ".join(
-        f"{limits[key]} {name}"
-        for key, name in (("cpu", "CPU"), ("memory", "memory"), ("ephemeral-storage", "disk"))
-        if key in limits
-    )
-    terms = (
-        ((pod.get("affinity") or {}).get("nodeAffinity") or {}).get(
-            "requiredDuringSchedulingIgnoredDuringExecution"
-        )
-        or {}
-    ).get("nodeSelectorTerms") or []
-    products = [
-        value
-        for term in terms
-        for rule in term.get("matchExpressions") or []
-        if rule.get("key") == "nvidia.com/gpu.product"
-        for value in rule.get("values") or []
-    ]
-    pinned = (pod.get("nodeSelector") or {}).get("topology.kubernetes.io/zone")
+    yield f"run: {annotation(job, RUN) or place.paths.name}"
+    if is_of_sites(job):
+        yield "sites: each pod is one, and goes on when others are away (SYNC=diloco)"
     pods = int(spec.get("completions") or 1)
-    kind = (
-        "no GPU"
-        if gpus == "0"
-        else f"{gpus} GPUs each" + (f", as {resource}" if resource != "nvidia.com/gpu" else "")
+    count = "1 pod" if pods == 1 else f"{pods} pods"
+    resources = describe_resources(find(container, "resources"))
+    grace_s = pod.get("terminationGracePeriodSeconds")
+    yield f"shape: {count}, {resources}; {grace_s} s to save when told to stop"
+    yield f"nodes: {describe_nodes(pod)}"
+    yield f"image: {container.get('image')}"
+    failed = find(job, "status").get("failed", 0)
+    yield f"pods that failed: {failed} of {spec.get('backoffLimit')} that may"
+
+
+def find(thing: Thing, *keys: str) -> Thing:
+    """Return the object under these keys; {} if there is none."""
+    for key in keys:
+        thing = thing.get(key) or {}
+    return thing
+
+
+def describe_resources(resources: Thing) -> str:
+    """Say what a pod gets: GPUs, and then CPUs, memory and disk."""
+    gpus, resource = gpus_of(resources)
+    text = "no GPU"
+    if gpus != "0":
+        text = f"{gpus} GPUs each"
+    if resource not in ("", "nvidia.com/gpu"):
+        text += f", as {resource}"
+    limits = find(resources, "limits")
+    parts = []
+    for key, name in RESOURCES.items():
+        if key in limits:
+            parts.append(f"{limits[key]} {name}")
+    return f"{text}; {', '.join(parts)}"
+
+
+def describe_nodes(pod: Thing) -> str:
+    """Say which nodes may run the pods."""
+    required = find(
+        pod, "affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution"
     )
-    sites = (
-        ["sites: each pod is one, and goes on when others are away (SYNC=diloco)"]
-        if is_of_sites(job)
-        else []
-    )
-    return [
-        f"run: {annotation(job, RUN) or place.paths.name}",
-        *sites,
-        f"shape: {pods} {'pod' if pods == 1 else 'pods'}, {kind}; {asked}; "
-        f"{pod.get('terminationGracePeriodSeconds')} s to save when told to stop",
-        f"nodes: {'with ' + ' or '.join(products) if products else 'any'}"
-        + (f", at {pinned} only" if pinned else ""),
-        f"image: {container.get('image')}",
-        f"pods that failed: {(job.get('status') or {}).get('failed', 0)} of {spec.get('backoffLimit')} that may",
-    ]
+    products: list[str] = []
+    for term in required.get("nodeSelectorTerms") or []:
+        for rule in term.get("matchExpressions") or []:
+            if rule.get("key") == "nvidia.com/gpu.product":
+                products += rule.get("values") or []
+    text = "any"
+    if products:
+        text = f"with {' or '.join(products)}"
+    zone = find(pod, "nodeSelector").get("topology.kubernetes.io/zone")
+    if zone:
+        text += f", at {zone} only"
+    return text
+
+
+def describe_pod(pod: Thing) -> Iterator[str]:
+    """Yield what a pod is doing, and the conditions that keep it from it."""
+    node = pod["spec"].get("nodeName") or "no node yet"
+    line = f"pod {name_of(pod)}: {words.phase(pod)} on {node}"
+    trouble = words.trouble(pod)
+    if trouble:
+        line += f"; {trouble}"
+    yield line
+    for condition in find(pod, "status").get("conditions") or []:
+        kind = condition["type"]
+        state = condition["status"]
+        reason = condition.get("reason", "")
+        expected = "False" if kind == "DisruptionTarget" else "True"
+        if state == expected or reason == "PodCompleted":
+            continue
+        line = f"  {kind}={state} {reason}"
+        message = words.one_line(str(condition.get("message", "")), 200)
+        if message:
+            line += f": {message}"
+        yield line.rstrip()
 
 
 def gpus_of(resources: Thing) -> tuple[str, str]:
-    """How many GPUs a container asks for, and by which name: clusters have names of their own for some products, as
-    nvidia.com/a100. ("0", "") where it asks for none."""
-    asked = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
-    named = sorted(
-        (key for key in asked if "/" in key and not key.startswith(("rdma/", "hugepages"))),
-        key=lambda key: not key.startswith("nvidia.com/"),
-    )
-    return next(((str(asked[key]), key) for key in named), ("0", ""))
+    """Return how many GPUs a container asks for, and by which name; ("0", "") if none.
+
+    Some clusters have names of their own for some products, such as nvidia.com/a100.
+    """
+    asked = find(resources, "limits") | find(resources, "requests")
+    names = [key for key in asked if "/" in key and not key.startswith(("rdma/", "hugepages"))]
+    if not names:
+        return "0", ""
+    name = min(names, key=lambda name: not name.startswith("nvidia.com/"))
+    return str(asked[name]), name
 
 
-def settings(target: Target, job: Thing) -> list[str]:
-    """The settings that pods get and that are not the preset's."""
-    sources = job["spec"]["template"]["spec"]["containers"][0].get("envFrom") or []
-    names = [source["configMapRef"]["name"] for source in sources if "configMapRef" in source]
-    found = target.get("configmap", names[0]) if names else None
-    if found is None:
-        return ["settings: their ConfigMap is gone; make restart makes it anew"] if names else []
-    data: dict[str, str] = found.get("data") or {}
-    return [settings_line(data)]
+def describe_settings(target: Target, job: Thing) -> str:
+    """Say which settings the pods get."""
+    container = job["spec"]["template"]["spec"]["containers"][0]
+    for source in container.get("envFrom") or []:
+        if "configMapRef" in source:
+            found = target.get("configmap", source["configMapRef"]["name"])
+            if found:
+                return settings_line(find(found, "data"))
+    return "settings: their ConfigMap is gone; make restart makes it anew"
 
 
 def settings_line(values: Mapping[str, Any]) -> str:
-    """The preset and what differs from it, of settings as text or typed."""
-    preset, fields = str(values.get("PRESET", "tiny")), SETTINGS
-    said = read_file(ROOT / "presets" / f"{preset}.env", preset, ()).values
-
-    def typed(name: str, value: Any) -> Any:
-        try:
-            return fields[name].parse(value) if isinstance(value, str) else value
-        except ValueError:  # of another version
-            return value
-
-    of_preset = Config(
-        **{name.lower(): typed(name, text) for name, text in said.items() if name in fields}
-    )
+    """Name the preset, and what differs from it. Values may be text, or typed."""
+    preset = str(values.get("PRESET", "tiny"))
+    try:
+        usual = Config.of_preset(PRESET=preset).values()
+    except SettingsError:  # a preset of another version
+        usual = Config().derived().values()
     own = []
     for name, value in sorted(values.items()):
-        if name in ITS_OWN or value in (None, ""):
+        if name in TOLD_ELSEWHERE or value in (None, ""):
             continue
-        if name not in fields:
-            own.append(f"{name}={value}")  # of the network, or the launcher
-        elif typed(name, value) not in (
-            getattr(of_preset, name.lower()),
-            getattr(of_preset.derived(), name.lower()),
-        ):
-            own.append(f"{name}={format_value(value)}")
-    return f"settings: PRESET={preset}" + (" and " + " ".join(own) if own else ", nothing else")
+        text = value if isinstance(value, str) else format_value(value)
+        try:
+            is_usual = SETTINGS[name].parse(text) == usual[name]
+        except (ValueError, KeyError):  # of another version, or of the launcher
+            is_usual = False
+        if not is_usual:
+            own.append(f"{name}={text}")
+    if not own:
+        return f"settings: PRESET={preset}, nothing else"
+    return f"settings: PRESET={preset} and {' '.join(own)}"
 
 
-def volume(place: Place, target: Target) -> list[str]:
+def describe_volume(place: Place, target: Target) -> str:
     name = place.value("volume")
     claim = target.get("pvc", name)
     if claim is None:
-        return [f"volume: VOLUME={name} is not there; make train-8xa100 makes it"]
-    status, spec = claim.get("status") or {}, claim["spec"]
-    size = (status.get("capacity") or {}).get("storage") or spec["resources"]["requests"]["storage"]
-    return [
-        f"volume: {name}, {size}, {status.get('phase', 'Pending')}, {'/'.join(spec.get('accessModes') or [])}, "
-        f"storage class {spec.get('storageClassName') or 'of the cluster'}"
-    ]
-
-
-def conditions(pod: Thing) -> list[str]:
-    """The conditions of a pod that do not hold, or that say why it is taken away."""
-    found = []
-    for kind in CONDITIONS:
-        one = words.condition(pod, kind)
-        if one.get("reason") == "PodCompleted":
-            continue
-        if one and (one.get("status") != "True") != (kind == "DisruptionTarget"):
-            said = words.one_line(str(one.get("message", "")), 200)
-            found.append(
-                f"{kind}={one['status']} {one.get('reason', '')}{': ' + said if said else ''}".rstrip()
-            )
-    return found
+        return f"volume: VOLUME={name} is not there; make train-8xa100 makes it"
+    status = find(claim, "status")
+    spec = claim["spec"]
+    size = find(status, "capacity").get("storage") or spec["resources"]["requests"]["storage"]
+    modes = "/".join(spec.get("accessModes") or [])
+    storage_class = spec.get("storageClassName") or "of the cluster"
+    phase = status.get("phase", "Pending")
+    return f"volume: {name}, {size}, {phase}, {modes}, storage class {storage_class}"
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -210,19 +216,15 @@ def of_here(paths: RunPaths) -> tuple[int, str]:
     except RunConfigError as error:
         return error.exit_code, str(error)
     if not stored:
-        text = (
-            f"{paths.config}: is missing, so nothing is known of the run's settings and attempts."
+        return BAD_DATA, (
+            f"{paths.config}: is missing, so nothing is known of the run's settings and attempts. "
+            "If the run has trained, restore the file from a copy."
         )
-        if list_checkpoints(paths.checkpoints):
-            text += " Restore it from a copy."
-        return BAD_DATA, f"{text} make status shows how far the run is."
     attempts = stored.get("attempts", [])
     count = "1 attempt" if len(attempts) == 1 else f"{len(attempts)} attempts"
     lines = [
         f"run {paths.name} in {show_path(paths.folder)}: {count}",
-        settings_line(
-            {key: value for key, value in stored["settings"].items() if key != "ENV_FILE"}
-        ),
+        settings_line(stored["settings"]),
     ]
     for number, facts in enumerate(attempts, start=1):
         lines.append(f"attempt {number}: {describe_attempt(facts)}")

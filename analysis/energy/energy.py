@@ -94,13 +94,13 @@ def join(run: Run, prices: Prices) -> Energy | None:
     )
     wanted = np.array([attempt.world_size or 0 for attempt in ran])
     remarks += [
-        f"attempt {k} had {wanted[k]} processes, and {n} {'GPU was' if n == 1 else 'GPUs were'} sampled: the "
+        f"attempt {k + 1} had {wanted[k]} processes, and {n} {'GPU was' if n == 1 else 'GPUs were'} sampled: the "
         "joules are theirs alone, and steps have none"
         for k, n in enumerate(sampled.sum(axis=1))
         if 0 < n < wanted[k]
     ]
     remarks += [
-        f"{n} GPUs were sampled and attempt {k} had {wanted[k]} process{'es' * bool(wanted[k] > 1)}: "
+        f"{n} GPUs were sampled and attempt {k + 1} had {wanted[k]} process{'es' * bool(wanted[k] > 1)}: "
         f"the joules and the cost are of all {n}, and steps have none; CUDA_VISIBLE_DEVICES beside make "
         "gpu-sampler samples fewer"
         for k, n in enumerate(sampled.sum(axis=1))

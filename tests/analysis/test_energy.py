@@ -238,7 +238,7 @@ def test_where_a_node_was_not_sampled_steps_have_no_joules_and_half_is_not_cover
         joules((10, 12))
     )
     assert result.coverage == pytest.approx(0.5) and result.cost == pytest.approx(4 * 30 / 3600)
-    assert result.remarks[-1].startswith("attempt 0 had 4 processes, and 2 GPUs were sampled")
+    assert result.remarks[-1].startswith("attempt 1 had 4 processes, and 2 GPUs were sampled")
 
 
 def test_where_more_gpus_were_sampled_than_the_run_had_steps_have_no_joules(tmp_path: Path) -> None:
@@ -249,7 +249,7 @@ def test_where_more_gpus_were_sampled_than_the_run_had_steps_have_no_joules(tmp_
     assert np.isnan(result.energy_j).all() and np.isfinite(result.steps["gpu0"]).all()
     assert result.total.joules == pytest.approx(4 * joules((0, 30)) + (50 + 100 + 150) * 30)
     assert result.remarks[-1] == (
-        "4 GPUs were sampled and attempt 0 had 1 process: the joules and the cost are of all "
+        "4 GPUs were sampled and attempt 1 had 1 process: the joules and the cost are of all "
         "4, and steps have none; CUDA_VISIBLE_DEVICES beside make gpu-sampler samples fewer"
     )
     said = energy.text("r", load(folder), result)

@@ -142,7 +142,7 @@ def test_under_the_pointer_are_the_recorded_numbers(one: Browser) -> None:
     assert (
         said(one, "Throughput", 123)[1].split(" ")[0] == f"{float(f'{BATCH / SECONDS[122]:.9g}'):,}"
     )
-    assert "resumed, attempt 1 (step 400)" in said(one, "Learning rate", 400)
+    assert "resumed, attempt 2 (step 400)" in said(one, "Learning rate", 400)
     assert one.complaints == []
 
 

@@ -233,7 +233,7 @@ def test_the_page_has_evaluations_and_what_happened_with_their_words(drawn):
     ]
     assert run["events"] == [
         {"kind": "checkpoint", "step": 2, "words": "checkpoint, 1.0 MiB, 0.50 s"},
-        {"kind": "resume", "step": 2, "words": "resumed, attempt 1"},
+        {"kind": "resume", "step": 2, "words": "resumed, attempt 2"},
         {"kind": "nonfinite", "step": 3, "words": "loss or gradient not finite"},
         {"kind": "end", "step": 4, "words": "end: done"},
     ]

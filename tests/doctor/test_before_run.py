@@ -71,7 +71,7 @@ def test_what_cannot_be_stops_it_and_is_let_through_by_name(
         and stopped.stderr.startswith("FAIL  ")
     )
     last = stopped.stderr.splitlines()[-1]
-    assert last.startswith("nothing was started; ALLOW_FAIL=")
+    assert last.startswith("Nothing was started. To start anyway: ALLOW_FAIL=")
     names = last.split("ALLOW_FAIL=")[1].split()[0]
     let_through = run(tmp_path, ALLOW_FAIL=names, **settings)
     assert let_through.returncode == 0, let_through.stderr
@@ -105,8 +105,7 @@ def test_memory_of_a_cpu_is_said_once(tmp_path: Path) -> None:
         and "what would do: N_LAYER=" in stopped.stderr
     )
     assert (
-        stopped.stderr.splitlines()[-1]
-        == "nothing was started; ALLOW_FAIL=memory starts it all the same"
+        stopped.stderr.splitlines()[-1] == "Nothing was started. To start anyway: ALLOW_FAIL=memory"
     )
 
 

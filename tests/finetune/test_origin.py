@@ -117,7 +117,7 @@ def test_what_was_not_here_to_be_planned_is_planned_once_it_is(
     with hub(repositories=served(models["llama"])) as running:
         said = bring(env, running, tmp_path, code, NAME, "before-training")
         assert said.index("GiB a process") > said.index("commit ") and (
-            "nothing was started" in said
+            "Nothing was started" in said
         ) == bool(code)
         again = bring(env, running, tmp_path, 0, NAME, "before-training")
     assert "plan" not in again  # scripts/train.py has said it

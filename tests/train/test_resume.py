@@ -139,9 +139,22 @@ def test_a_last_step_that_lies_behind_is_said_and_nothing_is_done(tmp_path, data
         assert path.name == "STATUS.json" or path.read_bytes() == text
 
 
+# Else `make status` would call it "starting" while it leaves.
+TO_THE_END = """
+import sys
+from pathlib import Path
+from record import locks, run_paths
+from train import main
+paths = run_paths.RunPaths(Path(sys.argv[1]))
+main.leave = lambda: print("held to the end:", locks.is_held(paths))
+sys.exit(main.main())
+"""
+
+
 def test_a_run_without_checkpoints_cannot_be_trained_further(tmp_path, data):
     env = environment(tmp_path, data, SAVE_EVERY="0", MAX_STEPS=2)
-    train(env)
+    out = train(env, command=[sys.executable, "-c", TO_THE_END, str(tmp_path / "run")])
+    assert "held to the end: True" in out
     assert saved_steps(tmp_path / "run") == []
     out = train(env)
     assert (

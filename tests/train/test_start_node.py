@@ -22,6 +22,7 @@ STUB = """#!/usr/bin/env bash
 [[ $2 != train.start_node ]] || exec {python} "$@"
 session=$(cut -d ' ' -f 6 /proc/$$/stat)
 echo "session=$session PRESET=${PRESET-} NPROC=${NPROC-} run: $*"
+[[ $2 != train.main ]] || echo "lock: $(<"$RUNS_DIR/${RUN_NAME:-$PRESET}/.job")"
 [[ $2 != train.data.prepare || -z ${PAUSE-} ]] || sleep "$PAUSE"
 for _ in {1..600}; do [[ -n ${GATE-} && -e $GATE ]] || break; sleep 0.1; done
 if [[ $2 == "${FAILS-}" ]]; then
@@ -92,6 +93,7 @@ def test_a_recipe_for_gpus_stops_at_once_where_there_are_none(
     gpus(tmp_path, 1)
     code, out = train(env, DEVICE="cuda", ALLOW_FAIL="gpus,driver")
     assert code == 0
+    assert re.search(r"lock: pid \d+ on \S+\n", out)  # the trainer tells what it does
     assert stages(out) == ["-m train.data.prepare", "-m train.main", "-m analysis.plots"]
 
 

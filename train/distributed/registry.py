@@ -13,6 +13,14 @@ import socket
 import time
 from typing import Any, NamedTuple
 
+from record.exit_codes import (
+    BAD_DATA,
+    BAD_SETTING,
+    DONE,
+    INTERRUPTED,
+    NODES_MISSING,
+    STOPPED,
+)
 from record.status import Status
 
 log = logging.getLogger(__name__)
@@ -119,7 +127,7 @@ def last_word(facts: dict[str, Any], code: int, why: object = "") -> Verdict:
     said = " ".join(str(why).split())[:LONGEST_WHY] if isinstance(why, str) else ""
     how = (
         "was told to stop"
-        if code in (75, 143)
+        if code in (STOPPED, INTERRUPTED)
         else f"has ended with exit code {code}"
         + (f": {said}" if said.isprintable() and said else "; its log says why")
     )
@@ -174,7 +182,7 @@ class RollCall:
                 if self.verdict:
                     self.tell(self.verdict)
                     if (
-                        self.verdict.code in (0, 69)
+                        self.verdict.code in (DONE, NODES_MISSING)
                         or len(self.told) == self.size - 1
                         or now >= deadline
                     ):
@@ -183,7 +191,7 @@ class RollCall:
                     self.keep_in_touch(now)
                 self.hear()
         except Told:
-            self.verdict = last_word(self.facts, 143)
+            self.verdict = last_word(self.facts, INTERRUPTED)
             if not self.patient:
                 self.tell(self.verdict)
             return self.verdict
@@ -202,7 +210,7 @@ class RollCall:
             return Verdict(0)
         return (
             Verdict(
-                69,
+                NODES_MISSING,
                 f"after {self.timeout_s:.0f} s {self.roll()}. Look whether those were started, with this "
                 "address and port, and whether a firewall keeps the port closed",
             )
@@ -338,7 +346,7 @@ class RollCall:
         if before.heard > caller.heard:
             self.complaints.append(
                 Verdict(
-                    64,
+                    BAD_SETTING,
                     f"NODE_RANK={caller.rank} was given to both {before.facts['host']} "
                     f"({before.address}) and {caller.facts['host']} ({caller.address}); each "
                     f"node needs its own, from 0 to {self.size - 1}",
@@ -382,7 +390,7 @@ def differences(first: dict[str, Any], other: dict[str, Any]) -> list[Verdict]:
         ):
             found.append(
                 Verdict(
-                    78,
+                    BAD_DATA,
                     f"{what} is {mine} on {named(first)} and {theirs} on {named(other)}: {remedy}",
                 )
             )
@@ -396,11 +404,11 @@ def differences(first: dict[str, Any], other: dict[str, Any]) -> list[Verdict]:
             f"{named(other)}"
             for name in unequal
         )
-        found.append(Verdict(64, f"settings differ: {values}; give all nodes the same"))
+        found.append(Verdict(BAD_SETTING, f"settings differ: {values}; give all nodes the same"))
     elif other["node_rank"] not in range(1, first["nodes"]):
         found.append(
             Verdict(
-                64,
+                BAD_SETTING,
                 f"NODE_RANK={other['node_rank']} was given to {first['host']} and {other['host']}; "
                 f"each node needs its own, from 0 to {first['nodes'] - 1}",
             )

@@ -34,6 +34,7 @@ from typing import Any
 
 from hardware.ports import free_port
 from record import locks, status
+from record.exit_codes import BAD_DATA, INTERRUPTED, NODES_MISSING
 from record.locks import RunFolderError, RunIsHeld
 from record.provenance import git, version
 from record.run_paths import RunPaths, list_checkpoints
@@ -68,7 +69,7 @@ ROOMS_THAT_TRAIN = (
     "hardware",
     "train",
 )  # whose source must be equal on all nodes
-DONE = 10  # exit code of `meet` for a run that has nothing left to do; for train/launcher.py only
+RUN_IS_DONE = 10  # exit code of `meet` if nothing is left to do; for train/launcher.py only
 CONNECT_S = 5.0  # for node 0 to take a call, and to greet
 PORT_S = 60.0  # for whoever has the port to let it go: a torchrun that is about to end
 
@@ -88,15 +89,17 @@ def meet(c: Config, processes: int, site: str = "", machine: str = "") -> Verdic
     """
     paths = RunPaths.of_node(c, ROOT)
     if done := finished(c, paths):
-        return Verdict(DONE, done)
+        return Verdict(RUN_IS_DONE, done)
     facts = facts_of(c, processes) | {"site": site, "machine": machine, "device": device_of(c)}
     if c.rank_in_site:
         return call(c, facts, c.start_timeout_s)
     try:
         # a machine that is gone may keep its lock for minutes, on a disk that it shared
         lock = locks.hold_run(paths, c.start_timeout_s if in_pod() else locks.RELEASE_S)
-    except RunFolderError as error:  # in a pod another try may find it free
-        return Verdict(69 if in_pod() and isinstance(error, RunIsHeld) else 78, str(error))
+    except RunFolderError as error:
+        # in a pod another try may find it free
+        code = NODES_MISSING if in_pod() and isinstance(error, RunIsHeld) else BAD_DATA
+        return Verdict(code, str(error))
     with lock:
         state = status_of(c, paths)
         state.phase(f"{WAITING} 1/{c.site_nodes}")
@@ -116,7 +119,7 @@ def receive(
     try:
         listeners = listen(c, state, deadline)
     except Told:
-        return last_word(facts, 143), []
+        return last_word(facts, INTERRUPTED), []
     if isinstance(listeners, Verdict):
         return listeners, []
     roll_call = RollCall(facts, listeners, where(c), deadline - time.monotonic(), state, in_pod())
@@ -157,15 +160,15 @@ def call(c: Config, content: dict[str, Any], timeout_s: float) -> Verdict:
         except Unreachable as error:
             trouble = str(error)
         except Told:
-            return last_word(content, 143)
+            return last_word(content, INTERRUPTED)
         if (left := deadline - time.monotonic()) <= 0:
-            return Verdict(69, f"node 0 was not reached in {timeout_s:.0f} s: {trouble}")
+            return Verdict(NODES_MISSING, f"node 0 was not reached in {timeout_s:.0f} s: {trouble}")
         if "over" not in content:
             reminder.say(f"{trouble}; trying on", f"{trouble}; trying for {left:.0f} s more")
         try:
             time.sleep(min(1.0, left))
         except Told:
-            return last_word(content, 143)
+            return last_word(content, INTERRUPTED)
 
 
 @contextlib.contextmanager
@@ -227,7 +230,7 @@ def talk(line: Line, content: dict[str, Any], reminder: "Reminder", comes_back: 
     except Told:
         with contextlib.suppress(Lost):
             if greeted and not comes_back:
-                line.send(content | {"over": 143})
+                line.send(content | {"over": INTERRUPTED})
         raise
 
 
@@ -255,12 +258,9 @@ def listen(c: Config, state: Status, deadline: float) -> "list[socket.socket] | 
         try:
             return opened(c, reminder)
         except socket.gaierror as error:
-            verdict = Verdict(69, unresolved(c, error))
+            verdict = Verdict(NODES_MISSING, unresolved(c, error))
         except OSError as error:
-            verdict = Verdict(
-                78,
-                busy_port(c, error),
-            )
+            verdict = Verdict(BAD_DATA, busy_port(c, error))
             deadline = min(deadline, began + PORT_S)
         if (left := deadline - time.monotonic()) <= 0:
             return verdict
@@ -452,7 +452,7 @@ def main(argv: list[str]) -> int:
         log.error("%s", error)
         return error.exit_code
     except Told:
-        return 143
+        return INTERRUPTED
     log.info("%s", verdict.why or "all nodes have joined")
     return verdict.code
 

@@ -108,7 +108,7 @@ def test_a_node_of_a_run_that_is_done_waits_for_nobody(
         monkeypatch.setattr(rendezvous, part, lambda *_: pytest.fail("a roll call was made"))
     code, why = meet(nodes, rank)
     last = nodes.config.last_step
-    assert code == rendezvous.DONE
+    assert code == rendezvous.RUN_IS_DONE
     assert why == f"run run is done: {last} of {last} steps, in {nodes.paths.folder}"
     assert nodes.paths.status.read_text() == before
 
@@ -138,7 +138,7 @@ def test_a_run_past_the_last_step_is_done(nodes: Nodes) -> None:
     for name in ("step_0000100", "step_0000900", "step_x", ".trash-5"):
         (nodes.paths.checkpoints / name).mkdir(parents=True)
     code, why = meet(nodes, 1, max_steps=800)
-    assert code == rendezvous.DONE and "already at step 900, past step 800" in why
+    assert code == rendezvous.RUN_IS_DONE and "already at step 900, past step 800" in why
     assert meet(nodes, 1, max_steps=900).code == 69
 
 
