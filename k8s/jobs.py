@@ -346,8 +346,9 @@ def here(command: str, place: Place) -> int:
             f"there is no run {paths.name} in {paths.folder.parent}; make runs lists them\n"
         )
         return 78
-    if command == "logs":
-        return logs.watching(lambda: logs.of_here(place, sys.stdout.isatty()))
+    if command in ("logs", "attach"):
+        follow = command == "attach" or sys.stdout.isatty()
+        return logs.watching(lambda: logs.of_here(place, follow))
     if command == "describe":
         code, text = describe.of_here(paths)
         (sys.stderr if code else sys.stdout).write(text + "\n")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from k8s import jobs
-from record import status
+from record import locks, status
 from tests.k8s.running_job import RUN, write_checkpoint, write_run
 
 
@@ -94,6 +94,24 @@ def test_a_log_of_here_is_followed_until_the_run_is_over(
         assert jobs.main(["logs"]) == 0
         thread.join()
     assert capsys.readouterr().out == "step=1/2 loss=1\nstep=2/2 loss=1\n"
+
+
+def test_attach_shows_the_console_until_there_is_a_trainer(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    node_log = run / "logs" / "node_0.log"
+    node_log.unlink()
+    (run / "train.log").unlink()
+    (run / "console.log").write_text("tokenizing\n")
+    works = iter([True, True, False])
+    monkeypatch.setattr(locks, "has_job", lambda _: next(works))
+    monkeypatch.setattr(time, "sleep", lambda _: node_log.write_text("first step\nlast"))
+    assert jobs.main(["attach"]) == 0
+    assert capsys.readouterr().out == "tokenizing\nfirst step\nlast\n"
+    monkeypatch.setattr(locks, "has_job", lambda _: False)
+    monkeypatch.setenv("ONLY", "metrics")
+    assert jobs.main(["attach"]) == 0
+    assert capsys.readouterr().out == ""
 
 
 def test_checkpoints_of_here_are_verified_by_hash(run: Path, capsys: pytest.CaptureFixture) -> None:

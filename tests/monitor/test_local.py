@@ -117,7 +117,7 @@ def test_a_run_that_ends_while_it_is_looked_at_was_not_killed(
         paths.status.write_text(json.dumps({"phase": "done", "host": HOST}))
         return False
 
-    monkeypatch.setattr(local.status, "has_job", ends_meanwhile)
+    monkeypatch.setattr(local.locks, "has_job", ends_meanwhile)
     node = look(paths)
     assert (node.status["phase"], node.at_work) == ("done", False)
 
