@@ -67,7 +67,7 @@ def test_a_run_that_a_machine_which_is_gone_still_holds_is_waited_for(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a shared disk has it for some minutes; by hand that is refused at once."""
-    monkeypatch.setattr(status, "SETTLE_S", 0.2)
+    monkeypatch.setattr(locks, "RELEASE_S", 0.2)
     monkeypatch.setenv(*POD)
     pod = dataclasses.replace(nodes.config, start_timeout_s=4)
     with ThreadPoolExecutor() as threads:
