@@ -122,7 +122,7 @@ def test_a_trainer_that_ended_before_it_said_anything_waits_for_no_peers(
 def test_a_run_that_another_process_trains_is_left_to_it(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(status, "SETTLE_S", 0.3)
+    monkeypatch.setattr(locks, "RELEASE_S", 0.3)
     with locks.hold_run(nodes.paths):
         code, why = rendezvous.meet(nodes.config, 1)
         monkeypatch.setenv("K8S_NODE", "machine")
