@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TextIO
 
 from record.durable import make_printable
+from record.exit_codes import BAD_DATA
 from record.run_paths import RunPaths
 
 RELEASE_S = 10.0  # a trainer whose torchrun was killed holds its run this much longer, at most
@@ -18,6 +19,8 @@ HOLDER = re.compile(r"pid (\d+) on ([^\s:]+)")
 
 class RunFolderError(Exception):
     """The run folder cannot be used; the message says why and what to do."""
+
+    exit_code = BAD_DATA
 
 
 class RunIsHeld(RunFolderError):

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from record.durable import make_printable, read_object
-from record.exit_codes import BAD_DATA, BAD_SETTING, INTERRUPTED, OTHER, STOPPED
+from record.exit_codes import INTERRUPTED, OTHER, STOPPED
 from record.locks import (
     HOLDER,
     RETRY_S,
@@ -48,6 +48,8 @@ LAST_BYTES = 2**20  # of a record: some thousand steps
 
 class StopError(Exception):
     """The run was not stopped; the message says why and what to do."""
+
+    exit_code = OTHER.code
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -180,29 +182,33 @@ def describe(paths: RunPaths) -> str:
     name = f"{make_printable(paths.name):30}"
     if is_closed(paths):
         return f"{name} cannot be read (Permission denied)"
-    state: dict[str, Any] = {}
-    fault = ""
-    try:
-        state = read_object(paths.status)
-    except FileNotFoundError:
-        if os.path.lexists(paths.metrics):
-            fault = "is missing"
-    except ValueError as error:
-        fault = str(error)
+    state, fault = look_up(paths)
     remark = ""
     if fault:
-        state = recall(paths)
         source = "this is from metrics.jsonl" if state else "metrics.jsonl does not tell more"
         remark = f"  (STATUS.json {fault}; {source})"
-
     stage = read_stage(paths)
     if not state:
-        return f"{name} {stage or ('unknown' if fault else 'not started')}{remark}"
+        unknown = "unknown" if fault else "not started"
+        return f"{name} {stage or unknown}{remark}"
     phase = stage or str(state.get("phase", "?"))
     over = bool(stage) or phase in OVER
     if not over and state.get("host") == socket.gethostname() and not is_locked(paths.lock):
         phase = "ended, unknown how" if fault else f"killed while {phase}"
     return line_of(paths.name, state, phase, over, time.time()) + remark
+
+
+def look_up(paths: RunPaths) -> tuple[dict[str, Any], str]:
+    """Return the last status of a run, and what is wrong with STATUS.json; "" if nothing is."""
+    fault = ""
+    try:
+        return read_object(paths.status), fault
+    except FileNotFoundError:
+        if os.path.lexists(paths.metrics):
+            fault = "is missing"
+    except ValueError as error:
+        fault = str(error)
+    return recall(paths), fault
 
 
 def line_of(name: str, state: dict[str, Any], phase: str, over: bool, now: float) -> str:
@@ -288,11 +294,6 @@ def list_runs(paths: RunPaths) -> str:
     return "\n".join(map(describe, runs)) or f"no runs in {parent}"
 
 
-def fail(error: Exception, code: int) -> int:
-    sys.stderr.write(f"{error}\n")
-    return code
-
-
 def look_after(command: str, paths: RunPaths) -> str:
     """Do what a target asks for. Returns what to print. Raises RunFolderError, StopError."""
     if command == "runs":
@@ -309,12 +310,9 @@ def main(argv: list[str]) -> int:
     try:
         paths = RunPaths.of_node(Config.load(), ROOT)
         text = look_after(argv[0], paths)
-    except SettingsError as error:
-        return fail(error, BAD_SETTING)
-    except StopError as error:
-        return fail(error, OTHER.code)
-    except RunFolderError as error:
-        return fail(error, BAD_DATA)
+    except (SettingsError, RunFolderError, StopError) as error:
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code
     sys.stdout.write(f"{text}\n")
     return 0
 
