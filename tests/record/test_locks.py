@@ -1,5 +1,6 @@
 """record/locks.py: who works on a run."""
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -49,6 +50,16 @@ def test_a_run_is_held_as_long_as_its_trainer_lives(tmp_path: Path, processes: l
     process.kill()
     locks.wait_until_free(paths, patience_s=20)
     assert not locks.is_held(paths)
+
+
+def test_whoever_looks_at_a_lock_for_an_instant_keeps_nobody_from_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open(tmp_path / "lock", "w") as looks, open(tmp_path / "lock") as lock:
+        fcntl.flock(looks, fcntl.LOCK_SH)
+        assert not locks.take_lock(lock, patience_s=0.2)
+        monkeypatch.setattr(time, "sleep", lambda _: fcntl.flock(looks, fcntl.LOCK_UN))
+        assert locks.take_lock(lock) and locks.is_locked(tmp_path / "lock")
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
