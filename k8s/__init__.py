@@ -23,6 +23,7 @@ To look after one:
     overview    make status
     logs        make logs and make attach
     log_lines   which lines ONLY shows
+    log_errors  which lines are errors
     describe    make describe
     volume      commands in a pod that sees the volume
     checkpoints make checkpoints

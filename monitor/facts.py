@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from record.pod_line import POD_LINE
+from k8s.cluster.log_lines import POD_LINE
 
 SCHEMA = 1
 

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from hardware.host_memory import read_memory
+from k8s.cluster.log_errors import HEAD, Complaints, tells_more
 from monitor.facts import Link, Node, Progress
 from monitor.gpu_sampler.interfaces import Network
 from monitor.local_gpus import Found, GpusHere
 from monitor.tail import Tail
 from monitor.usual import Usual
 from record import locks, status
-from record.complaints import HEAD, Complaints, tells_more
 from record.run_paths import RunPaths
 from settings.config import Config
 

@@ -13,8 +13,8 @@ import statistics
 from collections.abc import Collection, Mapping, Sequence
 
 from k8s.cluster import log_lines
+from k8s.cluster.log_lines import POD_LINE
 from monitor.facts import Node, Pod, Progress, of_line
-from record.pod_line import POD_LINE
 
 KEPT = 12  # last lines of a pod
 SILENT_S = 60.0  # without a word of the teller, while the trainer speaks: it is gone

@@ -8,15 +8,15 @@ shown.
 import re
 from collections.abc import Iterable, Iterator
 
-from record.complaints import HEAD, Complaints
-from record.pod_line import POD_LINE
+from k8s.cluster.log_errors import HEAD, Complaints
 
 METRICS = re.compile(
     r"step=\d+/\d+ |train/loss|\bloss[:=] ?\S+.*\btok(?:ens)?(?:/|_per_)s|\btokens/s(?:ec)?\b|"
     r"step:? +\d+(?:/\d+)?\b.*\bloss\b"
 )
 FILE = re.compile(r"==> \S+ <==$")
-FACTS = POD_LINE + '{"schema":'  # what a pod tells of its node, for make monitor
+POD_LINE = "node-facts "  # begins a line in which a pod tells of its node, for make monitor
+FACTS = POD_LINE + '{"schema":'
 
 
 def chosen(lines: Iterable[str], only: str) -> Iterator[str]:

@@ -65,7 +65,7 @@ HINTS = {
 
 WHO = re.compile(r"\[?\brank[ =]?(\d+)\]?", re.IGNORECASE)
 HOST = re.compile(r"\brank[ =]\d+ (?:on |host=)([\w.-]+):", re.IGNORECASE)
-BEFORE = "the attempt before: "  # what the watchdog said of another attempt (complaints.HANGS)
+BEFORE = "the attempt before: "  # what the watchdog said of another attempt (log_errors.HANGS)
 LOST = "lost the connection to another process"
 # What says that processes do not hear of each other, the plainest first: the watchdog's report, which tells who hangs
 # from who waits; what one process says of itself; NCCL's and gloo's time-outs; a connection that broke.

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from k8s.cluster.log_lines import POD_LINE
 from monitor.facts import Node, of_line
 from record import metrics as record_reader
-from record.pod_line import POD_LINE
 from record.run_paths import RunPaths
 from tests.cluster_sim.cluster import Cluster
 from tests.conftest import TINY

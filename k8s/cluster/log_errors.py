@@ -1,7 +1,7 @@
-"""Which lines of a log complain: make logs ONLY=errors shows them, and a node tells the last one of its own.
+"""Which lines of a log are errors: `make logs ONLY=errors` shows them, and `make monitor` the last one of each node.
 
-A log is what several processes wrote, mixed; logs/node_N.log has a clock in front. A line that might be a complaint is
-taken rather than left out: no level stands in front of a line. Pure functions of text, standard library only.
+A log is what several processes wrote, mixed; logs/node_N.log has a clock in front. Lines have no level, so one that
+might be an error is taken rather than left out. Pure functions of text, standard library only.
 """
 
 import re
@@ -34,7 +34,7 @@ ORDINARY = re.compile(
     rf"{CLOCK}|step=\d|launch: |roll call: |checkpoint |goodput |run=|data=|node \d|stopped by |"
     r"[EWIF]\d{4} \d\d:|\S+:\d+:\d+ \[\d+\] NCCL "
 )
-LONGEST_MESSAGE = 25  # lines of an exception's own words, behind its frames
+LONGEST_MESSAGE = 25  # lines of an exception's own words, after its frames
 LONGEST_TABLE = 80  # lines between torchrun's rulers
 
 # What the watchdog says of a process that hangs, and of all that wait for it; the next attempt repeats it.
@@ -43,44 +43,55 @@ WAITS = re.compile(r"(?:the attempt before: )?waits for others: ")
 
 
 def tells_more(words: str, before: str) -> bool:
-    """Whether a line is to be told rather than the one before it, which is the rule; who hangs is behind all else
-    that this attempt complains of, and stays before those who waited for it."""
+    """Return whether a line says more than the error before it.
+
+    It does as a rule. But who hangs is the cause of all other errors of this attempt; in what an
+    earlier attempt left, it is only the cause for those who waited.
+    """
     hangs = HANGS.match(before)
-    return (
-        not hangs or bool(HANGS.match(words)) or (hangs[1] is not None and not WAITS.match(words))
-    )
+    if not hangs or HANGS.match(words):
+        return True
+    is_of_earlier_attempt = hangs[1] is not None
+    return is_of_earlier_attempt and not WAITS.match(words)
 
 
 class Complaints:
-    """Takes tracebacks whole, tables of torchrun, and every line that may be a complaint with what is below it."""
+    """Take whole tracebacks, tables of torchrun, and each line that may be an error with what is indented below it.
+
+    Attributes:
+        open: who speaks -> lines that its exception's message may still have; 0 within its frames.
+        taken: who speaks -> whether its last line was taken.
+        table: lines that a table of torchrun may still have.
+    """
 
     def __init__(self) -> None:
-        self.open: dict[
-            str, int
-        ] = {}  # who speaks -> lines that its exception's message may still have; 0: frames
-        self.below: dict[str, bool] = {}
+        self.open: dict[str, int] = {}
+        self.taken: dict[str, bool] = {}
         self.table = 0
 
     def takes(self, line: str) -> bool:
+        """Return whether the next line of the log is of an error."""
         head = HEAD.match(line)
         assert head  # all of it is optional
-        who, words = head["who"] or "", line[head.end() :]
+        who = head["who"] or ""
+        words = line[head.end() :]
         if RULER.match(words):
             self.table = 0 if self.table else LONGEST_TABLE
             return True
         if self.table:
             self.table -= 1
             return True
-        taken = self.in_traceback(who, line, words) or (
-            self.below.get(who, False)
-            if words[:1].isspace() and words.strip()
-            else bool(not QUIET.match(words) and COMPLAINT.search(words))
-        )
-        self.below[who] = taken
+        if self.in_traceback(who, line, words):
+            taken = True
+        elif words[:1].isspace() and words.strip():
+            taken = self.taken.get(who, False)
+        else:
+            taken = bool(COMPLAINT.search(words)) and not QUIET.match(words)
+        self.taken[who] = taken
         return taken
 
     def in_traceback(self, who: str, line: str, words: str) -> bool:
-        """Whether this is a part of a traceback: its head, a frame, the exception with its message, or a link."""
+        """Return whether this is a part of a traceback: its head, a frame, the message, or a link to the next."""
         if TRACEBACK.match(words):
             self.open[who] = 0
             return True
