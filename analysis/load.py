@@ -10,6 +10,7 @@ Steps are read one by one into columns: in memory are eight bytes a number.
 
 import dataclasses
 import datetime
+import itertools
 import math
 import os
 from array import array
@@ -22,7 +23,7 @@ import numpy as np
 from analysis.prices import Prices
 from analysis.record_blocks import Block, parts_of
 from record.durable import read_object
-from record.goodput import Claim, Goodput, Timeline
+from record.goodput import Claim, Goodput, Step, Timeline
 from record.metrics import GOES_BACK, STEP_KEYS
 from record.run_paths import RunPaths
 from settings import ROOT
@@ -289,29 +290,29 @@ def booked(block: Block, timeline: Timeline) -> bool:
         return np.where(values > 0, values, 0.0)  # as goodput.number has it
 
     steps, ends = block.columns["step"].astype(np.int64), block.columns["mono_s"]
-    if timeline.is_of_another_attempt(block.last):
+    if timeline.begins_attempt(block.last):
         return False
     attempt, place = timeline.attempts[-1], len(timeline.attempts) - 1
-    if attempt.mono_s is None or ends[0] <= attempt.mono_s:
+    if not attempt.is_monotonic or ends[0] <= attempt.end:
         return False
-    if timeline.steps and steps[0] <= timeline.steps[-1]:
+    if timeline.steps and steps[0] <= timeline.steps[-1].number:
         return False
     took, stalls = of("step_ms") / 1000, of("checkpoint_stall_s")
     waited = np.minimum(took, of("data_wait_s"))
-    unclaimed = timeline.unclaimed + np.cumsum(
-        np.diff(ends, prepend=attempt.mono_s) - took - stalls
-    )
+    unclaimed = timeline.unclaimed + np.cumsum(np.diff(ends, prepend=attempt.end) - took - stalls)
     if unclaimed.min() < 0:
         return False
     for i in np.flatnonzero(stalls):
         timeline.claims.append(Claim(place, float(ends[i]), float(stalls[i]), "checkpoint"))
-    timeline.steps.frombytes(steps.tobytes())
-    timeline.step_attempts.extend([place] * len(steps))
-    timeline.step_ends.frombytes(ends.tobytes())
-    timeline.trained.frombytes((took - waited).tobytes())
-    timeline.waited.frombytes(waited.tobytes())
+    columns = (ends, waited, took - waited)
+    timeline.steps += map(
+        Step,
+        steps.tolist(),
+        itertools.repeat(place),
+        *(column.tolist() for column in columns),
+    )
     timeline.unclaimed = float(unclaimed[-1])
-    attempt.mono_s = attempt.end = float(ends[-1])
+    attempt.end = float(ends[-1])
     timeline.note(block.last)
     return True
 

@@ -9,13 +9,13 @@ says what is wrong and where. A calm run is read in less than half of the time.
 
 import dataclasses
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from record.metrics import SCHEMA, parse_records
+from record.metrics import SCHEMA, find_fault, parse_line
 
 READ_BYTES = 2**25
 FEWEST = 256  # lines of which a block is worth making
@@ -38,7 +38,20 @@ class Block:
     lines: list[bytes]
 
     def records(self) -> Iterator[dict[str, Any]]:
-        yield from parse_records(self.path, self.number, self.lines)
+        yield from check_records(self.path, self.number, self.lines)
+
+
+def check_records(path: Path, number: int, lines: Sequence[bytes]) -> Iterator[dict[str, Any]]:
+    """Yield the records of lines; `number` is that of the first one in the file.
+
+    Raises ValueError naming file and line where one is not a record.
+    """
+    for offset, line in enumerate(lines):
+        record = parse_line(line)
+        if fault := find_fault(record):
+            text = line[:60].decode(errors="replace")
+            raise ValueError(f"{path} line {number + offset} {fault}: {text!r}")
+        yield record
 
 
 def parts_of(path: Path) -> Iterator[Block | dict[str, Any]]:
@@ -67,7 +80,7 @@ def grouped(path: Path, number: int, lines: list[bytes]) -> Iterator[Block | dic
             start = end
             continue
         end = max(end, start + 1)
-        yield from parse_records(path, number + start, lines[start:end])
+        yield from check_records(path, number + start, lines[start:end])
         start = end
 
 
@@ -81,7 +94,7 @@ def block_of(path: Path, number: int, lines: list[bytes]) -> Block | None:
         table = arrow_json.read_json(
             io.BytesIO(text), arrow_json.ReadOptions(block_size=len(text) + 1)
         )
-        (last,) = parse_records(path, number + len(lines) - 1, lines[-1:])
+        (last,) = check_records(path, number + len(lines) - 1, lines[-1:])
     except (pyarrow.ArrowInvalid, pyarrow.ArrowNotImplementedError, ValueError):
         return None  # no JSON, columns of mixed types, or NaN: read one by one, which takes it or names file and line
     columns = {}

@@ -194,8 +194,8 @@ def trained(shape: Shape, folder: Path, step_s: float) -> dict[str, Any]:
     found = of_record(
         [
             r
-            for r in metrics.keep_final_steps(metrics.read_records(paths.metrics))
-            if r["step"] >= warm
+            for r in metrics.read_records(paths.metrics)
+            if r["event"] == "step" and r["step"] >= warm
         ],
         int(told["BATCH_TOKENS"]),
     )

@@ -8,7 +8,6 @@ slice each look, and beside that from near its end: until both meet `behind` is 
 known. Standard library only.
 """
 
-import math
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
@@ -60,12 +59,12 @@ class Tail:
                 known.take(record)
         else:  # it is at the end, or will be at once
             self.recent = None
-            self.read(math.inf)
+            self.read()
         if known.last and (self.reader.position != before or self.progress is None):
             self.progress = known.told(reader.damaged_lines)
         return self.progress
 
-    def read(self, most_bytes: float) -> None:
+    def read(self, most_bytes: int = -1) -> None:
         records = self.reader.read_new(most_bytes)
         if self.reader.restarted:
             self.begin()

@@ -66,15 +66,11 @@ def result(c: Config, stage: Stage) -> str:
         )
         return ", ".join(told)
     if stage.tunes:
-        scores = (
-            [
-                entry["val_ppl"]
-                for entry in metrics.read_records(paths.metrics)
-                if entry["event"] == "eval" and isinstance(entry.get("val_ppl"), float)
-            ]
-            if paths.metrics.exists()
-            else []
-        )
+        scores = [
+            entry["val_ppl"]
+            for entry in metrics.read_records(paths.metrics)
+            if entry["event"] == "eval" and isinstance(entry.get("val_ppl"), float)
+        ]
         return show_path(paths.folder) + (
             f", perplexity {scores[0]:.4g} -> {scores[-1]:.4g}" if scores else ""
         )

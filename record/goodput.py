@@ -1,12 +1,12 @@
-"""Where a run's time went: every second since the first start is in one category, from the record alone.
+"""Where a run's time went: every second since its first start is in one category, from the record alone.
 
     |-- start_up --|-- data_wait, training, evaluation, checkpoint, other --|-- down --|-- start_up --| ...
-    process starts  start record                                last record  next process starts
+    process starts  start record                                  last record  next process starts
 
-    records -> claims (a time, seconds before it, category, step) -> totals: goodput, the bar
-                                                                  -> intervals -> energy
+    records -> steps and claims (seconds before a record, category) -> sums by category
+                                                                    -> intervals (analysis/energy)
 
-Inside an attempt, time is the difference of mono_s, so setting the clock changes nothing. Between attempts, which may be
+Within an attempt, time is the difference of mono_s, so setting the clock changes nothing. Between attempts, which may be
 on two machines, it is the wall clock's and never negative. A record claims the seconds that it reports, at most those
 that have passed and are not claimed yet; what no record claims is `other`. Training and data wait of a step that the
 run goes back past become lost work, as does a step whose update was skipped. An evaluation stays one. What an attempt
@@ -15,12 +15,11 @@ sets up, is training. Standard library only.
 """
 
 import dataclasses
-import math
-from array import array
 from collections.abc import Iterable, Mapping
+from math import fsum
 from typing import Any, NamedTuple
 
-from record.metrics import GOES_BACK, duration
+from record.metrics import GOES_BACK, Record, duration
 
 # Category -> its name, in the order of the summary.
 CATEGORIES = {
@@ -35,10 +34,15 @@ CATEGORIES = {
     "other": "other",
 }
 
-# The claims of one record follow each other in this order.
-ORDER = ("start_up", "checkpoint", "exchange", "data_wait", "training", "lost_work", "evaluation")
+# Event -> the categories whose seconds it reports, each with the key of its seconds.
+CLAIMS = {
+    "eval": {"evaluation": "eval_s"},
+    "end": {"checkpoint": "stall_s"},
+    "sync": {"exchange": "stall_s"},
+    "rollback": {"exchange": "stall_s", "checkpoint": "seconds"},
+}
+ANNOUNCES = ("start", "resume")
 SET_S = 0.01  # a wall clock that moved that much against the monotonic one was set
-ROUNDING_S = 1e-6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,37 +69,48 @@ class Goodput:
     @property
     def goodput(self) -> float:
         """The fraction of the time that trained what the run still has; 0 for no time at all."""
-        wall_s = self.wall_s
-        return self.seconds["training"] / wall_s if wall_s else 0.0
+        if self.wall_s == 0:
+            return 0.0
+        return self.seconds["training"] / self.wall_s
 
     def as_dict(self) -> dict[str, float]:
         """Return category -> seconds, to the millisecond, for the `end` record."""
-        return {category: round(seconds, 3) for category, seconds in self.seconds.items()}
+        rounded = {}
+        for category, seconds in self.seconds.items():
+            rounded[category] = round(seconds, 3)
+        return rounded
 
     def summary(self) -> str:
         """Return one line for the console, without what rounds to 0:00."""
-        parts = [
-            f"{name} {duration(self.seconds[category])}{self.detail(category)}"
-            for category, name in CATEGORIES.items()
-            if round(self.seconds[category])
-        ]
+        parts = []
+        for category, name in CATEGORIES.items():
+            seconds = self.seconds[category]
+            if round(seconds):
+                parts.append(f"{name} {duration(seconds)}{self.detail(category)}")
         head = f"goodput {100 * self.goodput:.1f}% of {duration(self.wall_s)}"
         return f"{head}: {', '.join(parts)}" if parts else head
 
     def detail(self, category: str) -> str:
         """Return what there is to add to a category, in parentheses; or nothing."""
-        parts: list[str] = []
+        parts = []
         if category == "start_up":
             for phase, seconds in self.start_up.items():
                 if round(seconds):
                     parts.append(f"{phase} {duration(seconds)}")
-        elif category == "lost_work":
-            for count, word in ((self.lost_steps, "lost"), (self.skipped_steps, "skipped")):
-                if count:
-                    parts.append(f"{count:,} {'step' if count == 1 else 'steps'} {word}")
-        elif category == "down" and self.attempts > 1:
+        if category == "lost_work":
+            if self.lost_steps:
+                parts.append(f"{count_steps(self.lost_steps)} lost")
+            if self.skipped_steps:
+                parts.append(f"{count_steps(self.skipped_steps)} skipped")
+        if category == "down" and self.attempts > 1:
             parts.append(f"{self.attempts:,} attempts")
         return f" ({', '.join(parts)})" if parts else ""
+
+
+def count_steps(count: int) -> str:
+    if count == 1:
+        return "1 step"
+    return f"{count:,} steps"
 
 
 @dataclasses.dataclass
@@ -105,39 +120,34 @@ class Attempt:
     Attributes:
         begin, end: seconds on its clock, from its process's start to its last record.
         down_s: seconds between the attempt before and this one.
-        mono_s: the latest of its monotonic clock. Where the records have none, begin and end are Unix seconds.
+        is_monotonic: its records have mono_s. Otherwise, begin and end are Unix seconds.
         number: its place in config.json.
-        offsets: Unix seconds minus those of its monotonic clock, one for each time that the wall clock was set.
+        offsets: Unix seconds minus those of its monotonic clock, one for each time that the wall
+            clock was set.
     """
 
     begin: float
     end: float
     down_s: float
-    mono_s: float | None
+    is_monotonic: bool
     number: int | None = None
     host: str | None = None
     world_size: int | None = None
     offsets: list[float] = dataclasses.field(default_factory=list)
 
 
-class Interval(NamedTuple):
-    """Time of one category.
+class Step(NamedTuple):
+    """A step that the run has; `attempt` is the place of its attempt, `end` on the clock of that."""
 
-    Attributes:
-        attempt: its place, from 0; of `down` that of the attempt before.
-        begin, end: seconds on the clock of that attempt.
-        step: of training, data wait and lost work.
-    """
-
+    number: int
     attempt: int
-    begin: float
     end: float
-    category: str
-    step: int | None = None
+    wait_s: float
+    train_s: float
 
 
 class Claim(NamedTuple):
-    """Seconds before a record that it reports the use of."""
+    """Seconds before a record that it reports the use of; `attempt` and `end` as of a Step."""
 
     attempt: int
     end: float
@@ -146,12 +156,12 @@ class Claim(NamedTuple):
     step: int | None = None
 
 
-def account(records: Iterable[Mapping[str, Any]], now: float | None = None) -> Goodput:
-    """Return where the time went from the first start to the last record, or to `now` in Unix seconds."""
+def account(records: Iterable[Record]) -> Goodput:
+    """Return where the time went from the first start to the last record."""
     timeline = Timeline()
     for record in records:
         timeline.add(record)
-    return timeline.totals(now)
+    return timeline.totals()
 
 
 class Timeline:
@@ -159,119 +169,126 @@ class Timeline:
 
     Attributes:
         attempts: those so far.
-        steps, step_attempts, step_ends, trained, waited: columns of the steps that the run has: number, place of the
-            attempt, seconds on its clock, seconds of training and of data wait.
-        claims: all others, in the order of the records.
+        steps: those that the run has, in order.
+        claims: of everything else, in the order of the records.
         unclaimed: seconds of this attempt that have passed and no record claims.
         start_up, lost_steps, skipped_steps: see Goodput.
     """
 
     def __init__(self) -> None:
         self.attempts: list[Attempt] = []
-        self.steps = array("q")
-        self.step_attempts = array("q")
-        self.step_ends = array("d")
-        self.trained = array("d")
-        self.waited = array("d")
+        self.steps: list[Step] = []
         self.claims: list[Claim] = []
         self.unclaimed = 0.0
         self.start_up: dict[str, float] = {}
         self.lost_steps = 0
         self.skipped_steps = 0
-        self.announced = False  # whether this attempt began with start or resume
-        self.last: Mapping[str, Any] = {}  # the last record
+        self.time = 0.0  # of the last record, in Unix seconds
+        self.is_announced = False  # whether this attempt has its start or resume
 
-    def add(self, record: Mapping[str, Any]) -> None:
+    def add(self, record: Record) -> None:
         """Take the next record."""
         event = record["event"]
-        announces = event in ("start", "resume")
-        phases = phases_of(record) if announces else {}
-        if self.is_of_another_attempt(record) or (announces and self.announced):
-            self.begin_attempt(record, sum(phases.values()))
-        else:
+        if not self.begins_attempt(record):
             self.pass_time(record)
-        self.announced = self.announced or announces
+        elif event == "gap":  # written before the attempt is ready, and the next record begins it
+            return
+        else:
+            self.begin_attempt(record)
         self.note(record)
 
-        before = self.unclaimed
-        for phase, seconds in phases.items():
-            self.start_up[phase] = self.start_up.get(phase, 0.0) + self.take(seconds)
-        self.book("start_up", before - self.unclaimed)
+        self.is_announced |= event in ANNOUNCES
+        self.add_start_up(phases_of(record))
         if event in GOES_BACK:
             self.go_back(record["step"])
         self.claim("checkpoint", number(record, "checkpoint_stall_s"))
         if event == "step":
-            took = number(record, "step_ms") / 1000
-            self.go_back(record["step"] - 1)
-            waited = self.take(min(took, number(record, "data_wait_s")))
-            self.steps.append(record["step"])
-            self.step_attempts.append(len(self.attempts) - 1)
-            self.step_ends.append(self.attempts[-1].end)
-            self.waited.append(waited)
-            self.trained.append(self.take(took - waited))
-        elif event == "eval":
-            self.claim("evaluation", number(record, "eval_s"))
+            self.add_step(record)
         elif event == "skip":
-            self.claim("lost_work", number(record, "step_ms") / 1000, record.get("step"))
+            self.claim("lost_work", number(record, "step_ms") / 1000, record["step"])
             self.skipped_steps += 1
-        elif event == "end":
-            self.claim("checkpoint", number(record, "stall_s"))
-        elif event in ("sync", "rollback"):
-            self.claim("exchange", number(record, "stall_s"))
-        if event == "rollback":
-            self.claim("checkpoint", number(record, "seconds"))
+        for category, key in CLAIMS.get(event, {}).items():
+            self.claim(category, number(record, key))
 
-    def is_of_another_attempt(self, record: Mapping[str, Any]) -> bool:
-        """Return whether the last record was of another attempt; old records do not say of which they are."""
-        if not self.last:
+    def begins_attempt(self, record: Record) -> bool:
+        """Return whether this is the first record of an attempt; old ones do not say of which."""
+        if not self.attempts:
             return True
-        before = self.attempts[-1].number
-        return before is not None and record.get("attempt", before) != before
+        if self.is_announced and record["event"] in ANNOUNCES:
+            return True
+        last = self.attempts[-1].number
+        return last is not None and record.get("attempt", last) != last
 
-    def begin_attempt(self, record: Mapping[str, Any], start_up_s: float) -> None:
-        """Take an attempt's first record: it began earlier, by the start-up that the record reports."""
-        mono_s = record.get("mono_s")
-        now = record["time"] if mono_s is None else mono_s
+    def begin_attempt(self, record: Record) -> None:
+        """Take an attempt's first record. Its process began earlier by the start-up that it reports."""
+        start_up_s = sum(phases_of(record).values())
+        now = record.get("mono_s")
+        is_monotonic = now is not None
+        if now is None:
+            now = record["time"]
         down_s = 0.0
-        if self.last:
-            down_s = max(0.0, record["time"] - start_up_s - self.last["time"])
-        self.attempts.append(Attempt(now - start_up_s, now, down_s, mono_s))
+        if self.attempts:
+            down_s = max(0.0, record["time"] - start_up_s - self.time)
+        self.attempts.append(Attempt(now - start_up_s, now, down_s, is_monotonic))
         self.unclaimed = start_up_s
-        self.announced = False
+        self.is_announced = False
 
-    def pass_time(self, record: Mapping[str, Any]) -> None:
+    def pass_time(self, record: Record) -> None:
         """Add the time since the record before, of the same attempt."""
         attempt = self.attempts[-1]
         mono_s = record.get("mono_s")
-        if mono_s is None or attempt.mono_s is None:
-            passed = max(0.0, record["time"] - self.last["time"])
+        if attempt.is_monotonic and mono_s is not None:
+            passed = mono_s - attempt.end
         else:
-            passed = max(0.0, mono_s - attempt.mono_s)
-        if mono_s is not None:
-            attempt.mono_s = max(mono_s, attempt.mono_s or mono_s)
+            passed = record["time"] - self.time
+        passed = max(0.0, passed)
         self.unclaimed += passed
         attempt.end += passed
 
-    def note(self, record: Mapping[str, Any]) -> None:
+    def note(self, record: Record) -> None:
         """Keep what a record says of its attempt."""
-        self.last = record
+        self.time = record["time"]
         attempt = self.attempts[-1]
         attempt.number = record.get("attempt", attempt.number)
         attempt.host = record.get("host", attempt.host)
         attempt.world_size = record.get("world_size", attempt.world_size)
-        if attempt.mono_s is not None and record.get("mono_s") is not None:
-            offset = record["time"] - record["mono_s"]
+        mono_s = record.get("mono_s")
+        if attempt.is_monotonic and mono_s is not None:
+            offset = record["time"] - mono_s
             if not attempt.offsets or abs(offset - attempt.offsets[-1]) > SET_S:
                 attempt.offsets.append(offset)
 
-    def claim(self, category: str, seconds: float, step: int | None = None) -> None:
-        """Claim as much of this as has passed, for a category."""
-        self.book(category, self.take(seconds), step)
+    def add_start_up(self, phases: Mapping[str, float]) -> None:
+        left = self.claim("start_up", sum(phases.values()))
+        for phase, seconds in phases.items():
+            taken = min(seconds, left)
+            left -= taken
+            self.start_up[phase] = self.start_up.get(phase, 0.0) + taken
 
-    def book(self, category: str, seconds: float, step: int | None = None) -> None:
-        if seconds > 0:
-            place = len(self.attempts) - 1
-            self.claims.append(Claim(place, self.attempts[-1].end, seconds, category, step))
+    def add_step(self, record: Record) -> None:
+        step = record["step"]
+        self.go_back(step - 1)
+        took = number(record, "step_ms") / 1000
+        wait_s = self.take(min(took, number(record, "data_wait_s")))
+        train_s = self.take(took - wait_s)
+        self.steps.append(
+            Step(
+                number=step,
+                attempt=len(self.attempts) - 1,
+                end=self.attempts[-1].end,
+                wait_s=wait_s,
+                train_s=train_s,
+            )
+        )
+
+    def claim(self, category: str, seconds: float, step: int | None = None) -> float:
+        """Claim as much of this as has passed, for a category, and return it."""
+        taken = self.take(seconds)
+        if taken > 0:
+            attempt = len(self.attempts) - 1
+            end = self.attempts[-1].end
+            self.claims.append(Claim(attempt, end, taken, category, step))
+        return taken
 
     def take(self, seconds: float) -> float:
         """Return as much of this as has passed and nothing claims, which is claimed now."""
@@ -279,64 +296,31 @@ class Timeline:
         self.unclaimed -= taken
         return taken
 
-    def go_back(self, step: int) -> None:
-        """The run is at `step`: what it trained past that is lost."""
-        while self.steps and self.steps[-1] > step:
-            seconds = self.trained.pop() + self.waited.pop()
-            place = self.step_attempts.pop()
-            claim = Claim(place, self.step_ends.pop(), seconds, "lost_work", self.steps.pop())
-            self.claims.append(claim)
+    def go_back(self, number: int) -> None:
+        """The run is at this step: what it trained past it is lost."""
+        while self.steps and self.steps[-1].number > number:
+            lost = self.steps.pop()
+            seconds = lost.wait_s + lost.train_s
+            self.claims.append(Claim(lost.attempt, lost.end, seconds, "lost_work", lost.number))
             self.lost_steps += 1
 
-    def totals(self, now: float | None = None) -> Goodput:
-        """Return the sums up to the last record, or to `now`: from that record on, time is down if it ended an attempt,
-        and else `other`."""
+    def totals(self) -> Goodput:
+        """Return the sums up to the last record."""
         seconds = dict.fromkeys(CATEGORIES, 0.0)
         for claim in self.claims:
             seconds[claim.category] += claim.seconds
-        seconds["training"] = math.fsum(self.trained)
-        seconds["data_wait"] = math.fsum(self.waited)
-        passed = math.fsum(attempt.end - attempt.begin for attempt in self.attempts)
-        seconds["other"] = max(0.0, passed - math.fsum(seconds.values()))
-        seconds["down"] = math.fsum(attempt.down_s for attempt in self.attempts)
-        if now is not None and self.last:
-            since = "down" if self.last["event"] == "end" else "other"
-            seconds[since] += max(0.0, now - self.last["time"])
+        seconds["training"] = fsum(step.train_s for step in self.steps)
+        seconds["data_wait"] = fsum(step.wait_s for step in self.steps)
+        passed = fsum(attempt.end - attempt.begin for attempt in self.attempts)
+        seconds["other"] = max(0.0, passed - fsum(seconds.values()))
+        seconds["down"] = fsum(attempt.down_s for attempt in self.attempts)
         return Goodput(
-            seconds, dict(self.start_up), self.lost_steps, self.skipped_steps, len(self.attempts)
+            seconds=seconds,
+            start_up=dict(self.start_up),
+            lost_steps=self.lost_steps,
+            skipped_steps=self.skipped_steps,
+            attempts=len(self.attempts),
         )
-
-    def intervals(self) -> list[Interval]:
-        """Return all time from the first start to the last record, in order and without gaps.
-
-        A claim ends at its record, or earlier where later claims need the room.
-        """
-        claims = [*self.claims]
-        columns = (self.step_attempts, self.step_ends, self.waited, self.trained, self.steps)
-        for place, end, waited, trained, step in zip(*columns, strict=True):
-            claims.append(Claim(place, end, waited, "data_wait", step))
-            claims.append(Claim(place, end, trained, "training", step))
-        claims.sort(key=lambda claim: (claim.attempt, claim.end, ORDER.index(claim.category)))
-
-        backward: list[Interval] = []
-        for place in reversed(range(len(self.attempts))):
-            attempt = self.attempts[place]
-            free_until = attempt.end
-            while claims and claims[-1].attempt == place:
-                claim = claims.pop()
-                if claim.end < free_until:
-                    backward.append(Interval(place, claim.end, free_until, "other"))
-                    free_until = claim.end
-                begin = free_until - claim.seconds
-                if begin < free_until:
-                    backward.append(Interval(place, begin, free_until, claim.category, claim.step))
-                    free_until = begin
-            if free_until - attempt.begin > ROUNDING_S:
-                backward.append(Interval(place, attempt.begin, free_until, "other"))
-            if place:
-                end = self.attempts[place - 1].end
-                backward.append(Interval(place - 1, end, end + attempt.down_s, "down"))
-        return backward[::-1]
 
 
 def number(record: Mapping[str, Any], key: str) -> float:
@@ -345,7 +329,7 @@ def number(record: Mapping[str, Any], key: str) -> float:
     return value if isinstance(value, int | float) and value > 0 else 0.0
 
 
-def phases_of(record: Mapping[str, Any]) -> dict[str, float]:
+def phases_of(record: Record) -> dict[str, float]:
     """Return phase -> seconds of an attempt's start-up; older records have none."""
     phases = record.get("startup_s")
     if not isinstance(phases, Mapping):

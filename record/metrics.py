@@ -5,7 +5,7 @@
 One JSON object per line. Values are raw; smoothing is for plots. What cannot be known is null. JSON has no NaN: a value
 that is not finite is written as null and named in a `nonfinite` event. New optional keys do not change `schema`, and
 readers keep keys that they do not know. After a resume the steps past the checkpoint are written again, so the last
-record of a step counts (`keep_final_steps`). Standard library only.
+record of a step counts. Standard library only.
 
 Keys of every record: `time` (Unix seconds), `mono_s` (the monotonic clock of the machine), `host`, `attempt` (0, 1, ...),
 `step`, `tokens` (trained on so far). Those of steps and evaluations stand below; other events add:
@@ -23,7 +23,7 @@ Keys of every record: `time` (Unix seconds), `mono_s` (the monotonic clock of th
                     took part, committed: true, seconds, stall_s: of these training waited, bytes: sent by this process,
                     hash: xxh3 of the fragment afterward, equal at all sites
     gap             reason: `away` (the site `replica` missed the steps from `from` to `to`) or `record removed`
-                    (metrics.jsonl was removed, replaced or cut; this is the first record since)
+                    (metrics.jsonl was removed, replaced or cut; this is the first record since then)
     end             reason: done, stopped or crashed, stall_s: seconds of the last save, goodput: seconds by category
                     since the first start (goodput.py), shares: of each source
 """
@@ -35,7 +35,7 @@ import math
 import os
 import socket
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -142,26 +142,12 @@ CHUNK_BYTES = 2**18
 
 
 def read_records(path: Path) -> Iterator[Record]:
-    """Yield the records of metrics.jsonl in order, without a last line that a kill cut short.
+    """Yield the records of metrics.jsonl in order; without the file, there are none.
 
-    Raises:
-        OSError: the file cannot be read.
-        ValueError: a line is not a record of this schema. The message names file and line.
+    A last line that a kill cut short is left out. So are damaged lines, with a warning that names
+    the first one. Raises OSError where the file exists but cannot be read.
     """
-    number = 1
-    with open(path, "rb") as file:
-        for lines in complete_lines(file):
-            yield from parse_records(path, number, lines)
-            number += len(lines)
-
-
-def parse_records(path: Path, number: int, lines: Sequence[bytes]) -> Iterator[Record]:
-    """Yield the records of lines; `number` is that of the first one in the file. Raises ValueError."""
-    for offset, value in enumerate(parse_lines(lines)):
-        if fault := find_fault(value):
-            text = lines[offset][:60].decode(errors="replace")
-            raise ValueError(f"{path} line {number + offset} {fault}: {text!r}")
-        yield value
+    return RecordReader(path).read_all()
 
 
 class RecordReader:
@@ -172,6 +158,7 @@ class RecordReader:
         size: of the file at the last look; 0 without a file.
         restarted: the last read_new() found the file removed, replaced or cut, and began anew.
         damaged_lines: complete lines so far that are not records; they are passed over.
+        first_damage: number of the first of these lines, and why it is not a record.
     """
 
     def __init__(self, path: Path, last_bytes: int | None = None):
@@ -184,11 +171,29 @@ class RecordReader:
     def begin(self, identity: tuple[int, int, bytes] | None, size: int = 0) -> None:
         """Begin anew with another file, or with none."""
         self.identity = identity
-        self.position = 0 if self.last_bytes is None else max(0, size - self.last_bytes)
+        self.position = 0
+        if self.last_bytes is not None:
+            self.position = max(0, size - self.last_bytes)
         self.size = size
+        self.lines = 0
         self.damaged_lines = 0
+        self.first_damage = ""
 
-    def read_new(self, most_bytes: float = math.inf) -> list[Record]:
+    def read_all(self) -> Iterator[Record]:
+        """Yield the records up to the end of the file, and warn of damaged lines. Raises OSError."""
+        position = -1
+        while self.position > position:
+            position = self.position
+            yield from self.read_new(CHUNK_BYTES)
+        if self.damaged_lines:
+            log.warning(
+                "%s %s. Damaged lines that are left out: %d",
+                self.path,
+                self.first_damage,
+                self.damaged_lines,
+            )
+
+    def read_new(self, most_bytes: int = -1) -> list[Record]:
         """Return the records of the lines that were completed since, about `most_bytes` of them at most.
 
         Raises OSError where the file exists but cannot be read.
@@ -214,44 +219,28 @@ class RecordReader:
                     self.position = file.tell()
             self.size = found.st_size
             file.seek(self.position)
-            return self.read_until(file, self.position + most_bytes)
+            text = file.read(most_bytes) + file.readline()
+        *lines, rest = text.split(b"\n")
+        self.position += len(text) - len(rest)
+        return self.parse(lines)
 
-    def read_until(self, file: BinaryIO, end: float) -> list[Record]:
+    def parse(self, lines: Iterable[bytes]) -> list[Record]:
         records: list[Record] = []
-        for lines in complete_lines(file):
-            self.position += sum(map(len, lines)) + len(lines)
-            for value in parse_lines(lines):
-                if find_fault(value):
-                    self.damaged_lines += 1
-                else:
-                    records.append(value)
-            if self.position >= end:
-                break
+        for line in lines:
+            self.lines += 1
+            record = parse_line(line)
+            fault = find_fault(record)
+            if not fault:
+                records.append(record)
+                continue
+            self.damaged_lines += 1
+            if not self.first_damage:
+                self.first_damage = f"line {self.lines} {fault}"
         return records
 
 
-def complete_lines(file: BinaryIO) -> Iterator[list[bytes]]:
-    """Yield the lines that have an end, many at once and without it."""
-    rest = b""
-    while chunk := file.read(CHUNK_BYTES):
-        lines = (rest + chunk).split(b"\n")
-        rest = lines.pop()
-        yield lines
-
-
-def parse_lines(lines: Sequence[bytes]) -> list[Any]:
-    """Return the JSON value of each line; None where there is none."""
-    try:
-        # All at once takes half the time of one by one.
-        values = json.loads(b"[" + b",".join(lines) + b"]")
-    except (ValueError, RecursionError):
-        values = []
-    if len(values) != len(lines):
-        values = [parse_line(line) for line in lines]
-    return values
-
-
 def parse_line(line: bytes) -> Any:
+    """Return the JSON value of a line; None where there is none."""
     try:
         return json.loads(line)
     except (ValueError, RecursionError):
@@ -280,17 +269,6 @@ def find_fault(value: Any) -> str:
 def is_number(value: Any) -> bool:
     """Return whether a value is a finite number."""
     return isinstance(value, float | int) and -math.inf < value < math.inf
-
-
-def keep_final_steps(records: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the step records in order, without those that the run went back behind."""
-    by_step: dict[int, Mapping[str, Any]] = {}
-    for record in records:
-        if record["event"] == "step":
-            by_step[record["step"]] = record
-        elif record["event"] in GOES_BACK:
-            by_step = {step: kept for step, kept in by_step.items() if step <= record["step"]}
-    return [by_step[step] for step in sorted(by_step)]
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -369,9 +347,31 @@ class Recorder:
             self.open()
 
     def open(self) -> None:
-        drop_partial_line(self.path)
+        """Open the record to go on with it, and warn of damaged lines.
+
+        A last line that a kill left without an end is cut off: the next record starts on its own.
+        """
+        reader = RecordReader(self.path)
+        self.recorded_step = 0
+        for record in reader.read_all():
+            step = record.get("step")
+            if isinstance(step, int):
+                self.recorded_step = max(self.recorded_step, step)
         self.file = open(self.path, "ab", buffering=0)  # noqa: SIM115 (open as long as the run)
-        self.written = self.file.tell()
+        self.file.truncate(reader.position)
+        self.written = reader.position
+
+    def resume(self, step: int, tokens: int) -> None:
+        """Record a gap if the record ends before this step, which the run resumes from a checkpoint.
+
+        The record is on disk before a checkpoint is, so somebody has changed it since.
+        """
+        if self.file and step > self.recorded_step:
+            self.event("gap", step, tokens, reason="record removed")
+            self.say(
+                f"{self.path}: was removed, replaced or cut since the run's last attempt, and what it had "
+                f"is gone. It ends at step {self.recorded_step} and goes on after step {step}"
+            )
 
     def entry(self, name: str, step: int, tokens: int, /, **values: Any) -> Record:
         """Return a record of this moment."""
@@ -421,9 +421,8 @@ class Recorder:
             there = os.stat(self.path)
         except FileNotFoundError:
             return False
-        return (
-            os.path.samestat(there, os.fstat(self.file.fileno())) and there.st_size >= self.written
-        )
+        is_same = os.path.samestat(there, os.fstat(self.file.fileno()))
+        return is_same and there.st_size >= self.written
 
     def begin_anew(self) -> None:
         """Open the record again, which somebody removed, replaced or cut, and record that."""
@@ -476,10 +475,3 @@ class Recorder:
             with contextlib.suppress(OSError):  # a network disk reports here what it could not keep
                 self.file.close()
             self.file = None
-
-
-def drop_partial_line(path: Path) -> None:
-    """Cut a last line that a kill left without an end, so that the next record starts on a line of its own."""
-    if path.exists():
-        complete = path.read_bytes().rfind(b"\n") + 1
-        os.truncate(path, complete)

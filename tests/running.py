@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -197,8 +197,19 @@ def saved_steps(run: Path) -> list[int]:
 
 def losses(run: Path) -> dict[int, tuple[float, float]]:
     """Step -> (loss, gradient norm) as the run's record finally has them."""
-    steps = record_reader.keep_final_steps(record_reader.read_records(run / "metrics.jsonl"))
+    steps = keep_final_steps(record_reader.read_records(run / "metrics.jsonl"))
     return {r["step"]: (r["loss"], r["grad_norm"]) for r in steps}
+
+
+def keep_final_steps(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The records of steps in order, without those that the run went back past."""
+    by_step: dict[int, dict[str, Any]] = {}
+    for record in records:
+        if record["event"] == "step":
+            by_step[record["step"]] = record
+        elif record["event"] in record_reader.GOES_BACK:
+            by_step = {step: kept for step, kept in by_step.items() if step <= record["step"]}
+    return [by_step[step] for step in sorted(by_step)]
 
 
 def tensors(run: Path, step: int) -> dict[str, torch.Tensor]:

@@ -2,8 +2,8 @@
 
     python -m analysis.energy.energy [RUN_FOLDER] [--runs-dir DIR]        exit codes as of `make plots`
 
-    metrics.jsonl -> stretches of time by cause (goodput.py) -+-> joules of each, summed by cause
-    gpu_metrics_* -> joules up to any moment (samples.py)    -+-> joules of each step -> energy_*.csv
+    metrics.jsonl -> stretches of time by cause (intervals.py) -+-> joules of each, summed by cause
+    gpu_metrics_* -> joules up to any moment (samples.py)      -+-> joules of each step -> energy_*.csv
 
 An attempt's record and a sampler of the same boot of a machine have one monotonic clock. config.json and the sampler's
 .json name that boot; where one does not, it is known by when their clocks say that it began. Else both are brought to
@@ -23,11 +23,12 @@ from pathlib import Path
 import numpy as np
 
 from analysis.energy.downsample import sampled
+from analysis.energy.intervals import Interval, place_claims
 from analysis.energy.samples import Meter, Sampler, boots_of, same_boot, samplers
 from analysis.load import Cause, Energy, RecordError, Run, load, run_folders, shown
 from analysis.prices import Prices
 from analysis.tables import WHOLE_NUMBERS, cells, write_csv
-from record.goodput import CATEGORIES, Attempt, Interval
+from record.goodput import CATEGORIES, Attempt
 from record.metrics import duration, figures
 from settings import SettingsError
 
@@ -67,7 +68,7 @@ def join(run: Run, prices: Prices) -> Energy | None:
     found, remarks = samplers(run.paths.folder) if timeline.attempts else ([], [])
     if not found:
         return None
-    ran, stretches, boots = timeline.attempts, timeline.intervals(), boots_of(run.paths.config)
+    ran, stretches, boots = timeline.attempts, place_claims(timeline), boots_of(run.paths.config)
     rested = at_rest(run, stretches)
     nodes = {sampler.node for sampler in found}
     gpus: list[Measured] = []
@@ -178,7 +179,8 @@ def step_seconds(run: Run) -> np.ndarray:
 
 def step_edges(run: Run, shifts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Where steps begin and end; one of which it is not known how long it took has no length."""
-    ends = np.array(run.timeline.step_ends) + shifts[np.array(run.timeline.step_attempts)]
+    steps = run.timeline.steps
+    ends = np.array([step.end for step in steps]) + shifts[[step.attempt for step in steps]]
     return ends - np.nan_to_num(step_seconds(run)), ends
 
 
@@ -282,7 +284,7 @@ def of_steps(
 ) -> np.ndarray:
     """Joules of all GPUs in each step; NaN where one that its attempt had is not covered, or was never sampled, and
     where more were sampled than it had."""
-    of = np.array(run.timeline.step_attempts)
+    of = np.array([step.attempt for step in run.timeline.steps])
     number = sampled[of].sum(axis=1)
     joules = np.where((number > 0) & ((number == wanted[of]) | (wanted[of] == 0)), 0.0, np.nan)
     for i, gpu in enumerate(gpus):

@@ -23,7 +23,7 @@ from k8s.cluster.target import (
 from k8s.cluster.volume import Volume
 from k8s.cluster.where import Place
 from record import status
-from record.metrics import duration, find_fault, parse_line, parse_lines, to_console
+from record.metrics import duration, find_fault, parse_line, to_console
 
 SILENT_S = 180.0  # without a heartbeat, a run that trains is looked at with suspicion
 EVENT_MINUTES = 20.0
@@ -170,8 +170,8 @@ def parsed(
     first, _, tail = rest.partition("\n")
     others = [match for line in tail.splitlines() if (match := SITE.fullmatch(line))]
     sites = {int(match[1]): as_object(match[2]) or {} for match in others}
-    lines = [line.encode() for line in tail.splitlines()]
-    records = [record for record in parse_lines(lines) if not find_fault(record)]
+    values = [parse_line(line.encode()) for line in tail.splitlines()]
+    records = [record for record in values if not find_fault(record)]
     return float(clock or 0), as_object(first) or {}, dict(sorted(sites.items())), records
 
 

@@ -19,7 +19,7 @@ from analysis.load import Energy, load
 from analysis.prices import Prices
 from analysis.tables import write_tables
 from tests.analysis.test_samples import sidecar, write
-from tests.record.test_goodput import START, Clock
+from tests.record.clock import START, Clock
 
 FREE = Prices(None, None)
 NODES = {"event": "start", "world_size": 4}

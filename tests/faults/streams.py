@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from record import metrics as record_reader
-from tests.running import ROOT, environment
+from tests.running import ROOT, environment, keep_final_steps
 
 # 16 windows a step, 12 of one source, 1.4 times round it, and 4 of the other, 2.4 times; shards have 31 or more
 SETTINGS = {
@@ -82,9 +82,7 @@ def prepare(env: dict[str, str], *what: str) -> str:
 
 def steps(folder: Path) -> list[Mapping[str, Any]]:
     """The records of a run's steps, as it finally has them."""
-    return list(
-        record_reader.keep_final_steps(record_reader.read_records(folder / "run" / "metrics.jsonl"))
-    )
+    return list(keep_final_steps(record_reader.read_records(folder / "run" / "metrics.jsonl")))
 
 
 @dataclasses.dataclass

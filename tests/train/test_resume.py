@@ -13,6 +13,7 @@ from tests.running import (
     ROOT,
     environment,
     events,
+    keep_final_steps,
     losses,
     same,
     saved_steps,
@@ -198,9 +199,7 @@ def test_steps_past_the_horizon_train_on_at_the_lowest_rate(tmp_path, data):
     train(env)
     out = train(env | {"MAX_STEPS": "14"})
     assert "resumed from step_0000010 at step 10/14" in out
-    steps = record_reader.keep_final_steps(
-        record_reader.read_records(tmp_path / "run" / "metrics.jsonl")
-    )
+    steps = keep_final_steps(record_reader.read_records(tmp_path / "run" / "metrics.jsonl"))
     assert [r["lr"] for r in steps[9:]] == [pytest.approx(3e-4)] * 5
 
 

@@ -126,6 +126,31 @@ def test_a_record_that_is_removed_during_training_begins_anew_and_the_run_is_don
     assert "was removed, replaced or cut during training" in out and "goodput " in out
 
 
+def test_a_record_that_is_removed_or_damaged_between_two_starts_is_reported_at_the_second(
+    tmp_path: Path, data: dict[str, str]
+) -> None:
+    env, record = environment(tmp_path, data), tmp_path / "run" / "metrics.jsonl"
+    train(env | {"MAX_STEPS": "10"})
+    record.unlink()
+    out = train(env | {"MAX_STEPS": "20"})
+    gap, resume, *rest = read_records(record)
+    assert (gap["event"], gap["reason"], gap["step"]) == ("gap", "record removed", 10)
+    start_up_s = sum(resume["startup_s"].values())
+    assert rest[-1]["goodput"]["start_up"] == pytest.approx(start_up_s, abs=0.01)
+    assert f"{record}: was removed, replaced or cut since the run's last attempt" in out
+    assert "goes on after step 10" in out
+
+    with open(record, "a") as file:
+        file.write("no record\n")
+    out = train(env | {"MAX_STEPS": "30"})
+    before, _, after = out.partition("step=21/30")
+    damage = " is not a record of a run. Damaged lines that are left out: 1"
+    assert f"{record} line " in before and damage in before
+    assert damage in after and "goodput " in after  # at the end once more
+    events = [entry["event"] for entry in read_records(record)]
+    assert events.count("gap") == 1 and events[-1] == "end"
+
+
 @pytest.mark.slow
 def test_closing_the_terminal_saves_and_stops_and_a_lost_one_does_no_harm(tmp_path, data):
     for name, hang_up in (("hung up", True), ("lost", False)):
