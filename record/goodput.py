@@ -75,10 +75,7 @@ class Goodput:
 
     def as_dict(self) -> dict[str, float]:
         """Return category -> seconds, to the millisecond, for the `end` record."""
-        rounded = {}
-        for category, seconds in self.seconds.items():
-            rounded[category] = round(seconds, 3)
-        return rounded
+        return {category: round(seconds, 3) for category, seconds in self.seconds.items()}
 
     def summary(self) -> str:
         """Return one line for the console, without what rounds to 0:00."""

@@ -166,11 +166,11 @@ class RecordReader:
         self.path = path
         self.last_bytes = last_bytes
         self.restarted = False
-        self.begin(None)
+        self.begin(b"", 0)
 
-    def begin(self, identity: tuple[int, int, bytes] | None, size: int = 0) -> None:
+    def begin(self, first_line: bytes, size: int) -> None:
         """Begin anew with another file, or with none."""
-        self.identity = identity
+        self.first_line = first_line  # which is like no other: it has host and time
         self.position = 0
         if self.last_bytes is not None:
             self.position = max(0, size - self.last_bytes)
@@ -199,25 +199,23 @@ class RecordReader:
         Raises OSError where the file exists but cannot be read.
         """
         before = self.position
-        self.restarted = False
         try:
             file = open(self.path, "rb")  # noqa: SIM115 (closed below)
         except FileNotFoundError:
-            self.begin(None)
+            self.begin(b"", 0)
             self.restarted = before > 0
             return []
         with file:
-            found = os.fstat(file.fileno())
-            # The first line, too: a new file may get the inode of the old one.
-            identity = (found.st_dev, found.st_ino, file.readline(CHUNK_BYTES))
-            if identity != self.identity or found.st_size < self.position:
-                self.begin(identity, found.st_size)
-                self.restarted = before > 0
-                if self.position > 0:
+            size = os.fstat(file.fileno()).st_size
+            first_line = file.readline(CHUNK_BYTES)
+            is_another = first_line != self.first_line or size < self.position
+            if is_another:
+                self.begin(first_line, size)
+                if self.position > 0:  # go on to the begin of a line
                     file.seek(self.position - 1)
-                    file.readline()
-                    self.position = file.tell()
-            self.size = found.st_size
+                    self.position += len(file.readline()) - 1
+            self.restarted = is_another and before > 0
+            self.size = size
             file.seek(self.position)
             text = file.read(most_bytes) + file.readline()
         *lines, rest = text.split(b"\n")

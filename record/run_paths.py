@@ -18,7 +18,9 @@ def name_checkpoint(step: int) -> str:
 def step_of_checkpoint(name: str) -> int | None:
     """Return the step of a checkpoint's folder; None for any other name, such as that of an unfinished one."""
     match = CHECKPOINT.fullmatch(name)
-    return int(match[1]) if match else None
+    if match is None:
+        return None
+    return int(match[1])
 
 
 def list_checkpoints(folder: Path) -> list[int]:
@@ -28,8 +30,12 @@ def list_checkpoints(folder: Path) -> list[int]:
     """
     if not folder.is_dir():
         return []
-    steps = map(step_of_checkpoint, os.listdir(folder))
-    return sorted(step for step in steps if step is not None)
+    steps = []
+    for name in os.listdir(folder):
+        step = step_of_checkpoint(name)
+        if step is not None:
+            steps.append(step)
+    return sorted(steps)
 
 
 class RunPaths:
@@ -62,36 +68,40 @@ class RunPaths:
 
         # Held by a process, which wrote its pid into it
         self.lock = folder / ".lock"  # node 0, while it trains or calls the roll
-        self.job = (
-            folder / f".job{own}"
-        )  # train/start_node.py, from preparing data to plots, and its stage
+        # train/start_node.py, from preparing data to plots, and its stage
+        self.job = folder / f".job{own}"
         self.last_word = folder / ".over"  # exit code of a site's pod, for the lighthouse's pod
         self.gpu_lock = folder / f".gpu_sampler{own}"  # the sampler of this node's GPUs
 
         self.wandb = folder / "wandb"  # W&B's own files
-        self.wandb_state = (
-            folder / "wandb.json"
-        )  # the run's id and URL at W&B, and its last step there
+        # the run's id and URL at W&B, and its last step there
+        self.wandb_state = folder / "wandb.json"
 
     @classmethod
-    def of(cls, runs_dir: str, run_name: str, root: Path, node: int = 0) -> "RunPaths":
+    def of(cls, runs_dir: str, run_name: str, root: Path) -> "RunPaths":
         """Return the paths of a run; a relative RUNS_DIR starts at the repository's root."""
-        return cls((root / runs_dir / run_name).absolute(), node)
+        folder = root / runs_dir / run_name
+        return cls(folder.absolute())
 
     @classmethod
     def of_node(cls, c: Any, root: Path) -> "RunPaths":
         """Return those of the node that a Config is for."""
-        return cls((root / c.run_folder).absolute(), c.rank_in_site)
+        folder = root / c.run_folder
+        return cls(folder.absolute(), c.rank_in_site)
 
     def of_site(self, site: int) -> "RunPaths":
         """Return those of another site of this run; called on the first's."""
-        return RunPaths(self.folder / f"{SITE}{site}", self.node) if site else self
+        if site == 0:
+            return self
+        return RunPaths(self.folder / f"{SITE}{site}", self.node)
 
     @property
     def name(self) -> str:
         """The run's name, with its site where that is not the first."""
-        inner = re.fullmatch(SITE + "[1-9][0-9]*", self.folder.name)
-        return f"{self.folder.parent.name}/{self.folder.name}" if inner else self.folder.name
+        name = self.folder.name
+        if re.fullmatch(SITE + "[1-9][0-9]*", name):
+            return f"{self.folder.parent.name}/{name}"
+        return name
 
     def node_log(self, node: int) -> Path:
         """Return the log of a node's first process; each file has one writer."""

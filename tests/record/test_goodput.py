@@ -38,7 +38,7 @@ def test_a_plain_run_is_start_up_steps_evaluation_and_saving() -> None:
     assert result.goodput == pytest.approx(19.25 / 42.5)
 
 
-def test_synchronizations_between_sites_have_a_category_of_their_own() -> None:
+def test_synchronizations_have_a_category_and_a_rollback_loses_the_steps_past_it() -> None:
     """Training waits for a part of each, and for one that fails; a site that was away comes back later."""
     run = Clock()
     run.start()
@@ -57,6 +57,7 @@ def test_synchronizations_between_sites_have_a_category_of_their_own() -> None:
         "checkpoint": 0.25,
         "other": 0.25,
     }
+    assert account(run.records).lost_steps == 2
 
 
 def test_a_killed_run_loses_the_steps_past_its_checkpoint_and_the_time_between() -> None:
@@ -88,21 +89,6 @@ def test_a_skipped_step_is_lost_work_and_what_precedes_it_is_not_counted_twice()
     run.steps(3, 3)
     assert seconds_of(run) == {"training": 6.0, "lost_work": 4.5, "checkpoint": 0.5}
     assert (account(run.records).skipped_steps, account(run.records).lost_steps) == (2, 0)
-
-
-def test_a_rollback_loses_the_steps_past_it_and_its_own_time_is_the_checkpoints() -> None:
-    run = Clock()
-    run.start()
-    run.steps(1, 9)
-    run.write("rollback", 5, 7.0, seconds=6.0)
-    run.steps(6, 7)
-    expected = {"training": 7 * 2.0, "lost_work": 4 * 2.0, "checkpoint": 6.0, "other": 1.0}
-    assert seconds_of(run) == expected
-    run.resume(3, down=1.0)
-    run.steps(4, 4)  # and past that a damaged checkpoint
-    expected |= {"training": 4 * 2.0, "lost_work": (4 + 4) * 2.0, "down": 1.0}
-    assert seconds_of(run) == expected
-    assert account(run.records).lost_steps == 8
 
 
 @pytest.mark.fault(20)

@@ -155,16 +155,7 @@ def test_a_reader_begins_anew_where_the_file_is_another_one(
     assert reader.read_new() == [] and not reader.restarted
 
 
-def test_a_reader_begins_anew_where_the_file_was_cut(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    path.write_text(lines_of(1, 2, 3))
-    reader = RecordReader(path)
-    reader.read_new()
-    os.truncate(path, len(lines_of(1, 2)))
-    assert steps_in(reader.read_new()) == [1, 2] and reader.restarted
-
-
-def test_a_reader_reports_once_that_the_file_was_removed(tmp_path: Path) -> None:
+def test_a_reader_reports_once_that_the_file_was_removed_or_cut(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text(lines_of(1))
     reader = RecordReader(path)
@@ -174,6 +165,8 @@ def test_a_reader_reports_once_that_the_file_was_removed(tmp_path: Path) -> None
     assert reader.read_new() == [] and not reader.restarted
     path.write_text(lines_of(1, 2))
     assert steps_in(reader.read_new()) == [1, 2] and not reader.restarted
+    os.truncate(path, len(lines_of(1)))
+    assert steps_in(reader.read_new()) == [1] and reader.restarted
 
 
 def test_a_reader_may_take_a_part_at_a_time_or_only_the_end(tmp_path: Path) -> None:
@@ -189,7 +182,8 @@ def test_a_reader_may_take_a_part_at_a_time_or_only_the_end(tmp_path: Path) -> N
     assert len(RecordReader(path).read_new(most_bytes=1)) == 1  # never less than a line
     two_lines = len(lines_of(99, 100))
     for last_bytes, expected in ((two_lines, 2), (two_lines - 1, 1), (10**9, 100)):
-        assert len(RecordReader(path, last_bytes).read_new()) == expected
+        reader = RecordReader(path, last_bytes)
+        assert (len(reader.read_new()), reader.damaged_lines) == (expected, 0)
 
 
 class Disk:
