@@ -2,7 +2,7 @@
 
 import pytest
 
-from record.goodput import CATEGORIES, account
+from record.goodput import CATEGORIES, Timeline, account
 from tests.record.clock import START, Clock, run_at_random
 from tests.running import keep_final_steps
 
@@ -112,6 +112,10 @@ def test_a_monotonic_clock_that_goes_back_passes_no_time_twice() -> None:
     run.mono += 100
     run.steps(4, 4)
     assert seconds_of(run) == {"training": 6.0, "other": 2.0}
+    timeline = Timeline()
+    for entry in run.records:
+        timeline.add(entry)
+    assert [step.end for step in timeline.steps] == [5002.0, 5004.0, 5004.0, 5008.0]
 
 
 @pytest.mark.fault(20)
@@ -150,10 +154,11 @@ def test_an_attempt_that_speaks_before_it_is_ready_is_one_attempt() -> None:
     run.attempt = 1
     run.mono = 100.0
     run.write("signal", 2, 10.0)
-    run.write("resume", 2, 4.0, startup_s={"data": 3.0})
+    run.write("resume", 2, 4.0, startup_s={"data": 3.0, "model": 2.0})
     run.steps(3, 3)
-    assert seconds_of(run) == {"training": 6.0, "down": 10.0, "start_up": 3.0, "other": 1.0}
-    assert account(run.records).attempts == 2
+    assert seconds_of(run) == {"training": 6.0, "down": 10.0, "start_up": 4.0}
+    result = account(run.records)
+    assert (result.attempts, result.start_up) == (2, {"data": 3.0, "model": 1.0})
 
 
 def test_a_gap_before_the_start_of_an_attempt_takes_nothing_from_its_start_up() -> None:
