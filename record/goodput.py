@@ -99,7 +99,7 @@ class Goodput:
                 parts.append(f"{count_steps(self.lost_steps)} lost")
             if self.skipped_steps:
                 parts.append(f"{count_steps(self.skipped_steps)} skipped")
-        if category == "down" and self.attempts > 1:
+        if category == "down":
             parts.append(f"{self.attempts:,} attempts")
         return f" ({', '.join(parts)})" if parts else ""
 

@@ -225,6 +225,7 @@ def test_a_full_disk_loses_and_tears_no_line(
     disk.room = 0
     recorder.event("step", 6, 0, loss=1.0)
     recorder.close()  # the disk stays full, which ends no run
+    assert caplog.text.count("cannot be written") == 2
     assert steps_in(list(read_records(paths.metrics))) == [1, 2, 3, 4, 5]
     recorder.event("end", 6, 0)  # of a closed record: nothing
 
@@ -233,8 +234,8 @@ def cut(path: Path) -> None:
     os.truncate(path, 0)
 
 
-def cut_within_a_line(path: Path) -> None:
-    os.truncate(path, 10)
+def cut_within_the_last_line(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 10)
 
 
 def move_away(path: Path) -> None:
@@ -246,13 +247,14 @@ def replace_by_a_copy(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "harm", [Path.unlink, move_away, replace_by_a_copy, cut, cut_within_a_line]
+    "harm", [Path.unlink, move_away, replace_by_a_copy, cut, cut_within_the_last_line]
 )
 def test_a_record_that_is_removed_begins_anew_and_has_a_gap(
     tmp_path: Path, harm: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     paths = RunPaths(tmp_path)
     caplog.set_level("INFO")
+    paths.metrics.write_text(lines_of(1, 2, 3))
     recorder = Recorder(paths, True, 0, 10, 5)
     for step in (1, 2):
         recorder.event("step", step, 0, loss=1.0)
@@ -260,9 +262,9 @@ def test_a_record_that_is_removed_begins_anew_and_has_a_gap(
     for step in (3, 4):
         recorder.event("step", step, 0, loss=1.0)
     recorder.close()
-    gap, *steps = read_records(paths.metrics)
+    *_, gap, third, fourth = read_records(paths.metrics)
     assert (gap["event"], gap["reason"], gap["step"]) == ("gap", "record removed", 3)
-    assert steps_in(steps) == [3, 4]
+    assert steps_in([third, fourth]) == [3, 4]
     assert caplog.text.count("begins anew at step 3") == 1
 
 
@@ -282,7 +284,20 @@ def test_a_record_that_cannot_be_begun_anew_waits_in_memory(
     recorder.event("step", 4, 0, loss=1.0)
     recorder.close()
     gap, *steps = read_records(paths.metrics)
-    assert gap["event"] == "gap" and steps_in(steps) == [2, 3, 4]
+    assert (gap["event"], gap["step"]) == ("gap", 2)
+    assert steps_in(steps) == [2, 3, 4]
+
+
+def test_a_line_that_a_removed_record_has_the_begin_of_is_left_out(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path)
+    recorder = Recorder(paths, True, 0, 10, 5)
+    recorder.file = Disk(recorder.file, room=50)
+    recorder.event("step", 1, 0)
+    paths.metrics.unlink()
+    recorder.event("step", 2, 0)
+    recorder.close()
+    gap, step = read_records(paths.metrics)
+    assert (gap["event"], step["step"]) == ("gap", 2)
 
 
 @pytest.mark.parametrize(("recorded", "has_gap"), [([], True), ([1, 2], True), ([1, 3, 2], False)])
@@ -291,14 +306,17 @@ def test_a_record_that_ends_before_the_checkpoint_has_a_gap(
 ) -> None:
     paths = RunPaths(tmp_path)
     caplog.set_level("INFO")
-    paths.metrics.write_text("no record\n" + lines_of(*recorded))
+    signal = to_json(STEP | {"event": "signal", "step": "five"}) + "\n"
+    paths.metrics.write_text("no record\n" + signal + lines_of(*recorded))
+    Recorder(paths, False, 1, 10, 5).resume(3, 300)
+    assert not caplog.text
     recorder = Recorder(paths, True, 1, 10, 5)
     assert "line 1 is not a record of a run" in caplog.text
     recorder.resume(3, 300)
     recorder.event("resume", 3, 300)
     recorder.close()
     events = [record["event"] for record in read_records(paths.metrics)]
-    assert events[len(recorded) :] == ["gap"] * has_gap + ["resume"]
+    assert events[1 + len(recorded) :] == ["gap"] * has_gap + ["resume"]
     last = max(recorded, default=0)
     assert (f"It ends at step {last} and goes on after step 3" in caplog.text) == has_gap
 
