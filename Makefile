@@ -155,7 +155,7 @@ energy: setup ## Compute kWh and cost of RUN_NAME from its GPU samples
 
 .PHONY: mirror
 mirror: setup ## Send RUN_NAME to W&B and TRACKERS now: docs/trackers.md
-	@"$(PY)" -m record.trackers.mirror
+	@"$(PY)" -m record.trackers.processes
 
 ##@ Use
 .PHONY: eval

@@ -19,7 +19,7 @@ from doctor import cluster_checks, local_checks, probed, probing
 from k8s.cluster import where
 from k8s.cluster.job_spec import cluster_config
 from plan.allow_fail import refuse_unknown_checks
-from record.trackers.mirror import check_trackers
+from record.trackers.processes import check_trackers
 from settings import SettingsError
 from settings.config import Config
 from settings.finding import (

@@ -128,7 +128,7 @@ class RunPaths:
         return self.logs / f"{name}.log"
 
     def tracker_lock(self, name: str) -> Path:
-        """Return what the process that mirrors this run to a tracker holds."""
+        """Return what the process of a tracker holds."""
         return self.folder / f".{name}.lock"
 
     def gpu_metrics(self, stamp: str) -> Path:

@@ -234,7 +234,7 @@ def describe_wandb(paths: RunPaths) -> str:
 
 
 def sync_command(paths: RunPaths) -> str:
-    """Return the command that uploads the files of all attempts that were mirrored offline."""
+    """Return the command that uploads the files of all offline attempts."""
     return f"{show_path(Path(sys.prefix))}/bin/wandb sync {show_path(paths.wandb)}/offline-run-*"
 
 

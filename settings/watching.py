@@ -86,7 +86,7 @@ class Tracking(Section):
 
     wandb_mode: str = setting(
         "auto",
-        "Mirror the run to Weights & Biases. `auto` means `online` if there is a key, "
+        "Send the run to Weights & Biases. `auto` means `online` if there is a key, "
         "and `disabled` otherwise.",
         choices=("auto", "online", "offline", "disabled"),
     )

@@ -14,7 +14,9 @@ SITE = Path(__file__).resolve().parent / "site"
 
 # Constant -> the module that defines it.
 MODULES: dict[str, str] = {
-    "UPLOAD_S": "record.trackers.follow",
+    "DONE_S": "record.trackers.processes",
+    "RETRY_S": "record.trackers.follow",
+    "UPLOAD_S": "record.trackers.processes",
     "REFRESH_S": "monitor.watch",
     "CHECKPOINT_TIMEOUT_S": "train.timeouts",
     "DATA_TIMEOUT_S": "train.timeouts",

@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import re
-import resource
 import subprocess
 import sys
 import sysconfig
@@ -66,33 +65,24 @@ def python_with_trackers() -> str:
             version = f"python{sys.version_info.major}.{sys.version_info.minor}"
             (folder / "lib" / version / "site-packages" / "base.pth").write_text(site)
             uv = [Path(sys.executable).with_name("uv"), "pip", "install", "--python", python]
-            if subprocess.run(
-                [*uv, "--no-deps", "-r", folder / "pins.txt"], check=False
-            ).returncode:
+            done = subprocess.run(
+                [*uv, "--no-deps", "-r", folder / "pins.txt"],
+                check=False,
+            )
+            if done.returncode:
                 pytest.skip("no package index: tensorboard and trackio cannot be installed")
             (folder / "complete").touch()
     return str(python)
 
 
-def start(python: str, name: str, run: Path, limit: int = 0, **more: str) -> subprocess.Popen:
-    """Start the process of a tracker as the trainer does; its files have at most `limit` bytes at first."""
-
-    def set_limit() -> None:
-        if limit:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
-
+def start(python: str, name: str, run: Path, **more: str) -> subprocess.Popen:
+    """Start the process of a tracker as the trainer does."""
     mode = "offline" if name == "wandb" else "disabled"
-    env = environment(run.parent, {}, WANDB_MODE=mode, MAX_STEPS=40) | more
-    env["PYTHONDONTWRITEBYTECODE"] = "1"  # the limit would leave torn .pyc files
-    return subprocess.Popen(
-        [python, "-m", f"record.trackers.{name}_mirror"],
-        env=env,
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        preexec_fn=set_limit,
-    )
+    env = environment(run.parent, {}, WANDB_MODE=mode, MAX_STEPS=40, RETRY_S=1) | more
+    env["PYTHONDONTWRITEBYTECODE"] = "1"  # a file limit would leave torn .pyc files
+    command = [python, "-m", f"record.trackers.{name}_tracker"]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, env=env, cwd=ROOT, stdin=pipe, stdout=pipe, text=True)
 
 
 def read_values(python: str, name: str, run: Path) -> list[tuple[int, str, float, float]]:
@@ -102,13 +92,13 @@ def read_values(python: str, name: str, run: Path) -> list[tuple[int, str, float
     if name == "wandb":
         return sorted(
             (row["step"], key, value, row["_timestamp"])
-            for row in wandb_file.rows(run)
+            for row in wandb_file.read_rows(run)
             for key, value in row.items()
             if "/" in key
         )
     code = f"import json\nrun = {str(run)!r}\n{READERS[name]}\nprint('\\n' + json.dumps(values))"
-    done = subprocess.run([python, "-c", code], check=True, text=True, stdout=subprocess.PIPE)
-    return sorted(map(tuple, json.loads(done.stdout.splitlines()[-1])))
+    output = subprocess.check_output([python, "-c", code], text=True)
+    return sorted(map(tuple, json.loads(output.splitlines()[-1])))
 
 
 def find_process(lock: Path) -> int:

@@ -1,7 +1,7 @@
 """Reading back what W&B wrote into a run folder: its transaction log, with its own message classes.
 
-The file is a LevelDB log behind a header of seven bytes: blocks of 32 KiB hold pieces of records, each piece
-behind a checksum (4 bytes), a length (2) and a type (1 whole; 2, 3, 4 the first, a middle, the last of several).
+The file is a LevelDB log behind a header of seven bytes. Blocks of 32 KiB hold pieces of messages. Each piece is
+preceded by a checksum (4 bytes), a length (2) and a type (1 whole; 2, 3, 4 the first, a middle, the last of several).
 """
 
 import json
@@ -9,51 +9,45 @@ import struct
 from pathlib import Path
 from typing import Any
 
-BLOCK, HEADER, PIECE = 32768, 7, 7
+BLOCK = 32768
+HEADER = 7
 
 
-def messages(path: Path) -> list[Any]:
-    """The messages of a .wandb file, in order."""
-    from wandb.proto import wandb_internal_pb2
-
-    content, found, whole, at = path.read_bytes(), [], b"", HEADER
-    assert content[:4] == b":W&B", content[:HEADER]
-    while at + PIECE <= len(content):
-        if BLOCK - at % BLOCK < PIECE:  # too little left in the block for a piece
-            at += BLOCK - at % BLOCK
-            continue
-        _, length, kind = struct.unpack("<IHB", content[at : at + PIECE])
-        if kind == 0:
-            break
-        whole += content[at + PIECE : at + PIECE + length]
-        at += PIECE + length
-        if kind in (1, 4):
-            message = wandb_internal_pb2.Record()
-            message.ParseFromString(whole)
-            found.append(message)
-            whole = b""
-    return found
-
-
-def files(run: Path) -> list[Path]:
-    """The .wandb files of a run, oldest first."""
+def list_files(run: Path) -> list[Path]:
+    """Return the .wandb files of a run, oldest first."""
     return sorted((run / "wandb").glob("*run-*/*.wandb"))
 
 
-def folders(run: Path) -> list[Path]:
-    """The folders of those files."""
-    return [path.parent for path in files(run)]
+def read_messages(path: Path) -> list[Any]:
+    """Return the messages of a .wandb file, in order."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    content = path.read_bytes()
+    messages = []
+    whole = b""
+    for start in range(0, len(content), BLOCK):
+        block = content[start : start + BLOCK]
+        if start == 0:
+            block = block[HEADER:]
+        while len(block) > HEADER:
+            _, length, kind = struct.unpack_from("<IHB", block)
+            whole += block[HEADER : HEADER + length]
+            block = block[HEADER + length :]
+            if kind in (1, 4):
+                messages.append(Record.FromString(whole))
+                whole = b""
+    return messages
 
 
-def rows(run: Path) -> list[dict[str, Any]]:
-    """The history of a run, all its files together, each row with its _step."""
-    found = []
-    for path in files(run):
-        for message in messages(path):
+def read_rows(run: Path) -> list[dict[str, Any]]:
+    """Return the history of a run, all its files together, each row with its _step."""
+    rows = []
+    for path in list_files(run):
+        for message in read_messages(path):
             if message.WhichOneof("record_type") == "history":
-                row = {
-                    item.key or ".".join(item.nested_key): json.loads(item.value_json)
-                    for item in message.history.item
-                }
-                found.append(row | {"_step": message.history.step.num})
-    return found
+                row = {"_step": message.history.step.num}
+                for item in message.history.item:
+                    name = item.key or item.nested_key[0]
+                    row[name] = json.loads(item.value_json)
+                rows.append(row)
+    return rows

@@ -22,7 +22,7 @@ from record.metrics import Recorder
 from record.provenance import provenance
 from record.run_paths import RunPaths
 from record.status import Status
-from record.trackers.mirror import start_mirrors
+from record.trackers.processes import start_trackers
 from settings import SettingsError
 from settings.config import Config
 from settings.resume import compare_with_stored
@@ -293,7 +293,7 @@ def enter(job: Job, begun: Begun, started: Stopwatch, facts: dict[str, Any]) -> 
     )
     if world.is_first:
         gpus = visible_indices(c.nproc) if world.device.type == "cuda" else []
-        job.mirrors = start_mirrors(c, job.paths, job.recorder.say, gpus)
+        job.trackers = start_trackers(c, job.paths, job.recorder.say, gpus)
     return job
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from record.metrics import Recorder
 from record.run_paths import RunPaths
 from record.status import Status
-from record.trackers.mirror import Mirror
+from record.trackers.processes import TrackerProcess
 from settings.config import Config
 from train.checkpoint.saver import Saver
 from train.data.batch import Loader
@@ -126,7 +126,7 @@ class Job:
     kept_outer: tuple[dict[str, Any], dict[str, Any]] | None = (
         None  # a checkpoint's, until the site stands there
     )
-    mirrors: list[Mirror] = dataclasses.field(default_factory=list)
+    trackers: list[TrackerProcess] = dataclasses.field(default_factory=list)
 
     @property
     def outer(self) -> dict[str, Tensor] | None:

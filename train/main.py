@@ -21,7 +21,7 @@ from record.durable import write_whole
 from record.locks import RunFolderError
 from record.run_paths import RunPaths
 from record.status import Status
-from record.trackers.mirror import DONE_S, STOPPED_S, check_trackers, close_mirrors
+from record.trackers.processes import DONE_S, STOPPED_S, check_trackers, close_trackers
 from settings import ROOT, SettingsError
 from settings.config import Config
 from train import loop
@@ -203,7 +203,7 @@ def main(way: Way | None = None) -> int:
         hook.leave(job, code)
     if job:
         hurried = code not in (0, 75) or interrupt.asked is not None
-        close_mirrors(job.mirrors, STOPPED_S if hurried else DONE_S)
+        close_trackers(job.trackers, STOPPED_S if hurried else DONE_S)
     interrupt.release()
     if job:
         job.watch.expect(

@@ -213,7 +213,7 @@ def check_keys(found: Found, c: Config) -> set[str] | None:
         *(there if there is not None else secret.KEYS),
     }:
         found.remarks.append(
-            "no WANDB_API_KEY is set here or in the cluster: the run is not mirrored to W&B"
+            "no WANDB_API_KEY is set here or in the cluster: the run is not sent to W&B"
         )
     return there
 

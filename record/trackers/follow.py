@@ -1,6 +1,6 @@
-"""Follow the record of a run and send it to a tracker, in a process of its own that mirror.py starts.
+"""Follow the record of a run and send it to a tracker, in a process of its own that processes.py starts.
 
-    metrics.jsonl -> complete lines -> rows -> tracker
+    metrics.jsonl -> records -> rows -> tracker
 
 A row is one record as it was written. Trackers show every LOG_EVERY-th step, the first and last of an attempt, and all
 evaluations. Rows have positions, and a tracker knows the last one that it has: so each step and each evaluation is sent
@@ -16,26 +16,25 @@ import os
 import threading
 import time
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from record.metrics import GOES_BACK, Record, RecordReader, is_number
 from record.run_paths import RunPaths
-from record.trackers.mirror import TITLES
+from record.trackers.processes import REPORTED, TITLES, UPLOAD_S
 from settings import ROOT
 from settings.config import Config
 from settings.resolve import show_path
 
-STEP_NAMES = {
+# What trackers show, by the keys of a record: numbers, and numbers by source or task.
+NAMES = {
     "loss": "train/loss",
     "lr": "train/lr",
     "grad_norm": "train/grad_norm",
     "step_ms": "perf/step_ms",
     "tokens_per_s": "perf/tokens_per_s",
     "mfu": "perf/mfu",
-}
-EVAL_NAMES = {
     "val_loss": "val/loss",
     "val_bpb": "val/bpb",
     "val_ppl": "val/perplexity",
@@ -54,7 +53,7 @@ STEP, VALIDATION, FINAL_VALIDATION, CORE = range(4)
 
 POLL_S = 1.0  # between two looks at the record
 READ_BYTES = 2**24  # at a time
-UPLOAD_S = 600  # for the rest of the upload, once the trainer is gone
+RETRY_S = 30.0  # between two tries of what failed
 
 
 @dataclass(frozen=True)
@@ -83,36 +82,84 @@ def make_row(record: Record) -> Row:
         kind = FINAL_VALIDATION
     else:
         kind = VALIDATION
-    values = rename(record, EVAL_NAMES if kind else STEP_NAMES)
+    values: dict[str, Any] = {name: record.get(key) for key, name in NAMES.items()}
     for key, prefix in PREFIXES.items():
-        parts = record.get(key) or {}
-        values |= rename(parts, {name: prefix + name for name in parts})
+        for part, value in (record.get(key) or {}).items():
+            values[prefix + part] = value
+    values = {name: value for name, value in values.items() if is_number(value)}
     with contextlib.suppress(KeyError, OverflowError):
         values["train/perplexity"] = math.exp(values["train/loss"])
     return Row(find_position(step, kind), step, record["time"], values)
 
 
-def rename(record: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, float]:
-    """Return the numbers of a record by the names that trackers show."""
-    return {name: record[key] for key, name in names.items() if is_number(record.get(key))}
-
-
-class RowSelector:
-    """Select the rows that are due.
+class Tracker:
+    """The process of a tracker; subclasses know where the rows go.
 
     Attributes:
         last_sent: position of the last row that the tracker has.
         outcome: done, stopped or crashed, as the record ends; killed without an end.
     """
 
-    def __init__(self, c: Config, last_sent: int):
-        self.config = c
-        self.last_sent = last_sent
-        self.is_first = False
+    name: str
+
+    def __init__(self) -> None:
+        self.config = Config.load()
+        self.paths = RunPaths.of_node(self.config, ROOT)
+        self.last_sent = -1
         self.outcome = "killed"
+        self.is_first = False  # whether the next step is the first one of an attempt
+        self.gone = threading.Event()  # the trainer is
+        self.last_line = ""
+
+    def open(self) -> int:
+        """Connect, and return the position of the last row that is there; -1 without rows."""
+        raise NotImplementedError
+
+    def send(self, rows: list[Row]) -> None:
+        """Take all of these rows, or none where it raises OSError."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """End as the record did."""
+
+    def run(self) -> None:
+        """Send the record until the trainer is gone and all of it is sent."""
+        os.nice(10)  # training comes first
+        self.voice = os.dup(1)  # the pipe to the trainer; what a tracker starts does not get it
+        os.dup2(2, 1)
+        threading.Thread(target=self.watch, daemon=True).start()
+        try:
+            with open(self.paths.tracker_lock(self.name), "w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)  # an earlier process may still upload this run
+                self.last_sent = self.retry(self.open)
+                self.follow()
+                self.close()
+        except Exception as error:  # whatever a package raises: what is left is to report it
+            traceback.print_exc()
+            log_path = show_path(self.paths.tracker_log(self.name))
+            self.give_up(f"failed ({type(error).__name__} {error}), see {log_path}")
+
+    def watch(self) -> None:
+        """Wait for the end of the trainer, and after it only as long as is reasonable. Runs in a thread."""
+        os.read(0, 1)
+        self.gone.set()
+        time.sleep(UPLOAD_S)
+        self.give_up("did not take everything in time")
+
+    def follow(self) -> None:
+        """Send what is due, until the trainer is gone."""
+        reader = RecordReader(self.paths.metrics)
+        while True:
+            is_last = self.gone.is_set()  # before reading: all that the trainer wrote is there then
+            while records := self.retry(reader.read_new, READ_BYTES):
+                if rows := self.select(records):
+                    self.retry(self.send, rows)
+            if is_last:
+                return
+            self.gone.wait(POLL_S)
 
     def select(self, records: Iterable[Record]) -> list[Row]:
-        """Return the rows of new records."""
+        """Return the rows of new records that are due, without those that the tracker has."""
         rows = []
         for record in records:
             event = record["event"]
@@ -134,78 +181,14 @@ class RowSelector:
         self.is_first = False
         return is_first or step % self.config.log_every == 0 or step == self.config.last_step
 
-
-class Tracker:
-    """The process of a tracker; subclasses know where the rows go."""
-
-    name: str
-
-    def __init__(self) -> None:
-        self.config = Config.load()
-        self.paths = RunPaths.of_node(self.config, ROOT)
-        self.gone = threading.Event()  # the trainer is
-        self.last_line = ""
-        # The pipes from and to the trainer; what a tracker starts gets neither.
-        self.orders = os.dup(0)
-        self.voice = os.dup(1)
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        os.dup2(2, 1)
-
-    def open(self) -> int:
-        """Connect, and return the position of the last row that is there; -1 without rows."""
-        raise NotImplementedError
-
-    def send(self, rows: list[Row]) -> None:
-        """Take all of these rows, or none where it raises OSError."""
-        raise NotImplementedError
-
-    def close(self, outcome: str) -> None:
-        """End as the record did."""
-
-    def run(self) -> int:
-        """Send the record until the trainer is gone and all of it is sent. Returns the exit code."""
-        os.nice(10)  # training comes first
-        threading.Thread(target=self.watch, daemon=True).start()
-        try:
-            with open(self.paths.tracker_lock(self.name), "w") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)  # an earlier mirror of this run may still upload
-                selector = RowSelector(self.config, self.open())
-                self.follow(selector)
-                self.close(selector.outcome)
-        except (
-            Exception
-        ) as error:  # the tracker's own process may die: what is left is to report it
-            traceback.print_exc()
-            log_path = show_path(self.paths.tracker_log(self.name))
-            self.give_up(f"failed ({type(error).__name__} {error}), see {log_path}")
-        return 0
-
-    def watch(self) -> None:
-        """Wait for the end of the trainer, and after it only as long as is reasonable. Runs in a thread."""
-        os.read(self.orders, 1)
-        self.gone.set()
-        time.sleep(UPLOAD_S)
-        self.give_up("did not take everything in time")
-
-    def follow(self, selector: RowSelector) -> None:
-        """Send what is due, until the trainer is gone. What cannot be sent waits in memory."""
-        reader = RecordReader(self.paths.metrics)
-        waiting: list[Row] = []
+    def retry(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function until it raises no OSError. Meanwhile the record waits in its file."""
         while True:
-            is_last = self.gone.is_set()  # before reading: all that the trainer wrote is there then
             try:
-                while records := reader.read_new(READ_BYTES):
-                    waiting += selector.select(records)
-                if waiting:
-                    self.send(waiting)
-                waiting = []
+                return function(*arguments)
             except OSError as error:
-                if is_last:
-                    raise
-                self.say(f"cannot be written ({error}). It tries again; the run goes on")
-            if is_last:
-                return
-            self.gone.wait(POLL_S)
+                self.say(f"not sent yet ({error}). It tries again; the run goes on")
+            time.sleep(RETRY_S)
 
     def say(self, text: str) -> None:
         """Print a line for the user, and log it, but not again and again."""
@@ -219,5 +202,5 @@ class Tracker:
 
     def give_up(self, reason: str) -> None:
         """End the process at once: a thread may be deep in a tracker, whose own process ends with this one."""
-        self.say(f"{reason}. To upload the run later: make mirror RUN_NAME={self.config.run_name}")
-        os._exit(1)
+        self.say(f"{reason}. To send the run later: make mirror RUN_NAME={self.config.run_name}")
+        os._exit(REPORTED)

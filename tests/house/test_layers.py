@@ -29,7 +29,7 @@ READS_ENVIRONMENT = {
     "train/distributed/pod.py",  # K8S_NODE, by which a pod knows that it is one
     "settings/resolve.py",
     "hardware/visible_gpus.py",
-    "record/trackers/trackio_mirror.py",
+    "record/trackers/trackio_tracker.py",
     "record/trackers/wandb_env.py",
     "train/distributed/wan.py",  # POD_NETWORK, which is no setting
     "train/distributed/world.py",
@@ -75,9 +75,9 @@ STANDARD_LIBRARY_ONLY = (
 )
 IMPORTED_ONLY_BY = {  # others start these as processes of their own
     "train.main": {"finetune/main.py"},
-    "record.trackers.tensorboard_mirror": set(),
-    "record.trackers.trackio_mirror": set(),
-    "record.trackers.wandb_mirror": set(),
+    "record.trackers.tensorboard_tracker": set(),
+    "record.trackers.trackio_tracker": set(),
+    "record.trackers.wandb_tracker": set(),
     "doctor.by_torch": set(),
     "doctor.gpu_probe.probe": set(),
     "doctor.gpu_probe.probe_disk": set(),
@@ -165,7 +165,7 @@ def test_what_every_script_starts_needs_the_standard_library_only() -> None:
 
 
 def is_for_every_script(module: str) -> bool:
-    if re.fullmatch(r"record\.trackers\.(wandb|tensorboard|trackio)_mirror", module):
+    if re.fullmatch(r"record\.trackers\.(wandb|tensorboard|trackio)_tracker", module):
         return False
     return any(f"{module}.".startswith(f"{name}.") for name in STANDARD_LIBRARY_ONLY)
 

@@ -10,7 +10,7 @@ if sys.orig_argv[-2:-1] == ["-m"] and sys.orig_argv[-1] in (
     "finetune.main",
 ):
     from tests.faults import (
-        inject,  # and not in torchrun, the questions about settings, or the mirror
+        inject,  # and not in torchrun, the questions about settings, or a tracker
     )
 
     inject.install(producer=sys.orig_argv[-1] == "train.data.streaming.producer")

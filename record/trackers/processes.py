@@ -1,15 +1,15 @@
 """Start the trackers of a run, print what they report, and end with them. Nothing here waits for long or fails a run.
 
-    trainer --metrics.jsonl--> wandb_mirror.py       --network--> W&B
-                               tensorboard_mirror.py --> RUN/tensorboard/
-                               trackio_mirror.py     --> RUN/trackio/
+    trainer --metrics.jsonl--> wandb_tracker.py       --network--> W&B
+                               tensorboard_tracker.py --> RUN/tensorboard/
+                               trackio_tracker.py     --> RUN/trackio/
 
-    python -m record.trackers.mirror      mirrors RUN_NAME now: what an earlier mirror could not send, or a run that
-                                          trained without one
+    python -m record.trackers.processes     sends RUN_NAME to its trackers now: what they lack, or all of it
 
-The record of a run is metrics.jsonl. Each tracker follows it in a process of its own, so a tracker that is slow, absent
-or broken cannot slow or stop the trainer, which imports none of them. The trainer holds a pipe to each process: when it
-closes, the trainer is gone, however that happened. Standard library only.
+Each tracker follows metrics.jsonl in a process of its own, so a tracker that is slow, absent or broken cannot slow or
+stop the trainer, which imports none of them. The trainer holds a pipe to each process. When it closes, the trainer is
+gone, however that happened: the record alone cannot say so, since a trainer that is killed writes no end to it.
+Standard library only.
 """
 
 import importlib.util
@@ -28,10 +28,13 @@ from settings.config import Config
 from settings.resolve import show_path
 
 TITLES = {"wandb": "W&B", "tensorboard": "TensorBoard", "trackio": "trackio"}
-INSTALL = f"{show_path(Path(sys.executable))} -m pip install --no-deps -r requirements/trackers.txt"
+BIN = show_path(Path(sys.executable).parent)  # where the commands of a tracker are
+INSTALL = f"{BIN}/python -m pip install --no-deps -r requirements/trackers.txt"
 
+REPORTED = 3  # exit code of a tracker that failed and reported why
 DONE_S = 15.0  # how long the end of a run waits for the last upload
 STOPPED_S = 3.0  # the same for a run that was stopped or failed: it may be killed soon
+UPLOAD_S = 600  # how long a tracker tries after it was let go
 
 
 def list_trackers(c: Config) -> list[str]:
@@ -64,12 +67,15 @@ def check_trackers(c: Config) -> None:
         raise SettingsError(problems)
 
 
-class Mirror(threading.Thread):
-    """A process that mirrors the run to one tracker, and the thread that prints what it reports."""
+class TrackerProcess(threading.Thread):
+    """The process of a tracker, and the thread that prints what it reports."""
 
-    def __init__(self, title: str, process: subprocess.Popen, say: Callable[[str], object]):
+    def __init__(
+        self, name: str, run_name: str, process: subprocess.Popen, say: Callable[[str], object]
+    ):
         super().__init__(daemon=True)
-        self.title = title
+        self.title = TITLES[name]
+        self.later = f"To send the run later: make mirror RUN_NAME={run_name}"
         self.process = process
         self.say = say
         self.start()
@@ -78,30 +84,27 @@ class Mirror(threading.Thread):
         """Print each line. The pipe is unbuffered: the lock of a buffer could hang the exit of the trainer."""
         for line in self.process.stdout or ():
             self.say(line.decode(errors="replace").rstrip())
-
-    def let_go(self) -> None:
-        """Tell the process that the record is complete."""
-        if self.process.stdin:
-            self.process.stdin.close()
+        code = self.process.wait()
+        if code not in (0, REPORTED):
+            self.say(f"{self.title}: its process died with exit code {code}. {self.later}")
 
 
-def start_mirrors(
+def start_trackers(
     c: Config, paths: RunPaths, say: Callable[[str], object], gpus: Iterable[int] = ()
-) -> list[Mirror]:
+) -> list[TrackerProcess]:
     """Start a process for each tracker that is on.
 
     Args:
         gpus: NVML indices of the GPUs of this node that train: W&B records their utilization and power.
     """
-    mirrors = []
+    trackers = []
     for name in list_trackers(c):
-        title = TITLES[name]
         log_path = paths.tracker_log(name)
         try:
             log_path.parent.mkdir(exist_ok=True)
             with open(log_path, "ab") as log:
                 process = subprocess.Popen(
-                    [sys.executable, "-m", f"record.trackers.{name}_mirror", *map(str, gpus)],
+                    [sys.executable, "-m", f"record.trackers.{name}_tracker", *map(str, gpus)],
                     cwd=ROOT,
                     env=build_environment(c),
                     bufsize=0,
@@ -110,28 +113,32 @@ def start_mirrors(
                     stdout=subprocess.PIPE,
                     stderr=log,
                 )
-            mirrors.append(Mirror(title, process, say))
+            trackers.append(TrackerProcess(name, c.run_name, process, say))
         except OSError as error:
-            say(f"{title}: cannot be started ({error}). The run goes on without it")
-    return mirrors
+            say(f"{TITLES[name]}: cannot be started ({error}). The run goes on without it")
+    return trackers
 
 
-def close_mirrors(mirrors: Sequence[Mirror], patience_s: float) -> None:
-    """End the mirrors, and wait a little for the last upload; what takes longer continues by itself."""
-    for mirror in mirrors:
-        mirror.let_go()
+def close_trackers(trackers: Sequence[TrackerProcess], patience_s: float) -> None:
+    """End the pipes, which say that the record is complete, and wait a little for the last upload.
+
+    What takes longer continues by itself.
+    """
+    for tracker in trackers:
+        if tracker.process.stdin:
+            tracker.process.stdin.close()
     deadline = time.monotonic() + patience_s
-    for mirror in mirrors:
-        mirror.join(max(0.0, deadline - time.monotonic()))
-        if mirror.is_alive():
-            mirror.say(
-                f"{mirror.title}: not finished. Process {mirror.process.pid} continues in the "
-                "background; should it fail, upload the run with `make mirror`"
+    for tracker in trackers:
+        tracker.join(max(0.0, deadline - time.monotonic()))
+        if tracker.is_alive():
+            tracker.say(
+                f"{tracker.title}: not finished. Process {tracker.process.pid} continues in the "
+                f"background. {tracker.later}"
             )
 
 
 def main() -> int:
-    """Mirror the run from its record, to the end. Returns the exit code."""
+    """Send the run to its trackers from its record, to the end. Returns the exit code."""
     try:
         c = Config.load()
         check_trackers(c)
@@ -149,13 +156,10 @@ def main() -> int:
     if not paths.metrics.exists():
         sys.stderr.write(f"There is no run {paths.folder}. `make runs` lists them.\n")
         return BAD_DATA
-    mirrors = start_mirrors(c, paths, lambda line: sys.stdout.write(f"{line}\n"))
-    for mirror in mirrors:
-        mirror.let_go()
-    for mirror in mirrors:
-        mirror.join()
-    finished = [mirror for mirror in mirrors if mirror.process.wait() == 0]
-    return int(len(finished) < len(list_trackers(c)))
+    trackers = start_trackers(c, paths, lambda line: sys.stdout.write(f"{line}\n"))
+    close_trackers(trackers, 2 * UPLOAD_S)  # they end before that
+    sent = [tracker for tracker in trackers if tracker.process.poll() == 0]
+    return int(len(sent) < len(list_trackers(c)))
 
 
 if __name__ == "__main__":

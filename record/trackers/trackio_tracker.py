@@ -1,4 +1,4 @@
-"""trackio as a tracker: its database in RUN/trackio/, or in TRACKIO_DIR for a page of several runs. mirror.py starts it.
+"""trackio as a tracker: its database in RUN/trackio/, or in TRACKIO_DIR for a page of several runs. processes.py starts it.
 
 We write with trackio's storage class instead of `trackio.init` and `log`: those have a queue of their own, drop errors,
 and keep neither the time of a record nor an id by which a row is stored once. pyproject.toml pins the version for this.
@@ -8,9 +8,11 @@ import datetime
 import os
 import secrets
 import sqlite3
-import sys
+from pathlib import Path
 
 from record.trackers.follow import STEP, Row, Tracker, find_position
+from record.trackers.processes import BIN
+from settings.resolve import show_path
 
 
 class TrackioTracker(Tracker):
@@ -31,8 +33,9 @@ class TrackioTracker(Tracker):
             id_path.write_text(secrets.token_hex(8))
         self.run_id = id_path.read_text()
         self.project = self.config.wandb_project
-        command = f"TRACKIO_DIR={database} trackio show --project {self.project}"
-        self.say(f"in {database}; to look at it: {command}")
+        shown = show_path(Path(database))
+        command = f"TRACKIO_DIR={shown} {BIN}/trackio show --project {self.project}"
+        self.say(f"in {shown}; to look at it: {command}")
         last_step = SQLiteStorage.get_last_step(self.project, run_id=self.run_id)
         if last_step is None:
             return -1
@@ -57,4 +60,4 @@ class TrackioTracker(Tracker):
 
 
 if __name__ == "__main__":
-    sys.exit(TrackioTracker().run())
+    TrackioTracker().run()

@@ -1,15 +1,14 @@
-"""TensorBoard as a tracker: event files in RUN/tensorboard/. mirror.py starts it.
+"""TensorBoard as a tracker: event files in RUN/tensorboard/. processes.py starts it.
 
 Each process writes a file of its own, with one event per row. The `source_metadata` of an event has the position of its
 row, so the files themselves say which row was the last, whenever a process was killed.
 """
 
-import io
 import os
-import sys
 import time
 
 from record.trackers.follow import Row, Tracker
+from record.trackers.processes import BIN
 from settings.resolve import show_path
 
 
@@ -29,11 +28,10 @@ class TensorBoardTracker(Tracker):
                 position = event.source_metadata.writer
                 if position.isdecimal():
                     last_sent = max(last_sent, int(position))
-        name = f"events.out.tfevents.{time.time():.0f}.{os.getpid()}"
-        self.file = open(folder / name, "wb", buffering=0)  # noqa: SIM115 (open to the end)
-        self.say(
-            f"in {show_path(folder)}; to look at it: tensorboard --logdir {show_path(folder.parent)}"
-        )
+        self.file = folder / f"events.out.tfevents.{time.time():.0f}.{os.getpid()}"
+        self.file.touch()
+        command = f"{BIN}/tensorboard --logdir {show_path(folder.parent)}"
+        self.say(f"in {show_path(folder)}; to look at it: {command}")
         return last_sent
 
     def send(self, rows: list[Row]) -> None:
@@ -41,24 +39,20 @@ class TensorBoardTracker(Tracker):
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.summary.writer.record_writer import RecordWriter
 
-        buffer = io.BytesIO()
-        writer = RecordWriter(buffer)
-        for row in rows:
-            event = Event(wall_time=row.time, step=row.step)
-            event.source_metadata.writer = str(row.position)
-            for name, value in row.values.items():
-                event.summary.value.add(tag=name, simple_value=value)
-            writer.write(event.SerializeToString())
-        end = self.file.tell()
-        rest = buffer.getvalue()
+        size = self.file.stat().st_size
         try:
-            while rest:
-                rest = rest[self.file.write(rest) :]
+            with open(self.file, "ab") as file:
+                writer = RecordWriter(file)
+                for row in rows:
+                    event = Event(wall_time=row.time, step=row.step)
+                    event.source_metadata.writer = str(row.position)
+                    for name, value in row.values.items():
+                        event.summary.value.add(tag=name, simple_value=value)
+                    writer.write(event.SerializeToString())
         except OSError:
-            self.file.truncate(end)
-            self.file.seek(end)
+            os.truncate(self.file, size)
             raise
 
 
 if __name__ == "__main__":
-    sys.exit(TensorBoardTracker().run())
+    TensorBoardTracker().run()

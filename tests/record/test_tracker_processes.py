@@ -1,6 +1,5 @@
-"""record/trackers/mirror.py and wandb_env.py: which trackers are on, and the trainer's side of their processes."""
+"""record/trackers/processes.py and wandb_env.py: which trackers are on, and the trainer's side of their processes."""
 
-import dataclasses
 import json
 import os
 import subprocess
@@ -11,10 +10,13 @@ import pytest
 
 from record import status
 from record.run_paths import RunPaths
-from record.trackers import mirror, wandb_env
-from record.trackers.mirror import Mirror
+from record.trackers import processes, wandb_env
+from record.trackers.processes import TrackerProcess
 from settings import SettingsError
 from settings.config import Config
+from tests import wandb_file
+from tests.running import ROOT, environment, wait_until
+from tests.trackers import find_process
 
 KEY = ("0123456789abcdef" * 3)[:40]  # composed here, so that no search for secrets stops at it
 
@@ -40,39 +42,39 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("auto", "", True, "online"),
         ("online", KEY, False, "online"),
         ("online", "", True, "online"),
-        ("online", "", False, None),
         ("offline", "", False, "offline"),
-        ("offline", KEY, True, "offline"),
         ("disabled", KEY, True, "disabled"),
     ],
 )
 def test_the_mode_follows_from_setting_and_key(
-    home: Path, mode: str, key: str, netrc: bool, expected: str | None
+    home: Path, mode: str, key: str, netrc: bool, expected: str
 ) -> None:
     if netrc:
         (home / ".netrc").write_text(f"machine api.wandb.ai\n  login user\n  password {KEY}\n")
+    c = Config(wandb_mode=mode, wandb_api_key=key)
+    processes.check_trackers(c)
+    assert wandb_env.find_mode(c) == expected
     c = Config(wandb_mode=mode, wandb_api_key=key, trackers="trackio")
-    if expected is None:
-        with pytest.raises(SettingsError, match="WANDB_MODE=online: there is no key"):
-            mirror.check_trackers(dataclasses.replace(c, trackers=""))
-    else:
-        mirror.check_trackers(dataclasses.replace(c, trackers=""))
-        assert wandb_env.find_mode(c) == expected
-        assert mirror.list_trackers(c) == ["trackio", *["wandb"] * (expected != "disabled")]
+    assert processes.list_trackers(c) == ["trackio", *["wandb"] * (expected != "disabled")]
+
+
+def test_online_without_a_key_is_refused() -> None:
+    with pytest.raises(SettingsError, match="WANDB_MODE=online: there is no key"):
+        processes.check_trackers(Config(wandb_mode="online"))
 
 
 def test_a_key_in_netrc_counts_for_its_own_server_only(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (home / "mine").write_text(f"machine wandb.lab:8080 login user password {KEY}\n")
-    monkeypatch.setenv("NETRC", str(home / "mine"))
+    netrc = home / "mine"
+    netrc.write_text(f"machine wandb.lab:8080 login user password {KEY}\n")
+    monkeypatch.setenv("NETRC", str(netrc))
     assert wandb_env.find_key(Config()) == ""
     monkeypatch.setenv("WANDB_BASE_URL", "http://wandb.lab:8080")
     assert wandb_env.find_key(Config()) == KEY
-    (home / "mine").write_bytes(b"machine\n")  # damaged
-    assert wandb_env.find_key(Config()) == ""
-    (home / "mine").write_bytes(b"\xff\n")
-    assert wandb_env.find_key(Config()) == ""
+    for damaged in (b"machine\n", b"\xff\n"):
+        netrc.write_bytes(damaged)
+        assert wandb_env.find_key(Config()) == ""
 
 
 def test_of_the_variables_of_wandb_only_those_that_cannot_break_a_run_are_passed_on(
@@ -96,43 +98,83 @@ def test_of_the_variables_of_wandb_only_those_that_cannot_break_a_run_are_passed
 # ---- The trainer's side
 
 
-def start(code: str, lines: list[str]) -> Mirror:
+def start(code: str, lines: list[str]) -> TrackerProcess:
     process = subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        bufsize=0,
     )
-    return Mirror("W&B", process, lines.append)
+    return TrackerProcess("wandb", "run", process, lines.append)
 
 
-def test_mirrors_that_end_by_themselves_are_waited_for_and_heard_to_the_end() -> None:
+@pytest.mark.parametrize("code", [0, processes.REPORTED])
+def test_trackers_that_end_by_themselves_are_waited_for_and_heard_to_the_end(code: int) -> None:
     lines: list[str] = []
-    code = "import sys; print('a'); sys.stdin.read(); print('b')"
-    mirrors = [start(code, lines), start(code, lines)]
-    mirror.close_mirrors(mirrors, 60)
+    program = f"import sys; print('a'); sys.stdin.read(); print('b'); sys.exit({code})"
+    trackers = [start(program, lines), start(program, lines)]
+    processes.close_trackers(trackers, 60)
     assert sorted(lines) == ["a", "a", "b", "b"]
-    assert [one.process.wait() for one in mirrors] == [0, 0]
 
 
-def test_a_mirror_that_does_not_end_is_left_behind() -> None:
+def test_a_tracker_that_does_not_end_is_left_behind_and_its_death_reported() -> None:
     lines: list[str] = []
     slow = start("import time; time.sleep(600)", lines)
-    mirror.close_mirrors([slow], 0.1)
-    (line,) = lines
-    assert slow.process.poll() is None
-    assert f"W&B: not finished. Process {slow.process.pid} continues" in line
-    assert "`make mirror`" in line
+    processes.close_trackers([slow], 0.1)
     slow.process.kill()
-    mirror.close_mirrors([slow], 60)  # which that one does not hold up
-    assert slow.process.wait() == -9 and len(lines) == 1
+    processes.close_trackers([slow], 60)
+    assert lines == [
+        f"W&B: not finished. Process {slow.process.pid} continues in the background. "
+        "To send the run later: make mirror RUN_NAME=run",
+        "W&B: its process died with exit code -9. To send the run later: make mirror RUN_NAME=run",
+    ]
 
 
-def test_a_mirror_that_cannot_be_started_is_reported(
+def test_a_tracker_that_cannot_be_started_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     lines: list[str] = []
     c = Config(wandb_mode="offline")
-    assert mirror.start_mirrors(c, RunPaths(tmp_path), lines.append) == []
+    assert processes.start_trackers(c, RunPaths(tmp_path), lines.append) == []
     assert len(lines) == 1 and "W&B: cannot be started" in lines[0]
+
+
+# Why there is a pipe: a trainer that is killed writes no end to its record, and leaves no other trace.
+KILLED = """
+import os, signal, sys
+from record.run_paths import RunPaths
+from record.trackers.processes import start_trackers
+from settings import ROOT
+from settings.config import Config
+c = Config.load()
+paths = RunPaths.of_node(c, ROOT)
+start_trackers(c, paths, print)
+sys.stdin.readline()
+with open(paths.metrics, "a") as file:
+    file.write('{"schema": 1, "event": "step", "time": 2.0, "step": 10, "loss": 0.5}\\n')
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_the_tracker_of_a_trainer_that_is_killed_sends_what_it_left_and_ends(
+    tmp_path: Path,
+) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    step = {"schema": 1, "event": "step", "time": 1.0, "step": 5, "loss": 0.25}
+    (run / "metrics.jsonl").write_text(json.dumps(step) + "\n")
+    env = environment(tmp_path, {}, WANDB_MODE="offline")
+    trainer = subprocess.Popen(
+        [sys.executable, "-c", KILLED], env=env, cwd=ROOT, stdin=subprocess.PIPE
+    )
+    wait_until(lambda: wandb_file.read_rows(run), 60)
+    trainer.communicate(b"\n")
+    assert trainer.returncode == -9
+    wait_until(lambda: not find_process(run / ".wandb.lock"), 60)
+    assert [row["step"] for row in wandb_file.read_rows(run)] == [5, 10]
+    (path,) = wandb_file.list_files(run)
+    assert wandb_file.read_messages(path)[-1].exit.exit_code == 1
 
 
 # ---- make status

@@ -1,33 +1,30 @@
-"""A run and its mirror at W&B, offline and against a server on the loopback interface that is good or is not."""
+"""A run and its tracker at W&B, offline and against a server on the loopback interface that is good or is not."""
 
 import json
 import os
 import signal
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from tests import wandb_file
-from tests.constants import constants
 from tests.running import ROOT, environment, losses, train, wait_for, wait_until
 from tests.trackers import find_process, read_values, start
-from tests.wandb_server import MANNERS, server
+from tests.wandb_server import MANNERS, Server, server
 
 KEYS = [("0123456789abcdef" * 3)[:40], "wandb_v1_" + "aB3_" * 19 + "xyz"]
 
-# Takes 15 steps and waits there until the file of argument 1 has the text of argument 2: a run is over in a second, and
-# on a busy machine before its mirror has begun.
+# Takes 15 steps, and waits there until the file of its argument exists.
 HELD = """
 import pathlib, sys, time
 from train import loop, main
-step, file, calls = loop.train_step, pathlib.Path(sys.argv[1]), []
+step, go, calls = loop.train_step, pathlib.Path(sys.argv[1]), []
 def held(*args, **kwargs):
     calls.append(1)
-    while len(calls) > 15 and not (file.exists() and sys.argv[2] in file.read_text()):
+    while len(calls) > 15 and not go.exists():
         time.sleep(0.05)
     return step(*args, **kwargs)
 loop.train_step = held
@@ -44,25 +41,25 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, data: dict[str, str]) 
     return losses(folder / "run")
 
 
-def held(file: Path, text: str) -> list[str]:
-    """The command of a trainer that waits in its middle for a text in a file."""
-    return [sys.executable, "-c", HELD, str(file), text]
+def online(there: Server, key: str = KEYS[0], mode: str = "online") -> dict[str, str]:
+    """Return the settings with which a run goes to a server."""
+    return {"WANDB_BASE_URL": there.url, "WANDB_API_KEY": key, "WANDB_MODE": mode}
 
 
 def find_text(text: str, folder: Path) -> list[Path]:
-    """The files in which a text stands."""
+    """Return the files that hold a text."""
     files = [path for path in folder.rglob("*") if path.is_file()]
     return [path for path in files if text.encode() in path.read_bytes()]
 
 
 def wait_until_gone(run: Path) -> None:
-    """Until no process mirrors the run."""
+    """Wait until no process sends the run to W&B."""
     wait_until(lambda: not find_process(run / ".wandb.lock"), 60)
 
 
-def start_trainer(command: list[str], env: dict[str, str]) -> subprocess.Popen:
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    return subprocess.Popen(command, env=env, cwd=ROOT, text=True, **pipes)
+def find_lines(out: str) -> list[str]:
+    """Return what was printed of W&B."""
+    return [line for line in out.splitlines() if "W&B: " in line]
 
 
 def write_record(run: Path, first: int, last: int, *events: str) -> None:
@@ -75,11 +72,15 @@ def write_record(run: Path, first: int, last: int, *events: str) -> None:
             file.write(json.dumps({"schema": 1, "event": event, "step": step, **values}) + "\n")
 
 
-def mirror(run: Path, **env: str) -> None:
-    """Mirror a record to its end."""
+def send(run: Path, **env: str) -> None:
+    """Send a record to its end."""
     process = start(sys.executable, "wandb", run, **env)
     process.communicate(timeout=120)
     assert process.returncode == 0
+
+
+def read_steps(run: Path) -> list[int]:
+    return [row["step"] for row in wandb_file.read_rows(run)]
 
 
 # ---- Offline
@@ -89,26 +90,24 @@ def test_a_run_offline_is_the_same_and_leaves_no_secret(
     tmp_path: Path, data: dict[str, str], undisturbed: dict
 ) -> None:
     run = tmp_path / "run"
-    foreign = {f"WANDB_{name}": "must" for name in ("RUN_ID", "RESUME", "NAME", "DIR")}
-    env = environment(tmp_path, data, WANDB_MODE="offline", WANDB_API_KEY=KEYS[0], EVAL_EVERY=12)
-    out = train(env | foreign, command=held(run / "train.log", "W&B: offline"))
-    wait_until_gone(run)
+    harmful = {f"WANDB_{name}": "must" for name in ("RUN_ID", "RESUME", "NAME", "DIR")}
+    settings = {"WANDB_MODE": "offline", "WANDB_API_KEY": KEYS[0], "EVAL_EVERY": 12}
+    out = train(environment(tmp_path, data, DONE_S=120, **settings) | harmful)
     assert losses(run) == undisturbed
-    (line,) = [line for line in out.splitlines() if line.startswith("W&B: offline")]
+    (line,) = find_lines(out)
     assert f"wandb sync {run}/wandb/offline-run-*" in line
-    rows = wandb_file.rows(run)
+    rows = wandb_file.read_rows(run)
     evaluations = [row["step"] for row in rows if "val/loss" in row]
     steps = {row["step"]: row["train/loss"] for row in rows if "train/loss" in row}
-    assert evaluations == [12, 24, 36, 40] and list(steps) == [1, *range(5, 41, 5)]
-    assert all(undisturbed[step][0] == loss for step, loss in steps.items())
-    (path,) = wandb_file.files(run)
-    messages = {m.WhichOneof("record_type"): m for m in wandb_file.messages(path)}
+    assert evaluations == [12, 24, 36, 40]
+    assert steps == {step: undisturbed[step][0] for step in (1, *range(5, 41, 5))}
+    (path,) = wandb_file.list_files(run)
+    messages = {m.WhichOneof("record_type"): m for m in wandb_file.read_messages(path)}
     about = messages["run"].run
     assert (about.project, about.entity, about.display_name) == ("pure-transformer", "", "run")
     assert about.run_id == json.loads((run / "wandb.json").read_text())["id"] != "must"
-    config = {
-        item.key: json.loads(item.value_json) for item in about.config.update if item.key[0] != "_"
-    }
+    config = {item.key: json.loads(item.value_json) for item in about.config.update}
+    del config["_wandb"]
     assert config == json.loads((run / "config.json").read_text())["settings"]
     assert messages["metric"].metric.step_metric == "step"
     assert messages["exit"].exit.exit_code == 0
@@ -120,29 +119,29 @@ def test_a_run_offline_is_the_same_and_leaves_no_secret(
 def test_the_files_of_two_attempts_are_one_run_without_doubled_steps(tmp_path: Path) -> None:
     run = tmp_path / "run"
     write_record(run, 1, 31)
-    mirror(run)
+    send(run)
     write_record(run, 17, 40, "eval", "end")
-    mirror(run)
-    one, two = wandb_file.files(run)
-    kinds = [m.WhichOneof("record_type") for m in wandb_file.messages(two)]
+    send(run)
+    one, two = wandb_file.list_files(run)
+    kinds = [m.WhichOneof("record_type") for m in wandb_file.read_messages(two)]
     assert "preempting" in kinds and kinds[-1] == "exit"
-    rows = wandb_file.rows(run)
-    assert [row["step"] for row in rows] == [5, 10, 15, 20, 25, 30, 35, 40, 40]
+    assert read_steps(run) == [5, 10, 15, 20, 25, 30, 35, 40, 40]
     with server("good") as there:  # the command that is printed makes one run of the two files
         subprocess.run(
             [Path(sys.executable).with_name("wandb"), "sync", one.parent, two.parent],
-            env=environment(tmp_path, {}, WANDB_BASE_URL=there.url, WANDB_API_KEY=KEYS[0]),
+            env=environment(tmp_path, {}, **online(there)),
             check=True,
             timeout=120,
             cwd=tmp_path,
         )  # where it leaves its own logs
         (run_id,) = there.lines
-        assert [row["_step"] for row in there.history(run_id)] == [row["_step"] for row in rows]
+        sent = [row["_step"] for row in there.read_history(run_id)]
+        assert sent == [row["_step"] for row in wandb_file.read_rows(run)]
         assert there.ended == [(run_id, 1), (run_id, 75)]
 
 
 @pytest.mark.slow
-def test_a_mirror_waits_for_an_earlier_one_of_the_run(tmp_path: Path) -> None:
+def test_a_tracker_waits_for_an_earlier_one_of_the_run(tmp_path: Path) -> None:
     run = tmp_path / "run"
     write_record(run, 1, 20)
     one = start(sys.executable, "wandb", run)
@@ -154,7 +153,7 @@ def test_a_mirror_waits_for_an_earlier_one_of_the_run(tmp_path: Path) -> None:
     one.communicate(timeout=60)
     two.communicate(timeout=60)
     assert (one.returncode, two.returncode) == (0, 0)
-    assert [row["step"] for row in wandb_file.rows(run)] == list(range(5, 41, 5))
+    assert read_steps(run) == list(range(5, 41, 5))
 
 
 # ---- Online
@@ -166,22 +165,33 @@ def test_online_a_run_is_uploaded_and_a_restart_continues_it(tmp_path: Path, edi
     run = tmp_path / "run"
     write_record(run, 1, 31)
     with server("good") as there:
-        env = {"WANDB_BASE_URL": there.url, "WANDB_API_KEY": KEYS[1], "WANDB_MODE": "online"}
         if edition == 1:  # a row per step, numbered by it
             state = {"schema": 1, "id": "abcd", "step": 10, "project": "x", "entity": ""}
             (run / "wandb.json").write_text(json.dumps(state))
             there.lines["abcd"] = {k: json.dumps({"_step": 5 + 5 * k}) for k in range(2)}
-        mirror(run, **env)
+        send(run, **online(there, KEYS[1]))
         write_record(run, 17, 40, "end")
-        mirror(run, **env)
+        send(run, **online(there, KEYS[1]))
         (one,) = there.lines
         assert there.ended == [(one, 1), (one, 75)]
-        steps = [row.get("step") for row in there.history(one)]
+        steps = [row.get("step") for row in there.read_history(one)]
         first = [5, 10] if edition == 2 else [None, None]
         assert steps == [*first, 15, 20, 25, 30, 35, 40]
         state = json.loads((run / "wandb.json").read_text())
         assert state["url"] == f"{there.url}/a-team/pure-transformer/runs/{one}"
     assert find_text(KEYS[1], run) == []
+
+
+def test_a_server_that_answers_again_gets_the_run(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    write_record(run, 1, 40, "end")
+    with server("401") as there:
+        process = start(sys.executable, "wandb", run, **online(there))
+        assert process.stdout and "not sent yet" in process.stdout.readline()
+        there.manner = "good"
+        process.communicate(timeout=120)
+        (one,) = there.lines
+        assert [row["step"] for row in there.read_history(one)] == list(range(5, 41, 5))
 
 
 @pytest.mark.slow
@@ -193,17 +203,8 @@ def test_servers_that_misbehave_change_nothing_of_a_run(
         folder = tmp_path / manner
         folder.mkdir()
         with server(manner) as there:
-            out = train(
-                environment(
-                    folder,
-                    data,
-                    WANDB_BASE_URL=there.url,
-                    WANDB_API_KEY=KEYS[0],
-                    WANDB_MODE="online",
-                    **constants(UPLOAD_S=1),
-                )
-            )
-            lines = [line for line in out.splitlines() if line.startswith("W&B")]
+            out = train(environment(folder, data, UPLOAD_S=1, **online(there)))
+            lines = find_lines(out)
             assert losses(folder / "run") == undisturbed, manner
             assert "make mirror" in lines[-1] and len(lines) <= 3, out
             assert len(set(lines)) == len(lines) and "Traceback" not in out, out
@@ -217,28 +218,27 @@ def test_servers_that_misbehave_change_nothing_of_a_run(
 
 @pytest.mark.slow
 @pytest.mark.fault(21)
-@pytest.mark.parametrize("manner", ["hangs", "500"])
-def test_a_server_that_is_lost_on_the_way_changes_nothing_of_a_run(
+@pytest.mark.parametrize("manner", ["hangs", "500", "killed"])
+def test_what_fails_during_training_is_reported_in_one_line_and_changes_nothing(
     tmp_path: Path, data: dict[str, str], undisturbed: dict, manner: str
 ) -> None:
     run = tmp_path / "run"
+    go = tmp_path / "go"
     with server("good") as there:
-        env = environment(
-            tmp_path,
-            data,
-            WANDB_BASE_URL=there.url,
-            WANDB_API_KEY=KEYS[0],
-            WANDB_MODE="auto",
-            **constants(UPLOAD_S=5),
-        )
-        with start_trainer(held(tmp_path / "go", "go"), env) as process:
+        env = environment(tmp_path, data, UPLOAD_S=5, **online(there, mode="auto"))
+        command = [sys.executable, "-c", HELD, str(go)]
+        pipe = subprocess.PIPE
+        with subprocess.Popen(command, env=env, cwd=ROOT, text=True, stdout=pipe) as process:
             wait_for(run / "train.log", "/runs/")
             wait_for(run / "metrics.jsonl", '"step": 15,')
+            if manner == "killed":
+                os.kill(find_process(run / ".wandb.lock"), signal.SIGKILL)
+                wait_for(run / "train.log", "exit code -9")
             there.manner = manner
-            (tmp_path / "go").write_text("go")
+            go.touch()
             out, _ = process.communicate(timeout=120)
-        assert process.returncode == 0 and "Traceback" not in out, out
-        (line,) = [line for line in out.splitlines() if "W&B: " in line and "/runs/" not in line]
+        assert process.returncode == 0
+        (line,) = [line for line in find_lines(out) if "/runs/" not in line]
         assert "make mirror" in line
         wait_until_gone(run)
     assert losses(run) == undisturbed
@@ -247,49 +247,20 @@ def test_a_server_that_is_lost_on_the_way_changes_nothing_of_a_run(
 def test_what_could_not_be_uploaded_is_uploaded_later(tmp_path: Path, data: dict[str, str]) -> None:
     train(environment(tmp_path, data))
     with server("good") as there:
-        env = environment(
-            tmp_path, data, WANDB_MODE="auto", WANDB_BASE_URL=there.url, WANDB_API_KEY=KEYS[0]
-        )
-        assert there.url in train(env, command=[sys.executable, "-m", "record.trackers.mirror"])
-        (rows,) = [there.history(one) for one in there.lines]
-        assert [row["step"] for row in rows if "train/loss" in row] == [1, *range(5, 41, 5)]
-        assert [code for _, code in there.ended] == [0]
-
-
-# ---- Absent, and killed
+        env = environment(tmp_path, data, **online(there, mode="auto"))
+        assert there.url in train(env, command=[sys.executable, "-m", "record.trackers.processes"])
+        (one,) = there.lines
+        assert [row["step"] for row in there.read_history(one)] == [1, *range(5, 41, 5), 40]
+        assert there.ended == [(one, 0)]
 
 
 @pytest.mark.fault(21)
 def test_without_the_package_the_run_says_so_once_and_goes_on(
     tmp_path: Path, data: dict[str, str], undisturbed: dict
 ) -> None:
-    (tmp_path / "stub").mkdir()
-    (tmp_path / "stub" / "wandb.py").write_text("raise ImportError('not here')\n")
+    (tmp_path / "wandb.py").write_text("raise ImportError('not here')\n")
     env = environment(tmp_path, data, WANDB_MODE="offline")
-    out = train(env | {"PYTHONPATH": f"{tmp_path / 'stub'}:{ROOT}"})
-    (line,) = [line for line in out.splitlines() if "W&B" in line]
+    out = train(env | {"PYTHONPATH": f"{tmp_path}:{ROOT}"})
+    (line,) = find_lines(out)
     assert "ImportError not here" in line and "make mirror RUN_NAME=run" in line
     assert losses(tmp_path / "run") == undisturbed
-
-
-@pytest.mark.slow
-@pytest.mark.fault(21)
-def test_a_mirror_that_is_killed_is_no_harm_and_the_next_attempt_has_one(
-    tmp_path: Path, data: dict[str, str]
-) -> None:
-    run, env = tmp_path / "run", environment(tmp_path, data, WANDB_MODE="offline", MAX_STEPS=30_000)
-    with start_trainer([sys.executable, "-m", "train.main"], env) as process:
-        wait_for(run / "train.log", "W&B: offline")
-        os.kill(find_process(run / ".wandb.lock"), signal.SIGKILL)
-        time.sleep(0.5)
-        process.send_signal(signal.SIGTERM)
-        out, _ = process.communicate(timeout=120)
-    assert process.returncode == 75, out
-    stopped = json.loads((run / "STATUS.json").read_text())["step"]
-    (run / "train.log").write_text("")
-    again = env | {"MAX_STEPS": str(stopped + 20)}
-    assert "resumed from" in train(again, command=held(run / "train.log", "W&B: offline"))
-    wait_until_gone(run)
-    rows = [row["_step"] for row in wandb_file.rows(run)]
-    assert len(rows) == len(set(rows)) and wandb_file.rows(run)[-1]["step"] == stopped + 20
-    assert len({path.stem for path in wandb_file.files(run)}) == 1
