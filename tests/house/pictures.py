@@ -1,0 +1,50 @@
+"""Draw the two pictures of the README: what make train prints, and the curves that it draws.
+
+script -qec "make train" console.txt
+python -m tests.house.pictures console.txt runs/tiny/plots/loss_curves.png
+"""
+
+import io
+import re
+import shutil
+import sys
+from pathlib import Path
+
+from rich._export_format import CONSOLE_SVG_FORMAT
+from rich.console import Console
+from rich.text import Text
+
+from settings import ROOT
+
+COLUMNS = 100
+FIRST_LINES = 3
+LAST_LINES = 20
+CONTROL = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
+WEB_FONTS = re.compile(r"@font-face \{\{.*?\}\}", re.DOTALL)
+
+
+def read_console(path: Path) -> list[str]:
+    """Return the lines that a recorded terminal shows at the end, without progress bars."""
+    text = CONTROL.sub("", path.read_text().replace("\r\n", "\n"))
+    lines = [line.rpartition("\r")[2].rstrip() for line in text.splitlines()]
+    return [line for line in lines if line and not line.startswith("Script ") and "━" not in line]
+
+
+def draw_terminal(lines: list[str], path: Path) -> None:
+    """Write an SVG picture of a terminal that shows these lines."""
+    console = Console(record=True, width=COLUMNS, file=io.StringIO())
+    for line in lines:
+        console.print(Text(line, overflow="ellipsis", no_wrap=True))
+    svg = console.export_svg(title="make train", code_format=WEB_FONTS.sub("", CONSOLE_SVG_FORMAT))
+    path.write_text(re.sub(r" +$", "", svg, flags=re.MULTILINE))
+
+
+def main(console: Path, curves: Path) -> None:
+    lines = read_console(console)
+    shown = ["$ make train", *lines[:FIRST_LINES], "...", *lines[-LAST_LINES:]]
+    draw_terminal(shown, ROOT / "docs/first-run-terminal.svg")
+    shutil.copy(curves, ROOT / "docs/first-run.png")
+
+
+if __name__ == "__main__":
+    main(*map(Path, sys.argv[1:]))
