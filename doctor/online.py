@@ -231,9 +231,9 @@ def judged(h: Hub, alike: Sequence[Wanted], answer: web.Answer) -> Finding:
     gated = answer.headers.get("x-error-code") == "GatedRepo"
     if gated or answer.status == 403:
         fix = (
-            f"accept its licence at {page} with the account of HF_TOKEN, and let the token read gated repositories"
+            f"accept its license at {page} with the account of HF_TOKEN, and let the token read gated repositories"
             if h.token
-            else f"accept its licence at {page}, and set HF_TOKEN to a token of that account"
+            else f"accept its license at {page}, and set HF_TOKEN to a token of that account"
         )
         return Finding("hub", FAIL, f"{said} is gated, and may not be read ({answer.status})", fix)
     if answer.status in (401, 404):

@@ -345,7 +345,7 @@ def results(found: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows += [
         (f"{label}, {of(task, 'shots')} shots, {words}", of(task, key))
         for label, task in tasks.items()
-        for key, words in (("accuracy", "accuracy"), ("centred", "centred on guessing"))
+        for key, words in (("accuracy", "accuracy"), ("centred", "centered on guessing"))
     ]
     return [(words, shown(value)) for words, value in rows if is_number(value)]
 
@@ -380,7 +380,7 @@ def limits(k: Known) -> list[str]:
         f"- It sees {k.config.seq_len:,} tokens; beyond that its positions were never trained.",
         "- It repeats what its data say, wrong or offensive as it may be. Nothing was done to keep it from that "
         "unless this card says so.",
-        f"- Licence: {NA}; choose one that those of the data sets allow, and add `license:` to the head of this "
+        f"- License: {NA}; choose one that those of the data sets allow, and add `license:` to the head of this "
         "file.",
         f"- Languages, intended use, tests for bias: {NA}.",
     ]

@@ -138,7 +138,7 @@ def configuration(folder: Path) -> Any:
         )
     if "quantization_config" in facts:
         raise ForeignError(
-            f"{folder / 'config.json'}: the weights are quantised; take the same model in bfloat16"
+            f"{folder / 'config.json'}: the weights are quantized; take the same model in bfloat16"
         )
     return config
 

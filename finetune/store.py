@@ -190,7 +190,7 @@ def write(
         reading.check_dropped(pinned, tally, SENTENCES)
         tokens = outs["scored.bin"].bytes
         log.info(
-            "%s: %s tokens in %s examples; reading and tokenising took %.1f s",
+            "%s: %s tokens in %s examples; reading and tokenizing took %.1f s",
             pinned.source.name,
             f"{tokens:,}",
             f"{number:,}",
@@ -288,7 +288,7 @@ def said_now_and_then(rows: Iterable[Located], name: str) -> Iterator[Located]:
         if (now := time.monotonic()) > said + SAY_EVERY_S:
             said = now
             log.info(
-                "%s: %s conversations tokenised, %.0f a second, at %s",
+                "%s: %s conversations tokenized, %.0f a second, at %s",
                 name,
                 f"{number:,}",
                 number / (now - began),

@@ -201,7 +201,7 @@ AXES = """<option value="step">step</option><option value="tokens">tokens</optio
 SWITCHES = f"""<div class="switches">
 <label>over <select id="axis">{AXES}</select></label>
 <label><input type="checkbox" id="log"> logarithmic loss</label>
-<label><input type="checkbox" id="cut"> fit behind the steep start</label>
+<label><input type="checkbox" id="cut"> fit after the steep start</label>
 <label>smoothing <input type="range" id="smooth" min="0" step="1"> <output id="window"></output></label>
 <label><input type="checkbox" id="raw" checked> raw line</label>
 <button id="whole" disabled>all of it</button>

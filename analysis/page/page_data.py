@@ -40,8 +40,8 @@ IN_PAGE = (
 VALIDATION = {
     "val_loss": "Validation loss (nats/token)",
     "val_bpb": "Validation, bits per byte",
-    "core": "CORE (mean centred accuracy of 22 tasks)",
-    "core_partial": "Mean centred accuracy of those tasks of CORE that there are",
+    "core": "CORE (mean centered accuracy of 22 tasks)",
+    "core_partial": "Mean centered accuracy of those tasks of CORE that there are",
 }
 
 # What samplers found, and the loss of evaluations and beside another run's: panels that only the page has.

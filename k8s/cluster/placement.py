@@ -255,6 +255,6 @@ def across_sites(
             "restart SITE=NAME NODES=... GPUS_PER_NODE=...`. "
         )
     return said + (
-        "Made for several sites is SYNC=diloco, which synchronises every SYNC_EVERY steps only, at some "
+        "Made for several sites is SYNC=diloco, which synchronizes every SYNC_EVERY steps only, at some "
         "cost in loss: `make restart SYNC=diloco`. Nothing is switched by itself."
     )

@@ -115,7 +115,7 @@ def claims() -> str:
             "two days",
             f"{number_formats.count(half * 48 * 3600)} tokens at 50% MFU, on one node of eight",
         ],
-        ["a synchronisation: 2.6 GB in bfloat16, 20 to 30 s at 1 Gbit/s", synchronisation(c)],
+        ["a synchronization: 2.6 GB in bfloat16, 20 to 30 s at 1 Gbit/s", synchronisation(c)],
         [
             "steps of 30 to 60 s",
             f"{slow_s:.0f} s at 1 Gbit/s, {fast_s:.0f} s at 10, of which "

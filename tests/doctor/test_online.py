@@ -202,7 +202,7 @@ GATED = {"X-Error-Code": "GatedRepo"}
             (401, GATED, b""),
             "",
             FAIL,
-            "is gated, and may not be read (401); accept its licence at https://127.0.0.1",
+            "is gated, and may not be read (401); accept its license at https://127.0.0.1",
         ),
         ((403, GATED, b""), TOKEN, FAIL, "with the account of HF_TOKEN"),
         ((403, {}, b""), TOKEN, FAIL, "is gated"),

@@ -190,7 +190,7 @@ def test_a_card_says_what_is_known_and_n_a_of_the_rest(
     )
     share = round(3 * c.batch_tokens * 0.75)
     assert f"| 75.00% | {share:,} | n/a |" in text and "By the weights of DATA_MIX" in text
-    assert "Licence: n/a" in text and "N_KV_HEAD=2\n" in text
+    assert "License: n/a" in text and "N_KV_HEAD=2\n" in text
     assert "secret-host" not in text and str(run.folder.parent) not in text
 
 
@@ -312,7 +312,7 @@ def test_a_card_has_what_make_eval_found_and_nothing_of_where(
         "mean of 1 tasks of CORE, which is not CORE, of 8 questions a task at most": f"{(3 / 8 - 1 / 4) / 0.75:.4f}",
         "half of its 95 % interval": rows["half of its 95 % interval"],
         "arc_easy, 10 shots, accuracy": "0.3750",
-        "arc_easy, 10 shots, centred on guessing": "0.1667",
+        "arc_easy, 10 shots, centered on guessing": "0.1667",
     }
     assert "secret-host" not in text and str(run.folder.parent) not in text and "987" not in section
     when = datetime.datetime.fromtimestamp(

@@ -98,7 +98,7 @@ def test_what_is_refused_is_not_asked_for_again_and_named_with_the_remedy(
             asked,
             out,
         )
-        remedy = f"set HF_TOKEN to a token that may read it, and accept the licence on {PAGE} where it asks for that"
+        remedy = f"set HF_TOKEN to a token that may read it, and accept the license on {PAGE} where it asks for that"
         assert out.splitlines()[-1] == f"{expected[manner]}; check the name, {remedy}", (
             manner,
             out,

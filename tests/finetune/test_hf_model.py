@@ -188,7 +188,7 @@ def test_files_that_are_not_of_this_model_are_refused(
     [
         ({"model_type": "no_such_model"}, "transformers cannot use it"),
         ({"model_type": "vit"}, "model_type=vit is not a language model"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "the weights are quantised"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "the weights are quantized"),
     ],
 )
 def test_a_model_of_another_kind_is_refused(

@@ -295,7 +295,7 @@ def test_prepared_before_it_is_trained(
         check=True,
     )
     assert "training: 180 examples" in done.stdout and "[[[It is" in done.stdout
-    assert "reading and tokenising took" in done.stderr
+    assert "reading and tokenizing took" in done.stderr
     again = subprocess.run(
         [sys.executable, "-m", "finetune.prepare_data", "before-training"],
         env=env,
@@ -307,7 +307,7 @@ def test_prepared_before_it_is_trained(
     assert again.stdout == "" and "one example" not in again.stderr
     said = finetune(env | {"MAX_STEPS": "1"})
     assert said.count("one example, ") == said.count("training: 180 examples") == 1
-    assert "reading and tokenising took" not in said
+    assert "reading and tokenizing took" not in said
 
 
 @pytest.mark.slow

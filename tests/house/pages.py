@@ -9,14 +9,16 @@ from settings import ROOT
 FENCED = re.compile(r"^```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 INDENTED = re.compile(r"(?:^    .*\n)+", re.MULTILINE)
 SPAN = re.compile(r"`([^`\n]+)`")
+REFUSED = re.compile(r"^\$ .*", re.MULTILINE)  # a command that is shown with its error
 
-# A changelog names what is gone.
-PAGES = [
-    page
-    for pattern in ("*.md", "docs/**/*.md", ".github/**/*.md")
-    for page in sorted(ROOT.glob(pattern))
-    if page.name != "CHANGELOG.md"
-]
+PAGES = sorted(
+    [
+        *ROOT.glob("*.md"),
+        *ROOT.glob("docs/**/*.md"),
+        *ROOT.glob(".github/**/*.md"),
+    ]
+)
+PAGES.remove(ROOT / "CHANGELOG.md")  # it names what is gone
 
 
 def name_page(page: Path) -> str:
@@ -24,20 +26,35 @@ def name_page(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
+def remove_code(text: str) -> str:
+    """Return the prose of a page."""
+    without_blocks = FENCED.sub("", text)
+    return SPAN.sub("", without_blocks)
+
+
 def find_code(text: str) -> list[str]:
     """Return the code blocks of a page, then its code spans."""
-    text = re.sub(r"^\$ .*", "", text, flags=re.MULTILINE)  # may show what is refused
-    prose = FENCED.sub("", text)
-    return FENCED.findall(text) + INDENTED.findall(prose) + SPAN.findall(prose)
+    text = REFUSED.sub("", text)
+    without_blocks = FENCED.sub("", text)
+    code = FENCED.findall(text)
+    code += INDENTED.findall(without_blocks)
+    code += SPAN.findall(without_blocks)
+    return code
 
 
 def list_sources() -> list[Path]:
-    """Return every file that git tracks, except pages and tests."""
+    """Return every file that git tracks, except pages, pictures and tests."""
     listed = subprocess.run(
-        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.splitlines()
-    return [
-        ROOT / name
-        for name in listed
-        if not name.endswith((".md", ".png", ".svg")) and not name.startswith("tests/")
-    ]
+        ["git", "ls-files"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    sources = []
+    for name in listed.stdout.splitlines():
+        if name.startswith("tests/"):
+            continue
+        if not name.endswith((".md", ".png", ".svg")):
+            sources.append(ROOT / name)
+    return sources

@@ -19,29 +19,42 @@ from settings import ROOT
 COLUMNS = 100
 FIRST_LINES = 3
 LAST_LINES = 20
+BAR = "\N{BOX DRAWINGS HEAVY HORIZONTAL}"
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
+BLANKS = re.compile(r" +$", re.MULTILINE)
 WEB_FONTS = re.compile(r"@font-face \{\{.*?\}\}", re.DOTALL)
 
 
 def read_console(path: Path) -> list[str]:
     """Return the lines that a recorded terminal shows at the end, without progress bars."""
-    text = CONTROL.sub("", path.read_text().replace("\r\n", "\n"))
-    lines = [line.rpartition("\r")[2].rstrip() for line in text.splitlines()]
-    return [line for line in lines if line and not line.startswith("Script ") and "━" not in line]
+    lines = []
+    for line in path.read_text(newline="\n").splitlines():
+        plain = CONTROL.sub("", line)
+        shown = plain.rstrip("\r").rpartition("\r")[2].rstrip()
+        if shown and BAR not in shown and not shown.startswith("Script "):
+            lines.append(shown)
+    return lines
 
 
 def draw_terminal(lines: list[str], path: Path) -> None:
     """Write an SVG picture of a terminal that shows these lines."""
     console = Console(record=True, width=COLUMNS, file=io.StringIO())
     for line in lines:
-        console.print(Text(line, overflow="ellipsis", no_wrap=True))
-    svg = console.export_svg(title="make train", code_format=WEB_FONTS.sub("", CONSOLE_SVG_FORMAT))
-    path.write_text(re.sub(r" +$", "", svg, flags=re.MULTILINE))
+        text = Text(line, overflow="ellipsis", no_wrap=True)
+        console.print(text)
+    svg = console.export_svg(
+        title="make train",
+        code_format=WEB_FONTS.sub("", CONSOLE_SVG_FORMAT),
+    )
+    path.write_text(BLANKS.sub("", svg))
 
 
 def main(console: Path, curves: Path) -> None:
     lines = read_console(console)
-    shown = ["$ make train", *lines[:FIRST_LINES], "...", *lines[-LAST_LINES:]]
+    shown = ["$ make train"]
+    shown += lines[:FIRST_LINES]
+    shown.append("...")
+    shown += lines[-LAST_LINES:]
     draw_terminal(shown, ROOT / "docs/first-run-terminal.svg")
     shutil.copy(curves, ROOT / "docs/first-run.png")
 

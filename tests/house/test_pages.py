@@ -12,25 +12,36 @@ from tests.house.pages import PAGES, find_code, list_sources, name_page
 
 MAKEFILE = (ROOT / "Makefile").read_text()
 TARGETS = set(re.findall(r"^([a-z0-9-]+):.*##", MAKEFILE, re.MULTILINE))
+TARGET = re.compile("[a-z][a-z0-9-]*")
 COMMAND = re.compile(r"\bmake((?: (?:[A-Z_]+=[^\s;|&#`]+|[a-z-][a-z0-9-]*))+)")
 
-IGNORED = [line.lstrip("/") for line in (ROOT / ".gitignore").read_text().split()]
-FOLDERS = "|".join(re.escape(path.name) for path in sorted(ROOT.iterdir()) if path.is_dir())
-PATH = re.compile(rf"(?<![\w/.~-])(?:{FOLDERS})/(?:[\w./*-]*/|[\w/*-]*\.\w+)")
-LINK = re.compile(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)")
+CAPITALS = re.compile("[A-Z][A-Z0-9_]+")
+SETTING = re.compile("[A-Z][A-Z0-9]*_[A-Z0-9_]+")
+ASSIGNED = re.compile(r"(?<![\w.\"'$-])([A-Z][A-Z0-9_]+)=")
 FOREIGN = {"NO_COLOR"}  # read by rich
+
+GITIGNORE = (ROOT / ".gitignore").read_text()
+IGNORED = tuple(line.lstrip("/") for line in GITIGNORE.split())
+FOLDERS = "|".join({path.parent.name for path in ROOT.glob("[a-z]*/*")})
+PATH = re.compile(rf"(?<![\w/.~-])(?:{FOLDERS})/(?:[\w./*-]*/|[\w/*-]*\.\w+)")
+PLACEHOLDER = re.compile(r"\b(NAME|PRESET)\b")
+
+LINK = re.compile(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)")
 FUNCTIONS = re.compile(r"`((?:\w+/)+\w+\.py)`((?:,? `[\w.]+(?<!\.py)`)+)")
+MODULE = re.compile(r"python3? -m ((?:\w+\.)*\w+)")
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=name_page)
 
 
 @pytest.fixture(scope="module")
-def words() -> set[str]:
+def names() -> set[str]:
     """The names in capitals of all sources, without the list of settings that are gone."""
-    found = set(SETTINGS) | set(VARIABLES)
+    found = {*SETTINGS, *VARIABLES}
     for path in list_sources():
-        if path.name != "removed.py":
-            found.update(re.findall(r"[A-Z][A-Z0-9_]+", path.read_text(errors="replace")))
+        if path.name == "removed.py":
+            continue
+        text = path.read_text(errors="replace")
+        found.update(CAPITALS.findall(text))
     return found
 
 
@@ -39,33 +50,38 @@ def test_each_make_command_has_a_target_that_uses_its_settings(page: Path) -> No
     wrong = []
     for code in find_code(page.read_text()):
         for command in COMMAND.findall(code):
-            given = command.split()
-            targets = [word for word in given if re.fullmatch("[a-z][a-z0-9-]*", word)]
-            wrong += [f"make {target}" for target in targets[:1] if target not in TARGETS]
-            for name in re.findall(r"(\w+)=", command):
+            words = command.split()
+            target = next(filter(TARGET.fullmatch, words), None)
+            if target and target not in TARGETS:
+                wrong.append(target)
+            for name in ASSIGNED.findall(command):
                 setting = SETTINGS.get(name)
-                if targets and setting and targets[0] not in setting.used_by:
-                    wrong.append(f"make {targets[0]} {name}")
-    assert not set(wrong)
+                if target and setting and target not in setting.used_by:
+                    wrong.append(f"{target} {name}")
+    assert not wrong
 
 
 @every_page
-def test_each_setting_is_one_or_a_name_in_the_code(page: Path, words: set[str]) -> None:
-    named = set()
+def test_each_setting_is_one_or_a_name_in_the_code(page: Path, names: set[str]) -> None:
+    mentioned = set()
     for code in find_code(page.read_text()):
-        named.update(re.findall(r"(?<![\w.\"'$-])([A-Z][A-Z0-9_]+)=", code))
-        named.update(re.findall(r"\A([A-Z][A-Z0-9]*_[A-Z0-9_]+)\Z", code))
-    assert not named - words - FOREIGN
+        mentioned.update(ASSIGNED.findall(code))
+        if SETTING.fullmatch(code):
+            mentioned.add(code)
+    assert not mentioned - names - FOREIGN
 
 
 @every_page
 def test_each_path_exists(page: Path) -> None:
     missing = []
     for path in PATH.findall(page.read_text()):
-        pattern = re.sub(r"\b(NAME|PRESET)\b", "*", path.rstrip(".,/"))
+        if path.startswith(IGNORED):
+            continue
+        pattern = PLACEHOLDER.sub("*", path).rstrip("/")
+        found = list(ROOT.glob(pattern))
         # a table of tests leaves out their folder
-        found = list(ROOT.glob(pattern)) or list((ROOT / "tests").glob(pattern))
-        if not found and not path.startswith(tuple(IGNORED)):
+        found += (ROOT / "tests").glob(pattern)
+        if not found:
             missing.append(path)
     assert not missing
 
@@ -74,8 +90,12 @@ def test_each_path_exists(page: Path) -> None:
 def test_each_link_leads_to_a_page_and_a_heading(page: Path) -> None:
     broken = []
     for target, anchor in LINK.findall(page.read_text()):
-        linked = page.parent / target if target else page
-        if not linked.exists() or (anchor and anchor not in find_anchors(linked)):
+        linked = page
+        if target:
+            linked = page.parent / target
+        if not linked.exists():
+            broken.append(target)
+        elif anchor and anchor not in find_anchors(linked):
             broken.append(f"{target}#{anchor}")
     assert not broken
 
@@ -87,25 +107,34 @@ def find_anchors(page: Path) -> set[str]:
 
 
 @every_page
-def test_each_function_is_in_its_file_and_each_module_can_be_run(page: Path) -> None:
-    text = page.read_text()
+def test_each_function_is_in_its_file(page: Path) -> None:
     missing = []
-    for path, names in FUNCTIONS.findall(text):
+    for path, functions in FUNCTIONS.findall(page.read_text()):
         source = (ROOT / path).read_text()
-        for name in re.findall(r"[A-Za-z]\w*", names):
-            if not re.search(rf"^ *(def|class) {name}\b|^{name}\b.* = ", source, re.MULTILINE):
+        for name in re.findall(r"[A-Za-z]\w*", functions):
+            definition = rf"^ *(def|class) {name}\b|^{name}\b.* = "
+            if not re.search(definition, source, re.MULTILINE):
                 missing.append(f"{path} {name}")
-    for module in re.findall(r"python3? -m ((?:\w+\.)*\w+)", text):
+    assert not missing
+
+
+@every_page
+def test_each_module_can_be_run(page: Path) -> None:
+    missing = []
+    for module in MODULE.findall(page.read_text()):
         path = ROOT / module.replace(".", "/")
-        exists = path.with_suffix(".py").is_file() or (path / "__main__.py").is_file()
-        if (ROOT / module.split(".")[0]).is_dir() and not exists:
+        room = ROOT / module.split(".")[0]
+        candidates = [path.with_suffix(".py"), path / "__main__.py"]
+        if room.is_dir() and not any(file.is_file() for file in candidates):
             missing.append(module)
     assert not missing
 
 
 def test_what_the_code_calls_a_page_is_one() -> None:
-    named = set()
+    mentioned = set()
     for path in list_sources():
-        named.update(re.findall(r"\bdocs/[\w/-]+\.md\b", path.read_text(errors="replace")))
-    assert len(named) > 10
-    assert not [page for page in named if not (ROOT / page).is_file()]
+        text = path.read_text(errors="replace")
+        mentioned.update(re.findall(r"\bdocs/[\w/-]+\.md\b", text))
+    assert len(mentioned) > 10
+    for page in mentioned:
+        assert (ROOT / page).is_file(), page

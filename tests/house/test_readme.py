@@ -15,6 +15,8 @@ from settings.targets import DEFAULTS
 from tests.house.pages import FENCED
 
 README = (ROOT / "README.md").read_text()
+REFERENCE = (ROOT / "docs/reference.md").read_text()
+PICTURE = re.compile(r"!\[[^]]+\]\(([^)]+)\)")
 LINKS = re.compile(r"\]\(([^)#]+)")
 JOURNEY = re.compile(
     r"^\| .* \| `make (\S+) (PRESET=.*?|SYNC=.*?)` \| .* \| (\d+) hours", re.MULTILINE
@@ -24,55 +26,73 @@ FOUR_SITES = {"SITES": "4", "PARALLEL": "fsdp"}
 
 
 def test_the_readme_can_be_read_in_three_minutes() -> None:
-    text = re.sub(r"!\[.*?\]\(.*?\)", "", README)
-    text = re.sub(r"\]\(.*?\)", "]", text)
-    assert 600 <= len([word for word in text.split() if re.search(r"\w", word)]) <= 800
+    prose = PICTURE.sub("", README)
+    prose = re.sub(r"\]\(.*?\)", "]", prose)
+    words = 0
+    for word in prose.split():
+        if re.search(r"\w", word):  # the bars of tables are none
+            words += 1
+    assert 600 <= words <= 800
 
 
-@pytest.mark.parametrize(
-    ("page", "folder"), [("README.md", ROOT), ("docs/README.md", ROOT / "docs")]
-)
-def test_every_page_can_be_reached(page: str, folder: Path) -> None:
-    linked = {(folder / link).resolve() for link in LINKS.findall((ROOT / page).read_text())}
-    pages = {*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "docs/decisions/README.md"}
-    assert pages - linked == {ROOT / page}
+@pytest.mark.parametrize("page", ["README.md", "docs/README.md"])
+def test_every_page_can_be_reached(page: str) -> None:
+    index = ROOT / page
+    linked = {index}
+    for link in LINKS.findall(index.read_text()):
+        target = index.parent / link
+        linked.add(target.resolve())
+    pages = {
+        *ROOT.glob("*.md"),
+        *ROOT.glob("docs/*.md"),
+        ROOT / "docs/decisions/README.md",
+    }
+    assert not pages - linked
 
 
 def test_the_pictures_are_there() -> None:
-    pictures = re.findall(r"!\[[^]]+\]\(([^)]+)\)", README)
+    pictures = PICTURE.findall(README)
     assert len(pictures) == 2
-    assert all((ROOT / picture).stat().st_size > 5_000 for picture in pictures)
+    for picture in pictures:
+        assert (ROOT / picture).stat().st_size > 5_000
 
 
-def test_the_reference_lists_every_preset_and_every_file_of_a_run() -> None:
-    text = (ROOT / "docs/reference.md").read_text()
-    presets = re.findall(r"^\| `([\w.-]+)` \|", text.partition("## Presets")[2], re.MULTILINE)
-    assert set(presets) == {path.stem for path in ROOT.glob("presets/*.env")}
-    paths = [path.name for path in vars(RunPaths(Path("run"))).values() if isinstance(path, Path)]
-    files = [name for name in paths if not name.startswith(".") and name != "run"]
-    assert len(files) > 10
-    missing = [name for name in files if name not in text]
-    assert set(missing) <= {"producer.log", "gpu_sampler.log"}  # in logs/
+def test_the_reference_lists_every_preset() -> None:
+    section = REFERENCE.partition("## Presets")[2]
+    listed = re.findall(r"^\| `([\w.-]+)` \|", section, re.MULTILINE)
+    presets = [path.stem for path in ROOT.glob("presets/*.env")]
+    assert sorted(listed) == sorted(presets)
+
+
+def test_the_reference_lists_every_file_of_a_run() -> None:
+    paths = RunPaths(Path("run"))
+    missing = set()
+    for path in vars(paths).values():
+        if not isinstance(path, Path) or path == paths.folder:
+            continue
+        if not path.name.startswith(".") and path.name not in REFERENCE:
+            missing.add(path.name)
+    assert missing <= {"producer.log", "gpu_sampler.log"}  # these are in logs/
 
 
 def test_the_hours_of_a_journey_are_those_of_its_plan() -> None:
     journeys = JOURNEY.findall(README)
     assert len(journeys) == 3
     for target, settings, hours in journeys:
-        environ = DEFAULTS.get(target, {}) | dict(word.split("=") for word in settings.split())
-        environ |= FOUR_SITES if "SYNC" in environ else {}
+        environ = os.environ | DEFAULTS.get(target, {})
+        for setting in settings.split():
+            name, value = setting.split("=")
+            environ[name] = value
+        if "SYNC" in environ:
+            environ |= FOUR_SITES
         environ |= {"MAKE_TARGET": "plan", "JSON": "1"}
-        done = subprocess.run(
+        printed = subprocess.check_output(
             [sys.executable, "-m", "plan"],
             cwd=ROOT,
-            env=os.environ | environ,
-            capture_output=True,
-            text=True,
-            check=True,
+            env=environ,
         )
-        assert round(json.loads(done.stdout)["time"]["total_seconds"] / 3600) == int(hours), (
-            settings
-        )
+        planned_s = json.loads(printed)["time"]["total_seconds"]
+        assert round(planned_s / 3600) == int(hours)
 
 
 @pytest.mark.slow
@@ -80,11 +100,16 @@ def test_the_first_commands_run_in_a_fresh_clone(tmp_path: Path) -> None:
     clone = tmp_path / "clone"
     subprocess.run(["git", "clone", "--quiet", ROOT, clone], check=True)
     # the packages of this checkout, and a thirtieth of the steps
-    environ = os.environ | {"VENV": str(Path(sys.prefix)), "MAX_STEPS": "40"}
-    for command in FENCED.findall(README)[0].splitlines():
-        done = subprocess.run(
-            command, shell=True, cwd=clone, env=environ, capture_output=True, text=True, check=False
+    environ = os.environ | {"VENV": sys.prefix, "MAX_STEPS": "40"}
+    commands = FENCED.findall(README)[0].splitlines()
+    assert commands[0] == "make train"
+    for command in commands:
+        printed = subprocess.check_output(
+            command,
+            shell=True,
+            cwd=clone,
+            env=environ,
+            text=True,
         )
-        assert done.returncode == 0, (command, done.stdout, done.stderr)
-        assert done.stdout
+        assert printed
     assert (clone / "runs/tiny/plots/loss_curves.html").is_file()

@@ -69,12 +69,12 @@ def test_what_a_chip_does() -> None:
     )
 
 
-def test_what_a_synchronisation_takes() -> None:
+def test_what_a_synchronization_takes() -> None:
     """Six hops of a quarter of 5.34 GB, 8 bits at 1 Gbit/s, and 15 ms each: 64.2 s; 3.88 s of computing beside it."""
     whole = 6 * (XLARGE * 8 / 1e9 + 0.015)
     assert round(whole) == 64 and round(6 * (XLARGE / 2 * 8 / 1e9 + 0.015)) == 32
     assert (
-        "8.02 GB, 64 s; of bfloat16 32 s" in cells("a synchronisation")[1]
+        "8.02 GB, 64 s; of bfloat16 32 s" in cells("a synchronization")[1]
         and round(6 * XLARGE / 1e9, 2) == 8.02
     )
     computing = 524_288 / (4 * 312e12 / FLOPS)

@@ -76,7 +76,7 @@ def sentence(c: Config, sites: int, devices: int, device_name: str) -> str:
     return (
         said
         + ". make restart SITE=ZONE keeps all pods at one site (make sites lists them); SYNC=diloco "
-        "synchronises them every SYNC_EVERY steps only: make plan says what that takes, and costs in loss"
+        "synchronizes them every SYNC_EVERY steps only: make plan says what that takes, and costs in loss"
     )
 
 

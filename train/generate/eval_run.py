@@ -247,7 +247,7 @@ def measure(core: Core, trained: Trained) -> dict[str, Any]:
         if bundle.tables
         else "karpathy/nanochat, dev/estimate_gpt3_core.ipynb"
     )
-    log.info("GPT-2: centred accuracies from %s", source)
+    log.info("GPT-2: centered accuracies from %s", source)
     return result.record() | {
         "bundle": {
             "path": show_path(bundle.path),

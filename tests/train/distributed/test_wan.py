@@ -48,7 +48,7 @@ def test_the_sentence_for_the_labs_recipe(xlarge: Config) -> None:
         "computed, that takes 64 s at 1 Gbit/s and 6.5 s at 10",
         "3.9 s of computing (8 A100-SXM4-80GB at 50% MFU): 6% or 37% of the time",
         "SITE=",
-        "SYNC=diloco synchronises them every SYNC_EVERY steps only: make plan says",
+        "SYNC=diloco synchronizes them every SYNC_EVERY steps only: make plan says",
     ):
         assert part in said, said
     assert "\n" not in said

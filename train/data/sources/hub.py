@@ -163,7 +163,7 @@ def refusal(
     if status == 404 or (status == 401 and not gated):
         said = f"the hub does not show {what} ({status}): {repository} does not exist, or not for everybody"
     return CorpusError(
-        f"{said}; check the name, set HF_TOKEN to a token that may read it, and accept the licence "
+        f"{said}; check the name, set HF_TOKEN to a token that may read it, and accept the license "
         f"on {page} where it asks for that"
     )
 

@@ -348,7 +348,7 @@ def test_what_is_refused_is_not_asked_for_again_and_named_with_the_remedy(tmp_pa
                 said.startswith("CorpusError: ")
                 and f"https://huggingface.co/datasets/{name}" in said
             ), said
-            assert "set HF_TOKEN" in said and "accept the licence" in said and "\n" not in said
+            assert "set HF_TOKEN" in said and "accept the license" in said and "\n" not in said
             assert ("gated" in said.replace(name, "")) == repository.manner.startswith("gated")
             assert repository.manner.startswith("gated") or f"({repository.manner[:3]}" in said
             assert left_nothing(left) and seconds < 30
