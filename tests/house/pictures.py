@@ -18,7 +18,7 @@ from settings import ROOT
 
 COLUMNS = 100
 FIRST_LINES = 3
-LAST_LINES = 20
+LAST_LINES = 28
 BAR = "\N{BOX DRAWINGS HEAVY HORIZONTAL}"
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 BLANKS = re.compile(r" +$", re.MULTILINE)
@@ -28,7 +28,7 @@ WEB_FONTS = re.compile(r"@font-face \{\{.*?\}\}", re.DOTALL)
 def read_console(path: Path) -> list[str]:
     """Return the lines that a recorded terminal shows at the end, without progress bars."""
     lines = []
-    for line in path.read_text(newline="\n").splitlines():
+    for line in path.read_bytes().decode().split("\n"):
         plain = CONTROL.sub("", line)
         shown = plain.rstrip("\r").rpartition("\r")[2].rstrip()
         if shown and BAR not in shown and not shown.startswith("Script "):
