@@ -127,8 +127,8 @@ def test_a_record_that_is_removed_during_training_begins_anew_and_the_run_is_don
 
 
 def test_a_record_that_is_removed_or_damaged_between_two_starts_is_reported_at_the_second(
-    tmp_path: Path, data: dict[str, str]
-) -> None:
+    tmp_path, data
+):
     env, record = environment(tmp_path, data), tmp_path / "run" / "metrics.jsonl"
     train(env | {"MAX_STEPS": "10"})
     record.unlink()
