@@ -296,8 +296,8 @@ def test_a_line_that_a_removed_record_has_the_begin_of_is_left_out(tmp_path: Pat
     paths.metrics.unlink()
     recorder.event("step", 2, 0)
     recorder.close()
-    gap, step = read_records(paths.metrics)
-    assert (gap["event"], step["step"]) == ("gap", 2)
+    lines = paths.metrics.read_text().splitlines()
+    assert [json.loads(line)["event"] for line in lines] == ["gap", "step"]
 
 
 @pytest.mark.parametrize(("recorded", "has_gap"), [([], True), ([1, 2], True), ([1, 3, 2], False)])
