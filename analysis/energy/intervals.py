@@ -28,13 +28,26 @@ class Interval(NamedTuple):
     step: int | None = None
 
 
+def rank(claim: Claim) -> tuple[int, float, int]:
+    """Return what claims are sorted by."""
+    return claim.attempt, claim.end, ORDER.index(claim.category)
+
+
 def place_claims(timeline: Timeline) -> list[Interval]:
     """Return all time from the first start to the last record, in order and without gaps."""
     claims = [*timeline.claims]
     for step in timeline.steps:
-        claims.append(Claim(step.attempt, step.end, step.wait_s, "data_wait", step.number))
-        claims.append(Claim(step.attempt, step.end, step.train_s, "training", step.number))
-    claims.sort(key=lambda claim: (claim.attempt, claim.end, ORDER.index(claim.category)))
+        for category, seconds in (("data_wait", step.wait_s), ("training", step.train_s)):
+            claims.append(
+                Claim(
+                    attempt=step.attempt,
+                    end=step.end,
+                    seconds=seconds,
+                    category=category,
+                    step=step.number,
+                )
+            )
+    claims.sort(key=rank)
 
     backward: list[Interval] = []
     for place in reversed(range(len(timeline.attempts))):
@@ -47,7 +60,15 @@ def place_claims(timeline: Timeline) -> list[Interval]:
                 free_until = claim.end
             begin = free_until - claim.seconds
             if begin < free_until:
-                backward.append(Interval(place, begin, free_until, claim.category, claim.step))
+                backward.append(
+                    Interval(
+                        place,
+                        begin,
+                        free_until,
+                        claim.category,
+                        claim.step,
+                    )
+                )
                 free_until = begin
         if free_until - attempt.begin > ROUNDING_S:
             backward.append(Interval(place, attempt.begin, free_until, "other"))
