@@ -365,6 +365,21 @@ def test_stop_says_why_it_cannot_ask_a_process(
     assert re.search(words, capsys.readouterr().err)
 
 
+def test_stop_may_come_just_as_the_process_ends(
+    paths: RunPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def end(pid: int, number: int) -> None:
+        paths.lock.unlink()
+        raise ProcessLookupError
+
+    monkeypatch.setattr(os, "kill", end)
+    with open(paths.lock, "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        lock.write(f"pid 7 on {HOST}")
+        lock.flush()
+        assert status.stop(paths).startswith("a-run")
+
+
 def test_stop_asks_a_trainer_that_was_started_again_meanwhile(
     paths: RunPaths, processes: list, monkeypatch: pytest.MonkeyPatch
 ) -> None:
