@@ -1,20 +1,20 @@
 #!/usr/bin/env bash
-# In the image that is being built: the system packages that its base lacks, and the user of the processes.
+# Install the system packages that the base of the image lacks, and add the user that its processes run as.
 #
 #   usage: docker/system.sh          (by docker/Dockerfile, as root)
-#   makes: packages; the user trainer and its group, both 1000, where the base has none of that number
-#   exits: 78 where the base is neither Debian nor Ubuntu, and lacks something
+#   makes: packages; the user trainer and its group, both 1000, if the base has none of that number
+#   exits: 78 if the base lacks something and has no apt-get
 set -euo pipefail
 
 missing_packages() {
   python3 -c 'import ensurepip, venv' 2>/dev/null || echo python3 python3-venv
-  # torch.compile calls a compiler: gcc for what Triton writes, g++ for what is left to the CPU; both want Python.h
+  # torch.compile needs gcc for Triton, g++ for the CPU, and Python.h for both.
   command -v gcc >/dev/null || echo gcc libc6-dev
   command -v g++ >/dev/null || echo g++
   python3 -c 'import os, sysconfig; os.stat(sysconfig.get_path("include") + "/Python.h")' 2>/dev/null ||
     echo python3-dev
   command -v tini >/dev/null || echo tini
-  # without it NCCL passes over InfiniBand and RoCE, and takes TCP
+  # Without it NCCL silently uses TCP instead of InfiniBand and RoCE.
   [[ $(ldconfig -p) == *libibverbs.so.1* ]] || echo libibverbs1 ibverbs-providers
   [[ -s /etc/ssl/certs/ca-certificates.crt ]] || echo ca-certificates
 }
@@ -31,10 +31,10 @@ main() {
     DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${packages[@]}"
     rm -rf /var/lib/apt/lists/* /var/cache/apt/* /var/log/apt /var/log/dpkg.log
   fi
-  # torch asks for the name of its user; written as a line, since useradd would add dates
+  # torch asks for the name of its user. Written as a line, since useradd would add dates.
   getent group 1000 >/dev/null || echo "trainer:x:1000:" >>/etc/group
   getent passwd 1000 >/dev/null || echo "trainer:x:1000:1000::/tmp:/bin/bash" >>/etc/passwd
-  mkdir -p /volume # runs and data; a fresh volume of docker or podman takes over whose it is
+  mkdir -p /volume # runs and data; a new volume of docker or podman gets the same owner
   chown 1000:1000 /volume
 }
 

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# What only a GPU can show, in parts, each of which was reckoned to take less than 9 minutes on one (BENCHMARKS.md):
+# What only a GPU can show, in parts. Each should take less than 9 minutes on one GPU (BENCHMARKS.md):
 #
 #   tests                   bfloat16, compiled code, each attention kernel against float32, Muon, resuming, memory,
 #                           PROFILE=1
 #   machine                 memory as planned, PROBE=1, the GPU sampler
-#   gpt2, d16, d24, xlarge  a step of that shape beside the matmul ceiling and beside peers
-#   runs                    whole runs of these shapes by the launcher, beside their bare step, profiled
-#   rest                    what make plan predicts, what the sampler costs; evaluation, checkpoints, log, and Muon
+#   gpt2, d16, d24, xlarge  a step of that shape, next to the matmul ceiling and to peers
+#   runs                    whole runs of these shapes by the launcher, next to their bare step, profiled
+#   rest                    what make plan predicts, what the sampler costs; evaluation, checkpoints, log, Muon
 #
 #   usage: scripts/gpu_check.sh
 #   reads: GPU_CHECK (settings; all parts by default), BENCH_SHAPES (in place of what rest runs); the peers' checkouts

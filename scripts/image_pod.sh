@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# A stand-in for a pod: run a command in an image that is unpacked in a folder, as uid 1000 without any rights, with
-# nothing to write to but /tmp, /dev/shm and /volume, and without a network. A part of scripts/image_test.sh.
+# A stand-in for a pod: run a command in an image that is unpacked in a folder. The command runs as uid 1000 without any
+# capabilities and without a network, and can write to /tmp, /dev/shm and /volume only. A part of scripts/image_test.sh.
 #
 #   usage: unshare --mount --pid --net --ipc --fork --kill-child scripts/image_pod.sh ROOT VOLUME PIDFILE WORKDIR
 #          [NAME=VALUE...] COMMAND...
-#   makes: PIDFILE, which tells the command's number to those outside. All mounts are of its own name space, and end
+#   makes: PIDFILE, with the command's process id as seen from outside. All mounts belong to its own name space, and end
 #          with it, however it ends
 set -euo pipefail
 

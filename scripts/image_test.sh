@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Build the image on this machine without a registry, on a Debian made by debootstrap, with torch for the CPU; then run
-# the main job in it as a pod would: tests/image_job.py. All of it is in name spaces of its own, so that no mount and no
+# Build the image on this machine without a registry, on a Debian made by debootstrap, with torch for the CPU. Then run
+# the main job in it as a pod does: tests/image_job.py. All of it runs in name spaces of its own, so no mount and no
 # process outlives it, however it ends.
 #
 #   usage: scripts/image_test.sh
 #   reads: TMPDIR; IMAGE_TEST_BASE, the folder that keeps the Debian base for the next time (default
-#          TMPDIR/pure-transformer-base); pip's configuration, which serves the build and does not enter the image
+#          TMPDIR/pure-transformer-base); pip's configuration, for the build only
 #   exits: 78 not root or something is not installed, 143 told to stop, 1 a check failed
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -36,8 +36,8 @@ import_base() {
   buildah commit --quiet --rm "$container" localhost/base:test >/dev/null
 }
 
-# lend_pip: sets LENT, the builder's options by which the build has what pip is told here. Folders and files of this
-# machine are lent to it under their own names; the pages of an index point to files beside it.
+# lend_pip: set LENT, the builder's options that give the build this machine's pip settings. Folders and files that they
+# name are mounted under their own names, since the pages of an index point to files next to it.
 lend_pip() {
   local word
   LENT=(--volume "$work/pip:/mnt:ro" --build-arg PIP_CONFIG_FILE=/mnt/pip.conf)

@@ -1,13 +1,12 @@
 #!/usr/bin/env bash
 # Make the virtual environment: the pinned packages, and the build of torch that fits this machine's driver.
 #
-#   usage: scripts/setup.sh [--dev | --finetune]      (also what tests and linters need, which is all; or what
-#          fine-tuning does)
+#   usage: scripts/setup.sh [--dev | --finetune]      (--finetune: also what fine-tuning needs; --dev: everything, tests
+#          and linters included)
 #   reads: VENV (default .venv), PYTHON (a Python >= 3.11), TORCH_BACKEND (auto, cpu, cu126, cu130 ...)
-#   makes: $VENV; its stamps .ready, .ready-dev and .ready-finetune come last, so a setup that was cut short counts as
-#          none
-# An environment that pip install -e . or uv sync made is taken as it is.
-# Says nothing when all is in place. Exit codes: 64 usage, 78 nothing to build on, 1 an install failed.
+#   makes: $VENV; its stamps .ready, .ready-dev and .ready-finetune come last, so a setup that was cut short runs again
+# An environment that pip install -e . or uv sync made is used as it is.
+# Prints nothing if nothing is missing. Exit codes: 64 usage, 78 nothing to build on, 1 an install failed.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export VENV=${VENV:-.venv}
@@ -33,8 +32,8 @@ base_is_ready() {
 has() { [[ -f $VENV/.ready-$1 && $(cat "$VENV/.ready-$1") == "$(digest "requirements/$1.txt")" ]]; }
 more_is_ready() { [[ -z $1 ]] || has "$1" || { [[ $1 == finetune ]] && has dev; }; }  # dev has all
 
-# made_by_others EXTRA: whether pip install -e . or uv sync made this environment. It is taken as it is; what an extra
-# needs is theirs to install too.
+# made_by_others EXTRA: whether pip install -e . or uv sync made this environment. It is used as it is, and what an extra
+# needs must be installed in the same way.
 made_by_others() {
   local packages=(torch)
   [[ -x $VENV/bin/python && ! -e $VENV/.setup.lock ]] && has_packages pure-transformer || return 1

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Every fault that docs/faults.md lists, brought about by a test; then chaos: runs whose processes are
-# killed and told to stop at random, compared with runs that were left alone.
+# A test for every fault of docs/faults.md; then chaos: runs whose processes are killed and stopped at
+# random, compared with runs that were left alone.
 #
 #   usage: scripts/test_faults.sh [pytest arguments]
 #   reads: CHAOS_MINUTES (default 10; 0: none), CHAOS_SEED, FAULTS (slow: only the tests that make
