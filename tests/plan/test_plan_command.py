@@ -2,15 +2,12 @@
 
 import json
 import os
-import resource
 import subprocess
 import sys
 
 import pytest
 
 from settings import ROOT
-
-MOST_CPU_S = 6.0  # of user and system time; some 0.4 s where nothing is measured, more on a machine that is shared
 
 
 @pytest.fixture
@@ -49,11 +46,6 @@ def loads(text):
     return json.loads(text, parse_constant=refuse)
 
 
-def cpu_s():
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
-
-
 @pytest.mark.parametrize(
     "settings",
     [
@@ -63,19 +55,16 @@ def cpu_s():
     ],
     ids=lambda settings: " ".join(settings.values()),
 )
-def test_it_is_quick(run, settings):
-    before = cpu_s()
+def test_a_plan_needs_no_torch(run, settings):
+    """The test's own torch is found first: what imports it is ended."""
     done = run(**settings)
-    assert done.returncode == 0 and done.stderr == "", done.stderr
-    assert cpu_s() - before < MOST_CPU_S
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_it_needs_no_torch_even_where_it_measures(run):
-    """The test's own torch is found first: what imports it is ended."""
     done = run(PRESET="tiny", CARDS="cpu")
-    assert done.returncode == 0 and done.stdout.startswith(
-        "plan of tiny on 1 process on CPU: computed"
-    ), done.stderr
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("plan of tiny on 1 process on CPU: computed")
     assert "free for RUNS_DIR and DATA_DIR" not in done.stdout  # CARDS=cpu may be another machine
     done = run(PRESET="tiny", DEVICE="cpu")
     assert "free for RUNS_DIR and DATA_DIR" in " ".join(done.stdout.split())
@@ -100,21 +89,17 @@ def test_json_of_what_is_not_known_has_null(run):
     assert [(one["name"], one["level"]) for one in found["findings"]] == [("bf16", "FAIL")]
 
 
-def test_what_cannot_be_ends_with_64_and_what_would_do(run):
-    done = run(PRESET="xlarge-8xa100", TARGET_HOURS="48")
-    assert done.returncode == 64 and done.stderr == ""
+def test_what_cannot_be_ends_with_64_and_what_would_do_unless_it_is_allowed(run):
+    impossible = {"PRESET": "xlarge-8xa100", "TARGET_HOURS": "48"}
+    done = run(**impossible)
+    assert (done.returncode, done.stderr) == (64, "")
     said = " ".join(done.stdout.split())
-    assert (
-        "FAIL target-hours TARGET_HOURS=48 needs 669 TFLOP/s of each GPU, 215% of its peak of 312"
-        in said
-    )
+    need = "TARGET_HOURS=48 needs 669 TFLOP/s of each GPU, 215% of its peak of 312"
+    assert f"FAIL target-hours {need}" in said
     assert "what would do: TRAIN_TOKENS=" in said
-
-
-def test_allow_fail_lets_it_pass_and_says_it_all_the_same(run):
-    done = run(PRESET="xlarge-8xa100", TARGET_HOURS="48", ALLOW_FAIL="target-hours")
-    assert done.returncode == 0 and "FAIL  target-hours" in done.stdout
-    assert run(PRESET="xlarge-8xa100", TARGET_HOURS="48", ALLOW_FAIL="disk").returncode == 64
+    allowed = run(**impossible, ALLOW_FAIL="target-hours")
+    assert (allowed.returncode, allowed.stdout) == (0, done.stdout)
+    assert run(**impossible, ALLOW_FAIL="disk").returncode == 64
 
 
 @pytest.mark.parametrize(

@@ -27,20 +27,21 @@ def test_every_step_has_a_record_with_all_keys_and_the_console_repeats_some(said
     out, run = said_and_run
     records = list(read_records(run / "metrics.jsonl"))
     steps = [r for r in records if r["event"] == "step"]
-    assert [r["step"] for r in steps] == list(range(1, 41)) and [
-        r["tokens"] for r in steps[:2]
-    ] == [512, 1024]
-    common = {"schema", "event", "time", "mono_s", "host", "attempt", "step", "tokens"}
+    assert [r["step"] for r in steps] == list(range(1, 41))
+    assert [r["tokens"] for r in steps[:2]] == [512, 1024]
     assert steps[-1]["lr"] == 3e-4  # as one types it; 3e-3 / 10 is another number
     for r in steps:
-        assert common <= r.keys()
         assert {
+            "schema",
+            "time",
+            "mono_s",
+            "host",
+            "attempt",
             "loss",
             "lr",
             "grad_norm",
             "step_ms",
             "tokens_per_s",
-            "mfu",
             "mem_gib",
             "data_wait_s",
         } <= r.keys()
