@@ -14,7 +14,11 @@ from typing import Any
 
 MANNERS = ("good", "refuses", "hangs", "401", "500")
 ENTITY = {"id": "e", "name": "a-team"}
-PROJECT = {"id": "p", "name": "pure-transformer", "entity": ENTITY}
+PROJECT = {
+    "id": "p",
+    "name": "pure-transformer",
+    "entity": ENTITY,
+}
 
 
 class Server(http.server.ThreadingHTTPServer):
@@ -35,7 +39,14 @@ class Server(http.server.ThreadingHTTPServer):
     def answer(self, name: str, run: str) -> dict[str, Any]:
         """Answer an operation of the GraphQL interface."""
         if name == "Viewer":
-            return {"viewer": {"id": "v", "entity": "a-team", "username": "u", "flags": "{}"}}
+            return {
+                "viewer": {
+                    "id": "v",
+                    "entity": "a-team",
+                    "username": "u",
+                    "flags": "{}",
+                }
+            }
         if name == "CreateRunFiles":
             return {"createRunFiles": {"uploadHeaders": [], "files": []}}
         if name == "RunResumeStatus":

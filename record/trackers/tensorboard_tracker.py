@@ -26,12 +26,14 @@ class TensorBoardTracker(Tracker):
         for path in folder.glob("events.out.tfevents.*"):
             for event in EventFileLoader(str(path)).Load():  # up to where a power failure cut it
                 position = event.source_metadata.writer
-                if position.isdecimal():
+                if position:
                     last_sent = max(last_sent, int(position))
-        self.file = folder / f"events.out.tfevents.{time.time():.0f}.{os.getpid()}"
+        stamp = int(time.time())
+        self.file = folder / f"events.out.tfevents.{stamp}.{os.getpid()}"
         self.file.touch()
+        shown = show_path(folder)
         command = f"{BIN}/tensorboard --logdir {show_path(folder.parent)}"
-        self.say(f"in {show_path(folder)}; to look at it: {command}")
+        self.say(f"in {shown}; to look at it: {command}")
         return last_sent
 
     def send(self, rows: list[Row]) -> None:
@@ -44,7 +46,10 @@ class TensorBoardTracker(Tracker):
             with open(self.file, "ab") as file:
                 writer = RecordWriter(file)
                 for row in rows:
-                    event = Event(wall_time=row.time, step=row.step)
+                    event = Event(
+                        wall_time=row.time,
+                        step=row.step,
+                    )
                     event.source_metadata.writer = str(row.position)
                     for name, value in row.values.items():
                         event.summary.value.add(tag=name, simple_value=value)

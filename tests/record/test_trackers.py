@@ -22,7 +22,13 @@ def python() -> str:
 
 
 def make_record(event: str, step: int, **values: Any) -> dict[str, Any]:
-    return {"schema": 1, "event": event, "time": 100.5 + step, "step": step, **values}
+    return {
+        "schema": 1,
+        "event": event,
+        "time": 100.5 + step,
+        "step": step,
+        **values,
+    }
 
 
 def make_steps(first: int, last: int) -> list[dict[str, Any]]:
@@ -52,9 +58,19 @@ def test_a_tracker_that_is_killed_and_resumed_has_each_row_once(
     run = tmp_path / "run"
     run.mkdir()
     record = run / "metrics.jsonl"
-    validation = make_record("eval", 12, val_loss=0.5, val_bpb=None, val_loss_by_source={"a": 1.5})
+    validation = make_record(
+        "eval",
+        12,
+        val_loss=0.5,
+        val_bpb=None,
+        val_loss_by_source={"a": 1.5},
+    )
     damage = '{"schema": 1}\nno JSON\n{"schema": 2, "event": "step"}\n'
-    first = [make_record("start", 0), *make_steps(1, 12), validation]
+    first = [
+        make_record("start", 0),
+        *make_steps(1, 12),
+        validation,
+    ]
     record.write_text(to_lines(first) + damage + '{"schema": 1, "event": "st')
     evaluation = [(12, "val/loss", 0.5), (12, "val/loss/a", 1.5)]
     shown = expect([1, 5, 10], *evaluation)
@@ -67,9 +83,19 @@ def test_a_tracker_that_is_killed_and_resumed_has_each_row_once(
         (events,) = (run / name).iterdir()
         events.write_bytes(events.read_bytes() + b"\x18\x00\x00")
     core = make_record("eval", 12, core=0.25, core_centred={"b": 0.75})
-    again = [make_record("resume", 8), *make_steps(9, 12), validation, core]
+    again = [
+        make_record("resume", 8),
+        *make_steps(9, 12),
+        validation,
+        core,
+    ]
     record.write_text(to_lines([*first, *again]))
-    shown = expect([1, 5, 10], *evaluation, (12, "core/core", 0.25), (12, "core/b", 0.75))
+    shown = expect(
+        [1, 5, 10],
+        *evaluation,
+        (12, "core/core", 0.25),
+        (12, "core/b", 0.75),
+    )
     process = start(python, name, run)
     wait_until(lambda: read_values(python, name, run) == shown, 60)
 
@@ -87,12 +113,20 @@ def test_a_full_disk_delays_rows_and_tears_none(tmp_path: Path, python: str, nam
     run = tmp_path / "run"
     run.mkdir()
     process = start(python, name, run)
-    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (300, resource.RLIM_INFINITY))
+    resource.prlimit(
+        process.pid,
+        resource.RLIMIT_FSIZE,
+        (300, resource.RLIM_INFINITY),
+    )
     (run / "metrics.jsonl").write_text(to_lines(make_steps(1, 40)))
     assert process.stdout
     while "not sent yet" not in process.stdout.readline():
         assert process.poll() is None
-    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (10**7, resource.RLIM_INFINITY))
+    resource.prlimit(
+        process.pid,
+        resource.RLIMIT_FSIZE,
+        (10**7, resource.RLIM_INFINITY),
+    )
     process.communicate(timeout=120)
     assert process.returncode == 0
     assert read_values(python, name, run) == expect(list(range(5, 41, 5)))
@@ -118,7 +152,12 @@ def test_a_run_has_the_same_losses_with_trackers_and_they_have_them(
     for command in commands:
         command = command.replace("trackio show", "trackio list metrics --run run")
         command = command.replace("tensorboard --", "tensorboard --inspect --")
-        shown = subprocess.check_output(command, shell=True, text=True, cwd=ROOT)
+        shown = subprocess.check_output(
+            command,
+            shell=True,
+            text=True,
+            cwd=ROOT,
+        )
         assert "train/loss" in shown, command
     assert len(commands) == 2
 
@@ -128,8 +167,18 @@ def test_a_run_has_the_same_losses_with_trackers_and_they_have_them(
 def test_nothing_begins_with_a_tracker_that_cannot_work(
     tmp_path: Path, data: dict[str, str], module: str
 ) -> None:
-    env = environment(tmp_path, data, TRACKERS="trackio", WANDB_MODE="online", HOME=tmp_path)
-    out = train(env, command=[sys.executable, "-m", module], code=64)
+    env = environment(
+        tmp_path,
+        data,
+        TRACKERS="trackio",
+        WANDB_MODE="online",
+        HOME=tmp_path,
+    )
+    out = train(
+        env,
+        command=[sys.executable, "-m", module],
+        code=64,
+    )
     assert not (tmp_path / "run").exists()
     assert "WANDB_MODE=online: there is no key" in out
     if importlib.util.find_spec("trackio") is None:
@@ -158,7 +207,13 @@ def test_rows_are_every_nth_step_the_first_and_last_of_an_attempt_and_all_evalua
         *make_steps(13, 22),
         make_record("eval", 22, val_loss=1.5, val_bpb=None, val_ppl=4.5),
         make_record("eval", 22, val_loss=1.25, full=True),
-        make_record("eval", 22, core=None, core_partial=0.5, core_centred={"a": 1.0}),
+        make_record(
+            "eval",
+            22,
+            core=None,
+            core_partial=0.5,
+            core_centred={"a": 1.0},
+        ),
         make_record("end", 22, reason="done"),
     ]
     assert [(row.step, row.time, row.values) for row in select(records)] == [
