@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from k8s import jobs
+from k8s.describe import describe_pod
 from record import locks, status
 from tests.k8s.running_job import RUN, write_checkpoint, write_run
 
@@ -137,6 +138,7 @@ def test_describe_tells_settings_and_attempts(
                     "LEARNING_RATE": 0.5,
                     "N_LAYER": 12,
                     "MAX_STEPS": None,
+                    "OF_LATER": 1,  # of another version
                 },
                 "attempts": [
                     {
@@ -159,7 +161,8 @@ def test_describe_tells_settings_and_attempts(
         assert jobs.main(["describe"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert (
-        "2 attempts" in lines[0] and lines[1] == "settings: PRESET=gpt2-124m and LEARNING_RATE=0.5"
+        "2 attempts" in lines[0]
+        and lines[1] == "settings: PRESET=gpt2-124m and LEARNING_RATE=0.5 OF_LATER=1"
     )
     assert lines[2] == (
         "attempt 1: started 1:02:05 ago on a, 2 processes on H100, torch 2.13.0, "
@@ -171,6 +174,19 @@ def test_describe_tells_settings_and_attempts(
     (run / "config.json").write_text('{"settings": {}, "attempts": [1]}')
     assert jobs.main(["describe"]) == 78
     assert "config.json: is damaged, or is not" in capsys.readouterr().err
+
+
+def test_describe_shows_the_conditions_of_a_pod_that_are_not_as_they_should_be() -> None:
+    conditions = [
+        {"type": "Ready", "status": "True"},
+        {"type": "DisruptionTarget", "status": "True", "reason": "Preempted", "message": "by b"},
+        {"type": "ContainersReady", "status": "False", "reason": "ContainersNotReady"},
+    ]
+    pod = {"metadata": {"name": "a-0"}, "spec": {}, "status": {"conditions": conditions}}
+    assert list(describe_pod(pod))[1:] == [
+        "  DisruptionTarget=True Preempted: by b",
+        "  ContainersReady=False ContainersNotReady",
+    ]
 
 
 def test_a_run_of_here_is_not_fetched_and_one_that_is_not_is_said(
