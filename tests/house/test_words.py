@@ -19,14 +19,11 @@ OLD_PAGES = {
     "docs/faults.md",
     "docs/finetune.md",
     "docs/four-sites.md",
-    "docs/image.md",
     "docs/kubernetes.md",
     "docs/manifests.md",
     "docs/monitor.md",
     "docs/nccl.md",
     "docs/plans.md",
-    "docs/settings.md",
-    "docs/two-nodes.md",
 }
 OLD_ROOMS = {
     "analysis",
