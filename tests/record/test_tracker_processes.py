@@ -162,8 +162,10 @@ def test_the_tracker_of_a_trainer_that_is_killed_sends_what_it_left_and_ends(
 ) -> None:
     run = tmp_path / "run"
     run.mkdir()
-    step = {"schema": 1, "event": "step", "time": 1.0, "step": 5, "loss": 0.25}
-    (run / "metrics.jsonl").write_text(json.dumps(step) + "\n")
+    with open(run / "metrics.jsonl", "w") as file:
+        for event in ("end", "resume", "step"):  # an attempt that ended, and one that goes on
+            record = {"schema": 1, "event": event, "time": 1.0, "step": 5, "loss": 0.25}
+            file.write(json.dumps(record) + "\n")
     env = environment(tmp_path, {}, WANDB_MODE="offline")
     trainer = subprocess.Popen(
         [sys.executable, "-c", KILLED], env=env, cwd=ROOT, stdin=subprocess.PIPE

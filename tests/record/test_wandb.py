@@ -177,6 +177,11 @@ def test_two_attempts_are_one_run_without_doubled_steps(tmp_path: Path, how: str
         send(run, **settings | {"WANDB_MODE": mode})
         write_record(run, 17, 40, "eval", "end")
         send(run, **settings | {"WANDB_MODE": mode})
+        kinds = [
+            m.WhichOneof("record_type")
+            for m in wandb_file.read_messages(wandb_file.list_files(run)[-1])
+        ]
+        assert "preempting" in kinds
         if how == "offline":  # the command that is printed makes one run of the two files
             subprocess.run(
                 [
@@ -304,9 +309,12 @@ def test_what_could_not_be_uploaded_is_uploaded_later(tmp_path: Path, data: dict
 def test_without_the_package_the_run_says_so_once_and_goes_on(
     tmp_path: Path, data: dict[str, str], undisturbed: dict
 ) -> None:
-    (tmp_path / "wandb.py").write_text("raise ImportError('not here')\n")
+    (tmp_path / "wandb.py").write_text(
+        "print('noise', flush=True)\nraise ImportError('not here')\n"
+    )
     env = environment(tmp_path, data, WANDB_MODE="offline")
     out = train(env | {"PYTHONPATH": f"{tmp_path}:{ROOT}"})
     (line,) = find_lines(out)
+    assert "noise" not in out
     assert "ImportError not here" in line and "make mirror RUN_NAME=run" in line
     assert losses(tmp_path / "run") == undisturbed
