@@ -1,6 +1,6 @@
 """W&B's side of the environment: whether it is on, its key and server, and the variables that its process gets.
 
-W&B reads dozens of WANDB_* variables by itself. Some would break the mirror of a run (WANDB_RUN_ID, WANDB_RESUME,
+W&B reads dozens of WANDB_* variables by itself. Some would break the tracker of a run (WANDB_RUN_ID, WANDB_RESUME,
 WANDB_DIR, WANDB_NAME), so only those of PASSED_ON reach it. Standard library only.
 """
 
