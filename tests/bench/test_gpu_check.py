@@ -66,16 +66,24 @@ def test_all_parts_are_run_in_turn_and_each_is_timed(tmp_path):
 
 def test_parts_can_be_asked_for_one_by_one(tmp_path):
     code, _, ran = check(tmp_path, GPU_CHECK="runs,xlarge", BENCH_SHAPES="waste")
-    assert code == 0 and [line.split()[1:] for line in ran] == [[RUNS, "1"], ["xlarge", "2"]]
+    assert code == 0
+    assert [line.split()[1:] for line in ran] == [[RUNS, "1"], ["xlarge", "2"]]
     assert [
         line.split()[1:] for line in check(tmp_path, GPU_CHECK="rest", BENCH_SHAPES="waste")[2]
     ] == [["waste", "2"]]
     code, out, ran = check(tmp_path, GPU_CHECK="d32")
-    assert code == 64 and "GPU_CHECK=d32" in out and not ran
+    assert code == 64
+    assert "GPU_CHECK=d32" in out
+    assert not ran
 
 
 def test_a_part_that_fails_ends_it_and_without_a_gpu_none_is_run(tmp_path):
     code, out, ran = check(tmp_path, fails="d16")
-    assert code != 0 and len(ran) == 4 and "gpt2 passed" in out and "d16 passed" not in out
+    assert code != 0
+    assert len(ran) == 4
+    assert "gpt2 passed" in out
+    assert "d16 passed" not in out
     code, out, ran = check(tmp_path, gpus=False)
-    assert code == 78 and "there is no GPU here" in out and not ran
+    assert code == 78
+    assert "there is no GPU here" in out
+    assert not ran

@@ -55,7 +55,8 @@ def test_a_run_that_starts_from_an_export_begins_where_it_ended(trained, tmp_pat
     card = (other / "export" / "README.md").read_text()
     assert f"weights of others: config.json of sha256 {sums['config.json'][:16]}" in card
     assert "\nMIN_LEARNING_RATE=1e-10\n" in card
-    assert str(tmp_path) not in card and str(folder) not in card
+    assert str(tmp_path) not in card
+    assert str(folder) not in card
 
 
 @pytest.mark.slow
@@ -74,7 +75,8 @@ def test_a_run_keeps_the_epsilon_that_init_from_brought(trained, tmp_path):
     assert "resumed from step_0000001" in train(env | {"MAX_STEPS": "2"})
     export(env | {"MAX_STEPS": "2"})
     made = json.loads((tmp_path / "run" / "export" / "config.json").read_text())
-    assert facts["rms_norm_eps"] == 1e-5 and made["rms_norm_eps"] == 1e-3
+    assert facts["rms_norm_eps"] == 1e-5
+    assert made["rms_norm_eps"] == 1e-3
 
 
 def test_settings_that_are_not_the_export_s_are_all_said_with_the_value_to_set(trained, tmp_path):
@@ -82,7 +84,8 @@ def test_settings_that_are_not_the_export_s_are_all_said_with_the_value_to_set(t
     folder = Path(trained["RUNS_DIR"]) / "run" / "export"
     other = {"RUNS_DIR": str(tmp_path), "INIT_FROM": str(folder), "N_LAYER": "3", "N_HEAD": "4"}
     said = train(trained | other, code=64)
-    assert "set N_LAYER=2" in said and "set N_HEAD=2" in said
+    assert "set N_LAYER=2" in said
+    assert "set N_HEAD=2" in said
 
 
 def test_ctrl_c_leaves_no_half_folder(trained):
@@ -106,9 +109,7 @@ def test_ctrl_c_leaves_no_half_folder(trained):
         wait_for(mark, "here")
         os.kill(process.pid, signal.SIGINT)
         said = process.communicate(timeout=120)[1]
-    assert (
-        process.returncode == 130
-        and said == "stopped; nothing was exported, and what was there is as it was\n"
-    )
+    assert process.returncode == 130
+    assert said == "stopped; nothing was exported, and what was there is as it was\n"
     assert {path.name: path.read_bytes() for path in (run / "export").iterdir()} == before
     assert not list(run.glob(".export-*"))

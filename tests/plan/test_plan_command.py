@@ -72,20 +72,22 @@ def test_it_needs_no_torch_even_where_it_measures(run):
 
 def test_json_is_the_same_plan(run):
     found = loads(run(PRESET="d16-2xh100", JSON="1").stdout)
-    assert found["schema"] == 1 and found["run_name"] == "d16-2xh100" and found["steps"] == 12_800
-    assert (
-        found["speed"]["tokens_per_s"] == pytest.approx(428_987, rel=1e-5) and found["cost"] is None
-    )
+    assert found["schema"] == 1
+    assert found["run_name"] == "d16-2xh100"
+    assert found["steps"] == 12_800
+    assert found["speed"]["tokens_per_s"] == pytest.approx(428_987, rel=1e-5)
+    assert found["cost"] is None
     swept = loads(run(PRESET="d16-2xh100", JSON="1", SWEEP="gpus").stdout)
-    assert swept["kind"] == "gpus" and len(swept["rows"]) > 3
+    assert swept["kind"] == "gpus"
+    assert len(swept["rows"]) > 3
 
 
 def test_json_of_what_is_not_known_has_null(run):
     done = run(PRESET="d16-2xh100", CARDS="8xv100-32gb-sxm", JSON="1")
     found = loads(done.stdout)
-    assert (
-        done.returncode == 64 and found["time"] is None and found["speed"]["tokens_per_s"] is None
-    )
+    assert done.returncode == 64
+    assert found["time"] is None
+    assert found["speed"]["tokens_per_s"] is None
     assert [(one["name"], one["level"]) for one in found["findings"]] == [("bf16", "FAIL")]
 
 
@@ -120,7 +122,9 @@ def test_what_cannot_be_ends_with_64_and_what_would_do_unless_it_is_allowed(run)
 )
 def test_a_setting_that_cannot_be_is_named(run, settings, said):
     done = run(**{"PRESET": "xlarge-8xa100"} | settings)
-    assert done.returncode == 64 and done.stdout == "" and said in done.stderr
+    assert done.returncode == 64
+    assert done.stdout == ""
+    assert said in done.stderr
 
 
 def test_a_run_that_has_begun_goes_on(run, tmp_path):

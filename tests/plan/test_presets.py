@@ -124,7 +124,8 @@ def test_a_depth_fixes_the_rest(load, name):
     assert counted == pytest.approx(expected, rel=0.02)
     assert c.train_tokens == pytest.approx(20 * counted, rel=0.005)
     assert (c.batch_tokens, c.seq_len, c.micro_batch_size, c.save_every) == (524_288, 2048, 8, 3000)
-    assert c.optimizer == "muon" and c.mixture == {"fineweb-edu": 1}
+    assert c.optimizer == "muon"
+    assert c.mixture == {"fineweb-edu": 1}
 
 
 def test_a_preset_as_it_stands_takes_nothing_from_a_user(tmp_path, monkeypatch):

@@ -304,6 +304,16 @@ def test_disk_says_what_is_free_and_what_nobody_knows(planned: Any, tmp_path: Pa
     assert paragraph(own, "disk") == "up to shards of mine, of which nobody said how large"
 
 
+def test_disk_holds_no_more_checkpoints_than_the_run_writes(planned: Any, tmp_path: Path) -> None:
+    """In 4:23 h: 17 by SAVE_MINUTES=15, 4 by SAVE_EVERY=3000, and the last."""
+    one = 3_230_983_856  # bytes
+    place = Place(("RUNS_DIR",), tmp_path, {"checkpoints": 5001 * one}, 100e9)
+    p = planned((place,), PRESET="d16-2xh100", KEEP_LAST="5000")
+    assert paragraph(p, "disk").startswith("up to 71.1 GB of checkpoints, ")
+    assert not [finding for finding in p.findings if finding.name == "disk"]
+    assert p.places[0].needs["checkpoints"] == pytest.approx(22 * one, rel=1e-3)
+
+
 # ---- A run that has begun
 
 

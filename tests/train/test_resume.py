@@ -36,7 +36,8 @@ KILLS = [
 def undisturbed(tmp_path_factory, data):
     folder = tmp_path_factory.mktemp("undisturbed")
     out = train(environment(folder, data, SAVE_EVERY=8, EVAL_EVERY=12, KEEP_LAST=9))
-    assert "step=40/40" in out and "bits per byte" in out
+    assert "step=40/40" in out
+    assert "bits per byte" in out
     return folder / "run"
 
 
@@ -55,10 +56,12 @@ def test_killed_at_every_kind_of_moment_it_ends_the_same(tmp_path, data, undistu
     assert not list((run / "checkpoints").glob("*tmp*"))
     attempts = json.loads((run / "config.json").read_text())["attempts"]
     assert len(attempts) == len(KILLS) + 1
-    assert [a["step"] for a in attempts[:3]] == [0, 0, 0] and attempts[-1]["step"] == 16
+    assert [a["step"] for a in attempts[:3]] == [0, 0, 0]
+    assert attempts[-1]["step"] == 16
     # one may be there twice: a kill in a save may come later than an evaluation behind it
     assert {r["step"] for r in events(run, "eval")} == {12, 24, 36, 40}
-    assert len(events(run, "resume")) == 2 and len(events(run, "end")) == 1
+    assert len(events(run, "resume")) == 2
+    assert len(events(run, "end")) == 1
 
 
 @pytest.mark.fault(4)
@@ -74,7 +77,8 @@ def test_a_signal_saves_and_the_same_command_goes_on(tmp_path, data, undisturbed
         process.send_signal(number)
     out, _ = process.communicate(timeout=120)
     assert process.returncode == 75, out
-    assert f"stopped by {number.name} after step" in out and "the same command to resume" in out
+    assert f"stopped by {number.name} after step" in out
+    assert "the same command to resume" in out
     state = json.loads((run / "STATUS.json").read_text())
     assert (state["phase"], state["exit_code"]) == ("stopped", 75)
     step = state["step"]
@@ -111,7 +115,9 @@ def test_a_run_that_is_done_says_so_and_how_to_go_on(data, undisturbed):
     before = (undisturbed / "metrics.jsonl").read_bytes()
     out = train(env)
     assert "run run is done: 40 of 40 steps" in out
-    assert "MAX_STEPS=" in out and "RUN_NAME=" in out and "make plots" in out
+    assert "MAX_STEPS=" in out
+    assert "RUN_NAME=" in out
+    assert "make plots" in out
     assert (undisturbed / "metrics.jsonl").read_bytes() == before
 
 
@@ -125,7 +131,8 @@ def test_a_last_step_that_lies_behind_is_said_and_nothing_is_done(tmp_path, data
     for text in (status.read_bytes(), b'{"phase": "crashed", "step": 10}'):
         status.write_bytes(text)
         out = train(env | {"MAX_STEPS": "5"})
-        assert "is already at step 10, past MAX_STEPS=5" in out and "MAX_STEPS=20" in out
+        assert "is already at step 10, past MAX_STEPS=5" in out
+        assert "MAX_STEPS=20" in out
         assert "bits per byte" not in out
         assert status.read_bytes() == text
     assert [path.read_bytes() for path in files] == before
@@ -149,11 +156,9 @@ def test_a_run_without_checkpoints_cannot_be_trained_further(tmp_path, data):
     assert "held to the end: True" in out
     assert saved_steps(tmp_path / "run") == []
     out = train(env)
-    assert (
-        "run run is done: 2 of 2 steps" in out
-        and "train another" in out
-        and "train it further" not in out
-    )
+    assert "run run is done: 2 of 2 steps" in out
+    assert "train another" in out
+    assert "train it further" not in out
 
 
 @pytest.mark.slow
@@ -187,7 +192,8 @@ def test_steps_past_the_horizon_train_on_at_the_lowest_rate(tmp_path, data):
     out = train(env | {"MAX_STEPS": "14"})
     assert "resumed from step_0000010 at step 10/14" in out
     rates = [r["lr"] for r in events(tmp_path / "run", "step")]
-    assert len(rates) == 14 and set(rates[9:]) == {3e-4}
+    assert len(rates) == 14
+    assert set(rates[9:]) == {3e-4}
 
 
 @pytest.mark.fault(31)
@@ -195,16 +201,15 @@ def test_a_frozen_setting_is_refused_by_name_and_a_tracked_one_recorded(tmp_path
     env = environment(tmp_path, data, MAX_STEPS=4)
     train(env)
     out = train(env | {"MAX_STEPS": "6", "N_EMBD": "64", "SEED": "5"}, code=64)
-    assert (
-        "N_EMBD=64: The run was started with N_EMBD=32" in out
-        and "SEED=5" in out
-        and "RUN_NAME" in out
-    )
+    assert "N_EMBD=64: The run was started with N_EMBD=32" in out
+    assert "SEED=5" in out
+    assert "RUN_NAME" in out
     out = train(env | {"MAX_STEPS": "6", "LEARNING_RATE": "1e-3"})
     assert "changed since then: LEARNING_RATE=0.001, was 0.003" in out
     assert events(tmp_path / "run", "resume")[-1]["changes"]["LEARNING_RATE"] == [0.003, 0.001]
     stored = json.loads((tmp_path / "run" / "config.json").read_text())
-    assert stored["settings"]["LEARNING_RATE"] == 0.001 and stored["attempts"][-1]["changes"]
+    assert stored["settings"]["LEARNING_RATE"] == 0.001
+    assert stored["attempts"][-1]["changes"]
 
 
 def test_wall_time_asks_for_checkpoints_too_and_few_are_kept(tmp_path, data):
@@ -223,7 +228,8 @@ def test_other_data_under_a_run_is_refused(tmp_path, data):
         env | {"MAX_STEPS": "6", "DATA_DIR": other["DATA_DIR"], "TOKENIZER": data["TOKENIZER"]},
         code=78,
     )
-    assert "was trained on other data" in out and "RUN_NAME" in out
+    assert "was trained on other data" in out
+    assert "RUN_NAME" in out
 
 
 @pytest.mark.slow
@@ -241,14 +247,13 @@ def test_flipped_bits_are_found_and_the_checkpoint_before_is_taken(tmp_path, dat
         "step_0000008: __0_0.distcp is damaged (its hash differs); falling back to step_0000004"
         in out
     )
-    assert (
-        "step_0000008 was set aside" in out
-        and len(list((run / "checkpoints").glob(".damaged-*"))) == 1
-    )
+    assert "step_0000008 was set aside" in out
+    assert len(list((run / "checkpoints").glob(".damaged-*"))) == 1
     for manifest in (run / "checkpoints").glob("step_*/MANIFEST.json"):
         manifest.write_text("{}")
     out = train(env | {"MAX_STEPS": "12"}, code=78)
-    assert "no valid checkpoint" in out and "3 found" in out
+    assert "no valid checkpoint" in out
+    assert "3 found" in out
 
 
 @pytest.mark.slow

@@ -72,12 +72,15 @@ def test_every_step_has_a_record_with_all_keys_and_the_console_repeats_some(said
 def test_the_folder_holds_what_the_readme_says(said_and_run):
     out, run = said_and_run
     config = json.loads((run / "config.json").read_text())
-    assert config["settings"]["N_EMBD"] == 32 and config["attempts"][0]["torch"]
+    assert config["settings"]["N_EMBD"] == 32
+    assert config["attempts"][0]["torch"]
     state = json.loads((run / "STATUS.json").read_text())
     assert (state["phase"], state["step"], state["last_step"]) == ("done", 40, 40)
     train_log, node_log = (run / "train.log").read_text(), (run / "logs" / "node_0.log").read_text()
-    assert "step=40/40" in train_log and "step=40/40" in node_log
-    assert (run / "sample.txt").read_text().startswith("def ") and "sample, step 40" in out
+    assert "step=40/40" in train_log
+    assert "step=40/40" in node_log
+    assert (run / "sample.txt").read_text().startswith("def ")
+    assert "sample, step 40" in out
     assert "bits per byte on" in out
 
 
@@ -122,9 +125,12 @@ def test_a_record_that_is_removed_during_training_begins_anew_and_the_run_is_don
     gap, *rest = read_records(tmp_path / "run" / "metrics.jsonl")
     assert (gap["event"], gap["reason"]) == ("gap", "record removed")
     steps = [record["step"] for record in rest if record["event"] == "step"]
-    assert steps == list(range(gap["step"], 41)) and 10 < gap["step"] < 30
-    assert rest[-1]["event"] == "end" and rest[-1]["goodput"]["training"] > 0
-    assert "was removed, replaced or cut during training" in out and "goodput " in out
+    assert steps == list(range(gap["step"], 41))
+    assert 10 < gap["step"] < 30
+    assert rest[-1]["event"] == "end"
+    assert rest[-1]["goodput"]["training"] > 0
+    assert "was removed, replaced or cut during training" in out
+    assert "goodput " in out
 
 
 def test_a_record_that_is_removed_or_damaged_between_two_starts_is_reported_at_the_second(

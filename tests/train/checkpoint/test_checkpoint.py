@@ -285,13 +285,15 @@ def test_a_full_disk_leaves_the_last_checkpoint_and_no_half_one(
     with pytest.raises(CheckpointError, match=r"step_0000002.*No space left"):
         write(tmp_path, 2, tiny)
     assert [p.name for p in tmp_path.iterdir()] == ["step_0000001"]
+    monkeypatch.undo()
     monkeypatch.setattr(
         checkpoint.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 1000})
     )
     with pytest.raises(
         CheckpointError, match=r"takes 0\.00 GiB and the disk has 0\.00 GiB free.*RUNS_DIR"
     ):
-        checkpoint.check_space(tmp_path, 2000)
+        write(tmp_path, 2, tiny)
+    assert [p.name for p in tmp_path.iterdir()] == ["step_0000001"]
 
 
 def test_a_checkpoint_of_another_shape_says_so(tiny: Config, tmp_path: Path) -> None:

@@ -59,7 +59,8 @@ def test_training_records_core_and_make_eval_finds_the_same(trained):
         last["val_bpb_by_source"]["python-stdlib"]
     )
     assert result["problems"] == []
-    assert result["core"]["core"] is None and len(result["core"]["lacking"]) == 18
+    assert result["core"]["core"] is None
+    assert len(result["core"]["lacking"]) == 18
     for key in ("core_partial", "core_centred"):
         assert result["core"][key] == core[-1][key]
     assert result["core"]["tasks"].keys() == set(TASKS)
@@ -69,7 +70,8 @@ def test_training_records_core_and_make_eval_finds_the_same(trained):
         assert task["centred"] == pytest.approx((task["right"] / 6 - chance) / (1 - chance))
         assert f"\n{label} " in output
     assert result["settings"]["VOCAB_SIZE"] == 512
-    assert "CORE n/a, 18 of 22 tasks are missing" in output and "Warning" not in output
+    assert "CORE n/a, 18 of 22 tasks are missing" in output
+    assert "Warning" not in output
 
 
 @pytest.mark.slow
@@ -79,7 +81,8 @@ def test_two_processes_find_what_one_does(trained):
     one = read_result(run)
     train(env | {"NPROC": "2", "PARALLEL": "fsdp"}, command=LAUNCHER)
     two = read_result(run)
-    assert two["provenance"]["world_size"] == 2 and two["core"]["tasks"] == one["core"]["tasks"]
+    assert two["provenance"]["world_size"] == 2
+    assert two["core"]["tasks"] == one["core"]["tasks"]
     assert two["val_loss"] == pytest.approx(one["val_loss"], rel=1e-5)
 
 
@@ -92,7 +95,9 @@ def test_without_a_bundle_the_rest_is_measured_and_the_code_says_so(trained, tmp
     output = evaluate(env | {"CORE_BUNDLE": str(page)}, code=78)
     assert "278 bytes that are no whole .zip of a bundle (a web or error page" in output
     result = read_result(run)
-    assert "core" not in result and result["val_loss"] > 0 and "278 bytes" in result["problems"][0]
+    assert "core" not in result
+    assert result["val_loss"] > 0
+    assert "278 bytes" in result["problems"][0]
     assert whole in [json.loads(path.read_text()) for path in (run / "eval").glob("*_until_*.json")]
     assert "there is no such run" in evaluate(env | {"RUN_NAME": "none"}, code=78)
 
@@ -107,7 +112,8 @@ def test_a_copied_run_names_the_data_that_it_needs(trained, tmp_path):
     assert f"DATA_MIX=python-stdlib:1 DATA_DIR={tmp_path}/data. Or set DATA_DIR to" in output
     assert f"trained with, which was DATA_DIR={env['DATA_DIR']}" in output
     result = read_result(tmp_path / "run")
-    assert result["core"]["core_partial"] is not None and "val_loss" not in result
+    assert result["core"]["core_partial"] is not None
+    assert "val_loss" not in result
     evaluate(elsewhere | {"DATA_DIR": env["DATA_DIR"]})
 
 
@@ -117,7 +123,8 @@ def test_a_damaged_bundle_stops_a_run_before_it_trains(trained, tmp_path):
     page = tmp_path / "bundle.zip"
     page.write_bytes(b"<html>sign in</html>")
     output = train(env | {"RUN_NAME": "other", "CORE_BUNDLE": str(page)}, code=78)
-    assert "20 bytes that are no whole .zip of a bundle" in output and "step=1/" not in output
+    assert "20 bytes that are no whole .zip of a bundle" in output
+    assert "step=1/" not in output
 
 
 def test_interrupted_it_says_so_and_writes_nothing(trained, tmp_path):

@@ -21,9 +21,9 @@ def root(run, tmp_path):  # noqa: F811
 
 def test_the_text_comes_from_a_setting_or_a_pipe_and_is_all_there_is_on_standard_output(root):
     done = make(root, "sample", *ASKED, "PROMPT=abcd efgh")
-    assert (
-        done.returncode == 0 and done.stdout.startswith("abcd efgh") and "tokens/s" in done.stderr
-    )
+    assert done.returncode == 0
+    assert done.stdout.startswith("abcd efgh")
+    assert "tokens/s" in done.stderr
     piped = subprocess.run(
         ["make", "sample", *ASKED],
         cwd=root,
@@ -42,20 +42,21 @@ def test_the_text_comes_from_a_setting_or_a_pipe_and_is_all_there_is_on_standard
         text=True,
         check=False,
     )
-    assert (cut.returncode, cut.stdout) == (0, "ab") and "Traceback" not in cut.stderr
+    assert (cut.returncode, cut.stdout) == (0, "ab")
+    assert "Traceback" not in cut.stderr
     reply = make(root, "chat", *ASKED, "PROMPT=abcd efgh")
-    assert reply.returncode == 0 and not reply.stdout.startswith("abcd efgh")
+    assert reply.returncode == 0
+    assert not reply.stdout.startswith("abcd efgh")
 
 
 def test_a_bad_setting_and_a_run_that_is_not_there_are_said_in_a_sentence(root):
     done = make(root, "sample", "RUN_NAME=a-run", "SAMPLE_TOP_P=0")
     assert "SAMPLE_TOP_P=0 (command line): Must be a number, greater than 0" in done.stderr
-    assert "Error 64" in done.stderr and done.stdout == ""
+    assert "Error 64" in done.stderr
+    assert done.stdout == ""
     done = make(root, "sample", "RUN_NAME=other")
-    assert (
-        "there is no such run in runs. Its runs: a-run. Choose" in done.stderr
-        and "Error 78" in done.stderr
-    )
+    assert "there is no such run in runs. Its runs: a-run. Choose" in done.stderr
+    assert "Error 78" in done.stderr
 
 
 def test_the_folder_is_left_as_it_was(root):
