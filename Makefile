@@ -8,8 +8,9 @@ MAKEFLAGS += --no-print-directory
 
 # Settings from the command line reach Python as they were typed: $(value ...) does not expand a
 # dollar, and := does not expand it later. Their names tell which they are.
-export MAKE_SETTINGS := $(strip $(foreach name,$(.VARIABLES),$(if $(filter command line,$(origin $(name))),$(name))))
-$(foreach name,$(MAKE_SETTINGS),$(eval override $(name) := $$(value $(name)))$(eval export $(name)))
+export MAKE_SETTINGS := $(strip $(foreach _,$(.VARIABLES),$(if $(filter command line,$(origin $_)),$_)))
+$(foreach _,$(MAKE_SETTINGS),$(eval override $_ := $$(value $_))$(eval export $_))
+export MAKE_GOALS := $(or $(MAKECMDGOALS),help)
 export MAKE_TARGET = $@
 export VENV ?= $(CURDIR)/.venv
 PY := $(VENV)/bin/python
@@ -20,7 +21,7 @@ ANY_PYTHON = $(shell [ -x "$(PY)" ] && echo "$(PY)" || echo python3)
 REFUSE_SETTINGS = $(if $(MAKE_SETTINGS),$(if $(filter $@,$(or $(MAKECMDGOALS),help)),@"$(ANY_PYTHON)" -m settings refuse))
 
 .DEFAULT:
-	@"$(ANY_PYTHON)" -m settings suggest "$@"
+	@"$(ANY_PYTHON)" -m settings refuse
 
 ##@ Start
 .PHONY: help

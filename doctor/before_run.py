@@ -44,8 +44,8 @@ def look(c: Config, finetune: bool = False) -> tuple[list[Finding], str]:
         )
     except SettingsError as error:  # a card that nothing is known of trains all the same
         return found, f"plan: n/a: {'; '.join(error.problems)}"
-    except CorpusError as error:  # said better by what prepares the data
-        return found, f"plan: n/a: {error}"
+    except CorpusError:  # what prepares the data prints it
+        return found, ""
     if p.fleet.on_cpu and any(finding.name == "memory" for finding in p.findings):
         found = [
             finding for finding in found if finding.name != "host-memory"

@@ -25,7 +25,7 @@ class Finetuning:
     folder: Path
     known: Fingerprints
 
-    def settings(self) -> tuple[Config, list[str]]:
+    def settings(self) -> Config:
         return tuning_settings.load_settings()
 
     def settled(self, c: Config, world: World) -> Config:

@@ -177,7 +177,7 @@ def planned() -> tuple[int, str]:
 def main(argv: Sequence[str] = ()) -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     try:
-        c, _ = tuning_settings.load_settings()
+        c = tuning_settings.load_settings()
         was_here, folder = origin.is_here(c), origin.bring(c)
         if BEFORE_TRAINING in argv and not was_here:
             code, why = planned()

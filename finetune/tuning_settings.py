@@ -10,15 +10,15 @@ from settings.tuning_rules import refuse_unsupported
 ENOUGH_STEPS = 10  # what the advice about a run of one step aims at
 
 
-def load_settings() -> tuple[Config, list[str]]:
-    """Return the settings of this process and the remarks about them.
+def load_settings() -> Config:
+    """Return the settings of this process.
 
     Raises:
         SettingsError: a value is invalid, or fine-tuning cannot follow it.
     """
-    c, remarks = Config.load_with_warnings(without=PRETRAINING)
+    c, _ = Config.load_with_warnings(without=PRETRAINING)
     refuse_unsupported(c)
-    return c, remarks
+    return c
 
 
 def refuse_single_step(c: Config, windows: int, epochs_are_fixed: bool = False) -> None:

@@ -187,11 +187,7 @@ def own_settings() -> tuple[Config, Resolved]:
     with them, and with what only a pipeline asks for."""
     resolved = resolve()
     problems = list(resolved.problems)
-    try:
-        c = Config.load(build_environment({}))
-    except SettingsError as error:
-        problems = error.problems
-        c = resolved.config
+    c = resolved.config
     if not c.eval_data and exercises.are_in(c, "SFT_DATA"):
         c = c.replace(eval_data=exercises.NAME)
     given = {name for name, where in resolved.origins.items() if where != "default"}
@@ -233,5 +229,5 @@ def own_settings() -> tuple[Config, Resolved]:
             "SAVE_EVERY=0: each stage starts from the checkpoint of the one before; leave it out"
         )
     if problems:
-        raise SettingsError(list(dict.fromkeys(problems)))
+        raise SettingsError(problems, resolved.warnings)
     return c, resolved

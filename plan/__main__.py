@@ -52,7 +52,7 @@ def main() -> int:
         sys.stderr.write(f"{error}\n")
         return BAD_FOLDER
     except CorpusError as error:
-        sys.stderr.write(f"DATA_MIX: {error}\n")
+        sys.stderr.write(f"{error}\n")
         return BAD_SETTING
     sys.stdout.write(dumped(as_json(found)) if c.json else told(found))
     stopping, _ = split(c.allow_fail, found.findings)

@@ -15,7 +15,7 @@ from hardware.gpu_specs import GpuSpec, find_gpu, load_gpu_specs
 from hardware.visible_gpus import visible_gpus
 from settings import SettingsError
 from settings.config import Config
-from settings.resolve import find_nearest
+from settings.names import find_nearest
 
 CPU = "cpu"
 

@@ -17,7 +17,7 @@ from settings import ROOT, SettingsError, targets
 from settings.checks import PRETRAINING
 from settings.config import Config
 from settings.declare import format_value
-from train.children import Children, complain
+from train.children import Children, complain, say
 from train.start_node import FINETUNE, PRETRAIN, Node, Workload
 from train.tune import count_gpus
 
@@ -34,7 +34,9 @@ def load(words: list[str], workload: Workload) -> Config:
     for word in words:
         defaults |= DEFAULTS.get(word, {})
     without = PRETRAINING if workload is FINETUNE else ()
-    config, _ = Config.load_with_warnings(defaults=defaults, without=without)
+    config, warnings = Config.load_with_warnings(defaults=defaults, without=without)
+    for warning in warnings:
+        say(warning)
     for name in defaults:
         os.environ[name] = format_value(getattr(config, name.lower()))
     return config

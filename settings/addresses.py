@@ -1,7 +1,10 @@
 """Addresses as settings write them: HOST, HOST:PORT or [IPV6]:PORT."""
 
 IPV6 = r"[0-9A-Fa-f]*:[0-9A-Fa-f]*:[0-9A-Fa-f:.]*"
-PATTERN = rf"(\[{IPV6}\]|[A-Za-z0-9][A-Za-z0-9.-]*)(:[0-9]{{1,5}})?|{IPV6}"
+HOST = r"[A-Za-z0-9][A-Za-z0-9.-]*"
+# 1024 to 65534: the registry of the sites listens on the port after LIGHTHOUSE's.
+PORT = r"(102[4-9]|10[3-9]\d|1[1-9]\d\d|[2-9]\d{3}|[1-5]\d{4}|6[0-4]\d{3}|65[0-4]\d\d|655[0-2]\d|6553[0-4])"
+PATTERN = rf"(\[{IPV6}\]|{HOST})(:{PORT})?|{IPV6}"
 
 
 def split_address(address: str, default_port: int) -> tuple[str, int]:

@@ -81,7 +81,7 @@ class Config:
 
         resolved = resolve.resolve(environ, root or ROOT, defaults, without)
         if resolved.problems:
-            raise SettingsError(resolved.problems)
+            raise SettingsError(resolved.problems, resolved.warnings)
         return resolved.config, resolved.warnings
 
     @classmethod
@@ -159,20 +159,19 @@ for section_name, section_class in SECTIONS.items():
     SECTION_OF |= dict.fromkeys(
         (name for name in dir(section_class) if name.islower() and name[0] != "_"), section_name
     )
+DEFAULTS: dict[str, Any] = {name: declared.default for name, declared in SETTINGS.items()}
 
 
-def build_config(given: Mapping[str, Any]) -> Config:
+def build_config(given: dict[str, Any]) -> Config:
     """Build the sections from the values that were given, by name.
 
     The other settings have their default, and so have those without effect: SYNC_EVERY is 30
     unless SYNC=diloco.
     """
-    values = {}
-    for name, declared in SETTINGS.items():
-        values[name] = given.get(name, declared.default)
-    for name, declared in SETTINGS.items():
+    values = DEFAULTS | given
+    for name in SETTINGS:
         if not has_effect(name, values):
-            values[name] = declared.default
+            values[name] = DEFAULTS[name]
     for name, default in derive_defaults(values).items():
         if values[name] in (None, ""):
             values[name] = default

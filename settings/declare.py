@@ -11,7 +11,8 @@ sources.py finds the values.
 import dataclasses
 import re
 import typing
-from collections.abc import Set
+from collections.abc import Iterable, Set
+from decimal import Decimal
 from typing import Any, ClassVar
 
 from settings.targets import ALL_SETTINGS
@@ -24,21 +25,21 @@ FREE = "free"  # accepted: it does not change the result
 DERIVED: Any = None  # the default follows from other settings (config.derive_defaults)
 
 LARGEST = 10**15  # default maximum: no calculation overflows
-WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,30}")
-NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")  # neither nan nor inf
-MILLIONS_OR_BILLIONS = re.compile(r"([0-9]{1,9})\.?([0-9]{0,9})([MB])")
-ZEROS = {"M": 6, "B": 9}
+INTEGER = re.compile(r"[0-9]{1,30}")
+NUMBER = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")  # neither nan nor inf
+MANY_TOKENS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,6})?[MB]")
+MULTIPLES = {"M": 10**6, "B": 10**9}
 
 
 class SettingsError(Exception):
-    """Settings that cannot be used. `problems` holds a sentence for each."""
+    """Settings that cannot be used. `problems` holds a sentence for each. Warnings come first."""
 
     exit_code = 64  # of record/exit_codes.py: a setting must change
 
-    def __init__(self, problems: list[str]):
+    def __init__(self, problems: list[str], warnings: Iterable[str] = ()):
         self.problems = problems
         title = "Invalid setting:" if len(problems) == 1 else "Invalid settings:"
-        super().__init__("\n    ".join([title, *problems]))
+        super().__init__("\n".join([*warnings, "\n    ".join([title, *problems])]))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,11 +51,14 @@ class Format:
 
 
 # One line of UTF-8, which Python reads into surrogates where it is damaged.
-ONE_LINE = Format(r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]+", "text without control characters")
+ONE_LINE = Format(
+    r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]+", "text in UTF-8 without control characters"
+)
 # Text that is UTF-8 whatever the locale has.
 ANY = Format(r"[^\ud800-\udfff]*", "text in UTF-8")
 
 
+@dataclasses.dataclass(frozen=True)
 class Section:
     """What holds for the settings of a section that do not say otherwise."""
 
@@ -68,6 +72,7 @@ class Setting:
     """A declared setting. `read_section` fills in what the declaration leaves to its section.
 
     Attributes:
+        positive: 0 is not allowed.
         needs: what this setting has no effect without: "SYNC=diloco", "PARALLEL=fsdp|hsdp", or
             "LORA_RANK>0".
         used_by: make targets.
@@ -78,7 +83,7 @@ class Setting:
     unit: str = ""
     choices: tuple[str, ...] = ()
     minimum: float = 0
-    positive: bool = False  # more than 0
+    positive: bool = False
     maximum: float = LARGEST
     format: Format = ONE_LINE
     example: str = ""
@@ -92,44 +97,44 @@ class Setting:
 
     def parse(self, text: str) -> Any:
         """Convert text to the setting's type. Raises ValueError if it breaks the rule."""
-        value: Any = text
-        if self.kind is bool:
-            value = {"0": False, "1": True}.get(text)
-        elif self.kind is int:
-            value = parse_whole_number(text, self.unit)
-        elif self.kind is float:
-            value = float(text) if NUMBER.fullmatch(text) else None
-        elif self.format is ANY:  # bytes that the locale could not read are lone surrogates
-            value = text.encode(errors="surrogateescape").decode(errors="surrogateescape")
-        if value is None or not self.accepts(value):
-            raise ValueError(f"Must be {self.rule()}, for example {self.name}={self.example}.")
+        value = self.convert(text)
+        if value is None:
+            raise ValueError(f"Must be {self.rule()}.")
         return value
 
-    def accepts(self, value: Any) -> bool:
-        """Tell whether a value of the right type is allowed."""
+    def convert(self, text: str) -> Any:
+        """Return the value, or None if it breaks the rule."""
         if self.choices:
-            return value in self.choices
+            return text if text in self.choices else None
+        if self.kind is bool:
+            return {"0": False, "1": True}.get(text)
         if self.kind is str:
-            return re.fullmatch(self.format.pattern, value) is not None
-        if self.positive and value == 0:
-            return False
-        return bool(self.minimum <= value <= self.maximum)
+            # Bytes that the locale could not read are lone surrogates.
+            text = text.encode(errors="surrogateescape").decode(errors="surrogateescape")
+            return text if re.fullmatch(self.format.pattern, text) else None
+        number = parse_number(text, self.kind, self.unit)
+        if number is None or (self.positive and number == 0):
+            return None
+        return number if self.minimum <= number <= self.maximum else None
 
     def rule(self) -> str:
-        """Describe the allowed values: `a whole number of tokens, at least 2 and at most 100`."""
+        """Describe the allowed values: `an integer from 2 to 10^15 (tokens; M and B allowed)`."""
         if self.choices:
             return "one of " + ", ".join(self.choices)
         if self.kind is bool:
             return "0 or 1"
         if self.kind is str:
-            return self.format.words
-        words = "a whole number" if self.kind is int else "a number"
-        if self.unit:
-            words += f" of {self.unit}"
-        words += ", greater than 0" if self.positive else f", at least {format_value(self.minimum)}"
-        return f"{words} and at most {self.maximum:,}"
+            return f"{self.format.words}, for example {self.name}={self.example}"
+        words = "an integer" if self.kind is int else "a number"
+        words += " above 0, up to" if self.positive else f" from {format_value(self.minimum)} to"
+        words += " 10^15" if self.maximum == LARGEST else f" {format_value(self.maximum)}"
+        if self.unit == "tokens":
+            words += " (tokens; M and B allowed)"
+        elif self.unit:
+            words += f" ({self.unit})"
+        return words
 
-    def redact(self, text: str) -> str:
+    def show(self, text: str) -> str:
         """Return a value for printing: on one line, and never a secret."""
         if self.secret and text:
             return "(secret)"
@@ -147,19 +152,16 @@ def read_section(section: str, section_class: type[Section]) -> dict[str, Settin
     """Return the settings of a section by name, in the order of declaration."""
     settings = {}
     types = typing.get_type_hints(section_class)
-    for field in dataclasses.fields(section_class):  # type: ignore[arg-type]
+    for field in dataclasses.fields(section_class):
         declared = field.metadata["setting"]
         name = field.name.upper()
         optional = typing.get_args(types[field.name])  # of int | None
-        example = declared.example or format_value(declared.default)
-        if not example:
-            example = declared.choices[0] if declared.choices else "1"
         settings[name] = dataclasses.replace(
             declared,
             name=name,
             kind=optional[0] if optional else types[field.name],
             section=section,
-            example=example,
+            example=declared.example or format_value(declared.default) or "1",
             resume=declared.resume or section_class.RESUME,
             needs=declared.needs or section_class.NEEDS,
             used_by=(declared.used_by or section_class.USED_BY) | ALL_SETTINGS,
@@ -167,18 +169,13 @@ def read_section(section: str, section_class: type[Section]) -> dict[str, Settin
     return settings
 
 
-def parse_whole_number(text: str, unit: str) -> int | None:
+def parse_number(text: str, kind: type, unit: str) -> float | None:
     """Return the number, or None. Tokens may be given as 2.5M or 100B."""
-    if WHOLE_NUMBER.fullmatch(text):
-        return int(text)
-    match = MILLIONS_OR_BILLIONS.fullmatch(text)
-    if match is None or unit != "tokens":
-        return None
-    whole, decimals, suffix = match.groups()
-    zeros = ZEROS[suffix] - len(decimals)
-    if zeros < 0:  # a fraction of a token
-        return None
-    return int(whole + decimals) * 10**zeros
+    if kind is float:
+        return float(text) if NUMBER.fullmatch(text) else None
+    if unit == "tokens" and MANY_TOKENS.fullmatch(text):
+        return int(Decimal(text[:-1]) * MULTIPLES[text[-1]])
+    return int(text) if INTEGER.fullmatch(text) else None
 
 
 def round_as_typed(value: float) -> float:

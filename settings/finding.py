@@ -41,22 +41,15 @@ def format_findings(findings: Sequence[Finding]) -> Iterator[str]:
 def split(allow_fail: str, findings: Iterable[Finding]) -> tuple[list[Finding], list[Finding]]:
     """Return the failures that stop a run, and those that do not because ALLOW_FAIL names them."""
     allowed_names = allow_fail.split(",")
-    stopping = []
-    allowed = []
+    stopping: list[Finding] = []
+    allowed: list[Finding] = []
     for finding in findings:
-        if finding.level != FAIL:
-            continue
-        if finding.name in allowed_names:
-            allowed.append(finding)
-        else:
-            stopping.append(finding)
+        if finding.level == FAIL:
+            chosen = allowed if finding.name in allowed_names else stopping
+            chosen.append(finding)
     return stopping, allowed
 
 
 def code_of(stopping: Sequence[Finding]) -> int:
     """Return the exit code: 0 if nothing stops the run, 64 if changing settings is enough, else 78."""
-    if not stopping:
-        return 0
-    if any(finding.code == 78 for finding in stopping):
-        return 78
-    return 64
+    return max((finding.code for finding in stopping), default=0)

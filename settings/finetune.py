@@ -66,7 +66,6 @@ class LoRA(Section):
         "Rank of the LoRA adapters, which are then the only trainable parameters. "
         "0 trains all parameters.",
         maximum=4096,
-        example="16",
     )
     lora_alpha: float | None = setting(
         DERIVED,

@@ -31,7 +31,6 @@ class Planning(Section):
         unit="percent",
         minimum=1,
         maximum=100,
-        example="45",
     )
     lan_gbit: float = setting(
         25,
@@ -56,14 +55,12 @@ class Planning(Section):
         None,
         "Price of one GPU for an hour, in your currency. `make plan` then prints the cost.",
         positive=True,
-        example="2.5",
         used_by=TRAIN | {"energy", "plots"},
     )
     price_kwh: float | None = setting(
         None,
         "Price of electricity per kWh, in your currency, if you pay for it.",
         positive=True,
-        example="0.3",
         used_by=TRAIN | {"energy", "plots"},
     )
     target_hours: float | None = setting(
@@ -71,14 +68,12 @@ class Planning(Section):
         "Time from now within which the run must finish. A run that cannot is refused.",
         unit="hours",
         positive=True,
-        example="48",
     )
     target_tokens_per_s: float | None = setting(
         None,
         "Speed that the run must reach. A run that cannot is refused.",
         unit="tokens/s",
         positive=True,
-        example="400000",
     )
     allow_fail: str = setting(
         "",

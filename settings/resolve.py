@@ -1,15 +1,16 @@
 """Choose a value for every setting, and find all that is wrong with them."""
 
 import dataclasses
-import difflib
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Set
 from pathlib import Path
+from typing import Any
 
 from settings.checks import Check, find_conflicts
 from settings.config import SETTINGS, Config, build_config, has_effect
 from settings.declare import FREE, format_value
-from settings.removed import explain_removed, is_removed
+from settings.names import explain_name, explain_target, find_meant, list_targets
+from settings.resume import compare_with_stored, find_lasting, read_run_config
 from settings.sources import (
     DEFAULT,
     ROOT,
@@ -19,18 +20,20 @@ from settings.sources import (
     read_command_line,
     read_env_file,
     read_environment,
-    read_run_and_preset,
+    read_preset,
 )
-from settings.targets import ALL_SETTINGS, DEFAULTS, EITHER, PREVIEW, TRAIN, VARIABLES
-
-OTHER_NAMES = {  # in other trainers
-    "BATCH_SIZE": "BATCH_TOKENS",
-    "GPUS": "NPROC",
-    "LR": "LEARNING_RATE",
-    "MIN_LR": "MIN_LEARNING_RATE",
-    "STEPS": "MAX_STEPS",
-    "TOKENS": "TRAIN_TOKENS",
-}
+from settings.targets import (
+    ALL_SETTINGS,
+    CONTINUE,
+    DEFAULTS,
+    DRY_RUN,
+    EITHER,
+    PREVIEW,
+    RESUME,
+    TARGETS,
+    TRAIN,
+    VARIABLES,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,34 +65,54 @@ def resolve(
     Args:
         defaults: text that takes the place of the declared defaults.
         without: checks that somebody else makes.
+
+    Raises:
+        RunConfigError: the config.json of the run cannot be used.
     """
     environ = os.environ if environ is None else environ
     target = environ.get("MAKE_TARGET", "")
+    goals = set(environ.get("MAKE_GOALS", target).split()) if target else set()
     command_line = read_command_line(environ)
     environment = read_environment(environ, command_line)
     weakest = Source(DEFAULT, DEFAULTS.get(target, {}) | dict(defaults or {}))
     env_file = read_env_file([command_line, environment, weakest], root)
     explicit = [command_line, environment, env_file]
-    sources = [*explicit, *read_run_and_preset(explicit, weakest, target, root)]
-    problems = []
-    for source in sources:
-        problems += [*source.problems, *find_misplaced(source, target)]
-
+    preset = read_preset([*explicit, weakest], root)
+    sources = [*explicit, preset, weakest]
+    stored: dict[str, Any] = {}
+    if target in RESUME:
+        label = f"{build_config(choose_values(sources)[0]).run_folder}/config.json"
+        stored = read_run_config(root / label).get("settings", {})
+        run = Source(label, find_lasting(stored))
+        is_chosen = find_source("PRESET", explicit) is not None
+        if is_chosen and preset.label != f"presets/{run.values.get('PRESET')}.env":
+            sources = [*explicit, preset, run, weakest]  # the values of the other preset are wanted
+        else:
+            sources = [*explicit, run, read_preset([*explicit, run, weakest], root), weakest]
     values, origins, invalid = choose_values(sources)
-    problems += invalid.values()
     config = build_config(values)
+    values = config.values()
     purpose = find_purpose(target, config)
-    for name, sentence in find_conflicts(config, purpose, invalid, without):
-        text = format_value(config.values()[name])
-        problems.append(f"{name}={text} ({origins[name]}): {sentence}")
 
-    warnings = [*list_environment(environment, sources), *find_near_misses(environ)]
-    for source in explicit:
-        for name, sentence in explain_unused(source, config, target, purpose):
-            if source is command_line or name == "DRY_RUN":  # the target would do the thing
-                problems.append(sentence)
-            else:
-                warnings.append(sentence)
+    problems = [explain_target(goal) for goal in sorted(goals - TARGETS)]
+    warnings = [*list_environment(environment, sources), *find_misnomers(environ, command_line)]
+    for source in sources:
+        problems += source.problems
+    for source in (*explicit, preset):
+        for place, problem, reason in find_useless(source, config, goals & TARGETS, purpose):
+            if not reason or source is command_line:
+                problems.append(f"{place}: {problem}")
+            elif source is not preset:
+                warnings.append(f"Warning: {place} is ignored: {reason}.")
+    if config.run.dry_run and target in TARGETS - DRY_RUN:  # it would do the thing
+        place = f"DRY_RUN ({origins['DRY_RUN']})"
+        problems.append(f"{place}: {explain_users({target}, DRY_RUN)}")
+    problems += invalid.values()
+    for name, sentence in find_conflicts(config, purpose, invalid, without):
+        problems.append(f"{name}={format_value(values[name])} ({origins[name]}): {sentence}")
+    if stored and target in CONTINUE:
+        valid = {name: values[name] for name in SETTINGS if name not in invalid}
+        problems += compare_with_stored(stored, valid)[0]
     named = {name for name in SETTINGS if find_source(name, explicit)}
     return Resolved(config, origins, named, set(invalid), problems, warnings)
 
@@ -104,63 +127,43 @@ def find_purpose(target: str, config: Config) -> str:
 # ---- What is wrong
 
 
-def find_misplaced(source: Source, target: str) -> Iterator[str]:
-    """Yield what does not belong in a source: unknown names and secrets."""
-    for name, text in sorted(source.values.items()):
-        place = f"{name} ({source.locate(name)})"
-        if name in SETTINGS:
-            if SETTINGS[name].secret and source.is_public:
-                yield f"{place}: A secret belongs in the environment or in .env."
-        elif name in VARIABLES and not source.lines:
-            users = VARIABLES[name] or {target}
-            if target not in users:
-                yield explain_users(place, target, users)
-        elif is_removed(name):
-            problem = explain_removed(name, text)
-            if problem:
-                yield f"{place}: {problem}"
-        else:
-            yield f"{place}: There is no such setting. {suggest(name)}"
+def find_useless(
+    source: Source, config: Config, targets: set[str], purpose: str
+) -> Iterator[tuple[str, str, str]]:
+    """Yield the place of each name of a source that cannot be used, and why not.
 
-
-def explain_unused(
-    source: Source, config: Config, target: str, purpose: str
-) -> Iterator[tuple[str, str]]:
-    """Yield the settings of a source that have no influence on what a target does, and why.
-
-    An env file serves all targets: of those that a target does not read, only what shapes a run
-    looks meant for it.
+    Once more why not if it is a setting without influence on what make does. An env file serves all
+    targets: of those that a target does not read, only what shapes a run looks meant for it.
     """
     values = config.values()
-    for name in sorted(source.values.keys() & SETTINGS.keys()):
-        declared = SETTINGS[name]
+    for name, text in sorted(source.values.items()):
         place = f"{name} ({source.locate(name)})"
-        users = declared.used_by
-        is_read = not target or (target in users and (target not in PREVIEW or purpose in users))
-        looks_meant = not source.lines or (declared.resume != FREE and target in TRAIN)
-        if name == "DRY_RUN":
-            looks_meant = config.run.dry_run
-        if is_read and source.values[name] and not has_effect(name, values):
-            yield name, f"{place}: Has no effect without {declared.needs}."
-        elif not is_read and looks_meant:
-            yield name, explain_users(place, target, users - ALL_SETTINGS)
+        declared = SETTINGS.get(name)
+        if declared is None:
+            is_variable = name in VARIABLES and not source.lines
+            if not is_variable and explain_name(name, text):
+                yield place, explain_name(name, text), ""
+            elif is_variable and not targets & VARIABLES[name]:
+                yield place, explain_users(targets, VARIABLES[name]), ""
+            continue
+        if declared.secret and source.is_public:
+            yield place, "A secret belongs in the environment or in .env.", ""
+        readers = targets & declared.used_by
+        if purpose not in declared.used_by:
+            readers -= PREVIEW
+        if targets and not readers:
+            looks_meant = not source.lines or (declared.resume != FREE and targets & TRAIN)
+            if looks_meant and name != "DRY_RUN":
+                reason = f"{list_targets(targets)} does not use it"
+                yield place, explain_users(targets, declared.used_by), reason
+        elif text and not has_effect(name, values):
+            reason = f"no effect without {declared.needs}"
+            yield place, f"Has {reason}.", f"it has {reason}"
 
 
-def explain_users(place: str, target: str, users: Iterable[str]) -> str:
-    """Say that a target does not use a setting, and which do."""
-    return f"{place}: make {target} does not use it. It is for make {', '.join(sorted(users))}."
-
-
-def suggest(name: str, similarity: float = 0.6) -> str:
-    """Name the setting that is most similar to an unknown name, if any is."""
-    nearest = find_nearest(OTHER_NAMES.get(name.upper(), name.upper()), SETTINGS, similarity)
-    return f"Did you mean {nearest}?" if nearest else "`make settings` lists them."
-
-
-def find_nearest(name: str, names: Iterable[str], similarity: float = 0.6) -> str | None:
-    """Return the most similar of these names, if any is similar enough."""
-    similar = difflib.get_close_matches(name, list(names), n=1, cutoff=similarity)
-    return similar[0] if similar else None
+def explain_users(targets: set[str], users: Set[str]) -> str:
+    """Say that targets do not use a setting, and which do."""
+    return f"Not used by {list_targets(targets)}. Used by: {list_targets(users - ALL_SETTINGS)}."
 
 
 def list_environment(environment: Source, sources: list[Source]) -> Iterator[str]:
@@ -168,20 +171,17 @@ def list_environment(environment: Source, sources: list[Source]) -> Iterator[str
     settings = []
     for name, text in sorted(environment.values.items()):
         if find_source(name, sources) is environment:
-            settings.append(f"{name}={SETTINGS[name].redact(text)}")
+            settings.append(f"{name}={SETTINGS[name].show(text)}")
     if settings:
         yield f"From the environment: {' '.join(settings)}"
 
 
-def find_near_misses(environ: Mapping[str, str]) -> list[str]:
+def find_misnomers(environ: Mapping[str, str], command_line: Source) -> Iterator[str]:
     """Warn about variables of the environment that look like a misspelled setting."""
-    warnings = []
-    typed = environ.get("MAKE_SETTINGS", "").split()
-    for name in sorted(environ.keys() - SETTINGS.keys() - set(typed)):
-        nearest = find_nearest(name.upper(), SETTINGS, 0.9)
-        if nearest and nearest not in environ:
-            warnings.append(f"{name} (environment): Did you mean {nearest}?")
-    return warnings
+    for name in sorted(environ.keys() - SETTINGS.keys() - command_line.values.keys()):
+        meant = find_meant(name, 0.9)
+        if meant and meant not in environ:
+            yield f"Warning: {name} (environment) is ignored. Did you mean {meant}?"
 
 
 # ---- For rooms that look at settings

@@ -1,13 +1,14 @@
 """Settings of a run that exists: what a resume takes from it, and what must not change."""
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from settings.config import SETTINGS, build_config, derive_defaults
+from settings.config import DEFAULTS, SETTINGS, build_config, derive_defaults
 from settings.declare import FREE, FROZEN, SettingsError, format_value
-from settings.removed import CONSTANTS, SHAPED_A_RUN
+from settings.names import CONSTANTS, NAMES
 
 
 class RunConfigError(SettingsError):
@@ -43,32 +44,43 @@ def read_run_config(path: Path) -> dict[str, Any]:
     raise RunConfigError([f"{path}: {fault}. Restore it from a copy, or choose another RUN_NAME."])
 
 
-def read_stored(path: Path) -> dict[str, Any]:
-    """Return the settings in a run's config.json; {} if the run has none yet. Raises RunConfigError."""
-    return read_run_config(path).get("settings", {})
-
-
 def find_lasting(stored: Mapping[str, Any]) -> dict[str, str]:
     """Return the stored settings that hold for a resume too, as text.
 
     A setting without influence on the result is chosen anew by each command, and a default that
     followed from other settings follows from them again.
     """
-    values = {name: stored.get(name, declared.default) for name, declared in SETTINGS.items()}
+    values = DEFAULTS | parse_stored(stored)
     derived = derive_defaults(values)
     lasting = {}
     for name, declared in SETTINGS.items():
-        value = values[name]
         lasts = declared.resume != FREE or name == "PRESET"
-        if lasts and name in stored and value != derived.get(name, ...):
-            lasting[name] = format_value(value)
+        if lasts and not is_same(values[name], derived.get(name, ...)):
+            lasting[name] = format_value(stored.get(name))
     return lasting
+
+
+def parse_stored(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the stored values that are valid."""
+    values = {}
+    for name, declared in SETTINGS.items():
+        value = declared.convert(format_value(stored.get(name)))
+        if value is not None:
+            values[name] = value
+    return values
+
+
+def is_same(before: Any, now: Any) -> bool:
+    """Tell whether two values are equal, up to how earlier versions rounded derived ones."""
+    if isinstance(before, float) and isinstance(now, float):
+        return math.isclose(before, now, rel_tol=1e-11)
+    return bool(before == now)
 
 
 def compare_with_stored(
     stored: Mapping[str, Any], now: Mapping[str, Any]
 ) -> tuple[list[str], dict[str, list[Any]]]:
-    """Compare the values of all settings with those that a run was started with.
+    """Compare the values of settings with those that a run was started with.
 
     A setting that the run did not know yet counts as having had its default.
 
@@ -78,19 +90,19 @@ def compare_with_stored(
     """
     refusals = []
     changes = {}
-    earlier = build_config(stored).values()
-    for name, declared in SETTINGS.items():
+    earlier = build_config(parse_stored(stored)).values()
+    for name, value in now.items():
         before = earlier[name]
-        if before == now[name] or declared.resume == FREE:
+        if SETTINGS[name].resume == FREE or is_same(before, value):
             continue
-        if declared.resume == FROZEN:
+        if SETTINGS[name].resume == FROZEN:
+            started = f"{name}={format_value(before)}"
             refusals.append(
-                f"{name}={format_value(now[name])}: The run was started with "
-                f"{name}={format_value(before)}, which cannot change. "
-                f"Set {name}={format_value(before)}, or choose another RUN_NAME."
+                f"{name}={format_value(value)}: The run was started with {started}, which cannot "
+                f"change. Set {started}, or choose another RUN_NAME."
             )
         else:
-            changes[name] = [before, now[name]]
+            changes[name] = [before, value]
     for name, constant in list_constants(stored).items():
         before = stored.get(name)
         if before not in (None, constant):
@@ -104,7 +116,7 @@ def compare_with_stored(
 
 def list_constants(stored: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that are gone and shaped this run, with the values built in now."""
-    constants = {name: CONSTANTS[name] for name in SHAPED_A_RUN}
+    constants = {name: CONSTANTS[name] for name in NAMES["shaped_a_run"]}
     constants["SYNC_ALPHA"] = 0.5 if stored.get("SYNC_DELAY") else 0.0
     if stored.get("EVAL_DATA"):  # else some of DATA was held out, this many conversations
         del constants["EVAL_CONVERSATIONS"]

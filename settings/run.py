@@ -4,14 +4,16 @@ from dataclasses import dataclass
 
 from settings import addresses
 from settings.declare import DERIVED, FREE, TRACKED, Format, Section, setting
-from settings.targets import COMPUTE, EVERY, FIND, LAUNCH, NODE, TRAIN
+from settings.targets import COMPUTE, DRY_RUN, EVERY, FIND, NODE, TRAIN
 
 NAME = Format(
     r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}",
-    "a letter or digit and then letters, digits, '.', '_' or '-', at most 63 in all",
+    "at most 63 letters, digits, '.', '_' or '-', starting with a letter or digit",
 )
 NAMES = Format(r"[a-z0-9-]+(,[a-z0-9-]+)*", "names with commas between them")
-ADDRESS = Format(addresses.PATTERN, "a host name or IP address, or HOST:PORT")
+ADDRESS = Format(
+    addresses.PATTERN, "a host name or IP address, or HOST:PORT with a port from 1024 to 65534"
+)
 MASTER_PORT = 29500
 
 
@@ -22,9 +24,7 @@ class Sources(Section):
     USED_BY = EVERY
 
     preset: str = setting(
-        "tiny",
-        "Recipe to use: a file presets/PRESET.env with values for the other settings.",
-        format=NAME,
+        "tiny", "Recipe to use: a file presets/PRESET.env with values for the other settings."
     )
     env_file: str = setting(".env", "File with your own settings, one NAME=value per line.")
     name: str = setting(
@@ -62,7 +62,7 @@ class Run(Section):
     dry_run: bool = setting(
         False,
         "Print what would be applied to the cluster, and apply nothing.",
-        used_by=LAUNCH - {"plan", "doctor"},
+        used_by=DRY_RUN,
     )
 
 
@@ -104,7 +104,6 @@ class Machine(Section):
         "Host name or IP address of node 0. Every other node must be able to reach it. "
         "HOST:PORT uses another port than 29500.",
         format=ADDRESS,
-        example="10.0.0.5",
         resume=FREE,
         used_by=NODE,
     )
@@ -176,7 +175,6 @@ class Checkpoints(Section):
         "Number of steps between checkpoints, in addition to SAVE_MINUTES. "
         "Default: SAVE_MINUTES alone. 0 turns both off: a run that is killed is lost.",
         unit="steps",
-        example="1000",
     )
     save_minutes: float = setting(
         15, "Wall time between checkpoints.", unit="minutes", positive=True

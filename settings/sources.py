@@ -5,19 +5,19 @@
 A run that is resumed also has the settings that it was started with: they come before the preset.
 
 The Makefile passes on the values from its command line in the environment, byte for byte. Their
-names are in MAKE_SETTINGS, and the target is in MAKE_TARGET. Nothing else reads an env file.
+names are in MAKE_SETTINGS, the target is in MAKE_TARGET, and all targets of the command line are in
+MAKE_GOALS. Nothing else reads an env file.
 """
 
 import dataclasses
+import glob
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from settings.config import SETTINGS, build_config
-from settings.resume import find_lasting, read_stored
-from settings.targets import RESUME
+from settings.config import SETTINGS
 
 ROOT = Path(__file__).resolve().parent.parent
 DEFAULT = "default"  # label of the weakest source
@@ -37,7 +37,7 @@ class Source:
     label: str
     values: Mapping[str, str]
     lines: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    problems: list[str] = dataclasses.field(default_factory=list)
+    problems: Sequence[str] = ()
     is_public: bool = False
 
     def locate(self, name: str) -> str:
@@ -52,12 +52,6 @@ def find_source(name: str, sources: list[Source]) -> Source | None:
         if source.values.get(name):
             return source
     return None
-
-
-def find_text(name: str, sources: list[Source]) -> str:
-    """Return a setting from the strongest source that sets it, or else its default."""
-    source = find_source(name, sources)
-    return source.values[name] if source else str(SETTINGS[name].default)
 
 
 def choose_values(
@@ -81,7 +75,7 @@ def choose_values(
         try:
             values[name] = declared.parse(text)
         except ValueError as error:
-            invalid[name] = f"{name}={declared.redact(text)} ({origins[name]}): {error}"
+            invalid[name] = f"{name}={declared.show(text)} ({origins[name]}): {error}"
     return values, origins, invalid
 
 
@@ -125,50 +119,25 @@ def read_environment(environ: Mapping[str, str], command_line: Source) -> Source
 
 
 def read_env_file(stronger: list[Source], root: Path) -> Source:
-    """Read the file that ENV_FILE names."""
-    path = find_text("ENV_FILE", stronger)
+    """Read the file that ENV_FILE names. Nobody needs to have one."""
     source = find_source("ENV_FILE", stronger)
-    if source and source.label != DEFAULT and not is_file(root / path):
-        problem = f"ENV_FILE={path}: There is no such file. Copy .env.example to it."
-        return Source(path, {}, problems=[problem])
-    return read_file(root / path, path, ("ENV_FILE", "NAME"))
+    name = source.values["ENV_FILE"] if source else ".env"
+    if (source is None or source.label == DEFAULT) and not os.path.lexists(root / name):
+        return Source(name, {})
+    return read_file(root / name, name, ("ENV_FILE", "NAME"))
 
 
 def read_preset(stronger: list[Source], root: Path) -> Source:
     """Read the file that PRESET names."""
-    preset = find_text("PRESET", stronger)
+    source = find_source("PRESET", stronger)
+    preset = source.values["PRESET"] if source else "tiny"
     label = f"presets/{preset}.env"
-    if not is_file(root / label):
-        names = sorted(path.stem for path in root.glob("presets/*.env"))
-        problem = f"PRESET={preset}: Must be one of {', '.join(names)}."
+    presets = sorted(Path(path).stem for path in glob.glob(f"{root}/presets/*.env"))
+    if presets and preset not in presets:  # none where the folder cannot be listed
+        problem = f"PRESET={preset}: Must be one of {', '.join(presets)}."
         return Source(label, {}, problems=[problem])
     source = read_file(root / label, label, ("ENV_FILE", "NAME", "PRESET"))
     return dataclasses.replace(source, is_public=True)
-
-
-def read_run_and_preset(
-    explicit: list[Source], defaults: Source, target: str, root: Path
-) -> list[Source]:
-    """Return the weaker sources: the run that is resumed, the preset and the defaults."""
-    preset = read_preset([*explicit, defaults], root)
-    if target not in RESUME:
-        return [preset, defaults]
-    values, _, _ = choose_values([*explicit, preset, defaults])
-    folder = build_config(values).run_folder
-    stored = read_stored(root / folder / "config.json")
-    run = Source(f"{folder}/config.json", find_lasting(stored))
-    is_another = find_text("PRESET", explicit) != run.values.get("PRESET")
-    if find_source("PRESET", explicit) and is_another:
-        return [preset, run, defaults]  # the values of the other preset are wanted
-    return [run, read_preset([*explicit, run, defaults], root), defaults]
-
-
-def is_file(path: Path) -> bool:
-    """Tell whether there is a file, which may be unreadable."""
-    try:
-        return path.is_file()
-    except OSError:
-        return True
 
 
 def read_file(path: Path, label: str, forbidden: Collection[str]) -> Source:
@@ -180,31 +149,43 @@ def read_file(path: Path, label: str, forbidden: Collection[str]) -> Source:
     values: dict[str, str] = {}
     lines: dict[str, int] = {}
     problems: list[str] = []
-    source = Source(label, values, lines, problems)
     try:
-        text = path.read_bytes().decode() if path.is_file() else ""
-    except OSError as error:
-        problems.append(f"{label}: Cannot be read: {error.strerror}.")
-        return source
-    except ValueError:
-        problems.append(f"{label}: Must be text in UTF-8.")
-        return source
+        text = read_text(path)
+    except ValueError as error:
+        return Source(label, {}, problems=[f"{label}: {error}"])
+    if text.startswith("\ufeff") or "\r\n" in text:
+        problems.append(f"{label}: Save it with Unix line ends and without a byte order mark.")
+        text = text.removeprefix("\ufeff").replace("\r\n", "\n")
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip() or line.startswith("#"):
             continue
         match = ENV_LINE.fullmatch(line)
         if match is None:  # the line is not shown, since it may hold a secret
-            problems.append(f"{label} line {number}: Must be NAME=value.")
+            problems.append(f"{label} line {number}: Must be NAME=value, without export or blanks.")
             continue
         name, value = match.groups()
         place = f"{name} ({label} line {number})"
         if name in forbidden:
             problems.append(f"{place}: Cannot be set in this file.")
-        elif name in values:
+        if name in lines:
             problems.append(f"{place}: Is already set in line {lines[name]}.")
-        elif value != value.strip() or value.startswith(("'", '"')) or " #" in value:
-            problems.append(f"{place}: Must be {name}=value without quotes, blanks or a comment.")
-        else:
-            values[name] = value
-            lines[name] = number
-    return source
+        if value != value.strip() or value.startswith(("'", '"')) or " #" in value:
+            problems.append(f"{place}: Remove quotes and blanks around the value, and comments.")
+            value = ""
+        values[name] = value
+        lines[name] = number
+    return Source(label, values, lines, problems)
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a file. Raises ValueError with a sentence."""
+    try:
+        if path.exists() and not path.is_file():  # reading a pipe or /dev/zero would not end
+            raise ValueError("Must be a file with NAME=value lines.")
+        return path.read_bytes().decode()
+    except FileNotFoundError:
+        raise ValueError(f"There is no file {path.resolve()}.") from None
+    except OSError as error:
+        raise ValueError(f"Cannot be read: {error.strerror}.") from None
+    except UnicodeDecodeError:
+        raise ValueError("Must be text in UTF-8.") from None

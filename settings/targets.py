@@ -12,35 +12,42 @@ GENERATE = {"sample", "chat"}
 NODE = {"train", "train-node", "finetune", "finetune-node", "net-probe"}  # may be one of several
 COMPUTE = TRAIN | GENERATE | {"eval"}
 LAUNCH = PREVIEW | {"train-8xa100", "finetune-k8s", "data"}
+DRY_RUN = {"restart", "train-8xa100", "finetune-k8s", "data"}
 WATCH = {"status", "monitor", "attach", "logs", "checkpoints", "stop", "fetch-run", "plots"}
 CLUSTER = LAUNCH | WATCH | {"sites", "describe", "net-probe"}
 BENCHMARKS = {"bench", "bench-quality", "gpu-check", "wan-lab"}
 ALL_SETTINGS = {"settings", "check-env"}  # these read every setting
 OTHERS = {"runs", "energy", "mirror", "gpu-sampler", "export", "lighthouse", "image", "push"}
 EVERY = COMPUTE | PREPARE_DATA | CLUSTER | BENCHMARKS | ALL_SETTINGS | OTHERS
+SETUP = {"setup", "setup-dev", "setup-finetune"}
+DEVELOP = {"test", "test-faults", "lint", "lock", "image-test"}
+TARGETS = EVERY | SETUP | DEVELOP | {"help", "env-example"}  # the Makefile has no others
 
 OPEN = GENERATE | {"eval", "export"}  # these open what was trained, and compare its shape
 # These look for a run's folder, which is another one for the nodes of another site.
 FIND = WATCH | OPEN | PREPARE_DATA | {"runs", "energy", "mirror", "gpu-sampler", "lighthouse"}
 
-# These go on with a run that exists, with the settings that it was started with.
-RESUME = PREVIEW | {"train", "train-node", "train-2xh100", "finetune", "finetune-node"}
+# These go on with a run that exists, so they must not change its frozen settings.
+CONTINUE = {"train", "train-node", "train-2xh100", "finetune", "finetune-node", "check-env"}
+# These also take the settings that it was started with.
+RESUME = CONTINUE | PREVIEW | {"settings"}
 
 # These pretrain, or fine-tune if MODEL is set.
 EITHER = PREVIEW | ALL_SETTINGS | {"pipeline"}
 
-# Variables that are no settings, and the targets that read them. `None` means every target.
+# Variables that are no settings, and the targets that read them.
+BUILD = {"image", "push", "image-test"}
 VARIABLES = {
-    "PYTHON": None,
-    "SHELL": None,
-    "VENV": None,
-    "CUDA_VISIBLE_DEVICES": None,
-    "OMP_NUM_THREADS": None,
+    "PYTHON": TARGETS,
+    "SHELL": TARGETS,
+    "VENV": TARGETS,
+    "CUDA_VISIBLE_DEVICES": TARGETS,
+    "OMP_NUM_THREADS": TARGETS,
     "CHAOS_MINUTES": {"test-faults"},
-    "BASE_IMAGE": {"image", "push", "image-test"},
-    "FLASH_ATTN_WHEEL": {"image", "push", "image-test"},
-    "IMAGE_BUILDER": {"image", "push", "image-test"},
-    "TORCH_BACKEND": {"setup", "setup-dev", "setup-finetune", "image", "push", "image-test"},
+    "BASE_IMAGE": BUILD,
+    "FLASH_ATTN_WHEEL": BUILD,
+    "IMAGE_BUILDER": BUILD,
+    "TORCH_BACKEND": SETUP | BUILD,
 }
 
 # What a target puts in the place of the declared defaults.

@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass
 
+from settings import addresses
 from settings.declare import DERIVED, FREE, FROZEN, TRACKED, Format, Section, setting
 from settings.targets import COMPUTE, FIND, OPEN, PREPARE_DATA, PRETRAIN, TRAIN
 
-HOST_PORT = Format(r"[A-Za-z0-9][A-Za-z0-9.-]*:[0-9]{4,5}", "HOST:PORT")
+HOST_PORT = Format(f"{addresses.HOST}:{addresses.PORT}", "HOST:PORT with a port from 1024 to 65534")
 BUNDLE = Format(
     r"https?://[^#,\s]+@sha256:[0-9a-f]{64}|(?!https?:|-)[^\s\x00-\x1f\x7f-\x9f\ud800-\udfff]+",
     "a folder, a .zip file, or the address of one with @sha256:HASH after it",
@@ -46,7 +47,6 @@ class Architecture(Section):
         "Hidden width of the SwiGLU. Default: 8/3 of N_EMBD, rounded up to a multiple of 64.",
         minimum=1,
         maximum=2**20,
-        example="704",
     )
     qk_norm: bool = setting(
         False, "Apply RMSNorm to the queries and keys of each head, as Qwen3 does."
@@ -122,7 +122,6 @@ class Training(Section):
         "Step after which training stops. Default: the step that reaches TRAIN_TOKENS.",
         unit="steps",
         minimum=1,
-        example="1000",
         resume=FREE,
         used_by=TRAIN | {"data"},
     )
@@ -131,7 +130,6 @@ class Training(Section):
         DERIVED,
         "Learning rate at the end of the schedule. Default: a tenth of LEARNING_RATE.",
         maximum=10,
-        example="1e-4",
     )
     warmup_tokens: int = setting(
         0,
@@ -149,7 +147,6 @@ class Training(Section):
         "Length of the linear decay, which ends at TRAIN_TOKENS. Default: a fifth of TRAIN_TOKENS.",
         unit="tokens",
         minimum=1,
-        example="2M",
         needs="LR_SCHEDULE=wsd",
     )
     optimizer: str = setting(
@@ -307,7 +304,7 @@ class Evaluation(Section):
         "Tasks of the CORE metric. `make data-report` searches the training data for their text. "
         "`none` leaves CORE out.",
         format=BUNDLE,
-        used_by={"eval", "data-report"},
+        used_by=PRETRAIN | {"eval", "data-report"},
     )
     eval_examples: int = setting(
         500,

@@ -1,6 +1,6 @@
 """What fine-tuning holds out and refuses: finetune/, pipeline/, k8s/ and plan/ all need it."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from settings.config import Config
 from settings.declare import SettingsError, format_value
@@ -10,26 +10,20 @@ from settings.declare import SettingsError, format_value
 HELD_OUT_CONVERSATIONS = 200
 
 
-class Allowed(NamedTuple):
-    """The values of a setting that fine-tuning can follow, and why it cannot follow others."""
-
-    values: tuple[Any, ...]
-    reason: str
-
-
-ALLOWED = {
-    "SYNC": Allowed(("ddp",), "all nodes train in step"),
-    "OPTIMIZER": Allowed(("adamw",), "it always uses AdamW"),
-    "INIT_FROM": Allowed(("",), "MODEL names what is fine-tuned"),
-    "CORE_EVERY": Allowed((0,), "`make eval` measures CORE on the export"),
-    "STEP": Allowed(
+# Setting -> the values that fine-tuning can follow, and why it cannot follow others.
+ALLOWED: dict[str, tuple[tuple[Any, ...], str]] = {
+    "SYNC": (("ddp",), "all nodes train in step"),
+    "OPTIMIZER": (("adamw",), "it always uses AdamW"),
+    "INIT_FROM": (("",), "MODEL names what is fine-tuned"),
+    "CORE_EVERY": ((0,), "`make eval` measures CORE on the export"),
+    "STEP": (
         (None,),
         "MODEL is read from its export; `make export RUN_NAME=... STEP=...` exports another step",
     ),
-    "PROFILE": Allowed((False,), "only pretraining can be profiled"),
-    "DOC_MASK": Allowed((False,), "examples never attend to each other anyway"),
-    "COMPILE": Allowed(("auto", "0"), "transformers' model classes run uncompiled"),
-    "ATTENTION": Allowed(("auto", "sdpa"), "transformers' model classes use SDPA"),
+    "PROFILE": ((False,), "only pretraining can be profiled"),
+    "DOC_MASK": ((False,), "examples never attend to each other anyway"),
+    "COMPILE": (("auto", "0"), "transformers' model classes run uncompiled"),
+    "ATTENTION": (("auto", "sdpa"), "transformers' model classes use SDPA"),
 }
 
 

@@ -291,10 +291,13 @@ def main(words: list[str]) -> int:
     children = Children()
     try:
         # The trainer checks what only pretraining requires; MODULE may be something else.
-        config, _ = Config.load_with_warnings(without=PRETRAINING)
+        config, warnings = Config.load_with_warnings(without=PRETRAINING)
     except SettingsError as error:
         complain(str(error))
         return error.exit_code
+    if not words:  # a MODULE prints them itself
+        for warning in warnings:
+            say(warning)
     return launch(config, children, *words)
 
 

@@ -67,8 +67,8 @@ class Way(Protocol):
 
     target: str  # of make, which goes on
 
-    def settings(self) -> tuple[Config, list[str]]:
-        """The settings of this process, and what to say of them. Raises SettingsError."""
+    def settings(self) -> Config:
+        """The settings of this process. Raises SettingsError."""
 
     def settled(self, c: Config, world: World) -> Config:
         """With what only its data decide. Raises what a trainer ends with by a sentence."""
@@ -94,8 +94,8 @@ class Pretraining:
 
     target = "train"
 
-    def settings(self) -> tuple[Config, list[str]]:
-        return Config.load_with_warnings()
+    def settings(self) -> Config:
+        return Config.load()
 
     def settled(self, c: Config, world: World) -> Config:
         return c
@@ -126,7 +126,7 @@ def main(way: Way | None = None) -> int:
     job: Job | None = None
     mark, why = "", ""
     try:
-        c, remarks = way.settings()
+        c = way.settings()
         check_trackers(c)
         world = join(c)
         if not world.is_first:
@@ -136,8 +136,6 @@ def main(way: Way | None = None) -> int:
         log_to_files(paths, world)
         introduce(world, c.site_rank if c.replicas > 1 else None)
         started.lap("join")
-        for remark in remarks:
-            log.info("%s", remark)
         c = way.settled(c, world)
         if nothing_left(c, paths, world, way.target):
             code = 0

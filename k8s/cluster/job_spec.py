@@ -128,7 +128,7 @@ def cluster_config(environ: Mapping[str, str] | None = None) -> tuple[Config, li
         except SettingsError as error:
             problems += error.problems
     if problems:
-        raise SettingsError(problems)
+        raise SettingsError(problems, resolved.warnings)
     c = c.replace(wandb_api_key=key)
     pod_environment(c)
     return c, resolved.warnings

@@ -113,7 +113,7 @@ def look(environ: Mapping[str, str] | None, root: Path, defaults: Mapping[str, s
     """The run that the settings name, with these defaults, and whether it was sent to a cluster."""
     resolved = resolve(environ, root, defaults, without=CHECKS)
     if resolved.problems:
-        raise SettingsError(resolved.problems)
+        raise SettingsError(resolved.problems, resolved.warnings)
     config = resolved.config
     whole = RunPaths.of(config.runs_dir, config.run_name, root)
     paths = whole

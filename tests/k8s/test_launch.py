@@ -88,7 +88,7 @@ def test_dry_run_prints_the_manifests_and_asks_no_cluster(user: User, cluster: C
     ] == []  # kubectl's own curiosity
     assert not user.runs.exists()
     assert "hf-not-to-be-seen" not in done.out + done.err
-    remark = "LEARNIN_RATE (environment): Did you mean LEARNING_RATE?"
+    remark = "Warning: LEARNIN_RATE (environment) is ignored. Did you mean LEARNING_RATE?"
     assert remark in done.err and remark not in done.out  # remarks are no part of the YAML
 
 

@@ -117,7 +117,7 @@ def test_what_cannot_be_ends_with_64_and_what_would_do_unless_it_is_allowed(run)
         ({"SWEEP": "width"}, "SWEEP=width"),
         ({"SWEEP": "1", "ALLOW_FAIL": "disc"}, "no check disc; did you mean disk?"),
         ({"SITES": "3", "NODES": "4"}, "SITES=3: NODES=4 cannot be spread evenly"),
-        ({"DATA_MIX": "nowhere:1"}, "DATA_MIX: "),
+        ({"DATA_MIX": "nowhere:1"}, "DATA_MIX names nowhere"),
     ],
 )
 def test_a_setting_that_cannot_be_is_named(run, settings, said):

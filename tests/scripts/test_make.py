@@ -180,7 +180,10 @@ def test_an_unknown_name_on_the_command_line_is_refused_with_the_nearest(
 def test_an_unknown_name_in_the_environment_is_remarked_on(root: Path) -> None:
     done = make(root, "check-env", LEARNIN_RATE="1", SEED="4")
     assert done.returncode == 0
-    assert "LEARNIN_RATE (environment): Did you mean LEARNING_RATE?\n" in done.stdout
+    assert (
+        "Warning: LEARNIN_RATE (environment) is ignored. Did you mean LEARNING_RATE?\n"
+        in done.stdout
+    )
     assert "  SEED=4  (environment)\n" in make(root, "settings", SEED="4").stdout
 
 
@@ -230,7 +233,7 @@ def test_a_blank_in_the_path_of_the_clone_does_no_harm(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
     (tmp_path / "with").touch()  # what a path cut at its blank would find
     done = make(blank, "help", "SEED=1")
-    assert "make help does not use it" in done.stderr and "Error 64" in done.stderr
+    assert "Not used by make help." in done.stderr and "Error 64" in done.stderr
     bare = [
         line
         for line in (ROOT / "Makefile").read_text().splitlines()

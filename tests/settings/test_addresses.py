@@ -3,7 +3,7 @@
 import pytest
 
 from settings.addresses import join_address
-from settings.config import Config
+from settings.config import SETTINGS, Config
 from settings.declare import SettingsError
 
 
@@ -22,6 +22,13 @@ def test_an_address_has_a_host_and_a_port(address: str, host: str, port: int) ->
     assert (config.master_host, config.master_port) == (host, port)
     again = Config(master_addr=join_address(host, port))
     assert (again.master_host, again.master_port) == (host, port)
+
+
+def test_ports_are_those_that_anybody_may_listen_on() -> None:
+    """LIGHTHOUSE's registry takes the next port, so the largest is not for it."""
+    lighthouse = SETTINGS["LIGHTHOUSE"]
+    ports = [port for port in range(70_000) if lighthouse.convert(f"a:{port}")]
+    assert ports == list(range(1024, 65535))
 
 
 @pytest.mark.parametrize("address", ["a:", ":4000", "a:80", "a:65536", "x:1:2", "a b", "[a]:4000"])

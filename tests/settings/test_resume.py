@@ -11,7 +11,7 @@ from record.exit_codes import BAD_DATA, BAD_SETTING
 from settings import Config, SettingsError
 from settings.config import SETTINGS
 from settings.declare import FREE, FROZEN, TRACKED, format_value
-from settings.removed import CONSTANTS, REPLACEMENTS
+from settings.names import CONSTANTS, REPLACEMENTS
 from settings.resolve import Resolved, resolve
 from settings.resume import RunConfigError, compare_with_stored
 from tests.settings.test_sources import root, typed
@@ -21,6 +21,7 @@ __all__ = ["root"]
 
 def store(root: Path, **settings: Any) -> None:
     """Make a run that was started with these settings, by preset `big`."""
+    (root / "presets").mkdir(parents=True, exist_ok=True)
     (root / "presets" / "big.env").write_text("N_LAYER=8\nLEARNING_RATE=3e-3\n")
     folder = root / "runs" / "run"
     folder.mkdir(parents=True)
@@ -58,6 +59,16 @@ def test_what_is_set_explicitly_beats_stored_values(root: Path) -> None:
     assert sorted(refusal.split(":")[0] for refusal in refusals) == ["N_EMBD=64", "SEED=5"]
 
 
+def test_a_change_of_a_frozen_setting_is_refused_before_anything_starts(root: Path) -> None:
+    store(root)
+    for target, is_refused in (("train", True), ("check-env", True), ("plan", False)):
+        problems = resume(root, MAKE_TARGET=target, SEED="5").problems
+        expected = ["SEED=5: The run was started with SEED=1337, which cannot change."]
+        assert [text.split(" Set ")[0] for text in problems] == (expected if is_refused else [])
+    (problem,) = resume(root, SEED="x").problems
+    assert problem.startswith("SEED=x (environment): Must be")
+
+
 def test_another_preset_that_is_chosen_explicitly_is_meant(root: Path) -> None:
     store(root)
     (root / "presets" / "other.env").write_text("LEARNING_RATE=0.25\n")
@@ -78,6 +89,8 @@ def test_a_default_that_follows_from_other_settings_follows_again(root: Path) ->
     store(root)
     config = resume(root, LEARNING_RATE="0.5").config
     assert config.min_learning_rate == 0.05
+    store(root / "other", LEARNING_RATE=3e-3, MIN_LEARNING_RATE=3e-3 / 10)  # as before rounding
+    assert resume(root / "other", LEARNING_RATE="0.5").config.min_learning_rate == 0.05
 
 
 def test_what_does_not_shape_the_result_is_chosen_anew(root: Path) -> None:
@@ -88,7 +101,14 @@ def test_what_does_not_shape_the_result_is_chosen_anew(root: Path) -> None:
 
 def test_only_targets_that_resume_read_the_run(root: Path) -> None:
     store(root)
-    for target, layers in (("train", 8), ("plan", 8), ("sample", 4), ("train-8xa100", 4), ("", 4)):
+    for target, layers in (
+        ("train", 8),
+        ("plan", 8),
+        ("settings", 8),
+        ("sample", 4),
+        ("train-8xa100", 4),
+        ("", 4),
+    ):
         environ = {"MAKE_TARGET": target, "RUN_NAME": "run", "PRESET": "tiny"}
         assert resolve(environ, root).config.n_layer == layers, target
 
@@ -123,9 +143,9 @@ def test_a_config_that_cannot_be_opened_is_named(root: Path) -> None:
 
 
 def test_a_stored_value_that_is_none_is_named(root: Path) -> None:
-    store(root, N_LAYER=[1])
+    store(root, N_EMBD=[1])
     (problem,) = resume(root).problems
-    assert problem.startswith("N_LAYER=[1] (runs/run/config.json): Must be a whole number")
+    assert problem.startswith("N_EMBD=[1] (runs/run/config.json): Must be an integer")
 
 
 # ---- Comparison

@@ -11,7 +11,8 @@ import pytest
 from settings import ROOT
 from settings.config import SETTINGS
 from settings.resolve import Resolved, resolve
-from settings.targets import ALL_SETTINGS, DEFAULTS, EITHER, EVERY, RESUME, VARIABLES
+from settings.targets import ALL_SETTINGS, DEFAULTS, DRY_RUN, EITHER, EVERY, RESUME, VARIABLES
+from settings.targets import TARGETS as DECLARED
 from tests.settings.test_sources import root, typed
 
 __all__ = ["root"]
@@ -26,8 +27,8 @@ def resolve_typed(root: Path, target: str, **settings: str) -> Resolved:
 
 
 def test_every_target_uses_settings_or_refuses_them() -> None:
-    assert set(TARGETS) == EVERY | NO_SETTINGS and not EVERY & NO_SETTINGS
-    named = {target for users in VARIABLES.values() for target in users or ()}
+    assert set(TARGETS) == EVERY | NO_SETTINGS == DECLARED and not EVERY & NO_SETTINGS
+    named = {target for users in VARIABLES.values() for target in users}
     assert named | RESUME | EITHER | DEFAULTS.keys() <= set(TARGETS)
     for declared in SETTINGS.values():
         assert declared.used_by <= set(TARGETS) and declared.used_by >= ALL_SETTINGS
@@ -39,7 +40,9 @@ def test_a_setting_is_used_or_refused_on_the_command_line(root: Path, target: st
     (root / "mine").touch()
     examples |= {"PRESET": "tiny", "ENV_FILE": "mine", "MODEL": "", "DRY_RUN": "0"}
     problems = resolve_typed(root, target, **examples).problems
-    refused = {problem.split()[0] for problem in problems if f"make {target} does not" in problem}
+    refused = {
+        problem.split()[0] for problem in problems if f"Not used by make {target}." in problem
+    }
     unused = {name for name, declared in SETTINGS.items() if target not in declared.used_by}
     assert refused == unused - {"DRY_RUN"}
 
@@ -78,7 +81,7 @@ def test_a_setting_is_refused_if_what_it_needs_is_not_set(root: Path) -> None:
 def test_a_preview_takes_what_the_previewed_target_takes(root: Path) -> None:
     assert not resolve_typed(root, "plan", MODEL="gpt2", LORA_RANK="8").problems
     (problem,) = resolve_typed(root, "plan", MODEL="gpt2", N_LAYER="8").problems
-    assert problem.startswith("N_LAYER (command line): make plan does not use it")
+    assert problem.startswith("N_LAYER (command line): Not used by make plan.")
     assert not resolve_typed(root, "plan", N_LAYER="8").problems
 
 
@@ -87,11 +90,11 @@ def test_the_environment_is_named_and_env_only_if_it_looks_meant(root: Path) -> 
     environ = {"MAKE_TARGET": "train", "EPOCHS": "3", "LOG_DIR": "logs"}
     resolved = resolve(environ, root)
     assert resolved.problems == []
-    assert [warning.split(":")[0] for warning in resolved.warnings[1:]] == [
-        "EPOCHS (environment)",
-        "LOG_DIR (environment)",
-        "LORA_RANK (.env line 1)",
-        "SYNC_EVERY (.env line 4)",
+    assert resolved.warnings[1:] == [
+        "Warning: EPOCHS (environment) is ignored: make train does not use it.",
+        "Warning: LOG_DIR (environment) is ignored: make train does not use it.",
+        "Warning: LORA_RANK (.env line 1) is ignored: make train does not use it.",
+        "Warning: SYNC_EVERY (.env line 4) is ignored: it has no effect without SYNC=diloco.",
     ]
     assert resolve({"MAKE_TARGET": "plots"}, root).warnings == []
 
@@ -103,7 +106,34 @@ def test_a_dry_run_is_never_the_real_one(root: Path, source: str) -> None:
     for target in TARGETS:
         problems = resolve({"MAKE_TARGET": target, "PRESET": "tiny", **environ}, root).problems
         refusals = [problem for problem in problems if problem.startswith("DRY_RUN (")]
-        assert len(refusals) == (target not in SETTINGS["DRY_RUN"].used_by), target
+        assert len(refusals) == (target not in DRY_RUN), target
+
+
+def test_of_several_targets_one_must_use_a_setting(root: Path) -> None:
+    environ = {"MAKE_TARGET": "train", "MAKE_GOALS": "train eval", "PRESET": "tiny"}
+    typed_ = typed(MAX_STEPS="3", STEP="3", EPOCHS="2")
+    (problem,) = resolve(environ | typed_, root).problems
+    assert problem.startswith("EPOCHS (command line): Not used by make eval, train.")
+
+
+@pytest.mark.parametrize(
+    ("goal", "words"),
+    [
+        ("tran", "Did you mean make train?"),
+        ("SEED", "make settings NAME=SEED"),
+        ("clean", "delete its folder"),
+        ("resume", "make train RUN_NAME=..."),
+        ("tensorboard", "TRACKERS=tensorboard"),
+        ("qqqq", "make help"),
+    ],
+)
+def test_a_target_that_does_not_exist_is_refused_before_the_first_one_starts(
+    root: Path, goal: str, words: str
+) -> None:
+    for target in ("train", goal):
+        environ = {"MAKE_TARGET": target, "MAKE_GOALS": f"train {goal}", **typed(SEED="3")}
+        (problem,) = resolve(environ, root).problems
+        assert problem.startswith(f"make {goal}: There is no such target.") and words in problem
 
 
 # ---- Through make
@@ -163,7 +193,12 @@ def test_a_value_reaches_python_byte_for_byte_and_runs_nothing(
         (["tran"], "Did you mean make train?"),
         (["help", "LR=3e-4"], "Did you mean LEARNING_RATE?"),
         (["lint", "BATCH_SIZE=8"], "Did you mean BATCH_TOKENS?"),
-        (["lint", "SEQ_LEN=8"], "make lint does not use it. It is for make"),
+        (["settings", "SEED"], "make settings NAME=SEED"),
+        (["settings", "name=SEED"], "Did you mean NAME?"),
+        (["settings", "DRY_RUN=1"], "Not used by make settings."),
+        (["settings", "NAME=MASTER_PORT"], "Use MASTER_ADDR=HOST:PORT."),
+        (["settings", "NAME=BASE_IMAGE"], "Give it to make image"),
+        (["lint", "SEQ_LEN=8"], "Not used by make lint. Used by: make"),
         (["help", "RUNS_DIR=a\n$(touch /tmp/x)"], "RUNS_DIR"),
     ],
 )

@@ -51,7 +51,7 @@ def test_the_text_comes_from_a_setting_or_a_pipe_and_is_all_there_is_on_standard
 
 def test_a_bad_setting_and_a_run_that_is_not_there_are_said_in_a_sentence(root):
     done = make(root, "sample", "RUN_NAME=a-run", "SAMPLE_TOP_P=0")
-    assert "SAMPLE_TOP_P=0 (command line): Must be a number, greater than 0" in done.stderr
+    assert "SAMPLE_TOP_P=0 (command line): Must be a number above 0" in done.stderr
     assert "Error 64" in done.stderr
     assert done.stdout == ""
     done = make(root, "sample", "RUN_NAME=other")

@@ -22,7 +22,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from settings.resolve import find_nearest, show_path
+from settings.names import find_nearest
+from settings.resolve import show_path
 
 RULES = 1  # changes when the same files give other documents, so that what was made before is not taken for the same
 EMBEDDED = "python-stdlib"
