@@ -14,15 +14,15 @@ from settings.declare import FREE, FROZEN, TRACKED, format_value
 from settings.names import CONSTANTS, REPLACEMENTS
 from settings.resolve import Resolved, resolve
 from settings.resume import RunConfigError, compare_with_stored
-from tests.settings.test_sources import root, typed
+from settings.targets import RESUME
+from tests.settings.test_sources import root
 
 __all__ = ["root"]
 
 
 def store(root: Path, **settings: Any) -> None:
     """Make a run that was started with these settings, by preset `big`."""
-    (root / "presets").mkdir(parents=True, exist_ok=True)
-    (root / "presets" / "big.env").write_text("N_LAYER=8\nLEARNING_RATE=3e-3\n")
+    (root / "presets" / "big.env").write_text("N_LAYER=12\nSAVE_EVERY=7\nLEARNING_RATE=3e-3\n")
     folder = root / "runs" / "run"
     folder.mkdir(parents=True)
     stored = Config(n_layer=8, preset="big", run_name="run").derived().stored() | settings
@@ -36,27 +36,43 @@ def resume(root: Path, **environ: str) -> Resolved:
 # ---- Stored values as a source
 
 
-def test_stored_values_beat_preset_and_defaults(root: Path) -> None:
-    store(root, N_EMBD=512, LEARNING_RATE=0.5)
-    resolved = resume(root)
-    config = resolved.config
-    assert (config.preset, config.n_layer, config.n_embd, config.learning_rate) == (
-        "big",
-        8,
-        512,
-        0.5,
-    )
-    assert resolved.origins["N_EMBD"] == "runs/run/config.json" and resolved.problems == []
+OTHER = "LEARNING_RATE=0.25\n"  # another preset
+CASES: list[tuple[dict[str, Any], dict[str, str], dict[str, Any]]] = [
+    # stored by a run of the preset `big`, given for the resume, what it has then
+    ({}, {}, {"PRESET": "big", "N_LAYER": 8, "SAVE_EVERY": 7}),
+    ({"N_EMBD": 512, "LEARNING_RATE": 0.5}, {}, {"N_EMBD": 512, "LEARNING_RATE": 0.5}),
+    (
+        {"SEED": 1, "LEARNING_RATE": 0.5},
+        {"LEARNING_RATE": "0.4"},
+        {"SEED": 1, "LEARNING_RATE": 0.4},
+    ),
+    ({}, {"PRESET": "other"}, {"LEARNING_RATE": 0.25, "N_LAYER": 8}),
+    ({}, {"PRESET": "big"}, {"LEARNING_RATE": 0.001, "N_LAYER": 8, "SAVE_EVERY": 7}),
+    ({}, {"LEARNING_RATE": "0.5"}, {"MIN_LEARNING_RATE": 0.05}),  # derived again
+    # derived as before rounding
+    (
+        {"LEARNING_RATE": 3e-3, "MIN_LEARNING_RATE": 3e-3 / 10},
+        {"LEARNING_RATE": "0.5"},
+        {"MIN_LEARNING_RATE": 0.05},
+    ),
+    (
+        {"MAX_STEPS": 10, "DETACH": True, "KEEP_LAST": 9},
+        {},
+        {"MAX_STEPS": None, "DETACH": False, "KEEP_LAST": 3},
+    ),
+]
 
 
-def test_what_is_set_explicitly_beats_stored_values(root: Path) -> None:
-    store(root, SEED=1, N_EMBD=512)
-    (root / ".env").write_text("N_EMBD=64\n")
-    config = resume(root, **typed(SEED="5")).config
-    assert (config.seed, config.n_embd) == (5, 64)
-    stored = json.loads((root / "runs" / "run" / "config.json").read_text())["settings"]
-    refusals, _ = compare_with_stored(stored, config.values())
-    assert sorted(refusal.split(":")[0] for refusal in refusals) == ["N_EMBD=64", "SEED=5"]
+@pytest.mark.parametrize(("stored", "given", "expected"), CASES)
+def test_a_resumed_run_keeps_what_shaped_it_unless_it_is_set_explicitly(
+    root: Path, stored: dict[str, Any], given: dict[str, str], expected: dict[str, Any]
+) -> None:
+    store(root, **stored)
+    (root / "presets" / "other.env").write_text(OTHER)
+    resolved = resume(root, **given)
+    values = resolved.config.values()
+    assert {name: values[name] for name in expected} == expected and resolved.problems == []
+    assert resolved.origins["N_LAYER"] == "runs/run/config.json"
 
 
 def test_a_change_of_a_frozen_setting_is_refused_before_anything_starts(root: Path) -> None:
@@ -69,48 +85,11 @@ def test_a_change_of_a_frozen_setting_is_refused_before_anything_starts(root: Pa
     assert problem.startswith("SEED=x (environment): Must be")
 
 
-def test_another_preset_that_is_chosen_explicitly_is_meant(root: Path) -> None:
-    store(root)
-    (root / "presets" / "other.env").write_text("LEARNING_RATE=0.25\n")
-    config = resume(root, PRESET="other").config
-    assert config.learning_rate == 0.25 and config.n_layer == 8
-
-
-def test_the_preset_that_the_run_was_started_with_is_taken_even_if_it_has_changed(
-    root: Path,
-) -> None:
-    store(root)
-    (root / "presets" / "big.env").write_text("N_LAYER=12\nSAVE_EVERY=7\n")
-    config = resume(root, PRESET="big").config
-    assert (config.n_layer, config.save_every) == (8, 7)
-
-
-def test_a_default_that_follows_from_other_settings_follows_again(root: Path) -> None:
-    store(root)
-    config = resume(root, LEARNING_RATE="0.5").config
-    assert config.min_learning_rate == 0.05
-    store(root / "other", LEARNING_RATE=3e-3, MIN_LEARNING_RATE=3e-3 / 10)  # as before rounding
-    assert resume(root / "other", LEARNING_RATE="0.5").config.min_learning_rate == 0.05
-
-
-def test_what_does_not_shape_the_result_is_chosen_anew(root: Path) -> None:
-    store(root, MAX_STEPS=10, DETACH=True, KEEP_LAST=9)
-    config = resume(root).config
-    assert (config.max_steps, config.detach, config.keep_last) == (None, False, 3)
-
-
 def test_only_targets_that_resume_read_the_run(root: Path) -> None:
     store(root)
-    for target, layers in (
-        ("train", 8),
-        ("plan", 8),
-        ("settings", 8),
-        ("sample", 4),
-        ("train-8xa100", 4),
-        ("", 4),
-    ):
-        environ = {"MAKE_TARGET": target, "RUN_NAME": "run", "PRESET": "tiny"}
-        assert resolve(environ, root).config.n_layer == layers, target
+    for target in ("train", "plan", "settings", "check-env", "sample", "train-8xa100", ""):
+        layers = resume(root, MAKE_TARGET=target, PRESET="tiny").config.n_layer
+        assert layers == (8 if target in RESUME else 4), target
 
 
 @pytest.mark.parametrize(

@@ -1,24 +1,19 @@
 """A setting is used by a make target or refused: on make's command line, and from other sources."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from settings import ROOT
 from settings.config import SETTINGS
 from settings.resolve import Resolved, resolve
 from settings.targets import ALL_SETTINGS, DEFAULTS, DRY_RUN, EITHER, EVERY, RESUME, VARIABLES
 from settings.targets import TARGETS as DECLARED
+from tests.settings.test_make import MAKEFILE, TARGETS
 from tests.settings.test_sources import root, typed
 
 __all__ = ["root"]
 
-MAKEFILE = (ROOT / "Makefile").read_text()
-TARGETS = re.findall(r"^([a-z0-9-]+):", MAKEFILE, re.MULTILINE)
 NO_SETTINGS = set(re.findall(r"^([a-z0-9-]+):.*\n\t\$\(REFUSE_SETTINGS\)", MAKEFILE, re.MULTILINE))
 
 
@@ -134,77 +129,3 @@ def test_a_target_that_does_not_exist_is_refused_before_the_first_one_starts(
         environ = {"MAKE_TARGET": target, "MAKE_GOALS": f"train {goal}", **typed(SEED="3")}
         (problem,) = resolve(environ, root).problems
         assert problem.startswith(f"make {goal}: There is no such target.") and words in problem
-
-
-# ---- Through make
-
-
-def make(*arguments: str, target: str = "probe", **environ: str) -> subprocess.CompletedProcess:
-    """Run the first lines of the Makefile with a target that prints what Python gets."""
-    environment = {"PATH": os.environ["PATH"], "HOME": "/nowhere", **environ}
-    probe = (
-        "import os; from settings.sources import *; from settings.sources import read_command_line; environ = dict(os.environ);"
-        " print(ascii([find_source(name, [read_command_line(environ), Source('', environ)]).values"
-        "[name] for name in os.environ['NAMES'].split()] + [environ['MAKE_TARGET']]))"
-    )
-    makefile = f'include Makefile\nprobe: ; @"{sys.executable}" -c "$$PROBE"\n'
-    return subprocess.run(
-        ["make", "-f", "-", target, *arguments],
-        input=makefile,
-        cwd=ROOT,
-        env=environment | {"PROBE": probe},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
-VALUES = [
-    "It costs $100 and $(shell touch {}) ok",
-    "${{HOME}} $$ $@ $(PATH)",
-    "\"double\" 'single' `touch {}` \\ # ; & | > x",
-    "  blanks  ",
-    "two\nlines\n\nand a\ttab\n",
-    "äö 你好 🎉",
-    "a=b:=c+=d?=e",
-    "-n -k --help",
-    "x" * 10_000,
-]
-
-
-@pytest.mark.parametrize("template", VALUES, ids=lambda text: ascii(text[:20]))
-def test_a_value_reaches_python_byte_for_byte_and_runs_nothing(
-    tmp_path: Path, template: str
-) -> None:
-    ran = tmp_path / "ran"
-    value = template.format(ran)
-    for done in (
-        make(f"PROMPT={value}", NAMES="PROMPT"),
-        make(NAMES="PROMPT", PROMPT=value),
-    ):
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.strip() == ascii([value, "probe"])
-    assert not ran.exists()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["tran"], "Did you mean make train?"),
-        (["help", "LR=3e-4"], "Did you mean LEARNING_RATE?"),
-        (["lint", "BATCH_SIZE=8"], "Did you mean BATCH_TOKENS?"),
-        (["settings", "SEED"], "make settings NAME=SEED"),
-        (["settings", "name=SEED"], "Did you mean NAME?"),
-        (["settings", "DRY_RUN=1"], "Not used by make settings."),
-        (["settings", "NAME=MASTER_PORT"], "Use MASTER_ADDR=HOST:PORT."),
-        (["settings", "NAME=BASE_IMAGE"], "Give it to make image"),
-        (["lint", "SEQ_LEN=8"], "Not used by make lint. Used by: make"),
-        (["help", "RUNS_DIR=a\n$(touch /tmp/x)"], "RUNS_DIR"),
-    ],
-)
-def test_a_mistake_gets_a_suggestion_before_anything_starts(
-    arguments: list[str], words: str
-) -> None:
-    done = make(*arguments[1:], target=arguments[0])
-    assert done.returncode == 2 and "Error 64" in done.stderr
-    assert words in done.stderr and done.stdout == ""

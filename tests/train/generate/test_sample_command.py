@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from tests.scripts.test_make import copy_of_repository, make
+from tests.settings.test_make import copy_repository, make
 from tests.train.generate.test_load_run import Run, run  # noqa: F401  (a fixture)
 
 ASKED = ("RUN_NAME=a-run", "SAMPLE_TOKENS=6", "SAMPLE_TEMPERATURE=0", "DEVICE=cpu", "DTYPE=float32")
@@ -13,7 +13,7 @@ ASKED = ("RUN_NAME=a-run", "SAMPLE_TOKENS=6", "SAMPLE_TEMPERATURE=0", "DEVICE=cp
 @pytest.fixture
 def root(run, tmp_path):  # noqa: F811
     """A copy of the repository in which a run was trained."""
-    folder = copy_of_repository(tmp_path / "copy")
+    folder = copy_repository(tmp_path / "copy", "record", "hardware", "train")
     (folder / "runs").mkdir()
     run.folder.rename(folder / "runs" / "a-run")
     return folder

@@ -1,0 +1,195 @@
+"""The Makefile: its targets, and how values reach Python, in a copy whose setup is a stub."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from settings import ROOT
+from settings.config import SETTINGS
+from settings.targets import DEVELOP
+
+MAKEFILE = (ROOT / "Makefile").read_text()
+TARGETS = re.findall(r"^([a-z0-9-]+):", MAKEFILE, re.MULTILINE)
+
+
+def copy_repository(folder: Path, *rooms: str) -> Path:
+    """Copy rooms, and what settings need. Setup only notes that it ran, and Python is this one."""
+    for name in ("settings", "presets", *rooms):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    (folder / "Makefile").write_text(MAKEFILE)
+    (folder / "presets" / "tiny.env").write_text("")  # so that a default is a default
+    for path, text in {
+        "scripts/setup.sh": '#!/bin/sh\necho "setup $*" >> setup.log\n',
+        ".venv/bin/python": f'#!/bin/sh\nexec "{sys.executable}" "$@"\n',
+    }.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text)
+        (folder / path).chmod(0o755)
+    return folder
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return copy_repository(tmp_path / "with blank")
+
+
+def make(root: Path, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run make in the copy, without this process's own settings and make variables."""
+    env = {"PATH": os.environ["PATH"], "HOME": "/nowhere", "PYTHONDONTWRITEBYTECODE": "1"}
+    return subprocess.run(
+        ["make", *arguments],
+        cwd=root,
+        env=env | environ,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def find_value(root: Path, name: str, *arguments: str, **environ: str) -> str:
+    """Return a setting as `make settings` shows it."""
+    done = make(root, "settings", "JSON=1", *arguments, **environ)
+    assert done.returncode == 0, done.stderr
+    return str(json.loads(done.stdout)[name]["value"])
+
+
+# ---- Targets
+
+
+def test_help_lists_every_target_once_under_its_title(root: Path) -> None:
+    text = make(root).stdout
+    titles = re.findall(r"^##@ (.+)$", MAKEFILE, re.MULTILINE)
+    assert re.findall(r"^  ([a-z0-9-]+) +\S", text, re.MULTILINE) == TARGETS
+    assert re.findall(r"^\S.*", text, re.MULTILINE) == titles
+    assert re.findall(r"^\.PHONY: (\S+)$", MAKEFILE, re.MULTILINE) == TARGETS
+    assert not (root / "setup.log").exists()  # help needs nothing
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_make_n_names_what_exists_and_does_nothing(root: Path, target: str) -> None:
+    before = sorted(root.rglob("*"))
+    done = make(root, "-n", target)
+    assert (done.returncode, done.stderr) == (0, "") and done.stdout.strip()
+    assert sorted(root.rglob("*")) == before
+    for script in re.findall(r"\bscripts/\w+\.sh", done.stdout):
+        assert os.access(ROOT / script, os.X_OK), script
+    for module in re.findall(r"-m ([\w.]+)", done.stdout):
+        path = ROOT / module.replace(".", "/")
+        assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file(), module
+    if "/bin/python" in done.stdout:
+        assert done.stdout.index("scripts/setup.sh") < done.stdout.index("/bin/python")
+    assert ("--dev" in done.stdout) == (target in DEVELOP | {"setup-dev", "gpu-check"})
+
+
+def test_a_failed_setup_ends_the_target(root: Path) -> None:
+    (root / "scripts" / "setup.sh").write_text("#!/bin/sh\nexit 78\n")
+    done = make(root, "settings")
+    assert done.returncode != 0 and done.stdout == "" and "78" in done.stderr
+
+
+def test_no_recipe_is_cut_at_a_blank_in_the_path_of_the_clone(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "with").touch()  # what a path cut at its blank would find
+    assert "Not used by make help." in make(root, "help", "SEED=1").stderr
+    assert make(tmp_path, "-C", str(root), "env-example").returncode == 0
+    assert (root / ".env.example").read_text() == (ROOT / ".env.example").read_text()
+    assert "$(PY)" not in MAKEFILE.replace('"$(PY)"', "")
+
+
+def test_the_environment_of_another_place_serves_as_well(root: Path, tmp_path: Path) -> None:
+    shutil.move(root / ".venv", tmp_path / "elsewhere")
+    venv = str(tmp_path / "elsewhere")
+    assert find_value(root, "SEED", f"VENV={venv}") == find_value(root, "SEED", VENV=venv)
+
+
+# ---- Values
+
+VALUES = [
+    "It costs $100 and $(shell touch {}) ok",
+    "${{HOME}} $$ $@ $(PATH)",
+    "\"double\" 'single' `touch {}` \\ # ; & | > x",
+    "  blanks  ",
+    "two\nlines\n\nand a\ttab\n",
+    "äö 你好 🎉",
+    "a=b:=c+=d?=e",
+    "-n -k --help",
+    "x" * 10_000,
+]
+
+
+@pytest.mark.parametrize("template", VALUES, ids=lambda text: ascii(text[:20]))
+def test_a_value_reaches_python_byte_for_byte_and_runs_nothing(root: Path, template: str) -> None:
+    value = template.format("ran")
+    shown = value if value.isprintable() else ascii(value)
+    assert find_value(root, "PROMPT", f"PROMPT={value}") == shown
+    assert find_value(root, "PROMPT", PROMPT=value) == shown
+    assert not (root / "ran").exists()
+
+
+def test_the_command_line_wins_over_the_environment_unless_it_is_empty(root: Path) -> None:
+    (root / ".env").write_text("SEED=3\n")
+    assert find_value(root, "SEED", "SEED=5", SEED="4") == "5"
+    assert find_value(root, "SEED", SEED="4") == "4"
+    assert find_value(root, "SEED", "SEED=", SEED="") == "3"
+
+
+# ---- make settings and make check-env
+
+
+def test_make_settings_lists_every_setting_and_no_secret(root: Path) -> None:
+    done = make(root, "settings", "SEED=4", HF_TOKEN="hf_secret")
+    rows = re.findall(r"^  ([A-Z0-9_]+)=(.*)  \((.+)\)$", done.stdout, re.MULTILINE)
+    assert [name for name, _, _ in rows] == list(SETTINGS)
+    assert ("SEED", "4", "command line") in rows
+    assert ("HF_TOKEN", "(secret)", "environment") in rows
+    explained = make(root, "settings", "NAME=HF_TOKEN", HF_TOKEN="hf_secret").stdout
+    assert explained.startswith("HF_TOKEN=(secret)  (environment)\nHugging Face token")
+    assert "hf_secret" not in done.stdout + done.stderr + explained
+
+
+def test_check_env_prints_warnings_and_then_all_problems_or_none(root: Path) -> None:
+    warning = "Warning: LEARNIN_RATE (environment) is ignored. Did you mean LEARNING_RATE?\n"
+    done = make(root, "check-env", "RUN_NAME=mine", LEARNIN_RATE="1")
+    valid = "The settings are valid: PRESET=tiny RUN_NAME=mine.\n"
+    assert (done.stdout, done.stderr) == (warning + valid, "")
+    (root / ".env").write_text("N_HEADS=4\nGRAD_CLIP=$(touch x)\n")
+    done = make(root, "check-env", "SEED=-1", LEARNIN_RATE="1")
+    assert done.stderr.startswith(warning + "Invalid settings:\n") and "Error 64" in done.stderr
+    assert done.stderr.count("\n    ") == 3 and done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["tran"], "Did you mean make train?"),
+        (["settings", "SEED"], "make settings NAME=SEED"),
+        (["settings", "name=SEED"], "Did you mean NAME?"),
+        (["settings", "DRY_RUN=1"], "Not used by make settings."),
+        (["settings", "NAME=MASTER_PORT"], "Use MASTER_ADDR=HOST:PORT."),
+        (["settings", "NAME=BASE_IMAGE"], "Give it to make image"),
+        (["lint", "BATCH_SIZE=8"], "Did you mean BATCH_TOKENS?"),
+        (["lint", "SEQ_LEN=8"], "Not used by make lint. Used by: make"),
+        (["help", "RUNS_DIR=a\n$(touch /tmp/x)"], "RUNS_DIR"),
+    ],
+)
+def test_a_mistake_gets_a_suggestion_before_anything_starts(
+    root: Path, arguments: list[str], words: str
+) -> None:
+    done = make(root, *arguments)
+    assert done.returncode == 2 and "Error 64" in done.stderr
+    assert words in done.stderr and done.stdout == ""
+
+
+def test_links_to_another_disk_are_ignored_by_git(tmp_path: Path) -> None:
+    git = ["git", "-C", str(tmp_path)]
+    subprocess.run([*git, "init", "--quiet"], check=True)
+    shutil.copy(ROOT / ".gitignore", tmp_path)
+    for name in (".venv", "data", "runs"):
+        (tmp_path / name).symlink_to("/nowhere")
+    status = subprocess.check_output([*git, "status", "--porcelain"], text=True)
+    assert status == "?? .gitignore\n"
