@@ -27,15 +27,14 @@ def check_kv_heads(config: Config) -> Conflict:
     return "N_KV_HEAD", f"Must divide N_HEAD={model.n_head}, for example N_KV_HEAD={model.n_head}."
 
 
-def check_batch(config: Config) -> Conflict:
-    """Require a batch that NODES x NPROC processes can share."""
-    machine = config.machine
-    return check_batch_for(config, machine.nodes * (machine.nproc or 1))
+def check_batch(config: Config, world_size: int | None = None) -> Conflict:
+    """Require a batch that so many processes can share, in full micro-batches.
 
-
-def check_batch_for(config: Config, world_size: int) -> Conflict:
-    """Require a batch that so many processes can share, in full micro-batches."""
+    Args:
+        world_size: by default NODES x NPROC.
+    """
     training = config.training
+    world_size = world_size or config.machine.nodes * (config.machine.nproc or 1)
     if training.seq_len > training.batch_tokens:
         return "SEQ_LEN", f"Must be at most BATCH_TOKENS={training.batch_tokens}."
     one_sequence_each = training.seq_len * world_size
@@ -130,16 +129,17 @@ def check_synchronization(config: Config) -> Conflict:
     return require_multiple("SYNC_EVERY", diloco.sync_every, fragments, "SYNC_FRAGMENTS")
 
 
-def check_sharding(config: Config) -> Conflict:
-    """Require whole matrices for Muon, and sharded weights between sites."""
-    if config.training.optimizer == "muon" and config.machine.parallel != "ddp":
+def check_sharding(config: Config, site_processes: int | None = None) -> Conflict:
+    """Require whole matrices for Muon, and sharded weights of a site with several processes.
+
+    Args:
+        site_processes: by default the nodes of a site x NPROC.
+    """
+    machine = config.machine
+    if config.training.optimizer == "muon" and machine.parallel != "ddp":
         return "OPTIMIZER", "Muon needs whole matrices. Set OPTIMIZER=adamw or PARALLEL=ddp."
-    return check_sharding_for(config, config.site_nodes * (config.machine.nproc or 1))
-
-
-def check_sharding_for(config: Config, site_processes: int) -> Conflict:
-    """Require sharded weights of a site with so many processes."""
-    if config.wan.sync == "ddp" or site_processes == 1 or config.machine.parallel == "fsdp":
+    site_processes = site_processes or config.site_nodes * (machine.nproc or 1)
+    if config.wan.sync == "ddp" or site_processes == 1 or machine.parallel == "fsdp":
         return None
     return "PARALLEL", "With SYNC=diloco, each process must send its own shard: PARALLEL=fsdp."
 
@@ -207,7 +207,7 @@ def explain(config: Config, conflict: Conflict) -> str | None:
 
 def find_batch_problem(config: Config, world_size: int) -> str | None:
     """Say why BATCH_TOKENS cannot be shared by so many processes, or return None."""
-    return explain(config, check_batch_for(config, world_size))
+    return explain(config, check_batch(config, world_size))
 
 
 def find_conflicts(

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from settings import Config
-from settings.checks import CHECKS, check_batch_for, check_sharding_for, find_conflicts
+from settings.checks import CHECKS, check_batch, check_sharding, find_conflicts
 from settings.config import build_config
 from settings.resolve import resolve
 
@@ -94,10 +94,10 @@ def test_every_rule_is_broken_above() -> None:
 
 def test_the_number_of_processes_may_be_known_better() -> None:
     config = Config().derived()
-    assert check_batch_for(config, 32) is None
-    assert "BATCH_TOKENS=8448" in str(check_batch_for(config, 33))
+    assert check_batch(config, 32) is None
+    assert "BATCH_TOKENS=8448" in str(check_batch(config, 33))
     diloco = build_config({"SYNC": "diloco", "NODES": 2})
-    assert check_sharding_for(diloco, 1) is None and check_sharding_for(diloco, 2) is not None
+    assert check_sharding(diloco, 1) is None and check_sharding(diloco, 2) is not None
 
 
 def test_a_rule_whose_setting_is_invalid_is_not_checked() -> None:

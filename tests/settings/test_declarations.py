@@ -127,9 +127,4 @@ def test_a_setting_is_read_built_and_replaced_by_its_name_alone() -> None:
 
 
 def test_env_example_is_what_the_declarations_give() -> None:
-    text = write_env_example()
-    assert (ROOT / ".env.example").read_text() == text + "\n"
-    for name, declared in SETTINGS.items():
-        if name not in ("ENV_FILE", "NAME"):
-            assert f"# {declared.help}\n# Value: {declared.rule()}." in text
-            assert f"\n#{name}={format_value(declared.default)}" in text
+    assert (ROOT / ".env.example").read_text() == write_env_example() + "\n"

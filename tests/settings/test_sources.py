@@ -78,12 +78,6 @@ def test_an_empty_value_counts_as_not_set(root: Path) -> None:
     assert resolved.config == Config(seed=2).derived()
 
 
-def test_what_somebody_set_is_told_from_presets_and_defaults(root: Path) -> None:
-    (root / "presets" / "tiny.env").write_text("SEED=2\n")
-    resolved = read(root, "N_HEAD=2\n", DEVICE="cpu", **typed(N_LAYER="3"))
-    assert resolved.explicit == {"N_HEAD", "DEVICE", "N_LAYER"}
-
-
 # ---- Names
 
 

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from settings import SettingsError
-from settings.checks import check_sharding_for, explain, find_batch_problem
+from settings.checks import check_sharding, explain, find_batch_problem
 from settings.config import Config
 from train.distributed.signals import BY_USER
 from train.distributed.wan import find_site_problem
@@ -84,7 +84,7 @@ def join(c: Config, trains: bool = True) -> World:
         problem = (
             find_batch_problem(c, size * c.replicas)
             or find_site_problem(c)
-            or explain(c, check_sharding_for(c, size))
+            or explain(c, check_sharding(c, size))
         )
         if problem:
             raise SettingsError([problem])
