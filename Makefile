@@ -175,6 +175,10 @@ chat: setup ## Talk to RUN_NAME or INIT_FROM; PROMPT sends one message
 export: setup ## Convert RUN_NAME to Hugging Face format: docs/export.md
 	@"$(PY)" -m export
 
+.PHONY: upload
+upload: setup ## That export, its card and the run's page to the Hugging Face Hub (HUB_REPO, HF_TOKEN); DRY_RUN=1 lists them
+	@"$(PY)" -m export.upload
+
 ##@ Image
 .PHONY: image
 image: setup ## Build the container image of this commit: docs/image.md

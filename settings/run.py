@@ -61,7 +61,7 @@ class Run(Section):
     )
     dry_run: bool = setting(
         False,
-        "Print what would be applied to the cluster, and apply nothing.",
+        "Print what would be applied to the cluster or uploaded, and do nothing else.",
         used_by=DRY_RUN,
     )
 

@@ -12,12 +12,22 @@ GENERATE = {"sample", "chat"}
 NODE = {"train", "train-node", "finetune", "finetune-node", "net-probe"}  # may be one of several
 COMPUTE = TRAIN | GENERATE | {"eval"}
 LAUNCH = PREVIEW | {"train-8xa100", "finetune-k8s", "data"}
-DRY_RUN = {"restart", "train-8xa100", "finetune-k8s", "data"}
+DRY_RUN = {"restart", "train-8xa100", "finetune-k8s", "data", "upload"}
 WATCH = {"status", "monitor", "attach", "logs", "checkpoints", "stop", "fetch-run", "plots"}
 CLUSTER = LAUNCH | WATCH | {"sites", "describe", "net-probe"}
 BENCHMARKS = {"bench", "bench-quality", "gpu-check", "wan-lab"}
 ALL_SETTINGS = {"settings", "check-env"}  # these read every setting
-OTHERS = {"runs", "energy", "mirror", "gpu-sampler", "export", "lighthouse", "image", "push"}
+OTHERS = {
+    "runs",
+    "energy",
+    "mirror",
+    "gpu-sampler",
+    "export",
+    "upload",
+    "lighthouse",
+    "image",
+    "push",
+}
 EVERY = COMPUTE | PREPARE_DATA | CLUSTER | BENCHMARKS | ALL_SETTINGS | OTHERS
 SETUP = {"setup", "setup-dev", "setup-finetune"}
 DEVELOP = {"test", "test-faults", "lint", "lock", "image-test"}

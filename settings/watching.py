@@ -6,6 +6,11 @@ from settings.declare import Format, Section, setting
 from settings.run import NAME, NAMES
 from settings.targets import TRAIN
 
+REPOSITORY = Format(
+    r"(?a:(?=.{3,96}$)(?!.*(--|\.\.|\.git$))\w([\w.-]*\w)?/\w([\w.-]*\w)?)",
+    "OWNER/NAME of at most 96 letters, digits, '-', '_' and '.'",
+)
+
 
 def one_or_more(*names: str) -> Format:
     """Describe a list of these names."""
@@ -114,5 +119,13 @@ class Tracking(Section):
         "",
         "Hugging Face token, for gated data sets and for uploads.",
         secret=True,
-        used_by=TRAIN | {"data", "data-report", "eval", "sample", "chat"},
+        used_by=TRAIN | {"data", "data-report", "eval", "sample", "chat", "upload"},
+    )
+    hub_repo: str = setting(
+        "",
+        "Repository on the Hugging Face Hub that `make upload` writes to. It is created, private, "
+        "if it does not exist.",
+        format=REPOSITORY,
+        example="my-name/tiny-python",
+        used_by={"upload"},
     )

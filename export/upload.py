@@ -1,0 +1,225 @@
+"""make upload: the export of RUN_NAME, with its card and the run's page, to HUB_REPO on the Hugging Face Hub.
+
+    runs/RUN_NAME/export, checked -> repository, private if it is new -> file after file -> one commit -> compared
+
+Until the commit nobody sees any of it. A file that the Hub has already is not sent again, so after a lost connection
+the same command goes on.
+
+Exit codes: 0; 64 a setting is invalid; 78 there is no whole export, or the Hub does not take it; 130 by Ctrl-C.
+"""
+
+import fnmatch
+import hashlib
+import logging
+import math
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx2
+import huggingface_hub
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, constants
+from huggingface_hub.hf_api import RepoFile
+from huggingface_hub.utils import disable_progress_bars
+from huggingface_hub.utils._http import default_client_factory
+
+from export import card, place
+from export.weight_files import sha256_of
+from record.exit_codes import BAD_DATA, BAD_SETTING, DONE
+from record.run_paths import RunPaths
+from settings import ROOT, SettingsError
+from settings.config import Config
+from settings.resolve import show_path
+from train.data.sources.hub import Again, causes
+
+STOPPED = 130
+WEIGHTS = "model*.safetensors*"
+TOTAL_S = 90.0  # from the first failure of a request to its last try
+FIRST_PAUSE_S = 1.0
+LONGEST_PAUSE_S = 20.0
+SILENCE_S = 60.0  # a connection on which nothing moves for so long is given up
+T = TypeVar("T")
+
+
+class UploadError(Exception):
+    """An export that cannot be published; the message says what to do."""
+
+
+def find_files(paths: RunPaths) -> dict[str, Path]:
+    """Return name in the repository -> file, once the export is what SHA256SUMS says. Raises UploadError."""
+    folder = paths.folder / "export"
+    sums = place.sums(folder)
+    if not sums:
+        name = paths.folder.name
+        raise UploadError(f"{name}: There is no export. Run `make export RUN_NAME={name}`.")
+    files = {name: folder / name for name in sums}
+    for name, path in files.items():
+        if not path.is_file() or sha256_of(path) != sums[name]:
+            raise UploadError(
+                f"{show_path(path)}: Is not what SHA256SUMS says. Run `make export` again, or, if you "
+                f"changed the file, put the hash that `sha256sum {name}` prints into SHA256SUMS."
+            )
+    files[place.SUMS] = folder / place.SUMS
+    others = [path.name for path in folder.iterdir() if path.name not in files]
+    if others:
+        say(f"Left out, because SHA256SUMS does not name it: {', '.join(sorted(others))}")
+    page = paths.plots / "loss_curves.html"
+    if page.is_file():
+        files[page.name] = page
+    return files
+
+
+def upload(config: Config, files: dict[str, Path], message: str) -> str:
+    """Publish the files in one commit, and compare them with what the Hub then has.
+
+    Returns the page of the commit. Raises UploadError.
+    """
+    prepare_client()
+    api = HfApi(token=config.hf_token or None)
+    repo = config.hub_repo
+    ask(repo, repo, lambda: api.create_repo(repo, private=True, exist_ok=True))
+    names = ask(repo, "a look at its files", lambda: api.list_repo_files(repo))
+    additions = [CommitOperationAdd(name, path) for name, path in files.items()]
+    for added in additions:
+        send = lambda: api.preupload_lfs_files(repo, [added], free_memory=False)  # noqa: B023, E731
+        ask(repo, added.path_in_repo, send)
+        say(f"  sent {added.path_in_repo}")
+    # Readers would take the weights of an older export, in more or fewer files, for this one's.
+    old = [name for name in fnmatch.filter(names, WEIGHTS) if name not in files]
+    changes: list[Any] = [*additions, *map(CommitOperationDelete, old)]
+    commit = ask(
+        repo, "the commit", lambda: api.create_commit(repo, changes, commit_message=message)
+    )
+    find = lambda: api.get_paths_info(repo, list(files), revision=commit.oid)  # noqa: E731
+    found = {entry.path: entry for entry in ask(repo, "a look at its files", find)}
+    wrong = [name for name, path in files.items() if not is_same(path, found.get(name))]
+    if wrong:
+        raise UploadError(
+            f"{commit.commit_url}: {', '.join(wrong)} is not there as it is here. Look for a .gitignore "
+            "in the repository that leaves it out, and run the same command again."
+        )
+    return str(commit.commit_url)
+
+
+def is_same(path: Path, entry: Any) -> bool:
+    """Tell whether the Hub has the bytes of a file, by its hash: sha256 of a file in LFS, else git's."""
+    if not isinstance(entry, RepoFile):
+        return False
+    if entry.lfs:
+        return entry.lfs.sha256 == sha256_of(path)
+    content = path.read_bytes()
+    return entry.blob_id == hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+
+
+def prepare_client() -> None:
+    """Have huggingface_hub send by HTTP, with time-outs, and leave waiting for a busy Hub to `ask`."""
+
+    def look_at(response: Any) -> None:
+        if response.status_code in (408, 429) or response.status_code >= 500:
+            wait = response.headers.get("Retry-After", "")
+            raise Again(f"it answers {response.status_code}", float(wait) if wait.isdigit() else 0)
+
+    def make_client() -> Any:
+        client = default_client_factory()
+        client.timeout = SILENCE_S
+        client.event_hooks = client.event_hooks | {"response": [look_at]}
+        return client
+
+    huggingface_hub.set_client_factory(make_client)
+    constants.HF_HUB_DISABLE_XET = True  # xet has retries and time-outs of its own
+    disable_progress_bars()
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+
+
+def ask(repo: str, what: str, request: Callable[[], T]) -> T:
+    """Return what request() returns. A failure that may pass is tried again. Raises UploadError."""
+    deadline = math.inf
+    pause_s = FIRST_PAUSE_S
+    while True:
+        try:
+            return request()
+        except Exception as error:  # huggingface_hub has a score of types
+            problem, wait_s = describe(error, repo, what)
+        pause_s = max(pause_s, wait_s)
+        deadline = min(deadline, time.monotonic() + TOTAL_S)
+        if time.monotonic() + pause_s > deadline:
+            raise UploadError(
+                f"The Hub does not take {what}: {problem}. Check the network and run the same "
+                "command again: what the Hub has already is not sent twice."
+            )
+        say(f"The Hub does not take {what}: {problem}; trying again in {pause_s:.0f} s")
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+
+def describe(error: Exception, repo: str, what: str) -> tuple[str, float]:
+    """Return a failure that may pass, and how many seconds the Hub asks to wait.
+
+    Raises UploadError for any other.
+    """
+    for cause in causes(error):
+        words = " ".join(f"{type(cause).__name__}: {cause}".split())[:300]
+        if isinstance(cause, Again):
+            return str(cause), cause.after_s
+        if isinstance(cause, httpx2.TransportError):
+            return f"the connection was lost ({words})", 0
+        status = getattr(getattr(cause, "response", None), "status_code", None)
+        if status in (401, 403, 404):
+            raise UploadError(
+                f"The Hub refuses {what} ({status}). Check HUB_REPO={repo}, and set HF_TOKEN to a "
+                "token that may write to it: https://huggingface.co/settings/tokens"
+            )
+        if status is not None:
+            break
+    raise UploadError(f"The Hub refuses {what}: {words}")
+
+
+def run(config: Config) -> None:
+    """Upload what the settings name, or print it. Raises SettingsError, UploadError and OSError."""
+    repo = config.hub_repo
+    if not repo:
+        raise SettingsError(["HUB_REPO: Set the repository, for example HUB_REPO=my-name/tiny."])
+    paths = RunPaths.of(config.runs_dir, config.run_name, ROOT)
+    files = find_files(paths)
+    sizes = {name: path.stat().st_size for name, path in files.items()}
+    for name, size in sizes.items():
+        say(f"{size:>16,}  {name}")
+    say(f"{sum(sizes.values()):>16,}  bytes to {constants.ENDPOINT}/{repo} (private if it is new)")
+    if config.dry_run:
+        say("DRY_RUN=1: nothing was sent.")
+        return
+    if not (config.hf_token or huggingface_hub.get_token()):
+        url = "https://huggingface.co/settings/tokens"
+        raise SettingsError([f"HF_TOKEN: Set a token that may write. Create one at {url}."])
+    step = card.step_of(paths.folder / "export")
+    message = config.run_name if step is None else f"{config.run_name}, step {step:,}"
+    say(f"Done: {upload(config, files, message)}")
+
+
+def main() -> int:
+    try:
+        run(Config.load())
+    except SettingsError as error:
+        sys.stderr.write(f"{error}\n")
+        return BAD_SETTING
+    except UploadError as error:
+        sys.stderr.write(f"{error}\n")
+        return BAD_DATA
+    except OSError as error:
+        sys.stderr.write(f"{error.filename}: Cannot be read ({error.strerror}).\n")
+        return BAD_DATA
+    except KeyboardInterrupt:
+        sys.stderr.write("Stopped. Run the same command again to go on.\n")
+        return STOPPED
+    return DONE
+
+
+def say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
