@@ -19,7 +19,7 @@ from typing import Any
 from analysis.energy.energy import join
 from analysis.load import Energy, RecordError, Run, load
 from analysis.prices import prices
-from export import card, files, place, weight_files
+from export import card, files, gguf_file, place, weight_files
 from export.stored import Weights
 from record.run_paths import RunPaths
 from settings import ROOT, SettingsError
@@ -87,7 +87,9 @@ def export(found: load_run.Found, paths: RunPaths, vocabulary: Vocabulary) -> No
     shapes = exported_shapes(c, weights)
     tokenizer = files.tokenizer_json(vocabulary.content)
     size = sum(math.prod(shape) for shape in shapes.values()) * weight_files.TYPES[c.dtype][1]
-    check_space(paths.folder, size + len(tokenizer) + BESIDE)
+    if c.gguf:
+        gguf_file.find_pre_tokenizer(json.loads(tokenizer))
+    check_space(paths.folder, size * (1 + c.gguf) + len(tokenizer) + BESIDE)
     say(
         f"{c.run_name}, step {found.manifest['step']:,}: {from_root(found.folder)} is whole; writing "
         f"{size / 1e9:,.3f} GB of weights in {c.dtype}"
@@ -108,6 +110,8 @@ def export(found: load_run.Found, paths: RunPaths, vocabulary: Vocabulary) -> No
         hf_import.check(
             folder, c
         )  # the folder by its own config.json and headers, as a start of training
+        if c.gguf:
+            gguf_file.write(folder, c.run_name)
         place.seal(folder)
         before = step_before(target)
         place.replace(folder, target)

@@ -8,10 +8,10 @@ the same command goes on.
 Exit codes: 0; 64 a setting is invalid; 78 there is no whole export, or the Hub does not take it; 130 by Ctrl-C.
 """
 
-import fnmatch
 import hashlib
 import logging
 import math
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -35,7 +35,7 @@ from settings.resolve import show_path
 from train.data.sources.hub import Again, causes
 
 STOPPED = 130
-WEIGHTS = "model*.safetensors*"
+WEIGHTS = re.compile(r"model(-.*)?\.safetensors(\.index\.json)?|model\.gguf")
 TOTAL_S = 90.0  # from the first failure of a request to its last try
 FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 20.0
@@ -87,7 +87,7 @@ def upload(config: Config, files: dict[str, Path], message: str) -> str:
         ask(repo, added.path_in_repo, send)
         say(f"  sent {added.path_in_repo}")
     # Readers would take the weights of an older export, in more or fewer files, for this one's.
-    old = [name for name in fnmatch.filter(names, WEIGHTS) if name not in files]
+    old = [name for name in names if WEIGHTS.fullmatch(name) and name not in files]
     changes: list[Any] = [*additions, *map(CommitOperationDelete, old)]
     commit = ask(
         repo, "the commit", lambda: api.create_commit(repo, changes, commit_message=message)

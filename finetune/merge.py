@@ -24,7 +24,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from export import place
+from export import gguf_file, place
 from export.stored import Weights
 from finetune import hf_model, lite, origin
 from finetune.adapter import Adapters, in_file
@@ -39,7 +39,7 @@ from settings.declare import FREE
 from settings.resolve import show_path
 from train.data.sources.source import CorpusError
 from train.generate import load_run
-from train.model.hf_import import ForeignError, some, weight_files
+from train.model.hf_import import ForeignError, read_json, some, weight_files
 from train.run_folder import stored_config
 
 BAD_SETTING, BAD_DATA, STOPPED = 64, 78, 130
@@ -202,6 +202,9 @@ def export(c: Config, paths: RunPaths) -> None:
         raise ForeignError(
             f"MODEL={tuned.model}: {show_path(base)} is not what was fine-tuned; bring that back"
         )
+    if c.gguf:
+        gguf_file.check_model(read_json(base / "config.json"))
+        gguf_file.find_pre_tokenizer(read_json(base / "tokenizer.json"))
     folder, manifest = load_run.checkpoint_of(c, paths)
     config = hf_model.configuration(base)
     skeleton = hf_model.on_meta(config, torch.float32)
@@ -237,6 +240,8 @@ def export(c: Config, paths: RunPaths) -> None:
                 indent=1,
             )
         )
+        if c.gguf:
+            gguf_file.write(half, c.run_name)
         place.seal(half)
         place.replace(half, target)
     sys.stdout.write(

@@ -56,6 +56,7 @@ class Run(Section):
         minimum=1,
         used_by={"sample", "chat", "eval", "export", "fetch-run"},
     )
+    gguf: bool = setting(False, "Also export model.gguf, for llama.cpp.", used_by={"export"})
     detach: bool = setting(
         False, "Return at once and keep training in the background.", used_by=TRAIN
     )

@@ -62,7 +62,7 @@ OF_FINETUNING = names_of("tuning", "lora")  # for pods that have a MODEL
 OUTSIDE = names_of("sources", "cluster", "planning", "watching", "measuring", "sampling")
 NOT_SENT = (
     (OUTSIDE - SENT_OF_OUTSIDE)
-    | {"DETACH", "DRY_RUN", "HUB_REPO", "MID_DATA", "NODE_RANK", "SFT_DATA", "STEP"}
+    | {"DETACH", "DRY_RUN", "GGUF", "HUB_REPO", "MID_DATA", "NODE_RANK", "SFT_DATA", "STEP"}
     | {name for name, declared in SETTINGS.items() if declared.secret}
 )
 

@@ -31,12 +31,12 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def client(monkeypatch: pytest.MonkeyPatch) -> None:
+def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave huggingface_hub as it was, and let no pause take time."""
     monkeypatch.setattr(_http, "_GLOBAL_CLIENT_FACTORY", _http._GLOBAL_CLIENT_FACTORY)
     monkeypatch.setattr(_http, "_GLOBAL_CLIENT", None)
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", False)
-    monkeypatch.setattr(constants, "HF_TOKEN_PATH", "/nowhere")
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
     monkeypatch.setattr(time, "sleep", lambda _: None)
     monkeypatch.setattr(upload, "TOTAL_S", 5)
 
@@ -68,6 +68,7 @@ def test_the_hub_has_the_export_and_the_page_and_nothing_is_sent_twice(
 ) -> None:
     with upload_hub(REPO) as hub:
         hub.target.files["model.safetensors"] = b"of an older export"
+        hub.target.files["model.gguf"] = b"also"
         hub.target.files["LICENSE"] = b"mine"
         assert run(folder, monkeypatch, hub) == 0
         assert hub.target.files == contents(folder) | {".gitattributes": b"", "LICENSE": b"mine"}

@@ -35,6 +35,7 @@ OF_THIS_MACHINE = {
     "WHERE",
     "WAIT",
     "DRY_RUN",
+    "GGUF",
     "HUB_REPO",
     "ONLY",
     "STEP",

@@ -1,0 +1,166 @@
+"""GGUF=1: the file holds the export's weights, shape and tokenizer, read back by other code than wrote it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gguf import GGUFReader
+from safetensors.torch import load_file
+
+from export import gguf_file
+from settings import SettingsError
+from settings.config import Config
+from tests.export.exported import LLAMA, QWEN, Run, make_run
+from tests.train.model.test_hf_import import logits
+from tests.train.model.test_model import recipe
+from train.data import tokenizer
+
+
+def make(
+    tiny: Config, folder: Path, data: dict[str, str], monkeypatch: pytest.MonkeyPatch, **given: Any
+) -> Run:
+    dtype = given.pop("dtype", "float32")
+    made = make_run(folder, recipe(tiny, tokenizer=data["TOKENIZER"], **given))
+    assert made.command(monkeypatch, GGUF="1", DTYPE=dtype) == 0
+    return made
+
+
+@pytest.mark.parametrize("shape", [LLAMA, {**QWEN, "vocab_size": 600}], ids=["llama", "qwen3"])
+def test_transformers_computes_the_same_logits_from_the_file(
+    tiny: Config,
+    tmp_path: Path,
+    data: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    shape: dict[str, Any],
+) -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    made = make(tiny, tmp_path, data, monkeypatch, **shape)
+    theirs = AutoModelForCausalLM.from_pretrained(
+        made.export, gguf_file=gguf_file.NAME, config=AutoConfig.from_pretrained(made.export)
+    ).eval()
+    expected = logits(made.models[3], made.config)
+    torch.testing.assert_close(logits(theirs, made.config), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_the_file_has_every_token_merge_and_key(
+    tiny: Config, tmp_path: Path, data: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = make(tiny, tmp_path, data, monkeypatch, **QWEN, vocab_size=600, dtype="bfloat16")
+    reader = GGUFReader(made.export / gguf_file.NAME)
+    found = {name: field.contents() for name, field in reader.fields.items()}
+    vocabulary = tokenizer.load(Path(made.config.tokenizer))
+    entries = vocabulary.tokenizer.get_vocab(with_added_tokens=True)
+    tokens = found["tokenizer.ggml.tokens"]
+    assert [tokens[i] for i in entries.values()] == list(entries)
+    assert len(tokens) == 600 and set(tokens[len(entries) :]) == {
+        f"[PAD{i}]" for i in range(len(entries), 600)
+    }
+    special = vocabulary.tokenizer.get_added_tokens_decoder()
+    kinds = [3 if i in special else 1 for i in range(len(entries))] + [5] * (600 - len(entries))
+    assert found["tokenizer.ggml.token_type"] == kinds
+    stored = json.loads(vocabulary.content)["model"]["merges"]
+    assert found["tokenizer.ggml.merges"] == [f"{first} {second}" for first, second in stored]
+    model = {name.removeprefix("qwen3."): value for name, value in found.items()}
+    config = made.config
+    assert {
+        "general.architecture": "qwen3",
+        "general.name": "a-run",
+        "general.file_type": 32,
+        "context_length": config.seq_len,
+        "block_count": config.n_layer,
+        "attention.head_count": config.n_head,
+        "attention.head_count_kv": 2,
+        "attention.key_length": config.head_dim,
+        "rope.freq_base": 500_000.0,
+        "tokenizer.ggml.pre": "smaug-bpe",
+        "tokenizer.ggml.bos_token_id": vocabulary.end_of_text,
+        "tokenizer.ggml.eos_token_id": vocabulary.end_of_text,
+        "tokenizer.ggml.add_bos_token": True,
+    }.items() <= model.items()
+
+
+def test_weights_are_the_export_s_to_the_bit_and_norms_in_float32(
+    tiny: Config, tmp_path: Path, data: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = make(tiny, tmp_path, data, monkeypatch, **LLAMA, dtype="bfloat16")
+    reader = GGUFReader(made.export / gguf_file.NAME)
+    stored = load_file(made.export / "model.safetensors")
+    assert len(reader.tensors) == len(stored)
+    found = {tensor.name: tensor for tensor in reader.tensors}
+    config = made.config
+    for ours, theirs in (
+        ("token_embd", "model.embed_tokens"),
+        ("blk.1.ffn_down", "model.layers.1.mlp.down_proj"),
+        ("blk.1.attn_v", "model.layers.1.self_attn.v_proj"),
+    ):
+        expected = stored[f"{theirs}.weight"].view(torch.uint8).numpy()
+        assert (found[f"{ours}.weight"].data == expected).all(), ours
+    norm = torch.from_numpy(found["blk.0.attn_norm.weight"].data.copy())
+    assert torch.equal(norm, stored["model.layers.0.input_layernorm.weight"].float())
+    keys = stored["model.layers.0.self_attn.k_proj.weight"].view(torch.uint8).numpy()
+    half = config.head_dim // 2
+    for head in range(2):
+        for i in range(half):
+            for part in (0, 1):
+                row = found["blk.0.attn_k.weight"].data[head * 2 * half + 2 * i + part]
+                assert (row == keys[head * 2 * half + part * half + i]).all()
+
+
+def test_a_tokenizer_is_known_by_how_it_splits_text(data: dict[str, str]) -> None:
+    ours = json.loads(Path(data["TOKENIZER"]).read_bytes())
+    gpt2 = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
+    assert gguf_file.find_pre_tokenizer(ours) == "smaug-bpe"
+    assert gguf_file.find_pre_tokenizer({"pre_tokenizer": gpt2}) == "gpt-2"
+    for other in (
+        None,
+        gpt2 | {"add_prefix_space": True},
+        gpt2 | {"use_regex": False},
+        {"type": "Sequence", "pretokenizers": [{"pattern": {"Regex": "x"}}, gpt2]},
+    ):
+        with pytest.raises(SettingsError, match="GGUF=1: The tokenizer is neither GPT-2's nor"):
+            gguf_file.find_pre_tokenizer({"pre_tokenizer": other})
+    with pytest.raises(SettingsError, match="GGUF=1"):
+        gguf_file.find_pre_tokenizer({"pre_tokenizer": gpt2, "normalizer": {"type": "NFC"}})
+
+
+def test_an_export_with_another_tokenizer_is_refused_before_anything_is_written(
+    tiny: Config,
+    tmp_path: Path,
+    data: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    made = make_run(tmp_path, recipe(tiny, tokenizer=data["TOKENIZER"], **LLAMA))
+    monkeypatch.setattr(gguf_file, "SPLIT", "x")
+    assert made.command(monkeypatch, GGUF="1") == 64
+    assert "convert_hf_to_gguf.py" in capsys.readouterr().err and not made.export.exists()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{}, {"model_type": "gpt2"}, {"attention_bias": True}, {"head_dim": None}],
+    ids=str,
+)
+def test_only_models_that_were_trained_here_are_written(change: dict[str, Any]) -> None:
+    config = {
+        "model_type": "llama",
+        "vocab_size": 512,
+        "max_position_embeddings": 64,
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "intermediate_size": 192,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10_000.0,
+        "torch_dtype": "float32",
+    }
+    changed = {key: value for key, value in (config | change).items() if value is not None}
+    if not change:
+        return gguf_file.check_model(changed)
+    with pytest.raises(SettingsError, match="MODEL was not trained here"):
+        gguf_file.check_model(changed)
