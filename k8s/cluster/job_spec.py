@@ -362,7 +362,7 @@ def pod_environment(c: Config) -> dict[str, str]:
     path = ROOT / "k8s" / "manifests" / "network" / f"{network_of(c)}.env"
     network = read_file(path, path.name, ())
     if network.problems:
-        raise SettingsError(network.problems)
+        raise SettingsError(list(network.problems))
     asked = c.replace(nproc=c.gpus_per_node)
     left = (
         NOT_SENT
