@@ -397,25 +397,27 @@ def findings(found: Sequence[Finding]) -> list[str]:
 
 def brief(p: Plan, c: Config) -> str:
     """One line for the start of a run."""
-    each = "process" if p.fleet.on_cpu else "GPU"
-    memory = f"{gib(p.chosen.need.total)} of {gib(p.capacity_bytes)} GiB of memory per {each}"
+    each = " per GPU"
+    if p.fleet.on_cpu:
+        each = "" if p.fleet.processes == 1 else " per process"
+    memory = f"{gib(p.chosen.need.total)} of {gib(p.capacity_bytes)} GiB of memory{each}"
     if p.time is None or p.pace.tokens_per_s is None:
         return f"plan: {memory}. The hours are not known: {p.pace.fast.why}"
-    if p.done >= c.last_step:
+    steps = c.last_step - p.done
+    if steps <= 0:
         return f"plan: all {c.last_step:,} steps are done"
     fast = p.pace.fast
+    speed = f"{rate(p.pace.tokens_per_s)}, "
     if fast.measured:
-        origin = "measured"
+        speed += "measured"
     elif fast.why.startswith("assumed"):
-        origin = f"computed with an assumed MFU of {fast.mfu_percent:.3g}%"
+        speed += f"an assumed MFU of {fast.mfu_percent:.3g}%"
     else:
-        origin = f"computed with an MFU of {fast.mfu_percent:.3g}%"
-    tokens = f"{count((c.last_step - p.done) * c.batch_tokens)} tokens"
-    if p.done:
-        tokens = f"the remaining {tokens}"
+        speed += f"an MFU of {fast.mfu_percent:.3g}%"
+    more = " more" if p.done else ""
     return (
-        f"plan: {hours(p.time.total)} for {tokens} at {rate(p.pace.tokens_per_s)} ({origin}), "
-        f"{memory}. make plan shows all of it"
+        f"plan: {steps:,}{more} steps of {c.batch_tokens:,} tokens, about {hours(p.time.total)} ({speed}), "
+        f"{memory}"
     )
 
 

@@ -451,21 +451,23 @@ class Recorder:
         if first:
             self.began = entry
         if self.active and (step % self.log_every == 0 or first or step == self.last_step):
-            line = to_console(entry, self.last_step)
+            left = ""
             if self.began and step > self.began["step"]:
                 step_s = (entry["mono_s"] - self.began["mono_s"]) / (step - self.began["step"])
-                line += f" left={duration((self.last_step - step) * step_s)}"
-            self.say(line)
+                left = f" left={duration((self.last_step - step) * step_s)}"
+            short = to_console(entry, self.last_step, ("loss", "tokens_per_s"))
+            self.say(to_console(entry, self.last_step) + left, short + left)
 
     def evaluation(self, step: int, tokens: int, **values: Any) -> None:
         """Record an evaluation and print it."""
         entry = self.event("eval", step, tokens, **values)
         if self.active:
-            self.say(to_console(entry, self.last_step, EVAL_CONSOLE))
+            short = to_console(entry, self.last_step, ("val_loss", "val_bpb", "core"))
+            self.say(to_console(entry, self.last_step, EVAL_CONSOLE), short)
 
-    def say(self, line: str) -> None:
-        """Print a line, to train.log too."""
-        log.info("%s", line)
+    def say(self, line: str, terminal: str | None = None) -> None:
+        """Print a line, to train.log too. `terminal`: what a terminal shows instead, if anything."""
+        log.info("%s", line, extra={"terminal": terminal})
 
     def close(self) -> None:
         if self.file:

@@ -26,6 +26,7 @@ from record.trackers.processes import start_trackers
 from settings import SettingsError
 from settings.config import Config
 from settings.resume import compare_with_stored
+from train import console
 from train.checkpoint import checkpoint
 from train.checkpoint.saver import Saver
 from train.data import prepare
@@ -206,6 +207,10 @@ def gather(
         -(-c.batch_windows // (everywhere * data.loader.micro_batch)),
         data.loader.micro_batch,
         c.seq_len,
+        extra=console.for_terminals(
+            f"model: {weights / 1e6:.1f}M parameters. "
+            "Press Ctrl-C to save and stop; run the same command to resume.\n"
+        ),
     )
     engine = parallelize(model, c, world)
     recorder = Recorder(paths, world.is_first, begun.attempt, c.last_step, c.log_every)
@@ -452,6 +457,7 @@ def say_data(c: Config, sources: dict[str, ShardSet]) -> None:
             dropped,
             planned / 1e6,
             epochs,
+            extra=console.LOG_ONLY,
         )
 
 

@@ -48,8 +48,14 @@ class Children:
             self.stopped_at = now
             self.child.terminate()
 
-    def run(self, command: Sequence[str], environment: Mapping[str, str]) -> int:
-        """Run a command to its end. Returns its exit code, 128 + N if signal N ended it."""
+    def run(
+        self, command: Sequence[str], environment: Mapping[str, str], quiet: bool = False
+    ) -> int:
+        """Run a command to its end. Returns its exit code, 128 + N if signal N ended it.
+
+        Args:
+            quiet: show only what it complains about.
+        """
         self.stopped_at = None
         # Ctrl-C reaches the child as SIGTERM, from here. Python would answer SIGINT with a traceback
         # until the child installs a handler.
@@ -58,6 +64,7 @@ class Children:
             cwd=ROOT,
             env=environment,
             stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL if quiet else None,
             preexec_fn=ignore_interrupts,
         )
         if self.stop_requested:  # before there was a child to stop

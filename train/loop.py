@@ -469,6 +469,7 @@ def note(job: Job, ended: Saved | None) -> None:
             bytes=ended.size,
         )
         job.recorder.say(
-            f"checkpoint {ended.folder.name}: {ended.size / 2**20:.0f} MiB in {ended.seconds:.2f} s"
+            f"checkpoint {ended.folder.name}: {ended.size / 2**20:.0f} MiB in {ended.seconds:.2f} s",
+            terminal="",
         )
         job.status.beat(save_s=ended.seconds)

@@ -21,6 +21,7 @@ from record.run_paths import RunPaths
 from settings import ROOT
 from settings.checks import PRETRAINING
 from settings.config import Config
+from settings.resolve import show_path
 from train import launcher
 from train.children import Children, complain, say
 from train.distributed.pod import in_pod
@@ -92,13 +93,28 @@ class Node:
         if code != DONE or self.config.rank_in_site:
             return code
         self.show_stage(job, "drawing plots")
-        code = self.children.run(
-            [launcher.PYTHON, "-m", "analysis.plots", str(self.paths.folder)], os.environ
-        )
+        is_terminal = sys.stdout.isatty()
+        command = [launcher.PYTHON, "-m", "analysis.plots", str(self.paths.folder)]
+        code = self.children.run(command, os.environ, quiet=is_terminal)
         if code != DONE and in_pod():  # no reason for another pod
             complain(f"The run is done. Its plots failed with code {code}: run `make plots`.")
             return DONE
+        if code == DONE and is_terminal:
+            say(self.describe_next_steps())
         return code
+
+    def describe_next_steps(self) -> str:
+        """Say what to do with a run that is done."""
+        name = self.config.run_name
+        lines = [
+            "\nNext:",
+            f"    open {show_path(self.paths.plots / 'loss_curves.html')}",
+            f'    make sample RUN_NAME={name} PROMPT="def main("',
+        ]
+        if self.config.preset == "tiny" and not self.config.data:
+            tokens = round(4 * self.config.train_tokens / 1e6)
+            lines.append(f"    make train RUN_NAME=longer TRAIN_TOKENS={tokens}M")
+        return "\n".join(lines)
 
     # ---- The job's lock
 

@@ -49,7 +49,9 @@ def test_what_trainers_on_a_cpu_get(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     assert environment == dict(
         word.split("=", 1)
-        for word in f"OMP_NUM_THREADS=2 MKL_DYNAMIC=FALSE MKL_CBWR=AUTO {kept}".split()
+        for word in (
+            "OMP_NUM_THREADS=2 GOMP_SPINCOUNT=10000 MKL_DYNAMIC=FALSE MKL_CBWR=AUTO " + kept
+        ).split()
     )
     assert tune.tune(environment, processes=1, gpus=1) == "launch: processes=1 threads=2"
 

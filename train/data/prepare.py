@@ -24,6 +24,7 @@ from pathlib import Path
 
 from settings import SettingsError
 from settings.config import Config
+from train.console import for_terminals, start_logging
 from train.data import data_paths
 from train.data.data_paths import (
     MANY_EPOCHS,
@@ -324,14 +325,12 @@ def prepare(c: Config, whole: bool = False) -> None:
         ) from error
     sources = open_sources(c, v)
     for name, shards in sources.items():
-        log.info(
-            "data: %s %s, %.2f M training and %.2f M validation tokens in %s",
-            name,
-            shards.manifest["revision"][:12],
-            shards.total("train", "tokens") / 1e6,
-            shards.total("validation", "tokens") / 1e6,
-            shards.folder,
+        tokens = (
+            f"data: {name} {shards.manifest['revision'][:12]}, "
+            f"{shards.total('train', 'tokens') / 1e6:.2f}M tokens to train on, "
+            f"{shards.total('validation', 'tokens') / 1e6:.2f}M held out"
         )
+        log.info("%s, in %s", tokens, shards.folder, extra=for_terminals(tokens))
     refuse_repetition(c, sources)
 
 
@@ -360,7 +359,7 @@ def verify(c: Config) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+    start_logging()
     return exit_code(
         lambda: (
             verify(Config.load()) if "verify" in argv else prepare(Config.load(), "data" in argv)

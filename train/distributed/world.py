@@ -24,6 +24,7 @@ import torch.distributed as dist
 from settings import SettingsError
 from settings.checks import check_sharding, explain, find_batch_problem
 from settings.config import Config
+from train.console import LOG_ONLY
 from train.distributed.signals import BY_USER
 from train.distributed.wan import find_site_problem
 
@@ -135,6 +136,7 @@ def introduce(world: World, site: int | None = None) -> None:
             software["torch"],
             nccl,
             "" if site is None else f" site={site}",
+            extra=LOG_ONLY if world.size == 1 else None,
         )
     if world.size == 1:
         return

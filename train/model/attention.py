@@ -26,6 +26,7 @@ from torch import Tensor
 
 from settings import SettingsError
 from settings.config import Config
+from train.console import LOG_ONLY
 
 log = logging.getLogger(__name__)
 
@@ -224,4 +225,4 @@ def log_choice(kernel: Kernel, c: Config, device: torch.device) -> None:
         if c.doc_mask
         else ""
     )
-    log.info("attention=%s (%s)%s", kernel.name, detail, apart)
+    log.info("attention=%s (%s)%s", kernel.name, detail, apart, extra=LOG_ONLY)

@@ -13,6 +13,7 @@ from torch import Tensor
 from hardware.flops import flops_per_token
 from settings import SettingsError
 from settings.config import Config
+from train.console import LOG_ONLY
 from train.model.loss import SoftmaxPart, softmax_part_to_compile
 from train.model.model import Transformer, matmul_weights
 
@@ -38,6 +39,7 @@ def wanted(c: Config, device: torch.device, model: Transformer) -> bool:
                 "compile=no (a run of %.1e FLOPs; on a CPU it pays from about %.0e on)",
                 work,
                 FLOPS_WORTH_COMPILING_ON_CPU,
+                extra=LOG_ONLY,
             )
             return False
         reason = "it pays on a GPU" if device.type != "cpu" else f"a run of {work:.1e} FLOPs"
@@ -48,7 +50,8 @@ def wanted(c: Config, device: torch.device, model: Transformer) -> bool:
             raise SettingsError([f"COMPILE=1: {missing}, or set COMPILE=0"])
         log.warning("compile=no (it would pay, but %s)", missing)
         return False
-    log.info("compile=%s (%s)", "no" if c.compile == "0" else "yes, block by block", reason)
+    how = "no" if c.compile == "0" else "yes, block by block"
+    log.info("compile=%s (%s)", how, reason, extra=LOG_ONLY)
     return c.compile != "0"
 
 

@@ -1,0 +1,52 @@
+"""train/console.py: what a terminal shows of a run, and what goes to the log only."""
+
+import os
+import pty
+import subprocess
+import sys
+
+from tests.running import ROOT
+
+
+def show(command: list[str], environment: dict[str, str]) -> str:
+    """Run a command in a terminal, and return what it shows."""
+    child, terminal = pty.fork()
+    if child == 0:
+        os.chdir(ROOT)
+        os.execvpe(command[0], command, environment)
+    shown = b""
+    while True:
+        try:
+            more = os.read(terminal, 2**16)
+        except OSError:  # as Linux says that the other end is closed
+            break
+        if not more:
+            break
+        shown += more
+    _, status = os.waitpid(child, 0)
+    assert status == 0, shown.decode()
+    return shown.decode().replace("\r\n", "\n")
+
+
+SPEAK = """
+import logging
+from train import console
+console.start_logging()
+log = logging.getLogger("any")
+log.info("as it is")
+log.info("for the log", extra=console.LOG_ONLY)
+log.info("attention=sdpa 1 2 3", extra=console.for_terminals("short"))
+log.warning("a warning of %s", "training")
+"""
+
+
+def test_a_terminal_shows_less_than_a_pipe_gets() -> None:
+    command = [sys.executable, "-c", SPEAK]
+    assert show(command, dict(os.environ)) == "as it is\nshort\na warning of training\n"
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [
+        "as it is",
+        "for the log",
+        "attention=sdpa 1 2 3",
+        "a warning of training",
+    ]
