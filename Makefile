@@ -50,7 +50,7 @@ net-probe: setup ## Measure the network between nodes (NODES, NODE_RANK, WHERE)
 
 ##@ Train
 .PHONY: train
-train: setup ## Train or resume RUN_NAME; DETACH=1 runs in the background
+train: setup ## Train on DATA or the preset's data; again to resume; DETACH=1
 	@"$(PY)" -m scripts.train
 
 .PHONY: train-node

@@ -9,6 +9,7 @@ import dataclasses
 import hashlib
 from pathlib import Path
 
+from hardware.model_size import parameters
 from settings.config import Config
 from settings.finding import FAIL, WARN, Finding
 from train.data.data_paths import (
@@ -26,6 +27,8 @@ from train.data.data_paths import (
 )
 from train.data.manifest import DataError, read_manifest
 from train.data.sources.source import CorpusError, Source
+
+TOKENS_PER_PARAMETER = 20  # of the 70B model that Hoffmann et al. trained
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,17 +72,22 @@ def of_source(c: Config, s: Source) -> Epochs:
         )
     if there is None:
         return Epochs(
-            s.name, wanted, None, f"no shards yet, and sources/{s.name}.toml says no tokens", None
+            s.name, wanted, None, f"no shards yet, and {declares(s)} says no tokens", None
         )
-    origin = f"about, by sources/{s.name}.toml"
+    origin = "about, by the size of its files" if s.given else f"about, by {declares(s)}"
     if token_limit(c, s) < min(
         wanted - c.batch_tokens, there
     ):  # no more are made; a run's last step is a whole one
         there, origin = (
             token_limit(c, s),
-            f"as many as TRAIN_TOKENS has made, of what sources/{s.name}.toml says",
+            f"as many as TRAIN_TOKENS has made, of what {declares(s)} says",
         )
     return Epochs(s.name, wanted, there, origin, wanted / max(1, there))
+
+
+def declares(s: Source) -> str:
+    """What says how many tokens a source has."""
+    return "DATA" if s.given else f"sources/{s.name}.toml"
 
 
 def declared_tokens(c: Config, s: Source) -> float | None:
@@ -130,5 +138,18 @@ def findings(c: Config, found: list[Epochs]) -> list[Finding]:
                 Finding("epochs", FAIL if e.counted else WARN, text, too_often(c, [e.source]))
             )
         else:
-            said.append(Finding("epochs", WARN, text + worth_less(source)))
+            said.append(Finding("epochs", WARN, text + worth_less(source), smaller_model(c, e)))
     return said
+
+
+def smaller_model(c: Config, e: Epochs) -> str:
+    """Propose the size of a model for a run whose text is repeated, or nothing if it is that small."""
+    assert e.there_tokens
+    best = min(e.wanted_tokens, MANY_EPOCHS * e.there_tokens) / TOKENS_PER_PARAMETER
+    size = parameters(c).total
+    if size <= best:
+        return ""
+    return (
+        f"A model of about {best / 1e6:.2g}M parameters suits so little text ({TOKENS_PER_PARAMETER} "
+        f"tokens each); this one has {size / 1e6:.2g}M"
+    )

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from settings.cluster import Cluster
-from settings.data import Corpus
+from settings.data import Corpus, name_of_data
 from settings.declare import Setting, SettingsError, read_section, round_as_typed
 from settings.finetune import LoRA, Tuning
 from settings.planning import Planning
@@ -124,6 +124,11 @@ class Config:
             folder += f"/site_{self.site_rank}"
         return folder
 
+    @property
+    def pretrains_on_data(self) -> bool:
+        """Whether DATA is text to pretrain on, and not conversations to fine-tune a model on."""
+        return is_pretrained_on(self.values())
+
     def micro_batch(self, world_size: int) -> int:
         """Return the number of sequences in a forward pass of one of `world_size` processes."""
         training = self.training
@@ -172,10 +177,17 @@ def build_config(given: dict[str, Any]) -> Config:
     for name in SETTINGS:
         if not has_effect(name, values):
             values[name] = DEFAULTS[name]
+    if is_pretrained_on(values):
+        values["DATA_MIX"] = f"{name_of_data(values['DATA'])}:1"
     for name, default in derive_defaults(values).items():
         if values[name] in (None, ""):
             values[name] = default
     return Config(**{name.lower(): value for name, value in values.items()})
+
+
+def is_pretrained_on(values: Mapping[str, Any]) -> bool:
+    """Tell whether DATA is text for pretraining."""
+    return bool(values["DATA"] and not values["MODEL"] and values["PRESET"] != "finetune")
 
 
 def has_effect(name: str, values: Mapping[str, Any]) -> bool:
@@ -189,10 +201,17 @@ def has_effect(name: str, values: Mapping[str, Any]) -> bool:
     return values[needed] in allowed.split("|")
 
 
+def name_run(values: Mapping[str, Any]) -> str:
+    """Return the name of a run that has none: its preset, and the data that was named."""
+    if is_pretrained_on(values):
+        return f"{values['PRESET']}-{name_of_data(values['DATA'])}"
+    return str(values["PRESET"])
+
+
 def derive_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the defaults that follow from other settings."""
     derived = {
-        "RUN_NAME": values["PRESET"],
+        "RUN_NAME": name_run(values),
         "N_KV_HEAD": values["N_HEAD"],
         "MLP_DIM": -(-8 * values["N_EMBD"] // (3 * 64)) * 64,
         "MIN_LEARNING_RATE": round_as_typed(values["LEARNING_RATE"] / 10),

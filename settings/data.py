@@ -1,9 +1,11 @@
 """Settings of the training data: which text, how it is tokenized, and where the shards are."""
 
+import re
 from dataclasses import dataclass
+from pathlib import PurePath
 
 from settings.declare import FROZEN, Format, Section, setting
-from settings.targets import COMPUTE, PREPARE_DATA, PRETRAIN
+from settings.targets import COMPUTE, FINETUNE, PREPARE_DATA, PRETRAIN
 
 MIXTURE = Format(
     r"[a-z0-9-]+:[1-9][0-9]{0,5}(,[a-z0-9-]+:[1-9][0-9]{0,5})*",
@@ -17,6 +19,15 @@ class Corpus(Section):
 
     USED_BY = PRETRAIN | PREPARE_DATA
 
+    data: str = setting(
+        "",
+        "What to train on: a file or a folder, of text for pretraining and of conversations for "
+        "fine-tuning. From the Hugging Face Hub: hf:OWNER/NAME:CONFIG:SPLIT. "
+        "Default: the sources of DATA_MIX.",
+        example="novels.txt",
+        resume=FROZEN,
+        used_by=PRETRAIN | PREPARE_DATA | FINETUNE,
+    )
     data_mix: str = setting(
         "python-stdlib:1",
         "Sources of training text and their integer weights, measured in tokens. "
@@ -63,3 +74,12 @@ class Corpus(Section):
         """Weight of each source."""
         parts = [part.split(":") for part in self.data_mix.split(",")]
         return {source: int(weight) for source, weight in parts}
+
+
+def name_of_data(data: str) -> str:
+    """Return the name of the source that DATA stands for: `tinystories` for hf:someone/TinyStories."""
+    place = data.rpartition("#")[0] or data
+    if place.startswith("hf:"):
+        place = place.removeprefix("hf:").partition(":")[0]
+    stem = PurePath(place).name.partition(".")[0]
+    return re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-") or "data"

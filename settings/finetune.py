@@ -21,12 +21,6 @@ class Tuning(Section):
         "(or OWNER/NAME@COMMIT) on the Hub.",
         resume=FROZEN,
     )
-    data: str = setting(
-        "",
-        "Conversations, or pairs of question and answer, to fine-tune on: "
-        "a file, a folder, or OWNER/NAME:CONFIG:SPLIT on the Hub.",
-        resume=FROZEN,
-    )
     eval_data: str = setting(
         "",
         "Held-out conversations for the validation loss of fine-tuning, given as for DATA. "

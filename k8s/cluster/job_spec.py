@@ -260,6 +260,13 @@ def in_a_pod(path: str) -> bool:
 
 
 def check_sources(c: Config) -> str | None:
+    if c.pretrains_on_data:
+        if c.data.startswith("hf:") or in_a_pod(c.data):
+            return None
+        return (
+            f"DATA={c.data}: Is on this machine, where pods do not reach it. Copy it to the volume, for "
+            f"example to DATA={VOLUME_AT}/text, or use a data set on the Hub: DATA=hf:OWNER/NAME."
+        )
     for name in c.mixture:
         try:
             source = declared(name, [ROOT / "sources"])
@@ -307,7 +314,7 @@ CHECKS: list[tuple[tuple[str, ...], Callable[[Config], str | None]]] = [
     (("SYNC", "SITE"), check_site),
     (("POD_MEMORY_GB", "GPUS_PER_NODE"), check_memory),
     (("INIT_FROM", "TOKENIZER"), check_paths),
-    (("DATA_MIX",), check_sources),
+    (("DATA_MIX", "DATA"), check_sources),
     (("MODEL", "DATA", "EVAL_DATA", "RUNS_DIR"), check_tuned),
     (("PRESET",), check_preset),
     (("ALLOW_FAIL",), check_allow_fail),

@@ -13,6 +13,7 @@ from pathlib import Path
 from settings import ROOT
 from settings.config import Config
 from settings.resolve import show_path
+from train.data.sources.given import given_source
 from train.data.sources.pin import Pinned, pinned
 from train.data.sources.source import Source, declaration, declared
 
@@ -30,7 +31,9 @@ def data_dir(c: Config) -> Path:
 
 
 def source_of(c: Config, name: str) -> Source:
-    """The declaration of a source. Raises CorpusError."""
+    """The declaration of a source, or what DATA stands for. Raises CorpusError."""
+    if c.pretrains_on_data:
+        return given_source(c.data, name)
     return declared(name, source_folders(c))
 
 
@@ -127,6 +130,11 @@ def worth_less(s: Source) -> str:
 
 def too_often(c: Config, names: list[str]) -> str:
     """What follows where sources are repeated more often than they may be."""
+    if c.pretrains_on_data:
+        return (
+            f"Beyond {MAX_EPOCHS} times text teaches little and is memorized. Use more text, or set "
+            "TRAIN_TOKENS to less."
+        )
     files = " and ".join(show_path(declaration(name, source_folders(c))) for name in names)
     return (
         f"Beyond {MAX_EPOCHS} times text teaches little and is memorized: give it less weight in DATA_MIX, "

@@ -54,11 +54,18 @@ Rows = Iterator[tuple[int, "dict[str, Any] | Bad | Skipped"]]
 
 
 def read(
-    path: Path, name: str, columns: tuple[str, ...], is_template: bool, id: str, start: int
+    path: Path,
+    name: str,
+    columns: tuple[str, ...],
+    is_template: bool,
+    id: str,
+    start: int,
+    piece_bytes: int = 0,
 ) -> Rows:
     """The rows of a file. Those before `start` are skipped where the format allows, and come all the same where not.
 
-    columns: what a row's text is made of; a column named `id` comes with them if there is one.
+    columns: what a row's text is made of; a column named `id` comes with them if there is one. piece_bytes: plain text
+    is cut into pieces of about this size; 0 reads it whole.
     """
     begin, end = ends(path)
     if what := foreign(begin):
@@ -68,6 +75,8 @@ def read(
         return parquet_rows(path, begin, end, columns, is_template, id, start)
     if format == "arrow":
         return arrow_rows(path, begin, end, columns, is_template, id, start)
+    if piece_bytes and format in ("", "text"):
+        return piece_rows(path, columns[0], piece_bytes)
     if format == "text":
         return text_rows(path, columns[0], newlines=name.endswith(".py"))
     return json_rows(opened(path, begin, format))
@@ -263,6 +272,68 @@ def arrow_rows(
                 row += len(part)
 
 
+# ---- The column of text, where none was named
+
+TEXT_COLUMNS = ("text", "content")
+CONVERSATIONS = {"messages", "conversations", "conversation"}
+ANSWERS = {"answer", "completion", "response", "output", "chosen"}
+
+
+def find_text_column(path: Path, name: str) -> str:
+    """Return the column that holds the text of a file. Raises Broken where it is not plain which."""
+    begin, _ = ends(path)
+    if what := foreign(begin):
+        raise Broken(what)
+    format = format_of(name)
+    if format in ("", "text"):
+        return "text"  # as text_rows and piece_rows call it
+    if format.startswith("json"):
+        names, texts = json_columns(opened(path, begin, format))
+    else:
+        schema = read_schema(path, begin, format)
+        names = schema.names
+        texts = [field.name for field in schema if is_text_or_dictionary(field.type)]
+    for column in TEXT_COLUMNS:
+        if column in texts:
+            return column
+    if CONVERSATIONS & set(names) or ANSWERS & set(names):
+        raise Broken(
+            f"these are conversations (columns {', '.join(names)})",
+            "fine-tune on them: make finetune DATA=... MODEL=...; or name a column to pretrain on: "
+            "DATA=...#COLUMN",
+        )
+    if len(texts) == 1:
+        return texts[0]
+    if not texts:
+        raise Broken(f"no column of text; it has: {', '.join(names) or 'none'}", "leave it out")
+    raise Broken(f"several columns of text: {', '.join(texts)}", f"name one: DATA=...#{texts[0]}")
+
+
+def json_columns(file: BinaryIO) -> tuple[list[str], list[str]]:
+    """Return the keys of the first object in JSON lines, and those that hold text."""
+    for row, value in json_rows(file):
+        if isinstance(value, dict):
+            return list(value), [key for key, cell in value.items() if type(cell) is str]
+        if row == 100:
+            break
+    return [], []
+
+
+def read_schema(path: Path, begin: bytes, format: str) -> pa.Schema:
+    """Return the columns of a file of Parquet or Arrow."""
+    if format == "parquet":
+        if begin[:4] != b"PAR1":
+            raise Broken(f"not parquet, it starts with {begin[:8]!r}")
+        return pa.parquet.read_schema(path)
+    with pa.memory_map(str(path)) as source:
+        open_file = pa.ipc.open_file if begin.startswith(FILE_MAGIC) else pa.ipc.open_stream
+        return open_file(source).schema
+
+
+def is_text_or_dictionary(kind: pa.DataType) -> bool:
+    return is_text(kind.value_type if pa.types.is_dictionary(kind) else kind)
+
+
 # ---- Lines and texts
 
 
@@ -339,3 +410,28 @@ def text_rows(path: Path, column: str, newlines: bool) -> Rows:
     if newlines and isinstance(text, str):
         text = text.replace("\r\n", "\n").replace("\r", "\n")
     yield 0, text if type(text) is Bad else {column: text}
+
+
+def piece_rows(path: Path, column: str, piece_bytes: int) -> Rows:
+    """Plain text in pieces that end at a blank line, and at any line where none comes.
+
+    Joined, the pieces are the file, but for a byte-order mark at its start. Raises Broken where it is
+    not UTF-8.
+    """
+    row = size = 0
+    piece: list[str] = []
+    try:
+        with open(path, encoding="utf-8-sig", newline="") as file:
+            while line := file.readline(piece_bytes):
+                piece.append(line)
+                size += len(line.encode())
+                is_boundary = not line.strip() or size >= 2 * piece_bytes
+                if size >= piece_bytes and is_boundary:
+                    yield row, {column: "".join(piece)}
+                    row, size, piece = row + 1, 0, []
+    except UnicodeDecodeError as error:
+        raise Broken(
+            f"not UTF-8: {error.object[error.start : error.start + 4]!r}", "convert it to UTF-8"
+        ) from None
+    if piece:
+        yield row, {column: "".join(piece)}

@@ -8,15 +8,18 @@ pinned() is what reads prepared data: it reads the pin only.
 """
 
 import dataclasses
+import fnmatch
 import functools
 import glob
 import hashlib
 import json
+import logging
 import os
 import re
 import sys
 import sysconfig
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +27,11 @@ import xxhash
 
 from record.durable import write_whole
 from settings import ROOT
+from train.data.sources.given import list_files
 from train.data.sources.hub import ask
 from train.data.sources.source import CorpusError, Source
+
+log = logging.getLogger(__name__)
 
 SCHEMA = 1
 PATHS_A_QUESTION = 500  # files whose sizes the hub is asked for at once
@@ -219,13 +225,25 @@ def data_files(s: Source, revision: str, token: str) -> list[str]:
 def local_pin(s: Source, folder: Path) -> Pinned:
     """The files as they are now."""
     if s.kind == "stdlib":
-        names, root = stdlib_names(), stdlib_root()
+        names, root = stdlib_names(s.leave_out), stdlib_root()
         files = tuple(
             File(name, (root / name).stat().st_size, digest_of(root / name, "xxh3"))
             for name in names
         )
         return Pinned(s, ".".join(map(str, sys.version_info[:3])), files)
-    files = hashed(expanded(s), folder / f"hashes-{s.identity}.json")
+    if s.given:
+        names, left_out = list_files(s.files[0])
+        if left_out:
+            kinds = ", ".join(f"{number} {kind}" for kind, number in left_out.most_common(5))
+            log.warning(
+                "DATA=%s: left out %d files, which are no text, JSON lines or Parquet: %s",
+                s.files[0],
+                left_out.total(),
+                kinds,
+            )
+    else:
+        names = expanded(s)
+    files = hashed(names, folder / f"hashes-{s.identity}.json")
     content = xxhash.xxh3_128(json.dumps([dataclasses.astuple(file) for file in files]).encode())
     return Pinned(s, f"local-{content.hexdigest()}", files)
 
@@ -289,8 +307,11 @@ def stdlib_root() -> Path:
     return Path(sysconfig.get_paths()["stdlib"])
 
 
-def stdlib_names() -> list[str]:
-    """The Python source of the running interpreter's standard library, by file name; without tests and packages."""
+def stdlib_names(leave_out: Sequence[str] = ()) -> list[str]:
+    """The Python source of the running interpreter's standard library, by file name; without tests and packages.
+
+    leave_out: patterns of names.
+    """
     root = stdlib_root()
     names = sorted(
         path.relative_to(root).as_posix()
@@ -302,7 +323,7 @@ def stdlib_names() -> list[str]:
             f"{root} holds no Python source: this interpreter has its standard library in an archive; "
             "use another Python, or another source in DATA_MIX"
         )
-    return names
+    return [name for name in names if not any(fnmatch.fnmatch(name, each) for each in leave_out)]
 
 
 def digest_of(path: Path, kind: str) -> str:

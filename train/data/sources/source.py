@@ -43,7 +43,9 @@ class Source:
     validation_fraction: share of documents held out. prompt: what the text sample at the end of a run
     continues. compressors: held-out text is small enough to compress. max_dropped: share of a file's rows that may
     be dropped. tokens: about how many the source has, by whoever counted them; make plan reckons with it until there
-    are shards. max_epochs: how often a run may repeat it; None: data_paths.MAX_EPOCHS.
+    are shards. max_epochs: how often a run may repeat it; None: data_paths.MAX_EPOCHS. leave_out: patterns of
+    file names, of the standard library. given: by DATA, not by a
+    declaration (given.py).
     """
 
     name: str
@@ -62,6 +64,8 @@ class Source:
     max_dropped: float = 0.5
     tokens: int | None = None
     max_epochs: float | None = None
+    leave_out: tuple[str, ...] = ()
+    given: bool = False
 
     @property
     def identity(self) -> str:
@@ -78,6 +82,10 @@ class Source:
             self.id,
             self.validation_fraction,
         ]
+        if self.given:
+            decides.append("given")
+        if self.leave_out:
+            decides.append(self.leave_out)
         return hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:8]
 
     @property
@@ -97,6 +105,7 @@ KEYS: dict[str, tuple[type, str, str]] = {
     "repository": (str, 'repository = "HuggingFaceFW/fineweb-edu"', "hub"),
     "files": (list, 'files = ["~/papers/*.jsonl.gz"]', "files"),
     "embedded": (str, f'embedded = "{EMBEDDED}"', "stdlib"),
+    "leave_out": (list, 'leave_out = ["encodings/*"]', "stdlib"),
     "config": (str, 'config = "sample-100BT"', "hub"),
     "split": (str, 'split = "train"', "hub"),
     "revision": (str, f'revision = "{"0123456789" * 4}"', "hub"),
@@ -176,7 +185,7 @@ def declared(name: str, folders: Sequence[Path]) -> Source:
     check_values(path, content)
     content.pop("embedded", None)
     values: dict[str, Any] = {
-        key: tuple(value) if key == "files" else value for key, value in content.items()
+        key: tuple(value) if isinstance(value, list) else value for key, value in content.items()
     }
     return Source(name=name, kind=kind, **values)
 

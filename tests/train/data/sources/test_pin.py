@@ -121,6 +121,18 @@ def test_the_embedded_corpus_is_pinned_by_the_interpreters_version(tmp_path: Pat
     assert pin.pinned(s, tmp_path) == p
 
 
+def test_what_a_declaration_leaves_out_of_the_embedded_corpus_is_not_pinned(
+    tmp_path: Path,
+) -> None:
+    whole = pin.pin(Source("python-stdlib", "stdlib", 0.05), tmp_path)
+    left_out = ("encodings/*", "_sysconfigdata_*", "stringprep.py")
+    part = pin.pin(Source("python", "stdlib", 0.05, leave_out=left_out), tmp_path)
+    gone = {file.name for file in whole.files} - {file.name for file in part.files}
+    assert {"encodings/cp037.py", "stringprep.py"} < gone
+    assert all(name.startswith(("encodings/", "_sysconfigdata_", "stringprep.py")) for name in gone)
+    assert not any(file.name.startswith("encodings/") for file in part.files)
+
+
 def test_an_interpreter_without_source_is_told_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

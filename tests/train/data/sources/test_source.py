@@ -40,6 +40,7 @@ def refused(folder: Path, content: str) -> str:
 
 def test_the_declared_sources_are_those_of_the_labs_mixture_and_the_embedded_one() -> None:
     assert {path.stem for path in HERE.glob("*")} == {
+        "python",
         "python-stdlib",
         "fineweb-edu",
         "finepdfs",
@@ -48,6 +49,8 @@ def test_the_declared_sources_are_those_of_the_labs_mixture_and_the_embedded_one
     assert declared("python-stdlib", [HERE]) == Source(
         "python-stdlib", "stdlib", 0.05, prompt="def ", compressors=True, tokens=3_700_000
     )
+    code = declared("python", [HERE])
+    assert code.kind == "stdlib" and "encodings/*" in code.leave_out
     fineweb = declared("fineweb-edu", [HERE])
     assert (
         fineweb.kind,
@@ -130,7 +133,7 @@ def test_an_unknown_source_is_named_with_those_that_there_are(tmp_path: Path) ->
     with pytest.raises(
         CorpusError,
         match=r"DATA_MIX names wiki, which is no source; there are: finepdfs, fineweb-edu, "
-        r"python-stdlib, usmle .*sources/wiki\.toml",
+        r"python-stdlib, python, usmle .*sources/wiki\.toml",
     ):
         declared("wiki", [HERE])
     with pytest.raises(CorpusError, match="did you mean fineweb-edu"):
@@ -280,6 +283,8 @@ def test_the_identity_changes_with_what_decides_the_text_and_with_nothing_else()
         "template": "{x}",
         "id": "url",
         "validation_fraction": 0.2,
+        "leave_out": ("x",),
+        "given": True,
     }
     seen = {s.identity} | {
         dataclasses.replace(s, **{key: value}).identity for key, value in other.items()

@@ -1,0 +1,189 @@
+"""DATA of make train: what it stands for, which column is its text, and what is held out."""
+
+import hashlib
+import json
+import random
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+from train.data.sources.fetch import Files
+from train.data.sources.given import given_source, list_files
+from train.data.sources.pin import Pinned, pin
+from train.data.sources.rows import Document, documents, piece_bytes
+from train.data.sources.source import CorpusError, is_validation
+
+
+def read(data: str | Path, folder: Path) -> tuple[Pinned, list[Document]]:
+    """Pin what DATA stands for, and read all of its documents."""
+    pinned = pin(given_source(str(data), "mine"), folder)
+    found = list(documents(pinned, Files(pinned, folder)))
+    return pinned, [item for item in found if isinstance(item, Document)]
+
+
+def refusal(data: str | Path, folder: Path) -> str:
+    """Return the error of reading what DATA stands for."""
+    with pytest.raises(CorpusError) as error:
+        read(data, folder)
+    return str(error.value)
+
+
+def write_book(path: Path, paragraphs: int) -> str:
+    """Write paragraphs of words of several lengths, and return the text."""
+    random.seed(paragraphs)
+    words = ["naïve", "tree", "of", "the", "running", "Übermut", "sea"]
+    text = "\n\n".join(
+        " ".join(random.choices(words, k=random.randrange(5, 60))) for _ in range(paragraphs)
+    )
+    path.write_text(text)
+    return text
+
+
+def test_pieces_of_plain_text_are_the_file_and_end_at_blank_lines(tmp_path: Path) -> None:
+    text = write_book(tmp_path / "book.txt", 5000)
+    pinned, found = read(tmp_path / "book.txt", tmp_path / "data")
+    assert "".join(document.text for document in found) == text
+    size = piece_bytes(pinned)
+    assert size == len(text.encode()) // 400
+    assert all(
+        document.text.endswith("\n\n") or document.text.endswith("\n") for document in found[:-1]
+    )
+    assert all(size <= len(document.text.encode()) < 2 * size + 1000 for document in found[:-1])
+
+
+def test_a_twentieth_is_held_out_by_the_hash_of_the_text(tmp_path: Path) -> None:
+    write_book(tmp_path / "book.txt", 5000)
+    pinned, found = read(tmp_path / "book.txt", tmp_path / "data")
+    held_out = [document for document in found if is_validation(pinned.source, document.name)]
+    assert 0.02 * len(found) < len(held_out) < 0.1 * len(found)
+    for document in found:
+        assert document.name == hashlib.sha256(document.text.encode()).hexdigest()
+
+    # The same text under another name, in another order, is held out again.
+    lines = [{"body": document.text, "n": k} for k, document in enumerate(reversed(found))]
+    path = tmp_path / "book.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    again, others = read(path, tmp_path / "data")
+    texts = {document.text for document in others if is_validation(again.source, document.name)}
+    assert texts == {document.text for document in held_out}
+
+
+def test_a_folder_gives_its_text_and_names_what_it_leaves_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "my papers [1]"
+    (folder / "sub").mkdir(parents=True)
+    (folder / ".git").mkdir()
+    (folder / ".git" / "config").write_text("hidden")
+    (folder / "b.md").write_text("# b\n")
+    (folder / "sub" / "a.py").write_text("print('ü')\n")
+    (folder / "c.jsonl").write_text('{"text": "a line"}\n')
+    (folder / "figure.png").write_bytes(b"\x89PNG\r\n\x1a\n\0\0")
+    (folder / "latin.txt").write_bytes("é".encode("latin-1") * 100)
+    (folder / "table.csv").write_text("a,b\n")
+    (folder / "settings.json").write_text('{\n  "a": 1\n}\n')
+    (folder / "__init__.py").write_text("")
+    _, found = read(folder, tmp_path / "data")
+    assert [document.text for document in found] == ["# b\n", "a line", "print('ü')\n"]
+    names, left_out = list_files(str(folder))
+    assert names == [f"{folder}/{name}" for name in ("b.md", "c.jsonl", "sub/a.py")]
+    assert left_out == {".png": 1, ".txt": 1, ".csv": 1, ".json": 1, "empty": 1}
+    assert "left out 5 files, which are no text, JSON lines or Parquet: " in caplog.text
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".jsonl"])
+@pytest.mark.parametrize(
+    ("row", "text"),
+    [
+        ({"id": "7", "url": "x", "text": "the text"}, "the text"),
+        ({"path": "a.py", "content": "the code"}, "the code"),
+        ({"story": "the story", "n": 7}, "the story"),
+        ({"text": "whole", "answer": "42"}, "whole"),
+    ],
+)
+def test_the_column_of_text_is_found(
+    tmp_path: Path, suffix: str, row: dict[str, object], text: str
+) -> None:
+    path = tmp_path / f"rows{suffix}"
+    write_rows(path, [row])
+    _, found = read(path, tmp_path / "data")
+    assert [document.text for document in found] == [text]
+
+
+def write_rows(path: Path, rows: list[dict[str, object]]) -> None:
+    """Write rows of equal columns as JSON lines or Parquet, by the suffix."""
+    if path.suffix == ".parquet":
+        pyarrow.parquet.write_table(pa.Table.from_pylist(rows), path)
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".jsonl"])
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        (
+            {"title": "a", "body": "b"},
+            r"several columns of text: title, body; name one: DATA=...#title",
+        ),
+        ({"n": 1}, "no column of text; it has: n"),
+        ({"messages": [{"role": "user", "content": "hi"}]}, "make finetune DATA="),
+        ({"question": "how", "answer": "so"}, "make finetune DATA="),
+    ],
+)
+def test_a_column_that_is_not_plain_is_asked_for(
+    tmp_path: Path, suffix: str, row: dict[str, object], said: str
+) -> None:
+    path = tmp_path / f"rows{suffix}"
+    write_rows(path, [row])
+    assert said in refusal(path, tmp_path / "data")
+    named = f"{path}#{next(iter(row))}"
+    if isinstance(next(iter(row.values())), str):
+        assert [document.text for document in read(named, tmp_path / "data")[1]] == list(
+            row.values()
+        )[:1]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"\x89PNG\0", "Must be plain text in UTF-8, JSON lines or Parquet"),
+        (b"", "Must be plain text in UTF-8, JSON lines or Parquet"),
+        (b"a" * 5000 + b"\xff\xfe" + b"a" * 10, r"not UTF-8: b'\xff\xfeaa'"),
+    ],
+)
+def test_a_file_that_is_no_text_is_refused(tmp_path: Path, content: bytes, said: str) -> None:
+    path = tmp_path / "notes"
+    path.write_bytes(content)
+    assert said in refusal(path, tmp_path / "data")
+
+
+def test_what_is_not_there_is_refused_by_name(tmp_path: Path) -> None:
+    assert "There is no such file or folder" in refusal(tmp_path / "nothing.txt", tmp_path / "data")
+    (tmp_path / "empty").mkdir()
+    assert "The folder holds no plain text" in refusal(tmp_path / "empty", tmp_path / "data")
+    assert "Must be hf:OWNER/NAME" in refusal("hf:TinyStories", tmp_path / "data")
+
+
+def test_a_character_across_the_first_bytes_is_still_text(tmp_path: Path) -> None:
+    path = tmp_path / "notes"
+    path.write_text("a" * 4095 + "é" * 10)
+    assert read(path, tmp_path / "data")[1]
+
+
+@pytest.mark.parametrize(
+    ("data", "config", "split", "column"),
+    [
+        ("hf:roneneldan/TinyStories", None, "train", ""),
+        ("hf:a/b:validation#story", None, "validation", "story"),
+        ("hf:a/b:en:train", "en", "train", ""),
+    ],
+)
+def test_a_data_set_of_the_hub_is_named_with_config_split_and_column(
+    data: str, config: str | None, split: str, column: str
+) -> None:
+    source = given_source(data, "stories")
+    assert (source.kind, source.config, source.split, source.text) == ("hub", config, split, column)
+    assert source.repository == data.removeprefix("hf:").split(":")[0].split("#")[0]
