@@ -176,7 +176,7 @@ export: setup ## Convert RUN_NAME to Hugging Face format: docs/export.md
 	@"$(PY)" -m export
 
 .PHONY: upload
-upload: setup ## Upload that to the Hugging Face Hub (HUB_REPO); DRY_RUN=1 lists it
+upload: setup ## Publish an export on the Hub (HUB_REPO); DRY_RUN=1 lists it
 	@"$(PY)" -m export.upload
 
 ##@ Image
