@@ -128,6 +128,7 @@ def test_what_cannot_be_exported_is_refused(
     assert "is not what was fine-tuned" in export(env, code=78)
     assert not (tmp_path / "run" / "export").exists()
     (base / "config.json").write_text(json.dumps(facts))
+    assert "GGUF=1: MODEL was not trained here" in export(env | {"GGUF": "1"}, code=64)
     export(env)
     assert os.listdir(tmp_path / "run" / "export").count("config.json") == 1
 

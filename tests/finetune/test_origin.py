@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from gguf import GGUFReader
+from safetensors.torch import load_file
 
 from finetune import origin
 from settings import SettingsError
@@ -156,8 +158,12 @@ def test_a_run_of_ours_is_fine_tuned_and_exported_again(
     finetune(env)
     found = losses(tmp_path)
     assert found[-1] < found[0] - 0.3
-    said = train(env, command=[sys.executable, "-m", "export"])  # what make export starts
+    said = train(env | {"GGUF": "1"}, command=[sys.executable, "-m", "export"])
     assert "with step 8 of run" in said
+    export = tmp_path / "run" / "export"
+    found = {weight.name: weight.data for weight in GGUFReader(export / "model.gguf").tensors}
+    expected = load_file(export / "model.safetensors")["model.embed_tokens.weight"]
+    assert (found["token_embd.weight"] == expected.numpy()).all()
     from train.generate.load_run import open_trained, settings_of_command
 
     c, _ = settings_of_command(
