@@ -13,7 +13,7 @@ import dataclasses
 import glob
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ class Source:
     label: str
     values: Mapping[str, str]
     lines: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    problems: Sequence[str] = ()
+    problems: list[str] = dataclasses.field(default_factory=list)
     is_public: bool = False
 
     def locate(self, name: str) -> str:

@@ -196,6 +196,8 @@ def test_every_bad_line_is_reported(root: Path) -> None:
     assert len(read(root, env_file).problems) == 7
     windows = read(root, "\ufeff" + env_file.replace("\n", "\r\n")).problems
     assert len(windows) == 8 and "Unix line ends" in windows[0]
+    (mark,) = read(root, "\ufeffN_HEAD=1\n").problems
+    assert mark == ".env: Save it with Unix line ends and without a byte order mark."
 
 
 def test_a_file_that_cannot_be_read_is_named(root: Path) -> None:

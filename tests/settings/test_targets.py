@@ -91,6 +91,7 @@ def test_the_environment_is_named_and_env_only_if_it_looks_meant(root: Path) -> 
         "Warning: LORA_RANK (.env line 1) is ignored: make train does not use it.",
         "Warning: SYNC_EVERY (.env line 4) is ignored: it has no effect without SYNC=diloco.",
     ]
+    assert resolved.config.sync_every == 30  # what has no effect has its default
     assert resolve({"MAKE_TARGET": "plots"}, root).warnings == []
 
 
