@@ -73,6 +73,11 @@ def test_a_setting_is_refused_if_what_it_needs_is_not_set(root: Path) -> None:
     assert resolve_typed(root, "finetune", LORA_ALPHA="5", LORA_RANK="2").config.lora_alpha == 5
 
 
+def test_training_takes_the_tasks_that_it_scores_itself(root: Path) -> None:
+    for target in ("train", "pipeline"):
+        assert not resolve_typed(root, target, CORE_EVERY="5", CORE_BUNDLE="tasks").problems
+
+
 def test_a_preview_takes_what_the_previewed_target_takes(root: Path) -> None:
     assert not resolve_typed(root, "plan", MODEL="gpt2", LORA_RANK="8").problems
     (problem,) = resolve_typed(root, "plan", MODEL="gpt2", N_LAYER="8").problems
