@@ -33,7 +33,7 @@ from settings.config import Config
 from train.children import Children, complain, say
 from train.distributed.pod import in_pod
 from train.distributed.signals import BY_USER, IN_DOUBT
-from train.tune import STARTED_WITH, count_gpus, record_nccl, set_default, tune
+from train.tune import CHOICES, count_gpus, record_nccl, set_default, tune
 
 PYTHON = sys.executable  # what children run with
 TRAINERS = ("train.main", "finetune.main")
@@ -231,7 +231,7 @@ def launch(config: Config, children: Children, module: str = "train.main") -> in
     if config.device != "cpu":
         gpus = count_gpus(environment)
     processes = config.nproc or max(1, gpus)
-    environment[STARTED_WITH] = tune(environment, processes, gpus)
+    environment[CHOICES] = tune(environment, processes, gpus)
     set_default(environment, "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(config.shutdown_timeout_s))
     if gpus:
         record_nccl(environment, paths)

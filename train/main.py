@@ -58,7 +58,7 @@ from train.model.hf_import import ForeignError
 from train.model.model import Transformer
 from train.profile.profiling import Profile
 from train.run_folder import log_to_files, nothing_left, open_run_folder
-from train.tune import STARTED_WITH
+from train.tune import log_choices
 
 log = logging.getLogger(__name__)
 
@@ -139,8 +139,7 @@ def main(way: Way | None = None) -> int:
         paths = RunPaths.of_node(c, ROOT)
         _lock, shared = open_run_folder(paths, world)  # held until this process is over
         log_to_files(paths, world)
-        if started_with := os.environ.get(STARTED_WITH):
-            log.info("%s", started_with, extra=console.LOG_ONLY)
+        log_choices()
         introduce(world, c.site_rank if c.replicas > 1 else None)
         started.lap("join")
         c = way.settled(c, world)

@@ -6,6 +6,7 @@ What the user has set stays.
 """
 
 import contextlib
+import logging
 import os
 import shutil
 import subprocess
@@ -14,11 +15,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from record.run_paths import RunPaths
+from train.console import LOG_ONLY
 
 MMAP_THRESHOLD = 2**30  # bytes
 TRIM_THRESHOLD = 2**32
 SPIN_COUNT = "10000"  # tens of microseconds
-STARTED_WITH = "STARTED_WITH"  # variable that tells a trainer what was chosen, for its log
+CHOICES = "LAUNCH_CHOICES"  # variable that tells a trainer what was chosen for it
 FLIGHT_RECORDER_SIZE = "2000"  # operations
 
 
@@ -74,6 +76,12 @@ def tune(environment: dict[str, str], processes: int, gpus: int) -> str:
         if sys.platform == "linux":
             chosen.append(f"allocator=keeps-large-blocks ({keep_large_blocks(environment)})")
     return f"launch: {' '.join(chosen)}"
+
+
+def log_choices() -> None:
+    """Log what was chosen for this process, if a launcher started it."""
+    if choices := os.environ.get(CHOICES):
+        logging.getLogger(__name__).info("%s", choices, extra=LOG_ONLY)
 
 
 def keep_large_blocks(environment: dict[str, str]) -> str:
