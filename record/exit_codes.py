@@ -23,7 +23,8 @@ class ExitCode:
         meaning: what happened.
         fix: what to do about it.
         ends_job: a retry cannot help, so the launcher and the cluster's Job end.
-        counts: it counts as one of the MAX_RESTARTS failed tries.
+        counts: a trainer that ends so without having been asked to is started again, and that
+            counts as one of the MAX_RESTARTS failed tries.
     """
 
     code: int
@@ -50,6 +51,7 @@ ROWS = (
         NODES_MISSING,
         "Other nodes of the run did not join in START_TIMEOUT_S.",
         "Start the missing nodes, and look at their logs.",
+        counts=True,
     ),
     ExitCode(
         NO_PROGRESS,
@@ -61,6 +63,7 @@ ROWS = (
         MACHINE_FAULT,
         "This machine is at fault, not the run.",
         "Start the run on another machine, and run `make doctor` on this one.",
+        counts=True,
     ),
     ExitCode(
         STOPPED, "The run saved a checkpoint and stopped on request.", "Run it again to resume."
@@ -75,6 +78,7 @@ ROWS = (
         INTERRUPTED,
         "The run was told to stop and could not save a checkpoint.",
         "Run it again to resume from the last one.",
+        counts=True,
     ),
 )
 EXIT_CODES = {row.code: row for row in ROWS}

@@ -299,21 +299,22 @@ def main(words: list[str]) -> int:
             options: list[str] = []
         case ["build" | "push" as action, "--", *options]:
             pass
-        case ["facts"]:
-            image = Image()
-            print(image.tag, image.source.commit + image.source.suffix, image.source.version)
-            return 0
+        case ["facts" as action]:
+            options = []
         case _:
             print(__doc__, file=sys.stderr)
             return BAD_SETTING
     try:
-        if action == "push":
-            push(Image(), options)
+        image = Image()
+        if action == "facts":
+            print(image.tag, image.source.commit + image.source.suffix, image.source.version)
+        elif action == "push":
+            push(image, options)
         else:
-            build(Image(), options)
+            build(image, options)
     except (Refused, SettingsError) as error:
         code = error.code if isinstance(error, Refused) else BAD_SETTING
-        name = "image" if action == "build" else "push"
+        name = "push" if action == "push" else "image"
         print(f"{name}: {error}", file=sys.stderr)
         return code
     return 0

@@ -262,7 +262,7 @@ def tell_other_nodes(code: int, reason: str, environment: dict[str, str]) -> Non
 
 def is_final(code: int) -> bool:
     """Return whether another attempt cannot help, or is not wanted."""
-    return code == STOPPED or describe(code).ends_job
+    return not describe(code).counts
 
 
 def read_report(path: Path) -> tuple[str, str]:
