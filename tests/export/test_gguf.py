@@ -16,6 +16,7 @@ from tests.export.exported import LLAMA, QWEN, Run, make_run
 from tests.train.model.test_hf_import import logits
 from tests.train.model.test_model import recipe
 from train.data import tokenizer
+from train.model.model import NORM_EPS
 
 
 def make(
@@ -65,21 +66,28 @@ def test_the_file_has_every_token_merge_and_key(
     assert found["tokenizer.ggml.merges"] == [f"{first} {second}" for first, second in stored]
     model = {name.removeprefix("qwen3."): value for name, value in found.items()}
     config = made.config
-    assert {
+    expected = {
         "general.architecture": "qwen3",
         "general.name": "a-run",
         "general.file_type": 32,
+        "vocab_size": 600,
         "context_length": config.seq_len,
+        "embedding_length": config.n_embd,
         "block_count": config.n_layer,
+        "feed_forward_length": config.mlp_dim,
         "attention.head_count": config.n_head,
         "attention.head_count_kv": 2,
         "attention.key_length": config.head_dim,
+        "attention.value_length": config.head_dim,
+        "attention.layer_norm_rms_epsilon": pytest.approx(NORM_EPS),
+        "rope.dimension_count": config.head_dim,
         "rope.freq_base": 500_000.0,
         "tokenizer.ggml.pre": "smaug-bpe",
         "tokenizer.ggml.bos_token_id": vocabulary.end_of_text,
         "tokenizer.ggml.eos_token_id": vocabulary.end_of_text,
         "tokenizer.ggml.add_bos_token": True,
-    }.items() <= model.items()
+    }
+    assert {name: model.get(name) for name in expected} == expected
 
 
 def test_weights_are_the_export_s_to_the_bit_and_norms_in_float32(
@@ -107,6 +115,17 @@ def test_weights_are_the_export_s_to_the_bit_and_norms_in_float32(
             for part in (0, 1):
                 row = found["blk.0.attn_k.weight"].data[head * 2 * half + 2 * i + part]
                 assert (row == keys[head * 2 * half + part * half + i]).all()
+
+
+def test_a_text_begins_with_bos_whatever_the_tokenizer_says(
+    tiny: Config, tmp_path: Path, data: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = make(tiny, tmp_path, data, monkeypatch, **LLAMA)
+    path = made.export / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_bytes()) | {"add_bos_token": False}))
+    gguf_file.write(made.export, "a-run")
+    field = GGUFReader(made.export / gguf_file.NAME).fields["tokenizer.ggml.add_bos_token"]
+    assert field.contents() is True
 
 
 def test_a_tokenizer_is_known_by_how_it_splits_text(data: dict[str, str]) -> None:

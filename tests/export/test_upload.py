@@ -127,6 +127,16 @@ def test_a_lost_connection_ends_and_the_same_command_goes_on(
         assert hub.target.files == contents(folder) | {".gitattributes": b""}
 
 
+def test_a_silent_connection_is_given_up(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(upload, "SILENCE_S", 0.3)
+    with upload_hub(REPO, "silent commit", bad_times=1) as hub:
+        assert run(folder, monkeypatch, hub) == 0
+        assert hub.requests.count("commit") == 2
+    assert "the commit: the connection was lost (ReadTimeout" in capsys.readouterr().out
+
+
 def test_a_hub_that_asks_to_wait_too_long_is_left(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

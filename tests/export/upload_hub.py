@@ -1,13 +1,15 @@
 """The Hub's side of an upload on the loopback interface, added to the stand-in that serves data sets.
 
 Its answers have the fields that huggingface_hub reads. A manner, such as "500 commit", spoils one kind of request:
-create, preupload, batch, put or commit. "closed put" closes the connection after half of what is sent.
+create, preupload, batch, put or commit. "closed put" closes the connection after half of what is sent, and
+"silent put" a while after all of it.
 """
 
 import base64
 import hashlib
 import json
 import re
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, cast
@@ -64,6 +66,10 @@ class Uploads(Handler):
             self.close_connection = True
             return None
         self.body = self.rfile.read(size)
+        if self.repository.manner == f"silent {kind}" and self.is_bad(kind):
+            threading.Event().wait(2)
+            self.close_connection = True
+            return None
         will_fail = self.repository.manner.endswith(f" {kind}") and self.repository.bad_times > 0
         answer, headers = ({}, {}) if will_fail else getattr(self, kind)()
         return self.misbehave(json.dumps(answer).encode(), headers, at=kind)
@@ -74,6 +80,11 @@ class Uploads(Handler):
         if at not in ("put", "complete") and self.headers["Authorization"] != f"Bearer {TOKEN}":
             return self.send(401, b"{}", {})
         return super().misbehave(content, headers, at)
+
+    def entry(self, name: str) -> dict[str, Any]:
+        """A file as the Hub describes it: of one in LFS, git's hash is that of a pointer."""
+        entry = super().entry(name)
+        return entry | {"oid": "0" * 40} if "lfs" in entry else entry
 
     def create(self) -> tuple[Any, dict[str, str]]:
         self.server.created.append(json.loads(self.body))
