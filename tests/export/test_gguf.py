@@ -1,6 +1,7 @@
 """GGUF=1: the file holds the export's weights, shape and tokenizer, read back by other code than wrote it."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,27 +19,31 @@ from tests.train.model.test_model import recipe
 from train.data import tokenizer
 from train.model.model import NORM_EPS
 
+Make = Callable[..., Run]
 
+
+@pytest.fixture
 def make(
-    tiny: Config, folder: Path, data: dict[str, str], monkeypatch: pytest.MonkeyPatch, **given: Any
-) -> Run:
-    dtype = given.pop("dtype", "float32")
-    made = make_run(folder, recipe(tiny, tokenizer=data["TOKENIZER"], **given))
-    assert made.command(monkeypatch, GGUF="1", DTYPE=dtype) == 0
-    return made
+    tiny: Config, tmp_path: Path, data: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> Make:
+    """make(code=0, dtype="float32", **settings): a run and what make export GGUF=1 did with it."""
+
+    def make(code: int = 0, dtype: str = "float32", **settings: Any) -> Run:
+        recipe_of_run = recipe(tiny, tokenizer=data["TOKENIZER"], **settings)
+        made = make_run(tmp_path, recipe_of_run)
+        assert made.command(monkeypatch, GGUF="1", DTYPE=dtype) == code
+        return made
+
+    return make
 
 
 @pytest.mark.parametrize("shape", [LLAMA, {**QWEN, "vocab_size": 600}], ids=["llama", "qwen3"])
 def test_transformers_computes_the_same_logits_from_the_file(
-    tiny: Config,
-    tmp_path: Path,
-    data: dict[str, str],
-    monkeypatch: pytest.MonkeyPatch,
-    shape: dict[str, Any],
+    make: Make, shape: dict[str, Any]
 ) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    made = make(tiny, tmp_path, data, monkeypatch, **shape)
+    made = make(**shape)
     theirs = AutoModelForCausalLM.from_pretrained(
         made.export, gguf_file=gguf_file.NAME, config=AutoConfig.from_pretrained(made.export)
     ).eval()
@@ -46,10 +51,8 @@ def test_transformers_computes_the_same_logits_from_the_file(
     torch.testing.assert_close(logits(theirs, made.config), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_the_file_has_every_token_merge_and_key(
-    tiny: Config, tmp_path: Path, data: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = make(tiny, tmp_path, data, monkeypatch, **QWEN, vocab_size=600, dtype="bfloat16")
+def test_the_file_has_every_token_merge_and_key(make: Make) -> None:
+    made = make(**QWEN, vocab_size=600, dtype="bfloat16")
     reader = GGUFReader(made.export / gguf_file.NAME)
     found = {name: field.contents() for name, field in reader.fields.items()}
     vocabulary = tokenizer.load(Path(made.config.tokenizer))
@@ -59,8 +62,10 @@ def test_the_file_has_every_token_merge_and_key(
     assert len(tokens) == 600 and set(tokens[len(entries) :]) == {
         f"[PAD{i}]" for i in range(len(entries), 600)
     }
-    special = vocabulary.tokenizer.get_added_tokens_decoder()
-    kinds = [3 if i in special else 1 for i in range(len(entries))] + [5] * (600 - len(entries))
+    special = len(vocabulary.tokenizer.get_added_tokens_decoder())
+    kinds = [3] * special
+    kinds += [1] * (len(entries) - special)
+    kinds += [5] * (600 - len(entries))
     assert found["tokenizer.ggml.token_type"] == kinds
     stored = json.loads(vocabulary.content)["model"]["merges"]
     assert found["tokenizer.ggml.merges"] == [f"{first} {second}" for first, second in stored]
@@ -90,15 +95,12 @@ def test_the_file_has_every_token_merge_and_key(
     assert {name: model.get(name) for name in expected} == expected
 
 
-def test_weights_are_the_export_s_to_the_bit_and_norms_in_float32(
-    tiny: Config, tmp_path: Path, data: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = make(tiny, tmp_path, data, monkeypatch, **LLAMA, dtype="bfloat16")
+def test_weights_are_the_export_s_to_the_bit_and_norms_in_float32(make: Make) -> None:
+    made = make(**LLAMA, dtype="bfloat16")
     reader = GGUFReader(made.export / gguf_file.NAME)
     stored = load_file(made.export / "model.safetensors")
     assert len(reader.tensors) == len(stored)
     found = {tensor.name: tensor for tensor in reader.tensors}
-    config = made.config
     for ours, theirs in (
         ("token_embd", "model.embed_tokens"),
         ("blk.1.ffn_down", "model.layers.1.mlp.down_proj"),
@@ -108,19 +110,17 @@ def test_weights_are_the_export_s_to_the_bit_and_norms_in_float32(
         assert (found[f"{ours}.weight"].data == expected).all(), ours
     norm = torch.from_numpy(found["blk.0.attn_norm.weight"].data.copy())
     assert torch.equal(norm, stored["model.layers.0.input_layernorm.weight"].float())
-    keys = stored["model.layers.0.self_attn.k_proj.weight"].view(torch.uint8).numpy()
-    half = config.head_dim // 2
-    for head in range(2):
+    theirs = stored["model.layers.0.self_attn.k_proj.weight"].view(torch.uint8).numpy()
+    ours = found["blk.0.attn_k.weight"].data
+    half = made.config.head_dim // 2
+    for first in (0, 2 * half):  # row of each head
         for i in range(half):
-            for part in (0, 1):
-                row = found["blk.0.attn_k.weight"].data[head * 2 * half + 2 * i + part]
-                assert (row == keys[head * 2 * half + part * half + i]).all()
+            assert (ours[first + 2 * i] == theirs[first + i]).all()
+            assert (ours[first + 2 * i + 1] == theirs[first + half + i]).all()
 
 
-def test_a_text_begins_with_bos_whatever_the_tokenizer_says(
-    tiny: Config, tmp_path: Path, data: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = make(tiny, tmp_path, data, monkeypatch, **LLAMA)
+def test_a_text_begins_with_bos_whatever_the_tokenizer_says(make: Make) -> None:
+    made = make(**LLAMA)
     path = made.export / "tokenizer_config.json"
     path.write_text(json.dumps(json.loads(path.read_bytes()) | {"add_bos_token": False}))
     gguf_file.write(made.export, "a-run")
@@ -146,15 +146,10 @@ def test_a_tokenizer_is_known_by_how_it_splits_text(data: dict[str, str]) -> Non
 
 
 def test_an_export_with_another_tokenizer_is_refused_before_anything_is_written(
-    tiny: Config,
-    tmp_path: Path,
-    data: dict[str, str],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    make: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    made = make_run(tmp_path, recipe(tiny, tokenizer=data["TOKENIZER"], **LLAMA))
     monkeypatch.setattr(gguf_file, "SPLIT", "x")
-    assert made.command(monkeypatch, GGUF="1") == 64
+    made = make(code=64, **LLAMA)
     assert "convert_hf_to_gguf.py" in capsys.readouterr().err and not made.export.exists()
 
 

@@ -61,18 +61,24 @@ class Uploads(Handler):
         self.server.requests.append(kind)
         self.repository = self.server.target
         size = int(self.headers["Content-Length"])
-        if self.repository.manner == f"closed {kind}" and self.is_bad(kind):
-            self.rfile.read(size // 2)
+        manner, _, spoiled = self.repository.manner.partition(" ")
+        is_spoiled = spoiled == kind and self.repository.bad_times > 0
+        if is_spoiled and manner in ("closed", "silent"):
+            self.repository.bad_times -= 1
             self.close_connection = True
+            if manner == "closed":
+                self.rfile.read(size // 2)
+            else:
+                self.rfile.read(size)
+                threading.Event().wait(2)
             return None
         self.body = self.rfile.read(size)
-        if self.repository.manner == f"silent {kind}" and self.is_bad(kind):
-            threading.Event().wait(2)
-            self.close_connection = True
-            return None
-        will_fail = self.repository.manner.endswith(f" {kind}") and self.repository.bad_times > 0
-        answer, headers = ({}, {}) if will_fail else getattr(self, kind)()
-        return self.misbehave(json.dumps(answer).encode(), headers, at=kind)
+        answer = {}
+        if not is_spoiled:
+            answer = getattr(self, kind)()
+        content = json.dumps(answer).encode()
+        tag = hashlib.md5(self.body).hexdigest()
+        return self.misbehave(content, {"ETag": tag}, at=kind)
 
     do_PUT = do_POST
 
@@ -84,81 +90,83 @@ class Uploads(Handler):
     def entry(self, name: str) -> dict[str, Any]:
         """A file as the Hub describes it: of one in LFS, git's hash is that of a pointer."""
         entry = super().entry(name)
-        return entry | {"oid": "0" * 40} if "lfs" in entry else entry
+        if "lfs" in entry:
+            entry["oid"] = "0" * 40
+        return entry
 
-    def create(self) -> tuple[Any, dict[str, str]]:
+    def create(self) -> Any:
         self.server.created.append(json.loads(self.body))
         self.server.repositories[self.server.name] = self.server.target
-        return {"url": f"{self.server.url}/{self.server.name}"}, {}
+        return {"url": f"{self.server.url}/{self.server.name}"}
 
-    def yaml(self) -> tuple[Any, dict[str, str]]:
-        return {"warnings": [], "errors": []}, {}
+    def yaml(self) -> Any:
+        return {"warnings": [], "errors": []}
 
-    def preupload(self) -> tuple[Any, dict[str, str]]:
-        files = [
-            {
-                "path": file["path"],
-                "uploadMode": "lfs" if file["path"].endswith(".safetensors") else "regular",
-                "shouldIgnore": file["path"] == self.server.ignored,
-            }
-            for file in json.loads(self.body)["files"]
-        ]
-        return {"files": files}, {}
+    def preupload(self) -> Any:
+        files = []
+        for file in json.loads(self.body)["files"]:
+            path = file["path"]
+            mode = "regular"
+            if path.endswith(".safetensors"):
+                mode = "lfs"
+            is_ignored = path == self.server.ignored
+            files.append({"path": path, "uploadMode": mode, "shouldIgnore": is_ignored})
+        return {"files": files}
 
-    def batch(self) -> tuple[Any, dict[str, str]]:
+    def batch(self) -> Any:
         objects = []
         for wanted in json.loads(self.body)["objects"]:
             if wanted["oid"] not in self.server.store:
                 wanted["actions"] = {"upload": self.upload(wanted["oid"], wanted["size"])}
             objects.append(wanted)
-        return {"objects": objects}, {}
+        return {"objects": objects}
 
     def upload(self, oid: str, size: int) -> dict[str, Any]:
         """Return where to send a file: whole, or in parts and then a word that all are there."""
         put = f"{self.server.url}/put/{oid}/"
         if size <= PART:
             return {"href": f"{put}1"}
-        parts = {str(i + 1): f"{put}{i + 1}" for i in range(-(-size // PART))}
-        return {
-            "href": f"{self.server.url}/complete/{oid}/{len(parts)}",
-            "header": {"chunk_size": str(PART), **parts},
-        }
+        count = -(-size // PART)
+        header = {"chunk_size": str(PART)}
+        for i in range(1, count + 1):
+            header[str(i)] = f"{put}{i}"
+        href = f"{self.server.url}/complete/{oid}/{count}"
+        return {"href": href, "header": header}
 
-    def put(self) -> tuple[Any, dict[str, str]]:
+    def put(self) -> Any:
         oid, part = self.path.split("/")[2:]
         parts = self.server.parts.setdefault(oid, {})
         parts[int(part)] = self.body
-        self.keep(oid, parts)
-        return {}, {"ETag": hashlib.md5(self.body).hexdigest()}
-
-    def complete(self) -> tuple[Any, dict[str, str]]:
-        oid, count = self.path.split("/")[2:]
-        sent = json.loads(self.body)["parts"]
-        parts = self.server.parts[oid]
-        tags = [hashlib.md5(parts[part["partNumber"]]).hexdigest() for part in sent]
-        assert len(parts) == int(count) and tags == [part["etag"] for part in sent]
-        return {}, {}
-
-    def keep(self, oid: str, parts: dict[int, bytes]) -> None:
-        """Take a file into LFS once its parts have its hash."""
         content = b"".join(parts[i] for i in sorted(parts))
         if hashlib.sha256(content).hexdigest() == oid:
             self.server.store[oid] = content
+        return {}
 
-    def commit(self) -> tuple[Any, dict[str, str]]:
-        for line in map(json.loads, self.body.splitlines()):
-            value = line["value"]
-            if line["key"] == "header":
-                self.server.messages.append(value["summary"])
-            elif line["key"] == "file":
-                self.server.target.files[value["path"]] = base64.b64decode(value["content"])
-            elif line["key"] == "lfsFile":
-                self.server.target.files[value["path"]] = self.server.store[value["oid"]]
-            else:
-                assert line["key"] == "deletedFile"
-                del self.server.target.files[value["path"]]
+    def complete(self) -> Any:
+        oid, count = self.path.split("/")[2:]
+        sent = json.loads(self.body)["parts"]
+        assert len(sent) == int(count)
+        for part in sent:
+            content = self.server.parts[oid][part["partNumber"]]
+            assert part["etag"] == hashlib.md5(content).hexdigest()
+        return {}
+
+    def commit(self) -> Any:
+        files = self.server.target.files
+        for line in self.body.splitlines():
+            change = json.loads(line)
+            value = change["value"]
+            match change["key"]:
+                case "header":
+                    self.server.messages.append(value["summary"])
+                case "file":
+                    files[value["path"]] = base64.b64decode(value["content"])
+                case "lfsFile":
+                    files[value["path"]] = self.server.store[value["oid"]]
+                case "deletedFile":
+                    del files[value["path"]]
         url = f"{self.server.url}/{self.server.name}/commit/{COMMIT}"
-        return {"commitUrl": url, "commitOid": COMMIT}, {}
+        return {"commitUrl": url, "commitOid": COMMIT}
 
 
 @contextmanager
@@ -168,6 +176,9 @@ def upload_hub(name: str, manner: str = "good", bad_times: int = 1000) -> Iterat
         server.RequestHandlerClass = Uploads
         server.name = name
         server.target = Repository({".gitattributes": b""}, manner, bad_times)
-        server.store, server.parts, server.created, server.messages = {}, {}, [], []
+        server.store = {}
+        server.parts = {}
+        server.created = []
+        server.messages = []
         server.ignored = ""
         yield cast(UploadHub, server)
