@@ -107,7 +107,8 @@ def resolve(
     if config.run.dry_run and target in TARGETS - DRY_RUN:  # it would do the thing
         place = f"DRY_RUN ({origins['DRY_RUN']})"
         problems.append(f"{place}: {explain_users({target}, DRY_RUN)}")
-    if config.pretrains_on_data and find_source("DATA_MIX", explicit):
+    mixture = find_source("DATA_MIX", explicit)
+    if config.pretrains_on_data and mixture and mixture.values["DATA_MIX"] != config.data_mix:
         problems.append(f"DATA_MIX ({origins['DATA_MIX']}): Cannot be set together with DATA.")
     problems += invalid.values()
     for name, sentence in find_conflicts(config, purpose, invalid, without):

@@ -85,10 +85,10 @@ def test_it_takes_every_overlay(load: Load, settings: dict[str, str], overlay: s
 
 def test_memory_is_told_before_anything_is_sent_where_the_model_is_known(load: Load) -> None:
     c = load(**AIR)
-    assert " of 131.6 GiB a GPU (frozen 24.9, " in launch_plan.told(
+    assert " of 131.6 GiB of memory per GPU (frozen 24.9, " in launch_plan.told(
         c, launch_plan.NONE
     ) and not launch_plan.findings(c, launch_plan.NONE, None)
-    assert "44.3M of 107B parameters trained" in launch_plan.told(c, launch_plan.NONE)
+    assert "44.3M of 107B parameters are trained" in launch_plan.told(c, launch_plan.NONE)
     (problem,) = launch_plan.findings(load(**AIR, PARALLEL="ddp"), launch_plan.NONE, None)
     assert (problem.name, problem.code) == ("memory", 64) and "PARALLEL=fsdp (" in problem.fix
     unknown = load(**OURS | {"MODEL": "/volume/models/ours"})
