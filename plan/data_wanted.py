@@ -26,6 +26,7 @@ from train.data.data_paths import (
     worth_less,
 )
 from train.data.manifest import DataError, read_manifest
+from train.data.sources.given import list_files
 from train.data.sources.source import CorpusError, Source
 
 TOKENS_PER_PARAMETER = 20  # of the 70B model that Hoffmann et al. trained
@@ -60,6 +61,8 @@ def epochs(c: Config) -> list[Epochs]:
 
 
 def of_source(c: Config, s: Source) -> Epochs:
+    if s.given and s.files:
+        list_files(s.files[0])  # it says what is wrong with them
     wanted, shards, there = wanted_tokens(c, s.name), sealed(c, s), declared_tokens(c, s)
     if shards and shards.whole:
         return Epochs(

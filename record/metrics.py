@@ -134,6 +134,7 @@ EVAL_CONSOLE = (
 )
 
 CHUNK_BYTES = 2**18
+LARGEST_NUMBER = 10**300  # integers beyond are no number that a float can hold
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -250,7 +251,7 @@ def find_fault(value: Any) -> str:
     if not isinstance(value, dict) or "schema" not in value:
         return "is not a record of a run"
     if value["schema"] != SCHEMA:
-        return f"has schema {value['schema']}; this version reads {SCHEMA}"
+        return f"has schema {str(value['schema'])[:20]!r}; this version reads {SCHEMA}"
     event = value.get("event")
     if not isinstance(event, str):
         return "is a record without 'event'"
@@ -259,14 +260,19 @@ def find_fault(value: Any) -> str:
     if event in NEEDS_STEP and not isinstance(value.get("step"), int):
         return "is a record without 'step'"
     for key, content in value.items():
-        if type(content) not in NUMBER_TYPES and key in NUMBERS:
+        if key in NUMBERS and (type(content) not in NUMBER_TYPES or is_huge(content)):
             return f"is a record with a {key!r} that is not a number"
     return ""
 
 
+def is_huge(value: Any) -> bool:
+    """Return whether a value is an integer that no float can hold."""
+    return isinstance(value, int) and abs(value) >= LARGEST_NUMBER
+
+
 def is_number(value: Any) -> bool:
     """Return whether a value is a finite number."""
-    return isinstance(value, float | int) and -math.inf < value < math.inf
+    return isinstance(value, float | int) and abs(value) < LARGEST_NUMBER
 
 
 # ---------------------------------------------------------------------------------------------------

@@ -66,7 +66,8 @@ def tune(environment: dict[str, str], processes: int, gpus: int) -> str:
     set_default(environment, "OMP_NUM_THREADS", str(max(1, count_cores() // processes)))
     chosen = [f"processes={processes}", f"threads={environment['OMP_NUM_THREADS']}"]
     if gpus == 0:
-        set_default(environment, "GOMP_SPINCOUNT", SPIN_COUNT)
+        if not environment.get("OMP_WAIT_POLICY"):  # which says how to wait
+            set_default(environment, "GOMP_SPINCOUNT", SPIN_COUNT)
         set_default(environment, "MKL_DYNAMIC", "FALSE")
         chosen.append(f"MKL_DYNAMIC={environment['MKL_DYNAMIC']}")
         if is_intel():

@@ -184,6 +184,11 @@ def check_tokenizer(c: Config, v: Vocabulary) -> None:
         )
 
 
+def write_count(tokens: int) -> str:
+    """Return 2.66M, or 61,000 below a million."""
+    return f"{tokens / 1e6:.2f}M" if tokens >= 10**6 else f"{tokens:,}"
+
+
 def planned_epochs(c: Config, shards: ShardSet, name: str) -> float:
     """How often the run will see each window of a source that has ended."""
     windows = sum(shards.windows("train", c.seq_len))
@@ -327,8 +332,8 @@ def prepare(c: Config, whole: bool = False) -> None:
     for name, shards in sources.items():
         tokens = (
             f"data: {name} {shards.manifest['revision'][:12]}, "
-            f"{shards.total('train', 'tokens') / 1e6:.2f}M tokens to train on, "
-            f"{shards.total('validation', 'tokens') / 1e6:.2f}M held out"
+            f"{write_count(shards.total('train', 'tokens'))} tokens to train on, "
+            f"{write_count(shards.total('validation', 'tokens'))} held out"
         )
         log.info("%s, in %s", tokens, shards.folder, extra=for_terminals(tokens))
     refuse_repetition(c, sources)

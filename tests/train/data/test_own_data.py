@@ -113,7 +113,7 @@ def test_a_data_set_of_the_hub_is_fetched_by_its_name(tmp_path: Path) -> None:
         }
     for name in ("a/Stories", "a/Late"):
         assert results[name].returncode == 0, results[name].stderr
-        assert "M tokens to train on" in results[name].stdout
+        assert " tokens to train on, " in results[name].stdout
     closed = results["a/Closed"]
     assert closed.returncode == 78
     assert "HF_TOKEN" in closed.stdout + closed.stderr

@@ -298,15 +298,20 @@ def find_text_column(path: Path, name: str) -> str:
             return column
     if CONVERSATIONS & set(names) or ANSWERS & set(names):
         raise Broken(
-            f"these are conversations (columns {', '.join(names)})",
-            "fine-tune on them: make finetune DATA=... MODEL=...; or name a column to pretrain on: "
-            "DATA=...#COLUMN",
+            f"holds conversations (columns: {', '.join(names)})",
+            "Fine-tune a model on them: make finetune DATA={place} MODEL=tiny. To pretrain on one "
+            "column, name it: DATA={place}#COLUMN",
         )
     if len(texts) == 1:
         return texts[0]
     if not texts:
-        raise Broken(f"no column of text; it has: {', '.join(names) or 'none'}", "leave it out")
-    raise Broken(f"several columns of text: {', '.join(texts)}", f"name one: DATA=...#{texts[0]}")
+        raise Broken(
+            f"has no column of text (columns: {', '.join(names) or 'none'})", "Leave it out"
+        )
+    raise Broken(
+        f"has several columns of text ({', '.join(texts)})",
+        f"Choose one: DATA={{place}}#{texts[0]}",
+    )
 
 
 def json_columns(file: BinaryIO) -> tuple[list[str], list[str]]:
@@ -429,9 +434,7 @@ def piece_rows(path: Path, column: str, piece_bytes: int) -> Rows:
                 if size >= piece_bytes and is_boundary:
                     yield row, {column: "".join(piece)}
                     row, size, piece = row + 1, 0, []
-    except UnicodeDecodeError as error:
-        raise Broken(
-            f"not UTF-8: {error.object[error.start : error.start + 4]!r}", "convert it to UTF-8"
-        ) from None
+    except UnicodeDecodeError:
+        raise Broken("is not UTF-8", "Convert it to UTF-8") from None
     if piece:
         yield row, {column: "".join(piece)}

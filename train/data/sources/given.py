@@ -29,6 +29,10 @@ START_BYTES = 4096  # of a file, by which text is known
 def given_source(data: str, name: str) -> Source:
     """Return what DATA stands for, without looking at the files. Raises CorpusError."""
     place, column = split_column(data)
+    if "://" in place:
+        raise CorpusError(
+            f"DATA={data}: Must be a file, a folder or hf:OWNER/NAME. Download what is at an address first."
+        )
     if not place.startswith("hf:"):
         return Source(
             name,
@@ -93,9 +97,12 @@ def list_files(place: str) -> tuple[list[str], Counter[str]]:
     """
     path = ROOT / Path(place).expanduser()
     if path.is_file():
+        if not path.stat().st_size:
+            raise CorpusError(f"DATA={place}: Is empty. Choose a file with text.")
         if not is_readable(path):
             raise CorpusError(
-                f"DATA={place}: Must be plain text in UTF-8, JSON lines or Parquet. Convert it first."
+                f"DATA={place}: Must be plain text in UTF-8, JSON lines, Parquet or Arrow. Convert it "
+                "first."
             )
         return [place], Counter()
     if not path.is_dir():
@@ -117,7 +124,7 @@ def list_files(place: str) -> tuple[list[str], Counter[str]]:
                 left_out[found.suffix if found.stat().st_size else "empty"] += 1
     if not names:
         raise CorpusError(
-            f"DATA={place}: The folder holds no plain text in UTF-8, no JSON lines and no Parquet."
+            f"DATA={place}: The folder holds no plain text in UTF-8, JSON lines, Parquet or Arrow."
         )
     return sorted(names), left_out
 

@@ -236,7 +236,7 @@ def local_pin(s: Source, folder: Path) -> Pinned:
         if left_out:
             kinds = ", ".join(f"{number} {kind}" for kind, number in left_out.most_common(5))
             log.warning(
-                "DATA=%s: left out %d files, which are no text, JSON lines or Parquet: %s",
+                "DATA=%s: left out files that are not text, JSON lines, Parquet or Arrow (%d): %s",
                 s.files[0],
                 left_out.total(),
                 kinds,

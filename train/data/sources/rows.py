@@ -91,6 +91,8 @@ def documents(pinned: Pinned, files: Files, at: Cursor = START) -> Iterator[Docu
         reading = Reading(pinned.source, pinned.files[number].name, number)
         try:
             source = reading.s
+            if source.given and source.text and format_of(reading.name) in ("", "text"):
+                raise Broken("is plain text and has no columns", "Remove #{column}")
             if source.given and not source.text:
                 source = dataclasses.replace(source, text=find_text_column(path, reading.name))
                 reading.take_source(source)
@@ -143,6 +145,7 @@ class Reading:
         self.name, self.number = name, number
         self.row = self.rows = self.dropped = self.objects = 0
         self.has: dict[str, None] = {}  # the columns of the first objects
+        self.why = ""  # the last row was dropped
         self.take_source(s)
 
     def take_source(self, s: Source) -> None:
@@ -167,6 +170,7 @@ class Reading:
             made = value
         if isinstance(made, Bad):
             self.dropped += 1
+            self.why = made.what
             return Dropped(made.reason, Cursor(self.number, row), made.what)
         name, text = made
         if self.s.given:
@@ -184,13 +188,17 @@ class Reading:
     def no_column(self) -> None:
         raise Broken(
             f"no column {min(self.unseen)!r} in {self.objects} rows; they have: {', '.join(self.has)}",
-            "name the right one in the declaration of the source, or leave the file out",
+            "Use DATA={place}#COLUMN"
+            if self.s.given
+            else "name the right one in the declaration of the source, or leave the file out",
         )
 
     def finish(self) -> None:
         """Raises Broken if the whole file was not what it should be."""
         if self.unseen and self.objects:
             self.no_column()
+        if self.s.given and self.rows == self.dropped > 0:
+            raise Broken(f"has no text in its {self.rows:,} rows ({self.why})", "Leave it out")
         if self.rows >= ENOUGH_ROWS and self.dropped > self.s.max_dropped * self.rows:
             raise Broken(
                 f"{self.dropped} of {self.rows} rows had to be dropped, more than max_dropped = "
@@ -201,6 +209,13 @@ class Reading:
 
     def refusal(self, what: str, remedy: str = "") -> CorpusError:
         """The error for the file as far as it was read."""
+        if self.s.given:
+            place = self.s.files[0] if self.s.files else f"hf:{self.s.repository}"
+            remedy = remedy or "Get it again, or leave it out"
+            for name, text in {"{place}": place, "{column}": self.s.text}.items():
+                remedy = remedy.replace(name, text)
+            line = f", line {self.row + 1}," if self.row else ""
+            return CorpusError(f"{self.name}{line} {what}. {remedy}.")
         again = "get it again, or leave it out of the source's files"
         if self.s.kind == "hub":  # its bytes are those that the hub has
             again = "it is so on the hub: pin another revision, or leave the source out of DATA_MIX"

@@ -90,7 +90,7 @@ def test_a_folder_gives_its_text_and_names_what_it_leaves_out(
     names, left_out = list_files(str(folder))
     assert names == [f"{folder}/{name}" for name in ("b.md", "c.jsonl", "sub/a.py")]
     assert left_out == {".png": 1, ".txt": 1, ".csv": 1, ".json": 1, "empty": 1}
-    assert "left out 5 files, which are no text, JSON lines or Parquet: " in caplog.text
+    assert "left out files that are not text, JSON lines, Parquet or Arrow (5): " in caplog.text
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".jsonl"])
@@ -126,11 +126,11 @@ def write_rows(path: Path, rows: list[dict[str, object]]) -> None:
     [
         (
             {"title": "a", "body": "b"},
-            r"several columns of text: title, body; name one: DATA=...#title",
+            "has several columns of text (title, body). Choose one: DATA={path}#title.",
         ),
-        ({"n": 1}, "no column of text; it has: n"),
-        ({"messages": [{"role": "user", "content": "hi"}]}, "make finetune DATA="),
-        ({"question": "how", "answer": "so"}, "make finetune DATA="),
+        ({"n": 1}, "has no column of text (columns: n). Leave it out."),
+        ({"messages": [{"role": "user", "content": "hi"}]}, "make finetune DATA={path} MODEL="),
+        ({"question": "how", "answer": "so"}, "make finetune DATA={path} MODEL="),
     ],
 )
 def test_a_column_that_is_not_plain_is_asked_for(
@@ -138,7 +138,7 @@ def test_a_column_that_is_not_plain_is_asked_for(
 ) -> None:
     path = tmp_path / f"rows{suffix}"
     write_rows(path, [row])
-    assert said in refusal(path, tmp_path / "data")
+    assert said.format(path=path) in refusal(path, tmp_path / "data")
     named = f"{path}#{next(iter(row))}"
     if isinstance(next(iter(row.values())), str):
         assert [document.text for document in read(named, tmp_path / "data")[1]] == list(
@@ -149,9 +149,9 @@ def test_a_column_that_is_not_plain_is_asked_for(
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"\x89PNG\0", "Must be plain text in UTF-8, JSON lines or Parquet"),
-        (b"", "Must be plain text in UTF-8, JSON lines or Parquet"),
-        (b"a" * 5000 + b"\xff\xfe" + b"a" * 10, r"not UTF-8: b'\xff\xfeaa'"),
+        (b"\x89PNG\0", "Must be plain text in UTF-8, JSON lines, Parquet or Arrow"),
+        (b"", "Is empty."),
+        (b"a" * 5000 + b"\xff\xfe" + b"a" * 10, "notes is not UTF-8. Convert it to UTF-8."),
     ],
 )
 def test_a_file_that_is_no_text_is_refused(tmp_path: Path, content: bytes, said: str) -> None:
@@ -165,6 +165,19 @@ def test_what_is_not_there_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     assert "The folder holds no plain text" in refusal(tmp_path / "empty", tmp_path / "data")
     assert "Must be hf:OWNER/NAME" in refusal("hf:TinyStories", tmp_path / "data")
+    assert "Must be a file, a folder or hf:" in refusal("https://a.b/c.txt", tmp_path / "data")
+
+
+def test_a_column_that_is_named_must_be_there_and_hold_text(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    write_rows(path, [{"n": 1, "body": "b"}] * 3)
+    said = refusal(f"{path}#title", tmp_path / "data")
+    assert "no column 'title' in 3 rows; they have: n, body. Use DATA=" in said
+    said = refusal(f"{path}#n", tmp_path / "data")
+    assert "has no text in its 3 rows (column 'n' is int: '1'). Leave it out." in said
+    (tmp_path / "book.txt").write_text("text")
+    said = refusal(f"{tmp_path}/book.txt#body", tmp_path / "data")
+    assert said.endswith("book.txt is plain text and has no columns. Remove #body.")
 
 
 def test_a_character_across_the_first_bytes_is_still_text(tmp_path: Path) -> None:
