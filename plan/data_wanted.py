@@ -141,7 +141,8 @@ def findings(c: Config, found: list[Epochs]) -> list[Finding]:
                 Finding("epochs", FAIL if e.counted else WARN, text, too_often(c, [e.source]))
             )
         else:
-            said.append(Finding("epochs", WARN, text + worth_less(source), smaller_model(c, e)))
+            fix = smaller_model(c, e) if source.given else ""
+            said.append(Finding("epochs", WARN, text + worth_less(source), fix))
     return said
 
 
@@ -154,5 +155,5 @@ def smaller_model(c: Config, e: Epochs) -> str:
         return ""
     return (
         f"A model of about {best / 1e6:.2g}M parameters suits so little text ({TOKENS_PER_PARAMETER} "
-        f"tokens each); this one has {size / 1e6:.2g}M"
+        f"tokens each); this one has {size / 1e6:.3g}M"
     )

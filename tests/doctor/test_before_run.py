@@ -1,6 +1,7 @@
 """doctor/before_run.py: what make train says before it starts anything, and what stops it."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -40,11 +41,8 @@ def test_a_run_that_may_start_is_told_its_hours(tmp_path: Path) -> None:
     done = run(tmp_path)
     assert done.returncode == 0, done.stderr
     last = done.stdout.splitlines()[-1]
-    assert (
-        last.startswith("plan: ")
-        and "for 1.23M tokens at " in last
-        and "make plan shows all of it" in last
-    )
+    assert last.startswith("plan: 1,200 steps of 1,024 tokens, about ")
+    assert re.search(r" of \S+ GiB of memory$", last)
 
 
 def test_only_the_first_node_tells_the_plan(tmp_path: Path) -> None:

@@ -118,7 +118,7 @@ def test_what_was_not_here_to_be_planned_is_planned_once_it_is(
     env = env_of(tmp_path, models["llama"], chats, **settings)
     with hub(repositories=served(models["llama"])) as running:
         said = bring(env, running, tmp_path, code, NAME, "before-training")
-        assert said.index("GiB a process") > said.index("commit ") and (
+        assert said.index("GiB of memory per process") > said.index("commit ") and (
             "Nothing was started" in said
         ) == bool(code)
         again = bring(env, running, tmp_path, 0, NAME, "before-training")

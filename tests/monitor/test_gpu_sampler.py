@@ -113,7 +113,7 @@ def test_a_bad_interval_is_refused(env: dict[str, str], interval: str) -> None:
         assert done.returncode == 64
         assert (
             f"INTERVAL_MS={interval} (" in done.stderr
-            and "of milliseconds, at least 1 and at most 1,000" in done.stderr
+            and "Must be a number from 1 to 1000 (milliseconds)." in done.stderr
         )
 
 

@@ -334,7 +334,7 @@ def test_a_run_that_has_begun_says_from_where_it_goes_on(planned: Any) -> None:
     assert paragraph(p, "time").startswith("2:12 h more: training 2:10 h, evaluation up to 1.8 min")
     assert [row[0] for row in rows(p, "when", "GiB")[1:]] == ["next checkpoint", "100%"]
     assert brief(p, p.c).startswith(
-        "plan: 2:12 h for the remaining 3.36B tokens at 429k tokens/s ("
+        "plan: 6,400 more steps of 524,288 tokens, about 2:12 h (429k tokens/s, "
     )
     (folder.checkpoints / "step_0006400").rename(folder.checkpoints / "step_0012800")
     through = planned(PRESET="d16-2xh100")
@@ -349,11 +349,11 @@ def test_brief_is_one_line(planned: Any) -> None:
     p = planned(PRESET="d16-2xh100")
     need = f"{p.chosen.need.total / 2**30:.1f} of 74.0 GiB of memory per GPU"
     assert brief(p, p.c) == (
-        f"plan: 4:23 h for 6.71B tokens at 429k tokens/s (computed with an MFU of 43.8%), {need}. "
-        "make plan shows all of it"
+        "plan: 12,800 steps of 524,288 tokens, about 4:23 h (429k tokens/s, an MFU of 43.8%), "
+        f"{need}"
     )
     unknown = planned(PRESET="d16-2xh100", CARDS="2xl40s")
-    assert " tokens/s (computed with an assumed MFU of 40%), " in brief(unknown, unknown.c)
+    assert " tokens/s, an assumed MFU of 40%), " in brief(unknown, unknown.c)
     without = planned(PRESET="d16-2xh100", CARDS="8xv100-32gb-sxm")
     assert brief(without, without.c).endswith(
         " per GPU. The hours are not known: v100-32gb-sxm has no bfloat16 units"
@@ -363,7 +363,7 @@ def test_brief_is_one_line(planned: Any) -> None:
 def test_brief_counts_the_waits(planned: Any) -> None:
     p = planned(PRESET="xlarge-8xa100", NODES="4", SITES="4")
     assert brief(p, p.c).startswith(
-        "plan: 3,609 h for 100B tokens at 7,700 tokens/s (computed with "
+        "plan: 190,735 steps of 524,288 tokens, about 3,609 h (7,700 tokens/s, "
     )
 
 

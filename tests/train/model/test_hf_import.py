@@ -257,7 +257,7 @@ def test_all_differences_are_said_at_once_with_the_value_to_set(
         ),
         (
             {"num_hidden_layers": 10**9},
-            ["num_hidden_layers=1000000000", "N_LAYER must be", "at most 1,024"],
+            ["num_hidden_layers=1000000000", "N_LAYER must be", "from 1 to 1024"],
         ),
         ({"rms_norm_eps": float("nan")}, ["rms_norm_eps=NaN", "a number above 0, at most 0.1"]),
     ],
