@@ -347,6 +347,8 @@ class Recorder:
         self.place = (0, 0)  # step and tokens of the first of them
         self.failed = False
         self.began: Record = {}  # the first step of this attempt
+        self.recorded_step = 0  # the last that the record knows
+        self.saved_step = 0  # of the last checkpoint that it knows; 0 without one
         if active:
             self.open()
 
@@ -356,11 +358,15 @@ class Recorder:
         A last line that a kill left without an end is cut off: the next record starts on its own.
         """
         reader = RecordReader(self.path)
-        self.recorded_step = 0
+        self.recorded_step = self.saved_step = 0
         for record in reader.read_all():
             step = record.get("step")
             if isinstance(step, int):
                 self.recorded_step = max(self.recorded_step, step)
+                if record["event"] == "checkpoint":
+                    self.saved_step = step
+                elif record["event"] in GOES_BACK:
+                    self.saved_step = min(self.saved_step, step)
         self.file = open(self.path, "ab", buffering=0)  # noqa: SIM115 (open as long as the run)
         self.file.truncate(reader.position)
         self.written = reader.position

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from record.locks import RunFolderError
 from train.checkpoint import checkpoint
 from train.data.manifest import DataError
 from train.data.mixture import Gap, with_gap
@@ -27,10 +28,13 @@ log = logging.getLogger(__name__)
 
 
 def resume(job: "Job", changes: dict[str, list]) -> None:
-    """Take up the newest checkpoint that verifies, if there is one. Raises CheckpointError, DataError."""
+    """Take up the newest checkpoint that verifies, if there is one.
+
+    Raises CheckpointError, DataError, RunFolderError.
+    """
     found = checkpoint.latest_for_all(job.paths.checkpoints, job.world)
     if found is None:
-        return
+        return start_anew(job)
     folder, manifest = found
     fingerprint = manifest["data"]["fingerprint"]
     if fingerprint != job.data_fingerprint:
@@ -45,6 +49,25 @@ def resume(job: "Job", changes: dict[str, list]) -> None:
     log.info("resumed from %s at step %d/%d", folder.name, job.step, job.config.last_step)
     for name, (old, new) in changes.items():
         log.info("changed since then: %s=%s, was %s", name, new, old)
+
+
+def start_anew(job: "Job") -> None:
+    """Start from step 0, and say so if an earlier attempt left steps in the record.
+
+    Raises RunFolderError, on all ranks, if the run has saved a checkpoint, which is gone.
+    """
+    name, recorder = job.paths.name, job.recorder
+    steps, saved = from_first((recorder.recorded_step, recorder.saved_step))
+    if saved:
+        raise RunFolderError(
+            f"Run {name} has recorded {steps} steps but has no checkpoint. "
+            f"Restore {job.paths.checkpoints}, or choose another RUN_NAME."
+        )
+    if steps:
+        recorder.say(
+            f"run {name} has recorded {steps} steps and kept no checkpoint: "
+            "it starts again from step 0"
+        )
 
 
 def check_data(job: "Job") -> None:
