@@ -456,9 +456,12 @@ def note(job: Job, ended: Saved | None) -> None:
     if ended.problem:
         again = job.saver.misses == 1
         job.save_soon = again
+        kept = "Training goes on, the last good one is untouched"
+        if not job.saver.sound:
+            kept = "Training goes on. No checkpoint of this run exists yet"
         job.recorder.say(
-            f"checkpoint failed: {ended.problem}. Training goes on, the last good one is untouched; "
-            + ("it is tried again now" if again else f"{job.saver.misses} in a row have failed")
+            f"checkpoint failed: {ended.problem}. {kept}; "
+            + ("saving is tried again now" if again else f"{job.saver.misses} in a row have failed")
         )
     elif ended.size:
         job.recorder.event(

@@ -19,7 +19,7 @@ from record.status import Status
 from settings.config import Config
 from train import loop
 from train.checkpoint import checkpoint
-from train.checkpoint.saver import Saver, best
+from train.checkpoint.saver import Saved, Saver, best
 from train.data.batch import Batch
 from train.distributed.world import World
 from train.evaluate.validation import EvaluationFailed
@@ -160,10 +160,12 @@ def test_a_save_that_fails_is_said_tried_once_more_and_ends_the_run_only_if_it_m
         loop.note(this, this.saver.poll())
         assert this.save_soon is soon
     assert this.status.facts["phase"] == "training" and this.saver.sound == set()
-    assert (
-        "checkpoint failed: no room. Training goes on" in caplog.text
-        and "3 in a row" in caplog.text
-    )
+    none = "checkpoint failed: no room. Training goes on. No checkpoint of this run exists yet; "
+    assert none + "saving is tried again now" in caplog.text
+    assert none + "3 in a row" in caplog.text
+    this.saver.sound = {2}
+    loop.note(this, Saved(3, tmp_path, 0, 0.0, "no room"))
+    assert "no room. Training goes on, the last good one is untouched; 3 in" in caplog.text
     with pytest.raises(checkpoint.CheckpointError, match="no room"):
         loop.save(this, must=True)
     this.saver.misses = 5
