@@ -77,6 +77,8 @@ def resolve(
     weakest = Source(DEFAULT, DEFAULTS.get(target, {}) | dict(defaults or {}))
     env_file = read_env_file([command_line, environment, weakest], root)
     explicit = [command_line, environment, env_file]
+    if target in CONTINUE:
+        explicit[1:] = [drop_unused(source, target) for source in explicit[1:]]
     preset = read_preset([*explicit, weakest], root)
     sources = [*explicit, preset, weakest]
     stored: dict[str, Any] = {}
@@ -84,8 +86,8 @@ def resolve(
         label = f"{build_config(choose_values(sources)[0]).run_folder}/config.json"
         stored = read_run_config(root / label).get("settings", {})
         run = Source(label, find_lasting(stored))
-        is_chosen = find_source("PRESET", explicit) is not None
-        if is_chosen and preset.label != f"presets/{run.values.get('PRESET')}.env":
+        preset_is_explicit = find_source("PRESET", explicit) is not None
+        if preset_is_explicit and preset.label != f"presets/{run.values.get('PRESET')}.env":
             sources = [*explicit, preset, run, weakest]  # the values of the other preset are wanted
         else:
             sources = [*explicit, run, read_preset([*explicit, run, weakest], root), weakest]
@@ -95,15 +97,20 @@ def resolve(
     purpose = find_purpose(target, config)
 
     problems = [explain_target(goal) for goal in sorted(goals - TARGETS)]
-    warnings = [*list_environment(environment, sources), *find_misnomers(environ, command_line)]
     for source in sources:
         problems += source.problems
-    for source in (*explicit, preset):
+    ignored = {}  # place -> why
+    for source in (command_line, environment, env_file, preset):
         for place, problem, reason in find_useless(source, config, goals & TARGETS, purpose):
             if not reason or source is command_line:
                 problems.append(f"{place}: {problem}")
             elif source is not preset:
-                warnings.append(f"Warning: {place} is ignored: {reason}.")
+                ignored[place] = reason
+    warnings = [
+        *list_environment(explicit[1], sources, ignored),
+        *find_misnomers(environ, command_line),
+        *(f"Warning: {place} is ignored: {reason}." for place, reason in ignored.items()),
+    ]
     if config.run.dry_run and target in TARGETS - DRY_RUN:  # it would do the thing
         place = f"DRY_RUN ({origins['DRY_RUN']})"
         problems.append(f"{place}: {explain_users({target}, DRY_RUN)}")
@@ -125,6 +132,16 @@ def find_purpose(target: str, config: Config) -> str:
     if config.tuning.model and (not target or target in EITHER):
         return "finetune"
     return target or "check-env"
+
+
+def drop_unused(source: Source, target: str) -> Source:
+    """Leave out what shapes a run but not one of this target, such as LORA_RANK for make train."""
+    values = {}
+    for name, text in source.values.items():
+        declared = SETTINGS.get(name)
+        if declared is None or declared.resume == FREE or target in declared.used_by:
+            values[name] = text
+    return dataclasses.replace(source, values=values)
 
 
 # ---- What is wrong
@@ -169,11 +186,18 @@ def explain_users(targets: set[str], users: Set[str]) -> str:
     return f"Not used by {list_targets(targets)}. Used by: {list_targets(users - ALL_SETTINGS)}."
 
 
-def list_environment(environment: Source, sources: list[Source]) -> Iterator[str]:
-    """Yield a line with the settings that come from the environment, where nobody sees them."""
+def list_environment(
+    environment: Source, sources: list[Source], ignored: Collection[str]
+) -> Iterator[str]:
+    """Yield a line with the settings that come from the environment, where nobody sees them.
+
+    Args:
+        ignored: places of settings that have a warning of their own.
+    """
     settings = []
     for name, text in sorted(environment.values.items()):
-        if find_source(name, sources) is environment:
+        is_ignored = f"{name} ({environment.label})" in ignored
+        if find_source(name, sources) is environment and not is_ignored:
             settings.append(f"{name}={SETTINGS[name].show(text)}")
     if settings:
         yield f"From the environment: {' '.join(settings)}"

@@ -91,11 +91,15 @@ def compare_with_stored(
     refusals = []
     changes = {}
     earlier = build_config(parse_stored(stored)).values()
+    derived_then, derived_now = derive_defaults(earlier), derive_defaults(earlier | dict(now))
     for name, value in now.items():
         before = earlier[name]
         if SETTINGS[name].resume == FREE or is_same(before, value):
             continue
         if SETTINGS[name].resume == FROZEN:
+            followed = is_same(before, derived_then.get(name))
+            if followed and is_same(value, derived_now.get(name)):
+                continue  # the setting that it follows from is refused
             started = f"{name}={format_value(before)}"
             refusals.append(
                 f"{name}={format_value(value)}: The run was started with {started}, which cannot "

@@ -85,6 +85,24 @@ def test_a_change_of_a_frozen_setting_is_refused_before_anything_starts(root: Pa
     assert problem.startswith("SEED=x (environment): Must be")
 
 
+def test_a_setting_that_the_target_ignores_is_not_compared(root: Path) -> None:
+    store(root)
+    (root / ".env").write_text("MODEL=tiny\nLORA_RANK=8\n")
+    resolved = resume(root, EPOCHS="3")
+    assert resolved.problems == [] and len(resolved.warnings) == 4
+    stored = json.loads((root / "runs/run/config.json").read_text())["settings"]
+    assert compare_with_stored(stored, resolved.config.values()) == ([], {})
+    problems = resume(root, MAKE_TARGET="finetune").problems
+    assert [problem.split("=")[0] for problem in problems] == ["MODEL", "LORA_RANK"]
+
+
+def test_a_refused_setting_is_named_without_those_that_follow_from_it(root: Path) -> None:
+    store(root)
+    for given in ({"N_EMBD": "512"}, {"N_HEAD": "2"}, {"N_HEAD": "2", "N_KV_HEAD": "1"}):
+        problems = resume(root, **given).problems
+        assert [problem.split("=")[0] for problem in problems] == list(given)
+
+
 def test_only_targets_that_resume_read_the_run(root: Path) -> None:
     store(root)
     for target in ("train", "plan", "settings", "check-env", "sample", "train-8xa100", ""):

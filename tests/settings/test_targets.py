@@ -87,10 +87,11 @@ def test_a_preview_takes_what_the_previewed_target_takes(root: Path) -> None:
 
 def test_the_environment_is_named_and_env_only_if_it_looks_meant(root: Path) -> None:
     (root / ".env").write_text("LORA_RANK=8\nLOG_DIR=logs\nJOB_NAME=mine\nSYNC_EVERY=5\n")
-    environ = {"MAKE_TARGET": "train", "EPOCHS": "3", "LOG_DIR": "logs"}
+    environ = {"MAKE_TARGET": "train", "EPOCHS": "3", "LOG_DIR": "logs", "SEED": "4"}
     resolved = resolve(environ, root)
     assert resolved.problems == []
-    assert resolved.warnings[1:] == [
+    assert resolved.warnings == [
+        "From the environment: SEED=4",
         "Warning: EPOCHS (environment) is ignored: make train does not use it.",
         "Warning: LOG_DIR (environment) is ignored: make train does not use it.",
         "Warning: LORA_RANK (.env line 1) is ignored: make train does not use it.",
