@@ -167,7 +167,8 @@ def check_nodes(config: Config) -> Conflict:
     if machine.node_rank >= machine.nodes:
         return "NODE_RANK", f"Nodes are counted from 0. The last is NODE_RANK={machine.nodes - 1}."
     if config.site_nodes > 1 and not machine.master_addr:
-        return "MASTER_ADDR", "Must be the address of node 0, for example MASTER_ADDR=10.0.0.5."
+        rule = "Must be the address of node 0, for example MASTER_ADDR=10.0.0.5"
+        return "MASTER_ADDR", f"{rule} (docs/two-nodes.md)."
     return None
 
 

@@ -68,7 +68,9 @@ def show(resolved: Resolved) -> None:
     elif chosen:
         print(f"{chosen}={texts[chosen]}  ({resolved.origins[chosen]})")
         print(*explain(SETTINGS[chosen]), sep="\n")
-        print(f"Default: {format_value(SETTINGS[chosen].default)}")
+        default = format_value(SETTINGS[chosen].default)
+        if default:  # else the help says what it follows from
+            print(f"Default: {default}")
         print(f"Used by: {list_targets(SETTINGS[chosen].used_by - ALL_SETTINGS)}.")
     else:
         for title, names in list_sections():

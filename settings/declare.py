@@ -99,7 +99,9 @@ class Setting:
         """Convert text to the setting's type. Raises ValueError if it breaks the rule."""
         value = self.convert(text)
         if value is None:
-            raise ValueError(f"Must be {self.rule()}.")
+            no_k = " K is not supported; write it out, as in 2048."
+            is_thousands = self.unit == "tokens" and text.endswith("K")
+            raise ValueError(f"Must be {self.rule()}.{no_k if is_thousands else ''}")
         return value
 
     def convert(self, text: str) -> Any:

@@ -113,7 +113,8 @@ def resolve(
     ]
     if config.run.dry_run and target in TARGETS - DRY_RUN:  # it would do the thing
         place = f"DRY_RUN ({origins['DRY_RUN']})"
-        problems.append(f"{place}: {explain_users({target}, DRY_RUN)}")
+        instead = " `make plan` shows what a run will take." if target in TRAIN - PREVIEW else ""
+        problems.append(f"{place}: {explain_users({target}, DRY_RUN)}{instead}")
     mixture = find_source("DATA_MIX", explicit)
     if config.pretrains_on_data and mixture and mixture.values["DATA_MIX"] != config.data_mix:
         problems.append(f"DATA_MIX ({origins['DATA_MIX']}): Cannot be set together with DATA.")

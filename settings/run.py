@@ -105,6 +105,7 @@ class Machine(Section):
         "Host name or IP address of node 0. Every other node must be able to reach it. "
         "HOST:PORT uses another port than 29500.",
         format=ADDRESS,
+        example="10.0.0.5",
         resume=FREE,
         used_by=NODE,
     )

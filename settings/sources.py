@@ -169,8 +169,14 @@ def read_file(path: Path, label: str, forbidden: Collection[str]) -> Source:
             problems.append(f"{place}: Cannot be set in this file.")
         if name in lines:
             problems.append(f"{place}: Is already set in line {lines[name]}.")
-        if value != value.strip() or value.startswith(("'", '"')) or " #" in value:
-            problems.append(f"{place}: Remove quotes and blanks around the value, and comments.")
+        unwanted = {
+            "quotes around the value": value.startswith(("'", '"')),
+            "blanks around the value": value != value.strip(),
+            "the comment after the value": " #" in value,
+        }
+        found = [words for words, is_there in unwanted.items() if is_there]
+        if found:
+            problems.append(f"{place}: Remove {' and '.join(found)}.")
             value = ""
         values[name] = value
         lines[name] = number

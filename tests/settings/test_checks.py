@@ -44,7 +44,7 @@ BROKEN: list[tuple[str, dict[str, Any], str]] = [
     ("PARALLEL", DILOCO | {"PARALLEL": "ddp", "NPROC": 2}, "PARALLEL=fsdp"),
     ("OPTIMIZER", {"OPTIMIZER": "muon", "PARALLEL": "fsdp"}, "OPTIMIZER=adamw"),
     ("NODE_RANK", {"NODES": 2, "NODE_RANK": 2, "MASTER_ADDR": "a"}, "The last is NODE_RANK=1"),
-    ("MASTER_ADDR", {"NODES": 2}, "MASTER_ADDR=10.0.0.5"),
+    ("MASTER_ADDR", {"NODES": 2}, "MASTER_ADDR=10.0.0.5 (docs/two-nodes.md)"),
     ("MASTER_ADDR", DILOCO | {"SITES": 2}, "MASTER_ADDR=10.0.0.5"),
     ("KEEP_BEST", {"KEEP_BEST": True, "SAVE_EVERY": 0}, "SAVE_EVERY=1000"),
 ]

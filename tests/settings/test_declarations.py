@@ -101,6 +101,11 @@ def test_counts_of_tokens_take_millions_and_billions(text: str, tokens: int) -> 
     assert SETTINGS["TRAIN_TOKENS"].parse(text) == tokens
 
 
+def test_thousands_are_refused_with_what_to_write() -> None:
+    with pytest.raises(ValueError, match="K is not supported; write it out, as in 2048"):
+        SETTINGS["SEQ_LEN"].parse("2K")
+
+
 @pytest.mark.parametrize("text", ["0.0000001M", "M", "1.5", "1m", "1.M.", "-1M", "1 M", "1e3M"])
 def test_a_fraction_of_a_token_is_refused(text: str) -> None:
     assert not is_accepted("TRAIN_TOKENS", text)

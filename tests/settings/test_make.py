@@ -149,6 +149,7 @@ def test_make_settings_lists_every_setting_and_no_secret(root: Path) -> None:
     assert ("HF_TOKEN", "(secret)", "environment") in rows
     explained = make(root, "settings", "NAME=HF_TOKEN", HF_TOKEN="hf_secret").stdout
     assert explained.startswith("HF_TOKEN=(secret)  (environment)\nHugging Face token")
+    assert "\nDefault:" not in explained  # it has none
     assert "hf_secret" not in done.stdout + done.stderr + explained
 
 

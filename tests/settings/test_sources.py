@@ -184,6 +184,16 @@ def test_a_line_that_readers_understand_differently_is_refused_and_not_shown(
     assert SECRET not in problem
 
 
+def test_what_is_around_a_value_is_named(root: Path) -> None:
+    for value, words in {
+        "'1'": "quotes around the value",
+        " 1": "blanks around the value",
+        "1 # one": "the comment after the value",
+        '"1" ': "quotes around the value and blanks around the value",
+    }.items():
+        assert read(root, f"SEED={value}\n").problems == [f"SEED (.env line 1): Remove {words}."]
+
+
 @pytest.mark.parametrize(
     "value", ["a$b$(touch x)`id`", "a\"b'c\\", "two words#3", "=a=b", "äö 你好 🎉", "x" * 10_000]
 )

@@ -7,7 +7,17 @@ import pytest
 
 from settings.config import SETTINGS
 from settings.resolve import Resolved, resolve
-from settings.targets import ALL_SETTINGS, DEFAULTS, DRY_RUN, EITHER, EVERY, RESUME, VARIABLES
+from settings.targets import (
+    ALL_SETTINGS,
+    DEFAULTS,
+    DRY_RUN,
+    EITHER,
+    EVERY,
+    PREVIEW,
+    RESUME,
+    TRAIN,
+    VARIABLES,
+)
 from settings.targets import TARGETS as DECLARED
 from tests.settings.test_make import MAKEFILE, TARGETS
 from tests.settings.test_sources import root, typed
@@ -109,6 +119,8 @@ def test_a_dry_run_is_never_the_real_one(root: Path, source: str) -> None:
         problems = resolve({"MAKE_TARGET": target, "PRESET": "tiny", **environ}, root).problems
         refusals = [problem for problem in problems if problem.startswith("DRY_RUN (")]
         assert len(refusals) == (target not in DRY_RUN), target
+        shows_plan = any("`make plan` shows" in refusal for refusal in refusals)
+        assert shows_plan == (target in TRAIN - PREVIEW - DRY_RUN), target
 
 
 def test_of_several_targets_one_must_use_a_setting(root: Path) -> None:
