@@ -85,7 +85,7 @@ def resolve(
     if target in RESUME:
         label = f"{build_config(choose_values(sources)[0]).run_folder}/config.json"
         stored = read_run_config(root / label).get("settings", {})
-        run = Source(label, find_lasting(stored))
+        run = Source(label, find_lasting(stored, choose_values(explicit)[0]))
         preset_is_explicit = find_source("PRESET", explicit) is not None
         if preset_is_explicit and preset.label != f"presets/{run.values.get('PRESET')}.env":
             sources = [*explicit, preset, run, weakest]  # the values of the other preset are wanted

@@ -44,19 +44,26 @@ def read_run_config(path: Path) -> dict[str, Any]:
     raise RunConfigError([f"{path}: {fault}. Restore it from a copy, or choose another RUN_NAME."])
 
 
-def find_lasting(stored: Mapping[str, Any]) -> dict[str, str]:
+def find_lasting(stored: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, str]:
     """Return the stored settings that hold for a resume too, as text.
 
-    A setting without influence on the result is chosen anew by each command, and a default that
-    followed from other settings follows from them again.
+    A setting without influence on the result is chosen anew by each command. A default that followed
+    from a setting which is now given another value follows from it again.
+
+    Args:
+        given: values that are set explicitly, by name.
     """
     values = DEFAULTS | parse_stored(stored)
-    derived = derive_defaults(values)
+    before = derive_defaults(values)
+    now = derive_defaults(values | given)
     lasting = {}
     for name, declared in SETTINGS.items():
-        lasts = declared.resume != FREE or name == "PRESET"
-        if lasts and not is_same(values[name], derived.get(name, ...)):
-            lasting[name] = format_value(stored.get(name))
+        if declared.resume == FREE and name != "PRESET":
+            continue
+        value = stored.get(name)
+        if name in before and before[name] != now[name] and is_same(values[name], before[name]):
+            value = now[name]
+        lasting[name] = format_value(value)
     return lasting
 
 

@@ -22,7 +22,9 @@ __all__ = ["root"]
 
 def store(root: Path, **settings: Any) -> None:
     """Make a run that was started with these settings, by preset `big`."""
-    (root / "presets" / "big.env").write_text("N_LAYER=12\nSAVE_EVERY=7\nLEARNING_RATE=3e-3\n")
+    (root / "presets" / "big.env").write_text(
+        "N_LAYER=12\nMLP_DIM=768\nSAVE_EVERY=7\nLEARNING_RATE=3e-3\n"
+    )
     folder = root / "runs" / "run"
     folder.mkdir(parents=True)
     stored = Config(n_layer=8, preset="big", run_name="run").derived().stored() | settings
@@ -55,6 +57,14 @@ CASES: list[tuple[dict[str, Any], dict[str, str], dict[str, Any]]] = [
         {"LEARNING_RATE": "0.5"},
         {"MIN_LEARNING_RATE": 0.05},
     ),
+    # kept to the last bit where nothing is given
+    (
+        {"LEARNING_RATE": 3e-3, "MIN_LEARNING_RATE": 3e-3 / 10},
+        {"LEARNING_RATE": "0.003"},
+        {"MIN_LEARNING_RATE": 3e-3 / 10},
+    ),
+    # equal to a default that the preset has changed
+    ({"N_EMBD": 256, "MLP_DIM": 704}, {}, {"MLP_DIM": 704}),
     (
         {"MAX_STEPS": 10, "DETACH": True, "KEEP_LAST": 9},
         {},
