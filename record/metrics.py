@@ -39,6 +39,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from record.locks import RunFolderError
 from record.run_paths import RunPaths
 
 log = logging.getLogger(__name__)
@@ -349,6 +350,8 @@ class Recorder:
         self.began: Record = {}  # the first step of this attempt
         self.recorded_step = 0  # the last that the record knows
         self.saved_step = 0  # of the last checkpoint that it knows; 0 without one
+        if active and self.path.exists() and not self.path.is_file():
+            raise RunFolderError(f"{self.path}: is not a file. Move it away to begin a new record.")
         if active:
             self.open()
 

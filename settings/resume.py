@@ -55,7 +55,7 @@ def find_lasting(stored: Mapping[str, Any], given: Mapping[str, Any]) -> dict[st
     """
     values = DEFAULTS | parse_stored(stored)
     before = derive_defaults(values)
-    now = derive_defaults(values | given)
+    now = derive_defaults(values | dict(given))
     lasting = {}
     for name, declared in SETTINGS.items():
         if declared.resume == FREE and name != "PRESET":

@@ -125,8 +125,14 @@ def stored_config(paths: RunPaths) -> dict[str, Any]:
 
 def keep_tokenizer(paths: RunPaths, vocabulary: Vocabulary) -> None:
     """Copy the run's tokenizer into its folder, so that the folder can be used wherever it is copied to."""
-    if not paths.tokenizer.is_file() or paths.tokenizer.read_bytes() != vocabulary.content:
-        write_whole(paths.tokenizer, vocabulary.content)
+    try:
+        if not paths.tokenizer.is_file() or paths.tokenizer.read_bytes() != vocabulary.content:
+            write_whole(paths.tokenizer, vocabulary.content)
+    except OSError as error:
+        raise RunFolderError(
+            f"{paths.tokenizer}: cannot be written ({error.strerror}). Move it away, or choose another "
+            "RUN_NAME."
+        ) from None
 
 
 def stored_norm_eps(before: dict[str, Any]) -> float | None:

@@ -208,3 +208,11 @@ def test_a_closed_pipe_does_not_end_a_run(tmp_path, data):
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads((tmp_path / "run" / "STATUS.json").read_text())["phase"] == "done"
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "tokenizer.json"])
+def test_a_folder_in_the_place_of_a_file_is_named(tmp_path, data, name):
+    (tmp_path / "run" / name).mkdir(parents=True)
+    out = train(environment(tmp_path, data, MAX_STEPS=2), code=78)
+    assert f"run/{name}: " in out and "Move it away" in out
+    assert "Traceback" not in out
