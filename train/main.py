@@ -10,6 +10,7 @@ import contextlib
 import itertools
 import logging
 import os
+import re
 import signal
 import sys
 import textwrap
@@ -64,6 +65,7 @@ log = logging.getLogger(__name__)
 
 PIECES = 3  # of text, at the end of a run
 PIECE_TEMPERATURE = 0.6
+PIECE_LINES = 8  # of each, on a terminal; sample.txt has all
 LEAVE_S = 60  # seconds for the processes to part
 
 
@@ -295,7 +297,7 @@ def stopped(job: Job) -> int:
     job.recorder.say(
         f"stopped by {job.interrupt.asked or 'another rank'} after step "
         f"{job.step}/{job.config.last_step} {kept}",
-        f"\nStopped after step {job.step:,} {kept} make calls this Error 75.",
+        f"\nStopped after step {job.step:,} {kept} (make reports this as Error 75.)",
     )
     end_record(job, "stopped")
     job.status.phase("stopped", step=job.step, exit_code=75)
@@ -358,13 +360,23 @@ def sample(job: Job) -> None:
         return job.recorder.say(f"no sample: {type(error).__name__}: {error}")
     if not job.world.is_first:
         return
-    text = "\n\n".join(texts)
+    text, where = "\n\n".join(texts), " (all of it is in sample.txt)"
     try:
         write_whole(job.paths.sample, (text + "\n").encode())
     except OSError as error:  # it is said below, and the run is whole without it
+        where = ""
         job.recorder.say(f"{job.paths.sample}: cannot be written ({error.strerror})")
-    indented = textwrap.indent(text, "    ")
-    job.recorder.say(f"sample, step {job.step}:\n{indented}", f"\nIt wrote:\n{indented}")
+    shown = "\n\n".join(map(excerpt, texts))
+    job.recorder.say(
+        f"sample, step {job.step}:\n{textwrap.indent(text, '    ')}",
+        f"\nIt wrote{where}:\n{textwrap.indent(shown, '    ')}",
+    )
+
+
+def excerpt(text: str) -> str:
+    """Return the first lines of a text, with no blank lines around it and at most one between two others."""
+    lines = re.sub(r"\n\s*\n", "\n\n", f"\n{text}\n").strip("\n").split("\n")
+    return "\n".join(lines[:PIECE_LINES])
 
 
 if __name__ == "__main__":

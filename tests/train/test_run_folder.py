@@ -121,7 +121,9 @@ def test_a_terminal_sees_what_people_read(tmp_path, data):
         if re.fullmatch(r"step=20/40 loss=\S+ tokens_per_s=\d+ left=\S+", line)
     ]
     assert re.search(r"The model needs \d\.\d{3} bits per byte of held-out text", seen.decode())
-    assert "It wrote:" in lines and any(line.startswith("    def ") for line in lines)
+    assert "It wrote (all of it is in sample.txt):" in lines and any(
+        line.startswith("    def ") for line in lines
+    )
     assert re.fullmatch(r"Finished in \d+:\d\d\.", lines[-2])
     assert max(len(line) for line in lines if not line.startswith("    ")) <= 100
     log = (tmp_path / "run" / "train.log").read_text()

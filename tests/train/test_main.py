@@ -1,0 +1,39 @@
+"""train/main.py: what a terminal shows of the end of a run."""
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from train import main
+from train.job import Job
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (" \n\n    def f():\n\n \t\n\n        pass\n  \n", "    def f():\n\n        pass"),
+        ("a\nb\n\nc", "a\nb\n\nc"),
+        ("\n".join("abcdefghij"), "\n".join("abcdefgh")),
+        ("\n \n", ""),
+    ],
+)
+def test_a_terminal_shows_the_first_lines_of_a_sample(text: str, shown: str) -> None:
+    assert main.excerpt(text) == shown
+
+
+def test_a_stopped_run_says_what_make_will_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[tuple[str, ...]] = []
+    monkeypatch.setattr(main, "end_record", lambda *_: None)
+    job: Any = SimpleNamespace(
+        config=SimpleNamespace(last_step=9000, save_every=10),
+        step=1200,
+        interrupt=SimpleNamespace(asked="SIGINT"),
+        recorder=SimpleNamespace(say=lambda *words: said.append(words)),
+        status=SimpleNamespace(phase=lambda *_, **__: None),
+    )
+    assert main.stopped(cast(Job, job)) == 75
+    assert said[0][1] == (
+        "\nStopped after step 1,200 and saved a checkpoint. Run the same command to resume. "
+        "(make reports this as Error 75.)"
+    )
