@@ -106,12 +106,14 @@ class Node:
     def describe_next_steps(self) -> str:
         """Say what to do with a run that is done."""
         name = self.config.run_name
+        is_tiny = self.config.preset == "tiny" and not self.config.data  # trained on Python code
+        prompt = "def main(" if is_tiny else "Once"
         lines = [
             "\nNext:",
             f"    open {show_path(self.paths.plots / 'loss_curves.html')}",
-            f'    make sample RUN_NAME={name} PROMPT="def main("',
+            f'    make sample RUN_NAME={name} PROMPT="{prompt}"',
         ]
-        if self.config.preset == "tiny" and not self.config.data:
+        if is_tiny:
             tokens = round(4 * self.config.train_tokens / 1e6)
             lines.append(f"    make train RUN_NAME=longer TRAIN_TOKENS={tokens}M")
         return "\n".join(lines)

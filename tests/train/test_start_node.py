@@ -3,6 +3,7 @@
 A stub stands for the Python of the processes that they start.
 """
 
+import dataclasses
 import fcntl
 import os
 import re
@@ -10,12 +11,16 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from record.run_paths import RunPaths
+from settings.config import Config
 from tests.constants import constants
 from tests.running import ROOT, wait_for
+from train.children import Children
+from train.start_node import PRETRAIN, Node
 
 STUB = """#!/usr/bin/env bash
 # The detached start is real. What else it runs it prints, with the session.
@@ -285,3 +290,20 @@ def test_what_is_not_two_gpus_of_one_machine_is_refused(
     got, out = train(env, "2xh100", **settings)
     assert got == code and words in out
     assert not (tmp_path / "runs").exists() and "run:" not in out
+
+
+@pytest.mark.parametrize(
+    ("settings", "prompt", "has_longer"),
+    [
+        ({"preset": "tiny"}, "def main(", True),
+        ({"preset": "tiny", "data": "novel.txt"}, "Once", False),
+        ({"preset": "gpt2-124m"}, "Once", False),
+    ],
+)
+def test_the_next_prompt_is_of_the_kind_of_text_that_was_trained_on(
+    tmp_path: Path, settings: dict[str, str], prompt: str, has_longer: bool
+) -> None:
+    config = dataclasses.replace(Config(), **cast(dict[str, Any], settings))
+    node = Node(config, PRETRAIN, cast(Children, None), RunPaths(tmp_path))
+    lines = node.describe_next_steps()
+    assert f'PROMPT="{prompt}"' in lines and ("RUN_NAME=longer" in lines) == has_longer
