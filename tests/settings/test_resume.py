@@ -113,6 +113,12 @@ def test_a_refused_setting_is_named_without_those_that_follow_from_it(root: Path
         assert [problem.split("=")[0] for problem in problems] == list(given)
 
 
+def test_a_chosen_value_does_not_become_the_one_that_follows(root: Path) -> None:
+    store(root, MLP_DIM=100)
+    (problem,) = resume(root, MLP_DIM="704").problems  # what follows from N_EMBD=256
+    assert problem.startswith("MLP_DIM=704: The run was started with MLP_DIM=100")
+
+
 def test_only_targets_that_resume_read_the_run(root: Path) -> None:
     store(root)
     for target in ("train", "plan", "settings", "check-env", "sample", "train-8xa100", ""):
