@@ -25,16 +25,15 @@ from finetune import row_shapes
 from finetune.row_shapes import COLUMNS, SHAPES, Conversation, conversation_of
 from settings import ROOT
 from train.data.sources import rows
+from train.data.sources.content import FORMATS, format_of
 from train.data.sources.fetch import Files
 from train.data.sources.formats import (
     FILE_MAGIC,
-    FORMATS,
     UNREADABLE,
     Bad,
     Broken,
     Skipped,
     ends,
-    format_of,
     read,
 )
 from train.data.sources.pin import Pinned, pin

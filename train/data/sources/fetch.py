@@ -13,12 +13,10 @@ import shutil
 import threading
 from pathlib import Path
 
+from train.data.sources.content import foreign
 from train.data.sources.hub import Again, ask
 from train.data.sources.pin import File, Pinned, digest_of, local_path
 from train.data.sources.source import CorpusError
-
-LFS = b"version https://git-lfs"
-PAGES = (b"<!doctype", b"<html", b"<?xml", b"<error")
 
 log = logging.getLogger(__name__)
 
@@ -160,12 +158,3 @@ def looks_like(path: Path) -> str:
         start = file.read(40)
     what = foreign(start)
     return f" ({what}, it starts with {start!r})" if what else f" (it starts with {start!r})"
-
-
-def foreign(start: bytes) -> str:
-    """What a file is that begins so and is no data: an error page or a git-lfs pointer; "" for all else."""
-    if start.startswith(LFS):
-        return "a git-lfs pointer, not the file that it stands for"
-    if start.lstrip(b"\xef\xbb\xbf \t\r\n").lower().startswith(PAGES):
-        return "a web or error page"
-    return ""

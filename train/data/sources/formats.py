@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet
 
-from train.data.sources.fetch import foreign
+from train.data.sources.content import foreign, format_of
 
 LONGEST_TEXT = 2**28  # bytes; also of a line of JSON
 BATCH_BYTES, BATCH_ROWS = 2**23, 1024
@@ -80,27 +80,6 @@ def read(
     if format == "text":
         return text_rows(path, columns[0], newlines=name.endswith(".py"))
     return json_rows(opened(path, begin, format))
-
-
-FORMATS = {
-    ".parquet": "parquet",
-    ".arrow": "arrow",
-    ".feather": "arrow",
-    ".jsonl": "json",
-    ".json": "json",
-    ".jsonl.gz": "json gzip",
-    ".json.gz": "json gzip",
-    ".jsonl.zst": "json zstd",
-    ".json.zst": "json zstd",
-    ".txt": "text",
-    ".py": "text",
-}
-EMBEDDED_ONLY = {".py"}
-
-
-def format_of(name: str) -> str:
-    """How a file of that name is read; "" if it is not."""
-    return next((format for suffix, format in FORMATS.items() if name.lower().endswith(suffix)), "")
 
 
 def ends(path: Path) -> tuple[bytes, bytes]:

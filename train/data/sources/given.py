@@ -15,6 +15,7 @@ from collections import Counter
 from pathlib import Path
 
 from settings import ROOT
+from train.data.sources.content import format_of
 from train.data.sources.source import CorpusError, Source
 
 HELD_OUT = {"files": 0.05, "hub": 0.01}  # share of documents
@@ -136,8 +137,6 @@ def refuse(error: OSError) -> None:
 
 def is_readable(path: Path) -> bool:
     """Tell whether a file is of a known format, or text by its first bytes. Raises CorpusError."""
-    from train.data.sources.formats import format_of  # not above: this loads pyarrow
-
     try:
         with open(path, "rb") as file:
             start = file.read(START_BYTES)

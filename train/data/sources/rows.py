@@ -18,17 +18,15 @@ import string
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from train.data.sources.content import EMBEDDED_ONLY, FORMATS, format_of
 from train.data.sources.fetch import Files
 from train.data.sources.formats import (
-    EMBEDDED_ONLY,
-    FORMATS,
     LONGEST_TEXT,
     UNREADABLE,
     Bad,
     Broken,
     Skipped,
     find_text_column,
-    format_of,
     read,
 )
 from train.data.sources.pin import Pinned

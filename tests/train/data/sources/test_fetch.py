@@ -14,7 +14,7 @@ import pytest
 
 from settings import ROOT
 from tests.faults.hub import PAGE, REVISION, Hub, Repository, hub, questions
-from train.data.sources import fetch, pin
+from train.data.sources import content, pin
 from train.data.sources import hub as asking
 from train.data.sources.fetch import Files
 from train.data.sources.pin import File, Pinned
@@ -75,10 +75,10 @@ def test_what_is_no_data_is_known_by_its_start() -> None:
         b"<?xml version",
         b"<Error><Code>",
     ):
-        assert fetch.foreign(start) == "a web or error page"
-    assert "git-lfs pointer" in fetch.foreign(b"version https://git-lfs.github.com/spec/v1\n")
+        assert content.foreign(start) == "a web or error page"
+    assert "git-lfs pointer" in content.foreign(b"version https://git-lfs.github.com/spec/v1\n")
     assert [
-        fetch.foreign(start) for start in (b"", b"PAR1", b'{"text": "<html>"}', b"<3 is a heart")
+        content.foreign(start) for start in (b"", b"PAR1", b'{"text": "<html>"}', b"<3 is a heart")
     ] == [""] * 4
 
 
