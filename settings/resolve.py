@@ -77,7 +77,7 @@ def resolve(
     weakest = Source(DEFAULT, DEFAULTS.get(target, {}) | dict(defaults or {}))
     env_file = read_env_file([command_line, environment, weakest], root)
     explicit = [command_line, environment, env_file]
-    if target in CONTINUE:
+    if target in TRAIN:
         explicit[1:] = [drop_unused(source, target) for source in explicit[1:]]
     preset = read_preset([*explicit, weakest], root)
     sources = [*explicit, preset, weakest]

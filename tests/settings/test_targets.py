@@ -13,6 +13,7 @@ from settings.targets import (
     DRY_RUN,
     EITHER,
     EVERY,
+    PRETRAIN,
     PREVIEW,
     RESUME,
     TRAIN,
@@ -109,6 +110,13 @@ def test_the_environment_is_named_and_env_only_if_it_looks_meant(root: Path) -> 
     ]
     assert resolved.config.sync_every == 30  # what has no effect has its default
     assert resolve({"MAKE_TARGET": "plots"}, root).warnings == []
+
+
+def test_a_model_that_is_ignored_does_not_turn_pretraining_into_fine_tuning(root: Path) -> None:
+    (root / ".env").write_text("MODEL=gpt2\n")
+    for target in PRETRAIN - PREVIEW - {"pipeline"}:
+        defaults = {"MASTER_ADDR": "a", "PRESET": "tiny"}
+        assert resolve({"MAKE_TARGET": target}, root, defaults).config.tuning.model == "", target
 
 
 @pytest.mark.parametrize("source", ["environment", ".env"])
