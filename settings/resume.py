@@ -61,8 +61,9 @@ def find_lasting(stored: Mapping[str, Any], given: Mapping[str, Any]) -> dict[st
         if declared.resume == FREE and name != "PRESET":
             continue
         value = stored.get(name)
-        if name in before and before[name] != now[name] and is_same(values[name], before[name]):
-            value = now[name]
+        follows = name in before and is_same(values[name], before[name])
+        if follows and before[name] != now.get(name):
+            value = now.get(name)
         lasting[name] = format_value(value)
     return lasting
 

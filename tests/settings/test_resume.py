@@ -51,6 +51,12 @@ CASES: list[tuple[dict[str, Any], dict[str, str], dict[str, Any]]] = [
     ({}, {"PRESET": "other"}, {"LEARNING_RATE": 0.25, "N_LAYER": 8}),
     ({}, {"PRESET": "big"}, {"LEARNING_RATE": 0.001, "N_LAYER": 8, "SAVE_EVERY": 7}),
     ({}, {"LEARNING_RATE": "0.5"}, {"MIN_LEARNING_RATE": 0.05}),  # derived again
+    # derived no more
+    (
+        {"LR_SCHEDULE": "wsd", "TRAIN_TOKENS": 50_000_000, "DECAY_TOKENS": 10_000_000},
+        {"LR_SCHEDULE": "cosine"},
+        {"DECAY_TOKENS": None},
+    ),
     # derived as before rounding
     (
         {"LEARNING_RATE": 3e-3, "MIN_LEARNING_RATE": 3e-3 / 10},
