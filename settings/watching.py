@@ -47,7 +47,7 @@ class Watching(Section):
         "Print only lines with training metrics, or only errors. Default: all lines.",
         choices=("metrics", "errors"),
         example="errors",
-        used_by={"logs"},
+        used_by={"logs", "attach"},
     )
     log_dir: str = setting(
         "",
