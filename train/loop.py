@@ -19,6 +19,7 @@ from train.evaluate.core.metric import Result
 from train.evaluate.core.score import CoreFailed
 from train.evaluate.validation import FULL_SET, EvaluationFailed, Validation
 from train.faults import recovery
+from train.faults.crowding import Crowding
 from train.faults.straggler import Stragglers
 from train.job import Job
 from train.model.model import matmul_weights
@@ -38,6 +39,8 @@ def train(job: Job, profile: Profile | None = None) -> str:
     """Train from where the job stands; returns "done", or "stopped" when told to stop, saved either way."""
     c, first, waited_s = job.config, True, 0.0
     clock, rates, stragglers = Clock(job.world.device), Rates(job), Stragglers(job.world.hosts)
+    is_alone = job.world.size == 1 and job.site is None and job.feed is None  # waits for nobody
+    crowding = Crowding.on(job.world.device) if is_alone else None
     job.interrupt.training = True
     job.status.phase("first step", step=job.step)
     # due if the last attempt stopped before it was done; told to stop again, this one leaves the checkpoint as it is
@@ -113,6 +116,8 @@ def train(job: Job, profile: Profile | None = None) -> str:
                 f"straggler: rank {slow['rank']} on {slow['host']} takes {slow['times']:.1f} times as "
                 "long as the others, who wait for it"
             )
+        if crowding and (sentence := crowding.after_step()):
+            job.recorder.say(sentence)
         if job.site:
             values["replica"] = c.site_rank
         if job.exchange_stall_s:
