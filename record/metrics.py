@@ -135,6 +135,8 @@ EVAL_CONSOLE = (
 )
 
 CHUNK_BYTES = 2**18
+LARGEST_STEP = 10**15
+LATEST = 10**11  # seconds since 1970
 LARGEST_NUMBER = 10**300  # integers beyond are no number that a float can hold
 
 
@@ -252,15 +254,19 @@ def find_fault(value: Any) -> str:
     if not isinstance(value, dict) or "schema" not in value:
         return "is not a record of a run"
     if value["schema"] != SCHEMA:
-        return f"has schema {str(value['schema'])[:20]!r}; this version reads {SCHEMA}"
+        return f"has schema {repr(value['schema'])[:20]}; this version reads {SCHEMA}"
     event = value.get("event")
     if not isinstance(event, str):
         return "is a record without 'event'"
-    if not is_number(value.get("time")):
+    if not is_number(value.get("time")) or value["time"] > LATEST:
         return "is a record without 'time'"
-    if event in NEEDS_STEP and not isinstance(value.get("step"), int):
+    step = value.get("step")
+    is_step = isinstance(step, int) and abs(step) <= LARGEST_STEP
+    if not is_step and (event in NEEDS_STEP or isinstance(step, int)):
         return "is a record without 'step'"
     for key, content in value.items():
+        if key.endswith("_by_source") and not isinstance(content, dict | None):
+            return f"is a record with a {key!r} that is not one number for each source"
         if key in NUMBERS and (type(content) not in NUMBER_TYPES or is_huge(content)):
             return f"is a record with a {key!r} that is not a number"
     return ""

@@ -46,6 +46,11 @@ DAMAGED = (
     to_json(STEP | {"time": None}),
     to_json(STEP | {"step": "1"}),
     to_json(STEP | {"loss": "nan"}),
+    to_json(STEP | {"loss": 10**400}),
+    to_json(STEP | {"step": 10**30}),
+    to_json(STEP | {"time": 1e300}),
+    to_json(STEP | {"schema": "\033[31m" + "red" * 100}),
+    to_json(STEP | {"val_loss_by_source": [1]}),
     "[" * 10_000 + "]" * 10_000,
     "\x00" * 40,
 )
@@ -108,6 +113,7 @@ def test_damaged_lines_are_left_out_and_the_first_is_named_once(
     assert steps_in(list(read_records(path))) == [1, 2, 3]
     (message,) = caplog.messages
     assert re.fullmatch(rf"{path} line 2 (is|has) .*\. Damaged lines that are left out: 2", message)
+    assert message.isprintable() and len(message) < len(str(path)) + 140
 
 
 def test_a_reader_follows_a_file_that_grows_and_waits_for_the_end_of_a_line(tmp_path: Path) -> None:
