@@ -63,7 +63,10 @@ def test_a_module_is_main_and_finds_its_folder(tmp_path: Path) -> None:
     assert facts["name"] == "__main__"
 
 
-def test_descriptors_of_other_processes_stay_in_the_server() -> None:
+def test_descriptors_of_other_processes_stay_in_the_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("FORK_SERVER", start_server(os.getpid()))  # the other serves other tests too
     code = "import os; print(sorted(os.listdir('/proc/self/fd')), len(os.listdir(f'/proc/{os.getppid()}/fd')))"
     alone = run(["-c", code])
     others = [Forked(["-c", "import time; time.sleep(100)"], {}) for _ in range(3)]
