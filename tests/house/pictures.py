@@ -17,8 +17,8 @@ from rich.text import Text
 from settings import ROOT
 
 COLUMNS = 100
-FIRST_LINES = 3
-LAST_LINES = 28
+FIRST_LINES = 7
+LAST_LINES = 24
 BAR = "\N{BOX DRAWINGS HEAVY HORIZONTAL}"
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 BLANKS = re.compile(r" +$", re.MULTILINE)
