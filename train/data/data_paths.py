@@ -115,6 +115,9 @@ def wanted_tokens(c: Config, name: str) -> float:
 
 def repeated(c: Config, name: str, epochs: float, has: str) -> str:
     """That a source is repeated so often; has: how many tokens there are, in words."""
+    if len(c.mixture) == 1:
+        wanted = round(wanted_tokens(c, name))
+        return f"{name} is repeated {epochs:,.1f} times: {wanted:,} tokens are wanted, and it has {has}"
     return (
         f"{name} is repeated {epochs:,.1f} times: {100 * share_of(c, name):.3g}% of "
         f"{c.last_step * c.batch_tokens:,} tokens are {round(wanted_tokens(c, name)):,}, and it has {has}"
