@@ -21,6 +21,13 @@ FLUSH_S = 1  # until a row is in W&B's own file
 EXIT_CODES = {"done": 0, "stopped": 75}
 
 
+def is_state(stored: dict[str, Any]) -> bool:
+    """Tell whether this is what an attempt before wrote, with a run's id and positions."""
+    run_id = stored.get("id")
+    is_id = isinstance(run_id, str) and run_id.isalnum()
+    return is_id and all(isinstance(stored.get(name, 0), int) for name in ("step", "sent"))
+
+
 class WandbTracker(Tracker):
     """A run at W&B, online or in files."""
 
@@ -30,7 +37,9 @@ class WandbTracker(Tracker):
         # `step` is of an older edition: the last step that W&B has, with its evaluations in the same row.
         self.state: dict[str, Any] = {"schema": 1, "id": secrets.token_hex(4), "step": -1}
         with contextlib.suppress(OSError, ValueError):
-            self.state |= read_object(self.paths.wandb_state)
+            stored = read_object(self.paths.wandb_state)
+            if is_state(stored):
+                self.state |= stored
         self.state.setdefault("sent", find_position(self.state["step"], CORE))
         self.write_state(mode=self.config.wandb_mode, url=None)  # the id, before W&B knows it
         self.there = self.connect()

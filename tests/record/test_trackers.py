@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from record.trackers.follow import Row, Tracker
+from record.trackers.wandb_tracker import is_state
 from tests.running import ROOT, environment, losses, train, wait_until
 from tests.trackers import python_with_trackers, read_values, start
 
@@ -271,3 +272,19 @@ def test_each_row_is_sent_once_whenever_the_trainer_was_killed(back_to: int) -> 
         assert positions == sorted(set(positions))
         # Besides, the first step of the second attempt.
         assert due <= set(positions) <= due | {4 * (back_to + 1)}
+
+
+@pytest.mark.parametrize(
+    ("stored", "is_one"),
+    [
+        ({"schema": 1, "id": "0a1b2c3d", "step": 12}, True),
+        ({"schema": 1, "id": "0a1b2c3d", "step": -1, "sent": 4}, True),
+        ({"id": {"a": 1}}, False),
+        ({"id": "../../x y"}, False),
+        ({"id": "0a1b2c3d", "sent": None}, False),
+        ({"id": "0a1b2c3d", "step": "x"}, False),
+        ({}, False),
+    ],
+)
+def test_a_strange_wandb_json_begins_a_new_run(stored: dict[str, Any], is_one: bool) -> None:
+    assert is_state(stored) == is_one
