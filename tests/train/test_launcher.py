@@ -134,7 +134,15 @@ def test_what_another_start_cannot_help_is_returned_at_once(
 
 @pytest.mark.parametrize(
     ("script", "code"),
-    [("r78:1", 78), ("r75:0", 75), ("r75?:1", 1), ("1", 1), ("137", 137), ("r1:137", 137)],
+    [
+        ("r78:1", 78),
+        ("r75:0", 75),
+        ("r75?:1", 1),
+        ("1", 1),
+        ("137", 137),
+        ("r1:137", 137),
+        ("r78:137", 78),
+    ],
 )
 def test_the_code_that_the_trainer_reports_beats_that_of_torchrun(
     config: Config, script: str, code: int
