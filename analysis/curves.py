@@ -256,11 +256,10 @@ def summary(run: Run) -> dict[str, str]:
     evals = [e for e in run.evals if e.get("val_loss") is not None]
     last_eval: Mapping[str, Any] = evals[-1] if evals else {}
     bpb = next((e["val_bpb"] for e in reversed(run.evals) if e.get("val_bpb") is not None), None)
-    where = (
-        f" (step {last_eval['step']:,}{', full set' if last_eval.get('full') else ''})"
-        if evals
-        else ""
-    )
+    where = ""
+    if evals:
+        full = ", full set" if last_eval.get("full") else ""
+        where = f" (step {last_eval['step']:,}{full})"
     best = known[loss[known].argmin()] if known.size else None
     found = {
         "steps": f"{len(step):,}"

@@ -42,7 +42,7 @@ class Block:
 
 
 def check_records(path: Path, number: int, lines: Sequence[bytes]) -> Iterator[dict[str, Any]]:
-    """Yield the records of lines; `number` is that of the first one in the file.
+    """Yield the records of lines; `number` counts the first of them within the file.
 
     Raises ValueError naming file and line where one is not a record.
     """

@@ -227,11 +227,9 @@ def step(c: Config, found: Measured) -> Iterator[Finding]:
         share = f", {100 * s['tokens_per_s'] * flops_of(here) / (sum(rates) * 1e12):.0f}% of the products above"
     else:
         share = "" if used is None else f", MFU {used:.1f}%"
-    how = (
-        "composed of the first micro-batch with the update, and the others"
-        if s["composed"]
-        else f"{s['rounds']} step{'s' if s['rounds'] > 1 else ''}"
-    )
+    how = f"{s['rounds']} steps" if s["rounds"] > 1 else "1 step"
+    if s["composed"]:
+        how = "composed of the first micro-batch with the update, and the others"
     text = (
         f"{figure(s['tokens_per_s']) if s['tokens_per_s'] < 100 else round(s['tokens_per_s'])} tokens/s"
         f"{' of this machine alone' if c.nodes > 1 else ''}{share}, {s['peak_gib']:.2f} GiB at the peak of a "

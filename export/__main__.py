@@ -156,7 +156,9 @@ def exported_shapes(c: Config, weights: Weights) -> dict[str, tuple[int, ...]]:
 def layer_of(name: str) -> float:
     """Where a weight stands: the embedding before all layers, norm and head behind them."""
     parts = name.split(".")
-    return int(parts[1]) if parts[0] == "layers" else -1 if parts[0] == "embed_tokens" else math.inf
+    if parts[0] == "layers":
+        return int(parts[1])
+    return -1 if parts[0] == "embed_tokens" else math.inf
 
 
 def check_space(run: Path, need: int) -> None:

@@ -426,7 +426,9 @@ def spelled(number: int | None) -> str:
 
 
 def shown(value: Any) -> str:
-    return NA if value is None else f"{value:,}" if isinstance(value, int) else f"{value:.4f}"
+    if value is None:
+        return NA
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4f}"
 
 
 def table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

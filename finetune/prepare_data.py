@@ -148,12 +148,11 @@ def summary(data: Data, parts: subset.Split) -> list[str]:
             f"{same:,} examples say the same as another one, and are trained on as often as they are there"
         )
     scored = int(data.evaluation.index["scored"][data.held_out].sum())
-    lines.append(
-        f"evaluation: {len(data.held_out):,} conversations of {'EVAL_DATA' if c.eval_data else 'DATA'}, "
-        f"{scored:,} scored tokens"
-        if len(data.held_out)
-        else "evaluation: none, because DATA has fewer than 10 different conversations"
-    )
+    evaluation = "none, because DATA has fewer than 10 different conversations"
+    if len(data.held_out):
+        origin = "EVAL_DATA" if c.eval_data else "DATA"
+        evaluation = f"{len(data.held_out):,} conversations of {origin}, {scored:,} scored tokens"
+    lines.append(f"evaluation: {evaluation}")
     if parts.copies:
         lines.append(f"{parts.copies:,} copies of what is evaluated with are left out of training")
     return lines

@@ -44,7 +44,7 @@ READABLE = tuple(suffix for suffix in FORMATS if FORMATS[suffix] != "text")
 NAMED = 3  # of each reason for which rows are dropped
 MOST_DROPPED = 0.5  # share of the rows
 HUB = re.compile(
-    r"(?P<repository>[\w.-]+(/[\w.-]+)?)(:(?P<first>[\w.-]+))?(:(?P<second>[\w.-]+))?"
+    r"(hf:)?(?P<repository>[\w.-]+(/[\w.-]+)?)(:(?P<first>[\w.-]+))?(:(?P<second>[\w.-]+))?"
     r"(@(?P<revision>[0-9a-f]{40}))?"
 )
 REASONS = (

@@ -164,7 +164,7 @@ def describe_settings(target: Target, job: Thing) -> str:
             found = target.get("configmap", source["configMapRef"]["name"])
             if found:
                 return settings_line(find(found, "data"))
-    return "settings: their ConfigMap is gone; make restart makes it anew"
+    return "settings: their ConfigMap is gone; make restart creates it again"
 
 
 def settings_line(values: Mapping[str, Any]) -> str:

@@ -107,20 +107,17 @@ def of_tuning(c: Config, fleet: Fleet) -> Expected:
         (sync.bytes_per_step for sync in syncs(c, fleet, None, None, t.sent) if sync.chosen), None
     )
     several = fleet.nodes > 1
+    gbit = c.wan_gbit if fleet.sites > 1 else c.lan_gbit
+    is_lite = c.checkpoint_mode == "lite" and not c.keep_every
+    checkpoint_bytes = t.lite_bytes if is_lite else t.full_bytes
     return Expected(
         why="the speed of a fine-tuning is seen once it trains",
         memory_gib=need.total / memory.GIB,
         needs_gib=tuned_memory.standing(t, fleet.processes, fleet.processes_of_a_node, fleet.on_cpu)
         / memory.GIB,
         bytes_per_step=between if several else None,
-        link_bytes_per_s=1e9 / 8 * (c.wan_gbit if fleet.sites > 1 else c.lan_gbit)
-        if several
-        else None,
-        checkpoint_bytes=(
-            t.lite_bytes if c.checkpoint_mode == "lite" and not c.keep_every else t.full_bytes
-        )
-        if c.save_every != 0
-        else None,
+        link_bytes_per_s=1e9 / 8 * gbit if several else None,
+        checkpoint_bytes=checkpoint_bytes if c.save_every != 0 else None,
         save_every_s=saves,
     )
 

@@ -47,7 +47,7 @@ def read_run_config(path: Path) -> dict[str, Any]:
 def find_lasting(stored: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, str]:
     """Return the stored settings that hold for a resume too, as text.
 
-    A setting without influence on the result is chosen anew by each command. A default that followed
+    A setting without influence on the result is chosen by each command. A default that followed
     from a setting which is now given another value follows from it again.
 
     Args:

@@ -118,12 +118,7 @@ def train(job: Job, profile: Profile | None = None) -> str:
             )
         if crowding and (sentence := crowding.after_step()):
             job.recorder.say(sentence)
-        if job.site:
-            values["replica"] = c.site_rank
-        if job.exchange_stall_s:
-            values["exchange_stall_s"], job.exchange_stall_s = job.exchange_stall_s, 0.0
-        if job.last_stall_s:
-            values["checkpoint_stall_s"], job.last_stall_s = job.last_stall_s, 0.0
+        values |= take_stalls(job)
         job.recorder.step(
             job.step, job.tokens, first, lr=rate, data_wait_s=data_wait_s + waited_s, **values
         )
@@ -143,6 +138,18 @@ def train(job: Job, profile: Profile | None = None) -> str:
         if told:
             return stop(job)
     return "done"
+
+
+def take_stalls(job: Job) -> dict[str, Any]:
+    """Return what the step's record says of a site and of waits for it and for checkpoints."""
+    values: dict[str, Any] = {}
+    if job.site:
+        values["replica"] = job.config.site_rank
+    if job.exchange_stall_s:
+        values["exchange_stall_s"], job.exchange_stall_s = job.exchange_stall_s, 0.0
+    if job.last_stall_s:
+        values["checkpoint_stall_s"], job.last_stall_s = job.last_stall_s, 0.0
+    return values
 
 
 def stop(job: Job) -> str:

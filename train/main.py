@@ -180,9 +180,8 @@ def main(way: Way | None = None) -> int:
         log.info("stopped by %s before training; there is nothing to save", stop)
         code, mark = 75, mark_of(str(stop))
     except Exception as error:
-        if (
-            interrupt.asked and not interrupt.training
-        ):  # what it waited for outside of Python has left on request
+        # What it waited for outside of Python may have left on request.
+        if interrupt.asked and not interrupt.training:
             log.info(
                 "stopped by %s before training; there is nothing to save (%s)",
                 interrupt.asked,
@@ -203,21 +202,15 @@ def main(way: Way | None = None) -> int:
     if code == 75 and interrupt.asked not in (None, "SIGTERM"):
         mark = BY_USER
     report_exit(code, mark, why)
-    if job and job.feed:
-        job.feed.close()
+    failed = code not in (0, 75)
     if job:
-        hook.leave(job, code)
-    if job:
-        hurried = code not in (0, 75) or interrupt.asked is not None
-        close_trackers(job.trackers, STOPPED_S if hurried else DONE_S)
+        close(job, code, hurried=failed or interrupt.asked is not None)
     interrupt.release()
     if job:
-        job.watch.expect(
-            "leaving", LEAVE_S
-        )  # to the last: a process group may hang when it is left
-    if (code not in (0, 75) and under_torchrun()) or (
-        job and (job.saver.busy or (job.site and job.site.is_stuck))
-    ):
+        # To the last: a process group may hang when it is left.
+        job.watch.expect("leaving", LEAVE_S)
+    is_stuck = job and (job.saver.busy or (job.site and job.site.is_stuck))
+    if is_stuck or (failed and under_torchrun()):
         leave_at_once(code)  # the others may be gone, and what waits for them would wait for long
     job = None
     leave()
@@ -226,6 +219,14 @@ def main(way: Way | None = None) -> int:
     except OSError:  # nobody reads any more; without this Python would exit with 120
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return code
+
+
+def close(job: Job, code: int, hurried: bool) -> None:
+    """End what runs beside training: the producer of data, the other sites, the trackers."""
+    if job.feed:
+        job.feed.close()
+    hook.leave(job, code)
+    close_trackers(job.trackers, STOPPED_S if hurried else DONE_S)
 
 
 def first_line(error: Exception) -> str:

@@ -76,13 +76,9 @@ def join(run: Run, prices: Prices) -> Energy | None:
         shifts, same = zip(
             *(shift(sampler, each, boots.get(each.number)) for each in ran), strict=True
         )
-        prefix = (
-            ""
-            if len(nodes) == 1
-            else "unknown."
-            if sampler.node is None
-            else f"node{sampler.node}."
-        )
+        prefix = ""
+        if len(nodes) > 1:
+            prefix = "unknown." if sampler.node is None else f"node{sampler.node}."
         new = [
             measured(run, stretches, np.array(shifts), meter, f"{prefix}gpu{meter.index}", rested)
             for meter in sampler.measure(moments(run, stretches, np.array(shifts)))

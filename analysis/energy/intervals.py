@@ -16,7 +16,7 @@ class Interval(NamedTuple):
     """Time of one category.
 
     Attributes:
-        attempt: its place, from 0; of `down` that of the attempt before.
+        attempt: index of the attempt; for `down`, of the attempt before it.
         begin, end: seconds on the clock of that attempt.
         step: of training, data wait and lost work.
     """

@@ -79,6 +79,11 @@ def panels(runs: Sequence[Run]) -> list[dict[str, Any]]:
     for panel in PANELS:
         if not has(panel, runs) or panel.y == "power_w":  # the page has it from the samples
             continue
+        over = ""
+        if panel.x == "minutes":
+            over = "other"
+        elif panel.evals:
+            over = "chosen"
         made.append(
             {
                 "title": panel.page_title,
@@ -88,7 +93,7 @@ def panels(runs: Sequence[Run]) -> list[dict[str, Any]]:
                 "log": panel.log,
                 "zero": panel.from_zero,
                 "loss": panel.y == "loss",
-                "over": "other" if panel.x == "minutes" else "chosen" if panel.evals else "",
+                "over": over,
             }
         )
     beside: list[dict[str, Any]] = []

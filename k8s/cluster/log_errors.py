@@ -70,7 +70,7 @@ class Complaints:
         self.table = 0
 
     def takes(self, line: str) -> bool:
-        """Return whether the next line of the log is of an error."""
+        """Return whether the next line of the log belongs to an error."""
         head = HEAD.match(line)
         assert head  # all of it is optional
         who = head["who"] or ""

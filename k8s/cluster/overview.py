@@ -98,7 +98,7 @@ def of_lighthouse(target: Target, lighthouse: Thing | None, over: bool) -> list[
             if over
             else [
                 f"Job {name}, by which the sites find each other, is not there: they wait for it at "
-                "their next exchange; make train-8xa100 with the same settings makes it anew"
+                "their next exchange; make train-8xa100 with the same settings creates it again"
             ]
         )
     pods = target.pods(LIGHTHOUSE)

@@ -248,7 +248,7 @@ def mounting(pod: Pod, said: str) -> Wait:
         return Wait(
             "not-started",
             f"its {gone[1]} {gone[2]} is not there",
-            "make restart makes it anew",
+            "make restart creates it again",
             since,
             SETTLE_S,
             failing=True,

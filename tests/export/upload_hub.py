@@ -88,7 +88,7 @@ class Uploads(Handler):
         return super().misbehave(content, headers, at)
 
     def entry(self, name: str) -> dict[str, Any]:
-        """A file as the Hub describes it: of one in LFS, git's hash is that of a pointer."""
+        """Describe a file as the Hub does. Git keeps a pointer in place of a file in LFS, and hashes it."""
         entry = super().entry(name)
         if "lfs" in entry:
             entry["oid"] = "0" * 40

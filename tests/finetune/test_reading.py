@@ -248,6 +248,8 @@ def test_a_name_on_the_hub() -> None:
     assert parts("a/b:en:sft") == ("a/b", "en", "sft", "")
     assert parts(f"a/b:en:sft@{REVISION}") == ("a/b", "en", "sft", REVISION)
     assert parts("squad") == ("squad", None, "train", "")
+    for data in ("a/b", "a/b:en:sft", f"a/b:en:sft@{REVISION}", "squad"):
+        assert parts(f"hf:{data}") == parts(data)  # as pretraining writes it
 
 
 ASK = """

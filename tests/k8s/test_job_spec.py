@@ -502,6 +502,18 @@ def test_a_source_of_files_on_this_machine_is_refused_and_of_the_volume_is_not(
     assert "not committed" in problem_with("web:1")
 
 
+def test_text_of_ones_own_must_be_where_pods_reach_it() -> None:
+    def problem(data: str) -> str | None:
+        return job_spec.check_sources(Config(preset="tiny", data=data).derived())
+
+    assert problem("hf:roneneldan/TinyStories") is None
+    assert problem("/volume/texts") is None
+    for data in ("novel.txt", "~/papers", "/texts"):
+        said = problem(data) or ""
+        assert said.startswith(f"DATA={data}: Is on this machine, where pods do not reach it.")
+        assert "DATA=/volume/text" in said and "DATA=hf:OWNER/NAME" in said
+
+
 def test_where_there_is_no_repository_nobody_can_tell(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

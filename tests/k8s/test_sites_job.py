@@ -325,7 +325,7 @@ def test_status_says_what_to_do_about_a_lighthouse_that_is_gone_or_left(
     cluster.store.delete(cluster.key("Job", NAME))
     code, out, _ = looks("status")
     assert code == 0 and f"Job {NAME}, by which the sites find each other, is not there" in out
-    assert "make train-8xa100 with the same settings makes it anew" in out
+    assert "make train-8xa100 with the same settings creates it again" in out
 
 
 def test_stop_takes_the_lighthouse_away_behind_the_sites(

@@ -36,6 +36,7 @@ from tokenizers import (
 )
 
 from record.durable import write_whole
+from settings.config import SETTINGS
 from train.data.sources.hub import ask
 from train.data.sources.source import CorpusError
 
@@ -49,7 +50,6 @@ SEPARATORS = (
     "<eos>",
     "<|im_end|>",
 )
-SMALLEST_VOCABULARY = 300  # as VOCAB_SIZE has it
 LONGEST_PIECE = 2**16  # characters of a document that are encoded at once
 BATCH_BYTES = 4_000_000  # of text handed to the tokenizer at once, to keep all cores busy
 BATCH_PIECES = 2**15  # at most; each takes a kilobyte besides its text
@@ -372,10 +372,11 @@ def train(texts: Iterator[str], vocab_size: int, target: Path) -> Vocabulary:
     )
     tokenizer.train_from_iterator(texts, trainer)
     if (got := tokenizer.get_vocab_size()) != vocab_size:
-        if got < SMALLEST_VOCABULARY:
+        minimum = round(SETTINGS["VOCAB_SIZE"].minimum)
+        if got < minimum:
             raise TokenizerError(
                 f"There is too little text: its tokenizer would have {got} tokens, and the minimum is "
-                f"{SMALLEST_VOCABULARY}. Use more text."
+                f"{minimum}. Use more text."
             )
         raise TokenizerError(
             f"the text gives a vocabulary of {got} tokens only, not VOCAB_SIZE={vocab_size}; "

@@ -8,6 +8,7 @@ Its column of text is found in each file (formats.py). Plain text is cut into pi
 and a twentieth of all documents is held out, chosen by a hash of their text (rows.py).
 """
 
+import dataclasses
 import functools
 import os
 import re
@@ -34,35 +35,24 @@ def given_source(data: str, name: str) -> Source:
         raise CorpusError(
             f"DATA={data}: Must be a file, a folder or hf:OWNER/NAME. Download what is at an address first."
         )
+    source = Source(name, "files", HELD_OUT["files"], text=column, prompt="", given=True)
     if not place.startswith("hf:"):
-        return Source(
-            name,
-            "files",
-            HELD_OUT["files"],
-            files=(place,),
-            text=column,
-            given=True,
-            prompt="",
-            tokens=estimate_tokens(place),
-        )
+        files = (place,)
+        return dataclasses.replace(source, files=files, tokens=estimate_tokens(place))
     match = HUB.fullmatch(place)
     if match is None:
         raise CorpusError(
             f"DATA={data}: Must be hf:OWNER/NAME, hf:OWNER/NAME:SPLIT or hf:OWNER/NAME:CONFIG:SPLIT, "
             "for example DATA=hf:roneneldan/TinyStories."
         )
-    config = match["first"] if match["second"] else None
-    return Source(
-        name,
-        "hub",
-        HELD_OUT["hub"],
+    return dataclasses.replace(
+        source,
+        kind="hub",
+        validation_fraction=HELD_OUT["hub"],
         repository=match["repository"],
-        config=config,
+        config=match["first"] if match["second"] else None,
         split=match["second"] or match["first"] or "train",
         revision=match["revision"] or "",
-        text=column,
-        given=True,
-        prompt="",
     )
 
 
