@@ -130,7 +130,7 @@ def test_a_lost_connection_ends_and_the_same_command_goes_on(
 def test_a_silent_connection_is_given_up(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(upload, "SILENCE_S", 0.3)
+    monkeypatch.setattr(upload, "SILENCE_S", 2.0)
     with upload_hub(REPO, "silent commit", bad_times=1) as hub:
         assert run(folder, monkeypatch, hub) == 0
         assert hub.requests.count("commit") == 2

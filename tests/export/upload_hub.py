@@ -70,7 +70,7 @@ class Uploads(Handler):
                 self.rfile.read(size // 2)
             else:
                 self.rfile.read(size)
-                threading.Event().wait(2)
+                threading.Event().wait(10)
             return None
         self.body = self.rfile.read(size)
         answer = {}

@@ -1,8 +1,5 @@
 """Checkpoints that cannot be written for a while: said, tried again, and training goes on."""
 
-import os
-import shutil
-import subprocess
 import sys
 
 import pytest
@@ -10,6 +7,7 @@ import pytest
 from tests.faults.conftest import STEPS
 from tests.faults.inject import Fault, faulty
 from tests.running import environment, events, losses, train
+from tests.small_disk import needs_mount, small_disk
 from train.checkpoint import checkpoint
 
 
@@ -47,16 +45,8 @@ def test_a_save_that_fails_beside_training_is_said_and_tried_once_more(
 
 @pytest.mark.slow
 @pytest.mark.fault(7)
-@pytest.mark.skipif(
-    os.getuid() != 0 or shutil.which("mount") is None, reason="needs root to mount a small disk"
-)
+@needs_mount
 def test_a_disk_that_fills_up_on_the_way_ends_nothing(tmp_path, data):
-    small = tmp_path / "small"
-    small.mkdir()
-    if subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=8m", "none", small], check=False
-    ).returncode:
-        pytest.skip("this machine lets nobody mount")
     script = (
         "import sys; from pathlib import Path; from train import loop; from train import main; from record import status; f = loop.lr_at\n"
         "status.BEAT_S = 0; filler = Path(sys.argv[1]) / 'filler'\n"
@@ -69,7 +59,7 @@ def test_a_disk_that_fills_up_on_the_way_ends_nothing(tmp_path, data):
         "    return f(step, c)\n"
         "loop.lr_at = fill; sys.exit(main.main())"
     )
-    try:
+    with small_disk(tmp_path / "small", "8m") as small:
         for name, code in (("freed", 0), ("full", 78)):
             env = environment(
                 tmp_path, data, RUNS_DIR=small, RUN_NAME=name, SAVE_EVERY=4, MAX_STEPS=16
@@ -82,5 +72,3 @@ def test_a_disk_that_fills_up_on_the_way_ends_nothing(tmp_path, data):
             steps = [r["step"] for r in events(small / name, "step")]
             assert len(steps) == 16 if name == "freed" else len(steps) >= 5
             assert steps == list(range(1, len(steps) + 1))
-    finally:
-        subprocess.run(["umount", small], check=True)

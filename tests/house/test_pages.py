@@ -38,7 +38,7 @@ def names() -> set[str]:
     """The names in capitals of all sources, without the list of settings that are gone."""
     found = {*SETTINGS, *VARIABLES}
     for path in list_sources():
-        if path.name == "removed.py":
+        if path.name == "names.toml":
             continue
         text = path.read_text(errors="replace")
         found.update(CAPITALS.findall(text))
@@ -138,3 +138,9 @@ def test_what_the_code_calls_a_page_is_one() -> None:
     assert len(mentioned) > 10
     for page in mentioned:
         assert (ROOT / page).is_file(), page
+
+
+def test_the_patterns_match_what_pages_hold() -> None:
+    text = "\n".join(page.read_text() for page in PAGES)
+    for pattern in (COMMAND, ASSIGNED, PATH, LINK, FUNCTIONS, MODULE):
+        assert len(pattern.findall(text)) > 10, pattern

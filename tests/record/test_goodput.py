@@ -247,3 +247,13 @@ def test_every_second_is_counted_once_whatever_happens() -> None:
         assert min(result.seconds.values()) >= 0.0
         steps = sum(record["event"] == "step" for record in run.records)
         assert steps - result.lost_steps == len(keep_final_steps(run.records)), seed
+
+
+def test_the_steps_that_a_run_keeps_are_those_that_it_did_not_go_back_past() -> None:
+    """By hand, since other tests of this file compare with keep_final_steps."""
+    steps = [("step", 1), ("step", 2), ("step", 3), ("step", 4), ("resume", 2), ("step", 3)]
+    records = [{"event": name, "step": step, "n": n} for n, (name, step) in enumerate(steps)]
+    assert [(r["step"], r["n"]) for r in keep_final_steps(records)] == [(1, 0), (2, 1), (3, 5)]
+    assert keep_final_steps([*records, {"event": "start", "step": 0}]) == []
+    back = keep_final_steps([*records, {"event": "rollback", "step": 1}])
+    assert [r["step"] for r in back] == [1]

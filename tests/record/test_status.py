@@ -209,6 +209,7 @@ TEXTS = {
     "empty": b"",
     "zeros": bytes(40),
     "torn": b'{"phase": "tra',
+    "bytes": b"\xff\xfe",
     "list": b"[1, 2]",
     "nested": b"[" * 10_000 + b"]" * 10_000,
 }
@@ -221,6 +222,7 @@ TEXTS = {
         ("empty", "is empty"),
         ("zeros", "is empty"),
         ("torn", "is damaged: it is not JSON"),
+        ("bytes", "is damaged: it is not JSON"),
         ("list", "is damaged: it is not a JSON object"),
         ("nested", "is damaged: it is not JSON"),
         ("folder", "is not a file"),

@@ -1,5 +1,6 @@
 """A run and its tracker at W&B, offline and against a server on the loopback interface that is good or is not."""
 
+import contextlib
 import fcntl
 import json
 import os
@@ -138,14 +139,24 @@ def test_a_run_offline_is_the_same_and_leaves_no_secret(
     assert find_text(KEYS[0], run) == []
 
 
+def holds(pid: int, path: Path) -> bool:
+    """Return whether a process has opened a file."""
+    opened = []
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            opened.append(link.readlink())
+    return path in opened
+
+
 def test_a_tracker_waits_for_an_earlier_one_of_the_run(tmp_path: Path) -> None:
     run = tmp_path / "run"
     write_record(run, 1, 40, "end")
     with open(run / ".wandb.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         process = start(sys.executable, "wandb", run)
+        wait_until(lambda: holds(process.pid, run / ".wandb.lock"))
         with pytest.raises(subprocess.TimeoutExpired):
-            process.communicate(timeout=4)
+            process.communicate(timeout=2)
         assert wandb_file.list_files(run) == []
     process.communicate(timeout=60)
     assert [row["step"] for row in wandb_file.read_rows(run)] == list(range(5, 41, 5))

@@ -84,8 +84,10 @@ def list_bad_values(name: str) -> list[str]:
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_bad_value_is_refused_with_the_rule_and_an_example(name: str) -> None:
     for text in list_bad_values(name):
-        with pytest.raises(ValueError, match=r"^Must be "):
+        with pytest.raises(ValueError, match=r"^Must be ") as error:
             SETTINGS[name].parse(text)
+        assert str(error.value).startswith(f"Must be {SETTINGS[name].rule()}.")
+        assert len(SETTINGS[name].rule()) > len("0 or")
 
 
 @pytest.mark.fault(24)
@@ -132,4 +134,8 @@ def test_a_setting_is_read_built_and_replaced_by_its_name_alone() -> None:
 
 
 def test_env_example_is_what_the_declarations_give() -> None:
-    assert (ROOT / ".env.example").read_text() == write_env_example() + "\n"
+    text = (ROOT / ".env.example").read_text()
+    assert text == write_env_example() + "\n"
+    for name, declared in SETTINGS.items():
+        is_there = f"\n#{name}=" in text and f"# {declared.help}\n" in text
+        assert is_there != (name in ("ENV_FILE", "NAME")), name

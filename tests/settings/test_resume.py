@@ -14,7 +14,6 @@ from settings.declare import FREE, FROZEN, TRACKED, format_value
 from settings.names import CONSTANTS, REPLACEMENTS
 from settings.resolve import Resolved, resolve
 from settings.resume import RunConfigError, compare_with_stored
-from settings.targets import RESUME
 from tests.settings.test_sources import root
 
 __all__ = ["root"]
@@ -127,9 +126,11 @@ def test_a_chosen_value_does_not_become_the_one_that_follows(root: Path) -> None
 
 def test_only_targets_that_resume_read_the_run(root: Path) -> None:
     store(root)
-    for target in ("train", "plan", "settings", "check-env", "sample", "train-8xa100", ""):
-        layers = resume(root, MAKE_TARGET=target, PRESET="tiny").config.n_layer
-        assert layers == (8 if target in RESUME else 4), target
+    resuming = ("train", "train-node", "finetune", "plan", "restart", "settings", "check-env")
+    others = ("sample", "eval", "data", "train-8xa100", "")
+    for targets, n_layer in ((resuming, 8), (others, 4)):
+        for target in targets:
+            assert resume(root, MAKE_TARGET=target, PRESET="tiny").config.n_layer == n_layer, target
 
 
 @pytest.mark.parametrize(

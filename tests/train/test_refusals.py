@@ -2,8 +2,6 @@
 
 import fcntl
 import os
-import shutil
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -11,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.running import environment, train
+from tests.small_disk import needs_mount, small_disk
 
 
 @pytest.mark.fault(24)
@@ -76,21 +75,11 @@ def test_an_unwritable_run_folder_is_named(data):
 
 
 @pytest.mark.fault(7)
-@pytest.mark.skipif(
-    os.getuid() != 0 or shutil.which("mount") is None, reason="needs root to mount a small disk"
-)
+@needs_mount
 def test_a_full_disk_is_said_before_training(tmp_path, data):
-    small = tmp_path / "small"
-    small.mkdir()
-    if subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=300k", "none", small], check=False
-    ).returncode:
-        pytest.skip("this machine lets nobody mount")
-    try:
+    with small_disk(tmp_path / "small", "300k") as small:
         out = train(environment(tmp_path, data, RUNS_DIR=small), code=78)
         assert "a checkpoint takes" in out
         assert "free; make room" in out
         assert "Traceback" not in out
         assert not (small / "run" / "metrics.jsonl").exists()
-    finally:
-        subprocess.run(["umount", small], check=True)

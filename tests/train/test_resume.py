@@ -22,6 +22,7 @@ from tests.running import (
     wait_for,
 )
 
+CHANGING = (".lock", "train.log", "STATUS.json")  # files of a run that each start writes
 KILLS = [
     ("in a step", 7),
     ("before files", 1),
@@ -62,6 +63,8 @@ def test_killed_at_every_kind_of_moment_it_ends_the_same(tmp_path, data, undistu
     assert {r["step"] for r in events(run, "eval")} == {12, 24, 36, 40}
     assert len(events(run, "resume")) == 2
     assert len(events(run, "end")) == 1
+    *_, last = (run / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(last)["event"] == "end"
 
 
 @pytest.mark.fault(4)
@@ -126,7 +129,9 @@ def test_a_last_step_that_lies_behind_is_said_and_nothing_is_done(tmp_path, data
     env = environment(tmp_path, data)
     run = tmp_path / "run"
     train(env | {"MAX_STEPS": "10"})
-    status, files = run / "STATUS.json", [run / "metrics.jsonl", run / "config.json"]
+    status = run / "STATUS.json"
+    files = [path for path in run.glob("*.*") if path.name not in CHANGING]
+    assert {"metrics.jsonl", "config.json", "tokenizer.json"} <= {path.name for path in files}
     before = [path.read_bytes() for path in files]
     for text in (status.read_bytes(), b'{"phase": "crashed", "step": 10}'):
         status.write_bytes(text)

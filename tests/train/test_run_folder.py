@@ -42,6 +42,7 @@ def test_every_step_has_a_record_with_all_keys_and_the_console_repeats_some(said
             "grad_norm",
             "step_ms",
             "tokens_per_s",
+            "mfu",
             "mem_gib",
             "data_wait_s",
         } <= r.keys()

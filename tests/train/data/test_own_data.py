@@ -56,7 +56,9 @@ def prepare_data(folder: Path, data: str, **more: str) -> subprocess.CompletedPr
     return subprocess.run(
         [sys.executable, "-m", "train.data.prepare", "data"],
         cwd=ROOT,
-        env=os.environ | {"ENV_FILE": str(folder / "empty.env")} | settings | more,
+        env={"PATH": os.environ["PATH"], "HOME": str(folder), "ENV_FILE": str(folder / "empty.env")}
+        | settings
+        | more,
         text=True,
         capture_output=True,
         check=False,

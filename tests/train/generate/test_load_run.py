@@ -249,6 +249,8 @@ def test_a_damaged_config_json_is_named_with_the_setting(run: Run) -> None:
         (None, "is missing, but the run has checkpoints"),
         ("", "is damaged"),
         ("{}", "is damaged"),
+        ("[1, 2]", "is damaged"),
+        ("[" * 10_000, "is damaged"),
     ],
 )
 def test_without_its_settings_a_run_is_not_used(run: Run, content: str | None, words: str) -> None:
