@@ -5,7 +5,7 @@
 Evaluations follow the same rule as steps: what a resume went back behind was done again, and only the last
 is kept; one that failed does not displace one that did not. Training time is the sum of the kept steps'
 step_ms, so it leaves out evaluations, saving, waiting between attempts, and work that was lost.
-Steps are read one by one into columns: in memory are eight bytes a number.
+Steps are read one by one into columns: in memory a number takes eight bytes, and the timeline of goodput about 200 a step.
 """
 
 import dataclasses

@@ -30,7 +30,6 @@ BEGINS = re.compile(r"node \d+: host=")  # the first words of a trainer in its n
 LOG_BYTES = 2**17  # of a log's end, at the first look: a tenth of a second
 LONGEST_COMPLAINT = 300
 SETTLED_S = 1800.0  # of a node that does not know the phase: until then it may begin
-HOLDER = re.compile(r"pid \d+ on ([^\s:]+)")
 
 
 class Between:
@@ -107,12 +106,16 @@ def at_work(paths: RunPaths, state: dict[str, Any]) -> bool | None:
     try:
         if locks.has_job(paths) or locks.is_held(paths):
             return True
-        holder = HOLDER.match(paths.job.read_text(errors="replace")) if paths.job.exists() else None
+        holder = (
+            locks.HOLDER.match(paths.job.read_text(errors="replace"))
+            if paths.job.exists()
+            else None
+        )
     except OSError:
         return None
     if state.get("phase") in status.OVER:
         return False
-    others = {holder[1] if holder else None, state.get("host") if paths.node == 0 else None}
+    others = {holder[2] if holder else None, state.get("host") if paths.node == 0 else None}
     return None if others - {None, socket.gethostname()} else False
 
 

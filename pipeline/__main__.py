@@ -161,7 +161,7 @@ def hold(paths: RunPaths) -> TextIO:
         job = open(paths.job, "a+", encoding="utf-8")  # noqa: SIM115 (held until it is closed)
         if not locks.take_lock(job):
             raise RunFolderError(
-                f"{show_path(paths.folder)}: is at work already ({paths.job.read_text()}); make status, stop "
+                f"{show_path(paths.folder)}: is at work already ({locks.read_holder(paths.job)}); make status, stop "
                 f"and attach look after it by RUN_NAME={paths.name}"
             )
         locks.write_holder(job, "checking inputs")

@@ -186,12 +186,12 @@ class Timeline:
     def add(self, record: Record) -> None:
         """Take the next record."""
         event = record["event"]
-        if not self.begins_attempt(record):
-            self.pass_time(record)
-        elif event == "gap":  # written before the attempt is ready, and the next record begins it
-            return
-        else:
+        if self.begins_attempt(record):
+            if event == "gap":  # written before the attempt is ready, and the next record begins it
+                return
             self.begin_attempt(record)
+        else:
+            self.pass_time(record)
         self.note(record)
 
         self.is_announced |= event in ANNOUNCES

@@ -137,7 +137,7 @@ EVAL_CONSOLE = (
 CHUNK_BYTES = 2**18
 LARGEST_STEP = 10**15
 LATEST = 10**11  # seconds since 1970
-LARGEST_NUMBER = 10**300  # integers beyond are no number that a float can hold
+LARGEST_NUMBER = 10**300  # so that sums stay finite
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -261,8 +261,8 @@ def find_fault(value: Any) -> str:
     if not is_number(value.get("time")) or value["time"] > LATEST:
         return "is a record without 'time'"
     step = value.get("step")
-    is_step = isinstance(step, int) and abs(step) <= LARGEST_STEP
-    if not is_step and (event in NEEDS_STEP or isinstance(step, int)):
+    is_wrong = abs(step) > LARGEST_STEP if isinstance(step, int) else event in NEEDS_STEP
+    if is_wrong:
         return "is a record without 'step'"
     for key, content in value.items():
         if key.endswith("_by_source") and not isinstance(content, dict | None):
@@ -278,7 +278,7 @@ def is_huge(value: Any) -> bool:
 
 
 def is_number(value: Any) -> bool:
-    """Return whether a value is a finite number."""
+    """Return whether a value is a number that floats can count with."""
     return isinstance(value, float | int) and abs(value) < LARGEST_NUMBER
 
 
@@ -354,8 +354,8 @@ class Recorder:
         self.place = (0, 0)  # step and tokens of the first of them
         self.failed = False
         self.began: Record = {}  # the first step of this attempt
-        self.recorded_step = 0  # the last that the record knows
-        self.saved_step = 0  # of the last checkpoint that it knows; 0 without one
+        self.recorded_step = 0  # the largest in the record when it was opened
+        self.saved_step = 0  # of its last checkpoint then; 0 without one
         if active and self.path.exists() and not self.path.is_file():
             raise RunFolderError(f"{self.path}: is not a file. Move it away to begin a new record.")
         if active:

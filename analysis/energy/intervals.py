@@ -28,7 +28,7 @@ class Interval(NamedTuple):
     step: int | None = None
 
 
-def rank(claim: Claim) -> tuple[int, float, int]:
+def sort_key(claim: Claim) -> tuple[int, float, int]:
     """Return what claims are sorted by."""
     return claim.attempt, claim.end, ORDER.index(claim.category)
 
@@ -47,7 +47,7 @@ def place_claims(timeline: Timeline) -> list[Interval]:
                     step=step.number,
                 )
             )
-    claims.sort(key=rank)
+    claims.sort(key=sort_key)
 
     backward: list[Interval] = []
     for place in reversed(range(len(timeline.attempts))):

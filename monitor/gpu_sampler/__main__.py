@@ -109,7 +109,7 @@ def hold(paths: RunPaths) -> TextIO:
         lock = open(paths.gpu_lock, "a+", encoding="utf-8")  # noqa: SIM115 (held until it is closed)
         if not locks.take_lock(lock):
             raise AtWork(
-                f"another sampler records {show_path(paths.folder)} already ({paths.gpu_lock.read_text()}); for one "
+                f"another sampler records {show_path(paths.folder)} already ({locks.read_holder(paths.gpu_lock)}); for one "
                 "of your own choose another RUN_NAME"
             )
     except OSError as error:

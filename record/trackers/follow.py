@@ -22,7 +22,7 @@ from typing import Any
 
 from record.metrics import GOES_BACK, Record, RecordReader, is_number
 from record.run_paths import RunPaths
-from record.trackers.processes import REPORTED, TITLES, UPLOAD_S
+from record.trackers.processes import REPORTED, TITLES, UPLOAD_S, describe_later
 from settings import ROOT
 from settings.config import Config
 from settings.resolve import show_path
@@ -93,7 +93,7 @@ def make_row(record: Record) -> Row:
 
 
 class Tracker:
-    """The process of a tracker; subclasses know where the rows go.
+    """A tracker, in the process that processes.py starts. Subclasses know where the rows go.
 
     Attributes:
         last_sent: position of the last row that the tracker has.
@@ -202,5 +202,5 @@ class Tracker:
 
     def give_up(self, reason: str) -> None:
         """End the process at once: a thread may be deep in a tracker, whose own process ends with this one."""
-        self.say(f"{reason}. To send the run later: make mirror RUN_NAME={self.config.run_name}")
+        self.say(f"{reason}. {describe_later(self.config.run_name)}")
         os._exit(REPORTED)

@@ -67,15 +67,20 @@ def check_trackers(c: Config) -> None:
         raise SettingsError(problems)
 
 
+def describe_later(run_name: str) -> str:
+    """Return the command that sends what a tracker did not."""
+    return f"To send the run later: make mirror RUN_NAME={run_name}"
+
+
 class TrackerProcess(threading.Thread):
-    """The process of a tracker, and the thread that prints what it reports."""
+    """The trainer's side of a tracker: its process, and the thread that prints what it reports."""
 
     def __init__(
         self, name: str, run_name: str, process: subprocess.Popen, say: Callable[[str], object]
     ):
         super().__init__(daemon=True)
         self.title = TITLES[name]
-        self.later = f"To send the run later: make mirror RUN_NAME={run_name}"
+        self.later = describe_later(run_name)
         self.process = process
         self.say = say
         self.start()

@@ -29,8 +29,8 @@ class TensorBoardTracker(Tracker):
                 if position:
                     last_sent = max(last_sent, int(position))
         stamp = int(time.time())
-        self.file = folder / f"events.out.tfevents.{stamp}.{os.getpid()}"
-        self.file.touch()
+        self.path = folder / f"events.out.tfevents.{stamp}.{os.getpid()}"
+        self.path.touch()
         shown = show_path(folder)
         command = f"{BIN}/tensorboard --logdir {show_path(folder.parent)}"
         self.say(f"in {shown}; to look at it: {command}")
@@ -41,9 +41,9 @@ class TensorBoardTracker(Tracker):
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.summary.writer.record_writer import RecordWriter
 
-        size = self.file.stat().st_size
+        size = self.path.stat().st_size
         try:
-            with open(self.file, "ab") as file:
+            with open(self.path, "ab") as file:
                 writer = RecordWriter(file)
                 for row in rows:
                     event = Event(
@@ -55,7 +55,7 @@ class TensorBoardTracker(Tracker):
                         event.summary.value.add(tag=name, simple_value=value)
                     writer.write(event.SerializeToString())
         except OSError:
-            os.truncate(self.file, size)
+            os.truncate(self.path, size)
             raise
 
 
