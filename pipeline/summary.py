@@ -57,13 +57,12 @@ def result(c: Config, stage: Stage) -> str:
         partial = (found.get("core") or {}).get("core_partial")
         bits = found.get("val_bpb")
         told = [f"{bits:.3f} bits per byte" if isinstance(bits, float) else "bits per byte n/a"]
-        told += (
-            [f"CORE {core:.4f}"]
-            if isinstance(core, float)
-            else [f"CORE n/a, of the tasks that are there {partial:.4f}"]
-            if isinstance(partial, float)
-            else ["CORE left out (CORE_BUNDLE)"]
-        )
+        if isinstance(core, float):
+            told.append(f"CORE {core:.4f}")
+        elif isinstance(partial, float):
+            told.append(f"CORE n/a, of the tasks that are there {partial:.4f}")
+        else:
+            told.append("CORE left out (CORE_BUNDLE)")
         return ", ".join(told)
     if stage.tunes:
         scores = [

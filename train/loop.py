@@ -110,15 +110,9 @@ def train(job: Job, profile: Profile | None = None) -> str:
 
         # recorded before it is saved: a checkpoint never knows a step that the record does not
         values = rates.of_step(numbers, seconds + waited_s)
-        if slow := stragglers.find(job.step, numbers.own_s):
-            values["straggler"] = slow
-            job.recorder.say(
-                f"straggler: rank {slow['rank']} on {slow['host']} takes {slow['times']:.1f} times as "
-                "long as the others, who wait for it"
-            )
+        values |= report_straggler(job, stragglers, numbers) | take_stalls(job)
         if crowding and (sentence := crowding.after_step()):
             job.recorder.say(sentence)
-        values |= take_stalls(job)
         job.recorder.step(
             job.step, job.tokens, first, lr=rate, data_wait_s=data_wait_s + waited_s, **values
         )
@@ -138,6 +132,18 @@ def train(job: Job, profile: Profile | None = None) -> str:
         if told:
             return stop(job)
     return "done"
+
+
+def report_straggler(job: Job, stragglers: Stragglers, numbers: StepNumbers) -> dict[str, Any]:
+    """Say which rank is slow, if one is. Returns what the step's record says of it."""
+    slow = stragglers.find(job.step, numbers.own_s)
+    if slow is None:
+        return {}
+    job.recorder.say(
+        f"straggler: rank {slow['rank']} on {slow['host']} takes {slow['times']:.1f} times as "
+        "long as the others, who wait for it"
+    )
+    return {"straggler": slow}
 
 
 def take_stalls(job: Job) -> dict[str, Any]:

@@ -117,15 +117,7 @@ class Pretraining:
 def main(way: Way | None = None) -> int:
     """Run to an exit code. Whatever goes wrong is said in one sentence, and in full where it is a fault of ours."""
     way = way or Pretraining()
-    console.start_logging()
-    logging.raiseExceptions = False  # a closed terminal must not end a run, nor fill its log
-    warnings.filterwarnings(
-        "ignore", message="torch.distributed is disabled"
-    )  # DCP, in one process
-    interrupt = Interrupt()
-    interrupt.at_force = report_exit
-    # a launcher that was killed leaves nothing behind: torchrun's processes at once, a single one saves and stops
-    end_with_parent(signal.SIGKILL if under_torchrun() else signal.SIGTERM)
+    interrupt = prepare_process()
     if parent_is_gone():
         return 1
     started = Stopwatch()
@@ -219,6 +211,19 @@ def main(way: Way | None = None) -> int:
     except OSError:  # nobody reads any more; without this Python would exit with 120
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return code
+
+
+def prepare_process() -> Interrupt:
+    """Set up logging and signals. Returns what hears them."""
+    console.start_logging()
+    logging.raiseExceptions = False  # a closed terminal must not end a run, nor fill its log
+    # DCP, in one process
+    warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+    interrupt = Interrupt()
+    interrupt.at_force = report_exit
+    # a launcher that was killed leaves nothing behind: torchrun's processes at once, a single one saves and stops
+    end_with_parent(signal.SIGKILL if under_torchrun() else signal.SIGTERM)
+    return interrupt
 
 
 def close(job: Job, code: int, hurried: bool) -> None:

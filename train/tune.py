@@ -59,9 +59,8 @@ def tune(environment: dict[str, str], processes: int, gpus: int) -> str:
     every page anew from the system costs page faults, and glibc (2.35 and later) uses huge pages.
     Torch's own THP_MEM_ALLOC_ENABLE takes a tenth more memory and no less time.
 
-    A thread that waits for the others spins, for seconds by default. Where other processes use the
-    cores too, it takes from them, and from the thread that it waits for, what both would need:
-    a step takes up to ten times as long. Spinning briefly costs 1% on a quiet machine.
+    A thread that waits for the others spins, by default for long. Where other processes use the cores
+    too, it keeps a core from the thread that it waits for, and a step takes several times as long.
     """
     set_default(environment, "OMP_NUM_THREADS", str(max(1, count_cores() // processes)))
     chosen = [f"processes={processes}", f"threads={environment['OMP_NUM_THREADS']}"]

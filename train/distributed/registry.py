@@ -125,12 +125,10 @@ def is_someone(content: dict[str, Any]) -> bool:
 def last_word(facts: dict[str, Any], code: int, why: object = "") -> Verdict:
     """What the others are told when a node ends for good. why: what it said itself, where it did."""
     said = " ".join(str(why).split())[:LONGEST_WHY] if isinstance(why, str) else ""
-    how = (
-        "was told to stop"
-        if code in (STOPPED, INTERRUPTED)
-        else f"has ended with exit code {code}"
-        + (f": {said}" if said.isprintable() and said else "; its log says why")
-    )
+    reason = f": {said}" if said.isprintable() and said else "; its log says why"
+    how = f"has ended with exit code {code}{reason}"
+    if code in (STOPPED, INTERRUPTED):
+        how = "was told to stop"
     return Verdict(code, f"{named(facts)} {how}")
 
 

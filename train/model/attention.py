@@ -220,9 +220,7 @@ def log_choice(kernel: Kernel, c: Config, device: torch.device) -> None:
         "flash-attn": "the package",
         "math": "two batched products",
     }[kernel.name]
-    apart = (
-        (", documents kept apart by " + ("their bounds" if kernel.by_bounds else "a mask"))
-        if c.doc_mask
-        else ""
-    )
+    apart = ""
+    if c.doc_mask:
+        apart = f", documents kept apart by {'their bounds' if kernel.by_bounds else 'a mask'}"
     log.info("attention=%s (%s)%s", kernel.name, detail, apart, extra=LOG_ONLY)
