@@ -17,6 +17,7 @@ from hardware.gpu_specs import find_gpu
 from hardware.visible_gpus import visible_gpus
 from settings.config import Config
 from settings.finding import FAIL, PASS, WARN, Finding
+from settings.precision import BFLOAT16_UNITS
 
 SMI_S = (
     20.0  # a driver that hangs is given up; without persistence mode eight GPUs take some seconds
@@ -398,7 +399,7 @@ def bf16(c: Config, seen: Seen, cpu_flags: frozenset[str] | None) -> Finding | N
         return Finding("bf16", PASS, f"{taken[0].name} has bfloat16 units")
     if c.device == "cuda" or cpu_flags is None:
         return None
-    if units := sorted(cpu_flags & {"amx_bf16", "avx512_bf16"}):
+    if units := sorted(cpu_flags & BFLOAT16_UNITS):
         return Finding("bf16", PASS, f"the processor has {' and '.join(units)}")
     # Products of 1024 x 1024 at 0.6 of float32's rate without them, 0.02 without AVX-512, 4.3 with them: on one
     # machine, with ONEDNN_MAX_CPU_ISA

@@ -7,6 +7,7 @@ from doctor.quick import present
 from hardware.host_memory import read_memory
 from settings.config import Config
 from settings.finding import FAIL, Finding
+from settings.precision import read_cpu_flags
 
 DISK_S = 20.0  # a disk that has not answered by then is out of order
 
@@ -39,7 +40,7 @@ def findings(c: Config) -> list[Finding]:
         or installed.torch(build, installed.pinned_torch()),
         *gpus.gpus(c, seen),
         *kernels.stronger(gpus.driver(c, seen, build), kernels.seen_alike(c, seen, torch)),
-        gpus.bf16(c, seen, machine.cpu_flags()),
+        gpus.bf16(c, seen, read_cpu_flags()),
         kernels.attention(c, torch) or gpus.attention(c, seen),
         machine.compiler(
             c, machine.compiler_here(), on_gpus, torch.worth_compiling if torch.version else None

@@ -8,7 +8,6 @@ import dataclasses
 import errno
 import math
 import os
-import re
 import resource
 import shutil
 import socket
@@ -274,23 +273,13 @@ def compiler(c: Config, found: Compiler, on_gpus: bool, worth: bool | None) -> F
     if not found.headers:
         return Finding(
             "compiler",
-            FAIL,
+            level,
             f"COMPILE={c.compile}: Python's own headers (Python.h) are not there, and "
             "what torch compiles includes them",
             "apt-get install python3-dev, or set COMPILE=0",
             64,
         )
     return Finding("compiler", PASS, f"{name} compiles for torch.compile")
-
-
-def cpu_flags(path: Path = Path("/proc/cpuinfo")) -> frozenset[str] | None:
-    """What the processor can, in Linux' words; None where there is no such list, as on macOS or ARM."""
-    try:
-        text = path.read_text(errors="replace")
-    except OSError:
-        return None
-    found = re.search(r"^flags\s*:(.*)$", text, re.MULTILINE)
-    return frozenset(found[1].split()) if found else None
 
 
 # ---------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from doctor import disk, gpus, installed, machine, site_checks
 from hardware.host_memory import read_memory
 from settings.config import Config
 from settings.finding import Finding
+from settings.precision import read_cpu_flags
 
 
 def quick(c: Config) -> list[Finding]:
@@ -17,7 +18,7 @@ def quick(c: Config) -> list[Finding]:
     return present(
         *gpus.gpus(c, seen),
         gpus.driver(c, seen, installed.torch_build()),
-        gpus.bf16(c, seen, machine.cpu_flags()),
+        gpus.bf16(c, seen, read_cpu_flags()),
         gpus.attention(c, seen),
         machine.compiler(c, machine.compiler_here(), on_gpus, None),
         machine.memory(c, read_memory(), processes, on_gpus),

@@ -12,7 +12,7 @@ from settings.config import Config
 
 SHORT = 512  # attention.SHORT: windows up to which a CPU in bfloat16 takes the products
 FLOPS_WORTH_COMPILING_ON_CPU = (
-    1e15  # compilation.py's; both modules import torch, and a test holds these equal
+    5e13  # compilation.py's; both modules import torch, and a test holds these equal
 )
 
 

@@ -401,12 +401,17 @@ def brief(p: Plan, c: Config) -> str:
     if p.fleet.on_cpu:
         each = "" if p.fleet.processes == 1 else " per process"
     memory = f"{gib(p.chosen.need.total)} of {gib(p.capacity_bytes)} GiB of memory{each}"
-    if p.time is None or p.pace.tokens_per_s is None:
-        return f"plan: {memory}. The hours are not known: {p.pace.fast.why}"
     steps = c.last_step - p.done
     if steps <= 0:
         return f"plan: all {c.last_step:,} steps are done"
+    more = " more" if p.done else ""
+    run = f"plan: {steps:,}{more} steps of {c.batch_tokens:,} tokens"
     fast = p.pace.fast
+    # what is assumed of a CPU can be off by a half; the first line of training is not
+    if p.fleet.on_cpu and not fast.measured and c.mfu is None:
+        return f"{run}, {memory}; every {c.log_every} steps a line shows the time left"
+    if p.time is None or p.pace.tokens_per_s is None:
+        return f"{run}, {memory}. The hours are not known: {fast.why}"
     speed = f"{rate(p.pace.tokens_per_s)}, "
     if fast.measured:
         speed += "measured"
@@ -414,11 +419,7 @@ def brief(p: Plan, c: Config) -> str:
         speed += f"an assumed MFU of {fast.mfu_percent:.3g}%"
     else:
         speed += f"an MFU of {fast.mfu_percent:.3g}%"
-    more = " more" if p.done else ""
-    return (
-        f"plan: {steps:,}{more} steps of {c.batch_tokens:,} tokens, about {hours(p.time.total)} ({speed}), "
-        f"{memory}"
-    )
+    return f"{run}, about {hours(p.time.total)} ({speed}), {memory}"
 
 
 def rate(tokens_per_s: float) -> str:

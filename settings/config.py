@@ -15,6 +15,7 @@ from settings.data import Corpus, name_of_data
 from settings.declare import Setting, SettingsError, read_section, round_as_typed
 from settings.finetune import LoRA, Tuning
 from settings.planning import Planning
+from settings.precision import choose_dtype
 from settings.run import Checkpoints, Faults, Machine, Run, Sources
 from settings.sampling import Sampling
 from settings.training import Architecture, DiLoCo, Evaluation, Training, Wan
@@ -182,6 +183,8 @@ def build_config(given: dict[str, Any]) -> Config:
     for name, default in derive_defaults(values).items():
         if values[name] in (None, ""):
             values[name] = default
+    if values["DTYPE"] == "auto":
+        values["DTYPE"] = choose_dtype(values["DEVICE"])
     return Config(**{name.lower(): value for name, value in values.items()})
 
 

@@ -41,6 +41,10 @@ def test_a_run_that_may_start_is_told_its_hours(tmp_path: Path) -> None:
     done = run(tmp_path)
     assert done.returncode == 0, done.stderr
     last = done.stdout.splitlines()[-1]
+    assert re.fullmatch(
+        r"plan: 1,200 steps .* of \S+ GiB of memory; every 50 steps a line .*", last
+    )
+    last = run(tmp_path, MFU="50", DTYPE="float32").stdout.splitlines()[-1]
     assert last.startswith("plan: 1,200 steps of 1,024 tokens, about ")
     assert re.search(r" of \S+ GiB of memory$", last)
 

@@ -251,7 +251,7 @@ BOTH, NONE = Compiler("gcc", "g++", True), Compiler("", "", True)
         ("0", NONE, True, True, PASS, "COMPILE=0"),
         ("auto", BOTH, True, None, PASS, "gcc"),
         ("auto", BOTH, False, True, PASS, "g++"),
-        ("auto", Compiler("gcc", "g++", False), True, None, FAIL, "Python.h"),
+        ("auto", Compiler("gcc", "g++", False), True, None, WARN, "Python.h"),
         ("auto", Compiler("gcc", "g++", False), False, False, PASS, "so short"),
     ],
 )
@@ -274,16 +274,6 @@ def test_compilers_are_found_on_the_path(tmp_path: Path, monkeypatch: pytest.Mon
         (tmp_path / name).write_text("")
         (tmp_path / name).chmod(0o755)
     assert (machine.compiler_here().c, machine.compiler_here().cxx) == ("cc", "g++")
-
-
-def test_what_the_processor_can_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "cpuinfo"
-    path.write_text(
-        "processor\t: 0\nflags\t\t: fpu avx2 avx512_bf16\nbugs\t: x\n\nprocessor\t: 1\nflags\t: fpu\n"
-    )
-    assert machine.cpu_flags(path) == {"fpu", "avx2", "avx512_bf16"}
-    path.write_text("processor : 0\nFeatures : fp asimd\n")
-    assert machine.cpu_flags(path) is None and machine.cpu_flags(tmp_path / "none") is None
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="adjtimex is Linux'")

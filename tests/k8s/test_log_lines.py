@@ -16,7 +16,7 @@ node 0: host=a-0 ranks=0-1 of 4 device=CPU torch=2.13.0+cpu nccl=none
 From the environment: DEVICE=cpu RUN_NAME=ok
 data=python-stdlib windows=520 dropped_tail_tokens=26 planned_tokens=0.02M epochs=1.23
 attention=sdpa (torch's flash kernel for CPU)
-compile=no (a run of 6.5e+09 FLOPs; on a CPU it pays from about 1e+15 on)
+compile=no (a run of 6.5e+09 FLOPs; on a CPU it pays from about 5e+13 on)
 run=ok device=CPU processes=4 parallel=ddp dtype=float32 parameters=0.07M steps=40 batch_tokens=512
 step=1/40 loss=6.2530 lr=7.500e-04 grad_norm=0.296 step_ms=33.8 tokens_per_s=15157 mfu=n/a mem_gib=0.35 tokens=512
 step=20/40 loss=5.9718 lr=1.884e-03 grad_norm=0.295 step_ms=14.1 tokens_per_s=36258 mfu=n/a mem_gib=0.35 tokens=10240

@@ -360,6 +360,17 @@ def test_brief_is_one_line(planned: Any) -> None:
     )
 
 
+def test_brief_promises_no_time_of_a_cpu_that_nobody_measured(planned: Any) -> None:
+    for dtype in ("float32", "bfloat16"):
+        p = planned(PRESET="tiny", DTYPE=dtype, DEVICE="cpu", MAX_STEPS="100", LOG_EVERY="20")
+        need = f"{p.chosen.need.total / 2**30:.2f} of "
+        told = brief(p, p.c)
+        assert told.startswith(f"plan: 100 steps of {p.c.batch_tokens:,} tokens, {need}")
+        assert told.endswith(" GiB of memory; every 20 steps a line shows the time left")
+    p = planned(PRESET="tiny", DEVICE="cpu", DTYPE="float32", MAX_STEPS="100", MFU="50")
+    assert ", about " in brief(p, p.c)
+
+
 def test_brief_counts_the_waits(planned: Any) -> None:
     p = planned(PRESET="xlarge-8xa100", NODES="4", SITES="4")
     assert brief(p, p.c).startswith(

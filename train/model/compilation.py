@@ -6,6 +6,9 @@ with each token, run as they are written (generate.py).
 
 import logging
 import shutil
+import sys
+import sysconfig
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -19,9 +22,9 @@ from train.model.model import Transformer, matmul_weights
 
 log = logging.getLogger(__name__)
 
-# On two CPU cores compiling takes half a minute and gains 17 to 25% at bfloat16 (BENCHMARKS.md); this many FLOPs are
-# an hour or two of their work.
-FLOPS_WORTH_COMPILING_ON_CPU = 1e15
+# On two CPU cores compiling takes 10 to 20 s and saves a fifth to a quarter of a run in bfloat16, a tenth in float32
+# (BENCHMARKS.md). This many FLOPs are two minutes of their work in bfloat16, five in float32.
+FLOPS_WORTH_COMPILING_ON_CPU = 5e13
 ROWS_AT_ONCE = 256  # of logits, on a CPU
 
 
@@ -34,6 +37,9 @@ def wanted(c: Config, device: torch.device, model: Transformer) -> bool:
             * c.batch_tokens
             * flops_per_token(matmul_weights(model), c.n_layer, c.n_embd, c.seq_len)
         )
+        if device.type == "cpu" and sys.platform != "linux":
+            log.info("compile=no (COMPILE=1 tries it on this system)", extra=LOG_ONLY)
+            return False
         if device.type == "cpu" and work < FLOPS_WORTH_COMPILING_ON_CPU:
             log.info(
                 "compile=no (a run of %.1e FLOPs; on a CPU it pays from about %.0e on)",
@@ -43,9 +49,8 @@ def wanted(c: Config, device: torch.device, model: Transformer) -> bool:
             )
             return False
         reason = "it pays on a GPU" if device.type != "cpu" else f"a run of {work:.1e} FLOPs"
-    if c.compile != "0" and not has_compiler(device):
-        language, package = ("C++", "g++") if device.type == "cpu" else ("C", "gcc")
-        missing = f"there is no {language} compiler: install {package}"
+    missing = "" if c.compile == "0" else find_missing(device)
+    if missing:
         if c.compile == "1":
             raise SettingsError([f"COMPILE=1: {missing}, or set COMPILE=0"])
         log.warning("compile=no (it would pay, but %s)", missing)
@@ -55,16 +60,24 @@ def wanted(c: Config, device: torch.device, model: Transformer) -> bool:
     return c.compile != "0"
 
 
-def has_compiler(device: torch.device) -> bool:
-    """Whether torch finds the compiler that it will call: of C++ for a CPU, of C for Triton's launchers on a GPU."""
+def find_missing(device: torch.device) -> str:
+    """Return what torch.compile lacks here, with the package that brings it; "" if nothing.
+
+    It needs a compiler, of C++ for a CPU and of C for Triton's launchers on a GPU, and Python's headers, which
+    all that it compiles includes.
+    """
+    if not (Path(sysconfig.get_paths()["include"]) / "Python.h").is_file():
+        return "Python.h is missing: install python3-dev"
     if device.type != "cpu":
-        return any(map(shutil.which, ("gcc", "clang", "cc")))
+        found = any(map(shutil.which, ("gcc", "clang", "cc")))
+        return "" if found else "there is no C compiler: install gcc"
     from torch._inductor import cpp_builder, exc  # not above: this takes two seconds
 
     try:
-        return bool(cpp_builder.get_cpp_compiler())
+        found = bool(cpp_builder.get_cpp_compiler())
     except exc.InvalidCxxCompiler:
-        return False
+        found = False
+    return "" if found else "there is no C++ compiler: install g++"
 
 
 def compile_model(model: Transformer, named: bool = False) -> None:

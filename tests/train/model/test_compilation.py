@@ -2,6 +2,8 @@
 
 import dataclasses
 import shutil
+import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -223,15 +225,15 @@ def test_compiled_blocks_keep_less_for_backward_on_a_cpu_and_have_the_same_gradi
 
 
 def choice(
-    c: Config, device: str = "cpu", compiler: bool = True, *, monkeypatch: pytest.MonkeyPatch
+    c: Config, device: str = "cpu", missing: str = "", *, monkeypatch: pytest.MonkeyPatch
 ) -> bool:
-    monkeypatch.setattr(compilation, "has_compiler", lambda device: compiler)
+    monkeypatch.setattr(compilation, "find_missing", lambda device: missing)
     with torch.device("meta"):
         model = Transformer(c)
     return compilation.wanted(c, torch.device(device), model)
 
 
-def test_auto_compiles_on_a_gpu_and_where_a_cpu_has_an_hours_work(
+def test_auto_compiles_on_a_gpu_and_where_a_cpu_has_minutes_of_work(
     tiny: Config, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
@@ -253,30 +255,39 @@ def test_auto_compiles_on_a_gpu_and_where_a_cpu_has_an_hours_work(
     )
     assert not choice(dataclasses.replace(long, compile="0"), "cuda", monkeypatch=monkeypatch)
     assert choice(dataclasses.replace(tiny, compile="1"), monkeypatch=monkeypatch)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert not choice(long, monkeypatch=monkeypatch)
+    assert choice(dataclasses.replace(tiny, compile="1"), monkeypatch=monkeypatch)
 
 
 def test_without_a_compiler_auto_says_so_and_an_order_is_refused(
     tiny: Config, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    missing = "there is no C++ compiler: install g++"
     long = dataclasses.replace(tiny, train_tokens=10**12)
-    assert not choice(long, compiler=False, monkeypatch=monkeypatch)
-    assert "compile=no (it would pay, but there is no C++ compiler: install g++)" in caplog.text
+    assert not choice(long, missing=missing, monkeypatch=monkeypatch)
+    assert f"compile=no (it would pay, but {missing})" in caplog.text
     with pytest.raises(
         SettingsError,
         match=r"COMPILE=1: there is no C\+\+ compiler: install g\+\+, or set COMPILE=0",
     ):
-        choice(dataclasses.replace(tiny, compile="1"), compiler=False, monkeypatch=monkeypatch)
-    with pytest.raises(SettingsError, match="there is no C compiler: install gcc"):
-        choice(
-            dataclasses.replace(tiny, compile="1"), "cuda", compiler=False, monkeypatch=monkeypatch
-        )
+        choice(dataclasses.replace(tiny, compile="1"), missing=missing, monkeypatch=monkeypatch)
 
 
-def test_the_compiler_is_looked_for_where_torch_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_compiling_needs_is_looked_for_where_torch_looks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     import torch._inductor.config as inductor
 
-    assert compilation.has_compiler(CPU) == (shutil.which("g++") is not None)
+    gpu = torch.device("cuda", 0)
+    has_headers = (Path(sysconfig.get_paths()["include"]) / "Python.h").is_file()
+    is_ready = has_headers and shutil.which("g++") is not None
+    assert (compilation.find_missing(CPU) == "") == is_ready
+    monkeypatch.setattr(Path, "is_file", lambda path: True)
     monkeypatch.setattr(inductor.cpp, "cxx", ("no-such-compiler",))
-    assert not compilation.has_compiler(CPU)
+    assert compilation.find_missing(CPU) == "there is no C++ compiler: install g++"
     monkeypatch.setenv("PATH", "/nowhere")
-    assert not compilation.has_compiler(torch.device("cuda", 0))
+    assert compilation.find_missing(gpu) == "there is no C compiler: install gcc"
+    monkeypatch.setattr(Path, "is_file", lambda path: False)
+    for device in (CPU, gpu):
+        assert compilation.find_missing(device) == "Python.h is missing: install python3-dev"
