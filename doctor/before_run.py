@@ -23,6 +23,7 @@ from settings import SettingsError
 from settings.checks import PRETRAINING
 from settings.config import Config
 from settings.finding import FAIL, PASS, Finding, code_of, format_findings, split
+from train.console import wrap
 from train.data.sources.source import CorpusError
 
 
@@ -74,7 +75,7 @@ def main(words: list[str]) -> int:
     for line in format_findings([finding for finding in found if finding not in stopping]):
         sys.stdout.write(f"{line}\n")
     if planned and not c.node_rank:
-        sys.stdout.write(f"{planned}\n")
+        sys.stdout.write(f"{wrap(planned) if sys.stdout.isatty() else planned}\n")
     sys.stdout.flush()
     if stopping:
         allowed = ",".join(

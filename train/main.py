@@ -20,7 +20,7 @@ from typing import Any, Protocol, cast
 
 from hardware.out_of_memory import is_out_of_memory
 from record import goodput, metrics, status
-from record.durable import write_whole
+from record.durable import make_printable, write_whole
 from record.locks import RunFolderError
 from record.run_paths import RunPaths
 from record.status import Status
@@ -66,6 +66,7 @@ log = logging.getLogger(__name__)
 PIECES = 3  # of text, at the end of a run
 PIECE_TEMPERATURE = 0.6
 PIECE_LINES = 8  # of each, on a terminal; sample.txt has all
+PIECE_COLUMNS = 76  # of a line, beside its indentation
 LEAVE_S = 60  # seconds for the processes to part
 
 
@@ -372,17 +373,28 @@ def sample(job: Job) -> None:
     except OSError as error:  # it is said below, and the run is whole without it
         where = ""
         job.recorder.say(f"{job.paths.sample}: cannot be written ({error.strerror})")
-    shown = "\n\n".join(map(excerpt, texts))
+    texts = [make_lines_printable(text) for text in texts]
+    whole, shown = "\n\n".join(texts), "\n\n".join(map(excerpt, texts))
     job.recorder.say(
-        f"sample, step {job.step}:\n{textwrap.indent(text, '    ')}",
+        f"sample, step {job.step}:\n{textwrap.indent(whole, '    ')}",
         f"\nIt wrote{where}:\n{textwrap.indent(shown, '    ')}",
     )
 
 
+def make_lines_printable(text: str) -> str:
+    """Return a text with control characters as escapes: a model may write any, and a terminal would obey them."""
+    return "\n".join(make_printable(line.expandtabs()) for line in text.split("\n"))
+
+
 def excerpt(text: str) -> str:
-    """Return the first lines of a text, with no blank lines around it and at most one between two others."""
+    """Return the first lines of a text, each cut to what a terminal shows in a line, with no blank lines around it
+    and at most one between two others."""
     lines = re.sub(r"\n\s*\n", "\n\n", f"\n{text}\n").strip("\n").split("\n")
-    return "\n".join(lines[:PIECE_LINES])
+    shown = []
+    for line in lines[:PIECE_LINES]:
+        cut = line if len(line) <= PIECE_COLUMNS else line[: PIECE_COLUMNS - 3] + "..."
+        shown.append(cut)
+    return "\n".join(shown)
 
 
 if __name__ == "__main__":

@@ -93,11 +93,11 @@ def describe_end(c: Config, paths: RunPaths, target: str) -> list[str]:
         more = f"EPOCHS={2 * c.epochs}   (the learning rate follows the longer schedule)"
     lines = [end]
     if saved:
-        lines.append(f"  train it further:  {command} RUN_NAME={c.run_name} {more}")
+        lines.append(f"    train it further:  {command} RUN_NAME={c.run_name} {more}")
     return [
         *lines,
-        f"  train another:     {command} RUN_NAME={c.run_name}-2 SEED={c.seed + 1}",
-        f"  draw it again:     make plots RUN_NAME={c.run_name}",
+        f"    train another:     {command} RUN_NAME={c.run_name}-2 SEED={c.seed + 1}",
+        f"    draw it again:     make plots RUN_NAME={c.run_name}",
     ]
 
 

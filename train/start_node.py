@@ -114,8 +114,9 @@ class Node:
             f'    make sample RUN_NAME={name} PROMPT="{prompt}"',
         ]
         if is_tiny:
-            tokens = round(4 * self.config.train_tokens / 1e6)
-            lines.append(f"    make train RUN_NAME=longer TRAIN_TOKENS={tokens}M")
+            tokens = 2 * self.config.train_tokens
+            typed = f"{tokens // 10**6}M" if tokens % 10**6 == 0 else str(tokens)
+            lines.append(f"    make train RUN_NAME=longer TRAIN_TOKENS={typed}")
         return "\n".join(lines)
 
     # ---- The job's lock

@@ -37,16 +37,33 @@ log.info("as it is")
 log.info("for the log", extra=console.LOG_ONLY)
 log.info("attention=sdpa 1 2 3", extra=console.for_terminals("short"))
 log.warning("a warning of %s", "training")
+log.info("Next:\\n    make sample RUN_NAME=%s", 80 * "x")
+log.info("the optimizer's learning rate is one of a kind and/or %s", 80 * "y")
 """
 
 
 def test_a_terminal_shows_less_than_a_pipe_gets() -> None:
     command = [sys.executable, "-c", SPEAK]
-    assert show(command, dict(os.environ)) == "as it is\nshort\na warning of training\n"
+    for columns, broken in (
+        ("60", "and/or"),
+        ("40", "is one of\n  a kind and/or"),
+        ("200", "and/or " + 80 * "y"),
+    ):
+        shown = show(command, os.environ | {"COLUMNS": columns}).split("\nNext:\n")
+        assert shown[0] == "as it is\nshort\na warning of training"
+        indented, _, sentence = shown[1].partition("\n")
+        assert indented == f"    make sample RUN_NAME={80 * 'x'}"
+        assert broken in sentence and sentence.endswith(f"{80 * 'y'}\n")
+        assert all(
+            len(line) <= int(columns) or line == f"  {80 * 'y'}" for line in sentence.split("\n")
+        )
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == [
         "as it is",
         "for the log",
         "attention=sdpa 1 2 3",
         "a warning of training",
+        "Next:",
+        f"    make sample RUN_NAME={80 * 'x'}",
+        f"the optimizer's learning rate is one of a kind and/or {80 * 'y'}",
     ]

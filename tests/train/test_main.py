@@ -16,10 +16,17 @@ from train.job import Job
         ("a\nb\n\nc", "a\nb\n\nc"),
         ("\n".join("abcdefghij"), "\n".join("abcdefgh")),
         ("\n \n", ""),
+        (f"{77 * 'x'}\n{76 * 'y'}", f"{73 * 'x'}...\n{76 * 'y'}"),
     ],
 )
 def test_a_terminal_shows_the_first_lines_of_a_sample(text: str, shown: str) -> None:
     assert main.excerpt(text) == shown
+
+
+def test_what_a_model_writes_cannot_command_a_terminal() -> None:
+    text = "def f():\n\tx = 1 \x1b[2J\x07\u200e é\r\n"
+    shown = "def f():\n        x = 1 \\x1b[2J\\x07\\u200e é\\r\n"
+    assert main.make_lines_printable(text) == shown
 
 
 def test_a_stopped_run_says_what_make_will_report(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -293,17 +293,20 @@ def test_what_is_not_two_gpus_of_one_machine_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("settings", "prompt", "has_longer"),
+    ("settings", "prompt", "longer"),
     [
-        ({"preset": "tiny"}, "def main(", True),
-        ({"preset": "tiny", "data": "novel.txt"}, "Once", False),
-        ({"preset": "gpt2-124m"}, "Once", False),
+        ({"preset": "tiny", "train_tokens": 4_000_000}, "def main(", "8M"),
+        ({"preset": "tiny", "train_tokens": 20_480}, "def main(", "40960"),
+        ({"preset": "tiny", "data": "novel.txt"}, "Once", ""),
+        ({"preset": "gpt2-124m"}, "Once", ""),
     ],
 )
 def test_the_next_prompt_is_of_the_kind_of_text_that_was_trained_on(
-    tmp_path: Path, settings: dict[str, str], prompt: str, has_longer: bool
+    tmp_path: Path, settings: dict[str, Any], prompt: str, longer: str
 ) -> None:
-    config = dataclasses.replace(Config(), **cast(dict[str, Any], settings))
+    config = dataclasses.replace(Config(), **settings)
     node = Node(config, PRETRAIN, cast(Children, None), RunPaths(tmp_path))
     lines = node.describe_next_steps()
-    assert f'PROMPT="{prompt}"' in lines and ("RUN_NAME=longer" in lines) == has_longer
+    assert f'PROMPT="{prompt}"' in lines
+    _, _, tokens = lines.partition("    make train RUN_NAME=longer TRAIN_TOKENS=")
+    assert tokens == longer
