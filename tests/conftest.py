@@ -18,7 +18,7 @@ import torch
 from _pytest.faulthandler import fault_handler_stderr_fd_key
 
 from hardware import ports
-from settings.config import Config
+from settings.config import SETTINGS, Config
 from train.data import tokenizer
 from train.data.data_paths import SHARD_TOKENS
 from train.data.manifest import Seal, manifest_of
@@ -27,18 +27,25 @@ from train.data.sources.pin import pin
 
 SHARED = Path(__file__).resolve().parent.parent.parent / "shared" / "data"
 
-# Settings of a model that trains in milliseconds, as a subprocess is given them.
+# Settings of a model that trains in milliseconds, as a subprocess is given them: all that shapes
+# a run in presets/tiny.env has a value here, so that no test depends on the preset, nor on the
+# processor that it chooses a precision for.
 TINY = {
+    "DTYPE": "float32",
+    "DATA_MIX": "python-stdlib:1",
     "VOCAB_SIZE": "512",
     "N_LAYER": "2",
     "N_HEAD": "2",
     "N_EMBD": "32",
+    "QK_NORM": "0",
+    "OPTIMIZER": "adamw",
     "SEQ_LEN": "32",
     "BATCH_TOKENS": "512",
     "MICRO_BATCH_SIZE": "4",
     "TRAIN_TOKENS": "20480",
     "WARMUP_TOKENS": "2048",
     "LEARNING_RATE": "3e-3",
+    "MIN_LEARNING_RATE": "3e-4",
     "EVAL_TOKENS": "512",
     "SAMPLE_TOKENS": "8",
     "LOG_EVERY": "5",
@@ -126,12 +133,16 @@ def same_random_numbers() -> None:
     torch.manual_seed(20)
 
 
+@pytest.fixture(autouse=True)
+def same_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """DTYPE=auto, as the default preset has it, is the same whatever processor runs the tests."""
+    monkeypatch.setattr("settings.config.choose_dtype", lambda device: "float32")
+
+
 @pytest.fixture
 def tiny() -> Config:
     """The recipe of TINY."""
-    values = {
-        name.lower(): type(getattr(Config(), name.lower()))(value) for name, value in TINY.items()
-    }
+    values = {name.lower(): SETTINGS[name].parse(value) for name, value in TINY.items()}
     return dataclasses.replace(Config(), **values).derived()
 
 
@@ -144,7 +155,10 @@ def make_data(folder: Path, tokens: int = 20_000) -> dict[str, str]:
     path = folder / "tokenizer.json"
     text = (" ".join(rng.choice(words, 200)) for _ in range(50))
     vocabulary = tokenizer.train(text, 512, path)
-    settings = {"DATA_DIR": str(folder), "TOKENIZER": str(path)}
+    settings = {
+        "DATA_DIR": str(folder),
+        "TOKENIZER": str(path),
+    }
     c = dataclasses.replace(Config(), data_dir=str(folder), tokenizer=str(path), vocab_size=512)
     pinned = pin(prepare.source_of(c, "python-stdlib"), folder / "python-stdlib")
     shards = prepare.source_folder(c, "python-stdlib", vocabulary)

@@ -110,9 +110,10 @@ def theirs(folder: Path) -> Any:
 
 def opened(folder: Path, world: World, **settings: object) -> tuple[Config, Tuned]:
     """The model as this process trains it, but for DDP's wrapper."""
-    c = Config.of_preset(
-        DEVICE="cpu", MODEL=str(folder), **{name: str(value) for name, value in settings.items()}
-    )
+    chosen = {"DTYPE": "float32", "OPTIMIZER": "adamw"} | {
+        name: str(value) for name, value in settings.items()
+    }
+    c = Config.of_preset(DEVICE="cpu", MODEL=str(folder), **chosen)
     sharding = parallel.Sharding(c, world) if parallel.is_split(c, world) else None
     return c, build(folder, c, world.device, sharding, Adapters.of(c))
 

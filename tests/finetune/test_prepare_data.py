@@ -124,6 +124,7 @@ def test_the_command_says_what_became_of_the_rows_and_shows_an_example(
         '{"model_type": "llama", "max_position_embeddings": 64}'
     )
     for name, value in {
+        "PRESET": "finetune",
         "MODEL": tmp_path / "model",
         "DATA": tmp_path / "x.jsonl",
         "DATA_DIR": tmp_path / "data",

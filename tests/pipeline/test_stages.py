@@ -207,10 +207,11 @@ def test_what_a_stage_made_is_known_wherever_the_repository_lies(
 
 @pytest.fixture
 def real_stages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Stage]:
-    """The stages of the preset tiny, by key, for a user who has set COMPILE."""
+    """The stages of the preset tiny, by key, for a user who has set COMPILE and LEARNING_RATE."""
     mine = {"PRESET": "tiny", "ENV_FILE": str(tmp_path / "env"), "DATA_DIR": str(tmp_path)}
     (tmp_path / "env").write_text("")
-    monkeypatch.setattr(os, "environ", mine | {"COMPILE": "1"})
+    mine |= {"COMPILE": "1", "LEARNING_RATE": "3e-3"}
+    monkeypatch.setattr(os, "environ", mine)
     c, _ = own_settings()
     return {stage.key: stage for stage in stages_of(c, ("Hi?",), core=False)}
 

@@ -45,6 +45,7 @@ def test_bfloat16_is_chosen_where_something_has_units_for_it(
         node.touch()
     monkeypatch.setattr(precision, "GPU_NODES", (node,))
     monkeypatch.setattr(precision, "read_cpu_flags", lambda: flags)
+    monkeypatch.setattr("settings.config.choose_dtype", choose_dtype)
     assert choose_dtype(device) == dtype
     config = Config.of_preset(DTYPE="auto", DEVICE=device)
     assert config.machine.dtype == dtype
