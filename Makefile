@@ -7,9 +7,11 @@ SHELL := bash
 MAKEFLAGS += --no-print-directory
 
 # Settings from the command line reach Python as they were typed: $(value ...) does not expand a
-# dollar, and := does not expand it later. Their names tell which they are.
+# dollar, and := does not expand it later. Their names tell which they are. make drops blanks at the
+# start of a value; Python finds them in the arguments of this process.
 export MAKE_SETTINGS := $(strip $(foreach _,$(.VARIABLES),$(if $(filter command line,$(origin $_)),$_)))
 $(foreach _,$(MAKE_SETTINGS),$(eval override $_ := $$(value $_))$(eval export $_))
+export MAKE_PROCESS := $(shell echo $$PPID)
 export MAKE_GOALS := $(or $(MAKECMDGOALS),help)
 export MAKE_TARGET = $@
 export VENV ?= $(CURDIR)/.venv

@@ -61,9 +61,7 @@ def main(words: list[str]) -> int:
     finetune = words == ["finetune"]
     try:
         c = links.loaded(
-            lambda measured: Config.load_with_warnings(
-                defaults=measured, without=PRETRAINING if finetune else ()
-            )[0]
+            lambda measured: Config.load(defaults=measured, without=PRETRAINING if finetune else ())
         )
         check_trackers(c)
         refuse_unknown_checks(c.allow_fail)

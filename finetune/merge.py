@@ -257,7 +257,7 @@ def main() -> int:
     )  # DCP, in one process
     paths = None
     try:
-        c, _ = Config.load_with_warnings(without=(*PRETRAINING, *load_run.OF_TRAINING))
+        c = Config.load(without=(*PRETRAINING, *load_run.OF_TRAINING))
         paths = RunPaths.of(c.runs_dir, c.run_name, ROOT)
         if not stored_config(paths):
             raise RunFolderError(

@@ -16,7 +16,7 @@ def load_settings() -> Config:
     Raises:
         SettingsError: a value is invalid, or fine-tuning cannot follow it.
     """
-    c, _ = Config.load_with_warnings(without=PRETRAINING)
+    c = Config.load(without=PRETRAINING)
     refuse_unsupported(c)
     return c
 

@@ -88,7 +88,7 @@ class Stage:
         environ = build_environment(self.settings)
         if not self.tunes:
             return Config.load(environ)
-        c = Config.load_with_warnings(environ, without=PRETRAINING)[0]
+        c = Config.load(environ, without=PRETRAINING)
         tuning_rules.refuse_unsupported(c)
         return c
 

@@ -61,9 +61,7 @@ def main() -> int:
 
 def loaded(defaults: dict[str, str], without: Collection[Rule]) -> Config:
     """A plan of several nodes needs no address of the first; how many processes share BATCH_TOKENS says CARDS."""
-    return Config.load_with_warnings(
-        defaults={"MASTER_ADDR": "planned"} | defaults, without=without
-    )[0]
+    return Config.load(defaults={"MASTER_ADDR": "planned"} | defaults, without=without)
 
 
 def of_tuning() -> int:

@@ -117,7 +117,7 @@ def was_filled_in(c: Config, name: str) -> bool:
 def in_files(c: Config) -> set[str]:
     """The settings that c's preset and its env file name."""
     paths = [ROOT / "presets" / f"{c.preset}.env", ROOT / c.env_file]
-    return {name for path in paths if path.is_file() for name in read_file(path, "", ()).values}
+    return {name for path in paths if path.is_file() for name in read_file(path, "", [])}
 
 
 def given(c: Config, another_preset: bool = False) -> dict[str, str]:

@@ -18,7 +18,6 @@ from plan.measured import Probe
 from settings import ROOT
 from settings.config import Config
 from settings.declare import format_value
-from settings.sources import read_file
 
 # Per cent of the bfloat16 peak, by the first letters of a card's key, and who reached it; rounded down.
 KNOWN = (
@@ -163,8 +162,7 @@ def stated_by_preset(c: Config) -> tuple[float | None, str, Config | None]:
         path.read_text(encoding="utf-8"),
         re.MULTILINE,
     )
-    values = read_file(path, "", ()).values
-    card = values.get("CARDS", "").partition("x")[2]
     own = Config.of_preset(PRESET=c.preset)
+    card = own.cards.partition("x")[2]
     same = all(getattr(c, name) == getattr(own, name) for name in SHAPE)
     return float(found[1]) if found else None, card, own if same else None

@@ -98,7 +98,7 @@ class Image:
     """The image of a commit, and the builder that makes it."""
 
     def __init__(self) -> None:
-        config, _ = Config.load_with_warnings(without=PRETRAINING)
+        config = Config.load(without=PRETRAINING)
         self.name = config.image
         self.backend = read_variable("TORCH_BACKEND", "auto")
         self.drivers = ""

@@ -17,14 +17,15 @@ from settings import ROOT, SettingsError, targets
 from settings.checks import PRETRAINING
 from settings.config import Config
 from settings.declare import format_value
+from settings.resolve import resolve
 from train.children import Children, complain, say
 from train.start_node import FINETUNE, PRETRAIN, Node, Workload
 from train.tune import count_gpus
 
 GPUS = 2  # of the target train-2xh100
 DEFAULTS = {
-    "finetune": targets.DEFAULTS["finetune"],
-    "2xh100": targets.DEFAULTS["train-2xh100"],
+    "finetune": targets.TARGET_DEFAULTS["finetune"],
+    "2xh100": targets.TARGET_DEFAULTS["train-2xh100"],
 }
 
 
@@ -34,8 +35,9 @@ def load(words: list[str], workload: Workload) -> Config:
     for word in words:
         defaults |= DEFAULTS.get(word, {})
     without = PRETRAINING if workload is FINETUNE else ()
-    config, warnings = Config.load_with_warnings(defaults=defaults, without=without)
-    for warning in warnings:
+    resolved = resolve(defaults=defaults, without=without).check()
+    config = resolved.config
+    for warning in resolved.warnings:
         say(warning)
     for name in defaults:
         os.environ[name] = format_value(getattr(config, name.lower()))

@@ -4,10 +4,19 @@ Each check returns the setting to change and why, with a valid value, or None. A
 checks whose settings its target uses.
 """
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Set
 
-from settings.config import SETTINGS, Config
+from settings.config import Config
 from settings.declare import SettingsError, format_value
+from settings.targets import (
+    ALL_SETTINGS,
+    COMPUTE,
+    NODE,
+    OPEN,
+    PREPARE_DATA,
+    PRETRAIN,
+    TRAIN,
+)
 
 Conflict = tuple[str, str] | None
 Check = Callable[[Config], Conflict]
@@ -15,16 +24,17 @@ Check = Callable[[Config], Conflict]
 
 def check_heads(config: Config) -> Conflict:
     """Require heads of an even width, for the pairs of rotary embedding."""
-    model = config.architecture
-    return require_multiple("N_EMBD", model.n_embd, 2 * model.n_head, "2 x N_HEAD")
+    return require_multiple("N_EMBD", config.n_embd, 2 * config.n_head, "2 x N_HEAD")
 
 
 def check_kv_heads(config: Config) -> Conflict:
     """Require groups of heads of equal size."""
-    model = config.architecture
-    if model.n_head % model.n_kv_head == 0:
+    if config.n_head % config.n_kv_head == 0:
         return None
-    return "N_KV_HEAD", f"Must divide N_HEAD={model.n_head}, for example N_KV_HEAD={model.n_head}."
+    return (
+        "N_KV_HEAD",
+        f"Must divide N_HEAD={config.n_head}, for example N_KV_HEAD={config.n_head}.",
+    )
 
 
 def check_batch(config: Config, world_size: int | None = None) -> Conflict:
@@ -33,19 +43,18 @@ def check_batch(config: Config, world_size: int | None = None) -> Conflict:
     Args:
         world_size: by default NODES x NPROC.
     """
-    training = config.training
-    world_size = world_size or config.machine.nodes * (config.machine.nproc or 1)
-    if training.seq_len > training.batch_tokens:
-        return "SEQ_LEN", f"Must be at most BATCH_TOKENS={training.batch_tokens}."
-    one_sequence_each = training.seq_len * world_size
-    one_micro_batch_each = one_sequence_each * training.micro_batch_size
-    sizes = f"{training.seq_len} x {world_size}"
-    if training.batch_tokens <= one_micro_batch_each:
+    world_size = world_size or config.nodes * (config.nproc or 1)
+    if config.seq_len > config.batch_tokens:
+        return "SEQ_LEN", f"Must be at most BATCH_TOKENS={config.batch_tokens}."
+    one_sequence_each = config.seq_len * world_size
+    one_micro_batch_each = one_sequence_each * config.micro_batch_size
+    sizes = f"{config.seq_len} x {world_size}"
+    if config.batch_tokens <= one_micro_batch_each:
         factors = f"SEQ_LEN x processes ({sizes})"
-        return require_multiple("BATCH_TOKENS", training.batch_tokens, one_sequence_each, factors)
-    sizes = f"{training.micro_batch_size} x {sizes}"
+        return require_multiple("BATCH_TOKENS", config.batch_tokens, one_sequence_each, factors)
+    sizes = f"{config.micro_batch_size} x {sizes}"
     factors = f"MICRO_BATCH_SIZE x SEQ_LEN x processes ({sizes})"
-    return require_multiple("BATCH_TOKENS", training.batch_tokens, one_micro_batch_each, factors)
+    return require_multiple("BATCH_TOKENS", config.batch_tokens, one_micro_batch_each, factors)
 
 
 def require_multiple(name: str, value: int, unit: int, factors: str) -> Conflict:
@@ -58,39 +67,37 @@ def require_multiple(name: str, value: int, unit: int, factors: str) -> Conflict
 
 def check_learning_rates(config: Config) -> Conflict:
     """Require a learning rate that does not rise."""
-    peak = config.training.learning_rate
-    if config.training.min_learning_rate <= peak:
+    peak = config.learning_rate
+    if config.min_learning_rate <= peak:
         return None
     return "MIN_LEARNING_RATE", f"Must be at most LEARNING_RATE={peak}, for example {peak / 10:g}."
 
 
 def check_schedule(config: Config) -> Conflict:
     """Require at least one step, and a warm-up and a decay that fit."""
-    training = config.training
-    horizon = training.train_tokens
-    if horizon < training.batch_tokens:
-        return "TRAIN_TOKENS", f"Must be at least one step: TRAIN_TOKENS={training.batch_tokens}."
-    if training.warmup_tokens >= horizon:
+    horizon = config.train_tokens
+    if horizon < config.batch_tokens:
+        return "TRAIN_TOKENS", f"Must be at least one step: TRAIN_TOKENS={config.batch_tokens}."
+    if config.warmup_tokens >= horizon:
         return "WARMUP_TOKENS", f"Must be less than TRAIN_TOKENS={horizon}, for example 0."
-    stable = horizon - training.warmup_tokens
-    if (training.decay_tokens or 0) > stable:
+    stable = horizon - config.warmup_tokens
+    if (config.decay_tokens or 0) > stable:
         return "DECAY_TOKENS", f"Must be at most TRAIN_TOKENS - WARMUP_TOKENS = {stable}."
     return None
 
 
 def check_attention(config: Config) -> Conflict:
     """Require a GPU and bfloat16 for FlashAttention."""
-    machine = config.machine
-    if machine.attention not in ("flash-attn", "fa3"):
+    if config.attention not in ("flash-attn", "fa3"):
         return None
-    if machine.device != "cpu" and machine.dtype == "bfloat16":
+    if config.device != "cpu" and config.dtype == "bfloat16":
         return None
     return "ATTENTION", "Needs an NVIDIA GPU and DTYPE=bfloat16. Otherwise use ATTENTION=auto."
 
 
 def check_mixture(config: Config) -> Conflict:
     """Require each source once."""
-    sources = [part.split(":")[0] for part in config.corpus.data_mix.split(",")]
+    sources = [part.split(":")[0] for part in config.data_mix.split(",")]
     if len(sources) == len(set(sources)):
         return None
     return "DATA_MIX", "Names a source twice. Add up its weights, as in fineweb-edu:2."
@@ -98,35 +105,34 @@ def check_mixture(config: Config) -> Conflict:
 
 def check_tokenizer(config: Config) -> Conflict:
     """Require the tokenizer that imported weights were trained with."""
-    folder = config.architecture.init_from.rstrip("/")
-    if not folder or config.corpus.tokenizer != "train":
+    folder = config.init_from.rstrip("/")
+    if not folder or config.tokenizer != "train":
         return None
     return "TOKENIZER", f"INIT_FROM has its own. Set TOKENIZER={folder}/tokenizer.json."
 
 
 def check_sites(config: Config) -> Conflict:
     """Require several sites with equally many nodes."""
-    sites = config.wan.sites
-    if config.wan.sync == "ddp":
+    sites = config.sites
+    if config.sync == "ddp":
         return None
     if sites == 1:
         return "SITES", "SYNC=diloco needs at least two sites, for example NODES=2 SITES=2."
-    if config.wan.min_sites > sites:
+    if config.min_sites > sites:
         return "MIN_SITES", f"Must be at most SITES={sites}, for example MIN_SITES=1."
-    return require_multiple("NODES", config.machine.nodes, sites, "SITES")
+    return require_multiple("NODES", config.nodes, sites, "SITES")
 
 
 def check_synchronization(config: Config) -> Conflict:
     """Require that each synchronization ends before the next one begins."""
-    diloco = config.diloco
-    fragments = diloco.sync_fragments
-    layers = config.architecture.n_layer
+    fragments = config.sync_fragments
+    layers = config.n_layer
     if fragments > layers:
         return "SYNC_FRAGMENTS", f"Must be at most N_LAYER={layers}."
-    interval = max(1, diloco.sync_every // fragments)
-    if diloco.sync_delay >= interval:
+    interval = max(1, config.sync_every // fragments)
+    if config.sync_delay >= interval:
         return "SYNC_DELAY", f"Must be less than SYNC_EVERY / SYNC_FRAGMENTS = {interval}."
-    return require_multiple("SYNC_EVERY", diloco.sync_every, fragments, "SYNC_FRAGMENTS")
+    return require_multiple("SYNC_EVERY", config.sync_every, fragments, "SYNC_FRAGMENTS")
 
 
 def check_sharding(config: Config, site_processes: int | None = None) -> Conflict:
@@ -135,11 +141,10 @@ def check_sharding(config: Config, site_processes: int | None = None) -> Conflic
     Args:
         site_processes: by default the nodes of a site x NPROC.
     """
-    machine = config.machine
-    if config.training.optimizer == "muon" and machine.parallel != "ddp":
+    if config.optimizer == "muon" and config.parallel != "ddp":
         return "OPTIMIZER", "Muon needs whole matrices. Set OPTIMIZER=adamw or PARALLEL=ddp."
-    site_processes = site_processes or config.site_nodes * (machine.nproc or 1)
-    if config.wan.sync == "ddp" or site_processes == 1 or machine.parallel == "fsdp":
+    site_processes = site_processes or config.site_nodes * (config.nproc or 1)
+    if config.sync == "ddp" or site_processes == 1 or config.parallel == "fsdp":
         return None
     return "PARALLEL", "With SYNC=diloco, each process must send its own shard: PARALLEL=fsdp."
 
@@ -154,7 +159,7 @@ def count_shard_ranks(config: Config, processes: int, node_processes: int) -> in
     Raises:
         SettingsError: the processes cannot be divided so.
     """
-    ranks = config.machine.shard_ranks or node_processes
+    ranks = config.shard_ranks or node_processes
     if processes % ranks:
         problem = f"SHARD_RANKS={ranks}: Must divide the number of processes, {processes}."
         raise SettingsError([f"{problem} For example SHARD_RANKS={node_processes}."])
@@ -163,10 +168,9 @@ def count_shard_ranks(config: Config, processes: int, node_processes: int) -> in
 
 def check_nodes(config: Config) -> Conflict:
     """Require a rank for this node, and the address of the first."""
-    machine = config.machine
-    if machine.node_rank >= machine.nodes:
-        return "NODE_RANK", f"Nodes are counted from 0. The last is NODE_RANK={machine.nodes - 1}."
-    if config.site_nodes > 1 and not machine.master_addr:
+    if config.node_rank >= config.nodes:
+        return "NODE_RANK", f"Nodes are counted from 0. The last is NODE_RANK={config.nodes - 1}."
+    if config.site_nodes > 1 and not config.master_addr:
         rule = "Must be the address of node 0, for example MASTER_ADDR=10.0.0.5"
         return "MASTER_ADDR", f"{rule} (docs/two-nodes.md)."
     return None
@@ -174,25 +178,26 @@ def check_nodes(config: Config) -> Conflict:
 
 def check_best(config: Config) -> Conflict:
     """Require checkpoints, if the best one is to be kept."""
-    if config.checkpoints.keep_best and config.checkpoints.save_every == 0:
+    if config.keep_best and config.save_every == 0:
         return "KEEP_BEST", "Needs checkpoints, which SAVE_EVERY=0 turns off. Set SAVE_EVERY=1000."
     return None
 
 
-CHECKS: dict[Check, tuple[str, ...]] = {
-    check_heads: ("N_EMBD", "N_HEAD"),
-    check_kv_heads: ("N_HEAD", "N_KV_HEAD"),
-    check_batch: ("BATCH_TOKENS", "SEQ_LEN", "MICRO_BATCH_SIZE", "NPROC", "NODES"),
-    check_learning_rates: ("MIN_LEARNING_RATE", "LEARNING_RATE"),
-    check_schedule: ("TRAIN_TOKENS", "BATCH_TOKENS", "WARMUP_TOKENS", "DECAY_TOKENS"),
-    check_attention: ("ATTENTION", "DEVICE", "DTYPE"),
-    check_mixture: ("DATA_MIX",),
-    check_tokenizer: ("INIT_FROM", "TOKENIZER"),
-    check_sites: ("SYNC", "SITES", "NODES", "MIN_SITES"),
-    check_synchronization: ("SYNC_EVERY", "SYNC_FRAGMENTS", "SYNC_DELAY", "N_LAYER"),
-    check_sharding: ("SYNC", "SITES", "NODES", "NPROC", "PARALLEL", "OPTIMIZER"),
-    check_nodes: ("NODES", "NODE_RANK", "MASTER_ADDR", "SYNC", "SITES"),
-    check_best: ("KEEP_BEST", "SAVE_EVERY"),
+# Rule -> the targets that use all settings in it.
+CHECKS: dict[Check, Set[str]] = {
+    check_heads: PRETRAIN | OPEN,
+    check_kv_heads: PRETRAIN | OPEN,
+    check_batch: TRAIN,
+    check_learning_rates: TRAIN,
+    check_schedule: PRETRAIN,
+    check_attention: COMPUTE,
+    check_mixture: PRETRAIN | PREPARE_DATA,
+    check_tokenizer: PRETRAIN | {"eval", "sample"},
+    check_sites: PRETRAIN | {"lighthouse"},
+    check_synchronization: PRETRAIN,
+    check_sharding: PRETRAIN,
+    check_nodes: PRETRAIN & NODE,
+    check_best: TRAIN,
 }
 # What a fine-tuned model, whose shape is given and whose steps are EPOCHS, is not asked.
 PRETRAINING = (check_heads, check_kv_heads, check_schedule, check_tokenizer)
@@ -220,9 +225,10 @@ def find_conflicts(
         invalid: settings whose own value is wrong.
         without: checks that somebody else makes.
     """
-    for check, names in CHECKS.items():
-        is_used = all(target in SETTINGS[name].used_by for name in names)
-        if is_used and check not in without and not set(names) & set(invalid):
-            conflict = check(config)
-            if conflict is not None:
-                yield conflict
+    for check, users in CHECKS.items():
+        conflict = check(config)
+        if conflict is None or check in without or target not in users | ALL_SETTINGS:
+            continue
+        words = " ".join(conflict)
+        if not any(name in words for name in invalid):
+            yield conflict

@@ -1,20 +1,19 @@
 """Check, list and explain settings: `make check-env`, `make settings` and `make env-example`.
 
 python -m settings check        check the settings from every source
-python -m settings show         list them with value and origin, also as JSON, or explain NAME
+python -m settings show         list them with value and origin, or explain NAME
 python -m settings env-example  print .env.example
 python -m settings refuse       refuse settings that no target uses, and targets that do not exist
 """
 
-import json
 import signal
 import sys
-from collections.abc import Iterator
 
 from settings.config import SECTIONS, SETTINGS
-from settings.declare import Setting, SettingsError, format_value
+from settings.declare import Setting, SettingsError, format_value, read_section
 from settings.names import explain_name, list_targets
 from settings.resolve import Resolved, resolve
+from settings.sources import NOT_IN_FILES
 from settings.targets import ALL_SETTINGS
 
 HEADER = """\
@@ -39,11 +38,9 @@ def main() -> int:
     try:
         resolved = resolve()
         config = resolved.config
-        chosen = config.sources.name
-        if chosen and chosen not in SETTINGS:
-            resolved.problems.append(f"NAME={chosen}: {explain_name(chosen)}")
-        if resolved.problems:
-            raise SettingsError(resolved.problems, resolved.warnings)
+        if config.name and config.name not in SETTINGS:
+            resolved.problems.append(f"NAME={config.name}: {explain_name(config.name)}")
+        resolved.check()
     except SettingsError as error:
         print(error, file=sys.stderr)
         return error.exit_code
@@ -60,31 +57,21 @@ def show(resolved: Resolved) -> None:
     texts = {}
     for name, value in resolved.config.values().items():
         texts[name] = SETTINGS[name].show(format_value(value))
-    chosen = resolved.config.sources.name
-    if resolved.config.json:
-        origins = resolved.origins
-        rows = {name: {"value": texts[name], "origin": origins[name]} for name in SETTINGS}
-        print(json.dumps(rows, indent=1))
-    elif chosen:
+    chosen = resolved.config.name
+    if chosen:
+        declared = SETTINGS[chosen]
         print(f"{chosen}={texts[chosen]}  ({resolved.origins[chosen]})")
-        print(*explain(SETTINGS[chosen]), sep="\n")
-        default = format_value(SETTINGS[chosen].default)
+        print(*explain(declared), sep="\n")
+        default = format_value(declared.default)
         if default:  # else the help says what it follows from
             print(f"Default: {default}")
-        print(f"Used by: {list_targets(SETTINGS[chosen].used_by - ALL_SETTINGS)}.")
+        print(f"Used by: {list_targets(declared.used_by - ALL_SETTINGS)}.")
     else:
-        for title, names in list_sections():
-            print(f"\n{title}")
-            for name in names:
+        for section in SECTIONS:
+            print(f"\n{section.__doc__}")
+            for name in read_section(section):
                 print(f"  {name}={texts[name]}  ({resolved.origins[name]})")
         print("\nmake settings NAME=BATCH_TOKENS explains one of them.")
-
-
-def list_sections() -> Iterator[tuple[str, list[str]]]:
-    """Yield the title of each section, and the names of its settings."""
-    for section, section_class in SECTIONS.items():
-        names = [name for name, declared in SETTINGS.items() if declared.section == section]
-        yield str(section_class.__doc__), names
 
 
 def explain(declared: Setting) -> list[str]:
@@ -98,14 +85,10 @@ def explain(declared: Setting) -> list[str]:
 def write_env_example() -> str:
     """Return the text of .env.example: every setting with its help, rule and default."""
     lines = [HEADER]
-    for title, names in list_sections():
-        lines += ["", f"# ==== {title}"]
-        for name in names:
-            if name in (
-                "ENV_FILE",
-                "NAME",
-            ):  # an env file names neither itself nor a command's words
-                continue
-            lines += [f"# {line}" for line in explain(SETTINGS[name])]
-            lines.append(f"#{name}={format_value(SETTINGS[name].default)}")
+    for section in SECTIONS:
+        lines += ["", f"# ==== {section.__doc__}"]
+        for name, declared in read_section(section).items():
+            if name not in NOT_IN_FILES:
+                lines += [f"# {line}" for line in explain(declared)]
+                lines.append(f"#{name}={format_value(declared.default)}")
     return "\n".join(lines)

@@ -66,13 +66,13 @@ class LoRA(Section):
         "Scale of the adapters: they are multiplied by LORA_ALPHA / LORA_RANK. "
         "Default: twice LORA_RANK.",
         positive=True,
-        needs="LORA_RANK>0",
+        needs="LORA_RANK",
     )
     lora_dropout: float = setting(
         0.0,
         "Dropout probability of an adapter's inputs.",
         maximum=0.9,
-        needs="LORA_RANK>0",
+        needs="LORA_RANK",
         resume=TRACKED,
     )
     lora_targets: str = setting(
@@ -80,13 +80,13 @@ class LoRA(Section):
         "Layers that get an adapter: `attention`, `mlp` (in a mixture of experts, the shared one), "
         "`experts`, or the last parts of parameter names.",
         format=LAYERS,
-        needs="LORA_RANK>0",
+        needs="LORA_RANK",
     )
     checkpoint_mode: str = setting(
         "full",
         "Checkpoints of a LoRA run: adapters and optimizer state, which resume exactly (`full`), "
         "or adapters alone in PEFT format, which restart the optimizer (`lite`).",
         choices=("full", "lite"),
-        needs="LORA_RANK>0",
+        needs="LORA_RANK",
         resume=FREE,
     )

@@ -23,35 +23,36 @@ def explain_name(name: str, text: str | None = None) -> str:
     Args:
         text: the value it was given, if any.
     """
-    constant = format_value(CONSTANTS.get(name))
     if name in CONSTANTS or name in REPLACEMENTS:
+        constant = format_value(CONSTANTS.get(name))
         if text in ("", constant):
             return ""
-        sentence = "This is no longer a setting."
-        if constant:
-            sentence += f" Its value is always {constant}."
-        return f"{sentence} {REPLACEMENTS.get(name, 'Leave it out.')}"
+        always = f" Its value is always {constant}." if constant else ""
+        instead = REPLACEMENTS.get(name, "Leave it out.")
+        return f"This is no longer a setting.{always} {instead}"
     if name in VARIABLES:
         return f"This is no setting but a variable of {list_targets(VARIABLES[name])}."
-    nearest = find_meant(name)
-    hint = f"Did you mean {nearest}?" if nearest else "`make settings` lists them."
+    hint = suggest(find_meant(name)) or "`make settings` lists them."
     return f"There is no such setting. {hint}"
 
 
 def explain_target(target: str) -> str:
     """Name what somebody meant who typed a target that does not exist."""
-    hint = OTHER_TARGETS.get(target)
-    nearest = find_nearest(target, TARGETS)
-    if target.upper() in SETTINGS:
-        hint = f"`make settings NAME={target.upper()}` explains the setting."
-    elif not hint:
-        hint = f"Did you mean make {nearest}?" if nearest else "`make help` lists them."
-    return f"make {target}: There is no such target. {hint}"
+    name = target.upper()
+    hint = OTHER_TARGETS.get(target) or suggest(find_nearest(target, TARGETS), "make ")
+    if name in SETTINGS:
+        hint = f"`make settings NAME={name}` explains the setting."
+    return f"make {target}: There is no such target. {hint or '`make help` lists them.'}"
+
+
+def suggest(meant: str | None, before: str = "") -> str:
+    return f"Did you mean {before}{meant}?" if meant else ""
 
 
 def find_meant(name: str, similarity: float = 0.7) -> str | None:
     """Return the setting that another trainer calls by this name, or the most similar one."""
-    return OTHER_NAMES.get(name.upper()) or find_nearest(name.upper(), SETTINGS, similarity)
+    name = name.upper()
+    return OTHER_NAMES.get(name) or find_nearest(name, SETTINGS, similarity)
 
 
 def find_nearest(name: str, names: Iterable[str], similarity: float = 0.6) -> str | None:

@@ -2,34 +2,24 @@
 
 import dataclasses
 import os
-from collections.abc import Collection, Iterator, Mapping, Set
+from collections.abc import Collection, Set
 from pathlib import Path
-from typing import Any
 
+from settings import sources
 from settings.checks import Check, find_conflicts
-from settings.config import SETTINGS, Config, build_config, has_effect
-from settings.declare import FREE, format_value
+from settings.config import DEFAULTS, ROOT, SETTINGS, Config, build_config, has_effect
+from settings.declare import FREE, SettingsError, Texts, Values, format_value
 from settings.names import explain_name, explain_target, find_meant, list_targets
-from settings.resume import compare_with_stored, find_lasting, read_run_config
-from settings.sources import (
-    DEFAULT,
-    ROOT,
-    Source,
-    choose_values,
-    find_source,
-    read_command_line,
-    read_env_file,
-    read_environment,
-    read_preset,
-)
+from settings.resume import compare_with_stored, list_lasting, read_run_config
+from settings.sources import DEFAULT, Givens, give, parse
 from settings.targets import (
     ALL_SETTINGS,
     CONTINUE,
-    DEFAULTS,
     DRY_RUN,
     EITHER,
     PREVIEW,
     RESUME,
+    TARGET_DEFAULTS,
     TARGETS,
     TRAIN,
     VARIABLES,
@@ -53,11 +43,17 @@ class Resolved:
     problems: list[str]
     warnings: list[str]
 
+    def check(self) -> "Resolved":
+        """Return itself. Raises SettingsError if there are problems."""
+        if self.problems:
+            raise SettingsError(self.problems, self.warnings)
+        return self
+
 
 def resolve(
-    environ: Mapping[str, str] | None = None,
+    environ: Texts | None = None,
     root: Path = ROOT,
-    defaults: Mapping[str, str] | None = None,
+    defaults: Texts | None = None,
     without: Collection[Check] = (),
 ) -> Resolved:
     """Read every setting, from the strongest source to the weakest, and collect all problems.
@@ -71,145 +67,125 @@ def resolve(
     """
     environ = os.environ if environ is None else environ
     target = environ.get("MAKE_TARGET", "")
-    goals = set(environ.get("MAKE_GOALS", target).split()) if target else set()
-    command_line = read_command_line(environ)
-    environment = read_environment(environ, command_line)
-    weakest = Source(DEFAULT, DEFAULTS.get(target, {}) | dict(defaults or {}))
-    env_file = read_env_file([command_line, environment, weakest], root)
-    explicit = [command_line, environment, env_file]
-    if target in TRAIN:
-        explicit[1:] = [drop_unused(source, target) for source in explicit[1:]]
-    preset = read_preset([*explicit, weakest], root)
-    sources = [*explicit, preset, weakest]
-    stored: dict[str, Any] = {}
+    goals = environ.get("MAKE_GOALS", target).split() if target else []
+    targets = TARGETS.intersection(goals)
+    problems = [explain_target(goal) for goal in goals if goal not in TARGETS]
+
+    weakest = list_defaults(target, defaults or {})
+    typed = sources.read_command_line(environ)
+    environment = sources.read_environment(environ)
+    env_file = (weakest | environment | typed)["ENV_FILE"]
+    around = sources.read_env_file(env_file, root, problems) | environment
+    ignored = {name: given for name, given in around.items() if is_of_others(name, target)}
+    explicit = {name: around[name] for name in around if name not in ignored} | typed
+    stored, run = {}, {}
+    place = ""
     if target in RESUME:
-        label = f"{build_config(choose_values(sources)[0]).run_folder}/config.json"
-        stored = read_run_config(root / label).get("settings", {})
-        run = Source(label, find_lasting(stored, choose_values(explicit)[0]))
-        preset_is_explicit = find_source("PRESET", explicit) is not None
-        if preset_is_explicit and preset.label != f"presets/{run.values.get('PRESET')}.env":
-            sources = [*explicit, preset, run, weakest]  # the values of the other preset are wanted
-        else:
-            sources = [*explicit, run, read_preset([*explicit, run, weakest], root), weakest]
-    values, origins, invalid = choose_values(sources)
+        alone = weakest | sources.read_preset(weakest | explicit, root, []) | explicit
+        place = f"{build_config(parse(alone)[0]).run_folder}/config.json"
+        stored = read_run_config(root / place).get("settings", {})
+        run = give(list_lasting(stored, parse(explicit)[0]), place)
+    preset = sources.read_preset(weakest | run | explicit, root, problems)
+    chosen = weakest | preset | run | explicit
+    if chosen["PRESET"].text != (weakest | run)["PRESET"].text:  # another one is named
+        chosen = weakest | run | preset | explicit
+    values, invalid = parse(chosen)
     config = build_config(values)
     values = config.values()
-    purpose = find_purpose(target, config)
+    purpose = target or "check-env"
+    if config.model and (not target or target in EITHER):  # `make plan` plans what finetune does
+        purpose = "finetune"
 
-    problems = [explain_target(goal) for goal in sorted(goals - TARGETS)]
-    for source in sources:
-        problems += source.problems
-    ignored = {}  # place -> why
-    for source in (command_line, environment, env_file, preset):
-        for place, problem, reason in find_useless(source, config, goals & TARGETS, purpose):
-            if not reason or source is command_line:
-                problems.append(f"{place}: {problem}")
-            elif source is not preset:
-                ignored[place] = reason
-    warnings = [
-        *list_environment(explicit[1], sources, ignored),
-        *find_misnomers(environ, command_line),
-        *(f"Warning: {place} is ignored: {reason}." for place, reason in ignored.items()),
-    ]
-    if config.run.dry_run and target in TARGETS - DRY_RUN:  # it would do the thing
-        place = f"DRY_RUN ({origins['DRY_RUN']})"
-        instead = " `make plan` shows what a run will take." if target in TRAIN - PREVIEW else ""
-        problems.append(f"{place}: {explain_users({target}, DRY_RUN)}{instead}")
-    mixture = find_source("DATA_MIX", explicit)
-    if config.pretrains_on_data and mixture and mixture.values["DATA_MIX"] != config.data_mix:
-        problems.append(f"DATA_MIX ({origins['DATA_MIX']}): Cannot be set together with DATA.")
+    for name, given in chosen.items():
+        declared = SETTINGS.get(name)
+        problem = ""
+        if name in typed:
+            problem = refuse_typed(name, given.text, targets, purpose, values)
+        elif declared is None:
+            problem = explain_name(name, given.text)
+        elif given == around.get(name):
+            is_used = not targets or bool(targets & declared.used_by)
+            if is_used and not has_effect(name, values):
+                ignored[name] = given
+            if not is_used and name in environment:
+                ignored[name] = given
+        if problem:
+            problems.append(f"{name} ({given.place}): {problem}")
+    if config.dry_run and target in TARGETS - DRY_RUN:  # it would do the thing
+        place_of_it = chosen["DRY_RUN"].place
+        problems.append(f"DRY_RUN ({place_of_it}): {explain_users({target}, DRY_RUN)}")
+    mixture = explicit.get("DATA_MIX")
+    if mixture and config.pretrains_on_data and mixture.text != config.data_mix:
+        problems.append(f"DATA_MIX ({mixture.place}): Cannot be set together with DATA.")
     problems += invalid.values()
+    origins = dict.fromkeys(SETTINGS, DEFAULT)
+    for name in SETTINGS.keys() & chosen.keys():
+        origins[name] = chosen[name].place
     for name, sentence in find_conflicts(config, purpose, invalid, without):
         problems.append(f"{name}={format_value(values[name])} ({origins[name]}): {sentence}")
     if stored and target in CONTINUE:
-        valid = {name: values[name] for name in SETTINGS if name not in invalid}
-        problems += compare_with_stored(stored, valid)[0]
-    named = {name for name in SETTINGS if find_source(name, explicit)}
-    return Resolved(config, origins, named, set(invalid), problems, warnings)
+        now = {}
+        for name in SETTINGS:
+            if name not in invalid and origins[name] not in (place, DEFAULT):
+                now[name] = values[name]
+        problems += compare_with_stored(stored, now)[0]
+    warnings = find_warnings(environ, typed, environment, ignored)
+    return Resolved(config, origins, SETTINGS.keys() & explicit, set(invalid), problems, warnings)
 
 
-def find_purpose(target: str, config: Config) -> str:
-    """Return the target whose rules hold: `make plan` with MODEL plans what finetune does."""
-    if config.tuning.model and (not target or target in EITHER):
-        return "finetune"
-    return target or "check-env"
+def list_defaults(target: str, defaults: Texts) -> Givens:
+    """Return what takes the place of declared defaults, and the two that name files."""
+    files = {"PRESET": DEFAULTS["PRESET"], "ENV_FILE": DEFAULTS["ENV_FILE"]}
+    return give({**files, **TARGET_DEFAULTS.get(target, {}), **defaults}, DEFAULT)
 
 
-def drop_unused(source: Source, target: str) -> Source:
-    """Leave out what shapes a run but not one of this target, such as LORA_RANK for make train."""
-    values = {}
-    for name, text in source.values.items():
-        declared = SETTINGS.get(name)
-        if declared is None or declared.resume == FREE or target in declared.used_by:
-            values[name] = text
-    return dataclasses.replace(source, values=values)
+def is_of_others(name: str, target: str) -> bool:
+    """Tell whether a setting shapes a run, but not one of this target: LORA_RANK for make train."""
+    declared = SETTINGS.get(name)
+    if declared is None or declared.resume == FREE:
+        return False
+    return target in TRAIN and target not in declared.used_by
 
 
-# ---- What is wrong
+def refuse_typed(name: str, text: str, targets: Set[str], purpose: str, values: Values) -> str:
+    """Say why a name cannot be set on the command line of these targets."""
+    declared = SETTINGS.get(name)
+    users = declared.used_by if declared else VARIABLES.get(name)
+    if users is None:
+        return explain_name(name, text)
+    if declared and declared.secret:
+        return "A secret belongs in the environment or in .env."
+    readers = targets & users
+    if purpose not in users:
+        readers -= PREVIEW
+    if targets and not readers and name != "DRY_RUN":
+        return explain_users(targets, users)
+    if declared and not has_effect(name, values):
+        return f"Has no effect without {declared.needs}."
+    return ""
 
 
-def find_useless(
-    source: Source, config: Config, targets: set[str], purpose: str
-) -> Iterator[tuple[str, str, str]]:
-    """Yield the place of each name of a source that cannot be used, and why not.
-
-    Once more why not if it is a setting without influence on what make does. An env file serves all
-    targets: of those that a target does not read, only what shapes a run looks meant for it.
-    """
-    values = config.values()
-    for name, text in sorted(source.values.items()):
-        place = f"{name} ({source.locate(name)})"
-        declared = SETTINGS.get(name)
-        if declared is None:
-            is_variable = name in VARIABLES and not source.lines
-            if not is_variable and explain_name(name, text):
-                yield place, explain_name(name, text), ""
-            elif is_variable and not targets & VARIABLES[name]:
-                yield place, explain_users(targets, VARIABLES[name]), ""
-            continue
-        if declared.secret and source.is_public:
-            yield place, "A secret belongs in the environment or in .env.", ""
-        readers = targets & declared.used_by
-        if purpose not in declared.used_by:
-            readers -= PREVIEW
-        if targets and not readers:
-            looks_meant = not source.lines or (declared.resume != FREE and targets & TRAIN)
-            if looks_meant and name != "DRY_RUN":
-                reason = f"{list_targets(targets)} does not use it"
-                yield place, explain_users(targets, declared.used_by), reason
-        elif text and not has_effect(name, values):
-            reason = f"no effect without {declared.needs}"
-            yield place, f"Has {reason}.", f"it has {reason}"
-
-
-def explain_users(targets: set[str], users: Set[str]) -> str:
+def explain_users(targets: Set[str], users: Set[str]) -> str:
     """Say that targets do not use a setting, and which do."""
     return f"Not used by {list_targets(targets)}. Used by: {list_targets(users - ALL_SETTINGS)}."
 
 
-def list_environment(
-    environment: Source, sources: list[Source], ignored: Collection[str]
-) -> Iterator[str]:
-    """Yield a line with the settings that come from the environment, where nobody sees them.
-
-    Args:
-        ignored: places of settings that have a warning of their own.
-    """
-    settings = []
-    for name, text in sorted(environment.values.items()):
-        is_ignored = f"{name} ({environment.label})" in ignored
-        if find_source(name, sources) is environment and not is_ignored:
-            settings.append(f"{name}={SETTINGS[name].show(text)}")
-    if settings:
-        yield f"From the environment: {' '.join(settings)}"
-
-
-def find_misnomers(environ: Mapping[str, str], command_line: Source) -> Iterator[str]:
-    """Warn about variables of the environment that look like a misspelled setting."""
-    for name in sorted(environ.keys() - SETTINGS.keys() - command_line.values.keys()):
+def find_warnings(environ: Texts, typed: Givens, environment: Givens, ignored: Givens) -> list[str]:
+    """Say what comes from the environment, where nobody sees it, and what is ignored."""
+    warnings = []
+    shown = []
+    for name in sorted(environment.keys() - typed.keys() - ignored.keys()):
+        shown.append(f"{name}={SETTINGS[name].show(environment[name].text)}")
+    if shown:
+        warnings.append(f"From the environment: {' '.join(shown)}")
+    for name in sorted(environ.keys() - SETTINGS.keys() - typed.keys()):
         meant = find_meant(name, 0.9)
         if meant and meant not in environ:
-            yield f"Warning: {name} (environment) is ignored. Did you mean {meant}?"
+            warnings.append(f"Warning: {name} (environment) is ignored. Did you mean {meant}?")
+    places = [f"{name} ({given.place})" for name, given in ignored.items() if name not in typed]
+    if places:
+        warnings.append(f"Warning: Not used here: {', '.join(places)}.")
+    return warnings
 
 
 # ---- For rooms that look at settings
@@ -223,7 +199,7 @@ def find_explicit() -> set[str]:
     return resolve().explicit
 
 
-def build_environment(settings: Mapping[str, str], without: Collection[str] = ()) -> dict[str, str]:
+def build_environment(settings: Texts, without: Collection[str] = ()) -> dict[str, str]:
     """Return this process's environment with these settings, for a process to start.
 
     The settings are for that process, and not for the target that was typed.

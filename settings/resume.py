@@ -2,13 +2,13 @@
 
 import json
 import math
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from settings.config import DEFAULTS, SETTINGS, build_config, derive_defaults
-from settings.declare import FREE, FROZEN, SettingsError, format_value
+from settings.declare import FREE, FROZEN, SettingsError, Values, format_value
 from settings.names import CONSTANTS, NAMES
+from settings.sources import give, parse
 
 
 class RunConfigError(SettingsError):
@@ -29,53 +29,46 @@ def read_run_config(path: Path) -> dict[str, Any]:
     try:
         if path.exists() and not path.is_file():  # reading a pipe would wait for a writer
             raise ValueError
-        content = json.loads(path.read_bytes())
-        attempts = content.get("attempts", [])
-        if isinstance(content["settings"], dict) and all(
-            isinstance(each, dict) for each in attempts
-        ):
-            return dict(content)
+        content = dict(json.loads(path.read_bytes()))
+        parts = [content["settings"], *content.get("attempts", [])]
+        if all(isinstance(part, dict) for part in parts):
+            return content
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except OSError as error:
         fault = f"cannot be read ({error.strerror})"
-    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         pass
     raise RunConfigError([f"{path}: {fault}. Restore it from a copy, or choose another RUN_NAME."])
 
 
-def find_lasting(stored: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, str]:
+def parse_stored(stored: Values) -> dict[str, Any]:
+    """Return the stored values that are valid, and the defaults of the others."""
+    texts = {name: format_value(value) for name, value in stored.items()}
+    return DEFAULTS | parse(give(texts, ""))[0]
+
+
+def list_lasting(stored: Values, explicit: Values) -> dict[str, str]:
     """Return the stored settings that hold for a resume too, as text.
 
     A setting without influence on the result is chosen by each command. A default that followed
     from a setting which is now given another value follows from it again.
 
     Args:
-        given: values that are set explicitly, by name.
+        explicit: values that are set explicitly, by name.
     """
-    values = DEFAULTS | parse_stored(stored)
-    before = derive_defaults(values)
-    now = derive_defaults(values | dict(given))
+    earlier = parse_stored(stored)
+    before = derive_defaults(earlier)
+    now = derive_defaults(earlier | dict(explicit))
     lasting = {}
-    for name, declared in SETTINGS.items():
-        if declared.resume == FREE and name != "PRESET":
-            continue
-        value = stored.get(name)
-        follows = name in before and is_same(values[name], before[name])
-        if follows and before[name] != now.get(name):
+    for name in stored.keys() & SETTINGS.keys():
+        value = stored[name]
+        followed = is_same(earlier[name], before.get(name))
+        if followed and before.get(name) != now.get(name):
             value = now.get(name)
-        lasting[name] = format_value(value)
+        if SETTINGS[name].resume != FREE or name == "PRESET":
+            lasting[name] = format_value(value)
     return lasting
-
-
-def parse_stored(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the stored values that are valid."""
-    values = {}
-    for name, declared in SETTINGS.items():
-        value = declared.convert(format_value(stored.get(name)))
-        if value is not None:
-            values[name] = value
-    return values
 
 
 def is_same(before: Any, now: Any) -> bool:
@@ -85,12 +78,8 @@ def is_same(before: Any, now: Any) -> bool:
     return bool(before == now)
 
 
-def compare_with_stored(
-    stored: Mapping[str, Any], now: Mapping[str, Any]
-) -> tuple[list[str], dict[str, list[Any]]]:
+def compare_with_stored(stored: Values, now: Values) -> tuple[list[str], dict[str, list[Any]]]:
     """Compare the values of settings with those that a run was started with.
-
-    A setting that the run did not know yet counts as having had its default.
 
     Returns:
         A sentence for each setting that must not change, and the tracked differences as
@@ -99,15 +88,12 @@ def compare_with_stored(
     refusals = []
     changes = {}
     earlier = build_config(parse_stored(stored)).values()
-    derived_then, derived_now = derive_defaults(earlier), derive_defaults(earlier | dict(now))
     for name, value in now.items():
         before = earlier[name]
-        if SETTINGS[name].resume == FREE or is_same(before, value):
+        resume = SETTINGS[name].resume
+        if resume == FREE or is_same(before, value):
             continue
-        if SETTINGS[name].resume == FROZEN:
-            followed = is_same(before, derived_then.get(name))
-            if followed and is_same(value, derived_now.get(name)):
-                continue  # the setting that it follows from is refused
+        if resume == FROZEN:
             started = f"{name}={format_value(before)}"
             refusals.append(
                 f"{name}={format_value(value)}: The run was started with {started}, which cannot "
@@ -115,7 +101,9 @@ def compare_with_stored(
             )
         else:
             changes[name] = [before, value]
-    for name, constant in list_constants(stored).items():
+    constants = {name: CONSTANTS[name] for name in NAMES["shaped_a_run"]}
+    constants["SYNC_ALPHA"] = 0.5 if stored.get("SYNC_DELAY") else 0.0
+    for name, constant in constants.items():
         before = stored.get(name)
         if before not in (None, constant):
             refusals.append(
@@ -124,12 +112,3 @@ def compare_with_stored(
                 "choose another RUN_NAME."
             )
     return refusals, changes
-
-
-def list_constants(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that are gone and shaped this run, with the values built in now."""
-    constants = {name: CONSTANTS[name] for name in NAMES["shaped_a_run"]}
-    constants["SYNC_ALPHA"] = 0.5 if stored.get("SYNC_DELAY") else 0.0
-    if stored.get("EVAL_DATA"):  # else some of DATA was held out, this many conversations
-        del constants["EVAL_CONVERSATIONS"]
-    return constants

@@ -62,7 +62,8 @@ class Run(Section):
     )
     dry_run: bool = setting(
         False,
-        "Print what would be applied to the cluster or uploaded, and do nothing else.",
+        "Print what would be applied to the cluster or uploaded, and do nothing else. "
+        "For the cost of a run there is `make plan`.",
         used_by=DRY_RUN,
     )
 
@@ -194,7 +195,7 @@ class Checkpoints(Section):
     keep_best: bool = setting(
         False,
         "Save a checkpoint whenever the validation loss improves, and keep the best one.",
-        needs="EVAL_EVERY>0",
+        needs="EVAL_EVERY",
     )
 
 

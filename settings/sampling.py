@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from settings.declare import ANY, Section, setting
+from settings.declare import ANY, TOKENS, Section, setting
 from settings.targets import GENERATE, TRAIN
 
 
@@ -22,7 +22,7 @@ class Sampling(Section):
         160,
         "Length of the text that `make sample` generates, and of the sample at the end of a run. "
         "0 generates none.",
-        unit="tokens",
+        unit=TOKENS,
         used_by=GENERATE | TRAIN,
     )
     samples: int = setting(

@@ -61,7 +61,7 @@ VARIABLES = {
 }
 
 # What a target puts in the place of the declared defaults.
-DEFAULTS = {
+TARGET_DEFAULTS = {
     "train-2xh100": {"PRESET": "d16-2xh100", "NPROC": "2"},
     "train-8xa100": {"PRESET": "xlarge-8xa100", "NODES": "4", "GPUS_PER_NODE": "2"},
     "lighthouse": {"SYNC": "diloco"},

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from settings import addresses
-from settings.declare import DERIVED, FREE, FROZEN, TRACKED, Format, Section, setting
+from settings.declare import DERIVED, FREE, FROZEN, TOKENS, TRACKED, Format, Section, setting
 from settings.targets import COMPUTE, FIND, OPEN, PREPARE_DATA, PRETRAIN, TRAIN
 
 HOST_PORT = Format(f"{addresses.HOST}:{addresses.PORT}", "HOST:PORT with a port from 1024 to 65534")
@@ -28,7 +28,7 @@ class Architecture(Section):
         4096,
         "Number of tokens in the vocabulary. A tokenizer that is trained here gets this many. "
         "The embedding is padded to a multiple of 128.",
-        unit="tokens",
+        unit=TOKENS,
         minimum=300,
         maximum=2**24,
         used_by=PRETRAIN | PREPARE_DATA | OPEN,
@@ -88,7 +88,7 @@ class Training(Section):
     seq_len: int = setting(
         256,
         "Context length: number of tokens in a training sequence.",
-        unit="tokens",
+        unit=TOKENS,
         minimum=2,
         resume=FROZEN,
         used_by=TRAIN | PREPARE_DATA | OPEN,
@@ -96,7 +96,7 @@ class Training(Section):
     batch_tokens: int = setting(
         8192,
         "Global batch size in tokens: what one optimizer step trains on, over all processes.",
-        unit="tokens",
+        unit=TOKENS,
         minimum=2,
         resume=FROZEN,
         used_by=TRAIN | {"data"},
@@ -113,7 +113,7 @@ class Training(Section):
         10_000_000,
         "Number of training tokens: the horizon of the learning-rate schedule. "
         "After it, the learning rate stays at its minimum.",
-        unit="tokens",
+        unit=TOKENS,
         minimum=1,
         used_by=PRETRAIN | PREPARE_DATA,
     )
@@ -134,7 +134,7 @@ class Training(Section):
     warmup_tokens: int = setting(
         0,
         "Number of tokens over which the learning rate rises linearly from zero.",
-        unit="tokens",
+        unit=TOKENS,
     )
     lr_schedule: str = setting(
         "cosine",
@@ -145,7 +145,7 @@ class Training(Section):
     decay_tokens: int | None = setting(
         DERIVED,
         "Length of the linear decay, which ends at TRAIN_TOKENS. Default: a fifth of TRAIN_TOKENS.",
-        unit="tokens",
+        unit=TOKENS,
         minimum=1,
         needs="LR_SCHEDULE=wsd",
     )
@@ -281,7 +281,7 @@ class Evaluation(Section):
         65536,
         "Size of the fixed validation set that is used during training. "
         "The evaluation at the end uses all validation data, but at most 20 times as many.",
-        unit="tokens",
+        unit=TOKENS,
         minimum=256,
         resume=TRACKED,
     )

@@ -30,6 +30,7 @@ from record.run_paths import RunPaths
 from settings import ROOT, SettingsError
 from settings.checks import PRETRAINING
 from settings.config import Config
+from settings.resolve import resolve
 from train.children import Children, complain, say
 from train.distributed.pod import in_pod
 from train.distributed.signals import BY_USER, IN_DOUBT
@@ -291,14 +292,14 @@ def main(words: list[str]) -> int:
     children = Children()
     try:
         # The trainer checks what only pretraining requires; MODULE may be something else.
-        config, warnings = Config.load_with_warnings(without=PRETRAINING)
+        resolved = resolve(without=PRETRAINING).check()
     except SettingsError as error:
         complain(str(error))
         return error.exit_code
     if not words:  # a MODULE prints them itself
-        for warning in warnings:
+        for warning in resolved.warnings:
             say(warning)
-    return launch(config, children, *words)
+    return launch(resolved.config, children, *words)
 
 
 if __name__ == "__main__":

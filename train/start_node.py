@@ -263,7 +263,7 @@ def main(words: list[str]) -> int:
     workload = FINETUNE if name == FINETUNE.name else PRETRAIN
     children = Children()
     # The process that started this one has checked the settings.
-    config, _ = Config.load_with_warnings(without=PRETRAINING)
+    config = Config.load(without=PRETRAINING)
     return Node(config, workload, children, RunPaths.of_node(config, ROOT)).run(int(lock))
 
 

@@ -15,19 +15,26 @@ from record.run_paths import RunPaths
 from settings import ROOT, SettingsError, targets
 from settings.checks import CHECKS as RULES
 from settings.checks import find_conflicts
+from settings.cluster import Cluster
 from settings.config import SETTINGS, Config
-from settings.declare import format_value
+from settings.declare import Section, format_value, read_section
+from settings.finetune import LoRA, Tuning
+from settings.planning import Planning
 from settings.resolve import resolve
+from settings.run import Sources
+from settings.sampling import Sampling
 from settings.sources import read_file
+from settings.training import DiLoCo, Wan
 from settings.tuning_rules import refuse_unsupported
+from settings.watching import Measuring, Watching
 from train.data.sources.source import CorpusError, declared
 
-DEFAULTS = targets.DEFAULTS["train-8xa100"] | {
+DEFAULTS = targets.TARGET_DEFAULTS["train-8xa100"] | {
     "START_TIMEOUT_S": "1800",  # pods of one job start whenever each finds room
     "MAX_RESTARTS": "10",  # pods that die take the others' attempts with them
 }
 # With MODEL, in the place of these.
-OF_A_MODEL = targets.DEFAULTS["finetune-k8s"] | {"NODES": "1"}
+OF_A_MODEL = targets.TARGET_DEFAULTS["finetune-k8s"] | {"NODES": "1"}
 SMALL = {"POD_MEMORY_GB": 6}  # defaults where there are no GPUs to feed
 
 CORES_PER_GPU = 8
@@ -52,14 +59,14 @@ SENT_OF_OUTSIDE = {
 }
 
 
-def names_of(*sections: str) -> set[str]:
+def names_of(*sections: type[Section]) -> set[str]:
     """Return the settings of some sections."""
-    return {name for name, declared in SETTINGS.items() if declared.section in sections}
+    return {name for section in sections for name in read_section(section)}
 
 
-AT_SITES = names_of("wan", "diloco")  # for pods that are sites
-OF_FINETUNING = names_of("tuning", "lora")  # for pods that have a MODEL
-OUTSIDE = names_of("sources", "cluster", "planning", "watching", "measuring", "sampling")
+AT_SITES = names_of(Wan, DiLoCo)  # for pods that are sites
+OF_FINETUNING = names_of(Tuning, LoRA)  # for pods that have a MODEL
+OUTSIDE = names_of(Sources, Cluster, Planning, Watching, Measuring, Sampling)
 NOT_SENT = (
     (OUTSIDE - SENT_OF_OUTSIDE)
     | {"DETACH", "DRY_RUN", "GGUF", "HUB_REPO", "MID_DATA", "NODE_RANK", "SFT_DATA", "STEP"}
@@ -367,9 +374,10 @@ def shm_gb(c: Config) -> int:
 def pod_environment(c: Config) -> dict[str, str]:
     """The settings as the pods get them, and the variables of the network. Raises SettingsError where pods would."""
     path = ROOT / "k8s" / "manifests" / "network" / f"{network_of(c)}.env"
-    network = read_file(path, path.name, ())
-    if network.problems:
-        raise SettingsError(list(network.problems))
+    problems: list[str] = []
+    network = read_file(path, path.name, problems)
+    if problems:
+        raise SettingsError(problems)
     asked = c.replace(nproc=c.gpus_per_node)
     left = (
         NOT_SENT
@@ -381,7 +389,7 @@ def pod_environment(c: Config) -> dict[str, str]:
     }
     defaults = Config()
     environment = (
-        dict(network.values)
+        {name: given.text for name, given in network.items()}
         | {
             "PRESET": c.preset,
             "POD_NETWORK": network_of(c),
@@ -406,8 +414,8 @@ def pod_environment(c: Config) -> dict[str, str]:
 
 def as_a_pod_sees(environment: Mapping[str, str]) -> Config:
     """What this environment gives where there is no env file, but a Secret."""
-    return Config.load_with_warnings(
+    return Config.load(
         environment,
         ROOT,
         defaults={"ENV_FILE": "none-in-a-pod", "WANDB_API_KEY": STAND_IN},
-    )[0]
+    )

@@ -111,9 +111,7 @@ def refuse_dry_run(config: Config, target: str) -> None:
 
 def look(environ: Mapping[str, str] | None, root: Path, defaults: Mapping[str, str]) -> Place:
     """The run that the settings name, with these defaults, and whether it was sent to a cluster."""
-    resolved = resolve(environ, root, defaults, without=CHECKS)
-    if resolved.problems:
-        raise SettingsError(resolved.problems, resolved.warnings)
+    resolved = resolve(environ, root, defaults, without=CHECKS).check()
     config = resolved.config
     whole = RunPaths.of(config.runs_dir, config.run_name, root)
     paths = whole

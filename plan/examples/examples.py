@@ -228,12 +228,12 @@ the nodes this is what would meet the two days of the first plan.
 
 def planned_tuning(**settings: str) -> str:
     """As `make plan` says it."""
-    loaded = Config.load_with_warnings(
+    loaded = Config.load(
         {"ENV_FILE": "", "RUNS_DIR": "no-runs", "DATA_DIR": "no-data", **settings},
         ROOT,
         {"MASTER_ADDR": "planned"},
         without=tuning.NOT_ASKED,
-    )[0]
+    )
     c = tuning.in_nodes(loaded)
     return tuned_report.told(tuning.plan(c, fleet_of(c))).rstrip()
 

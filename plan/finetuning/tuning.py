@@ -116,7 +116,7 @@ class Tuning:
 def is_tuning(c: Config) -> bool:
     """Whether the settings are of a fine-tuning: MODEL is set, or the preset is for one and so has EPOCHS."""
     path = ROOT / "presets" / f"{c.preset}.env"
-    return bool(c.model) or (path.is_file() and "EPOCHS" in read_file(path, "", ()).values)
+    return bool(c.model) or (path.is_file() and "EPOCHS" in read_file(path, "", []))
 
 
 def refuse(c: Config) -> None:

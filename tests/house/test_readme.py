@@ -11,7 +11,7 @@ import pytest
 
 from record.run_paths import RunPaths
 from settings import ROOT
-from settings.targets import DEFAULTS
+from settings.targets import TARGET_DEFAULTS
 from tests.house.pages import FENCED
 
 README = (ROOT / "README.md").read_text()
@@ -83,7 +83,7 @@ def test_the_hours_of_a_journey_are_those_of_its_plan(tmp_path: Path) -> None:
     for target, settings, hours in journeys:
         (tmp_path / "empty.env").touch()
         environ = {"PATH": os.environ["PATH"], "ENV_FILE": str(tmp_path / "empty.env")}
-        environ |= DEFAULTS.get(target, {})
+        environ |= TARGET_DEFAULTS.get(target, {})
         for setting in settings.split():
             name, value = setting.split("=")
             environ[name] = value

@@ -21,6 +21,7 @@ from k8s.cluster.job_spec import (
 from record.trackers.processes import check_trackers
 from settings import ROOT, SettingsError
 from settings.config import SETTINGS, Config
+from settings.resolve import resolve
 
 FIELDS = SETTINGS
 
@@ -331,7 +332,7 @@ def test_threads_are_the_cores_of_the_pod_and_not_of_its_machine(load: Load) -> 
 def test_the_variables_of_the_network_are_no_misspelt_settings(load: Load, tmp_path: Path) -> None:
     for site in ("ucsd", ""):
         environment = pod_environment(load(SITE=site))
-        warnings = Config.load_with_warnings(environment, ROOT, {"ENV_FILE": "none"})[1]
+        warnings = resolve(environment, ROOT, {"ENV_FILE": "none"}).check().warnings
         assert [text for text in warnings if not text.startswith("From the environment")] == []
 
 

@@ -27,9 +27,10 @@ PAGE = (ROOT / "docs" / "nccl.md").read_text()
 
 def values(network: str) -> dict[str, str]:
     """What the strict reader of env files makes of a file."""
-    source = read_file(PATHS[network], network, ())
-    assert source.problems == []
-    return dict(source.values)
+    problems: list[str] = []
+    source = read_file(PATHS[network], network, problems)
+    assert problems == []
+    return {name: given.text for name, given in source.items()}
 
 
 def verdicts_of_file(network: str) -> dict[str, tuple[str, str]]:

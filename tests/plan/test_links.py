@@ -121,8 +121,6 @@ def test_a_plan_says_who_measured_only_of_what_was(tmp_path: Path) -> None:
     assert "measured on" not in said() and "measured on" not in said(WAN_GBIT="0.9")
     assert "measured on" in said(WAN_GBIT="0.9", WAN_RTT_MS="31")
     c = links.loaded(
-        lambda defaults: Config.load_with_warnings(
-            {"ENV_FILE": "", "RUNS_DIR": str(tmp_path)}, defaults=defaults
-        )[0]
+        lambda defaults: Config.load({"ENV_FILE": "", "RUNS_DIR": str(tmp_path)}, defaults=defaults)
     )
     assert (c.wan_gbit, c.wan_rtt_ms, c.lan_gbit) == (0.9, 31, 25)

@@ -40,9 +40,9 @@ OF_HUB = {
 
 def planned(**settings: str) -> tuning.Tuning:
     c = tuning.in_nodes(
-        Config.load_with_warnings(
+        Config.load(
             {"ENV_FILE": "", **settings}, ROOT, {"MASTER_ADDR": "planned"}, without=tuning.NOT_ASKED
-        )[0]
+        )
     )
     return tuning.plan(c, fleet_of(c))
 

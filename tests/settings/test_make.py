@@ -1,6 +1,5 @@
 """The Makefile: its targets, and how values reach Python, in a copy whose setup is a stub."""
 
-import json
 import os
 import re
 import shutil
@@ -54,9 +53,9 @@ def make(root: Path, *arguments: str, **environ: str) -> subprocess.CompletedPro
 
 def find_value(root: Path, name: str, *arguments: str, **environ: str) -> str:
     """Return a setting as `make settings` shows it."""
-    done = make(root, "settings", "JSON=1", *arguments, **environ)
+    done = make(root, "settings", f"NAME={name}", *arguments, **environ)
     assert done.returncode == 0, done.stderr
-    return str(json.loads(done.stdout)[name]["value"])
+    return done.stdout.split("\n")[0].removeprefix(f"{name}=").rpartition("  (")[0]
 
 
 # ---- Targets

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from settings import ROOT
-from settings.config import SECTION_OF, SETTINGS
+from settings.config import SETTINGS
 from tests.constants import SITE
 from tests.running import environment
 
@@ -78,13 +78,13 @@ def test_a_target_reads_what_it_is_declared_to_use(tmp_path: Path, data: dict[st
 
 
 def test_each_setting_is_read_somewhere() -> None:
-    """By its name as an attribute, or through a property of the sections."""
+    """By its name as an attribute."""
     attributes = set()
     for path in [*ROOT.glob("*/*.py"), *ROOT.glob("*/*/*.py"), *ROOT.glob("*/*/*/*.py")]:
         if path.parts[len(ROOT.parts)] in ("tests", ".venv"):
             continue
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Attribute) and node.attr in SECTION_OF:
+            if isinstance(node, ast.Attribute):
                 attributes.add(node.attr.upper())
     # A shell script and a table of stages read these by name.
     assert SETTINGS.keys() - attributes == {"GPU_CHECK", "MID_DATA", "SFT_DATA"}

@@ -104,7 +104,10 @@ def test_a_setting_that_the_target_ignores_is_not_compared(root: Path) -> None:
     store(root)
     (root / ".env").write_text("MODEL=tiny\nLORA_RANK=8\n")
     resolved = resume(root, EPOCHS="3")
-    assert resolved.problems == [] and len(resolved.warnings) == 4
+    assert (
+        resolved.problems == []
+        and "MODEL (.env line 1), LORA_RANK (.env line 2), EPOCHS" in str(resolved.warnings)
+    )
     stored = json.loads((root / "runs/run/config.json").read_text())["settings"]
     assert compare_with_stored(stored, resolved.config.values()) == ([], {})
     problems = resume(root, MAKE_TARGET="finetune").problems
@@ -228,10 +231,10 @@ def test_another_value_of_a_removed_setting_is_refused_with_what_replaces_it(roo
     (root / ".env").write_text("MASTER_PORT=1234\nHANG_S=45\nADAM_EPS=1e-08\nEXPORT_SHARD_GB=5\n")
     problems = resolve({}, root).problems
     assert [problem.split(":")[0] for problem in problems] == [
-        "HANG_S (.env line 2)",
         "MASTER_PORT (.env line 1)",
+        "HANG_S (.env line 2)",
     ]
-    assert "MASTER_ADDR=HOST:PORT" in problems[1] and "always 30." in problems[0]
+    assert "MASTER_ADDR=HOST:PORT" in problems[0] and "always 30." in problems[1]
 
 
 def test_a_run_of_an_earlier_version_goes_on_unless_a_constant_shaped_it(root: Path) -> None:

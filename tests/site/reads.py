@@ -15,16 +15,15 @@ def install(resolve: ModuleType) -> None:
     folder = os.environ[VARIABLE]
     recorded: set[str] = set()
 
-    classes = [config.Config, *config.SECTIONS.values()]
-    properties = {
-        name for one in classes for name in dir(one) if isinstance(getattr(one, name), property)
-    }
+    one: Any = config.Config
+    properties = {name for name in dir(one) if isinstance(getattr(one, name), property)}
+    fields = one.__dataclass_fields__
 
     def record(name: str, frame: FrameType | None) -> None:
         # What the settings room reads itself, to check, store, compare or print it, does not count,
         # but what it computes for others does.
         while frame and (SETTINGS_ROOM in frame.f_code.co_filename or frame.f_globals is globals()):
-            if frame.f_code.co_name not in ("__getattr__", "micro_batch", "read", *properties):
+            if frame.f_code.co_name not in ("micro_batch", "read", *properties):
                 return
             frame = frame.f_back
         # "<string>": the comparison that dataclasses generate
@@ -37,21 +36,20 @@ def install(resolve: ModuleType) -> None:
         with open(f"{folder}/{os.getpid()}", "a") as log:
             log.write(f"{name} {code.co_filename}:{code.co_name}:{frame.f_lineno}\n")
 
-    # The sections that this command's settings gave, not those of a run that it opens.
+    # What this command's settings gave, not those of a run that it opens.
     own: list[Any] = []
     find = resolve.resolve
 
     def find_and_note(*arguments: Any, **more: Any) -> Any:
         resolved = find(*arguments, **more)
-        own.extend(getattr(resolved.config, section) for section in config.SECTIONS)
+        own.append(resolved.config)
         return resolved
 
     resolve.resolve = find_and_note  # type: ignore[attr-defined]
-    for section in config.SECTIONS.values():
 
-        def read(self: Any, name: str, fields: Any = section.__dataclass_fields__) -> Any:
-            if name in fields and any(self is one for one in own):
-                record(name.upper(), sys._getframe(1))
-            return object.__getattribute__(self, name)
+    def read(self: Any, name: str) -> Any:
+        if name in fields and any(self is each for each in own):
+            record(name.upper(), sys._getframe(1))
+        return object.__getattribute__(self, name)
 
-        section.__getattribute__ = read
+    one.__getattribute__ = read

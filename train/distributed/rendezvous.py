@@ -441,9 +441,7 @@ def main(argv: list[str]) -> int:
         ):  # detached from its terminal
             signal.signal(number, stop_asked)
     try:
-        c, _ = Config.load_with_warnings(
-            without=PRETRAINING
-        )  # which the trainer asks, of what it trains
+        c = Config.load(without=PRETRAINING)  # which the trainer asks, of what it trains
         if argv[0] == "over":
             over(c, int(argv[1]), *argv[2:3])
             return 0

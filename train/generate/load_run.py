@@ -32,7 +32,7 @@ from settings.checks import (
 )
 from settings.config import SETTINGS, Config
 from settings.declare import FREE, format_value
-from settings.resolve import find_explicit, show_path
+from settings.resolve import find_explicit, resolve, show_path
 from train.checkpoint import checkpoint
 from train.checkpoint.checkpoint import CheckpointError
 from train.data import prepare
@@ -110,7 +110,8 @@ def settings_of_command(environ: Mapping[str, str] | None = None) -> tuple[Confi
 
     Its world is `distributed.join(c, trains=False)`.
     """
-    return Config.load_with_warnings(environ, without=OF_TRAINING)
+    resolved = resolve(environ, without=OF_TRAINING).check()
+    return resolved.config, resolved.warnings
 
 
 def open_trained(

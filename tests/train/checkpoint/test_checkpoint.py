@@ -11,7 +11,6 @@ import torch
 import torch.distributed.checkpoint
 
 from settings.config import Config
-from settings.training import Architecture
 from tests.train.test_step import as_batch, masked_batch
 from train.checkpoint import checkpoint
 from train.checkpoint.checkpoint import CheckpointError
@@ -311,7 +310,7 @@ def test_the_committed_checkpoint_of_schema_1_still_loads(
     """The format is a promise: checkpoint_schema_1 was written when schema 1 was defined."""
     facts = json.loads((COMMITTED / "facts.json").read_text())
     monkeypatch.setattr(
-        Architecture, "padded_vocab_size", 300
+        Config, "padded_vocab_size", 300
     )  # it was written before there was any padding
     c = dataclasses.replace(tiny, n_embd=8, n_head=2, n_layer=1, vocab_size=300, mlp_dim=16)
     folder = COMMITTED / "step_0000003"
