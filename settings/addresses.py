@@ -10,9 +10,11 @@ PATTERN = rf"(\[{IPV6}\]|{HOST})(:{PORT})?|{IPV6}"
 def split_address(address: str, default_port: int) -> tuple[str, int]:
     """Split an address. A bare IPv6 address has no port."""
     host, _, port = address.rpartition(":")
-    if host.endswith("]") or (host and ":" not in host):
-        return host.strip("[]"), int(port)
-    return address.strip("[]"), default_port
+    has_port = host.endswith("]") or (host and ":" not in host)
+    if not has_port:
+        host = address
+        port = str(default_port)
+    return host.strip("[]"), int(port)
 
 
 def join_address(host: str, port: int) -> str:

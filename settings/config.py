@@ -52,7 +52,7 @@ class Config(
     def load(
         cls,
         environ: Texts | None = None,
-        root: Path = ROOT,
+        root: Path | None = None,
         defaults: Texts | None = None,
         without: Collection[Any] = (),
     ) -> "Config":
@@ -62,7 +62,7 @@ class Config(
         """
         from settings.resolve import resolve  # imports this module
 
-        return resolve(environ, root, defaults, without).check().config
+        return resolve(environ, root or ROOT, defaults, without).check().config
 
     @classmethod
     def of_preset(cls, **settings: str) -> "Config":

@@ -30,9 +30,12 @@ def from_sentence(name: str, level: str, sentence: str, code: int = 78) -> Findi
 
 def format_findings(findings: Sequence[Finding]) -> Iterator[str]:
     """Yield a line for each finding, with the names in one column."""
-    width = max((len(finding.name) for finding in findings), default=0)
+    width = 0
     for finding in findings:
-        line = f"{finding.level}  {finding.name.ljust(width)}  {finding.text}"
+        width = max(width, len(finding.name))
+    for finding in findings:
+        name = finding.name.ljust(width)
+        line = f"{finding.level}  {name}  {finding.text}"
         if finding.fix:
             line += f"; {finding.fix}"
         yield line
@@ -41,15 +44,19 @@ def format_findings(findings: Sequence[Finding]) -> Iterator[str]:
 def split(allow_fail: str, findings: Iterable[Finding]) -> tuple[list[Finding], list[Finding]]:
     """Return the failures that stop a run, and those that do not because ALLOW_FAIL names them."""
     allowed_names = allow_fail.split(",")
-    stopping: list[Finding] = []
-    allowed: list[Finding] = []
+    stopping = []
+    allowed = []
     for finding in findings:
-        if finding.level == FAIL:
-            chosen = allowed if finding.name in allowed_names else stopping
-            chosen.append(finding)
+        if finding.level != FAIL:
+            continue
+        if finding.name in allowed_names:
+            allowed.append(finding)
+        else:
+            stopping.append(finding)
     return stopping, allowed
 
 
 def code_of(stopping: Sequence[Finding]) -> int:
     """Return the exit code: 0 if nothing stops the run, 64 if changing settings is enough, else 78."""
-    return max((finding.code for finding in stopping), default=0)
+    codes = [finding.code for finding in stopping]
+    return max(codes, default=0)

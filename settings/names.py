@@ -10,7 +10,8 @@ from settings.config import SETTINGS
 from settings.declare import format_value
 from settings.targets import TARGETS, VARIABLES
 
-NAMES = tomllib.loads(Path(__file__).with_name("names.toml").read_text(encoding="utf-8"))
+PATH = Path(__file__).with_name("names.toml")
+NAMES = tomllib.loads(PATH.read_text(encoding="utf-8"))
 CONSTANTS: dict[str, Any] = NAMES["constants"]
 REPLACEMENTS: dict[str, str] = NAMES["replacements"]
 OTHER_NAMES: dict[str, str] = NAMES["other_names"]
@@ -27,39 +28,50 @@ def explain_name(name: str, text: str | None = None) -> str:
         constant = format_value(CONSTANTS.get(name))
         if text in ("", constant):
             return ""
-        always = f" Its value is always {constant}." if constant else ""
-        instead = REPLACEMENTS.get(name, "Leave it out.")
-        return f"This is no longer a setting.{always} {instead}"
+        sentence = "This is no longer a setting."
+        if constant:
+            sentence += f" Its value is always {constant}."
+        return f"{sentence} {REPLACEMENTS.get(name, 'Leave it out.')}"
     if name in VARIABLES:
-        return f"This is no setting but a variable of {list_targets(VARIABLES[name])}."
-    hint = suggest(find_meant(name)) or "`make settings` lists them."
-    return f"There is no such setting. {hint}"
+        users = list_targets(VARIABLES[name])
+        return f"This is no setting but a variable of {users}."
+    nearest = find_meant(name)
+    if nearest:
+        return f"There is no such setting. Did you mean {nearest}?"
+    return "There is no such setting. `make settings` lists them."
 
 
 def explain_target(target: str) -> str:
     """Name what somebody meant who typed a target that does not exist."""
     name = target.upper()
-    hint = OTHER_TARGETS.get(target) or suggest(find_nearest(target, TARGETS), "make ")
+    nearest = find_nearest(target, TARGETS)
     if name in SETTINGS:
         hint = f"`make settings NAME={name}` explains the setting."
-    return f"make {target}: There is no such target. {hint or '`make help` lists them.'}"
-
-
-def suggest(meant: str | None, before: str = "") -> str:
-    return f"Did you mean {before}{meant}?" if meant else ""
+    elif target in OTHER_TARGETS:
+        hint = OTHER_TARGETS[target]
+    elif nearest:
+        hint = f"Did you mean make {nearest}?"
+    else:
+        hint = "`make help` lists them."
+    return f"make {target}: There is no such target. {hint}"
 
 
 def find_meant(name: str, similarity: float = 0.7) -> str | None:
     """Return the setting that another trainer calls by this name, or the most similar one."""
     name = name.upper()
-    return OTHER_NAMES.get(name) or find_nearest(name, SETTINGS, similarity)
+    if name in OTHER_NAMES:
+        return OTHER_NAMES[name]
+    return find_nearest(name, SETTINGS, similarity)
 
 
 def find_nearest(name: str, names: Iterable[str], similarity: float = 0.6) -> str | None:
     """Return the most similar of these names, if any is similar enough."""
-    similar = difflib.get_close_matches(name, list(names), n=1, cutoff=similarity)
-    return similar[0] if similar else None
+    similar = difflib.get_close_matches(name, list(names), 1, similarity)
+    if not similar:
+        return None
+    return similar[0]
 
 
 def list_targets(targets: Iterable[str]) -> str:
-    return f"make {', '.join(sorted(targets))}"
+    names = sorted(targets)
+    return f"make {', '.join(names)}"

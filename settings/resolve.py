@@ -82,9 +82,11 @@ def resolve(
     place = ""
     if target in RESUME:
         alone = weakest | sources.read_preset(weakest | explicit, root, []) | explicit
-        place = f"{build_config(parse(alone)[0]).run_folder}/config.json"
+        folder = build_config(parse(alone)[0]).run_folder
+        place = f"{folder}/config.json"
         stored = read_run_config(root / place).get("settings", {})
-        run = give(list_lasting(stored, parse(explicit)[0]), place)
+        named, _ = parse(explicit)
+        run = give(list_lasting(stored, named), place)
     preset = sources.read_preset(weakest | run | explicit, root, problems)
     chosen = weakest | preset | run | explicit
     if chosen["PRESET"].text != (weakest | run)["PRESET"].text:  # another one is named
@@ -92,9 +94,10 @@ def resolve(
     values, invalid = parse(chosen)
     config = build_config(values)
     values = config.values()
-    purpose = target or "check-env"
-    if config.model and (not target or target in EITHER):  # `make plan` plans what finetune does
-        purpose = "finetune"
+    purpose = find_purpose(target, config)
+    origins = dict.fromkeys(SETTINGS, DEFAULT)
+    for name in SETTINGS.keys() & chosen.keys():
+        origins[name] = chosen[name].place
 
     for name, given in chosen.items():
         declared = SETTINGS.get(name)
@@ -112,31 +115,49 @@ def resolve(
         if problem:
             problems.append(f"{name} ({given.place}): {problem}")
     if config.dry_run and target in TARGETS - DRY_RUN:  # it would do the thing
-        place_of_it = chosen["DRY_RUN"].place
-        problems.append(f"DRY_RUN ({place_of_it}): {explain_users({target}, DRY_RUN)}")
+        reason = explain_users({target}, DRY_RUN)
+        problems.append(f"DRY_RUN ({origins['DRY_RUN']}): {reason}")
     mixture = explicit.get("DATA_MIX")
     if mixture and config.pretrains_on_data and mixture.text != config.data_mix:
         problems.append(f"DATA_MIX ({mixture.place}): Cannot be set together with DATA.")
     problems += invalid.values()
-    origins = dict.fromkeys(SETTINGS, DEFAULT)
-    for name in SETTINGS.keys() & chosen.keys():
-        origins[name] = chosen[name].place
     for name, sentence in find_conflicts(config, purpose, invalid, without):
-        problems.append(f"{name}={format_value(values[name])} ({origins[name]}): {sentence}")
+        text = format_value(values[name])
+        problems.append(f"{name}={text} ({origins[name]}): {sentence}")
     if stored and target in CONTINUE:
         now = {}
         for name in SETTINGS:
             if name not in invalid and origins[name] not in (place, DEFAULT):
                 now[name] = values[name]
-        problems += compare_with_stored(stored, now)[0]
+        refusals, _ = compare_with_stored(stored, now)
+        problems += refusals
     warnings = find_warnings(environ, typed, environment, ignored)
-    return Resolved(config, origins, SETTINGS.keys() & explicit, set(invalid), problems, warnings)
+    return Resolved(
+        config,
+        origins,
+        SETTINGS.keys() & explicit,
+        set(invalid),
+        problems,
+        warnings,
+    )
+
+
+def find_purpose(target: str, config: Config) -> str:
+    """Return the target whose rules hold: `make plan` with MODEL plans what finetune does."""
+    if config.model and (not target or target in EITHER):
+        return "finetune"
+    return target or "check-env"
 
 
 def list_defaults(target: str, defaults: Texts) -> Givens:
     """Return what takes the place of declared defaults, and the two that name files."""
-    files = {"PRESET": DEFAULTS["PRESET"], "ENV_FILE": DEFAULTS["ENV_FILE"]}
-    return give({**files, **TARGET_DEFAULTS.get(target, {}), **defaults}, DEFAULT)
+    texts = {
+        "PRESET": DEFAULTS["PRESET"],
+        "ENV_FILE": DEFAULTS["ENV_FILE"],
+        **TARGET_DEFAULTS.get(target, {}),
+        **defaults,
+    }
+    return give(texts, DEFAULT)
 
 
 def is_of_others(name: str, target: str) -> bool:
@@ -167,7 +188,8 @@ def refuse_typed(name: str, text: str, targets: Set[str], purpose: str, values: 
 
 def explain_users(targets: Set[str], users: Set[str]) -> str:
     """Say that targets do not use a setting, and which do."""
-    return f"Not used by {list_targets(targets)}. Used by: {list_targets(users - ALL_SETTINGS)}."
+    others = list_targets(users - ALL_SETTINGS)
+    return f"Not used by {list_targets(targets)}. Used by: {others}."
 
 
 def find_warnings(environ: Texts, typed: Givens, environment: Givens, ignored: Givens) -> list[str]:
@@ -175,7 +197,8 @@ def find_warnings(environ: Texts, typed: Givens, environment: Givens, ignored: G
     warnings = []
     shown = []
     for name in sorted(environment.keys() - typed.keys() - ignored.keys()):
-        shown.append(f"{name}={SETTINGS[name].show(environment[name].text)}")
+        text = SETTINGS[name].show(environment[name].text)
+        shown.append(f"{name}={text}")
     if shown:
         warnings.append(f"From the environment: {' '.join(shown)}")
     for name in sorted(environ.keys() - SETTINGS.keys() - typed.keys()):
@@ -211,4 +234,6 @@ def build_environment(settings: Texts, without: Collection[str] = ()) -> dict[st
 
 def show_path(path: Path) -> str:
     """Return a path for printing: relative to the repository if it is inside."""
-    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)
+    if path.is_relative_to(ROOT):
+        path = path.relative_to(ROOT)
+    return str(path)

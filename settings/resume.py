@@ -29,15 +29,15 @@ def read_run_config(path: Path) -> dict[str, Any]:
     try:
         if path.exists() and not path.is_file():  # reading a pipe would wait for a writer
             raise ValueError
-        content = dict(json.loads(path.read_bytes()))
+        content = json.loads(path.read_bytes())
         parts = [content["settings"], *content.get("attempts", [])]
         if all(isinstance(part, dict) for part in parts):
-            return content
+            return dict(content)
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except OSError as error:
         fault = f"cannot be read ({error.strerror})"
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
         pass
     raise RunConfigError([f"{path}: {fault}. Restore it from a copy, or choose another RUN_NAME."])
 
@@ -45,7 +45,8 @@ def read_run_config(path: Path) -> dict[str, Any]:
 def parse_stored(stored: Values) -> dict[str, Any]:
     """Return the stored values that are valid, and the defaults of the others."""
     texts = {name: format_value(value) for name, value in stored.items()}
-    return DEFAULTS | parse(give(texts, ""))[0]
+    values, _ = parse(give(texts, ""))
+    return DEFAULTS | values
 
 
 def list_lasting(stored: Values, explicit: Values) -> dict[str, str]:
@@ -105,10 +106,11 @@ def compare_with_stored(stored: Values, now: Values) -> tuple[list[str], dict[st
     constants["SYNC_ALPHA"] = 0.5 if stored.get("SYNC_DELAY") else 0.0
     for name, constant in constants.items():
         before = stored.get(name)
-        if before not in (None, constant):
-            refusals.append(
-                f"The run was started with {name}={format_value(before)}, but it is always "
-                f"{format_value(constant)} now. Finish the run with the version that started it, or "
-                "choose another RUN_NAME."
-            )
+        if before in (None, constant):
+            continue
+        started = f"{name}={format_value(before)}"
+        refusals.append(
+            f"The run was started with {started}, but it is always {format_value(constant)} now. "
+            "Finish the run with the version that started it, or choose another RUN_NAME."
+        )
     return refusals, changes

@@ -16,7 +16,6 @@ class Sampling(Section):
         "",
         "Text to continue, or the message to answer. Default: standard input.",
         format=ANY,
-        used_by=GENERATE,
     )
     sample_tokens: int = setting(
         160,

@@ -57,7 +57,6 @@ class Architecture(Section):
         "",
         "Folder with config.json and safetensors of a Llama or Qwen3 model. A new run starts from "
         "its weights; `make sample`, `chat` and `eval` open it. Default: random weights.",
-        used_by=PRETRAIN | OPEN,
     )
 
     @property

@@ -129,7 +129,7 @@ def test_a_depth_fixes_the_rest(load, name):
 
 
 def test_a_preset_as_it_stands_takes_nothing_from_a_user(tmp_path, monkeypatch):
-    monkeypatch.setattr("settings.ROOT", tmp_path)
+    monkeypatch.setattr("settings.config.ROOT", tmp_path)
     (tmp_path / "presets").mkdir()
     (tmp_path / "presets" / "tiny.env").write_text("SEED=2\n")
     (tmp_path / ".env").write_text("SEED=3\nN_LAYER=7\n")

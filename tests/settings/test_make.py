@@ -167,6 +167,9 @@ def test_check_env_prints_warnings_and_then_all_problems_or_none(root: Path) -> 
     ("arguments", "words"),
     [
         (["tran"], "Did you mean make train?"),
+        (["settings", "tran"], "Did you mean make train?"),
+        (["clean"], "delete its folder"),
+        (["qqqq"], "make help"),
         (["settings", "SEED"], "make settings NAME=SEED"),
         (["settings", "name=SEED"], "Did you mean NAME?"),
         (["settings", "DRY_RUN=1"], "Not used by make settings."),

@@ -41,7 +41,6 @@ OTHER = "LEARNING_RATE=0.25\n"  # another preset
 CASES: list[tuple[dict[str, Any], dict[str, str], dict[str, Any]]] = [
     # stored by a run of the preset `big`, given for the resume, what it has then
     ({}, {}, {"PRESET": "big", "N_LAYER": 8, "SAVE_EVERY": 7}),
-    ({"N_EMBD": 512, "LEARNING_RATE": 0.5}, {}, {"N_EMBD": 512, "LEARNING_RATE": 0.5}),
     (
         {"SEED": 1, "LEARNING_RATE": 0.5},
         {"LEARNING_RATE": "0.4"},
@@ -57,11 +56,7 @@ CASES: list[tuple[dict[str, Any], dict[str, str], dict[str, Any]]] = [
         {"DECAY_TOKENS": None},
     ),
     # derived as before rounding
-    (
-        {"LEARNING_RATE": 3e-3, "MIN_LEARNING_RATE": 3e-3 / 10},
-        {"LEARNING_RATE": "0.5"},
-        {"MIN_LEARNING_RATE": 0.05},
-    ),
+    ({"MIN_LEARNING_RATE": 1e-3 / 10}, {"LEARNING_RATE": "0.5"}, {"MIN_LEARNING_RATE": 0.05}),
     # kept to the last bit where nothing is given
     (
         {"LEARNING_RATE": 3e-3, "MIN_LEARNING_RATE": 3e-3 / 10},
@@ -92,10 +87,13 @@ def test_a_resumed_run_keeps_what_shaped_it_unless_it_is_set_explicitly(
 
 def test_a_change_of_a_frozen_setting_is_refused_before_anything_starts(root: Path) -> None:
     store(root)
-    for target, is_refused in (("train", True), ("check-env", True), ("plan", False)):
-        problems = resume(root, MAKE_TARGET=target, SEED="5").problems
-        expected = ["SEED=5: The run was started with SEED=1337, which cannot change."]
-        assert [text.split(" Set ")[0] for text in problems] == (expected if is_refused else [])
+    refusal = "SEED=5: The run was started with SEED=1337, which cannot change. Set SEED=1337, or "
+    for target in ("train", "train-node", "finetune", "check-env"):
+        (problem,) = resume(root, MAKE_TARGET=target, SEED="5", PRESET="big").problems
+        assert problem == f"{refusal}choose another RUN_NAME."
+    for target, n_layer in {"plan": 8, "restart": 8, "settings": 8, "sample": 12, "": 12}.items():
+        resolved = resume(root, MAKE_TARGET=target, SEED="5", PRESET="big")
+        assert resolved.problems == [] and resolved.config.n_layer == n_layer, target
     (problem,) = resume(root, SEED="x").problems
     assert problem.startswith("SEED=x (environment): Must be")
 
@@ -116,33 +114,18 @@ def test_a_setting_that_the_target_ignores_is_not_compared(root: Path) -> None:
 
 def test_a_refused_setting_is_named_without_those_that_follow_from_it(root: Path) -> None:
     store(root)
-    for given in ({"N_EMBD": "512"}, {"N_HEAD": "2"}, {"N_HEAD": "2", "N_KV_HEAD": "1"}):
+    for given in ({"N_EMBD": "512"}, {"N_HEAD": "2", "N_KV_HEAD": "1"}, {"MLP_DIM": "100"}):
         problems = resume(root, **given).problems
         assert [problem.split("=")[0] for problem in problems] == list(given)
 
 
-def test_a_chosen_value_does_not_become_the_one_that_follows(root: Path) -> None:
-    store(root, MLP_DIM=100)
-    (problem,) = resume(root, MLP_DIM="704").problems  # what follows from N_EMBD=256
-    assert problem.startswith("MLP_DIM=704: The run was started with MLP_DIM=100")
-
-
-def test_only_targets_that_resume_read_the_run(root: Path) -> None:
-    store(root)
-    resuming = ("train", "train-node", "finetune", "plan", "restart", "settings", "check-env")
-    others = ("sample", "eval", "data", "train-8xa100", "")
-    for targets, n_layer in ((resuming, 8), (others, 4)):
-        for target in targets:
-            assert resume(root, MAKE_TARGET=target, PRESET="tiny").config.n_layer == n_layer, target
-
-
 @pytest.mark.parametrize(
-    "content", ["[1,2]", "", "{", "{}", '{"settings": 1}', "[" * 100_000, "\x00", "null"]
+    "content", ["[1,2]", "", "{}", '{"settings": 1}', "[" * 100_000, "\udcff", "null"]
 )
 def test_a_strange_config_is_named(root: Path, content: str) -> None:
     store(root)
     path = root / "runs" / "run" / "config.json"
-    path.write_text(content)
+    path.write_text(content, errors="surrogateescape")
     with pytest.raises(RunConfigError) as caught:
         resume(root)
     assert str(caught.value) == (
@@ -150,11 +133,6 @@ def test_a_strange_config_is_named(root: Path, content: str) -> None:
         "Restore it from a copy, or choose another RUN_NAME."
     )
     assert (caught.value.exit_code, SettingsError.exit_code) == (BAD_DATA, BAD_SETTING)
-
-
-def test_a_config_that_cannot_be_opened_is_named(root: Path) -> None:
-    store(root)
-    path = root / "runs" / "run" / "config.json"
     path.unlink()
     os.mkfifo(path)
     with pytest.raises(RunConfigError, match="is damaged"):
@@ -195,13 +173,6 @@ def test_a_change_is_refused_tracked_or_free(name: str) -> None:
     for refusal in refusals:
         assert refusal.startswith(f"{name}=") and "RUN_NAME" in refusal
     assert resume_class in (FREE, TRACKED, FROZEN)
-
-
-def test_the_value_to_resume_with_is_that_of_the_run_to_the_last_digit() -> None:
-    stored = Config(rope_theta=1234567.0).derived().stored()
-    (refusal,), _ = compare_with_stored(stored, Config(rope_theta=1234568.0).derived().values())
-    text = refusal.split("Set ROPE_THETA=")[1].split(",")[0]
-    assert SETTINGS["ROPE_THETA"].parse(text) == 1234567.0
 
 
 def test_a_setting_that_the_run_did_not_know_counts_as_its_default() -> None:

@@ -54,26 +54,6 @@ def test_a_setting_is_used_or_refused_on_the_command_line(root: Path, target: st
     assert refused == unused - {"DRY_RUN"}
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"DRY_RUN": "1"},
-        {"MODEL": "gpt2"},
-        {"EPOCHS": "3"},
-        {"LORA_RANK": "8"},
-        {"SYNC_EVERY": "5"},
-        {"OUTER_LEARNING_RATE": "0.5"},
-        {"STEP": "10"},
-        {"GRAD_SYNC": "step"},
-        {"LIGHTHOUSE": "a:29510"},
-    ],
-    ids=str,
-)
-def test_what_make_train_ignored_before_is_refused(root: Path, settings: dict[str, str]) -> None:
-    (problem,) = resolve_typed(root, "train", **settings).problems
-    assert problem.startswith(f"{next(iter(settings))} (command line): ")
-
-
 def test_a_setting_is_refused_if_what_it_needs_is_not_set(root: Path) -> None:
     assert not resolve_typed(
         root, "plan", SYNC="diloco", NODES="2", SITES="2", SYNC_EVERY="5"
@@ -83,11 +63,6 @@ def test_a_setting_is_refused_if_what_it_needs_is_not_set(root: Path) -> None:
     (problem,) = resolve_typed(root, "finetune", LORA_ALPHA="5").problems
     assert "LORA_RANK" in problem
     assert resolve_typed(root, "finetune", LORA_ALPHA="5", LORA_RANK="2").config.lora_alpha == 5
-
-
-def test_training_takes_the_tasks_that_it_scores_itself(root: Path) -> None:
-    for target in ("train", "pipeline"):
-        assert not resolve_typed(root, target, CORE_EVERY="5", CORE_BUNDLE="tasks").problems
 
 
 def test_a_preview_takes_what_the_previewed_target_takes(root: Path) -> None:
@@ -137,23 +112,3 @@ def test_of_several_targets_one_must_use_a_setting(root: Path) -> None:
     typed_ = typed(MAX_STEPS="3", STEP="3", EPOCHS="2")
     (problem,) = resolve(environ | typed_, root).problems
     assert problem.startswith("EPOCHS (command line): Not used by make eval, train.")
-
-
-@pytest.mark.parametrize(
-    ("goal", "words"),
-    [
-        ("tran", "Did you mean make train?"),
-        ("SEED", "make settings NAME=SEED"),
-        ("clean", "delete its folder"),
-        ("resume", "make train RUN_NAME=..."),
-        ("tensorboard", "TRACKERS=tensorboard"),
-        ("qqqq", "make help"),
-    ],
-)
-def test_a_target_that_does_not_exist_is_refused_before_the_first_one_starts(
-    root: Path, goal: str, words: str
-) -> None:
-    for target in ("train", goal):
-        environ = {"MAKE_TARGET": target, "MAKE_GOALS": f"train {goal}", **typed(SEED="3")}
-        (problem,) = resolve(environ, root).problems
-        assert problem.startswith(f"make {goal}: There is no such target.") and words in problem
