@@ -54,24 +54,25 @@ def main() -> int:
 
 def show(resolved: Resolved) -> None:
     """List every setting with its value and origin, or explain the one that NAME names."""
-    texts = {}
-    for name, value in resolved.config.values().items():
-        texts[name] = SETTINGS[name].show(format_value(value))
+    values = resolved.config.values()
+    lines = {}
+    for name, declared in SETTINGS.items():
+        text = declared.show(format_value(values[name]))
+        lines[name] = f"{name}={text}  ({resolved.origins[name]})"
     chosen = resolved.config.name
     if chosen:
         declared = SETTINGS[chosen]
-        print(f"{chosen}={texts[chosen]}  ({resolved.origins[chosen]})")
-        print(*explain(declared), sep="\n")
+        print(lines[chosen], *explain(declared), sep="\n")
         default = format_value(declared.default)
         if default:  # else the help says what it follows from
             print(f"Default: {default}")
         print(f"Used by: {list_targets(declared.used_by - ALL_SETTINGS)}.")
-    else:
-        for section in SECTIONS:
-            print(f"\n{section.__doc__}")
-            for name in read_section(section):
-                print(f"  {name}={texts[name]}  ({resolved.origins[name]})")
-        print("\nmake settings NAME=BATCH_TOKENS explains one of them.")
+        return
+    for section in SECTIONS:
+        print(f"\n{section.__doc__}")
+        for name in read_section(section):
+            print(f"  {lines[name]}")
+    print("\nmake settings NAME=BATCH_TOKENS explains one of them.")
 
 
 def explain(declared: Setting) -> list[str]:

@@ -1,8 +1,6 @@
 """Settings of the image and of jobs on a Kubernetes cluster."""
 
-from dataclasses import dataclass
-
-from settings.declare import Format, Section, setting
+from settings.declare import Format, Section, section, setting
 from settings.targets import CLUSTER, COMPUTE, LAUNCH, PREPARE_DATA
 
 IMAGE = Format(
@@ -27,7 +25,7 @@ TAINTS = Format(
 )
 
 
-@dataclass(frozen=True)
+@section
 class Cluster(Section):
     """Image, pods, volume and namespace."""
 

@@ -1,10 +1,9 @@
 """Settings of the training data: which text, how it is tokenized, and where the shards are."""
 
 import re
-from dataclasses import dataclass
 from pathlib import PurePath
 
-from settings.declare import FROZEN, Format, Section, setting
+from settings.declare import FROZEN, Format, Section, section, setting
 from settings.targets import COMPUTE, FINETUNE, PREPARE_DATA, PRETRAIN
 
 MIXTURE = Format(
@@ -13,7 +12,7 @@ MIXTURE = Format(
 )
 
 
-@dataclass(frozen=True)
+@section
 class Corpus(Section):
     """Sources, tokenizer and shards."""
 

@@ -154,6 +154,12 @@ def setting(default: Any, help: str, **rules: Any) -> Any:
     return dataclasses.field(default=default, repr=is_shown, metadata={"help": help, **rules})
 
 
+@typing.dataclass_transform(frozen_default=True)
+def section(section_class: type) -> type:
+    """Declare a class of settings. It becomes a frozen dataclass."""
+    return dataclasses.dataclass(frozen=True)(section_class)
+
+
 def read_section(section: type[Section]) -> dict[str, Setting]:
     """Return the settings of a section by name, in the order of declaration."""
     settings = {}

@@ -1,15 +1,13 @@
 """Settings of fine-tuning, and of the stages that `make pipeline` runs after pretraining."""
 
-from dataclasses import dataclass
-
-from settings.declare import DERIVED, FREE, FROZEN, TRACKED, Format, Section, setting
+from settings.declare import DERIVED, FREE, FROZEN, TRACKED, Format, Section, section, setting
 from settings.targets import FINETUNE
 
 LAYERS = Format(r"[A-Za-z0-9_.]+(,[A-Za-z0-9_.]+)*", "names of layers with commas between them")
 PIPELINE = {"pipeline"}
 
 
-@dataclass(frozen=True)
+@section
 class Tuning(Section):
     """Model, conversations and stages."""
 
@@ -48,7 +46,7 @@ class Tuning(Section):
     )
 
 
-@dataclass(frozen=True)
+@section
 class LoRA(Section):
     """Low-rank adapters."""
 

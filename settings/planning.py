@@ -1,8 +1,6 @@
 """Settings of the plan and the doctor."""
 
-from dataclasses import dataclass
-
-from settings.declare import Format, Section, setting
+from settings.declare import Format, Section, section, setting
 from settings.run import NAMES
 from settings.targets import TRAIN
 
@@ -12,7 +10,7 @@ GPUS = Format(
 )
 
 
-@dataclass(frozen=True)
+@section
 class Planning(Section):
     """What to plan with, and what a run must achieve."""
 

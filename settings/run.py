@@ -1,9 +1,7 @@
 """Settings of a run: its name, the machine, checkpoints, and what happens when something fails."""
 
-from dataclasses import dataclass
-
 from settings import addresses
-from settings.declare import DERIVED, FREE, TRACKED, Format, Section, setting
+from settings.declare import DERIVED, FREE, TRACKED, Format, Section, section, setting
 from settings.targets import COMPUTE, DRY_RUN, EVERY, FIND, NODE, TRAIN
 
 NAME = Format(
@@ -17,7 +15,7 @@ ADDRESS = Format(
 MASTER_PORT = 29500
 
 
-@dataclass(frozen=True)
+@section
 class Sources(Section):
     """Where settings come from."""
 
@@ -36,7 +34,7 @@ class Sources(Section):
     )
 
 
-@dataclass(frozen=True)
+@section
 class Run(Section):
     """Which run a command is about."""
 
@@ -68,7 +66,7 @@ class Run(Section):
     )
 
 
-@dataclass(frozen=True)
+@section
 class Machine(Section):
     """Devices, precision and parallelism."""
 
@@ -168,7 +166,7 @@ class Machine(Section):
         return addresses.split_address(self.master_addr, MASTER_PORT)[1]
 
 
-@dataclass(frozen=True)
+@section
 class Checkpoints(Section):
     """When checkpoints are saved, and which are kept."""
 
@@ -199,7 +197,7 @@ class Checkpoints(Section):
     )
 
 
-@dataclass(frozen=True)
+@section
 class Faults(Section):
     """Restarts, timeouts, and steps that diverge."""
 

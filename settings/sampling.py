@@ -1,12 +1,10 @@
 """Settings of text generation."""
 
-from dataclasses import dataclass
-
-from settings.declare import ANY, TOKENS, Section, setting
+from settings.declare import ANY, TOKENS, Section, section, setting
 from settings.targets import GENERATE, TRAIN
 
 
-@dataclass(frozen=True)
+@section
 class Sampling(Section):
     """How text is sampled."""
 

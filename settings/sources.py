@@ -115,11 +115,14 @@ def read_file(
             problems.append(f"{place}: Must be NAME=value, without export or blanks.")
             continue
         name, text = match.groups()
-        problem = find_ambiguity(text)
+        is_quoted = text.startswith(("'", '"'))
+        problem = ""
         if name in forbidden:
             problem = "Cannot be set in this file, but in the environment."
         elif name in givens:
             problem = f"Is already set in {givens[name].place}."
+        elif is_quoted or text != text.strip() or " #" in text:  # which readers take differently
+            problem = "Remove what is around the value: quotes, blanks or a comment."
         if problem:
             problems.append(f"{name} ({place}): {problem}")
             text = ""
@@ -144,14 +147,3 @@ def read_lines(path: Path, label: str, problems: list[str]) -> list[str]:
     if plain != text:
         problems.append(f"{label}: Save it with Unix line ends and without a byte order mark.")
     return plain.split("\n")
-
-
-def find_ambiguity(text: str) -> str:
-    """Say what other readers of env files would not take as a part of the value."""
-    if text.startswith(("'", '"')):
-        return "Remove the quotes around the value."
-    if text != text.strip():
-        return "Remove the blanks around the value."
-    if " #" in text:
-        return "Remove the comment after the value."
-    return ""

@@ -1,9 +1,17 @@
 """Settings of training: the model's shape, batch, schedule, optimizer, sites and evaluation."""
 
-from dataclasses import dataclass
-
 from settings import addresses
-from settings.declare import DERIVED, FREE, FROZEN, TOKENS, TRACKED, Format, Section, setting
+from settings.declare import (
+    DERIVED,
+    FREE,
+    FROZEN,
+    TOKENS,
+    TRACKED,
+    Format,
+    Section,
+    section,
+    setting,
+)
 from settings.targets import COMPUTE, FIND, OPEN, PREPARE_DATA, PRETRAIN, TRAIN
 
 HOST_PORT = Format(f"{addresses.HOST}:{addresses.PORT}", "HOST:PORT with a port from 1024 to 65534")
@@ -17,7 +25,7 @@ CORE_BUNDLE = (
 )
 
 
-@dataclass(frozen=True)
+@section
 class Architecture(Section):
     """Shape of the transformer."""
 
@@ -70,7 +78,7 @@ class Architecture(Section):
         return -(-self.vocab_size // 128) * 128
 
 
-@dataclass(frozen=True)
+@section
 class Training(Section):
     """Batch, learning-rate schedule and optimizer."""
 
@@ -188,7 +196,7 @@ class Training(Section):
         return self.max_steps or -(-self.train_tokens // self.batch_tokens)
 
 
-@dataclass(frozen=True)
+@section
 class Wan(Section):
     """Sites that are connected by a WAN."""
 
@@ -225,7 +233,7 @@ class Wan(Section):
     )
 
 
-@dataclass(frozen=True)
+@section
 class DiLoCo(Section):
     """Synchronization of weights between sites."""
 
@@ -264,7 +272,7 @@ class DiLoCo(Section):
     outer_momentum: float = setting(0.9, "Momentum of the outer Nesterov optimizer.", maximum=0.999)
 
 
-@dataclass(frozen=True)
+@section
 class Evaluation(Section):
     """Validation loss and evaluation tasks."""
 

@@ -1,8 +1,6 @@
 """Settings of watching, tracking and measuring runs."""
 
-from dataclasses import dataclass
-
-from settings.declare import Format, Section, setting
+from settings.declare import Format, Section, section, setting
 from settings.run import NAME, NAMES
 from settings.targets import TRAIN
 
@@ -18,7 +16,7 @@ def one_or_more(*names: str) -> Format:
     return Format(f"{name}(,{name})*", f"one or more of {', '.join(names)}, with commas between")
 
 
-@dataclass(frozen=True)
+@section
 class Watching(Section):
     """Samples of the GPUs, the monitor, logs and plots."""
 
@@ -56,7 +54,7 @@ class Watching(Section):
     )
 
 
-@dataclass(frozen=True)
+@section
 class Measuring(Section):
     """Benchmarks."""
 
@@ -84,7 +82,7 @@ class Measuring(Section):
     )
 
 
-@dataclass(frozen=True)
+@section
 class Tracking(Section):
     """Weights & Biases, other trackers, and the Hugging Face Hub."""
 
