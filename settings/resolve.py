@@ -67,7 +67,9 @@ def resolve(
     """
     environ = os.environ if environ is None else environ
     target = environ.get("MAKE_TARGET", "")
-    goals = environ.get("MAKE_GOALS", target).split() if target else []
+    goals: list[str] = []
+    if target:
+        goals = environ.get("MAKE_GOALS", target).split()
     targets = TARGETS.intersection(goals)
     problems = [explain_target(goal) for goal in goals if goal not in TARGETS]
 
@@ -76,13 +78,20 @@ def resolve(
     environment = sources.read_environment(environ)
     env_file = (weakest | environment | typed)["ENV_FILE"]
     around = sources.read_env_file(env_file, root, problems) | environment
-    ignored = {name: given for name, given in around.items() if is_of_others(name, target)}
-    explicit = {name: around[name] for name in around if name not in ignored} | typed
+    ignored = {}
+    explicit = {}
+    for name, given in around.items():
+        if is_of_others(name, target):
+            ignored[name] = given
+        else:
+            explicit[name] = given
+    explicit |= typed
     stored, run = {}, {}
     place = ""
     if target in RESUME:
-        alone = weakest | sources.read_preset(weakest | explicit, root, []) | explicit
-        folder = build_config(parse(alone)[0]).run_folder
+        preset = sources.read_preset(weakest | explicit, root, [])
+        alone, _ = parse(weakest | preset | explicit)
+        folder = build_config(alone).run_folder
         place = f"{folder}/config.json"
         stored = read_run_config(root / place).get("settings", {})
         named, _ = parse(explicit)
@@ -107,10 +116,9 @@ def resolve(
         elif declared is None:
             problem = explain_name(name, given.text)
         elif given == around.get(name):
-            is_used = not targets or bool(targets & declared.used_by)
-            if is_used and not has_effect(name, values):
-                ignored[name] = given
-            if not is_used and name in environment:
+            is_used = not targets or targets & declared.used_by
+            is_idle = is_used and not has_effect(name, values)
+            if is_idle or (not is_used and name in environment):
                 ignored[name] = given
         if problem:
             problems.append(f"{name} ({given.place}): {problem}")

@@ -59,7 +59,8 @@ def parse(givens: Givens) -> tuple[dict[str, Any], dict[str, str]]:
 
 def read_command_line(environ: Texts) -> Givens:
     """Return what was typed after make, with the blanks at the start of values that make drops."""
-    texts = {name: environ.get(name, "") for name in environ.get("MAKE_SETTINGS", "").split()}
+    names = environ.get("MAKE_SETTINGS", "").split()
+    texts = {name: environ.get(name, "") for name in names}
     process = environ.get("MAKE_PROCESS", "none")
     try:
         arguments = os.fsdecode(Path("/proc", process, "cmdline").read_bytes())
@@ -88,12 +89,14 @@ def read_env_file(named: Given, root: Path, problems: list[str]) -> Givens:
 def read_preset(stronger: Givens, root: Path, problems: list[str]) -> Givens:
     """Read the file that PRESET names."""
     name = stronger["PRESET"].text
-    presets = sorted(Path(path).stem for path in glob.glob(f"{root}/presets/*.env"))
+    paths = glob.glob(f"{root}/presets/*.env")
+    presets = sorted(Path(path).stem for path in paths)
     if presets and name not in presets:  # none where the folder cannot be listed
         problems.append(f"PRESET={name}: Must be one of {', '.join(presets)}.")
         return {}
     label = f"presets/{name}.env"
-    return read_file(root / label, label, problems, NOT_IN_FILES | SECRETS | {"PRESET"})
+    forbidden = {"PRESET", *NOT_IN_FILES, *SECRETS}
+    return read_file(root / label, label, problems, forbidden)
 
 
 def read_file(

@@ -56,7 +56,11 @@ CASES: list[tuple[dict[str, Any], dict[str, str], dict[str, Any]]] = [
         {"DECAY_TOKENS": None},
     ),
     # derived as before rounding
-    ({"MIN_LEARNING_RATE": 1e-3 / 10}, {"LEARNING_RATE": "0.5"}, {"MIN_LEARNING_RATE": 0.05}),
+    (
+        {"LEARNING_RATE": 3e-3, "MIN_LEARNING_RATE": 3e-3 / 10},
+        {"LEARNING_RATE": "0.5"},
+        {"MIN_LEARNING_RATE": 0.05},
+    ),
     # kept to the last bit where nothing is given
     (
         {"LEARNING_RATE": 3e-3, "MIN_LEARNING_RATE": 3e-3 / 10},

@@ -169,7 +169,7 @@ def test_a_value_in_an_env_file_is_taken_byte_for_byte(root: Path, value: str) -
 
 
 def test_every_bad_line_is_reported(root: Path) -> None:
-    env_file = "A B\nSEED='1'\nNO_SUCH=1\nN_HEAD=x\nexport N_HEAD=1\nN_LAYER=1\nN_LAYER='1'\n"
+    env_file = "A B\nSEED='1'\nNO_SUCH=1\nN_HEAD=x\nexport N_HEAD=1\nN_LAYER=1\nN_LAYER=1\n"
     assert len(read(root, env_file).problems) == 6
     windows = read(root, "\ufeff" + env_file.replace("\n", "\r\n")).problems
     assert len(windows) == 7 and "Unix line ends" in windows[0]
