@@ -10,7 +10,6 @@ Steps are read one by one into columns: in memory a number takes eight bytes, an
 
 import dataclasses
 import datetime
-import itertools
 import math
 import os
 from array import array
@@ -23,7 +22,7 @@ import numpy as np
 from analysis.prices import Prices
 from analysis.record_blocks import Block, parts_of
 from record.durable import read_object
-from record.goodput import Claim, Goodput, Step, Timeline
+from record.goodput import Claim, Goodput, Timeline
 from record.metrics import GOES_BACK, STEP_KEYS
 from record.run_paths import RunPaths
 from settings import ROOT
@@ -295,22 +294,19 @@ def booked(block: Block, timeline: Timeline) -> bool:
     attempt, place = timeline.attempts[-1], len(timeline.attempts) - 1
     if not attempt.is_monotonic or ends[0] <= attempt.end:
         return False
-    if timeline.steps and steps[0] <= timeline.steps[-1].number:
+    if steps[0] <= timeline.last_step:
         return False
     took, stalls = of("step_ms") / 1000, of("checkpoint_stall_s")
     waited = np.minimum(took, of("data_wait_s"))
     unclaimed = timeline.unclaimed + np.cumsum(np.diff(ends, prepend=attempt.end) - took - stalls)
     if unclaimed.min() < 0:
         return False
-    for i in np.flatnonzero(stalls):
-        timeline.claims.append(Claim(place, float(ends[i]), float(stalls[i]), "checkpoint"))
-    columns = (ends, waited, took - waited)
-    timeline.steps += map(
-        Step,
-        steps.tolist(),
-        itertools.repeat(place),
-        *(column.tolist() for column in columns),
-    )
+    columns = (steps, ends, stalls, waited, took - waited)
+    for step, end, *seconds in zip(*(column.tolist() for column in columns), strict=True):
+        for category, claimed in zip(("checkpoint", "data_wait", "training"), seconds, strict=True):
+            if claimed or category == "training":
+                timeline.claims.append(Claim(place, end, claimed, category, step))
+    timeline.last_step = int(steps[-1])
     timeline.unclaimed = float(unclaimed[-1])
     attempt.end = float(ends[-1])
     timeline.note(block.last)

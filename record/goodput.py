@@ -3,8 +3,8 @@
     |-- start_up --|-- data_wait, training, evaluation, checkpoint, other --|-- down --|-- start_up --| ...
     process starts  start record                                  last record  next process starts
 
-    records -> steps and claims (seconds before a record, category) -> sums by category
-                                                                    -> intervals (analysis/energy)
+    records -> claims (seconds before a record, category) -> sums by category
+                                                          -> intervals (analysis/energy)
 
 Within an attempt, time is the difference of mono_s, so setting the clock changes nothing. Between attempts, which may be
 on two machines, it is the wall clock's and never negative. A record claims the seconds that it reports, at most those
@@ -15,6 +15,7 @@ sets up, is training. Standard library only.
 """
 
 import dataclasses
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from math import fsum
 from typing import Any, NamedTuple
@@ -34,7 +35,7 @@ CATEGORIES = {
     "other": "other",
 }
 
-# Event -> the categories whose seconds it reports, each with the key of its seconds.
+# Event -> the categories whose seconds it reports, as they follow each other, with the key of each.
 CLAIMS = {
     "eval": {"evaluation": "eval_s"},
     "end": {"checkpoint": "stall_s"},
@@ -89,25 +90,27 @@ class Goodput:
 
     def detail(self, category: str) -> str:
         """Return what there is to add to a category, in parentheses; or nothing."""
-        parts = []
-        if category == "start_up":
-            for phase, seconds in self.start_up.items():
-                if round(seconds):
-                    parts.append(f"{phase} {duration(seconds)}")
-        if category == "lost_work":
-            if self.lost_steps:
-                parts.append(f"{count_steps(self.lost_steps)} lost")
-            if self.skipped_steps:
-                parts.append(f"{count_steps(self.skipped_steps)} skipped")
-        if category == "down":
-            parts.append(f"{self.attempts:,} attempts")
-        return f" ({', '.join(parts)})" if parts else ""
+        details = {
+            "start_up": [
+                f"{phase} {duration(seconds)}"
+                for phase, seconds in self.start_up.items()
+                if round(seconds)
+            ],
+            "lost_work": [
+                *count_steps(self.lost_steps, "lost"),
+                *count_steps(self.skipped_steps, "skipped"),
+            ],
+            "down": [f"{self.attempts:,} attempts"],
+        }
+        parts = ", ".join(details.get(category, []))
+        return f" ({parts})" if parts else ""
 
 
-def count_steps(count: int) -> str:
-    if count == 1:
-        return "1 step"
-    return f"{count:,} steps"
+def count_steps(count: int, fate: str) -> list[str]:
+    if count == 0:
+        return []
+    steps = "step" if count == 1 else "steps"
+    return [f"{count:,} {steps} {fate}"]
 
 
 @dataclasses.dataclass
@@ -133,24 +136,20 @@ class Attempt:
     offsets: list[float] = dataclasses.field(default_factory=list)
 
 
-class Step(NamedTuple):
-    """A step that the run has; `attempt` is the place of its attempt, `end` on the clock of that."""
-
-    number: int
-    attempt: int
-    end: float
-    wait_s: float
-    train_s: float
-
-
 class Claim(NamedTuple):
-    """Seconds before a record that it reports the use of; `attempt` and `end` as of a Step."""
+    """Seconds before a record that it reports the use of.
+
+    Attributes:
+        attempt: index of its attempt.
+        end: of the record, on the clock of the attempt.
+        step: of training, data wait and lost work.
+    """
 
     attempt: int
     end: float
     seconds: float
     category: str
-    step: int | None = None
+    step: int = 0
 
 
 def account(records: Iterable[Record]) -> Goodput:
@@ -166,36 +165,42 @@ class Timeline:
 
     Attributes:
         attempts: those so far.
-        steps: those that the run has, in order.
-        claims: of everything else, in the order of the records.
+        claims: in the order of the records. `training` and `data_wait` are of the steps that the run has.
+        last_step: of these steps; 0 without one.
         unclaimed: seconds of this attempt that have passed and no record claims.
         start_up, lost_steps, skipped_steps: see Goodput.
     """
 
     def __init__(self) -> None:
         self.attempts: list[Attempt] = []
-        self.steps: list[Step] = []
         self.claims: list[Claim] = []
+        self.last_step = 0
         self.unclaimed = 0.0
-        self.start_up: dict[str, float] = {}
+        self.start_up: dict[str, float] = defaultdict(float)
         self.lost_steps = 0
         self.skipped_steps = 0
         self.time = 0.0  # of the last record, in Unix seconds
         self.is_announced = False  # whether this attempt has its start or resume
 
+    def steps(self) -> list[Claim]:
+        """Return the training of each step that the run has, in order."""
+        return [claim for claim in self.claims if claim.category == "training"]
+
     def add(self, record: Record) -> None:
         """Take the next record."""
         event = record["event"]
+        phases = phases_of(record)
         if self.begins_attempt(record):
             if event == "gap":  # written before the attempt is ready, and the next record begins it
                 return
-            self.begin_attempt(record)
+            self.begin_attempt(record, sum(phases.values()))
         else:
             self.pass_time(record)
         self.note(record)
 
         self.is_announced |= event in ANNOUNCES
-        self.add_start_up(phases_of(record))
+        for phase, seconds in phases.items():
+            self.start_up[phase] += self.claim("start_up", seconds)
         if event in GOES_BACK:
             self.go_back(record["step"])
         self.claim("checkpoint", number(record, "checkpoint_stall_s"))
@@ -216,9 +221,8 @@ class Timeline:
         last = self.attempts[-1].number
         return last is not None and record.get("attempt", last) != last
 
-    def begin_attempt(self, record: Record) -> None:
+    def begin_attempt(self, record: Record, start_up_s: float) -> None:
         """Take an attempt's first record. Its process began earlier by the start-up that it reports."""
-        start_up_s = sum(phases_of(record).values())
         now = record.get("mono_s")
         is_monotonic = now is not None
         if now is None:
@@ -234,10 +238,9 @@ class Timeline:
         """Add the time since the record before, of the same attempt."""
         attempt = self.attempts[-1]
         mono_s = record.get("mono_s")
+        passed = record["time"] - self.time
         if attempt.is_monotonic and mono_s is not None:
             passed = mono_s - attempt.end
-        else:
-            passed = record["time"] - self.time
         passed = max(0.0, passed)
         self.unclaimed += passed
         attempt.end += passed
@@ -255,59 +258,42 @@ class Timeline:
             if not attempt.offsets or abs(offset - attempt.offsets[-1]) > SET_S:
                 attempt.offsets.append(offset)
 
-    def add_start_up(self, phases: Mapping[str, float]) -> None:
-        left = self.claim("start_up", sum(phases.values()))
-        for phase, seconds in phases.items():
-            taken = min(seconds, left)
-            left -= taken
-            self.start_up[phase] = self.start_up.get(phase, 0.0) + taken
-
     def add_step(self, record: Record) -> None:
         step = record["step"]
         self.go_back(step - 1)
+        self.last_step = step
         took = number(record, "step_ms") / 1000
-        wait_s = self.take(min(took, number(record, "data_wait_s")))
-        train_s = self.take(took - wait_s)
-        self.steps.append(
-            Step(
-                number=step,
-                attempt=len(self.attempts) - 1,
-                end=self.attempts[-1].end,
-                wait_s=wait_s,
-                train_s=train_s,
-            )
-        )
+        waited = self.claim("data_wait", min(took, number(record, "data_wait_s")), step)
+        self.claim("training", took - waited, step)
 
-    def claim(self, category: str, seconds: float, step: int | None = None) -> float:
-        """Claim as much of this as has passed, for a category, and return it."""
-        taken = self.take(seconds)
-        if taken > 0:
-            attempt = len(self.attempts) - 1
-            end = self.attempts[-1].end
-            self.claims.append(Claim(attempt, end, taken, category, step))
-        return taken
-
-    def take(self, seconds: float) -> float:
-        """Return as much of this as has passed and nothing claims, which is claimed now."""
+    def claim(self, category: str, seconds: float, step: int = 0) -> float:
+        """Claim these seconds, at most those that have passed and nothing claims. Returns how many that are."""
         taken = min(seconds, self.unclaimed)
         self.unclaimed -= taken
+        if taken > 0 or category == "training":  # which counts a step, however short it was
+            place = len(self.attempts) - 1
+            self.claims.append(Claim(place, self.attempts[-1].end, taken, category, step))
         return taken
 
-    def go_back(self, number: int) -> None:
+    def go_back(self, step: int) -> None:
         """The run is at this step: what it trained past it is lost."""
-        while self.steps and self.steps[-1].number > number:
-            lost = self.steps.pop()
-            seconds = lost.wait_s + lost.train_s
-            self.claims.append(Claim(lost.attempt, lost.end, seconds, "lost_work", lost.number))
-            self.lost_steps += 1
+        if step >= self.last_step:
+            return
+        self.last_step = step
+        for place in reversed(range(len(self.claims))):
+            claim = self.claims[place]
+            if claim.category not in ("training", "data_wait"):
+                continue
+            if claim.step <= step:
+                break
+            self.claims[place] = claim._replace(category="lost_work")
+            self.lost_steps += claim.category == "training"
 
     def totals(self) -> Goodput:
         """Return the sums up to the last record."""
         seconds = dict.fromkeys(CATEGORIES, 0.0)
         for claim in self.claims:
             seconds[claim.category] += claim.seconds
-        seconds["training"] = fsum(step.train_s for step in self.steps)
-        seconds["data_wait"] = fsum(step.wait_s for step in self.steps)
         passed = fsum(attempt.end - attempt.begin for attempt in self.attempts)
         seconds["other"] = max(0.0, passed - fsum(seconds.values()))
         seconds["down"] = fsum(attempt.down_s for attempt in self.attempts)

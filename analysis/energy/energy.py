@@ -175,7 +175,7 @@ def step_seconds(run: Run) -> np.ndarray:
 
 def step_edges(run: Run, shifts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Where steps begin and end; one of which it is not known how long it took has no length."""
-    steps = run.timeline.steps
+    steps = run.timeline.steps()
     ends = np.array([step.end for step in steps]) + shifts[[step.attempt for step in steps]]
     return ends - np.nan_to_num(step_seconds(run)), ends
 
@@ -280,7 +280,7 @@ def of_steps(
 ) -> np.ndarray:
     """Joules of all GPUs in each step; NaN where one that its attempt had is not covered, or was never sampled, and
     where more were sampled than it had."""
-    of = np.array([step.attempt for step in run.timeline.steps])
+    of = np.array([step.attempt for step in run.timeline.steps()])
     number = sampled[of].sum(axis=1)
     joules = np.where((number > 0) & ((number == wanted[of]) | (wanted[of] == 0)), 0.0, np.nan)
     for i, gpu in enumerate(gpus):

@@ -5,10 +5,8 @@ A claim ends at its record, or earlier where later claims need the room; what no
 
 from typing import NamedTuple
 
-from record.goodput import Claim, Timeline
+from record.goodput import Timeline
 
-# The claims of one record follow each other in this order.
-ORDER = ("start_up", "checkpoint", "exchange", "data_wait", "training", "lost_work", "evaluation")
 ROUNDING_S = 1e-6
 
 
@@ -25,30 +23,12 @@ class Interval(NamedTuple):
     begin: float
     end: float
     category: str
-    step: int | None = None
-
-
-def sort_key(claim: Claim) -> tuple[int, float, int]:
-    """Return what claims are sorted by."""
-    return claim.attempt, claim.end, ORDER.index(claim.category)
+    step: int = 0
 
 
 def place_claims(timeline: Timeline) -> list[Interval]:
     """Return all time from the first start to the last record, in order and without gaps."""
     claims = [*timeline.claims]
-    for step in timeline.steps:
-        for category, seconds in (("data_wait", step.wait_s), ("training", step.train_s)):
-            claims.append(
-                Claim(
-                    attempt=step.attempt,
-                    end=step.end,
-                    seconds=seconds,
-                    category=category,
-                    step=step.number,
-                )
-            )
-    claims.sort(key=sort_key)
-
     backward: list[Interval] = []
     for place in reversed(range(len(timeline.attempts))):
         attempt = timeline.attempts[place]

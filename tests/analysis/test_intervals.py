@@ -35,7 +35,8 @@ def test_a_record_claims_the_time_just_before_it() -> None:
         Interval(0, 5009.0, 5011.0, "evaluation"),
         Interval(0, 5011.0, 5013.0, "other"),
         Interval(0, 5013.0, 5014.0, "checkpoint"),
-        Interval(0, 5014.0, 5016.0, "lost_work", 3),
+        Interval(0, 5014.0, 5014.5, "lost_work", 3),  # what was a wait for data
+        Interval(0, 5014.5, 5016.0, "lost_work", 3),
         Interval(0, 5016.0, 5023.0, "down"),
         Interval(1, 70000.0, 70001.0, "start_up"),
         Interval(1, 70001.0, 70003.0, "training", 3),
@@ -56,4 +57,4 @@ def test_every_second_is_in_one_interval_whatever_happens() -> None:
             if before.category != "down":
                 assert (before.attempt, before.end) == (after.attempt, after.begin), seed
         kept = [(record["step"], record["attempt"]) for record in keep_final_steps(run.records)]
-        assert [(step.number, step.attempt) for step in timeline.steps] == kept, seed
+        assert [(step.step, step.attempt) for step in timeline.steps()] == kept, seed

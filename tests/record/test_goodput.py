@@ -115,7 +115,7 @@ def test_a_monotonic_clock_that_goes_back_passes_no_time_twice() -> None:
     timeline = Timeline()
     for entry in run.records:
         timeline.add(entry)
-    assert [step.end for step in timeline.steps] == [5002.0, 5004.0, 5004.0, 5008.0]
+    assert [step.end for step in timeline.steps()] == [5002.0, 5004.0, 5004.0, 5008.0]
 
 
 @pytest.mark.fault(20)
