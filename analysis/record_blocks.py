@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from record.metrics import SCHEMA, find_fault, parse_line
+from record.metrics import SCHEMA, parse_record
 
 READ_BYTES = 2**25
 FEWEST = 256  # lines of which a block is worth making
@@ -47,11 +47,11 @@ def check_records(path: Path, number: int, lines: Sequence[bytes]) -> Iterator[d
     Raises ValueError naming file and line where one is not a record.
     """
     for offset, line in enumerate(lines):
-        record = parse_line(line)
-        if fault := find_fault(record):
+        try:
+            yield parse_record(line)
+        except ValueError as fault:
             text = line[:60].decode(errors="replace")
-            raise ValueError(f"{path} line {number + offset} {fault}: {text!r}")
-        yield record
+            raise ValueError(f"{path} line {number + offset} {fault}: {text!r}") from None
 
 
 def parts_of(path: Path) -> Iterator[Block | dict[str, Any]]:

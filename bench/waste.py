@@ -88,7 +88,6 @@ def intervals(shape: Shape, rounds: int, scratch: Path, **settings: Any) -> dict
                 recorder.step(
                     step,
                     step * c.batch_tokens,
-                    False,
                     loss=3.0,
                     lr=1e-3,
                     grad_norm=0.5,

@@ -40,7 +40,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: there is nothing at that path.
-        ValueError: it is anything else. The message says what, as in "is empty", to follow the path.
+        ValueError: it is anything else. The message says what, to follow the path.
     """
     try:
         path.stat()
@@ -51,6 +51,11 @@ def read_object(path: Path) -> dict[str, Any]:
         raise
     except OSError as error:
         raise ValueError(f"cannot be read ({error.strerror})") from None
+    return parse_object(content)
+
+
+def parse_object(content: bytes) -> dict[str, Any]:
+    """Return the JSON object that this is. Raises ValueError: the message says what it is instead, as in "is empty"."""
     if not content.strip(b"\0\n "):
         raise ValueError("is empty")
     try:

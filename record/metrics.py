@@ -8,7 +8,16 @@ readers keep keys that they do not know. After a resume the steps past the check
 record of a step counts. Standard library only.
 
 Keys of every record: `time` (Unix seconds), `mono_s` (the monotonic clock of the machine), `host`, `attempt` (0, 1, ...),
-`step`, `tokens` (trained on so far). Those of steps and evaluations stand below; other events add:
+`step`, `tokens` (trained on so far). Those of steps stand below; other events add:
+
+    eval            val_loss: nats per token on validation text, null where the evaluation failed; val_bpb: bits per
+                    byte on the same; val_loss_by_source, val_bpb_by_source: the same for each source; scored_tokens;
+                    val_ppl: in fine-tuning, perplexity of the scored tokens; eval_s: seconds of the whole evaluation;
+                    full: true for the final, larger set; error: in words, why it failed or ran out of time.
+                    core: the DCLM CORE metric, mean of 22 centered accuracies, null where a task is missing;
+                    core_partial: then the mean of those that are there; core_margin: half of the 95% interval of
+                    either; core_tasks: how many tasks it is the mean of; core_centred: task -> centered accuracy,
+                    0 for guessing and 1 for all right; core_error: in words, why there is none; core_s: seconds
 
     start, resume   startup_s: seconds by phase from the start of the process, changes: settings that differ from the
                     last attempt's, world_size: processes
@@ -29,6 +38,8 @@ Keys of every record: `time` (Unix seconds), `mono_s` (the monotonic clock of th
 """
 
 import contextlib
+import errno
+import io
 import json
 import logging
 import math
@@ -39,6 +50,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from record.durable import parse_object
 from record.locks import RunFolderError
 from record.run_paths import RunPaths
 
@@ -66,28 +78,12 @@ STEP_KEYS = (
     "exchange_stall_s",  # seconds that synchronizations between sites took from training before this step
     "replica",  # the site of this step, under SYNC=diloco: loss and grad_norm are of its part of the batch
 )
-EVAL_KEYS = (
-    "val_loss",  # nats per token on validation text; null where the evaluation failed
-    "val_bpb",  # bits per byte on the same
-    "val_ppl",  # fine-tuning: perplexity of the scored tokens, exp(val_loss)
-    "val_loss_by_source",  # source -> nats per token on its validation text
-    "val_bpb_by_source",  # source -> bits per byte on the same
-    "scored_tokens",  # validation tokens scored
-    "core",  # the DCLM CORE metric, mean of 22 centered accuracies; null where a task is missing
-    "core_partial",  # then: the mean of those that are there
-    "core_margin",  # half of the 95% interval of either
-    "core_tasks",  # how many tasks it is the mean of
-    "core_centred",  # task -> centered accuracy, 0 for guessing and 1 for all right
-    "core_error",  # in words, why there is none; training went on
-    "core_s",  # seconds that CORE took
-    "eval_s",  # seconds of the whole evaluation
-    "full",  # true for the final, larger set
-    "error",  # in words, why an evaluation failed or ran out of time; training went on
-)
-NUMBER_TYPES = frozenset({int, float, bool, type(None)})
-# Anything but a number or null under one of these keys is damage.
-NUMBERS = frozenset(
-    {
+# Anything but an object or null under one of these keys is damage,
+OBJECTS = frozenset({"val_loss_by_source", "val_bpb_by_source", "core_centred"})
+# and anything but a number or null, not larger than this, under one of these.
+LARGEST_NUMBER = 1e300
+LARGEST = {"time": 1e11, "step": 10**15} | dict.fromkeys(
+    (
         "mono_s",
         "attempt",
         "tokens",
@@ -104,40 +100,35 @@ NUMBERS = frozenset(
         "checkpoint_stall_s",
         "seconds",
         "stall_s",
-    }
+    ),
+    LARGEST_NUMBER,
 )
 
-# How the console shows a value; others as str() does.
+# What the console shows of an event, and how.
 FORMATS = {
-    "loss": ".4f",
-    "lr": ".3e",
-    "grad_norm": ".3f",
-    "step_ms": ".1f",
-    "tokens_per_s": ".0f",
-    "mfu": ".1f",
-    "mem_gib": ".2f",
-    "val_loss": ".4f",
-    "val_bpb": ".4f",
-    "val_ppl": ".4g",
-    "eval_s": ".1f",
-    "core": ".4f",
-    "core_partial": ".4f",
+    "step": {
+        "loss": ".4f",
+        "lr": ".3e",
+        "grad_norm": ".3f",
+        "step_ms": ".1f",
+        "tokens_per_s": ".0f",
+        "mfu": ".1f",
+        "mem_gib": ".2f",
+        "tokens": "",
+    },
+    "eval": {
+        "val_loss": ".4f",
+        "val_bpb": ".4f",
+        "val_ppl": ".4g",
+        "scored_tokens": "",
+        "core": ".4f",
+        "core_partial": ".4f",
+        "eval_s": ".1f",
+    },
 }
-STEP_CONSOLE = ("loss", "lr", "grad_norm", "step_ms", "tokens_per_s", "mfu", "mem_gib", "tokens")
-EVAL_CONSOLE = (
-    "val_loss",
-    "val_bpb",
-    "val_ppl",
-    "scored_tokens",
-    "core",
-    "core_partial",
-    "eval_s",
-)
+ON_TERMINAL = ("loss", "tokens_per_s", "val_loss", "val_bpb", "core")
 
 CHUNK_BYTES = 2**18
-LARGEST_STEP = 10**15
-LATEST = 10**11  # seconds since 1970
-LARGEST_NUMBER = 10**300  # so that sums stay finite
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -170,15 +161,13 @@ class RecordReader:
         self.path = path
         self.last_bytes = last_bytes
         self.restarted = False
+        self.size = 0
         self.begin(b"", 0)
 
-    def begin(self, first_line: bytes, size: int) -> None:
+    def begin(self, first_line: bytes, position: int) -> None:
         """Begin anew with another file, or with none."""
         self.first_line = first_line  # which is like no other: it has host and time
-        self.position = 0
-        if self.last_bytes is not None:
-            self.position = max(0, size - self.last_bytes)
-        self.size = size
+        self.position = position
         self.lines = 0
         self.damaged_lines = 0
         self.first_damage = ""
@@ -202,84 +191,81 @@ class RecordReader:
 
         Raises OSError where the file exists but cannot be read.
         """
-        before = self.position
-        try:
-            file = open(self.path, "rb")  # noqa: SIM115 (closed below)
-        except FileNotFoundError:
-            self.begin(b"", 0)
-            self.restarted = before > 0
-            return []
-        with file:
-            size = os.fstat(file.fileno()).st_size
+        with self.open() as file:
             first_line = file.readline(CHUNK_BYTES)
-            is_another = first_line != self.first_line or size < self.position
+            self.size = file.seek(0, os.SEEK_END)
+            is_another = first_line != self.first_line or self.size < self.position
+            self.restarted = is_another and self.position > 0
             if is_another:
-                self.begin(first_line, size)
-                if self.position > 0:  # go on to the begin of a line
-                    file.seek(self.position - 1)
-                    self.position += len(file.readline()) - 1
-            self.restarted = is_another and before > 0
-            self.size = size
+                self.begin(first_line, self.find_start(file))
             file.seek(self.position)
             text = file.read(most_bytes) + file.readline()
         *lines, rest = text.split(b"\n")
         self.position += len(text) - len(rest)
         return self.parse(lines)
 
+    def open(self) -> BinaryIO:
+        """Open the file; one that does not exist is empty."""
+        if not self.path.exists():
+            return io.BytesIO()
+        if not self.path.is_file():  # opening a pipe would wait for a writer
+            raise OSError(errno.EINVAL, "is not a file", str(self.path))
+        return open(self.path, "rb")
+
+    def find_start(self, file: BinaryIO) -> int:
+        """Return where the first line begins that is to be read."""
+        if self.last_bytes is None or self.last_bytes >= self.size:
+            return 0
+        file.seek(self.size - self.last_bytes - 1)
+        file.readline()
+        return file.tell()
+
     def parse(self, lines: Iterable[bytes]) -> list[Record]:
-        records: list[Record] = []
+        records = []
         for line in lines:
             self.lines += 1
-            record = parse_line(line)
-            fault = find_fault(record)
-            if not fault:
-                records.append(record)
-                continue
-            self.damaged_lines += 1
-            if not self.first_damage:
-                self.first_damage = f"line {self.lines} {fault}"
+            try:
+                records.append(parse_record(line))
+            except ValueError as fault:
+                self.damaged_lines += 1
+                self.first_damage = self.first_damage or f"line {self.lines} {fault}"
         return records
 
 
-def parse_line(line: bytes) -> Any:
-    """Return the JSON value of a line; None where there is none."""
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError):
-        return None
+def parse_record(line: bytes) -> Record:
+    """Return the record of a line. Raises ValueError, which says what is wrong with the line."""
+    record = parse_object(line)
+    schema = record.get("schema")
+    if schema != SCHEMA:
+        raise ValueError(f"has schema {repr(schema)[:20]}; this version reads {SCHEMA}")
+    if fault := find_fault(record):
+        raise ValueError(f"is a record without a valid {fault!r}")
+    return record
 
 
-def find_fault(value: Any) -> str:
-    """Return in words why a JSON value is not a record; "" for a record."""
-    if not isinstance(value, dict) or "schema" not in value:
-        return "is not a record of a run"
-    if value["schema"] != SCHEMA:
-        return f"has schema {repr(value['schema'])[:20]}; this version reads {SCHEMA}"
-    event = value.get("event")
+def find_fault(record: Record) -> str:
+    """Return the key of a value that cannot be right; "" without one."""
+    event = record.get("event")
     if not isinstance(event, str):
-        return "is a record without 'event'"
-    if not is_number(value.get("time")) or value["time"] > LATEST:
-        return "is a record without 'time'"
-    step = value.get("step")
-    is_wrong = abs(step) > LARGEST_STEP if isinstance(step, int) else event in NEEDS_STEP
-    if is_wrong:
-        return "is a record without 'step'"
-    for key, content in value.items():
-        if key.endswith("_by_source") and not isinstance(content, dict | None):
-            return f"is a record with a {key!r} that is not one number for each source"
-        if key in NUMBERS and (type(content) not in NUMBER_TYPES or is_huge(content)):
-            return f"is a record with a {key!r} that is not a number"
+        return "event"
+    if record.get("time") is None:
+        return "time"
+    step = record.get("step")
+    if not isinstance(step, int) and (event in NEEDS_STEP or step is not None):
+        return "step"
+    for key, value in record.items():
+        if value is None:
+            continue
+        if key in OBJECTS and not isinstance(value, dict):
+            return key
+        if key in LARGEST and not is_number(value, LARGEST[key]):
+            return key
     return ""
 
 
-def is_huge(value: Any) -> bool:
-    """Return whether a value is an integer that no float can hold."""
-    return isinstance(value, int) and abs(value) >= LARGEST_NUMBER
-
-
-def is_number(value: Any) -> bool:
-    """Return whether a value is a number that floats can count with."""
-    return isinstance(value, float | int) and abs(value) < LARGEST_NUMBER
+def is_number(value: Any, largest: float = LARGEST_NUMBER) -> bool:
+    """Return whether a value is a number that is not too large, by default for sums to stay finite."""
+    return isinstance(value, float | int) and abs(value) <= largest
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -303,15 +289,13 @@ def replace_nonfinite(value: Any) -> Any:
     return value
 
 
-def to_console(
-    record: Mapping[str, Any], last_step: int, keys: Iterable[str] = STEP_CONSOLE
-) -> str:
+def to_console(record: Mapping[str, Any], last_step: int, is_short: bool = False) -> str:
     """Return the console line of a step or evaluation, in fewer digits than the record has."""
     words = [f"step={record['step']}/{last_step}"]
-    for key in keys:
-        if key in record:
+    for key, style in FORMATS[record["event"]].items():
+        if key in record and (key in ON_TERMINAL or not is_short):
             value = record[key]
-            text = "n/a" if value is None else format(value, FORMATS.get(key, ""))
+            text = "n/a" if value is None else format(value, style)
             words.append(f"{key}={text}")
     return " ".join(words)
 
@@ -340,7 +324,14 @@ def figures(value: float, digits: int = 4) -> str:
 class Recorder:
     """Append records to metrics.jsonl, and print some of them. Only the recorder of rank 0 is `active`.
 
-    Lines that a full disk does not take wait in memory for the next record: none is lost or torn.
+    Records that a full disk does not take wait in memory for the next one: none is lost or torn.
+
+    Attributes:
+        waiting: records that are not in the file yet.
+        written: bytes of the file, which ends with a line.
+        began: the first step of this attempt.
+        recorded_step: the largest in the record when it was opened.
+        saved_step: of its last checkpoint then; 0 without one.
     """
 
     def __init__(self, paths: RunPaths, active: bool, attempt: int, last_step: int, log_every: int):
@@ -349,17 +340,20 @@ class Recorder:
         self.attempt = attempt
         self.last_step = last_step
         self.log_every = log_every
-        self.file: BinaryIO | None = None
-        self.waiting = b""  # bytes that are not in the file yet
-        self.place = (0, 0)  # step and tokens of the first of them
+        self.file: Any = None  # open as long as the run
+        self.waiting: list[Record] = []
         self.failed = False
-        self.began: Record = {}  # the first step of this attempt
-        self.recorded_step = 0  # the largest in the record when it was opened
-        self.saved_step = 0  # of its last checkpoint then; 0 without one
-        if active and self.path.exists() and not self.path.is_file():
-            raise RunFolderError(f"{self.path}: is not a file. Move it away to begin a new record.")
+        self.began: Record = {}
+        self.recorded_step = 0
+        self.saved_step = 0
         if active:
-            self.open()
+            try:
+                self.open()
+            except OSError as error:
+                raise RunFolderError(
+                    f"{self.path}: cannot be read and written ({error.strerror}). Move it away to "
+                    "begin a new record."
+                ) from None
 
     def open(self) -> None:
         """Open the record to go on with it, and warn of damaged lines.
@@ -376,21 +370,16 @@ class Recorder:
                     self.saved_step = step
                 elif record["event"] in GOES_BACK:
                     self.saved_step = min(self.saved_step, step)
-        self.file = open(self.path, "ab", buffering=0)  # noqa: SIM115 (open as long as the run)
+        self.file = open(self.path, "ab", buffering=0)  # noqa: SIM115
         self.file.truncate(reader.position)
         self.written = reader.position
 
-    def resume(self, step: int, tokens: int) -> None:
-        """Record a gap if the record ends before this step, which the run resumes from a checkpoint.
-
-        The record is on disk before a checkpoint is, so somebody has changed it since.
-        """
-        if self.file and step > self.recorded_step:
-            self.event("gap", step, tokens, reason="record removed")
-            self.say(
-                f"{self.path}: was removed, replaced or cut since the run's last attempt, and what it had "
-                f"is gone. It ends at step {self.recorded_step} and goes on after step {step}"
-            )
+    def note_gap(self, step: int, tokens: int) -> None:
+        """Record, before what waits, that somebody has removed, replaced or cut the record."""
+        self.waiting.insert(0, self.entry("gap", step, tokens, reason="record removed"))
+        self.say(
+            f"{self.path}: was removed, replaced or cut, and what it had is gone. It goes on at step {step}"
+        )
 
     def entry(self, name: str, step: int, tokens: int, /, **values: Any) -> Record:
         """Return a record of this moment."""
@@ -410,20 +399,20 @@ class Recorder:
         """Write one record, and return it."""
         entry = self.entry(name, step, tokens, **values)
         if self.file:
-            if not self.waiting:
-                self.place = (step, tokens)
-            self.waiting += to_json(entry).encode() + b"\n"
+            self.waiting.append(entry)
             self.write_waiting()
         return entry
 
     def write_waiting(self) -> None:
         try:
             if self.waiting and not self.is_intact():
-                self.begin_anew()
-            while self.file and self.waiting:
-                count = self.file.write(self.waiting)
-                self.waiting = self.waiting[count:]
-                self.written += count
+                before = self.file
+                self.open()
+                before.close()
+                self.note_gap(self.waiting[0]["step"], self.waiting[0]["tokens"])
+            while self.waiting:
+                self.write_line(to_json(self.waiting[0]).encode() + b"\n")
+                del self.waiting[0]
             self.failed = False
         except OSError as error:
             if not self.failed:
@@ -433,31 +422,20 @@ class Recorder:
                 )
             self.failed = True
 
+    def write_line(self, line: bytes) -> None:
+        """Write all of a line, or nothing where it raises OSError."""
+        if self.file.write(line) < len(line):
+            self.file.truncate(self.written)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self.written += len(line)
+
     def is_intact(self) -> bool:
         """Return whether the path still leads to what was written."""
-        assert self.file
-        try:
-            there = os.stat(self.path)
-        except FileNotFoundError:
+        if not self.path.exists():
             return False
+        there = os.stat(self.path)
         is_same = os.path.samestat(there, os.fstat(self.file.fileno()))
         return is_same and there.st_size >= self.written
-
-    def begin_anew(self) -> None:
-        """Open the record again, which somebody removed, replaced or cut, and record that."""
-        before = self.file
-        self.open()
-        if before:
-            before.close()
-        if not self.waiting.startswith(b'{"schema"'):  # the old file has the begin of this line
-            self.waiting = self.waiting.partition(b"\n")[2]
-        step, tokens = self.place
-        gap = self.entry("gap", step, tokens, reason="record removed")
-        self.waiting = to_json(gap).encode() + b"\n" + self.waiting
-        self.say(
-            f"{self.path}: was removed, replaced or cut during training, and what it had is gone. "
-            f"It begins anew at step {step}"
-        )
 
     def sync(self) -> None:
         """Flush the record to disk, so that no checkpoint knows more than the record."""
@@ -466,25 +444,29 @@ class Recorder:
             with contextlib.suppress(OSError):  # the next write reports it
                 os.fsync(self.file.fileno())
 
-    def step(self, step: int, tokens: int, first: bool, **values: Any) -> None:
+    def step(self, step: int, tokens: int, **values: Any) -> None:
         """Record a step; print it every LOG_EVERY steps, and the first and last of an attempt, with the time left."""
         entry = self.event("step", step, tokens, **values)
-        if first:
+        is_first = not self.began
+        if is_first:
             self.began = entry
-        if self.active and (step % self.log_every == 0 or first or step == self.last_step):
-            left = ""
-            if self.began and step > self.began["step"]:
-                step_s = (entry["mono_s"] - self.began["mono_s"]) / (step - self.began["step"])
-                left = f" left={duration((self.last_step - step) * step_s)}"
-            short = to_console(entry, self.last_step, ("loss", "tokens_per_s"))
-            self.say(to_console(entry, self.last_step) + left, short + left)
+        left = ""
+        if step > self.began["step"]:
+            step_s = (entry["mono_s"] - self.began["mono_s"]) / (step - self.began["step"])
+            left = f" left={duration((self.last_step - step) * step_s)}"
+        if is_first or step % self.log_every == 0 or step == self.last_step:
+            self.show(entry, left)
 
     def evaluation(self, step: int, tokens: int, **values: Any) -> None:
         """Record an evaluation and print it."""
         entry = self.event("eval", step, tokens, **values)
+        self.show(entry)
+
+    def show(self, entry: Record, left: str = "") -> None:
+        """Print a step or an evaluation, in short on a terminal."""
         if self.active:
-            short = to_console(entry, self.last_step, ("val_loss", "val_bpb", "core"))
-            self.say(to_console(entry, self.last_step, EVAL_CONSOLE), short)
+            short = to_console(entry, self.last_step, is_short=True)
+            self.say(to_console(entry, self.last_step) + left, short + left)
 
     def say(self, line: str, terminal: str | None = None) -> None:
         """Print a line, to train.log too. `terminal`: what a terminal shows instead, if anything."""

@@ -114,7 +114,7 @@ def train(job: Job, profile: Profile | None = None) -> str:
         if crowding and (sentence := crowding.after_step()):
             job.recorder.say(sentence)
         job.recorder.step(
-            job.step, job.tokens, first, lr=rate, data_wait_s=data_wait_s + waited_s, **values
+            job.step, job.tokens, lr=rate, data_wait_s=data_wait_s + waited_s, **values
         )
         job.status.beat(step=job.step, last_step=c.last_step, loss=numbers.loss, step_s=seconds)
         if profile:

@@ -1,6 +1,7 @@
 """make status of a run in the cluster: the Job and its pods, what keeps them, what the run says of itself, and what to
 type next."""
 
+import contextlib
 import re
 import sys
 from typing import Any
@@ -23,7 +24,8 @@ from k8s.cluster.target import (
 from k8s.cluster.volume import Volume
 from k8s.cluster.where import Place
 from record import status
-from record.metrics import duration, find_fault, parse_line, to_console
+from record.durable import parse_object
+from record.metrics import duration, parse_record, to_console
 
 SILENT_S = 180.0  # without a heartbeat, a run that trains is looked at with suspicion
 EVENT_MINUTES = 20.0
@@ -169,15 +171,20 @@ def parsed(
     clock, _, rest = text.partition("\n")
     first, _, tail = rest.partition("\n")
     others = [match for line in tail.splitlines() if (match := SITE.fullmatch(line))]
-    sites = {int(match[1]): as_object(match[2]) or {} for match in others}
-    values = [parse_line(line.encode()) for line in tail.splitlines()]
-    records = [record for record in values if not find_fault(record)]
-    return float(clock or 0), as_object(first) or {}, dict(sorted(sites.items())), records
+    sites = {int(match[1]): as_object(match[2]) for match in others}
+    records = []
+    for line in tail.splitlines():
+        with contextlib.suppress(ValueError):
+            records.append(parse_record(line.encode()))
+    return float(clock or 0), as_object(first), dict(sorted(sites.items())), records
 
 
-def as_object(text: str) -> dict[str, Any] | None:
-    found = parse_line(text.encode())
-    return found if isinstance(found, dict) else None
+def as_object(text: str) -> dict[str, Any]:
+    """Return {} for anything but a JSON object."""
+    try:
+        return parse_object(text.encode())
+    except ValueError:
+        return {}
 
 
 def told(

@@ -217,16 +217,16 @@ def test_the_stamp_is_the_first_start_in_utc(tmp_path, monkeypatch):
             '{"schema": 1, "event": "start", "time": 1, "step": 0}\n',
             ["holds no step yet", "make plots"],
         ),
-        ('{"schema": 1, "eve\n', ["metrics.jsonl line 1 is not a record", "restore it"]),
+        ('{"schema": 1, "eve\n', ["metrics.jsonl line 1 is damaged: it is not JSON", "restore it"]),
         (
             '{"schema": 2, "event": "step"}\n',
             ["metrics.jsonl line 1 has schema 2", "the version that wrote it"],
         ),
         (
             '{"schema": 1, "event": "step", "time": 1}\n',
-            ["metrics.jsonl line 1 is a record without 'step'"],
+            ["metrics.jsonl line 1 is a record without a valid 'step'"],
         ),
-        (b"\xff\xfe\n", ["metrics.jsonl line 1 is not a record", "restore it"]),
+        (b"\xff\xfe\n", ["metrics.jsonl line 1 is damaged: it is not JSON", "restore it"]),
     ],
 )
 def test_a_record_that_cannot_be_drawn_is_named_with_what_to_do(tmp_path, text, words):

@@ -128,12 +128,12 @@ def test_most_of_a_calm_run_is_booked_at_once(
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ('{"schema": 1, "event": "step", "time": 5', "line 302 is not a record"),
+        ('{"schema": 1, "event": "step", "time": 5', "line 302 is damaged: it is not JSON"),
         (
             '{"schema": 9, "event": "step", "time": 5.0, "step": 301, "attempt": 0}',
             "line 302 has schema 9",
         ),
-        ('{"schema": 1, "event": "step", "time": 5.0, "attempt": 0}', "without 'step'"),
+        ('{"schema": 1, "event": "step", "time": 5.0, "attempt": 0}', "without a valid 'step'"),
     ],
 )
 def test_what_is_no_record_is_said_with_its_line(tmp_path: Path, line: str, said: str) -> None:

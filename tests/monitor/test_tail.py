@@ -348,8 +348,8 @@ def test_a_line_of_the_recorder_itself_is_read(tmp_path: Path) -> None:
 
     recorder = Recorder(RunPaths(tmp_path), True, 0, 10, 1)
     recorder.event("start", 0, 0, startup_s={})
-    recorder.step(1, 64, True, loss=2.5, step_ms=100.0)
-    recorder.step(2, 128, False, loss=float("nan"), step_ms=50.0)
+    recorder.step(1, 64, loss=2.5, step_ms=100.0)
+    recorder.step(2, 128, loss=float("nan"), step_ms=50.0)
     recorder.close()
     seen = Tail(RunPaths(tmp_path).metrics).look()
     assert seen and (seen.step, seen.loss, seen.step_s, seen.tokens) == (2, 2.5, 0.05, 128)

@@ -155,7 +155,7 @@ def test_a_record_that_is_removed_during_training_begins_anew_and_the_run_is_don
     assert 10 < gap["step"] < 30
     assert rest[-1]["event"] == "end"
     assert rest[-1]["goodput"]["training"] > 0
-    assert "was removed, replaced or cut during training" in out
+    assert "was removed, replaced or cut, and what it had is gone" in out
     assert "goodput " in out
 
 
@@ -170,14 +170,14 @@ def test_a_record_that_is_removed_or_damaged_between_two_starts_is_reported_at_t
     assert (gap["event"], gap["reason"], gap["step"]) == ("gap", "record removed", 10)
     start_up_s = sum(resume["startup_s"].values())
     assert rest[-1]["goodput"]["start_up"] == pytest.approx(start_up_s, abs=0.01)
-    assert f"{record}: was removed, replaced or cut since the run's last attempt" in out
-    assert "goes on after step 10" in out
+    assert f"{record}: was removed, replaced or cut, and what it had is gone" in out
+    assert "goes on at step 10" in out
 
     with open(record, "a") as file:
         file.write("no record\n")
     out = train(env | {"MAX_STEPS": "30"})
     before, _, after = out.partition("step=21/30")
-    damage = " is not a record of a run. Damaged lines that are left out: 1"
+    damage = " is damaged: it is not JSON. Damaged lines that are left out: 1"
     assert f"{record} line " in before and damage in before
     assert damage in after and "goodput " in after  # at the end once more
     events = [entry["event"] for entry in read_records(record)]

@@ -40,7 +40,9 @@ def resume(job: "Job", changes: dict[str, list]) -> None:
     if fingerprint != job.data_fingerprint:
         raise other_data(folder, f"fingerprint {fingerprint}, now {job.data_fingerprint}")
     load(job, folder, manifest)
-    job.recorder.resume(job.step, job.tokens)
+    # The record is on disk before a checkpoint is, so somebody has changed a shorter one since.
+    if job.recorder.active and job.step > job.recorder.recorded_step:
+        job.recorder.note_gap(job.step, job.tokens)
     job.guard.load(manifest.get("guard", {}))
     job.gaps = tuple(Gap(*gap) for gap in manifest["data"]["gaps"])
     job.opened = manifest["data"]["opened"]

@@ -117,7 +117,7 @@ class Result:
         return math.hypot(*halves) / len(halves) if halves else None
 
     def record(self) -> dict[str, Any]:
-        """Keys of an evaluation's record (record/metrics.py, EVAL_KEYS)."""
+        """Keys of an evaluation's record (record/metrics.py)."""
         return {
             "core": self.core,
             "core_partial": self.partial if self.lacking else None,
