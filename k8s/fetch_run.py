@@ -198,7 +198,7 @@ def origin_of(volume: Volume) -> dict[str, str]:
 def refuse_mixture(paths: RunPaths, record: Record) -> None:
     """Raises Refused where the folder here holds something else than what was brought into it from there."""
     elsewhere = f"choose another place for it, for example make fetch-run RUNS_DIR=fetched RUN_NAME={paths.name}"
-    if locks.is_held(paths) or locks.has_job(paths):
+    if locks.is_at_work(paths):
         raise Refused(
             78, f"{show_path(paths.folder)}: a run of this machine is at work there; {elsewhere}"
         )

@@ -257,7 +257,7 @@ def followed(candidates: Sequence[Path], paths: RunPaths) -> Iterator[str]:
     path: Path | None = None
     position = 0
     while True:
-        over = not locks.is_held(paths) and not locks.has_job(paths)
+        over = not locks.is_at_work(paths)
         first = next((each for each in candidates if each.exists()), None)
         if first != path:
             path, position = first, 0

@@ -104,7 +104,7 @@ def at_work(paths: RunPaths, state: dict[str, Any]) -> bool | None:
     """Whether this node is at work on the run, by the locks; None where another machine was, whose locks are not seen
     here, or where they cannot be asked for."""
     try:
-        if locks.has_job(paths) or locks.is_held(paths):
+        if locks.is_at_work(paths):
             return True
         holder = (
             locks.HOLDER.match(paths.job.read_text(errors="replace"))

@@ -119,7 +119,9 @@ def check_and_run(asked: Asked) -> int:
     """Returns the exit code. Raises SettingsError, RunFolderError, Stopped."""
     problems, (c, resolved) = Problems(), own_settings()
     paths = RunPaths.of(c.runs_dir, f"{c.run_name}-pipeline", ROOT)
-    job, state = hold(paths), State(paths.folder)
+    logs = paths.folder / "logs"
+    job = locks.hold(paths.job, "runs this pipeline", "checking inputs", folders=[logs])
+    state = State(paths.folder)
     core = resolved.origins["CORE_BUNDLE"] != "default" and c.core_bundle != NO_BUNDLE
     stages = stages_of(c, (), core)
     configs = inputs.configs_of(stages, problems)
@@ -152,25 +154,6 @@ def check_and_run(asked: Asked) -> int:
     except RunFolderError as error:
         run.status.end(BAD_DATA, str(error))
         raise
-
-
-def hold(paths: RunPaths) -> TextIO:
-    """Hold the pipeline's folder against a second one for as long as the file is open. Raises RunFolderError."""
-    try:
-        (paths.folder / "logs").mkdir(parents=True, exist_ok=True)
-        job = open(paths.job, "a+", encoding="utf-8")  # noqa: SIM115 (held until it is closed)
-        if not locks.take_lock(job):
-            raise RunFolderError(
-                f"{show_path(paths.folder)}: is at work already ({locks.read_holder(paths.job)}); make status, stop "
-                f"and attach look after it by RUN_NAME={paths.name}"
-            )
-        locks.write_holder(job, "checking inputs")
-    except OSError as error:
-        raise RunFolderError(
-            f"{error.filename or paths.folder}: cannot be written ({error.strerror}); choose another "
-            "place with RUNS_DIR, make room, or mend its permissions"
-        ) from None
-    return job
 
 
 def detached(job: TextIO, paths: RunPaths) -> int:
@@ -279,11 +262,7 @@ def run_stage(run: Run, stage: Stage) -> int:
 def wait_until_free(run: Run, paths: RunPaths) -> None:
     """A pipeline that was killed leaves a trainer behind that saves and stops: wait for it."""
     deadline, said = time.monotonic() + run.c.shutdown_timeout_s + SPARE_S, False
-    while (
-        (locks.has_job(paths) or locks.is_held(paths))
-        and time.monotonic() < deadline
-        and not run.asked.name
-    ):
+    while locks.is_at_work(paths) and time.monotonic() < deadline and not run.asked.name:
         if not said:
             log.info(
                 "%s is at work still; waiting for it to save and stop", show_path(paths.folder)

@@ -7,15 +7,16 @@ from pathlib import Path
 from typing import Any
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file so that a kill or a power failure leaves what was there before. Raises OSError."""
+def write_whole(path: Path, content: bytes, flush: bool = True) -> None:
+    """Write a file so that a kill leaves what was there before, and with `flush` a power failure too. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.tmp-{uuid.uuid4().hex[:8]}")
     try:
         with open(temporary, "wb") as file:
             file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+            if flush:
+                file.flush()
+                os.fsync(file.fileno())
         os.replace(temporary, path)
     except OSError:
         temporary.unlink(missing_ok=True)

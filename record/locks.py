@@ -5,6 +5,7 @@ import os
 import re
 import socket
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TextIO
 
@@ -24,7 +25,7 @@ class RunFolderError(Exception):
 
 
 class RunIsHeld(RunFolderError):
-    """Another process trains the run."""
+    """Another process works on it."""
 
 
 def take_lock(lock: TextIO, patience_s: float = 1.0) -> bool:
@@ -84,6 +85,11 @@ def read_stage(paths: RunPaths) -> str:
     return read_holder(paths.job).partition(": ")[2] or "starting"
 
 
+def is_at_work(paths: RunPaths) -> bool:
+    """Return whether anything on this machine works on the run now."""
+    return is_held(paths) or has_job(paths)
+
+
 def is_held(paths: RunPaths) -> bool:
     """Return whether a process of node 0 trains the run now on this machine."""
     return paths.node == 0 and is_locked(paths.lock)
@@ -94,27 +100,36 @@ def has_job(paths: RunPaths) -> bool:
     return is_locked(paths.job)
 
 
-def hold_run(paths: RunPaths, patience_s: float = 1.0) -> TextIO:
-    """Create the run's folder, and lock it against a second trainer for as long as the returned file is open.
+def hold(
+    path: Path, work: str, stage: str = "", patience_s: float = 1.0, folders: Iterable[Path] = ()
+) -> TextIO:
+    """Lock a file in a run's folder for as long as what this returns is open, and write into it who holds it.
 
-    Raises RunFolderError if that fails, and RunIsHeld if another process has it.
+    Creates the folder, and these `folders` in it. Raises RunFolderError if that fails, and RunIsHeld if another process
+    does this `work`.
     """
     try:
-        for folder in (paths.checkpoints, paths.plots):
+        for folder in (path.parent, *folders):
             folder.mkdir(parents=True, exist_ok=True)
-        lock = open(paths.lock, "a+", encoding="utf-8")  # noqa: SIM115 (held until it is closed)
+        lock = open(path, "a+", encoding="utf-8")  # noqa: SIM115 (held until it is closed)
         if not take_lock(lock, patience_s):
             raise RunIsHeld(
-                f"{paths.folder}: another process trains this run ({read_holder(paths.lock)}). Wait "
-                "for it, stop it, or choose another RUN_NAME"
+                f"{path.parent}: another process {work} ({read_holder(path)}). Wait for it, stop it, "
+                "or choose another RUN_NAME"
             )
-        write_holder(lock)
+        write_holder(lock, stage)
     except OSError as error:
         raise RunFolderError(
-            f"{error.filename or paths.folder}: cannot be written ({error.strerror}). Choose another "
+            f"{error.filename or path.parent}: cannot be written ({error.strerror}). Choose another "
             "place with RUNS_DIR, or fix its permissions"
         ) from None
     return lock
+
+
+def hold_run(paths: RunPaths, patience_s: float = 1.0) -> TextIO:
+    """Create the run's folder, and hold the run against a second trainer."""
+    folders = (paths.checkpoints, paths.plots)
+    return hold(paths.lock, "trains this run", patience_s=patience_s, folders=folders)
 
 
 def wait_until_free(paths: RunPaths, patience_s: float = RELEASE_S) -> None:

@@ -3,9 +3,10 @@
     python -m record.status runs|status|stop      for the runs on this machine
 
 It is replaced as a whole, so a reader never sees half of it. Phases: waiting for peers i/n, data, model, rehearsing or
-compiling, first step, training, evaluating, saving, sampling, stopped, crashed, done. A phase before `stopped` whose
+compiling, first step, training, evaluating, saving, sampling, stopped, refused, crashed, done. A phase before `stopped` whose
 process is gone means that the run was killed; the same command resumes it from its last checkpoint. Where STATUS.json
-is missing or damaged, the end of metrics.jsonl tells how far the run came.
+is missing or damaged, the end of metrics.jsonl tells how far the run came. `refused` means that a setting, the data or
+the environment is bad, and the attempt did not train.
 """
 
 import contextlib
@@ -20,13 +21,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from record.durable import make_printable, read_object
-from record.exit_codes import INTERRUPTED, OTHER, STOPPED
+from record.durable import make_printable, read_object, write_whole
+from record.exit_codes import BAD_DATA, BAD_SETTING, INTERRUPTED, OTHER, STOPPED
 from record.locks import (
     HOLDER,
     RETRY_S,
     RunFolderError,
     has_job,
+    is_at_work,
     is_held,
     is_locked,
     read_holder,
@@ -40,7 +42,8 @@ from settings.resolve import show_path
 
 log = logging.getLogger(__name__)
 
-OVER = ("stopped", "crashed", "done")
+FAILED = ("refused", "crashed")
+OVER = ("stopped", "done", *FAILED)
 BEAT_S = 1.0  # at most one heartbeat in this time
 LONGEST_WHY = 300  # characters
 LAST_BYTES = 2**20  # of a record: some thousand steps
@@ -64,6 +67,7 @@ class Status:
         self.path = path
         self.active = active
         self.facts: dict[str, Any] = {"schema": 1, "pid": os.getpid(), **facts}
+        self.has_trained = False
         self.last_beat = 0.0
         self.failed = False
 
@@ -72,15 +76,20 @@ class Status:
         before = str(self.facts.get("phase", ""))
         if re.sub("[0-9]", "", name) != re.sub("[0-9]", "", before):
             self.facts["since"] = time.time()
+        self.has_trained |= name == "training"
         self.facts |= {"phase": name, **facts}
         self.write()
 
     def end(self, code: int, why: str = "") -> None:
         """Enter the last phase of an attempt that ended with this exit code, which is not 0."""
-        facts: dict[str, Any] = {"exit_code": code}
+        phase = "crashed"
+        if code in (STOPPED, INTERRUPTED):
+            phase = "stopped"
+        elif code in (BAD_SETTING, BAD_DATA) and not self.has_trained:
+            phase = "refused"
         if why:
-            facts["why"] = " ".join(why.split())[:LONGEST_WHY]
-        self.phase("stopped" if code in (STOPPED, INTERRUPTED) else "crashed", **facts)
+            self.facts["why"] = " ".join(why.split())[:LONGEST_WHY]
+        self.phase(phase, exit_code=code)
 
     def beat(self, **facts: Any) -> None:
         """Report that the phase continues; cheap enough for every step."""
@@ -97,12 +106,9 @@ class Status:
         if not self.active:
             return
         self.last_beat = time.monotonic()
-        temporary = self.path.with_name(f"STATUS.json.tmp-{os.getpid()}")
+        facts = self.facts | {"heartbeat": time.time()}
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            facts = self.facts | {"heartbeat": time.time()}
-            temporary.write_text(json.dumps(facts, indent=1) + "\n")
-            os.replace(temporary, self.path)
+            write_whole(self.path, json.dumps(facts, indent=1).encode() + b"\n", flush=False)
             self.failed = False
         except OSError as error:
             if not self.failed:
@@ -110,8 +116,6 @@ class Status:
                     "%s: cannot be written (%s); what it says is old", self.path, error.strerror
                 )
             self.failed = True
-            with contextlib.suppress(OSError):
-                temporary.unlink()
 
 
 def of_run(c: Config, paths: RunPaths, active: bool) -> Status:
@@ -141,22 +145,15 @@ def read(path: Path) -> dict[str, Any]:
     }
 
 
-def recall(paths: RunPaths) -> dict[str, Any]:
-    """Return what the end of the record tells of a status; {} if it tells nothing."""
-    state: dict[str, Any] = {}
-    if not os.path.isfile(paths.metrics):  # opening a pipe would wait for a writer
-        return state
-    try:
-        records = RecordReader(paths.metrics, LAST_BYTES).read_new()
-    except OSError:
-        return state
-    for record in records:
-        state |= {"phase": "training", "heartbeat": record["time"]}
-        state |= {key: record[key] for key in ("host", "step") if key in record}
-        if record["event"] == "step":
-            state["loss"] = record.get("loss")
-        elif record["event"] == "end":
-            state["phase"] = record.get("reason", "done")
+def recall(metrics: Path) -> dict[str, Any]:
+    """Return what the end of the record tells of a status."""
+    state: dict[str, Any] = {"phase": "unknown"}
+    with contextlib.suppress(OSError):
+        for record in RecordReader(metrics, LAST_BYTES).read_new():
+            state |= {"phase": "training", "heartbeat": record["time"]}
+            state |= {key: record[key] for key in ("host", "step", "loss") if key in record}
+            if record["event"] == "end":
+                state["phase"] = record.get("reason", "done")
     return state
 
 
@@ -182,33 +179,28 @@ def describe(paths: RunPaths) -> str:
     name = f"{make_printable(paths.name):30}"
     if is_closed(paths):
         return f"{name} cannot be read (Permission denied)"
-    state, fault = look_up(paths)
-    remark = ""
-    if fault:
-        source = "this is from metrics.jsonl" if state else "metrics.jsonl does not tell more"
-        remark = f"  (STATUS.json {fault}; {source})"
+    state, remark = look_up(paths)
     stage = read_stage(paths)
     if not state:
-        unknown = "unknown" if fault else "not started"
-        return f"{name} {stage or unknown}{remark}"
+        return f"{name} {stage or 'not started'}"
     phase = stage or str(state.get("phase", "?"))
     over = bool(stage) or phase in OVER
     if not over and state.get("host") == socket.gethostname() and not is_locked(paths.lock):
-        phase = "ended, unknown how" if fault else f"killed while {phase}"
+        phase = f"killed while {phase}"
     return line_of(paths.name, state, phase, over, time.time()) + remark
 
 
 def look_up(paths: RunPaths) -> tuple[dict[str, Any], str]:
-    """Return the last status of a run, and what is wrong with STATUS.json; "" if nothing is."""
-    fault = ""
+    """Return the last status of a run, by its record if STATUS.json is bad, and then a remark on that."""
+    fault = "is missing"
     try:
-        return read_object(paths.status), fault
+        return read_object(paths.status), ""
     except FileNotFoundError:
-        if os.path.lexists(paths.metrics):
-            fault = "is missing"
+        if not os.path.lexists(paths.metrics):
+            return {}, ""
     except ValueError as error:
         fault = str(error)
-    return recall(paths), fault
+    return recall(paths.metrics), f"  (STATUS.json {fault}; this is from metrics.jsonl)"
 
 
 def line_of(name: str, state: dict[str, Any], phase: str, over: bool, now: float) -> str:
@@ -247,7 +239,8 @@ def stop(paths: RunPaths, patience_s: float = 150.0) -> str:
     """
     deadline = time.monotonic() + patience_s
     asked: int | None = None
-    while (trains := is_held(paths)) or has_job(paths):
+    while is_at_work(paths):
+        trains = is_held(paths)
         # not STATUS.json, which may be of an earlier attempt
         holder = HOLDER.match(read_holder(paths.lock if trains else paths.job))
         if holder and (asked is None or (trains and asked != int(holder[1]))):
@@ -282,10 +275,10 @@ def ask(paths: RunPaths, pid: int, host: str, number: int) -> None:
 def list_runs(paths: RunPaths) -> str:
     """Return a line for each run next to this one."""
     parent = paths.folder.parent
+    if not parent.exists():
+        return f"no runs in {parent}"
     try:
         folders = sorted(parent.iterdir())
-    except FileNotFoundError:
-        folders = []
     except OSError as error:
         raise RunFolderError(
             f"{parent}: cannot be read ({error.strerror}). Fix its permissions, or set RUNS_DIR"

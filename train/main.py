@@ -301,9 +301,11 @@ def stopped(job: Job) -> int:
         kept = "with nothing to save yet. Run the same command to start again."
     elif job.config.save_every == 0:
         kept = "without a checkpoint, because SAVE_EVERY=0."
+    asked = job.interrupt.asked or "another rank"
+    if asked == "SIGINT":
+        asked = "Ctrl-C or make stop"
     job.recorder.say(
-        f"stopped by {job.interrupt.asked or 'another rank'} after step "
-        f"{job.step}/{job.config.last_step} {kept}",
+        f"stopped by {asked} after step {job.step}/{job.config.last_step} {kept}",
         f"\nStopped after step {job.step:,} {kept} (make reports this as Error 75.)",
     )
     end_record(job, "stopped")

@@ -18,7 +18,6 @@ import threading
 import time
 from collections.abc import Callable
 from types import FrameType
-from typing import TextIO
 
 from hardware import nvml
 from hardware.visible_gpus import visible_gpus
@@ -35,10 +34,6 @@ log = logging.getLogger("monitor.gpu_sampler")
 
 FOLLOW_S = 60.0  # a run that is started again within it goes on in the same files
 LOOK_S = 1.0  # how often it is looked whether the run is at work
-
-
-class AtWork(nvml.Unavailable):
-    """Another sampler records the run."""
 
 
 class Follow:
@@ -102,25 +97,6 @@ def settings(interval_ms: str | None) -> Config:
         raise SettingsError([f"INTERVAL_MS={interval_ms} (command line): {error}"]) from None
 
 
-def hold(paths: RunPaths) -> TextIO:
-    """Hold the run's folder against a second sampler of this node. Raises Unavailable."""
-    try:
-        paths.folder.mkdir(parents=True, exist_ok=True)
-        lock = open(paths.gpu_lock, "a+", encoding="utf-8")  # noqa: SIM115 (held until it is closed)
-        if not locks.take_lock(lock):
-            raise AtWork(
-                f"another sampler records {show_path(paths.folder)} already ({locks.read_holder(paths.gpu_lock)}); for one "
-                "of your own choose another RUN_NAME"
-            )
-    except OSError as error:
-        raise nvml.Unavailable(
-            f"{error.filename or paths.folder}: cannot be written ({error.strerror}); choose "
-            "another place with RUNS_DIR, or mend its permissions"
-        ) from None
-    locks.write_holder(lock)
-    return lock
-
-
 def greeting(c: Config, sampler: Sampler, recording: Recording, driver: str) -> list[str]:
     """What is sampled, where it goes, how much it will be, and whether it can be done in time."""
     names = [device.name or "?" for device in sampler.devices]
@@ -143,10 +119,10 @@ def greeting(c: Config, sampler: Sampler, recording: Recording, driver: str) -> 
 
 
 def record(c: Config, paths: RunPaths, driver: str, end: End, run: Follow | None) -> None:
-    """Sample until there is a reason to end. Raises Unavailable."""
+    """Sample until there is a reason to end. Raises Unavailable, RunFolderError."""
     visible = visible_gpus()
     devices = nvml.list_devices(visible)
-    lock = hold(paths)
+    lock = locks.hold(paths.gpu_lock, "records its GPUs")
     if run:
         end.follow(run)
     about = {
@@ -200,14 +176,14 @@ def main(argv: list[str]) -> int:
     try:
         driver = nvml.start()
         if arguments.follow is not None:
-            run = Follow(lambda: locks.has_job(paths) or locks.is_held(paths), arguments.follow)
+            run = Follow(lambda: locks.is_at_work(paths), arguments.follow)
             if not end.wait_for(run):
                 log.info("%s: nothing was sampled", end.why or f"no training of {paths.name} began")
                 return 0
         record(c, paths, driver, end, run)
-    except nvml.Unavailable as error:
+    except (nvml.Unavailable, locks.RunFolderError) as error:
         sys.stderr.write(f"gpu-sampler: {error}\n")
-        return 0 if run and isinstance(error, AtWork) else 78
+        return 0 if run and isinstance(error, locks.RunIsHeld) else 78
     return 0
 
 

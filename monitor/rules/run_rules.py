@@ -34,6 +34,7 @@ from monitor.snapshot import (
     stands_still,
     step_s,
 )
+from record.status import FAILED, OVER
 from settings.config import Config
 from train import timeouts
 from train.distributed.registry import WAITING
@@ -258,7 +259,7 @@ def not_begun(seen: Seen, c: Config) -> list[Fault]:
 def killed(seen: Seen, c: Config) -> list[Fault]:
     """The status, or without one the record, says that a run is at work, and no process is."""
     first, name = seen.first, doing(seen)
-    if first is None or first.at_work is not False or name in ("crashed", "done", "stopped"):
+    if first is None or first.at_work is not False or name in OVER:
         return []
     if not name:
         return status_lost(seen)
@@ -303,9 +304,9 @@ def memory_is_full(node: Node) -> str:
 def crashed(seen: Seen, c: Config) -> list[Fault]:
     """The trainer ended with an error: what its exit code means, and why, by its own words or its last complaint."""
     failed = bool(seen.cluster and seen.cluster.ended == "Failed")
-    if not failed and seen.phase != "crashed":
+    if not failed and seen.phase not in FAILED:
         return []
-    code = seen.first.status.get("exit_code") if seen.first and seen.phase == "crashed" else None
+    code = seen.first.status.get("exit_code") if seen.first and seen.phase in FAILED else None
     code = code if isinstance(code, int) else None
     again = not is_gone(seen) and code not in FINAL
     step = f" at step {seen.progress.step:,}" if seen.progress and seen.progress.step else ""
@@ -315,7 +316,7 @@ def crashed(seen: Seen, c: Config) -> list[Fault]:
     head = (
         f"the Job has failed, {seen.cluster.job.removeprefix('failed: ')}"
         if failed and seen.cluster
-        else "crashed"
+        else seen.phase
     )
     why = (
         said(str(seen.first.status.get("why") or "") or seen.first.complaint) if seen.first else ""
@@ -364,7 +365,7 @@ def goes_on(seen: Seen, c: Config) -> bool:
     between = bool(
         seen.first and seen.first.stage
     )  # the script is at something else, and no trainer is there
-    ended = is_gone(seen) or seen.phase == "crashed" or between
+    ended = is_gone(seen) or seen.phase in FAILED or between
     return begun(seen) and not (
         ended or stands_still(seen) or data_stands_still(seen) or phase(seen, c)
     )
@@ -374,7 +375,7 @@ def nccl(seen: Seen, c: Config) -> list[Fault]:
     """Processes that do not hear of each other: which rank, and where. Of a run that goes on it is an old line."""
     if is_over_well(seen) or goes_on(seen, c):
         return []
-    ends = is_gone(seen) or seen.phase == "crashed" or stands_still(seen)
+    ends = is_gone(seen) or seen.phase in FAILED or stands_still(seen)
     for pattern, words in BROKEN if ends else BROKEN[:-1]:
         for number, host, line in complaints(seen):
             if not pattern.search(line) or (begun(seen) and BEFORE in line):

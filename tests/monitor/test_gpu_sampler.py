@@ -199,7 +199,7 @@ def test_one_sampler_records_a_run(
     until(lambda: rows(tmp_path / "run") > 0)
     second = run(env | nvml())
     assert second.returncode == 78
-    assert f"another sampler records {tmp_path}/run already (pid {first.pid} on " in second.stderr
+    assert f"{tmp_path}/run: another process records its GPUs (pid {first.pid} on " in second.stderr
     other_node = start(
         **nvml(), NODES="2", NODE_RANK="1", MASTER_ADDR="a"
     )  # which may see the same folder
@@ -321,7 +321,8 @@ def test_it_follows_a_job_to_its_end(start: Callable, nvml: Environment, tmp_pat
         until(lambda: rows(tmp_path / "run") > 10)
         second = start("--follow=30", **nvml())  # a second make train-2xh100
         assert (
-            second.wait(timeout=120) == 0 and "another sampler records" in second.communicate()[1]
+            second.wait(timeout=120) == 0
+            and "another process records its GPUs" in second.communicate()[1]
         )
         assert first.poll() is None
     out, _ = first.communicate(timeout=120)

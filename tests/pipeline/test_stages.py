@@ -19,6 +19,7 @@ from pipeline import inputs
 from pipeline.inputs import Problems, Ready
 from pipeline.stages import CHAT, CHAT_EVAL, EVAL, OF_MID, TUNE, Stage, own_settings, stages_of
 from pipeline.state import State
+from record import locks
 from record.locks import RunFolderError
 from record.run_paths import RunPaths
 from record.status import Status
@@ -57,7 +58,7 @@ def made_run(folder: Path, *commands: str) -> tuple[entry.Run, Ready]:
         for key, line in zip(KEYS, commands, strict=True)
     ]
     paths = RunPaths.of(c.runs_dir, "x-pipeline", ROOT)
-    job = entry.hold(paths)
+    job = locks.hold(paths.job, "runs this pipeline", folders=[paths.folder / "logs"])
     run = entry.Run(
         c,
         stages,
@@ -165,7 +166,7 @@ def test_killed_or_told_to_stop_it_goes_on_where_it_was(tmp_path: Path, number: 
 def test_two_pipelines_of_one_name_do_not_meet(tmp_path: Path) -> None:
     run, _ = made_run(tmp_path, "true", "true", "true")
     run.stage("the first")
-    with pytest.raises(RunFolderError, match=f"is at work already .pid {os.getpid()} .*the first"):
+    with pytest.raises(RunFolderError, match=f"runs this pipeline .pid {os.getpid()} .*the first"):
         made_run(tmp_path, "true", "true", "true")
     run.job.close()
 

@@ -1,13 +1,13 @@
 """record/exit_codes.py: what others say and do about a code is what the table says."""
 
 import re
+from pathlib import Path
 
 import pytest
 import yaml
 
 from k8s.cluster import words
 from record.exit_codes import DONE, EXIT_CODES, OTHER, ROWS, describe
-from record.run_paths import RunPaths
 from record.status import Status, read
 from settings import ROOT
 
@@ -48,8 +48,22 @@ def test_a_code_that_is_not_in_the_table_is_a_failed_try() -> None:
     assert describe(64).phrase == "a setting is invalid"
 
 
-@pytest.mark.parametrize(("code", "phase"), [(75, "stopped"), (143, "stopped"), (70, "crashed")])
-def test_the_status_of_a_run_tells_a_stop_from_a_crash(tmp_path, code: int, phase: str) -> None:
-    paths = RunPaths(tmp_path)
-    Status(paths.status, active=True).end(code)
-    assert read(paths.status)["phase"] == phase
+@pytest.mark.parametrize(
+    ("before", "code", "phase"),
+    [
+        ("training", 75, "stopped"),
+        ("data", 143, "stopped"),
+        ("data", 70, "crashed"),
+        ("data", 64, "refused"),
+        ("data", 78, "refused"),
+        ("training", 78, "crashed"),
+    ],
+)
+def test_a_status_tells_a_stop_and_a_refusal_from_a_crash(
+    tmp_path: Path, before: str, code: int, phase: str
+) -> None:
+    status = Status(tmp_path / "STATUS.json", active=True)
+    status.phase(before)
+    status.phase("saving")
+    status.end(code)
+    assert read(status.path)["phase"] == phase

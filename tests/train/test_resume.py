@@ -80,7 +80,8 @@ def test_a_signal_saves_and_the_same_command_goes_on(tmp_path, data, undisturbed
         process.send_signal(number)
     out, _ = process.communicate(timeout=120)
     assert process.returncode == 75, out
-    assert f"stopped by {number.name} after step" in out
+    asked = "Ctrl-C or make stop" if number == signal.SIGINT else number.name
+    assert f"stopped by {asked} after step" in out
     assert "the same command to resume" in out
     state = json.loads((run / "STATUS.json").read_text())
     assert (state["phase"], state["exit_code"]) == ("stopped", 75)
@@ -180,7 +181,7 @@ def test_an_attempt_that_ends_before_training_keeps_what_the_last_one_reached(tm
         "raise SystemExit(main.main())"
     )
     for changes, command, phase, code in (
-        ({"DATA_DIR": str(tmp_path / "nowhere")}, None, "crashed", 78),
+        ({"DATA_DIR": str(tmp_path / "nowhere")}, None, "refused", 78),
         ({}, [sys.executable, "-c", told], "stopped", 75),
     ):
         train(env | {"MAX_STEPS": "6"} | changes, command=command, code=code)

@@ -270,7 +270,7 @@ def test_nodes_with_other_settings_end_before_torch_is_loaded(
     for said in job.ends(64, 64):
         assert "SEED=1337 on node 0" in said and "SEED=5 on node 1" in said
     state = json.loads(job.run.status.read_text())
-    assert (state["phase"], state["exit_code"]) == ("crashed", 64)
+    assert (state["phase"], state["exit_code"]) == ("refused", 64)
 
 
 # ---- As in pods

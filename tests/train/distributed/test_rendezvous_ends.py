@@ -102,7 +102,7 @@ def test_nodes_that_all_end_keep_nobody_waiting(nodes: Nodes) -> None:
 @pytest.mark.parametrize(
     ("phase", "code", "after"),
     [
-        ("waiting for peers 3/3", 64, ("crashed", 64)),
+        ("waiting for peers 3/3", 64, ("refused", 64)),
         ("waiting for peers 1/3", 75, ("stopped", 75)),
         ("crashed", 78, ("crashed", 1)),
         ("training", 1, ("training", 1)),
