@@ -7,6 +7,7 @@ gpus, driver, bf16, attention    judge it
 import csv
 import dataclasses
 import importlib.util
+import os
 import re
 import subprocess
 from collections.abc import Sequence
@@ -88,7 +89,7 @@ def see() -> Seen:
     return Seen(
         listed,
         visible,
-        ",".join(wanted or ()) if len(visible) < len(listed) else None,
+        os.environ["CUDA_VISIBLE_DEVICES"] if len(visible) < len(listed) else None,
         problem,
         devices,
     )

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hardware.host_memory import Memory
-from hardware.ports import free_port
+from hardware.ports import free_ports
 from plan import memory as plan_memory
 from plan import storage
 from settings.addresses import join_address
@@ -195,7 +195,7 @@ def meeting(c: Config) -> Meeting:
 def ports(c: Config, m: Meeting) -> Finding:
     """Where several nodes meet. Whether a firewall lets the others through shows only when they call."""
     if m.taken:
-        other = join_address(c.master_host, free_port(c.master_port))
+        other = join_address(c.master_host, free_ports(1))
         return Finding(
             "ports",
             FAIL,

@@ -1,22 +1,9 @@
-"""Memory of this machine and of its container, from /proc and the control groups (1 and 2)."""
+"""Memory of this machine and of its container, from /proc and the control groups, version 2."""
 
 import contextlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
-
-# Of each version of control groups: its folder, the files with the limit and the use, and the key
-# in memory.stat of what the kernel can free at once.
-VERSIONS = (
-    ("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
-    (
-        "sys/fs/cgroup/memory",
-        "memory.limit_in_bytes",
-        "memory.usage_in_bytes",
-        "total_inactive_file",
-    ),
-)
-NO_LIMIT = 2.0**60  # version 1 writes a larger number where there is none
 
 
 @dataclass(frozen=True)
@@ -59,39 +46,30 @@ def read_memory(root: Path = Path("/")) -> Memory:
 def list_limits(root: Path) -> list[tuple[float, float]]:
     """Return (free, limit) of each group of this process, and of those above, that has a limit.
 
-    In a container, /proc/self/cgroup may name the host's paths, while the container's own group is
-    the root of what it sees.
+    In a container, /proc/self/cgroup may name the host's path, while the container's own group is the root of what it
+    sees.
     """
+    base = root / "sys/fs/cgroup"
     try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
+        text = (root / "proc/self/cgroup").read_text()
     except OSError:
         return []
+    path = text.rpartition("0::/")[2].strip()
     limits = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        for folder, *names in VERSIONS:
-            base = root / folder
-            group = base / path.strip("/")
-            for parent in (group, *group.parents):
-                if parent.is_relative_to(base):
-                    limits += read_limit(parent, *names)
+    for folder in (base / path, *(base / path).parents):
+        if folder.is_relative_to(base):
+            limits += read_limit(folder)
     return limits
 
 
-def read_limit(
-    folder: Path, limit_file: str, used_file: str, key: str
-) -> list[tuple[float, float]]:
+def read_limit(folder: Path) -> list[tuple[float, float]]:
     """Return [(free, limit)] of a control group, or [] without a limit."""
     try:
-        limit = float((folder / limit_file).read_text())
-        used = float((folder / used_file).read_text())
+        limit = float((folder / "memory.max").read_text())
+        used = float((folder / "memory.current").read_text())
     except (OSError, ValueError):  # "max" is no number
         return []
-    if limit >= NO_LIMIT:
-        return []
-    used -= read_table(folder / "memory.stat").get(key, 0.0)
+    used -= read_table(folder / "memory.stat").get("inactive_file", 0.0)  # freed at once
     return [(limit - used, limit)]
 
 

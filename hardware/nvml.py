@@ -91,9 +91,7 @@ def list_devices(visible: list[str] | None) -> list[Device]:
             break
         chosen += matches
     if not chosen:
-        raise Unavailable(
-            f"CUDA_VISIBLE_DEVICES={','.join(visible)} shows none of the {count} GPUs here"
-        )
+        raise Unavailable(f"CUDA_VISIBLE_DEVICES shows none of the {count} GPUs here")
     return sorted(chosen, key=lambda device: device.index)
 
 

@@ -7,20 +7,6 @@ import socket
 RANGE = range(10000, 15000)  # of free_ports
 
 
-def free_port(taken: int) -> int:
-    """Return a free port other than `taken`: the next one, or the first from 1024 on.
-
-    Raises:
-        OSError: there is none.
-    """
-    candidates = [*range(taken + 1, 65536), *range(1024, taken)]
-    for port in candidates:
-        with contextlib.suppress(OSError):
-            socket.create_server(("", port)).close()
-            return port
-    raise OSError("All TCP ports of this machine from 1024 to 65535 are taken.")
-
-
 def free_ports(count: int) -> int:
     """Return the first of `count` free ports in a row, for processes that are about to start here.
 

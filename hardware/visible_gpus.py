@@ -1,15 +1,19 @@
 """Which GPUs CUDA_VISIBLE_DEVICES leaves to this process. Standard library only."""
 
 import os
+from collections.abc import Mapping
 
 
-def visible_gpus() -> list[str] | None:
+def visible_gpus(environment: Mapping[str, str] = os.environ) -> list[str] | None:
     """Return the indices and UUIDs in CUDA_VISIBLE_DEVICES; None if it is unset: all are visible."""
-    text = os.environ.get("CUDA_VISIBLE_DEVICES")
+    text = environment.get("CUDA_VISIBLE_DEVICES")
     if text is None:
         return None
     names = []
     for entry in text.split(","):
-        if name := entry.strip():
+        name = entry.strip()
+        if name.startswith("-"):  # CUDA ignores everything from here on
+            break
+        if name not in ("", "NoDevFiles"):  # which Slurm writes if it allocated none
             names.append(name)
     return names

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from hardware.visible_gpus import visible_gpus
 from record.run_paths import RunPaths
 from train.console import LOG_ONLY
 
@@ -26,18 +27,11 @@ FLIGHT_RECORDER_SIZE = "2000"  # operations
 
 def count_gpus(environment: Mapping[str, str]) -> int:
     """Count the GPUs that a process started here would see, without importing torch."""
-    visible = environment.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        devices = [word.strip() for word in visible.split(",")]
-        for position, device in enumerate(devices):
-            # CUDA ignores everything from the first negative number on.
-            if device.startswith("-"):
-                devices = devices[:position]
-                break
-        # Slurm writes NoDevFiles if it allocated none.
-        return len([device for device in devices if device not in ("", "NoDevFiles")])
     if shutil.which("nvidia-smi", path=environment.get("PATH")) is None:
         return 0
+    visible = visible_gpus(environment)
+    if visible is not None:
+        return len(visible)
     listing = subprocess.run(
         ["nvidia-smi", "--list-gpus"], capture_output=True, text=True, check=False
     )

@@ -74,19 +74,20 @@ def find_position(step: int, kind: int) -> int:
 def make_row(record: Record) -> Row:
     """Return the row of a step or evaluation, with the values that are known."""
     step = record["step"]
+    kind = VALIDATION
     if record["event"] == "step":
         kind = STEP
     elif "core" in record:
         kind = CORE
     elif record.get("full"):
         kind = FINAL_VALIDATION
-    else:
-        kind = VALIDATION
-    values: dict[str, Any] = {name: record.get(key) for key, name in NAMES.items()}
-    for key, prefix in PREFIXES.items():
-        for part, value in (record.get(key) or {}).items():
-            values[prefix + part] = value
-    values = {name: value for name, value in values.items() if is_number(value)}
+    found: dict[str, Any] = {}
+    for key, value in record.items():
+        if key in NAMES:
+            found[NAMES[key]] = value
+        elif key in PREFIXES and value:
+            found |= {PREFIXES[key] + part: number for part, number in value.items()}
+    values = {name: value for name, value in found.items() if is_number(value)}
     with contextlib.suppress(KeyError, OverflowError):
         values["train/perplexity"] = math.exp(values["train/loss"])
     return Row(find_position(step, kind), step, record["time"], values)
@@ -109,7 +110,6 @@ class Tracker:
         self.outcome = "killed"
         self.is_first = False  # whether the next step is the first one of an attempt
         self.gone = threading.Event()  # the trainer is
-        self.last_line = ""
 
     def open(self) -> int:
         """Connect, and return the position of the last row that is there; -1 without rows."""
@@ -168,34 +168,37 @@ class Tracker:
             elif event in GOES_BACK:
                 self.is_first = True
                 self.outcome = "killed"
-            elif event == "eval" or (event == "step" and self.is_due(record["step"])):
+            elif self.is_due(record):
                 row = make_row(record)
                 if row.values and row.position > self.last_sent:
                     rows.append(row)
                     self.last_sent = row.position
         return rows
 
-    def is_due(self, step: int) -> bool:
-        """Return whether trackers show this step."""
+    def is_due(self, record: Record) -> bool:
+        """Return whether trackers show this record."""
+        if record["event"] != "step":
+            return record["event"] == "eval"
         is_first = self.is_first
         self.is_first = False
+        step = record["step"]
         return is_first or step % self.config.log_every == 0 or step == self.config.last_step
 
     def retry(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call a function until it raises no OSError. Meanwhile the record waits in its file."""
+        is_reported = False
         while True:
             try:
                 return function(*arguments)
             except OSError as error:
-                self.say(f"not sent yet ({error}). It tries again; the run goes on")
+                if not is_reported:
+                    self.say(f"not sent yet ({error}). It tries again; the run goes on")
+            is_reported = True
             time.sleep(RETRY_S)
 
     def say(self, text: str) -> None:
-        """Print a line for the user, and log it, but not again and again."""
+        """Print a line for the user, and log it."""
         line = f"{TITLES[self.name]}: {' '.join(text.split())}\n"
-        if line == self.last_line:
-            return
-        self.last_line = line
         for descriptor in (2, self.voice):
             with contextlib.suppress(OSError):  # the trainer may be gone
                 os.write(descriptor, line.encode())

@@ -26,7 +26,7 @@ class TensorBoardTracker(Tracker):
         for path in folder.glob("events.out.tfevents.*"):
             for event in EventFileLoader(str(path)).Load():  # up to where a power failure cut it
                 position = event.source_metadata.writer
-                if position:
+                if position.isdecimal():  # not of another program
                     last_sent = max(last_sent, int(position))
         stamp = int(time.time())
         self.path = folder / f"events.out.tfevents.{stamp}.{os.getpid()}"

@@ -13,7 +13,7 @@ from typing import Any
 
 from record.durable import read_object, write_whole
 from record.status import sync_command
-from record.trackers.follow import CORE, Row, Tracker, find_position
+from record.trackers.follow import Row, Tracker
 from settings.resolve import show_path
 
 INIT_S = 60  # for one try to connect
@@ -22,10 +22,9 @@ EXIT_CODES = {"done": 0, "stopped": 75}
 
 
 def is_state(stored: dict[str, Any]) -> bool:
-    """Tell whether this is what an attempt before wrote, with a run's id and positions."""
+    """Tell whether an attempt before wrote this; the first edition, and others, wrote no `sent`."""
     run_id = stored.get("id")
-    is_id = isinstance(run_id, str) and run_id.isalnum()
-    return is_id and all(isinstance(stored.get(name, 0), int) for name in ("step", "sent"))
+    return isinstance(run_id, str) and run_id.isalnum() and isinstance(stored.get("sent"), int)
 
 
 class WandbTracker(Tracker):
@@ -34,23 +33,18 @@ class WandbTracker(Tracker):
     name = "wandb"
 
     def open(self) -> int:
-        # `step` is of an older edition: the last step that W&B has, with its evaluations in the same row.
-        self.state: dict[str, Any] = {"schema": 1, "id": secrets.token_hex(4), "step": -1}
+        self.state: dict[str, Any] = {"schema": 1, "id": secrets.token_hex(4), "sent": -1}
         with contextlib.suppress(OSError, ValueError):
             stored = read_object(self.paths.wandb_state)
             if is_state(stored):
                 self.state |= stored
-        self.state.setdefault("sent", find_position(self.state["step"], CORE))
         self.write_state(mode=self.config.wandb_mode, url=None)  # the id, before W&B knows it
         self.there = self.connect()
         if self.config.wandb_mode == "offline":
             command = sync_command(self.paths)
             self.say(f"offline, in {show_path(self.paths.wandb)}; to upload it: {command}")
         else:
-            last = self.there.starting_step - 1
-            if last <= self.state["step"]:
-                last = find_position(last, CORE)
-            self.write_state(url=self.there.url, sent=last)
+            self.write_state(url=self.there.url, sent=self.there.starting_step - 1)
             self.say(self.there.url)
         return int(self.state["sent"])
 

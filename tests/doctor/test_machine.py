@@ -64,24 +64,6 @@ def test_memory_is_what_the_machine_and_every_group_above_leave(tmp_path: Path) 
     assert here.free == 10 * GIB and here.most == min(24.0 * GIB, here.total)
 
 
-def test_version_1_of_control_groups_within_a_container(tmp_path: Path) -> None:
-    root = tree(
-        tmp_path,
-        {
-            "proc/meminfo": MEMINFO,
-            "proc/self/cgroup": "5:cpu:/x\n4:memory:/docker/abc\n0::/\n",
-            "sys/fs/cgroup/memory/memory.limit_in_bytes": str(2 * GIB),  # its own group is the root
-            "sys/fs/cgroup/memory/memory.usage_in_bytes": str(1 * GIB),
-        },
-    )
-    here = read_memory(root)
-    assert (here.limit, here.limit_free, here.most) == (2.0 * GIB, 1.0 * GIB, 2.0 * GIB)
-    (root / "sys/fs/cgroup/memory/memory.limit_in_bytes").write_text(
-        "9223372036854771712\n"
-    )  # none
-    assert read_memory(root) == Memory(here.total, 32.0 * GIB)
-
-
 def test_memory_of_this_machine() -> None:
     here = read_memory()
     total = (

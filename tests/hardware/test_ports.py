@@ -39,18 +39,3 @@ def test_free_ports_are_not_next_to_one_that_is_taken(monkeypatch: pytest.Monkey
     monkeypatch.setattr(ports.random, "SystemRandom", Chance)
     with listen(free):
         assert ports.free_ports(2) == free + 1
-
-
-def test_the_free_port_is_the_next_one_or_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    free = ports.free_ports(2)
-    with listen(free):
-        assert ports.free_port(free) == free + 1
-        assert ports.free_port(free - 1) == free + 1
-    assert 1024 <= ports.free_port(65535) < 65535
-
-    def refuse(*_: object) -> None:
-        raise OSError
-
-    monkeypatch.setattr(ports.socket, "create_server", refuse)
-    with pytest.raises(OSError, match="All TCP ports of this machine from 1024 to 65535 are taken"):
-        ports.free_port(29500)

@@ -103,7 +103,7 @@ def test_hidden_gpus_are_not_sampled(env: dict[str, str], nvml: Environment) -> 
     done = run(env | nvml() | {"CUDA_VISIBLE_DEVICES": "-1"})
     assert (
         done.returncode == 78
-        and "CUDA_VISIBLE_DEVICES=-1 shows none of the 2 GPUs here" in done.stderr
+        and "CUDA_VISIBLE_DEVICES shows none of the 2 GPUs here" in done.stderr
     )
 
 

@@ -288,9 +288,3 @@ def test_memory_is_of_the_container_where_that_has_a_limit(tmp_path: Path) -> No
         sys__fs__cgroup__memory_DOT_stat=f"inactive_file {GIB}\n",
     )
     assert local.memory(tmp_path) == (5 * GIB, 8 * GIB)
-    tree(
-        proc__self__cgroup="4:memory:/a\n",
-        sys__fs__cgroup__memory__memory_DOT_limit_in_bytes=str(4 * GIB),
-        sys__fs__cgroup__memory__memory_DOT_usage_in_bytes=str(3 * GIB),
-    )
-    assert local.memory(tmp_path) == (3 * GIB, 4 * GIB)

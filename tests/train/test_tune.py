@@ -15,7 +15,7 @@ from train import tune
 
 @pytest.mark.parametrize(
     ("visible", "count"),
-    [(None, 3), ("0,2", 2), ("1", 1), ("", 0), ("-1", 0), ("NoDevFiles", 0), ("0,1,-1,2", 2)],
+    [(None, 3), ("0, 2", 2), ("1", 1), ("", 0), ("-1", 0), ("NoDevFiles", 0), ("0,1,-1,2", 2)],
 )
 def test_gpus_are_counted_as_cuda_sees_them(
     tmp_path: Path, visible: str | None, count: int
@@ -31,6 +31,10 @@ def test_gpus_are_counted_as_cuda_sees_them(
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, cwd=ROOT, env=environment, text=True, capture_output=True)
     assert done.stdout == f"{count}\n"
+
+
+def test_without_a_driver_there_are_no_gpus(tmp_path: Path) -> None:
+    assert tune.count_gpus({"CUDA_VISIBLE_DEVICES": "0,1", "PATH": str(tmp_path)}) == 0
 
 
 def test_what_trainers_on_a_cpu_get(monkeypatch: pytest.MonkeyPatch) -> None:

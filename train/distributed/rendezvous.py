@@ -32,7 +32,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from hardware.ports import free_port
+from hardware.ports import free_ports
 from record import locks, status
 from record.exit_codes import BAD_DATA, INTERRUPTED, NODES_MISSING
 from record.locks import RunFolderError, RunIsHeld
@@ -299,7 +299,7 @@ def opened(c: Config, reminder: Reminder) -> list[socket.socket]:
 
 
 def busy_port(c: Config, error: OSError) -> str:
-    other = join_address(c.master_host, free_port(c.master_port))
+    other = join_address(c.master_host, free_ports(1))
     return (
         f"MASTER_ADDR={c.master_addr}: port {c.master_port} cannot be listened on here "
         f"({error.strerror}); choose another on all nodes, for example MASTER_ADDR={other}"
