@@ -106,31 +106,12 @@ def test_beats_within_a_second_are_not_written_but_not_lost(
     assert not paths.status.exists()
     state = Status(paths.status, active=True)
     state.phase("training")
-    steps = set()
-    for step in range(1, 31):
-        clock.now += 0.1
+    for step, now, shown in ((1, 100.9, None), (2, 101.0, 2), (3, 101.9, 2)):
+        clock.now = now
         state.beat(step=step)
-        steps.add(status.read(paths.status).get("step"))
-    assert len(steps - {None}) in (2, 3)  # three seconds
+        assert status.read(paths.status).get("step") == shown
     state.phase("done")
-    assert status.read(paths.status)["step"] == 30
-
-
-def test_a_status_is_replaced_as_a_whole(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
-    state = Status(paths.status, active=True)
-    state.phase("data")
-    before = paths.status.read_bytes()
-    replaced = []
-    replace = os.replace
-
-    def look(source: Path, target: Path) -> None:
-        assert paths.status.read_bytes() == before
-        replaced.append(json.loads(source.read_bytes())["phase"])
-        replace(source, target)
-
-    monkeypatch.setattr(os, "replace", look)
-    state.phase("training")
-    assert replaced == ["training"] == [status.read(paths.status)["phase"]]
+    assert status.read(paths.status)["step"] == 3
 
 
 def test_a_disk_that_takes_no_status_is_said_once_and_ends_nothing(
@@ -278,6 +259,8 @@ def test_nothing_that_others_wrote_reaches_the_terminal_raw(
     other = RunPaths(paths.folder.parent / os.fsdecode(b"b\xff\x1b[1m"))
     other.folder.mkdir()
     write_status(other, heartbeat="soon")
+    (paths.folder.parent / "no-run").mkdir()
+    (paths.folder.parent / "loop").symlink_to("loop")
     assert status.main(["runs"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert all(line.isascii() and line.isprintable() for line in lines)
@@ -412,15 +395,6 @@ def test_a_node_that_is_not_the_first_asks_its_own_job(paths: RunPaths, processe
 
 
 # ---- The targets
-
-
-def test_runs_lists_each_run_and_its_state(paths: RunPaths, capsys: pytest.CaptureFixture) -> None:
-    write_status(paths, phase="done")
-    (paths.folder.parent / "no-run").mkdir()
-    (paths.folder.parent / "loop").symlink_to("loop")
-    assert status.main(["runs"]) == 0
-    (line,) = capsys.readouterr().out.splitlines()
-    assert line.split()[:2] == ["a-run", "done"]
 
 
 @pytest.mark.parametrize("command", ["status", "stop"])

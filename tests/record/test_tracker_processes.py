@@ -58,6 +58,12 @@ def test_the_mode_follows_from_setting_and_key(
     assert processes.list_trackers(c) == ["trackio", *["wandb"] * (expected != "disabled")]
 
 
+def test_an_identity_token_takes_the_place_of_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_IDENTITY_TOKEN_FILE", "/token")
+    assert wandb_env.find_mode(Config(wandb_mode="auto")) == "online"
+    assert wandb_env.build_environment(Config())["WANDB_IDENTITY_TOKEN_FILE"] == "/token"
+
+
 def test_online_without_a_key_is_refused() -> None:
     with pytest.raises(SettingsError, match="WANDB_MODE=online: there is no key"):
         processes.check_trackers(Config(wandb_mode="online"))

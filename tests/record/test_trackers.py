@@ -249,32 +249,27 @@ def test_what_is_not_known_or_no_number_is_left_out() -> None:
     ]
 
 
-def make_attempt(back_to: int) -> list[dict[str, Any]]:
-    """Return the records of an attempt from a step to the end; it makes up for the evaluation of that step."""
-    records = [make_record("resume", back_to)]
-    for step in range(back_to, 23):
-        if step > back_to:
-            records += make_steps(step, step)
-        if step in (10, 20, 22):
-            records.append(make_record("eval", step, val_loss=0.5))
-    return records
+def test_each_row_is_sent_once_and_none_is_left_out() -> None:
+    core = make_record("eval", 4, core=0.5)
+    again = [make_record("resume", 8), *make_steps(9, 10)]
+    assert [row.step for row in select([core, *make_steps(5, 10), *again])] == [4, 5, 10]
 
 
-@pytest.mark.parametrize("back_to", [0, 4, 10])
-def test_each_row_is_sent_once_whenever_the_trainer_was_killed(back_to: int) -> None:
-    whole = make_attempt(0)
-    due = {row.position: (row.step, row.values) for row in select(whole)}
-    for killed in range(back_to + 2, len(whole)):
-        before = whole[:killed]
-        sent = select(before)
-        sent += select([*before, *make_attempt(back_to)], sent[-1].position)
-        positions = [row.position for row in sent]
-        assert positions == sorted(set(positions))
-        found = {row.position: (row.step, row.values) for row in sent}
-        assert {position: found[position] for position in due} == due
-        # Besides, the first step of the second attempt.
-        more = [step for position, (step, _) in found.items() if position not in due]
-        assert more in ([], [back_to + 1])
+@pytest.mark.parametrize(
+    ("events", "outcome"),
+    [
+        ([("start", {}), ("end", {"reason": "stopped"})], "stopped"),
+        ([("end", {"reason": "done"}), ("resume", {})], "killed"),
+        ([("end", {})], "done"),
+    ],
+)
+def test_the_outcome_of_a_run_is_that_of_its_last_attempt(
+    events: list[tuple[str, dict[str, str]]], outcome: str
+) -> None:
+    tracker = Tracker()
+    assert tracker.outcome == "killed"
+    tracker.select([make_record(event, 1, **values) for event, values in events])
+    assert tracker.outcome == outcome
 
 
 @pytest.mark.parametrize(

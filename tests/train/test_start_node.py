@@ -310,3 +310,14 @@ def test_the_next_prompt_is_of_the_kind_of_text_that_was_trained_on(
     assert f'PROMPT="{prompt}"' in lines
     _, _, tokens = lines.partition("    make train RUN_NAME=longer TRAIN_TOKENS=")
     assert tokens == longer
+
+
+@pytest.mark.parametrize(("code", "is_last"), [(0, True), (64, True), (78, True), (75, False)])
+def test_a_pod_of_a_site_notes_an_end_after_which_no_other_takes_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, is_last: bool
+) -> None:
+    monkeypatch.setattr("train.start_node.in_pod", lambda: True)
+    config = dataclasses.replace(Config(), sync="diloco")
+    node = Node(config, PRETRAIN, cast(Children, None), RunPaths(tmp_path))
+    node.leave(code)
+    assert node.paths.last_word.exists() == is_last
