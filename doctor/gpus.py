@@ -7,7 +7,6 @@ gpus, driver, bf16, attention    judge it
 import csv
 import dataclasses
 import importlib.util
-import os
 import re
 import subprocess
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from pathlib import Path
 
 from doctor.installed import Build
 from hardware.gpu_specs import find_gpu
-from hardware.visible_gpus import visible_gpus
+from hardware.visible_gpus import visible_devices, visible_gpus
 from settings.config import Config
 from settings.finding import FAIL, PASS, WARN, Finding
 from settings.precision import BFLOAT16_UNITS
@@ -89,7 +88,7 @@ def see() -> Seen:
     return Seen(
         listed,
         visible,
-        os.environ["CUDA_VISIBLE_DEVICES"] if len(visible) < len(listed) else None,
+        visible_devices() if len(visible) < len(listed) else None,
         problem,
         devices,
     )

@@ -4,9 +4,14 @@ import os
 from collections.abc import Mapping
 
 
+def visible_devices(environment: Mapping[str, str] = os.environ) -> str | None:
+    """Return CUDA_VISIBLE_DEVICES as it is set."""
+    return environment.get("CUDA_VISIBLE_DEVICES")
+
+
 def visible_gpus(environment: Mapping[str, str] = os.environ) -> list[str] | None:
     """Return the indices and UUIDs in CUDA_VISIBLE_DEVICES; None if it is unset: all are visible."""
-    text = environment.get("CUDA_VISIBLE_DEVICES")
+    text = visible_devices(environment)
     if text is None:
         return None
     names = []
