@@ -36,7 +36,8 @@ class Memory:
 
 def read_memory(root: Path = Path("/")) -> Memory:
     """Return the memory of this machine and of the strictest control group of this process."""
-    total = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    page = os.sysconf("SC_PAGE_SIZE")
+    total = float(page * os.sysconf("SC_PHYS_PAGES"))
     # macOS has no /proc.
     available_kib = read_table(root / "proc/meminfo").get("MemAvailable:", total / 1024)
     free, limit = min(list_limits(root), default=(None, None))
@@ -55,8 +56,9 @@ def list_limits(root: Path) -> list[tuple[float, float]]:
     except OSError:
         return []
     path = text.rpartition("0::/")[2].strip()
+    group = base / path
     limits = []
-    for folder in (base / path, *(base / path).parents):
+    for folder in (group, *group.parents):
         if folder.is_relative_to(base):
             limits += read_limit(folder)
     return limits
@@ -69,7 +71,8 @@ def read_limit(folder: Path) -> list[tuple[float, float]]:
         used = float((folder / "memory.current").read_text())
     except (OSError, ValueError):  # "max" is no number
         return []
-    used -= read_table(folder / "memory.stat").get("inactive_file", 0.0)  # freed at once
+    table = read_table(folder / "memory.stat")
+    used -= table.get("inactive_file", 0.0)  # freed at once
     return [(limit - used, limit)]
 
 
