@@ -86,6 +86,8 @@ def resolve(
         else:
             explicit[name] = given
     explicit |= typed
+    if target == "plan" and "MODEL" in explicit:  # planned as make finetune would start it
+        weakest = list_defaults("finetune", defaults or {})
     stored, run = {}, {}
     place = ""
     if target in RESUME:

@@ -42,15 +42,15 @@ def test_a_run_that_may_start_is_told_its_hours(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     last = done.stdout.splitlines()[-1]
     assert re.fullmatch(
-        r"plan: 1,200 steps .* of \S+ GiB of memory; every 50 steps a line .*", last
+        r"plan: 977 steps of 4,096 .* of \S+ GiB of memory; every 50 steps a line .*", last
     )
     last = run(tmp_path, MFU="50", DTYPE="float32").stdout.splitlines()[-1]
-    assert last.startswith("plan: 1,200 steps of 1,024 tokens, about ")
+    assert last.startswith("plan: 977 steps of 4,096 tokens, about ")
     assert re.search(r" of \S+ GiB of memory$", last)
 
 
 def test_only_the_first_node_tells_the_plan(tmp_path: Path) -> None:
-    several = {"NODES": "2", "MASTER_ADDR": "first", "BATCH_TOKENS": "2048"}
+    several = {"NODES": "2", "MASTER_ADDR": "first", "BATCH_TOKENS": "8192"}
     assert "plan: " in run(tmp_path, **several).stdout
     assert "plan: " not in run(tmp_path, NODE_RANK="1", **several).stdout
 
@@ -59,7 +59,7 @@ def test_only_the_first_node_tells_the_plan(tmp_path: Path) -> None:
     ("settings", "said"),
     [
         ({"DEVICE": "cuda"}, "DEVICE=cuda: there is no GPU here"),
-        ({"TARGET_HOURS": "0.00001"}, "TARGET_HOURS=1e-05"),
+        ({"TARGET_HOURS": "0.00001", "DTYPE": "float32"}, "TARGET_HOURS=1e-05"),
         ({"N_EMBD": "65536", "N_HEAD": "512", "N_LAYER": "64"}, "GiB"),
     ],
 )

@@ -39,6 +39,7 @@ def test_a_process_of_torch_tells_what_this_machine_would_use(
         "DTYPE": "bfloat16",
         "SEQ_LEN": "256",
         "BATCH_TOKENS": "8192",
+        "TRAIN_TOKENS": "1M",
     }.items():
         monkeypatch.setenv(name, value)
     found = kernels.by_torch()

@@ -39,6 +39,7 @@ def test_a_run_that_starts_from_an_export_begins_where_it_ended(trained, tmp_pat
         "TOKENIZER": str(folder / "tokenizer.json"),
         "MAX_STEPS": "1",
         "LEARNING_RATE": "1e-9",
+        "MIN_LEARNING_RATE": "1e-10",
         "EVAL_EVERY": "1",
     }
     train(trained | settings)  # on the shards that are there: nothing is prepared again

@@ -29,6 +29,7 @@ def of(tmp_path: Path, **settings: str) -> Config:
     return Config.load(
         {
             "ENV_FILE": "",
+            "DATA_MIX": "python-stdlib:1",
             "VOCAB_SIZE": "512",
             "SEQ_LEN": "32",
             "BATCH_TOKENS": "512",

@@ -297,7 +297,7 @@ def test_of_a_very_large_share_only_what_divides_it_is_tried(
 
 
 def test_on_a_cpu_a_process_has_python_its_holes_and_the_copy_of_a_checkpoint() -> None:
-    c = preset("tiny")
+    c = preset("tiny", optimizer="adamw", batch_tokens=1024, micro_batch_size=8, train_tokens=10**6)
     saving = memory.memory(c, 1, 1, True)
     without = memory.memory(dataclasses.replace(c, save_every=0), 1, 1, True)
     assert saving.total - without.total == 12 * parameters(c).total

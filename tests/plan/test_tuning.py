@@ -204,7 +204,7 @@ def test_a_disk_that_checkpoints_fill(llama: str) -> None:
     ("settings", "words"),
     [
         ({"PRESET": "finetune"}, "MODEL is not set"),
-        ({"MODEL": "some/where"}, "no config.json of it here"),
+        ({"PRESET": "finetune", "MODEL": "some/where"}, "no config.json of it here"),
         (
             {"PRESET": "glm-4.5-air-16xh200", "LORA_TARGETS": "w1"},
             "the model has no w1; there are attention, mlp, experts",

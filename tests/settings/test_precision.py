@@ -48,5 +48,5 @@ def test_bfloat16_is_chosen_where_something_has_units_for_it(
     monkeypatch.setattr("settings.config.choose_dtype", choose_dtype)
     assert choose_dtype(device) == dtype
     config = Config.of_preset(DTYPE="auto", DEVICE=device)
-    assert config.machine.dtype == dtype
+    assert config.dtype == dtype
     assert config.stored()["DTYPE"] == dtype  # what a run keeps, wherever it is resumed

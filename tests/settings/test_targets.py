@@ -66,7 +66,8 @@ def test_a_setting_is_refused_if_what_it_needs_is_not_set(root: Path) -> None:
 
 
 def test_a_preview_takes_what_the_previewed_target_takes(root: Path) -> None:
-    assert not resolve_typed(root, "plan", MODEL="gpt2", LORA_RANK="8").problems
+    tuned = resolve_typed(root, "plan", MODEL="gpt2", LORA_RANK="8")
+    assert not tuned.problems and tuned.config.preset == "finetune"
     (problem,) = resolve_typed(root, "plan", MODEL="gpt2", N_LAYER="8").problems
     assert problem.startswith("N_LAYER (command line): Not used by make plan.")
     assert not resolve_typed(root, "plan", N_LAYER="8").problems

@@ -126,7 +126,7 @@ def repeated(c: Config, name: str, epochs: float, has: str) -> str:
 
 def worth_less(s: Source) -> str:
     """What follows where a source is repeated more than MANY_EPOCHS times and may be."""
-    if s.max_epochs is not None:
+    if s.max_epochs is not None and not s.given:
         return ", as its max_epochs allows"
     return f"; beyond {MANY_EPOCHS} times it is worth less than new text"
 
@@ -134,10 +134,7 @@ def worth_less(s: Source) -> str:
 def too_often(c: Config, names: list[str]) -> str:
     """What follows where sources are repeated more often than they may be."""
     if c.pretrains_on_data:
-        return (
-            f"Beyond {MAX_EPOCHS} times text teaches little and is memorized. Use more text, or set "
-            "TRAIN_TOKENS to less."
-        )
+        return "Text that is repeated so often is memorized. Use more text, or set TRAIN_TOKENS to less."
     files = " and ".join(show_path(declaration(name, source_folders(c))) for name in names)
     return (
         f"Beyond {MAX_EPOCHS} times text teaches little and is memorized: give it less weight in DATA_MIX, "

@@ -126,10 +126,10 @@ def test_a_data_set_of_the_hub_is_fetched_by_its_name(tmp_path: Path) -> None:
 def test_text_that_is_repeated_too_often_is_refused_with_its_size(tmp_path: Path) -> None:
     path = tmp_path / "short.txt"
     path.write_text("".join(f"line {n}\n" for n in range(4000)))
-    done = prepare_data(tmp_path, str(path), TRAIN_TOKENS="1M")
+    done = prepare_data(tmp_path, str(path), TRAIN_TOKENS="5M")
     assert done.returncode == 78
     said = done.stderr + done.stdout
     assert re.search(
-        r"short is repeated \S+ times: 1,000,448 tokens are wanted, and it has \S+", said
+        r"short is repeated \S+ times: 5,001,216 tokens are wanted, and it has \S+", said
     )
     assert "Use more text, or set TRAIN_TOKENS to less." in said

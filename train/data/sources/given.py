@@ -20,6 +20,7 @@ from train.data.sources.content import format_of
 from train.data.sources.source import CorpusError, Source
 
 HELD_OUT = {"files": 0.05, "hub": 0.01}  # share of documents
+MOST_EPOCHS = 64.0  # the first preset takes as many of a quarter of a megabyte
 HUB = re.compile(
     r"hf:(?P<repository>[\w.-]+/[\w.-]+)(?::(?P<first>[\w.-]+))?(?::(?P<second>[\w.-]+))?"
     r"(?:@(?P<revision>[0-9a-f]{40}))?"
@@ -35,7 +36,15 @@ def given_source(data: str, name: str) -> Source:
         raise CorpusError(
             f"DATA={data}: Must be a file, a folder or hf:OWNER/NAME. Download what is at an address first."
         )
-    source = Source(name, "files", HELD_OUT["files"], text=column, prompt="", given=True)
+    source = Source(
+        name,
+        "files",
+        HELD_OUT["files"],
+        text=column,
+        prompt="",
+        max_epochs=MOST_EPOCHS,
+        given=True,
+    )
     if not place.startswith("hf:"):
         files = (place,)
         return dataclasses.replace(source, files=files, tokens=estimate_tokens(place))
