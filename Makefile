@@ -1,4 +1,4 @@
-# The interface. Every target is one line that calls a script; settings are given as make NAME=value, in the
+# The interface. Most targets are one line that starts a module or script; settings are given as make NAME=value, in the
 # environment, in .env, or by a preset (make settings lists them). make itself never reads an env file.
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -19,7 +19,7 @@ PY := $(VENV)/bin/python
 
 # The settings room needs no packages, so it also works before make setup.
 ANY_PYTHON = $(shell [ -x "$(PY)" ] && echo "$(PY)" || echo python3)
-# In targets that take no settings, if they are what was typed and not what another target needs.
+# For targets that take no settings. A target that another one needs is not checked: its settings are the other's.
 REFUSE_SETTINGS = $(if $(MAKE_SETTINGS),$(if $(filter $@,$(or $(MAKECMDGOALS),help)),@"$(ANY_PYTHON)" -m settings refuse))
 
 .DEFAULT:

@@ -33,7 +33,7 @@ def look(c: Config, finetune: bool = False) -> tuple[list[Finding], str]:
         finding
         for finding in quick(c)
         if finding.level != PASS and not (finetune and finding.name == "host-memory")
-    ]  # it reckons with a model of ours
+    ]  # it assumes our model
     if any(finding.name == "gpus" and finding.level == FAIL for finding in found):
         return found, ""  # there is nothing to plan for
     here = c.replace(cards="here")

@@ -1,4 +1,4 @@
-"""Entry point of fine-tuning, started by scripts/launch.sh: train/main.py with another model and other data.
+"""Entry point of fine-tuning, started by train/launcher.py: train/main.py with another model and other data.
 
 Exit codes are those of train/main.py.
 """

@@ -1,6 +1,6 @@
 """Exit codes of the trainer and the launcher: what each means, what to do, and whether to retry.
 
-Launcher, manifests, status and docs all read this table.
+Launcher, status and monitor read this table. Tests compare manifests and docs with it.
 """
 
 import dataclasses
@@ -55,7 +55,7 @@ ROWS = (
     ),
     ExitCode(
         NO_PROGRESS,
-        "Repeated restarts made no progress.",
+        "Restarts or rollbacks made no progress.",
         "Read the last lines of the log, fix what they say, and start the run again.",
         ends_job=True,
     ),

@@ -96,7 +96,7 @@ def is_held(paths: RunPaths) -> bool:
 
 
 def has_job(paths: RunPaths) -> bool:
-    """Return whether train/start_node.py works on the run: prepares data, trains, draws plots."""
+    """Return whether train/start_node.py or a pipeline works on the run: prepares data, trains, draws plots."""
     return is_locked(paths.job)
 
 

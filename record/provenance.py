@@ -30,7 +30,7 @@ def provenance(host: str, world_size: int, device: str, threads: int) -> dict[st
 
 
 def boot_id() -> str | None:
-    """Of this boot of the machine: monotonic clocks compare within one only. Pods on one machine share it and them."""
+    """Return the id of this boot. Monotonic clocks can be compared within a boot, also between pods of a machine."""
     try:
         return BOOT.read_text().strip() or None
     except OSError:
@@ -38,7 +38,7 @@ def boot_id() -> str | None:
 
 
 def version(package: str) -> str:
-    """Of an installed package, without loading it."""
+    """Return the version of an installed package without loading it."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

@@ -83,14 +83,14 @@ def start(words: list[str], node: Node) -> int:
         code = check_nodes(node.config, node.workload)
     elif "2xh100" in words:
         code = check_two_gpus(node.config)
-        if code == DONE:
-            node.start_sampler()
     if code == DONE:
         code = before_run.main([node.workload.name])
     if code == DONE and node.children.stop_requested:
         code = INTERRUPTED
     if code != DONE:
         return code
+    if "2xh100" in words:
+        node.start_sampler()
     return node.run(lock=None)
 
 

@@ -1,4 +1,4 @@
-"""Settings: every one declared once, read from five places, checked all at once."""
+"""Settings: every one declared once, read from several places, checked all at once."""
 
 from settings.config import ROOT, Config
 from settings.declare import SettingsError

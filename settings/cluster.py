@@ -70,7 +70,7 @@ class Cluster(Section):
     )
     gpu_resource: str = setting(
         "",
-        "Name by which pods request GPUs; some clusters have an own one for large GPUs. "
+        "Name by which pods request GPUs; some clusters use a separate one for large GPUs. "
         "Default: the name that the nodes of GPU_PRODUCTS advertise, or else nvidia.com/gpu.",
         format=RESOURCE,
         example="nvidia.com/a100",

@@ -34,7 +34,7 @@ def explain_name(name: str, text: str | None = None) -> str:
         return f"{sentence} {REPLACEMENTS.get(name, 'Leave it out.')}"
     if name in VARIABLES:
         users = list_targets(VARIABLES[name])
-        return f"This is no setting but a variable of {users}."
+        return f"This is not a setting. It is a variable of {users}."
     nearest = find_meant(name)
     if nearest:
         return f"There is no such setting. Did you mean {nearest}?"

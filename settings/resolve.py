@@ -81,7 +81,11 @@ def resolve(
     ignored = {}
     explicit = {}
     for name, given in around.items():
-        if is_of_others(name, target):
+        declared = SETTINGS.get(name)
+        # what others export, such as STEP=build, must not stop a target that does not use it
+        is_exported = declared and name in environment and name != "DRY_RUN"
+        is_unused = is_exported and targets and not targets & declared.used_by
+        if is_of_others(name, target) or is_unused:
             ignored[name] = given
         else:
             explicit[name] = given
@@ -119,8 +123,7 @@ def resolve(
             problem = explain_name(name, given.text)
         elif given == around.get(name):
             is_used = not targets or targets & declared.used_by
-            is_idle = is_used and not has_effect(name, values)
-            if is_idle or (not is_used and name in environment):
+            if is_used and not has_effect(name, values):
                 ignored[name] = given
         if problem:
             problems.append(f"{name} ({given.place}): {problem}")

@@ -74,7 +74,8 @@ def read_command_line(environ: Texts) -> Givens:
 
 
 def read_environment(environ: Texts) -> Givens:
-    texts = {name: environ.get(name, "") for name in SETTINGS}
+    """Read what is exported. NAME is not read: some systems export one of their own."""
+    texts = {name: environ.get(name, "") for name in SETTINGS if name != "NAME"}
     return give(texts, "environment")
 
 

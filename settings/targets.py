@@ -33,7 +33,7 @@ SETUP = {"setup", "setup-dev", "setup-finetune"}
 DEVELOP = {"test", "test-faults", "lint", "lock", "image-test"}
 TARGETS = EVERY | SETUP | DEVELOP | {"help", "env-example"}  # the Makefile has no others
 
-OPEN = GENERATE | {"eval", "export"}  # these open what was trained, and compare its shape
+OPEN = GENERATE | {"eval", "export"}  # these load a checkpoint or an export, and compare its shape
 # These look for a run's folder, which is another one for the nodes of another site.
 FIND = WATCH | OPEN | PREPARE_DATA | {"runs", "energy", "mirror", "gpu-sampler", "lighthouse"}
 

@@ -347,9 +347,11 @@ def evaluate(job: Job, full: bool) -> tuple[bool, Validation | None]:
         job.recorder.say(f"the evaluation at step {job.step} failed, and training goes on: {error}")
     told, seconds = result is None and "error" not in values, time.perf_counter() - began
     if not told:
+        is_first = job.evaluated_at == 0
         job.evaluated_at = job.step
         if not full:
             job.validated = (job.step, result.loss) if result else None
+        if not full and not is_first:  # the first may have been compiled
             say_share(job, "EVAL_EVERY", job.config.eval_every, seconds)
         job.recorder.evaluation(job.step, job.tokens, **values, eval_s=seconds, full=full)
     job.pace.restore()

@@ -1,9 +1,9 @@
-"""Entry point of the trainer, started by scripts/launch.sh: put a run together, train it, say how it ended.
+"""Entry point of the trainer, started by train/launcher.py: put a run together, train it, say how it ended.
 
     settings -> processes -> run folder -> tokenizer and shards -> model -> checkpoint -> loop -> evaluation, sample
 
 Exit codes: 0 done, 64 a setting is bad, 69 other processes are missing, 70 the guard gave up, 75 saved and stopped on
-request, 78 data or environment are bad, 1 anything else. The launcher starts a trainer again that ends with 1 or 69.
+request, 78 data or environment are bad, 1 anything else. record/exit_codes.py says which of them are tried again.
 """
 
 import contextlib

@@ -29,13 +29,17 @@ def count_gpus(environment: Mapping[str, str]) -> int:
     """Count the GPUs that a process started here would see, without importing torch."""
     if shutil.which("nvidia-smi", path=environment.get("PATH")) is None:
         return 0
-    visible = visible_gpus(environment)
-    if visible is not None:
-        return len(visible)
     listing = subprocess.run(
         ["nvidia-smi", "--list-gpus"], capture_output=True, text=True, check=False
     )
-    return len([line for line in listing.stdout.splitlines() if line.startswith("GPU")])
+    count = len([line for line in listing.stdout.splitlines() if line.startswith("GPU")])
+    visible = visible_gpus(environment)
+    if visible is None:
+        return count
+    for position, name in enumerate(visible):
+        if name.isdecimal() and int(name) >= count:  # CUDA ignores everything from here on
+            return position
+    return len(visible)
 
 
 def count_cores() -> int:

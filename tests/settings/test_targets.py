@@ -98,6 +98,18 @@ def test_a_model_that_is_ignored_does_not_turn_pretraining_into_fine_tuning(root
         assert resolve({"MAKE_TARGET": target}, root, defaults).config.model == "", target
 
 
+def test_what_other_programs_export_stops_no_target_that_does_not_use_it(root: Path) -> None:
+    exported = {"DEVICE": "sda", "STEP": "build", "NAME": "DESKTOP-1"}
+    status = resolve({"MAKE_TARGET": "status", **exported}, root)
+    assert status.problems == []
+    assert (
+        status.warnings[-1] == "Warning: Not used here: DEVICE (environment), STEP (environment)."
+    )
+    assert resolve({"MAKE_TARGET": "settings", "NAME": "DESKTOP-1"}, root).problems == []
+    (problem,) = resolve({"MAKE_TARGET": "train", **exported}, root).problems
+    assert problem.startswith("DEVICE=sda (environment): ")
+
+
 @pytest.mark.parametrize("source", ["environment", ".env"])
 def test_a_dry_run_is_never_the_real_one(root: Path, source: str) -> None:
     environ = {"DRY_RUN": "1"} if source == "environment" else {}

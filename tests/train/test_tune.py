@@ -15,7 +15,17 @@ from train import tune
 
 @pytest.mark.parametrize(
     ("visible", "count"),
-    [(None, 3), ("0, 2", 2), ("1", 1), ("", 0), ("-1", 0), ("NoDevFiles", 0), ("0,1,-1,2", 2)],
+    [
+        (None, 3),
+        ("0, 2", 2),
+        ("1", 1),
+        ("", 0),
+        ("-1", 0),
+        ("NoDevFiles", 0),
+        ("0,1,-1,2", 2),
+        ("0,3,1", 1),
+        ("MIG-a,MIG-b,MIG-c,MIG-d", 4),
+    ],
 )
 def test_gpus_are_counted_as_cuda_sees_them(
     tmp_path: Path, visible: str | None, count: int
