@@ -83,9 +83,9 @@ def resolve(
     for name, given in around.items():
         declared = SETTINGS.get(name)
         # what others export, such as STEP=build, must not stop a target that does not use it
-        is_exported = declared and name in environment and name != "DRY_RUN"
-        is_unused = is_exported and targets and not targets & declared.used_by
-        if is_of_others(name, target) or is_unused:
+        is_unused = declared and targets and not targets & declared.used_by
+        is_exported = name in environment and name != "DRY_RUN"
+        if is_of_others(name, target) or (is_unused and is_exported):
             ignored[name] = given
         else:
             explicit[name] = given

@@ -66,8 +66,7 @@ def test_a_setting_is_refused_if_what_it_needs_is_not_set(root: Path) -> None:
 
 
 def test_a_preview_takes_what_the_previewed_target_takes(root: Path) -> None:
-    tuned = resolve_typed(root, "plan", MODEL="gpt2", LORA_RANK="8")
-    assert not tuned.problems and tuned.config.preset == "finetune"
+    assert not resolve_typed(root, "plan", MODEL="gpt2", LORA_RANK="8").problems
     (problem,) = resolve_typed(root, "plan", MODEL="gpt2", N_LAYER="8").problems
     assert problem.startswith("N_LAYER (command line): Not used by make plan.")
     assert not resolve_typed(root, "plan", N_LAYER="8").problems
@@ -98,13 +97,21 @@ def test_a_model_that_is_ignored_does_not_turn_pretraining_into_fine_tuning(root
         assert resolve({"MAKE_TARGET": target}, root, defaults).config.model == "", target
 
 
+def test_a_fine_tuning_is_planned_with_the_preset_that_it_would_have(root: Path) -> None:
+    (root / "presets/finetune.env").write_text("SEQ_LEN=64\n")
+    environ = {"MAKE_TARGET": "plan", **typed(MODEL="gpt2")}
+    config = resolve(environ, root).config
+    assert (config.preset, config.seq_len) == ("finetune", 64)
+    assert resolve({"PRESET": "tiny", **environ}, root).config.preset == "tiny"
+    assert resolve({"MAKE_TARGET": "plan"}, root).config.preset == "tiny"
+
+
 def test_what_other_programs_export_stops_no_target_that_does_not_use_it(root: Path) -> None:
     exported = {"DEVICE": "sda", "STEP": "build", "NAME": "DESKTOP-1"}
     status = resolve({"MAKE_TARGET": "status", **exported}, root)
     assert status.problems == []
-    assert (
-        status.warnings[-1] == "Warning: Not used here: DEVICE (environment), STEP (environment)."
-    )
+    ignored = "Warning: Not used here: STEP (environment), DEVICE (environment)."
+    assert status.warnings[-1] == ignored
     assert resolve({"MAKE_TARGET": "settings", "NAME": "DESKTOP-1"}, root).problems == []
     (problem,) = resolve({"MAKE_TARGET": "train", **exported}, root).problems
     assert problem.startswith("DEVICE=sda (environment): ")
