@@ -20,7 +20,7 @@ from settings.config import SETTINGS, Config
 from settings.declare import Section, format_value, read_section
 from settings.finetune import LoRA, Tuning
 from settings.planning import Planning
-from settings.resolve import resolve
+from settings.resolve import Resolved, resolve
 from settings.run import Sources
 from settings.sampling import Sampling
 from settings.sources import read_file
@@ -402,19 +402,19 @@ def pod_environment(c: Config) -> dict[str, str]:
         }
         | IN_POD
     )
-    seen = as_a_pod_sees(environment)
+    seen = as_a_pod_sees(environment).config
     environment |= {
         name: format_value(value)
         for name, value in values.items()  # where the preset has another
         if name not in environment and value != getattr(seen, name.lower())
     }
-    as_a_pod_sees(environment)
+    as_a_pod_sees(environment).check()
     return dict(sorted(environment.items()))
 
 
-def as_a_pod_sees(environment: Mapping[str, str]) -> Config:
+def as_a_pod_sees(environment: Mapping[str, str]) -> Resolved:
     """What this environment gives where there is no env file, but a Secret."""
-    return Config.load(
+    return resolve(
         environment,
         ROOT,
         defaults={"ENV_FILE": "none-in-a-pod", "WANDB_API_KEY": STAND_IN},

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from bench import contest, peers, quality, recipes
-from settings.config import Config
+from settings.config import SETTINGS, Config
 from tests.conftest import TINY
 from train.data import prepare
 from train.data.batch import Loader
@@ -58,10 +58,8 @@ def prose(tmp_path_factory: pytest.TempPathFactory) -> Config:
     (folder / "sources" / "prose.toml").write_text(
         f"files = [{json.dumps(str(folder / 'words.jsonl'))}]\nvalidation_fraction = 0.05\n"
     )
-    values = {
-        name.lower(): type(getattr(Config(), name.lower()))(value) for name, value in TINY.items()
-    }
-    c = Config(**values, data_mix="prose:1", data_dir=str(folder))
+    values = {name.lower(): SETTINGS[name].parse(value) for name, value in TINY.items()}
+    c = Config(**values | {"data_mix": "prose:1", "data_dir": str(folder)})
     return c.derived()
 
 
@@ -152,7 +150,15 @@ def test_scoring_finds_what_the_trainers_own_evaluation_finds(corpus: Config) ->
 
 
 def test_schedules_are_laid_out_for_the_steps_that_a_recipe_has() -> None:
-    settings = {"PRESET": "tiny", "LEARNING_RATE": "3e-3", "MIN_LEARNING_RATE": "3e-4"}
+    settings = {
+        "PRESET": "tiny",
+        "TRAIN_TOKENS": "1228800",
+        "WARMUP_TOKENS": "61440",
+        "BATCH_TOKENS": "1024",
+        "MICRO_BATCH_SIZE": "8",
+        "LEARNING_RATE": "3e-3",
+        "MIN_LEARNING_RATE": "3e-4",
+    }
     c = Config.of_preset(**settings)  # a twentieth of it warms up
     laid = contest.laid_out(c, "muon", 400)
     assert (laid.last_step, laid.optimizer) == (400, "muon")

@@ -15,7 +15,7 @@ from export import __main__ as command
 from export import place, weight_files
 from export.stored import Weights
 from settings import ROOT
-from settings.config import Config
+from settings.config import SETTINGS, Config
 from tests.export.exported import LLAMA, QWEN, Run, make_run
 from tests.train.model.test_hf_import import logits
 from tests.train.model.test_model import recipe
@@ -422,7 +422,7 @@ import json, sys
 from pathlib import Path
 import torch
 from train.model import hf_import as foreign
-from settings.config import Config
+from settings.config import SETTINGS, Config
 from train.model.model import build
 def peak():
     return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) * 1024
@@ -457,12 +457,7 @@ def large(tmp_path_factory: pytest.TempPathFactory, data: dict[str, str]) -> tup
 
     parent = tmp_path_factory.mktemp("memory")
     (parent / "empty.env").touch()
-    tiny = Config(
-        **{
-            name.lower(): type(getattr(Config(), name.lower()))(value)
-            for name, value in TINY.items()
-        }
-    )
+    tiny = Config(**{name.lower(): SETTINGS[name].parse(value) for name, value in TINY.items()})
     for name, layers, width in (("small", 1, 32), ("large", 13, 512)):
         made = make_run(
             parent / name,

@@ -53,6 +53,7 @@ def env_of(folder: Path, model: Path, chats: Path, **settings: str) -> dict[str,
         "TRAIN_TOKENS",
         "EVAL_TOKENS",
         "SAMPLE_TOKENS",
+        "DATA_MIX",
     ):
         kept.pop(name)
     return (

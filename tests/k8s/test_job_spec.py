@@ -165,7 +165,11 @@ def test_the_size_of_a_pod_follows_from_its_gpus_and_its_memory(load: Load) -> N
         ({"NODES": "1", "GPUS_PER_NODE": "8", "SITE": "ucsd"}, "single-node", "site"),
         ({"SITE": "ucsd"}, "pinned-site", "site"),
         ({"SYNC": "diloco"}, "diloco", "site"),
-        ({"SYNC": "diloco", "PRESET": "tiny", "DEVICE": "cpu"}, "cpu-smoke", "site"),
+        (
+            {"SYNC": "diloco", "PRESET": "tiny", "OPTIMIZER": "adamw", "DEVICE": "cpu"},
+            "cpu-smoke",
+            "site",
+        ),
         ({"PRESET": "tiny", "DEVICE": "cpu"}, "cpu-smoke", "wan"),
         ({"PRESET": "tiny", "DEVICE": "cpu", "NODES": "1"}, "cpu-smoke", "site"),
     ],

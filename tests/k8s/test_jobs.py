@@ -118,7 +118,7 @@ def test_what_keeps_pods_is_said_in_words_with_the_events(
     ("exit_code", "meaning"),
     [
         (64, "a setting is invalid"),
-        (70, "repeated restarts made no progress"),
+        (70, "restarts or rollbacks made no progress"),
         (78, "the data or the environment is bad"),
     ],
 )

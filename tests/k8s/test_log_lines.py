@@ -224,7 +224,7 @@ def test_the_last_words_of_a_pod_are_its_own() -> None:
     )
     assert (
         words.failed({"exitCode": 70, "message": message})
-        == "exit code 70 (repeated restarts made no progress): NaN in a row"
+        == "exit code 70 (restarts or rollbacks made no progress): NaN in a row"
     )
     full = NODE[30:] + "launch: exit code 1: No space left on device\n"
     assert words.failed({"exitCode": 1, "message": full}).startswith(

@@ -129,7 +129,8 @@ def test_a_device_that_is_not_known_is_named(tmp_path: Path) -> None:
 
 
 def test_a_cpu_is_not_measured_for_this(tmp_path: Path) -> None:
-    paths, c = RunPaths(tmp_path / "run"), Config.of_preset(PRESET="tiny", RUNS_DIR=str(tmp_path))
+    paths = RunPaths(tmp_path / "run")
+    c = Config.of_preset(PRESET="tiny", OPTIMIZER="adamw", RUNS_DIR=str(tmp_path))
     write_config(paths, c, "CPU", 2)
     run = expected.of_here(c, paths)
     assert run.fleet == Fleet((), 2)

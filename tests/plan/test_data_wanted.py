@@ -180,14 +180,15 @@ def test_it_needs_neither_torch_nor_a_tokenizer_and_without_shards_no_numpy() ->
 def test_little_text_of_ones_own_suits_a_smaller_model(tmp_path: Path) -> None:
     path = tmp_path / "novel.txt"
     path.write_text("line\n" * 70_000)  # 350 kB: about 100,000 tokens, a twentieth of them held out
-    settings = {"PRESET": "tiny", "DATA": str(path), "DATA_DIR": str(tmp_path / "data")}
+    settings = {"PRESET": "tiny", "TRAIN_TOKENS": "1224704", "DATA": str(path)}
+    settings["DATA_DIR"] = str(tmp_path / "data")
     c = Config.of_preset(**settings)
     (found,) = epochs(c)
     assert found.there_tokens == pytest.approx(95_000)
     (said,) = findings(c, [found])
     assert said.level == WARN
     assert said.text.startswith(
-        "novel is repeated 12.9 times: 1,228,800 tokens are wanted, and it has"
+        "novel is repeated 12.9 times: 1,224,704 tokens are wanted, and it has"
     )
     # Four passes of 95,000 tokens at 20 for each parameter.
     assert "A model of about 0.019M parameters suits so little text" in said.fix
