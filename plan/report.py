@@ -409,7 +409,8 @@ def brief(p: Plan, c: Config) -> str:
     fast = p.pace.fast
     # what is assumed of a CPU can be off by a half; the first line of training is not
     if p.fleet.on_cpu and not fast.measured and c.mfu is None:
-        return f"{run}, {memory}; every {c.log_every} steps a line shows the time left"
+        left = f"; every {c.log_every} steps a line shows the time left"
+        return f"{run}, {memory}{left if steps > c.log_every else ''}"
     if p.time is None or p.pace.tokens_per_s is None:
         return f"{run}, {memory}. The hours are not known: {fast.why}"
     speed = f"{rate(p.pace.tokens_per_s)}, "

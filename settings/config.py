@@ -141,6 +141,7 @@ def build_config(given: Values) -> Config:
     for name, default in DEFAULTS.items():
         if not has_effect(name, values):
             values[name] = default
+    values["DATA"] = values["DATA"].rstrip("/") or values["DATA"]  # papers/ is papers
     if is_pretrained_on(values):
         values["DATA_MIX"] = f"{name_of_data(values['DATA'])}:1"
     for name, default in derive_defaults(values).items():

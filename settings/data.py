@@ -10,6 +10,7 @@ MIXTURE = Format(
     r"[a-z0-9-]+:[1-9][0-9]{0,5}(,[a-z0-9-]+:[1-9][0-9]{0,5})*",
     "SOURCE:WEIGHT with a whole weight, and commas between several",
 )
+LONGEST_NAME = 40  # of a source, which a run is named after
 
 
 @section
@@ -81,4 +82,5 @@ def name_of_data(data: str) -> str:
     if place.startswith("hf:"):
         place = place.removeprefix("hf:").partition(":")[0]
     stem = PurePath(place).name.partition(".")[0]
-    return re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-") or "data"
+    name = re.sub(r"[^a-z0-9]+", "-", stem.lower())[:LONGEST_NAME]
+    return name.strip("-") or "data"

@@ -84,8 +84,8 @@ def resolve(
         declared = SETTINGS.get(name)
         # what others export, such as STEP=build, must not stop a target that does not use it
         is_unused = declared and targets and not targets & declared.used_by
-        is_exported = name in environment and name != "DRY_RUN"
-        if is_of_others(name, target) or (is_unused and is_exported):
+        is_foreign = is_unused and name in environment and parse({name: given})[1]
+        if is_of_others(name, target) or is_foreign:
             ignored[name] = given
         else:
             explicit[name] = given
@@ -123,7 +123,8 @@ def resolve(
             problem = explain_name(name, given.text)
         elif given == around.get(name):
             is_used = not targets or targets & declared.used_by
-            if is_used and not has_effect(name, values):
+            is_idle = is_used and not has_effect(name, values)
+            if is_idle or (not is_used and name in environment):
                 ignored[name] = given
         if problem:
             problems.append(f"{name} ({given.place}): {problem}")

@@ -1,13 +1,14 @@
 """A run's folder: opened for one trainer, its logs, and what an earlier attempt left in it."""
 
 import logging
+import shlex
 from typing import Any, TextIO
 
 from record import locks, status
 from record.durable import write_whole
 from record.locks import RunFolderError
 from record.run_paths import RunPaths, list_checkpoints
-from settings.config import Config
+from settings.config import DEFAULTS, Config
 from settings.resume import RunConfigError, read_run_config
 from train.data.tokenizer import Vocabulary
 from train.distributed.world import World, from_first, who_sees
@@ -94,9 +95,14 @@ def describe_end(c: Config, paths: RunPaths, target: str) -> list[str]:
     lines = [end]
     if saved:
         lines.append(f"    train it further:  {command} RUN_NAME={c.run_name} {more}")
+    other = f"RUN_NAME={c.run_name}-2 SEED={c.seed + 1}"
+    if target == "train" and c.preset != DEFAULTS["PRESET"]:
+        other += f" PRESET={c.preset}"
+    if target == "train" and c.data:
+        other += f" DATA={shlex.quote(c.data)}"
     return [
         *lines,
-        f"    train another:     {command} RUN_NAME={c.run_name}-2 SEED={c.seed + 1}",
+        f"    train another:     {command} {other}",
         f"    draw it again:     make plots RUN_NAME={c.run_name}",
     ]
 

@@ -106,7 +106,8 @@ class Node:
     def describe_next_steps(self) -> str:
         """Say what to do with a run that is done."""
         name = self.config.run_name
-        is_tiny = self.config.preset == "tiny" and not self.config.data  # trained on Python code
+        config = self.config
+        is_tiny = config.preset == config.run_name == "tiny" and not config.data  # the first run
         prompt = "def main(" if is_tiny else "Once"
         lines = [
             "\nNext:",
@@ -142,9 +143,10 @@ class Node:
         try:
             while not locks.take_lock(job):
                 holder = locks.read_holder(self.paths.job) or "it has just started"
+                named = f"RUN_NAME={self.paths.name}"
                 message = (
-                    f"run {self.paths.name} is running already ({holder}). Use make status, make attach "
-                    "or make stop, or choose another RUN_NAME."
+                    f"run {self.paths.name} is running already ({holder}). Use make status {named}, "
+                    f"make attach {named} or make stop {named}, or choose another RUN_NAME."
                 )
                 if time.monotonic() >= deadline:
                     complain(message)

@@ -27,6 +27,7 @@ READS_ENVIRONMENT = {
     "train/start_node.py",
     "train/tune.py",
     "train/distributed/pod.py",  # K8S_NODE, by which a pod knows that it is one
+    "settings/precision.py",
     "settings/resolve.py",
     "hardware/visible_gpus.py",
     "record/trackers/trackio_tracker.py",

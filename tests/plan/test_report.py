@@ -367,6 +367,8 @@ def test_brief_promises_no_time_of_a_cpu_that_nobody_measured(planned: Any) -> N
         told = brief(p, p.c)
         assert told.startswith(f"plan: 100 steps of {p.c.batch_tokens:,} tokens, {need}")
         assert told.endswith(" GiB of memory; every 20 steps a line shows the time left")
+    p = planned(PRESET="tiny", DEVICE="cpu", MAX_STEPS="20", LOG_EVERY="20")
+    assert brief(p, p.c).endswith(" GiB of memory")
     p = planned(PRESET="tiny", DEVICE="cpu", DTYPE="float32", MAX_STEPS="100", MFU="50")
     assert ", about " in brief(p, p.c)
 

@@ -219,3 +219,8 @@ def test_a_run_of_an_earlier_version_goes_on_unless_a_constant_shaped_it(root: P
     stored = {"ADAM_EPS": 1e-6, "HANG_S": 45, "NORM_EPS": 1e-6, "MUON_MOMENTUM": None}
     (refusal,), _ = compare_with_stored(now | stored, now)
     assert refusal.startswith("The run was started with ADAM_EPS=1e-06, but it is always 1e-08")
+    for delay, alpha in ((0, 0.0), (5, 0.5)):
+        delayed = now | {"SYNC_DELAY": delay}
+        assert not compare_with_stored(delayed | {"SYNC_ALPHA": alpha}, now)[0]
+        (refusal,), _ = compare_with_stored(delayed | {"SYNC_ALPHA": 0.5 - alpha}, now)
+        assert refusal.startswith(f"The run was started with SYNC_ALPHA={0.5 - alpha:g}, but")

@@ -37,3 +37,13 @@ def test_what_the_learning_rate_does_further_on_is_said_as_it_is(
         words = f"follows its schedule up to step {lowest}"
     assert f"MAX_STEPS={2 * last}   (the learning rate {words})\n" in advice
     assert describe_end(config.replace(max_steps=last + 1), paths, "train") == []
+
+
+def test_another_run_is_of_the_same_text_and_preset(tmp_path: Path) -> None:
+    config = Config(run_name="x", preset="gpt2-124m", data="my novel.txt", max_steps=5).derived()
+    Status(RunPaths(tmp_path).status, active=True).phase("done", step=5)
+    advice = describe_end(config, RunPaths(tmp_path), "train")
+    command = "make train RUN_NAME=x-2 SEED=1338 PRESET=gpt2-124m DATA='my novel.txt'"
+    assert f"    train another:     {command}" in advice
+    advice = describe_end(config.replace(preset="tiny", data=""), RunPaths(tmp_path), "train")
+    assert "    train another:     make train RUN_NAME=x-2 SEED=1338" in advice

@@ -295,8 +295,9 @@ def test_what_is_not_two_gpus_of_one_machine_is_refused(
 @pytest.mark.parametrize(
     ("settings", "prompt", "longer"),
     [
-        ({"preset": "tiny", "train_tokens": 4_000_000}, "def main(", "8M"),
-        ({"preset": "tiny", "train_tokens": 20_480}, "def main(", "40960"),
+        ({"preset": "tiny", "run_name": "tiny", "train_tokens": 4_000_000}, "def main(", "8M"),
+        ({"preset": "tiny", "run_name": "tiny", "train_tokens": 20_480}, "def main(", "40960"),
+        ({"preset": "tiny", "run_name": "longer"}, "Once", ""),
         ({"preset": "tiny", "data": "novel.txt"}, "Once", ""),
         ({"preset": "gpt2-124m"}, "Once", ""),
     ],

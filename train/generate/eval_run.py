@@ -10,6 +10,7 @@ import dataclasses
 import json
 import logging
 import os
+import shlex
 import signal
 import sys
 import time
@@ -168,8 +169,9 @@ def advise_on_data(c: Config) -> str:
     """Return the rest of `make data` that makes the run's shards, and where the run had them."""
     paths = RunPaths.of(c.runs_dir, c.run_name, ROOT)
     trained_with = stored_config(paths)["settings"].get("DATA_DIR", "")
+    text = f"DATA={shlex.quote(c.data)}" if c.pretrains_on_data else f"DATA_MIX={c.data_mix}"
     return (
-        f" TOKENIZER={show_path(paths.tokenizer)} VOCAB_SIZE={c.vocab_size} DATA_MIX={c.data_mix} "
+        f" TOKENIZER={show_path(paths.tokenizer)} VOCAB_SIZE={c.vocab_size} {text} "
         f"DATA_DIR={show_path(data_dir(c))}. Or set DATA_DIR to a copy of the folder that the run "
         f"was trained with, which was DATA_DIR={trained_with}"
     )

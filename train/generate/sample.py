@@ -154,7 +154,8 @@ def warn(c: Config, ids: list[int]) -> None:
     """Say where a text that goes on from these ids may outgrow what the model sees."""
     if len(ids) + c.sample_tokens > c.seq_len + 1:
         log.info(
-            "the text may outgrow SEQ_LEN=%d; the model then sees the latest half of it", c.seq_len
+            "text longer than SEQ_LEN=%d tokens: the model then sees its latest half only",
+            c.seq_len,
         )
 
 

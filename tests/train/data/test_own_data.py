@@ -27,6 +27,7 @@ from train.data.data_paths import source_of
         ("hf:roneneldan/TinyStories", "tinystories"),
         ("hf:a/Wiki_40B:en:train#text", "wiki-40b"),
         ("/data/日本語", "data"),
+        (f"{'long ' * 20}.txt", "long-long-long-long-long-long-long-long"),
     ],
 )
 def test_a_run_is_named_after_its_data(data: str, name: str) -> None:
@@ -35,6 +36,7 @@ def test_a_run_is_named_after_its_data(data: str, name: str) -> None:
     assert Config.of_preset(PRESET="tiny", DATA=data, RUN_NAME="mine").run_name == "mine"
     source = source_of(config, name)
     assert source.given and source.name == name
+    assert Config.of_preset(DATA="papers/").data == "papers"  # as a shell completes it
 
 
 def test_data_of_fine_tuning_is_no_source_of_pretraining() -> None:

@@ -13,8 +13,10 @@ import pytest
 
 from record import metrics
 from record.metrics import read_records
+from settings.config import Config
 from tests.core_bundle import TASKS, make_folder
 from tests.running import ROOT, environment, train, wait_for
+from train.generate import eval_run
 
 LAUNCHER = [sys.executable, "-m", "train.launcher", "finetune.evaluate"]
 
@@ -103,6 +105,16 @@ def test_without_a_bundle_the_rest_is_measured_and_the_code_says_so(trained, tmp
     assert "278 bytes" in result["problems"][0]
     assert whole in [json.loads(path.read_text()) for path in (run / "eval").glob("*_until_*.json")]
     assert "there is no such run" in evaluate(env | {"RUN_NAME": "none"}, code=78)
+
+
+def test_the_advice_names_the_text_that_was_given(monkeypatch):
+    monkeypatch.setattr(eval_run, "stored_config", lambda paths: {"settings": {"DATA_DIR": "d"}})
+    c = Config.of_preset(DATA="my novel.txt")
+    assert " VOCAB_SIZE=4096 DATA='my novel.txt' DATA_DIR=data. Or set" in eval_run.advise_on_data(
+        c
+    )
+    c = Config.of_preset(DATA_MIX="python:1")
+    assert " VOCAB_SIZE=4096 DATA_MIX=python:1 DATA_DIR=data. Or set" in eval_run.advise_on_data(c)
 
 
 def test_a_copied_run_names_the_data_that_it_needs(trained, tmp_path):

@@ -137,7 +137,10 @@ def test_without_a_prompt_it_begins_as_the_sample_at_the_end_of_the_run(
 
 def test_a_text_may_outgrow_seq_len_and_a_prompt_may_not(sample: Shell) -> None:
     out, err = sample(PROMPT="abcd", SAMPLE_TOKENS=70)
-    assert "may outgrow SEQ_LEN=32; the model then sees the latest half" in err and len(out) > 40
+    assert (
+        "longer than SEQ_LEN=32 tokens: the model then sees its latest half" in err
+        and len(out) > 40
+    )
     _, err = sample(PROMPT="abcd " * 40, code=64)
     assert re.search(
         r"PROMPT: the text has \d+ tokens, and the model sees SEQ_LEN=32 at once; shorten it", err
@@ -264,7 +267,7 @@ def test_a_conversation_leaves_room_for_an_answer(
     assert "may outgrow" not in err
     asked.clear()
     _, err = sample(b"abcd\n" * 3, terminal=True, chat=True, SAMPLE_TOKENS=70)
-    assert max(asked) <= 16 and err.count("may outgrow SEQ_LEN=32") == 3
+    assert max(asked) <= 16 and err.count("longer than SEQ_LEN=32 tokens") == 3
 
 
 def test_a_tokenizer_without_the_tokens_is_refused_before_anything_is_asked(

@@ -16,7 +16,7 @@ from collections import Counter
 from pathlib import Path
 
 from settings import ROOT
-from train.data.sources.content import format_of
+from train.data.sources.content import LFS, foreign, format_of
 from train.data.sources.source import CorpusError, Source
 
 HELD_OUT = {"files": 0.05, "hub": 0.01}  # share of documents
@@ -118,7 +118,7 @@ def list_files(place: str) -> tuple[list[str], Counter[str]]:
             found = Path(folder, file)
             if file.startswith(".") or not found.is_file():
                 continue
-            if is_readable(found):
+            if is_readable(found) and not is_worthless(found):
                 names.append(f"{place.rstrip('/')}/{found.relative_to(path).as_posix()}")
             else:
                 left_out[found.suffix if found.stat().st_size else "empty"] += 1
@@ -134,13 +134,19 @@ def refuse(error: OSError) -> None:
     raise CorpusError(f"DATA: {error.filename}: Cannot be read: {error.strerror}.") from None
 
 
+def is_worthless(path: Path) -> bool:
+    """Tell whether a text file of a folder is blank or a page for browsers, and not worth a refusal of the folder."""
+    if format_of(path.name) not in ("", "text"):
+        return False
+    start = read_start(path)
+    if not start.strip():
+        return len(start) < START_BYTES
+    return bool(foreign(start)) and not start.startswith(LFS)
+
+
 def is_readable(path: Path) -> bool:
     """Tell whether a file is of a known format, or text by its first bytes. Raises CorpusError."""
-    try:
-        with open(path, "rb") as file:
-            start = file.read(START_BYTES)
-    except OSError as error:
-        raise CorpusError(f"DATA: {path}: Cannot be read: {error.strerror}.") from None
+    start = read_start(path)
     if path.suffix.lower() == ".json":
         # One value over the whole file is no JSON lines.
         return start.lstrip()[:1] == b"{" and start.splitlines()[0].strip() != b"{"
@@ -154,3 +160,12 @@ def is_readable(path: Path) -> bool:
         # The last character may be cut.
         return error.start >= len(start) - 3 and len(start) == START_BYTES
     return True
+
+
+def read_start(path: Path) -> bytes:
+    """Return the first bytes of a file. Raises CorpusError."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(START_BYTES)
+    except OSError as error:
+        raise CorpusError(f"DATA: {path}: Cannot be read: {error.strerror}.") from None

@@ -85,12 +85,22 @@ def test_a_folder_gives_its_text_and_names_what_it_leaves_out(
     (folder / "table.csv").write_text("a,b\n")
     (folder / "settings.json").write_text('{\n  "a": 1\n}\n')
     (folder / "__init__.py").write_text("")
+    (folder / "sub" / "__init__.py").write_text("\n")
+    (folder / "plot.svg").write_text("<?xml version='1.0'?><svg/>")
     _, found = read(folder, tmp_path / "data")
     assert [document.text for document in found] == ["# b\n", "a line", "print('ü')\n"]
     names, left_out = list_files(str(folder))
     assert names == [f"{folder}/{name}" for name in ("b.md", "c.jsonl", "sub/a.py")]
-    assert left_out == {".png": 1, ".txt": 1, ".csv": 1, ".json": 1, "empty": 1}
-    assert "left out files that are not text, JSON lines, Parquet or Arrow (5): " in caplog.text
+    assert left_out == {
+        ".png": 1,
+        ".txt": 1,
+        ".csv": 1,
+        ".json": 1,
+        ".svg": 1,
+        ".py": 1,
+        "empty": 1,
+    }
+    assert "left out files that are not text, JSON lines, Parquet or Arrow (7): " in caplog.text
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".jsonl"])
