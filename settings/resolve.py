@@ -2,8 +2,9 @@
 
 import dataclasses
 import os
-from collections.abc import Collection, Set
+from collections.abc import Collection, Iterator, Set
 from pathlib import Path
+from typing import Any
 
 from settings import sources
 from settings.checks import Check, find_conflicts
@@ -11,7 +12,7 @@ from settings.config import DEFAULTS, ROOT, SETTINGS, Config, build_config, has_
 from settings.declare import FREE, SettingsError, Texts, Values, format_value
 from settings.names import explain_name, explain_target, find_meant, list_targets
 from settings.resume import compare_with_stored, list_lasting, read_run_config
-from settings.sources import DEFAULT, Givens, give, parse
+from settings.sources import DEFAULT, Given, Givens, give, parse
 from settings.targets import (
     ALL_SETTINGS,
     CONTINUE,
@@ -79,26 +80,17 @@ def resolve(
     env_file = (weakest | environment | typed)["ENV_FILE"]
     around = sources.read_env_file(env_file, root, problems) | environment
     ignored = {}
-    explicit = {}
     for name, given in around.items():
-        declared = SETTINGS.get(name)
-        # what others export, such as STEP=build, must not stop a target that does not use it
-        is_unused = declared and targets and not targets & declared.used_by
-        is_foreign = is_unused and name in environment and parse({name: given})[1]
-        if is_of_others(name, target) or is_foreign:
+        if is_of_others(name, target) or is_foreign(name, given, environment, targets):
             ignored[name] = given
-        else:
-            explicit[name] = given
-    explicit |= typed
+    explicit = {name: given for name, given in around.items() if name not in ignored} | typed
     if target == "plan" and "MODEL" in explicit:  # planned as make finetune would start it
         weakest = list_defaults("finetune", defaults or {})
-    stored, run = {}, {}
     place = ""
+    stored: dict[str, Any] = {}
+    run: Givens = {}
     if target in RESUME:
-        preset = sources.read_preset(weakest | explicit, root, [])
-        alone, _ = parse(weakest | preset | explicit)
-        folder = build_config(alone).run_folder
-        place = f"{folder}/config.json"
+        place = find_run_config(weakest, explicit, root)
         stored = read_run_config(root / place).get("settings", {})
         named, _ = parse(explicit)
         run = give(list_lasting(stored, named), place)
@@ -115,25 +107,16 @@ def resolve(
         origins[name] = chosen[name].place
 
     for name, given in chosen.items():
-        declared = SETTINGS.get(name)
         problem = ""
         if name in typed:
             problem = refuse_typed(name, given.text, targets, purpose, values)
-        elif declared is None:
+        elif name not in SETTINGS:
             problem = explain_name(name, given.text)
-        elif given == around.get(name):
-            is_used = not targets or targets & declared.used_by
-            is_idle = is_used and not has_effect(name, values)
-            if is_idle or (not is_used and name in environment):
-                ignored[name] = given
+        elif given == around.get(name) and is_useless(name, environment, targets, values):
+            ignored[name] = given
         if problem:
             problems.append(f"{name} ({given.place}): {problem}")
-    if config.dry_run and target in TARGETS - DRY_RUN:  # it would do the thing
-        reason = explain_users({target}, DRY_RUN)
-        problems.append(f"DRY_RUN ({origins['DRY_RUN']}): {reason}")
-    mixture = explicit.get("DATA_MIX")
-    if mixture and config.pretrains_on_data and mixture.text != config.data_mix:
-        problems.append(f"DATA_MIX ({mixture.place}): Cannot be set together with DATA.")
+    problems += find_wrong_values(config, origins, explicit, target)
     problems += invalid.values()
     for name, sentence in find_conflicts(config, purpose, invalid, without):
         text = format_value(values[name])
@@ -174,12 +157,42 @@ def list_defaults(target: str, defaults: Texts) -> Givens:
     return give(texts, DEFAULT)
 
 
+def find_run_config(weakest: Givens, explicit: Givens, root: Path) -> str:
+    """Return the path of config.json in the folder of the run that is meant."""
+    preset = sources.read_preset(weakest | explicit, root, [])
+    values, _ = parse(weakest | preset | explicit)
+    return f"{build_config(values).run_folder}/config.json"
+
+
+# ---- What is used
+
+
 def is_of_others(name: str, target: str) -> bool:
     """Tell whether a setting shapes a run, but not one of this target: LORA_RANK for make train."""
     declared = SETTINGS.get(name)
     if declared is None or declared.resume == FREE:
         return False
     return target in TRAIN and target not in declared.used_by
+
+
+def is_used(name: str, targets: Set[str]) -> bool:
+    """Tell whether one of the targets uses a setting. Without a target, a command uses all."""
+    return not targets or bool(targets & SETTINGS[name].used_by)
+
+
+def is_foreign(name: str, given: Given, environment: Givens, targets: Set[str]) -> bool:
+    """Tell whether other programs export a variable, such as STEP=build, that no target here uses."""
+    if name not in environment or is_used(name, targets):
+        return False
+    _, invalid = parse({name: given})
+    return bool(invalid)
+
+
+def is_useless(name: str, environment: Givens, targets: Set[str], values: Values) -> bool:
+    """Tell whether a setting does nothing. In an env file, it may be for another target."""
+    if is_used(name, targets):
+        return not has_effect(name, values)
+    return name in environment
 
 
 def refuse_typed(name: str, text: str, targets: Set[str], purpose: str, values: Values) -> str:
@@ -204,6 +217,17 @@ def explain_users(targets: Set[str], users: Set[str]) -> str:
     """Say that targets do not use a setting, and which do."""
     others = list_targets(users - ALL_SETTINGS)
     return f"Not used by {list_targets(targets)}. Used by: {others}."
+
+
+def find_wrong_values(
+    config: Config, origins: dict[str, str], explicit: Givens, target: str
+) -> Iterator[str]:
+    """Yield a sentence for each valid value that this target must not be given."""
+    if config.dry_run and target in TARGETS - DRY_RUN:  # it would do the thing
+        yield f"DRY_RUN ({origins['DRY_RUN']}): {explain_users({target}, DRY_RUN)}"
+    mixture = explicit.get("DATA_MIX")
+    if mixture and config.pretrains_on_data and mixture.text != config.data_mix:
+        yield f"DATA_MIX ({mixture.place}): Cannot be set together with DATA."
 
 
 def find_warnings(environ: Texts, typed: Givens, environment: Givens, ignored: Givens) -> list[str]:

@@ -112,7 +112,8 @@ class Machine(Section):
         "float32",
         "Precision of activations and matrix multiplications, and of exported weights. "
         "During training, parameters, optimizer state and reductions stay in float32. "
-        "`auto` is bfloat16 on a GPU and on a processor with AMX or AVX-512 BF16, else float32.",
+        "`auto` is bfloat16 on a GPU since Ampere and on a processor with AMX or AVX-512 BF16, else "
+        "float32.",
         choices=("float32", "bfloat16", "auto"),
         used_by=COMPUTE | {"export"},
     )
