@@ -4,9 +4,9 @@ import bisect
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from hardware.host_memory import read_memory
 from hardware.model_size import parameters
 from plan import storage
-from plan import this_machine as machine
 from plan.choices import Choice, choice, known_models, more_cards
 from plan.fleet import Fleet
 from plan.memory import Memory, largest_micro_batch, memory, usable_bytes
@@ -44,7 +44,7 @@ def capacity_bytes(fleet: Fleet) -> float:
     return (
         usable_bytes(fleet.smallest)
         if fleet.cards
-        else machine.memory_bytes() / fleet.processes_of_a_node
+        else read_memory().most / fleet.processes_of_a_node
     )
 
 

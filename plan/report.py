@@ -66,18 +66,11 @@ def title(p: Plan) -> list[str]:
     found = wrapped(f"plan of {c.run_name}{preset} on {where}: {by}")
     if p.begun is None:
         return found
-    source = (
-        "it is being trained now"
-        if p.begun.running
-        else (
-            "the step of its newest checkpoint"
-            + (
-                f"; its record goes to {p.begun.recorded:,}"
-                if p.begun.recorded and p.begun.recorded > p.done
-                else ""
-            )
-        )
-    )
+    source = "the step of its newest checkpoint"
+    if p.begun.running:
+        source = "it is being trained now"
+    elif p.begun.recorded and p.begun.recorded > p.done:
+        source += f"; its record goes to {p.begun.recorded:,}"
     return found + entry(
         "begun",
         f"step {p.done:,} of {c.last_step:,} is made ({source}): time, cost and dates are "
@@ -108,24 +101,16 @@ def run(p: Plan) -> list[str]:
     """How long it is, in work."""
     c, size_of = p.c, parameters(p.c).total
     share, best = p.tokens / scaling.rule_tokens(size_of), count(scaling.rule_tokens(size_of))
-    beside = (
-        f"about the compute-optimal {best}"
-        if 0.95 <= share <= 1.05
-        else (
-            f"{number(share)} times the compute-optimal {best}"
-            if share >= 0.1
-            else f"{100 * share:.2g}% of the compute-optimal {best}"
-        )
-    )
-    loss = (
-        f"{p.expected_loss:.2f} nats/token by a law of other data, for comparing only"
-        if p.expected_loss
-        else (
-            "n/a: the law says nothing of so few tokens"
-            if scaling.SMALLEST <= size_of <= scaling.LARGEST
-            else f"n/a: the law is for {count(scaling.SMALLEST)} to {count(scaling.LARGEST)} parameters"
-        )
-    )
+    beside = f"{100 * share:.2g}% of the compute-optimal {best}"
+    if 0.95 <= share <= 1.05:
+        beside = f"about the compute-optimal {best}"
+    elif share >= 0.1:
+        beside = f"{number(share)} times the compute-optimal {best}"
+    loss = f"n/a: the law is for {count(scaling.SMALLEST)} to {count(scaling.LARGEST)} parameters"
+    if p.expected_loss:
+        loss = f"{p.expected_loss:.2f} nats/token by a law of other data, for comparing only"
+    elif scaling.SMALLEST <= size_of <= scaling.LARGEST:
+        loss = "n/a: the law says nothing of so few tokens"
     steps = f"{c.last_step:,} step{'s' * (c.last_step > 1)} of {c.batch_tokens:,} tokens"
     return [
         *entry(
@@ -296,15 +281,11 @@ def network(p: Plan) -> list[str]:
     if not p.syncs:
         return []
     c, fleet = p.c, p.fleet
-    unit = (
-        "site"
-        if fleet.sites > 1
-        else "node"
-        if fleet.nodes > 1
-        else "process"
-        if fleet.on_cpu
-        else "GPU"
-    )
+    unit = "process" if fleet.on_cpu else "GPU"
+    if fleet.sites > 1:
+        unit = "site"
+    elif fleet.nodes > 1:
+        unit = "node"
     joined = [f"WAN_GBIT={c.wan_gbit:g} WAN_RTT_MS={c.wan_rtt_ms:g}{links.said(c)}"] * (
         fleet.sites > 1
     ) + [f"LAN_GBIT={c.lan_gbit:g}"] * (fleet.nodes > fleet.sites)
@@ -363,6 +344,13 @@ def shares(sync: Sync) -> str:
     return least if least == most else f"{least[:-1]} to {most}"
 
 
+def write_epochs(epochs: float | None) -> str:
+    """Two digits, or all of a larger number."""
+    if epochs is None:
+        return "n/a"
+    return f"{epochs:.2g}" if epochs < 10 else f"{epochs:.0f}"
+
+
 def sources(p: Plan) -> list[str]:
     return table(
         [
@@ -372,11 +360,7 @@ def sources(p: Plan) -> list[str]:
                     one.source,
                     count(one.wanted_tokens),
                     "n/a" if one.there_tokens is None else count(one.there_tokens),
-                    "n/a"
-                    if one.epochs is None
-                    else f"{one.epochs:.2g}"
-                    if one.epochs < 10
-                    else f"{one.epochs:.0f}",
+                    write_epochs(one.epochs),
                     one.origin,
                 ]
                 for one in p.epochs

@@ -1,25 +1,9 @@
-"""What this machine has, where a run is planned for its processors: memory, and how fast its products are."""
+"""How fast the products of this machine's processors are, where a run is planned for them."""
 
-import os
-import re
 import time
-from pathlib import Path
 
 SIZE = 1024  # of the square matrices: 4 MiB each, 2.1 GFLOP a product
 ROUNDS = 5
-
-
-def memory_bytes() -> float:
-    """What processes here may take together: the machine's memory, or less where a container's limit says so."""
-    found = [float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))]
-    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        try:
-            text = Path(path).read_text().strip()
-        except OSError:
-            continue
-        if re.fullmatch("[0-9]+", text):
-            found.append(float(text))
-    return min(found)
 
 
 def float32_tflops() -> float:

@@ -291,13 +291,11 @@ def fetching(pod: Pod) -> Wait:
             )
         if re.search(DENIED, text, re.IGNORECASE):
             login = pod.asks.secret
-            how = (
-                f"Secret {login} is not in the namespace"
-                if secret
-                else f"with the login of Secret {login}"
-                if login
-                else "without a login"
-            )
+            how = "without a login"
+            if secret:
+                how = f"Secret {login} is not in the namespace"
+            elif login:
+                how = f"with the login of Secret {login}"
             return Wait(
                 "image-pull",
                 f"the registry does not give image {image} ({how}), or has none of that name",

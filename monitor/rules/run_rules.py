@@ -195,13 +195,11 @@ def phase(seen: Seen, c: Config) -> list[Fault]:
         allows = f"{setting} allows {ago(seconds)}"
     else:
         allows = f"the limit is {ago(seconds)}"
-    still = (
-        "still waiting for its first step"
-        if name == "first step"
-        else f"still {name}"
-        if name.endswith("ing") or name.startswith("drawing")
-        else f"still at its {name}"
-    )
+    still = f"still at its {name}"
+    if name == "first step":
+        still = "still waiting for its first step"
+    elif name.endswith("ing") or name.startswith("drawing"):
+        still = f"still {name}"
     return [
         Fault(
             "phase",
@@ -325,13 +323,10 @@ def crashed(seen: Seen, c: Config) -> list[Fault]:
     hint = HINTS.get(code if code is not None else 1, HINTS[1]).format(
         logs=errors(seen), status=make(seen, "status"), again=restart(seen)
     )
-    hint = (
-        f"the launcher starts it again; {errors(seen)} shows why"
-        if again
-        else hint
-        if restart(seen) in hint
-        else f"{hint}; {restart(seen)}"
-    )
+    if again:
+        hint = f"the launcher starts it again; {errors(seen)} shows why"
+    elif restart(seen) not in hint:
+        hint = f"{hint}; {restart(seen)}"
     return [Fault("crashed", f"{head}{step}{meaning}{last}", hint, failing=not again)]
 
 
@@ -446,7 +441,9 @@ def hanging(seen: Seen, c: Config) -> list[Fault]:
         if gpu.utilisation_percent is not None and gpu.utilisation_percent >= BUSY_PERCENT
     ]
     if only_waits(busy):
-        rest = f"; {listed(idle)} {'is' if len(idle) == 1 else 'are'} idle" if idle else ""
+        rest = ""
+        if idle:
+            rest = f"; {listed(idle)} {'is' if len(idle) == 1 else 'are'} idle"
         return [Fault("hanging", f"hanging: {drawn(busy)}, {times}{rest}", follow)]
     if busy:
         return [
