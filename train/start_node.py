@@ -105,17 +105,17 @@ class Node:
 
     def describe_next_steps(self) -> str:
         """Say what to do with a run that is done."""
-        name = self.config.run_name
         config = self.config
-        is_tiny = config.preset == config.run_name == "tiny" and not config.data  # the first run
+        name = config.run_name
+        is_tiny = config.preset == "tiny" and not config.data  # trained on Python code
         prompt = "def main(" if is_tiny else "Once"
         lines = [
             "\nNext:",
             f"    open {show_path(self.paths.plots / 'loss_curves.html')}",
             f'    make sample RUN_NAME={name} PROMPT="{prompt}"',
         ]
-        if is_tiny:
-            tokens = 2 * self.config.train_tokens
+        if is_tiny and name == "tiny":  # the first run
+            tokens = 2 * config.train_tokens
             typed = f"{tokens // 10**6}M" if tokens % 10**6 == 0 else str(tokens)
             lines.append(f"    make train RUN_NAME=longer TRAIN_TOKENS={typed}")
         return "\n".join(lines)

@@ -9,7 +9,7 @@ import contextlib
 import json
 import secrets
 import sys
-from typing import Any
+from typing import Any, cast
 
 from record.durable import read_object, write_whole
 from record.status import sync_command
@@ -81,7 +81,7 @@ class WandbTracker(Tracker):
                 id=self.state["id"],
                 name=c.run_name,
                 resume="allow" if c.wandb_mode == "online" else None,
-                mode=c.wandb_mode,
+                mode=cast(Any, c.wandb_mode),  # wandb declares its modes one by one
                 config=c.stored(),
                 allow_val_change=True,
                 settings=settings,

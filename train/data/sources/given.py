@@ -99,7 +99,7 @@ def list_files(place: str) -> tuple[list[str], Counter[str]]:
     if path.is_file():
         if not path.stat().st_size:
             raise CorpusError(f"DATA={place}: Is empty. Choose a file with text.")
-        if not is_readable(path):
+        if not is_readable(path.name, read_start(path)):
             raise CorpusError(
                 f"DATA={place}: Must be plain text in UTF-8, JSON lines, Parquet or Arrow. Convert it "
                 "first."
@@ -118,7 +118,8 @@ def list_files(place: str) -> tuple[list[str], Counter[str]]:
             found = Path(folder, file)
             if file.startswith(".") or not found.is_file():
                 continue
-            if is_readable(found) and not is_worthless(found):
+            start = read_start(found)
+            if is_readable(file, start) and not is_worthless(file, start):
                 names.append(f"{place.rstrip('/')}/{found.relative_to(path).as_posix()}")
             else:
                 left_out[found.suffix if found.stat().st_size else "empty"] += 1
@@ -134,25 +135,24 @@ def refuse(error: OSError) -> None:
     raise CorpusError(f"DATA: {error.filename}: Cannot be read: {error.strerror}.") from None
 
 
-def is_worthless(path: Path) -> bool:
+def is_worthless(name: str, start: bytes) -> bool:
     """Tell whether a text file of a folder is blank or a page for browsers, and not worth a refusal of the folder."""
-    if format_of(path.name) not in ("", "text"):
+    if format_of(name) not in ("", "text"):
         return False
-    start = read_start(path)
     if not start.strip():
         return len(start) < START_BYTES
     return bool(foreign(start)) and not start.startswith(LFS)
 
 
-def is_readable(path: Path) -> bool:
-    """Tell whether a file is of a known format, or text by its first bytes. Raises CorpusError."""
-    start = read_start(path)
-    if path.suffix.lower() == ".json":
+def is_readable(name: str, start: bytes) -> bool:
+    """Tell whether a file that begins so is of a known format, or text."""
+    suffix = Path(name).suffix.lower()
+    if suffix == ".json":
         # One value over the whole file is no JSON lines.
         return start.lstrip()[:1] == b"{" and start.splitlines()[0].strip() != b"{"
-    if format_of(path.name) not in ("", "text"):
+    if format_of(name) not in ("", "text"):
         return True
-    if path.suffix.lower() in (".csv", ".tsv") or not start or b"\0" in start:
+    if suffix in (".csv", ".tsv") or not start or b"\0" in start:
         return False
     try:
         start.decode()
