@@ -1,32 +1,11 @@
 """train/console.py: what a terminal shows of a run, and what goes to the log only."""
 
 import os
-import pty
 import subprocess
 import sys
 
 from tests.running import ROOT
-
-
-def show(command: list[str], environment: dict[str, str]) -> str:
-    """Run a command in a terminal, and return what it shows."""
-    child, terminal = pty.fork()
-    if child == 0:
-        os.chdir(ROOT)
-        os.execvpe(command[0], command, environment)
-    shown = b""
-    while True:
-        try:
-            more = os.read(terminal, 2**16)
-        except OSError:  # as Linux says that the other end is closed
-            break
-        if not more:
-            break
-        shown += more
-    _, status = os.waitpid(child, 0)
-    assert status == 0, shown.decode()
-    return shown.decode().replace("\r\n", "\n")
-
+from tests.terminal import show
 
 SPEAK = """
 import logging
@@ -45,18 +24,18 @@ log.info("the optimizer's learning rate is one of a kind and/or %s", 80 * "y")
 def test_a_terminal_shows_less_than_a_pipe_gets() -> None:
     command = [sys.executable, "-c", SPEAK]
     for columns, broken in (
-        ("60", "and/or"),
-        ("40", "is one of\n  a kind and/or"),
-        ("200", "and/or " + 80 * "y"),
+        (60, "and/or"),
+        (40, "is one of\n  a kind and/or"),
+        (200, "and/or " + 80 * "y"),
     ):
-        shown = show(command, os.environ | {"COLUMNS": columns}).split("\nNext:\n")
+        code, screen = show(command, os.environ, columns)
+        assert code == 0
+        shown = screen.split("\nNext:\n")
         assert shown[0] == "as it is\nshort\na warning of training"
         indented, _, sentence = shown[1].partition("\n")
         assert indented == f"    make sample RUN_NAME={80 * 'x'}"
         assert broken in sentence and sentence.endswith(f"{80 * 'y'}\n")
-        assert all(
-            len(line) <= int(columns) or line == f"  {80 * 'y'}" for line in sentence.split("\n")
-        )
+        assert all(len(line) <= columns or line == f"  {80 * 'y'}" for line in sentence.split("\n"))
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == [
         "as it is",

@@ -1,41 +1,18 @@
 """What make train shows in terminals of 60, 80 and 120 columns: a first run, a second, one that is stopped and
 one that is refused. The screens are in terminal_screens.txt, with every number as N."""
 
-import os
-import pty
 import re
-import struct
-import termios
-from fcntl import ioctl
+import signal
 from pathlib import Path
 
 import pytest
 
 from settings.config import SETTINGS
 from tests.conftest import make_data
-from tests.running import ROOT, environment
+from tests.running import environment
+from tests.terminal import show
 
 SCREENS = (Path(__file__).parent / "terminal_screens.txt").read_text()
-
-
-def show(command: list[str], env: dict[str, str], columns: int, stop_at: str = "") -> str:
-    """Return what a command shows in a terminal this wide. Ctrl-C is typed once `stop_at` is seen."""
-    child, terminal = pty.fork()
-    if child == 0:
-        os.chdir(ROOT)
-        os.execvpe(command[0], command, env)
-    ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
-    shown = b""
-    try:
-        while more := os.read(terminal, 2**16):
-            shown += more
-            if stop_at and stop_at.encode() in shown:
-                os.write(terminal, b"\x03")
-                stop_at = ""
-    except OSError:  # as Linux says that the other end is closed
-        pass
-    os.waitpid(child, 0)
-    return shown.decode().replace("\r\n", "\n")
 
 
 def normalize(screen: str, folder: Path) -> str:
@@ -56,7 +33,7 @@ def expected(name: str) -> str:
 @pytest.mark.parametrize("columns", [60, 80, 120])
 def test_make_train_is_read_as_it_was_written(tmp_path: Path, columns: int) -> None:
     data = make_data(tmp_path / "data", tokens=2_000_000)
-    env = environment(tmp_path, data, PRESET="tiny", SAVE_EVERY=100_000)
+    env = environment(tmp_path, data, PRESET="tiny", RUN_NAME="tiny", SAVE_EVERY=100_000)
     settings = [f"{name}={value}" for name, value in env.items() if name in SETTINGS]
     others = {name: value for name, value in env.items() if name not in SETTINGS}
     train = ["make", "train", *settings]
@@ -68,7 +45,9 @@ def test_make_train_is_read_as_it_was_written(tmp_path: Path, columns: int) -> N
         ),
         "refused": show([*train, "SEQ_LENGHT=3"], others, columns),
     }
-    for name, screen in screens.items():
+    codes = {name: code for name, (code, _) in screens.items()}
+    assert codes == {"first": 0, "second": 0, "stopped": -signal.SIGINT, "refused": 2}  # make's
+    for name, (_, screen) in screens.items():
         assert normalize(screen, tmp_path) == expected(name)
         for line in screen.split("\n"):
             is_whole = len(line) <= columns or line.startswith("    ")

@@ -297,7 +297,7 @@ def test_what_is_not_two_gpus_of_one_machine_is_refused(
     [
         ({"preset": "tiny", "run_name": "tiny", "train_tokens": 4_000_000}, "def main(", "8M"),
         ({"preset": "tiny", "run_name": "tiny", "train_tokens": 20_480}, "def main(", "40960"),
-        ({"preset": "tiny", "run_name": "longer"}, "Once", ""),
+        ({"preset": "tiny", "run_name": "longer"}, "def main(", ""),
         ({"preset": "tiny", "data": "novel.txt"}, "Once", ""),
         ({"preset": "gpt2-124m"}, "Once", ""),
     ],
