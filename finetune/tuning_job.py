@@ -18,20 +18,22 @@ from finetune.loader import Loader
 from finetune.perplexity import Evaluator
 from finetune.prepare_data import Data
 from hardware.out_of_memory import is_out_of_memory
-from record.run_paths import RunPaths
-from record.status import Status
 from settings import SettingsError
 from settings.config import Config
 from settings.resolve import find_explicit
-from train.assemble import Stopwatch, begin, enter, gather, take_up
+from train.assemble import Attempt, create_job, record_attempt, rehearse_and_resume
 from train.checkpoint.checkpoint import committed
 from train.data.manifest import DataError
 from train.data.sources.source import CorpusError
 from train.data.tokenizer import TokenizerError
 from train.distributed import parallel
-from train.distributed.signals import Interrupt
 from train.distributed.world import World, from_all
 from train.faults.memory_advice import loading_advice
+from train.hooks.crowding import Crowding
+from train.hooks.evaluation import Evaluation
+from train.hooks.save_reports import SaveReports
+from train.hooks.stragglers import Stragglers
+from train.hooks.trackers import Trackers
 from train.job import Job
 from train.model.hf_import import ForeignError, weight_files
 
@@ -56,10 +58,8 @@ class Read:
     """What train/assemble.py asks of data."""
 
     loader: Loader
-    evaluator: Evaluator
     fingerprint: str
     vocabulary: Known
-    feed: None = None
 
 
 def settled(c: Config, read: Data, folder: Path, ranks: int) -> Config:
@@ -107,45 +107,58 @@ def settled(c: Config, read: Data, folder: Path, ranks: int) -> Config:
     return dataclasses.replace(c, **more)
 
 
-def put_together(
-    read: Data,
-    folder: Path,
-    known: "Fingerprints",
-    c: Config,
-    paths: RunPaths,
-    world: World,
-    interrupt: Interrupt,
-    state: Status,
-    shared: bool,
-    started: Stopwatch,
-) -> Job:
-    """Everything the loop needs, at the step of the newest checkpoint."""
-    if not committed(paths.checkpoints):
+class TuningEvaluation(Evaluation):
+    """Scores held-out conversations, before the first step too."""
+
+    def at_start(self, job: Job) -> None:
+        if not job.step and self.evaluator.steps:
+            self.validate(job)
+        super().at_start(job)
+
+    def at_end(self, job: Job) -> None:
+        if self.evaluator.steps:
+            super().at_end(job)
+
+    def report(self, job: Job, result: Any) -> None:
+        job.recorder.say(
+            f"held-out conversations: perplexity {result.record()['val_ppl']:.4g} of "
+            f"{result.tokens:,} scored tokens"
+        )
+
+
+def build_job(read: Data, folder: Path, known: "Fingerprints", attempt: Attempt) -> Job:
+    """Build everything that fine-tuning needs, at the step of the newest checkpoint."""
+    c, world = attempt.config, attempt.world
+    if not committed(attempt.paths.checkpoints):
         tuning_settings.refuse_single_step(c, read.batches(world.size).packing.windows)
-    begun = begin(c, paths, world, interrupt, state, shared)
     loader = Loader(c, read, world)
     for line in (*read.lines, "", *read.preview(colour=False).splitlines(), ""):
         log.info("%s", line)
-    started.lap("data")
+    attempt.stopwatch.lap("data")
 
-    state.phase("model")
-    begun.watch.expect("loading the model", 4 * c.start_timeout_s)
+    attempt.status.phase("model")
+    attempt.watch.expect("loading the model", 4 * c.start_timeout_s)
     torch.set_float32_matmul_precision("highest")
     adapters = Adapters.of(c)
     tuned = together(lambda: built(folder, c, world, adapters))
     say_model(c, tuned, parallel.is_split(c, world))
-    opened: Any = Read(
-        loader, Evaluator(c, read, world), known.data, Known(read.made_for.fingerprint)
-    )
-    job = gather(c, paths, world, interrupt, state, shared, begun, tuned, opened)
-    job.flops = flops(tuned, c)
+    opened = Read(loader, known.data, Known(read.made_for.fingerprint))
+    job = create_job(attempt, tuned, opened, flops(tuned, c))
+    evaluator = Evaluator(c, read, world)
+    job.hooks = [Trackers(), SaveReports(), TuningEvaluation(evaluator)]
+    if world.size > 1:
+        job.hooks.append(Stragglers(world.hosts))
+    elif world.device.type == "cpu":
+        job.hooks.append(Crowding())
     if adapters:
         job.saver.lite = lite.of(
             c, adapters, hf_model.on_meta(hf_model.configuration(folder), torch.float32)
         )
-    started.lap("model")
-    take_up(job, begun, started)
-    return enter(job, begun, started, {"skipped": tuned.skipped, "model_fingerprint": known.model})
+    attempt.stopwatch.lap("model")
+    rehearse_and_resume(job, attempt)
+    facts = {"skipped": tuned.skipped, "model_fingerprint": known.model}
+    record_attempt(job, attempt, evaluator.shards, facts)
+    return job
 
 
 def built(folder: Path, c: Config, world: World, adapters: Adapters | None) -> Tuned:

@@ -212,7 +212,7 @@ def mean_of(
 
 
 def straggler_of(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Who a step names as slow (train/faults/straggler.py), with "step"; {} where it names none."""
+    """Who a step names as slow (train/hooks/stragglers.py), with "step"; {} where it names none."""
     slow = record.get("straggler")
     if (
         isinstance(slow, dict)

@@ -9,20 +9,19 @@ import json
 import logging
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy
 import torch
 
-from hardware.nvml import visible_indices
 from hardware.out_of_memory import is_out_of_memory
 from record.durable import write_whole
 from record.metrics import Recorder
 from record.provenance import provenance
 from record.run_paths import RunPaths
 from record.status import Status
-from record.trackers.processes import start_trackers
 from settings import SettingsError
 from settings.config import Config
 from settings.resume import compare_with_stored
@@ -36,25 +35,45 @@ from train.data.shards import ShardSet
 from train.data.streaming.consumer import Feed
 from train.data.streaming.node_transfer import Relay
 from train.data.tokenizer import Vocabulary
-from train.diloco import hook
 from train.distributed import parallel, transport
 from train.distributed.parallel import parallelize
 from train.distributed.signals import Interrupt
-from train.distributed.world import World, from_all, from_first, report_exit, shutdown_timeout_s
-from train.evaluate.core.score import open_core
+from train.distributed.world import (
+    World,
+    from_all,
+    from_first,
+    report_exit,
+    set_timeout,
+    shutdown_timeout_s,
+)
+from train.evaluate.core.score import Core, open_core
 from train.evaluate.validation import Evaluator
 from train.faults import recovery, watchdog
+from train.faults.deadlines import Deadlines
 from train.faults.guard import Guard
 from train.faults.memory_advice import memory_advice
 from train.faults.watchdog import Watchdog
-from train.job import Job, Pace
+from train.hooks.crowding import Crowding
+from train.hooks.diloco import DiLoCo
+from train.hooks.evaluation import Evaluation
+from train.hooks.final_sample import FinalSample
+from train.hooks.hook import Hook
+from train.hooks.profiler import Profiler
+from train.hooks.save_reports import SaveReports
+from train.hooks.stragglers import Stragglers
+from train.hooks.streamed_data import StreamedData
+from train.hooks.trackers import Trackers
+from train.job import Job, Rates, count_flops
 from train.model import attention, compilation, hf_import
-from train.model.model import build
+from train.model.model import Transformer, build
 from train.optim import build_optimizer
 from train.run_folder import keep_tokenizer, stored_config, stored_norm_eps
 from train.step import rehearse
 
 log = logging.getLogger(__name__)
+
+# For a collective: a process that is stopped for a night and goes on has lost nothing.
+COLLECTIVE_S = 7 * 24 * 3600.0
 
 
 class Stopwatch:
@@ -82,83 +101,50 @@ def process_age_s() -> float:
         return 0.0
 
 
-def put_together(
-    c: Config,
-    paths: RunPaths,
-    world: World,
-    interrupt: Interrupt,
-    state: Status,
-    shared: bool,
-    started: Stopwatch,
-) -> Job:
-    """Everything the loop needs, at the step of the newest checkpoint."""
-    begun = begin(c, paths, world, interrupt, state, shared)
-    watch = begun.watch
-    data = open_data(c, paths, world, watch, begun.before)
-    started.lap("data")
-
-    watch.expect("fetching the CORE bundle", 4 * c.start_timeout_s)
-    core = open_core(c, data.vocabulary, world, keep=True) if c.core_every else None
-
-    # later the run's own checkpoints have the weights, and the folder may be gone
-    init_from = c.init_from if from_first(not checkpoint.committed(paths.checkpoints)) else ""
-    if init_from:
-        hf_import.check(init_from, c)
-    state.phase("model")
-    watch.expect("building the model", c.start_timeout_s)
-    torch.set_float32_matmul_precision("highest")
-    kernel = attention.choose(c, world.device)
-    model = build(
-        c,
-        world.device,
-        kernel,
-        parallel.Sharding(c, world) if parallel.is_split(c, world) else None,
-        hf_import.read_norm_eps(init_from) if init_from else stored_norm_eps(begun.before),
-    )
-    attention.log_choice(kernel, c, world.device)
-    if init_from:
-        hf_import.load(init_from, model)
-        log.info("the weights are those of %s", init_from)
-    if compilation.wanted(c, world.device, model):
-        compilation.compile_model(model, named=c.profile)
-    job = gather(c, paths, world, interrupt, state, shared, begun, model, data)
-    job.compressed_bpb, job.core = compressed(data.sources), core
-    started.lap("model")
-    take_up(job, begun, started)
-    if c.replicas > 1:
-        hook.join(job)
-        started.lap("sites")
-    hashes = hf_import.hashes(init_from) if init_from and world.is_first else None
-    if world.is_first:
-        keep_tokenizer(paths, data.vocabulary)
-    facts = {"attention": kernel.name, "init_from": hashes, "norm_eps": model.norm.eps}
-    return enter(job, begun, started, facts)
-
-
 @dataclasses.dataclass(frozen=True)
-class Begun:
-    """An attempt that has begun. before: config.json of those before it; changes: what is set otherwise than then."""
+class Attempt:
+    """An attempt at a run, which has begun.
 
+    Attributes:
+        is_shared: whether all nodes see the run's folder.
+        before: config.json of the attempts before it; {} for the first.
+        changes: settings that are other than then: name -> [old, new].
+        number: of the attempt, from 0.
+    """
+
+    config: Config
+    paths: RunPaths
+    world: World
+    interrupt: Interrupt
+    status: Status
+    is_shared: bool
+    stopwatch: Stopwatch
     before: dict[str, Any]
     changes: dict[str, list]
-    attempt: int
+    number: int
     watch: Watchdog
 
 
 def begin(
-    c: Config, paths: RunPaths, world: World, interrupt: Interrupt, state: Status, shared: bool
-) -> Begun:
+    config: Config,
+    paths: RunPaths,
+    world: World,
+    interrupt: Interrupt,
+    status: Status,
+    is_shared: bool,
+    stopwatch: Stopwatch,
+) -> Attempt:
     """Compare with what the run was before, and say how it is stopped and saved. Raises SettingsError."""
-    before = stored_config(paths) if world.is_first else {}
-    before = from_first(before)
-    complaints, changes = (
-        compare_with_stored(before["settings"], c.values()) if before else ([], {})
-    )
+    before = from_first(stored_config(paths) if world.is_first else {})
+    complaints: list[str] = []
+    changes: dict[str, list] = {}
+    if before:
+        complaints, changes = compare_with_stored(before["settings"], config.values())
     if complaints:
         raise SettingsError([f"{complaint} [{paths.config}]" for complaint in complaints])
-    attempt = len(before.get("attempts", []))
-    say_how_it_is_stopped(c, world, state)
-    say_where_it_is_saved(c, paths, world, shared)
+    number = len(before.get("attempts", []))
+    say_how_it_is_stopped(config, world, status)
+    say_where_it_is_saved(config, paths, world, is_shared)
     if world.is_first:
         for line in watchdog.put_away(paths.hang):
             log.warning("the attempt before: %s", line)
@@ -168,138 +154,218 @@ def begin(
         world.rank,
         world.host,
         lambda: interrupt.told_at if interrupt.training else None,
-        at_end=lambda: hung(state),
+        at_end=lambda: hung(status),
     )
-    watch.expect("opening the data", c.start_timeout_s)
-    state.phase("data", attempt=attempt)  # from here on the run is touched, and its status says so
-    return Begun(before, changes, attempt, watch)
+    watch.expect("opening the data", config.start_timeout_s)
+    set_timeout(COLLECTIVE_S, [])  # from here on the watchdog ends what hangs
+    # From here on the run is touched, and its status says so.
+    status.phase("data", attempt=number)
+    return Attempt(
+        config,
+        paths,
+        world,
+        interrupt,
+        status,
+        is_shared,
+        stopwatch,
+        before,
+        changes,
+        number,
+        watch,
+    )
 
 
-def gather(
-    c: Config,
-    paths: RunPaths,
-    world: World,
-    interrupt: Interrupt,
-    state: Status,
-    shared: bool,
-    begun: Begun,
-    model: Any,
-    data: "Data",
-) -> Job:
-    """The job of a model that is built: with its optimizer, spread over processes, and what watches and saves it."""
-    optimizer = build_optimizer(model, c)
-    if c.save_every != 0 and world.is_first:
+def build_job(attempt: Attempt) -> Job:
+    """Build everything that pretraining needs, at the step of the newest checkpoint."""
+    config, world, paths = attempt.config, attempt.world, attempt.paths
+    data = open_data(attempt)
+    attempt.stopwatch.lap("data")
+    core = None
+    if config.core_every:
+        attempt.watch.expect("fetching the CORE bundle", 4 * config.start_timeout_s)
+        core = open_core(config, data.vocabulary, world, keep=True)
+    # Later the run's own checkpoints have the weights, and the folder may be gone.
+    init_from = config.init_from if from_first(not checkpoint.committed(paths.checkpoints)) else ""
+    attempt.status.phase("model")
+    attempt.watch.expect("building the model", config.start_timeout_s)
+    model, kernel = build_model(attempt, init_from)
+    job = create_job(attempt, model, data, count_flops(config, model))
+    job.hooks = list_hooks(job, data, core)
+    attempt.stopwatch.lap("model")
+    rehearse_and_resume(job, attempt, is_streamed=data.feed is not None)
+    for hook in job.hooks:
+        hook.join(job)
+    if config.replicas > 1:
+        attempt.stopwatch.lap("sites")
+    if world.is_first:
+        keep_tokenizer(paths, data.vocabulary)
+    facts = {
+        "attention": kernel,
+        "init_from": hf_import.hashes(init_from) if init_from and world.is_first else None,
+        "norm_eps": model.norm.eps,
+    }
+    record_attempt(job, attempt, data.evaluator.shards, facts)
+    return job
+
+
+def list_hooks(job: Job, data: "Data", core: Core | None) -> list[Hook]:
+    """List the features of this run, in the order in which the loop calls them."""
+    config, world = job.config, job.world
+    is_alone = world.size == 1 and config.replicas == 1 and not data.feed
+    hooks = (
+        Trackers(),
+        SaveReports(),
+        StreamedData(data.feed) if data.feed else None,
+        DiLoCo() if config.replicas > 1 else None,  # before what is evaluated or saved
+        Evaluation(data.evaluator, core, compressed(data.sources)),
+        FinalSample(),
+        Stragglers(world.hosts) if world.size > 1 else None,
+        Crowding() if is_alone and world.device.type == "cpu" else None,
+        Profiler() if config.profile else None,  # last: no other hook is in what it records
+    )
+    return [hook for hook in hooks if hook]
+
+
+def build_model(attempt: Attempt, init_from: str) -> tuple[Transformer, str]:
+    """Build the model, with the weights of INIT_FROM where a run begins with it. Returns the kernel's name too."""
+    config, world = attempt.config, attempt.world
+    norm_eps = stored_norm_eps(attempt.before)
+    if init_from:
+        hf_import.check(init_from, config)
+        norm_eps = hf_import.read_norm_eps(init_from)
+    torch.set_float32_matmul_precision("highest")
+    kernel = attention.choose(config, world.device)
+    sharding = parallel.Sharding(config, world) if parallel.is_split(config, world) else None
+    model = build(config, world.device, kernel, sharding, norm_eps)
+    attention.log_choice(kernel, config, world.device)
+    if init_from:
+        hf_import.load(init_from, model)
+        log.info("the weights are those of %s", init_from)
+    if compilation.wanted(config, world.device, model):
+        compilation.compile_model(model, named=config.profile)
+    return model, kernel.name
+
+
+def create_job(attempt: Attempt, model: Any, data: Any, flops: tuple[float, float]) -> Job:
+    """Create the job of a model that is built, spread over processes, without its hooks.
+
+    data: has loader, fingerprint and vocabulary. flops: of a token, with full and with causal attention.
+    """
+    config, paths, world = attempt.config, attempt.paths, attempt.world
+    optimizer = build_optimizer(model, config)
+    need = checkpoint.needed_bytes(model, config.replicas)
+    if config.save_every != 0 and world.is_first:
         checkpoint.clear_leftovers(paths.checkpoints)  # they may be what takes the room
-        checkpoint.check_space(paths.checkpoints, checkpoint.needed_bytes(model, c.replicas))
-    weights, everywhere = sum(w.numel() for w in model.parameters()), world.size * c.replicas
+        checkpoint.check_space(paths.checkpoints, need)
+    log_shape(config, world, model, data.loader.micro_batch)
+    recorder = Recorder(paths, world.is_first, attempt.number, config.last_step, config.log_every)
+    saver = Saver(paths.checkpoints, config, world, need)
+    saver.is_shared = attempt.is_shared
+    engine = parallelize(model, config, world)
+    set_timeout(COLLECTIVE_S, parallel.groups_of(engine))
+    return Job(
+        config=config,
+        paths=paths,
+        world=world,
+        model=engine,
+        optimizer=optimizer,
+        loader=data.loader,
+        data_fingerprint=data.fingerprint,
+        vocabulary=data.vocabulary,
+        recorder=recorder,
+        status=attempt.status,
+        interrupt=attempt.interrupt,
+        deadlines=Deadlines(config, attempt.watch),
+        saver=saver,
+        guard=Guard(config.spike_sigmas),
+        rates=Rates(config, world, flops),
+    )
+
+
+def log_shape(config: Config, world: World, model: Any, micro_batch: int) -> None:
+    """Say how large the model is, and how a batch divides over processes."""
+    weights, processes = sum(w.numel() for w in model.parameters()), world.size * config.replicas
     log.info(
         "run=%s device=%s processes=%d parallel=%s dtype=%s parameters=%.2fM steps=%d batch_tokens=%d = %d x %d x "
         "%d x %d (processes x accumulation x sequences x tokens)",
-        c.run_name,
+        config.run_name,
         world.device_name,
-        everywhere,
-        c.parallel if world.size > 1 else "none",
-        c.dtype,
+        processes,
+        config.parallel if world.size > 1 else "none",
+        config.dtype,
         weights / 1e6,
-        c.last_step,
-        c.batch_tokens,
-        everywhere,
-        -(-c.batch_windows // (everywhere * data.loader.micro_batch)),
-        data.loader.micro_batch,
-        c.seq_len,
+        config.last_step,
+        config.batch_tokens,
+        processes,
+        -(-config.batch_windows // (processes * micro_batch)),
+        micro_batch,
+        config.seq_len,
         extra=console.for_terminals(
             f"model: {weights / 1e6:.1f}M parameters. "
             "Press Ctrl-C to save and stop; run the same command to resume.\n"
         ),
     )
-    engine = parallelize(model, c, world)
-    recorder = Recorder(paths, world.is_first, begun.attempt, c.last_step, c.log_every)
-    saver = Saver(paths.checkpoints, c, world, checkpoint.needed_bytes(model, c.replicas))
-    guard = Guard(c.spike_sigmas)
-    return Job(
-        c,
-        paths,
-        world,
-        engine,
-        optimizer,
-        data.loader,
-        data.evaluator,
-        recorder,
-        state,
-        interrupt,
-        begun.watch,
-        Pace(c, engine, begun.watch),
-        saver,
-        guard,
-        data.fingerprint,
-        data.vocabulary,
-        {},
-        shared,
-        data.feed,
-        starved=data.feed is not None,
-    )
 
 
-def take_up(job: Job, begun: Begun, started: Stopwatch) -> None:
-    """Rehearse a step at full shape, before a checkpoint is read: what does not fit into memory shows now. Then stand
-    where the newest checkpoint does. Raises SettingsError, CheckpointError, DataError."""
-    c, compiled = job.config, parallel.bare(job.model).compiled
-    job.status.phase("compiling" if compiled else "rehearsing")
-    job.watch.expect("compiling" if compiled else "the rehearsal of a step", 4 * c.start_timeout_s)
+def rehearse_and_resume(job: Job, attempt: Attempt, is_streamed: bool = False) -> None:
+    """Rehearse a step at full shape, then stand where the newest checkpoint does.
+
+    The rehearsal comes first, so that what does not fit into memory shows before a checkpoint is read.
+    Raises SettingsError, CheckpointError, DataError.
+    """
+    config, is_compiled = job.config, parallel.bare(job.model).compiled
+    job.status.phase("compiling" if is_compiled else "rehearsing")
+    limit_s = 4 * config.start_timeout_s
+    doing = "compiling" if is_compiled else "the rehearsal of a step"
+    attempt.watch.expect(doing, limit_s)
     began = time.perf_counter()
     try:
         rehearse(job.model, job.optimizer, job.loader.blank())
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        raise SettingsError([memory_advice(c, job.world)]) from error
-    if compiled:
+        raise SettingsError([memory_advice(config, job.world)]) from error
+    if is_compiled:
         log.info("compiled in %.1f s", time.perf_counter() - began)
     transport.say(job)  # gradients have met for the first time
-    started.lap("compile" if compiled else "rehearsal")
-
-    job.pace.allow(
-        "reading the checkpoint", 4 * c.start_timeout_s, "START_TIMEOUT_S"
-    )  # while the first hashes it
-    recovery.resume(job, begun.changes)
-    started.lap("checkpoint")
+    attempt.stopwatch.lap("compile" if is_compiled else "rehearsal")
+    # The others wait while the first hashes the checkpoint.
+    with job.activity("reading the checkpoint", limit_s, "START_TIMEOUT_S"):
+        recovery.resume(job, attempt.changes, is_streamed)
+    attempt.stopwatch.lap("checkpoint")
 
 
-def enter(job: Job, begun: Begun, started: Stopwatch, facts: dict[str, Any]) -> Job:
-    """Write what this attempt is into the run's config.json and record; facts: of its own."""
-    c, world = job.config, job.world
+def record_attempt(
+    job: Job, attempt: Attempt, validation_shards: Mapping[str, int], facts: dict[str, Any]
+) -> None:
+    """Write what this attempt is into the run's config.json and record. facts: of its own."""
+    config, world = job.config, job.world
     if world.is_first:
         origin = provenance(world.host, world.size, world.device_name, torch.get_num_threads())
-        attempt = (
-            origin
-            | {
-                "compiled": parallel.bare(job.model).compiled,
-                "parallel": c.parallel,
-                "step": job.step,
-                "changes": begun.changes,
-            }
-            | facts
-        )
+        this = {
+            **origin,
+            "compiled": parallel.bare(job.model).compiled,
+            "parallel": config.parallel,
+            "step": job.step,
+            "changes": attempt.changes,
+            **facts,
+        }
         whole = {
             "schema": 1,
-            "settings": c.stored(),
+            "settings": config.stored(),
             "data_fingerprint": job.data_fingerprint,
-            "validation_shards": job.evaluator.shards,
-            "attempts": [*begun.before.get("attempts", []), attempt],
+            "validation_shards": validation_shards,
+            "attempts": [*attempt.before.get("attempts", []), this],
         }
         write_whole(job.paths.config, json.dumps(whole, indent=1).encode())
     job.recorder.event(
         "resume" if job.step else "start",
         job.step,
         job.tokens,
-        changes=begun.changes,
-        world_size=world.size * c.replicas,
-        startup_s=started.seconds,
+        changes=attempt.changes,
+        world_size=world.size * config.replicas,
+        startup_s=attempt.stopwatch.seconds,
     )
-    if world.is_first:
-        gpus = visible_indices(c.nproc) if world.device.type == "cuda" else []
-        job.trackers = start_trackers(c, job.paths, job.recorder.say, gpus)
-    return job
 
 
 @dataclasses.dataclass(frozen=True)
@@ -314,13 +380,12 @@ class Data:
     fingerprint: str
 
 
-def open_data(
-    c: Config, paths: RunPaths, world: World, watch: Watchdog, before: dict[str, Any]
-) -> Data:
-    """The data of a run, which must be the same on all ranks; before: config.json of its earlier attempts.
+def open_data(attempt: Attempt) -> Data:
+    """The data of a run, which must be the same on all ranks.
 
     Where shards are still to be made or sent, there is enough of them to begin. Raises DataError.
     """
+    c, paths, world, before = attempt.config, attempt.paths, attempt.world, attempt.before
     relay = Relay.begin(c, world)
     vocabulary = prepare.vocabulary(c)
     streams = from_first(prepare.streams(c, vocabulary))
@@ -333,7 +398,7 @@ def open_data(
     if relay:
         relay.start(vocabulary)
     if feed:
-        wait_for_first_data(c, vocabulary, feed, held_out, watch)
+        wait_for_first_data(c, vocabulary, feed, held_out, attempt.watch)
     sources = prepare.open_sources(c, vocabulary, partial=feed is not None)
     prepare.refuse_repetition(c, sources, begun=bool(before))
     say_data(c, sources)

@@ -1,81 +1,79 @@
-"""All that training needs, in one place: put together by main.py, passed to what trains, saves and recovers."""
+"""All that training needs, in one place: built by assemble.py, passed to what trains, saves and recovers."""
 
+import contextlib
 import dataclasses
-import time
-from collections import deque
-from statistics import median
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
 
-from torch import Tensor, nn
+from torch import nn
 
+from hardware.flops import flops_per_token, mfu, peak_tflops
 from record.metrics import Recorder
 from record.run_paths import RunPaths
 from record.status import Status
-from record.trackers.processes import TrackerProcess
 from settings.config import Config
 from train.checkpoint.saver import Saver
 from train.data.batch import Loader
 from train.data.mixture import Gap
-from train.data.streaming.consumer import Feed
 from train.data.tokenizer import Vocabulary
-from train.distributed.parallel import groups_of
+from train.distributed.parallel import bare
 from train.distributed.signals import Interrupt
-from train.distributed.world import World, set_timeout
-from train.evaluate.core.score import Core
-from train.evaluate.validation import Evaluator
+from train.distributed.world import World
+from train.faults.deadlines import Deadlines
 from train.faults.guard import Guard
-from train.faults.watchdog import Watchdog
+from train.hooks.hook import Hook
+from train.model.model import matmul_weights
 from train.optim import Optimizer
-
-if TYPE_CHECKING:  # it loads torchft, which takes seconds
-    from train.diloco.outer_step import Site
-    from train.diloco.site_registry import Desk
-
-TO_STOP_S = 20.0  # told to stop, a process may need so long, and some steps, to the end of its step
+from train.step import StepNumbers
 
 
-class Pace:
-    """How long a step may take, from how long steps took: what is slow by nature does not hang."""
+class Rates:
+    """Turns a step's time into throughput and utilisation.
 
-    def __init__(self, c: Config, model: nn.Module, watch: Watchdog):
-        self.c, self.groups, self.watch = c, groups_of(model), watch
-        self.times, self.collective_s = deque[float](maxlen=50), 0.0
+    Args:
+        flops: of a token, with full and with causal attention.
 
-    @property
-    def limit_s(self) -> float:
-        """Seconds without progress after which a step hangs: half of what a collective is given."""
-        return (
-            max(self.c.train_timeout_s / 2, 10 * median(self.times))
-            if self.times
-            else self.c.start_timeout_s
-        )
+    Attributes:
+        sites: that take part now, of config.replicas.
+    """
 
-    def begin(self, step: int) -> None:
-        """This step begins."""
-        self.watch.expect(f"step {step}", self.limit_s, "TRAIN_TIMEOUT_S", impatient=True)
+    def __init__(self, config: Config, world: World, flops: tuple[float, float]):
+        self.tokens = config.batch_tokens
+        self.devices = world.size * config.replicas
+        self.replicas = config.replicas
+        self.sites = config.replicas
+        self.flops, self.flops_causal = flops
+        self.peak = peak_tflops(world.device_name, config.dtype)
 
-    def end(self, seconds: float) -> None:
-        """A step has ended."""
-        self.times.append(seconds)
-        self.watch.patience_s = TO_STOP_S + 3 * max(self.times)
-        if not self.collective_s / 1.5 < 2 * self.limit_s < self.collective_s * 1.5:
-            self.restore()
+    def of_step(self, numbers: StepNumbers, seconds: float) -> dict[str, float | None]:
+        """Return the step record's values (record/metrics.py has their units)."""
+        tokens_per_s = self.tokens / seconds * self.sites / self.replicas
+        devices = self.devices // self.replicas * self.sites
+        return {
+            "loss": numbers.loss,
+            "grad_norm": numbers.grad_norm,
+            "step_ms": 1000 * seconds,
+            "tokens_per_s": tokens_per_s,
+            "mfu": mfu(tokens_per_s, self.flops, devices, self.peak),
+            "mfu_causal": mfu(tokens_per_s, self.flops_causal, devices, self.peak),
+            "mem_gib": numbers.mem_gib,
+        }
 
-    def restore(self) -> None:
-        """Collectives have the time of training's again."""
-        self.collective_s = 2 * self.limit_s
-        set_timeout(self.collective_s, self.groups)
 
-    def allow(self, doing: str, limit_s: float, setting: str = "") -> None:
-        """Something else than a step begins, for which others may wait so long; setting: the one
-        that decides how long, if one does."""
-        self.watch.expect(doing, limit_s, setting)
-        set_timeout(2 * limit_s, self.groups)
+def count_flops(config: Config, model: nn.Module) -> tuple[float, float]:
+    """FLOPs of a token, with full and with causal attention, of a model all of whose weights are trained."""
+    shape = (matmul_weights(bare(model)), config.n_layer, config.n_embd, config.seq_len)
+    return flops_per_token(*shape), flops_per_token(*shape, causal=True)
 
 
 @dataclasses.dataclass
 class Job:
-    """`step` counts committed optimizer steps."""
+    """A run that is being trained.
+
+    Attributes:
+        requests: what this rank asks for at the next step: "save" (only the first may), "data".
+        step: committed optimizer steps.
+        gaps: samples that are passed over, in the order of the run.
+    """
 
     config: Config
     paths: RunPaths
@@ -83,55 +81,19 @@ class Job:
     model: nn.Module
     optimizer: Optimizer
     loader: Loader
-    evaluator: Evaluator
+    data_fingerprint: str
+    vocabulary: Vocabulary
     recorder: Recorder
     status: Status
     interrupt: Interrupt
-    watch: Watchdog
-    pace: Pace
+    deadlines: Deadlines
     saver: Saver
     guard: Guard
-    data_fingerprint: str
-    vocabulary: Vocabulary
-    compressed_bpb: dict[str, float]
-    shared: bool = True  # whether all nodes see the run's folder
-    feed: Feed | None = None  # where shards are made while the run trains
-    flops: tuple[float, float] | None = (
-        None  # of a token, with full and causal attention, where no rule knows them
-    )
-    starved: bool = False  # whether some rank has not the data of the next step
-    opened: dict[str, Any] | None = (
-        None  # what of the data the checkpoint has seen, until that is compared
-    )
+    rates: Rates
+    hooks: list[Hook] = dataclasses.field(default_factory=list)
+    requests: set[str] = dataclasses.field(default_factory=set)
     step: int = 0
     gaps: tuple[Gap, ...] = ()
-    evaluated_at: int = 0  # the last step with a validation loss
-    validated: tuple[int, float] | None = (
-        None  # the last one's step and loss, where it did not fail
-    )
-    core: Core | None = None  # where CORE_EVERY asks for that metric
-    core_at: int = 0  # the last step that has it
-    shares_said: set[str] = dataclasses.field(
-        default_factory=set
-    )  # settings by which evaluation takes much time
-    saved_at: float = dataclasses.field(default_factory=time.monotonic)
-    save_soon: bool = False  # the first rank wants a checkpoint behind the next step
-    last_stall_s: float = 0.0  # of a save that no step has reported yet
-    site: "Site | None" = None  # of SYNC=diloco, on all ranks; desk: on the first
-    desk: "Desk | None" = None
-    late: bool = False  # whether the other sites are further than this one
-    away: tuple[tuple[int, int], ...] = ()  # steps that this site took no part in, as (from, to)
-    exchange_stall_s: float = 0.0  # of exchanges that no step has reported yet
-    exchanged_with: int = 0  # sites that took part in the last one
-    kept_outer: tuple[dict[str, Any], dict[str, Any]] | None = (
-        None  # a checkpoint's, until the site stands there
-    )
-    trackers: list[TrackerProcess] = dataclasses.field(default_factory=list)
-
-    @property
-    def outer(self) -> dict[str, Tensor] | None:
-        """What this site has in common with others, for a checkpoint; None where there are no others."""
-        return self.site.states() if self.site else None
 
     @property
     def tokens(self) -> int:
@@ -141,3 +103,28 @@ class Job:
     def shares(self) -> dict[str, dict[str, float]]:
         """What of each source the weights have seen (batch.Loader.shares)."""
         return self.loader.shares(self.step, self.gaps)
+
+    def all_requests(self) -> set[str]:
+        """What this rank asks for in the step that begins, "stop" included."""
+        stop = {"stop"} if self.interrupt.asked is not None else set()
+        return self.requests | stop
+
+    @contextlib.contextmanager
+    def activity(
+        self, doing: str, limit_s: float, setting: str = "", phase: str = ""
+    ) -> Iterator[None]:
+        """Do something else than a step, for which the other ranks may have to wait.
+
+        Args:
+            doing: what it is called where it hangs.
+            limit_s: seconds without progress after which it hangs.
+            setting: the one that decides how long.
+            phase: of STATUS.json meanwhile.
+        """
+        before = str(self.status.facts.get("phase", ""))
+        with self.deadlines.allow(doing, limit_s, setting):
+            if phase:
+                self.status.phase(phase)
+            yield
+        if phase:  # not where it failed: the status then says what was being done
+            self.status.phase(before)

@@ -5,7 +5,7 @@ import math
 import resource
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 import torch
@@ -16,23 +16,23 @@ from train.distributed.parallel import copies, grad_sync, local, settle, waits_i
 from train.distributed.world import World, from_all, sum_over_ranks
 from train.optim import Optimizer
 
+# What a rank may ask of all in a step: to stop behind it, to save (only the first), to wait for data.
+REQUESTS = ("stop", "save", "data")
+
 
 @dataclasses.dataclass(frozen=True)
 class StepNumbers:
     """What the host reads in a step, the same on all ranks.
 
-    loss in nats/token over the global batch; grad_norm before clipping; stop, save and starved: whether any rank
-    was told to stop, the first wants a checkpoint, or any has not the data of the next step; mem_gib: the largest
-    rank's peak; own_s: seconds that each rank worked before it first had to wait for others. refused: why the
-    weights were not updated, and samples: those that may be the cause.
+    loss in nats/token over the global batch; grad_norm before clipping; mem_gib: the largest rank's peak; requests:
+    those of REQUESTS that any rank has; own_s: seconds that each rank worked before it first had to wait for others.
+    refused: why the weights were not updated, and samples: those that may be the cause.
     """
 
     loss: float
     grad_norm: float
-    stop: bool
-    save: bool
-    starved: bool
     mem_gib: float
+    requests: frozenset[str] = frozenset()
     own_s: tuple[float, ...] = ()
     refused: str | None = None
     samples: tuple[int, ...] = ()
@@ -49,16 +49,15 @@ def train_step(
     batch: Batch,
     grad_clip: float,
     world: World,
-    stop: bool = False,
-    save: bool = False,
-    starved: bool = False,
+    requests: Collection[str] = (),
     clock: "Clock | None" = None,
     judge: Callable[[float, float], str | None] = not_finite,
 ) -> StepNumbers:
     """Forward, loss, backward, synchronise, clip, update. The learning rate is already set.
 
     The gradient is that of the summed loss over the step's global number of scored tokens. judge(loss, grad_norm)
-    says why the update must not be made, or None; it must say the same on all ranks.
+    says why the update must not be made, or None; it must say the same on all ranks. requests: of REQUESTS, by this
+    rank.
     """
     losses, clock = [], clock or Clock(world.device)
     if waits_in_forward(model):
@@ -79,7 +78,7 @@ def train_step(
         torch.stack(losses).sum() / batch.scored,
         nn.utils.get_total_norm(gradients),
         copies(model, world),
-        (stop, save, starved),
+        requests,
         clock.own_s,
         world,
     )
@@ -103,30 +102,29 @@ def read_numbers(
     loss_part: Tensor,
     norm_here: Tensor,
     held_by: int,
-    wishes: tuple[bool, bool, bool],
+    requests: Collection[str],
     own_s: float,
     world: World,
 ) -> StepNumbers:
     """The step's one all-reduce and its one read by the host, before the update.
 
     Each rank adds its part of the loss, the square of its gradients' norm, over the ranks that hold the same ones,
-    and its wishes to stop, to save (the first's counts) and for data. Memory and time have a place for each rank.
+    and its requests. Memory and time have a place for each rank.
     """
-    stop, save, starved = wishes
     values = torch.zeros(5 + 2 * world.size, dtype=torch.float64)
-    values[2], values[3], values[4] = float(stop), float(save and world.is_first), float(starved)
+    for place, request in enumerate(REQUESTS, 2):
+        values[place] = request in requests and (request != "save" or world.is_first)
     values[5 + world.rank] = peak_memory_gib(world.device)
     values[5 + world.size + world.rank] = own_s
     values = values.to(world.device, non_blocking=True)
     values[0], values[1] = loss_part, norm_here.double().square() / held_by
-    loss, square, stops, saves, starving, *by_rank = sum_over_ranks(values).tolist()
+    loss, square, *rest = sum_over_ranks(values).tolist()
+    asked, by_rank = rest[: len(REQUESTS)], rest[len(REQUESTS) :]
     return StepNumbers(
         loss,
         math.sqrt(square) if square >= 0 else math.nan,
-        stops > 0,
-        saves > 0,
-        starving > 0,
         max(by_rank[: world.size]),
+        frozenset(name for name, count in zip(REQUESTS, asked, strict=True) if count),
         tuple(by_rank[world.size :]),
     )
 

@@ -27,7 +27,7 @@ from monitor.snapshot import (
     slowness,
 )
 from settings.config import Config
-from train.faults.straggler import AGAIN, STEPS
+from train.hooks.stragglers import AGAIN, STEPS
 
 CLOCK_PERCENT = 75.0  # of a GPU's highest clock, or else of the others'
 IMBALANCE_PERCENT = 50.0  # points by which GPUs of one run may differ in utilisation
@@ -232,7 +232,7 @@ def first(entry: tuple[float, Node, Gpu]) -> float:
 
 
 def straggler(seen: Seen, c: Config) -> list[Fault]:
-    """A process that is slower than all others: which, where, how much (train/faults/straggler.py). It is named again every
+    """A process that is slower than all others: which, where, how much (train/hooks/stragglers.py). It is named again every
     AGAIN steps as long as it is."""
     p = seen.progress
     slow = p.straggler if p else {}

@@ -104,7 +104,8 @@ def fail(_: float) -> None:
 def sleep_with_the_lock(seconds: float) -> None:
     """As C code does that is stuck: no other thread of Python runs, and no signal ends it."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
-    ctypes.PyDLL(None).sleep(int(seconds))
+    # Of a pipe in which nothing comes: a signal would end a sleep.
+    ctypes.PyDLL(None).read(os.pipe()[0], ctypes.create_string_buffer(1), 1)
 
 
 def until_told(_: float) -> None:

@@ -68,7 +68,7 @@ STANDARD_LIBRARY_ONLY = (
     "train.distributed.signals",
     "train.distributed.wan",
     "train.faults.guard",
-    "train.faults.straggler",
+    "train.faults.stuck_python",
     "train.faults.watchdog",
     "train.profile.time_shares",
     "train.schedule",

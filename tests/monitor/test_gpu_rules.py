@@ -28,7 +28,7 @@ from tests.monitor.moments import (
     seen,
     status,
 )
-from train.faults.straggler import AGAIN, STEPS, Stragglers
+from train.hooks.stragglers import AGAIN, STEPS, Stragglers
 
 c = SETTINGS
 SETTINGS_OF_ONE = dataclasses.replace(c, nodes=1, nproc=None)
@@ -209,7 +209,7 @@ def test_gpus_that_are_all_little_used_are_not_unequal() -> None:
 
 
 def straggling(own_s: list[float], steps_since: int = 0, **changes: Any) -> Seen:
-    """A run whose record has what train/faults/straggler.py itself says of these times."""
+    """A run whose record has what train/hooks/stragglers.py itself says of these times."""
     stragglers = Stragglers(["gpu-a", "gpu-a", "gpu-b", "gpu-b"])
     (found, *_) = [*filter(None, (stragglers.find(step, own_s) for step in range(STEPS))), {}]
     told = found | {"step": TRAINING.step - steps_since} if found else {}

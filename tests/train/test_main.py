@@ -1,4 +1,4 @@
-"""train/main.py: what a terminal shows of the end of a run."""
+"""train/main.py and train/hooks/final_sample.py: what a terminal shows of the end of a run."""
 
 from types import SimpleNamespace
 from typing import Any, cast
@@ -6,6 +6,7 @@ from typing import Any, cast
 import pytest
 
 from train import main
+from train.hooks import final_sample
 from train.job import Job
 
 
@@ -20,26 +21,24 @@ from train.job import Job
     ],
 )
 def test_a_terminal_shows_the_first_lines_of_a_sample(text: str, shown: str) -> None:
-    assert main.excerpt(text) == shown
+    assert final_sample.excerpt(text) == shown
 
 
 def test_what_a_model_writes_cannot_command_a_terminal() -> None:
     text = "def f():\n\tx = 1 \x1b[2J\x07\u200e é\r\n"
     shown = "def f():\n        x = 1 \\x1b[2J\\x07\\u200e é\\r\n"
-    assert main.make_lines_printable(text) == shown
+    assert final_sample.make_lines_printable(text) == shown
 
 
-def test_a_stopped_run_says_what_make_will_report(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_run_says_what_make_will_report() -> None:
     said: list[tuple[str, ...]] = []
-    monkeypatch.setattr(main, "end_record", lambda *_: None)
     job: Any = SimpleNamespace(
         config=SimpleNamespace(last_step=9000, save_every=10),
         step=1200,
         interrupt=SimpleNamespace(asked="SIGINT"),
         recorder=SimpleNamespace(say=lambda *words: said.append(words)),
-        status=SimpleNamespace(phase=lambda *_, **__: None),
     )
-    assert main.stopped(cast(Job, job)) == 75
+    main.say_stopped(cast(Job, job))
     assert said[0][1] == (
         "\nStopped after step 1,200 and saved a checkpoint. Run the same command to resume. "
         "(make reports this as Error 75.)"

@@ -152,16 +152,22 @@ def test_the_clock_tells_what_a_rank_did_before_it_waits(
     assert own == pytest.approx([0.0, 0.2, 0.4])  # two micro-batches
 
 
-def test_stop_and_save_are_read_back(tiny: Config) -> None:
+def test_what_a_rank_asks_for_is_read_back(tiny: Config) -> None:
     tokens, targets = masked_batch(tiny, 4)
     model = build(tiny, ALONE.device)
     optimizer = build_optimizer(model, tiny)
     batch = as_batch(tokens, targets, 4)
     answers = [
-        train_step(model, optimizer, batch, 1.0, ALONE, stop=stop, save=save)
-        for stop, save in [(False, False), (True, False), (False, True)]
+        train_step(model, optimizer, batch, 1.0, ALONE, requests=requests)
+        for requests in [(), {"stop"}, {"save"}, {"data"}, {"stop", "data"}]
     ]
-    assert [(a.stop, a.save) for a in answers] == [(False, False), (True, False), (False, True)]
+    assert [set(a.requests) for a in answers] == [
+        set(),
+        {"stop"},
+        {"save"},
+        {"data"},
+        {"stop", "data"},
+    ]
     assert 0.05 < answers[0].mem_gib < 8
 
 

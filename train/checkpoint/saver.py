@@ -78,7 +78,9 @@ class Saver:
         self.stager: Any = None
         self.misses = 0
         self.sound: set[int] = set()  # checkpoints that this process verified or wrote
-        self.began = 0.0
+        self.began = time.perf_counter()  # the last save, or this attempt
+        self.stall_s = 0.0  # for which training waited, and no step has reported yet
+        self.is_shared = True  # whether all nodes see the folder
         self.lite: Lite | None = None
 
     @property

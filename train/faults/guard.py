@@ -68,6 +68,14 @@ class Guard:
         spread = NORMAL * median(abs(value - middle) for value in window)
         return middle + self.sigmas * max(spread, LEAST_SPREAD[name] * abs(middle))
 
+    def explain(self, refused: str | None) -> str:
+        """Say why a step was refused."""
+        if refused == "loss":
+            return f"a loss above {self.bound('loss'):.4g}"
+        if refused == "grad_norm":
+            return f"a gradient norm above {self.bound('grad_norm'):.4g}"
+        return "not finite"
+
     def taken(self, step: int, loss: float, grad_norm: float) -> None:
         """A step was taken, and is now the last one."""
         if self.unsettled:

@@ -13,6 +13,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
 from record.locks import RunFolderError
 from train.checkpoint import checkpoint
 from train.data.manifest import DataError
@@ -27,10 +29,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def resume(job: "Job", changes: dict[str, list]) -> None:
+def resume(job: "Job", changes: dict[str, list], is_streamed: bool = False) -> None:
     """Take up the newest checkpoint that verifies, if there is one.
 
-    Raises CheckpointError, DataError, RunFolderError.
+    changes: settings that are other than they were: name -> [old, new]. is_streamed: shards are still
+    being made, so that the data cannot be compared yet. Raises CheckpointError, DataError, RunFolderError.
     """
     found = checkpoint.latest_for_all(job.paths.checkpoints, job.world)
     if found is None:
@@ -45,9 +48,8 @@ def resume(job: "Job", changes: dict[str, list]) -> None:
         job.recorder.note_gap(job.step, job.tokens)
     job.guard.load(manifest.get("guard", {}))
     job.gaps = tuple(Gap(*gap) for gap in manifest["data"]["gaps"])
-    job.opened = manifest["data"]["opened"]
-    if job.feed is None:
-        check_data(job)
+    if not is_streamed:
+        check_data(job, manifest["data"]["opened"])
     log.info("resumed from %s at step %d/%d", folder.name, job.step, job.config.last_step)
     for name, (old, new) in changes.items():
         log.info("changed since then: %s=%s, was %s", name, new, old)
@@ -72,12 +74,12 @@ def start_anew(job: "Job") -> None:
         )
 
 
-def check_data(job: "Job") -> None:
-    """Raises DataError unless the shards that the run has opened are those that there are, in the same groups."""
-    if job.opened and (name := job.loader.differs(job.opened)):
+def check_data(job: "Job", opened: dict[str, Any]) -> None:
+    """Raises DataError unless the shards that a checkpoint has opened are those that there are, in the same groups."""
+    name = job.loader.differs(opened) if opened else None
+    if name:
         folder = job.loader.sources[job.loader.mixture.names.index(name)].folder
         raise other_data(job.paths.checkpoints, f"the shards of {name} in {folder}")
-    job.opened = None
 
 
 def other_data(where: Path, what: str) -> DataError:
@@ -88,117 +90,48 @@ def other_data(where: Path, what: str) -> DataError:
 
 
 def load(job: "Job", folder: Path, manifest: dict[str, Any]) -> None:
-    outer: dict[str, Any] | None = {} if job.config.replicas > 1 else None
+    """Read a checkpoint into the model, the optimizer and the hooks."""
+    # What several sites have in common; a run without sites does not read it.
+    tensors: dict[str, Tensor] | None = {} if job.config.replicas > 1 else None
     if manifest.get("mode") == "lite":
         assert job.saver.lite
-        job.saver.lite.load(folder, job.model, job.optimizer, job.shared)
+        job.saver.lite.load(folder, job.model, job.optimizer, job.saver.is_shared)
         log.info(
             "%s holds adapters alone (CHECKPOINT_MODE=lite): the optimizer starts anew", folder.name
         )
     else:
-        checkpoint.load_into(folder, job.model, job.optimizer, job.shared, outer)
-    job.kept_outer = (outer, manifest.get("sites", {})) if outer else None
-    job.away = tuple(tuple(span) for span in manifest["data"].get("away", ()))
-    job.step, job.evaluated_at = manifest["data"]["step"], manifest["evaluated_at"]
-    job.validated = None if manifest.get("val_loss") is None else (job.step, manifest["val_loss"])
-    job.core_at = manifest.get("core_at", 0)
+        checkpoint.load_into(folder, job.model, job.optimizer, job.saver.is_shared, tensors)
+    job.step = manifest["data"]["step"]
     job.saver.sound = {step for step in job.saver.sound if step < job.step} | {job.step}
-
-
-def stand(job: "Job") -> None:
-    """Have the site stand where the checkpoint does that was taken up, or at the run's start."""
-    assert job.site
-    turn = job.site.turn
-    tensors, kept = job.kept_outer or ({}, {})
-    if kept.get("turn") == turn:
-        exchanges, base = kept["exchanges"], kept["base"]
-    else:  # none was kept, or exchanges come in another rhythm now
-        exchanges, base = job.step // turn, 0
-    job.site.adopt(tensors, job.step, exchanges, base)
-    job.site.finished = kept.get("finished", -1)
-    job.kept_outer = None
-
-
-def back_to_common(job: "Job", why: str, began: float, stall_s: float = 0.0) -> None:
-    """This site has dropped what it trained since the last exchange. stall_s: for which it waited before. Raises
-    CheckpointError, on all ranks."""
-    assert job.site
-    # that may be due at a later step, where it ended early
-    back_to(job, min(job.step, job.site.common_step), why, began, stall_s)
-
-
-def back_to(job: "Job", step: int, why: str, began: float, stall_s: float = 0.0) -> None:
-    """Stand at an earlier step with the weights that are there: the samples since then are passed over, and the
-    checkpoints, which know of steps that are lost, put aside. began: time.perf_counter() when that began.
-
-    Raises CheckpointError, on all ranks.
-    """
-    c, here, problem = job.config, job.step, None
-    assert job.site
-    job.step, job.starved = step, job.feed is not None
-    passed = (here - job.step) * c.batch_windows
-    job.gaps = with_gap(job.gaps, here, passed, job.step)
-    job.saver.wait()
-    if job.world.is_first:
-        try:
-            checkpoint.set_aside(job.paths.checkpoints, job.step, "rolled-back")
-        except checkpoint.CheckpointError as error:
-            problem = error
-    if problem := from_first(problem):
-        raise problem
-    job.saver.sound = {step for step in job.saver.sound if step <= job.step}
-    job.evaluated_at, job.validated, job.save_soon = min(job.evaluated_at, job.step), None, True
-    job.core_at = min(job.core_at, job.step)
-    job.guard.exchanged(job.site.turn)
-    job.recorder.event(
-        "rollback",
-        job.step,
-        job.tokens,
-        passed_over=passed,
-        seconds=time.perf_counter() - began,
-        stall_s=stall_s,
-        **{"from": here},
-    )
-    job.recorder.say(
-        f"{why}: back to step {job.step}, what the sites have in common; {here - job.step} steps of this "
-        "site are lost, and their samples are passed over"
-    )
+    for hook in job.hooks:
+        hook.after_load(job, manifest, tensors or {})
 
 
 def states(job: "Job") -> dict[str, Any]:
-    """What a checkpoint keeps beside weights and moments."""
-    data = {
-        "step": job.step,
-        "gaps": [dataclasses.astuple(gap) for gap in job.gaps],
-        "fingerprint": job.data_fingerprint,
-        "tokenizer_sha256": job.vocabulary.sha256,
-        "opened": job.loader.opened(job.step, job.gaps),
-        "shares": job.shares,
-    }
-    loss = job.validated[1] if job.validated and job.validated[0] == job.step else None
-    small = {
+    """What the manifest of a checkpoint keeps, beside what hooks add."""
+    return {
         "tokens": job.tokens,
-        "evaluated_at": job.evaluated_at,
-        "val_loss": loss,
-        "core_at": job.core_at,
-        "data": data,
+        "data": {
+            "step": job.step,
+            "gaps": [dataclasses.astuple(gap) for gap in job.gaps],
+            "fingerprint": job.data_fingerprint,
+            "tokenizer_sha256": job.vocabulary.sha256,
+            "opened": job.loader.opened(job.step, job.gaps),
+            "shares": job.shares,
+        },
         "guard": job.guard.state(),
     }
-    if job.site:
-        data["away"] = job.away
-        small["sites"] = job.site.small()
-    return small
 
 
-def refuse(job: "Job", numbers: StepNumbers, seconds: float) -> None:
+def skip_step(job: "Job", numbers: StepNumbers, seconds: float) -> None:
     """A step's update was not made: pass over its samples, and go back if that has not helped several times.
 
     Raises GuardError, on all ranks, where going back has not helped either.
     """
-    c, step = job.config, job.step + 1
+    config, step = job.config, job.step + 1
     names = job.loader.names(numbers.samples) if job.world.is_first else []
     facts = {"loss": numbers.loss, "grad_norm": numbers.grad_norm}
-    span = [min(numbers.samples), max(numbers.samples)]
+    first, last = min(numbers.samples), max(numbers.samples)
     if numbers.refused == "nonfinite":
         job.recorder.event(
             "nonfinite", step, job.tokens, samples=list(numbers.samples), names=names, **facts
@@ -208,72 +141,89 @@ def refuse(job: "Job", numbers: StepNumbers, seconds: float) -> None:
         step,
         job.tokens,
         reason=numbers.refused,
-        samples=span,
+        samples=[first, last],
         names=names[:16],
         step_ms=1000 * seconds,
         **facts,
     )
-    why = {
-        "nonfinite": "not finite",
-        "loss": f"a loss above {job.guard.bound('loss'):.4g}",
-        "grad_norm": f"a gradient norm above {job.guard.bound('grad_norm'):.4g}",
-    }[numbers.refused or "nonfinite"]
-    shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+    shown = ", ".join(names[:4])
+    if len(names) > 4:
+        shown += f" and {len(names) - 4} more"
     job.recorder.say(
-        f"step {step}: loss={numbers.loss:.4g} grad_norm={numbers.grad_norm:.4g}: {why}. The weights were "
-        f"not touched, the step is skipped. Samples {span[0]} to {span[1]}: {shown}"
+        f"step {step}: loss={numbers.loss:.4g} grad_norm={numbers.grad_norm:.4g}: "
+        f"{job.guard.explain(numbers.refused)}. The weights were not touched, the step is skipped. "
+        f"Samples {first} to {last}: {shown}"
     )
-    job.gaps = with_gap(job.gaps, job.step, c.batch_windows)
+    job.gaps = with_gap(job.gaps, job.step, config.batch_windows)
+    for hook in job.hooks:
+        hook.after_skip(job)
     if job.guard.skipped():
-        job.pace.allow(
-            "going back to a checkpoint",
-            c.start_timeout_s + job.saver.limit_s,
-            "START_TIMEOUT_S",
-        )
-        go_back(job)
-        job.pace.restore()
+        limit_s = config.start_timeout_s + job.saver.limit_s
+        with job.activity("going back to a checkpoint", limit_s, "START_TIMEOUT_S"):
+            go_back(job)
 
 
 def go_back(job: "Job") -> None:
-    """Take up the last good checkpoint, or what the sites have in common, passing over the samples that led here."""
-    c, began, here, gaps = job.config, time.perf_counter(), job.step, job.gaps
-    what = f"step {here}: {job.guard.skips} steps in a row were skipped"
+    """Take up the last good checkpoint, passing over the samples that led here, unless a hook knows a better state."""
+    what = f"step {job.step}: {job.guard.skips} steps in a row were skipped"
     advice = "Lower LEARNING_RATE, or look at the samples that metrics.jsonl names"
     if job.guard.gives_up:
         raise GuardError(
             f"{what}, and going back {job.guard.rollbacks} times did not help. {advice}"
         )
-    if job.site:
-        job.site.step = here
-        job.site.drop()
-        job.guard.went_back(here, min(here, job.site.common_step))
-        return back_to_common(
-            job, f"{what} (rollback {job.guard.rollbacks} of {MAX_ROLLBACKS})", began
-        )
+    if any(hook.roll_back(job, what) for hook in job.hooks):
+        return
+    began, here = time.perf_counter(), job.step
     job.saver.wait()
-    # a checkpoint from which the run went astray once may be the cause itself
+    # A checkpoint from which the run went astray once may be the cause itself.
     before = job.guard.went_to if job.guard.rollbacks else None
     found = checkpoint.latest_for_all(
         job.paths.checkpoints, job.world, before, what="rolled-back"
     ) or checkpoint.latest_for_all(job.paths.checkpoints, job.world)
     if found is None:
         raise GuardError(f"{what}, and there is no checkpoint to go back to. {advice}")
-    load(job, *found)
-    job.guard.load(found[1].get("guard", {}), history=False)
+    folder, manifest = found
+    load(job, folder, manifest)
+    job.guard.load(manifest.get("guard", {}), history=False)
     job.guard.went_back(here, job.step)
     since = max(job.step, here - LOOK_BACK)
-    job.gaps = with_gap(gaps, here, (here - since) * c.batch_windows, since)
-    job.save_soon = True  # a kill would find the old gaps only
-    passed = job.gaps[-1].windows
+    pass_over(job, here, since, began)
+    job.recorder.say(
+        f"{what}: went back to {folder.name} (rollback {job.guard.rollbacks} of "
+        f"{MAX_ROLLBACKS}); {job.gaps[-1].windows} samples from step {since} on are passed over"
+    )
+
+
+def pass_over(job: "Job", here: int, since: int, began: float, **values: float) -> None:
+    """The run has gone back from step `here` to job.step: pass over the samples from step `since` on.
+
+    began: time.perf_counter() when it began to go back. values: for the record.
+    """
+    windows = (here - since) * job.config.batch_windows
+    job.gaps = with_gap(job.gaps, here, windows, since)
+    job.requests.add("save")  # a kill would find the old gaps only
+    for hook in job.hooks:
+        hook.after_rollback(job)
     job.recorder.event(
         "rollback",
         job.step,
         job.tokens,
-        passed_over=passed,
+        passed_over=job.gaps[-1].windows,
         seconds=time.perf_counter() - began,
+        **values,
         **{"from": here},
     )
-    job.recorder.say(
-        f"{what}: went back to {found[0].name} (rollback {job.guard.rollbacks} of "
-        f"{MAX_ROLLBACKS}); {passed} samples from step {since} on are passed over"
-    )
+
+
+def put_aside_later_checkpoints(job: "Job") -> None:
+    """Rename the checkpoints behind job.step, which know of steps that are lost. Raises CheckpointError, on all ranks."""
+    job.saver.wait()
+    problem = None
+    if job.world.is_first:
+        try:
+            checkpoint.set_aside(job.paths.checkpoints, job.step, "rolled-back")
+        except checkpoint.CheckpointError as error:
+            problem = error
+    if problem := from_first(problem):
+        raise problem
+    job.saver.sound = {step for step in job.saver.sound if step <= job.step}

@@ -2,10 +2,11 @@
 
     hang/rank_N.txt   the Python stacks of each process, written when the time for what it was doing was over
 
-Whoever makes progress calls `expect` again. Two alarms watch that: a thread, which also says in the log which rank
-hangs at which line, and behind it a timer in C (faulthandler), which works where Python itself is stuck: a call that
-never gives the interpreter's lock back. All ranks wait for the one that hangs, so that all write their stacks, at
-about the same time, and long before the collective would time out. Standard library only.
+Whoever makes progress calls `expect` again. A thread watches that, and says in the log which rank hangs at which line;
+behind it a process of its own watches the thread (stuck_python.py), for a call that never gives the interpreter's
+lock back. Time in which the process itself was stopped, by SIGSTOP or with the machine, does not count, and a hang
+that ends while it is being reported is none. All ranks wait for the one that hangs, so that all write their stacks,
+at about the same time. Standard library only.
 """
 
 import atexit
@@ -14,18 +15,25 @@ import faulthandler
 import logging
 import os
 import re
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
+from train.faults import stuck_python
+
 log = logging.getLogger(__name__)
 
 HUNG = 1  # exit code: the launcher starts the job again
-BEHIND_S = 5.0  # the timer in C is set so much later
+BEHIND_S = 5.0  # a process whose Python is stuck has so many seconds more
 GATHER_S = 3.0  # the first rank waits so long for the others' stacks
 LOOK_S = 0.25  # how often the thread looks
+SIGN_S = 1.0  # how often it tells stuck_python.py that it does
+STOPPED_S = 2.0  # a look that comes so much too late: the process was stopped
 FRAME = re.compile(r'  File "(.+)", line (\d+) in (.+)')
 
 
@@ -48,43 +56,49 @@ class Watchdog:
     ):
         self.folder, self.rank, self.host = folder, rank, host
         self.told_at, self.patience_s, self.at_end = told_at, patience_s, at_end
-        self.doing, self.limit_s, self.since, self.impatient = (
-            "starting",
-            float("inf"),
-            time.monotonic(),
-            False,
-        )
-        self.setting = ""
+        self.doing, self.setting, self.impatient = "starting", "", False
+        self.limit_s = float("inf")
+        self.since = time.monotonic()
         self.over = threading.Event()
         self.file: TextIO | None = None
-        with contextlib.suppress(
-            OSError
-        ):  # without a place for them there are no stacks, and all else works
+        with contextlib.suppress(OSError):  # without a place for stacks all else works
             folder.mkdir(exist_ok=True)
             self.file = open(folder / f"rank_{rank}.txt", "w", encoding="utf-8")  # noqa: SIM115
+            faulthandler.register(signal.SIGUSR2, file=self.file, all_threads=True)
+        self.keeper = subprocess.Popen(
+            [sys.executable, "-I", "-S", stuck_python.__file__, str(os.getpid())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            bufsize=0,
+            start_new_session=True,
+        )
+        assert self.keeper.stdin
+        os.set_blocking(self.keeper.stdin.fileno(), False)
         atexit.register(self.release)
         threading.Thread(target=self.watch, name="watchdog", daemon=True).start()
 
     def expect(
         self, doing: str, limit_s: float, setting: str = "START_TIMEOUT_S", impatient: bool = False
     ) -> None:
-        """There was progress; the next is due within so many seconds; setting: the one that
-        decides how many, if one does. Cheap enough for every step."""
-        self.doing, self.limit_s, self.since, self.impatient = (
-            doing,
-            limit_s,
-            time.monotonic(),
-            impatient,
-        )
-        self.setting = setting
-        if self.file:
-            faulthandler.dump_traceback_later(limit_s + BEHIND_S, exit=True, file=self.file)
+        """There was progress; the next is due within so many seconds. Cheap enough for every step.
+
+        setting: the one that decides how many, if one does.
+        """
+        self.doing, self.setting, self.impatient = doing, setting, impatient
+        has_changed = limit_s != self.limit_s
+        self.limit_s = limit_s
+        self.since = time.monotonic()
+        if has_changed:
+            self.sign()
 
     def release(self) -> None:
         """Watch no longer, and leave no empty file behind."""
         self.over.set()
-        faulthandler.cancel_dump_traceback_later()
+        assert self.keeper.stdin
+        self.keeper.stdin.close()
+        self.keeper.wait()
         if self.file:
+            faulthandler.unregister(signal.SIGUSR2)
             self.file.close()
             path, self.file = Path(self.file.name), None
             with contextlib.suppress(OSError):
@@ -94,20 +108,39 @@ class Watchdog:
 
     def watch(self) -> None:
         """The thread."""
+        looked = signed = time.monotonic()
         while not self.over.wait(LOOK_S):
-            now, told_at = time.monotonic(), self.told_at()
-            if now - self.since > self.limit_s:
-                hint = f" (see {self.setting})" if self.setting else ""
-                self.bark(f"no progress in {self.doing} for {now - self.since:.0f} s{hint}")
-            if (
-                self.impatient
-                and told_at is not None
-                and now - max(self.since, told_at) > self.patience_s
-            ):
-                self.bark(f"told to stop {now - told_at:.0f} s ago, and still in {self.doing}")
+            now = time.monotonic()
+            late_s = now - looked - LOOK_S
+            looked = now
+            if late_s > STOPPED_S:
+                self.since += late_s
+            if now - signed >= SIGN_S:
+                signed = now
+                self.sign()
+            self.look(now)
+
+    def sign(self) -> None:
+        """Tell stuck_python.py that Python runs, and how long it may be silent."""
+        assert self.keeper.stdin
+        with contextlib.suppress(OSError, ValueError):  # it is gone, or this is being released
+            self.keeper.stdin.write(f"{self.limit_s + BEHIND_S}\n".encode())
+
+    def look(self, now: float) -> None:
+        silent_s = now - self.since
+        if silent_s > self.limit_s:
+            hint = f" (see {self.setting})" if self.setting else ""
+            self.bark(f"no progress in {self.doing} for {silent_s:.0f} s{hint}")
+            return
+        told_at = self.told_at()
+        if not self.impatient or told_at is None:
+            return
+        if now - max(self.since, told_at) > self.patience_s:
+            self.bark(f"told to stop {now - told_at:.0f} s ago, and still in {self.doing}")
 
     def bark(self, why: str) -> None:
-        """Write the stacks, say where this process stands, and end it."""
+        """Write the stacks, say where this process stands, and end it, unless it makes progress meanwhile."""
+        since = self.since
         if self.file:
             self.file.write(f"rank {self.rank} on {self.host}: {why}\n")
             self.file.flush()
@@ -120,9 +153,11 @@ class Watchdog:
             why,
             place(self.folder / f"rank_{self.rank}.txt") or "where it stands is not known",
         )
-        time.sleep(
-            GATHER_S if self.rank == 0 else 2 * GATHER_S
-        )  # whoever ends breaks the others' connections
+        # Whoever ends breaks the others' connections.
+        time.sleep(GATHER_S if self.rank == 0 else 2 * GATHER_S)
+        if self.since != since:
+            log.error("rank=%d host=%s: it goes on", self.rank, self.host)
+            return
         if self.rank == 0:
             for line in report(self.folder):
                 log.error("%s", line)

@@ -71,11 +71,6 @@ class Profile:
                 f"- {job.step} are left; set a larger MAX_STEPS or TRAIN_TOKENS"
             )
 
-    @classmethod
-    def of(cls, job: "Job") -> "Profile | None":
-        """Where PROFILE=1."""
-        return cls(job) if job.config.profile else None
-
     def begin(self) -> None:
         """A step begins, with the wait for its batch."""
         if self.recording:
@@ -112,10 +107,10 @@ class Profile:
     @contextlib.contextmanager
     def patience(self) -> Iterator[None]:
         """Something that takes its time outside of a step, and that all ranks do together."""
-        self.job.pace.allow("the profiler", self.job.config.start_timeout_s, "START_TIMEOUT_S")
-        yield
-        from_all(None)
-        self.job.pace.restore()
+        limit_s = self.job.config.start_timeout_s
+        with self.job.activity("the profiler", limit_s, "START_TIMEOUT_S"):
+            yield
+            from_all(None)
 
     def prepare(self) -> None:
         """Have the profiler set up once what it needs, which on a GPU takes seconds.
@@ -123,7 +118,7 @@ class Profile:
         By a recording of nothing. torch's own way, a step between prepare_trace and start_trace, crashes (a null
         pointer in Kineto's transferCpuTrace, torch 2.13) on ranks other than the first whose gloo works in that step.
         """
-        times = list(self.job.pace.times)
+        times = list(self.job.deadlines.times)
         self.usual_s = median(times[1:] or times)
         with self.new():
             pass

@@ -12,9 +12,10 @@ from doctor import site_checks as check
 from hardware.ports import free_ports
 from settings import SettingsError
 from settings.config import Config
-from train.diloco import hook, site_registry
+from train.diloco import site_registry
 from train.diloco.site_registry import Desk, NoDesk, own_address
 from train.distributed.world import PeersDiffer
+from train.hooks import diloco as hook
 
 FACTS = {
     "node_rank": 0,

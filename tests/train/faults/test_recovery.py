@@ -5,12 +5,11 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
-import torch
 
 from record.locks import RunFolderError
 from record.metrics import Recorder
 from record.run_paths import RunPaths
-from train.distributed.world import World
+from tests.train.making import ALONE
 from train.faults import recovery
 from train.job import Job
 
@@ -26,11 +25,7 @@ def resume(folder: Path, events: list[tuple[str, int]]) -> None:
     for event, step in events:
         recorder.event(event, step, 0)
     recorder.close()
-    job = SimpleNamespace(
-        paths=paths,
-        world=World(0, 0, 0, 1, torch.device("cpu"), "CPU", "here"),
-        recorder=Recorder(paths, True, 1, 20, 5),
-    )
+    job = SimpleNamespace(paths=paths, world=ALONE, recorder=Recorder(paths, True, 1, 20, 5))
     recovery.resume(cast(Job, job), {})
 
 

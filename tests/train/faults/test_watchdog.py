@@ -1,5 +1,6 @@
 """train/faults/watchdog.py: a process that hangs leaves its stacks, says where it stands, and ends."""
 
+import signal
 import subprocess
 import sys
 import time
@@ -9,17 +10,19 @@ from types import SimpleNamespace
 import pytest
 
 from settings import ROOT
+from tests.running import wait_until
 from train.faults import watchdog
 from train.faults.watchdog import Watchdog
 
 # a process that watches itself; the arguments: folder, rank, what it does then
 HANGS = """
-import ctypes, logging, sys, time
+import ctypes, logging, os, sys, time
 from pathlib import Path
 from train.faults import watchdog
 logging.basicConfig(format="%(message)s")
 folder, rank, what = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-watchdog.BEHIND_S, watchdog.GATHER_S = 1.0 if what == "with Python" else 30.0, 0.1
+watchdog.BEHIND_S, watchdog.SIGN_S = 1.0 if what == "with Python" else 30.0, 0.1
+watchdog.GATHER_S = 2.0 if what == "a while" else 0.1
 told = []
 w = watchdog.Watchdog(folder, rank, "here", told_at=lambda: told[0] if told else None, patience_s=0.5,
                       at_end=lambda: print("at the end", flush=True))
@@ -28,7 +31,12 @@ def stuck():
     if what == "asleep":
         time.sleep(60)
     if what == "with Python":
-        ctypes.PyDLL(None).usleep(60_000_000)
+        ctypes.PyDLL(None).read(os.pipe()[0], ctypes.create_string_buffer(1), 1)
+    if what == "a while":
+        time.sleep(1.5)
+        w.expect("step 8", 60.0)
+        time.sleep(4)
+        print("through")
     if what == "told":
         told.append(time.monotonic())
         time.sleep(60)
@@ -69,7 +77,7 @@ def test_a_process_that_sleeps_says_where_and_ends_with_the_code_of_a_failure(
 
 @pytest.mark.fault(19)
 def test_a_process_in_which_python_itself_is_stuck_leaves_its_stacks_too(tmp_path: Path) -> None:
-    assert hang(tmp_path / "hang", 3, "with Python")[0] == 1
+    assert hang(tmp_path / "hang", 3, "with Python")[0] == -signal.SIGKILL
     (line,) = watchdog.put_away(tmp_path / "hang")
     assert (
         line.startswith("HANGS: rank 3: stuck, and with it Python itself; it is at")
@@ -82,6 +90,79 @@ def test_a_process_in_which_python_itself_is_stuck_leaves_its_stacks_too(tmp_pat
 def test_one_that_was_told_to_stop_and_never_gets_there_ends(tmp_path: Path) -> None:
     code, out = hang(tmp_path / "hang", 1, "told")
     assert code == 1 and "told to stop" in out and "still in step 7" in out
+
+
+def test_a_hang_that_ends_while_it_is_reported_is_none(tmp_path: Path) -> None:
+    code, out = hang(tmp_path / "hang", 0, "a while")
+    assert code == 0 and "through" in out
+    assert "no progress in step 7" in out and "it goes on" in out
+
+
+class Looks:
+    """The times between the watchdog's looks, by a clock of its own; `before` is called ahead of each."""
+
+    def __init__(self, *waits: float, before=lambda look: None):
+        self.now, self.waits, self.before, self.look = 0.0, list(waits), before, 0
+
+    def wait(self, seconds: float) -> bool:
+        if not self.waits:
+            return True
+        self.before(self.look)
+        self.look += 1
+        self.now += self.waits.pop(0)
+        return False
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+def barks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, looks: Looks, limit_s: float) -> int:
+    """How often it barks at these looks."""
+    barked: list[str] = []
+    monkeypatch.setattr(Watchdog, "bark", lambda dog, why: barked.append(why))
+    dog = Watchdog(tmp_path / "hang", 0, "here")
+    dog.release()
+    monkeypatch.setattr(watchdog, "time", looks)
+    monkeypatch.setattr(dog, "over", looks)
+    dog.expect("step 7", limit_s)
+    dog.watch()
+    monkeypatch.undo()
+    return len(barked)
+
+
+@pytest.mark.parametrize(("stopped_s", "hangs"), [(70.0, False), (100_000.0, False), (1.5, True)])
+def test_time_in_which_the_process_was_stopped_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stopped_s: float, hangs: bool
+) -> None:
+    """SIGSTOP for longer than a step may take; a look that comes a little late is none."""
+    look = watchdog.LOOK_S
+    looks = Looks(look, look, stopped_s + look, look, look)
+    assert bool(barks(tmp_path, monkeypatch, looks, limit_s=2.0)) is hangs
+
+
+def test_a_hang_behind_a_stop_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    look = watchdog.LOOK_S
+    assert barks(tmp_path, monkeypatch, Looks(look, 70.0, *[look] * 9), limit_s=2.0) > 0
+
+
+def test_a_process_that_is_stopped_is_not_ended_from_outside(tmp_path: Path) -> None:
+    """Longer than its Python may be stuck."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HANGS, tmp_path / "hang", "0", "with Python"],
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        stacks = tmp_path / "hang" / "rank_0.txt"
+        wait_until(stacks.exists)
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(5)  # of a limit of 0.5 s and 1 s
+        assert process.poll() is None and not stacks.read_text()
+        process.send_signal(signal.SIGCONT)
+        assert process.wait(60) == -signal.SIGKILL and "in stuck" in stacks.read_text()
+    finally:
+        process.kill()
 
 
 def test_progress_keeps_it_quiet_and_nothing_is_left_behind(

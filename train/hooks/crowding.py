@@ -2,43 +2,53 @@
 
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+from train.hooks.hook import Hook
+from train.step import StepNumbers
+
+if TYPE_CHECKING:
+    from train.job import Job
 
 CHECK_STEPS = 50
 ENOUGH = 0.6  # of the cores: a run that has them to itself gets 0.8 and more
 
 
-class Crowding:
+class Crowding(Hook):
     """Compares the time on the cores that this process gets with what its threads could use.
 
     Args:
-        threads: of this process.
+        threads: of this process; by default as many as torch uses.
         wall, used: clocks of the time that passes and of that on the cores, seconds.
     """
 
     def __init__(
         self,
-        threads: int,
+        threads: int | None = None,
         wall: Callable[[], float] = time.perf_counter,
         used: Callable[[], float] = time.process_time,
     ):
-        self.threads = threads
+        self.threads = threads or torch.get_num_threads()
         self.wall = wall
         self.used = used
         self.steps = 0
         self.is_reported = False
         self.begin()
 
-    @classmethod
-    def on(cls, device: torch.device) -> "Crowding | None":
-        """Return one for a device that is a CPU."""
-        return cls(torch.get_num_threads()) if device.type == "cpu" else None
-
     def begin(self) -> None:
         self.since = (self.wall(), self.used())
 
-    def after_step(self) -> str:
+    def at_start(self, job: "Job") -> None:
+        self.begin()
+
+    def after_step(self, job: "Job", numbers: StepNumbers) -> dict[str, Any]:
+        if sentence := self.count_step():
+            job.recorder.say(sentence)
+        return {}
+
+    def count_step(self) -> str:
         """Return a sentence once, when the last steps got too little of the cores; else nothing."""
         self.steps += 1
         if self.is_reported or self.steps % CHECK_STEPS:

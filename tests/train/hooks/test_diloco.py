@@ -3,16 +3,19 @@
 import concurrent.futures
 import dataclasses
 import types
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
 
 pytest.importorskip("torchft")
 from plan.network import outer
+from record.metrics import read_records
 from settings.config import Config
+from tests.train.making import make_job
 from train.data.mixture import Gap
-from train.diloco import hook, torchft_engine
+from train.diloco import torchft_engine
 from train.diloco.outer_step import Site
 from train.diloco.result import Outcome, ToldToStop
 from train.diloco.torchft_engine import (
@@ -24,7 +27,7 @@ from train.diloco.torchft_engine import (
     fragments_of,
 )
 from train.faults import recovery
-from train.faults.guard import Guard
+from train.hooks.diloco import DiLoCo, counts_before
 from train.job import Job
 from train.model.model import build
 
@@ -213,70 +216,39 @@ class Steps:
 
 
 @pytest.fixture
-def job(tiny: Config, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """As much of a Job as counts steps; nothing is saved."""
-    quiet = types.SimpleNamespace(
-        phase=lambda *_, **__: None,
-        allow=lambda *_: None,
-        restore=lambda: None,
-        wait=lambda: None,
-        sound={20},
-    )
-    events: list[tuple[str, int]] = []
-    recorder = types.SimpleNamespace(
-        event=lambda name, step, *_, **__: events.append((name, step)), say=lambda text: None
-    )
-    monkeypatch.setattr(recovery.checkpoint, "set_aside", lambda *_: None)
+def job(tiny: Config, tmp_path: Path) -> Job:
+    """One that counts steps."""
     c = dataclasses.replace(tiny, sync="diloco", sites=2, nodes=2)
-    made: Any = types.SimpleNamespace(
-        config=c,
-        status=quiet,
-        pace=quiet,
-        saver=quiet,
-        recorder=recorder,
-        events=events,
-        desk=None,
-        late=False,
-        world=types.SimpleNamespace(is_first=False),
-        guard=Guard(8),
-        step=0,
-        tokens=0,
-        gaps=(),
-        feed=None,
-        paths=types.SimpleNamespace(checkpoints=None),
-        exchange_stall_s=0.0,
-        exchanged_with=0,
-        evaluated_at=0,
-        save_soon=False,
-        starved=False,
-        kept_outer=None,
-        core_at=0,
-        validated=None,
-    )
-    return made
+    return make_job(c, tmp_path, DiLoCo(), step=0)
 
 
-def goes_on(job: Any, last_step: int) -> Job:
+def to_site(job: Job, site: Apart) -> DiLoCo:
+    """Its hook, at this site from here on."""
+    hook = cast(DiLoCo, job.hooks[0])
+    hook.site = site
+    return hook
+
+
+def goes_on(job: Job, last_step: int) -> None:
     """Steps until the run is through, as train() takes them; a step that is made again counts again."""
     job.config = job.config.replace(max_steps=last_step)
     assert job.config.last_step == last_step and job.config.batch_windows == 16
-    while job.step < last_step or hook.is_unfinished(job):
-        if job.step >= last_step:
-            assert not hook.begin(job)
-            continue
+    (hook,) = job.hooks
+    hook.at_start(job)
+    while job.step < last_step:
         job.step += 1
-        assert not hook.after_step(job, last=True)
-    return job
+        hook.between_steps(job, set())
 
 
 @pytest.mark.parametrize("settled", [False, True])
 @pytest.mark.parametrize(("fragments", "delay"), [(1, 0), (1, 2), (2, 0), (2, 3), (4, 1)])
 @pytest.mark.parametrize("last", [16, 17, 23, 24, 32])
 def test_sites_that_saved_at_other_times_make_as_many_exchanges(
-    job: Any, fragments: int, delay: int, last: int, settled: bool
+    job: Job, fragments: int, delay: int, last: int, settled: bool
 ) -> None:
     """One whose checkpoint ended an exchange early is where one without it is; so is the run that is made longer."""
-    job.site = site = Apart(16, fragments, delay)
+    site = Apart(16, fragments, delay)
+    hook = to_site(job, site)
     turn = 16 // fragments
     if settled:
         goes_on_to(job, turn - delay)
@@ -294,21 +266,26 @@ def test_sites_that_saved_at_other_times_make_as_many_exchanges(
     assert site.exchanges == before + 2 + fragments - 1 and job.gaps == ()
 
 
-def goes_on_to(job: Any, step: int) -> None:
+def goes_on_to(job: Job, step: int) -> None:
     while job.step < step:
         job.step += 1
-        hook.after_step(job, last=False)
+        job.hooks[0].between_steps(job, {"stop"})  # so that it does not finish
 
 
-def test_a_site_that_fails_at_its_end_makes_only_steps_again_that_it_has_lost(job: Any) -> None:
-    job.site = site = Apart(8, 2)
+def rollbacks(job: Job) -> list[int]:
+    return [r["step"] for r in read_records(job.paths.metrics) if r["event"] == "rollback"]
+
+
+def test_a_site_that_fails_at_its_end_makes_only_steps_again_that_it_has_lost(job: Job) -> None:
+    site = Apart(8, 2)
+    to_site(job, site)
     goes_on_to(job, 8)
     site.fails = 1
     goes_on(job, 10)
-    assert [event for event in job.events if event[0] == "rollback"] == [("rollback", 8)]
+    assert rollbacks(job) == [8]
     assert job.gaps == (Gap(8, 2 * 16),) and (job.step, site.exchanges) == (10, 4)
-    job.events.clear()
-    job.site = site = Apart(8, 2)
+    site = Apart(8, 2)
+    to_site(job, site)
     job.step, job.gaps = 0, ()
     goes_on_to(job, 8)
     site.advance = failing_second(site)  # type: ignore[method-assign]
@@ -328,8 +305,9 @@ def failing_second(site: Apart) -> Any:
     return failing
 
 
-def test_going_back_behind_an_exchange_that_ended_early_passes_nothing_over_twice(job: Any) -> None:
-    job.site = site = Apart(8, 1, delay=3)
+def test_going_back_behind_an_exchange_that_ended_early_passes_nothing_over_twice(job: Job) -> None:
+    site = Apart(8, 1, delay=3)
+    hook = to_site(job, site)
     goes_on_to(job, 6)
     assert site.engine.in_flight
     hook.settle(job)
@@ -343,19 +321,19 @@ def test_going_back_behind_an_exchange_that_ended_early_passes_nothing_over_twic
 
 
 def test_a_checkpoint_stands_where_it_was_taken_or_in_another_rhythm(
-    job: Any, monkeypatch: pytest.MonkeyPatch
+    job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken: list[tuple[int, int, int]] = []
-    job.site = site = Apart(8, 1)
+    site = Apart(8, 1)
+    hook = to_site(job, site)
     monkeypatch.setattr(
         site, "adopt", lambda states, step, exchanges, base: taken.append((step, exchanges, base))
     )
-    job.step = 21
     one = {"exchanges": 4, "turn": 8, "base": -9, "finished": 20}
     for kept in (one, one | {"turn": 5}, None):
-        job.kept_outer = ({}, kept) if kept else None
-        recovery.stand(job)
-    assert taken == [(21, 4, -9), (21, 2, 0), (21, 2, 0)] and job.kept_outer is None
+        hook.kept = ({}, kept or {})
+        hook.stand(21)
+    assert taken == [(21, 4, -9), (21, 2, 0), (21, 2, 0)] and hook.kept == ({}, {})
 
 
 @pytest.mark.parametrize(
@@ -374,8 +352,8 @@ def test_of_two_sites_that_were_trained_apart_one_gives_way(
 ) -> None:
     said = {"outer": 5, "common": "a", "step": 5, "training": False}
     one, two = said | {"node_rank": 1} | mine, said | {"node_rank": 0} | other
-    assert hook.counts_before(two, one) is gives_way
-    assert not (hook.counts_before(one, two) and gives_way)
+    assert counts_before(two, one) is gives_way
+    assert not (counts_before(one, two) and gives_way)
 
 
 def test_a_copy_is_on_the_host_and_its_own() -> None:

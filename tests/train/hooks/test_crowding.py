@@ -1,9 +1,8 @@
-"""train/faults/crowding.py: cores that other processes use are reported once."""
+"""train/hooks/crowding.py: cores that other processes use are reported once."""
 
 import pytest
-import torch
 
-from train.faults.crowding import CHECK_STEPS, Crowding
+from train.hooks.crowding import CHECK_STEPS, Crowding
 
 
 class Clock:
@@ -23,7 +22,7 @@ def test_a_run_that_gets_too_little_of_its_cores_says_so_once(
     used_s: float, share: int | None
 ) -> None:
     crowding = Crowding(2, Clock(0.1), Clock(used_s))
-    said = [crowding.after_step() for _ in range(3 * CHECK_STEPS)]
+    said = [crowding.count_step() for _ in range(3 * CHECK_STEPS)]
     expected = [""] * 3 * CHECK_STEPS
     if share:
         expected[CHECK_STEPS - 1] = (
@@ -31,9 +30,3 @@ def test_a_run_that_gets_too_little_of_its_cores_says_so_once(
             "use them. Training goes on, more slowly."
         )
     assert said == expected
-
-
-def test_only_a_cpu_is_watched() -> None:
-    found = Crowding.on(torch.device("cpu"))
-    assert found and found.threads == torch.get_num_threads()
-    assert Crowding.on(torch.device("cuda")) is None

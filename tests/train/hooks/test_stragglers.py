@@ -1,10 +1,10 @@
-"""train/faults/straggler.py: who is slow is named, with how slow, and not at every step."""
+"""train/hooks/stragglers.py: who is slow is named, with how slow, and not at every step."""
 
 import itertools
 
 import pytest
 
-from train.faults.straggler import AGAIN, STEPS, Stragglers
+from train.hooks.stragglers import AGAIN, STEPS, Stragglers
 
 
 def found(times: list[float], steps: int = STEPS) -> list[dict]:

@@ -1,0 +1,218 @@
+"""train/hooks/evaluation.py: when a run is evaluated, what is recorded, and which checkpoint is the best."""
+
+import dataclasses
+from types import SimpleNamespace
+
+import pytest
+
+from record.metrics import read_records
+from tests.train.making import make_job
+from train import checkpointing
+from train.checkpoint import checkpoint
+from train.checkpoint.saver import best
+from train.evaluate.validation import EvaluationFailed, Validation
+from train.hooks.evaluation import Evaluation
+from train.hooks.hook import StopTraining
+
+
+def score(*_, **__):
+    return Validation(10.0, 5, 20)
+
+
+def fail(*_, **__):
+    raise EvaluationFailed("rank 1: no such file")
+
+
+def with_hook(config, folder, evaluator=score, core=None, **facts):
+    hook = Evaluation(evaluator, core)
+    job = make_job(config, folder, hook, **facts)
+    return job, hook
+
+
+def evaluations(job):
+    return [record for record in read_records(job.paths.metrics) if record["event"] == "eval"]
+
+
+def test_an_evaluation_is_due_once_at_its_step_and_not_at_the_last(tiny, tmp_path):
+    config = dataclasses.replace(tiny, eval_every=4, max_steps=12)
+
+    def due(changes, steps, last_ones):
+        found = []
+        for step in steps:
+            for last in last_ones:
+                job, hook = with_hook(dataclasses.replace(config, **changes), tmp_path, step=step)
+                hook.validated_at = last
+                if hook.is_validation_due(job):
+                    found.append((step, last))
+        return found
+
+    assert due({}, range(13), (0, 4, 8)) == [(4, 0), (4, 8), (8, 0), (8, 4)]
+    assert due({"eval_every": 0}, [4], [0]) == []
+    # The last checkpoint is compared with the others by the same text.
+    assert due({"keep_best": True}, [12], (8, 12)) == [(12, 8)]
+
+
+def test_core_is_due_at_its_steps_and_once_at_the_end(tiny, tmp_path):
+    config = dataclasses.replace(tiny, core_every=5, max_steps=12)
+    due = []
+    for step in (0, 4, 5, 10, 12):
+        for last in (0, 5, 12):
+            job, hook = with_hook(config, tmp_path, core=object(), step=step)
+            hook.core_at = last
+            if hook.is_core_due(job):
+                due.append((step, last))
+    assert due == [(5, 0), (5, 12), (10, 0), (10, 5), (10, 12), (12, 0), (12, 5)]
+    job, hook = with_hook(config, tmp_path, step=5)
+    assert not hook.is_core_due(job)  # nobody asked for it
+
+
+@pytest.mark.fault(37)
+def test_an_evaluation_that_fails_costs_its_number_and_is_not_tried_again(tiny, tmp_path, caplog):
+    caplog.set_level("INFO")
+    config = dataclasses.replace(tiny, eval_every=4, max_steps=12)
+    job, hook = with_hook(config, tmp_path, fail, step=4)
+    assert hook.validate(job) is None
+    assert not hook.is_validation_due(job) and hook.loss_at(4) is None
+    (entry,) = evaluations(job)
+    assert entry["val_loss"] is None and entry["error"] == "rank 1: no such file"
+    assert entry["eval_s"] >= 0
+    assert "the evaluation at step 4 failed, and training goes on" in caplog.text
+
+
+def test_one_that_is_interrupted_stops_the_run_and_is_made_by_the_next_attempt(tiny, tmp_path):
+    config = dataclasses.replace(tiny, eval_every=4, max_steps=12)
+    job, hook = with_hook(config, tmp_path, lambda *_, **__: None, step=4)
+    with pytest.raises(StopTraining):
+        hook.between_steps(job, set())
+    assert hook.is_validation_due(job) and evaluations(job) == []
+    hook.evaluator = score
+    hook.between_steps(job, {"stop"})
+    assert evaluations(job) == []
+    hook.at_start(job)
+    (entry,) = evaluations(job)
+    assert entry["val_loss"] == 2.0 and entry["full"] is False
+
+
+def test_an_evaluation_may_take_eval_minutes_and_its_first_batch_the_time_of_a_start(
+    tiny, tmp_path
+):
+    def scoring(*_, limit_s, progress, **__):
+        assert limit_s == 60 * 3 * 20
+        progress("batch")
+        progress("others")
+        return score()
+
+    config = dataclasses.replace(tiny, eval_minutes=3, start_timeout_s=300, train_timeout_s=120)
+    job, hook = with_hook(config, tmp_path, scoring, step=4)
+    hook.validate(job, full=True)
+    limits = [(doing, limit) for doing, limit, _ in job.deadlines.watch.told]
+    assert limits[:3] == [
+        ("an evaluation", 3600 + 120),
+        ("an evaluation", 300),
+        ("an evaluation", 3600 + 120),
+    ]
+    assert job.deadlines.watch.told[0][2] == "EVAL_MINUTES"
+
+
+def test_the_best_checkpoint_outlives_those_that_come_behind_it(tiny, tmp_path):
+    """By the loss of its own step; of equal ones the earlier; and a run that is taken up again still knows it."""
+    config = dataclasses.replace(tiny, keep_best=True, keep_last=2)
+    job, hook = with_hook(config, tmp_path)
+    root = job.paths.checkpoints
+    kept = []
+    for step, loss in enumerate([5.0, 3.0, None, 3.0, 4.0, 6.0], 1):
+        job.step = step
+        hook.validated_at, hook.validation_loss = step, loss
+        checkpointing.save(job, wait=True)
+        kept.append(checkpoint.committed(root))
+    assert kept == [[1], [1, 2], [2, 3], [2, 3, 4], [2, 4, 5], [2, 5, 6]]
+    again, hook = with_hook(config, tmp_path, step=7)
+    hook.validated_at, hook.validation_loss = 6, 1.0  # of another step than this
+    assert best(root) == (3.0, 2)
+    checkpointing.save(again, wait=True)
+    assert checkpoint.committed(root) == [2, 6, 7] and best(root) == (3.0, 2)
+    without, _ = with_hook(dataclasses.replace(config, keep_best=False), tmp_path, step=8)
+    checkpointing.save(without, wait=True)
+    assert checkpoint.committed(root) == [7, 8] and best(root) is None
+
+
+def test_a_checkpoint_that_was_evaluated_since_knows_its_loss(tiny, tmp_path):
+    """One was told to stop before it evaluated, and saved; taken up again it evaluates first."""
+    job, hook = with_hook(dataclasses.replace(tiny, keep_best=True), tmp_path, step=4)
+    checkpointing.save(job, wait=True)
+    hook.validated_at, hook.validation_loss = 4, 2.5
+    checkpointing.save(job, wait=True)
+    assert best(job.paths.checkpoints) == (2.5, 4)
+
+
+def test_only_an_evaluation_that_beats_all_checkpoints_asks_for_one(tiny, tmp_path):
+    job, hook = with_hook(dataclasses.replace(tiny, keep_best=True), tmp_path, step=2)
+
+    def is_best(step, loss):
+        hook.validated_at, hook.validation_loss = step, loss
+        return hook.is_best(job)
+
+    assert is_best(2, 3.0)
+    checkpointing.save(job, wait=True)
+    job.step = 4
+    cases = [(3, 1.0), (4, 3.0), (4, float("nan")), (4, 2.0), (4, 2.0), (4, None)]
+    # No checkpoint of 2.0 was written: it may have failed.
+    assert [is_best(*case) for case in cases] == [False, False, False, True, True, False]
+    assert is_best(4, 2.0)
+    checkpointing.save(job, wait=True)
+    job.step = 6
+    assert not is_best(6, 2.0) and is_best(6, 1.5)
+    checkpoint.set_aside(job.paths.checkpoints, 2, "rolled-back")
+    assert is_best(6, 2.5)
+    other, hook = with_hook(tiny, tmp_path, step=4)
+    hook.validated_at, hook.validation_loss = 4, 0.1
+    assert not hook.is_best(other)
+
+
+def test_what_a_checkpoint_keeps_is_taken_up_again_and_going_back_forgets(tiny, tmp_path):
+    job, hook = with_hook(tiny, tmp_path, step=8)
+    hook.validated_at, hook.validation_loss, hook.core_at = 8, 2.5, 5
+    manifest = {}
+    hook.before_save(job, manifest)
+    assert manifest == {"evaluated_at": 8, "val_loss": 2.5, "core_at": 5}
+    other, again = with_hook(tiny, tmp_path, step=8)
+    again.after_load(other, manifest, {})
+    assert (again.loss_at(8), again.core_at) == (2.5, 5)
+    again.after_load(other, {"evaluated_at": 4}, {})  # of an edition before KEEP_BEST and CORE
+    assert (again.validated_at, again.loss_at(4), again.core_at) == (4, None, 0)
+    job.step = 4
+    hook.after_rollback(job)
+    assert (hook.validated_at, hook.loss_at(4), hook.core_at) == (4, None, 4)
+
+
+def test_evaluations_that_take_much_of_the_time_are_said_once(tiny, tmp_path, caplog):
+    caplog.set_level("INFO")
+    job, hook = with_hook(tiny, tmp_path, step=4)
+    hook.name_large_share(job, "EVAL_EVERY", 100, 9.0)  # nothing is known of steps yet
+    job.deadlines.times.extend([0.1] * 5)
+    hook.name_large_share(job, "EVAL_EVERY", 100, 0.2)  # 0.2 of 10.2 s
+    assert not caplog.messages
+    hook.name_large_share(job, "EVAL_EVERY", 100, 1.0)
+    hook.name_large_share(job, "EVAL_EVERY", 100, 1.0)
+    hook.name_large_share(job, "CORE_EVERY", 0, 1.0)
+    assert caplog.messages == [
+        "an evaluation took 1.0 s, which at EVAL_EVERY=100 is 9.1% of the time: EVAL_EVERY=500 "
+        "or less to score would make it less than 2%"
+    ]
+    hook.name_large_share(job, "CORE_EVERY", 100, 10.0)  # 10 of 4900 * 0.1 + 10 s are 2%
+    assert "50.0% of the time: CORE_EVERY=4900 or" in caplog.messages[-1]
+
+
+def test_the_end_of_a_run_names_compressors_only_where_they_had_the_same_text(tiny, tmp_path):
+    said = []
+    for is_all in (True, False):
+        evaluator = SimpleNamespace(full_is_all=is_all)
+        hook = Evaluation(evaluator, compressed={"gzip -9": 1.958, "xz -9": 1.692})
+        job = make_job(tiny, tmp_path, hook)
+        job.recorder.say = lambda line, terminal=None: said.append(line)
+        hook.report(job, score())
+    bits = Validation(10.0, 5, 20).bpb
+    assert said == [
+        f"validation: {bits:.3f} bits per byte on 20 held-out bytes; gzip -9 needs 1.958; xz -9 needs 1.692",
+        f"validation: {bits:.3f} bits per byte on 20 held-out bytes",
+    ]

@@ -1,0 +1,88 @@
+"""When a checkpoint is due, how one is begun, and what is said of it."""
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from train.checkpoint.checkpoint import CheckpointError
+from train.checkpoint.saver import Saved
+from train.distributed.world import from_all, from_first
+from train.faults import recovery
+
+if TYPE_CHECKING:
+    from train.job import Job
+
+
+def is_save_due(job: "Job", agreed: set[str]) -> bool:
+    """Return whether this step has a checkpoint that `train` does not write at its end.
+
+    CHECKPOINT_MODE=lite saves all that training needs at each KEEP_EVERY.
+    """
+    config = job.config
+    if "stop" in agreed or job.step >= config.last_step:
+        return False
+    every = [config.save_every]
+    if config.checkpoint_mode == "lite":
+        every.append(config.keep_every)
+    return "save" in agreed or any(steps and job.step % steps == 0 for steps in every)
+
+
+def save(job: "Job", wait: bool = False) -> None:
+    """Begin a checkpoint. Training goes on once weights and moments are copied; wait: once it is whole.
+
+    A failure is said and training goes on. Raises CheckpointError, on all ranks, where nothing could be
+    saved later: with `wait`, and after too many failures in a row.
+    """
+    if job.config.save_every == 0 or job.step == 0:
+        return
+    began = time.perf_counter()
+    with job.activity("a checkpoint", job.saver.limit_s, phase="saving"):
+        job.requests.discard("save")
+        job.recorder.sync()
+        job.saver.wait()
+        report(job, job.saver.poll())
+        tensors: dict[str, Tensor] = {}
+        manifest: dict[str, Any] = {}
+        for hook in job.hooks:
+            tensors |= hook.before_save(job, manifest) or {}
+        manifest |= recovery.states(job)  # last, since a hook may still change the step
+        job.saver.start(job.step, job.model, job.optimizer, manifest, tensors or None)
+        if wait:
+            job.saver.wait()
+            ended = job.saver.poll()
+            report(job, ended)
+            if problem := from_first(ended and ended.problem):
+                raise CheckpointError(problem)
+        # One rank may have had to write without a copy: the others' next step would wait for it in vain.
+        from_all(None)
+    job.saver.stall_s += time.perf_counter() - began
+
+
+def report(job: "Job", ended: Saved | None) -> None:
+    """Say and record how a save has ended, on the first rank. A first failure is tried again at once."""
+    if ended is None or not job.world.is_first:
+        return
+    if ended.problem:
+        report_failure(job, ended.problem)
+    elif ended.size:
+        tokens = ended.step * job.config.batch_tokens
+        job.recorder.event(
+            "checkpoint", ended.step, tokens, seconds=ended.seconds, bytes=ended.size
+        )
+        job.recorder.say(
+            f"checkpoint {ended.folder.name}: {ended.size / 2**20:.0f} MiB in {ended.seconds:.2f} s",
+            terminal="",
+        )
+        job.status.beat(save_s=ended.seconds)
+
+
+def report_failure(job: "Job", problem: str) -> None:
+    kept = "Training goes on, the last good one is untouched"
+    if not job.saver.sound:
+        kept = "Training goes on. No checkpoint of this run exists yet"
+    then = f"{job.saver.misses} in a row have failed"
+    if job.saver.misses == 1:
+        then = "saving is tried again now"
+        job.requests.add("save")
+    job.recorder.say(f"checkpoint failed: {problem}. {kept}; {then}")

@@ -1,0 +1,1 @@
+"""Features of a training run, a file each. Their order is in assemble.py."""

@@ -1,0 +1,231 @@
+"""EVAL_EVERY, CORE_EVERY and KEEP_BEST: when a run is evaluated between steps, for how long, and what is recorded."""
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from train.checkpoint.saver import best
+from train.distributed.world import from_first
+from train.evaluate.core.metric import Result
+from train.evaluate.core.score import Core, CoreFailed
+from train.evaluate.validation import FULL_SET, EvaluationFailed
+from train.hooks.hook import Hook, StopTraining
+
+if TYPE_CHECKING:
+    from train.job import Job
+
+LARGE_SHARE = 0.02  # of the time: evaluations that take more are named
+
+
+class Evaluation(Hook):
+    """Scores held-out text, and CORE's tasks, between steps and at the end.
+
+    Args:
+        evaluator: scores a model on held-out text, as train/evaluate/validation.py does.
+        core: scores it on CORE's tasks; None without CORE_EVERY.
+        compressed: bits per byte that general compressors need for the same text, by name.
+
+    Attributes:
+        validated_at, core_at: the last steps that were scored.
+        validation_loss: of validated_at, nats/token; None where it failed.
+    """
+
+    def __init__(
+        self,
+        evaluator: Any,
+        core: Core | None = None,
+        compressed: Mapping[str, float] | None = None,
+    ):
+        self.evaluator = evaluator
+        self.core = core
+        self.compressed = compressed or {}
+        self.validated_at = 0
+        self.validation_loss: float | None = None
+        self.core_at = 0
+        self.times_validated = 0  # in this attempt
+        self.settings_named: set[str] = set()  # of evaluations that take much of the time
+
+    def at_start(self, job: "Job") -> None:
+        # An evaluation is due that the attempt before did not come to.
+        self.between_steps(job, set())
+
+    def between_steps(self, job: "Job", agreed: set[str]) -> None:
+        if "stop" in agreed:  # the run that resumes evaluates first
+            return
+        if self.is_validation_due(job):
+            self.validate(job)
+        if job.step < job.config.last_step and self.is_core_due(job):
+            self.score_core(job)
+        if self.is_best(job):
+            agreed.add("save")
+
+    def is_validation_due(self, job: "Job") -> bool:
+        """At the last step only KEEP_BEST asks for one: at_end scores more text."""
+        config = job.config
+        if job.step == 0 or self.validated_at == job.step:
+            return False
+        if job.step >= config.last_step:
+            return config.keep_best and job.step == config.last_step
+        return bool(config.eval_every) and job.step % config.eval_every == 0
+
+    def is_core_due(self, job: "Job") -> bool:
+        if self.core is None or job.step == 0 or self.core_at == job.step:
+            return False
+        return job.step >= job.config.last_step or job.step % job.config.core_every == 0
+
+    def validate(self, job: "Job", full: bool = False) -> Any:
+        """Score held-out text.
+
+        Returns:
+            The result, None where it failed. Raises StopTraining, on all ranks, if told to stop meanwhile.
+        """
+        part = FULL_SET if full else 1
+
+        def score(**limits: Any) -> Any:
+            return self.evaluator(job.model, full, **limits)
+
+        result, values, seconds = self.run(job, "the evaluation", score, part)
+        if result is None:
+            values = {"val_loss": None, "val_bpb": None, "scored_tokens": 0} | values
+        self.validated_at = job.step
+        self.times_validated += 1
+        if not full:
+            self.validation_loss = result.loss if result else None
+            if self.times_validated > 1:  # the first may have been compiled
+                self.name_large_share(job, "EVAL_EVERY", job.config.eval_every, seconds)
+        job.recorder.evaluation(job.step, job.tokens, **values, eval_s=seconds, full=full)
+        return result
+
+    def score_core(self, job: "Job") -> None:
+        """Score CORE's tasks. Raises StopTraining as `validate` does."""
+        core = self.core
+        assert core
+
+        def score(**limits: Any) -> Result | None:
+            counts = core(job.model, **limits)
+            return (
+                None
+                if counts is None
+                else Result.of(core.bundle.tasks, counts, core.bundle.missing)
+            )
+
+        result, values, seconds = self.run(job, "CORE", score)
+        self.core_at = job.step
+        if result:
+            job.recorder.say(f"step {job.step}: {result.words()}")
+        else:
+            values = {"core": None, "core_error": values["error"]}
+        self.name_large_share(job, "CORE_EVERY", job.config.core_every, seconds)
+        job.recorder.event("eval", job.step, job.tokens, **values, core_s=seconds, eval_s=seconds)
+
+    def run(
+        self, job: "Job", name: str, score: Callable[..., Any], parts: int = 1
+    ) -> tuple[Any, dict[str, Any], float]:
+        """Score within EVAL_MINUTES, or so many times that. A failure costs the number, not the run.
+
+        Returns:
+            (result, or None where it failed; what to record of it; seconds).
+        """
+        limit_s = 60 * job.config.eval_minutes * parts
+        most_s = limit_s + job.config.train_timeout_s
+        # The first batch may be compiled.
+        batch_s = max(job.deadlines.step_limit_s, job.config.start_timeout_s)
+
+        def progress(what: str) -> None:
+            job.deadlines.progress(batch_s if what == "batch" else most_s)
+
+        began = time.perf_counter()
+        result, values = None, {}
+        with job.activity("an evaluation", most_s, "EVAL_MINUTES", phase="evaluating"):
+            try:
+                result = score(
+                    interrupted=lambda: job.interrupt.asked is not None,
+                    limit_s=limit_s,
+                    progress=progress,
+                )
+            except (EvaluationFailed, CoreFailed) as error:
+                values = {"error": str(error)}
+                job.recorder.say(f"{name} at step {job.step} failed, and training goes on: {error}")
+        if result is None and not values:
+            raise StopTraining
+        return result, result.record() if result else values, time.perf_counter() - began
+
+    def name_large_share(self, job: "Job", setting: str, every: int, seconds: float) -> None:
+        """Say once that evaluations take much of the time, if steps stay as long as they were."""
+        if not every or not job.deadlines.times or setting in self.settings_named:
+            return
+        step_s = median(job.deadlines.times)
+        share = seconds / (seconds + every * step_s)
+        if share <= LARGE_SHARE:
+            return
+        self.settings_named.add(setting)
+        enough = math.ceil(seconds * (1 / LARGE_SHARE - 1) / step_s / 100) * 100
+        job.recorder.say(
+            f"an evaluation took {seconds:.1f} s, which at {setting}={every} is {100 * share:.1f}% of the "
+            f"time: {setting}={enough} or less to score would make it less than {100 * LARGE_SHARE:g}%"
+        )
+
+    def is_best(self, job: "Job") -> bool:
+        """Whether KEEP_BEST asks for a checkpoint here: no other has a lower loss.
+
+        Those that are there are asked: one that failed, or was put aside when the run went back, is none.
+        """
+        if not job.config.keep_best or self.loss_at(job.step) is None:
+            return False
+        with job.activity("a checkpoint", job.saver.limit_s):
+            job.saver.wait()
+            found = from_first(best(job.paths.checkpoints) if job.world.is_first else None)
+        loss = self.validation_loss
+        return loss is not None and not math.isnan(loss) and (found is None or loss < found[0])
+
+    def loss_at(self, step: int) -> float | None:
+        """The validation loss of this step, if it has one."""
+        return self.validation_loss if self.validated_at == step else None
+
+    def before_save(self, job: "Job", manifest: dict[str, Any]) -> None:
+        manifest |= {
+            "evaluated_at": self.validated_at,
+            "val_loss": self.loss_at(job.step),
+            "core_at": self.core_at,
+        }
+
+    def after_load(
+        self, job: "Job", manifest: Mapping[str, Any], tensors: dict[str, Tensor]
+    ) -> None:
+        self.validated_at = manifest["evaluated_at"]
+        self.validation_loss = manifest.get("val_loss")
+        self.core_at = manifest.get("core_at", 0)
+
+    def after_rollback(self, job: "Job") -> None:
+        self.validated_at = min(self.validated_at, job.step)
+        self.validation_loss = None
+        self.core_at = min(self.core_at, job.step)
+
+    def at_end(self, job: "Job") -> None:
+        result = self.validate(job, full=True)
+        if self.is_core_due(job):
+            self.score_core(job)
+        if result:
+            self.report(job, result)
+
+    def report(self, job: "Job", result: Any) -> None:
+        """Say the bits per byte at the end, and what compressors need where they had the same text."""
+        others = self.compressed if self.evaluator.full_is_all else {}
+        beside = "".join(f"; {name} needs {value:.3f}" for name, value in others.items())
+        job.recorder.say(
+            f"validation: {result.bpb:.3f} bits per byte on {result.text_bytes} held-out bytes{beside}",
+            f"\nThe model needs {result.bpb:.3f} bits per byte of held-out text{describe(others)}.",
+        )
+        if len(result.by_source) > 1:
+            parts = (f"{name} {of.bpb:.3f}" for name, of in result.by_source.items())
+            job.recorder.say(f"bits per byte of each source: {', '.join(parts)}")
+
+
+def describe(others: Mapping[str, float]) -> str:
+    """Say what general compressors need: ` (gzip -9: 1.958, xz -9: 1.692)`."""
+    figures = ", ".join(f"{name}: {value:.3f}" for name, value in others.items())
+    return f" ({figures})" if figures else ""

@@ -1,0 +1,96 @@
+"""SAMPLE_TOKENS: at its end a model writes a few short texts."""
+
+import re
+import textwrap
+from typing import TYPE_CHECKING, cast
+
+from record.durable import make_printable, write_whole
+from train.data import prepare
+from train.distributed.parallel import bare, waits_in_forward
+from train.distributed.world import from_first
+from train.hooks.hook import Hook
+from train.model.generate import continue_text
+from train.model.model import Transformer
+
+if TYPE_CHECKING:
+    from train.job import Job
+
+TEXTS = 3
+TEMPERATURE = 0.6
+SHOWN_LINES = 8  # of each text, on a terminal; sample.txt has all
+SHOWN_COLUMNS = 76  # of a line, beside its indentation
+
+
+class FinalSample(Hook):
+    """Writes sample.txt."""
+
+    def at_end(self, job: "Job") -> None:
+        config = job.config
+        is_together = waits_in_forward(job.model)
+        if not config.sample_tokens or not (job.world.is_first or is_together):
+            return
+        limit_s = config.start_timeout_s + config.sample_tokens
+        with job.activity("sampling", limit_s, "START_TIMEOUT_S", phase="sampling"):
+            try:
+                texts = write_texts(job, is_together)
+            except Exception as error:  # the run is whole without it
+                if is_together:
+                    raise
+                job.recorder.say(f"no sample: {type(error).__name__}: {error}")
+                return
+            if job.world.is_first:
+                show(job, texts)
+
+
+def write_texts(job: "Job", is_together: bool) -> list[str]:
+    """Return the texts, in whole lines where they have any. is_together: all ranks have to do each step of it."""
+    config = job.config
+    prompt = prepare.source_of(config, job.loader.mixture.names[0]).prompt
+    texts = []
+    for number in range(TEXTS):
+        text = continue_text(
+            cast(Transformer, bare(job.model)),
+            job.vocabulary,
+            prompt,
+            max(1, config.sample_tokens // TEXTS),
+            config.seed + number,
+            temperature=TEMPERATURE,
+            agree=from_first if is_together else None,
+        )
+        texts.append(text.rpartition("\n")[0].rstrip() or text)
+    return texts
+
+
+def show(job: "Job", texts: list[str]) -> None:
+    """Write sample.txt, and print the beginnings."""
+    where = " (all of it is in sample.txt)"
+    try:
+        write_whole(job.paths.sample, ("\n\n".join(texts) + "\n").encode())
+    except OSError as error:  # it is printed, and the run is whole without it
+        where = ""
+        job.recorder.say(f"{job.paths.sample}: cannot be written ({error.strerror})")
+    texts = [make_lines_printable(text) for text in texts]
+    whole = "\n\n".join(texts)
+    shown = "\n\n".join(map(excerpt, texts))
+    job.recorder.say(
+        f"sample, step {job.step}:\n{textwrap.indent(whole, '    ')}",
+        f"\nIt wrote{where}:\n{textwrap.indent(shown, '    ')}",
+    )
+
+
+def make_lines_printable(text: str) -> str:
+    """Return a text with control characters as escapes: a model may write any, and a terminal would obey them."""
+    return "\n".join(make_printable(line.expandtabs()) for line in text.split("\n"))
+
+
+def excerpt(text: str) -> str:
+    """Return the first lines of a text, each cut to what a terminal shows in a line.
+
+    There are no blank lines around it, and at most one between two others.
+    """
+    lines = re.sub(r"\n\s*\n", "\n\n", f"\n{text}\n").strip("\n").split("\n")
+    shown = []
+    for line in lines[:SHOWN_LINES]:
+        cut = line if len(line) <= SHOWN_COLUMNS else line[: SHOWN_COLUMNS - 3] + "..."
+        shown.append(cut)
+    return "\n".join(shown)

@@ -1,0 +1,155 @@
+"""Shards that are made while the run trains: training waits for them, and the producer hears what it has used."""
+
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from train.checkpoint import checkpoint
+from train.checkpointing import save
+from train.data.manifest import DataError
+from train.data.streaming.consumer import Feed
+from train.distributed.world import from_all, from_first
+from train.faults import recovery
+from train.hooks.hook import Hook, StopTraining
+from train.step import StepNumbers
+
+if TYPE_CHECKING:
+    from train.job import Job
+
+LOOK_S = 0.2  # between two looks at whether data have come
+FIRST_LINE_S = 2.0  # of waiting, after which it is said; then at growing distances up to:
+LINE_S = 60.0
+
+
+class StreamedData(Hook):
+    """Has training wait where a rank lacks the data of the next step.
+
+    Attributes:
+        is_starved: whether any rank may lack them.
+        waited_s: for the step that comes.
+    """
+
+    def __init__(self, feed: Feed):
+        self.feed = feed
+        self.is_starved = True
+        self.waited_s = 0.0
+        self.opened: Any = None  # what of the data the checkpoint has seen, until it is compared
+
+    def at_start(self, job: "Job") -> None:
+        self.wait(job)
+        if self.opened:
+            recovery.check_data(job, self.opened)
+            self.opened = None
+
+    def before_step(self, job: "Job") -> float:
+        if self.is_starved:
+            self.wait(job)
+        self.tell_producer(job)
+        job.requests.discard("data")
+        if job.step + 1 < job.config.last_step and job.loader.lacking(job.step + 1, job.gaps):
+            job.requests.add("data")
+        return self.waited_s
+
+    def after_step(self, job: "Job", numbers: StepNumbers) -> dict[str, Any]:
+        self.is_starved = "data" in numbers.requests
+        self.waited_s = 0.0
+        return {}
+
+    def after_load(
+        self, job: "Job", manifest: Mapping[str, Any], tensors: dict[str, Tensor]
+    ) -> None:
+        self.opened = manifest["data"]["opened"]
+
+    def after_skip(self, job: "Job") -> None:
+        self.is_starved = True  # until all ranks are known to have the next batch
+
+    def after_rollback(self, job: "Job") -> None:
+        self.is_starved = True
+
+    def close(self, job: "Job", code: int, is_hurried: bool) -> None:
+        self.feed.close()
+
+    def wait(self, job: "Job") -> None:
+        """Wait, all ranks together, until each has the data of the next step.
+
+        Raises StopTraining; DataError, behind a checkpoint, where there is no use in waiting.
+        """
+        limit_s = job.config.start_timeout_s
+        began = time.perf_counter()
+        waited_s = 0.0
+        next_line_s = FIRST_LINE_S
+        with job.activity("waiting for data", limit_s, "START_TIMEOUT_S"):
+            while True:
+                self.tell_producer(job, now=True)
+                job.deadlines.progress(limit_s)
+                lacking, told, broken = self.ask_all(job)
+                if any(told):
+                    raise StopTraining
+                if not any(lacking):
+                    break
+                problem = max(broken) or from_first(self.feed.why_not(waited_s, lacking))
+                if problem:
+                    self.give_up(job, problem)
+                time.sleep(LOOK_S)
+                waited_s = time.perf_counter() - began
+                if waited_s > next_line_s:
+                    self.say_wait(job, waited_s, lacking)
+                    next_line_s = waited_s + min(max(waited_s, 5.0), LINE_S)
+        self.is_starved = False
+        self.waited_s += waited_s
+        if waited_s > FIRST_LINE_S:
+            job.recorder.say(
+                f"waited {waited_s:.1f} s for data at step {job.step}: their producer is slower than training"
+            )
+            job.status.phase("training")
+
+    def ask_all(self, job: "Job") -> tuple[list[str], list[bool], list[str]]:
+        """By rank: the source that it lacks or "", whether it was told to stop, why no more data will come or ""."""
+        mine = (
+            job.loader.lacking(job.step, job.gaps),
+            job.interrupt.asked is not None,
+            self.feed.broken,
+        )
+        lacking, told, broken = zip(*from_all(mine), strict=True)
+        return list(lacking), list(told), list(broken)
+
+    def say_wait(self, job: "Job", waited_s: float, lacking: list[str]) -> None:
+        job.status.phase("data")
+        names = ", ".join(sorted(set(lacking) - {""}))
+        job.recorder.say(
+            f"waiting for data: {names}, for {waited_s:.0f} s so far{self.feed.progress()}"
+        )
+
+    def give_up(self, job: "Job", problem: str) -> None:
+        """Save what there is, and raise DataError on all ranks."""
+        saved = ""
+        if job.step and job.config.save_every != 0:
+            saved = ", saved"
+            save(job, wait=True)
+        raise DataError(
+            f"{problem}. The run stands at step {job.step}{saved}; the same command goes on"
+        )
+
+    def tell_producer(self, job: "Job", now: bool = False) -> None:
+        """Tell the producer now and then where training is, and delete what training is through with.
+
+        Where too much is left that no checkpoint is past, ask for a checkpoint.
+        """
+        if not job.world.is_first or not (now or self.feed.due):
+            return
+        saved = checkpoint.committed(job.paths.checkpoints)
+        # Not the newest, in case that one turns out to be damaged.
+        behind = saved[-2] if len(saved) > 1 else 0
+        at, until, beyond = (
+            job.loader.taken(step, job.gaps) for step in range(job.step, job.step + 3)
+        )
+        through = at
+        if job.config.save_every != 0:
+            through = job.loader.taken(min(behind, job.step), job.gaps)
+        self.feed.tell(at, until)
+        # Other ranks may be looking already whether they have the step behind the one that begins.
+        self.feed.make_room(job.loader.sources, job.loader.mixture.orders, at, beyond, through)
+        if self.feed.over and job.loader.groups(at) != job.loader.groups(through):
+            job.requests.add("save")
