@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from finetune.weights import put
 from settings import SettingsError
 from settings.config import Config
+from train.distributed.parallel import part_of
 from train.model.hf_import import some
 
 PART = re.compile(r"(?:^|\.)layers\.\d+\.(.+)$")  # a name within its block
@@ -180,13 +181,12 @@ class Adapters:
             )
         return sorted(modules), sorted(parameters)
 
-    def fill(self, model: nn.Module, c: Config, device: torch.device, sharding: Any) -> None:
+    def fill(self, model: nn.Module, c: Config, device: torch.device) -> None:
         """Give the adapters, still on the meta device, their first values there, each process its own part."""
         for name, weight in list(model.named_parameters()):
             if is_adapter(name):
                 values = first_values(name, weight.shape, c.seed)
-                part = sharding.part(values, weight) if sharding else values
-                put(model, name, nn.Parameter(part.to(device)))
+                put(model, name, nn.Parameter(part_of(values, weight).to(device)))
 
 
 def is_adapter(name: str) -> bool:

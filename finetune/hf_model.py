@@ -172,7 +172,7 @@ def build(
         sharding.split(model)
     model.skipped = weights.load(folder, model.lm, skeleton, stored, device)
     if adapters:
-        adapters.fill(model, c, device, sharding)
+        adapters.fill(model, c, device)
     return model.train()
 
 

@@ -119,7 +119,7 @@ def kept_compiled(c: Config, on_cpu: bool) -> float:
 
 
 def products(c: Config, on_cpu: bool) -> float:
-    """Of a token: the results of products and attention (recompute.KEPT)."""
+    """Of a token: the results of products and attention (recompute.policy)."""
     s, C, M, (K, _) = item_bytes(c), c.n_embd, c.mlp_dim or 0, widths(c)
     scores = scores_bytes(c, on_cpu)
     return s * (3 * C + 2 * K + 2 * M) + (scores + s * C if scores else s * C + 4 * c.n_head)

@@ -12,7 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from train.data.batch import Batch
-from train.distributed.parallel import copies, grad_sync, local, settle, waits_in_forward
+from train.distributed.parallel import (
+    clear_gradients,
+    copies,
+    grad_sync,
+    local,
+    settle,
+    waits_in_forward,
+)
 from train.distributed.world import World, from_all, sum_over_ranks
 from train.optim import Optimizer
 
@@ -88,7 +95,7 @@ def train_step(
     else:
         clip(gradients, numbers.grad_norm, grad_clip)
         optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
+    clear_gradients(model)
     return numbers
 
 
@@ -202,4 +209,4 @@ def rehearse(model: nn.Module, optimizer: Optimizer, micro_batch: Sequence[Tenso
         if weight.requires_grad and not optimizer.moments(weight)
     ]
     del room
-    model.zero_grad(set_to_none=True)
+    clear_gradients(model)

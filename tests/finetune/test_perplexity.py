@@ -167,6 +167,16 @@ def test_what_dropout_leaves_out_depends_on_the_step_alone(
     assert drawn[0] == drawn[2] != drawn[1]
 
 
+def test_each_rank_drops_out_others(settled: tuple[Config, Data]) -> None:
+    c, data = settled
+    drawn = []
+    for rank in (0, 1):
+        world = dataclasses.replace(ALONE, rank=rank, size=2)
+        Loader(dataclasses.replace(c, lora_dropout=0.5), data, world).batch(3)
+        drawn.append(torch.rand(4).tolist())
+    assert drawn[0] != drawn[1]
+
+
 def test_an_evaluation_scores_each_once_with_one_all_reduce(
     settled: tuple[Config, Data], models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,7 +26,7 @@ from settings.config import Config
 from tests.plan.live import Live, norm_of_gpu
 from train.distributed import parallel
 from train.distributed.world import World
-from train.model import attention, compilation, loss, model
+from train.model import attention, compilation, cpu_kernels, loss, model
 from train.model.model import Transformer, rotary_table
 from train.optim import build_optimizer
 
@@ -139,9 +139,9 @@ def measured(c: Config, on_cpu: bool, monkeypatch: pytest.MonkeyPatch) -> int:
     """Without data: on tensors of the CPU, through what is written for a GPU if that is asked for."""
     if not on_cpu:
         monkeypatch.setattr(model.RMSNorm, "forward", norm_of_gpu)
-        monkeypatch.setattr(loss, "ROWS_IN_CACHE", 10**9)
+        monkeypatch.setattr(cpu_kernels, "ROWS_IN_CACHE", 10**9)
         monkeypatch.setattr(loss, "CHUNK_TOKENS_ON_CPU", loss.CHUNK_TOKENS)
-        monkeypatch.setattr(loss, "COLUMNS", 10**9)
+        monkeypatch.setattr(cpu_kernels, "COLUMNS", 10**9)
     with FakeTensorMode(allow_non_fake_inputs=True):
         kernel = attention.choose(c, CPU) if on_cpu or c.attention == "math" else attention.SDPA
         return peak(Transformer(c, kernel), c)
@@ -192,10 +192,11 @@ def test_the_peak_of_a_process_that_holds_a_part_is_that_of_its_tensors(
 
 
 def test_constants_are_those_of_the_modules_that_import_torch() -> None:
-    for name in ("CHUNK_TOKENS", "CHUNK_TOKENS_ON_CPU", "ROWS_IN_CACHE", "COLUMNS"):
-        assert getattr(memory, name) == getattr(loss, name)
+    for name in ("CHUNK_TOKENS_ON_CPU", "ROWS_IN_CACHE", "COLUMNS"):
+        assert getattr(memory, name) == getattr(cpu_kernels, name)
+    assert memory.CHUNK_TOKENS == loss.CHUNK_TOKENS
     assert memory.ROWS_AT_ONCE == compilation.ROWS_AT_ONCE
-    assert activations.SHORT == attention.SHORT
+    assert activations.SHORT == cpu_kernels.SHORT
     assert activations.FLOPS_WORTH_COMPILING_ON_CPU == compilation.FLOPS_WORTH_COMPILING_ON_CPU
 
 

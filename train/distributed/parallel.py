@@ -4,7 +4,7 @@
     fsdp   each holds a part of every weight, and its moments     (FSDP2, fully_shard)
     hsdp   groups of SHARD_RANKS hold a copy each, split as above (FSDP2 in replicas)
 
-`grad_sync` is the one place where gradients meet; train_step opens it on the last micro-batch of a step.
+`grad_sync` is the one place where gradients are synchronized; train_step opens it for the last micro-batch of a step.
 With one process there is nothing to spread, and nothing of this is used.
 """
 
@@ -22,24 +22,20 @@ from settings.checks import count_shard_ranks
 from settings.config import Config
 from train.distributed.world import World
 
-# Buffers are not sent at each step: the only one is the table of rotary angles. The flag is called
-# broadcast_buffers before torch 2.13, which warns of the old name.
+# Buffers are not sent at each step: the only one is the table of rotary angles. torch 2.13 renamed the flag.
+HAS_NEW_NAME = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
 NO_BUFFERS: dict[str, Any] = {
-    next(
-        name
-        for name in ("forward_sync_buffers", "broadcast_buffers")
-        if name in inspect.signature(DistributedDataParallel.__init__).parameters
-    ): False
+    "forward_sync_buffers" if HAS_NEW_NAME else "broadcast_buffers": False
 }
 
 
 def is_split(c: Config, world: World) -> bool:
-    """Whether a process holds only a part of each weight."""
+    """Return whether a process holds only a part of each weight."""
     return c.parallel != "ddp" and world.size > 1
 
 
 def shard_ranks(c: Config, world: World) -> int:
-    """Processes that share one copy of the weights. Raises SettingsError where they cannot."""
+    """Return how many processes share one copy of the weights. Raises SettingsError where they cannot."""
     if not is_split(c, world):
         return 1
     if c.parallel == "fsdp":
@@ -51,47 +47,41 @@ class Sharding:
     """Splits a model over processes with FSDP2, by PARALLEL."""
 
     def __init__(self, c: Config, world: World):
-        self.c, self.world, self.ranks = c, world, shard_ranks(c, world)
+        self.c = c
+        self.world = world
+        self.ranks = shard_ranks(c, world)
 
-    def split(self, model: nn.Module) -> None:
+    def split(self, model: Any) -> None:
         """Split each block's weights, and then the others. The model may still be on the meta device."""
         from torch.distributed.device_mesh import init_device_mesh  # these take a second to import
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-        c, kind = self.c, self.world.device.type
-        if c.parallel == "hsdp":
-            copies = self.world.size // self.ranks
-            mesh = init_device_mesh(kind, (copies, self.ranks), mesh_dim_names=("replica", "shard"))
-        else:
-            mesh = init_device_mesh(kind, (self.ranks,), mesh_dim_names=("shard",))
-        # the weights travel in the type in which they are used, gradients in float32
-        policy = MixedPrecisionPolicy(
-            param_dtype=getattr(torch, c.dtype), reduce_dtype=torch.float32
+        sizes: dict[str, int] = {"shard": self.ranks}
+        if self.c.parallel == "hsdp":
+            sizes = {"replica": self.world.size // self.ranks, "shard": self.ranks}
+        mesh = init_device_mesh(
+            self.world.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes)
         )
-        engine: Any = model
-        for layer in engine.layers:
-            fully_shard(layer, mesh=mesh, mp_policy=policy)
-        fully_shard(model, mesh=mesh, mp_policy=policy)
-        engine.sync_each_micro_batch = c.grad_sync == "micro-batch"
-
-    def part(self, values: Tensor, weight: Tensor) -> Tensor:
-        """This process's part of the values of a whole weight, without a word to the others."""
-        return part_of(values, weight)
+        # weights travel in the type in which they are used, gradients in float32
+        policy = MixedPrecisionPolicy(
+            param_dtype=getattr(torch, self.c.dtype), reduce_dtype=torch.float32
+        )
+        for module in (*model.layers, model):
+            fully_shard(module, mesh=mesh, mp_policy=policy)
+        model.sync_each_micro_batch = self.c.grad_sync == "micro-batch"
 
 
-def part_of(values: Tensor, weight: Tensor) -> Tensor:
-    """This process's part of the values of a whole weight, without a word to the others; all of them where it holds
-    all of the weight."""
-    split: Any = weight
-    if not hasattr(split, "placements"):  # a DTensor, known without a second's import
+def part_of(values: Tensor, weight: Any) -> Tensor:
+    """Return this process's part of the values of a whole weight, without communication."""
+    if mesh_of(weight) is None:
         return values
     from torch.distributed.tensor import distribute_tensor
 
-    return distribute_tensor(values, split.device_mesh, split.placements, src_data_rank=None)
+    return distribute_tensor(values, weight.device_mesh, weight.placements, src_data_rank=None)
 
 
 def parallelize(model: nn.Module, c: Config, world: World) -> nn.Module:
-    """The model as this process trains it; one that was split stays as it is."""
+    """Return the model as this process trains it; one that was split stays as it is."""
     if world.size == 1 or is_split(c, world):
         return model
     # static_graph stays off: with accumulation under no_sync it can stop reducing, silently (pytorch#143580)
@@ -104,82 +94,91 @@ def parallelize(model: nn.Module, c: Config, world: World) -> nn.Module:
 
 
 def bare(model: nn.Module) -> nn.Module:
-    """The model without its wrapper, with the names that checkpoints use."""
+    """Return the model without its wrapper, with the names that checkpoints use."""
     return model.module if isinstance(model, DistributedDataParallel) else model
 
 
 def waits_in_forward(model: nn.Module) -> bool:
-    """Whether a forward pass is one of all processes, each of which brings a part of the weights."""
+    """Return whether the processes run each forward pass together, since each holds a part of the weights."""
     return hasattr(model, "reshard")
 
 
-def weights_of(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Name -> weight that is trained, or this process's part of it, as the optimizer knows it. A tied head counts
-    once."""
+def weights_of(model: Any) -> dict[str, nn.Parameter]:
+    """Return name -> trained weight, or this process's part of it, as the optimizer knows it.
+
+    A tied head counts once.
+    """
     if waits_in_forward(model):  # FSDP2 leaves the outermost weights whole behind an evaluation
-        model.reshard()  # type: ignore[operator]
+        model.reshard()
     return {name: weight for name, weight in bare(model).named_parameters() if weight.requires_grad}
 
 
 def local(tensor: Tensor) -> Tensor:
-    """The part of it that this process holds."""
+    """Return the part of it that this process holds."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
+def mesh_of(tensor: Tensor) -> Any:
+    """Return the mesh of processes over which FSDP2 has split it, or None; importing DTensor takes a second."""
+    return getattr(tensor, "device_mesh", None)
+
+
 def copies(model: nn.Module, world: World) -> int:
-    """How many processes hold each number of a gradient."""
-    mesh = getattr(next(iter(model.parameters())), "device_mesh", None)
+    """Return how many processes hold each number of a gradient."""
+    mesh = mesh_of(next(model.parameters()))
     return world.size if mesh is None else world.size // mesh.size(mesh.ndim - 1)
 
 
 def groups_of(model: nn.Module) -> list[Any]:
-    """The process groups of the engine's own, beside that of all processes."""
-    mesh = getattr(next(iter(model.parameters())), "device_mesh", None)
+    """Return the process groups of the engine's own, beside that of all processes."""
+    mesh = mesh_of(next(model.parameters()))
     return [] if mesh is None else mesh.get_all_groups()
 
 
 def writers(c: Config, world: World) -> list[int]:
-    """The ranks that write a checkpoint: those of one whole copy of the weights, or of the first node."""
-    if not is_split(c, world):
-        return list(range(world.local_size))
-    return list(range(shard_ranks(c, world)))
+    """Return the ranks that write a checkpoint: those of one whole copy of the weights, or of the first node."""
+    return list(range(shard_ranks(c, world) if is_split(c, world) else world.local_size))
 
 
 def replicate(tensors: Sequence[Tensor]) -> None:
     """Send what the first copy holds to all others, in place, tensor by tensor."""
     for tensor in tensors:
-        mesh = getattr(tensor, "device_mesh", None)
-        part = local(tensor)
+        mesh = mesh_of(tensor)
         group = dist.group.WORLD if mesh is None else mesh.get_group("replica")
-        dist.broadcast(part, group_src=0, group=group)
+        dist.broadcast(local(tensor), group_src=0, group=group)
 
 
 @contextlib.contextmanager
-def grad_sync(model: nn.Module, enabled: bool) -> Iterator[None]:
-    """Backward passes inside average gradients over ranks if enabled, and only add them up here if not.
+def grad_sync(model: Any, enabled: bool) -> Iterator[None]:
+    """Have backward passes inside average gradients over ranks if enabled, and only accumulate them if not.
 
-    The engine averages; train_step undoes that, so that the gradient is that of the summed loss. FSDP2 also
-    adds up where GRAD_SYNC=micro-batch, over the ranks of a copy, so that no rank ever holds a whole gradient.
+    The engine averages; train_step undoes that, so that the gradient is that of the summed loss. With
+    GRAD_SYNC=micro-batch FSDP2 reduces always, over the ranks of a copy, so that no rank holds a whole gradient.
     """
     if waits_in_forward(model):
-        engine: Any = model
-        engine.set_requires_gradient_sync(enabled or engine.sync_each_micro_batch)
-        engine.set_requires_all_reduce(enabled)
-        engine.set_is_last_backward(enabled)
+        model.set_requires_gradient_sync(enabled or model.sync_each_micro_batch)
+        model.set_requires_all_reduce(enabled)
+        model.set_is_last_backward(enabled)
+    accumulates = isinstance(model, DistributedDataParallel) and not enabled
+    with model.no_sync() if accumulates else contextlib.nullcontext():
         yield
-    elif enabled or not isinstance(model, DistributedDataParallel):
-        yield
-    else:
-        with model.no_sync():
-            yield
 
 
-def settle(model: nn.Module, micro_batch: Sequence[torch.Tensor]) -> None:
-    """Let what is decided at the first use be decided before the first step: buckets, and compiled code.
+def clear_gradients(model: nn.Module) -> None:
+    """Forget the gradients of a step.
 
-    DistributedDataParallel orders them anew after its first reduction, and with three ranks or more the
-    order of summation follows. Without this, the first step after a resume would round differently from
-    the same step in a run that was never stopped.
+    Under DistributedDataParallel they are zeroed in place and stay views of its buckets. Were they None, the passes
+    inside no_sync would accumulate in memory of their own beside the buckets: 4 bytes a weight, and a copy a step.
+    """
+    model.zero_grad(set_to_none=not isinstance(model, DistributedDataParallel))
+
+
+def settle(model: nn.Module, micro_batch: Sequence[Tensor]) -> None:
+    """Have what is decided at the first use decided before the first step: buckets, and compiled code.
+
+    DistributedDataParallel orders its buckets anew after its first reduction, and with three ranks or more the order
+    of summation follows. Without this, the first step after a resume would round differently from the same step in a
+    run that was never stopped.
     """
     with grad_sync(model, enabled=True):
         loss, _ = model(*micro_batch)

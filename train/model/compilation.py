@@ -1,7 +1,7 @@
 """torch.compile, block by block: one block is compiled and serves all layers, with static shapes.
 
-The names of weights stay as they are, since a module is compiled in place. Text samples, whose length grows
-with each token, run as they are written (generate.py).
+The names of weights stay as they are, since a module is compiled in place. Text samples, whose length grows with each
+token, are generated without it (kv_cache.py).
 """
 
 import logging
@@ -17,7 +17,7 @@ from hardware.flops import flops_per_token
 from settings import SettingsError
 from settings.config import Config
 from train.console import LOG_ONLY
-from train.model.loss import SoftmaxPart, softmax_part_to_compile
+from train.model.loss import SoftmaxPart, softmax_part
 from train.model.model import Transformer, matmul_weights
 
 log = logging.getLogger(__name__)
@@ -29,35 +29,35 @@ ROWS_AT_ONCE = 256  # of logits, on a CPU
 
 
 def wanted(c: Config, device: torch.device, model: Transformer) -> bool:
-    """Whether to compile, by COMPILE; says so, and why. Raises SettingsError where it is asked for and cannot be."""
-    reason = "COMPILE"
-    if c.compile == "auto":
-        work = (
-            c.last_step
-            * c.batch_tokens
-            * flops_per_token(matmul_weights(model), c.n_layer, c.n_embd, c.seq_len)
-        )
-        if device.type == "cpu" and sys.platform != "linux":
-            log.info("compile=no (COMPILE=1 tries it on this system)", extra=LOG_ONLY)
-            return False
-        if device.type == "cpu" and work < FLOPS_WORTH_COMPILING_ON_CPU:
-            log.info(
-                "compile=no (a run of %.1e FLOPs; on a CPU it pays from about %.0e on)",
-                work,
-                FLOPS_WORTH_COMPILING_ON_CPU,
-                extra=LOG_ONLY,
-            )
-            return False
-        reason = "it pays on a GPU" if device.type != "cpu" else f"a run of {work:.1e} FLOPs"
-    missing = "" if c.compile == "0" else find_missing(device)
+    """Return whether to compile, by COMPILE, and log why. Raises SettingsError for COMPILE=1 without a compiler."""
+    refusal = ""
+    if c.compile == "0":
+        refusal = "COMPILE=0"
+    elif c.compile == "auto" and device.type == "cpu":
+        refusal = find_reason_against(c, model)
+    if refusal:
+        log.info("compile=no (%s)", refusal, extra=LOG_ONLY)
+        return False
+    missing = find_missing(device)
+    if missing and c.compile == "1":
+        raise SettingsError([f"COMPILE=1: {missing}, or set COMPILE=0"])
     if missing:
-        if c.compile == "1":
-            raise SettingsError([f"COMPILE=1: {missing}, or set COMPILE=0"])
         log.warning("compile=no (it would pay, but %s)", missing)
         return False
-    how = "no" if c.compile == "0" else "yes, block by block"
-    log.info("compile=%s (%s)", how, reason, extra=LOG_ONLY)
-    return c.compile != "0"
+    log.info("compile=yes, block by block (COMPILE=%s)", c.compile, extra=LOG_ONLY)
+    return True
+
+
+def find_reason_against(c: Config, model: Transformer) -> str:
+    """Return why a run on a CPU does not repay compiling; "" if it does."""
+    if sys.platform != "linux":
+        return "COMPILE=1 tries it on this system"
+    each = flops_per_token(matmul_weights(model), c.n_layer, c.n_embd, c.seq_len)
+    work = c.last_step * c.batch_tokens * each
+    if work < FLOPS_WORTH_COMPILING_ON_CPU:
+        pays = FLOPS_WORTH_COMPILING_ON_CPU
+        return f"a run of {work:.1e} FLOPs; on a CPU it pays from about {pays:.0e} on"
+    return ""
 
 
 def find_missing(device: torch.device) -> str:
@@ -69,54 +69,56 @@ def find_missing(device: torch.device) -> str:
     if not (Path(sysconfig.get_paths()["include"]) / "Python.h").is_file():
         return "Python.h is missing: install python3-dev"
     if device.type != "cpu":
-        found = any(map(shutil.which, ("gcc", "clang", "cc")))
-        return "" if found else "there is no C compiler: install gcc"
+        has_compiler = any(map(shutil.which, ("gcc", "clang", "cc")))
+        return "" if has_compiler else "there is no C compiler: install gcc"
     from torch._inductor import cpp_builder, exc  # not above: this takes two seconds
 
     try:
-        found = bool(cpp_builder.get_cpp_compiler())
+        cpp_builder.get_cpp_compiler()
     except exc.InvalidCxxCompiler:
-        found = False
-    return "" if found else "there is no C++ compiler: install g++"
+        return "there is no C++ compiler: install g++"
+    return ""
 
 
 def compile_model(model: Transformer, named: bool = False) -> None:
     """Have the blocks, and the softmax part of the loss, compiled at their first use.
 
-    named: with a mark in each kernel for the CPU, by which a profiler knows them; those of a GPU it knows anyway.
+    Args:
+        model: compiled in place.
+        named: whether each kernel for the CPU gets a mark by which a profiler knows it; it knows those of a GPU anyway.
     """
+    # not above: these take a second
+    import torch._functorch.config as functorch
+    import torch._inductor.config as inductor
+
     if named:
-        import torch._inductor.config as inductor
-
         inductor.cpp.enable_kernel_profile = True
-    # On a CPU results of norms, and what is between the MLP's matrices, are computed again in backward, which takes a
-    # fifteenth off the memory of a small model for about 1% of its time. What else is computed again
-    # ACTIVATION_CHECKPOINTING says.
-    import torch._functorch.config as functorch  # not above: this takes a second
-
-    functorch.ban_recompute_materialized_backward = next(model.parameters()).device.type != "cpu"
+    # On a CPU, results of norms and of what is between the MLP's matrices are recomputed in backward, which takes a
+    # fifteenth off the memory of a small model for about 1% of its time. ACTIVATION_CHECKPOINTING says what else is.
+    functorch.ban_recompute_materialized_backward = model.rotary.device.type != "cpu"
     for layer in model.layers:
         # the pass itself and not the call of the module, in which FSDP2 gathers weights
         layer.forward = torch.compile(layer.forward, dynamic=False)
-    model.softmax_part = of_any_length(torch.compile(softmax_part_to_compile))
+    model.softmax_part = of_any_length(torch.compile(softmax_part))
     model.compiled = True
 
 
 def of_any_length(part: SoftmaxPart) -> SoftmaxPart:
-    """Compiled once for chunks of any number of tokens: the last one, and those of an evaluation, may have fewer. On a
-    CPU it gets a few rows at a time, since what it writes for them it writes beside them first."""
+    """Return the softmax part compiled once for any number of tokens: the last chunk has fewer, and an evaluation's.
 
-    def softmax_part(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    On a CPU it gets a few rows at a time, since what it writes for them it writes beside them first.
+    """
+
+    def by_rows(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         rows = ROWS_AT_ONCE if logits.device.type == "cpu" else max(1, len(logits))
         total = logits.new_zeros((), dtype=torch.float32)
-        factors = logits.new_empty(len(logits), 1, dtype=torch.float32)
-        for values, target, factor in zip(
-            logits.split(rows), targets.split(rows), factors.split(rows), strict=True
-        ):
-            for tensor in (values, target):
-                torch._dynamo.maybe_mark_dynamic(tensor, 0)
-            loss, factor[:] = part(values, target)
+        factors = []
+        for values, target in zip(logits.split(rows), targets.split(rows), strict=True):
+            torch._dynamo.maybe_mark_dynamic(values, 0)
+            torch._dynamo.maybe_mark_dynamic(target, 0)
+            loss, factor = part(values, target)
             total += loss
-        return total, factors
+            factors.append(factor)
+        return total, torch.cat(factors)
 
-    return softmax_part
+    return by_rows

@@ -218,6 +218,15 @@ def test_ranks_share_the_windows_out_without_overlap(parts) -> None:
     assert sum(s.nats for s in shares) == pytest.approx(whole.nats, rel=1e-6)
 
 
+def test_an_evaluation_keeps_nothing_for_backward(parts) -> None:
+    c, _, _, evaluator = parts
+    model = build(c, ALONE.device)
+    losses = []
+    model.register_forward_hook(lambda module, inputs, outputs: losses.append(outputs[0]))
+    evaluator(model)
+    assert losses and not any(loss.requires_grad for loss in losses)
+
+
 def test_an_interrupted_evaluation_gives_no_number(parts) -> None:
     c, _, _, evaluator = parts
     assert evaluator(build(c, ALONE.device), interrupted=lambda: True) is None

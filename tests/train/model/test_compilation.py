@@ -16,9 +16,9 @@ from train.checkpoint import checkpoint
 from train.data.batch import Batch
 from train.data.tokenizer import train as train_tokenizer
 from train.distributed.world import World
-from train.model import compilation, loss
+from train.model import compilation
 from train.model.generate import continue_text
-from train.model.loss import IGNORED, softmax_part, softmax_part_to_compile
+from train.model.loss import softmax_part
 from train.model.model import Transformer, build
 from train.optim import build_optimizer, set_rate
 from train.step import train_step
@@ -71,94 +71,6 @@ def test_a_compiled_model_trains_as_the_written_one_and_is_compiled_once_for_all
     assert set(states["model"]) == {name for name, _ in build(c, CPU).named_parameters()}
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_both_ways_to_write_the_softmax_give_the_plain_gradient(dtype: torch.dtype) -> None:
-    g = torch.Generator().manual_seed(0)
-    logits = (8 * torch.randn(70, 50, generator=g)).to(
-        dtype
-    )  # 70 rows: more than stay in the cache at once
-    targets = torch.randint(50, (70,), generator=g)
-    targets[::7] = IGNORED
-    logits[3] = -100.0
-    logits[3, 5] = 100.0
-    targets[3] = 9  # a loss of 200 nats: its probability is zero in float32
-    exact = logits.double().requires_grad_()
-    plain = torch.nn.functional.cross_entropy(exact, targets, ignore_index=IGNORED, reduction="sum")
-    plain.backward()
-    for function in (softmax_part, softmax_part_to_compile):
-        grad = logits.clone()
-        total, factors = function(grad, targets)
-        assert total.item() == pytest.approx(plain.item(), rel=1e-6)
-        assert grad.dtype == dtype and factors.shape == (70, 1)
-        found = factors.double() * grad.double()
-        torch.testing.assert_close(
-            found, exact.grad, rtol=0, atol=1e-6 if dtype == torch.float32 else 4e-3
-        )
-
-
-def test_a_loss_in_bfloat16_and_many_chunks_has_the_gradient_of_one_in_float32() -> None:
-    from train.model.loss import summed_loss
-
-    g = torch.Generator().manual_seed(0)
-    x, w = torch.randn(300, 16, generator=g), 0.3 * torch.randn(40, 16, generator=g)
-    targets = torch.randint(40, (300,), generator=g)
-    exact = w.double().requires_grad_()
-    torch.nn.functional.cross_entropy(x.double() @ exact.t(), targets, reduction="sum").backward()
-    weight = w.clone().requires_grad_()
-    loss, _ = summed_loss(x.bfloat16(), weight, targets, chunk=64)
-    (loss * 1.003).backward()
-    assert weight.grad is not None and exact.grad is not None
-    error = (weight.grad.double() / 1.003 - exact.grad).norm() / exact.grad.norm()
-    assert error < 0.01  # chunks that overwrote each other would leave most of it out
-
-
-@pytest.mark.parametrize(
-    ("tokens", "on_cpu", "on_gpu"),
-    [(1, 1, 1), (1536, 1536, 1536), (1537, 769, 1537), (4096, 1366, 2048), (16384, 1490, 2048)],
-)
-def test_chunks_are_as_large_as_each_other_and_none_is_larger_than_it_may_be(
-    tokens: int, on_cpu: int, on_gpu: int
-) -> None:
-    assert (
-        loss.chunk_of(tokens, torch.device("cpu")),
-        loss.chunk_of(tokens, torch.device("cuda")),
-    ) == (on_cpu, on_gpu)
-    for chunk in (on_cpu, on_gpu):
-        assert -(-tokens // chunk) * chunk - tokens < -(
-            -tokens // chunk
-        )  # the last lacks less than one of each
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_logits_that_are_computed_by_columns_are_those_of_one_product(dtype: torch.dtype) -> None:
-    g = torch.Generator().manual_seed(0)
-    x, w = (
-        torch.randint(-4, 5, shape, generator=g).to(dtype)
-        for shape in ((3, 8), (2 * loss.COLUMNS + 5, 8))
-    )
-    out = torch.full((3, len(w)), torch.nan, dtype=dtype)
-    assert loss.products(x, w, out) is out
-    assert torch.equal(
-        out.double(), (x.double() @ w.double().t())
-    )  # small whole numbers: exact in either type
-
-
-@pytest.mark.parametrize(
-    ("dtype", "kept"), [(torch.float32, torch.float32), (torch.bfloat16, torch.float32)]
-)
-def test_a_gradient_by_columns_is_that_of_one_product(
-    dtype: torch.dtype, kept: torch.dtype
-) -> None:
-    g = torch.Generator().manual_seed(0)
-    grad = torch.randint(-4, 5, (3, 2 * loss.COLUMNS + 5), generator=g).to(dtype)
-    x = torch.randint(-4, 5, (3, 8), generator=g).to(dtype)
-    dw = torch.full((grad.shape[1], 8), torch.nan, dtype=kept)
-    once = grad.double().t() @ x.double()  # small whole numbers: exact in either type
-    for times in (1, 2):
-        loss.add_products(dw, grad, x, first=times == 1)
-        assert torch.equal(dw.double(), times * once)
-
-
 def test_a_compiled_softmax_part_is_compiled_once_for_chunks_of_any_length() -> None:
     compiled = list[int]()
 
@@ -167,7 +79,7 @@ def test_a_compiled_softmax_part_is_compiled_once_for_chunks_of_any_length() -> 
         return graph
 
     torch._dynamo.reset()
-    part = compilation.of_any_length(torch.compile(softmax_part_to_compile, backend=backend))
+    part = compilation.of_any_length(torch.compile(softmax_part, backend=backend))
     for rows in (7, 5, 64, 2 * compilation.ROWS_AT_ONCE + 3):
         logits, targets = torch.randn(rows, 40, requires_grad=True), torch.arange(rows) % 40
         expected = torch.nn.functional.cross_entropy(logits, targets, reduction="sum")

@@ -1,0 +1,151 @@
+"""What a CPU does faster another way than the plain torch of model.py, attention.py and loss.py.
+
+`faster_in_eager_mode` chooses them, except for attention, which attention.py chooses by the settings. Each computes
+what the function above which it is named computes, up to rounding. torch.compile makes its own kernels from the plain
+functions.
+
+Each kernel was kept because eager training is more than 5% slower without it. On two AMD EPYC cores (Zen 4), at the
+shapes of `make train`, a step takes longer by these factors without
+                        bfloat16    float32
+    RMSNorm             NORM_BF     NORM_F
+    attend_by_products  MATH_BF     not used
+    softmax by rows     SOFT_BF     SOFT_F
+"""
+
+import functools
+from collections.abc import Callable, Collection
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from settings.config import Config
+
+SHORT = 512  # tokens up to which attend_by_products was measured to be the faster one
+CHUNK_TOKENS_ON_CPU = 1536  # memory is scarcer; with AMX 1,024 are slower, 1,300 and more are not
+ROWS_IN_CACHE = 8  # 8 x 50,304 float32 logits are 1.5 MiB
+COLUMNS = 8192  # of the vocabulary at once in bfloat16: with AMX half the time of a single product
+UNLIKELY = 87.0  # nats below the maximum; beyond, exp() is denormal, which a CPU is slow at
+
+
+def faster_in_eager_mode(
+    kernel: Callable[..., Any], devices: Collection[str] = ("cpu",)
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorate a plain function so that `kernel` is called instead, outside of torch.compile.
+
+    devices: the types of the first argument's device for which the kernel is the faster one.
+    """
+
+    def decorate(plain: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(plain)
+        def choose(x: Tensor, *arguments: Any) -> Any:
+            if x.device.type in devices and not torch.compiler.is_compiling():
+                return kernel(x, *arguments)
+            return plain(x, *arguments)
+
+        return choose
+
+    return decorate
+
+
+# ---------------------------------------------------------------------------------------------------
+# Blocks
+# ---------------------------------------------------------------------------------------------------
+
+
+class _RMSNormOnCPU(torch.autograd.Function):
+    """RMSNorm in few passes over memory. torch has no kernel of its own for it on a CPU."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        squares = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32).square_()
+        scale = squares.div_(x.shape[-1]).add_(eps).rsqrt_()
+        normal = torch.mul(x, scale, out=torch.empty_like(x))
+        ctx.save_for_backward(normal, scale, weight)
+        return normal * weight.to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, None]:
+        (dy,) = grad_outputs
+        normal, scale, weight = ctx.saved_tensors
+        d_weight = (dy * normal).flatten(0, -2).sum(0, dtype=torch.float32)
+        dx = dy * weight.to(dy.dtype)
+        # dx = scale (dy w - normal mean(dy w normal))
+        dx.addcmul_(normal, (dx * normal).sum(-1, keepdim=True), value=-1 / dx.shape[-1])
+        return torch.mul(dx, scale, out=dx), d_weight, None
+
+
+rms_norm = _RMSNormOnCPU.apply
+
+
+def rotate(x: Tensor, rotary: Tensor) -> Tensor:
+    """Rotate pairs as model.rotate does, in three operations, whose launches a GPU waits for too."""
+    cos, sin = rotary
+    return (x * cos).addcmul_(x.roll(x.shape[-1] // 2, dims=-1), sin)
+
+
+def prefers_products(c: Config) -> bool:
+    """Return whether attention by products is faster than torch's flash kernel for CPUs."""
+    return c.dtype == "bfloat16" and c.seq_len <= SHORT
+
+
+def attend_by_products(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Compute causal attention by its formula, with all T x T scores in memory; q, k and v are (B, T, H, D).
+
+    In bfloat16 it is as precise as bfloat16 scores are.
+    """
+    B, T, H, D = q.shape
+    q, k, v = (x.transpose(1, 2).reshape(B * H, T, D) for x in (q, k, v))
+    future = torch.full((T, T), float("-inf"), dtype=q.dtype, device=q.device).triu(1)
+    scores = torch.baddbmm(future, q, k.transpose(1, 2), alpha=D**-0.5)
+    return (scores.softmax(dim=-1) @ v).view(B, H, T, D).transpose(1, 2)
+
+
+# ---------------------------------------------------------------------------------------------------
+# Loss
+# ---------------------------------------------------------------------------------------------------
+
+
+def softmax_part(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute what loss.softmax_part does, by few rows, which stay in the processor's cache."""
+    total = torch.zeros((), dtype=torch.float32)
+    scored = (targets >= 0)[:, None]
+    index = targets.clamp(min=0)[:, None]
+    for part, is_scored, target in zip(
+        *(tensor.split(ROWS_IN_CACHE) for tensor in (logits, scored, index)), strict=True
+    ):
+        values = part.float()
+        largest = values.amax(dim=1, keepdim=True)
+        of_target = values.gather(1, target)
+        probability = torch.clamp(values, min=largest - UNLIKELY, out=values).softmax(dim=1)
+        # The largest probability is at least 1 / V, so that no precision is lost in its log.
+        log_z = largest - probability.amax(dim=1, keepdim=True).log()
+        total += torch.where(is_scored, log_z - of_target, 0.0).sum()
+        probability.scatter_add_(1, target, torch.full_like(log_z, -1.0))
+        part.copy_(probability)
+    return total, scored.float()
+
+
+def multiply(x: Tensor, w: Tensor, out: Tensor) -> Tensor:
+    """Compute loss.multiply by blocks of columns."""
+    for part in split_columns(x, len(w)):
+        torch.mm(x, w[part].t(), out=out[:, part])
+    return out
+
+
+def add_product(x: Tensor, grad: Tensor, dw: Tensor) -> None:
+    """Compute loss.add_product by blocks of columns.
+
+    A single product in bfloat16 would hold all of its sum in float32 first: as much memory as dw.
+    """
+    if dw.dtype == x.dtype:
+        dw.addmm_(grad.t(), x)
+        return
+    for part in split_columns(x, len(dw)):
+        dw[part].add_(torch.mm(grad[:, part].t(), x))
+
+
+def split_columns(x: Tensor, vocab_size: int) -> list[slice]:
+    """Return the blocks in which the columns of the logits are computed fastest."""
+    columns = COLUMNS if x.dtype == torch.bfloat16 else vocab_size
+    return [slice(start, start + columns) for start in range(0, vocab_size, columns)]
