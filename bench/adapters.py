@@ -68,7 +68,7 @@ def main(what: str, rounds: int) -> None:
     if adapters := Adapters.of(c):
         light = lite.of(c, adapters, lm)
         adapters.join(lm)
-        adapters.fill(model, c, world.device, None)
+        adapters.fill(model, c, world.device)
     folder = tempfile.mkdtemp(dir=ROOT / "bench")
     saver = Saver(Path(folder), c, world, checkpoint.needed_bytes(model))
     saver.lite = light

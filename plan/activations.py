@@ -10,7 +10,7 @@ import dataclasses
 
 from settings.config import Config
 
-SHORT = 512  # attention.SHORT: windows up to which a CPU in bfloat16 takes the products
+SHORT = 512  # cpu_kernels.SHORT: windows up to which a CPU in bfloat16 takes the products
 FLOPS_WORTH_COMPILING_ON_CPU = (
     5e13  # compilation.py's; both modules import torch, and a test holds these equal
 )

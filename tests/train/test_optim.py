@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from settings import SettingsError
-from settings.config import Config
 from tests.processes import run_ranks
 from tests.train.checkpoint.test_checkpoint import go_on, save, trained
 from train.checkpoint import checkpoint
@@ -20,11 +19,11 @@ ALONE = World(0, 0, 0, 1, torch.device("cpu"), "CPU", "here")
 
 
 @pytest.fixture
-def muon(tiny: Config) -> Config:
+def muon(tiny):
     return dataclasses.replace(tiny, optimizer="muon", tie_embeddings=False).derived()
 
 
-def orthogonal(matrix: np.ndarray) -> np.ndarray:
+def orthogonal(matrix):
     """What five Newton-Schulz iterations make of a matrix: its singular vectors, each value put through the quintic."""
     u, s, vt = np.linalg.svd(matrix / np.linalg.norm(matrix), full_matrices=False)
     for _ in range(5):
@@ -32,7 +31,7 @@ def orthogonal(matrix: np.ndarray) -> np.ndarray:
     return u @ np.diag(s) @ vt
 
 
-def test_muon_follows_its_formula_on_hidden_matrices(muon: Config) -> None:
+def test_muon_follows_its_formula_on_hidden_matrices(muon):
     model = build(muon, ALONE.device)
     optimizer = build_optimizer(model, muon)
     g = torch.Generator().manual_seed(4)
@@ -46,7 +45,7 @@ def test_muon_follows_its_formula_on_hidden_matrices(muon: Config) -> None:
         for w in model.parameters():
             w.grad = torch.randn(w.shape, generator=g)
         for name, w in hidden.items():
-            grad = w.grad.double().numpy()  # type: ignore[union-attr]
+            grad = w.grad.double().numpy()
             momentum[name] = 0.95 * momentum[name] + 0.05 * grad
             update = orthogonal(0.05 * grad + 0.95 * momentum[name])
             expected[name] *= 1 - rate * muon.weight_decay
@@ -61,7 +60,7 @@ def test_muon_follows_its_formula_on_hidden_matrices(muon: Config) -> None:
         )  # its products are in bfloat16
 
 
-def test_the_rest_is_updated_as_by_adamw_alone(muon: Config) -> None:
+def test_the_rest_is_updated_as_by_adamw_alone(muon):
     plain = dataclasses.replace(muon, optimizer="adamw")
     models = [build(c, ALONE.device) for c in (muon, plain)]
     for model, c in zip(models, (muon, plain), strict=True):
@@ -76,14 +75,14 @@ def test_the_rest_is_updated_as_by_adamw_alone(muon: Config) -> None:
     assert same == {name for name, w in one.items() if w.ndim == 1 or "layers." not in name}
 
 
-def test_the_settings_reach_the_optimizers_at_once(muon: Config) -> None:
+def test_the_settings_reach_the_optimizers_at_once(muon):
     c = dataclasses.replace(muon, adam_beta1=0.8, adam_beta2=0.9)
     for part in build_optimizer(build(c, ALONE.device), c).parts:
         for group in part.param_groups:
             assert isinstance(part, Muon) or (group["betas"], group["eps"]) == ((0.8, 0.9), 1e-8)
 
 
-def test_the_settings_reach_the_optimizers_at_each_step(muon: Config) -> None:
+def test_the_settings_reach_the_optimizers_at_each_step(muon):
     model = build(muon, ALONE.device)
     optimizer = build_optimizer(model, muon)
     changed = dataclasses.replace(muon, adam_beta1=0.8, adam_beta2=0.9, weight_decay=0.3)
@@ -105,7 +104,7 @@ def test_the_settings_reach_the_optimizers_at_each_step(muon: Config) -> None:
     assert len(covered) == len(list(model.parameters())) == len({id(w) for w in covered})
 
 
-def test_a_run_with_muon_goes_on_to_the_bit_from_a_checkpoint(muon: Config, tmp_path) -> None:
+def test_a_run_with_muon_goes_on_to_the_bit_from_a_checkpoint(muon, tmp_path):
     model, optimizer = trained(muon, 5)
     folder, size = save(tmp_path, 5, model, optimizer, {"data": {"step": 5}})
     expected = go_on(muon, model, optimizer, 5)
@@ -116,7 +115,7 @@ def test_a_run_with_muon_goes_on_to_the_bit_from_a_checkpoint(muon: Config, tmp_
     assert size <= checkpoint.needed_bytes(model)
 
 
-def split_weights(rank: int, port: int, c: Config) -> None:
+def split_weights(rank, port, c):
     """In a process of its own: a model split by FSDP2 is refused by Muon and taken by AdamW."""
     torch.distributed.init_process_group(
         "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=1
@@ -131,5 +130,5 @@ def split_weights(rank: int, port: int, c: Config) -> None:
     os._exit(0)  # the group cannot be left while the model that uses it is there
 
 
-def test_muon_is_refused_for_weights_that_are_split(muon: Config, free_port: int) -> None:
+def test_muon_is_refused_for_weights_that_are_split(muon, free_port):
     run_ranks(split_weights, (free_port, muon), 1)

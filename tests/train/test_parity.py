@@ -6,7 +6,6 @@ import math
 import pytest
 import torch
 
-from settings.config import Config
 from tests.train.model.test_model import hugging_face
 from train.data.batch import Batch
 from train.distributed.world import World
@@ -18,7 +17,7 @@ from train.step import train_step
 ALONE = World(0, 0, 0, 1, torch.device("cpu"), "CPU", "here")
 
 
-def batches(c: Config, steps: int) -> list[torch.Tensor]:
+def batches(c, steps):
     g = torch.Generator().manual_seed(5)
     return [
         torch.randint(c.vocab_size, (c.batch_windows, c.seq_len + 1), generator=g) % 97
@@ -26,7 +25,7 @@ def batches(c: Config, steps: int) -> list[torch.Tensor]:
     ]
 
 
-def ours(c: Config, data: list[torch.Tensor]) -> list[float]:
+def ours(c, data):
     model = build(c, ALONE.device)
     optimizer = build_optimizer(model, c)
     losses = []
@@ -38,7 +37,7 @@ def ours(c: Config, data: list[torch.Tensor]) -> list[float]:
     return losses
 
 
-def theirs(c: Config, data: list[torch.Tensor]) -> list[float]:
+def theirs(c, data):
     model = hugging_face(build(c, ALONE.device), c).train()
     norms = [w for name, w in model.named_parameters() if "norm" in name]
     rest = [w for name, w in model.named_parameters() if "norm" not in name]
@@ -75,7 +74,7 @@ def theirs(c: Config, data: list[torch.Tensor]) -> list[float]:
 @pytest.mark.parametrize(
     "changes", [{}, {"qk_norm": True, "tie_embeddings": False}], ids=["llama", "qwen3"]
 )
-def test_fifty_steps_follow_an_independent_loop(tiny: Config, changes: dict) -> None:
+def test_fifty_steps_follow_an_independent_loop(tiny, changes):
     c = dataclasses.replace(tiny, grad_clip=0.5, train_tokens=30_720, **changes)
     data = batches(c, 50)
     mine, other = ours(c, data), theirs(c, data)
@@ -83,7 +82,7 @@ def test_fifty_steps_follow_an_independent_loop(tiny: Config, changes: dict) -> 
     assert max(abs(a - b) for a, b in zip(mine, other, strict=True)) < 1e-4
 
 
-def test_one_batch_is_learned_by_heart(tiny: Config) -> None:
+def test_one_batch_is_learned_by_heart(tiny):
     c = dataclasses.replace(tiny, weight_decay=0.0, train_tokens=512 * 150, learning_rate=1e-2)
     losses = ours(c, batches(c, 1) * 150)
     assert losses[0] > 5 and losses[-1] < 0.05

@@ -8,7 +8,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from settings.config import Config
 from train.data.batch import Batch
 from train.distributed.world import World
 from train.model.loss import IGNORED
@@ -19,7 +18,7 @@ from train.step import Clock, train_step
 ALONE = World(0, 0, 0, 1, torch.device("cpu"), "CPU", "here")
 
 
-def masked_batch(c: Config, sequences: int) -> tuple[torch.Tensor, torch.Tensor]:
+def masked_batch(c, sequences):
     """Sequences of which each scores another number of tokens, the last none."""
     g = torch.Generator().manual_seed(2)
     tokens = torch.randint(c.vocab_size, (sequences, c.seq_len), generator=g)
@@ -29,15 +28,13 @@ def masked_batch(c: Config, sequences: int) -> tuple[torch.Tensor, torch.Tensor]
     return tokens, targets
 
 
-def as_batch(tokens: torch.Tensor, targets: torch.Tensor, micro: int) -> Batch:
+def as_batch(tokens, targets, micro):
     pairs = list(zip(tokens.split(micro), targets.split(micro), strict=True))
     return Batch(pairs, int((targets != IGNORED).sum()), range(100, 100 + len(tokens)))
 
 
 @pytest.mark.parametrize("micro", [1, 3, 8])
-def test_accumulated_gradient_is_that_of_the_mean_over_scored_tokens(
-    tiny: Config, micro: int
-) -> None:
+def test_accumulated_gradient_is_that_of_the_mean_over_scored_tokens(tiny, micro):
     c = dataclasses.replace(tiny, grad_clip=0.0)
     tokens, targets = masked_batch(c, 8)
     model, reference = build(c, ALONE.device), build(c, ALONE.device)
@@ -55,7 +52,7 @@ def test_accumulated_gradient_is_that_of_the_mean_over_scored_tokens(
     assert numbers.grad_norm == pytest.approx(norm, rel=1e-5)
 
 
-def test_clipping_scales_the_whole_gradient_to_the_limit(tiny: Config) -> None:
+def test_clipping_scales_the_whole_gradient_to_the_limit(tiny):
     tokens, targets = masked_batch(tiny, 8)
     model = build(tiny, ALONE.device)
     optimizer = build_optimizer(model, tiny)
@@ -68,7 +65,7 @@ def test_clipping_scales_the_whole_gradient_to_the_limit(tiny: Config) -> None:
     assert lengths[0] == pytest.approx(0.01, rel=1e-3)
 
 
-def test_a_nan_stops_before_weights_and_moments_are_touched(tiny: Config) -> None:
+def test_a_nan_stops_before_weights_and_moments_are_touched(tiny):
     tokens, targets = masked_batch(tiny, 8)
     model = build(tiny, ALONE.device)
     optimizer = build_optimizer(model, tiny)
@@ -90,7 +87,7 @@ def test_a_nan_stops_before_weights_and_moments_are_touched(tiny: Config) -> Non
             assert torch.equal(value, moments[name][key]), (name, key)
 
 
-def test_the_samples_named_are_those_of_the_micro_batch_with_the_nan(tiny: Config) -> None:
+def test_the_samples_named_are_those_of_the_micro_batch_with_the_nan(tiny):
     c = dataclasses.replace(tiny, tie_embeddings=False)
     tokens = torch.arange(8 * c.seq_len).view(8, -1) % c.vocab_size
     targets = torch.ones_like(tokens)
@@ -101,7 +98,7 @@ def test_the_samples_named_are_those_of_the_micro_batch_with_the_nan(tiny: Confi
     assert numbers.samples == (104, 105)
 
 
-def test_a_step_that_is_refused_changes_nothing_and_names_all_its_samples(tiny: Config) -> None:
+def test_a_step_that_is_refused_changes_nothing_and_names_all_its_samples(tiny):
     model = build(tiny, ALONE.device)
     optimizer = build_optimizer(model, tiny)
     before = copy.deepcopy(model.state_dict())
@@ -120,19 +117,17 @@ def test_a_step_that_is_refused_changes_nothing_and_names_all_its_samples(tiny: 
     assert all(weight.grad is None for weight in model.parameters())
 
 
-def test_the_clock_tells_what_a_rank_did_before_it_waits(
-    tiny: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_clock_tells_what_a_rank_did_before_it_waits(tiny, monkeypatch):
     """By a clock of our own, in which only what the model does takes time."""
     now = [0.0]
     monkeypatch.setattr("train.step.time", SimpleNamespace(perf_counter=lambda: now[0]))
 
     class Slow(torch.nn.Module):
-        def __init__(self, model: torch.nn.Module, seconds: float):
+        def __init__(self, model, seconds):
             super().__init__()
             self.model, self.seconds = model, seconds
 
-        def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        def forward(self, *inputs):
             now[0] += self.seconds
             return self.model(*inputs)
 
@@ -152,7 +147,7 @@ def test_the_clock_tells_what_a_rank_did_before_it_waits(
     assert own == pytest.approx([0.0, 0.2, 0.4])  # two micro-batches
 
 
-def test_what_a_rank_asks_for_is_read_back(tiny: Config) -> None:
+def test_what_a_rank_asks_for_is_read_back(tiny):
     tokens, targets = masked_batch(tiny, 4)
     model = build(tiny, ALONE.device)
     optimizer = build_optimizer(model, tiny)
@@ -171,7 +166,7 @@ def test_what_a_rank_asks_for_is_read_back(tiny: Config) -> None:
     assert 0.05 < answers[0].mem_gib < 8
 
 
-def test_matrices_decay_and_norms_do_not(tiny: Config) -> None:
+def test_matrices_decay_and_norms_do_not(tiny):
     model = build(tiny, ALONE.device)
     optimizer = build_optimizer(model, tiny)
     set_rate(optimizer, 0.1, tiny)

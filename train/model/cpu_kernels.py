@@ -4,12 +4,7 @@
 what the function above which it is named computes, up to rounding. torch.compile makes its own kernels from the plain
 functions.
 
-Each kernel was kept because eager training is more than 5% slower without it. On two AMD EPYC cores (Zen 4), at the
-shapes of `make train`, a step takes longer by these factors without
-                        bfloat16    float32
-    RMSNorm             NORM_BF     NORM_F
-    attend_by_products  MATH_BF     not used
-    softmax by rows     SOFT_BF     SOFT_F
+A kernel stays here as long as training without torch.compile is more than 5% slower without it.
 """
 
 import functools

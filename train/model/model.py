@@ -84,10 +84,10 @@ def rotary_table(seq_len: int, head_dim: int, theta: float) -> Tensor:
     """
     frequency = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
     position = torch.arange(seq_len, dtype=torch.float32)
-    angle = torch.outer(position, frequency)[:, None]  # (T, 1, D/2)
-    cos = angle.cos()
-    sin = angle.sin()
-    return torch.stack((torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)))
+    angle = torch.outer(position, frequency)[:, None].repeat(1, 1, 2)  # (T, 1, D)
+    table = torch.stack((angle.cos(), angle.sin()))
+    table[1, ..., : head_dim // 2] *= -1
+    return table
 
 
 @faster_in_eager_mode(cpu_kernels.rotate, devices=("cpu", "cuda"))

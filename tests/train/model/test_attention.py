@@ -24,9 +24,7 @@ END = 3  # the token that begins a document here
 ROWS = [[END, 9, 8, END, 7, 6, 5, END], [9, 9, END, 8, END, END, 7, 7], [END, 1, 2, 4, 5, 6, 7, 8]]
 
 
-def by_hand(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tokens: list[list[int]] | None = None
-) -> torch.Tensor:
+def by_hand(q, k, v, tokens=None):
     """Attention, a query at a time; with tokens within their documents only."""
     B, T, H, D = q.shape
     y = torch.zeros_like(q)
@@ -44,29 +42,28 @@ def by_hand(
     return y
 
 
-def random_qkv(heads: int, kv_heads: int) -> list[torch.Tensor]:
+def bounds_of(rows):
+    return torch.from_numpy(document_bounds(np.array(rows), END))
+
+
+def random_qkv(heads, kv_heads):
     g = torch.Generator().manual_seed(3)
     return [torch.randn(3, 8, n, 8, generator=g) for n in (heads, kv_heads, kv_heads)]
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (4, 2), (4, 1)])
-@pytest.mark.parametrize("apart", [False, True])
-def test_attention_is_what_its_formula_says(heads: int, kv_heads: int, apart: bool) -> None:
-    q, k, v = random_qkv(heads, kv_heads)
-    bounds = torch.from_numpy(document_bounds(np.array(ROWS), END)) if apart else None
-    for kernel in (SDPA, MATH):
-        y = kernel.attend(q, k, v, None if bounds is None else kernel.apart(bounds, 3, 8))
-        torch.testing.assert_close(y, by_hand(q, k, v, ROWS if apart else None))
-        half = kernel.attend(
-            q.bfloat16(),
-            k.bfloat16(),
-            v.bfloat16(),
-            bounds if bounds is None else kernel.apart(bounds, 3, 8),
-        )
-        assert (half.float() - y).norm() < 0.01 * y.norm()
+@pytest.mark.parametrize("documents", [None, ROWS])
+@pytest.mark.parametrize("kernel", [SDPA, MATH], ids=lambda kernel: kernel.name)
+def test_attention_is_what_its_formula_says(heads, kv_heads, documents, kernel):
+    qkv = random_qkv(heads, kv_heads)
+    mask = kernel.apart(bounds_of(ROWS), 3, 8) if documents else None
+    y = kernel.attend(*qkv, mask)
+    torch.testing.assert_close(y, by_hand(*qkv, documents))
+    half = kernel.attend(*(x.bfloat16() for x in qkv), mask)
+    assert (half.float() - y).norm() < 0.01 * y.norm()
 
 
-def test_bounds_are_where_documents_and_windows_begin_and_then_the_end() -> None:
+def test_bounds_are_where_documents_and_windows_begin_and_then_the_end():
     bounds = document_bounds(np.array(ROWS), END)
     assert bounds.dtype == np.int32
     assert bounds[:9].tolist() == [0, 3, 7, 8, 10, 12, 13, 16, 24]
@@ -82,7 +79,7 @@ def test_bounds_are_where_documents_and_windows_begin_and_then_the_end() -> None
         )
 
 
-def test_a_document_in_a_window_is_read_as_if_it_were_alone(tiny: Config) -> None:
+def test_a_document_in_a_window_is_read_as_if_it_were_alone(tiny):
     """Only differences of positions count, so a document's logits do not depend on what stands before it."""
     c = dataclasses.replace(tiny, n_kv_head=1)
     model = build(c, CPU)
@@ -105,7 +102,7 @@ def test_a_document_in_a_window_is_read_as_if_it_were_alone(tiny: Config) -> Non
 # ---- Kernels that are not here: called as their packages want it, and refused with a reason
 
 
-def check_varlen(q: torch.Tensor, cu: torch.Tensor, longest: int) -> None:
+def check_varlen(q, cu, longest):
     assert (
         q.dim() == 3
         and cu.dtype == torch.int32
@@ -115,7 +112,7 @@ def check_varlen(q: torch.Tensor, cu: torch.Tensor, longest: int) -> None:
     )
 
 
-def by_bounds(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu: torch.Tensor) -> torch.Tensor:
+def by_bounds(q, k, v, cu):
     """(N, H, D): each stretch between two bounds by itself."""
     parts = [
         by_hand(*(x[None, a:b] for x in (q, k, v)))[0] for a, b in itertools.pairwise(cu) if b > a
@@ -123,15 +120,15 @@ def by_bounds(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu: torch.Tenso
     return torch.cat(parts)
 
 
-def fake_module(monkeypatch: pytest.MonkeyPatch, name: str, **functions: object) -> None:
+def fake_module(monkeypatch, name, **functions):
     module = types.ModuleType(name)
     module.__spec__ = importlib.machinery.ModuleSpec(name, None)
     vars(module).update(functions)
     monkeypatch.setitem(sys.modules, name, module)
 
 
-def test_flash_attn_is_called_as_its_package_wants_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    def varlen(q, k, v, cu_q, cu_k, max_q, max_k, causal):  # type: ignore[no-untyped-def]
+def test_flash_attn_is_called_as_its_package_wants_it(monkeypatch):
+    def varlen(q, k, v, cu_q, cu_k, max_q, max_k, causal):
         assert causal and cu_q is cu_k and max_q == max_k
         check_varlen(q, cu_q, max_q)
         return by_bounds(q, k, v, cu_q)
@@ -143,7 +140,7 @@ def test_flash_attn_is_called_as_its_package_wants_it(monkeypatch: pytest.Monkey
         flash_attn_func=lambda q, k, v, causal: by_hand(q, k, v),
     )
     q, k, v = random_qkv(4, 2)
-    bounds = torch.from_numpy(document_bounds(np.array(ROWS), END))
+    bounds = bounds_of(ROWS)
     kernel = Kernel("flash-attn", attention.flash_attn(), by_bounds=True)
     torch.testing.assert_close(
         kernel.attend(q, k, v, kernel.apart(bounds, 3, 8)), by_hand(q, k, v, ROWS)
@@ -152,8 +149,8 @@ def test_flash_attn_is_called_as_its_package_wants_it(monkeypatch: pytest.Monkey
 
 
 def test_torchs_own_kernel_is_called_by_either_of_its_signatures(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     def new(
         q,
         k,
@@ -162,7 +159,7 @@ def test_torchs_own_kernel_is_called_by_either_of_its_signatures(
         cu_k,
         max_q,
         max_k,
-        *,  # type: ignore[no-untyped-def]
+        *,
         window_size=(-1, -1),
         enable_gqa=False,
     ):
@@ -170,11 +167,11 @@ def test_torchs_own_kernel_is_called_by_either_of_its_signatures(
         check_varlen(q, cu_q, max_q)
         return by_bounds(q, k, v, cu_q)
 
-    def old(q, k, v, cu_q, cu_k, max_q, max_k, is_causal=False):  # type: ignore[no-untyped-def]
+    def old(q, k, v, cu_q, cu_k, max_q, max_k, is_causal=False):
         assert is_causal and q.shape == k.shape
         return by_bounds(q, k, v, cu_q)
 
-    bounds = torch.from_numpy(document_bounds(np.array(ROWS), END))
+    bounds = bounds_of(ROWS)
     for function in (new, old):
         fake_module(monkeypatch, "torch.nn.attention.varlen", varlen_attn=function)
         for kv_heads in (4, 2):
@@ -185,107 +182,83 @@ def test_torchs_own_kernel_is_called_by_either_of_its_signatures(
             torch.testing.assert_close(attention.sdpa_varlen()(q, k, v, None), by_hand(q, k, v))
 
 
-def recipe(**changes: object) -> Config:
-    return dataclasses.replace(
-        Config(), dtype="bfloat16", n_embd=512, n_head=4, **changes
-    ).derived()
+def recipe(**changes):
+    changes = {"dtype": "bfloat16", "n_embd": 512, "n_head": 4} | changes
+    return dataclasses.replace(Config(), **changes).derived()
 
 
-@pytest.mark.parametrize("kernel", ["flash-attn", "fa3"])
-def test_a_kernel_for_gpus_is_refused_on_a_cpu(kernel: str) -> None:
-    with pytest.raises(
-        SettingsError, match=f"ATTENTION={kernel}: it runs on NVIDIA GPUs only.*set ATTENTION=auto"
-    ):
-        attention.choose(recipe(attention=kernel), CPU)
-
-
-def card(
-    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], *modules: str
-) -> torch.device:
-    """A GPU as far as the choice of a kernel looks, with these packages."""
+def gpu(monkeypatch, capability, *modules, cudnn=0):
+    """A GPU as far as the choice of a kernel looks, with these packages and this cuDNN."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a card")
-    find = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util,
-        "find_spec",
-        lambda name: (
-            True
-            if name in modules
-            else None
-            if name in ("flash_attn", "flash_attn_interface")
-            else find(name)
-        ),
-    )
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: cudnn)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name in modules or None)
     return torch.device("cuda", 0)
 
 
-@pytest.mark.parametrize(
-    ("capability", "kernel", "changes", "reason"),
-    [
-        ((8, 0), "fa3", {}, "no Hopper card"),
-        ((7, 5), "flash-attn", {}, "no Ampere or later card"),
-        ((9, 0), "fa3", {}, "flash_attn_interface is not installed"),
-        ((8, 0), "flash-attn", {}, "flash_attn is not"),
-        ((9, 0), "fa3", {"dtype": "float32"}, "it has no float32; set DTYPE=bfloat16"),
-        ((9, 0), "flash-attn", {"n_embd": 2048}, "heads are 512 wide"),
-    ],
-)
+REFUSED = [
+    ((8, 0), "fa3", {}, "no Hopper card"),
+    ((10, 0), "fa3", {}, "no Hopper card"),
+    ((7, 5), "flash-attn", {}, "no Ampere or later card"),
+    ((9, 0), "fa3", {}, "flash_attn_interface is not installed"),
+    ((8, 0), "flash-attn", {}, "flash_attn is not"),
+    ((9, 0), "fa3", {"dtype": "float32"}, "it has no float32; set DTYPE=bfloat16"),
+    ((9, 0), "flash-attn", {"n_embd": 2048}, "heads are 512 wide"),
+]
+
+
+@pytest.mark.parametrize(("capability", "kernel", "changes", "reason"), REFUSED)
 def test_a_kernel_that_cannot_be_is_refused_with_the_reason(
-    monkeypatch: pytest.MonkeyPatch,
-    kernel: str,
-    reason: str,
-    capability: tuple[int, int],
-    changes: dict,
-) -> None:
-    device = card(monkeypatch, capability)
-    with pytest.raises(SettingsError, match=reason):
-        attention.choose(dataclasses.replace(recipe(attention=kernel), **changes), device)
+    monkeypatch, capability, kernel, changes, reason
+):
+    c = recipe(attention=kernel, **changes)
+    with pytest.raises(SettingsError, match=f"ATTENTION={kernel}: .*{reason}.*set ATTENTION=auto"):
+        attention.choose(c, gpu(monkeypatch, capability))
+    with pytest.raises(SettingsError, match=r"it runs on NVIDIA GPUs only.*set ATTENTION=auto"):
+        attention.choose(c, CPU)
 
 
-def test_auto_takes_the_fastest_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    activated, cudnn = [], []
+BOTH = ("flash_attn", "flash_attn_interface")
+ON_GPUS = [
+    ((9, 0), BOTH, 0, {}, "fa3"),
+    ((8, 0), BOTH, 0, {}, "flash-attn"),
+    ((7, 0), BOTH, 0, {}, "sdpa"),
+    ((9, 0), (), 0, {}, "sdpa"),
+    ((9, 0), ("flash_attn",), 0, {}, "flash-attn"),
+    ((9, 0), ("flash_attn",), 91500, {}, "flash-attn"),
+    ((9, 0), ("flash_attn",), 91501, {}, "sdpa"),  # torch takes cuDNN's
+    ((8, 0), ("flash_attn",), 91501, {}, "flash-attn"),
+    ((9, 0), ("flash_attn",), 91501, {"doc_mask": True}, "flash-attn"),
+    ((9, 0), ("flash_attn",), 91501, {"attention": "flash-attn"}, "flash-attn"),
+    ((9, 0), BOTH, 91501, {"attention": "sdpa"}, "sdpa"),
+]
+
+
+@pytest.mark.parametrize(("capability", "modules", "cudnn", "changes", "expected"), ON_GPUS)
+def test_auto_takes_the_fastest_that_fits(
+    monkeypatch, capability, modules, cudnn, changes, expected
+):
+    activated, cudnn_enabled = [], []
     monkeypatch.setattr(torch.nn.attention, "activate_flash_attention_impl", activated.append)
-    monkeypatch.setattr(torch.backends.cuda, "enable_cudnn_sdp", cudnn.append)
+    monkeypatch.setattr(torch.backends.cuda, "enable_cudnn_sdp", cudnn_enabled.append)
     fake_module(monkeypatch, "flash_attn", flash_attn_varlen_func=None, flash_attn_func=None)
-    both = ("flash_attn", "flash_attn_interface")
-    taken = {}
-    cases = ((9, both), (8, both), (9, ("flash_attn",)), (9, ()), (7, both))
-    for generation, packages in cases:
-        kernel = attention.choose(recipe(), card(monkeypatch, (generation, 0), *packages))
-        taken[generation, packages] = (kernel.name, kernel.by_bounds)
-    assert list(taken.values()) == [
-        ("fa3", True),
-        ("flash-attn", True),
-        ("flash-attn", True),
-        ("sdpa", True),
-        ("sdpa", True),
-    ]
-    assert activated == ["FA3"] and cudnn == [False]  # torch would take cuDNN's before it
-    for version, changes, expected in (
-        (91501, {}, "sdpa"),
-        (91500, {}, "flash-attn"),
-        (91900, {}, "sdpa"),
-        (91900, {"doc_mask": True}, "flash-attn"),
-    ):
-        monkeypatch.setattr(torch.backends.cudnn, "version", lambda known=version: known)
-        assert (
-            attention.choose(recipe(**changes), card(monkeypatch, (9, 0), "flash_attn")).name
-            == expected
-        )
-        assert (
-            attention.choose(recipe(**changes), card(monkeypatch, (8, 0), "flash_attn")).name
-            == "flash-attn"
-        )
-    asked = attention.choose(
-        recipe(attention="flash-attn"), card(monkeypatch, (9, 0), "flash_attn")
-    )
-    assert asked.name == "flash-attn"
-    assert attention.choose(recipe(seq_len=512), CPU) == MATH
-    assert attention.choose(recipe(seq_len=513), CPU) == SDPA
-    assert attention.choose(dataclasses.replace(recipe(), dtype="float32"), CPU) == SDPA
-    assert attention.choose(recipe(attention="sdpa"), CPU) == SDPA
-    assert (
-        attention.choose(dataclasses.replace(recipe(attention="math"), dtype="float32"), CPU)
-        == MATH
-    )
+    device = gpu(monkeypatch, capability, *modules, cudnn=cudnn)
+    kernel = attention.choose(recipe(**changes), device)
+    assert (kernel.name, kernel.by_bounds) == (expected, True)
+    is_fa3 = expected == "fa3"  # torch would take cuDNN's before it
+    assert (activated, cudnn_enabled) == ((["FA3"], [False]) if is_fa3 else ([], []))
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"seq_len": 512}, MATH),
+        ({"seq_len": 513}, SDPA),
+        ({"seq_len": 512, "dtype": "float32"}, SDPA),
+        ({"seq_len": 512, "attention": "sdpa"}, SDPA),
+        ({"dtype": "float32", "attention": "math"}, MATH),
+    ],
+    ids=str,
+)
+def test_a_cpu_takes_the_products_for_short_windows_in_bfloat16(changes, expected):
+    assert attention.choose(recipe(**changes), CPU) == expected

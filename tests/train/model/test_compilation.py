@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from settings import SettingsError
-from settings.config import Config
 from tests.train.test_parity import batches
 from train.checkpoint import checkpoint
 from train.data.batch import Batch
@@ -30,7 +29,7 @@ needs_compiler = pytest.mark.skipif(
 )
 
 
-def steps(c: Config, compiled: bool) -> tuple[list[float], Transformer, object]:
+def steps(c, compiled):
     model = build(c, CPU)
     if compiled:
         compilation.compile_model(model)
@@ -47,8 +46,8 @@ def steps(c: Config, compiled: bool) -> tuple[list[float], Transformer, object]:
 
 @needs_compiler
 def test_a_compiled_model_trains_as_the_written_one_and_is_compiled_once_for_all_layers(
-    tiny: Config, tmp_path: Path
-) -> None:
+    tiny, tmp_path
+):
     c = dataclasses.replace(tiny, n_layer=3, n_kv_head=1, activation_checkpointing="selective")
     eager, _, _ = steps(c, compiled=False)
     torch._dynamo.reset()
@@ -67,14 +66,14 @@ def test_a_compiled_model_trains_as_the_written_one_and_is_compiled_once_for_all
         model, vocabulary, "word", 5, seed=1
     )  # of five lengths, and nothing is compiled for it
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs
-    states = checkpoint.tensor_states(model, optimizer)  # type: ignore[arg-type]
+    states = checkpoint.tensor_states(model, optimizer)
     assert set(states["model"]) == {name for name, _ in build(c, CPU).named_parameters()}
 
 
-def test_a_compiled_softmax_part_is_compiled_once_for_chunks_of_any_length() -> None:
+def test_a_compiled_softmax_part_is_compiled_once_for_chunks_of_any_length():
     compiled = list[int]()
 
-    def backend(graph: torch.fx.GraphModule, examples: list[torch.Tensor]) -> torch.fx.GraphModule:
+    def backend(graph, examples):
         compiled.append(len(examples))
         return graph
 
@@ -92,8 +91,8 @@ def test_a_compiled_softmax_part_is_compiled_once_for_chunks_of_any_length() -> 
 
 
 def test_compiled_blocks_keep_less_for_backward_on_a_cpu_and_have_the_same_gradients(
-    tiny: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tiny, monkeypatch
+):
     from functools import partial
 
     import torch._functorch.config as functorch
@@ -109,13 +108,13 @@ def test_compiled_blocks_keep_less_for_backward_on_a_cpu_and_have_the_same_gradi
         tiny.vocab_size, (4, tiny.seq_len + 1), generator=torch.Generator().manual_seed(1)
     )
 
-    def kept_and_gradients(prepare: object) -> tuple[int, list[torch.Tensor]]:
+    def kept_and_gradients(prepare):
         torch._dynamo.reset()
         model = build(tiny, CPU)
-        prepare(model)  # type: ignore[operator]
+        prepare(model)
         weights, kept = {w.data_ptr() for w in model.parameters()}, dict[int, int]()
 
-        def pack(tensor: torch.Tensor) -> torch.Tensor:
+        def pack(tensor):
             kept[tensor.data_ptr()] = tensor.untyped_storage().nbytes()
             return tensor
 
@@ -126,7 +125,7 @@ def test_compiled_blocks_keep_less_for_backward_on_a_cpu_and_have_the_same_gradi
             w.grad for w in model.parameters()
         ]
 
-    def by_torch(model: Transformer) -> None:
+    def by_torch(model):
         for layer in model.layers:
             layer.forward = torch.compile(layer.forward, dynamic=False)
 
@@ -136,18 +135,14 @@ def test_compiled_blocks_keep_less_for_backward_on_a_cpu_and_have_the_same_gradi
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
-def choice(
-    c: Config, device: str = "cpu", missing: str = "", *, monkeypatch: pytest.MonkeyPatch
-) -> bool:
+def choice(c, device="cpu", missing="", *, monkeypatch):
     monkeypatch.setattr(compilation, "find_missing", lambda device: missing)
     with torch.device("meta"):
         model = Transformer(c)
     return compilation.wanted(c, torch.device(device), model)
 
 
-def test_auto_compiles_on_a_gpu_and_where_a_cpu_has_minutes_of_work(
-    tiny: Config, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_auto_compiles_on_a_gpu_and_where_a_cpu_has_minutes_of_work(tiny, monkeypatch, caplog):
     caplog.set_level("INFO")
     long = dataclasses.replace(tiny, train_tokens=10**12)
     found = {
@@ -163,7 +158,7 @@ def test_auto_compiles_on_a_gpu_and_where_a_cpu_has_minutes_of_work(
     }
     assert (
         "compile=no (a run of" in caplog.text
-        and "compile=yes, block by block (it pays on a GPU)" in caplog.text
+        and "compile=yes, block by block (COMPILE=auto)" in caplog.text
     )
     assert not choice(dataclasses.replace(long, compile="0"), "cuda", monkeypatch=monkeypatch)
     assert choice(dataclasses.replace(tiny, compile="1"), monkeypatch=monkeypatch)
@@ -172,9 +167,7 @@ def test_auto_compiles_on_a_gpu_and_where_a_cpu_has_minutes_of_work(
     assert choice(dataclasses.replace(tiny, compile="1"), monkeypatch=monkeypatch)
 
 
-def test_without_a_compiler_auto_says_so_and_an_order_is_refused(
-    tiny: Config, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_without_a_compiler_auto_says_so_and_an_order_is_refused(tiny, monkeypatch, caplog):
     missing = "there is no C++ compiler: install g++"
     long = dataclasses.replace(tiny, train_tokens=10**12)
     assert not choice(long, missing=missing, monkeypatch=monkeypatch)
@@ -187,8 +180,8 @@ def test_without_a_compiler_auto_says_so_and_an_order_is_refused(
 
 
 def test_what_compiling_needs_is_looked_for_where_torch_looks(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     import torch._inductor.config as inductor
 
     gpu = torch.device("cuda", 0)

@@ -2,17 +2,15 @@
 
 import dataclasses
 from collections import Counter
-from pathlib import Path
 
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from settings.config import Config
 from tests.train.model.test_kv_cache import made, some_texts
 from tests.train.model.test_model import recipe
 from train.data import tokenizer
-from train.data.tokenizer import Vocabulary, from_tokenizer
+from train.data.tokenizer import from_tokenizer
 from train.model.generate import (
     Choice,
     Recomputing,
@@ -28,7 +26,7 @@ GREEDY = Choice(temperature=0)
 
 
 @pytest.fixture(scope="module")
-def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Vocabulary:
+def vocabulary(tmp_path_factory):
     texts = (f"word{i} \u00e9t\u00e9 " * 5 for i in range(400))
     return tokenizer.train(texts, 512, tmp_path_factory.mktemp("tokenizer") / "tokenizer.json")
 
@@ -36,7 +34,7 @@ def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Vocabulary:
 # ---- The choice
 
 
-def chosen(how: Choice, logits: list[float], times: int) -> dict[int, float]:
+def chosen(how, logits, times):
     """Share of each entry, of so many draws from one generator."""
     generator = torch.Generator().manual_seed(0)
     rows = torch.tensor(logits).expand(times, -1)
@@ -44,9 +42,7 @@ def chosen(how: Choice, logits: list[float], times: int) -> dict[int, float]:
     return {entry: count / times for entry, count in sorted(found.items())}
 
 
-def probabilities(
-    logits: list[float], kept: list[int], temperature: float = 1.0
-) -> dict[int, float]:
+def probabilities(logits, kept, temperature=1.0):
     heaps = {i: 2.718281828459045 ** (logits[i] / temperature) for i in kept}
     return {i: heap / sum(heaps.values()) for i, heap in heaps.items()}
 
@@ -69,9 +65,7 @@ LOGITS = [0.5, 2.0, -1.0, 1.5, 0.0]  # of probability 0.10, 0.46, 0.02, 0.28, 0.
     ],
     ids=str,
 )
-def test_tokens_are_drawn_as_often_as_their_probability_says(
-    how: Choice, kept: list[int], temperature: float
-) -> None:
+def test_tokens_are_drawn_as_often_as_their_probability_says(how, kept, temperature):
     expected, found = probabilities(LOGITS, kept, temperature), chosen(how, LOGITS, 20_000)
     assert found.keys() == expected.keys()
     assert all(
@@ -79,17 +73,17 @@ def test_tokens_are_drawn_as_often_as_their_probability_says(
     )  # four standard deviations
 
 
-def test_greedy_takes_the_likeliest_and_asks_no_generator() -> None:
+def test_greedy_takes_the_likeliest_and_asks_no_generator():
     assert choose(torch.tensor([LOGITS, LOGITS[::-1]]), GREEDY, []).tolist() == [1, 3]
 
 
-def test_a_nucleus_of_a_temperature_counts_at_that_temperature() -> None:
+def test_a_nucleus_of_a_temperature_counts_at_that_temperature():
     assert chosen(Choice(0.1, 0, 0.9), LOGITS, 200).keys() == {1}  # alone 0.99 there
     assert len(chosen(Choice(10.0, 0, 0.9), LOGITS, 2000)) == 5
 
 
 @pytest.mark.parametrize("temperature", [1e-20, 1e-40, 5e-324])
-def test_next_to_no_temperature_is_none(temperature: float) -> None:
+def test_next_to_no_temperature_is_none(temperature):
     for how in (
         Choice(temperature, 0, 1.0),
         Choice(temperature, 3, 1.0),
@@ -103,9 +97,7 @@ def test_next_to_no_temperature_is_none(temperature: float) -> None:
 
 
 @pytest.mark.parametrize("how", [GREEDY, Choice(1.2, 40, 0.95), Choice(1.0, 0, 1.0)], ids=str)
-def test_a_text_is_the_same_with_a_cache_and_without_alone_and_in_any_batch(
-    tiny: Config, vocabulary: Vocabulary, how: Choice
-) -> None:
+def test_a_text_is_the_same_with_a_cache_and_without_alone_and_in_any_batch(tiny, vocabulary, how):
     """Also where it outgrows SEQ_LEN=32, at other places than the others."""
     c = recipe(tiny, n_kv_head=2)
     model, texts, seeds, n = made(c), some_texts(c, 9, 3, 32, 20), [5, 6, 7, 5], 70
@@ -138,7 +130,7 @@ def test_a_text_is_the_same_with_a_cache_and_without_alone_and_in_any_batch(
             assert found[len(said) :] == (None,) * (len(found) - len(said))
 
 
-def test_another_seed_gives_another_text(tiny: Config, vocabulary: Vocabulary) -> None:
+def test_another_seed_gives_another_text(tiny, vocabulary):
     c = recipe(tiny)
     model, texts = made(c), some_texts(c, 4) * 2
     one, other = zip(
@@ -156,7 +148,7 @@ def test_another_seed_gives_another_text(tiny: Config, vocabulary: Vocabulary) -
     assert one != other
 
 
-def test_the_window_is_the_whole_text_and_then_at_least_its_latest_half() -> None:
+def test_the_window_is_the_whole_text_and_then_at_least_its_latest_half():
     starts = [window_start(length, 8) for length in range(20)]
     assert starts == [0] * 9 + [4] * 4 + [8] * 4 + [12] * 3
     assert all(4 < length - start <= 8 for length, start in enumerate(starts) if length > 8)
@@ -168,10 +160,10 @@ class Says:
 
     is_full = False
 
-    def __init__(self, *rows: list[int]):
+    def __init__(self, *rows):
         self.rows, self.at, self.reads = rows, 0, 0
 
-    def read(self, texts: object) -> torch.Tensor:
+    def read(self, texts):
         self.at += 1
         return torch.stack(
             [torch.nn.functional.one_hot(torch.tensor(row[self.at - 1]), 600) for row in self.rows]
@@ -180,7 +172,7 @@ class Says:
     add = read
 
 
-def test_a_text_ends_at_its_stops_and_others_go_on(vocabulary: Vocabulary) -> None:
+def test_a_text_ends_at_its_stops_and_others_go_on(vocabulary):
     eot, stop = vocabulary.end_of_text, 9
     reader = Says([20, 21, eot, 30, 31], [22, 23, 24, 25, stop], [stop, 26, 27, 28, 29])
     found = list(
@@ -195,7 +187,7 @@ def test_a_text_ends_at_its_stops_and_others_go_on(vocabulary: Vocabulary) -> No
     assert list(generate(Says([1]), [[1]], 0, GREEDY, [0], vocabulary, 64)) == []
 
 
-def test_one_process_may_choose_for_all(tiny: Config, vocabulary: Vocabulary) -> None:
+def test_one_process_may_choose_for_all(tiny, vocabulary):
     c = recipe(tiny)
     text = continue_text(
         made(c), vocabulary, "word1", 3, seed=1, agree=lambda row: [400 + len(row)]
@@ -206,12 +198,12 @@ def test_one_process_may_choose_for_all(tiny: Config, vocabulary: Vocabulary) ->
 # ---- As it comes
 
 
-def shown(vocabulary: Vocabulary, before: list[int], ids: list[int]) -> list[str]:
+def shown(vocabulary, before, ids):
     made_ = Shown(vocabulary, before)
     return [*(made_.add(token) for token in ids), made_.rest()]
 
 
-def by_bytes(path: Path) -> Vocabulary:
+def by_bytes(path):
     """A SentencePiece-like tokenizer: blanks as U+2581, a single byte as <0x0A>."""
     entries = {"<unk>": 0, "</s>": 1, **{f"<0x{byte:02X}>": byte + 2 for byte in range(256)}}
     entries |= {piece: len(entries) + i for i, piece in enumerate(("\u2581", "a", "b", "\u2581a"))}
@@ -227,9 +219,7 @@ def by_bytes(path: Path) -> Vocabulary:
 
 
 @pytest.mark.parametrize("kind", ["byte-level", "sentencepiece"])
-def test_text_comes_in_whole_characters_and_is_the_text(
-    kind: str, vocabulary: Vocabulary, tmp_path: Path
-) -> None:
+def test_text_comes_in_whole_characters_and_is_the_text(kind, vocabulary, tmp_path):
     v = vocabulary if kind == "byte-level" else by_bytes(tmp_path)
     text = "a b  ab\n \u65e5\u672c\u8a9e \U0001f642\U0001f642 e\u0301 \ufb01 a" * 3
     ids = v.encode(text)
@@ -241,8 +231,8 @@ def test_text_comes_in_whole_characters_and_is_the_text(
 
 
 def test_bytes_that_are_no_character_are_shown_as_decoding_shows_them(
-    vocabulary: Vocabulary,
-) -> None:
+    vocabulary,
+):
     generator = torch.Generator().manual_seed(2)
     for _ in range(50):
         ids = torch.randint(7, vocabulary.size, (40,), generator=generator).tolist()
@@ -251,9 +241,7 @@ def test_bytes_that_are_no_character_are_shown_as_decoding_shows_them(
     assert shown(vocabulary, [], half) == ["" for _ in half] + [vocabulary.decode(half)]
 
 
-def test_a_sample_in_bfloat16_needs_no_gradient_and_no_eval(
-    tiny: Config, vocabulary: Vocabulary
-) -> None:
+def test_a_sample_in_bfloat16_needs_no_gradient_and_no_eval(tiny, vocabulary):
     c = dataclasses.replace(recipe(tiny), dtype="bfloat16")
     model = made(c).train()
     assert continue_text(model, vocabulary, "word2", 60, seed=1).startswith("word2")

@@ -5,27 +5,26 @@ import dataclasses
 import pytest
 import torch
 
-from settings.config import Config
 from tests.train.model.test_model import VARIANTS, recipe
 from train.model import attention
 from train.model.kv_cache import Cache
-from train.model.model import Transformer, build
+from train.model.model import build
 
 CPU = torch.device("cpu")
 
 
-def some_texts(c: Config, *lengths: int) -> list[list[int]]:
+def some_texts(c, *lengths):
     g = torch.Generator().manual_seed(3)
     return [torch.randint(c.vocab_size, (length,), generator=g).tolist() for length in lengths]
 
 
-def one_by_one(model: Transformer, texts: list[list[int]]) -> torch.Tensor:
+def one_by_one(model, texts):
     """(B, V) logits behind each text, by a whole pass over it alone."""
     with torch.no_grad():
         return torch.stack([model(torch.tensor([text]))[0, -1] for text in texts])
 
 
-def made(c: Config) -> Transformer:
+def made(c):
     model = build(c, CPU, attention.choose(c, CPU)).eval()
     with torch.no_grad():
         for name, weight in model.named_parameters():  # norms of 1 would hide one that is left out
@@ -37,9 +36,7 @@ def made(c: Config) -> Transformer:
 
 @pytest.mark.parametrize("changes", VARIANTS, ids=str)
 @pytest.mark.parametrize("lengths", [(5,), (4, 4, 4), (7, 1, 12, 3)], ids=str)
-def test_logits_are_those_of_whole_passes(
-    tiny: Config, changes: dict, lengths: tuple[int, ...]
-) -> None:
+def test_logits_are_those_of_whole_passes(tiny, changes, lengths):
     c = recipe(tiny, **changes)
     model, texts = made(c), some_texts(c, *lengths)
     cache = Cache(model, len(texts), max(lengths) + 9)
@@ -58,7 +55,7 @@ def test_logits_are_those_of_whole_passes(
     )
 
 
-def test_what_was_read_before_is_forgotten(tiny: Config) -> None:
+def test_what_was_read_before_is_forgotten(tiny):
     c = recipe(tiny)
     model, cache = made(c), None
     cache = Cache(model, 2, 20)
@@ -74,7 +71,7 @@ def test_what_was_read_before_is_forgotten(tiny: Config) -> None:
     )
 
 
-def test_in_bfloat16_it_computes_what_the_model_does_and_casts_once(tiny: Config) -> None:
+def test_in_bfloat16_it_computes_what_the_model_does_and_casts_once(tiny):
     c = dataclasses.replace(recipe(tiny, tie_embeddings=True), dtype="bfloat16")
     model, texts = made(c), some_texts(c, 6, 6)
     cache = Cache(model, 2, 8)
@@ -88,7 +85,7 @@ def test_in_bfloat16_it_computes_what_the_model_does_and_casts_once(tiny: Config
     ).abs().max() < 0.03 * exact.abs().max()  # another kernel: bfloat16 has 8 bits
 
 
-def test_the_model_is_left_as_it_was_and_its_float32_weights_are_not_copied(tiny: Config) -> None:
+def test_the_model_is_left_as_it_was_and_its_float32_weights_are_not_copied(tiny):
     c = recipe(tiny)
     model = made(c)
     before = {name: weight.detach().clone() for name, weight in model.named_parameters()}

@@ -7,7 +7,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from settings.config import Config
 from train.model.loss import IGNORED, softmax_part
 from train.model.model import Transformer, build, matmul_weights
 
@@ -23,12 +22,12 @@ VARIANTS = [
 ]
 
 
-def recipe(tiny: Config, **changes: object) -> Config:
+def recipe(tiny, **changes):
     base = {"n_head": 4, "n_embd": 64, "n_kv_head": None, "mlp_dim": None}
     return dataclasses.replace(tiny, **(base | changes)).derived()
 
 
-def hugging_face(model: Transformer, c: Config) -> torch.nn.Module:
+def hugging_face(model, c):
     """A Llama, or with QK-norm a Qwen3, of Hugging Face with the same weights, and no padding of the vocabulary."""
     import transformers
 
@@ -63,9 +62,7 @@ def hugging_face(model: Transformer, c: Config) -> torch.nn.Module:
 
 @pytest.mark.parametrize("norm_eps", [None, 1e-6])
 @pytest.mark.parametrize("changes", VARIANTS, ids=str)
-def test_logits_equal_those_of_hugging_face(
-    tiny: Config, changes: dict, norm_eps: float | None
-) -> None:
+def test_logits_equal_those_of_hugging_face(tiny, changes, norm_eps):
     c = recipe(tiny, **changes)
     model = build(c, CPU, norm_eps=norm_eps)
     assert model.norm.eps == (norm_eps or 1e-5)
@@ -79,7 +76,7 @@ def test_logits_equal_those_of_hugging_face(
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
-def test_forward_with_targets_is_the_loss_of_its_logits(tiny: Config) -> None:
+def test_forward_with_targets_is_the_loss_of_its_logits(tiny):
     model = build(tiny, CPU)
     tokens = torch.randint(tiny.vocab_size, (2, tiny.seq_len))
     targets = tokens.roll(-1, 1)
@@ -95,9 +92,7 @@ def test_forward_with_targets_is_the_loss_of_its_logits(tiny: Config) -> None:
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("part", [softmax_part, softmax_part.__wrapped__])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_rows_that_pad_the_vocabulary_compute_nothing(
-    tiny: Config, tied: bool, part, dtype: str
-) -> None:
+def test_rows_that_pad_the_vocabulary_compute_nothing(tiny, tied, part, dtype):
     c = recipe(tiny, vocab_size=501, tie_embeddings=tied, dtype=dtype)
     model = build(c, CPU)
     model.softmax_part = part
@@ -122,7 +117,7 @@ def test_rows_that_pad_the_vocabulary_compute_nothing(
     torch.testing.assert_close(loss, plain, rtol=1e-5 if dtype == "float32" else 2e-3, atol=0)
 
 
-def test_bfloat16_stays_close_to_float32_and_its_gradients_are_float32(tiny: Config) -> None:
+def test_bfloat16_stays_close_to_float32_and_its_gradients_are_float32(tiny):
     c = recipe(tiny)
     model, half = build(c, CPU), build(dataclasses.replace(c, dtype="bfloat16"), CPU)
     tokens = torch.randint(c.vocab_size, (4, c.seq_len), generator=torch.Generator().manual_seed(1))
@@ -139,7 +134,7 @@ def test_bfloat16_stays_close_to_float32_and_its_gradients_are_float32(tiny: Con
         assert (weight.grad - reference).norm() < 0.05 * reference.norm(), name
 
 
-def test_no_position_sees_a_later_token(tiny: Config) -> None:
+def test_no_position_sees_a_later_token(tiny):
     model = build(tiny, CPU)
     tokens = torch.randint(tiny.vocab_size, (1, tiny.seq_len))
     changed = tokens.clone()
@@ -150,7 +145,7 @@ def test_no_position_sees_a_later_token(tiny: Config) -> None:
     assert (before[:, 20:] - after[:, 20:]).abs().max() > 1e-3
 
 
-def test_first_loss_is_near_that_of_a_uniform_guess(tiny: Config) -> None:
+def test_first_loss_is_near_that_of_a_uniform_guess(tiny):
     model = build(recipe(tiny), CPU)
     tokens = torch.randint(
         tiny.vocab_size, (8, tiny.seq_len), generator=torch.Generator().manual_seed(3)
@@ -160,9 +155,7 @@ def test_first_loss_is_near_that_of_a_uniform_guess(tiny: Config) -> None:
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_what_writes_into_the_residual_starts_smaller_by_the_depth(
-    tiny: Config, tied: bool
-) -> None:
+def test_what_writes_into_the_residual_starts_smaller_by_the_depth(tiny, tied):
     c = recipe(tiny, tie_embeddings=tied, n_layer=8)
     model = build(c, CPU)
     for name, weight in model.named_parameters():
@@ -173,7 +166,7 @@ def test_what_writes_into_the_residual_starts_smaller_by_the_depth(
             assert weight.std().item() == pytest.approx(expected, rel=0.05), name
 
 
-def test_initial_weights_follow_the_seed_and_not_the_depth(tiny: Config) -> None:
+def test_initial_weights_follow_the_seed_and_not_the_depth(tiny):
     shallow, deep = build(tiny, CPU), build(dataclasses.replace(tiny, n_layer=3), CPU)
     other = build(dataclasses.replace(tiny, seed=tiny.seed + 1), CPU)
     name = "layers.1.mlp.gate_proj.weight"
@@ -182,7 +175,7 @@ def test_initial_weights_follow_the_seed_and_not_the_depth(tiny: Config) -> None
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_matmul_weights_count_the_head_once_and_the_table_never(tiny: Config, tied: bool) -> None:
+def test_matmul_weights_count_the_head_once_and_the_table_never(tiny, tied):
     c = dataclasses.replace(tiny, tie_embeddings=tied)
     with torch.device("meta"):
         model = Transformer(c)

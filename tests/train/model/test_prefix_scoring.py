@@ -5,13 +5,13 @@ import torch
 
 from settings.config import Config
 from train.model.attention import MATH, SDPA, Kernel, by_products
-from train.model.model import Transformer, build
+from train.model.model import build
 from train.model.prefix_scoring import Branches, laid_out
 
 LENGTH = 24
 
 
-def model(kernel: Kernel = SDPA, **settings: str) -> Transformer:
+def model(kernel=SDPA, **settings):
     c = Config.load(
         {
             "PRESET": "tiny",
@@ -29,11 +29,11 @@ def model(kernel: Kernel = SDPA, **settings: str) -> Transformer:
     return build(c, torch.device("cpu"), kernel)
 
 
-def rows(seed: int, count: int) -> list[tuple[list[int], list[list[int]]]]:
+def rows(seed, count):
     """Trunks and branches of all lengths that fit, an empty branch among them."""
     random = torch.Generator().manual_seed(seed)
 
-    def words(count: int) -> list[int]:
+    def words(count):
         return torch.randint(300, (count,), generator=random).tolist()
 
     return [
@@ -45,9 +45,7 @@ def rows(seed: int, count: int) -> list[tuple[list[int], list[list[int]]]]:
     ]
 
 
-def alone(
-    one: Transformer, trunk: list[int], branch: list[int]
-) -> tuple[torch.Tensor, torch.Tensor]:
+def alone(one, trunk, branch):
     """Nats and hits of a branch, from the logits of the whole text by itself."""
     logits = one(torch.tensor([trunk + branch]))[0, len(trunk) - 1 : -1].double()
     chosen = torch.tensor(branch, dtype=torch.int64)
@@ -59,7 +57,7 @@ def alone(
     "kernel", [SDPA, MATH, Kernel("by bounds", lambda q, k, v, b: by_products(q, k, v), True)]
 )
 @pytest.mark.parametrize("qk_norm", ["0", "1"])
-def test_each_branch_is_scored_as_if_it_were_alone(kernel: Kernel, qk_norm: str) -> None:
+def test_each_branch_is_scored_as_if_it_were_alone(kernel, qk_norm):
     one, given = model(kernel, QK_NORM=qk_norm), rows(1, 5)
     tokens, branches = laid_out(given, LENGTH)
     nats, hits = one(tokens, branches=branches)
@@ -71,14 +69,14 @@ def test_each_branch_is_scored_as_if_it_were_alone(kernel: Kernel, qk_norm: str)
 
 
 @torch.no_grad()
-def test_what_is_likeliest_is_a_hit() -> None:
+def test_what_is_likeliest_is_a_hit():
     one, text = model(), [5, 7, 11]
     best = int(one(torch.tensor([text]))[0, -1].argmax())
     tokens, branches = laid_out([(text, [[best], [best + 1 if best < 299 else 0]])], LENGTH)
     assert one(tokens, branches=branches)[1].tolist() == [True, False]
 
 
-def test_a_token_sees_its_trunk_and_its_branch_up_to_itself() -> None:
+def test_a_token_sees_its_trunk_and_its_branch_up_to_itself():
     _, branches = laid_out([([9, 9], [[9, 9], [9]])], 6)
     assert branches.positions.tolist() == [[0, 1, 2, 3, 2, 0]]
     assert branches.mask()[0, 0].int().tolist() == [
@@ -93,13 +91,13 @@ def test_a_token_sees_its_trunk_and_its_branch_up_to_itself() -> None:
 
 
 @pytest.mark.parametrize("row", [([], [[1]]), ([1] * 20, [[1, 2], [3, 4, 5]])])
-def test_what_does_not_fit_is_refused(row: tuple[list[int], list[list[int]]]) -> None:
+def test_what_does_not_fit_is_refused(row):
     with pytest.raises(ValueError, match="it must have a trunk, and at most 24 in all"):
         laid_out([([1], [[2]]), row], LENGTH)
 
 
 @torch.no_grad()
-def test_nothing_to_score_is_scored_as_nothing() -> None:
+def test_nothing_to_score_is_scored_as_nothing():
     tokens, branches = laid_out([([1, 2], [[]])], LENGTH)
     nats, hits = model()(tokens, branches=branches.to(torch.device("cpu")))
     assert nats.shape == hits.shape == (0,) and isinstance(branches, Branches)

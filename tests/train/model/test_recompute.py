@@ -6,7 +6,6 @@ import dataclasses
 import pytest
 import torch
 
-from settings.config import Config
 from train.model.model import Transformer, build
 
 CPU = torch.device("cpu")
@@ -15,23 +14,23 @@ CPU = torch.device("cpu")
 class Counting(torch.utils._python_dispatch.TorchDispatchMode):
     """Counts operations by name."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.calls: collections.Counter[str] = collections.Counter()
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         self.calls[str(func.overloadpacket)] += 1
         return func(*args, **(kwargs or {}))
 
 
-def gradients(c: Config) -> tuple[dict[str, torch.Tensor], collections.Counter, int]:
+def gradients(c):
     """(gradients, operations of forward and backward, bytes that autograd keeps in between)"""
     model = build(c, CPU)
     tokens = torch.randint(c.vocab_size, (4, c.seq_len), generator=torch.Generator().manual_seed(0))
     own = {w.untyped_storage().data_ptr() for w in model.parameters()}
     kept: dict[int, int] = {}
 
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
+    def keep(tensor):
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in own:
             kept[storage.data_ptr()] = storage.nbytes()
@@ -45,13 +44,11 @@ def gradients(c: Config) -> tuple[dict[str, torch.Tensor], collections.Counter, 
         {name: w.grad for name, w in model.named_parameters()},
         counting.calls,
         sum(kept.values()),
-    )  # type: ignore
+    )
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_gradients_are_the_same_and_what_is_cheap_is_computed_anew(
-    tiny: Config, dtype: str
-) -> None:
+def test_gradients_are_the_same_and_what_is_cheap_is_computed_anew(tiny, dtype):
     found = {
         how: gradients(dataclasses.replace(tiny, activation_checkpointing=how, dtype=dtype))
         for how in ("none", "selective", "full")
@@ -74,7 +71,7 @@ def test_gradients_are_the_same_and_what_is_cheap_is_computed_anew(
     assert flash["selective"] == flash["none"] == tiny.n_layer and flash["full"] == 2 * tiny.n_layer
 
 
-def test_nothing_is_kept_or_computed_anew_without_gradients(tiny: Config) -> None:
+def test_nothing_is_kept_or_computed_anew_without_gradients(tiny):
     c = dataclasses.replace(tiny, activation_checkpointing="full")
     model: Transformer = build(c, CPU)
     with torch.no_grad(), Counting() as counting:
