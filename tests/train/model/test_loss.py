@@ -62,12 +62,15 @@ def test_the_softmax_gives_the_gradient_also_where_a_target_is_impossible(softma
     logits[3] = -100.0
     logits[3, 5] = 100.0
     targets[3] = 9  # a loss of 200 nats: its probability is zero in float32
+    targets[4] = 8
+    logits[4, 8] = -300.0
     logits = logits.to(dtype)
     exact = logits.double().requires_grad_()
     expected = F.cross_entropy(exact, targets, ignore_index=IGNORED, reduction="sum")
     expected.backward()
     total, factors = softmax(logits, targets)
     assert total.item() == pytest.approx(expected.item(), rel=1e-6)
+    assert (factors * logits)[4, 8] == -1  # what outweighs the rest of a row is exact
     tolerance = 1e-6 if dtype == torch.float32 else 4e-3
     torch.testing.assert_close(factors * logits.double(), exact.grad, rtol=0, atol=tolerance)
 
