@@ -4,7 +4,14 @@
 what the function above which it is named computes, up to rounding. torch.compile makes its own kernels from the plain
 functions.
 
-A kernel stays here as long as training without torch.compile is more than 5% slower without it.
+CPU time of a step without each of them, on one AMD EPYC core (Zen 4) without AMX, 4 layers of width 192 and 4,096
+entries, without torch.compile, medians of 5:
+                            bfloat16            float32
+    rms_norm                1.06 (0.98-1.12)    1.02 (1.00-1.03)
+    attend_by_products      1.20 (1.15-1.23)    not used
+    softmax_part            1.00 (0.99-1.04)    1.01 (0.98-1.06)    against the plain one by 32 rows
+    split_columns           0.98 (0.93-1.08)    not used            2 layers, 50,304 entries, medians of 3
+The last two are kept for losses that stay the same to the bit, and for processors with AMX (COLUMNS).
 """
 
 import functools
