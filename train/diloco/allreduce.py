@@ -1,22 +1,22 @@
-"""The sum of a tensor over sites: over several connections at once, bfloat16 on the wire, added up in float32.
+"""The sum of a tensor over sites: several connections at once, bfloat16 on the wire, added up in float32.
 
-    tensors, in pieces that SYNC_STREAMS gloo groups take in turn, side by side; of each piece
+    a tensor, in pieces that SYNC_STREAMS gloo groups take in turn, at the same time; for each piece
         a site sends every other its share of the piece       all-to-all, (S - 1) / S of the piece
-        adds up what it got for its own, in float32
+        adds up what it received for its own share, in float32
         and sends the sum to every other                      all-to-all, as many bytes again
 
-A ring sends as many bytes, in 2 (S - 1) hops one behind another, each of which takes the latency of the link: with one
-connection gloo's fills a quarter of a long link. Each sum is rounded once, by the site that made it, before it goes to
-all: so all sites get the same bits. The ring would add up in bfloat16, and round at each hop.
+A ring sends as many bytes, in 2 (S - 1) hops one after another, each with the latency of the link: over one connection
+gloo's ring fills a quarter of a long link. Each sum is rounded once, by the site that made it, before it goes to all: so
+all sites get the same bits. The ring would add up in bfloat16, and round at each hop.
 
-torchft's manager uses this in the place of its own ProcessGroupGloo, and calls `configure` with each change of members.
+torchft's manager uses this in place of its own ProcessGroupGloo, and calls `configure` with each change of members.
 """
 
 import concurrent.futures
 import datetime
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -24,39 +24,41 @@ import torch.distributed as dist
 from torch import Tensor
 from torchft.process_group import ProcessGroup, create_store_client
 
-PIECES = (
-    2**21
-)  # numbers of a piece, at most, times the members; what make wan-lab finds best with SYNC_STREAMS
-UNDER_WAY = (
-    2**24
-)  # numbers of all streams' pieces, which share a link: at 10 Mbit/s less than STALL_S
-STALL_S = (
-    60.0  # a piece that has not come through by then never will: the link is down, or a peer hangs
-)
+# Numbers per piece, at most, times the members: what make wan-lab finds best with SYNC_STREAMS.
+PIECES = 2**21
+# Numbers in the pieces of all streams, which share a link: less than STALL_S at 10 Mbit/s.
+UNDER_WAY = 2**24
+STALL_S = 60.0  # a piece that takes longer never arrives: the link is down, or a peer hangs
 JOIN_S = 60.0  # for the members to connect
 
 
 class Pending(dist._Work):
-    """A sum that threads are at work on. `wait` raises what went wrong in any of them."""
+    """A sum that threads work on, in a buffer on the host. `wait` raises what went wrong in any of them."""
 
     def __init__(
         self,
+        group: "StripedGloo",
         tensor: Tensor,
-        parts: Sequence["concurrent.futures.Future[None]"],
-        at_end: Callable[[], None],
+        buffer: Tensor,
+        pieces: Sequence["concurrent.futures.Future[None]"],
     ):
         super().__init__()
-        self.tensor, self.parts, self.at_end = tensor, parts, at_end
+        self.group, self.tensor, self.buffer, self.pieces = group, tensor, buffer, pieces
 
     def wait(self, timeout: datetime.timedelta | None = None) -> bool:
-        concurrent.futures.wait(self.parts)  # all of them: those behind one that failed still write
-        for part in self.parts:
-            part.result()
-        self.at_end()
+        concurrent.futures.wait(
+            self.pieces
+        )  # all: those after one that failed still use the groups
+        for piece in self.pieces:
+            piece.result()
+        if self.pieces:
+            values = self.tensor.view(-1)
+            values.copy_(self.buffer[: len(values)], non_blocking=True)
+            self.group.seconds = time.perf_counter() - self.group.began
         return True
 
     def get_future(self) -> Any:
-        """For torchft, which asks for it behind `wait`."""
+        """Return the tensor as a future, for torchft, which asks for it after `wait`."""
         done: Any = torch.futures.Future()
         done.set_result(self.tensor)
         return done
@@ -65,8 +67,11 @@ class Pending(dist._Work):
 class StripedGloo(ProcessGroup):
     """A group of one process of each site, whose members come and go.
 
-    address: of this site, at which the others reach it. streams: connections to each of them. dtype: on the wire.
-    first_s: how long the first piece may take where a member fetches weights before.
+    Args:
+        address: of this site, at which the others reach it.
+        streams: connections to each of them.
+        dtype: of the numbers on the wire.
+        first_s: how many seconds the first piece may take if a member fetches weights before.
     """
 
     def __init__(self, address: str, streams: int, dtype: torch.dtype, first_s: float):
@@ -79,13 +84,10 @@ class StripedGloo(ProcessGroup):
             concurrent.futures.ThreadPoolExecutor(1, f"between-sites-{i}") for i in range(streams)
         ]
         self.failed: Exception | None = None
-        self.heals = False  # a member fetches weights before the next sum
-        self.first = [
-            True
-        ] * streams  # whether the next piece of a stream is the first of an exchange
-        self.next_stream = 0  # for the next piece
         self.is_double = False  # an earlier member has this site's number
-        self.bytes_sent, self.began, self.seconds = 0, 0.0, 0.0  # since `reset`
+        self.next_stream = 0  # for the next piece
+        self.expect(heals=False)
+        self.reset()
 
     # ---- What torchft's manager calls
 
@@ -98,60 +100,70 @@ class StripedGloo(ProcessGroup):
         quorum_id: int | None = None,
         group_rank: int | None = None,
         group_world_size: int | None = None,
-        global_ranks: list[int] | None = None,
+        global_ranks: Sequence[int] | None = None,
     ) -> None:
-        """Connect to the members anew. store_addr: host:port/prefix, another prefix each time. Raises where one of
-        them cannot be reached in JOIN_S."""
+        """Connect to the members anew.
+
+        store_addr: host:port/prefix, another prefix each time. Raises if a member cannot be reached in JOIN_S.
+        """
         self.abort()
         self.failed, self.next_stream = None, 0
         self.members, self.rank_here, self.sites = world_size, rank, list(global_ranks or [])
         self.is_double = rank < len(self.sites) and self.sites[rank] in self.sites[:rank]
         if world_size > 1:
             connecting = [
-                thread.submit(self.connected, store_addr, i)
-                for i, thread in enumerate(self.threads)
+                thread.submit(self.connect, store_addr, stream)
+                for stream, thread in enumerate(self.threads)
             ]
             self.groups = [group.result() for group in connecting]
 
     def allreduce(self, tensors: list[Tensor], opts: Any) -> Pending:
-        """Begin to replace the tensor by its sum over the members. Only one tensor, only sums; all members must call it
-        with tensors of the same sizes in the same order."""
+        """Begin to replace the tensor by its sum over the members.
+
+        Only one tensor, and only sums. All members call it with tensors of the same sizes in the same order.
+        """
         (tensor,) = tensors
         op = getattr(opts, "reduceOp", opts)
         if op != dist.ReduceOp.SUM:
-            raise ValueError(f"StripedGloo adds up, and was asked for {op}")
-        if self.members == 1:
-            return Pending(tensor, [], lambda: None)
-        carrier, parts = Carrier.of(tensor, self.dtype), []
-        first_s = self.first_s if self.heals else JOIN_S + STALL_S
-        for begin, end in pieces_of(tensor.numel(), self.members, self.streams):
-            stream, self.next_stream = self.next_stream, (self.next_stream + 1) % self.streams
-            deadline_s, self.first[stream] = first_s if self.first[stream] else STALL_S, False
+            raise ValueError(f"StripedGloo only adds up, and was asked for {op}")
+        values = tensor.view(-1)
+        pieces = pieces_of(len(values), self.members, self.streams)
+        if self.members == 1 or not pieces:
+            return Pending(self, tensor, values, [])
+
+        on_gpu = tensor.is_cuda
+        # the end of the last piece may lie behind the numbers: zeros
+        buffer = torch.zeros(pieces[-1][1], dtype=self.dtype, pin_memory=on_gpu)
+        # a GPU rounds itself: numbers cross to the host once each way, in the type of the wire
+        buffer[: len(values)].copy_(values.to(self.dtype), non_blocking=True)
+        copied = torch.cuda.Event() if on_gpu else None
+        if copied:
+            copied.record()
+        parts = []
+        for begin, end in pieces:
+            stream = self.next_stream
+            self.next_stream = (stream + 1) % self.streams
+            deadline_s, self.deadlines_s[stream] = self.deadlines_s[stream], STALL_S
+            piece = buffer[begin:end]
             parts.append(
                 self.threads[stream].submit(
-                    self.add_up, self.groups[stream], carrier, begin, end, deadline_s
+                    self.add_up, self.groups[stream], piece, copied, deadline_s
                 )
             )
-            self.bytes_sent += (
-                2 * (self.members - 1) * ((end - begin) // self.members) * self.dtype.itemsize
-            )
-
-        def finish() -> None:
-            carrier.land()
-            self.seconds = time.perf_counter() - self.began
-
-        return Pending(tensor, parts, finish)
+            self.bytes_sent += 2 * (self.members - 1) * piece.nbytes // self.members
+        return Pending(self, tensor, buffer, parts)
 
     def expect(self, heals: bool) -> None:
-        """Whether a member of the quorum that stands now fetches weights from another first."""
-        self.heals, self.first = heals, [True] * self.streams
+        """Set the deadlines of an exchange's first pieces. heals: a member of the quorum fetches weights first."""
+        first_s = self.first_s if heals else JOIN_S + STALL_S
+        self.deadlines_s = [first_s] * self.streams
 
     def reset(self) -> None:
-        """Another exchange begins: bytes_sent and seconds are of that."""
+        """Begin another exchange: bytes_sent and seconds are of that."""
         self.bytes_sent, self.began, self.seconds = 0, time.perf_counter(), 0.0
 
     def errored(self) -> Exception | None:
-        """What went wrong since the members last changed, so that the manager has them connect anew."""
+        """Return what went wrong since the members last changed, so that the manager has them connect anew."""
         return self.failed
 
     def abort(self) -> None:
@@ -162,19 +174,10 @@ class StripedGloo(ProcessGroup):
         for thread in self.threads:
             thread.shutdown(wait=False, cancel_futures=True)
 
-    def size(self) -> int:
-        return self.members
+    # ---- In the threads
 
-    def getBackendName(self) -> str:
-        return "striped-gloo"
-
-    def set_timeout(self, timeout: datetime.timedelta) -> None:
-        """Deadlines are of pieces, and follow from STALL_S."""
-
-    # ---- The threads
-
-    def connected(self, store_addr: str, stream: int) -> Any:
-        """A gloo group of all members. Each has a store client of its own: a wait in one would hold up all others."""
+    def connect(self, store_addr: str, stream: int) -> Any:
+        """Return a gloo group of all members, with a store client of its own: a wait in one would hold up all others."""
         timeout = datetime.timedelta(seconds=JOIN_S)
         gloo: Any = dist.ProcessGroupGloo
         options = gloo._Options()  # the only way to say at which address it listens
@@ -183,82 +186,39 @@ class StripedGloo(ProcessGroup):
         store = create_store_client(f"{store_addr}/stream_{stream}", timeout)
         return gloo(store, self.rank_here, self.members, options)
 
-    def add_up(
-        self, group: Any, carrier: "Carrier", begin: int, end: int, deadline_s: float
-    ) -> None:
-        """One piece. Once one has failed the others of the sum are not tried."""
+    def add_up(self, group: Any, piece: Tensor, copied: Any, deadline_s: float) -> None:
+        """Replace a piece by its sum. Once one piece has failed the others are not tried."""
         if self.failed:
             raise RuntimeError(f"given up, since another piece failed: {self.failed}")
         try:
-            parts = self.swapped(group, carrier.take(begin, end), deadline_s).view(self.members, -1)
+            if copied:
+                copied.synchronize()
+            parts = self.swap(group, piece, deadline_s).view(self.members, -1)
             total = parts.sum(0, dtype=torch.float32).to(self.dtype)
-            carrier.put(begin, self.swapped(group, total.repeat(self.members), STALL_S))
+            piece.copy_(self.swap(group, total.repeat(self.members), STALL_S))
         except Exception as error:
             self.failed = self.failed or error
             raise
 
-    def swapped(self, group: Any, values: Tensor, deadline_s: float) -> Tensor:
-        """All-to-all: the i-th part of the values goes to the i-th member, and what comes is in the members' order."""
+    def swap(self, group: Any, values: Tensor, deadline_s: float) -> Tensor:
+        """All-to-all: send the i-th part of the values to the i-th member. Returns what came, in the members' order."""
         options = dist.AllToAllOptions()
         options.timeout = datetime.timedelta(seconds=deadline_s)
         arrived = torch.empty_like(values)
-        group.alltoall_base(
-            arrived.view(torch.uint8), values.view(torch.uint8), [], [], options
-        ).wait()
+        sent, received = values.view(torch.uint8), arrived.view(torch.uint8)
+        group.alltoall_base(received, sent, [], [], options).wait()
         return arrived
 
 
-class Carrier:
-    """The numbers of a tensor on the host in the type of the wire, padded with zeros where a piece ends behind them."""
-
-    def __init__(self, tensor: Tensor, dtype: torch.dtype):
-        self.flat, self.dtype = tensor.view(-1), dtype
-
-    @classmethod
-    def of(cls, tensor: Tensor, dtype: torch.dtype) -> "Carrier":
-        return OnGPU(tensor, dtype) if tensor.device.type == "cuda" else cls(tensor, dtype)
-
-    def take(self, begin: int, end: int) -> Tensor:
-        """A piece, as it is sent; a copy."""
-        part = self.flat[begin:end]
-        values = torch.empty(end - begin, dtype=self.dtype)
-        values[: len(part)].copy_(part)
-        values[len(part) :].zero_()
-        return values
-
-    def put(self, begin: int, values: Tensor) -> None:
-        """The piece's sum."""
-        part = self.flat[begin : begin + len(values)]
-        part.copy_(values[: len(part)])
-
-    def land(self) -> None:
-        """All pieces have been put."""
-
-
-class OnGPU(Carrier):
-    """The same for a GPU: it rounds, and numbers cross to the host once each way, in the type of the wire."""
-
-    def __init__(self, tensor: Tensor, dtype: torch.dtype):
-        self.tensor = tensor.view(-1)
-        host = torch.empty(tensor.numel(), dtype=dtype, pin_memory=True)
-        host.copy_(self.tensor.to(dtype), non_blocking=True)
-        self.copied = torch.cuda.Event()
-        self.copied.record()
-        super().__init__(host, dtype)
-
-    def take(self, begin: int, end: int) -> Tensor:
-        self.copied.synchronize()
-        return super().take(begin, end)
-
-    def land(self) -> None:
-        self.tensor.copy_(self.flat, non_blocking=True)
-
-
 def pieces_of(numbers: int, members: int, streams: int = 1) -> list[tuple[int, int]]:
-    """(begin, end) of the pieces of a tensor, alike in length, each a multiple of `members` long; the last may end
-    behind the numbers. The same on all members."""
-    if not numbers:  # FSDP2 leaves some processes none of a small weight
+    """Return (begin, end) of the pieces of a tensor: equally long, and the same on all members.
+
+    The length is a multiple of `members`; the last piece may end behind the numbers. Of no numbers there is no piece:
+    FSDP2 leaves some processes none of a small weight.
+    """
+    if not numbers:
         return []
-    most = min(PIECES // members, UNDER_WAY // streams)
-    length = math.ceil(numbers / (math.ceil(numbers / most) * members)) * members
+    longest = min(PIECES // members, UNDER_WAY // streams)
+    pieces = math.ceil(numbers / longest)
+    length = math.ceil(numbers / (pieces * members)) * members
     return [(begin, begin + length) for begin in range(0, numbers, length)]

@@ -295,7 +295,7 @@ import os, sys
 from train import main
 from train.diloco import allreduce as striped
 Gloo = striped.StripedGloo
-reset, swapped, begun, shared = Gloo.reset, Gloo.swapped, [], set()
+reset, swap, begun, shared = Gloo.reset, Gloo.swap, [], set()
 def counting(self):
     begun.append(1)
     reset(self)
@@ -303,8 +303,8 @@ def dying(*args):
     shared.add(len(begun))
     if len(shared) == 3:  # within the third exchange with another site
         os._exit(9)
-    return swapped(*args)
-Gloo.reset, Gloo.swapped = counting, dying
+    return swap(*args)
+Gloo.reset, Gloo.swap = counting, dying
 sys.exit(main.main())
 """
 
