@@ -33,7 +33,7 @@ def open_run_folder(paths: RunPaths, world: World) -> tuple[TextIO | None, bool]
         return lock, all(who_sees(paths.folder, world))
     except OSError as error:
         raise RunFolderError(
-            f"{paths.folder}: cannot be written ({error.strerror}). Fix its permissions, or choose "
+            f"{paths.folder}: cannot be written ({error.strerror or error}). Fix its permissions, or choose "
             "another place with RUNS_DIR"
         ) from None
 

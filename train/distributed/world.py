@@ -1,19 +1,17 @@
-"""The processes of a run: who am I, and the few things they do together.
+"""The processes of a run: who this one is, and what they do together.
 
-torchrun says who is who through the environment; without it there is one process and no process group.
-Every collective outside the model's own gradients is here by name.
+torchrun describes the processes in the environment. Without it there is one process and no process group. Every
+collective outside of the model's own gradients is here, by name.
 """
 
 import contextlib
 import dataclasses
 import datetime
-import fcntl
 import gc
 import logging
 import os
 import platform
 import socket
-import struct
 import uuid
 from pathlib import Path
 from typing import Any
@@ -28,22 +26,20 @@ from train.console import LOG_ONLY
 from train.distributed.signals import BY_USER
 from train.distributed.wan import find_site_problem
 
-ADDRESS_OF_INTERFACE = 0x8915  # SIOCGIFADDR, of Linux
-
 log = logging.getLogger(__name__)
 
 
 class PeersMissing(Exception):
-    """Not all processes of the job came together; the message says what to look at."""
+    """Not all processes of the run came together. The message says what to look at."""
 
 
 class PeersDiffer(Exception):
-    """The processes of the job do not run the same software; the message names who runs what."""
+    """The processes of the run have different software. The message says which process has what."""
 
 
 @dataclasses.dataclass(frozen=True)
 class World:
-    """This process among the others. size: processes of the job; local_size: those on this machine."""
+    """This process among the others. size: processes of the run. local_size: those on this machine."""
 
     rank: int
     local_rank: int
@@ -53,7 +49,7 @@ class World:
     device_name: str
     host: str
     local_size: int = 1
-    hosts: tuple[str, ...] = ()  # of each rank
+    hosts: tuple[str, ...] = ()  # by rank
 
     @property
     def is_first(self) -> bool:
@@ -65,22 +61,24 @@ class World:
 
 
 # ---------------------------------------------------------------------------------------------------
-# Coming together
+# Joining
 # ---------------------------------------------------------------------------------------------------
 
 
 def join(c: Config, trains: bool = True) -> World:
-    """Find the device, join the process group if there is one, and check that the batch divides over it.
+    """Choose the device, join the process group if there is one, and check that the batch divides over it.
 
-    trains: False for a command that takes no step, of which there is nothing to divide. Raises SettingsError,
-    PeersMissing.
+    Args:
+        c: the settings.
+        trains: False for a command that takes no step, and so has no batch to divide.
+
+    Raises:
+        SettingsError: a setting does not fit the processes or the device.
+        PeersMissing: the others did not come within START_TIMEOUT_S.
     """
-    rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    local_rank, node_rank = (
-        int(os.environ.get("LOCAL_RANK", 0)),
-        int(os.environ.get("GROUP_RANK", 0)),
-    )
-    local_size = int(os.environ.get("LOCAL_WORLD_SIZE", size))
+    rank = read_number("RANK", 0)
+    size = read_number("WORLD_SIZE", 1)
+    local_rank = read_number("LOCAL_RANK", 0)
     if trains:
         problem = (
             find_batch_problem(c, size * c.replicas)
@@ -90,42 +88,51 @@ def join(c: Config, trains: bool = True) -> World:
         if problem:
             raise SettingsError([problem])
     device = choose_device(c, local_rank)
-    name = "CPU"
+    device_name, backend = "CPU", "gloo"
     if device.type == "cuda":
         torch.cuda.set_device(device)
-        name = torch.cuda.get_device_name(device)
+        device_name, backend = torch.cuda.get_device_name(device), "cpu:gloo,cuda:nccl"
     host = socket.gethostname()
     if size > 1:
-        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         try:
             dist.init_process_group(backend, timeout=datetime.timedelta(seconds=c.start_timeout_s))
         except dist.DistError as error:
             where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
             raise PeersMissing(
                 f"rank {rank} of {size} on {host} did not find the others at {where} in "
-                f"START_TIMEOUT_S={c.start_timeout_s}: {str(error).splitlines()[0]}; look at the other "
-                "nodes' logs, and at the firewall between them"
+                f"START_TIMEOUT_S={c.start_timeout_s}: {str(error).splitlines()[0]}. Look at the logs of the "
+                "other nodes, and at the firewall between them."
             ) from error
     return World(
-        rank, local_rank, node_rank, size, device, name, host, local_size, tuple(from_all(host))
+        rank=rank,
+        local_rank=local_rank,
+        node_rank=read_number("GROUP_RANK", 0),
+        size=size,
+        device=device,
+        device_name=device_name,
+        host=host,
+        local_size=read_number("LOCAL_WORLD_SIZE", size),
+        hosts=tuple(from_all(host)),
     )
 
 
+def read_number(name: str, default: int) -> int:
+    """Return a variable that torchrun sets for each process."""
+    return int(os.environ.get(name, default))
+
+
 def introduce(world: World, site: int | None = None) -> None:
-    """Each node says what it is, the first process that all are there. site: which of several that train apart. Raises
-    PeersDiffer."""
-    nccl = ".".join(map(str, torch.cuda.nccl.version())) if world.device.type == "cuda" else "none"
-    software = {
-        "torch": torch.__version__,
-        "CUDA": torch.version.cuda or "none",
-        "NCCL": nccl,
-        "Python": platform.python_version(),
-    }
+    """Log what each node is, and that all processes are there. Raises PeersDiffer, on all ranks.
+
+    site: number of this site, if several train the run.
+    """
+    nccl = "none"
+    if world.device.type == "cuda":
+        nccl = ".".join(map(str, torch.cuda.nccl.version()))
     if world.local_rank == 0:
+        # ranks other than the first log only warnings: this goes into the log of their node
         log.log(
-            logging.INFO
-            if world.is_first
-            else logging.WARNING,  # other ranks' words are for their node's log
+            logging.INFO if world.is_first else logging.WARNING,
             "node %d: host=%s ranks=%d-%d of %d device=%s torch=%s nccl=%s%s",
             world.node_rank,
             world.host,
@@ -133,78 +140,48 @@ def introduce(world: World, site: int | None = None) -> None:
             world.rank + world.local_size - 1,
             world.size,
             world.device_name,
-            software["torch"],
+            torch.__version__,
             nccl,
             "" if site is None else f" site={site}",
             extra=LOG_ONLY if world.size == 1 else None,
         )
     if world.size == 1:
         return
-    members = from_all((world.host, world.device_name, software))
-    for key in software:
-        found = {
-            facts[key]: f"rank {rank} on {host}" for rank, (host, _, facts) in enumerate(members)
-        }
-        if len(found) > 1:
-            listed = ", ".join(f"{key} {version} ({who})" for version, who in found.items())
-            raise PeersDiffer(
-                f"the processes of this job do not run the same software: {listed}; install the same "
-                "everywhere (make setup of the same commit)"
-            )
-    log.info(
-        "%d of %d processes joined, on %s",
-        len(members),
-        world.size,
-        ", ".join(dict.fromkeys(f"{host} ({device})" for host, device, _ in members)),
+    software = (
+        f"torch {torch.__version__}, CUDA {torch.version.cuda or 'none'}, NCCL {nccl}, "
+        f"Python {platform.python_version()}"
     )
-
-
-def gloo_interface() -> tuple[str, str]:
-    """The interface that gloo takes here and its address: GLOO_SOCKET_IFNAME, else that of the host's own name, else
-    loopback. Raises OSError where it is not there."""
-    names = {address_of(name): name for _, name in socket.if_nameindex()}
-    if asked := os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]:
-        return asked, address_of(asked) or "no IPv4 address"
-    try:
-        address = socket.gethostbyname(socket.gethostname())
-    except OSError:
-        address = "127.0.0.1"
-    return names.get(
-        address, "lo" if address.startswith("127.") else "an interface that is not known"
-    ), address
-
-
-def address_of(interface: str) -> str:
-    """Its IPv4 address, "" where it has none."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            found = fcntl.ioctl(
-                probe, ADDRESS_OF_INTERFACE, struct.pack("256s", interface[:15].encode())
+    members = from_all((f"{world.host} ({world.device_name})", software))
+    first_place, first_software = members[0]
+    for rank, (place, others_software) in enumerate(members):
+        if others_software != first_software:
+            raise PeersDiffer(
+                f"The processes of this run have different software: rank 0 on {first_place} has "
+                f"{first_software}; rank {rank} on {place} has {others_software}. Install the same "
+                "everywhere: run make setup at the same commit on all nodes."
             )
-        except OSError:
-            return ""
-    return socket.inet_ntoa(found[20:24])
+    places = dict.fromkeys(place for place, _ in members)
+    log.info("%d of %d processes joined, on %s", len(members), world.size, ", ".join(places))
 
 
 def use_device(world: World) -> None:
-    """Have this thread use the process's GPU: each thread begins with the first."""
+    """Make this thread use the process's GPU: each thread starts with GPU 0."""
     if world.device.type == "cuda":
         torch.cuda.set_device(world.device)
 
 
 def set_timeout(seconds: float, groups: list[Any]) -> None:
-    """How long a collective of the job, and of these groups of it, may take from now on."""
+    """Set how long a collective may take from now on, of all processes and of these groups."""
     if dist.is_initialized():
         for group in [dist.group.WORLD, *groups]:
-            dist.distributed_c10d._set_pg_timeout(
-                datetime.timedelta(seconds=seconds), group
-            )  # there is no public one
+            # there is no public function for this
+            dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=seconds), group)
 
 
 def group_of(ranks: list[int], seconds: float) -> Any:
-    """A gloo group of these ranks, for what goes on beside training; None where there is one process.
+    """Return a gloo group of these ranks, for what happens next to training; None if there is one process.
 
-    All ranks must call it, those that are not in it too.
+    All ranks must call it, also those that are not in it. seconds: how long a collective may take.
     """
     if not dist.is_initialized():
         return None
@@ -212,7 +189,7 @@ def group_of(ranks: list[int], seconds: float) -> Any:
 
 
 def choose_device(c: Config, local_rank: int) -> torch.device:
-    """The device of a process. Raises SettingsError where DEVICE or DTYPE asks for what is not there."""
+    """Return the device of a process. Raises SettingsError if DEVICE, NPROC or DTYPE needs what is not there."""
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if c.device == "cuda" and gpus == 0:
         raise SettingsError(
@@ -236,59 +213,60 @@ def choose_device(c: Config, local_rank: int) -> torch.device:
 
 
 # ---------------------------------------------------------------------------------------------------
-# Leaving
+# Leaving, and what the launcher is told
 # ---------------------------------------------------------------------------------------------------
 
 
 def leave() -> None:
-    """Leave the process group, if there is one. What uses it goes before it: the other way round a process may hang or
-    abort at its exit."""
+    """Leave the process group, if there is one.
+
+    What uses it is freed before: the other way round a process may hang or abort at its exit.
+    """
     if dist.is_initialized():
         gc.collect()
         dist.destroy_process_group()
 
 
 def report_exit(code: int, mark: str = "", why: str = "") -> None:
-    """Tell the launcher this process's exit code, which torchrun would turn into 1, and why it ends so.
+    """Tell the launcher this process's exit code, which torchrun would turn into 1, and the reason.
 
-    The first process to fail wins: the others fail because of it. Success is not reported: another may still fail.
-    mark: of signals.py, for the launcher to judge by. BY_USER wins over the first.
+    The first process to fail wins: the others fail because of it. Success is not reported, since another may still fail.
+    mark: a mark of signals.py, by which the launcher judges. BY_USER wins over the first.
     """
     if code and (path := os.environ.get("EXIT_CODE_FILE")):
-        try:
-            with open(Path(path), "w" if mark == BY_USER else "x") as file:
-                file.write(f"{code}{mark}\n{why[:1500]}\n")
-        except FileExistsError:
-            pass
+        mode = "w" if mark == BY_USER else "x"
+        with contextlib.suppress(FileExistsError), open(path, mode) as file:
+            file.write(f"{code}{mark}\n{why[:1500]}\n")
 
 
 def under_torchrun() -> bool:
-    """Whether torchrun started this process."""
+    """Return whether torchrun started this process."""
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 
 def shutdown_timeout_s(c: Config) -> tuple[float, bool]:
-    """What torchrun leaves a process between SIGTERM and SIGKILL, and whether it can be told so: torch 2.11 cannot."""
+    """Return the seconds from SIGTERM to SIGKILL under torchrun, and whether they can be set (not in torch 2.11)."""
     from torch.distributed.launcher import api
 
-    settable = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT" in Path(api.__file__).read_text(encoding="utf-8")
-    if not settable:
+    name = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+    if name not in Path(api.__file__).read_text(encoding="utf-8"):
         return 30.0, False
-    return float(os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", c.shutdown_timeout_s)), True
+    return float(os.environ.get(name, c.shutdown_timeout_s)), True
 
 
 def parent_is_gone() -> bool:
-    """Whether what started this process has ended while it was being loaded. False where the system does not say."""
+    """Return whether the parent process ended while this one was loading; False if the system does not say."""
+    parent = os.getppid()
     if not under_torchrun():
-        return os.environ.get("LAUNCHER_PID", str(os.getppid())) != str(os.getppid())
+        return read_number("LAUNCHER_PID", parent) != parent
     try:
-        return b"torch" not in Path(f"/proc/{os.getppid()}/cmdline").read_bytes()
+        return b"torch" not in Path(f"/proc/{parent}/cmdline").read_bytes()
     except OSError:
         return False
 
 
 def report_progress(world: World, step: int) -> None:
-    """Tell the launcher of a checkpoint: it gives up on a run that fails again and again without a new one."""
+    """Tell the node's launcher of a checkpoint: it gives up after several failures without a new one."""
     if (path := os.environ.get("PROGRESS_FILE")) and world.local_rank == 0:
         with contextlib.suppress(OSError):
             Path(path).write_text(f"{step}\n")
@@ -299,48 +277,67 @@ def report_progress(world: World, step: int) -> None:
 # ---------------------------------------------------------------------------------------------------
 
 
+def raise_together(error: Exception | None, group: Any = None) -> None:
+    """Raise the error of the first rank that has one, on all ranks; return on all ranks if none has.
+
+    All ranks call it, or all of a group. The raised error has the type and the attributes of that rank's, and its
+    message names the rank. A process without others raises its own error as it is.
+    """
+    if not dist.is_initialized():
+        if error:
+            raise error
+        return
+    mine = error and (type(error), str(error), vars(error))
+    ranks = dist.get_process_group_ranks(group)
+    for rank, problem in zip(ranks, from_all(mine, group), strict=True):
+        if problem:
+            kind, message, attributes = problem
+            # not by kind(message): some errors take something else, and some cannot be pickled
+            shared = kind.__new__(kind)
+            shared.args = (f"rank {rank}: {message}",)
+            vars(shared).update(attributes)
+            raise shared from error
+
+
+def who_sees(folder: Path, world: World) -> list[bool]:
+    """Return by rank whether it sees the first rank's folder. Raises OSError, on all, if that cannot be written to."""
+    # A new name: a network disk may remember for a while that a file was absent.
+    probe = folder / from_first(f".probe-{uuid.uuid4().hex}")
+    problem = None
+    if world.is_first:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            probe.touch()
+        except OSError as error:
+            problem = error
+    raise_together(problem)
+    seen = from_all(probe.exists())
+    if world.is_first:
+        probe.unlink(missing_ok=True)
+    return seen
+
+
 def sum_over_ranks(values: torch.Tensor) -> torch.Tensor:
-    """The values summed over all processes, in place."""
+    """Sum the values over all processes, in place."""
     if dist.is_initialized():
         dist.all_reduce(values)
     return values
 
 
 def sum_over(values: torch.Tensor, group: Any) -> torch.Tensor:
-    """The values summed over a group of group_of, in place."""
+    """Sum the values over a group of group_of, in place."""
     if group is not None:
         dist.all_reduce(values, group=group)
     return values
 
 
-def who_sees(folder: Path, world: World) -> list[bool]:
-    """By rank, whether it sees the first one's folder. Raises OSError, on all, where that cannot be written to."""
-    name, problem = (
-        f".probe-{uuid.uuid4().hex}",
-        None,
-    )  # nobody has asked a network disk for it: not known as absent
-    if world.is_first:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / name).touch()
-        except OSError as error:
-            problem = error
-    name, problem = from_first((name, problem))
-    if problem:
-        raise problem
-    seen = from_all((folder / name).exists())
-    if world.is_first:
-        (folder / name).unlink(missing_ok=True)
-    return seen
-
-
 def broadcast(values: torch.Tensor, group: Any) -> None:
-    """Overwrite the values by those of the first process, in place, on all of a group."""
+    """Overwrite the values with those of the first process, in place, on all of a group."""
     dist.broadcast(values, src=0, group=group)
 
 
 def from_first(value: Any, group: Any = None) -> Any:
-    """What the first process passes, on all of them, or all of a group that it is in."""
+    """Return the first process's value on all processes, or on all of a group that it is in."""
     if not dist.is_initialized():
         return value
     box = [value]
@@ -349,7 +346,7 @@ def from_first(value: Any, group: Any = None) -> Any:
 
 
 def to_first(value: Any, group: Any = None) -> list[Any]:
-    """What each process passes, by rank, on the first of them, or of a group that it is in; [] on the others."""
+    """Return the values of all processes, by rank, on the first, or the first of a group; [] on the others."""
     if not dist.is_initialized():
         return [value]
     values: list[Any] = [None] * dist.get_world_size(group) if dist.get_rank() == 0 else []
@@ -358,7 +355,7 @@ def to_first(value: Any, group: Any = None) -> list[Any]:
 
 
 def from_all(value: Any, group: Any = None) -> list[Any]:
-    """What each process passes, by rank, on all of them, or all of a group."""
+    """Return the values of all processes, by rank, on all processes, or on all of a group."""
     if not dist.is_initialized():
         return [value]
     values: list[Any] = [None] * dist.get_world_size(group)

@@ -1,197 +1,74 @@
-"""train/distributed/transport.py: what is said of the way that processes talk, and of what a step sends between nodes."""
+"""train/distributed/transport.py: the line and the two warnings that a start logs."""
 
 import logging
 import os
-import socket
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 
 from record.run_paths import RunPaths
-from settings.config import Config
 from tests.train.distributed.test_nccl_log import socket_node
 from train.distributed import nccl_log, transport
-from train.distributed import world as distributed
-from train.distributed.transport import Traffic, traffic
 from train.distributed.world import World
 
-GB = 1e9
 
-
-def world(kind: str = "cuda", size: int = 4, local_size: int = 2, local_rank: int = 0) -> World:
-    return World(
-        local_rank,
-        local_rank,
-        0,
-        size,
-        torch.device(kind, 0),
-        "a GPU",
-        "pt-0",
-        local_size,
-        ("pt-0",) * size,
-    )
-
-
-def model(frozen: int, trained: int, outside: int = 0) -> Any:
-    """One block of so many weights, and what is round it."""
-
-    def weights(number: int, trained: bool = False) -> torch.nn.Parameter:
-        return torch.nn.Parameter(torch.empty(number, device="meta"), requires_grad=trained)
-
-    block = torch.nn.Module()
-    block.frozen, block.trained = weights(frozen), weights(trained, True)
-    whole = torch.nn.Module()
-    whole.layers, whole.head = torch.nn.ModuleList([block]), weights(outside)
-    return whole
-
-
-def job(folder: Path, here: World, c: Config | None = None) -> Any:
-    return SimpleNamespace(
-        config=c or Config(),
-        paths=RunPaths(folder),
-        world=here,
-        model=model(0, 10**9),
-        loader=SimpleNamespace(micro_batch=1),
-    )
-
-
-@pytest.fixture(autouse=True)
-def no_infiniband(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(nccl_log, "FOLDER", tmp_path / "absent")
+@pytest.fixture
+def start(tmp_path, monkeypatch, caplog):
+    """Log the transport of a process with what NCCL said, and return messages and levels."""
+    monkeypatch.setattr(transport, "INFINIBAND", tmp_path / "infiniband")
+    monkeypatch.delenv("POD_NETWORK", raising=False)
+    (tmp_path / "logs").mkdir()
     caplog.set_level(logging.INFO)
 
+    def log_transport(text, kind="cuda", size=4, rank=0, local_rank=0, peers=True):
+        (tmp_path / "logs" / f"nccl_node_0.pt-0.{os.getpid()}").write_text(text)
+        monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda one, other: peers)
+        world = World(rank, local_rank, 0, size, torch.device(kind, 0), "a GPU", "pt-0", 2)
+        caplog.clear()
+        transport.say(SimpleNamespace(paths=RunPaths(tmp_path), world=world))
+        return [(record.levelname, record.message) for record in caplog.records]
 
-# ---- What a step sends
-
-AIR, ADAPTERS = 106_852_245_504, 44_264_448  # as presets/glm-4.5-air-16xh200.env has them
-
-
-def test_glm_on_two_nodes_sends_what_its_preset_says() -> None:
-    c = Config.of_preset(PRESET="glm-4.5-air-16xh200", MODEL="m", DATA="d")
-    tuned = model(AIR, ADAPTERS)
-    sent = traffic(c, world(size=16, local_size=8), tuned, c.micro_batch(16))
-    assert sent == Traffic(0.0, pytest.approx(0.18 * GB, abs=0.005 * GB))
-    split = Config.of_preset(PRESET="glm-4.5-air-16xh200", MODEL="m", DATA="d", PARALLEL="fsdp")
-    sent = traffic(split, world(size=16, local_size=8), tuned, c.micro_batch(16))
-    assert sent.gathered == pytest.approx(8 * 107 * GB, rel=0.01)
-    assert sent.seconds(63) == pytest.approx(109, abs=1)
+    return log_transport
 
 
-def test_by_hand_on_four_nodes() -> None:
-    """8 processes, of which each makes 3 passes; 100 weights of a block, 40 round it, all in bfloat16."""
-    part = model(60, 40, outside=40)
-    settings = {
-        "DTYPE": "bfloat16",
-        "SEQ_LEN": "64",
-        "BATCH_TOKENS": str(64 * 24),
-        "MICRO_BATCH_SIZE": "1",
-    }
-
-    def of(**more: str) -> Traffic:
-        c = Config.of_preset(PRESET="finetune", MODEL="m", DATA="d", **settings, **more)
-        return traffic(c, world(size=8), part, 1)
-
-    assert of(PARALLEL="ddp") == Traffic(0.0, 2 * 3 / 4 * 160)
-    assert of(PARALLEL="hsdp") == Traffic(0.0, 2 * 3 / 4 * 160)  # a copy in each node
-    assert of(PARALLEL="fsdp") == Traffic(3 * (2 * 100 + 40) * 2 * 3 / 4, 160 * 3 / 4)
-    assert of(PARALLEL="fsdp", GRAD_SYNC="micro-batch").gradients == 3 * 160 * 3 / 4
-    # a copy on two nodes: they gather halves from each other, and each of the two holds half of the gradients
-    assert of(PARALLEL="hsdp", SHARD_RANKS="4") == Traffic(
-        3 * (2 * 100 + 40) * 2 / 2, 160 / 2 + 2 / 2 * 160 / 2
-    )
+LINE = "NCCL 2.27.5: within the node SHM; between nodes NET/Socket on eth0"
 
 
-# ---- What is said
+def test_it_is_said_once_a_node_and_not_of_gloo(start):
+    text = socket_node(0, 0)
+    assert [level for level, _ in start(text)] == ["INFO"]
+    assert [level for level, _ in start(text, rank=2)] == ["WARNING"]  # for its node's log
+    assert start(text, local_rank=1) == start(text, size=1) == start(text, kind="cpu") == []
 
 
-def test_it_is_said_once_a_node_with_seconds_of_a_step(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "logs").mkdir()
-    (tmp_path / "logs" / f"nccl_node_0.pt-0.{os.getpid()}").write_text(
-        socket_node(0, 0, via="SHM/direct/direct")
-    )
-    transport.say(job(tmp_path, world(local_rank=1)))
-    transport.say(job(tmp_path, world(size=1, local_size=1)))
-    assert not caplog.records
-    transport.say(job(tmp_path, world()))
-    assert [record.levelname for record in caplog.records] == ["INFO", "WARNING", "INFO"]
-    assert "NCCL 2.27.5: within the node SHM; between nodes NET/Socket on eth0" in caplog.text
-    assert (
-        caplog.messages[-1]
-        == "between nodes: each sends 4.0 GB of gradients a step; 3.2 s at 10 Gbit/s (computed)"
-    )
+def test_shared_memory_though_the_gpus_reach_each_other(start):
+    text = socket_node(0, 0, via="SHM/direct/direct")
+    line, (level, warning) = start(text)
+    assert line == ("INFO", LINE) and level == "WARNING"
+    assert "shared memory of the host" in warning and "NCCL_P2P_DISABLE" in warning
+    assert start(text, peers=False) == [("INFO", LINE)]
+    assert len(start(socket_node(0, 0))) == 1
 
 
-def test_weights_that_are_gathered_from_other_nodes_are_warned_of(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    c = Config.of_preset(PRESET="glm-4.5-air-16xh200", MODEL="m", DATA="d", PARALLEL="fsdp")
-    transport.expect(c, world(size=16, local_size=8), Traffic(856e9, 1e8), 63)
-    assert caplog.messages[0] == (
-        "between nodes: each sends 100.0 MB of gradients (adapters) and gathers 856.0 GB of "
-        "weights a step; 109 s at 63 Gbit/s (computed)"
-    )
-    assert (
-        caplog.records[1].levelname == "WARNING"
-        and "PARALLEL=hsdp keeps a copy in each node" in caplog.messages[1]
-    )
-    caplog.clear()
-    transport.expect(c, world(size=16, local_size=8), Traffic(856e6, 1e8), None)
-    assert [record.levelname for record in caplog.records] == ["INFO"]
-    assert (
-        "the link's speed is n/a; 0.76 s at 10 Gbit/s, 0.076 s at 100 Gbit/s (computed)"
-        in caplog.text
-    )
+def test_sockets_though_infiniband_is_there(start, tmp_path, monkeypatch):
+    for device, state in (("mlx5_0", "4: ACTIVE"), ("mlx5_1", "1: DOWN"), ("mlx5_2", "4: ACTIVE")):
+        port = tmp_path / "infiniband" / device / "ports" / "1"
+        port.mkdir(parents=True)
+        (port / "state").write_text(state)
+    _, (level, warning) = start(socket_node(0, 0))
+    assert level == "WARNING" and "NCCL_IB_DISABLE" in warning
+    assert "TCP sockets, though this machine has mlx5_0, mlx5_2 (InfiniBand or RoCE)" in warning
+    assert len(start(socket_node(0, 0).replace("NET/Socket/0", "NET/IB/0"))) == 1
+    monkeypatch.setenv("POD_NETWORK", "wan")  # nodes at several sites have nothing better
+    assert len(start(socket_node(0, 0))) == 1
 
 
-def test_the_trainer_goes_on_without_logs_and_whatever_fails(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    transport.say(job(tmp_path, world()))
-    assert "NCCL's transport: n/a, it has written nothing to" in caplog.text
-    assert "each sends 4.0 GB of gradients a step; the link's speed is n/a" in caplog.text
+def test_the_run_does_not_need_it(start, monkeypatch):
+    assert start("") == [("INFO", "NCCL n/a: transport n/a")]
 
-    def broken(*_: object) -> list[nccl_log.Log]:
-        raise RuntimeError("of another kind")
+    def broken(*_):
+        raise OSError("Stale file handle")
 
     monkeypatch.setattr(nccl_log, "read", broken)
-    transport.say(job(tmp_path, world()))
-    assert "NCCL's transport: n/a (RuntimeError: of another kind)" in caplog.text
-
-
-def test_gloo_says_its_interface_between_nodes(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    transport.say(job(tmp_path, world("cpu", size=2)))
-    assert not caplog.records  # one node
-    (tmp_path / "net" / "lo").mkdir(parents=True)
-    (tmp_path / "net" / "lo" / "speed").write_text("2500\n")
-    monkeypatch.setattr(transport, "NET", tmp_path / "net")
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    transport.say(job(tmp_path, world("cpu")))
-    assert (
-        caplog.messages[0]
-        == "gloo: TCP on lo (127.0.0.1, 2.5 Gbit/s); GLOO_SOCKET_IFNAME names another"
-    )
-    assert caplog.messages[1].endswith("13 s at 2.5 Gbit/s (computed)")
-    (tmp_path / "net" / "lo" / "speed").write_text("-1\n")
-    assert transport.speed_of("lo") is None and transport.speed_of("absent") is None
-
-
-def test_the_interface_of_gloo_is_that_of_the_hosts_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    for address, name in (
-        ("127.0.0.1", "lo"),
-        ("127.0.1.1", "lo"),
-        ("203.0.113.9", "an interface that is not known"),
-    ):
-        monkeypatch.setattr(socket, "gethostbyname", lambda _, address=address: address)
-        assert distributed.gloo_interface() == (name, address)
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "absent0,eth1")
-    assert distributed.gloo_interface() == ("absent0", "no IPv4 address")
+    assert start("") == [("INFO", "NCCL's transport: n/a (Stale file handle)")]

@@ -1,134 +1,141 @@
-"""train/distributed/world.py: who takes part, with what, and what is said where they do not come together."""
+"""train/distributed/world.py: who takes part, with what, and what they do together."""
 
 import dataclasses
+import errno
 import logging
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 
-from settings import ROOT
+from settings import ROOT, SettingsError
 from settings.config import Config
+from tests.processes import run_ranks
 from train.distributed import world as distributed
-from train.distributed.world import PeersDiffer, World
-
-CPU = torch.device("cpu")
+from train.distributed.world import PeersDiffer, World, raise_together
 
 
-def world(rank: int = 0, size: int = 4, local: int = 2) -> World:
-    return World(
-        rank,
-        rank % local,
-        rank // local,
-        size,
-        CPU,
-        "CPU",
-        f"host{rank // local}",
-        local,
-        tuple(f"host{r // local}" for r in range(size)),
-    )
+def world(rank=0, size=4, local=2):
+    cpu = torch.device("cpu")
+    host = f"host{rank // local}"
+    return World(rank, rank % local, rank // local, size, cpu, "CPU", host, local)
 
 
-def test_each_node_says_what_it_is_and_the_first_that_all_are_there(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.fixture
+def peers(monkeypatch):
+    """Four processes on two hosts, of which those in the dictionary have other software."""
+    others = {}
+
+    def from_all(mine):
+        return [(f"host{rank // 2} (CPU)", others.get(rank, mine[1])) for rank in range(4)]
+
+    monkeypatch.setattr(distributed, "from_all", from_all)
+    return others
+
+
+def test_each_node_says_what_it_is_and_the_first_that_all_are_there(peers, caplog):
     caplog.set_level(logging.INFO)
-    monkeypatch.setattr(
-        distributed, "from_all", lambda mine: [(f"host{r // 2}", *mine[1:]) for r in range(4)]
-    )
-    distributed.introduce(world(0))
-    assert (
-        f"node 0: host=host0 ranks=0-1 of 4 device=CPU torch={torch.__version__} nccl=none"
-        in caplog.text
-    )
-    assert "4 of 4 processes joined, on host0 (CPU), host1 (CPU)" in caplog.text
     distributed.introduce(world(0), site=2)
-    assert caplog.messages[-2].endswith("nccl=none site=2")
+    assert caplog.messages == [
+        f"node 0: host=host0 ranks=0-1 of 4 device=CPU torch={torch.__version__} nccl=none site=2",
+        "4 of 4 processes joined, on host0 (CPU), host1 (CPU)",
+    ]
     caplog.clear()
-    caplog.set_level(
-        logging.WARNING
-    )  # as in all but the first process: a node's first speaks in its node's log
+    caplog.set_level(logging.WARNING)  # all ranks but the first; a node's first has the node's log
     for rank in (1, 2, 3):
         distributed.introduce(world(rank))
-    assert [record.message[:6] for record in caplog.records] == ["node 1"]
+    assert [message[:6] for message in caplog.messages] == ["node 1"]
 
 
-def test_unequal_versions_stop_the_job_and_name_both(monkeypatch: pytest.MonkeyPatch) -> None:
-    def others(mine: tuple) -> list[tuple]:
-        host, device, software = mine
-        return [
-            mine,
-            (host, device, software),
-            ("host1", device, software | {"torch": "2.11.0"}),
-            mine,
-        ]
-
-    monkeypatch.setattr(distributed, "from_all", others)
+def test_unequal_versions_stop_the_run_and_name_both(peers):
+    peers[2] = "torch 2.11.0"
+    own = rf"rank 0 on host0 \(CPU\) has torch {torch.__version__.replace('+', '.')}, CUDA .*, Python 3"
     with pytest.raises(
-        PeersDiffer,
-        match=rf"torch {torch.__version__.replace('+', '.')} \(rank 3 on host0\), "
-        r"torch 2\.11\.0 \(rank 2 on host1\).*make setup",
+        PeersDiffer, match=rf"{own}.*rank 2 on host1 \(CPU\) has torch 2\.11\.0\..*make setup"
     ):
         distributed.introduce(world())
 
 
 @pytest.mark.fault(36)
-def test_a_peer_that_does_not_come_is_missed_with_the_place_where_it_was_expected(
-    free_port: int,
-) -> None:
+def test_a_peer_that_does_not_come_is_missed_with_the_place_where_it_was_expected(free_port):
     code = (
-        "import dataclasses, os\nfrom train.distributed import world as distributed\nfrom settings.config import Config\n"
+        "import dataclasses\nfrom train.distributed import world as distributed\nfrom settings.config import Config\n"
         "c = dataclasses.replace(Config(), device='cpu', start_timeout_s=1).derived()\n"
         "try: distributed.join(c)\nexcept distributed.PeersMissing as error: print(error)"
     )
-    env = {
-        "RANK": "0",
-        "WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port),
-        "PATH": "/bin",
-    }
+    env = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "PATH": "/bin"}
+    env["MASTER_PORT"] = str(free_port)
+    command = [sys.executable, "-c", code]
     out = subprocess.run(
-        [sys.executable, "-c", code],
-        env=env,
-        cwd=ROOT,
-        text=True,
-        capture_output=True,
-        check=True,
-        timeout=120,
+        command, env=env, cwd=ROOT, text=True, capture_output=True, check=True
     ).stdout
-    assert (
-        "rank 0 of 2 on" in out
-        and f"127.0.0.1:{free_port} in START_TIMEOUT_S=1" in out
-        and "firewall" in out
-    )
+    assert "rank 0 of 2 on" in out and "firewall" in out
+    assert f"127.0.0.1:{free_port} in START_TIMEOUT_S=1" in out
 
 
-def test_a_torch_that_cannot_be_told_its_time_out_is_known(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+class Unpicklable(Exception):
+    """As HTTP errors of the Hub: made of more than a message."""
+
+    exit_code = 78
+
+    def __init__(self, message, response):
+        super().__init__(message)
+
+
+def raise_in_turn(rank, folder):
+    """What each of three processes raises, with errors on some of them."""
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=3)
+    group = dist.new_group([0, 2])
+    raise_together(None)
+    with pytest.raises(Unpicklable, match=r"^rank 1: gone$") as raised:
+        raise_together(Unpicklable("gone", 404) if rank else None)
+    assert raised.value.exit_code == 78
+    with pytest.raises(SettingsError, match="rank 2: Invalid setting:\n    SEED=x") as refused:
+        raise_together(SettingsError(["SEED=x"]) if rank == 2 else None)
+    assert refused.value.problems == ["SEED=x"]
+    if rank != 1:
+        with pytest.raises(ValueError, match="rank 2: bad"):
+            raise_together(ValueError("bad") if rank == 2 else None, group)
+    file = folder / "no folder"
+    file.touch()
+    with pytest.raises(OSError, match=r"rank 0: .*File exists"):
+        distributed.who_sees(file, world(rank, 3, 1))
+    assert distributed.who_sees(folder / "runs", world(rank, 3, 1)) == [True] * 3
+    dist.destroy_process_group()
+
+
+def test_an_error_of_one_rank_is_raised_by_all(tmp_path):
+    run_ranks(raise_in_turn, (tmp_path,), 3)
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+def test_a_process_without_others_raises_its_error_as_it_is():
+    raise_together(None)
+    error = OSError(errno.ENOSPC, "No space left on device")
+    with pytest.raises(OSError, match=error.strerror) as raised:
+        raise_together(error)
+    assert raised.value is error
+
+
+def test_a_torch_whose_shutdown_timeout_cannot_be_set_is_known(tmp_path, monkeypatch):
     from torch.distributed import launcher
 
     monkeypatch.delenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", raising=False)
-    c = dataclasses.replace(Config(), grace_period_s=159)
-    old = tmp_path / "api.py"
-    for text, expected in (
-        ("timeout = 30", (30.0, False)),
-        ("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", (99.0, True)),
-    ):
-        old.write_text(text)
-        monkeypatch.setattr(launcher, "api", SimpleNamespace(__file__=str(old)))
-        assert distributed.shutdown_timeout_s(c) == expected
+    config = dataclasses.replace(Config(), grace_period_s=159)
+    api = tmp_path / "api.py"
+    monkeypatch.setattr(launcher, "api", SimpleNamespace(__file__=str(api)))
+    api.write_text("timeout = 30")
+    assert distributed.shutdown_timeout_s(config) == (30.0, False)
+    api.write_text("TORCH_ELASTIC_SHUTDOWN_TIMEOUT")
+    assert distributed.shutdown_timeout_s(config) == (99.0, True)
     monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "45")
-    assert distributed.shutdown_timeout_s(c) == (45.0, True)
+    assert distributed.shutdown_timeout_s(config) == (45.0, True)
 
 
-def test_each_nodes_launcher_hears_of_a_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_nodes_launcher_hears_of_a_checkpoint(tmp_path, monkeypatch):
     path = tmp_path / "progress"
     monkeypatch.setenv("PROGRESS_FILE", str(path))
     distributed.report_progress(world(1), 7)

@@ -213,7 +213,7 @@ def receivers(folder: Path, world: World) -> list[int]:
         ]
     except OSError as error:
         raise DataError(
-            f"{folder}: cannot be written ({error.strerror}); choose another folder with DATA_DIR"
+            f"{folder}: cannot be written ({error.strerror or error}); choose another folder with DATA_DIR"
         ) from None
 
 
