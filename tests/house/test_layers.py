@@ -70,7 +70,6 @@ STANDARD_LIBRARY_ONLY = (
     "train.faults.guard",
     "train.faults.stuck_python",
     "train.faults.watchdog",
-    "train.profile.time_shares",
     "train.schedule",
     "train.timeouts",
 )

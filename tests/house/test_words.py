@@ -22,7 +22,6 @@ OLD_PAGES = {
     "docs/kubernetes.md",
     "docs/manifests.md",
     "docs/monitor.md",
-    "docs/nccl.md",
     "docs/plans.md",
 }
 OLD_ROOMS = {

@@ -1,206 +1,170 @@
-"""PROFILE=1: torch's profiler over some steps of an attempt, and where their time went, in the run's folder.
+"""PROFILE=1: torch's profiler records some steps of an attempt. A trace and a summary go to the run's folder.
 
-    start -> SETTLE steps as ever -> PROFILE_STEPS that are recorded -> trace and summary are written -> on as ever
+    start -> SETTLE steps as usual -> PROFILE_STEPS recorded steps -> trace and summary are written -> training goes on
 
-All ranks record, so that none waits for another only because that one is slowed down; the first, of each site, writes:
-the others do the same work, and a slow one is named by the stragglers' line of the log. Steps between which nothing is
-evaluated or saved are taken where there are any. What cannot be written is said, and the run goes on.
+All ranks record, so that none waits for another that recording slows down. The first rank of each site writes: the
+others do the same work, and the log names a slow one. Steps next to an evaluation or a checkpoint are avoided if
+possible. If the files cannot be written, the log says so and training continues.
 """
 
-import contextlib
-import os
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.profiler import ProfilerActivity, record_function
 
 from record.durable import write_whole
-from train.data.batch import Batch
 from train.distributed.world import from_all
 from train.profile import time_shares
-from train.profile.time_shares import DATA, STEP, Shares, TraceError
+from train.profile.time_shares import DATA, STEP
 
 if TYPE_CHECKING:
     from train.job import Job
 
-PROFILE_STEPS = 3  # that are recorded
-SETTLE = 4  # steps that are not recorded, of which the first sets much up and the others tell how long one takes
+PROFILE_STEPS = 3  # steps that are recorded
+SETTLE = (
+    4  # steps before them: the first sets up much, the others show how long a step usually takes
+)
 
 
-def window(step: int, last_step: int, count: int, busy: tuple[int, ...]) -> range:
-    """The steps to record of an attempt that stands at `step`: as many as there are up to `count`, from the first place
-    on in which no multiple of a number in `busy` lies between two of them or just before them. Empty: too few are left.
+def window(step: int, last_step: int, count: int, busy: list[int]) -> range:
+    """Choose the steps to record of an attempt that stands at `step`; empty if too few are left.
+
+    The first `count` steps with no multiple of a number in `busy` just before or between them, if there are any.
     """
-
-    def is_quiet(first: int) -> bool:
-        return not any(
-            at % every == 0 for at in range(first - 1, first + count - 1) for every in busy
-        )
-
     earliest = step + SETTLE + 1
     latest = last_step - count + 1
-    quiet = (
-        first
-        for first in range(earliest, min(latest, earliest + max(busy, default=0)) + 1)
-        if is_quiet(first)
-    )
-    first = next(quiet, earliest)
-    return range(first, min(first + count, last_step + 1))
+    for first in range(earliest, min(latest, earliest + max(busy, default=0)) + 1):
+        stops = range(first - 1, first + count - 1)  # after these steps
+        if all(stop % every for stop in stops for every in busy):
+            return range(first, first + count)
+    return range(earliest, min(earliest + count, last_step + 1))
 
 
 class Profile:
-    """The profiler of an attempt. begin and end: a step; between: behind one, outside of what is timed."""
+    """The profiler of an attempt. Around a step: begin and end. After it, outside of what is timed: between."""
 
     def __init__(self, job: "Job"):
-        c = job.config
-        exchanges = c.sync_every if c.replicas > 1 else 0
-        busy = (c.eval_every, c.save_every or 0, c.core_every, exchanges)
-        self.steps = window(
-            job.step, c.last_step, PROFILE_STEPS, tuple(every for every in busy if every)
-        )
-        self.job, self.recorded, self.usual_s = job, 0, 0.0
-        self.profiler: Any = None
-        self.mark: Any = None
-        self.recording = False
+        config = job.config
+        busy = [config.eval_every, config.save_every, config.core_every]
+        if config.replicas > 1:
+            busy.append(config.sync_every)
+        self.job = job
+        self.on_gpu = job.world.device.type == "cuda"
+        self.steps = window(job.step, config.last_step, PROFILE_STEPS, list(filter(None, busy)))
+        self.recorded = 0
+        self.usual_s = 0.0
+        self.profiler: Any = None  # while it records
+        self.mark: Any = None  # of the step that goes on
         if not self.steps:
             job.recorder.say(
-                f"PROFILE=1: nothing is profiled: it takes {SETTLE + 1} steps or more, and {c.last_step} "
-                f"- {job.step} are left; set a larger MAX_STEPS or TRAIN_TOKENS"
+                f"PROFILE=1: No step is profiled. It takes at least {SETTLE + 1} steps, and only "
+                f"{config.last_step - job.step} are left. Set a larger MAX_STEPS or TRAIN_TOKENS."
             )
 
     def begin(self) -> None:
-        """A step begins, with the wait for its batch."""
-        if self.recording:
-            self.mark = torch.profiler.record_function(STEP)
+        """Mark that a step begins, with the wait for its batch."""
+        if self.profiler:
+            self.mark = record_function(STEP)
             self.mark.__enter__()
 
     def end(self) -> None:
-        """It has ended: on a GPU, once that has done what was asked of it."""
+        """Mark that it has ended: on a GPU, once the GPU has done what it was given."""
         if self.mark:
-            if self.job.world.device.type == "cuda":
-                torch.cuda.synchronize(self.job.world.device)
+            if self.on_gpu:
+                torch.cuda.synchronize()
             self.mark.__exit__(None, None, None)
-            self.mark, self.recorded = None, self.recorded + 1
+            self.mark = None
+            self.recorded += 1
 
     def between(self) -> None:
-        """Start or end what is due. All ranks do so behind the same step."""
-        if self.recording and self.recorded >= len(self.steps):
-            with self.patience():
+        """Start or finish recording if it is time. All ranks do so after the same step, and wait for each other."""
+        job = self.job
+        if self.profiler:
+            is_due = self.recorded >= len(self.steps)
+        else:
+            is_due = job.step >= self.steps.start - 1
+        if not self.steps or not is_due:
+            return
+        with job.activity("the profiler", job.config.start_timeout_s, "START_TIMEOUT_S"):
+            if self.profiler:
                 self.finish()
-        elif self.steps and not self.recording and self.job.step >= self.steps.start - 1:
-            with self.patience():
-                self.prepare()
-            self.record()
+            else:
+                self.start()
+            from_all(None)
 
     def leave(self) -> None:
-        """Training has ended, in whatever way. A profiler that still records then would crash the process at its end."""
-        if self.recording:
+        """Stop when training has ended in any way: a profiler that still records crashes the process at its exit."""
+        if self.profiler:
             self.stop()
         if self.steps:
             self.job.recorder.say(
-                "PROFILE=1: the run ended before its steps were recorded; nothing is written"
+                "PROFILE=1: The run ended before its steps were recorded. Nothing is written."
             )
 
-    @contextlib.contextmanager
-    def patience(self) -> Iterator[None]:
-        """Something that takes its time outside of a step, and that all ranks do together."""
-        limit_s = self.job.config.start_timeout_s
-        with self.job.activity("the profiler", limit_s, "START_TIMEOUT_S"):
-            yield
-            from_all(None)
+    def build(self) -> Any:
+        """Return a profiler of this rank's CPU, and of its GPU if it has one."""
+        activities = [ProfilerActivity.CPU]
+        if self.on_gpu:
+            activities.append(ProfilerActivity.CUDA)
+        return torch.profiler.profile(activities=activities)
 
-    def prepare(self) -> None:
-        """Have the profiler set up once what it needs, which on a GPU takes seconds.
+    def start(self) -> None:
+        """Record from here on.
 
-        By a recording of nothing. torch's own way, a step between prepare_trace and start_trace, crashes (a null
-        pointer in Kineto's transferCpuTrace, torch 2.13) on ranks other than the first whose gloo works in that step.
+        The profiler sets up what it needs, which takes seconds on a GPU, by recording nothing first. torch's own way,
+        a step between prepare_trace and start_trace, crashes (a null pointer in Kineto's transferCpuTrace, torch 2.13)
+        on ranks other than the first whose gloo works in that step.
         """
         times = list(self.job.deadlines.times)
         self.usual_s = median(times[1:] or times)
-        with self.new():
+        with self.build():
             pass
-
-    def new(self) -> Any:
-        """A profiler of what this rank does."""
-        kinds = [torch.profiler.ProfilerActivity.CPU]
-        if self.job.world.device.type == "cuda":
-            kinds.append(torch.profiler.ProfilerActivity.CUDA)
-        return torch.profiler.profile(activities=kinds)
-
-    def record(self) -> None:
-        """From here on."""
-        loader, read = self.job.loader, self.job.loader.batch
-
-        def batch(*arguments: Any) -> Batch:
-            with torch.profiler.record_function(DATA):
-                return read(*arguments)
-
-        vars(loader)["batch"] = batch
-        self.recording, self.profiler = True, self.new()
+        loader: Any = self.job.loader
+        loader.batch = record_function(DATA)(loader.batch)
+        self.profiler = self.build()
         self.profiler.start()
 
+    def stop(self) -> Any:
+        """Record no more, and return the profiler, which holds the trace."""
+        profiler, self.profiler = self.profiler, None
+        del vars(self.job.loader)["batch"]
+        profiler.stop()
+        return profiler
+
     def finish(self) -> None:
-        """Stop, and on the first rank write what was found. Where that fails it is said."""
-        job, steps = self.job, self.steps
-        self.steps = range(0)
-        self.stop()
+        """Stop, and write trace and summary on the first rank."""
+        job, profiler = self.job, self.stop()
+        steps, self.steps = self.steps, range(0)
         if not job.world.is_first:
             return
-        began, trace = time.perf_counter(), job.paths.profile(steps.start)
+        trace = job.paths.profile(steps.start)
         try:
-            self.export(trace)
-            found = time_shares.shares(time_shares.read(trace), job.world.device.type == "cuda")
-            took_s = time.perf_counter() - began
-            lines = [
-                *summary(found, steps, job, self.usual_s),
-                f"Writing and reading the trace took {took_s:.1f} s between two steps, and no step of it.",
-            ]
-            text = trace.with_name(trace.name.removesuffix(".json.gz") + ".txt")
-            write_whole(text, ("\n".join(lines) + "\n").encode())
-            job.recorder.say("\n".join([*lines, f"trace: {trace}"]))
-        except (OSError, TraceError) as error:
-            job.recorder.say(
-                f"PROFILE=1: no profile of the steps {steps.start} to {steps[-1]}, and training goes on: "
-                f"{error}"
+            trace.parent.mkdir(parents=True, exist_ok=True)
+            profiler.export_chrome_trace(str(trace))
+            summary = self.summarize(trace, steps.start)
+            # written last: where there is a summary, the trace is complete
+            write_whole(trace.with_suffix("").with_suffix(".txt"), f"{summary}\n".encode())
+        except (OSError, EOFError, ValueError) as error:
+            summary = (
+                f"PROFILE=1: The profile of steps {steps.start} to {steps[-1]} failed, and training "
+                f"continues: {error}"
             )
+        job.recorder.say(f"{summary}\ntrace: {trace}")
 
-    def stop(self) -> None:
-        """Record no more."""
-        self.recording = False
-        vars(self.job.loader).pop("batch", None)
-        self.profiler.stop()
-
-    def export(self, path: Path) -> None:
-        """The trace under its name only once it is whole."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_name(f".{path.name}")
-        try:
-            self.profiler.export_chrome_trace(str(unfinished))
-            os.replace(unfinished, path)
-        finally:
-            unfinished.unlink(missing_ok=True)
-            self.profiler = None
-
-
-def summary(found: Shares, steps: range, job: "Job", usual_s: float) -> list[str]:
-    """Of one screen: what was profiled, the shares of a step, and what profiling cost."""
-    c, world = job.config, job.world
-    way = (
-        "kernels of the GPU"
-        if found.on_gpu
-        else "operators of the CPU, by the time that each takes itself"
-    )
-    ratio = found.step_ms / 1000 / usual_s
-    wait = " and waiting for the GPU at its end" if found.on_gpu else ""
-    between = found.between_ns / max(1, found.steps - 1) / 1e6
-    return [
-        f"profile of {found.steps} steps from {steps.start} on: rank 0 of {world.size}, {world.device_name}, "
-        f"{c.dtype}, {way}",
-        *found.table(),
-        f"A step took {ratio:.2f} times as long as the {1000 * usual_s:.2f} ms (median) of those before: by "
-        f"profiling{wait}, and by chance.",
-        f"Between two steps {between:.2f} ms passed (log, evaluation, checkpoints), which are no part of these.",
-    ]
+    def summarize(self, trace: Path, first: int) -> str:
+        """Return one screen: what was profiled, the shares of a step, and what profiling cost."""
+        world = self.job.world
+        shares = time_shares.shares(time_shares.read(trace), self.on_gpu)
+        unit = "kernels of the GPU" if self.on_gpu else "operators of the CPU, by self time"
+        ratio = shares.step_ms / 1000 / self.usual_s
+        return "\n".join(
+            [
+                f"profile of {shares.steps} steps from {first} on: rank 0 of {world.size}, "
+                f"{world.device_name}, {self.job.config.dtype}, {unit}",
+                *shares.table(),
+                f"A step took {ratio:.2f} times as long as the {1000 * self.usual_s:.2f} ms (median) "
+                "of those before. That is the cost of profiling, and chance.",
+            ]
+        )
