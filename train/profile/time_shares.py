@@ -32,12 +32,8 @@ HEAD = "head"  # name of matmuls in the output head
 
 LAUNCHES = ("cuda_runtime", "cuda_driver")
 GPU = ("gpu_memset", "gpu_memcpy", "kernel")
-CATEGORIES = {
-    "cpu_op",
-    "user_annotation",
-    *LAUNCHES,
-    *GPU,
-}  # of a trace's events; others are arrows and notes
+# categories of events; those of others in a trace are arrows, and copies of marks for the GPU
+CATEGORIES = {"cpu_op", "user_annotation", *LAUNCHES, *GPU}
 
 # Names of operators and of kernels: cuBLAS, CUTLASS, flash-attn, cuDNN, Triton, NCCL.
 LOSS = "_LinearCrossEntropy"

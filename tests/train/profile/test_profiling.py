@@ -50,6 +50,7 @@ def by_durations(path):
     events = [e for e in trace if e.get("cat") in ("cpu_op", "user_annotation")]
     steps = [e for e in events if e["name"] == "train step"]
     events = inside([e for e in events if e not in steps], steps)
+    assert [e["name"] for e in events].count("data wait") == len(steps) == 2
     products = ("aten::linear", "aten::mm", "aten::addmm")
     loss = ("_LinearCrossEntropy", "autograd::engine::evaluate_function: _LinearCrossEntropy")
     in_loss = inside(events, [e for e in events if e["name"].startswith(loss)])
@@ -98,7 +99,7 @@ def test_a_run_s_summary_is_what_its_trace_says_read_in_another_way(tmp_path, da
 
 # Runs the trainer, which in its eighth step is told to stop, or fails.
 CUT_SHORT = """
-import os, signal, sys
+import os, signal, sys, torch
 from train import loop, main
 from train.data.manifest import DataError
 
@@ -113,7 +114,9 @@ def step(*args, **kwargs):
     return take(*args, **kwargs)
 
 loop.train_step = step
-sys.exit(main.main())
+code = main.main()
+assert not torch.autograd.profiler._is_profiler_enabled
+sys.exit(code)
 """
 
 
